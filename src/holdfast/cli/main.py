@@ -1,0 +1,87 @@
+"""`holdfast`: the command line's entry. Each command says which settings it reads and exits as documented.
+
+Exit codes: 0 done; 2 bad arguments or settings; 3 database not reachable; 4 refused.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Annotated, Any, NoReturn, TypeVar
+
+import typer
+
+from holdfast import __version__, config
+from holdfast.errors import ConfigError, HoldfastError, StoreUnreachable
+from holdfast.store import migrate as migrations
+from holdfast.store.queries import Dialect
+from holdfast.store.sqlite import SqliteDatabase
+from holdfast.store.store import connect
+
+T = TypeVar("T")
+
+app = typer.Typer(help="A durable execution queue: your jobs outlive your workers.", no_args_is_help=True)
+
+
+@app.callback()
+def main() -> None:
+    """holdfast: a durable execution queue and worker runtime."""
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(__version__)
+
+
+@app.command()
+def migrate(
+    database_url: Annotated[
+        str | None,
+        typer.Option(envvar="HOLDFAST_DATABASE_URL", help="sqlite:///path or postgresql://host/name"),
+    ] = None,
+    schema: Annotated[
+        str | None, typer.Option(envvar="HOLDFAST_SCHEMA", help="The schema of the tables on Postgres.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be applied; change nothing.")] = False,
+    show_sql: Annotated[
+        bool, typer.Option("--show-sql", help="Print the SQL of what is (or would be) applied.")
+    ] = False,
+) -> None:
+    """Bring the database to this version of holdfast. Safe to run again, and by several at once."""
+    try:
+        settings = config.load({"database_url": database_url, "schema": schema})
+    except ConfigError as error:
+        _fail(error, 2)
+    _run(_migrate(settings, dry_run, show_sql))
+
+
+async def _migrate(settings: config.Settings, dry_run: bool, show_sql: bool) -> None:
+    database = await connect(settings.url, schema=settings.schema, connections=1, listen=False)
+    try:
+        dialect: Dialect = "sqlite" if isinstance(database, SqliteDatabase) else "postgres"
+        if dry_run:
+            applied = migrations.pending(dialect, await migrations.version(database))
+        else:
+            applied = await migrations.migrate(database)
+            await migrations.require_current(database)
+        for migration in applied:
+            typer.echo(f"{'would apply' if dry_run else 'applied'} {migration.number:04} {migration.name}")
+            if show_sql:
+                typer.echo(migrations.script(dialect, migration.number, settings.schema))
+        if not applied:
+            typer.echo("nothing to do: the schema is current")
+    finally:
+        await database.close()
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    try:
+        return asyncio.run(work)
+    except StoreUnreachable as error:
+        _fail(error, 3)
+    except HoldfastError as error:
+        _fail(error, 4)
+
+
+def _fail(error: HoldfastError, code: int) -> NoReturn:
+    typer.echo(f"holdfast: {error.message}", err=True)
+    raise typer.Exit(code)

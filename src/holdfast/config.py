@@ -1,0 +1,167 @@
+"""Settings: defaults < file < environment < flags, built once at the edge, with all problems reported at once."""
+
+import dataclasses
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from holdfast.errors import ConfigError
+
+PREFIX = "HOLDFAST_"
+CONFIG_FILE = "HOLDFAST_CONFIG"
+
+
+def _number(text: object) -> float:
+    if isinstance(text, bool) or not isinstance(text, int | float | str):
+        raise ValueError("is not a number")
+    number = float(text)
+    if not 0 < number < 1e12:
+        raise ValueError("must be greater than 0")
+    return number
+
+
+def _whole(text: object) -> int:
+    number = _number(text)
+    if number != int(number):
+        raise ValueError("must be a whole number")
+    return int(number)
+
+
+def _flag(text: object) -> bool:
+    if isinstance(text, bool):
+        return text
+    match str(text).lower():
+        case "true" | "1" | "yes" | "on":
+            return True
+        case "false" | "0" | "no" | "off":
+            return False
+    raise ValueError("must be true or false")
+
+
+def _text(text: object) -> str:
+    if not isinstance(text, str) or not text:
+        raise ValueError("must be text")
+    return text
+
+
+def _path(text: object) -> Path:
+    return Path(_text(str(text))).expanduser()
+
+
+def _optional(parse: Callable[[object], Any]) -> Callable[[object], Any]:
+    return lambda text: None if text in (None, "", "none") else parse(text)
+
+
+def _setting(default: Any, parse: Callable[[object], Any], about: str) -> Any:
+    return dataclasses.field(default=default, metadata={"parse": parse, "about": about})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """All settings of a holdfast process. Each has the environment twin `HOLDFAST_` + its name in capitals."""
+
+    database_url: str | None = _setting(None, _optional(_text), "sqlite:///path or postgresql://…; else DATABASE_URL")
+    schema: str = _setting("holdfast", _text, "the schema that holds the tables on Postgres")
+    data_dir: Path = _setting(Path("holdfast-data"), _path, "the folder that all parts share")
+    lease_ttl: float = _setting(60.0, _number, "seconds that a lease lasts without a heartbeat")
+    heartbeat_interval: float = _setting(15.0, _number, "seconds between heartbeats; at most a third of the lease")
+    reaper_interval: float = _setting(15.0, _number, "seconds between looks for expired leases")
+    poll_interval: float = _setting(1.0, _number, "seconds between looks for work when no wake-up comes")
+    orphan_grace: float = _setting(300.0, _number, "seconds that an orphan waits for a worker that can reach it")
+    drain_grace: float = _setting(20.0, _number, "seconds that functions get when a worker is told to stop")
+    stop_grace: float = _setting(5.0, _number, "seconds between the polite stop and the kill")
+    max_attempts: int = _setting(1, _whole, "attempts of a job that does not say")
+    backoff_base: float = _setting(5.0, _number, "seconds before the first retry")
+    backoff_cap: float = _setting(300.0, _number, "seconds before a retry, at most")
+    timeout: float | None = _setting(None, _optional(_number), "seconds that an attempt may take, unless the job says")
+    listen: bool = _setting(True, _flag, "wake-ups by LISTEN and NOTIFY; off means polling alone")
+
+    def __post_init__(self) -> None:
+        problems = _contradictions(self)
+        if problems:
+            raise ConfigError(problems)
+
+    @property
+    def url(self) -> str:
+        """The database's URL: the one that is set, else SQLite in the data folder."""
+        return self.database_url or f"sqlite:///{self.data_dir.absolute() / 'holdfast.db'}"
+
+
+def _contradictions(settings: Settings) -> list[str]:
+    problems = []
+    if settings.heartbeat_interval > settings.lease_ttl / 3:
+        problems.append(
+            f"HOLDFAST_HEARTBEAT_INTERVAL is {settings.heartbeat_interval:g} s; it may be at most a third of "
+            f"HOLDFAST_LEASE_TTL ({settings.lease_ttl:g} s), that is {settings.lease_ttl / 3:g} s"
+        )
+    if settings.backoff_base > settings.backoff_cap:
+        problems.append(
+            f"HOLDFAST_BACKOFF_BASE is {settings.backoff_base:g} s, more than "
+            f"HOLDFAST_BACKOFF_CAP ({settings.backoff_cap:g} s)"
+        )
+    if settings.database_url is not None:
+        scheme = urlsplit(settings.database_url).scheme
+        if scheme not in ("sqlite", "postgres", "postgresql"):
+            problems.append(
+                f"HOLDFAST_DATABASE_URL starts with {scheme or 'nothing'!r}: use sqlite:///path or postgresql://host/name"
+            )
+    if not settings.schema.isidentifier() or len(settings.schema) > 60:
+        problems.append(f"HOLDFAST_SCHEMA is {settings.schema!r}: use letters, digits and underscores")
+    return problems
+
+
+def load(
+    flags: Mapping[str, object] | None = None,
+    environment: Mapping[str, str] | None = None,
+    file: Path | None = None,
+) -> Settings:
+    """Build the settings from all four sources, or say everything that is wrong with them."""
+    environment = os.environ if environment is None else environment
+    problems: list[str] = []
+    found: dict[str, tuple[str, object]] = {}
+    fields = {field.name: field for field in dataclasses.fields(Settings)}
+
+    source = file or (Path(environment[CONFIG_FILE]) if environment.get(CONFIG_FILE) else None)
+    for name, value in _read_file(source, problems).items():
+        if name in fields:
+            found[name] = (f"{name} in {source}", value)
+        else:
+            problems.append(f"{name} in {source} is not a setting")
+    if environment.get("DATABASE_URL"):
+        found["database_url"] = ("DATABASE_URL", environment["DATABASE_URL"])
+    for name in fields:
+        if environment.get(PREFIX + name.upper()):
+            found[name] = (PREFIX + name.upper(), environment[PREFIX + name.upper()])
+    for name, value in (flags or {}).items():
+        if value is not None:
+            found[name] = (f"--{name.replace('_', '-')}", value)
+
+    values: dict[str, Any] = {}
+    for name, (where, value) in found.items():
+        try:
+            values[name] = fields[name].metadata["parse"](value)
+        except ValueError as error:
+            problems.append(f"{where} is {value!r}: {error}")
+    try:
+        settings = Settings(**values)
+    except ConfigError as error:
+        problems.extend(error.problems)
+    if problems:
+        raise ConfigError(problems)
+    return settings
+
+
+def _read_file(path: Path | None, problems: list[str]) -> Mapping[str, object]:
+    if path is None:
+        return {}
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        problems.append(f"cannot read {path}: {error.strerror}")
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        problems.append(f"{path} is not TOML: {error}")
+    return {}

@@ -1,0 +1,101 @@
+"""The tree of errors.
+
+    HoldfastError
+    ├── Invalid          a value that cannot be accepted; names the field              422
+    │   └── TooLarge     accepted if it were smaller                                   413
+    ├── NotFound         no such job, lane, worker… in this tenant                     404
+    ├── Conflict         the thing exists, but not in a state that allows this         409
+    │   ├── IllegalMove  the table of moves has no such move from this status
+    │   └── NeedFailed   a dependency already ended badly
+    ├── ConfigError      settings that cannot work; lists every problem at once
+    └── StoreError       the database, not the request                                 503
+        ├── StoreUnreachable
+        └── SchemaMismatch   not migrated, or migrated by a newer holdfast
+
+"The job failed" is not in here: how a job ends is data (`model.Outcome`).
+"""
+
+from collections.abc import Sequence
+
+
+class HoldfastError(Exception):
+    """Base of all errors that holdfast raises on purpose."""
+
+    status = 500
+    code = "internal"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class Invalid(HoldfastError):
+    status = 422
+    code = "invalid"
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
+class TooLarge(Invalid):
+    status = 413
+    code = "too_large"
+
+
+class NotFound(HoldfastError):
+    status = 404
+    code = "not_found"
+
+    def __init__(self, what: str, key: str) -> None:
+        super().__init__(f"no {what} {key}")
+        self.what = what
+        self.key = key
+
+
+class Conflict(HoldfastError):
+    status = 409
+    code = "conflict"
+
+
+class IllegalMove(Conflict):
+    """A move that the table of moves does not have."""
+
+    code = "illegal_move"
+
+    def __init__(self, verb: str, job_id: str, status: str, allowed: Sequence[str]) -> None:
+        possible = ", ".join(allowed)
+        super().__init__(f"cannot {verb} job {job_id}: it is {status}, and {verb} needs one of: {possible}")
+        self.verb = verb
+        self.job_id = job_id
+        self.from_status = status
+
+
+class NeedFailed(Conflict):
+    code = "need_failed"
+
+    def __init__(self, need_id: str, need_status: str) -> None:
+        super().__init__(f"needs: job {need_id} {need_status}; resume or resolve it first, or leave it out")
+        self.need_id = need_id
+        self.need_status = need_status
+
+
+class ConfigError(HoldfastError):
+    code = "config"
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("settings that cannot work:\n" + "\n".join(f"  - {problem}" for problem in problems))
+        self.problems = tuple(problems)
+
+
+class StoreError(HoldfastError):
+    status = 503
+    code = "store"
+
+
+class StoreUnreachable(StoreError):
+    code = "store_unreachable"
+
+
+class SchemaMismatch(StoreError):
+    code = "schema_mismatch"

@@ -1,0 +1,428 @@
+"""Jobs, statuses, leases, events, outcomes: the words of holdfast as frozen values, and the one table of legal moves.
+
+No I/O here. What a store reads becomes one of these values; what a worker wants is said with them.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, Literal
+
+import msgspec
+
+Json = Any
+Runner = Literal["function", "process", "docker"]
+OnLost = Literal["requeue", "fail", "hold"]
+
+
+class Status(StrEnum):
+    PENDING = "pending"
+    QUEUED = "queued"
+    RUNNING = "running"
+    PAUSED = "paused"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    TIMED_OUT = "timed_out"
+    CANCELLED = "cancelled"
+
+    @property
+    def terminal(self) -> bool:
+        return self in TERMINAL
+
+
+TERMINAL = frozenset({Status.SUCCEEDED, Status.FAILED, Status.TIMED_OUT, Status.CANCELLED})
+WAITING = frozenset({Status.PENDING, Status.QUEUED})
+BROKEN = frozenset({Status.FAILED, Status.TIMED_OUT, Status.CANCELLED})
+
+
+class Gate(StrEnum):
+    """Why a waiting job waits. `open` is claimable."""
+
+    OPEN = "open"
+    FUTURE = "future"
+    NEEDS = "needs"
+    LANE = "lane"
+    HELD = "held"
+    UNRESOLVED = "unresolved"
+
+
+class Phase(StrEnum):
+    CLAIMED = "claimed"
+    STARTED = "started"
+
+
+class Cause(StrEnum):
+    """Why an attempt ended."""
+
+    EXIT = "exit"
+    OUT_OF_MEMORY = "out_of_memory"
+    TIMED_OUT = "timed_out"
+    IDLE_TIMEOUT = "idle_timeout"
+    CANCELLED = "cancelled"
+    INTERRUPTED = "interrupted"
+    LOST = "lost"
+    START_FAILED = "start_failed"
+    DRAINED = "drained"
+
+
+class StopKind(StrEnum):
+    """What a stop request asks for; a later one only escalates, in this order."""
+
+    INTERRUPT = "interrupt"
+    CANCEL = "cancel"
+    DELETE = "delete"
+
+    def escalates(self, other: "StopKind | None") -> bool:
+        order = list(StopKind)
+        return other is None or order.index(self) > order.index(other)
+
+
+class StopPhase(StrEnum):
+    """How far the stop ladder has come."""
+
+    REQUESTED = "requested"
+    SIGNALLED = "signalled"
+    KILLED = "killed"
+    DEAD = "dead"
+    NOT_DEAD = "not_dead"
+
+
+class Verb(StrEnum):
+    RELEASE = "release"
+    CLAIM = "claim"
+    ADOPT = "adopt"
+    FINISH = "finish"
+    REQUEUE = "requeue"
+    CANCEL = "cancel"
+    INTERRUPT = "interrupt"
+    RESUME = "resume"
+    RESOLVE = "resolve"
+    DISMISS = "dismiss"
+    EXPIRE = "expire"
+    FAIL = "fail"
+    REVIVE = "revive"
+    ABANDON = "abandon"
+
+
+def _moves() -> Mapping[Verb, Mapping[Status, frozenset[Status]]]:
+    s = Status
+    table: dict[Verb, dict[Status, set[Status]]] = {
+        Verb.RELEASE: {s.PENDING: {s.QUEUED}},
+        Verb.CLAIM: {s.QUEUED: {s.RUNNING}},
+        # Adopting keeps a running job running; a paused one is adopted when its loss could not be verified.
+        Verb.ADOPT: {s.RUNNING: {s.RUNNING}, s.PAUSED: {s.RUNNING}},
+        Verb.FINISH: {s.RUNNING: {s.SUCCEEDED, s.FAILED, s.TIMED_OUT, s.CANCELLED, s.PAUSED}},
+        # A stop request that waits turns a requeue into the stop.
+        Verb.REQUEUE: {s.RUNNING: {s.QUEUED, s.CANCELLED, s.PAUSED}},
+        # Running stays running: the stop request is written and its owner carries it out.
+        Verb.CANCEL: {
+            s.PENDING: {s.CANCELLED},
+            s.QUEUED: {s.CANCELLED},
+            s.RUNNING: {s.RUNNING},
+            s.PAUSED: {s.CANCELLED},
+            s.CANCELLED: {s.CANCELLED},
+        },
+        Verb.INTERRUPT: {
+            s.PENDING: {s.CANCELLED},
+            s.QUEUED: {s.CANCELLED},
+            s.RUNNING: {s.RUNNING},
+            s.PAUSED: {s.PAUSED},
+        },
+        Verb.RESUME: {
+            s.PAUSED: {s.QUEUED},
+            s.FAILED: {s.QUEUED},
+            s.TIMED_OUT: {s.QUEUED},
+            s.CANCELLED: {s.QUEUED},
+        },
+        Verb.RESOLVE: {s.PAUSED: {s.SUCCEEDED}, s.FAILED: {s.SUCCEEDED}, s.TIMED_OUT: {s.SUCCEEDED}},
+        Verb.DISMISS: {s.FAILED: {s.FAILED}, s.TIMED_OUT: {s.TIMED_OUT}},
+        # The store's own: queue timeout, a failed dependency, its revival, an orphan that nobody can keep.
+        Verb.EXPIRE: {s.QUEUED: {s.TIMED_OUT}},
+        Verb.FAIL: {s.PENDING: {s.FAILED}, s.QUEUED: {s.FAILED}},
+        Verb.REVIVE: {s.FAILED: {s.QUEUED, s.PENDING}},
+        Verb.ABANDON: {s.RUNNING: {s.PAUSED}},
+    }
+    return MappingProxyType(
+        {
+            verb: MappingProxyType({source: frozenset(targets) for source, targets in moves.items()})
+            for verb, moves in table.items()
+        }
+    )
+
+
+MOVES = _moves()
+
+
+def legal(verb: Verb, source: Status) -> bool:
+    """Say whether the table of moves has this verb for a job in this status."""
+    return source in MOVES[verb]
+
+
+class Error(msgspec.Struct, frozen=True, kw_only=True):
+    code: str
+    message: str
+
+
+class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    base: float = 5.0
+    cap: float = 300.0
+    on: tuple[Literal["failed", "timed_out"], ...] = ("failed",)
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
+    """How a job is to be treated: retries, losses, limits of time and budget."""
+
+    on_lost: OnLost = "requeue"
+    retry: Retry = Retry()
+    timeout: float | None = None
+    queue_timeout: float | None = None
+    idle_timeout: float | None = None
+    stop_grace: float = 5.0
+    stop_after: float | None = None
+    budget: Mapping[str, float] | None = None
+    secrets: tuple[str, ...] = ()
+
+
+class StopRequest(msgspec.Struct, frozen=True, kw_only=True):
+    kind: StopKind
+    phase: StopPhase
+    deadline_at: datetime | None = None
+
+
+class LeaseView(msgspec.Struct, frozen=True, kw_only=True):
+    """A lease as people see it."""
+
+    owner: str
+    token: int
+    expires_at: datetime
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as people see it."""
+
+    id: str
+    tenant: str
+    kind: str
+    queue: str
+    lane: str | None
+    status: Status
+    gate: Gate | None
+    priority: int
+    labels: Mapping[str, str]
+    runner: Runner
+    spec: Json
+    inputs: Json
+    attempts: int
+    attempt: int
+    max_attempts: int
+    requested_at: datetime
+    available_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    updated_at: datetime
+    lease: LeaseView | None
+    orphaned_at: datetime | None
+    dismissed: bool
+    stop_request: StopRequest | None
+    progress: Json
+    usage: Mapping[str, float]
+    result: Json
+    exit_code: int | None
+    error: Error | None
+    last_seq: int
+    policy: Policy
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker's right to act for a job. Nothing can be written about a running job without one."""
+
+    id: str
+    token: int
+    attempt: int
+    phase: Phase
+    domain: str
+    tenant: str
+    queue: str
+    capability: str
+    lane: str | None
+    kind: str
+    priority: int
+    expires_at: datetime
+    requested_at: datetime
+    attempt_started_at: datetime | None
+    spent: int
+    max_attempts: int
+    adoptions: int
+    stdout_offset: int
+    stderr_offset: int
+    batch: int
+    stop_request: StopRequest | None
+    runner: Runner
+    spec_json: str
+    inputs_json: str
+    policy: Policy
+    usage: Mapping[str, float]
+
+    @property
+    def spec(self) -> Json:
+        return msgspec.json.decode(self.spec_json)
+
+    @property
+    def inputs(self) -> Json:
+        return msgspec.json.decode(self.inputs_json)
+
+    @property
+    def attempts_left(self) -> int:
+        """How many more attempts may start once this one has ended and counted."""
+        return max(0, self.max_attempts - self.spent - 1)
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How an attempt ended, and where its job goes."""
+
+    status: Status
+    cause: Cause = Cause.EXIT
+    exit_code: int | None = None
+    signal: int | None = None
+    error: Error | None = None
+    result: Json = None
+    delay: float = 0.0
+
+    def __post_init__(self) -> None:
+        allowed = MOVES[Verb.FINISH][Status.RUNNING] | MOVES[Verb.REQUEUE][Status.RUNNING]
+        if self.status not in allowed:
+            raise ValueError(f"a running job cannot become {self.status}")
+        if self.status is Status.SUCCEEDED and self.error is not None:
+            raise ValueError("a job that succeeded has no error")
+        if self.delay < 0:
+            raise ValueError("delay is a duration, at least 0")
+
+    @classmethod
+    def succeeded(cls, result: Json = None, exit_code: int | None = None) -> "Outcome":
+        return cls(status=Status.SUCCEEDED, result=result, exit_code=exit_code)
+
+    @classmethod
+    def failed(cls, code: str, message: str, *, cause: Cause = Cause.EXIT, exit_code: int | None = None) -> "Outcome":
+        return cls(status=Status.FAILED, cause=cause, exit_code=exit_code, error=Error(code=code, message=message))
+
+    @classmethod
+    def requeued(cls, cause: Cause, *, delay: float = 0.0, error: Error | None = None) -> "Outcome":
+        return cls(status=Status.QUEUED, cause=cause, delay=delay, error=error)
+
+
+class Beat(msgspec.Struct, frozen=True, kw_only=True):
+    """What a heartbeat is told about one job."""
+
+    id: str
+    token: int
+    answer: Literal["yours", "lost", "unknown"]
+    stop_request: StopRequest | None = None
+    capability: str | None = None
+    phase: Phase | None = None
+
+
+class Pulse(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole answer to a heartbeat."""
+
+    jobs: tuple[Beat, ...]
+    registered: bool
+    draining: bool
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    seq: int
+    at: datetime
+    type: str
+    task: str | None
+    data: Json
+
+
+class NewEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    type: str
+    data: Json
+    task: str | None = None
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    attempt: int
+    worker: str | None
+    domain: str | None
+    token: int
+    claimed_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+    phase: Phase | None
+    cause: Cause | None
+    exit_code: int | None
+    signal: int | None
+    error: Error | None
+
+
+class LaneState(StrEnum):
+    IDLE = "idle"
+    ACTIVE = "active"
+    BLOCKED = "blocked"
+    PAUSED = "paused"
+
+
+class Lane(msgspec.Struct, frozen=True, kw_only=True):
+    lane: str
+    state: LaneState
+    head: str | None
+    blockers: tuple[str, ...]
+    depth: int
+
+
+class Queue(msgspec.Struct, frozen=True, kw_only=True):
+    queue: str
+    paused: bool
+
+
+class Worker(msgspec.Struct, frozen=True, kw_only=True):
+    worker: str
+    host: str
+    pid: int
+    queues: Mapping[str, int]
+    capabilities: tuple[str, ...]
+    domains: tuple[str, ...]
+    registered_at: datetime
+    seen_at: datetime
+    live: bool
+    draining: bool
+    jobs: tuple[str, ...]
+
+
+class Claimable(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker can run: jobs of this queue and capability, found again in this domain."""
+
+    queue: str
+    capability: str
+    domain: str
+
+
+FUNCTION_DOMAIN = "function"
+"""Functions die with their worker, so any worker may settle an orphaned one."""
+
+
+class _IdSource:
+    """Makes UUIDv7 ids that grow within this process, also within one millisecond."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last = 0
+
+    def next(self) -> str:
+        stamp = (time.time_ns() // 1_000_000) << 12
+        with self._lock:
+            self._last = max(self._last + 1, stamp)
+            head = self._last
+        tail = int.from_bytes(os.urandom(8)) & 0x3FFF_FFFF_FFFF_FFFF
+        text = f"{head >> 12:012x}7{head & 0xFFF:03x}{tail | 0x8000_0000_0000_0000:016x}"
+        return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+new_id = _IdSource().next

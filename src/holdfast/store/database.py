@@ -1,0 +1,56 @@
+"""What a dialect gives to the operations: named statements, transactions, and a way to wake others.
+
+Values are the same on every dialect: ids and JSON are text, names that end in `_at` are aware datetimes, lists and
+mappings are sent as JSON.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+Row = Mapping[str, Any]
+T = TypeVar("T")
+
+encode_json = msgspec.json.encode
+
+
+def json_text(value: Any) -> str:
+    return encode_json(value).decode()
+
+
+@dataclass
+class Counters:
+    """Things that should never happen, counted when they do."""
+
+    deadlocks: int = 0
+    gate_repairs: int = 0
+
+
+class Tx(Protocol):
+    """Statements inside one transaction."""
+
+    async def rows(self, name: str, /, **parameters: Any) -> Sequence[Row]: ...
+
+
+class Database(Protocol):
+    counters: Counters
+
+    async def read(self, name: str, /, **parameters: Any) -> Sequence[Row]:
+        """Run a statement that only reads."""
+
+    async def rows(self, name: str, /, *, urgent: bool = False, **parameters: Any) -> Sequence[Row]:
+        """Run one statement in a transaction of its own; an urgent one goes ahead of others that wait in this process."""
+
+    async def transact(self, work: Callable[[Tx], Awaitable[T]]) -> T:
+        """Run several statements in one transaction; `work` may be called again after a deadlock."""
+
+    async def announce(self, topics: Sequence[str]) -> None:
+        """Tell other processes that something may have changed."""
+
+    def hear(self) -> AbstractAsyncContextManager[AsyncIterator[Sequence[str]]]:
+        """Listen to what other processes announce."""
+
+    async def close(self) -> None: ...

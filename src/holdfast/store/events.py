@@ -1,0 +1,93 @@
+"""The history of a job: read by page, appended in batches by the owner of a running attempt."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from holdfast.errors import Invalid, NotFound, TooLarge
+from holdfast.model import Event, Json, Lease, NewEvent
+from holdfast.store.database import Database, json_text
+from holdfast.store.rows import to_event, to_json
+
+MAX_APPEND = 4 * 1024 * 1024
+
+
+class EventPage(msgspec.Struct, frozen=True, kw_only=True):
+    items: Sequence[Event]
+    next_after: int | None
+
+
+class Appended(msgspec.Struct, frozen=True, kw_only=True):
+    """`landed` now, `repeated` (it had landed before), or `lost` (not yours any more: write nothing)."""
+
+    answer: Literal["landed", "repeated", "lost"]
+    usage: Mapping[str, float] = {}
+
+
+class Events:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def page(self, job_id: str, *, tenant: str = "default", after: int = 0, limit: int = 1000) -> EventPage:
+        """Events behind `after`, in order. `next_after` is there while more may follow at once."""
+        if not 1 <= limit <= 1000:
+            raise Invalid("limit", f"{limit} is not between 1 and 1000")
+        if after < 0:
+            raise Invalid("after", f"{after} is below 0")
+        if not await self._database.read("find_job", id=job_id, tenant=tenant):
+            raise NotFound("job", job_id)
+        rows = await self._database.read("list_events", id=job_id, after=after, limit=limit + 1)
+        items = [to_event(row) for row in rows[:limit]]
+        return EventPage(items=items, next_after=items[-1].seq if len(rows) > limit else None)
+
+    async def append(
+        self,
+        lease: Lease,
+        batch: int,
+        events: Sequence[NewEvent],
+        *,
+        offsets: tuple[int, int],
+        old_offsets: tuple[int, int],
+        progress: Json = None,
+        usage: Mapping[str, float] | None = None,
+    ) -> Appended:
+        """Append batch n and move the offsets of stdout and stderr with it, or change nothing.
+
+        It lands only behind batch n - 1 with the old offsets and the lease's token, so a retry repeats nothing and an
+        adopter goes on exactly there.
+        """
+        rows = [_row(event) for event in events]
+        if sum(len(row["data"]) for row in rows) > MAX_APPEND:
+            raise TooLarge("events", f"over {MAX_APPEND} bytes in one batch")
+        landed = await self._database.rows(
+            "append_events",
+            id=lease.id,
+            token=lease.token,
+            batch=batch,
+            events=rows,
+            stdout_offset=offsets[0],
+            stderr_offset=offsets[1],
+            old_stdout_offset=old_offsets[0],
+            old_stderr_offset=old_offsets[1],
+            progress=None if progress is None else json_text(progress),
+            usage=dict(usage) if usage else None,
+        )
+        if landed:
+            return Appended(answer="landed", usage=to_json(landed[0]["usage"], {}))
+        state = await self._database.read("append_state", id=lease.id, token=lease.token)
+        if state and state[0]["batch"] >= batch:
+            return Appended(answer="repeated", usage=to_json(state[0]["usage"], {}))
+        if state:
+            raise Invalid("batch", f"{batch} does not follow batch {state[0]['batch']}, or its old offsets differ")
+        return Appended(answer="lost")
+
+
+def _row(event: NewEvent) -> dict[str, str]:
+    try:
+        row = {"type": event.type, "data": json_text(event.data)}
+    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+        raise Invalid("data", f"cannot be written as JSON ({error})") from None
+    if event.task is not None:
+        row["task"] = event.task
+    return row

@@ -1,0 +1,183 @@
+"""Gates: what a waiting job waits for, resolved when it changes, never while claiming.
+
+Lock, then look: each change is one short transaction that locks the lane, then the jobs (with those they need) in id order,
+and reads with a fresh snapshot after that. A job that ends only leaves `unsettled` on its own row; its dependants are
+settled here, level by level. Everything can be called twice and by several at once.
+"""
+
+import logging
+from collections.abc import Sequence
+
+from holdfast.errors import StoreError
+from holdfast.store.database import Database, Tx
+from holdfast.store.lanes import LaneKey, Lanes, lock_lanes, settle_lanes
+from holdfast.store.wake import Wake, work
+
+log = logging.getLogger(__name__)
+
+BATCH = 200
+ROUNDS = 1000
+
+
+def dependency_message(need_id: str, status: str | None) -> str:
+    """Say why a dependant failed, in words that name the cause."""
+    how = {"failed": "failed", "timed_out": "timed out", "cancelled": "was cancelled", None: "was deleted"}[status]
+    return f"needs job {need_id}, which {how}"
+
+
+class Gates:
+    def __init__(self, database: Database, lanes: Lanes, wake: Wake) -> None:
+        self._database = database
+        self._lanes = lanes
+        self._wake = wake
+
+    async def promote(self, limit: int = 1000) -> int:
+        """Let jobs that are due out of the future; return how many."""
+        rows = await self._database.rows("promote", limit=limit)
+        self._wake.post({work(row["queue"]) for row in rows if row["gate"] == "open"})
+        if any(row["gate"] == "unresolved" for row in rows):
+            await self.resolve()
+        return len(rows)
+
+    async def resolve(self) -> int:
+        """Resolve whatever is unresolved and settle whatever is unsettled, until nothing is left; return how much."""
+        done = 0
+        for _ in range(ROUNDS):
+            found = await self._resolve_lanes() + await self._resolve_laneless() + await self._settle_all()
+            if not found:
+                break
+            done += found
+        return done
+
+    async def follow_up(self) -> None:
+        """Resolve after a change that has landed; if the store is away now, a duty does it later."""
+        try:
+            await self.resolve()
+        except StoreError as error:
+            log.warning("gates stay unresolved for now: %s", error)
+
+    async def repair(self, limit: int = 100) -> int:
+        """Look for gates that nobody will open, mend them, and count each as the bug that it is."""
+        stuck = await self._database.read("stuck_gates", limit=limit)
+        mended = 0
+        for row in stuck:
+            key = None if row["lane"] is None else (row["tenant"], row["lane"])
+            changed = await self._mend(key, row["id"], limit)
+            if changed:
+                log.error("mended a stuck gate: %s of job %s, lane %s", row["what"], row["id"], key)
+                mended += 1
+        self._database.counters.gate_repairs += mended
+        if mended:
+            await self.resolve()
+        return mended
+
+    async def _mend(self, key: LaneKey | None, job_id: str | None, limit: int) -> bool:
+        async def change(tx: Tx) -> bool:
+            if key is not None:
+                await lock_lanes(tx, [key])
+            still = await tx.rows("stuck_gates", limit=limit)
+            if not any((row["id"], row["lane"]) == (job_id, key and key[1]) for row in still):
+                return False
+            if job_id is not None:
+                await tx.rows("unresolve", id=job_id)
+            if key is not None:
+                await settle_lanes(tx, [key])
+            return True
+
+        return await self._database.transact(change)
+
+    async def resolve_lanes(self, lanes: Sequence[LaneKey]) -> int:
+        """Resolve the jobs that these lanes have not looked at yet; return how many."""
+        await self._lanes.ensure(lanes)
+        done = 0
+        for lane in lanes:
+            while found := await self._resolve_lane(lane):
+                done += found
+        return done
+
+    async def _resolve_lanes(self) -> int:
+        rows = await self._database.read("unresolved_lanes", limit=BATCH)
+        return await self.resolve_lanes([(row["tenant"], row["lane"]) for row in rows]) if rows else 0
+
+    async def _resolve_lane(self, lane: LaneKey) -> int:
+        async def change(tx: Tx) -> tuple[int, set[str]]:
+            await lock_lanes(tx, [lane])
+            found = await tx.rows("unresolved_in_lane", tenant=lane[0], lane=lane[1], limit=BATCH)
+            if not found:
+                return 0, set()
+            ids = [row["id"] for row in found]
+            needing = [row["id"] for row in found if row["has_needs"]]
+            await tx.rows("lock_with_needs", ids=ids)
+            await tx.rows("place_in_lane", ids=ids, tenant=lane[0], lane=lane[1])
+            if needing:
+                await _look_at_needs(tx, needing)
+            await tx.rows("set_gates", ids=ids)
+            return len(ids), await settle_lanes(tx, [lane])
+
+        count, queues = await self._database.transact(change)
+        self._wake.post(work(queue) for queue in queues)
+        return count
+
+    async def _resolve_laneless(self) -> int:
+        found = await self._database.read("unresolved_jobs", limit=BATCH)
+        ids = [row["id"] for row in found]
+        if not ids:
+            return 0
+
+        async def change(tx: Tx) -> set[str]:
+            await tx.rows("lock_with_needs", ids=ids)
+            await _look_at_needs(tx, ids)
+            opened = await tx.rows("set_gates", ids=ids)
+            return {row["queue"] for row in opened if row["gate"] == "open"}
+
+        queues = await self._database.transact(change)
+        self._wake.post(work(queue) for queue in queues)
+        return len(ids)
+
+    async def _settle_all(self) -> int:
+        found = await self._database.read("unsettled_jobs", limit=BATCH)
+        for row in found:
+            await self._settle(row["id"])
+        return len(found)
+
+    async def _settle(self, job_id: str) -> None:
+        """Show a job's new status to all that need it, a page of dependants at a time."""
+        after: str | None = None
+        first_seq: int | None = None
+        while True:
+
+            async def change(
+                tx: Tx, after: str | None = after, expected: int | None = first_seq
+            ) -> tuple[int, str | None]:
+                ids = [row["id"] for row in await tx.rows("open_dependants", id=job_id, after_id=after, limit=BATCH)]
+                locked = {row["id"]: row["seq"] for row in await tx.rows("lock_jobs", ids=[job_id, *ids])}
+                seq = locked.get(job_id, 0)
+                if ids:
+                    await tx.rows("unsettle_dependants", id=job_id, ids=ids)
+                    await tx.rows("revive_dependants", id=job_id, ids=ids)
+                if len(ids) < BATCH:
+                    await tx.rows("settled", id=job_id, seq=seq if expected is None else expected)
+                    return seq, None
+                return seq, ids[-1]
+
+            seq, after = await self._database.transact(change)
+            first_seq = seq if first_seq is None else first_seq
+            if after is None:
+                return
+
+
+async def _look_at_needs(tx: Tx, ids: list[str]) -> None:
+    """Tick off needs that succeeded, mark the jobs that are waited for, and fail those whose need cannot succeed."""
+    await tx.rows("satisfy_needs", ids=ids)
+    await tx.rows("mark_parents", ids=ids)
+    broken = await tx.rows("broken_needs", ids=ids)
+    if broken:
+        rows = [
+            {
+                "id": row["id"],
+                "need_id": row["need_id"],
+                "message": dependency_message(row["need_id"], row["need_status"]),
+            }
+            for row in broken
+        ]
+        await tx.rows("fail_dependants", rows=rows)

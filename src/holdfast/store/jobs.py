@@ -1,0 +1,422 @@
+"""What callers do with jobs: submit, read, list, release, stop, resume, resolve, dismiss, delete."""
+
+import base64
+import binascii
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+
+from holdfast.errors import Conflict, Invalid, NeedFailed, NotFound
+from holdfast.model import BROKEN, TERMINAL, WAITING, Error, Gate, Job, Json, Status, StopKind, Verb
+from holdfast.store import wake
+from holdfast.store.database import Database, Row, Tx
+from holdfast.store.gates import Gates
+from holdfast.store.lanes import settle_lanes
+from holdfast.store.moves import Move, Moved, Plan, audit, change_job, event, lock_job
+from holdfast.store.outcomes import encoded_result
+from holdfast.store.rows import to_job
+from holdfast.submission import MAX_BATCH, Submission, check, in_order, parse
+from holdfast.timing import from_micros, to_micros
+
+
+class JobPage(msgspec.Struct, frozen=True, kw_only=True):
+    items: Sequence[Job]
+    next_cursor: str | None
+
+
+class Stopped(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a stop request: ended now, being stopped by its owner, or nothing left to do."""
+
+    outcome: Literal["ended", "stopping", "already"]
+    job: Job
+
+
+class Deletion(msgspec.Struct, frozen=True, kw_only=True):
+    outcome: Literal["deleted", "deleting", "would_delete"]
+
+
+class Jobs:
+    def __init__(self, database: Database, gates: Gates, wake_up: wake.Wake) -> None:
+        self._database = database
+        self._gates = gates
+        self._wake = wake_up
+
+    # Submitting and reading
+
+    async def submit(self, job: Submission | Mapping[str, Any], *, tenant: str = "default") -> Job:
+        """Accept one job: when this returns, it is in the database."""
+        (job_id,) = await self.submit_many([job], tenant=tenant)
+        return await self.get(job_id, tenant=tenant)
+
+    async def submit_many(
+        self, jobs: Sequence[Submission | Mapping[str, Any]], *, tenant: str = "default"
+    ) -> Sequence[str]:
+        """Accept many jobs in one transaction, all or none; return their ids in the order given."""
+        if not 1 <= len(jobs) <= MAX_BATCH:
+            raise Invalid("jobs", f"{len(jobs)} jobs in one call; between 1 and {MAX_BATCH} are accepted")
+        _check_tenant(tenant)
+        accepted = [check(job if isinstance(job, Submission) else parse(job)) for job in jobs]
+        await self._check_ids(accepted)
+        await self._check_needs(accepted, tenant)
+        rows = [_row(job, tenant) for job in in_order(accepted)]
+        answer = await self._database.rows("submit", jobs=rows)
+        self._wake.post({wake.work(job.queue) for job in accepted})
+        if any(row["gate"] == Gate.UNRESOLVED for row in answer):
+            await self._gates.follow_up()
+        return [job.id for job in accepted if job.id is not None]
+
+    async def get(self, job_id: str, *, tenant: str = "default") -> Job:
+        found = await self._database.read("get_job", id=_known_id(job_id), tenant=tenant)
+        if not found:
+            raise NotFound("job", job_id)
+        return to_job(found[0])
+
+    async def list(
+        self,
+        *,
+        tenant: str = "default",
+        status: Sequence[Status] = (),
+        kind: str | None = None,
+        queue: str | None = None,
+        lane: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> JobPage:
+        """List jobs, newest first. The order never changes, so a cursor neither skips nor repeats."""
+        if not 1 <= limit <= 1000:
+            raise Invalid("limit", f"{limit} is not between 1 and 1000")
+        for name, at in (("since", since), ("until", until)):
+            if at is not None and at.tzinfo is None:
+                raise Invalid(name, "has no time zone")
+        before_at, before_id = _read_cursor(cursor)
+        rows = await self._database.read(
+            "list_jobs",
+            tenant=tenant,
+            before_at=before_at,
+            before_id=before_id,
+            statuses=[str(s) for s in status] or None,
+            kind=kind,
+            queue=queue,
+            lane=lane,
+            labels=dict(labels) if labels else None,
+            since_at=since,
+            until_at=until,
+            limit=limit + 1,
+        )
+        jobs = [to_job(row) for row in rows[:limit]]
+        return JobPage(items=jobs, next_cursor=_cursor(jobs[-1]) if len(rows) > limit else None)
+
+    # Moving one job
+
+    async def release(self, job_id: str, *, tenant: str = "default", by: str | None = None) -> Job:
+        """Queue a job that was submitted with `hold`."""
+
+        async def plan(_: Tx, row: Row) -> Move:
+            return _queued(row, Verb.RELEASE, by, None)
+
+        await self._change(Verb.RELEASE, tenant, job_id, plan)
+        return await self.get(job_id, tenant=tenant)
+
+    async def cancel(
+        self, job_id: str, *, tenant: str = "default", by: str | None = None, reason: str | None = None
+    ) -> Stopped:
+        """End a waiting or paused job now, or leave a durable request with the owner of a running one."""
+        return await self._stop(Verb.CANCEL, StopKind.CANCEL, tenant, job_id, by, reason)
+
+    async def interrupt(
+        self, job_id: str, *, tenant: str = "default", by: str | None = None, reason: str | None = None
+    ) -> Stopped:
+        """Like cancel, but a running job ends `paused`, to be resumed."""
+        return await self._stop(Verb.INTERRUPT, StopKind.INTERRUPT, tenant, job_id, by, reason)
+
+    async def resume(
+        self,
+        job_id: str,
+        *,
+        tenant: str = "default",
+        by: str | None = None,
+        reason: str | None = None,
+        budget: Mapping[str, float] | None = None,
+        stopped: bool = False,
+    ) -> Job:
+        """Queue a job again that is paused or ended badly; its dependants come back with it.
+
+        `stopped` says that a person made sure that a lost attempt no longer runs.
+        """
+
+        async def plan(tx: Tx, row: Row) -> Move:
+            if row["stop_kind"] == StopKind.DELETE:
+                raise Conflict(f"cannot resume job {job_id}: it is being deleted")
+            if row["phase"] is not None and not stopped:
+                raise Conflict(
+                    f"cannot resume job {job_id}: its attempt {row['attempt']} may still run in {row['domain']}; "
+                    "make sure that it does not, then resume with stopped=true"
+                )
+            await self._refuse_broken_needs(tx, row)
+            if budget is not None:
+                await tx.rows("set_budget", id=row["id"], budget=dict(budget))
+            return _queued(row, Verb.RESUME, by, reason)
+
+        await self._change(Verb.RESUME, tenant, job_id, plan)
+        return await self.get(job_id, tenant=tenant)
+
+    async def resolve(
+        self,
+        job_id: str,
+        result: Json = None,
+        *,
+        tenant: str = "default",
+        by: str | None = None,
+        reason: str | None = None,
+    ) -> Job:
+        """Call a paused or failed job done, with the result that a person gives."""
+        encoded_result(result)
+
+        async def plan(_: Tx, row: Row) -> Move:
+            return Move(
+                status=Status.SUCCEEDED,
+                result=result,
+                close_attempt=row["phase"] is not None,
+                unsettle=True,
+                events=[*audit(Verb.RESOLVE, by, reason), event("status", status="succeeded", resolved=True)],
+            )
+
+        await self._change(Verb.RESOLVE, tenant, job_id, plan)
+        return await self.get(job_id, tenant=tenant)
+
+    async def dismiss(
+        self, job_id: str, *, tenant: str = "default", by: str | None = None, reason: str | None = None
+    ) -> Job:
+        """Let the lane of a failed job go on without it."""
+
+        async def plan(_: Tx, row: Row) -> Move | None:
+            if row["dismissed"]:
+                return None
+            events = audit(Verb.DISMISS, by, reason) or [event("audit", action="dismiss")]
+            return Move(
+                status=Status(row["status"]),
+                dismissed=True,
+                keep_error=True,
+                stop_kind=row["stop_kind"],
+                events=events,
+            )
+
+        await self._change(Verb.DISMISS, tenant, job_id, plan)
+        return await self.get(job_id, tenant=tenant)
+
+    async def delete(
+        self, job_id: str, *, tenant: str = "default", force: bool = False, dry_run: bool = False, by: str | None = None
+    ) -> Deletion:
+        """Remove a job that has ended; with `force`, stop it first. A duty finishes what this call cannot."""
+        job = await self.get(job_id, tenant=tenant)
+        if job.status not in TERMINAL:
+            if not force:
+                raise Conflict(f"blocked: job {job_id} is {job.status}; cancel it first, or delete it with force")
+            if dry_run:
+                return Deletion(outcome="would_delete")
+            await self._stop(Verb.CANCEL, StopKind.DELETE, tenant, job_id, by, None)
+        if dry_run:
+            return Deletion(outcome="would_delete")
+        return Deletion(outcome="deleted" if await self._remove(tenant, job_id) else "deleting")
+
+    # Duties
+
+    async def purge(self, limit: int = 100) -> int:
+        """Remove jobs that were to be deleted and have ended; return how many."""
+        doomed = await self._database.read("doomed_jobs", limit=limit)
+        removed = 0
+        for row in doomed:
+            removed += await self._remove(row["tenant"], row["id"])
+        return removed
+
+    async def expire(self, limit: int = 100) -> int:
+        """End queued jobs whose queue timeout has passed before a first claim; return how many."""
+        overdue = await self._database.read("overdue_jobs", limit=limit)
+        ended = 0
+        for row in overdue:
+            ended += await self._expire(row["tenant"], row["id"])
+        return ended
+
+    async def _expire(self, tenant: str, job_id: str) -> bool:
+        async def plan(_: Tx, row: Row) -> Move | None:
+            if not row["overdue"]:
+                return None
+            error = Error(code="queue_timeout", message="no worker took it in time")
+            return Move(
+                status=Status.TIMED_OUT,
+                error=error,
+                unsettle=True,
+                events=[event("status", status="timed_out", code=error.code, message=error.message)],
+            )
+
+        try:
+            moved = await self._change(Verb.EXPIRE, tenant, job_id, plan)
+        except (Conflict, NotFound):
+            return False
+        return moved.status is Status.TIMED_OUT
+
+    # Steps
+
+    async def _change(self, verb: Verb, tenant: str, job_id: str, plan: Plan) -> Moved:
+        moved = await change_job(self._database, verb, tenant, _known_id(job_id), plan)
+        await self._tell(moved)
+        return moved
+
+    async def _tell(self, moved: Moved) -> None:
+        self._wake.post(wake.work(queue) for queue in moved.queues)
+        if moved.unsettled or moved.unresolved:
+            await self._gates.follow_up()
+
+    async def _stop(
+        self, verb: Verb, kind: StopKind, tenant: str, job_id: str, by: str | None, reason: str | None
+    ) -> Stopped:
+        outcome: Literal["ended", "stopping", "already"] = "already"
+
+        async def plan(tx: Tx, row: Row) -> Move | None:
+            nonlocal outcome
+            outcome = "already"
+            status = Status(row["status"])
+            if status is Status.RUNNING:
+                outcome = "stopping"
+                before = None if row["stop_kind"] is None else StopKind(row["stop_kind"])
+                if kind.escalates(before):
+                    events = [*audit(verb, by, reason), event("cancel", cancel="requested", kind=kind)]
+                    await tx.rows("request_stop", id=row["id"], kind=kind, events=events)
+                return None
+            if kind is StopKind.INTERRUPT and status is Status.PAUSED:
+                return None
+            if status is Status.CANCELLED and not kind.escalates(row["stop_kind"] and StopKind(row["stop_kind"])):
+                return None
+            if status is Status.CANCELLED and kind is not StopKind.DELETE:
+                return None
+            outcome = "ended"
+            error = Error(code="cancelled", message="cancelled before it started" if status in WAITING else "cancelled")
+            return Move(
+                status=Status.CANCELLED,
+                error=error,
+                stop_kind=StopKind.DELETE if kind is StopKind.DELETE else None,
+                close_attempt=row["phase"] is not None,
+                unsettle=True,
+                events=[
+                    *audit(verb, by, reason),
+                    event("status", status="cancelled", code=error.code, message=error.message),
+                ],
+            )
+
+        await self._change(verb, tenant, job_id, plan)
+        if outcome == "stopping":
+            self._wake.post([wake.STOP])
+        return Stopped(outcome=outcome, job=await self.get(job_id, tenant=tenant))
+
+    async def _remove(self, tenant: str, job_id: str) -> bool:
+        """Remove an ended job, its dependants told first; False if it cannot go yet."""
+
+        async def change(tx: Tx) -> tuple[bool, frozenset[str]]:
+            row = await lock_job(tx, tenant, job_id)
+            status = Status(row["status"])
+            endable = status in TERMINAL or (status is Status.PAUSED and row["stop_kind"] == StopKind.DELETE)
+            if not endable or row["unsettled"]:
+                return False, frozenset()
+            gone = await tx.rows("delete_job", id=row["id"], from_status=status)
+            lane = row["lane"]
+            return bool(gone), frozenset(await settle_lanes(tx, [(tenant, lane)]) if lane is not None else ())
+
+        await self._gates.resolve()
+        try:
+            gone, queues = await self._database.transact(change)
+        except NotFound:
+            return True
+        self._wake.post(wake.work(queue) for queue in queues)
+        return gone
+
+    async def _check_ids(self, accepted: Sequence[Submission]) -> None:
+        ids = [job.id for job in accepted]
+        taken = await self._database.read("existing", ids=ids)
+        if taken:
+            raise Conflict(f"id: job {taken[0]['id']} exists already")
+
+    async def _check_needs(self, accepted: Sequence[Submission], tenant: str) -> None:
+        inside = {job.id for job in accepted}
+        outside = sorted({need for job in accepted for need in job.needs if need not in inside})
+        if not outside:
+            return
+        states = await self._database.read("need_states", tenant=tenant, ids=outside)
+        known = {row["id"]: Status(row["status"]) for row in states}
+        for need in outside:
+            if need not in known:
+                raise NotFound("job (named in needs)", need)
+            if known[need] in BROKEN:
+                raise NeedFailed(need, known[need])
+
+    async def _refuse_broken_needs(self, tx: Tx, row: Row) -> None:
+        if not row["has_needs"]:
+            return
+        needs = [need["need_id"] for need in await tx.rows("open_needs", id=row["id"])]
+        if not needs:
+            return
+        states = await tx.rows("need_states", tenant=row["tenant"], ids=needs)
+        known = {state["id"]: Status(state["status"]) for state in states}
+        for need in needs:
+            if need not in known:
+                raise NeedFailed(need, "was deleted")
+            if known[need] in BROKEN:
+                raise NeedFailed(need, known[need])
+
+
+def _queued(row: Row, verb: Verb, by: str | None, reason: str | None) -> Move:
+    """Put a job back into its line, with room for one more attempt."""
+    closing = row["phase"] is not None
+    if row["lane"] is not None or row["has_needs"]:
+        gate = Gate.UNRESOLVED
+    else:
+        gate = Gate.FUTURE if row["delayed"] else Gate.OPEN
+    return Move(
+        status=Status.QUEUED,
+        gate=gate,
+        keep_error=True,
+        close_attempt=closing,
+        max_attempts=row["spent"] + int(closing) + 1,
+        queue_timeout=row["queue_timeout"] if row["started_at"] is None else None,
+        unsettle=verb is Verb.RESUME,
+        events=[*audit(verb, by, reason), event("status", status="queued", by=str(verb))],
+    )
+
+
+def _row(job: Submission, tenant: str) -> dict[str, Any]:
+    """Only what differs from the defaults: the store's own SQL knows those."""
+    row: dict[str, Any] = msgspec.to_builtins(job)
+    if tenant != "default":
+        row["tenant"] = tenant
+    return row
+
+
+def _check_tenant(tenant: str) -> None:
+    if not 1 <= len(tenant) <= 200 or not tenant.isprintable():
+        raise Invalid("tenant", "is empty, over 200 characters, or has control characters")
+
+
+def _known_id(job_id: str) -> str:
+    try:
+        return str(uuid.UUID(job_id))
+    except ValueError:
+        raise NotFound("job", job_id[:60]) from None
+
+
+def _cursor(job: Job) -> str:
+    return base64.urlsafe_b64encode(f"{to_micros(job.requested_at)}.{job.id}".encode()).decode()
+
+
+def _read_cursor(cursor: str | None) -> tuple[datetime | None, str | None]:
+    if cursor is None:
+        return None, None
+    try:
+        micros, _, job_id = base64.urlsafe_b64decode(cursor.encode()).decode().partition(".")
+        return from_micros(int(micros)), str(uuid.UUID(job_id))
+    except (ValueError, binascii.Error, OverflowError):
+        raise Invalid("cursor", "is not one that a list answered") from None

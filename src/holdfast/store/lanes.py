@@ -1,0 +1,127 @@
+"""Lanes: one job at a time, in order.
+
+`settle_lanes` is the one function that moves a lane. Every path that ends, pauses, dismisses, cancels, resolves, deletes
+or releases a job of a lane calls it, in the same transaction, with the lane's row locked. It looks at how things stand, so
+calling it once too often changes nothing.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from holdfast.errors import Invalid, NotFound
+from holdfast.model import Lane, Status
+from holdfast.store.database import Database, Row, Tx
+from holdfast.store.rows import to_lane
+from holdfast.store.wake import Wake, work
+
+LaneKey = tuple[str, str]
+
+
+def keys(lanes: Iterable[LaneKey]) -> list[dict[str, str]]:
+    return [{"tenant": tenant, "lane": lane} for tenant, lane in sorted(set(lanes))]
+
+
+async def lock_lanes(tx: Tx, lanes: Iterable[LaneKey]) -> None:
+    """Lock lanes in key order; the next statement of this transaction sees what their last holder left."""
+    await tx.rows("lock_lanes", lanes=keys(lanes))
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a lane needs: perhaps shut the holder, then perhaps open one job and make it the holder."""
+
+    shut: str | None = None
+    keep_if_shut: bool = False
+    open: str | None = None
+    holder: str | None = None
+
+
+def decide(lane: Row) -> Step:
+    """Decide who holds a lane. Pure: from the row of `lane_states` to what is to be done."""
+    stopped = bool(lane["paused"] or lane["blocked"])
+    holder = lane["holder"]
+    if holder is not None and lane["holder_status"] == Status.RUNNING:
+        return Step(holder=holder)
+    if holder is not None and lane["holder_status"] == Status.QUEUED:
+        gate = lane["holder_gate"]
+        if lane["holder_started"]:
+            # A retry keeps its lane, whatever waits behind it.
+            if gate == "open" and stopped:
+                return Step(shut=holder, keep_if_shut=True, holder=holder)
+            return Step(open=holder if gate == "lane" and not stopped else None, holder=holder)
+        if gate == "open":
+            overtaken = lane["next_id"] is not None and lane["next_position"] < lane["holder_position"]
+            if stopped:
+                return Step(shut=holder)
+            return Step(shut=holder, open=lane["next_id"], holder=lane["next_id"]) if overtaken else Step(holder=holder)
+    if stopped or lane["next_id"] is None:
+        return Step()
+    return Step(open=lane["next_id"], holder=lane["next_id"])
+
+
+async def settle_lanes(tx: Tx, lanes: Iterable[LaneKey]) -> set[str]:
+    """Move locked lanes on; return the queues that got something to claim."""
+    states = await tx.rows("lane_states", lanes=keys(lanes))
+    steps = [(lane, decide(lane)) for lane in states]
+    to_shut = [step.shut for _, step in steps if step.shut]
+    shut = {row["id"] for row in await tx.rows("shut_jobs", ids=to_shut)} if to_shut else set()
+    # A holder that could not be shut was claimed in this moment: it keeps the lane.
+    steps = [
+        (lane, step if step.shut is None or step.shut in shut else Step(holder=lane["holder"])) for lane, step in steps
+    ]
+    changed = [
+        {"tenant": lane["tenant"], "lane": lane["lane"], "holder": step.holder}
+        for lane, step in steps
+        if step.holder != lane["holder"]
+    ]
+    if changed:
+        await tx.rows("set_holders", rows=changed)
+    to_open = [step.open for _, step in steps if step.open]
+    opened: Sequence[Row] = await tx.rows("open_jobs", ids=to_open) if to_open else ()
+    return {row["queue"] for row in opened}
+
+
+class Lanes:
+    """Lanes as people see and steer them."""
+
+    def __init__(self, database: Database, wake: Wake) -> None:
+        self._database = database
+        self._wake = wake
+
+    async def get(self, lane: str, *, tenant: str = "default") -> Lane:
+        found = await self._database.read("list_lanes", tenant=tenant, lane=lane, after_lane=None, limit=1)
+        if not found:
+            raise NotFound("lane", lane)
+        return to_lane(found[0])
+
+    async def list(self, *, tenant: str = "default", after: str | None = None, limit: int = 100) -> Sequence[Lane]:
+        if not 1 <= limit <= 1000:
+            raise Invalid("limit", f"{limit} is not between 1 and 1000")
+        rows = await self._database.read("list_lanes", tenant=tenant, lane=None, after_lane=after, limit=limit)
+        return [to_lane(row) for row in rows]
+
+    async def pause(self, lane: str, *, tenant: str = "default") -> Lane:
+        """Let nobody claim from a lane; what runs goes on. A lane may be paused before its first job."""
+        return await self._set_paused(lane, tenant, True)
+
+    async def resume(self, lane: str, *, tenant: str = "default") -> Lane:
+        return await self._set_paused(lane, tenant, False)
+
+    async def _set_paused(self, lane: str, tenant: str, paused: bool) -> Lane:
+        key = (tenant, lane)
+        await self.ensure([key])
+
+        async def change(tx: Tx) -> set[str]:
+            await lock_lanes(tx, [key])
+            await tx.rows("pause_lane", tenant=tenant, lane=lane, paused=paused)
+            return await settle_lanes(tx, [key])
+
+        queues = await self._database.transact(change)
+        self._wake.post(work(queue) for queue in queues)
+        return await self.get(lane, tenant=tenant)
+
+    async def ensure(self, lanes: Iterable[LaneKey]) -> None:
+        """Make rows for lanes that have none, in a transaction of its own: a lock taken here would be out of order."""
+        missing = await self._database.read("missing_lanes", lanes=keys(lanes))
+        if missing:
+            await self._database.rows("ensure_lanes", lanes=keys((row["tenant"], row["lane"]) for row in missing))

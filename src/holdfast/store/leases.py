@@ -1,0 +1,210 @@
+"""What workers do: claim, adopt, start, beat, append, finish, requeue, hand over; and the reaper.
+
+Every write about a running job takes its `Lease` and is fenced by the token in it. An answer says, per job, whether the
+write landed; a lost lease is an answer, not an error.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from holdfast.errors import Conflict, Invalid, NotFound
+from holdfast.model import (
+    Beat,
+    Claimable,
+    Error,
+    Gate,
+    Lease,
+    Outcome,
+    Phase,
+    Pulse,
+    Status,
+    StopPhase,
+    StopRequest,
+    Verb,
+)
+from holdfast.store import wake
+from holdfast.store.database import Database, Row, Tx
+from holdfast.store.gates import Gates
+from holdfast.store.lanes import lock_lanes, settle_lanes
+from holdfast.store.moves import Move, change_job, event
+from holdfast.store.outcomes import ending
+from holdfast.store.rows import to_lease, to_stop
+
+ADOPT_LIMIT = 1000
+ADOPTIONS_WITHOUT_PROGRESS = 5
+
+
+class Claimed(msgspec.Struct, frozen=True, kw_only=True):
+    """Orphans first, then new attempts."""
+
+    adopted: Sequence[Lease]
+    claimed: Sequence[Lease]
+
+
+class Reaped(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    worker: str | None
+    attempt: int
+
+
+class Owners(msgspec.Struct, frozen=True, kw_only=True):
+    """How many workers hold leases, and how many of those let one expire."""
+
+    owners: int
+    expired: int
+
+
+class Leases:
+    def __init__(self, database: Database, gates: Gates, wake_up: wake.Wake) -> None:
+        self._database = database
+        self._gates = gates
+        self._wake = wake_up
+
+    async def claim(
+        self,
+        worker: str,
+        pairs: Sequence[Claimable],
+        *,
+        slots: int,
+        ttl: float,
+        domains: Sequence[str] = (),
+    ) -> Claimed:
+        """Adopt what this worker can reach, needing no slot for it; then claim up to the free slots."""
+        _check_ttl(ttl)
+        adopted: Sequence[Row] = ()
+        if domains:
+            adopted = await self._database.rows(
+                "adopt", worker=worker, domains=list(domains), ttl=ttl, limit=ADOPT_LIMIT
+            )
+        claimed: Sequence[Row] = ()
+        if slots > 0 and pairs:
+            named = [{"queue": p.queue, "capability": p.capability, "domain": p.domain} for p in pairs]
+            claimed = await self._database.rows("claim", worker=worker, pairs=named, slots=slots, ttl=ttl)
+        return Claimed(adopted=[to_lease(row) for row in adopted], claimed=[to_lease(row) for row in claimed])
+
+    async def start(self, leases: Iterable[Lease]) -> frozenset[str]:
+        """Write that these attempts now run; return the ids of those whose lease still held."""
+        rows = await self._database.rows("start", rows=_tokens(leases))
+        return frozenset(row["id"] for row in rows)
+
+    async def beat(self, worker: str, leases: Iterable[Lease], *, ttl: float) -> Pulse:
+        """Renew all leases of a worker in one statement, and hear what became of each job."""
+        _check_ttl(ttl)
+        rows = await self._database.rows("beat", urgent=True, worker=worker, rows=_tokens(leases), ttl=ttl)
+        jobs = tuple(
+            Beat(
+                id=row["id"],
+                token=row["token"],
+                answer=row["answer"],
+                stop_request=to_stop(row),
+                capability=row["capability"],
+                phase=None if row["phase"] is None else Phase(row["phase"]),
+            )
+            for row in rows
+            if row["id"] is not None
+        )
+        draining = next(row["draining"] for row in rows if row["id"] is None)
+        return Pulse(jobs=jobs, registered=draining is not None, draining=bool(draining))
+
+    async def stops(self, worker: str) -> Mapping[str, StopRequest]:
+        """The stop requests that wait for a worker's jobs: what it polls between beats."""
+        rows = await self._database.read("stops", worker=worker)
+        return {row["id"]: stop for row in rows if (stop := to_stop(row)) is not None}
+
+    async def advance_stop(self, lease: Lease, phase: StopPhase, *, grace: float | None = None) -> bool:
+        """Write how far the stop ladder has come; `grace` sets the deadline of the next step."""
+        rows = await self._database.rows("advance_stop", id=lease.id, token=lease.token, phase=phase, grace=grace)
+        return bool(rows)
+
+    async def finish(self, ends: Sequence[tuple[Lease, Outcome]]) -> Mapping[str, Status | None]:
+        """End attempts, many in one statement. The answer per job: its status now, or None if the lease was lost.
+
+        An outcome of `queued` is a requeue; a stop request that waits turns it into `cancelled` or `paused`. Safe to
+        repeat after a lost answer: an end that is already in the record is found by its token.
+        """
+        if len({lease.id for lease, _ in ends}) != len(ends):
+            raise Invalid("ends", "a job is named twice")
+        rows = [(lease, ending(lease, outcome)) for lease, outcome in ends]
+        plain = [row for lease, row in rows if lease.lane is None]
+        laned = [(lease, row) for lease, row in rows if lease.lane is not None]
+        done: list[Row] = []
+        if plain:
+            done += await self._database.rows("finish", rows=plain)
+        if laned:
+            done += await self._finish_in_lanes(laned)
+        answers: dict[str, Status | None] = {row["id"]: Status(row["status"]) for row in done if row["moved"]}
+        missed = [lease for lease, _ in ends if lease.id not in answers]
+        if missed:
+            answers |= dict.fromkeys((lease.id for lease in missed), None)
+            landed = await self._database.read("landed", rows=_tokens(missed))
+            answers |= {row["id"]: Status(row["status"]) for row in landed}
+        self._wake.post({wake.work(row["queue"]) for row in done if row["gate"] == Gate.OPEN})
+        if any(row["has_dependants"] for row in done):
+            await self._gates.follow_up()
+        return answers
+
+    async def _finish_in_lanes(self, ends: Sequence[tuple[Lease, dict[str, object]]]) -> Sequence[Row]:
+        lanes = {(lease.tenant, lease.lane) for lease, _ in ends if lease.lane is not None}
+
+        async def change(tx: Tx) -> tuple[Sequence[Row], set[str]]:
+            await lock_lanes(tx, lanes)
+            rows = await tx.rows("finish", rows=[row for _, row in ends])
+            return rows, await settle_lanes(tx, lanes)
+
+        rows, queues = await self._database.transact(change)
+        self._wake.post(wake.work(queue) for queue in queues)
+        return rows
+
+    async def hand_over(self, leases: Iterable[Lease], *, delay: float = 0.0) -> frozenset[str]:
+        """Give leases back while the work goes on; the next worker adopts it, after `delay` seconds."""
+        rows = await self._database.rows("hand_over", rows=_tokens(leases), delay=delay)
+        if rows:
+            self._wake.post([wake.ORPHAN])
+        return frozenset(row["id"] for row in rows)
+
+    async def reap(self, *, limit: int = 500, base: float = 5.0, cap: float = 300.0) -> Sequence[Reaped]:
+        """Clear leases that expired. The jobs stay running and can be adopted; attempts do not change."""
+        rows = await self._database.rows("reap", limit=limit, base=base, cap=cap)
+        if rows:
+            self._wake.post([wake.ORPHAN])
+        return [Reaped(id=row["id"], worker=row["worker"], attempt=row["attempt"]) for row in rows]
+
+    async def owners(self) -> Owners:
+        (row,) = await self._database.read("lease_owners")
+        return Owners(owners=row["owners"], expired=row["expired"])
+
+    async def abandon(self, limit: int = 100) -> int:
+        """Pause orphans that were adopted again and again without progress, for a person to look at."""
+        worn = await self._database.read("worn_orphans", adoptions=ADOPTIONS_WITHOUT_PROGRESS, limit=limit)
+        paused = 0
+        for row in worn:
+            paused += await self._abandon(row["tenant"], row["id"])
+        return paused
+
+    async def _abandon(self, tenant: str, job_id: str) -> bool:
+        async def plan(_: Tx, row: Row) -> Move | None:
+            if row["owner"] is not None or row["adoptions"] < ADOPTIONS_WITHOUT_PROGRESS:
+                return None
+            error = Error(code="internal", message=f"adopted {row['adoptions']} times without progress")
+            return Move(
+                status=Status.PAUSED,
+                error=error,
+                stop_kind=row["stop_kind"],
+                events=[event("status", status="paused", code=error.code, message=error.message)],
+            )
+
+        try:
+            moved = await change_job(self._database, Verb.ABANDON, tenant, job_id, plan)
+        except (Conflict, NotFound):
+            return False
+        return moved.status is Status.PAUSED
+
+
+def _tokens(leases: Iterable[Lease]) -> list[dict[str, object]]:
+    return [{"id": lease.id, "token": lease.token} for lease in leases]
+
+
+def _check_ttl(ttl: float) -> None:
+    if ttl <= 0:
+        raise Invalid("ttl", f"{ttl} is not a duration")

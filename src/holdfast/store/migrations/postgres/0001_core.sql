@@ -1,0 +1,346 @@
+-- The durable core. `holdfast` stands for the schema's name, which is a setting.
+--
+-- jobs      one narrow row per job: all that changes while it lives, the attempt that is open included
+-- specs     what was asked for; written once, read at claim and by people
+-- attempts  the ledger: one row per attempt that ended
+-- events    the history, gap-free per job
+-- needs     which job waits for which
+-- No foreign keys: their checks lock parent rows, and every delete goes through the store.
+
+CREATE FUNCTION holdfast.clock() RETURNS timestamptz
+LANGUAGE sql VOLATILE AS 'SELECT clock_timestamp()';
+COMMENT ON FUNCTION holdfast.clock() IS 'The one clock of this store. Tests replace it to move time.';
+
+CREATE TABLE holdfast.jobs (
+  id uuid PRIMARY KEY,
+  tenant text NOT NULL,
+  queue text NOT NULL,
+  capability text NOT NULL,
+  lane text,
+  lane_position bigint,
+  priority integer NOT NULL,
+  status text NOT NULL,
+  gate text,
+  held boolean NOT NULL DEFAULT false,
+  has_needs boolean NOT NULL DEFAULT false,
+  has_dependants boolean NOT NULL DEFAULT false,
+  unsettled boolean NOT NULL DEFAULT false,
+  dismissed boolean NOT NULL DEFAULT false,
+  requested_at timestamptz NOT NULL,
+  available_at timestamptz NOT NULL,
+  queue_deadline_at timestamptz,
+  started_at timestamptz,
+  finished_at timestamptz,
+  updated_at timestamptz NOT NULL,
+  owner text,
+  token bigint NOT NULL DEFAULT 0,
+  lease_expires_at timestamptz,
+  last_beat_at timestamptz,
+  orphaned_at timestamptz,
+  adopt_after_at timestamptz,
+  adoptions integer NOT NULL DEFAULT 0,
+  attempt integer NOT NULL DEFAULT 0,
+  phase text,
+  worker text,
+  domain text,
+  claimed_at timestamptz,
+  attempt_started_at timestamptz,
+  stdout_offset bigint NOT NULL DEFAULT 0,
+  stderr_offset bigint NOT NULL DEFAULT 0,
+  batch bigint NOT NULL DEFAULT 0,
+  spent integer NOT NULL DEFAULT 0,
+  max_attempts integer NOT NULL,
+  stop_kind text,
+  stop_phase text,
+  stop_deadline_at timestamptz,
+  exit_code integer,
+  error_code text,
+  error_message text,
+  result json,
+  progress json,
+  usage json,
+  seq bigint NOT NULL DEFAULT 0,
+  CONSTRAINT status_known CHECK (status IN ('pending', 'queued', 'running', 'paused', 'succeeded', 'failed', 'timed_out', 'cancelled')),
+  CONSTRAINT gate_known CHECK (gate IN ('open', 'future', 'needs', 'lane', 'held', 'unresolved')),
+  CONSTRAINT gate_of_waiting CHECK ((gate IS NOT NULL) = (status IN ('pending', 'queued'))),
+  CONSTRAINT held_is_pending CHECK (gate IS DISTINCT FROM 'held' OR status = 'pending'),
+  CONSTRAINT lease_of_running CHECK (owner IS NULL OR status = 'running'),
+  CONSTRAINT lease_whole CHECK ((owner IS NULL) = (lease_expires_at IS NULL)),
+  CONSTRAINT running_has_attempt CHECK (status <> 'running' OR phase IS NOT NULL),
+  CONSTRAINT phase_known CHECK (phase IN ('claimed', 'started')),
+  CONSTRAINT started_by_claim CHECK (status <> 'running' OR started_at IS NOT NULL),
+  CONSTRAINT finished_when_terminal CHECK ((finished_at IS NOT NULL) = (status IN ('succeeded', 'failed', 'timed_out', 'cancelled'))),
+  CONSTRAINT times_in_order CHECK (started_at >= requested_at AND finished_at >= coalesce(started_at, requested_at)),
+  CONSTRAINT stop_known CHECK (stop_kind IN ('interrupt', 'cancel', 'delete')),
+  CONSTRAINT max_attempts_positive CHECK (max_attempts BETWEEN 1 AND 1000)
+) WITH (
+  fillfactor = 80,
+  autovacuum_vacuum_scale_factor = 0.02,
+  autovacuum_vacuum_threshold = 500,
+  autovacuum_analyze_scale_factor = 0.05,
+  autovacuum_vacuum_cost_delay = 1
+);
+
+-- Every index but the primary key is partial: a finished job sits in none of those that a worker reads.
+CREATE INDEX jobs_claimable ON holdfast.jobs (queue, capability, tenant, priority DESC, requested_at, id) WHERE gate = 'open';
+CREATE INDEX jobs_future ON holdfast.jobs (available_at) WHERE gate = 'future';
+CREATE INDEX jobs_unresolved ON holdfast.jobs (tenant, lane, requested_at, id) WHERE gate = 'unresolved';
+CREATE INDEX jobs_needs_waiting ON holdfast.jobs (id) WHERE gate = 'needs';
+CREATE INDEX jobs_lane_waiting ON holdfast.jobs (tenant, lane, lane_position) WHERE gate = 'lane';
+CREATE INDEX jobs_lane_blocking ON holdfast.jobs (tenant, lane, lane_position)
+  WHERE lane IS NOT NULL AND started_at IS NOT NULL AND NOT dismissed AND status IN ('paused', 'failed', 'timed_out');
+CREATE INDEX jobs_leased ON holdfast.jobs (owner) WHERE owner IS NOT NULL;
+CREATE INDEX jobs_orphaned ON holdfast.jobs (domain, adopt_after_at) WHERE status = 'running' AND owner IS NULL;
+CREATE INDEX jobs_unsettled ON holdfast.jobs (id) WHERE unsettled;
+CREATE INDEX jobs_queue_deadline ON holdfast.jobs (queue_deadline_at) WHERE queue_deadline_at IS NOT NULL AND status = 'queued';
+CREATE INDEX jobs_ended_badly ON holdfast.jobs (tenant, status, requested_at DESC, id DESC)
+  WHERE status IN ('paused', 'failed', 'timed_out', 'cancelled');
+CREATE INDEX jobs_deleting ON holdfast.jobs (id) WHERE stop_kind = 'delete';
+
+CREATE TABLE holdfast.specs (
+  id uuid PRIMARY KEY,
+  tenant text NOT NULL,
+  kind text NOT NULL,
+  requested_at timestamptz NOT NULL,
+  runner text NOT NULL,
+  spec jsonb NOT NULL,
+  inputs jsonb NOT NULL,
+  labels jsonb,
+  on_lost text,
+  retry jsonb,
+  timeout float8,
+  queue_timeout float8,
+  idle_timeout float8,
+  stop_grace float8,
+  stop_after float8,
+  budget jsonb,
+  secrets jsonb,
+  CONSTRAINT runner_known CHECK (runner IN ('function', 'process', 'docker')),
+  CONSTRAINT on_lost_known CHECK (on_lost IN ('requeue', 'fail', 'hold')),
+  CONSTRAINT durations_positive CHECK (timeout > 0 AND queue_timeout > 0 AND idle_timeout > 0 AND stop_grace >= 0 AND stop_after > 0)
+);
+CREATE INDEX specs_listed ON holdfast.specs (tenant, requested_at DESC, id DESC);
+
+CREATE TABLE holdfast.attempts (
+  job_id uuid NOT NULL,
+  attempt integer NOT NULL,
+  worker text,
+  domain text,
+  token bigint NOT NULL,
+  claimed_at timestamptz NOT NULL,
+  started_at timestamptz,
+  ended_at timestamptz NOT NULL,
+  cause text NOT NULL,
+  exit_code integer,
+  signal integer,
+  error_code text,
+  error_message text,
+  CONSTRAINT attempts_pkey PRIMARY KEY (job_id, attempt),
+  CONSTRAINT cause_known CHECK (cause IN ('exit', 'out_of_memory', 'timed_out', 'idle_timeout', 'cancelled', 'interrupted', 'lost', 'start_failed', 'drained'))
+);
+
+CREATE TABLE holdfast.events (
+  job_id uuid NOT NULL,
+  seq bigint NOT NULL,
+  at timestamptz NOT NULL,
+  type text NOT NULL,
+  task text,
+  data json NOT NULL,
+  CONSTRAINT events_pkey PRIMARY KEY (job_id, seq)
+);
+
+CREATE TABLE holdfast.needs (
+  job_id uuid NOT NULL,
+  need_id uuid NOT NULL,
+  satisfied boolean NOT NULL DEFAULT false,
+  CONSTRAINT needs_pkey PRIMARY KEY (job_id, need_id)
+);
+CREATE INDEX needs_open ON holdfast.needs (need_id, job_id) WHERE NOT satisfied;
+
+CREATE TABLE holdfast.lanes (
+  tenant text NOT NULL,
+  lane text NOT NULL,
+  paused boolean NOT NULL DEFAULT false,
+  holder uuid,
+  next_position bigint NOT NULL DEFAULT 1,
+  CONSTRAINT lanes_pkey PRIMARY KEY (tenant, lane)
+) WITH (fillfactor = 80);
+
+CREATE TABLE holdfast.queues (
+  queue text CONSTRAINT queues_pkey PRIMARY KEY,
+  paused boolean NOT NULL DEFAULT false,
+  updated_at timestamptz NOT NULL
+);
+
+CREATE TABLE holdfast.workers (
+  worker text CONSTRAINT workers_pkey PRIMARY KEY,
+  host text NOT NULL,
+  pid integer NOT NULL,
+  queues json NOT NULL,
+  capabilities json NOT NULL,
+  domains json NOT NULL,
+  registered_at timestamptz NOT NULL,
+  seen_at timestamptz NOT NULL,
+  expires_at timestamptz NOT NULL,
+  draining boolean NOT NULL DEFAULT false
+) WITH (fillfactor = 50);
+
+CREATE TABLE holdfast.leaders (
+  duty text CONSTRAINT leaders_pkey PRIMARY KEY,
+  leader text NOT NULL,
+  term bigint NOT NULL,
+  expires_at timestamptz NOT NULL
+) WITH (fillfactor = 50);
+
+-- A job as people see it: what was asked for, and how it stands.
+CREATE VIEW holdfast.job_records AS
+SELECT
+  j.id, j.tenant, s.kind, j.queue, j.capability, j.lane, j.lane_position, j.status, j.gate, j.priority, s.labels,
+  s.runner, s.spec, s.inputs, j.held, j.dismissed,
+  j.spent + CASE WHEN j.phase = 'started' THEN 1 ELSE 0 END AS attempts, j.max_attempts, j.attempt,
+  j.requested_at, j.available_at, j.started_at, j.finished_at, j.updated_at,
+  j.owner, j.token, j.lease_expires_at, j.orphaned_at, j.phase, j.domain,
+  j.stop_kind, j.stop_phase, j.stop_deadline_at,
+  j.exit_code, j.error_code, j.error_message, j.result, j.progress, j.usage, j.seq,
+  s.on_lost, s.retry, s.timeout, s.queue_timeout, s.idle_timeout, s.stop_grace, s.stop_after, s.budget, s.secrets
+FROM holdfast.jobs AS j
+JOIN holdfast.specs AS s ON s.id = j.id;
+
+CREATE FUNCTION holdfast.new_id() RETURNS uuid
+LANGUAGE sql VOLATILE AS $$
+  SELECT encode(
+    set_bit(
+      set_bit(
+        overlay(
+          uuid_send(gen_random_uuid())
+          PLACING substring(int8send(floor(extract(epoch FROM holdfast.clock()) * 1000)::bigint) FROM 3)
+          FROM 1 FOR 6
+        ),
+        52, 1
+      ),
+      53, 1
+    ),
+    'hex'
+  )::uuid
+$$;
+COMMENT ON FUNCTION holdfast.new_id() IS 'A UUIDv7: milliseconds, then random bits.';
+
+-- Accept one job (an object) or many (an array), all or nothing, inside the caller's own transaction.
+--
+-- It takes no lock that another waits for: a job with a lane or needs is left `unresolved`, and any worker, or the
+-- Python client's follow-up, resolves it after the commit. Errors carry SQLSTATE HF404, HF409 or HF422 and the field in
+-- DETAIL. Within an array, a job stands after the ones it needs.
+CREATE FUNCTION holdfast.holdfast_submit(jobs jsonb, wake boolean DEFAULT true)
+RETURNS TABLE (id uuid, status text, gate text)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  known CONSTANT text[] := ARRAY[
+    'id', 'tenant', 'kind', 'queue', 'lane', 'priority', 'labels', 'runner', 'spec', 'inputs', 'needs', 'hold',
+    'available_at', 'max_attempts', 'on_lost', 'retry', 'timeout', 'queue_timeout', 'idle_timeout', 'stop_grace',
+    'stop_after', 'budget', 'secrets'];
+  now_at CONSTANT timestamptz := holdfast.clock();
+  batch CONSTANT jsonb := CASE jsonb_typeof(jobs) WHEN 'array' THEN jobs WHEN 'object' THEN jsonb_build_array(jobs) END;
+  bad record;
+BEGIN
+  IF batch IS NULL THEN
+    RAISE EXCEPTION 'holdfast_submit takes a job (a JSON object) or an array of jobs' USING ERRCODE = 'HF422', DETAIL = 'jobs';
+  END IF;
+  FOR bad IN
+    SELECT j.n, j.job FROM jsonb_array_elements(batch) WITH ORDINALITY AS j(job, n)
+    WHERE jsonb_typeof(j.job) <> 'object' OR j.job - known <> '{}'::jsonb LIMIT 1
+  LOOP
+    IF jsonb_typeof(bad.job) <> 'object' THEN
+      RAISE EXCEPTION 'job % is not a JSON object', bad.n USING ERRCODE = 'HF422', DETAIL = 'jobs';
+    END IF;
+    RAISE EXCEPTION 'job % has an unknown field: %', bad.n,
+      (SELECT k FROM jsonb_object_keys(bad.job - known) AS k ORDER BY k LIMIT 1)
+      USING ERRCODE = 'HF422', DETAIL = (SELECT k FROM jsonb_object_keys(bad.job - known) AS k ORDER BY k LIMIT 1);
+  END LOOP;
+
+  FOR bad IN
+    WITH asked AS (
+      SELECT j.n, coalesce(j.job ->> 'tenant', 'default') AS tenant, need.id::uuid AS need
+      FROM jsonb_array_elements(batch) WITH ORDINALITY AS j(job, n)
+      CROSS JOIN LATERAL jsonb_array_elements_text(
+        CASE jsonb_typeof(j.job -> 'needs') WHEN 'array' THEN j.job -> 'needs' END) AS need(id)
+    ), batched AS (
+      SELECT (j.job ->> 'id')::uuid AS id, coalesce(j.job ->> 'tenant', 'default') AS tenant, j.n
+      FROM jsonb_array_elements(batch) WITH ORDINALITY AS j(job, n)
+      WHERE EXISTS (SELECT 1 FROM asked)
+    )
+    SELECT a.n, a.need, p.status
+    FROM asked AS a
+    LEFT JOIN holdfast.jobs AS p ON p.id = a.need AND p.tenant = a.tenant
+    LEFT JOIN batched AS b ON b.id = a.need AND b.tenant = a.tenant AND b.n < a.n
+    WHERE b.id IS NULL AND (p.id IS NULL OR p.status IN ('failed', 'timed_out', 'cancelled'))
+    ORDER BY a.n LIMIT 1
+  LOOP
+    IF bad.status IS NULL THEN
+      RAISE EXCEPTION 'job % needs job %, which does not exist', bad.n, bad.need USING ERRCODE = 'HF404', DETAIL = 'needs',
+        HINT = 'Within one call, put a job after the ones it needs.';
+    END IF;
+    RAISE EXCEPTION 'job % needs job %, which is already %', bad.n, bad.need, bad.status USING ERRCODE = 'HF409', DETAIL = 'needs';
+  END LOOP;
+
+  RETURN QUERY
+  WITH input AS MATERIALIZED (
+    SELECT
+      coalesce(r.id, holdfast.new_id()) AS id,
+      coalesce(r.tenant, 'default') AS tenant,
+      coalesce(r.kind, 'run') AS kind,
+      coalesce(r.queue, 'default') AS queue,
+      coalesce(r.priority, 0) AS priority,
+      coalesce(r.hold, false) AS held,
+      coalesce(jsonb_array_length(r.needs), 0) > 0 AS has_needs,
+      CASE r.runner WHEN 'function' THEN 'function:' || (r.spec ->> 'name') ELSE r.runner END AS capability,
+      greatest(r.available_at, now_at) AS available_at,
+      coalesce(r.max_attempts, 1) AS max_attempts,
+      r.lane, r.labels, r.runner, r.spec, coalesce(r.inputs, '{}') AS inputs, r.needs, r.on_lost, r.retry, r.timeout,
+      r.queue_timeout, r.idle_timeout, r.stop_grace, r.stop_after, r.budget, r.secrets
+    FROM jsonb_to_recordset(batch) AS r(
+      id uuid, tenant text, kind text, queue text, lane text, priority integer, labels jsonb, runner text, spec jsonb,
+      inputs jsonb, needs jsonb, hold boolean, available_at timestamptz, max_attempts integer, on_lost text,
+      retry jsonb, timeout float8, queue_timeout float8, idle_timeout float8, stop_grace float8, stop_after float8,
+      budget jsonb, secrets jsonb)
+  ), asked AS (
+    INSERT INTO holdfast.specs (
+      id, tenant, kind, requested_at, runner, spec, inputs, labels, on_lost, retry, timeout, queue_timeout,
+      idle_timeout, stop_grace, stop_after, budget, secrets)
+    SELECT
+      i.id, i.tenant, i.kind, now_at, i.runner, i.spec, i.inputs, i.labels, i.on_lost, i.retry, i.timeout,
+      i.queue_timeout, i.idle_timeout, i.stop_grace, i.stop_after, i.budget, i.secrets
+    FROM input AS i
+  ), wanted AS (
+    INSERT INTO holdfast.needs (job_id, need_id)
+    SELECT DISTINCT i.id, need.id::uuid
+    FROM input AS i CROSS JOIN LATERAL jsonb_array_elements_text(i.needs) AS need(id)
+    WHERE i.has_needs
+  ), told AS (
+    INSERT INTO holdfast.events (job_id, seq, at, type, data)
+    SELECT i.id, 1, now_at, 'status', CASE WHEN i.held THEN '{"status":"pending"}' ELSE '{"status":"queued"}' END::json
+    FROM input AS i
+  )
+  INSERT INTO holdfast.jobs AS j (
+    id, tenant, queue, capability, lane, priority, status, gate, held, has_needs, requested_at, available_at,
+    queue_deadline_at, updated_at, max_attempts, seq)
+  SELECT
+    i.id, i.tenant, i.queue, i.capability, i.lane, i.priority,
+    CASE WHEN i.held THEN 'pending' ELSE 'queued' END,
+    CASE
+      WHEN i.lane IS NOT NULL OR i.has_needs THEN 'unresolved'
+      WHEN i.held THEN 'held'
+      WHEN i.available_at > now_at THEN 'future'
+      ELSE 'open'
+    END,
+    i.held, i.has_needs, now_at, i.available_at,
+    CASE WHEN NOT i.held THEN i.available_at + make_interval(secs => i.queue_timeout) END,
+    now_at, i.max_attempts, 1
+  FROM input AS i
+  RETURNING j.id, j.status, j.gate;
+
+  IF wake THEN
+    PERFORM pg_notify('holdfast', '["work"]');
+  END IF;
+END
+$$;

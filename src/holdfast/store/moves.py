@@ -1,0 +1,118 @@
+"""One move of one job that nobody has leased: the frame that all callers' verbs share.
+
+Lock the lane, lock the job, look at the table of moves, write the move with its events, move the lane: one transaction.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from holdfast.errors import IllegalMove, NotFound
+from holdfast.model import MOVES, Error, Gate, Json, Status, StopKind, Verb, legal
+from holdfast.store.database import Database, Row, Tx, json_text
+from holdfast.store.lanes import lock_lanes, settle_lanes
+
+MAX_MESSAGE = 4000
+
+
+def clean(text: str) -> str:
+    """Make a text that every database can keep."""
+    return text.replace("\0", "\ufffd").encode(errors="replace").decode()[:MAX_MESSAGE]
+
+
+def event(type: str, /, **data: Json) -> dict[str, str]:
+    """An event as the statements take it: its data as JSON text, so that no database looks inside."""
+    return {"type": type, "data": json_text({key: value for key, value in data.items() if value is not None})}
+
+
+def audit(verb: Verb | str, by: str | None, reason: str | None) -> list[dict[str, str]]:
+    """Who did it and why, if anybody said so."""
+    if by is None and reason is None:
+        return []
+    return [event("audit", action=str(verb), by=by and clean(by), reason=reason and clean(reason))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Move:
+    """What the statement `move` writes."""
+
+    status: Status
+    events: Sequence[Mapping[str, str]]
+    gate: Gate | None = None
+    error: Error | None = None
+    keep_error: bool = False
+    result: Json = None
+    stop_kind: StopKind | None = None
+    close_attempt: bool = False
+    dismissed: bool = False
+    max_attempts: int | None = None
+    queue_timeout: float | None = None
+    unsettle: bool = False
+
+    def parameters(self) -> dict[str, Any]:
+        values = asdict(self)
+        values.pop("error")
+        values["error_code"] = self.error and self.error.code
+        values["error_message"] = self.error and clean(self.error.message)
+        values["result"] = None if self.result is None else json_text(self.result)
+        values["events"] = list(self.events)
+        return values
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What a move did: the locked row before it, whether anything changed, and who should hear of it."""
+
+    before: Row
+    status: Status
+    queues: frozenset[str] = frozenset()
+    unsettled: bool = False
+    unresolved: bool = False
+
+
+Plan = Callable[[Tx, Row], Awaitable[Move | None]]
+
+
+async def change_job(database: Database, verb: Verb, tenant: str, job_id: str, plan: Plan) -> Moved:
+    """Move one job as `plan` says, or refuse; a plan without a move changes nothing."""
+
+    async def change(tx: Tx) -> Moved:
+        row = await lock_job(tx, tenant, job_id)
+        if not legal(verb, Status(row["status"])):
+            raise IllegalMove(verb, job_id, row["status"], [str(status) for status in MOVES[verb]])
+        move = await plan(tx, row)
+        if move is None:
+            return Moved(row, Status(row["status"]))
+        return await write_move(tx, verb, row, move)
+
+    return await database.transact(change)
+
+
+async def lock_job(tx: Tx, tenant: str, job_id: str) -> Row:
+    """Lock a job, its lane first, and return it as it stands now."""
+    found = await tx.rows("find_job", id=job_id, tenant=tenant)
+    if found and found[0]["lane"] is not None:
+        await lock_lanes(tx, [(tenant, found[0]["lane"])])
+    locked = await tx.rows("lock_job", id=job_id) if found else ()
+    if not locked:
+        raise NotFound("job", job_id)
+    return locked[0]
+
+
+async def write_move(tx: Tx, verb: Verb, row: Row, move: Move) -> Moved:
+    source = Status(row["status"])
+    if move.status not in MOVES[verb][source]:
+        raise AssertionError(f"{verb} does not move {source} to {move.status}")
+    moved = await tx.rows("move", id=row["id"], from_status=source, **move.parameters())
+    if not moved:
+        raise AssertionError(f"{verb} of job {row['id']} found it changed under its lock")
+    queues = {moved[0]["queue"]} if moved[0]["gate"] == Gate.OPEN else set()
+    if row["lane"] is not None:
+        queues |= await settle_lanes(tx, [(row["tenant"], row["lane"])])
+    return Moved(
+        row,
+        move.status,
+        frozenset(queues),
+        unsettled=move.unsettle and bool(row["has_dependants"]),
+        unresolved=move.gate == Gate.UNRESOLVED,
+    )

@@ -1,0 +1,202 @@
+"""Postgres by asyncpg: a pool for statements, one connection of its own for LISTEN.
+
+READ COMMITTED, one statement per round trip, no session state, so that any connection will do.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import asyncpg
+
+from holdfast.errors import Conflict, HoldfastError, Invalid, NotFound, StoreError, StoreUnreachable
+from holdfast.store import queries
+from holdfast.store.database import Counters, Row, Tx, json_text
+
+T = TypeVar("T")
+
+RETRIES = 10
+CONNECT_SECONDS = 10.0
+_RETRIED = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
+_AWAY = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.InterfaceError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.TooManyConnectionsError,
+    OSError,
+    TimeoutError,
+)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A statement as asyncpg takes it."""
+
+    text: str
+    parameters: tuple[str, ...]
+
+    def arguments(self, given: dict[str, Any]) -> list[Any]:
+        return [json_text(v) if isinstance(v := given[name], list | tuple | dict) else v for name in self.parameters]
+
+
+def prepare(schema: str) -> dict[str, Prepared]:
+    """Make every named statement ready for this schema."""
+    prepared = {}
+    for name, query in queries.load("postgres").items():
+        (statement,) = query.statements
+        prepared[name] = Prepared(*queries.positional(queries.in_schema(statement.text, schema)))
+    return prepared
+
+
+class PostgresTx:
+    def __init__(self, connection: Any, named: dict[str, Prepared]) -> None:
+        self._connection = connection
+        self._named = named
+
+    async def rows(self, name: str, /, **parameters: Any) -> Sequence[Row]:
+        statement = self._named[name]
+        found: Sequence[Row] = await self._connection.fetch(statement.text, *statement.arguments(parameters))
+        return found
+
+
+class PostgresDatabase:
+    """The Postgres dialect."""
+
+    def __init__(self, url: str, schema: str, pool: "asyncpg.Pool[asyncpg.Record]", *, listen: bool) -> None:
+        self.counters = Counters()
+        self.url = url
+        self.schema = schema
+        self._pool = pool
+        self._listen = listen
+        self._named = prepare(schema)
+
+    @classmethod
+    async def connect(
+        cls, url: str, *, schema: str = queries.DEFAULT_SCHEMA, connections: int = 4, listen: bool = True
+    ) -> "PostgresDatabase":
+        try:
+            pool = await asyncpg.create_pool(
+                url, min_size=1, max_size=connections, init=_set_up, reset=_leave, timeout=CONNECT_SECONDS
+            )
+        except (*_AWAY, asyncpg.PostgresError, ValueError) as error:
+            raise StoreUnreachable(f"cannot reach Postgres: {error}") from error
+        return cls(url, schema, pool, listen=listen)
+
+    async def read(self, name: str, /, **parameters: Any) -> Sequence[Row]:
+        return await self.rows(name, **parameters)
+
+    async def rows(self, name: str, /, *, urgent: bool = False, **parameters: Any) -> Sequence[Row]:
+        statement = self._named[name]
+        arguments = statement.arguments(parameters)
+        return await self._run(lambda connection: connection.fetch(statement.text, *arguments))
+
+    async def transact(self, work: Callable[[Tx], Awaitable[T]]) -> T:
+        async def run(connection: Any) -> T:
+            async with connection.transaction():
+                return await work(PostgresTx(connection, self._named))
+
+        return await self._run(run)
+
+    async def _run(self, work: Callable[[Any], Awaitable[T]]) -> T:
+        """Run on a pooled connection, again after a deadlock, with errors as the rest of holdfast knows them."""
+        for n in range(RETRIES):
+            try:
+                async with self._pool.acquire() as connection:
+                    return await work(connection)
+            except _RETRIED as error:
+                self.counters.deadlocks += 1
+                if n == RETRIES - 1:
+                    raise StoreError(f"gave up after {RETRIES} deadlocks: {error}") from error
+                await asyncio.sleep(0.01 * 2**n)
+            except HoldfastError:
+                raise
+            except _AWAY as error:
+                raise StoreUnreachable(f"Postgres went away: {error or type(error).__name__}") from error
+            except asyncpg.PostgresError as error:
+                raise _mapped(error) from error
+        raise AssertionError("unreachable")
+
+    async def announce(self, topics: Sequence[str]) -> None:
+        if self._listen:
+            await self._run(lambda c: c.execute("SELECT pg_notify($1, $2)", self.schema, json_text(list(topics))))
+
+    @asynccontextmanager
+    async def hear(self) -> AsyncIterator[AsyncIterator[Sequence[str]]]:
+        yield self._announcements() if self._listen else _silence()
+
+    async def _announcements(self) -> AsyncIterator[Sequence[str]]:
+        """Yield what others announce; after a lost connection, everything may have changed."""
+        heard: asyncio.Queue[Sequence[str] | None] = asyncio.Queue()
+        while True:
+            try:
+                connection = await asyncpg.connect(self.url, timeout=CONNECT_SECONDS)
+            except (*_AWAY, asyncpg.PostgresError):
+                await asyncio.sleep(1.0)
+                continue
+            try:
+                connection.add_termination_listener(lambda _: heard.put_nowait(None))
+                await connection.add_listener(self.schema, lambda *args: heard.put_nowait(_topics(args[3])))
+                yield ("*",)
+                while (topics := await heard.get()) is not None:
+                    yield topics
+            except (*_AWAY, asyncpg.PostgresError):
+                pass
+            finally:
+                connection.terminate()
+            yield ("*",)
+
+    async def fetch(self, sql: str, *arguments: Any) -> Sequence[Row]:
+        """Run SQL that is not a named statement; for the migrator."""
+        return await self._run(lambda connection: connection.fetch(sql, *arguments))
+
+    async def with_connection(self, work: Callable[[Any], Awaitable[T]]) -> T:
+        """Hand a connection to the migrator."""
+        return await self._run(work)
+
+    async def close(self) -> None:
+        try:
+            await asyncio.wait_for(self._pool.close(), 5.0)
+        except TimeoutError:
+            self._pool.terminate()
+
+
+async def _silence() -> AsyncIterator[Sequence[str]]:
+    await asyncio.Event().wait()
+    yield ()
+
+
+async def _set_up(connection: Any) -> None:
+    await connection.set_type_codec("uuid", schema="pg_catalog", encoder=str, decoder=str, format="text")
+
+
+async def _leave(connection: Any) -> None:
+    """There is no session state to reset."""
+
+
+def _topics(payload: object) -> Sequence[str]:
+    import msgspec
+
+    try:
+        return msgspec.json.decode(str(payload), type=list[str])
+    except msgspec.MsgspecError:
+        return ("*",)
+
+
+def _mapped(error: asyncpg.PostgresError) -> HoldfastError:
+    field = error.detail or "job"
+    match error.sqlstate:
+        case "HF404":
+            return NotFound(field, str(error.args[0]))
+        case "HF409":
+            return Conflict(str(error.args[0]))
+        case "HF422":
+            return Invalid(field, str(error.args[0]))
+        case "23505":
+            return Conflict(f"refused by the database: {error.args[0]} ({error.detail})")
+        case "3F000" | "42P01":
+            return StoreError(f"{error.args[0]}: run `holdfast migrate`")
+    return StoreError(f"Postgres: {error.args[0]} ({error.sqlstate})")

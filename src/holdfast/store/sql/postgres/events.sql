@@ -1,0 +1,51 @@
+-- The history of a job. The counter lives on the job's row, so that `seq` has no gap.
+
+-- name: append_events
+-- Append batch n of a running attempt and move its offsets, only where batch n - 1 and the old offsets stand.
+WITH job AS (
+  UPDATE holdfast.jobs AS j
+  SET seq = j.seq + json_array_length(:events::json),
+      batch = :batch::bigint,
+      stdout_offset = :stdout_offset::bigint,
+      stderr_offset = :stderr_offset::bigint,
+      progress = coalesce(:progress::json, j.progress),
+      usage = CASE WHEN :usage::json IS NULL THEN j.usage ELSE (
+        SELECT json_object_agg(u.key, u.total ORDER BY u.key) FROM (
+          SELECT e.key, sum(e.value::numeric) AS total FROM (
+            SELECT key, value FROM json_each_text(coalesce(j.usage, '{}'))
+            UNION ALL
+            SELECT key, value FROM json_each_text(:usage::json)) AS e
+          GROUP BY e.key) AS u) END,
+      adoptions = 0,
+      updated_at = greatest(holdfast.clock(), j.updated_at)
+  WHERE j.id = :id::uuid
+    AND j.token = :token::bigint
+    AND j.status = 'running'
+    AND j.batch = :batch::bigint - 1
+    AND j.stdout_offset = :old_stdout_offset::bigint
+    AND j.stderr_offset = :old_stderr_offset::bigint
+  RETURNING j.id, j.seq, j.updated_at, j.usage
+), told AS (
+  INSERT INTO holdfast.events (job_id, seq, at, type, task, data)
+  SELECT job.id, job.seq - json_array_length(:events::json) + e.n, job.updated_at, e.event ->> 'type',
+    e.event ->> 'task', (e.event ->> 'data')::json
+  FROM job
+  CROSS JOIN json_array_elements(:events::json) WITH ORDINALITY AS e(event, n)
+)
+SELECT job.seq, job.usage FROM job;
+
+-- name: append_state
+-- Why an append did not land: repeated, or not mine any more.
+SELECT j.batch, j.seq, j.usage
+FROM holdfast.jobs AS j
+WHERE j.id = :id::uuid
+  AND j.token = :token::bigint
+  AND j.status = 'running';
+
+-- name: list_events
+SELECT e.seq, e.at AS event_at, e.type, e.task, e.data
+FROM holdfast.events AS e
+WHERE e.job_id = :id::uuid
+  AND e.seq > :after::bigint
+ORDER BY e.seq
+LIMIT :limit::integer;

@@ -1,0 +1,260 @@
+-- Gates: resolved when they change, by lock, then look. One statement locks; the next ones read with a fresh snapshot.
+
+-- name: promote
+-- Due jobs leave the future: open, or to the resolver when a lane decides. Uses jobs_future.
+WITH due AS MATERIALIZED (
+  SELECT j.id
+  FROM holdfast.jobs AS j
+  WHERE j.gate = 'future'
+    AND j.available_at <= holdfast.clock()
+  ORDER BY j.available_at
+  LIMIT :limit::integer
+  FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE holdfast.jobs AS j
+SET gate = CASE WHEN j.lane IS NULL THEN 'open' ELSE 'unresolved' END
+FROM due AS d
+WHERE j.id = d.id
+RETURNING j.id, j.queue, j.gate;
+
+-- name: unresolved_lanes
+-- Lanes with jobs that no resolver has looked at. Uses jobs_unresolved.
+SELECT DISTINCT j.tenant, j.lane
+FROM holdfast.jobs AS j
+WHERE j.gate = 'unresolved'
+  AND j.lane IS NOT NULL
+ORDER BY j.tenant, j.lane
+LIMIT :limit::integer;
+
+-- name: unresolved_jobs
+-- Jobs without a lane that no resolver has looked at. Uses jobs_unresolved.
+SELECT j.id
+FROM holdfast.jobs AS j
+WHERE j.gate = 'unresolved'
+  AND j.lane IS NULL
+ORDER BY j.id
+LIMIT :limit::integer;
+
+-- name: unresolved_in_lane
+-- All visible unresolved jobs of a lane, in the order in which they were accepted. Uses jobs_unresolved.
+SELECT j.id, j.has_needs
+FROM holdfast.jobs AS j
+WHERE j.gate = 'unresolved'
+  AND j.tenant = :tenant::text
+  AND j.lane = :lane::text
+ORDER BY j.requested_at, j.id
+LIMIT :limit::integer;
+
+-- name: lock_with_needs
+-- Lock jobs and the jobs they wait for, all in id order.
+SELECT j.id
+FROM holdfast.jobs AS j
+WHERE j.id IN (
+  SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e
+  UNION
+  SELECT n.need_id FROM holdfast.needs AS n
+  WHERE NOT n.satisfied
+    AND n.job_id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e))
+ORDER BY j.id
+FOR NO KEY UPDATE;
+
+-- name: lock_jobs
+SELECT j.id, j.seq
+FROM holdfast.jobs AS j
+WHERE j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e)
+ORDER BY j.id
+FOR NO KEY UPDATE;
+
+-- name: satisfy_needs
+UPDATE holdfast.needs AS n
+SET satisfied = true
+FROM holdfast.jobs AS p
+WHERE n.job_id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e)
+  AND NOT n.satisfied
+  AND p.id = n.need_id
+  AND p.status = 'succeeded';
+
+-- name: mark_parents
+-- Whoever waits says so on the job it waits for, under that job's lock: its end then leaves `unsettled` behind.
+UPDATE holdfast.jobs AS p
+SET has_dependants = true
+WHERE NOT p.has_dependants
+  AND p.id IN (
+    SELECT n.need_id FROM holdfast.needs AS n
+    WHERE NOT n.satisfied
+      AND n.job_id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e));
+
+-- name: broken_needs
+-- Waiting jobs among these with a need that cannot succeed: it ended badly, or is gone.
+SELECT DISTINCT ON (n.job_id) n.job_id AS id, n.need_id, p.status AS need_status
+FROM holdfast.needs AS n
+JOIN holdfast.jobs AS j ON j.id = n.job_id
+LEFT JOIN holdfast.jobs AS p ON p.id = n.need_id
+WHERE n.job_id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e)
+  AND NOT n.satisfied
+  AND j.status IN ('pending', 'queued')
+  AND j.gate = 'unresolved'
+  AND (p.id IS NULL OR p.status IN ('failed', 'timed_out', 'cancelled'))
+ORDER BY n.job_id, n.need_id;
+
+-- name: fail_dependants
+WITH failed AS (
+  UPDATE holdfast.jobs AS j
+  SET status = 'failed',
+      gate = NULL,
+      finished_at = greatest(holdfast.clock(), j.updated_at),
+      updated_at = greatest(holdfast.clock(), j.updated_at),
+      queue_deadline_at = NULL,
+      unsettled = j.unsettled OR j.has_dependants,
+      error_code = 'dependency_failed',
+      error_message = r.message,
+      seq = j.seq + 1
+  FROM json_to_recordset(:rows::json) AS r(id uuid, need_id uuid, message text)
+  WHERE j.id = r.id
+    AND j.status IN ('pending', 'queued')
+  RETURNING j.id, j.seq, j.updated_at, j.has_dependants, r.need_id, r.message
+), told AS (
+  INSERT INTO holdfast.events (job_id, seq, at, type, data)
+  SELECT f.id, f.seq, f.updated_at, 'status',
+    json_build_object('status', 'failed', 'code', 'dependency_failed', 'message', f.message, 'need', f.need_id)
+  FROM failed AS f
+)
+SELECT f.id, f.has_dependants FROM failed AS f;
+
+-- name: place_in_lane
+-- Give jobs that have none their position, in the order given; the lane's row is locked.
+WITH placed AS MATERIALIZED (
+  SELECT j.id, row_number() OVER (ORDER BY e.n) AS place
+  FROM json_array_elements_text(:ids::json) WITH ORDINALITY AS e(id, n)
+  JOIN holdfast.jobs AS j ON j.id = e.id::uuid
+  WHERE j.lane_position IS NULL
+), taken AS (
+  UPDATE holdfast.lanes AS l
+  SET next_position = l.next_position + (SELECT count(*) FROM placed)
+  WHERE l.tenant = :tenant::text
+    AND l.lane = :lane::text
+  RETURNING l.next_position - (SELECT count(*) FROM placed) AS base
+)
+UPDATE holdfast.jobs AS j
+SET lane_position = t.base + p.place - 1
+FROM placed AS p
+CROSS JOIN taken AS t
+WHERE j.id = p.id;
+
+-- name: set_gates
+-- Look at each gate in turn: held, needs, due, lane.
+UPDATE holdfast.jobs AS j
+SET gate = CASE
+  WHEN j.status = 'pending' THEN 'held'
+  WHEN j.has_needs AND EXISTS (SELECT 1 FROM holdfast.needs AS n WHERE n.job_id = j.id AND NOT n.satisfied) THEN 'needs'
+  WHEN j.available_at > holdfast.clock() THEN 'future'
+  WHEN j.lane IS NOT NULL THEN 'lane'
+  ELSE 'open'
+END
+WHERE j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e)
+  AND j.gate = 'unresolved'
+RETURNING j.id, j.queue, j.gate;
+
+-- name: unsettled_jobs
+-- Jobs whose change their dependants have not seen. Uses jobs_unsettled.
+SELECT j.id FROM holdfast.jobs AS j WHERE j.unsettled ORDER BY j.id LIMIT :limit::integer;
+
+-- name: open_dependants
+-- Who waits for a job, or failed because of one of its needs. Uses needs_open.
+SELECT j.id
+FROM holdfast.needs AS n
+JOIN holdfast.jobs AS j ON j.id = n.job_id
+WHERE n.need_id = :id::uuid
+  AND NOT n.satisfied
+  AND (j.gate IN ('needs', 'held') OR (j.status = 'failed' AND j.error_code = 'dependency_failed'))
+  AND j.id > coalesce(:after_id::uuid, '00000000-0000-0000-0000-000000000000'::uuid)
+ORDER BY j.id
+LIMIT :limit::integer;
+
+-- name: unsettle_dependants
+-- Send waiting dependants of a job that ended to the resolver; those of one that only lives again keep waiting.
+UPDATE holdfast.jobs AS j
+SET gate = 'unresolved'
+FROM holdfast.jobs AS p
+WHERE p.id = :id::uuid
+  AND p.status IN ('succeeded', 'failed', 'timed_out', 'cancelled')
+  AND j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e)
+  AND j.gate IN ('needs', 'held');
+
+-- name: revive_dependants
+-- Requeue those that failed only because of needs that no longer stand in the way.
+WITH revived AS (
+  UPDATE holdfast.jobs AS j
+  SET status = CASE WHEN j.held THEN 'pending' ELSE 'queued' END,
+      gate = 'unresolved',
+      finished_at = NULL,
+      updated_at = greatest(holdfast.clock(), j.updated_at),
+      queue_deadline_at = CASE WHEN NOT j.held THEN greatest(holdfast.clock(), j.available_at) + make_interval(secs => s.queue_timeout) END,
+      error_code = NULL,
+      error_message = NULL,
+      unsettled = j.unsettled OR j.has_dependants,
+      seq = j.seq + 1
+  FROM holdfast.specs AS s
+  WHERE s.id = j.id
+    AND j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e)
+    AND j.status = 'failed'
+    AND j.error_code = 'dependency_failed'
+    AND j.stop_kind IS NULL
+    AND NOT EXISTS (
+      SELECT 1 FROM holdfast.needs AS n
+      LEFT JOIN holdfast.jobs AS p ON p.id = n.need_id
+      WHERE n.job_id = j.id
+        AND NOT n.satisfied
+        AND (p.id IS NULL OR p.status IN ('failed', 'timed_out', 'cancelled')))
+  RETURNING j.id, j.seq, j.updated_at, j.status
+), told AS (
+  INSERT INTO holdfast.events (job_id, seq, at, type, data)
+  SELECT r.id, r.seq, r.updated_at, 'status', json_build_object('status', r.status, 'revived_by', :id::text)
+  FROM revived AS r
+)
+SELECT r.id FROM revived AS r;
+
+-- name: settled
+-- All dependants have seen it, unless it changed again meanwhile.
+UPDATE holdfast.jobs AS j SET unsettled = false WHERE j.id = :id::uuid AND j.unsettled AND j.seq = :seq::bigint;
+
+-- name: stuck_gates
+-- Gates that nobody will ever open again. Empty unless there is a bug: each row that is found and mended is counted.
+SELECT 'lane' AS what, l.tenant, l.lane, NULL::uuid AS id
+FROM holdfast.lanes AS l
+LEFT JOIN holdfast.jobs AS h ON h.id = l.holder
+WHERE (l.holder IS NOT NULL AND (h.id IS NULL OR h.status NOT IN ('queued', 'running')))
+   OR (l.holder IS NULL
+       AND NOT l.paused
+       AND EXISTS (
+         SELECT 1 FROM holdfast.jobs AS w WHERE w.gate = 'lane' AND w.tenant = l.tenant AND w.lane = l.lane)
+       AND NOT EXISTS (
+         SELECT 1 FROM holdfast.jobs AS b
+         WHERE b.tenant = l.tenant AND b.lane = l.lane AND b.lane IS NOT NULL AND b.started_at IS NOT NULL
+           AND NOT b.dismissed AND b.status IN ('paused', 'failed', 'timed_out')))
+UNION ALL
+SELECT 'holder', j.tenant, j.lane, j.id
+FROM holdfast.jobs AS j
+JOIN holdfast.lanes AS l ON l.tenant = j.tenant AND l.lane = j.lane
+WHERE j.gate = 'open'
+  AND j.lane IS NOT NULL
+  AND (l.holder IS DISTINCT FROM j.id OR l.paused)
+UNION ALL
+SELECT 'needs', j.tenant, j.lane, j.id
+FROM holdfast.jobs AS j
+WHERE j.gate = 'needs'
+  AND NOT EXISTS (
+    SELECT 1 FROM holdfast.needs AS n
+    JOIN holdfast.jobs AS p ON p.id = n.need_id
+    WHERE n.job_id = j.id
+      AND NOT n.satisfied
+      AND (p.unsettled OR (p.has_dependants AND p.status NOT IN ('succeeded', 'failed', 'timed_out', 'cancelled'))))
+LIMIT :limit::integer;
+
+-- name: unresolve
+-- Send a job with a stuck gate back to the resolver.
+UPDATE holdfast.jobs AS j
+SET gate = 'unresolved'
+WHERE j.id = :id::uuid
+  AND j.gate IN ('needs', 'open', 'lane')
+RETURNING j.id;

@@ -1,0 +1,174 @@
+-- What a caller does: submit, read, and move one job under its lock.
+
+-- name: submit
+SELECT j.id, j.status, j.gate FROM holdfast.holdfast_submit(:jobs::jsonb, false) AS j;
+
+-- name: existing
+-- Which of these ids are taken.
+SELECT j.id FROM holdfast.jobs AS j WHERE j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e) LIMIT 1;
+
+-- name: need_states
+-- The status of jobs that someone wants to need; a foreign job is not there.
+SELECT j.id, j.status
+FROM holdfast.jobs AS j
+WHERE j.tenant = :tenant::text
+  AND j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e);
+
+-- name: get_job
+SELECT r.* FROM holdfast.job_records AS r WHERE r.id = :id::uuid AND r.tenant = :tenant::text;
+
+-- name: open_needs
+SELECT n.need_id FROM holdfast.needs AS n WHERE n.job_id = :id::uuid AND NOT n.satisfied ORDER BY n.need_id;
+
+-- name: list_jobs
+-- Newest first, in an order that never changes. Uses specs_listed.
+SELECT r.*
+FROM holdfast.job_records AS r
+JOIN holdfast.specs AS s ON s.id = r.id
+WHERE s.tenant = :tenant::text
+  AND (:before_at::timestamptz IS NULL OR (s.requested_at, s.id) < (:before_at::timestamptz, :before_id::uuid))
+  AND (:statuses::json IS NULL OR r.status IN (SELECT json_array_elements_text(:statuses::json)))
+  AND (:kind::text IS NULL OR s.kind = :kind::text)
+  AND (:queue::text IS NULL OR r.queue = :queue::text)
+  AND (:lane::text IS NULL OR r.lane = :lane::text)
+  AND (:labels::jsonb IS NULL OR s.labels @> :labels::jsonb)
+  AND (:since_at::timestamptz IS NULL OR s.requested_at >= :since_at::timestamptz)
+  AND (:until_at::timestamptz IS NULL OR s.requested_at < :until_at::timestamptz)
+ORDER BY s.requested_at DESC, s.id DESC
+LIMIT :limit::integer;
+
+-- name: find_job
+-- What never changes of a job, to know which locks to take.
+SELECT j.id, j.tenant, j.lane FROM holdfast.jobs AS j WHERE j.id = :id::uuid AND j.tenant = :tenant::text;
+
+-- name: lock_job
+SELECT j.id, j.tenant, j.lane, j.queue, j.status, j.gate, j.phase, j.attempt, j.token, j.started_at, j.available_at,
+  j.has_needs, j.has_dependants, j.unsettled, j.stop_kind, j.spent, j.max_attempts, j.error_code, j.dismissed, j.domain,
+  j.owner, j.adoptions, s.queue_timeout, s.budget,
+  j.available_at > holdfast.clock() AS delayed,
+  j.queue_deadline_at <= holdfast.clock() AS overdue
+FROM holdfast.jobs AS j
+JOIN holdfast.specs AS s ON s.id = j.id
+WHERE j.id = :id::uuid
+FOR NO KEY UPDATE OF j;
+
+-- name: move
+-- Write one move of a job that nobody has leased, with the events that report it. The caller holds its lock (and its
+-- lane's). An orphan that leaves `running` gets a new token.
+WITH moved AS (
+  UPDATE holdfast.jobs AS j
+  SET status = :status::text,
+      gate = :gate::text,
+      held = j.held AND :status::text IN ('pending', 'failed'),
+      finished_at = CASE
+        WHEN :status::text NOT IN ('succeeded', 'failed', 'timed_out', 'cancelled') THEN NULL
+        WHEN j.status = :status::text THEN j.finished_at
+        ELSE greatest(holdfast.clock(), j.updated_at)
+      END,
+      updated_at = greatest(holdfast.clock(), j.updated_at),
+      token = j.token + CASE WHEN j.status = 'running' THEN 1 ELSE 0 END,
+      orphaned_at = NULL,
+      phase = CASE WHEN :close_attempt::boolean THEN NULL ELSE j.phase END,
+      spent = j.spent + CASE WHEN :close_attempt::boolean AND j.phase IS NOT NULL THEN 1 ELSE 0 END,
+      dismissed = :dismissed::boolean,
+      max_attempts = greatest(j.max_attempts, :max_attempts::integer),
+      queue_deadline_at = CASE WHEN :status::text = 'queued'
+        THEN greatest(holdfast.clock(), j.available_at) + make_interval(secs => :queue_timeout::float8) END,
+      stop_kind = :stop_kind::text,
+      stop_phase = CASE WHEN :stop_kind::text IS NOT NULL THEN coalesce(j.stop_phase, 'requested') END,
+      stop_deadline_at = CASE WHEN :stop_kind::text IS NOT NULL THEN j.stop_deadline_at END,
+      unsettled = j.unsettled OR (j.has_dependants AND :unsettle::boolean),
+      adoptions = CASE WHEN :status::text = 'queued' THEN 0 ELSE j.adoptions END,
+      error_code = CASE WHEN :keep_error::boolean THEN j.error_code ELSE :error_code::text END,
+      error_message = CASE WHEN :keep_error::boolean THEN j.error_message ELSE :error_message::text END,
+      result = :result::json,
+      seq = j.seq + json_array_length(:events::json)
+  WHERE j.id = :id::uuid
+    AND j.status = :from_status::text
+    AND j.owner IS NULL
+  RETURNING j.*
+), closed AS (
+  INSERT INTO holdfast.attempts (
+    job_id, attempt, worker, domain, token, claimed_at, started_at, ended_at, cause, error_code, error_message)
+  SELECT m.id, m.attempt, m.worker, m.domain, m.token, m.claimed_at, m.attempt_started_at, m.updated_at, 'lost',
+    'lost', 'a person said that this attempt has stopped'
+  FROM moved AS m
+  JOIN holdfast.jobs AS j ON j.id = m.id
+  WHERE :close_attempt::boolean
+    AND j.phase IS NOT NULL
+), told AS (
+  INSERT INTO holdfast.events (job_id, seq, at, type, data)
+  SELECT m.id, m.seq - json_array_length(:events::json) + e.n, m.updated_at, e.event ->> 'type', (e.event ->> 'data')::json
+  FROM moved AS m
+  CROSS JOIN json_array_elements(:events::json) WITH ORDINALITY AS e(event, n)
+)
+SELECT m.id, m.status, m.queue, m.gate, m.has_dependants FROM moved AS m;
+
+-- name: request_stop
+-- Leave a stop request for whoever owns or adopts a running job.
+WITH asked AS (
+  UPDATE holdfast.jobs AS j
+  SET stop_kind = :kind::text,
+      stop_phase = coalesce(j.stop_phase, 'requested'),
+      updated_at = greatest(holdfast.clock(), j.updated_at),
+      seq = j.seq + json_array_length(:events::json)
+  WHERE j.id = :id::uuid
+    AND j.status = 'running'
+  RETURNING j.id, j.seq, j.updated_at, j.owner
+), told AS (
+  INSERT INTO holdfast.events (job_id, seq, at, type, data)
+  SELECT a.id, a.seq - json_array_length(:events::json) + e.n, a.updated_at, e.event ->> 'type', (e.event ->> 'data')::json
+  FROM asked AS a
+  CROSS JOIN json_array_elements(:events::json) WITH ORDINALITY AS e(event, n)
+)
+SELECT a.id, a.owner FROM asked AS a;
+
+-- name: set_budget
+UPDATE holdfast.specs AS s SET budget = :budget::jsonb WHERE s.id = :id::uuid;
+
+-- name: overdue_jobs
+-- Queued jobs whose queue timeout has passed. Uses jobs_queue_deadline.
+SELECT j.id, j.tenant
+FROM holdfast.jobs AS j
+WHERE j.status = 'queued'
+  AND j.queue_deadline_at <= holdfast.clock()
+ORDER BY j.queue_deadline_at
+LIMIT :limit::integer;
+
+-- name: doomed_jobs
+-- Jobs that are to be deleted and have ended. Uses jobs_deleting.
+SELECT j.id, j.tenant
+FROM holdfast.jobs AS j
+WHERE j.stop_kind = 'delete'
+  AND j.status IN ('succeeded', 'failed', 'timed_out', 'cancelled', 'paused')
+ORDER BY j.id
+LIMIT :limit::integer;
+
+-- name: delete_job
+WITH doomed AS (
+  DELETE FROM holdfast.jobs AS j
+  WHERE j.id = :id::uuid
+    AND j.status = :from_status::text
+    AND NOT j.unsettled
+  RETURNING j.id
+), specs AS (
+  DELETE FROM holdfast.specs AS s USING doomed AS d WHERE s.id = d.id
+), attempts AS (
+  DELETE FROM holdfast.attempts AS a USING doomed AS d WHERE a.job_id = d.id
+), needs AS (
+  DELETE FROM holdfast.needs AS n USING doomed AS d WHERE n.job_id = d.id
+), events AS (
+  DELETE FROM holdfast.events AS e USING doomed AS d WHERE e.job_id = d.id
+)
+SELECT d.id FROM doomed AS d;
+
+-- name: next_due
+-- When the next delayed job is due. Uses jobs_future.
+SELECT j.available_at, extract(epoch FROM j.available_at - holdfast.clock())::float8 AS wait
+FROM holdfast.jobs AS j
+WHERE j.gate = 'future'
+ORDER BY j.available_at
+LIMIT 1;
+
+-- name: now
+SELECT holdfast.clock() AS now_at;

@@ -1,0 +1,86 @@
+-- Lanes: one holder at a time, in order. The row of a lane is its lock.
+
+-- name: missing_lanes
+SELECT r.tenant, r.lane
+FROM json_to_recordset(:lanes::json) AS r(tenant text, lane text)
+WHERE NOT EXISTS (SELECT 1 FROM holdfast.lanes AS l WHERE l.tenant = r.tenant AND l.lane = r.lane);
+
+-- name: ensure_lanes
+INSERT INTO holdfast.lanes (tenant, lane)
+SELECT r.tenant, r.lane
+FROM json_to_recordset(:lanes::json) AS r(tenant text, lane text)
+ORDER BY r.tenant, r.lane
+ON CONFLICT DO NOTHING;
+
+-- name: lock_lanes
+-- In key order, before any job.
+SELECT l.tenant, l.lane
+FROM holdfast.lanes AS l
+JOIN json_to_recordset(:lanes::json) AS r(tenant text, lane text) ON r.tenant = l.tenant AND r.lane = l.lane
+ORDER BY l.tenant, l.lane
+FOR NO KEY UPDATE OF l;
+
+-- name: lane_states
+-- All that decides who holds a lane. Uses lanes_pkey, jobs_lane_blocking, jobs_lane_waiting.
+SELECT l.tenant, l.lane, l.paused, l.holder,
+  h.status AS holder_status, h.gate AS holder_gate, h.started_at IS NOT NULL AS holder_started,
+  h.lane_position AS holder_position,
+  EXISTS (
+    SELECT 1 FROM holdfast.jobs AS b
+    WHERE b.tenant = l.tenant AND b.lane = l.lane AND b.lane IS NOT NULL AND b.started_at IS NOT NULL
+      AND NOT b.dismissed AND b.status IN ('paused', 'failed', 'timed_out')) AS blocked,
+  n.id AS next_id, n.lane_position AS next_position
+FROM holdfast.lanes AS l
+JOIN json_to_recordset(:lanes::json) AS r(tenant text, lane text) ON r.tenant = l.tenant AND r.lane = l.lane
+LEFT JOIN holdfast.jobs AS h ON h.id = l.holder
+LEFT JOIN LATERAL (
+  SELECT w.id, w.lane_position FROM holdfast.jobs AS w
+  WHERE w.gate = 'lane' AND w.tenant = l.tenant AND w.lane = l.lane
+  ORDER BY w.lane_position LIMIT 1) AS n ON true;
+
+-- name: shut_jobs
+-- Take claimable jobs out of the claim's reach; one that was claimed meanwhile keeps its lane.
+UPDATE holdfast.jobs AS j
+SET gate = 'lane'
+WHERE j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e)
+  AND j.gate = 'open'
+RETURNING j.id;
+
+-- name: open_jobs
+UPDATE holdfast.jobs AS j
+SET gate = 'open'
+WHERE j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e)
+  AND j.gate = 'lane'
+RETURNING j.id, j.queue;
+
+-- name: set_holders
+UPDATE holdfast.lanes AS l
+SET holder = r.holder
+FROM json_to_recordset(:rows::json) AS r(tenant text, lane text, holder uuid)
+WHERE l.tenant = r.tenant
+  AND l.lane = r.lane;
+
+-- name: pause_lane
+UPDATE holdfast.lanes AS l
+SET paused = :paused::boolean
+WHERE l.tenant = :tenant::text
+  AND l.lane = :lane::text
+RETURNING l.lane;
+
+-- name: list_lanes
+-- One page of lanes as people see them.
+SELECT l.lane, l.paused, l.holder, h.status AS holder_status, h.gate AS holder_gate,
+  (SELECT count(*) FROM holdfast.jobs AS w WHERE w.gate = 'lane' AND w.tenant = l.tenant AND w.lane = l.lane) AS waiting,
+  (SELECT w.id FROM holdfast.jobs AS w
+   WHERE w.gate = 'lane' AND w.tenant = l.tenant AND w.lane = l.lane
+   ORDER BY w.lane_position LIMIT 1) AS next_id,
+  (SELECT json_agg(b.id ORDER BY b.lane_position) FROM holdfast.jobs AS b
+   WHERE b.tenant = l.tenant AND b.lane = l.lane AND b.lane IS NOT NULL AND b.started_at IS NOT NULL
+     AND NOT b.dismissed AND b.status IN ('paused', 'failed', 'timed_out')) AS blockers
+FROM holdfast.lanes AS l
+LEFT JOIN holdfast.jobs AS h ON h.id = l.holder
+WHERE l.tenant = :tenant::text
+  AND (:lane::text IS NULL OR l.lane = :lane::text)
+  AND (:after_lane::text IS NULL OR l.lane > :after_lane::text)
+ORDER BY l.lane
+LIMIT :limit::integer;

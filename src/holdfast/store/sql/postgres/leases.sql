@@ -1,0 +1,401 @@
+-- What a worker does: claim, adopt, start, beat, finish, hand over; and the reaper.
+-- Every write about a running job carries its token. Rows are locked in id order.
+
+-- name: adopt
+-- Take orphans in the domains that this worker can reach. Uses jobs_orphaned.
+WITH found AS MATERIALIZED (
+  SELECT j.id
+  FROM holdfast.jobs AS j
+  WHERE j.status = 'running'
+    AND j.owner IS NULL
+    AND j.domain IN (SELECT json_array_elements_text(:domains::json))
+    AND j.adopt_after_at <= holdfast.clock()
+  ORDER BY j.adopt_after_at, j.id
+  LIMIT :limit::integer
+  FOR NO KEY UPDATE SKIP LOCKED
+), adopted AS (
+  UPDATE holdfast.jobs AS j
+  SET owner = :worker::text,
+      token = j.token + 1,
+      lease_expires_at = holdfast.clock() + make_interval(secs => :ttl::float8),
+      last_beat_at = holdfast.clock(),
+      orphaned_at = NULL,
+      adopt_after_at = NULL,
+      adoptions = j.adoptions + 1,
+      updated_at = greatest(holdfast.clock(), j.updated_at),
+      seq = j.seq + 1
+  FROM found AS f
+  WHERE j.id = f.id
+  RETURNING j.*
+), told AS (
+  INSERT INTO holdfast.events (job_id, seq, at, type, data)
+  SELECT a.id, a.seq, a.updated_at, 'lease',
+    json_build_object('lease', 'adopted', 'attempt', a.attempt, 'worker', a.owner, 'token', a.token)
+  FROM adopted AS a
+)
+SELECT
+  a.id, a.tenant, a.queue, a.capability, a.lane, a.priority, a.token, a.attempt, a.phase, a.domain, a.spent,
+  a.max_attempts, a.adoptions, a.requested_at, a.lease_expires_at, a.attempt_started_at, a.stdout_offset,
+  a.stderr_offset, a.batch, a.stop_kind, a.stop_phase, a.stop_deadline_at, s.kind, s.runner, s.spec, s.inputs,
+  s.on_lost, s.retry, s.timeout, s.idle_timeout, s.stop_grace, s.stop_after, s.budget, s.secrets, a.usage
+FROM adopted AS a
+JOIN holdfast.specs AS s ON s.id = a.id
+ORDER BY a.id;
+
+-- name: claim
+-- Take up to :slots claimable jobs of the (queue, capability) pairs. Uses jobs_claimable: a skip-scan lists the tenants
+-- with work, their heads are merged in claim order, tenants take turns, and only what is taken gets locked.
+WITH RECURSIVE pairs AS MATERIALIZED (
+  SELECT p.queue, p.capability, p.domain
+  FROM json_to_recordset(:pairs::json) AS p(queue text, capability text, domain text)
+  WHERE NOT EXISTS (SELECT 1 FROM holdfast.queues AS q WHERE q.queue = p.queue AND q.paused)
+), tenants AS (
+  SELECT p.queue, p.capability, p.domain, (
+    SELECT j.tenant FROM holdfast.jobs AS j
+    WHERE j.gate = 'open' AND j.queue = p.queue AND j.capability = p.capability
+    ORDER BY j.tenant LIMIT 1) AS tenant
+  FROM pairs AS p
+  UNION ALL
+  SELECT t.queue, t.capability, t.domain, (
+    SELECT j.tenant FROM holdfast.jobs AS j
+    WHERE j.gate = 'open' AND j.queue = t.queue AND j.capability = t.capability AND j.tenant > t.tenant
+    ORDER BY j.tenant LIMIT 1)
+  FROM tenants AS t
+  WHERE t.tenant IS NOT NULL
+), heads AS (
+  SELECT t.queue, t.capability, t.domain, t.tenant,
+    row_number() OVER (PARTITION BY t.tenant ORDER BY h.priority DESC, h.requested_at, h.id) AS turn
+  FROM tenants AS t
+  CROSS JOIN LATERAL (
+    SELECT j.priority, j.requested_at, j.id FROM holdfast.jobs AS j
+    WHERE j.gate = 'open' AND j.queue = t.queue AND j.capability = t.capability AND j.tenant = t.tenant
+    ORDER BY j.priority DESC, j.requested_at, j.id
+    LIMIT :slots::integer) AS h
+), turns AS MATERIALIZED (
+  SELECT h.queue, h.capability, h.domain, h.tenant, count(*) AS share
+  FROM (SELECT * FROM heads ORDER BY turn, tenant LIMIT :slots::integer) AS h
+  GROUP BY h.queue, h.capability, h.domain, h.tenant
+), picked AS MATERIALIZED (
+  SELECT j.id, t.domain
+  FROM turns AS t
+  CROSS JOIN LATERAL (
+    SELECT j.id FROM holdfast.jobs AS j
+    WHERE j.gate = 'open' AND j.queue = t.queue AND j.capability = t.capability AND j.tenant = t.tenant
+    ORDER BY j.priority DESC, j.requested_at, j.id
+    LIMIT t.share
+    FOR NO KEY UPDATE SKIP LOCKED) AS j
+), claimed AS (
+  UPDATE holdfast.jobs AS j
+  SET status = 'running',
+      gate = NULL,
+      owner = :worker::text,
+      token = j.token + 1,
+      lease_expires_at = holdfast.clock() + make_interval(secs => :ttl::float8),
+      last_beat_at = holdfast.clock(),
+      queue_deadline_at = NULL,
+      adoptions = 0,
+      attempt = j.attempt + 1,
+      phase = CASE WHEN starts_with(j.capability, 'function') THEN 'started' ELSE 'claimed' END,
+      worker = :worker::text,
+      domain = p.domain,
+      claimed_at = greatest(holdfast.clock(), j.updated_at),
+      attempt_started_at = CASE WHEN starts_with(j.capability, 'function') THEN greatest(holdfast.clock(), j.updated_at) END,
+      stdout_offset = 0,
+      stderr_offset = 0,
+      batch = 0,
+      started_at = coalesce(j.started_at, greatest(holdfast.clock(), j.updated_at)),
+      updated_at = greatest(holdfast.clock(), j.updated_at),
+      seq = j.seq + 1
+  FROM picked AS p
+  WHERE j.id = p.id
+  RETURNING j.*
+), told AS (
+  INSERT INTO holdfast.events (job_id, seq, at, type, data)
+  SELECT c.id, c.seq, c.updated_at, 'status',
+    json_build_object('status', 'running', 'attempt', c.attempt, 'worker', c.owner)
+  FROM claimed AS c
+)
+SELECT
+  c.id, c.tenant, c.queue, c.capability, c.lane, c.priority, c.token, c.attempt, c.phase, c.domain, c.spent,
+  c.max_attempts, c.adoptions, c.requested_at, c.lease_expires_at, c.attempt_started_at, c.stdout_offset,
+  c.stderr_offset, c.batch, c.stop_kind, c.stop_phase, c.stop_deadline_at, s.kind, s.runner, s.spec, s.inputs,
+  s.on_lost, s.retry, s.timeout, s.idle_timeout, s.stop_grace, s.stop_after, s.budget, s.secrets, c.usage
+FROM claimed AS c
+JOIN holdfast.specs AS s ON s.id = c.id
+ORDER BY c.priority DESC, c.requested_at, c.id;
+
+-- name: start
+-- Write phase `started` for attempts that now run.
+WITH mine AS MATERIALIZED (
+  SELECT j.id, j.token
+  FROM holdfast.jobs AS j
+  JOIN json_to_recordset(:rows::json) AS r(id uuid, token bigint) ON r.id = j.id AND r.token = j.token
+  WHERE j.status = 'running'
+  ORDER BY j.id
+  FOR NO KEY UPDATE OF j
+)
+UPDATE holdfast.jobs AS j
+SET phase = 'started',
+    attempt_started_at = coalesce(j.attempt_started_at, greatest(holdfast.clock(), j.updated_at)),
+    adoptions = 0,
+    updated_at = greatest(holdfast.clock(), j.updated_at)
+FROM mine AS m
+WHERE j.id = m.id
+  AND j.token = m.token
+  AND j.status = 'running'
+RETURNING j.id;
+
+-- name: beat
+-- Renew all leases of a worker, and answer for each job: yours, lost, or one that it does not know. Uses jobs_leased.
+-- The row without an id is the worker's own.
+WITH told AS MATERIALIZED (
+  SELECT r.id, r.token FROM json_to_recordset(:rows::json) AS r(id uuid, token bigint)
+), mine AS MATERIALIZED (
+  SELECT j.id, j.token, j.capability, j.phase, j.stop_kind, j.stop_phase, j.stop_deadline_at, t.id IS NOT NULL AS known
+  FROM holdfast.jobs AS j
+  LEFT JOIN told AS t ON t.id = j.id AND t.token = j.token
+  WHERE j.owner = :worker::text
+  ORDER BY j.id
+  FOR NO KEY UPDATE OF j
+), renewed AS (
+  UPDATE holdfast.jobs AS j
+  SET lease_expires_at = holdfast.clock() + make_interval(secs => :ttl::float8),
+      last_beat_at = holdfast.clock()
+  FROM mine AS m
+  WHERE j.id = m.id
+    AND m.known
+    AND j.token = m.token
+    AND j.owner = :worker::text
+  RETURNING j.id
+), seen AS (
+  UPDATE holdfast.workers AS w
+  SET seen_at = greatest(holdfast.clock(), w.seen_at),
+      expires_at = holdfast.clock() + make_interval(secs => :ttl::float8)
+  WHERE w.worker = :worker::text
+  RETURNING w.draining
+)
+SELECT NULL::uuid AS id, NULL::bigint AS token, 'worker' AS answer, NULL AS capability, NULL AS phase, NULL AS stop_kind,
+  NULL AS stop_phase, NULL::timestamptz AS stop_deadline_at, (SELECT draining FROM seen) AS draining
+UNION ALL
+SELECT m.id, m.token, CASE WHEN m.known THEN 'yours' ELSE 'unknown' END, m.capability, m.phase, m.stop_kind,
+  m.stop_phase, m.stop_deadline_at, false
+FROM mine AS m
+WHERE NOT m.known OR EXISTS (SELECT 1 FROM renewed AS r WHERE r.id = m.id)
+UNION ALL
+SELECT t.id, t.token, 'lost', NULL, NULL, NULL, NULL, NULL, false
+FROM told AS t
+WHERE NOT EXISTS (SELECT 1 FROM renewed AS r WHERE r.id = t.id);
+
+-- name: stops
+-- The stop requests that wait for a worker's own jobs. Uses jobs_leased.
+SELECT j.id, j.token, j.stop_kind, j.stop_phase, j.stop_deadline_at
+FROM holdfast.jobs AS j
+WHERE j.owner = :worker::text
+  AND j.stop_kind IS NOT NULL
+ORDER BY j.id;
+
+-- name: advance_stop
+-- Write how far the stop ladder has come, so that an adopter goes on there.
+WITH stopped AS (
+  UPDATE holdfast.jobs AS j
+  SET stop_phase = :phase::text,
+      stop_deadline_at = coalesce(holdfast.clock() + make_interval(secs => :grace::float8), j.stop_deadline_at),
+      updated_at = greatest(holdfast.clock(), j.updated_at),
+      seq = j.seq + 1
+  WHERE j.id = :id::uuid
+    AND j.token = :token::bigint
+    AND j.status = 'running'
+    AND j.stop_kind IS NOT NULL
+  RETURNING j.id, j.seq, j.updated_at, j.stop_kind
+), told AS (
+  INSERT INTO holdfast.events (job_id, seq, at, type, data)
+  SELECT s.id, s.seq, s.updated_at, 'cancel', json_build_object('cancel', :phase::text, 'kind', s.stop_kind)
+  FROM stopped AS s
+)
+SELECT s.id FROM stopped AS s;
+
+-- name: finish
+-- End attempts: to a terminal status, to paused, or back to queued. A move to queued looks at the stop request here, in
+-- the same statement: cancel or delete makes it cancelled, interrupt makes it paused. The token stays, so that a repeat
+-- after a lost answer finds its own end: same token, no open attempt.
+WITH input AS MATERIALIZED (
+  SELECT r.*
+  FROM json_to_recordset(:rows::json) AS r(
+    id uuid, token bigint, status text, cause text, exit_code integer, signal integer, error_code text,
+    error_message text, result text, delay float8)
+), held AS MATERIALIZED (
+  SELECT j.id, j.token, j.phase, j.worker, j.domain, j.claimed_at, j.attempt_started_at, j.stop_kind,
+    CASE
+      WHEN i.status <> 'queued' THEN i.status
+      WHEN j.stop_kind = 'interrupt' THEN 'paused'
+      WHEN j.stop_kind IS NOT NULL THEN 'cancelled'
+      ELSE 'queued'
+    END AS status,
+    CASE
+      WHEN i.status <> 'queued' OR j.stop_kind IS NULL THEN i.error_code
+      WHEN j.stop_kind = 'interrupt' THEN 'interrupted'
+      ELSE 'cancelled'
+    END AS error_code,
+    CASE
+      WHEN i.status <> 'queued' OR j.stop_kind IS NULL THEN i.error_message
+      WHEN j.stop_kind = 'interrupt' THEN 'interrupted by request'
+      ELSE 'cancelled by request'
+    END AS error_message,
+    i.cause, i.exit_code, i.signal, i.result::json AS result,
+    greatest(holdfast.clock(), j.updated_at) AS now_at,
+    greatest(holdfast.clock(), j.updated_at) + make_interval(secs => coalesce(i.delay, 0)) AS due_at,
+    coalesce(i.delay, 0) > 0 AS delayed
+  FROM holdfast.jobs AS j
+  JOIN input AS i ON i.id = j.id AND i.token = j.token
+  WHERE j.status = 'running'
+  ORDER BY j.id
+  FOR NO KEY UPDATE OF j
+), ended AS (
+  UPDATE holdfast.jobs AS j
+  SET status = h.status,
+      gate = CASE WHEN h.status <> 'queued' THEN NULL WHEN h.delayed THEN 'future' ELSE 'open' END,
+      available_at = CASE WHEN h.status = 'queued' THEN h.due_at ELSE j.available_at END,
+      finished_at = CASE WHEN h.status NOT IN ('queued', 'paused') THEN h.now_at END,
+      updated_at = h.now_at,
+      owner = NULL,
+      lease_expires_at = NULL,
+      orphaned_at = NULL,
+      phase = NULL,
+      spent = j.spent + CASE
+        WHEN h.cause = 'drained' THEN 0
+        WHEN h.phase = 'started' OR h.cause IN ('lost', 'start_failed') THEN 1
+        ELSE 0
+      END,
+      unsettled = j.unsettled OR (j.has_dependants AND h.status NOT IN ('queued', 'paused')),
+      exit_code = h.exit_code,
+      error_code = h.error_code,
+      error_message = h.error_message,
+      result = h.result,
+      seq = j.seq + 1
+  FROM held AS h
+  WHERE j.id = h.id
+    AND j.token = h.token
+    AND j.status = 'running'
+  RETURNING j.id, j.attempt, j.status, j.seq, j.updated_at, j.has_dependants, j.queue, j.gate
+), kept AS (
+  INSERT INTO holdfast.attempts (
+    job_id, attempt, worker, domain, token, claimed_at, started_at, ended_at, cause, exit_code, signal, error_code,
+    error_message)
+  SELECT h.id, e.attempt, h.worker, h.domain, h.token, h.claimed_at, h.attempt_started_at, h.now_at, h.cause,
+    h.exit_code, h.signal, h.error_code, h.error_message
+  FROM held AS h
+  JOIN ended AS e ON e.id = h.id
+), told AS (
+  INSERT INTO holdfast.events (job_id, seq, at, type, data)
+  SELECT e.id, e.seq, e.updated_at, 'status',
+    CASE WHEN h.error_code IS NULL
+      THEN json_build_object('status', e.status, 'attempt', e.attempt, 'cause', h.cause)
+      ELSE json_build_object('status', e.status, 'attempt', e.attempt, 'cause', h.cause,
+        'code', h.error_code, 'message', h.error_message)
+    END
+  FROM ended AS e
+  JOIN held AS h ON h.id = e.id
+)
+SELECT i.id, e.id IS NOT NULL AS moved, e.status, e.queue, e.gate, e.has_dependants
+FROM input AS i
+LEFT JOIN ended AS e ON e.id = i.id;
+
+-- name: landed
+-- Which of these ends are already in the record: same token, no open attempt.
+SELECT j.id, j.status
+FROM holdfast.jobs AS j
+JOIN json_to_recordset(:rows::json) AS r(id uuid, token bigint) ON r.id = j.id AND r.token = j.token
+WHERE j.phase IS NULL;
+
+-- name: hand_over
+-- Give leases back while the work goes on: the next worker adopts.
+WITH mine AS MATERIALIZED (
+  SELECT j.id, j.token
+  FROM holdfast.jobs AS j
+  JOIN json_to_recordset(:rows::json) AS r(id uuid, token bigint) ON r.id = j.id AND r.token = j.token
+  WHERE j.status = 'running'
+    AND j.owner IS NOT NULL
+  ORDER BY j.id
+  FOR NO KEY UPDATE OF j
+), handed AS (
+  UPDATE holdfast.jobs AS j
+  SET owner = NULL,
+      token = j.token + 1,
+      lease_expires_at = NULL,
+      orphaned_at = greatest(holdfast.clock(), j.updated_at),
+      adopt_after_at = holdfast.clock() + make_interval(secs => :delay::float8),
+      updated_at = greatest(holdfast.clock(), j.updated_at),
+      seq = j.seq + 1
+  FROM mine AS m
+  WHERE j.id = m.id
+    AND j.token = m.token
+    AND j.owner IS NOT NULL
+  RETURNING j.id, j.seq, j.updated_at, j.worker, j.token
+), told AS (
+  INSERT INTO holdfast.events (job_id, seq, at, type, data)
+  SELECT h.id, h.seq, h.updated_at, 'lease', json_build_object('lease', 'handed_over', 'worker', h.worker, 'token', h.token)
+  FROM handed AS h
+)
+SELECT h.id FROM handed AS h;
+
+-- name: reap
+-- Clear expired leases; the jobs stay running and can be adopted. State, expiry and token are looked at under the lock.
+-- An orphan that already went through adoptions without progress waits longer each time.
+WITH expired AS MATERIALIZED (
+  SELECT j.id, j.token
+  FROM holdfast.jobs AS j
+  WHERE j.owner IS NOT NULL
+    AND j.status = 'running'
+    AND j.lease_expires_at < holdfast.clock()
+  ORDER BY j.id
+  LIMIT :limit::integer
+  FOR NO KEY UPDATE SKIP LOCKED
+), reaped AS (
+  UPDATE holdfast.jobs AS j
+  SET owner = NULL,
+      token = j.token + 1,
+      lease_expires_at = NULL,
+      orphaned_at = greatest(holdfast.clock(), j.updated_at),
+      adopt_after_at = holdfast.clock() + make_interval(secs => CASE
+        WHEN j.adoptions = 0 THEN 0
+        ELSE least(:cap::float8, :base::float8 * power(2, least(j.adoptions, 30) - 1))
+      END),
+      updated_at = greatest(holdfast.clock(), j.updated_at),
+      seq = j.seq + 1
+  FROM expired AS e
+  WHERE j.id = e.id
+    AND j.token = e.token
+    AND j.status = 'running'
+    AND j.lease_expires_at < holdfast.clock()
+  RETURNING j.id, j.seq, j.updated_at, j.worker, j.token, j.attempt, j.adoptions
+), told AS (
+  INSERT INTO holdfast.events (job_id, seq, at, type, data)
+  SELECT r.id, r.seq, r.updated_at, 'lease', json_build_object('lease', 'reaped', 'worker', r.worker, 'token', r.token)
+  FROM reaped AS r
+)
+SELECT r.id, r.token, r.worker, r.attempt, r.adoptions FROM reaped AS r;
+
+-- name: lease_owners
+-- For a reaper that doubts itself: how many owners hold leases, and how many of them let one expire. Uses jobs_leased.
+SELECT
+  count(DISTINCT j.owner) AS owners,
+  count(DISTINCT j.owner) FILTER (WHERE j.lease_expires_at < holdfast.clock()) AS expired
+FROM holdfast.jobs AS j
+WHERE j.owner IS NOT NULL;
+
+-- name: worn_orphans
+-- Orphans that were adopted again and again without progress. Uses jobs_orphaned.
+SELECT j.id, j.tenant, j.lane
+FROM holdfast.jobs AS j
+WHERE j.status = 'running'
+  AND j.owner IS NULL
+  AND j.adoptions >= :adoptions::integer
+ORDER BY j.id
+LIMIT :limit::integer;
+
+-- name: leases
+-- Who holds what, for people. Uses jobs_leased.
+SELECT j.owner, j.id, j.token, j.lease_expires_at
+FROM holdfast.jobs AS j
+WHERE j.owner IS NOT NULL
+ORDER BY j.owner, j.id;

@@ -1,0 +1,9 @@
+-- Queues: what an operator set for a named line of jobs.
+
+-- name: set_queue_paused
+INSERT INTO holdfast.queues (queue, paused, updated_at)
+VALUES (:queue::text, :paused::boolean, holdfast.clock())
+ON CONFLICT (queue) DO UPDATE SET paused = excluded.paused, updated_at = excluded.updated_at;
+
+-- name: list_queues
+SELECT q.queue, q.paused, q.updated_at FROM holdfast.queues AS q ORDER BY q.queue;

@@ -1,0 +1,47 @@
+-- Workers that said they live, and who leads a duty.
+
+-- name: register_worker
+INSERT INTO holdfast.workers (worker, host, pid, queues, capabilities, domains, registered_at, seen_at, expires_at)
+VALUES (:worker::text, :host::text, :pid::integer, :queues::json, :capabilities::json, :domains::json, holdfast.clock(),
+  holdfast.clock(), holdfast.clock() + make_interval(secs => :ttl::float8))
+ON CONFLICT (worker) DO UPDATE
+SET queues = excluded.queues,
+    capabilities = excluded.capabilities,
+    domains = excluded.domains,
+    seen_at = excluded.seen_at,
+    expires_at = excluded.expires_at
+WHERE workers.host = excluded.host
+  AND workers.pid = excluded.pid
+RETURNING worker;
+
+-- name: forget_worker
+DELETE FROM holdfast.workers AS w WHERE w.worker = :worker::text;
+
+-- name: drain_worker
+UPDATE holdfast.workers AS w SET draining = true WHERE w.worker = :worker::text RETURNING w.worker;
+
+-- name: list_workers
+SELECT w.worker, w.host, w.pid, w.queues, w.capabilities, w.domains, w.registered_at, w.seen_at, w.expires_at,
+  w.draining, w.expires_at > holdfast.clock() AS live,
+  (SELECT json_agg(j.id ORDER BY j.id) FROM holdfast.jobs AS j WHERE j.owner = w.worker) AS jobs
+FROM holdfast.workers AS w
+ORDER BY w.worker;
+
+-- name: lead
+-- Become or stay the leader of a duty; a row only for the one who leads.
+INSERT INTO holdfast.leaders AS l (duty, leader, term, expires_at)
+VALUES (:duty::text, :leader::text, 1, holdfast.clock() + make_interval(secs => :ttl::float8))
+ON CONFLICT (duty) DO UPDATE
+SET leader = excluded.leader,
+    term = l.term + CASE WHEN l.leader = excluded.leader THEN 0 ELSE 1 END,
+    expires_at = excluded.expires_at
+WHERE l.leader = excluded.leader
+   OR l.expires_at <= holdfast.clock()
+RETURNING l.term;
+
+-- name: resign
+-- The row stays, so that terms only grow.
+UPDATE holdfast.leaders AS l
+SET expires_at = holdfast.clock()
+WHERE l.duty = :duty::text
+  AND l.leader = :leader::text;

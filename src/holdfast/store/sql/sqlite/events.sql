@@ -1,0 +1,52 @@
+-- The history of a job. The counter lives on the job's row, so that `seq` has no gap.
+
+-- name: append_events
+-- Append batch n of a running attempt and move its offsets, only where batch n - 1 and the old offsets stand.
+DELETE FROM told;
+INSERT INTO told (id, token)
+SELECT j.id, j.seq
+FROM jobs AS j
+WHERE j.id = :id
+  AND j.token = :token
+  AND j.status = 'running'
+  AND j.batch = :batch - 1
+  AND j.stdout_offset = :old_stdout_offset
+  AND j.stderr_offset = :old_stderr_offset;
+UPDATE jobs
+SET seq = seq + json_array_length(:events),
+    batch = :batch,
+    stdout_offset = :stdout_offset,
+    stderr_offset = :stderr_offset,
+    progress = coalesce(:progress, progress),
+    usage = CASE WHEN :usage IS NULL THEN usage ELSE (
+      SELECT json_group_object(u.key, u.total) FROM (
+        SELECT e.key, sum(e.value) AS total FROM (
+          SELECT key, value FROM json_each(coalesce(jobs.usage, '{}'))
+          UNION ALL
+          SELECT key, value FROM json_each(:usage)) AS e
+        GROUP BY e.key ORDER BY e.key) AS u) END,
+    adoptions = 0,
+    updated_at = max(clock(), updated_at)
+WHERE id IN (SELECT id FROM told);
+INSERT INTO events (job_id, seq, at, type, task, data)
+SELECT t.id, t.token + e.key + 1, j.updated_at, e.value ->> 'type', e.value ->> 'task', e.value ->> 'data'
+FROM told AS t
+JOIN jobs AS j ON j.id = t.id
+CROSS JOIN json_each(:events) AS e;
+SELECT j.seq, j.usage FROM told AS t JOIN jobs AS j ON j.id = t.id;
+
+-- name: append_state
+-- Why an append did not land: repeated, or not mine any more.
+SELECT j.batch, j.seq, j.usage
+FROM jobs AS j
+WHERE j.id = :id
+  AND j.token = :token
+  AND j.status = 'running';
+
+-- name: list_events
+SELECT e.seq, e.at AS event_at, e.type, e.task, e.data
+FROM events AS e
+WHERE e.job_id = :id
+  AND e.seq > :after
+ORDER BY e.seq
+LIMIT :limit;

@@ -1,0 +1,219 @@
+-- What a caller does: submit, read, and move one job under its lock.
+
+-- name: submit
+-- Differs: Postgres has these rules in the SQL function holdfast_submit, for callers in any language.
+DELETE FROM submitted;
+-- each: jobs
+INSERT INTO submitted (
+  id, tenant, kind, queue, lane, priority, labels, runner, capability, spec, inputs, needs, held, available_at,
+  max_attempts, on_lost, retry, timeout, queue_timeout, idle_timeout, stop_grace, stop_after, budget, secrets)
+VALUES (
+  :id, coalesce(:tenant, 'default'), coalesce(:kind, 'run'), coalesce(:queue, 'default'), :lane, coalesce(:priority, 0),
+  :labels, :runner, CASE :runner WHEN 'function' THEN 'function:' || (:spec ->> 'name') ELSE :runner END, :spec,
+  coalesce(:inputs, '{}'), nullif(:needs, '[]'), coalesce(:hold, 0), max(coalesce(:available_at, 0), clock()),
+  coalesce(:max_attempts, 1), :on_lost, :retry, :timeout, :queue_timeout, :idle_timeout, :stop_grace, :stop_after,
+  :budget, :secrets);
+INSERT INTO specs (
+  id, tenant, kind, requested_at, runner, spec, inputs, labels, on_lost, retry, timeout, queue_timeout, idle_timeout,
+  stop_grace, stop_after, budget, secrets)
+SELECT
+  i.id, i.tenant, i.kind, clock(), i.runner, i.spec, i.inputs, i.labels, i.on_lost, i.retry, i.timeout,
+  i.queue_timeout, i.idle_timeout, i.stop_grace, i.stop_after, i.budget, i.secrets
+FROM submitted AS i;
+INSERT INTO needs (job_id, need_id)
+SELECT DISTINCT i.id, n.value
+FROM submitted AS i
+CROSS JOIN json_each(i.needs) AS n
+WHERE i.needs IS NOT NULL;
+INSERT INTO events (job_id, seq, at, type, data)
+SELECT i.id, 1, clock(), 'status', CASE WHEN i.held THEN '{"status":"pending"}' ELSE '{"status":"queued"}' END
+FROM submitted AS i;
+INSERT INTO jobs (
+  id, tenant, queue, capability, lane, priority, status, gate, held, has_needs, requested_at, available_at,
+  queue_deadline_at, updated_at, max_attempts, seq)
+SELECT
+  i.id, i.tenant, i.queue, i.capability, i.lane, i.priority,
+  CASE WHEN i.held THEN 'pending' ELSE 'queued' END,
+  CASE
+    WHEN i.lane IS NOT NULL OR i.needs IS NOT NULL THEN 'unresolved'
+    WHEN i.held THEN 'held'
+    WHEN i.available_at > clock() THEN 'future'
+    ELSE 'open'
+  END,
+  i.held, i.needs IS NOT NULL, clock(), i.available_at,
+  CASE WHEN NOT i.held THEN i.available_at + CAST(i.queue_timeout * 1000000 AS INTEGER) END,
+  clock(), i.max_attempts, 1
+FROM submitted AS i;
+SELECT j.id, j.status, j.gate FROM submitted AS i JOIN jobs AS j ON j.id = i.id;
+
+-- name: existing
+-- Which of these ids are taken.
+SELECT j.id FROM json_each(:ids) AS e JOIN jobs AS j ON j.id = e.value LIMIT 1;
+
+-- name: need_states
+-- The status of jobs that someone wants to need; a foreign job is not there.
+SELECT j.id, j.status
+FROM jobs AS j
+WHERE j.tenant = :tenant
+  AND j.id IN (SELECT value FROM json_each(:ids));
+
+-- name: get_job
+SELECT r.* FROM job_records AS r WHERE r.id = :id AND r.tenant = :tenant;
+
+-- name: open_needs
+SELECT n.need_id FROM needs AS n WHERE n.job_id = :id AND n.satisfied = 0 ORDER BY n.need_id;
+
+-- name: list_jobs
+-- Newest first, in an order that never changes. Uses specs_listed.
+SELECT r.*
+FROM specs AS s
+CROSS JOIN job_records AS r ON r.id = s.id
+WHERE s.tenant = :tenant
+  AND (:before_at IS NULL OR (s.requested_at, s.id) < (:before_at, :before_id))
+  AND (:statuses IS NULL OR r.status IN (SELECT value FROM json_each(:statuses)))
+  AND (:kind IS NULL OR s.kind = :kind)
+  AND (:queue IS NULL OR r.queue = :queue)
+  AND (:lane IS NULL OR r.lane = :lane)
+  AND (:labels IS NULL OR NOT EXISTS (
+    SELECT 1 FROM json_each(:labels) AS w
+    WHERE NOT EXISTS (SELECT 1 FROM json_each(s.labels) AS l WHERE l.key = w.key AND l.value = w.value)))
+  AND (:since_at IS NULL OR s.requested_at >= :since_at)
+  AND (:until_at IS NULL OR s.requested_at < :until_at)
+ORDER BY s.requested_at DESC, s.id DESC
+LIMIT :limit;
+
+-- name: find_job
+-- What never changes of a job, to know which locks to take.
+SELECT j.id, j.tenant, j.lane FROM jobs AS j WHERE j.id = :id AND j.tenant = :tenant;
+
+-- name: lock_job
+SELECT j.id, j.tenant, j.lane, j.queue, j.status, j.gate, j.phase, j.attempt, j.token, j.started_at, j.available_at,
+  j.has_needs, j.has_dependants, j.unsettled, j.stop_kind, j.spent, j.max_attempts, j.error_code, j.dismissed, j.domain,
+  j.owner, j.adoptions, s.queue_timeout, s.budget,
+  j.available_at > clock() AS delayed,
+  j.queue_deadline_at <= clock() AS overdue
+FROM jobs AS j
+JOIN specs AS s ON s.id = j.id
+WHERE j.id = :id;
+
+-- name: move
+-- Write one move of a job that nobody has leased, with the events that report it. The caller holds its lock (and its
+-- lane's). An orphan that leaves `running` gets a new token.
+DELETE FROM told;
+INSERT INTO told (id, token)
+SELECT j.id, j.token
+FROM jobs AS j
+WHERE j.id = :id
+  AND j.status = :from_status
+  AND j.owner IS NULL;
+INSERT INTO attempts (
+  job_id, attempt, worker, domain, token, claimed_at, started_at, ended_at, cause, error_code, error_message)
+SELECT m.id, m.attempt, m.worker, m.domain,
+  m.token + CASE WHEN m.status = 'running' THEN 1 ELSE 0 END,
+  m.claimed_at, m.attempt_started_at, max(clock(), m.updated_at), 'lost', 'lost',
+  'a person said that this attempt has stopped'
+FROM told AS t
+JOIN jobs AS m ON m.id = t.id
+WHERE :close_attempt
+  AND m.phase IS NOT NULL;
+UPDATE jobs
+SET status = :status,
+    gate = :gate,
+    held = held AND :status IN ('pending', 'failed'),
+    finished_at = CASE
+      WHEN :status NOT IN ('succeeded', 'failed', 'timed_out', 'cancelled') THEN NULL
+      WHEN status = :status THEN finished_at
+      ELSE max(clock(), updated_at)
+    END,
+    updated_at = max(clock(), updated_at),
+    token = token + CASE WHEN status = 'running' THEN 1 ELSE 0 END,
+    orphaned_at = NULL,
+    phase = CASE WHEN :close_attempt THEN NULL ELSE phase END,
+    spent = spent + CASE WHEN :close_attempt AND phase IS NOT NULL THEN 1 ELSE 0 END,
+    dismissed = :dismissed,
+    max_attempts = max(max_attempts, coalesce(:max_attempts, 0)),
+    queue_deadline_at = CASE WHEN :status = 'queued'
+      THEN max(clock(), available_at) + CAST(:queue_timeout * 1000000 AS INTEGER) END,
+    stop_kind = :stop_kind,
+    stop_phase = CASE WHEN :stop_kind IS NOT NULL THEN coalesce(stop_phase, 'requested') END,
+    stop_deadline_at = CASE WHEN :stop_kind IS NOT NULL THEN stop_deadline_at END,
+    unsettled = unsettled OR (has_dependants AND :unsettle),
+    adoptions = CASE WHEN :status = 'queued' THEN 0 ELSE adoptions END,
+    error_code = CASE WHEN :keep_error THEN error_code ELSE :error_code END,
+    error_message = CASE WHEN :keep_error THEN error_message ELSE :error_message END,
+    result = :result,
+    seq = seq + json_array_length(:events)
+WHERE id IN (SELECT id FROM told);
+INSERT INTO events (job_id, seq, at, type, data)
+SELECT m.id, m.seq - json_array_length(:events) + e.key + 1, m.updated_at, e.value ->> 'type', e.value ->> 'data'
+FROM told AS t
+JOIN jobs AS m ON m.id = t.id
+CROSS JOIN json_each(:events) AS e;
+SELECT m.id, m.status, m.queue, m.gate, m.has_dependants
+FROM told AS t
+JOIN jobs AS m ON m.id = t.id;
+
+-- name: request_stop
+-- Leave a stop request for whoever owns or adopts a running job.
+UPDATE jobs
+SET stop_kind = :kind,
+    stop_phase = coalesce(stop_phase, 'requested'),
+    updated_at = max(clock(), updated_at),
+    seq = seq + json_array_length(:events)
+WHERE id = :id
+  AND status = 'running';
+INSERT INTO events (job_id, seq, at, type, data)
+SELECT j.id, j.seq - json_array_length(:events) + e.key + 1, j.updated_at, e.value ->> 'type', e.value ->> 'data'
+FROM jobs AS j
+CROSS JOIN json_each(:events) AS e
+WHERE j.id = :id
+  AND j.status = 'running';
+SELECT j.id, j.owner FROM jobs AS j WHERE j.id = :id AND j.status = 'running';
+
+-- name: set_budget
+UPDATE specs SET budget = :budget WHERE id = :id;
+
+-- name: overdue_jobs
+-- Queued jobs whose queue timeout has passed. Uses jobs_queue_deadline.
+SELECT j.id, j.tenant
+FROM jobs AS j
+WHERE j.status = 'queued'
+  AND j.queue_deadline_at IS NOT NULL
+  AND j.queue_deadline_at <= clock()
+ORDER BY j.queue_deadline_at
+LIMIT :limit;
+
+-- name: doomed_jobs
+-- Jobs that are to be deleted and have ended. Uses jobs_deleting.
+SELECT j.id, j.tenant
+FROM jobs AS j
+WHERE j.stop_kind = 'delete'
+  AND j.status IN ('succeeded', 'failed', 'timed_out', 'cancelled', 'paused')
+ORDER BY j.id
+LIMIT :limit;
+
+-- name: delete_job
+DELETE FROM told;
+INSERT INTO told (id)
+SELECT j.id
+FROM jobs AS j
+WHERE j.id = :id
+  AND j.status = :from_status
+  AND j.unsettled = 0;
+DELETE FROM jobs WHERE id IN (SELECT id FROM told);
+DELETE FROM specs WHERE id IN (SELECT id FROM told);
+DELETE FROM attempts WHERE job_id IN (SELECT id FROM told);
+DELETE FROM needs WHERE job_id IN (SELECT id FROM told);
+DELETE FROM events WHERE job_id IN (SELECT id FROM told);
+SELECT t.id FROM told AS t;
+
+-- name: next_due
+-- When the next delayed job is due. Uses jobs_future.
+SELECT j.available_at, (j.available_at - clock()) / 1000000.0 AS wait
+FROM jobs AS j
+WHERE j.gate = 'future'
+ORDER BY j.available_at
+LIMIT 1;
+
+-- name: now
+SELECT clock() AS now_at;

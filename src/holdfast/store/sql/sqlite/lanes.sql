@@ -1,0 +1,88 @@
+-- Lanes: one holder at a time, in order. The row of a lane is its lock.
+
+-- name: missing_lanes
+SELECT r.value ->> 'tenant' AS tenant, r.value ->> 'lane' AS lane
+FROM json_each(:lanes) AS r
+WHERE NOT EXISTS (
+  SELECT 1 FROM lanes AS l WHERE l.tenant = r.value ->> 'tenant' AND l.lane = r.value ->> 'lane');
+
+-- name: ensure_lanes
+INSERT INTO lanes (tenant, lane)
+SELECT r.value ->> 'tenant', r.value ->> 'lane'
+FROM json_each(:lanes) AS r
+WHERE true
+ON CONFLICT DO NOTHING;
+
+-- name: lock_lanes
+-- In key order, before any job. Differs: there is only one writer, so nothing is locked.
+SELECT l.tenant, l.lane
+FROM json_each(:lanes) AS r
+JOIN lanes AS l ON l.tenant = r.value ->> 'tenant' AND l.lane = r.value ->> 'lane'
+ORDER BY l.tenant, l.lane;
+
+-- name: lane_states
+-- All that decides who holds a lane. Uses lanes_pkey, jobs_lane_blocking, jobs_lane_waiting.
+SELECT l.tenant, l.lane, l.paused, l.holder,
+  h.status AS holder_status, h.gate AS holder_gate, h.started_at IS NOT NULL AS holder_started,
+  h.lane_position AS holder_position,
+  EXISTS (
+    SELECT 1 FROM jobs AS b
+    WHERE b.tenant = l.tenant AND b.lane = l.lane AND b.lane IS NOT NULL AND b.started_at IS NOT NULL
+      AND b.dismissed = 0 AND b.status IN ('paused', 'failed', 'timed_out')) AS blocked,
+  n.id AS next_id, n.lane_position AS next_position
+FROM json_each(:lanes) AS r
+JOIN lanes AS l ON l.tenant = r.value ->> 'tenant' AND l.lane = r.value ->> 'lane'
+LEFT JOIN jobs AS h ON h.id = l.holder
+LEFT JOIN jobs AS n ON n.id = (
+  SELECT w.id FROM jobs AS w
+  WHERE w.gate = 'lane' AND w.tenant = l.tenant AND w.lane = l.lane
+  ORDER BY w.lane_position LIMIT 1);
+
+-- name: shut_jobs
+-- Take claimable jobs out of the claim's reach; one that was claimed meanwhile keeps its lane.
+UPDATE jobs
+SET gate = 'lane'
+WHERE id IN (SELECT value FROM json_each(:ids))
+  AND gate = 'open'
+RETURNING id;
+
+-- name: open_jobs
+UPDATE jobs
+SET gate = 'open'
+WHERE id IN (SELECT value FROM json_each(:ids))
+  AND gate = 'lane'
+RETURNING id, queue;
+
+-- name: set_holders
+UPDATE lanes
+SET holder = r.value ->> 'holder'
+FROM json_each(:rows) AS r
+WHERE lanes.tenant = r.value ->> 'tenant'
+  AND lanes.lane = r.value ->> 'lane';
+
+-- name: pause_lane
+UPDATE lanes
+SET paused = :paused
+WHERE tenant = :tenant
+  AND lane = :lane
+RETURNING lane;
+
+-- name: list_lanes
+-- One page of lanes as people see them.
+SELECT l.lane, l.paused, l.holder, h.status AS holder_status, h.gate AS holder_gate,
+  (SELECT count(*) FROM jobs AS w WHERE w.gate = 'lane' AND w.tenant = l.tenant AND w.lane = l.lane) AS waiting,
+  (SELECT w.id FROM jobs AS w
+   WHERE w.gate = 'lane' AND w.tenant = l.tenant AND w.lane = l.lane
+   ORDER BY w.lane_position LIMIT 1) AS next_id,
+  (SELECT json_group_array(o.id) FROM (
+     SELECT b.id FROM jobs AS b
+     WHERE b.tenant = l.tenant AND b.lane = l.lane AND b.lane IS NOT NULL AND b.started_at IS NOT NULL
+       AND b.dismissed = 0 AND b.status IN ('paused', 'failed', 'timed_out')
+     ORDER BY b.lane_position) AS o) AS blockers
+FROM lanes AS l
+LEFT JOIN jobs AS h ON h.id = l.holder
+WHERE l.tenant = :tenant
+  AND (:lane IS NULL OR l.lane = :lane)
+  AND (:after_lane IS NULL OR l.lane > :after_lane)
+ORDER BY l.lane
+LIMIT :limit;

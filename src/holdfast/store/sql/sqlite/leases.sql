@@ -1,0 +1,379 @@
+-- What a worker does: claim, adopt, start, beat, finish, hand over; and the reaper.
+-- Every write about a running job carries its token. `look` reads before anything takes the write lock.
+
+-- name: adopt
+-- Take orphans in the domains that this worker can reach. Uses jobs_orphaned.
+-- look
+SELECT 1
+FROM jobs AS j
+WHERE j.status = 'running'
+  AND j.owner IS NULL
+  AND j.domain IN (SELECT value FROM json_each(:domains))
+  AND j.adopt_after_at <= clock()
+LIMIT 1;
+DELETE FROM picked;
+INSERT INTO picked (id)
+SELECT j.id
+FROM jobs AS j
+WHERE j.status = 'running'
+  AND j.owner IS NULL
+  AND j.domain IN (SELECT value FROM json_each(:domains))
+  AND j.adopt_after_at <= clock()
+ORDER BY j.adopt_after_at, j.id
+LIMIT :limit;
+UPDATE jobs
+SET owner = :worker,
+    token = token + 1,
+    lease_expires_at = clock() + CAST(:ttl * 1000000 AS INTEGER),
+    last_beat_at = clock(),
+    orphaned_at = NULL,
+    adopt_after_at = NULL,
+    adoptions = adoptions + 1,
+    updated_at = max(clock(), updated_at),
+    seq = seq + 1
+WHERE id IN (SELECT id FROM picked);
+INSERT INTO events (job_id, seq, at, type, data)
+SELECT a.id, a.seq, a.updated_at, 'lease',
+  json_object('lease', 'adopted', 'attempt', a.attempt, 'worker', a.owner, 'token', a.token)
+FROM picked AS p
+JOIN jobs AS a ON a.id = p.id;
+SELECT
+  a.id, a.tenant, a.queue, a.capability, a.lane, a.priority, a.token, a.attempt, a.phase, a.domain, a.spent,
+  a.max_attempts, a.adoptions, a.requested_at, a.lease_expires_at, a.attempt_started_at, a.stdout_offset,
+  a.stderr_offset, a.batch, a.stop_kind, a.stop_phase, a.stop_deadline_at, s.kind, s.runner, s.spec, s.inputs,
+  s.on_lost, s.retry, s.timeout, s.idle_timeout, s.stop_grace, s.stop_after, s.budget, s.secrets, a.usage
+FROM picked AS p
+JOIN jobs AS a ON a.id = p.id
+JOIN specs AS s ON s.id = p.id
+ORDER BY a.id;
+
+-- name: claim
+-- Take up to :slots claimable jobs of the (queue, capability) pairs. Uses jobs_claimable: a skip-scan lists the tenants
+-- with work, their heads are merged in claim order, and tenants take turns.
+-- Differs: no LATERAL, so a correlated IN reads each tenant's heads; no row locks, one writer at a time.
+-- look
+SELECT 1
+FROM json_each(:pairs) AS p
+WHERE EXISTS (
+    SELECT 1 FROM jobs AS j
+    WHERE j.gate = 'open' AND j.queue = p.value ->> 'queue' AND j.capability = p.value ->> 'capability')
+  AND NOT EXISTS (SELECT 1 FROM queues AS q WHERE q.queue = p.value ->> 'queue' AND q.paused = 1)
+LIMIT 1;
+DELETE FROM picked;
+INSERT INTO picked (id, domain)
+WITH RECURSIVE pairs AS MATERIALIZED (
+  SELECT p.value ->> 'queue' AS queue, p.value ->> 'capability' AS capability, p.value ->> 'domain' AS domain
+  FROM json_each(:pairs) AS p
+  WHERE NOT EXISTS (SELECT 1 FROM queues AS q WHERE q.queue = p.value ->> 'queue' AND q.paused = 1)
+), tenants AS (
+  SELECT p.queue, p.capability, p.domain, (
+    SELECT j.tenant FROM jobs AS j
+    WHERE j.gate = 'open' AND j.queue = p.queue AND j.capability = p.capability
+    ORDER BY j.tenant LIMIT 1) AS tenant
+  FROM pairs AS p
+  UNION ALL
+  SELECT t.queue, t.capability, t.domain, (
+    SELECT j.tenant FROM jobs AS j
+    WHERE j.gate = 'open' AND j.queue = t.queue AND j.capability = t.capability AND j.tenant > t.tenant
+    ORDER BY j.tenant LIMIT 1)
+  FROM tenants AS t
+  WHERE t.tenant IS NOT NULL
+), heads AS (
+  SELECT h.id, t.domain, t.tenant,
+    row_number() OVER (PARTITION BY t.tenant ORDER BY h.priority DESC, h.requested_at, h.id) AS turn
+  FROM tenants AS t
+  CROSS JOIN jobs AS h ON h.id IN (
+    SELECT j.id FROM jobs AS j
+    WHERE j.gate = 'open' AND j.queue = t.queue AND j.capability = t.capability AND j.tenant = t.tenant
+    ORDER BY j.priority DESC, j.requested_at, j.id
+    LIMIT :slots)
+  WHERE t.tenant IS NOT NULL
+)
+SELECT h.id, h.domain FROM heads AS h ORDER BY h.turn, h.tenant LIMIT :slots;
+UPDATE jobs
+SET status = 'running',
+    gate = NULL,
+    owner = :worker,
+    token = token + 1,
+    lease_expires_at = clock() + CAST(:ttl * 1000000 AS INTEGER),
+    last_beat_at = clock(),
+    queue_deadline_at = NULL,
+    adoptions = 0,
+    attempt = attempt + 1,
+    phase = CASE WHEN capability LIKE 'function%' THEN 'started' ELSE 'claimed' END,
+    worker = :worker,
+    domain = p.domain,
+    claimed_at = max(clock(), updated_at),
+    attempt_started_at = CASE WHEN capability LIKE 'function%' THEN max(clock(), updated_at) END,
+    stdout_offset = 0,
+    stderr_offset = 0,
+    batch = 0,
+    started_at = coalesce(started_at, max(clock(), updated_at)),
+    updated_at = max(clock(), updated_at),
+    seq = seq + 1
+FROM picked AS p
+WHERE jobs.id = p.id;
+INSERT INTO events (job_id, seq, at, type, data)
+SELECT c.id, c.seq, c.updated_at, 'status', json_object('status', 'running', 'attempt', c.attempt, 'worker', c.owner)
+FROM picked AS p
+JOIN jobs AS c ON c.id = p.id;
+SELECT
+  c.id, c.tenant, c.queue, c.capability, c.lane, c.priority, c.token, c.attempt, c.phase, c.domain, c.spent,
+  c.max_attempts, c.adoptions, c.requested_at, c.lease_expires_at, c.attempt_started_at, c.stdout_offset,
+  c.stderr_offset, c.batch, c.stop_kind, c.stop_phase, c.stop_deadline_at, s.kind, s.runner, s.spec, s.inputs,
+  s.on_lost, s.retry, s.timeout, s.idle_timeout, s.stop_grace, s.stop_after, s.budget, s.secrets, c.usage
+FROM picked AS p
+JOIN jobs AS c ON c.id = p.id
+JOIN specs AS s ON s.id = p.id
+ORDER BY c.priority DESC, c.requested_at, c.id;
+
+-- name: start
+-- Write phase `started` for attempts that now run.
+DELETE FROM told;
+-- each: rows
+INSERT INTO told (id, token) VALUES (:id, :token);
+UPDATE jobs
+SET phase = 'started',
+    attempt_started_at = coalesce(attempt_started_at, max(clock(), updated_at)),
+    adoptions = 0,
+    updated_at = max(clock(), updated_at)
+FROM told AS m
+WHERE jobs.id = m.id
+  AND jobs.token = m.token
+  AND jobs.status = 'running'
+RETURNING jobs.id;
+
+-- name: beat
+-- Renew all leases of a worker, and answer for each job: yours, lost, or one that it does not know. Uses jobs_leased.
+-- The row without an id is the worker's own.
+DELETE FROM told;
+-- each: rows
+INSERT INTO told (id, token) VALUES (:id, :token);
+UPDATE jobs
+SET lease_expires_at = clock() + CAST(:ttl * 1000000 AS INTEGER),
+    last_beat_at = clock()
+FROM told AS t
+WHERE jobs.id = t.id
+  AND jobs.token = t.token
+  AND jobs.owner = :worker;
+UPDATE workers
+SET seen_at = max(clock(), seen_at),
+    expires_at = clock() + CAST(:ttl * 1000000 AS INTEGER)
+WHERE worker = :worker;
+SELECT NULL AS id, NULL AS token, 'worker' AS answer, NULL AS capability, NULL AS phase, NULL AS stop_kind,
+  NULL AS stop_phase, NULL AS stop_deadline_at, (SELECT w.draining FROM workers AS w WHERE w.worker = :worker) AS draining
+UNION ALL
+SELECT m.id, m.token, CASE WHEN t.id IS NOT NULL THEN 'yours' ELSE 'unknown' END, m.capability, m.phase, m.stop_kind,
+  m.stop_phase, m.stop_deadline_at, 0
+FROM jobs AS m
+LEFT JOIN told AS t ON t.id = m.id AND t.token = m.token
+WHERE m.owner = :worker
+UNION ALL
+SELECT t.id, t.token, 'lost', NULL, NULL, NULL, NULL, NULL, 0
+FROM told AS t
+WHERE NOT EXISTS (SELECT 1 FROM jobs AS j WHERE j.id = t.id AND j.token = t.token AND j.owner = :worker);
+
+-- name: stops
+-- The stop requests that wait for a worker's own jobs. Uses jobs_leased.
+SELECT j.id, j.token, j.stop_kind, j.stop_phase, j.stop_deadline_at
+FROM jobs AS j
+WHERE j.owner = :worker
+  AND j.stop_kind IS NOT NULL
+ORDER BY j.id;
+
+-- name: advance_stop
+-- Write how far the stop ladder has come, so that an adopter goes on there.
+DELETE FROM told;
+INSERT INTO told (id, token)
+SELECT j.id, j.token
+FROM jobs AS j
+WHERE j.id = :id
+  AND j.token = :token
+  AND j.status = 'running'
+  AND j.stop_kind IS NOT NULL;
+UPDATE jobs
+SET stop_phase = :phase,
+    stop_deadline_at = coalesce(clock() + CAST(:grace * 1000000 AS INTEGER), stop_deadline_at),
+    updated_at = max(clock(), updated_at),
+    seq = seq + 1
+WHERE id IN (SELECT id FROM told);
+INSERT INTO events (job_id, seq, at, type, data)
+SELECT s.id, s.seq, s.updated_at, 'cancel', json_object('cancel', :phase, 'kind', s.stop_kind)
+FROM told AS t
+JOIN jobs AS s ON s.id = t.id;
+SELECT t.id FROM told AS t;
+
+-- name: finish
+-- End attempts: to a terminal status, to paused, or back to queued. A move to queued looks at the stop request here, in
+-- the same transaction: cancel or delete makes it cancelled, interrupt makes it paused. The token stays, so that a repeat
+-- after a lost answer finds its own end: same token, no open attempt.
+DELETE FROM ending;
+DELETE FROM ended;
+-- each: rows
+INSERT INTO ending (id, token, status, cause, exit_code, signal, error_code, error_message, result, delay)
+VALUES (:id, :token, :status, :cause, :exit_code, :signal, :error_code, :error_message, :result, :delay);
+INSERT INTO ended (
+  id, token, attempt, seq, phase, worker, domain, claimed_at, attempt_started_at, status, error_code, error_message,
+  cause, exit_code, signal, result, now_at, due_at, delayed)
+SELECT j.id, j.token, j.attempt, j.seq + 1, j.phase, j.worker, j.domain, j.claimed_at, j.attempt_started_at,
+  CASE
+    WHEN i.status <> 'queued' THEN i.status
+    WHEN j.stop_kind = 'interrupt' THEN 'paused'
+    WHEN j.stop_kind IS NOT NULL THEN 'cancelled'
+    ELSE 'queued'
+  END,
+  CASE
+    WHEN i.status <> 'queued' OR j.stop_kind IS NULL THEN i.error_code
+    WHEN j.stop_kind = 'interrupt' THEN 'interrupted'
+    ELSE 'cancelled'
+  END,
+  CASE
+    WHEN i.status <> 'queued' OR j.stop_kind IS NULL THEN i.error_message
+    WHEN j.stop_kind = 'interrupt' THEN 'interrupted by request'
+    ELSE 'cancelled by request'
+  END,
+  i.cause, i.exit_code, i.signal, i.result,
+  max(clock(), j.updated_at),
+  max(clock(), j.updated_at) + CAST(coalesce(i.delay, 0) * 1000000 AS INTEGER),
+  coalesce(i.delay, 0) > 0
+FROM ending AS i
+JOIN jobs AS j ON j.id = i.id AND j.token = i.token
+WHERE j.status = 'running';
+UPDATE jobs
+SET status = h.status,
+    gate = CASE WHEN h.status <> 'queued' THEN NULL WHEN h.delayed THEN 'future' ELSE 'open' END,
+    available_at = CASE WHEN h.status = 'queued' THEN h.due_at ELSE jobs.available_at END,
+    finished_at = CASE WHEN h.status NOT IN ('queued', 'paused') THEN h.now_at END,
+    updated_at = h.now_at,
+    owner = NULL,
+    lease_expires_at = NULL,
+    orphaned_at = NULL,
+    phase = NULL,
+    spent = jobs.spent + CASE
+      WHEN h.cause = 'drained' THEN 0
+      WHEN h.phase = 'started' OR h.cause IN ('lost', 'start_failed') THEN 1
+      ELSE 0
+    END,
+    unsettled = jobs.unsettled OR (jobs.has_dependants AND h.status NOT IN ('queued', 'paused')),
+    exit_code = h.exit_code,
+    error_code = h.error_code,
+    error_message = h.error_message,
+    result = h.result,
+    seq = h.seq
+FROM ended AS h
+WHERE jobs.id = h.id
+  AND jobs.token = h.token
+  AND jobs.status = 'running';
+INSERT INTO attempts (
+  job_id, attempt, worker, domain, token, claimed_at, started_at, ended_at, cause, exit_code, signal, error_code,
+  error_message)
+SELECT h.id, h.attempt, h.worker, h.domain, h.token, h.claimed_at, h.attempt_started_at, h.now_at, h.cause, h.exit_code,
+  h.signal, h.error_code, h.error_message
+FROM ended AS h;
+INSERT INTO events (job_id, seq, at, type, data)
+SELECT h.id, h.seq, h.now_at, 'status',
+  CASE WHEN h.error_code IS NULL
+    THEN json_object('status', h.status, 'attempt', h.attempt, 'cause', h.cause)
+    ELSE json_object('status', h.status, 'attempt', h.attempt, 'cause', h.cause,
+      'code', h.error_code, 'message', h.error_message)
+  END
+FROM ended AS h;
+SELECT i.id, h.id IS NOT NULL AS moved, h.status, j.queue, j.gate, j.has_dependants
+FROM ending AS i
+LEFT JOIN ended AS h ON h.id = i.id
+LEFT JOIN jobs AS j ON j.id = h.id;
+
+-- name: landed
+-- Which of these ends are already in the record: same token, no open attempt.
+SELECT j.id, j.status
+FROM json_each(:rows) AS r
+JOIN jobs AS j ON j.id = r.value ->> 'id' AND j.token = r.value ->> 'token'
+WHERE j.phase IS NULL;
+
+-- name: hand_over
+-- Give leases back while the work goes on: the next worker adopts.
+DELETE FROM told;
+-- each: rows
+INSERT INTO told (id, token) VALUES (:id, :token);
+DELETE FROM told
+WHERE NOT EXISTS (
+  SELECT 1 FROM jobs AS j
+  WHERE j.id = told.id AND j.token = told.token AND j.status = 'running' AND j.owner IS NOT NULL);
+UPDATE jobs
+SET owner = NULL,
+    token = token + 1,
+    lease_expires_at = NULL,
+    orphaned_at = max(clock(), updated_at),
+    adopt_after_at = clock() + CAST(:delay * 1000000 AS INTEGER),
+    updated_at = max(clock(), updated_at),
+    seq = seq + 1
+WHERE id IN (SELECT id FROM told);
+INSERT INTO events (job_id, seq, at, type, data)
+SELECT h.id, h.seq, h.updated_at, 'lease', json_object('lease', 'handed_over', 'worker', h.worker, 'token', h.token)
+FROM told AS t
+JOIN jobs AS h ON h.id = t.id;
+SELECT t.id FROM told AS t;
+
+-- name: reap
+-- Clear expired leases; the jobs stay running and can be adopted.
+-- An orphan that already went through adoptions without progress waits longer each time.
+-- look
+SELECT 1
+FROM jobs AS j
+WHERE j.owner IS NOT NULL
+  AND j.status = 'running'
+  AND j.lease_expires_at < clock()
+LIMIT 1;
+DELETE FROM told;
+INSERT INTO told (id, token)
+SELECT j.id, j.token
+FROM jobs AS j
+WHERE j.owner IS NOT NULL
+  AND j.status = 'running'
+  AND j.lease_expires_at < clock()
+ORDER BY j.id
+LIMIT :limit;
+UPDATE jobs
+SET owner = NULL,
+    token = token + 1,
+    lease_expires_at = NULL,
+    orphaned_at = max(clock(), updated_at),
+    adopt_after_at = clock() + CAST(1000000 * CASE
+      WHEN adoptions = 0 THEN 0
+      ELSE min(:cap, :base * (1 << (min(adoptions, 30) - 1)))
+    END AS INTEGER),
+    updated_at = max(clock(), updated_at),
+    seq = seq + 1
+WHERE id IN (SELECT id FROM told);
+INSERT INTO events (job_id, seq, at, type, data)
+SELECT r.id, r.seq, r.updated_at, 'lease', json_object('lease', 'reaped', 'worker', r.worker, 'token', r.token)
+FROM told AS t
+JOIN jobs AS r ON r.id = t.id;
+SELECT r.id, r.token, r.worker, r.attempt, r.adoptions
+FROM told AS t
+JOIN jobs AS r ON r.id = t.id;
+
+-- name: lease_owners
+-- For a reaper that doubts itself: how many owners hold leases, and how many of them let one expire. Uses jobs_leased.
+SELECT
+  count(DISTINCT j.owner) AS owners,
+  count(DISTINCT CASE WHEN j.lease_expires_at < clock() THEN j.owner END) AS expired
+FROM jobs AS j
+WHERE j.owner IS NOT NULL;
+
+-- name: worn_orphans
+-- Orphans that were adopted again and again without progress. Uses jobs_orphaned.
+SELECT j.id, j.tenant, j.lane
+FROM jobs AS j
+WHERE j.status = 'running'
+  AND j.owner IS NULL
+  AND j.adoptions >= :adoptions
+ORDER BY j.id
+LIMIT :limit;
+
+-- name: leases
+-- Who holds what, for people. Uses jobs_leased.
+SELECT j.owner, j.id, j.token, j.lease_expires_at
+FROM jobs AS j
+WHERE j.owner IS NOT NULL
+ORDER BY j.owner, j.id;

@@ -1,0 +1,51 @@
+-- Workers that said they live, and who leads a duty.
+
+-- name: register_worker
+INSERT INTO workers (worker, host, pid, queues, capabilities, domains, registered_at, seen_at, expires_at)
+VALUES (:worker, :host, :pid, :queues, :capabilities, :domains, clock(), clock(),
+  clock() + CAST(:ttl * 1000000 AS INTEGER))
+ON CONFLICT (worker) DO UPDATE
+SET queues = excluded.queues,
+    capabilities = excluded.capabilities,
+    domains = excluded.domains,
+    seen_at = excluded.seen_at,
+    expires_at = excluded.expires_at
+WHERE workers.host = excluded.host
+  AND workers.pid = excluded.pid
+RETURNING worker;
+
+-- name: forget_worker
+DELETE FROM workers WHERE worker = :worker;
+
+-- name: drain_worker
+UPDATE workers SET draining = 1 WHERE worker = :worker RETURNING worker;
+
+-- name: list_workers
+SELECT w.worker, w.host, w.pid, w.queues, w.capabilities, w.domains, w.registered_at, w.seen_at, w.expires_at,
+  w.draining, w.expires_at > clock() AS live,
+  (SELECT json_group_array(o.id) FROM (SELECT j.id FROM jobs AS j WHERE j.owner = w.worker ORDER BY j.id) AS o) AS jobs
+FROM workers AS w
+ORDER BY w.worker;
+
+-- name: lead
+-- Become or stay the leader of a duty; a row only for the one who leads. A follower only looks.
+-- look
+SELECT 1
+WHERE NOT EXISTS (
+  SELECT 1 FROM leaders AS l WHERE l.duty = :duty AND l.leader <> :leader AND l.expires_at > clock());
+INSERT INTO leaders (duty, leader, term, expires_at)
+VALUES (:duty, :leader, 1, clock() + CAST(:ttl * 1000000 AS INTEGER))
+ON CONFLICT (duty) DO UPDATE
+SET leader = excluded.leader,
+    term = term + CASE WHEN leaders.leader = excluded.leader THEN 0 ELSE 1 END,
+    expires_at = excluded.expires_at
+WHERE leaders.leader = excluded.leader
+   OR leaders.expires_at <= clock()
+RETURNING term;
+
+-- name: resign
+-- The row stays, so that terms only grow.
+UPDATE leaders
+SET expires_at = clock()
+WHERE duty = :duty
+  AND leader = :leader;

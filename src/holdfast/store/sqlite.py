@@ -1,0 +1,283 @@
+"""SQLite: one thread writes, one reads, and nothing else in this process touches the file.
+
+WAL, `BEGIN IMMEDIATE`, synchronous=FULL. An operation is an ordinary coroutine that awaits only its own statements, so
+the writer thread can run it from start to end in one go. `clock()` stands still within a transaction.
+"""
+
+import asyncio
+import itertools
+import os
+import queue
+import sqlite3
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from holdfast.errors import Conflict, StoreError, StoreUnreachable
+from holdfast.store import queries
+from holdfast.store.database import Counters, Row, Tx, json_text
+from holdfast.timing import Clock, SystemClock, from_micros, to_micros
+
+T = TypeVar("T")
+
+BUSY_SECONDS = 30.0
+LISTEN_SECONDS = 0.02
+_URGENT, _NORMAL, _LAST = 0, 1, 2
+
+
+class Connection:
+    """One SQLite connection and the clock that its statements see."""
+
+    def __init__(self, path: Path, clock: Clock, *, writes: bool) -> None:
+        self._clock = clock
+        self._now = 0
+        self._shapes: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+        self.raw = sqlite3.connect(
+            path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=512
+        )
+        self.raw.create_function("clock", 0, lambda: self._now, deterministic=True)
+        self.raw.execute("PRAGMA synchronous = FULL")
+        self.raw.execute("PRAGMA temp_store = MEMORY")
+        if writes:
+            self.raw.execute("PRAGMA journal_mode = WAL")
+            self.raw.executescript(queries.session_script("sqlite"))
+        else:
+            self.raw.execute("PRAGMA query_only = ON")
+
+    def tick(self) -> None:
+        """Let the clock of this connection catch up; called once per transaction."""
+        self._now = to_micros(self._clock.now())
+
+    def run(self, query: queries.Query, parameters: Mapping[str, Any]) -> list[Row]:
+        """Run the statements of a query; the last one answers. Its `look` is not among them."""
+        plain = {name: _value(value) for name, value in parameters.items()}
+        rows: list[Row] = []
+        for statement in query.statements:
+            if statement.each is not None:
+                self.raw.executemany(statement.text, _records(parameters[statement.each], statement.parameters))
+            elif not statement.look:
+                rows = self._fetch(statement, plain)
+        return rows
+
+    def looks(self, query: queries.Query, parameters: Mapping[str, Any]) -> bool:
+        """Say whether there is anything to do, without a lock."""
+        plain = {name: _value(value) for name, value in parameters.items()}
+        return all(self._fetch(statement, plain) for statement in query.statements if statement.look)
+
+    def _fetch(self, statement: queries.Statement, plain: Mapping[str, Any]) -> list[Row]:
+        cursor = self.raw.execute(statement.text, {name: plain[name] for name in statement.parameters})
+        if cursor.description is None:
+            return []
+        found = cursor.fetchall()
+        if not found:
+            return []
+        shape = self._shapes.get(statement.text)
+        if shape is None:
+            names = tuple(column[0] for column in cursor.description)
+            shape = self._shapes[statement.text] = (names, tuple(name for name in names if name.endswith("_at")))
+        names, times = shape
+        rows: list[dict[str, Any]] = [dict(zip(names, values, strict=True)) for values in found]
+        for row in rows:
+            for name in times:
+                if row[name] is not None:
+                    row[name] = from_micros(row[name])
+        return list(rows)
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return to_micros(value)
+    if isinstance(value, list | tuple | dict):
+        return json_text(value)
+    return value
+
+
+def _records(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
+    records = []
+    for row in rows:
+        record: dict[str, Any] = dict.fromkeys(names)
+        for name, value in row.items():
+            record[name] = value if value is None or type(value) in (str, int) else _value(value)
+        records.append(record)
+    return records
+
+
+class SqliteTx:
+    """Statements on the writer's connection, inside its open transaction."""
+
+    def __init__(self, connection: Connection, named: Mapping[str, queries.Query]) -> None:
+        self._connection = connection
+        self._named = named
+
+    async def rows(self, name: str, /, **parameters: Any) -> Sequence[Row]:
+        return self._connection.run(self._named[name], parameters)
+
+
+def _drive(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never really waits."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+    coroutine.close()
+    raise RuntimeError("an operation may await nothing but the statements of its transaction")
+
+
+class _Thread:
+    """A thread that owns one connection and does what it is handed, urgent things first."""
+
+    def __init__(self, name: str, connect: Callable[[], Connection]) -> None:
+        self._work: queue.PriorityQueue[tuple[int, int, Callable[[Connection], None] | None]] = queue.PriorityQueue()
+        self._count = itertools.count()
+        self._connect = connect
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
+        self._thread.start()
+
+    async def do(self, work: Callable[[Connection], T], *, priority: int = _NORMAL) -> T:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def task(connection: Connection) -> None:
+            try:
+                answer = work(connection)
+            except BaseException as error:
+                outcome: Callable[[], None] = _settle(future.set_exception, future, error)
+            else:
+                outcome = _settle(future.set_result, future, answer)
+            try:
+                loop.call_soon_threadsafe(outcome)
+            except RuntimeError:
+                pass  # The loop is closed: nobody waits for this answer any more.
+
+        if not self._thread.is_alive():
+            raise StoreUnreachable("the store is closed")
+        self._work.put((priority, next(self._count), task))
+        return await future
+
+    async def stop(self) -> None:
+        self._work.put((_LAST, next(self._count), None))
+        await asyncio.to_thread(self._thread.join)
+
+    def _loop(self) -> None:
+        connection = self._connect()
+        try:
+            while (item := self._work.get()[2]) is not None:
+                item(connection)
+        finally:
+            connection.raw.close()
+
+
+def _settle(setter: Callable[[Any], None], future: "asyncio.Future[Any]", value: Any) -> Callable[[], None]:
+    return lambda: None if future.done() else setter(value)
+
+
+class SqliteDatabase:
+    """The SQLite dialect."""
+
+    def __init__(self, path: Path, clock: Clock | None = None) -> None:
+        clock = clock or SystemClock()
+        self.counters = Counters()
+        self.path = path
+        self._named = queries.load("sqlite")
+        self._prepare(path)
+        self._writer = _Thread("holdfast-writer", lambda: Connection(path, clock, writes=True))
+        self._reader = _Thread("holdfast-reader", lambda: Connection(path, clock, writes=False))
+
+    @staticmethod
+    def _prepare(path: Path) -> None:
+        """Find out now, in the caller's thread, whether this file can be used."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            connection = sqlite3.connect(path, timeout=BUSY_SECONDS)
+            try:
+                connection.execute("PRAGMA journal_mode = WAL")
+            finally:
+                connection.close()
+        except (OSError, sqlite3.Error) as error:
+            raise StoreUnreachable(f"cannot open the SQLite file {path}: {error}") from error
+
+    async def read(self, name: str, /, **parameters: Any) -> Sequence[Row]:
+        query = self._named[name]
+
+        def look(connection: Connection) -> list[Row]:
+            connection.tick()
+            return connection.run(query, parameters)
+
+        return await self._reader.do(look)
+
+    async def rows(self, name: str, /, *, urgent: bool = False, **parameters: Any) -> Sequence[Row]:
+        query = self._named[name]
+        if any(statement.look for statement in query.statements):
+
+            def look(connection: Connection) -> bool:
+                connection.tick()
+                return connection.looks(query, parameters)
+
+            if not await self._reader.do(look):
+                return []
+        priority = _URGENT if urgent else _NORMAL
+        return await self._writer.do(
+            lambda connection: _transaction(connection, lambda: connection.run(query, parameters)), priority=priority
+        )
+
+    async def transact(self, work: Callable[[Tx], Awaitable[T]]) -> T:
+        async def whole(tx: Tx) -> T:
+            return await work(tx)
+
+        def run(connection: Connection) -> T:
+            return _transaction(connection, lambda: _drive(whole(SqliteTx(connection, self._named))))
+
+        return await self._writer.do(run)
+
+    async def migrate(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Hand the writing connection to the migrator, inside one transaction."""
+        return await self._writer.do(lambda connection: _transaction(connection, lambda: work(connection.raw)))
+
+    async def announce(self, topics: Sequence[str]) -> None:
+        """Nothing to send: others see that the file changed."""
+
+    @asynccontextmanager
+    async def hear(self) -> AsyncIterator[AsyncIterator[Sequence[str]]]:
+        yield self._changes()
+
+    async def _changes(self) -> AsyncIterator[Sequence[str]]:
+        """Report that another connection changed the file: a look at shared memory, no lock, no file read."""
+        seen = await self._reader.do(_data_version)
+        while True:
+            await asyncio.sleep(LISTEN_SECONDS)
+            version = await self._reader.do(_data_version)
+            if version != seen:
+                seen = version
+                yield ("*",)
+
+    async def close(self) -> None:
+        await self._writer.stop()
+        await self._reader.stop()
+
+
+def _data_version(connection: Connection) -> int:
+    return int(connection.raw.execute("PRAGMA data_version").fetchone()[0])
+
+
+def _transaction(connection: Connection, work: Callable[[], T]) -> T:
+    try:
+        connection.raw.execute("BEGIN IMMEDIATE")
+        connection.tick()
+        try:
+            answer = work()
+            connection.raw.execute("COMMIT")
+            return answer
+        except BaseException:
+            if connection.raw.in_transaction:
+                connection.raw.execute("ROLLBACK")
+            raise
+    except sqlite3.IntegrityError as error:
+        raise Conflict(f"refused by the database: {error}") from error
+    except sqlite3.OperationalError as error:
+        raise StoreUnreachable(f"SQLite: {error} (process {os.getpid()})") from error
+    except sqlite3.Error as error:
+        raise StoreError(f"SQLite: {error}") from error

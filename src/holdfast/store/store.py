@@ -1,0 +1,88 @@
+"""A store: one database, and the parts through which callers and workers use it."""
+
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from urllib.parse import unquote, urlsplit
+
+from holdfast.errors import Invalid
+from holdfast.store.database import Counters
+from holdfast.store.events import Events
+from holdfast.store.gates import Gates
+from holdfast.store.jobs import Jobs
+from holdfast.store.lanes import Lanes
+from holdfast.store.leases import Leases
+from holdfast.store.migrate import require_current
+from holdfast.store.postgres import PostgresDatabase
+from holdfast.store.sqlite import SqliteDatabase
+from holdfast.store.wake import Wake
+from holdfast.store.workers import Attempts, Queues, Workers
+from holdfast.timing import Clock
+
+
+class Store:
+    def __init__(self, database: SqliteDatabase | PostgresDatabase) -> None:
+        self.database = database
+        self.wake = Wake(database)
+        self.lanes = Lanes(database, self.wake)
+        self.gates = Gates(database, self.lanes, self.wake)
+        self.jobs = Jobs(database, self.gates, self.wake)
+        self.leases = Leases(database, self.gates, self.wake)
+        self.events = Events(database)
+        self.attempts = Attempts(database)
+        self.queues = Queues(database, self.wake)
+        self.workers = Workers(database)
+
+    @property
+    def counters(self) -> Counters:
+        return self.database.counters
+
+    async def next_due(self) -> float | None:
+        """Seconds until the next delayed job is due, by the database's clock; None if there is none."""
+        rows = await self.database.read("next_due")
+        return max(0.0, float(rows[0]["wait"])) if rows else None
+
+    async def close(self) -> None:
+        await self.wake.close()
+        await self.database.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+async def connect(
+    url: str, *, schema: str = "holdfast", connections: int = 4, listen: bool = True, clock: Clock | None = None
+) -> SqliteDatabase | PostgresDatabase:
+    """Connect to a database, migrated or not. `clock` is for SQLite, whose clock is this host's."""
+    scheme = urlsplit(url).scheme
+    if scheme == "sqlite":
+        return SqliteDatabase(sqlite_path(url), clock)
+    if scheme in ("postgres", "postgresql"):
+        return await PostgresDatabase.connect(url, schema=schema, connections=connections, listen=listen)
+    raise Invalid("database_url", f"starts with {scheme or 'nothing'!r}: use sqlite:///path or postgresql://host/name")
+
+
+async def open_store(
+    url: str, *, schema: str = "holdfast", connections: int = 4, listen: bool = True, clock: Clock | None = None
+) -> Store:
+    """Open a migrated store."""
+    database = await connect(url, schema=schema, connections=connections, listen=listen, clock=clock)
+    try:
+        await require_current(database)
+    except BaseException:
+        await database.close()
+        raise
+    return Store(database)
+
+
+def sqlite_path(url: str) -> Path:
+    """The file of `sqlite:///relative` or `sqlite:////absolute`."""
+    rest = url.removeprefix("sqlite://")
+    if not rest.startswith("/") or len(rest) < 2:
+        raise Invalid("database_url", f"{url!r} names no file: use sqlite:///path")
+    return Path(unquote(rest[1:]))

@@ -1,0 +1,88 @@
+"""Workers that said they live, the attempts they made, and who leads a duty."""
+
+from collections.abc import Mapping, Sequence
+
+from holdfast.errors import Conflict, NotFound
+from holdfast.model import Attempt, Queue, Worker
+from holdfast.store.database import Database
+from holdfast.store.rows import to_attempt, to_worker
+from holdfast.store.wake import Wake, work
+
+
+class Workers:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def register(
+        self,
+        worker: str,
+        *,
+        host: str,
+        pid: int,
+        queues: Mapping[str, int],
+        capabilities: Sequence[str],
+        domains: Sequence[str],
+        ttl: float,
+    ) -> None:
+        """Say who this worker is and what it can run; again to say that it changed. Heartbeats keep the row fresh."""
+        rows = await self._database.rows(
+            "register_worker",
+            worker=worker,
+            host=host,
+            pid=pid,
+            queues=dict(queues),
+            capabilities=list(capabilities),
+            domains=list(domains),
+            ttl=ttl,
+        )
+        if not rows:
+            raise Conflict(f"worker id {worker} belongs to another process; ids are never reused")
+
+    async def forget(self, worker: str) -> None:
+        await self._database.rows("forget_worker", worker=worker)
+
+    async def drain(self, worker: str) -> None:
+        """Ask a worker to take nothing new and hand over; its next heartbeat hears it."""
+        if not await self._database.rows("drain_worker", worker=worker):
+            raise NotFound("worker", worker)
+
+    async def list(self) -> Sequence[Worker]:
+        return [to_worker(row) for row in await self._database.read("list_workers")]
+
+    async def lead(self, duty: str, leader: str, *, ttl: float) -> int | None:
+        """Become or stay the leader of a duty: the term if so, else None. Saves work; every duty is safe with two."""
+        rows = await self._database.rows("lead", duty=duty, leader=leader, ttl=ttl)
+        return rows[0]["term"] if rows else None
+
+    async def resign(self, duty: str, leader: str) -> None:
+        await self._database.rows("resign", duty=duty, leader=leader)
+
+
+class Attempts:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def list(self, job_id: str, *, tenant: str = "default") -> Sequence[Attempt]:
+        """Every attempt of a job, the open one last."""
+        if not await self._database.read("find_job", id=job_id, tenant=tenant):
+            raise NotFound("job", job_id)
+        return [to_attempt(row) for row in await self._database.read("list_attempts", id=job_id)]
+
+
+class Queues:
+    def __init__(self, database: Database, wake: Wake) -> None:
+        self._database = database
+        self._wake = wake
+
+    async def pause(self, queue: str) -> None:
+        """Let nobody claim from a queue, durably; what runs goes on."""
+        await self._database.rows("set_queue_paused", queue=queue, paused=True)
+
+    async def resume(self, queue: str) -> None:
+        await self._database.rows("set_queue_paused", queue=queue, paused=False)
+        self._wake.post([work(queue)])
+
+    async def list(self) -> Sequence[Queue]:
+        """Queues that an operator has touched."""
+        rows = await self._database.read("list_queues")
+        return [Queue(queue=row["queue"], paused=bool(row["paused"])) for row in rows]

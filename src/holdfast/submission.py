@@ -1,0 +1,177 @@
+"""What a caller asks for, and the checks that need no database.
+
+`parse` turns plain data (JSON from anywhere) into a `Submission`, or raises an error that names the field.
+"""
+
+import re
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from holdfast.errors import Invalid, TooLarge
+from holdfast.model import OnLost, Retry, Runner, new_id
+
+MAX_PAYLOAD = 1024 * 1024
+MAX_BATCH = 10_000
+
+Name = Annotated[str, Meta(min_length=1, max_length=200)]
+Seconds = Annotated[float, Meta(gt=0, le=10 * 366 * 86_400)]
+Text = Annotated[str, Meta(max_length=32_768)]
+
+
+class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: Name
+
+
+class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    command: Annotated[list[Text], Meta(min_length=1, max_length=4096)]
+    env: dict[Name, Text] = {}
+    stdin: str | None = None
+    user: Name | None = None
+
+
+class DockerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    image: Name
+    command: Annotated[list[Text], Meta(max_length=4096)] | None = None
+    env: dict[Name, Text] = {}
+    memory: Annotated[str, Meta(pattern=r"^[0-9]+[kmgKMG]?$")] | None = None
+    cpus: Annotated[float, Meta(gt=0)] | None = None
+    pids: Annotated[int, Meta(ge=1)] | None = None
+    network: Name | None = None
+    user: Name | None = None
+
+
+SPECS: Mapping[Runner, type[msgspec.Struct]] = {"function": FunctionSpec, "process": ProcessSpec, "docker": DockerSpec}
+
+
+class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One job as a caller asks for it."""
+
+    runner: Runner
+    spec: dict[str, Any]
+    id: str | None = None
+    kind: Name = "run"
+    queue: Name = "default"
+    lane: Name | None = None
+    priority: Annotated[int, Meta(ge=-1_000_000, le=1_000_000)] = 0
+    labels: Annotated[dict[Name, Annotated[str, Meta(max_length=256)]], Meta(max_length=64)] = {}
+    inputs: dict[str, Any] = {}
+    needs: Annotated[tuple[str, ...], Meta(max_length=1000)] = ()
+    hold: bool = False
+    available_at: Annotated[datetime, Meta(tz=True)] | None = None
+    max_attempts: Annotated[int, Meta(ge=1, le=1000)] = 1
+    retry: Retry | None = None
+    on_lost: OnLost = "requeue"
+    timeout: Seconds | None = None
+    queue_timeout: Seconds | None = None
+    idle_timeout: Seconds | None = None
+    stop_grace: Annotated[float, Meta(ge=0, le=86_400)] | None = None
+    stop_after: Seconds | None = None
+    budget: dict[Name, Annotated[float, Meta(ge=0)]] | None = None
+    secrets: tuple[Name, ...] = ()
+
+
+def parse(data: Any) -> Submission:
+    """Turn plain data into a Submission; every refusal names the field."""
+    try:
+        return msgspec.convert(data, Submission)
+    except msgspec.ValidationError as error:
+        raise _invalid(error) from None
+
+
+def check(submission: Submission) -> Submission:
+    """Check what types alone cannot say, and give the job an id if it has none."""
+    try:
+        msgspec.convert(submission.spec, SPECS[submission.runner])
+    except msgspec.ValidationError as error:
+        raise _invalid(error, root="spec") from None
+    for field in ("kind", "queue", "lane"):
+        text = getattr(submission, field)
+        if text is not None and not text.isprintable():
+            raise Invalid(field, "has control characters")
+    for field in ("spec", "inputs", "labels"):
+        _check_json(field, getattr(submission, field))
+    if submission.retry is not None and not 0 <= submission.retry.base <= submission.retry.cap:
+        raise Invalid("retry", f"base {submission.retry.base} must be between 0 and cap {submission.retry.cap}")
+    needs = tuple(_canonical_id(f"needs[{n}]", need) for n, need in enumerate(submission.needs))
+    if len(set(needs)) != len(needs):
+        raise Invalid("needs", "names a job twice")
+    job_id = new_id() if submission.id is None else _canonical_id("id", submission.id)
+    if job_id in needs:
+        raise Invalid("needs", f"job {job_id} needs itself")
+    return msgspec.structs.replace(submission, id=job_id, needs=needs)
+
+
+def in_order(submissions: Sequence[Submission]) -> list[Submission]:
+    """Sort a batch so that each job stands after the ones it needs; a cycle is refused."""
+    by_id: dict[str, Submission] = {}
+    for submission in submissions:
+        assert submission.id is not None
+        if submission.id in by_id:
+            raise Invalid("id", f"job {submission.id} is in this batch twice")
+        by_id[submission.id] = submission
+    inside = {job_id: [need for need in job.needs if need in by_id] for job_id, job in by_id.items()}
+    if not any(inside.values()):
+        return list(submissions)
+    return [by_id[job_id] for job_id in _topological(inside)]
+
+
+def _topological(needs: Mapping[str, Sequence[str]]) -> list[str]:
+    waiting = {job_id: len(of) for job_id, of in needs.items()}
+    dependants: dict[str, list[str]] = {}
+    for job_id, of in needs.items():
+        for need in of:
+            dependants.setdefault(need, []).append(job_id)
+    order = [job_id for job_id, count in waiting.items() if count == 0]
+    for job_id in order:
+        for dependant in dependants.get(job_id, ()):
+            waiting[dependant] -= 1
+            if waiting[dependant] == 0:
+                order.append(dependant)
+    if len(order) < len(needs):
+        stuck = sorted(set(needs) - set(order))
+        raise Invalid("needs", f"jobs need each other in a circle: {', '.join(stuck[:5])}")
+    return order
+
+
+def _canonical_id(field: str, text: str) -> str:
+    try:
+        return str(uuid.UUID(text))
+    except ValueError:
+        raise Invalid(field, f"not a UUID: {text[:60]!r}") from None
+
+
+def _check_json(field: str, value: Any) -> None:
+    try:
+        encoded = msgspec.json.encode(value)
+    except (UnicodeEncodeError, TypeError, RecursionError, msgspec.MsgspecError) as error:
+        raise Invalid(field, f"cannot be written as JSON ({error})") from None
+    if len(encoded) > MAX_PAYLOAD:
+        raise TooLarge(field, f"{len(encoded)} bytes; at most {MAX_PAYLOAD} are accepted")
+    if b"\\u0000" in encoded and _has_nul(value):
+        raise Invalid(field, "has a NUL character, which databases cannot keep in text")
+
+
+def _has_nul(value: Any) -> bool:
+    if isinstance(value, str):
+        return "\0" in value
+    if isinstance(value, Mapping):
+        return any(_has_nul(key) or _has_nul(item) for key, item in value.items())
+    return isinstance(value, list | tuple) and any(_has_nul(item) for item in value)
+
+
+def _invalid(error: msgspec.ValidationError, root: str = "") -> Invalid:
+    """Take the field out of a message like "Expected `int`, got `str` - at `$.priority`"."""
+    text = str(error)
+    at = re.search(r" - at `(?:key in )?\$\.?(.*?)`$", text)
+    path = at.group(1) if at else ""
+    text = text[: at.start()] if at else text
+    named = re.search(r"(?:unknown|required) field `([^`]+)`", text)
+    if named:
+        path = f"{path}.{named.group(1)}" if path else named.group(1)
+    field = ".".join(part for part in (root, path) if part) or "job"
+    return Invalid(field, text)
