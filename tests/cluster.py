@@ -41,7 +41,13 @@ def cluster(settings: Sequence[str] = FAST) -> Iterator[str]:
     data = folder / "data"
     _run([bin_folder / "initdb", "-D", data, "-U", "holdfast", "-A", "trust", "-E", "UTF8", "--no-sync"], user)
     port = free_port()
-    options = ["listen_addresses=127.0.0.1", f"port={port}", "unix_socket_directories=", "max_connections=200", *settings]
+    options = [
+        "listen_addresses=127.0.0.1",
+        f"port={port}",
+        "unix_socket_directories=",
+        "max_connections=200",
+        *settings,
+    ]
     with (folder / "log").open("wb") as log:
         server = subprocess.Popen(
             [bin_folder / "postgres", "-D", data, *(part for option in options for part in ("-c", option))],
@@ -85,6 +91,8 @@ def _wait_for(server: "subprocess.Popen[bytes]", bin_folder: Path, port: int, lo
 
 
 def _run(command: Sequence[object], user: str | None) -> None:
-    done = subprocess.run([str(part) for part in command], check=False, capture_output=True, text=True, user=user, cwd="/")
+    done = subprocess.run(
+        [str(part) for part in command], check=False, capture_output=True, text=True, user=user, cwd="/"
+    )
     if done.returncode != 0:
         raise RuntimeError(f"{command[0]} failed: {done.stdout}{done.stderr}")

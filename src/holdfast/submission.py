@@ -89,18 +89,17 @@ def check(submission: Submission) -> Submission:
         msgspec.convert(submission.spec, SPECS[submission.runner])
     except msgspec.ValidationError as error:
         raise _invalid(error, root="spec") from None
-    for field in ("kind", "queue", "lane"):
-        text = getattr(submission, field)
-        if text is not None and not text.isprintable():
-            raise Invalid(field, "has control characters")
-    for field in ("spec", "inputs", "labels"):
-        _check_json(field, getattr(submission, field))
+    if not (submission.kind + submission.queue + (submission.lane or "")).isprintable():
+        raise _unprintable(submission)
+    _check_json(submission)
     if submission.retry is not None and not 0 <= submission.retry.base <= submission.retry.cap:
         raise Invalid("retry", f"base {submission.retry.base} must be between 0 and cap {submission.retry.cap}")
+    job_id = new_id() if submission.id is None else _canonical_id("id", submission.id)
+    if not submission.needs:
+        return msgspec.structs.replace(submission, id=job_id)
     needs = tuple(_canonical_id(f"needs[{n}]", need) for n, need in enumerate(submission.needs))
     if len(set(needs)) != len(needs):
         raise Invalid("needs", "names a job twice")
-    job_id = new_id() if submission.id is None else _canonical_id("id", submission.id)
     if job_id in needs:
         raise Invalid("needs", f"job {job_id} needs itself")
     return msgspec.structs.replace(submission, id=job_id, needs=needs)
@@ -145,10 +144,28 @@ def _canonical_id(field: str, text: str) -> str:
         raise Invalid(field, f"not a UUID: {text[:60]!r}") from None
 
 
-def _check_json(field: str, value: Any) -> None:
+def _unprintable(submission: Submission) -> Invalid:
+    fields = ("kind", "queue", "lane")
+    field = next(name for name in fields if not (getattr(submission, name) or "").isprintable())
+    return Invalid(field, "has control characters")
+
+
+def _check_json(submission: Submission) -> None:
+    """Check the whole at once, which is fast; look for the field only when something is wrong."""
+    try:
+        encoded = msgspec.json.encode(submission)
+        if len(encoded) <= MAX_PAYLOAD and b"\\u0000" not in encoded:
+            return
+    except (ValueError, TypeError, RecursionError):
+        pass
+    for field in Submission.__struct_fields__:
+        _check_field(field, getattr(submission, field))
+
+
+def _check_field(field: str, value: Any) -> None:
     try:
         encoded = msgspec.json.encode(value)
-    except (UnicodeEncodeError, TypeError, RecursionError, msgspec.MsgspecError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise Invalid(field, f"cannot be written as JSON ({error})") from None
     if len(encoded) > MAX_PAYLOAD:
         raise TooLarge(field, f"{len(encoded)} bytes; at most {MAX_PAYLOAD} are accepted")

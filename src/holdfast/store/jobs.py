@@ -59,12 +59,15 @@ class Jobs:
             raise Invalid("jobs", f"{len(jobs)} jobs in one call; between 1 and {MAX_BATCH} are accepted")
         _check_tenant(tenant)
         accepted = [check(job if isinstance(job, Submission) else parse(job)) for job in jobs]
-        await self._check_ids(accepted)
         await self._check_needs(accepted, tenant)
         rows = [_row(job, tenant) for job in in_order(accepted)]
-        answer = await self._database.rows("submit", jobs=rows)
+        try:
+            await self._database.rows("submit", jobs=rows)
+        except Conflict:
+            await self._refuse_taken_ids(accepted)
+            raise
         self._wake.post({wake.work(job.queue) for job in accepted})
-        if any(row["gate"] == Gate.UNRESOLVED for row in answer):
+        if any(job.lane is not None or job.needs for job in accepted):
             await self._gates.follow_up()
         return [job.id for job in accepted if job.id is not None]
 
@@ -335,7 +338,8 @@ class Jobs:
         self._wake.post(wake.work(queue) for queue in queues)
         return gone
 
-    async def _check_ids(self, accepted: Sequence[Submission]) -> None:
+    async def _refuse_taken_ids(self, accepted: Sequence[Submission]) -> None:
+        """Name the id that made the database refuse a batch."""
         ids = [job.id for job in accepted]
         taken = await self._database.read("existing", ids=ids)
         if taken:

@@ -133,7 +133,7 @@ class Leases:
             done += await self._database.rows("finish", rows=plain)
         if laned:
             done += await self._finish_in_lanes(laned)
-        answers: dict[str, Status | None] = {row["id"]: Status(row["status"]) for row in done if row["moved"]}
+        answers: dict[str, Status | None] = {row["id"]: Status(row["status"]) for row in done}
         missed = [lease for lease, _ in ends if lease.id not in answers]
         if missed:
             answers |= dict.fromkeys((lease.id for lease in missed), None)

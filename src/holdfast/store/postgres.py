@@ -19,6 +19,8 @@ T = TypeVar("T")
 
 RETRIES = 10
 CONNECT_SECONDS = 10.0
+# No JIT: its compilation costs more than any statement here takes.
+_SESSION = {"application_name": "holdfast", "jit": "off"}
 _RETRIED = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 _AWAY = (
     asyncpg.PostgresConnectionError,
@@ -80,7 +82,13 @@ class PostgresDatabase:
     ) -> "PostgresDatabase":
         try:
             pool = await asyncpg.create_pool(
-                url, min_size=1, max_size=connections, init=_set_up, reset=_leave, timeout=CONNECT_SECONDS
+                url,
+                min_size=1,
+                max_size=connections,
+                init=_set_up,
+                reset=_leave,
+                timeout=CONNECT_SECONDS,
+                server_settings=_SESSION,
             )
         except (*_AWAY, asyncpg.PostgresError, ValueError) as error:
             raise StoreUnreachable(f"cannot reach Postgres: {error}") from error

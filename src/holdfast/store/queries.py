@@ -2,7 +2,8 @@
 
 A file holds entries that start with `-- name: x`. On Postgres an entry is one statement. On SQLite it may be several: they
 run in one transaction and the last one answers. Two marks, for SQLite alone: `-- look` before a SELECT that runs first,
-without the write lock (no row: nothing to do); `-- each: rows` before a statement that runs once per element of `:rows`.
+without the write lock (no row: nothing to do); `-- each: rows` before a statement that runs once per element of
+`:rows`, with its fields by position.
 """
 
 import re
@@ -85,6 +86,8 @@ def _statements(body: str) -> tuple[Statement, ...]:
             each = re.search(r"^-- each: (\w+)$", piece, re.MULTILINE)
             look = re.search(r"^-- look$", piece, re.MULTILINE) is not None
             names = tuple(dict.fromkeys(_PARAMETER.findall(text)))
+            if each:
+                text = _PARAMETER.sub(lambda match, names=names: f"?{names.index(match.group(1)) + 1}", text)
             found.append(Statement(text, names, look, each.group(1) if each else None))
     return tuple(found)
 

@@ -25,6 +25,8 @@ T = TypeVar("T")
 
 BUSY_SECONDS = 30.0
 LISTEN_SECONDS = 0.02
+CACHE_KIB = 65_536
+_PLAIN = frozenset({str, int, float, bool, type(None)})
 _URGENT, _NORMAL, _LAST = 0, 1, 2
 
 
@@ -41,6 +43,7 @@ class Connection:
         self.raw.create_function("clock", 0, lambda: self._now, deterministic=True)
         self.raw.execute("PRAGMA synchronous = FULL")
         self.raw.execute("PRAGMA temp_store = MEMORY")
+        self.raw.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         if writes:
             self.raw.execute("PRAGMA journal_mode = WAL")
             self.raw.executescript(queries.session_script("sqlite"))
@@ -95,14 +98,11 @@ def _value(value: Any) -> Any:
     return value
 
 
-def _records(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
-    records = []
-    for row in rows:
-        record: dict[str, Any] = dict.fromkeys(names)
-        for name, value in row.items():
-            record[name] = value if value is None or type(value) in (str, int) else _value(value)
-        records.append(record)
-    return records
+def _records(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Rows as tuples in the order of a statement's parameters; what a row does not have is NULL."""
+    return [
+        tuple([value if value.__class__ in _PLAIN else _value(value) for value in map(row.get, names)]) for row in rows
+    ]
 
 
 class SqliteTx:

@@ -1,5 +1,6 @@
 -- The durable core, as in the Postgres migration of the same number. Differs: times are integer microseconds since 1970,
--- ids are text, JSON is text, booleans are 0 and 1; clock() is a function that every connection registers.
+-- ids are text, JSON is text, booleans are 0 and 1; clock() is a function that every connection registers; a list of values is
+-- an OR, because SQLite builds a table for each IN of a constraint or index at every statement (measured: half of an insert).
 
 CREATE TABLE jobs (
   id TEXT NOT NULL PRIMARY KEY,
@@ -50,18 +51,18 @@ CREATE TABLE jobs (
   progress TEXT,
   usage TEXT,
   seq INTEGER NOT NULL DEFAULT 0,
-  CONSTRAINT status_known CHECK (status IN ('pending', 'queued', 'running', 'paused', 'succeeded', 'failed', 'timed_out', 'cancelled')),
-  CONSTRAINT gate_known CHECK (gate IN ('open', 'future', 'needs', 'lane', 'held', 'unresolved')),
-  CONSTRAINT gate_of_waiting CHECK ((gate IS NOT NULL) = (status IN ('pending', 'queued'))),
+  CONSTRAINT status_known CHECK (status = 'pending' OR status = 'queued' OR status = 'running' OR status = 'paused' OR status = 'succeeded' OR status = 'failed' OR status = 'timed_out' OR status = 'cancelled'),
+  CONSTRAINT gate_known CHECK (gate = 'open' OR gate = 'future' OR gate = 'needs' OR gate = 'lane' OR gate = 'held' OR gate = 'unresolved'),
+  CONSTRAINT gate_of_waiting CHECK ((gate IS NOT NULL) = (status = 'pending' OR status = 'queued')),
   CONSTRAINT held_is_pending CHECK (gate IS NOT 'held' OR status = 'pending'),
   CONSTRAINT lease_of_running CHECK (owner IS NULL OR status = 'running'),
   CONSTRAINT lease_whole CHECK ((owner IS NULL) = (lease_expires_at IS NULL)),
   CONSTRAINT running_has_attempt CHECK (status <> 'running' OR phase IS NOT NULL),
-  CONSTRAINT phase_known CHECK (phase IN ('claimed', 'started')),
+  CONSTRAINT phase_known CHECK (phase = 'claimed' OR phase = 'started'),
   CONSTRAINT started_by_claim CHECK (status <> 'running' OR started_at IS NOT NULL),
-  CONSTRAINT finished_when_terminal CHECK ((finished_at IS NOT NULL) = (status IN ('succeeded', 'failed', 'timed_out', 'cancelled'))),
+  CONSTRAINT finished_when_terminal CHECK ((finished_at IS NOT NULL) = (status = 'succeeded' OR status = 'failed' OR status = 'timed_out' OR status = 'cancelled')),
   CONSTRAINT times_in_order CHECK (started_at >= requested_at AND finished_at >= coalesce(started_at, requested_at)),
-  CONSTRAINT stop_known CHECK (stop_kind IN ('interrupt', 'cancel', 'delete')),
+  CONSTRAINT stop_known CHECK (stop_kind = 'interrupt' OR stop_kind = 'cancel' OR stop_kind = 'delete'),
   CONSTRAINT max_attempts_positive CHECK (max_attempts BETWEEN 1 AND 1000)
 ) WITHOUT ROWID;
 
@@ -72,13 +73,13 @@ CREATE INDEX jobs_unresolved ON jobs (tenant, lane, requested_at, id) WHERE gate
 CREATE INDEX jobs_needs_waiting ON jobs (id) WHERE gate = 'needs';
 CREATE INDEX jobs_lane_waiting ON jobs (tenant, lane, lane_position) WHERE gate = 'lane';
 CREATE INDEX jobs_lane_blocking ON jobs (tenant, lane, lane_position)
-  WHERE lane IS NOT NULL AND started_at IS NOT NULL AND dismissed = 0 AND status IN ('paused', 'failed', 'timed_out');
+  WHERE lane IS NOT NULL AND started_at IS NOT NULL AND dismissed = 0 AND (status = 'paused' OR status = 'failed' OR status = 'timed_out');
 CREATE INDEX jobs_leased ON jobs (owner) WHERE owner IS NOT NULL;
 CREATE INDEX jobs_orphaned ON jobs (domain, adopt_after_at) WHERE status = 'running' AND owner IS NULL;
 CREATE INDEX jobs_unsettled ON jobs (id) WHERE unsettled = 1;
 CREATE INDEX jobs_queue_deadline ON jobs (queue_deadline_at) WHERE queue_deadline_at IS NOT NULL AND status = 'queued';
 CREATE INDEX jobs_ended_badly ON jobs (tenant, status, requested_at DESC, id DESC)
-  WHERE status IN ('paused', 'failed', 'timed_out', 'cancelled');
+  WHERE (status = 'paused' OR status = 'failed' OR status = 'timed_out' OR status = 'cancelled');
 CREATE INDEX jobs_deleting ON jobs (id) WHERE stop_kind = 'delete';
 
 CREATE TABLE specs (
@@ -99,8 +100,8 @@ CREATE TABLE specs (
   stop_after REAL,
   budget TEXT,
   secrets TEXT,
-  CONSTRAINT runner_known CHECK (runner IN ('function', 'process', 'docker')),
-  CONSTRAINT on_lost_known CHECK (on_lost IN ('requeue', 'fail', 'hold')),
+  CONSTRAINT runner_known CHECK (runner = 'function' OR runner = 'process' OR runner = 'docker'),
+  CONSTRAINT on_lost_known CHECK (on_lost = 'requeue' OR on_lost = 'fail' OR on_lost = 'hold'),
   CONSTRAINT durations_positive CHECK (timeout > 0 AND queue_timeout > 0 AND idle_timeout > 0 AND stop_grace >= 0 AND stop_after > 0)
 ) WITHOUT ROWID;
 CREATE INDEX specs_listed ON specs (tenant, requested_at DESC, id DESC);
@@ -120,7 +121,7 @@ CREATE TABLE attempts (
   error_code TEXT,
   error_message TEXT,
   CONSTRAINT attempts_pkey PRIMARY KEY (job_id, attempt),
-  CONSTRAINT cause_known CHECK (cause IN ('exit', 'out_of_memory', 'timed_out', 'idle_timeout', 'cancelled', 'interrupted', 'lost', 'start_failed', 'drained'))
+  CONSTRAINT cause_known CHECK (cause = 'exit' OR cause = 'out_of_memory' OR cause = 'timed_out' OR cause = 'idle_timeout' OR cause = 'cancelled' OR cause = 'interrupted' OR cause = 'lost' OR cause = 'start_failed' OR cause = 'drained')
 ) WITHOUT ROWID;
 
 CREATE TABLE events (

@@ -1,7 +1,7 @@
 -- What a caller does: submit, read, and move one job under its lock.
 
 -- name: submit
-SELECT j.id, j.status, j.gate FROM holdfast.holdfast_submit(:jobs::jsonb, false) AS j;
+SELECT count(*) AS accepted FROM holdfast.holdfast_submit(:jobs::jsonb, false);
 
 -- name: existing
 -- Which of these ids are taken.

@@ -49,6 +49,7 @@ WITH RECURSIVE pairs AS MATERIALIZED (
   SELECT p.queue, p.capability, p.domain
   FROM json_to_recordset(:pairs::json) AS p(queue text, capability text, domain text)
   WHERE NOT EXISTS (SELECT 1 FROM holdfast.queues AS q WHERE q.queue = p.queue AND q.paused)
+  LIMIT json_array_length(:pairs::json) -- all of them; it keeps the planner from expecting a hundred
 ), tenants AS (
   SELECT p.queue, p.capability, p.domain, (
     SELECT j.tenant FROM holdfast.jobs AS j
@@ -276,29 +277,26 @@ WITH input AS MATERIALIZED (
   WHERE j.id = h.id
     AND j.token = h.token
     AND j.status = 'running'
-  RETURNING j.id, j.attempt, j.status, j.seq, j.updated_at, j.has_dependants, j.queue, j.gate
+  RETURNING j.id, j.attempt, j.status, j.seq, j.has_dependants, j.queue, j.gate, j.exit_code, j.error_code,
+    j.error_message, h.token, h.worker, h.domain, h.claimed_at, h.attempt_started_at, h.now_at, h.cause, h.signal
 ), kept AS (
   INSERT INTO holdfast.attempts (
     job_id, attempt, worker, domain, token, claimed_at, started_at, ended_at, cause, exit_code, signal, error_code,
     error_message)
-  SELECT h.id, e.attempt, h.worker, h.domain, h.token, h.claimed_at, h.attempt_started_at, h.now_at, h.cause,
-    h.exit_code, h.signal, h.error_code, h.error_message
-  FROM held AS h
-  JOIN ended AS e ON e.id = h.id
+  SELECT e.id, e.attempt, e.worker, e.domain, e.token, e.claimed_at, e.attempt_started_at, e.now_at, e.cause,
+    e.exit_code, e.signal, e.error_code, e.error_message
+  FROM ended AS e
 ), told AS (
   INSERT INTO holdfast.events (job_id, seq, at, type, data)
-  SELECT e.id, e.seq, e.updated_at, 'status',
-    CASE WHEN h.error_code IS NULL
-      THEN json_build_object('status', e.status, 'attempt', e.attempt, 'cause', h.cause)
-      ELSE json_build_object('status', e.status, 'attempt', e.attempt, 'cause', h.cause,
-        'code', h.error_code, 'message', h.error_message)
+  SELECT e.id, e.seq, e.now_at, 'status',
+    CASE WHEN e.error_code IS NULL
+      THEN json_build_object('status', e.status, 'attempt', e.attempt, 'cause', e.cause)
+      ELSE json_build_object('status', e.status, 'attempt', e.attempt, 'cause', e.cause,
+        'code', e.error_code, 'message', e.error_message)
     END
   FROM ended AS e
-  JOIN held AS h ON h.id = e.id
 )
-SELECT i.id, e.id IS NOT NULL AS moved, e.status, e.queue, e.gate, e.has_dependants
-FROM input AS i
-LEFT JOIN ended AS e ON e.id = i.id;
+SELECT e.id, e.status, e.queue, e.gate, e.has_dependants FROM ended AS e;
 
 -- name: landed
 -- Which of these ends are already in the record: same token, no open attempt.

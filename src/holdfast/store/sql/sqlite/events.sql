@@ -31,9 +31,9 @@ WHERE id IN (SELECT id FROM told);
 INSERT INTO events (job_id, seq, at, type, task, data)
 SELECT t.id, t.token + e.key + 1, j.updated_at, e.value ->> 'type', e.value ->> 'task', e.value ->> 'data'
 FROM told AS t
-JOIN jobs AS j ON j.id = t.id
+CROSS JOIN jobs AS j ON j.id = t.id
 CROSS JOIN json_each(:events) AS e;
-SELECT j.seq, j.usage FROM told AS t JOIN jobs AS j ON j.id = t.id;
+SELECT j.seq, j.usage FROM told AS t CROSS JOIN jobs AS j ON j.id = t.id;
 
 -- name: append_state
 -- Why an append did not land: repeated, or not mine any more.

@@ -114,9 +114,9 @@ INSERT INTO events (job_id, seq, at, type, data)
 SELECT f.id, f.seq, f.updated_at, 'status',
   json_object('status', 'failed', 'code', 'dependency_failed', 'message', f.error_message, 'need', r.value ->> 'need_id')
 FROM told AS t
-JOIN jobs AS f ON f.id = t.id
+CROSS JOIN jobs AS f ON f.id = t.id
 JOIN json_each(:rows) AS r ON r.value ->> 'id' = t.id;
-SELECT f.id, f.has_dependants FROM told AS t JOIN jobs AS f ON f.id = t.id;
+SELECT f.id, f.has_dependants FROM told AS t CROSS JOIN jobs AS f ON f.id = t.id;
 
 -- name: place_in_lane
 -- Give jobs that have none their position, in the order given; the lane's row is locked.
@@ -206,7 +206,7 @@ WHERE id IN (SELECT id FROM told);
 INSERT INTO events (job_id, seq, at, type, data)
 SELECT r.id, r.seq, r.updated_at, 'status', json_object('status', r.status, 'revived_by', :id)
 FROM told AS t
-JOIN jobs AS r ON r.id = t.id;
+CROSS JOIN jobs AS r ON r.id = t.id;
 SELECT t.id FROM told AS t;
 
 -- name: settled
@@ -226,7 +226,7 @@ WHERE (l.holder IS NOT NULL AND (h.id IS NULL OR h.status NOT IN ('queued', 'run
        AND NOT EXISTS (
          SELECT 1 FROM jobs AS b
          WHERE b.tenant = l.tenant AND b.lane = l.lane AND b.lane IS NOT NULL AND b.started_at IS NOT NULL
-           AND b.dismissed = 0 AND b.status IN ('paused', 'failed', 'timed_out')))
+           AND b.dismissed = 0 AND (b.status = 'paused' OR b.status = 'failed' OR b.status = 'timed_out')))
 UNION ALL
 SELECT 'holder', j.tenant, j.lane, j.id
 FROM jobs AS j

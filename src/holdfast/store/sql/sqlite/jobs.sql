@@ -5,19 +5,16 @@
 DELETE FROM submitted;
 -- each: jobs
 INSERT INTO submitted (
-  id, tenant, kind, queue, lane, priority, labels, runner, capability, spec, inputs, needs, held, available_at,
-  max_attempts, on_lost, retry, timeout, queue_timeout, idle_timeout, stop_grace, stop_after, budget, secrets)
+  id, tenant, kind, queue, lane, priority, labels, runner, spec, inputs, needs, hold, available_at, max_attempts, on_lost,
+  retry, timeout, queue_timeout, idle_timeout, stop_grace, stop_after, budget, secrets)
 VALUES (
-  :id, coalesce(:tenant, 'default'), coalesce(:kind, 'run'), coalesce(:queue, 'default'), :lane, coalesce(:priority, 0),
-  :labels, :runner, CASE :runner WHEN 'function' THEN 'function:' || (:spec ->> 'name') ELSE :runner END, :spec,
-  coalesce(:inputs, '{}'), nullif(:needs, '[]'), coalesce(:hold, 0), max(coalesce(:available_at, 0), clock()),
-  coalesce(:max_attempts, 1), :on_lost, :retry, :timeout, :queue_timeout, :idle_timeout, :stop_grace, :stop_after,
-  :budget, :secrets);
+  :id, :tenant, :kind, :queue, :lane, :priority, :labels, :runner, :spec, :inputs, :needs, :hold, :available_at,
+  :max_attempts, :on_lost, :retry, :timeout, :queue_timeout, :idle_timeout, :stop_grace, :stop_after, :budget, :secrets);
 INSERT INTO specs (
   id, tenant, kind, requested_at, runner, spec, inputs, labels, on_lost, retry, timeout, queue_timeout, idle_timeout,
   stop_grace, stop_after, budget, secrets)
 SELECT
-  i.id, i.tenant, i.kind, clock(), i.runner, i.spec, i.inputs, i.labels, i.on_lost, i.retry, i.timeout,
+  i.id, coalesce(i.tenant, 'default'), coalesce(i.kind, 'run'), clock(), i.runner, i.spec, coalesce(i.inputs, '{}'), i.labels, i.on_lost, i.retry, i.timeout,
   i.queue_timeout, i.idle_timeout, i.stop_grace, i.stop_after, i.budget, i.secrets
 FROM submitted AS i;
 INSERT INTO needs (job_id, need_id)
@@ -26,25 +23,28 @@ FROM submitted AS i
 CROSS JOIN json_each(i.needs) AS n
 WHERE i.needs IS NOT NULL;
 INSERT INTO events (job_id, seq, at, type, data)
-SELECT i.id, 1, clock(), 'status', CASE WHEN i.held THEN '{"status":"pending"}' ELSE '{"status":"queued"}' END
+SELECT i.id, 1, clock(), 'status', CASE WHEN i.hold THEN '{"status":"pending"}' ELSE '{"status":"queued"}' END
 FROM submitted AS i;
 INSERT INTO jobs (
   id, tenant, queue, capability, lane, priority, status, gate, held, has_needs, requested_at, available_at,
   queue_deadline_at, updated_at, max_attempts, seq)
 SELECT
-  i.id, i.tenant, i.queue, i.capability, i.lane, i.priority,
-  CASE WHEN i.held THEN 'pending' ELSE 'queued' END,
+  i.id, coalesce(i.tenant, 'default'), coalesce(i.queue, 'default'),
+  CASE i.runner WHEN 'function' THEN 'function:' || (i.spec ->> 'name') ELSE i.runner END,
+  i.lane, coalesce(i.priority, 0),
+  CASE WHEN i.hold THEN 'pending' ELSE 'queued' END,
   CASE
     WHEN i.lane IS NOT NULL OR i.needs IS NOT NULL THEN 'unresolved'
-    WHEN i.held THEN 'held'
+    WHEN i.hold THEN 'held'
     WHEN i.available_at > clock() THEN 'future'
     ELSE 'open'
   END,
-  i.held, i.needs IS NOT NULL, clock(), i.available_at,
-  CASE WHEN NOT i.held THEN i.available_at + CAST(i.queue_timeout * 1000000 AS INTEGER) END,
-  clock(), i.max_attempts, 1
+  coalesce(i.hold, 0), i.needs IS NOT NULL, clock(), max(coalesce(i.available_at, 0), clock()),
+  CASE WHEN i.hold THEN NULL
+    ELSE max(coalesce(i.available_at, 0), clock()) + CAST(i.queue_timeout * 1000000 AS INTEGER) END,
+  clock(), coalesce(i.max_attempts, 1), 1
 FROM submitted AS i;
-SELECT j.id, j.status, j.gate FROM submitted AS i JOIN jobs AS j ON j.id = i.id;
+SELECT count(*) AS accepted FROM submitted;
 
 -- name: existing
 -- Which of these ids are taken.
@@ -113,7 +113,7 @@ SELECT m.id, m.attempt, m.worker, m.domain,
   m.claimed_at, m.attempt_started_at, max(clock(), m.updated_at), 'lost', 'lost',
   'a person said that this attempt has stopped'
 FROM told AS t
-JOIN jobs AS m ON m.id = t.id
+CROSS JOIN jobs AS m ON m.id = t.id
 WHERE :close_attempt
   AND m.phase IS NOT NULL;
 UPDATE jobs
@@ -147,11 +147,11 @@ WHERE id IN (SELECT id FROM told);
 INSERT INTO events (job_id, seq, at, type, data)
 SELECT m.id, m.seq - json_array_length(:events) + e.key + 1, m.updated_at, e.value ->> 'type', e.value ->> 'data'
 FROM told AS t
-JOIN jobs AS m ON m.id = t.id
+CROSS JOIN jobs AS m ON m.id = t.id
 CROSS JOIN json_each(:events) AS e;
 SELECT m.id, m.status, m.queue, m.gate, m.has_dependants
 FROM told AS t
-JOIN jobs AS m ON m.id = t.id;
+CROSS JOIN jobs AS m ON m.id = t.id;
 
 -- name: request_stop
 -- Leave a stop request for whoever owns or adopts a running job.

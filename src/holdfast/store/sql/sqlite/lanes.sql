@@ -28,7 +28,7 @@ SELECT l.tenant, l.lane, l.paused, l.holder,
   EXISTS (
     SELECT 1 FROM jobs AS b
     WHERE b.tenant = l.tenant AND b.lane = l.lane AND b.lane IS NOT NULL AND b.started_at IS NOT NULL
-      AND b.dismissed = 0 AND b.status IN ('paused', 'failed', 'timed_out')) AS blocked,
+      AND b.dismissed = 0 AND (b.status = 'paused' OR b.status = 'failed' OR b.status = 'timed_out')) AS blocked,
   n.id AS next_id, n.lane_position AS next_position
 FROM json_each(:lanes) AS r
 JOIN lanes AS l ON l.tenant = r.value ->> 'tenant' AND l.lane = r.value ->> 'lane'
@@ -77,7 +77,7 @@ SELECT l.lane, l.paused, l.holder, h.status AS holder_status, h.gate AS holder_g
   (SELECT json_group_array(o.id) FROM (
      SELECT b.id FROM jobs AS b
      WHERE b.tenant = l.tenant AND b.lane = l.lane AND b.lane IS NOT NULL AND b.started_at IS NOT NULL
-       AND b.dismissed = 0 AND b.status IN ('paused', 'failed', 'timed_out')
+       AND b.dismissed = 0 AND (b.status = 'paused' OR b.status = 'failed' OR b.status = 'timed_out')
      ORDER BY b.lane_position) AS o) AS blockers
 FROM lanes AS l
 LEFT JOIN jobs AS h ON h.id = l.holder

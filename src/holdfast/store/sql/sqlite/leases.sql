@@ -36,14 +36,14 @@ INSERT INTO events (job_id, seq, at, type, data)
 SELECT a.id, a.seq, a.updated_at, 'lease',
   json_object('lease', 'adopted', 'attempt', a.attempt, 'worker', a.owner, 'token', a.token)
 FROM picked AS p
-JOIN jobs AS a ON a.id = p.id;
+CROSS JOIN jobs AS a ON a.id = p.id;
 SELECT
   a.id, a.tenant, a.queue, a.capability, a.lane, a.priority, a.token, a.attempt, a.phase, a.domain, a.spent,
   a.max_attempts, a.adoptions, a.requested_at, a.lease_expires_at, a.attempt_started_at, a.stdout_offset,
   a.stderr_offset, a.batch, a.stop_kind, a.stop_phase, a.stop_deadline_at, s.kind, s.runner, s.spec, s.inputs,
   s.on_lost, s.retry, s.timeout, s.idle_timeout, s.stop_grace, s.stop_after, s.budget, s.secrets, a.usage
 FROM picked AS p
-JOIN jobs AS a ON a.id = p.id
+CROSS JOIN jobs AS a ON a.id = p.id
 JOIN specs AS s ON s.id = p.id
 ORDER BY a.id;
 
@@ -116,14 +116,14 @@ WHERE jobs.id = p.id;
 INSERT INTO events (job_id, seq, at, type, data)
 SELECT c.id, c.seq, c.updated_at, 'status', json_object('status', 'running', 'attempt', c.attempt, 'worker', c.owner)
 FROM picked AS p
-JOIN jobs AS c ON c.id = p.id;
+CROSS JOIN jobs AS c ON c.id = p.id;
 SELECT
   c.id, c.tenant, c.queue, c.capability, c.lane, c.priority, c.token, c.attempt, c.phase, c.domain, c.spent,
   c.max_attempts, c.adoptions, c.requested_at, c.lease_expires_at, c.attempt_started_at, c.stdout_offset,
   c.stderr_offset, c.batch, c.stop_kind, c.stop_phase, c.stop_deadline_at, s.kind, s.runner, s.spec, s.inputs,
   s.on_lost, s.retry, s.timeout, s.idle_timeout, s.stop_grace, s.stop_after, s.budget, s.secrets, c.usage
 FROM picked AS p
-JOIN jobs AS c ON c.id = p.id
+CROSS JOIN jobs AS c ON c.id = p.id
 JOIN specs AS s ON s.id = p.id
 ORDER BY c.priority DESC, c.requested_at, c.id;
 
@@ -200,7 +200,7 @@ WHERE id IN (SELECT id FROM told);
 INSERT INTO events (job_id, seq, at, type, data)
 SELECT s.id, s.seq, s.updated_at, 'cancel', json_object('cancel', :phase, 'kind', s.stop_kind)
 FROM told AS t
-JOIN jobs AS s ON s.id = t.id;
+CROSS JOIN jobs AS s ON s.id = t.id;
 SELECT t.id FROM told AS t;
 
 -- name: finish
@@ -237,7 +237,7 @@ SELECT j.id, j.token, j.attempt, j.seq + 1, j.phase, j.worker, j.domain, j.claim
   max(clock(), j.updated_at) + CAST(coalesce(i.delay, 0) * 1000000 AS INTEGER),
   coalesce(i.delay, 0) > 0
 FROM ending AS i
-JOIN jobs AS j ON j.id = i.id AND j.token = i.token
+CROSS JOIN jobs AS j ON j.id = i.id AND j.token = i.token
 WHERE j.status = 'running';
 UPDATE jobs
 SET status = h.status,
@@ -278,10 +278,9 @@ SELECT h.id, h.seq, h.now_at, 'status',
       'code', h.error_code, 'message', h.error_message)
   END
 FROM ended AS h;
-SELECT i.id, h.id IS NOT NULL AS moved, h.status, j.queue, j.gate, j.has_dependants
-FROM ending AS i
-LEFT JOIN ended AS h ON h.id = i.id
-LEFT JOIN jobs AS j ON j.id = h.id;
+SELECT j.id, j.status, j.queue, j.gate, j.has_dependants
+FROM ended AS h
+CROSS JOIN jobs AS j ON j.id = h.id;
 
 -- name: landed
 -- Which of these ends are already in the record: same token, no open attempt.
@@ -311,7 +310,7 @@ WHERE id IN (SELECT id FROM told);
 INSERT INTO events (job_id, seq, at, type, data)
 SELECT h.id, h.seq, h.updated_at, 'lease', json_object('lease', 'handed_over', 'worker', h.worker, 'token', h.token)
 FROM told AS t
-JOIN jobs AS h ON h.id = t.id;
+CROSS JOIN jobs AS h ON h.id = t.id;
 SELECT t.id FROM told AS t;
 
 -- name: reap
@@ -348,10 +347,10 @@ WHERE id IN (SELECT id FROM told);
 INSERT INTO events (job_id, seq, at, type, data)
 SELECT r.id, r.seq, r.updated_at, 'lease', json_object('lease', 'reaped', 'worker', r.worker, 'token', r.token)
 FROM told AS t
-JOIN jobs AS r ON r.id = t.id;
+CROSS JOIN jobs AS r ON r.id = t.id;
 SELECT r.id, r.token, r.worker, r.attempt, r.adoptions
 FROM told AS t
-JOIN jobs AS r ON r.id = t.id;
+CROSS JOIN jobs AS r ON r.id = t.id;
 
 -- name: lease_owners
 -- For a reaper that doubts itself: how many owners hold leases, and how many of them let one expire. Uses jobs_leased.

@@ -1,0 +1,141 @@
+"""The databases of the tests: one Postgres cluster per run, one database per test process, one clean store per test."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+import pytest
+
+from holdfast.store.migrate import migrate
+from holdfast.store.store import Store, connect
+from holdfast.timing import ManualClock
+from tests.cluster import PostgresMissing, cluster
+from tests.stage import START, TEST_CLOCK, Stage
+
+TEMPLATE = "holdfast_template"
+_running = ExitStack()
+
+
+def database_url(server: str, name: str) -> str:
+    return urlunsplit(urlsplit(server)._replace(path=f"/{name}"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the cluster once, in the process that leads the run, and make the migrated template in it."""
+    if hasattr(config, "workerinput") or config.option.collectonly or config.option.help:
+        return
+    server = os.environ.get("HOLDFAST_TEST_POSTGRES_URL")
+    if not server:
+        try:
+            server = _running.enter_context(cluster())
+        except PostgresMissing as error:
+            pytest.exit(str(error), returncode=1)
+    os.environ["HOLDFAST_TEST_SERVER"] = server
+    try:
+        asyncio.run(make_template(server))
+    except (OSError, asyncpg.PostgresError) as error:
+        pytest.exit(f"the Postgres of HOLDFAST_TEST_POSTGRES_URL cannot be used: {error}", returncode=1)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    _running.close()
+
+
+async def make_template(server: str) -> None:
+    admin = await asyncpg.connect(server)
+    try:
+        await admin.execute(f"DROP DATABASE IF EXISTS {TEMPLATE}")
+        await admin.execute(f"CREATE DATABASE {TEMPLATE}")
+    finally:
+        await admin.close()
+    database = await connect(database_url(server, TEMPLATE), connections=1, listen=False)
+    await migrate(database)
+    await database.close()
+
+
+async def clone(server: str, name: str) -> str:
+    """Make a database from the template."""
+    admin = await asyncpg.connect(server)
+    try:
+        await admin.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+        await admin.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
+    finally:
+        await admin.close()
+    return database_url(server, name)
+
+
+async def drop(server: str, name: str) -> None:
+    admin = await asyncpg.connect(server)
+    try:
+        await admin.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+    finally:
+        await admin.close()
+
+
+@pytest.fixture(scope="session")
+def server() -> str:
+    """The URL of the Postgres server."""
+    return os.environ["HOLDFAST_TEST_SERVER"]
+
+
+@pytest.fixture(scope="session")
+def process_database(server: str) -> Iterator[str]:
+    """This test process's own database, with a clock that tests can move."""
+
+    async def prepare() -> str:
+        url = await clone(server, name)
+        connection = await asyncpg.connect(url)
+        await connection.execute(TEST_CLOCK)
+        await connection.close()
+        return url
+
+    name = f"holdfast_{os.environ.get('PYTEST_XDIST_WORKER', 'main')}_{os.getpid()}"
+    yield asyncio.run(prepare())
+    asyncio.run(drop(server, name))
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+async def clean_url(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> str:
+    """The URL of an empty, migrated store that runs on real time; for tests with several processes."""
+    if kind == "sqlite":
+        url = f"sqlite:///{tmp_path / 'store.db'}"
+        database = await connect(url)
+        await migrate(database)
+        await database.close()
+        return url
+    url = request.getfixturevalue("process_database")
+    connection = await asyncpg.connect(url)
+    await connection.execute(
+        "TRUNCATE holdfast.jobs, holdfast.specs, holdfast.attempts, holdfast.events, holdfast.needs, holdfast.lanes,"
+        " holdfast.queues, holdfast.workers, holdfast.leaders, holdfast.test_clock"
+    )
+    await connection.close()
+    return str(url)
+
+
+@pytest.fixture
+async def stage(kind: str, clean_url: str) -> AsyncIterator[Stage]:
+    """A clean store whose clock stands still; after the test, no gate may be stuck and no deadlock have happened."""
+    clock = ManualClock(START)
+    async with Store(await connect(clean_url, listen=False, clock=clock)) as store:
+        stage = Stage(kind, clean_url, store, clock)
+        await stage.sync_clock()
+        yield stage
+        await assert_healthy(store)
+
+
+async def assert_healthy(store: Store) -> None:
+    await store.gates.resolve()
+    stuck = await store.database.read("stuck_gates", limit=10)
+    assert [dict(row) for row in stuck] == []
+    assert store.counters.gate_repairs == 0
+    assert store.counters.deadlocks == 0
