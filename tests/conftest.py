@@ -2,9 +2,11 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
@@ -16,8 +18,16 @@ from holdfast.timing import ManualClock
 from tests.cluster import PostgresMissing, cluster
 from tests.stage import START, TEST_CLOCK, Stage
 
+T = TypeVar("T")
+
 TEMPLATE = "holdfast_template"
 _running = ExitStack()
+
+
+def apart(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in a thread of its own, where no loop runs yet."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()
 
 
 def database_url(server: str, name: str) -> str:
@@ -94,8 +104,8 @@ def process_database(server: str) -> Iterator[str]:
         return url
 
     name = f"holdfast_{os.environ.get('PYTEST_XDIST_WORKER', 'main')}_{os.getpid()}"
-    yield asyncio.run(prepare())
-    asyncio.run(drop(server, name))
+    yield apart(prepare())
+    apart(drop(server, name))
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
