@@ -251,21 +251,20 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     lane: str | None
     kind: str
     priority: int
-    expires_at: datetime
     requested_at: datetime
     attempt_started_at: datetime | None
     spent: int
     max_attempts: int
-    adoptions: int
-    stdout_offset: int
-    stderr_offset: int
-    batch: int
-    stop_request: StopRequest | None
     runner: Runner
     spec_json: str
     inputs_json: str
     policy: Policy
     usage: Mapping[str, float]
+    adoptions: int = 0
+    stdout_offset: int = 0
+    stderr_offset: int = 0
+    batch: int = 0
+    stop_request: StopRequest | None = None
 
     @property
     def spec(self) -> Json:
@@ -281,6 +280,9 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
         return max(0, self.max_attempts - self.spent - 1)
 
 
+_ENDS = MOVES[Verb.FINISH][Status.RUNNING] | MOVES[Verb.REQUEUE][Status.RUNNING]
+
+
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """How an attempt ended, and where its job goes."""
 
@@ -293,8 +295,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     delay: float = 0.0
 
     def __post_init__(self) -> None:
-        allowed = MOVES[Verb.FINISH][Status.RUNNING] | MOVES[Verb.REQUEUE][Status.RUNNING]
-        if self.status not in allowed:
+        if self.status not in _ENDS:
             raise ValueError(f"a running job cannot become {self.status}")
         if self.status is Status.SUCCEEDED and self.error is not None:
             raise ValueError("a job that succeeded has no error")

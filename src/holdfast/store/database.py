@@ -42,7 +42,7 @@ class Database(Protocol):
         """Run a statement that only reads."""
 
     async def rows(self, name: str, /, *, urgent: bool = False, **parameters: Any) -> Sequence[Row]:
-        """Run one statement in a transaction of its own; an urgent one goes ahead of others that wait in this process."""
+        """Run one statement in a transaction of its own; an urgent one goes ahead of others in this process."""
 
     async def transact(self, work: Callable[[Tx], Awaitable[T]]) -> T:
         """Run several statements in one transaction; `work` may be called again after a deadlock."""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from holdfast.errors import Conflict, Invalid, NeedFailed, NotFound
-from holdfast.model import BROKEN, TERMINAL, WAITING, Error, Gate, Job, Json, Status, StopKind, Verb
+from holdfast.model import BROKEN, TERMINAL, WAITING, Error, Gate, Job, Json, Policy, Status, StopKind, Verb
 from holdfast.store import wake
 from holdfast.store.database import Database, Row, Tx
 from holdfast.store.gates import Gates
@@ -392,11 +392,17 @@ def _queued(row: Row, verb: Verb, by: str | None, reason: str | None) -> Move:
     )
 
 
+_POLICY = frozenset(Policy.__struct_fields__)
+
+
 def _row(job: Submission, tenant: str) -> dict[str, Any]:
     """Only what differs from the defaults: the store's own SQL knows those."""
     row: dict[str, Any] = msgspec.to_builtins(job)
     if tenant != "default":
         row["tenant"] = tenant
+    policy = {name: row.pop(name) for name in _POLICY.intersection(row)}
+    if policy:
+        row["policy"] = policy
     return row
 
 

@@ -29,7 +29,7 @@ from holdfast.store.gates import Gates
 from holdfast.store.lanes import lock_lanes, settle_lanes
 from holdfast.store.moves import Move, change_job, event
 from holdfast.store.outcomes import ending
-from holdfast.store.rows import to_lease, to_stop
+from holdfast.store.rows import STATUSES, to_adopted, to_claimed, to_stop
 
 ADOPT_LIMIT = 1000
 ADOPTIONS_WITHOUT_PROGRESS = 5
@@ -81,7 +81,7 @@ class Leases:
         if slots > 0 and pairs:
             named = [{"queue": p.queue, "capability": p.capability, "domain": p.domain} for p in pairs]
             claimed = await self._database.rows("claim", worker=worker, pairs=named, slots=slots, ttl=ttl)
-        return Claimed(adopted=[to_lease(row) for row in adopted], claimed=[to_lease(row) for row in claimed])
+        return Claimed(adopted=[to_adopted(row) for row in adopted], claimed=[to_claimed(row) for row in claimed])
 
     async def start(self, leases: Iterable[Lease]) -> frozenset[str]:
         """Write that these attempts now run; return the ids of those whose lease still held."""
@@ -133,7 +133,7 @@ class Leases:
             done += await self._database.rows("finish", rows=plain)
         if laned:
             done += await self._finish_in_lanes(laned)
-        answers: dict[str, Status | None] = {row["id"]: Status(row["status"]) for row in done}
+        answers: dict[str, Status | None] = {row["id"]: STATUSES[row["status"]] for row in done}
         missed = [lease for lease, _ in ends if lease.id not in answers]
         if missed:
             answers |= dict.fromkeys((lease.id for lease in missed), None)

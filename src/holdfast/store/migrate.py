@@ -91,7 +91,8 @@ def _sqlite_version(connection: sqlite3.Connection) -> int:
 def _migrate_sqlite(connection: sqlite3.Connection, upto: int | None) -> Sequence[Migration]:
     """Inside BEGIN IMMEDIATE: a second migrator waits, then finds nothing to do."""
     connection.execute(
-        "CREATE TABLE IF NOT EXISTS migrations (number INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at INTEGER NOT NULL)"
+        "CREATE TABLE IF NOT EXISTS migrations "
+        "(number INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at INTEGER NOT NULL)"
     )
     todo = [m for m in pending("sqlite", _sqlite_version(connection)) if upto is None or m.number <= upto]
     for migration in todo:

@@ -28,8 +28,8 @@ def ending(lease: Lease, outcome: Outcome) -> dict[str, Any]:
     row: dict[str, Any] = {
         "id": lease.id,
         "token": lease.token,
-        "status": str(outcome.status),
-        "cause": str(outcome.cause),
+        "status": outcome.status.value,
+        "cause": outcome.cause.value,
     }
     if outcome.result is not None:
         row["result"] = encoded_result(outcome.result)

@@ -1,8 +1,8 @@
 """Named statements from the SQL files.
 
-A file holds entries that start with `-- name: x`. On Postgres an entry is one statement. On SQLite it may be several: they
-run in one transaction and the last one answers. Two marks, for SQLite alone: `-- look` before a SELECT that runs first,
-without the write lock (no row: nothing to do); `-- each: rows` before a statement that runs once per element of
+A file holds entries that start with `-- name: x`. On Postgres an entry is one statement. On SQLite it may be several:
+they run in one transaction and the last one answers. Two marks, for SQLite alone: `-- look` before a SELECT that runs
+first, without the write lock (no row: nothing to do); `-- each: rows` before a statement that runs once per element of
 `:rows`, with its fields by position.
 """
 
@@ -87,9 +87,13 @@ def _statements(body: str) -> tuple[Statement, ...]:
             look = re.search(r"^-- look$", piece, re.MULTILINE) is not None
             names = tuple(dict.fromkeys(_PARAMETER.findall(text)))
             if each:
-                text = _PARAMETER.sub(lambda match, names=names: f"?{names.index(match.group(1)) + 1}", text)
+                text = _by_position(text, names)
             found.append(Statement(text, names, look, each.group(1) if each else None))
     return tuple(found)
+
+
+def _by_position(text: str, names: tuple[str, ...]) -> str:
+    return _PARAMETER.sub(lambda match: f"?{names.index(match.group(1)) + 1}", text)
 
 
 def _folder(dialect: Dialect) -> resources.abc.Traversable:

@@ -19,7 +19,6 @@ from holdfast.model import (
     LeaseView,
     Phase,
     Policy,
-    Retry,
     Status,
     StopKind,
     StopPhase,
@@ -29,8 +28,10 @@ from holdfast.model import (
 from holdfast.store.database import Row
 
 _decode = msgspec.json.decode
-_retry = msgspec.json.Decoder(Retry).decode
+_policy = msgspec.json.Decoder(Policy).decode
 _DEFAULT_POLICY = Policy()
+_PHASES = {phase.value: phase for phase in Phase}
+STATUSES = {status.value: status for status in Status}
 
 
 def to_json(text: str | None, default: Json = None) -> Json:
@@ -53,30 +54,8 @@ def to_error(row: Row) -> Error | None:
     return Error(code=row["error_code"], message=row["error_message"] or "")
 
 
-def to_policy(row: Row, queue_timeout: float | None = None) -> Policy:
-    if (
-        row["on_lost"] is None
-        and row["retry"] is None
-        and row["timeout"] is None
-        and row["idle_timeout"] is None
-        and row["stop_grace"] is None
-        and row["stop_after"] is None
-        and row["budget"] is None
-        and row["secrets"] is None
-        and queue_timeout is None
-    ):
-        return _DEFAULT_POLICY
-    return Policy(
-        on_lost=row["on_lost"] or _DEFAULT_POLICY.on_lost,
-        retry=_retry(row["retry"]) if row["retry"] is not None else _DEFAULT_POLICY.retry,
-        timeout=row["timeout"],
-        queue_timeout=queue_timeout,
-        idle_timeout=row["idle_timeout"],
-        stop_grace=_DEFAULT_POLICY.stop_grace if row["stop_grace"] is None else row["stop_grace"],
-        stop_after=row["stop_after"],
-        budget=to_json(row["budget"]),
-        secrets=tuple(to_json(row["secrets"], ())),
-    )
+def to_policy(text: str | None) -> Policy:
+    return _DEFAULT_POLICY if text is None else _policy(text)
 
 
 def to_job(row: Row) -> Job:
@@ -114,16 +93,17 @@ def to_job(row: Row) -> Job:
         exit_code=row["exit_code"],
         error=to_error(row),
         last_seq=row["seq"],
-        policy=to_policy(row, row["queue_timeout"]),
+        policy=to_policy(row["policy"]),
     )
 
 
-def to_lease(row: Row) -> Lease:
+def to_claimed(row: Row) -> Lease:
+    """The lease of a new attempt. The hot one: every claimed job passes here."""
     return Lease(
         id=row["id"],
         token=row["token"],
         attempt=row["attempt"],
-        phase=Phase(row["phase"]),
+        phase=_PHASES[row["phase"]],
         domain=row["domain"],
         tenant=row["tenant"],
         queue=row["queue"],
@@ -131,21 +111,27 @@ def to_lease(row: Row) -> Lease:
         lane=row["lane"],
         kind=row["kind"],
         priority=row["priority"],
-        expires_at=row["lease_expires_at"],
         requested_at=row["requested_at"],
         attempt_started_at=row["attempt_started_at"],
         spent=row["spent"],
         max_attempts=row["max_attempts"],
+        runner=row["runner"],
+        spec_json=row["spec"],
+        inputs_json=row["inputs"],
+        policy=_DEFAULT_POLICY if row["policy"] is None else _policy(row["policy"]),
+        usage=_NO_USAGE if row["usage"] is None else _decode(row["usage"]),
+    )
+
+
+def to_adopted(row: Row) -> Lease:
+    """The lease of an attempt that goes on: where its log, its stop ladder and its adoptions stand."""
+    return msgspec.structs.replace(
+        to_claimed(row),
         adoptions=row["adoptions"],
         stdout_offset=row["stdout_offset"],
         stderr_offset=row["stderr_offset"],
         batch=row["batch"],
         stop_request=to_stop(row),
-        runner=row["runner"],
-        spec_json=row["spec"],
-        inputs_json=row["inputs"],
-        policy=to_policy(row),
-        usage=_NO_USAGE if row["usage"] is None else _decode(row["usage"]),
     )
 
 

@@ -5,13 +5,13 @@ the writer thread can run it from start to end in one go. `clock()` stands still
 """
 
 import asyncio
+import contextlib
 import itertools
 import os
 import queue
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -148,10 +148,8 @@ class _Thread:
                 outcome: Callable[[], None] = _settle(future.set_exception, future, error)
             else:
                 outcome = _settle(future.set_result, future, answer)
-            try:
+            with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits for this answer any more.
                 loop.call_soon_threadsafe(outcome)
-            except RuntimeError:
-                pass  # The loop is closed: nobody waits for this answer any more.
 
         if not self._thread.is_alive():
             raise StoreUnreachable("the store is closed")
@@ -240,7 +238,7 @@ class SqliteDatabase:
     async def announce(self, topics: Sequence[str]) -> None:
         """Nothing to send: others see that the file changed."""
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def hear(self) -> AsyncIterator[AsyncIterator[Sequence[str]]]:
         yield self._changes()
 

@@ -1,7 +1,7 @@
 """Wake-ups: a hint that something may have changed, never the truth itself.
 
-Inside a process they arrive at once; to others they go out debounced, a few milliseconds of topics in one message. Whoever
-misses one finds the work by polling.
+Inside a process they arrive at once; to others they go out debounced, a few milliseconds of topics in one message.
+Whoever misses one finds the work by polling.
 """
 
 import asyncio

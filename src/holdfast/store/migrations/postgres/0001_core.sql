@@ -106,19 +106,10 @@ CREATE TABLE holdfast.specs (
   spec jsonb NOT NULL,
   inputs jsonb NOT NULL,
   labels jsonb,
-  on_lost text,
-  retry jsonb,
-  timeout float8,
-  queue_timeout float8,
-  idle_timeout float8,
-  stop_grace float8,
-  stop_after float8,
-  budget jsonb,
-  secrets jsonb,
-  CONSTRAINT runner_known CHECK (runner IN ('function', 'process', 'docker')),
-  CONSTRAINT on_lost_known CHECK (on_lost IN ('requeue', 'fail', 'hold')),
-  CONSTRAINT durations_positive CHECK (timeout > 0 AND queue_timeout > 0 AND idle_timeout > 0 AND stop_grace >= 0 AND stop_after > 0)
+  policy jsonb,
+  CONSTRAINT runner_known CHECK (runner IN ('function', 'process', 'docker'))
 );
+COMMENT ON COLUMN holdfast.specs.policy IS 'What differs from the defaults: on_lost, retry, timeouts, stop_grace, stop_after, budget, secrets.';
 CREATE INDEX specs_listed ON holdfast.specs (tenant, requested_at DESC, id DESC);
 
 CREATE TABLE holdfast.attempts (
@@ -202,7 +193,7 @@ SELECT
   j.owner, j.token, j.lease_expires_at, j.orphaned_at, j.phase, j.domain,
   j.stop_kind, j.stop_phase, j.stop_deadline_at,
   j.exit_code, j.error_code, j.error_message, j.result, j.progress, j.usage, j.seq,
-  s.on_lost, s.retry, s.timeout, s.queue_timeout, s.idle_timeout, s.stop_grace, s.stop_after, s.budget, s.secrets
+  s.policy
 FROM holdfast.jobs AS j
 JOIN holdfast.specs AS s ON s.id = j.id;
 
@@ -225,63 +216,91 @@ LANGUAGE sql VOLATILE AS $$
 $$;
 COMMENT ON FUNCTION holdfast.new_id() IS 'A UUIDv7: milliseconds, then random bits.';
 
+-- Refuse a policy that a worker could not follow.
+CREATE FUNCTION holdfast.check_policy(n bigint, policy jsonb) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+  field text;
+  value jsonb;
+  wanted text;
+BEGIN
+  FOR field, value IN SELECT * FROM jsonb_each(policy) LOOP
+    CONTINUE WHEN jsonb_typeof(value) = 'null' AND field <> 'on_lost';
+    wanted := CASE
+      WHEN field = 'on_lost' THEN
+        CASE WHEN value NOT IN ('"requeue"', '"fail"', '"hold"') THEN 'must be requeue, fail or hold' END
+      WHEN field IN ('timeout', 'queue_timeout', 'idle_timeout', 'stop_after') THEN
+        CASE WHEN jsonb_typeof(value) <> 'number' OR value <= '0' THEN 'must be a number of seconds above 0' END
+      WHEN field = 'stop_grace' THEN
+        CASE WHEN jsonb_typeof(value) <> 'number' OR value < '0' THEN 'must be a number of seconds, at least 0' END
+      WHEN field = 'retry' THEN
+        CASE WHEN jsonb_typeof(value) <> 'object' OR value - ARRAY['base', 'cap', 'on'] <> '{}'
+          OR coalesce(jsonb_typeof(value -> 'base'), 'number') <> 'number'
+          OR coalesce(jsonb_typeof(value -> 'cap'), 'number') <> 'number'
+          OR NOT coalesce(value -> 'on', '[]') <@ '["failed", "timed_out"]'
+        THEN 'must be like {"base": 5, "cap": 300, "on": ["failed", "timed_out"]}' END
+      WHEN field = 'budget' THEN
+        CASE WHEN jsonb_typeof(value) <> 'object' OR jsonb_path_exists(value, '$.* ? (@.type() != "number")')
+        THEN 'must map names to numbers' END
+      WHEN field = 'secrets' THEN
+        CASE WHEN jsonb_typeof(value) <> 'array' OR jsonb_path_exists(value, '$[*] ? (@.type() != "string")')
+        THEN 'must be a list of names' END
+      ELSE 'is an unknown field'
+    END;
+    IF wanted IS NOT NULL THEN
+      RAISE EXCEPTION 'job %: % %', n, field, wanted USING ERRCODE = 'HF422', DETAIL = field;
+    END IF;
+  END LOOP;
+END
+$$;
+
 -- Accept one job (an object) or many (an array), all or nothing, inside the caller's own transaction.
 --
 -- It takes no lock that another waits for: a job with a lane or needs is left `unresolved`, and any worker, or the
 -- Python client's follow-up, resolves it after the commit. Errors carry SQLSTATE HF404, HF409 or HF422 and the field in
--- DETAIL. Within an array, a job stands after the ones it needs.
+-- DETAIL. Within an array, a job stands after the ones it needs. Policy fields (timeout, retry, …) stand in the job, or
+-- together in an object `policy`.
 CREATE FUNCTION holdfast.holdfast_submit(jobs jsonb, wake boolean DEFAULT true)
 RETURNS TABLE (id uuid, status text, gate text)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-  known CONSTANT text[] := ARRAY[
+  core CONSTANT text[] := ARRAY[
     'id', 'tenant', 'kind', 'queue', 'lane', 'priority', 'labels', 'runner', 'spec', 'inputs', 'needs', 'hold',
-    'available_at', 'max_attempts', 'on_lost', 'retry', 'timeout', 'queue_timeout', 'idle_timeout', 'stop_grace',
-    'stop_after', 'budget', 'secrets'];
+    'available_at', 'max_attempts', 'policy'];
   now_at CONSTANT timestamptz := holdfast.clock();
   batch CONSTANT jsonb := CASE jsonb_typeof(jobs) WHEN 'array' THEN jobs WHEN 'object' THEN jsonb_build_array(jobs) END;
   bad record;
 BEGIN
-  IF batch IS NULL THEN
+  IF batch IS NULL OR jsonb_path_exists(batch, '$[*] ? (@.type() != "object")') THEN
     RAISE EXCEPTION 'holdfast_submit takes a job (a JSON object) or an array of jobs' USING ERRCODE = 'HF422', DETAIL = 'jobs';
   END IF;
-  FOR bad IN
-    SELECT j.n, j.job FROM jsonb_array_elements(batch) WITH ORDINALITY AS j(job, n)
-    WHERE jsonb_typeof(j.job) <> 'object' OR j.job - known <> '{}'::jsonb LIMIT 1
-  LOOP
-    IF jsonb_typeof(bad.job) <> 'object' THEN
-      RAISE EXCEPTION 'job % is not a JSON object', bad.n USING ERRCODE = 'HF422', DETAIL = 'jobs';
-    END IF;
-    RAISE EXCEPTION 'job % has an unknown field: %', bad.n,
-      (SELECT k FROM jsonb_object_keys(bad.job - known) AS k ORDER BY k LIMIT 1)
-      USING ERRCODE = 'HF422', DETAIL = (SELECT k FROM jsonb_object_keys(bad.job - known) AS k ORDER BY k LIMIT 1);
-  END LOOP;
 
-  FOR bad IN
-    WITH asked AS (
-      SELECT j.n, coalesce(j.job ->> 'tenant', 'default') AS tenant, need.id::uuid AS need
-      FROM jsonb_array_elements(batch) WITH ORDINALITY AS j(job, n)
-      CROSS JOIN LATERAL jsonb_array_elements_text(
-        CASE jsonb_typeof(j.job -> 'needs') WHEN 'array' THEN j.job -> 'needs' END) AS need(id)
-    ), batched AS (
-      SELECT (j.job ->> 'id')::uuid AS id, coalesce(j.job ->> 'tenant', 'default') AS tenant, j.n
-      FROM jsonb_array_elements(batch) WITH ORDINALITY AS j(job, n)
-      WHERE EXISTS (SELECT 1 FROM asked)
-    )
-    SELECT a.n, a.need, p.status
-    FROM asked AS a
-    LEFT JOIN holdfast.jobs AS p ON p.id = a.need AND p.tenant = a.tenant
-    LEFT JOIN batched AS b ON b.id = a.need AND b.tenant = a.tenant AND b.n < a.n
-    WHERE b.id IS NULL AND (p.id IS NULL OR p.status IN ('failed', 'timed_out', 'cancelled'))
-    ORDER BY a.n LIMIT 1
-  LOOP
-    IF bad.status IS NULL THEN
-      RAISE EXCEPTION 'job % needs job %, which does not exist', bad.n, bad.need USING ERRCODE = 'HF404', DETAIL = 'needs',
-        HINT = 'Within one call, put a job after the ones it needs.';
-    END IF;
-    RAISE EXCEPTION 'job % needs job %, which is already %', bad.n, bad.need, bad.status USING ERRCODE = 'HF409', DETAIL = 'needs';
-  END LOOP;
+  IF jsonb_path_exists(batch, '$[*].needs[*]') THEN
+    FOR bad IN
+      WITH asked AS (
+        SELECT j.n, coalesce(j.job ->> 'tenant', 'default') AS tenant, need.id::uuid AS need
+        FROM jsonb_array_elements(batch) WITH ORDINALITY AS j(job, n)
+        CROSS JOIN LATERAL jsonb_array_elements_text(
+          CASE jsonb_typeof(j.job -> 'needs') WHEN 'array' THEN j.job -> 'needs' END) AS need(id)
+      ), batched AS (
+        SELECT (j.job ->> 'id')::uuid AS id, coalesce(j.job ->> 'tenant', 'default') AS tenant, j.n
+        FROM jsonb_array_elements(batch) WITH ORDINALITY AS j(job, n)
+      )
+      SELECT a.n, a.need, p.status
+      FROM asked AS a
+      LEFT JOIN holdfast.jobs AS p ON p.id = a.need AND p.tenant = a.tenant
+      LEFT JOIN batched AS b ON b.id = a.need AND b.tenant = a.tenant AND b.n < a.n
+      WHERE b.id IS NULL AND (p.id IS NULL OR p.status IN ('failed', 'timed_out', 'cancelled'))
+      ORDER BY a.n LIMIT 1
+    LOOP
+      IF bad.status IS NULL THEN
+        RAISE EXCEPTION 'job % needs job %, which does not exist', bad.n, bad.need USING ERRCODE = 'HF404', DETAIL = 'needs',
+          HINT = 'Within one call, put a job after the ones it needs.';
+      END IF;
+      RAISE EXCEPTION 'job % needs job %, which is already %', bad.n, bad.need, bad.status USING ERRCODE = 'HF409', DETAIL = 'needs';
+    END LOOP;
+  END IF;
 
   RETURN QUERY
   WITH input AS MATERIALIZED (
@@ -296,20 +315,17 @@ BEGIN
       CASE r.runner WHEN 'function' THEN 'function:' || (r.spec ->> 'name') ELSE r.runner END AS capability,
       greatest(r.available_at, now_at) AS available_at,
       coalesce(r.max_attempts, 1) AS max_attempts,
-      r.lane, r.labels, r.runner, r.spec, coalesce(r.inputs, '{}') AS inputs, r.needs, r.on_lost, r.retry, r.timeout,
-      r.queue_timeout, r.idle_timeout, r.stop_grace, r.stop_after, r.budget, r.secrets
-    FROM jsonb_to_recordset(batch) AS r(
+      r.lane, r.labels, r.runner, r.spec, coalesce(r.inputs, '{}') AS inputs, r.needs,
+      coalesce(r.policy, nullif(j.job - core, '{}')) AS policy,
+      CASE WHEN r.policy IS NOT NULL OR j.job - core <> '{}'
+        THEN holdfast.check_policy(j.n, coalesce(r.policy, '{}') || (j.job - core)) IS NULL END AS checked
+    FROM jsonb_array_elements(batch) WITH ORDINALITY AS j(job, n)
+    CROSS JOIN LATERAL jsonb_to_record(j.job) AS r(
       id uuid, tenant text, kind text, queue text, lane text, priority integer, labels jsonb, runner text, spec jsonb,
-      inputs jsonb, needs jsonb, hold boolean, available_at timestamptz, max_attempts integer, on_lost text,
-      retry jsonb, timeout float8, queue_timeout float8, idle_timeout float8, stop_grace float8, stop_after float8,
-      budget jsonb, secrets jsonb)
+      inputs jsonb, needs jsonb, hold boolean, available_at timestamptz, max_attempts integer, policy jsonb)
   ), asked AS (
-    INSERT INTO holdfast.specs (
-      id, tenant, kind, requested_at, runner, spec, inputs, labels, on_lost, retry, timeout, queue_timeout,
-      idle_timeout, stop_grace, stop_after, budget, secrets)
-    SELECT
-      i.id, i.tenant, i.kind, now_at, i.runner, i.spec, i.inputs, i.labels, i.on_lost, i.retry, i.timeout,
-      i.queue_timeout, i.idle_timeout, i.stop_grace, i.stop_after, i.budget, i.secrets
+    INSERT INTO holdfast.specs (id, tenant, kind, requested_at, runner, spec, inputs, labels, policy)
+    SELECT i.id, i.tenant, i.kind, now_at, i.runner, i.spec, i.inputs, i.labels, i.policy
     FROM input AS i
   ), wanted AS (
     INSERT INTO holdfast.needs (job_id, need_id)
@@ -334,7 +350,7 @@ BEGIN
       ELSE 'open'
     END,
     i.held, i.has_needs, now_at, i.available_at,
-    CASE WHEN NOT i.held THEN i.available_at + make_interval(secs => i.queue_timeout) END,
+    CASE WHEN NOT i.held THEN i.available_at + make_interval(secs => (i.policy ->> 'queue_timeout')::float8) END,
     now_at, i.max_attempts, 1
   FROM input AS i
   RETURNING j.id, j.status, j.gate;

@@ -64,7 +64,7 @@ CREATE TABLE jobs (
   CONSTRAINT times_in_order CHECK (started_at >= requested_at AND finished_at >= coalesce(started_at, requested_at)),
   CONSTRAINT stop_known CHECK (stop_kind = 'interrupt' OR stop_kind = 'cancel' OR stop_kind = 'delete'),
   CONSTRAINT max_attempts_positive CHECK (max_attempts BETWEEN 1 AND 1000)
-) WITHOUT ROWID;
+);
 
 -- Every index but the primary key is partial: a finished job sits in none of those that a worker reads.
 CREATE INDEX jobs_claimable ON jobs (queue, capability, tenant, priority DESC, requested_at, id) WHERE gate = 'open';
@@ -91,18 +91,8 @@ CREATE TABLE specs (
   spec TEXT NOT NULL,
   inputs TEXT NOT NULL,
   labels TEXT,
-  on_lost TEXT,
-  retry TEXT,
-  timeout REAL,
-  queue_timeout REAL,
-  idle_timeout REAL,
-  stop_grace REAL,
-  stop_after REAL,
-  budget TEXT,
-  secrets TEXT,
-  CONSTRAINT runner_known CHECK (runner = 'function' OR runner = 'process' OR runner = 'docker'),
-  CONSTRAINT on_lost_known CHECK (on_lost = 'requeue' OR on_lost = 'fail' OR on_lost = 'hold'),
-  CONSTRAINT durations_positive CHECK (timeout > 0 AND queue_timeout > 0 AND idle_timeout > 0 AND stop_grace >= 0 AND stop_after > 0)
+  policy TEXT,
+  CONSTRAINT runner_known CHECK (runner = 'function' OR runner = 'process' OR runner = 'docker')
 ) WITHOUT ROWID;
 CREATE INDEX specs_listed ON specs (tenant, requested_at DESC, id DESC);
 
@@ -187,6 +177,6 @@ SELECT
   j.owner, j.token, j.lease_expires_at, j.orphaned_at, j.phase, j.domain,
   j.stop_kind, j.stop_phase, j.stop_deadline_at,
   j.exit_code, j.error_code, j.error_message, j.result, j.progress, j.usage, j.seq,
-  s.on_lost, s.retry, s.timeout, s.queue_timeout, s.idle_timeout, s.stop_grace, s.stop_after, s.budget, s.secrets
+  s.policy
 FROM jobs AS j
 JOIN specs AS s ON s.id = j.id;

@@ -189,7 +189,7 @@ WITH revived AS (
       gate = 'unresolved',
       finished_at = NULL,
       updated_at = greatest(holdfast.clock(), j.updated_at),
-      queue_deadline_at = CASE WHEN NOT j.held THEN greatest(holdfast.clock(), j.available_at) + make_interval(secs => s.queue_timeout) END,
+      queue_deadline_at = CASE WHEN NOT j.held THEN greatest(holdfast.clock(), j.available_at) + make_interval(secs => (s.policy ->> 'queue_timeout')::float8) END,
       error_code = NULL,
       error_message = NULL,
       unsettled = j.unsettled OR j.has_dependants,

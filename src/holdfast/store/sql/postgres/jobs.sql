@@ -26,7 +26,8 @@ SELECT r.*
 FROM holdfast.job_records AS r
 JOIN holdfast.specs AS s ON s.id = r.id
 WHERE s.tenant = :tenant::text
-  AND (:before_at::timestamptz IS NULL OR (s.requested_at, s.id) < (:before_at::timestamptz, :before_id::uuid))
+  AND (s.requested_at, s.id) < (
+    coalesce(:before_at::timestamptz, 'infinity'), coalesce(:before_id::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff'))
   AND (:statuses::json IS NULL OR r.status IN (SELECT json_array_elements_text(:statuses::json)))
   AND (:kind::text IS NULL OR s.kind = :kind::text)
   AND (:queue::text IS NULL OR r.queue = :queue::text)
@@ -44,7 +45,7 @@ SELECT j.id, j.tenant, j.lane FROM holdfast.jobs AS j WHERE j.id = :id::uuid AND
 -- name: lock_job
 SELECT j.id, j.tenant, j.lane, j.queue, j.status, j.gate, j.phase, j.attempt, j.token, j.started_at, j.available_at,
   j.has_needs, j.has_dependants, j.unsettled, j.stop_kind, j.spent, j.max_attempts, j.error_code, j.dismissed, j.domain,
-  j.owner, j.adoptions, s.queue_timeout, s.budget,
+  j.owner, j.adoptions, (s.policy ->> 'queue_timeout')::float8 AS queue_timeout,
   j.available_at > holdfast.clock() AS delayed,
   j.queue_deadline_at <= holdfast.clock() AS overdue
 FROM holdfast.jobs AS j
@@ -124,7 +125,9 @@ WITH asked AS (
 SELECT a.id, a.owner FROM asked AS a;
 
 -- name: set_budget
-UPDATE holdfast.specs AS s SET budget = :budget::jsonb WHERE s.id = :id::uuid;
+UPDATE holdfast.specs AS s
+SET policy = jsonb_set(coalesce(s.policy, '{}'), '{budget}', :budget::jsonb)
+WHERE s.id = :id::uuid;
 
 -- name: overdue_jobs
 -- Queued jobs whose queue timeout has passed. Uses jobs_queue_deadline.

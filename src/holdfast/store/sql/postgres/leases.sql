@@ -35,9 +35,9 @@ WITH found AS MATERIALIZED (
 )
 SELECT
   a.id, a.tenant, a.queue, a.capability, a.lane, a.priority, a.token, a.attempt, a.phase, a.domain, a.spent,
-  a.max_attempts, a.adoptions, a.requested_at, a.lease_expires_at, a.attempt_started_at, a.stdout_offset,
+  a.max_attempts, a.adoptions, a.requested_at, a.attempt_started_at, a.stdout_offset,
   a.stderr_offset, a.batch, a.stop_kind, a.stop_phase, a.stop_deadline_at, s.kind, s.runner, s.spec, s.inputs,
-  s.on_lost, s.retry, s.timeout, s.idle_timeout, s.stop_grace, s.stop_after, s.budget, s.secrets, a.usage
+  s.policy, a.usage
 FROM adopted AS a
 JOIN holdfast.specs AS s ON s.id = a.id
 ORDER BY a.id;
@@ -72,9 +72,17 @@ WITH RECURSIVE pairs AS MATERIALIZED (
     WHERE j.gate = 'open' AND j.queue = t.queue AND j.capability = t.capability AND j.tenant = t.tenant
     ORDER BY j.priority DESC, j.requested_at, j.id
     LIMIT :slots::integer) AS h
+), busy AS MATERIALIZED (
+  SELECT count(*) AS lines FROM tenants AS t WHERE t.tenant IS NOT NULL
 ), turns AS MATERIALIZED (
-  SELECT h.queue, h.capability, h.domain, h.tenant, count(*) AS share
+  SELECT t.queue, t.capability, t.domain, t.tenant, :slots::integer AS share
+  FROM tenants AS t
+  WHERE t.tenant IS NOT NULL
+    AND (SELECT b.lines FROM busy AS b) = 1 -- nobody to merge or take turns with
+  UNION ALL
+  SELECT h.queue, h.capability, h.domain, h.tenant, count(*)
   FROM (SELECT * FROM heads ORDER BY turn, tenant LIMIT :slots::integer) AS h
+  WHERE (SELECT b.lines FROM busy AS b) > 1
   GROUP BY h.queue, h.capability, h.domain, h.tenant
 ), picked AS MATERIALIZED (
   SELECT j.id, t.domain
@@ -96,11 +104,11 @@ WITH RECURSIVE pairs AS MATERIALIZED (
       queue_deadline_at = NULL,
       adoptions = 0,
       attempt = j.attempt + 1,
-      phase = CASE WHEN starts_with(j.capability, 'function') THEN 'started' ELSE 'claimed' END,
+      phase = CASE WHEN j.capability LIKE 'function%' THEN 'started' ELSE 'claimed' END,
       worker = :worker::text,
       domain = p.domain,
       claimed_at = greatest(holdfast.clock(), j.updated_at),
-      attempt_started_at = CASE WHEN starts_with(j.capability, 'function') THEN greatest(holdfast.clock(), j.updated_at) END,
+      attempt_started_at = CASE WHEN j.capability LIKE 'function%' THEN greatest(holdfast.clock(), j.updated_at) END,
       stdout_offset = 0,
       stderr_offset = 0,
       batch = 0,
@@ -118,9 +126,7 @@ WITH RECURSIVE pairs AS MATERIALIZED (
 )
 SELECT
   c.id, c.tenant, c.queue, c.capability, c.lane, c.priority, c.token, c.attempt, c.phase, c.domain, c.spent,
-  c.max_attempts, c.adoptions, c.requested_at, c.lease_expires_at, c.attempt_started_at, c.stdout_offset,
-  c.stderr_offset, c.batch, c.stop_kind, c.stop_phase, c.stop_deadline_at, s.kind, s.runner, s.spec, s.inputs,
-  s.on_lost, s.retry, s.timeout, s.idle_timeout, s.stop_grace, s.stop_after, s.budget, s.secrets, c.usage
+  c.max_attempts, c.requested_at, c.attempt_started_at, c.usage, s.kind, s.runner, s.spec, s.inputs, s.policy
 FROM claimed AS c
 JOIN holdfast.specs AS s ON s.id = c.id
 ORDER BY c.priority DESC, c.requested_at, c.id;

@@ -5,17 +5,14 @@
 DELETE FROM submitted;
 -- each: jobs
 INSERT INTO submitted (
-  id, tenant, kind, queue, lane, priority, labels, runner, spec, inputs, needs, hold, available_at, max_attempts, on_lost,
-  retry, timeout, queue_timeout, idle_timeout, stop_grace, stop_after, budget, secrets)
+  id, tenant, kind, queue, lane, priority, labels, runner, spec, inputs, needs, hold, available_at, max_attempts, policy)
 VALUES (
   :id, :tenant, :kind, :queue, :lane, :priority, :labels, :runner, :spec, :inputs, :needs, :hold, :available_at,
-  :max_attempts, :on_lost, :retry, :timeout, :queue_timeout, :idle_timeout, :stop_grace, :stop_after, :budget, :secrets);
-INSERT INTO specs (
-  id, tenant, kind, requested_at, runner, spec, inputs, labels, on_lost, retry, timeout, queue_timeout, idle_timeout,
-  stop_grace, stop_after, budget, secrets)
+  :max_attempts, :policy);
+INSERT INTO specs (id, tenant, kind, requested_at, runner, spec, inputs, labels, policy)
 SELECT
-  i.id, coalesce(i.tenant, 'default'), coalesce(i.kind, 'run'), clock(), i.runner, i.spec, coalesce(i.inputs, '{}'), i.labels, i.on_lost, i.retry, i.timeout,
-  i.queue_timeout, i.idle_timeout, i.stop_grace, i.stop_after, i.budget, i.secrets
+  i.id, coalesce(i.tenant, 'default'), coalesce(i.kind, 'run'), clock(), i.runner, i.spec, coalesce(i.inputs, '{}'),
+  i.labels, i.policy
 FROM submitted AS i;
 INSERT INTO needs (job_id, need_id)
 SELECT DISTINCT i.id, n.value
@@ -41,7 +38,7 @@ SELECT
   END,
   coalesce(i.hold, 0), i.needs IS NOT NULL, clock(), max(coalesce(i.available_at, 0), clock()),
   CASE WHEN i.hold THEN NULL
-    ELSE max(coalesce(i.available_at, 0), clock()) + CAST(i.queue_timeout * 1000000 AS INTEGER) END,
+    ELSE max(coalesce(i.available_at, 0), clock()) + CAST((i.policy ->> 'queue_timeout') * 1000000 AS INTEGER) END,
   clock(), coalesce(i.max_attempts, 1), 1
 FROM submitted AS i;
 SELECT count(*) AS accepted FROM submitted;
@@ -69,7 +66,7 @@ SELECT r.*
 FROM specs AS s
 CROSS JOIN job_records AS r ON r.id = s.id
 WHERE s.tenant = :tenant
-  AND (:before_at IS NULL OR (s.requested_at, s.id) < (:before_at, :before_id))
+  AND (s.requested_at, s.id) < (coalesce(:before_at, 9223372036854775807), coalesce(:before_id, ''))
   AND (:statuses IS NULL OR r.status IN (SELECT value FROM json_each(:statuses)))
   AND (:kind IS NULL OR s.kind = :kind)
   AND (:queue IS NULL OR r.queue = :queue)
@@ -89,7 +86,7 @@ SELECT j.id, j.tenant, j.lane FROM jobs AS j WHERE j.id = :id AND j.tenant = :te
 -- name: lock_job
 SELECT j.id, j.tenant, j.lane, j.queue, j.status, j.gate, j.phase, j.attempt, j.token, j.started_at, j.available_at,
   j.has_needs, j.has_dependants, j.unsettled, j.stop_kind, j.spent, j.max_attempts, j.error_code, j.dismissed, j.domain,
-  j.owner, j.adoptions, s.queue_timeout, s.budget,
+  j.owner, j.adoptions, s.policy ->> 'queue_timeout' AS queue_timeout,
   j.available_at > clock() AS delayed,
   j.queue_deadline_at <= clock() AS overdue
 FROM jobs AS j
@@ -171,7 +168,7 @@ WHERE j.id = :id
 SELECT j.id, j.owner FROM jobs AS j WHERE j.id = :id AND j.status = 'running';
 
 -- name: set_budget
-UPDATE specs SET budget = :budget WHERE id = :id;
+UPDATE specs SET policy = json_set(coalesce(policy, '{}'), '$.budget', json(:budget)) WHERE id = :id;
 
 -- name: overdue_jobs
 -- Queued jobs whose queue timeout has passed. Uses jobs_queue_deadline.

@@ -39,9 +39,9 @@ FROM picked AS p
 CROSS JOIN jobs AS a ON a.id = p.id;
 SELECT
   a.id, a.tenant, a.queue, a.capability, a.lane, a.priority, a.token, a.attempt, a.phase, a.domain, a.spent,
-  a.max_attempts, a.adoptions, a.requested_at, a.lease_expires_at, a.attempt_started_at, a.stdout_offset,
+  a.max_attempts, a.adoptions, a.requested_at, a.attempt_started_at, a.stdout_offset,
   a.stderr_offset, a.batch, a.stop_kind, a.stop_phase, a.stop_deadline_at, s.kind, s.runner, s.spec, s.inputs,
-  s.on_lost, s.retry, s.timeout, s.idle_timeout, s.stop_grace, s.stop_after, s.budget, s.secrets, a.usage
+  s.policy, a.usage
 FROM picked AS p
 CROSS JOIN jobs AS a ON a.id = p.id
 JOIN specs AS s ON s.id = p.id
@@ -60,7 +60,8 @@ WHERE EXISTS (
   AND NOT EXISTS (SELECT 1 FROM queues AS q WHERE q.queue = p.value ->> 'queue' AND q.paused = 1)
 LIMIT 1;
 DELETE FROM picked;
-INSERT INTO picked (id, domain)
+DELETE FROM lines;
+INSERT INTO lines (queue, capability, domain, tenant)
 WITH RECURSIVE pairs AS MATERIALIZED (
   SELECT p.value ->> 'queue' AS queue, p.value ->> 'capability' AS capability, p.value ->> 'domain' AS domain
   FROM json_each(:pairs) AS p
@@ -78,16 +79,27 @@ WITH RECURSIVE pairs AS MATERIALIZED (
     ORDER BY j.tenant LIMIT 1)
   FROM tenants AS t
   WHERE t.tenant IS NOT NULL
-), heads AS (
-  SELECT h.id, t.domain, t.tenant,
-    row_number() OVER (PARTITION BY t.tenant ORDER BY h.priority DESC, h.requested_at, h.id) AS turn
-  FROM tenants AS t
+)
+SELECT t.queue, t.capability, t.domain, t.tenant FROM tenants AS t WHERE t.tenant IS NOT NULL;
+INSERT INTO picked (id, domain)
+SELECT j.id, l.domain -- one line: nobody to merge or take turns with
+FROM lines AS l
+CROSS JOIN jobs AS j
+WHERE (SELECT count(*) FROM lines) = 1
+  AND j.gate = 'open' AND j.queue = l.queue AND j.capability = l.capability AND j.tenant = l.tenant
+ORDER BY j.queue, j.capability, j.tenant, j.priority DESC, j.requested_at, j.id
+LIMIT :slots;
+INSERT INTO picked (id, domain)
+WITH heads AS (
+  SELECT h.id, l.domain, l.tenant,
+    row_number() OVER (PARTITION BY l.tenant ORDER BY h.priority DESC, h.requested_at, h.id) AS turn
+  FROM lines AS l
   CROSS JOIN jobs AS h ON h.id IN (
     SELECT j.id FROM jobs AS j
-    WHERE j.gate = 'open' AND j.queue = t.queue AND j.capability = t.capability AND j.tenant = t.tenant
+    WHERE j.gate = 'open' AND j.queue = l.queue AND j.capability = l.capability AND j.tenant = l.tenant
     ORDER BY j.priority DESC, j.requested_at, j.id
     LIMIT :slots)
-  WHERE t.tenant IS NOT NULL
+  WHERE (SELECT count(*) FROM lines) > 1
 )
 SELECT h.id, h.domain FROM heads AS h ORDER BY h.turn, h.tenant LIMIT :slots;
 UPDATE jobs
@@ -119,9 +131,7 @@ FROM picked AS p
 CROSS JOIN jobs AS c ON c.id = p.id;
 SELECT
   c.id, c.tenant, c.queue, c.capability, c.lane, c.priority, c.token, c.attempt, c.phase, c.domain, c.spent,
-  c.max_attempts, c.adoptions, c.requested_at, c.lease_expires_at, c.attempt_started_at, c.stdout_offset,
-  c.stderr_offset, c.batch, c.stop_kind, c.stop_phase, c.stop_deadline_at, s.kind, s.runner, s.spec, s.inputs,
-  s.on_lost, s.retry, s.timeout, s.idle_timeout, s.stop_grace, s.stop_after, s.budget, s.secrets, c.usage
+  c.max_attempts, c.requested_at, c.attempt_started_at, c.usage, s.kind, s.runner, s.spec, s.inputs, s.policy
 FROM picked AS p
 CROSS JOIN jobs AS c ON c.id = p.id
 JOIN specs AS s ON s.id = p.id
@@ -213,9 +223,14 @@ DELETE FROM ended;
 INSERT INTO ending (id, token, status, cause, exit_code, signal, error_code, error_message, result, delay)
 VALUES (:id, :token, :status, :cause, :exit_code, :signal, :error_code, :error_message, :result, :delay);
 INSERT INTO ended (
-  id, token, attempt, seq, phase, worker, domain, claimed_at, attempt_started_at, status, error_code, error_message,
-  cause, exit_code, signal, result, now_at, due_at, delayed)
-SELECT j.id, j.token, j.attempt, j.seq + 1, j.phase, j.worker, j.domain, j.claimed_at, j.attempt_started_at,
+  id, token, attempt, seq, worker, domain, claimed_at, attempt_started_at, counts, status, error_code, error_message,
+  cause, exit_code, signal, result, now_at, delay)
+SELECT j.id, j.token, j.attempt, j.seq + 1, j.worker, j.domain, j.claimed_at, j.attempt_started_at,
+  CASE
+    WHEN i.cause = 'drained' THEN 0
+    WHEN j.phase = 'started' OR i.cause = 'lost' OR i.cause = 'start_failed' THEN 1
+    ELSE 0
+  END,
   CASE
     WHEN i.status <> 'queued' THEN i.status
     WHEN j.stop_kind = 'interrupt' THEN 'paused'
@@ -232,38 +247,10 @@ SELECT j.id, j.token, j.attempt, j.seq + 1, j.phase, j.worker, j.domain, j.claim
     WHEN j.stop_kind = 'interrupt' THEN 'interrupted by request'
     ELSE 'cancelled by request'
   END,
-  i.cause, i.exit_code, i.signal, i.result,
-  max(clock(), j.updated_at),
-  max(clock(), j.updated_at) + CAST(coalesce(i.delay, 0) * 1000000 AS INTEGER),
-  coalesce(i.delay, 0) > 0
+  i.cause, i.exit_code, i.signal, i.result, max(clock(), j.updated_at), coalesce(i.delay, 0)
 FROM ending AS i
 CROSS JOIN jobs AS j ON j.id = i.id AND j.token = i.token
 WHERE j.status = 'running';
-UPDATE jobs
-SET status = h.status,
-    gate = CASE WHEN h.status <> 'queued' THEN NULL WHEN h.delayed THEN 'future' ELSE 'open' END,
-    available_at = CASE WHEN h.status = 'queued' THEN h.due_at ELSE jobs.available_at END,
-    finished_at = CASE WHEN h.status NOT IN ('queued', 'paused') THEN h.now_at END,
-    updated_at = h.now_at,
-    owner = NULL,
-    lease_expires_at = NULL,
-    orphaned_at = NULL,
-    phase = NULL,
-    spent = jobs.spent + CASE
-      WHEN h.cause = 'drained' THEN 0
-      WHEN h.phase = 'started' OR h.cause IN ('lost', 'start_failed') THEN 1
-      ELSE 0
-    END,
-    unsettled = jobs.unsettled OR (jobs.has_dependants AND h.status NOT IN ('queued', 'paused')),
-    exit_code = h.exit_code,
-    error_code = h.error_code,
-    error_message = h.error_message,
-    result = h.result,
-    seq = h.seq
-FROM ended AS h
-WHERE jobs.id = h.id
-  AND jobs.token = h.token
-  AND jobs.status = 'running';
 INSERT INTO attempts (
   job_id, attempt, worker, domain, token, claimed_at, started_at, ended_at, cause, exit_code, signal, error_code,
   error_message)
@@ -278,9 +265,26 @@ SELECT h.id, h.seq, h.now_at, 'status',
       'code', h.error_code, 'message', h.error_message)
   END
 FROM ended AS h;
-SELECT j.id, j.status, j.queue, j.gate, j.has_dependants
+UPDATE jobs
+SET status = h.status,
+    gate = CASE WHEN h.status <> 'queued' THEN NULL WHEN h.delay > 0 THEN 'future' ELSE 'open' END,
+    available_at = CASE WHEN h.status = 'queued' THEN h.now_at + CAST(h.delay * 1000000 AS INTEGER) ELSE available_at END,
+    finished_at = CASE WHEN h.status = 'queued' OR h.status = 'paused' THEN NULL ELSE h.now_at END,
+    updated_at = h.now_at,
+    owner = NULL,
+    lease_expires_at = NULL,
+    orphaned_at = NULL,
+    phase = NULL,
+    spent = spent + h.counts,
+    unsettled = unsettled OR (has_dependants AND h.status <> 'queued' AND h.status <> 'paused'),
+    exit_code = h.exit_code,
+    error_code = h.error_code,
+    error_message = h.error_message,
+    result = h.result,
+    seq = h.seq
 FROM ended AS h
-CROSS JOIN jobs AS j ON j.id = h.id;
+WHERE jobs.id = h.id
+RETURNING id, status, queue, gate, has_dependants;
 
 -- name: landed
 -- Which of these ends are already in the record: same token, no open attempt.

@@ -2,15 +2,15 @@
 -- They have no key, so that the planner reads them first and looks the jobs up.
 -- Differs: Postgres does the same with data-modifying CTEs.
 CREATE TEMP TABLE submitted (
-  id TEXT, tenant TEXT, kind TEXT, queue TEXT, lane TEXT, priority INTEGER, labels TEXT, runner TEXT,
-  spec TEXT, inputs TEXT, needs TEXT, hold INTEGER, available_at INTEGER, max_attempts INTEGER, on_lost TEXT, retry TEXT,
-  timeout REAL, queue_timeout REAL, idle_timeout REAL, stop_grace REAL, stop_after REAL, budget TEXT, secrets TEXT);
+  id TEXT, tenant TEXT, kind TEXT, queue TEXT, lane TEXT, priority INTEGER, labels TEXT, runner TEXT, spec TEXT,
+  inputs TEXT, needs TEXT, hold INTEGER, available_at INTEGER, max_attempts INTEGER, policy TEXT);
+CREATE TEMP TABLE lines (queue TEXT, capability TEXT, domain TEXT, tenant TEXT);
 CREATE TEMP TABLE picked (id TEXT, domain TEXT);
 CREATE TEMP TABLE told (id TEXT, token INTEGER);
 CREATE TEMP TABLE ending (
   id TEXT, token INTEGER, status TEXT, cause TEXT, exit_code INTEGER, signal INTEGER, error_code TEXT,
   error_message TEXT, result TEXT, delay REAL);
 CREATE TEMP TABLE ended (
-  id TEXT, token INTEGER, attempt INTEGER, seq INTEGER, phase TEXT, worker TEXT, domain TEXT,
-  claimed_at INTEGER, attempt_started_at INTEGER, status TEXT, error_code TEXT, error_message TEXT, cause TEXT,
-  exit_code INTEGER, signal INTEGER, result TEXT, now_at INTEGER, due_at INTEGER, delayed INTEGER);
+  id TEXT, token INTEGER, attempt INTEGER, seq INTEGER, worker TEXT, domain TEXT, claimed_at INTEGER,
+  attempt_started_at INTEGER, counts INTEGER, status TEXT, error_code TEXT, error_message TEXT, cause TEXT,
+  exit_code INTEGER, signal INTEGER, result TEXT, now_at INTEGER, delay REAL);
