@@ -4,6 +4,7 @@ No I/O here. What a store reads becomes one of these values; what a worker wants
 """
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Mapping
@@ -407,6 +408,11 @@ class Claimable(msgspec.Struct, frozen=True, kw_only=True):
 
 FUNCTION_DOMAIN = "function"
 """Functions die with their worker, so any worker may settle an orphaned one."""
+
+
+def new_worker_id() -> str:
+    """Host, process and a random nonce: never reused, not even by the same pid in a restarted container."""
+    return f"{socket.gethostname()}:{os.getpid()}:{os.urandom(4).hex()}"
 
 
 class _IdSource:

@@ -5,6 +5,7 @@ write landed; a lost lease is an answer, not an error.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 
 import msgspec
 
@@ -49,10 +50,13 @@ class Reaped(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Owners(msgspec.Struct, frozen=True, kw_only=True):
-    """How many workers hold leases, and how many of those let one expire."""
+    """How many workers hold leases, how many of those let one expire, and when the last heartbeats came."""
 
     owners: int
     expired: int
+    beat_at: datetime | None
+    expired_beat_at: datetime | None
+    now_at: datetime
 
 
 class Leases:
@@ -172,7 +176,7 @@ class Leases:
 
     async def owners(self) -> Owners:
         (row,) = await self._database.read("lease_owners")
-        return Owners(owners=row["owners"], expired=row["expired"])
+        return Owners(**row)
 
     async def abandon(self, limit: int = 100) -> int:
         """Pause orphans that were adopted again and again without progress, for a person to look at."""

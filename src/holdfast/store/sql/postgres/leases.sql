@@ -383,7 +383,10 @@ SELECT r.id, r.token, r.worker, r.attempt, r.adoptions FROM reaped AS r;
 -- For a reaper that doubts itself: how many owners hold leases, and how many of them let one expire. Uses jobs_leased.
 SELECT
   count(DISTINCT j.owner) AS owners,
-  count(DISTINCT j.owner) FILTER (WHERE j.lease_expires_at < holdfast.clock()) AS expired
+  count(DISTINCT j.owner) FILTER (WHERE j.lease_expires_at < holdfast.clock()) AS expired,
+  max(j.last_beat_at) AS beat_at,
+  max(j.last_beat_at) FILTER (WHERE j.lease_expires_at < holdfast.clock()) AS expired_beat_at,
+  holdfast.clock() AS now_at
 FROM holdfast.jobs AS j
 WHERE j.owner IS NOT NULL;
 

@@ -360,7 +360,10 @@ CROSS JOIN jobs AS r ON r.id = t.id;
 -- For a reaper that doubts itself: how many owners hold leases, and how many of them let one expire. Uses jobs_leased.
 SELECT
   count(DISTINCT j.owner) AS owners,
-  count(DISTINCT CASE WHEN j.lease_expires_at < clock() THEN j.owner END) AS expired
+  count(DISTINCT CASE WHEN j.lease_expires_at < clock() THEN j.owner END) AS expired,
+  max(j.last_beat_at) AS beat_at,
+  max(CASE WHEN j.lease_expires_at < clock() THEN j.last_beat_at END) AS expired_beat_at,
+  clock() AS now_at
 FROM jobs AS j
 WHERE j.owner IS NOT NULL;
 
