@@ -85,3 +85,7 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
 def _fail(error: HoldfastError, code: int) -> NoReturn:
     typer.echo(f"holdfast: {error.message}", err=True)
     raise typer.Exit(code)
+
+
+if __name__ == "__main__":
+    app()

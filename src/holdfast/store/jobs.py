@@ -397,7 +397,7 @@ _POLICY = frozenset(Policy.__struct_fields__)
 
 def _row(job: Submission, tenant: str) -> dict[str, Any]:
     """Only what differs from the defaults: the store's own SQL knows those."""
-    row: dict[str, Any] = msgspec.to_builtins(job)
+    row: dict[str, Any] = msgspec.to_builtins(job, builtin_types=(datetime,))
     if tenant != "default":
         row["tenant"] = tenant
     policy = {name: row.pop(name) for name in _POLICY.intersection(row)}

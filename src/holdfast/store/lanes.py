@@ -31,7 +31,6 @@ class Step:
     """What a lane needs: perhaps shut the holder, then perhaps open one job and make it the holder."""
 
     shut: str | None = None
-    keep_if_shut: bool = False
     open: str | None = None
     holder: str | None = None
 
@@ -47,7 +46,7 @@ def decide(lane: Row) -> Step:
         if lane["holder_started"]:
             # A retry keeps its lane, whatever waits behind it.
             if gate == "open" and stopped:
-                return Step(shut=holder, keep_if_shut=True, holder=holder)
+                return Step(shut=holder, holder=holder)
             return Step(open=holder if gate == "lane" and not stopped else None, holder=holder)
         if gate == "open":
             overtaken = lane["next_id"] is not None and lane["next_position"] < lane["holder_position"]

@@ -23,7 +23,7 @@ CONNECT_SECONDS = 10.0
 # One plan per statement, made once, by index and nested loop whatever the statistics say: every statement here is
 # written for its index, statistics of a queue are stale by nature (a plan made on an empty table sorted the whole
 # backlog: 19 ms for 4), and compiling or planning again costs as much as the statement (claim: 0.8 of 4 ms).
-_SESSION = {
+SESSION = {
     "application_name": "holdfast",
     "jit": "off",
     "plan_cache_mode": "force_generic_plan",
@@ -99,7 +99,7 @@ class PostgresDatabase:
                 init=_set_up,
                 reset=_leave,
                 timeout=CONNECT_SECONDS,
-                server_settings=_SESSION,
+                server_settings=SESSION,
             )
         except (*_AWAY, asyncpg.PostgresError, ValueError) as error:
             raise StoreUnreachable(f"cannot reach Postgres: {error}") from error

@@ -64,7 +64,7 @@ CREATE TABLE jobs (
   CONSTRAINT times_in_order CHECK (started_at >= requested_at AND finished_at >= coalesce(started_at, requested_at)),
   CONSTRAINT stop_known CHECK (stop_kind = 'interrupt' OR stop_kind = 'cancel' OR stop_kind = 'delete'),
   CONSTRAINT max_attempts_positive CHECK (max_attempts BETWEEN 1 AND 1000)
-);
+) STRICT;
 
 -- Every index but the primary key is partial: a finished job sits in none of those that a worker reads.
 CREATE INDEX jobs_claimable ON jobs (queue, capability, tenant, priority DESC, requested_at, id) WHERE gate = 'open';
@@ -93,7 +93,7 @@ CREATE TABLE specs (
   labels TEXT,
   policy TEXT,
   CONSTRAINT runner_known CHECK (runner = 'function' OR runner = 'process' OR runner = 'docker')
-) WITHOUT ROWID;
+) WITHOUT ROWID, STRICT;
 CREATE INDEX specs_listed ON specs (tenant, requested_at DESC, id DESC);
 
 CREATE TABLE attempts (
@@ -112,7 +112,7 @@ CREATE TABLE attempts (
   error_message TEXT,
   CONSTRAINT attempts_pkey PRIMARY KEY (job_id, attempt),
   CONSTRAINT cause_known CHECK (cause = 'exit' OR cause = 'out_of_memory' OR cause = 'timed_out' OR cause = 'idle_timeout' OR cause = 'cancelled' OR cause = 'interrupted' OR cause = 'lost' OR cause = 'start_failed' OR cause = 'drained')
-) WITHOUT ROWID;
+) WITHOUT ROWID, STRICT;
 
 CREATE TABLE events (
   job_id TEXT NOT NULL,
@@ -122,14 +122,14 @@ CREATE TABLE events (
   task TEXT,
   data TEXT NOT NULL,
   CONSTRAINT events_pkey PRIMARY KEY (job_id, seq)
-) WITHOUT ROWID;
+) WITHOUT ROWID, STRICT;
 
 CREATE TABLE needs (
   job_id TEXT NOT NULL,
   need_id TEXT NOT NULL,
   satisfied INTEGER NOT NULL DEFAULT 0,
   CONSTRAINT needs_pkey PRIMARY KEY (job_id, need_id)
-) WITHOUT ROWID;
+) WITHOUT ROWID, STRICT;
 CREATE INDEX needs_open ON needs (need_id, job_id) WHERE satisfied = 0;
 
 CREATE TABLE lanes (
@@ -139,13 +139,13 @@ CREATE TABLE lanes (
   holder TEXT,
   next_position INTEGER NOT NULL DEFAULT 1,
   CONSTRAINT lanes_pkey PRIMARY KEY (tenant, lane)
-) WITHOUT ROWID;
+) WITHOUT ROWID, STRICT;
 
 CREATE TABLE queues (
   queue TEXT NOT NULL PRIMARY KEY,
   paused INTEGER NOT NULL DEFAULT 0,
   updated_at INTEGER NOT NULL
-) WITHOUT ROWID;
+) WITHOUT ROWID, STRICT;
 
 CREATE TABLE workers (
   worker TEXT NOT NULL PRIMARY KEY,
@@ -158,14 +158,14 @@ CREATE TABLE workers (
   seen_at INTEGER NOT NULL,
   expires_at INTEGER NOT NULL,
   draining INTEGER NOT NULL DEFAULT 0
-) WITHOUT ROWID;
+) WITHOUT ROWID, STRICT;
 
 CREATE TABLE leaders (
   duty TEXT NOT NULL PRIMARY KEY,
   leader TEXT NOT NULL,
   term INTEGER NOT NULL,
   expires_at INTEGER NOT NULL
-) WITHOUT ROWID;
+) WITHOUT ROWID, STRICT;
 
 -- A job as people see it: what was asked for, and how it stands.
 CREATE VIEW job_records AS

@@ -1,0 +1,412 @@
+attempts.job_id uuid NO 
+attempts.attempt integer NO 
+attempts.worker text YES 
+attempts.domain text YES 
+attempts.token bigint NO 
+attempts.claimed_at timestamp with time zone NO 
+attempts.started_at timestamp with time zone YES 
+attempts.ended_at timestamp with time zone NO 
+attempts.cause text NO 
+attempts.exit_code integer YES 
+attempts.signal integer YES 
+attempts.error_code text YES 
+attempts.error_message text YES 
+events.job_id uuid NO 
+events.seq bigint NO 
+events.at timestamp with time zone NO 
+events.type text NO 
+events.task text YES 
+events.data json NO 
+job_records.id uuid YES 
+job_records.tenant text YES 
+job_records.kind text YES 
+job_records.queue text YES 
+job_records.capability text YES 
+job_records.lane text YES 
+job_records.lane_position bigint YES 
+job_records.status text YES 
+job_records.gate text YES 
+job_records.priority integer YES 
+job_records.labels jsonb YES 
+job_records.runner text YES 
+job_records.spec jsonb YES 
+job_records.inputs jsonb YES 
+job_records.held boolean YES 
+job_records.dismissed boolean YES 
+job_records.attempts integer YES 
+job_records.max_attempts integer YES 
+job_records.attempt integer YES 
+job_records.requested_at timestamp with time zone YES 
+job_records.available_at timestamp with time zone YES 
+job_records.started_at timestamp with time zone YES 
+job_records.finished_at timestamp with time zone YES 
+job_records.updated_at timestamp with time zone YES 
+job_records.owner text YES 
+job_records.token bigint YES 
+job_records.lease_expires_at timestamp with time zone YES 
+job_records.orphaned_at timestamp with time zone YES 
+job_records.phase text YES 
+job_records.domain text YES 
+job_records.stop_kind text YES 
+job_records.stop_phase text YES 
+job_records.stop_deadline_at timestamp with time zone YES 
+job_records.exit_code integer YES 
+job_records.error_code text YES 
+job_records.error_message text YES 
+job_records.result json YES 
+job_records.progress json YES 
+job_records.usage json YES 
+job_records.seq bigint YES 
+job_records.policy jsonb YES 
+jobs.id uuid NO 
+jobs.tenant text NO 
+jobs.queue text NO 
+jobs.capability text NO 
+jobs.lane text YES 
+jobs.lane_position bigint YES 
+jobs.priority integer NO 
+jobs.status text NO 
+jobs.gate text YES 
+jobs.held boolean NO false
+jobs.has_needs boolean NO false
+jobs.has_dependants boolean NO false
+jobs.unsettled boolean NO false
+jobs.dismissed boolean NO false
+jobs.requested_at timestamp with time zone NO 
+jobs.available_at timestamp with time zone NO 
+jobs.queue_deadline_at timestamp with time zone YES 
+jobs.started_at timestamp with time zone YES 
+jobs.finished_at timestamp with time zone YES 
+jobs.updated_at timestamp with time zone NO 
+jobs.owner text YES 
+jobs.token bigint NO 0
+jobs.lease_expires_at timestamp with time zone YES 
+jobs.last_beat_at timestamp with time zone YES 
+jobs.orphaned_at timestamp with time zone YES 
+jobs.adopt_after_at timestamp with time zone YES 
+jobs.adoptions integer NO 0
+jobs.attempt integer NO 0
+jobs.phase text YES 
+jobs.worker text YES 
+jobs.domain text YES 
+jobs.claimed_at timestamp with time zone YES 
+jobs.attempt_started_at timestamp with time zone YES 
+jobs.stdout_offset bigint NO 0
+jobs.stderr_offset bigint NO 0
+jobs.batch bigint NO 0
+jobs.spent integer NO 0
+jobs.max_attempts integer NO 
+jobs.stop_kind text YES 
+jobs.stop_phase text YES 
+jobs.stop_deadline_at timestamp with time zone YES 
+jobs.exit_code integer YES 
+jobs.error_code text YES 
+jobs.error_message text YES 
+jobs.result json YES 
+jobs.progress json YES 
+jobs.usage json YES 
+jobs.seq bigint NO 0
+lanes.tenant text NO 
+lanes.lane text NO 
+lanes.paused boolean NO false
+lanes.holder uuid YES 
+lanes.next_position bigint NO 1
+leaders.duty text NO 
+leaders.leader text NO 
+leaders.term bigint NO 
+leaders.expires_at timestamp with time zone NO 
+migrations.number integer NO 
+migrations.name text NO 
+migrations.applied_at timestamp with time zone NO 
+needs.job_id uuid NO 
+needs.need_id uuid NO 
+needs.satisfied boolean NO false
+queues.queue text NO 
+queues.paused boolean NO false
+queues.updated_at timestamp with time zone NO 
+specs.id uuid NO 
+specs.tenant text NO 
+specs.kind text NO 
+specs.requested_at timestamp with time zone NO 
+specs.runner text NO 
+specs.spec jsonb NO 
+specs.inputs jsonb NO 
+specs.labels jsonb YES 
+specs.policy jsonb YES 
+workers.worker text NO 
+workers.host text NO 
+workers.pid integer NO 
+workers.queues json NO 
+workers.capabilities json NO 
+workers.domains json NO 
+workers.registered_at timestamp with time zone NO 
+workers.seen_at timestamp with time zone NO 
+workers.expires_at timestamp with time zone NO 
+workers.draining boolean NO false
+CREATE UNIQUE INDEX attempts_pkey ON holdfast.attempts USING btree (job_id, attempt)
+CREATE UNIQUE INDEX events_pkey ON holdfast.events USING btree (job_id, seq)
+CREATE INDEX jobs_claimable ON holdfast.jobs USING btree (queue, capability, tenant, priority DESC, requested_at, id) WHERE (gate = 'open'::text)
+CREATE INDEX jobs_deleting ON holdfast.jobs USING btree (id) WHERE (stop_kind = 'delete'::text)
+CREATE INDEX jobs_ended_badly ON holdfast.jobs USING btree (tenant, status, requested_at DESC, id DESC) WHERE (status = ANY (ARRAY['paused'::text, 'failed'::text, 'timed_out'::text, 'cancelled'::text]))
+CREATE INDEX jobs_future ON holdfast.jobs USING btree (available_at) WHERE (gate = 'future'::text)
+CREATE INDEX jobs_lane_blocking ON holdfast.jobs USING btree (tenant, lane, lane_position) WHERE ((lane IS NOT NULL) AND (started_at IS NOT NULL) AND (NOT dismissed) AND (status = ANY (ARRAY['paused'::text, 'failed'::text, 'timed_out'::text])))
+CREATE INDEX jobs_lane_waiting ON holdfast.jobs USING btree (tenant, lane, lane_position) WHERE (gate = 'lane'::text)
+CREATE INDEX jobs_leased ON holdfast.jobs USING btree (owner) WHERE (owner IS NOT NULL)
+CREATE INDEX jobs_needs_waiting ON holdfast.jobs USING btree (id) WHERE (gate = 'needs'::text)
+CREATE INDEX jobs_orphaned ON holdfast.jobs USING btree (domain, adopt_after_at) WHERE ((status = 'running'::text) AND (owner IS NULL))
+CREATE UNIQUE INDEX jobs_pkey ON holdfast.jobs USING btree (id)
+CREATE INDEX jobs_queue_deadline ON holdfast.jobs USING btree (queue_deadline_at) WHERE ((queue_deadline_at IS NOT NULL) AND (status = 'queued'::text))
+CREATE INDEX jobs_unresolved ON holdfast.jobs USING btree (tenant, lane, requested_at, id) WHERE (gate = 'unresolved'::text)
+CREATE INDEX jobs_unsettled ON holdfast.jobs USING btree (id) WHERE unsettled
+CREATE UNIQUE INDEX lanes_pkey ON holdfast.lanes USING btree (tenant, lane)
+CREATE UNIQUE INDEX leaders_pkey ON holdfast.leaders USING btree (duty)
+CREATE UNIQUE INDEX migrations_pkey ON holdfast.migrations USING btree (number)
+CREATE INDEX needs_open ON holdfast.needs USING btree (need_id, job_id) WHERE (NOT satisfied)
+CREATE UNIQUE INDEX needs_pkey ON holdfast.needs USING btree (job_id, need_id)
+CREATE UNIQUE INDEX queues_pkey ON holdfast.queues USING btree (queue)
+CREATE INDEX specs_listed ON holdfast.specs USING btree (tenant, requested_at DESC, id DESC)
+CREATE UNIQUE INDEX specs_pkey ON holdfast.specs USING btree (id)
+CREATE UNIQUE INDEX workers_pkey ON holdfast.workers USING btree (worker)
+attempts_pkey PRIMARY KEY (job_id, attempt)
+cause_known CHECK ((cause = ANY (ARRAY['exit'::text, 'out_of_memory'::text, 'timed_out'::text, 'idle_timeout'::text, 'cancelled'::text, 'interrupted'::text, 'lost'::text, 'start_failed'::text, 'drained'::text])))
+events_pkey PRIMARY KEY (job_id, seq)
+finished_when_terminal CHECK (((finished_at IS NOT NULL) = (status = ANY (ARRAY['succeeded'::text, 'failed'::text, 'timed_out'::text, 'cancelled'::text]))))
+gate_known CHECK ((gate = ANY (ARRAY['open'::text, 'future'::text, 'needs'::text, 'lane'::text, 'held'::text, 'unresolved'::text])))
+gate_of_waiting CHECK (((gate IS NOT NULL) = (status = ANY (ARRAY['pending'::text, 'queued'::text]))))
+held_is_pending CHECK (((gate IS DISTINCT FROM 'held'::text) OR (status = 'pending'::text)))
+jobs_pkey PRIMARY KEY (id)
+lanes_pkey PRIMARY KEY (tenant, lane)
+leaders_pkey PRIMARY KEY (duty)
+lease_of_running CHECK (((owner IS NULL) OR (status = 'running'::text)))
+lease_whole CHECK (((owner IS NULL) = (lease_expires_at IS NULL)))
+max_attempts_positive CHECK (((max_attempts >= 1) AND (max_attempts <= 1000)))
+migrations_pkey PRIMARY KEY (number)
+needs_pkey PRIMARY KEY (job_id, need_id)
+phase_known CHECK ((phase = ANY (ARRAY['claimed'::text, 'started'::text])))
+queues_pkey PRIMARY KEY (queue)
+runner_known CHECK ((runner = ANY (ARRAY['function'::text, 'process'::text, 'docker'::text])))
+running_has_attempt CHECK (((status <> 'running'::text) OR (phase IS NOT NULL)))
+specs_pkey PRIMARY KEY (id)
+started_by_claim CHECK (((status <> 'running'::text) OR (started_at IS NOT NULL)))
+status_known CHECK ((status = ANY (ARRAY['pending'::text, 'queued'::text, 'running'::text, 'paused'::text, 'succeeded'::text, 'failed'::text, 'timed_out'::text, 'cancelled'::text])))
+stop_known CHECK ((stop_kind = ANY (ARRAY['interrupt'::text, 'cancel'::text, 'delete'::text])))
+times_in_order CHECK (((started_at >= requested_at) AND (finished_at >= COALESCE(started_at, requested_at))))
+workers_pkey PRIMARY KEY (worker)
+CREATE OR REPLACE FUNCTION holdfast.check_policy(n bigint, policy jsonb)
+ RETURNS void
+ LANGUAGE plpgsql
+AS $function$
+DECLARE
+  field text;
+  value jsonb;
+  wanted text;
+BEGIN
+  FOR field, value IN SELECT * FROM jsonb_each(policy) LOOP
+    CONTINUE WHEN jsonb_typeof(value) = 'null' AND field <> 'on_lost';
+    wanted := CASE
+      WHEN field = 'on_lost' THEN
+        CASE WHEN value NOT IN ('"requeue"', '"fail"', '"hold"') THEN 'must be requeue, fail or hold' END
+      WHEN field IN ('timeout', 'queue_timeout', 'idle_timeout', 'stop_after') THEN
+        CASE WHEN jsonb_typeof(value) <> 'number' OR value <= '0' THEN 'must be a number of seconds above 0' END
+      WHEN field = 'stop_grace' THEN
+        CASE WHEN jsonb_typeof(value) <> 'number' OR value < '0' THEN 'must be a number of seconds, at least 0' END
+      WHEN field = 'retry' THEN
+        CASE WHEN jsonb_typeof(value) <> 'object' OR value - ARRAY['base', 'cap', 'on'] <> '{}'
+          OR coalesce(jsonb_typeof(value -> 'base'), 'number') <> 'number'
+          OR coalesce(jsonb_typeof(value -> 'cap'), 'number') <> 'number'
+          OR NOT coalesce(value -> 'on', '[]') <@ '["failed", "timed_out"]'
+        THEN 'must be like {"base": 5, "cap": 300, "on": ["failed", "timed_out"]}' END
+      WHEN field = 'budget' THEN
+        CASE WHEN jsonb_typeof(value) <> 'object' OR jsonb_path_exists(value, '$.* ? (@.type() != "number")')
+        THEN 'must map names to numbers' END
+      WHEN field = 'secrets' THEN
+        CASE WHEN jsonb_typeof(value) <> 'array' OR jsonb_path_exists(value, '$[*] ? (@.type() != "string")')
+        THEN 'must be a list of names' END
+      ELSE 'is an unknown field'
+    END;
+    IF wanted IS NOT NULL THEN
+      RAISE EXCEPTION 'job %: % %', n, field, wanted USING ERRCODE = 'HF422', DETAIL = field;
+    END IF;
+  END LOOP;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION holdfast.clock()
+ RETURNS timestamp with time zone
+ LANGUAGE sql
+AS $function$SELECT clock_timestamp()$function$
+
+CREATE OR REPLACE FUNCTION holdfast.holdfast_submit(jobs jsonb, wake boolean DEFAULT true)
+ RETURNS TABLE(id uuid, status text, gate text)
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+DECLARE
+  core CONSTANT text[] := ARRAY[
+    'id', 'tenant', 'kind', 'queue', 'lane', 'priority', 'labels', 'runner', 'spec', 'inputs', 'needs', 'hold',
+    'available_at', 'max_attempts', 'policy'];
+  now_at CONSTANT timestamptz := holdfast.clock();
+  batch CONSTANT jsonb := CASE jsonb_typeof(jobs) WHEN 'array' THEN jobs WHEN 'object' THEN jsonb_build_array(jobs) END;
+  bad record;
+BEGIN
+  IF batch IS NULL OR jsonb_path_exists(batch, '$[*] ? (@.type() != "object")') THEN
+    RAISE EXCEPTION 'holdfast_submit takes a job (a JSON object) or an array of jobs' USING ERRCODE = 'HF422', DETAIL = 'jobs';
+  END IF;
+
+  IF jsonb_path_exists(batch, '$[*].needs[*]') THEN
+    FOR bad IN
+      WITH asked AS (
+        SELECT j.n, coalesce(j.job ->> 'tenant', 'default') AS tenant, need.id::uuid AS need
+        FROM jsonb_array_elements(batch) WITH ORDINALITY AS j(job, n)
+        CROSS JOIN LATERAL jsonb_array_elements_text(
+          CASE jsonb_typeof(j.job -> 'needs') WHEN 'array' THEN j.job -> 'needs' END) AS need(id)
+      ), batched AS (
+        SELECT (j.job ->> 'id')::uuid AS id, coalesce(j.job ->> 'tenant', 'default') AS tenant, j.n
+        FROM jsonb_array_elements(batch) WITH ORDINALITY AS j(job, n)
+      )
+      SELECT a.n, a.need, p.status
+      FROM asked AS a
+      LEFT JOIN holdfast.jobs AS p ON p.id = a.need AND p.tenant = a.tenant
+      LEFT JOIN batched AS b ON b.id = a.need AND b.tenant = a.tenant AND b.n < a.n
+      WHERE b.id IS NULL AND (p.id IS NULL OR p.status IN ('failed', 'timed_out', 'cancelled'))
+      ORDER BY a.n LIMIT 1
+    LOOP
+      IF bad.status IS NULL THEN
+        RAISE EXCEPTION 'job % needs job %, which does not exist', bad.n, bad.need USING ERRCODE = 'HF404', DETAIL = 'needs',
+          HINT = 'Within one call, put a job after the ones it needs.';
+      END IF;
+      RAISE EXCEPTION 'job % needs job %, which is already %', bad.n, bad.need, bad.status USING ERRCODE = 'HF409', DETAIL = 'needs';
+    END LOOP;
+  END IF;
+
+  RETURN QUERY
+  WITH input AS MATERIALIZED (
+    SELECT
+      coalesce(r.id, holdfast.new_id()) AS id,
+      coalesce(r.tenant, 'default') AS tenant,
+      coalesce(r.kind, 'run') AS kind,
+      coalesce(r.queue, 'default') AS queue,
+      coalesce(r.priority, 0) AS priority,
+      coalesce(r.hold, false) AS held,
+      coalesce(jsonb_array_length(r.needs), 0) > 0 AS has_needs,
+      CASE r.runner WHEN 'function' THEN 'function:' || (r.spec ->> 'name') ELSE r.runner END AS capability,
+      greatest(r.available_at, now_at) AS available_at,
+      coalesce(r.max_attempts, 1) AS max_attempts,
+      r.lane, r.labels, r.runner, r.spec, coalesce(r.inputs, '{}') AS inputs, r.needs,
+      coalesce(r.policy, nullif(j.job - core, '{}')) AS policy,
+      CASE WHEN r.policy IS NOT NULL OR j.job - core <> '{}'
+        THEN holdfast.check_policy(j.n, coalesce(r.policy, '{}') || (j.job - core)) IS NULL END AS checked
+    FROM jsonb_array_elements(batch) WITH ORDINALITY AS j(job, n)
+    CROSS JOIN LATERAL jsonb_to_record(j.job) AS r(
+      id uuid, tenant text, kind text, queue text, lane text, priority integer, labels jsonb, runner text, spec jsonb,
+      inputs jsonb, needs jsonb, hold boolean, available_at timestamptz, max_attempts integer, policy jsonb)
+  ), asked AS (
+    INSERT INTO holdfast.specs (id, tenant, kind, requested_at, runner, spec, inputs, labels, policy)
+    SELECT i.id, i.tenant, i.kind, now_at, i.runner, i.spec, i.inputs, i.labels, i.policy
+    FROM input AS i
+  ), wanted AS (
+    INSERT INTO holdfast.needs (job_id, need_id)
+    SELECT DISTINCT i.id, need.id::uuid
+    FROM input AS i CROSS JOIN LATERAL jsonb_array_elements_text(i.needs) AS need(id)
+    WHERE i.has_needs
+  ), told AS (
+    INSERT INTO holdfast.events (job_id, seq, at, type, data)
+    SELECT i.id, 1, now_at, 'status', CASE WHEN i.held THEN '{"status":"pending"}' ELSE '{"status":"queued"}' END::json
+    FROM input AS i
+  )
+  INSERT INTO holdfast.jobs AS j (
+    id, tenant, queue, capability, lane, priority, status, gate, held, has_needs, requested_at, available_at,
+    queue_deadline_at, updated_at, max_attempts, seq)
+  SELECT
+    i.id, i.tenant, i.queue, i.capability, i.lane, i.priority,
+    CASE WHEN i.held THEN 'pending' ELSE 'queued' END,
+    CASE
+      WHEN i.lane IS NOT NULL OR i.has_needs THEN 'unresolved'
+      WHEN i.held THEN 'held'
+      WHEN i.available_at > now_at THEN 'future'
+      ELSE 'open'
+    END,
+    i.held, i.has_needs, now_at, i.available_at,
+    CASE WHEN NOT i.held THEN i.available_at + make_interval(secs => (i.policy ->> 'queue_timeout')::float8) END,
+    now_at, i.max_attempts, 1
+  FROM input AS i
+  RETURNING j.id, j.status, j.gate;
+
+  IF wake THEN
+    PERFORM pg_notify('holdfast', '["work"]');
+  END IF;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION holdfast.new_id()
+ RETURNS uuid
+ LANGUAGE sql
+AS $function$
+  SELECT encode(
+    set_bit(
+      set_bit(
+        overlay(
+          uuid_send(gen_random_uuid())
+          PLACING substring(int8send(floor(extract(epoch FROM holdfast.clock()) * 1000)::bigint) FROM 3)
+          FROM 1 FOR 6
+        ),
+        52, 1
+      ),
+      53, 1
+    ),
+    'hex'
+  )::uuid
+$function$
+
+job_records
+ SELECT j.id,
+    j.tenant,
+    s.kind,
+    j.queue,
+    j.capability,
+    j.lane,
+    j.lane_position,
+    j.status,
+    j.gate,
+    j.priority,
+    s.labels,
+    s.runner,
+    s.spec,
+    s.inputs,
+    j.held,
+    j.dismissed,
+    (j.spent +
+        CASE
+            WHEN (j.phase = 'started'::text) THEN 1
+            ELSE 0
+        END) AS attempts,
+    j.max_attempts,
+    j.attempt,
+    j.requested_at,
+    j.available_at,
+    j.started_at,
+    j.finished_at,
+    j.updated_at,
+    j.owner,
+    j.token,
+    j.lease_expires_at,
+    j.orphaned_at,
+    j.phase,
+    j.domain,
+    j.stop_kind,
+    j.stop_phase,
+    j.stop_deadline_at,
+    j.exit_code,
+    j.error_code,
+    j.error_message,
+    j.result,
+    j.progress,
+    j.usage,
+    j.seq,
+    s.policy
+   FROM (jobs j
+     JOIN specs s ON ((s.id = j.id)));
+jobs {fillfactor=80,autovacuum_vacuum_scale_factor=0.02,autovacuum_vacuum_threshold=500,autovacuum_analyze_scale_factor=0.05,autovacuum_vacuum_cost_delay=1}
+lanes {fillfactor=80}
+leaders {fillfactor=50}
+workers {fillfactor=50}

@@ -1,0 +1,167 @@
+CREATE INDEX jobs_claimable ON jobs (queue, capability, tenant, priority DESC, requested_at, id) WHERE gate = 'open'
+CREATE INDEX jobs_deleting ON jobs (id) WHERE stop_kind = 'delete'
+CREATE INDEX jobs_ended_badly ON jobs (tenant, status, requested_at DESC, id DESC)
+  WHERE (status = 'paused' OR status = 'failed' OR status = 'timed_out' OR status = 'cancelled')
+CREATE INDEX jobs_future ON jobs (available_at) WHERE gate = 'future'
+CREATE INDEX jobs_lane_blocking ON jobs (tenant, lane, lane_position)
+  WHERE lane IS NOT NULL AND started_at IS NOT NULL AND dismissed = 0 AND (status = 'paused' OR status = 'failed' OR status = 'timed_out')
+CREATE INDEX jobs_lane_waiting ON jobs (tenant, lane, lane_position) WHERE gate = 'lane'
+CREATE INDEX jobs_leased ON jobs (owner) WHERE owner IS NOT NULL
+CREATE INDEX jobs_needs_waiting ON jobs (id) WHERE gate = 'needs'
+CREATE INDEX jobs_orphaned ON jobs (domain, adopt_after_at) WHERE status = 'running' AND owner IS NULL
+CREATE INDEX jobs_queue_deadline ON jobs (queue_deadline_at) WHERE queue_deadline_at IS NOT NULL AND status = 'queued'
+CREATE INDEX jobs_unresolved ON jobs (tenant, lane, requested_at, id) WHERE gate = 'unresolved'
+CREATE INDEX jobs_unsettled ON jobs (id) WHERE unsettled = 1
+CREATE INDEX needs_open ON needs (need_id, job_id) WHERE satisfied = 0
+CREATE INDEX specs_listed ON specs (tenant, requested_at DESC, id DESC)
+CREATE TABLE attempts (
+  job_id TEXT NOT NULL,
+  attempt INTEGER NOT NULL,
+  worker TEXT,
+  domain TEXT,
+  token INTEGER NOT NULL,
+  claimed_at INTEGER NOT NULL,
+  started_at INTEGER,
+  ended_at INTEGER NOT NULL,
+  cause TEXT NOT NULL,
+  exit_code INTEGER,
+  signal INTEGER,
+  error_code TEXT,
+  error_message TEXT,
+  CONSTRAINT attempts_pkey PRIMARY KEY (job_id, attempt),
+  CONSTRAINT cause_known CHECK (cause = 'exit' OR cause = 'out_of_memory' OR cause = 'timed_out' OR cause = 'idle_timeout' OR cause = 'cancelled' OR cause = 'interrupted' OR cause = 'lost' OR cause = 'start_failed' OR cause = 'drained')
+) WITHOUT ROWID, STRICT
+CREATE TABLE events (
+  job_id TEXT NOT NULL,
+  seq INTEGER NOT NULL,
+  at INTEGER NOT NULL,
+  type TEXT NOT NULL,
+  task TEXT,
+  data TEXT NOT NULL,
+  CONSTRAINT events_pkey PRIMARY KEY (job_id, seq)
+) WITHOUT ROWID, STRICT
+CREATE TABLE jobs (
+  id TEXT NOT NULL PRIMARY KEY,
+  tenant TEXT NOT NULL,
+  queue TEXT NOT NULL,
+  capability TEXT NOT NULL,
+  lane TEXT,
+  lane_position INTEGER,
+  priority INTEGER NOT NULL,
+  status TEXT NOT NULL,
+  gate TEXT,
+  held INTEGER NOT NULL DEFAULT 0,
+  has_needs INTEGER NOT NULL DEFAULT 0,
+  has_dependants INTEGER NOT NULL DEFAULT 0,
+  unsettled INTEGER NOT NULL DEFAULT 0,
+  dismissed INTEGER NOT NULL DEFAULT 0,
+  requested_at INTEGER NOT NULL,
+  available_at INTEGER NOT NULL,
+  queue_deadline_at INTEGER,
+  started_at INTEGER,
+  finished_at INTEGER,
+  updated_at INTEGER NOT NULL,
+  owner TEXT,
+  token INTEGER NOT NULL DEFAULT 0,
+  lease_expires_at INTEGER,
+  last_beat_at INTEGER,
+  orphaned_at INTEGER,
+  adopt_after_at INTEGER,
+  adoptions INTEGER NOT NULL DEFAULT 0,
+  attempt INTEGER NOT NULL DEFAULT 0,
+  phase TEXT,
+  worker TEXT,
+  domain TEXT,
+  claimed_at INTEGER,
+  attempt_started_at INTEGER,
+  stdout_offset INTEGER NOT NULL DEFAULT 0,
+  stderr_offset INTEGER NOT NULL DEFAULT 0,
+  batch INTEGER NOT NULL DEFAULT 0,
+  spent INTEGER NOT NULL DEFAULT 0,
+  max_attempts INTEGER NOT NULL,
+  stop_kind TEXT,
+  stop_phase TEXT,
+  stop_deadline_at INTEGER,
+  exit_code INTEGER,
+  error_code TEXT,
+  error_message TEXT,
+  result TEXT,
+  progress TEXT,
+  usage TEXT,
+  seq INTEGER NOT NULL DEFAULT 0,
+  CONSTRAINT status_known CHECK (status = 'pending' OR status = 'queued' OR status = 'running' OR status = 'paused' OR status = 'succeeded' OR status = 'failed' OR status = 'timed_out' OR status = 'cancelled'),
+  CONSTRAINT gate_known CHECK (gate = 'open' OR gate = 'future' OR gate = 'needs' OR gate = 'lane' OR gate = 'held' OR gate = 'unresolved'),
+  CONSTRAINT gate_of_waiting CHECK ((gate IS NOT NULL) = (status = 'pending' OR status = 'queued')),
+  CONSTRAINT held_is_pending CHECK (gate IS NOT 'held' OR status = 'pending'),
+  CONSTRAINT lease_of_running CHECK (owner IS NULL OR status = 'running'),
+  CONSTRAINT lease_whole CHECK ((owner IS NULL) = (lease_expires_at IS NULL)),
+  CONSTRAINT running_has_attempt CHECK (status <> 'running' OR phase IS NOT NULL),
+  CONSTRAINT phase_known CHECK (phase = 'claimed' OR phase = 'started'),
+  CONSTRAINT started_by_claim CHECK (status <> 'running' OR started_at IS NOT NULL),
+  CONSTRAINT finished_when_terminal CHECK ((finished_at IS NOT NULL) = (status = 'succeeded' OR status = 'failed' OR status = 'timed_out' OR status = 'cancelled')),
+  CONSTRAINT times_in_order CHECK (started_at >= requested_at AND finished_at >= coalesce(started_at, requested_at)),
+  CONSTRAINT stop_known CHECK (stop_kind = 'interrupt' OR stop_kind = 'cancel' OR stop_kind = 'delete'),
+  CONSTRAINT max_attempts_positive CHECK (max_attempts BETWEEN 1 AND 1000)
+) STRICT
+CREATE TABLE lanes (
+  tenant TEXT NOT NULL,
+  lane TEXT NOT NULL,
+  paused INTEGER NOT NULL DEFAULT 0,
+  holder TEXT,
+  next_position INTEGER NOT NULL DEFAULT 1,
+  CONSTRAINT lanes_pkey PRIMARY KEY (tenant, lane)
+) WITHOUT ROWID, STRICT
+CREATE TABLE leaders (
+  duty TEXT NOT NULL PRIMARY KEY,
+  leader TEXT NOT NULL,
+  term INTEGER NOT NULL,
+  expires_at INTEGER NOT NULL
+) WITHOUT ROWID, STRICT
+CREATE TABLE migrations (number INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at INTEGER NOT NULL)
+CREATE TABLE needs (
+  job_id TEXT NOT NULL,
+  need_id TEXT NOT NULL,
+  satisfied INTEGER NOT NULL DEFAULT 0,
+  CONSTRAINT needs_pkey PRIMARY KEY (job_id, need_id)
+) WITHOUT ROWID, STRICT
+CREATE TABLE queues (
+  queue TEXT NOT NULL PRIMARY KEY,
+  paused INTEGER NOT NULL DEFAULT 0,
+  updated_at INTEGER NOT NULL
+) WITHOUT ROWID, STRICT
+CREATE TABLE specs (
+  id TEXT NOT NULL PRIMARY KEY,
+  tenant TEXT NOT NULL,
+  kind TEXT NOT NULL,
+  requested_at INTEGER NOT NULL,
+  runner TEXT NOT NULL,
+  spec TEXT NOT NULL,
+  inputs TEXT NOT NULL,
+  labels TEXT,
+  policy TEXT,
+  CONSTRAINT runner_known CHECK (runner = 'function' OR runner = 'process' OR runner = 'docker')
+) WITHOUT ROWID, STRICT
+CREATE TABLE workers (
+  worker TEXT NOT NULL PRIMARY KEY,
+  host TEXT NOT NULL,
+  pid INTEGER NOT NULL,
+  queues TEXT NOT NULL,
+  capabilities TEXT NOT NULL,
+  domains TEXT NOT NULL,
+  registered_at INTEGER NOT NULL,
+  seen_at INTEGER NOT NULL,
+  expires_at INTEGER NOT NULL,
+  draining INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID, STRICT
+CREATE VIEW job_records AS
+SELECT
+  j.id, j.tenant, s.kind, j.queue, j.capability, j.lane, j.lane_position, j.status, j.gate, j.priority, s.labels,
+  s.runner, s.spec, s.inputs, j.held, j.dismissed,
+  j.spent + CASE WHEN j.phase = 'started' THEN 1 ELSE 0 END AS attempts, j.max_attempts, j.attempt,
+  j.requested_at, j.available_at, j.started_at, j.finished_at, j.updated_at,
+  j.owner, j.token, j.lease_expires_at, j.orphaned_at, j.phase, j.domain,
+  j.stop_kind, j.stop_phase, j.stop_deadline_at,
+  j.exit_code, j.error_code, j.error_message, j.result, j.progress, j.usage, j.seq,
+  s.policy
+FROM jobs AS j
+JOIN specs AS s ON s.id = j.id
