@@ -11,17 +11,17 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import msgspec
+from tests.cluster import cluster
 
 from holdfast.model import Claimable, Lease, Outcome, new_id
 from holdfast.store.migrate import migrate
 from holdfast.store.store import Store, connect
-from tests.cluster import cluster
 
 JOBS = 10_000
 BATCH = 100
@@ -68,9 +68,9 @@ class Rates:
         )
 
 
-async def timed(count: int, work: Callable[[], Awaitable[object]]) -> float:
+async def timed(count: int, work: Awaitable[object]) -> float:
     started = time.perf_counter()
-    await work()
+    await work
     return count / (time.perf_counter() - started)
 
 
@@ -118,8 +118,8 @@ def raw_row(job: dict[str, Any]) -> tuple[Any, ...]:
 
 async def raw_postgres_bulk(pool: "asyncpg.Pool[asyncpg.Record]", columns: list[Any]) -> None:
     await pool.execute(
-        "INSERT INTO raw_rows (id, tenant, queue, kind, capability, priority, status, labels, spec, inputs, requested_at,"
-        " available_at) SELECT *, now(), now() FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[],"
+        "INSERT INTO raw_rows (id, tenant, queue, kind, capability, priority, status, labels, spec, inputs,"
+        " requested_at, available_at) SELECT *, now(), now() FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[],"
         " $6::int[], $7::text[], $8::jsonb[], $9::jsonb[], $10::jsonb[])",
         *columns,
     )
@@ -158,12 +158,10 @@ async def bench_postgres(url: str) -> list[str]:
             payloads = [encode_text(job) for job in jobs]
             await raw_postgres_submit(pool, payloads)
             columns = list(zip(*(raw_row(job) for job in jobs), strict=True))
-            bulk.raw.append(await timed(JOBS, lambda columns=columns: raw_postgres_bulk(pool, columns)))
-            bulk.ours.append(await timed(JOBS, lambda jobs=jobs: store.jobs.submit_many(jobs)))
-            work.raw.append(
-                await timed(JOBS, lambda: asyncio.gather(*(raw_postgres_drain(pool) for _ in range(CONNECTIONS))))
-            )
-            work.ours.append(await timed(JOBS, lambda: drain_all(store, JOBS)))
+            bulk.raw.append(await timed(JOBS, raw_postgres_bulk(pool, columns)))
+            bulk.ours.append(await timed(JOBS, store.jobs.submit_many(jobs)))
+            work.raw.append(await timed(JOBS, asyncio.gather(*(raw_postgres_drain(pool) for _ in range(CONNECTIONS)))))
+            work.ours.append(await timed(JOBS, drain_all(store, JOBS)))
         deadlocks = store.counters.deadlocks
     await pool.close()
     return [work.line(0.4), bulk.line(0.4), f"Postgres: deadlocks {deadlocks}"]
@@ -182,8 +180,8 @@ class RawSqlite:
         self.db.execute("CREATE TABLE raw_jobs (id INTEGER PRIMARY KEY, status TEXT, payload TEXT, result TEXT)")
         self.db.execute("CREATE INDEX raw_queued ON raw_jobs (id) WHERE status = 'queued'")
         self.db.execute(
-            "CREATE TABLE raw_rows (id TEXT PRIMARY KEY, tenant TEXT, queue TEXT, kind TEXT, capability TEXT, priority INT,"
-            " status TEXT, labels TEXT, spec TEXT, inputs TEXT, requested_at INT, available_at INT)"
+            "CREATE TABLE raw_rows (id TEXT PRIMARY KEY, tenant TEXT, queue TEXT, kind TEXT, capability TEXT,"
+            " priority INT, status TEXT, labels TEXT, spec TEXT, inputs TEXT, requested_at INT, available_at INT)"
         )
         self.db.execute(
             "CREATE INDEX raw_rows_queued ON raw_rows (queue, priority, requested_at, id) WHERE status = 'queued'"
@@ -225,10 +223,10 @@ async def bench_sqlite(folder: Path) -> list[str]:
             jobs = submissions(JOBS)
             raw.submit([encode_text(job) for job in jobs])
             rows = [raw_row(job) for job in jobs]
-            bulk.raw.append(await timed(JOBS, lambda rows=rows: asyncio.to_thread(raw.bulk, rows)))
-            bulk.ours.append(await timed(JOBS, lambda jobs=jobs: store.jobs.submit_many(jobs)))
-            work.raw.append(await timed(JOBS, lambda: asyncio.to_thread(raw.drain)))
-            work.ours.append(await timed(JOBS, lambda: drain_all(store, JOBS)))
+            bulk.raw.append(await timed(JOBS, asyncio.to_thread(raw.bulk, rows)))
+            bulk.ours.append(await timed(JOBS, store.jobs.submit_many(jobs)))
+            work.raw.append(await timed(JOBS, asyncio.to_thread(raw.drain)))
+            work.ours.append(await timed(JOBS, drain_all(store, JOBS)))
     raw.db.close()
     return [work.line(0.3), bulk.line(0.4)]
 

@@ -4,17 +4,18 @@ import sqlite3
 from typing import Any
 
 STATES = """
-  CASE n % 8 WHEN 0 THEN 'queued' WHEN 1 THEN 'queued' WHEN 2 THEN 'running' WHEN 3 THEN 'failed' WHEN 4 THEN 'cancelled'
-    ELSE 'succeeded' END AS status,
-  CASE n % 8 WHEN 0 THEN CASE n % 5 WHEN 0 THEN 'open' WHEN 1 THEN 'lane' ELSE 'future' END WHEN 1 THEN 'future' END AS gate
+  CASE n % 8 WHEN 0 THEN 'queued' WHEN 1 THEN 'queued' WHEN 2 THEN 'running' WHEN 3 THEN 'failed'
+    WHEN 4 THEN 'cancelled' ELSE 'succeeded' END AS status,
+  CASE n % 8 WHEN 0 THEN CASE n % 5 WHEN 0 THEN 'open' WHEN 1 THEN 'lane' ELSE 'future' END
+    WHEN 1 THEN 'future' END AS gate
 """
 COLUMNS = """
   id, tenant, queue, capability, lane, lane_position, priority, status, gate, requested_at, available_at, started_at,
   finished_at, updated_at, owner, token, lease_expires_at, attempt, phase, worker, domain, claimed_at, max_attempts, seq
 """
 VALUES = """
-  'tenant-' || (n % 10), 'queue-' || (n % 4), 'function:f', CASE WHEN gate = 'lane' THEN 'lane-' || (n % 50) END, n, n % 3,
-  status, gate, {now}, {now}, CASE WHEN gate IS NULL THEN {now} END,
+  'tenant-' || (n % 10), 'queue-' || (n % 4), 'function:f', CASE WHEN gate = 'lane' THEN 'lane-' || (n % 50) END, n,
+  n % 3, status, gate, {now}, {now}, CASE WHEN gate IS NULL THEN {now} END,
   CASE WHEN status IN ('failed', 'cancelled', 'succeeded') THEN {now} END, {now},
   CASE WHEN status = 'running' THEN 'w' || (n % 7) END, 1, CASE WHEN status = 'running' THEN {now} END, 1,
   CASE WHEN status = 'running' THEN 'started' END, 'w' || (n % 7), 'function', {now}, 1, 2

@@ -90,7 +90,7 @@ async def scene(store: Store) -> dict[str, str]:
     (failed,) = await store.jobs.submit_many([{**JOB, "lane": "M"}])
     (lease,) = (await store.leases.claim("w0", PAIR, slots=1, ttl=60)).claimed
     await store.leases.finish([(lease, Outcome.failed("exit_nonzero", "boom"))])
-    (first, second, behind) = await store.jobs.submit_many([{**JOB, "lane": "L"}, {**JOB, "lane": "L"}, {**JOB, "lane": "M"}])
+    first, second, behind = await store.jobs.submit_many([{**JOB, "lane": lane} for lane in "LLM"])
     (child,) = await store.jobs.submit_many([{**JOB, "needs": [first]}])
     (grandchild,) = await store.jobs.submit_many([{**JOB, "needs": [child, second]}])
     return {

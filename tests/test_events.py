@@ -65,8 +65,9 @@ async def test_usage_adds_up_over_attempts(stage: Stage) -> None:
     await stage.finish(lease, Outcome(status=Status.QUEUED))
     (lease,) = await stage.claim()
     assert lease.usage == {"tokens": 5, "calls": 1}
+    event = NewEvent(type="usage", data={"tokens": 2.5})
     result = await stage.store.events.append(
-        lease, 1, [NewEvent(type="usage", data={"tokens": 2.5})], offsets=(0, 0), old_offsets=(0, 0), usage={"tokens": 2.5}
+        lease, 1, [event], offsets=(0, 0), old_offsets=(0, 0), usage={"tokens": 2.5}
     )
     assert result.usage == {"tokens": 7.5, "calls": 1}
     assert (await stage.get(lease)).usage == {"tokens": 7.5, "calls": 1}
@@ -81,19 +82,19 @@ async def test_events_are_read_by_page(stage: Stage) -> None:
             lease, n + 1, [lines(str(k)) for k in range(500)], offsets=(n + 1, 0), old_offsets=(n, 0)
         )
     seen: list[int] = []
-    after: int | None = 0
+    cursor: int | None = 0
     pages = 0
-    while after is not None:
-        page = await stage.store.events.page(job.id, after=after, limit=1000)
+    while cursor is not None:
+        page = await stage.store.events.page(job.id, after=cursor, limit=1000)
         seen += [event.seq for event in page.items]
-        after = page.next_after
+        cursor = page.next_after
         pages += 1
     assert seen == list(range(1, 2503))
     assert pages == 3
     assert (await stage.store.events.page(job.id, after=9999)).items == []
-    for bad in ({"limit": 0}, {"limit": 1001}, {"after": -1}):
+    for limit, after in ((0, 0), (1001, 0), (1, -1)):
         with pytest.raises(Invalid):
-            await stage.store.events.page(job.id, **bad)
+            await stage.store.events.page(job.id, limit=limit, after=after)
 
 
 async def test_any_text_of_a_child_can_be_kept(stage: Stage) -> None:

@@ -1,5 +1,6 @@
 """What callers do with jobs: submit, read, list, release, stop, resume, resolve, dismiss, delete."""
 
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
@@ -139,7 +140,7 @@ async def test_due_time_in_the_past_means_now(stage: Stage) -> None:
 async def test_only_the_moves_of_the_table_are_possible(stage: Stage, status: Status) -> None:
     """Proves J4."""
     jobs = stage.store.jobs
-    calls = {
+    calls: dict[Verb, Callable[[str], Awaitable[object]]] = {
         Verb.RELEASE: jobs.release,
         Verb.CANCEL: jobs.cancel,
         Verb.INTERRUPT: jobs.interrupt,
@@ -156,7 +157,8 @@ async def test_only_the_moves_of_the_table_are_possible(stage: Stage, status: St
             assert await last_status_event(stage, job.id) == await stage.status(job)
             await stage.store.jobs.delete(job.id, force=True)
             continue
-        with pytest.raises(IllegalMove, match=rf"cannot {verb} job {job.id}: it is {status}, and {verb} needs one of: \w+"):
+        words = rf"cannot {verb} job {job.id}: it is {status}, and {verb} needs one of: \w+"
+        with pytest.raises(IllegalMove, match=words):
             await calls[verb](job.id)
         assert (await stage.get(job), await stage.events(job)) == (before, events)
         await stage.store.jobs.delete(job.id, force=True)
@@ -268,7 +270,7 @@ async def test_later_stop_request_only_escalates(stage: Stage) -> None:
 
     async def kind() -> StopKind | None:
         request = (await stage.get(job)).stop_request
-        return request and request.kind
+        return None if request is None else request.kind
 
     await stage.store.jobs.interrupt(job.id)
     assert await kind() is StopKind.INTERRUPT
@@ -375,7 +377,7 @@ async def test_resume_of_an_attempt_that_may_still_run_needs_a_person_s_word(sta
     await stage.advance(3600)
     await stage.store.leases.reap()
     assert await stage.store.leases.abandon() == 1
-    with pytest.raises(Conflict, match="attempt 1 may still run in host-a; .*stopped=true"):
+    with pytest.raises(Conflict, match=r"attempt 1 may still run in host-a; .*stopped=true"):
         await stage.store.jobs.resume(job.id)
     await stage.store.jobs.resume(job.id, stopped=True)
     (attempt,) = await stage.store.attempts.list(job.id)
@@ -540,7 +542,9 @@ async def test_foreign_and_unknown_ids_are_not_found(stage: Stage) -> None:
         ({"budget": {"tokens": -1}}, "budget[...]"),
     ],
 )
-async def test_bad_submission_names_its_field_and_leaves_nothing(stage: Stage, fields: dict[str, Any], field: str) -> None:
+async def test_bad_submission_names_its_field_and_leaves_nothing(
+    stage: Stage, fields: dict[str, Any], field: str
+) -> None:
     with pytest.raises(Invalid) as caught:
         await stage.submit(**fields)
     assert caught.value.field == field

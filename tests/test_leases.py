@@ -407,7 +407,8 @@ async def test_a_loss_ends_as_its_policy_says(stage: Stage, outcome: Outcome, st
 
 async def test_policy_reaches_the_worker(stage: Stage) -> None:
     """Proves L11."""
-    await stage.submit(on_lost="hold", retry={"base": 1, "cap": 8, "on": ["failed", "timed_out"]}, timeout=9, stop_grace=0)
+    retry = {"base": 1, "cap": 8, "on": ["failed", "timed_out"]}
+    await stage.submit(on_lost="hold", retry=retry, timeout=9, stop_grace=0)
     (lease,) = await stage.claim()
     policy = lease.policy
     assert (policy.on_lost, policy.timeout, policy.stop_grace, policy.idle_timeout) == ("hold", 9, 0, None)

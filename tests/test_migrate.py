@@ -101,7 +101,7 @@ async def test_newer_schema_is_refused_with_the_way_out(kind: str, empty_url: st
         await database.migrate(lambda connection: connection.execute(insert.format("", "1")))
     else:
         await database.fetch(insert.format("holdfast.", "now()"))
-    with pytest.raises(SchemaMismatch, match="newer than this holdfast knows .*upgrade holdfast"):
+    with pytest.raises(SchemaMismatch, match=r"newer than this holdfast knows .*upgrade holdfast"):
         await require_current(database)
     await database.close()
 

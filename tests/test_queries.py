@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
@@ -34,8 +35,9 @@ def test_each_noun_has_a_file_in_both_dialects() -> None:
 def test_every_update_of_a_running_job_by_its_owner_is_fenced_by_the_token() -> None:
     """Proves L4."""
     fenced = ("start", "beat", "advance_stop", "finish", "hand_over", "append_events")
-    for dialect in ("postgres", "sqlite"):
-        loaded = queries.load(dialect)  # type: ignore[arg-type]
+    dialects: tuple[queries.Dialect, ...] = ("postgres", "sqlite")
+    for dialect in dialects:
+        loaded = queries.load(dialect)
         for name in fenced:
             text = " ".join(statement.text for statement in loaded[name].statements)
             assert "token = " in text, (dialect, name)
@@ -87,7 +89,7 @@ async def test_claim_reads_its_partial_index_on_postgres_among_200_000_jobs(serv
     values = {"worker": "w1", "pairs": PAIRS, "slots": 100, "ttl": 60.0}
     explain = "EXPLAIN (FORMAT JSON, ANALYZE, BUFFERS) " + claim.text
     async with connection.transaction():
-        (answer,) = await connection.fetchrow(explain, *[values[name] for name in claim.parameters])
+        answer = await connection.fetchval(explain, *[values[name] for name in claim.parameters])
     nodes = list(plan_nodes(json.loads(answer)[0]["Plan"]))
     scans = {node["Index Name"] for node in nodes if node.get("Relation Name") == "jobs" and "Index Name" in node}
     assert scans == {"jobs_claimable", "jobs_pkey"}
@@ -99,8 +101,8 @@ async def test_claim_reads_its_partial_index_on_postgres_among_200_000_jobs(serv
     await drop(server, "holdfast_plans")
 
 
-def plan_nodes(plan: dict[str, object]) -> "list[dict[str, object]]":
-    children: list[dict[str, object]] = plan.get("Plans", [])  # type: ignore[assignment]
+def plan_nodes(plan: dict[str, Any]) -> list[dict[str, Any]]:
+    children = plan.get("Plans", [])
     return [plan, *(node for child in children for node in plan_nodes(child))]
 
 

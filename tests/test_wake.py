@@ -50,7 +50,8 @@ async def test_listener_comes_back_after_its_connection_was_cut(clean_url: str) 
         await heard(there, "*")
         admin = await asyncpg.connect(clean_url)
         await admin.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query ILIKE 'LISTEN%' AND pid <> pg_backend_pid()"
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE query ILIKE 'LISTEN%' AND pid <> pg_backend_pid()"
         )
         await admin.close()
         await heard(there, "*")

@@ -1,7 +1,7 @@
 """Clears leases that expired, and pauses orphans that wear out every adopter.
 
-It doubts its own clock, which on SQLite is this host's: nothing on the first pass, nothing while heartbeats come from the
-future, nothing while a lease that looks expired is still being renewed.
+It doubts its own clock, which on SQLite is this host's: nothing on the first pass, nothing while heartbeats come from
+the future, nothing while a lease that looks expired is still being renewed.
 """
 
 import logging

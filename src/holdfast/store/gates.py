@@ -1,8 +1,8 @@
 """Gates: what a waiting job waits for, resolved when it changes, never while claiming.
 
 Lock, then look: each change is one short transaction that locks the lane, then the jobs (with those they need) in id
-order, and reads with a fresh snapshot after that. A job that ends only leaves `unsettled` on its own row; its dependants
-are settled here, level by level. Everything can be called twice and by several at once.
+order, and reads with a fresh snapshot after that. A job that ends only leaves `unsettled` on its own row; its
+dependants are settled here, level by level. Everything can be called twice and by several at once.
 """
 
 import logging

@@ -1,8 +1,8 @@
 """Lanes: one job at a time, in order.
 
 `settle_lanes` is the one function that moves a lane. Every path that ends, pauses, dismisses, cancels, resolves,
-deletes or releases a job of a lane calls it, in the same transaction, with the lane's row locked. It looks at how things
-stand, so calling it once too often changes nothing.
+deletes or releases a job of a lane calls it, in the same transaction, with the lane's row locked. It looks at how
+things stand, so calling it once too often changes nothing.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,0 +1,44 @@
+# holdfast: `make` lists what there is.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help setup check format test test-fast bench schema clean
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+
+setup: .venv/.ready ## Make the virtual environment and, as root, install Postgres if it is missing
+	@scripts/need-postgres
+
+.venv/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "holdfast needs Python 3.11 or newer: set PYTHON=…"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { echo "cannot make a virtual environment: install Debian's python3-venv"; exit 1; }
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+check: .venv/.ready ## Lint, format check, types, layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	PYTHONPATH=src $(BIN)/lint-imports --no-cache
+
+format: .venv/.ready ## Put the code into shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test: setup check ## Everything: set up, check, all tests on SQLite and a real Postgres
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-fast: .venv/.ready ## The tests without the long races and the state machine
+	$(BIN)/python -m pytest -n 2 --ignore tests/test_races.py --ignore tests/test_machine.py --ignore tests/test_crash.py
+
+bench: setup ## Store operations against raw SQL in the same run, as ratios (fsync on)
+	$(BIN)/python -m bench.store
+
+schema: setup ## Write the dumped schemas that the tests compare with
+	HOLDFAST_WRITE_SCHEMA=1 $(BIN)/python -m pytest -q tests/test_migrate.py -k dumped
+
+clean: ## Remove the virtual environment and caches
+	rm -rf .venv .mypy_cache .ruff_cache .hypothesis .import_linter_cache
