@@ -55,7 +55,6 @@ async def test_listener_comes_back_after_its_connection_was_cut(clean_url: str) 
         )
         await admin.close()
         await heard(there, "*")
-        await heard(there, "*")
         await near.jobs.submit({**JOB, "queue": "after"})
         await heard(there, work("after"))
 

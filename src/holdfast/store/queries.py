@@ -32,6 +32,10 @@ class Query:
     statements: tuple[Statement, ...]
 
     @property
+    def looks(self) -> bool:
+        return any(statement.look for statement in self.statements)
+
+    @property
     def parameters(self) -> frozenset[str]:
         """What the caller gives; the fields of an `each` row are not among them."""
         names: set[str] = set()

@@ -1,13 +1,13 @@
 """SQLite: one thread writes, one reads, and nothing else in this process touches the file.
 
 WAL, `BEGIN IMMEDIATE`, synchronous=FULL. An operation is an ordinary coroutine that awaits only its own statements, so
-the writer thread can run it from start to end in one go. `clock()` stands still within a transaction.
+the writer thread can run it from start to end in one go; operations that wait at the same time share a commit.
+`clock()` stands still within a transaction.
 """
 
 import asyncio
 import contextlib
 import itertools
-import os
 import queue
 import sqlite3
 import threading
@@ -26,6 +26,7 @@ T = TypeVar("T")
 BUSY_SECONDS = 30.0
 LISTEN_SECONDS = 0.02
 CACHE_KIB = 65_536
+GROUP = 64
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 _URGENT, _NORMAL, _LAST = 0, 1, 2
 
@@ -126,51 +127,124 @@ def _drive(coroutine: Coroutine[Any, Any, T]) -> T:
     raise RuntimeError("an operation may await nothing but the statements of its transaction")
 
 
+Work = Callable[[Connection], Any]
+
+
+class _Task:
+    """One piece of work for a thread, and the future of whoever waits for it."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self._loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[Any] = self._loop.create_future()
+
+    def settle(self, answer: Any, error: BaseException | None) -> None:
+        with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits for this answer any more.
+            self._loop.call_soon_threadsafe(self._set, answer, error)
+
+    def _set(self, answer: Any, error: BaseException | None) -> None:
+        if self.future.done():
+            return
+        if error is None:
+            self.future.set_result(answer)
+        else:
+            self.future.set_exception(error)
+
+
 class _Thread:
     """A thread that owns one connection and does what it is handed, urgent things first."""
 
-    def __init__(self, name: str, connect: Callable[[], Connection]) -> None:
-        self._work: queue.PriorityQueue[tuple[int, int, Callable[[Connection], None] | None]] = queue.PriorityQueue()
+    def __init__(
+        self, name: str, connect: Callable[[], Connection], run: Callable[[Connection, list[_Task]], None]
+    ) -> None:
+        self._queue: queue.PriorityQueue[tuple[int, int, _Task | None]] = queue.PriorityQueue()
         self._count = itertools.count()
         self._connect = connect
-        self._failure: Exception | None = None
+        self._run = run
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
         self._thread.start()
 
     async def do(self, work: Callable[[Connection], T], *, priority: int = _NORMAL) -> T:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
-
-        def task(connection: Connection) -> None:
-            try:
-                answer = work(connection)
-            except BaseException as error:
-                outcome: Callable[[], None] = _settle(future.set_exception, future, error)
-            else:
-                outcome = _settle(future.set_result, future, answer)
-            with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits for this answer any more.
-                loop.call_soon_threadsafe(outcome)
-
         if not self._thread.is_alive():
             raise StoreUnreachable("the store is closed")
-        self._work.put((priority, next(self._count), task))
-        return await future
+        task = _Task(work)
+        self._queue.put((priority, next(self._count), task))
+        answer: T = await task.future
+        return answer
 
     async def stop(self) -> None:
-        self._work.put((_LAST, next(self._count), None))
+        self._queue.put((_LAST, next(self._count), None))
         await asyncio.to_thread(self._thread.join)
 
     def _loop(self) -> None:
         connection = self._connect()
         try:
-            while (item := self._work.get()[2]) is not None:
-                item(connection)
+            while tasks := self._next():
+                self._run(connection, tasks)
         finally:
             connection.raw.close()
 
+    def _next(self) -> list[_Task]:
+        """Wait for work; take along what else is waiting. Nothing means: stop."""
+        tasks: list[_Task] = []
+        block = True
+        while len(tasks) < GROUP:
+            try:
+                _, _, task = self._queue.get(block)
+            except queue.Empty:
+                break
+            if task is None:
+                if tasks:
+                    self._queue.put((_LAST, next(self._count), None))
+                break
+            tasks.append(task)
+            block = False
+        return tasks
 
-def _settle(setter: Callable[[Any], None], future: "asyncio.Future[Any]", value: Any) -> Callable[[], None]:
-    return lambda: None if future.done() else setter(value)
+
+def _read_each(connection: Connection, tasks: list[_Task]) -> None:
+    for task in tasks:
+        connection.tick()
+        task.settle(*_attempt(lambda task=task: task.work(connection)))  # type: ignore[misc]
+
+
+def _write_together(connection: Connection, tasks: list[_Task]) -> None:
+    """Run what waits in one transaction, each task in a savepoint of its own: one fsync for all of them.
+
+    Nobody hears of success before the commit; a task that fails takes back only its own changes.
+    """
+    results: list[tuple[Any, BaseException | None]] = []
+
+    def whole() -> None:
+        connection.raw.execute("BEGIN IMMEDIATE")
+        connection.tick()
+        for task in tasks:
+            connection.raw.execute("SAVEPOINT task")
+            results.append(_attempt(lambda task=task: task.work(connection)))  # type: ignore[misc]
+            if results[-1][1] is not None:
+                connection.raw.execute("ROLLBACK TO task")
+            connection.raw.execute("RELEASE task")
+        connection.raw.execute("COMMIT")
+
+    _, error = _attempt(whole)
+    if error is not None and connection.raw.in_transaction:
+        connection.raw.execute("ROLLBACK")
+    for n, task in enumerate(tasks):
+        task.settle(*((None, error) if error is not None else results[n]))
+
+
+def _attempt(work: Callable[[], T]) -> tuple[T | None, BaseException | None]:
+    """Run work and give its answer or its error, in the words of the tree of errors."""
+    try:
+        return work(), None
+    except sqlite3.IntegrityError as error:
+        return None, Conflict(f"refused by the database: {error}")
+    except sqlite3.OperationalError as error:
+        return None, StoreUnreachable(f"SQLite: {error}")
+    except sqlite3.Error as error:
+        return None, StoreError(f"SQLite: {error}")
+    except BaseException as error:
+        return None, error
 
 
 class SqliteDatabase:
@@ -182,8 +256,8 @@ class SqliteDatabase:
         self.path = path
         self._named = queries.load("sqlite")
         self._prepare(path)
-        self._writer = _Thread("holdfast-writer", lambda: Connection(path, clock, writes=True))
-        self._reader = _Thread("holdfast-reader", lambda: Connection(path, clock, writes=False))
+        self._writer = _Thread("holdfast-writer", lambda: Connection(path, clock, writes=True), _write_together)
+        self._reader = _Thread("holdfast-reader", lambda: Connection(path, clock, writes=False), _read_each)
 
     @staticmethod
     def _prepare(path: Path) -> None:
@@ -200,40 +274,24 @@ class SqliteDatabase:
 
     async def read(self, name: str, /, **parameters: Any) -> Sequence[Row]:
         query = self._named[name]
-
-        def look(connection: Connection) -> list[Row]:
-            connection.tick()
-            return connection.run(query, parameters)
-
-        return await self._reader.do(look)
+        return await self._reader.do(lambda connection: connection.run(query, parameters))
 
     async def rows(self, name: str, /, *, urgent: bool = False, **parameters: Any) -> Sequence[Row]:
         query = self._named[name]
-        if any(statement.look for statement in query.statements):
-
-            def look(connection: Connection) -> bool:
-                connection.tick()
-                return connection.looks(query, parameters)
-
-            if not await self._reader.do(look):
-                return []
+        if query.looks and not await self._reader.do(lambda connection: connection.looks(query, parameters)):
+            return []
         priority = _URGENT if urgent else _NORMAL
-        return await self._writer.do(
-            lambda connection: _transaction(connection, lambda: connection.run(query, parameters)), priority=priority
-        )
+        return await self._writer.do(lambda connection: connection.run(query, parameters), priority=priority)
 
     async def transact(self, work: Callable[[Tx], Awaitable[T]]) -> T:
         async def whole(tx: Tx) -> T:
             return await work(tx)
 
-        def run(connection: Connection) -> T:
-            return _transaction(connection, lambda: _drive(whole(SqliteTx(connection, self._named))))
-
-        return await self._writer.do(run)
+        return await self._writer.do(lambda connection: _drive(whole(SqliteTx(connection, self._named))))
 
     async def migrate(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Hand the writing connection to the migrator, inside one transaction."""
-        return await self._writer.do(lambda connection: _transaction(connection, lambda: work(connection.raw)))
+        return await self._writer.do(lambda connection: work(connection.raw))
 
     async def announce(self, topics: Sequence[str]) -> None:
         """Nothing to send: others see that the file changed."""
@@ -259,23 +317,3 @@ class SqliteDatabase:
 
 def _data_version(connection: Connection) -> int:
     return int(connection.raw.execute("PRAGMA data_version").fetchone()[0])
-
-
-def _transaction(connection: Connection, work: Callable[[], T]) -> T:
-    try:
-        connection.raw.execute("BEGIN IMMEDIATE")
-        connection.tick()
-        try:
-            answer = work()
-            connection.raw.execute("COMMIT")
-            return answer
-        except BaseException:
-            if connection.raw.in_transaction:
-                connection.raw.execute("ROLLBACK")
-            raise
-    except sqlite3.IntegrityError as error:
-        raise Conflict(f"refused by the database: {error}") from error
-    except sqlite3.OperationalError as error:
-        raise StoreUnreachable(f"SQLite: {error} (process {os.getpid()})") from error
-    except sqlite3.Error as error:
-        raise StoreError(f"SQLite: {error}") from error

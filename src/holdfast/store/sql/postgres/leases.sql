@@ -117,7 +117,8 @@ WITH RECURSIVE pairs AS MATERIALIZED (
       seq = j.seq + 1
   FROM picked AS p
   WHERE j.id = p.id
-  RETURNING j.*
+  RETURNING j.id, j.tenant, j.queue, j.capability, j.lane, j.priority, j.token, j.attempt, j.phase, j.domain, j.spent,
+    j.max_attempts, j.requested_at, j.attempt_started_at, j.usage, j.seq, j.updated_at, j.owner
 ), told AS (
   INSERT INTO holdfast.events (job_id, seq, at, type, data)
   SELECT c.id, c.seq, c.updated_at, 'status',
@@ -230,71 +231,70 @@ WITH input AS MATERIALIZED (
   FROM json_to_recordset(:rows::json) AS r(
     id uuid, token bigint, status text, cause text, exit_code integer, signal integer, error_code text,
     error_message text, result text, delay float8)
-), held AS MATERIALIZED (
-  SELECT j.id, j.token, j.phase, j.worker, j.domain, j.claimed_at, j.attempt_started_at, j.stop_kind,
-    CASE
-      WHEN i.status <> 'queued' THEN i.status
-      WHEN j.stop_kind = 'interrupt' THEN 'paused'
-      WHEN j.stop_kind IS NOT NULL THEN 'cancelled'
-      ELSE 'queued'
-    END AS status,
-    CASE
-      WHEN i.status <> 'queued' OR j.stop_kind IS NULL THEN i.error_code
-      WHEN j.stop_kind = 'interrupt' THEN 'interrupted'
-      ELSE 'cancelled'
-    END AS error_code,
-    CASE
-      WHEN i.status <> 'queued' OR j.stop_kind IS NULL THEN i.error_message
-      WHEN j.stop_kind = 'interrupt' THEN 'interrupted by request'
-      ELSE 'cancelled by request'
-    END AS error_message,
-    i.cause, i.exit_code, i.signal, i.result::json AS result,
-    greatest(holdfast.clock(), j.updated_at) AS now_at,
-    greatest(holdfast.clock(), j.updated_at) + make_interval(secs => coalesce(i.delay, 0)) AS due_at,
-    coalesce(i.delay, 0) > 0 AS delayed
-  FROM holdfast.jobs AS j
-  JOIN input AS i ON i.id = j.id AND i.token = j.token
-  WHERE j.status = 'running'
-  ORDER BY j.id
-  FOR NO KEY UPDATE OF j
+  ORDER BY r.id -- the order in which the nested loop below locks
 ), ended AS (
   UPDATE holdfast.jobs AS j
-  SET status = h.status,
-      gate = CASE WHEN h.status <> 'queued' THEN NULL WHEN h.delayed THEN 'future' ELSE 'open' END,
-      available_at = CASE WHEN h.status = 'queued' THEN h.due_at ELSE j.available_at END,
-      finished_at = CASE WHEN h.status NOT IN ('queued', 'paused') THEN h.now_at END,
-      updated_at = h.now_at,
+  SET status = CASE
+        WHEN i.status <> 'queued' THEN i.status
+        WHEN j.stop_kind = 'interrupt' THEN 'paused'
+        WHEN j.stop_kind IS NOT NULL THEN 'cancelled'
+        ELSE 'queued'
+      END,
+      gate = CASE
+        WHEN i.status <> 'queued' OR j.stop_kind IS NOT NULL THEN NULL
+        WHEN i.delay > 0 THEN 'future'
+        ELSE 'open'
+      END,
+      available_at = CASE
+        WHEN i.status <> 'queued' OR j.stop_kind IS NOT NULL THEN j.available_at
+        ELSE greatest(holdfast.clock(), j.updated_at) + make_interval(secs => coalesce(i.delay, 0))
+      END,
+      finished_at = CASE
+        WHEN i.status = 'paused' THEN NULL
+        WHEN i.status = 'queued' AND (j.stop_kind IS NULL OR j.stop_kind = 'interrupt') THEN NULL
+        ELSE greatest(holdfast.clock(), j.updated_at)
+      END,
+      updated_at = greatest(holdfast.clock(), j.updated_at),
       owner = NULL,
       lease_expires_at = NULL,
       orphaned_at = NULL,
       phase = NULL,
       spent = j.spent + CASE
-        WHEN h.cause = 'drained' THEN 0
-        WHEN h.phase = 'started' OR h.cause IN ('lost', 'start_failed') THEN 1
+        WHEN i.cause = 'drained' THEN 0
+        WHEN j.phase = 'started' OR i.cause IN ('lost', 'start_failed') THEN 1
         ELSE 0
       END,
-      unsettled = j.unsettled OR (j.has_dependants AND h.status NOT IN ('queued', 'paused')),
-      exit_code = h.exit_code,
-      error_code = h.error_code,
-      error_message = h.error_message,
-      result = h.result,
+      unsettled = j.unsettled OR (j.has_dependants AND i.status <> 'paused'
+        AND (i.status <> 'queued' OR j.stop_kind IN ('cancel', 'delete'))),
+      exit_code = i.exit_code,
+      error_code = CASE
+        WHEN i.status <> 'queued' OR j.stop_kind IS NULL THEN i.error_code
+        WHEN j.stop_kind = 'interrupt' THEN 'interrupted'
+        ELSE 'cancelled'
+      END,
+      error_message = CASE
+        WHEN i.status <> 'queued' OR j.stop_kind IS NULL THEN i.error_message
+        WHEN j.stop_kind = 'interrupt' THEN 'interrupted by request'
+        ELSE 'cancelled by request'
+      END,
+      result = i.result::json,
       seq = j.seq + 1
-  FROM held AS h
-  WHERE j.id = h.id
-    AND j.token = h.token
+  FROM input AS i
+  WHERE j.id = i.id
+    AND j.token = i.token
     AND j.status = 'running'
-  RETURNING j.id, j.attempt, j.status, j.seq, j.has_dependants, j.queue, j.gate, j.exit_code, j.error_code,
-    j.error_message, h.token, h.worker, h.domain, h.claimed_at, h.attempt_started_at, h.now_at, h.cause, h.signal
+  RETURNING j.id, j.attempt, j.status, j.seq, j.updated_at, j.has_dependants, j.queue, j.gate, j.exit_code, j.error_code,
+    j.error_message, j.token, j.worker, j.domain, j.claimed_at, j.attempt_started_at, i.cause, i.signal
 ), kept AS (
   INSERT INTO holdfast.attempts (
     job_id, attempt, worker, domain, token, claimed_at, started_at, ended_at, cause, exit_code, signal, error_code,
     error_message)
-  SELECT e.id, e.attempt, e.worker, e.domain, e.token, e.claimed_at, e.attempt_started_at, e.now_at, e.cause,
+  SELECT e.id, e.attempt, e.worker, e.domain, e.token, e.claimed_at, e.attempt_started_at, e.updated_at, e.cause,
     e.exit_code, e.signal, e.error_code, e.error_message
   FROM ended AS e
 ), told AS (
   INSERT INTO holdfast.events (job_id, seq, at, type, data)
-  SELECT e.id, e.seq, e.now_at, 'status',
+  SELECT e.id, e.seq, e.updated_at, 'status',
     CASE WHEN e.error_code IS NULL
       THEN json_build_object('status', e.status, 'attempt', e.attempt, 'cause', e.cause)
       ELSE json_build_object('status', e.status, 'attempt', e.attempt, 'cause', e.cause,

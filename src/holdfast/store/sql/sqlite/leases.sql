@@ -81,17 +81,17 @@ WITH RECURSIVE pairs AS MATERIALIZED (
   WHERE t.tenant IS NOT NULL
 )
 SELECT t.queue, t.capability, t.domain, t.tenant FROM tenants AS t WHERE t.tenant IS NOT NULL;
-INSERT INTO picked (id, domain)
-SELECT j.id, l.domain -- one line: nobody to merge or take turns with
+INSERT INTO picked (id, place)
+SELECT j.id, j.rowid -- one line: nobody to merge or take turns with
 FROM lines AS l
 CROSS JOIN jobs AS j
 WHERE (SELECT count(*) FROM lines) = 1
   AND j.gate = 'open' AND j.queue = l.queue AND j.capability = l.capability AND j.tenant = l.tenant
 ORDER BY j.queue, j.capability, j.tenant, j.priority DESC, j.requested_at, j.id
 LIMIT :slots;
-INSERT INTO picked (id, domain)
+INSERT INTO picked (id, place)
 WITH heads AS (
-  SELECT h.id, l.domain, l.tenant,
+  SELECT h.id, h.rowid AS place, l.tenant,
     row_number() OVER (PARTITION BY l.tenant ORDER BY h.priority DESC, h.requested_at, h.id) AS turn
   FROM lines AS l
   CROSS JOIN jobs AS h ON h.id IN (
@@ -101,7 +101,7 @@ WITH heads AS (
     LIMIT :slots)
   WHERE (SELECT count(*) FROM lines) > 1
 )
-SELECT h.id, h.domain FROM heads AS h ORDER BY h.turn, h.tenant LIMIT :slots;
+SELECT h.id, h.place FROM heads AS h ORDER BY h.turn, h.tenant LIMIT :slots;
 UPDATE jobs
 SET status = 'running',
     gate = NULL,
@@ -114,7 +114,7 @@ SET status = 'running',
     attempt = attempt + 1,
     phase = CASE WHEN capability LIKE 'function%' THEN 'started' ELSE 'claimed' END,
     worker = :worker,
-    domain = p.domain,
+    domain = (SELECT l.domain FROM lines AS l WHERE l.queue = jobs.queue AND l.capability = jobs.capability),
     claimed_at = max(clock(), updated_at),
     attempt_started_at = CASE WHEN capability LIKE 'function%' THEN max(clock(), updated_at) END,
     stdout_offset = 0,
@@ -123,18 +123,17 @@ SET status = 'running',
     started_at = coalesce(started_at, max(clock(), updated_at)),
     updated_at = max(clock(), updated_at),
     seq = seq + 1
-FROM picked AS p
-WHERE jobs.id = p.id;
+WHERE rowid IN (SELECT p.place FROM picked AS p);
 INSERT INTO events (job_id, seq, at, type, data)
 SELECT c.id, c.seq, c.updated_at, 'status', json_object('status', 'running', 'attempt', c.attempt, 'worker', c.owner)
 FROM picked AS p
-CROSS JOIN jobs AS c ON c.id = p.id;
+CROSS JOIN jobs AS c ON c.rowid = p.place;
 SELECT
   c.id, c.tenant, c.queue, c.capability, c.lane, c.priority, c.token, c.attempt, c.phase, c.domain, c.spent,
   c.max_attempts, c.requested_at, c.attempt_started_at, c.usage, s.kind, s.runner, s.spec, s.inputs, s.policy
 FROM picked AS p
-CROSS JOIN jobs AS c ON c.id = p.id
-JOIN specs AS s ON s.id = p.id
+CROSS JOIN jobs AS c ON c.rowid = p.place
+CROSS JOIN specs AS s ON s.id = p.id
 ORDER BY c.priority DESC, c.requested_at, c.id;
 
 -- name: start
@@ -217,40 +216,38 @@ SELECT t.id FROM told AS t;
 -- End attempts: to a terminal status, to paused, or back to queued. A move to queued looks at the stop request here, in
 -- the same transaction: cancel or delete makes it cancelled, interrupt makes it paused. The token stays, so that a repeat
 -- after a lost answer finds its own end: same token, no open attempt.
-DELETE FROM ending;
 DELETE FROM ended;
 -- each: rows
-INSERT INTO ending (id, token, status, cause, exit_code, signal, error_code, error_message, result, delay)
-VALUES (:id, :token, :status, :cause, :exit_code, :signal, :error_code, :error_message, :result, :delay);
 INSERT INTO ended (
-  id, token, attempt, seq, worker, domain, claimed_at, attempt_started_at, counts, status, error_code, error_message,
-  cause, exit_code, signal, result, now_at, delay)
-SELECT j.id, j.token, j.attempt, j.seq + 1, j.worker, j.domain, j.claimed_at, j.attempt_started_at,
+  place, id, token, attempt, seq, worker, domain, claimed_at, attempt_started_at, counts, status, error_code,
+  error_message, cause, exit_code, signal, result, now_at, delay)
+SELECT j.rowid, j.id, j.token, j.attempt, j.seq + 1, j.worker, j.domain, j.claimed_at, j.attempt_started_at,
   CASE
-    WHEN i.cause = 'drained' THEN 0
-    WHEN j.phase = 'started' OR i.cause = 'lost' OR i.cause = 'start_failed' THEN 1
+    WHEN :cause = 'drained' THEN 0
+    WHEN j.phase = 'started' OR :cause = 'lost' OR :cause = 'start_failed' THEN 1
     ELSE 0
   END,
   CASE
-    WHEN i.status <> 'queued' THEN i.status
+    WHEN :status <> 'queued' THEN :status
     WHEN j.stop_kind = 'interrupt' THEN 'paused'
     WHEN j.stop_kind IS NOT NULL THEN 'cancelled'
     ELSE 'queued'
   END,
   CASE
-    WHEN i.status <> 'queued' OR j.stop_kind IS NULL THEN i.error_code
+    WHEN :status <> 'queued' OR j.stop_kind IS NULL THEN :error_code
     WHEN j.stop_kind = 'interrupt' THEN 'interrupted'
     ELSE 'cancelled'
   END,
   CASE
-    WHEN i.status <> 'queued' OR j.stop_kind IS NULL THEN i.error_message
+    WHEN :status <> 'queued' OR j.stop_kind IS NULL THEN :error_message
     WHEN j.stop_kind = 'interrupt' THEN 'interrupted by request'
     ELSE 'cancelled by request'
   END,
-  i.cause, i.exit_code, i.signal, i.result, max(clock(), j.updated_at), coalesce(i.delay, 0)
-FROM ending AS i
-CROSS JOIN jobs AS j ON j.id = i.id AND j.token = i.token
-WHERE j.status = 'running';
+  :cause, :exit_code, :signal, :result, max(clock(), j.updated_at), coalesce(:delay, 0)
+FROM jobs AS j
+WHERE j.id = :id
+  AND j.token = :token
+  AND j.status = 'running';
 INSERT INTO attempts (
   job_id, attempt, worker, domain, token, claimed_at, started_at, ended_at, cause, exit_code, signal, error_code,
   error_message)
@@ -283,7 +280,7 @@ SET status = h.status,
     result = h.result,
     seq = h.seq
 FROM ended AS h
-WHERE jobs.id = h.id
+WHERE jobs.rowid = h.place
 RETURNING id, status, queue, gate, has_dependants;
 
 -- name: landed

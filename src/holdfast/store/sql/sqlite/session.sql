@@ -5,12 +5,9 @@ CREATE TEMP TABLE submitted (
   id TEXT, tenant TEXT, kind TEXT, queue TEXT, lane TEXT, priority INTEGER, labels TEXT, runner TEXT, spec TEXT,
   inputs TEXT, needs TEXT, hold INTEGER, available_at INTEGER, max_attempts INTEGER, policy TEXT);
 CREATE TEMP TABLE lines (queue TEXT, capability TEXT, domain TEXT, tenant TEXT);
-CREATE TEMP TABLE picked (id TEXT, domain TEXT);
+CREATE TEMP TABLE picked (id TEXT, place INTEGER);
 CREATE TEMP TABLE told (id TEXT, token INTEGER);
-CREATE TEMP TABLE ending (
-  id TEXT, token INTEGER, status TEXT, cause TEXT, exit_code INTEGER, signal INTEGER, error_code TEXT,
-  error_message TEXT, result TEXT, delay REAL);
 CREATE TEMP TABLE ended (
-  id TEXT, token INTEGER, attempt INTEGER, seq INTEGER, worker TEXT, domain TEXT, claimed_at INTEGER,
+  place INTEGER, id TEXT, token INTEGER, attempt INTEGER, seq INTEGER, worker TEXT, domain TEXT, claimed_at INTEGER,
   attempt_started_at INTEGER, counts INTEGER, status TEXT, error_code TEXT, error_message TEXT, cause TEXT,
   exit_code INTEGER, signal INTEGER, result TEXT, now_at INTEGER, delay REAL);
