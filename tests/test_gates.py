@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.errors import Invalid, NeedFailed, NotFound
+from holdfast.errors import Conflict, Invalid, NeedFailed, NotFound
 from holdfast.model import Cause, Error, Gate, Outcome, Status, new_id
 from tests.stage import Stage
 
@@ -176,7 +176,7 @@ async def test_deleted_need_never_leaves_a_dependant_waiting(stage: Stage) -> No
     assert (await stage.store.jobs.delete(doomed.id, force=True)).outcome == "deleted"
     record = await stage.get(waiting)
     assert record.error == Error(code="dependency_failed", message=f"needs job {doomed.id}, which was cancelled")
-    with pytest.raises(NeedFailed, match=f"{doomed.id} was deleted"):
+    with pytest.raises(Conflict, match=f"needs job {doomed.id}, which was deleted"):
         await stage.store.jobs.resume(waiting.id)
 
 

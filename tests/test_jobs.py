@@ -503,9 +503,9 @@ async def test_foreign_and_unknown_ids_are_not_found(stage: Stage) -> None:
                 await call(job_id)
         with pytest.raises(NotFound):
             await jobs.delete(job_id, force=True)
-    for reader in (stage.store.events.page, stage.store.attempts.list):
-        with pytest.raises(NotFound):
-            await reader(job.id)
+        for reader in (stage.store.events.page, stage.store.attempts.list):
+            with pytest.raises(NotFound):
+                await reader(job_id)
     assert (await jobs.get(job.id, tenant="someone")).status is Status.QUEUED
 
 

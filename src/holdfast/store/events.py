@@ -8,7 +8,7 @@ import msgspec
 from holdfast.errors import Invalid, NotFound, TooLarge
 from holdfast.model import Event, Json, Lease, NewEvent
 from holdfast.store.database import Database, json_text
-from holdfast.store.rows import to_event, to_json
+from holdfast.store.rows import known_id, to_event, to_json
 
 MAX_APPEND = 4 * 1024 * 1024
 
@@ -35,6 +35,7 @@ class Events:
             raise Invalid("limit", f"{limit} is not between 1 and 1000")
         if after < 0:
             raise Invalid("after", f"{after} is below 0")
+        job_id = known_id(job_id)
         if not await self._database.read("find_job", id=job_id, tenant=tenant):
             raise NotFound("job", job_id)
         rows = await self._database.read("list_events", id=job_id, after=after, limit=limit + 1)

@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import contextlib
 import uuid
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -9,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from holdfast.errors import Conflict, Invalid, NeedFailed, NotFound
+from holdfast.errors import Conflict, IllegalMove, Invalid, NeedFailed, NotFound
 from holdfast.model import BROKEN, TERMINAL, WAITING, Error, Gate, Job, Json, Policy, Status, StopKind, Verb
 from holdfast.store import wake
 from holdfast.store.database import Database, Row, Tx
@@ -17,7 +18,7 @@ from holdfast.store.gates import Gates
 from holdfast.store.lanes import settle_lanes
 from holdfast.store.moves import Move, Moved, Plan, audit, change_job, event, lock_job
 from holdfast.store.outcomes import encoded_result
-from holdfast.store.rows import to_job
+from holdfast.store.rows import known_id, to_job
 from holdfast.submission import MAX_BATCH, Submission, check, in_order, parse
 from holdfast.timing import from_micros, to_micros
 
@@ -72,7 +73,7 @@ class Jobs:
         return [job.id for job in accepted if job.id is not None]
 
     async def get(self, job_id: str, *, tenant: str = "default") -> Job:
-        found = await self._database.read("get_job", id=_known_id(job_id), tenant=tenant)
+        found = await self._database.read("get_job", id=known_id(job_id), tenant=tenant)
         if not found:
             raise NotFound("job", job_id)
         return to_job(found[0])
@@ -223,7 +224,8 @@ class Jobs:
                 raise Conflict(f"blocked: job {job_id} is {job.status}; cancel it first, or delete it with force")
             if dry_run:
                 return Deletion(outcome="would_delete")
-            await self._stop(Verb.CANCEL, StopKind.DELETE, tenant, job_id, by, None)
+            with contextlib.suppress(IllegalMove):  # It ended in this moment.
+                await self._stop(Verb.CANCEL, StopKind.DELETE, tenant, job_id, by, None)
         if dry_run:
             return Deletion(outcome="would_delete")
         return Deletion(outcome="deleted" if await self._remove(tenant, job_id) else "deleting")
@@ -267,7 +269,7 @@ class Jobs:
     # Steps
 
     async def _change(self, verb: Verb, tenant: str, job_id: str, plan: Plan) -> Moved:
-        moved = await change_job(self._database, verb, tenant, _known_id(job_id), plan)
+        moved = await change_job(self._database, verb, tenant, known_id(job_id), plan)
         await self._tell(moved)
         return moved
 
@@ -368,7 +370,7 @@ class Jobs:
         known = {state["id"]: Status(state["status"]) for state in states}
         for need in needs:
             if need not in known:
-                raise NeedFailed(need, "was deleted")
+                raise Conflict(f"cannot resume job {row['id']}: it needs job {need}, which was deleted; submit it anew")
             if known[need] in BROKEN:
                 raise NeedFailed(need, known[need])
 
@@ -409,13 +411,6 @@ def _row(job: Submission, tenant: str) -> dict[str, Any]:
 def _check_tenant(tenant: str) -> None:
     if not 1 <= len(tenant) <= 200 or not tenant.isprintable():
         raise Invalid("tenant", "is empty, over 200 characters, or has control characters")
-
-
-def _known_id(job_id: str) -> str:
-    try:
-        return str(uuid.UUID(job_id))
-    except ValueError:
-        raise NotFound("job", job_id[:60]) from None
 
 
 def _cursor(job: Job) -> str:

@@ -1,10 +1,12 @@
 """From rows to values of the model. The same for every dialect."""
 
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
+from holdfast.errors import NotFound
 from holdfast.model import (
     Attempt,
     Cause,
@@ -32,6 +34,14 @@ _policy = msgspec.json.Decoder(Policy).decode
 _DEFAULT_POLICY = Policy()
 _PHASES = {phase.value: phase for phase in Phase}
 STATUSES = {status.value: status for status in Status}
+
+
+def known_id(job_id: str) -> str:
+    """The canonical form of an id; text that cannot be one names no job."""
+    try:
+        return str(uuid.UUID(job_id))
+    except ValueError:
+        raise NotFound("job", job_id[:60]) from None
 
 
 def to_json(text: str | None, default: Json = None) -> Json:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from holdfast.errors import Conflict, NotFound
 from holdfast.model import Attempt, Queue, Worker
 from holdfast.store.database import Database
-from holdfast.store.rows import to_attempt, to_worker
+from holdfast.store.rows import known_id, to_attempt, to_worker
 from holdfast.store.wake import Wake, work
 
 
@@ -64,6 +64,7 @@ class Attempts:
 
     async def list(self, job_id: str, *, tenant: str = "default") -> Sequence[Attempt]:
         """Every attempt of a job, the open one last."""
+        job_id = known_id(job_id)
         if not await self._database.read("find_job", id=job_id, tenant=tenant):
             raise NotFound("job", job_id)
         return [to_attempt(row) for row in await self._database.read("list_attempts", id=job_id)]
