@@ -137,6 +137,44 @@ async def test_resume_revives_dependants_that_failed_only_because_of_it(stage: S
     assert ran == {one.id, only_one.id, both.id, held.id, grandchild.id}
 
 
+async def test_requeue_of_a_job_with_dependants_keeps_them_waiting(stage: Stage) -> None:
+    """Proves N6."""
+    parent = await stage.submit(max_attempts=2)
+    child = await stage.submit(needs=[parent.id])
+    (lease,) = await stage.claim()
+    assert await stage.finish(lease, Outcome.requeued(Cause.EXIT)) is Status.QUEUED
+    assert (await stage.get(child)).gate is Gate.NEEDS
+
+
+async def test_need_that_succeeded_stays_satisfied_after_it_was_deleted(stage: Stage) -> None:
+    """Proves C8, N8."""
+    good, bad = await stage.submit(), await stage.submit()
+    child = await stage.submit(needs=[good.id, bad.id])
+    await stage.store.jobs.cancel(bad.id)
+    assert await stage.status(child) is Status.FAILED
+    await stage.run_one()
+    await stage.store.jobs.delete(good.id)
+    await stage.store.jobs.resume(bad.id)
+    assert await stage.status(child) is Status.QUEUED
+
+
+async def test_revived_dependant_blocks_its_lane_again(stage: Stage) -> None:
+    """Proves C8, N2."""
+    parent = await stage.submit()
+    child = await stage.submit(lane="L", needs=[parent.id])
+    await stage.store.jobs.cancel(parent.id)
+    await stage.store.jobs.dismiss(child.id)
+    await stage.store.jobs.resume(parent.id)
+    assert not (await stage.get(child)).dismissed
+    behind = await stage.submit(lane="L")
+    (lease,) = await stage.claim(slots=1)
+    await stage.finish(lease)
+    (lease,) = await stage.claim()
+    assert lease.id == child.id
+    await stage.fail(lease)
+    assert (await stage.get(behind)).gate is Gate.LANE
+
+
 async def test_resolve_counts_as_success_for_dependants(stage: Stage) -> None:
     """Proves C8."""
     parent = await stage.submit()
@@ -180,8 +218,9 @@ async def test_deleted_need_never_leaves_a_dependant_waiting(stage: Stage) -> No
         await stage.store.jobs.resume(waiting.id)
 
 
-async def test_need_deleted_before_the_dependant_was_looked_at_fails_it(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("succeeded", [True, False])
+async def test_need_deleted_before_the_dependant_was_looked_at_still_counts_as_it_ended(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, succeeded: bool
 ) -> None:
     """Proves N8."""
     parent = await stage.submit()
@@ -193,13 +232,16 @@ async def test_need_deleted_before_the_dependant_was_looked_at_fails_it(
     child = await stage.submit(needs=[parent.id])
     assert child.gate is Gate.UNRESOLVED
     (lease,) = await stage.claim()
-    await stage.finish(lease)
+    await (stage.finish(lease) if succeeded else stage.fail(lease))
     monkeypatch.setattr(stage.store.gates, "resolve", nothing)
     assert (await stage.store.jobs.delete(parent.id)).outcome == "deleted"
     monkeypatch.undo()
     await stage.store.gates.resolve()
     record = await stage.get(child)
-    assert record.error == Error(code="dependency_failed", message=f"needs job {parent.id}, which was deleted")
+    if succeeded:
+        assert record.gate is Gate.OPEN
+    else:
+        assert record.error == Error(code="dependency_failed", message=f"needs job {parent.id}, which was deleted")
 
 
 async def test_resolver_finishes_what_a_dead_caller_or_worker_left(

@@ -431,6 +431,41 @@ async def test_forced_delete_of_a_running_job_is_finished_by_the_duty(stage: Sta
         await stage.get(job)
 
 
+async def paused_and_doomed(stage: Stage) -> Job:
+    """A job that was to be deleted while it ran, and ended paused."""
+    job = await stage.submit()
+    (lease,) = await stage.claim(slots=1)
+    assert (await stage.store.jobs.delete(job.id, force=True)).outcome == "deleting"
+    await stage.finish(lease, Outcome(status=Status.PAUSED, cause=Cause.INTERRUPTED))
+    return job
+
+
+@pytest.mark.parametrize("verb", ["resolve", "cancel"])
+async def test_accepted_delete_is_carried_through_every_other_move(stage: Stage, verb: str) -> None:
+    """Proves C1."""
+    job = await paused_and_doomed(stage)
+    await getattr(stage.store.jobs, verb)(job.id)
+    assert await stage.store.jobs.purge() == 1
+
+
+async def test_purge_of_a_paused_job_tells_its_dependants(stage: Stage) -> None:
+    """Proves N8."""
+    job = await paused_and_doomed(stage)
+    child = await stage.submit(needs=[job.id])
+    assert await stage.store.jobs.purge() == 1
+    assert await stage.status(child) is Status.FAILED
+
+
+async def test_dismiss_keeps_a_partial_result(stage: Stage) -> None:
+    """Proves C8."""
+    job = await stage.submit()
+    (lease,) = await stage.claim()
+    error = Error(code="exit_nonzero", message="boom")
+    await stage.finish(lease, Outcome(status=Status.FAILED, error=error, result={"partial": True}))
+    dismissed = await stage.store.jobs.dismiss(job.id)
+    assert (dismissed.result, dismissed.error) == ({"partial": True}, error)
+
+
 async def test_list_filters_by_every_field(stage: Stage) -> None:
     """Proves J14."""
     one = await stage.submit(kind="build", labels={"team": "blue", "env": "prod"}, queue="a", lane="L1")

@@ -76,6 +76,21 @@ async def test_dismissed_job_can_be_resumed_and_runs_next(stage: Stage) -> None:
     assert second.id == lease.id
 
 
+async def test_resumed_job_keeps_its_place_before_others_that_were_resumed(stage: Stage) -> None:
+    """Proves C8, N2."""
+    first, second = await stage.submit(lane="L"), await stage.submit(lane="L")
+    for job in (first, second):
+        (lease,) = await stage.claim()
+        await stage.fail(lease)
+        await stage.store.jobs.dismiss(job.id)
+    await stage.store.jobs.resume(first.id)
+    (lease,) = await stage.claim()
+    await stage.store.jobs.resume(second.id)
+    await stage.fail(lease)
+    await stage.store.jobs.resume(first.id)
+    assert [lease.id for lease in await stage.claim()] == [first.id]
+
+
 async def test_retry_in_backoff_keeps_the_lane(stage: Stage) -> None:
     """Proves N2."""
     first, second = await stage.submit(lane="L", max_attempts=3), await stage.submit(lane="L")

@@ -199,6 +199,16 @@ async def test_beat_answers_for_every_job_in_one_call(stage: Stage) -> None:
     assert not pulse.registered
 
 
+async def test_beat_tells_two_leases_of_one_job_apart(stage: Stage) -> None:
+    """Proves L4, L5."""
+    await stage.submit()
+    (old,) = await stage.claim()
+    await stage.store.leases.hand_over([old])
+    (new,) = await stage.adopt(worker="w1")
+    pulse = await stage.store.leases.beat("w1", [old, new], ttl=TTL)
+    assert {(beat.token, beat.answer) for beat in pulse.jobs} == {(old.token, "lost"), (new.token, "yours")}
+
+
 async def test_expired_lease_can_be_renewed_until_it_is_reaped(stage: Stage) -> None:
     """Proves L7."""
     job = await stage.submit()

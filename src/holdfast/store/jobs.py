@@ -186,6 +186,7 @@ class Jobs:
             return Move(
                 status=Status.SUCCEEDED,
                 result=result,
+                stop_kind=row["stop_kind"],
                 close_attempt=row["phase"] is not None,
                 unsettle=True,
                 events=[*audit(Verb.RESOLVE, by, reason), event("status", status="succeeded", resolved=True)],
@@ -237,6 +238,8 @@ class Jobs:
         doomed = await self._database.read("doomed_jobs", limit=limit)
         removed = 0
         for row in doomed:
+            if row["status"] == Status.PAUSED:
+                await self._stop(Verb.CANCEL, StopKind.DELETE, row["tenant"], row["id"], None, None)
             removed += await self._remove(row["tenant"], row["id"])
         return removed
 
@@ -305,7 +308,7 @@ class Jobs:
             return Move(
                 status=Status.CANCELLED,
                 error=error,
-                stop_kind=StopKind.DELETE if kind is StopKind.DELETE else None,
+                stop_kind=StopKind.DELETE if StopKind.DELETE in (kind, row["stop_kind"]) else None,
                 close_attempt=row["phase"] is not None,
                 unsettle=True,
                 events=[
@@ -325,8 +328,7 @@ class Jobs:
         async def change(tx: Tx) -> tuple[bool, frozenset[str]]:
             row = await lock_job(tx, tenant, job_id)
             status = Status(row["status"])
-            endable = status in TERMINAL or (status is Status.PAUSED and row["stop_kind"] == StopKind.DELETE)
-            if not endable or row["unsettled"]:
+            if status not in TERMINAL or row["unsettled"]:
                 return False, frozenset()
             gone = await tx.rows("delete_job", id=row["id"], from_status=status)
             lane = row["lane"]

@@ -107,7 +107,8 @@ async def write_move(tx: Tx, verb: Verb, row: Row, move: Move) -> Moved:
     if not moved:
         raise AssertionError(f"{verb} of job {row['id']} found it changed under its lock")
     queues = {moved[0]["queue"]} if moved[0]["gate"] == Gate.OPEN else set()
-    if row["lane"] is not None:
+    # A job that goes to the resolver moves its lane there, with its own place in the line.
+    if row["lane"] is not None and move.gate is not Gate.UNRESOLVED:
         queues |= await settle_lanes(tx, [(row["tenant"], row["lane"])])
     return Moved(
         row,

@@ -187,6 +187,7 @@ WITH revived AS (
   UPDATE holdfast.jobs AS j
   SET status = CASE WHEN j.held THEN 'pending' ELSE 'queued' END,
       gate = 'unresolved',
+      dismissed = false,
       finished_at = NULL,
       updated_at = greatest(holdfast.clock(), j.updated_at),
       queue_deadline_at = CASE WHEN NOT j.held THEN greatest(holdfast.clock(), j.available_at) + make_interval(secs => (s.policy ->> 'queue_timeout')::float8) END,
@@ -228,6 +229,8 @@ WHERE (l.holder IS NOT NULL AND (h.id IS NULL OR h.status NOT IN ('queued', 'run
        AND NOT l.paused
        AND EXISTS (
          SELECT 1 FROM holdfast.jobs AS w WHERE w.gate = 'lane' AND w.tenant = l.tenant AND w.lane = l.lane)
+       AND NOT EXISTS ( -- whoever resolves it will move the lane
+         SELECT 1 FROM holdfast.jobs AS u WHERE u.gate = 'unresolved' AND u.tenant = l.tenant AND u.lane = l.lane)
        AND NOT EXISTS (
          SELECT 1 FROM holdfast.jobs AS b
          WHERE b.tenant = l.tenant AND b.lane = l.lane AND b.lane IS NOT NULL AND b.started_at IS NOT NULL

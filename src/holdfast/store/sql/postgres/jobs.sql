@@ -82,7 +82,7 @@ WITH moved AS (
       adoptions = CASE WHEN :status::text = 'queued' THEN 0 ELSE j.adoptions END,
       error_code = CASE WHEN :keep_error::boolean THEN j.error_code ELSE :error_code::text END,
       error_message = CASE WHEN :keep_error::boolean THEN j.error_message ELSE :error_message::text END,
-      result = :result::json,
+      result = CASE WHEN :dismissed::boolean THEN j.result ELSE :result::json END,
       seq = j.seq + json_array_length(:events::json)
   WHERE j.id = :id::uuid
     AND j.status = :from_status::text
@@ -140,7 +140,7 @@ LIMIT :limit::integer;
 
 -- name: doomed_jobs
 -- Jobs that are to be deleted and have ended. Uses jobs_deleting.
-SELECT j.id, j.tenant
+SELECT j.id, j.tenant, j.status
 FROM holdfast.jobs AS j
 WHERE j.stop_kind = 'delete'
   AND j.status IN ('succeeded', 'failed', 'timed_out', 'cancelled', 'paused')
@@ -153,7 +153,10 @@ WITH doomed AS (
   WHERE j.id = :id::uuid
     AND j.status = :from_status::text
     AND NOT j.unsettled
-  RETURNING j.id
+  RETURNING j.id, j.status
+), satisfied AS (
+  UPDATE holdfast.needs AS n SET satisfied = true FROM doomed AS d
+  WHERE n.need_id = d.id AND NOT n.satisfied AND d.status = 'succeeded'
 ), specs AS (
   DELETE FROM holdfast.specs AS s USING doomed AS d WHERE s.id = d.id
 ), attempts AS (

@@ -174,7 +174,7 @@ WITH told AS MATERIALIZED (
     AND m.known
     AND j.token = m.token
     AND j.owner = :worker::text
-  RETURNING j.id
+  RETURNING j.id, j.token
 ), seen AS (
   UPDATE holdfast.workers AS w
   SET seen_at = greatest(holdfast.clock(), w.seen_at),
@@ -192,7 +192,7 @@ WHERE NOT m.known OR EXISTS (SELECT 1 FROM renewed AS r WHERE r.id = m.id)
 UNION ALL
 SELECT t.id, t.token, 'lost', NULL, NULL, NULL, NULL, NULL, false
 FROM told AS t
-WHERE NOT EXISTS (SELECT 1 FROM renewed AS r WHERE r.id = t.id);
+WHERE NOT EXISTS (SELECT 1 FROM renewed AS r WHERE r.id = t.id AND r.token = t.token);
 
 -- name: stops
 -- The stop requests that wait for a worker's own jobs. Uses jobs_leased.
@@ -265,7 +265,7 @@ WITH input AS MATERIALIZED (
         ELSE 0
       END,
       unsettled = j.unsettled OR (j.has_dependants AND i.status <> 'paused'
-        AND (i.status <> 'queued' OR j.stop_kind IN ('cancel', 'delete'))),
+        AND (i.status <> 'queued' OR (j.stop_kind IS NOT NULL AND j.stop_kind <> 'interrupt'))),
       exit_code = i.exit_code,
       error_code = CASE
         WHEN i.status <> 'queued' OR j.stop_kind IS NULL THEN i.error_code

@@ -194,6 +194,7 @@ WHERE j.id IN (SELECT value FROM json_each(:ids))
 UPDATE jobs
 SET status = CASE WHEN held THEN 'pending' ELSE 'queued' END,
     gate = 'unresolved',
+    dismissed = 0,
     finished_at = NULL,
     updated_at = max(clock(), updated_at),
     queue_deadline_at = CASE WHEN NOT held THEN max(clock(), available_at) + (
@@ -223,6 +224,8 @@ WHERE (l.holder IS NOT NULL AND (h.id IS NULL OR h.status NOT IN ('queued', 'run
        AND l.paused = 0
        AND EXISTS (
          SELECT 1 FROM jobs AS w WHERE w.gate = 'lane' AND w.tenant = l.tenant AND w.lane = l.lane)
+       AND NOT EXISTS ( -- whoever resolves it will move the lane
+         SELECT 1 FROM jobs AS u WHERE u.gate = 'unresolved' AND u.tenant = l.tenant AND u.lane = l.lane)
        AND NOT EXISTS (
          SELECT 1 FROM jobs AS b
          WHERE b.tenant = l.tenant AND b.lane = l.lane AND b.lane IS NOT NULL AND b.started_at IS NOT NULL

@@ -138,7 +138,7 @@ SET status = :status,
     adoptions = CASE WHEN :status = 'queued' THEN 0 ELSE adoptions END,
     error_code = CASE WHEN :keep_error THEN error_code ELSE :error_code END,
     error_message = CASE WHEN :keep_error THEN error_message ELSE :error_message END,
-    result = :result,
+    result = CASE WHEN :dismissed THEN result ELSE :result END,
     seq = seq + json_array_length(:events)
 WHERE id IN (SELECT id FROM told);
 INSERT INTO events (job_id, seq, at, type, data)
@@ -182,7 +182,7 @@ LIMIT :limit;
 
 -- name: doomed_jobs
 -- Jobs that are to be deleted and have ended. Uses jobs_deleting.
-SELECT j.id, j.tenant
+SELECT j.id, j.tenant, j.status
 FROM jobs AS j
 WHERE j.stop_kind = 'delete'
   AND j.status IN ('succeeded', 'failed', 'timed_out', 'cancelled', 'paused')
@@ -197,6 +197,9 @@ FROM jobs AS j
 WHERE j.id = :id
   AND j.status = :from_status
   AND j.unsettled = 0;
+UPDATE needs SET satisfied = 1
+WHERE satisfied = 0
+  AND need_id IN (SELECT j.id FROM told AS t JOIN jobs AS j ON j.id = t.id WHERE j.status = 'succeeded');
 DELETE FROM jobs WHERE id IN (SELECT id FROM told);
 DELETE FROM specs WHERE id IN (SELECT id FROM told);
 DELETE FROM attempts WHERE job_id IN (SELECT id FROM told);
