@@ -119,8 +119,8 @@ def raw_row(job: dict[str, Any]) -> tuple[Any, ...]:
 async def raw_postgres_bulk(pool: "asyncpg.Pool[asyncpg.Record]", columns: list[Any]) -> None:
     await pool.execute(
         "INSERT INTO raw_rows (id, tenant, queue, kind, capability, priority, status, labels, spec, inputs,"
-        " requested_at, available_at) SELECT *, now(), now() FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[],"
-        " $6::int[], $7::text[], $8::jsonb[], $9::jsonb[], $10::jsonb[])",
+        " requested_at, available_at) SELECT *, now(), now() FROM unnest($1::uuid[], $2::text[], $3::text[],"
+        " $4::text[], $5::text[], $6::int[], $7::text[], $8::jsonb[], $9::jsonb[], $10::jsonb[])",
         *columns,
     )
 
