@@ -303,7 +303,7 @@ async def test_stuck_gates_are_found_mended_and_counted(stage: Stage, monkeypatc
 
     monkeypatch.setattr(stage.store.gates, "follow_up", nothing)
     await stage.finish(one if one.id == parent.id else two)
-    (settled,) = await stage.store.database.read("lock_jobs", ids=[parent.id])
+    (settled,) = await stage.store.database.read("job_seq", id=parent.id)
     await stage.store.database.rows("settled", id=parent.id, seq=settled["seq"])
     monkeypatch.undo()
     await stage.store.jobs.cancel(laned.id)

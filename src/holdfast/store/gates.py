@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from holdfast.errors import StoreError
 from holdfast.store.database import Database, Tx
-from holdfast.store.lanes import LaneKey, Lanes, lock_lanes, settle_lanes
+from holdfast.store.lanes import LaneKey, Lanes, lane_jobs, lock_lanes, lock_lanes_and_jobs, settle_lanes
 from holdfast.store.wake import Wake, work
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class Gates:
     async def _mend(self, key: LaneKey | None, job_id: str | None, limit: int) -> bool:
         async def change(tx: Tx) -> bool:
             if key is not None:
-                await lock_lanes(tx, [key])
+                await lock_lanes_and_jobs(tx, [key], [] if job_id is None else [job_id])
             still = await tx.rows("stuck_gates", limit=limit)
             if not any((row["id"], row["lane"]) == (job_id, key and key[1]) for row in still):
                 return False
@@ -107,7 +107,7 @@ class Gates:
                 return 0, set()
             ids = [row["id"] for row in found]
             needing = [row["id"] for row in found if row["has_needs"]]
-            await tx.rows("lock_with_needs", ids=ids)
+            await tx.rows("lock_with_needs", ids=[*ids, *await lane_jobs(tx, [lane])])
             await tx.rows("place_in_lane", ids=ids, tenant=lane[0], lane=lane[1])
             if needing:
                 await _look_at_needs(tx, needing)
@@ -125,9 +125,14 @@ class Gates:
             return 0
 
         async def change(tx: Tx) -> set[str]:
-            await tx.rows("lock_with_needs", ids=ids)
-            await _look_at_needs(tx, ids)
-            opened = await tx.rows("set_gates", ids=ids)
+            locked = await tx.rows("lock_with_needs", ids=ids)
+            # Others may have resolved some meanwhile; ticking off needs of a job that waits would hide it from its
+            # parent's end.
+            mine = [row["id"] for row in locked if row["gate"] == "unresolved" and row["id"] in ids]
+            if not mine:
+                return set()
+            await _look_at_needs(tx, mine)
+            opened = await tx.rows("set_gates", ids=mine)
             return {row["queue"] for row in opened if row["gate"] == "open"}
 
         queues = await self._database.transact(change)
@@ -149,9 +154,11 @@ class Gates:
             async def change(
                 tx: Tx, after: str | None = after, expected: int | None = first_seq
             ) -> tuple[int, str | None]:
+                # Before the list: a change of the job behind our back then keeps its mark, and it is settled again.
+                before = await tx.rows("job_seq", id=job_id)
+                seq = before[0]["seq"] if before else 0
                 ids = [row["id"] for row in await tx.rows("open_dependants", id=job_id, after_id=after, limit=BATCH)]
-                locked = {row["id"]: row["seq"] for row in await tx.rows("lock_jobs", ids=[job_id, *ids])}
-                seq = locked.get(job_id, 0)
+                await tx.rows("lock_jobs", ids=[job_id, *ids])
                 if ids:
                     await tx.rows("unsettle_dependants", id=job_id, ids=ids)
                     await tx.rows("revive_dependants", id=job_id, ids=ids)

@@ -26,6 +26,21 @@ async def lock_lanes(tx: Tx, lanes: Iterable[LaneKey]) -> None:
     await tx.rows("lock_lanes", lanes=keys(lanes))
 
 
+async def lock_lanes_and_jobs(tx: Tx, lanes: Sequence[LaneKey], ids: Iterable[str]) -> None:
+    """Lock lanes, then in id order these jobs and every job that moving the lanes may touch: holders and next ones.
+
+    While the lanes are locked nobody else changes who these are, so `settle_lanes` later waits for no job's lock.
+    """
+    await lock_lanes(tx, lanes)
+    await tx.rows("lock_jobs", ids=sorted({*ids, *await lane_jobs(tx, lanes)}))
+
+
+async def lane_jobs(tx: Tx, lanes: Sequence[LaneKey]) -> set[str]:
+    """The jobs that moving these locked lanes may touch."""
+    states = await tx.rows("lane_states", lanes=keys(lanes))
+    return {job for lane in states for job in (lane["holder"], lane["next_id"]) if job is not None}
+
+
 @dataclass(frozen=True)
 class Step:
     """What a lane needs: perhaps shut the holder, then perhaps open one job and make it the holder."""
@@ -111,7 +126,7 @@ class Lanes:
         await self.ensure([key])
 
         async def change(tx: Tx) -> set[str]:
-            await lock_lanes(tx, [key])
+            await lock_lanes_and_jobs(tx, [key], [])
             await tx.rows("pause_lane", tenant=tenant, lane=lane, paused=paused)
             return await settle_lanes(tx, [key])
 

@@ -27,7 +27,7 @@ from holdfast.model import (
 from holdfast.store import wake
 from holdfast.store.database import Database, Row, Tx
 from holdfast.store.gates import Gates
-from holdfast.store.lanes import lock_lanes, settle_lanes
+from holdfast.store.lanes import lock_lanes_and_jobs, settle_lanes
 from holdfast.store.moves import Move, change_job, event
 from holdfast.store.outcomes import ending
 from holdfast.store.rows import STATUSES, to_adopted, to_claimed, to_stop
@@ -149,10 +149,10 @@ class Leases:
         return answers
 
     async def _finish_in_lanes(self, ends: Sequence[tuple[Lease, dict[str, object]]]) -> Sequence[Row]:
-        lanes = {(lease.tenant, lease.lane) for lease, _ in ends if lease.lane is not None}
+        lanes = list({(lease.tenant, lease.lane) for lease, _ in ends if lease.lane is not None})
 
         async def change(tx: Tx) -> tuple[Sequence[Row], set[str]]:
-            await lock_lanes(tx, lanes)
+            await lock_lanes_and_jobs(tx, lanes, [lease.id for lease, _ in ends])
             rows = await tx.rows("finish", rows=[row for _, row in ends])
             return rows, await settle_lanes(tx, lanes)
 

@@ -10,7 +10,7 @@ from typing import Any
 from holdfast.errors import IllegalMove, NotFound
 from holdfast.model import MOVES, Error, Gate, Json, Status, StopKind, Verb, legal
 from holdfast.store.database import Database, Row, Tx, json_text
-from holdfast.store.lanes import lock_lanes, settle_lanes
+from holdfast.store.lanes import lock_lanes_and_jobs, settle_lanes
 
 MAX_MESSAGE = 4000
 
@@ -92,7 +92,7 @@ async def lock_job(tx: Tx, tenant: str, job_id: str) -> Row:
     """Lock a job, its lane first, and return it as it stands now."""
     found = await tx.rows("find_job", id=job_id, tenant=tenant)
     if found and found[0]["lane"] is not None:
-        await lock_lanes(tx, [(tenant, found[0]["lane"])])
+        await lock_lanes_and_jobs(tx, [(tenant, found[0]["lane"])], [job_id])
     locked = await tx.rows("lock_job", id=job_id) if found else ()
     if not locked:
         raise NotFound("job", job_id)

@@ -47,7 +47,7 @@ LIMIT :limit::integer;
 
 -- name: lock_with_needs
 -- Lock jobs and the jobs they wait for, all in id order.
-SELECT j.id
+SELECT j.id, j.gate
 FROM holdfast.jobs AS j
 WHERE j.id IN (
   SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e
@@ -59,7 +59,7 @@ ORDER BY j.id
 FOR NO KEY UPDATE;
 
 -- name: lock_jobs
-SELECT j.id, j.seq
+SELECT j.id
 FROM holdfast.jobs AS j
 WHERE j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e)
 ORDER BY j.id
@@ -154,6 +154,9 @@ END
 WHERE j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e)
   AND j.gate = 'unresolved'
 RETURNING j.id, j.queue, j.gate;
+
+-- name: job_seq
+SELECT j.seq FROM holdfast.jobs AS j WHERE j.id = :id::uuid;
 
 -- name: unsettled_jobs
 -- Jobs whose change their dependants have not seen. Uses jobs_unsettled.

@@ -45,13 +45,13 @@ LIMIT :limit;
 
 -- name: lock_with_needs
 -- Lock jobs and the jobs they wait for, all in id order.
-SELECT j.id
+SELECT j.id, j.gate
 FROM jobs AS j
 WHERE j.id IN (SELECT value FROM json_each(:ids))
 ORDER BY j.id;
 
 -- name: lock_jobs
-SELECT j.id, j.seq
+SELECT j.id
 FROM jobs AS j
 WHERE j.id IN (SELECT value FROM json_each(:ids))
 ORDER BY j.id;
@@ -148,6 +148,9 @@ END
 WHERE id IN (SELECT value FROM json_each(:ids))
   AND gate = 'unresolved'
 RETURNING id, queue, gate;
+
+-- name: job_seq
+SELECT j.seq FROM jobs AS j WHERE j.id = :id;
 
 -- name: unsettled_jobs
 -- Jobs whose change their dependants have not seen. Uses jobs_unsettled.
