@@ -260,9 +260,10 @@ async def test_finish_in_a_lane_and_a_dependant_of_two_of_its_jobs_do_not_deadlo
         async with asyncio.timeout(20), asyncio.TaskGroup() as group:
             group.create_task(slow.leases.finish([(lease, Outcome.succeeded())]))
             await pause.reached.wait()
-            group.create_task(quick.jobs.submit_many([function(needs=[lower, higher])]))
-            while not await select(clean_url, "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"):
-                pass  # Polling until the dependant's resolver waits for a lock.
+            submit = group.create_task(quick.jobs.submit_many([function(needs=[lower, higher])]))
+            waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+            while not submit.done() and not await select(clean_url, waiting):
+                pass  # Polling until the dependant's resolver waits for a lock, or is done without one.
             pause.go_on.set()
         assert slow.counters.deadlocks + quick.counters.deadlocks == 0
     await assert_sound(clean_url)
