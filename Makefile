@@ -29,7 +29,7 @@ format: .venv/.ready ## Put the code into shape
 	$(BIN)/ruff format .
 
 test: setup check ## Everything: set up, check, all tests on SQLite and a real Postgres
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-fast: .venv/.ready ## The tests without the long races and the state machine
 	$(BIN)/python -m pytest -n 2 --ignore tests/test_races.py --ignore tests/test_machine.py --ignore tests/test_crash.py

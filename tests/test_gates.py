@@ -225,7 +225,7 @@ async def test_need_deleted_before_the_dependant_was_looked_at_still_counts_as_i
     """Proves N8."""
     parent = await stage.submit()
 
-    async def nothing() -> None:
+    async def nothing(*_: object, **__: object) -> None:
         """The caller died before its follow-up."""
 
     monkeypatch.setattr(stage.store.gates, "follow_up", nothing)
@@ -249,7 +249,7 @@ async def test_resolver_finishes_what_a_dead_caller_or_worker_left(
 ) -> None:
     """Proves N6."""
 
-    async def nothing() -> None:
+    async def nothing(*_: object, **__: object) -> None:
         """Whoever should follow up has died."""
 
     monkeypatch.setattr(stage.store.gates, "follow_up", nothing)
@@ -298,7 +298,7 @@ async def test_stuck_gates_are_found_mended_and_counted(stage: Stage, monkeypatc
     async def sabotage(tx: object) -> None:
         await tx.rows("set_holders", rows=[{"tenant": "default", "lane": "L", "holder": None}])  # type: ignore[attr-defined]
 
-    async def nothing() -> None:
+    async def nothing(*_: object, **__: object) -> None:
         """No follow-up."""
 
     monkeypatch.setattr(stage.store.gates, "follow_up", nothing)

@@ -91,6 +91,26 @@ async def test_resumed_job_keeps_its_place_before_others_that_were_resumed(stage
     assert [lease.id for lease in await stage.claim()] == [first.id]
 
 
+async def test_nobody_overtakes_a_resumed_job_that_nobody_has_looked_at_yet(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proves N1, C8."""
+    first, second = await stage.submit(lane="L"), await stage.submit(lane="L")
+    (lease,) = await stage.claim()
+    await stage.fail(lease)
+
+    async def nothing(*_: object, **__: object) -> None:
+        """Whoever resumed it died before the follow-up."""
+
+    monkeypatch.setattr(stage.store.gates, "follow_up", nothing)
+    await stage.store.jobs.resume(first.id)
+    await stage.store.lanes.pause("L")
+    await stage.store.lanes.resume("L")
+    assert await stage.claim() == []
+    await stage.store.gates.resolve()
+    assert [(await stage.run_one()).id for _ in range(2)] == [first.id, second.id]
+
+
 async def test_retry_in_backoff_keeps_the_lane(stage: Stage) -> None:
     """Proves N2."""
     first, second = await stage.submit(lane="L", max_attempts=3), await stage.submit(lane="L")

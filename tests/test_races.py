@@ -238,7 +238,7 @@ async def test_parent_that_ends_while_its_resume_is_being_settled_is_settled_aga
 async def end_without_follow_up(store: Store) -> AsyncIterator[None]:
     """As if this process were slow between its finish and the follow-up."""
 
-    async def later() -> None:
+    async def later(*_: object, **__: object) -> None:
         return None
 
     setattr(store.gates, "follow_up", later)  # noqa: B010

@@ -6,7 +6,7 @@ dependants are settled here, level by level. Everything can be called twice and 
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from holdfast.errors import StoreError
 from holdfast.store.database import Database, Tx
@@ -49,10 +49,19 @@ class Gates:
             done += found
         return done
 
-    async def follow_up(self) -> None:
-        """Resolve after a change that has landed; if the store is away now, a duty does it later."""
+    async def follow_up(self, lanes: Iterable[LaneKey] = (), ids: Iterable[str] = (), *, settle: bool = False) -> None:
+        """Resolve after a change that has landed: these lanes, these jobs without one, and what the change settles.
+
+        Only one's own, so that callers do not queue up behind each other's lanes. If the store is away now, or this
+        process dies, a duty does it later.
+        """
         try:
-            await self.resolve()
+            if lanes := list(lanes):
+                await self.resolve_lanes(lanes)
+            if ids := list(ids):
+                await self._resolve_jobs(ids)
+            if settle:
+                await self.resolve()
         except StoreError as error:
             log.warning("gates stay unresolved for now: %s", error)
 
@@ -120,9 +129,14 @@ class Gates:
 
     async def _resolve_laneless(self) -> int:
         found = await self._database.read("unresolved_jobs", limit=BATCH)
-        ids = [row["id"] for row in found]
-        if not ids:
-            return 0
+        return await self._resolve_jobs([row["id"] for row in found])
+
+    async def _resolve_jobs(self, ids: Sequence[str]) -> int:
+        for start in range(0, len(ids), BATCH):
+            await self._resolve_batch(list(ids[start : start + BATCH]))
+        return len(ids)
+
+    async def _resolve_batch(self, ids: list[str]) -> None:
 
         async def change(tx: Tx) -> set[str]:
             locked = await tx.rows("lock_with_needs", ids=ids)
@@ -137,7 +151,6 @@ class Gates:
 
         queues = await self._database.transact(change)
         self._wake.post(work(queue) for queue in queues)
-        return len(ids)
 
     async def _settle_all(self) -> int:
         found = await self._database.read("unsettled_jobs", limit=BATCH)

@@ -68,8 +68,10 @@ class Jobs:
             await self._refuse_taken_ids(accepted)
             raise
         self._wake.post({wake.work(job.queue) for job in accepted})
-        if any(job.lane is not None or job.needs for job in accepted):
-            await self._gates.follow_up()
+        await self._gates.follow_up(
+            {(tenant, job.lane) for job in accepted if job.lane is not None},
+            [job.id for job in accepted if job.id is not None and job.lane is None and job.needs],
+        )
         return [job.id for job in accepted if job.id is not None]
 
     async def get(self, job_id: str, *, tenant: str = "default") -> Job:
@@ -279,7 +281,12 @@ class Jobs:
     async def _tell(self, moved: Moved) -> None:
         self._wake.post(wake.work(queue) for queue in moved.queues)
         if moved.unsettled or moved.unresolved:
-            await self._gates.follow_up()
+            lane = moved.before["lane"]
+            await self._gates.follow_up(
+                [] if lane is None else [(moved.before["tenant"], lane)],
+                [moved.before["id"]] if lane is None else [],
+                settle=moved.unsettled,
+            )
 
     async def _stop(
         self, verb: Verb, kind: StopKind, tenant: str, job_id: str, by: str | None, reason: str | None

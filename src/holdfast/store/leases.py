@@ -145,7 +145,7 @@ class Leases:
             answers |= {row["id"]: Status(row["status"]) for row in landed}
         self._wake.post({wake.work(row["queue"]) for row in done if row["gate"] == Gate.OPEN})
         if any(row["has_dependants"] for row in done):
-            await self._gates.follow_up()
+            await self._gates.follow_up(settle=True)
         return answers
 
     async def _finish_in_lanes(self, ends: Sequence[tuple[Lease, dict[str, object]]]) -> Sequence[Row]:

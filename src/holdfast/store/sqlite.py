@@ -177,7 +177,12 @@ class _Thread:
         await asyncio.to_thread(self._thread.join)
 
     def _loop(self) -> None:
-        connection = self._connect()
+        try:
+            connection = self._connect()
+        except sqlite3.Error as error:
+            for task in self._next():
+                task.settle(None, StoreUnreachable(f"SQLite: {error}"))
+            return
         try:
             while tasks := self._next():
                 self._run(connection, tasks)

@@ -28,7 +28,10 @@ SELECT l.tenant, l.lane, l.paused, l.holder,
   EXISTS (
     SELECT 1 FROM holdfast.jobs AS b
     WHERE b.tenant = l.tenant AND b.lane = l.lane AND b.lane IS NOT NULL AND b.started_at IS NOT NULL
-      AND NOT b.dismissed AND b.status IN ('paused', 'failed', 'timed_out')) AS blocked,
+      AND NOT b.dismissed AND b.status IN ('paused', 'failed', 'timed_out'))
+  OR EXISTS ( -- on its way back to its place: nobody overtakes it
+    SELECT 1 FROM holdfast.jobs AS u
+    WHERE u.gate = 'unresolved' AND u.tenant = l.tenant AND u.lane = l.lane AND u.lane_position IS NOT NULL) AS blocked,
   n.id AS next_id, n.lane_position AS next_position
 FROM holdfast.lanes AS l
 JOIN json_to_recordset(:lanes::json) AS r(tenant text, lane text) ON r.tenant = l.tenant AND r.lane = l.lane

@@ -28,7 +28,10 @@ SELECT l.tenant, l.lane, l.paused, l.holder,
   EXISTS (
     SELECT 1 FROM jobs AS b
     WHERE b.tenant = l.tenant AND b.lane = l.lane AND b.lane IS NOT NULL AND b.started_at IS NOT NULL
-      AND b.dismissed = 0 AND (b.status = 'paused' OR b.status = 'failed' OR b.status = 'timed_out')) AS blocked,
+      AND b.dismissed = 0 AND (b.status = 'paused' OR b.status = 'failed' OR b.status = 'timed_out'))
+  OR EXISTS ( -- on its way back to its place: nobody overtakes it
+    SELECT 1 FROM jobs AS u
+    WHERE u.gate = 'unresolved' AND u.tenant = l.tenant AND u.lane = l.lane AND u.lane_position IS NOT NULL) AS blocked,
   n.id AS next_id, n.lane_position AS next_position
 FROM json_each(:lanes) AS r
 JOIN lanes AS l ON l.tenant = r.value ->> 'tenant' AND l.lane = r.value ->> 'lane'
