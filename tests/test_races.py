@@ -43,7 +43,7 @@ def seconds(default: float) -> float:
     return float(os.environ.get("HOLDFAST_TEST_SECONDS", default))
 
 
-async def race(crew: Crew, url: str, calls: Sequence[Call], *, within: float = 100.0) -> list[Any]:
+async def race(crew: Crew, url: str, calls: Sequence[Call], *, within: float = 200.0) -> list[Any]:
     """Race, and see that no deadlock and no repair was needed; return the racers' values."""
     reports: list[Report] = await asyncio.to_thread(crew.race, url, calls, seconds=within)
     assert sum(report.deadlocks for report in reports) == 0
@@ -125,7 +125,7 @@ async def test_submit_racing_a_finish_never_leaves_a_lane_hanging(
         for n, flag in enumerate(flags)
     ]
     workers = [Call(racers.work, {"flags": flags, "slots": 3}, slow=SLOW if n < 2 else 0.0) for n in range(4)]
-    values = await race(crew, clean_url, [*submitters, *workers], within=seconds(20.0) + 60)
+    values = await race(crew, clean_url, [*submitters, *workers], within=seconds(20.0) + 180)
     rounds = sum(values[:3])
     assert rounds > 200
     await assert_sound(clean_url)
@@ -165,16 +165,17 @@ async def test_submit_with_needs_racing_the_parents_end_leaves_nobody_waiting(
     kind: str, clean_url: str, crew: Crew, tmp_path: Path
 ) -> None:
     """Proves N6."""
-    share = {"rounds": ROUNDS // 3 if kind == "postgres" else 700, "bulk": 20, "seconds": seconds(20.0)}
+    share = {"rounds": ROUNDS // 3 if kind == "postgres" else 700, "bulk": 20, "seconds": seconds(6.0)}
     flags = [tmp_path / f"submitted-{n}" for n in range(3)]
     submitters = [
         Call(racers.submit_needing, {**share, "flag": flag}, slow=SLOW if n == 0 else 0.0)
         for n, flag in enumerate(flags)
     ]
     workers = [Call(racers.work, {"flags": flags, "slots": 20}, slow=SLOW if n == 0 else 0.0) for n in range(3)]
-    values = await race(crew, clean_url, [*submitters, *workers], within=seconds(20.0) + 60)
+    # The workers drain what piled up: a busy machine takes several times as long for it as the submitting took.
+    values = await race(crew, clean_url, [*submitters, *workers], within=seconds(6.0) + 200)
     made = [one for part in values[:3] for one in part]
-    assert len(made) > 500
+    assert len(made) > 100
     await assert_sound(clean_url)
     found = await select(clean_url, "SELECT id, status, started_at, error_message, error_code FROM jobs")
     records = {str(row[0]): row[1:] for row in found}
