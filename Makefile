@@ -1,7 +1,7 @@
 # holdfast: `make` lists what there is.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-fast bench schema clean
+.PHONY: help setup check format test test-fast test-races bench schema clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -33,6 +33,9 @@ test: setup check ## Everything: set up, check, all tests on SQLite and a real P
 
 test-fast: .venv/.ready ## The tests without the long races and the state machine
 	$(BIN)/python -m pytest -n 2 --ignore tests/test_races.py --ignore tests/test_machine.py --ignore tests/test_crash.py
+
+test-races: setup ## The two great races (lanes, dependencies) with 10,000 rounds each on both stores: some minutes
+	HOLDFAST_TEST_ROUNDS=10000 $(BIN)/python -m pytest tests/test_races.py -k "racing_a_finish or racing_the_parents_end"
 
 bench: setup ## Store operations against raw SQL in the same run, as ratios (fsync on)
 	$(BIN)/python -m bench.store

@@ -144,6 +144,10 @@ class _SlowTx:
         await asyncio.sleep(random.random() * self._limit)
         return await self._tx.rows(name, **parameters)
 
+    async def values(self, name: str, kind: type[T], /, **parameters: Any) -> Sequence[T]:
+        await asyncio.sleep(random.random() * self._limit)
+        return await self._tx.values(name, kind, **parameters)
+
 
 def _dawdle(store: Store, limit: float) -> None:
     """Let other processes in between the statements of a transaction. SQLite lets nobody in, so nothing to do there."""
@@ -186,6 +190,10 @@ class _PausingTx:
     async def rows(self, name: str, /, **parameters: Any) -> Sequence[Mapping[str, Any]]:
         await self._pause.before(name)
         return await self._tx.rows(name, **parameters)
+
+    async def values(self, name: str, kind: type[T], /, **parameters: Any) -> Sequence[T]:
+        await self._pause.before(name)
+        return await self._tx.values(name, kind, **parameters)
 
 
 # Looking at the whole record, past the store
@@ -323,16 +331,16 @@ async def _hold(journal: Path, leases: Sequence[Lease]) -> None:
         os.close(file)
 
 
-async def submit_behind_each_other(store: Store, *, rounds: int, width: int, seconds: float, flag: Path) -> int:
+async def submit_behind_each_other(store: Store, *, rounds: int, width: int, flag: Path) -> int:
     """Submit a job into a fresh lane and, while it runs, one behind it; return how many lanes.
 
     A lane is never used again: the next submit would move a lane that hangs, and hide it.
     """
-    deadline, done = time.monotonic() + seconds, 0
+    done = 0
 
     async def one() -> None:
         nonlocal done
-        while done < rounds and time.monotonic() < deadline:
+        while done < rounds:
             lanes = [f"lane-{new_id()}" for _ in range(3)]
             done += len(lanes)
             await store.jobs.submit_many([function(lane=lane) for lane in lanes])
@@ -360,7 +368,7 @@ async def submit_one_by_one(
 
 
 async def submit_needing(
-    store: Store, *, rounds: int, bulk: int, seconds: float, flag: Path
+    store: Store, *, rounds: int, bulk: int, flag: Path
 ) -> list[tuple[Literal["succeed", "fail", "diamond"], str, list[str]]]:
     """Submit parents, and at once the jobs that need them; return (how the parent ends, parent, dependants)."""
     made: list[tuple[Literal["succeed", "fail", "diamond"], str, list[str]]] = []
@@ -372,9 +380,8 @@ async def submit_needing(
             ids = []  # The parent had failed already.
         made.append(("fail", parent, list(ids)))
 
-    deadline = time.monotonic() + seconds
     async with announcing(flag):
-        while rounds > 0 and time.monotonic() < deadline:
+        while rounds > 0:
             size = min(rounds, bulk)
             rounds -= size
             how: Literal["succeed", "fail", "diamond"] = random.choice(["succeed", "succeed", "fail", "diamond"])
@@ -473,8 +480,8 @@ async def finish_at_expiry(
             adopted, claimed = await claim(store, worker, 1, ttl=ttl, adopting=True)
             if adopted or claimed:
                 # Those that lost twice end in one statement, at once: else the reaper of a busy machine wins for ever.
-                weary = [lease for lease in adopted if lease.adoptions > 1]
-                fresh = [lease for lease in adopted if lease.adoptions < 2]
+                weary = [lease for lease in adopted if lease.adoption.adoptions > 1]
+                fresh = [lease for lease in adopted if lease.adoption.adoptions < 2]
                 await end_all(weary)
                 await asyncio.gather(*(hold(worker, lease, 0.004) for lease in [*fresh, *claimed]))
                 idle_since = time.monotonic()

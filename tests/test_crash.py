@@ -80,6 +80,7 @@ def run_until_killed(url: str, operation: str, jobs: dict[str, str], step: int) 
         async with await open_store(url, listen=False) as store:
             for owner in (PostgresTx, SqliteTx, PostgresDatabase, SqliteDatabase):
                 owner.rows = deadly(owner.rows)  # type: ignore[method-assign]
+                owner.values = deadly(owner.values)  # type: ignore[method-assign]
             await OPERATIONS[operation](store, jobs)
 
     asyncio.run(run())
@@ -152,7 +153,7 @@ async def clear(store: Store) -> None:
 
 
 async def finish_foreign(store: Store, job_id: str, token: int) -> None:
-    rows = [{"id": job_id, "token": token, "status": "cancelled", "cause": "cancelled"}]
+    rows = [{"id": job_id, "token": token, "status": "cancelled", "cause": "cancelled", "delay": 0.0}]
 
     async def change(tx: Any) -> None:
         await tx.rows("finish", rows=rows)

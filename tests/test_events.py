@@ -48,7 +48,7 @@ async def test_adopter_goes_on_where_the_log_stands(stage: Stage) -> None:
     await stage.advance(TTL + 1)
     await stage.store.leases.reap()
     (adopted,) = await stage.adopt()
-    assert (adopted.batch, adopted.stdout_offset, adopted.stderr_offset) == (1, 4, 7)
+    assert (adopted.adoption.batch, adopted.adoption.stdout_offset, adopted.adoption.stderr_offset) == (1, 4, 7)
     late = await stage.store.events.append(lease, 2, [lines("two")], offsets=(8, 7), old_offsets=(4, 7))
     assert late.answer == "lost"
     mine = await stage.store.events.append(adopted, 2, [lines("two")], offsets=(8, 7), old_offsets=(4, 7))

@@ -169,28 +169,7 @@ async def test_worker_can_finish_only_what_runs(stage: Stage, status: Status) ->
     """Proves J4."""
     job = await in_status(stage, status)
     before, events = await stage.get(job), await stage.events(job)
-    forged = Lease(
-        id=job.id,
-        token=99,
-        attempt=1,
-        phase="started",  # type: ignore[arg-type]
-        domain="function",
-        tenant="default",
-        queue="default",
-        capability="function:f",
-        lane=None,
-        kind="run",
-        priority=0,
-        requested_at=START,
-        attempt_started_at=None,
-        spent=0,
-        max_attempts=1,
-        runner="function",
-        spec_json="{}",
-        inputs_json="{}",
-        policy=job.policy,
-        usage={},
-    )
+    forged = Lease(job.id, 99, 1, "function", "default", "default", "function:f", None, "run", 0, 1, "{}", "{}")
     assert await stage.finish(forged) is None
     assert (await stage.get(job), await stage.events(job)) == (before, events)
 
@@ -310,13 +289,13 @@ async def test_only_resume_clears_a_stop_request(stage: Stage) -> None:
     await stage.advance(TTL + 1)
     await stage.store.leases.reap()
     (lease,) = await stage.adopt()
-    assert lease.stop_request is not None
+    assert lease.adoption.stop_request is not None
     await stage.finish(lease, Outcome.requeued(Cause.LOST))
     assert await stage.status(job) is Status.PAUSED
     resumed = await stage.store.jobs.resume(job.id)
     assert resumed.stop_request is None
     (lease,) = await stage.claim_process()
-    assert lease.stop_request is None
+    assert lease.adoption.stop_request is None
     assert await stage.store.leases.stops("w1") == {}
 
 

@@ -126,7 +126,7 @@ async def test_orphan_that_wears_out_five_adopters_is_paused_for_a_person(stage:
             await stage.advance(1)
             wait += 1
         waits.append(wait)
-        assert adopted[0].adoptions == n + 1
+        assert adopted[0].adoption.adoptions == n + 1
         await stage.advance(TTL + 1)
         await stage.store.leases.reap(base=2, cap=9)
     assert waits == [0, 2, 4, 8, 9]
@@ -142,9 +142,13 @@ async def test_progress_ends_the_count_of_adoptions(stage: Stage) -> None:
     for _ in range(6):
         await stage.advance(600)
         (lease,) = await stage.adopt()
-        assert lease.adoptions == 1
+        assert lease.adoption.adoptions == 1
         await stage.store.events.append(
-            lease, lease.batch + 1, [], offsets=(lease.batch + 1, 0), old_offsets=(lease.stdout_offset, 0)
+            lease,
+            lease.adoption.batch + 1,
+            [],
+            offsets=(lease.adoption.batch + 1, 0),
+            old_offsets=(lease.adoption.stdout_offset, 0),
         )
         await stage.advance(TTL + 1)
         await stage.store.leases.reap()
@@ -230,7 +234,7 @@ async def test_finish_repeated_after_a_lost_answer_knows_that_it_landed(
     await stage.submit(lane=lane)
     (lease,) = await stage.claim()
     database = stage.store.database
-    method = "rows" if lane is None else "transact"
+    method = "values" if lane is None else "transact"
     original = getattr(database, method)
 
     async def cut(*args: object, **kwargs: object) -> object:
@@ -450,7 +454,7 @@ async def test_attempts_count_what_started_and_was_not_drained(stage: Stage) -> 
     """Proves L13."""
     job = await stage.submit(**PROCESS)
     (lease,) = await stage.claim_process()
-    assert (lease.phase, (await stage.get(job)).attempts) == (Phase.CLAIMED, 0)
+    assert (lease.adoption.phase, (await stage.get(job)).attempts) == (Phase.CLAIMED, 0)
     # Drained before the start: not counted, its ordinal not reused.
     await stage.finish(lease, Outcome.requeued(Cause.DRAINED))
     assert (await stage.get(job)).attempts == 0
@@ -483,7 +487,7 @@ async def test_worker_killed_between_claim_and_start_leaves_the_attempt_to_its_a
     await stage.advance(TTL + 1)
     await stage.store.leases.reap()
     (new,) = await stage.adopt()
-    assert (new.attempt, new.phase) == (1, Phase.CLAIMED)
+    assert (new.attempt, new.adoption.phase) == (1, Phase.CLAIMED)
     assert await stage.store.leases.start([old]) == frozenset()
     assert await stage.store.leases.start([new]) == {job.id}
     await stage.finish(new)
@@ -499,7 +503,7 @@ async def test_hand_over_lets_the_next_worker_adopt_at_once(stage: Stage) -> Non
     assert await stage.store.leases.hand_over([lease]) == {job.id}
     assert await stage.finish(lease) is None
     (adopted,) = await stage.adopt()
-    assert (adopted.attempt, adopted.phase, adopted.token) == (1, Phase.STARTED, lease.token + 2)
+    assert (adopted.attempt, adopted.adoption.phase, adopted.token) == (1, Phase.STARTED, lease.token + 2)
     kinds = [event.data.get("lease") for event in await stage.events(job) if event.type == "lease"]
     assert kinds == ["handed_over", "adopted"]
 
@@ -515,9 +519,9 @@ async def test_stop_request_is_seen_by_poll_and_carried_to_the_adopter(stage: St
     assert await stage.store.leases.advance_stop(lease, StopPhase.SIGNALLED, grace=5)
     await stage.store.leases.hand_over([lease])
     (adopted,) = await stage.adopt()
-    assert adopted.stop_request is not None
-    assert adopted.stop_request.phase is StopPhase.SIGNALLED
-    assert adopted.stop_request.deadline_at == stage.later(5)
+    assert adopted.adoption.stop_request is not None
+    assert adopted.adoption.stop_request.phase is StopPhase.SIGNALLED
+    assert adopted.adoption.stop_request.deadline_at == stage.later(5)
 
 
 async def test_leader_is_one_and_the_next_takes_over(stage: Stage) -> None:

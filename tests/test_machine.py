@@ -65,7 +65,8 @@ RECORD = (
     *("available_at", "started_at", "finished_at", "updated_at", "lease", "orphaned_at", "dismissed", "result"),
     *("usage", "last_seq"),
 )
-GRANT = ("id", "token", "attempt", "phase", "domain", "lane", "adoptions", "batch")
+GRANT = ("id", "token", "attempt", "domain", "lane")
+STANDING = ("phase", "adoptions", "batch")
 CAPABILITIES = [("function:f", FUNCTION_DOMAIN), ("process", "")]
 
 workers = st.sampled_from(sorted(HOSTS))
@@ -466,7 +467,7 @@ class Machine(RuleBasedStateMachine):
 
     def _append(self, lease: Lease, *, again: bool) -> None:
         job = self.reference.held_by(lease)
-        last = job.batch if job else lease.batch
+        last = job.batch if job else lease.adoption.batch
         batch = max(last, 1) if again else last + 1
 
         async def appended() -> str:
@@ -556,15 +557,17 @@ def label(event: Event) -> str:
 
 def granted(lease: Lease) -> dict[str, object]:
     """What a lease says, as `grant` expects it."""
-    return {**{name: getattr(lease, name) for name in GRANT}, "stop": stop_kind(lease)}
+    standing = {name: getattr(lease.adoption, name) for name in STANDING}
+    return {**{name: getattr(lease, name) for name in GRANT}, **standing, "stop": stop_kind(lease)}
 
 
 def grant(job: RefJob) -> dict[str, object]:
-    return {name: getattr(job, name) for name in (*GRANT, "stop")}
+    return {name: getattr(job, name) for name in (*GRANT, *STANDING, "stop")}
 
 
 def stop_kind(of: Job | Lease | Beat) -> StopKind | None:
-    return None if of.stop_request is None else of.stop_request.kind
+    request = of.adoption.stop_request if isinstance(of, Lease) else of.stop_request
+    return None if request is None else request.kind
 
 
 async def done(call: Awaitable[object]) -> None:

@@ -1,12 +1,14 @@
 """The SQL files: equal names and parameters, every statement fits the schema, and the claim reads its index."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
 
+from holdfast.model import new_id
 from holdfast.store import queries
 from holdfast.store.migrate import migrate
 from holdfast.store.postgres import SESSION, prepare
@@ -16,7 +18,8 @@ from holdfast.timing import SystemClock
 from tests.conftest import clone, drop
 from tests.scenario import fill_postgres, fill_sqlite
 
-PAIRS = json.dumps([{"queue": "default", "capability": "function:f", "domain": "function"}])
+PAIRS = [{"queue": "default", "capability": "function:f", "domain": "function"}]
+CLAIM = {"worker": "w1", "domains": ["function"], "orphans": 100, "pairs": PAIRS, "slots": 100, "ttl": 60.0}
 
 
 def test_both_dialects_have_the_same_statements_with_the_same_parameters() -> None:
@@ -47,7 +50,7 @@ async def test_every_statement_can_be_prepared_on_postgres(process_database: str
     connection = await asyncpg.connect(process_database)
     for name, statement in prepare("holdfast").items():
         prepared = await connection.prepare(statement.text)
-        assert len(prepared.get_parameters()) == len(statement.parameters), name
+        assert len(prepared.get_parameters()) == len(statement.slots), name
     await connection.close()
 
 
@@ -79,24 +82,27 @@ async def test_schema_may_have_another_name(server: str) -> None:
     await drop(server, "holdfast_other_schema")
 
 
+FINISH = {"rows": [{"id": new_id(), "token": 1, "status": "succeeded", "cause": "exit", "delay": 0.0}]}
+INDEXES = {"claim": {"jobs_claimable", "jobs_orphaned", "jobs_pkey"}, "finish": {"jobs_pkey"}}
+
+
 @pytest.mark.parametrize("plan_cache_mode", ["force_generic_plan", "force_custom_plan"])
-async def test_claim_reads_its_partial_index_on_postgres_among_200_000_jobs(server: str, plan_cache_mode: str) -> None:
+async def test_claim_and_finish_read_their_indexes_on_postgres_among_200_000_jobs(
+    server: str, plan_cache_mode: str
+) -> None:
     """Proves N4."""
     url = await clone(server, "holdfast_plans")
     connection = await asyncpg.connect(url, server_settings={**SESSION, "plan_cache_mode": plan_cache_mode})
     await fill_postgres(connection, 200_000)
-    claim = prepare("holdfast")["claim"]
-    values = {"worker": "w1", "pairs": PAIRS, "slots": 100, "ttl": 60.0}
-    explain = "EXPLAIN (FORMAT JSON, ANALYZE, BUFFERS) " + claim.text
-    async with connection.transaction():
-        answer = await connection.fetchval(explain, *[values[name] for name in claim.parameters])
-    nodes = list(plan_nodes(json.loads(answer)[0]["Plan"]))
-    scans = {node["Index Name"] for node in nodes if node.get("Relation Name") == "jobs" and "Index Name" in node}
-    assert scans == {"jobs_claimable", "jobs_pkey"}
-    assert not [node for node in nodes if node["Node Type"] == "Seq Scan" and node.get("Relation Name") == "jobs"]
-    for node in nodes:
-        if node.get("Index Name") == "jobs_claimable":
-            assert node["Actual Rows"] <= 100
+    for name, values in (("claim", CLAIM), ("finish", FINISH)):
+        statement = prepare("holdfast")[name]
+        explain = "EXPLAIN (FORMAT JSON, ANALYZE, BUFFERS) " + statement.text
+        async with connection.transaction():
+            answer = await connection.fetchval(explain, *statement.arguments(values))
+        nodes = [node for node in plan_nodes(json.loads(answer)[0]["Plan"]) if node.get("Relation Name") == "jobs"]
+        assert {node["Index Name"] for node in nodes if "Index Name" in node} == INDEXES[name]
+        assert not [node for node in nodes if node["Node Type"] == "Seq Scan"]
+        assert all(node["Actual Rows"] <= 100 for node in nodes if node.get("Index Name") == "jobs_claimable")
     await connection.close()
     await drop(server, "holdfast_plans")
 
@@ -106,21 +112,29 @@ def plan_nodes(plan: dict[str, Any]) -> list[dict[str, Any]]:
     return [plan, *(node for child in children for node in plan_nodes(child))]
 
 
-async def test_claim_reads_its_partial_index_on_sqlite_among_200_000_jobs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["claim", "finish", "beat", "start", "hand_over", "append_events", "move", "reap"])
+async def test_hot_statements_read_their_indexes_on_sqlite_among_200_000_jobs(tmp_path: Path, name: str) -> None:
     """Proves N4."""
     path = tmp_path / "store.db"
     database = SqliteDatabase(path)
     await migrate(database)
     await database.close()
     connection = Connection(path, SystemClock(), writes=True)
-    fill_sqlite(connection.raw, 200_000)
+    fill_sqlite(connection.raw, 200_000 if name == "claim" else 20_000)
     connection.raw.execute("INSERT INTO lines VALUES ('default', 'function:f', 'function', 'default')")
-    values = {"worker": "w1", "pairs": PAIRS, "slots": 100, "ttl": 60.0}
-    for statement in queries.load("sqlite")["claim"].statements:
-        given = {name: values[name] for name in statement.parameters}
+    for statement in queries.load("sqlite")[name].statements:
+        given = [None] * len(statement.parameters)
         plan = [row[3] for row in connection.raw.execute("EXPLAIN QUERY PLAN " + statement.text, given)]
-        on_jobs = [line for line in plan if line.startswith(("SCAN j", "SCAN h ", "SCAN c ", "SEARCH j", "SEARCH h "))]
-        for line in on_jobs:
-            assert line.startswith("SEARCH"), plan
-            assert "jobs_claimable" in line or "(id=?)" in line or "(rowid=?)" in line, plan
+        reads = [line for line in plan if re.match(r"(SCAN|SEARCH) (jobs|[a-z])\b", line) and "USING" in line]
+        scans = [line for line in plan if re.match(r"SCAN \w+", line) and not line.endswith("USING INDEX jobs_leased")]
+        assert not [line for line in scans if line.split()[1] in tables(statement.text)], plan
+        if name == "claim":
+            assert all(
+                re.search(r"jobs_claimable|jobs_orphaned|rowid=|id=\?|queue=\?|PRIMARY", line) for line in reads
+            ), plan
     connection.raw.close()
+
+
+def tables(text: str) -> set[str]:
+    """The names under which a statement reads the big tables."""
+    return {"jobs"} | set(re.findall(r"\b(?:jobs|events|attempts|specs) AS (\w+)", text))

@@ -25,8 +25,9 @@ from tests.conftest import database_url, drop
 from tests.racers import LONG, Call, Crew, Pause, Report, claim, function, select
 
 CREW = 8
-# Rounds of the two great races on Postgres; HOLDFAST_TEST_SECONDS gives a slow machine the time for all of them.
-ROUNDS = 10_000
+# Rounds of the two great races; `make test-races` runs 10,000 of each.
+ROUNDS = int(os.environ.get("HOLDFAST_TEST_ROUNDS", "1500"))
+PATIENCE = 200 + ROUNDS / 5
 # A transaction that takes this long between its statements lets dozens of others in.
 SLOW = 0.004
 
@@ -62,14 +63,16 @@ async def assert_sound(url: str) -> None:
     assert await select(url, "SELECT id, lane FROM jobs WHERE gate = 'unresolved' OR unsettled") == []
     gaps = """
         SELECT j.id, j.seq, e.n, e.first, e.last FROM jobs AS j
-        LEFT JOIN (SELECT job_id, count(*) AS n, min(seq) AS first, max(seq) AS last FROM events GROUP BY job_id) AS e
+        LEFT JOIN (
+          SELECT job_id, count(*) AS n, min(seq) AS first, max(seq) AS last FROM job_events GROUP BY job_id) AS e
           ON e.job_id = j.id
         WHERE e.n IS NULL OR e.first <> 1 OR e.last <> e.n OR e.last <> j.seq"""
     assert await select(url, gaps) == []
     untrue = """
         SELECT j.id, j.status, e.data ->> 'status' FROM jobs AS j
-        JOIN (SELECT job_id, max(seq) AS seq FROM events WHERE type = 'status' GROUP BY job_id) AS l ON l.job_id = j.id
-        JOIN events AS e ON e.job_id = l.job_id AND e.seq = l.seq
+        JOIN (SELECT job_id, max(seq) AS seq FROM job_events WHERE type = 'status' GROUP BY job_id) AS l
+        ON l.job_id = j.id
+        JOIN job_events AS e ON e.job_id = l.job_id AND e.seq = l.seq
         WHERE e.data ->> 'status' <> j.status"""
     assert await select(url, untrue) == []
     await assert_lanes_single(url)
@@ -104,7 +107,7 @@ async def test_each_job_is_claimed_by_one_of_eight_processes(clean_url: str, cre
     assert Counter(job for job, *_ in taken) == Counter(ids)
     assert {(token, attempt, answer) for _, token, attempt, answer in taken} == {(1, 1, "succeeded")}
     assert sum(bool(part) for part in done) > 1, "one process did it all: no race"
-    starts = "SELECT job_id, count(*) FROM events WHERE data ->> 'status' = 'running' GROUP BY job_id"
+    starts = "SELECT job_id, count(*) FROM job_events WHERE data ->> 'status' = 'running' GROUP BY job_id"
     assert {n for _, n in await select(clean_url, starts)} == {1}
     ledger = "SELECT job_id, attempt, token, cause FROM attempts"
     assert {row[1:] for row in await select(clean_url, ledger)} == {(1, 1, "exit")}
@@ -114,20 +117,18 @@ async def test_each_job_is_claimed_by_one_of_eight_processes(clean_url: str, cre
 # Lanes
 
 
-async def test_submit_racing_a_finish_never_leaves_a_lane_hanging(
-    kind: str, clean_url: str, crew: Crew, tmp_path: Path
-) -> None:
+async def test_submit_racing_a_finish_never_leaves_a_lane_hanging(clean_url: str, crew: Crew, tmp_path: Path) -> None:
     """Proves N2."""
-    share = {"rounds": ROUNDS // 3 if kind == "postgres" else 700, "width": 3, "seconds": seconds(20.0)}
+    share = {"rounds": -(-ROUNDS // 3), "width": 3}
     flags = [tmp_path / f"submitted-{n}" for n in range(3)]
     submitters = [
         Call(racers.submit_behind_each_other, {**share, "flag": flag}, slow=SLOW if n == 0 else 0.0)
         for n, flag in enumerate(flags)
     ]
     workers = [Call(racers.work, {"flags": flags, "slots": 3}, slow=SLOW if n < 2 else 0.0) for n in range(4)]
-    values = await race(crew, clean_url, [*submitters, *workers], within=seconds(20.0) + 180)
+    values = await race(crew, clean_url, [*submitters, *workers], within=PATIENCE)
     rounds = sum(values[:3])
-    assert rounds > 200
+    assert rounds >= ROUNDS
     await assert_sound(clean_url)
     assert Counter((await statuses(clean_url)).values()) == {"succeeded": 2 * rounds}
 
@@ -162,20 +163,19 @@ async def test_lane_runs_one_job_at_a_time_in_order_of_acceptance(clean_url: str
 
 
 async def test_submit_with_needs_racing_the_parents_end_leaves_nobody_waiting(
-    kind: str, clean_url: str, crew: Crew, tmp_path: Path
+    clean_url: str, crew: Crew, tmp_path: Path
 ) -> None:
     """Proves N6."""
-    share = {"rounds": ROUNDS // 3 if kind == "postgres" else 700, "bulk": 20, "seconds": seconds(6.0)}
+    share = {"rounds": -(-ROUNDS // 3), "bulk": 20}
     flags = [tmp_path / f"submitted-{n}" for n in range(3)]
     submitters = [
         Call(racers.submit_needing, {**share, "flag": flag}, slow=SLOW if n == 0 else 0.0)
         for n, flag in enumerate(flags)
     ]
     workers = [Call(racers.work, {"flags": flags, "slots": 20}, slow=SLOW if n == 0 else 0.0) for n in range(3)]
-    # The workers drain what piled up: a busy machine takes several times as long for it as the submitting took.
-    values = await race(crew, clean_url, [*submitters, *workers], within=seconds(6.0) + 200)
+    values = await race(crew, clean_url, [*submitters, *workers], within=PATIENCE)
     made = [one for part in values[:3] for one in part]
-    assert len(made) > 100
+    assert len(made) >= ROUNDS
     await assert_sound(clean_url)
     found = await select(clean_url, "SELECT id, status, started_at, error_message, error_code FROM jobs")
     records = {str(row[0]): row[1:] for row in found}
@@ -287,7 +287,7 @@ async def test_finish_racing_the_reaper_has_one_winner_per_lease(
     renewed = sum(count for _, count in values[:6])
     reaped = Counter(one for part in values[6:] for one in part)
 
-    owners = "SELECT job_id, data ->> 'token' FROM events WHERE type = 'lease' AND data ->> 'lease' = 'reaped'"
+    owners = "SELECT job_id, data ->> 'token' FROM job_events WHERE type = 'lease' AND data ->> 'lease' = 'reaped'"
     cleared = {(str(job), int(token) - 1) for job, token in await select(clean_url, owners)}
     ledger = {
         str(job): (attempt, token)
@@ -373,7 +373,7 @@ async def test_stop_racing_a_failing_exit_with_retries_left_is_kept(
     assert len(stopped) == rounds
     histories: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for job, type, data in await select(
-        clean_url, "SELECT job_id, type, data ->> type FROM events ORDER BY job_id, seq"
+        clean_url, "SELECT job_id, type, data ->> type FROM job_events ORDER BY job_id, seq"
     ):
         histories[str(job)].append((type, data))
     for job_id, verb, answer in stopped:
@@ -423,7 +423,7 @@ async def test_resume_racing_another_verb_has_one_consistent_outcome(
         accepted[job_id] += [verb] if done else []
     possible = [["resume"]] if other == "resume" else [["resume"], ["dismiss", "resume"]]
     assert all(sorted(accepted[job_id]) in possible for job_id in heads)
-    resumed = "SELECT job_id, count(*) FROM events WHERE data ->> 'by' = 'resume' GROUP BY job_id"
+    resumed = "SELECT job_id, count(*) FROM job_events WHERE data ->> 'by' = 'resume' GROUP BY job_id"
     assert {str(job): n for job, n in await select(clean_url, resumed)} == dict.fromkeys(heads, 1)
     if other == "dismiss":
         assert len({len(verbs) for verbs in accepted.values()}) == 2, "one side always came first: no race"
@@ -501,7 +501,7 @@ async def test_eight_writers_leave_no_gap_in_the_events(clean_url: str, crew: Cr
     assert len(set(own)) == 8
     for job_id in own:
         lines = f"""
-            SELECT seq, data ->> 'batch', data ->> 'line' FROM events
+            SELECT seq, data ->> 'batch', data ->> 'line' FROM job_events
             WHERE job_id = '{job_id}' AND type = 'log' ORDER BY seq"""
         found = [(seq, int(batch), int(line)) for seq, batch, line in await select(clean_url, lines)]
         assert found == [(3 * batch + line, batch, line) for batch in range(1, 41) for line in range(3)]
@@ -511,7 +511,7 @@ async def test_eight_writers_leave_no_gap_in_the_events(clean_url: str, crew: Cr
     assert isinstance(lease, Lease)
     values = await race(crew, clean_url, [Call(racers.write_to_one, {"lease": lease, "batches": 60})] * 8)
     assert sum(landed for landed, _ in values) == 60, "each batch landed once"
-    counts = f"SELECT type, count(*) FROM events WHERE job_id = '{shared}' GROUP BY type"
+    counts = f"SELECT type, count(*) FROM job_events WHERE job_id = '{shared}' GROUP BY type"
     found_counts = {str(type): n for type, n in await select(clean_url, counts)}
     steps = sum(steps for _, steps in values)
     assert steps > 0

@@ -47,6 +47,7 @@ async def test_every_field_of_a_submission_is_known_to_the_function(stage: Stage
     everything: dict[str, Any] = {
         **JOB,
         "id": new_id(),
+        "tenant": "default",
         "kind": "build",
         "queue": "heavy",
         "lane": "L",

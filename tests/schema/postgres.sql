@@ -3,6 +3,9 @@ attempts.attempt integer NO
 attempts.worker text YES 
 attempts.domain text YES 
 attempts.token bigint NO 
+attempts.claim_seq bigint NO 
+attempts.end_seq bigint YES 
+attempts.status text YES 
 attempts.claimed_at timestamp with time zone NO 
 attempts.started_at timestamp with time zone YES 
 attempts.ended_at timestamp with time zone NO 
@@ -17,6 +20,12 @@ events.at timestamp with time zone NO
 events.type text NO 
 events.task text YES 
 events.data json NO 
+job_events.job_id uuid YES 
+job_events.seq bigint YES 
+job_events.at timestamp with time zone YES 
+job_events.type text YES 
+job_events.task text YES 
+job_events.data json YES 
 job_records.id uuid YES 
 job_records.tenant text YES 
 job_records.kind text YES 
@@ -90,6 +99,7 @@ jobs.phase text YES
 jobs.worker text YES 
 jobs.domain text YES 
 jobs.claimed_at timestamp with time zone YES 
+jobs.claim_seq bigint YES 
 jobs.attempt_started_at timestamp with time zone YES 
 jobs.stdout_offset bigint NO 0
 jobs.stderr_offset bigint NO 0
@@ -115,6 +125,12 @@ leaders.duty text NO
 leaders.leader text NO 
 leaders.term bigint NO 
 leaders.expires_at timestamp with time zone NO 
+ledger_events.job_id uuid YES 
+ledger_events.seq bigint YES 
+ledger_events.at timestamp with time zone YES 
+ledger_events.type text YES 
+ledger_events.task text YES 
+ledger_events.data json YES 
 migrations.number integer NO 
 migrations.name text NO 
 migrations.applied_at timestamp with time zone NO 
@@ -128,6 +144,7 @@ specs.id uuid NO
 specs.tenant text NO 
 specs.kind text NO 
 specs.requested_at timestamp with time zone NO 
+specs.held boolean NO false
 specs.runner text NO 
 specs.spec jsonb NO 
 specs.inputs jsonb NO 
@@ -301,18 +318,14 @@ BEGIN
       id uuid, tenant text, kind text, queue text, lane text, priority integer, labels jsonb, runner text, spec jsonb,
       inputs jsonb, needs jsonb, hold boolean, available_at timestamptz, max_attempts integer, policy jsonb)
   ), asked AS (
-    INSERT INTO holdfast.specs (id, tenant, kind, requested_at, runner, spec, inputs, labels, policy)
-    SELECT i.id, i.tenant, i.kind, now_at, i.runner, i.spec, i.inputs, i.labels, i.policy
+    INSERT INTO holdfast.specs (id, tenant, kind, requested_at, held, runner, spec, inputs, labels, policy)
+    SELECT i.id, i.tenant, i.kind, now_at, i.held, i.runner, i.spec, i.inputs, i.labels, i.policy
     FROM input AS i
   ), wanted AS (
     INSERT INTO holdfast.needs (job_id, need_id)
     SELECT DISTINCT i.id, need.id::uuid
     FROM input AS i CROSS JOIN LATERAL jsonb_array_elements_text(i.needs) AS need(id)
     WHERE i.has_needs
-  ), told AS (
-    INSERT INTO holdfast.events (job_id, seq, at, type, data)
-    SELECT i.id, 1, now_at, 'status', CASE WHEN i.held THEN '{"status":"pending"}' ELSE '{"status":"queued"}' END::json
-    FROM input AS i
   )
   INSERT INTO holdfast.jobs AS j (
     id, tenant, queue, capability, lane, priority, status, gate, held, has_needs, requested_at, available_at,
@@ -358,6 +371,22 @@ AS $function$
   )::uuid
 $function$
 
+job_events
+ SELECT e.job_id,
+    e.seq,
+    e.at,
+    e.type,
+    e.task,
+    e.data
+   FROM events e
+UNION ALL
+ SELECT l.job_id,
+    l.seq,
+    l.at,
+    l.type,
+    l.task,
+    l.data
+   FROM ledger_events l;
 job_records
  SELECT j.id,
     j.tenant,
@@ -406,6 +435,47 @@ job_records
     s.policy
    FROM (jobs j
      JOIN specs s ON ((s.id = j.id)));
+ledger_events
+ SELECT s.id AS job_id,
+    (1)::bigint AS seq,
+    s.requested_at AS at,
+    'status'::text AS type,
+    NULL::text AS task,
+    (
+        CASE
+            WHEN s.held THEN '{"status":"pending"}'::text
+            ELSE '{"status":"queued"}'::text
+        END)::json AS data
+   FROM specs s
+UNION ALL
+ SELECT j.id AS job_id,
+    j.claim_seq AS seq,
+    j.claimed_at AS at,
+    'status'::text AS type,
+    NULL::text AS task,
+    json_build_object('status', 'running', 'attempt', j.attempt, 'worker', j.worker) AS data
+   FROM jobs j
+  WHERE (j.phase IS NOT NULL)
+UNION ALL
+ SELECT a.job_id,
+    a.claim_seq AS seq,
+    a.claimed_at AS at,
+    'status'::text AS type,
+    NULL::text AS task,
+    json_build_object('status', 'running', 'attempt', a.attempt, 'worker', a.worker) AS data
+   FROM attempts a
+UNION ALL
+ SELECT a.job_id,
+    a.end_seq AS seq,
+    a.ended_at AS at,
+    'status'::text AS type,
+    NULL::text AS task,
+        CASE
+            WHEN (a.error_code IS NULL) THEN json_build_object('status', a.status, 'attempt', a.attempt, 'cause', a.cause)
+            ELSE json_build_object('status', a.status, 'attempt', a.attempt, 'cause', a.cause, 'code', a.error_code, 'message', a.error_message)
+        END AS data
+   FROM attempts a
+  WHERE (a.end_seq IS NOT NULL);
 jobs {fillfactor=80,autovacuum_vacuum_scale_factor=0.02,autovacuum_vacuum_threshold=500,autovacuum_analyze_scale_factor=0.05,autovacuum_vacuum_cost_delay=1}
 lanes {fillfactor=80}
 leaders {fillfactor=50}

@@ -20,6 +20,9 @@ CREATE TABLE attempts (
   worker TEXT,
   domain TEXT,
   token INTEGER NOT NULL,
+  claim_seq INTEGER NOT NULL,
+  end_seq INTEGER,
+  status TEXT,
   claimed_at INTEGER NOT NULL,
   started_at INTEGER,
   ended_at INTEGER NOT NULL,
@@ -73,6 +76,7 @@ CREATE TABLE jobs (
   worker TEXT,
   domain TEXT,
   claimed_at INTEGER,
+  claim_seq INTEGER,
   attempt_started_at INTEGER,
   stdout_offset INTEGER NOT NULL DEFAULT 0,
   stderr_offset INTEGER NOT NULL DEFAULT 0,
@@ -134,6 +138,7 @@ CREATE TABLE specs (
   tenant TEXT NOT NULL,
   kind TEXT NOT NULL,
   requested_at INTEGER NOT NULL,
+  held INTEGER NOT NULL DEFAULT 0,
   runner TEXT NOT NULL,
   spec TEXT NOT NULL,
   inputs TEXT NOT NULL,
@@ -153,6 +158,10 @@ CREATE TABLE workers (
   expires_at INTEGER NOT NULL,
   draining INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID, STRICT
+CREATE VIEW job_events AS
+SELECT e.job_id, e.seq, e.at, e.type, e.task, e.data FROM events AS e
+UNION ALL
+SELECT l.job_id, l.seq, l.at, l.type, l.task, l.data FROM ledger_events AS l
 CREATE VIEW job_records AS
 SELECT
   j.id, j.tenant, s.kind, j.queue, j.capability, j.lane, j.lane_position, j.status, j.gate, j.priority, s.labels,
@@ -165,3 +174,25 @@ SELECT
   s.policy
 FROM jobs AS j
 JOIN specs AS s ON s.id = j.id
+CREATE VIEW ledger_events AS
+SELECT s.id AS job_id, 1 AS seq, s.requested_at AS at, 'status' AS type, NULL AS task,
+  CASE WHEN s.held THEN '{"status":"pending"}' ELSE '{"status":"queued"}' END AS data
+FROM specs AS s
+UNION ALL
+SELECT j.id, j.claim_seq, j.claimed_at, 'status', NULL,
+  json_object('status', 'running', 'attempt', j.attempt, 'worker', j.worker)
+FROM jobs AS j
+WHERE j.phase IS NOT NULL
+UNION ALL
+SELECT a.job_id, a.claim_seq, a.claimed_at, 'status', NULL,
+  json_object('status', 'running', 'attempt', a.attempt, 'worker', a.worker)
+FROM attempts AS a
+UNION ALL
+SELECT a.job_id, a.end_seq, a.ended_at, 'status', NULL,
+  CASE WHEN a.error_code IS NULL
+    THEN json_object('status', a.status, 'attempt', a.attempt, 'cause', a.cause)
+    ELSE json_object('status', a.status, 'attempt', a.attempt, 'cause', a.cause,
+      'code', a.error_code, 'message', a.error_message)
+  END
+FROM attempts AS a
+WHERE a.end_seq IS NOT NULL

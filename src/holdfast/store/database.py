@@ -1,12 +1,13 @@
 """What a dialect gives to the operations: named statements, transactions, and a way to wake others.
 
 Values are the same on every dialect: ids and JSON are text, names that end in `_at` are aware datetimes, lists and
-mappings are sent as JSON.
+mappings are sent as JSON. A table parameter is a list of mappings, or of structs with the columns as their fields.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -19,6 +20,13 @@ encode_json = msgspec.json.encode
 
 def json_text(value: Any) -> str:
     return encode_json(value).decode()
+
+
+def tuples(rows: Sequence[Any], columns: Sequence[str]) -> list[tuple[Any, ...]]:
+    """The rows of a table parameter in column order; what a mapping does not have is None."""
+    if rows and isinstance(rows[0], msgspec.Struct):
+        return list(map(attrgetter(*columns), rows))
+    return [tuple([row.get(column) for column in columns]) for row in rows]
 
 
 @dataclass
@@ -34,6 +42,8 @@ class Tx(Protocol):
 
     async def rows(self, name: str, /, **parameters: Any) -> Sequence[Row]: ...
 
+    async def values(self, name: str, kind: type[T], /, **parameters: Any) -> Sequence[T]: ...
+
 
 class Database(Protocol):
     counters: Counters
@@ -43,6 +53,9 @@ class Database(Protocol):
 
     async def rows(self, name: str, /, *, urgent: bool = False, **parameters: Any) -> Sequence[Row]:
         """Run one statement in a transaction of its own; an urgent one goes ahead of others in this process."""
+
+    async def values(self, name: str, kind: type[T], /, **parameters: Any) -> Sequence[T]:
+        """Like `rows`, for statements where each microsecond counts: a struct per row, its fields in column order."""
 
     async def transact(self, work: Callable[[Tx], Awaitable[T]]) -> T:
         """Run several statements in one transaction; `work` may be called again after a deadlock."""

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from holdfast.errors import StoreError
-from holdfast.store.database import Database, Tx
+from holdfast.store.database import Database, Row, Tx
 from holdfast.store.lanes import LaneKey, Lanes, lane_jobs, lock_lanes, lock_lanes_and_jobs, settle_lanes
 from holdfast.store.wake import Wake, work
 
@@ -49,19 +49,23 @@ class Gates:
             done += found
         return done
 
-    async def follow_up(self, lanes: Iterable[LaneKey] = (), ids: Iterable[str] = (), *, settle: bool = False) -> None:
-        """Resolve after a change that has landed: these lanes, these jobs without one, and what the change settles.
+    async def follow_up(
+        self, lanes: Iterable[LaneKey] = (), ids: Iterable[str] = (), *, settle: Iterable[str] = ()
+    ) -> None:
+        """Resolve after a change that has landed: these lanes, these jobs without one, and the dependants of `settle`.
 
-        Only one's own, so that callers do not queue up behind each other's lanes. If the store is away now, or this
+        Only one's own, so that callers do not queue up behind each other's work. If the store is away now, or this
         process dies, a duty does it later.
         """
+        lanes, ids, settle = set(lanes), list(ids), list(settle)
         try:
-            if lanes := list(lanes):
-                await self.resolve_lanes(lanes)
-            if ids := list(ids):
-                await self._resolve_jobs(ids)
-            if settle:
-                await self.resolve()
+            while lanes or ids or settle:
+                shown = [row for job_id in settle for row in await self._settle(job_id)]
+                lanes |= {(row["tenant"], row["lane"]) for row in shown if row["lane"] is not None}
+                ids += [row["id"] for row in shown if row["lane"] is None]
+                ended = [*await self.resolve_lanes(sorted(lanes)), *await self._resolve_jobs(ids)]
+                settle = await self._unsettled([*ended, *(row["id"] for row in shown)])
+                lanes, ids = set(), []
         except StoreError as error:
             log.warning("gates stay unresolved for now: %s", error)
 
@@ -95,62 +99,66 @@ class Gates:
 
         return await self._database.transact(change)
 
-    async def resolve_lanes(self, lanes: Sequence[LaneKey]) -> int:
-        """Resolve the jobs that these lanes have not looked at yet; return how many."""
+    async def resolve_lanes(self, lanes: Sequence[LaneKey]) -> list[str]:
+        """Resolve the jobs that these lanes have not looked at yet; return those that ended by it."""
         await self._lanes.ensure(lanes)
-        done = 0
+        ended: list[str] = []
         for lane in lanes:
-            while found := await self._resolve_lane(lane):
-                done += found
-        return done
+            while True:
+                found, broken = await self._resolve_lane(lane)
+                ended += broken
+                if not found:
+                    break
+        return ended
 
     async def _resolve_lanes(self) -> int:
         rows = await self._database.read("unresolved_lanes", limit=BATCH)
-        return await self.resolve_lanes([(row["tenant"], row["lane"]) for row in rows]) if rows else 0
+        await self.resolve_lanes([(row["tenant"], row["lane"]) for row in rows])
+        return len(rows)
 
-    async def _resolve_lane(self, lane: LaneKey) -> int:
-        async def change(tx: Tx) -> tuple[int, set[str]]:
+    async def _resolve_lane(self, lane: LaneKey) -> tuple[int, list[str]]:
+        async def change(tx: Tx) -> tuple[int, list[str], set[str]]:
             await lock_lanes(tx, [lane])
             found = await tx.rows("unresolved_in_lane", tenant=lane[0], lane=lane[1], limit=BATCH)
             if not found:
-                return 0, set()
+                return 0, [], set()
             ids = [row["id"] for row in found]
             needing = [row["id"] for row in found if row["has_needs"]]
             await tx.rows("lock_with_needs", ids=[*ids, *await lane_jobs(tx, [lane])])
             await tx.rows("place_in_lane", ids=ids, tenant=lane[0], lane=lane[1])
-            if needing:
-                await _look_at_needs(tx, needing)
+            broken = await _look_at_needs(tx, needing) if needing else []
             await tx.rows("set_gates", ids=ids)
-            return len(ids), await settle_lanes(tx, [lane])
+            return len(ids), broken, await settle_lanes(tx, [lane])
 
-        count, queues = await self._database.transact(change)
+        count, broken, queues = await self._database.transact(change)
         self._wake.post(work(queue) for queue in queues)
-        return count
+        return count, broken
 
     async def _resolve_laneless(self) -> int:
         found = await self._database.read("unresolved_jobs", limit=BATCH)
-        return await self._resolve_jobs([row["id"] for row in found])
+        await self._resolve_jobs([row["id"] for row in found])
+        return len(found)
 
-    async def _resolve_jobs(self, ids: Sequence[str]) -> int:
-        for start in range(0, len(ids), BATCH):
-            await self._resolve_batch(list(ids[start : start + BATCH]))
-        return len(ids)
+    async def _resolve_jobs(self, ids: Sequence[str]) -> list[str]:
+        """Resolve jobs without a lane; return those that ended by it."""
+        batches = [list(ids[start : start + BATCH]) for start in range(0, len(ids), BATCH)]
+        return [job_id for batch in batches for job_id in await self._resolve_batch(batch)]
 
-    async def _resolve_batch(self, ids: list[str]) -> None:
-
-        async def change(tx: Tx) -> set[str]:
+    async def _resolve_batch(self, ids: list[str]) -> list[str]:
+        async def change(tx: Tx) -> tuple[list[str], set[str]]:
             locked = await tx.rows("lock_with_needs", ids=ids)
             # Others may have resolved some meanwhile; ticking off needs of a job that waits would hide it from its
             # parent's end.
             mine = [row["id"] for row in locked if row["gate"] == "unresolved" and row["id"] in ids]
             if not mine:
-                return set()
-            await _look_at_needs(tx, mine)
+                return [], set()
+            broken = await _look_at_needs(tx, mine)
             opened = await tx.rows("set_gates", ids=mine)
-            return {row["queue"] for row in opened if row["gate"] == "open"}
+            return broken, {row["queue"] for row in opened if row["gate"] == "open"}
 
-        queues = await self._database.transact(change)
+        broken, queues = await self._database.transact(change)
         self._wake.post(work(queue) for queue in queues)
+        return broken
 
     async def _settle_all(self) -> int:
         found = await self._database.read("unsettled_jobs", limit=BATCH)
@@ -158,36 +166,45 @@ class Gates:
             await self._settle(row["id"])
         return len(found)
 
-    async def _settle(self, job_id: str) -> None:
-        """Show a job's new status to all that need it, a page of dependants at a time."""
+    async def _unsettled(self, ids: Sequence[str]) -> list[str]:
+        return [row["id"] for row in await self._database.read("unsettled_among", ids=list(ids))] if ids else []
+
+    async def _settle(self, job_id: str) -> Sequence[Row]:
+        """Show a job's new status to all that need it, a page of dependants at a time; return them."""
+        shown: list[Row] = []
         after: str | None = None
         first_seq: int | None = None
         while True:
 
             async def change(
                 tx: Tx, after: str | None = after, expected: int | None = first_seq
-            ) -> tuple[int, str | None]:
+            ) -> tuple[int, Sequence[Row]]:
                 # Before the list: a change of the job behind our back then keeps its mark, and it is settled again.
                 before = await tx.rows("job_seq", id=job_id)
                 seq = before[0]["seq"] if before else 0
-                ids = [row["id"] for row in await tx.rows("open_dependants", id=job_id, after_id=after, limit=BATCH)]
+                page = await tx.rows("open_dependants", id=job_id, after_id=after, limit=BATCH)
+                ids = [row["id"] for row in page]
                 await tx.rows("lock_jobs", ids=[job_id, *ids])
                 if ids:
                     await tx.rows("unsettle_dependants", id=job_id, ids=ids)
                     await tx.rows("revive_dependants", id=job_id, ids=ids)
                 if len(ids) < BATCH:
                     await tx.rows("settled", id=job_id, seq=seq if expected is None else expected)
-                    return seq, None
-                return seq, ids[-1]
+                return seq, page
 
-            seq, after = await self._database.transact(change)
+            seq, page = await self._database.transact(change)
             first_seq = seq if first_seq is None else first_seq
-            if after is None:
-                return
+            shown += page
+            if len(page) < BATCH:
+                return shown
+            after = page[-1]["id"]
 
 
-async def _look_at_needs(tx: Tx, ids: list[str]) -> None:
-    """Tick off needs that succeeded, mark the jobs that are waited for, and fail those whose need cannot succeed."""
+async def _look_at_needs(tx: Tx, ids: list[str]) -> list[str]:
+    """Tick off needs that succeeded, mark the jobs that are waited for, fail those whose need cannot succeed.
+
+    Return those that failed.
+    """
     await tx.rows("satisfy_needs", ids=ids)
     await tx.rows("mark_parents", ids=ids)
     broken = await tx.rows("broken_needs", ids=ids)
@@ -201,3 +218,4 @@ async def _look_at_needs(tx: Tx, ids: list[str]) -> None:
             for row in broken
         ]
         await tx.rows("fail_dependants", rows=rows)
+    return [row["id"] for row in broken]

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from holdfast.errors import Conflict, IllegalMove, Invalid, NeedFailed, NotFound
-from holdfast.model import BROKEN, TERMINAL, WAITING, Error, Gate, Job, Json, Policy, Status, StopKind, Verb
+from holdfast.model import BROKEN, TERMINAL, WAITING, Error, Gate, Job, Json, Status, StopKind, Verb
 from holdfast.store import wake
 from holdfast.store.database import Database, Row, Tx
 from holdfast.store.gates import Gates
@@ -59,11 +59,10 @@ class Jobs:
         if not 1 <= len(jobs) <= MAX_BATCH:
             raise Invalid("jobs", f"{len(jobs)} jobs in one call; between 1 and {MAX_BATCH} are accepted")
         _check_tenant(tenant)
-        accepted = [check(job if isinstance(job, Submission) else parse(job)) for job in jobs]
+        accepted = [check(job if isinstance(job, Submission) else parse(job), tenant) for job in jobs]
         await self._check_needs(accepted, tenant)
-        rows = [_row(job, tenant) for job in in_order(accepted)]
         try:
-            await self._database.rows("submit", jobs=rows)
+            await self._database.rows("submit", jobs=in_order(accepted))
         except Conflict:
             await self._refuse_taken_ids(accepted)
             raise
@@ -285,7 +284,7 @@ class Jobs:
             await self._gates.follow_up(
                 [] if lane is None else [(moved.before["tenant"], lane)],
                 [moved.before["id"]] if lane is None else [],
-                settle=moved.unsettled,
+                settle=[moved.before["id"]] if moved.unsettled else [],
             )
 
     async def _stop(
@@ -341,7 +340,7 @@ class Jobs:
             lane = row["lane"]
             return bool(gone), frozenset(await settle_lanes(tx, [(tenant, lane)]) if lane is not None else ())
 
-        await self._gates.resolve()
+        await self._gates.follow_up(settle=[job_id])
         try:
             gone, queues = await self._database.transact(change)
         except NotFound:
@@ -401,20 +400,6 @@ def _queued(row: Row, verb: Verb, by: str | None, reason: str | None) -> Move:
         unsettle=verb is Verb.RESUME,
         events=[*audit(verb, by, reason), event("status", status="queued", by=str(verb))],
     )
-
-
-_POLICY = frozenset(Policy.__struct_fields__)
-
-
-def _row(job: Submission, tenant: str) -> dict[str, Any]:
-    """Only what differs from the defaults: the store's own SQL knows those."""
-    row: dict[str, Any] = msgspec.to_builtins(job, builtin_types=(datetime,))
-    if tenant != "default":
-        row["tenant"] = tenant
-    policy = {name: row.pop(name) for name in _POLICY.intersection(row)}
-    if policy:
-        row["policy"] = policy
-    return row
 
 
 def _check_tenant(tenant: str) -> None:

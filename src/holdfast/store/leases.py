@@ -6,6 +6,7 @@ write landed; a lost lease is an answer, not an error.
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from operator import attrgetter
 
 import msgspec
 
@@ -29,8 +30,8 @@ from holdfast.store.database import Database, Row, Tx
 from holdfast.store.gates import Gates
 from holdfast.store.lanes import lock_lanes_and_jobs, settle_lanes
 from holdfast.store.moves import Move, change_job, event
-from holdfast.store.outcomes import ending
-from holdfast.store.rows import STATUSES, to_adopted, to_claimed, to_stop
+from holdfast.store.outcomes import Ended, Ending, ending
+from holdfast.store.rows import STATUSES, to_stop
 
 ADOPT_LIMIT = 1000
 ADOPTIONS_WITHOUT_PROGRESS = 5
@@ -76,16 +77,18 @@ class Leases:
     ) -> Claimed:
         """Adopt what this worker can reach, needing no slot for it; then claim up to the free slots."""
         _check_ttl(ttl)
-        adopted: Sequence[Row] = ()
-        if domains:
-            adopted = await self._database.rows(
-                "adopt", worker=worker, domains=list(domains), ttl=ttl, limit=ADOPT_LIMIT
-            )
-        claimed: Sequence[Row] = ()
-        if slots > 0 and pairs:
-            named = [{"queue": p.queue, "capability": p.capability, "domain": p.domain} for p in pairs]
-            claimed = await self._database.rows("claim", worker=worker, pairs=named, slots=slots, ttl=ttl)
-        return Claimed(adopted=[to_adopted(row) for row in adopted], claimed=[to_claimed(row) for row in claimed])
+        leases = await self._database.values(
+            "claim",
+            Lease,
+            worker=worker,
+            domains=list(domains),
+            orphans=ADOPT_LIMIT,
+            pairs=[{"queue": p.queue, "capability": p.capability, "domain": p.domain} for p in pairs],
+            slots=max(slots, 0),
+            ttl=ttl,
+        )
+        adopted = sum(lease.adopted for lease in leases)
+        return Claimed(adopted=sorted(leases[:adopted], key=attrgetter("id")), claimed=leases[adopted:])
 
     async def start(self, leases: Iterable[Lease]) -> frozenset[str]:
         """Write that these attempts now run; return the ids of those whose lease still held."""
@@ -132,28 +135,27 @@ class Leases:
         rows = [(lease, ending(lease, outcome)) for lease, outcome in ends]
         plain = [row for lease, row in rows if lease.lane is None]
         laned = [(lease, row) for lease, row in rows if lease.lane is not None]
-        done: list[Row] = []
+        done: list[Ended] = []
         if plain:
-            done += await self._database.rows("finish", rows=plain)
+            done += await self._database.values("finish", Ended, rows=plain)
         if laned:
             done += await self._finish_in_lanes(laned)
-        answers: dict[str, Status | None] = {row["id"]: STATUSES[row["status"]] for row in done}
+        answers: dict[str, Status | None] = {end.id: STATUSES[end.status] for end in done}
         missed = [lease for lease, _ in ends if lease.id not in answers]
         if missed:
             answers |= dict.fromkeys((lease.id for lease in missed), None)
             landed = await self._database.read("landed", rows=_tokens(missed))
             answers |= {row["id"]: Status(row["status"]) for row in landed}
-        self._wake.post({wake.work(row["queue"]) for row in done if row["gate"] == Gate.OPEN})
-        if any(row["has_dependants"] for row in done):
-            await self._gates.follow_up(settle=True)
+        self._wake.post({wake.work(end.queue) for end in done if end.gate == Gate.OPEN})
+        await self._gates.follow_up(settle=[end.id for end in done if end.has_dependants])
         return answers
 
-    async def _finish_in_lanes(self, ends: Sequence[tuple[Lease, dict[str, object]]]) -> Sequence[Row]:
+    async def _finish_in_lanes(self, ends: Sequence[tuple[Lease, Ending]]) -> Sequence[Ended]:
         lanes = list({(lease.tenant, lease.lane) for lease, _ in ends if lease.lane is not None})
 
-        async def change(tx: Tx) -> tuple[Sequence[Row], set[str]]:
+        async def change(tx: Tx) -> tuple[Sequence[Ended], set[str]]:
             await lock_lanes_and_jobs(tx, lanes, [lease.id for lease, _ in ends])
-            rows = await tx.rows("finish", rows=[row for _, row in ends])
+            rows = await tx.values("finish", Ended, rows=[row for _, row in ends])
             return rows, await settle_lanes(tx, lanes)
 
         rows, queues = await self._database.transact(change)

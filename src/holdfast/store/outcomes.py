@@ -1,7 +1,5 @@
 """Outcomes on their way into the database: sizes checked, texts made safe."""
 
-from typing import Any
-
 import msgspec
 
 from holdfast.errors import Invalid, TooLarge
@@ -23,23 +21,42 @@ def encoded_result(result: Json) -> str | None:
     return text.decode()
 
 
-def ending(lease: Lease, outcome: Outcome) -> dict[str, Any]:
-    """The row that the statement `finish` takes for one attempt."""
-    row: dict[str, Any] = {
-        "id": lease.id,
-        "token": lease.token,
-        "status": outcome.status.value,
-        "cause": outcome.cause.value,
-    }
-    if outcome.result is not None:
-        row["result"] = encoded_result(outcome.result)
-    if outcome.error is not None:
-        row["error_code"] = clean(outcome.error.code)
-        row["error_message"] = clean(outcome.error.message)
-    if outcome.exit_code is not None:
-        row["exit_code"] = outcome.exit_code
-    if outcome.signal is not None:
-        row["signal"] = outcome.signal
-    if outcome.delay:
-        row["delay"] = outcome.delay
-    return row
+class Ending(msgspec.Struct, frozen=True):
+    """The row that the statement `finish` takes for one attempt; its fields are that table's columns, in order."""
+
+    id: str
+    token: int
+    status: str
+    cause: str
+    exit_code: int | None
+    signal: int | None
+    error_code: str | None
+    error_message: str | None
+    result: str | None
+    delay: float
+
+
+class Ended(msgspec.Struct, frozen=True, array_like=True):
+    """What `finish` answers for one job; its fields are that answer's columns, in order."""
+
+    id: str
+    status: str
+    queue: str
+    gate: str | None
+    has_dependants: bool
+
+
+def ending(lease: Lease, outcome: Outcome) -> Ending:
+    error = outcome.error
+    return Ending(
+        lease.id,
+        lease.token,
+        outcome.status.value,
+        outcome.cause.value,
+        outcome.exit_code,
+        outcome.signal,
+        None if error is None else clean(error.code),
+        None if error is None else clean(error.message),
+        encoded_result(outcome.result),
+        outcome.delay,
+    )

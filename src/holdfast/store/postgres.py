@@ -14,7 +14,7 @@ import msgspec
 
 from holdfast.errors import Conflict, HoldfastError, Invalid, NotFound, StoreError, StoreUnreachable
 from holdfast.store import queries
-from holdfast.store.database import Counters, Row, Tx, json_text
+from holdfast.store.database import Counters, Row, Tx, json_text, tuples
 
 T = TypeVar("T")
 
@@ -50,10 +50,28 @@ class Prepared:
     """A statement as asyncpg takes it."""
 
     text: str
-    parameters: tuple[str, ...]
+    slots: tuple[queries.Slot, ...]
 
     def arguments(self, given: dict[str, Any]) -> list[Any]:
-        return [json_text(v) if isinstance(v := given[name], list | tuple | dict) else v for name in self.parameters]
+        columns = {name: _columns(given[name], self.slots, name) for name in {s.name for s in self.slots if s.column}}
+        return [
+            columns[slot.name][slot.column]
+            if slot.column
+            else given[slot.name]
+            if slot.array
+            else _value(given[slot.name])
+            for slot in self.slots
+        ]
+
+
+def _columns(rows: Sequence[Any], slots: Sequence[queries.Slot], name: str) -> dict[str | None, Sequence[Any]]:
+    names = [slot.column for slot in slots if slot.name == name and slot.column is not None]
+    turned = list(zip(*tuples(rows, names), strict=True)) if rows else [()] * len(names)
+    return dict(zip(names, turned, strict=True))
+
+
+def _value(value: Any) -> Any:
+    return json_text(value) if isinstance(value, list | tuple | dict) else value
 
 
 def prepare(schema: str) -> dict[str, Prepared]:
@@ -74,6 +92,9 @@ class PostgresTx:
         statement = self._named[name]
         found: Sequence[Row] = await self._connection.fetch(statement.text, *statement.arguments(parameters))
         return found
+
+    async def values(self, name: str, kind: type[T], /, **parameters: Any) -> Sequence[T]:
+        return [kind(*row) for row in await self.rows(name, **parameters)]
 
 
 class PostgresDatabase:
@@ -112,6 +133,9 @@ class PostgresDatabase:
         statement = self._named[name]
         arguments = statement.arguments(parameters)
         return await self._run(lambda connection: connection.fetch(statement.text, *arguments))
+
+    async def values(self, name: str, kind: type[T], /, **parameters: Any) -> Sequence[T]:
+        return [kind(*row) for row in await self.rows(name, **parameters)]
 
     async def transact(self, work: Callable[[Tx], Awaitable[T]]) -> T:
         async def run(connection: Any) -> T:

@@ -3,11 +3,15 @@
 A file holds entries that start with `-- name: x`. On Postgres an entry is one statement. On SQLite it may be several:
 they run in one transaction and the last one answers. Two marks, for SQLite alone: `-- look` before a SELECT that runs
 first, without the write lock (no row: nothing to do); `-- each: rows` before a statement that runs once per element of
-`:rows`, with its fields by position.
+`:rows`, with its fields by position (`-- each: rows with x`: only of those that have x).
+
+Two shapes of parameters, for Postgres alone: `:rows AS r(id uuid, token bigint)` is a table, sent as one array per
+column, and `:names::text[]` is an array. Every other list is sent as JSON.
 """
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import resources
 from typing import Literal
 
@@ -15,6 +19,8 @@ Dialect = Literal["postgres", "sqlite"]
 DEFAULT_SCHEMA = "holdfast"
 
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)\b")
+_TABLE = re.compile(r"(?<![:\w]):([a-z_]+) AS (\w+)\(([^)]+)\)")
+_ARRAY = re.compile(r"(?<![:\w]):([a-z_]+)::(\w+)\[\]")
 _COMMENT = re.compile(r"--[^\n]*")
 
 
@@ -24,6 +30,16 @@ class Statement:
     parameters: tuple[str, ...]
     look: bool = False
     each: str | None = None
+    having: str | None = None
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What goes into `$n`: a value, an array, or one column of a table."""
+
+    name: str
+    column: str | None = None
+    array: bool = False
 
 
 @dataclass(frozen=True)
@@ -31,11 +47,16 @@ class Query:
     name: str
     statements: tuple[Statement, ...]
 
-    @property
+    @cached_property
     def looks(self) -> bool:
         return any(statement.look for statement in self.statements)
 
-    @property
+    @cached_property
+    def values(self) -> frozenset[str]:
+        """The parameters that statements take as values; a table's are not among them."""
+        return frozenset(name for s in self.statements if s.each is None for name in s.parameters)
+
+    @cached_property
     def parameters(self) -> frozenset[str]:
         """What the caller gives; the fields of an `each` row are not among them."""
         names: set[str] = set()
@@ -65,16 +86,29 @@ def parse(text: str) -> list[Query]:
     return [Query(name, _statements(body)) for name, body in zip(parts[1::2], parts[2::2], strict=True)]
 
 
-def positional(text: str) -> tuple[str, tuple[str, ...]]:
-    """Turn `:name` into `$1`, `$2` … and return the names in that order."""
-    names: list[str] = []
+def positional(text: str) -> tuple[str, tuple[Slot, ...]]:
+    """Turn `:name` into `$1`, `$2` … and say what belongs there."""
+    slots: list[Slot] = []
 
-    def number(match: re.Match[str]) -> str:
-        if match.group(1) not in names:
-            names.append(match.group(1))
-        return f"${names.index(match.group(1)) + 1}"
+    def number(slot: Slot) -> str:
+        if slot not in slots:
+            slots.append(slot)
+        return f"${slots.index(slot) + 1}"
 
-    return _PARAMETER.sub(number, text), tuple(names)
+    def table(match: re.Match[str]) -> str:
+        name, alias, columns = match.groups()
+        typed = [column.split() for column in columns.split(",")]
+        arrays = [_array(number(Slot(name, column)), kind) for column, kind in typed]
+        return f"unnest({', '.join(arrays)}) AS {alias}({', '.join(column for column, _ in typed)})"
+
+    text = _TABLE.sub(table, text)
+    text = _ARRAY.sub(lambda match: _array(number(Slot(match.group(1), array=True)), match.group(2)), text)
+    text = _PARAMETER.sub(lambda match: number(Slot(match.group(1))), text)
+    return text, tuple(slots)
+
+
+def _array(dollar: str, kind: str) -> str:
+    return f"{dollar}::text[]::uuid[]" if kind == "uuid" else f"{dollar}::{kind}[]"
 
 
 def in_schema(text: str, schema: str) -> str:
@@ -87,12 +121,12 @@ def _statements(body: str) -> tuple[Statement, ...]:
     for piece in re.split(r";[ \t]*(?:\n|$)", body):
         text = _COMMENT.sub("", piece).strip()
         if text:
-            each = re.search(r"^-- each: (\w+)$", piece, re.MULTILINE)
+            each = re.search(r"^-- each: (\w+)(?: with (\w+))?$", piece, re.MULTILINE)
             look = re.search(r"^-- look$", piece, re.MULTILINE) is not None
             names = tuple(dict.fromkeys(_PARAMETER.findall(text)))
             if each:
                 text = _by_position(text, names)
-            found.append(Statement(text, names, look, each.group(1) if each else None))
+            found.append(Statement(text, names, look, *(each.groups() if each else ())))
     return tuple(found)
 
 

@@ -1,7 +1,6 @@
 """From rows to values of the model. The same for every dialect."""
 
 import uuid
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -17,7 +16,6 @@ from holdfast.model import (
     Json,
     Lane,
     LaneState,
-    Lease,
     LeaseView,
     Phase,
     Policy,
@@ -32,7 +30,6 @@ from holdfast.store.database import Row
 _decode = msgspec.json.decode
 _policy = msgspec.json.Decoder(Policy).decode
 _DEFAULT_POLICY = Policy()
-_PHASES = {phase.value: phase for phase in Phase}
 STATUSES = {status.value: status for status in Status}
 
 
@@ -105,47 +102,6 @@ def to_job(row: Row) -> Job:
         last_seq=row["seq"],
         policy=to_policy(row["policy"]),
     )
-
-
-def to_claimed(row: Row) -> Lease:
-    """The lease of a new attempt. The hot one: every claimed job passes here."""
-    return Lease(
-        id=row["id"],
-        token=row["token"],
-        attempt=row["attempt"],
-        phase=_PHASES[row["phase"]],
-        domain=row["domain"],
-        tenant=row["tenant"],
-        queue=row["queue"],
-        capability=row["capability"],
-        lane=row["lane"],
-        kind=row["kind"],
-        priority=row["priority"],
-        requested_at=row["requested_at"],
-        attempt_started_at=row["attempt_started_at"],
-        spent=row["spent"],
-        max_attempts=row["max_attempts"],
-        runner=row["runner"],
-        spec_json=row["spec"],
-        inputs_json=row["inputs"],
-        policy=_DEFAULT_POLICY if row["policy"] is None else _policy(row["policy"]),
-        usage=_NO_USAGE if row["usage"] is None else _decode(row["usage"]),
-    )
-
-
-def to_adopted(row: Row) -> Lease:
-    """The lease of an attempt that goes on: where its log, its stop ladder and its adoptions stand."""
-    return msgspec.structs.replace(
-        to_claimed(row),
-        adoptions=row["adoptions"],
-        stdout_offset=row["stdout_offset"],
-        stderr_offset=row["stderr_offset"],
-        batch=row["batch"],
-        stop_request=to_stop(row),
-    )
-
-
-_NO_USAGE: Mapping[str, float] = {}
 
 
 def to_event(row: Row) -> Event:

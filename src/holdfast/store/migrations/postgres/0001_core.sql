@@ -3,7 +3,7 @@
 -- jobs      one narrow row per job: all that changes while it lives, the attempt that is open included
 -- specs     what was asked for; written once, read at claim and by people
 -- attempts  the ledger: one row per attempt that ended
--- events    the history, gap-free per job
+-- events    the history that neither of them tells; with ledger_events it is gap-free per job
 -- needs     which job waits for which
 -- No foreign keys: their checks lock parent rows, and every delete goes through the store.
 
@@ -44,6 +44,7 @@ CREATE TABLE holdfast.jobs (
   worker text,
   domain text,
   claimed_at timestamptz,
+  claim_seq bigint,
   attempt_started_at timestamptz,
   stdout_offset bigint NOT NULL DEFAULT 0,
   stderr_offset bigint NOT NULL DEFAULT 0,
@@ -102,6 +103,7 @@ CREATE TABLE holdfast.specs (
   tenant text NOT NULL,
   kind text NOT NULL,
   requested_at timestamptz NOT NULL,
+  held boolean NOT NULL DEFAULT false,
   runner text NOT NULL,
   spec jsonb NOT NULL,
   inputs jsonb NOT NULL,
@@ -118,6 +120,9 @@ CREATE TABLE holdfast.attempts (
   worker text,
   domain text,
   token bigint NOT NULL,
+  claim_seq bigint NOT NULL,
+  end_seq bigint,
+  status text,
   claimed_at timestamptz NOT NULL,
   started_at timestamptz,
   ended_at timestamptz NOT NULL,
@@ -196,6 +201,36 @@ SELECT
   s.policy
 FROM holdfast.jobs AS j
 JOIN holdfast.specs AS s ON s.id = j.id;
+
+-- The events that the ledger and the spec already tell: accepted, claimed, ended. Nothing is written twice.
+CREATE VIEW holdfast.ledger_events AS
+SELECT s.id AS job_id, 1::bigint AS seq, s.requested_at AS at, 'status'::text AS type, NULL::text AS task,
+  CASE WHEN s.held THEN '{"status":"pending"}' ELSE '{"status":"queued"}' END::json AS data
+FROM holdfast.specs AS s
+UNION ALL
+SELECT j.id, j.claim_seq, j.claimed_at, 'status', NULL,
+  json_build_object('status', 'running', 'attempt', j.attempt, 'worker', j.worker)
+FROM holdfast.jobs AS j
+WHERE j.phase IS NOT NULL
+UNION ALL
+SELECT a.job_id, a.claim_seq, a.claimed_at, 'status', NULL,
+  json_build_object('status', 'running', 'attempt', a.attempt, 'worker', a.worker)
+FROM holdfast.attempts AS a
+UNION ALL
+SELECT a.job_id, a.end_seq, a.ended_at, 'status', NULL,
+  CASE WHEN a.error_code IS NULL
+    THEN json_build_object('status', a.status, 'attempt', a.attempt, 'cause', a.cause)
+    ELSE json_build_object('status', a.status, 'attempt', a.attempt, 'cause', a.cause,
+      'code', a.error_code, 'message', a.error_message)
+  END
+FROM holdfast.attempts AS a
+WHERE a.end_seq IS NOT NULL;
+
+-- The whole history of every job, for people with SQL.
+CREATE VIEW holdfast.job_events AS
+SELECT e.job_id, e.seq, e.at, e.type, e.task, e.data FROM holdfast.events AS e
+UNION ALL
+SELECT l.job_id, l.seq, l.at, l.type, l.task, l.data FROM holdfast.ledger_events AS l;
 
 CREATE FUNCTION holdfast.new_id() RETURNS uuid
 LANGUAGE sql VOLATILE AS $$
@@ -324,18 +359,14 @@ BEGIN
       id uuid, tenant text, kind text, queue text, lane text, priority integer, labels jsonb, runner text, spec jsonb,
       inputs jsonb, needs jsonb, hold boolean, available_at timestamptz, max_attempts integer, policy jsonb)
   ), asked AS (
-    INSERT INTO holdfast.specs (id, tenant, kind, requested_at, runner, spec, inputs, labels, policy)
-    SELECT i.id, i.tenant, i.kind, now_at, i.runner, i.spec, i.inputs, i.labels, i.policy
+    INSERT INTO holdfast.specs (id, tenant, kind, requested_at, held, runner, spec, inputs, labels, policy)
+    SELECT i.id, i.tenant, i.kind, now_at, i.held, i.runner, i.spec, i.inputs, i.labels, i.policy
     FROM input AS i
   ), wanted AS (
     INSERT INTO holdfast.needs (job_id, need_id)
     SELECT DISTINCT i.id, need.id::uuid
     FROM input AS i CROSS JOIN LATERAL jsonb_array_elements_text(i.needs) AS need(id)
     WHERE i.has_needs
-  ), told AS (
-    INSERT INTO holdfast.events (job_id, seq, at, type, data)
-    SELECT i.id, 1, now_at, 'status', CASE WHEN i.held THEN '{"status":"pending"}' ELSE '{"status":"queued"}' END::json
-    FROM input AS i
   )
   INSERT INTO holdfast.jobs AS j (
     id, tenant, queue, capability, lane, priority, status, gate, held, has_needs, requested_at, available_at,

@@ -35,6 +35,7 @@ CREATE TABLE jobs (
   worker TEXT,
   domain TEXT,
   claimed_at INTEGER,
+  claim_seq INTEGER,
   attempt_started_at INTEGER,
   stdout_offset INTEGER NOT NULL DEFAULT 0,
   stderr_offset INTEGER NOT NULL DEFAULT 0,
@@ -87,6 +88,7 @@ CREATE TABLE specs (
   tenant TEXT NOT NULL,
   kind TEXT NOT NULL,
   requested_at INTEGER NOT NULL,
+  held INTEGER NOT NULL DEFAULT 0,
   runner TEXT NOT NULL,
   spec TEXT NOT NULL,
   inputs TEXT NOT NULL,
@@ -102,6 +104,9 @@ CREATE TABLE attempts (
   worker TEXT,
   domain TEXT,
   token INTEGER NOT NULL,
+  claim_seq INTEGER NOT NULL,
+  end_seq INTEGER,
+  status TEXT,
   claimed_at INTEGER NOT NULL,
   started_at INTEGER,
   ended_at INTEGER NOT NULL,
@@ -180,3 +185,33 @@ SELECT
   s.policy
 FROM jobs AS j
 JOIN specs AS s ON s.id = j.id;
+
+-- The events that the ledger and the spec already tell: accepted, claimed, ended. Nothing is written twice.
+CREATE VIEW ledger_events AS
+SELECT s.id AS job_id, 1 AS seq, s.requested_at AS at, 'status' AS type, NULL AS task,
+  CASE WHEN s.held THEN '{"status":"pending"}' ELSE '{"status":"queued"}' END AS data
+FROM specs AS s
+UNION ALL
+SELECT j.id, j.claim_seq, j.claimed_at, 'status', NULL,
+  json_object('status', 'running', 'attempt', j.attempt, 'worker', j.worker)
+FROM jobs AS j
+WHERE j.phase IS NOT NULL
+UNION ALL
+SELECT a.job_id, a.claim_seq, a.claimed_at, 'status', NULL,
+  json_object('status', 'running', 'attempt', a.attempt, 'worker', a.worker)
+FROM attempts AS a
+UNION ALL
+SELECT a.job_id, a.end_seq, a.ended_at, 'status', NULL,
+  CASE WHEN a.error_code IS NULL
+    THEN json_object('status', a.status, 'attempt', a.attempt, 'cause', a.cause)
+    ELSE json_object('status', a.status, 'attempt', a.attempt, 'cause', a.cause,
+      'code', a.error_code, 'message', a.error_message)
+  END
+FROM attempts AS a
+WHERE a.end_seq IS NOT NULL;
+
+-- The whole history of every job, for people with SQL.
+CREATE VIEW job_events AS
+SELECT e.job_id, e.seq, e.at, e.type, e.task, e.data FROM events AS e
+UNION ALL
+SELECT l.job_id, l.seq, l.at, l.type, l.task, l.data FROM ledger_events AS l;

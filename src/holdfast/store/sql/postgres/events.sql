@@ -43,9 +43,21 @@ WHERE j.id = :id::uuid
   AND j.status = 'running';
 
 -- name: list_events
-SELECT e.seq, e.at AS event_at, e.type, e.task, e.data
-FROM holdfast.events AS e
-WHERE e.job_id = :id::uuid
-  AND e.seq > :after::bigint
-ORDER BY e.seq
+-- What was appended, and what the ledger tells. Uses events_pkey and attempts_pkey.
+SELECT h.seq, h.at AS event_at, h.type, h.task, h.data
+FROM (
+  (SELECT e.seq, e.at, e.type, e.task, e.data
+    FROM holdfast.events AS e
+    WHERE e.job_id = :id::uuid
+      AND e.seq > :after::bigint
+    ORDER BY e.seq
+    LIMIT :limit::integer)
+  UNION ALL
+  (SELECT l.seq, l.at, l.type, l.task, l.data
+    FROM holdfast.ledger_events AS l
+    WHERE l.job_id = :id::uuid
+      AND l.seq > :after::bigint
+    ORDER BY l.seq
+    LIMIT :limit::integer)) AS h
+ORDER BY h.seq
 LIMIT :limit::integer;

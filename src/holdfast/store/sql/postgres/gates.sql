@@ -162,9 +162,12 @@ SELECT j.seq FROM holdfast.jobs AS j WHERE j.id = :id::uuid;
 -- Jobs whose change their dependants have not seen. Uses jobs_unsettled.
 SELECT j.id FROM holdfast.jobs AS j WHERE j.unsettled ORDER BY j.id LIMIT :limit::integer;
 
+-- name: unsettled_among
+SELECT j.id FROM holdfast.jobs AS j WHERE j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e) AND j.unsettled ORDER BY j.id;
+
 -- name: open_dependants
 -- Who waits for a job, or failed because of one of its needs. Uses needs_open.
-SELECT j.id
+SELECT j.id, j.tenant, j.lane
 FROM holdfast.needs AS n
 JOIN holdfast.jobs AS j ON j.id = n.job_id
 WHERE n.need_id = :id::uuid

@@ -90,8 +90,8 @@ WITH moved AS (
   RETURNING j.*
 ), closed AS (
   INSERT INTO holdfast.attempts (
-    job_id, attempt, worker, domain, token, claimed_at, started_at, ended_at, cause, error_code, error_message)
-  SELECT m.id, m.attempt, m.worker, m.domain, m.token, m.claimed_at, m.attempt_started_at, m.updated_at, 'lost',
+    job_id, attempt, worker, domain, token, claim_seq, claimed_at, started_at, ended_at, cause, error_code, error_message)
+  SELECT m.id, m.attempt, m.worker, m.domain, m.token, m.claim_seq, m.claimed_at, m.attempt_started_at, m.updated_at, 'lost',
     'lost', 'a person said that this attempt has stopped'
   FROM moved AS m
   JOIN holdfast.jobs AS j ON j.id = m.id

@@ -1,55 +1,47 @@
 -- What a worker does: claim, adopt, start, beat, finish, hand over; and the reaper.
 -- Every write about a running job carries its token. Rows are locked in id order.
 
--- name: adopt
--- Take orphans in the domains that this worker can reach. Uses jobs_orphaned.
-WITH found AS MATERIALIZED (
+-- name: claim
+-- Adopt first: orphans in the domains that this worker can reach, which need no slot. Uses jobs_orphaned.
+-- Then take up to :slots claimable jobs of the (queue, capability) pairs. Uses jobs_claimable: a skip-scan lists the tenants
+-- with work, their heads are merged in claim order, tenants take turns, and only what is taken gets locked.
+-- The columns are the fields of a Lease. The claim's event is the ledger's: claim_seq, claimed_at, worker.
+WITH RECURSIVE clock AS MATERIALIZED (
+  SELECT holdfast.clock() AS now_at
+), orphans AS MATERIALIZED (
   SELECT j.id
   FROM holdfast.jobs AS j
   WHERE j.status = 'running'
     AND j.owner IS NULL
-    AND j.domain IN (SELECT json_array_elements_text(:domains::json))
-    AND j.adopt_after_at <= holdfast.clock()
+    AND j.domain = ANY (:domains::text[])
+    AND j.adopt_after_at <= (SELECT t.now_at FROM clock AS t)
   ORDER BY j.adopt_after_at, j.id
-  LIMIT :limit::integer
+  LIMIT :orphans::integer
   FOR NO KEY UPDATE SKIP LOCKED
 ), adopted AS (
   UPDATE holdfast.jobs AS j
   SET owner = :worker::text,
       token = j.token + 1,
-      lease_expires_at = holdfast.clock() + make_interval(secs => :ttl::float8),
-      last_beat_at = holdfast.clock(),
+      lease_expires_at = t.now_at + make_interval(secs => :ttl::float8),
+      last_beat_at = t.now_at,
       orphaned_at = NULL,
       adopt_after_at = NULL,
       adoptions = j.adoptions + 1,
-      updated_at = greatest(holdfast.clock(), j.updated_at),
+      updated_at = greatest(t.now_at, j.updated_at),
       seq = j.seq + 1
-  FROM found AS f
-  WHERE j.id = f.id
+  FROM orphans AS o
+  CROSS JOIN clock AS t
+  WHERE j.id = o.id
   RETURNING j.*
 ), told AS (
   INSERT INTO holdfast.events (job_id, seq, at, type, data)
   SELECT a.id, a.seq, a.updated_at, 'lease',
     json_build_object('lease', 'adopted', 'attempt', a.attempt, 'worker', a.owner, 'token', a.token)
   FROM adopted AS a
-)
-SELECT
-  a.id, a.tenant, a.queue, a.capability, a.lane, a.priority, a.token, a.attempt, a.phase, a.domain, a.spent,
-  a.max_attempts, a.adoptions, a.requested_at, a.attempt_started_at, a.stdout_offset,
-  a.stderr_offset, a.batch, a.stop_kind, a.stop_phase, a.stop_deadline_at, s.kind, s.runner, s.spec, s.inputs,
-  s.policy, a.usage
-FROM adopted AS a
-JOIN holdfast.specs AS s ON s.id = a.id
-ORDER BY a.id;
-
--- name: claim
--- Take up to :slots claimable jobs of the (queue, capability) pairs. Uses jobs_claimable: a skip-scan lists the tenants
--- with work, their heads are merged in claim order, tenants take turns, and only what is taken gets locked.
-WITH RECURSIVE pairs AS MATERIALIZED (
+), pairs AS MATERIALIZED (
   SELECT p.queue, p.capability, p.domain
-  FROM json_to_recordset(:pairs::json) AS p(queue text, capability text, domain text)
+  FROM :pairs AS p(queue text, capability text, domain text)
   WHERE NOT EXISTS (SELECT 1 FROM holdfast.queues AS q WHERE q.queue = p.queue AND q.paused)
-  LIMIT json_array_length(:pairs::json) -- all of them; it keeps the planner from expecting a hundred
 ), tenants AS (
   SELECT p.queue, p.capability, p.domain, (
     SELECT j.tenant FROM holdfast.jobs AS j
@@ -99,45 +91,51 @@ WITH RECURSIVE pairs AS MATERIALIZED (
       gate = NULL,
       owner = :worker::text,
       token = j.token + 1,
-      lease_expires_at = holdfast.clock() + make_interval(secs => :ttl::float8),
-      last_beat_at = holdfast.clock(),
+      lease_expires_at = t.now_at + make_interval(secs => :ttl::float8),
+      last_beat_at = t.now_at,
       queue_deadline_at = NULL,
       adoptions = 0,
       attempt = j.attempt + 1,
       phase = CASE WHEN j.capability LIKE 'function%' THEN 'started' ELSE 'claimed' END,
       worker = :worker::text,
       domain = p.domain,
-      claimed_at = greatest(holdfast.clock(), j.updated_at),
-      attempt_started_at = CASE WHEN j.capability LIKE 'function%' THEN greatest(holdfast.clock(), j.updated_at) END,
+      claimed_at = greatest(t.now_at, j.updated_at),
+      claim_seq = j.seq + 1,
+      attempt_started_at = CASE WHEN j.capability LIKE 'function%' THEN greatest(t.now_at, j.updated_at) END,
       stdout_offset = 0,
       stderr_offset = 0,
       batch = 0,
-      started_at = coalesce(j.started_at, greatest(holdfast.clock(), j.updated_at)),
-      updated_at = greatest(holdfast.clock(), j.updated_at),
+      started_at = coalesce(j.started_at, greatest(t.now_at, j.updated_at)),
+      updated_at = greatest(t.now_at, j.updated_at),
       seq = j.seq + 1
   FROM picked AS p
+  CROSS JOIN clock AS t
   WHERE j.id = p.id
-  RETURNING j.id, j.tenant, j.queue, j.capability, j.lane, j.priority, j.token, j.attempt, j.phase, j.domain, j.spent,
-    j.max_attempts, j.requested_at, j.attempt_started_at, j.usage, j.seq, j.updated_at, j.owner
-), told AS (
-  INSERT INTO holdfast.events (job_id, seq, at, type, data)
-  SELECT c.id, c.seq, c.updated_at, 'status',
-    json_build_object('status', 'running', 'attempt', c.attempt, 'worker', c.owner)
-  FROM claimed AS c
+  RETURNING j.id, j.token, j.attempt, j.domain, j.tenant, j.queue, j.capability, j.lane, j.spent, j.max_attempts, j.usage,
+    j.priority, j.requested_at
 )
-SELECT
-  c.id, c.tenant, c.queue, c.capability, c.lane, c.priority, c.token, c.attempt, c.phase, c.domain, c.spent,
-  c.max_attempts, c.requested_at, c.attempt_started_at, c.usage, s.kind, s.runner, s.spec, s.inputs, s.policy
+SELECT a.id::text, a.token, a.attempt, a.domain, a.tenant, a.queue, a.capability, a.lane, s.kind, a.spent, a.max_attempts,
+  s.spec, s.inputs, s.policy, a.usage,
+  json_strip_nulls(json_build_object(
+    'phase', a.phase, 'adoptions', a.adoptions, 'ran', extract(epoch FROM a.last_beat_at - a.attempt_started_at),
+    'stdout_offset', a.stdout_offset, 'stderr_offset', a.stderr_offset, 'batch', a.batch,
+    'stop_request', CASE WHEN a.stop_kind IS NOT NULL THEN json_build_object(
+      'kind', a.stop_kind, 'phase', coalesce(a.stop_phase, 'requested'), 'deadline_at', a.stop_deadline_at) END)) AS adoption
+FROM adopted AS a
+JOIN holdfast.specs AS s ON s.id = a.id
+UNION ALL
+(SELECT c.id::text, c.token, c.attempt, c.domain, c.tenant, c.queue, c.capability, c.lane, s.kind, c.spent, c.max_attempts,
+  s.spec, s.inputs, s.policy, c.usage, NULL
 FROM claimed AS c
 JOIN holdfast.specs AS s ON s.id = c.id
-ORDER BY c.priority DESC, c.requested_at, c.id;
+ORDER BY c.priority DESC, c.requested_at, c.id);
 
 -- name: start
 -- Write phase `started` for attempts that now run.
 WITH mine AS MATERIALIZED (
   SELECT j.id, j.token
   FROM holdfast.jobs AS j
-  JOIN json_to_recordset(:rows::json) AS r(id uuid, token bigint) ON r.id = j.id AND r.token = j.token
+  JOIN :rows AS r(id uuid, token bigint) ON r.id = j.id AND r.token = j.token
   WHERE j.status = 'running'
   ORDER BY j.id
   FOR NO KEY UPDATE OF j
@@ -157,7 +155,7 @@ RETURNING j.id;
 -- Renew all leases of a worker, and answer for each job: yours, lost, or one that it does not know. Uses jobs_leased.
 -- The row without an id is the worker's own.
 WITH told AS MATERIALIZED (
-  SELECT r.id, r.token FROM json_to_recordset(:rows::json) AS r(id uuid, token bigint)
+  SELECT r.id, r.token FROM :rows AS r(id uuid, token bigint)
 ), mine AS MATERIALIZED (
   SELECT j.id, j.token, j.capability, j.phase, j.stop_kind, j.stop_phase, j.stop_deadline_at, t.id IS NOT NULL AS known
   FROM holdfast.jobs AS j
@@ -225,10 +223,12 @@ SELECT s.id FROM stopped AS s;
 -- name: finish
 -- End attempts: to a terminal status, to paused, or back to queued. A move to queued looks at the stop request here, in
 -- the same statement: cancel or delete makes it cancelled, interrupt makes it paused. The token stays, so that a repeat
--- after a lost answer finds its own end: same token, no open attempt.
-WITH input AS MATERIALIZED (
+-- after a lost answer finds its own end: same token, no open attempt. The end's event is the ledger's.
+WITH clock AS MATERIALIZED (
+  SELECT holdfast.clock() AS now_at
+), input AS MATERIALIZED (
   SELECT r.*
-  FROM json_to_recordset(:rows::json) AS r(
+  FROM :rows AS r(
     id uuid, token bigint, status text, cause text, exit_code integer, signal integer, error_code text,
     error_message text, result text, delay float8)
   ORDER BY r.id -- the order in which the nested loop below locks
@@ -247,14 +247,14 @@ WITH input AS MATERIALIZED (
       END,
       available_at = CASE
         WHEN i.status <> 'queued' OR j.stop_kind IS NOT NULL THEN j.available_at
-        ELSE greatest(holdfast.clock(), j.updated_at) + make_interval(secs => coalesce(i.delay, 0))
+        ELSE greatest(t.now_at, j.updated_at) + make_interval(secs => i.delay)
       END,
       finished_at = CASE
         WHEN i.status = 'paused' THEN NULL
         WHEN i.status = 'queued' AND (j.stop_kind IS NULL OR j.stop_kind = 'interrupt') THEN NULL
-        ELSE greatest(holdfast.clock(), j.updated_at)
+        ELSE greatest(t.now_at, j.updated_at)
       END,
-      updated_at = greatest(holdfast.clock(), j.updated_at),
+      updated_at = greatest(t.now_at, j.updated_at),
       owner = NULL,
       lease_expires_at = NULL,
       orphaned_at = NULL,
@@ -280,35 +280,27 @@ WITH input AS MATERIALIZED (
       result = i.result::json,
       seq = j.seq + 1
   FROM input AS i
+  CROSS JOIN clock AS t
   WHERE j.id = i.id
     AND j.token = i.token
     AND j.status = 'running'
   RETURNING j.id, j.attempt, j.status, j.seq, j.updated_at, j.has_dependants, j.queue, j.gate, j.exit_code, j.error_code,
-    j.error_message, j.token, j.worker, j.domain, j.claimed_at, j.attempt_started_at, i.cause, i.signal
+    j.error_message, j.token, j.worker, j.domain, j.claim_seq, j.claimed_at, j.attempt_started_at, i.cause, i.signal
 ), kept AS (
   INSERT INTO holdfast.attempts (
-    job_id, attempt, worker, domain, token, claimed_at, started_at, ended_at, cause, exit_code, signal, error_code,
-    error_message)
-  SELECT e.id, e.attempt, e.worker, e.domain, e.token, e.claimed_at, e.attempt_started_at, e.updated_at, e.cause,
-    e.exit_code, e.signal, e.error_code, e.error_message
-  FROM ended AS e
-), told AS (
-  INSERT INTO holdfast.events (job_id, seq, at, type, data)
-  SELECT e.id, e.seq, e.updated_at, 'status',
-    CASE WHEN e.error_code IS NULL
-      THEN json_build_object('status', e.status, 'attempt', e.attempt, 'cause', e.cause)
-      ELSE json_build_object('status', e.status, 'attempt', e.attempt, 'cause', e.cause,
-        'code', e.error_code, 'message', e.error_message)
-    END
+    job_id, attempt, worker, domain, token, claim_seq, end_seq, status, claimed_at, started_at, ended_at, cause, exit_code,
+    signal, error_code, error_message)
+  SELECT e.id, e.attempt, e.worker, e.domain, e.token, e.claim_seq, e.seq, e.status, e.claimed_at, e.attempt_started_at,
+    e.updated_at, e.cause, e.exit_code, e.signal, e.error_code, e.error_message
   FROM ended AS e
 )
-SELECT e.id, e.status, e.queue, e.gate, e.has_dependants FROM ended AS e;
+SELECT e.id::text, e.status, e.queue, e.gate, e.has_dependants FROM ended AS e;
 
 -- name: landed
 -- Which of these ends are already in the record: same token, no open attempt.
 SELECT j.id, j.status
 FROM holdfast.jobs AS j
-JOIN json_to_recordset(:rows::json) AS r(id uuid, token bigint) ON r.id = j.id AND r.token = j.token
+JOIN :rows AS r(id uuid, token bigint) ON r.id = j.id AND r.token = j.token
 WHERE j.phase IS NULL;
 
 -- name: hand_over
@@ -316,7 +308,7 @@ WHERE j.phase IS NULL;
 WITH mine AS MATERIALIZED (
   SELECT j.id, j.token
   FROM holdfast.jobs AS j
-  JOIN json_to_recordset(:rows::json) AS r(id uuid, token bigint) ON r.id = j.id AND r.token = j.token
+  JOIN :rows AS r(id uuid, token bigint) ON r.id = j.id AND r.token = j.token
   WHERE j.status = 'running'
     AND j.owner IS NOT NULL
   ORDER BY j.id

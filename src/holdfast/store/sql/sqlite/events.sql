@@ -44,9 +44,21 @@ WHERE j.id = :id
   AND j.status = 'running';
 
 -- name: list_events
-SELECT e.seq, e.at AS event_at, e.type, e.task, e.data
-FROM events AS e
-WHERE e.job_id = :id
-  AND e.seq > :after
-ORDER BY e.seq
+-- What was appended, and what the ledger tells. Uses events_pkey and attempts_pkey.
+SELECT h.seq, h.at AS event_at, h.type, h.task, h.data
+FROM (
+  SELECT * FROM (SELECT e.seq, e.at, e.type, e.task, e.data
+    FROM events AS e
+    WHERE e.job_id = :id
+      AND e.seq > :after
+    ORDER BY e.seq
+    LIMIT :limit)
+  UNION ALL
+  SELECT * FROM (SELECT l.seq, l.at, l.type, l.task, l.data
+    FROM ledger_events AS l
+    WHERE l.job_id = :id
+      AND l.seq > :after
+    ORDER BY l.seq
+    LIMIT :limit)) AS h
+ORDER BY h.seq
 LIMIT :limit;

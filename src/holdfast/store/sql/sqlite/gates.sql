@@ -156,9 +156,12 @@ SELECT j.seq FROM jobs AS j WHERE j.id = :id;
 -- Jobs whose change their dependants have not seen. Uses jobs_unsettled.
 SELECT j.id FROM jobs AS j WHERE j.unsettled = 1 ORDER BY j.id LIMIT :limit;
 
+-- name: unsettled_among
+SELECT j.id FROM jobs AS j WHERE j.id IN (SELECT value FROM json_each(:ids)) AND j.unsettled = 1 ORDER BY j.id;
+
 -- name: open_dependants
 -- Who waits for a job, or failed because of one of its needs. Uses needs_open.
-SELECT j.id
+SELECT j.id, j.tenant, j.lane
 FROM needs AS n
 JOIN jobs AS j ON j.id = n.job_id
 WHERE n.need_id = :id

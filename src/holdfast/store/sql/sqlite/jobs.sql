@@ -2,46 +2,29 @@
 
 -- name: submit
 -- Differs: Postgres has these rules in the SQL function holdfast_submit, for callers in any language.
-DELETE FROM submitted;
 -- each: jobs
-INSERT INTO submitted (
-  id, tenant, kind, queue, lane, priority, labels, runner, spec, inputs, needs, hold, available_at, max_attempts, policy)
-VALUES (
-  :id, :tenant, :kind, :queue, :lane, :priority, :labels, :runner, :spec, :inputs, :needs, :hold, :available_at,
-  :max_attempts, :policy);
-INSERT INTO specs (id, tenant, kind, requested_at, runner, spec, inputs, labels, policy)
-SELECT
-  i.id, coalesce(i.tenant, 'default'), coalesce(i.kind, 'run'), clock(), i.runner, i.spec, coalesce(i.inputs, '{}'),
-  i.labels, i.policy
-FROM submitted AS i;
+INSERT INTO specs (id, tenant, kind, requested_at, held, runner, spec, inputs, labels, policy)
+VALUES (:id, :tenant, :kind, clock(), :hold, :runner, :spec, :inputs, nullif(:labels, '{}'), :policy);
+-- each: jobs with needs
 INSERT INTO needs (job_id, need_id)
-SELECT DISTINCT i.id, n.value
-FROM submitted AS i
-CROSS JOIN json_each(i.needs) AS n
-WHERE i.needs IS NOT NULL;
-INSERT INTO events (job_id, seq, at, type, data)
-SELECT i.id, 1, clock(), 'status', CASE WHEN i.hold THEN '{"status":"pending"}' ELSE '{"status":"queued"}' END
-FROM submitted AS i;
+SELECT DISTINCT :id, n.value FROM json_each(:needs) AS n;
+-- each: jobs
 INSERT INTO jobs (
   id, tenant, queue, capability, lane, priority, status, gate, held, has_needs, requested_at, available_at,
   queue_deadline_at, updated_at, max_attempts, seq)
-SELECT
-  i.id, coalesce(i.tenant, 'default'), coalesce(i.queue, 'default'),
-  CASE i.runner WHEN 'function' THEN 'function:' || (i.spec ->> 'name') ELSE i.runner END,
-  i.lane, coalesce(i.priority, 0),
-  CASE WHEN i.hold THEN 'pending' ELSE 'queued' END,
+VALUES (
+  :id, :tenant, :queue, :capability, :lane, :priority,
+  CASE WHEN :hold THEN 'pending' ELSE 'queued' END,
   CASE
-    WHEN i.lane IS NOT NULL OR i.needs IS NOT NULL THEN 'unresolved'
-    WHEN i.hold THEN 'held'
-    WHEN i.available_at > clock() THEN 'future'
+    WHEN :lane IS NOT NULL OR :needs <> '[]' THEN 'unresolved'
+    WHEN :hold THEN 'held'
+    WHEN :available_at > clock() THEN 'future'
     ELSE 'open'
   END,
-  coalesce(i.hold, 0), i.needs IS NOT NULL, clock(), max(coalesce(i.available_at, 0), clock()),
-  CASE WHEN i.hold THEN NULL
-    ELSE max(coalesce(i.available_at, 0), clock()) + CAST((i.policy ->> 'queue_timeout') * 1000000 AS INTEGER) END,
-  clock(), coalesce(i.max_attempts, 1), 1
-FROM submitted AS i;
-SELECT count(*) AS accepted FROM submitted;
+  :hold, :needs <> '[]', clock(), max(coalesce(:available_at, 0), clock()),
+  CASE WHEN NOT :hold
+    THEN max(coalesce(:available_at, 0), clock()) + CAST(:queue_timeout * 1000000 AS INTEGER) END,
+  clock(), :max_attempts, 1);
 
 -- name: existing
 -- Which of these ids are taken.
@@ -104,10 +87,10 @@ WHERE j.id = :id
   AND j.status = :from_status
   AND j.owner IS NULL;
 INSERT INTO attempts (
-  job_id, attempt, worker, domain, token, claimed_at, started_at, ended_at, cause, error_code, error_message)
+  job_id, attempt, worker, domain, token, claim_seq, claimed_at, started_at, ended_at, cause, error_code, error_message)
 SELECT m.id, m.attempt, m.worker, m.domain,
   m.token + CASE WHEN m.status = 'running' THEN 1 ELSE 0 END,
-  m.claimed_at, m.attempt_started_at, max(clock(), m.updated_at), 'lost', 'lost',
+  m.claim_seq, m.claimed_at, m.attempt_started_at, max(clock(), m.updated_at), 'lost', 'lost',
   'a person said that this attempt has stopped'
 FROM told AS t
 CROSS JOIN jobs AS m ON m.id = t.id

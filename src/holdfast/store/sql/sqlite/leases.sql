@@ -1,26 +1,39 @@
 -- What a worker does: claim, adopt, start, beat, finish, hand over; and the reaper.
 -- Every write about a running job carries its token. `look` reads before anything takes the write lock.
 
--- name: adopt
--- Take orphans in the domains that this worker can reach. Uses jobs_orphaned.
+-- name: claim
+-- Adopt first: orphans in the domains that this worker can reach, which need no slot. Uses jobs_orphaned.
+-- Then take up to :slots claimable jobs of the (queue, capability) pairs. Uses jobs_claimable: a skip-scan lists the tenants
+-- with work, their heads are merged in claim order, and tenants take turns.
+-- The columns are the fields of a Lease. The claim's event is the ledger's: claim_seq, claimed_at, worker.
+-- Differs: no LATERAL, so a correlated IN reads each tenant's heads; no row locks, one writer at a time; the answer is one
+-- JSON text.
 -- look
 SELECT 1
-FROM jobs AS j
-WHERE j.status = 'running'
-  AND j.owner IS NULL
-  AND j.domain IN (SELECT value FROM json_each(:domains))
-  AND j.adopt_after_at <= clock()
-LIMIT 1;
-DELETE FROM picked;
-INSERT INTO picked (id)
-SELECT j.id
+WHERE EXISTS (
+    SELECT 1 FROM jobs AS j
+    WHERE j.status = 'running'
+      AND j.owner IS NULL
+      AND j.domain IN (SELECT value FROM json_each(:domains))
+      AND j.adopt_after_at <= clock())
+  OR EXISTS (
+    SELECT 1
+    FROM json_each(:pairs) AS p
+    WHERE :slots > 0
+      AND EXISTS (
+        SELECT 1 FROM jobs AS j
+        WHERE j.gate = 'open' AND j.queue = p.value ->> 'queue' AND j.capability = p.value ->> 'capability')
+      AND NOT EXISTS (SELECT 1 FROM queues AS q WHERE q.queue = p.value ->> 'queue' AND q.paused = 1));
+DELETE FROM told;
+INSERT INTO told (id, token)
+SELECT j.id, j.rowid
 FROM jobs AS j
 WHERE j.status = 'running'
   AND j.owner IS NULL
   AND j.domain IN (SELECT value FROM json_each(:domains))
   AND j.adopt_after_at <= clock()
 ORDER BY j.adopt_after_at, j.id
-LIMIT :limit;
+LIMIT :orphans;
 UPDATE jobs
 SET owner = :worker,
     token = token + 1,
@@ -31,34 +44,12 @@ SET owner = :worker,
     adoptions = adoptions + 1,
     updated_at = max(clock(), updated_at),
     seq = seq + 1
-WHERE id IN (SELECT id FROM picked);
+WHERE rowid IN (SELECT t.token FROM told AS t);
 INSERT INTO events (job_id, seq, at, type, data)
 SELECT a.id, a.seq, a.updated_at, 'lease',
   json_object('lease', 'adopted', 'attempt', a.attempt, 'worker', a.owner, 'token', a.token)
-FROM picked AS p
-CROSS JOIN jobs AS a ON a.id = p.id;
-SELECT
-  a.id, a.tenant, a.queue, a.capability, a.lane, a.priority, a.token, a.attempt, a.phase, a.domain, a.spent,
-  a.max_attempts, a.adoptions, a.requested_at, a.attempt_started_at, a.stdout_offset,
-  a.stderr_offset, a.batch, a.stop_kind, a.stop_phase, a.stop_deadline_at, s.kind, s.runner, s.spec, s.inputs,
-  s.policy, a.usage
-FROM picked AS p
-CROSS JOIN jobs AS a ON a.id = p.id
-JOIN specs AS s ON s.id = p.id
-ORDER BY a.id;
-
--- name: claim
--- Take up to :slots claimable jobs of the (queue, capability) pairs. Uses jobs_claimable: a skip-scan lists the tenants
--- with work, their heads are merged in claim order, and tenants take turns.
--- Differs: no LATERAL, so a correlated IN reads each tenant's heads; no row locks, one writer at a time.
--- look
-SELECT 1
-FROM json_each(:pairs) AS p
-WHERE EXISTS (
-    SELECT 1 FROM jobs AS j
-    WHERE j.gate = 'open' AND j.queue = p.value ->> 'queue' AND j.capability = p.value ->> 'capability')
-  AND NOT EXISTS (SELECT 1 FROM queues AS q WHERE q.queue = p.value ->> 'queue' AND q.paused = 1)
-LIMIT 1;
+FROM told AS t
+CROSS JOIN jobs AS a ON a.rowid = t.token;
 DELETE FROM picked;
 DELETE FROM lines;
 INSERT INTO lines (queue, capability, domain, tenant)
@@ -101,7 +92,7 @@ WITH heads AS (
     LIMIT :slots)
   WHERE (SELECT count(*) FROM lines) > 1
 )
-SELECT h.id, h.place FROM heads AS h ORDER BY h.turn, h.tenant LIMIT :slots;
+SELECT t.id, t.place FROM heads AS t ORDER BY t.turn, t.tenant LIMIT :slots;
 UPDATE jobs
 SET status = 'running',
     gate = NULL,
@@ -116,6 +107,7 @@ SET status = 'running',
     worker = :worker,
     domain = (SELECT l.domain FROM lines AS l WHERE l.queue = jobs.queue AND l.capability = jobs.capability),
     claimed_at = max(clock(), updated_at),
+    claim_seq = seq + 1,
     attempt_started_at = CASE WHEN capability LIKE 'function%' THEN max(clock(), updated_at) END,
     stdout_offset = 0,
     stderr_offset = 0,
@@ -124,17 +116,22 @@ SET status = 'running',
     updated_at = max(clock(), updated_at),
     seq = seq + 1
 WHERE rowid IN (SELECT p.place FROM picked AS p);
-INSERT INTO events (job_id, seq, at, type, data)
-SELECT c.id, c.seq, c.updated_at, 'status', json_object('status', 'running', 'attempt', c.attempt, 'worker', c.owner)
-FROM picked AS p
-CROSS JOIN jobs AS c ON c.rowid = p.place;
-SELECT
-  c.id, c.tenant, c.queue, c.capability, c.lane, c.priority, c.token, c.attempt, c.phase, c.domain, c.spent,
-  c.max_attempts, c.requested_at, c.attempt_started_at, c.usage, s.kind, s.runner, s.spec, s.inputs, s.policy
-FROM picked AS p
+SELECT json_group_array(json_array(
+  c.id, c.token, c.attempt, c.domain, c.tenant, c.queue, c.capability, c.lane, s.kind, c.spent, c.max_attempts,
+  s.spec, s.inputs, s.policy, c.usage,
+  CASE WHEN p.adopted THEN json_object(
+    'phase', c.phase, 'adoptions', c.adoptions, 'ran', (c.last_beat_at - c.attempt_started_at) / 1000000.0,
+    'stdout_offset', c.stdout_offset, 'stderr_offset', c.stderr_offset, 'batch', c.batch,
+    'stop_request', CASE WHEN c.stop_kind IS NOT NULL THEN json_object(
+      'kind', c.stop_kind, 'phase', coalesce(c.stop_phase, 'requested'),
+      'deadline_at', strftime('%Y-%m-%dT%H:%M:%S', c.stop_deadline_at / 1000000, 'unixepoch')
+        || printf('.%06dZ', c.stop_deadline_at % 1000000)) END) || '' END)) AS leases
+FROM (
+  SELECT t.token AS place, 1 AS adopted FROM told AS t
+  UNION ALL
+  SELECT i.place, 0 FROM picked AS i) AS p
 CROSS JOIN jobs AS c ON c.rowid = p.place
-CROSS JOIN specs AS s ON s.id = p.id
-ORDER BY c.priority DESC, c.requested_at, c.id;
+CROSS JOIN specs AS s ON s.id = c.id;
 
 -- name: start
 -- Write phase `started` for attempts that now run.
@@ -215,73 +212,58 @@ SELECT t.id FROM told AS t;
 -- name: finish
 -- End attempts: to a terminal status, to paused, or back to queued. A move to queued looks at the stop request here, in
 -- the same transaction: cancel or delete makes it cancelled, interrupt makes it paused. The token stays, so that a repeat
--- after a lost answer finds its own end: same token, no open attempt.
+-- after a lost answer finds its own end: same token, no open attempt. The end's event is the ledger's.
+-- Differs: the answer is one JSON text.
 DELETE FROM ended;
 -- each: rows
 INSERT INTO ended (
-  place, id, token, attempt, seq, worker, domain, claimed_at, attempt_started_at, counts, status, error_code,
-  error_message, cause, exit_code, signal, result, now_at, delay)
-SELECT j.rowid, j.id, j.token, j.attempt, j.seq + 1, j.worker, j.domain, j.claimed_at, j.attempt_started_at,
-  CASE
-    WHEN :cause = 'drained' THEN 0
-    WHEN j.phase = 'started' OR :cause = 'lost' OR :cause = 'start_failed' THEN 1
-    ELSE 0
-  END,
-  CASE
-    WHEN :status <> 'queued' THEN :status
-    WHEN j.stop_kind = 'interrupt' THEN 'paused'
-    WHEN j.stop_kind IS NOT NULL THEN 'cancelled'
-    ELSE 'queued'
-  END,
-  CASE
-    WHEN :status <> 'queued' OR j.stop_kind IS NULL THEN :error_code
-    WHEN j.stop_kind = 'interrupt' THEN 'interrupted'
-    ELSE 'cancelled'
-  END,
-  CASE
-    WHEN :status <> 'queued' OR j.stop_kind IS NULL THEN :error_message
-    WHEN j.stop_kind = 'interrupt' THEN 'interrupted by request'
-    ELSE 'cancelled by request'
-  END,
-  :cause, :exit_code, :signal, :result, max(clock(), j.updated_at), coalesce(:delay, 0)
+  place, stop_kind, status, cause, exit_code, signal, error_code, error_message, result, delay)
+SELECT j.rowid, j.stop_kind, :status, :cause, :exit_code, :signal, :error_code, :error_message, :result, :delay
 FROM jobs AS j
 WHERE j.id = :id
   AND j.token = :token
   AND j.status = 'running';
-INSERT INTO attempts (
-  job_id, attempt, worker, domain, token, claimed_at, started_at, ended_at, cause, exit_code, signal, error_code,
-  error_message)
-SELECT h.id, h.attempt, h.worker, h.domain, h.token, h.claimed_at, h.attempt_started_at, h.now_at, h.cause, h.exit_code,
-  h.signal, h.error_code, h.error_message
-FROM ended AS h;
-INSERT INTO events (job_id, seq, at, type, data)
-SELECT h.id, h.seq, h.now_at, 'status',
-  CASE WHEN h.error_code IS NULL
-    THEN json_object('status', h.status, 'attempt', h.attempt, 'cause', h.cause)
-    ELSE json_object('status', h.status, 'attempt', h.attempt, 'cause', h.cause,
-      'code', h.error_code, 'message', h.error_message)
-  END
-FROM ended AS h;
+UPDATE ended
+SET status = CASE stop_kind WHEN 'interrupt' THEN 'paused' ELSE 'cancelled' END,
+    error_code = CASE stop_kind WHEN 'interrupt' THEN 'interrupted' ELSE 'cancelled' END,
+    error_message = CASE stop_kind WHEN 'interrupt' THEN 'interrupted by request' ELSE 'cancelled by request' END
+WHERE status = 'queued'
+  AND stop_kind IS NOT NULL;
 UPDATE jobs
 SET status = h.status,
     gate = CASE WHEN h.status <> 'queued' THEN NULL WHEN h.delay > 0 THEN 'future' ELSE 'open' END,
-    available_at = CASE WHEN h.status = 'queued' THEN h.now_at + CAST(h.delay * 1000000 AS INTEGER) ELSE available_at END,
-    finished_at = CASE WHEN h.status = 'queued' OR h.status = 'paused' THEN NULL ELSE h.now_at END,
-    updated_at = h.now_at,
+    available_at = CASE WHEN h.status = 'queued'
+      THEN max(clock(), updated_at) + CAST(h.delay * 1000000 AS INTEGER)
+      ELSE available_at END,
+    finished_at = CASE WHEN h.status = 'queued' OR h.status = 'paused' THEN NULL ELSE max(clock(), updated_at) END,
+    updated_at = max(clock(), updated_at),
     owner = NULL,
     lease_expires_at = NULL,
     orphaned_at = NULL,
     phase = NULL,
-    spent = spent + h.counts,
+    spent = spent + CASE
+      WHEN h.cause = 'drained' THEN 0
+      WHEN phase = 'started' OR h.cause = 'lost' OR h.cause = 'start_failed' THEN 1
+      ELSE 0
+    END,
     unsettled = unsettled OR (has_dependants AND h.status <> 'queued' AND h.status <> 'paused'),
     exit_code = h.exit_code,
     error_code = h.error_code,
     error_message = h.error_message,
     result = h.result,
-    seq = h.seq
+    seq = seq + 1
 FROM ended AS h
-WHERE jobs.rowid = h.place
-RETURNING id, status, queue, gate, has_dependants;
+WHERE jobs.rowid = h.place;
+INSERT INTO attempts (
+  job_id, attempt, worker, domain, token, claim_seq, end_seq, status, claimed_at, started_at, ended_at, cause, exit_code,
+  signal, error_code, error_message)
+SELECT e.id, e.attempt, e.worker, e.domain, e.token, e.claim_seq, e.seq, e.status, e.claimed_at, e.attempt_started_at,
+  e.updated_at, h.cause, h.exit_code, h.signal, h.error_code, h.error_message
+FROM ended AS h
+CROSS JOIN jobs AS e ON e.rowid = h.place;
+SELECT json_group_array(json_array(e.id, e.status, e.queue, e.gate, e.has_dependants)) AS ends
+FROM ended AS h
+CROSS JOIN jobs AS e ON e.rowid = h.place;
 
 -- name: landed
 -- Which of these ends are already in the record: same token, no open attempt.
@@ -316,10 +298,10 @@ SELECT t.id FROM told AS t;
 
 -- name: reap
 -- Clear expired leases; the jobs stay running and can be adopted.
--- An orphan that already went through adoptions without progress waits longer each time.
+-- An orphan that already went through adoptions without progress waits longer each time. Uses jobs_leased.
 -- look
 SELECT 1
-FROM jobs AS j
+FROM jobs AS j INDEXED BY jobs_leased
 WHERE j.owner IS NOT NULL
   AND j.status = 'running'
   AND j.lease_expires_at < clock()
@@ -327,11 +309,11 @@ LIMIT 1;
 DELETE FROM told;
 INSERT INTO told (id, token)
 SELECT j.id, j.token
-FROM jobs AS j
+FROM jobs AS j INDEXED BY jobs_leased
 WHERE j.owner IS NOT NULL
   AND j.status = 'running'
   AND j.lease_expires_at < clock()
-ORDER BY j.id
+ORDER BY j.lease_expires_at
 LIMIT :limit;
 UPDATE jobs
 SET owner = NULL,
