@@ -101,26 +101,37 @@ async def raw_postgres(url: str) -> "asyncpg.Pool[asyncpg.Record]":
         "CREATE TABLE raw_jobs (id bigserial PRIMARY KEY, status text NOT NULL, payload text NOT NULL, result text)"
     )
     await pool.execute("CREATE INDEX ON raw_jobs (id) WHERE status = 'queued'")
-    await pool.execute(
-        "CREATE TABLE raw_rows (id uuid PRIMARY KEY, tenant text, queue text, kind text, capability text, priority int,"
-        " status text, requested_at timestamptz, available_at timestamptz, labels jsonb, spec jsonb, inputs jsonb)"
-    )
-    await pool.execute("CREATE INDEX ON raw_rows (queue, priority, requested_at, id) WHERE status = 'queued'")
+    await pool.execute(f"CREATE TABLE raw_rows (id uuid PRIMARY KEY, {RAW_COLUMNS})")
+    await pool.execute(RAW_INDEX)
     return pool
 
 
+# The same bytes as one row each: what ours writes for a job, all of it in one table, with the key and the claim's index.
+RAW_COLUMNS = (
+    "tenant text, queue text, capability text, priority int, status text, gate text, max_attempts int, seq bigint,"
+    " kind text, runner text, spec jsonb, inputs jsonb, labels jsonb,"
+    " requested_at timestamptz, available_at timestamptz, updated_at timestamptz"
+)
+RAW_INDEX = (
+    "CREATE INDEX raw_claimable ON raw_rows (queue, capability, tenant, priority DESC, requested_at, id)"
+    " WHERE gate = 'open'"
+)
+
+
 def raw_row(job: dict[str, Any]) -> tuple[Any, ...]:
-    """The same bytes as one row: an id that the caller knows, and every field in its column."""
     capability = f"{job['runner']}:{job['spec']['name']}"
-    documents = (encode_text(job[name]) for name in ("labels", "spec", "inputs"))
-    return (new_id(), "default", "default", job["kind"], capability, 0, "queued", *documents)
+    documents = (encode_text(job[name]) for name in ("spec", "inputs", "labels"))
+    return (
+        *(new_id(), "default", "default", capability, 0, "queued", "open", 1, 1, job["kind"], job["runner"]),
+        *documents,
+    )
 
 
 async def raw_postgres_bulk(pool: "asyncpg.Pool[asyncpg.Record]", columns: list[Any]) -> None:
     await pool.execute(
-        "INSERT INTO raw_rows (id, tenant, queue, kind, capability, priority, status, labels, spec, inputs,"
-        " requested_at, available_at) SELECT *, now(), now() FROM unnest($1::uuid[], $2::text[], $3::text[],"
-        " $4::text[], $5::text[], $6::int[], $7::text[], $8::jsonb[], $9::jsonb[], $10::jsonb[])",
+        "INSERT INTO raw_rows SELECT *, now(), now(), now() FROM unnest($1::uuid[], $2::text[], $3::text[],"
+        " $4::text[], $5::int[], $6::text[], $7::text[], $8::int[], $9::bigint[], $10::text[], $11::text[],"
+        " $12::jsonb[], $13::jsonb[], $14::jsonb[])",
         *columns,
     )
 
@@ -179,17 +190,12 @@ class RawSqlite:
         self.db.execute("PRAGMA synchronous = FULL")
         self.db.execute("CREATE TABLE raw_jobs (id INTEGER PRIMARY KEY, status TEXT, payload TEXT, result TEXT)")
         self.db.execute("CREATE INDEX raw_queued ON raw_jobs (id) WHERE status = 'queued'")
-        self.db.execute(
-            "CREATE TABLE raw_rows (id TEXT PRIMARY KEY, tenant TEXT, queue TEXT, kind TEXT, capability TEXT,"
-            " priority INT, status TEXT, labels TEXT, spec TEXT, inputs TEXT, requested_at INT, available_at INT)"
-        )
-        self.db.execute(
-            "CREATE INDEX raw_rows_queued ON raw_rows (queue, priority, requested_at, id) WHERE status = 'queued'"
-        )
+        self.db.execute(f"CREATE TABLE raw_rows (id text PRIMARY KEY, {RAW_COLUMNS})")
+        self.db.execute(RAW_INDEX)
 
     def bulk(self, rows: list[tuple[Any, ...]]) -> None:
         self.db.execute("BEGIN IMMEDIATE")
-        self.db.executemany("INSERT INTO raw_rows VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 5, 5)", rows)
+        self.db.executemany("INSERT INTO raw_rows VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 5, 5, 5)", rows)
         self.db.execute("COMMIT")
 
     def submit(self, payloads: list[str]) -> None:

@@ -448,18 +448,29 @@ def new_worker_id() -> str:
 class _IdSource:
     """Makes UUIDv7 ids that grow within this process, also within one millisecond."""
 
+    POOL = 4096
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._last = 0
+        self._random = b""
+        # A child must not go on with its parent's random bytes.
+        os.register_at_fork(after_in_child=self.__init__)  # type: ignore[misc]
 
     def next(self) -> str:
-        stamp = (time.time_ns() // 1_000_000) << 12
         with self._lock:
-            self._last = max(self._last + 1, stamp)
-            head = self._last
-        tail = int.from_bytes(os.urandom(8)) & 0x3FFF_FFFF_FFFF_FFFF
-        text = f"{head >> 12:012x}7{head & 0xFFF:03x}{tail | 0x8000_0000_0000_0000:016x}"
-        return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+            self._last = head = max(self._last + 1, (time.time_ns() // 1_000_000) << 12)
+            if not self._random:
+                self._random = os.urandom(self.POOL)
+            tail, self._random = self._random[:8], self._random[8:]
+        return _uuid7(head, tail)
 
 
+def _uuid7(head: int, tail: bytes) -> str:
+    text = f"{head >> 12:012x}"
+    rest = tail.hex()
+    return f"{text[:8]}-{text[8:]}-7{head & 0xFFF:03x}-{_VARIANT[tail[0] & 3]}{rest[1:4]}-{rest[4:]}"
+
+
+_VARIANT = "89ab"
 new_id = _IdSource().next
