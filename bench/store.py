@@ -106,7 +106,7 @@ async def raw_postgres(url: str) -> "asyncpg.Pool[asyncpg.Record]":
     return pool
 
 
-# The same bytes as one row each: what ours writes for a job, all of it in one table, with the key and the claim's index.
+# The same bytes as one row each: what ours writes for a job, in one table, with the key and the claim's index.
 RAW_COLUMNS = (
     "tenant text, queue text, capability text, priority int, status text, gate text, max_attempts int, seq bigint,"
     " kind text, runner text, spec jsonb, inputs jsonb, labels jsonb,"

@@ -18,8 +18,16 @@ from holdfast.timing import SystemClock
 from tests.conftest import clone, drop
 from tests.scenario import fill_postgres, fill_sqlite
 
-PAIRS = [{"queue": "default", "capability": "function:f", "domain": "function"}]
-CLAIM = {"worker": "w1", "domains": ["function"], "orphans": 100, "pairs": PAIRS, "slots": 100, "ttl": 60.0}
+PAIRS = [{"queue": "default", "capability": "function:f", "domain": "function", "turn": "", "after_id": None}]
+CLAIM = {
+    "worker": "w1",
+    "domains": ["function"],
+    "orphans": 100,
+    "pairs": PAIRS,
+    "slots": 100,
+    "ttl": 60.0,
+    "capped": False,
+}
 
 
 def test_both_dialects_have_the_same_statements_with_the_same_parameters() -> None:
@@ -91,20 +99,21 @@ async def test_claim_and_finish_read_their_indexes_on_postgres_among_200_000_job
     server: str, plan_cache_mode: str
 ) -> None:
     """Proves N4."""
-    url = await clone(server, "holdfast_plans")
+    name = f"holdfast_{plan_cache_mode}"
+    url = await clone(server, name)
     connection = await asyncpg.connect(url, server_settings={**SESSION, "plan_cache_mode": plan_cache_mode})
     await fill_postgres(connection, 200_000)
-    for name, values in (("claim", CLAIM), ("finish", FINISH)):
-        statement = prepare("holdfast")[name]
+    for hot, values in (("claim", CLAIM), ("finish", FINISH)):
+        statement = prepare("holdfast")[hot]
         explain = "EXPLAIN (FORMAT JSON, ANALYZE, BUFFERS) " + statement.text
         async with connection.transaction():
             answer = await connection.fetchval(explain, *statement.arguments(values))
         nodes = [node for node in plan_nodes(json.loads(answer)[0]["Plan"]) if node.get("Relation Name") == "jobs"]
-        assert {node["Index Name"] for node in nodes if "Index Name" in node} == INDEXES[name]
+        assert {node["Index Name"] for node in nodes if "Index Name" in node} == INDEXES[hot]
         assert not [node for node in nodes if node["Node Type"] == "Seq Scan"]
         assert all(node["Actual Rows"] <= 100 for node in nodes if node.get("Index Name") == "jobs_claimable")
     await connection.close()
-    await drop(server, "holdfast_plans")
+    await drop(server, name)
 
 
 def plan_nodes(plan: dict[str, Any]) -> list[dict[str, Any]]:
@@ -121,7 +130,7 @@ async def test_hot_statements_read_their_indexes_on_sqlite_among_200_000_jobs(tm
     await database.close()
     connection = Connection(path, SystemClock(), writes=True)
     fill_sqlite(connection.raw, 200_000 if name == "claim" else 20_000)
-    connection.raw.execute("INSERT INTO lines VALUES ('default', 'function:f', 'function', 'default')")
+    connection.raw.execute("INSERT INTO lines VALUES ('default', 'function:f', 'function', 'default', 0)")
     for statement in queries.load("sqlite")[name].statements:
         given = [None] * len(statement.parameters)
         plan = [row[3] for row in connection.raw.execute("EXPLAIN QUERY PLAN " + statement.text, given)]
@@ -130,7 +139,8 @@ async def test_hot_statements_read_their_indexes_on_sqlite_among_200_000_jobs(tm
         assert not [line for line in scans if line.split()[1] in tables(statement.text)], plan
         if name == "claim":
             assert all(
-                re.search(r"jobs_claimable|jobs_orphaned|rowid=|id=\?|queue=\?|PRIMARY", line) for line in reads
+                re.search(r"jobs_claimable|jobs_orphaned|jobs_running|rowid=|id=\?|queue=\?|PRIMARY", line)
+                for line in reads
             ), plan
     connection.raw.close()
 

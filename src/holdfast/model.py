@@ -412,6 +412,8 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
 class Queue(msgspec.Struct, frozen=True, kw_only=True):
     queue: str
     paused: bool
+    cap: int | None
+    depth: int | None
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):

@@ -139,6 +139,8 @@ needs.need_id uuid NO
 needs.satisfied boolean NO false
 queues.queue text NO 
 queues.paused boolean NO false
+queues.cap integer YES 
+queues.depth_limit integer YES 
 queues.updated_at timestamp with time zone NO 
 specs.id uuid NO 
 specs.tenant text NO 
@@ -162,17 +164,17 @@ workers.expires_at timestamp with time zone NO
 workers.draining boolean NO false
 CREATE UNIQUE INDEX attempts_pkey ON holdfast.attempts USING btree (job_id, attempt)
 CREATE UNIQUE INDEX events_pkey ON holdfast.events USING btree (job_id, seq)
-CREATE INDEX jobs_claimable ON holdfast.jobs USING btree (queue, capability, tenant, priority DESC, requested_at, id) WHERE (gate = 'open'::text)
+CREATE INDEX jobs_claimable ON holdfast.jobs USING btree (queue, capability, tenant, ((- priority)), requested_at, id) WHERE (gate = 'open'::text)
 CREATE INDEX jobs_deleting ON holdfast.jobs USING btree (id) WHERE (stop_kind = 'delete'::text)
 CREATE INDEX jobs_ended_badly ON holdfast.jobs USING btree (tenant, status, requested_at DESC, id DESC) WHERE (status = ANY (ARRAY['paused'::text, 'failed'::text, 'timed_out'::text, 'cancelled'::text]))
 CREATE INDEX jobs_future ON holdfast.jobs USING btree (available_at) WHERE (gate = 'future'::text)
 CREATE INDEX jobs_lane_blocking ON holdfast.jobs USING btree (tenant, lane, lane_position) WHERE ((lane IS NOT NULL) AND (started_at IS NOT NULL) AND (NOT dismissed) AND (status = ANY (ARRAY['paused'::text, 'failed'::text, 'timed_out'::text])))
 CREATE INDEX jobs_lane_waiting ON holdfast.jobs USING btree (tenant, lane, lane_position) WHERE (gate = 'lane'::text)
-CREATE INDEX jobs_leased ON holdfast.jobs USING btree (owner) WHERE (owner IS NOT NULL)
 CREATE INDEX jobs_needs_waiting ON holdfast.jobs USING btree (id) WHERE (gate = 'needs'::text)
 CREATE INDEX jobs_orphaned ON holdfast.jobs USING btree (domain, adopt_after_at) WHERE ((status = 'running'::text) AND (owner IS NULL))
 CREATE UNIQUE INDEX jobs_pkey ON holdfast.jobs USING btree (id)
 CREATE INDEX jobs_queue_deadline ON holdfast.jobs USING btree (queue_deadline_at) WHERE ((queue_deadline_at IS NOT NULL) AND (status = 'queued'::text))
+CREATE INDEX jobs_running ON holdfast.jobs USING btree (owner, queue) WHERE (status = 'running'::text)
 CREATE INDEX jobs_unresolved ON holdfast.jobs USING btree (tenant, lane, requested_at, id) WHERE (gate = 'unresolved'::text)
 CREATE INDEX jobs_unsettled ON holdfast.jobs USING btree (id) WHERE unsettled
 CREATE UNIQUE INDEX lanes_pkey ON holdfast.lanes USING btree (tenant, lane)
@@ -185,7 +187,9 @@ CREATE INDEX specs_listed ON holdfast.specs USING btree (tenant, requested_at DE
 CREATE UNIQUE INDEX specs_pkey ON holdfast.specs USING btree (id)
 CREATE UNIQUE INDEX workers_pkey ON holdfast.workers USING btree (worker)
 attempts_pkey PRIMARY KEY (job_id, attempt)
+cap_positive CHECK ((cap >= 1))
 cause_known CHECK ((cause = ANY (ARRAY['exit'::text, 'out_of_memory'::text, 'timed_out'::text, 'idle_timeout'::text, 'cancelled'::text, 'interrupted'::text, 'lost'::text, 'start_failed'::text, 'drained'::text])))
+depth_limit_positive CHECK ((depth_limit >= 1))
 events_pkey PRIMARY KEY (job_id, seq)
 finished_when_terminal CHECK (((finished_at IS NOT NULL) = (status = ANY (ARRAY['succeeded'::text, 'failed'::text, 'timed_out'::text, 'cancelled'::text]))))
 gate_known CHECK ((gate = ANY (ARRAY['open'::text, 'future'::text, 'needs'::text, 'lane'::text, 'held'::text, 'unresolved'::text])))

@@ -1,4 +1,4 @@
-CREATE INDEX jobs_claimable ON jobs (queue, capability, tenant, priority DESC, requested_at, id) WHERE gate = 'open'
+CREATE INDEX jobs_claimable ON jobs (queue, capability, tenant, (-priority), requested_at, id) WHERE gate = 'open'
 CREATE INDEX jobs_deleting ON jobs (id) WHERE stop_kind = 'delete'
 CREATE INDEX jobs_ended_badly ON jobs (tenant, status, requested_at DESC, id DESC)
   WHERE (status = 'paused' OR status = 'failed' OR status = 'timed_out' OR status = 'cancelled')
@@ -6,10 +6,10 @@ CREATE INDEX jobs_future ON jobs (available_at) WHERE gate = 'future'
 CREATE INDEX jobs_lane_blocking ON jobs (tenant, lane, lane_position)
   WHERE lane IS NOT NULL AND started_at IS NOT NULL AND dismissed = 0 AND (status = 'paused' OR status = 'failed' OR status = 'timed_out')
 CREATE INDEX jobs_lane_waiting ON jobs (tenant, lane, lane_position) WHERE gate = 'lane'
-CREATE INDEX jobs_leased ON jobs (owner) WHERE owner IS NOT NULL
 CREATE INDEX jobs_needs_waiting ON jobs (id) WHERE gate = 'needs'
 CREATE INDEX jobs_orphaned ON jobs (domain, adopt_after_at) WHERE status = 'running' AND owner IS NULL
 CREATE INDEX jobs_queue_deadline ON jobs (queue_deadline_at) WHERE queue_deadline_at IS NOT NULL AND status = 'queued'
+CREATE INDEX jobs_running ON jobs (owner, queue) WHERE status = 'running'
 CREATE INDEX jobs_unresolved ON jobs (tenant, lane, requested_at, id) WHERE gate = 'unresolved'
 CREATE INDEX jobs_unsettled ON jobs (id) WHERE unsettled = 1
 CREATE INDEX needs_open ON needs (need_id, job_id) WHERE satisfied = 0
@@ -131,7 +131,11 @@ CREATE TABLE needs (
 CREATE TABLE queues (
   queue TEXT NOT NULL PRIMARY KEY,
   paused INTEGER NOT NULL DEFAULT 0,
-  updated_at INTEGER NOT NULL
+  cap INTEGER,
+  depth_limit INTEGER,
+  updated_at INTEGER NOT NULL,
+  CONSTRAINT cap_positive CHECK (cap >= 1),
+  CONSTRAINT depth_limit_positive CHECK (depth_limit >= 1)
 ) WITHOUT ROWID, STRICT
 CREATE TABLE specs (
   id TEXT NOT NULL PRIMARY KEY,

@@ -66,7 +66,7 @@ class Jobs:
         except Conflict:
             await self._refuse_taken_ids(accepted)
             raise
-        self._wake.post({wake.work(job.queue) for job in accepted})
+        self._wake.post({wake.work(job.queue) for job in accepted}, behind=not any(job.priority for job in accepted))
         await self._gates.follow_up(
             {(tenant, job.lane) for job in accepted if job.lane is not None},
             [job.id for job in accepted if job.id is not None and job.lane is None and job.needs],

@@ -4,6 +4,7 @@ Every write about a running job takes its `Lease` and is fenced by the token in 
 write landed; a lost lease is an answer, not an error.
 """
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from operator import attrgetter
@@ -31,10 +32,13 @@ from holdfast.store.gates import Gates
 from holdfast.store.lanes import lock_lanes_and_jobs, settle_lanes
 from holdfast.store.moves import Move, change_job, event
 from holdfast.store.outcomes import Ended, Ending, ending
+from holdfast.store.queues import Queues
 from holdfast.store.rows import STATUSES, to_stop
 
 ADOPT_LIMIT = 1000
 ADOPTIONS_WITHOUT_PROGRESS = 5
+MARK_SECONDS = 1.0
+"""For how long a claim may begin behind the job that was taken last; what came before it in order waits so long."""
 
 
 class Claimed(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,11 +64,22 @@ class Owners(msgspec.Struct, frozen=True, kw_only=True):
     now_at: datetime
 
 
+class _Turn(msgspec.Struct, frozen=True):
+    """Whose turn it was in a line of jobs, and which job was taken last."""
+
+    tenant: str
+    after_id: str | None
+    at: float
+    returns: int
+
+
 class Leases:
-    def __init__(self, database: Database, gates: Gates, wake_up: wake.Wake) -> None:
+    def __init__(self, database: Database, gates: Gates, queues: Queues, wake_up: wake.Wake) -> None:
         self._database = database
         self._gates = gates
+        self._queues = queues
         self._wake = wake_up
+        self._turns: dict[tuple[str, str, str], _Turn] = {}
 
     async def claim(
         self,
@@ -77,18 +92,91 @@ class Leases:
     ) -> Claimed:
         """Adopt what this worker can reach, needing no slot for it; then claim up to the free slots."""
         _check_ttl(ttl)
-        leases = await self._database.values(
-            "claim",
-            Lease,
-            worker=worker,
-            domains=list(domains),
-            orphans=ADOPT_LIMIT,
-            pairs=[{"queue": p.queue, "capability": p.capability, "domain": p.domain} for p in pairs],
-            slots=max(slots, 0),
-            ttl=ttl,
-        )
-        adopted = sum(lease.adopted for lease in leases)
-        return Claimed(adopted=sorted(leases[:adopted], key=attrgetter("id")), claimed=leases[adopted:])
+        caps = await self._queues.caps() if slots > 0 and pairs else {}
+        uncapped = [pair for pair in pairs if pair.queue not in caps]
+        adopted, claimed = await self._claim(worker, uncapped, max(slots, 0), ttl, domains)
+        for queue in sorted({pair.queue for pair in pairs} & set(caps)):
+            mine = [pair for pair in pairs if pair.queue == queue]
+            claimed += await self._claim_capped(worker, queue, mine, slots - len(claimed), ttl)
+        return Claimed(adopted=sorted(adopted, key=attrgetter("id")), claimed=claimed)
+
+    async def _claim(
+        self, worker: str, pairs: Sequence[Claimable], slots: int, ttl: float, domains: Sequence[str]
+    ) -> tuple[list[Lease], list[Lease]]:
+        """Take turns until the slots are full or nobody has work."""
+        adopted: list[Lease] = []
+        claimed: list[Lease] = []
+        while True:
+            turns = [self._turn(worker, pair) for pair in pairs]
+            leases = await self._database.values(
+                "claim", Lease, **_claiming(worker, turns, slots - len(claimed), ttl, domains, capped=False)
+            )
+            old = sum(lease.adopted for lease in leases)
+            adopted += leases[:old]
+            new = leases[old:]
+            self._remember(worker, turns, new, slots - len(claimed))
+            claimed += new
+            marked = any(turn["after_id"] is not None for turn in turns)
+            if len(claimed) >= slots or not (marked or len({lease.tenant for lease in new}) > 1):
+                return adopted, claimed
+            if marked:
+                self._drop_marks(worker)
+            domains = ()
+
+    async def _claim_capped(
+        self, worker: str, queue: str, pairs: Sequence[Claimable], slots: int, ttl: float
+    ) -> Sequence[Lease]:
+        """Lock the queue, count what runs in it, and take at most the rest."""
+        if slots <= 0 or not await self._database.read("claimable_in_queue", queue=queue):
+            return []
+
+        async def change(tx: Tx) -> Sequence[Lease]:
+            locked = await tx.rows("lock_queue", queue=queue)
+            (running,) = await tx.rows("running_in_queue", queue=queue)
+            cap = locked[0]["cap"] if locked else None
+            free = slots if cap is None else min(slots, cap - running["running"])
+            if free <= 0:
+                return []
+            turns = [self._turn(worker, pair) for pair in pairs]
+            leases = await tx.values("claim", Lease, **_claiming(worker, turns, free, ttl, (), capped=True))
+            self._remember(worker, turns, leases, 0)
+            return leases
+
+        return await self._database.transact(change)
+
+    def _turn(self, worker: str, pair: Claimable) -> dict[str, str | None]:
+        turn = self._turns.get((worker, pair.queue, pair.capability))
+        fresh = turn is not None and time.monotonic() - turn.at < MARK_SECONDS and turn.returns == self._wake.returns
+        return {
+            "queue": pair.queue,
+            "capability": pair.capability,
+            "domain": pair.domain,
+            "turn": turn.tenant if turn else "",
+            "after_id": turn.after_id if turn and fresh else None,
+        }
+
+    def _remember(
+        self, worker: str, turns: Sequence[Mapping[str, str | None]], leases: Sequence[Lease], slots: int
+    ) -> None:
+        """Note for each line whose turn it was last; while it has a backlog also the mark behind which it goes on."""
+        served: dict[tuple[str, str], dict[str, str]] = {}
+        for lease in leases:
+            served.setdefault((lease.queue, lease.capability), {})[lease.tenant] = lease.id
+        for turn in turns:
+            tenants = served.get((str(turn["queue"]), str(turn["capability"])))
+            if tenants is None:
+                continue
+            before = str(turn["turn"])
+            last = max(tenants, key=lambda tenant: (tenant == before, tenant < before, tenant))
+            line = (worker, str(turn["queue"]), str(turn["capability"]))
+            kept = turn["after_id"] is not None and last == before
+            at = self._turns[line].at if kept else time.monotonic()
+            self._turns[line] = _Turn(last, tenants[last] if len(leases) == slots else None, at, self._wake.returns)
+
+    def _drop_marks(self, worker: str) -> None:
+        for line, turn in self._turns.items():
+            if line[0] == worker:
+                self._turns[line] = _Turn(turn.tenant, None, turn.at, turn.returns)
 
     async def start(self, leases: Iterable[Lease]) -> frozenset[str]:
         """Write that these attempts now run; return the ids of those whose lease still held."""
@@ -205,6 +293,27 @@ class Leases:
         except (Conflict, NotFound):
             return False
         return moved.status is Status.PAUSED
+
+
+def _claiming(
+    worker: str,
+    turns: Sequence[Mapping[str, str | None]],
+    slots: int,
+    ttl: float,
+    domains: Sequence[str],
+    *,
+    capped: bool,
+) -> dict[str, object]:
+    """The parameters of the statement `claim`."""
+    return {
+        "worker": worker,
+        "domains": list(domains),
+        "orphans": ADOPT_LIMIT,
+        "pairs": list(turns),
+        "slots": slots,
+        "ttl": ttl,
+        "capped": capped,
+    }
 
 
 def _tokens(leases: Iterable[Lease]) -> list[dict[str, object]]:

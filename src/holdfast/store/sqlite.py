@@ -46,7 +46,8 @@ class Connection:
             path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=512
         )
         # Not a Python function, which would cost each row a frame of the interpreter.
-        self.raw.create_function("clock", 0, partial(getitem, self._now, 0), deterministic=True)
+        now: Callable[[], int] = partial(getitem, self._now, 0)  # type: ignore[assignment]
+        self.raw.create_function("clock", 0, now, deterministic=True)
         self.raw.execute("PRAGMA synchronous = FULL")
         self.raw.execute("PRAGMA temp_store = MEMORY")
         self.raw.execute(f"PRAGMA cache_size = -{CACHE_KIB}")

@@ -14,9 +14,10 @@ from holdfast.store.lanes import Lanes
 from holdfast.store.leases import Leases
 from holdfast.store.migrate import require_current
 from holdfast.store.postgres import PostgresDatabase
+from holdfast.store.queues import Queues
 from holdfast.store.sqlite import SqliteDatabase
 from holdfast.store.wake import Wake
-from holdfast.store.workers import Attempts, Queues, Workers
+from holdfast.store.workers import Attempts, Workers
 from holdfast.timing import Clock
 
 
@@ -27,10 +28,10 @@ class Store:
         self.lanes = Lanes(database, self.wake)
         self.gates = Gates(database, self.lanes, self.wake)
         self.jobs = Jobs(database, self.gates, self.wake)
-        self.leases = Leases(database, self.gates, self.wake)
+        self.queues = Queues(database, self.wake)
+        self.leases = Leases(database, self.gates, self.queues, self.wake)
         self.events = Events(database)
         self.attempts = Attempts(database)
-        self.queues = Queues(database, self.wake)
         self.workers = Workers(database)
 
     @property

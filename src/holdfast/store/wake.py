@@ -49,12 +49,19 @@ class Wake:
         self._signals: set[Signal] = set()
         self._pending: set[str] = set()
         self._sender: asyncio.Task[None] | None = None
+        self.returns = 0
+        """How often something may have come back to its old place in a line."""
 
-    def post(self, topics: Iterable[str]) -> None:
-        """Tell this process at once, and the others in a moment."""
+    def post(self, topics: Iterable[str], *, behind: bool = False) -> None:
+        """Tell this process at once, and the others in a moment.
+
+        `behind` says that it is only new work, which stands behind the old in its line.
+        """
         topics = set(topics)
         if not topics:
             return
+        if not behind:
+            self.returns += 1
         for signal in self._signals:
             signal.set(topics)
         self._pending |= topics

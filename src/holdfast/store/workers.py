@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from holdfast.errors import Conflict, NotFound
-from holdfast.model import Attempt, Queue, Worker
+from holdfast.model import Attempt, Worker
 from holdfast.store.database import Database
 from holdfast.store.rows import known_id, to_attempt, to_worker
-from holdfast.store.wake import Wake, work
 
 
 class Workers:
@@ -68,22 +67,3 @@ class Attempts:
         if not await self._database.read("find_job", id=job_id, tenant=tenant):
             raise NotFound("job", job_id)
         return [to_attempt(row) for row in await self._database.read("list_attempts", id=job_id)]
-
-
-class Queues:
-    def __init__(self, database: Database, wake: Wake) -> None:
-        self._database = database
-        self._wake = wake
-
-    async def pause(self, queue: str) -> None:
-        """Let nobody claim from a queue, durably; what runs goes on."""
-        await self._database.rows("set_queue_paused", queue=queue, paused=True)
-
-    async def resume(self, queue: str) -> None:
-        await self._database.rows("set_queue_paused", queue=queue, paused=False)
-        self._wake.post([work(queue)])
-
-    async def list(self) -> Sequence[Queue]:
-        """Queues that an operator has touched."""
-        rows = await self._database.read("list_queues")
-        return [Queue(queue=row["queue"], paused=bool(row["paused"])) for row in rows]

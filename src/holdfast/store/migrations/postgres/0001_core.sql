@@ -83,14 +83,14 @@ CREATE TABLE holdfast.jobs (
 );
 
 -- Every index but the primary key is partial: a finished job sits in none of those that a worker reads.
-CREATE INDEX jobs_claimable ON holdfast.jobs (queue, capability, tenant, priority DESC, requested_at, id) WHERE gate = 'open';
+CREATE INDEX jobs_claimable ON holdfast.jobs (queue, capability, tenant, (-priority), requested_at, id) WHERE gate = 'open';
 CREATE INDEX jobs_future ON holdfast.jobs (available_at) WHERE gate = 'future';
 CREATE INDEX jobs_unresolved ON holdfast.jobs (tenant, lane, requested_at, id) WHERE gate = 'unresolved';
 CREATE INDEX jobs_needs_waiting ON holdfast.jobs (id) WHERE gate = 'needs';
 CREATE INDEX jobs_lane_waiting ON holdfast.jobs (tenant, lane, lane_position) WHERE gate = 'lane';
 CREATE INDEX jobs_lane_blocking ON holdfast.jobs (tenant, lane, lane_position)
   WHERE lane IS NOT NULL AND started_at IS NOT NULL AND NOT dismissed AND status IN ('paused', 'failed', 'timed_out');
-CREATE INDEX jobs_leased ON holdfast.jobs (owner) WHERE owner IS NOT NULL;
+CREATE INDEX jobs_running ON holdfast.jobs (owner, queue) WHERE status = 'running';
 CREATE INDEX jobs_orphaned ON holdfast.jobs (domain, adopt_after_at) WHERE status = 'running' AND owner IS NULL;
 CREATE INDEX jobs_unsettled ON holdfast.jobs (id) WHERE unsettled;
 CREATE INDEX jobs_queue_deadline ON holdfast.jobs (queue_deadline_at) WHERE queue_deadline_at IS NOT NULL AND status = 'queued';
@@ -165,7 +165,11 @@ CREATE TABLE holdfast.lanes (
 CREATE TABLE holdfast.queues (
   queue text CONSTRAINT queues_pkey PRIMARY KEY,
   paused boolean NOT NULL DEFAULT false,
-  updated_at timestamptz NOT NULL
+  cap integer,
+  depth_limit integer,
+  updated_at timestamptz NOT NULL,
+  CONSTRAINT cap_positive CHECK (cap >= 1),
+  CONSTRAINT depth_limit_positive CHECK (depth_limit >= 1)
 );
 
 CREATE TABLE holdfast.workers (

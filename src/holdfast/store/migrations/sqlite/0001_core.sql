@@ -68,14 +68,14 @@ CREATE TABLE jobs (
 ) STRICT;
 
 -- Every index but the primary key is partial: a finished job sits in none of those that a worker reads.
-CREATE INDEX jobs_claimable ON jobs (queue, capability, tenant, priority DESC, requested_at, id) WHERE gate = 'open';
+CREATE INDEX jobs_claimable ON jobs (queue, capability, tenant, (-priority), requested_at, id) WHERE gate = 'open';
 CREATE INDEX jobs_future ON jobs (available_at) WHERE gate = 'future';
 CREATE INDEX jobs_unresolved ON jobs (tenant, lane, requested_at, id) WHERE gate = 'unresolved';
 CREATE INDEX jobs_needs_waiting ON jobs (id) WHERE gate = 'needs';
 CREATE INDEX jobs_lane_waiting ON jobs (tenant, lane, lane_position) WHERE gate = 'lane';
 CREATE INDEX jobs_lane_blocking ON jobs (tenant, lane, lane_position)
   WHERE lane IS NOT NULL AND started_at IS NOT NULL AND dismissed = 0 AND (status = 'paused' OR status = 'failed' OR status = 'timed_out');
-CREATE INDEX jobs_leased ON jobs (owner) WHERE owner IS NOT NULL;
+CREATE INDEX jobs_running ON jobs (owner, queue) WHERE status = 'running';
 CREATE INDEX jobs_orphaned ON jobs (domain, adopt_after_at) WHERE status = 'running' AND owner IS NULL;
 CREATE INDEX jobs_unsettled ON jobs (id) WHERE unsettled = 1;
 CREATE INDEX jobs_queue_deadline ON jobs (queue_deadline_at) WHERE queue_deadline_at IS NOT NULL AND status = 'queued';
@@ -149,7 +149,11 @@ CREATE TABLE lanes (
 CREATE TABLE queues (
   queue TEXT NOT NULL PRIMARY KEY,
   paused INTEGER NOT NULL DEFAULT 0,
-  updated_at INTEGER NOT NULL
+  cap INTEGER,
+  depth_limit INTEGER,
+  updated_at INTEGER NOT NULL,
+  CONSTRAINT cap_positive CHECK (cap >= 1),
+  CONSTRAINT depth_limit_positive CHECK (depth_limit >= 1)
 ) WITHOUT ROWID, STRICT;
 
 CREATE TABLE workers (

@@ -3,8 +3,10 @@
 
 -- name: claim
 -- Adopt first: orphans in the domains that this worker can reach, which need no slot. Uses jobs_orphaned.
--- Then take up to :slots claimable jobs of the (queue, capability) pairs. Uses jobs_claimable: a skip-scan lists the tenants
--- with work, their heads are merged in claim order, tenants take turns, and only what is taken gets locked.
+-- Then take up to :slots claimable jobs of the (queue, capability) pairs. Uses jobs_claimable: a skip-scan lists tenants
+-- with work, from the one after whose turn it was and round again; each gets an equal share, in order of priority and
+-- acceptance over its lines; only what is taken gets locked. Behind `after_id`, which was taken last, the scan begins: it
+-- skips what is dead but cannot be vacuumed while an old transaction lives.
 -- The columns are the fields of a Lease. The claim's event is the ledger's: claim_seq, claimed_at, worker.
 WITH RECURSIVE clock AS MATERIALIZED (
   SELECT holdfast.clock() AS now_at
@@ -39,52 +41,102 @@ WITH RECURSIVE clock AS MATERIALIZED (
     json_build_object('lease', 'adopted', 'attempt', a.attempt, 'worker', a.owner, 'token', a.token)
   FROM adopted AS a
 ), pairs AS MATERIALIZED (
-  SELECT p.queue, p.capability, p.domain
-  FROM :pairs AS p(queue text, capability text, domain text)
-  WHERE NOT EXISTS (SELECT 1 FROM holdfast.queues AS q WHERE q.queue = p.queue AND q.paused)
-), tenants AS (
-  SELECT p.queue, p.capability, p.domain, (
+  SELECT p.queue, p.capability, p.domain, p.turn, m.id AS mark_id, -m.priority AS mark_rank, m.requested_at AS mark_at
+  FROM :pairs AS p(queue text, capability text, domain text, turn text, after_id uuid)
+  LEFT JOIN holdfast.jobs AS m ON m.id = p.after_id
+  WHERE :slots::integer > 0
+    AND NOT EXISTS (
+      SELECT 1 FROM holdfast.queues AS q
+      WHERE q.queue = p.queue AND (q.paused OR (q.cap IS NOT NULL AND NOT :capped::boolean)))
+), ahead AS (
+  SELECT p.queue, p.capability, p.domain, 1 AS n, (
     SELECT j.tenant FROM holdfast.jobs AS j
-    WHERE j.gate = 'open' AND j.queue = p.queue AND j.capability = p.capability
+    WHERE j.gate = 'open' AND j.queue = p.queue AND j.capability = p.capability AND j.tenant > p.turn
     ORDER BY j.tenant LIMIT 1) AS tenant
   FROM pairs AS p
   UNION ALL
-  SELECT t.queue, t.capability, t.domain, (
+  SELECT t.queue, t.capability, t.domain, t.n + 1, (
     SELECT j.tenant FROM holdfast.jobs AS j
     WHERE j.gate = 'open' AND j.queue = t.queue AND j.capability = t.capability AND j.tenant > t.tenant
     ORDER BY j.tenant LIMIT 1)
-  FROM tenants AS t
-  WHERE t.tenant IS NOT NULL
-), heads AS (
-  SELECT t.queue, t.capability, t.domain, t.tenant,
-    row_number() OVER (PARTITION BY t.tenant ORDER BY h.priority DESC, h.requested_at, h.id) AS turn
-  FROM tenants AS t
-  CROSS JOIN LATERAL (
-    SELECT j.priority, j.requested_at, j.id FROM holdfast.jobs AS j
-    WHERE j.gate = 'open' AND j.queue = t.queue AND j.capability = t.capability AND j.tenant = t.tenant
-    ORDER BY j.priority DESC, j.requested_at, j.id
-    LIMIT :slots::integer) AS h
-), busy AS MATERIALIZED (
-  SELECT count(*) AS lines FROM tenants AS t WHERE t.tenant IS NOT NULL
-), turns AS MATERIALIZED (
-  SELECT t.queue, t.capability, t.domain, t.tenant, :slots::integer AS share
-  FROM tenants AS t
-  WHERE t.tenant IS NOT NULL
-    AND (SELECT b.lines FROM busy AS b) = 1 -- nobody to merge or take turns with
+  FROM ahead AS t
+  WHERE t.tenant IS NOT NULL AND t.n < :slots::integer
+), behind AS (
+  SELECT p.queue, p.capability, p.domain, p.turn, 1 AS n, (
+    SELECT j.tenant FROM holdfast.jobs AS j
+    WHERE j.gate = 'open' AND j.queue = p.queue AND j.capability = p.capability AND j.tenant < p.turn
+    ORDER BY j.tenant LIMIT 1) AS tenant
+  FROM pairs AS p
+  WHERE p.turn <> '' AND (SELECT count(*) FROM ahead) < :slots::integer + 1
   UNION ALL
-  SELECT h.queue, h.capability, h.domain, h.tenant, count(*)
-  FROM (SELECT * FROM heads ORDER BY turn, tenant LIMIT :slots::integer) AS h
-  WHERE (SELECT b.lines FROM busy AS b) > 1
-  GROUP BY h.queue, h.capability, h.domain, h.tenant
+  SELECT t.queue, t.capability, t.domain, t.turn, t.n + 1, (
+    SELECT j.tenant FROM holdfast.jobs AS j
+    WHERE j.gate = 'open' AND j.queue = t.queue AND j.capability = t.capability
+      AND j.tenant > t.tenant AND j.tenant < t.turn
+    ORDER BY j.tenant LIMIT 1)
+  FROM behind AS t
+  WHERE t.tenant IS NOT NULL AND t.n < :slots::integer
+), lines AS MATERIALIZED (
+  SELECT t.queue, t.capability, t.domain, t.tenant, 0 AS lap, NULL::integer AS mark_rank, NULL::timestamptz AS mark_at,
+    NULL::uuid AS mark_id
+  FROM ahead AS t WHERE t.tenant IS NOT NULL
+  UNION ALL
+  SELECT t.queue, t.capability, t.domain, t.tenant, 1, NULL, NULL, NULL FROM behind AS t WHERE t.tenant IS NOT NULL
+  UNION ALL
+  SELECT p.queue, p.capability, p.domain, p.turn, 2, p.mark_rank, p.mark_at, p.mark_id
+  FROM pairs AS p
+  WHERE p.turn <> ''
+    AND EXISTS (
+      SELECT 1 FROM holdfast.jobs AS j
+      WHERE j.gate = 'open' AND j.queue = p.queue AND j.capability = p.capability AND j.tenant = p.turn
+        AND (-j.priority, j.requested_at, j.id) > (coalesce(p.mark_rank, -2147483648),
+          coalesce(p.mark_at, '-infinity'), coalesce(p.mark_id, '00000000-0000-0000-0000-000000000000')))
+), chosen AS MATERIALIZED (
+  SELECT l.tenant, min(l.lap) AS lap, count(*) AS lines
+  FROM lines AS l
+  GROUP BY l.tenant
+  ORDER BY min(l.lap), l.tenant
+  LIMIT :slots::integer
+), shares AS MATERIALIZED (
+  SELECT ceil(:slots::float8 / greatest(count(*), 1))::integer AS share, coalesce(max(c.lines), 0) AS widest
+  FROM chosen AS c
+), turns AS MATERIALIZED (
+  SELECT l.queue, l.capability, l.domain, l.tenant, c.lap, l.mark_rank, l.mark_at, l.mark_id, s.share
+  FROM lines AS l
+  JOIN chosen AS c ON c.tenant = l.tenant
+  CROSS JOIN shares AS s
+  WHERE s.widest = 1 -- each tenant has one line: nothing to merge
+  UNION ALL
+  SELECT h.queue, h.capability, h.domain, h.tenant, h.lap, h.mark_rank, h.mark_at, h.mark_id, count(*)
+  FROM (
+    SELECT l.queue, l.capability, l.domain, l.tenant, c.lap, l.mark_rank, l.mark_at, l.mark_id, s.share,
+      row_number() OVER (PARTITION BY l.tenant ORDER BY h.priority DESC, h.requested_at, h.id) AS place
+    FROM lines AS l
+    JOIN chosen AS c ON c.tenant = l.tenant
+    CROSS JOIN shares AS s
+    CROSS JOIN LATERAL (
+      SELECT j.priority, j.requested_at, j.id FROM holdfast.jobs AS j
+      WHERE j.gate = 'open' AND j.queue = l.queue AND j.capability = l.capability AND j.tenant = l.tenant
+        AND (-j.priority, j.requested_at, j.id) > (coalesce(l.mark_rank, -2147483648),
+          coalesce(l.mark_at, '-infinity'), coalesce(l.mark_id, '00000000-0000-0000-0000-000000000000'))
+      ORDER BY -j.priority, j.requested_at, j.id
+      LIMIT s.share) AS h
+    WHERE s.widest > 1) AS h
+  WHERE h.place <= h.share
+  GROUP BY h.queue, h.capability, h.domain, h.tenant, h.lap, h.mark_rank, h.mark_at, h.mark_id
+  ORDER BY lap, tenant
 ), picked AS MATERIALIZED (
   SELECT j.id, t.domain
   FROM turns AS t
   CROSS JOIN LATERAL (
     SELECT j.id FROM holdfast.jobs AS j
     WHERE j.gate = 'open' AND j.queue = t.queue AND j.capability = t.capability AND j.tenant = t.tenant
-    ORDER BY j.priority DESC, j.requested_at, j.id
+      AND (-j.priority, j.requested_at, j.id) > (coalesce(t.mark_rank, -2147483648),
+        coalesce(t.mark_at, '-infinity'), coalesce(t.mark_id, '00000000-0000-0000-0000-000000000000'))
+    ORDER BY -j.priority, j.requested_at, j.id
     LIMIT t.share
     FOR NO KEY UPDATE SKIP LOCKED) AS j
+  LIMIT :slots::integer
 ), claimed AS (
   UPDATE holdfast.jobs AS j
   SET status = 'running',
@@ -152,7 +204,7 @@ WHERE j.id = m.id
 RETURNING j.id;
 
 -- name: beat
--- Renew all leases of a worker, and answer for each job: yours, lost, or one that it does not know. Uses jobs_leased.
+-- Renew all leases of a worker, and answer for each job: yours, lost, or one that it does not know. Uses jobs_running.
 -- The row without an id is the worker's own.
 WITH told AS MATERIALIZED (
   SELECT r.id, r.token FROM :rows AS r(id uuid, token bigint)
@@ -160,7 +212,8 @@ WITH told AS MATERIALIZED (
   SELECT j.id, j.token, j.capability, j.phase, j.stop_kind, j.stop_phase, j.stop_deadline_at, t.id IS NOT NULL AS known
   FROM holdfast.jobs AS j
   LEFT JOIN told AS t ON t.id = j.id AND t.token = j.token
-  WHERE j.owner = :worker::text
+  WHERE j.status = 'running'
+    AND j.owner = :worker::text
   ORDER BY j.id
   FOR NO KEY UPDATE OF j
 ), renewed AS (
@@ -193,10 +246,11 @@ FROM told AS t
 WHERE NOT EXISTS (SELECT 1 FROM renewed AS r WHERE r.id = t.id AND r.token = t.token);
 
 -- name: stops
--- The stop requests that wait for a worker's own jobs. Uses jobs_leased.
+-- The stop requests that wait for a worker's own jobs. Uses jobs_running.
 SELECT j.id, j.token, j.stop_kind, j.stop_phase, j.stop_deadline_at
 FROM holdfast.jobs AS j
-WHERE j.owner = :worker::text
+WHERE j.status = 'running'
+  AND j.owner = :worker::text
   AND j.stop_kind IS NOT NULL
 ORDER BY j.id;
 
@@ -372,7 +426,7 @@ WITH expired AS MATERIALIZED (
 SELECT r.id, r.token, r.worker, r.attempt, r.adoptions FROM reaped AS r;
 
 -- name: lease_owners
--- For a reaper that doubts itself: how many owners hold leases, and how many of them let one expire. Uses jobs_leased.
+-- For a reaper that doubts itself: how many owners hold leases, and how many of them let one expire. Uses jobs_running.
 SELECT
   count(DISTINCT j.owner) AS owners,
   count(DISTINCT j.owner) FILTER (WHERE j.lease_expires_at < holdfast.clock()) AS expired,
@@ -380,7 +434,8 @@ SELECT
   max(j.last_beat_at) FILTER (WHERE j.lease_expires_at < holdfast.clock()) AS expired_beat_at,
   holdfast.clock() AS now_at
 FROM holdfast.jobs AS j
-WHERE j.owner IS NOT NULL;
+WHERE j.status = 'running'
+  AND j.owner IS NOT NULL;
 
 -- name: worn_orphans
 -- Orphans that were adopted again and again without progress. Uses jobs_orphaned.
@@ -393,8 +448,9 @@ ORDER BY j.id
 LIMIT :limit::integer;
 
 -- name: leases
--- Who holds what, for people. Uses jobs_leased.
+-- Who holds what, for people. Uses jobs_running.
 SELECT j.owner, j.id, j.token, j.lease_expires_at
 FROM holdfast.jobs AS j
-WHERE j.owner IS NOT NULL
+WHERE j.status = 'running'
+  AND j.owner IS NOT NULL
 ORDER BY j.owner, j.id;

@@ -6,4 +6,24 @@ VALUES (:queue::text, :paused::boolean, holdfast.clock())
 ON CONFLICT (queue) DO UPDATE SET paused = excluded.paused, updated_at = excluded.updated_at;
 
 -- name: list_queues
-SELECT q.queue, q.paused, q.updated_at FROM holdfast.queues AS q ORDER BY q.queue;
+SELECT q.queue, q.paused, q.cap, q.depth_limit, q.updated_at FROM holdfast.queues AS q ORDER BY q.queue;
+
+-- name: set_queue_limits
+INSERT INTO holdfast.queues (queue, cap, depth_limit, updated_at)
+VALUES (:queue::text, :cap::integer, :depth_limit::integer, holdfast.clock())
+ON CONFLICT (queue) DO UPDATE
+SET cap = excluded.cap,
+    depth_limit = excluded.depth_limit,
+    updated_at = excluded.updated_at;
+
+-- name: claimable_in_queue
+-- Whether a capped queue is worth its lock. Uses jobs_claimable.
+SELECT 1 AS one FROM holdfast.jobs AS j WHERE j.gate = 'open' AND j.queue = :queue::text LIMIT 1;
+
+-- name: lock_queue
+-- Before any lane or job.
+SELECT q.queue, q.cap FROM holdfast.queues AS q WHERE q.queue = :queue::text FOR NO KEY UPDATE;
+
+-- name: running_in_queue
+-- What runs, orphans included. Uses jobs_running: all that runs, which is little.
+SELECT count(*) AS running FROM holdfast.jobs AS j WHERE j.status = 'running' AND j.queue = :queue::text;

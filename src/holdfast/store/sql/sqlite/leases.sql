@@ -3,11 +3,12 @@
 
 -- name: claim
 -- Adopt first: orphans in the domains that this worker can reach, which need no slot. Uses jobs_orphaned.
--- Then take up to :slots claimable jobs of the (queue, capability) pairs. Uses jobs_claimable: a skip-scan lists the tenants
--- with work, their heads are merged in claim order, and tenants take turns.
+-- Then take up to :slots claimable jobs of the (queue, capability) pairs. Uses jobs_claimable: a skip-scan lists tenants
+-- with work, from the one after whose turn it was and round again; each gets an equal share, in order of priority and
+-- acceptance over its lines.
 -- The columns are the fields of a Lease. The claim's event is the ledger's: claim_seq, claimed_at, worker.
 -- Differs: no LATERAL, so a correlated IN reads each tenant's heads; no row locks, one writer at a time; the answer is one
--- JSON text.
+-- JSON text; `after_id` is not needed, for no dead rows lie in the way.
 -- look
 SELECT 1
 WHERE EXISTS (
@@ -23,7 +24,9 @@ WHERE EXISTS (
       AND EXISTS (
         SELECT 1 FROM jobs AS j
         WHERE j.gate = 'open' AND j.queue = p.value ->> 'queue' AND j.capability = p.value ->> 'capability')
-      AND NOT EXISTS (SELECT 1 FROM queues AS q WHERE q.queue = p.value ->> 'queue' AND q.paused = 1));
+      AND NOT EXISTS (
+        SELECT 1 FROM queues AS q
+        WHERE q.queue = p.value ->> 'queue' AND (q.paused = 1 OR (q.cap IS NOT NULL AND NOT :capped))));
 DELETE FROM told;
 INSERT INTO told (id, token)
 SELECT j.id, j.rowid
@@ -52,47 +55,76 @@ FROM told AS t
 CROSS JOIN jobs AS a ON a.rowid = t.token;
 DELETE FROM picked;
 DELETE FROM lines;
-INSERT INTO lines (queue, capability, domain, tenant)
+INSERT INTO lines (queue, capability, domain, tenant, lap)
 WITH RECURSIVE pairs AS MATERIALIZED (
-  SELECT p.value ->> 'queue' AS queue, p.value ->> 'capability' AS capability, p.value ->> 'domain' AS domain
+  SELECT p.value ->> 'queue' AS queue, p.value ->> 'capability' AS capability, p.value ->> 'domain' AS domain,
+    p.value ->> 'turn' AS turn
   FROM json_each(:pairs) AS p
-  WHERE NOT EXISTS (SELECT 1 FROM queues AS q WHERE q.queue = p.value ->> 'queue' AND q.paused = 1)
-), tenants AS (
-  SELECT p.queue, p.capability, p.domain, (
+  WHERE :slots > 0
+    AND NOT EXISTS (
+      SELECT 1 FROM queues AS q
+      WHERE q.queue = p.value ->> 'queue' AND (q.paused = 1 OR (q.cap IS NOT NULL AND NOT :capped)))
+), ahead AS (
+  SELECT p.queue, p.capability, p.domain, 1 AS n, (
     SELECT j.tenant FROM jobs AS j
-    WHERE j.gate = 'open' AND j.queue = p.queue AND j.capability = p.capability
+    WHERE j.gate = 'open' AND j.queue = p.queue AND j.capability = p.capability AND j.tenant > p.turn
     ORDER BY j.tenant LIMIT 1) AS tenant
   FROM pairs AS p
   UNION ALL
-  SELECT t.queue, t.capability, t.domain, (
+  SELECT t.queue, t.capability, t.domain, t.n + 1, (
     SELECT j.tenant FROM jobs AS j
     WHERE j.gate = 'open' AND j.queue = t.queue AND j.capability = t.capability AND j.tenant > t.tenant
     ORDER BY j.tenant LIMIT 1)
-  FROM tenants AS t
-  WHERE t.tenant IS NOT NULL
+  FROM ahead AS t
+  WHERE t.tenant IS NOT NULL AND t.n < :slots
+), behind AS (
+  SELECT p.queue, p.capability, p.domain, p.turn, 1 AS n, (
+    SELECT j.tenant FROM jobs AS j
+    WHERE j.gate = 'open' AND j.queue = p.queue AND j.capability = p.capability AND j.tenant <= p.turn
+    ORDER BY j.tenant LIMIT 1) AS tenant
+  FROM pairs AS p
+  WHERE p.turn <> ''
+  UNION ALL
+  SELECT t.queue, t.capability, t.domain, t.turn, t.n + 1, (
+    SELECT j.tenant FROM jobs AS j
+    WHERE j.gate = 'open' AND j.queue = t.queue AND j.capability = t.capability
+      AND j.tenant > t.tenant AND j.tenant <= t.turn
+    ORDER BY j.tenant LIMIT 1)
+  FROM behind AS t
+  WHERE t.tenant IS NOT NULL AND t.n < :slots
 )
-SELECT t.queue, t.capability, t.domain, t.tenant FROM tenants AS t WHERE t.tenant IS NOT NULL;
+SELECT t.queue, t.capability, t.domain, t.tenant, 0 FROM ahead AS t WHERE t.tenant IS NOT NULL
+UNION ALL
+SELECT t.queue, t.capability, t.domain, t.tenant, 1 FROM behind AS t WHERE t.tenant IS NOT NULL;
+DELETE FROM lines
+WHERE tenant NOT IN (SELECT l.tenant FROM lines AS l GROUP BY l.tenant ORDER BY min(l.lap), l.tenant LIMIT :slots);
 INSERT INTO picked (id, place)
 SELECT j.id, j.rowid -- one line: nobody to merge or take turns with
 FROM lines AS l
 CROSS JOIN jobs AS j
 WHERE (SELECT count(*) FROM lines) = 1
   AND j.gate = 'open' AND j.queue = l.queue AND j.capability = l.capability AND j.tenant = l.tenant
-ORDER BY j.queue, j.capability, j.tenant, j.priority DESC, j.requested_at, j.id
+ORDER BY j.queue, j.capability, j.tenant, -j.priority, j.requested_at, j.id
 LIMIT :slots;
 INSERT INTO picked (id, place)
 WITH heads AS (
-  SELECT h.id, h.rowid AS place, l.tenant,
+  SELECT h.id, h.rowid AS place, l.tenant, l.lap, h.priority, h.requested_at,
     row_number() OVER (PARTITION BY l.tenant ORDER BY h.priority DESC, h.requested_at, h.id) AS turn
   FROM lines AS l
   CROSS JOIN jobs AS h ON h.id IN (
     SELECT j.id FROM jobs AS j
     WHERE j.gate = 'open' AND j.queue = l.queue AND j.capability = l.capability AND j.tenant = l.tenant
-    ORDER BY j.priority DESC, j.requested_at, j.id
-    LIMIT :slots)
+    ORDER BY -j.priority, j.requested_at, j.id
+    LIMIT (SELECT (:slots + count(DISTINCT n.tenant) - 1) / count(DISTINCT n.tenant) FROM lines AS n))
   WHERE (SELECT count(*) FROM lines) > 1
+), taken AS (
+  SELECT t.id, t.place, t.priority, t.requested_at
+  FROM heads AS t
+  WHERE t.turn <= (SELECT (:slots + count(DISTINCT n.tenant) - 1) / count(DISTINCT n.tenant) FROM lines AS n)
+  ORDER BY t.lap, t.tenant, t.turn
+  LIMIT :slots
 )
-SELECT t.id, t.place FROM heads AS t ORDER BY t.turn, t.tenant LIMIT :slots;
+SELECT t.id, t.place FROM taken AS t ORDER BY t.priority DESC, t.requested_at, t.id;
 UPDATE jobs
 SET status = 'running',
     gate = NULL,
@@ -150,7 +182,7 @@ WHERE jobs.id = m.id
 RETURNING jobs.id;
 
 -- name: beat
--- Renew all leases of a worker, and answer for each job: yours, lost, or one that it does not know. Uses jobs_leased.
+-- Renew all leases of a worker, and answer for each job: yours, lost, or one that it does not know. Uses jobs_running.
 -- The row without an id is the worker's own.
 DELETE FROM told;
 -- each: rows
@@ -173,17 +205,19 @@ SELECT m.id, m.token, CASE WHEN t.id IS NOT NULL THEN 'yours' ELSE 'unknown' END
   m.stop_phase, m.stop_deadline_at, 0
 FROM jobs AS m
 LEFT JOIN told AS t ON t.id = m.id AND t.token = m.token
-WHERE m.owner = :worker
+WHERE m.status = 'running'
+  AND m.owner = :worker
 UNION ALL
 SELECT t.id, t.token, 'lost', NULL, NULL, NULL, NULL, NULL, 0
 FROM told AS t
 WHERE NOT EXISTS (SELECT 1 FROM jobs AS j WHERE j.id = t.id AND j.token = t.token AND j.owner = :worker);
 
 -- name: stops
--- The stop requests that wait for a worker's own jobs. Uses jobs_leased.
+-- The stop requests that wait for a worker's own jobs. Uses jobs_running.
 SELECT j.id, j.token, j.stop_kind, j.stop_phase, j.stop_deadline_at
 FROM jobs AS j
-WHERE j.owner = :worker
+WHERE j.status = 'running'
+  AND j.owner = :worker
   AND j.stop_kind IS NOT NULL
 ORDER BY j.id;
 
@@ -298,10 +332,10 @@ SELECT t.id FROM told AS t;
 
 -- name: reap
 -- Clear expired leases; the jobs stay running and can be adopted.
--- An orphan that already went through adoptions without progress waits longer each time. Uses jobs_leased.
+-- An orphan that already went through adoptions without progress waits longer each time. Uses jobs_running.
 -- look
 SELECT 1
-FROM jobs AS j INDEXED BY jobs_leased
+FROM jobs AS j INDEXED BY jobs_running
 WHERE j.owner IS NOT NULL
   AND j.status = 'running'
   AND j.lease_expires_at < clock()
@@ -309,7 +343,7 @@ LIMIT 1;
 DELETE FROM told;
 INSERT INTO told (id, token)
 SELECT j.id, j.token
-FROM jobs AS j INDEXED BY jobs_leased
+FROM jobs AS j INDEXED BY jobs_running
 WHERE j.owner IS NOT NULL
   AND j.status = 'running'
   AND j.lease_expires_at < clock()
@@ -336,7 +370,7 @@ FROM told AS t
 CROSS JOIN jobs AS r ON r.id = t.id;
 
 -- name: lease_owners
--- For a reaper that doubts itself: how many owners hold leases, and how many of them let one expire. Uses jobs_leased.
+-- For a reaper that doubts itself: how many owners hold leases, and how many of them let one expire. Uses jobs_running.
 SELECT
   count(DISTINCT j.owner) AS owners,
   count(DISTINCT CASE WHEN j.lease_expires_at < clock() THEN j.owner END) AS expired,
@@ -344,7 +378,8 @@ SELECT
   max(CASE WHEN j.lease_expires_at < clock() THEN j.last_beat_at END) AS expired_beat_at,
   clock() AS now_at
 FROM jobs AS j
-WHERE j.owner IS NOT NULL;
+WHERE j.status = 'running'
+  AND j.owner IS NOT NULL;
 
 -- name: worn_orphans
 -- Orphans that were adopted again and again without progress. Uses jobs_orphaned.
@@ -357,8 +392,9 @@ ORDER BY j.id
 LIMIT :limit;
 
 -- name: leases
--- Who holds what, for people. Uses jobs_leased.
+-- Who holds what, for people. Uses jobs_running.
 SELECT j.owner, j.id, j.token, j.lease_expires_at
 FROM jobs AS j
-WHERE j.owner IS NOT NULL
+WHERE j.status = 'running'
+  AND j.owner IS NOT NULL
 ORDER BY j.owner, j.id;

@@ -1,7 +1,7 @@
 -- Temporary tables through which a script of several statements hands rows on. Made once per writing connection.
 -- They have no key, so that the planner reads them first and looks the jobs up.
 -- Differs: Postgres does the same with data-modifying CTEs.
-CREATE TEMP TABLE lines (queue TEXT, capability TEXT, domain TEXT, tenant TEXT);
+CREATE TEMP TABLE lines (queue TEXT, capability TEXT, domain TEXT, tenant TEXT, lap INTEGER);
 CREATE TEMP TABLE picked (id TEXT, place INTEGER);
 CREATE TEMP TABLE told (id TEXT, token INTEGER);
 CREATE TEMP TABLE ended (

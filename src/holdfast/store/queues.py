@@ -1,0 +1,56 @@
+"""Queues: what an operator set for a named line of jobs, durably and over all workers."""
+
+import time
+from collections.abc import Mapping, Sequence
+
+from holdfast.errors import Invalid
+from holdfast.model import Queue
+from holdfast.store.database import Database
+from holdfast.store.wake import Wake, work
+
+CAPS_SECONDS = 1.0
+
+
+class Queues:
+    def __init__(self, database: Database, wake: Wake) -> None:
+        self._database = database
+        self._wake = wake
+        self._caps: Mapping[str, int] = {}
+        self._caps_until = 0.0
+
+    async def pause(self, queue: str) -> None:
+        """Let nobody claim from a queue; what runs goes on."""
+        await self._database.rows("set_queue_paused", queue=queue, paused=True)
+
+    async def resume(self, queue: str) -> None:
+        await self._database.rows("set_queue_paused", queue=queue, paused=False)
+        self._wake.post([work(queue)])
+
+    async def limit(self, queue: str, *, cap: int | None = None, depth: int | None = None) -> None:
+        """Set how many jobs may run at once and how many may wait; None lifts a limit.
+
+        "At its cap" fails nothing: jobs wait. "At its depth" refuses a submit; submits that are open at the same moment
+        may overshoot it.
+        """
+        for name, value in (("cap", cap), ("depth", depth)):
+            if value is not None and value < 1:
+                raise Invalid(name, f"{value} is below 1; leave it out for no limit")
+        await self._database.rows("set_queue_limits", queue=queue, cap=cap, depth_limit=depth)
+        self._caps_until = 0.0
+        self._wake.post([work(queue)])
+
+    async def list(self) -> Sequence[Queue]:
+        """Queues that an operator has touched."""
+        rows = await self._database.read("list_queues")
+        return [
+            Queue(queue=row["queue"], paused=bool(row["paused"]), cap=row["cap"], depth=row["depth_limit"])
+            for row in rows
+        ]
+
+    async def caps(self) -> Mapping[str, int]:
+        """Queues with a cap, as known for up to a second: the claim itself takes nothing from one that is not here."""
+        if time.monotonic() >= self._caps_until:
+            rows = await self._database.read("list_queues")
+            self._caps = {row["queue"]: row["cap"] for row in rows if row["cap"] is not None}
+            self._caps_until = time.monotonic() + CAPS_SECONDS
+        return self._caps
