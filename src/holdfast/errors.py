@@ -6,7 +6,9 @@
     ├── NotFound         no such job, lane, worker… in this tenant                     404
     ├── Conflict         the thing exists, but not in a state that allows this         409
     │   ├── IllegalMove  the table of moves has no such move from this status
-    │   └── NeedFailed   a dependency already ended badly
+    │   ├── NeedFailed   a dependency already ended badly
+    │   └── Gone         a replay of a call whose jobs were deleted
+    ├── QueueFull        as many jobs wait in a queue as its limit allows              429
     ├── ConfigError      settings that cannot work; lists every problem at once
     └── StoreError       the database, not the request                                 503
         ├── StoreUnreachable
@@ -78,6 +80,15 @@ class NeedFailed(Conflict):
         super().__init__(f"needs: job {need_id} {need_status}; resume or resolve it first, or leave it out")
         self.need_id = need_id
         self.need_status = need_status
+
+
+class Gone(Conflict):
+    code = "gone"
+
+
+class QueueFull(HoldfastError):
+    status = 429
+    code = "queue_full"
 
 
 class ConfigError(HoldfastError):

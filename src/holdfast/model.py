@@ -236,6 +236,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     error: Error | None
     last_seq: int
     policy: Policy
+    reuse_key: str | None = None
+    reused: bool = False
 
 
 class Adoption(msgspec.Struct, frozen=True, kw_only=True):

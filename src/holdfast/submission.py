@@ -3,6 +3,7 @@
 `parse` turns plain data (JSON from anywhere) into a `Submission`, or raises an error that names the field.
 """
 
+import hashlib
 import re
 import uuid
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from holdfast.model import OnLost, Policy, Retry, Runner, new_id
 
 MAX_PAYLOAD = 1024 * 1024
 MAX_BATCH = 10_000
+MAX_KEY = 128
 
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 Seconds = Annotated[float, Meta(gt=0, le=10 * 366 * 86_400)]
@@ -75,6 +77,14 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     stop_after: Seconds | None = None
     budget: dict[Name, Annotated[float, Meta(ge=0)]] | None = None
     secrets: tuple[Name, ...] = ()
+    reuse_key: Name | None = None
+    rebuild: bool = False
+
+    @property
+    def signature(self) -> str:
+        """The same for the same job again: a hash of kind, runner, spec and inputs."""
+        whole = msgspec.json.encode((self.kind, self.runner, self.spec, self.inputs), order="deterministic")
+        return hashlib.md5(whole, usedforsecurity=False).hexdigest()
 
     @property
     def capability(self) -> str:
@@ -93,6 +103,21 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 _POLICY = Policy.__struct_fields__
 _policy_of = attrgetter(*_POLICY)
 _NO_POLICY = _policy_of(Submission(runner="process", spec={}))
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """One call: jobs in order, and the key under which a repeat of the call answers the same."""
+
+    jobs: Sequence[Submission]
+    tenant: str
+    key: str | None = None
+    body: str | None = None
+
+
+def fingerprint(jobs: Sequence[Any]) -> str:
+    """A hash of a call's body as it was sent, before ids are given; a UUID, as databases keep it well."""
+    whole = msgspec.json.encode(jobs, order="deterministic", enc_hook=repr)
+    return str(uuid.UUID(hashlib.md5(whole, usedforsecurity=False).hexdigest()))
 
 
 def parse(data: Any) -> Submission:

@@ -1,3 +1,4 @@
+CREATE INDEX idempotency_made ON idempotency (made_at)
 CREATE INDEX jobs_claimable ON jobs (queue, capability, tenant, (-priority), requested_at, id) WHERE gate = 'open'
 CREATE INDEX jobs_deleting ON jobs (id) WHERE stop_kind = 'delete'
 CREATE INDEX jobs_ended_badly ON jobs (tenant, status, requested_at DESC, id DESC)
@@ -6,6 +7,7 @@ CREATE INDEX jobs_future ON jobs (available_at) WHERE gate = 'future'
 CREATE INDEX jobs_lane_blocking ON jobs (tenant, lane, lane_position)
   WHERE lane IS NOT NULL AND started_at IS NOT NULL AND dismissed = 0 AND (status = 'paused' OR status = 'failed' OR status = 'timed_out')
 CREATE INDEX jobs_lane_waiting ON jobs (tenant, lane, lane_position) WHERE gate = 'lane'
+CREATE INDEX jobs_limited ON jobs (queue) WHERE limited = 1 AND gate IS NOT NULL
 CREATE INDEX jobs_needs_waiting ON jobs (id) WHERE gate = 'needs'
 CREATE INDEX jobs_orphaned ON jobs (domain, adopt_after_at) WHERE status = 'running' AND owner IS NULL
 CREATE INDEX jobs_queue_deadline ON jobs (queue_deadline_at) WHERE queue_deadline_at IS NOT NULL AND status = 'queued'
@@ -14,6 +16,7 @@ CREATE INDEX jobs_unresolved ON jobs (tenant, lane, requested_at, id) WHERE gate
 CREATE INDEX jobs_unsettled ON jobs (id) WHERE unsettled = 1
 CREATE INDEX needs_open ON needs (need_id, job_id) WHERE satisfied = 0
 CREATE INDEX specs_listed ON specs (tenant, requested_at DESC, id DESC)
+CREATE INDEX specs_signed ON specs (tenant, signature, requested_at DESC, id DESC)
 CREATE TABLE attempts (
   job_id TEXT NOT NULL,
   attempt INTEGER NOT NULL,
@@ -43,6 +46,14 @@ CREATE TABLE events (
   data TEXT NOT NULL,
   CONSTRAINT events_pkey PRIMARY KEY (job_id, seq)
 ) WITHOUT ROWID, STRICT
+CREATE TABLE idempotency (
+  tenant TEXT NOT NULL,
+  key TEXT NOT NULL,
+  body TEXT NOT NULL,
+  jobs TEXT NOT NULL,
+  made_at INTEGER NOT NULL,
+  CONSTRAINT idempotency_pkey PRIMARY KEY (tenant, key)
+) WITHOUT ROWID, STRICT
 CREATE TABLE jobs (
   id TEXT NOT NULL PRIMARY KEY,
   tenant TEXT NOT NULL,
@@ -54,6 +65,7 @@ CREATE TABLE jobs (
   status TEXT NOT NULL,
   gate TEXT,
   held INTEGER NOT NULL DEFAULT 0,
+  limited INTEGER NOT NULL DEFAULT 0,
   has_needs INTEGER NOT NULL DEFAULT 0,
   has_dependants INTEGER NOT NULL DEFAULT 0,
   unsettled INTEGER NOT NULL DEFAULT 0,
@@ -137,6 +149,12 @@ CREATE TABLE queues (
   CONSTRAINT cap_positive CHECK (cap >= 1),
   CONSTRAINT depth_limit_positive CHECK (depth_limit >= 1)
 ) WITHOUT ROWID, STRICT
+CREATE TABLE reuse (
+  tenant TEXT NOT NULL,
+  reuse_key TEXT NOT NULL,
+  job_id TEXT NOT NULL,
+  CONSTRAINT reuse_pkey PRIMARY KEY (tenant, reuse_key)
+) WITHOUT ROWID, STRICT
 CREATE TABLE specs (
   id TEXT NOT NULL PRIMARY KEY,
   tenant TEXT NOT NULL,
@@ -148,6 +166,8 @@ CREATE TABLE specs (
   inputs TEXT NOT NULL,
   labels TEXT,
   policy TEXT,
+  signature TEXT,
+  reuse_key TEXT,
   CONSTRAINT runner_known CHECK (runner = 'function' OR runner = 'process' OR runner = 'docker')
 ) WITHOUT ROWID, STRICT
 CREATE TABLE workers (
@@ -175,7 +195,7 @@ SELECT
   j.owner, j.token, j.lease_expires_at, j.orphaned_at, j.phase, j.domain,
   j.stop_kind, j.stop_phase, j.stop_deadline_at,
   j.exit_code, j.error_code, j.error_message, j.result, j.progress, j.usage, j.seq,
-  s.policy
+  s.policy, s.reuse_key, s.signature
 FROM jobs AS j
 JOIN specs AS s ON s.id = j.id
 CREATE VIEW ledger_events AS

@@ -12,6 +12,8 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from holdfast.submission import Batch
+
 Row = Mapping[str, Any]
 T = TypeVar("T")
 
@@ -56,6 +58,12 @@ class Database(Protocol):
 
     async def values(self, name: str, kind: type[T], /, **parameters: Any) -> Sequence[T]:
         """Like `rows`, for statements where each microsecond counts: a struct per row, its fields in column order."""
+
+    async def submit(self, batch: Batch) -> Sequence[Row]:
+        """Accept a batch, all or nothing; answer for those of its jobs that exist already: (id, asked).
+
+        `asked` is the id that a job would have had, or None when the whole call is a repeat.
+        """
 
     async def transact(self, work: Callable[[Tx], Awaitable[T]]) -> T:
         """Run several statements in one transaction; `work` may be called again after a deadlock."""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from holdfast.errors import Conflict, IllegalMove, Invalid, NeedFailed, NotFound
+from holdfast.errors import Conflict, Gone, IllegalMove, Invalid, NeedFailed, NotFound, QueueFull
 from holdfast.model import BROKEN, TERMINAL, WAITING, Error, Gate, Job, Json, Status, StopKind, Verb
 from holdfast.store import wake
 from holdfast.store.database import Database, Row, Tx
@@ -19,13 +19,20 @@ from holdfast.store.lanes import settle_lanes
 from holdfast.store.moves import Move, Moved, Plan, audit, change_job, event, lock_job
 from holdfast.store.outcomes import encoded_result
 from holdfast.store.rows import known_id, to_job
-from holdfast.submission import MAX_BATCH, Submission, check, in_order, parse
+from holdfast.submission import MAX_BATCH, MAX_KEY, Batch, Submission, check, fingerprint, in_order, parse
 from holdfast.timing import from_micros, to_micros
 
 
 class JobPage(msgspec.Struct, frozen=True, kw_only=True):
     items: Sequence[Job]
     next_cursor: str | None
+
+
+class Accepted(msgspec.Struct, frozen=True):
+    """The answer to a submit: the job's id, and whether it existed already."""
+
+    id: str
+    reused: bool
 
 
 class Stopped(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,31 +54,54 @@ class Jobs:
 
     # Submitting and reading
 
-    async def submit(self, job: Submission | Mapping[str, Any], *, tenant: str = "default") -> Job:
-        """Accept one job: when this returns, it is in the database."""
-        (job_id,) = await self.submit_many([job], tenant=tenant)
-        return await self.get(job_id, tenant=tenant)
+    async def submit(
+        self, job: Submission | Mapping[str, Any], *, tenant: str = "default", key: str | None = None
+    ) -> Job:
+        """Accept one job: when this returns, it is in the database. One that exists already comes back as `reused`."""
+        (accepted,) = await self.accept([job], tenant=tenant, key=key)
+        job_now = await self.get(accepted.id, tenant=tenant)
+        return msgspec.structs.replace(job_now, reused=accepted.reused)
 
     async def submit_many(
-        self, jobs: Sequence[Submission | Mapping[str, Any]], *, tenant: str = "default"
+        self, jobs: Sequence[Submission | Mapping[str, Any]], *, tenant: str = "default", key: str | None = None
     ) -> Sequence[str]:
         """Accept many jobs in one transaction, all or none; return their ids in the order given."""
+        return [accepted.id for accepted in await self.accept(jobs, tenant=tenant, key=key)]
+
+    async def accept(
+        self, jobs: Sequence[Submission | Mapping[str, Any]], *, tenant: str = "default", key: str | None = None
+    ) -> Sequence[Accepted]:
+        """Accept many jobs in one transaction, all or none.
+
+        `key` is an idempotency key: for 24 hours, the same call with the same key answers the same ids.
+        """
+        if key is not None and not (1 <= len(key) <= MAX_KEY and key.isprintable()):
+            raise Invalid("idempotency_key", f"has {len(key)} characters; between 1 and {MAX_KEY} are accepted")
         if not 1 <= len(jobs) <= MAX_BATCH:
             raise Invalid("jobs", f"{len(jobs)} jobs in one call; between 1 and {MAX_BATCH} are accepted")
         _check_tenant(tenant)
         accepted = [check(job if isinstance(job, Submission) else parse(job), tenant) for job in jobs]
-        await self._check_needs(accepted, tenant)
+        if key is None:
+            await self._check_needs(accepted, tenant)
+        body = None if key is None else fingerprint(jobs)
+        batch = Batch(in_order(accepted), tenant, key, body)
         try:
-            await self._database.rows("submit", jobs=in_order(accepted))
+            known = await self._database.submit(batch)
+        except (Gone, QueueFull):
+            raise
         except Conflict:
             await self._refuse_taken_ids(accepted)
             raise
+        if known and known[0]["asked"] is None:
+            return [Accepted(row["id"], True) for row in known]
+        joined = {row["asked"]: row["id"] for row in known}
         self._wake.post({wake.work(job.queue) for job in accepted}, behind=not any(job.priority for job in accepted))
         await self._gates.follow_up(
             {(tenant, job.lane) for job in accepted if job.lane is not None},
             [job.id for job in accepted if job.id is not None and job.lane is None and job.needs],
         )
-        return [job.id for job in accepted if job.id is not None]
+        ids = [job.id for job in accepted if job.id is not None]
+        return [Accepted(joined.get(job_id, job_id), job_id in joined) for job_id in ids]
 
     async def get(self, job_id: str, *, tenant: str = "default") -> Job:
         found = await self._database.read("get_job", id=known_id(job_id), tenant=tenant)

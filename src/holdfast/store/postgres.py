@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 import asyncpg
 import msgspec
 
-from holdfast.errors import Conflict, HoldfastError, Invalid, NotFound, StoreError, StoreUnreachable
+from holdfast.errors import Conflict, Gone, HoldfastError, Invalid, NotFound, QueueFull, StoreError, StoreUnreachable
 from holdfast.store import queries
 from holdfast.store.database import Counters, Row, Tx, json_text, tuples
+from holdfast.submission import Batch
 
 T = TypeVar("T")
 
@@ -137,6 +138,10 @@ class PostgresDatabase:
     async def values(self, name: str, kind: type[T], /, **parameters: Any) -> Sequence[T]:
         return [kind(*row) for row in await self.rows(name, **parameters)]
 
+    async def submit(self, batch: Batch) -> Sequence[Row]:
+        jobs = list(batch.jobs)
+        return await self.rows("submit", jobs=jobs, key=batch.key, tenant=batch.tenant, body=batch.body)
+
     async def transact(self, work: Callable[[Tx], Awaitable[T]]) -> T:
         async def run(connection: Any) -> T:
             async with connection.transaction():
@@ -234,6 +239,10 @@ def _mapped(error: asyncpg.PostgresError) -> HoldfastError:
             return NotFound(field, str(error.args[0]))
         case "HF409":
             return Conflict(str(error.args[0]))
+        case "HF410":
+            return Gone(str(error.args[0]))
+        case "HF429":
+            return QueueFull(str(error.args[0]))
         case "HF422":
             return Invalid(field, str(error.args[0]))
         case "23505":

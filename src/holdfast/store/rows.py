@@ -101,6 +101,7 @@ def to_job(row: Row) -> Job:
         error=to_error(row),
         last_seq=row["seq"],
         policy=to_policy(row["policy"]),
+        reuse_key=row["reuse_key"],
     )
 
 

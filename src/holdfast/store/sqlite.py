@@ -22,7 +22,9 @@ import msgspec
 
 from holdfast.errors import Conflict, StoreError, StoreUnreachable
 from holdfast.store import queries
+from holdfast.store.accept import accept
 from holdfast.store.database import Counters, Row, Tx, json_text, tuples
+from holdfast.submission import Batch
 from holdfast.timing import Clock, SystemClock, from_micros, to_micros
 
 T = TypeVar("T")
@@ -342,6 +344,12 @@ class SqliteDatabase:
     @staticmethod
     def _look(query: queries.Query, parameters: Mapping[str, Any]) -> Work | None:
         return (lambda connection: connection.looks(query, parameters)) if query.looks else None
+
+    async def submit(self, batch: Batch) -> Sequence[Row]:
+        def work(connection: Connection) -> Sequence[Row]:
+            return accept(lambda name, **values: connection.run(self._named[name], values), batch)
+
+        return await self._writer.do(work)
 
     async def transact(self, work: Callable[[Tx], Awaitable[T]]) -> T:
         async def whole(tx: Tx) -> T:

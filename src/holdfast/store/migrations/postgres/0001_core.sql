@@ -22,6 +22,7 @@ CREATE TABLE holdfast.jobs (
   status text NOT NULL,
   gate text,
   held boolean NOT NULL DEFAULT false,
+  limited boolean NOT NULL DEFAULT false,
   has_needs boolean NOT NULL DEFAULT false,
   has_dependants boolean NOT NULL DEFAULT false,
   unsettled boolean NOT NULL DEFAULT false,
@@ -96,6 +97,7 @@ CREATE INDEX jobs_unsettled ON holdfast.jobs (id) WHERE unsettled;
 CREATE INDEX jobs_queue_deadline ON holdfast.jobs (queue_deadline_at) WHERE queue_deadline_at IS NOT NULL AND status = 'queued';
 CREATE INDEX jobs_ended_badly ON holdfast.jobs (tenant, status, requested_at DESC, id DESC)
   WHERE status IN ('paused', 'failed', 'timed_out', 'cancelled');
+CREATE INDEX jobs_limited ON holdfast.jobs (queue) WHERE limited AND gate IS NOT NULL;
 CREATE INDEX jobs_deleting ON holdfast.jobs (id) WHERE stop_kind = 'delete';
 
 CREATE TABLE holdfast.specs (
@@ -109,10 +111,13 @@ CREATE TABLE holdfast.specs (
   inputs jsonb NOT NULL,
   labels jsonb,
   policy jsonb,
+  signature uuid,
+  reuse_key text,
   CONSTRAINT runner_known CHECK (runner IN ('function', 'process', 'docker'))
 );
 COMMENT ON COLUMN holdfast.specs.policy IS 'What differs from the defaults: on_lost, retry, timeouts, stop_grace, stop_after, budget, secrets.';
 CREATE INDEX specs_listed ON holdfast.specs (tenant, requested_at DESC, id DESC);
+CREATE INDEX specs_signed ON holdfast.specs (tenant, signature, requested_at DESC, id DESC);
 
 CREATE TABLE holdfast.attempts (
   job_id uuid NOT NULL,
@@ -152,6 +157,24 @@ CREATE TABLE holdfast.needs (
   CONSTRAINT needs_pkey PRIMARY KEY (job_id, need_id)
 );
 CREATE INDEX needs_open ON holdfast.needs (need_id, job_id) WHERE NOT satisfied;
+
+CREATE TABLE holdfast.reuse (
+  tenant text NOT NULL,
+  reuse_key text NOT NULL,
+  job_id uuid NOT NULL,
+  CONSTRAINT reuse_pkey PRIMARY KEY (tenant, reuse_key)
+) WITH (fillfactor = 80);
+COMMENT ON TABLE holdfast.reuse IS 'The one job that stands for a reuse key: live, or the last one. Its row is the lock of the key.';
+
+CREATE TABLE holdfast.idempotency (
+  tenant text NOT NULL,
+  key text NOT NULL,
+  body uuid NOT NULL,
+  jobs json NOT NULL,
+  made_at timestamptz NOT NULL,
+  CONSTRAINT idempotency_pkey PRIMARY KEY (tenant, key)
+);
+CREATE INDEX idempotency_made ON holdfast.idempotency (made_at);
 
 CREATE TABLE holdfast.lanes (
   tenant text NOT NULL,
@@ -202,7 +225,7 @@ SELECT
   j.owner, j.token, j.lease_expires_at, j.orphaned_at, j.phase, j.domain,
   j.stop_kind, j.stop_phase, j.stop_deadline_at,
   j.exit_code, j.error_code, j.error_message, j.result, j.progress, j.usage, j.seq,
-  s.policy
+  s.policy, s.reuse_key, s.signature
 FROM holdfast.jobs AS j
 JOIN holdfast.specs AS s ON s.id = j.id;
 
@@ -293,32 +316,144 @@ BEGIN
 END
 $$;
 
+-- Which of these jobs stand for a reuse key that another job already stands for: {"own id": "its id"}.
+--
+-- Locks the keys, in order, until the transaction ends: submits with the same key wait for each other, nobody else.
+CREATE FUNCTION holdfast.join_reused(batch jsonb) RETURNS jsonb
+LANGUAGE plpgsql AS $$
+DECLARE
+  asked record;
+  standing record;
+  mine uuid[] := '{}';
+  joined jsonb := '{}';
+BEGIN
+  FOR asked IN
+    SELECT (j.job ->> 'id')::uuid AS id, coalesce(j.job ->> 'tenant', 'default') AS tenant, j.job ->> 'reuse_key' AS key,
+      coalesce((j.job ->> 'rebuild')::boolean, false) AS rebuild
+    FROM jsonb_array_elements(batch) WITH ORDINALITY AS j(job, n)
+    WHERE j.job ->> 'reuse_key' IS NOT NULL
+    ORDER BY 2, 3, j.n
+  LOOP
+    INSERT INTO holdfast.reuse AS r (tenant, reuse_key, job_id)
+    VALUES (asked.tenant, asked.key, asked.id)
+    ON CONFLICT (tenant, reuse_key) DO UPDATE SET job_id = r.job_id
+    RETURNING r.job_id INTO standing;
+    IF standing.job_id = asked.id THEN
+      mine := mine || asked.id;
+    ELSIF standing.job_id = ANY (mine) OR EXISTS (
+      SELECT 1 FROM holdfast.jobs AS j
+      WHERE j.id = standing.job_id
+        AND (j.status IN ('pending', 'queued', 'running', 'paused') OR (j.status = 'succeeded' AND NOT asked.rebuild))
+        AND j.stop_kind IS DISTINCT FROM 'delete')
+    THEN
+      joined := joined || jsonb_build_object(asked.id::text, standing.job_id::text);
+    ELSE
+      UPDATE holdfast.reuse AS r SET job_id = asked.id WHERE r.tenant = asked.tenant AND r.reuse_key = asked.key;
+      mine := mine || asked.id;
+    END IF;
+  END LOOP;
+  RETURN joined;
+END
+$$;
+
 -- Accept one job (an object) or many (an array), all or nothing, inside the caller's own transaction.
 --
--- It takes no lock that another waits for: a job with a lane or needs is left `unresolved`, and any worker, or the
--- Python client's follow-up, resolves it after the commit. Errors carry SQLSTATE HF404, HF409 or HF422 and the field in
--- DETAIL. Within an array, a job stands after the ones it needs. Policy fields (timeout, retry, …) stand in the job, or
--- together in an object `policy`.
-CREATE FUNCTION holdfast.holdfast_submit(jobs jsonb, wake boolean DEFAULT true)
-RETURNS TABLE (id uuid, status text, gate text)
+-- It takes no lock that another waits for, but for submits with the same reuse or idempotency key: a job with a lane or
+-- needs is left `unresolved`, and any worker, or the Python client's follow-up, resolves it after the commit. Errors carry
+-- SQLSTATE HF404, HF409, HF410, HF422 or HF429 and the field in DETAIL. Within an array, a job stands after the ones it
+-- needs. Policy fields (timeout, retry, …) stand in the job, or together in an object `policy`.
+CREATE FUNCTION holdfast.holdfast_submit(
+  jobs jsonb, wake boolean DEFAULT true, idempotency_key text DEFAULT NULL, key_tenant text DEFAULT 'default',
+  body uuid DEFAULT NULL)
+RETURNS TABLE (id uuid, status text, gate text, reused boolean, asked uuid)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
   core CONSTANT text[] := ARRAY[
     'id', 'tenant', 'kind', 'queue', 'lane', 'priority', 'labels', 'runner', 'spec', 'inputs', 'needs', 'hold',
-    'available_at', 'max_attempts', 'policy'];
+    'available_at', 'max_attempts', 'policy', 'reuse_key', 'rebuild'];
   now_at CONSTANT timestamptz := holdfast.clock();
-  batch CONSTANT jsonb := CASE jsonb_typeof(jobs) WHEN 'array' THEN jobs WHEN 'object' THEN jsonb_build_array(jobs) END;
+  batch jsonb := CASE jsonb_typeof(jobs) WHEN 'array' THEN jobs WHEN 'object' THEN jsonb_build_array(jobs) END;
+  joined jsonb := '{}';
+  keyed boolean;
   bad record;
+  known record;
 BEGIN
   IF batch IS NULL OR jsonb_path_exists(batch, '$[*] ? (@.type() != "object")') THEN
     RAISE EXCEPTION 'holdfast_submit takes a job (a JSON object) or an array of jobs' USING ERRCODE = 'HF422', DETAIL = 'jobs';
   END IF;
 
+  IF idempotency_key IS NOT NULL THEN
+    IF length(idempotency_key) NOT BETWEEN 1 AND 128 THEN
+      RAISE EXCEPTION 'has % characters; between 1 and 128 are accepted', length(idempotency_key)
+        USING ERRCODE = 'HF422', DETAIL = 'idempotency_key';
+    END IF;
+    INSERT INTO holdfast.idempotency AS i (tenant, key, body, jobs, made_at)
+    VALUES (key_tenant, idempotency_key, coalesce(body, md5(jobs::text)::uuid), '[]', now_at)
+    ON CONFLICT (tenant, key) DO UPDATE SET body = excluded.body, jobs = excluded.jobs, made_at = excluded.made_at
+    WHERE i.made_at <= now_at - interval '24 hours';
+    IF NOT FOUND THEN
+      SELECT i.* INTO known FROM holdfast.idempotency AS i WHERE i.tenant = key_tenant AND i.key = idempotency_key;
+      IF known.body <> coalesce(body, md5(jobs::text)::uuid) THEN
+        RAISE EXCEPTION 'idempotency key % was used with another body', idempotency_key
+          USING ERRCODE = 'HF409', DETAIL = 'idempotency_key';
+      END IF;
+      RETURN QUERY
+      SELECT j.id, j.status, j.gate, true, NULL::uuid
+      FROM json_array_elements_text(known.jobs) WITH ORDINALITY AS e(id, n)
+      JOIN holdfast.jobs AS j ON j.id = e.id::uuid
+      ORDER BY e.n;
+      IF (SELECT count(*) FROM json_array_elements_text(known.jobs) AS e JOIN holdfast.jobs AS j ON j.id = e::uuid)
+        < json_array_length(known.jobs)
+      THEN
+        RAISE EXCEPTION 'what idempotency key % made was deleted', idempotency_key
+          USING ERRCODE = 'HF410', DETAIL = 'idempotency_key';
+      END IF;
+      RETURN;
+    END IF;
+  END IF;
+
+  keyed := jsonb_path_exists(batch, '$[*].reuse_key ? (@ != null)');
+  IF keyed OR idempotency_key IS NOT NULL THEN
+    SELECT jsonb_agg(CASE WHEN j.job ? 'id' THEN j.job ELSE j.job || jsonb_build_object('id', holdfast.new_id()) END ORDER BY j.n)
+    INTO batch
+    FROM jsonb_array_elements(batch) WITH ORDINALITY AS j(job, n);
+  END IF;
+  IF keyed THEN
+    joined := holdfast.join_reused(batch);
+  END IF;
+  IF idempotency_key IS NOT NULL THEN
+    UPDATE holdfast.idempotency AS i
+    SET jobs = (
+      SELECT json_agg(coalesce(joined ->> (j.job ->> 'id'), j.job ->> 'id') ORDER BY j.n)
+      FROM jsonb_array_elements(batch) WITH ORDINALITY AS j(job, n))
+    WHERE i.tenant = key_tenant AND i.key = idempotency_key;
+  END IF;
+
+  IF EXISTS (SELECT 1 FROM holdfast.queues AS q WHERE q.depth_limit IS NOT NULL) THEN
+    FOR bad IN
+      SELECT q.queue, q.depth_limit, count(*) AS added, (
+        SELECT count(*) FROM (
+          SELECT 1 FROM holdfast.jobs AS w
+          WHERE w.limited AND w.gate IS NOT NULL AND w.queue = q.queue
+          LIMIT q.depth_limit) AS found) AS waiting
+      FROM jsonb_array_elements(batch) AS j(job)
+      JOIN holdfast.queues AS q ON q.queue = coalesce(j.job ->> 'queue', 'default')
+      WHERE q.depth_limit IS NOT NULL
+        AND NOT coalesce(joined ? (j.job ->> 'id'), false)
+      GROUP BY q.queue, q.depth_limit
+    LOOP
+      IF bad.waiting + bad.added > bad.depth_limit THEN
+        RAISE EXCEPTION 'queue % is full: at most % jobs may wait in it', bad.queue, bad.depth_limit
+          USING ERRCODE = 'HF429', DETAIL = 'queue';
+      END IF;
+    END LOOP;
+  END IF;
+
   IF jsonb_path_exists(batch, '$[*].needs[*]') THEN
     FOR bad IN
       WITH asked AS (
-        SELECT j.n, coalesce(j.job ->> 'tenant', 'default') AS tenant, need.id::uuid AS need
+        SELECT j.n, coalesce(j.job ->> 'tenant', 'default') AS tenant, coalesce(joined ->> need.id, need.id)::uuid AS need
         FROM jsonb_array_elements(batch) WITH ORDINALITY AS j(job, n)
         CROSS JOIN LATERAL jsonb_array_elements_text(
           CASE jsonb_typeof(j.job -> 'needs') WHEN 'array' THEN j.job -> 'needs' END) AS need(id)
@@ -344,6 +479,7 @@ BEGIN
   RETURN QUERY
   WITH input AS MATERIALIZED (
     SELECT
+      j.n,
       coalesce(r.id, holdfast.new_id()) AS id,
       coalesce(r.tenant, 'default') AS tenant,
       coalesce(r.kind, 'run') AS kind,
@@ -351,44 +487,60 @@ BEGIN
       coalesce(r.priority, 0) AS priority,
       coalesce(r.hold, false) AS held,
       coalesce(jsonb_array_length(r.needs), 0) > 0 AS has_needs,
+      EXISTS (
+        SELECT 1 FROM holdfast.queues AS q
+        WHERE q.queue = coalesce(r.queue, 'default') AND q.depth_limit IS NOT NULL) AS limited,
       CASE r.runner WHEN 'function' THEN 'function:' || (r.spec ->> 'name') ELSE r.runner END AS capability,
       greatest(r.available_at, now_at) AS available_at,
       coalesce(r.max_attempts, 1) AS max_attempts,
-      r.lane, r.labels, r.runner, r.spec, coalesce(r.inputs, '{}') AS inputs, r.needs,
-      coalesce(r.policy, nullif(j.job - core, '{}')) AS policy,
-      CASE WHEN r.policy IS NOT NULL OR j.job - core <> '{}'
-        THEN holdfast.check_policy(j.n, coalesce(r.policy, '{}') || (j.job - core)) IS NULL END AS checked
+      r.lane, r.labels, r.runner, r.spec, coalesce(r.inputs, '{}') AS inputs, r.needs, r.reuse_key,
+      coalesce(r.policy, nullif(e.extra, '{}')) AS policy,
+      CASE WHEN r.policy IS NOT NULL OR e.extra <> '{}'
+        THEN holdfast.check_policy(j.n, coalesce(r.policy, '{}') || e.extra) IS NULL END AS checked
     FROM jsonb_array_elements(batch) WITH ORDINALITY AS j(job, n)
+    CROSS JOIN LATERAL (SELECT j.job - core AS extra) AS e
     CROSS JOIN LATERAL jsonb_to_record(j.job) AS r(
       id uuid, tenant text, kind text, queue text, lane text, priority integer, labels jsonb, runner text, spec jsonb,
-      inputs jsonb, needs jsonb, hold boolean, available_at timestamptz, max_attempts integer, policy jsonb)
+      inputs jsonb, needs jsonb, hold boolean, available_at timestamptz, max_attempts integer, policy jsonb, reuse_key text)
+    WHERE joined = '{}' OR NOT joined ? (j.job ->> 'id')
   ), asked AS (
-    INSERT INTO holdfast.specs (id, tenant, kind, requested_at, held, runner, spec, inputs, labels, policy)
-    SELECT i.id, i.tenant, i.kind, now_at, i.held, i.runner, i.spec, i.inputs, i.labels, i.policy
+    INSERT INTO holdfast.specs (
+      id, tenant, kind, requested_at, held, runner, spec, inputs, labels, policy, reuse_key, signature)
+    SELECT i.id, i.tenant, i.kind, now_at, i.held, i.runner, i.spec, i.inputs, i.labels, i.policy, i.reuse_key,
+      md5(concat_ws(E'\n', i.kind, i.runner, i.spec, i.inputs))::uuid
     FROM input AS i
   ), wanted AS (
     INSERT INTO holdfast.needs (job_id, need_id)
-    SELECT DISTINCT i.id, need.id::uuid
+    SELECT DISTINCT i.id, coalesce(joined ->> need.id, need.id)::uuid
     FROM input AS i CROSS JOIN LATERAL jsonb_array_elements_text(i.needs) AS need(id)
     WHERE i.has_needs
+  ), made AS (
+    INSERT INTO holdfast.jobs AS j (
+      id, tenant, queue, capability, lane, priority, status, gate, held, limited, has_needs, requested_at, available_at,
+      queue_deadline_at, updated_at, max_attempts, seq)
+    SELECT
+      i.id, i.tenant, i.queue, i.capability, i.lane, i.priority,
+      CASE WHEN i.held THEN 'pending' ELSE 'queued' END,
+      CASE
+        WHEN i.lane IS NOT NULL OR i.has_needs THEN 'unresolved'
+        WHEN i.held THEN 'held'
+        WHEN i.available_at > now_at THEN 'future'
+        ELSE 'open'
+      END,
+      i.held, i.limited, i.has_needs, now_at, i.available_at,
+      CASE WHEN NOT i.held THEN i.available_at + make_interval(secs => (i.policy ->> 'queue_timeout')::float8) END,
+      now_at, i.max_attempts, 1
+    FROM input AS i
+    RETURNING j.id, j.status, j.gate
   )
-  INSERT INTO holdfast.jobs AS j (
-    id, tenant, queue, capability, lane, priority, status, gate, held, has_needs, requested_at, available_at,
-    queue_deadline_at, updated_at, max_attempts, seq)
-  SELECT
-    i.id, i.tenant, i.queue, i.capability, i.lane, i.priority,
-    CASE WHEN i.held THEN 'pending' ELSE 'queued' END,
-    CASE
-      WHEN i.lane IS NOT NULL OR i.has_needs THEN 'unresolved'
-      WHEN i.held THEN 'held'
-      WHEN i.available_at > now_at THEN 'future'
-      ELSE 'open'
-    END,
-    i.held, i.has_needs, now_at, i.available_at,
-    CASE WHEN NOT i.held THEN i.available_at + make_interval(secs => (i.policy ->> 'queue_timeout')::float8) END,
-    now_at, i.max_attempts, 1
-  FROM input AS i
-  RETURNING j.id, j.status, j.gate;
+  SELECT m.id, m.status, m.gate, false, m.id FROM made AS m;
+
+  IF joined <> '{}' THEN
+    RETURN QUERY
+    SELECT j.id, j.status, j.gate, true, (b.job ->> 'id')::uuid
+    FROM jsonb_array_elements(batch) WITH ORDINALITY AS b(job, n)
+    JOIN holdfast.jobs AS j ON j.id = (joined ->> (b.job ->> 'id'))::uuid;
+  END IF;
 
   IF wake THEN
     PERFORM pg_notify('holdfast', '["work"]');

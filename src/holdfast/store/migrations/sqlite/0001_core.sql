@@ -13,6 +13,7 @@ CREATE TABLE jobs (
   status TEXT NOT NULL,
   gate TEXT,
   held INTEGER NOT NULL DEFAULT 0,
+  limited INTEGER NOT NULL DEFAULT 0,
   has_needs INTEGER NOT NULL DEFAULT 0,
   has_dependants INTEGER NOT NULL DEFAULT 0,
   unsettled INTEGER NOT NULL DEFAULT 0,
@@ -81,6 +82,7 @@ CREATE INDEX jobs_unsettled ON jobs (id) WHERE unsettled = 1;
 CREATE INDEX jobs_queue_deadline ON jobs (queue_deadline_at) WHERE queue_deadline_at IS NOT NULL AND status = 'queued';
 CREATE INDEX jobs_ended_badly ON jobs (tenant, status, requested_at DESC, id DESC)
   WHERE (status = 'paused' OR status = 'failed' OR status = 'timed_out' OR status = 'cancelled');
+CREATE INDEX jobs_limited ON jobs (queue) WHERE limited = 1 AND gate IS NOT NULL;
 CREATE INDEX jobs_deleting ON jobs (id) WHERE stop_kind = 'delete';
 
 CREATE TABLE specs (
@@ -94,9 +96,12 @@ CREATE TABLE specs (
   inputs TEXT NOT NULL,
   labels TEXT,
   policy TEXT,
+  signature TEXT,
+  reuse_key TEXT,
   CONSTRAINT runner_known CHECK (runner = 'function' OR runner = 'process' OR runner = 'docker')
 ) WITHOUT ROWID, STRICT;
 CREATE INDEX specs_listed ON specs (tenant, requested_at DESC, id DESC);
+CREATE INDEX specs_signed ON specs (tenant, signature, requested_at DESC, id DESC);
 
 CREATE TABLE attempts (
   job_id TEXT NOT NULL,
@@ -136,6 +141,24 @@ CREATE TABLE needs (
   CONSTRAINT needs_pkey PRIMARY KEY (job_id, need_id)
 ) WITHOUT ROWID, STRICT;
 CREATE INDEX needs_open ON needs (need_id, job_id) WHERE satisfied = 0;
+
+-- The one job that stands for a reuse key: live, or the last one.
+CREATE TABLE reuse (
+  tenant TEXT NOT NULL,
+  reuse_key TEXT NOT NULL,
+  job_id TEXT NOT NULL,
+  CONSTRAINT reuse_pkey PRIMARY KEY (tenant, reuse_key)
+) WITHOUT ROWID, STRICT;
+
+CREATE TABLE idempotency (
+  tenant TEXT NOT NULL,
+  key TEXT NOT NULL,
+  body TEXT NOT NULL,
+  jobs TEXT NOT NULL,
+  made_at INTEGER NOT NULL,
+  CONSTRAINT idempotency_pkey PRIMARY KEY (tenant, key)
+) WITHOUT ROWID, STRICT;
+CREATE INDEX idempotency_made ON idempotency (made_at);
 
 CREATE TABLE lanes (
   tenant TEXT NOT NULL,
@@ -186,7 +209,7 @@ SELECT
   j.owner, j.token, j.lease_expires_at, j.orphaned_at, j.phase, j.domain,
   j.stop_kind, j.stop_phase, j.stop_deadline_at,
   j.exit_code, j.error_code, j.error_message, j.result, j.progress, j.usage, j.seq,
-  s.policy
+  s.policy, s.reuse_key, s.signature
 FROM jobs AS j
 JOIN specs AS s ON s.id = j.id;
 

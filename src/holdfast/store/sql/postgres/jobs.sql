@@ -1,7 +1,10 @@
 -- What a caller does: submit, read, and move one job under its lock.
 
 -- name: submit
-SELECT count(*) AS accepted FROM holdfast.holdfast_submit(:jobs::jsonb, false);
+-- Answers for jobs that exist already: `asked` is the id they would have had, or NULL in a replay of the whole call.
+SELECT s.id, s.asked
+FROM holdfast.holdfast_submit(:jobs::jsonb, false, :key::text, :tenant::text, :body::uuid) AS s
+WHERE s.reused;
 
 -- name: existing
 -- Which of these ids are taken.
@@ -45,7 +48,7 @@ SELECT j.id, j.tenant, j.lane FROM holdfast.jobs AS j WHERE j.id = :id::uuid AND
 -- name: lock_job
 SELECT j.id, j.tenant, j.lane, j.queue, j.status, j.gate, j.phase, j.attempt, j.token, j.started_at, j.available_at,
   j.has_needs, j.has_dependants, j.unsettled, j.stop_kind, j.spent, j.max_attempts, j.error_code, j.dismissed, j.domain,
-  j.owner, j.adoptions, (s.policy ->> 'queue_timeout')::float8 AS queue_timeout,
+  j.owner, j.adoptions, s.reuse_key, (s.policy ->> 'queue_timeout')::float8 AS queue_timeout,
   j.available_at > holdfast.clock() AS delayed,
   j.queue_deadline_at <= holdfast.clock() AS overdue
 FROM holdfast.jobs AS j

@@ -1,31 +1,5 @@
 -- What a caller does: submit, read, and move one job under its lock.
 
--- name: submit
--- Differs: Postgres has these rules in the SQL function holdfast_submit, for callers in any language.
--- each: jobs
-INSERT INTO specs (id, tenant, kind, requested_at, held, runner, spec, inputs, labels, policy)
-VALUES (:id, :tenant, :kind, clock(), :hold, :runner, :spec, :inputs, nullif(:labels, '{}'), :policy);
--- each: jobs with needs
-INSERT INTO needs (job_id, need_id)
-SELECT DISTINCT :id, n.value FROM json_each(:needs) AS n;
--- each: jobs
-INSERT INTO jobs (
-  id, tenant, queue, capability, lane, priority, status, gate, held, has_needs, requested_at, available_at,
-  queue_deadline_at, updated_at, max_attempts, seq)
-VALUES (
-  :id, :tenant, :queue, :capability, :lane, :priority,
-  CASE WHEN :hold THEN 'pending' ELSE 'queued' END,
-  CASE
-    WHEN :lane IS NOT NULL OR :needs <> '[]' THEN 'unresolved'
-    WHEN :hold THEN 'held'
-    WHEN :available_at > clock() THEN 'future'
-    ELSE 'open'
-  END,
-  :hold, :needs <> '[]', clock(), max(coalesce(:available_at, 0), clock()),
-  CASE WHEN NOT :hold
-    THEN max(coalesce(:available_at, 0), clock()) + CAST(:queue_timeout * 1000000 AS INTEGER) END,
-  clock(), :max_attempts, 1);
-
 -- name: existing
 -- Which of these ids are taken.
 SELECT j.id FROM json_each(:ids) AS e JOIN jobs AS j ON j.id = e.value LIMIT 1;
@@ -69,7 +43,7 @@ SELECT j.id, j.tenant, j.lane FROM jobs AS j WHERE j.id = :id AND j.tenant = :te
 -- name: lock_job
 SELECT j.id, j.tenant, j.lane, j.queue, j.status, j.gate, j.phase, j.attempt, j.token, j.started_at, j.available_at,
   j.has_needs, j.has_dependants, j.unsettled, j.stop_kind, j.spent, j.max_attempts, j.error_code, j.dismissed, j.domain,
-  j.owner, j.adoptions, s.policy ->> 'queue_timeout' AS queue_timeout,
+  j.owner, j.adoptions, s.reuse_key, s.policy ->> 'queue_timeout' AS queue_timeout,
   j.available_at > clock() AS delayed,
   j.queue_deadline_at <= clock() AS overdue
 FROM jobs AS j
