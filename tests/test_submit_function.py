@@ -57,6 +57,8 @@ async def test_every_field_of_a_submission_is_known_to_the_function(stage: Stage
         "needs": [parent.id],
         "hold": True,
         "available_at": stage.later(60).isoformat(),
+        "reuse_key": "thumb",
+        "rebuild": True,
         "max_attempts": 2,
         "retry": {"base": 1, "cap": 2, "on": ["timed_out"]},
         "on_lost": "fail",
