@@ -69,7 +69,9 @@ def _hold_all(mark: str, session: Session | None, held: ExitStack) -> Iterator[t
 def _is_ours(pid: int, mark: str, session: Session | None) -> bool:
     if f"HOLDFAST_MARK={mark}".encode() in _environment(pid):
         return True
-    return session is not None and (line := _stat(pid)) is not None and int(line[3]) == session.leader and line[0] != "Z"
+    return (
+        session is not None and (line := _stat(pid)) is not None and int(line[3]) == session.leader and line[0] != "Z"
+    )
 
 
 def _is_leader(session: Session) -> bool:

@@ -55,7 +55,7 @@ def system_compiler() -> tuple[str, ...] | None:
             continue
         with tempfile.TemporaryDirectory() as folder:
             trial = Path(folder, "trial.c")
-            trial.write_text("#include <stdio.h>\nint main(void) { return puts(\"\") < 0; }\n")
+            trial.write_text('#include <stdio.h>\nint main(void) { return puts("") < 0; }\n')
             if not _compile(command, trial, Path(folder, "trial")):
                 return command
     return None
