@@ -1,4 +1,4 @@
-"""The package's build hook: builds the supervisor into the source tree, from where wheels and editable installs take it."""
+"""The package's build hook: builds the supervisor in the source tree, where wheels and editable installs find it."""
 
 import importlib.util
 from pathlib import Path

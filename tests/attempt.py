@@ -1,4 +1,7 @@
-"""One attempt under a real supervisor, for tests: start it, wait for a condition, look at what it wrote, leave nothing."""
+"""One attempt under a real supervisor, for tests: start it, wait for a condition, look at what it wrote.
+
+HOLDFAST_TEST_SUPERVISOR names another build of it, such as one with sanitizers.
+"""
 
 import os
 import shutil
@@ -20,7 +23,7 @@ PATIENCE = 60.0
 ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
 
 
-def eventually(condition: Callable[[], T], what: str = "") -> T:
+def eventually(condition: Callable[[], T | None], what: str = "") -> T:
     """Return the first true answer of a condition that has to become true."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
@@ -57,7 +60,8 @@ class Attempt:
         self.folder = Folder(path)
         self.folder.create()
         self.mark = f"test/{uuid.uuid4()}/1"
-        self.program = program or supervisor.path()
+        self.program = program or Path(os.environ.get("HOLDFAST_TEST_SUPERVISOR", supervisor.path()))
+        self.complaints = path.with_name(f"{path.name}.stderr")
         self.pids: list[int] = []
         self.statuses: dict[int, int] = {}
 
@@ -80,6 +84,7 @@ class Attempt:
     ) -> int:
         """Start a supervisor on what is in the folder; by a program that becomes it, if `wrap` names one."""
         quiet: list[Any] = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1)]
+        quiet.append((os.POSIX_SPAWN_OPEN, 2, self.complaints, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
         if stdout is not None:
             quiet[1] = (os.POSIX_SPAWN_DUP2, stdout, 1)
         argv = [*wrap, str(self.program), str(self.folder.path), *options]
@@ -128,7 +133,7 @@ class Attempt:
         """Wait until the child has written "name=<number> " and return the number; for pids."""
 
         def found() -> int:
-            head, _, tail = self.output().decode().partition(f"{name}=")
+            tail = self.output().decode().partition(f"{name}=")[2]
             return int(tail.split()[0]) if tail[-1:].isspace() or " " in tail else 0
 
         return eventually(found, f"the child writes {name}")

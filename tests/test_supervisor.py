@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.runner.folder import Exit, ExitCause, Folder
-from holdfast.runner.frames import Stream, from_copy
-from holdfast.runner.spec import Task
+from holdfast.runner.frames import Frame, Stream, from_copy
+from holdfast.runner.spec import Command, Task
 from tests.attempt import Attempt, boottime, eventually, python, running, shell
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change users and mount")
@@ -337,7 +337,7 @@ class TestOutput:
         attempt.write("yes", stop_grace=0.0)
         attempt.supervise("--copy", stdout=writing)
         os.close(writing)
-        eventually(lambda: attempt.folder.frames().read())
+        eventually(lambda: len(attempt.output()) > 65536, "more than the pipe takes")
         assert attempt.tell("stop", kind="cancel").ok
         exit = attempt.end()
         assert exit.cause == ExitCause.CANCELLED
@@ -537,18 +537,22 @@ class TestDescendants:
         """R23: a program of another user outlives the kill; no `exit` until it is gone."""
         become = Path(shutil.copy("/usr/bin/setpriv", tmp_path / "become"))
         become.chmod(0o4755)
-        attempt.write(*shell(f"{become} --reuid=0 sleep 600 & echo other=$! ; {FOREVER}"), no_new_privs=False)
+        attempt.write(
+            *shell(f"{become} --reuid=0 sleep 600 & echo other=$! ; {FOREVER}"),
+            no_new_privs=False,
+            timeout=1.0,
+            stop_grace=0,
+        )
         hand_over(attempt, tmp_path)
         attempt.supervise(wrap=AS_NOBODY)
         other = attempt.number("other")
         eventually(lambda: Path(f"/proc/{other}/comm").read_text() == "sleep\n")
-        attempt.tell("kill")
         told = eventually(lambda: attempt.events("not_dead"))
         assert told[0]["pids"] == [other]
         assert attempt.folder.alive()
         assert attempt.folder.exit() is None
         os.kill(other, signal.SIGKILL)
-        assert attempt.end().cause == ExitCause.CANCELLED
+        assert attempt.end().cause == ExitCause.TIMED_OUT
 
     def test_killed_supervisor_takes_its_child_along_and_writes_no_exit(self, attempt: Attempt) -> None:
         """R22, R7: the end cannot be known; what is left is found by its mark, not by a pid."""
@@ -597,3 +601,281 @@ for _ in range(20):
     os.write(1, f"{os.getpid()}\\n".encode())
 time.sleep(600)
 """
+
+
+class TestCommands:
+    def test_lower_token_is_refused_equal_and_higher_are_obeyed(self, attempt: Attempt) -> None:
+        """R3: an adopter raises the token; after that its predecessor has no say."""
+        attempt.start(*shell(f"echo ready; {FOREVER}"), token=5)
+        attempt.says(b"ready")
+        assert attempt.tell("hold", token=5).ok
+        raised = attempt.tell("hold", token=8)
+        assert raised.ok
+        assert raised.highest_token == 8
+        for verb in ("hold", "beat", "stop", "kill"):
+            stale = attempt.tell(verb, token=7, stop_after=boottime() + 9 if verb == "beat" else None)
+            assert not stale.ok
+            assert (stale.why, stale.token, stale.highest_token, stale.reason) == ("stale token", 7, 8, "")
+        assert attempt.folder.exit() is None
+        assert attempt.tell("kill", token=9).ok
+        assert attempt.end().token == 9
+
+    def test_stop_ends_as_the_kind_that_was_asked_for(self, attempt: Attempt) -> None:
+        """R20."""
+        attempt.start(*shell(f"trap 'echo bye; exit 0' TERM; echo ready; {FOREVER}"))
+        attempt.says(b"ready")
+        ack = attempt.tell("stop", kind="interrupt", grace=60)
+        assert (ack.ok, ack.verb, ack.reason) == (True, "stop", "interrupted")
+        exit = attempt.end()
+        assert ending(exit) == (ExitCause.INTERRUPTED, 0, None)
+        assert exit.stopped_by == "command"
+        assert attempt.output() == b"ready\nbye\n"
+
+    def test_first_reason_stays_and_a_later_word_only_brings_the_kill_forward(self, attempt: Attempt) -> None:
+        """R8."""
+        attempt.start(*shell(STUBBORN))
+        attempt.says(b"ready")
+        assert attempt.tell("stop", kind="interrupt", grace=600).ok
+        assert attempt.tell("stop", kind="cancel", grace=900).reason == "interrupted"
+        assert attempt.folder.exit() is None
+        assert attempt.tell("kill", kind="cancel").ok
+        exit = attempt.end()
+        assert ending(exit) == (ExitCause.INTERRUPTED, None, signal.SIGKILL)
+        assert len(attempt.events("signalled")) == 1
+
+    def test_exit_that_came_first_decides(self, attempt: Attempt) -> None:
+        """R20: a stop that finds the child ended changes nothing but the wait for what it left."""
+        attempt.start(*shell("sleep 600 & echo main=$$ ; exit 3"), drain=600)
+        main = attempt.number("main")
+        eventually(lambda: not running(main))
+        assert attempt.tell("stop", kind="cancel", grace=0).reason == ""
+        exit = attempt.end()
+        assert ending(exit) == (ExitCause.EXIT, 3, None)
+        assert exit.killed
+
+    def test_signal_to_the_supervisor_itself_is_an_interrupt(self, attempt: Attempt) -> None:
+        """R20: `docker stop`, or a shutdown of the host; `stopped_by` says that it was no command."""
+        attempt.start(*shell(f"trap 'exit 0' TERM; echo ready; {FOREVER}"), stop_grace=60)
+        attempt.says(b"ready")
+        os.kill(attempt.pid, signal.SIGTERM)
+        exit = attempt.end()
+        assert ending(exit) == (ExitCause.INTERRUPTED, 0, None)
+        assert exit.stopped_by == "signal"
+
+    def test_adopter_reads_on_without_gap_or_repeat_and_the_timeout_runs_on(self, attempt: Attempt) -> None:
+        """R3: total time stays below the timeout, whoever watches."""
+        attempt.start(*shell("i=0; while :; do i=$((i+1)); echo $i; sleep 0.01; done"), timeout=2.0, stop_grace=0)
+        first = attempt.folder.frames()
+        seen: list[Frame] = []
+        while len(seen) < 10:
+            seen += eventually(first.read)
+        assert attempt.tell("hold", token=6).ok
+        committed = first.offsets[Stream.STDOUT]
+        exit = attempt.end()
+        rest = attempt.frames(stdout=committed)
+        text = b"".join(frame.data for frame in seen + rest if frame.stream is Stream.STDOUT)
+        numbers = [int(line) for line in text.split()]
+        assert numbers == list(range(1, len(numbers) + 1))
+        assert exit.cause == ExitCause.TIMED_OUT
+        assert exit.lasted >= 2_000_000
+
+    @pytest.mark.parametrize(
+        ("data", "why"),
+        [
+            (b"", "it ends too early"),
+            (b"nonsense", "it ends too early"),
+            (b"nonsense\n", "not a holdfast-command"),
+            (b"x" * 5000, "larger than 4096 bytes"),
+            (b"holdfast-command 2\nend 0\n\n", "holdfast-command version 2, and this supervisor reads version 1"),
+            (b"holdfast-command 1\nverb 4\nhold\n", "it ends too early"),
+            (b"holdfast-command 1\nend 0\n\n", "verb or token is missing"),
+            (b"holdfast-command 1\ntoken 1\n9\nverb 4\njump\nend 0\n\n", "unknown verb"),
+            (b"holdfast-command 1\ntoken 1\n9\nverb 4\nstop\nkind 4\nlost\nend 0\n\n", "unknown kind"),
+            (b"holdfast-command 1\ntoken 1\n9\nverb 4\nbeat\nend 0\n\n", "stop_after is missing"),
+            (b"holdfast-command 1\ntoken 2\n-1\nend 0\n\n", "token cannot be used"),
+            (b"holdfast-command 1\ntoken 20\n99999999999999999999\nend 0\n\n", "token cannot be used"),
+            (b"holdfast-command 1\nverb 4\nho\0d\nend 0\n\n", "not in records"),
+            (b"holdfast-command 1\nverb 99999999999999999999\nhold\nend 0\n\n", "not in records"),
+            (b"holdfast-command 1\nsize 1\n1\nend 0\n\n", "size cannot be used"),
+            (b"holdfast-command 1\ntoken 1\n9\nverb 4\nhold\nend 0\n\nmore", "not in records"),
+        ],
+    )
+    def test_malformed_command_is_refused_with_the_reason_and_removed(
+        self, attempt: Attempt, data: bytes, why: str
+    ) -> None:
+        """R24."""
+        attempt.start(*shell(f"echo ready; {FOREVER}"))
+        attempt.says(b"ready")
+        place(attempt, "bad", data)
+        ack = attempt.answer("bad")
+        assert not ack.ok
+        assert ack.why == why
+        assert list((attempt.folder.path / "cmd").iterdir()) == []
+        assert attempt.tell("kill").ok
+
+    def test_what_is_no_file_is_refused(self, attempt: Attempt) -> None:
+        """R24: nothing in the folder can block or mislead the supervisor."""
+        attempt.start(*shell(f"echo ready; {FOREVER}"))
+        attempt.says(b"ready")
+        folder = attempt.folder.path / "cmd"
+        os.mkfifo(folder / "fifo")
+        (folder / "link").symlink_to("/etc/passwd")
+        (folder / "folder").mkdir()
+        for name in ("fifo", "link", "folder"):
+            assert attempt.answer(name).why == "not a file that can be read"
+        assert attempt.tell("kill").ok
+
+    def test_many_commands_are_obeyed_in_the_order_of_their_names(self, attempt: Attempt) -> None:
+        attempt.start(*shell(f"echo ready; {FOREVER}"))
+        attempt.says(b"ready")
+        os.kill(attempt.pid, signal.SIGSTOP)
+        names = [attempt.folder.send(Command(token=5 + i, verb="hold")) for i in range(50)]
+        os.kill(attempt.pid, signal.SIGCONT)
+        attempt.answer(names[-1])
+        acks = attempt.folder.acks()
+        assert [ack.command for ack in acks] == names
+        assert all(ack.ok for ack in acks)
+        assert attempt.tell("kill", token=100).ok
+
+    def test_command_that_was_there_before_the_start_counts(self, attempt: Attempt) -> None:
+        """R8: a cancel that overtakes the start."""
+        name = attempt.folder.send(Command(token=5, verb="kill"))
+        exit = attempt.run(*shell(FOREVER))
+        assert exit.cause == ExitCause.CANCELLED
+        assert attempt.answer(name).ok
+
+
+def place(attempt: Attempt, name: str, data: bytes) -> None:
+    """Put a command as an archive would: under its final name."""
+    (attempt.folder.path / "cmd" / name).write_bytes(data)
+
+
+class TestTasks:
+    def test_tasks_run_in_order_each_with_its_own_settings(self, attempt: Attempt, tmp_path: Path) -> None:
+        exit = attempt.run(
+            tasks=(
+                Task(name="one", argv=shell('echo "$WHO $SHARED"'), env={"WHO": "first"}),
+                Task(name="two", argv=shell("pwd >&2"), cwd=str(tmp_path)),
+                Task(name="three", argv=shell('echo "$WHO $SHARED"')),
+            ),
+            env={"WHO": "all", "SHARED": "yes"},
+        )
+        assert ending(exit) == (ExitCause.EXIT, 0, None)
+        assert [(task.name, task.cause, task.code) for task in exit.tasks] == [
+            ("one", "exit", 0),
+            ("two", "exit", 0),
+            ("three", "exit", 0),
+        ]
+        output = [(frame.task, frame.data) for frame in attempt.frames() if frame.stream is not Stream.EVENTS]
+        assert output == [(0, b"first yes\n"), (1, f"{tmp_path}\n".encode()), (2, b"all yes\n")]
+
+    def test_first_failure_ends_the_attempt(self, attempt: Attempt) -> None:
+        exit = attempt.run(tasks=tuple(Task(name=f"t{i}", argv=shell(f"echo {i}; exit {i}")) for i in range(3)))
+        assert ending(exit) == (ExitCause.EXIT, 1, None)
+        assert [(task.name, task.code) for task in exit.tasks] == [("t0", 0), ("t1", 1)]
+        assert attempt.output() == b"0\n1\n"
+
+    def test_later_task_that_cannot_start_fails_the_attempt(self, attempt: Attempt) -> None:
+        exit = attempt.run(tasks=(Task(name="a", argv=("true",)), Task(name="b", argv=("no-such-command",))))
+        assert exit.cause == ExitCause.START_FAILED
+        assert "no-such-command" in exit.text
+        assert [task.cause for task in exit.tasks] == [ExitCause.EXIT, ExitCause.START_FAILED]
+
+    def test_stop_during_task_two_of_three_starts_no_third(self, attempt: Attempt) -> None:
+        """R8."""
+        script = (shell("echo one"), shell(f"echo two; {FOREVER}"), shell("echo three"))
+        attempt.start(tasks=tuple(Task(name=f"t{i}", argv=argv) for i, argv in enumerate(script)))
+        attempt.says(b"two")
+        attempt.tell("stop", kind="cancel", grace=0.1)
+        exit = attempt.end()
+        assert exit.cause == ExitCause.CANCELLED
+        assert [(task.name, task.cause) for task in exit.tasks] == [("t0", "exit"), ("t1", "cancelled")]
+        assert attempt.output() == b"one\ntwo\n"
+
+    def test_task_has_a_timeout_of_its_own(self, attempt: Attempt) -> None:
+        """R8."""
+        tasks = (Task(name="quick", argv=("true",), timeout=60), Task(name="slow", argv=shell(FOREVER), timeout=0.3))
+        exit = attempt.run(tasks=tasks, stop_grace=0, timeout=600)
+        assert exit.cause == ExitCause.TIMED_OUT
+        assert [task.cause for task in exit.tasks] == [ExitCause.EXIT, ExitCause.TIMED_OUT]
+
+    def test_timeout_of_the_attempt_spans_its_tasks(self, attempt: Attempt) -> None:
+        """R8."""
+        tasks = tuple(Task(name=f"t{i}", argv=("sleep", "0.4")) for i in range(100))
+        exit = attempt.run(tasks=tasks, timeout=1.0, stop_grace=0)
+        assert exit.cause == ExitCause.TIMED_OUT
+        assert len(exit.tasks) < 10
+
+    def test_task_takes_what_it_left_behind_with_it(self, attempt: Attempt, tmp_path: Path) -> None:
+        """R25: the next task starts clean."""
+        leave = shell(f"setsid sh -c 'exec >/dev/null; {FOREVER}' & echo left=$! ; echo $! >{tmp_path}/left")
+        look = shell(f"kill -0 $(cat {tmp_path}/left) || echo gone")
+        exit = attempt.run(tasks=(Task(name="leave", argv=leave), Task(name="look", argv=look)))
+        assert exit.killed
+        assert attempt.output().endswith(b"gone\n")
+
+    def test_thousand_tasks_fit_into_the_record(self, attempt: Attempt) -> None:
+        tasks = tuple(Task(name=f"{i:064d}", argv=("true",)) for i in range(1000))
+        exit = attempt.run(tasks=tasks)
+        assert len(exit.tasks) == 1000
+        assert exit.tasks[-1].name == f"{999:064d}"
+
+
+class TestSpecs:
+    @pytest.mark.parametrize(
+        ("data", "text"),
+        [
+            (None, "cannot read the spec: No such file or directory"),
+            (b"", "malformed spec: it ends too early"),
+            (b"holdfast-spec 1\n", "malformed spec: it ends too early"),
+            (
+                b"holdfast-spec 7\nend 0\n\n",
+                "malformed spec: holdfast-spec version 7, and this supervisor reads version 1",
+            ),
+            (b"something else\n", "malformed spec: not a holdfast-spec"),
+            (b"holdfast-spec 1\nend 0\n\n", "malformed spec: task is missing"),
+            (b"holdfast-spec 1\ntoken 1\n1\ntask 1\na\narg 1\nb\nend 0\n\n", "malformed spec: mark is missing"),
+            (b"holdfast-spec 1\ntoken 1\n1\nmark 1\nm\ntask 1\na\nend 0\n\n", "malformed spec: arg is missing"),
+            (b"holdfast-spec 1\nfuture 1\n1\nend 0\n\n", "malformed spec: future cannot be used"),
+            (b"holdfast-spec 1\nenv 3\nABC\nend 0\n\n", "malformed spec: env cannot be used"),
+            (b"holdfast-spec 1\ncwd 3\nabc\nend 0\n\n", "malformed spec: cwd cannot be used"),
+            (b"holdfast-spec 1\numask 3\n999\nend 0\n\n", "malformed spec: umask cannot be used"),
+            (b"holdfast-spec 1\nlimit 6\nhope 1\nend 0\n\n", "malformed spec: limit cannot be used"),
+            (b"holdfast-spec 1\ncwd 999999\n/\nend 0\n\n", "malformed spec: it ends too early"),
+            (b"holdfast-spec 1\ncwd 2\n/\nend 0\n\n", "malformed spec: not in records"),
+        ],
+    )
+    def test_malformed_spec_is_a_failed_start_that_says_why(
+        self, attempt: Attempt, data: bytes | None, text: str
+    ) -> None:
+        """R24."""
+        if data is not None:
+            (attempt.folder.path / "spec").write_bytes(data)
+        attempt.supervise()
+        exit = attempt.end()
+        assert exit.cause == ExitCause.START_FAILED
+        assert exit.text == text
+        assert attempt.status() == 125
+        assert attempt.folder.started() is None
+
+
+class TestCosts:
+    def test_idle_supervisor_is_small(self, attempt: Attempt) -> None:
+        """R24."""
+        attempt.start(*shell(f"echo ready; {FOREVER}"))
+        attempt.says(b"ready")
+        rollup = Path(f"/proc/{attempt.pid}/smaps_rollup").read_text()
+        fields = (line.split() for line in rollup.splitlines() if line.startswith("Private"))
+        assert sum(int(size) for _, size, *_ in fields) < 300
+        attempt.tell("kill")
+
+    def test_program_says_its_version(self, attempt: Attempt) -> None:
+        """An old supervisor outlives an upgrade of the package; its files carry the version too."""
+        done = subprocess.run([attempt.program, "--version"], capture_output=True, text=True, check=True)
+        assert done.stdout == "holdfast-supervisor 1\n"
+        assert subprocess.run([attempt.program], capture_output=True, check=False).returncode == 64
+
+    def test_missing_folder_is_said(self, attempt: Attempt, tmp_path: Path) -> None:
+        done = subprocess.run([attempt.program, tmp_path / "nowhere"], capture_output=True, text=True, check=False)
+        assert done.returncode == 122
+        assert "cannot open the folder" in done.stderr

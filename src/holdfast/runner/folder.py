@@ -4,8 +4,8 @@
     started    there before the child's program runs       cmd/       words to the supervisor
     log        frames of output and events                 exit       how it ended; written last
 
-Whoever finds a folder reads the attempt from it: `alive()` and no `exit`: running. `exit`: ended. Neither, but `started`:
-the supervisor died, and what it ran is gone or a leftover. None of them: nothing ran.
+Whoever finds a folder reads the attempt from it: `alive()` and no `exit`: running. `exit`: ended. Neither, but
+`started`: the supervisor died, and what it ran is gone or a leftover. None of them: nothing ran.
 """
 
 import contextlib
@@ -191,7 +191,7 @@ class Folder:
         return find_leftovers(mark, started.session if started else None)
 
     def kill_leftovers(self, mark: str, *, patience: float = PATIENCE) -> list[int]:
-        """Kill what a dead supervisor left behind; return the pids of what could not be killed. Blocks up to `patience`."""
+        """Kill what a dead supervisor left behind; return the pids of what could not be. Blocks up to `patience`."""
         if self.alive():
             raise Conflict(f"{self.path} has a living supervisor: send it a command instead")
         started = self.started()

@@ -1,7 +1,7 @@
 """What a killed supervisor left behind: found by the mark in its environment or by its session, signalled by pidfd.
 
-A stored pid is never signalled. A process counts as ours when its environment carries the attempt's mark, or when it is in
-the child's session and that session's leader is verifiably the child. After a reboot nothing is.
+A stored pid is never signalled. A process counts as ours when its environment carries the attempt's mark, or when it is
+in the child's session and that session's leader is verifiably the child. After a reboot nothing is.
 """
 
 import os
@@ -37,7 +37,7 @@ def find_leftovers(mark: str, session: Session | None = None) -> list[int]:
 
 
 def kill_leftovers(mark: str, session: Session | None = None, *, patience: float = PATIENCE) -> list[int]:
-    """Kill what is left, and what that starts meanwhile; return the pids of what is not dead after `patience` seconds."""
+    """Kill what is left, and what that starts meanwhile; return the pids of what is not dead after `patience`."""
     deadline = time.monotonic() + patience
     while True:
         with ExitStack() as held:
@@ -50,7 +50,7 @@ def kill_leftovers(mark: str, session: Session | None = None, *, patience: float
 
 
 def _hold_all(mark: str, session: Session | None, held: ExitStack) -> Iterator[tuple[int, int]]:
-    """Yield (pid, pidfd) of each process that is ours. The pidfd is taken first: what is looked at is what is signalled."""
+    """Yield (pid, pidfd) of each process that is ours: with the pidfd in hand we look again, and signal what we saw."""
     if session is not None and session.boot_id != boot_id():
         return
     known = session if session is not None and _is_leader(session) else None

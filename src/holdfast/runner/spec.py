@@ -1,7 +1,7 @@
 """What is to run, and what is said to it later: the two files that the supervisor reads.
 
-Both are records of "key length\\nbytes\\n" after a title line with the version, closed by "end 0". Durations are seconds
-here and whole microseconds there.
+Both are records of "key length\\nbytes\\n" after a title line with the version, closed by "end 0". Durations are
+seconds here and whole microseconds there.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,8 +33,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt: its tasks, run one after the other, and what holds for all of them.
 
-    `start_by` and `stop_after` are moments of `clock`, in seconds: CLOCK_BOOTTIME on the same host, the wall clock of the
-    engine's host for a container. The environment is exactly `env`, the task's and the mark.
+    `start_by` and `stop_after` are moments of `clock`, in seconds: CLOCK_BOOTTIME on the same host, the wall clock of
+    the engine's host for a container. The environment is exactly `env`, the task's and the mark.
     """
 
     token: int
