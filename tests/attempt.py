@@ -20,6 +20,7 @@ from holdfast.runner.spec import Command, Spec, Task
 
 T = TypeVar("T")
 PATIENCE = 60.0
+SANITIZERS = {name: value for name, value in os.environ.items() if name.endswith("SAN_OPTIONS")}
 ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
 
 
@@ -88,7 +89,7 @@ class Attempt:
         if stdout is not None:
             quiet[1] = (os.POSIX_SPAWN_DUP2, stdout, 1)
         argv = [*wrap, str(self.program), str(self.folder.path), *options]
-        self.pids.append(os.posix_spawnp(argv[0], argv, env or {}, file_actions=quiet))
+        self.pids.append(os.posix_spawnp(argv[0], argv, (env or {}) | SANITIZERS, file_actions=quiet))
         return self.pid
 
     def status(self, pid: int | None = None) -> int:

@@ -33,6 +33,21 @@ def attempt(tmp_path: Path) -> Iterator[Attempt]:
     attempt.clean()
 
 
+@pytest.fixture
+def memory_group() -> Iterator[Path]:
+    """A control group with little memory, in whichever version is mounted here."""
+    root = Path("/sys/fs/cgroup")
+    v1 = (root / "memory" / "memory.limit_in_bytes").exists()
+    group = (root / "memory" if v1 else root) / f"holdfast-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / ("memory.limit_in_bytes" if v1 else "memory.max")).write_text(str(32 << 20))
+    except OSError as error:
+        pytest.skip(f"no control group can be made here: {error}")
+    yield group
+    group.rmdir()
+
+
 def ending(exit: Exit) -> tuple[ExitCause, int | None, int | None]:
     return exit.cause, exit.code, exit.signal
 
@@ -103,6 +118,18 @@ class TestEnds:
         exit = attempt.run(str(script))
         assert ending(exit) == (ExitCause.START_FAILED, None, None)
         assert "Exec format error" in exit.text
+
+    def test_kill_for_memory_is_told_apart(self, attempt: Attempt, memory_group: Path) -> None:
+        """R20: `out_of_memory`, from the counter of the control group."""
+        attempt.write(*python("x = bytearray(200 << 20)"))
+        attempt.supervise(wrap=("sh", "-c", f'echo $$ >{memory_group}/cgroup.procs; exec "$@"', "sh"))
+        exit = attempt.end()
+        assert ending(exit) == (ExitCause.OUT_OF_MEMORY, None, signal.SIGKILL)
+        assert exit.oom_kills >= 1
+
+    def test_kill_by_somebody_else_is_a_signal(self, attempt: Attempt) -> None:
+        """R20."""
+        assert ending(attempt.run(*shell("kill -KILL $$"))) == (ExitCause.EXIT, None, signal.SIGKILL)
 
     def test_second_supervisor_is_refused_while_the_first_runs(self, attempt: Attempt) -> None:
         """R1: start is exclusive by identity."""
@@ -245,6 +272,12 @@ class TestOutput:
         assert attempt.output(Stream.STDERR) == b"err 1\nerr 2\nerr 3\n"
         assert (exit.stdout_length, exit.stderr_length) == (22, 18)
         assert exit.log_length == (attempt.folder.path / "log").stat().st_size
+
+    def test_output_byte_by_byte_costs_few_frames(self, attempt: Attempt) -> None:
+        attempt.run(*python("import os\nfor i in range(20000): os.write(1, b'x')"))
+        frames = [frame for frame in attempt.frames() if frame.stream is Stream.STDOUT]
+        assert sum(len(frame.data) for frame in frames) == 20000
+        assert len(frames) < 2000
 
     def test_offsets_count_every_byte_of_a_stream(self, attempt: Attempt) -> None:
         """R10."""
@@ -652,6 +685,19 @@ class TestCommands:
         exit = attempt.end()
         assert ending(exit) == (ExitCause.EXIT, 3, None)
         assert exit.killed
+
+    @needs_root
+    def test_supervisor_is_pid_1_of_a_container(self, attempt: Attempt) -> None:
+        """R24, R25: reaps orphans, obeys commands, and records the end, as on the host."""
+        attempt.write(*shell(f"echo pid=$PPID ; (setsid sh -c 'echo orphan; {FOREVER}' &) ; {FOREVER}"))
+        attempt.supervise("--copy", wrap=("unshare", "--pid", "--mount-proc", "--fork", "--kill-child"))
+        attempt.says(b"orphan")
+        assert attempt.number("pid") == 1
+        assert attempt.tell("stop", kind="cancel", grace=60).ok
+        exit = attempt.end()
+        assert ending(exit) == (ExitCause.CANCELLED, None, signal.SIGTERM)
+        assert not exit.killed
+        assert attempt.status() == 128 + signal.SIGTERM
 
     def test_signal_to_the_supervisor_itself_is_an_interrupt(self, attempt: Attempt) -> None:
         """R20: `docker stop`, or a shutdown of the host; `stopped_by` says that it was no command."""

@@ -1,9 +1,11 @@
 """The supervisor's log: frames of stdout, stderr and events, read whole and from any offset."""
 
 import binascii
+import contextlib
 import os
 import struct
 import zlib
+from collections.abc import Iterator
 from datetime import datetime
 from enum import IntEnum
 from pathlib import Path
@@ -16,12 +18,17 @@ from holdfast.timing import from_micros
 MAGIC = b"HFF1"
 HEADER = struct.Struct("<4sBBHIIQQ")
 MOST = 1 << 20
+BLOCK = 1 << 18
+"""Several of the largest frames."""
 
 
 class Stream(IntEnum):
     STDOUT = 1
     STDERR = 2
     EVENTS = 3
+
+
+STREAMS = tuple(Stream)
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,12 +55,27 @@ class NotAFrame(ValueError):
     """Bytes where a frame should be: torn, or not a log."""
 
 
-def parse_header(data: bytes) -> tuple[Frame, int]:
-    """Return a frame without its bytes, and their number."""
-    magic, stream, _, task, length, check, offset, at = HEADER.unpack(data)
-    if magic != MAGIC or zlib.crc32(data[:12] + data[16:]) != check or stream not in Stream.__members__.values():
-        raise NotAFrame(data[:4])
-    return Frame(stream=Stream(stream), task=task, offset=offset, at=from_micros(at), data=b""), length
+def parse_frame(block: bytes, start: int = 0) -> Frame | None:
+    """Return the frame that starts here, or None if it is not whole."""
+    header = block[start : start + HEADER.size]
+    if len(header) < HEADER.size:
+        return None
+    magic, stream, _, task, length, check, offset, at = HEADER.unpack(header)
+    if magic != MAGIC or zlib.crc32(header[16:], zlib.crc32(header[:12])) != check or not 1 <= stream <= len(STREAMS):
+        raise NotAFrame(header[:4])
+    data = block[start + HEADER.size : start + HEADER.size + length]
+    if len(data) < length:
+        return None
+    return Frame(stream=STREAMS[stream - 1], task=task, offset=offset, at=from_micros(at), data=data)
+
+
+def whole_frames(block: bytes) -> Iterator[Frame]:
+    """Yield frames until one is cut off or is none."""
+    start = 0
+    with contextlib.suppress(NotAFrame):
+        while frame := parse_frame(block, start):
+            yield frame
+            start += HEADER.size + len(frame.data)
 
 
 def from_copy(line: bytes) -> Frame:
@@ -62,12 +84,10 @@ def from_copy(line: bytes) -> Frame:
         whole = binascii.a2b_base64(line.strip(), strict_mode=True)
     except binascii.Error as error:
         raise NotAFrame(line[:40]) from error
-    if len(whole) < HEADER.size:
+    frame = parse_frame(whole)
+    if frame is None or len(whole) != HEADER.size + len(frame.data):
         raise NotAFrame(line[:40])
-    frame, length = parse_header(whole[: HEADER.size])
-    if len(whole) != HEADER.size + length:
-        raise NotAFrame(line[:40])
-    return msgspec.structs.replace(frame, data=whole[HEADER.size :])
+    return frame
 
 
 class FrameReader:
@@ -95,25 +115,27 @@ class FrameReader:
 
     def _read(self, fd: int, most: int) -> list[Frame]:
         frames: list[Frame] = []
-        self.torn = False
-        while most > 0 and (found := self._header(fd)):
-            frame, length = found
-            known = min(max(self.offsets[frame.stream] - frame.offset, 0), length)
-            data = os.pread(fd, length - known, self.position + HEADER.size + known)
-            if len(data) < length - known:
-                self.torn = True
+        while most > 0:
+            block = os.pread(fd, BLOCK, self.position)
+            whole = list(whole_frames(block))
+            self.torn = bool(block) and not whole
+            if not whole:
                 break
-            self.position += HEADER.size + length
-            if data:
-                self.offsets[frame.stream] = frame.offset + length
-                frames.append(msgspec.structs.replace(frame, offset=frame.offset + known, data=data))
-                most -= len(data)
+            for frame in whole:
+                self.position += HEADER.size + len(frame.data)
+                if fresh := self._fresh(frame):
+                    frames.append(fresh)
+                    most -= len(fresh.data)
+                if most <= 0:
+                    break
         return frames
 
-    def _header(self, fd: int) -> tuple[Frame, int] | None:
-        data = os.pread(fd, HEADER.size, self.position)
-        try:
-            return parse_header(data)
-        except (NotAFrame, struct.error):
-            self.torn = len(data) > 0
+    def _fresh(self, frame: Frame) -> Frame | None:
+        """Return the part of a frame that was not read before."""
+        known = self.offsets[frame.stream]
+        if frame.end <= known:
             return None
+        self.offsets[frame.stream] = frame.end
+        if frame.offset >= known:
+            return frame
+        return msgspec.structs.replace(frame, offset=known, data=frame.data[known - frame.offset :])

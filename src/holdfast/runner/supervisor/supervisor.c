@@ -79,6 +79,9 @@ enum { OUT = 1, ERR = 2, EVENT = 3 };
 #define TORN_COMMAND (2 * SECOND)
 #define NOT_DEAD_AFTER (5 * SECOND)
 #define FLUSH_COPY (5 * SECOND)
+#define REST (2 * MS)    /* after a short read: a child that writes byte by byte would cost a frame for each */
+#define SHORT_READ 4096
+#define LOCK_TRIES 10000 /* of a millisecond */
 #define RECORD_FOR (30 * SECOND)
 
 typedef int64_t micros;
@@ -249,8 +252,8 @@ static struct {
     unsigned number; /* of the task, from 0 */
     pid_t main;      /* leader of its session and group; 0 once it was reaped */
     int go, report, out, err;
-    bool children_left, drained;
-    micros begun, last_output, drain_until;
+    bool children_left;
+    micros begun, last_output, drain_until, rest_until[3];
 } running = {.go = -1, .report = -1, .out = -1, .err = -1};
 
 static struct {
@@ -1339,9 +1342,12 @@ static bool read_output(int *fd, int stream)
         return false;
     }
     running.last_output = boottime();
+    running.rest_until[stream] = n < SHORT_READ ? running.last_output + REST : 0;
     keep_output(room, stream, (size_t)n);
     return true;
 }
+
+static bool rested(int stream) { return boottime() >= running.rest_until[stream]; }
 
 static void read_outputs(void)
 {
@@ -1349,8 +1355,10 @@ static void read_outputs(void)
         running.last_output = boottime(); /* it cannot write because we do not read: not idle */
         return;
     }
-    read_output(&running.out, OUT);
-    read_output(&running.err, ERR);
+    if (rested(OUT))
+        read_output(&running.out, OUT);
+    if (rested(ERR))
+        read_output(&running.err, ERR);
 }
 
 /* No descendant lives, so what is in the pipes is all there will be; somebody outside may hold them open for ever. */
@@ -1550,6 +1558,9 @@ static micros next_deadline(void)
         at = sooner(at, running.drain_until);
     if (ladder.killing)
         at = sooner(at, ladder.next);
+    for (int stream = OUT; stream <= ERR; stream++)
+        if (!rested(stream))
+            at = sooner(at, running.rest_until[stream]);
     return at;
 }
 
@@ -1576,8 +1587,8 @@ static bool wait_for_news(void)
     struct pollfd polled[] = {{.fd = signals, .events = POLLIN},
                               {.fd = notices, .events = POLLIN},
                               {.fd = running.report, .events = POLLIN},
-                              {.fd = reading ? running.out : -1, .events = POLLIN},
-                              {.fd = reading ? running.err : -1, .events = POLLIN},
+                              {.fd = reading && rested(OUT) ? running.out : -1, .events = POLLIN},
+                              {.fd = reading && rested(ERR) ? running.err : -1, .events = POLLIN},
                               {.fd = copying.used ? STDOUT_FILENO : -1, .events = POLLOUT}};
     micros now = boottime(), due = next_deadline();
     micros wait = due <= now ? 0 : sooner((due - now + 999) / 1000, 1000);
@@ -1896,7 +1907,7 @@ static bool take_lock(void)
     lock_fd = openat(folder, "lock", O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
     if (lock_fd < 0)
         return false;
-    for (;;) {
+    for (int i = 0; i < LOCK_TRIES; i++) {
         if (flock(lock_fd, LOCK_EX | LOCK_NB) == 0)
             return true;
         if (flock(lock_fd, LOCK_SH | LOCK_NB) < 0)
@@ -1904,6 +1915,7 @@ static bool take_lock(void)
         flock(lock_fd, LOCK_UN);
         usleep(1000);
     }
+    return false;
 }
 
 static void prepare_copy(void)
