@@ -22,7 +22,8 @@ class SupervisorHook(BuildHookInterface):  # type: ignore[type-arg]
         build_data["artifacts"].append(str(target.relative_to(self.root)))
         build_data["pure_python"] = False
         # The program is static: it needs no C library of the machine, so it runs on all of them.
-        build_data["tag"] = f"py3-none-manylinux2014_{machine}.musllinux_1_1_{machine}"
+        everywhere = f"manylinux2014_{machine}.musllinux_1_1_{machine}"
+        build_data["tag"] = f"py3-none-{everywhere if machine in ('x86_64', 'aarch64') else f'linux_{machine}'}"
 
     def _builder(self) -> ModuleType:
         """Load the build module by its path; the package is not installed yet."""

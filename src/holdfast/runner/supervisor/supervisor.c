@@ -34,6 +34,7 @@
 #include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -57,6 +58,7 @@ enum { LEFT_HELD = 120, LEFT_STARTED = 121, LEFT_BROKEN = 122, LEFT_LATE = 123, 
 
 enum { OUT = 1, ERR = 2, EVENT = 3 };
 
+#define COUNT_OF(array) (sizeof(array) / sizeof *(array))
 #define HEADER 32
 #define CHUNK 65536
 #define COPY_CHUNK 8192 /* one line of base64 stays below the 16 KiB at which engines cut lines */
@@ -67,6 +69,7 @@ enum { OUT = 1, ERR = 2, EVENT = 3 };
 #define MAX_COMMAND 4096u
 #define MAX_TASKS 1000u
 #define MAX_NAME 64u
+#define MAX_WORD 256u
 #define MAX_SECONDS 1000000000ull
 #define COMMANDS_PER_PASS 64
 #define MAX_TREE 65536u
@@ -92,8 +95,7 @@ static const char *const CAUSES[] = {"none",        "exit",       "timed_out",  
 
 /* ---- clocks, text, files ---- */
 
-static micros read_clock(clockid_t id)
-{
+static micros read_clock(clockid_t id) {
     struct timespec t;
     clock_gettime(id, &t);
     return (micros)t.tv_sec * SECOND + t.tv_nsec / 1000;
@@ -110,8 +112,7 @@ struct text {
     size_t size, used;
 };
 
-__attribute__((format(printf, 2, 3))) static void put(struct text *t, const char *format, ...)
-{
+__attribute__((format(printf, 2, 3))) static void put(struct text *t, const char *format, ...) {
     va_list args;
     va_start(args, format);
     int n = vsnprintf(t->data + t->used, t->size - t->used, format, args);
@@ -121,8 +122,7 @@ __attribute__((format(printf, 2, 3))) static void put(struct text *t, const char
 }
 
 /* Bytes that are not UTF-8 pass as they are; whoever reads the JSON replaces them. */
-static void put_string(struct text *t, const char *value)
-{
+static void put_string(struct text *t, const char *value) {
     put(t, "\"");
     for (const unsigned char *c = (const unsigned char *)value; *c; c++)
         if (*c == '"' || *c == '\\')
@@ -134,14 +134,12 @@ static void put_string(struct text *t, const char *value)
     put(t, "\"");
 }
 
-static void put_field(struct text *t, const char *key, const char *value)
-{
+static void put_field(struct text *t, const char *key, const char *value) {
     put(t, ",\"%s\":", key);
     put_string(t, value);
 }
 
-static bool write_all(int fd, const void *data, size_t length)
-{
+static bool write_all(int fd, const void *data, size_t length) {
     for (const char *at = data; length;) {
         ssize_t n = write(fd, at, length);
         if (n < 0 && errno == EINTR)
@@ -155,8 +153,7 @@ static bool write_all(int fd, const void *data, size_t length)
 }
 
 /* Read up to `size` bytes of a small file; the answer is its length, or -1. */
-static ssize_t read_fd(int fd, char *data, size_t size)
-{
+static ssize_t read_fd(int fd, char *data, size_t size) {
     size_t used = 0;
     while (used < size) {
         ssize_t n = read(fd, data + used, size - used);
@@ -171,8 +168,7 @@ static ssize_t read_fd(int fd, char *data, size_t size)
     return (ssize_t)used;
 }
 
-static bool read_text(const char *path, char *data, size_t size)
-{
+static bool read_text(const char *path, char *data, size_t size) {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return false;
@@ -182,8 +178,7 @@ static bool read_text(const char *path, char *data, size_t size)
     return n >= 0;
 }
 
-static void close_fd(int *fd)
-{
+static void close_fd(int *fd) {
     if (*fd >= 0)
         close(*fd);
     *fd = -1;
@@ -212,9 +207,9 @@ static const struct limit {
     int resource;
 } LIMITS[] = {{"as", RLIMIT_AS},         {"core", RLIMIT_CORE},   {"cpu", RLIMIT_CPU},    {"data", RLIMIT_DATA}, {"fsize", RLIMIT_FSIZE},
               {"nofile", RLIMIT_NOFILE}, {"nproc", RLIMIT_NPROC}, {"stack", RLIMIT_STACK}};
-#define LIMIT_COUNT (sizeof LIMITS / sizeof *LIMITS)
+#define LIMIT_COUNT COUNT_OF(LIMITS)
 
-static struct {
+static struct spec {
     uint64_t token, cap;
     char *mark, *cwd;
     struct strings env;
@@ -269,14 +264,12 @@ static char failure[TEXT_ROOM];
 
 /* ---- frames ---- */
 
-static void put_le(unsigned char *at, uint64_t value, int bytes)
-{
+static void put_le(unsigned char *at, uint64_t value, int bytes) {
     for (int i = 0; i < bytes; i++)
         at[i] = (unsigned char)(value >> (8 * i));
 }
 
-static uint32_t crc32(uint32_t crc, const unsigned char *data, size_t length)
-{
+static uint32_t crc32(uint32_t crc, const unsigned char *data, size_t length) {
     for (crc = ~crc; length--; data++) {
         crc ^= *data;
         for (int bit = 0; bit < 8; bit++)
@@ -285,8 +278,7 @@ static uint32_t crc32(uint32_t crc, const unsigned char *data, size_t length)
     return ~crc;
 }
 
-static void fill_header(unsigned char *h, int stream, uint64_t offset, size_t length)
-{
+static void fill_header(unsigned char *h, int stream, uint64_t offset, size_t length) {
     memcpy(h, "HFF1", 4);
     h[4] = (unsigned char)stream;
     h[5] = 0;
@@ -297,8 +289,7 @@ static void fill_header(unsigned char *h, int stream, uint64_t offset, size_t le
     put_le(h + 12, crc32(crc32(0, h, 12), h + 16, 16), 4);
 }
 
-static void flush_copy(void)
-{
+static void flush_copy(void) {
     while (copying.used) {
         ssize_t n = write(STDOUT_FILENO, copying.data, copying.used);
         if (n < 0 && errno == EINTR)
@@ -317,8 +308,7 @@ static void flush_copy(void)
 /* Room for one more full frame and a few events; else the child has to wait, as it would without us. */
 static bool copy_has_room(void) { return !log_.copy || copying.used < copying.size / 2; }
 
-static void copy_frame(const unsigned char *data, size_t length)
-{
+static void copy_frame(const unsigned char *data, size_t length) {
     static const char DIGITS[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     size_t needed = (length + 2) / 3 * 4 + 1;
     flush_copy();
@@ -344,8 +334,7 @@ static void copy_frame(const unsigned char *data, size_t length)
 }
 
 /* Write one frame. `room` has HEADER free bytes before the payload. What the disk does not take is counted as lost. */
-static void write_frame(unsigned char *room, int stream, size_t length)
-{
+static void write_frame(unsigned char *room, int stream, size_t length) {
     size_t whole = HEADER + length;
     fill_header(room, stream, log_.offsets[stream], length);
     log_.offsets[stream] += length;
@@ -370,15 +359,13 @@ static void write_frame(unsigned char *room, int stream, size_t length)
 static unsigned char event_data[HEADER + EVENT_ROOM];
 static struct text event_text = {.data = (char *)event_data + HEADER, .size = EVENT_ROOM};
 
-static struct text *event(const char *name)
-{
+static struct text *event(const char *name) {
     event_text.used = 0;
     put(&event_text, "{\"event\":\"%s\",\"boottime\":%" PRId64, name, boottime());
     return &event_text;
 }
 
-static void send_event(void)
-{
+static void send_event(void) {
     if (log_.fd < 0)
         return;
     put(&event_text, "}");
@@ -399,8 +386,7 @@ struct records {
 
 enum parse { RECORD, END, TORN, MALFORMED };
 
-static bool parse_number(const char *text, uint64_t most, uint64_t *value)
-{
+static bool parse_number(const char *text, uint64_t most, uint64_t *value) {
     uint64_t n = 0;
     if (!*text)
         return false;
@@ -413,8 +399,7 @@ static bool parse_number(const char *text, uint64_t most, uint64_t *value)
     return n <= most;
 }
 
-static enum parse take_line(struct records *r, size_t longest, char **line)
-{
+static enum parse take_line(struct records *r, size_t longest, char **line) {
     char *end = memchr(r->at, '\n', r->left < longest ? r->left : longest);
     if (!end)
         return r->left < longest ? TORN : MALFORMED;
@@ -425,8 +410,7 @@ static enum parse take_line(struct records *r, size_t longest, char **line)
     return strlen(*line) == (size_t)(end - *line) ? RECORD : MALFORMED;
 }
 
-static enum parse take_record(struct records *r, struct record *out)
-{
+static enum parse take_record(struct records *r, struct record *out) {
     char *line;
     uint64_t length;
     enum parse parsed = take_line(r, 64, &line);
@@ -452,8 +436,7 @@ static enum parse take_record(struct records *r, struct record *out)
 }
 
 /* Check the first line, "<kind> <version>". */
-static enum parse take_title(struct records *r, const char *kind, char *why, size_t room)
-{
+static enum parse take_title(struct records *r, const char *kind, char *why, size_t room) {
     char *line;
     size_t length = strlen(kind);
     enum parse parsed = take_line(r, 40, &line);
@@ -472,8 +455,7 @@ static enum parse take_title(struct records *r, const char *kind, char *why, siz
 
 /* ---- spec ---- */
 
-static bool push(struct strings *list, char *item)
-{
+static bool push(struct strings *list, char *item) {
     if (list->count + 1 >= list->room) {
         size_t room = list->room ? list->room * 2 : 8;
         char **items = realloc(list->items, room * sizeof *items);
@@ -487,70 +469,46 @@ static bool push(struct strings *list, char *item)
     return true;
 }
 
-static bool set_micros(const char *text, micros *value)
-{
-    uint64_t n;
-    if (!parse_number(text, MAX_SECONDS * SECOND, &n))
+/* What a key's value is, and where it goes within its struct. */
+enum kind { COUNT, DURATION, DEADLINE, ID, FLAG, CLOCK, WORD, FOLDER, ENTRY, ARGUMENT, UMASK, GROUPS, LIMIT };
+
+struct key {
+    const char *name;
+    enum kind kind;
+    size_t at;
+};
+
+static bool set_number(const char *text, uint64_t most, void *into) {
+    uint64_t value;
+    if (!parse_number(text, most, &value))
         return false;
-    *value = (micros)n;
+    memcpy(into, &value, sizeof value);
     return true;
 }
 
-/* A deadline may be past any bound of a duration: it counts from the boot, or from 1970. */
-static bool set_deadline(const char *text, micros *value)
-{
-    uint64_t n;
-    if (!parse_number(text, INT64_MAX / 2, &n))
-        return false;
-    *value = (micros)n;
-    return true;
+static bool set_flag(bool value, bool known, bool *into) {
+    *into = value;
+    return known;
 }
 
-static bool set_id(const char *text, int64_t *value)
-{
-    uint64_t n;
-    if (!parse_number(text, UINT32_MAX - 1, &n))
-        return false;
-    *value = (int64_t)n;
-    return true;
-}
-
-static bool set_flag(const char *text, bool *value)
-{
-    uint64_t n;
-    if (!parse_number(text, 1, &n))
-        return false;
-    *value = n == 1;
-    return true;
-}
-
-static bool set_clock(const char *text, bool *wall)
-{
-    *wall = strcmp(text, "realtime") == 0;
-    return *wall || strcmp(text, "boottime") == 0;
-}
-
-static bool set_umask(const char *text)
-{
+static bool set_umask(const char *text) {
     char *end;
     long n = strtol(text, &end, 8);
     spec.umask = (int)n;
     return *text >= '0' && *text <= '7' && !*end && n >= 0 && n <= 0777;
 }
 
-static bool set_groups(char *text)
-{
+static bool set_groups(char *text) {
     for (char *save = NULL, *one = strtok_r(text, " ", &save); one; one = strtok_r(NULL, " ", &save)) {
-        int64_t id;
-        if (spec.group_count == sizeof spec.groups / sizeof *spec.groups || !set_id(one, &id))
+        uint64_t id;
+        if (spec.group_count == COUNT_OF(spec.groups) || !parse_number(one, UINT32_MAX - 1, &id))
             return false;
         spec.groups[spec.group_count++] = (gid_t)id;
     }
     return true;
 }
 
-static bool set_limit(char *text)
-{
+static bool set_limit(char *text) {
     char *space = strchr(text, ' ');
     uint64_t value;
     if (!space || !parse_number(space + 1, INT64_MAX, &value))
@@ -565,92 +523,103 @@ static bool set_limit(char *text)
     return false;
 }
 
-static bool add_task(char *name, size_t length)
-{
-    if (!length || length > MAX_NAME || spec.task_count == MAX_TASKS)
+static bool set_value(enum kind kind, char *value, void *into) {
+    switch (kind) {
+    case COUNT:
+        return set_number(value, INT64_MAX, into) && strspn(value, "0") != strlen(value);
+    case DURATION:
+        return set_number(value, MAX_SECONDS * SECOND, into);
+    case DEADLINE: /* counts from the boot, or from 1970 */
+        return set_number(value, INT64_MAX / 2, into);
+    case ID:
+        return set_number(value, UINT32_MAX - 1, into);
+    case FLAG:
+        return set_flag(*value == '1', strcmp(value, "0") == 0 || strcmp(value, "1") == 0, into);
+    case CLOCK:
+        return set_flag(*value == 'r', strcmp(value, "boottime") == 0 || strcmp(value, "realtime") == 0, into);
+    case WORD:
+        *(char **)into = value;
+        return *value && strlen(value) <= MAX_WORD;
+    case FOLDER:
+        *(char **)into = value;
+        return *value == '/';
+    case ENTRY:
+        return *value != '=' && strchr(value, '=') && push(into, value);
+    case ARGUMENT:
+        return push(into, value);
+    case UMASK:
+        return set_umask(value);
+    case GROUPS:
+        return set_groups(value);
+    case LIMIT:
+        return set_limit(value);
+    }
+    return false;
+}
+
+static bool take_key(const struct key *keys, size_t count, void *base, struct record *r) {
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(keys[i].name, r->key) == 0)
+            return set_value(keys[i].kind, r->value, (char *)base + keys[i].at);
+    return false;
+}
+
+static const struct key SPEC_KEYS[] = {
+    {"token", COUNT, offsetof(struct spec, token)},
+    {"mark", WORD, offsetof(struct spec, mark)},
+    {"env", ENTRY, offsetof(struct spec, env)},
+    {"cwd", FOLDER, offsetof(struct spec, cwd)},
+    {"uid", ID, offsetof(struct spec, uid)},
+    {"gid", ID, offsetof(struct spec, gid)},
+    {"groups", GROUPS, 0},
+    {"umask", UMASK, 0},
+    {"no_new_privs", FLAG, offsetof(struct spec, no_new_privs)},
+    {"limit", LIMIT, 0},
+    {"output_cap", COUNT, offsetof(struct spec, cap)},
+    {"timeout", DURATION, offsetof(struct spec, timeout)},
+    {"idle_timeout", DURATION, offsetof(struct spec, idle_timeout)},
+    {"stop_grace", DURATION, offsetof(struct spec, stop_grace)},
+    {"drain", DURATION, offsetof(struct spec, drain)},
+    {"clock", CLOCK, offsetof(struct spec, wall_clock)},
+    {"start_by", DEADLINE, offsetof(struct spec, start_by)},
+    {"stop_after", DEADLINE, offsetof(struct spec, stop_after)},
+};
+
+static const struct key TASK_KEYS[] = {
+    {"arg", ARGUMENT, offsetof(struct task, argv)},
+    {"env", ENTRY, offsetof(struct task, env)},
+    {"cwd", FOLDER, offsetof(struct task, cwd)},
+    {"timeout", DURATION, offsetof(struct task, timeout)},
+};
+
+static bool add_task(struct record *r) {
+    if (!r->length || r->length > MAX_NAME || spec.task_count == MAX_TASKS)
         return false;
     struct task *tasks = realloc(spec.tasks, (spec.task_count + 1) * sizeof *tasks);
     if (!tasks)
         return false;
     spec.tasks = tasks;
-    tasks[spec.task_count++] = (struct task){.name = name, .timeout = NEVER};
+    tasks[spec.task_count++] = (struct task){.name = r->value, .timeout = NEVER};
     return true;
 }
 
-static bool is_entry(const char *text) { return *text != '=' && strchr(text, '='); }
-
 /* What stands after a task's name belongs to it. */
-static bool take_task_record(struct task *task, struct record *r)
-{
-    if (strcmp(r->key, "arg") == 0)
-        return push(&task->argv, r->value);
-    if (strcmp(r->key, "env") == 0)
-        return is_entry(r->value) && push(&task->env, r->value);
-    if (strcmp(r->key, "cwd") == 0)
-        return (task->cwd = r->value)[0] == '/';
-    if (strcmp(r->key, "timeout") == 0)
-        return set_micros(r->value, &task->timeout);
-    return false;
-}
-
-static bool take_spec_record(struct record *r)
-{
-    char *value = r->value;
-#define KEY(name) (strcmp(r->key, name) == 0)
-    if (KEY("task"))
-        return add_task(value, r->length);
+static bool take_spec_record(struct record *r) {
+    if (strcmp(r->key, "task") == 0)
+        return add_task(r);
     if (spec.task_count)
-        return take_task_record(&spec.tasks[spec.task_count - 1], r);
-    if (KEY("token"))
-        return parse_number(value, INT64_MAX, &spec.token);
-    if (KEY("mark"))
-        return r->length && r->length <= 256 && (spec.mark = value);
-    if (KEY("env"))
-        return is_entry(value) && push(&spec.env, value);
-    if (KEY("cwd"))
-        return (spec.cwd = value)[0] == '/';
-    if (KEY("uid"))
-        return set_id(value, &spec.uid);
-    if (KEY("gid"))
-        return set_id(value, &spec.gid);
-    if (KEY("groups"))
-        return set_groups(value);
-    if (KEY("umask"))
-        return set_umask(value);
-    if (KEY("no_new_privs"))
-        return set_flag(value, &spec.no_new_privs);
-    if (KEY("limit"))
-        return set_limit(value);
-    if (KEY("output_cap"))
-        return parse_number(value, INT64_MAX, &spec.cap) && spec.cap;
-    if (KEY("timeout"))
-        return set_micros(value, &spec.timeout);
-    if (KEY("idle_timeout"))
-        return set_micros(value, &spec.idle_timeout);
-    if (KEY("stop_grace"))
-        return set_micros(value, &spec.stop_grace);
-    if (KEY("drain"))
-        return set_micros(value, &spec.drain);
-    if (KEY("clock"))
-        return set_clock(value, &spec.wall_clock);
-    if (KEY("start_by"))
-        return set_deadline(value, &spec.start_by);
-    if (KEY("stop_after"))
-        return set_deadline(value, &spec.stop_after);
-#undef KEY
-    return false;
+        return take_key(TASK_KEYS, COUNT_OF(TASK_KEYS), &spec.tasks[spec.task_count - 1], r);
+    return take_key(SPEC_KEYS, COUNT_OF(SPEC_KEYS), &spec, r);
 }
 
 /* Say once, in our own clock, what another clock's deadline is; later jumps of that clock change nothing. */
-static micros in_boottime(micros deadline, bool wall)
-{
+static micros in_boottime(micros deadline, bool wall) {
     if (!wall || deadline == NEVER)
         return deadline;
     return boottime() + (deadline - walltime());
 }
 
-static bool check_spec(void)
-{
+static bool check_spec(void) {
     const char *missing = NULL;
     if (!spec.mark)
         missing = "mark";
@@ -666,8 +635,7 @@ static bool check_spec(void)
     return !missing;
 }
 
-static bool parse_spec(char *data, size_t length)
-{
+static bool parse_spec(char *data, size_t length) {
     struct records records = {.at = data, .left = length};
     struct record r;
     char why[120] = "";
@@ -689,8 +657,7 @@ static bool parse_spec(char *data, size_t length)
 }
 
 /* The bytes stay in memory: the spec's strings point into them. */
-static bool read_spec(void)
-{
+static bool read_spec(void) {
     struct stat about;
     int fd = openat(folder, "spec", O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
     if (fd < 0 || fstat(fd, &about) < 0) {
@@ -718,8 +685,7 @@ struct stat_line {
     uint64_t start_ticks;
 };
 
-static bool read_stat(pid_t pid, struct stat_line *out)
-{
+static bool read_stat(pid_t pid, struct stat_line *out) {
     char path[40], line[1024];
     snprintf(path, sizeof path, "/proc/%d/stat", pid);
     if (!read_text(path, line, sizeof line))
@@ -729,8 +695,7 @@ static bool read_stat(pid_t pid, struct stat_line *out)
                            &out->group, &out->session, &out->start_ticks) == 4;
 }
 
-static uint64_t counter_in(const char *path)
-{
+static uint64_t counter_in(const char *path) {
     char data[1024];
     if (!read_text(path, data, sizeof data))
         return UINT64_MAX;
@@ -739,8 +704,7 @@ static uint64_t counter_in(const char *path)
 }
 
 /* How often the memory limit of our control group has killed, in either version; a container may see its group as root. */
-static uint64_t oom_kills(void)
-{
+static uint64_t oom_kills(void) {
     char groups[4096], path[4096 + 64];
     if (!read_text("/proc/self/cgroup", groups, sizeof groups))
         return 0;
@@ -765,8 +729,7 @@ static uint64_t oom_kills(void)
     return 0;
 }
 
-static void read_boot_id(char *id, size_t size)
-{
+static void read_boot_id(char *id, size_t size) {
     if (!read_text("/proc/sys/kernel/random/boot_id", id, size))
         *id = 0;
     id[strcspn(id, "\n")] = 0;
@@ -783,8 +746,7 @@ static struct {
     size_t count, room;
 } tree;
 
-static void add_member(pid_t pid, pid_t parent)
-{
+static void add_member(pid_t pid, pid_t parent) {
     if (tree.count == tree.room && tree.count < MAX_TREE) {
         size_t room = tree.room ? tree.room * 2 : 64;
         struct member *items = realloc(tree.items, room * sizeof *items);
@@ -797,8 +759,7 @@ static void add_member(pid_t pid, pid_t parent)
         tree.items[tree.count++] = (struct member){.pid = pid, .parent = parent};
 }
 
-static bool add_children_of_thread(pid_t parent, const char *thread)
-{
+static bool add_children_of_thread(pid_t parent, const char *thread) {
     char path[80], data[1024];
     snprintf(path, sizeof path, "/proc/%d/task/%.20s/children", parent, thread);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -817,8 +778,7 @@ static bool add_children_of_thread(pid_t parent, const char *thread)
     return true;
 }
 
-static void add_children(pid_t parent)
-{
+static void add_children(pid_t parent) {
     char path[40];
     snprintf(path, sizeof path, "/proc/%d/task", parent);
     DIR *threads = opendir(path);
@@ -831,8 +791,7 @@ static void add_children(pid_t parent)
 }
 
 /* For kernels without `children` files: only those whose parent we are, which is all of them in the end. */
-static void add_own_children_by_scan(void)
-{
+static void add_own_children_by_scan(void) {
     DIR *proc = opendir("/proc");
     struct stat_line line;
     uint64_t pid;
@@ -844,8 +803,7 @@ static void add_own_children_by_scan(void)
     closedir(proc);
 }
 
-static void collect_tree(void)
-{
+static void collect_tree(void) {
     char self[20];
     snprintf(self, sizeof self, "%d", getpid());
     tree.count = 0;
@@ -857,8 +815,7 @@ static void collect_tree(void)
 
 /* A child of ours cannot be reused before we reap it. Others are held by a pidfd while we look whether they are still what
  * we saw; one that moved up in between is met in the next round. */
-static void signal_member(const struct member *m, int sig)
-{
+static void signal_member(const struct member *m, int sig) {
     struct stat_line line;
     if (m->parent == getpid()) {
         kill(m->pid, sig);
@@ -872,8 +829,7 @@ static void signal_member(const struct member *m, int sig)
     close(fd);
 }
 
-static void signal_tree(int sig, pid_t except_group)
-{
+static void signal_tree(int sig, pid_t except_group) {
     struct stat_line line;
     collect_tree();
     for (size_t i = 0; i < tree.count; i++)
@@ -882,16 +838,14 @@ static void signal_tree(int sig, pid_t except_group)
 }
 
 /* A group is signalled only while its leader is unreaped: after that its number may be anybody's. */
-static void signal_group(int sig)
-{
+static void signal_group(int sig) {
     if (running.main && kill(-running.main, sig) < 0 && errno == ESRCH)
         kill(running.main, sig); /* it has not made its group yet */
 }
 
 /* ---- the ladder: ask, wait, kill everything, until nothing is left ---- */
 
-static void start_killing(void)
-{
+static void start_killing(void) {
     micros now = boottime();
     if (ladder.killing)
         return;
@@ -906,8 +860,7 @@ static void start_killing(void)
     send_event();
 }
 
-static void tell_not_dead(micros now)
-{
+static void tell_not_dead(micros now) {
     struct text *t = event("not_dead");
     put(t, ",\"for\":%" PRId64 ",\"pids\":[", now - ladder.since);
     for (size_t i = 0; i < tree.count && i < 100; i++)
@@ -917,8 +870,7 @@ static void tell_not_dead(micros now)
     ladder.tell_at = now + 2 * (now - ladder.since);
 }
 
-static void kill_round(void)
-{
+static void kill_round(void) {
     micros now = boottime();
     signal_group(SIGKILL);
     signal_tree(SIGKILL, 0);
@@ -930,14 +882,13 @@ static void kill_round(void)
 
 static bool reap(void);
 
-static bool unfinished(void)
-{
-    return running.main || (running.number + 1 < spec.task_count && spec.tasks[running.number].cause == EXITED && spec.tasks[running.number].code == 0);
+static bool unfinished(void) {
+    const struct task *task = &spec.tasks[running.number];
+    return running.main || (running.number + 1 < spec.task_count && task->cause == EXITED && task->code == 0);
 }
 
 /* Stop for a reason. The first one stays; a later one can only bring the kill forward. */
-static void stop(enum cause reason, const char *by, micros grace)
-{
+static void stop(enum cause reason, const char *by, micros grace) {
     micros now = boottime();
     reap(); /* if the exit came first, the exit decides */
     if (!ladder.reason && unfinished()) {
@@ -962,8 +913,7 @@ static void stop(enum cause reason, const char *by, micros grace)
     signal_tree(SIGTERM, group);
 }
 
-static void climb(void)
-{
+static void climb(void) {
     micros now = boottime();
     if (ladder.stopping && now >= ladder.kill_at)
         start_killing();
@@ -975,22 +925,20 @@ static void climb(void)
 }
 
 /* Limits hold for the child; what it leaves behind is not waited for anyway. */
-static micros limit_of(enum cause *reason)
-{
+static micros limit_of(enum cause *reason) {
     struct task *task = &spec.tasks[running.number];
-    micros limits[] = {later(attempt_begun, spec.timeout), later(running.begun, task->timeout), later(running.last_output, spec.idle_timeout),
-                       spec.stop_after};
     static const enum cause reasons[] = {TIMED_OUT, TIMED_OUT, IDLE_TIMEOUT, STOP_AFTER};
+    micros limits[] = {later(attempt_begun, spec.timeout), later(running.begun, task->timeout),
+                       later(running.last_output, spec.idle_timeout), spec.stop_after};
     size_t first = 0;
-    for (size_t i = 1; i < 4; i++)
+    for (size_t i = 1; i < COUNT_OF(limits); i++)
         if (limits[i] < limits[first])
             first = i;
     *reason = reasons[first];
     return limits[first];
 }
 
-static void check_limits(void)
-{
+static void check_limits(void) {
     enum cause reason;
     if (running.main && !ladder.stopping && boottime() >= limit_of(&reason))
         stop(reason, "limit", spec.stop_grace);
@@ -1006,23 +954,20 @@ struct report {
     int step, error;
 };
 
-static _Noreturn void give_up(int report, enum step step, int error)
-{
+static _Noreturn void give_up(int report, enum step step, int error) {
     struct report r = {.step = (int)step, .error = error};
     (void)!write(report, &r, sizeof r);
     _exit(ENDED_UNSTARTED);
 }
 
 /* By the system call: the C library does not let its own two signals be touched, and passes them on ignored. */
-static void default_signals(void)
-{
+static void default_signals(void) {
     static const unsigned char defaults[64];
     for (int i = 1; i <= 64; i++)
         syscall(SYS_rt_sigaction, i, defaults, NULL, 8);
 }
 
-static void drop_privileges(int report)
-{
+static void drop_privileges(int report) {
     uid_t r, e, s;
     gid_t rg, eg, sg;
     if ((spec.uid >= 0 || spec.gid >= 0) && geteuid() == 0 && setgroups(spec.group_count, spec.groups) < 0)
@@ -1045,8 +990,7 @@ static void drop_privileges(int report)
         give_up(report, STEP_PRIVILEGES, errno);
 }
 
-static void set_limits(int report)
-{
+static void set_limits(int report) {
     for (size_t i = 0; i < LIMIT_COUNT; i++) {
         struct rlimit limit = {.rlim_cur = spec.limits[i], .rlim_max = spec.limits[i]};
         if (spec.limited[i] && setrlimit((__typeof__(RLIMIT_AS))LIMITS[i].resource, &limit) < 0)
@@ -1054,14 +998,12 @@ static void set_limits(int report)
     }
 }
 
-static bool same_key(const char *a, const char *b)
-{
+static bool same_key(const char *a, const char *b) {
     size_t length = (size_t)(strchr(a, '=') - a) + 1;
     return strncmp(a, b, length) == 0;
 }
 
-static bool overridden(const char *entry, const struct strings *by)
-{
+static bool overridden(const char *entry, const struct strings *by) {
     for (size_t i = 0; i < by->count; i++)
         if (same_key(entry, by->items[i]))
             return true;
@@ -1069,8 +1011,7 @@ static bool overridden(const char *entry, const struct strings *by)
 }
 
 /* From nothing: the spec's entries, the task's instead of those of the same name, and the mark. */
-static char **build_environment(const struct task *task)
-{
+static char **build_environment(const struct task *task) {
     static const struct strings none;
     char *mark = malloc(strlen(spec.mark) + sizeof "HOLDFAST_MARK=");
     struct strings env = {0};
@@ -1085,8 +1026,7 @@ static char **build_environment(const struct task *task)
     return push(&env, mark) ? env.items : NULL;
 }
 
-static const char *search_path(char **env)
-{
+static const char *search_path(char **env) {
     for (; *env; env++)
         if (strncmp(*env, "PATH=", 5) == 0)
             return *env + 5;
@@ -1094,8 +1034,7 @@ static const char *search_path(char **env)
 }
 
 /* execvpe, but never a shell for a file without a format, and the same with every C library. Returns the errno. */
-static int execute(char **argv, char **env)
-{
+static int execute(char **argv, char **env) {
     char path[PATH_MAX];
     int error = ENOENT;
     if (strchr(argv[0], '/') || !*argv[0]) {
@@ -1115,15 +1054,13 @@ static int execute(char **argv, char **env)
     return error;
 }
 
-static void die_with_parent(pid_t parent)
-{
+static void die_with_parent(pid_t parent) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent)
         _exit(ENDED_UNSTARTED);
 }
 
-static _Noreturn void become_child(const struct task *task, pid_t parent, int go, int report, int in, int out, int err)
-{
+static _Noreturn void become_child(const struct task *task, pid_t parent, int go, int report, int in, int out, int err) {
     char word;
     setsid();
     die_with_parent(parent);
@@ -1152,14 +1089,12 @@ static _Noreturn void become_child(const struct task *task, pid_t parent, int go
 
 /* ---- a task ---- */
 
-static int open_stdin(void)
-{
+static int open_stdin(void) {
     int fd = openat(folder, "stdin", O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     return fd >= 0 ? fd : open("/dev/null", O_RDONLY | O_CLOEXEC);
 }
 
-static void close_task(void)
-{
+static void close_task(void) {
     close_fd(&running.go);
     close_fd(&running.report);
     close_fd(&running.out);
@@ -1167,8 +1102,7 @@ static void close_task(void)
 }
 
 /* Fork the child, which waits for a word before it does anything of its own. */
-static bool fork_child(struct task *task)
-{
+static bool fork_child(struct task *task) {
     int go[2] = {-1, -1}, report[2] = {-1, -1}, out[2] = {-1, -1}, err[2] = {-1, -1}, in = open_stdin();
     pid_t parent = getpid(), pid = -1;
     if (in >= 0 && !pipe2(go, O_CLOEXEC) && !pipe2(report, O_CLOEXEC) && !pipe2(out, O_CLOEXEC) && !pipe2(err, O_CLOEXEC)) {
@@ -1201,8 +1135,7 @@ static bool fork_child(struct task *task)
 }
 
 /* The child is not to run after all: without the word it leaves. */
-static void dismiss_child(void)
-{
+static void dismiss_child(void) {
     close_task();
     if (running.main) {
         kill(running.main, SIGKILL);
@@ -1212,8 +1145,7 @@ static void dismiss_child(void)
     running.children_left = false;
 }
 
-static bool record_started(void)
-{
+static bool record_started(void) {
     char data[2048], boot[64];
     struct text t = {.data = data, .size = sizeof data};
     struct stat_line self = {0}, child = {0};
@@ -1223,8 +1155,9 @@ static bool record_started(void)
     put(&t, "{\"version\":%d,\"token\":%" PRIu64, VERSION, spec.token);
     put_field(&t, "mark", spec.mark);
     put_field(&t, "boot_id", boot);
-    put(&t, ",\"supervisor_pid\":%d,\"supervisor_start_ticks\":%" PRIu64 ",\"supervisor_session\":%d", getpid(), self.start_ticks, getsid(0));
-    put(&t, ",\"child_pid\":%d,\"child_start_ticks\":%" PRIu64 ",\"child_session\":%d", running.main, child.start_ticks, running.main);
+    put(&t, ",\"supervisor_pid\":%d,\"supervisor_start_ticks\":%" PRIu64, getpid(), self.start_ticks);
+    put(&t, ",\"child_pid\":%d,\"child_start_ticks\":%" PRIu64, running.main, child.start_ticks);
+    put(&t, ",\"supervisor_session\":%d,\"child_session\":%d", getsid(0), running.main);
     put(&t, ",\"started_at\":%" PRId64 ",\"boottime\":%" PRId64 "}\n", attempt_begun_at, attempt_begun);
     int fd = openat(folder, "started.tmp", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644);
     bool written = fd >= 0 && write_all(fd, t.data, t.used) && renameat(folder, "started.tmp", folder, "started") == 0;
@@ -1236,8 +1169,7 @@ static bool record_started(void)
     return written;
 }
 
-static void release_child(struct task *task)
-{
+static void release_child(struct task *task) {
     running.begun = running.last_output = boottime();
     task->begun = true;
     task->started_at = walltime();
@@ -1252,8 +1184,7 @@ static void release_child(struct task *task)
 }
 
 /* exec has either closed the pipe, or its failure is in it. */
-static void read_report(void)
-{
+static void read_report(void) {
     struct report r;
     struct task *task = &spec.tasks[running.number];
     if (running.report < 0)
@@ -1268,8 +1199,7 @@ static void read_report(void)
     close_fd(&running.report);
 }
 
-static void main_ended(int status)
-{
+static void main_ended(int status) {
     struct task *task = &spec.tasks[running.number];
     read_report();
     running.main = 0;
@@ -1289,8 +1219,7 @@ static void main_ended(int status)
 }
 
 /* Reap everything that has ended; say whether something had. */
-static bool reap(void)
-{
+static bool reap(void) {
     bool any = false;
     for (;;) {
         int status;
@@ -1310,8 +1239,7 @@ static bool reap(void)
     return any;
 }
 
-static void keep_output(unsigned char *room, int stream, size_t length)
-{
+static void keep_output(unsigned char *room, int stream, size_t length) {
     uint64_t kept = log_.offsets[OUT] + log_.offsets[ERR] - log_.dropped[OUT] - log_.dropped[ERR];
     uint64_t left = spec.cap ? (kept < spec.cap ? spec.cap - kept : 0) : UINT64_MAX;
     size_t keep = length < left ? length : (size_t)left;
@@ -1329,8 +1257,7 @@ static void keep_output(unsigned char *room, int stream, size_t length)
 }
 
 /* Read one chunk; the answer is whether there may be more. */
-static bool read_output(int *fd, int stream)
-{
+static bool read_output(int *fd, int stream) {
     static unsigned char room[HEADER + CHUNK];
     if (*fd < 0)
         return false;
@@ -1349,8 +1276,7 @@ static bool read_output(int *fd, int stream)
 
 static bool rested(int stream) { return boottime() >= running.rest_until[stream]; }
 
-static void read_outputs(void)
-{
+static void read_outputs(void) {
     if (!copy_has_room()) {
         running.last_output = boottime(); /* it cannot write because we do not read: not idle */
         return;
@@ -1362,8 +1288,7 @@ static void read_outputs(void)
 }
 
 /* No descendant lives, so what is in the pipes is all there will be; somebody outside may hold them open for ever. */
-static bool task_over(void)
-{
+static bool task_over(void) {
     if (running.main || running.children_left)
         return false;
     for (int i = 0; i < FULL_PIPE && copy_has_room() && read_output(&running.out, OUT); i++)
@@ -1382,31 +1307,22 @@ struct command {
     bool wall_clock;
 };
 
-static bool take_command_record(struct command *c, struct record *r)
-{
-    if (strcmp(r->key, "verb") == 0)
-        return (c->verb = r->value)[0];
-    if (strcmp(r->key, "kind") == 0)
-        return (c->kind = r->value)[0];
-    if (strcmp(r->key, "token") == 0)
-        return parse_number(r->value, INT64_MAX, &c->token);
-    if (strcmp(r->key, "grace") == 0)
-        return set_micros(r->value, &c->grace);
-    if (strcmp(r->key, "stop_after") == 0)
-        return set_deadline(r->value, &c->stop_after);
-    if (strcmp(r->key, "clock") == 0)
-        return set_clock(r->value, &c->wall_clock);
-    return false;
-}
+static const struct key COMMAND_KEYS[] = {
+    {"verb", WORD, offsetof(struct command, verb)},
+    {"kind", WORD, offsetof(struct command, kind)},
+    {"token", COUNT, offsetof(struct command, token)},
+    {"grace", DURATION, offsetof(struct command, grace)},
+    {"stop_after", DEADLINE, offsetof(struct command, stop_after)},
+    {"clock", CLOCK, offsetof(struct command, wall_clock)},
+};
 
-static enum parse parse_command(char *data, size_t length, struct command *c, char *why, size_t room)
-{
+static enum parse parse_command(char *data, size_t length, struct command *c, char *why, size_t room) {
     struct records records = {.at = data, .left = length};
     struct record r;
     enum parse parsed = take_title(&records, "holdfast-command", why, room);
     while (parsed == RECORD) {
         parsed = take_record(&records, &r);
-        if (parsed == RECORD && !take_command_record(c, &r)) {
+        if (parsed == RECORD && !take_key(COMMAND_KEYS, COUNT_OF(COMMAND_KEYS), c, &r)) {
             snprintf(why, room, "%.40s cannot be used", r.key);
             return MALFORMED;
         }
@@ -1417,8 +1333,7 @@ static enum parse parse_command(char *data, size_t length, struct command *c, ch
 }
 
 /* Do what a command says. The answer is why not, or NULL. */
-static const char *obey(const struct command *c)
-{
+static const char *obey(const struct command *c) {
     enum cause reason = CANCELLED;
     if (!c->token || !c->verb)
         return "verb or token is missing";
@@ -1446,8 +1361,7 @@ static const char *obey(const struct command *c)
     return NULL;
 }
 
-static void acknowledge(const char *name, const struct command *c, const char *why)
-{
+static void acknowledge(const char *name, const struct command *c, const char *why) {
     struct text *t = event("ack");
     put_field(t, "command", name);
     char verb[40] = "";
@@ -1462,14 +1376,12 @@ static void acknowledge(const char *name, const struct command *c, const char *w
 }
 
 /* A file that an engine is still unpacking ends too early; it gets a moment. */
-static bool still_being_written(const struct stat *about)
-{
+static bool still_being_written(const struct stat *about) {
     micros changed = (micros)about->st_ctim.tv_sec * SECOND + about->st_ctim.tv_nsec / 1000, age = walltime() - changed;
     return age > -TORN_COMMAND && age < TORN_COMMAND;
 }
 
-static void take_command(int commands, const char *name)
-{
+static void take_command(int commands, const char *name) {
     char data[MAX_COMMAND], why[120] = "";
     struct command c = {.grace = NEVER, .stop_after = NEVER};
     struct stat about;
@@ -1499,8 +1411,7 @@ static void take_command(int commands, const char *name)
 static int by_name(const void *a, const void *b) { return strcmp(a, b); }
 
 /* Commands in the order of their names. */
-static void take_commands(void)
-{
+static void take_commands(void) {
     static char names[COMMANDS_PER_PASS][NAME_MAX + 1];
     size_t count = 0;
     int fd = openat(folder, "cmd", O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
@@ -1521,8 +1432,7 @@ static void take_commands(void)
     closedir(commands);
 }
 
-static void look_for_commands(bool noticed)
-{
+static void look_for_commands(bool noticed) {
     micros now = boottime();
     if (!noticed && now < next_look)
         return;
@@ -1530,8 +1440,7 @@ static void look_for_commands(bool noticed)
     next_look = now + (notices >= 0 ? POLL_ANYWAY : POLL_COMMANDS);
 }
 
-static void watch_commands(void)
-{
+static void watch_commands(void) {
     char path[64];
     mkdirat(folder, "cmd", 0700);
     int fd = openat(folder, "cmd", O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
@@ -1546,8 +1455,7 @@ static void watch_commands(void)
 
 /* ---- the loop ---- */
 
-static micros next_deadline(void)
-{
+static micros next_deadline(void) {
     enum cause ignored;
     micros at = next_look;
     if (running.main && !ladder.stopping)
@@ -1565,15 +1473,13 @@ static micros next_deadline(void)
 }
 
 /* Read what a descriptor of ours has to say, so that it falls silent. */
-static void swallow(int fd)
-{
+static void swallow(int fd) {
     char data[4096];
     while (read(fd, data, sizeof data) > 0)
         ;
 }
 
-static void read_signals(void)
-{
+static void read_signals(void) {
     struct signalfd_siginfo info;
     while (read(signals, &info, sizeof info) == sizeof info)
         if (info.ssi_signo == SIGTERM || info.ssi_signo == SIGINT)
@@ -1581,8 +1487,7 @@ static void read_signals(void)
 }
 
 /* Sleep until something happens or is due; the answer is whether a command may have come. */
-static bool wait_for_news(void)
-{
+static bool wait_for_news(void) {
     bool reading = copy_has_room();
     struct pollfd polled[] = {{.fd = signals, .events = POLLIN},
                               {.fd = notices, .events = POLLIN},
@@ -1592,7 +1497,7 @@ static bool wait_for_news(void)
                               {.fd = copying.used ? STDOUT_FILENO : -1, .events = POLLOUT}};
     micros now = boottime(), due = next_deadline();
     micros wait = due <= now ? 0 : sooner((due - now + 999) / 1000, 1000);
-    poll(polled, sizeof polled / sizeof *polled, (int)wait);
+    poll(polled, COUNT_OF(polled), (int)wait);
     if (polled[1].revents)
         swallow(notices);
     if (polled[5].revents)
@@ -1603,8 +1508,7 @@ static bool wait_for_news(void)
     return polled[1].revents != 0;
 }
 
-static void tell_task_ended(const struct task *task)
-{
+static void tell_task_ended(const struct task *task) {
     struct text *t = event("task_ended");
     put_field(t, "name", task->name);
     put_field(t, "cause", CAUSES[task->cause]);
@@ -1615,8 +1519,7 @@ static void tell_task_ended(const struct task *task)
     send_event();
 }
 
-static void see_task_through(struct task *task)
-{
+static void see_task_through(struct task *task) {
     while (!task_over()) {
         bool noticed = wait_for_news();
         read_report();
@@ -1629,23 +1532,20 @@ static void see_task_through(struct task *task)
     tell_task_ended(task);
 }
 
-static bool open_log(void)
-{
+static bool open_log(void) {
     log_.fd = openat(folder, "log", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644);
     if (log_.fd < 0)
         snprintf(failure, sizeof failure, "cannot open the log: %s", strerror(errno));
     return log_.fd >= 0;
 }
 
-static void fail_start(struct task *task)
-{
+static void fail_start(struct task *task) {
     task->cause = START_FAILED;
     task->code = -1;
 }
 
 /* The first child waits while `started` is written: a program that ran without that mark could run twice. */
-static bool start_attempt(struct task *task)
-{
+static bool start_attempt(struct task *task) {
     if (!fork_child(task)) {
         fail_start(task);
         return true;
@@ -1668,8 +1568,7 @@ static bool start_attempt(struct task *task)
 }
 
 /* Between two tasks a stop or a deadline counts as if it had come during one. */
-static bool may_go_on(const struct task *before)
-{
+static bool may_go_on(const struct task *before) {
     if (before->cause != EXITED || before->code != 0)
         return false;
     look_for_commands(true);
@@ -1681,8 +1580,7 @@ static bool may_go_on(const struct task *before)
 }
 
 /* Run the tasks one after the other; the first that fails ends the attempt. False: too late, and nothing was touched. */
-static bool run_tasks(void)
-{
+static bool run_tasks(void) {
     for (unsigned i = 0; i < spec.task_count; i++) {
         struct task *task = &spec.tasks[i];
         if (i > 0 && !may_go_on(task - 1))
@@ -1703,8 +1601,7 @@ static bool run_tasks(void)
 
 /* ---- the end ---- */
 
-static bool reserve_exit(size_t size)
-{
+static bool reserve_exit(size_t size) {
     if (reserved < 0)
         reserved = openat(folder, "exit.tmp", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644);
     if (reserved < 0)
@@ -1721,8 +1618,7 @@ static bool reserve_exit(size_t size)
     return !error;
 }
 
-static enum cause final_cause(const struct task *last)
-{
+static enum cause final_cause(const struct task *last) {
     if (ladder.reason)
         return ladder.reason;
     if (!last || last->cause == NONE)
@@ -1730,16 +1626,14 @@ static enum cause final_cause(const struct task *last)
     return last->cause;
 }
 
-static void put_end(struct text *t, const struct task *task)
-{
+static void put_end(struct text *t, const struct task *task) {
     if (task && task->ended && task->code >= 0)
         put(t, ",\"code\":%d", task->code);
     if (task && task->ended && task->signal)
         put(t, ",\"signal\":%d", task->signal);
 }
 
-static void put_tasks(struct text *t)
-{
+static void put_tasks(struct text *t) {
     put(t, ",\"tasks\":[");
     for (size_t i = 0; i < spec.task_count && spec.tasks[i].begun; i++) {
         const struct task *task = &spec.tasks[i];
@@ -1752,16 +1646,14 @@ static void put_tasks(struct text *t)
     put(t, "]");
 }
 
-static void put_usage(struct text *t)
-{
+static void put_usage(struct text *t) {
     struct rusage used;
     getrusage(RUSAGE_CHILDREN, &used);
     micros user = used.ru_utime.tv_sec * SECOND + used.ru_utime.tv_usec, system = used.ru_stime.tv_sec * SECOND + used.ru_stime.tv_usec;
     put(t, ",\"user_time\":%" PRId64 ",\"system_time\":%" PRId64 ",\"max_rss\":%" PRId64, user, system, (int64_t)used.ru_maxrss * 1024);
 }
 
-static void put_log(struct text *t)
-{
+static void put_log(struct text *t) {
     put(t, ",\"log_length\":%" PRIu64 ",\"stdout_length\":%" PRIu64 ",\"stderr_length\":%" PRIu64, log_.length, log_.offsets[OUT],
         log_.offsets[ERR]);
     put(t, ",\"stdout_dropped\":%" PRIu64 ",\"stderr_dropped\":%" PRIu64, log_.dropped[OUT], log_.dropped[ERR]);
@@ -1769,8 +1661,7 @@ static void put_log(struct text *t)
     put_field(t, "log_error", log_.error ? strerror(log_.error) : "");
 }
 
-static const struct task *last_task(void)
-{
+static const struct task *last_task(void) {
     const struct task *last = NULL;
     for (size_t i = 0; i < spec.task_count; i++)
         if (spec.tasks[i].begun || spec.tasks[i].cause != NONE)
@@ -1778,8 +1669,7 @@ static const struct task *last_task(void)
     return last;
 }
 
-static void describe_end(struct text *t, const struct task *last)
-{
+static void describe_end(struct text *t, const struct task *last) {
     char boot[64];
     enum cause cause = final_cause(last);
     read_boot_id(boot, sizeof boot);
@@ -1802,8 +1692,7 @@ static void describe_end(struct text *t, const struct task *last)
     put(t, "}\n");
 }
 
-static bool record_end(const struct text *t)
-{
+static bool record_end(const struct text *t) {
     if (reserved < 0 && !reserve_exit(t->used))
         return false;
     if (pwrite(reserved, t->data, t->used, 0) != (ssize_t)t->used || ftruncate(reserved, (off_t)t->used) < 0)
@@ -1815,8 +1704,7 @@ static bool record_end(const struct text *t)
     return true;
 }
 
-static int exit_status(const struct task *last)
-{
+static int exit_status(const struct task *last) {
     enum cause cause = final_cause(last);
     if (cause == TIMED_OUT || cause == IDLE_TIMEOUT || cause == STOP_AFTER)
         return ENDED_LATE;
@@ -1825,8 +1713,7 @@ static int exit_status(const struct task *last)
     return last->signal ? 128 + last->signal : last->code;
 }
 
-static void finish_copy(void)
-{
+static void finish_copy(void) {
     micros until = boottime() + FLUSH_COPY;
     while (copying.used && boottime() < until) {
         struct pollfd out = {.fd = STDOUT_FILENO, .events = POLLOUT};
@@ -1837,8 +1724,7 @@ static void finish_copy(void)
 }
 
 /* Write `exit`, with patience for a disk that comes back. */
-static int end_attempt(void)
-{
+static int end_attempt(void) {
     const struct task *last = last_task();
     struct text t = {.data = malloc(exit_room), .size = exit_room};
     finish_copy();
@@ -1859,8 +1745,7 @@ static int end_attempt(void)
 
 /* ---- main ---- */
 
-static void open_standard_descriptors(void)
-{
+static void open_standard_descriptors(void) {
     int fd;
     do
         fd = open("/dev/null", O_RDWR);
@@ -1870,8 +1755,7 @@ static void open_standard_descriptors(void)
 }
 
 /* What the worker had open is not ours to keep open, nor the child's. */
-static void close_inherited(void)
-{
+static void close_inherited(void) {
     if (syscall(SYS_close_range, 3u, ~0u, 0u) == 0)
         return;
     DIR *open_fds = opendir("/proc/self/fd");
@@ -1884,14 +1768,13 @@ static void close_inherited(void)
     closedir(open_fds);
 }
 
-static void prepare_signals(void)
-{
+static void prepare_signals(void) {
     static const int OWN_FAULTS[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP};
     sigset_t blocked, awaited;
     struct sigaction action = {.sa_handler = SIG_DFL};
     sigaction(SIGCHLD, &action, NULL); /* ignored by the worker, it would reap our children */
     sigfillset(&blocked);
-    for (size_t i = 0; i < sizeof OWN_FAULTS / sizeof *OWN_FAULTS; i++)
+    for (size_t i = 0; i < COUNT_OF(OWN_FAULTS); i++)
         sigdelset(&blocked, OWN_FAULTS[i]);
     sigprocmask(SIG_SETMASK, &blocked, NULL);
     sigemptyset(&awaited);
@@ -1902,8 +1785,7 @@ static void prepare_signals(void)
 }
 
 /* A probe holds a shared lock for an instant; only an exclusive one is another supervisor. */
-static bool take_lock(void)
-{
+static bool take_lock(void) {
     lock_fd = openat(folder, "lock", O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
     if (lock_fd < 0)
         return false;
@@ -1918,24 +1800,21 @@ static bool take_lock(void)
     return false;
 }
 
-static void prepare_copy(void)
-{
+static void prepare_copy(void) {
     copying.size = 65536;
     copying.data = malloc(copying.size);
     log_.copy = copying.data != NULL;
     fcntl(STDOUT_FILENO, F_SETFL, fcntl(STDOUT_FILENO, F_GETFL) | O_NONBLOCK);
 }
 
-static int leave(int status, const char *what)
-{
+static int leave(int status, const char *what) {
     fprintf(stderr, "holdfast-supervisor: %s\n", what);
     return status;
 }
 
 static bool exists(const char *name) { return faccessat(folder, name, F_OK, AT_SYMLINK_NOFOLLOW) == 0 || errno != ENOENT; }
 
-static int supervise(void)
-{
+static int supervise(void) {
     if (!take_lock())
         return lock_fd < 0 ? leave(LEFT_BROKEN, "cannot open `lock`") : leave(LEFT_HELD, "another supervisor holds this folder");
     if (exists("started") || exists("exit"))
@@ -1959,8 +1838,7 @@ static int supervise(void)
     return end_attempt();
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     bool copy = argc == 3 && strcmp(argv[2], "--copy") == 0;
     if (argc == 2 && strcmp(argv[1], "--version") == 0) {
         puts("holdfast-supervisor " VERSION_TEXT);
