@@ -6,6 +6,7 @@ HOLDFAST_TEST_SUPERVISOR names another build of it, such as one with sanitizers.
 import os
 import shutil
 import signal
+import stat
 import sys
 import time
 import uuid
@@ -13,15 +14,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
+
 from holdfast.runner import supervisor
-from holdfast.runner.folder import Ack, Exit, Folder
+from holdfast.runner.folder import Ack, Exit, ExitCause, Folder
 from holdfast.runner.frames import Frame, Stream
 from holdfast.runner.spec import Command, Spec, Task
 
 T = TypeVar("T")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change users and mount")
 PATIENCE = 60.0
 SANITIZERS = {name: value for name, value in os.environ.items() if name.endswith("SAN_OPTIONS")}
 ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
+
+FOREVER = "while :; do sleep 1; done"
+STUBBORN = f"trap '' TERM; echo ready; {FOREVER}"
+NOBODY = 65534
+AS_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
 
 
 def eventually(condition: Callable[[], T | None], what: str = "") -> T:
@@ -161,3 +170,17 @@ class Attempt:
         self.folder.kill_leftovers(self.mark)
         shutil.rmtree(self.folder.path, ignore_errors=True)
         assert not (ended and left), f"left behind: {left}"
+
+
+def ending(exit: Exit) -> tuple[ExitCause, int | None, int | None]:
+    return exit.cause, exit.code, exit.signal
+
+
+def hand_over(attempt: Attempt, tmp_path: Path) -> None:
+    """Make the folder nobody's, with a program of its own in it, and the way to it open."""
+    attempt.program = Path(shutil.copy(attempt.program, attempt.folder.path / "program"))
+    for folder in [tmp_path, *tmp_path.parents]:
+        if folder.stat().st_uid == os.geteuid() and folder != Path("/"):
+            folder.chmod(folder.stat().st_mode | stat.S_IXOTH)
+    for path in [attempt.folder.path, *attempt.folder.path.rglob("*")]:
+        os.chown(path, NOBODY, NOBODY)

@@ -19,16 +19,7 @@ from holdfast.runner import leftovers
 from holdfast.runner.folder import Folder, Unreadable
 from holdfast.runner.frames import HEADER, Frame, FrameReader, NotAFrame, Stream, from_copy
 from holdfast.runner.spec import Command, Spec, Task, encode_command, encode_spec
-from tests.attempt import Attempt, eventually, python, running, shell
-
-FOREVER = "while :; do sleep 1; done"
-
-
-@pytest.fixture
-def attempt(tmp_path: Path) -> Iterator[Attempt]:
-    attempt = Attempt(tmp_path / "attempt")
-    yield attempt
-    attempt.clean()
+from tests.attempt import FOREVER, Attempt, eventually, python, running, shell
 
 
 @pytest.fixture(scope="module")
@@ -201,6 +192,7 @@ class TestFiles:
         ("spec", "field"),
         [
             (Spec(token=1, mark="m", tasks=()), "tasks"),
+            (Spec(token=1, mark="m", tasks=(Task(name="a", argv=("a",)),), uid=1), "gid"),
             (Spec(token=1, mark="m", tasks=(Task(name="a", argv=()),)), "argv"),
             (Spec(token=1, mark="m", tasks=(Task(name="", argv=("a",)),)), "name"),
             (Spec(token=1, mark="m", tasks=(Task(name="a", argv=("a\0b",)),)), "arg"),

@@ -12,7 +12,6 @@ from holdfast.runner import supervisor
 from holdfast.runner.supervisor import build
 from tests.attempt import Attempt, shell
 
-
 LOAD, INTERPRETER = 1, 3
 """Kinds of program headers; only a dynamic program names an interpreter."""
 

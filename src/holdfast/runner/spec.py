@@ -71,6 +71,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
 
 def encode_spec(spec: Spec) -> bytes:
     """Return the spec file's bytes; raise Invalid for what the supervisor would refuse anyway."""
+    if spec.uid is not None and spec.gid is None:
+        raise Invalid("gid", "a user needs a group, or it keeps that of the worker")
     if not 0 < len(spec.tasks) <= MAX_TASKS:
         raise Invalid("tasks", f"between 1 and {MAX_TASKS}")
     return _encode("holdfast-spec", _spec_records(spec))

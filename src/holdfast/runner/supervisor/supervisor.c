@@ -39,7 +39,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/inotify.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
@@ -48,6 +47,17 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+
+/* For headers older than the kernel; the numbers are the same on every machine. */
+#ifndef SYS_pidfd_send_signal
+#define SYS_pidfd_send_signal 424
+#endif
+#ifndef SYS_pidfd_open
+#define SYS_pidfd_open 434
+#endif
+#ifndef SYS_close_range
+#define SYS_close_range 436
+#endif
 
 #define VERSION 1
 #define VERSION_TEXT "1"
@@ -77,7 +87,7 @@ enum { OUT = 1, ERR = 2, EVENT = 3 };
 #define MS 1000ll
 #define SECOND 1000000ll
 #define NEVER INT64_MAX
-#define POLL_COMMANDS (250 * MS) /* without inotify */
+#define POLL_COMMANDS (250 * MS) /* without notices */
 #define POLL_ANYWAY (1 * SECOND) /* with it: a missed notice, and a machine that slept */
 #define TORN_COMMAND (2 * SECOND)
 #define NOT_DEAD_AFTER (5 * SECOND)
@@ -226,7 +236,7 @@ static struct spec {
 } spec = {.uid = -1, .gid = -1, .umask = 077, .timeout = NEVER, .idle_timeout = NEVER, .stop_grace = 5 * SECOND, .drain = SECOND,
           .start_by = NEVER, .stop_after = NEVER};
 
-static int folder = -1, lock_fd = -1, signals = -1, notices = -1, reserved = -1;
+static int folder = -1, lock_fd = -1, signals = -1, watched = -1, reserved = -1;
 static size_t exit_room = 8192;
 
 static struct {
@@ -621,6 +631,8 @@ static micros in_boottime(micros deadline, bool wall) {
 
 static bool check_spec(void) {
     const char *missing = NULL;
+    if (spec.uid >= 0 && spec.gid < 0)
+        missing = "gid"; /* a user with root's group has not given up much */
     if (!spec.mark)
         missing = "mark";
     if (!spec.token)
@@ -1437,20 +1449,16 @@ static void look_for_commands(bool noticed) {
     if (!noticed && now < next_look)
         return;
     take_commands();
-    next_look = now + (notices >= 0 ? POLL_ANYWAY : POLL_COMMANDS);
+    next_look = now + (watched >= 0 ? POLL_ANYWAY : POLL_COMMANDS);
 }
 
+/* Directory notification by SIGIO. inotify would do, but a user may have only 128 of it, and every attempt would take one
+ * from everything else that runs as this user. */
 static void watch_commands(void) {
-    char path[64];
     mkdirat(folder, "cmd", 0700);
-    int fd = openat(folder, "cmd", O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-    if (fd < 0)
-        return;
-    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    notices = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
-    if (notices >= 0 && inotify_add_watch(notices, path, IN_MOVED_TO | IN_CLOSE_WRITE) < 0)
-        close_fd(&notices);
-    close(fd);
+    watched = openat(folder, "cmd", O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    if (watched >= 0 && fcntl(watched, F_NOTIFY, DN_CREATE | DN_RENAME | DN_MODIFY | DN_MULTISHOT) < 0)
+        close_fd(&watched);
 }
 
 /* ---- the loop ---- */
@@ -1464,7 +1472,7 @@ static micros next_deadline(void) {
         at = sooner(at, ladder.kill_at);
     if (!running.main && !ladder.stopping && !ladder.killing)
         at = sooner(at, running.drain_until);
-    if (ladder.killing)
+    if (ladder.killing && running.children_left)
         at = sooner(at, ladder.next);
     for (int stream = OUT; stream <= ERR; stream++)
         if (!rested(stream))
@@ -1472,25 +1480,22 @@ static micros next_deadline(void) {
     return at;
 }
 
-/* Read what a descriptor of ours has to say, so that it falls silent. */
-static void swallow(int fd) {
-    char data[4096];
-    while (read(fd, data, sizeof data) > 0)
-        ;
-}
-
-static void read_signals(void) {
+/* The answer is whether the folder of commands has changed. */
+static bool read_signals(void) {
     struct signalfd_siginfo info;
-    while (read(signals, &info, sizeof info) == sizeof info)
+    bool noticed = false;
+    while (read(signals, &info, sizeof info) == sizeof info) {
         if (info.ssi_signo == SIGTERM || info.ssi_signo == SIGINT)
             stop(INTERRUPTED, "signal", spec.stop_grace);
+        noticed |= info.ssi_signo == SIGIO;
+    }
+    return noticed;
 }
 
 /* Sleep until something happens or is due; the answer is whether a command may have come. */
 static bool wait_for_news(void) {
     bool reading = copy_has_room();
     struct pollfd polled[] = {{.fd = signals, .events = POLLIN},
-                              {.fd = notices, .events = POLLIN},
                               {.fd = running.report, .events = POLLIN},
                               {.fd = reading && rested(OUT) ? running.out : -1, .events = POLLIN},
                               {.fd = reading && rested(ERR) ? running.err : -1, .events = POLLIN},
@@ -1498,14 +1503,10 @@ static bool wait_for_news(void) {
     micros now = boottime(), due = next_deadline();
     micros wait = due <= now ? 0 : sooner((due - now + 999) / 1000, 1000);
     poll(polled, COUNT_OF(polled), (int)wait);
-    if (polled[1].revents)
-        swallow(notices);
-    if (polled[5].revents)
+    if (polled[4].revents)
         flush_copy();
     reap(); /* before the signals and commands: if the exit came first, the exit decides */
-    if (polled[0].revents)
-        read_signals();
-    return polled[1].revents != 0;
+    return polled[0].revents && read_signals();
 }
 
 static void tell_task_ended(const struct task *task) {
@@ -1781,6 +1782,7 @@ static void prepare_signals(void) {
     sigaddset(&awaited, SIGCHLD);
     sigaddset(&awaited, SIGTERM);
     sigaddset(&awaited, SIGINT);
+    sigaddset(&awaited, SIGIO);
     signals = signalfd(-1, &awaited, SFD_CLOEXEC | SFD_NONBLOCK);
 }
 
@@ -1812,7 +1814,10 @@ static int leave(int status, const char *what) {
     return status;
 }
 
-static bool exists(const char *name) { return faccessat(folder, name, F_OK, AT_SYMLINK_NOFOLLOW) == 0 || errno != ENOENT; }
+static bool exists(const char *name) {
+    struct stat about;
+    return fstatat(folder, name, &about, AT_SYMLINK_NOFOLLOW) == 0 || errno != ENOENT;
+}
 
 static int supervise(void) {
     if (!take_lock())
@@ -1854,6 +1859,8 @@ int main(int argc, char **argv) {
     folder = open(argv[1], O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (folder < 0)
         return leave(LEFT_BROKEN, "cannot open the folder");
+    if (chdir("/") < 0) /* a folder of the worker's is not to be kept busy */
+        return leave(LEFT_BROKEN, "cannot enter /");
     if (copy)
         prepare_copy();
     return supervise();
