@@ -919,10 +919,10 @@ static void stop(enum cause reason, const char *by, micros grace) {
     put_field(t, "by", by);
     put(t, ",\"grace\":%" PRId64, grace);
     send_event();
-    pid_t group = running.main;
+    /* Those outside of the group first: once the group ends, they change their parent while we look for them. */
+    signal_tree(SIGTERM, running.main);
     signal_group(SIGTERM);
     signal_group(SIGCONT);
-    signal_tree(SIGTERM, group);
 }
 
 static void climb(void) {
