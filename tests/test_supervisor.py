@@ -123,6 +123,15 @@ class TestEnds:
         attempt.tell("kill")
         attempt.status(first)
 
+    def test_of_many_supervisors_at_once_one_runs_it(self, attempt: Attempt) -> None:
+        """R1."""
+        attempt.write(*shell("echo once"))
+        pids = [attempt.supervise() for _ in range(8)]
+        statuses = sorted(attempt.status(pid) for pid in pids)
+        assert statuses[0] == 0
+        assert set(statuses[1:]) <= {120, 121}
+        assert attempt.output() == b"once\n"
+
     def test_folder_is_started_once(self, attempt: Attempt) -> None:
         """R2: a worker that wakes up late finds `started` and leaves."""
         attempt.run(*shell("echo once"))

@@ -211,6 +211,24 @@ class TestDescendants:
         assert attempt.folder.kill_leftovers(attempt.mark) == []
         assert not running(daemon)
 
+    def test_supervisor_killed_at_any_instant_never_ran_a_program_without_a_record(self, tmp_path: Path) -> None:
+        """R22, R1: what ran has left `started`; what has not may be started again, and then runs."""
+        for step in range(40):
+            attempt = Attempt(tmp_path / f"attempt-{step}")
+            trace = tmp_path / f"trace-{step}"
+            attempt.write(*shell(f"echo ran >>{trace}"))
+            attempt.supervise()
+            time.sleep(step * 0.0001)  # the instant is what this test varies
+            os.kill(attempt.pid, signal.SIGKILL)
+            attempt.status()
+            eventually(lambda attempt=attempt: not attempt.folder.leftovers(attempt.mark))  # type: ignore[misc]
+            if attempt.folder.started() is None:
+                assert not trace.exists()
+                attempt.supervise()
+                assert attempt.end().code == 0
+            assert not trace.exists() or trace.read_text() in ("", "ran\n")
+            attempt.clean()
+
     @needs_root
     def test_child_that_changed_its_user_dies_with_the_supervisor(self, attempt: Attempt) -> None:
         """R25: changing the user clears the parent-death signal; it is set again."""
