@@ -95,6 +95,7 @@ enum { OUT = 1, ERR = 2, EVENT = 3 };
 #define REST (2 * MS)    /* after a short read: a child that writes byte by byte would cost a frame for each */
 #define SHORT_READ 4096
 #define LOCK_TRIES 10000 /* of a millisecond */
+#define HELD_TRIES 200
 #define RECORD_FOR (30 * SECOND)
 
 typedef int64_t micros;
@@ -1786,16 +1787,17 @@ static void prepare_signals(void) {
     signals = signalfd(-1, &awaited, SFD_CLOEXEC | SFD_NONBLOCK);
 }
 
-/* A probe holds a shared lock for an instant; only an exclusive one is another supervisor. */
+/* A probe holds a shared lock for an instant. So does, exclusively, the child of a supervisor that was killed between fork
+ * and exec: it dies at once, but not sooner than we may come. */
 static bool take_lock(void) {
     lock_fd = openat(folder, "lock", O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
     if (lock_fd < 0)
         return false;
-    for (int i = 0; i < LOCK_TRIES; i++) {
+    for (int tries = 0, held = 0; tries < LOCK_TRIES && held < HELD_TRIES; tries++) {
         if (flock(lock_fd, LOCK_EX | LOCK_NB) == 0)
             return true;
         if (flock(lock_fd, LOCK_SH | LOCK_NB) < 0)
-            return false;
+            held++;
         flock(lock_fd, LOCK_UN);
         usleep(1000);
     }
