@@ -5,11 +5,12 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 BIN := .venv/bin
+SUPERVISOR := src/holdfast/runner/supervisor/holdfast-supervisor
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
-setup: .venv/.ready ## Make the virtual environment and, as root, install Postgres if it is missing
+setup: .venv/.ready $(SUPERVISOR) ## Make the virtual environment and, as root, install Postgres if it is missing
 	@scripts/need-postgres
 
 .venv/.ready: pyproject.toml constraints.txt
@@ -17,6 +18,9 @@ setup: .venv/.ready ## Make the virtual environment and, as root, install Postgr
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { echo "cannot make a virtual environment: install Debian's python3-venv"; exit 1; }
 	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
+
+$(SUPERVISOR): $(dir $(SUPERVISOR))supervisor.c $(dir $(SUPERVISOR))build.py | .venv/.ready
+	$(BIN)/python -m holdfast.runner.supervisor.build
 
 check: .venv/.ready ## Lint, format check, types, layers
 	$(BIN)/ruff check .
@@ -31,7 +35,7 @@ format: .venv/.ready ## Put the code into shape
 test: setup check ## Everything: set up, check, all tests on SQLite and a real Postgres
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-test-fast: .venv/.ready ## The tests without the long races and the state machine
+test-fast: .venv/.ready $(SUPERVISOR) ## The tests without the long races and the state machine
 	$(BIN)/python -m pytest -n 2 --ignore tests/test_races.py --ignore tests/test_machine.py --ignore tests/test_crash.py
 
 test-races: setup ## The two great races (lanes, dependencies) with 10,000 rounds each on both stores: some minutes
@@ -44,4 +48,4 @@ schema: setup ## Write the dumped schemas that the tests compare with
 	HOLDFAST_WRITE_SCHEMA=1 $(BIN)/python -m pytest -q tests/test_migrate.py -k dumped
 
 clean: ## Remove the virtual environment and caches
-	rm -rf .venv .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .mypy_cache .ruff_cache .hypothesis .import_linter_cache $(SUPERVISOR)

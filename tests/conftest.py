@@ -15,6 +15,7 @@ import pytest
 from holdfast.store.migrate import migrate
 from holdfast.store.store import Store, connect
 from holdfast.timing import ManualClock
+from tests.attempt import Attempt
 from tests.cluster import PostgresMissing, cluster
 from tests.stage import START, TEST_CLOCK, Stage
 
@@ -149,3 +150,11 @@ async def assert_healthy(store: Store) -> None:
     assert [dict(row) for row in stuck] == []
     assert store.counters.gate_repairs == 0
     assert store.counters.deadlocks == 0
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> Iterator[Attempt]:
+    """An attempt folder for a supervisor; after the test, nothing of a finished attempt may run."""
+    attempt = Attempt(tmp_path / "attempt")
+    yield attempt
+    attempt.clean()

@@ -1,0 +1,112 @@
+"""What a killed supervisor left behind: found by the mark in its environment or by its session, signalled by pidfd.
+
+A stored pid is never signalled. A process counts as ours when its environment carries the attempt's mark, or when it is
+in the child's session and that session's leader is verifiably the child. After a reboot nothing is.
+"""
+
+import os
+import select
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+PATIENCE = 5.0
+
+
+class Session(msgspec.Struct, frozen=True, kw_only=True):
+    """The session that a child led: its number alone may be anybody's by now."""
+
+    boot_id: str
+    leader: int
+    start_ticks: int
+
+
+def boot_id() -> str:
+    return BOOT_ID.read_text().strip()
+
+
+def find_leftovers(mark: str, session: Session | None = None) -> list[int]:
+    """Return the pids of what is left, to be looked at, not to be signalled."""
+    with ExitStack() as held:
+        return [pid for pid, _ in _hold_all(mark, session, held)]
+
+
+def kill_leftovers(mark: str, session: Session | None = None, *, patience: float = PATIENCE) -> list[int]:
+    """Kill what is left, and what that starts meanwhile; return the pids of what is not dead after `patience`."""
+    deadline = time.monotonic() + patience
+    while True:
+        with ExitStack() as held:
+            left = list(_hold_all(mark, session, held))
+            if not left or time.monotonic() >= deadline:
+                return [pid for pid, _ in left]
+            for _, pidfd in left:
+                _signal(pidfd)
+            _wait_for_ends([pidfd for _, pidfd in left], deadline)
+
+
+def _hold_all(mark: str, session: Session | None, held: ExitStack) -> Iterator[tuple[int, int]]:
+    """Yield (pid, pidfd) of each process that is ours: with the pidfd in hand we look again, and signal what we saw."""
+    if session is not None and session.boot_id != boot_id():
+        return
+    known = session if session is not None and _is_leader(session) else None
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        if pid == os.getpid() or not _is_ours(pid, mark, known):
+            continue
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            continue
+        held.callback(os.close, pidfd)
+        if _is_ours(pid, mark, known):
+            yield pid, pidfd
+
+
+def _is_ours(pid: int, mark: str, session: Session | None) -> bool:
+    if f"HOLDFAST_MARK={mark}".encode() in _environment(pid):
+        return True
+    return (
+        session is not None and (line := _stat(pid)) is not None and int(line[3]) == session.leader and line[0] != "Z"
+    )
+
+
+def _is_leader(session: Session) -> bool:
+    line = _stat(session.leader)
+    return line is not None and int(line[19]) == session.start_ticks
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Return the fields after the name, which may hold anything: state, parent, group, session …"""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+
+
+def _signal(pidfd: int) -> None:
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except OSError:
+        return  # ended, or not ours to kill: the next look tells
+
+
+def _wait_for_ends(pidfds: list[int], deadline: float) -> None:
+    poll = select.poll()
+    for pidfd in pidfds:
+        poll.register(pidfd, select.POLLIN)
+    waiting = set(pidfds)
+    while waiting and (left := deadline - time.monotonic()) > 0:
+        for pidfd, _ in poll.poll(left * 1000):
+            poll.unregister(pidfd)
+            waiting.discard(pidfd)

@@ -1,0 +1,153 @@
+"""What is to run, and what is said to it later: the two files that the supervisor reads.
+
+Both are records of "key length\\nbytes\\n" after a title line with the version, closed by "end 0". Durations are
+seconds here and whole microseconds there.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+import msgspec
+
+from holdfast.errors import Invalid
+
+VERSION = 1
+MAX_TASKS = 1000
+MAX_NAME = 64
+
+ClockName = Literal["boottime", "realtime"]
+Limit = Literal["as", "core", "cpu", "data", "fsize", "nofile", "nproc", "stack"]
+Record = tuple[str, str | int]
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """One command. Its environment and folder go before those of the spec."""
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = {}
+    cwd: str | None = None
+    timeout: float | None = None
+
+
+class Spec(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt: its tasks, run one after the other, and what holds for all of them.
+
+    `start_by` and `stop_after` are moments of `clock`, in seconds: CLOCK_BOOTTIME on the same host, the wall clock of
+    the engine's host for a container. The environment is exactly `env`, the task's and the mark.
+    """
+
+    token: int
+    mark: str
+    tasks: tuple[Task, ...]
+    env: Mapping[str, str] = {}
+    cwd: str | None = None
+    uid: int | None = None
+    gid: int | None = None
+    groups: tuple[int, ...] = ()
+    umask: int = 0o077
+    no_new_privs: bool = True
+    limits: Mapping[Limit, int] = {}
+    output_cap: int | None = None
+    timeout: float | None = None
+    idle_timeout: float | None = None
+    stop_grace: float = 5.0
+    drain: float = 1.0
+    clock: ClockName = "boottime"
+    start_by: float | None = None
+    stop_after: float | None = None
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True):
+    """A word to a running supervisor; one with a token lower than it has seen is refused."""
+
+    token: int
+    verb: Literal["hold", "beat", "stop", "kill"]
+    kind: Literal["cancel", "interrupt"] | None = None
+    grace: float | None = None
+    stop_after: float | None = None
+    clock: ClockName = "boottime"
+
+
+def encode_spec(spec: Spec) -> bytes:
+    """Return the spec file's bytes; raise Invalid for what the supervisor would refuse anyway."""
+    if spec.uid is not None and spec.gid is None:
+        raise Invalid("gid", "a user needs a group, or it keeps that of the worker")
+    if not 0 < len(spec.tasks) <= MAX_TASKS:
+        raise Invalid("tasks", f"between 1 and {MAX_TASKS}")
+    return _encode("holdfast-spec", _spec_records(spec))
+
+
+def encode_command(command: Command) -> bytes:
+    return _encode("holdfast-command", _command_records(command))
+
+
+def micros(seconds: float) -> int:
+    return max(0, round(seconds * 1_000_000))
+
+
+def _encode(title: str, records: Iterator[Record]) -> bytes:
+    parts = [f"{title} {VERSION}\n".encode()]
+    for key, value in records:
+        # Paths and arguments may hold bytes that are not UTF-8; Python carries them as surrogates.
+        data = str(value).encode("utf-8", "surrogateescape")
+        if b"\0" in data:
+            raise Invalid(key, "cannot hold a zero byte")
+        parts.append(b"%s %d\n%s\n" % (key.encode(), len(data), data))
+    parts.append(b"end 0\n\n")
+    return b"".join(parts)
+
+
+def _spec_records(spec: Spec) -> Iterator[Record]:
+    yield "token", spec.token
+    yield "mark", spec.mark
+    yield "umask", f"{spec.umask:o}"
+    yield "no_new_privs", int(spec.no_new_privs)
+    yield "stop_grace", micros(spec.stop_grace)
+    yield "drain", micros(spec.drain)
+    yield "clock", spec.clock
+    for key in ("uid", "gid", "cwd", "output_cap"):
+        if (value := getattr(spec, key)) is not None:
+            yield key, value
+    for key in ("timeout", "idle_timeout", "start_by", "stop_after"):
+        if (value := getattr(spec, key)) is not None:
+            yield key, micros(value)
+    if spec.groups:
+        yield "groups", " ".join(map(str, spec.groups))
+    yield from (("limit", f"{name} {value}") for name, value in spec.limits.items())
+    yield from _environment(spec.env)
+    for task in spec.tasks:
+        yield from _task_records(task)
+
+
+def _task_records(task: Task) -> Iterator[Record]:
+    if not task.argv:
+        raise Invalid("argv", f"task {task.name} has no command")
+    if not 0 < len(task.name.encode()) <= MAX_NAME:
+        raise Invalid("name", f"a task's name has 1 to {MAX_NAME} bytes")
+    yield "task", task.name
+    yield from (("arg", argument) for argument in task.argv)
+    yield from _environment(task.env)
+    if task.cwd is not None:
+        yield "cwd", task.cwd
+    if task.timeout is not None:
+        yield "timeout", micros(task.timeout)
+
+
+def _environment(env: Mapping[str, str]) -> Iterator[Record]:
+    for name, value in env.items():
+        if not name or "=" in name:
+            raise Invalid("env", f"{name!r} cannot name an environment entry")
+        yield "env", f"{name}={value}"
+
+
+def _command_records(command: Command) -> Iterator[Record]:
+    yield "token", command.token
+    yield "verb", command.verb
+    if command.kind is not None:
+        yield "kind", command.kind
+    if command.grace is not None:
+        yield "grace", micros(command.grace)
+    if command.stop_after is not None:
+        yield "clock", command.clock
+        yield "stop_after", micros(command.stop_after)

@@ -1,0 +1,15 @@
+"""The supervisor: one static program, built with the package. `supervisor.c` says what it does."""
+
+from pathlib import Path
+
+from holdfast.errors import ConfigError
+
+NAME = "holdfast-supervisor"
+
+
+def path() -> Path:
+    """Return the built program."""
+    built = Path(__file__).with_name(NAME)
+    if not built.exists():
+        raise ConfigError(["the supervisor is not built: python -m holdfast.runner.supervisor.build"])
+    return built
