@@ -1,9 +1,16 @@
 """Queues: caps over all workers, depth limits, and turns between tenants."""
 
+import asyncio
+import sqlite3
+from pathlib import Path
+
 import pytest
 
 from holdfast.errors import Invalid, QueueFull
 from holdfast.model import FUNCTION_DOMAIN, Claimable, Outcome, Queue
+from holdfast.store import Store
+from holdfast.store.migrate import migrate
+from holdfast.store.store import connect
 from tests.stage import TTL, Stage
 
 
@@ -106,7 +113,7 @@ async def test_depth_counts_jobs_that_wait_for_any_reason(stage: Stage) -> None:
 async def test_backlog_of_one_tenant_does_not_delay_another(stage: Stage) -> None:
     """Proves N5."""
     job = {"runner": "function", "spec": {"name": "f"}}
-    await stage.store.jobs.submit_many([job] * 500, tenant="greedy")
+    await stage.store.jobs.submit_many([job] * 10_000, tenant="greedy")
     assert len(await stage.claim(4)) == 4
     other = await stage.submit(tenant="modest")
     assert other.id in {lease.id for lease in await stage.claim(4)}
@@ -159,3 +166,24 @@ async def test_job_that_comes_back_keeps_its_place_before_a_backlog(stage: Stage
     await stage.store.jobs.resume(first.id)
     (again,) = await stage.claim(1)
     assert again.id == first.id
+
+
+async def test_idle_claim_takes_no_write_lock(tmp_path: Path) -> None:
+    """Proves J10, O5."""
+    url = f"sqlite:///{tmp_path / 'store.db'}"
+    database = await connect(url)
+    await migrate(database)
+    async with Store(database) as store:
+        await store.queues.limit("capped", cap=1)
+        pairs = [Claimable(queue=q, capability="function:f", domain=FUNCTION_DOMAIN) for q in ("default", "capped")]
+        other = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        async with asyncio.timeout(10):
+            claimed = await store.leases.claim("w1", pairs, slots=4, ttl=TTL, domains=[FUNCTION_DOMAIN])
+            assert (claimed.adopted, claimed.claimed) == ([], [])
+            assert await store.leases.reap() == []
+            assert await store.gates.promote() == 0
+            assert await store.gates.resolve() == 0
+            assert await store.next_due() is None
+        other.execute("ROLLBACK")
+        other.close()
