@@ -20,6 +20,7 @@ import asyncpg
 from tests.cluster import cluster
 from tests.scenario import DUE, ENDED, FUTURE, LANED, QUEUED, fill_postgres, fill_sqlite
 
+from bench import store as store_bench
 from bench.store import drain_all, submissions
 from holdfast.duties.pruner import Pruner
 from holdfast.model import Claimable, Outcome, Status, new_id
@@ -100,27 +101,48 @@ async def crowded_postgres(server: str) -> list[str]:
     return lines
 
 
-async def rate(store: Store, count: int) -> float:
-    await store.jobs.submit_many(submissions(count))
-    started = time.perf_counter()
-    await drain_all(store, count)
-    return count / (time.perf_counter() - started)
+async def churn(store: Store, count: int) -> None:
+    """Let jobs come and go."""
+    for _ in range(count // 10_000):
+        await store.jobs.submit_many(submissions(10_000))
+        await drain_all(store, 10_000)
+
+
+async def backlog_rate(store: Store) -> float:
+    """The rate at which 2 workers eat into a backlog, and the rest of it out of the way."""
+    backlog = 60_000
+    for _ in range(backlog // 10_000):
+        await store.jobs.submit_many(submissions(10_000))
+    done, started = 0, time.perf_counter()
+
+    async def worker(name: str) -> None:
+        nonlocal done
+        while time.perf_counter() - started < 3.0 and done < backlog:
+            leases = (
+                await store.leases.claim(name, store_bench.PAIRS, slots=SLOTS, ttl=60, domains=["function"])
+            ).claimed
+            await store.leases.finish([(lease, Outcome.succeeded(store_bench.RESULT)) for lease in leases])
+            done += len(leases)
+
+    await asyncio.gather(worker("worker-0"), worker("worker-1"))
+    rate = done / (time.perf_counter() - started)
+    await drain_all(store, backlog - done)
+    return rate
 
 
 async def pinned(server: str) -> str:
     """The rate of claim and finish while an old transaction keeps 200,000 dead rows in every index."""
     async with database(server, "pinned") as (url, store):
-        before = statistics.median([await rate(store, 10_000) for _ in range(3)])
+        before = statistics.median([await backlog_rate(store) for _ in range(3)])
         old = await asyncpg.connect(url)
         await old.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM holdfast.queues")
-        for _ in range(scaled(200_000) // 10_000):
-            await rate(store, 10_000)
-        during = statistics.median([await rate(store, 10_000) for _ in range(3)])
+        await churn(store, scaled(200_000))
+        behind = await backlog_rate(store)
         await old.execute("ROLLBACK")
         await old.close()
-    detail = f"{before:,.0f} jobs/s before, {during:,.0f} behind the old transaction"
+    detail = f"{before:,.0f} jobs/s before, {behind:,.0f} behind the old transaction"
     name = "Postgres: claim rate behind an old transaction and 200,000 jobs"
-    return line(name, during / before, 0.5, at_most=False, detail=detail)
+    return line(name, behind / before, 0.5, at_most=False, detail=detail)
 
 
 async def work(store: Store, until: Callable[[], bool]) -> float:

@@ -86,11 +86,13 @@ WITH RECURSIVE clock AS MATERIALIZED (
   SELECT p.queue, p.capability, p.domain, p.turn, 2, p.mark_rank, p.mark_at, p.mark_id
   FROM pairs AS p
   WHERE p.turn <> ''
-    AND EXISTS (
-      SELECT 1 FROM holdfast.jobs AS j
-      WHERE j.gate = 'open' AND j.queue = p.queue AND j.capability = p.capability AND j.tenant = p.turn
-        AND (-j.priority, j.requested_at, j.id) > (coalesce(p.mark_rank, -2147483648),
-          coalesce(p.mark_at, '-infinity'), coalesce(p.mark_id, '00000000-0000-0000-0000-000000000000')))
+    AND ( -- with nobody else to share with, it need not be known beforehand whether there is work
+      (SELECT count(t.tenant) FROM ahead AS t) + (SELECT count(t.tenant) FROM behind AS t) = 0
+      OR EXISTS (
+        SELECT 1 FROM holdfast.jobs AS j
+        WHERE j.gate = 'open' AND j.queue = p.queue AND j.capability = p.capability AND j.tenant = p.turn
+          AND (-j.priority, j.requested_at, j.id) > (coalesce(p.mark_rank, -2147483648),
+            coalesce(p.mark_at, '-infinity'), coalesce(p.mark_id, '00000000-0000-0000-0000-000000000000'))))
 ), ranked AS (
   SELECT l.queue, l.capability, l.domain, l.tenant, l.mark_rank, l.mark_at, l.mark_id,
     dense_rank() OVER (ORDER BY l.lap, l.tenant) AS turn, count(*) OVER (PARTITION BY l.tenant) AS lines
