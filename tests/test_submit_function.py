@@ -73,6 +73,7 @@ async def test_every_field_of_a_submission_is_known_to_the_function(stage: Stage
     assert set(everything) == set(Submission.__struct_fields__)
     (by_sql,) = await submit(connection, everything)
     await stage.store.gates.resolve()
+    await connection.execute("DELETE FROM holdfast.reuse")
     by_python = await stage.submit(**{**everything, "id": new_id()})
     record = await stage.get(by_sql)
     for field in type(record).__struct_fields__:

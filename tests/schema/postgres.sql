@@ -183,6 +183,7 @@ CREATE INDEX jobs_claimable ON holdfast.jobs USING btree (queue, capability, ten
 CREATE INDEX jobs_deleting ON holdfast.jobs USING btree (id) WHERE (stop_kind = 'delete'::text)
 CREATE INDEX jobs_ended_badly ON holdfast.jobs USING btree (tenant, status, requested_at DESC, id DESC) WHERE (status = ANY (ARRAY['paused'::text, 'failed'::text, 'timed_out'::text, 'cancelled'::text]))
 CREATE INDEX jobs_future ON holdfast.jobs USING btree (available_at) WHERE (gate = 'future'::text)
+CREATE INDEX jobs_held ON holdfast.jobs USING btree (id) WHERE (gate = 'held'::text)
 CREATE INDEX jobs_lane_blocking ON holdfast.jobs USING btree (tenant, lane, lane_position) WHERE ((lane IS NOT NULL) AND (started_at IS NOT NULL) AND (NOT dismissed) AND (status = ANY (ARRAY['paused'::text, 'failed'::text, 'timed_out'::text])))
 CREATE INDEX jobs_lane_waiting ON holdfast.jobs USING btree (tenant, lane, lane_position) WHERE (gate = 'lane'::text)
 CREATE INDEX jobs_limited ON holdfast.jobs USING btree (queue) WHERE (limited AND (gate IS NOT NULL))

@@ -4,6 +4,7 @@ CREATE INDEX jobs_deleting ON jobs (id) WHERE stop_kind = 'delete'
 CREATE INDEX jobs_ended_badly ON jobs (tenant, status, requested_at DESC, id DESC)
   WHERE (status = 'paused' OR status = 'failed' OR status = 'timed_out' OR status = 'cancelled')
 CREATE INDEX jobs_future ON jobs (available_at) WHERE gate = 'future'
+CREATE INDEX jobs_held ON jobs (id) WHERE gate = 'held'
 CREATE INDEX jobs_lane_blocking ON jobs (tenant, lane, lane_position)
   WHERE lane IS NOT NULL AND started_at IS NOT NULL AND dismissed = 0 AND (status = 'paused' OR status = 'failed' OR status = 'timed_out')
 CREATE INDEX jobs_lane_waiting ON jobs (tenant, lane, lane_position) WHERE gate = 'lane'

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from holdfast.errors import StoreError
 from holdfast.store.database import Database, Row, Tx
 from holdfast.store.lanes import LaneKey, Lanes, lane_jobs, lock_lanes, lock_lanes_and_jobs, settle_lanes
+from holdfast.store.moves import event
 from holdfast.store.wake import Wake, work
 
 log = logging.getLogger(__name__)
@@ -187,7 +188,7 @@ class Gates:
                 await tx.rows("lock_jobs", ids=[job_id, *ids])
                 if ids:
                     await tx.rows("unsettle_dependants", id=job_id, ids=ids)
-                    await tx.rows("revive_dependants", id=job_id, ids=ids)
+                    await tx.rows("revive_dependants", id=job_id, ids=await _without_replaced(tx, ids))
                 if len(ids) < BATCH:
                     await tx.rows("settled", id=job_id, seq=seq if expected is None else expected)
                 return seq, page
@@ -198,6 +199,27 @@ class Gates:
             if len(page) < BATCH:
                 return shown
             after = page[-1]["id"]
+
+
+async def stand_again(tx: Tx, row: Row) -> str | None:
+    """Let a job stand for its reuse key again; return the other job that is live for it, if there is one."""
+    key = {"tenant": row["tenant"], "reuse_key": row["reuse_key"]}
+    await tx.rows("lock_reuse", id=row["id"], **key)
+    if await tx.rows("take_reuse", id=row["id"], **key):
+        return None
+    (other,) = await tx.rows("standing_for", **key)
+    return str(other["job_id"])
+
+
+async def _without_replaced(tx: Tx, ids: list[str]) -> list[str]:
+    """Leave out jobs whose reuse key another live job stands for: they stay failed, and an event says so."""
+    replaced = set()
+    for row in await tx.rows("revivable_keys", ids=ids):
+        other = await stand_again(tx, row)
+        if other is not None:
+            replaced.add(row["id"])
+            await tx.rows("note", id=row["id"], events=[event("audit", action="stays_failed", live=other)])
+    return [job_id for job_id in ids if job_id not in replaced]
 
 
 async def _look_at_needs(tx: Tx, ids: list[str]) -> list[str]:

@@ -14,7 +14,7 @@ from holdfast.errors import Conflict, Gone, IllegalMove, Invalid, NeedFailed, No
 from holdfast.model import BROKEN, TERMINAL, WAITING, Error, Gate, Job, Json, Status, StopKind, Verb
 from holdfast.store import wake
 from holdfast.store.database import Database, Row, Tx
-from holdfast.store.gates import Gates
+from holdfast.store.gates import Gates, stand_again
 from holdfast.store.lanes import settle_lanes
 from holdfast.store.moves import Move, Moved, Plan, audit, change_job, event, lock_job
 from holdfast.store.outcomes import encoded_result
@@ -179,6 +179,10 @@ class Jobs:
                     "make sure that it does not, then resume with stopped=true"
                 )
             await self._refuse_broken_needs(tx, row)
+            if row["reuse_key"] is not None:
+                other = await stand_again(tx, row)
+                if other is not None:
+                    raise Conflict(f"cannot resume job {job_id}: job {other} is live for its reuse key")
             if budget is not None:
                 await tx.rows("set_budget", id=row["id"], budget=dict(budget))
             return _queued(row, Verb.RESUME, by, reason)

@@ -15,6 +15,7 @@ from holdfast.store.leases import Leases
 from holdfast.store.migrate import require_current
 from holdfast.store.postgres import PostgresDatabase
 from holdfast.store.queues import Queues
+from holdfast.store.retention import Retain
 from holdfast.store.sqlite import SqliteDatabase
 from holdfast.store.wake import Wake
 from holdfast.store.workers import Attempts, Workers
@@ -32,6 +33,7 @@ class Store:
         self.leases = Leases(database, self.gates, self.queues, self.wake)
         self.events = Events(database)
         self.attempts = Attempts(database)
+        self.retain = Retain(database)
         self.workers = Workers(database)
 
     @property

@@ -88,6 +88,7 @@ CREATE INDEX jobs_claimable ON holdfast.jobs (queue, capability, tenant, (-prior
 CREATE INDEX jobs_future ON holdfast.jobs (available_at) WHERE gate = 'future';
 CREATE INDEX jobs_unresolved ON holdfast.jobs (tenant, lane, requested_at, id) WHERE gate = 'unresolved';
 CREATE INDEX jobs_needs_waiting ON holdfast.jobs (id) WHERE gate = 'needs';
+CREATE INDEX jobs_held ON holdfast.jobs (id) WHERE gate = 'held';
 CREATE INDEX jobs_lane_waiting ON holdfast.jobs (tenant, lane, lane_position) WHERE gate = 'lane';
 CREATE INDEX jobs_lane_blocking ON holdfast.jobs (tenant, lane, lane_position)
   WHERE lane IS NOT NULL AND started_at IS NOT NULL AND NOT dismissed AND status IN ('paused', 'failed', 'timed_out');

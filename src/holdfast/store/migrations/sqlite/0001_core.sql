@@ -73,6 +73,7 @@ CREATE INDEX jobs_claimable ON jobs (queue, capability, tenant, (-priority), req
 CREATE INDEX jobs_future ON jobs (available_at) WHERE gate = 'future';
 CREATE INDEX jobs_unresolved ON jobs (tenant, lane, requested_at, id) WHERE gate = 'unresolved';
 CREATE INDEX jobs_needs_waiting ON jobs (id) WHERE gate = 'needs';
+CREATE INDEX jobs_held ON jobs (id) WHERE gate = 'held';
 CREATE INDEX jobs_lane_waiting ON jobs (tenant, lane, lane_position) WHERE gate = 'lane';
 CREATE INDEX jobs_lane_blocking ON jobs (tenant, lane, lane_position)
   WHERE lane IS NOT NULL AND started_at IS NOT NULL AND dismissed = 0 AND (status = 'paused' OR status = 'failed' OR status = 'timed_out');

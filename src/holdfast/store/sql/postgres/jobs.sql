@@ -133,6 +133,49 @@ UPDATE holdfast.specs AS s
 SET policy = jsonb_set(coalesce(s.policy, '{}'), '{budget}', :budget::jsonb)
 WHERE s.id = :id::uuid;
 
+-- name: note
+-- Write events about a job that is locked and does not move.
+WITH noted AS (
+  UPDATE holdfast.jobs AS j
+  SET seq = j.seq + json_array_length(:events::json)
+  WHERE j.id = :id::uuid
+  RETURNING j.id, j.seq
+)
+INSERT INTO holdfast.events (job_id, seq, at, type, data)
+SELECT n.id, n.seq - json_array_length(:events::json) + e.n, holdfast.clock(), e.event ->> 'type', (e.event ->> 'data')::json
+FROM noted AS n
+CROSS JOIN json_array_elements(:events::json) WITH ORDINALITY AS e(event, n);
+
+-- name: lock_reuse
+-- Lock a reuse key; the next statement looks who stands for it.
+INSERT INTO holdfast.reuse AS r (tenant, reuse_key, job_id)
+VALUES (:tenant::text, :reuse_key::text, :id::uuid)
+ON CONFLICT (tenant, reuse_key) DO UPDATE SET job_id = r.job_id;
+
+-- name: take_reuse
+-- Let a job stand for its reuse key again, unless another one is live; answer who stands for it.
+UPDATE holdfast.reuse AS r
+SET job_id = :id::uuid
+WHERE tenant = :tenant::text
+  AND reuse_key = :reuse_key::text
+  AND NOT EXISTS (
+    SELECT 1 FROM holdfast.jobs AS j
+    WHERE j.id = r.job_id AND j.id <> :id::uuid AND j.status IN ('pending', 'queued', 'running', 'paused'))
+RETURNING job_id;
+
+-- name: standing_for
+SELECT r.job_id FROM holdfast.reuse AS r WHERE r.tenant = :tenant::text AND r.reuse_key = :reuse_key::text;
+
+-- name: revivable_keys
+-- Reuse keys of jobs that failed because of a need.
+SELECT j.id, j.tenant, s.reuse_key
+FROM holdfast.jobs AS j
+JOIN holdfast.specs AS s ON s.id = j.id
+WHERE j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e)
+  AND j.status = 'failed'
+  AND j.error_code = 'dependency_failed'
+  AND s.reuse_key IS NOT NULL;
+
 -- name: overdue_jobs
 -- Queued jobs whose queue timeout has passed. Uses jobs_queue_deadline.
 SELECT j.id, j.tenant
@@ -163,6 +206,11 @@ WITH doomed AS (
   WHERE n.need_id = d.id AND NOT n.satisfied AND d.status = 'succeeded'
 ), specs AS (
   DELETE FROM holdfast.specs AS s USING doomed AS d WHERE s.id = d.id
+), reuse AS (
+  DELETE FROM holdfast.reuse AS r
+  USING doomed AS d
+  JOIN holdfast.specs AS s ON s.id = d.id
+  WHERE r.tenant = s.tenant AND r.reuse_key = s.reuse_key AND r.job_id = d.id
 ), attempts AS (
   DELETE FROM holdfast.attempts AS a USING doomed AS d WHERE a.job_id = d.id
 ), needs AS (

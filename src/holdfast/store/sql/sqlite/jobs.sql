@@ -127,6 +127,45 @@ SELECT j.id, j.owner FROM jobs AS j WHERE j.id = :id AND j.status = 'running';
 -- name: set_budget
 UPDATE specs SET policy = json_set(coalesce(policy, '{}'), '$.budget', json(:budget)) WHERE id = :id;
 
+-- name: note
+-- Write events about a job that is locked and does not move.
+UPDATE jobs SET seq = seq + json_array_length(:events) WHERE id = :id;
+INSERT INTO events (job_id, seq, at, type, data)
+SELECT j.id, j.seq - json_array_length(:events) + e.key + 1, clock(), e.value ->> 'type', e.value ->> 'data'
+FROM jobs AS j
+CROSS JOIN json_each(:events) AS e
+WHERE j.id = :id;
+
+-- name: lock_reuse
+-- Lock a reuse key; the next statement looks who stands for it.
+INSERT INTO reuse (tenant, reuse_key, job_id)
+VALUES (:tenant, :reuse_key, :id)
+ON CONFLICT (tenant, reuse_key) DO UPDATE SET job_id = job_id;
+
+-- name: take_reuse
+-- Let a job stand for its reuse key again, unless another one is live; answer who stands for it.
+UPDATE reuse
+SET job_id = :id
+WHERE tenant = :tenant
+  AND reuse_key = :reuse_key
+  AND NOT EXISTS (
+    SELECT 1 FROM jobs AS j
+    WHERE j.id = reuse.job_id AND j.id <> :id AND j.status IN ('pending', 'queued', 'running', 'paused'))
+RETURNING job_id;
+
+-- name: standing_for
+SELECT r.job_id FROM reuse AS r WHERE r.tenant = :tenant AND r.reuse_key = :reuse_key;
+
+-- name: revivable_keys
+-- Reuse keys of jobs that failed because of a need.
+SELECT j.id, j.tenant, s.reuse_key
+FROM jobs AS j
+JOIN specs AS s ON s.id = j.id
+WHERE j.id IN (SELECT value FROM json_each(:ids))
+  AND j.status = 'failed'
+  AND j.error_code = 'dependency_failed'
+  AND s.reuse_key IS NOT NULL;
+
 -- name: overdue_jobs
 -- Queued jobs whose queue timeout has passed. Uses jobs_queue_deadline.
 SELECT j.id, j.tenant
@@ -157,6 +196,8 @@ WHERE j.id = :id
 UPDATE needs SET satisfied = 1
 WHERE satisfied = 0
   AND need_id IN (SELECT j.id FROM told AS t JOIN jobs AS j ON j.id = t.id WHERE j.status = 'succeeded');
+DELETE FROM reuse WHERE job_id IN (SELECT id FROM told) AND (tenant, reuse_key) IN (
+  SELECT s.tenant, s.reuse_key FROM told AS t CROSS JOIN specs AS s ON s.id = t.id);
 DELETE FROM jobs WHERE id IN (SELECT id FROM told);
 DELETE FROM specs WHERE id IN (SELECT id FROM told);
 DELETE FROM attempts WHERE job_id IN (SELECT id FROM told);

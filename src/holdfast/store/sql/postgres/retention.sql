@@ -1,0 +1,78 @@
+-- Retention: what has ended and nobody needs goes, in bounded steps along the ids, which grow with time.
+
+-- name: prune
+-- Look at the next :scan jobs behind :after_id, and remove those that are over their age, or behind the newest :newest of
+-- their signature. Never: what is active, blocks a lane, was just built, has news for its dependants, or is needed by a
+-- job that has not ended. Uses jobs_pkey, specs_signed, needs_open.
+WITH seen AS MATERIALIZED (
+  SELECT j.id, j.tenant, j.status, j.lane, j.started_at, j.finished_at, j.requested_at, j.dismissed, j.unsettled
+  FROM holdfast.jobs AS j
+  WHERE j.id > coalesce(:after_id::uuid, '00000000-0000-0000-0000-000000000000')
+  ORDER BY j.id
+  LIMIT :scan::integer
+), doomed AS MATERIALIZED (
+  SELECT j.id, j.status
+  FROM seen AS d
+  JOIN holdfast.jobs AS j ON j.id = d.id
+  JOIN holdfast.specs AS s ON s.id = d.id
+  WHERE j.finished_at <= holdfast.clock() - make_interval(secs => :grace::float8)
+    AND NOT j.unsettled
+    AND NOT (j.lane IS NOT NULL AND j.started_at IS NOT NULL AND NOT j.dismissed AND j.status IN ('failed', 'timed_out'))
+    AND NOT EXISTS (
+      SELECT 1 FROM holdfast.needs AS n
+      JOIN holdfast.jobs AS w ON w.id = n.job_id
+      WHERE n.need_id = j.id AND NOT n.satisfied AND w.finished_at IS NULL)
+    AND (
+      j.finished_at <= holdfast.clock() - make_interval(secs => (:ages::json ->> j.status)::float8)
+      OR (:newest::integer IS NOT NULL AND :newest::integer <= (
+        SELECT count(*) FROM (
+          SELECT 1 FROM holdfast.specs AS x
+          WHERE x.tenant = s.tenant AND x.signature = s.signature
+            AND (x.requested_at, x.id) > (s.requested_at, s.id)
+          LIMIT :newest::integer) AS newer)))
+  ORDER BY j.id
+  FOR UPDATE OF j SKIP LOCKED
+), reuse AS (
+  DELETE FROM holdfast.reuse AS r
+  USING doomed AS d
+  JOIN holdfast.specs AS s ON s.id = d.id
+  WHERE r.tenant = s.tenant AND r.reuse_key = s.reuse_key AND r.job_id = d.id
+), satisfied AS (
+  UPDATE holdfast.needs AS n SET satisfied = true
+  FROM doomed AS d
+  WHERE n.need_id = d.id AND NOT n.satisfied AND d.status = 'succeeded' AND n.job_id NOT IN (SELECT id FROM doomed)
+), jobs AS (
+  DELETE FROM holdfast.jobs AS j USING doomed AS d WHERE j.id = d.id
+), specs AS (
+  DELETE FROM holdfast.specs AS s USING doomed AS d WHERE s.id = d.id
+), attempts AS (
+  DELETE FROM holdfast.attempts AS a USING doomed AS d WHERE a.job_id = d.id
+), events AS (
+  DELETE FROM holdfast.events AS e USING doomed AS d WHERE e.job_id = d.id
+), needs AS (
+  DELETE FROM holdfast.needs AS n USING doomed AS d WHERE n.job_id = d.id
+)
+SELECT (SELECT count(*) FROM seen) AS seen, (SELECT s.id FROM seen AS s ORDER BY s.id DESC LIMIT 1) AS last_id,
+  (SELECT json_agg(d.id) FROM doomed AS d) AS removed;
+
+-- name: forget_keys
+-- Idempotency keys whose 24 hours are over. Uses idempotency_made.
+DELETE FROM holdfast.idempotency AS i
+WHERE (i.tenant, i.key) IN (
+  SELECT o.tenant, o.key FROM holdfast.idempotency AS o
+  WHERE o.made_at <= holdfast.clock() - interval '24 hours'
+  ORDER BY o.made_at
+  LIMIT :limit::integer)
+RETURNING i.key;
+
+-- name: counts
+-- How much waits and runs, exact up to :most, from the small indexes; all jobs as the last ANALYZE estimated them.
+SELECT
+  (SELECT count(*) FROM (SELECT 1 FROM holdfast.jobs AS j WHERE j.gate = 'open' LIMIT :most::integer) AS x) AS open,
+  (SELECT count(*) FROM (SELECT 1 FROM holdfast.jobs AS j WHERE j.gate = 'future' LIMIT :most::integer) AS x) AS future,
+  (SELECT count(*) FROM (SELECT 1 FROM holdfast.jobs AS j WHERE j.gate = 'needs' LIMIT :most::integer) AS x) AS needs,
+  (SELECT count(*) FROM (SELECT 1 FROM holdfast.jobs AS j WHERE j.gate = 'lane' LIMIT :most::integer) AS x) AS lane,
+  (SELECT count(*) FROM (SELECT 1 FROM holdfast.jobs AS j WHERE j.gate = 'held' LIMIT :most::integer) AS x) AS held,
+  (SELECT count(*) FROM (SELECT 1 FROM holdfast.jobs AS j WHERE j.gate = 'unresolved' LIMIT :most::integer) AS x) AS unresolved,
+  (SELECT count(*) FROM (SELECT 1 FROM holdfast.jobs AS j WHERE j.status = 'running' LIMIT :most::integer) AS x) AS running,
+  (SELECT greatest(c.reltuples, 0)::bigint FROM pg_class AS c WHERE c.oid = 'holdfast.jobs'::regclass) AS total;

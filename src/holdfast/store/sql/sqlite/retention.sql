@@ -1,0 +1,69 @@
+-- Retention: what has ended and nobody needs goes, in bounded steps along the ids, which grow with time.
+
+-- name: prune
+-- Look at the next :scan jobs behind :after_id, and remove those that are over their age, or behind the newest :newest of
+-- their signature. Never: what is active, blocks a lane, was just built, has news for its dependants, or is needed by a
+-- job that has not ended. Uses the key of jobs, specs_signed, needs_open.
+-- look
+SELECT 1 FROM jobs AS j WHERE j.id > coalesce(:after_id, '') LIMIT 1;
+DELETE FROM told;
+INSERT INTO told (id, token)
+SELECT j.id, 0 FROM jobs AS j WHERE j.id > coalesce(:after_id, '') ORDER BY j.id LIMIT :scan;
+UPDATE told
+SET token = 1
+WHERE id IN (
+  SELECT j.id
+  FROM told AS t
+  CROSS JOIN jobs AS j ON j.id = t.id
+  CROSS JOIN specs AS s ON s.id = t.id
+  WHERE j.finished_at <= clock() - CAST(:grace * 1000000 AS INTEGER)
+    AND j.unsettled = 0
+    AND NOT (j.lane IS NOT NULL AND j.started_at IS NOT NULL AND j.dismissed = 0 AND j.status IN ('failed', 'timed_out'))
+    AND NOT EXISTS (
+      SELECT 1 FROM needs AS n
+      JOIN jobs AS w ON w.id = n.job_id
+      WHERE n.need_id = j.id AND n.satisfied = 0 AND w.finished_at IS NULL)
+    AND (
+      j.finished_at <= clock() - CAST((:ages ->> j.status) * 1000000 AS INTEGER)
+      OR (:newest IS NOT NULL AND :newest <= (
+        SELECT count(*) FROM (
+          SELECT 1 FROM specs AS x
+          WHERE x.tenant = s.tenant AND x.signature = s.signature AND (x.requested_at, x.id) > (s.requested_at, s.id)
+          LIMIT :newest)))));
+DELETE FROM reuse WHERE (tenant, reuse_key, job_id) IN (
+  SELECT s.tenant, s.reuse_key, s.id FROM told AS t CROSS JOIN specs AS s ON s.id = t.id WHERE t.token = 1);
+UPDATE needs SET satisfied = 1
+WHERE satisfied = 0
+  AND need_id IN (
+    SELECT j.id FROM told AS t CROSS JOIN jobs AS j ON j.id = t.id WHERE t.token = 1 AND j.status = 'succeeded');
+DELETE FROM jobs WHERE id IN (SELECT id FROM told WHERE token = 1);
+DELETE FROM specs WHERE id IN (SELECT id FROM told WHERE token = 1);
+DELETE FROM attempts WHERE job_id IN (SELECT id FROM told WHERE token = 1);
+DELETE FROM events WHERE job_id IN (SELECT id FROM told WHERE token = 1);
+DELETE FROM needs WHERE job_id IN (SELECT id FROM told WHERE token = 1);
+SELECT count(*) AS seen, max(t.id) AS last_id, json_group_array(t.id) FILTER (WHERE t.token = 1) AS removed
+FROM told AS t;
+
+-- name: forget_keys
+-- Idempotency keys whose 24 hours are over. Uses idempotency_made.
+-- look
+SELECT 1 FROM idempotency AS i WHERE i.made_at <= clock() - 86400000000 AND :limit > 0 LIMIT 1;
+DELETE FROM idempotency
+WHERE (tenant, key) IN (
+  SELECT o.tenant, o.key FROM idempotency AS o
+  WHERE o.made_at <= clock() - 86400000000
+  ORDER BY o.made_at
+  LIMIT :limit)
+RETURNING key;
+
+-- name: counts
+-- How much waits and runs, exact up to :most, from the small indexes; all jobs as the highest rowid tells.
+SELECT
+  (SELECT count(*) FROM (SELECT 1 FROM jobs AS j WHERE j.gate = 'open' LIMIT :most)) AS open,
+  (SELECT count(*) FROM (SELECT 1 FROM jobs AS j WHERE j.gate = 'future' LIMIT :most)) AS future,
+  (SELECT count(*) FROM (SELECT 1 FROM jobs AS j WHERE j.gate = 'needs' LIMIT :most)) AS needs,
+  (SELECT count(*) FROM (SELECT 1 FROM jobs AS j WHERE j.gate = 'lane' LIMIT :most)) AS lane,
+  (SELECT count(*) FROM (SELECT 1 FROM jobs AS j WHERE j.gate = 'held' LIMIT :most)) AS held,
+  (SELECT count(*) FROM (SELECT 1 FROM jobs AS j WHERE j.gate = 'unresolved' LIMIT :most)) AS unresolved,
+  (SELECT count(*) FROM (SELECT 1 FROM jobs AS j WHERE j.status = 'running' LIMIT :most)) AS running,
+  (SELECT coalesce(max(rowid), 0) FROM jobs) AS total;
