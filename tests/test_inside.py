@@ -4,6 +4,7 @@ import asyncio
 import re
 import sqlite3
 import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -409,6 +410,22 @@ async def test_isolation_level_decides_as_for_a_plain_insert(stage: Stage, level
     file.close()
 
 
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="sqlite3 has no autocommit attribute before Python 3.12")
+@pytest.mark.parametrize("driver", ["sqlite3"])
+@pytest.mark.parametrize("autocommit", [True, False])
+async def test_autocommit_decides_as_for_a_plain_insert(stage: Stage, autocommit: bool) -> None:
+    """Proves J13."""
+    file: Any = sqlite_file(stage)
+    file.autocommit = autocommit
+    with pytest.raises(NotFound):
+        holdfast.submit_inside(file, [JOB, {**JOB, "reuse_key": "R", "needs": [new_id()]}], key="K")
+    holdfast.submit_inside(file, [JOB, JOB])
+    assert await rows_left(stage) == ({"jobs": 2, "specs": 2} if autocommit else {})
+    file.rollback()
+    assert await rows_left(stage) == ({"jobs": 2, "specs": 2} if autocommit else {})
+    file.close()
+
+
 @pytest.mark.parametrize("driver", ["sqlite3"])
 async def test_connection_is_left_as_it_was(stage: Stage) -> None:
     def as_dict(cursor: Any, row: Any) -> dict[str, Any]:
@@ -424,7 +441,7 @@ async def test_connection_is_left_as_it_was(stage: Stage) -> None:
         (replayed,) = holdfast.submit_inside(file, [{**JOB, "reuse_key": "R"}], key="K")
         assert joined.id == replayed.id == standing.id
         with pytest.raises(QueueFull):
-            holdfast.submit_inside(file, [JOB] * 5)
+            holdfast.submit_inside(file, [JOB] * 6)
         assert (file.row_factory, file.text_factory) == (row_factory, text_factory)
         assert dict(file.execute("SELECT count(*) FROM pragma_function_list").fetchone()) == dict(before)
         file.close()
