@@ -41,8 +41,9 @@ test-fast: .venv/.ready $(SUPERVISOR) ## The tests without the long races and th
 test-races: setup ## The two great races (lanes, dependencies) with 10,000 rounds each on both stores: some minutes
 	HOLDFAST_TEST_ROUNDS=10000 $(BIN)/python -m pytest tests/test_races.py -k "racing_a_finish or racing_the_parents_end"
 
-bench: setup ## Store operations against raw SQL in the same run, as ratios (fsync on)
+bench: setup ## Store operations against raw SQL, and claims in a crowd of millions, as ratios (fsync on; some minutes)
 	$(BIN)/python -m bench.store
+	$(BIN)/python -m bench.scale
 
 schema: setup ## Write the dumped schemas that the tests compare with
 	HOLDFAST_WRITE_SCHEMA=1 $(BIN)/python -m pytest -q tests/test_migrate.py -k dumped

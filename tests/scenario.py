@@ -1,50 +1,93 @@
-"""A store full of jobs in mixed states, made by plain SQL because that is quick."""
+"""A store full of jobs in mixed states, millions of them, made by plain SQL because that is quick."""
 
 import sqlite3
+from collections.abc import Callable, Iterator
 from typing import Any
 
-STATES = """
-  CASE n % 8 WHEN 0 THEN 'queued' WHEN 1 THEN 'queued' WHEN 2 THEN 'running' WHEN 3 THEN 'failed'
-    WHEN 4 THEN 'cancelled' ELSE 'succeeded' END AS status,
-  CASE n % 8 WHEN 0 THEN CASE n % 5 WHEN 0 THEN 'open' WHEN 1 THEN 'lane' ELSE 'future' END
-    WHEN 1 THEN 'future' END AS gate
-"""
 COLUMNS = """
   id, tenant, queue, capability, lane, lane_position, priority, status, gate, requested_at, available_at, started_at,
-  finished_at, updated_at, owner, token, lease_expires_at, attempt, phase, worker, domain, claimed_at, max_attempts, seq
+  finished_at, updated_at, owner, token, lease_expires_at, attempt, phase, worker, domain, claimed_at, claim_seq,
+  max_attempts, seq
 """
-VALUES = """
-  'tenant-' || (n % 10), 'queue-' || (n % 4), 'function:f', CASE WHEN gate = 'lane' THEN 'lane-' || (n % 50) END, n,
-  n % 3, status, gate, {now}, {now}, CASE WHEN gate IS NULL THEN {now} END,
-  CASE WHEN status IN ('failed', 'cancelled', 'succeeded') THEN {now} END, {now},
-  CASE WHEN status = 'running' THEN 'w' || (n % 7) END, 1, CASE WHEN status = 'running' THEN {now} END, 1,
-  CASE WHEN status = 'running' THEN 'started' END, 'w' || (n % 7), 'function', {now}, 1, 2
-"""
-DUE = "queue = 'default', tenant = 'default', capability = 'function:f'"
+# One row per kind of job: how many, and what differs. {n} is its number, {now} a time, {later} one in the future.
+QUEUED = {"status": "'queued'", "gate": "'open'"}
+FUTURE = {"status": "'queued'", "gate": "'future'", "available_at": "{later}"}
+LANED = {"status": "'queued'", "gate": "'lane'", "lane": "'lane-' || ({n} % 1000)", "lane_position": "{n}"}
+ENDED = {"status": "'succeeded'", "started_at": "{now}", "finished_at": "{now}", "attempt": "1", "seq": "3"}
+FAILED = {**ENDED, "status": "'failed'"}
+RUNNING = {
+    "status": "'running'",
+    "started_at": "{now}",
+    "owner": "'w' || ({n} % 7)",
+    "lease_expires_at": "{later}",
+    "attempt": "1",
+    "phase": "'started'",
+    "worker": "'w' || ({n} % 7)",
+    "domain": "'function'",
+    "claimed_at": "{now}",
+    "claim_seq": "2",
+    "token": "1",
+    "seq": "2",
+}
+DEFAULTS = {
+    **dict.fromkeys(name.strip() for name in COLUMNS.split(",")),
+    "tenant": "'tenant-' || ({n} % 1000)",
+    "queue": "'default'",
+    "capability": "'function:f'",
+    "priority": "0",
+    "requested_at": "{now}",
+    "available_at": "{now}",
+    "updated_at": "{now}",
+    "token": "0",
+    "attempt": "0",
+    "max_attempts": "1",
+    "seq": "1",
+}
+DUE = {**QUEUED, "tenant": "'default'"}
+MIXED = [(25_000, LANED), (75_000, FUTURE), (10_000, RUNNING), (25_000, FAILED), (65_000, ENDED), (500, DUE)]
+"""About 200,000 jobs; 500 of them are claimable by tenant `default`."""
 
 
-async def fill_postgres(connection: Any, count: int) -> None:
-    """Insert `count` jobs of all states; a few hundred of them are claimable in queue `default`."""
+def _selects(kinds: list[tuple[int, dict[str, str]]], **times: str) -> Iterator[tuple[int, str]]:
+    """For each kind: how many, and the values of its columns behind the id."""
+    for count, kind in kinds:
+        values = {**DEFAULTS, **kind}
+        columns = [name.strip() for name in COLUMNS.split(",")][1:]
+        yield count, ", ".join((values[name] or "NULL").format(n="n", **times) for name in columns)
+
+
+async def fill_postgres(connection: Any, kinds: list[tuple[int, dict[str, str]]] = MIXED) -> None:
+    """Insert jobs of these kinds, in this order, with their specs."""
+    for count, values in _selects(kinds, now="now()", later="now() + interval '1 day'"):
+        await connection.execute(
+            f"INSERT INTO holdfast.jobs ({COLUMNS}) "
+            f"SELECT holdfast.new_id(), {values} FROM generate_series(1, {count}) AS n"
+        )
     await connection.execute(
-        f"INSERT INTO holdfast.jobs ({COLUMNS}) "
-        f"SELECT gen_random_uuid(), {VALUES.format(now='now()')} "
-        f"FROM (SELECT n, {STATES} FROM generate_series(1, {count}) AS n) AS made"
+        "INSERT INTO holdfast.specs (id, tenant, kind, requested_at, runner, spec, inputs, signature) "
+        "SELECT j.id, j.tenant, 'run', j.requested_at, 'function', '{\"name\": \"f\"}', '{}', j.id "
+        "FROM holdfast.jobs AS j "
+        "WHERE NOT EXISTS (SELECT 1 FROM holdfast.specs AS s WHERE s.id = j.id)"
     )
-    await connection.execute(f"UPDATE holdfast.jobs SET {DUE} WHERE gate = 'open' AND lane_position < 20000")
-    await connection.execute(
-        "INSERT INTO holdfast.specs (id, tenant, kind, requested_at, runner, spec, inputs) "
-        "SELECT id, tenant, 'run', requested_at, 'function', '{\"name\": \"f\"}', '{}' FROM holdfast.jobs"
-    )
-    await connection.execute("ANALYZE holdfast.jobs; ANALYZE holdfast.specs")
+    await connection.execute("VACUUM ANALYZE holdfast.jobs")
+    await connection.execute("VACUUM ANALYZE holdfast.specs")
 
 
-def fill_sqlite(connection: sqlite3.Connection, count: int) -> None:
+def fill_sqlite(
+    connection: sqlite3.Connection, new_id: Callable[[], str], kinds: list[tuple[int, dict[str, str]]] = MIXED
+) -> None:
     """The same on SQLite."""
+    connection.create_function("new_id", 0, new_id)
+    now = "CAST(strftime('%s', 'now') AS INTEGER) * 1000000"
     connection.execute("BEGIN")
+    for count, values in _selects(kinds, now=now, later=f"{now} + 86400000000"):
+        connection.execute(
+            f"WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < {count}) "
+            f"INSERT INTO jobs ({COLUMNS}) SELECT new_id(), {values} FROM numbers"
+        )
     connection.execute(
-        f"WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < {count}) "
-        f"INSERT INTO jobs ({COLUMNS}) SELECT printf('%032x', n), {VALUES.format(now='5')} "
-        f"FROM (SELECT n, {STATES} FROM numbers)"
+        "INSERT INTO specs (id, tenant, kind, requested_at, runner, spec, inputs, signature) "
+        "SELECT j.id, j.tenant, 'run', j.requested_at, 'function', '{\"name\": \"f\"}', '{}', j.id FROM jobs AS j "
+        "WHERE j.id NOT IN (SELECT id FROM specs)"
     )
-    connection.execute(f"UPDATE jobs SET {DUE} WHERE gate = 'open' AND lane_position < 20000")
     connection.execute("COMMIT")

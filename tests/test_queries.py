@@ -16,7 +16,7 @@ from holdfast.store.sqlite import Connection, SqliteDatabase
 from holdfast.store.store import Store, connect
 from holdfast.timing import SystemClock
 from tests.conftest import clone, drop
-from tests.scenario import fill_postgres, fill_sqlite
+from tests.scenario import DUE, ENDED, MIXED, fill_postgres, fill_sqlite
 
 SQL = Path(queries.__file__).parent / "sql"
 PAIRS = [{"queue": "default", "capability": "function:f", "domain": "function", "turn": "", "after_id": None}]
@@ -105,7 +105,7 @@ async def test_claim_and_finish_read_their_indexes_on_postgres_among_200_000_job
     name = f"holdfast_{plan_cache_mode}"
     url = await clone(server, name)
     connection = await asyncpg.connect(url, server_settings={**SESSION, "plan_cache_mode": plan_cache_mode})
-    await fill_postgres(connection, 200_000)
+    await fill_postgres(connection)
     for hot, values in (("claim", CLAIM), ("finish", FINISH)):
         statement = prepare("holdfast")[hot]
         explain = "EXPLAIN (FORMAT JSON, ANALYZE, BUFFERS) " + statement.text
@@ -132,7 +132,7 @@ async def test_hot_statements_read_their_indexes_on_sqlite_among_200_000_jobs(tm
     await migrate(database)
     await database.close()
     connection = Connection(path, SystemClock(), writes=True)
-    fill_sqlite(connection.raw, 200_000 if name == "claim" else 20_000)
+    fill_sqlite(connection.raw, new_id, MIXED if name == "claim" else [(2_000, DUE), (20_000, ENDED)])
     connection.raw.execute("INSERT INTO lines VALUES ('default', 'function:f', 'function', 'default', 0)")
     for statement in queries.load("sqlite")[name].statements:
         given = [None] * len(statement.parameters)

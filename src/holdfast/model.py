@@ -239,6 +239,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     reuse_key: str | None = None
     reused: bool = False
 
+    @property
+    def capability(self) -> str:
+        """What a worker must be able to do."""
+        return f"function:{self.spec['name']}" if self.runner == "function" else self.runner
+
 
 class Adoption(msgspec.Struct, frozen=True, kw_only=True):
     """Where an attempt stands that another worker began: its log, its stop ladder, how long it has run."""

@@ -194,8 +194,19 @@ def in_order(submissions: Sequence[Submission]) -> list[Submission]:
         raise Invalid("id", f"job {twice} is in this batch twice")
     if not any(submission.needs for submission in submissions):
         return list(submissions)
+    if _stands_in_order(submissions, by_id):
+        return list(submissions)
     inside = {job_id: [need for need in job.needs if need in by_id] for job_id, job in by_id.items()}
     return [by_id[job_id] for job_id in _topological(inside)]
+
+
+def _stands_in_order(submissions: Sequence[Submission], by_id: Mapping[str, Submission]) -> bool:
+    before: set[str] = set()
+    for submission in submissions:
+        if any(need in by_id and need not in before for need in submission.needs):
+            return False
+        before.add(str(submission.id))
+    return True
 
 
 def _topological(needs: Mapping[str, Sequence[str]]) -> list[str]:

@@ -98,7 +98,7 @@ class _Clocked:
     def executemany(self, text: str, rows: Sequence[tuple[Any, ...]]) -> None:
         if not rows:
             return
-        # Plain question marks: numbered ones with a sequence are deprecated since Python 3.12 and would warn the caller.
+        # Plain question marks: Python 3.12 deprecates numbered ones with a sequence, and would warn the caller.
         text = text.replace("clock()", f"?{len(rows[0]) + 1}")
         places = itemgetter(*[int(number) - 1 for number in _NUMBERED.findall(text)])
         self._cursor.executemany(_NUMBERED.sub("?", text), [places((*row, self._now)) for row in rows])

@@ -8,6 +8,7 @@ from urllib.parse import unquote, urlsplit
 from holdfast.errors import Invalid
 from holdfast.store.database import Counters
 from holdfast.store.events import Events
+from holdfast.store.explain import Explain
 from holdfast.store.gates import Gates
 from holdfast.store.jobs import Jobs
 from holdfast.store.lanes import Lanes
@@ -35,6 +36,7 @@ class Store:
         self.attempts = Attempts(database)
         self.retain = Retain(database)
         self.workers = Workers(database)
+        self.explain = Explain(database, self.jobs, self.lanes, self.queues, self.workers, self.attempts)
 
     @property
     def counters(self) -> Counters:

@@ -6,6 +6,7 @@
 -- events    the history that neither of them tells; with ledger_events it is gap-free per job
 -- needs     which job waits for which
 -- No foreign keys: their checks lock parent rows, and every delete goes through the store.
+-- Names compare byte by byte (COLLATE "C"): quick, and the same order as in Python and on SQLite.
 
 CREATE FUNCTION holdfast.clock() RETURNS timestamptz
 LANGUAGE sql VOLATILE AS 'SELECT clock_timestamp()';
@@ -13,10 +14,10 @@ COMMENT ON FUNCTION holdfast.clock() IS 'The one clock of this store. Tests repl
 
 CREATE TABLE holdfast.jobs (
   id uuid PRIMARY KEY,
-  tenant text NOT NULL,
-  queue text NOT NULL,
-  capability text NOT NULL,
-  lane text,
+  tenant text COLLATE "C" NOT NULL,
+  queue text COLLATE "C" NOT NULL,
+  capability text COLLATE "C" NOT NULL,
+  lane text COLLATE "C",
   lane_position bigint,
   priority integer NOT NULL,
   status text NOT NULL,
@@ -33,7 +34,7 @@ CREATE TABLE holdfast.jobs (
   started_at timestamptz,
   finished_at timestamptz,
   updated_at timestamptz NOT NULL,
-  owner text,
+  owner text COLLATE "C",
   token bigint NOT NULL DEFAULT 0,
   lease_expires_at timestamptz,
   last_beat_at timestamptz,
@@ -42,8 +43,8 @@ CREATE TABLE holdfast.jobs (
   adoptions integer NOT NULL DEFAULT 0,
   attempt integer NOT NULL DEFAULT 0,
   phase text,
-  worker text,
-  domain text,
+  worker text COLLATE "C",
+  domain text COLLATE "C",
   claimed_at timestamptz,
   claim_seq bigint,
   attempt_started_at timestamptz,
@@ -103,7 +104,7 @@ CREATE INDEX jobs_deleting ON holdfast.jobs (id) WHERE stop_kind = 'delete';
 
 CREATE TABLE holdfast.specs (
   id uuid PRIMARY KEY,
-  tenant text NOT NULL,
+  tenant text COLLATE "C" NOT NULL,
   kind text NOT NULL,
   requested_at timestamptz NOT NULL,
   held boolean NOT NULL DEFAULT false,
@@ -113,7 +114,7 @@ CREATE TABLE holdfast.specs (
   labels jsonb,
   policy jsonb,
   signature uuid,
-  reuse_key text,
+  reuse_key text COLLATE "C",
   CONSTRAINT runner_known CHECK (runner IN ('function', 'process', 'docker'))
 );
 COMMENT ON COLUMN holdfast.specs.policy IS 'What differs from the defaults: on_lost, retry, timeouts, stop_grace, stop_after, budget, secrets.';
@@ -123,8 +124,8 @@ CREATE INDEX specs_signed ON holdfast.specs (tenant, signature, requested_at DES
 CREATE TABLE holdfast.attempts (
   job_id uuid NOT NULL,
   attempt integer NOT NULL,
-  worker text,
-  domain text,
+  worker text COLLATE "C",
+  domain text COLLATE "C",
   token bigint NOT NULL,
   claim_seq bigint NOT NULL,
   end_seq bigint,
@@ -160,16 +161,16 @@ CREATE TABLE holdfast.needs (
 CREATE INDEX needs_open ON holdfast.needs (need_id, job_id) WHERE NOT satisfied;
 
 CREATE TABLE holdfast.reuse (
-  tenant text NOT NULL,
-  reuse_key text NOT NULL,
+  tenant text COLLATE "C" NOT NULL,
+  reuse_key text COLLATE "C" NOT NULL,
   job_id uuid NOT NULL,
   CONSTRAINT reuse_pkey PRIMARY KEY (tenant, reuse_key)
 ) WITH (fillfactor = 80);
 COMMENT ON TABLE holdfast.reuse IS 'The one job that stands for a reuse key: live, or the last one. Its row is the lock of the key.';
 
 CREATE TABLE holdfast.idempotency (
-  tenant text NOT NULL,
-  key text NOT NULL,
+  tenant text COLLATE "C" NOT NULL,
+  key text COLLATE "C" NOT NULL,
   body uuid NOT NULL,
   jobs json NOT NULL,
   made_at timestamptz NOT NULL,
@@ -178,8 +179,8 @@ CREATE TABLE holdfast.idempotency (
 CREATE INDEX idempotency_made ON holdfast.idempotency (made_at);
 
 CREATE TABLE holdfast.lanes (
-  tenant text NOT NULL,
-  lane text NOT NULL,
+  tenant text COLLATE "C" NOT NULL,
+  lane text COLLATE "C" NOT NULL,
   paused boolean NOT NULL DEFAULT false,
   holder uuid,
   next_position bigint NOT NULL DEFAULT 1,
@@ -187,7 +188,7 @@ CREATE TABLE holdfast.lanes (
 ) WITH (fillfactor = 80);
 
 CREATE TABLE holdfast.queues (
-  queue text CONSTRAINT queues_pkey PRIMARY KEY,
+  queue text COLLATE "C" CONSTRAINT queues_pkey PRIMARY KEY,
   paused boolean NOT NULL DEFAULT false,
   cap integer,
   depth_limit integer,
@@ -197,7 +198,7 @@ CREATE TABLE holdfast.queues (
 );
 
 CREATE TABLE holdfast.workers (
-  worker text CONSTRAINT workers_pkey PRIMARY KEY,
+  worker text COLLATE "C" CONSTRAINT workers_pkey PRIMARY KEY,
   host text NOT NULL,
   pid integer NOT NULL,
   queues json NOT NULL,
@@ -210,7 +211,7 @@ CREATE TABLE holdfast.workers (
 ) WITH (fillfactor = 50);
 
 CREATE TABLE holdfast.leaders (
-  duty text CONSTRAINT leaders_pkey PRIMARY KEY,
+  duty text COLLATE "C" CONSTRAINT leaders_pkey PRIMARY KEY,
   leader text NOT NULL,
   term bigint NOT NULL,
   expires_at timestamptz NOT NULL

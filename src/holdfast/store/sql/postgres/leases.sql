@@ -67,7 +67,7 @@ WITH RECURSIVE clock AS MATERIALIZED (
     WHERE j.gate = 'open' AND j.queue = p.queue AND j.capability = p.capability AND j.tenant < p.turn
     ORDER BY j.tenant LIMIT 1) AS tenant
   FROM pairs AS p
-  WHERE p.turn <> '' AND (SELECT count(*) FROM ahead) < :slots::integer + 1
+  WHERE p.turn <> '' AND (SELECT count(t.tenant) FROM ahead AS t) < :slots::integer
   UNION ALL
   SELECT t.queue, t.capability, t.domain, t.turn, t.n + 1, (
     SELECT j.tenant FROM holdfast.jobs AS j
@@ -91,40 +91,44 @@ WITH RECURSIVE clock AS MATERIALIZED (
       WHERE j.gate = 'open' AND j.queue = p.queue AND j.capability = p.capability AND j.tenant = p.turn
         AND (-j.priority, j.requested_at, j.id) > (coalesce(p.mark_rank, -2147483648),
           coalesce(p.mark_at, '-infinity'), coalesce(p.mark_id, '00000000-0000-0000-0000-000000000000')))
+), ranked AS (
+  SELECT l.queue, l.capability, l.domain, l.tenant, l.mark_rank, l.mark_at, l.mark_id,
+    dense_rank() OVER (ORDER BY l.lap, l.tenant) AS turn, count(*) OVER (PARTITION BY l.tenant) AS lines
+  FROM (
+    SELECT l.queue, l.capability, l.domain, l.tenant, l.mark_rank, l.mark_at, l.mark_id,
+      min(l.lap) OVER (PARTITION BY l.tenant) AS lap
+    FROM lines AS l) AS l
 ), chosen AS MATERIALIZED (
-  SELECT l.tenant, min(l.lap) AS lap, count(*) AS lines
-  FROM lines AS l
-  GROUP BY l.tenant
-  ORDER BY min(l.lap), l.tenant
-  LIMIT :slots::integer
+  SELECT r.queue, r.capability, r.domain, r.tenant, r.mark_rank, r.mark_at, r.mark_id, r.turn
+  FROM ranked AS r
+  WHERE r.turn <= :slots::integer
+  ORDER BY r.turn
 ), shares AS MATERIALIZED (
-  SELECT ceil(:slots::float8 / greatest(count(*), 1))::integer AS share, coalesce(max(c.lines), 0) AS widest
+  SELECT ceil(:slots::float8 / greatest(max(c.turn), 1))::integer AS share, count(*) > max(c.turn) AS merging
   FROM chosen AS c
 ), turns AS MATERIALIZED (
-  SELECT l.queue, l.capability, l.domain, l.tenant, c.lap, l.mark_rank, l.mark_at, l.mark_id, s.share
-  FROM lines AS l
-  JOIN chosen AS c ON c.tenant = l.tenant
+  SELECT c.queue, c.capability, c.domain, c.tenant, c.turn, c.mark_rank, c.mark_at, c.mark_id, s.share
+  FROM chosen AS c
   CROSS JOIN shares AS s
-  WHERE s.widest = 1 -- each tenant has one line: nothing to merge
+  WHERE NOT s.merging -- each tenant has one line
   UNION ALL
-  SELECT h.queue, h.capability, h.domain, h.tenant, h.lap, h.mark_rank, h.mark_at, h.mark_id, count(*)
+  SELECT h.queue, h.capability, h.domain, h.tenant, h.turn, h.mark_rank, h.mark_at, h.mark_id, count(*)
   FROM (
-    SELECT l.queue, l.capability, l.domain, l.tenant, c.lap, l.mark_rank, l.mark_at, l.mark_id, s.share,
-      row_number() OVER (PARTITION BY l.tenant ORDER BY h.priority DESC, h.requested_at, h.id) AS place
-    FROM lines AS l
-    JOIN chosen AS c ON c.tenant = l.tenant
+    SELECT c.queue, c.capability, c.domain, c.tenant, c.turn, c.mark_rank, c.mark_at, c.mark_id, s.share,
+      row_number() OVER (PARTITION BY c.turn ORDER BY h.priority DESC, h.requested_at, h.id) AS place
+    FROM chosen AS c
     CROSS JOIN shares AS s
     CROSS JOIN LATERAL (
       SELECT j.priority, j.requested_at, j.id FROM holdfast.jobs AS j
-      WHERE j.gate = 'open' AND j.queue = l.queue AND j.capability = l.capability AND j.tenant = l.tenant
-        AND (-j.priority, j.requested_at, j.id) > (coalesce(l.mark_rank, -2147483648),
-          coalesce(l.mark_at, '-infinity'), coalesce(l.mark_id, '00000000-0000-0000-0000-000000000000'))
+      WHERE j.gate = 'open' AND j.queue = c.queue AND j.capability = c.capability AND j.tenant = c.tenant
+        AND (-j.priority, j.requested_at, j.id) > (coalesce(c.mark_rank, -2147483648),
+          coalesce(c.mark_at, '-infinity'), coalesce(c.mark_id, '00000000-0000-0000-0000-000000000000'))
       ORDER BY -j.priority, j.requested_at, j.id
       LIMIT s.share) AS h
-    WHERE s.widest > 1) AS h
+    WHERE s.merging) AS h
   WHERE h.place <= h.share
-  GROUP BY h.queue, h.capability, h.domain, h.tenant, h.lap, h.mark_rank, h.mark_at, h.mark_id
-  ORDER BY lap, tenant
+  GROUP BY h.queue, h.capability, h.domain, h.tenant, h.turn, h.mark_rank, h.mark_at, h.mark_id
+  ORDER BY turn
 ), picked AS MATERIALIZED (
   SELECT j.id, t.domain
   FROM turns AS t

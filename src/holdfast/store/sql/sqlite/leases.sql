@@ -83,7 +83,7 @@ WITH RECURSIVE pairs AS MATERIALIZED (
     WHERE j.gate = 'open' AND j.queue = p.queue AND j.capability = p.capability AND j.tenant <= p.turn
     ORDER BY j.tenant LIMIT 1) AS tenant
   FROM pairs AS p
-  WHERE p.turn <> ''
+  WHERE p.turn <> '' AND (SELECT count(t.tenant) FROM ahead AS t) < :slots
   UNION ALL
   SELECT t.queue, t.capability, t.domain, t.turn, t.n + 1, (
     SELECT j.tenant FROM jobs AS j

@@ -1,0 +1,131 @@
+"""Why is this job not running: one case per gate, and what the queue and the workers say."""
+
+from collections.abc import Sequence
+
+from holdfast.model import FUNCTION_DOMAIN, Cause, Job, Outcome
+from holdfast.store.explain import Reason
+from tests.stage import TTL, Stage
+
+
+async def reasons(stage: Stage, job: Job) -> Sequence[Reason]:
+    return (await stage.store.explain.job(job.id)).reasons
+
+
+async def worker(stage: Stage, name: str = "w1", *, queues: dict[str, int] | None = None, function: str = "f") -> None:
+    await stage.store.workers.register(
+        name,
+        host="host-a",
+        pid=1,
+        queues=queues or {"default": 1},
+        capabilities=[f"function:{function}"],
+        domains=[FUNCTION_DOMAIN],
+        ttl=TTL,
+    )
+
+
+async def test_claimable_job_with_a_free_worker_has_no_reason_to_wait(stage: Stage) -> None:
+    """Proves J17."""
+    await worker(stage)
+    assert await reasons(stage, await stage.submit()) == ()
+
+
+async def test_no_live_worker(stage: Stage) -> None:
+    """Proves J17."""
+    job = await stage.submit()
+    (reason,) = await reasons(stage, job)
+    assert reason == Reason(about="worker", message="no live worker: start one with `holdfast worker`")
+    await worker(stage)
+    await stage.advance(TTL + 1)
+    assert await reasons(stage, job) == (reason,)
+
+
+async def test_no_worker_for_the_queue_or_the_function(stage: Stage) -> None:
+    """Proves J17."""
+    await worker(stage, queues={"other": 1})
+    job = await stage.submit()
+    (reason,) = await reasons(stage, job)
+    assert reason == Reason(about="worker", message="no live worker serves queue default", workers=("w1",))
+    await worker(stage, "w2", function="g")
+    (reason,) = await reasons(stage, job)
+    assert (reason.message, reason.workers) == ("no live worker of queue default can run function:f", ("w2",))
+
+
+async def test_all_slots_taken(stage: Stage) -> None:
+    """Proves J17."""
+    await worker(stage)
+    await stage.submit()
+    await stage.claim(1)
+    (reason,) = await reasons(stage, await stage.submit())
+    assert (reason.about, reason.message, reason.workers) == ("worker", "all slots are taken: w1", ("w1",))
+
+
+async def test_held_due_and_needs_are_told_together(stage: Stage) -> None:
+    """Proves J17."""
+    await worker(stage)
+    parent = await stage.submit(queue="slow")
+    job = await stage.submit(hold=True, needs=[parent.id], available_at=stage.later(60).isoformat())
+    found = await reasons(stage, job)
+    assert [reason.about for reason in found] == ["held", "needs", "due"]
+    assert found[1] == Reason(about="needs", message=f"needs job {parent.id}, which is queued", jobs=(parent.id,))
+    assert found[2].message == f"not due until {stage.later(60).isoformat()}"
+
+
+async def test_retry_says_when_its_next_attempt_comes(stage: Stage) -> None:
+    """Proves J17."""
+    await worker(stage)
+    job = await stage.submit(max_attempts=2)
+    (lease,) = await stage.claim()
+    await stage.finish(lease, Outcome.requeued(Cause.EXIT, delay=30))
+    (reason,) = await reasons(stage, job)
+    assert (reason.about, reason.message) == ("due", f"attempt 2 waits until {stage.later(30).isoformat()}")
+
+
+async def test_lane_head_blocker_and_pause(stage: Stage) -> None:
+    """Proves J17."""
+    await worker(stage, queues={"default": 9})
+    head = await stage.submit(lane="L")
+    behind = await stage.submit(lane="L")
+    (reason,) = await reasons(stage, behind)
+    assert reason == Reason(about="lane", message=f"lane L: job {head.id} goes first and is queued", jobs=(head.id,))
+    (lease,) = await stage.claim()
+    await stage.fail(lease)
+    (reason,) = await reasons(stage, behind)
+    blocked = f"lane L is blocked by job {head.id}, which is failed; resume, resolve or dismiss it"
+    assert reason == Reason(about="lane", message=blocked, jobs=(head.id,))
+    await stage.store.lanes.pause("L")
+    (reason,) = await reasons(stage, behind)
+    assert reason.message == "lane L is paused; resume it"
+
+
+async def test_queue_paused_or_at_its_cap(stage: Stage) -> None:
+    """Proves J17."""
+    await worker(stage, queues={"default": 9})
+    await stage.store.queues.limit("default", cap=1)
+    await stage.submit()
+    await stage.claim()
+    job = await stage.submit()
+    (reason,) = await reasons(stage, job)
+    assert reason == Reason(about="queue", message="queue default is at its cap: 1 of 1 run")
+    await stage.store.queues.pause("default")
+    (reason,) = await reasons(stage, job)
+    assert reason == Reason(about="queue", message="queue default is paused; resume it")
+
+
+async def test_running_orphaned_paused_and_ended_jobs(stage: Stage) -> None:
+    """Proves J17."""
+    job = await stage.submit()
+    (lease,) = await stage.claim()
+    (reason,) = await reasons(stage, job)
+    assert (reason.message, reason.workers) == ("it runs: attempt 1, worker w1", ("w1",))
+    await stage.advance(TTL + 1)
+    await stage.store.leases.reap()
+    (reason,) = await reasons(stage, job)
+    lost = "its worker w1 was lost; attempt 1 waits in function to be adopted"
+    assert reason.message == f"{lost}, and no live worker reaches function: start one there"
+    await worker(stage, "w2")
+    (reason,) = await reasons(stage, job)
+    assert (reason.message, reason.workers) == (lost, ("w2",))
+    (lease,) = await stage.adopt()
+    await stage.fail(lease, "boom")
+    (reason,) = await reasons(stage, job)
+    assert reason.message == "it is failed: exit_nonzero, boom; it has ended"
