@@ -601,3 +601,18 @@ async def test_closed_store_says_so(stage: Stage) -> None:
     await store.close()
     with pytest.raises(HoldfastError):
         await store.jobs.list()
+
+
+async def test_needs_are_checked_in_a_call_with_a_key_but_not_when_it_is_replayed(stage: Stage) -> None:
+    """Proves J12."""
+    job = {"runner": "function", "spec": {"name": "f"}}
+    with pytest.raises(NotFound, match="named in needs"):
+        await stage.store.jobs.accept([{**job, "needs": [new_id()]}], key="K")
+    parent = await stage.submit()
+    child = {**job, "needs": [parent.id]}
+    (first,) = await stage.store.jobs.accept([child], key="K")
+    await stage.store.jobs.cancel(parent.id)
+    with pytest.raises(NeedFailed, match=parent.id):
+        await stage.store.jobs.accept([child], key="other")
+    (again,) = await stage.store.jobs.accept([child], key="K")
+    assert (again.id, again.reused) == (first.id, True)

@@ -4,4 +4,19 @@ General layout: `model`, `errors`, `timing` and `submission` are plain values; `
 `duties` are the periodic chores; `cli` is the command line. Data flows one way, and imports point down only.
 """
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from holdfast.store.inside import submit_inside, submit_inside_async
+
 __version__ = "0.1.0"
+__all__ = ["submit_inside", "submit_inside_async"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the public names when they are asked for, so that `import holdfast` costs nothing."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from holdfast.store import inside  # noqa: PLC0415
+
+    return getattr(inside, name)

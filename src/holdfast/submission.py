@@ -1,6 +1,7 @@
 """What a caller asks for, and the checks that need no database.
 
-`parse` turns plain data (JSON from anywhere) into a `Submission`, or raises an error that names the field.
+`parse` turns plain data (JSON from anywhere) into a `Submission`, or raises an error that names the field; `gather`
+makes a whole call ready for a store.
 """
 
 import hashlib
@@ -105,13 +106,46 @@ _policy_of = attrgetter(*_POLICY)
 _NO_POLICY = _policy_of(Submission(runner="process", spec={}))
 
 
+class Accepted(msgspec.Struct, frozen=True):
+    """The answer to a submit: the job's id, and whether it existed already."""
+
+    id: str
+    reused: bool
+
+
 class Batch(msgspec.Struct, frozen=True):
-    """One call: jobs in order, and the key under which a repeat of the call answers the same."""
+    """One call: jobs in order, and the key under which a repeat of the call answers the same.
+
+    `ids` stand as the caller gave the jobs; `jobs` stand each after the ones it needs.
+    """
 
     jobs: Sequence[Submission]
+    ids: Sequence[str]
     tenant: str
     key: str | None = None
     body: str | None = None
+
+    def answer(self, known: Sequence[Mapping[str, Any]]) -> list[Accepted]:
+        """Turn what a database says of jobs that exist already, (id, asked), into the answer for all of them."""
+        if known and known[0]["asked"] is None:
+            return [Accepted(row["id"], True) for row in known]
+        joined = {row["asked"]: row["id"] for row in known}
+        return [Accepted(joined.get(job_id, job_id), job_id in joined) for job_id in self.ids]
+
+
+def gather(jobs: Sequence[Submission | Mapping[str, Any]], tenant: str, key: str | None) -> Batch:
+    """Check a whole call and make it ready for a store; every refusal names the field."""
+    if key is not None and not (1 <= len(key) <= MAX_KEY and key.isprintable()):
+        raise Invalid("idempotency_key", f"has {len(key)} characters; between 1 and {MAX_KEY} are accepted")
+    if isinstance(jobs, Submission | Mapping | str):
+        raise Invalid("jobs", "is not a list; put a single job into one")
+    if not 1 <= len(jobs) <= MAX_BATCH:
+        raise Invalid("jobs", f"{len(jobs)} jobs in one call; between 1 and {MAX_BATCH} are accepted")
+    if not 1 <= len(tenant) <= 200 or not tenant.isprintable():
+        raise Invalid("tenant", "is empty, over 200 characters, or has control characters")
+    checked = [check(job if isinstance(job, Submission) else parse(job), tenant) for job in jobs]
+    ids = [job.id for job in checked if job.id is not None]
+    return Batch(in_order(checked), ids, tenant, key, None if key is None else fingerprint(jobs))
 
 
 def fingerprint(jobs: Sequence[Any]) -> str:

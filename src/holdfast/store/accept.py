@@ -9,8 +9,10 @@ from typing import Any
 
 import msgspec
 
-from holdfast.errors import Conflict, Gone, QueueFull
+from holdfast.errors import Conflict, Gone, NeedFailed, QueueFull
+from holdfast.model import BROKEN, Status
 from holdfast.store.database import Row, json_text
+from holdfast.store.refusals import need_unknown
 from holdfast.submission import Batch, Submission
 
 Run = Callable[..., Sequence[Row]]
@@ -25,6 +27,7 @@ def accept(run: Run, batch: Batch) -> Sequence[Row]:
     joined = _join(run, batch.jobs)
     jobs = [_with_needs(job, joined) for job in batch.jobs if job.id not in joined]
     _refuse_overflow(run, jobs)
+    _refuse_needs(run, batch)
     if batch.key is not None:
         ids = json_text([joined.get(str(job.id), job.id) for job in batch.jobs])
         run("use_key", tenant=batch.tenant, key=batch.key, body=batch.body, jobs=ids)
@@ -62,6 +65,18 @@ def _join(run: Run, jobs: Sequence[Submission]) -> dict[str, str]:
             mine[job.reuse_key] = str(job.id)
             run("stand", tenant=job.tenant, reuse_key=job.reuse_key, id=job.id)
     return joined
+
+
+def _refuse_needs(run: Run, batch: Batch) -> None:
+    outside = sorted({need for job in batch.jobs for need in job.needs}.difference(batch.ids))
+    if not outside:
+        return
+    known = {row["id"]: Status(row["status"]) for row in run("need_states", tenant=batch.tenant, ids=outside)}
+    for need in outside:
+        if need not in known:
+            raise need_unknown(need)
+        if known[need] in BROKEN:
+            raise NeedFailed(need, known[need])
 
 
 def _with_needs(job: Submission, joined: Mapping[str, str]) -> Submission:

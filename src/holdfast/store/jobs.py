@@ -18,21 +18,15 @@ from holdfast.store.gates import Gates, stand_again
 from holdfast.store.lanes import settle_lanes
 from holdfast.store.moves import Move, Moved, Plan, audit, change_job, event, lock_job
 from holdfast.store.outcomes import encoded_result
+from holdfast.store.refusals import id_taken
 from holdfast.store.rows import known_id, to_job
-from holdfast.submission import MAX_BATCH, MAX_KEY, Batch, Submission, check, fingerprint, in_order, parse
+from holdfast.submission import Accepted, Submission, gather
 from holdfast.timing import from_micros, to_micros
 
 
 class JobPage(msgspec.Struct, frozen=True, kw_only=True):
     items: Sequence[Job]
     next_cursor: str | None
-
-
-class Accepted(msgspec.Struct, frozen=True):
-    """The answer to a submit: the job's id, and whether it existed already."""
-
-    id: str
-    reused: bool
 
 
 class Stopped(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,33 +69,24 @@ class Jobs:
 
         `key` is an idempotency key: for 24 hours, the same call with the same key answers the same ids.
         """
-        if key is not None and not (1 <= len(key) <= MAX_KEY and key.isprintable()):
-            raise Invalid("idempotency_key", f"has {len(key)} characters; between 1 and {MAX_KEY} are accepted")
-        if not 1 <= len(jobs) <= MAX_BATCH:
-            raise Invalid("jobs", f"{len(jobs)} jobs in one call; between 1 and {MAX_BATCH} are accepted")
-        _check_tenant(tenant)
-        accepted = [check(job if isinstance(job, Submission) else parse(job), tenant) for job in jobs]
-        if key is None:
-            await self._check_needs(accepted, tenant)
-        body = None if key is None else fingerprint(jobs)
-        batch = Batch(in_order(accepted), tenant, key, body)
+        batch = gather(jobs, tenant, key)
         try:
             known = await self._database.submit(batch)
-        except (Gone, QueueFull):
+        except (Gone, NeedFailed, QueueFull):
             raise
         except Conflict:
-            await self._refuse_taken_ids(accepted)
+            await self._refuse_taken_ids(batch.ids)
             raise
+        answer = batch.answer(known)
         if known and known[0]["asked"] is None:
-            return [Accepted(row["id"], True) for row in known]
-        joined = {row["asked"]: row["id"] for row in known}
-        self._wake.post({wake.work(job.queue) for job in accepted}, behind=not any(job.priority for job in accepted))
+            return answer
+        ahead = any(job.priority for job in batch.jobs)
+        self._wake.post({wake.work(job.queue) for job in batch.jobs}, behind=not ahead)
         await self._gates.follow_up(
-            {(tenant, job.lane) for job in accepted if job.lane is not None},
-            [job.id for job in accepted if job.id is not None and job.lane is None and job.needs],
+            {(tenant, job.lane) for job in batch.jobs if job.lane is not None},
+            [job.id for job in batch.jobs if job.id is not None and job.lane is None and job.needs],
         )
-        ids = [job.id for job in accepted if job.id is not None]
-        return [Accepted(joined.get(job_id, job_id), job_id in joined) for job_id in ids]
+        return answer
 
     async def get(self, job_id: str, *, tenant: str = "default") -> Job:
         found = await self._database.read("get_job", id=known_id(job_id), tenant=tenant)
@@ -382,25 +367,11 @@ class Jobs:
         self._wake.post(wake.work(queue) for queue in queues)
         return gone
 
-    async def _refuse_taken_ids(self, accepted: Sequence[Submission]) -> None:
+    async def _refuse_taken_ids(self, ids: Sequence[str]) -> None:
         """Name the id that made the database refuse a batch."""
-        ids = [job.id for job in accepted]
-        taken = await self._database.read("existing", ids=ids)
+        taken = await self._database.read("existing", ids=list(ids))
         if taken:
-            raise Conflict(f"id: job {taken[0]['id']} exists already")
-
-    async def _check_needs(self, accepted: Sequence[Submission], tenant: str) -> None:
-        inside = {job.id for job in accepted}
-        outside = sorted({need for job in accepted for need in job.needs if need not in inside})
-        if not outside:
-            return
-        states = await self._database.read("need_states", tenant=tenant, ids=outside)
-        known = {row["id"]: Status(row["status"]) for row in states}
-        for need in outside:
-            if need not in known:
-                raise NotFound("job (named in needs)", need)
-            if known[need] in BROKEN:
-                raise NeedFailed(need, known[need])
+            raise id_taken(taken[0]["id"])
 
     async def _refuse_broken_needs(self, tx: Tx, row: Row) -> None:
         if not row["has_needs"]:
@@ -434,11 +405,6 @@ def _queued(row: Row, verb: Verb, by: str | None, reason: str | None) -> Move:
         unsettle=verb is Verb.RESUME,
         events=[*audit(verb, by, reason), event("status", status="queued", by=str(verb))],
     )
-
-
-def _check_tenant(tenant: str) -> None:
-    if not 1 <= len(tenant) <= 200 or not tenant.isprintable():
-        raise Invalid("tenant", "is empty, over 200 characters, or has control characters")
 
 
 def _cursor(job: Job) -> str:

@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 import asyncpg
 import msgspec
 
-from holdfast.errors import Conflict, Gone, HoldfastError, Invalid, NotFound, QueueFull, StoreError, StoreUnreachable
+from holdfast.errors import HoldfastError, StoreError, StoreUnreachable
 from holdfast.store import queries
 from holdfast.store.database import Counters, Row, Tx, json_text, tuples
+from holdfast.store.refusals import refusal
 from holdfast.submission import Batch
 
 T = TypeVar("T")
@@ -140,7 +141,7 @@ class PostgresDatabase:
 
     async def submit(self, batch: Batch) -> Sequence[Row]:
         jobs = list(batch.jobs)
-        return await self.rows("submit", jobs=jobs, key=batch.key, tenant=batch.tenant, body=batch.body)
+        return await self.rows("submit", jobs=jobs, wake=False, key=batch.key, tenant=batch.tenant, body=batch.body)
 
     async def transact(self, work: Callable[[Tx], Awaitable[T]]) -> T:
         async def run(connection: Any) -> T:
@@ -233,20 +234,6 @@ def _topics(payload: object) -> Sequence[str]:
 
 
 def _mapped(error: asyncpg.PostgresError) -> HoldfastError:
-    field = error.detail or "job"
-    match error.sqlstate:
-        case "HF404":
-            return NotFound(field, str(error.args[0]))
-        case "HF409":
-            return Conflict(str(error.args[0]))
-        case "HF410":
-            return Gone(str(error.args[0]))
-        case "HF429":
-            return QueueFull(str(error.args[0]))
-        case "HF422":
-            return Invalid(field, str(error.args[0]))
-        case "23505":
-            return Conflict(f"refused by the database: {error.args[0]} ({error.detail})")
-        case "3F000" | "42P01":
-            return StoreError(f"{error.args[0]}: run `holdfast migrate`")
-    return StoreError(f"Postgres: {error.args[0]} ({error.sqlstate})")
+    message = str(error.args[0])
+    refused = refusal(error.sqlstate or "", message, error.detail)
+    return refused or StoreError(f"Postgres: {message} ({error.sqlstate})")

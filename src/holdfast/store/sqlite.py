@@ -37,31 +37,12 @@ _PLAIN = frozenset({str, int, float, bool, type(None)})
 _URGENT, _NORMAL, _LAST = 0, 1, 2
 
 
-class Connection:
-    """One SQLite connection and the clock that its statements see."""
+class Statements:
+    """Runs named statements on whatever executes SQL: a connection of ours, or the caller's own."""
 
-    def __init__(self, path: Path, clock: Clock, *, writes: bool) -> None:
-        self._clock = clock
-        self._now = [0]
+    def __init__(self, raw: Any) -> None:
+        self.raw = raw
         self._shapes: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
-        self.raw = sqlite3.connect(
-            path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=512
-        )
-        # Not a Python function, which would cost each row a frame of the interpreter.
-        now: Callable[[], int] = partial(getitem, self._now, 0)  # type: ignore[assignment]
-        self.raw.create_function("clock", 0, now, deterministic=True)
-        self.raw.execute("PRAGMA synchronous = FULL")
-        self.raw.execute("PRAGMA temp_store = MEMORY")
-        self.raw.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
-        if writes:
-            self.raw.execute("PRAGMA journal_mode = WAL")
-            self.raw.executescript(queries.session_script("sqlite"))
-        else:
-            self.raw.execute("PRAGMA query_only = ON")
-
-    def tick(self) -> None:
-        """Let the clock of this connection catch up; called once per transaction."""
-        self._now[0] = to_micros(self._clock.now())
 
     def run(self, query: queries.Query, parameters: Mapping[str, Any]) -> list[Row]:
         """Run the statements of a query; the last one answers. Its `look` is not among them."""
@@ -107,6 +88,34 @@ class Connection:
                 if row[name] is not None:
                     row[name] = from_micros(row[name])
         return list(rows)
+
+
+class Connection(Statements):
+    """One SQLite connection and the clock that its statements see."""
+
+    def __init__(self, path: Path, clock: Clock, *, writes: bool) -> None:
+        super().__init__(
+            sqlite3.connect(
+                path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=512
+            )
+        )
+        self._clock = clock
+        self._now = [0]
+        # Not a Python function, which would cost each row a frame of the interpreter.
+        now: Callable[[], int] = partial(getitem, self._now, 0)  # type: ignore[assignment]
+        self.raw.create_function("clock", 0, now, deterministic=True)
+        self.raw.execute("PRAGMA synchronous = FULL")
+        self.raw.execute("PRAGMA temp_store = MEMORY")
+        self.raw.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+        if writes:
+            self.raw.execute("PRAGMA journal_mode = WAL")
+            self.raw.executescript(queries.session_script("sqlite"))
+        else:
+            self.raw.execute("PRAGMA query_only = ON")
+
+    def tick(self) -> None:
+        """Let the clock of this connection catch up; called once per transaction."""
+        self._now[0] = to_micros(self._clock.now())
 
 
 def _value(value: Any) -> Any:

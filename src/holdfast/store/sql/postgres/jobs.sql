@@ -2,8 +2,9 @@
 
 -- name: submit
 -- Answers for jobs that exist already: `asked` is the id they would have had, or NULL in a replay of the whole call.
-SELECT s.id, s.asked
-FROM holdfast.holdfast_submit(:jobs::jsonb, false, :key::text, :tenant::text, :body::uuid) AS s
+-- All values are text on the wire, whatever codecs the connection has: it may be a caller's own.
+SELECT s.id::text AS id, s.asked::text AS asked
+FROM holdfast.holdfast_submit(:jobs::text::jsonb, :wake::boolean, :key::text, :tenant::text, :body::text::uuid) AS s
 WHERE s.reused;
 
 -- name: existing

@@ -1,0 +1,39 @@
+"""How a database's refusal reads in the tree of errors, whichever driver reported it."""
+
+import re
+
+from holdfast.errors import Conflict, Gone, HoldfastError, Invalid, NeedFailed, NotFound, QueueFull, StoreError
+
+_NEED = re.compile(r"needs job (\S+), which (?:does not exist|is already (\w+))$")
+_TAKEN = re.compile(r"\(id\)=\(([0-9a-f-]{36})\)")
+
+
+def id_taken(job_id: str) -> Conflict:
+    return Conflict(f"id: job {job_id} exists already")
+
+
+def need_unknown(job_id: str) -> NotFound:
+    return NotFound("job (named in needs)", job_id)
+
+
+def refusal(sqlstate: str, message: str, detail: str | None) -> HoldfastError | None:
+    """Translate what Postgres reports; None if it is not about the request or the schema."""
+    field = detail or "job"
+    need = _NEED.search(message)
+    match sqlstate:
+        case "HF404":
+            return need_unknown(need[1]) if need else NotFound(field, message)
+        case "HF409":
+            return NeedFailed(need[1], need[2]) if need else Conflict(message)
+        case "HF410":
+            return Gone(message)
+        case "HF422":
+            return Invalid(field, message)
+        case "HF429":
+            return QueueFull(message)
+        case "23505":
+            taken = _TAKEN.search(detail or "")
+            return id_taken(taken[1]) if taken else Conflict(f"refused by the database: {message} ({detail})")
+        case "3F000" | "42P01" | "42883":
+            return StoreError(f"{message}: run `holdfast migrate`")
+    return None
