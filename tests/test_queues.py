@@ -110,6 +110,17 @@ async def test_depth_counts_jobs_that_wait_for_any_reason(stage: Stage) -> None:
     assert await stage.submit() is not None
 
 
+async def test_what_waits_when_a_depth_limit_is_set_counts(stage: Stage) -> None:
+    """Proves J11."""
+    for _ in range(3):
+        await stage.submit()
+    await stage.store.queues.limit("default", depth=3)
+    with pytest.raises(QueueFull):
+        await stage.submit()
+    await stage.claim(1)
+    await stage.submit()
+
+
 async def test_backlog_of_one_tenant_does_not_delay_another(stage: Stage) -> None:
     """Proves N5."""
     job = {"runner": "function", "spec": {"name": "f"}}

@@ -6,10 +6,8 @@ committed when it returns (`isolation_level=None`, `autocommit=True`).
 """
 
 import contextlib
-import re
 from collections.abc import Iterator, Sequence
 from functools import cache
-from operator import itemgetter
 from typing import Any
 
 from holdfast.errors import Conflict, StoreError
@@ -25,7 +23,6 @@ from holdfast.timing import SystemClock, to_micros
 # then be refused at once (SQLITE_BUSY_SNAPSHOT) instead of waited for. Python begins its implicit transaction here.
 LOCK = "UPDATE jobs SET id = id WHERE 0"
 
-_NUMBERED = re.compile(r"\?(\d+)")
 _named = cache(lambda: queries.load("sqlite"))
 
 
@@ -96,12 +93,7 @@ class _Clocked:
         return self._cursor
 
     def executemany(self, text: str, rows: Sequence[tuple[Any, ...]]) -> None:
-        if not rows:
-            return
-        # Plain question marks: Python 3.12 deprecates numbered ones with a sequence, and would warn the caller.
-        text = text.replace("clock()", f"?{len(rows[0]) + 1}")
-        places = itemgetter(*[int(number) - 1 for number in _NUMBERED.findall(text)])
-        self._cursor.executemany(_NUMBERED.sub("?", text), [places((*row, self._now)) for row in rows])
+        self._cursor.executemany(text.replace("clock()", str(self._now)), rows)
 
 
 def _is(error: BaseException, name: str) -> bool:

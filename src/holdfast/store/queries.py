@@ -123,15 +123,13 @@ def _statements(body: str) -> tuple[Statement, ...]:
         if text:
             each = re.search(r"^-- each: (\w+)(?: with (\w+))?$", piece, re.MULTILINE)
             look = re.search(r"^-- look$", piece, re.MULTILINE) is not None
-            names = tuple(dict.fromkeys(_PARAMETER.findall(text)))
+            names = tuple(_PARAMETER.findall(text))
             if each:
-                text = _by_position(text, names)
+                text = _PARAMETER.sub("?", text)
+            else:
+                names = tuple(dict.fromkeys(names))
             found.append(Statement(text, names, look, *(each.groups() if each else ())))
     return tuple(found)
-
-
-def _by_position(text: str, names: tuple[str, ...]) -> str:
-    return _PARAMETER.sub(lambda match: f"?{names.index(match.group(1)) + 1}", text)
 
 
 def _folder(dialect: Dialect) -> resources.abc.Traversable:

@@ -9,6 +9,7 @@ from holdfast.store.database import Database
 from holdfast.store.wake import Wake, work
 
 CAPS_SECONDS = 1.0
+COUNTED = 1000
 
 
 class Queues:
@@ -36,6 +37,8 @@ class Queues:
             if value is not None and value < 1:
                 raise Invalid(name, f"{value} is below 1; leave it out for no limit")
         await self._database.rows("set_queue_limits", queue=queue, cap=cap, depth_limit=depth)
+        while depth is not None and await self._database.rows("count_waiting", queue=queue, limit=COUNTED):
+            pass  # What waits already counts too.
         self._caps_until = 0.0
         self._wake.post([work(queue)])
 

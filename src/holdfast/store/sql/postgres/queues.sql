@@ -27,3 +27,21 @@ SELECT q.queue, q.cap FROM holdfast.queues AS q WHERE q.queue = :queue::text FOR
 -- name: running_in_queue
 -- What runs, orphans included. Uses jobs_running: all that runs, which is little.
 SELECT count(*) AS running FROM holdfast.jobs AS j WHERE j.status = 'running' AND j.queue = :queue::text;
+
+-- name: count_waiting
+-- Let jobs that wait in a queue count against its new depth limit, a page at a time.
+WITH waiting AS MATERIALIZED (
+  SELECT j.id
+  FROM holdfast.jobs AS j
+  WHERE j.queue = :queue::text
+    AND j.gate IS NOT NULL
+    AND NOT j.limited
+  ORDER BY j.id
+  LIMIT :limit::integer
+  FOR NO KEY UPDATE
+)
+UPDATE holdfast.jobs AS j
+SET limited = true
+FROM waiting AS w
+WHERE j.id = w.id
+RETURNING j.id;

@@ -27,3 +27,11 @@ SELECT q.queue, q.cap FROM queues AS q WHERE q.queue = :queue;
 -- name: running_in_queue
 -- What runs, orphans included. Uses jobs_running: all that runs, which is little.
 SELECT count(*) AS running FROM jobs AS j WHERE j.status = 'running' AND j.queue = :queue;
+
+-- name: count_waiting
+-- Let jobs that wait in a queue count against its new depth limit, a page at a time.
+UPDATE jobs
+SET limited = 1
+WHERE rowid IN (
+  SELECT j.rowid FROM jobs AS j WHERE j.queue = :queue AND j.gate IS NOT NULL AND j.limited = 0 LIMIT :limit)
+RETURNING id;
