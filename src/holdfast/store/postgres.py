@@ -37,6 +37,9 @@ PLANNER = {
 NAME = {"application_name": "holdfast"}
 SESSION = {**NAME, **PLANNER}
 BEGIN = "; ".join(["BEGIN", *(f"SET LOCAL {name} = {value}" for name, value in PLANNER.items())])
+ARRAYS = (
+    "SELECT NULL::bool[], NULL::int4[], NULL::int8[], NULL::float8[], NULL::timestamptz[], NULL::jsonb[], NULL::uuid[]"
+)
 STATEMENTS = 100  # asyncpg's own default for the prepared statements that a connection keeps.
 UNSAID = (
     "a pooler stands between holdfast and Postgres: set HOLDFAST_POOLER=transaction"
@@ -139,7 +142,7 @@ class PostgresDatabase:
                 url,
                 min_size=1,
                 max_size=connections,
-                init=_set_up if pooled else _set_up_session,
+                init=_set_up_pooled if pooled else _set_up_session,
                 reset=_leave,
                 timeout=CONNECT_SECONDS,
                 server_settings=NAME if pooled else SESSION,
@@ -243,6 +246,19 @@ async def _silence() -> AsyncIterator[Sequence[str]]:
 
 async def _set_up(connection: Any) -> None:
     await connection.set_type_codec("uuid", schema="pg_catalog", encoder=str, decoder=str, format="text")
+
+
+async def _set_up_pooled(connection: Any) -> None:
+    """Learn the array types in a transaction that leaves nothing behind.
+
+    asyncpg looks a type up when it first meets it, and turns `jit` off in the session that answers. That session is not
+    ours alone.
+    """
+    await _set_up(connection)
+    lookup = connection.transaction()
+    await lookup.start()
+    await connection.fetch(ARRAYS)
+    await lookup.rollback()
 
 
 async def _set_up_session(connection: Any) -> None:
