@@ -265,3 +265,11 @@ async def test_pooler_that_ignores_our_settings_is_found_out(server: str) -> Non
         with pytest.raises(StoreError, match=r"HOLDFAST_POOLER=transaction.*prepared statement"):
             await list_often(through(pooler, url))
     await drop(server, name)
+
+
+async def test_the_same_setting_works_in_session_mode(server: str, clean_url: str) -> None:
+    with pgbouncer(server, mode="session") as pooler:
+        async with await open_store(through(pooler, clean_url), listen=False, pooler="transaction") as store:
+            job = await store.jobs.submit({"runner": "function", "spec": {"name": "f"}, "lane": "L"})
+            (lease,) = (await store.leases.claim("w", [PAIR], slots=1, ttl=60)).claimed
+            assert await store.leases.finish([(lease, Outcome.succeeded())]) == {job.id: Status.SUCCEEDED}
