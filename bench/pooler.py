@@ -1,6 +1,7 @@
 """What PgBouncer in transaction mode costs: claim and finish through it against direct, in turns, in one run.
 
-Run by `make bench-pgbouncer`, with fsync on. A full batch shows the throughput, a single job the price of the round trips.
+Run by `make bench-pgbouncer`, with fsync on. A full batch shows the throughput, a single job the
+price of the round trips.
 """
 
 import asyncio
@@ -46,8 +47,8 @@ async def main() -> None:
                     await store.jobs.submit_many(submissions(SINGLES))
                     waits[name].append(await singles(store))
     print(f"{'claim + finish':<20} {'100 + 100, jobs/s':>20} {'1 + 1, ms':>12}   (median of {ROUNDS} rounds, fsync on)")
-    for name in rates:
-        print(f"{name:<20} {statistics.median(rates[name]):>20,.0f} {statistics.median(waits[name]):>12.2f}")
+    for (name, rate), wait in zip(rates.items(), waits.values(), strict=True):
+        print(f"{name:<20} {statistics.median(rate):>20,.0f} {statistics.median(wait):>12.2f}")
     (direct, through), (alone, behind) = rates.values(), waits.values()
     ratio = statistics.median(t / d for t, d in zip(through, direct, strict=True))
     longer = statistics.median(b / a for b, a in zip(behind, alone, strict=True))
