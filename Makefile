@@ -1,17 +1,20 @@
 # holdfast: `make` lists what there is.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-fast test-races bench schema clean
+.PHONY: help setup check format test test-fast test-races test-pgbouncer bench bench-pgbouncer schema clean
 
 PYTHON ?= python3
 BIN := .venv/bin
+STORE_TESTS := $(addprefix tests/test_, $(addsuffix .py, jobs leases queues reuse retention explain gates lanes events wake submit_function migrate \
+	queries pgbouncer crash machine races))
 SUPERVISOR := src/holdfast/runner/supervisor/holdfast-supervisor
 
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 26
 
-setup: .venv/.ready $(SUPERVISOR) ## Make the virtual environment and, as root, install Postgres if it is missing
+setup: .venv/.ready $(SUPERVISOR) ## Make the virtual environment and, as root, install Postgres and PgBouncer if they are missing
 	@scripts/need-postgres
+	@scripts/need-pgbouncer
 
 .venv/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "holdfast needs Python 3.11 or newer: set PYTHON=…"; exit 1; }
@@ -41,9 +44,15 @@ test-fast: .venv/.ready $(SUPERVISOR) ## The tests without the long races and th
 test-races: setup ## The two great races (lanes, dependencies) with 10,000 rounds each on both stores: some minutes
 	HOLDFAST_TEST_ROUNDS=10000 $(BIN)/python -m pytest tests/test_races.py -k "racing_a_finish or racing_the_parents_end"
 
+test-pgbouncer: setup ## The tests of the store on Postgres once more, through PgBouncer in transaction mode: some minutes
+	HOLDFAST_TEST_POOLER=1 $(BIN)/python -m pytest -n 2 --dist loadfile -k "not sqlite" $(STORE_TESTS)
+
 bench: setup ## Store operations against raw SQL, and claims in a crowd of millions, as ratios (fsync on; some minutes)
 	$(BIN)/python -m bench.store
 	$(BIN)/python -m bench.scale
+
+bench-pgbouncer: setup ## What PgBouncer in transaction mode costs: claim and finish through it against direct
+	$(BIN)/python -m bench.pooler
 
 schema: setup ## Write the dumped schemas that the tests compare with
 	HOLDFAST_WRITE_SCHEMA=1 $(BIN)/python -m pytest -q tests/test_migrate.py -k dumped

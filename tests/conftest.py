@@ -17,6 +17,7 @@ from holdfast.store.store import Store, connect
 from holdfast.timing import ManualClock
 from tests.attempt import Attempt
 from tests.cluster import PostgresMissing, cluster
+from tests.pooler import PgBouncerMissing, pgbouncer
 from tests.stage import START, TEST_CLOCK, Stage
 
 T = TypeVar("T")
@@ -50,6 +51,12 @@ def pytest_configure(config: pytest.Config) -> None:
         asyncio.run(make_template(server))
     except (OSError, asyncpg.PostgresError) as error:
         pytest.exit(f"the Postgres of HOLDFAST_TEST_POSTGRES_URL cannot be used: {error}", returncode=1)
+    if os.environ.get("HOLDFAST_TEST_POOLER"):
+        # Only now: the servers of a pooler stay in a database, and a template must have nobody in it.
+        try:
+            os.environ["HOLDFAST_TEST_POOLER_URL"] = _running.enter_context(pgbouncer(server))
+        except PgBouncerMissing as error:
+            pytest.exit(str(error), returncode=1)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

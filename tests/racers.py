@@ -509,7 +509,9 @@ async def reap(store: Store, *, flags: Iterable[Path], patience: float = 60.0) -
     return reaped
 
 
-async def beat_past_expiry(store: Store, *, jobs: int, ttl: float, flag: Path) -> list[tuple[str, int, list[str]]]:
+async def beat_past_expiry(
+    store: Store, *, jobs: int, ttl: float, around: tuple[float, float], flag: Path
+) -> list[tuple[str, int, list[str]]]:
     """Claim, then beat again and again around the expiry until told `lost`, and thrice more; return all answers."""
     seen: list[tuple[str, int, list[str]]] = []
 
@@ -521,7 +523,7 @@ async def beat_past_expiry(store: Store, *, jobs: int, ttl: float, flag: Path) -
             moment = time.monotonic()
             while answers[-4:] != ["lost"] * 4 and len(answers) < 200:
                 moment = moment + ttl if answers[-1:] != ["lost"] else moment
-                await at(moment + random.uniform(-0.002, 0.004))
+                await at(moment + random.uniform(*around))
                 pulse = await store.leases.beat(worker, [lease], ttl=ttl)
                 moment = time.monotonic()
                 answers += [beat.answer for beat in pulse.jobs]

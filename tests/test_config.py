@@ -59,3 +59,17 @@ def test_unreadable_file_is_a_problem_like_any_other(tmp_path: Path) -> None:
 def test_every_setting_says_what_it_is() -> None:
     for field in dataclasses.fields(Settings):
         assert field.metadata["about"], field.name
+
+
+def test_pooler_and_listen_url_must_fit_the_database() -> None:
+    pooled = {"HOLDFAST_DATABASE_URL": "postgresql://pooler/a", "HOLDFAST_POOLER": "transaction"}
+    settings = load(environment={**pooled, "HOLDFAST_LISTEN_URL": "postgresql://db/a"})
+    assert (settings.pooler, settings.listen_url) == ("transaction", "postgresql://db/a")
+    for wrong, message in [
+        ({**pooled, "HOLDFAST_POOLER": "statement"}, "must be none or transaction"),
+        ({**pooled, "HOLDFAST_LISTEN_URL": "postgresql://pooler/a"}, "LISTEN_URL leads to the pooler"),
+        ({**pooled, "HOLDFAST_LISTEN_URL": "sqlite:///a"}, "LISTEN_URL is not a URL of Postgres"),
+        ({**pooled, "HOLDFAST_DATABASE_URL": "sqlite:///a"}, "are for Postgres"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            load(environment=wrong)

@@ -61,13 +61,9 @@ async def caller(stage: Stage, driver: str) -> AsyncIterator[Caller]:
 
 
 async def run_sql(store: Store, sql: str) -> list[Any]:
-    """Run SQL on a connection that is neither the store's nor the caller's."""
+    """Run SQL on a connection that is not the caller's."""
     if isinstance(store.database, PostgresDatabase):
-        connection = await asyncpg.connect(store.database.url)
-        try:
-            return [row[0] for row in await connection.fetch(sql)]
-        finally:
-            await connection.close()
+        return [row[0] for row in await store.database.fetch(sql)]
     file = sqlite3.connect(store.database.path, isolation_level=None)
     try:
         return [row[0] for row in file.execute(sql.replace("holdfast.", "")).fetchall()]

@@ -6,13 +6,16 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from holdfast.errors import ConfigError
 
 PREFIX = "HOLDFAST_"
 CONFIG_FILE = "HOLDFAST_CONFIG"
+
+Pooler = Literal["none", "transaction"]
+"""What stands between us and Postgres: nothing that we need to know of, or a pooler in transaction mode."""
 
 
 def _number(text: object) -> float:
@@ -52,6 +55,13 @@ def _path(text: object) -> Path:
     return Path(_text(str(text))).expanduser()
 
 
+def _pooler(text: object) -> Pooler:
+    match text:
+        case "none" | "transaction":
+            return text
+    raise ValueError("must be none or transaction")
+
+
 def _optional(parse: Callable[[object], Any]) -> Callable[[object], Any]:
     return lambda text: None if text in (None, "", "none") else parse(text)
 
@@ -79,6 +89,8 @@ class Settings:
     backoff_cap: float = _setting(300.0, _number, "seconds before a retry, at most")
     timeout: float | None = _setting(None, _optional(_number), "seconds that an attempt may take, unless the job says")
     listen: bool = _setting(True, _flag, "wake-ups by LISTEN and NOTIFY; off means polling alone")
+    pooler: Pooler = _setting("none", _pooler, "transaction, if the URL leads to PgBouncer or its like in that mode")
+    listen_url: str | None = _setting(None, _optional(_text), "Postgres itself, for LISTEN past a pooler")
 
     def __post_init__(self) -> None:
         problems = _contradictions(self)
@@ -109,6 +121,12 @@ def _contradictions(settings: Settings) -> list[str]:
             problems.append(
                 f"HOLDFAST_DATABASE_URL starts with {scheme or 'nothing'!r}: use sqlite:///path or postgresql://host/name"
             )
+    if urlsplit(settings.url).scheme == "sqlite" and (settings.pooler != "none" or settings.listen_url):
+        problems.append("HOLDFAST_POOLER and HOLDFAST_LISTEN_URL are for Postgres, and HOLDFAST_DATABASE_URL is not")
+    if settings.listen_url is not None and urlsplit(settings.listen_url).scheme not in ("postgres", "postgresql"):
+        problems.append("HOLDFAST_LISTEN_URL is not a URL of Postgres: use postgresql://host/name")
+    if settings.pooler != "none" and settings.listen_url == settings.url:
+        problems.append("HOLDFAST_LISTEN_URL leads to the pooler, where LISTEN does not work: use Postgres's own URL")
     if not settings.schema.isidentifier() or len(settings.schema) > 60:
         problems.append(f"HOLDFAST_SCHEMA is {settings.schema!r}: use letters, digits and underscores")
     return problems

@@ -55,7 +55,7 @@ def migrate(
 
 
 async def _migrate(settings: config.Settings, dry_run: bool, show_sql: bool) -> None:
-    database = await connect(settings.url, schema=settings.schema, connections=1, listen=False)
+    database = await connect(settings.url, schema=settings.schema, connections=1, listen=False, pooler=settings.pooler)
     try:
         dialect: Dialect = "sqlite" if isinstance(database, SqliteDatabase) else "postgres"
         if dry_run:

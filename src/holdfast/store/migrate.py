@@ -57,7 +57,7 @@ async def migrate(database: SqliteDatabase | PostgresDatabase, *, upto: int | No
     """Bring the database to this version of holdfast; return what was applied. Safe to run twice, and twice at once."""
     if isinstance(database, SqliteDatabase):
         return await database.migrate(lambda connection: _migrate_sqlite(connection, upto))
-    return await database.with_connection(lambda connection: _migrate_postgres(connection, database.schema, upto))
+    return await database.with_transaction(lambda connection: _migrate_postgres(connection, database.schema, upto))
 
 
 async def require_current(database: SqliteDatabase | PostgresDatabase) -> None:
@@ -103,21 +103,21 @@ def _migrate_sqlite(connection: sqlite3.Connection, upto: int | None) -> Sequenc
 
 
 async def _migrate_postgres(connection: Any, schema: str, upto: int | None) -> Sequence[Migration]:
-    async with connection.transaction():
-        await connection.execute("SELECT pg_advisory_xact_lock($1)", _LOCK)
-        await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
+    """Inside one transaction, whose lock ends with it: that holds behind a pooler too."""
+    await connection.execute("SELECT pg_advisory_xact_lock($1)", _LOCK)
+    await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
+    await connection.execute(
+        f"CREATE TABLE IF NOT EXISTS {schema}.migrations "
+        "(number integer PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL)"
+    )
+    done = await connection.fetchval(f"SELECT coalesce(max(number), 0) FROM {schema}.migrations")
+    todo = [m for m in pending("postgres", done) if upto is None or m.number <= upto]
+    for migration in todo:
+        await connection.execute(in_schema(migration.sql, schema))
         await connection.execute(
-            f"CREATE TABLE IF NOT EXISTS {schema}.migrations "
-            "(number integer PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL)"
+            f"INSERT INTO {schema}.migrations VALUES ($1, $2, clock_timestamp())", migration.number, migration.name
         )
-        done = await connection.fetchval(f"SELECT coalesce(max(number), 0) FROM {schema}.migrations")
-        todo = [m for m in pending("postgres", done) if upto is None or m.number <= upto]
-        for migration in todo:
-            await connection.execute(in_schema(migration.sql, schema))
-            await connection.execute(
-                f"INSERT INTO {schema}.migrations VALUES ($1, $2, clock_timestamp())", migration.number, migration.name
-            )
-        return todo
+    return todo
 
 
 def split_statements(text: str) -> list[str]:

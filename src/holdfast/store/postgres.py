@@ -1,17 +1,19 @@
 """Postgres by asyncpg: a pool for statements, one connection of its own for LISTEN.
 
-READ COMMITTED, one statement per round trip, no session state, so that any connection will do.
+READ COMMITTED, one statement per round trip, no session state, so that any connection will do. Behind a pooler in
+transaction mode there is no session to plan in: there every operation is one transaction that begins with its settings.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import asyncpg
 import msgspec
 
+from holdfast.config import Pooler
 from holdfast.errors import HoldfastError, StoreError, StoreUnreachable
 from holdfast.store import queries
 from holdfast.store.database import Counters, Row, Tx, json_text, tuples
@@ -25,8 +27,7 @@ CONNECT_SECONDS = 10.0
 # One plan per statement, made once, by index and nested loop whatever the statistics say: every statement here is
 # written for its index, statistics of a queue are stale by nature (a plan made on an empty table sorted the whole
 # backlog: 19 ms for 4), and compiling or planning again costs as much as the statement (claim: 0.8 of 4 ms).
-SESSION = {
-    "application_name": "holdfast",
+PLANNER = {
     "jit": "off",
     "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off",
@@ -34,6 +35,17 @@ SESSION = {
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
 }
+NAME = {"application_name": "holdfast"}
+SESSION = {**NAME, **PLANNER}
+BEGIN = "; ".join(["BEGIN", *(f"SET LOCAL {name} = {value}" for name, value in PLANNER.items())])
+ARRAYS = (
+    "SELECT NULL::bool[], NULL::int4[], NULL::int8[], NULL::float8[], NULL::timestamptz[], NULL::jsonb[], NULL::uuid[]"
+)
+STATEMENTS = 100  # asyncpg's own default for the prepared statements that a connection keeps.
+UNSAID = (
+    "a pooler stands between holdfast and Postgres: set HOLDFAST_POOLER=transaction"
+    ' (in code, `pooler="transaction"`), or use a URL that leads to Postgres itself'
+)
 _RETRIED = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 _AWAY = (
     asyncpg.PostgresConnectionError,
@@ -102,31 +114,46 @@ class PostgresTx:
 class PostgresDatabase:
     """The Postgres dialect."""
 
-    def __init__(self, url: str, schema: str, pool: "asyncpg.Pool[asyncpg.Record]", *, listen: bool) -> None:
+    def __init__(
+        self, schema: str, pool: "asyncpg.Pool[asyncpg.Record]", *, pooled: bool, listen: bool, listen_url: str | None
+    ) -> None:
         self.counters = Counters()
-        self.url = url
         self.schema = schema
         self._pool = pool
+        self._pooled = pooled
         self._listen = listen
+        self._listen_url = listen_url
         self._named = prepare(schema)
 
     @classmethod
     async def connect(
-        cls, url: str, *, schema: str = queries.DEFAULT_SCHEMA, connections: int = 4, listen: bool = True
+        cls,
+        url: str,
+        *,
+        schema: str = queries.DEFAULT_SCHEMA,
+        connections: int = 4,
+        listen: bool = True,
+        listen_url: str | None = None,
+        pooler: Pooler = "none",
     ) -> "PostgresDatabase":
+        """Open the pool. Behind a pooler LISTEN needs `listen_url`, which leads to Postgres itself; else we poll."""
+        pooled = pooler == "transaction"
         try:
             pool = await asyncpg.create_pool(
                 url,
                 min_size=1,
                 max_size=connections,
-                init=_set_up,
+                init=_set_up_pooled if pooled else _set_up_session,
                 reset=_leave,
                 timeout=CONNECT_SECONDS,
-                server_settings=SESSION,
+                server_settings=NAME if pooled else SESSION,
+                statement_cache_size=0 if pooled else STATEMENTS,
             )
         except (*_AWAY, asyncpg.PostgresError, ValueError) as error:
+            if _from_pooler(error):
+                raise StoreError(f"{UNSAID} ({error})") from error
             raise StoreUnreachable(f"cannot reach Postgres: {error}") from error
-        return cls(url, schema, pool, listen=listen)
+        return cls(schema, pool, pooled=pooled, listen=listen, listen_url=listen_url or (None if pooled else url))
 
     async def read(self, name: str, /, **parameters: Any) -> Sequence[Row]:
         return await self.rows(name, **parameters)
@@ -144,17 +171,13 @@ class PostgresDatabase:
         return await self.rows("submit", jobs=jobs, wake=False, key=batch.key, tenant=batch.tenant, body=batch.body)
 
     async def transact(self, work: Callable[[Tx], Awaitable[T]]) -> T:
-        async def run(connection: Any) -> T:
-            async with connection.transaction():
-                return await work(PostgresTx(connection, self._named))
+        return await self.with_transaction(lambda connection: work(PostgresTx(connection, self._named)))
 
-        return await self._run(run)
-
-    async def _run(self, work: Callable[[Any], Awaitable[T]]) -> T:
+    async def _run(self, work: Callable[[Any], Awaitable[T]], *, whole: bool = False) -> T:
         """Run on a pooled connection, again after a deadlock, with errors as the rest of holdfast knows them."""
         for n in range(RETRIES):
             try:
-                async with self._pool.acquire() as connection:
+                async with self._pool.acquire() as connection, self._scope(connection, whole=whole):
                     return await work(connection)
             except _RETRIED as error:
                 self.counters.deadlocks += 1
@@ -163,11 +186,15 @@ class PostgresDatabase:
                 await asyncio.sleep(0.01 * 2**n)
             except HoldfastError:
                 raise
-            except _AWAY as error:
-                raise StoreUnreachable(f"Postgres went away: {error or type(error).__name__}") from error
-            except asyncpg.PostgresError as error:
+            except (*_AWAY, asyncpg.PostgresError) as error:
                 raise _mapped(error) from error
         raise AssertionError("unreachable")
+
+    def _scope(self, connection: Any, *, whole: bool) -> AbstractAsyncContextManager[object]:
+        """A transaction where one is needed: for several statements, and behind a pooler always."""
+        if self._pooled:
+            return _transaction(connection)
+        return connection.transaction() if whole else nullcontext()
 
     async def announce(self, topics: Sequence[str]) -> None:
         if self._listen:
@@ -175,14 +202,14 @@ class PostgresDatabase:
 
     @asynccontextmanager
     async def hear(self) -> AsyncIterator[AsyncIterator[Sequence[str]]]:
-        yield self._announcements() if self._listen else _silence()
+        yield self._announcements(self._listen_url) if self._listen and self._listen_url else _silence()
 
-    async def _announcements(self) -> AsyncIterator[Sequence[str]]:
+    async def _announcements(self, url: str) -> AsyncIterator[Sequence[str]]:
         """Yield what others announce; after a lost connection, everything may have changed."""
         heard: asyncio.Queue[Sequence[str] | None] = asyncio.Queue()
         while True:
             try:
-                connection = await asyncpg.connect(self.url, timeout=CONNECT_SECONDS)
+                connection = await asyncpg.connect(url, timeout=CONNECT_SECONDS)
             except (*_AWAY, asyncpg.PostgresError):
                 await asyncio.sleep(1.0)
                 continue
@@ -202,9 +229,9 @@ class PostgresDatabase:
         """Run SQL that is not a named statement; for the migrator."""
         return await self._run(lambda connection: connection.fetch(sql, *arguments))
 
-    async def with_connection(self, work: Callable[[Any], Awaitable[T]]) -> T:
-        """Hand a connection to the migrator."""
-        return await self._run(work)
+    async def with_transaction(self, work: Callable[[Any], Awaitable[T]]) -> T:
+        """Hand a connection inside a transaction to `transact` and to the migrator."""
+        return await self._run(work, whole=True)
 
     async def close(self) -> None:
         try:
@@ -222,6 +249,39 @@ async def _set_up(connection: Any) -> None:
     await connection.set_type_codec("uuid", schema="pg_catalog", encoder=str, decoder=str, format="text")
 
 
+async def _set_up_pooled(connection: Any) -> None:
+    """Learn the array types in a transaction that leaves nothing behind.
+
+    asyncpg looks a type up when it first meets it, and turns `jit` off in the session that answers. That session is not
+    ours alone.
+    """
+    await _set_up(connection)
+    lookup = connection.transaction()
+    await lookup.start()
+    await connection.fetch(ARRAYS)
+    await lookup.rollback()
+
+
+async def _set_up_session(connection: Any) -> None:
+    """Refuse a session that did not take the settings: a pooler may be told to ignore what a client asks for."""
+    await _set_up(connection)
+    if await connection.fetchval("SELECT current_setting('enable_mergejoin')") != "off":
+        raise StoreError(UNSAID)
+
+
+@asynccontextmanager
+async def _transaction(connection: Any) -> AsyncIterator[None]:
+    """A transaction that plans as our own sessions do: the settings travel with its BEGIN and end with it."""
+    try:
+        await connection.execute(BEGIN)
+        yield
+        await connection.execute("COMMIT")
+    except BaseException:
+        with suppress(*_AWAY, asyncpg.PostgresError):
+            await connection.execute("ROLLBACK")
+        raise
+
+
 async def _leave(connection: Any) -> None:
     """There is no session state to reset."""
 
@@ -233,7 +293,18 @@ def _topics(payload: object) -> Sequence[str]:
         return ("*",)
 
 
-def _mapped(error: asyncpg.PostgresError) -> HoldfastError:
+def _from_pooler(error: Exception) -> bool:
+    """Whether only a pooler says this: it takes none of our startup parameters, or another server has our statement."""
+    if not isinstance(error, asyncpg.PostgresError):
+        return False
+    return error.sqlstate in ("26000", "42P05") or "unsupported startup parameter" in str(error)
+
+
+def _mapped(error: Exception) -> HoldfastError:
+    if _from_pooler(error):
+        return StoreError(f"{UNSAID} ({error.args[0]})")
+    if not isinstance(error, asyncpg.PostgresError) or isinstance(error, _AWAY):
+        return StoreUnreachable(f"Postgres went away: {error or type(error).__name__}")
     message = str(error.args[0])
     refused = refusal(error.sqlstate or "", message, error.detail)
     return refused or StoreError(f"Postgres: {message} ({error.sqlstate})")

@@ -5,6 +5,7 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import unquote, urlsplit
 
+from holdfast.config import Pooler
 from holdfast.errors import Invalid
 from holdfast.store.database import Counters
 from holdfast.store.events import Events
@@ -61,22 +62,40 @@ class Store:
 
 
 async def connect(
-    url: str, *, schema: str = "holdfast", connections: int = 4, listen: bool = True, clock: Clock | None = None
+    url: str,
+    *,
+    schema: str = "holdfast",
+    connections: int = 4,
+    listen: bool = True,
+    listen_url: str | None = None,
+    pooler: Pooler = "none",
+    clock: Clock | None = None,
 ) -> SqliteDatabase | PostgresDatabase:
     """Connect to a database, migrated or not. `clock` is for SQLite, whose clock is this host's."""
     scheme = urlsplit(url).scheme
     if scheme == "sqlite":
         return SqliteDatabase(sqlite_path(url), clock)
     if scheme in ("postgres", "postgresql"):
-        return await PostgresDatabase.connect(url, schema=schema, connections=connections, listen=listen)
+        return await PostgresDatabase.connect(
+            url, schema=schema, connections=connections, listen=listen, listen_url=listen_url, pooler=pooler
+        )
     raise Invalid("database_url", f"starts with {scheme or 'nothing'!r}: use sqlite:///path or postgresql://host/name")
 
 
 async def open_store(
-    url: str, *, schema: str = "holdfast", connections: int = 4, listen: bool = True, clock: Clock | None = None
+    url: str,
+    *,
+    schema: str = "holdfast",
+    connections: int = 4,
+    listen: bool = True,
+    listen_url: str | None = None,
+    pooler: Pooler = "none",
+    clock: Clock | None = None,
 ) -> Store:
     """Open a migrated store."""
-    database = await connect(url, schema=schema, connections=connections, listen=listen, clock=clock)
+    database = await connect(
+        url, schema=schema, connections=connections, listen=listen, listen_url=listen_url, pooler=pooler, clock=clock
+    )
     try:
         await require_current(database)
     except BaseException:
