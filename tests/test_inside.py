@@ -63,7 +63,7 @@ async def caller(stage: Stage, driver: str) -> AsyncIterator[Caller]:
 async def run_sql(store: Store, sql: str) -> list[Any]:
     """Run SQL on a connection that is not the caller's."""
     if isinstance(store.database, PostgresDatabase):
-        return [row[0] for row in await store.database.fetch(sql)]
+        return [next(iter(row.values())) for row in await store.database.fetch(sql)]
     file = sqlite3.connect(store.database.path, isolation_level=None)
     try:
         return [row[0] for row in file.execute(sql.replace("holdfast.", "")).fetchall()]

@@ -21,6 +21,7 @@ from holdfast.model import (
     Verb,
     new_id,
 )
+from holdfast.store import open_store
 from holdfast.store.store import Store, connect
 from tests.stage import START, TTL, Stage
 
@@ -82,6 +83,15 @@ async def test_ids_may_be_given_and_are_never_taken_twice(stage: Stage) -> None:
     with pytest.raises(Conflict, match=given):
         await stage.store.jobs.submit_many([{**PROCESS}, {**PROCESS, "id": given}])
     assert len((await stage.store.jobs.list()).items) == 1
+
+
+async def test_job_is_in_the_database_when_submit_returns(stage: Stage) -> None:
+    """Proves J1."""
+    async with await open_store(stage.url, listen=False, clock=stage.clock) as other:
+        for _ in range(100):
+            job = await stage.submit()
+            seen = await other.jobs.get(job.id)
+            assert (seen.status, seen.gate, seen.attempts, seen.started_at) == (Status.QUEUED, Gate.OPEN, 0, None)
 
 
 async def test_ten_thousand_jobs_in_one_call(stage: Stage) -> None:

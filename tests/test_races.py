@@ -115,6 +115,24 @@ async def test_each_job_is_claimed_by_one_of_eight_processes(clean_url: str, cre
     await assert_sound(clean_url)
 
 
+async def test_cap_is_never_exceeded_by_eight_processes(clean_url: str, crew: Crew) -> None:
+    """Proves J10."""
+    cap = 3
+    async with await open_store(clean_url, listen=False) as store:
+        await store.queues.limit("default", cap=cap)
+        await store.jobs.submit_many([function() for _ in range(300)])
+    done = await race(crew, clean_url, [Call(racers.work, {"slots": 4}, slow=SLOW) for _ in range(8)])
+    assert sum(bool(part) for part in done) > 1, "one process did it all: no race"
+    spans = await select(clean_url, "SELECT claimed_at, ended_at FROM attempts")
+    assert len(spans) == 300
+    running = most = 0
+    for _, step in sorted([(end, -1) for _, end in spans] + [(start, 1) for start, _ in spans]):
+        running += step
+        most = max(most, running)
+    assert most == cap
+    assert set((await statuses(clean_url)).values()) == {"succeeded"}
+
+
 # Lanes
 
 
