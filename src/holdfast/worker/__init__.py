@@ -1,0 +1,1 @@
+"""Workers: they claim jobs, run them, and say how they ended."""

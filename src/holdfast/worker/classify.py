@@ -1,0 +1,100 @@
+"""From how an attempt ended to where its job goes: one pure function, no I/O.
+
+If we signalled for a reason before the exit, that reason is the cause; if the exit came first, the exit decides. The
+runner says which (`End.cause`); here it becomes an outcome by the job's own rules: retries, losses, budget.
+"""
+
+import random
+
+import msgspec
+
+from holdfast.model import Cause, Error, Json, Lease, Outcome, Policy, Status
+from holdfast.timing import backoff, jitter
+
+TIMEOUT_CODE = 124
+PERMANENT = frozenset({"command_missing", "image_missing", "budget_exceeded", "contract_violation"})
+"""Errors that a second attempt would meet again."""
+
+
+class End(msgspec.Struct, frozen=True, kw_only=True):
+    """How an attempt ended, as its runner saw it. `error` names more than the cause does."""
+
+    cause: Cause
+    exit_code: int | None = None
+    signal: int | None = None
+    error: Error | None = None
+    result: Json = None
+
+
+def classify(end: End, lease: Lease, source: random.Random | None = None) -> Outcome:
+    """Say what becomes of the job. A stop request that waits turns a requeue into the stop, in the store."""
+    match end.cause:
+        case Cause.DRAINED:
+            return Outcome.requeued(Cause.DRAINED)
+        case Cause.CANCELLED:
+            return _ended(Status.CANCELLED, end, "cancelled", "cancelled by request")
+        case Cause.INTERRUPTED:
+            return _ended(Status.PAUSED, end, "interrupted", "interrupted by request")
+        case Cause.LOST:
+            return _lost(end, lease, source)
+        case Cause.TIMED_OUT | Cause.IDLE_TIMEOUT:
+            return _again_or(_timed_out(end, lease.policy), "timed_out", lease, source)
+        case Cause.EXIT if end.exit_code == 0 and end.error is None:
+            return Outcome(status=Status.SUCCEEDED, exit_code=0, result=end.result)
+        case Cause.EXIT if end.exit_code is None and end.signal is None and end.error is None:
+            return Outcome(status=Status.SUCCEEDED, result=end.result)
+    return _again_or(_failed(end), "failed", lease, source)
+
+
+def _failed(end: End) -> Outcome:
+    match end.cause:
+        case Cause.OUT_OF_MEMORY:
+            return _ended(Status.FAILED, end, "out_of_memory", "killed for using too much memory")
+        case Cause.START_FAILED:
+            return _ended(Status.FAILED, end, "start_failed", "could not be started")
+    how = f"ended by signal {end.signal}" if end.signal is not None else f"exit code {end.exit_code}"
+    return _ended(Status.FAILED, end, "exit_nonzero", how)
+
+
+def _timed_out(end: End, policy: Policy) -> Outcome:
+    if end.cause is Cause.IDLE_TIMEOUT:
+        message = f"no output for {policy.idle_timeout:g} seconds" if policy.idle_timeout else "no output for too long"
+        outcome = _ended(Status.TIMED_OUT, end, "idle_timeout", message)
+    else:
+        message = f"ran longer than {policy.timeout:g} seconds" if policy.timeout else "ran for too long"
+        outcome = _ended(Status.TIMED_OUT, end, "timed_out", message)
+    return msgspec.structs.replace(outcome, exit_code=TIMEOUT_CODE)
+
+
+def _lost(end: End, lease: Lease, source: random.Random | None) -> Outcome:
+    lost = _ended(Status.FAILED, end, "lost", "the attempt was lost with its worker")
+    match lease.policy.on_lost:
+        case "hold":
+            return msgspec.structs.replace(lost, status=Status.PAUSED)
+        case "requeue" if lease.attempts_left > 0:
+            return _requeued(lost, lease, source)
+    return lost
+
+
+def _again_or(outcome: Outcome, kind: str, lease: Lease, source: random.Random | None) -> Outcome:
+    """Retry, if the job's rules say so and attempts are left."""
+    permanent = outcome.error is not None and outcome.error.code in PERMANENT
+    if permanent or kind not in lease.policy.retry.on or lease.attempts_left == 0:
+        return outcome
+    return _requeued(outcome, lease, source)
+
+
+def _requeued(outcome: Outcome, lease: Lease, source: random.Random | None) -> Outcome:
+    retry = lease.policy.retry
+    wait = backoff(lease.spent + 1, base=retry.base, cap=retry.cap)
+    return msgspec.structs.replace(outcome, status=Status.QUEUED, delay=jitter(wait, source=source))
+
+
+def _ended(status: Status, end: End, code: str, message: str) -> Outcome:
+    return Outcome(
+        status=status,
+        cause=end.cause,
+        exit_code=end.exit_code,
+        signal=end.signal,
+        error=end.error or Error(code=code, message=message),
+    )
