@@ -33,7 +33,7 @@ def lease(*, spent: int = 0, max_attempts: int = 1, **policy: Any) -> Lease:
         "{}",
         "{}",
     )
-    return Lease(*fields, policy_json=msgspec.json.encode(policy).decode())  # type: ignore[arg-type]
+    return Lease(*fields, policy_json=msgspec.json.encode(policy).decode())
 
 
 RETRIES: dict[str, Any] = {"max_attempts": 3, "retry": {"base": 10, "cap": 15, "on": ["failed", "timed_out"]}}

@@ -72,8 +72,9 @@ async def test_newest_of_each_signature_stay(stage: Stage) -> None:
     foreign = await stage.submit(inputs={"a": 1}, tenant="other")
     await stage.run_one()
     await stage.advance(61)
-    removed = await prune(stage, Retention(newest=2))
-    assert removed == [job.id for job in same[:3]]
+    removed = [*await prune(stage, Retention(newest=2)), *await prune(stage, Retention(newest=2))]
+    assert sorted(removed) == sorted(job.id for job in same[:3])
+    assert await prune(stage, Retention(newest=2)) == []
     assert await left(stage) == {same[3].id, same[4].id, other.id}
     assert (await stage.store.jobs.get(foreign.id, tenant="other")).status is Status.SUCCEEDED
 

@@ -82,12 +82,6 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     rebuild: bool = False
 
     @property
-    def signature(self) -> str:
-        """The same for the same job again: a hash of kind, runner, spec and inputs."""
-        whole = msgspec.json.encode((self.kind, self.runner, self.spec, self.inputs), order="deterministic")
-        return hashlib.md5(whole, usedforsecurity=False).hexdigest()
-
-    @property
     def capability(self) -> str:
         """What a worker must be able to do."""
         return f"function:{self.spec['name']}" if self.runner == "function" else self.runner

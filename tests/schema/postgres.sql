@@ -203,7 +203,7 @@ CREATE UNIQUE INDEX queues_pkey ON holdfast.queues USING btree (queue)
 CREATE UNIQUE INDEX reuse_pkey ON holdfast.reuse USING btree (tenant, reuse_key)
 CREATE INDEX specs_listed ON holdfast.specs USING btree (tenant, requested_at DESC, id DESC)
 CREATE UNIQUE INDEX specs_pkey ON holdfast.specs USING btree (id)
-CREATE INDEX specs_signed ON holdfast.specs USING btree (tenant, signature, requested_at DESC, id DESC)
+CREATE INDEX specs_signed ON holdfast.specs USING btree (tenant, signature, requested_at DESC, id DESC) WHERE (signature IS NOT NULL)
 CREATE UNIQUE INDEX workers_pkey ON holdfast.workers USING btree (worker)
 attempts_pkey PRIMARY KEY (job_id, attempt)
 cap_positive CHECK ((cap >= 1))
@@ -420,9 +420,8 @@ BEGIN
     WHERE joined = '{}' OR NOT joined ? (j.job ->> 'id')
   ), asked AS (
     INSERT INTO holdfast.specs (
-      id, tenant, kind, requested_at, held, runner, spec, inputs, labels, policy, reuse_key, signature)
-    SELECT i.id, i.tenant, i.kind, now_at, i.held, i.runner, i.spec, i.inputs, i.labels, i.policy, i.reuse_key,
-      md5(concat_ws(E'\n', i.kind, i.runner, i.spec, i.inputs))::uuid
+      id, tenant, kind, requested_at, held, runner, spec, inputs, labels, policy, reuse_key)
+    SELECT i.id, i.tenant, i.kind, now_at, i.held, i.runner, i.spec, i.inputs, i.labels, i.policy, i.reuse_key
     FROM input AS i
   ), wanted AS (
     INSERT INTO holdfast.needs (job_id, need_id)

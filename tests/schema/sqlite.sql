@@ -17,7 +17,7 @@ CREATE INDEX jobs_unresolved ON jobs (tenant, lane, requested_at, id) WHERE gate
 CREATE INDEX jobs_unsettled ON jobs (id) WHERE unsettled = 1
 CREATE INDEX needs_open ON needs (need_id, job_id) WHERE satisfied = 0
 CREATE INDEX specs_listed ON specs (tenant, requested_at DESC, id DESC)
-CREATE INDEX specs_signed ON specs (tenant, signature, requested_at DESC, id DESC)
+CREATE INDEX specs_signed ON specs (tenant, signature, requested_at DESC, id DESC) WHERE signature IS NOT NULL
 CREATE TABLE attempts (
   job_id TEXT NOT NULL,
   attempt INTEGER NOT NULL,

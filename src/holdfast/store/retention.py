@@ -58,7 +58,12 @@ class Retain:
         self._database = database
 
     async def prune(self, retention: Retention, *, after: str | None = None, scan: int = SCAN) -> Pruned:
-        """Take one bounded step along all jobs, oldest first, and remove what may go."""
+        """Take one bounded step along all jobs, oldest first, and remove what may go.
+
+        With `newest`, jobs are signed on the way: what a first pass could not compare yet, the next one removes.
+        """
+        if retention.newest is not None:
+            await self._database.rows("sign", after_id=after, scan=scan)
         rows = await self._database.rows(
             "prune",
             after_id=after,

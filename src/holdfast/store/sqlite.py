@@ -7,6 +7,7 @@ the writer thread can run it from start to end in one go; operations that wait a
 
 import asyncio
 import contextlib
+import hashlib
 import itertools
 import queue
 import sqlite3
@@ -109,6 +110,7 @@ class Connection(Statements):
         self.raw.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         if writes:
             self.raw.execute("PRAGMA journal_mode = WAL")
+            self.raw.create_function("signature", 4, _signature, deterministic=True)
             self.raw.executescript(queries.session_script("sqlite"))
         else:
             self.raw.execute("PRAGMA query_only = ON")
@@ -116,6 +118,12 @@ class Connection(Statements):
     def tick(self) -> None:
         """Let the clock of this connection catch up; called once per transaction."""
         self._now[0] = to_micros(self._clock.now())
+
+
+def _signature(kind: str, runner: str, spec: str, inputs: str) -> str:
+    """The same for the same job again, whatever the order in which its keys were written."""
+    parts = (kind, runner, msgspec.json.decode(spec), msgspec.json.decode(inputs))
+    return hashlib.md5(msgspec.json.encode(parts, order="deterministic"), usedforsecurity=False).hexdigest()
 
 
 def _value(value: Any) -> Any:

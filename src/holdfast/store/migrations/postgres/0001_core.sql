@@ -118,8 +118,9 @@ CREATE TABLE holdfast.specs (
   CONSTRAINT runner_known CHECK (runner IN ('function', 'process', 'docker'))
 );
 COMMENT ON COLUMN holdfast.specs.policy IS 'What differs from the defaults: on_lost, retry, timeouts, stop_grace, stop_after, budget, secrets.';
+COMMENT ON COLUMN holdfast.specs.signature IS 'The same for the same job again; written by a prune that keeps the newest of each.';
 CREATE INDEX specs_listed ON holdfast.specs (tenant, requested_at DESC, id DESC);
-CREATE INDEX specs_signed ON holdfast.specs (tenant, signature, requested_at DESC, id DESC);
+CREATE INDEX specs_signed ON holdfast.specs (tenant, signature, requested_at DESC, id DESC) WHERE signature IS NOT NULL;
 
 CREATE TABLE holdfast.attempts (
   job_id uuid NOT NULL,
@@ -507,9 +508,8 @@ BEGIN
     WHERE joined = '{}' OR NOT joined ? (j.job ->> 'id')
   ), asked AS (
     INSERT INTO holdfast.specs (
-      id, tenant, kind, requested_at, held, runner, spec, inputs, labels, policy, reuse_key, signature)
-    SELECT i.id, i.tenant, i.kind, now_at, i.held, i.runner, i.spec, i.inputs, i.labels, i.policy, i.reuse_key,
-      md5(concat_ws(E'\n', i.kind, i.runner, i.spec, i.inputs))::uuid
+      id, tenant, kind, requested_at, held, runner, spec, inputs, labels, policy, reuse_key)
+    SELECT i.id, i.tenant, i.kind, now_at, i.held, i.runner, i.spec, i.inputs, i.labels, i.policy, i.reuse_key
     FROM input AS i
   ), wanted AS (
     INSERT INTO holdfast.needs (job_id, need_id)

@@ -1,5 +1,20 @@
 -- Retention: what has ended and nobody needs goes, in bounded steps along the ids, which grow with time.
 
+-- name: sign
+-- Sign the next :scan jobs behind :after_id: a hash of kind, runner, spec and inputs.
+WITH seen AS MATERIALIZED (
+  SELECT j.id
+  FROM holdfast.jobs AS j
+  WHERE j.id > coalesce(:after_id::uuid, '00000000-0000-0000-0000-000000000000')
+  ORDER BY j.id
+  LIMIT :scan::integer
+)
+UPDATE holdfast.specs AS s
+SET signature = md5(concat_ws(E'\n', s.kind, s.runner, s.spec, s.inputs))::uuid
+FROM seen AS d
+WHERE s.id = d.id
+  AND s.signature IS NULL;
+
 -- name: prune
 -- Look at the next :scan jobs behind :after_id, and remove those that are over their age, or behind the newest :newest of
 -- their signature. Never: what is active, blocks a lane, was just built, has news for its dependants, or is needed by a

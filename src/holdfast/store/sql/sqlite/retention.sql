@@ -1,5 +1,19 @@
 -- Retention: what has ended and nobody needs goes, in bounded steps along the ids, which grow with time.
 
+-- name: sign
+-- Sign the next :scan jobs behind :after_id: a hash of kind, runner, spec and inputs.
+-- Differs: signature() is a function that every writing connection registers.
+-- look
+SELECT 1
+FROM (SELECT j.id FROM jobs AS j WHERE j.id > coalesce(:after_id, '') ORDER BY j.id LIMIT :scan) AS d
+CROSS JOIN specs AS s ON s.id = d.id
+WHERE s.signature IS NULL
+LIMIT 1;
+UPDATE specs
+SET signature = signature(kind, runner, spec, inputs)
+WHERE signature IS NULL
+  AND id IN (SELECT j.id FROM jobs AS j WHERE j.id > coalesce(:after_id, '') ORDER BY j.id LIMIT :scan);
+
 -- name: prune
 -- Look at the next :scan jobs behind :after_id, and remove those that are over their age, or behind the newest :newest of
 -- their signature. Never: what is active, blocks a lane, was just built, has news for its dependants, or is needed by a

@@ -2,9 +2,9 @@
 
 -- name: submit
 -- each: jobs
-INSERT INTO specs (id, tenant, kind, requested_at, held, runner, spec, inputs, labels, policy, reuse_key, signature)
+INSERT INTO specs (id, tenant, kind, requested_at, held, runner, spec, inputs, labels, policy, reuse_key)
 VALUES (
-  :id, :tenant, :kind, clock(), :hold, :runner, :spec, :inputs, nullif(:labels, '{}'), :policy, :reuse_key, :signature);
+  :id, :tenant, :kind, clock(), :hold, :runner, :spec, :inputs, nullif(:labels, '{}'), :policy, :reuse_key);
 -- each: jobs with needs
 INSERT INTO needs (job_id, need_id)
 SELECT DISTINCT :id, n.value FROM json_each(:needs) AS n;
