@@ -243,10 +243,11 @@ async def at(moment: float) -> None:
     await asyncio.sleep(max(0.0, moment - time.monotonic()))
 
 
-async def until(store: Store, job_id: str, reached: Callable[[Status], bool]) -> None:
-    """Wait for what another process does to a job."""
+async def until(store: Store, job_id: str, reached: Callable[[Status], bool], *, ran: bool = False) -> None:
+    """Wait for what another process does to a job; with `ran`, an attempt that has come and gone will do too."""
     for _ in range(4000):
-        if reached((await store.jobs.get(job_id)).status):
+        job = await store.jobs.get(job_id)
+        if reached(job.status) or (ran and job.attempt > 0):
             return
         await asyncio.sleep(0.005)  # Reason: polling, for 20 s at most.
     raise TimeoutError(f"job {job_id} did not get there")
@@ -389,8 +390,12 @@ async def submit_needing(
             # With priority, so that they run now, whatever waits.
             batch = [function(inputs={"ends": [end]}, priority=10) for _ in range(size)]
             parents = await store.jobs.submit_many(batch)
-            # Reason: sometimes the parents run before anybody needs them, sometimes after.
-            await asyncio.sleep(random.choice([0, 0, 0.005, 0.01, 0.05]))
+            # Reason: sometimes the parents end before anybody needs them, sometimes after, mostly at the same time.
+            pause = random.choice([0, 0, 0.005, 0.01, 0.05, None])
+            if pause is None:
+                await until(store, parents[0], lambda status: status.terminal)
+            else:
+                await asyncio.sleep(pause)
             if how == "fail":
                 await asyncio.gather(*map(refusable, parents))
                 continue
@@ -544,6 +549,8 @@ async def stop_while_they_fail(
     stopped: list[tuple[str, str, str | None]] = []
 
     async def one(job_id: str) -> None:
+        if random.random() < 0.5:
+            await until(store, job_id, lambda status: status is Status.RUNNING, ran=True)
         await asyncio.sleep(random.random() * 0.04)  # Reason: any phase of its life will do.
         verb = random.choice(["cancel", "cancel", "cancel", "interrupt"])
         stop = store.jobs.cancel if verb == "cancel" else store.jobs.interrupt

@@ -406,7 +406,7 @@ async def test_stop_racing_a_failing_exit_with_retries_left_is_kept(
     assert set((await statuses(clean_url)).values()) == {"cancelled"}
     assert {answer for *_, answer in stopped} == {"ended", "stopping"}
     claimed = {(job, token) for part in values[4:] for job, token, *_ in part}
-    assert len(claimed) > rounds, "the jobs hardly ever ran"
+    assert len(claimed) > rounds / 3, "the jobs hardly ever ran"
     await assert_sound(clean_url)
 
 
