@@ -36,6 +36,7 @@ format: .venv/.ready ## Put the code into shape
 	$(BIN)/ruff format .
 
 test: setup check ## Everything: set up, check, all tests on SQLite and a real Postgres
+	@scripts/need-compiler
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-fast: .venv/.ready $(SUPERVISOR) ## The tests without the long races and the state machine

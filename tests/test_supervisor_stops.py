@@ -265,6 +265,13 @@ time.sleep(600)
 """
 
 
+# A /proc of its own, also where the root folder is no mount point, as in a chroot: there `--mount-proc` fails.
+AS_PID_1 = (
+    *("unshare", "--pid", "--fork", "--kill-child", "--mount", "--propagation", "unchanged", "sh", "-c"),
+    *('mount --make-private /proc && mount -t proc proc /proc && exec "$@"', "sh"),
+)
+
+
 class TestCommands:
     def test_lower_token_is_refused_equal_and_higher_are_obeyed(self, attempt: Attempt) -> None:
         """R3: an adopter raises the token; after that its predecessor has no say."""
@@ -319,7 +326,7 @@ class TestCommands:
     def test_supervisor_is_pid_1_of_a_container(self, attempt: Attempt) -> None:
         """R24, R25: reaps orphans, obeys commands, and records the end, as on the host."""
         attempt.write(*shell(f"echo pid=$PPID ; (setsid sh -c 'echo orphan; {FOREVER}' &) ; {FOREVER}"))
-        attempt.supervise("--copy", wrap=("unshare", "--pid", "--mount-proc", "--fork", "--kill-child"))
+        attempt.supervise("--copy", wrap=AS_PID_1)
         attempt.says(b"orphan")
         assert attempt.number("pid") == 1
         assert attempt.tell("stop", kind="cancel", grace=60).ok
