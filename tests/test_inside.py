@@ -17,7 +17,7 @@ from sqlalchemy import create_engine
 
 import holdfast
 from holdfast.errors import Conflict, Gone, HoldfastError, Invalid, NeedFailed, NotFound, QueueFull, StoreError
-from holdfast.model import Gate, Status, new_id
+from holdfast.model import Claimable, Gate, Status, new_id
 from holdfast.store import Store, open_store
 from holdfast.store.postgres import PostgresDatabase
 from holdfast.timing import ManualClock
@@ -486,3 +486,31 @@ def test_snippets_of_the_docs_are_python() -> None:
     assert snippets
     for snippet in snippets:
         compile(f"async def example():\n{re.sub('^', '    ', snippet, flags=re.MULTILINE)}", str(DOCS), "exec")
+
+
+@pytest.mark.parametrize("kind", ["postgres"])
+async def test_open_transaction_with_a_reuse_key_holds_up_no_heartbeat(clean_url: str) -> None:
+    """Proves J13, L8."""
+    async with await open_store(clean_url, listen=False) as store:
+        job = {"runner": "function", "spec": {"name": "f"}}
+        (keyed,) = await store.jobs.submit_many([{**job, "lane": "L", "reuse_key": "k"}])
+        await store.jobs.cancel(keyed)
+        await store.jobs.submit_many([{**job, "lane": "L"}, job])
+        pair = Claimable(queue="default", capability="function:f", domain="function")
+        leases = (await store.leases.claim("w1", [pair], slots=9, ttl=60)).claimed
+        connection = await asyncpg.connect(clean_url)
+        transaction = connection.transaction()
+        await transaction.start()
+        await holdfast.submit_inside_async(connection, [{**job, "reuse_key": "k"}])
+        resume = asyncio.create_task(store.jobs.resume(keyed))
+        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+        watcher = await asyncpg.connect(clean_url)
+        async with asyncio.timeout(20):
+            while not await watcher.fetchval(waiting):
+                pass  # Until the resume waits for the key.
+            pulse = await store.leases.beat("w1", leases, ttl=60)
+        assert {beat.answer for beat in pulse.jobs} == {"yours"}
+        await transaction.rollback()
+        assert (await resume).status is Status.QUEUED
+        await watcher.close()
+        await connection.close()

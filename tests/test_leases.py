@@ -557,3 +557,21 @@ async def test_worker_ids_are_never_reused_and_workers_are_listed_with_their_job
     assert not (await workers.list())[0].live
     await workers.forget("w1")
     assert await workers.list() == []
+
+
+async def test_events_name_the_worker_that_lost_the_lease(stage: Stage) -> None:
+    """Proves L10."""
+    await stage.submit(**PROCESS)
+    (lease,) = await stage.claim_process(worker="w1")
+    await stage.store.leases.hand_over([lease])
+    (lease,) = await stage.adopt(worker="w2", domains=["host-a"])
+    await stage.store.leases.hand_over([lease])
+    (lease,) = await stage.adopt(worker="w3", domains=["host-a"])
+    await stage.advance(TTL + 1)
+    (reaped,) = await stage.store.leases.reap()
+    assert reaped.worker == "w3"
+    told = [(event.data["lease"], event.data["worker"]) for event in await stage.events(lease) if event.type == "lease"]
+    assert told == [
+        *(("handed_over", "w1"), ("adopted", "w2"), ("handed_over", "w2")),
+        *(("adopted", "w3"), ("reaped", "w3")),
+    ]

@@ -74,6 +74,22 @@ async def test_other_queues_are_claimed_beside_a_capped_one(stage: Stage) -> Non
     assert sorted(lease.queue for lease in claimed) == ["default", "default", "default", "heavy"]
 
 
+async def test_capped_queue_does_not_live_off_what_others_leave(stage: Stage) -> None:
+    """Proves J10."""
+    await stage.store.queues.limit("capped", cap=2)
+    await stage.submit(queue="capped")
+    for _ in range(20):
+        await stage.submit()
+    pairs = [Claimable(queue=q, capability="function:f", domain=FUNCTION_DOMAIN) for q in ("default", "capped")]
+    taken = [
+        lease.queue
+        for _ in range(3)
+        for lease in (await stage.store.leases.claim("w1", pairs, slots=2, ttl=TTL)).claimed
+    ]
+    assert taken.count("capped") == 1
+    assert len(taken) == 6
+
+
 @pytest.mark.parametrize("limits", [{"cap": 0}, {"depth": 0}, {"cap": -1}])
 async def test_limits_below_one_are_refused(stage: Stage, limits: dict[str, int]) -> None:
     """Proves J10."""
@@ -149,6 +165,20 @@ async def test_claim_gives_each_tenant_an_equal_share_and_fills_up(stage: Stage)
     assert len(claimed) == 12
     assert claimed.count("c") == 2
     assert {claimed.count("a"), claimed.count("b")} in ({5}, {4, 6})
+
+
+async def test_turns_go_by_tenant_over_all_functions(stage: Stage) -> None:
+    """Proves N5."""
+    old = [await stage.submit(tenant="zed") for _ in range(6)]
+    newer = await stage.submit(tenant="zed", spec={"name": "g"})
+    for _ in range(3):
+        await stage.submit(tenant="bob")
+    pairs = [Claimable(queue="default", capability=f"function:{name}", domain=FUNCTION_DOMAIN) for name in "fg"]
+    order = [
+        lease for _ in range(10) for lease in (await stage.store.leases.claim("w1", pairs, slots=1, ttl=TTL)).claimed
+    ]
+    assert [lease.tenant for lease in order] == ["bob", "zed"] * 3 + ["zed"] * 4
+    assert [lease.id for lease in order if lease.tenant == "zed"] == [*(job.id for job in old), newer.id]
 
 
 async def test_order_within_a_tenant_holds_over_its_functions(stage: Stage) -> None:

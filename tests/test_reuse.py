@@ -6,6 +6,7 @@ import pytest
 
 from holdfast.errors import Conflict, Gone, Invalid, NotFound
 from holdfast.model import Status
+from holdfast.submission import gather
 from tests.stage import Stage
 
 JOB = {"runner": "function", "spec": {"name": "f"}}
@@ -167,3 +168,52 @@ async def test_ten_parallel_calls_with_one_key_make_one_job(stage: Stage) -> Non
     jobs = await asyncio.gather(*(stage.store.jobs.submit(JOB, key="call-1") for _ in range(10)))
     assert len({job.id for job in jobs}) == 1
     assert len((await stage.store.jobs.list()).items) == 1
+
+
+async def test_two_dependants_of_one_key_are_not_both_revived(stage: Stage) -> None:
+    """Proves N7."""
+    p, q = await stage.submit(), await stage.submit()
+    first = await stage.submit(needs=[p.id, q.id], reuse_key="k")
+    leases = {lease.id: lease for lease in await stage.claim()}
+    await stage.fail(leases[p.id])
+    second = await stage.submit(needs=[q.id], reuse_key="k")
+    assert not second.reused
+    await stage.fail(leases[q.id])
+    await stage.store.jobs.resume(p.id)
+    await stage.store.jobs.resume(q.id)
+    statuses = [await stage.status(job) for job in (first, second)]
+    assert sorted(statuses) == [Status.FAILED, Status.QUEUED]
+
+
+async def test_settling_that_revives_nobody_leaves_the_key_where_it_is(stage: Stage) -> None:
+    """Proves N7."""
+    p, q = await stage.submit(), await stage.submit()
+    broken = await stage.submit(needs=[p.id, q.id], reuse_key="k")
+    leases = {lease.id: lease for lease in await stage.claim()}
+    await stage.fail(leases[p.id])
+    built = await stage.submit(reuse_key="k")
+    await stage.run_one()
+    events = await stage.events(broken)
+    await stage.finish(leases[q.id])
+    again = await stage.submit(reuse_key="k")
+    assert (again.id, again.reused) == (built.id, True)
+    assert await stage.events(broken) == events
+
+
+async def test_repeat_of_a_call_answers_in_its_own_order(stage: Stage) -> None:
+    """Proves J12."""
+    ids = ["0197aaaa-0000-7000-8000-00000000000a", "0197aaaa-0000-7000-8000-00000000000b"]
+    call = [{**JOB, "id": ids[1], "needs": [ids[0]]}, {**JOB, "id": ids[0]}]
+    assert list(await stage.store.jobs.submit_many(call, key="call-1")) == [ids[1], ids[0]]
+    assert list(await stage.store.jobs.submit_many(call, key="call-1")) == [ids[1], ids[0]]
+
+
+async def test_need_that_succeeded_may_be_removed_before_the_dependant_is_resolved(stage: Stage) -> None:
+    """Proves N6."""
+    parent = await stage.submit()
+    await stage.run_one()
+    batch = gather([{**JOB, "needs": [parent.id]}], "default", None)
+    await stage.store.database.submit(batch)  # accepted, and nobody has looked at its needs yet
+    await stage.store.jobs.delete(parent.id)
+    await stage.store.gates.resolve()
+    assert [lease.id for lease in await stage.claim()] == list(batch.ids)

@@ -12,6 +12,7 @@
     ├── ConfigError      settings that cannot work; lists every problem at once
     └── StoreError       the database, not the request                                 503
         ├── StoreUnreachable
+        ├── LockTimeout      somebody's open transaction was in the way for too long
         └── SchemaMismatch   not migrated, or migrated by a newer holdfast
 
 "The job failed" is not in here: how a job ends is data (`model.Outcome`).
@@ -106,6 +107,10 @@ class StoreError(HoldfastError):
 
 class StoreUnreachable(StoreError):
     code = "store_unreachable"
+
+
+class LockTimeout(StoreError):
+    code = "lock_timeout"
 
 
 class SchemaMismatch(StoreError):

@@ -122,7 +122,9 @@ class Batch(msgspec.Struct, frozen=True):
     def answer(self, known: Sequence[Mapping[str, Any]]) -> list[Accepted]:
         """Turn what a database says of jobs that exist already, (id, asked), into the answer for all of them."""
         if known and known[0]["asked"] is None:
-            return [Accepted(row["id"], True) for row in known]
+            # The repeat stands in the same order as the first call did, which is not the order of its ids.
+            own = {job.id: row["id"] for job, row in zip(self.jobs, known, strict=True)}
+            return [Accepted(own[job_id], True) for job_id in self.ids]
         joined = {row["asked"]: row["id"] for row in known}
         return [Accepted(joined.get(job_id, job_id), job_id in joined) for job_id in self.ids]
 

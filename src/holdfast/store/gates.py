@@ -8,10 +8,10 @@ dependants are settled here, level by level. Everything can be called twice and 
 import logging
 from collections.abc import Iterable, Sequence
 
-from holdfast.errors import StoreError
+from holdfast.errors import LockTimeout, StoreError
 from holdfast.store.database import Database, Row, Tx
 from holdfast.store.lanes import LaneKey, Lanes, lane_jobs, lock_lanes, lock_lanes_and_jobs, settle_lanes
-from holdfast.store.moves import event
+from holdfast.store.moves import event, lock_keys
 from holdfast.store.wake import Wake, work
 
 log = logging.getLogger(__name__)
@@ -162,10 +162,14 @@ class Gates:
         return broken
 
     async def _settle_all(self) -> int:
-        found = await self._database.read("unsettled_jobs", limit=BATCH)
-        for row in found:
-            await self._settle(row["id"])
-        return len(found)
+        settled = 0
+        for row in await self._database.read("unsettled_jobs", limit=BATCH):
+            try:
+                await self._settle(row["id"])
+                settled += 1
+            except LockTimeout as error:
+                log.warning("job %s stays unsettled for now: %s", row["id"], error)
+        return settled
 
     async def _unsettled(self, ids: Sequence[str]) -> list[str]:
         return [row["id"] for row in await self._database.read("unsettled_among", ids=list(ids))] if ids else []
@@ -185,6 +189,9 @@ class Gates:
                 seq = before[0]["seq"] if before else 0
                 page = await tx.rows("open_dependants", id=job_id, after_id=after, limit=BATCH)
                 ids = [row["id"] for row in page]
+                if ids:
+                    await tx.rows("wait_briefly")
+                    await lock_keys(tx, ids)
                 await tx.rows("lock_jobs", ids=[job_id, *ids])
                 if ids:
                     await tx.rows("unsettle_dependants", id=job_id, ids=ids)
@@ -202,9 +209,8 @@ class Gates:
 
 
 async def stand_again(tx: Tx, row: Row) -> str | None:
-    """Let a job stand for its reuse key again; return the other job that is live for it, if there is one."""
+    """Let a job stand for its reuse key, which is locked; return the other job that is live for it, if there is one."""
     key = {"tenant": row["tenant"], "reuse_key": row["reuse_key"]}
-    await tx.rows("lock_reuse", id=row["id"], **key)
     if await tx.rows("take_reuse", id=row["id"], **key):
         return None
     (other,) = await tx.rows("standing_for", **key)
@@ -214,8 +220,11 @@ async def stand_again(tx: Tx, row: Row) -> str | None:
 async def _without_replaced(tx: Tx, ids: list[str]) -> list[str]:
     """Leave out jobs whose reuse key another live job stands for: they stay failed, and an event says so."""
     replaced = set()
+    given: dict[tuple[str, str], str] = {}
     for row in await tx.rows("revivable_keys", ids=ids):
-        other = await stand_again(tx, row)
+        key = (row["tenant"], row["reuse_key"])
+        other = given.get(key) or await stand_again(tx, row)
+        given.setdefault(key, row["id"])
         if other is not None:
             replaced.add(row["id"])
             await tx.rows("note", id=row["id"], events=[event("audit", action="stays_failed", live=other)])

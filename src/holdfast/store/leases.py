@@ -5,6 +5,7 @@ write landed; a lost lease is an answer, not an error.
 """
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from operator import attrgetter
@@ -64,11 +65,11 @@ class Owners(msgspec.Struct, frozen=True, kw_only=True):
     now_at: datetime
 
 
-class _Turn(msgspec.Struct, frozen=True):
-    """Whose turn it was in a line of jobs, and which job was taken last."""
+class _Mark(msgspec.Struct, frozen=True):
+    """The job that was taken last from a line, of the tenant whose turn it was."""
 
     tenant: str
-    after_id: str | None
+    after_id: str
     at: float
     returns: int
 
@@ -79,7 +80,9 @@ class Leases:
         self._gates = gates
         self._queues = queues
         self._wake = wake_up
-        self._turns: dict[tuple[str, str, str], _Turn] = {}
+        self._turns: dict[str, str] = {}
+        self._marks: dict[tuple[str, str, str], _Mark] = {}
+        self._rounds: Counter[str] = Counter()
 
     async def claim(
         self,
@@ -94,11 +97,24 @@ class Leases:
         _check_ttl(ttl)
         caps = await self._queues.caps() if slots > 0 and pairs else {}
         uncapped = [pair for pair in pairs if pair.queue not in caps]
-        adopted, claimed = await self._claim(worker, uncapped, max(slots, 0), ttl, domains)
-        for queue in sorted({pair.queue for pair in pairs} & set(caps)):
-            mine = [pair for pair in pairs if pair.queue == queue]
-            claimed += await self._claim_capped(worker, queue, mine, slots - len(claimed), ttl)
+        capped = sorted({pair.queue for pair in pairs} & set(caps))
+        adopted: list[Lease] = []
+        claimed: list[Lease] = []
+        for queue in self._in_turn(worker, [None, *capped]):
+            if queue is None:
+                orphans, found = await self._claim(worker, uncapped, max(slots - len(claimed), 0), ttl, domains)
+                adopted += orphans
+                claimed += found
+            else:
+                mine = [pair for pair in pairs if pair.queue == queue]
+                claimed += await self._claim_capped(worker, queue, mine, slots - len(claimed), ttl)
         return Claimed(adopted=sorted(adopted, key=attrgetter("id")), claimed=claimed)
+
+    def _in_turn(self, worker: str, groups: list[str | None]) -> list[str | None]:
+        """Capped queues and all the others go first by turns, so that none lives off what another leaves."""
+        self._rounds[worker] += 1
+        first = self._rounds[worker] % len(groups)
+        return groups[first:] + groups[:first]
 
     async def _claim(
         self, worker: str, pairs: Sequence[Claimable], slots: int, ttl: float, domains: Sequence[str]
@@ -114,7 +130,7 @@ class Leases:
             old = sum(lease.adopted for lease in leases)
             adopted += leases[:old]
             new = leases[old:]
-            self._remember(worker, turns, new, slots - len(claimed))
+            self._remember(worker, new, slots=slots - len(claimed))
             claimed += new
             marked = any(turn["after_id"] is not None for turn in turns)
             if len(claimed) >= slots or not (marked or len({lease.tenant for lease in new}) > 1):
@@ -138,45 +154,51 @@ class Leases:
             if free <= 0:
                 return []
             turns = [self._turn(worker, pair) for pair in pairs]
-            leases = await tx.values("claim", Lease, **_claiming(worker, turns, free, ttl, (), capped=True))
-            self._remember(worker, turns, leases, 0)
-            return leases
+            return await tx.values("claim", Lease, **_claiming(worker, turns, free, ttl, (), capped=True))
 
-        return await self._database.transact(change)
+        leases = await self._database.transact(change)
+        self._remember(worker, leases, slots=0)
+        return leases
 
     def _turn(self, worker: str, pair: Claimable) -> dict[str, str | None]:
-        turn = self._turns.get((worker, pair.queue, pair.capability))
-        fresh = turn is not None and time.monotonic() - turn.at < MARK_SECONDS and turn.returns == self._wake.returns
+        turn = self._turns.get(worker, "")
+        mark = self._marks.get((worker, pair.queue, pair.capability))
+        fresh = (
+            mark is not None
+            and mark.tenant == turn
+            and mark.returns == self._wake.returns
+            and time.monotonic() - mark.at < MARK_SECONDS
+        )
         return {
             "queue": pair.queue,
             "capability": pair.capability,
             "domain": pair.domain,
-            "turn": turn.tenant if turn else "",
-            "after_id": turn.after_id if turn and fresh else None,
+            "turn": turn,
+            "after_id": mark.after_id if mark and fresh else None,
         }
 
-    def _remember(
-        self, worker: str, turns: Sequence[Mapping[str, str | None]], leases: Sequence[Lease], slots: int
-    ) -> None:
-        """Note for each line whose turn it was last; while it has a backlog also the mark behind which it goes on."""
-        served: dict[tuple[str, str], dict[str, str]] = {}
-        for lease in leases:
-            served.setdefault((lease.queue, lease.capability), {})[lease.tenant] = lease.id
-        for turn in turns:
-            tenants = served.get((str(turn["queue"]), str(turn["capability"])))
-            if tenants is None:
-                continue
-            before = str(turn["turn"])
-            last = max(tenants, key=lambda tenant: (tenant == before, tenant < before, tenant))
-            line = (worker, str(turn["queue"]), str(turn["capability"]))
-            kept = turn["after_id"] is not None and last == before
-            at = self._turns[line].at if kept else time.monotonic()
-            self._turns[line] = _Turn(last, tenants[last] if len(leases) == slots else None, at, self._wake.returns)
+    def _remember(self, worker: str, leases: Sequence[Lease], *, slots: int) -> None:
+        """Note whose turn it was last; for lines with a backlog also the mark behind which they go on.
+
+        A mark keeps the age of the one that it follows, so that it is dropped in time.
+        """
+        if not leases:
+            return
+        before = self._turns.get(worker, "")
+        turn = max({lease.tenant for lease in leases}, key=lambda tenant: (tenant == before, tenant < before, tenant))
+        self._turns[worker] = turn
+        if len(leases) < slots or not slots:
+            return
+        now = time.monotonic()
+        last = {(worker, lease.queue, lease.capability): lease.id for lease in leases if lease.tenant == turn}
+        for line, after_id in last.items():
+            mark = self._marks.get(line)
+            kept = mark is not None and mark.tenant == turn and now - mark.at < MARK_SECONDS
+            self._marks[line] = _Mark(turn, after_id, mark.at if mark and kept else now, self._wake.returns)
 
     def _drop_marks(self, worker: str) -> None:
-        for line, turn in self._turns.items():
-            if line[0] == worker:
-                self._turns[line] = _Turn(turn.tenant, None, turn.at, turn.returns)
+        for line in [line for line in self._marks if line[0] == worker]:
+            del self._marks[line]
 
     async def start(self, leases: Iterable[Lease]) -> frozenset[str]:
         """Write that these attempts now run; return the ids of those whose lease still held."""

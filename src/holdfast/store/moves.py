@@ -77,6 +77,8 @@ async def change_job(database: Database, verb: Verb, tenant: str, job_id: str, p
     """Move one job as `plan` says, or refuse; a plan without a move changes nothing."""
 
     async def change(tx: Tx) -> Moved:
+        if verb is Verb.RESUME:
+            await lock_keys(tx, [job_id])
         row = await lock_job(tx, tenant, job_id)
         if not legal(verb, Status(row["status"])):
             raise IllegalMove(verb, job_id, row["status"], [str(status) for status in MOVES[verb]])
@@ -86,6 +88,12 @@ async def change_job(database: Database, verb: Verb, tenant: str, job_id: str, p
         return await write_move(tx, verb, row, move)
 
     return await database.transact(change)
+
+
+async def lock_keys(tx: Tx, ids: Sequence[str]) -> None:
+    """Lock the reuse keys of jobs, in order, before anything else: an open submit may hold one for long."""
+    for row in await tx.rows("reuse_keys", ids=list(ids)):
+        await tx.rows("lock_reuse", tenant=row["tenant"], reuse_key=row["reuse_key"], id=row["id"])
 
 
 async def lock_job(tx: Tx, tenant: str, job_id: str) -> Row:

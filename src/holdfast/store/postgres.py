@@ -14,7 +14,7 @@ import asyncpg
 import msgspec
 
 from holdfast.config import Pooler
-from holdfast.errors import HoldfastError, StoreError, StoreUnreachable
+from holdfast.errors import HoldfastError, LockTimeout, StoreError, StoreUnreachable
 from holdfast.store import queries
 from holdfast.store.database import Counters, Row, Tx, json_text, tuples
 from holdfast.store.refusals import refusal
@@ -306,5 +306,7 @@ def _mapped(error: Exception) -> HoldfastError:
     if not isinstance(error, asyncpg.PostgresError) or isinstance(error, _AWAY):
         return StoreUnreachable(f"Postgres went away: {error or type(error).__name__}")
     message = str(error.args[0])
+    if isinstance(error, asyncpg.LockNotAvailableError):
+        return LockTimeout(f"Postgres: {message}")
     refused = refusal(error.sqlstate or "", message, error.detail)
     return refused or StoreError(f"Postgres: {message} ({error.sqlstate})")

@@ -37,8 +37,12 @@ class Queues:
             if value is not None and value < 1:
                 raise Invalid(name, f"{value} is below 1; leave it out for no limit")
         await self._database.rows("set_queue_limits", queue=queue, cap=cap, depth_limit=depth)
-        while depth is not None and await self._database.rows("count_waiting", queue=queue, limit=COUNTED):
-            pass  # What waits already counts too.
+        after: str | None = None
+        while depth is not None:  # What waits already counts too.
+            (step,) = await self._database.rows("count_waiting", queue=queue, after_id=after, scan=COUNTED)
+            after = step["last_id"]
+            if step["seen"] < COUNTED:
+                break
         self._caps_until = 0.0
         self._wake.post([work(queue)])
 

@@ -12,6 +12,7 @@ import itertools
 import queue
 import sqlite3
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
 from functools import partial
@@ -109,7 +110,7 @@ class Connection(Statements):
         self.raw.execute("PRAGMA temp_store = MEMORY")
         self.raw.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         if writes:
-            self.raw.execute("PRAGMA journal_mode = WAL")
+            _use_wal(self.raw)
             self.raw.create_function("signature", 4, _signature, deterministic=True)
             self.raw.executescript(queries.session_script("sqlite"))
         else:
@@ -118,6 +119,19 @@ class Connection(Statements):
     def tick(self) -> None:
         """Let the clock of this connection catch up; called once per transaction."""
         self._now[0] = to_micros(self._clock.now())
+
+
+def _use_wal(connection: sqlite3.Connection) -> None:
+    """Switch the file to WAL. Of several that do so at once, SQLite refuses some without waiting: they try again."""
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
 
 
 def _signature(kind: str, runner: str, spec: str, inputs: str) -> str:
@@ -212,14 +226,17 @@ class _Thread:
         self._count = itertools.count()
         self._connect = connect
         self._run = run
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
         self._thread.start()
 
     async def do(self, work: Callable[[Connection], T], *, look: Work | None = None, priority: int = _NORMAL) -> T:
-        if not self._thread.is_alive():
+        if self._closed.is_set():
             raise StoreUnreachable("the store is closed")
         task = _Task(work, look)
         self._queue.put((priority, next(self._count), task))
+        if self._closed.is_set():  # The thread may have left without looking into the queue again.
+            self._turn_away("the store is closed")
         answer: T = await task.future
         return answer
 
@@ -228,17 +245,27 @@ class _Thread:
         await asyncio.to_thread(self._thread.join)
 
     def _loop(self) -> None:
+        reason = "the store is closed"
         try:
             connection = self._connect()
+            try:
+                while tasks := self._next():
+                    self._run(connection, tasks)
+            finally:
+                connection.raw.close()
         except sqlite3.Error as error:
-            for task in self._next():
-                task.settle(None, StoreUnreachable(f"SQLite: {error}"))
-            return
-        try:
-            while tasks := self._next():
-                self._run(connection, tasks)
+            reason = f"SQLite: {error}"
         finally:
-            connection.raw.close()
+            self._closed.set()
+            self._turn_away(reason)
+
+    def _turn_away(self, reason: str) -> None:
+        """Leave nobody waiting for a thread that has gone."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                _, _, task = self._queue.get_nowait()
+                if task is not None:
+                    task.settle(None, StoreUnreachable(reason))
 
     def _next(self) -> list[_Task]:
         """Wait for work; take along what else is waiting. Nothing means: stop."""
@@ -288,7 +315,7 @@ def _write_together(connection: Connection, tasks: list[_Task]) -> None:
 
     _, error = _attempt(whole)
     if error is not None and connection.raw.in_transaction:
-        connection.raw.execute("ROLLBACK")
+        _attempt(lambda: connection.raw.execute("ROLLBACK"))
     for n, task in enumerate(tasks):
         task.settle(*((None, error) if error is not None else results[n]))
 
@@ -337,7 +364,7 @@ class SqliteDatabase:
             path.parent.mkdir(parents=True, exist_ok=True)
             connection = sqlite3.connect(path, timeout=BUSY_SECONDS)
             try:
-                connection.execute("PRAGMA journal_mode = WAL")
+                _use_wal(connection)
             finally:
                 connection.close()
         except (OSError, sqlite3.Error) as error:

@@ -335,7 +335,7 @@ BEGIN
       coalesce((j.job ->> 'rebuild')::boolean, false) AS rebuild
     FROM jsonb_array_elements(batch) WITH ORDINALITY AS j(job, n)
     WHERE j.job ->> 'reuse_key' IS NOT NULL
-    ORDER BY 2, 3, j.n
+    ORDER BY coalesce(j.job ->> 'tenant', 'default') COLLATE "C", (j.job ->> 'reuse_key') COLLATE "C", j.n
   LOOP
     INSERT INTO holdfast.reuse AS r (tenant, reuse_key, job_id)
     VALUES (asked.tenant, asked.key, asked.id)
@@ -512,10 +512,12 @@ BEGIN
     SELECT i.id, i.tenant, i.kind, now_at, i.held, i.runner, i.spec, i.inputs, i.labels, i.policy, i.reuse_key
     FROM input AS i
   ), wanted AS (
-    INSERT INTO holdfast.needs (job_id, need_id)
-    SELECT DISTINCT i.id, coalesce(joined ->> need.id, need.id)::uuid
-    FROM input AS i CROSS JOIN LATERAL jsonb_array_elements_text(i.needs) AS need(id)
-    WHERE i.has_needs
+    INSERT INTO holdfast.needs (job_id, need_id, satisfied) -- a success is final: its job may be pruned before the commit
+    SELECT w.job_id, w.need_id, EXISTS (SELECT 1 FROM holdfast.jobs AS p WHERE p.id = w.need_id AND p.status = 'succeeded')
+    FROM (
+      SELECT DISTINCT i.id AS job_id, coalesce(joined ->> need.id, need.id)::uuid AS need_id
+      FROM input AS i CROSS JOIN LATERAL jsonb_array_elements_text(i.needs) AS need(id)
+      WHERE i.has_needs) AS w
   ), made AS (
     INSERT INTO holdfast.jobs AS j (
       id, tenant, queue, capability, lane, priority, status, gate, held, limited, has_needs, requested_at, available_at,

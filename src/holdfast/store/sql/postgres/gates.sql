@@ -267,3 +267,7 @@ SET gate = 'unresolved'
 WHERE j.id = :id::uuid
   AND j.gate IN ('needs', 'open', 'lane')
 RETURNING j.id;
+
+-- name: wait_briefly
+-- Somebody's open transaction may hold a reuse key for minutes: whoever looks after others' jobs does not wait so long.
+SELECT set_config('lock_timeout', '2s', true) AS lock_timeout;

@@ -166,15 +166,31 @@ RETURNING job_id;
 -- name: standing_for
 SELECT r.job_id FROM holdfast.reuse AS r WHERE r.tenant = :tenant::text AND r.reuse_key = :reuse_key::text;
 
+-- name: reuse_keys
+-- The reuse keys of jobs, in the order in which they are locked. They never change, so no lock is needed to read them.
+SELECT s.id, s.tenant, s.reuse_key
+FROM holdfast.specs AS s
+WHERE s.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e)
+  AND s.reuse_key IS NOT NULL
+ORDER BY s.tenant, s.reuse_key, s.id;
+
 -- name: revivable_keys
--- Reuse keys of jobs that failed because of a need.
+-- Reuse keys of jobs that failed because of needs that no longer stand in the way.
 SELECT j.id, j.tenant, s.reuse_key
 FROM holdfast.jobs AS j
 JOIN holdfast.specs AS s ON s.id = j.id
 WHERE j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e)
   AND j.status = 'failed'
   AND j.error_code = 'dependency_failed'
-  AND s.reuse_key IS NOT NULL;
+  AND j.stop_kind IS NULL
+  AND s.reuse_key IS NOT NULL
+  AND NOT EXISTS (
+    SELECT 1 FROM holdfast.needs AS n
+    LEFT JOIN holdfast.jobs AS p ON p.id = n.need_id
+    WHERE n.job_id = j.id
+      AND NOT n.satisfied
+      AND (p.id IS NULL OR p.status IN ('failed', 'timed_out', 'cancelled')))
+ORDER BY s.tenant, s.reuse_key, j.id;
 
 -- name: overdue_jobs
 -- Queued jobs whose queue timeout has passed. Uses jobs_queue_deadline.
@@ -206,11 +222,14 @@ WITH doomed AS (
   WHERE n.need_id = d.id AND NOT n.satisfied AND d.status = 'succeeded'
 ), specs AS (
   DELETE FROM holdfast.specs AS s USING doomed AS d WHERE s.id = d.id
-), reuse AS (
-  DELETE FROM holdfast.reuse AS r
-  USING doomed AS d
+), freed AS MATERIALIZED ( -- one whose key is locked by a submit stays: it names a job that is gone, which is harmless
+  SELECT r.tenant, r.reuse_key
+  FROM doomed AS d
   JOIN holdfast.specs AS s ON s.id = d.id
-  WHERE r.tenant = s.tenant AND r.reuse_key = s.reuse_key AND r.job_id = d.id
+  JOIN holdfast.reuse AS r ON r.tenant = s.tenant AND r.reuse_key = s.reuse_key AND r.job_id = d.id
+  FOR UPDATE OF r SKIP LOCKED
+), reuse AS (
+  DELETE FROM holdfast.reuse AS r USING freed AS f WHERE r.tenant = f.tenant AND r.reuse_key = f.reuse_key
 ), attempts AS (
   DELETE FROM holdfast.attempts AS a USING doomed AS d WHERE a.job_id = d.id
 ), needs AS (

@@ -60,14 +60,14 @@ WITH RECURSIVE clock AS MATERIALIZED (
     WHERE j.gate = 'open' AND j.queue = t.queue AND j.capability = t.capability AND j.tenant > t.tenant
     ORDER BY j.tenant LIMIT 1)
   FROM ahead AS t
-  WHERE t.tenant IS NOT NULL AND t.n < :slots::integer
+  WHERE t.tenant IS NOT NULL AND t.n < :slots::integer + 8
 ), behind AS (
   SELECT p.queue, p.capability, p.domain, p.turn, 1 AS n, (
     SELECT j.tenant FROM holdfast.jobs AS j
     WHERE j.gate = 'open' AND j.queue = p.queue AND j.capability = p.capability AND j.tenant < p.turn
     ORDER BY j.tenant LIMIT 1) AS tenant
   FROM pairs AS p
-  WHERE p.turn <> '' AND (SELECT count(t.tenant) FROM ahead AS t) < :slots::integer
+  WHERE p.turn <> '' AND (SELECT count(DISTINCT t.tenant) FROM ahead AS t) < :slots::integer + 8
   UNION ALL
   SELECT t.queue, t.capability, t.domain, t.turn, t.n + 1, (
     SELECT j.tenant FROM holdfast.jobs AS j
@@ -75,7 +75,7 @@ WITH RECURSIVE clock AS MATERIALIZED (
       AND j.tenant > t.tenant AND j.tenant < t.turn
     ORDER BY j.tenant LIMIT 1)
   FROM behind AS t
-  WHERE t.tenant IS NOT NULL AND t.n < :slots::integer
+  WHERE t.tenant IS NOT NULL AND t.n < :slots::integer + 8
 ), lines AS MATERIALIZED (
   SELECT t.queue, t.capability, t.domain, t.tenant, 0 AS lap, NULL::integer AS mark_rank, NULL::timestamptz AS mark_at,
     NULL::uuid AS mark_id
@@ -103,10 +103,10 @@ WITH RECURSIVE clock AS MATERIALIZED (
 ), chosen AS MATERIALIZED (
   SELECT r.queue, r.capability, r.domain, r.tenant, r.mark_rank, r.mark_at, r.mark_id, r.turn
   FROM ranked AS r
-  WHERE r.turn <= :slots::integer
+  WHERE r.turn <= :slots::integer + 8 -- some more, for others may be claiming from these
   ORDER BY r.turn
 ), shares AS MATERIALIZED (
-  SELECT ceil(:slots::float8 / greatest(max(c.turn), 1))::integer AS share, count(*) > max(c.turn) AS merging
+  SELECT ceil(:slots::float8 / least(greatest(max(c.turn), 1), greatest(:slots::integer, 1)))::integer AS share, count(*) > max(c.turn) AS merging
   FROM chosen AS c
 ), turns AS MATERIALIZED (
   SELECT c.queue, c.capability, c.domain, c.tenant, c.turn, c.mark_rank, c.mark_at, c.mark_id, s.share
@@ -366,7 +366,7 @@ WHERE j.phase IS NULL;
 -- name: hand_over
 -- Give leases back while the work goes on: the next worker adopts.
 WITH mine AS MATERIALIZED (
-  SELECT j.id, j.token
+  SELECT j.id, j.token, j.owner
   FROM holdfast.jobs AS j
   JOIN :rows AS r(id uuid, token bigint) ON r.id = j.id AND r.token = j.token
   WHERE j.status = 'running'
@@ -386,7 +386,7 @@ WITH mine AS MATERIALIZED (
   WHERE j.id = m.id
     AND j.token = m.token
     AND j.owner IS NOT NULL
-  RETURNING j.id, j.seq, j.updated_at, j.worker, j.token
+  RETURNING j.id, j.seq, j.updated_at, m.owner AS worker, j.token
 ), told AS (
   INSERT INTO holdfast.events (job_id, seq, at, type, data)
   SELECT h.id, h.seq, h.updated_at, 'lease', json_build_object('lease', 'handed_over', 'worker', h.worker, 'token', h.token)
@@ -398,7 +398,7 @@ SELECT h.id FROM handed AS h;
 -- Clear expired leases; the jobs stay running and can be adopted. State, expiry and token are looked at under the lock.
 -- An orphan that already went through adoptions without progress waits longer each time.
 WITH expired AS MATERIALIZED (
-  SELECT j.id, j.token
+  SELECT j.id, j.token, j.owner
   FROM holdfast.jobs AS j
   WHERE j.owner IS NOT NULL
     AND j.status = 'running'
@@ -423,7 +423,7 @@ WITH expired AS MATERIALIZED (
     AND j.token = e.token
     AND j.status = 'running'
     AND j.lease_expires_at < holdfast.clock()
-  RETURNING j.id, j.seq, j.updated_at, j.worker, j.token, j.attempt, j.adoptions
+  RETURNING j.id, j.seq, j.updated_at, e.owner AS worker, j.token, j.attempt, j.adoptions
 ), told AS (
   INSERT INTO holdfast.events (job_id, seq, at, type, data)
   SELECT r.id, r.seq, r.updated_at, 'lease', json_build_object('lease', 'reaped', 'worker', r.worker, 'token', r.token)

@@ -29,19 +29,23 @@ SELECT q.queue, q.cap FROM holdfast.queues AS q WHERE q.queue = :queue::text FOR
 SELECT count(*) AS running FROM holdfast.jobs AS j WHERE j.status = 'running' AND j.queue = :queue::text;
 
 -- name: count_waiting
--- Let jobs that wait in a queue count against its new depth limit, a page at a time.
-WITH waiting AS MATERIALIZED (
+-- Let jobs that wait in a queue count against its new depth limit: one bounded step along all jobs. Uses jobs_pkey.
+WITH seen AS MATERIALIZED (
   SELECT j.id
   FROM holdfast.jobs AS j
+  WHERE j.id > coalesce(:after_id::uuid, '00000000-0000-0000-0000-000000000000')
+  ORDER BY j.id
+  LIMIT :scan::integer
+), waiting AS MATERIALIZED (
+  SELECT j.id
+  FROM seen AS s
+  JOIN holdfast.jobs AS j ON j.id = s.id
   WHERE j.queue = :queue::text
     AND j.gate IS NOT NULL
     AND NOT j.limited
   ORDER BY j.id
-  LIMIT :limit::integer
-  FOR NO KEY UPDATE
+  FOR NO KEY UPDATE OF j
+), counted AS (
+  UPDATE holdfast.jobs AS j SET limited = true FROM waiting AS w WHERE j.id = w.id
 )
-UPDATE holdfast.jobs AS j
-SET limited = true
-FROM waiting AS w
-WHERE j.id = w.id
-RETURNING j.id;
+SELECT (SELECT count(*) FROM seen) AS seen, (SELECT s.id FROM seen AS s ORDER BY s.id DESC LIMIT 1) AS last_id;

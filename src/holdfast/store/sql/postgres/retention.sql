@@ -47,11 +47,14 @@ WITH seen AS MATERIALIZED (
           LIMIT :newest::integer) AS newer)))
   ORDER BY j.id
   FOR UPDATE OF j SKIP LOCKED
-), reuse AS (
-  DELETE FROM holdfast.reuse AS r
-  USING doomed AS d
+), freed AS MATERIALIZED ( -- one whose key is locked by a submit stays: it names a job that is gone, which is harmless
+  SELECT r.tenant, r.reuse_key
+  FROM doomed AS d
   JOIN holdfast.specs AS s ON s.id = d.id
-  WHERE r.tenant = s.tenant AND r.reuse_key = s.reuse_key AND r.job_id = d.id
+  JOIN holdfast.reuse AS r ON r.tenant = s.tenant AND r.reuse_key = s.reuse_key AND r.job_id = d.id
+  FOR UPDATE OF r SKIP LOCKED
+), reuse AS (
+  DELETE FROM holdfast.reuse AS r USING freed AS f WHERE r.tenant = f.tenant AND r.reuse_key = f.reuse_key
 ), satisfied AS (
   UPDATE holdfast.needs AS n SET satisfied = true
   FROM doomed AS d

@@ -262,3 +262,7 @@ SET gate = 'unresolved'
 WHERE id = :id
   AND gate IN ('needs', 'open', 'lane')
 RETURNING id;
+
+-- name: wait_briefly
+-- Somebody's open transaction may hold a reuse key for minutes: whoever looks after others' jobs does not wait so long.
+SELECT '2s' AS lock_timeout;

@@ -156,15 +156,31 @@ RETURNING job_id;
 -- name: standing_for
 SELECT r.job_id FROM reuse AS r WHERE r.tenant = :tenant AND r.reuse_key = :reuse_key;
 
+-- name: reuse_keys
+-- The reuse keys of jobs, in the order in which they are locked. They never change, so no lock is needed to read them.
+SELECT s.id, s.tenant, s.reuse_key
+FROM specs AS s
+WHERE s.id IN (SELECT value FROM json_each(:ids))
+  AND s.reuse_key IS NOT NULL
+ORDER BY s.tenant, s.reuse_key, s.id;
+
 -- name: revivable_keys
--- Reuse keys of jobs that failed because of a need.
+-- Reuse keys of jobs that failed because of needs that no longer stand in the way.
 SELECT j.id, j.tenant, s.reuse_key
 FROM jobs AS j
 JOIN specs AS s ON s.id = j.id
 WHERE j.id IN (SELECT value FROM json_each(:ids))
   AND j.status = 'failed'
   AND j.error_code = 'dependency_failed'
-  AND s.reuse_key IS NOT NULL;
+  AND j.stop_kind IS NULL
+  AND s.reuse_key IS NOT NULL
+  AND NOT EXISTS (
+    SELECT 1 FROM needs AS n
+    LEFT JOIN jobs AS p ON p.id = n.need_id
+    WHERE n.job_id = j.id
+      AND n.satisfied = 0
+      AND (p.id IS NULL OR p.status IN ('failed', 'timed_out', 'cancelled')))
+ORDER BY s.tenant, s.reuse_key, j.id;
 
 -- name: overdue_jobs
 -- Queued jobs whose queue timeout has passed. Uses jobs_queue_deadline.

@@ -83,7 +83,7 @@ WITH RECURSIVE pairs AS MATERIALIZED (
     WHERE j.gate = 'open' AND j.queue = p.queue AND j.capability = p.capability AND j.tenant <= p.turn
     ORDER BY j.tenant LIMIT 1) AS tenant
   FROM pairs AS p
-  WHERE p.turn <> '' AND (SELECT count(t.tenant) FROM ahead AS t) < :slots
+  WHERE p.turn <> '' AND (SELECT count(DISTINCT t.tenant) FROM ahead AS t) < :slots
   UNION ALL
   SELECT t.queue, t.capability, t.domain, t.turn, t.n + 1, (
     SELECT j.tenant FROM jobs AS j
@@ -310,7 +310,8 @@ WHERE j.phase IS NULL;
 -- Give leases back while the work goes on: the next worker adopts.
 DELETE FROM told;
 -- each: rows
-INSERT INTO told (id, token) VALUES (:id, :token);
+INSERT INTO told (id, token, owner)
+SELECT :id, :token, (SELECT j.owner FROM jobs AS j WHERE j.id = :id);
 DELETE FROM told
 WHERE NOT EXISTS (
   SELECT 1 FROM jobs AS j
@@ -325,7 +326,7 @@ SET owner = NULL,
     seq = seq + 1
 WHERE id IN (SELECT id FROM told);
 INSERT INTO events (job_id, seq, at, type, data)
-SELECT h.id, h.seq, h.updated_at, 'lease', json_object('lease', 'handed_over', 'worker', h.worker, 'token', h.token)
+SELECT h.id, h.seq, h.updated_at, 'lease', json_object('lease', 'handed_over', 'worker', t.owner, 'token', h.token)
 FROM told AS t
 CROSS JOIN jobs AS h ON h.id = t.id;
 SELECT t.id FROM told AS t;
@@ -341,8 +342,8 @@ WHERE j.owner IS NOT NULL
   AND j.lease_expires_at < clock()
 LIMIT 1;
 DELETE FROM told;
-INSERT INTO told (id, token)
-SELECT j.id, j.token
+INSERT INTO told (id, token, owner)
+SELECT j.id, j.token, j.owner
 FROM jobs AS j INDEXED BY jobs_running
 WHERE j.owner IS NOT NULL
   AND j.status = 'running'
@@ -362,10 +363,10 @@ SET owner = NULL,
     seq = seq + 1
 WHERE id IN (SELECT id FROM told);
 INSERT INTO events (job_id, seq, at, type, data)
-SELECT r.id, r.seq, r.updated_at, 'lease', json_object('lease', 'reaped', 'worker', r.worker, 'token', r.token)
+SELECT r.id, r.seq, r.updated_at, 'lease', json_object('lease', 'reaped', 'worker', t.owner, 'token', r.token)
 FROM told AS t
 CROSS JOIN jobs AS r ON r.id = t.id;
-SELECT r.id, r.token, r.worker, r.attempt, r.adoptions
+SELECT r.id, r.token, t.owner AS worker, r.attempt, r.adoptions
 FROM told AS t
 CROSS JOIN jobs AS r ON r.id = t.id;
 

@@ -29,9 +29,9 @@ SELECT q.queue, q.cap FROM queues AS q WHERE q.queue = :queue;
 SELECT count(*) AS running FROM jobs AS j WHERE j.status = 'running' AND j.queue = :queue;
 
 -- name: count_waiting
--- Let jobs that wait in a queue count against its new depth limit, a page at a time.
-UPDATE jobs
-SET limited = 1
-WHERE rowid IN (
-  SELECT j.rowid FROM jobs AS j WHERE j.queue = :queue AND j.gate IS NOT NULL AND j.limited = 0 LIMIT :limit)
-RETURNING id;
+-- Let jobs that wait in a queue count against its new depth limit: one bounded step along all jobs. Uses their key.
+DELETE FROM told;
+INSERT INTO told (id) SELECT j.id FROM jobs AS j WHERE j.id > coalesce(:after_id, '') ORDER BY j.id LIMIT :scan;
+UPDATE jobs SET limited = 1
+WHERE id IN (SELECT id FROM told) AND queue = :queue AND gate IS NOT NULL AND limited = 0;
+SELECT count(*) AS seen, max(t.id) AS last_id FROM told AS t;

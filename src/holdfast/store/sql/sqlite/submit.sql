@@ -6,8 +6,9 @@ INSERT INTO specs (id, tenant, kind, requested_at, held, runner, spec, inputs, l
 VALUES (
   :id, :tenant, :kind, clock(), :hold, :runner, :spec, :inputs, nullif(:labels, '{}'), :policy, :reuse_key);
 -- each: jobs with needs
-INSERT INTO needs (job_id, need_id)
-SELECT DISTINCT :id, n.value FROM json_each(:needs) AS n;
+INSERT INTO needs (job_id, need_id, satisfied)
+SELECT DISTINCT :id, n.value, EXISTS (SELECT 1 FROM jobs AS p WHERE p.id = n.value AND p.status = 'succeeded')
+FROM json_each(:needs) AS n;
 -- each: jobs
 INSERT INTO jobs (
   id, tenant, queue, capability, lane, priority, status, gate, held, has_needs, requested_at, available_at,
