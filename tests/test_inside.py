@@ -18,7 +18,7 @@ from sqlalchemy import create_engine
 import holdfast
 from holdfast.errors import Conflict, Gone, HoldfastError, Invalid, NeedFailed, NotFound, QueueFull, StoreError
 from holdfast.model import Claimable, Gate, Status, new_id
-from holdfast.store import Store, open_store
+from holdfast.store import Store, gates, open_store
 from holdfast.store.postgres import PostgresDatabase
 from holdfast.timing import ManualClock
 from tests.callers import POSTGRES, SQLITE, Caller, open_caller
@@ -514,3 +514,31 @@ async def test_open_transaction_with_a_reuse_key_holds_up_no_heartbeat(clean_url
         assert (await resume).status is Status.QUEUED
         await watcher.close()
         await connection.close()
+
+
+@pytest.mark.parametrize("kind", ["postgres"])
+async def test_open_transaction_with_a_reuse_key_delays_only_the_dependants_that_want_it(
+    clean_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proves J13, N7."""
+    monkeypatch.setattr(gates, "KEY_SECONDS", 1)
+    async with await open_store(clean_url, listen=False) as store:
+        job = {"runner": "function", "spec": {"name": "f"}}
+        parent, other = await store.jobs.submit_many([job, job])
+        (keyed,) = await store.jobs.submit_many([{**job, "needs": [parent], "reuse_key": "k"}])
+        (plain,) = await store.jobs.submit_many([{**job, "needs": [other]}])
+        for job_id in (parent, other):
+            await store.jobs.cancel(job_id)
+        connection = await asyncpg.connect(clean_url)
+        transaction = connection.transaction()
+        await transaction.start()
+        await holdfast.submit_inside_async(connection, [{**job, "reuse_key": "k"}])
+        async with asyncio.timeout(20):
+            await store.jobs.resume(parent)  # lands, and leaves its dependant for later
+            await store.jobs.resume(other)
+        assert (await store.jobs.get(plain)).status is Status.QUEUED
+        assert (await store.jobs.get(keyed)).status is Status.FAILED
+        await transaction.rollback()
+        await connection.close()
+        await store.gates.resolve()
+        assert (await store.jobs.get(keyed)).status is Status.QUEUED

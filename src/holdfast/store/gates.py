@@ -17,6 +17,7 @@ from holdfast.store.wake import Wake, work
 log = logging.getLogger(__name__)
 
 BATCH = 200
+KEY_SECONDS = 2
 ROUNDS = 1000
 
 
@@ -190,8 +191,7 @@ class Gates:
                 page = await tx.rows("open_dependants", id=job_id, after_id=after, limit=BATCH)
                 ids = [row["id"] for row in page]
                 if ids:
-                    await tx.rows("wait_briefly")
-                    await lock_keys(tx, ids)
+                    await lock_keys(tx, ids, seconds=KEY_SECONDS)
                 await tx.rows("lock_jobs", ids=[job_id, *ids])
                 if ids:
                     await tx.rows("unsettle_dependants", id=job_id, ids=ids)

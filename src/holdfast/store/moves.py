@@ -90,10 +90,18 @@ async def change_job(database: Database, verb: Verb, tenant: str, job_id: str, p
     return await database.transact(change)
 
 
-async def lock_keys(tx: Tx, ids: Sequence[str]) -> None:
-    """Lock the reuse keys of jobs, in order, before anything else: an open submit may hold one for long."""
-    for row in await tx.rows("reuse_keys", ids=list(ids)):
+async def lock_keys(tx: Tx, ids: Sequence[str], *, seconds: int = 0) -> None:
+    """Lock the reuse keys of jobs, in order, before anything else: an open submit may hold one for long.
+
+    Whoever looks after others' jobs gives up after some `seconds` and comes again; 0 waits as long as it takes.
+    """
+    keys = await tx.rows("reuse_keys", ids=list(ids))
+    if keys and seconds:
+        await tx.rows("wait_for_locks", seconds=seconds)
+    for row in keys:
         await tx.rows("lock_reuse", tenant=row["tenant"], reuse_key=row["reuse_key"], id=row["id"])
+    if keys and seconds:
+        await tx.rows("wait_for_locks", seconds=0)
 
 
 async def lock_job(tx: Tx, tenant: str, job_id: str) -> Row:

@@ -268,6 +268,6 @@ WHERE j.id = :id::uuid
   AND j.gate IN ('needs', 'open', 'lane')
 RETURNING j.id;
 
--- name: wait_briefly
--- Somebody's open transaction may hold a reuse key for minutes: whoever looks after others' jobs does not wait so long.
-SELECT set_config('lock_timeout', '2s', true) AS lock_timeout;
+-- name: wait_for_locks
+-- How long the rest of this transaction waits for a lock; 0 is as long as it takes.
+SELECT set_config('lock_timeout', :seconds::integer || 's', true) AS lock_timeout;

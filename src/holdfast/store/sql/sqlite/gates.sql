@@ -263,6 +263,7 @@ WHERE id = :id
   AND gate IN ('needs', 'open', 'lane')
 RETURNING id;
 
--- name: wait_briefly
--- Somebody's open transaction may hold a reuse key for minutes: whoever looks after others' jobs does not wait so long.
-SELECT '2s' AS lock_timeout;
+-- name: wait_for_locks
+-- How long the rest of this transaction waits for a lock; 0 is as long as it takes.
+-- Differs: nobody else is in a transaction, so there is nothing to wait for.
+SELECT :seconds AS lock_timeout;
