@@ -147,6 +147,7 @@ class Machine(RuleBasedStateMachine):
     def __init__(self, bench: Bench) -> None:
         super().__init__()
         bench.clear()
+        bench.store.wake.returns += 1  # Ids are used again: marks behind the old ones must go.
         self.bench = bench
         self.store = bench.store
         self.reference = Reference(bench.clock)

@@ -80,7 +80,8 @@ class Jobs:
         answer = batch.answer(known)
         if known and known[0]["asked"] is None:
             return answer
-        ahead = any(job.priority for job in batch.jobs)
+        # One with priority, or with an id that the caller chose, may stand before others that are waiting.
+        ahead = any(job.priority for job in batch.jobs) or any(_given_id(job) for job in jobs)
         self._wake.post({wake.work(job.queue) for job in batch.jobs}, behind=not ahead)
         await self._gates.follow_up(
             {(tenant, job.lane) for job in batch.jobs if job.lane is not None},
@@ -405,6 +406,10 @@ def _queued(row: Row, verb: Verb, by: str | None, reason: str | None) -> Move:
         unsettle=verb is Verb.RESUME,
         events=[*audit(verb, by, reason), event("status", status="queued", by=str(verb))],
     )
+
+
+def _given_id(job: Submission | Mapping[str, Any]) -> bool:
+    return (job.id if isinstance(job, Submission) else job.get("id")) is not None
 
 
 def _cursor(job: Job) -> str:
