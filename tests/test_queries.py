@@ -124,6 +124,20 @@ def plan_nodes(plan: dict[str, Any]) -> list[dict[str, Any]]:
     return [plan, *(node for child in children for node in plan_nodes(child))]
 
 
+async def test_finish_locks_in_the_order_of_ids_also_when_planned_on_an_empty_store(server: str) -> None:
+    """Proves L20."""
+    url = await clone(server, "holdfast_empty_plan")
+    connection = await asyncpg.connect(url, server_settings=SESSION)
+    statement = prepare("holdfast")["finish"]
+    answer = await connection.fetchval("EXPLAIN (FORMAT JSON) " + statement.text, *statement.arguments(FINISH))
+    nodes = list(plan_nodes(json.loads(answer)[0]["Plan"]))
+    assert {node["Index Name"] for node in nodes if node.get("Relation Name") == "jobs" and "Index Name" in node} == {
+        "jobs_pkey"
+    }
+    await connection.close()
+    await drop(server, "holdfast_empty_plan")
+
+
 @pytest.mark.parametrize("name", ["claim", "finish", "beat", "start", "hand_over", "append_events", "move", "reap"])
 async def test_hot_statements_read_their_indexes_on_sqlite_among_200_000_jobs(tmp_path: Path, name: str) -> None:
     """Proves N4."""

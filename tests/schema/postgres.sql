@@ -191,7 +191,7 @@ CREATE INDEX jobs_needs_waiting ON holdfast.jobs USING btree (id) WHERE (gate = 
 CREATE INDEX jobs_orphaned ON holdfast.jobs USING btree (domain, adopt_after_at) WHERE ((status = 'running'::text) AND (owner IS NULL))
 CREATE UNIQUE INDEX jobs_pkey ON holdfast.jobs USING btree (id)
 CREATE INDEX jobs_queue_deadline ON holdfast.jobs USING btree (queue_deadline_at) WHERE ((queue_deadline_at IS NOT NULL) AND (status = 'queued'::text))
-CREATE INDEX jobs_running ON holdfast.jobs USING btree (owner, queue) WHERE (status = 'running'::text)
+CREATE INDEX jobs_running ON holdfast.jobs USING btree (owner, queue) WHERE (phase IS NOT NULL)
 CREATE INDEX jobs_unresolved ON holdfast.jobs USING btree (tenant, lane, requested_at, id) WHERE (gate = 'unresolved'::text)
 CREATE INDEX jobs_unsettled ON holdfast.jobs USING btree (id) WHERE unsettled
 CREATE UNIQUE INDEX lanes_pkey ON holdfast.lanes USING btree (tenant, lane)

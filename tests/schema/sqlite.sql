@@ -12,7 +12,7 @@ CREATE INDEX jobs_limited ON jobs (queue) WHERE limited = 1 AND gate IS NOT NULL
 CREATE INDEX jobs_needs_waiting ON jobs (id) WHERE gate = 'needs'
 CREATE INDEX jobs_orphaned ON jobs (domain, adopt_after_at) WHERE status = 'running' AND owner IS NULL
 CREATE INDEX jobs_queue_deadline ON jobs (queue_deadline_at) WHERE queue_deadline_at IS NOT NULL AND status = 'queued'
-CREATE INDEX jobs_running ON jobs (owner, queue) WHERE status = 'running'
+CREATE INDEX jobs_running ON jobs (owner, queue) WHERE phase IS NOT NULL
 CREATE INDEX jobs_unresolved ON jobs (tenant, lane, requested_at, id) WHERE gate = 'unresolved'
 CREATE INDEX jobs_unsettled ON jobs (id) WHERE unsettled = 1
 CREATE INDEX needs_open ON needs (need_id, job_id) WHERE satisfied = 0

@@ -93,7 +93,8 @@ CREATE INDEX jobs_held ON holdfast.jobs (id) WHERE gate = 'held';
 CREATE INDEX jobs_lane_waiting ON holdfast.jobs (tenant, lane, lane_position) WHERE gate = 'lane';
 CREATE INDEX jobs_lane_blocking ON holdfast.jobs (tenant, lane, lane_position)
   WHERE lane IS NOT NULL AND started_at IS NOT NULL AND NOT dismissed AND status IN ('paused', 'failed', 'timed_out');
-CREATE INDEX jobs_running ON holdfast.jobs (owner, queue) WHERE status = 'running';
+-- By phase, not by status: a statement that looks a running job up by its id must not be tempted to read this one.
+CREATE INDEX jobs_running ON holdfast.jobs (owner, queue) WHERE phase IS NOT NULL;
 CREATE INDEX jobs_orphaned ON holdfast.jobs (domain, adopt_after_at) WHERE status = 'running' AND owner IS NULL;
 CREATE INDEX jobs_unsettled ON holdfast.jobs (id) WHERE unsettled;
 CREATE INDEX jobs_queue_deadline ON holdfast.jobs (queue_deadline_at) WHERE queue_deadline_at IS NOT NULL AND status = 'queued';

@@ -77,7 +77,8 @@ CREATE INDEX jobs_held ON jobs (id) WHERE gate = 'held';
 CREATE INDEX jobs_lane_waiting ON jobs (tenant, lane, lane_position) WHERE gate = 'lane';
 CREATE INDEX jobs_lane_blocking ON jobs (tenant, lane, lane_position)
   WHERE lane IS NOT NULL AND started_at IS NOT NULL AND dismissed = 0 AND (status = 'paused' OR status = 'failed' OR status = 'timed_out');
-CREATE INDEX jobs_running ON jobs (owner, queue) WHERE status = 'running';
+-- By phase, not by status: a statement that looks a running job up by its id must not be tempted to read this one.
+CREATE INDEX jobs_running ON jobs (owner, queue) WHERE phase IS NOT NULL;
 CREATE INDEX jobs_orphaned ON jobs (domain, adopt_after_at) WHERE status = 'running' AND owner IS NULL;
 CREATE INDEX jobs_unsettled ON jobs (id) WHERE unsettled = 1;
 CREATE INDEX jobs_queue_deadline ON jobs (queue_deadline_at) WHERE queue_deadline_at IS NOT NULL AND status = 'queued';

@@ -218,7 +218,8 @@ WITH told AS MATERIALIZED (
   SELECT j.id, j.token, j.capability, j.phase, j.stop_kind, j.stop_phase, j.stop_deadline_at, t.id IS NOT NULL AS known
   FROM holdfast.jobs AS j
   LEFT JOIN told AS t ON t.id = j.id AND t.token = j.token
-  WHERE j.status = 'running'
+  WHERE j.phase IS NOT NULL
+    AND j.status = 'running'
     AND j.owner = :worker::text
   ORDER BY j.id
   FOR NO KEY UPDATE OF j
@@ -255,7 +256,8 @@ WHERE NOT EXISTS (SELECT 1 FROM renewed AS r WHERE r.id = t.id AND r.token = t.t
 -- The stop requests that wait for a worker's own jobs. Uses jobs_running.
 SELECT j.id, j.token, j.stop_kind, j.stop_phase, j.stop_deadline_at
 FROM holdfast.jobs AS j
-WHERE j.status = 'running'
+WHERE j.phase IS NOT NULL
+  AND j.status = 'running'
   AND j.owner = :worker::text
   AND j.stop_kind IS NOT NULL
 ORDER BY j.id;
@@ -400,7 +402,8 @@ SELECT h.id FROM handed AS h;
 WITH expired AS MATERIALIZED (
   SELECT j.id, j.token, j.owner
   FROM holdfast.jobs AS j
-  WHERE j.owner IS NOT NULL
+  WHERE j.phase IS NOT NULL
+    AND j.owner IS NOT NULL
     AND j.status = 'running'
     AND j.lease_expires_at < holdfast.clock()
   ORDER BY j.id
@@ -440,7 +443,8 @@ SELECT
   max(j.last_beat_at) FILTER (WHERE j.lease_expires_at < holdfast.clock()) AS expired_beat_at,
   holdfast.clock() AS now_at
 FROM holdfast.jobs AS j
-WHERE j.status = 'running'
+WHERE j.phase IS NOT NULL
+  AND j.status = 'running'
   AND j.owner IS NOT NULL;
 
 -- name: worn_orphans
@@ -457,6 +461,7 @@ LIMIT :limit::integer;
 -- Who holds what, for people. Uses jobs_running.
 SELECT j.owner, j.id, j.token, j.lease_expires_at
 FROM holdfast.jobs AS j
-WHERE j.status = 'running'
+WHERE j.phase IS NOT NULL
+  AND j.status = 'running'
   AND j.owner IS NOT NULL
 ORDER BY j.owner, j.id;

@@ -26,7 +26,7 @@ SELECT q.queue, q.cap FROM holdfast.queues AS q WHERE q.queue = :queue::text FOR
 
 -- name: running_in_queue
 -- What runs, orphans included. Uses jobs_running: all that runs, which is little.
-SELECT count(*) AS running FROM holdfast.jobs AS j WHERE j.status = 'running' AND j.queue = :queue::text;
+SELECT count(*) AS running FROM holdfast.jobs AS j WHERE j.phase IS NOT NULL AND j.status = 'running' AND j.queue = :queue::text;
 
 -- name: count_waiting
 -- Let jobs that wait in a queue count against its new depth limit: one bounded step along all jobs. Uses jobs_pkey.

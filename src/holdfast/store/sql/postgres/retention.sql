@@ -92,5 +92,5 @@ SELECT
   (SELECT count(*) FROM (SELECT 1 FROM holdfast.jobs AS j WHERE j.gate = 'lane' LIMIT :most::integer) AS x) AS lane,
   (SELECT count(*) FROM (SELECT 1 FROM holdfast.jobs AS j WHERE j.gate = 'held' LIMIT :most::integer) AS x) AS held,
   (SELECT count(*) FROM (SELECT 1 FROM holdfast.jobs AS j WHERE j.gate = 'unresolved' LIMIT :most::integer) AS x) AS unresolved,
-  (SELECT count(*) FROM (SELECT 1 FROM holdfast.jobs AS j WHERE j.status = 'running' LIMIT :most::integer) AS x) AS running,
+  (SELECT count(*) FROM (SELECT 1 FROM holdfast.jobs AS j WHERE j.phase IS NOT NULL AND j.status = 'running' LIMIT :most::integer) AS x) AS running,
   (SELECT greatest(c.reltuples, 0)::bigint FROM pg_class AS c WHERE c.oid = 'holdfast.jobs'::regclass) AS total;

@@ -205,7 +205,8 @@ SELECT m.id, m.token, CASE WHEN t.id IS NOT NULL THEN 'yours' ELSE 'unknown' END
   m.stop_phase, m.stop_deadline_at, 0
 FROM jobs AS m
 LEFT JOIN told AS t ON t.id = m.id AND t.token = m.token
-WHERE m.status = 'running'
+WHERE m.phase IS NOT NULL
+  AND m.status = 'running'
   AND m.owner = :worker
 UNION ALL
 SELECT t.id, t.token, 'lost', NULL, NULL, NULL, NULL, NULL, 0
@@ -216,7 +217,8 @@ WHERE NOT EXISTS (SELECT 1 FROM jobs AS j WHERE j.id = t.id AND j.token = t.toke
 -- The stop requests that wait for a worker's own jobs. Uses jobs_running.
 SELECT j.id, j.token, j.stop_kind, j.stop_phase, j.stop_deadline_at
 FROM jobs AS j
-WHERE j.status = 'running'
+WHERE j.phase IS NOT NULL
+  AND j.status = 'running'
   AND j.owner = :worker
   AND j.stop_kind IS NOT NULL
 ORDER BY j.id;
@@ -337,7 +339,8 @@ SELECT t.id FROM told AS t;
 -- look
 SELECT 1
 FROM jobs AS j INDEXED BY jobs_running
-WHERE j.owner IS NOT NULL
+WHERE j.phase IS NOT NULL
+  AND j.owner IS NOT NULL
   AND j.status = 'running'
   AND j.lease_expires_at < clock()
 LIMIT 1;
@@ -345,7 +348,8 @@ DELETE FROM told;
 INSERT INTO told (id, token, owner)
 SELECT j.id, j.token, j.owner
 FROM jobs AS j INDEXED BY jobs_running
-WHERE j.owner IS NOT NULL
+WHERE j.phase IS NOT NULL
+  AND j.owner IS NOT NULL
   AND j.status = 'running'
   AND j.lease_expires_at < clock()
 ORDER BY j.lease_expires_at
@@ -379,7 +383,8 @@ SELECT
   max(CASE WHEN j.lease_expires_at < clock() THEN j.last_beat_at END) AS expired_beat_at,
   clock() AS now_at
 FROM jobs AS j
-WHERE j.status = 'running'
+WHERE j.phase IS NOT NULL
+  AND j.status = 'running'
   AND j.owner IS NOT NULL;
 
 -- name: worn_orphans
@@ -396,6 +401,7 @@ LIMIT :limit;
 -- Who holds what, for people. Uses jobs_running.
 SELECT j.owner, j.id, j.token, j.lease_expires_at
 FROM jobs AS j
-WHERE j.status = 'running'
+WHERE j.phase IS NOT NULL
+  AND j.status = 'running'
   AND j.owner IS NOT NULL
 ORDER BY j.owner, j.id;

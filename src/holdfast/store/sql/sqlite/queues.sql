@@ -26,7 +26,7 @@ SELECT q.queue, q.cap FROM queues AS q WHERE q.queue = :queue;
 
 -- name: running_in_queue
 -- What runs, orphans included. Uses jobs_running: all that runs, which is little.
-SELECT count(*) AS running FROM jobs AS j WHERE j.status = 'running' AND j.queue = :queue;
+SELECT count(*) AS running FROM jobs AS j WHERE j.phase IS NOT NULL AND j.status = 'running' AND j.queue = :queue;
 
 -- name: count_waiting
 -- Let jobs that wait in a queue count against its new depth limit: one bounded step along all jobs. Uses their key.

@@ -79,5 +79,5 @@ SELECT
   (SELECT count(*) FROM (SELECT 1 FROM jobs AS j WHERE j.gate = 'lane' LIMIT :most)) AS lane,
   (SELECT count(*) FROM (SELECT 1 FROM jobs AS j WHERE j.gate = 'held' LIMIT :most)) AS held,
   (SELECT count(*) FROM (SELECT 1 FROM jobs AS j WHERE j.gate = 'unresolved' LIMIT :most)) AS unresolved,
-  (SELECT count(*) FROM (SELECT 1 FROM jobs AS j WHERE j.status = 'running' LIMIT :most)) AS running,
+  (SELECT count(*) FROM (SELECT 1 FROM jobs AS j WHERE j.phase IS NOT NULL AND j.status = 'running' LIMIT :most)) AS running,
   (SELECT coalesce(max(rowid), 0) FROM jobs) AS total;

@@ -23,7 +23,7 @@ UPDATE workers SET draining = 1 WHERE worker = :worker RETURNING worker;
 -- name: list_workers
 SELECT w.worker, w.host, w.pid, w.queues, w.capabilities, w.domains, w.registered_at, w.seen_at, w.expires_at,
   w.draining, w.expires_at > clock() AS live,
-  (SELECT json_group_array(o.id) FROM (SELECT j.id FROM jobs AS j WHERE j.owner = w.worker ORDER BY j.id) AS o) AS jobs
+  (SELECT json_group_array(o.id) FROM (SELECT j.id FROM jobs AS j WHERE j.phase IS NOT NULL AND j.owner = w.worker ORDER BY j.id) AS o) AS jobs
 FROM workers AS w
 ORDER BY w.worker;
 
