@@ -741,7 +741,7 @@ async def mix(store: Store, *, seconds: float, seed: int) -> dict[str, int]:
     return await Mix(store, seed).run(seconds)
 
 
-async def drain(store: Store, *, seconds: float = 40.0) -> int:
+async def drain(store: Store, *, seconds: float = 150.0) -> int:
     """Do what people and workers would do until every job has ended: free, release, resolve, run; return the rest."""
     worker = worker_name()
     for lane in await store.lanes.list(limit=1000):
