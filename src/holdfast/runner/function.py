@@ -1,0 +1,217 @@
+"""Functions that run inside the worker: how they are registered, and what they are given.
+
+A function's parameters are the job's inputs. One that is annotated with `Context` gets the context: progress, log,
+usage, and the cancel token by which it hears that it should stop.
+"""
+
+import asyncio
+import inspect
+import threading
+import typing
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, ParamSpec, TypeVar, overload
+
+import msgspec
+
+from holdfast.errors import ConfigError, Invalid
+from holdfast.model import Json, NewEvent
+
+P = ParamSpec("P")
+R = TypeVar("R")
+OURS = frozenset({"status", "task", "log", "result", "error", "lease", "cancel", "audit"})
+"""Types of events that only holdfast writes."""
+
+
+class Cancelled(Exception):
+    """Raised by `CancelToken.check` in a function that was told to stop."""
+
+
+class CancelToken:
+    """How a function hears that it should stop. Safe to use from any thread."""
+
+    __slots__ = ("_event", "_loop", "_waiters", "reason")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._event: threading.Event | None = None
+        self._loop = loop
+        self._waiters: list[asyncio.Future[None]] = []
+        self.reason: str | None = None
+        """Why: cancel, interrupt, timeout, idle_timeout, budget, drain or lost. None: go on."""
+
+    @property
+    def requested(self) -> bool:
+        return self.reason is not None
+
+    def check(self) -> None:
+        """Raise `Cancelled` if the function should stop."""
+        if self.reason is not None:
+            raise Cancelled(self.reason)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block a sync function until it should stop, or the time is over; say whether it should."""
+        if self._event is None:
+            self._event = threading.Event()
+        if self.reason is None:
+            self._event.wait(timeout)
+        return self.requested
+
+    async def requested_async(self) -> None:
+        """Wait in an async function until it should stop."""
+        if self.reason is None:
+            waiter = self._loop.create_future()
+            self._waiters.append(waiter)
+            await waiter
+
+    def _set(self, reason: str) -> None:
+        """Called on the worker's loop. The first reason stays."""
+        if self.reason is not None:
+            return
+        self.reason = reason
+        if self._event is not None:
+            self._event.set()
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+class Context:
+    """What a function is given beside its inputs. All of it may be called from any thread."""
+
+    __slots__ = ("_emit", "attempt", "cancel", "job_id", "tenant", "token")
+
+    def __init__(
+        self,
+        *,
+        job_id: str,
+        tenant: str,
+        attempt: int,
+        token: int,
+        cancel: CancelToken,
+        emit: Callable[[NewEvent], None],
+    ) -> None:
+        self.job_id = job_id
+        self.tenant = tenant
+        self.attempt = attempt
+        self.token = token
+        """The lease's token: pass it on to fence side effects."""
+        self.cancel = cancel
+        self._emit = emit
+
+    def log(self, *lines: str) -> None:
+        self._emit(NewEvent(type="log", data={"stream": "stdout", "lines": [str(line) for line in lines]}))
+
+    def progress(self, percent: float | None = None, message: str | None = None, **more: Json) -> None:
+        known = {"percent": percent, "message": message}
+        self._emit(NewEvent(type="progress", data={k: v for k, v in known.items() if v is not None} | more))
+
+    def usage(self, **deltas: float) -> None:
+        """Report what was used since the last report; over the job's budget it is stopped."""
+        for name, value in deltas.items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+                raise Invalid(name, f"{value!r} is not a number of at least 0")
+        self._emit(NewEvent(type="usage", data=deltas))
+
+    def event(self, type: str, **data: Json) -> None:
+        """Add an event with a name of your own to the job's history."""
+        if type in OURS:
+            raise Invalid("type", f"{type} events are written by holdfast alone; use another name")
+        self._emit(NewEvent(type=type, data=data))
+
+
+class Function(msgspec.Struct, frozen=True, kw_only=True):
+    """A registered function, and how its jobs are submitted unless they say otherwise."""
+
+    name: str
+    call: Callable[..., Any]
+    queue: str = "default"
+    timeout: float | None = None
+    is_async: bool = False
+    context: str | None = None
+    parameters: inspect.Signature = inspect.Signature()
+    plain: bool = False
+
+    def arguments(self, inputs: Mapping[str, Any]) -> str | None:
+        """Say what is wrong with a job's inputs as arguments of this function, or None."""
+        names = dict(inputs)
+        if self.context is not None:
+            if self.context in names:
+                return f"{self.context} is the context, not an input"
+            names[self.context] = None
+        try:
+            self.parameters.bind(**names)
+        except TypeError as error:
+            return str(error)
+        return None
+
+
+class Functions:
+    """The functions that an application registered, by name."""
+
+    def __init__(self) -> None:
+        self._named: dict[str, Function] = {}
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self._named)
+
+    def get(self, name: str) -> Function | None:
+        return self._named.get(name)
+
+    @overload
+    def add(self, call: Callable[P, R]) -> Callable[P, R]: ...
+    @overload
+    def add(
+        self, *, name: str | None = None, queue: str = "default", timeout: float | None = None
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+    def add(
+        self,
+        call: Callable[..., Any] | None = None,
+        *,
+        name: str | None = None,
+        queue: str = "default",
+        timeout: float | None = None,
+    ) -> Callable[..., Any]:
+        """Register a function, as a decorator with or without arguments. It stays callable as it was."""
+
+        def register(call: Callable[P, R]) -> Callable[P, R]:
+            function = _function(call, name or getattr(call, "__name__", ""), queue, timeout)
+            if function.name in self._named:
+                raise ConfigError([f"two functions are called {function.name!r}: give one of them another name"])
+            self._named[function.name] = function
+            return call
+
+        return register if call is None else register(call)
+
+
+def _function(call: Callable[..., Any], name: str, queue: str, timeout: float | None) -> Function:
+    if not name or len(name) > 200:
+        raise ConfigError([f"a function's name has 1 to 200 characters, not {name!r}"])
+    if timeout is not None and not timeout > 0:
+        raise ConfigError([f"function {name}: timeout is {timeout}; it must be above 0"])
+    signature = inspect.signature(call)
+    try:
+        hints = typing.get_type_hints(call)
+    except Exception:
+        hints = {}
+    context = next((n for n, p in signature.parameters.items() if Context in (hints.get(n), p.annotation)), None)
+    positional = [
+        parameter.name
+        for parameter in signature.parameters.values()
+        if parameter.kind is parameter.POSITIONAL_ONLY and parameter.default is parameter.empty
+    ]
+    if positional:
+        raise ConfigError([f"function {name}: inputs are passed by name, and {positional[0]} cannot be"])
+    return Function(
+        name=name,
+        call=call,
+        queue=queue,
+        timeout=timeout,
+        is_async=inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(getattr(call, "__call__", None)),
+        context=context,
+        parameters=signature,
+        plain=not signature.parameters,
+    )
+
+
+AsyncCall = Callable[..., Awaitable[Any]]

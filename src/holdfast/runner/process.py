@@ -1,0 +1,472 @@
+"""Processes on this host, each under a supervisor that outlives the worker.
+
+An attempt's folder is made under another name and renamed into place, so it is there whole or not at all. Whoever
+starts a supervisor on it, and how often, one of them runs the command and once only: the supervisor's lock and its
+`started` file decide. Where the worker is root, the command runs as a user of its own.
+"""
+
+import asyncio
+import contextlib
+import os
+import pwd
+import shutil
+import stat
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from holdfast.errors import ConfigError, Invalid
+from holdfast.model import Cause, Error
+from holdfast.runner.base import CannotStart, End, Identity, Order, State, TooLate
+from holdfast.runner.folder import Exit, ExitCause, Folder
+from holdfast.runner.frames import Frame, FrameReader
+from holdfast.runner.host import StateFolder
+from holdfast.runner.spec import Command, Spec, Task
+
+T = TypeVar("T")
+
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+OUTPUT_FACTOR = 16
+"""Output is kept on disk up to so many times the log's cap: behind the cap only event lines are of interest."""
+HELD, STARTED_BEFORE, UNUSABLE, LATE = 120, 121, 122, 123
+LOOK_SECONDS = 1.0
+"""How often to look at the lock of a supervisor that a pidfd watches, for good measure."""
+START_STEPS = (0.001, 0.001, 0.002, 0.002, 0.005, 0.005, 0.01)
+TOMBSTONE_SECONDS = 3600.0
+MISSING = ("No such file or directory", "Permission denied", "Exec format error", "Not a directory", "Is a directory")
+
+
+class User(msgspec.Struct, frozen=True):
+    uid: int
+    gid: int
+
+
+class ProcessRunner:
+    """Starts and finds processes in the state folder. `user` is whom commands run as; only root can change it."""
+
+    capability = "process"
+
+    def __init__(self, state: StateFolder, installation: str, *, user: User | None, log_cap: int) -> None:
+        self.domain = state.domain
+        self.domains = state.domains
+        self.root = state.attempts(installation)
+        self._boot = state.boot
+        self._user = user
+        self._log_cap = log_cap
+        self._files = ThreadPoolExecutor(4, thread_name_prefix="holdfast-files")
+        self._children = Children()
+
+    async def start(self, order: Order) -> "Process":
+        process = Process(self, order.identity, stdout=0, stderr=0)
+        await self.in_thread(lambda: self._stage(process.folder, order))
+        pid = await self.in_thread(lambda: _spawn(process.folder))
+        process.watch_child(self._children.watch(pid))
+        await process.begun()
+        return process
+
+    async def find(self, identity: Identity, *, stdout: int, stderr: int) -> tuple[State, "Process"]:
+        process = Process(self, identity, stdout=stdout, stderr=stderr)
+        state = await self.in_thread(process.look)
+        return state, process
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._files, work)
+
+    def folder(self, identity: Identity) -> Folder:
+        return Folder(self.root / f"{identity.job}.{identity.attempt}")
+
+    def close(self) -> None:
+        self._files.shutdown(wait=False, cancel_futures=True)
+        self._children.close()
+
+    # Staging
+
+    def _stage(self, folder: Folder, order: Order) -> None:
+        """Put the whole folder in place; if one is there, give it this order's spec."""
+        try:
+            spec = self._spec(folder, order)
+            if folder.path.exists():
+                folder.write_spec(spec)
+                return
+            temporary = Folder(folder.path.with_name(f".{folder.path.name}.{os.urandom(4).hex()}"))
+            try:
+                self._fill(temporary, spec, order)
+                temporary.path.rename(folder.path)
+            except FileExistsError:
+                folder.write_spec(spec)
+            finally:
+                shutil.rmtree(temporary.path, ignore_errors=True)
+        except Invalid as error:
+            raise CannotStart("command_missing", str(error)) from error
+        except OSError as error:
+            raise CannotStart("start_failed", f"cannot prepare the attempt's folder: {error.strerror}") from error
+
+    def _fill(self, folder: Folder, spec: Spec, order: Order) -> None:
+        folder.create()
+        work = folder.path / "work"
+        work.mkdir(mode=0o700)
+        request = work / "request.json"
+        request.write_bytes(msgspec.json.encode(order.inputs))
+        request.chmod(0o600)
+        if order.spec.get("stdin") is not None:
+            stdin = folder.path / "stdin"
+            stdin.write_text(order.spec["stdin"])
+            stdin.chmod(0o600)
+        if spec.uid is not None and spec.gid is not None:
+            for path in (work, request):
+                os.chown(path, spec.uid, spec.gid)
+        folder.write_spec(spec)
+
+    def _spec(self, folder: Folder, order: Order) -> Spec:
+        work = str((folder.path / "work").absolute())
+        user = self._user
+        if order.spec.get("user") is not None:
+            user = find_user(order.spec["user"])
+        return Spec(
+            token=order.token,
+            mark=order.identity.mark,
+            tasks=(Task(name="main", argv=tuple(order.spec["command"])),),
+            env=environment(order, work),
+            cwd=work,
+            uid=user.uid if user else None,
+            gid=user.gid if user else None,
+            output_cap=self._log_cap * OUTPUT_FACTOR,
+            timeout=order.timeout,
+            idle_timeout=order.idle_timeout,
+            stop_grace=order.stop_grace,
+            start_by=order.start_by,
+            stop_after=order.stop_after,
+        )
+
+    # Sweeping
+
+    async def left_over(self) -> Sequence[Identity]:
+        """Return the attempts whose folders are here."""
+        return await self.in_thread(lambda: [found for path in os.listdir(self.root) if (found := self._named(path))])
+
+    def _named(self, name: str) -> Identity | None:
+        job, _, attempt = name.rpartition(".")
+        if not job or job.startswith(".") or not attempt.isdigit():
+            return None
+        return Identity(self.root.name, job, int(attempt))
+
+    async def sweep(self, identity: Identity) -> bool:
+        """Remove what is left of an attempt whose end is in the record; stop it first if it runs. Say if it is gone."""
+        return await self.in_thread(lambda: self._sweep(identity))
+
+    def _sweep(self, identity: Identity) -> bool:
+        folder = self.folder(identity)
+        if folder.alive():
+            started = folder.started()
+            token = started.token if started else 1
+            folder.send(Command(token=max(token, 1) + (1 << 40), verb="stop", kind="cancel"))
+            return False
+        if folder.started() and not folder.exit() and folder.kill_leftovers(identity.mark):
+            return False
+        tombstone = not (folder.path / "spec").exists()
+        with contextlib.suppress(FileNotFoundError):
+            if tombstone and time.time() - folder.path.stat().st_mtime < TOMBSTONE_SECONDS:
+                return False
+        shutil.rmtree(folder.path, ignore_errors=True)
+        return True
+
+    async def sweep_halves(self, older: float) -> int:
+        """Remove folders that were never finished being made: whoever made them is long gone."""
+        return await self.in_thread(lambda: self._sweep_halves(older))
+
+    def _sweep_halves(self, older: float) -> int:
+        gone = 0
+        for entry in os.scandir(self.root):
+            with contextlib.suppress(FileNotFoundError):
+                if entry.name.startswith(".") and time.time() - entry.stat().st_mtime > older:
+                    shutil.rmtree(entry.path, ignore_errors=True)
+                    gone += 1
+        return gone
+
+
+class Process:
+    """One attempt on this host."""
+
+    def __init__(self, runner: ProcessRunner, identity: Identity, *, stdout: int, stderr: int) -> None:
+        self.identity = identity
+        self.folder = runner.folder(identity)
+        self._runner = runner
+        self._log: FrameReader = self.folder.frames(stdout=stdout, stderr=stderr)
+        self._child: asyncio.Future[int] | None = None
+        self._watch: Watch | None = None
+
+    def look(self) -> State:
+        """Read the folder. Whether it lives is looked at first: it may end while we look, but not begin again."""
+        alive = self.folder.alive()
+        if self.folder.exit() is not None:
+            return "exited"
+        if alive:
+            return "running"
+        if self.folder.started() is None:
+            return "missing"
+        return "exited" if self.folder.exit() is not None else "died"
+
+    def watch_child(self, status: "asyncio.Future[int]") -> None:
+        self._child = status
+
+    async def begun(self) -> None:
+        """Wait until the supervisor that we started has begun, or left because another one was first."""
+        assert self._child is not None
+        for step in _steps():
+            if self._child.done():
+                break
+            if (self.folder.path / "started").exists():
+                return
+            await asyncio.wait([self._child], timeout=step)
+        status = self._child.result()
+        if status == LATE:
+            raise TooLate
+        if status == UNUSABLE:
+            raise CannotStart("start_failed", "the supervisor could not use the attempt's folder")
+        if status in (HELD, STARTED_BEFORE):
+            self._child = None
+        elif self.look() == "missing":
+            raise CannotStart("start_failed", f"the supervisor left with status {status} before it began")
+
+    async def frames(self, most: int) -> Sequence[Frame]:
+        try:
+            if os.stat(self._log.path).st_size == self._log.position:
+                return ()
+        except FileNotFoundError:
+            return ()
+        return await self._runner.in_thread(lambda: self._log.read(most))
+
+    async def tell(self, command: Command) -> str:
+        return await self._runner.in_thread(lambda: self.folder.send(command))
+
+    def tell_now(self, command: Command) -> None:
+        """Leave a command from any thread."""
+        with contextlib.suppress(FileNotFoundError):
+            self.folder.send(command)
+
+    def watch(self, on_end: Callable[[], None]) -> None:
+        if self._child is not None:
+            self._child.add_done_callback(lambda _: on_end())
+        else:
+            self._watch = Watch(self.folder, on_end)
+
+    @property
+    def over(self) -> bool:
+        if self._child is not None:
+            return self._child.done()
+        return self._watch is not None and self._watch.over
+
+    async def collect(self) -> End | None:
+        state = await self._runner.in_thread(self.look)
+        if state == "running":
+            return None
+        if state == "died":
+            return await self._lost()
+        if state == "missing":
+            return End(cause=Cause.LOST, error=Error(code="lost", message="nothing is left of the attempt"))
+        ended = await self._runner.in_thread(self.folder.exit)
+        assert ended is not None
+        return to_end(ended)
+
+    async def _lost(self) -> End | None:
+        """The supervisor is dead and left no record: kill what is verifiably left, then it is lost."""
+        started = await self._runner.in_thread(self.folder.started)
+        rebooted = started is not None and started.boot_id != self._runner._boot  # noqa: SLF001
+        if not rebooted:
+            left = await self._runner.in_thread(lambda: self.folder.kill_leftovers(self.identity.mark))
+            if left:
+                return None
+        message = "the host was started anew" if rebooted else "its supervisor was killed, so its end cannot be known"
+        return End(cause=Cause.LOST, error=Error(code="lost", message=message))
+
+    async def remove(self, *, others_held_it: bool) -> None:
+        self.close()
+        await self._runner.in_thread(lambda: self._remove(others_held_it))
+
+    def _remove(self, others_held_it: bool) -> None:
+        """Remove the folder. Where a sleeping worker might still start it, its `started` stays for a while."""
+        if others_held_it:
+            for entry in os.scandir(self.folder.path):
+                if entry.name in ("started", "lock"):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path, ignore_errors=True)
+                else:
+                    os.unlink(entry.path)
+        else:
+            shutil.rmtree(self.folder.path, ignore_errors=True)
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+
+
+class Watch:
+    """Notices the end of a supervisor that is not our child: by pidfd where it can, else by looking at its lock."""
+
+    def __init__(self, folder: Folder, on_end: Callable[[], None]) -> None:
+        self._folder = folder
+        self._on_end = on_end
+        self._gone = False
+        self._looked = time.monotonic()
+        self._pidfd = _pidfd_of(folder)
+        if self._pidfd is not None:
+            asyncio.get_running_loop().add_reader(self._pidfd, self._ended)
+
+    def _ended(self) -> None:
+        self.close()
+        self._gone = True
+        self._on_end()
+
+    @property
+    def over(self) -> bool:
+        if not self._gone and (self._pidfd is None or time.monotonic() - self._looked > LOOK_SECONDS):
+            self._looked = time.monotonic()
+            if not self._folder.alive():
+                self.close()
+                self._gone = True
+        return self._gone
+
+    def close(self) -> None:
+        if self._pidfd is not None:
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = None
+
+
+class Children:
+    """Waits for the supervisors that this process started, whatever becomes of their jobs."""
+
+    def __init__(self) -> None:
+        self._pidfds: dict[int, int] = {}
+
+    def watch(self, pid: int) -> "asyncio.Future[int]":
+        loop = asyncio.get_running_loop()
+        status: asyncio.Future[int] = loop.create_future()
+        pidfd = self._pidfds[pid] = os.pidfd_open(pid)
+
+        def ended() -> None:
+            loop.remove_reader(pidfd)
+            os.close(self._pidfds.pop(pid))
+            _, found = os.waitpid(pid, 0)
+            if not status.done():
+                status.set_result(os.waitstatus_to_exitcode(found))
+
+        loop.add_reader(pidfd, ended)
+        return status
+
+    def close(self) -> None:
+        for pidfd in self._pidfds.values():
+            with contextlib.suppress(RuntimeError):
+                asyncio.get_running_loop().remove_reader(pidfd)
+            os.close(pidfd)
+        self._pidfds.clear()
+
+
+def _spawn(folder: Folder) -> int:
+    try:
+        return folder.start()
+    except OSError as error:
+        raise CannotStart("start_failed", f"cannot start a supervisor: {error.strerror}") from error
+
+
+def _steps() -> Any:
+    yield from START_STEPS
+    while True:
+        yield 0.02
+
+
+def _pidfd_of(folder: Folder) -> int | None:
+    """A pidfd of a folder's supervisor, if it is certain: it lives after we opened it, and began when it said."""
+    started = folder.started()
+    if started is None:
+        return None
+    try:
+        pidfd = os.pidfd_open(started.supervisor_pid)
+    except OSError:
+        return None
+    try:
+        line = Path(f"/proc/{started.supervisor_pid}/stat").read_text()
+        ticks = int(line.rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        ticks = -1
+    if ticks == started.supervisor_start_ticks and folder.alive():
+        return pidfd
+    os.close(pidfd)
+    return None
+
+
+def environment(order: Order, work: str) -> Mapping[str, str]:
+    """Build a child's environment from nothing; what holdfast says cannot be overridden."""
+    return {
+        "PATH": PATH,
+        "HOME": work,
+        "LANG": "C.UTF-8",
+        **order.spec.get("env", {}),
+        "HOLDFAST_JOB_ID": order.identity.job,
+        "HOLDFAST_ATTEMPT": str(order.identity.attempt),
+        "HOLDFAST_LEASE_TOKEN": str(order.token),
+        "HOLDFAST_WORK_DIR": work,
+    }
+
+
+def to_end(ended: Exit) -> End:
+    """What a supervisor's `exit` means."""
+    match ended.cause:
+        case ExitCause.STOP_AFTER:
+            message = "stopped by itself: no heartbeat reached it in time"
+            return End(cause=Cause.LOST, error=Error(code="lost", message=message))
+        case ExitCause.INTERRUPTED if ended.stopped_by == "signal":
+            message = "its supervisor was told to stop, not by holdfast"
+            return End(cause=Cause.LOST, error=Error(code="lost", message=message))
+        case ExitCause.START_FAILED:
+            missing = "could not run it: " in ended.text and ended.text.rpartition(": ")[2] in MISSING
+            code = "command_missing" if missing else "start_failed"
+            return End(cause=Cause.START_FAILED, error=Error(code=code, message=ended.text))
+    return End(cause=Cause(ended.cause), exit_code=ended.code, signal=ended.signal)
+
+
+def find_user(name: str) -> User:
+    """Look a user up by name, or by number as `uid` or `uid:gid`."""
+    uid, _, gid = name.partition(":")
+    try:
+        if uid.isdigit():
+            return User(int(uid), int(gid or uid))
+        found = pwd.getpwnam(uid)
+    except (KeyError, ValueError):
+        raise CannotStart("command_missing", f"there is no user {name} on this host") from None
+    return User(found.pw_uid, found.pw_gid)
+
+
+def user_for(name: str, state: Path) -> User | None:
+    """Whom commands run as: nobody but ourselves, unless we are root; then `name`, who must get to its folders."""
+    if os.geteuid() != 0:
+        return None
+    try:
+        user = find_user(name)
+    except CannotStart as error:
+        raise ConfigError([f"HOLDFAST_PROCESS_USER is {name!r}: {error}"]) from None
+    if user.uid == 0:
+        return None
+    shut = [folder for folder in [state.absolute(), *state.absolute().parents] if not _open_to(folder.stat(), user)]
+    if shut:
+        raise ConfigError(
+            [
+                f"HOLDFAST_STATE_DIR: commands run as user {name}, who cannot get through {shut[-1]}; use a folder such "
+                "as /var/lib/holdfast, or set HOLDFAST_PROCESS_USER=root to run them as root"
+            ]
+        )
+    return user
+
+
+def _open_to(folder: os.stat_result, user: User) -> bool:
+    if folder.st_uid == user.uid:
+        return bool(folder.st_mode & stat.S_IXUSR)
+    if folder.st_gid == user.gid:
+        return bool(folder.st_mode & stat.S_IXGRP)
+    return bool(folder.st_mode & stat.S_IXOTH)

@@ -1,0 +1,330 @@
+"""One attempt under a supervisor, from its claim or adoption to its end: prepare → start or adopt → wait → collect →
+classify → finish, each a small step.
+
+Whatever happens to this worker, at whatever step: the next one finds the attempt by its identity and goes on there. A
+lost lease ends the execution at once, with nothing written and nothing touched.
+"""
+
+import asyncio
+import contextlib
+import logging
+from typing import Any
+
+from holdfast.model import Cause, Error, Outcome, Phase, Status, StopKind, StopPhase, StopRequest
+from holdfast.runner.base import CannotStart, End, Identity, Order, Runner, Running, TooLate
+from holdfast.runner.spec import Command
+from holdfast.timing import backoff, jitter
+from holdfast.worker.classify import classify
+from holdfast.worker.completer import retried
+from holdfast.worker.desk import Desk
+from holdfast.worker.journal import Journal
+from holdfast.worker.lease import Hold, until_trusted
+from holdfast.worker.readiness import Unready, make_ready
+from holdfast.worker.shipper import Shipper
+
+log = logging.getLogger(__name__)
+
+QUICK, SLOW = 0.25, 1.0
+"""Seconds between looks at the output: while there is some, and when it has been quiet for a while."""
+ACK_SECONDS = 5.0
+LADDER = {"signalled": StopPhase.SIGNALLED, "killed": StopPhase.KILLED, "not_dead": StopPhase.NOT_DEAD}
+ORDER = list(StopPhase)
+
+
+class LeaseLost(Exception):
+    """Somebody else owns the job now."""
+
+
+class HandOver(Exception):
+    """This worker leaves; what runs goes on, and the next worker adopts it."""
+
+
+class Execution:
+    """One attempt in this worker's hands."""
+
+    def __init__(self, desk: Desk, runner: Runner, hold: Hold) -> None:
+        self._desk = desk
+        self._runner = runner
+        self._hold = hold
+        self._lease = hold.lease
+        self._policy = hold.lease.policy
+        self._journal = Journal(desk.store, hold.lease)
+        self._running: Running | None = None
+        self._changed = asyncio.Event()
+        self._adopting = False
+        self._held_at = float("-inf")
+        self._sent: StopKind | None = None
+        self._sent_at = 0.0
+        self._acked: set[str] = set()
+        self._rungs: list[StopPhase] = []
+        self._told: StopPhase = StopPhase.REQUESTED
+        self._over_budget: str | None = None
+
+    async def run(self) -> Status | None:
+        """Carry the attempt to its end; return the job's status then, or None if it is no longer ours."""
+        lease = self._lease
+        self._hold.on_change = self._changed.set
+        if (stop := lease.adoption.stop_request) is not None:
+            self._hold.stop = stop
+            self._told = stop.phase
+        try:
+            self._at("claimed")
+            end = await self._execute()
+            outcome = classify(end, lease)
+            self._at("classified")
+            status = await self._finish(outcome)
+            self._at("finished")
+            if status is not None and self._running is not None:
+                await self._running.remove(others_held_it=lease.adopted)
+                self._at("removed")
+            return status
+        except LeaseLost:
+            log.info("job %s attempt %d: the lease is lost; leaving it alone", lease.id, lease.attempt)
+            return None
+        except HandOver:
+            await self._desk.hand_overs.ask((lease, 0.0))
+            return None
+        finally:
+            if self._running is not None:
+                self._running.close()
+
+    async def _execute(self) -> End:
+        begun = await self._begin()
+        if isinstance(begun, End):
+            return begun
+        self._running = running = begun
+        if self._policy.stop_after is not None:
+            self._hold.on_renewed = self._renew_stop_after
+        if self._lease.adoption.phase is Phase.CLAIMED and not await self._desk.starts.ask(self._lease):
+            raise LeaseLost
+        self._at("started")
+        await self._supervise(running)
+        self._at("exited")
+        return await self._collect(running)
+
+    # Prepare, start, adopt
+
+    async def _begin(self) -> Running | End:
+        """Find what runs or ran, or start it."""
+        lease = self._lease
+        if lease.adopted:
+            adoption = lease.adoption
+            self._journal.logged = await retried(lambda: self._desk.store.events.logged(lease.id), "a look at the log")
+            state, running = await self._runner.find(
+                self._identity, stdout=adoption.stdout_offset, stderr=adoption.stderr_offset
+            )
+            if state != "missing":
+                await self._take_over(running, running_now=state == "running")
+                return running
+            running.close()
+            if adoption.phase is Phase.STARTED or lease.domain != self._runner.domain:
+                return self._nothing_left()
+        elif lease.attempt > 1:
+            self._journal.logged = await retried(lambda: self._desk.store.events.logged(lease.id), "a look at the log")
+        return await self._prepare() or await self._start()
+
+    def _nothing_left(self) -> End:
+        message = "nothing of it was found where it ran"
+        return self._unless_stopped(End(cause=Cause.LOST, error=Error(code="lost", message=message)))
+
+    async def _take_over(self, running: Running, *, running_now: bool) -> None:
+        """Tell its supervisor whose it is now. Commands of its former owner are refused from then on."""
+        self._at("found")
+        if running_now:
+            self._adopting = True
+            await self._hold_if_adopting(running)
+            if self._policy.stop_after is not None:
+                self._tell_stop_after(running, self._hold.renewed_at)
+
+    async def _hold_if_adopting(self, running: Running) -> None:
+        """Say it again until the supervisor has acknowledged: only then is the adoption done."""
+        now = asyncio.get_running_loop().time()
+        if self._adopting and "hold" in self._acked:
+            self._adopting = False
+            self._at("adopted")
+        elif self._adopting and now - self._held_at > ACK_SECONDS:
+            self._held_at = now
+            await running.tell(Command(token=self._lease.token, verb="hold"))
+
+    async def _prepare(self) -> End | None:
+        """What is to be known before the start: whether it is still wanted, and whether its lane is ready."""
+        self._hold.hear_stop(await self._desk.stops.ask(self._lease))
+        if self._hold.stop is None and self._lease.lane is not None:
+            try:
+                await make_ready(self._desk.store, self._lease, until=self._stopped_or_leaving)
+            except Unready as error:
+                return End(cause=Cause.INTERRUPTED, error=Error(code="not_ready", message=str(error)))
+        self._check_lease()
+        if self._desk.leaving.is_set():
+            raise HandOver
+        if self._hold.stop is not None:
+            return End(cause=_cause(self._hold.stop))
+        self._at("prepared")
+        return None
+
+    def _stopped_or_leaving(self) -> bool:
+        return self._hold.lost or self._hold.stop is not None or self._desk.leaving.is_set()
+
+    async def _start(self) -> Running | End:
+        lease, policy = self._lease, self._policy
+        while True:
+            if not await until_trusted(self._hold):
+                raise LeaseLost
+            order = Order(
+                identity=self._identity,
+                token=lease.token,
+                spec=lease.spec,
+                inputs=lease.inputs,
+                start_by=self._hold.trusted_until,
+                timeout=policy.timeout or self._desk.settings.timeout,
+                idle_timeout=policy.idle_timeout,
+                stop_grace=policy.stop_grace,
+                stop_after=None if policy.stop_after is None else self._hold.renewed_at + policy.stop_after,
+            )
+            try:
+                running = await self._runner.start(order)
+            except TooLate:
+                continue
+            except CannotStart as error:
+                return End(cause=Cause.START_FAILED, error=error.error)
+            self._at("spawned")
+            return running
+
+    # Wait
+
+    async def _supervise(self, running: Running) -> None:
+        """Ship the output and carry out stop requests until the end, and then to the end of the log."""
+        shipper = Shipper(running, self._journal, cap=self._desk.settings.log_max_bytes, hear=self._hear)
+        running.watch(self._changed.set)
+        quiet = 0
+        while not running.over:
+            self._check_lease()
+            if self._desk.leaving.is_set():
+                await shipper.ship()
+                raise HandOver
+            await self._hold_if_adopting(running)
+            await self._stop_if_asked(running)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SLOW if quiet > 8 else QUICK):
+                    await self._changed.wait()
+            self._changed.clear()
+            before = self._journal.committed
+            await self._ship(shipper)
+            quiet = quiet + 1 if self._journal.committed == before else 0
+        self._check_lease()
+        if not await shipper.ship_rest():
+            raise LeaseLost
+        await self._tell_rungs()
+
+    async def _ship(self, shipper: Shipper) -> None:
+        if not await shipper.ship():
+            raise LeaseLost
+        self._at("shipped")
+        await self._tell_rungs()
+        self._over_budget = self._over_budget or self._journal.over_budget(self._policy.budget)
+
+    async def _stop_if_asked(self, running: Running) -> None:
+        """Send the stop that was asked for, until its supervisor has acknowledged it; the ladder is the supervisor's."""
+        stop = self._hold.stop
+        wanted = stop.kind if stop is not None else StopKind.CANCEL if self._over_budget else None
+        now = asyncio.get_running_loop().time()
+        if wanted is None or (self._sent is wanted and ("stop" in self._acked or now - self._sent_at < ACK_SECONDS)):
+            return
+        if not await until_trusted(self._hold):
+            raise LeaseLost
+        kind: Any = "interrupt" if wanted is StopKind.INTERRUPT else "cancel"
+        self._acked.discard("stop")
+        self._sent, self._sent_at = wanted, now
+        await running.tell(
+            Command(token=self._lease.token, verb="stop", kind=kind, grace=self._policy.stop_grace)
+        )
+        self._at("told")
+
+    def _hear(self, event: dict[str, Any]) -> None:
+        """What a supervisor says of itself."""
+        name = event.get("event")
+        if name == "ack" and event.get("ok"):
+            self._acked.add(str(event.get("verb")))
+        elif name in LADDER and event.get("reason", "cancelled") in ("cancelled", "interrupted"):
+            self._rungs.append(LADDER[name])
+
+    async def _tell_rungs(self) -> None:
+        """Write how far the ladder has come, each rung once, so that people see it and an adopter goes on there."""
+        rungs, self._rungs = self._rungs, []
+        for rung in rungs:
+            await self._tell_rung(rung)
+
+    async def _tell_rung(self, rung: StopPhase) -> None:
+        if self._hold.stop is None or ORDER.index(rung) <= ORDER.index(self._told):
+            return
+        self._told = rung
+        grace = self._policy.stop_grace if rung is StopPhase.SIGNALLED else None
+        await retried(lambda: self._desk.store.leases.advance_stop(self._lease, rung, grace=grace), "a stop")
+
+    def _renew_stop_after(self, requested: float) -> None:
+        if self._running is not None:
+            self._tell_stop_after(self._running, requested)
+
+    def _tell_stop_after(self, running: Running, requested: float) -> None:
+        assert self._policy.stop_after is not None
+        running.tell_now(
+            Command(token=self._lease.token, verb="beat", stop_after=requested + self._policy.stop_after)
+        )
+
+    # Collect, finish
+
+    async def _collect(self, running: Running) -> End:
+        """Learn how it ended. What could not be killed is still running, and is told as such."""
+        n = 0
+        while await until_trusted(self._hold) and (end := await running.collect()) is None:
+            n += 1
+            if self._desk.leaving.is_set():
+                raise HandOver
+            await self._tell_rung(StopPhase.NOT_DEAD)
+            await asyncio.sleep(jitter(backoff(n, base=0.2, cap=30.0)))
+        self._check_lease()
+        self._at("collected")
+        end = await self._meant(end)
+        if self._hold.stop is not None:
+            await self._tell_rung(StopPhase.DEAD)
+        return end
+
+    async def _meant(self, end: End) -> End:
+        """Say what an end that we caused was for."""
+        if end.cause in (Cause.CANCELLED, Cause.INTERRUPTED) and self._hold.stop is None:
+            self._hold.hear_stop(await self._desk.stops.ask(self._lease))
+            if self._hold.stop is None:
+                over = self._over_budget or self._journal.over_budget(self._policy.budget)
+                if over is not None:
+                    error = Error(code="budget_exceeded", message=over)
+                    return End(cause=end.cause, exit_code=end.exit_code, signal=end.signal, error=error)
+                message = "it was stopped, and not by a request of this job"
+                return End(cause=Cause.LOST, error=Error(code="lost", message=message))
+        return self._unless_stopped(end)
+
+    def _unless_stopped(self, end: End) -> End:
+        """A stop that was asked for is the outcome of what ended by it, and of what turned out to be dead already."""
+        stop = self._hold.stop
+        if stop is None or end.cause not in (Cause.CANCELLED, Cause.INTERRUPTED, Cause.LOST):
+            return end
+        return End(cause=_cause(stop), exit_code=end.exit_code, signal=end.signal)
+
+    async def _finish(self, outcome: Outcome) -> Status | None:
+        self._check_lease()
+        self._hold.finishing = True
+        return await self._desk.finishes.ask((self._lease, outcome))
+
+    def _check_lease(self) -> None:
+        if self._hold.lost:
+            raise LeaseLost
+
+    def _at(self, step: str) -> None:
+        self._desk.at(step, self._lease)
+
+    @property
+    def _identity(self) -> Identity:
+        return Identity(self._desk.installation, self._lease.id, self._lease.attempt)
+
+
+def _cause(stop: StopRequest) -> Cause:
+    return Cause.INTERRUPTED if stop.kind is StopKind.INTERRUPT else Cause.CANCELLED

@@ -1,0 +1,177 @@
+"""Ships an attempt's output: frames of bytes become log lines and events in the job's record.
+
+Lines that are JSON objects with an `event` key are events; all others are log lines, UTF-8 made safe. Offsets end at
+line ends. Over its cap the log is cut with a visible mark; event lines still pass, under a cap of their own.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.model import NewEvent
+from holdfast.runner.base import Running
+from holdfast.runner.frames import Frame, Stream
+from holdfast.runner.function import OURS
+from holdfast.worker.journal import Journal
+
+MAX_LINE = 65_536
+"""Longer lines are cut here, so that one without an end needs no memory."""
+MAX_NAME = 64
+BLOCK = 512 * 1024
+NAMES = {Stream.STDOUT: "stdout", Stream.STDERR: "stderr"}
+
+
+class Lines:
+    """The bytes of one stream, cut into lines. `end` is where the last whole line ended."""
+
+    def __init__(self, end: int) -> None:
+        self.end = end
+        self._tail = b""
+
+    def feed(self, offset: int, data: bytes) -> tuple[list[bytes], int]:
+        """Return the lines that are whole now, and how many bytes before them are missing from the log."""
+        lines: list[bytes] = []
+        missing = offset - self.end - len(self._tail)
+        if missing > 0:
+            lines += self.rest()
+            self.end = offset
+        buffer = self._tail + data
+        cut = buffer.rfind(b"\n") + 1
+        whole, self._tail = buffer[:cut], buffer[cut:]
+        if whole:
+            self.end += len(whole)
+            for line in whole[:-1].split(b"\n"):
+                lines += _pieces(line)
+        while len(self._tail) > MAX_LINE:
+            piece = _pieces(self._tail)[0]
+            lines.append(piece)
+            self._tail = self._tail[len(piece) :]
+            self.end += len(piece)
+        return lines, max(missing, 0)
+
+    def rest(self) -> list[bytes]:
+        """Return what is left, without its line end; for the end of the stream."""
+        tail, self._tail = self._tail, b""
+        self.end += len(tail)
+        return [tail] if tail else []
+
+
+def _pieces(line: bytes) -> list[bytes]:
+    """Cut a line that is too long, never within a character."""
+    pieces = []
+    while len(line) > MAX_LINE:
+        cut = MAX_LINE
+        while cut > MAX_LINE - 4 and line[cut] & 0xC0 == 0x80:
+            cut -= 1
+        pieces.append(line[:cut])
+        line = line[cut:]
+    return [*pieces, line]
+
+
+class Shipper:
+    """Ships one attempt's output, whoever started it, from where the record stands."""
+
+    def __init__(self, running: Running, journal: Journal, *, cap: int, hear: Callable[[dict[str, Any]], None]) -> None:
+        self._running = running
+        self._journal = journal
+        self._cap = cap
+        self._hear = hear
+        stdout, stderr = journal.committed
+        self._lines = {Stream.STDOUT: Lines(stdout), Stream.STDERR: Lines(stderr)}
+        self._log_bytes = 0
+        self._event_bytes = 0
+        self._log_capped = False
+        self._events_capped = False
+
+    async def ship(self) -> bool:
+        """Ship what is there now; False when the lease is lost."""
+        while frames := await self._running.frames(BLOCK):
+            self._take(frames)
+            if not await self._flush():
+                return False
+        return not self._journal.lost
+
+    async def ship_rest(self) -> bool:
+        """Ship to the end of a log that grows no more, also a last line that has no end."""
+        if not await self.ship():
+            return False
+        for stream, lines in self._lines.items():
+            self._add(stream, lines.rest())
+        return await self._flush()
+
+    async def _flush(self) -> bool:
+        landed = await self._journal.flush((self._lines[Stream.STDOUT].end, self._lines[Stream.STDERR].end))
+        self._log_bytes = self._journal.logged
+        return landed
+
+    def _take(self, frames: Sequence[Frame]) -> None:
+        for frame in frames:
+            if frame.stream is Stream.EVENTS:
+                self._hear(frame.event)
+                continue
+            lines, missing = self._lines[frame.stream].feed(frame.offset, frame.data)
+            if missing:
+                self._mark(frame.stream, f"{missing} bytes of output were not kept", missing=missing)
+            self._add(frame.stream, lines)
+
+    def _add(self, stream: Stream, lines: Sequence[bytes]) -> None:
+        """Add lines as events, plain ones next to each other as one."""
+        plain: list[str] = []
+        size = 0
+        for line in lines:
+            event = as_event(line)
+            if event is not None:
+                self._put_log(stream, plain, size)
+                plain, size = [], 0
+                self._put_event(event, len(line))
+            elif not self._log_capped:
+                if self._log_bytes + size + len(line) + 1 > self._cap:
+                    self._put_log(stream, plain, size)
+                    plain, size = [], 0
+                    self._log_capped = True
+                    self._mark(stream, f"the log is over {self._cap} bytes; what follows is not kept", capped=True)
+                    continue
+                plain.append(line.decode("utf-8", "replace"))
+                size += len(line) + 1
+                if size >= MAX_LINE:
+                    self._put_log(stream, plain, size)
+                    plain, size = [], 0
+        self._put_log(stream, plain, size)
+
+    def _put_log(self, stream: Stream, lines: list[str], size: int) -> None:
+        if lines:
+            self._log_bytes += size
+            self._journal.add(NewEvent(type="log", data={"stream": NAMES[stream], "lines": lines}), size)
+
+    def _put_event(self, event: NewEvent, size: int) -> None:
+        if self._event_bytes + size <= self._cap:
+            self._event_bytes += size
+            self._journal.add(event)
+        elif not self._events_capped:
+            self._events_capped = True
+            self._mark(Stream.STDOUT, f"its events are over {self._cap} bytes; what follows is not kept", capped=True)
+
+    def _mark(self, stream: Stream, text: str, **more: Any) -> None:
+        data = {"stream": NAMES[stream], "lines": [f"[holdfast: {text}]"], **more}
+        self._journal.add(NewEvent(type="log", data=data))
+
+
+def as_event(line: bytes) -> NewEvent | None:
+    """Return the event that a line of output is, or None for a log line: also one that only looks like an event."""
+    if not line.startswith(b"{") or b'"event"' not in line:
+        return None
+    try:
+        data = msgspec.json.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    name = data.pop("event", None)
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or name in OURS or not name.isprintable():
+        return None
+    if name == "usage" and not all(_is_amount(value) for value in data.values()):
+        return None
+    return NewEvent(type=name, data=data)
+
+
+def _is_amount(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e300

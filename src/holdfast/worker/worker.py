@@ -1,0 +1,317 @@
+"""The worker: adopts, claims, and runs what it took, until it is told to leave.
+
+One task group holds all of it: the loop that claims, the ears (wake-ups, polls for stop requests), the writers, the
+chores, and one task per job. The heartbeat has a thread of its own. The database may go away and come back; a worker
+that is told to leave hands over what can go on without it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from holdfast.config import Settings
+from holdfast.errors import StoreError
+from holdfast.model import FUNCTION_DOMAIN, Claimable, new_worker_id
+from holdfast.runner.base import Runner
+from holdfast.runner.function import Functions
+from holdfast.runner.host import Locks
+from holdfast.store import Store, wake
+from holdfast.store.wake import Signal
+from holdfast.timing import backoff, jitter
+from holdfast.worker.chores import Chores
+from holdfast.worker.desk import Desk, Step
+from holdfast.worker.executor import Execution
+from holdfast.worker.functions import FunctionRuns
+from holdfast.worker.heart import Beats, Heard, Heart
+from holdfast.worker.lease import Hold, Holds, boottime
+
+log = logging.getLogger(__name__)
+
+CRASHED_DELAY = 5.0
+PROMOTE = 1000
+
+
+class Worker:
+    """Runs jobs of its queues. `queues` says how many of each at once."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        installation: str,
+        settings: Settings,
+        queues: Mapping[str, int],
+        runners: Sequence[Runner],
+        functions: Functions,
+        locks: Locks,
+        connect_beats: Callable[[], Awaitable[tuple[Beats, Callable[[], Awaitable[None]]]]],
+        worker_id: str | None = None,
+        at: Step | None = None,
+    ) -> None:
+        self.id = worker_id or new_worker_id()
+        self._store = store
+        self._settings = settings
+        self._queues = dict(queues)
+        self._runners = {runner.capability: runner for runner in runners}
+        self._functions = functions
+        self._locks = locks
+        self._connect_beats = connect_beats
+        self._holds = Holds(settings.lease_ttl)
+        self._desk = Desk(store, self.id, settings, installation, at)
+        self._runs = FunctionRuns(self._desk, functions, threads=sum(queues.values()), done=self._release)
+        self._busy: Counter[str] = Counter()
+        self._hungry = set(self._queues)
+        """Queues that may have something to claim."""
+        self._nudge = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._group: asyncio.TaskGroup | None = None
+        self._signalled = 0
+        self.stuck = False
+        """Whether a function did not end: its thread would keep the process."""
+
+    def leave(self) -> None:
+        """Take nothing new, hand over, and end. The second time: end at once."""
+        self._signalled += 1
+        if self._signalled > 1:
+            os._exit(1)
+        self._desk.leaving.set()
+        self._nudge.set()
+        for hold in self._holds.all():
+            if hold.on_change is not None and hold.lease.runner != "function":
+                hold.on_change()
+
+    async def run(self, *, once: bool = False) -> None:
+        """Work until told to leave; with `once`, until nothing is left to claim."""
+        with self._locks.hold(self.id):
+            await self._register()
+            heart = Heart(
+                self.id,
+                self._holds,
+                interval=self._settings.heartbeat_interval,
+                connect=self._connect_beats,
+                hear=self._heard,
+            )
+            async with heart, self._store.wake.listening() as signal, asyncio.TaskGroup() as group:
+                self._group = group
+                helpers = [
+                    group.create_task(loop)
+                    for loop in (
+                        *(writer.run() for writer in self._desk.writers()),
+                        self._listen(signal),
+                        self._look_for_stops(),
+                        self._chores().run(),
+                    )
+                ]
+                await self._claim_on(once=once)
+                await self._wind_up()
+                for helper in helpers:
+                    helper.cancel()
+            with contextlib.suppress(StoreError):
+                await self._store.workers.forget(self.id)
+        self.stuck = self._runs.close()
+
+    async def _register(self) -> None:
+        await self._store.workers.register(
+            self.id,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            queues=self._queues,
+            capabilities=self._capabilities,
+            domains=self._domains,
+            ttl=self._settings.lease_ttl,
+        )
+
+    @property
+    def _capabilities(self) -> list[str]:
+        return [*self._runners, *(f"function:{name}" for name in self._functions.names)]
+
+    @property
+    def _domains(self) -> list[str]:
+        return [FUNCTION_DOMAIN, *(domain for runner in self._runners.values() for domain in runner.domains)]
+
+    def _chores(self) -> Chores:
+        return Chores(
+            self._store,
+            self.id,
+            self._settings,
+            locks=self._locks,
+            domains=self._domains,
+            runners=list(self._runners.values()),
+            held=lambda job_id: self._holds.get(job_id) is not None,
+        )
+
+    # Claiming
+
+    async def _claim_on(self, *, once: bool) -> None:
+        failures = 0
+        while not self._desk.leaving.is_set():
+            try:
+                await self._claim_round()
+                failures = 0
+                if self._backlog():
+                    continue
+                if once and not self._hungry and not self._holds:
+                    return
+                await self._rest(await self._until_due())
+            except StoreError as error:
+                failures += 1
+                log.warning("no claim: %s", error)
+                await self._rest(backoff(failures, base=0.1, cap=5.0))
+
+    def _backlog(self) -> bool:
+        """Whether a queue that may have work has room for it."""
+        return any(self._free(queue) > 0 for queue in self._hungry)
+
+    def _free(self, queue: str) -> int:
+        return self._queues[queue] - self._busy[queue]
+
+    async def _claim_round(self) -> None:
+        """Adopt, then claim from each queue that may have something, up to its free slots."""
+        queues = [queue for queue in self._queues if queue in self._hungry and self._free(queue) > 0]
+        domains: Sequence[str] = self._domains
+        for queue in queues or [None]:
+            free = self._free(queue) if queue else 0
+            pairs = self._pairs(queue) if queue else []
+            requested = boottime()
+            self._holds.begin_claim()
+            try:
+                claimed = await self._store.leases.claim(
+                    self.id, pairs, slots=free, ttl=self._settings.lease_ttl, domains=domains
+                )
+                adopted = self._holds.take(claimed.adopted, requested)
+                taken = self._holds.take(claimed.claimed, requested)
+            finally:
+                self._holds.end_claim()
+            domains = ()
+            if queue is not None and len(taken) < free:
+                self._hungry.discard(queue)
+            for hold in (*adopted, *taken):
+                self._launch(hold)
+
+    def _pairs(self, queue: str) -> list[Claimable]:
+        functions = [
+            Claimable(queue=queue, capability=f"function:{name}", domain=FUNCTION_DOMAIN)
+            for name in self._functions.names
+        ]
+        runners = [
+            Claimable(queue=queue, capability=runner.capability, domain=runner.domain)
+            for runner in self._runners.values()
+        ]
+        return functions + runners
+
+    async def _until_due(self) -> float:
+        """Seconds until the next look: a poll, or sooner when a delayed job falls due, which is then let out."""
+        poll = jitter(self._settings.poll_interval)
+        due = await self._store.next_due()
+        if due is None or due > poll:
+            return poll
+        if due <= 0 and not await self._store.gates.promote(PROMOTE):
+            return poll
+        return due
+
+    async def _rest(self, seconds: float) -> None:
+        """Wait for a nudge, or so long; then every queue may have something."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._nudge.wait()
+        except TimeoutError:
+            self._hungry.update(self._queues)
+        self._nudge.clear()
+
+    # Running
+
+    def _launch(self, hold: Hold) -> None:
+        assert self._group is not None
+        lease = hold.lease
+        if lease.queue in self._queues:
+            self._busy[lease.queue] += 1
+        if lease.runner != "function":
+            self._group.create_task(self._execute(hold))
+        elif lease.adopted:
+            self._runs.settle_orphan(hold)
+        else:
+            self._runs.launch(hold, self._group)
+
+    async def _execute(self, hold: Hold) -> None:
+        try:
+            await Execution(self._desk, self._runners[hold.lease.runner], hold).run()
+        except Exception:
+            log.exception("job %s: its supervision failed; handing it back", hold.lease.id)
+            with contextlib.suppress(Exception):
+                await self._desk.hand_overs.ask((hold.lease, CRASHED_DELAY))
+        finally:
+            self._release(hold)
+
+    def _release(self, hold: Hold) -> None:
+        """A job is no longer ours: its slot is free."""
+        self._holds.drop(hold)
+        queue = hold.lease.queue
+        if queue in self._queues:
+            self._busy[queue] -= 1
+            if queue in self._hungry or not self._holds:
+                self._nudge.set()
+
+    # Hearing
+
+    def _heard(self, heard: Heard) -> None:
+        """Act on what a heartbeat brought. A job that is being finished hears from its finish alone."""
+        for hold in heard.lost:
+            if self._holds.get(hold.lease.id) is hold and not hold.finishing:
+                hold.lose()
+        for hold, beat in heard.stops:
+            hold.hear_stop(beat.stop_request)
+        if heard.unknown and self._group is not None:
+            log.warning("%d jobs were claimed by this worker, and it never heard of them", len(heard.unknown))
+            self._group.create_task(self._quietly(self._store.leases.give_back(self.id, heard.unknown)))
+        if not heard.registered and self._group is not None and not self._desk.leaving.is_set():
+            self._group.create_task(self._quietly(self._register()))
+        if heard.draining and not self._desk.leaving.is_set():
+            self.leave()
+
+    async def _listen(self, signal: Signal) -> None:
+        while True:
+            topics = await signal.wait(3600.0)
+            if "*" in topics:
+                self._hungry.update(self._queues)
+            else:
+                self._hungry.update(queue for queue in self._queues if wake.work(queue) in topics)
+            if topics:
+                self._nudge.set()
+            if topics & {"*", wake.STOP} and len(self._holds):
+                await self._quietly(self._hear_stops())
+
+    async def _look_for_stops(self) -> None:
+        """Poll for stop requests, for when no wake-up comes."""
+        while True:
+            await asyncio.sleep(jitter(min(self._settings.poll_interval, 0.8)))
+            if len(self._holds):
+                await self._quietly(self._hear_stops())
+
+    async def _hear_stops(self) -> None:
+        for job_id, stop in (await self._store.leases.stops(self.id)).items():
+            hold = self._holds.get(job_id)
+            if hold is not None:
+                hold.hear_stop(stop)
+
+    async def _quietly(self, work: Awaitable[object]) -> None:
+        """Do something that will be tried again anyway."""
+        try:
+            await work
+        except StoreError as error:
+            log.warning("%s", error)
+
+    # Leaving
+
+    async def _wind_up(self) -> None:
+        """Let go of everything: functions have their grace, what runs elsewhere is handed over at once."""
+        self._desk.leaving.set()
+        for hold in self._holds.all():
+            if hold.on_change is not None and hold.lease.runner != "function":
+                hold.on_change()
+        await self._runs.drain(self._settings.drain_grace)
+        while len(self._holds):
+            await asyncio.sleep(0.01)
