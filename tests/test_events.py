@@ -3,7 +3,7 @@
 import pytest
 
 from holdfast.errors import Invalid, TooLarge
-from holdfast.model import NewEvent, Outcome, Status
+from holdfast.model import Cause, NewEvent, Outcome, Status
 from tests.stage import TTL, Stage
 
 
@@ -131,3 +131,20 @@ async def test_events_that_cannot_be_kept_are_refused(stage: Stage) -> None:
         await stage.store.events.append(
             lease, 1, [NewEvent(type="x", data="x" * 5_000_000)], offsets=(0, 0), old_offsets=(0, 0)
         )
+
+
+async def test_log_bytes_add_up_over_attempts_and_a_repeat_adds_nothing(stage: Stage) -> None:
+    """Proves R10."""
+    await stage.submit(max_attempts=2)
+    (lease,) = await stage.claim()
+    append = stage.store.events.append
+    for answer in ("landed", "repeated"):
+        result = await append(lease, 1, [lines("one")], offsets=(4, 0), old_offsets=(0, 0), log_bytes=4)
+        assert (result.answer, result.log_bytes) == (answer, 4)
+    result = await append(lease, 2, [], offsets=(4, 0), old_offsets=(4, 0))
+    assert (result.answer, result.log_bytes) == ("landed", 4)
+    await stage.finish(lease, Outcome.requeued(Cause.EXIT))
+    assert (await append(lease, 3, [], offsets=(4, 0), old_offsets=(4, 0), log_bytes=9)).answer == "lost"
+    (lease,) = await stage.claim()
+    result = await append(lease, 1, [lines("two", "three")], offsets=(10, 0), old_offsets=(0, 0), log_bytes=10)
+    assert (result.answer, result.log_bytes) == ("landed", 14)

@@ -331,6 +331,8 @@ async def test_over_budget_is_a_failure_that_is_not_retried(stage: Stage) -> Non
     assert (record.status, record.error and record.error.code) == (Status.FAILED, "budget_exceeded")
     resumed = await stage.store.jobs.resume(job.id, budget={"tokens": 20})
     assert resumed.policy.budget == {"tokens": 20}
+    (lease,) = await stage.claim()
+    assert lease.policy.budget == {"tokens": 20}
 
 
 async def test_resume_allows_one_more_attempt_and_clears_the_end(stage: Stage) -> None:

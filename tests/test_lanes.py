@@ -2,8 +2,8 @@
 
 import pytest
 
-from holdfast.errors import NotFound
-from holdfast.model import Cause, Gate, LaneState, Outcome, Status
+from holdfast.errors import Invalid, NotFound
+from holdfast.model import Cause, Check, Gate, LaneState, Outcome, Status
 from holdfast.store.lanes import Step, decide
 from tests.stage import TTL, Stage
 
@@ -253,3 +253,46 @@ NEXT = {"next_id": "n", "next_position": 3}
 def test_decision_about_a_lane(row: dict[str, object], step: Step) -> None:
     """Proves N2."""
     assert decide(row) == step
+
+
+async def test_lane_has_a_readiness_check_that_a_worker_can_ask_for(stage: Stage) -> None:
+    """Proves C10."""
+    lanes = stage.store.lanes
+    assert await lanes.check_of("default", "L") is None
+    lane = await lanes.set_check("L", {"command": ["pg_isready", "-t", "3"], "timeout": 10})
+    check = Check(command=("pg_isready", "-t", "3"), timeout=10.0)
+    assert (lane.check, lane.state) == (check, LaneState.IDLE)
+    await stage.submit(lane="L")
+    await lanes.pause("L")
+    assert (await lanes.get("L")).check == (await lanes.list())[0].check == check
+    assert await lanes.check_of("default", "L") == check
+    assert await lanes.check_of("other", "L") is None
+    assert (await lanes.set_check("L", None)).check is None
+    assert await lanes.check_of("default", "L") is None
+    assert (await lanes.resume("L")).state is LaneState.ACTIVE
+
+
+@pytest.mark.parametrize(
+    ("check", "field"),
+    [
+        ({"command": ["true"], "timeout": 1, "shell": True}, "check.shell"),
+        ({"command": [], "timeout": 1}, "check.command"),
+        ({"command": [""], "timeout": 1}, "check.command"),
+        ({"command": ["a\0b"], "timeout": 1}, "check.command"),
+        ({"command": "true", "timeout": 1}, "check.command"),
+        ({"command": [1], "timeout": 1}, "check.command[0]"),
+        ({"command": ["true"], "timeout": 0}, "check.timeout"),
+        ({"command": ["true"], "timeout": float("inf")}, "check.timeout"),
+        ({"command": ["true"], "timeout": "soon"}, "check.timeout"),
+        ({"command": ["true"]}, "check.timeout"),
+        ({"timeout": 1}, "check.command"),
+    ],
+)
+async def test_readiness_check_that_cannot_work_is_refused_by_its_field(
+    stage: Stage, check: dict[str, object], field: str
+) -> None:
+    """Proves C10."""
+    with pytest.raises(Invalid) as refused:
+        await stage.store.lanes.set_check("L", check)
+    assert refused.value.field == field
+    assert await stage.store.lanes.list() == []

@@ -3,7 +3,7 @@
 import pytest
 
 from holdfast.duties.reaper import Reaper
-from holdfast.errors import Invalid, StoreUnreachable, TooLarge
+from holdfast.errors import Invalid, NotFound, StoreUnreachable, TooLarge
 from holdfast.model import (
     Cause,
     Claimable,
@@ -557,6 +557,20 @@ async def test_worker_ids_are_never_reused_and_workers_are_listed_with_their_job
     assert not (await workers.list())[0].live
     await workers.forget("w1")
     assert await workers.list() == []
+
+
+async def test_drain_of_a_host_is_heard_by_all_its_workers_and_no_other(stage: Stage) -> None:
+    """Proves C9."""
+    workers = stage.store.workers
+    for worker, host in (("w1", "a"), ("w2", "a"), ("w3", "b")):
+        await workers.register(
+            worker, host=host, pid=7, queues={"default": 4}, capabilities=["process"], domains=[host], ttl=TTL
+        )
+    assert await workers.drain_host("a") == ["w1", "w2"]
+    pulses = [await stage.store.leases.beat(worker, [], ttl=TTL) for worker in ("w1", "w2", "w3")]
+    assert [pulse.draining for pulse in pulses] == [True, True, False]
+    with pytest.raises(NotFound, match="host c"):
+        await workers.drain_host("c")
 
 
 async def test_events_name_the_worker_that_lost_the_lease(stage: Stage) -> None:

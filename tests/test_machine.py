@@ -473,8 +473,10 @@ class Machine(RuleBasedStateMachine):
 
         async def appended() -> str:
             log = [NewEvent(type="log", data={"line": "…"}), NewEvent(type="usage", data={"tokens": 3})]
-            moved = {"offsets": (batch * 4, 0), "old_offsets": (batch * 4 - 4, 0)}
-            return (await self.store.events.append(lease, batch, log, **moved, usage={"tokens": 3})).answer
+            offsets, old = (batch * 4, 0), (batch * 4 - 4, 0)
+            usage = {"tokens": 3}
+            append = self.store.events.append(lease, batch, log, offsets=offsets, old_offsets=old, usage=usage)
+            return (await append).answer
 
         self._agree(appended(), lambda: self.reference.append(lease, batch, {"tokens": 3}))
 

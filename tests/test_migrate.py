@@ -1,6 +1,7 @@
 """Migrations: idempotent, numbered, equal to the schema that is dumped, and refused where they do not fit."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from holdfast.errors import SchemaMismatch, StoreUnreachable
 from holdfast.store.migrate import migrate, migrations, require_current, split_statements, version
 from holdfast.store.sqlite import SqliteDatabase
-from holdfast.store.store import connect, open_store
+from holdfast.store.store import Store, connect, open_store
 from tests.conftest import drop
 
 SCHEMAS = Path(__file__).parent / "schema"
@@ -70,6 +71,18 @@ async def test_migrating_again_changes_nothing(empty_url: str) -> None:
     assert await dumped(database) == before
     assert await version(database) == len(applied)
     await database.close()
+
+
+async def test_installation_has_an_id_that_stays(empty_url: str) -> None:
+    """Proves R1."""
+    database = await connect(empty_url, listen=False)
+    await migrate(database)
+    async with Store(database) as store:
+        first = await store.installation()
+        assert re.fullmatch(r"[0-9a-f]{32}", first)
+        await migrate(database)
+    async with await open_store(empty_url, listen=False) as store:
+        assert await store.installation() == first
 
 
 async def test_migrations_one_by_one_equal_the_dumped_schema(kind: str, empty_url: str) -> None:

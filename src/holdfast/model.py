@@ -408,12 +408,20 @@ class LaneState(StrEnum):
     PAUSED = "paused"
 
 
+class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How to find out whether what a lane stands for is ready: a command, and the seconds it may take."""
+
+    command: tuple[str, ...]
+    timeout: float
+
+
 class Lane(msgspec.Struct, frozen=True, kw_only=True):
     lane: str
     state: LaneState
     head: str | None
     blockers: tuple[str, ...]
     depth: int
+    check: Check | None = None
 
 
 class Queue(msgspec.Struct, frozen=True, kw_only=True):

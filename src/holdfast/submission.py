@@ -5,6 +5,7 @@ makes a whole call ready for a store.
 """
 
 import hashlib
+import math
 import re
 import uuid
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.errors import Invalid, TooLarge
-from holdfast.model import OnLost, Policy, Retry, Runner, new_id
+from holdfast.model import Check, OnLost, Policy, Retry, Runner, new_id
 
 MAX_PAYLOAD = 1024 * 1024
 MAX_BATCH = 10_000
@@ -156,6 +157,20 @@ def parse(data: Any) -> Submission:
         return msgspec.convert(data, Submission)
     except msgspec.ValidationError as error:
         raise _invalid(error) from None
+
+
+def parse_check(data: Any) -> Check:
+    """Turn plain data into a lane's readiness check; every refusal names the field."""
+    try:
+        asked = msgspec.convert(data, Check)
+    except msgspec.ValidationError as error:
+        raise _invalid(error, root="check") from None
+    if not asked.command or not asked.command[0]:
+        raise Invalid("check.command", "is empty; give a program and its arguments")
+    _check_field("check.command", asked.command)
+    if not 0 < asked.timeout < math.inf:
+        raise Invalid("check.timeout", f"{asked.timeout} must be a number of seconds above 0")
+    return asked
 
 
 def check(submission: Submission, tenant: str) -> Submission:

@@ -25,6 +25,8 @@ idempotency.key text NO
 idempotency.body uuid NO 
 idempotency.jobs json NO 
 idempotency.made_at timestamp with time zone NO 
+installation.one boolean NO true
+installation.id text NO 
 job_events.job_id uuid YES 
 job_events.seq bigint YES 
 job_events.at timestamp with time zone YES 
@@ -123,12 +125,14 @@ jobs.error_message text YES
 jobs.result json YES 
 jobs.progress json YES 
 jobs.usage json YES 
+jobs.log_bytes bigint NO 0
 jobs.seq bigint NO 0
 lanes.tenant text NO 
 lanes.lane text NO 
 lanes.paused boolean NO false
 lanes.holder uuid YES 
 lanes.next_position bigint NO 1
+lanes.readiness json YES 
 leaders.duty text NO 
 leaders.leader text NO 
 leaders.term bigint NO 
@@ -179,6 +183,7 @@ CREATE UNIQUE INDEX attempts_pkey ON holdfast.attempts USING btree (job_id, atte
 CREATE UNIQUE INDEX events_pkey ON holdfast.events USING btree (job_id, seq)
 CREATE INDEX idempotency_made ON holdfast.idempotency USING btree (made_at)
 CREATE UNIQUE INDEX idempotency_pkey ON holdfast.idempotency USING btree (tenant, key)
+CREATE UNIQUE INDEX installation_pkey ON holdfast.installation USING btree (one)
 CREATE INDEX jobs_claimable ON holdfast.jobs USING btree (queue, capability, tenant, ((- priority)), requested_at, id) WHERE (gate = 'open'::text)
 CREATE INDEX jobs_deleting ON holdfast.jobs USING btree (id) WHERE (stop_kind = 'delete'::text)
 CREATE INDEX jobs_ended_badly ON holdfast.jobs USING btree (tenant, status, requested_at DESC, id DESC) WHERE (status = ANY (ARRAY['paused'::text, 'failed'::text, 'timed_out'::text, 'cancelled'::text]))
@@ -188,7 +193,7 @@ CREATE INDEX jobs_lane_blocking ON holdfast.jobs USING btree (tenant, lane, lane
 CREATE INDEX jobs_lane_waiting ON holdfast.jobs USING btree (tenant, lane, lane_position) WHERE (gate = 'lane'::text)
 CREATE INDEX jobs_limited ON holdfast.jobs USING btree (queue) WHERE (limited AND (gate IS NOT NULL))
 CREATE INDEX jobs_needs_waiting ON holdfast.jobs USING btree (id) WHERE (gate = 'needs'::text)
-CREATE INDEX jobs_orphaned ON holdfast.jobs USING btree (domain, adopt_after_at) WHERE ((status = 'running'::text) AND (owner IS NULL))
+CREATE INDEX jobs_orphaned ON holdfast.jobs USING btree (domain, adopt_after_at) WHERE ((phase IS NOT NULL) AND (owner IS NULL))
 CREATE UNIQUE INDEX jobs_pkey ON holdfast.jobs USING btree (id)
 CREATE INDEX jobs_queue_deadline ON holdfast.jobs USING btree (queue_deadline_at) WHERE ((queue_deadline_at IS NOT NULL) AND (status = 'queued'::text))
 CREATE INDEX jobs_running ON holdfast.jobs USING btree (owner, queue) WHERE (phase IS NOT NULL)
@@ -215,6 +220,8 @@ gate_known CHECK ((gate = ANY (ARRAY['open'::text, 'future'::text, 'needs'::text
 gate_of_waiting CHECK (((gate IS NOT NULL) = (status = ANY (ARRAY['pending'::text, 'queued'::text]))))
 held_is_pending CHECK (((gate IS DISTINCT FROM 'held'::text) OR (status = 'pending'::text)))
 idempotency_pkey PRIMARY KEY (tenant, key)
+installation_one CHECK (one)
+installation_pkey PRIMARY KEY (one)
 jobs_pkey PRIMARY KEY (id)
 lanes_pkey PRIMARY KEY (tenant, lane)
 leaders_pkey PRIMARY KEY (duty)

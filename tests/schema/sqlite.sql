@@ -10,7 +10,7 @@ CREATE INDEX jobs_lane_blocking ON jobs (tenant, lane, lane_position)
 CREATE INDEX jobs_lane_waiting ON jobs (tenant, lane, lane_position) WHERE gate = 'lane'
 CREATE INDEX jobs_limited ON jobs (queue) WHERE limited = 1 AND gate IS NOT NULL
 CREATE INDEX jobs_needs_waiting ON jobs (id) WHERE gate = 'needs'
-CREATE INDEX jobs_orphaned ON jobs (domain, adopt_after_at) WHERE status = 'running' AND owner IS NULL
+CREATE INDEX jobs_orphaned ON jobs (domain, adopt_after_at) WHERE phase IS NOT NULL AND owner IS NULL
 CREATE INDEX jobs_queue_deadline ON jobs (queue_deadline_at) WHERE queue_deadline_at IS NOT NULL AND status = 'queued'
 CREATE INDEX jobs_running ON jobs (owner, queue) WHERE phase IS NOT NULL
 CREATE INDEX jobs_unresolved ON jobs (tenant, lane, requested_at, id) WHERE gate = 'unresolved'
@@ -55,6 +55,11 @@ CREATE TABLE idempotency (
   made_at INTEGER NOT NULL,
   CONSTRAINT idempotency_pkey PRIMARY KEY (tenant, key)
 ) WITHOUT ROWID, STRICT
+CREATE TABLE installation (
+  one INTEGER NOT NULL PRIMARY KEY DEFAULT 1,
+  id TEXT NOT NULL,
+  CONSTRAINT installation_one CHECK (one = 1)
+) STRICT
 CREATE TABLE jobs (
   id TEXT NOT NULL PRIMARY KEY,
   tenant TEXT NOT NULL,
@@ -105,6 +110,7 @@ CREATE TABLE jobs (
   result TEXT,
   progress TEXT,
   usage TEXT,
+  log_bytes INTEGER NOT NULL DEFAULT 0,
   seq INTEGER NOT NULL DEFAULT 0,
   CONSTRAINT status_known CHECK (status = 'pending' OR status = 'queued' OR status = 'running' OR status = 'paused' OR status = 'succeeded' OR status = 'failed' OR status = 'timed_out' OR status = 'cancelled'),
   CONSTRAINT gate_known CHECK (gate = 'open' OR gate = 'future' OR gate = 'needs' OR gate = 'lane' OR gate = 'held' OR gate = 'unresolved'),
@@ -126,6 +132,7 @@ CREATE TABLE lanes (
   paused INTEGER NOT NULL DEFAULT 0,
   holder TEXT,
   next_position INTEGER NOT NULL DEFAULT 1,
+  readiness TEXT,
   CONSTRAINT lanes_pkey PRIMARY KEY (tenant, lane)
 ) WITHOUT ROWID, STRICT
 CREATE TABLE leaders (

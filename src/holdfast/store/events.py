@@ -7,7 +7,7 @@ import msgspec
 
 from holdfast.errors import Invalid, NotFound, TooLarge
 from holdfast.model import Event, Json, Lease, NewEvent
-from holdfast.store.database import Database, json_text
+from holdfast.store.database import Database, Row, json_text
 from holdfast.store.rows import known_id, to_event, to_json
 
 MAX_APPEND = 4 * 1024 * 1024
@@ -19,10 +19,14 @@ class EventPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Appended(msgspec.Struct, frozen=True, kw_only=True):
-    """`landed` now, `repeated` (it had landed before), or `lost` (not yours any more: write nothing)."""
+    """`landed` now, `repeated` (it had landed before), or `lost` (not yours any more: write nothing).
+
+    `usage` and `log_bytes` are the job's totals after it, over all attempts.
+    """
 
     answer: Literal["landed", "repeated", "lost"]
     usage: Mapping[str, float] = {}
+    log_bytes: int = 0
 
 
 class Events:
@@ -52,11 +56,12 @@ class Events:
         old_offsets: tuple[int, int],
         progress: Json = None,
         usage: Mapping[str, float] | None = None,
+        log_bytes: int = 0,
     ) -> Appended:
         """Append batch n and move the offsets of stdout and stderr with it, or change nothing.
 
         It lands only behind batch n - 1 with the old offsets and the lease's token, so a retry repeats nothing and an
-        adopter goes on exactly there.
+        adopter goes on exactly there. `log_bytes` is what this batch adds to the job's log, to be held against its cap.
         """
         rows = [_row(event) for event in events]
         if sum(len(row["data"]) for row in rows) > MAX_APPEND:
@@ -73,15 +78,20 @@ class Events:
             old_stderr_offset=old_offsets[1],
             progress=None if progress is None else json_text(progress),
             usage=dict(usage) if usage else None,
+            log_bytes=log_bytes,
         )
         if landed:
-            return Appended(answer="landed", usage=to_json(landed[0]["usage"], {}))
+            return _appended("landed", landed[0])
         state = await self._database.read("append_state", id=lease.id, token=lease.token)
         if state and state[0]["batch"] >= batch:
-            return Appended(answer="repeated", usage=to_json(state[0]["usage"], {}))
+            return _appended("repeated", state[0])
         if state:
             raise Invalid("batch", f"{batch} does not follow batch {state[0]['batch']}, or its old offsets differ")
         return Appended(answer="lost")
+
+
+def _appended(answer: Literal["landed", "repeated"], row: Row) -> Appended:
+    return Appended(answer=answer, usage=to_json(row["usage"], {}), log_bytes=row["log_bytes"])
 
 
 def _row(event: NewEvent) -> dict[str, str]:

@@ -5,14 +5,16 @@ deletes or releases a job of a lane calls it, in the same transaction, with the 
 things stand, so calling it once too often changes nothing.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from holdfast.errors import Invalid, NotFound
-from holdfast.model import Lane, Status
-from holdfast.store.database import Database, Row, Tx
-from holdfast.store.rows import to_lane
+from holdfast.model import Check, Lane, Status
+from holdfast.store.database import Database, Row, Tx, json_text
+from holdfast.store.rows import to_check, to_lane
 from holdfast.store.wake import Wake, work
+from holdfast.submission import parse_check
 
 LaneKey = tuple[str, str]
 
@@ -120,6 +122,21 @@ class Lanes:
 
     async def resume(self, lane: str, *, tenant: str = "default") -> Lane:
         return await self._set_paused(lane, tenant, False)
+
+    async def set_check(self, lane: str, check: Mapping[str, Any] | None, *, tenant: str = "default") -> Lane:
+        """Say how a worker finds out, before each start, whether this lane is ready; None takes it back.
+
+        `check` is like {"command": ["pg_isready"], "timeout": 10}. A lane may get one before its first job.
+        """
+        readiness = None if check is None else json_text(parse_check(check))
+        await self.ensure([(tenant, lane)])
+        await self._database.rows("set_lane_check", tenant=tenant, lane=lane, readiness=readiness)
+        return await self.get(lane, tenant=tenant)
+
+    async def check_of(self, tenant: str, lane: str) -> Check | None:
+        """The check that a worker runs before it starts a job of this lane."""
+        rows = await self._database.read("lane_check", tenant=tenant, lane=lane)
+        return to_check(rows[0]["readiness"]) if rows else None
 
     async def _set_paused(self, lane: str, tenant: str, paused: bool) -> Lane:
         key = (tenant, lane)

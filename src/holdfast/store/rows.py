@@ -9,6 +9,7 @@ from holdfast.errors import NotFound
 from holdfast.model import (
     Attempt,
     Cause,
+    Check,
     Error,
     Event,
     Gate,
@@ -126,6 +127,10 @@ def to_attempt(row: Row) -> Attempt:
     )
 
 
+def to_check(text: str | None) -> Check | None:
+    return None if text is None else msgspec.json.decode(text, type=Check)
+
+
 def to_lane(row: Row) -> Lane:
     blockers = tuple(to_json(row["blockers"], ()))
     state = LaneState.IDLE
@@ -141,6 +146,7 @@ def to_lane(row: Row) -> Lane:
         state=state,
         head=head,
         blockers=blockers,
+        check=to_check(row["readiness"]),
         depth=row["waiting"] + (1 if row["holder"] is not None and row["holder_gate"] != "lane" else 0),
     )
 

@@ -43,6 +43,11 @@ class Store:
     def counters(self) -> Counters:
         return self.database.counters
 
+    async def installation(self) -> str:
+        """The random id of this database, made when it was migrated: part of the identity of what its workers start."""
+        (row,) = await self.database.read("installation")
+        return str(row["id"])
+
     async def next_due(self) -> float | None:
         """Seconds until the next delayed job is due, by the database's clock; None if there is none."""
         rows = await self.database.read("next_due")

@@ -45,6 +45,13 @@ class Workers:
         if not await self._database.rows("drain_worker", worker=worker):
             raise NotFound("worker", worker)
 
+    async def drain_host(self, host: str) -> Sequence[str]:
+        """Ask every worker of a host to drain; return who was asked."""
+        rows = await self._database.rows("drain_host", host=host)
+        if not rows:
+            raise NotFound("worker of host", host)
+        return sorted(row["worker"] for row in rows)
+
     async def list(self) -> Sequence[Worker]:
         return [to_worker(row) for row in await self._database.read("list_workers")]
 

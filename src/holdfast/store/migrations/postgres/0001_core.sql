@@ -12,6 +12,14 @@ CREATE FUNCTION holdfast.clock() RETURNS timestamptz
 LANGUAGE sql VOLATILE AS 'SELECT clock_timestamp()';
 COMMENT ON FUNCTION holdfast.clock() IS 'The one clock of this store. Tests replace it to move time.';
 
+CREATE TABLE holdfast.installation (
+  one boolean CONSTRAINT installation_pkey PRIMARY KEY DEFAULT true,
+  id text NOT NULL,
+  CONSTRAINT installation_one CHECK (one)
+);
+INSERT INTO holdfast.installation (id) VALUES (replace(gen_random_uuid()::text, '-', ''));
+COMMENT ON TABLE holdfast.installation IS 'Who this database is, to the processes and containers that its workers start.';
+
 CREATE TABLE holdfast.jobs (
   id uuid PRIMARY KEY,
   tenant text COLLATE "C" NOT NULL,
@@ -62,6 +70,7 @@ CREATE TABLE holdfast.jobs (
   result json,
   progress json,
   usage json,
+  log_bytes bigint NOT NULL DEFAULT 0,
   seq bigint NOT NULL DEFAULT 0,
   CONSTRAINT status_known CHECK (status IN ('pending', 'queued', 'running', 'paused', 'succeeded', 'failed', 'timed_out', 'cancelled')),
   CONSTRAINT gate_known CHECK (gate IN ('open', 'future', 'needs', 'lane', 'held', 'unresolved')),
@@ -95,7 +104,8 @@ CREATE INDEX jobs_lane_blocking ON holdfast.jobs (tenant, lane, lane_position)
   WHERE lane IS NOT NULL AND started_at IS NOT NULL AND NOT dismissed AND status IN ('paused', 'failed', 'timed_out');
 -- By phase, not by status: a statement that looks a running job up by its id must not be tempted to read this one.
 CREATE INDEX jobs_running ON holdfast.jobs (owner, queue) WHERE phase IS NOT NULL;
-CREATE INDEX jobs_orphaned ON holdfast.jobs (domain, adopt_after_at) WHERE status = 'running' AND owner IS NULL;
+-- Open attempts that nobody owns: orphans, and paused jobs that may still run somewhere (these have no adopt_after_at).
+CREATE INDEX jobs_orphaned ON holdfast.jobs (domain, adopt_after_at) WHERE phase IS NOT NULL AND owner IS NULL;
 CREATE INDEX jobs_unsettled ON holdfast.jobs (id) WHERE unsettled;
 CREATE INDEX jobs_queue_deadline ON holdfast.jobs (queue_deadline_at) WHERE queue_deadline_at IS NOT NULL AND status = 'queued';
 CREATE INDEX jobs_ended_badly ON holdfast.jobs (tenant, status, requested_at DESC, id DESC)
@@ -186,6 +196,7 @@ CREATE TABLE holdfast.lanes (
   paused boolean NOT NULL DEFAULT false,
   holder uuid,
   next_position bigint NOT NULL DEFAULT 1,
+  readiness json,
   CONSTRAINT lanes_pkey PRIMARY KEY (tenant, lane)
 ) WITH (fillfactor = 80);
 

@@ -2,6 +2,14 @@
 -- ids are text, JSON is text, booleans are 0 and 1; clock() is a function that every connection registers; a list of values is
 -- an OR, because SQLite builds a table for each IN of a constraint or index at every statement (measured: half of an insert).
 
+-- Who this database is, to the processes and containers that its workers start.
+CREATE TABLE installation (
+  one INTEGER NOT NULL PRIMARY KEY DEFAULT 1,
+  id TEXT NOT NULL,
+  CONSTRAINT installation_one CHECK (one = 1)
+) STRICT;
+INSERT INTO installation (id) VALUES (lower(hex(randomblob(16))));
+
 CREATE TABLE jobs (
   id TEXT NOT NULL PRIMARY KEY,
   tenant TEXT NOT NULL,
@@ -52,6 +60,7 @@ CREATE TABLE jobs (
   result TEXT,
   progress TEXT,
   usage TEXT,
+  log_bytes INTEGER NOT NULL DEFAULT 0,
   seq INTEGER NOT NULL DEFAULT 0,
   CONSTRAINT status_known CHECK (status = 'pending' OR status = 'queued' OR status = 'running' OR status = 'paused' OR status = 'succeeded' OR status = 'failed' OR status = 'timed_out' OR status = 'cancelled'),
   CONSTRAINT gate_known CHECK (gate = 'open' OR gate = 'future' OR gate = 'needs' OR gate = 'lane' OR gate = 'held' OR gate = 'unresolved'),
@@ -79,7 +88,8 @@ CREATE INDEX jobs_lane_blocking ON jobs (tenant, lane, lane_position)
   WHERE lane IS NOT NULL AND started_at IS NOT NULL AND dismissed = 0 AND (status = 'paused' OR status = 'failed' OR status = 'timed_out');
 -- By phase, not by status: a statement that looks a running job up by its id must not be tempted to read this one.
 CREATE INDEX jobs_running ON jobs (owner, queue) WHERE phase IS NOT NULL;
-CREATE INDEX jobs_orphaned ON jobs (domain, adopt_after_at) WHERE status = 'running' AND owner IS NULL;
+-- Open attempts that nobody owns: orphans, and paused jobs that may still run somewhere (these have no adopt_after_at).
+CREATE INDEX jobs_orphaned ON jobs (domain, adopt_after_at) WHERE phase IS NOT NULL AND owner IS NULL;
 CREATE INDEX jobs_unsettled ON jobs (id) WHERE unsettled = 1;
 CREATE INDEX jobs_queue_deadline ON jobs (queue_deadline_at) WHERE queue_deadline_at IS NOT NULL AND status = 'queued';
 CREATE INDEX jobs_ended_badly ON jobs (tenant, status, requested_at DESC, id DESC)
@@ -168,6 +178,7 @@ CREATE TABLE lanes (
   paused INTEGER NOT NULL DEFAULT 0,
   holder TEXT,
   next_position INTEGER NOT NULL DEFAULT 1,
+  readiness TEXT,
   CONSTRAINT lanes_pkey PRIMARY KEY (tenant, lane)
 ) WITHOUT ROWID, STRICT;
 

@@ -16,6 +16,7 @@ WITH job AS (
             UNION ALL
             SELECT key, value FROM json_each_text(:usage::json)) AS e
           GROUP BY e.key) AS u) END,
+      log_bytes = j.log_bytes + :log_bytes::bigint,
       adoptions = 0,
       updated_at = greatest(holdfast.clock(), j.updated_at)
   WHERE j.id = :id::uuid
@@ -24,7 +25,7 @@ WITH job AS (
     AND j.batch = :batch::bigint - 1
     AND j.stdout_offset = :old_stdout_offset::bigint
     AND j.stderr_offset = :old_stderr_offset::bigint
-  RETURNING j.id, j.seq, j.updated_at, j.usage
+  RETURNING j.id, j.seq, j.updated_at, j.usage, j.log_bytes
 ), told AS (
   INSERT INTO holdfast.events (job_id, seq, at, type, task, data)
   SELECT job.id, job.seq - json_array_length(:events::json) + e.n, job.updated_at, e.event ->> 'type',
@@ -32,11 +33,11 @@ WITH job AS (
   FROM job
   CROSS JOIN json_array_elements(:events::json) WITH ORDINALITY AS e(event, n)
 )
-SELECT job.seq, job.usage FROM job;
+SELECT job.seq, job.usage, job.log_bytes FROM job;
 
 -- name: append_state
 -- Why an append did not land: repeated, or not mine any more.
-SELECT j.batch, j.seq, j.usage
+SELECT j.batch, j.seq, j.usage, j.log_bytes
 FROM holdfast.jobs AS j
 WHERE j.id = :id::uuid
   AND j.token = :token::bigint

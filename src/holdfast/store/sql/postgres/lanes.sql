@@ -70,9 +70,23 @@ WHERE l.tenant = :tenant::text
   AND l.lane = :lane::text
 RETURNING l.lane;
 
+-- name: set_lane_check
+UPDATE holdfast.lanes AS l
+SET readiness = :readiness::json
+WHERE l.tenant = :tenant::text
+  AND l.lane = :lane::text
+RETURNING l.lane;
+
+-- name: lane_check
+SELECT l.readiness
+FROM holdfast.lanes AS l
+WHERE l.tenant = :tenant::text
+  AND l.lane = :lane::text
+  AND l.readiness IS NOT NULL;
+
 -- name: list_lanes
 -- One page of lanes as people see them.
-SELECT l.lane, l.paused, l.holder, h.status AS holder_status, h.gate AS holder_gate,
+SELECT l.lane, l.paused, l.readiness, l.holder, h.status AS holder_status, h.gate AS holder_gate,
   (SELECT count(*) FROM holdfast.jobs AS w WHERE w.gate = 'lane' AND w.tenant = l.tenant AND w.lane = l.lane) AS waiting,
   (SELECT w.id FROM holdfast.jobs AS w
    WHERE w.gate = 'lane' AND w.tenant = l.tenant AND w.lane = l.lane

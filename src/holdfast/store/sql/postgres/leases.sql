@@ -13,8 +13,9 @@ WITH RECURSIVE clock AS MATERIALIZED (
 ), orphans AS MATERIALIZED (
   SELECT j.id
   FROM holdfast.jobs AS j
-  WHERE j.status = 'running'
+  WHERE j.phase IS NOT NULL
     AND j.owner IS NULL
+    AND j.status = 'running'
     AND j.domain = ANY (:domains::text[])
     AND j.adopt_after_at <= (SELECT t.now_at FROM clock AS t)
   ORDER BY j.adopt_after_at, j.id
@@ -451,8 +452,9 @@ WHERE j.phase IS NOT NULL
 -- Orphans that were adopted again and again without progress. Uses jobs_orphaned.
 SELECT j.id, j.tenant, j.lane
 FROM holdfast.jobs AS j
-WHERE j.status = 'running'
+WHERE j.phase IS NOT NULL
   AND j.owner IS NULL
+  AND j.status = 'running'
   AND j.adoptions >= :adoptions::integer
 ORDER BY j.id
 LIMIT :limit::integer;

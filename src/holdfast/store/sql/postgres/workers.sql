@@ -1,4 +1,7 @@
--- Workers that said they live, and who leads a duty.
+-- Workers that said they live, who leads a duty, and who this installation is.
+
+-- name: installation
+SELECT i.id FROM holdfast.installation AS i;
 
 -- name: register_worker
 INSERT INTO holdfast.workers (worker, host, pid, queues, capabilities, domains, registered_at, seen_at, expires_at)
@@ -19,6 +22,9 @@ DELETE FROM holdfast.workers AS w WHERE w.worker = :worker::text;
 
 -- name: drain_worker
 UPDATE holdfast.workers AS w SET draining = true WHERE w.worker = :worker::text RETURNING w.worker;
+
+-- name: drain_host
+UPDATE holdfast.workers AS w SET draining = true WHERE w.host = :host::text RETURNING w.worker;
 
 -- name: list_workers
 SELECT w.worker, w.host, w.pid, w.queues, w.capabilities, w.domains, w.registered_at, w.seen_at, w.expires_at,

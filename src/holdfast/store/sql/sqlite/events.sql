@@ -25,6 +25,7 @@ SET seq = seq + json_array_length(:events),
           UNION ALL
           SELECT key, value FROM json_each(:usage)) AS e
         GROUP BY e.key ORDER BY e.key) AS u) END,
+    log_bytes = log_bytes + :log_bytes,
     adoptions = 0,
     updated_at = max(clock(), updated_at)
 WHERE id IN (SELECT id FROM told);
@@ -33,11 +34,11 @@ SELECT t.id, t.token + e.key + 1, j.updated_at, e.value ->> 'type', e.value ->> 
 FROM told AS t
 CROSS JOIN jobs AS j ON j.id = t.id
 CROSS JOIN json_each(:events) AS e;
-SELECT j.seq, j.usage FROM told AS t CROSS JOIN jobs AS j ON j.id = t.id;
+SELECT j.seq, j.usage, j.log_bytes FROM told AS t CROSS JOIN jobs AS j ON j.id = t.id;
 
 -- name: append_state
 -- Why an append did not land: repeated, or not mine any more.
-SELECT j.batch, j.seq, j.usage
+SELECT j.batch, j.seq, j.usage, j.log_bytes
 FROM jobs AS j
 WHERE j.id = :id
   AND j.token = :token

@@ -70,9 +70,23 @@ WHERE tenant = :tenant
   AND lane = :lane
 RETURNING lane;
 
+-- name: set_lane_check
+UPDATE lanes
+SET readiness = :readiness
+WHERE tenant = :tenant
+  AND lane = :lane
+RETURNING lane;
+
+-- name: lane_check
+SELECT l.readiness
+FROM lanes AS l
+WHERE l.tenant = :tenant
+  AND l.lane = :lane
+  AND l.readiness IS NOT NULL;
+
 -- name: list_lanes
 -- One page of lanes as people see them.
-SELECT l.lane, l.paused, l.holder, h.status AS holder_status, h.gate AS holder_gate,
+SELECT l.lane, l.paused, l.readiness, l.holder, h.status AS holder_status, h.gate AS holder_gate,
   (SELECT count(*) FROM jobs AS w WHERE w.gate = 'lane' AND w.tenant = l.tenant AND w.lane = l.lane) AS waiting,
   (SELECT w.id FROM jobs AS w
    WHERE w.gate = 'lane' AND w.tenant = l.tenant AND w.lane = l.lane

@@ -12,9 +12,10 @@
 -- look
 SELECT 1
 WHERE EXISTS (
-    SELECT 1 FROM jobs AS j
-    WHERE j.status = 'running'
+    SELECT 1 FROM jobs AS j INDEXED BY jobs_orphaned
+    WHERE j.phase IS NOT NULL
       AND j.owner IS NULL
+      AND j.status = 'running'
       AND j.domain IN (SELECT value FROM json_each(:domains))
       AND j.adopt_after_at <= clock())
   OR EXISTS (
@@ -30,9 +31,10 @@ WHERE EXISTS (
 DELETE FROM told;
 INSERT INTO told (id, token)
 SELECT j.id, j.rowid
-FROM jobs AS j
-WHERE j.status = 'running'
+FROM jobs AS j INDEXED BY jobs_orphaned
+WHERE j.phase IS NOT NULL
   AND j.owner IS NULL
+  AND j.status = 'running'
   AND j.domain IN (SELECT value FROM json_each(:domains))
   AND j.adopt_after_at <= clock()
 ORDER BY j.adopt_after_at, j.id
@@ -391,8 +393,9 @@ WHERE j.phase IS NOT NULL
 -- Orphans that were adopted again and again without progress. Uses jobs_orphaned.
 SELECT j.id, j.tenant, j.lane
 FROM jobs AS j
-WHERE j.status = 'running'
+WHERE j.phase IS NOT NULL
   AND j.owner IS NULL
+  AND j.status = 'running'
   AND j.adoptions >= :adoptions
 ORDER BY j.id
 LIMIT :limit;

@@ -1,4 +1,7 @@
--- Workers that said they live, and who leads a duty.
+-- Workers that said they live, who leads a duty, and who this installation is.
+
+-- name: installation
+SELECT i.id FROM installation AS i;
 
 -- name: register_worker
 INSERT INTO workers (worker, host, pid, queues, capabilities, domains, registered_at, seen_at, expires_at)
@@ -19,6 +22,9 @@ DELETE FROM workers WHERE worker = :worker;
 
 -- name: drain_worker
 UPDATE workers SET draining = 1 WHERE worker = :worker RETURNING worker;
+
+-- name: drain_host
+UPDATE workers SET draining = 1 WHERE host = :host RETURNING worker;
 
 -- name: list_workers
 SELECT w.worker, w.host, w.pid, w.queues, w.capabilities, w.domains, w.registered_at, w.seen_at, w.expires_at,
