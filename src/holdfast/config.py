@@ -77,6 +77,12 @@ class Settings:
     database_url: str | None = _setting(None, _optional(_text), "sqlite:///path or postgresql://…; else DATABASE_URL")
     schema: str = _setting("holdfast", _text, "the schema that holds the tables on Postgres")
     data_dir: Path = _setting(Path("holdfast-data"), _path, "the folder that all parts share")
+    state_dir: Path | None = _setting(
+        None, _optional(_path), "attempts and locks, on a local disk"
+    )
+    process_user: str = _setting(
+        "65532", _text, "whom processes run as when we are root: a name, uid or uid:gid"
+    )
     lease_ttl: float = _setting(60.0, _number, "seconds that a lease lasts without a heartbeat")
     heartbeat_interval: float = _setting(15.0, _number, "seconds between heartbeats; at most a third of the lease")
     reaper_interval: float = _setting(15.0, _number, "seconds between looks for expired leases")
@@ -88,6 +94,9 @@ class Settings:
     backoff_base: float = _setting(5.0, _number, "seconds before the first retry")
     backoff_cap: float = _setting(300.0, _number, "seconds before a retry, at most")
     timeout: float | None = _setting(None, _optional(_number), "seconds that an attempt may take, unless the job says")
+    log_max_bytes: int = _setting(10 * 1024 * 1024, _whole, "bytes of log that are kept of one job")
+    retention_days: float = _setting(30.0, _number, "days after which ended jobs are removed")
+    keep_identical: int | None = _setting(None, _optional(_whole), "ended jobs of one signature that are kept")
     listen: bool = _setting(True, _flag, "wake-ups by LISTEN and NOTIFY; off means polling alone")
     pooler: Pooler = _setting("none", _pooler, "transaction, if the URL leads to PgBouncer or its like in that mode")
     listen_url: str | None = _setting(None, _optional(_text), "Postgres itself, for LISTEN past a pooler")
@@ -101,6 +110,11 @@ class Settings:
     def url(self) -> str:
         """The database's URL: the one that is set, else SQLite in the data folder."""
         return self.database_url or f"sqlite:///{self.data_dir.absolute() / 'holdfast.db'}"
+
+    @property
+    def state(self) -> Path:
+        """The state folder: the one that is set, else in the data folder."""
+        return (self.state_dir or self.data_dir / "state").absolute()
 
 
 def _contradictions(settings: Settings) -> list[str]:

@@ -4,12 +4,15 @@ Exit codes: 0 done; 2 bad arguments or settings; 3 database not reachable; 4 ref
 """
 
 import asyncio
+import logging
+import os
 from collections.abc import Coroutine
 from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 
 from holdfast import __version__, config
+from holdfast.cli import start
 from holdfast.errors import ConfigError, HoldfastError, StoreUnreachable
 from holdfast.store import migrate as migrations
 from holdfast.store.queries import Dialect
@@ -54,6 +57,40 @@ def migrate(
     _run(_migrate(settings, dry_run, show_sql))
 
 
+@app.command()
+def worker(
+    queue: Annotated[
+        str,
+        typer.Option(envvar="HOLDFAST_QUEUES", help="Queues and how many jobs of each at once: default:4,heavy:1."),
+    ] = "default:4",
+    application: Annotated[
+        str | None,
+        typer.Option("--app", envvar="HOLDFAST_APP", help="module:name of a Holdfast whose functions it runs."),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="End when nothing is left to claim.")] = False,
+    worker_id: Annotated[
+        str | None, typer.Option(envvar="HOLDFAST_WORKER_ID", help="Its id; it must never be used again.")
+    ] = None,
+    database_url: Annotated[
+        str | None,
+        typer.Option(envvar="HOLDFAST_DATABASE_URL", help="sqlite:///path or postgresql://host/name"),
+    ] = None,
+    data_dir: Annotated[
+        str | None, typer.Option("--data", envvar="HOLDFAST_DATA_DIR", help="The folder that all parts share.")
+    ] = None,
+) -> None:
+    """Run jobs: adopt what a dead worker left running, then claim. SIGTERM hands over, a second one leaves at once."""
+    try:
+        settings, functions = start.configure(application, database_url=database_url, data_dir=data_dir)
+        queues = start.parse_queues(queue)
+    except ConfigError as error:
+        _fail(error, 2)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    stuck = _run(start.run_worker(settings, queues, functions, once=once, worker_id=worker_id))
+    if stuck:
+        os._exit(0)  # A function that does not end has been handed back; its thread must not keep the process.
+
+
 async def _migrate(settings: config.Settings, dry_run: bool, show_sql: bool) -> None:
     database = await connect(settings.url, schema=settings.schema, connections=1, listen=False, pooler=settings.pooler)
     try:
@@ -78,6 +115,8 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(work)
     except StoreUnreachable as error:
         _fail(error, 3)
+    except ConfigError as error:
+        _fail(error, 2)
     except HoldfastError as error:
         _fail(error, 4)
 

@@ -21,6 +21,11 @@ class Pruner:
         self._after: str | None = None
         self.rest = 0.0
 
+    @property
+    def at_end(self) -> bool:
+        """Whether the next step begins anew."""
+        return self._after is None
+
     async def run_once(self) -> int:
         """Return how many jobs went."""
         started = time.monotonic()

@@ -8,7 +8,7 @@ import asyncio
 import inspect
 import threading
 import typing
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar, overload
 
 import msgspec
@@ -157,6 +157,10 @@ class Functions:
     def get(self, name: str) -> Function | None:
         return self._named.get(name)
 
+    def of(self, call: Callable[..., Any]) -> Function | None:
+        """The registration of a function."""
+        return next((function for function in self._named.values() if function.call is call), None)
+
     @overload
     def add(self, call: Callable[P, R]) -> Callable[P, R]: ...
     @overload
@@ -175,7 +179,7 @@ class Functions:
         """Register a function, as a decorator with or without arguments. It stays callable as it was."""
 
         def register(call: Callable[P, R]) -> Callable[P, R]:
-            function = _function(call, name or getattr(call, "__name__", ""), queue, timeout)
+            function = _function(call, name or str(getattr(call, "__name__", "")), queue, timeout)
             if function.name in self._named:
                 raise ConfigError([f"two functions are called {function.name!r}: give one of them another name"])
             self._named[function.name] = function
@@ -207,11 +211,8 @@ def _function(call: Callable[..., Any], name: str, queue: str, timeout: float | 
         call=call,
         queue=queue,
         timeout=timeout,
-        is_async=inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(getattr(call, "__call__", None)),
+        is_async=inspect.iscoroutinefunction(call),
         context=context,
         parameters=signature,
         plain=not signature.parameters,
     )
-
-
-AsyncCall = Callable[..., Awaitable[Any]]

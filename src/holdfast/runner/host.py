@@ -1,9 +1,9 @@
 """The state folder: what holdfast keeps on this host's own disk, and what tells that host from others.
 
-    host                 a random id; machine ids are cloned with images
-    boots                every boot of this host that ran attempts, the latest last
-    workers/SITE/…lock   held by a worker while it lives; whoever can take it knows that the worker is dead
-    attempts/SITE/…      the attempt folders of one installation
+host                 a random id; machine ids are cloned with images
+boots                every boot of this host that ran attempts, the latest last
+workers/SITE/…lock   held by a worker while it lives; whoever can take it knows that the worker is dead
+attempts/SITE/…      the attempt folders of one installation
 """
 
 import contextlib

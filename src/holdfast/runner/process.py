@@ -275,7 +275,7 @@ class Process:
     async def _lost(self) -> End | None:
         """The supervisor is dead and left no record: kill what is verifiably left, then it is lost."""
         started = await self._runner.in_thread(self.folder.started)
-        rebooted = started is not None and started.boot_id != self._runner._boot  # noqa: SLF001
+        rebooted = started is not None and started.boot_id != self._runner._boot
         if not rebooted:
             left = await self._runner.in_thread(lambda: self.folder.kill_leftovers(self.identity.mark))
             if left:
@@ -457,8 +457,8 @@ def user_for(name: str, state: Path) -> User | None:
     if shut:
         raise ConfigError(
             [
-                f"HOLDFAST_STATE_DIR: commands run as user {name}, who cannot get through {shut[-1]}; use a folder such "
-                "as /var/lib/holdfast, or set HOLDFAST_PROCESS_USER=root to run them as root"
+                f"HOLDFAST_STATE_DIR: commands run as user {name}, who cannot get through {shut[-1]}; use a folder "
+                "such as /var/lib/holdfast, or set HOLDFAST_PROCESS_USER=root to run them as root"
             ]
         )
     return user

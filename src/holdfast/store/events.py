@@ -89,6 +89,11 @@ class Events:
             raise Invalid("batch", f"{batch} does not follow batch {state[0]['batch']}, or its old offsets differ")
         return Appended(answer="lost")
 
+    async def logged(self, job_id: str) -> int:
+        """How many bytes of log a job's record holds, over all attempts."""
+        rows = await self._database.read("logged", id=job_id)
+        return int(rows[0]["log_bytes"]) if rows else 0
+
 
 def _appended(answer: Literal["landed", "repeated"], row: Row) -> Appended:
     return Appended(answer=answer, usage=to_json(row["usage"], {}), log_bytes=row["log_bytes"])

@@ -115,7 +115,14 @@ class PostgresDatabase:
     """The Postgres dialect."""
 
     def __init__(
-        self, schema: str, pool: "asyncpg.Pool[asyncpg.Record]", *, pooled: bool, listen: bool, listen_url: str | None
+        self,
+        schema: str,
+        pool: "asyncpg.Pool[asyncpg.Record]",
+        *,
+        pooled: bool,
+        listen: bool,
+        listen_url: str | None,
+        answer_within: float | None = None,
     ) -> None:
         self.counters = Counters()
         self.schema = schema
@@ -123,6 +130,7 @@ class PostgresDatabase:
         self._pooled = pooled
         self._listen = listen
         self._listen_url = listen_url
+        self._answer_within = answer_within
         self._named = prepare(schema)
 
     @classmethod
@@ -135,8 +143,12 @@ class PostgresDatabase:
         listen: bool = True,
         listen_url: str | None = None,
         pooler: Pooler = "none",
+        answer_within: float | None = None,
     ) -> "PostgresDatabase":
-        """Open the pool. Behind a pooler LISTEN needs `listen_url`, which leads to Postgres itself; else we poll."""
+        """Open the pool. Behind a pooler LISTEN needs `listen_url`, which leads to Postgres itself; else we poll.
+
+        A connection that does not answer an operation within `answer_within` seconds is given up: it may be half open.
+        """
         pooled = pooler == "transaction"
         try:
             pool = await asyncpg.create_pool(
@@ -145,7 +157,7 @@ class PostgresDatabase:
                 max_size=connections,
                 init=_set_up_pooled if pooled else _set_up_session,
                 reset=_leave,
-                timeout=CONNECT_SECONDS,
+                timeout=min(CONNECT_SECONDS, answer_within or CONNECT_SECONDS),
                 server_settings=NAME if pooled else SESSION,
                 statement_cache_size=0 if pooled else STATEMENTS,
             )
@@ -153,7 +165,14 @@ class PostgresDatabase:
             if _from_pooler(error):
                 raise StoreError(f"{UNSAID} ({error})") from error
             raise StoreUnreachable(f"cannot reach Postgres: {error}") from error
-        return cls(schema, pool, pooled=pooled, listen=listen, listen_url=listen_url or (None if pooled else url))
+        return cls(
+            schema,
+            pool,
+            pooled=pooled,
+            listen=listen,
+            listen_url=listen_url or (None if pooled else url),
+            answer_within=answer_within,
+        )
 
     async def read(self, name: str, /, **parameters: Any) -> Sequence[Row]:
         return await self.rows(name, **parameters)
@@ -177,7 +196,7 @@ class PostgresDatabase:
         """Run on a pooled connection, again after a deadlock, with errors as the rest of holdfast knows them."""
         for n in range(RETRIES):
             try:
-                async with self._pool.acquire() as connection, self._scope(connection, whole=whole):
+                async with self._connection() as connection, self._scope(connection, whole=whole):
                     return await work(connection)
             except _RETRIED as error:
                 self.counters.deadlocks += 1
@@ -189,6 +208,20 @@ class PostgresDatabase:
             except (*_AWAY, asyncpg.PostgresError) as error:
                 raise _mapped(error) from error
         raise AssertionError("unreachable")
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Any]:
+        """A connection of the pool; cut when the answer takes too long, since nothing else ends a half-open one."""
+        if self._answer_within is None:
+            async with self._pool.acquire() as connection:
+                yield connection
+            return
+        async with self._pool.acquire(timeout=self._answer_within) as connection:
+            cut = asyncio.get_running_loop().call_later(self._answer_within, connection.terminate)
+            try:
+                yield connection
+            finally:
+                cut.cancel()
 
     def _scope(self, connection: Any, *, whole: bool) -> AbstractAsyncContextManager[object]:
         """A transaction where one is needed: for several statements, and behind a pooler always."""

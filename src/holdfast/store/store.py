@@ -74,6 +74,7 @@ async def connect(
     listen: bool = True,
     listen_url: str | None = None,
     pooler: Pooler = "none",
+    answer_within: float | None = None,
     clock: Clock | None = None,
 ) -> SqliteDatabase | PostgresDatabase:
     """Connect to a database, migrated or not. `clock` is for SQLite, whose clock is this host's."""
@@ -82,7 +83,13 @@ async def connect(
         return SqliteDatabase(sqlite_path(url), clock)
     if scheme in ("postgres", "postgresql"):
         return await PostgresDatabase.connect(
-            url, schema=schema, connections=connections, listen=listen, listen_url=listen_url, pooler=pooler
+            url,
+            schema=schema,
+            connections=connections,
+            listen=listen,
+            listen_url=listen_url,
+            pooler=pooler,
+            answer_within=answer_within,
         )
     raise Invalid("database_url", f"starts with {scheme or 'nothing'!r}: use sqlite:///path or postgresql://host/name")
 
@@ -95,11 +102,19 @@ async def open_store(
     listen: bool = True,
     listen_url: str | None = None,
     pooler: Pooler = "none",
+    answer_within: float | None = None,
     clock: Clock | None = None,
 ) -> Store:
     """Open a migrated store."""
     database = await connect(
-        url, schema=schema, connections=connections, listen=listen, listen_url=listen_url, pooler=pooler, clock=clock
+        url,
+        schema=schema,
+        connections=connections,
+        listen=listen,
+        listen_url=listen_url,
+        pooler=pooler,
+        answer_within=answer_within,
+        clock=clock,
     )
     try:
         await require_current(database)

@@ -74,3 +74,9 @@ class Attempts:
         if not await self._database.read("find_job", id=job_id, tenant=tenant):
             raise NotFound("job", job_id)
         return [to_attempt(row) for row in await self._database.read("list_attempts", id=job_id)]
+
+    async def current(self, attempts: Sequence[tuple[str, int]]) -> frozenset[tuple[str, int]]:
+        """Which of these (job, attempt) are open still: running, orphaned, or paused with their end unknown."""
+        rows = [{"id": job_id, "attempt": attempt} for job_id, attempt in attempts]
+        found = await self._database.read("current_attempts", rows=rows)
+        return frozenset((row["id"], row["attempt"]) for row in found)

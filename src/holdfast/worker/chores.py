@@ -12,6 +12,7 @@ from holdfast.duties import orphans, promoter, remover, repairer, resolver
 from holdfast.duties.pruner import Pruner
 from holdfast.duties.reaper import Reaper
 from holdfast.errors import StoreError
+from holdfast.model import TERMINAL
 from holdfast.runner.base import Runner
 from holdfast.runner.host import Locks
 from holdfast.runner.process import ProcessRunner
@@ -51,7 +52,7 @@ class Chores:
     async def run(self) -> None:
         """Do all of it, for ever."""
         reaper = Reaper(self._store, ttl=self._settings.lease_ttl, clock=SystemClock())
-        pruner = Pruner(self._store, Retention(days=self._settings.retention_days, keep=self._settings.keep_identical))
+        pruner = Pruner(self._store, self._retention())
         store, settings = self._store, self._settings
         async with asyncio.TaskGroup() as group:
             group.create_task(self._lead())
@@ -62,12 +63,16 @@ class Chores:
                 (1.0, lambda: resolver.run_once(store)),
                 (5.0, lambda: remover.run_once(store)),
                 (60.0, lambda: repairer.run_once(store)),
-                (60.0, pruner.run_once),
+                (600.0, lambda: _prune(pruner)),
             ):
                 group.create_task(self._every(every, duty, leading=True))
             group.create_task(self._every(RECOVERY_SECONDS, self.recover_dead))
             group.create_task(self._every(settings.reaper_interval, self.recover_lost))
             group.create_task(self._every(SWEEP_SECONDS, self.sweep))
+
+    def _retention(self) -> Retention:
+        age = self._settings.retention_days * 86_400
+        return Retention(ages=dict.fromkeys(TERMINAL, age), newest=self._settings.keep_identical)
 
     async def _lead(self) -> None:
         ttl = 2 * self._settings.reaper_interval
@@ -118,3 +123,12 @@ class Chores:
                         swept += await runner.sweep(one)
             swept += await runner.sweep_halves(HALF_MADE_SECONDS)
         return swept
+
+
+async def _prune(pruner: Pruner) -> None:
+    """Go once along all jobs, with rests."""
+    while True:
+        await pruner.run_once()
+        if pruner.at_end:
+            return
+        await asyncio.sleep(pruner.rest)

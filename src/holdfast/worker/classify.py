@@ -8,7 +8,8 @@ import random
 
 import msgspec
 
-from holdfast.model import Cause, Error, Json, Lease, Outcome, Policy, Status
+from holdfast.model import Cause, Error, Lease, Outcome, Policy, Status
+from holdfast.runner.base import End
 from holdfast.timing import backoff, jitter
 
 TIMEOUT_CODE = 124
@@ -16,21 +17,13 @@ PERMANENT = frozenset({"command_missing", "image_missing", "budget_exceeded", "c
 """Errors that a second attempt would meet again."""
 
 
-class End(msgspec.Struct, frozen=True, kw_only=True):
-    """How an attempt ended, as its runner saw it. `error` names more than the cause does."""
-
-    cause: Cause
-    exit_code: int | None = None
-    signal: int | None = None
-    error: Error | None = None
-    result: Json = None
-
-
 def classify(end: End, lease: Lease, source: random.Random | None = None) -> Outcome:
     """Say what becomes of the job. A stop request that waits turns a requeue into the stop, in the store."""
     match end.cause:
         case Cause.DRAINED:
             return Outcome.requeued(Cause.DRAINED)
+        case Cause.CANCELLED | Cause.INTERRUPTED if end.error is not None and end.error.code == "budget_exceeded":
+            return _ended(Status.FAILED, end, "budget_exceeded", "over its budget")
         case Cause.CANCELLED:
             return _ended(Status.CANCELLED, end, "cancelled", "cancelled by request")
         case Cause.INTERRUPTED:

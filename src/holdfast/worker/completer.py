@@ -131,5 +131,3 @@ async def retried(work: Callable[[], Awaitable[A]], what: str) -> A:
             n += 1
             log.warning("%s waits for the database: %s", what, error)
             await asyncio.sleep(jitter(backoff(n, base=0.05, cap=2.0)))
-
-

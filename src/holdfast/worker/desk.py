@@ -16,7 +16,9 @@ def _no_step(name: str, lease: Lease) -> None:
 
 
 class Desk:
-    def __init__(self, store: Store, worker: str, settings: Settings, installation: str, at: Step | None = None) -> None:
+    def __init__(
+        self, store: Store, worker: str, settings: Settings, installation: str, at: Step | None = None
+    ) -> None:
         self.store = store
         self.worker = worker
         self.settings = settings

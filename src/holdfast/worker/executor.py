@@ -235,9 +235,7 @@ class Execution:
         kind: Any = "interrupt" if wanted is StopKind.INTERRUPT else "cancel"
         self._acked.discard("stop")
         self._sent, self._sent_at = wanted, now
-        await running.tell(
-            Command(token=self._lease.token, verb="stop", kind=kind, grace=self._policy.stop_grace)
-        )
+        await running.tell(Command(token=self._lease.token, verb="stop", kind=kind, grace=self._policy.stop_grace))
         self._at("told")
 
     def _hear(self, event: dict[str, Any]) -> None:
@@ -267,9 +265,7 @@ class Execution:
 
     def _tell_stop_after(self, running: Running, requested: float) -> None:
         assert self._policy.stop_after is not None
-        running.tell_now(
-            Command(token=self._lease.token, verb="beat", stop_after=requested + self._policy.stop_after)
-        )
+        running.tell_now(Command(token=self._lease.token, verb="beat", stop_after=requested + self._policy.stop_after))
 
     # Collect, finish
 

@@ -105,7 +105,7 @@ class FunctionRuns:
     def close(self) -> bool:
         """Say whether a thread is still busy with a function that does not end."""
         self.threads.shutdown(wait=False, cancel_futures=True)
-        return any(thread.is_alive() for thread in self.threads._threads)  # noqa: SLF001
+        return any(thread.is_alive() for thread in self.threads._threads)
 
 
 class FunctionRun:
@@ -229,7 +229,7 @@ class FunctionRun:
             return
         if self.cancel.reason == DRAIN:
             self.cancel.reason = reason
-        self.cancel._set(reason)  # noqa: SLF001
+        self.cancel._set(reason)
         if reason != DRAIN:
             if self.hold.stop is not None:
                 self._told(StopPhase.SIGNALLED)

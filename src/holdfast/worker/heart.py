@@ -132,7 +132,8 @@ class Heart:
         strangers = {
             (beat.id, beat.token): beat
             for beat in pulse.jobs
-            if beat.answer == "unknown" and ((hold := self._holds.get(beat.id)) is None or hold.lease.token != beat.token)
+            if beat.answer == "unknown"
+            and ((hold := self._holds.get(beat.id)) is None or hold.lease.token != beat.token)
         }
         again = set() if claiming else self._strangers & strangers.keys()
         self._strangers = set(strangers)

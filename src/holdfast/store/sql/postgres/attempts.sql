@@ -12,3 +12,10 @@ FROM holdfast.jobs AS j
 WHERE j.id = :id::uuid
   AND j.phase IS NOT NULL
 ORDER BY attempt;
+
+-- name: current_attempts
+-- Which of these attempts are open still. Uses the primary key.
+SELECT j.id, j.attempt
+FROM holdfast.jobs AS j
+JOIN :rows AS r(id uuid, attempt integer) ON r.id = j.id AND r.attempt = j.attempt
+WHERE j.phase IS NOT NULL;

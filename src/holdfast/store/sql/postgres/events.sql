@@ -43,6 +43,12 @@ WHERE j.id = :id::uuid
   AND j.token = :token::bigint
   AND j.status = 'running';
 
+-- name: logged
+-- How much log a job's record holds. Uses the primary key.
+SELECT j.log_bytes
+FROM holdfast.jobs AS j
+WHERE j.id = :id::uuid;
+
 -- name: list_events
 -- What was appended, and what the ledger tells. Uses events_pkey and attempts_pkey.
 SELECT h.seq, h.at AS event_at, h.type, h.task, h.data

@@ -12,3 +12,10 @@ FROM jobs AS j
 WHERE j.id = :id
   AND j.phase IS NOT NULL
 ORDER BY attempt;
+
+-- name: current_attempts
+-- Which of these attempts are open still. Uses the primary key.
+SELECT j.id, j.attempt
+FROM json_each(:rows) AS r
+JOIN jobs AS j ON j.id = r.value ->> 'id' AND j.attempt = r.value ->> 'attempt'
+WHERE j.phase IS NOT NULL;

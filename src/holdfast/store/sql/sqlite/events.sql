@@ -44,6 +44,12 @@ WHERE j.id = :id
   AND j.token = :token
   AND j.status = 'running';
 
+-- name: logged
+-- How much log a job's record holds. Uses the primary key.
+SELECT j.log_bytes
+FROM jobs AS j
+WHERE j.id = :id;
+
 -- name: list_events
 -- What was appended, and what the ledger tells. Uses events_pkey and attempts_pkey.
 SELECT h.seq, h.at AS event_at, h.type, h.task, h.data

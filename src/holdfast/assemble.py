@@ -1,0 +1,85 @@
+"""Puts the parts together: settings in, a worker out."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+
+from holdfast.config import Settings
+from holdfast.runner.function import Functions
+from holdfast.runner.host import StateFolder
+from holdfast.runner.process import ProcessRunner, user_for
+from holdfast.store import Store
+from holdfast.store.sqlite import SqliteDatabase
+from holdfast.store.store import open_store
+from holdfast.worker.desk import Step
+from holdfast.worker.heart import Beats
+from holdfast.worker.worker import Worker
+
+ANSWER_SHARE = 3
+"""An operation of a worker gives up after this part of the lease's time: a connection may be half open."""
+
+
+async def store_of(settings: Settings, *, connections: int = 4, listen: bool = True) -> Store:
+    return await open_store(
+        settings.url,
+        schema=settings.schema,
+        connections=connections,
+        listen=settings.listen and listen,
+        listen_url=settings.listen_url,
+        pooler=settings.pooler,
+        answer_within=settings.lease_ttl / ANSWER_SHARE,
+    )
+
+
+@asynccontextmanager
+async def worker_of(
+    settings: Settings,
+    *,
+    queues: Mapping[str, int],
+    functions: Functions | None = None,
+    worker_id: str | None = None,
+    at: Step | None = None,
+    state: StateFolder | None = None,
+) -> AsyncIterator[Worker]:
+    """A worker on its own store and state folder, ready to run."""
+    state = state or StateFolder(settings.state)
+    store = await store_of(settings)
+    try:
+        installation = await store.installation()
+        user = user_for(settings.process_user, state.path)
+        processes = ProcessRunner(state, installation, user=user, log_cap=settings.log_max_bytes)
+        try:
+            yield Worker(
+                store,
+                installation=installation,
+                settings=settings,
+                queues=queues,
+                runners=[processes],
+                functions=functions or Functions(),
+                locks=state.locks(installation),
+                connect_beats=beats_of(store, settings),
+                worker_id=worker_id,
+                at=at,
+            )
+        finally:
+            processes.close()
+    finally:
+        await store.close()
+
+
+def beats_of(store: Store, settings: Settings) -> Callable[[], Awaitable[tuple[Beats, Callable[[], Awaitable[None]]]]]:
+    """How the heartbeat reaches the store from its own thread.
+
+    SQLite has one writer thread per process, where a beat goes to the front. Postgres gets a connection of its own.
+    """
+
+    async def share() -> tuple[Beats, Callable[[], Awaitable[None]]]:
+        async def nothing() -> None:
+            pass
+
+        return store.leases, nothing
+
+    async def connect() -> tuple[Beats, Callable[[], Awaitable[None]]]:
+        own = await store_of(settings, connections=1, listen=False)
+        return own.leases, own.close
+
+    return share if isinstance(store.database, SqliteDatabase) else connect

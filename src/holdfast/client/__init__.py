@@ -1,0 +1,1 @@
+"""How applications use holdfast from Python."""
