@@ -1,5 +1,7 @@
 """What workers do: claim, adopt, start, beat, finish, requeue, hand over; and the reaper."""
 
+from typing import Any
+
 import pytest
 
 from holdfast.duties.reaper import Reaper
@@ -93,6 +95,45 @@ async def test_paused_queue_gives_nothing_until_resumed_even_after_a_restart(sta
     assert [lease.id for lease in await stage.claim(queue="other")] == [other.id]
     await stage.store.queues.resume("default")
     assert len(await stage.claim()) == 1
+
+
+def fail_behind(database: Any, patch: pytest.MonkeyPatch, *, claims: int) -> None:
+    """Let the store go away after so many statements that claim."""
+    left = claims
+
+    def counted(method: Any) -> Any:
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise StoreUnreachable("gone")
+            return await method(*args, **kwargs)
+
+        return call
+
+    for name in ("values", "transact"):
+        patch.setattr(database, name, counted(getattr(database, name)))
+
+
+@pytest.mark.parametrize("queue", ["capped", "default"])
+async def test_claim_keeps_what_it_got_when_the_store_fails_behind_it(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, queue: str
+) -> None:
+    """Proves L7."""
+    await stage.store.queues.limit("capped", cap=5)
+    for tenant in ("a", "b"):  # Two tenants take turns, so another statement looks for more.
+        await stage.submit(tenant=tenant, queue=queue)
+    pairs = [Claimable(queue=name, capability="function:f", domain="function") for name in ("capped", "default")]
+    with monkeypatch.context() as patch:
+        fail_behind(stage.store.database, patch, claims=0)
+        with pytest.raises(StoreUnreachable):
+            await stage.store.leases.claim("w1", pairs, slots=10, ttl=TTL)
+    with monkeypatch.context() as patch:
+        fail_behind(stage.store.database, patch, claims=1)
+        claimed = (await stage.store.leases.claim("w2", pairs, slots=10, ttl=TTL)).claimed
+    assert sorted(lease.tenant for lease in claimed) == ["a", "b"]
+    pulse = await stage.store.leases.beat("w2", claimed, ttl=TTL)
+    assert [beat.answer for beat in pulse.jobs] == ["yours", "yours"]
 
 
 async def test_adoption_comes_before_any_claim_and_needs_no_slot(stage: Stage) -> None:

@@ -77,12 +77,8 @@ class Settings:
     database_url: str | None = _setting(None, _optional(_text), "sqlite:///path or postgresql://…; else DATABASE_URL")
     schema: str = _setting("holdfast", _text, "the schema that holds the tables on Postgres")
     data_dir: Path = _setting(Path("holdfast-data"), _path, "the folder that all parts share")
-    state_dir: Path | None = _setting(
-        None, _optional(_path), "attempts and locks, on a local disk"
-    )
-    process_user: str = _setting(
-        "65532", _text, "whom processes run as when we are root: a name, uid or uid:gid"
-    )
+    state_dir: Path | None = _setting(None, _optional(_path), "attempts and locks, on a local disk")
+    process_user: str = _setting("65532", _text, "whom processes run as when we are root: a name, uid or uid:gid")
     lease_ttl: float = _setting(60.0, _number, "seconds that a lease lasts without a heartbeat")
     heartbeat_interval: float = _setting(15.0, _number, "seconds between heartbeats; at most a third of the lease")
     reaper_interval: float = _setting(15.0, _number, "seconds between looks for expired leases")

@@ -257,6 +257,11 @@ class Adoption(msgspec.Struct, frozen=True, kw_only=True):
     stop_request: StopRequest | None = None
 
 
+def attempts_left(spent: int, max_attempts: int) -> int:
+    """How many more attempts may start once the open one has ended and counted."""
+    return max(0, max_attempts - spent - 1)
+
+
 class Lease(msgspec.Struct, frozen=True, array_like=True):
     """A worker's right to act for a job. Nothing can be written about a running job without one.
 
@@ -302,8 +307,7 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def attempts_left(self) -> int:
-        """How many more attempts may start once this one has ended and counted."""
-        return max(0, self.max_attempts - self.spent - 1)
+        return attempts_left(self.spent, self.max_attempts)
 
     @property
     def adopted(self) -> bool:

@@ -6,7 +6,7 @@ import contextlib
 import uuid
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import msgspec
 
@@ -175,10 +175,7 @@ class Jobs:
             if row["stop_kind"] == StopKind.DELETE:
                 raise Conflict(f"cannot resume job {job_id}: it is being deleted")
             if row["phase"] is not None and not stopped:
-                raise Conflict(
-                    f"cannot resume job {job_id}: its attempt {row['attempt']} may still run in {row['domain']}; "
-                    "make sure that it does not, then resume with stopped=true"
-                )
+                await self._refuse_open_attempt(tx, row)
             await self._refuse_broken_needs(tx, row)
             if row["reuse_key"] is not None:
                 other = await stand_again(tx, row)
@@ -373,6 +370,17 @@ class Jobs:
         taken = await self._database.read("existing", ids=list(ids))
         if taken:
             raise id_taken(taken[0]["id"])
+
+    async def _refuse_open_attempt(self, tx: Tx, row: Row) -> NoReturn:
+        """Say who will take the attempt back, or what a person has to make sure of first."""
+        what = f"cannot resume job {row['id']}: its attempt {row['attempt']} may still run in {row['domain']}"
+        reaching = await tx.rows("reaching", domain=row["domain"]) if row["error_code"] == "lost" else ()
+        if reaching:
+            raise Conflict(
+                f"{what}, and worker {reaching[0]['worker']} is there and will adopt it; "
+                "wait for it, or stop the attempt and resume with stopped=true"
+            )
+        raise Conflict(f"{what}; make sure that it does not, then resume with stopped=true")
 
     async def _refuse_broken_needs(self, tx: Tx, row: Row) -> None:
         if not row["has_needs"]:

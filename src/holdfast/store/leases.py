@@ -4,20 +4,20 @@ Every write about a running job takes its `Lease` and is fenced by the token in 
 write landed; a lost lease is an answer, not an error.
 """
 
+import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import datetime
 from operator import attrgetter
 
 import msgspec
 
-from holdfast.errors import Conflict, Invalid, NotFound
+from holdfast.errors import Invalid, StoreError
 from holdfast.model import (
     Beat,
+    Cause,
     Claimable,
-    Error,
-    Gate,
     Lease,
     Outcome,
     Phase,
@@ -25,19 +25,19 @@ from holdfast.model import (
     Status,
     StopPhase,
     StopRequest,
-    Verb,
 )
 from holdfast.store import wake
-from holdfast.store.database import Database, Row, Tx
+from holdfast.store.database import Database, Tx
 from holdfast.store.gates import Gates
-from holdfast.store.lanes import lock_lanes_and_jobs, settle_lanes
-from holdfast.store.moves import Move, change_job, event
+from holdfast.store.lanes import LaneKey, lock_lanes_and_jobs, settle_lanes
+from holdfast.store.orphans import BACKOFF_BASE, BACKOFF_CAP, Orphans
 from holdfast.store.outcomes import Ended, Ending, ending
 from holdfast.store.queues import Queues
 from holdfast.store.rows import STATUSES, to_stop
 
+log = logging.getLogger(__name__)
+
 ADOPT_LIMIT = 1000
-ADOPTIONS_WITHOUT_PROGRESS = 5
 MARK_SECONDS = 1.0
 """For how long a claim may begin behind the job that was taken last; what came before it in order waits so long."""
 
@@ -74,12 +74,10 @@ class _Mark(msgspec.Struct, frozen=True):
     returns: int
 
 
-class Leases:
+class Leases(Orphans):
     def __init__(self, database: Database, gates: Gates, queues: Queues, wake_up: wake.Wake) -> None:
-        self._database = database
-        self._gates = gates
+        super().__init__(database, gates, wake_up)
         self._queues = queues
-        self._wake = wake_up
         self._turns: dict[str, str] = {}
         self._marks: dict[tuple[str, str, str], _Mark] = {}
         self._rounds: Counter[str] = Counter()
@@ -93,21 +91,30 @@ class Leases:
         ttl: float,
         domains: Sequence[str] = (),
     ) -> Claimed:
-        """Adopt what this worker can reach, needing no slot for it; then claim up to the free slots."""
+        """Adopt what this worker can reach, needing no slot for it; then claim up to the free slots.
+
+        These are several statements. When the store fails after some of them gave leases, those are the answer: they
+        are this worker's, and nobody else would work on them before they expire.
+        """
         _check_ttl(ttl)
         caps = await self._queues.caps() if slots > 0 and pairs else {}
         uncapped = [pair for pair in pairs if pair.queue not in caps]
         capped = sorted({pair.queue for pair in pairs} & set(caps))
         adopted: list[Lease] = []
         claimed: list[Lease] = []
-        for queue in self._in_turn(worker, [None, *capped]):
-            if queue is None:
-                orphans, found = await self._claim(worker, uncapped, max(slots - len(claimed), 0), ttl, domains)
-                adopted += orphans
-                claimed += found
-            else:
-                mine = [pair for pair in pairs if pair.queue == queue]
-                claimed += await self._claim_capped(worker, queue, mine, slots - len(claimed), ttl)
+        try:
+            for queue in self._in_turn(worker, [None, *capped]):
+                if queue is None:
+                    async for orphans, found in self._claim(worker, uncapped, slots - len(claimed), ttl, domains):
+                        adopted += orphans
+                        claimed += found
+                else:
+                    mine = [pair for pair in pairs if pair.queue == queue]
+                    claimed += await self._claim_capped(worker, queue, mine, slots - len(claimed), ttl)
+        except StoreError as error:
+            if not (adopted or claimed):
+                raise
+            log.warning("the store failed in the middle of a claim; going on with what it gave: %s", error)
         return Claimed(adopted=sorted(adopted, key=attrgetter("id")), claimed=claimed)
 
     def _in_turn(self, worker: str, groups: list[str | None]) -> list[str | None]:
@@ -118,23 +125,22 @@ class Leases:
 
     async def _claim(
         self, worker: str, pairs: Sequence[Claimable], slots: int, ttl: float, domains: Sequence[str]
-    ) -> tuple[list[Lease], list[Lease]]:
-        """Take turns until the slots are full or nobody has work."""
-        adopted: list[Lease] = []
-        claimed: list[Lease] = []
+    ) -> AsyncIterator[tuple[Sequence[Lease], Sequence[Lease]]]:
+        """Take turns until the slots are full or nobody has work; yield what each statement adopted and claimed."""
+        slots = max(slots, 0)
         while True:
             turns = [self._turn(worker, pair) for pair in pairs]
             leases = await self._database.values(
-                "claim", Lease, **_claiming(worker, turns, slots - len(claimed), ttl, domains, capped=False)
+                "claim", Lease, **_claiming(worker, turns, slots, ttl, domains, capped=False)
             )
             old = sum(lease.adopted for lease in leases)
-            adopted += leases[:old]
             new = leases[old:]
-            self._remember(worker, new, slots=slots - len(claimed))
-            claimed += new
+            self._remember(worker, new, slots=slots)
+            yield leases[:old], new
+            slots -= len(new)
             marked = any(turn["after_id"] is not None for turn in turns)
-            if len(claimed) >= slots or not (marked or len({lease.tenant for lease in new}) > 1):
-                return adopted, claimed
+            if slots <= 0 or not (marked or len({lease.tenant for lease in new}) > 1):
+                return
             if marked:
                 self._drop_marks(worker)
             domains = ()
@@ -242,29 +248,34 @@ class Leases:
         """
         if len({lease.id for lease, _ in ends}) != len(ends):
             raise Invalid("ends", "a job is named twice")
-        rows = [(lease, ending(lease, outcome)) for lease, outcome in ends]
-        plain = [row for lease, row in rows if lease.lane is None]
-        laned = [(lease, row) for lease, row in rows if lease.lane is not None]
-        done: list[Ended] = []
-        if plain:
-            done += await self._database.values("finish", Ended, rows=plain)
-        if laned:
-            done += await self._finish_in_lanes(laned)
+        done = await self._end(
+            [(lease.tenant, lease.lane, ending(lease.id, lease.token, outcome)) for lease, outcome in ends]
+        )
         answers: dict[str, Status | None] = {end.id: STATUSES[end.status] for end in done}
         missed = [lease for lease, _ in ends if lease.id not in answers]
         if missed:
             answers |= dict.fromkeys((lease.id for lease in missed), None)
             landed = await self._database.read("landed", rows=_tokens(missed))
             answers |= {row["id"]: Status(row["status"]) for row in landed}
-        self._wake.post({wake.work(end.queue) for end in done if end.gate == Gate.OPEN})
-        await self._gates.follow_up(settle=[end.id for end in done if end.has_dependants])
+        await self._tell_ended(done)
         return answers
 
-    async def _finish_in_lanes(self, ends: Sequence[tuple[Lease, Ending]]) -> Sequence[Ended]:
-        lanes = list({(lease.tenant, lease.lane) for lease, _ in ends if lease.lane is not None})
+    async def _end(self, ends: Sequence[tuple[str, str | None, Ending]]) -> list[Ended]:
+        """Write ends of attempts, given with tenant and lane: one statement for those without a lane."""
+        plain = [row for _, lane, row in ends if lane is None]
+        laned = [((tenant, lane), row) for tenant, lane, row in ends if lane is not None]
+        done: list[Ended] = []
+        if plain:
+            done += await self._database.values("finish", Ended, rows=plain)
+        if laned:
+            done += await self._end_in_lanes(laned)
+        return done
+
+    async def _end_in_lanes(self, ends: Sequence[tuple[LaneKey, Ending]]) -> Sequence[Ended]:
+        lanes = list({lane for lane, _ in ends})
 
         async def change(tx: Tx) -> tuple[Sequence[Ended], set[str]]:
-            await lock_lanes_and_jobs(tx, lanes, [lease.id for lease, _ in ends])
+            await lock_lanes_and_jobs(tx, lanes, [row.id for _, row in ends])
             rows = await tx.values("finish", Ended, rows=[row for _, row in ends])
             return rows, await settle_lanes(tx, lanes)
 
@@ -274,12 +285,29 @@ class Leases:
 
     async def hand_over(self, leases: Iterable[Lease], *, delay: float = 0.0) -> frozenset[str]:
         """Give leases back while the work goes on; the next worker adopts it, after `delay` seconds."""
-        rows = await self._database.rows("hand_over", rows=_tokens(leases), delay=delay)
-        if rows:
-            self._wake.post([wake.ORPHAN])
-        return frozenset(row["id"] for row in rows)
+        return self._handed(await self._database.rows("hand_over", rows=_tokens(leases), delay=delay))
 
-    async def reap(self, *, limit: int = 500, base: float = 5.0, cap: float = 300.0) -> Sequence[Reaped]:
+    async def give_back(self, worker: str, beats: Sequence[Beat]) -> frozenset[str]:
+        """Give back leases that a beat called `unknown`: the answer to their claim was lost, so nothing ran here.
+
+        A claimed function is requeued as `drained`. All else is handed over, a function that was adopted among it: it
+        may have run at its former owner's, and whoever adopts it settles that.
+        """
+        unknown = [beat for beat in beats if beat.answer == "unknown"]
+        if not unknown:
+            return frozenset()
+        held = await self._database.read("held", worker=worker, rows=_tokens(unknown))
+        fresh = [row for row in held if row["capability"].startswith("function:") and not row["adoptions"]]
+        drained = Outcome.requeued(Cause.DRAINED)
+        done = await self._end(
+            [(row["tenant"], row["lane"], ending(row["id"], row["token"], drained)) for row in fresh]
+        )
+        await self._tell_ended(done)
+        others = [{"id": row["id"], "token": row["token"]} for row in held if row not in fresh]
+        handed = await self._database.rows("hand_over", rows=others, delay=0.0) if others else ()
+        return self._handed(handed) | {end.id for end in done}
+
+    async def reap(self, *, limit: int = 500, base: float = BACKOFF_BASE, cap: float = BACKOFF_CAP) -> Sequence[Reaped]:
         """Clear leases that expired. The jobs stay running and can be adopted; attempts do not change."""
         rows = await self._database.rows("reap", limit=limit, base=base, cap=cap)
         if rows:
@@ -289,32 +317,6 @@ class Leases:
     async def owners(self) -> Owners:
         (row,) = await self._database.read("lease_owners")
         return Owners(**row)
-
-    async def abandon(self, limit: int = 100) -> int:
-        """Pause orphans that were adopted again and again without progress, for a person to look at."""
-        worn = await self._database.read("worn_orphans", adoptions=ADOPTIONS_WITHOUT_PROGRESS, limit=limit)
-        paused = 0
-        for row in worn:
-            paused += await self._abandon(row["tenant"], row["id"])
-        return paused
-
-    async def _abandon(self, tenant: str, job_id: str) -> bool:
-        async def plan(_: Tx, row: Row) -> Move | None:
-            if row["owner"] is not None or row["adoptions"] < ADOPTIONS_WITHOUT_PROGRESS:
-                return None
-            error = Error(code="internal", message=f"adopted {row['adoptions']} times without progress")
-            return Move(
-                status=Status.PAUSED,
-                error=error,
-                stop_kind=row["stop_kind"],
-                events=[event("status", status="paused", code=error.code, message=error.message)],
-            )
-
-        try:
-            moved = await change_job(self._database, Verb.ABANDON, tenant, job_id, plan)
-        except (Conflict, NotFound):
-            return False
-        return moved.status is Status.PAUSED
 
 
 def _claiming(
@@ -338,7 +340,7 @@ def _claiming(
     }
 
 
-def _tokens(leases: Iterable[Lease]) -> list[dict[str, object]]:
+def _tokens(leases: Iterable[Lease | Beat]) -> list[dict[str, object]]:
     return [{"id": lease.id, "token": lease.token} for lease in leases]
 
 

@@ -3,7 +3,7 @@
 import msgspec
 
 from holdfast.errors import Invalid, TooLarge
-from holdfast.model import Json, Lease, Outcome
+from holdfast.model import Json, Outcome
 from holdfast.store.moves import clean
 from holdfast.submission import MAX_PAYLOAD
 
@@ -46,11 +46,11 @@ class Ended(msgspec.Struct, frozen=True, array_like=True):
     has_dependants: bool
 
 
-def ending(lease: Lease, outcome: Outcome) -> Ending:
+def ending(job_id: str, token: int, outcome: Outcome) -> Ending:
     error = outcome.error
     return Ending(
-        lease.id,
-        lease.token,
+        job_id,
+        token,
         outcome.status.value,
         outcome.cause.value,
         outcome.exit_code,

@@ -51,7 +51,7 @@ class Chores:
 
     async def run(self) -> None:
         """Do all of it, for ever."""
-        reaper = Reaper(self._store, ttl=self._settings.lease_ttl, clock=SystemClock())
+        reaper = Reaper(self._store, ttl=self._settings.lease_ttl)
         pruner = Pruner(self._store, self._retention())
         store, settings = self._store, self._settings
         async with asyncio.TaskGroup() as group:

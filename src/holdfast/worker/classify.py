@@ -8,9 +8,9 @@ import random
 
 import msgspec
 
+from holdfast.losses import after_loss, requeued
 from holdfast.model import Cause, Error, Lease, Outcome, Policy, Status
 from holdfast.runner.base import End
-from holdfast.timing import backoff, jitter
 
 TIMEOUT_CODE = 124
 PERMANENT = frozenset({"command_missing", "image_missing", "budget_exceeded", "contract_violation"})
@@ -61,12 +61,7 @@ def _timed_out(end: End, policy: Policy) -> Outcome:
 
 def _lost(end: End, lease: Lease, source: random.Random | None) -> Outcome:
     lost = _ended(Status.FAILED, end, "lost", "the attempt was lost with its worker")
-    match lease.policy.on_lost:
-        case "hold":
-            return msgspec.structs.replace(lost, status=Status.PAUSED)
-        case "requeue" if lease.attempts_left > 0:
-            return _requeued(lost, lease, source)
-    return lost
+    return after_loss(lost, lease.policy, spent=lease.spent, max_attempts=lease.max_attempts, source=source)
 
 
 def _again_or(outcome: Outcome, kind: str, lease: Lease, source: random.Random | None) -> Outcome:
@@ -74,13 +69,7 @@ def _again_or(outcome: Outcome, kind: str, lease: Lease, source: random.Random |
     permanent = outcome.error is not None and outcome.error.code in PERMANENT
     if permanent or kind not in lease.policy.retry.on or lease.attempts_left == 0:
         return outcome
-    return _requeued(outcome, lease, source)
-
-
-def _requeued(outcome: Outcome, lease: Lease, source: random.Random | None) -> Outcome:
-    retry = lease.policy.retry
-    wait = backoff(lease.spent + 1, base=retry.base, cap=retry.cap)
-    return msgspec.structs.replace(outcome, status=Status.QUEUED, delay=jitter(wait, source=source))
+    return requeued(outcome, lease.policy, spent=lease.spent, source=source)
 
 
 def _ended(status: Status, end: End, code: str, message: str) -> Outcome:

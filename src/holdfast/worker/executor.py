@@ -224,7 +224,7 @@ class Execution:
         self._over_budget = self._over_budget or self._journal.over_budget(self._policy.budget)
 
     async def _stop_if_asked(self, running: Running) -> None:
-        """Send the stop that was asked for, until its supervisor has acknowledged it; the ladder is the supervisor's."""
+        """Send the stop that was asked for, until its supervisor has acknowledged it; the ladder is its own."""
         stop = self._hold.stop
         wanted = stop.kind if stop is not None else StopKind.CANCEL if self._over_budget else None
         now = asyncio.get_running_loop().time()
@@ -272,13 +272,15 @@ class Execution:
     async def _collect(self, running: Running) -> End:
         """Learn how it ended. What could not be killed is still running, and is told as such."""
         n = 0
+        end: End | None = None
         while await until_trusted(self._hold) and (end := await running.collect()) is None:
             n += 1
             if self._desk.leaving.is_set():
                 raise HandOver
             await self._tell_rung(StopPhase.NOT_DEAD)
             await asyncio.sleep(jitter(backoff(n, base=0.2, cap=30.0)))
-        self._check_lease()
+        if end is None:
+            raise LeaseLost
         self._at("collected")
         end = await self._meant(end)
         if self._hold.stop is not None:

@@ -5,6 +5,7 @@ appended while it runs, a few times a second, and only if it says something.
 """
 
 import asyncio
+import contextlib
 import contextvars
 import logging
 from collections.abc import Callable
@@ -49,6 +50,7 @@ class FunctionRuns:
         self.threads = ThreadPoolExecutor(threads, thread_name_prefix="holdfast-function")
         self._done = done
         self._runs: set[FunctionRun] = set()
+        self._empty = asyncio.Event()
 
     def launch(self, hold: Hold, group: asyncio.TaskGroup) -> None:
         """Run a function that was claimed just now."""
@@ -71,15 +73,14 @@ class FunctionRuns:
     def finish(self, hold: Hold, outcome: Outcome, run: "FunctionRun | None" = None) -> None:
         """Hand an outcome in; the hold is done when it has landed, or turned out to be lost."""
 
-        def answer(found: Status | None | Exception) -> None:
+        def answer(found: Status | Exception | None) -> None:
             if isinstance(found, Exception):
                 message = str(found) if isinstance(found, HoldfastError) else "its outcome could not be written"
                 log.error("job %s: %s", hold.lease.id, found)
                 self.finish(hold, Outcome.failed("function_error", message), run)
                 return
-            if run is not None:
-                self._runs.discard(run)
             self.desk.at("finished", hold.lease)
+            self._forget(run)
             self._done(hold)
 
         hold.finishing = True
@@ -87,20 +88,28 @@ class FunctionRuns:
 
     def drop(self, run: "FunctionRun") -> None:
         """Forget a run whose lease is lost."""
-        self._runs.discard(run)
+        self._forget(run)
         self._done(run.hold)
+
+    def _forget(self, run: "FunctionRun | None") -> None:
+        if run is not None:
+            self._runs.discard(run)
+            if not self._runs:
+                self._empty.set()
 
     async def drain(self, grace: float) -> None:
         """Give functions their time to end; then hand those back that have not, as `drained`."""
         for run in list(self._runs):
             run.stop(DRAIN)
-        deadline = asyncio.get_running_loop().time() + grace
-        while self._runs and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(0.02)
+        if self._runs:
+            self._empty.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(grace):
+                    await self._empty.wait()
         for run in list(self._runs):
             run.give_up()
-        while self._runs:
-            await asyncio.sleep(0.01)
+        if self._runs:
+            await self._empty.wait()
 
     def close(self) -> bool:
         """Say whether a thread is still busy with a function that does not end."""
@@ -297,8 +306,11 @@ class FunctionRun:
             attempt=lease.attempt,
             token=lease.token,
             cancel=self.cancel,
-            emit=lambda event: self._loop.call_soon_threadsafe(self._emit, event),
+            emit=self._emit_soon,
         )
+
+    def _emit_soon(self, event: NewEvent) -> None:
+        self._loop.call_soon_threadsafe(self._emit, event)
 
     def _emit(self, event: NewEvent) -> None:
         if self._journal is None:

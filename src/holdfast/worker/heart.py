@@ -138,3 +138,7 @@ class Heart:
         again = set() if claiming else self._strangers & strangers.keys()
         self._strangers = set(strangers)
         return tuple(strangers[key] for key in sorted(again))
+
+    def _knows(self, beat: Beat) -> bool:
+        hold = self._holds.get(beat.id)
+        return hold is not None and hold.lease.token == beat.token

@@ -173,7 +173,7 @@ class Worker:
         """Adopt, then claim from each queue that may have something, up to its free slots."""
         queues = [queue for queue in self._queues if queue in self._hungry and self._free(queue) > 0]
         domains: Sequence[str] = self._domains
-        for queue in queues or [None]:
+        for queue in (*queues,) or (None,):
             free = self._free(queue) if queue else 0
             pairs = self._pairs(queue) if queue else []
             requested = boottime()
@@ -249,6 +249,7 @@ class Worker:
     def _release(self, hold: Hold) -> None:
         """A job is no longer ours: its slot is free."""
         self._holds.drop(hold)
+        self._settled.set()
         queue = hold.lease.queue
         if queue in self._queues:
             self._busy[queue] -= 1
@@ -314,4 +315,5 @@ class Worker:
                 hold.on_change()
         await self._runs.drain(self._settings.drain_grace)
         while len(self._holds):
-            await asyncio.sleep(0.01)
+            self._settled.clear()
+            await self._settled.wait()

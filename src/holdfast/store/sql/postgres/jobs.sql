@@ -59,7 +59,7 @@ FOR NO KEY UPDATE OF j;
 
 -- name: move
 -- Write one move of a job that nobody has leased, with the events that report it. The caller holds its lock (and its
--- lane's). An orphan that leaves `running` gets a new token.
+-- lane's). An orphan that leaves `running` gets a new token; one that comes back to it can be adopted at once.
 WITH moved AS (
   UPDATE holdfast.jobs AS j
   SET status = :status::text,
@@ -72,7 +72,8 @@ WITH moved AS (
       END,
       updated_at = greatest(holdfast.clock(), j.updated_at),
       token = j.token + CASE WHEN j.status = 'running' THEN 1 ELSE 0 END,
-      orphaned_at = NULL,
+      orphaned_at = CASE WHEN :status::text = 'running' THEN greatest(holdfast.clock(), j.updated_at) END,
+      adopt_after_at = CASE WHEN :status::text = 'running' THEN holdfast.clock() END,
       phase = CASE WHEN :close_attempt::boolean THEN NULL ELSE j.phase END,
       spent = j.spent + CASE WHEN :close_attempt::boolean AND j.phase IS NOT NULL THEN 1 ELSE 0 END,
       dismissed = :dismissed::boolean,
@@ -139,10 +140,10 @@ WITH noted AS (
   UPDATE holdfast.jobs AS j
   SET seq = j.seq + json_array_length(:events::json)
   WHERE j.id = :id::uuid
-  RETURNING j.id, j.seq
+  RETURNING j.id, j.seq, j.updated_at
 )
 INSERT INTO holdfast.events (job_id, seq, at, type, data)
-SELECT n.id, n.seq - json_array_length(:events::json) + e.n, holdfast.clock(), e.event ->> 'type', (e.event ->> 'data')::json
+SELECT n.id, n.seq - json_array_length(:events::json) + e.n, greatest(holdfast.clock(), n.updated_at), e.event ->> 'type', (e.event ->> 'data')::json
 FROM noted AS n
 CROSS JOIN json_array_elements(:events::json) WITH ORDINALITY AS e(event, n);
 

@@ -448,17 +448,6 @@ WHERE j.phase IS NOT NULL
   AND j.status = 'running'
   AND j.owner IS NOT NULL;
 
--- name: worn_orphans
--- Orphans that were adopted again and again without progress. Uses jobs_orphaned.
-SELECT j.id, j.tenant, j.lane
-FROM holdfast.jobs AS j
-WHERE j.phase IS NOT NULL
-  AND j.owner IS NULL
-  AND j.status = 'running'
-  AND j.adoptions >= :adoptions::integer
-ORDER BY j.id
-LIMIT :limit::integer;
-
 -- name: leases
 -- Who holds what, for people. Uses jobs_running.
 SELECT j.owner, j.id, j.token, j.lease_expires_at

@@ -33,6 +33,15 @@ SELECT w.worker, w.host, w.pid, w.queues, w.capabilities, w.domains, w.registere
 FROM holdfast.workers AS w
 ORDER BY w.worker;
 
+-- name: reaching
+-- Live workers that can adopt what runs in a domain.
+SELECT w.worker
+FROM holdfast.workers AS w
+WHERE w.expires_at > holdfast.clock()
+  AND NOT w.draining
+  AND EXISTS (SELECT 1 FROM json_array_elements_text(w.domains) AS d(domain) WHERE d.domain = :domain::text)
+ORDER BY w.worker;
+
 -- name: lead
 -- Become or stay the leader of a duty; a row only for the one who leads.
 INSERT INTO holdfast.leaders AS l (duty, leader, term, expires_at)

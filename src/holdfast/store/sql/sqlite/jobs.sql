@@ -52,7 +52,7 @@ WHERE j.id = :id;
 
 -- name: move
 -- Write one move of a job that nobody has leased, with the events that report it. The caller holds its lock (and its
--- lane's). An orphan that leaves `running` gets a new token.
+-- lane's). An orphan that leaves `running` gets a new token; one that comes back to it can be adopted at once.
 DELETE FROM told;
 INSERT INTO told (id, token)
 SELECT j.id, j.token
@@ -81,7 +81,8 @@ SET status = :status,
     END,
     updated_at = max(clock(), updated_at),
     token = token + CASE WHEN status = 'running' THEN 1 ELSE 0 END,
-    orphaned_at = NULL,
+    orphaned_at = CASE WHEN :status = 'running' THEN max(clock(), updated_at) END,
+    adopt_after_at = CASE WHEN :status = 'running' THEN clock() END,
     phase = CASE WHEN :close_attempt THEN NULL ELSE phase END,
     spent = spent + CASE WHEN :close_attempt AND phase IS NOT NULL THEN 1 ELSE 0 END,
     dismissed = :dismissed,
@@ -131,7 +132,7 @@ UPDATE specs SET policy = json_set(coalesce(policy, '{}'), '$.budget', json(:bud
 -- Write events about a job that is locked and does not move.
 UPDATE jobs SET seq = seq + json_array_length(:events) WHERE id = :id;
 INSERT INTO events (job_id, seq, at, type, data)
-SELECT j.id, j.seq - json_array_length(:events) + e.key + 1, clock(), e.value ->> 'type', e.value ->> 'data'
+SELECT j.id, j.seq - json_array_length(:events) + e.key + 1, max(clock(), j.updated_at), e.value ->> 'type', e.value ->> 'data'
 FROM jobs AS j
 CROSS JOIN json_each(:events) AS e
 WHERE j.id = :id;

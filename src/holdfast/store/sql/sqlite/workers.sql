@@ -33,6 +33,15 @@ SELECT w.worker, w.host, w.pid, w.queues, w.capabilities, w.domains, w.registere
 FROM workers AS w
 ORDER BY w.worker;
 
+-- name: reaching
+-- Live workers that can adopt what runs in a domain.
+SELECT w.worker
+FROM workers AS w
+WHERE w.expires_at > clock()
+  AND w.draining = 0
+  AND EXISTS (SELECT 1 FROM json_each(w.domains) AS d WHERE d.value = :domain)
+ORDER BY w.worker;
+
 -- name: lead
 -- Become or stay the leader of a duty; a row only for the one who leads. A follower only looks.
 -- look

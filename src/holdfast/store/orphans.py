@@ -1,0 +1,206 @@
+"""Attempts whose worker is gone: handed over, adopted, settled as lost, or kept for a person to look at.
+
+An orphan is `running` without an owner. One that nobody can reach, and of which nobody knows whether it still runs, is
+`paused` with code `lost`; its attempt stays open, so that a worker which reaches its domain again can take it back.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+import msgspec
+
+from holdfast.errors import Conflict, NotFound
+from holdfast.losses import after_loss
+from holdfast.model import FUNCTION_DOMAIN, Cause, Error, Gate, Outcome, Policy, Status, Verb
+from holdfast.store import wake
+from holdfast.store.database import Database, Row, Tx
+from holdfast.store.gates import Gates
+from holdfast.store.lanes import keys, settle_lanes
+from holdfast.store.moves import Move, Moved, change_job, event, lock_job, write_move
+from holdfast.store.outcomes import Ended, ending
+from holdfast.store.rows import to_policy
+
+ADOPTIONS_WITHOUT_PROGRESS = 5
+BACKOFF_BASE, BACKOFF_CAP = 5.0, 300.0
+"""How long an orphan waits that already went through adoptions without progress."""
+LOST = "lost"
+
+
+class Orphan(msgspec.Struct, frozen=True, kw_only=True):
+    """An open attempt without an owner, as it stood at `now_at`. Its token fences what is done about it."""
+
+    id: str
+    tenant: str
+    token: int
+    attempt: int
+    domain: str
+    spent: int
+    max_attempts: int
+    policy: Policy
+    last_beat_at: datetime
+    now_at: datetime
+
+
+class Orphans:
+    """The part of `Leases` that is about attempts without an owner."""
+
+    def __init__(self, database: Database, gates: Gates, wake_up: wake.Wake) -> None:
+        self._database = database
+        self._gates = gates
+        self._wake = wake_up
+
+    async def orphan(self, worker: str) -> frozenset[str]:
+        """Hand over all leases of a worker that is known to be dead, and forget it; return the jobs."""
+
+        async def change(tx: Tx) -> Sequence[Row]:
+            # The worker's row before its jobs: the order in which a heartbeat locks them.
+            await tx.rows("forget_worker", worker=worker)
+            return await tx.rows("orphan", worker=worker, base=BACKOFF_BASE, cap=BACKOFF_CAP)
+
+        return self._handed(await self._database.transact(change))
+
+    async def clear(self, worker: str) -> frozenset[str]:
+        """Hand over all leases of a dead worker, but remember it and its domains."""
+        return self._handed(await self._database.rows("orphan", worker=worker, base=BACKOFF_BASE, cap=BACKOFF_CAP))
+
+    def _handed(self, rows: Sequence[Row]) -> frozenset[str]:
+        if rows:
+            self._wake.post([wake.ORPHAN])
+        return frozenset(row["id"] for row in rows)
+
+    async def unreachable(self, grace: float, limit: int = 100) -> Sequence[Orphan]:
+        """Orphans in a domain that no live worker has had for longer than `grace`, and that wait for as long.
+
+        Functions are not among them: any worker may settle one, so they wait until there is one.
+        """
+        rows = await self._database.read("unreachable", grace=grace, function=FUNCTION_DOMAIN, limit=limit)
+        return [_orphan(row) for row in rows]
+
+    async def open_in(self, domains: Sequence[str], *, after: str | None = None, limit: int = 100) -> Sequence[Orphan]:
+        """Orphans, and jobs paused as lost, in these domains, a page in the order of ids."""
+        rows = await self._database.read("open_in", domains=list(domains), after_id=after, limit=limit)
+        return [_orphan(row) for row in rows]
+
+    async def lose(
+        self, orphan: Orphan, *, message: str | None = None, events: Sequence[Mapping[str, str]] = ()
+    ) -> Status | None:
+        """End an attempt as lost, by the job's `on_lost`; None if it moved on meanwhile.
+
+        Whoever calls this knows that the attempt does not run any more.
+        """
+        error = message or f"the attempt was lost: it ran in {orphan.domain}, which nobody reaches any more"
+        outcome = after_loss(
+            Outcome.failed(LOST, error, cause=Cause.LOST),
+            orphan.policy,
+            spent=orphan.spent,
+            max_attempts=orphan.max_attempts,
+        )
+        end = ending(orphan.id, orphan.token, outcome)
+
+        async def change(tx: Tx) -> tuple[Sequence[Ended], set[str]]:
+            row = await lock_job(tx, orphan.tenant, orphan.id)
+            if not _stands(row, orphan):
+                return [], set()
+            if row["status"] == Status.PAUSED and await _take_back(tx, row) is None:
+                return [], set()
+            if events:
+                await tx.rows("note", id=row["id"], events=list(events))
+            ended = await tx.values("finish", Ended, rows=[end])
+            lane = row["lane"]
+            return ended, await settle_lanes(tx, [(row["tenant"], lane)]) if lane is not None else set()
+
+        try:
+            ended, queues = await self._database.transact(change)
+        except NotFound:
+            return None
+        self._wake.post(wake.work(queue) for queue in queues)
+        await self._tell_ended(ended)
+        return Status(ended[0].status) if ended else None
+
+    async def _tell_ended(self, ended: Sequence[Ended]) -> None:
+        """Wake whoever may claim what was requeued, and show the ends to dependants."""
+        self._wake.post({wake.work(end.queue) for end in ended if end.gate == Gate.OPEN})
+        await self._gates.follow_up(settle=[end.id for end in ended if end.has_dependants])
+
+    async def strand(self, orphan: Orphan) -> bool:
+        """Pause an orphan whose loss cannot be verified; its attempt stays open, for `recover` or a person."""
+        message = (
+            f"attempt {orphan.attempt} may still run in {orphan.domain}, which no live worker reaches: "
+            "start a worker there, and it goes on; or make sure that it has stopped, and resume it with stopped=true; "
+            f"or give up all that ran there with `holdfast workers lost {orphan.domain}`"
+        )
+        return await self._pause(orphan.tenant, orphan.id, LOST, message, token=orphan.token)
+
+    async def recover(self, domains: Sequence[str], limit: int = 100) -> frozenset[str]:
+        """Make jobs that were paused as lost in these domains orphans again, to be adopted at once; return them."""
+        rows = await self._database.read("recoverable", domains=list(domains), limit=limit)
+        recovered = {row["id"] for row in rows if await self._recover(row["tenant"], row["id"], domains)}
+        if recovered:
+            self._wake.post([wake.ORPHAN])
+        return frozenset(recovered)
+
+    async def _recover(self, tenant: str, job_id: str, domains: Sequence[str]) -> bool:
+        async def change(tx: Tx) -> bool:
+            row = await lock_job(tx, tenant, job_id)
+            return _is_lost(row) and row["domain"] in domains and await _take_back(tx, row) is not None
+
+        try:
+            return await self._database.transact(change)
+        except NotFound:
+            return False
+
+    async def abandon(self, limit: int = 100) -> int:
+        """Pause orphans that were adopted again and again without progress, for a person to look at."""
+        worn = await self._database.read("worn_orphans", adoptions=ADOPTIONS_WITHOUT_PROGRESS, limit=limit)
+        paused = 0
+        for row in worn:
+            message = f"adopted {row['adoptions']} times without progress"
+            paused += await self._pause(row["tenant"], row["id"], "internal", message, token=row["token"])
+        return paused
+
+    async def _pause(self, tenant: str, job_id: str, code: str, message: str, *, token: int) -> bool:
+        async def plan(_: Tx, row: Row) -> Move | None:
+            if row["owner"] is not None or row["token"] != token:
+                return None
+            return Move(
+                status=Status.PAUSED,
+                error=Error(code=code, message=message),
+                stop_kind=row["stop_kind"],
+                events=[event("status", status="paused", code=code, message=message)],
+            )
+
+        try:
+            moved = await change_job(self._database, Verb.ABANDON, tenant, job_id, plan)
+        except (Conflict, NotFound):
+            return False
+        return moved.status is Status.PAUSED
+
+
+async def _take_back(tx: Tx, row: Row) -> Moved | None:
+    """Move a locked job that is paused as lost back to `running`, an orphan that holds its lane; None if it cannot.
+
+    The stop request that it carries goes with it, to whoever adopts it.
+    """
+    if row["lane"] is not None:
+        key = (row["tenant"], row["lane"])
+        (lane,) = await tx.rows("lane_states", lanes=keys([key]))
+        if lane["holder"] not in (None, row["id"]):
+            return None
+        await tx.rows("set_holders", rows=[{"tenant": key[0], "lane": key[1], "holder": row["id"]}])
+    events = [event("status", status="running", attempt=row["attempt"], by=str(Verb.ADOPT))]
+    return await write_move(tx, Verb.ADOPT, row, Move(status=Status.RUNNING, stop_kind=row["stop_kind"], events=events))
+
+
+def _is_lost(row: Row) -> bool:
+    """Whether a job is paused because nobody could say what became of its attempt."""
+    return row["status"] == Status.PAUSED and row["error_code"] == LOST and row["phase"] is not None
+
+
+def _stands(row: Row, orphan: Orphan) -> bool:
+    """Whether nothing has happened to an orphan since somebody looked."""
+    open_ = row["status"] == Status.RUNNING or _is_lost(row)
+    return open_ and row["owner"] is None and row["token"] == orphan.token
+
+
+def _orphan(row: Row) -> Orphan:
+    return Orphan(**{**row, "policy": to_policy(row["policy"])})

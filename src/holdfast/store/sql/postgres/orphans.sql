@@ -1,0 +1,104 @@
+-- Open attempts without an owner: who lost them, who can reach them, and what becomes of them. They sit in jobs_orphaned.
+
+-- name: orphan
+-- Clear all leases of a worker that is known to be dead; the jobs stay running and can be adopted. Uses jobs_running.
+WITH mine AS MATERIALIZED (
+  SELECT j.id, j.token
+  FROM holdfast.jobs AS j
+  WHERE j.phase IS NOT NULL
+    AND j.status = 'running'
+    AND j.owner = :worker::text
+  ORDER BY j.id
+  FOR NO KEY UPDATE OF j
+), handed AS (
+  UPDATE holdfast.jobs AS j
+  SET owner = NULL,
+      token = j.token + 1,
+      lease_expires_at = NULL,
+      orphaned_at = greatest(holdfast.clock(), j.updated_at),
+      adopt_after_at = holdfast.clock() + make_interval(secs => CASE
+        WHEN j.adoptions = 0 THEN 0
+        ELSE least(:cap::float8, :base::float8 * power(2, least(j.adoptions, 30) - 1))
+      END),
+      updated_at = greatest(holdfast.clock(), j.updated_at),
+      seq = j.seq + 1
+  FROM mine AS m
+  WHERE j.id = m.id
+    AND j.token = m.token
+    AND j.owner = :worker::text
+  RETURNING j.id, j.seq, j.updated_at, j.token
+), told AS (
+  INSERT INTO holdfast.events (job_id, seq, at, type, data)
+  SELECT h.id, h.seq, h.updated_at, 'lease',
+    json_build_object('lease', 'handed_over', 'worker', :worker::text, 'token', h.token)
+  FROM handed AS h
+)
+SELECT h.id FROM handed AS h;
+
+-- name: held
+-- Which of these leases a worker still holds, and what it must know to give them back.
+SELECT j.id, j.token, j.tenant, j.lane, j.capability, j.adoptions
+FROM holdfast.jobs AS j
+JOIN :rows AS r(id uuid, token bigint) ON r.id = j.id AND r.token = j.token
+WHERE j.status = 'running'
+  AND j.owner = :worker::text
+ORDER BY j.id;
+
+-- name: unreachable
+-- Orphans in domains that no worker has had for longer than :grace. A live worker's row expires in the future.
+WITH reachable AS MATERIALIZED (
+  SELECT DISTINCT d.domain
+  FROM holdfast.workers AS w
+  CROSS JOIN LATERAL json_array_elements_text(w.domains) AS d(domain)
+  WHERE w.expires_at >= holdfast.clock() - make_interval(secs => :grace::float8)
+)
+SELECT j.id, j.tenant, j.token, j.attempt, j.domain, j.spent, j.max_attempts, s.policy, j.last_beat_at,
+  holdfast.clock() AS now_at
+FROM holdfast.jobs AS j
+JOIN holdfast.specs AS s ON s.id = j.id
+WHERE j.phase IS NOT NULL
+  AND j.owner IS NULL
+  AND j.status = 'running'
+  AND j.domain <> :function::text
+  AND j.orphaned_at < holdfast.clock() - make_interval(secs => :grace::float8)
+  AND j.domain NOT IN (SELECT r.domain FROM reachable AS r)
+ORDER BY j.id
+LIMIT :limit::integer;
+
+-- name: open_in
+-- Orphans, and jobs that are paused as lost, in these domains.
+SELECT j.id, j.tenant, j.token, j.attempt, j.domain, j.spent, j.max_attempts, s.policy, j.last_beat_at,
+  holdfast.clock() AS now_at
+FROM holdfast.jobs AS j
+JOIN holdfast.specs AS s ON s.id = j.id
+WHERE j.phase IS NOT NULL
+  AND j.owner IS NULL
+  AND j.domain = ANY (:domains::text[])
+  AND (j.status = 'running' OR (j.status = 'paused' AND j.error_code = 'lost'))
+  AND (:after_id::uuid IS NULL OR j.id > :after_id::uuid)
+ORDER BY j.id
+LIMIT :limit::integer;
+
+-- name: recoverable
+-- Jobs that are paused as lost in these domains. What is paused has no adopt_after_at.
+SELECT j.id, j.tenant
+FROM holdfast.jobs AS j
+WHERE j.phase IS NOT NULL
+  AND j.owner IS NULL
+  AND j.domain = ANY (:domains::text[])
+  AND j.adopt_after_at IS NULL
+  AND j.status = 'paused'
+  AND j.error_code = 'lost'
+ORDER BY j.id
+LIMIT :limit::integer;
+
+-- name: worn_orphans
+-- Orphans that were adopted again and again without progress.
+SELECT j.id, j.tenant, j.token, j.adoptions
+FROM holdfast.jobs AS j
+WHERE j.phase IS NOT NULL
+  AND j.owner IS NULL
+  AND j.status = 'running'
+  AND j.adoptions >= :adoptions::integer
+ORDER BY j.id
+LIMIT :limit::integer;
