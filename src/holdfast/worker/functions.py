@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import contextvars
 import logging
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -51,6 +52,9 @@ class FunctionRuns:
         self._done = done
         self._runs: set[FunctionRun] = set()
         self._empty = asyncio.Event()
+        self.thread = threading.get_ident()
+        self.stuck = 0
+        """Threads with a function in them that was given up."""
 
     def launch(self, hold: Hold, group: asyncio.TaskGroup) -> None:
         """Run a function that was claimed just now."""
@@ -111,10 +115,8 @@ class FunctionRuns:
         if self._runs:
             await self._empty.wait()
 
-    def close(self) -> bool:
-        """Say whether a thread is still busy with a function that does not end."""
+    def close(self) -> None:
         self.threads.shutdown(wait=False, cancel_futures=True)
-        return any(thread.is_alive() for thread in self.threads._threads)
 
 
 class FunctionRun:
@@ -202,6 +204,7 @@ class FunctionRun:
                 await asyncio.wait([call])
             except asyncio.CancelledError:
                 if self._gave_up:
+                    self._runs.stuck += 1
                     raise
         result = call.result()
         return await result if asyncio.iscoroutine(result) else result
@@ -310,7 +313,11 @@ class FunctionRun:
         )
 
     def _emit_soon(self, event: NewEvent) -> None:
-        self._loop.call_soon_threadsafe(self._emit, event)
+        """Take what the function says; from a thread it arrives before the news that the function returned."""
+        if threading.get_ident() == self._runs.thread:
+            self._emit(event)
+        else:
+            self._loop.call_soon_threadsafe(self._emit, event)
 
     def _emit(self, event: NewEvent) -> None:
         if self._journal is None:
@@ -335,7 +342,6 @@ class FunctionRun:
     async def _flush(self) -> bool:
         """Append what was said; False when the lease is lost."""
         assert self._journal is not None
-        await asyncio.sleep(0)  # What a thread said before it returned is on its way here.
         try:
             landed = await self._journal.flush()
         except HoldfastError as error:

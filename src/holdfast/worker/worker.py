@@ -112,7 +112,8 @@ class Worker:
                     helper.cancel()
             with contextlib.suppress(StoreError):
                 await self._store.workers.forget(self.id)
-        self.stuck = self._runs.close()
+        self._runs.close()
+        self.stuck = self._runs.stuck > 0
 
     async def _register(self) -> None:
         await self._store.workers.register(
