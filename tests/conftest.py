@@ -12,11 +12,13 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 import pytest
 
+from holdfast.runner.folder import Folder
 from holdfast.store.migrate import migrate
 from holdfast.store.store import Store, connect
 from holdfast.timing import ManualClock
 from tests.attempt import Attempt
 from tests.cluster import PostgresMissing, cluster
+from tests.rig import Rig
 from tests.pooler import PgBouncerMissing, pgbouncer
 from tests.stage import START, TEST_CLOCK, Stage
 
@@ -166,3 +168,19 @@ def attempt(tmp_path: Path) -> Iterator[Attempt]:
     attempt = Attempt(tmp_path / "attempt")
     yield attempt
     attempt.clean()
+
+
+@pytest.fixture
+async def rig(clean_url: str, tmp_path: Path) -> AsyncIterator[Rig]:
+    """A store on real time, with workers; after the test no gate is stuck, and nothing that it ran is left."""
+    async with Store(await connect(clean_url)) as store:
+        rig = Rig(clean_url, tmp_path, store)
+        yield rig
+        await assert_healthy(store)
+        left = [pid for folder in rig.folders for pid in Folder(folder).leftovers(_mark(folder))]
+        assert left == []
+
+
+def _mark(folder: Path) -> str:
+    job, _, attempt = folder.name.rpartition(".")
+    return f"{folder.parent.name}/{job}/{attempt}"

@@ -62,8 +62,7 @@ class ProcessRunner:
 
     async def start(self, order: Order) -> "Process":
         process = Process(self, order.identity, stdout=0, stderr=0)
-        await self.in_thread(lambda: self._stage(process.folder, order))
-        pid = await self.in_thread(lambda: _spawn(process.folder))
+        pid = await self.in_thread(lambda: self._stage_and_spawn(process.folder, order))
         process.watch_child(self._children.watch(pid))
         await process.begun()
         return process
@@ -85,6 +84,10 @@ class ProcessRunner:
 
     # Staging
 
+    def _stage_and_spawn(self, folder: Folder, order: Order) -> int:
+        self._stage(folder, order)
+        return _spawn(folder)
+
     def _stage(self, folder: Folder, order: Order) -> None:
         """Put the whole folder in place; if one is there, give it this order's spec."""
         try:
@@ -101,7 +104,7 @@ class ProcessRunner:
             finally:
                 shutil.rmtree(temporary.path, ignore_errors=True)
         except Invalid as error:
-            raise CannotStart("command_missing", str(error)) from error
+            raise CannotStart("contract_violation", str(error)) from error
         except OSError as error:
             raise CannotStart("start_failed", f"cannot prepare the attempt's folder: {error.strerror}") from error
 

@@ -18,7 +18,7 @@ from holdfast.runner.host import Locks
 from holdfast.runner.process import ProcessRunner
 from holdfast.store import Store
 from holdfast.store.retention import Retention
-from holdfast.timing import SystemClock, jitter
+from holdfast.timing import jitter
 
 log = logging.getLogger(__name__)
 

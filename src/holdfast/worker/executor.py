@@ -204,10 +204,7 @@ class Execution:
                 raise HandOver
             await self._hold_if_adopting(running)
             await self._stop_if_asked(running)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(SLOW if quiet > 8 else QUICK):
-                    await self._changed.wait()
-            self._changed.clear()
+            await self._wait(SLOW if quiet > 8 else QUICK)
             before = self._journal.committed
             await self._ship(shipper)
             quiet = quiet + 1 if self._journal.committed == before else 0
@@ -215,6 +212,13 @@ class Execution:
         if not await shipper.ship_rest():
             raise LeaseLost
         await self._tell_rungs()
+
+    async def _wait(self, seconds: float) -> None:
+        """Wait until something changed: its end, its lease, a stop request, our leaving; at most so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        self._changed.clear()
 
     async def _ship(self, shipper: Shipper) -> None:
         if not await shipper.ship():
@@ -278,7 +282,7 @@ class Execution:
             if self._desk.leaving.is_set():
                 raise HandOver
             await self._tell_rung(StopPhase.NOT_DEAD)
-            await asyncio.sleep(jitter(backoff(n, base=0.2, cap=30.0)))
+            await self._wait(jitter(backoff(n, base=0.2, cap=30.0)))
         if end is None:
             raise LeaseLost
         self._at("collected")

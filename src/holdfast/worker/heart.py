@@ -86,8 +86,8 @@ class Heart:
         while not self._stop.is_set():
             try:
                 beats, close = await self._connect()
-            except HoldfastError as error:
-                log.warning("no heartbeat: %s", error)
+            except Exception as error:
+                log.warning("no heartbeat: %s", error, exc_info=not isinstance(error, HoldfastError))
                 await self._rest(min(1.0, self._interval))
                 continue
             try:
@@ -109,8 +109,9 @@ class Heart:
         requested = boottime()
         try:
             pulse = await beats.beat(self._worker, [hold.lease for hold in holds.values()], ttl=self._holds.ttl)
-        except HoldfastError as error:
-            log.warning("a heartbeat failed: %s", error)
+        except Exception as error:
+            # Whatever it was, the next one may land; without a heartbeat every job of this worker is lost.
+            log.warning("a heartbeat failed: %s", error, exc_info=not isinstance(error, HoldfastError))
             self._strangers.clear()
             return False
         yours = [(holds[beat.id], beat) for beat in pulse.jobs if beat.answer == "yours"]

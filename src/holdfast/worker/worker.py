@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
 from holdfast.config import Settings
 from holdfast.errors import StoreError
@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 CRASHED_DELAY = 5.0
 PROMOTE = 1000
+LEAVE_SECONDS = 10.0
+"""How long the last writes may take when a worker leaves; then its leases have to expire."""
 
 
 class Worker:
@@ -95,8 +97,7 @@ class Worker:
                 connect=self._connect_beats,
                 hear=self._heard,
             )
-            async with heart, self._store.wake.listening() as signal, asyncio.TaskGroup() as group:
-                self._group = group
+            async with heart, self._store.wake.listening() as signal, self._all_tasks() as group:
                 helpers = [
                     group.create_task(loop)
                     for loop in (
@@ -114,6 +115,16 @@ class Worker:
                 await self._store.workers.forget(self.id)
         self._runs.close()
         self.stuck = self._runs.stuck > 0
+
+    @contextlib.asynccontextmanager
+    async def _all_tasks(self) -> AsyncIterator[asyncio.TaskGroup]:
+        """The one task group; given up when leaving takes too long because the database is away."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._group = group
+                yield group
+        except* _Given:
+            log.warning("leaving without the database: %d leases will expire", len(self._holds))
 
     async def _register(self) -> None:
         await self._store.workers.register(
@@ -314,7 +325,15 @@ class Worker:
         for hold in self._holds.all():
             if hold.on_change is not None and hold.lease.runner != "function":
                 hold.on_change()
-        await self._runs.drain(self._settings.drain_grace)
-        while len(self._holds):
-            self._settled.clear()
-            await self._settled.wait()
+        try:
+            async with asyncio.timeout(self._settings.drain_grace + LEAVE_SECONDS):
+                await self._runs.drain(self._settings.drain_grace)
+                while len(self._holds):
+                    self._settled.clear()
+                    await self._settled.wait()
+        except TimeoutError:
+            raise _Given from None
+
+
+class _Given(Exception):
+    """Leaving took too long."""
