@@ -18,8 +18,8 @@ from holdfast.store.store import Store, connect
 from holdfast.timing import ManualClock
 from tests.attempt import Attempt
 from tests.cluster import PostgresMissing, cluster
-from tests.rig import Rig
 from tests.pooler import PgBouncerMissing, pgbouncer
+from tests.rig import Rig
 from tests.stage import START, TEST_CLOCK, Stage
 
 T = TypeVar("T")

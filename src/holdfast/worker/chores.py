@@ -51,7 +51,7 @@ class Chores:
 
     async def run(self) -> None:
         """Do all of it, for ever."""
-        reaper = Reaper(self._store, ttl=self._settings.lease_ttl)
+        reaper = Reaper(self._store, ttl=self._settings.lease_ttl, interval=self._settings.reaper_interval)
         pruner = Pruner(self._store, self._retention())
         store, settings = self._store, self._settings
         async with asyncio.TaskGroup() as group:
