@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from holdfast.errors import Conflict, HoldfastError, IllegalMove, NeedFailed, NotFound
 from holdfast.model import (
     BROKEN,
+    FUNCTION_DOMAIN,
     WAITING,
     Cause,
     Claimable,
@@ -21,6 +22,7 @@ from holdfast.model import (
     LaneState,
     Lease,
     LeaseView,
+    OnLost,
     Outcome,
     Phase,
     Status,
@@ -57,6 +59,7 @@ class RefJob:
     requested_at: datetime
     available_at: datetime
     max_attempts: int
+    on_lost: OnLost
     queue_timeout: float | None
     status: Status
     updated_at: datetime
@@ -103,6 +106,11 @@ class RefJob:
     @property
     def orphaned(self) -> bool:
         return self.status is Status.RUNNING and self.owner is None
+
+    @property
+    def feared_lost(self) -> bool:
+        """Paused because nobody reaches it: its attempt may still run."""
+        return self.status is Status.PAUSED and self.error == "lost" and self.phase is not None
 
     def tell(self, now: datetime, *labels: str) -> None:
         """Write to the row and its history. Stored times never go back."""
@@ -371,7 +379,56 @@ class Reference:
         self._orphan(job, "lease:handed_over", delay)
         return True
 
+    def die(self, worker: str) -> set[str]:
+        mine = [job for job in self.jobs.values() if job.owner == worker]
+        for job in mine:
+            self._orphan(job, "lease:handed_over", backoff(job.adoptions, base=5, cap=300) if job.adoptions else 0)
+        return {job.id for job in mine}
+
     # Duties
+
+    def strand(self) -> int:
+        """No worker is known here, so what runs in a domain is out of reach."""
+        found = [job for job in self.jobs.values() if job.orphaned and job.domain != FUNCTION_DOMAIN]
+        far = [job for job in found if job.orphaned_at is not None and job.orphaned_at < self.now]
+        for job in far:
+            job.token += 1
+            job.orphaned_at = job.result = None
+            self._move(job, Status.PAUSED, error="lost")
+            self._settle()
+        return len(far)
+
+    def recover(self, domains: Collection[str]) -> set[str]:
+        found = [job for job in self.jobs.values() if job.feared_lost and job.domain in domains]
+        for job in found:
+            self._take_back(job)
+            self._settle()
+        return {job.id for job in found}
+
+    def lose(self, domain: str) -> Sequence[str]:
+        """A person says that a domain is gone."""
+        found = sorted(
+            (job for job in self.jobs.values() if job.domain == domain and (job.orphaned or job.feared_lost)),
+            key=lambda job: job.id,
+        )
+        for job in found:
+            if job.feared_lost:
+                self._take_back(job)
+            job.tell(self.now, "audit:lost")
+            job.end_attempt(Cause.LOST)
+            job.result = None
+            self._move(job, Status.PAUSED if job.on_lost == "hold" else Status.FAILED, error="lost")
+            self._settle()
+        return [job.id for job in found] or refuse(NotFound)
+
+    def _take_back(self, job: RefJob) -> None:
+        if job.lane is not None:
+            assert self.lanes[job.lane].holder is None
+            self.lanes[job.lane].holder = job.id
+        self._move(job, Status.RUNNING)
+        job.result = None
+        job.orphaned_at = job.updated_at
+        job.adopt_after_at = self.now
 
     def promote(self) -> int:
         ripe = [job for job in self.jobs.values() if self.gate(job) is Gate.FUTURE and job.available_at <= self.now]
@@ -436,6 +493,7 @@ class Reference:
             requested_at=self.now,
             available_at=max(fields["available_at"] or self.now, self.now),
             max_attempts=fields["max_attempts"],
+            on_lost=fields["on_lost"],
             queue_timeout=fields["queue_timeout"],
             status=status,
             updated_at=self.now,

@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from holdfast.model import Cause, Error, Lease, Status
-from holdfast.worker.classify import End, classify
+from holdfast.runner.base import End
+from holdfast.worker.classify import classify
 
 S, C = Status, Cause
 ONLY_TIMEOUTS = {"max_attempts": 3, "retry": {"on": ["timed_out"]}}

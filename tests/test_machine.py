@@ -23,6 +23,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from holdfast.duties import orphans
 from holdfast.errors import HoldfastError
 from holdfast.model import (
     FUNCTION_DOMAIN,
@@ -82,6 +83,7 @@ wishes = st.fixed_dictionaries(
         "hold": seldom,
         "delay": st.sampled_from([None, None, None, 10.0, -5.0]),
         "max_attempts": st.integers(1, 3),
+        "on_lost": st.sampled_from(["fail", "hold"]),
         "expires": seldom,
         "follows": st.booleans(),
     }
@@ -298,6 +300,27 @@ class Machine(RuleBasedStateMachine):
             lease = next(new for new in self._claim(worker, [], 0, True) if new.id == lease.id)
         self._do("abandon")
 
+    @given_any
+    @rule(worker=workers)
+    def die(self, worker: str) -> None:
+        """Somebody took the lock file of a worker."""
+        self._agree(self.store.leases.orphan(worker), lambda: self.reference.die(worker))
+
+    @precondition(lambda self: any(job.orphaned or job.feared_lost for job in self.reference.jobs.values()))
+    @rule(host=st.sampled_from(sorted(set(HOSTS.values()))), what=st.sampled_from(["strand", "recover", "lose"]))
+    def lose_sight(self, host: str, what: str) -> None:
+        """Nobody reaches what runs somewhere; or somebody does again; or a person gives it up."""
+
+        async def lost() -> Sequence[str]:
+            return list((await self.store.workers.lost(host)).jobs)
+
+        self.bench.advance(0.5)
+        self._agree(orphans.run_once(self.store, grace=0.0), self.reference.strand)
+        if what == "recover":
+            self._agree(self.store.leases.recover([host]), lambda: self.reference.recover([host]))
+        elif what == "lose":
+            self._agree(lost(), lambda: self.reference.lose(host))
+
     # Time and duties
 
     @rule(
@@ -430,7 +453,8 @@ class Machine(RuleBasedStateMachine):
             jobs.append(
                 {
                     "id": f"{wish['rank']:08x}-0000-7000-8000-{number:012x}",
-                    **{name: wish[name] for name in ("lane", "queue", "runner", "priority", "hold", "max_attempts")},
+                    **{name: wish[name] for name in ("lane", "queue", "runner", "priority", "hold")},
+                    **{name: wish[name] for name in ("max_attempts", "on_lost")},
                     "spec": {"name": "f"} if wish["runner"] == "function" else {"command": ["true"]},
                     "needs": [*(needs if wish["follows"] else ()), *own],
                     "available_at": None if wish["delay"] is None else self.reference.later(wish["delay"]),
@@ -589,7 +613,7 @@ def bench(kind: str, clean_url: str) -> Iterator[Bench]:
     900
 )  # Seconds when it holds; a failure is made small first, which Hypothesis ends after 5 minutes.
 def test_any_sequence_of_operations_keeps_the_promises(kind: str, bench: Bench) -> None:
-    """Proves J3, J4, J6, J8, L3, L4, L9, L13, N2, N6, N8, C8; and J2, N1, C1, E1 but for crashes and races."""
+    """Proves J3, J4, J6, J8, L3, L4, L9, L11, L13, N2, N6, N8, C8; and J2, N1, C1, E1 but for crashes and races."""
     longer = os.environ.get("HOLDFAST_MACHINE_EXAMPLES")
 
     class Bound(Machine):

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.duties import orphans
-from holdfast.errors import Conflict
+from holdfast.duties import orphans, remover
+from holdfast.errors import Conflict, NotFound
 from holdfast.model import Beat, Cause, Gate, LaneState, Lease, Outcome, Status, StopKind
 from holdfast.store import wake
 from tests.stage import TTL, Stage
@@ -376,3 +376,146 @@ async def test_resume_needs_a_persons_word_only_while_nobody_reaches_the_attempt
     (again,) = await stage.claim_process(worker="w2")
     assert (again.attempt, again.spent) == (2, 1)
     assert await stage.finish(again, Outcome.succeeded()) is Status.SUCCEEDED
+
+
+# A person says that it is gone
+
+
+@pytest.mark.parametrize("name", ["a", "host-a"])
+async def test_host_that_a_person_calls_gone_is_settled_as_lost(stage: Stage, name: str) -> None:
+    """Proves R6, L11."""
+    leased = await started(stage, max_attempts=2)
+    await stage.submit(**PROCESS, on_lost="fail", lane="L")
+    (failing,) = await stage.claim_process()
+    elsewhere = await stage.submit(**PROCESS)
+    (other,) = await stage.claim_process(worker="w2", domain="host-b")
+    await stage.advance(TTL + 1)
+    lost = await stage.store.workers.lost(name, by="ann")
+    assert (lost.workers, set(lost.jobs)) == (("w1",), {leased.id, failing.id})
+    assert [await stage.status(lease) for lease in (leased, failing)] == [Status.QUEUED, Status.FAILED]
+    for lease in (leased, failing):
+        (attempt,) = await stage.store.attempts.list(lease.id)
+        assert attempt.cause is Cause.LOST
+        assert await told(stage, lease, "audit") == [{"action": "lost", "host": name, "by": "ann"}]
+        assert await stage.finish(lease) is None
+    assert (await stage.store.lanes.get("L")).blockers == (failing.id,)
+    assert await stage.store.workers.list() == []
+    assert (await stage.get(elsewhere)).lease is not None
+    assert await stage.finish(other) is Status.SUCCEEDED
+    with pytest.raises(NotFound, match="no host or domain"):
+        await stage.store.workers.lost(name)
+
+
+@pytest.mark.parametrize(
+    ("rules", "status"),
+    [
+        ({"max_attempts": 2}, Status.QUEUED),
+        ({}, Status.FAILED),
+        ({"on_lost": "hold"}, Status.PAUSED),
+    ],
+)
+@pytest.mark.parametrize("lane", [None, "L"])
+async def test_job_that_was_paused_as_lost_is_settled_with_its_host(
+    stage: Stage, rules: dict[str, Any], status: Status, lane: str | None
+) -> None:
+    """Proves R6, L11."""
+    lease = await stranded(stage, lane=lane, **rules)
+    behind = await stage.submit(**PROCESS, lane=lane) if lane else None
+    dependant = await stage.submit(needs=[lease.id])
+    lost = await stage.store.workers.lost("a")
+    assert (lost.workers, lost.jobs) == (("w1",), (lease.id,))
+    job = await stage.get(lease)
+    assert (job.status, job.attempts, job.error and job.error.code) == (status, 1, "lost")
+    assert await told(stage, lease, "audit") == [{"action": "lost", "host": "a"}]
+    assert await stage.status(dependant) is (Status.FAILED if status is Status.FAILED else Status.QUEUED)
+    assert await stage.store.leases.recover(["host-a"]) == frozenset()
+    if behind is not None:
+        expected = LaneState.ACTIVE if status is Status.QUEUED else LaneState.BLOCKED
+        assert (await stage.store.lanes.get("L")).state is expected
+        assert await stage.claim_process(worker="w2") == []
+    if status is Status.QUEUED:
+        await stage.advance(6)
+        await stage.store.gates.promote()
+        (again,) = await stage.claim_process(worker="w2")
+        assert (again.id, again.attempt) == (lease.id, 2)
+    elif status is Status.PAUSED:
+        assert (await stage.store.jobs.resume(lease.id)).status is Status.QUEUED
+
+
+async def test_host_with_a_live_worker_is_not_gone(stage: Stage) -> None:
+    """Proves R6."""
+    lease = await started(stage)
+    await stage.advance(TTL + 1)
+    await register(stage, "w2")
+    for name in ("a", "host-a"):
+        with pytest.raises(Conflict, match="worker w2 lives"):
+            await stage.store.workers.lost(name)
+    assert (await stage.get(lease)).lease is not None
+    with pytest.raises(NotFound):
+        await stage.store.workers.lost("nowhere")
+    with pytest.raises(NotFound):
+        await stage.store.workers.lost("function")
+
+
+async def test_rebooted_host_gives_up_what_ran_before_the_boot(stage: Stage) -> None:
+    """Proves R6."""
+    lease = await started(stage, max_attempts=2)
+    await stage.advance(TTL + 1)
+    await register(stage, "w2", domains=["host-a:second-boot"])
+    with pytest.raises(Conflict):
+        await stage.store.workers.lost("a")
+    assert (await stage.store.workers.lost("host-a")).jobs == (lease.id,)
+    assert [worker.worker for worker in await stage.store.workers.list()] == ["w2"]
+
+
+async def test_domain_that_another_host_reaches_is_left_to_it(stage: Stage) -> None:
+    """Proves R6."""
+    await register(stage, "w1", domains=["host-a", "docker-x", "function"])
+    await register(stage, "w2", host="b", domains=["host-b", "docker-x", "function"])
+    await stage.submit()
+    (function,) = await stage.claim()
+    for _ in range(2):
+        await stage.submit(**PROCESS)
+    (local,) = await stage.claim_process(slots=1)
+    (shared,) = await stage.claim_process(domain="docker-x")
+    await stage.advance(TTL + 1)
+    await stage.store.leases.beat("w2", [], ttl=TTL)
+    assert (await stage.store.workers.lost("a")).jobs == (local.id,)
+    adopted = await stage.adopt(worker="w2", domains=["host-b", "docker-x", "function"])
+    assert {lease.id for lease in adopted} == {function.id, shared.id}
+
+
+async def test_host_is_settled_in_batches(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proves R6."""
+    monkeypatch.setattr("holdfast.store.workers.BATCH", 2)
+    await register(stage)
+    jobs = [await stage.submit(**PROCESS) for _ in range(5)]
+    await stage.claim_process()
+    await stage.advance(TTL + 1)
+    assert (await stage.store.workers.lost("a")).jobs == tuple(sorted(job.id for job in jobs))
+
+
+async def test_rows_of_dead_workers_go_after_a_week_when_nothing_waits_in_their_domains(stage: Stage) -> None:
+    """Proves L14, R6."""
+
+    async def known() -> list[str]:
+        return [worker.worker for worker in await stage.store.workers.list()]
+
+    lease = await started(stage)
+    await register(stage, "w2", host="b", domains=["host-b", "function"])
+    await stage.advance(remover.DEAD_SECONDS)
+    await remover.run_once(stage.store)
+    assert await known() == ["w1", "w2"]
+    await stage.advance(TTL + 1)
+    assert await remover.run_once(stage.store) == 1
+    assert await known() == ["w1"]  # Its lease was never cleared.
+    await stage.store.leases.reap()
+    await remover.run_once(stage.store)
+    assert await known() == ["w1"]
+    await stage.advance(GRACE + 1)
+    assert await orphans.run_once(stage.store, grace=GRACE) == 1
+    await remover.run_once(stage.store)
+    assert await known() == ["w1"]
+    await stage.store.jobs.resume(lease.id, stopped=True)
+    assert await remover.run_once(stage.store) == 1
+    assert await known() == []

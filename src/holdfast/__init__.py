@@ -1,22 +1,33 @@
 """holdfast: a durable execution queue and worker runtime. Your database is the queue; your jobs outlive your workers.
 
 General layout: `model`, `errors`, `timing` and `submission` are plain values; `store` is the only place that knows SQL;
-`duties` are the periodic chores; `cli` is the command line. Data flows one way, and imports point down only.
+`runner` runs jobs and knows no queue; `duties` are the periodic chores; `worker` claims, runs and finishes; `client` is
+for applications; `cli` is the command line; `assemble` puts the parts together. Data flows one way, and imports point
+down only.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from holdfast.client.app import Holdfast
+    from holdfast.runner.function import Cancelled, Context
     from holdfast.store.inside import submit_inside, submit_inside_async
 
 __version__ = "0.1.0"
-__all__ = ["submit_inside", "submit_inside_async"]
+__all__ = ["Cancelled", "Context", "Holdfast", "submit_inside", "submit_inside_async"]
+
+_HOMES = {
+    "Cancelled": "holdfast.runner.function",
+    "Context": "holdfast.runner.function",
+    "Holdfast": "holdfast.client.app",
+    "submit_inside": "holdfast.store.inside",
+    "submit_inside_async": "holdfast.store.inside",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Import the public names when they are asked for, so that `import holdfast` costs nothing."""
-    if name not in __all__:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from holdfast.store import inside  # noqa: PLC0415
-
-    return getattr(inside, name)
+    return getattr(import_module(_HOMES[name]), name)

@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 OUTPUT_FACTOR = 16
+LEAST_OUTPUT = 64 * 1024 * 1024
 """Output is kept on disk up to so many times the log's cap: behind the cap only event lines are of interest."""
 HELD, STARTED_BEFORE, UNUSABLE, LATE = 120, 121, 122, 123
 LOOK_SECONDS = 1.0
@@ -137,7 +138,7 @@ class ProcessRunner:
             cwd=work,
             uid=user.uid if user else None,
             gid=user.gid if user else None,
-            output_cap=self._log_cap * OUTPUT_FACTOR,
+            output_cap=max(self._log_cap * OUTPUT_FACTOR, LEAST_OUTPUT),
             timeout=order.timeout,
             idle_timeout=order.idle_timeout,
             stop_grace=order.stop_grace,

@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 
 from holdfast.errors import NotFound
-from holdfast.model import Attempt, Gate, Job, LaneState, Queue, Status, Worker
+from holdfast.model import FUNCTION_DOMAIN, Attempt, Gate, Job, LaneState, Queue, Status, Worker
 from holdfast.store.database import Database
 from holdfast.store.jobs import Jobs
 from holdfast.store.lanes import Lanes
@@ -135,7 +135,9 @@ class Explain:
         if job.lease is not None:
             text = f"it runs: attempt {job.attempt}, worker {job.lease.owner}"
             return Reason(about="status", message=text, workers=(job.lease.owner,))
-        reach = [w.worker for w in await self._workers.list() if w.live and attempt.domain in w.domains]
+        reach = [
+            w.worker for w in await self._workers.list() if w.live and attempt.domain in (*w.domains, FUNCTION_DOMAIN)
+        ]
         return Reason(about="worker", message=_orphaned(job, attempt, reach), workers=tuple(reach))
 
 

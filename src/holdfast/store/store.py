@@ -36,7 +36,7 @@ class Store:
         self.events = Events(database)
         self.attempts = Attempts(database)
         self.retain = Retain(database)
-        self.workers = Workers(database)
+        self.workers = Workers(database, self.leases)
         self.explain = Explain(database, self.jobs, self.lanes, self.queues, self.workers, self.attempts)
 
     @property

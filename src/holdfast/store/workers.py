@@ -1,16 +1,30 @@
 """Workers that said they live, the attempts they made, and who leads a duty."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+import msgspec
 
 from holdfast.errors import Conflict, NotFound
-from holdfast.model import Attempt, Worker
+from holdfast.model import FUNCTION_DOMAIN, Attempt, Worker
 from holdfast.store.database import Database
-from holdfast.store.rows import known_id, to_attempt, to_worker
+from holdfast.store.moves import clean, event
+from holdfast.store.orphans import Orphans
+from holdfast.store.rows import known_id, to_attempt, to_json, to_worker
+
+BATCH = 100
+
+
+class Lost(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a host that was reported gone: its workers are forgotten, these jobs are settled as lost."""
+
+    workers: tuple[str, ...]
+    jobs: tuple[str, ...]
 
 
 class Workers:
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, orphans: Orphans) -> None:
         self._database = database
+        self._orphans = orphans
 
     async def register(
         self,
@@ -51,6 +65,50 @@ class Workers:
         if not rows:
             raise NotFound("worker of host", host)
         return sorted(row["worker"] for row in rows)
+
+    async def lost(self, host: str, *, by: str | None = None) -> Lost:
+        """Take somebody's word that a host, or one domain, is gone: what ran there has stopped, and ends as lost.
+
+        The leases of its dead workers are cleared; orphans and jobs that are paused as lost in its domains are settled
+        by their `on_lost`. A domain that a live worker of another host reaches is left to that one, and functions to
+        any worker. Called again after a crash in the middle, it goes on: the workers are forgotten last.
+        """
+        workers = await self._database.read("workers_of", host=host)
+        for row in workers:
+            if row["live"]:
+                raise Conflict(
+                    f"{host} is not gone: its worker {row['worker']} lives; stop it, or wait until its row has expired"
+                )
+        domains = {host}.union(*(to_json(row["domains"], []) for row in workers if row["host"] == host))
+        domains.discard(FUNCTION_DOMAIN)
+        if not workers and not await self._orphans.open_in([host] if domains else [], limit=1):
+            raise NotFound("host or domain", host)
+        dead = [row["worker"] for row in workers]
+        for worker in dead:
+            await self._orphans.clear(worker)
+        jobs = [job_id async for job_id in self._lose_all(domains, host, by)]
+        await self._database.rows("forget_dead", workers=dead)
+        return Lost(workers=tuple(dead), jobs=tuple(jobs))
+
+    async def _lose_all(self, domains: set[str], host: str, by: str | None) -> AsyncIterator[str]:
+        """Settle page by page, leaving out what a live worker reaches by now."""
+        message = f"the attempt was lost with {host}, which was reported gone"
+        events = [event("audit", action="lost", host=host, by=by and clean(by))]
+        after: str | None = None
+        while True:
+            reached = {row["domain"] for row in await self._database.read("live_domains")}
+            page = await self._orphans.open_in(sorted(domains - reached), after=after, limit=BATCH)
+            for orphan in page:
+                if await self._orphans.lose(orphan, message=message, events=events) is not None:
+                    yield orphan.id
+            if len(page) < BATCH:
+                return
+            after = page[-1].id
+
+    async def forget_long_dead(self, age: float, limit: int = BATCH) -> int:
+        """Forget workers that died so many seconds ago and have left nothing that somebody may want to reach."""
+        rows = await self._database.rows("forget_long_dead", age=age, function=FUNCTION_DOMAIN, limit=limit)
+        return len(rows)
 
     async def list(self) -> Sequence[Worker]:
         return [to_worker(row) for row in await self._database.read("list_workers")]

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
 from holdfast.config import Settings
+from holdfast.duties.leading import Duties
 from holdfast.errors import StoreError
 from holdfast.model import FUNCTION_DOMAIN, Claimable, new_worker_id
 from holdfast.runner.base import Runner
@@ -97,6 +98,7 @@ class Worker:
                 connect=self._connect_beats,
                 hear=self._heard,
             )
+            duties = Duties(self._store, self.id, self._settings)
             async with heart, self._store.wake.listening() as signal, self._all_tasks() as group:
                 helpers = [
                     group.create_task(loop)
@@ -105,6 +107,7 @@ class Worker:
                         self._listen(signal),
                         self._look_for_stops(),
                         self._chores().run(),
+                        duties.run(),
                     )
                 ]
                 await self._claim_on(once=once)
@@ -112,6 +115,7 @@ class Worker:
                 for helper in helpers:
                     helper.cancel()
             with contextlib.suppress(StoreError):
+                await duties.resign()
                 await self._store.workers.forget(self.id)
         self._runs.close()
         self.stuck = self._runs.stuck > 0

@@ -33,6 +33,44 @@ SELECT w.worker, w.host, w.pid, w.queues, w.capabilities, w.domains, w.registere
 FROM holdfast.workers AS w
 ORDER BY w.worker;
 
+-- name: workers_of
+-- The workers of a host, or those that have this domain.
+SELECT w.worker, w.host, w.domains, w.expires_at > holdfast.clock() AS live
+FROM holdfast.workers AS w
+WHERE w.host = :host::text
+   OR EXISTS (SELECT 1 FROM json_array_elements_text(w.domains) AS d(domain) WHERE d.domain = :host::text)
+ORDER BY w.worker;
+
+-- name: live_domains
+SELECT DISTINCT d.domain
+FROM holdfast.workers AS w
+CROSS JOIN LATERAL json_array_elements_text(w.domains) AS d(domain)
+WHERE w.expires_at > holdfast.clock();
+
+-- name: forget_dead
+-- These workers, but for one that turns out to live.
+DELETE FROM holdfast.workers AS w
+WHERE w.worker = ANY (:workers::text[])
+  AND w.expires_at <= holdfast.clock()
+RETURNING w.worker;
+
+-- name: forget_long_dead
+-- Workers that died :age ago, in whose domains nothing waits for somebody to reach it. Uses jobs_running, jobs_orphaned.
+DELETE FROM holdfast.workers AS w
+WHERE w.worker IN (
+  SELECT o.worker
+  FROM holdfast.workers AS o
+  WHERE o.expires_at < holdfast.clock() - make_interval(secs => :age::float8)
+    AND NOT EXISTS (SELECT 1 FROM holdfast.jobs AS j WHERE j.phase IS NOT NULL AND j.owner = o.worker)
+    AND NOT EXISTS (
+      SELECT 1
+      FROM json_array_elements_text(o.domains) AS d(domain)
+      JOIN holdfast.jobs AS j ON j.domain = d.domain AND j.phase IS NOT NULL AND j.owner IS NULL
+      WHERE d.domain <> :function::text)
+  ORDER BY o.expires_at
+  LIMIT :limit::integer)
+RETURNING w.worker;
+
 -- name: reaching
 -- Live workers that can adopt what runs in a domain.
 SELECT w.worker

@@ -33,6 +33,46 @@ SELECT w.worker, w.host, w.pid, w.queues, w.capabilities, w.domains, w.registere
 FROM workers AS w
 ORDER BY w.worker;
 
+-- name: workers_of
+-- The workers of a host, or those that have this domain.
+SELECT w.worker, w.host, w.domains, w.expires_at > clock() AS live
+FROM workers AS w
+WHERE w.host = :host
+   OR EXISTS (SELECT 1 FROM json_each(w.domains) AS d WHERE d.value = :host)
+ORDER BY w.worker;
+
+-- name: live_domains
+SELECT DISTINCT d.value AS domain
+FROM workers AS w
+CROSS JOIN json_each(w.domains) AS d
+WHERE w.expires_at > clock();
+
+-- name: forget_dead
+-- These workers, but for one that turns out to live.
+DELETE FROM workers
+WHERE worker IN (SELECT value FROM json_each(:workers))
+  AND expires_at <= clock()
+RETURNING worker;
+
+-- name: forget_long_dead
+-- Workers that died :age ago, in whose domains nothing waits for somebody to reach it. Uses jobs_running, jobs_orphaned.
+-- look
+SELECT 1 FROM workers AS w WHERE w.expires_at < clock() - CAST(:age * 1000000 AS INTEGER) LIMIT 1;
+DELETE FROM workers
+WHERE worker IN (
+  SELECT o.worker
+  FROM workers AS o
+  WHERE o.expires_at < clock() - CAST(:age * 1000000 AS INTEGER)
+    AND NOT EXISTS (SELECT 1 FROM jobs AS j WHERE j.phase IS NOT NULL AND j.owner = o.worker)
+    AND NOT EXISTS (
+      SELECT 1
+      FROM json_each(o.domains) AS d
+      CROSS JOIN jobs AS j INDEXED BY jobs_orphaned ON j.domain = d.value AND j.phase IS NOT NULL AND j.owner IS NULL
+      WHERE d.value <> :function)
+  ORDER BY o.expires_at
+  LIMIT :limit)
+RETURNING worker;
+
 -- name: reaching
 -- Live workers that can adopt what runs in a domain.
 SELECT w.worker

@@ -1,0 +1,98 @@
+"""Runs the duties, wherever a worker or a server lives: one leader saves work, and every duty is safe with two.
+
+Every loop survives a database that is away.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from holdfast.config import Settings
+from holdfast.duties import orphans, promoter, remover, repairer, resolver
+from holdfast.duties.pruner import Pruner
+from holdfast.duties.reaper import Reaper
+from holdfast.errors import StoreError
+from holdfast.model import TERMINAL
+from holdfast.store import Store
+from holdfast.store.retention import Retention
+from holdfast.timing import jitter
+
+log = logging.getLogger(__name__)
+
+LEADER = "duties"
+Duty = Callable[[], Awaitable[object]]
+
+
+class Duties:
+    """All duties on their own timers; they rest while another process leads."""
+
+    def __init__(self, store: Store, name: str, settings: Settings) -> None:
+        self._store = store
+        self._name = name
+        self._settings = settings
+        self.leading = False
+
+    async def run(self) -> None:
+        """Lead if nobody else does, and do what is due, for ever."""
+        store, settings = self._store, self._settings
+        reaper = Reaper(store, ttl=settings.lease_ttl, interval=settings.reaper_interval)
+        pruner = Pruner(store, _retention(settings))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._lead())
+            for seconds, duty in (
+                (settings.reaper_interval, reaper.run_once),
+                (settings.reaper_interval, lambda: orphans.run_once(store, grace=settings.orphan_grace)),
+                (1.0, lambda: promoter.run_once(store)),
+                (1.0, lambda: resolver.run_once(store)),
+                (5.0, lambda: remover.run_once(store)),
+                (60.0, lambda: repairer.run_once(store)),
+                (600.0, lambda: _prune(pruner)),
+            ):
+                group.create_task(every(seconds, self._if_leading(duty)))
+
+    async def resign(self) -> None:
+        """Let another lead at once."""
+        await self._store.workers.resign(LEADER, self._name)
+
+    async def _lead(self) -> None:
+        ttl = 2 * self._settings.reaper_interval
+        while True:
+            try:
+                self.leading = await self._store.workers.lead(LEADER, self._name, ttl=ttl) is not None
+            except StoreError as error:
+                log.warning("not leading: %s", error)
+                self.leading = False
+            await asyncio.sleep(jitter(ttl / 4))
+
+    def _if_leading(self, duty: Duty) -> Duty:
+        async def work() -> None:
+            if self.leading:
+                await duty()
+
+        return work
+
+
+async def every(seconds: float, work: Duty) -> None:
+    """Do something again and again; a failure waits for the next time."""
+    while True:
+        try:
+            await work()
+        except StoreError as error:
+            log.warning("a duty waits for the database: %s", error)
+        except Exception:
+            log.exception("a duty failed; it is tried again")
+        await asyncio.sleep(jitter(seconds))
+
+
+def _retention(settings: Settings) -> Retention:
+    age = settings.retention_days * 86_400
+    return Retention(ages=dict.fromkeys(TERMINAL, age), newest=settings.keep_identical)
+
+
+async def _prune(pruner: Pruner) -> None:
+    """Go once along all jobs, with rests."""
+    while True:
+        await pruner.run_once()
+        if pruner.at_end:
+            return
+        await asyncio.sleep(pruner.rest)
