@@ -134,7 +134,7 @@ class Fleet(Rig):
     # Jobs
 
     async def chatty(self, name: str, *, pace: float = 0.1, **fields: Any) -> Job:
-        """Submit a process that marks that it ran, and has something to say: twelve times with `pace` seconds between."""
+        """Submit a process that marks that it ran, and says something: half of it at once, half with pauses."""
         return await self.sh(CHATTY, env={"MARKER": self.marker(name), "PACE": str(pace)}, **fields)
 
     def marker(self, name: str) -> str:
@@ -222,7 +222,7 @@ class Fleet(Rig):
     # The end
 
     def clear(self) -> None:
-        """Kill all that was started here: first the workers, then supervisors by their folder, then what they ran."""
+        """Kill all that was started here: first the workers, then supervisors and what they ran, by their folder."""
         for member in self.members:
             member.kill()
         for pid in self.left():
@@ -231,15 +231,14 @@ class Fleet(Rig):
 
     def left(self) -> list[int]:
         """The supervisors and children of this test that live."""
-        mark = f"HOLDFAST_MARK={self.installation}/".encode()
         folder = str(self.folder).encode()
         pids = []
         for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
             if pid == os.getpid() or _state(pid) in ("Z", None):
                 continue
             arguments = _read(pid, "cmdline").split(b"\0")
-            supervisor = arguments[0].endswith(b"holdfast-supervisor") and folder in arguments[-2:][0]
-            if supervisor or any(part.startswith(mark) for part in _read(pid, "environ").split(b"\0")):
+            supervisor = arguments[0].endswith(b"holdfast-supervisor") and folder in arguments[1]
+            if supervisor or b"HOLDFAST_WORK_DIR=" + folder in _read(pid, "environ"):
                 pids.append(pid)
         return pids
 

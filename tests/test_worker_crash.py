@@ -2,6 +2,7 @@
 
 import os
 import signal
+from typing import Any
 
 import pytest
 
@@ -45,7 +46,7 @@ async def assert_swept(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_worker_killed_at_any_step_costs_nothing(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """Proves L3, L13, L19, R2, R3, R10, R12, C1. A worker with another queue adopts; its lease would last a minute."""
-    slow = {"lease_ttl": 60.0, "heartbeat_interval": 1.0, "adopt_backoff": 0.1}
+    slow: dict[str, Any] = {"lease_ttl": 60.0, "heartbeat_interval": 1.0, "adopt_backoff": 0.1}
     survivor = fleet.start({"other": 1}, **slow)
     jobs, told = await submit_all(fleet)
     victims = {
@@ -170,7 +171,7 @@ async def test_orphan_that_crashes_its_adopters_does_not_kill_the_fleet(fleet: F
     victim = fleet.start({"poison": 1}, Hook(step="started", do="kill"))
     assert await victim.dead() == -signal.SIGKILL
     crew = [fleet.start({"default": 1}, deadly, adopt_backoff=0.2)]
-    others = []
+    others: list[Job] = []
     while (await fleet.get(job)).status is Status.RUNNING:
         others.append(await fleet.chatty(f"other {len(others)}"))
 
@@ -190,4 +191,3 @@ async def test_orphan_that_crashes_its_adopters_does_not_kill_the_fleet(fleet: F
     assert [member.status for member in crew] == [-signal.SIGKILL] * 5 + [None]
     (pid,) = fleet.marks("poison")
     os.kill(int(pid), 0)
-
