@@ -140,6 +140,9 @@ class Fleet(Rig):
     def marker(self, name: str) -> str:
         return str(self.folder / f"{name}.marker")
 
+    def touch(self, name: str) -> None:
+        (self.folder / name).touch()
+
     def marks(self, name: str) -> list[str]:
         """What was noted in a marker file, a line each."""
         with contextlib.suppress(FileNotFoundError):
