@@ -24,13 +24,17 @@ Duty = Callable[[], Awaitable[object]]
 
 
 class Duties:
-    """All duties on their own timers; they rest while another process leads."""
+    """All duties on their own timers; they rest while another process leads, and begin at once when it is our turn."""
 
     def __init__(self, store: Store, name: str, settings: Settings) -> None:
         self._store = store
         self._name = name
         self._settings = settings
-        self.leading = False
+        self._leads = asyncio.Event()
+
+    @property
+    def leading(self) -> bool:
+        return self._leads.is_set()
 
     async def run(self) -> None:
         """Lead if nobody else does, and do what is due, for ever."""
@@ -48,7 +52,7 @@ class Duties:
                 (60.0, lambda: repairer.run_once(store)),
                 (600.0, lambda: _prune(pruner)),
             ):
-                group.create_task(every(seconds, self._if_leading(duty)))
+                group.create_task(every(seconds, self._while_leading(duty)))
 
     async def resign(self) -> None:
         """Let another lead at once."""
@@ -58,16 +62,20 @@ class Duties:
         ttl = 2 * self._settings.reaper_interval
         while True:
             try:
-                self.leading = await self._store.workers.lead(LEADER, self._name, ttl=ttl) is not None
+                leads = await self._store.workers.lead(LEADER, self._name, ttl=ttl) is not None
             except StoreError as error:
                 log.warning("not leading: %s", error)
-                self.leading = False
+                leads = False
+            if leads:
+                self._leads.set()
+            else:
+                self._leads.clear()
             await asyncio.sleep(jitter(ttl / 4))
 
-    def _if_leading(self, duty: Duty) -> Duty:
+    def _while_leading(self, duty: Duty) -> Duty:
         async def work() -> None:
-            if self.leading:
-                await duty()
+            await self._leads.wait()
+            await duty()
 
         return work
 
