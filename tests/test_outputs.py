@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.duties.sweeper import Sweeper
 from holdfast.errors import NotFound
 from holdfast.model import Job, Status
 from holdfast.runner.function import Context
@@ -15,6 +16,7 @@ from holdfast.runner.outputs import Artifacts, Gathered, Limits, Violation, pars
 from holdfast.runner.secrets import Mask
 from holdfast.worker.shipper import MAX_LINE, Lines
 from tests.rig import Rig
+from tests.stage import Stage
 
 LIMITS = Limits(bytes=1000, entries=10)
 
@@ -264,3 +266,24 @@ def test_a_secret_is_never_cut_in_two() -> None:
         pieces = lines.feed(0, data)[0] + lines.rest()
         assert b"".join(pieces) == data
         assert sum(piece.count(b"s3cret-value") for piece in pieces) == 1
+
+
+async def test_files_of_jobs_that_are_gone_and_of_lost_leases_are_swept(stage: Stage, tmp_path: Path) -> None:
+    """What the record names stays. Proves J16, R14."""
+    kept = Artifacts(tmp_path)
+    job = await stage.submit()
+    (lease,) = await stage.claim()
+    gone = "01890000-0000-7000-8000-000000000000"
+    for job_id, token in ((job.id, lease.token), (job.id, 99), (gone, 1)):
+        folder = kept.folder(job_id, 1, token)
+        folder.mkdir(parents=True)
+        (folder / "file").touch()
+    assert await Sweeper(stage.store, kept).run_once() == 0
+    assert await Sweeper(stage.store, kept, grace=0).run_once() == 2
+    assert kept.attempts(job.id) == [f"1.{lease.token}"]
+    assert not (kept.root / gone).exists()
+    await stage.finish(lease)
+    assert await Sweeper(stage.store, kept, grace=0).run_once() == 0
+    await stage.store.jobs.delete(job.id)
+    await Sweeper(stage.store, kept, grace=0).run_once()
+    assert kept.jobs("", 10) == []

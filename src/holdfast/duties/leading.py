@@ -11,8 +11,10 @@ from holdfast.config import Settings
 from holdfast.duties import orphans, promoter, remover, repairer, resolver
 from holdfast.duties.pruner import Pruner
 from holdfast.duties.reaper import Reaper
+from holdfast.duties.sweeper import Sweeper
 from holdfast.errors import StoreError
 from holdfast.model import TERMINAL
+from holdfast.runner.outputs import Artifacts
 from holdfast.store import Store
 from holdfast.store.retention import Retention
 from holdfast.timing import jitter
@@ -41,6 +43,7 @@ class Duties:
         store, settings = self._store, self._settings
         reaper = Reaper(store, ttl=settings.lease_ttl, interval=settings.reaper_interval)
         pruner = Pruner(store, _retention(settings))
+        sweeper = Sweeper(store, Artifacts(settings.shared))
         async with asyncio.TaskGroup() as group:
             group.create_task(self._lead())
             for seconds, duty in (
@@ -51,6 +54,7 @@ class Duties:
                 (5.0, lambda: remover.run_once(store)),
                 (60.0, lambda: repairer.run_once(store)),
                 (600.0, lambda: _prune(pruner)),
+                (60.0, sweeper.run_once),
             ):
                 group.create_task(every(seconds, self._while_leading(duty)))
 
