@@ -1,4 +1,4 @@
-"""Sweeper: removes files that no attempt in the record owns: of jobs that are gone, of workers that lost their lease."""
+"""Sweeper: removes files that no attempt in the record owns: of jobs that are gone, of workers who lost a lease."""
 
 import asyncio
 import time
