@@ -1,11 +1,11 @@
 # holdfast: `make` lists what there is.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-fast test-races test-pgbouncer bench bench-pgbouncer schema clean
+.PHONY: help setup check format test test-fast test-races test-pgbouncer bench bench-worker bench-pgbouncer schema clean
 
 PYTHON ?= python3
 BIN := .venv/bin
-STORE_TESTS := $(addprefix tests/test_, $(addsuffix .py, jobs leases queues reuse retention explain gates lanes events wake submit_function migrate \
+STORE_TESTS := $(addprefix tests/test_, $(addsuffix .py, jobs leases orphans reaper queues reuse retention explain gates lanes events wake submit_function migrate \
 	queries pgbouncer crash machine races))
 SUPERVISOR := src/holdfast/runner/supervisor/holdfast-supervisor
 
@@ -48,9 +48,12 @@ test-races: setup ## The two great races (lanes, dependencies) with 10,000 round
 test-pgbouncer: setup ## The tests of the store on Postgres once more, through PgBouncer in transaction mode: some minutes
 	HOLDFAST_TEST_POOLER=1 $(BIN)/python -m pytest -n 2 --dist loadfile -k "not sqlite" $(STORE_TESTS)
 
-bench: setup ## Store operations against raw SQL, and claims in a crowd of millions, as ratios (fsync on; some minutes)
-	$(BIN)/python -m bench.store
-	$(BIN)/python -m bench.scale
+bench: setup ## Store operations against raw SQL, claims in a crowd of millions, and workers, as ratios (fsync on; some minutes)
+	@failed=; for part in store scale worker; do $(BIN)/python -m bench.$$part || failed="$$failed $$part"; done; \
+	test -z "$$failed" || { echo "below what is wanted:$$failed"; exit 1; }
+
+bench-worker: setup ## Workers alone: throughput beside PgQueuer, pickup, processes, adoption, stops, output (some minutes)
+	$(BIN)/python -m bench.worker
 
 bench-pgbouncer: setup ## What PgBouncer in transaction mode costs: claim and finish through it against direct
 	$(BIN)/python -m bench.pooler

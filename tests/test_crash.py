@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.duties import orphans
 from holdfast.model import Claimable, Outcome, Status
 from holdfast.store import Store, open_store
 from holdfast.store.lanes import settle_lanes
@@ -17,6 +18,8 @@ from holdfast.store.sqlite import SqliteDatabase, SqliteTx
 
 JOB = {"runner": "function", "spec": {"name": "f"}}
 PAIR = [Claimable(queue="default", capability="function:f", domain="function")]
+PROCESS = {"runner": "process", "spec": {"command": ["true"]}}
+PROCESS_PAIR = [Claimable(queue="default", capability="process", domain="host-a")]
 STEPS = 60
 
 context = multiprocessing.get_context("forkserver")
@@ -56,8 +59,25 @@ async def pause_lane(store: Store, jobs: dict[str, str]) -> None:
     await store.lanes.pause("L")
 
 
+async def strand(store: Store) -> None:
+    """Add a job to the scene whose host nobody reaches, with another one behind it."""
+    await store.jobs.submit_many([{**PROCESS, "lane": "N", "on_lost": "fail"}, {**PROCESS, "lane": "N"}])
+    await store.leases.claim("w1", PROCESS_PAIR, slots=1, ttl=60)
+    await store.leases.orphan("w1")
+    assert await orphans.run_once(store, grace=0.0) == 1
+
+
+async def recover(store: Store, jobs: dict[str, str]) -> None:
+    assert len(await store.leases.recover(["host-a"])) == 1
+
+
+async def give_up_host(store: Store, jobs: dict[str, str]) -> None:
+    assert len((await store.workers.lost("host-a")).jobs) == 1
+
+
 OPERATIONS: dict[str, Callable[[Store, dict[str, str]], Awaitable[None]]] = {
-    work.__name__: work for work in (submit, claim_and_fail, cancel, resume, resolve, dismiss, delete, pause_lane)
+    work.__name__: work
+    for work in (submit, claim_and_fail, cancel, resume, resolve, dismiss, delete, pause_lane, recover, give_up_host)
 }
 
 
@@ -120,6 +140,8 @@ async def test_operation_killed_at_any_statement_leaves_a_true_record(clean_url:
     async with await open_store(clean_url, listen=False) as store:
         for step in range(1, STEPS):
             jobs = await scene(store)
+            if operation in ("recover", "give_up_host"):
+                await strand(store)
             child = context.Process(target=run_until_killed, args=(clean_url, operation, jobs, step))
             child.start()
             await asyncio.to_thread(child.join, 60)
@@ -144,6 +166,7 @@ async def clear(store: Store) -> None:
         await store.jobs.delete(job.id, force=True)
     leases = (await store.leases.claim("w9", [], slots=0, ttl=60, domains=["function"])).adopted
     assert leases == []
+    await store.leases.claim("w9", [], slots=0, ttl=60, domains=["host-a"])
     for job in (await store.jobs.list(limit=1000)).items:
         # Killed while it held a lease: the reaper's case, told by hand.
         assert job.lease is not None
@@ -157,7 +180,7 @@ async def finish_foreign(store: Store, job_id: str, token: int) -> None:
 
     async def change(tx: Any) -> None:
         await tx.rows("finish", rows=rows)
-        await settle_lanes(tx, [("default", "L"), ("default", "M")])
+        await settle_lanes(tx, [("default", lane) for lane in "LMN"])
 
     await store.database.transact(change)
     await store.gates.resolve()

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from holdfast.model import FUNCTION_DOMAIN, Cause, Job, Outcome
+from holdfast.model import Cause, Job, Outcome
 from holdfast.store.explain import Reason
 from tests.stage import TTL, Stage
 
@@ -18,7 +18,7 @@ async def worker(stage: Stage, name: str = "w1", *, queues: dict[str, int] | Non
         pid=1,
         queues=queues or {"default": 1},
         capabilities=[f"function:{function}"],
-        domains=[FUNCTION_DOMAIN],
+        domains=["host-a"],
         ttl=TTL,
     )
 

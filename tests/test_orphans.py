@@ -1,14 +1,17 @@
 """Attempts whose worker is gone: handed over, given back, settled as lost, paused for a person, taken back."""
 
-from collections.abc import Sequence
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
 
 from holdfast.duties import orphans, remover
 from holdfast.errors import Conflict, NotFound
-from holdfast.model import Beat, Cause, Gate, LaneState, Lease, Outcome, Status, StopKind
-from holdfast.store import wake
+from holdfast.model import Beat, Cause, Claimable, Gate, LaneState, Lease, Outcome, Status, StopKind
+from holdfast.store import Store, open_store, wake
+from tests.conftest import assert_healthy
 from tests.stage import TTL, Stage
 
 PROCESS = {"runner": "process", "spec": {"command": ["true"]}}
@@ -519,3 +522,57 @@ async def test_rows_of_dead_workers_go_after_a_week_when_nothing_waits_in_their_
     await stage.store.jobs.resume(lease.id, stopped=True)
     assert await remover.run_once(stage.store) == 1
     assert await known() == []
+
+
+async def test_losing_and_regaining_sight_races_with_everything_else_without_a_deadlock(clean_url: str) -> None:
+    """Proves L20, N1."""
+    pair = [Claimable(queue="default", capability="process", domain="host-a")]
+    rounds, ended = 60, 0
+
+    async def submit(store: Store, n: int) -> None:
+        await store.jobs.submit_many([{**PROCESS, "lane": lane} for lane in ("L", "M", None)])
+
+    async def work(store: Store, n: int) -> None:
+        nonlocal ended
+        given = await store.leases.claim(f"w{n}", pair, slots=3, ttl=60, domains=["host-a"] if n % 2 else ())
+        if n % 3 == 0:
+            ends = [(lease, Outcome.succeeded()) for lease in (*given.adopted, *given.claimed)]
+            ended += sum(status is not None for status in (await store.leases.finish(ends)).values())
+        else:
+            await store.leases.orphan(f"w{n}")
+
+    async def lose_sight(store: Store, n: int) -> None:
+        await orphans.run_once(store, grace=0.0)
+
+    async def regain(store: Store, n: int) -> None:
+        await store.leases.recover(["host-a"])
+
+    async def give_up(store: Store, n: int) -> None:
+        if n % 10 == 0:
+            with contextlib.suppress(NotFound):
+                await store.workers.lost("host-a")
+
+    async def decide(store: Store, n: int) -> None:
+        for job in (await store.jobs.list(status=[Status.PAUSED, Status.FAILED], limit=5)).items:
+            with contextlib.suppress(Conflict):
+                if n % 2:
+                    await store.jobs.resume(job.id, stopped=True)
+                else:
+                    await store.jobs.cancel(job.id)
+
+    async def again(store: Store, verb: Callable[[Store, int], Awaitable[None]]) -> None:
+        for n in range(rounds):
+            await verb(store, n)
+
+    async with await open_store(clean_url, listen=False, connections=8) as store:
+        async with asyncio.TaskGroup() as group:
+            for verb in (submit, work, work, lose_sight, regain, regain, give_up, decide):
+                group.create_task(again(store, verb))
+        await assert_healthy(store)
+        running = [job.lane for job in (await store.jobs.list(status=[Status.RUNNING], limit=1000)).items if job.lane]
+        assert len(running) == len(set(running))
+        for job in (await store.jobs.list(limit=1000)).items:
+            events = (await store.events.page(job.id)).items
+            assert [event.seq for event in events] == list(range(1, job.last_seq + 1))
+            assert [event.data["status"] for event in events if event.type == "status"][-1] == job.status
+    assert ended

@@ -78,6 +78,8 @@ class Settings:
     schema: str = _setting("holdfast", _text, "the schema that holds the tables on Postgres")
     data_dir: Path = _setting(Path("holdfast-data"), _path, "the folder that all parts share")
     state_dir: Path | None = _setting(None, _optional(_path), "attempts and locks, on a local disk")
+    shared_dir: Path | None = _setting(None, _optional(_path), "inputs and artifacts, the same on every host")
+    secrets_dir: Path | None = _setting(None, _optional(_path), "a folder with a file per secret, named as it is")
     process_user: str = _setting("65532", _text, "whom processes run as when we are root: a name, uid or uid:gid")
     lease_ttl: float = _setting(60.0, _number, "seconds that a lease lasts without a heartbeat")
     heartbeat_interval: float = _setting(15.0, _number, "seconds between heartbeats; at most a third of the lease")
@@ -91,6 +93,7 @@ class Settings:
     backoff_cap: float = _setting(300.0, _number, "seconds before a retry, at most")
     timeout: float | None = _setting(None, _optional(_number), "seconds that an attempt may take, unless the job says")
     log_max_bytes: int = _setting(10 * 1024 * 1024, _whole, "bytes of log that are kept of one job")
+    artifact_max_bytes: int = _setting(1024**3, _whole, "bytes of output files that are kept of one attempt")
     retention_days: float = _setting(30.0, _number, "days after which ended jobs are removed")
     keep_identical: int | None = _setting(None, _optional(_whole), "ended jobs of one signature that are kept")
     listen: bool = _setting(True, _flag, "wake-ups by LISTEN and NOTIFY; off means polling alone")
@@ -106,6 +109,11 @@ class Settings:
     def url(self) -> str:
         """The database's URL: the one that is set, else SQLite in the data folder."""
         return self.database_url or f"sqlite:///{self.data_dir.absolute() / 'holdfast.db'}"
+
+    @property
+    def shared(self) -> Path:
+        """The shared folder: the one that is set, else in the data folder."""
+        return (self.shared_dir or self.data_dir / "shared").absolute()
 
     @property
     def state(self) -> Path:

@@ -37,6 +37,7 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     env: dict[Name, Text] = {}
     stdin: str | None = None
     user: Name | None = None
+    require_result: bool = False
 
 
 class DockerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,6 +49,7 @@ class DockerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     pids: Annotated[int, Meta(ge=1)] | None = None
     network: Name | None = None
     user: Name | None = None
+    require_result: bool = False
 
 
 SPECS: Mapping[Runner, type[msgspec.Struct]] = {"function": FunctionSpec, "process": ProcessSpec, "docker": DockerSpec}

@@ -11,6 +11,7 @@ import msgspec
 
 from holdfast.model import Cause, Error, Json
 from holdfast.runner.frames import Frame
+from holdfast.runner.outputs import Gathered
 from holdfast.runner.spec import Command
 
 
@@ -46,6 +47,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     idle_timeout: float | None = None
     stop_grace: float = 5.0
     stop_after: float | None = None
+    secrets: Mapping[str, str] = {}
 
 
 class CannotStart(Exception):
@@ -84,6 +86,12 @@ class Running(Protocol):
 
     async def collect(self) -> End | None:
         """Say how it ended. None: what is left of it could not be killed."""
+
+    async def outputs(self, gathered: Gathered) -> None:
+        """Hand over what it left under `output/`, and its `result.json`."""
+
+    async def secrets(self) -> Mapping[str, str]:
+        """The secrets that it was given, to be masked in what it says."""
 
     def close(self) -> None:
         """Let go of it; it runs on."""

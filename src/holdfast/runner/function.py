@@ -77,7 +77,7 @@ class CancelToken:
 class Context:
     """What a function is given beside its inputs. All of it may be called from any thread."""
 
-    __slots__ = ("_emit", "attempt", "cancel", "job_id", "tenant", "token")
+    __slots__ = ("_emit", "attempt", "cancel", "job_id", "secrets", "tenant", "token")
 
     def __init__(
         self,
@@ -88,6 +88,7 @@ class Context:
         token: int,
         cancel: CancelToken,
         emit: Callable[[NewEvent], None],
+        secrets: Mapping[str, str] = {},
     ) -> None:
         self.job_id = job_id
         self.tenant = tenant
@@ -95,6 +96,8 @@ class Context:
         self.token = token
         """The lease's token: pass it on to fence side effects."""
         self.cancel = cancel
+        self.secrets = secrets
+        """The secrets that the job names; they are masked in what it says, returns and raises."""
         self._emit = emit
 
     def log(self, *lines: str) -> None:

@@ -25,6 +25,7 @@ from holdfast.runner.base import CannotStart, End, Identity, Order, State, TooLa
 from holdfast.runner.folder import Exit, ExitCause, Folder
 from holdfast.runner.frames import Frame, FrameReader
 from holdfast.runner.host import StateFolder
+from holdfast.runner.outputs import Gathered, take_folder
 from holdfast.runner.spec import Command, Spec, Task
 
 T = TypeVar("T")
@@ -112,7 +113,9 @@ class ProcessRunner:
     def _fill(self, folder: Folder, spec: Spec, order: Order) -> None:
         folder.create()
         work = folder.path / "work"
-        work.mkdir(mode=0o700)
+        output = work / "output"
+        output.mkdir(mode=0o700, parents=True)
+        work.chmod(0o700)
         request = work / "request.json"
         request.write_bytes(msgspec.json.encode(order.inputs))
         request.chmod(0o600)
@@ -121,8 +124,10 @@ class ProcessRunner:
             stdin.write_text(order.spec["stdin"])
             stdin.chmod(0o600)
         if spec.uid is not None and spec.gid is not None:
-            for path in (work, request):
+            for path in (work, output, request):
                 os.chown(path, spec.uid, spec.gid)
+        if order.secrets:
+            folder.write_secrets(order.secrets)
         folder.write_spec(spec)
 
     def _spec(self, folder: Folder, order: Order) -> Spec:
@@ -274,6 +279,12 @@ class Process:
             return self._child.done()
         return self._watch is not None and self._watch.over
 
+    async def outputs(self, gathered: Gathered) -> None:
+        await self._runner.in_thread(lambda: take_folder(self.folder.path / "work", gathered))
+
+    async def secrets(self) -> Mapping[str, str]:
+        return await self._runner.in_thread(self.folder.secrets)
+
     async def collect(self) -> End | None:
         state = await self._runner.in_thread(self.look)
         if state == "running":
@@ -423,6 +434,7 @@ def environment(order: Order, work: str) -> Mapping[str, str]:
         "HOME": work,
         "LANG": "C.UTF-8",
         **order.spec.get("env", {}),
+        **order.secrets,
         "HOLDFAST_JOB_ID": order.identity.job,
         "HOLDFAST_ATTEMPT": str(order.identity.attempt),
         "HOLDFAST_LEASE_TOKEN": str(order.token),

@@ -283,9 +283,12 @@ class Leases(Orphans):
         self._wake.post(wake.work(queue) for queue in queues)
         return rows
 
-    async def hand_over(self, leases: Iterable[Lease], *, delay: float = 0.0) -> frozenset[str]:
-        """Give leases back while the work goes on; the next worker adopts it, after `delay` seconds."""
-        return self._handed(await self._database.rows("hand_over", rows=_tokens(leases), delay=delay))
+    async def hand_over(self, leases: Iterable[Lease], *, delay: float = 0.0, worn: bool = False) -> frozenset[str]:
+        """Give leases back while the work goes on; the next worker adopts it, after `delay` seconds.
+
+        `worn` says that its adopter failed at it: such adoptions are counted, others are not.
+        """
+        return self._handed(await self._database.rows("hand_over", rows=_tokens(leases), delay=delay, worn=worn))
 
     async def give_back(self, worker: str, beats: Sequence[Beat]) -> frozenset[str]:
         """Give back leases that a beat called `unknown`: the answer to their claim was lost, so nothing ran here.
@@ -304,7 +307,7 @@ class Leases(Orphans):
         )
         await self._tell_ended(done)
         others = [{"id": row["id"], "token": row["token"]} for row in held if row not in fresh]
-        handed = await self._database.rows("hand_over", rows=others, delay=0.0) if others else ()
+        handed = await self._database.rows("hand_over", rows=others, delay=0.0, worn=True) if others else ()
         return self._handed(handed) | {end.id for end in done}
 
     async def reap(self, *, limit: int = 500, base: float = BACKOFF_BASE, cap: float = BACKOFF_CAP) -> Sequence[Reaped]:

@@ -138,3 +138,8 @@ class Attempts:
         rows = [{"id": job_id, "attempt": attempt} for job_id, attempt in attempts]
         found = await self._database.read("current_attempts", rows=rows)
         return frozenset((row["id"], row["attempt"]) for row in found)
+
+    async def standing(self, ids: Sequence[str]) -> frozenset[tuple[str, int, int]]:
+        """Every (job, attempt, token) of these jobs that is in the record: what it left belongs to it."""
+        rows = await self._database.read("standing_attempts", ids=list(ids))
+        return frozenset((row["id"], row["attempt"], row["token"]) for row in rows)

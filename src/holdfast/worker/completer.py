@@ -110,12 +110,14 @@ def starts(store: Store) -> Gatherer[Lease, bool]:
 
 
 def hand_overs(store: Store) -> Gatherer[tuple[Lease, float], bool]:
-    """Leases given back while the work goes on, to be adopted after a delay."""
+    """Leases given back while the work goes on, to be adopted at once; after a delay, where we failed at it."""
 
     async def write(items: Sequence[tuple[Lease, float]]) -> Sequence[bool]:
         given: set[str] = set()
         for delay in {delay for _, delay in items}:
-            given |= await store.leases.hand_over([lease for lease, d in items if d == delay], delay=delay)
+            given |= await store.leases.hand_over(
+                [lease for lease, d in items if d == delay], delay=delay, worn=delay > 0
+            )
         return [lease.id in given for lease, _ in items]
 
     return Gatherer(write)

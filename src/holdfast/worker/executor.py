@@ -10,11 +10,15 @@ import contextlib
 import logging
 from typing import Any
 
+import msgspec
+
 from holdfast.model import Cause, Error, Outcome, Phase, Status, StopKind, StopPhase, StopRequest
 from holdfast.runner.base import CannotStart, End, Identity, Order, Runner, Running, TooLate
+from holdfast.runner.outputs import Limits, Violation
+from holdfast.runner.secrets import NO_MASK, Mask, find_secrets
 from holdfast.runner.spec import Command
 from holdfast.timing import backoff, jitter
-from holdfast.worker.classify import classify
+from holdfast.worker.classify import broken, classify, reported
 from holdfast.worker.completer import retried
 from holdfast.worker.desk import Desk
 from holdfast.worker.journal import Journal
@@ -60,6 +64,7 @@ class Execution:
         self._rungs: list[StopPhase] = []
         self._told: StopPhase = StopPhase.REQUESTED
         self._over_budget: str | None = None
+        self._mask = NO_MASK
 
     async def run(self) -> Status | None:
         """Carry the attempt to its end; return the job's status then, or None if it is no longer ours."""
@@ -94,6 +99,8 @@ class Execution:
         if isinstance(begun, End):
             return begun
         self._running = running = begun
+        if self._policy.secrets:
+            self._mask = Mask(await running.secrets())
         if self._policy.stop_after is not None:
             self._hold.on_renewed = self._renew_stop_after
         if self._lease.adoption.phase is Phase.CLAIMED and not await self._desk.starts.ask(self._lease):
@@ -101,7 +108,8 @@ class Execution:
         self._at("started")
         await self._supervise(running)
         self._at("exited")
-        return await self._collect(running)
+        end = await self._collect(running)
+        return msgspec.structs.replace(end, error=self._mask.error(end.error)) if self._mask else end
 
     # Prepare, start, adopt
 
@@ -174,6 +182,10 @@ class Execution:
         while True:
             if not await until_trusted(self._hold):
                 raise LeaseLost
+            try:
+                secrets = find_secrets(policy.secrets, self._desk.settings.secrets_dir)
+            except CannotStart as error:
+                return End(cause=Cause.START_FAILED, error=error.error)
             order = Order(
                 identity=self._identity,
                 token=lease.token,
@@ -184,6 +196,7 @@ class Execution:
                 idle_timeout=policy.idle_timeout,
                 stop_grace=policy.stop_grace,
                 stop_after=None if policy.stop_after is None else self._hold.renewed_at + policy.stop_after,
+                secrets=secrets,
             )
             try:
                 running = await self._runner.start(order)
@@ -198,7 +211,8 @@ class Execution:
 
     async def _supervise(self, running: Running) -> None:
         """Ship the output and carry out stop requests until the end, and then to the end of the log."""
-        shipper = Shipper(running, self._journal, cap=self._desk.settings.log_max_bytes, hear=self._hear)
+        cap = self._desk.settings.log_max_bytes
+        shipper = Shipper(running, self._journal, cap=cap, hear=self._hear, mask=self._mask)
         running.watch(self._changed.set)
         quiet = 0
         while not running.over:
@@ -290,9 +304,33 @@ class Execution:
         if end is None:
             raise LeaseLost
         self._at("collected")
-        end = await self._meant(end)
+        end = await self._with_outputs(running, await self._meant(end))
         if self._hold.stop is not None:
             await self._tell_rung(StopPhase.DEAD)
+        return end
+
+    async def _with_outputs(self, running: Running, end: End) -> End:
+        """Take what it left. What breaks the contract is not taken, and makes a success a failure."""
+        if end.cause in (Cause.LOST, Cause.START_FAILED):
+            return end
+        lease = self._lease
+        limits = Limits(bytes=self._desk.settings.artifact_max_bytes)
+        gathered = self._desk.artifacts.gather(lease.id, lease.attempt, lease.token, limits)
+        try:
+            await running.outputs(gathered)
+            end = reported(end, gathered.report, self._mask, required=bool(lease.spec.get("require_result")))
+            if not gathered.empty:
+                await asyncio.to_thread(gathered.publish)
+                self._at("gathered")
+        except Violation as violation:
+            log.warning("job %s attempt %d breaks the contract: %s", lease.id, lease.attempt, violation)
+            return end if end.cause is not Cause.EXIT or end.exit_code != 0 else broken(end)
+        except OSError as error:
+            message = f"its output could not be kept: {error.strerror}"
+            return msgspec.structs.replace(end, error=end.error or Error(code="internal", message=message))
+        finally:
+            if not gathered.empty:
+                await asyncio.to_thread(gathered.discard)
         return end
 
     async def _meant(self, end: End) -> End:

@@ -9,7 +9,7 @@ import contextlib
 import contextvars
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,8 +17,9 @@ import msgspec
 
 from holdfast.errors import HoldfastError
 from holdfast.model import Cause, Error, NewEvent, Outcome, Policy, Status, StopKind, StopPhase
-from holdfast.runner.base import End
+from holdfast.runner.base import CannotStart, End
 from holdfast.runner.function import Cancelled, CancelToken, Context, Function, Functions
+from holdfast.runner.secrets import NO_MASK, Mask, find_secrets
 from holdfast.worker.classify import classify
 from holdfast.worker.completer import retried
 from holdfast.worker.desk import Desk
@@ -123,8 +124,8 @@ class FunctionRun:
     """One call of one function."""
 
     __slots__ = (
-        "_deadline", "_gave_up", "_heard_at", "_idle", "_journal", "_loop", "_policy", "_runs", "_shipping", "_thread",
-        "_timeout", "cancel", "hold", "task",
+        "_deadline", "_gave_up", "_heard_at", "_idle", "_journal", "_loop", "_mask", "_policy", "_runs", "_shipping",
+        "_thread", "_timeout", "cancel", "hold", "task",
     )  # fmt: skip
 
     def __init__(self, runs: FunctionRuns, hold: Hold) -> None:
@@ -142,6 +143,7 @@ class FunctionRun:
         self._heard_at = 0.0
         self._thread = False
         self._gave_up = False
+        self._mask = NO_MASK
         hold.on_change = self._changed
 
     async def run(self) -> None:
@@ -175,8 +177,15 @@ class FunctionRun:
         inputs = _decode(lease.inputs_json)
         if (inputs or not function.plain) and (wrong := function.arguments(inputs)) is not None:
             return _failed("contract_violation", f"its inputs do not fit function {function.name}: {wrong}")
+        secrets: Mapping[str, str] = {}
+        if self._policy.secrets:
+            try:
+                secrets = find_secrets(self._policy.secrets, self._runs.desk.settings.secrets_dir)
+            except CannotStart as error:
+                return End(cause=Cause.START_FAILED, error=error.error)
+            self._mask = Mask(secrets)
         if function.context is not None:
-            inputs[function.context] = self._context()
+            inputs[function.context] = self._context(secrets)
         self._set_timers(function)
         try:
             result = await self._invoke(function, inputs)
@@ -188,10 +197,10 @@ class FunctionRun:
             if self.cancel.reason not in (None, DRAIN):
                 return self._stopped() or End(cause=Cause.EXIT)
             log.info("job %s: function %s failed", lease.id, function.name, exc_info=error)
-            return _failed("function_error", f"{type(error).__name__}: {error}")
+            return _failed("function_error", self._mask.text(f"{type(error).__name__}: {error}"))
         if self.cancel.reason not in (None, DRAIN):
             return self._stopped() or End(cause=Cause.EXIT)
-        return End(cause=Cause.EXIT, result=result)
+        return End(cause=Cause.EXIT, result=self._mask.data(result) if self._mask else result)
 
     async def _invoke(self, function: Function, inputs: dict[str, Any]) -> Any:
         if function.is_async:
@@ -301,7 +310,7 @@ class FunctionRun:
 
     # What it says
 
-    def _context(self) -> Context:
+    def _context(self, secrets: Mapping[str, str]) -> Context:
         lease = self.hold.lease
         return Context(
             job_id=lease.id,
@@ -310,6 +319,7 @@ class FunctionRun:
             token=lease.token,
             cancel=self.cancel,
             emit=self._emit_soon,
+            secrets=secrets,
         )
 
     def _emit_soon(self, event: NewEvent) -> None:
@@ -323,6 +333,8 @@ class FunctionRun:
         if self._journal is None:
             self._journal = Journal(self._runs.desk.store, self.hold.lease)
         self._heard_at = self._loop.time()
+        if self._mask:
+            event = NewEvent(type=event.type, data=self._mask.data(event.data))
         size = 0
         if event.type == "log":
             size = sum(len(line.encode(errors="replace")) + 1 for line in event.data["lines"])
