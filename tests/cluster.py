@@ -50,7 +50,7 @@ class Server:
             "max_connections=200",
             *settings,
         ]
-        self._command = [
+        self._command: list[str | Path] = [
             self._bin / "postgres", "-D", data, *(part for option in options for part in ("-c", option)),
         ]  # fmt: skip
         self._process: subprocess.Popen[bytes] | None = None

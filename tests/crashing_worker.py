@@ -95,7 +95,7 @@ def lose_an_answer() -> None:
             raise StoreUnreachable("cut right after COMMIT")
         return answer
 
-    Leases.finish = lossy  # type: ignore[method-assign]
+    Leases.finish = lossy  # type: ignore[method-assign, assignment]
 
 
 def note(path: str, text: str) -> None:

@@ -52,6 +52,7 @@ _RETRIED = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 _AWAY = (
     asyncpg.PostgresConnectionError,
     asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # Cut by the server in the middle of a call, asyncpg has lost count.
     asyncpg.CannotConnectNowError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
@@ -224,7 +225,11 @@ class PostgresDatabase:
         for n in range(RETRIES):
             try:
                 async with self._connection() as connection, self._scope(connection, whole=whole):
-                    return await work(connection)
+                    try:
+                        return await work(connection)
+                    except asyncpg.InternalClientError:
+                        connection.terminate()
+                        raise
             except _RETRIED as error:
                 self.counters.deadlocks += 1
                 if n == RETRIES - 1:

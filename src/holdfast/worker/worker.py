@@ -173,9 +173,10 @@ class Worker:
                 if once and not self._hungry and not self._holds:
                     return
                 await self._rest(await self._until_due())
-            except StoreError as error:
+            except Exception as error:
+                # Whatever it was, the next one may work; a worker that ends here takes its functions with it.
                 failures += 1
-                log.warning("no claim: %s", error)
+                log.warning("no claim: %s", error, exc_info=not isinstance(error, StoreError))
                 await self._rest(backoff(failures, base=0.1, cap=5.0))
 
     def _backlog(self) -> bool:
@@ -318,8 +319,8 @@ class Worker:
         """Do something that will be tried again anyway."""
         try:
             await work
-        except StoreError as error:
-            log.warning("%s", error)
+        except Exception as error:
+            log.warning("%s", error, exc_info=not isinstance(error, StoreError))
 
     # Leaving
 
