@@ -8,7 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from holdfast.runner.folder import Folder
 from holdfast.runner.host import StateFolder
 from holdfast.runner.process import ProcessRunner
 from holdfast.store import Store
+from holdfast.store.store import connect
 from holdfast.worker.chores import Chores
 from tests.crashing_worker import Hook, Part
 from tests.rig import Rig, eventually
@@ -82,6 +84,17 @@ class Member:
         self._process.wait(30)
 
 
+@asynccontextmanager
+async def fleet_on(url: str, folder: Path) -> AsyncIterator["Fleet"]:
+    """Workers on a migrated store, while the block lasts."""
+    async with Store(await connect(url)) as store:
+        fleet = Fleet(url, folder, store, await store.installation())
+        try:
+            yield fleet
+        finally:
+            fleet.clear()
+
+
 class Fleet(Rig):
     """Workers on one database, on one or several hosts: each state folder is a host of its own."""
 
@@ -102,11 +115,12 @@ class Fleet(Rig):
         host: str = "a",
         boot: str | None = None,
         adopt_backoff: float | None = None,
+        lose_answers: bool = False,
         wrap: Sequence[str] = (),
         **settings: Any,
     ) -> Member:
         """Start a worker process; the settings are those of the fleet, unless given."""
-        part = Part(queues=dict(queues), hooks=hooks, boot=boot, adopt_backoff=adopt_backoff)
+        part = Part(queues=dict(queues), hooks=hooks, boot=boot, adopt_backoff=adopt_backoff, lose_answers=lose_answers)
         command = [*wrap, sys.executable, "-m", "tests.crashing_worker", msgspec.json.encode(part).decode()]
         log = self.folder / f"worker-{len(self.members)}.log"
         with log.open("wb") as file:
@@ -140,6 +154,9 @@ class Fleet(Rig):
     def marker(self, name: str) -> str:
         return str(self.folder / f"{name}.marker")
 
+    def touch(self, name: str) -> None:
+        (self.folder / name).touch()
+
     def marks(self, name: str) -> list[str]:
         """What was noted in a marker file, a line each."""
         with contextlib.suppress(FileNotFoundError):
@@ -153,6 +170,14 @@ class Fleet(Rig):
             return found if len(found := self.marks(name)) >= lines else None
 
         return await eventually(look, f"{name} is marked")
+
+    async def leaves(self, job: Job, status: Status) -> None:
+        """Wait until a job is in another status."""
+
+        async def look() -> bool:
+            return (await self.get(job)).status is not status
+
+        await eventually(look, f"it is {status} no longer")
 
     async def leases(self, job: Job, what: str | None = None) -> list[str]:
         """What happened to a job's lease, in order."""

@@ -32,7 +32,8 @@ QUICK, SLOW = 0.25, 1.0
 """Seconds between looks at the output: while there is some, and when it has been quiet for a while."""
 ACK_SECONDS = 5.0
 LADDER = {"signalled": StopPhase.SIGNALLED, "killed": StopPhase.KILLED, "not_dead": StopPhase.NOT_DEAD}
-ORDER = list(StopPhase)
+ORDER = [StopPhase.REQUESTED, StopPhase.SIGNALLED, StopPhase.KILLED, StopPhase.NOT_DEAD, StopPhase.DEAD]
+"""The rungs from the first to the last: what was told as not dead may be dead in the end."""
 
 
 class LeaseLost(Exception):
