@@ -53,10 +53,12 @@ class Duties:
                 (1.0, lambda: resolver.run_once(store)),
                 (5.0, lambda: remover.run_once(store)),
                 (60.0, lambda: repairer.run_once(store)),
-                (600.0, lambda: _prune(pruner)),
                 (60.0, sweeper.run_once),
             ):
                 group.create_task(every(seconds, self._while_leading(duty)))
+            # A worker that starts has a backlog to work off first; it may also live for less than ten minutes.
+            prune = self._while_leading(lambda: _prune(pruner))
+            group.create_task(every(600.0, prune, first=60.0))
 
     async def resign(self) -> None:
         """Let another lead at once."""
@@ -84,8 +86,9 @@ class Duties:
         return work
 
 
-async def every(seconds: float, work: Duty) -> None:
-    """Do something again and again; a failure waits for the next time."""
+async def every(seconds: float, work: Duty, *, first: float = 0.0) -> None:
+    """Do something again and again, after `first` seconds; a failure waits for the next time."""
+    await asyncio.sleep(first)
     while True:
         try:
             await work()

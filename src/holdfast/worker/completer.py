@@ -30,6 +30,7 @@ class Gatherer(Generic[I, A]):
         self._linger = linger
         self._waiting: list[tuple[I, Callable[[A | Exception], None]]] = []
         self._some = asyncio.Event()
+        self._writing = 0
         self.closing = False
 
     def put(self, item: I, answer: Callable[[A | Exception], None]) -> None:
@@ -56,13 +57,15 @@ class Gatherer(Generic[I, A]):
         """Write what comes, for ever. Two of these at once overlap their round trips."""
         while True:
             await self._some.wait()
-            if self._linger and len(self._waiting) < MOST:
+            if self._writing and self._linger and len(self._waiting) < MOST:
                 await asyncio.sleep(self._linger)
             batch, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
             if not self._waiting:
                 self._some.clear()
             if batch:
+                self._writing += 1
                 await self._land([item for item, _ in batch], [answer for _, answer in batch])
+                self._writing -= 1
 
     async def _land(self, items: Sequence[I], answers: Sequence[Callable[[A | Exception], None]]) -> None:
         n = 0

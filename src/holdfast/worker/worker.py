@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 CRASHED_DELAY = 5.0
 PROMOTE = 1000
+CLAIM = 500
+"""Jobs in one claim, at most: while they run, the database picks the next ones."""
 LEAVE_SECONDS = 10.0
 """How long the last writes may take when a worker leaves; then its leases have to expire."""
 
@@ -165,6 +167,7 @@ class Worker:
     async def _claim_on(self, *, once: bool) -> None:
         failures = 0
         while not self._desk.leaving.is_set():
+            self._nudge.clear()
             try:
                 await self._claim_round()
                 failures = 0
@@ -172,7 +175,7 @@ class Worker:
                     continue
                 if once and not self._hungry and not self._holds:
                     return
-                await self._rest(await self._until_due())
+                await self._rest(await self._until_due() if self._room() else self._settings.poll_interval)
             except Exception as error:
                 # Whatever it was, the next one may work; a worker that ends here takes its functions with it.
                 failures += 1
@@ -183,31 +186,41 @@ class Worker:
         """Whether a queue that may have work has room for it."""
         return any(self._free(queue) > 0 for queue in self._hungry)
 
+    def _room(self) -> bool:
+        return any(self._free(queue) > 0 for queue in self._queues)
+
     def _free(self, queue: str) -> int:
         return self._queues[queue] - self._busy[queue]
 
     async def _claim_round(self) -> None:
         """Adopt, then claim from each queue that may have something, up to its free slots."""
         queues = [queue for queue in self._queues if queue in self._hungry and self._free(queue) > 0]
-        domains: Sequence[str] = self._domains
-        for queue in (*queues,) or (None,):
-            free = self._free(queue) if queue else 0
-            pairs = self._pairs(queue) if queue else []
-            requested = boottime()
-            self._holds.begin_claim()
+        if not queues:
+            await self._claim([], 0, self._domains)
+        for n, queue in enumerate(queues):
+            claimed = slots = min(self._free(queue), CLAIM)
+            self._hungry.discard(queue)  # Before the claim: a wake-up during it may be about what it did not see.
             try:
-                claimed = await self._store.leases.claim(
-                    self.id, pairs, slots=free, ttl=self._settings.lease_ttl, domains=domains
-                )
-                adopted = self._holds.take(claimed.adopted, requested)
-                taken = self._holds.take(claimed.claimed, requested)
+                claimed = await self._claim(self._pairs(queue), slots, self._domains if n == 0 else ())
             finally:
-                self._holds.end_claim()
-            domains = ()
-            if queue is not None and len(taken) < free:
-                self._hungry.discard(queue)
-            for hold in (*adopted, *taken):
-                self._launch(hold)
+                if claimed == slots:
+                    self._hungry.add(queue)
+
+    async def _claim(self, pairs: Sequence[Claimable], slots: int, domains: Sequence[str]) -> int:
+        """Adopt, claim, and run what came; return how many were claimed."""
+        requested = boottime()
+        self._holds.begin_claim()
+        try:
+            claimed = await self._store.leases.claim(
+                self.id, pairs, slots=slots, ttl=self._settings.lease_ttl, domains=domains
+            )
+            adopted = self._holds.take(claimed.adopted, requested)
+            taken = self._holds.take(claimed.claimed, requested)
+        finally:
+            self._holds.end_claim()
+        for hold in (*adopted, *taken):
+            self._launch(hold)
+        return len(taken)
 
     def _pairs(self, queue: str) -> list[Claimable]:
         functions = [
@@ -237,7 +250,6 @@ class Worker:
                 await self._nudge.wait()
         except TimeoutError:
             self._hungry.update(self._queues)
-        self._nudge.clear()
 
     # Running
 

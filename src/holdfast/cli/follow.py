@@ -1,0 +1,250 @@
+"""Commands that stay with a job: run, watch, logs. Ctrl-C asks; detaching leaves the job running."""
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Annotated
+
+import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.text import Text
+
+from holdfast.cli import render
+from holdfast.cli.jobs import (
+    Attempts,
+    Command,
+    Env,
+    File,
+    Function,
+    Image,
+    Inputs,
+    Kind,
+    Labels,
+    LaneName,
+    QueueName,
+    Timeout,
+    Tool,
+    describe,
+)
+from holdfast.cli.talk import DONE, AsJson, JobId, exit_code, find, print_json, talk
+from holdfast.client.http import AsyncClient, Refused
+from holdfast.model import Event, Job, Status
+
+app = typer.Typer()
+
+TAIL = 15
+QUESTION = "\n[s]top the job, [d]etach and leave it running, or [g]o on? "
+
+
+@app.command()
+def run(
+    context: typer.Context,
+    command: Command = None,
+    file: File = None,
+    tool: Tool = None,
+    function: Function = None,
+    image: Image = None,
+    inputs: Inputs = None,
+    env: Env = None,
+    labels: Labels = None,
+    kind: Kind = None,
+    queue: QueueName = None,
+    lane: LaneName = None,
+    timeout: Timeout = None,
+    max_attempts: Attempts = None,
+    as_json: AsJson = False,
+) -> None:
+    """Submit a job, show its output as if you ran it here, and end as it ends."""
+    wanted = describe(
+        command, file, tool, function, image, inputs, env, labels,
+        kind=kind, queue=queue, lane=lane, timeout=timeout, max_attempts=max_attempts,
+    )  # fmt: skip
+
+    async def work(client: AsyncClient) -> int:
+        job = await client.submit(wanted)
+        typer.echo(f"job {job.id}", err=True)
+        ended = await stay(client, job.id, _print_output)
+        if ended is None:
+            typer.echo(f"detached; `holdfast watch {job.id}` comes back to it", err=True)
+            return DONE
+        if as_json:
+            print_json(ended)
+        elif ended.error is not None:
+            typer.echo(f"holdfast: {ended.status}: {ended.error.message}", err=True)
+        return exit_code(ended, own=True)
+
+    raise typer.Exit(talk(context, work))
+
+
+@app.command()
+def logs(
+    context: typer.Context,
+    job_id: JobId,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print a job's output, each stream where it belongs."""
+
+    async def work(client: AsyncClient) -> int:
+        found = await find(client, job_id)
+        show = print_json if as_json else _print_output
+        if follow:
+            ended = await stay(client, found, show)
+            return DONE if ended is None else exit_code(ended)
+        after = 0
+        while True:
+            items, following = await client.events(found, after=after)
+            for event in items:
+                if as_json or event.type == "log":
+                    show(event)
+            if following is None:
+                return DONE
+            after = following
+
+    raise typer.Exit(talk(context, work))
+
+
+@app.command()
+def watch(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
+    """Watch a job: status, progress, attempts and its last lines, live."""
+
+    async def work(client: AsyncClient) -> int:
+        found = await find(client, job_id)
+        if as_json:
+            ended = await stay(client, found, print_json)
+        elif not render.console.is_terminal:
+            ended = await stay(client, found, _print_all)
+        else:
+            view = View(await client.get(found))
+            with Live(view.picture(), console=render.console, refresh_per_second=8) as live:
+
+                def show(event: Event) -> None:
+                    view.hear(event)
+                    live.update(view.picture())
+
+                ended = await stay(client, found, show, pause=live)
+        if ended is None:
+            return DONE
+        if not as_json:
+            render.job(ended, await client.attempts(found))
+        return exit_code(ended)
+
+    raise typer.Exit(talk(context, work))
+
+
+def _print_output(event: Event) -> None:
+    if event.type == "log":
+        stream = sys.stderr if event.data["stream"] == "stderr" else sys.stdout
+        for line in event.data["lines"]:
+            stream.write(f"{line}\n")
+        stream.flush()
+
+
+def _print_all(event: Event) -> None:
+    _print_output(event)
+    if (line := render.event_line(event)) is not None:
+        typer.echo(f"-- {line}", err=True)
+
+
+class View:
+    """What `watch` shows: the job as far as its events have told."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._status = job.status
+        self._attempt = job.attempt
+        self._progress: dict[str, object] = dict(job.progress or {})
+        self._lines: deque[Text] = deque(maxlen=TAIL)
+        self._note = ""
+
+    def hear(self, event: Event) -> None:
+        match event.type:
+            case "log":
+                style = "red" if event.data["stream"] == "stderr" else ""
+                self._lines.extend(Text(line[:500], style=style) for line in event.data["lines"][-TAIL:])
+            case "status":
+                self._status = Status(event.data["status"])
+                self._attempt = event.data.get("attempt", self._attempt)
+            case "progress":
+                self._progress = dict(event.data)
+            case _:
+                self._note = render.event_line(event) or ""
+
+    def picture(self) -> RenderableType:
+        head = f"[bold]{self._job.id}[/]  {render.coloured(self._status)}  attempt {self._attempt}"
+        parts: list[RenderableType] = [Text.from_markup(head)]
+        percent = self._progress.get("percent")
+        if isinstance(percent, int | float):
+            parts.append(ProgressBar(total=100, completed=float(percent), width=40))
+        if self._progress.get("message"):
+            parts.append(Text(str(self._progress["message"])))
+        if self._note:
+            parts.append(Text(self._note, style="dim"))
+        return Group(*parts, *self._lines)
+
+
+async def stay(
+    client: AsyncClient, job_id: str, show: Callable[[Event], object], *, pause: Live | None = None
+) -> Job | None:
+    """Show every event until the job ends, and return it; None when the person detached."""
+    pressed = asyncio.Event()
+    with _on_interrupt(pressed):
+        following = asyncio.ensure_future(_show_all(client.follow(job_id), show))
+        try:
+            while not following.done():
+                asked = asyncio.ensure_future(pressed.wait())
+                await asyncio.wait([following, asked], return_when=asyncio.FIRST_COMPLETED)
+                asked.cancel()
+                if not pressed.is_set() or following.done():
+                    continue
+                pressed.clear()
+                if await _ask(client, job_id, pause) == "detach":
+                    return None
+            following.result()
+        finally:
+            following.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Refused):
+                await following
+    return await client.get(job_id)
+
+
+async def _show_all(events: AsyncIterator[Event], show: Callable[[Event], object]) -> None:
+    async for event in events:
+        show(event)
+
+
+async def _ask(client: AsyncClient, job_id: str, pause: Live | None) -> str:
+    """Ask what Ctrl-C was meant for. Without a terminal nobody can answer: the job is stopped."""
+    if pause is not None:
+        pause.stop()
+    answer = await _answer() if sys.stdin.isatty() else "s"
+    if answer.startswith("d"):
+        return "detach"
+    if answer.startswith("s"):
+        with contextlib.suppress(Refused):
+            await client.cancel(job_id, reason="stopped at the terminal")
+    if pause is not None:
+        pause.start()
+    return "stay"
+
+
+async def _answer() -> str:
+    typer.echo(QUESTION, err=True, nl=False)
+    loop = asyncio.get_running_loop()
+    line: Awaitable[str] = loop.run_in_executor(None, sys.stdin.readline)
+    return (await line).strip().lower() or "g"
+
+
+@contextlib.contextmanager
+def _on_interrupt(pressed: asyncio.Event) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, pressed.set)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
