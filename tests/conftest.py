@@ -18,6 +18,7 @@ from holdfast.store.store import Store, connect
 from holdfast.timing import ManualClock
 from tests.attempt import Attempt
 from tests.cluster import PostgresMissing, cluster
+from tests.fleet import Fleet
 from tests.pooler import PgBouncerMissing, pgbouncer
 from tests.rig import Rig
 from tests.stage import START, TEST_CLOCK, Stage
@@ -184,3 +185,15 @@ async def rig(clean_url: str, tmp_path: Path) -> AsyncIterator[Rig]:
 def _mark(folder: Path) -> str:
     job, _, attempt = folder.name.rpartition(".")
     return f"{folder.parent.name}/{job}/{attempt}"
+
+
+@pytest.fixture
+async def fleet(clean_url: str, tmp_path: Path) -> AsyncIterator[Fleet]:
+    """A store on real time, with worker processes that may die; after the test nothing of them is left."""
+    async with Store(await connect(clean_url)) as store:
+        fleet = Fleet(clean_url, tmp_path, store, await store.installation())
+        try:
+            yield fleet
+            await assert_healthy(store)
+        finally:
+            fleet.clear()

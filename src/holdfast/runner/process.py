@@ -169,12 +169,12 @@ class ProcessRunner:
             token = started.token if started else 1
             folder.send(Command(token=max(token, 1) + (1 << 40), verb="stop", kind="cancel"))
             return False
-        if folder.started() and not folder.exit() and folder.kill_leftovers(identity.mark):
-            return False
-        tombstone = not (folder.path / "spec").exists()
         with contextlib.suppress(FileNotFoundError):
+            tombstone = not (folder.path / "spec").exists()
             if tombstone and time.time() - folder.path.stat().st_mtime < TOMBSTONE_SECONDS:
                 return False
+        if folder.started() and not folder.exit() and folder.kill_leftovers(identity.mark):
+            return False
         shutil.rmtree(folder.path, ignore_errors=True)
         return True
 
@@ -233,8 +233,18 @@ class Process:
             raise CannotStart("start_failed", "the supervisor could not use the attempt's folder")
         if status in (HELD, STARTED_BEFORE):
             self._child = None
+            await self._begun_by_another()
         elif self.look() == "missing":
             raise CannotStart("start_failed", f"the supervisor left with status {status} before it began")
+
+    async def _begun_by_another(self) -> None:
+        """The one that was first may still find that it is too late, and leave without a trace."""
+        for step in _steps():
+            if not self.folder.alive() or (self.folder.path / "started").exists():
+                break
+            await asyncio.sleep(step)
+        if self.look() == "missing":
+            raise TooLate
 
     async def frames(self, most: int) -> Sequence[Frame]:
         try:
@@ -293,7 +303,10 @@ class Process:
 
     def _remove(self, others_held_it: bool) -> None:
         """Remove the folder. Where a sleeping worker might still start it, its `started` stays for a while."""
-        if others_held_it:
+        if not others_held_it:
+            shutil.rmtree(self.folder.path, ignore_errors=True)
+            return
+        with contextlib.suppress(FileNotFoundError):  # A sweep may be at it too.
             for entry in os.scandir(self.folder.path):
                 if entry.name in ("started", "lock"):
                     continue
@@ -301,8 +314,6 @@ class Process:
                     shutil.rmtree(entry.path, ignore_errors=True)
                 else:
                     os.unlink(entry.path)
-        else:
-            shutil.rmtree(self.folder.path, ignore_errors=True)
 
     def close(self) -> None:
         if self._watch is not None:

@@ -119,6 +119,7 @@ class Execution:
             running.close()
             if adoption.phase is Phase.STARTED or lease.domain != self._runner.domain:
                 return self._nothing_left()
+            self._adopting = True  # Its former owner's supervisor may begin before ours does.
         elif lease.attempt > 1:
             self._journal.logged = await retried(lambda: self._desk.store.events.logged(lease.id), "a look at the log")
         return await self._prepare() or await self._start()
@@ -143,6 +144,8 @@ class Execution:
             self._adopting = False
             self._at("adopted")
         elif self._adopting and now - self._held_at > ACK_SECONDS:
+            if not await until_trusted(self._hold):
+                raise LeaseLost
             self._held_at = now
             await running.tell(Command(token=self._lease.token, verb="hold"))
 
@@ -245,7 +248,7 @@ class Execution:
     def _hear(self, event: dict[str, Any]) -> None:
         """What a supervisor says of itself."""
         name = event.get("event")
-        if name == "ack" and event.get("ok"):
+        if name == "ack" and event.get("ok") and event.get("token") == self._lease.token:
             self._acked.add(str(event.get("verb")))
         elif name in LADDER and event.get("reason", "cancelled") in ("cancelled", "interrupted"):
             self._rungs.append(LADDER[name])

@@ -1,0 +1,134 @@
+"""A real worker in a process of its own, which kills, stops or holds itself at a chosen step. For tests/fleet.py.
+
+Its settings come from the environment, its part from one argument of JSON.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sqlite3
+import sys
+import time
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from holdfast import config
+from holdfast.assemble import worker_of
+from holdfast.model import Lease
+from holdfast.runner.function import Context, Functions
+from holdfast.runner.host import StateFolder
+from holdfast.store import orphans
+from holdfast.store.store import sqlite_path
+
+functions = Functions()
+
+
+class Hook(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do when an execution reaches a step: once per process, for one job or for any."""
+
+    step: str
+    do: Literal["kill", "stop", "wait"]
+    job: str | None = None
+    path: str | None = None
+    """`wait`: hold there until this file is there; another one with `.here` at its end says that we wait."""
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    queues: dict[str, int]
+    hooks: tuple[Hook, ...] = ()
+    boot: str | None = None
+    adopt_backoff: float | None = None
+    """Seconds that a worn orphan waits at first, instead of the usual ones."""
+
+
+class Hooks:
+    def __init__(self, hooks: tuple[Hook, ...], database: str) -> None:
+        self._hooks = list(hooks)
+        self._database = database
+
+    def at(self, step: str, lease: Lease) -> None:
+        for hook in self._hooks:
+            if hook.step == step and hook.job in (None, lease.id):
+                self._hooks.remove(hook)
+                return self._act(hook)
+        return None
+
+    def _act(self, hook: Hook) -> None:
+        match hook.do:
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "stop":
+                self._let_the_writer_end()
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "wait":
+                assert hook.path is not None
+                Path(f"{hook.path}.here").touch()
+                while not Path(hook.path).exists():
+                    time.sleep(0.005)
+
+    def _let_the_writer_end(self) -> None:
+        """Nobody can write to a SQLite database whose writer is stopped; that is not what these tests are about."""
+        if self._database.startswith("sqlite"):
+            connection = sqlite3.connect(sqlite_path(self._database), timeout=30, isolation_level=None)
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("ROLLBACK")
+
+
+def note(path: str, text: str) -> None:
+    """Add a line to a file, in one write."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.write(fd, f"{text}\n".encode())
+    os.close(fd)
+
+
+@functions.add
+def nap(path: str, seconds: float, name: str = "nap") -> str:
+    """Sleep, and hear nothing meanwhile."""
+    note(path, f"{name} start {os.getpid()}")
+    time.sleep(seconds)
+    note(path, f"{name} end {os.getpid()}")
+    return name
+
+
+@functions.add
+async def block(path: str, seconds: float) -> None:
+    """Block the worker's whole loop."""
+    note(path, f"block start {os.getpid()}")
+    time.sleep(seconds)  # noqa: ASYNC251
+    note(path, f"block end {os.getpid()}")
+
+
+@functions.add
+async def talk(path: str, seconds: float, ctx: Context) -> int:
+    """Say something now and then; stop when told to."""
+    note(path, f"talk start {os.getpid()}")
+    said = 0
+    while said < seconds * 10 and not ctx.cancel.requested:
+        ctx.log(f"line {said}")
+        said += 1
+        await asyncio.sleep(0.1)
+    note(path, f"talk end {os.getpid()}")
+    return said
+
+
+async def main(part: Part) -> bool:
+    settings = config.load()
+    if part.adopt_backoff is not None:
+        orphans.BACKOFF_BASE = part.adopt_backoff
+    hooks = Hooks(part.hooks, settings.url)
+    state = StateFolder(settings.state, part.boot)
+    async with worker_of(settings, queues=part.queues, functions=functions, at=hooks.at, state=state) as worker:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, worker.leave)
+        await worker.run()
+        return worker.stuck
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if asyncio.run(main(msgspec.json.decode(sys.argv[1], type=Part))):
+        os._exit(0)
