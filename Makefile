@@ -12,9 +12,10 @@ SUPERVISOR := src/holdfast/runner/supervisor/holdfast-supervisor
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 26
 
-setup: .venv/.ready $(SUPERVISOR) ## Make the virtual environment and, as root, install Postgres and PgBouncer if they are missing
+setup: .venv/.ready $(SUPERVISOR) ## Make the virtual environment and, as root, install Postgres, PgBouncer and Docker if they are missing
 	@scripts/need-postgres
 	@scripts/need-pgbouncer
+	@scripts/need-docker
 
 .venv/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "holdfast needs Python 3.11 or newer: set PYTHON=…"; exit 1; }

@@ -18,6 +18,7 @@ from holdfast.store.store import Store, connect
 from holdfast.timing import ManualClock
 from tests.attempt import Attempt
 from tests.cluster import PostgresMissing, cluster
+from tests.engine import session_daemon
 from tests.fleet import Fleet
 from tests.pooler import PgBouncerMissing, pgbouncer
 from tests.rig import Rig
@@ -197,3 +198,8 @@ async def fleet(clean_url: str, tmp_path: Path) -> AsyncIterator[Fleet]:
             await assert_healthy(store)
         finally:
             fleet.clear()
+
+
+docker_engine = session_daemon(live_restore=True)
+brittle_engine = session_daemon(live_restore=False)
+"""An engine whose containers die with it."""

@@ -206,7 +206,7 @@ class Fleet(Rig):
         state = StateFolder(self.host(host))
         runner = ProcessRunner(state, self.installation, user=None, log_cap=1 << 20)
         chores = Chores(
-            self.store, "sweeper", self.settings, locks=state.locks(self.installation), domains=state.domains,
+            self.store, "sweeper", self.settings, locks=state.locks(self.installation),
             runners=[runner], held=lambda _: False,
         )  # fmt: skip
         try:

@@ -39,6 +39,7 @@ class Rig:
             database_url=url,
             data_dir=folder,
             process_user="root",
+            docker_host=None,
             lease_ttl=6.0,
             heartbeat_interval=1.0,
             reaper_interval=1.0,

@@ -215,11 +215,16 @@ class Folder:
             data = (self.path / name).read_bytes()
         except FileNotFoundError:
             return None
-        try:
-            # The supervisor passes names on as they are, UTF-8 or not.
-            found = msgspec.json.decode(data.decode("utf-8", "replace"))
-            if found["version"] != VERSION:
-                raise Unreadable(f"{self.path / name} has version {found['version']}; this holdfast reads {VERSION}")
-            return msgspec.convert(found, type)
-        except (msgspec.MsgspecError, KeyError, TypeError) as error:
-            raise Unreadable(f"{self.path / name} cannot be read: {error}") from error
+        return decode(data, type, str(self.path / name))
+
+
+def decode(data: bytes, type: type[T], where: str) -> T:
+    """Read a file that a supervisor wrote."""
+    try:
+        # The supervisor passes names on as they are, UTF-8 or not.
+        found = msgspec.json.decode(data.decode("utf-8", "replace"))
+        if found["version"] != VERSION:
+            raise Unreadable(f"{where} has version {found['version']}; this holdfast reads {VERSION}")
+        return msgspec.convert(found, type)
+    except (msgspec.MsgspecError, KeyError, TypeError) as error:
+        raise Unreadable(f"{where} cannot be read: {error}") from error

@@ -11,8 +11,9 @@ import os
 import pwd
 import shutil
 import stat
+import tarfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,7 +22,7 @@ import msgspec
 
 from holdfast.errors import ConfigError, Invalid
 from holdfast.model import Cause, Error
-from holdfast.runner.base import CannotStart, End, Identity, Order, State, TooLate
+from holdfast.runner.base import CannotStart, Confirm, End, Identity, Order, State, TooLate
 from holdfast.runner.folder import Exit, ExitCause, Folder
 from holdfast.runner.frames import Frame, FrameReader
 from holdfast.runner.host import StateFolder
@@ -36,6 +37,7 @@ LEAST_OUTPUT = 64 * 1024 * 1024
 HELD, STARTED_BEFORE, UNUSABLE, LATE = 120, 121, 122, 123
 LOOK_SECONDS = 1.0
 """How often to look at the lock of a supervisor that a pidfd watches, for good measure."""
+PIECE = 64 * 1024
 START_STEPS = (0.001, 0.001, 0.002, 0.002, 0.005, 0.005, 0.01)
 TOMBSTONE_SECONDS = 3600.0
 MISSING = ("No such file or directory", "Permission denied", "Exec format error", "Not a directory", "Is a directory")
@@ -61,7 +63,15 @@ class ProcessRunner:
         self._files = ThreadPoolExecutor(4, thread_name_prefix="holdfast-files")
         self._children = Children()
 
-    async def start(self, order: Order) -> "Process":
+    @property
+    def available(self) -> bool:
+        return True
+
+    async def watch(self, changed: Callable[[], None]) -> None:
+        """A host's own processes need no engine."""
+
+    async def start(self, order: Order, confirm: Confirm) -> "Process":
+        """Start a supervisor; it asks nobody, and leaves by itself when it comes too late (`start_by`)."""
         process = Process(self, order.identity, stdout=0, stderr=0)
         pid = await self.in_thread(lambda: self._stage_and_spawn(process.folder, order))
         process.watch_child(self._children.watch(pid))
@@ -157,6 +167,9 @@ class ProcessRunner:
         if not job or job.startswith(".") or not attempt.isdigit():
             return None
         return Identity(self.root.name, job, int(attempt))
+
+    def to_sweep(self, over: Sequence[Identity], found: int) -> Sequence[Identity]:
+        return over
 
     async def sweep(self, identity: Identity) -> bool:
         """Remove what is left of an attempt whose end is in the record; stop it first if it runs. Say if it is gone."""
@@ -297,6 +310,18 @@ class Process:
         message = "the host was started anew" if rebooted else "its supervisor was killed, so its end cannot be known"
         return End(cause=Cause.LOST, error=Error(code="lost", message=message))
 
+    async def outputs(self, name: str) -> AsyncIterator[bytes]:
+        """Read the tar stream piece by piece; the thread that writes it waits for the reader."""
+        path = self.folder.path / "work" / name
+        reader, writer = os.pipe()
+        writing = asyncio.ensure_future(asyncio.to_thread(_write_tar, path, name, writer))
+        try:
+            while piece := await asyncio.to_thread(os.read, reader, PIECE):
+                yield piece
+        finally:
+            os.close(reader)
+            await writing
+
     async def remove(self, *, others_held_it: bool) -> None:
         self.close()
         await self._runner.in_thread(lambda: self._remove(others_held_it))
@@ -381,6 +406,14 @@ class Children:
                 asyncio.get_running_loop().remove_reader(pidfd)
             os.close(pidfd)
         self._pidfds.clear()
+
+
+def _write_tar(path: Path, name: str, writer: int) -> None:
+    """Write an entry of a work folder as tar, links as links; nothing at all if it is not there."""
+    with open(writer, "wb") as stream, contextlib.suppress(BrokenPipeError):
+        if path.is_symlink() or path.exists():
+            with tarfile.open(fileobj=stream, mode="w|") as tar:
+                tar.add(path, arcname=name)
 
 
 def _spawn(folder: Folder) -> int:
