@@ -18,7 +18,7 @@ from holdfast.store.store import Store, connect
 from holdfast.timing import ManualClock
 from tests.attempt import Attempt
 from tests.cluster import PostgresMissing, cluster
-from tests.engine import session_daemon
+from tests.engine import Daemon, session_daemon
 from tests.fleet import Fleet
 from tests.pooler import PgBouncerMissing, pgbouncer
 from tests.rig import Rig
@@ -203,3 +203,13 @@ async def fleet(clean_url: str, tmp_path: Path) -> AsyncIterator[Fleet]:
 docker_engine = session_daemon(live_restore=True)
 brittle_engine = session_daemon(live_restore=False)
 """An engine whose containers die with it."""
+
+
+@pytest.fixture
+def dock(docker_engine: Daemon, rig: Rig) -> Iterator[Daemon]:
+    """The engine, made known to the rig; after the test nothing may be left on it."""
+    rig.set(docker_host=docker_engine.host)
+    yield docker_engine
+    left = (docker_engine.containers(), docker_engine.volumes())
+    docker_engine.clear()
+    assert left == ([], [])

@@ -57,9 +57,10 @@ class Daemon:
         """Start it, and do not wait."""
         program = _program()
         assert program is not None
+        (self.folder / "daemon.json").write_text("{}")
         command = [
             program, f"--host={self.host}", f"--data-root={self.folder}/data", f"--exec-root={self.folder}/exec",
-            f"--pidfile={self.folder}/pid", f"--deprecated-key-path={self.folder}/key.json", "--bridge=none",
+            f"--pidfile={self.folder}/pid", f"--config-file={self.folder}/daemon.json", "--bridge=none",
             "--iptables=false", "--ip6tables=false", "--ip-masq=false", "--storage-driver=overlay2",
             "--shutdown-timeout=5", f"--live-restore={str(self.live_restore).lower()}",
         ]  # fmt: skip
@@ -108,6 +109,14 @@ class Daemon:
 
     def volumes(self) -> list[str]:
         return sorted(self.docker("volume", "ls", "-q").split())
+
+    def starts(self, since: float) -> list[str]:
+        """The names of the containers that were started since a time, once for each start."""
+        told = self.docker(
+            "events", "--since", f"{since:.6f}", "--until", f"{time.time():.6f}", "--filter", "event=start",
+            "--format", "{{.Actor.Attributes.name}}",
+        )  # fmt: skip
+        return told.split()
 
     def clear(self) -> None:
         """Remove whatever a test left."""

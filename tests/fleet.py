@@ -126,10 +126,10 @@ class Fleet(Rig):
             name: getattr(chosen, name)
             for name in (
                 "database_url", "data_dir", "state_dir", "process_user", "lease_ttl", "heartbeat_interval",
-                "reaper_interval", "poll_interval", "orphan_grace", "drain_grace", "listen",
+                "reaper_interval", "poll_interval", "orphan_grace", "drain_grace", "listen", "docker_host",
             )
         }  # fmt: skip
-        return {f"HOLDFAST_{name.upper()}": str(value) for name, value in named.items()}
+        return {f"HOLDFAST_{name.upper()}": str(value or "none") for name, value in named.items()}
 
     # Jobs
 

@@ -108,7 +108,7 @@ def config_of(order: Order, image: Image, limits: Limits) -> Mapping[str, Any]:
             "CapDrop": ["ALL"],
             "SecurityOpt": ["no-new-privileges"],
             "ReadonlyRootfs": True,
-            "Tmpfs": {"/tmp": "rw,nosuid,nodev,exec,mode=1777"},
+            "Tmpfs": {"/tmp": tmpfs_for(user)},
             "Memory": memory,
             "MemorySwap": memory,
             "NanoCpus": int((asked.get("cpus") or limits.cpus) * 1e9),
@@ -119,6 +119,12 @@ def config_of(order: Order, image: Image, limits: Limits) -> Mapping[str, Any]:
             "Mounts": [{"Type": "volume", "Target": VOLUME, "VolumeOptions": {"NoCopy": True, "Labels": labels}}],
         },
     }
+
+
+def tmpfs_for(user: User | None) -> str:
+    """The options of /tmp: the user's own, since the mode that the image gives it stays and may be for root alone."""
+    owner = f",uid={user.uid},gid={user.gid}" if user else ""
+    return f"rw,nosuid,nodev,exec,mode=1777{owner}"
 
 
 def spec_of(order: Order, image: Image, clock: Clock, *, output_cap: int) -> Spec:
