@@ -146,7 +146,7 @@ async def main(part: Part) -> bool:
     async with worker_of(settings, queues=part.queues, functions=functions, at=hooks.at, state=state) as worker:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, worker.leave)
+            loop.add_signal_handler(number, worker.signalled)
         await worker.run()
         return worker.stuck
 

@@ -69,6 +69,6 @@ async def run_worker(
     async with worker_of(settings, queues=queues, functions=functions, worker_id=worker_id) as worker:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, worker.leave)
+            loop.add_signal_handler(number, worker.signalled)
         await worker.run(once=once)
         return worker.stuck
