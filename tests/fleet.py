@@ -34,10 +34,11 @@ echo $$ >> "$MARKER"
 n=1
 say() {{ echo "out $n"; echo "err $n" >&2; n=$((n + 1)); }}
 while [ $n -le 12 ]; do say; done
+while [ -n "$GATE" ] && [ ! -e "$GATE" ]; do sleep 0.05; done
 while [ $n -le {LINES} ]; do sleep ${{PACE:-0.1}}; say; done
 printf 'last out'; printf 'last err' >&2
 """
-"""Marks that it ran; says some lines at once and some over time, and ends in the middle of one."""
+"""Marks that it ran; says some lines at once and some over time, and ends in the middle of one. A gate holds it up."""
 
 
 class Member:
@@ -147,9 +148,17 @@ class Fleet(Rig):
 
     # Jobs
 
-    async def chatty(self, name: str, *, pace: float = 0.1, **fields: Any) -> Job:
-        """Submit a process that marks that it ran, and says something: half of it at once, half with pauses."""
-        return await self.sh(CHATTY, env={"MARKER": self.marker(name), "PACE": str(pace)}, **fields)
+    async def chatty(self, name: str, *, pace: float = 0.1, gated: bool = False, **fields: Any) -> Job:
+        """Submit a process that marks that it ran, and says something: half of it at once, half with pauses.
+
+        A gated one waits in the middle until `open_gate`.
+        """
+        gate = str(self.folder / f"{name}.gate") if gated else ""
+        env = {"MARKER": self.marker(name), "PACE": str(pace), "GATE": gate}
+        return await self.sh(CHATTY, env=env, **fields)
+
+    def open_gate(self, name: str) -> None:
+        self.touch(f"{name}.gate")
 
     def marker(self, name: str) -> str:
         return str(self.folder / f"{name}.marker")

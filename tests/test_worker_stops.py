@@ -137,13 +137,14 @@ async def test_process_that_has_a_reused_pid_is_not_signalled(fleet: Fleet) -> N
 async def test_after_a_reboot_what_ran_is_lost_and_what_had_ended_is_collected(fleet: Fleet) -> None:
     """Proves R6, R2. A reboot is played: everything dies, and the next worker is told another boot id."""
     ran = await long(fleet, "ran")
-    ended = await fleet.chatty("ended", pace=0.2)
+    ended = await fleet.chatty("ended", gated=True)
     worker = fleet.start({"default": 2})
     await fleet.marked("ran", 2)
     await fleet.marked("ended")
     await fleet.running(ran)
     await fleet.running(ended)
     worker.kill()
+    fleet.open_gate("ended")
     await fleet.eventually(lambda: fleet.folder_of(ended).exit(), "it ends")
     os.kill(fleet.supervisor_of(ran), signal.SIGKILL)
     os.kill(int(fleet.marks("ran")[1]), signal.SIGKILL)
@@ -156,7 +157,7 @@ async def test_after_a_reboot_what_ran_is_lost_and_what_had_ended_is_collected(f
 
 async def test_sigterm_hands_over_processes_and_lets_functions_end(fleet: Fleet) -> None:
     """Proves C9, L13: adopted at once and started once; a drained attempt does not count."""
-    process = await fleet.chatty("process", pace=0.4, queue="work")
+    process = await fleet.chatty("process", gated=True, queue="work")
     short = await fleet.submit("nap", inputs={"path": fleet.marker("short"), "seconds": 1.0}, queue="work")
     endless = await fleet.submit("nap", inputs={"path": fleet.marker("endless"), "seconds": 60.0}, queue="work")
     leaver = fleet.start({"work": 3}, drain_grace=3.0)
@@ -167,6 +168,7 @@ async def test_sigterm_hands_over_processes_and_lets_functions_end(fleet: Fleet)
     await fleet.eventually(lambda: len(fleet.locks()) == 2, "the other is there")
     leaver.signal(signal.SIGTERM)
     assert await leaver.dead() == 0
+    fleet.open_gate("process")
     await fleet.assert_whole("process", process)
     handed, adopted = await fleet.events(process, "lease")
     assert (handed.data["lease"], adopted.data["lease"]) == ("handed_over", "adopted")
@@ -181,7 +183,7 @@ async def test_sigterm_hands_over_processes_and_lets_functions_end(fleet: Fleet)
 
 async def test_second_signal_leaves_at_once(fleet: Fleet) -> None:
     """Proves C9. What it held is recovered from its lock file, not after its lease."""
-    process = await fleet.chatty("process", pace=0.3)
+    process = await fleet.chatty("process", gated=True)
     endless = await fleet.submit(
         "nap", inputs={"path": fleet.marker("endless"), "seconds": 60.0}, queue="work", on_lost="hold"
     )
@@ -192,6 +194,7 @@ async def test_second_signal_leaves_at_once(fleet: Fleet) -> None:
     await eventually(lambda: fleet.leases(process, "handed_over"), "it hands over")
     leaver.signal(signal.SIGTERM)
     assert await leaver.dead() == 1
+    fleet.open_gate("process")
     fleet.start({"other": 1})
     await fleet.assert_whole("process", process)
     assert (await fleet.ended(endless, Status.PAUSED)).error is not None
