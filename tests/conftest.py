@@ -18,6 +18,7 @@ from holdfast.store.store import Store, connect
 from holdfast.timing import ManualClock
 from tests.attempt import Attempt
 from tests.cluster import PostgresMissing, cluster
+from tests.engine import Daemon, session_daemon
 from tests.fleet import Fleet, fleet_on
 from tests.pooler import PgBouncerMissing, pgbouncer
 from tests.rig import Rig
@@ -193,3 +194,18 @@ async def fleet(clean_url: str, tmp_path: Path) -> AsyncIterator[Fleet]:
     async with fleet_on(clean_url, tmp_path) as fleet:
         yield fleet
         await assert_healthy(fleet.store)
+
+
+docker_engine = session_daemon(live_restore=True)
+brittle_engine = session_daemon(live_restore=False)
+"""An engine whose containers die with it."""
+
+
+@pytest.fixture
+def dock(docker_engine: Daemon, rig: Rig) -> Iterator[Daemon]:
+    """The engine, made known to the rig; after the test nothing may be left on it."""
+    rig.set(docker_host=docker_engine.host)
+    yield docker_engine
+    left = (docker_engine.containers(), docker_engine.volumes())
+    docker_engine.clear()
+    assert left == ([], [])

@@ -141,10 +141,10 @@ class Fleet(Rig):
             name: getattr(chosen, name)
             for name in (
                 "database_url", "data_dir", "state_dir", "process_user", "lease_ttl", "heartbeat_interval",
-                "reaper_interval", "poll_interval", "orphan_grace", "drain_grace", "listen",
+                "reaper_interval", "poll_interval", "orphan_grace", "drain_grace", "listen", "docker_host",
             )
         }  # fmt: skip
-        return {f"HOLDFAST_{name.upper()}": str(value) for name, value in named.items()}
+        return {f"HOLDFAST_{name.upper()}": str(value or "none") for name, value in named.items()}
 
     # Jobs
 
@@ -240,7 +240,7 @@ class Fleet(Rig):
         state = StateFolder(self.host(host))
         runner = ProcessRunner(state, self.installation, user=None, log_cap=1 << 20)
         chores = Chores(
-            self.store, "sweeper", self.settings, locks=state.locks(self.installation), domains=state.domains,
+            self.store, "sweeper", self.settings, locks=state.locks(self.installation),
             runners=[runner], held=lambda _: False,
         )  # fmt: skip
         try:

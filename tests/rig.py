@@ -39,6 +39,7 @@ class Rig:
             database_url=url,
             data_dir=folder,
             process_user="root",
+            docker_host=None,
             lease_ttl=6.0,
             heartbeat_interval=1.0,
             reaper_interval=1.0,
@@ -91,6 +92,13 @@ class Rig:
         if env:
             spec["env"] = dict(env)
         return await self.store.jobs.submit({"runner": "process", "spec": spec, **fields})
+
+    async def box(self, script: str, /, env: Mapping[str, str] | None = None, **fields: Any) -> Job:
+        """Submit a shell script as a container of the tests' image; `spec` adds to what it asks for."""
+        spec: dict[str, Any] = {"image": "holdfast-test:1", "command": ["sh", "-c", script], **fields.pop("spec", {})}
+        if env:
+            spec["env"] = dict(env)
+        return await self.store.jobs.submit({"runner": "docker", "spec": spec, **fields})
 
     async def get(self, job: Job | str) -> Job:
         return await self.store.jobs.get(job if isinstance(job, str) else job.id)

@@ -136,14 +136,12 @@ def member(name: str, type: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.
 def test_an_archive_is_taken_like_a_folder(tmp_path: Path) -> None:
     gathered = Gathered(tmp_path / "job" / "1.1", LIMITS)
     archive = tar(
-        (member("work", tarfile.DIRTYPE), b""),
-        (member("work/result.json"), b'{"version":1}'),
-        (member("work/other"), b"ignored"),
-        (member("work/output", tarfile.DIRTYPE), b""),
-        (member("work/output/a", tarfile.DIRTYPE), b""),
-        (member("work/output/a/b"), b"data"),
+        (member("result.json"), b'{"version":1}'),
+        (member("output", tarfile.DIRTYPE), b""),
+        (member("output/a", tarfile.DIRTYPE), b""),
+        (member("output/a/b"), b"data"),
     )
-    take_tar(archive, gathered, root="work")
+    take_tar(archive, gathered)
     gathered.publish()
     assert gathered.report == b'{"version":1}'
     assert (tmp_path / "job" / "1.1" / "a" / "b").read_bytes() == b"data"
@@ -152,16 +150,16 @@ def test_an_archive_is_taken_like_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "bad",
     [
-        member("work/output/../../x"),
+        member("output/../../x"),
         member("/etc/passwd"),
         member("other/output/x"),
-        member("work/output/x", tarfile.SYMTYPE, "/etc/passwd"),
-        member("work/output/x", tarfile.LNKTYPE, "work/other"),
-        member("work/output/x", tarfile.FIFOTYPE),
-        member("work/output/x", tarfile.CHRTYPE),
-        member("work/output", tarfile.SYMTYPE, "/etc"),
-        member("work/result.json", tarfile.SYMTYPE, "/etc/passwd"),
-        member("work/output/" + "/".join("d" * 1 for _ in range(70))),
+        member("output/x", tarfile.SYMTYPE, "/etc/passwd"),
+        member("output/x", tarfile.LNKTYPE, "other"),
+        member("output/x", tarfile.FIFOTYPE),
+        member("output/x", tarfile.CHRTYPE),
+        member("output", tarfile.SYMTYPE, "/etc"),
+        member("result.json", tarfile.SYMTYPE, "/etc/passwd"),
+        member("output/" + "/".join("d" * 1 for _ in range(70))),
     ],
     ids=lambda info: f"{info.name[:20]}-{info.type.decode()}",
 )
@@ -169,16 +167,16 @@ def test_a_hostile_archive_is_refused(tmp_path: Path, bad: tarfile.TarInfo) -> N
     """Proves R14."""
     gathered = Gathered(tmp_path / "job" / "1.1", LIMITS)
     with pytest.raises(Violation):
-        take_tar(tar((bad, b"")), gathered, root="work")
+        take_tar(tar((bad, b"")), gathered)
 
 
 def test_counts_and_sizes_are_capped(tmp_path: Path) -> None:
     """Proves R14."""
-    many = tar(*((member(f"work/output/{n}"), b"") for n in range(11)))
+    many = tar(*((member(f"output/{n}"), b"") for n in range(11)))
     with pytest.raises(Violation, match="over 10 entries"):
-        take_tar(many, Gathered(tmp_path / "1", LIMITS), root="work")
+        take_tar(many, Gathered(tmp_path / "1", LIMITS))
     with pytest.raises(Violation, match="over 1000 bytes"):
-        take_tar(tar((member("work/output/x"), b"x" * 1001)), Gathered(tmp_path / "2", LIMITS), root="work")
+        take_tar(tar((member("output/x"), b"x" * 1001)), Gathered(tmp_path / "2", LIMITS))
 
 
 def test_a_device_or_socket_in_a_folder_is_refused(tmp_path: Path) -> None:
@@ -259,7 +257,7 @@ async def test_secrets_are_given_at_the_start_and_masked_in_everything(
 
 def test_a_secret_is_never_cut_in_two() -> None:
     """Proves R19."""
-    mask = Mask({"a": "s3cret-value"})
+    mask = Mask(["s3cret-value"])
     for before in range(MAX_LINE - 14, MAX_LINE + 2):
         data = b"x" * before + b"s3cret-value" + b"y" * 100_000
         lines = Lines(0, mask)

@@ -273,6 +273,9 @@ async def _told(rig: Rig, job: Job, rung: str) -> bool:
 async def test_supervisor_that_was_first_and_left_too_late_has_started_nothing(tmp_path: Path) -> None:
     """Proves L13. Whoever met it starts the attempt again; it is not a loss."""
     runner = ProcessRunner(StateFolder(tmp_path), "site", user=None, log_cap=1 << 20)
+
+    async def confirm() -> None: ...
+
     identity = Identity("site", "job", 1)
     order = Order(identity=identity, token=1, spec={"command": ["true"]}, inputs={}, start_by=1e12)
     folder = runner.folder(identity)
@@ -280,7 +283,7 @@ async def test_supervisor_that_was_first_and_left_too_late_has_started_nothing(t
     try:
         lock = os.open(folder.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
-        starting = asyncio.create_task(runner.start(order))
+        starting = asyncio.create_task(runner.start(order, confirm))
         await asyncio.wait([starting], timeout=0.5)
         assert not starting.done()
         os.close(lock)

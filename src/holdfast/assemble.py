@@ -1,9 +1,11 @@
 """Puts the parts together: settings in, a worker out."""
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from holdfast.config import Settings
+from holdfast.runner.base import Limits, Runner
 from holdfast.runner.function import Functions
 from holdfast.runner.host import StateFolder
 from holdfast.runner.process import ProcessRunner, user_for
@@ -13,6 +15,8 @@ from holdfast.store.store import open_store
 from holdfast.worker.desk import Step
 from holdfast.worker.heart import Beats
 from holdfast.worker.worker import Worker
+
+log = logging.getLogger(__name__)
 
 ANSWER_SHARE = 3
 """An operation of a worker gives up after this part of the lease's time: a connection may be half open."""
@@ -42,28 +46,44 @@ async def worker_of(
 ) -> AsyncIterator[Worker]:
     """A worker on its own store and state folder, ready to run."""
     state = state or StateFolder(settings.state)
-    store = await store_of(settings)
-    try:
+    async with AsyncExitStack() as held:
+        store = await store_of(settings)
+        held.push_async_callback(store.close)
         installation = await store.installation()
         user = user_for(settings.process_user, state.path)
         processes = ProcessRunner(state, installation, user=user, log_cap=settings.log_max_bytes)
-        try:
-            yield Worker(
-                store,
-                installation=installation,
-                settings=settings,
-                queues=queues,
-                runners=[processes],
-                functions=functions or Functions(),
-                locks=state.locks(installation),
-                connect_beats=beats_of(store, settings),
-                worker_id=worker_id,
-                at=at,
-            )
-        finally:
-            processes.close()
-    finally:
-        await store.close()
+        held.callback(processes.close)
+        containers = await docker_of(settings, installation, held)
+        yield Worker(
+            store,
+            installation=installation,
+            settings=settings,
+            queues=queues,
+            runners=[processes, *containers],
+            functions=functions or Functions(),
+            locks=state.locks(installation),
+            connect_beats=beats_of(store, settings),
+            worker_id=worker_id,
+            at=at,
+        )
+
+
+async def docker_of(settings: Settings, installation: str, held: AsyncExitStack) -> list[Runner]:
+    """Containers, if they are wanted and the extra is installed; whether the engine is there may change."""
+    if settings.docker_host is None:
+        return []
+    try:  # Only here: what they need is an extra.
+        from holdfast.runner.docker.engine import Engine  # noqa: PLC0415
+        from holdfast.runner.docker.runner import DockerRunner  # noqa: PLC0415
+    except ModuleNotFoundError:
+        log.info("no containers: install holdfast[docker] for them")
+        return []
+    engine = Engine(settings.docker_host)
+    held.push_async_callback(engine.close)
+    limits = Limits(memory=settings.docker_memory, cpus=settings.docker_cpus, pids=settings.docker_pids)
+    runner = DockerRunner(engine, installation, limits=limits, log_cap=settings.log_max_bytes)
+    await runner.check()
+    return [runner]
 
 
 def beats_of(store: Store, settings: Settings) -> Callable[[], Awaitable[tuple[Beats, Callable[[], Awaitable[None]]]]]:

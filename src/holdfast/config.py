@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from holdfast.errors import ConfigError
 
 PREFIX = "HOLDFAST_"
 CONFIG_FILE = "HOLDFAST_CONFIG"
+USUAL = {"DATABASE_URL", "DOCKER_HOST"}
+"""What platforms set for everybody."""
 
 Pooler = Literal["none", "transaction"]
 """What stands between us and Postgres: nothing that we need to know of, or a pooler in transaction mode."""
@@ -55,6 +58,12 @@ def _path(text: object) -> Path:
     return Path(_text(str(text))).expanduser()
 
 
+def _size(text: object) -> str:
+    if not re.fullmatch(r"[0-9]+[kmgKMG]?", str(text)):
+        raise ValueError("must be a number of bytes, such as 512m or 1g")
+    return str(text)
+
+
 def _pooler(text: object) -> Pooler:
     match text:
         case "none" | "transaction":
@@ -81,6 +90,12 @@ class Settings:
     shared_dir: Path | None = _setting(None, _optional(_path), "inputs and artifacts, the same on every host")
     secrets_dir: Path | None = _setting(None, _optional(_path), "a folder with a file per secret, named as it is")
     process_user: str = _setting("65532", _text, "whom processes run as when we are root: a name, uid or uid:gid")
+    docker_host: str | None = _setting(
+        "unix:///var/run/docker.sock", _optional(_text), "the Docker engine: unix:///path or tcp://host:port; or none"
+    )
+    docker_memory: str = _setting("1g", _size, "memory of a container that does not say")
+    docker_cpus: float = _setting(1.0, _number, "processors of a container that does not say")
+    docker_pids: int = _setting(256, _whole, "processes of a container that does not say, at most")
     lease_ttl: float = _setting(60.0, _number, "seconds that a lease lasts without a heartbeat")
     heartbeat_interval: float = _setting(15.0, _number, "seconds between heartbeats; at most a third of the lease")
     reaper_interval: float = _setting(15.0, _number, "seconds between looks for expired leases")
@@ -145,6 +160,8 @@ def _contradictions(settings: Settings) -> list[str]:
         problems.append("HOLDFAST_LISTEN_URL is not a URL of Postgres: use postgresql://host/name")
     if settings.pooler != "none" and settings.listen_url == settings.url:
         problems.append("HOLDFAST_LISTEN_URL leads to the pooler, where LISTEN does not work: use Postgres's own URL")
+    if settings.docker_host is not None and not re.match(r"(unix:///|(tcp|http|https)://[^/])", settings.docker_host):
+        problems.append(f"HOLDFAST_DOCKER_HOST is {settings.docker_host!r}: use unix:///path, tcp://host:port or none")
     if not settings.schema.isidentifier() or len(settings.schema) > 60:
         problems.append(f"HOLDFAST_SCHEMA is {settings.schema!r}: use letters, digits and underscores")
     return problems
@@ -167,8 +184,7 @@ def load(
             found[name] = (f"{name} in {source}", value)
         else:
             problems.append(f"{name} in {source} is not a setting")
-    if environment.get("DATABASE_URL"):
-        found["database_url"] = ("DATABASE_URL", environment["DATABASE_URL"])
+    found |= {name.lower(): (name, environment[name]) for name in USUAL if environment.get(name)}
     for name in fields:
         if environment.get(PREFIX + name.upper()):
             found[name] = (PREFIX + name.upper(), environment[PREFIX + name.upper()])

@@ -4,7 +4,7 @@ An attempt has an identity that never changes: installation, job, attempt. By it
 worker started; the token of the lease is no part of it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -50,6 +50,14 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     secrets: Mapping[str, str] = {}
 
 
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a container gets whose job does not say."""
+
+    memory: str = "1g"
+    cpus: float = 1.0
+    pids: int = 256
+
+
 class CannotStart(Exception):
     """The order cannot be carried out; nothing runs. `code` says whether another attempt would meet the same."""
 
@@ -62,7 +70,13 @@ class TooLate(Exception):
     """The deadline for the start has passed; nothing runs."""
 
 
+class EngineUnreachable(Exception):
+    """The engine does not answer, or is another one than before: nothing is known of the attempt, and nothing lost."""
+
+
 State = Literal["missing", "running", "exited", "died"]
+Confirm = Callable[[], Awaitable[None]]
+"""Asks the record whether the attempt is still ours, just before something starts; raises if it is not."""
 
 
 class Running(Protocol):
@@ -90,8 +104,8 @@ class Running(Protocol):
     async def outputs(self, gathered: Gathered) -> None:
         """Hand over what it left under `output/`, and its `result.json`."""
 
-    async def secrets(self) -> Mapping[str, str]:
-        """The secrets that it was given, to be masked in what it says."""
+    async def secrets(self) -> Sequence[str]:
+        """The values that it was given, to be masked in what it says."""
 
     def close(self) -> None:
         """Let go of it; it runs on."""
@@ -101,14 +115,40 @@ class Running(Protocol):
 
 
 class Runner(Protocol):
-    """How attempts of one capability execute. `domains` are where it can find attempts; new ones start in `domain`."""
+    """How attempts of one capability execute. `domains` are where it can find attempts; new ones start in `domain`.
+
+    An engine may come and go: while it is away, there are no domains. Whatever needs it raises EngineUnreachable then.
+    """
 
     capability: str
-    domain: str
-    domains: Sequence[str]
 
-    async def start(self, order: Order) -> Running:
+    @property
+    def domain(self) -> str: ...
+
+    @property
+    def domains(self) -> Sequence[str]: ...
+
+    @property
+    def available(self) -> bool:
+        """Say whether attempts can start now."""
+
+    async def watch(self, changed: Callable[[], None]) -> None:
+        """Look after the engine for as long as the worker lives; call `changed` when it came, went or was replaced."""
+
+    async def start(self, order: Order, confirm: Confirm) -> Running:
         """Start an attempt; one that is there already is found, not started again."""
 
     async def find(self, identity: Identity, *, stdout: int, stderr: int) -> tuple[State, Running]:
         """Look for an attempt; its log is then read from these offsets on."""
+
+    async def left_over(self) -> Sequence[Identity]:
+        """Return the attempts of this installation that are here, whatever became of them."""
+
+    def to_sweep(self, over: Sequence[Identity], found: int) -> Sequence[Identity]:
+        """Return which of these to remove: of so many that are here, the record says that they are over."""
+
+    async def sweep(self, identity: Identity) -> bool:
+        """Remove what is left of an attempt whose end is in the record; stop it first if it runs. Say if it is gone."""
+
+    async def sweep_halves(self, older: float) -> int:
+        """Remove what was never finished being made, and is older than so many seconds; return how many."""

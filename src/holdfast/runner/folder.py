@@ -12,7 +12,7 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
@@ -140,15 +140,15 @@ class Folder:
     def write_spec(self, spec: Spec) -> None:
         self._place("spec", encode_spec(spec))
 
-    def write_secrets(self, secrets: Mapping[str, str]) -> None:
+    def write_secrets(self, values: Iterable[str]) -> None:
         """Keep what the child was given, for whoever masks its output later."""
-        self._place("secrets", msgspec.json.encode(secrets))
+        self._place("secrets", msgspec.json.encode(sorted(values)))
 
-    def secrets(self) -> Mapping[str, str]:
+    def secrets(self) -> Sequence[str]:
         try:
-            return msgspec.json.decode((self.path / "secrets").read_bytes(), type=dict[str, str])
+            return msgspec.json.decode((self.path / "secrets").read_bytes(), type=list[str])
         except FileNotFoundError:
-            return {}
+            return ()
 
     def start(self) -> int:
         """Start a supervisor and return its pid; the caller reaps it. It leaves at once if another one was first."""
@@ -225,11 +225,16 @@ class Folder:
             data = (self.path / name).read_bytes()
         except FileNotFoundError:
             return None
-        try:
-            # The supervisor passes names on as they are, UTF-8 or not.
-            found = msgspec.json.decode(data.decode("utf-8", "replace"))
-            if found["version"] != VERSION:
-                raise Unreadable(f"{self.path / name} has version {found['version']}; this holdfast reads {VERSION}")
-            return msgspec.convert(found, type)
-        except (msgspec.MsgspecError, KeyError, TypeError) as error:
-            raise Unreadable(f"{self.path / name} cannot be read: {error}") from error
+        return decode(data, type, str(self.path / name))
+
+
+def decode(data: bytes, type: type[T], where: str) -> T:
+    """Read a file that a supervisor wrote."""
+    try:
+        # The supervisor passes names on as they are, UTF-8 or not.
+        found = msgspec.json.decode(data.decode("utf-8", "replace"))
+        if found["version"] != VERSION:
+            raise Unreadable(f"{where} has version {found['version']}; this holdfast reads {VERSION}")
+        return msgspec.convert(found, type)
+    except (msgspec.MsgspecError, KeyError, TypeError) as error:
+        raise Unreadable(f"{where} cannot be read: {error}") from error

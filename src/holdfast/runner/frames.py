@@ -123,19 +123,20 @@ class FrameReader:
                 break
             for frame in whole:
                 self.position += HEADER.size + len(frame.data)
-                if fresh := self._fresh(frame):
-                    frames.append(fresh)
-                    most -= len(fresh.data)
+                if (new := fresh(frame, self.offsets)) is not None:
+                    frames.append(new)
+                    most -= len(new.data)
                 if most <= 0:
                     break
         return frames
 
-    def _fresh(self, frame: Frame) -> Frame | None:
-        """Return the part of a frame that was not read before."""
-        known = self.offsets[frame.stream]
-        if frame.end <= known:
-            return None
-        self.offsets[frame.stream] = frame.end
-        if frame.offset >= known:
-            return frame
-        return msgspec.structs.replace(frame, offset=known, data=frame.data[known - frame.offset :])
+
+def fresh(frame: Frame, offsets: dict[Stream, int]) -> Frame | None:
+    """Return the part of a frame that was not read before, and note that it is read now."""
+    known = offsets[frame.stream]
+    if frame.end <= known:
+        return None
+    offsets[frame.stream] = frame.end
+    if frame.offset >= known:
+        return frame
+    return msgspec.structs.replace(frame, offset=known, data=frame.data[known - frame.offset :])

@@ -5,13 +5,14 @@ way out of the folder. They are gathered under a temporary name and published by
 attempt and token: only the one that the job's finish names is ever shown.
 """
 
+import asyncio
 import contextlib
 import os
 import shutil
 import stat
 import tarfile
-from collections.abc import Iterator, Sequence
-from pathlib import Path, PurePosixPath
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from pathlib import Path
 from typing import IO, Any, Literal
 
 import msgspec
@@ -180,37 +181,63 @@ def _read_report(path: Path) -> bytes:
     return data
 
 
-def take_tar(stream: IO[bytes], gathered: Gathered, *, root: str) -> None:
-    """Take the outputs of a container from an archive of its work folder, whose name there is `root`."""
+async def pour(chunks: AsyncIterator[bytes], take: Callable[[IO[bytes]], None]) -> None:
+    """Hand a stream to something that reads it, in a thread of its own; nothing is read if nothing comes."""
+    first = await anext(chunks, b"")
+    if not first:
+        return
+    reader, writer = os.pipe()
+    taking = asyncio.ensure_future(asyncio.to_thread(_taken, reader, take))
+    try:
+        with contextlib.suppress(BrokenPipeError), os.fdopen(writer, "wb", buffering=0) as sink:
+            await asyncio.to_thread(_write, sink, first)
+            async for chunk in chunks:
+                await asyncio.to_thread(_write, sink, chunk)
+    finally:
+        await taking
+
+
+def _taken(reader: int, take: Callable[[IO[bytes]], None]) -> None:
+    with open(reader, "rb") as source:
+        take(source)
+
+
+def _write(sink: IO[bytes], chunk: bytes) -> None:
+    view = memoryview(chunk)
+    while view:
+        view = view[sink.write(view) :]
+
+
+def take_tar(stream: IO[bytes], gathered: Gathered) -> None:
+    """Take the outputs of a container from an archive of `result.json` or of `output`."""
     try:
         with tarfile.open(fileobj=stream, mode="r|") as archive:
             for member in archive:
-                _take_member(archive, member, gathered, root)
+                _take_member(archive, member, gathered)
     except tarfile.TarError as error:
         raise Violation(f"the archive of its output cannot be read: {error}") from error
 
 
-def _take_member(archive: tarfile.TarFile, member: tarfile.TarInfo, gathered: Gathered, root: str) -> None:
-    path = PurePosixPath(member.name)
-    if path.is_absolute() or ".." in path.parts or path.parts[:1] != (root,):
-        raise Violation(f"{member.name[:200]!r} is outside of its work folder")
-    name = "/".join(path.parts[1:])
+def _take_member(archive: tarfile.TarFile, member: tarfile.TarInfo, gathered: Gathered) -> None:
+    name = member.name.rstrip("/")
     if name == "result.json":
         source = archive.extractfile(member) if member.isreg() else None
         if source is None or member.size > MAX_RESULT:
             raise Violation("result.json is not a plain file, or too large")
         gathered.report = source.read()
-    elif name == "output" and not member.isdir():
-        raise Violation("output is no folder")
-    elif name.startswith("output/"):
-        inside = name.removeprefix("output/")
-        source = archive.extractfile(member) if member.isreg() else None
-        if member.isdir():
-            gathered.folder(inside)
-        elif source is not None:
-            gathered.file(inside, source)
-        else:
-            raise Violation(f"{name[:200]!r} is neither a file nor a folder")
+        return
+    if name == "output" and member.isdir():
+        return
+    if not name.startswith("output/"):
+        raise Violation(f"{name[:200]!r} is not what was asked for")
+    inside = name.removeprefix("output/")
+    source = archive.extractfile(member) if member.isreg() else None
+    if member.isdir():
+        gathered.folder(inside)
+    elif source is not None:
+        gathered.file(inside, source)
+    else:
+        raise Violation(f"{name[:200]!r} is neither a file nor a folder")
 
 
 class Artifact(msgspec.Struct, frozen=True, kw_only=True):

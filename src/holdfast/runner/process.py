@@ -21,7 +21,7 @@ import msgspec
 
 from holdfast.errors import ConfigError, Invalid
 from holdfast.model import Cause, Error
-from holdfast.runner.base import CannotStart, End, Identity, Order, State, TooLate
+from holdfast.runner.base import CannotStart, Confirm, End, Identity, Order, State, TooLate
 from holdfast.runner.folder import Exit, ExitCause, Folder
 from holdfast.runner.frames import Frame, FrameReader
 from holdfast.runner.host import StateFolder
@@ -62,7 +62,15 @@ class ProcessRunner:
         self._files = ThreadPoolExecutor(4, thread_name_prefix="holdfast-files")
         self._children = Children()
 
-    async def start(self, order: Order) -> "Process":
+    @property
+    def available(self) -> bool:
+        return True
+
+    async def watch(self, changed: Callable[[], None]) -> None:
+        """A host's own processes need no engine."""
+
+    async def start(self, order: Order, confirm: Confirm) -> "Process":
+        """Start a supervisor; it asks nobody, and leaves by itself when it comes too late (`start_by`)."""
         process = Process(self, order.identity, stdout=0, stderr=0)
         pid = await self.in_thread(lambda: self._stage_and_spawn(process.folder, order))
         process.watch_child(self._children.watch(pid))
@@ -95,20 +103,26 @@ class ProcessRunner:
         try:
             spec = self._spec(folder, order)
             if folder.path.exists():
-                folder.write_spec(spec)
+                self._restage(folder, spec, order)
                 return
             temporary = Folder(folder.path.with_name(f".{folder.path.name}.{os.urandom(4).hex()}"))
             try:
                 self._fill(temporary, spec, order)
                 temporary.path.rename(folder.path)
             except FileExistsError:
-                folder.write_spec(spec)
+                self._restage(folder, spec, order)
             finally:
                 shutil.rmtree(temporary.path, ignore_errors=True)
         except Invalid as error:
             raise CannotStart("contract_violation", str(error)) from error
         except OSError as error:
             raise CannotStart("start_failed", f"cannot prepare the attempt's folder: {error.strerror}") from error
+
+    def _restage(self, folder: Folder, spec: Spec, order: Order) -> None:
+        """Another owner made the folder: it gets our spec, and keeps what is to be masked of both."""
+        if order.secrets:
+            folder.write_secrets({*folder.secrets(), *order.secrets.values()})
+        folder.write_spec(spec)
 
     def _fill(self, folder: Folder, spec: Spec, order: Order) -> None:
         folder.create()
@@ -127,7 +141,7 @@ class ProcessRunner:
             for path in (work, output, request):
                 os.chown(path, spec.uid, spec.gid)
         if order.secrets:
-            folder.write_secrets(order.secrets)
+            folder.write_secrets(order.secrets.values())
         folder.write_spec(spec)
 
     def _spec(self, folder: Folder, order: Order) -> Spec:
@@ -162,6 +176,9 @@ class ProcessRunner:
         if not job or job.startswith(".") or not attempt.isdigit():
             return None
         return Identity(self.root.name, job, int(attempt))
+
+    def to_sweep(self, over: Sequence[Identity], found: int) -> Sequence[Identity]:
+        return over
 
     async def sweep(self, identity: Identity) -> bool:
         """Remove what is left of an attempt whose end is in the record; stop it first if it runs. Say if it is gone."""
@@ -282,7 +299,7 @@ class Process:
     async def outputs(self, gathered: Gathered) -> None:
         await self._runner.in_thread(lambda: take_folder(self.folder.path / "work", gathered))
 
-    async def secrets(self) -> Mapping[str, str]:
+    async def secrets(self) -> Sequence[str]:
         return await self._runner.in_thread(self.folder.secrets)
 
     async def collect(self) -> End | None:

@@ -43,8 +43,8 @@ def find_secrets(names: Iterable[str], folder: Path | None) -> dict[str, str]:
 class Mask:
     """Blots secrets out of bytes, texts and data. Each line of a secret of several lines is one of its own."""
 
-    def __init__(self, secrets: Mapping[str, str]) -> None:
-        lines = {line.strip() for value in secrets.values() for line in [value, *value.splitlines()]}
+    def __init__(self, values: Iterable[str]) -> None:
+        lines = {line.strip() for value in values for line in [value, *value.splitlines()]}
         known = sorted((line for line in lines if len(line) >= SHORTEST), key=len, reverse=True)
         forms = {form for line in known for form in (line, msgspec.json.encode(line).decode()[1:-1])}
         ordered = sorted(forms, key=len, reverse=True)
@@ -86,4 +86,4 @@ class Mask:
         return at
 
 
-NO_MASK = Mask({})
+NO_MASK = Mask(())

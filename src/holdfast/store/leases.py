@@ -230,6 +230,10 @@ class Leases(Orphans):
         draining = next(row["draining"] for row in rows if row["id"] is None)
         return Pulse(jobs=jobs, registered=draining is not None, draining=bool(draining))
 
+    async def holds(self, worker: str, lease: Lease) -> bool:
+        """Say whether a lease is still this worker's: a look that changes nothing."""
+        return bool(await self._database.read("held", worker=worker, rows=_tokens([lease])))
+
     async def stops(self, worker: str) -> Mapping[str, StopRequest]:
         """The stop requests that wait for a worker's jobs: what it polls between beats."""
         rows = await self._database.read("stops", worker=worker)

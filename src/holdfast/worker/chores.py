@@ -2,13 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from holdfast.config import Settings
 from holdfast.duties.leading import every
-from holdfast.runner.base import Runner
+from holdfast.runner.base import EngineUnreachable, Identity, Runner
 from holdfast.runner.host import Locks
-from holdfast.runner.process import ProcessRunner
 from holdfast.store import Store
 
 log = logging.getLogger(__name__)
@@ -29,7 +28,6 @@ class Chores:
         settings: Settings,
         *,
         locks: Locks,
-        domains: Sequence[str],
         runners: Sequence[Runner],
         held: Callable[[str], bool],
     ) -> None:
@@ -37,8 +35,7 @@ class Chores:
         self._worker = worker
         self._settings = settings
         self._locks = locks
-        self._domains = domains
-        self._runners = [runner for runner in runners if isinstance(runner, ProcessRunner)]
+        self._runners = runners
         self._held = held
 
     async def run(self) -> None:
@@ -59,8 +56,9 @@ class Chores:
         return recovered
 
     async def recover_lost(self) -> int:
-        """Take back jobs that wait for a person because nobody could reach this host."""
-        return len(await self._store.leases.recover(self._domains))
+        """Take back jobs that wait for a person because nobody could reach where they ran."""
+        domains = [domain for runner in self._runners for domain in runner.domains]
+        return len(await self._store.leases.recover(domains)) if domains else 0
 
     async def sweep(self) -> int:
         """Remove what is left of attempts that are over, and stop those whose job has moved on.
@@ -69,12 +67,25 @@ class Chores:
         """
         swept = 0
         for runner in self._runners:
-            found = [identity for identity in await runner.left_over() if not self._held(identity.job)]
-            for n in range(0, len(found), SWEEP_BATCH):
-                part = found[n : n + SWEEP_BATCH]
-                current = await self._store.attempts.current([(one.job, one.attempt) for one in part])
-                for one in part:
-                    if (one.job, one.attempt) not in current and not self._held(one.job):
-                        swept += await runner.sweep(one)
-            swept += await runner.sweep_halves(HALF_MADE_SECONDS)
+            try:
+                swept += await self._sweep(runner) if runner.available else 0
+            except EngineUnreachable as error:
+                log.warning("no sweep: %s", error)
         return swept
+
+    async def _sweep(self, runner: Runner) -> int:
+        found = await runner.left_over()
+        swept = 0
+        for one in runner.to_sweep([one async for one in self._over(found)], len(found)):
+            if not self._held(one.job):
+                swept += await runner.sweep(one)
+        return swept + await runner.sweep_halves(HALF_MADE_SECONDS)
+
+    async def _over(self, found: Sequence[Identity]) -> AsyncIterator[Identity]:
+        """Yield those of which the record says that they are over, or knows nothing."""
+        for n in range(0, len(found), SWEEP_BATCH):
+            part = [one for one in found[n : n + SWEEP_BATCH] if not self._held(one.job)]
+            current = await self._store.attempts.current([(one.job, one.attempt) for one in part])
+            for one in part:
+                if (one.job, one.attempt) not in current:
+                    yield one

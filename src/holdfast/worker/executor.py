@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from holdfast.model import Cause, Error, Outcome, Phase, Status, StopKind, StopPhase, StopRequest
-from holdfast.runner.base import CannotStart, End, Identity, Order, Runner, Running, TooLate
+from holdfast.runner.base import CannotStart, End, EngineUnreachable, Identity, Order, Runner, Running, TooLate
 from holdfast.runner.outputs import Limits, Violation
 from holdfast.runner.secrets import NO_MASK, Mask, find_secrets
 from holdfast.runner.spec import Command
@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 QUICK, SLOW = 0.25, 1.0
 """Seconds between looks at the output: while there is some, and when it has been quiet for a while."""
 ACK_SECONDS = 5.0
+AWAY_SECONDS = 5.0
+"""How long what could not be looked at waits for an adopter, when its engine is away."""
 LADDER = {"signalled": StopPhase.SIGNALLED, "killed": StopPhase.KILLED, "not_dead": StopPhase.NOT_DEAD}
 ORDER = [StopPhase.REQUESTED, StopPhase.SIGNALLED, StopPhase.KILLED, StopPhase.NOT_DEAD, StopPhase.DEAD]
 """The rungs from the first to the last: what was told as not dead may be dead in the end."""
@@ -89,6 +91,10 @@ class Execution:
             return None
         except HandOver:
             await self._desk.hand_overs.ask((lease, 0.0))
+            return None
+        except EngineUnreachable as error:
+            log.warning("job %s attempt %d waits to be adopted: %s", lease.id, lease.attempt, error)
+            await self._desk.hand_overs.ask((lease, jitter(AWAY_SECONDS)))
             return None
         finally:
             if self._running is not None:
@@ -155,8 +161,8 @@ class Execution:
         elif self._adopting and now - self._held_at > ACK_SECONDS:
             if not await until_trusted(self._hold):
                 raise LeaseLost
-            self._held_at = now
-            await running.tell(Command(token=self._lease.token, verb="hold"))
+            if await self._tell(running, Command(token=self._lease.token, verb="hold")):
+                self._held_at = now
 
     async def _prepare(self) -> End | None:
         """What is to be known before the start: whether it is still wanted, and whether its lane is ready."""
@@ -199,13 +205,22 @@ class Execution:
                 secrets=secrets,
             )
             try:
-                running = await self._runner.start(order)
+                running = await self._runner.start(order, self._confirm)
             except TooLate:
                 continue
             except CannotStart as error:
                 return End(cause=Cause.START_FAILED, error=error.error)
             self._at("spawned")
             return running
+
+    async def _confirm(self) -> None:
+        """Ask the record whether the attempt is still ours, just before something starts that asks nobody itself."""
+        self._at("created")
+        if not await until_trusted(self._hold):
+            raise LeaseLost
+        store, lease = self._desk.store, self._lease
+        if not await retried(lambda: store.leases.holds(self._desk.worker, lease), "a look at the lease"):
+            raise LeaseLost
 
     # Wait
 
@@ -227,9 +242,27 @@ class Execution:
             await self._ship(shipper)
             quiet = quiet + 1 if self._journal.committed == before else 0
         self._check_lease()
-        if not await shipper.ship_rest():
-            raise LeaseLost
+        await self._ship_rest(shipper)
         await self._tell_rungs()
+
+    async def _ship_rest(self, shipper: Shipper) -> None:
+        """Ship to the end of the log, once its engine hands it out."""
+        n = 0
+        while True:
+            try:
+                if not await shipper.ship_rest():
+                    raise LeaseLost
+                return
+            except EngineUnreachable:
+                n += 1
+                await self._wait_for_engine(n)
+
+    async def _wait_for_engine(self, n: int) -> None:
+        """What ended is over, but how is known only to an engine that is away: wait for it, and for nothing else."""
+        self._check_lease()
+        if self._desk.leaving.is_set():
+            raise HandOver
+        await self._wait(jitter(backoff(n, base=0.1, cap=5.0)))
 
     async def _wait(self, seconds: float) -> None:
         """Wait until something changed: its end, its lease, a stop request, our leaving; at most so long."""
@@ -256,9 +289,18 @@ class Execution:
             raise LeaseLost
         kind: Any = "interrupt" if wanted is StopKind.INTERRUPT else "cancel"
         self._acked.discard("stop")
-        self._sent, self._sent_at = wanted, now
-        await running.tell(Command(token=self._lease.token, verb="stop", kind=kind, grace=self._policy.stop_grace))
-        self._at("told")
+        stop_now = Command(token=self._lease.token, verb="stop", kind=kind, grace=self._policy.stop_grace)
+        if await self._tell(running, stop_now):
+            self._sent, self._sent_at = wanted, now
+            self._at("told")
+
+    async def _tell(self, running: Running, command: Command) -> bool:
+        """Leave a command; False if its engine is away, and it has to be said again."""
+        try:
+            await running.tell(command)
+        except EngineUnreachable:
+            return False
+        return True
 
     def _hear(self, event: dict[str, Any]) -> None:
         """What a supervisor says of itself."""
@@ -295,8 +337,14 @@ class Execution:
         """Learn how it ended. What could not be killed is still running, and is told as such."""
         n = 0
         end: End | None = None
-        while await until_trusted(self._hold) and (end := await running.collect()) is None:
+        while await until_trusted(self._hold):
             n += 1
+            try:
+                if (end := await running.collect()) is not None:
+                    break
+            except EngineUnreachable:
+                await self._wait_for_engine(n)
+                continue
             if self._desk.leaving.is_set():
                 raise HandOver
             await self._tell_rung(StopPhase.NOT_DEAD)

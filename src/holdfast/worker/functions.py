@@ -183,7 +183,7 @@ class FunctionRun:
                 secrets = find_secrets(self._policy.secrets, self._runs.desk.settings.secrets_dir)
             except CannotStart as error:
                 return End(cause=Cause.START_FAILED, error=error.error)
-            self._mask = Mask(secrets)
+            self._mask = Mask(secrets.values())
         if function.context is not None:
             inputs[function.context] = self._context(secrets)
         self._set_timers(function)

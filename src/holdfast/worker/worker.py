@@ -108,6 +108,7 @@ class Worker:
                         *(writer.run() for writer in self._desk.writers()),
                         self._listen(signal),
                         self._look_for_stops(),
+                        *(runner.watch(self._runner_changed) for runner in self._runners.values()),
                         self._chores().run(),
                         duties.run(),
                     )
@@ -145,7 +146,8 @@ class Worker:
 
     @property
     def _capabilities(self) -> list[str]:
-        return [*self._runners, *(f"function:{name}" for name in self._functions.names)]
+        able = [runner.capability for runner in self._runners.values() if runner.available]
+        return [*able, *(f"function:{name}" for name in self._functions.names)]
 
     @property
     def _domains(self) -> list[str]:
@@ -157,7 +159,6 @@ class Worker:
             self.id,
             self._settings,
             locks=self._locks,
-            domains=self._domains,
             runners=list(self._runners.values()),
             held=lambda job_id: self._holds.get(job_id) is not None,
         )
@@ -230,6 +231,7 @@ class Worker:
         runners = [
             Claimable(queue=queue, capability=runner.capability, domain=runner.domain)
             for runner in self._runners.values()
+            if runner.available
         ]
         return functions + runners
 
@@ -301,6 +303,13 @@ class Worker:
             self._group.create_task(self._quietly(self._register()))
         if heard.draining and not self._desk.leaving.is_set():
             self.leave()
+
+    def _runner_changed(self) -> None:
+        """An engine came or went: say so, and take what it brings."""
+        if self._group is not None and not self._desk.leaving.is_set():
+            self._group.create_task(self._quietly(self._register()))
+            self._hungry.update(self._queues)
+            self._nudge.set()
 
     async def _listen(self, signal: Signal) -> None:
         while True:

@@ -1,0 +1,69 @@
+"""Files in and out of a container, as tar: what the engine's archive calls speak."""
+
+import io
+import tarfile
+import time
+from collections.abc import AsyncIterator
+
+BLOCK = tarfile.BLOCKSIZE
+PLAIN = (tarfile.REGTYPE, tarfile.AREGTYPE)
+
+
+class Archive:
+    """A tar archive in the making. Owners are numbers: the engine looks no names up."""
+
+    def __init__(self, uid: int, gid: int) -> None:
+        self._uid = uid
+        self._gid = gid
+        self._bytes = io.BytesIO()
+        self._tar = tarfile.open(fileobj=self._bytes, mode="w", format=tarfile.GNU_FORMAT)  # noqa: SIM115
+        self._now = int(time.time())
+
+    def folder(self, name: str, mode: int = 0o700) -> None:
+        entry = self._entry(name, mode)
+        entry.type = tarfile.DIRTYPE
+        self._tar.addfile(entry)
+
+    def file(self, name: str, data: bytes, mode: int = 0o600, *, roots: bool = False) -> None:
+        """Add a file; one that is root's is not its user's to change."""
+        entry = self._entry(name, mode)
+        entry.size = len(data)
+        if roots:
+            entry.uid = entry.gid = 0
+        self._tar.addfile(entry, io.BytesIO(data))
+
+    def _entry(self, name: str, mode: int) -> tarfile.TarInfo:
+        entry = tarfile.TarInfo(name)
+        entry.mode, entry.mtime, entry.uid, entry.gid = mode, self._now, self._uid, self._gid
+        return entry
+
+    def finish(self) -> bytes:
+        self._tar.close()
+        return self._bytes.getvalue()
+
+
+async def only_file(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the bytes of the first file in a tar stream; one that breaks off ends early, as the file grew meanwhile."""
+    buffer = b""
+    left: int | None = None
+    skip = 0
+    async for chunk in chunks:
+        buffer += chunk
+        while left is None:
+            cut = min(skip, len(buffer))
+            buffer, skip = buffer[cut:], skip - cut
+            if skip or len(buffer) < BLOCK:
+                break
+            entry = tarfile.TarInfo.frombuf(buffer[:BLOCK], "utf-8", "surrogateescape")
+            buffer = buffer[BLOCK:]
+            if entry.type in PLAIN:
+                left = entry.size
+            else:  # A long name, or what an extended header says: of no interest here.
+                skip = -(-entry.size // BLOCK) * BLOCK
+        if left is not None:
+            piece, buffer = buffer[:left], b""
+            left -= len(piece)
+            if piece:
+                yield piece
+            if not left:
+                return

@@ -1,0 +1,443 @@
+"""One attempt in a container, whoever started it: its output, its commands, its end.
+
+Output comes from the engine's log as it is written; where that has a gap (rotated away, or the engine was not there to
+take it), from the supervisor's own log in the volume. An end needs two witnesses that agree: the supervisor's `exit` in
+the volume, and the engine. While the engine is away nothing is known, and nothing is lost.
+"""
+
+import asyncio
+import contextlib
+import os
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from holdfast.model import Cause, Error
+from holdfast.runner.base import End, EngineUnreachable, Identity, State, TooLate
+from holdfast.runner.docker.archive import Archive, only_file
+from holdfast.runner.docker.engine import Gone, Refusal, Seen, to_seconds
+from holdfast.runner.docker.recipe import ATTEMPT, WORK
+from holdfast.runner.folder import Exit, ExitCause, Started, decode
+from holdfast.runner.frames import HEADER, Frame, NotAFrame, Stream, fresh, from_copy, parse_frame
+from holdfast.runner.outputs import Gathered, pour, take_tar
+from holdfast.runner.process import to_end
+from holdfast.runner.spec import Command, encode_command
+from holdfast.timing import backoff, jitter
+
+if TYPE_CHECKING:
+    from holdfast.runner.docker.runner import DockerRunner
+
+T = TypeVar("T")
+BUFFER = 4 << 20
+"""Bytes of output that wait here to be shipped; then the engine has to keep them."""
+BEGIN_SECONDS = 10.0
+LAST_SECONDS = 10.0
+"""How long the engine may take to hand out the rest of a log whose container has ended."""
+STALL_SECONDS = 15.0
+"""A log that says nothing for so long is asked for again: following one stalls at a rotation."""
+NEVER_BEGAN = range(120, 124)
+"""Statuses with which a supervisor leaves before it began."""
+
+
+class Container:
+    def __init__(
+        self,
+        runner: "DockerRunner",
+        identity: Identity,
+        seen: Seen | None,
+        *,
+        stdout: int = 0,
+        stderr: int = 0,
+        ours: bool = False,
+    ) -> None:
+        self.identity = identity
+        self._runner = runner
+        self._engine = runner.engine
+        self._domain = runner.domain
+        self._seen = seen
+        self._ours = ours
+        self._offsets = {Stream.STDOUT: stdout, Stream.STDERR: stderr, Stream.EVENTS: 0}
+        self._waiting: deque[Frame] = deque()
+        self._size = 0
+        self._room = asyncio.Event()
+        self._at = ""
+        self._log_ended = asyncio.Event()
+        self._spoke = asyncio.Event()
+        self._volume: AsyncIterator[Frame] | None = None
+        self._whole = False
+        self._ended = asyncio.Event()
+        if seen is None or not seen.runs:
+            self._ended.set()
+        self._exit: Exit | None = None
+        self._told: set[str] = set()
+        self._ahead: float | None = None
+        self._on_end: Callable[[], None] | None = None
+        self._loop = asyncio.get_running_loop()
+        # It lives as long as the execution that holds it, which closes it: no task group spans both.
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def id(self) -> str:
+        assert self._seen is not None
+        return self._seen.id
+
+    # Looking
+
+    async def look(self) -> State:
+        """Say what became of it. A container that was only created, or whose supervisor left at once, ran nothing."""
+        seen = self._seen
+        if seen is None or seen.status in ("created", "removing"):
+            return "missing"
+        if seen.runs:
+            return "running"
+        if await self._read_exit() is not None:
+            return "exited"
+        if seen.exit_code in NEVER_BEGAN and await self._file("started", Started) is None:
+            return "missing"
+        return "died"
+
+    def open(self) -> None:
+        """Begin to read its log and to wait for its end."""
+        if self._tasks or self._seen is None:
+            return
+        self._spawn(self._read_log())
+        if not self.over:
+            self._spawn(self._await_end())
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def begun(self) -> None:
+        """Wait for its first word, or its end: a supervisor that came too late leaves without a trace."""
+        self.open()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(BEGIN_SECONDS):
+                await self._spoke.wait()
+        if self.over and await self.look() == "missing":
+            self.close()
+            raise TooLate
+
+    def watch(self, on_end: Callable[[], None]) -> None:
+        self._on_end = on_end
+        self.open()
+
+    @property
+    def over(self) -> bool:
+        return self._ended.is_set()
+
+    async def _await_end(self) -> None:
+        """Wait until it does not run. A wait that ends says nothing: the engine may have been restarted."""
+        n = 0
+        while True:
+            try:
+                await self._engine.wait(self.id)
+                self._seen = await self._engine.inspect(self.id)
+                if not self._seen.runs:
+                    break
+            except EngineUnreachable:
+                self._runner.doubt()
+            except Gone:
+                if await self._is_gone():
+                    self._seen = None
+                    break
+            except Refusal:
+                pass
+            n += 1
+            await asyncio.sleep(jitter(backoff(n, base=0.1, cap=2.0)))
+        self._ended.set()
+        self._spoke.set()
+        if self._on_end is not None:
+            self._on_end()
+
+    async def _is_gone(self) -> bool:
+        """Whether "not found" is the word of the same engine that it ran on."""
+        try:
+            await self._runner.verify(self._domain)
+        except EngineUnreachable:
+            return False
+        return True
+
+    # Output
+
+    async def _read_log(self) -> None:
+        """Read the engine's log until its end, again and again where it breaks off."""
+        n = 0
+        while True:
+            n += 1
+            try:
+                if await self._follow():
+                    n = 1
+                if await self._ends_soon():
+                    break
+            except EngineUnreachable:
+                self._runner.doubt()
+            except Refusal:
+                break  # The container is gone, or the log cannot be read: the volume tells.
+            await asyncio.sleep(jitter(backoff(n, base=0.05, cap=2.0)))
+        self._log_ended.set()
+
+    async def _follow(self) -> bool:
+        """Read on from the last line that we know; say whether there was any."""
+        some = False
+        async with contextlib.aclosing(self._engine.log(self.id, since=to_since(self._at))) as lines:
+            while True:
+                try:
+                    async with asyncio.timeout(STALL_SECONDS):
+                        self._at, line = await anext(lines)
+                except (StopAsyncIteration, TimeoutError):
+                    return some
+                some = True
+                with contextlib.suppress(NotAFrame):
+                    await self._take(from_copy(line))
+
+    async def _ends_soon(self) -> bool:
+        """A log ends when its container does, but also when the engine is restarted."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await self._ended.wait()
+        return self.over
+
+    async def _take(self, frame: Frame) -> None:
+        if frame.end <= self._offsets[frame.stream]:
+            return
+        self._spoke.set()
+        if frame.stream is Stream.EVENTS:
+            self._read_clock(frame)
+        while self._size > BUFFER:
+            self._room.clear()
+            await self._room.wait()
+        self._waiting.append(frame)
+        self._size += len(frame.data)
+
+    async def frames(self, most: int) -> Sequence[Frame]:
+        """Return what is new. Before its end an engine that is away has nothing new; after it, it has to be asked."""
+        try:
+            taken = await self._next(most)
+            while not taken and self.over and not self._whole:
+                last = await self._await_last()
+                taken = await self._next(most)
+                if last and not taken:
+                    taken = await self._check_whole(most)
+            return taken
+        except EngineUnreachable:
+            self._runner.doubt()
+            if self.over:
+                raise
+            return ()
+
+    async def _next(self, most: int) -> list[Frame]:
+        """Take frames that were not read before: from the volume while a gap is filled, else from the engine's log."""
+        taken: list[Frame] = []
+        while most > 0:
+            frame = await self._next_one()
+            if frame is None:
+                break
+            if (new := fresh(frame, self._offsets)) is not None:
+                taken.append(new)
+                most -= len(new.data) + HEADER.size
+        return taken
+
+    async def _next_one(self) -> Frame | None:
+        if self._volume is not None:
+            try:
+                return await anext(self._volume)
+            except StopAsyncIteration:
+                self._volume = None
+            except EngineUnreachable:
+                self._volume = None
+                raise
+            return self._pop()
+        if self._waiting and self._waiting[0].offset > self._offsets[self._waiting[0].stream]:
+            self._volume = self._in_volume()
+            return await self._next_one()
+        return self._pop()
+
+    def _pop(self) -> Frame | None:
+        if not self._waiting:
+            return None
+        frame = self._waiting.popleft()
+        self._size -= len(frame.data)
+        self._room.set()
+        return frame
+
+    async def _in_volume(self) -> AsyncIterator[Frame]:
+        """Yield the frames of the supervisor's own log, as far as it is written."""
+        if self._seen is None:
+            return
+        buffer = b""
+        with contextlib.suppress(Gone, NotAFrame):
+            async with contextlib.aclosing(self._engine.get(self.id, f"{ATTEMPT}/log")) as tar:
+                async for chunk in only_file(tar):
+                    buffer += chunk
+                    start = 0
+                    while frame := parse_frame(buffer, start):
+                        start += HEADER.size + len(frame.data)
+                        yield frame
+                    buffer = buffer[start:]
+
+    async def _await_last(self) -> bool:
+        """Wait for more of the log; say whether that was all, or the engine takes too long to hand it out."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_SECONDS):
+                while not self._waiting:
+                    if self._log_ended.is_set():
+                        return True
+                    await asyncio.sleep(0.005)
+                return False
+        return True
+
+    async def _check_whole(self, most: int) -> list[Frame]:
+        """At the end: compare with what the supervisor says it wrote, and look into its log if something is missing."""
+        ended = await self._read_exit()
+        self._whole = True
+        if ended is not None and self._has_all(ended):
+            return []
+        self._volume = self._in_volume()
+        try:
+            return await self._next(most)
+        except EngineUnreachable:
+            self._whole = False
+            raise
+
+    def _has_all(self, ended: Exit) -> bool:
+        return (
+            self._log_ended.is_set()
+            and ended.copy_lost == 0
+            and self._offsets[Stream.STDOUT] >= ended.stdout_length - ended.stdout_dropped
+            and self._offsets[Stream.STDERR] >= ended.stderr_length - ended.stderr_dropped
+        )
+
+    # Commands
+
+    async def tell(self, command: Command) -> str:
+        name = f"{time.time_ns():020d}-{os.urandom(4).hex()}"
+        self._told.add(name)
+        user = await self._runner.user_of(self._seen)
+        archive = Archive(user.uid, user.gid) if user else Archive(0, 0)
+        archive.file(name, encode_command(self._in_their_time(command)))
+        with contextlib.suppress(Refusal):  # It has ended, or is gone.
+            await self._engine.put(self.id, f"{ATTEMPT}/cmd", archive.finish())
+        return name
+
+    def tell_now(self, command: Command) -> None:
+        with contextlib.suppress(RuntimeError):  # The loop is closed: the worker ends.
+            self._loop.call_soon_threadsafe(lambda: self._spawn(self._tell_quietly(command)))
+
+    async def _tell_quietly(self, command: Command) -> None:
+        with contextlib.suppress(EngineUnreachable):
+            await self.tell(command)
+
+    def _read_clock(self, frame: Frame) -> None:
+        """Learn how far its clock is ahead of ours, at least: from what it says now, not from what it once said."""
+        event = frame.event
+        if self._ours or event.get("command") in self._told:
+            ahead = event["boottime"] / 1e6 - boottime()
+            self._ahead = ahead if self._ahead is None else max(self._ahead, ahead)
+
+    def _in_their_time(self, command: Command) -> Command:
+        """Count a deadline in the supervisor's own clock once it has spoken, else in the engine's; never too late."""
+        if command.stop_after is None:
+            return command
+        if self._ahead is not None:
+            return msgspec.structs.replace(command, stop_after=command.stop_after + self._ahead, clock="boottime")
+        stop_after = self._runner.clock.at(command.stop_after)
+        return msgspec.structs.replace(command, stop_after=stop_after, clock="realtime")
+
+    # The end
+
+    async def collect(self) -> End | None:
+        seen = self._seen
+        if seen is None:
+            return _lost("its container was removed, and not by holdfast")
+        ended = await self._read_exit()
+        if ended is None:
+            if seen.out_of_memory:
+                return End(cause=Cause.OUT_OF_MEMORY)
+            return _lost(f"its supervisor left no word of its end; the engine says {seen.exit_code}")
+        if status_of(ended) != seen.exit_code:
+            return _lost(f"its supervisor says that it ended with {status_of(ended)}, the engine {seen.exit_code}")
+        killed = ended.signal == 9 or ended.code == 137
+        if ended.cause is ExitCause.EXIT and killed and seen.out_of_memory:
+            return End(cause=Cause.OUT_OF_MEMORY, exit_code=ended.code, signal=ended.signal)
+        return to_end(ended)
+
+    async def _read_exit(self) -> Exit | None:
+        if self._exit is None:
+            self._exit = await self._file("exit", Exit)
+        return self._exit
+
+    async def _file(self, name: str, type: type[T]) -> T | None:
+        """Read a file that the supervisor wrote; None if it is not there."""
+        data = await self._bytes(name)
+        return None if data is None else decode(data, type, f"{name} in {self.id[:12]}")
+
+    async def _bytes(self, name: str) -> bytes | None:
+        """Read a file of the attempt's folder; None if it is not there, by the word of the same engine."""
+        if self._seen is None:
+            return None
+        path = f"{ATTEMPT}/{name}"
+        try:
+            async with contextlib.aclosing(self._engine.get(self.id, path)) as tar:
+                return b"".join([chunk async for chunk in only_file(tar)])
+        except Gone:
+            await self._runner.verify(self._domain)
+            return None
+
+    async def outputs(self, gathered: Gathered) -> None:
+        for name in ("result.json", "output"):
+            await pour(self._entry(name), lambda tar: take_tar(tar, gathered))
+
+    async def secrets(self) -> Sequence[str]:
+        data = await self._bytes("secrets")
+        return () if data is None else msgspec.json.decode(data, type=list[str])
+
+    async def _entry(self, name: str) -> AsyncIterator[bytes]:
+        """A tar stream of one entry of its work folder; nothing at all if it is not there."""
+        if self._seen is None:
+            return
+        with contextlib.suppress(Gone):
+            async with contextlib.aclosing(self._engine.get(self.id, f"{WORK}/{name}")) as tar:
+                async for chunk in tar:
+                    yield chunk
+
+    async def remove(self, *, others_held_it: bool) -> None:
+        """Remove container and volume. Whoever might still start it does so by its id, which is gone then."""
+        self.close()
+        if self._seen is not None:
+            with contextlib.suppress(EngineUnreachable, Refusal):  # The sweep comes by later.
+                await self._engine.remove(self.id)
+
+    def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+
+
+def status_of(ended: Exit) -> int:
+    """The status with which a supervisor leaves that wrote this."""
+    if ended.cause in (ExitCause.TIMED_OUT, ExitCause.IDLE_TIMEOUT, ExitCause.STOP_AFTER):
+        return 124
+    if ended.cause is ExitCause.START_FAILED or (ended.code is None and ended.signal is None):
+        return 125
+    return 128 + ended.signal if ended.signal is not None else ended.code or 0
+
+
+def to_since(at: str) -> str:
+    """Turn a time of the engine's log into what its `since` takes: seconds and nanoseconds."""
+    whole, _, rest = at.removesuffix("Z").partition(".")
+    try:
+        return f"{to_seconds(whole + 'Z'):.0f}.{rest.ljust(9, '0')}"
+    except ValueError:
+        return ""
+
+
+def boottime() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _lost(message: str) -> End:
+    return End(cause=Cause.LOST, error=Error(code="lost", message=message))

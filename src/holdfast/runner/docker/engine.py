@@ -1,0 +1,278 @@
+"""The Docker engine's API, as far as holdfast uses it. Nothing else knows aiodocker.
+
+An engine that answers with a refusal is there (`Refusal`, `Gone`); all else is EngineUnreachable, which says nothing
+about any container.
+"""
+
+import contextlib
+import json
+import os
+import re
+import ssl
+import struct
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import aiodocker
+import aiohttp
+import msgspec
+
+from holdfast.errors import ConfigError
+from holdfast.runner.base import EngineUnreachable
+from holdfast.timing import EPOCH
+
+QUICK = aiohttp.ClientTimeout(total=60.0, sock_connect=5.0)
+"""Starting a container may take long on a busy machine; connecting may not."""
+LOOK = aiohttp.ClientTimeout(total=5.0)
+PATIENT = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
+MULTIPLEXED = struct.Struct(">BxxxL")
+IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@-]*")
+UNCONNECTED = 900
+"""What aiodocker calls the status of an engine that could not be reached."""
+
+
+class Refusal(Exception):
+    """The engine said no."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Gone(Refusal):
+    """The engine does not know it."""
+
+
+class Info(msgspec.Struct, frozen=True, kw_only=True):
+    """Which engine this is, and its wall clock when it answered, in seconds."""
+
+    id: str
+    root: str
+    host: str
+    time: float
+
+
+class Image(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    env: Sequence[str]
+    command: Sequence[str]
+    entrypoint: Sequence[str]
+    folder: str
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """A container as the engine sees it. `status`: created, running, paused, restarting, removing, exited or dead."""
+
+    id: str
+    labels: Mapping[str, str]
+    status: str
+    user: str
+    exit_code: int
+    out_of_memory: bool
+    error: str
+
+    @property
+    def runs(self) -> bool:
+        return self.status in ("running", "paused", "restarting")
+
+
+class Engine:
+    """One engine, by its URL. Made inside the loop that uses it."""
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self._quick = _client(host, QUICK)
+        self._patient = _client(host, PATIENT)
+
+    async def close(self) -> None:
+        await self._quick.close()
+        await self._quick.connector.close()
+        await self._patient.close()
+        await self._patient.connector.close()
+
+    async def ping(self) -> None:
+        async with self._ask("GET", "_ping", timeout=LOOK, versioned_api=False) as answer:
+            await answer.read()
+
+    async def info(self) -> Info:
+        found = await self._json("GET", "info", timeout=LOOK)
+        return Info(
+            id=found["ID"], root=found["DockerRootDir"], host=found["Name"], time=to_seconds(found["SystemTime"])
+        )
+
+    async def image(self, name: str) -> Image:
+        if not IMAGE.fullmatch(name) or ".." in name:
+            raise Gone(404, f"{name} cannot be an image's name")
+        found = await self._json("GET", f"images/{name}/json")
+        config = found.get("Config") or {}
+        return Image(
+            id=found["Id"],
+            env=config.get("Env") or (),
+            command=config.get("Cmd") or (),
+            entrypoint=config.get("Entrypoint") or (),
+            folder=config.get("WorkingDir") or "",
+        )
+
+    async def create(self, name: str, config: Mapping[str, Any]) -> str:
+        body = json.dumps(config).encode()
+        found = await self._json("POST", "containers/create", params={"name": name}, data=body)
+        return str(found["Id"])
+
+    async def start(self, container: str) -> None:
+        async with self._ask("POST", f"containers/{container}/start") as answer:
+            await answer.read()
+
+    async def inspect(self, container: str) -> Seen:
+        found = await self._json("GET", f"containers/{container}/json")
+        state = found["State"]
+        return Seen(
+            id=found["Id"],
+            labels=found["Config"].get("Labels") or {},
+            status=state["Status"],
+            user=found["Config"].get("User") or "",
+            exit_code=state["ExitCode"],
+            out_of_memory=bool(state.get("OOMKilled")),
+            error=state.get("Error") or "",
+        )
+
+    async def wait(self, container: str) -> None:
+        """Wait until a container does not run; ends early when the engine goes away."""
+        async with self._ask("POST", f"containers/{container}/wait", patient=True) as answer:
+            await answer.read()
+
+    async def remove(self, container: str) -> None:
+        """Remove a container that does not run, and the volume that is its own."""
+        async with self._ask("DELETE", f"containers/{container}", params={"v": "1"}) as answer:
+            await answer.read()
+
+    async def put(self, container: str, folder: str, archive: bytes) -> None:
+        """Unpack a tar archive into a folder of a volume."""
+        path = f"containers/{container}/archive"
+        async with self._ask("PUT", path, params={"path": folder}, data=archive, kind="application/x-tar") as answer:
+            await answer.read()
+
+    async def get(self, container: str, path: str) -> AsyncGenerator[bytes, None]:
+        """Yield a file or folder as a tar stream."""
+        params = {"path": path}
+        async with self._ask("GET", f"containers/{container}/archive", params=params, patient=True) as answer:
+            async for chunk in answer.content.iter_any():
+                yield chunk
+
+    async def log(
+        self, container: str, *, since: str = "", follow: bool = True, stream: str = "stdout"
+    ) -> AsyncGenerator[tuple[str, bytes], None]:
+        """Yield the lines of a container's log with their times, as the engine kept them, from a time on."""
+        params = {stream: "1", "timestamps": "1", "follow": "1" if follow else "0"} | (
+            {"since": since} if since else {}
+        )
+        async with self._ask("GET", f"containers/{container}/logs", params=params, patient=True) as answer:
+            buffer = b""
+            async for chunk in answer.content.iter_any():
+                buffer += chunk
+                start = 0
+                while len(buffer) >= start + MULTIPLEXED.size:
+                    _, length = MULTIPLEXED.unpack_from(buffer, start)
+                    end = start + MULTIPLEXED.size + length
+                    if len(buffer) < end:
+                        break
+                    at, _, line = buffer[start + MULTIPLEXED.size : end].partition(b" ")
+                    yield at.decode("ascii", "replace"), line
+                    start = end
+                buffer = buffer[start:]
+
+    async def containers(self, label: str) -> Sequence[tuple[str, Mapping[str, str], float]]:
+        """Return id, labels and time of creation of all containers with a label."""
+        filters = json.dumps({"label": [label]})
+        found = await self._json("GET", "containers/json", params={"all": "1", "filters": filters})
+        return [(one["Id"], one["Labels"], float(one["Created"])) for one in found]
+
+    async def loose_volumes(self, label: str) -> Sequence[tuple[str, float]]:
+        """Return name and time of creation of the volumes with a label that no container has."""
+        filters = json.dumps({"label": [label], "dangling": ["true"]})
+        found = await self._json("GET", "volumes", params={"filters": filters})
+        return [(one["Name"], to_seconds(one["CreatedAt"])) for one in found.get("Volumes") or ()]
+
+    async def remove_volume(self, name: str) -> None:
+        async with self._ask("DELETE", f"volumes/{name}") as answer:
+            await answer.read()
+
+    async def _json(self, method: str, path: str, **more: Any) -> Any:
+        async with self._ask(method, path, **more) as answer:
+            return await answer.json()
+
+    @asynccontextmanager
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        data: bytes | None = None,
+        kind: str = "application/json",
+        patient: bool = False,
+        timeout: aiohttp.ClientTimeout | None = None,
+        versioned_api: bool = True,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        client = self._patient if patient else self._quick
+        try:
+            async with contextlib.AsyncExitStack() as open_:
+                query = client._query(
+                    path,
+                    method,
+                    params=dict(params or {}),
+                    data=data,
+                    headers={"Content-Type": kind},
+                    timeout=timeout or (PATIENT if patient else QUICK),
+                    versioned_api=versioned_api,
+                )
+                answer = await open_.enter_async_context(query)
+                open_.callback(answer.close if patient else answer.release)
+                yield answer
+        except aiodocker.DockerError as error:
+            if error.status >= UNCONNECTED or error.status < 400:
+                raise EngineUnreachable(f"the Docker engine at {self.host} does not answer: {error.message}") from error
+            raise (Gone if error.status == 404 else Refusal)(error.status, error.message) from error
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            why = str(error) or type(error).__name__
+            raise EngineUnreachable(f"the Docker engine at {self.host} does not answer: {why}") from error
+
+
+def _client(host: str, timeout: aiohttp.ClientTimeout) -> aiodocker.Docker:
+    """A client without a limit of connections: every container has two that last as long as it runs."""
+    scheme, _, where = host.partition("://")
+    connector: aiohttp.BaseConnector
+    if scheme == "unix":
+        connector = aiohttp.UnixConnector(where, limit=0)
+        return aiodocker.Docker("http://docker", connector=connector, timeout=timeout)
+    trust = _trust()
+    connector = aiohttp.TCPConnector(limit=0, ssl=trust if trust is not None else True)
+    secure = scheme == "https" or trust is not None
+    return aiodocker.Docker(f"{'https' if secure else 'http'}://{where}", connector=connector, timeout=timeout)
+
+
+def _trust() -> ssl.SSLContext | None:
+    """Docker's own two variables say whether and with which certificates an engine is spoken to."""
+    if not os.environ.get("DOCKER_TLS_VERIFY"):
+        return None
+    folder = Path(os.environ.get("DOCKER_CERT_PATH") or Path.home() / ".docker")
+    try:
+        context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+        context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+    except OSError as error:
+        raise ConfigError(
+            [f"DOCKER_TLS_VERIFY is set, and the certificates in {folder} cannot be read: {error}"]
+        ) from None
+    return context
+
+
+def to_seconds(text: str) -> float:
+    """Read a time as the engine writes it, with up to nine digits behind the point; later digits are cut off."""
+    whole, point, rest = text.partition(".")
+    if point:
+        digits = re.match(r"\d*", rest)
+        assert digits is not None
+        text = f"{whole}.{digits[0][:6].ljust(6, '0')}{rest[digits.end() :]}"
+    return (datetime.fromisoformat(text.replace("Z", "+00:00")) - EPOCH).total_seconds()

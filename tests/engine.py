@@ -1,0 +1,197 @@
+"""A Docker engine of the tests' own: started, stopped, killed and started again; with an image made of busybox.
+
+Nothing is pulled from anywhere. Every engine has folders of its own, and goes when the tests end.
+"""
+
+import contextlib
+import io
+import os
+import shutil
+import signal
+import subprocess
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.runner.docker.engine import Engine
+
+IMAGE, ENTRY = "holdfast-test:1", "holdfast-entry:1"
+PATIENCE = 60.0
+TOOLS = Path("/usr/bin/busybox")
+PASSWD = "root:x:0:0::/:/bin/sh\nworker:x:4321:1234::/:/bin/sh\n"
+
+
+def missing() -> str | None:
+    """Say why there can be no engine here."""
+    if os.geteuid() != 0:
+        return "only root can start a Docker engine"
+    if _program() is None or not TOOLS.exists():
+        return "dockerd or busybox is missing: run scripts/need-docker"
+    return None
+
+
+def _program() -> str | None:
+    return shutil.which("dockerd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+
+
+class Daemon:
+    """One engine. With `live_restore`, its containers outlive it."""
+
+    def __init__(self, folder: Path, *, live_restore: bool) -> None:
+        self.folder = folder
+        self.live_restore = live_restore
+        self.socket = folder / "socket"
+        self.host = f"unix://{self.socket}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self.begin()
+        self.wait()
+
+    def begin(self) -> None:
+        """Start it, and do not wait."""
+        program = _program()
+        assert program is not None
+        (self.folder / "daemon.json").write_text("{}")
+        command = [
+            program, f"--host={self.host}", f"--data-root={self.folder}/data", f"--exec-root={self.folder}/exec",
+            f"--pidfile={self.folder}/pid", f"--config-file={self.folder}/daemon.json", "--bridge=none",
+            "--iptables=false", "--ip6tables=false", "--ip-masq=false", "--storage-driver=overlay2",
+            "--shutdown-timeout=5", f"--live-restore={str(self.live_restore).lower()}",
+        ]  # fmt: skip
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+
+    def wait(self) -> None:
+        """Wait until it answers."""
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            if self.curl("_ping") == "OK":
+                return
+            assert self._process is not None
+            assert self._process.poll() is None, (self.folder / "log").read_text()[-2000:]
+            time.sleep(0.02)
+        raise AssertionError("the Docker engine never answered")
+
+    def stop(self) -> None:
+        """Ask it to end, and wait."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._end(signal.SIGKILL)
+
+    def _end(self, number: int) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+            self._process.wait(PATIENCE)
+            self._process = None
+
+    def curl(self, path: str) -> str:
+        done = subprocess.run(
+            ["curl", "-s", "--max-time", "5", "--unix-socket", str(self.socket), f"http://docker/{path}"],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        return done.stdout
+
+    def docker(self, *arguments: str, stdin: bytes | None = None) -> str:
+        """Do something with Docker's own command line."""
+        done = subprocess.run(["docker", "-H", self.host, *arguments], capture_output=True, check=True, input=stdin)
+        return done.stdout.decode().strip()
+
+    def containers(self) -> list[str]:
+        """The names of all containers."""
+        return sorted(self.docker("ps", "-a", "--format", "{{.Names}}").split())
+
+    def volumes(self) -> list[str]:
+        return sorted(self.docker("volume", "ls", "-q").split())
+
+    def starts(self, since: float) -> list[str]:
+        """The names of the containers that were started since a time, once for each start."""
+        told = self.docker(
+            "events", "--since", f"{since:.6f}", "--until", f"{time.time():.6f}", "--filter", "event=start",
+            "--format", "{{.Actor.Attributes.name}}",
+        )  # fmt: skip
+        return told.split()
+
+    def clear(self) -> None:
+        """Remove whatever a test left."""
+        if names := self.docker("ps", "-aq").split():
+            self.docker("rm", "-fv", *names)
+        if names := self.volumes():
+            self.docker("volume", "rm", "-f", *names)
+
+    def close(self) -> None:
+        """End it and what it started, all found by its folder, and remove its folders."""
+        with contextlib.suppress(Exception):
+            self.clear()
+        self.stop()
+        for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+            with contextlib.suppress(OSError):
+                if str(self.folder).encode() in Path(f"/proc/{pid}/cmdline").read_bytes() and pid != os.getpid():
+                    os.kill(pid, signal.SIGKILL)
+        for line in reversed(Path("/proc/self/mountinfo").read_text().splitlines()):
+            if (where := line.split()[4]).startswith(str(self.folder)):
+                subprocess.run(["umount", "-l", where], check=False)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def image() -> bytes:
+    """The root folder of an image: busybox, under all its names."""
+    names = subprocess.run([TOOLS, "--list"], capture_output=True, text=True, check=True).stdout.split()
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w") as tar:
+        for folder in ("bin", "etc", "tmp", "proc", "sys", "dev"):
+            entry = tarfile.TarInfo(folder)
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+            tar.addfile(entry)
+        tar.add(TOOLS, "bin/busybox")
+        for name in sorted({*names} - {"busybox"}):
+            entry = tarfile.TarInfo(f"bin/{name}")
+            entry.type, entry.linkname = tarfile.SYMTYPE, "busybox"
+            tar.addfile(entry)
+        entry = tarfile.TarInfo("etc/passwd")
+        entry.size, entry.mode = len(PASSWD), 0o644
+        tar.addfile(entry, io.BytesIO(PASSWD.encode()))
+    return whole.getvalue()
+
+
+@contextlib.contextmanager
+def daemon(*, live_restore: bool) -> Iterator[Daemon]:
+    """An engine with an image, in short folders: the paths of sockets may not be long."""
+    engine = Daemon(Path(tempfile.mkdtemp(prefix="hfd-", dir="/tmp")), live_restore=live_restore)
+    try:
+        engine.start()
+        # One with an environment and an entrypoint of its own, as many images have.
+        engine.docker("import", "-c", "ENV OF_IMAGE=yes", "-", IMAGE, stdin=image())
+        changes = ['ENTRYPOINT ["/bin/echo", "from"]', 'CMD ["image"]', "WORKDIR /etc"]
+        engine.docker("import", *(word for change in changes for word in ("-c", change)), "-", ENTRY, stdin=image())
+        yield engine
+    finally:
+        engine.close()
+
+
+def session_daemon(*, live_restore: bool) -> Any:
+    @pytest.fixture(scope="session")
+    def fixture() -> Iterator[Daemon]:
+        if (why := missing()) is not None:
+            if os.environ.get("CI"):
+                pytest.fail(why)
+            pytest.skip(why)
+        with daemon(live_restore=live_restore) as engine:
+            yield engine
+
+    return fixture
+
+
+@contextlib.asynccontextmanager
+async def api(daemon: Daemon) -> Any:
+    engine = Engine(daemon.host)
+    try:
+        yield engine
+    finally:
+        await engine.close()
