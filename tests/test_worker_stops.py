@@ -10,12 +10,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from holdfast.model import Cause, Job, Status
 from holdfast.runner.base import End, Identity, Order, TooLate
 from holdfast.runner.host import StateFolder
 from holdfast.runner.process import Process, ProcessRunner
+from holdfast.worker.lease import boottime
 from tests.crashing_worker import Hook
 from tests.fleet import Fleet, alive
 from tests.rig import Rig, eventually
@@ -270,12 +272,31 @@ async def _told(rig: Rig, job: Job, rung: str) -> bool:
     return rung in [event.data["cancel"] for event in await rig.events(job, "cancel")]
 
 
+async def _no_doubt() -> None:
+    """The record says that the attempt is still ours."""
+
+
+async def test_worker_that_slept_just_before_the_start_starts_nothing(tmp_path: Path) -> None:
+    """Proves L15. Its lease's time is over, or others ran the attempt and cleaned up: either keeps it from a start."""
+    runner = ProcessRunner(StateFolder(tmp_path), "site", user=None, log_cap=1 << 20)
+    spec = {"command": ["sh", "-c", f"echo ran >> {tmp_path}/marker"]}
+    order = Order(identity=Identity("site", "job", 1), token=1, spec=spec, inputs={}, start_by=1e9)
+    try:
+        with pytest.raises(TooLate):
+            await runner.start(msgspec.structs.replace(order, start_by=boottime() - 0.01), _no_doubt)
+        adopter = await runner.start(msgspec.structs.replace(order, token=2), _no_doubt)
+        adopter.watch(lambda: None)
+        await eventually(adopter.collect, "it ends")
+        await adopter.remove(others_held_it=True)
+        await runner.start(order, _no_doubt)
+        assert (tmp_path / "marker").read_text() == "ran\n"
+    finally:
+        runner.close()
+
+
 async def test_supervisor_that_was_first_and_left_too_late_has_started_nothing(tmp_path: Path) -> None:
     """Proves L13. Whoever met it starts the attempt again; it is not a loss."""
     runner = ProcessRunner(StateFolder(tmp_path), "site", user=None, log_cap=1 << 20)
-
-    async def confirm() -> None: ...
-
     identity = Identity("site", "job", 1)
     order = Order(identity=identity, token=1, spec={"command": ["true"]}, inputs={}, start_by=1e12)
     folder = runner.folder(identity)
@@ -283,7 +304,7 @@ async def test_supervisor_that_was_first_and_left_too_late_has_started_nothing(t
     try:
         lock = os.open(folder.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
-        starting = asyncio.create_task(runner.start(order, confirm))
+        starting = asyncio.create_task(runner.start(order, _no_doubt))
         await asyncio.wait([starting], timeout=0.5)
         assert not starting.done()
         os.close(lock)
