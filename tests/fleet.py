@@ -20,6 +20,7 @@ from holdfast.config import Settings
 from holdfast.model import Event, Job, Status
 from holdfast.runner.folder import Folder
 from holdfast.runner.host import StateFolder
+from holdfast.runner.outputs import Artifacts
 from holdfast.runner.process import ProcessRunner
 from holdfast.store import Store
 from holdfast.store.store import connect
@@ -34,10 +35,12 @@ echo $$ >> "$MARKER"
 n=1
 say() {{ echo "out $n"; echo "err $n" >&2; n=$((n + 1)); }}
 while [ $n -le 12 ]; do say; done
+while [ -n "$GATE" ] && [ ! -e "$GATE" ]; do sleep 0.05; done
 while [ $n -le {LINES} ]; do sleep ${{PACE:-0.1}}; say; done
+mkdir "$HOLDFAST_WORK_DIR/output" && echo "$HOLDFAST_ATTEMPT" > "$HOLDFAST_WORK_DIR/output/made"
 printf 'last out'; printf 'last err' >&2
 """
-"""Marks that it ran; says some lines at once and some over time, and ends in the middle of one."""
+"""Marks that it ran; says some lines at once and some over time, leaves a file, and ends in the middle of a line."""
 
 
 class Member:
@@ -102,6 +105,7 @@ class Fleet(Rig):
         super().__init__(url, folder, store)
         self.settings = replace(self.settings, lease_ttl=TTL, heartbeat_interval=TTL / 3)
         self.folder = folder
+        self.artifacts = Artifacts(self.settings.shared)
         self.installation = installation
         self.members: list[Member] = []
 
@@ -147,9 +151,17 @@ class Fleet(Rig):
 
     # Jobs
 
-    async def chatty(self, name: str, *, pace: float = 0.1, **fields: Any) -> Job:
-        """Submit a process that marks that it ran, and says something: half of it at once, half with pauses."""
-        return await self.sh(CHATTY, env={"MARKER": self.marker(name), "PACE": str(pace)}, **fields)
+    async def chatty(self, name: str, *, pace: float = 0.1, gated: bool = False, **fields: Any) -> Job:
+        """Submit a process that marks that it ran, and says something: half of it at once, half with pauses.
+
+        A gated one waits in the middle until `open_gate`.
+        """
+        gate = str(self.folder / f"{name}.gate") if gated else ""
+        env = {"MARKER": self.marker(name), "PACE": str(pace), "GATE": gate}
+        return await self.sh(CHATTY, env=env, **fields)
+
+    def open_gate(self, name: str) -> None:
+        self.touch(f"{name}.gate")
 
     def marker(self, name: str) -> str:
         return str(self.folder / f"{name}.marker")
@@ -197,6 +209,9 @@ class Fleet(Rig):
         for stream, word in (("stdout", "out"), ("stderr", "err")):
             expected = [f"{word} {n}" for n in range(1, LINES + 1)] + [f"last {word}"]
             assert await self.log(job, stream) == expected, f"{name}: {stream}"
+        last = (await self.store.attempts.list(job.id))[-1]
+        with self.artifacts.open(job.id, last.attempt, last.token, "made") as made:
+            assert made.read() == f"{attempts}\n".encode(), name
         await self.assert_true(job)
 
     async def assert_true(self, job: Job) -> Sequence[Event]:

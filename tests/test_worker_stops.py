@@ -10,12 +10,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from holdfast.model import Cause, Job, Status
 from holdfast.runner.base import End, Identity, Order, TooLate
 from holdfast.runner.host import StateFolder
 from holdfast.runner.process import Process, ProcessRunner
+from holdfast.worker.lease import boottime
 from tests.crashing_worker import Hook
 from tests.fleet import Fleet, alive
 from tests.rig import Rig, eventually
@@ -137,13 +139,14 @@ async def test_process_that_has_a_reused_pid_is_not_signalled(fleet: Fleet) -> N
 async def test_after_a_reboot_what_ran_is_lost_and_what_had_ended_is_collected(fleet: Fleet) -> None:
     """Proves R6, R2. A reboot is played: everything dies, and the next worker is told another boot id."""
     ran = await long(fleet, "ran")
-    ended = await fleet.chatty("ended", pace=0.2)
+    ended = await fleet.chatty("ended", gated=True)
     worker = fleet.start({"default": 2})
     await fleet.marked("ran", 2)
     await fleet.marked("ended")
     await fleet.running(ran)
     await fleet.running(ended)
     worker.kill()
+    fleet.open_gate("ended")
     await fleet.eventually(lambda: fleet.folder_of(ended).exit(), "it ends")
     os.kill(fleet.supervisor_of(ran), signal.SIGKILL)
     os.kill(int(fleet.marks("ran")[1]), signal.SIGKILL)
@@ -156,7 +159,7 @@ async def test_after_a_reboot_what_ran_is_lost_and_what_had_ended_is_collected(f
 
 async def test_sigterm_hands_over_processes_and_lets_functions_end(fleet: Fleet) -> None:
     """Proves C9, L13: adopted at once and started once; a drained attempt does not count."""
-    process = await fleet.chatty("process", pace=0.4, queue="work")
+    process = await fleet.chatty("process", gated=True, queue="work")
     short = await fleet.submit("nap", inputs={"path": fleet.marker("short"), "seconds": 1.0}, queue="work")
     endless = await fleet.submit("nap", inputs={"path": fleet.marker("endless"), "seconds": 60.0}, queue="work")
     leaver = fleet.start({"work": 3}, drain_grace=3.0)
@@ -167,6 +170,7 @@ async def test_sigterm_hands_over_processes_and_lets_functions_end(fleet: Fleet)
     await fleet.eventually(lambda: len(fleet.locks()) == 2, "the other is there")
     leaver.signal(signal.SIGTERM)
     assert await leaver.dead() == 0
+    fleet.open_gate("process")
     await fleet.assert_whole("process", process)
     handed, adopted = await fleet.events(process, "lease")
     assert (handed.data["lease"], adopted.data["lease"]) == ("handed_over", "adopted")
@@ -181,7 +185,7 @@ async def test_sigterm_hands_over_processes_and_lets_functions_end(fleet: Fleet)
 
 async def test_second_signal_leaves_at_once(fleet: Fleet) -> None:
     """Proves C9. What it held is recovered from its lock file, not after its lease."""
-    process = await fleet.chatty("process", pace=0.3)
+    process = await fleet.chatty("process", gated=True)
     endless = await fleet.submit(
         "nap", inputs={"path": fleet.marker("endless"), "seconds": 60.0}, queue="work", on_lost="hold"
     )
@@ -192,6 +196,7 @@ async def test_second_signal_leaves_at_once(fleet: Fleet) -> None:
     await eventually(lambda: fleet.leases(process, "handed_over"), "it hands over")
     leaver.signal(signal.SIGTERM)
     assert await leaver.dead() == 1
+    fleet.open_gate("process")
     fleet.start({"other": 1})
     await fleet.assert_whole("process", process)
     assert (await fleet.ended(endless, Status.PAUSED)).error is not None
@@ -267,12 +272,31 @@ async def _told(rig: Rig, job: Job, rung: str) -> bool:
     return rung in [event.data["cancel"] for event in await rig.events(job, "cancel")]
 
 
+async def _no_doubt() -> None:
+    """The record says that the attempt is still ours."""
+
+
+async def test_worker_that_slept_just_before_the_start_starts_nothing(tmp_path: Path) -> None:
+    """Proves L15. Its lease's time is over, or others ran the attempt and cleaned up: either keeps it from a start."""
+    runner = ProcessRunner(StateFolder(tmp_path), "site", user=None, log_cap=1 << 20)
+    spec = {"command": ["sh", "-c", f"echo ran >> {tmp_path}/marker"]}
+    order = Order(identity=Identity("site", "job", 1), token=1, spec=spec, inputs={}, start_by=1e9)
+    try:
+        with pytest.raises(TooLate):
+            await runner.start(msgspec.structs.replace(order, start_by=boottime() - 0.01), _no_doubt)
+        adopter = await runner.start(msgspec.structs.replace(order, token=2), _no_doubt)
+        adopter.watch(lambda: None)
+        await eventually(adopter.collect, "it ends")
+        await adopter.remove(others_held_it=True)
+        await runner.start(order, _no_doubt)
+        assert (tmp_path / "marker").read_text() == "ran\n"
+    finally:
+        runner.close()
+
+
 async def test_supervisor_that_was_first_and_left_too_late_has_started_nothing(tmp_path: Path) -> None:
     """Proves L13. Whoever met it starts the attempt again; it is not a loss."""
     runner = ProcessRunner(StateFolder(tmp_path), "site", user=None, log_cap=1 << 20)
-
-    async def confirm() -> None: ...
-
     identity = Identity("site", "job", 1)
     order = Order(identity=identity, token=1, spec={"command": ["true"]}, inputs={}, start_by=1e12)
     folder = runner.folder(identity)
@@ -280,7 +304,7 @@ async def test_supervisor_that_was_first_and_left_too_late_has_started_nothing(t
     try:
         lock = os.open(folder.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
-        starting = asyncio.create_task(runner.start(order, confirm))
+        starting = asyncio.create_task(runner.start(order, _no_doubt))
         await asyncio.wait([starting], timeout=0.5)
         assert not starting.done()
         os.close(lock)
