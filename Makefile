@@ -49,9 +49,10 @@ test-races: setup ## The two great races (lanes, dependencies) with 10,000 round
 test-pgbouncer: setup ## The tests of the store on Postgres once more, through PgBouncer in transaction mode: some minutes
 	HOLDFAST_TEST_POOLER=1 $(BIN)/python -m pytest -n 2 --dist loadfile -k "not sqlite" $(STORE_TESTS)
 
-bench: setup ## Store operations against raw SQL, and claims in a crowd of millions, as ratios (fsync on; some minutes)
+bench: setup ## Store operations against raw SQL, claims in a crowd of millions, containers against docker run, as ratios (fsync on; some minutes)
 	$(BIN)/python -m bench.store
 	$(BIN)/python -m bench.scale
+	$(BIN)/python -m bench.docker
 
 bench-pgbouncer: setup ## What PgBouncer in transaction mode costs: claim and finish through it against direct
 	$(BIN)/python -m bench.pooler
