@@ -209,3 +209,12 @@ def dock(docker_engine: Daemon, rig: Rig) -> Iterator[Daemon]:
     left = (docker_engine.containers(), docker_engine.volumes())
     docker_engine.clear()
     assert left == ([], [])
+
+
+@pytest.fixture
+def fleet_dock(docker_engine: Daemon, fleet: Fleet) -> Iterator[Daemon]:
+    """The engine, made known to a fleet; what a test leaves on it is removed."""
+    fleet.set(docker_host=docker_engine.host)
+    yield docker_engine
+    fleet.clear()
+    docker_engine.clear()

@@ -232,6 +232,7 @@ class Execution:
         store, lease = self._desk.store, self._lease
         if not await retried(lambda: store.leases.holds(self._desk.worker, lease), "a look at the lease"):
             raise LeaseLost
+        self._at("confirmed")
 
     # Wait
 
