@@ -136,7 +136,7 @@ async def clean_url(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -
     connection = await asyncpg.connect(url)
     await connection.execute(
         "TRUNCATE holdfast.jobs, holdfast.specs, holdfast.attempts, holdfast.events, holdfast.needs, holdfast.lanes,"
-        " holdfast.queues, holdfast.workers, holdfast.leaders, holdfast.reuse, holdfast.idempotency,"
+        " holdfast.queues, holdfast.workers, holdfast.leaders, holdfast.tokens, holdfast.reuse, holdfast.idempotency,"
         " holdfast.test_clock"
     )
     await connection.close()

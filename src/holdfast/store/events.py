@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 
 from holdfast.errors import Invalid, NotFound, TooLarge
-from holdfast.model import Event, Json, Lease, NewEvent
+from holdfast.model import Event, Json, Lease, NewEvent, Status
 from holdfast.store.database import Database, Row, json_text
 from holdfast.store.rows import known_id, to_event, to_json
 
@@ -29,6 +29,14 @@ class Appended(msgspec.Struct, frozen=True, kw_only=True):
     log_bytes: int = 0
 
 
+class Head(msgspec.Struct, frozen=True):
+    """How far a job's history goes, read together with the status that says whether it may go on."""
+
+    seq: int
+    status: Status
+    code: str | None = None
+
+
 class Events:
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -45,6 +53,11 @@ class Events:
         rows = await self._database.read("list_events", id=job_id, after=after, limit=limit + 1)
         items = [to_event(row) for row in rows[:limit]]
         return EventPage(items=items, next_after=items[-1].seq if len(rows) > limit else None)
+
+    async def heads(self, ids: Sequence[str]) -> Mapping[str, Head]:
+        """How far the histories of these jobs go, in one look; a deleted job is not there."""
+        rows = await self._database.read("heads", ids=list(ids))
+        return {row["id"]: Head(row["seq"], Status(row["status"]), row["error_code"]) for row in rows}
 
     async def append(
         self,
