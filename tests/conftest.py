@@ -20,6 +20,7 @@ from tests.attempt import Attempt
 from tests.cluster import PostgresMissing, cluster
 from tests.pooler import PgBouncerMissing, pgbouncer
 from tests.rig import Rig
+from tests.service import Served, serving, serving_here
 from tests.stage import START, TEST_CLOCK, Stage
 
 T = TypeVar("T")
@@ -184,3 +185,17 @@ async def rig(clean_url: str, tmp_path: Path) -> AsyncIterator[Rig]:
 def _mark(folder: Path) -> str:
     job, _, attempt = folder.name.rpartition(".")
     return f"{folder.parent.name}/{job}/{attempt}"
+
+
+@pytest.fixture
+async def served(clean_url: str, tmp_path: Path) -> AsyncIterator[Served]:
+    """A server in the test's own process, on a clean store."""
+    async with serving_here(clean_url, tmp_path / "data") as served:
+        yield served
+
+
+@pytest.fixture
+def served_apart(clean_url: str, tmp_path: Path) -> Iterator[Served]:
+    """A real server in a process of its own, on a clean store."""
+    with serving(clean_url, tmp_path / "data") as served:
+        yield served

@@ -18,8 +18,8 @@ from holdfast.model import Json, NewEvent
 
 P = ParamSpec("P")
 R = TypeVar("R")
-OURS = frozenset({"status", "task", "log", "result", "error", "lease", "cancel", "audit"})
-"""Types of events that only holdfast writes."""
+OURS = frozenset({"status", "task", "log", "result", "error", "lease", "cancel", "audit", "end"})
+"""Types of events that only holdfast writes; `end` is the last word of a stream."""
 
 
 class Cancelled(Exception):

@@ -29,12 +29,13 @@ class Appended(msgspec.Struct, frozen=True, kw_only=True):
     log_bytes: int = 0
 
 
-class Head(msgspec.Struct, frozen=True):
+class Head(msgspec.Struct, frozen=True, kw_only=True):
     """How far a job's history goes, read together with the status that says whether it may go on."""
 
+    tenant: str
     seq: int
     status: Status
-    code: str | None = None
+    reason: str | None
 
 
 class Events:
@@ -57,7 +58,12 @@ class Events:
     async def heads(self, ids: Sequence[str]) -> Mapping[str, Head]:
         """How far the histories of these jobs go, in one look; a deleted job is not there."""
         rows = await self._database.read("heads", ids=list(ids))
-        return {row["id"]: Head(row["seq"], Status(row["status"]), row["error_code"]) for row in rows}
+        return {
+            row["id"]: Head(
+                tenant=row["tenant"], seq=row["seq"], status=Status(row["status"]), reason=row["error_code"]
+            )
+            for row in rows
+        }
 
     async def append(
         self,
@@ -115,7 +121,7 @@ def _appended(answer: Literal["landed", "repeated"], row: Row) -> Appended:
 def _row(event: NewEvent) -> dict[str, str]:
     try:
         row = {"type": event.type, "data": json_text(event.data)}
-    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+    except (TypeError, ValueError, RecursionError, OverflowError, msgspec.MsgspecError) as error:
         raise Invalid("data", f"cannot be written as JSON ({error})") from None
     if event.task is not None:
         row["task"] = event.task

@@ -72,6 +72,6 @@ LIMIT :limit;
 
 -- name: heads
 -- How far the history of these jobs goes, and whether it may go on. Uses the primary key.
-SELECT j.id, j.seq, j.status, j.error_code
+SELECT j.id, j.tenant, j.seq, j.status, j.error_code
 FROM jobs AS j
 WHERE j.id IN (SELECT value FROM json_each(:ids));
