@@ -1,9 +1,11 @@
-"""Puts the parts together: settings in, a worker out."""
+"""Puts the parts together: settings in; a worker, or the service, out."""
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
+from holdfast import config
+from holdfast.api.app import Api, Background
 from holdfast.config import Settings
 from holdfast.runner.base import Limits, Runner
 from holdfast.runner.function import Functions
@@ -84,6 +86,19 @@ async def docker_of(settings: Settings, installation: str, held: AsyncExitStack)
     runner = DockerRunner(engine, installation, limits=limits, log_cap=settings.log_max_bytes)
     await runner.check()
     return [runner]
+
+
+def api_of(settings: Settings, *, background: Background | None = None) -> Api:
+    """The service on its own store. `background` runs beside it, with the same store."""
+    return Api(settings, lambda: store_of(settings, connections=settings.api_connections), background)
+
+
+def asgi(url: str | None = None, **settings: object) -> Api:
+    """The service as an ASGI application, to serve or to mount: `app.mount("/jobs", holdfast.asgi())`.
+
+    `url` is the database's; other settings by name. What is not given comes from the environment.
+    """
+    return api_of(config.load({"database_url": url, **settings}))
 
 
 def beats_of(store: Store, settings: Settings) -> Callable[[], Awaitable[tuple[Beats, Callable[[], Awaitable[None]]]]]:

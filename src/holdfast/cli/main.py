@@ -12,6 +12,8 @@ from typing import Annotated, Any, NoReturn, TypeVar
 import typer
 
 from holdfast import __version__, config
+from holdfast.assemble import api_of
+from holdfast.cli import serve as http
 from holdfast.cli import start
 from holdfast.errors import ConfigError, HoldfastError, StoreUnreachable
 from holdfast.store import migrate as migrations
@@ -89,6 +91,32 @@ def worker(
     stuck = _run(start.run_worker(settings, queues, functions, once=once, worker_id=worker_id), fast=True)
     if stuck:
         os._exit(0)  # A function that does not end has been handed back; its thread must not keep the process.
+
+
+@app.command()
+def serve(
+    host: Annotated[
+        str | None, typer.Option(envvar="HOLDFAST_HOST", help="The address to listen on. Default: 127.0.0.1")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(envvar="HOLDFAST_PORT", help="The port to listen on. Default: 7070")
+    ] = None,
+    database_url: Annotated[
+        str | None,
+        typer.Option(envvar="HOLDFAST_DATABASE_URL", help="sqlite:///path or postgresql://host/name"),
+    ] = None,
+    data_dir: Annotated[
+        str | None, typer.Option("--data", envvar="HOLDFAST_DATA_DIR", help="The folder that all parts share.")
+    ] = None,
+) -> None:
+    """Serve HTTP: submit, follow and steer jobs. The first start writes an admin's token to the data folder."""
+    flags = {"host": host, "port": port, "database_url": database_url, "data_dir": data_dir}
+    try:
+        settings = config.load(flags)
+    except ConfigError as error:
+        _fail(error, 2)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    _run(http.serve(api_of(settings), settings))
 
 
 async def _migrate(settings: config.Settings, dry_run: bool, show_sql: bool) -> None:

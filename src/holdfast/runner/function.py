@@ -18,8 +18,8 @@ from holdfast.model import Json, NewEvent
 
 P = ParamSpec("P")
 R = TypeVar("R")
-OURS = frozenset({"status", "task", "log", "result", "error", "lease", "cancel", "audit"})
-"""Types of events that only holdfast writes."""
+OURS = frozenset({"status", "task", "log", "result", "error", "lease", "cancel", "audit", "end"})
+"""Types of events that only holdfast writes; `end` is the last word of a stream."""
 MAX_NAME = 64
 MOST_USED = 1e12
 """The most that one report of usage may say of one thing: sums stay whole numbers on every database."""

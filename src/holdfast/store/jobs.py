@@ -10,7 +10,7 @@ from typing import Any, Literal, NoReturn
 
 import msgspec
 
-from holdfast.errors import Conflict, Gone, IllegalMove, Invalid, NeedFailed, NotFound, QueueFull
+from holdfast.errors import Blocked, Conflict, Gone, IllegalMove, Invalid, NeedFailed, NotFound, QueueFull
 from holdfast.model import BROKEN, TERMINAL, WAITING, Error, Gate, Job, Json, Status, StopKind, Verb
 from holdfast.store import wake
 from holdfast.store.database import Database, Row, Tx
@@ -240,7 +240,7 @@ class Jobs:
         job = await self.get(job_id, tenant=tenant)
         if job.status not in TERMINAL:
             if not force:
-                raise Conflict(f"blocked: job {job_id} is {job.status}; cancel it first, or delete it with force")
+                raise Blocked(job_id, job.status)
             if dry_run:
                 return Deletion(outcome="would_delete")
             with contextlib.suppress(IllegalMove):  # It ended in this moment.
