@@ -2,12 +2,15 @@
 
 import asyncio
 import socket
+from collections.abc import Mapping
 from types import FrameType
 
 import typer
 import uvicorn
 
+from holdfast import config
 from holdfast.api.app import Api
+from holdfast.assemble import api_of, duties_of
 from holdfast.config import Settings
 from holdfast.errors import ConfigError
 
@@ -54,6 +57,12 @@ def bind(settings: Settings) -> socket.socket:
         raise ConfigError([f"cannot listen on {settings.host}:{settings.port}: {error.strerror}"]) from error
     listener.listen(BACKLOG)
     return listener
+
+
+async def run_server(flags: Mapping[str, object]) -> None:
+    """Serve by itself, with the duties beside it: nothing stops when no worker lives."""
+    settings = config.load(flags)
+    await serve(api_of(settings, background=duties_of(settings)), settings)
 
 
 async def serve(app: Api, settings: Settings) -> None:

@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 from holdfast import config
 from holdfast.assemble import worker_of
@@ -53,9 +52,8 @@ def load_app(name: str) -> Holdfast:
     return found
 
 
-def configure(application: str | None, *, database_url: str | None, data_dir: str | None) -> tuple[Settings, Functions]:
+def configure(application: str | None, **flags: object) -> tuple[Settings, Functions]:
     """The settings, and the application's functions. What the application says of the database comes last."""
-    flags: Mapping[str, object] = {"database_url": database_url, "data_dir": data_dir and Path(data_dir)}
     settings = config.load(flags)
     if application is None:
         return settings, Functions()
