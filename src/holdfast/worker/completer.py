@@ -18,6 +18,8 @@ I = TypeVar("I")  # noqa: E741
 A = TypeVar("A")
 
 LINGER = 0.002
+ENOUGH = 50
+"""So many go without waiting for more: a whole claim of small functions ends in one turn of the loop."""
 MOST = 500
 
 
@@ -32,7 +34,6 @@ class Gatherer(Generic[I, A]):
         self._linger = linger
         self._waiting: list[tuple[I, Callable[[A | Exception], None]]] = []
         self._some = asyncio.Event()
-        self._writing = 0
         self.closing = False
 
     def put(self, item: I, answer: Callable[[A | Exception], None]) -> None:
@@ -59,15 +60,13 @@ class Gatherer(Generic[I, A]):
         """Write what comes, for ever. Two of these at once overlap their round trips."""
         while True:
             await self._some.wait()
-            if self._writing and self._linger and len(self._waiting) < MOST:
+            if self._linger and len(self._waiting) < ENOUGH:
                 await asyncio.sleep(self._linger)
             batch, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
             if not self._waiting:
                 self._some.clear()
             if batch:
-                self._writing += 1
                 await self._land([item for item, _ in batch], [answer for _, answer in batch])
-                self._writing -= 1
 
     async def _land(self, items: Sequence[I], answers: Sequence[Callable[[A | Exception], None]]) -> None:
         n = 0
