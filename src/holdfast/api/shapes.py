@@ -79,6 +79,7 @@ class JobViews(Answer, frozen=True):
 
 
 class ListJobs(Query, frozen=True):
+    id: Annotated[str | None, Meta(description="the beginning of an id; then no other filter counts")] = None
     status: Sequence[Status] = ()
     kind: str | None = None
     queue: str | None = None

@@ -71,7 +71,7 @@ def up(
     database_url: DatabaseUrl = None,
 ) -> None:
     """Run everything here: the database made ready, the server, and a worker."""
-    from holdfast.cli import up as everything  # noqa: PLC0415
+    from holdfast.cli import up as everything
 
     _log()
     flags = {"data_dir": data_dir, "host": host, "port": port, "database_url": database_url}
@@ -82,7 +82,7 @@ def up(
 @app.command()
 def serve(host: Host = None, port: Port = None, database_url: DatabaseUrl = None, data_dir: DataDir = None) -> None:
     """Serve HTTP: submit, follow and steer jobs. The first start writes an admin's token to the data folder."""
-    from holdfast.cli import serve as http  # noqa: PLC0415
+    from holdfast.cli import serve as http
 
     _log()
     flags = {"host": host, "port": port, "database_url": database_url, "data_dir": data_dir}
@@ -101,7 +101,7 @@ def worker(
     data_dir: DataDir = None,
 ) -> None:
     """Run jobs: adopt what a dead worker left running, then claim. SIGTERM hands over, a second one leaves at once."""
-    from holdfast.cli import work  # noqa: PLC0415
+    from holdfast.cli import work
 
     _log()
 
@@ -127,7 +127,7 @@ def migrate(
     data_dir: DataDir = None,
 ) -> None:
     """Bring the database to this version of holdfast. Safe to run again, and by several at once."""
-    from holdfast.cli import care  # noqa: PLC0415
+    from holdfast.cli import care
 
     flags = {"database_url": database_url, "schema": schema, "data_dir": data_dir}
     run(lambda: care.migrate(flags, dry_run=dry_run, show_sql=show_sql))
@@ -142,7 +142,7 @@ def prune(
     as_json: AsJson = False,
 ) -> None:
     """Remove ended jobs that are over their retention, now."""
-    from holdfast.cli import care  # noqa: PLC0415
+    from holdfast.cli import care
 
     flags = {
         "database_url": database_url, "data_dir": data_dir, "retention_days": days, "keep_identical": keep,
@@ -157,7 +157,7 @@ def prune(
 @app.command()
 def check() -> None:
     """Check the settings; say everything that is wrong with them."""
-    from holdfast.cli import care  # noqa: PLC0415
+    from holdfast.cli import care
 
     for name, value, about in run(care.check):
         typer.echo(f"HOLDFAST_{name.upper():<20} {value!s:<32} {about}")
@@ -166,7 +166,7 @@ def check() -> None:
 @app.command()
 def doctor(as_json: AsJson = False) -> None:
     """Look at everything that a healthy installation needs, and say what to do about the rest."""
-    from holdfast.cli import care  # noqa: PLC0415
+    from holdfast.cli import care
 
     findings = run(care.examine_all)
     if as_json:
@@ -182,7 +182,7 @@ def doctor(as_json: AsJson = False) -> None:
 @app.command()
 def bench() -> None:
     """Measure this installation's database: submit, claim and finish, in a scratch schema of its own."""
-    from holdfast.cli import care  # noqa: PLC0415
+    from holdfast.cli import care
 
     run(care.bench)
 

@@ -23,6 +23,8 @@ from holdfast.store.rows import known_id, to_job
 from holdfast.submission import Accepted, Submission, gather
 from holdfast.timing import from_micros, to_micros
 
+ID_DIGITS = 32
+
 
 class JobPage(msgspec.Struct, frozen=True, kw_only=True):
     items: Sequence[Job]
@@ -132,6 +134,15 @@ class Jobs:
         )
         jobs = [to_job(row) for row in rows[:limit]]
         return JobPage(items=jobs, next_cursor=_cursor(jobs[-1]) if len(rows) > limit else None)
+
+    async def beginning(self, prefix: str, *, tenant: str = "default", limit: int = 100) -> Sequence[Job]:
+        """Jobs whose ids begin with some text, in the order of their ids."""
+        digits = prefix.replace("-", "").lower()
+        if not digits or len(digits) > ID_DIGITS or not set(digits) <= set("0123456789abcdef"):
+            raise Invalid("id", f"{prefix[:60]!r} is not the beginning of an id")
+        least, most = (str(uuid.UUID(digits.ljust(ID_DIGITS, fill))) for fill in "0f")
+        rows = await self._database.read("jobs_between", tenant=tenant, least=least, most=most, limit=limit)
+        return [to_job(row) for row in rows]
 
     # Moving one job
 

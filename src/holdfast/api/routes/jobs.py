@@ -60,7 +60,10 @@ async def submit_bulk(call: Call, body: dict[str, Any]) -> Reply:
 
 @routes.add("GET", "/v1/jobs", role=Role.VIEWER, answers={200: JobViews})
 async def list_jobs(call: Call, query: ListJobs) -> Reply:
-    """List jobs, newest first."""
+    """List jobs, newest first; or those whose ids begin with `id`."""
+    if query.id is not None:
+        found = await call.store.jobs.beginning(query.id, tenant=call.tenant, limit=query.limit)
+        return Reply(JobViews(items=[_view(call, job) for job in found], next_cursor=None))
     for name, at in (("since", query.since), ("until", query.until)):
         if at is not None and not FIRST_YEAR <= at.year <= LAST_YEAR:
             raise Invalid(name, f"is not between the years {FIRST_YEAR} and {LAST_YEAR}")
