@@ -1,7 +1,7 @@
 # holdfast: `make` lists what there is.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-fast test-races test-pgbouncer bench bench-worker bench-pgbouncer schema clean
+.PHONY: help setup up demo check format test test-fast test-races test-pgbouncer bench bench-worker bench-pgbouncer schema clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -26,6 +26,12 @@ setup: .venv/.ready $(SUPERVISOR) ## Make the virtual environment and, as root, 
 
 $(SUPERVISOR): $(dir $(SUPERVISOR))supervisor.c $(dir $(SUPERVISOR))build.py | .venv/.ready
 	$(BIN)/python -m holdfast.runner.supervisor.build
+
+up: .venv/.ready $(SUPERVISOR) ## Run everything here: server, worker and SQLite in ./holdfast-data, on http://127.0.0.1:7070
+	@$(BIN)/holdfast up
+
+demo: .venv/.ready $(SUPERVISOR) ## A story in under a minute: submit, follow, kill -9 the worker, see the adoption, cancel, a lane that blocks
+	@$(BIN)/python -m demo
 
 check: .venv/.ready ## Lint, format check, types, layers
 	$(BIN)/ruff check .

@@ -174,7 +174,9 @@ def explain(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> N
         print_json(why)
         return
     for reason in why["reasons"]:
-        typer.echo(reason["text"])
+        typer.echo(reason["message"])
+    if not why["reasons"]:
+        typer.echo("nothing is in its way: the next worker with a free slot takes it")
 
 
 def _moved(context: typer.Context, verb: str, job_id: str, as_json: bool, **options: Any) -> None:

@@ -15,7 +15,11 @@ from holdfast import __version__
 from holdfast.cli import follow, jobs, site
 from holdfast.cli.talk import AsJson, Server, print_json, run
 
-app = typer.Typer(help="A durable execution queue: your jobs outlive your workers.", no_args_is_help=True)
+app = typer.Typer(
+    help="A durable execution queue: your jobs outlive your workers.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
 for group in (follow.app, jobs.app, site.app):
     app.add_typer(group)
 app.add_typer(site.lanes, name="lanes")
