@@ -90,7 +90,7 @@ async def written(file: Path) -> str:
     """The text of a file that is about to be there."""
     while True:
         try:
-            return file.read_text().strip()
+            return (await asyncio.to_thread(file.read_text)).strip()
         except FileNotFoundError:
             await asyncio.sleep(0.05)
 

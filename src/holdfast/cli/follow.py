@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -26,7 +26,7 @@ from holdfast.cli.jobs import (
     describe,
 )
 from holdfast.cli.talk import DONE, AsJson, JobId, exit_code, find, print_json, talk
-from holdfast.model import Event, Job
+from holdfast.model import Event, Job, Status
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -158,12 +158,12 @@ def _print_all(event: Event) -> None:
 async def stay(
     client: "AsyncClient", job_id: str, show: Callable[[Event], object], *, pause: "Live | None" = None
 ) -> Job | None:
-    """Show every event until the job ends, and return it; None when the person detached."""
+    """Show every event until the job ends or pauses, and return it; None when the person detached."""
     from holdfast.client.http import Refused
 
     pressed = asyncio.Event()
     with _on_interrupt(pressed):
-        following = asyncio.ensure_future(_show_all(client.follow(job_id), show))
+        following = asyncio.ensure_future(_show_all(client, job_id, show))
         try:
             while not following.done():
                 asked = asyncio.ensure_future(pressed.wait())
@@ -182,9 +182,14 @@ async def stay(
     return await client.get(job_id)
 
 
-async def _show_all(events: AsyncIterator[Event], show: Callable[[Event], object]) -> None:
-    async for event in events:
+async def _show_all(client: "AsyncClient", job_id: str, show: Callable[[Event], object]) -> None:
+    """Show everything to the end of the job, or until it needs a person."""
+    async for event in client.follow(job_id):
         show(event)
+        if event.type == "status" and event.data["status"] == Status.PAUSED:
+            job = await client.get(job_id)  # It may have been resumed since.
+            if job.status is Status.PAUSED and job.last_seq == event.seq:
+                return
 
 
 async def _ask(client: "AsyncClient", job_id: str, pause: "Live | None") -> str:

@@ -1,8 +1,10 @@
 """Serving HTTP from the command line: a socket, signals, and words for whoever started it."""
 
 import asyncio
+import contextlib
+import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import FrameType
 
 import typer
@@ -38,6 +40,18 @@ class Server(uvicorn.Server):
             )
         )
         self._app = app
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Take signals for ourselves, and keep them: uvicorn would raise them again at the end, and die of them."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
