@@ -1,7 +1,7 @@
 # holdfast: `make` lists what there is.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-fast test-races test-pgbouncer bench bench-worker bench-pgbouncer schema clean
+.PHONY: help setup up demo check format test test-fast test-races test-pgbouncer bench bench-worker bench-pgbouncer schema clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -27,6 +27,12 @@ setup: .venv/.ready $(SUPERVISOR) ## Make the virtual environment and, as root, 
 $(SUPERVISOR): $(dir $(SUPERVISOR))supervisor.c $(dir $(SUPERVISOR))build.py | .venv/.ready
 	$(BIN)/python -m holdfast.runner.supervisor.build
 
+up: .venv/.ready $(SUPERVISOR) ## Run everything here: server, worker and SQLite in ./holdfast-data, on http://127.0.0.1:7070
+	@$(BIN)/holdfast up
+
+demo: .venv/.ready $(SUPERVISOR) ## A story in under a minute: submit, follow, kill -9 the worker, see the adoption, cancel, a lane that blocks
+	@$(BIN)/python -m demo
+
 check: .venv/.ready ## Lint, format check, types, layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -50,8 +56,8 @@ test-races: setup ## The two great races (lanes, dependencies) with 10,000 round
 test-pgbouncer: setup ## The tests of the store on Postgres once more, through PgBouncer in transaction mode: some minutes
 	HOLDFAST_TEST_POOLER=1 $(BIN)/python -m pytest -n 2 --dist loadfile -k "not sqlite" $(STORE_TESTS)
 
-bench: setup ## Store operations against raw SQL, claims in a crowd of millions, and workers, as ratios (fsync on; some minutes)
-	@failed=; for part in store scale worker; do $(BIN)/python -m bench.$$part || failed="$$failed $$part"; done; \
+bench: setup ## Store operations against raw SQL, claims in a crowd of millions, workers, containers, as ratios (fsync on; some minutes)
+	@failed=; for part in store scale worker docker; do $(BIN)/python -m bench.$$part || failed="$$failed $$part"; done; \
 	test -z "$$failed" || { echo "below what is wanted:$$failed"; exit 1; }
 
 bench-worker: setup ## Workers alone: throughput beside PgQueuer, pickup, processes, adoption, stops, output (some minutes)

@@ -11,7 +11,7 @@ from bench.store import raw_postgres, raw_postgres_drain, raw_postgres_submit, t
 
 JOBS = 20_000
 SLOTS = 2000
-ROUNDS = 3
+ROUNDS = 5
 RATE = (
     "WITH ends AS (SELECT finished_at AS at FROM holdfast.jobs WHERE status = 'succeeded'),"
     " span AS (SELECT min(at) AS first, max(at) AS last, count(*) AS n FROM ends)"

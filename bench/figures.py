@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-HEAD = f"{'measure':<74} {'ours':>10} {'reference':>10} {'ratio':>6}  wanted"
+HEAD = f"{'measure':<86} {'ours':>10} {'reference':>10} {'ratio':>6}  wanted"
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Figure:
         bound = "at least" if self.ratio is not None or self.at_least else "at most"
         wanted = "-" if self.wanted is None else f"{bound} {self.wanted:g}{'' if self.ratio is not None else self.unit}"
         verdict = "ok" if self.good else "BELOW"
-        return f"{self.name:<74} {_number(self.ours):>10} {against:>10} {ratio:>6}  {wanted}: {verdict}"
+        return f"{self.name:<86} {_number(self.ours):>10} {against:>10} {ratio:>6}  {wanted}: {verdict}"
 
 
 def against(name: str, ours: Sequence[float], reference: Sequence[float], *, wanted: float) -> Figure:

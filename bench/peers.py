@@ -22,11 +22,16 @@ def environment() -> Path:
     folder = Path(sys.prefix) / "peers" / f"pgqueuer-{VERSION}"
     python, ready = folder / "bin" / "python", folder / ".ready"
     if not ready.exists():
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *PACKAGES]
-        subprocess.run(install, check=True)
+        _must(sys.executable, "-m", "venv", str(folder))
+        _must(str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *PACKAGES)
         ready.touch()
     return python
+
+
+def _must(*command: str) -> None:
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
 
 
 class PgQueuer:

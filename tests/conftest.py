@@ -22,6 +22,7 @@ from tests.engine import Daemon, session_daemon
 from tests.fleet import Fleet, fleet_on
 from tests.pooler import PgBouncerMissing, pgbouncer
 from tests.rig import Rig
+from tests.service import Served, serving, serving_here
 from tests.stage import START, TEST_CLOCK, Stage
 
 T = TypeVar("T")
@@ -138,7 +139,7 @@ async def clean_url(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -
     connection = await asyncpg.connect(url)
     await connection.execute(
         "TRUNCATE holdfast.jobs, holdfast.specs, holdfast.attempts, holdfast.events, holdfast.needs, holdfast.lanes,"
-        " holdfast.queues, holdfast.workers, holdfast.leaders, holdfast.reuse, holdfast.idempotency,"
+        " holdfast.queues, holdfast.workers, holdfast.leaders, holdfast.tokens, holdfast.reuse, holdfast.idempotency,"
         " holdfast.test_clock"
     )
     await connection.close()
@@ -209,3 +210,26 @@ def dock(docker_engine: Daemon, rig: Rig) -> Iterator[Daemon]:
     left = (docker_engine.containers(), docker_engine.volumes())
     docker_engine.clear()
     assert left == ([], [])
+
+
+@pytest.fixture
+def fleet_dock(docker_engine: Daemon, fleet: Fleet) -> Iterator[Daemon]:
+    """The engine, made known to a fleet; what a test leaves on it is removed."""
+    fleet.set(docker_host=docker_engine.host)
+    yield docker_engine
+    fleet.clear()
+    docker_engine.clear()
+
+
+@pytest.fixture
+async def served(clean_url: str, tmp_path: Path) -> AsyncIterator[Served]:
+    """A server in the test's own process, on a clean store."""
+    async with serving_here(clean_url, tmp_path / "data") as served:
+        yield served
+
+
+@pytest.fixture
+def served_apart(clean_url: str, tmp_path: Path) -> Iterator[Served]:
+    """A real server in a process of its own, on a clean store."""
+    with serving(clean_url, tmp_path / "data") as served:
+        yield served

@@ -160,7 +160,7 @@ async def main(part: Part) -> bool:
         ))  # fmt: skip
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, worker.leave)
+            loop.add_signal_handler(number, worker.signalled)
         await worker.run()
         return worker.stuck
 

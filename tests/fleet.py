@@ -46,9 +46,10 @@ printf 'last out'; printf 'last err' >&2
 class Member:
     """One worker process."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", log: Path, *, wrapped: bool = False) -> None:
         self._process = process
         self._log = log
+        self._wrapped = wrapped
         self.pid = process.pid
 
     @property
@@ -83,6 +84,8 @@ class Member:
 
     def kill(self) -> None:
         if self._process.poll() is None:
+            if self._wrapped:  # The worker is a child of what runs it: both go.
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.kill()
         self._process.wait(30)
 
@@ -134,8 +137,9 @@ class Fleet(Rig):
                 stdout=file,
                 stderr=file,
                 cwd=Path(__file__).parent.parent,
+                start_new_session=bool(wrap),
             )
-        self.members.append(Member(process, log))
+        self.members.append(Member(process, log, wrapped=bool(wrap)))
         return self.members[-1]
 
     def _environment(self, host: str, settings: Mapping[str, Any]) -> dict[str, str]:

@@ -12,7 +12,16 @@ from holdfast.duties.sweeper import Sweeper
 from holdfast.errors import NotFound
 from holdfast.model import Job, Status
 from holdfast.runner.function import Context
-from holdfast.runner.outputs import Artifacts, Gathered, Limits, Violation, parse_report, take_folder, take_tar
+from holdfast.runner.outputs import (
+    Artifacts,
+    Gathered,
+    Limits,
+    Violation,
+    parse_report,
+    remove_tree,
+    take_folder,
+    take_tar,
+)
 from holdfast.runner.secrets import Mask
 from holdfast.worker.shipper import MAX_LINE, Lines
 from tests.rig import Rig
@@ -285,3 +294,36 @@ async def test_files_of_jobs_that_are_gone_and_of_lost_leases_are_swept(stage: S
     await stage.store.jobs.delete(job.id)
     await Sweeper(stage.store, kept, grace=0).run_once()
     assert kept.jobs("", 10) == []
+
+
+async def test_a_result_that_grows_beyond_its_limit_breaks_the_contract(rig: Rig) -> None:
+    script = """printf '{"version":1,"result":[' > result.json; yes 1e9, | head -n 150000 | tr -d '\\n' >> result.json
+    printf '1]}' >> result.json"""
+    job = await rig.sh(script)
+    async with rig.worker():
+        ended = await rig.ended(job, Status.FAILED)
+    assert ended.error is not None
+    assert ended.error.code == "contract_violation"
+
+
+async def test_a_secret_is_masked_however_json_writes_it(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proves R19."""
+    monkeypatch.setenv("HOLDFAST_SECRET_S", "pässw/rd+")
+    job = await rig.command("printf", "%s\\n", '{"event":"said","a":"p\\u00e4ssw\\/rd\\u002B"}', secrets=["S"])
+    async with rig.worker():
+        await rig.ended(job, Status.SUCCEEDED)
+    assert [event.data for event in await rig.events(job, "said")] == [{"a": "***"}]
+
+
+def test_a_tree_of_any_depth_is_removed(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    here = os.open(root, os.O_RDONLY)
+    for _ in range(3000):
+        os.mkdir("d", dir_fd=here)
+        inner = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = inner
+    os.close(here)
+    remove_tree(root)
+    assert not root.exists()

@@ -4,17 +4,11 @@ import asyncio
 import contextlib
 import signal
 import sys
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Group, RenderableType
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.text import Text
 
-from holdfast.cli import render
 from holdfast.cli.jobs import (
     Attempts,
     Command,
@@ -32,12 +26,15 @@ from holdfast.cli.jobs import (
     describe,
 )
 from holdfast.cli.talk import DONE, AsJson, JobId, exit_code, find, print_json, talk
-from holdfast.client.http import AsyncClient, Refused
-from holdfast.model import Event, Job, Status
+from holdfast.model import Event, Job
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+    from holdfast.client.http import AsyncClient
 
 app = typer.Typer()
 
-TAIL = 15
 QUESTION = "\n[s]top the job, [d]etach and leave it running, or [g]o on? "
 
 
@@ -65,7 +62,7 @@ def run(
         kind=kind, queue=queue, lane=lane, timeout=timeout, max_attempts=max_attempts,
     )  # fmt: skip
 
-    async def work(client: AsyncClient) -> int:
+    async def work(client: "AsyncClient") -> int:
         job = await client.submit(wanted)
         typer.echo(f"job {job.id}", err=True)
         ended = await stay(client, job.id, _print_output)
@@ -90,7 +87,7 @@ def logs(
 ) -> None:
     """Print a job's output, each stream where it belongs."""
 
-    async def work(client: AsyncClient) -> int:
+    async def work(client: "AsyncClient") -> int:
         found = await find(client, job_id)
         show = print_json if as_json else _print_output
         if follow:
@@ -113,7 +110,12 @@ def logs(
 def watch(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
     """Watch a job: status, progress, attempts and its last lines, live."""
 
-    async def work(client: AsyncClient) -> int:
+    async def work(client: "AsyncClient") -> int:
+        from rich.live import Live
+
+        from holdfast.cli import render
+        from holdfast.cli.view import View
+
         found = await find(client, job_id)
         if as_json:
             ended = await stay(client, found, print_json)
@@ -146,52 +148,19 @@ def _print_output(event: Event) -> None:
 
 
 def _print_all(event: Event) -> None:
+    from holdfast.cli import render
+
     _print_output(event)
     if (line := render.event_line(event)) is not None:
         typer.echo(f"-- {line}", err=True)
 
 
-class View:
-    """What `watch` shows: the job as far as its events have told."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._status = job.status
-        self._attempt = job.attempt
-        self._progress: dict[str, object] = dict(job.progress or {})
-        self._lines: deque[Text] = deque(maxlen=TAIL)
-        self._note = ""
-
-    def hear(self, event: Event) -> None:
-        match event.type:
-            case "log":
-                style = "red" if event.data["stream"] == "stderr" else ""
-                self._lines.extend(Text(line[:500], style=style) for line in event.data["lines"][-TAIL:])
-            case "status":
-                self._status = Status(event.data["status"])
-                self._attempt = event.data.get("attempt", self._attempt)
-            case "progress":
-                self._progress = dict(event.data)
-            case _:
-                self._note = render.event_line(event) or ""
-
-    def picture(self) -> RenderableType:
-        head = f"[bold]{self._job.id}[/]  {render.coloured(self._status)}  attempt {self._attempt}"
-        parts: list[RenderableType] = [Text.from_markup(head)]
-        percent = self._progress.get("percent")
-        if isinstance(percent, int | float):
-            parts.append(ProgressBar(total=100, completed=float(percent), width=40))
-        if self._progress.get("message"):
-            parts.append(Text(str(self._progress["message"])))
-        if self._note:
-            parts.append(Text(self._note, style="dim"))
-        return Group(*parts, *self._lines)
-
-
 async def stay(
-    client: AsyncClient, job_id: str, show: Callable[[Event], object], *, pause: Live | None = None
+    client: "AsyncClient", job_id: str, show: Callable[[Event], object], *, pause: "Live | None" = None
 ) -> Job | None:
     """Show every event until the job ends, and return it; None when the person detached."""
+    from holdfast.client.http import Refused
+
     pressed = asyncio.Event()
     with _on_interrupt(pressed):
         following = asyncio.ensure_future(_show_all(client.follow(job_id), show))
@@ -218,8 +187,10 @@ async def _show_all(events: AsyncIterator[Event], show: Callable[[Event], object
         show(event)
 
 
-async def _ask(client: AsyncClient, job_id: str, pause: Live | None) -> str:
+async def _ask(client: "AsyncClient", job_id: str, pause: "Live | None") -> str:
     """Ask what Ctrl-C was meant for. Without a terminal nobody can answer: the job is stopped."""
+    from holdfast.client.http import Refused
+
     if pause is not None:
         pause.stop()
     answer = await _answer() if sys.stdin.isatty() else "s"

@@ -3,14 +3,15 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli import render
 from holdfast.cli.talk import AsJson, Because, JobId, fail, find, print_json, talk
-from holdfast.client.http import AsyncClient
 from holdfast.model import Job
+
+if TYPE_CHECKING:
+    from holdfast.client.http import AsyncClient
 
 PAGE = 100
 
@@ -137,6 +138,8 @@ def list_jobs(
     if as_json:
         print_json({"items": items, "next_cursor": following})
         return
+    from holdfast.cli import render
+
     render.jobs(items)
     if following:
         render.console.print(f"more: --cursor {following}", style="dim")
@@ -146,7 +149,7 @@ def list_jobs(
 def show(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
     """Show one job and its attempts."""
 
-    async def look(client: AsyncClient) -> tuple[Job, Any]:
+    async def look(client: "AsyncClient") -> tuple[Job, Any]:
         found = await find(client, job_id)
         return await client.get(found), await client.attempts(found)
 
@@ -154,6 +157,8 @@ def show(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> None
     if as_json:
         print_json(job)
     else:
+        from holdfast.cli import render
+
         render.job(job, attempts)
 
 
@@ -161,7 +166,7 @@ def show(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> None
 def explain(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
     """Say in words why a job is not running."""
 
-    async def look(client: AsyncClient) -> Any:
+    async def look(client: "AsyncClient") -> Any:
         return await client.explain(await find(client, job_id))
 
     why = talk(context, look)
@@ -169,13 +174,17 @@ def explain(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> N
         print_json(why)
         return
     for reason in why["reasons"]:
-        typer.echo(reason["text"])
+        typer.echo(reason["message"])
+    if not why["reasons"]:
+        typer.echo("nothing is in its way: the next worker with a free slot takes it")
 
 
 def _moved(context: typer.Context, verb: str, job_id: str, as_json: bool, **options: Any) -> None:
-    async def move(client: AsyncClient) -> Job:
+    async def move(client: "AsyncClient") -> Job:
         job: Job = await getattr(client, verb)(await find(client, job_id), **options)
         return job
+
+    from holdfast.cli import render
 
     job = talk(context, move)
     if as_json:
@@ -248,7 +257,7 @@ def remove(
 ) -> None:
     """Delete a job with its history and its files."""
 
-    async def delete(client: AsyncClient) -> str:
+    async def delete(client: "AsyncClient") -> str:
         return await client.delete(await find(client, job_id), force=force, dry_run=dry_run)
 
     outcome = talk(context, delete)

@@ -1,12 +1,11 @@
 """Commands about the installation: lanes, queues, workers, tools, tokens."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
 
-from holdfast.cli import render
 from holdfast.cli.talk import AsJson, print_json, talk
 
 lanes = typer.Typer(help="Lanes: jobs that run one after the other.", invoke_without_command=True)
@@ -16,6 +15,12 @@ tokens = typer.Typer(help="Tokens: who may do what.", invoke_without_command=Tru
 app = typer.Typer()
 
 Name = Annotated[str, typer.Argument()]
+
+
+def _table(columns: tuple[str, ...], rows: Iterable[Sequence[object]], *, empty: str) -> None:
+    from holdfast.cli import render
+
+    render.table(columns, rows, empty=empty)
 
 
 def _ask(context: typer.Context, method: str, path: str, body: Any = None) -> Any:
@@ -43,7 +48,7 @@ def list_lanes(context: typer.Context, as_json: AsJson = False) -> None:
     if as_json:
         print_json(items)
         return
-    render.table(
+    _table(
         ("lane", "state", "head", "blocked by", "waiting"),
         ((i["lane"], i["state"], i["head"], ", ".join(i["blockers"]) or None, i["depth"]) for i in items),
         empty="no lanes",
@@ -73,7 +78,7 @@ def list_queues(context: typer.Context, as_json: AsJson = False) -> None:
     if as_json:
         print_json(items)
         return
-    render.table(
+    _table(
         ("queue", "paused", "at most", "depth limit", "counts"),
         (
             (i["queue"], i["paused"], i["max_running"], i["max_depth"],
@@ -121,7 +126,7 @@ def list_workers(context: typer.Context, as_json: AsJson = False) -> None:
     if as_json:
         print_json(items)
         return
-    render.table(
+    _table(
         ("worker", "live", "draining", "queues", "jobs"),
         (
             (
@@ -162,7 +167,7 @@ def tools(context: typer.Context, as_json: AsJson = False) -> None:
     if as_json:
         print_json(items)
     else:
-        render.table(
+        _table(
             ("tool", "runner", "about"), ((i["name"], i["runner"], i["description"]) for i in items), empty="no tools"
         )
 
@@ -176,7 +181,7 @@ def list_tokens(context: typer.Context, as_json: AsJson = False) -> None:
     if as_json:
         print_json(items)
     else:
-        render.table(
+        _table(
             ("id", "name", "role", "tenant"),
             ((i["id"], i["name"], i["role"], i["tenant"]) for i in items),
             empty="no tokens",

@@ -168,27 +168,21 @@ class AsyncClient:
         """Every event behind `after`, as it comes, to the end of the job; a broken stream is taken up again."""
         failures = 0
         while True:
-            ended = False
             try:
                 async for event in self._stream(job_id, after):
                     failures = 0
-                    if event is None:
-                        ended = True
-                        break
                     if event.seq > after:
                         after = event.seq
                         yield event
+                return  # A stream that ends in order is at the end of the job; one that was cut breaks off.
             except (httpx.TransportError, ServerUnreachable):
-                pass
-            if ended:
-                return
-            failures += 1
+                failures += 1
             if failures > self._tries:
                 raise ServerUnreachable(f"the stream of job {job_id} broke, and {self.url} does not answer")
             await asyncio.sleep(jitter(backoff(failures, base=0.1, cap=2.0)))
 
-    async def _stream(self, job_id: str, after: int) -> AsyncIterator[Event | None]:
-        """The events of one connection; None is the end of the job."""
+    async def _stream(self, job_id: str, after: int) -> AsyncIterator[Event]:
+        """The events of one connection."""
         headers = {"Accept": "application/x-ndjson"}
         query: dict[str, Any] = {"after": after, "follow": "true"}
         timeout = httpx.Timeout(WAIT_SECONDS, read=None)
@@ -199,13 +193,8 @@ class AsyncClient:
                 await answer.aread()
                 _raise(answer)
             async for line in answer.aiter_lines():
-                if not line.strip():
-                    continue
-                event = msgspec.json.decode(line)
-                if event.get("type") == "end":
-                    yield None
-                    return
-                yield msgspec.convert(event, Event)
+                if line.strip():
+                    yield msgspec.json.decode(line, type=Event)
 
     async def wait(self, job_id: str, *, timeout: float | None = None) -> Job:
         """Wait until a job has ended or needs a person."""

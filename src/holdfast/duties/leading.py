@@ -42,7 +42,7 @@ class Duties:
         """Lead if nobody else does, and do what is due, for ever."""
         store, settings = self._store, self._settings
         reaper = Reaper(store, ttl=settings.lease_ttl, interval=settings.reaper_interval)
-        pruner = Pruner(store, _retention(settings))
+        pruner = Pruner(store, retention_of(settings))
         sweeper = Sweeper(store, Artifacts(settings.shared))
         async with asyncio.TaskGroup() as group:
             group.create_task(self._lead())
@@ -99,7 +99,7 @@ async def every(seconds: float, work: Duty, *, first: float = 0.0) -> None:
         await asyncio.sleep(jitter(seconds))
 
 
-def _retention(settings: Settings) -> Retention:
+def retention_of(settings: Settings) -> Retention:
     age = settings.retention_days * 86_400
     return Retention(ages=dict.fromkeys(TERMINAL, age), newest=settings.keep_identical)
 

@@ -132,6 +132,9 @@ class Runner(Protocol):
     def available(self) -> bool:
         """Say whether attempts can start now."""
 
+    def doubt(self) -> None:
+        """Somebody met an engine that does not answer, or a host that is exhausted: nothing starts here for now."""
+
     async def watch(self, changed: Callable[[], None]) -> None:
         """Look after the engine for as long as the worker lives; call `changed` when it came, went or was replaced."""
 

@@ -24,6 +24,7 @@ MAX_DEPTH = 64
 MAX_NAME = 255
 MAX_PATH = 4096
 BLOCK = 1024 * 1024
+MOST_ROUNDS = 1000
 
 
 class Violation(Exception):
@@ -95,12 +96,11 @@ class Gathered:
         """Put all of it in place at once. What is there already was put there by ourselves, before a crash."""
         if self.empty:
             return
-        if self.target.exists():
-            shutil.rmtree(self.target)
+        remove_tree(self.target)
         self._temporary.rename(self.target)
 
     def discard(self) -> None:
-        shutil.rmtree(self._temporary, ignore_errors=True)
+        remove_tree(self._temporary)
 
     def _place(self, name: str) -> Path:
         self._entries += 1
@@ -140,7 +140,9 @@ def take_folder(work: Path, gathered: Gathered) -> None:
         os.close(fd)
 
 
-def _take(folder: int, prefix: str, gathered: Gathered) -> None:
+def _take(folder: int, prefix: str, gathered: Gathered, depth: int = 0) -> None:
+    if depth > MAX_DEPTH:
+        raise Violation(f"{prefix[:200]!r} is deeper than {MAX_DEPTH} folders")
     for name in sorted(os.listdir(folder)):
         mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
         whole = prefix + name
@@ -148,7 +150,7 @@ def _take(folder: int, prefix: str, gathered: Gathered) -> None:
             gathered.folder(whole)
             inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
             try:
-                _take(inner, f"{whole}/", gathered)
+                _take(inner, f"{whole}/", gathered, depth + 1)
             finally:
                 os.close(inner)
         elif stat.S_ISREG(mode):
@@ -156,6 +158,60 @@ def _take(folder: int, prefix: str, gathered: Gathered) -> None:
                 gathered.file(whole, source)
         else:
             raise Violation(f"{whole[:200]!r} is neither a file nor a folder")
+
+
+def remove_tree(root: Path) -> None:
+    """Remove a folder with all that is in it, however deep; what cannot be removed stays, and is no error.
+
+    A child may have made folders deeper than a path can be long, or than Python may recurse: the deepest ones are moved
+    up before they are removed.
+    """
+    for _ in range(MOST_ROUNDS):
+        with contextlib.suppress(RecursionError):
+            shutil.rmtree(root, ignore_errors=True)
+        if not root.exists():
+            return
+        if not _flatten(root):
+            return
+
+
+def _flatten(root: Path) -> bool:
+    """Move what is deep below a folder to its top; say whether there was anything."""
+    moved = False
+    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        for name in os.listdir(fd):
+            moved |= _lift(fd, name)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return moved
+
+
+def _lift(root: int, name: str) -> bool:
+    """Go down along the first folders, and hang what is below them at the top."""
+    here = os.dup(root)
+    try:
+        for _ in range(MAX_DEPTH):
+            try:
+                inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+            except OSError:
+                return False
+            os.close(here)
+            here = inner
+            below = [entry for entry in os.listdir(here) if _is_folder(here, entry)]
+            if not below:
+                return False
+            name = below[0]
+        os.rename(name, f"lifted-{os.urandom(8).hex()}", src_dir_fd=here, dst_dir_fd=root)
+        return True
+    finally:
+        os.close(here)
+
+
+def _is_folder(folder: int, name: str) -> bool:
+    return stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
 
 
 def _open_regular(name: str | Path, folder: int | None = None) -> IO[bytes]:
@@ -300,7 +356,7 @@ class Artifacts:
 
     def remove(self, job_id: str, name: str | None = None) -> None:
         """Remove one folder of a job, or all of them."""
-        shutil.rmtree(self.root / job_id / name if name else self.root / job_id, ignore_errors=True)
+        remove_tree(self.root / job_id / name if name else self.root / job_id)
 
     def _files(self, folder: Path, prefix: str = "") -> Iterator[Artifact]:
         try:

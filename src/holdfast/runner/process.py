@@ -7,9 +7,10 @@ starts a supervisor on it, and how often, one of them runs the command and once 
 
 import asyncio
 import contextlib
+import errno
+import logging
 import os
 import pwd
-import shutil
 import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,20 +22,26 @@ import msgspec
 
 from holdfast.errors import ConfigError, Invalid
 from holdfast.model import Cause, Error
-from holdfast.runner.base import CannotStart, Confirm, End, Identity, Order, State, TooLate
+from holdfast.runner.base import CannotStart, Confirm, End, EngineUnreachable, Identity, Order, State, TooLate
 from holdfast.runner.folder import Exit, ExitCause, Folder
 from holdfast.runner.frames import Frame, FrameReader
 from holdfast.runner.host import StateFolder
-from holdfast.runner.outputs import Gathered, take_folder
+from holdfast.runner.outputs import Gathered, remove_tree, take_folder
 from holdfast.runner.spec import Command, Spec, Task
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 OUTPUT_FACTOR = 16
 LEAST_OUTPUT = 64 * 1024 * 1024
 """Output is kept on disk up to so many times the log's cap: behind the cap only event lines are of interest."""
 HELD, STARTED_BEFORE, UNUSABLE, LATE = 120, 121, 122, 123
+EXHAUSTED = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.EIO, errno.EROFS}
+)
+EXHAUSTED_SECONDS = 10.0
+"""For how long nothing is started on a host that had no room left."""
 LOOK_SECONDS = 1.0
 """How often to look at the lock of a supervisor that a pidfd watches, for good measure."""
 START_STEPS = (0.001, 0.001, 0.002, 0.002, 0.005, 0.005, 0.01)
@@ -60,11 +67,16 @@ class ProcessRunner:
         self._user = user
         self._log_cap = log_cap
         self._files = ThreadPoolExecutor(4, thread_name_prefix="holdfast-files")
+        self._slow = ThreadPoolExecutor(4, thread_name_prefix="holdfast-outputs")
         self._children = Children()
+        self._exhausted_until = 0.0
 
     @property
     def available(self) -> bool:
-        return True
+        return time.monotonic() >= self._exhausted_until
+
+    def doubt(self) -> None:
+        self._exhausted_until = time.monotonic() + EXHAUSTED_SECONDS
 
     async def watch(self, changed: Callable[[], None]) -> None:
         """A host's own processes need no engine."""
@@ -85,11 +97,16 @@ class ProcessRunner:
     async def in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._files, work)
 
+    async def slowly(self, work: Callable[[], T]) -> T:
+        """Do what may take long, beside all that must not wait for it: copying, removing, killing."""
+        return await asyncio.get_running_loop().run_in_executor(self._slow, work)
+
     def folder(self, identity: Identity) -> Folder:
         return Folder(self.root / f"{identity.job}.{identity.attempt}")
 
     def close(self) -> None:
         self._files.shutdown(wait=False, cancel_futures=True)
+        self._slow.shutdown(wait=False, cancel_futures=True)
         self._children.close()
 
     # Staging
@@ -112,11 +129,11 @@ class ProcessRunner:
             except FileExistsError:
                 self._restage(folder, spec, order)
             finally:
-                shutil.rmtree(temporary.path, ignore_errors=True)
+                remove_tree(temporary.path)
         except Invalid as error:
             raise CannotStart("contract_violation", str(error)) from error
         except OSError as error:
-            raise CannotStart("start_failed", f"cannot prepare the attempt's folder: {error.strerror}") from error
+            raise _trouble(error, "cannot prepare the attempt's folder") from error
 
     def _restage(self, folder: Folder, spec: Spec, order: Order) -> None:
         """Another owner made the folder: it gets our spec, and keeps what is to be masked of both."""
@@ -182,7 +199,7 @@ class ProcessRunner:
 
     async def sweep(self, identity: Identity) -> bool:
         """Remove what is left of an attempt whose end is in the record; stop it first if it runs. Say if it is gone."""
-        return await self.in_thread(lambda: self._sweep(identity))
+        return await self.slowly(lambda: self._sweep(identity))
 
     def _sweep(self, identity: Identity) -> bool:
         folder = self.folder(identity)
@@ -197,19 +214,19 @@ class ProcessRunner:
                 return False
         if folder.started() and not folder.exit() and folder.kill_leftovers(identity.mark):
             return False
-        shutil.rmtree(folder.path, ignore_errors=True)
+        remove_tree(folder.path)
         return True
 
     async def sweep_halves(self, older: float) -> int:
         """Remove folders that were never finished being made: whoever made them is long gone."""
-        return await self.in_thread(lambda: self._sweep_halves(older))
+        return await self.slowly(lambda: self._sweep_halves(older))
 
     def _sweep_halves(self, older: float) -> int:
         gone = 0
         for entry in os.scandir(self.root):
             with contextlib.suppress(FileNotFoundError):
                 if entry.name.startswith(".") and time.time() - entry.stat().st_mtime > older:
-                    shutil.rmtree(entry.path, ignore_errors=True)
+                    remove_tree(Path(entry.path))
                     gone += 1
         return gone
 
@@ -249,6 +266,8 @@ class Process:
                 return
             await asyncio.wait([self._child], timeout=step)
         status = self._child.result()
+        if self.look() in ("exited", "died"):
+            return  # It ran, and was quick: the status is the command's own.
         if status == LATE:
             raise TooLate
         if status == UNUSABLE:
@@ -283,9 +302,11 @@ class Process:
             return ""  # Whoever owns it by now has cleared it up, while we slept: the lease will say so.
 
     def tell_now(self, command: Command) -> None:
-        """Leave a command from any thread."""
-        with contextlib.suppress(FileNotFoundError):
+        """Leave a command from any thread; one that cannot be left is said again with the next heartbeat."""
+        try:
             self.folder.send(command)
+        except OSError as error:
+            log.warning("cannot speak to the supervisor of %s: %s", self.identity.mark, error.strerror)
 
     def watch(self, on_end: Callable[[], None]) -> None:
         if self._child is not None:
@@ -300,7 +321,7 @@ class Process:
         return self._watch is not None and self._watch.over
 
     async def outputs(self, gathered: Gathered) -> None:
-        await self._runner.in_thread(lambda: take_folder(self.folder.path / "work", gathered))
+        await self._runner.slowly(lambda: take_folder(self.folder.path / "work", gathered))
 
     async def secrets(self) -> Sequence[str]:
         return await self._runner.in_thread(self.folder.secrets)
@@ -322,7 +343,7 @@ class Process:
         started = await self._runner.in_thread(self.folder.started)
         rebooted = started is not None and started.boot_id != self._runner._boot
         if not rebooted:
-            left = await self._runner.in_thread(lambda: self.folder.kill_leftovers(self.identity.mark))
+            left = await self._runner.slowly(lambda: self.folder.kill_leftovers(self.identity.mark))
             if left:
                 return None
         message = "the host was started anew" if rebooted else "its supervisor was killed, so its end cannot be known"
@@ -330,19 +351,19 @@ class Process:
 
     async def remove(self, *, others_held_it: bool) -> None:
         self.close()
-        await self._runner.in_thread(lambda: self._remove(others_held_it))
+        await self._runner.slowly(lambda: self._remove(others_held_it))
 
     def _remove(self, others_held_it: bool) -> None:
         """Remove the folder. Where a sleeping worker might still start it, its `started` stays for a while."""
         if not others_held_it:
-            shutil.rmtree(self.folder.path, ignore_errors=True)
+            remove_tree(self.folder.path)
             return
         with contextlib.suppress(FileNotFoundError):  # A sweep may be at it too.
             for entry in os.scandir(self.folder.path):
                 if entry.name in ("started", "lock"):
                     continue
                 if entry.is_dir(follow_symlinks=False):
-                    shutil.rmtree(entry.path, ignore_errors=True)
+                    remove_tree(Path(entry.path))
                 else:
                     os.unlink(entry.path)
 
@@ -418,7 +439,13 @@ def _spawn(folder: Folder) -> int:
     try:
         return folder.start()
     except OSError as error:
-        raise CannotStart("start_failed", f"cannot start a supervisor: {error.strerror}") from error
+        raise _trouble(error, "cannot start a supervisor") from error
+
+
+def _trouble(error: OSError, what: str) -> Exception:
+    """A host that is full or exhausted is no fault of the job, which waits for a better moment or another host."""
+    message = f"{what}: {error.strerror}"
+    return EngineUnreachable(message) if error.errno in EXHAUSTED else CannotStart("start_failed", message)
 
 
 def _steps() -> Any:

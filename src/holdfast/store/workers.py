@@ -110,8 +110,9 @@ class Workers:
         rows = await self._database.rows("forget_long_dead", age=age, function=FUNCTION_DOMAIN, limit=limit)
         return len(rows)
 
-    async def list(self) -> Sequence[Worker]:
-        return [to_worker(row) for row in await self._database.read("list_workers")]
+    async def list(self, *, tenant: str | None = None) -> Sequence[Worker]:
+        """All workers; with a tenant, only its own jobs are named."""
+        return [to_worker(row) for row in await self._database.read("list_workers", tenant=tenant)]
 
     async def lead(self, duty: str, leader: str, *, ttl: float) -> int | None:
         """Become or stay the leader of a duty: the term if so, else None. Saves work; every duty is safe with two."""

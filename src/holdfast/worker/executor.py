@@ -12,14 +12,16 @@ from typing import Any
 
 import msgspec
 
+from holdfast.errors import Invalid
 from holdfast.model import Cause, Error, Outcome, Phase, Status, StopKind, StopPhase, StopRequest
 from holdfast.runner.base import CannotStart, End, EngineUnreachable, Identity, Order, Runner, Running, TooLate
 from holdfast.runner.outputs import Limits, Violation
 from holdfast.runner.secrets import NO_MASK, Mask, find_secrets
 from holdfast.runner.spec import Command
+from holdfast.store.outcomes import encoded_result as check_result
 from holdfast.timing import backoff, jitter
 from holdfast.worker.classify import broken, classify, reported
-from holdfast.worker.completer import retried
+from holdfast.worker.completer import Handed, retried
 from holdfast.worker.desk import Desk
 from holdfast.worker.journal import Journal
 from holdfast.worker.lease import Hold, until_trusted
@@ -44,6 +46,10 @@ class LeaseLost(Exception):
 
 class HandOver(Exception):
     """This worker leaves; what runs goes on, and the next worker adopts it."""
+
+
+class OutputsWait(Exception):
+    """What the child left is there, but cannot be put where it belongs: a full disk, a folder that is away."""
 
 
 class Execution:
@@ -90,11 +96,12 @@ class Execution:
             log.info("job %s attempt %d: the lease is lost; leaving it alone", lease.id, lease.attempt)
             return None
         except HandOver:
-            await self._desk.hand_overs.ask((lease, 0.0))
+            await self._desk.hand_overs.ask(Handed(lease))
             return None
         except EngineUnreachable as error:
             log.warning("job %s attempt %d waits to be adopted: %s", lease.id, lease.attempt, error)
-            await self._desk.hand_overs.ask((lease, jitter(AWAY_SECONDS)))
+            self._runner.doubt()
+            await self._desk.hand_overs.ask(Handed(lease, delay=jitter(AWAY_SECONDS)))
             return None
         finally:
             if self._running is not None:
@@ -188,6 +195,10 @@ class Execution:
         while True:
             if not await until_trusted(self._hold):
                 raise LeaseLost
+            least = 2 * self._desk.settings.heartbeat_interval
+            if policy.stop_after is not None and policy.stop_after < least:
+                message = f"stop_after is {policy.stop_after:g} s; here it must be at least {least:g} s: two heartbeats"
+                return End(cause=Cause.START_FAILED, error=Error(code="contract_violation", message=message))
             try:
                 secrets = find_secrets(policy.secrets, self._desk.settings.secrets_dir)
             except CannotStart as error:
@@ -221,6 +232,7 @@ class Execution:
         store, lease = self._desk.store, self._lease
         if not await retried(lambda: store.leases.holds(self._desk.worker, lease), "a look at the lease"):
             raise LeaseLost
+        self._at("confirmed")
 
     # Wait
 
@@ -237,7 +249,7 @@ class Execution:
                 raise HandOver
             await self._hold_if_adopting(running)
             await self._stop_if_asked(running)
-            await self._wait(SLOW if quiet > 8 else QUICK)
+            await self._wait(0.0 if shipper.more else SLOW if quiet > 8 else QUICK)
             before = self._journal.committed
             await self._ship(shipper)
             quiet = quiet + 1 if self._journal.committed == before else 0
@@ -352,10 +364,21 @@ class Execution:
         if end is None:
             raise LeaseLost
         self._at("collected")
-        end = await self._with_outputs(running, await self._meant(end))
+        end = await self._with_outputs_at_last(running, await self._meant(end))
         if self._hold.stop is not None:
             await self._tell_rung(StopPhase.DEAD)
         return end
+
+    async def _with_outputs_at_last(self, running: Running, end: End) -> End:
+        """Take what it left, again and again while the trouble is ours: there is only this one copy of it."""
+        n = 0
+        while True:
+            try:
+                return await self._with_outputs(running, end)
+            except (OutputsWait, EngineUnreachable) as error:
+                n += 1
+                log.warning("job %s attempt %d: %s", self._lease.id, self._lease.attempt, error)
+                await self._wait_for_engine(n)
 
     async def _with_outputs(self, running: Running, end: End) -> End:
         """Take what it left. What breaks the contract is not taken, and makes a success a failure."""
@@ -367,15 +390,15 @@ class Execution:
         try:
             await running.outputs(gathered)
             end = reported(end, gathered.report, self._mask, required=bool(lease.spec.get("require_result")))
+            check_result(end.result)
             if not gathered.empty:
                 await asyncio.to_thread(gathered.publish)
                 self._at("gathered")
-        except Violation as violation:
+        except (Violation, Invalid) as violation:
             log.warning("job %s attempt %d breaks the contract: %s", lease.id, lease.attempt, violation)
             return end if end.cause is not Cause.EXIT or end.exit_code != 0 else broken(end)
         except OSError as error:
-            message = f"its output could not be kept: {error.strerror}"
-            return msgspec.structs.replace(end, error=end.error or Error(code="internal", message=message))
+            raise OutputsWait(f"its output cannot be kept yet: {error.strerror}") from error
         finally:
             if not gathered.empty:
                 await asyncio.to_thread(gathered.discard)

@@ -12,13 +12,12 @@ import msgspec
 from holdfast.model import NewEvent
 from holdfast.runner.base import Running
 from holdfast.runner.frames import Frame, Stream
-from holdfast.runner.function import OURS
+from holdfast.runner.function import MAX_NAME, MOST_USED, OURS
 from holdfast.runner.secrets import NO_MASK, Mask
 from holdfast.worker.journal import Journal
 
 MAX_LINE = 65_536
 """Longer lines are cut here, so that one without an end needs no memory."""
-MAX_NAME = 64
 BLOCK = 512 * 1024
 NAMES = {Stream.STDOUT: "stdout", Stream.STDERR: "stderr"}
 
@@ -94,23 +93,27 @@ class Shipper:
         self._hear = hear
         stdout, stderr = journal.committed
         self._lines = {Stream.STDOUT: Lines(stdout, mask), Stream.STDERR: Lines(stderr, mask)}
-        self._log_bytes = 0
+        self.more = False
+        self._ended = False
+        self._log_bytes = journal.logged
         self._event_bytes = 0
         self._log_capped = False
         self._events_capped = False
 
     async def ship(self) -> bool:
-        """Ship what is there now; False when the lease is lost."""
-        while frames := await self._running.frames(BLOCK):
-            self._take(frames)
-            if not await self._flush():
-                return False
-        return not self._journal.lost
+        """Ship what is there now, a bounded part of it: `more` says that there was more. False: the lease is lost."""
+        frames = await self._running.frames(BLOCK)
+        self.more = sum(len(frame.data) for frame in frames) >= BLOCK
+        self._ended = not frames
+        self._take(frames)
+        return await self._flush()
 
     async def ship_rest(self) -> bool:
         """Ship to the end of a log that grows no more, also a last line that has no end."""
-        if not await self.ship():
-            return False
+        self._ended = False
+        while not self._ended:
+            if not await self.ship():
+                return False
         for stream, lines in self._lines.items():
             self._add(stream, lines.rest())
         return await self._flush()
@@ -139,7 +142,8 @@ class Shipper:
             if event is not None:
                 self._put_log(stream, plain, size)
                 plain, size = [], 0
-                self._put_event(event, len(line))
+                # Again, once decoded: JSON has many ways to write a character.
+                self._put_event(NewEvent(type=event.type, data=self._mask.data(event.data)), len(line))
             elif not self._log_capped:
                 if self._log_bytes + size + len(line) + 1 > self._cap:
                     self._put_log(stream, plain, size)
@@ -183,10 +187,16 @@ def as_event(line: bytes) -> NewEvent | None:
     name = data.pop("event", None)
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or name in OURS or not name.isprintable():
         return None
-    if name == "usage" and not all(_is_amount(value) for value in data.values()):
+    if name == "usage" and not all(_is_amount(key, value) for key, value in data.items()):
         return None
     return NewEvent(type=name, data=data)
 
 
-def _is_amount(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e300
+def _is_amount(name: str, value: object) -> bool:
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and 0 <= value <= MOST_USED
+        and 0 < len(name) <= MAX_NAME
+        and name.isprintable()
+    )

@@ -24,6 +24,7 @@ from holdfast.store import Store, wake
 from holdfast.store.wake import Signal
 from holdfast.timing import backoff, jitter
 from holdfast.worker.chores import Chores
+from holdfast.worker.completer import Handed
 from holdfast.worker.desk import Desk, Step
 from holdfast.worker.executor import Execution
 from holdfast.worker.functions import FunctionRuns
@@ -71,18 +72,24 @@ class Worker:
         self._busy: Counter[str] = Counter()
         self._hungry = set(self._queues)
         """Queues that may have something to claim."""
+        self._capped: set[str] = set()
+        """Queues that have a cap over all workers, as far as the last claims showed."""
         self._nudge = asyncio.Event()
         self._settled = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
-        self._signalled = 0
+        self._signals = 0
         self.stuck = False
         """Whether a function did not end: its thread would keep the process."""
 
-    def leave(self) -> None:
-        """Take nothing new, hand over, and end. The second time: end at once."""
-        self._signalled += 1
-        if self._signalled > 1:
+    def signalled(self) -> None:
+        """A signal came: leave. A second one: end at once."""
+        self._signals += 1
+        if self._signals > 1:
             os._exit(1)
+        self.leave()
+
+    def leave(self) -> None:
+        """Take nothing new, hand over, and end."""
         self._desk.leaving.set()
         self._nudge.set()
         for hold in self._holds.all():
@@ -91,7 +98,7 @@ class Worker:
 
     async def run(self, *, once: bool = False) -> None:
         """Work until told to leave; with `once`, until nothing is left to claim."""
-        with self._locks.hold(self.id):
+        with self._locks.hold(self.id) as lock:
             await self._register()
             heart = Heart(
                 self.id,
@@ -117,11 +124,13 @@ class Worker:
                 await self._wind_up()
                 for helper in helpers:
                     helper.cancel()
-            with contextlib.suppress(StoreError):
-                await duties.resign()
-                await self._store.workers.forget(self.id)
-        self._runs.close()
-        self.stuck = self._runs.stuck > 0
+            lock.leaves_something = bool(self._holds)
+            if not self._holds:
+                with contextlib.suppress(StoreError):
+                    await duties.resign()
+                    await self._store.workers.forget(self.id)
+        await self._runs.close()
+        self.stuck = self._runs.stuck
 
     @contextlib.asynccontextmanager
     async def _all_tasks(self) -> AsyncIterator[asyncio.TaskGroup]:
@@ -206,6 +215,8 @@ class Worker:
             finally:
                 if claimed == slots:
                     self._hungry.add(queue)
+            caps = await self._store.queues.caps()
+            self._capped = {queue for queue in self._queues if queue in caps}
 
     async def _claim(self, pairs: Sequence[Claimable], slots: int, domains: Sequence[str]) -> int:
         """Adopt, claim, and run what came; return how many were claimed."""
@@ -265,7 +276,7 @@ class Worker:
         elif lease.adopted:
             self._runs.settle_orphan(hold)
         else:
-            self._runs.launch(hold, self._group)
+            self._runs.launch(hold)
 
     async def _execute(self, hold: Hold) -> None:
         try:
@@ -273,7 +284,7 @@ class Worker:
         except Exception:
             log.exception("job %s: its supervision failed; handing it back", hold.lease.id)
             with contextlib.suppress(Exception):
-                await self._desk.hand_overs.ask((hold.lease, CRASHED_DELAY))
+                await self._desk.hand_overs.ask(Handed(hold.lease, delay=CRASHED_DELAY, worn=True))
         finally:
             self._release(hold)
 
@@ -284,6 +295,8 @@ class Worker:
         queue = hold.lease.queue
         if queue in self._queues:
             self._busy[queue] -= 1
+            if queue in self._capped:
+                self._hungry.add(queue)  # It took less than it had room for: perhaps only because of the cap.
             if queue in self._hungry or not self._holds:
                 self._nudge.set()
 
