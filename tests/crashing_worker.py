@@ -10,7 +10,8 @@ import signal
 import sqlite3
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Literal
 
@@ -25,6 +26,7 @@ from holdfast.runner.host import StateFolder
 from holdfast.store import orphans
 from holdfast.store.leases import Leases
 from holdfast.store.store import sqlite_path
+from holdfast.worker.worker import Worker
 
 functions = Functions()
 
@@ -135,6 +137,15 @@ async def talk(path: str, seconds: float, ctx: Context) -> int:
     return said
 
 
+async def opened(held: AsyncExitStack, worker: Callable[[], AbstractAsyncContextManager[Worker]]) -> Worker:
+    """Open a worker. Its time to connect is short, and so many begin at once that it may not be enough."""
+    while True:
+        try:
+            return await held.enter_async_context(worker())
+        except StoreUnreachable as error:
+            logging.warning("again: %s", error)
+
+
 async def main(part: Part) -> bool:
     settings = config.load()
     if part.adopt_backoff is not None:
@@ -143,7 +154,10 @@ async def main(part: Part) -> bool:
         lose_an_answer()
     hooks = Hooks(part.hooks, settings.url)
     state = StateFolder(settings.state, part.boot)
-    async with worker_of(settings, queues=part.queues, functions=functions, at=hooks.at, state=state) as worker:
+    async with AsyncExitStack() as held:
+        worker = await opened(held, lambda: worker_of(
+            settings, queues=part.queues, functions=functions, at=hooks.at, state=state
+        ))  # fmt: skip
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, worker.signalled)

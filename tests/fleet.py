@@ -37,7 +37,7 @@ say() {{ echo "out $n"; echo "err $n" >&2; n=$((n + 1)); }}
 while [ $n -le 12 ]; do say; done
 while [ -n "$GATE" ] && [ ! -e "$GATE" ]; do sleep 0.05; done
 while [ $n -le {LINES} ]; do sleep ${{PACE:-0.1}}; say; done
-mkdir "$HOLDFAST_WORK_DIR/output" && echo "$HOLDFAST_ATTEMPT" > "$HOLDFAST_WORK_DIR/output/made"
+mkdir -p "$HOLDFAST_WORK_DIR/output" && echo "$HOLDFAST_ATTEMPT" > "$HOLDFAST_WORK_DIR/output/made"
 printf 'last out'; printf 'last err' >&2
 """
 """Marks that it ran; says some lines at once and some over time, leaves a file, and ends in the middle of a line."""

@@ -17,6 +17,7 @@ from holdfast.model import Cause, Job, Status
 from holdfast.runner.base import End, Identity, Order, TooLate
 from holdfast.runner.host import StateFolder
 from holdfast.runner.process import Process, ProcessRunner
+from holdfast.runner.spec import Command
 from holdfast.worker.lease import boottime
 from tests.crashing_worker import Hook
 from tests.fleet import Fleet, alive
@@ -277,7 +278,10 @@ async def _no_doubt() -> None:
 
 
 async def test_worker_that_slept_just_before_the_start_starts_nothing(tmp_path: Path) -> None:
-    """Proves L15. Its lease's time is over, or others ran the attempt and cleaned up: either keeps it from a start."""
+    """Proves L15. Its lease's time is over, or others ran the attempt and cleaned up: either keeps it from a start.
+
+    Nor does it stumble over what is gone.
+    """
     runner = ProcessRunner(StateFolder(tmp_path), "site", user=None, log_cap=1 << 20)
     spec = {"command": ["sh", "-c", f"echo ran >> {tmp_path}/marker"]}
     order = Order(identity=Identity("site", "job", 1), token=1, spec=spec, inputs={}, start_by=1e9)
@@ -288,6 +292,7 @@ async def test_worker_that_slept_just_before_the_start_starts_nothing(tmp_path: 
         adopter.watch(lambda: None)
         await eventually(adopter.collect, "it ends")
         await adopter.remove(others_held_it=True)
+        await adopter.tell(Command(token=1, verb="hold"))
         await runner.start(order, _no_doubt)
         assert (tmp_path / "marker").read_text() == "ran\n"
     finally:

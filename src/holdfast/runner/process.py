@@ -296,7 +296,10 @@ class Process:
         return await self._runner.in_thread(lambda: self._log.read(most))
 
     async def tell(self, command: Command) -> str:
-        return await self._runner.in_thread(lambda: self.folder.send(command))
+        try:
+            return await self._runner.in_thread(lambda: self.folder.send(command))
+        except FileNotFoundError:
+            return ""  # Whoever owns it by now has cleared it up, while we slept: the lease will say so.
 
     def tell_now(self, command: Command) -> None:
         """Leave a command from any thread; one that cannot be left is said again with the next heartbeat."""
