@@ -54,7 +54,9 @@ class Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        super().handle_exit(sig, frame)
+        """Leave politely; at once when told again. The signal is not raised again: we left as we were asked to."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
         self._app.leave()
 
 
@@ -88,4 +90,3 @@ async def serve(app: Api, settings: Settings) -> None:
             host, port = listener.getsockname()[:2]
             typer.echo(f"holdfast serves on http://{f'[{host}]' if ':' in host else host}:{port}", err=True)
             await Server(app, settings).serve(sockets=[listener])
-            await asyncio.sleep(0)
