@@ -11,7 +11,7 @@ import os
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -20,7 +20,7 @@ from holdfast.runner.base import End, EngineUnreachable, Identity, State, TooLat
 from holdfast.runner.docker.archive import Archive, only_file
 from holdfast.runner.docker.engine import Gone, Refusal, Seen, to_seconds
 from holdfast.runner.docker.recipe import ATTEMPT, WORK
-from holdfast.runner.folder import Exit, ExitCause, Started, decode
+from holdfast.runner.folder import Exit, ExitCause, Started, Unreadable, decode
 from holdfast.runner.frames import HEADER, Frame, NotAFrame, Stream, fresh, from_copy, parse_frame
 from holdfast.runner.process import to_end
 from holdfast.runner.spec import Command, encode_command
@@ -206,7 +206,7 @@ class Container:
             return
         self._spoke.set()
         if frame.stream is Stream.EVENTS:
-            self._read_clock(frame)
+            self._hear(frame.event)
         while self._size > BUFFER:
             self._room.clear()
             await self._room.wait()
@@ -331,9 +331,11 @@ class Container:
         with contextlib.suppress(EngineUnreachable):
             await self.tell(command)
 
-    def _read_clock(self, frame: Frame) -> None:
-        """Learn how far its clock is ahead of ours, at least: from what it says now, not from what it once said."""
-        event = frame.event
+    def _hear(self, event: dict[str, Any]) -> None:
+        """Learn what its `exit` says, and how far its clock is ahead of ours, at least: by what it says now."""
+        if event.get("event") == "exit":
+            with contextlib.suppress(Unreadable):  # The file tells, then.
+                self._exit = decode(msgspec.json.encode(event.get("exit")), Exit, f"`exit` of {self.id[:12]}")
         if self._ours or event.get("command") in self._told:
             ahead = event["boottime"] / 1e6 - boottime()
             self._ahead = ahead if self._ahead is None else max(self._ahead, ahead)

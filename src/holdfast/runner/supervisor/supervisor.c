@@ -1725,6 +1725,17 @@ static void finish_copy(void) {
     copying.lost += copying.used;
 }
 
+/* The last line of the copy is `exit` itself, once it is written: whoever reads an engine's log need not fetch the file. It is
+ * in no log of ours, and left out where it does not fit or nobody reads. */
+static void copy_end(const struct text *end) {
+    if (!log_.copy || copying.lost || end->used + 128 > EVENT_ROOM)
+        return;
+    put(event("exit"), ",\"exit\":%.*s}", (int)end->used - 1, end->data);
+    fill_header(event_data, EVENT, log_.offsets[EVENT], event_text.used);
+    copy_frame(event_data, HEADER + event_text.used);
+    finish_copy();
+}
+
 /* Write `exit`, with patience for a disk that comes back. */
 static int end_attempt(void) {
     const struct task *last = last_task();
@@ -1742,6 +1753,7 @@ static int end_attempt(void) {
         }
         usleep(500000);
     }
+    copy_end(&t);
     return exit_status(last);
 }
 
