@@ -7,6 +7,7 @@ the volume, and the engine. While the engine is away nothing is known, and nothi
 
 import asyncio
 import contextlib
+import logging
 import os
 import time
 from collections import deque
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from holdfast.runner.docker.runner import DockerRunner
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
+
 BUFFER = 4 << 20
 """Bytes of output that wait here to be shipped; then the engine has to keep them."""
 BEGIN_SECONDS = 10.0
@@ -318,9 +321,12 @@ class Container:
         self._told.add(name)
         user = await self._runner.user_of(self._seen)
         archive = Archive(user.uid, user.gid) if user else Archive(0, 0)
-        archive.file(name, encode_command(self._in_their_time(command)))
-        with contextlib.suppress(Refusal):  # It has ended, or is gone.
+        # For all to read: between its making and its change of owner the supervisor may look already.
+        archive.file(name, encode_command(self._in_their_time(command)), 0o644)
+        try:
             await self._engine.put(self.id, f"{ATTEMPT}/cmd", archive.finish())
+        except Refusal as error:  # Also where it was obeyed and removed before the engine was done with it.
+            log.debug("a word to container %s was refused: %s", self.id[:12], error)
         return name
 
     def tell_now(self, command: Command) -> None:

@@ -1388,7 +1388,7 @@ static void acknowledge(const char *name, const struct command *c, const char *w
     send_event();
 }
 
-/* A file that an engine is still unpacking ends too early; it gets a moment. */
+/* A file that an engine is still unpacking ends too early, or is not ours yet; it gets a moment. */
 static bool still_being_written(const struct stat *about) {
     micros changed = (micros)about->st_ctim.tv_sec * SECOND + about->st_ctim.tv_nsec / 1000, age = walltime() - changed;
     return age > -TORN_COMMAND && age < TORN_COMMAND;
@@ -1401,6 +1401,8 @@ static void take_command(int commands, const char *name) {
     enum parse parsed = MALFORMED;
     int fd = openat(commands, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd < 0 && errno == ENOENT)
+        return;
+    if (fd < 0 && errno == EACCES && fstatat(commands, name, &about, AT_SYMLINK_NOFOLLOW) == 0 && still_being_written(&about))
         return;
     if (fd < 0 || fstat(fd, &about) < 0 || !S_ISREG(about.st_mode)) {
         snprintf(why, sizeof why, "not a file that can be read");
@@ -1458,7 +1460,7 @@ static void look_for_commands(bool noticed) {
 static void watch_commands(void) {
     mkdirat(folder, "cmd", 0700);
     watched = openat(folder, "cmd", O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-    if (watched >= 0 && fcntl(watched, F_NOTIFY, DN_CREATE | DN_RENAME | DN_MODIFY | DN_MULTISHOT) < 0)
+    if (watched >= 0 && fcntl(watched, F_NOTIFY, DN_CREATE | DN_RENAME | DN_MODIFY | DN_ATTRIB | DN_MULTISHOT) < 0)
         close_fd(&watched);
 }
 
