@@ -65,7 +65,7 @@ class Daemon:
         """Start it, and wait until it answers; on a busy machine it may give up on itself."""
         for _ in range(TRIES):
             self._begin()
-            if self._answers():
+            if self._answers_soon():
                 return
         raise AssertionError((self.folder / "log").read_text()[-2000:])
 
@@ -90,10 +90,14 @@ class Daemon:
         with (self.folder / "log").open("ab") as log:
             return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
 
-    def _answers(self) -> bool:
+    @property
+    def answers(self) -> bool:
+        return self.curl("_ping") == "OK"
+
+    def _answers_soon(self) -> bool:
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
-            if self.curl("_ping") == "OK":
+            if self.answers:
                 return True
             if self._process is None or self._process.poll() is not None:
                 break

@@ -1,6 +1,7 @@
 """What is kept of the output: both streams whole, capped, copied, and what happens on a full disk."""
 
 import contextlib
+import json
 import os
 import socket
 import subprocess
@@ -120,7 +121,9 @@ class TestOutput:
             lines = copy.readlines()
         assert attempt.end().copy_lost == 0
         assert max(map(len, lines)) < 16384
-        assert [from_copy(line) for line in lines] == attempt.frames()
+        frames = [from_copy(line) for line in lines]
+        assert frames[:-1] == attempt.frames()
+        assert frames[-1].event["exit"] == json.loads((attempt.folder.path / "exit").read_text())
         assert len(attempt.output()) == 100_000
 
     def test_copy_that_nobody_reads_blocks_neither_commands_nor_limits(self, attempt: Attempt) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.runner.folder import ExitCause
 from holdfast.runner.frames import Frame, Stream
-from holdfast.runner.spec import Command
+from holdfast.runner.spec import Command, encode_command
 from tests.attempt import (
     AS_NOBODY,
     FOREVER,
@@ -406,6 +406,20 @@ class TestCommands:
         for name in ("fifo", "link", "folder"):
             assert attempt.answer(name).why == "not a file that can be read"
         assert attempt.tell("kill").ok
+
+    @needs_root
+    def test_command_that_an_engine_still_unpacks_is_waited_for(self, attempt: Attempt, tmp_path: Path) -> None:
+        """R24: it is made, and made another's to read only afterwards; refused, it would be lost to an adopter."""
+        attempt.write(*shell(f"echo ready; {FOREVER}"))
+        hand_over(attempt, tmp_path)
+        attempt.supervise(wrap=AS_NOBODY)
+        attempt.says(b"ready")
+        path = attempt.folder.path / "cmd" / "hold"
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(encode_command(Command(token=6, verb="hold")))
+        time.sleep(0.3)  # It looks several times meanwhile.
+        os.chown(path, NOBODY, NOBODY)
+        assert attempt.answer("hold").ok
 
     def test_many_commands_are_obeyed_in_the_order_of_their_names(self, attempt: Attempt) -> None:
         attempt.start(*shell(f"echo ready; {FOREVER}"))

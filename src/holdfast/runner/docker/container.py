@@ -7,11 +7,12 @@ the volume, and the engine. While the engine is away nothing is known, and nothi
 
 import asyncio
 import contextlib
+import logging
 import os
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -20,7 +21,7 @@ from holdfast.runner.base import End, EngineUnreachable, Identity, State, TooLat
 from holdfast.runner.docker.archive import Archive, only_file
 from holdfast.runner.docker.engine import Gone, Refusal, Seen, to_seconds
 from holdfast.runner.docker.recipe import ATTEMPT, WORK
-from holdfast.runner.folder import Exit, ExitCause, Started, decode
+from holdfast.runner.folder import Exit, ExitCause, Started, Unreadable, decode
 from holdfast.runner.frames import HEADER, Frame, NotAFrame, Stream, fresh, from_copy, parse_frame
 from holdfast.runner.outputs import Gathered, pour, take_tar
 from holdfast.runner.process import to_end
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from holdfast.runner.docker.runner import DockerRunner
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
+
 BUFFER = 4 << 20
 """Bytes of output that wait here to be shipped; then the engine has to keep them."""
 BEGIN_SECONDS = 10.0
@@ -207,7 +210,7 @@ class Container:
             return
         self._spoke.set()
         if frame.stream is Stream.EVENTS:
-            self._read_clock(frame)
+            self._hear(frame.event)
         while self._size > BUFFER:
             self._room.clear()
             await self._room.wait()
@@ -319,9 +322,12 @@ class Container:
         self._told.add(name)
         user = await self._runner.user_of(self._seen)
         archive = Archive(user.uid, user.gid) if user else Archive(0, 0)
-        archive.file(name, encode_command(self._in_their_time(command)))
-        with contextlib.suppress(Refusal):  # It has ended, or is gone.
+        # For all to read: between its making and its change of owner the supervisor may look already.
+        archive.file(name, encode_command(self._in_their_time(command)), 0o644)
+        try:
             await self._engine.put(self.id, f"{ATTEMPT}/cmd", archive.finish())
+        except Refusal as error:  # Also where it was obeyed and removed before the engine was done with it.
+            log.debug("a word to container %s was refused: %s", self.id[:12], error)
         return name
 
     def tell_now(self, command: Command) -> None:
@@ -332,9 +338,11 @@ class Container:
         with contextlib.suppress(EngineUnreachable):
             await self.tell(command)
 
-    def _read_clock(self, frame: Frame) -> None:
-        """Learn how far its clock is ahead of ours, at least: from what it says now, not from what it once said."""
-        event = frame.event
+    def _hear(self, event: dict[str, Any]) -> None:
+        """Learn what its `exit` says, and how far its clock is ahead of ours, at least: by what it says now."""
+        if event.get("event") == "exit":
+            with contextlib.suppress(Unreadable):  # The file tells, then.
+                self._exit = decode(msgspec.json.encode(event.get("exit")), Exit, f"`exit` of {self.id[:12]}")
         if self._ours or event.get("command") in self._told:
             ahead = event["boottime"] / 1e6 - boottime()
             self._ahead = ahead if self._ahead is None else max(self._ahead, ahead)

@@ -1388,7 +1388,7 @@ static void acknowledge(const char *name, const struct command *c, const char *w
     send_event();
 }
 
-/* A file that an engine is still unpacking ends too early; it gets a moment. */
+/* A file that an engine is still unpacking ends too early, or is not ours yet; it gets a moment. */
 static bool still_being_written(const struct stat *about) {
     micros changed = (micros)about->st_ctim.tv_sec * SECOND + about->st_ctim.tv_nsec / 1000, age = walltime() - changed;
     return age > -TORN_COMMAND && age < TORN_COMMAND;
@@ -1401,6 +1401,8 @@ static void take_command(int commands, const char *name) {
     enum parse parsed = MALFORMED;
     int fd = openat(commands, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd < 0 && errno == ENOENT)
+        return;
+    if (fd < 0 && errno == EACCES && fstatat(commands, name, &about, AT_SYMLINK_NOFOLLOW) == 0 && still_being_written(&about))
         return;
     if (fd < 0 || fstat(fd, &about) < 0 || !S_ISREG(about.st_mode)) {
         snprintf(why, sizeof why, "not a file that can be read");
@@ -1458,7 +1460,7 @@ static void look_for_commands(bool noticed) {
 static void watch_commands(void) {
     mkdirat(folder, "cmd", 0700);
     watched = openat(folder, "cmd", O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-    if (watched >= 0 && fcntl(watched, F_NOTIFY, DN_CREATE | DN_RENAME | DN_MODIFY | DN_MULTISHOT) < 0)
+    if (watched >= 0 && fcntl(watched, F_NOTIFY, DN_CREATE | DN_RENAME | DN_MODIFY | DN_ATTRIB | DN_MULTISHOT) < 0)
         close_fd(&watched);
 }
 
@@ -1725,6 +1727,17 @@ static void finish_copy(void) {
     copying.lost += copying.used;
 }
 
+/* The last line of the copy is `exit` itself, once it is written: whoever reads an engine's log need not fetch the file. It is
+ * in no log of ours, and left out where it does not fit or nobody reads. */
+static void copy_end(const struct text *end) {
+    if (!log_.copy || copying.lost || end->used + 128 > EVENT_ROOM)
+        return;
+    put(event("exit"), ",\"exit\":%.*s}", (int)end->used - 1, end->data);
+    fill_header(event_data, EVENT, log_.offsets[EVENT], event_text.used);
+    copy_frame(event_data, HEADER + event_text.used);
+    finish_copy();
+}
+
 /* Write `exit`, with patience for a disk that comes back. */
 static int end_attempt(void) {
     const struct task *last = last_task();
@@ -1742,6 +1755,7 @@ static int end_attempt(void) {
         }
         usleep(500000);
     }
+    copy_end(&t);
     return exit_status(last);
 }
 
