@@ -10,34 +10,15 @@
  * The protocol is broken on purpose by -DNO_FENCE and so on (see VARIANTS in tests/test_lease_model.py): each must be caught.
  */
 
-#ifndef CRASHES
-#define CRASHES 1 /* workers killed; a new one takes the place */
-#endif
-#ifndef EXPIRES
-#define EXPIRES 1 /* leases that run out while their owner lives: it was stopped, or its beats did not arrive */
-#endif
-#ifndef JUMPS
-#define JUMPS 0 /* leases that run out too early: the database's clock jumped ahead */
-#endif
-#ifndef KILLS
-#define KILLS 0 /* supervisors killed with -9 */
-#endif
-#ifndef CANCELS
-#define CANCELS 1
-#endif
-#ifndef HANDOVERS
-#define HANDOVERS 1 /* workers told to leave while they hold a job */
-#endif
-#ifndef CUTS
-#define CUTS 0 /* answers to a finish that are lost: it is sent again */
-#endif
-#ifndef ATTEMPTS
-#define ATTEMPTS 2 /* that job 0 may use; job 1 has one */
-#endif
-
-#ifndef CANCELLED_JOB
-#define CANCELLED_JOB 0 /* which one a person cancels */
-#endif
+/* How much goes wrong: see the scenes at the end. Whatever goes wrong befalls job 0; job 1 waits behind it in its lane. */
+byte attempts = 1; /* that job 0 may use */
+byte crashes; /* workers killed; a new one takes the place */
+byte expires; /* leases that run out while their owner lives: it was stopped, or its beats did not arrive */
+byte jumps; /* leases that seem to have run out: the database's clock jumped ahead */
+byte kills; /* supervisors killed with -9 */
+byte hand_overs; /* workers told to leave while they hold a job */
+byte cuts; /* answers to a finish that are lost: it is sent again */
+byte cancels[2]; /* requests of a person, per job */
 
 #define JOBS 2
 #define WORKERS 2
@@ -46,7 +27,7 @@
 #define NOBODY 3
 
 #define folder_of(j, a) ((j) * 2 + (a) - 1)
-#define attempts_of(j) ((j) == 0 -> ATTEMPTS : 1)
+#define attempts_of(j) ((j) == 0 -> attempts : 1)
 
 mtype:status = { QUEUED, RUNNING, SUCCEEDED, FAILED, CANCELLED };
 mtype:gate = { UNRESOLVED, LANE, OPEN, SHUT };
@@ -136,9 +117,7 @@ typedef Message {
   byte changes;
   mtype:end end = NOT_YET;
 };
-Message sent[WORKERS + CRASHES]; /* behind the workers': what dead ones had sent */
-
-byte crashes = CRASHES, expires = EXPIRES, jumps = JUMPS, kills = KILLS, cancels = CANCELS, hand_overs = HANDOVERS, cuts = CUTS;
+Message sent[WORKERS + 1]; /* behind the workers': what a dead one had sent */
 
 /* ---- lanes: the one function that moves them; its caller holds the lane's lock ---- */
 
@@ -451,6 +430,8 @@ end_of_work:
       at[mine].spec = 0;
       at[mine].fresh = 0;
       at[mine].voids = 0;
+      at[mine].token = 0;
+      at[mine].changes = 0;
       at[mine].exit = NOT_YET;
 #ifdef NO_TOMBSTONE
       at[mine].begun = 0;
@@ -467,12 +448,12 @@ end_of_work:
       crashes--;
       if
       :: sent[w].verb != NOTHING ->
-        sent[WORKERS + crashes].verb = sent[w].verb;
-        sent[WORKERS + crashes].job = sent[w].job;
-        sent[WORKERS + crashes].attempt = sent[w].attempt;
-        sent[WORKERS + crashes].token = sent[w].token;
-        sent[WORKERS + crashes].changes = sent[w].changes;
-        sent[WORKERS + crashes].end = sent[w].end;
+        sent[WORKERS].verb = sent[w].verb;
+        sent[WORKERS].job = sent[w].job;
+        sent[WORKERS].attempt = sent[w].attempt;
+        sent[WORKERS].token = sent[w].token;
+        sent[WORKERS].changes = sent[w].changes;
+        sent[WORKERS].end = sent[w].end;
         drop(w)
       :: else -> skip
       fi;
@@ -505,6 +486,7 @@ inline land_finish(m) {
   assert(its.attempt == sent[m].attempt);
   assert(!at[told].landed); /* one finish per attempt */
   assert(its.live == 0); /* nothing ends while it runs */
+  assert(sent[m].end != VANISHED || at[told].once); /* what never ran is not called lost */
   assert(at[told].exit != STOPPED || sent[m].end == STOPPED || !its.accepted); /* what a cancel ended is cancelled */
   at[told].landed = 1;
   its.owner = NOBODY;
@@ -692,7 +674,8 @@ end_of_supervision:
   od
 }
 
-/* Folders of attempts that are over: stop what runs, remove what is left, keep the mark. */
+/* Folders of attempts that are over: stop what runs, remove what is left, and keep the mark for longer than any start_by. */
+#define about_to_start(f, w) (who[w].step == STAGE && folder_of(who[w].job, who[w].attempt) == f && who[w].order_fresh)
 proctype sweep(byte f) {
 end_of_sweep:
   do
@@ -705,11 +688,18 @@ end_of_sweep:
         at[f].spec = 0;
         at[f].fresh = 0;
         at[f].voids = 0;
+        at[f].token = 0;
+        at[f].changes = 0;
 #if defined(SWEEP_LEAVES_NO_MARK) || defined(NO_TOMBSTONE)
         at[f].begun = 0;
 #endif
         at[f].exit = NOT_YET
       fi
+    }
+  :: d_step {
+      at[f].begun && !at[f].spec && !is_open(f) && !about_to_start(f, 0) && !about_to_start(f, 1) ->
+      printf("the mark of %d.%d is swept\n", same_job(f), same_attempt(f));
+      at[f].begun = 0
     }
   od
 }
@@ -745,6 +735,7 @@ end_of_reaping:
       jumps--;
       run_out(j, false)
     }
+#ifndef NO_REAP
   :: d_step { /* reap; or a neighbour holds the dead one's lock file */
       job[j].status == RUNNING && (job[j].owner == DEAD || (job[j].owner < WORKERS && job[j].expired)) ->
       printf("job %d is taken from its owner, dead %d\n", j, job[j].owner == DEAD);
@@ -755,6 +746,7 @@ end_of_reaping:
 #endif
       job[j].changes++
     }
+#endif
   od
 }
 
@@ -770,8 +762,8 @@ end_of_person:
       settle()
     }
   :: d_step {
-      j == CANCELLED_JOB && cancels > 0 && !ended(j) ->
-      cancels--;
+      cancels[j] > 0 && !ended(j) ->
+      cancels[j]--;
       printf("job %d is asked to cancel while %e\n", j, job[j].status);
       job[j].accepted = 1;
       if
@@ -795,35 +787,44 @@ end_of_person:
 
 #define all_ended (ended(0) && ended(1))
 
+#define scene(n) (!defined_scene || n == defined_scene)
+#ifdef SCENE
+#define defined_scene SCENE
+#else
+#define defined_scene 0
+#endif
+
 init {
   atomic {
     job[0].gate = OPEN;
     holder = 0;
-#ifndef LATE_SUBMIT
-    job[1].gate = LANE;
-#endif
+    if
+    :: scene(1) -> printf("a worker is killed, a person cancels\n"); crashes = 1; cancels[0] = 1; attempts = 2
+    :: scene(2) -> printf("a worker is stopped, a person cancels\n"); expires = 1; cancels[0] = 1; attempts = 2
+    :: scene(3) -> printf("one is stopped, one is killed\n"); crashes = 1; expires = 1
+    :: scene(4) -> printf("the clock jumps, a worker is killed, a person cancels\n"); jumps = 1; crashes = 1; cancels[0] = 1
+    :: scene(5) -> printf("a worker hands over, another is stopped\n"); hand_overs = 1; expires = 1
+    :: scene(6) -> printf("a supervisor is killed, and a worker\n"); kills = 1; crashes = 1; attempts = 2
+    :: scene(7) -> printf("answers are lost, a worker is stopped\n"); cuts = 1; expires = 1; attempts = 2
+    :: scene(8) -> printf("a job joins the lane, and is cancelled\n"); crashes = 1; cancels[1] = 1; job[1].gate = UNRESOLVED
+    fi;
+    if
+    :: job[1].gate == UNRESOLVED && cancels[1] == 0 -> job[1].gate = LANE
+    :: else -> skip
+    fi;
     run work(0);
     run work(1);
     run deliver(0);
     run deliver(1);
-#if CRASHES > 0
     run deliver(2);
-#endif
-#if CRASHES > 1
-    run deliver(3);
-#endif
     run supervise(0, 0);
     run supervise(0, 1);
-#if ATTEMPTS > 1
     run supervise(1, 0);
     run supervise(1, 1);
-#endif
     run supervise(2, 0);
     run supervise(2, 1);
     run sweep(0);
-#if ATTEMPTS > 1
     run sweep(1);
-#endif
     run sweep(2);
     run reap(0);
     run reap(1);
