@@ -1,7 +1,7 @@
 """Checks the model of the lease protocol with Spin: `python -m model.check`; with the name of a variant: how it fails.
 
-Spin makes a C program of `lease.pml` that visits every state which can be reached. The protocol as it should be must pass
-with a search that left nothing out, and every way to break it must be caught. The page to read is docs/model.md.
+Spin makes a C program of `lease.pml` that visits every state which can be reached. The protocol as it should be must
+pass with a search that left nothing out, and every way to break it must be caught. The page to read is docs/model.md.
 """
 
 import re

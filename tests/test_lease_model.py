@@ -1,7 +1,6 @@
 """The model of the lease protocol (model/lease.pml, docs/model.md), checked with Spin: all of its states."""
 
 import pytest
-
 from model import check
 
 pytestmark = pytest.mark.skipif(check.missing() is not None, reason=f"{check.missing()} is missing (scripts/need-spin)")
