@@ -1,7 +1,7 @@
 # holdfast: `make` lists what there is.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup up demo check format test test-fast test-races test-pgbouncer bench bench-worker bench-pgbouncer schema clean
+.PHONY: help setup up demo check format test test-fast model test-races test-pgbouncer bench bench-worker bench-pgbouncer schema clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -12,11 +12,12 @@ SUPERVISOR := src/holdfast/runner/supervisor/holdfast-supervisor
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 26
 
-setup: .venv/.ready $(SUPERVISOR) ## Make the virtual environment and, as root, install Postgres, PgBouncer, Docker and faketime if they are missing
+setup: .venv/.ready $(SUPERVISOR) ## Make the virtual environment and, as root, install Postgres, PgBouncer, Docker, Spin and faketime if they are missing
 	@scripts/need-postgres
 	@scripts/need-pgbouncer
 	@scripts/need-docker
 	@scripts/need-faketime
+	@scripts/need-spin
 
 .venv/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "holdfast needs Python 3.11 or newer: set PYTHON=…"; exit 1; }
@@ -48,7 +49,12 @@ test: setup check ## Everything: set up, check, all tests on SQLite and a real P
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-fast: .venv/.ready $(SUPERVISOR) ## The tests without the long races and the state machine
-	$(BIN)/python -m pytest -n 2 --ignore tests/test_races.py --ignore tests/test_machine.py --ignore tests/test_crash.py
+	$(BIN)/python -m pytest -n 2 --ignore tests/test_races.py --ignore tests/test_machine.py --ignore tests/test_crash.py \
+		--ignore tests/test_lease_model.py
+
+model: ## Check the model of the lease protocol with Spin, and that every way to break it is caught
+	@scripts/need-spin
+	@$(PYTHON) -m model.check
 
 test-races: setup ## The two great races (lanes, dependencies) with 10,000 rounds each on both stores: some minutes
 	HOLDFAST_TEST_ROUNDS=10000 $(BIN)/python -m pytest tests/test_races.py -k "racing_a_finish or racing_the_parents_end"
