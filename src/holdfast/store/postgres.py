@@ -188,7 +188,7 @@ class PostgresDatabase:
                 max_size=connections,
                 init=_set_up_pooled if pooled else _set_up_session,
                 reset=_leave,
-                timeout=min(CONNECT_SECONDS, answer_within or CONNECT_SECONDS),
+                timeout=CONNECT_SECONDS,
                 server_settings=NAME if pooled else SESSION,
                 statement_cache_size=0 if pooled else STATEMENTS,
             )
