@@ -34,6 +34,8 @@ NEEDS: dict[tuple[str, str], Role | None] = {
     ("GET", "/v1/jobs/{job_id}"): Role.VIEWER,
     ("GET", "/v1/jobs/{job_id}/attempts"): Role.VIEWER,
     ("GET", "/v1/jobs/{job_id}/explain"): Role.VIEWER,
+    ("GET", "/v1/jobs/{job_id}/artifacts"): Role.VIEWER,
+    ("GET", "/v1/jobs/{job_id}/artifacts/{path:path}"): Role.VIEWER,
     ("GET", "/v1/jobs/{job_id}/events"): Role.VIEWER,
     ("GET", "/v1/jobs/{job_id}/events/stream"): Role.VIEWER,
     ("GET", "/v1/jobs/{job_id}/events/download"): Role.VIEWER,
@@ -74,7 +76,13 @@ BODIES: dict[tuple[str, str], Any] = {
 
 
 def path_of(route: str, job: str) -> str:
-    for name, value in (("job_id", job), ("lane:path", "L"), ("queue:path", "Q"), ("host:path", "H")):
+    for name, value in (
+        ("job_id", job),
+        ("path:path", "F"),
+        ("lane:path", "L"),
+        ("queue:path", "Q"),
+        ("host:path", "H"),
+    ):
         route = route.replace(f"{{{name}}}", value)
     return route.replace("{token_id}", new_id())
 

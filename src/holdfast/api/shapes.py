@@ -64,6 +64,7 @@ class Links(msgspec.Struct, frozen=True, kw_only=True):
     self: str
     events: str
     stream: str
+    artifacts: str
 
 
 class JobView(Job, frozen=True, kw_only=True):
@@ -93,6 +94,16 @@ class ListJobs(Query, frozen=True):
 
 class Attempts(Answer, frozen=True):
     items: Sequence[Attempt]
+
+
+class ArtifactView(Answer, frozen=True):
+    path: str
+    size: int
+    href: str
+
+
+class ArtifactViews(Answer, frozen=True):
+    items: Sequence[ArtifactView]
 
 
 class ListEvents(Query, frozen=True):

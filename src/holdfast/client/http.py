@@ -42,6 +42,12 @@ class Refused(HoldfastError):
         self.details = details
 
 
+class Artifact(msgspec.Struct, frozen=True):
+    path: str
+    size: int
+    href: str
+
+
 class Page(msgspec.Struct, frozen=True):
     items: list[Any]
     next_cursor: str | None = None
@@ -156,6 +162,26 @@ class AsyncClient:
     async def _move(self, job_id: str, verb: str, **body: Any) -> Job:
         given = {name: value for name, value in body.items() if value is not None}
         return await self._call("POST", _job(job_id, verb), Job, body=given)
+
+    async def artifacts(self, job_id: str) -> Sequence[Artifact]:
+        """The files that the last ended attempt left."""
+        page = await self._call("GET", _job(job_id, "artifacts"), Page)
+        return msgspec.convert(page.items, list[Artifact])
+
+    async def download(self, job_id: str, path: str, target: Path) -> None:
+        """Save one file; what is at the target is replaced once all of it is there."""
+        partial = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
+        try:
+            async with self._http.stream("GET", _job(job_id, f"artifacts/{quote(path)}")) as answer:
+                if answer.status_code >= 400:
+                    await answer.aread()
+                    _raise(answer)
+                with partial.open("wb") as file:
+                    async for chunk in answer.aiter_bytes():
+                        file.write(chunk)
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
 
     # History
 

@@ -183,7 +183,7 @@ def _label(text: str) -> tuple[str, str]:
 
 def _view(call: Call, job: Job) -> JobView:
     here = f"{call.root}/v1/jobs/{job.id}"
-    links = Links(self=here, events=f"{here}/events", stream=f"{here}/events/stream")
+    links = Links(self=here, events=f"{here}/events", stream=f"{here}/events/stream", artifacts=f"{here}/artifacts")
     return JobView(**msgspec.structs.asdict(job), links=links)
 
 
