@@ -124,9 +124,15 @@ Message sent[WORKERS + 1]; /* behind the workers': what a dead one had sent */
 
 /* ---- lanes: the one function that moves them; its caller holds the lane's lock ---- */
 
+#ifdef LANE_FORGETS_RETRY
+#define keeps_lane(j) (job[j].status == RUNNING || (job[j].status == QUEUED && job[j].attempt == 0))
+#else
+#define keeps_lane(j) (!ended(j)) /* it runs, waits to be claimed, or is a retry */
+#endif
+
 inline settle() {
   if
-  :: holder != NOBODY && !ended(holder) -> skip /* it runs, waits to be claimed, or is a retry */
+  :: holder != NOBODY && keeps_lane(holder) -> skip
   :: else ->
     holder = NOBODY;
     if
@@ -698,7 +704,7 @@ end_of_sweep:
         at[f].voids = 0;
         at[f].token = 0;
         at[f].changes = 0;
-#if defined(SWEEP_LEAVES_NO_MARK) || defined(NO_TOMBSTONE)
+#ifdef SWEEP_LEAVES_NO_MARK
         at[f].begun = 0;
 #endif
         at[f].exit = NOT_YET
