@@ -14,7 +14,7 @@ from holdfast.model import new_worker_id
 from holdfast.runner.base import Limits, Runner
 from holdfast.runner.function import Functions
 from holdfast.runner.host import StateFolder
-from holdfast.runner.process import ProcessRunner, user_for
+from holdfast.runner.process import MARK_SECONDS, ProcessRunner, user_for
 from holdfast.store import Store
 from holdfast.store.sqlite import SqliteDatabase
 from holdfast.store.store import open_store
@@ -57,7 +57,13 @@ async def worker_of(
         held.push_async_callback(store.close)
         installation = await store.installation()
         user = user_for(settings.process_user, state.path)
-        processes = ProcessRunner(state, installation, user=user, log_cap=settings.log_max_bytes)
+        processes = ProcessRunner(
+            state,
+            installation,
+            user=user,
+            log_cap=settings.log_max_bytes,
+            marks_for=max(MARK_SECONDS, 2 * settings.lease_ttl),
+        )
         held.callback(processes.close)
         containers = await docker_of(settings, installation, held)
         yield Worker(

@@ -74,7 +74,8 @@ class EngineUnreachable(Exception):
     """The engine does not answer, or is another one than before: nothing is known of the attempt, and nothing lost."""
 
 
-State = Literal["missing", "running", "exited", "died"]
+State = Literal["missing", "running", "exited", "died", "forbidden"]
+"""`forbidden`: nothing ran, and somebody saw to it that nothing will."""
 Confirm = Callable[[], Awaitable[None]]
 """Asks the record whether the attempt is still ours, just before something starts; raises if it is not."""
 
@@ -143,6 +144,9 @@ class Runner(Protocol):
 
     async def find(self, identity: Identity, *, stdout: int, stderr: int) -> tuple[State, Running]:
         """Look for an attempt; its log is then read from these offsets on."""
+
+    async def forbid(self, identity: Identity) -> bool:
+        """See to it that an attempt never starts, whoever is on the way to it; False if it has started."""
 
     async def left_over(self) -> Sequence[Identity]:
         """Return the attempts of this installation that are here, whatever became of them."""

@@ -23,10 +23,13 @@ from holdfast.errors import Conflict, HoldfastError
 from holdfast.runner import supervisor
 from holdfast.runner.frames import FrameReader, Stream
 from holdfast.runner.leftovers import PATIENCE, Session, find_leftovers, kill_leftovers
+from holdfast.runner.outputs import remove_tree
 from holdfast.runner.spec import Command, Spec, encode_command, encode_spec
 
 T = TypeVar("T")
 VERSION = 1
+FORBIDDEN = b'{"version":1,"forbidden":true}\n'
+"""What stands in `started` where nothing ran and nothing may."""
 
 
 class ExitCause(StrEnum):
@@ -171,7 +174,43 @@ class Folder:
         return False
 
     def started(self) -> Started | None:
-        return self._read("started", Started)
+        return None if self.forbidden() else self._read("started", Started)
+
+    def forbidden(self) -> bool:
+        """Say whether somebody left the mark that keeps every supervisor from starting here."""
+        try:
+            return (self.path / "started").read_bytes() == FORBIDDEN
+        except FileNotFoundError:
+            return False
+
+    def forbid(self) -> bool:
+        """See to it that nothing starts here any more; False if something has, or is about to."""
+        self.create()
+        fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not self.forbidden():
+                if any((self.path / name).exists() for name in ("started", "exit")):
+                    return False
+                self._place("started", FORBIDDEN)
+            return True
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(fd)
+
+    def bury(self) -> None:
+        """Remove all but the mark that keeps a supervisor that comes late from starting it again."""
+        if not (self.path / "started").exists() and not (self.path / "exit").exists():
+            self.forbid()
+        with contextlib.suppress(FileNotFoundError):  # Somebody else may be at it too.
+            for entry in list(os.scandir(self.path)):
+                if entry.name in ("started", "exit", "lock"):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    remove_tree(Path(entry.path))
+                else:
+                    os.unlink(entry.path)
 
     def exit(self) -> Exit | None:
         return self._read("exit", Exit)

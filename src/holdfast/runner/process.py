@@ -45,7 +45,8 @@ EXHAUSTED_SECONDS = 10.0
 LOOK_SECONDS = 1.0
 """How often to look at the lock of a supervisor that a pidfd watches, for good measure."""
 START_STEPS = (0.001, 0.001, 0.002, 0.002, 0.005, 0.005, 0.01)
-TOMBSTONE_SECONDS = 3600.0
+MARK_SECONDS = 3600.0
+"""How long the mark of an attempt that is over stays, at least: longer than any lease that might still start it."""
 MISSING = ("No such file or directory", "Permission denied", "Exec format error", "Not a directory", "Is a directory")
 
 
@@ -59,13 +60,22 @@ class ProcessRunner:
 
     capability = "process"
 
-    def __init__(self, state: StateFolder, installation: str, *, user: User | None, log_cap: int) -> None:
+    def __init__(
+        self,
+        state: StateFolder,
+        installation: str,
+        *,
+        user: User | None,
+        log_cap: int,
+        marks_for: float = MARK_SECONDS,
+    ) -> None:
         self.domain = state.domain
         self.domains = state.domains
         self.root = state.attempts(installation)
         self._boot = state.boot
         self._user = user
         self._log_cap = log_cap
+        self._marks_for = marks_for
         self._files = ThreadPoolExecutor(4, thread_name_prefix="holdfast-files")
         self._slow = ThreadPoolExecutor(4, thread_name_prefix="holdfast-outputs")
         self._children = Children()
@@ -90,9 +100,20 @@ class ProcessRunner:
         return process
 
     async def find(self, identity: Identity, *, stdout: int, stderr: int) -> tuple[State, "Process"]:
+        """Look at the folder. A lock alone says nothing: whoever holds it may still leave because it came too late."""
         process = Process(self, identity, stdout=stdout, stderr=stderr)
-        state = await self.in_thread(process.look)
-        return state, process
+        for step in _steps():
+            state = await self.in_thread(process.look)
+            if state != "running" or (process.folder.path / "started").exists():
+                return state, process
+            await asyncio.sleep(step)
+        raise AssertionError("unreachable")
+
+    async def forbid(self, identity: Identity) -> bool:
+        try:
+            return await self.in_thread(self.folder(identity).forbid)
+        except OSError as error:
+            raise EngineUnreachable(f"cannot mark the attempt's folder: {error.strerror}") from error
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._files, work)
@@ -208,13 +229,16 @@ class ProcessRunner:
             token = started.token if started else 1
             folder.send(Command(token=max(token, 1) + (1 << 40), verb="stop", kind="cancel"))
             return False
+        buried = not (folder.path / "spec").exists()
         with contextlib.suppress(FileNotFoundError):
-            tombstone = not (folder.path / "spec").exists()
-            if tombstone and time.time() - folder.path.stat().st_mtime < TOMBSTONE_SECONDS:
+            if buried and time.time() - folder.path.stat().st_mtime < self._marks_for:
                 return False
         if folder.started() and not folder.exit() and folder.kill_leftovers(identity.mark):
             return False
-        remove_tree(folder.path)
+        if buried:
+            remove_tree(folder.path)
+        else:
+            folder.bury()
         return True
 
     async def sweep_halves(self, older: float) -> int:
@@ -249,6 +273,8 @@ class Process:
             return "exited"
         if alive:
             return "running"
+        if self.folder.forbidden():
+            return "forbidden"
         if self.folder.started() is None:
             return "missing"
         return "exited" if self.folder.exit() is not None else "died"
@@ -354,18 +380,11 @@ class Process:
         await self._runner.slowly(lambda: self._remove(others_held_it))
 
     def _remove(self, others_held_it: bool) -> None:
-        """Remove the folder. Where a sleeping worker might still start it, its `started` stays for a while."""
-        if not others_held_it:
+        """Remove the folder. Where a sleeping worker might still start it, its mark stays for a while."""
+        if others_held_it:
+            self.folder.bury()
+        else:
             remove_tree(self.folder.path)
-            return
-        with contextlib.suppress(FileNotFoundError):  # A sweep may be at it too.
-            for entry in os.scandir(self.folder.path):
-                if entry.name in ("started", "lock"):
-                    continue
-                if entry.is_dir(follow_symlinks=False):
-                    remove_tree(Path(entry.path))
-                else:
-                    os.unlink(entry.path)
 
     def close(self) -> None:
         if self._watch is not None:

@@ -65,6 +65,8 @@ class Execution:
         self._running: Running | None = None
         self._changed = asyncio.Event()
         self._adopting = False
+        self._over = False
+        """Whether it is known that nothing of it can start any more."""
         self._held_at = float("-inf")
         self._sent: StopKind | None = None
         self._sent_at = 0.0
@@ -129,22 +131,34 @@ class Execution:
     async def _begin(self) -> Running | End:
         """Find what runs or ran, or start it."""
         lease = self._lease
-        if lease.adopted:
-            adoption = lease.adoption
+        if lease.adopted or lease.attempt > 1:
             self._journal.logged = await retried(lambda: self._desk.store.events.logged(lease.id), "a look at the log")
-            state, running = await self._runner.find(
-                self._identity, stdout=adoption.stdout_offset, stderr=adoption.stderr_offset
-            )
-            if state != "missing":
-                await self._take_over(running, running_now=state == "running")
-                return running
-            running.close()
-            if adoption.phase is Phase.STARTED or lease.domain != self._runner.domain:
-                return self._nothing_left()
-            self._adopting = True  # Its former owner's supervisor may begin before ours does.
-        elif lease.attempt > 1:
-            self._journal.logged = await retried(lambda: self._desk.store.events.logged(lease.id), "a look at the log")
-        return await self._prepare() or await self._start()
+        if not lease.adopted:
+            return await self._prepare() or await self._start()
+        while True:
+            begun = await self._find() or await self._prepare() or await self._start()
+            # What ends here without a start must not be started by whoever had it before and is still on the way.
+            if not isinstance(begun, End) or self._over or await self._runner.forbid(self._identity):
+                return begun
+
+    async def _find(self) -> Running | End | None:
+        """Look for what another worker began; None: nothing ran, and it is ours to start."""
+        adoption = self._lease.adoption
+        state, running = await self._runner.find(
+            self._identity, stdout=adoption.stdout_offset, stderr=adoption.stderr_offset
+        )
+        if state not in ("missing", "forbidden"):
+            await self._take_over(running, running_now=state == "running")
+            return running
+        running.close()
+        self._over = True
+        if state == "forbidden":
+            return End(cause=Cause.DRAINED)
+        if adoption.phase is Phase.STARTED or self._lease.domain != self._runner.domain:
+            return self._nothing_left()
+        self._over = False
+        self._adopting = True  # Its former owner's supervisor may begin before ours does.
+        return None
 
     def _nothing_left(self) -> End:
         message = "nothing of it was found where it ran"

@@ -279,6 +279,16 @@ class DockerRunner:
     def _label(self) -> str:
         return f"{recipe.INSTALLATION}={self._installation}"
 
+    async def forbid(self, identity: Identity) -> bool:
+        """Remove a container that was never started: whoever made it starts it by its id, which is gone then."""
+        seen = await self._seen(identity)
+        if seen is None:
+            return True
+        if seen.status != "created":
+            return False
+        await self._drop(seen.id)
+        return True
+
     async def left_over(self) -> Sequence[Identity]:
         found = await self.engine.containers(self._label)
         self._created = {one: at for _, labels, at in found if (one := recipe.identity_in(labels)) is not None}
