@@ -78,7 +78,7 @@ class ProcessRunner:
         await process.begun()
         return process
 
-    async def find(self, identity: Identity, *, stdout: int, stderr: int) -> tuple[State, "Process"]:
+    async def find(self, identity: Identity, domain: str, *, stdout: int, stderr: int) -> tuple[State, "Process"]:
         process = Process(self, identity, stdout=stdout, stderr=stderr)
         state = await self.in_thread(process.look)
         return state, process

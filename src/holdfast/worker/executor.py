@@ -117,7 +117,7 @@ class Execution:
             adoption = lease.adoption
             self._journal.logged = await retried(lambda: self._desk.store.events.logged(lease.id), "a look at the log")
             state, running = await self._runner.find(
-                self._identity, stdout=adoption.stdout_offset, stderr=adoption.stderr_offset
+                self._identity, lease.domain, stdout=adoption.stdout_offset, stderr=adoption.stderr_offset
             )
             if state != "missing":
                 await self._take_over(running, running_now=state == "running")
@@ -181,6 +181,7 @@ class Execution:
                 raise LeaseLost
             order = Order(
                 identity=self._identity,
+                domain=lease.domain,
                 token=lease.token,
                 spec=lease.spec,
                 inputs=lease.inputs,
