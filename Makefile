@@ -1,7 +1,7 @@
 # holdfast: `make` lists what there is.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-fast test-races test-pgbouncer bench bench-pgbouncer schema clean
+.PHONY: help setup up demo check format test test-fast model test-races test-pgbouncer bench bench-worker bench-pgbouncer schema clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -12,10 +12,12 @@ SUPERVISOR := src/holdfast/runner/supervisor/holdfast-supervisor
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 26
 
-setup: .venv/.ready $(SUPERVISOR) ## Make the virtual environment and, as root, install Postgres, PgBouncer and Docker if they are missing
+setup: .venv/.ready $(SUPERVISOR) ## Make the virtual environment and, as root, install Postgres, PgBouncer, Docker, Spin and faketime if they are missing
 	@scripts/need-postgres
 	@scripts/need-pgbouncer
 	@scripts/need-docker
+	@scripts/need-faketime
+	@scripts/need-spin
 
 .venv/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "holdfast needs Python 3.11 or newer: set PYTHON=…"; exit 1; }
@@ -25,6 +27,12 @@ setup: .venv/.ready $(SUPERVISOR) ## Make the virtual environment and, as root, 
 
 $(SUPERVISOR): $(dir $(SUPERVISOR))supervisor.c $(dir $(SUPERVISOR))build.py | .venv/.ready
 	$(BIN)/python -m holdfast.runner.supervisor.build
+
+up: .venv/.ready $(SUPERVISOR) ## Run everything here: server, worker and SQLite in ./holdfast-data, on http://127.0.0.1:7070
+	@$(BIN)/holdfast up
+
+demo: .venv/.ready $(SUPERVISOR) ## A story in under a minute: submit, follow, kill -9 the worker, see the adoption, cancel, a lane that blocks
+	@$(BIN)/python -m demo
 
 check: .venv/.ready ## Lint, format check, types, layers
 	$(BIN)/ruff check .
@@ -41,7 +49,12 @@ test: setup check ## Everything: set up, check, all tests on SQLite and a real P
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-fast: .venv/.ready $(SUPERVISOR) ## The tests without the long races and the state machine
-	$(BIN)/python -m pytest -n 2 --ignore tests/test_races.py --ignore tests/test_machine.py --ignore tests/test_crash.py
+	$(BIN)/python -m pytest -n 2 --ignore tests/test_races.py --ignore tests/test_machine.py --ignore tests/test_crash.py \
+		--ignore tests/test_lease_model.py
+
+model: ## Check the model of the lease protocol with Spin, and that every way to break it is caught
+	@scripts/need-spin
+	@$(PYTHON) -m model.check
 
 test-races: setup ## The two great races (lanes, dependencies) with 10,000 rounds each on both stores: some minutes
 	HOLDFAST_TEST_ROUNDS=10000 $(BIN)/python -m pytest tests/test_races.py -k "racing_a_finish or racing_the_parents_end"
@@ -49,10 +62,12 @@ test-races: setup ## The two great races (lanes, dependencies) with 10,000 round
 test-pgbouncer: setup ## The tests of the store on Postgres once more, through PgBouncer in transaction mode: some minutes
 	HOLDFAST_TEST_POOLER=1 $(BIN)/python -m pytest -n 2 --dist loadfile -k "not sqlite" $(STORE_TESTS)
 
-bench: setup ## Store operations against raw SQL, claims in a crowd of millions, containers against docker run, as ratios (fsync on; some minutes)
-	$(BIN)/python -m bench.store
-	$(BIN)/python -m bench.scale
-	$(BIN)/python -m bench.docker
+bench: setup ## Store operations against raw SQL, claims in a crowd of millions, workers, containers, as ratios (fsync on; some minutes)
+	@failed=; for part in store scale worker docker; do $(BIN)/python -m bench.$$part || failed="$$failed $$part"; done; \
+	test -z "$$failed" || { echo "below what is wanted:$$failed"; exit 1; }
+
+bench-worker: setup ## Workers alone: throughput beside PgQueuer, pickup, processes, adoption, stops, output (some minutes)
+	$(BIN)/python -m bench.worker
 
 bench-pgbouncer: setup ## What PgBouncer in transaction mode costs: claim and finish through it against direct
 	$(BIN)/python -m bench.pooler

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -30,42 +31,65 @@ def binaries() -> Path:
     return installed[-1].parent if installed else Path(found or "").resolve().parent
 
 
+class Server:
+    """A cluster that can be stopped and started again."""
+
+    def __init__(self, settings: Sequence[str] = FAST) -> None:
+        self._bin = binaries()
+        self._user = "postgres" if os.geteuid() == 0 else None
+        self._folder = Path(tempfile.mkdtemp(prefix="holdfast-pg-"))
+        if self._user:
+            shutil.chown(self._folder, self._user)
+        data = self._folder / "data"
+        _run([self._bin / "initdb", "-D", data, "-U", "holdfast", "-A", "trust", "-E", "UTF8", "--no-sync"], self._user)
+        self.port = free_port()
+        options = [
+            "listen_addresses=127.0.0.1",
+            f"port={self.port}",
+            "unix_socket_directories=",
+            "max_connections=200",
+            *settings,
+        ]
+        self._command: list[str | Path] = [
+            self._bin / "postgres", "-D", data, *(part for option in options for part in ("-c", option)),
+        ]  # fmt: skip
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://holdfast@127.0.0.1:{self.port}/postgres"
+
+    def start(self) -> None:
+        log = self._folder / "log"
+        with log.open("ab") as file:
+            self._process = subprocess.Popen(self._command, stdout=file, stderr=file, user=self._user, cwd=self._folder)
+        _wait_for(self._process, self._bin, self.port, log)
+
+    def stop(self, number: int = signal.SIGINT) -> None:
+        """SIGINT ends its clients and then itself; SIGQUIT is a crash; SIGTERM waits for clients."""
+        if self._process is not None:
+            self._process.send_signal(number)
+            self._process.wait(30)
+            self._process = None
+
+    def remove(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1)
+            self.stop()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
 @contextlib.contextmanager
 def cluster(settings: Sequence[str] = FAST) -> Iterator[str]:
     """Run a cluster while the block lasts; gives the URL of its database `postgres`."""
-    bin_folder = binaries()
-    user = "postgres" if os.geteuid() == 0 else None
-    folder = Path(tempfile.mkdtemp(prefix="holdfast-pg-"))
-    if user:
-        shutil.chown(folder, user)
-    data = folder / "data"
-    _run([bin_folder / "initdb", "-D", data, "-U", "holdfast", "-A", "trust", "-E", "UTF8", "--no-sync"], user)
-    port = free_port()
-    options = [
-        "listen_addresses=127.0.0.1",
-        f"port={port}",
-        "unix_socket_directories=",
-        "max_connections=200",
-        *settings,
-    ]
-    with (folder / "log").open("wb") as log:
-        server = subprocess.Popen(
-            [bin_folder / "postgres", "-D", data, *(part for option in options for part in ("-c", option))],
-            stdout=log,
-            stderr=log,
-            user=user,
-            cwd=folder,
-        )
+    server = Server(settings)
     try:
-        _wait_for(server, bin_folder, port, folder / "log")
-        yield f"postgresql://holdfast@127.0.0.1:{port}/postgres"
+        server.start()
+        yield server.url
     finally:
-        server.terminate()  # SIGTERM waits for clients; SIGINT ends them.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            server.wait(1)
-        server.send_signal(2)
-        server.wait(30)
-        shutil.rmtree(folder, ignore_errors=True)
+        server.remove()
 
 
 def free_port() -> int:

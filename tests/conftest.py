@@ -19,9 +19,10 @@ from holdfast.timing import ManualClock
 from tests.attempt import Attempt
 from tests.cluster import PostgresMissing, cluster
 from tests.engine import Daemon, session_daemon
-from tests.fleet import Fleet
+from tests.fleet import Fleet, fleet_on
 from tests.pooler import PgBouncerMissing, pgbouncer
 from tests.rig import Rig
+from tests.service import Served, serving, serving_here
 from tests.stage import START, TEST_CLOCK, Stage
 
 T = TypeVar("T")
@@ -138,7 +139,7 @@ async def clean_url(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -
     connection = await asyncpg.connect(url)
     await connection.execute(
         "TRUNCATE holdfast.jobs, holdfast.specs, holdfast.attempts, holdfast.events, holdfast.needs, holdfast.lanes,"
-        " holdfast.queues, holdfast.workers, holdfast.leaders, holdfast.reuse, holdfast.idempotency,"
+        " holdfast.queues, holdfast.workers, holdfast.leaders, holdfast.tokens, holdfast.reuse, holdfast.idempotency,"
         " holdfast.test_clock"
     )
     await connection.close()
@@ -191,13 +192,9 @@ def _mark(folder: Path) -> str:
 @pytest.fixture
 async def fleet(clean_url: str, tmp_path: Path) -> AsyncIterator[Fleet]:
     """A store on real time, with worker processes that may die; after the test nothing of them is left."""
-    async with Store(await connect(clean_url)) as store:
-        fleet = Fleet(clean_url, tmp_path, store, await store.installation())
-        try:
-            yield fleet
-            await assert_healthy(store)
-        finally:
-            fleet.clear()
+    async with fleet_on(clean_url, tmp_path) as fleet:
+        yield fleet
+        await assert_healthy(fleet.store)
 
 
 docker_engine = session_daemon(live_restore=True)
@@ -222,3 +219,17 @@ def fleet_dock(docker_engine: Daemon, fleet: Fleet) -> Iterator[Daemon]:
     yield docker_engine
     fleet.clear()
     docker_engine.clear()
+
+
+@pytest.fixture
+async def served(clean_url: str, tmp_path: Path) -> AsyncIterator[Served]:
+    """A server in the test's own process, on a clean store."""
+    async with serving_here(clean_url, tmp_path / "data") as served:
+        yield served
+
+
+@pytest.fixture
+def served_apart(clean_url: str, tmp_path: Path) -> Iterator[Served]:
+    """A real server in a process of its own, on a clean store."""
+    with serving(clean_url, tmp_path / "data") as served:
+        yield served

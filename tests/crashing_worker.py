@@ -10,6 +10,8 @@ import signal
 import sqlite3
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Literal
 
@@ -17,11 +19,14 @@ import msgspec
 
 from holdfast import config
 from holdfast.assemble import worker_of
-from holdfast.model import Lease
+from holdfast.errors import StoreUnreachable
+from holdfast.model import Lease, Outcome, Status
 from holdfast.runner.function import Context, Functions
 from holdfast.runner.host import StateFolder
 from holdfast.store import orphans
+from holdfast.store.leases import Leases
 from holdfast.store.store import sqlite_path
+from holdfast.worker.worker import Worker
 
 functions = Functions()
 
@@ -40,6 +45,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     queues: dict[str, int]
     hooks: tuple[Hook, ...] = ()
     boot: str | None = None
+    lose_answers: bool = False
+    """Whether the first answer to a finish gets lost, after it was committed."""
     adopt_backoff: float | None = None
     """Seconds that a worn orphan waits at first, instead of the usual ones."""
 
@@ -75,6 +82,22 @@ class Hooks:
             connection = sqlite3.connect(sqlite_path(self._database), timeout=30, isolation_level=None)
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("ROLLBACK")
+
+
+def lose_an_answer() -> None:
+    """Let the connection be lost once, right after the COMMIT of a finish."""
+    finish = Leases.finish
+    answers = 0
+
+    async def lossy(leases: Leases, ends: Sequence[tuple[Lease, Outcome]]) -> Mapping[str, Status | None]:
+        nonlocal answers
+        answer = await finish(leases, ends)
+        answers += 1
+        if answers == 1:
+            raise StoreUnreachable("cut right after COMMIT")
+        return answer
+
+    Leases.finish = lossy  # type: ignore[method-assign, assignment]
 
 
 def note(path: str, text: str) -> None:
@@ -114,16 +137,30 @@ async def talk(path: str, seconds: float, ctx: Context) -> int:
     return said
 
 
+async def opened(held: AsyncExitStack, worker: Callable[[], AbstractAsyncContextManager[Worker]]) -> Worker:
+    """Open a worker. Its time to connect is short, and so many begin at once that it may not be enough."""
+    while True:
+        try:
+            return await held.enter_async_context(worker())
+        except StoreUnreachable as error:
+            logging.warning("again: %s", error)
+
+
 async def main(part: Part) -> bool:
     settings = config.load()
     if part.adopt_backoff is not None:
         orphans.BACKOFF_BASE = part.adopt_backoff
+    if part.lose_answers:
+        lose_an_answer()
     hooks = Hooks(part.hooks, settings.url)
     state = StateFolder(settings.state, part.boot)
-    async with worker_of(settings, queues=part.queues, functions=functions, at=hooks.at, state=state) as worker:
+    async with AsyncExitStack() as held:
+        worker = await opened(held, lambda: worker_of(
+            settings, queues=part.queues, functions=functions, at=hooks.at, state=state
+        ))  # fmt: skip
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, worker.leave)
+            loop.add_signal_handler(number, worker.signalled)
         await worker.run()
         return worker.stuck
 

@@ -8,7 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,10 @@ from holdfast.config import Settings
 from holdfast.model import Event, Job, Status
 from holdfast.runner.folder import Folder
 from holdfast.runner.host import StateFolder
+from holdfast.runner.outputs import Artifacts
 from holdfast.runner.process import ProcessRunner
 from holdfast.store import Store
+from holdfast.store.store import connect
 from holdfast.worker.chores import Chores
 from tests.crashing_worker import Hook, Part
 from tests.rig import Rig, eventually
@@ -32,18 +35,21 @@ echo $$ >> "$MARKER"
 n=1
 say() {{ echo "out $n"; echo "err $n" >&2; n=$((n + 1)); }}
 while [ $n -le 12 ]; do say; done
+while [ -n "$GATE" ] && [ ! -e "$GATE" ]; do sleep 0.05; done
 while [ $n -le {LINES} ]; do sleep ${{PACE:-0.1}}; say; done
+mkdir -p "$HOLDFAST_WORK_DIR/output" && echo "$HOLDFAST_ATTEMPT" > "$HOLDFAST_WORK_DIR/output/made"
 printf 'last out'; printf 'last err' >&2
 """
-"""Marks that it ran; says some lines at once and some over time, and ends in the middle of one."""
+"""Marks that it ran; says some lines at once and some over time, leaves a file, and ends in the middle of a line."""
 
 
 class Member:
     """One worker process."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", log: Path, *, wrapped: bool = False) -> None:
         self._process = process
         self._log = log
+        self._wrapped = wrapped
         self.pid = process.pid
 
     @property
@@ -78,8 +84,21 @@ class Member:
 
     def kill(self) -> None:
         if self._process.poll() is None:
+            if self._wrapped:  # The worker is a child of what runs it: both go.
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.kill()
         self._process.wait(30)
+
+
+@asynccontextmanager
+async def fleet_on(url: str, folder: Path) -> AsyncIterator["Fleet"]:
+    """Workers on a migrated store, while the block lasts."""
+    async with Store(await connect(url)) as store:
+        fleet = Fleet(url, folder, store, await store.installation())
+        try:
+            yield fleet
+        finally:
+            fleet.clear()
 
 
 class Fleet(Rig):
@@ -89,6 +108,7 @@ class Fleet(Rig):
         super().__init__(url, folder, store)
         self.settings = replace(self.settings, lease_ttl=TTL, heartbeat_interval=TTL / 3)
         self.folder = folder
+        self.artifacts = Artifacts(self.settings.shared)
         self.installation = installation
         self.members: list[Member] = []
 
@@ -102,11 +122,12 @@ class Fleet(Rig):
         host: str = "a",
         boot: str | None = None,
         adopt_backoff: float | None = None,
+        lose_answers: bool = False,
         wrap: Sequence[str] = (),
         **settings: Any,
     ) -> Member:
         """Start a worker process; the settings are those of the fleet, unless given."""
-        part = Part(queues=dict(queues), hooks=hooks, boot=boot, adopt_backoff=adopt_backoff)
+        part = Part(queues=dict(queues), hooks=hooks, boot=boot, adopt_backoff=adopt_backoff, lose_answers=lose_answers)
         command = [*wrap, sys.executable, "-m", "tests.crashing_worker", msgspec.json.encode(part).decode()]
         log = self.folder / f"worker-{len(self.members)}.log"
         with log.open("wb") as file:
@@ -116,8 +137,9 @@ class Fleet(Rig):
                 stdout=file,
                 stderr=file,
                 cwd=Path(__file__).parent.parent,
+                start_new_session=bool(wrap),
             )
-        self.members.append(Member(process, log))
+        self.members.append(Member(process, log, wrapped=bool(wrap)))
         return self.members[-1]
 
     def _environment(self, host: str, settings: Mapping[str, Any]) -> dict[str, str]:
@@ -133,12 +155,23 @@ class Fleet(Rig):
 
     # Jobs
 
-    async def chatty(self, name: str, *, pace: float = 0.1, **fields: Any) -> Job:
-        """Submit a process that marks that it ran, and says something: half of it at once, half with pauses."""
-        return await self.sh(CHATTY, env={"MARKER": self.marker(name), "PACE": str(pace)}, **fields)
+    async def chatty(self, name: str, *, pace: float = 0.1, gated: bool = False, **fields: Any) -> Job:
+        """Submit a process that marks that it ran, and says something: half of it at once, half with pauses.
+
+        A gated one waits in the middle until `open_gate`.
+        """
+        gate = str(self.folder / f"{name}.gate") if gated else ""
+        env = {"MARKER": self.marker(name), "PACE": str(pace), "GATE": gate}
+        return await self.sh(CHATTY, env=env, **fields)
+
+    def open_gate(self, name: str) -> None:
+        self.touch(f"{name}.gate")
 
     def marker(self, name: str) -> str:
         return str(self.folder / f"{name}.marker")
+
+    def touch(self, name: str) -> None:
+        (self.folder / name).touch()
 
     def marks(self, name: str) -> list[str]:
         """What was noted in a marker file, a line each."""
@@ -153,6 +186,14 @@ class Fleet(Rig):
             return found if len(found := self.marks(name)) >= lines else None
 
         return await eventually(look, f"{name} is marked")
+
+    async def leaves(self, job: Job, status: Status) -> None:
+        """Wait until a job is in another status."""
+
+        async def look() -> bool:
+            return (await self.get(job)).status is not status
+
+        await eventually(look, f"it is {status} no longer")
 
     async def leases(self, job: Job, what: str | None = None) -> list[str]:
         """What happened to a job's lease, in order."""
@@ -172,6 +213,9 @@ class Fleet(Rig):
         for stream, word in (("stdout", "out"), ("stderr", "err")):
             expected = [f"{word} {n}" for n in range(1, LINES + 1)] + [f"last {word}"]
             assert await self.log(job, stream) == expected, f"{name}: {stream}"
+        last = (await self.store.attempts.list(job.id))[-1]
+        with self.artifacts.open(job.id, last.attempt, last.token, "made") as made:
+            assert made.read() == f"{attempts}\n".encode(), name
         await self.assert_true(job)
 
     async def assert_true(self, job: Job) -> Sequence[Event]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.start import parse_queues
+from holdfast.cli.work import parse_queues
 from holdfast.errors import ConfigError
 from holdfast.model import Status
 from tests.rig import Rig, eventually

@@ -1,15 +1,19 @@
 """Functions in a worker: what they get, what becomes of what they return, raise or say, and how they are stopped."""
 
 import asyncio
+import contextlib
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from holdfast.client.app import Holdfast
 from holdfast.errors import ConfigError, Invalid
-from holdfast.model import Cause, Status
+from holdfast.model import Cause, Job, Status
 from holdfast.runner.function import Cancelled, Context, Functions
+from holdfast.store.events import Events
 from tests.rig import Rig, eventually
 
 
@@ -355,3 +359,159 @@ def test_functions_that_cannot_work_are_refused_when_they_are_registered() -> No
         functions.add(name="positional")(lambda a, /: a)
     with pytest.raises(ConfigError, match="timeout"):
         functions.add(name="never", timeout=-1)(lambda: None)
+
+
+async def test_a_function_that_ended_is_finished_however_slow_its_last_words_are(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its timeout fires while the database is slow to take them: too late to matter."""
+    slow = asyncio.Event()
+    append = Events.append
+
+    async def later(*arguments: Any, **named: Any) -> Any:
+        await slow.wait()
+        return await append(*arguments, **named)
+
+    monkeypatch.setattr(Events, "append", later)
+
+    @rig.functions.add(timeout=0.2)
+    async def quick(ctx: Context) -> str:
+        ctx.log("last words")
+        return "done"
+
+    job = await rig.submit("quick", stop_grace=0)
+    async with rig.worker():
+        await rig.running(job)
+        await asyncio.sleep(0.6)  # Past the timeout and its grace.
+        slow.set()
+        assert (await rig.ended(job, Status.SUCCEEDED)).result == "done"
+
+
+async def test_a_function_that_outlives_its_cancellation_does_not_keep_the_worker(rig: Rig) -> None:
+    """Proves C9."""
+    rig.set(drain_grace=0.2)
+    go = asyncio.Event()
+
+    @rig.functions.add
+    async def stubborn() -> None:
+        while not go.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await go.wait()
+
+    job = await rig.submit("stubborn")
+    async with rig.worker() as worker:
+        await rig.running(job)
+    assert worker.stuck
+    assert (await rig.get(job)).status is Status.QUEUED
+    go.set()
+    await asyncio.sleep(0)
+    await rig.store.jobs.cancel(job.id)
+
+
+async def test_a_sync_function_may_raise_anything(rig: Rig) -> None:
+    @rig.functions.add
+    def stops() -> object:
+        return next(iter([]))
+
+    @rig.functions.add
+    def leaves() -> None:
+        raise SystemExit(3)
+
+    jobs = [await rig.submit("stops"), await rig.submit("leaves")]
+    async with rig.worker():
+        for job, text in zip(jobs, ("StopIteration", "SystemExit: 3"), strict=True):
+            ended = await rig.ended(job, Status.FAILED)
+            assert ended.error is not None
+            assert text in ended.error.message
+
+
+async def test_a_stop_request_may_grow_while_the_function_ends(rig: Rig) -> None:
+    """Interrupt, then cancel: it is cancelled. Proves C1."""
+    go = asyncio.Event()
+
+    @rig.functions.add
+    async def slow(ctx: Context) -> None:
+        await ctx.cancel.requested_async()
+        await go.wait()
+        ctx.cancel.check()
+
+    job = await rig.submit("slow", stop_grace=30)
+    async with rig.worker():
+        await rig.running(job)
+        await rig.store.jobs.interrupt(job.id)
+        await eventually(lambda: _told(rig, job, "signalled"), "it is asked to stop")
+        await rig.store.jobs.cancel(job.id)
+        await asyncio.sleep(0.5)  # For the worker to hear of it; what it ends as does not depend on when it does.
+        go.set()
+        await rig.ended(job, Status.CANCELLED)
+
+
+async def _told(rig: Rig, job: Job, rung: str) -> bool:
+    return rung in [event.data["cancel"] for event in await rig.events(job, "cancel")]
+
+
+async def test_one_who_says_a_lot_at_once_loses_nothing(rig: Rig) -> None:
+    """More than fits in one batch. Proves R10 for functions."""
+
+    @rig.functions.add
+    async def chatty(ctx: Context) -> None:
+        for n in range(8):
+            ctx.event("chunk", n=n, text="x" * 900_000)
+        ctx.usage(tokens=7)
+
+    job = await rig.submit("chatty")
+    async with rig.worker():
+        ended = await rig.ended(job, Status.SUCCEEDED)
+    assert [event.data["n"] for event in await rig.events(job, "chunk")] == list(range(8))
+    assert ended.usage == {"tokens": 7}
+
+
+async def test_what_cannot_be_said_is_refused_where_it_is_said(rig: Rig) -> None:
+    refused = []
+
+    @rig.functions.add
+    async def odd(ctx: Context) -> None:
+        ways: list[Callable[[], None]] = [
+            lambda: ctx.usage(tokens=float("inf")),
+            lambda: ctx.usage(tokens=-1),
+            lambda: ctx.event("a\0b"),
+            lambda: ctx.event("x" * 65),
+            lambda: ctx.event("status", status="succeeded"),
+            lambda: ctx.event("fine", value=object()),
+            lambda: ctx.event("fine", value="\ud800"),
+        ]
+        for say in ways:
+            try:
+                say()
+            except Invalid as error:
+                refused.append(error.field)
+        ctx.log("lone \ud800 surrogate")
+
+    job = await rig.submit("odd")
+    async with rig.worker():
+        await rig.ended(job, Status.SUCCEEDED)
+    assert refused == ["tokens", "tokens", "type", "type", "type", "data", "data"]
+    assert await rig.log(job) == ["lone ? surrogate"]
+
+
+async def test_events_that_the_database_cannot_keep_are_left_out_with_a_mark(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = Events.append
+
+    async def picky(self: Events, lease: Any, batch: int, events: Any, **named: Any) -> Any:
+        if any(event.type == "poison" for event in events):
+            raise Invalid("data", "cannot be kept")
+        return await append(self, lease, batch, events, **named)
+
+    monkeypatch.setattr(Events, "append", picky)
+
+    @rig.functions.add
+    async def says(ctx: Context) -> str:
+        ctx.event("poison")
+        return "all the same"
+
+    job = await rig.submit("says")
+    async with rig.worker():
+        assert (await rig.ended(job, Status.SUCCEEDED)).result == "all the same"
+    assert await rig.log(job) == ["[holdfast: 1 events could not be kept]"]

@@ -84,3 +84,14 @@ def test_a_state_folder_that_cannot_be_used_is_refused_by_name(tmp_path: Path) -
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"state folder .*file cannot be used"):
         StateFolder(tmp_path / "file")
+
+
+def test_a_worker_that_leaves_something_behind_leaves_its_lock_file_too(tmp_path: Path) -> None:
+    """So that the next one hands that over at once. Proves L19."""
+    locks = StateFolder(tmp_path).locks("site")
+    with locks.hold("w:1") as held:
+        held.leaves_something = True
+    assert locks.others("w:2") == ["w:1"]
+    with locks.hold("w:3"):
+        pass
+    assert locks.others("w:2") == ["w:1"]

@@ -630,3 +630,23 @@ async def test_events_name_the_worker_that_lost_the_lease(stage: Stage) -> None:
         *(("handed_over", "w1"), ("adopted", "w2"), ("handed_over", "w2")),
         *(("adopted", "w3"), ("reaped", "w3")),
     ]
+
+
+async def test_a_silent_job_may_be_handed_over_as_often_as_workers_are_replaced(stage: Stage) -> None:
+    """Only adopters that died or failed at it count, and not after ten minutes of life. Proves L3."""
+    await stage.submit(runner="process", spec={"command": ["sleep", "1"]})
+    (lease,) = await stage.claim_process()
+    await stage.store.leases.start([lease])
+    for _ in range(7):
+        await stage.store.leases.hand_over([lease])
+        (lease,) = await stage.adopt()
+        assert lease.adoption.adoptions == 1
+    await stage.store.leases.hand_over([lease], worn=True)
+    (lease,) = await stage.adopt()
+    assert lease.adoption.adoptions == 2
+    for _ in range(11):
+        await stage.advance(59)
+        await stage.store.leases.beat("w2", [lease], ttl=TTL)
+    await stage.store.leases.hand_over([lease], worn=True)
+    (lease,) = await stage.adopt()
+    assert lease.adoption.adoptions == 1

@@ -250,6 +250,23 @@ async def test_stop_after_counts_from_the_last_heartbeat_with_grace_and_margin(s
     assert orphans.must_have_stopped(orphan)
 
 
+async def test_orphan_whose_stop_after_is_longer_than_the_grace_waits_for_it(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proves R21, R6. No person is asked where time answers, and those behind it are settled meanwhile."""
+    monkeypatch.setattr(orphans, "BATCH", 1)
+    await register(stage)
+    waits = await started(stage, stop_after=10 * GRACE, max_attempts=2)
+    other = await started(stage)
+    await stage.store.leases.orphan("w1")
+    await stage.advance(GRACE + TTL + 1)
+    assert [await orphans.run_once(stage.store, grace=GRACE) for _ in range(2)] == [1, 0]
+    assert (await stage.status(waits), await stage.status(other)) == (Status.RUNNING, Status.PAUSED)
+    await stage.advance(10 * GRACE)
+    assert await orphans.run_once(stage.store, grace=GRACE) == 1
+    assert await stage.status(waits) is Status.QUEUED
+
+
 async def test_cancelled_orphan_that_must_have_stopped_is_not_run_again(stage: Stage) -> None:
     """Proves C1."""
     lease = await lost_host(stage, stop_after=10, max_attempts=3)

@@ -1,5 +1,7 @@
 """Processes in a worker: what they get, what becomes of their output, and how each end is recorded."""
 
+import asyncio
+import errno
 import json
 import os
 import signal
@@ -11,7 +13,9 @@ import pytest
 from holdfast.errors import ConfigError
 from holdfast.model import Cause, Status
 from holdfast.runner.folder import Folder
+from holdfast.runner.outputs import Artifacts, Gathered
 from holdfast.runner.process import user_for
+from holdfast.store.events import Events
 from tests.attempt import needs_root
 from tests.attempt import running as alive
 from tests.rig import Rig, eventually
@@ -176,7 +180,7 @@ async def test_a_job_that_fails_is_run_again_in_a_folder_of_its_own(rig: Rig) ->
     job = await rig.sh(script, max_attempts=3, retry={"base": 0.01, "cap": 0.01})
     async with rig.worker():
         ended = await rig.ended(job, Status.SUCCEEDED)
-    assert await rig.log(job) == ["attempt 1", "request.json", "attempt 2", "request.json"]
+    assert await rig.log(job) == ["attempt 1", "output", "request.json", "attempt 2", "output", "request.json"]
     assert ended.attempts == 2
 
 
@@ -285,3 +289,113 @@ def test_a_state_folder_that_the_user_cannot_reach_is_refused(tmp_path: Path) ->
     with pytest.raises(ConfigError, match="no user nosuchuser"):
         user_for("nosuchuser", tmp_path)
     assert user_for("root", shut) is None
+
+
+async def test_a_chatty_process_can_be_cancelled_while_the_database_is_slow(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It writes faster than its output is shipped. Proves C1."""
+    append = Events.append
+
+    async def slow(*arguments: Any, **named: Any) -> Any:
+        await asyncio.sleep(0.05)
+        return await append(*arguments, **named)
+
+    monkeypatch.setattr(Events, "append", slow)
+    job = await rig.sh("while :; do echo chatter; done", stop_grace=0.2)
+    async with rig.worker():
+        await rig.says(job, "chatter")
+        await rig.store.jobs.cancel(job.id)
+        await rig.ended(job, Status.CANCELLED)
+
+
+@pytest.mark.parametrize("code", [120, 121, 122, 123, 124, 125])
+async def test_exit_codes_that_a_supervisor_uses_itself_are_the_commands_own(rig: Rig, code: int) -> None:
+    job = await rig.sh(f"exit {code}")
+    async with rig.worker():
+        ended = await rig.ended(job, Status.FAILED)
+    assert (ended.exit_code, ended.attempts) == (code, 1)
+
+
+async def test_a_host_without_room_fails_no_job(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for a better moment, and no attempt is counted. Proves R5 for a host."""
+    create = Folder.create
+    full = [errno.ENOSPC, errno.EMFILE]
+
+    def exhausted(self: Folder) -> None:
+        if full:
+            raise OSError(full.pop(), "no room")
+        create(self)
+
+    monkeypatch.setattr(Folder, "create", exhausted)
+    monkeypatch.setattr("holdfast.runner.process.EXHAUSTED_SECONDS", 0.2)
+    monkeypatch.setattr("holdfast.worker.executor.AWAY_SECONDS", 0.1)
+    job = await rig.sh("echo ran")
+    async with rig.worker():
+        ended = await rig.ended(job, Status.SUCCEEDED)
+    assert (ended.attempts, await rig.log(job), full) == (1, ["ran"], [])
+
+
+async def test_outputs_that_cannot_be_stored_yet_wait_and_nothing_is_lost(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish = Gathered.publish
+    away = [errno.ESTALE, errno.ENOSPC]
+
+    def refused(self: Gathered) -> None:
+        if away:
+            raise OSError(away.pop(), "away")
+        publish(self)
+
+    monkeypatch.setattr(Gathered, "publish", refused)
+    job = await rig.sh("echo kept > output/file")
+    async with rig.worker():
+        ended = await rig.ended(job, Status.SUCCEEDED)
+    (attempt,) = await rig.store.attempts.list(job.id)
+    kept = Artifacts(rig.settings.shared).list(job.id, attempt.attempt, attempt.token)
+    assert ([artifact.path for artifact in kept], ended.attempts, away) == (["file"], 1, [])
+
+
+async def test_a_stop_after_that_no_heartbeat_can_renew_is_refused(rig: Rig) -> None:
+    job = await rig.sh("sleep 60", stop_after=1.5, max_attempts=5)
+    async with rig.worker():
+        ended = await rig.ended(job, Status.FAILED)
+    assert ended.error is not None
+    assert ended.error.code == "contract_violation"
+    assert "at least 2 s" in ended.error.message
+
+
+async def test_a_readiness_check_that_hangs_is_bounded_by_its_time(rig: Rig) -> None:
+    """Also when what it started holds its output open. Proves C10."""
+    await rig.store.lanes.set_check("db", {"command": ["sh", "-c", "sleep 600; true"], "timeout": 0.5})
+    job = await rig.sh("echo never", lane="db")
+    async with rig.worker():
+        paused = await rig.ended(job, Status.PAUSED)
+        assert paused.error is not None
+        assert paused.error.code == "not_ready"
+    assert not [pid for pid in os.listdir("/proc") if pid.isdigit() and _says(pid, b"sleep\0600\0")]
+
+
+def _says(pid: str, command: bytes) -> bool:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes() == command
+    except OSError:
+        return False
+
+
+async def test_a_capped_queue_goes_on_as_soon_as_a_job_ends(rig: Rig) -> None:
+    """Without waiting for a poll: this one would take half a minute each. Proves J10."""
+    rig.set(poll_interval=30.0)
+    await rig.store.queues.limit("narrow", cap=1)
+    jobs = [await rig.sh("true", queue="narrow") for _ in range(5)]
+    async with rig.worker({"narrow": 4}):
+        for job in jobs:
+            await rig.ended(job, Status.SUCCEEDED)
+
+
+async def test_a_drain_is_no_signal(rig: Rig) -> None:
+    """One signal after a drain by the database still gives functions their grace. Proves C9."""
+    async with rig.worker() as worker:
+        worker.leave()
+        worker.leave()
+        worker.signalled()

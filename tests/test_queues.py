@@ -228,3 +228,18 @@ async def test_idle_claim_takes_no_write_lock(tmp_path: Path) -> None:
             assert await store.next_due() is None
         other.execute("ROLLBACK")
         other.close()
+
+
+async def test_turns_are_kept_per_queue_when_a_worker_claims_from_each(stage: Stage) -> None:
+    """Proves N5. One queue's turns must not be those of another."""
+    for n in range(10):
+        for tenant, queue in (("a", "one"), ("b", "one"), ("c", "two")):
+            await stage.submit(tenant=tenant, queue=queue, labels={"n": str(n)})
+    tenants = []
+    for _ in range(6):
+        for queue in ("one", "two"):
+            (lease,) = await stage.claim(slots=1, queue=queue)
+            if queue == "one":
+                tenants.append(lease.tenant)
+            await stage.finish(lease)
+    assert tenants == ["a", "b"] * 3

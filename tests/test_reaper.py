@@ -7,9 +7,11 @@ import pytest
 from holdfast.duties.reaper import Reaper
 from holdfast.errors import StoreUnreachable
 from holdfast.model import Lease
+from holdfast.store import Store
 from holdfast.store.leases import Owners
+from holdfast.store.store import connect
 from holdfast.timing import ManualClock
-from tests.stage import TTL, Stage
+from tests.stage import START, TTL, Stage
 
 INTERVAL = TTL / 4
 
@@ -174,3 +176,36 @@ async def test_small_drift_of_the_clocks_does_not_keep_it_from_reaping(stage: St
         await stage.advance(INTERVAL + TTL / 3)
         clock.advance(INTERVAL)
         assert await reaper.run_once() == reaped
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+async def test_clock_that_is_ahead_reaps_neither_a_lease_at_first_sight_nor_between_two_beats(stage: Stage) -> None:
+    """Proves L17. Its passes come more often than the heartbeats, so most of them see no renewal."""
+    ahead = ManualClock(START)
+    ahead.advance(4 * 3600)
+    async with Store(await connect(stage.url, listen=False, clock=ahead)) as wrong:
+        reaper = Reaper(wrong, ttl=TTL, interval=INTERVAL, clock=ahead)
+        assert await reaper.run_once() == 0
+        (lease,) = await owners(stage, "w1")
+        for n in range(20):
+            await stage.advance(TTL / 10)
+            ahead.advance(TTL / 10)
+            if n % 3 == 0:
+                await stage.store.leases.beat("w1", [lease], ttl=TTL)
+            assert await reaper.run_once() == 0
+        # It stops beating, and is reaped in the end.
+        reaped = 0
+        for _ in range(11):
+            ahead.advance(TTL / 10)
+            reaped += await reaper.run_once()
+    assert reaped == 1
+
+
+async def test_workers_that_die_one_after_the_other_are_reaped_without_delay(stage: Stage) -> None:
+    """Proves L18. What was reaped before says nothing about the clock."""
+    *dead, _, _, _ = leases = list(await owners(stage, *(f"w{n}" for n in range(5))))
+    reaper = await watching(stage)
+    assert [await step(stage, reaper, *leases[1:]) for _ in range(1)] == [0]
+    assert [await step(stage, reaper, *leases[2:]) for _ in range(5)] == [0, 0, 0, 1, 1]
+    for lease in dead:
+        assert (await stage.get(lease)).lease is None

@@ -2,18 +2,22 @@
 
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from holdfast.model import Job, Status
+from holdfast.duties.sweeper import Sweeper
+from holdfast.model import Job, Lease, Status
 from holdfast.runner import process
+from holdfast.worker import worker
 from tests.crashing_worker import Hook
-from tests.fleet import Fleet, alive
-from tests.rig import eventually
+from tests.fleet import CHATTY, LINES, Fleet, alive
+from tests.rig import Rig, eventually
 
 OWN_STEPS = [
-    "claimed", "prepared", "spawned", "started", "shipped", "exited", "collected", "classified", "finished", "removed",
+    "claimed", "prepared", "spawned", "started", "shipped", "exited", "collected", "gathered", "classified", "finished",
+    "removed",
 ]  # fmt: skip
 """The steps of a worker that claimed the job itself; `told` comes with a stop, `found` and `adopted` with an orphan."""
 FINISHED = ("finished", "removed")
@@ -35,7 +39,13 @@ async def cancel_when_running(fleet: Fleet, job: Job) -> None:
 
 
 async def assert_swept(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At most the marks that keep a sleeping worker from a second start are left, and in time not even those."""
+    """At most the marks that keep a sleeping worker from a second start are left, and in time not even those.
+
+    Of its files a job has those that its last owner took, and no others.
+    """
+    await Sweeper(fleet.store, fleet.artifacts, grace=0.0).run_once()
+    for job in fleet.artifacts.jobs("", 100):
+        assert len(fleet.artifacts.attempts(job)) == 1
     await fleet.sweep()
     for folder in fleet.folders_of():
         assert {path.name for path in folder.iterdir()} <= TOMBSTONE
@@ -45,7 +55,7 @@ async def assert_swept(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_worker_killed_at_any_step_costs_nothing(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Proves L3, L13, L19, R2, R3, R10, R12, C1. A worker with another queue adopts; its lease would last a minute."""
+    """Proves L3, L13, L19, R2, R3, R10, R12, R14, C1. Its lease would last a minute."""
     slow: dict[str, Any] = {"lease_ttl": 60.0, "heartbeat_interval": 1.0, "adopt_backoff": 0.1}
     survivor = fleet.start({"other": 1}, **slow)
     jobs, told = await submit_all(fleet)
@@ -73,11 +83,12 @@ async def test_worker_killed_at_any_step_costs_nothing(fleet: Fleet, monkeypatch
 
 async def test_adopter_killed_at_any_step_costs_nothing(fleet: Fleet) -> None:
     """Proves L3, L13, R3, R10. One after the other dies while it adopts."""
-    job = await fleet.chatty("chain", pace=0.6, queue="chain")
+    job = await fleet.chatty("chain", gated=True, queue="chain")
     for step in ("started", "found", "adopted", "shipped"):
-        victim = fleet.start({"chain": 1}, Hook(step=step, do="kill"), adopt_backoff=0.1)
+        victim = fleet.start({"chain": 1}, Hook(step=step, do="kill"), lease_ttl=60.0, adopt_backoff=0.1)
         assert await victim.dead() == -signal.SIGKILL, step
-    fleet.start({"chain": 1}, adopt_backoff=0.1)
+    fleet.start({"chain": 1}, lease_ttl=60.0, adopt_backoff=0.1)
+    fleet.open_gate("chain")
     await fleet.assert_whole("chain", job)
     assert await fleet.leases(job, "adopted") == ["adopted"] * 4
 
@@ -85,7 +96,7 @@ async def test_adopter_killed_at_any_step_costs_nothing(fleet: Fleet) -> None:
 async def test_worker_stopped_at_any_step_changes_nothing_when_it_wakes(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Proves L15, L6, L10, R3. Others adopt, finish and clean up; then it wakes, and runs the next job."""
+    """Proves L15, L6, L10, R3, R14. Others adopt, finish and clean up; then it wakes, and runs the next job."""
     jobs, told = await submit_all(fleet)
     victims = {
         step: fleet.start({step: 1}, Hook(step=step, do="stop", job=job.id))
@@ -119,7 +130,7 @@ async def test_worker_stopped_at_any_step_changes_nothing_when_it_wakes(
 
 async def test_adopter_stopped_at_any_step_changes_nothing_when_it_wakes(fleet: Fleet) -> None:
     """Proves L15, L6, L4. One is stopped as it finds the attempt, one as it has adopted it, and one finishes it."""
-    jobs = {step: await fleet.chatty(step, pace=1.0, queue=step) for step in ("found", "adopted")}
+    jobs = {step: await fleet.chatty(step, gated=True, queue=step) for step in ("found", "adopted")}
     first = fleet.start({"found": 1, "adopted": 1}, Hook(step="shipped", do="kill"))
     assert await first.dead() == -signal.SIGKILL
     stopped = {
@@ -130,6 +141,7 @@ async def test_adopter_stopped_at_any_step_changes_nothing_when_it_wakes(fleet: 
         await member.stopped()
     fleet.start({"other": 1}, adopt_backoff=0.1)
     for step, job in jobs.items():
+        fleet.open_gate(step)
         await fleet.assert_whole(step, job)
     before = {step: await fleet.get(job) for step, job in jobs.items()}
     for member in stopped.values():
@@ -191,3 +203,29 @@ async def test_orphan_that_crashes_its_adopters_does_not_kill_the_fleet(fleet: F
     assert [member.status for member in crew] == [-signal.SIGKILL] * 5 + [None]
     (pid,) = fleet.marks("poison")
     os.kill(int(pid), 0)
+
+
+async def test_execution_that_fails_at_any_step_hands_its_job_back(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proves L8. A job whose supervision failed is not kept by the heartbeat: it is adopted again, and runs once."""
+    monkeypatch.setattr(worker, "CRASHED_DELAY", 0.1)
+    jobs: dict[str, Job] = {}
+    failed: set[str] = set()
+
+    def fail(step: str, lease: Lease) -> None:
+        if step not in failed and step in jobs and jobs[step].id == lease.id:
+            failed.add(step)
+            raise RuntimeError(f"a fault at {step}")
+
+    for step in OWN_STEPS:
+        jobs[step] = await rig.sh(CHATTY, env={"MARKER": str(tmp_path / step)})
+    async with rig.worker({"default": len(OWN_STEPS)}, at=fail):
+        for step, job in jobs.items():
+            ended = await rig.ended(job, Status.SUCCEEDED)
+            assert ended.attempts == 1, step
+            assert (await rig.log(job))[-1] == "last out", step
+            assert len(await rig.log(job)) == LINES + 1, step
+    assert failed == set(OWN_STEPS)
+    for step in OWN_STEPS:
+        assert len((tmp_path / step).read_text().split()) == 1, step

@@ -1,26 +1,40 @@
 """holdfast: a durable execution queue and worker runtime. Your database is the queue; your jobs outlive your workers.
 
 General layout: `model`, `errors`, `timing` and `submission` are plain values; `store` is the only place that knows SQL;
-`runner` runs jobs and knows no queue; `duties` are the periodic chores; `worker` claims, runs and finishes; `client` is
-for applications; `cli` is the command line; `assemble` puts the parts together. Data flows one way, and imports point
-down only.
+`runner` runs jobs and knows no queue; `duties` are the periodic chores; `worker` claims, runs and finishes; `api` is
+the service; `client` is for applications; `cli` is the command line; `assemble` puts the parts together. Data flows one
+way, and imports point down only.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from holdfast.assemble import asgi
     from holdfast.client.app import Holdfast
+    from holdfast.client.http import AsyncClient, Client
     from holdfast.runner.function import Cancelled, Context
     from holdfast.store.inside import submit_inside, submit_inside_async
 
 __version__ = "0.1.0"
-__all__ = ["Cancelled", "Context", "Holdfast", "submit_inside", "submit_inside_async"]
+__all__ = [
+    "AsyncClient",
+    "Cancelled",
+    "Client",
+    "Context",
+    "Holdfast",
+    "asgi",
+    "submit_inside",
+    "submit_inside_async",
+]
 
 _HOMES = {
+    "AsyncClient": "holdfast.client.http",
     "Cancelled": "holdfast.runner.function",
+    "Client": "holdfast.client.http",
     "Context": "holdfast.runner.function",
     "Holdfast": "holdfast.client.app",
+    "asgi": "holdfast.assemble",
     "submit_inside": "holdfast.store.inside",
     "submit_inside_async": "holdfast.store.inside",
 }

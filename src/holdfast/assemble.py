@@ -1,10 +1,16 @@
-"""Puts the parts together: settings in, a worker out."""
+"""Puts the parts together: settings in; a worker, or the service, out."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
+from holdfast import config
+from holdfast.api.app import Api, Background
 from holdfast.config import Settings
+from holdfast.duties.leading import Duties
+from holdfast.errors import StoreError
+from holdfast.model import new_worker_id
 from holdfast.runner.base import Limits, Runner
 from holdfast.runner.function import Functions
 from holdfast.runner.host import StateFolder
@@ -84,6 +90,38 @@ async def docker_of(settings: Settings, installation: str, held: AsyncExitStack)
     runner = DockerRunner(engine, installation, limits=limits, log_cap=settings.log_max_bytes)
     await runner.check()
     return [runner]
+
+
+def api_of(settings: Settings, *, background: Background | None = None) -> Api:
+    """The service on its own store. `background` runs beside it, with the same store."""
+    return Api(settings, lambda: store_of(settings, connections=settings.api_connections), background)
+
+
+def duties_of(settings: Settings) -> Background:
+    """The duties, to run beside a server: one process of the installation leads them, wherever it is."""
+
+    @asynccontextmanager
+    async def running(store: Store) -> AsyncIterator[None]:
+        duties = Duties(store, new_worker_id(), settings)
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(duties.run())
+            try:
+                yield
+            finally:
+                task.cancel()
+        with suppress(StoreError):
+            await duties.resign()
+
+    return running
+
+
+def asgi(url: str | None = None, **settings: object) -> Api:
+    """The service as an ASGI application, to serve or to mount: `app.mount("/jobs", holdfast.asgi())`.
+
+    `url` is the database's; other settings by name. What is not given comes from the environment.
+    """
+    loaded = config.load({"database_url": url, **settings})
+    return api_of(loaded, background=duties_of(loaded))
 
 
 def beats_of(store: Store, settings: Settings) -> Callable[[], Awaitable[tuple[Beats, Callable[[], Awaitable[None]]]]]:

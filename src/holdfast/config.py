@@ -1,6 +1,7 @@
 """Settings: defaults < file < environment < flags, built once at the edge, with all problems reported at once."""
 
 import dataclasses
+import ipaddress
 import os
 import re
 import tomllib
@@ -16,9 +17,13 @@ PREFIX = "HOLDFAST_"
 CONFIG_FILE = "HOLDFAST_CONFIG"
 USUAL = {"DATABASE_URL", "DOCKER_HOST"}
 """What platforms set for everybody."""
+MOST_DEPTH = 500
+"""Databases and readers of JSON give up at depths of about a thousand."""
 
 Pooler = Literal["none", "transaction"]
 """What stands between us and Postgres: nothing that we need to know of, or a pooler in transaction mode."""
+
+Switch = Literal["on", "off"]
 
 
 def _number(text: object) -> float:
@@ -71,6 +76,27 @@ def _pooler(text: object) -> Pooler:
     raise ValueError("must be none or transaction")
 
 
+def _switch(text: object) -> Switch:
+    match text:
+        case "on" | "off":
+            return text
+        case True:
+            return "on"
+        case False:
+            return "off"
+    raise ValueError("must be on or off")
+
+
+def _port(text: object) -> int:
+    try:
+        port = int(str(text))
+    except ValueError:
+        port = -1
+    if not 0 <= port <= 65_535:
+        raise ValueError("must be a port, 0 to 65535")
+    return port
+
+
 def _optional(parse: Callable[[object], Any]) -> Callable[[object], Any]:
     return lambda text: None if text in (None, "", "none") else parse(text)
 
@@ -87,6 +113,8 @@ class Settings:
     schema: str = _setting("holdfast", _text, "the schema that holds the tables on Postgres")
     data_dir: Path = _setting(Path("holdfast-data"), _path, "the folder that all parts share")
     state_dir: Path | None = _setting(None, _optional(_path), "attempts and locks, on a local disk")
+    shared_dir: Path | None = _setting(None, _optional(_path), "inputs and artifacts, the same on every host")
+    secrets_dir: Path | None = _setting(None, _optional(_path), "a folder with a file per secret, named as it is")
     process_user: str = _setting("65532", _text, "whom processes run as when we are root: a name, uid or uid:gid")
     docker_host: str | None = _setting(
         "unix:///var/run/docker.sock", _optional(_text), "the Docker engine: unix:///path or tcp://host:port; or none"
@@ -106,11 +134,22 @@ class Settings:
     backoff_cap: float = _setting(300.0, _number, "seconds before a retry, at most")
     timeout: float | None = _setting(None, _optional(_number), "seconds that an attempt may take, unless the job says")
     log_max_bytes: int = _setting(10 * 1024 * 1024, _whole, "bytes of log that are kept of one job")
+    artifact_max_bytes: int = _setting(1024**3, _whole, "bytes of output files that are kept of one attempt")
     retention_days: float = _setting(30.0, _number, "days after which ended jobs are removed")
     keep_identical: int | None = _setting(None, _optional(_whole), "ended jobs of one signature that are kept")
     listen: bool = _setting(True, _flag, "wake-ups by LISTEN and NOTIFY; off means polling alone")
     pooler: Pooler = _setting("none", _pooler, "transaction, if the URL leads to PgBouncer or its like in that mode")
     listen_url: str | None = _setting(None, _optional(_text), "Postgres itself, for LISTEN past a pooler")
+
+    host: str = _setting("127.0.0.1", _text, "the address that the service listens on")
+    port: int = _setting(7070, _port, "the port that the service listens on; 0 takes a free one")
+    auth: Switch = _setting("on", _switch, "off: no tokens, and loopback only")
+    allow_raw: bool = _setting(False, _flag, "let callers who are no admins submit commands and images of their own")
+    tools: Path | None = _setting(None, _optional(_path), "the TOML file of the tools that callers may use")
+    max_body_bytes: int = _setting(16 * 1024 * 1024, _whole, "bytes of a request's body, at most")
+    max_json_depth: int = _setting(64, _whole, "levels that JSON in a request may be nested, at most")
+    rate_limit: float | None = _setting(1000.0, _optional(_number), "requests per second and token; none lifts it")
+    api_connections: int = _setting(8, _whole, "connections that the service keeps to Postgres")
 
     def __post_init__(self) -> None:
         problems = _contradictions(self)
@@ -123,9 +162,29 @@ class Settings:
         return self.database_url or f"sqlite:///{self.data_dir.absolute() / 'holdfast.db'}"
 
     @property
+    def shared(self) -> Path:
+        """The shared folder: the one that is set, else in the data folder."""
+        return (self.shared_dir or self.data_dir / "shared").absolute()
+
+    @property
+    def admin_token(self) -> Path:
+        """Where the first admin token is."""
+        return self.data_dir / "admin.token"
+
+    @property
     def state(self) -> Path:
         """The state folder: the one that is set, else in the data folder."""
         return (self.state_dir or self.data_dir / "state").absolute()
+
+
+def loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def _contradictions(settings: Settings) -> list[str]:
@@ -154,6 +213,13 @@ def _contradictions(settings: Settings) -> list[str]:
         problems.append("HOLDFAST_LISTEN_URL leads to the pooler, where LISTEN does not work: use Postgres's own URL")
     if settings.docker_host is not None and not re.match(r"(unix:///|(tcp|http|https)://[^/])", settings.docker_host):
         problems.append(f"HOLDFAST_DOCKER_HOST is {settings.docker_host!r}: use unix:///path, tcp://host:port or none")
+    if settings.auth == "off" and not loopback(settings.host):
+        problems.append(
+            f"HOLDFAST_AUTH is off and HOLDFAST_HOST is {settings.host}, which others may reach: "
+            "turn it on, or listen on 127.0.0.1"
+        )
+    if settings.max_json_depth > MOST_DEPTH:
+        problems.append(f"HOLDFAST_MAX_JSON_DEPTH is {settings.max_json_depth}; at most {MOST_DEPTH} can be kept")
     if not settings.schema.isidentifier() or len(settings.schema) > 60:
         problems.append(f"HOLDFAST_SCHEMA is {settings.schema!r}: use letters, digits and underscores")
     return problems

@@ -1,14 +1,19 @@
 """The tree of errors.
 
     HoldfastError
+    ├── BadRequest       not JSON, or not said to be                                   400
+    ├── Unauthorized     no token, or one that nobody has                              401
+    ├── Forbidden        the token may not do this                                     403
     ├── Invalid          a value that cannot be accepted; names the field              422
     │   └── TooLarge     accepted if it were smaller                                   413
     ├── NotFound         no such job, lane, worker… in this tenant                     404
     ├── Conflict         the thing exists, but not in a state that allows this         409
     │   ├── IllegalMove  the table of moves has no such move from this status
+    │   ├── Blocked      a job that has not ended is not deleted without force
     │   ├── NeedFailed   a dependency already ended badly
     │   └── Gone         a replay of a call whose jobs were deleted
     ├── QueueFull        as many jobs wait in a queue as its limit allows              429
+    ├── RateLimited      too many requests with one token                              429
     ├── ConfigError      settings that cannot work; lists every problem at once
     └── StoreError       the database, not the request                                 503
         ├── StoreUnreachable
@@ -30,6 +35,21 @@ class HoldfastError(Exception):
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
+
+
+class BadRequest(HoldfastError):
+    status = 400
+    code = "bad_request"
+
+
+class Unauthorized(HoldfastError):
+    status = 401
+    code = "unauthorized"
+
+
+class Forbidden(HoldfastError):
+    status = 403
+    code = "forbidden"
 
 
 class Invalid(HoldfastError):
@@ -74,6 +94,15 @@ class IllegalMove(Conflict):
         self.from_status = status
 
 
+class Blocked(Conflict):
+    code = "blocked"
+
+    def __init__(self, job_id: str, status: str) -> None:
+        super().__init__(f"blocked: job {job_id} is {status}; cancel it first, or delete it with force")
+        self.job_id = job_id
+        self.job_status = status
+
+
 class NeedFailed(Conflict):
     code = "need_failed"
 
@@ -90,6 +119,15 @@ class Gone(Conflict):
 class QueueFull(HoldfastError):
     status = 429
     code = "queue_full"
+
+
+class RateLimited(HoldfastError):
+    status = 429
+    code = "rate_limited"
+
+    def __init__(self, wait: float) -> None:
+        super().__init__(f"too many requests with this token; try again in {wait:.1f} seconds")
+        self.wait = wait
 
 
 class ConfigError(HoldfastError):

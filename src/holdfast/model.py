@@ -449,6 +449,30 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     jobs: tuple[str, ...]
 
 
+class Role(StrEnum):
+    """What the holder of a token may do; each may do what the ones before it may."""
+
+    VIEWER = "viewer"
+    SUBMITTER = "submitter"
+    OPERATOR = "operator"
+    ADMIN = "admin"
+
+    def includes(self, other: "Role") -> bool:
+        order = list(Role)
+        return order.index(self) >= order.index(other)
+
+
+class Token(msgspec.Struct, frozen=True, kw_only=True):
+    """Who may call the service. An admin is the installation's; every other token belongs to one tenant."""
+
+    id: str
+    name: str
+    role: Role
+    tenant: str | None
+    created_at: datetime
+    expires_at: datetime | None
+
+
 class Claimable(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker can run: jobs of this queue and capability, found again in this domain."""
 

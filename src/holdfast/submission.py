@@ -22,6 +22,8 @@ from holdfast.model import Check, OnLost, Policy, Retry, Runner, new_id
 MAX_PAYLOAD = 1024 * 1024
 MAX_BATCH = 10_000
 MAX_KEY = 128
+FIRST_YEAR, LAST_YEAR = 1970, 9000
+"""Times that every database and every zone can write."""
 
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 Seconds = Annotated[float, Meta(gt=0, le=10 * 366 * 86_400)]
@@ -37,6 +39,7 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     env: dict[Name, Text] = {}
     stdin: str | None = None
     user: Name | None = None
+    require_result: bool = False
 
 
 class DockerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,6 +51,7 @@ class DockerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     pids: Annotated[int, Meta(ge=1)] | None = None
     network: Name | None = None
     user: Name | None = None
+    require_result: bool = False
 
 
 SPECS: Mapping[Runner, type[msgspec.Struct]] = {"function": FunctionSpec, "process": ProcessSpec, "docker": DockerSpec}
@@ -156,7 +160,7 @@ def parse(data: Any) -> Submission:
     try:
         return msgspec.convert(data, Submission)
     except msgspec.ValidationError as error:
-        raise _invalid(error) from None
+        raise invalid_field(error) from None
 
 
 def parse_check(data: Any) -> Check:
@@ -164,7 +168,7 @@ def parse_check(data: Any) -> Check:
     try:
         asked = msgspec.convert(data, Check)
     except msgspec.ValidationError as error:
-        raise _invalid(error, root="check") from None
+        raise invalid_field(error, root="check") from None
     if not asked.command or not asked.command[0]:
         raise Invalid("check.command", "is empty; give a program and its arguments")
     _check_field("check.command", asked.command)
@@ -180,10 +184,12 @@ def check(submission: Submission, tenant: str) -> Submission:
     try:
         msgspec.convert(submission.spec, SPECS[submission.runner])
     except msgspec.ValidationError as error:
-        raise _invalid(error, root="spec") from None
+        raise invalid_field(error, root="spec") from None
     if not (submission.kind + submission.queue + (submission.lane or "")).isprintable():
         raise _unprintable(submission)
     _check_json(submission)
+    if submission.available_at is not None and not FIRST_YEAR <= submission.available_at.year <= LAST_YEAR:
+        raise Invalid("available_at", f"is not between the years {FIRST_YEAR} and {LAST_YEAR}")
     if submission.retry is not None and not 0 <= submission.retry.base <= submission.retry.cap:
         raise Invalid("retry", f"base {submission.retry.base} must be between 0 and cap {submission.retry.cap}")
     job_id = new_id() if submission.id is None else _canonical_id("id", submission.id)
@@ -257,7 +263,7 @@ def _check_json(submission: Submission) -> None:
         encoded = msgspec.json.encode(submission)
         if len(encoded) <= MAX_PAYLOAD and b"\\u0000" not in encoded:
             return
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError, RecursionError, OverflowError):
         pass
     for field in Submission.__struct_fields__:
         _check_field(field, getattr(submission, field))
@@ -266,7 +272,7 @@ def _check_json(submission: Submission) -> None:
 def _check_field(field: str, value: Any) -> None:
     try:
         encoded = msgspec.json.encode(value)
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError, RecursionError, OverflowError) as error:
         raise Invalid(field, f"cannot be written as JSON ({error})") from None
     if len(encoded) > MAX_PAYLOAD:
         raise TooLarge(field, f"{len(encoded)} bytes; at most {MAX_PAYLOAD} are accepted")
@@ -282,7 +288,7 @@ def _has_nul(value: Any) -> bool:
     return isinstance(value, list | tuple) and any(_has_nul(item) for item in value)
 
 
-def _invalid(error: msgspec.ValidationError, root: str = "") -> Invalid:
+def invalid_field(error: msgspec.ValidationError, root: str = "") -> Invalid:
     """Take the field out of a message like "Expected `int`, got `str` - at `$.priority`"."""
     text = str(error)
     at = re.search(r" - at `(?:key in )?\$\.?(.*?)`$", text)

@@ -169,6 +169,14 @@ specs.labels jsonb YES
 specs.policy jsonb YES 
 specs.signature uuid YES 
 specs.reuse_key text YES 
+tokens.id uuid NO 
+tokens.name text NO 
+tokens.role text NO 
+tokens.tenant text YES 
+tokens.hash text NO 
+tokens.created_at timestamp with time zone NO 
+tokens.created_by text YES 
+tokens.expires_at timestamp with time zone YES 
 workers.worker text NO 
 workers.host text NO 
 workers.pid integer NO 
@@ -209,6 +217,9 @@ CREATE UNIQUE INDEX reuse_pkey ON holdfast.reuse USING btree (tenant, reuse_key)
 CREATE INDEX specs_listed ON holdfast.specs USING btree (tenant, requested_at DESC, id DESC)
 CREATE UNIQUE INDEX specs_pkey ON holdfast.specs USING btree (id)
 CREATE INDEX specs_signed ON holdfast.specs USING btree (tenant, signature, requested_at DESC, id DESC) WHERE (signature IS NOT NULL)
+CREATE UNIQUE INDEX tokens_hash ON holdfast.tokens USING btree (hash)
+CREATE UNIQUE INDEX tokens_name ON holdfast.tokens USING btree (name)
+CREATE UNIQUE INDEX tokens_pkey ON holdfast.tokens USING btree (id)
 CREATE UNIQUE INDEX workers_pkey ON holdfast.workers USING btree (worker)
 attempts_pkey PRIMARY KEY (job_id, attempt)
 cap_positive CHECK ((cap >= 1))
@@ -233,13 +244,18 @@ needs_pkey PRIMARY KEY (job_id, need_id)
 phase_known CHECK ((phase = ANY (ARRAY['claimed'::text, 'started'::text])))
 queues_pkey PRIMARY KEY (queue)
 reuse_pkey PRIMARY KEY (tenant, reuse_key)
+role_known CHECK ((role = ANY (ARRAY['viewer'::text, 'submitter'::text, 'operator'::text, 'admin'::text])))
 runner_known CHECK ((runner = ANY (ARRAY['function'::text, 'process'::text, 'docker'::text])))
 running_has_attempt CHECK (((status <> 'running'::text) OR (phase IS NOT NULL)))
 specs_pkey PRIMARY KEY (id)
 started_by_claim CHECK (((status <> 'running'::text) OR (started_at IS NOT NULL)))
 status_known CHECK ((status = ANY (ARRAY['pending'::text, 'queued'::text, 'running'::text, 'paused'::text, 'succeeded'::text, 'failed'::text, 'timed_out'::text, 'cancelled'::text])))
 stop_known CHECK ((stop_kind = ANY (ARRAY['interrupt'::text, 'cancel'::text, 'delete'::text])))
+tenant_unless_admin CHECK (((tenant IS NULL) = (role = 'admin'::text)))
 times_in_order CHECK (((started_at >= requested_at) AND (finished_at >= COALESCE(started_at, requested_at))))
+tokens_hash UNIQUE (hash)
+tokens_name UNIQUE (name)
+tokens_pkey PRIMARY KEY (id)
 workers_pkey PRIMARY KEY (worker)
 CREATE OR REPLACE FUNCTION holdfast.check_policy(n bigint, policy jsonb)
  RETURNS void

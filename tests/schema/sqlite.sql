@@ -178,6 +178,20 @@ CREATE TABLE specs (
   reuse_key TEXT,
   CONSTRAINT runner_known CHECK (runner = 'function' OR runner = 'process' OR runner = 'docker')
 ) WITHOUT ROWID, STRICT
+CREATE TABLE tokens (
+  id TEXT NOT NULL PRIMARY KEY,
+  name TEXT NOT NULL,
+  role TEXT NOT NULL,
+  tenant TEXT,
+  hash TEXT NOT NULL,
+  created_at INTEGER NOT NULL,
+  created_by TEXT,
+  expires_at INTEGER,
+  CONSTRAINT tokens_name UNIQUE (name),
+  CONSTRAINT tokens_hash UNIQUE (hash),
+  CONSTRAINT role_known CHECK (role = 'viewer' OR role = 'submitter' OR role = 'operator' OR role = 'admin'),
+  CONSTRAINT tenant_unless_admin CHECK ((tenant IS NULL) = (role = 'admin'))
+) WITHOUT ROWID, STRICT
 CREATE TABLE workers (
   worker TEXT NOT NULL PRIMARY KEY,
   host TEXT NOT NULL,

@@ -1,32 +1,59 @@
 """`holdfast`: the command line's entry. Each command says which settings it reads and exits as documented.
 
-Exit codes: 0 done; 2 bad arguments or settings; 3 database not reachable; 4 refused.
+Exit codes: 0 done; 1 the job failed (`run`: the command's own code); 2 bad arguments or settings; 3 server or database
+not reachable; 4 refused; 5 paused, needs a person; 124 timed out; 130 cancelled. What a command needs is imported when
+it runs, so that `--help` is quick.
 """
 
-import asyncio
 import logging
 import os
-from collections.abc import Coroutine
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated
 
 import typer
 
-from holdfast import __version__, config
-from holdfast.cli import start
-from holdfast.errors import ConfigError, HoldfastError, StoreUnreachable
-from holdfast.store import migrate as migrations
-from holdfast.store.queries import Dialect
-from holdfast.store.sqlite import SqliteDatabase
-from holdfast.store.store import connect
+from holdfast import __version__
+from holdfast.cli import follow, jobs, site
+from holdfast.cli.talk import AsJson, Server, print_json, run
 
-T = TypeVar("T")
+app = typer.Typer(
+    help="A durable execution queue: your jobs outlive your workers.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+for group in (follow.app, jobs.app, site.app):
+    app.add_typer(group)
+app.add_typer(site.lanes, name="lanes")
+app.add_typer(site.queues, name="queues")
+app.add_typer(site.workers, name="workers")
+app.add_typer(site.tokens, name="token")
 
-app = typer.Typer(help="A durable execution queue: your jobs outlive your workers.", no_args_is_help=True)
+DatabaseUrl = Annotated[
+    str | None, typer.Option(envvar="HOLDFAST_DATABASE_URL", help="sqlite:///path or postgresql://host/name")
+]
+DataDir = Annotated[
+    str | None, typer.Option("--data", envvar="HOLDFAST_DATA_DIR", help="The folder that all parts share.")
+]
+Host = Annotated[str | None, typer.Option(envvar="HOLDFAST_HOST", help="The address to listen on: 127.0.0.1")]
+Port = Annotated[int | None, typer.Option(envvar="HOLDFAST_PORT", help="The port to listen on: 7070")]
+Queues = Annotated[
+    str, typer.Option("--queue", envvar="HOLDFAST_QUEUES", help="Queues and how many jobs at once: default:4,heavy:1.")
+]
+Application = Annotated[
+    str | None, typer.Option("--app", envvar="HOLDFAST_APP", help="module:name of a Holdfast whose functions to run.")
+]
 
 
 @app.callback()
-def main() -> None:
+def main(
+    context: typer.Context,
+    url: Annotated[str | None, typer.Option(envvar="HOLDFAST_URL", help="The server: http://127.0.0.1:7070")] = None,
+    token: Annotated[
+        str | None, typer.Option(envvar="HOLDFAST_TOKEN", help="Who you are; else the data folder's admin.token.")
+    ] = None,
+    tenant: Annotated[str | None, typer.Option(envvar="HOLDFAST_TENANT", help="For admins: whose jobs.")] = None,
+) -> None:
     """holdfast: a durable execution queue and worker runtime."""
+    context.obj = Server(url=url, token=token, tenant=tenant)
 
 
 @app.command()
@@ -36,11 +63,64 @@ def version() -> None:
 
 
 @app.command()
-def migrate(
-    database_url: Annotated[
-        str | None,
-        typer.Option(envvar="HOLDFAST_DATABASE_URL", help="sqlite:///path or postgresql://host/name"),
+def up(
+    data_dir: DataDir = None,
+    host: Host = None,
+    port: Port = None,
+    workers: Annotated[
+        int, typer.Option(envvar="HOLDFAST_WORKERS", min=0, help="Worker processes; 0 runs one inside the server.")
+    ] = 0,
+    queue: Queues = "default:4",
+    application: Application = None,
+    database_url: DatabaseUrl = None,
+) -> None:
+    """Run everything here: the database made ready, the server, and a worker."""
+    from holdfast.cli import up as everything
+
+    _log()
+    flags = {"data_dir": data_dir, "host": host, "port": port, "database_url": database_url}
+    if run(lambda: everything.run_all(flags, queue, application, workers)):
+        os._exit(0)
+
+
+@app.command()
+def serve(host: Host = None, port: Port = None, database_url: DatabaseUrl = None, data_dir: DataDir = None) -> None:
+    """Serve HTTP: submit, follow and steer jobs. The first start writes an admin's token to the data folder."""
+    from holdfast.cli import serve as http
+
+    _log()
+    flags = {"host": host, "port": port, "database_url": database_url, "data_dir": data_dir}
+    run(lambda: http.run_server(flags))
+
+
+@app.command()
+def worker(
+    queue: Queues = "default:4",
+    application: Application = None,
+    once: Annotated[bool, typer.Option("--once", help="End when nothing is left to claim.")] = False,
+    worker_id: Annotated[
+        str | None, typer.Option(envvar="HOLDFAST_WORKER_ID", help="Its id; it must never be used again.")
     ] = None,
+    database_url: DatabaseUrl = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Run jobs: adopt what a dead worker left running, then claim. SIGTERM hands over, a second one leaves at once."""
+    from holdfast.cli import work
+
+    _log()
+
+    async def whole() -> bool:
+        queues = work.parse_queues(queue)
+        settings, functions = work.configure(application, database_url=database_url, data_dir=data_dir)
+        return await work.run_worker(settings, queues, functions, once=once, worker_id=worker_id)
+
+    if run(whole, fast=True):
+        os._exit(0)  # A function that does not end has been handed back; it must not keep the process.
+
+
+@app.command()
+def migrate(
+    database_url: DatabaseUrl = None,
     schema: Annotated[
         str | None, typer.Option(envvar="HOLDFAST_SCHEMA", help="The schema of the tables on Postgres.")
     ] = None,
@@ -48,82 +128,71 @@ def migrate(
     show_sql: Annotated[
         bool, typer.Option("--show-sql", help="Print the SQL of what is (or would be) applied.")
     ] = False,
+    data_dir: DataDir = None,
 ) -> None:
     """Bring the database to this version of holdfast. Safe to run again, and by several at once."""
-    try:
-        settings = config.load({"database_url": database_url, "schema": schema})
-    except ConfigError as error:
-        _fail(error, 2)
-    _run(_migrate(settings, dry_run, show_sql))
+    from holdfast.cli import care
+
+    flags = {"database_url": database_url, "schema": schema, "data_dir": data_dir}
+    run(lambda: care.migrate(flags, dry_run=dry_run, show_sql=show_sql))
 
 
 @app.command()
-def worker(
-    queue: Annotated[
-        str,
-        typer.Option(envvar="HOLDFAST_QUEUES", help="Queues and how many jobs of each at once: default:4,heavy:1."),
-    ] = "default:4",
-    application: Annotated[
-        str | None,
-        typer.Option("--app", envvar="HOLDFAST_APP", help="module:name of a Holdfast whose functions it runs."),
-    ] = None,
-    once: Annotated[bool, typer.Option("--once", help="End when nothing is left to claim.")] = False,
-    worker_id: Annotated[
-        str | None, typer.Option(envvar="HOLDFAST_WORKER_ID", help="Its id; it must never be used again.")
-    ] = None,
-    database_url: Annotated[
-        str | None,
-        typer.Option(envvar="HOLDFAST_DATABASE_URL", help="sqlite:///path or postgresql://host/name"),
-    ] = None,
-    data_dir: Annotated[
-        str | None, typer.Option("--data", envvar="HOLDFAST_DATA_DIR", help="The folder that all parts share.")
-    ] = None,
+def prune(
+    days: Annotated[float | None, typer.Option(help="Remove jobs that ended longer ago than so many days.")] = None,
+    keep: Annotated[int | None, typer.Option(help="Keep so many of the same job.")] = None,
+    database_url: DatabaseUrl = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Run jobs: adopt what a dead worker left running, then claim. SIGTERM hands over, a second one leaves at once."""
-    try:
-        settings, functions = start.configure(application, database_url=database_url, data_dir=data_dir)
-        queues = start.parse_queues(queue)
-    except ConfigError as error:
-        _fail(error, 2)
+    """Remove ended jobs that are over their retention, now."""
+    from holdfast.cli import care
+
+    flags = {
+        "database_url": database_url, "data_dir": data_dir, "retention_days": days, "keep_identical": keep,
+    }  # fmt: skip
+    removed = run(lambda: care.prune(flags))
+    if as_json:
+        print_json({"removed": removed})
+    else:
+        typer.echo(f"removed {removed} jobs")
+
+
+@app.command()
+def check() -> None:
+    """Check the settings; say everything that is wrong with them."""
+    from holdfast.cli import care
+
+    for name, value, about in run(care.check):
+        typer.echo(f"HOLDFAST_{name.upper():<20} {value!s:<32} {about}")
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Look at everything that a healthy installation needs, and say what to do about the rest."""
+    from holdfast.cli import care
+
+    findings = run(care.examine_all)
+    if as_json:
+        print_json(findings)
+    for finding in () if as_json else findings:
+        typer.echo(f"{'ok  ' if finding.ok else 'BAD '} {finding.what:<14} {finding.text}")
+        if not finding.ok and finding.fix:
+            typer.echo(f"     {'':<14} → {finding.fix}")
+    if not all(finding.ok for finding in findings):
+        raise typer.Exit(1)
+
+
+@app.command()
+def bench() -> None:
+    """Measure this installation's database: submit, claim and finish, in a scratch schema of its own."""
+    from holdfast.cli import care
+
+    run(care.bench)
+
+
+def _log() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    stuck = _run(start.run_worker(settings, queues, functions, once=once, worker_id=worker_id))
-    if stuck:
-        os._exit(0)  # A function that does not end has been handed back; its thread must not keep the process.
-
-
-async def _migrate(settings: config.Settings, dry_run: bool, show_sql: bool) -> None:
-    database = await connect(settings.url, schema=settings.schema, connections=1, listen=False, pooler=settings.pooler)
-    try:
-        dialect: Dialect = "sqlite" if isinstance(database, SqliteDatabase) else "postgres"
-        if dry_run:
-            applied = migrations.pending(dialect, await migrations.version(database))
-        else:
-            applied = await migrations.migrate(database)
-            await migrations.require_current(database)
-        for migration in applied:
-            typer.echo(f"{'would apply' if dry_run else 'applied'} {migration.number:04} {migration.name}")
-            if show_sql:
-                typer.echo(migrations.script(dialect, migration.number, settings.schema))
-        if not applied:
-            typer.echo("nothing to do: the schema is current")
-    finally:
-        await database.close()
-
-
-def _run(work: Coroutine[Any, Any, T]) -> T:
-    try:
-        return asyncio.run(work)
-    except StoreUnreachable as error:
-        _fail(error, 3)
-    except ConfigError as error:
-        _fail(error, 2)
-    except HoldfastError as error:
-        _fail(error, 4)
-
-
-def _fail(error: HoldfastError, code: int) -> NoReturn:
-    typer.echo(f"holdfast: {error.message}", err=True)
-    raise typer.Exit(code)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,10 @@ from holdfast.config import Settings
 from holdfast.duties import orphans, promoter, remover, repairer, resolver
 from holdfast.duties.pruner import Pruner
 from holdfast.duties.reaper import Reaper
+from holdfast.duties.sweeper import Sweeper
 from holdfast.errors import StoreError
 from holdfast.model import TERMINAL
+from holdfast.runner.outputs import Artifacts
 from holdfast.store import Store
 from holdfast.store.retention import Retention
 from holdfast.timing import jitter
@@ -24,19 +26,24 @@ Duty = Callable[[], Awaitable[object]]
 
 
 class Duties:
-    """All duties on their own timers; they rest while another process leads."""
+    """All duties on their own timers; they rest while another process leads, and begin at once when it is our turn."""
 
     def __init__(self, store: Store, name: str, settings: Settings) -> None:
         self._store = store
         self._name = name
         self._settings = settings
-        self.leading = False
+        self._leads = asyncio.Event()
+
+    @property
+    def leading(self) -> bool:
+        return self._leads.is_set()
 
     async def run(self) -> None:
         """Lead if nobody else does, and do what is due, for ever."""
         store, settings = self._store, self._settings
         reaper = Reaper(store, ttl=settings.lease_ttl, interval=settings.reaper_interval)
-        pruner = Pruner(store, _retention(settings))
+        pruner = Pruner(store, retention_of(settings))
+        sweeper = Sweeper(store, Artifacts(settings.shared))
         async with asyncio.TaskGroup() as group:
             group.create_task(self._lead())
             for seconds, duty in (
@@ -46,9 +53,12 @@ class Duties:
                 (1.0, lambda: resolver.run_once(store)),
                 (5.0, lambda: remover.run_once(store)),
                 (60.0, lambda: repairer.run_once(store)),
-                (600.0, lambda: _prune(pruner)),
+                (60.0, sweeper.run_once),
             ):
-                group.create_task(every(seconds, self._if_leading(duty)))
+                group.create_task(every(seconds, self._while_leading(duty)))
+            # A worker that starts has a backlog to work off first; it may also live for less than ten minutes.
+            prune = self._while_leading(lambda: _prune(pruner))
+            group.create_task(every(600.0, prune, first=60.0))
 
     async def resign(self) -> None:
         """Let another lead at once."""
@@ -58,22 +68,27 @@ class Duties:
         ttl = 2 * self._settings.reaper_interval
         while True:
             try:
-                self.leading = await self._store.workers.lead(LEADER, self._name, ttl=ttl) is not None
+                leads = await self._store.workers.lead(LEADER, self._name, ttl=ttl) is not None
             except StoreError as error:
                 log.warning("not leading: %s", error)
-                self.leading = False
+                leads = False
+            if leads:
+                self._leads.set()
+            else:
+                self._leads.clear()
             await asyncio.sleep(jitter(ttl / 4))
 
-    def _if_leading(self, duty: Duty) -> Duty:
+    def _while_leading(self, duty: Duty) -> Duty:
         async def work() -> None:
-            if self.leading:
-                await duty()
+            await self._leads.wait()
+            await duty()
 
         return work
 
 
-async def every(seconds: float, work: Duty) -> None:
-    """Do something again and again; a failure waits for the next time."""
+async def every(seconds: float, work: Duty, *, first: float = 0.0) -> None:
+    """Do something again and again, after `first` seconds; a failure waits for the next time."""
+    await asyncio.sleep(first)
     while True:
         try:
             await work()
@@ -84,7 +99,7 @@ async def every(seconds: float, work: Duty) -> None:
         await asyncio.sleep(jitter(seconds))
 
 
-def _retention(settings: Settings) -> Retention:
+def retention_of(settings: Settings) -> Retention:
     age = settings.retention_days * 86_400
     return Retention(ages=dict.fromkeys(TERMINAL, age), newest=settings.keep_identical)
 

@@ -1,7 +1,7 @@
 """Settles orphans that no live worker has been able to reach for longer than the grace.
 
-One whose supervisor must have stopped it by itself (`stop_after`) is lost, and `on_lost` decides. Of any other nobody
-knows whether it still runs: it is paused for a person, or for a worker that reaches its domain again.
+One whose supervisor must have stopped it by itself (`stop_after`) is lost, and `on_lost` decides; until then it waits.
+Of any other nobody knows whether it still runs: it is paused, for a person or for a worker that reaches it again.
 """
 
 from datetime import timedelta
@@ -15,13 +15,16 @@ MARGIN = 10.0
 
 
 async def run_once(store: Store, *, grace: float) -> int:
-    """Settle one bounded batch; return how many jobs moved."""
+    """Settle one bounded batch, past those that wait for their `stop_after`; return how many jobs moved."""
     settled = 0
-    for orphan in await store.leases.unreachable(grace, BATCH):
-        if must_have_stopped(orphan):
-            settled += await store.leases.lose(orphan) is not None
-        else:
-            settled += await store.leases.strand(orphan)
+    after: str | None = None
+    while settled < BATCH and (page := await store.leases.unreachable(grace, BATCH, after=after)):
+        after = page[-1].id
+        for orphan in page:
+            if must_have_stopped(orphan):
+                settled += await store.leases.lose(orphan) is not None
+            elif orphan.policy.stop_after is None:
+                settled += await store.leases.strand(orphan)
     return settled
 
 

@@ -2,8 +2,9 @@
 
 A reaper that is wrong takes work from workers that live. So it does nothing
 
-- on its first pass, while heartbeats come from the future, and while a lease that looks expired is still being renewed:
-  on SQLite the database's clock is this host's, and may be off;
+- on its first pass, and while heartbeats come from the future;
+- for one TTL, in which every live worker beats, when a lease that looks expired was renewed, or looks as if it had
+  expired before the last pass, which saw nothing: on SQLite the database's clock is this host's, and may be off;
 - while its own view is stale: its look took long, its last pass failed or is long ago. If the database was away for us,
   it was away for those who beat; they get a third of the TTL, in which every live worker beats;
 - for one TTL when wall clock and monotonic clock advanced differently: somebody set the clock, or the machine slept;
@@ -58,6 +59,8 @@ class Reaper:
         if self._trusts_itself(started, now, before):
             reaped = len(await self._store.leases.reap(limit=BATCH)) if now.look.expired else 0
             await self._store.leases.abandon()
+            if reaped < BATCH:
+                now = _Pass(msgspec.structs.replace(now.look, expired=0, expired_beat_at=None), now.at)
         self._before = now
         return reaped
 
@@ -78,8 +81,7 @@ class Reaper:
             self._held_for_many = True
             self._hold(now, self._ttl, f"{now.look.expired} of {now.look.owners} owners expired at once")
         if self._clock_is_off(now.look, before.look):
-            log.warning("not reaping: this host's clock disagrees with the heartbeats of live workers")
-            return False
+            self._hold(now, self._ttl, "this host's clock disagrees with the heartbeats of live workers")
         if now.at < self._hold_until:
             return False
         self._held_for_many = many
@@ -90,13 +92,13 @@ class Reaper:
         log.warning("not reaping for %.1f s: %s", self._hold_until - now.at, why)
 
     def _clock_is_off(self, look: Owners, before: Owners) -> bool:
-        behind = look.beat_at is not None and (look.beat_at - look.now_at).total_seconds() > self._ttl
-        ahead = (
-            look.expired_beat_at is not None
-            and before.expired_beat_at is not None
-            and look.expired_beat_at > before.expired_beat_at
-        )
-        return behind or ahead
+        if look.beat_at is not None and (look.beat_at - look.now_at).total_seconds() > self._ttl:
+            return True
+        if look.expired_beat_at is None:
+            return False
+        if before.expired_beat_at is None:
+            return (before.now_at - look.expired_beat_at).total_seconds() > self._ttl
+        return look.expired_beat_at > before.expired_beat_at
 
 
 def _drift(now: _Pass, before: _Pass) -> float:

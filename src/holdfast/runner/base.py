@@ -4,13 +4,14 @@ An attempt has an identity that never changes: installation, job, attempt. By it
 worker started; the token of the lease is no part of it.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import msgspec
 
 from holdfast.model import Cause, Error, Json
 from holdfast.runner.frames import Frame
+from holdfast.runner.outputs import Gathered
 from holdfast.runner.spec import Command
 
 
@@ -47,6 +48,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     idle_timeout: float | None = None
     stop_grace: float = 5.0
     stop_after: float | None = None
+    secrets: Mapping[str, str] = {}
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,11 +102,14 @@ class Running(Protocol):
     async def collect(self) -> End | None:
         """Say how it ended. None: what is left of it could not be killed."""
 
+    async def outputs(self, gathered: Gathered) -> None:
+        """Hand over what it left under `output/`, and its `result.json`."""
+
+    async def secrets(self) -> Sequence[str]:
+        """The values that it was given, to be masked in what it says."""
+
     def close(self) -> None:
         """Let go of it; it runs on."""
-
-    def outputs(self, name: str) -> AsyncIterator[bytes]:
-        """Yield a tar stream of one entry of its work folder, once it has ended; nothing at all if there is none."""
 
     async def remove(self, *, others_held_it: bool) -> None:
         """Remove what it left on disk, once its end is in the record."""
@@ -127,6 +132,9 @@ class Runner(Protocol):
     @property
     def available(self) -> bool:
         """Say whether attempts can start now."""
+
+    def doubt(self) -> None:
+        """Somebody met an engine that does not answer, or a host that is exhausted: nothing starts here for now."""
 
     async def watch(self, changed: Callable[[], None]) -> None:
         """Look after the engine for as long as the worker lives; call `changed` when it came, went or was replaced."""

@@ -12,7 +12,7 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
@@ -139,6 +139,16 @@ class Folder:
 
     def write_spec(self, spec: Spec) -> None:
         self._place("spec", encode_spec(spec))
+
+    def write_secrets(self, values: Iterable[str]) -> None:
+        """Keep what the child was given, for whoever masks its output later."""
+        self._place("secrets", msgspec.json.encode(sorted(values)))
+
+    def secrets(self) -> Sequence[str]:
+        try:
+            return msgspec.json.decode((self.path / "secrets").read_bytes(), type=list[str])
+        except FileNotFoundError:
+            return ()
 
     def start(self) -> int:
         """Start a supervisor and return its pid; the caller reaps it. It leaves at once if another one was first."""

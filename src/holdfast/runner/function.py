@@ -18,8 +18,11 @@ from holdfast.model import Json, NewEvent
 
 P = ParamSpec("P")
 R = TypeVar("R")
-OURS = frozenset({"status", "task", "log", "result", "error", "lease", "cancel", "audit"})
-"""Types of events that only holdfast writes."""
+OURS = frozenset({"status", "task", "log", "result", "error", "lease", "cancel", "audit", "end"})
+"""Types of events that only holdfast writes; `end` is the last word of a stream."""
+MAX_NAME = 64
+MOST_USED = 1e12
+"""The most that one report of usage may say of one thing: sums stay whole numbers on every database."""
 
 
 class Cancelled(Exception):
@@ -77,7 +80,7 @@ class CancelToken:
 class Context:
     """What a function is given beside its inputs. All of it may be called from any thread."""
 
-    __slots__ = ("_emit", "attempt", "cancel", "job_id", "tenant", "token")
+    __slots__ = ("_emit", "attempt", "cancel", "job_id", "secrets", "tenant", "token")
 
     def __init__(
         self,
@@ -88,6 +91,7 @@ class Context:
         token: int,
         cancel: CancelToken,
         emit: Callable[[NewEvent], None],
+        secrets: Mapping[str, str] = {},
     ) -> None:
         self.job_id = job_id
         self.tenant = tenant
@@ -95,26 +99,41 @@ class Context:
         self.token = token
         """The lease's token: pass it on to fence side effects."""
         self.cancel = cancel
+        self.secrets = secrets
+        """The secrets that the job names; they are masked in what it says, returns and raises."""
         self._emit = emit
 
     def log(self, *lines: str) -> None:
-        self._emit(NewEvent(type="log", data={"stream": "stdout", "lines": [str(line) for line in lines]}))
+        safe = [str(line).encode("utf-8", "replace").decode() for line in lines]
+        self._emit(NewEvent(type="log", data={"stream": "stdout", "lines": safe}))
 
     def progress(self, percent: float | None = None, message: str | None = None, **more: Json) -> None:
         known = {"percent": percent, "message": message}
-        self._emit(NewEvent(type="progress", data={k: v for k, v in known.items() if v is not None} | more))
+        self._say("progress", {k: v for k, v in known.items() if v is not None} | more)
 
     def usage(self, **deltas: float) -> None:
         """Report what was used since the last report; over the job's budget it is stopped."""
         for name, value in deltas.items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-                raise Invalid(name, f"{value!r} is not a number of at least 0")
-        self._emit(NewEvent(type="usage", data=deltas))
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_USED:
+                raise Invalid(name, f"{value!r} is not a number between 0 and {MOST_USED:g}")
+            if len(name) > MAX_NAME or not name.isprintable():
+                raise Invalid("usage", f"{name[:MAX_NAME]!r} is no name with at most {MAX_NAME} characters")
+        self._say("usage", deltas)
 
     def event(self, type: str, **data: Json) -> None:
         """Add an event with a name of your own to the job's history."""
         if type in OURS:
             raise Invalid("type", f"{type} events are written by holdfast alone; use another name")
+        if not 0 < len(type) <= MAX_NAME or not type.isprintable():
+            raise Invalid("type", f"{type[:MAX_NAME]!r} is no name with 1 to {MAX_NAME} characters")
+        self._say(type, data)
+
+    def _say(self, type: str, data: Json) -> None:
+        """Refuse here, where the function sees it, what could not be kept."""
+        try:
+            msgspec.json.encode(data)
+        except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+            raise Invalid("data", f"cannot be written as JSON ({error})") from None
         self._emit(NewEvent(type=type, data=data))
 
 

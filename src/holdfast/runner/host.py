@@ -60,6 +60,12 @@ class StateFolder:
         return Locks(folder)
 
 
+class Held:
+    """A lock file in our hands."""
+
+    leaves_something = False
+
+
 class Locks:
     """The lock files of one installation's workers on this host."""
 
@@ -67,13 +73,18 @@ class Locks:
         self._folder = folder
 
     @contextlib.contextmanager
-    def hold(self, worker: str) -> Iterator[None]:
-        """Hold a worker's lock file while it lives. The kernel drops the lock at any death; a clean end removes it."""
+    def hold(self, worker: str) -> Iterator["Held"]:
+        """Hold a worker's lock file while it lives. The kernel drops the lock at any death; a clean end removes it.
+
+        One who leaves something behind keeps the file: another worker finds it, and hands that over.
+        """
         path = self._file(worker)
         fd = _locked(path)
+        held = Held()
         try:
-            yield
-            path.unlink(missing_ok=True)
+            yield held
+            if not held.leaves_something:
+                path.unlink(missing_ok=True)
         finally:
             os.close(fd)
 

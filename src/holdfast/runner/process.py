@@ -7,13 +7,13 @@ starts a supervisor on it, and how often, one of them runs the command and once 
 
 import asyncio
 import contextlib
+import errno
+import logging
 import os
 import pwd
-import shutil
 import stat
-import tarfile
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,22 +22,28 @@ import msgspec
 
 from holdfast.errors import ConfigError, Invalid
 from holdfast.model import Cause, Error
-from holdfast.runner.base import CannotStart, Confirm, End, Identity, Order, State, TooLate
+from holdfast.runner.base import CannotStart, Confirm, End, EngineUnreachable, Identity, Order, State, TooLate
 from holdfast.runner.folder import Exit, ExitCause, Folder
 from holdfast.runner.frames import Frame, FrameReader
 from holdfast.runner.host import StateFolder
+from holdfast.runner.outputs import Gathered, remove_tree, take_folder
 from holdfast.runner.spec import Command, Spec, Task
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 OUTPUT_FACTOR = 16
 LEAST_OUTPUT = 64 * 1024 * 1024
 """Output is kept on disk up to so many times the log's cap: behind the cap only event lines are of interest."""
 HELD, STARTED_BEFORE, UNUSABLE, LATE = 120, 121, 122, 123
+EXHAUSTED = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.EIO, errno.EROFS}
+)
+EXHAUSTED_SECONDS = 10.0
+"""For how long nothing is started on a host that had no room left."""
 LOOK_SECONDS = 1.0
 """How often to look at the lock of a supervisor that a pidfd watches, for good measure."""
-PIECE = 64 * 1024
 START_STEPS = (0.001, 0.001, 0.002, 0.002, 0.005, 0.005, 0.01)
 TOMBSTONE_SECONDS = 3600.0
 MISSING = ("No such file or directory", "Permission denied", "Exec format error", "Not a directory", "Is a directory")
@@ -61,11 +67,16 @@ class ProcessRunner:
         self._user = user
         self._log_cap = log_cap
         self._files = ThreadPoolExecutor(4, thread_name_prefix="holdfast-files")
+        self._slow = ThreadPoolExecutor(4, thread_name_prefix="holdfast-outputs")
         self._children = Children()
+        self._exhausted_until = 0.0
 
     @property
     def available(self) -> bool:
-        return True
+        return time.monotonic() >= self._exhausted_until
+
+    def doubt(self) -> None:
+        self._exhausted_until = time.monotonic() + EXHAUSTED_SECONDS
 
     async def watch(self, changed: Callable[[], None]) -> None:
         """A host's own processes need no engine."""
@@ -86,11 +97,16 @@ class ProcessRunner:
     async def in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._files, work)
 
+    async def slowly(self, work: Callable[[], T]) -> T:
+        """Do what may take long, beside all that must not wait for it: copying, removing, killing."""
+        return await asyncio.get_running_loop().run_in_executor(self._slow, work)
+
     def folder(self, identity: Identity) -> Folder:
         return Folder(self.root / f"{identity.job}.{identity.attempt}")
 
     def close(self) -> None:
         self._files.shutdown(wait=False, cancel_futures=True)
+        self._slow.shutdown(wait=False, cancel_futures=True)
         self._children.close()
 
     # Staging
@@ -104,25 +120,33 @@ class ProcessRunner:
         try:
             spec = self._spec(folder, order)
             if folder.path.exists():
-                folder.write_spec(spec)
+                self._restage(folder, spec, order)
                 return
             temporary = Folder(folder.path.with_name(f".{folder.path.name}.{os.urandom(4).hex()}"))
             try:
                 self._fill(temporary, spec, order)
                 temporary.path.rename(folder.path)
             except FileExistsError:
-                folder.write_spec(spec)
+                self._restage(folder, spec, order)
             finally:
-                shutil.rmtree(temporary.path, ignore_errors=True)
+                remove_tree(temporary.path)
         except Invalid as error:
             raise CannotStart("contract_violation", str(error)) from error
         except OSError as error:
-            raise CannotStart("start_failed", f"cannot prepare the attempt's folder: {error.strerror}") from error
+            raise _trouble(error, "cannot prepare the attempt's folder") from error
+
+    def _restage(self, folder: Folder, spec: Spec, order: Order) -> None:
+        """Another owner made the folder: it gets our spec, and keeps what is to be masked of both."""
+        if order.secrets:
+            folder.write_secrets({*folder.secrets(), *order.secrets.values()})
+        folder.write_spec(spec)
 
     def _fill(self, folder: Folder, spec: Spec, order: Order) -> None:
         folder.create()
         work = folder.path / "work"
-        work.mkdir(mode=0o700)
+        output = work / "output"
+        output.mkdir(mode=0o700, parents=True)
+        work.chmod(0o700)
         request = work / "request.json"
         request.write_bytes(msgspec.json.encode(order.inputs))
         request.chmod(0o600)
@@ -131,8 +155,10 @@ class ProcessRunner:
             stdin.write_text(order.spec["stdin"])
             stdin.chmod(0o600)
         if spec.uid is not None and spec.gid is not None:
-            for path in (work, request):
+            for path in (work, output, request):
                 os.chown(path, spec.uid, spec.gid)
+        if order.secrets:
+            folder.write_secrets(order.secrets.values())
         folder.write_spec(spec)
 
     def _spec(self, folder: Folder, order: Order) -> Spec:
@@ -173,7 +199,7 @@ class ProcessRunner:
 
     async def sweep(self, identity: Identity) -> bool:
         """Remove what is left of an attempt whose end is in the record; stop it first if it runs. Say if it is gone."""
-        return await self.in_thread(lambda: self._sweep(identity))
+        return await self.slowly(lambda: self._sweep(identity))
 
     def _sweep(self, identity: Identity) -> bool:
         folder = self.folder(identity)
@@ -188,19 +214,19 @@ class ProcessRunner:
                 return False
         if folder.started() and not folder.exit() and folder.kill_leftovers(identity.mark):
             return False
-        shutil.rmtree(folder.path, ignore_errors=True)
+        remove_tree(folder.path)
         return True
 
     async def sweep_halves(self, older: float) -> int:
         """Remove folders that were never finished being made: whoever made them is long gone."""
-        return await self.in_thread(lambda: self._sweep_halves(older))
+        return await self.slowly(lambda: self._sweep_halves(older))
 
     def _sweep_halves(self, older: float) -> int:
         gone = 0
         for entry in os.scandir(self.root):
             with contextlib.suppress(FileNotFoundError):
                 if entry.name.startswith(".") and time.time() - entry.stat().st_mtime > older:
-                    shutil.rmtree(entry.path, ignore_errors=True)
+                    remove_tree(Path(entry.path))
                     gone += 1
         return gone
 
@@ -240,6 +266,8 @@ class Process:
                 return
             await asyncio.wait([self._child], timeout=step)
         status = self._child.result()
+        if self.look() in ("exited", "died"):
+            return  # It ran, and was quick: the status is the command's own.
         if status == LATE:
             raise TooLate
         if status == UNUSABLE:
@@ -268,12 +296,17 @@ class Process:
         return await self._runner.in_thread(lambda: self._log.read(most))
 
     async def tell(self, command: Command) -> str:
-        return await self._runner.in_thread(lambda: self.folder.send(command))
+        try:
+            return await self._runner.in_thread(lambda: self.folder.send(command))
+        except FileNotFoundError:
+            return ""  # Whoever owns it by now has cleared it up, while we slept: the lease will say so.
 
     def tell_now(self, command: Command) -> None:
-        """Leave a command from any thread."""
-        with contextlib.suppress(FileNotFoundError):
+        """Leave a command from any thread; one that cannot be left is said again with the next heartbeat."""
+        try:
             self.folder.send(command)
+        except OSError as error:
+            log.warning("cannot speak to the supervisor of %s: %s", self.identity.mark, error.strerror)
 
     def watch(self, on_end: Callable[[], None]) -> None:
         if self._child is not None:
@@ -286,6 +319,12 @@ class Process:
         if self._child is not None:
             return self._child.done()
         return self._watch is not None and self._watch.over
+
+    async def outputs(self, gathered: Gathered) -> None:
+        await self._runner.slowly(lambda: take_folder(self.folder.path / "work", gathered))
+
+    async def secrets(self) -> Sequence[str]:
+        return await self._runner.in_thread(self.folder.secrets)
 
     async def collect(self) -> End | None:
         state = await self._runner.in_thread(self.look)
@@ -304,39 +343,27 @@ class Process:
         started = await self._runner.in_thread(self.folder.started)
         rebooted = started is not None and started.boot_id != self._runner._boot
         if not rebooted:
-            left = await self._runner.in_thread(lambda: self.folder.kill_leftovers(self.identity.mark))
+            left = await self._runner.slowly(lambda: self.folder.kill_leftovers(self.identity.mark))
             if left:
                 return None
         message = "the host was started anew" if rebooted else "its supervisor was killed, so its end cannot be known"
         return End(cause=Cause.LOST, error=Error(code="lost", message=message))
 
-    async def outputs(self, name: str) -> AsyncIterator[bytes]:
-        """Read the tar stream piece by piece; the thread that writes it waits for the reader."""
-        path = self.folder.path / "work" / name
-        reader, writer = os.pipe()
-        writing = asyncio.ensure_future(asyncio.to_thread(_write_tar, path, name, writer))
-        try:
-            while piece := await asyncio.to_thread(os.read, reader, PIECE):
-                yield piece
-        finally:
-            os.close(reader)
-            await writing
-
     async def remove(self, *, others_held_it: bool) -> None:
         self.close()
-        await self._runner.in_thread(lambda: self._remove(others_held_it))
+        await self._runner.slowly(lambda: self._remove(others_held_it))
 
     def _remove(self, others_held_it: bool) -> None:
         """Remove the folder. Where a sleeping worker might still start it, its `started` stays for a while."""
         if not others_held_it:
-            shutil.rmtree(self.folder.path, ignore_errors=True)
+            remove_tree(self.folder.path)
             return
         with contextlib.suppress(FileNotFoundError):  # A sweep may be at it too.
             for entry in os.scandir(self.folder.path):
                 if entry.name in ("started", "lock"):
                     continue
                 if entry.is_dir(follow_symlinks=False):
-                    shutil.rmtree(entry.path, ignore_errors=True)
+                    remove_tree(Path(entry.path))
                 else:
                     os.unlink(entry.path)
 
@@ -408,19 +435,17 @@ class Children:
         self._pidfds.clear()
 
 
-def _write_tar(path: Path, name: str, writer: int) -> None:
-    """Write an entry of a work folder as tar, links as links; nothing at all if it is not there."""
-    with open(writer, "wb") as stream, contextlib.suppress(BrokenPipeError):
-        if path.is_symlink() or path.exists():
-            with tarfile.open(fileobj=stream, mode="w|") as tar:
-                tar.add(path, arcname=name)
-
-
 def _spawn(folder: Folder) -> int:
     try:
         return folder.start()
     except OSError as error:
-        raise CannotStart("start_failed", f"cannot start a supervisor: {error.strerror}") from error
+        raise _trouble(error, "cannot start a supervisor") from error
+
+
+def _trouble(error: OSError, what: str) -> Exception:
+    """A host that is full or exhausted is no fault of the job, which waits for a better moment or another host."""
+    message = f"{what}: {error.strerror}"
+    return EngineUnreachable(message) if error.errno in EXHAUSTED else CannotStart("start_failed", message)
 
 
 def _steps() -> Any:
@@ -456,6 +481,7 @@ def environment(order: Order, work: str) -> Mapping[str, str]:
         "HOME": work,
         "LANG": "C.UTF-8",
         **order.spec.get("env", {}),
+        **order.secrets,
         "HOLDFAST_JOB_ID": order.identity.job,
         "HOLDFAST_ATTEMPT": str(order.identity.attempt),
         "HOLDFAST_LEASE_TOKEN": str(order.token),

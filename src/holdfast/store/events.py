@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 
 from holdfast.errors import Invalid, NotFound, TooLarge
-from holdfast.model import Event, Json, Lease, NewEvent
+from holdfast.model import Event, Json, Lease, NewEvent, Status
 from holdfast.store.database import Database, Row, json_text
 from holdfast.store.rows import known_id, to_event, to_json
 
@@ -29,6 +29,15 @@ class Appended(msgspec.Struct, frozen=True, kw_only=True):
     log_bytes: int = 0
 
 
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a job's history goes, read together with the status that says whether it may go on."""
+
+    tenant: str
+    seq: int
+    status: Status
+    reason: str | None
+
+
 class Events:
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -45,6 +54,16 @@ class Events:
         rows = await self._database.read("list_events", id=job_id, after=after, limit=limit + 1)
         items = [to_event(row) for row in rows[:limit]]
         return EventPage(items=items, next_after=items[-1].seq if len(rows) > limit else None)
+
+    async def heads(self, ids: Sequence[str]) -> Mapping[str, Head]:
+        """How far the histories of these jobs go, in one look; a deleted job is not there."""
+        rows = await self._database.read("heads", ids=list(ids))
+        return {
+            row["id"]: Head(
+                tenant=row["tenant"], seq=row["seq"], status=Status(row["status"]), reason=row["error_code"]
+            )
+            for row in rows
+        }
 
     async def append(
         self,
@@ -102,7 +121,7 @@ def _appended(answer: Literal["landed", "repeated"], row: Row) -> Appended:
 def _row(event: NewEvent) -> dict[str, str]:
     try:
         row = {"type": event.type, "data": json_text(event.data)}
-    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+    except (TypeError, ValueError, RecursionError, OverflowError, msgspec.MsgspecError) as error:
         raise Invalid("data", f"cannot be written as JSON ({error})") from None
     if event.task is not None:
         row["task"] = event.task

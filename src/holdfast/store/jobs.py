@@ -10,7 +10,7 @@ from typing import Any, Literal, NoReturn
 
 import msgspec
 
-from holdfast.errors import Conflict, Gone, IllegalMove, Invalid, NeedFailed, NotFound, QueueFull
+from holdfast.errors import Blocked, Conflict, Gone, IllegalMove, Invalid, NeedFailed, NotFound, QueueFull
 from holdfast.model import BROKEN, TERMINAL, WAITING, Error, Gate, Job, Json, Status, StopKind, Verb
 from holdfast.store import wake
 from holdfast.store.database import Database, Row, Tx
@@ -22,6 +22,8 @@ from holdfast.store.refusals import id_taken
 from holdfast.store.rows import known_id, to_job
 from holdfast.submission import Accepted, Submission, gather
 from holdfast.timing import from_micros, to_micros
+
+ID_DIGITS = 32
 
 
 class JobPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,6 +135,15 @@ class Jobs:
         jobs = [to_job(row) for row in rows[:limit]]
         return JobPage(items=jobs, next_cursor=_cursor(jobs[-1]) if len(rows) > limit else None)
 
+    async def beginning(self, prefix: str, *, tenant: str = "default", limit: int = 100) -> Sequence[Job]:
+        """Jobs whose ids begin with some text, in the order of their ids."""
+        digits = prefix.replace("-", "").lower()
+        if not digits or len(digits) > ID_DIGITS or not set(digits) <= set("0123456789abcdef"):
+            raise Invalid("id", f"{prefix[:60]!r} is not the beginning of an id")
+        least, most = (str(uuid.UUID(digits.ljust(ID_DIGITS, fill))) for fill in "0f")
+        rows = await self._database.read("jobs_between", tenant=tenant, least=least, most=most, limit=limit)
+        return [to_job(row) for row in rows]
+
     # Moving one job
 
     async def release(self, job_id: str, *, tenant: str = "default", by: str | None = None) -> Job:
@@ -240,7 +251,7 @@ class Jobs:
         job = await self.get(job_id, tenant=tenant)
         if job.status not in TERMINAL:
             if not force:
-                raise Conflict(f"blocked: job {job_id} is {job.status}; cancel it first, or delete it with force")
+                raise Blocked(job_id, job.status)
             if dry_run:
                 return Deletion(outcome="would_delete")
             with contextlib.suppress(IllegalMove):  # It ended in this moment.

@@ -128,21 +128,22 @@ class Leases(Orphans):
     ) -> AsyncIterator[tuple[Sequence[Lease], Sequence[Lease]]]:
         """Take turns until the slots are full or nobody has work; yield what each statement adopted and claimed."""
         slots = max(slots, 0)
+        key = _turns_of(worker, pairs)
         while True:
-            turns = [self._turn(worker, pair) for pair in pairs]
+            turns = [self._turn(key, pair) for pair in pairs]
             leases = await self._database.values(
                 "claim", Lease, **_claiming(worker, turns, slots, ttl, domains, capped=False)
             )
             old = sum(lease.adopted for lease in leases)
             new = leases[old:]
-            self._remember(worker, new, slots=slots)
+            self._remember(key, new, slots=slots)
             yield leases[:old], new
             slots -= len(new)
             marked = any(turn["after_id"] is not None for turn in turns)
             if slots <= 0 or not (marked or len({lease.tenant for lease in new}) > 1):
                 return
             if marked:
-                self._drop_marks(worker)
+                self._drop_marks(key)
             domains = ()
 
     async def _claim_capped(
@@ -151,6 +152,7 @@ class Leases(Orphans):
         """Lock the queue, count what runs in it, and take at most the rest."""
         if slots <= 0 or not await self._database.read("claimable_in_queue", queue=queue):
             return []
+        key = _turns_of(worker, pairs)
 
         async def change(tx: Tx) -> Sequence[Lease]:
             locked = await tx.rows("lock_queue", queue=queue)
@@ -159,16 +161,16 @@ class Leases(Orphans):
             free = slots if cap is None else min(slots, cap - running["running"])
             if free <= 0:
                 return []
-            turns = [self._turn(worker, pair) for pair in pairs]
+            turns = [self._turn(key, pair) for pair in pairs]
             return await tx.values("claim", Lease, **_claiming(worker, turns, free, ttl, (), capped=True))
 
         leases = await self._database.transact(change)
-        self._remember(worker, leases, slots=0)
+        self._remember(key, leases, slots=0)
         return leases
 
-    def _turn(self, worker: str, pair: Claimable) -> dict[str, str | None]:
-        turn = self._turns.get(worker, "")
-        mark = self._marks.get((worker, pair.queue, pair.capability))
+    def _turn(self, key: str, pair: Claimable) -> dict[str, str | None]:
+        turn = self._turns.get(key, "")
+        mark = self._marks.get((key, pair.queue, pair.capability))
         fresh = (
             mark is not None
             and mark.tenant == turn
@@ -183,27 +185,27 @@ class Leases(Orphans):
             "after_id": mark.after_id if mark and fresh else None,
         }
 
-    def _remember(self, worker: str, leases: Sequence[Lease], *, slots: int) -> None:
+    def _remember(self, key: str, leases: Sequence[Lease], *, slots: int) -> None:
         """Note whose turn it was last; for lines with a backlog also the mark behind which they go on.
 
         A mark keeps the age of the one that it follows, so that it is dropped in time.
         """
         if not leases:
             return
-        before = self._turns.get(worker, "")
+        before = self._turns.get(key, "")
         turn = max({lease.tenant for lease in leases}, key=lambda tenant: (tenant == before, tenant < before, tenant))
-        self._turns[worker] = turn
+        self._turns[key] = turn
         if len(leases) < slots or not slots:
             return
         now = time.monotonic()
-        last = {(worker, lease.queue, lease.capability): lease.id for lease in leases if lease.tenant == turn}
+        last = {(key, lease.queue, lease.capability): lease.id for lease in leases if lease.tenant == turn}
         for line, after_id in last.items():
             mark = self._marks.get(line)
             kept = mark is not None and mark.tenant == turn and now - mark.at < MARK_SECONDS
             self._marks[line] = _Mark(turn, after_id, mark.at if mark and kept else now, self._wake.returns)
 
-    def _drop_marks(self, worker: str) -> None:
-        for line in [line for line in self._marks if line[0] == worker]:
+    def _drop_marks(self, key: str) -> None:
+        for line in [line for line in self._marks if line[0] == key]:
             del self._marks[line]
 
     async def start(self, leases: Iterable[Lease]) -> frozenset[str]:
@@ -287,9 +289,12 @@ class Leases(Orphans):
         self._wake.post(wake.work(queue) for queue in queues)
         return rows
 
-    async def hand_over(self, leases: Iterable[Lease], *, delay: float = 0.0) -> frozenset[str]:
-        """Give leases back while the work goes on; the next worker adopts it, after `delay` seconds."""
-        return self._handed(await self._database.rows("hand_over", rows=_tokens(leases), delay=delay))
+    async def hand_over(self, leases: Iterable[Lease], *, delay: float = 0.0, worn: bool = False) -> frozenset[str]:
+        """Give leases back while the work goes on; the next worker adopts it, after `delay` seconds.
+
+        `worn` says that its adopter failed at it: such adoptions are counted, others are not.
+        """
+        return self._handed(await self._database.rows("hand_over", rows=_tokens(leases), delay=delay, worn=worn))
 
     async def give_back(self, worker: str, beats: Sequence[Beat]) -> frozenset[str]:
         """Give back leases that a beat called `unknown`: the answer to their claim was lost, so nothing ran here.
@@ -308,7 +313,7 @@ class Leases(Orphans):
         )
         await self._tell_ended(done)
         others = [{"id": row["id"], "token": row["token"]} for row in held if row not in fresh]
-        handed = await self._database.rows("hand_over", rows=others, delay=0.0) if others else ()
+        handed = await self._database.rows("hand_over", rows=others, delay=0.0, worn=True) if others else ()
         return self._handed(handed) | {end.id for end in done}
 
     async def reap(self, *, limit: int = 500, base: float = BACKOFF_BASE, cap: float = BACKOFF_CAP) -> Sequence[Reaped]:
@@ -321,6 +326,11 @@ class Leases(Orphans):
     async def owners(self) -> Owners:
         (row,) = await self._database.read("lease_owners")
         return Owners(**row)
+
+
+def _turns_of(worker: str, pairs: Sequence[Claimable]) -> str:
+    """Whose turns: a worker that claims from its queues one by one keeps the turns of each apart."""
+    return "\n".join([worker, *sorted({pair.queue for pair in pairs})])
 
 
 def _claiming(

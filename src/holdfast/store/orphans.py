@@ -68,12 +68,14 @@ class Orphans:
             self._wake.post([wake.ORPHAN])
         return frozenset(row["id"] for row in rows)
 
-    async def unreachable(self, grace: float, limit: int = 100) -> Sequence[Orphan]:
-        """Orphans in a domain that no live worker has had for longer than `grace`, and that wait for as long.
+    async def unreachable(self, grace: float, limit: int = 100, *, after: str | None = None) -> Sequence[Orphan]:
+        """Orphans in a domain that no live worker has had for longer than `grace`, and that wait for as long; by id.
 
         Functions are not among them: any worker may settle one, so they wait until there is one.
         """
-        rows = await self._database.read("unreachable", grace=grace, function=FUNCTION_DOMAIN, limit=limit)
+        rows = await self._database.read(
+            "unreachable", grace=grace, function=FUNCTION_DOMAIN, after_id=after, limit=limit
+        )
         return [_orphan(row) for row in rows]
 
     async def open_in(self, domains: Sequence[str], *, after: str | None = None, limit: int = 100) -> Sequence[Orphan]:

@@ -14,7 +14,7 @@ def encoded_result(result: Json) -> str | None:
         return None
     try:
         text = msgspec.json.encode(result)
-    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+    except (TypeError, ValueError, RecursionError, OverflowError, msgspec.MsgspecError) as error:
         raise Invalid("result", f"cannot be written as JSON ({error})") from None
     if len(text) > MAX_PAYLOAD:
         raise TooLarge("result", f"{len(text)} bytes; at most {MAX_PAYLOAD} are accepted")

@@ -14,7 +14,7 @@ import asyncpg
 import msgspec
 
 from holdfast.config import Pooler
-from holdfast.errors import HoldfastError, LockTimeout, StoreError, StoreUnreachable
+from holdfast.errors import HoldfastError, Invalid, LockTimeout, StoreError, StoreUnreachable
 from holdfast.store import queries
 from holdfast.store.database import Counters, Row, Tx, json_text, tuples
 from holdfast.store.refusals import refusal
@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 RETRIES = 10
 CONNECT_SECONDS = 10.0
+LISTEN_AGAIN = 1.0
 LATE_SECONDS = 0.1
 """A timer that comes so late says that our own loop stood still, not that the database is slow."""
 # One plan per statement, made once, by index and nested loop whatever the statistics say: every statement here is
@@ -43,6 +44,8 @@ BEGIN = "; ".join(["BEGIN", *(f"SET LOCAL {name} = {value}" for name, value in P
 ARRAYS = (
     "SELECT NULL::bool[], NULL::int4[], NULL::int8[], NULL::float8[], NULL::timestamptz[], NULL::jsonb[], NULL::uuid[]"
 )
+DATA_ERRORS = ("22", "54")
+"""SQLSTATE classes: a value that cannot be kept, a limit. The database is well, and the same call fails again."""
 STATEMENTS = 100  # asyncpg's own default for the prepared statements that a connection keeps.
 UNSAID = (
     "a pooler stands between holdfast and Postgres: set HOLDFAST_POOLER=transaction"
@@ -52,6 +55,7 @@ _RETRIED = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 _AWAY = (
     asyncpg.PostgresConnectionError,
     asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # Cut by the server in the middle of a call, asyncpg has lost count.
     asyncpg.CannotConnectNowError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
@@ -184,7 +188,7 @@ class PostgresDatabase:
                 max_size=connections,
                 init=_set_up_pooled if pooled else _set_up_session,
                 reset=_leave,
-                timeout=min(CONNECT_SECONDS, answer_within or CONNECT_SECONDS),
+                timeout=CONNECT_SECONDS,
                 server_settings=NAME if pooled else SESSION,
                 statement_cache_size=0 if pooled else STATEMENTS,
             )
@@ -224,7 +228,11 @@ class PostgresDatabase:
         for n in range(RETRIES):
             try:
                 async with self._connection() as connection, self._scope(connection, whole=whole):
-                    return await work(connection)
+                    try:
+                        return await work(connection)
+                    except asyncpg.InternalClientError:
+                        connection.terminate()
+                        raise
             except _RETRIED as error:
                 self.counters.deadlocks += 1
                 if n == RETRIES - 1:
@@ -270,24 +278,27 @@ class PostgresDatabase:
 
     async def _announcements(self, url: str) -> AsyncIterator[Sequence[str]]:
         """Yield what others announce; after a lost connection, everything may have changed."""
-        heard: asyncio.Queue[Sequence[str] | None] = asyncio.Queue()
         while True:
             try:
                 connection = await asyncpg.connect(url, timeout=CONNECT_SECONDS)
             except (*_AWAY, asyncpg.PostgresError):
-                await asyncio.sleep(1.0)
+                await asyncio.sleep(LISTEN_AGAIN)
                 continue
+            heard: asyncio.Queue[Sequence[str] | None] = asyncio.Queue()
             try:
-                connection.add_termination_listener(lambda _: heard.put_nowait(None))
-                await connection.add_listener(self.schema, lambda *args: heard.put_nowait(_topics(args[3])))
+                await self._listen_on(connection, heard)
                 yield ("*",)
                 while (topics := await heard.get()) is not None:
                     yield topics
             except (*_AWAY, asyncpg.PostgresError):
-                pass
+                await asyncio.sleep(LISTEN_AGAIN)
             finally:
                 connection.terminate()
             yield ("*",)
+
+    async def _listen_on(self, connection: Any, heard: "asyncio.Queue[Sequence[str] | None]") -> None:
+        connection.add_termination_listener(lambda _: heard.put_nowait(None))
+        await connection.add_listener(self.schema, lambda *args: heard.put_nowait(_topics(args[3])))
 
     async def fetch(self, sql: str, *arguments: Any) -> Sequence[Row]:
         """Run SQL that is not a named statement; for the migrator."""
@@ -372,5 +383,7 @@ def _mapped(error: Exception) -> HoldfastError:
     message = str(error.args[0])
     if isinstance(error, asyncpg.LockNotAvailableError):
         return LockTimeout(f"Postgres: {message}")
+    if (error.sqlstate or "")[:2] in DATA_ERRORS:
+        return Invalid("data", f"Postgres cannot keep it: {message}")
     refused = refusal(error.sqlstate or "", message, error.detail)
     return refused or StoreError(f"Postgres: {message} ({error.sqlstate})")

@@ -2,6 +2,9 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from enum import Enum
+
+import msgspec
 
 from holdfast.errors import Invalid
 from holdfast.model import Queue
@@ -10,6 +13,29 @@ from holdfast.store.wake import Wake, work
 
 CAPS_SECONDS = 1.0
 COUNTED = 1000
+MOST = 2_000_000_000
+COUNTS = 10_001
+
+
+class Kept(Enum):
+    """Says that a limit is to stay as it is."""
+
+    KEEP = "keep"
+
+
+KEEP = Kept.KEEP
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of a queue waits, by gate, and runs; each exact up to 10,000 over all queues."""
+
+    open: int = 0
+    future: int = 0
+    needs: int = 0
+    lane: int = 0
+    held: int = 0
+    unresolved: int = 0
+    running: int = 0
 
 
 class Queues:
@@ -27,18 +53,27 @@ class Queues:
         await self._database.rows("set_queue_paused", queue=queue, paused=False)
         self._wake.post([work(queue)])
 
-    async def limit(self, queue: str, *, cap: int | None = None, depth: int | None = None) -> None:
-        """Set how many jobs may run at once and how many may wait; None lifts a limit.
+    async def limit(self, queue: str, *, cap: int | Kept | None = None, depth: int | Kept | None = None) -> None:
+        """Set how many jobs may run at once and how many may wait; None lifts a limit, KEEP leaves it as it is.
 
         "At its cap" fails nothing: jobs wait. "At its depth" refuses a submit; submits that are open at the same moment
         may overshoot it.
         """
         for name, value in (("cap", cap), ("depth", depth)):
-            if value is not None and value < 1:
+            if isinstance(value, int) and value < 1:
                 raise Invalid(name, f"{value} is below 1; leave it out for no limit")
-        await self._database.rows("set_queue_limits", queue=queue, cap=cap, depth_limit=depth)
+            if isinstance(value, int) and value > MOST:
+                raise Invalid(name, f"{value} is over {MOST}; leave it out for no limit")
+        await self._database.rows(
+            "set_queue_limits",
+            queue=queue,
+            cap=cap if isinstance(cap, int) else None,
+            depth_limit=depth if isinstance(depth, int) else None,
+            keep_cap=cap is KEEP,
+            keep_depth=depth is KEEP,
+        )
         after: str | None = None
-        while depth is not None:  # What waits already counts too.
+        while isinstance(depth, int):  # What waits already counts too.
             (step,) = await self._database.rows("count_waiting", queue=queue, after_id=after, scan=COUNTED)
             after = step["last_id"]
             if step["seen"] < COUNTED:
@@ -53,6 +88,13 @@ class Queues:
             Queue(queue=row["queue"], paused=bool(row["paused"]), cap=row["cap"], depth=row["depth_limit"])
             for row in rows
         ]
+
+    async def loads(self, *, tenant: str | None = None) -> Mapping[str, Load]:
+        """How much waits and runs in each queue that has any, of one tenant or of all."""
+        found: dict[str, dict[str, int]] = {}
+        for row in await self._database.read("queue_counts", tenant=tenant, most=COUNTS):
+            found.setdefault(row["queue"], {})[row["state"]] = row["jobs"]
+        return {queue: Load(**counts) for queue, counts in found.items()}
 
     async def caps(self) -> Mapping[str, int]:
         """Queues with a cap, as known for up to a second: the claim itself takes nothing from one that is not here."""

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from holdfast.errors import Conflict, StoreError, StoreUnreachable
+from holdfast.errors import Conflict, Invalid, StoreError, StoreUnreachable
 from holdfast.store import queries
 from holdfast.store.accept import accept
 from holdfast.store.database import Counters, Row, Tx, json_text, tuples
@@ -35,6 +35,8 @@ BUSY_SECONDS = 30.0
 LISTEN_SECONDS = 0.02
 CACHE_KIB = 65_536
 GROUP = 64
+DATA_ERRORS = ("integer overflow", "malformed JSON", "string or blob too big")
+"""Errors about a value: the database is well, and the same call fails again."""
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 _URGENT, _NORMAL, _LAST = 0, 1, 2
 
@@ -337,7 +339,11 @@ def _attempt(work: Callable[[], T]) -> tuple[T | None, BaseException | None]:
         return work(), None
     except sqlite3.IntegrityError as error:
         return None, Conflict(f"refused by the database: {error}")
+    except sqlite3.DataError as error:
+        return None, Invalid("data", f"SQLite cannot keep it: {error}")
     except sqlite3.OperationalError as error:
+        if any(text in str(error) for text in DATA_ERRORS):
+            return None, Invalid("data", f"SQLite cannot keep it: {error}")
         return None, StoreUnreachable(f"SQLite: {error}")
     except sqlite3.Error as error:
         return None, StoreError(f"SQLite: {error}")

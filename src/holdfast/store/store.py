@@ -19,6 +19,7 @@ from holdfast.store.postgres import PostgresDatabase
 from holdfast.store.queues import Queues
 from holdfast.store.retention import Retain
 from holdfast.store.sqlite import SqliteDatabase
+from holdfast.store.tokens import Tokens
 from holdfast.store.wake import Wake
 from holdfast.store.workers import Attempts, Workers
 from holdfast.timing import Clock
@@ -36,6 +37,7 @@ class Store:
         self.events = Events(database)
         self.attempts = Attempts(database)
         self.retain = Retain(database)
+        self.tokens = Tokens(database)
         self.workers = Workers(database, self.leases)
         self.explain = Explain(database, self.jobs, self.lanes, self.queues, self.workers, self.attempts)
 

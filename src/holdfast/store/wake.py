@@ -1,6 +1,7 @@
 """Wake-ups: a hint that something may have changed, never the truth itself.
 
-Inside a process they arrive at once; to others they go out debounced, a few milliseconds of topics in one message.
+Inside a process they arrive at once. To others the first goes out at once too, and what follows within a few
+milliseconds goes together in one message.
 Whoever misses one finds the work by polling.
 """
 
@@ -89,10 +90,10 @@ class Wake:
     async def _send(self) -> None:
         try:
             while self._pending:
-                await asyncio.sleep(DEBOUNCE_SECONDS)
                 topics, self._pending = sorted(self._pending), set()
                 with contextlib.suppress(StoreError):
                     await self._database.announce(topics)
+                await asyncio.sleep(DEBOUNCE_SECONDS)
         finally:
             self._sender = None
 

@@ -110,8 +110,9 @@ class Workers:
         rows = await self._database.rows("forget_long_dead", age=age, function=FUNCTION_DOMAIN, limit=limit)
         return len(rows)
 
-    async def list(self) -> Sequence[Worker]:
-        return [to_worker(row) for row in await self._database.read("list_workers")]
+    async def list(self, *, tenant: str | None = None) -> Sequence[Worker]:
+        """All workers; with a tenant, only its own jobs are named."""
+        return [to_worker(row) for row in await self._database.read("list_workers", tenant=tenant)]
 
     async def lead(self, duty: str, leader: str, *, ttl: float) -> int | None:
         """Become or stay the leader of a duty: the term if so, else None. Saves work; every duty is safe with two."""
@@ -138,3 +139,8 @@ class Attempts:
         rows = [{"id": job_id, "attempt": attempt} for job_id, attempt in attempts]
         found = await self._database.read("current_attempts", rows=rows)
         return frozenset((row["id"], row["attempt"]) for row in found)
+
+    async def standing(self, ids: Sequence[str]) -> frozenset[tuple[str, int, int]]:
+        """Every (job, attempt, token) of these jobs that is in the record: what it left belongs to it."""
+        rows = await self._database.read("standing_attempts", ids=list(ids))
+        return frozenset((row["id"], row["attempt"], row["token"]) for row in rows)

@@ -78,8 +78,18 @@ class Chores:
         swept = 0
         for one in runner.to_sweep([one async for one in self._over(found)], len(found)):
             if not self._held(one.job):
-                swept += await runner.sweep(one)
+                swept += await self._swept(runner, one)
         return swept + await runner.sweep_halves(HALF_MADE_SECONDS)
+
+    async def _swept(self, runner: Runner, one: Identity) -> bool:
+        """Sweep one; whatever is wrong with it must not keep the others."""
+        try:
+            return await runner.sweep(one)
+        except EngineUnreachable:
+            raise
+        except Exception:
+            log.exception("cannot remove what is left of %s", one.mark)
+            return False
 
     async def _over(self, found: Sequence[Identity]) -> AsyncIterator[Identity]:
         """Yield those of which the record says that they are over, or knows nothing."""

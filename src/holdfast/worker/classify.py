@@ -11,10 +11,36 @@ import msgspec
 from holdfast.losses import after_loss, requeued
 from holdfast.model import Cause, Error, Lease, Outcome, Policy, Status
 from holdfast.runner.base import End
+from holdfast.runner.outputs import Violation, parse_report
+from holdfast.runner.secrets import NO_MASK, Mask
 
 TIMEOUT_CODE = 124
 PERMANENT = frozenset({"command_missing", "image_missing", "budget_exceeded", "contract_violation"})
 """Errors that a second attempt would meet again."""
+
+
+def reported(end: End, data: bytes | None, mask: Mask = NO_MASK, *, required: bool = False) -> End:
+    """Take what a child's own `result.json` says into its end. The exit code decides; a contrary report fails it."""
+    if end.cause is not Cause.EXIT:
+        return end
+    if data is None:
+        if required and end.exit_code == 0:
+            raise Violation("result.json is missing, and demanded")
+        return end
+    report = parse_report(data)
+    if end.exit_code == 0 and report.status == "succeeded":
+        return msgspec.structs.replace(end, result=mask.data(report.result))
+    told = report.error
+    error = None if told is None else Error(code=told.code, message=told.message)
+    if end.exit_code == 0 and error is None:
+        error = Error(code="reported_failure", message="it reported failure")
+    return msgspec.structs.replace(end, error=mask.error(error))
+
+
+def broken(end: End) -> End:
+    """A success whose outputs break the contract is none. The text is safe; the details are in the operator's log."""
+    message = "what it left does not keep the contract of result.json and output/"
+    return msgspec.structs.replace(end, error=Error(code="contract_violation", message=message))
 
 
 def classify(end: End, lease: Lease, source: random.Random | None = None) -> Outcome:

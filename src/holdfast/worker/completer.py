@@ -5,6 +5,8 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
+import msgspec
+
 from holdfast.errors import StoreError
 from holdfast.model import Lease, Outcome, Status
 from holdfast.store import Store
@@ -16,6 +18,8 @@ I = TypeVar("I")  # noqa: E741
 A = TypeVar("A")
 
 LINGER = 0.002
+ENOUGH = 50
+"""So many go without waiting for more: a whole claim of small functions ends in one turn of the loop."""
 MOST = 500
 
 
@@ -56,7 +60,7 @@ class Gatherer(Generic[I, A]):
         """Write what comes, for ever. Two of these at once overlap their round trips."""
         while True:
             await self._some.wait()
-            if self._linger and len(self._waiting) < MOST:
+            if self._linger and len(self._waiting) < ENOUGH:
                 await asyncio.sleep(self._linger)
             batch, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
             if not self._waiting:
@@ -109,14 +113,23 @@ def starts(store: Store) -> Gatherer[Lease, bool]:
     return Gatherer(write)
 
 
-def hand_overs(store: Store) -> Gatherer[tuple[Lease, float], bool]:
-    """Leases given back while the work goes on, to be adopted after a delay."""
+class Handed(msgspec.Struct, frozen=True):
+    """A lease that is given back; `worn` says that we failed at the job."""
 
-    async def write(items: Sequence[tuple[Lease, float]]) -> Sequence[bool]:
+    lease: Lease
+    delay: float = 0.0
+    worn: bool = False
+
+
+def hand_overs(store: Store) -> Gatherer[Handed, bool]:
+    """Leases given back while the work goes on, to be adopted at once or after a delay."""
+
+    async def write(items: Sequence[Handed]) -> Sequence[bool]:
         given: set[str] = set()
-        for delay in {delay for _, delay in items}:
-            given |= await store.leases.hand_over([lease for lease, d in items if d == delay], delay=delay)
-        return [lease.id in given for lease, _ in items]
+        for delay, worn in {(item.delay, item.worn) for item in items}:
+            leases = [item.lease for item in items if (item.delay, item.worn) == (delay, worn)]
+            given |= await store.leases.hand_over(leases, delay=delay, worn=worn)
+        return [item.lease.id in given for item in items]
 
     return Gatherer(write)
 

@@ -10,12 +10,18 @@ import contextlib
 import logging
 from typing import Any
 
+import msgspec
+
+from holdfast.errors import Invalid
 from holdfast.model import Cause, Error, Outcome, Phase, Status, StopKind, StopPhase, StopRequest
 from holdfast.runner.base import CannotStart, End, EngineUnreachable, Identity, Order, Runner, Running, TooLate
+from holdfast.runner.outputs import Limits, Violation
+from holdfast.runner.secrets import NO_MASK, Mask, find_secrets
 from holdfast.runner.spec import Command
+from holdfast.store.outcomes import encoded_result as check_result
 from holdfast.timing import backoff, jitter
-from holdfast.worker.classify import classify
-from holdfast.worker.completer import retried
+from holdfast.worker.classify import broken, classify, reported
+from holdfast.worker.completer import Handed, retried
 from holdfast.worker.desk import Desk
 from holdfast.worker.journal import Journal
 from holdfast.worker.lease import Hold, until_trusted
@@ -30,7 +36,8 @@ ACK_SECONDS = 5.0
 AWAY_SECONDS = 5.0
 """How long what could not be looked at waits for an adopter, when its engine is away."""
 LADDER = {"signalled": StopPhase.SIGNALLED, "killed": StopPhase.KILLED, "not_dead": StopPhase.NOT_DEAD}
-ORDER = list(StopPhase)
+ORDER = [StopPhase.REQUESTED, StopPhase.SIGNALLED, StopPhase.KILLED, StopPhase.NOT_DEAD, StopPhase.DEAD]
+"""The rungs from the first to the last: what was told as not dead may be dead in the end."""
 
 
 class LeaseLost(Exception):
@@ -39,6 +46,10 @@ class LeaseLost(Exception):
 
 class HandOver(Exception):
     """This worker leaves; what runs goes on, and the next worker adopts it."""
+
+
+class OutputsWait(Exception):
+    """What the child left is there, but cannot be put where it belongs: a full disk, a folder that is away."""
 
 
 class Execution:
@@ -61,6 +72,7 @@ class Execution:
         self._rungs: list[StopPhase] = []
         self._told: StopPhase = StopPhase.REQUESTED
         self._over_budget: str | None = None
+        self._mask = NO_MASK
 
     async def run(self) -> Status | None:
         """Carry the attempt to its end; return the job's status then, or None if it is no longer ours."""
@@ -84,11 +96,12 @@ class Execution:
             log.info("job %s attempt %d: the lease is lost; leaving it alone", lease.id, lease.attempt)
             return None
         except HandOver:
-            await self._desk.hand_overs.ask((lease, 0.0))
+            await self._desk.hand_overs.ask(Handed(lease))
             return None
         except EngineUnreachable as error:
             log.warning("job %s attempt %d waits to be adopted: %s", lease.id, lease.attempt, error)
-            await self._desk.hand_overs.ask((lease, jitter(AWAY_SECONDS)))
+            self._runner.doubt()
+            await self._desk.hand_overs.ask(Handed(lease, delay=jitter(AWAY_SECONDS)))
             return None
         finally:
             if self._running is not None:
@@ -99,6 +112,8 @@ class Execution:
         if isinstance(begun, End):
             return begun
         self._running = running = begun
+        if self._policy.secrets:
+            self._mask = Mask(await running.secrets())
         if self._policy.stop_after is not None:
             self._hold.on_renewed = self._renew_stop_after
         if self._lease.adoption.phase is Phase.CLAIMED and not await self._desk.starts.ask(self._lease):
@@ -106,7 +121,8 @@ class Execution:
         self._at("started")
         await self._supervise(running)
         self._at("exited")
-        return await self._collect(running)
+        end = await self._collect(running)
+        return msgspec.structs.replace(end, error=self._mask.error(end.error)) if self._mask else end
 
     # Prepare, start, adopt
 
@@ -179,6 +195,14 @@ class Execution:
         while True:
             if not await until_trusted(self._hold):
                 raise LeaseLost
+            least = 2 * self._desk.settings.heartbeat_interval
+            if policy.stop_after is not None and policy.stop_after < least:
+                message = f"stop_after is {policy.stop_after:g} s; here it must be at least {least:g} s: two heartbeats"
+                return End(cause=Cause.START_FAILED, error=Error(code="contract_violation", message=message))
+            try:
+                secrets = find_secrets(policy.secrets, self._desk.settings.secrets_dir)
+            except CannotStart as error:
+                return End(cause=Cause.START_FAILED, error=error.error)
             order = Order(
                 identity=self._identity,
                 domain=lease.domain,
@@ -190,6 +214,7 @@ class Execution:
                 idle_timeout=policy.idle_timeout,
                 stop_grace=policy.stop_grace,
                 stop_after=None if policy.stop_after is None else self._hold.renewed_at + policy.stop_after,
+                secrets=secrets,
             )
             try:
                 running = await self._runner.start(order, self._confirm)
@@ -214,7 +239,8 @@ class Execution:
 
     async def _supervise(self, running: Running) -> None:
         """Ship the output and carry out stop requests until the end, and then to the end of the log."""
-        shipper = Shipper(running, self._journal, cap=self._desk.settings.log_max_bytes, hear=self._hear)
+        cap = self._desk.settings.log_max_bytes
+        shipper = Shipper(running, self._journal, cap=cap, hear=self._hear, mask=self._mask)
         running.watch(self._changed.set)
         quiet = 0
         while not running.over:
@@ -224,7 +250,7 @@ class Execution:
                 raise HandOver
             await self._hold_if_adopting(running)
             await self._stop_if_asked(running)
-            await self._wait(SLOW if quiet > 8 else QUICK)
+            await self._wait(0.0 if shipper.more else SLOW if quiet > 8 else QUICK)
             before = self._journal.committed
             await self._ship(shipper)
             quiet = quiet + 1 if self._journal.committed == before else 0
@@ -339,9 +365,44 @@ class Execution:
         if end is None:
             raise LeaseLost
         self._at("collected")
-        end = await self._meant(end)
+        end = await self._with_outputs_at_last(running, await self._meant(end))
         if self._hold.stop is not None:
             await self._tell_rung(StopPhase.DEAD)
+        return end
+
+    async def _with_outputs_at_last(self, running: Running, end: End) -> End:
+        """Take what it left, again and again while the trouble is ours: there is only this one copy of it."""
+        n = 0
+        while True:
+            try:
+                return await self._with_outputs(running, end)
+            except (OutputsWait, EngineUnreachable) as error:
+                n += 1
+                log.warning("job %s attempt %d: %s", self._lease.id, self._lease.attempt, error)
+                await self._wait_for_engine(n)
+
+    async def _with_outputs(self, running: Running, end: End) -> End:
+        """Take what it left. What breaks the contract is not taken, and makes a success a failure."""
+        if end.cause in (Cause.LOST, Cause.START_FAILED):
+            return end
+        lease = self._lease
+        limits = Limits(bytes=self._desk.settings.artifact_max_bytes)
+        gathered = self._desk.artifacts.gather(lease.id, lease.attempt, lease.token, limits)
+        try:
+            await running.outputs(gathered)
+            end = reported(end, gathered.report, self._mask, required=bool(lease.spec.get("require_result")))
+            check_result(end.result)
+            if not gathered.empty:
+                await asyncio.to_thread(gathered.publish)
+                self._at("gathered")
+        except (Violation, Invalid) as violation:
+            log.warning("job %s attempt %d breaks the contract: %s", lease.id, lease.attempt, violation)
+            return end if end.cause is not Cause.EXIT or end.exit_code != 0 else broken(end)
+        except OSError as error:
+            raise OutputsWait(f"its output cannot be kept yet: {error.strerror}") from error
+        finally:
+            if not gathered.empty:
+                await asyncio.to_thread(gathered.discard)
         return end
 
     async def _meant(self, end: End) -> End:

@@ -9,7 +9,7 @@ import contextlib
 import contextvars
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,8 +17,9 @@ import msgspec
 
 from holdfast.errors import HoldfastError
 from holdfast.model import Cause, Error, NewEvent, Outcome, Policy, Status, StopKind, StopPhase
-from holdfast.runner.base import End
+from holdfast.runner.base import CannotStart, End
 from holdfast.runner.function import Cancelled, CancelToken, Context, Function, Functions
+from holdfast.runner.secrets import NO_MASK, Mask, find_secrets
 from holdfast.worker.classify import classify
 from holdfast.worker.completer import retried
 from holdfast.worker.desk import Desk
@@ -29,6 +30,7 @@ from holdfast.worker.readiness import Unready, make_ready
 log = logging.getLogger(__name__)
 
 SHIP_SECONDS = 0.25
+LAST_SECONDS = 0.5
 DRAIN = "drain"
 CAUSES = {
     "cancel": Cause.CANCELLED,
@@ -53,14 +55,18 @@ class FunctionRuns:
         self._runs: set[FunctionRun] = set()
         self._empty = asyncio.Event()
         self.thread = threading.get_ident()
-        self.stuck = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.stuck_threads = 0
         """Threads with a function in them that was given up."""
 
-    def launch(self, hold: Hold, group: asyncio.TaskGroup) -> None:
+    def launch(self, hold: Hold) -> None:
         """Run a function that was claimed just now."""
         run = FunctionRun(self, hold)
         self._runs.add(run)
-        run.task = group.create_task(run.run())
+        # Reason for a bare task: one that does not end when it is cancelled must not keep the worker from leaving.
+        run.task = asyncio.create_task(run.run())
+        self._tasks.add(run.task)
+        run.task.add_done_callback(self._tasks.discard)
 
     def settle_orphan(self, hold: Hold) -> None:
         """A function that another worker left behind died with it."""
@@ -115,7 +121,15 @@ class FunctionRuns:
         if self._runs:
             await self._empty.wait()
 
-    def close(self) -> None:
+    @property
+    def stuck(self) -> bool:
+        """Whether something that was given up still runs: it would keep the process."""
+        return self.stuck_threads > 0 or bool(self._tasks)
+
+    async def close(self) -> None:
+        """Let go; what was cancelled gets a last moment to end."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=LAST_SECONDS)
         self.threads.shutdown(wait=False, cancel_futures=True)
 
 
@@ -123,8 +137,8 @@ class FunctionRun:
     """One call of one function."""
 
     __slots__ = (
-        "_deadline", "_gave_up", "_heard_at", "_idle", "_journal", "_loop", "_policy", "_runs", "_shipping", "_thread",
-        "_timeout", "cancel", "hold", "task",
+        "_deadline", "_end", "_gave_up", "_heard_at", "_idle", "_journal", "_loop", "_mask", "_policy", "_rung_lock",
+        "_runs", "_shipping", "_thread", "_timeout", "cancel", "hold", "task",
     )  # fmt: skip
 
     def __init__(self, runs: FunctionRuns, hold: Hold) -> None:
@@ -142,19 +156,16 @@ class FunctionRun:
         self._heard_at = 0.0
         self._thread = False
         self._gave_up = False
+        self._mask = NO_MASK
+        self._end: End | None = None
+        self._rung_lock: asyncio.Lock | None = None
         hold.on_change = self._changed
 
     async def run(self) -> None:
-        """Call the function and hand in how it ended."""
-        try:
-            end = await self._call()
-            if self._journal is not None and not self.hold.lost and not await self._flush():
-                self.hold.lose()
-        except Exception as error:
-            log.exception("job %s: the worker could not run it", self.hold.lease.id)
-            end = End(cause=Cause.EXIT, error=Error(code="internal", message=f"the worker failed: {error}"))
-        finally:
-            self._cancel_timers()
+        """Call the function and hand in how it ended. Once it has ended, nothing cancels this task any more."""
+        self._end = await self._safely()
+        if self._journal is not None and not self.hold.lost and not self._gave_up and not await self._flush():
+            self.hold.lose()
         if self._gave_up:
             return
         if self.hold.lost:
@@ -162,7 +173,18 @@ class FunctionRun:
             return
         if self.hold.stop is not None:
             await self._tell_rung(StopPhase.DEAD)
-        self._runs.finish(self.hold, classify(end, self.hold.lease), self)
+        self._runs.finish(self.hold, classify(self._end, self.hold.lease), self)
+
+    async def _safely(self) -> End:
+        try:
+            return await self._call()
+        except asyncio.CancelledError:
+            return self._stopped() or _failed("internal", "the worker cancelled it, and nobody knows why")
+        except Exception as error:
+            log.exception("job %s: the worker could not run it", self.hold.lease.id)
+            return _failed("internal", f"the worker failed: {error}")
+        finally:
+            self._cancel_timers()
 
     async def _call(self) -> End:
         lease = self.hold.lease
@@ -175,8 +197,15 @@ class FunctionRun:
         inputs = _decode(lease.inputs_json)
         if (inputs or not function.plain) and (wrong := function.arguments(inputs)) is not None:
             return _failed("contract_violation", f"its inputs do not fit function {function.name}: {wrong}")
+        secrets: Mapping[str, str] = {}
+        if self._policy.secrets:
+            try:
+                secrets = find_secrets(self._policy.secrets, self._runs.desk.settings.secrets_dir)
+            except CannotStart as error:
+                return End(cause=Cause.START_FAILED, error=error.error)
+            self._mask = Mask(secrets.values())
         if function.context is not None:
-            inputs[function.context] = self._context()
+            inputs[function.context] = self._context(secrets)
         self._set_timers(function)
         try:
             result = await self._invoke(function, inputs)
@@ -188,25 +217,27 @@ class FunctionRun:
             if self.cancel.reason not in (None, DRAIN):
                 return self._stopped() or End(cause=Cause.EXIT)
             log.info("job %s: function %s failed", lease.id, function.name, exc_info=error)
-            return _failed("function_error", f"{type(error).__name__}: {error}")
+            return _failed("function_error", self._mask.text(f"{type(error).__name__}: {error}"))
         if self.cancel.reason not in (None, DRAIN):
             return self._stopped() or End(cause=Cause.EXIT)
-        return End(cause=Cause.EXIT, result=result)
+        return End(cause=Cause.EXIT, result=self._mask.data(result) if self._mask else result)
 
     async def _invoke(self, function: Function, inputs: dict[str, Any]) -> Any:
         if function.is_async:
             return await function.call(**inputs)
         self._thread = True
         context = contextvars.copy_context()
-        call = self._loop.run_in_executor(self._runs.threads, lambda: context.run(function.call, **inputs))
+        call = self._loop.run_in_executor(self._runs.threads, context.run, _caught, function.call, inputs)
         while not call.done():  # A thread cannot be cancelled: whoever cancels this task waits for it all the same.
             try:
                 await asyncio.wait([call])
             except asyncio.CancelledError:
                 if self._gave_up:
-                    self._runs.stuck += 1
+                    self._runs.stuck_threads += 1
                     raise
-        result = call.result()
+        result, error = call.result()
+        if error is not None:
+            raise error
         return await result if asyncio.iscoroutine(result) else result
 
     async def _unready(self) -> End | None:
@@ -217,10 +248,12 @@ class FunctionRun:
         return self._stopped() if self.cancel.requested else None
 
     def _stopped(self) -> End | None:
-        """What the stop was for, if there was one."""
+        """What the stop was for, if there was one. A request may have grown since the function heard of it."""
         reason = self.cancel.reason
         if reason is None:
             return None
+        if self.hold.stop is not None:
+            return End(cause=Cause.INTERRUPTED if self.hold.stop.kind is StopKind.INTERRUPT else Cause.CANCELLED)
         if reason == "budget":
             over = self._journal.over_budget(self._policy.budget) if self._journal else None
             return End(cause=Cause.CANCELLED, error=Error(code="budget_exceeded", message=over or "over its budget"))
@@ -263,7 +296,8 @@ class FunctionRun:
         self._gave_up = True
         if self.task is not None:
             self.task.cancel()
-        self._runs.finish(self.hold, classify(End(cause=Cause.DRAINED), self.hold.lease), self)
+        end = self._end or End(cause=Cause.DRAINED)
+        self._runs.finish(self.hold, classify(end, self.hold.lease), self)
 
     def _told(self, rung: StopPhase) -> None:
         # Reason for a bare task: the rung is told beside the function, whose own task may be blocked. It holds itself.
@@ -274,7 +308,10 @@ class FunctionRun:
     async def _tell_rung(self, rung: StopPhase) -> None:
         lease = self.hold.lease
         grace = self._policy.stop_grace if rung is StopPhase.SIGNALLED else None
-        await retried(lambda: self._runs.desk.store.leases.advance_stop(lease, rung, grace=grace), "a stop")
+        if self._rung_lock is None:
+            self._rung_lock = asyncio.Lock()
+        async with self._rung_lock:  # One after the other, in their order.
+            await retried(lambda: self._runs.desk.store.leases.advance_stop(lease, rung, grace=grace), "a stop")
 
     # Limits of time
 
@@ -301,7 +338,7 @@ class FunctionRun:
 
     # What it says
 
-    def _context(self) -> Context:
+    def _context(self, secrets: Mapping[str, str]) -> Context:
         lease = self.hold.lease
         return Context(
             job_id=lease.id,
@@ -310,6 +347,7 @@ class FunctionRun:
             token=lease.token,
             cancel=self.cancel,
             emit=self._emit_soon,
+            secrets=secrets,
         )
 
     def _emit_soon(self, event: NewEvent) -> None:
@@ -323,11 +361,15 @@ class FunctionRun:
         if self._journal is None:
             self._journal = Journal(self._runs.desk.store, self.hold.lease)
         self._heard_at = self._loop.time()
+        if self._mask:
+            event = NewEvent(type=event.type, data=self._mask.data(event.data))
         size = 0
         if event.type == "log":
             size = sum(len(line.encode(errors="replace")) + 1 for line in event.data["lines"])
             if self._journal.cut(size, self._runs.desk.settings.log_max_bytes):
                 return
+        if event.type != "usage" and self._journal.full(event):
+            return
         self._journal.add(event, size)
         if self._shipping is None:
             self._shipping = self._loop.call_later(SHIP_SECONDS, self._ship)
@@ -342,11 +384,7 @@ class FunctionRun:
     async def _flush(self) -> bool:
         """Append what was said; False when the lease is lost."""
         assert self._journal is not None
-        try:
-            landed = await self._journal.flush()
-        except HoldfastError as error:
-            log.error("job %s: what it said cannot be kept: %s", self.hold.lease.id, error)
-            return True
+        landed = await self._journal.flush()
         if not landed:
             self.hold.lose()
         elif self._journal.over_budget(self._policy.budget) is not None:
@@ -355,6 +393,16 @@ class FunctionRun:
 
 
 _TELLING: set[asyncio.Task[Any]] = set()
+
+
+def _caught(call: Callable[..., Any], inputs: Mapping[str, Any]) -> tuple[Any, BaseException | None]:
+    """Call a function in its thread. A future cannot carry a StopIteration, so errors come back as values."""
+    try:
+        return call(**inputs), None
+    except StopIteration as error:
+        return None, RuntimeError(f"StopIteration: {error}")
+    except BaseException as error:
+        return None, error
 
 
 def _failed(code: str, message: str) -> End:

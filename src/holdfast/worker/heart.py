@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
@@ -72,12 +73,14 @@ class Heart:
         await asyncio.to_thread(self._thread.join)
 
     def _run(self) -> None:
-        try:
-            asyncio.run(self._beat_on())
-        except Exception:
-            log.exception("the heartbeat ended; this worker will lose its leases")
-        finally:
-            self._ready.set()
+        while self._stop is None or not self._stop.is_set():
+            try:
+                asyncio.run(self._beat_on())
+            except Exception:
+                log.exception("the heartbeat stumbled; it begins again")
+                time.sleep(1.0)
+            finally:
+                self._ready.set()
 
     async def _beat_on(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -115,7 +118,9 @@ class Heart:
             self._strangers.clear()
             return False
         yours = [(holds[beat.id], beat) for beat in pulse.jobs if beat.answer == "yours"]
-        self._holds.renewed([hold for hold, _ in yours], requested)
+        for listener in self._holds.renewed([hold for hold, _ in yours], requested):
+            # Beside the heartbeat: whoever listens writes a file, and a disk may be slow or full.
+            asyncio.get_running_loop().run_in_executor(None, listener, requested)
         heard = Heard(
             lost=tuple(holds[beat.id] for beat in pulse.jobs if beat.answer == "lost"),
             stops=tuple((hold, beat) for hold, beat in yours if beat.stop_request is not None),
@@ -131,10 +136,7 @@ class Heart:
     def _unknown(self, pulse: Pulse, claiming: bool) -> tuple[Beat, ...]:
         """Jobs that are ours by the database and unknown here, in two beats, with no claim under way at the second."""
         strangers = {
-            (beat.id, beat.token): beat
-            for beat in pulse.jobs
-            if beat.answer == "unknown"
-            and ((hold := self._holds.get(beat.id)) is None or hold.lease.token != beat.token)
+            (beat.id, beat.token): beat for beat in pulse.jobs if beat.answer == "unknown" and not self._knows(beat)
         }
         again = set() if claiming else self._strangers & strangers.keys()
         self._strangers = set(strangers)

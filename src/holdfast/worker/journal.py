@@ -5,14 +5,48 @@ adopts the attempt goes on exactly there.
 """
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
+from holdfast.errors import Invalid
 from holdfast.model import Json, Lease, NewEvent
 from holdfast.store import Store
+from holdfast.store.events import Appended
 from holdfast.worker.completer import retried
 
+log = logging.getLogger(__name__)
+
 Offsets = tuple[int, int]
+MOST_AT_ONCE = 3 * 1024 * 1024
+"""Bytes of events in one batch."""
+MOST_WAITING = 16 * 1024 * 1024
+"""Bytes of events that wait in memory while the database is away; what comes beyond is left out, with a mark."""
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """What one batch takes along."""
+
+    events: list[NewEvent]
+    progress: Json = None
+    deltas: Mapping[str, float] = {}
+    log_bytes: int = 0
+
+
+def _parts(events: list[NewEvent]) -> list[list[NewEvent]]:
+    """Cut events into batches that are small enough, each but the last full."""
+    parts: list[list[NewEvent]] = [[]]
+    size = 0
+    for event in events:
+        length = len(msgspec.json.encode(event.data))
+        if parts[-1] and size + length > MOST_AT_ONCE:
+            parts.append([])
+            size = 0
+        parts[-1].append(event)
+        size += length
+    return parts
 
 
 class Journal:
@@ -28,6 +62,8 @@ class Journal:
         self._deltas: dict[str, float] = {}
         self._log_bytes = 0
         self._cut = False
+        self._waiting_bytes = 0
+        self._overfull = False
         self._one_at_a_time = asyncio.Lock()
         self.committed: Offsets = (adoption.stdout_offset, adoption.stderr_offset)
         self.usage: Mapping[str, float] = lease.usage
@@ -43,6 +79,16 @@ class Journal:
         elif event.type == "usage":
             for name, value in event.data.items():
                 self._deltas[name] = self._deltas.get(name, 0) + value
+
+    def full(self, event: NewEvent) -> bool:
+        """Say whether so much waits already that this event has no room; the first time, a mark says so."""
+        self._waiting_bytes += len(msgspec.json.encode(event.data))
+        if self._waiting_bytes <= MOST_WAITING:
+            return False
+        if not self._overfull:
+            self._overfull = True
+            self.add(NewEvent(type="log", data={"stream": "stdout", "lines": ["[holdfast: too much at once]"]}))
+        return True
 
     def cut(self, size: int, cap: int) -> bool:
         """Say whether so much more log is over the cap; the first time, a mark says so in the log."""
@@ -67,32 +113,50 @@ class Journal:
         offsets = offsets or self.committed
         if self.lost or (not self._events and offsets == self.committed):
             return not self.lost
-        events, self._events = self._events, []
-        progress, self._progress = self._progress, None
-        deltas, self._deltas = self._deltas, {}
-        log_bytes, self._log_bytes = self._log_bytes, 0
-        batch = self._batch + 1
-        appended = await retried(
-            lambda: self._store.events.append(
-                self._lease,
-                batch,
-                events,
-                offsets=offsets,
-                old_offsets=self.committed,
-                progress=progress,
-                usage=deltas,
-                log_bytes=log_bytes,
-            ),
-            "an append",
-        )
+        waiting = Waiting(self._events, self._progress, self._deltas, self._log_bytes)
+        self._events, self._progress, self._deltas, self._log_bytes = [], None, {}, 0
+        self._waiting_bytes, self._overfull = 0, False
+        parts = _parts(waiting.events)
+        for n, events in enumerate(parts):
+            last = n == len(parts) - 1
+            part = Waiting(events, waiting.progress, waiting.deltas, waiting.log_bytes) if last else Waiting(events)
+            if not await self._append(part, offsets if last else self.committed):
+                return False
+        return True
+
+    async def _append(self, part: "Waiting", offsets: Offsets) -> bool:
+        """Append one batch. What a database cannot keep is left out with a mark; the rest goes on."""
+        try:
+            appended = await self._land(part, offsets)
+        except Invalid as error:
+            log.warning("job %s: %d events cannot be kept: %s", self._lease.id, len(part.events), error)
+            text = f"[holdfast: {len(part.events)} events could not be kept]"
+            mark = NewEvent(type="log", data={"stream": "stdout", "lines": [text]})
+            appended = await self._land(Waiting([mark], log_bytes=part.log_bytes), offsets)
         if appended.answer == "lost":
             self.lost = True
             return False
-        self._batch = batch
+        self._batch += 1
         self.committed = offsets
         self.usage = appended.usage
         self.logged = appended.log_bytes
         return True
+
+    async def _land(self, part: "Waiting", offsets: Offsets) -> Appended:
+        batch = self._batch + 1
+        return await retried(
+            lambda: self._store.events.append(
+                self._lease,
+                batch,
+                part.events,
+                offsets=offsets,
+                old_offsets=self.committed,
+                progress=part.progress,
+                usage=part.deltas,
+                log_bytes=part.log_bytes,
+            ),
+            "an append",
+        )
 
     def over_budget(self, budget: Mapping[str, float] | None) -> str | None:
         """Say what was used beyond the budget, or None."""

@@ -47,7 +47,7 @@ class Hold:
 
     def hear_stop(self, stop: StopRequest | None) -> None:
         """Note a stop request; one that was heard before says nothing new."""
-        if stop is not None and (self.stop is None or stop.kind != self.stop.kind):
+        if stop is not None and stop.kind.escalates(None if self.stop is None else self.stop.kind):
             self.stop = stop
             self._changed()
 
@@ -69,11 +69,14 @@ class Holds:
         return len(self._holds)
 
     def take(self, leases: Iterable[Lease], requested: float) -> list[Hold]:
-        """Hold leases that were asked for at this time."""
+        """Hold leases that were asked for at this time. One that we held before under an older token is lost."""
         until = self.until(requested)
         holds = [Hold(lease, requested, until) for lease in leases]
         with self._lock:
+            before = [self._holds[hold.lease.id] for hold in holds if hold.lease.id in self._holds]
             self._holds.update((hold.lease.id, hold) for hold in holds)
+        for hold in before:
+            hold.lose()
         return holds
 
     def drop(self, hold: Hold) -> None:
@@ -98,14 +101,16 @@ class Holds:
         """Until when a lease is trusted that was renewed by a request of this time."""
         return requested + self.ttl * (1 - MARGIN)
 
-    def renewed(self, holds: Iterable[Hold], requested: float) -> None:
-        """Trust these again. Called in the heartbeat's thread."""
+    def renewed(self, holds: Iterable[Hold], requested: float) -> list[Callable[[float], None]]:
+        """Trust these again; return who wants to hear of it. Called in the heartbeat's thread."""
         until = self.until(requested)
+        listeners = []
         for hold in holds:
             hold.renewed_at = max(hold.renewed_at, requested)
             hold.trusted_until = max(hold.trusted_until, until)
             if hold.on_renewed is not None:
-                hold.on_renewed(requested)
+                listeners.append(hold.on_renewed)
+        return listeners
 
     def begin_claim(self) -> None:
         self._claiming += 1

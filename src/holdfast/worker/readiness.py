@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import os
+import signal
 from collections.abc import Callable
 
 from holdfast.model import Lease
@@ -59,8 +61,9 @@ async def _run(command: tuple[str, ...], until: Callable[[], bool]) -> tuple[int
         output, _ = reading.result()
         return process.returncode or 0, output.decode("utf-8", "replace").strip()[-TAIL:]
     finally:
-        if process.returncode is None:
+        if not reading.done():
             with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.shield(reading)
+                os.killpg(process.pid, signal.SIGKILL)
+            reading.cancel()
+            with contextlib.suppress(asyncio.CancelledError, TimeoutError):
+                await asyncio.wait_for(process.wait(), 1.0)

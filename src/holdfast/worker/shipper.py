@@ -12,12 +12,12 @@ import msgspec
 from holdfast.model import NewEvent
 from holdfast.runner.base import Running
 from holdfast.runner.frames import Frame, Stream
-from holdfast.runner.function import OURS
+from holdfast.runner.function import MAX_NAME, MOST_USED, OURS
+from holdfast.runner.secrets import NO_MASK, Mask
 from holdfast.worker.journal import Journal
 
 MAX_LINE = 65_536
 """Longer lines are cut here, so that one without an end needs no memory."""
-MAX_NAME = 64
 BLOCK = 512 * 1024
 NAMES = {Stream.STDOUT: "stdout", Stream.STDERR: "stderr"}
 
@@ -25,9 +25,10 @@ NAMES = {Stream.STDOUT: "stdout", Stream.STDERR: "stderr"}
 class Lines:
     """The bytes of one stream, cut into lines. `end` is where the last whole line ended."""
 
-    def __init__(self, end: int) -> None:
+    def __init__(self, end: int, mask: Mask = NO_MASK) -> None:
         self.end = end
         self._tail = b""
+        self._mask = mask
 
     def feed(self, offset: int, data: bytes) -> tuple[list[bytes], int]:
         """Return the lines that are whole now, and how many bytes before them are missing from the log."""
@@ -42,60 +43,77 @@ class Lines:
         if whole:
             self.end += len(whole)
             for line in whole[:-1].split(b"\n"):
-                lines += _pieces(line)
-        while len(self._tail) > MAX_LINE:
-            piece = _pieces(self._tail)[0]
-            lines.append(piece)
-            self._tail = self._tail[len(piece) :]
-            self.end += len(piece)
+                lines += self._pieces(line)
+        while len(self._tail) > MAX_LINE + self._mask.longest:
+            cut = self._cut(self._tail)
+            lines.append(self._tail[:cut])
+            self._tail = self._tail[cut:]
+            self.end += cut
         return lines, max(missing, 0)
+
+    def _pieces(self, line: bytes) -> list[bytes]:
+        """Cut a line that is too long."""
+        pieces = []
+        while len(line) > MAX_LINE:
+            cut = self._cut(line)
+            pieces.append(line[:cut])
+            line = line[cut:]
+        return [*pieces, line]
+
+    def _cut(self, line: bytes) -> int:
+        """Where to cut a line that is too long: never within a character, nor within a secret."""
+        cut = self._mask.cut(line, MAX_LINE)
+        while cut > MAX_LINE - 4 and line[cut] & 0xC0 == 0x80:
+            cut -= 1
+        return cut
 
     def rest(self) -> list[bytes]:
         """Return what is left, without its line end; for the end of the stream."""
         tail, self._tail = self._tail, b""
         self.end += len(tail)
-        return [tail] if tail else []
-
-
-def _pieces(line: bytes) -> list[bytes]:
-    """Cut a line that is too long, never within a character."""
-    pieces = []
-    while len(line) > MAX_LINE:
-        cut = MAX_LINE
-        while cut > MAX_LINE - 4 and line[cut] & 0xC0 == 0x80:
-            cut -= 1
-        pieces.append(line[:cut])
-        line = line[cut:]
-    return [*pieces, line]
+        return self._pieces(tail) if tail else []
 
 
 class Shipper:
     """Ships one attempt's output, whoever started it, from where the record stands."""
 
-    def __init__(self, running: Running, journal: Journal, *, cap: int, hear: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(
+        self,
+        running: Running,
+        journal: Journal,
+        *,
+        cap: int,
+        hear: Callable[[dict[str, Any]], None],
+        mask: Mask = NO_MASK,
+    ) -> None:
+        self._mask = mask
         self._running = running
         self._journal = journal
         self._cap = cap
         self._hear = hear
         stdout, stderr = journal.committed
-        self._lines = {Stream.STDOUT: Lines(stdout), Stream.STDERR: Lines(stderr)}
-        self._log_bytes = 0
+        self._lines = {Stream.STDOUT: Lines(stdout, mask), Stream.STDERR: Lines(stderr, mask)}
+        self.more = False
+        self._ended = False
+        self._log_bytes = journal.logged
         self._event_bytes = 0
         self._log_capped = False
         self._events_capped = False
 
     async def ship(self) -> bool:
-        """Ship what is there now; False when the lease is lost."""
-        while frames := await self._running.frames(BLOCK):
-            self._take(frames)
-            if not await self._flush():
-                return False
-        return not self._journal.lost
+        """Ship what is there now, a bounded part of it: `more` says that there was more. False: the lease is lost."""
+        frames = await self._running.frames(BLOCK)
+        self.more = sum(len(frame.data) for frame in frames) >= BLOCK
+        self._ended = not frames
+        self._take(frames)
+        return await self._flush()
 
     async def ship_rest(self) -> bool:
         """Ship to the end of a log that grows no more, also a last line that has no end."""
-        if not await self.ship():
-            return False
+        self._ended = False
+        while not self._ended:
+            if not await self.ship():
+                return False
         for stream, lines in self._lines.items():
             self._add(stream, lines.rest())
         return await self._flush()
@@ -119,12 +137,13 @@ class Shipper:
         """Add lines as events, plain ones next to each other as one."""
         plain: list[str] = []
         size = 0
-        for line in lines:
+        for line in map(self._mask.blot, lines):
             event = as_event(line)
             if event is not None:
                 self._put_log(stream, plain, size)
                 plain, size = [], 0
-                self._put_event(event, len(line))
+                # Again, once decoded: JSON has many ways to write a character.
+                self._put_event(NewEvent(type=event.type, data=self._mask.data(event.data)), len(line))
             elif not self._log_capped:
                 if self._log_bytes + size + len(line) + 1 > self._cap:
                     self._put_log(stream, plain, size)
@@ -168,10 +187,16 @@ def as_event(line: bytes) -> NewEvent | None:
     name = data.pop("event", None)
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or name in OURS or not name.isprintable():
         return None
-    if name == "usage" and not all(_is_amount(value) for value in data.values()):
+    if name == "usage" and not all(_is_amount(key, value) for key, value in data.items()):
         return None
     return NewEvent(type=name, data=data)
 
 
-def _is_amount(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e300
+def _is_amount(name: str, value: object) -> bool:
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and 0 <= value <= MOST_USED
+        and 0 < len(name) <= MAX_NAME
+        and name.isprintable()
+    )

@@ -24,6 +24,7 @@ from holdfast.store import Store, wake
 from holdfast.store.wake import Signal
 from holdfast.timing import backoff, jitter
 from holdfast.worker.chores import Chores
+from holdfast.worker.completer import Handed
 from holdfast.worker.desk import Desk, Step
 from holdfast.worker.executor import Execution
 from holdfast.worker.functions import FunctionRuns
@@ -34,6 +35,8 @@ log = logging.getLogger(__name__)
 
 CRASHED_DELAY = 5.0
 PROMOTE = 1000
+CLAIM = 500
+"""Jobs in one claim, at most: while they run, the database picks the next ones."""
 LEAVE_SECONDS = 10.0
 """How long the last writes may take when a worker leaves; then its leases have to expire."""
 
@@ -69,18 +72,24 @@ class Worker:
         self._busy: Counter[str] = Counter()
         self._hungry = set(self._queues)
         """Queues that may have something to claim."""
+        self._capped: set[str] = set()
+        """Queues that have a cap over all workers, as far as the last claims showed."""
         self._nudge = asyncio.Event()
         self._settled = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
-        self._signalled = 0
+        self._signals = 0
         self.stuck = False
         """Whether a function did not end: its thread would keep the process."""
 
-    def leave(self) -> None:
-        """Take nothing new, hand over, and end. The second time: end at once."""
-        self._signalled += 1
-        if self._signalled > 1:
+    def signalled(self) -> None:
+        """A signal came: leave. A second one: end at once."""
+        self._signals += 1
+        if self._signals > 1:
             os._exit(1)
+        self.leave()
+
+    def leave(self) -> None:
+        """Take nothing new, hand over, and end."""
         self._desk.leaving.set()
         self._nudge.set()
         for hold in self._holds.all():
@@ -89,7 +98,7 @@ class Worker:
 
     async def run(self, *, once: bool = False) -> None:
         """Work until told to leave; with `once`, until nothing is left to claim."""
-        with self._locks.hold(self.id):
+        with self._locks.hold(self.id) as lock:
             await self._register()
             heart = Heart(
                 self.id,
@@ -115,11 +124,13 @@ class Worker:
                 await self._wind_up()
                 for helper in helpers:
                     helper.cancel()
-            with contextlib.suppress(StoreError):
-                await duties.resign()
-                await self._store.workers.forget(self.id)
-        self._runs.close()
-        self.stuck = self._runs.stuck > 0
+            lock.leaves_something = bool(self._holds)
+            if not self._holds:
+                with contextlib.suppress(StoreError):
+                    await duties.resign()
+                    await self._store.workers.forget(self.id)
+        await self._runs.close()
+        self.stuck = self._runs.stuck
 
     @contextlib.asynccontextmanager
     async def _all_tasks(self) -> AsyncIterator[asyncio.TaskGroup]:
@@ -166,6 +177,7 @@ class Worker:
     async def _claim_on(self, *, once: bool) -> None:
         failures = 0
         while not self._desk.leaving.is_set():
+            self._nudge.clear()
             try:
                 await self._claim_round()
                 failures = 0
@@ -173,15 +185,19 @@ class Worker:
                     continue
                 if once and not self._hungry and not self._holds:
                     return
-                await self._rest(await self._until_due())
-            except StoreError as error:
+                await self._rest(await self._until_due() if self._room() else self._settings.poll_interval)
+            except Exception as error:
+                # Whatever it was, the next one may work; a worker that ends here takes its functions with it.
                 failures += 1
-                log.warning("no claim: %s", error)
+                log.warning("no claim: %s", error, exc_info=not isinstance(error, StoreError))
                 await self._rest(backoff(failures, base=0.1, cap=5.0))
 
     def _backlog(self) -> bool:
         """Whether a queue that may have work has room for it."""
         return any(self._free(queue) > 0 for queue in self._hungry)
+
+    def _room(self) -> bool:
+        return any(self._free(queue) > 0 for queue in self._queues)
 
     def _free(self, queue: str) -> int:
         return self._queues[queue] - self._busy[queue]
@@ -189,25 +205,34 @@ class Worker:
     async def _claim_round(self) -> None:
         """Adopt, then claim from each queue that may have something, up to its free slots."""
         queues = [queue for queue in self._queues if queue in self._hungry and self._free(queue) > 0]
-        domains: Sequence[str] = self._domains
-        for queue in (*queues,) or (None,):
-            free = self._free(queue) if queue else 0
-            pairs = self._pairs(queue) if queue else []
-            requested = boottime()
-            self._holds.begin_claim()
+        if not queues:
+            await self._claim([], 0, self._domains)
+        for n, queue in enumerate(queues):
+            claimed = slots = min(self._free(queue), CLAIM)
+            self._hungry.discard(queue)  # Before the claim: a wake-up during it may be about what it did not see.
             try:
-                claimed = await self._store.leases.claim(
-                    self.id, pairs, slots=free, ttl=self._settings.lease_ttl, domains=domains
-                )
-                adopted = self._holds.take(claimed.adopted, requested)
-                taken = self._holds.take(claimed.claimed, requested)
+                claimed = await self._claim(self._pairs(queue), slots, self._domains if n == 0 else ())
             finally:
-                self._holds.end_claim()
-            domains = ()
-            if queue is not None and len(taken) < free:
-                self._hungry.discard(queue)
-            for hold in (*adopted, *taken):
-                self._launch(hold)
+                if claimed == slots:
+                    self._hungry.add(queue)
+            caps = await self._store.queues.caps()
+            self._capped = {queue for queue in self._queues if queue in caps}
+
+    async def _claim(self, pairs: Sequence[Claimable], slots: int, domains: Sequence[str]) -> int:
+        """Adopt, claim, and run what came; return how many were claimed."""
+        requested = boottime()
+        self._holds.begin_claim()
+        try:
+            claimed = await self._store.leases.claim(
+                self.id, pairs, slots=slots, ttl=self._settings.lease_ttl, domains=domains
+            )
+            adopted = self._holds.take(claimed.adopted, requested)
+            taken = self._holds.take(claimed.claimed, requested)
+        finally:
+            self._holds.end_claim()
+        for hold in (*adopted, *taken):
+            self._launch(hold)
+        return len(taken)
 
     def _pairs(self, queue: str) -> list[Claimable]:
         functions = [
@@ -238,7 +263,6 @@ class Worker:
                 await self._nudge.wait()
         except TimeoutError:
             self._hungry.update(self._queues)
-        self._nudge.clear()
 
     # Running
 
@@ -252,7 +276,7 @@ class Worker:
         elif lease.adopted:
             self._runs.settle_orphan(hold)
         else:
-            self._runs.launch(hold, self._group)
+            self._runs.launch(hold)
 
     async def _execute(self, hold: Hold) -> None:
         try:
@@ -260,7 +284,7 @@ class Worker:
         except Exception:
             log.exception("job %s: its supervision failed; handing it back", hold.lease.id)
             with contextlib.suppress(Exception):
-                await self._desk.hand_overs.ask((hold.lease, CRASHED_DELAY))
+                await self._desk.hand_overs.ask(Handed(hold.lease, delay=CRASHED_DELAY, worn=True))
         finally:
             self._release(hold)
 
@@ -271,6 +295,8 @@ class Worker:
         queue = hold.lease.queue
         if queue in self._queues:
             self._busy[queue] -= 1
+            if queue in self._capped:
+                self._hungry.add(queue)  # It took less than it had room for: perhaps only because of the cap.
             if queue in self._hungry or not self._holds:
                 self._nudge.set()
 
@@ -327,8 +353,8 @@ class Worker:
         """Do something that will be tried again anyway."""
         try:
             await work
-        except StoreError as error:
-            log.warning("%s", error)
+        except Exception as error:
+            log.warning("%s", error, exc_info=not isinstance(error, StoreError))
 
     # Leaving
 

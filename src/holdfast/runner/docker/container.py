@@ -23,6 +23,7 @@ from holdfast.runner.docker.engine import Gone, Refusal, Seen, to_seconds
 from holdfast.runner.docker.recipe import ATTEMPT, WORK
 from holdfast.runner.folder import Exit, ExitCause, Started, Unreadable, decode
 from holdfast.runner.frames import HEADER, Frame, NotAFrame, Stream, fresh, from_copy, parse_frame
+from holdfast.runner.outputs import Gathered, pour, take_tar
 from holdfast.runner.process import to_end
 from holdfast.runner.spec import Command, encode_command
 from holdfast.timing import backoff, jitter
@@ -379,19 +380,32 @@ class Container:
         return self._exit
 
     async def _file(self, name: str, type: type[T]) -> T | None:
-        """Read a file that the supervisor wrote; None if it is not there, by the word of the same engine."""
+        """Read a file that the supervisor wrote; None if it is not there."""
+        data = await self._bytes(name)
+        return None if data is None else decode(data, type, f"{name} in {self.id[:12]}")
+
+    async def _bytes(self, name: str) -> bytes | None:
+        """Read a file of the attempt's folder; None if it is not there, by the word of the same engine."""
         if self._seen is None:
             return None
         path = f"{ATTEMPT}/{name}"
         try:
             async with contextlib.aclosing(self._engine.get(self.id, path)) as tar:
-                data = b"".join([chunk async for chunk in only_file(tar)])
+                return b"".join([chunk async for chunk in only_file(tar)])
         except Gone:
             await self._runner.verify(self._domain)
             return None
-        return decode(data, type, f"{path} in {self.id[:12]}")
 
-    async def outputs(self, name: str) -> AsyncIterator[bytes]:
+    async def outputs(self, gathered: Gathered) -> None:
+        for name in ("result.json", "output"):
+            await pour(self._entry(name), lambda tar: take_tar(tar, gathered))
+
+    async def secrets(self) -> Sequence[str]:
+        data = await self._bytes("secrets")
+        return () if data is None else msgspec.json.decode(data, type=list[str])
+
+    async def _entry(self, name: str) -> AsyncIterator[bytes]:
+        """A tar stream of one entry of its work folder; nothing at all if it is not there."""
         if self._seen is None:
             return
         with contextlib.suppress(Gone):

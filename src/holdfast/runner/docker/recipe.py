@@ -162,6 +162,7 @@ def environment(order: Order, image: Image) -> Mapping[str, str]:
         **own,
         "HOME": "/tmp",
         **order.spec.get("env", {}),
+        **order.secrets,
         "HOLDFAST_JOB_ID": order.identity.job,
         "HOLDFAST_ATTEMPT": str(order.identity.attempt),
         "HOLDFAST_LEASE_TOKEN": str(order.token),
@@ -176,7 +177,10 @@ def files_of(order: Order, spec: Spec, user: User) -> bytes:
     archive.folder("attempt", 0o755)
     archive.folder("attempt/cmd")
     archive.folder("attempt/work")
+    archive.folder("attempt/work/output")
     archive.file("attempt/work/request.json", msgspec.json.encode(order.inputs))
+    if order.secrets:
+        archive.file("attempt/secrets", msgspec.json.encode(sorted(order.secrets.values())))
     archive.file("attempt/spec", encode_spec(spec))
     return archive.finish()
 

@@ -230,6 +230,20 @@ CREATE TABLE holdfast.leaders (
   expires_at timestamptz NOT NULL
 ) WITH (fillfactor = 50);
 
+-- Who may call the service. The secret itself is nowhere: only its SHA-256.
+CREATE TABLE holdfast.tokens (
+  id uuid PRIMARY KEY,
+  name text COLLATE "C" NOT NULL CONSTRAINT tokens_name UNIQUE,
+  role text NOT NULL,
+  tenant text COLLATE "C",
+  hash text COLLATE "C" NOT NULL CONSTRAINT tokens_hash UNIQUE,
+  created_at timestamptz NOT NULL,
+  created_by text,
+  expires_at timestamptz,
+  CONSTRAINT role_known CHECK (role IN ('viewer', 'submitter', 'operator', 'admin')),
+  CONSTRAINT tenant_unless_admin CHECK ((tenant IS NULL) = (role = 'admin'))
+);
+
 -- A job as people see it: what was asked for, and how it stands.
 CREATE VIEW holdfast.job_records AS
 SELECT

@@ -212,6 +212,22 @@ CREATE TABLE leaders (
   expires_at INTEGER NOT NULL
 ) WITHOUT ROWID, STRICT;
 
+-- Who may call the service. The secret itself is nowhere: only its SHA-256.
+CREATE TABLE tokens (
+  id TEXT NOT NULL PRIMARY KEY,
+  name TEXT NOT NULL,
+  role TEXT NOT NULL,
+  tenant TEXT,
+  hash TEXT NOT NULL,
+  created_at INTEGER NOT NULL,
+  created_by TEXT,
+  expires_at INTEGER,
+  CONSTRAINT tokens_name UNIQUE (name),
+  CONSTRAINT tokens_hash UNIQUE (hash),
+  CONSTRAINT role_known CHECK (role = 'viewer' OR role = 'submitter' OR role = 'operator' OR role = 'admin'),
+  CONSTRAINT tenant_unless_admin CHECK ((tenant IS NULL) = (role = 'admin'))
+) WITHOUT ROWID, STRICT;
+
 -- A job as people see it: what was asked for, and how it stands.
 CREATE VIEW job_records AS
 SELECT

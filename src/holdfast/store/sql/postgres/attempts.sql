@@ -19,3 +19,14 @@ SELECT j.id, j.attempt
 FROM holdfast.jobs AS j
 JOIN :rows AS r(id uuid, attempt integer) ON r.id = j.id AND r.attempt = j.attempt
 WHERE j.phase IS NOT NULL;
+
+-- name: standing_attempts
+-- Every attempt of these jobs with the token of its end, or of now. Uses the primary keys.
+SELECT a.job_id AS id, a.attempt, a.token
+FROM holdfast.attempts AS a
+WHERE a.job_id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e)
+UNION ALL
+SELECT j.id, j.attempt, j.token
+FROM holdfast.jobs AS j
+WHERE j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e)
+  AND j.phase IS NOT NULL;

@@ -68,3 +68,9 @@ FROM (
     LIMIT :limit::integer)) AS h
 ORDER BY h.seq
 LIMIT :limit::integer;
+
+-- name: heads
+-- How far the history of these jobs goes, and whether it may go on. Uses the primary key.
+SELECT j.id, j.tenant, j.seq, j.status, j.error_code
+FROM holdfast.jobs AS j
+WHERE j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e);

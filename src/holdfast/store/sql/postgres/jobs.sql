@@ -42,6 +42,16 @@ WHERE s.tenant = :tenant::text
 ORDER BY s.requested_at DESC, s.id DESC
 LIMIT :limit::integer;
 
+-- name: jobs_between
+-- Jobs whose ids lie between two: those that begin alike. Uses the primary key.
+SELECT r.*
+FROM holdfast.job_records AS r
+WHERE r.id >= :least::uuid
+  AND r.id <= :most::uuid
+  AND r.tenant = :tenant::text
+ORDER BY r.id
+LIMIT :limit::integer;
+
 -- name: find_job
 -- What never changes of a job, to know which locks to take.
 SELECT j.id, j.tenant, j.lane FROM holdfast.jobs AS j WHERE j.id = :id::uuid AND j.tenant = :tenant::text;

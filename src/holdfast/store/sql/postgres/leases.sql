@@ -212,6 +212,7 @@ RETURNING j.id;
 
 -- name: beat
 -- Renew all leases of a worker, and answer for each job: yours, lost, or one that it does not know. Uses jobs_running.
+-- An adopter that has held a silent job for ten minutes did not die of it: its adoptions no longer count.
 -- The row without an id is the worker's own.
 WITH told AS MATERIALIZED (
   SELECT r.id, r.token FROM :rows AS r(id uuid, token bigint)
@@ -227,7 +228,8 @@ WITH told AS MATERIALIZED (
 ), renewed AS (
   UPDATE holdfast.jobs AS j
   SET lease_expires_at = holdfast.clock() + make_interval(secs => :ttl::float8),
-      last_beat_at = holdfast.clock()
+      last_beat_at = holdfast.clock(),
+      adoptions = CASE WHEN holdfast.clock() < j.updated_at + interval '10 minutes' THEN j.adoptions ELSE 0 END
   FROM mine AS m
   WHERE j.id = m.id
     AND m.known
@@ -383,6 +385,7 @@ WITH mine AS MATERIALIZED (
       lease_expires_at = NULL,
       orphaned_at = greatest(holdfast.clock(), j.updated_at),
       adopt_after_at = holdfast.clock() + make_interval(secs => :delay::float8),
+      adoptions = CASE WHEN :worn::boolean THEN j.adoptions ELSE 0 END,
       updated_at = greatest(holdfast.clock(), j.updated_at),
       seq = j.seq + 1
   FROM mine AS m

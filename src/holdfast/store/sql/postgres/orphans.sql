@@ -62,6 +62,7 @@ WHERE j.phase IS NOT NULL
   AND j.domain <> :function::text
   AND j.orphaned_at < holdfast.clock() - make_interval(secs => :grace::float8)
   AND j.domain NOT IN (SELECT r.domain FROM reachable AS r)
+  AND (:after_id::uuid IS NULL OR j.id > :after_id::uuid)
 ORDER BY j.id
 LIMIT :limit::integer;
 

@@ -9,11 +9,12 @@ ON CONFLICT (queue) DO UPDATE SET paused = excluded.paused, updated_at = exclude
 SELECT q.queue, q.paused, q.cap, q.depth_limit, q.updated_at FROM holdfast.queues AS q ORDER BY q.queue;
 
 -- name: set_queue_limits
+-- What is to be kept stays as it is, whoever changes the other at the same moment.
 INSERT INTO holdfast.queues (queue, cap, depth_limit, updated_at)
 VALUES (:queue::text, :cap::integer, :depth_limit::integer, holdfast.clock())
 ON CONFLICT (queue) DO UPDATE
-SET cap = excluded.cap,
-    depth_limit = excluded.depth_limit,
+SET cap = CASE WHEN :keep_cap::boolean THEN queues.cap ELSE excluded.cap END,
+    depth_limit = CASE WHEN :keep_depth::boolean THEN queues.depth_limit ELSE excluded.depth_limit END,
     updated_at = excluded.updated_at;
 
 -- name: claimable_in_queue
@@ -49,3 +50,23 @@ WITH seen AS MATERIALIZED (
   UPDATE holdfast.jobs AS j SET limited = true FROM waiting AS w WHERE j.id = w.id
 )
 SELECT (SELECT count(*) FROM seen) AS seen, (SELECT s.id FROM seen AS s ORDER BY s.id DESC LIMIT 1) AS last_id;
+
+-- name: queue_counts
+-- How much waits and runs per queue, of one tenant or all; each gate up to :most. Uses the small index of each gate.
+SELECT c.queue, c.state, count(*) AS jobs
+FROM (
+  SELECT * FROM (SELECT j.queue, 'open' AS state FROM holdfast.jobs AS j WHERE j.gate = 'open' AND (:tenant::text IS NULL OR j.tenant = :tenant::text) LIMIT :most::integer) AS x
+  UNION ALL
+  SELECT * FROM (SELECT j.queue, 'future' AS state FROM holdfast.jobs AS j WHERE j.gate = 'future' AND (:tenant::text IS NULL OR j.tenant = :tenant::text) LIMIT :most::integer) AS x
+  UNION ALL
+  SELECT * FROM (SELECT j.queue, 'needs' AS state FROM holdfast.jobs AS j WHERE j.gate = 'needs' AND (:tenant::text IS NULL OR j.tenant = :tenant::text) LIMIT :most::integer) AS x
+  UNION ALL
+  SELECT * FROM (SELECT j.queue, 'lane' AS state FROM holdfast.jobs AS j WHERE j.gate = 'lane' AND (:tenant::text IS NULL OR j.tenant = :tenant::text) LIMIT :most::integer) AS x
+  UNION ALL
+  SELECT * FROM (SELECT j.queue, 'held' AS state FROM holdfast.jobs AS j WHERE j.gate = 'held' AND (:tenant::text IS NULL OR j.tenant = :tenant::text) LIMIT :most::integer) AS x
+  UNION ALL
+  SELECT * FROM (SELECT j.queue, 'unresolved' AS state FROM holdfast.jobs AS j WHERE j.gate = 'unresolved' AND (:tenant::text IS NULL OR j.tenant = :tenant::text) LIMIT :most::integer) AS x
+  UNION ALL
+  SELECT * FROM (SELECT j.queue, 'running' AS state FROM holdfast.jobs AS j WHERE j.phase IS NOT NULL AND j.status = 'running' AND (:tenant::text IS NULL OR j.tenant = :tenant::text) LIMIT :most::integer) AS x) AS c
+GROUP BY c.queue, c.state
+ORDER BY c.queue, c.state;

@@ -27,9 +27,10 @@ UPDATE holdfast.workers AS w SET draining = true WHERE w.worker = :worker::text 
 UPDATE holdfast.workers AS w SET draining = true WHERE w.host = :host::text RETURNING w.worker;
 
 -- name: list_workers
+-- With the jobs that each has, of one tenant or all.
 SELECT w.worker, w.host, w.pid, w.queues, w.capabilities, w.domains, w.registered_at, w.seen_at, w.expires_at,
   w.draining, w.expires_at > holdfast.clock() AS live,
-  (SELECT json_agg(j.id ORDER BY j.id) FROM holdfast.jobs AS j WHERE j.phase IS NOT NULL AND j.status = 'running' AND j.owner = w.worker) AS jobs
+  (SELECT json_agg(j.id ORDER BY j.id) FROM holdfast.jobs AS j WHERE j.phase IS NOT NULL AND j.status = 'running' AND j.owner = w.worker AND (:tenant::text IS NULL OR j.tenant = :tenant::text)) AS jobs
 FROM holdfast.workers AS w
 ORDER BY w.worker;
 

@@ -19,3 +19,14 @@ SELECT j.id, j.attempt
 FROM json_each(:rows) AS r
 JOIN jobs AS j ON j.id = r.value ->> 'id' AND j.attempt = r.value ->> 'attempt'
 WHERE j.phase IS NOT NULL;
+
+-- name: standing_attempts
+-- Every attempt of these jobs with the token of its end, or of now. Uses the primary keys.
+SELECT a.job_id AS id, a.attempt, a.token
+FROM attempts AS a
+WHERE a.job_id IN (SELECT value FROM json_each(:ids))
+UNION ALL
+SELECT j.id, j.attempt, j.token
+FROM jobs AS j
+WHERE j.id IN (SELECT value FROM json_each(:ids))
+  AND j.phase IS NOT NULL;

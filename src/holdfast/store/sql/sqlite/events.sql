@@ -69,3 +69,9 @@ FROM (
     LIMIT :limit)) AS h
 ORDER BY h.seq
 LIMIT :limit;
+
+-- name: heads
+-- How far the history of these jobs goes, and whether it may go on. Uses the primary key.
+SELECT j.id, j.tenant, j.seq, j.status, j.error_code
+FROM jobs AS j
+WHERE j.id IN (SELECT value FROM json_each(:ids));

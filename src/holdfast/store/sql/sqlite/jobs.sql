@@ -36,6 +36,16 @@ WHERE s.tenant = :tenant
 ORDER BY s.requested_at DESC, s.id DESC
 LIMIT :limit;
 
+-- name: jobs_between
+-- Jobs whose ids lie between two: those that begin alike. Uses the primary key.
+SELECT r.*
+FROM job_records AS r
+WHERE r.id >= :least
+  AND r.id <= :most
+  AND r.tenant = :tenant
+ORDER BY r.id
+LIMIT :limit;
+
 -- name: find_job
 -- What never changes of a job, to know which locks to take.
 SELECT j.id, j.tenant, j.lane FROM jobs AS j WHERE j.id = :id AND j.tenant = :tenant;

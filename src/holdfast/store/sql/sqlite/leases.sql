@@ -191,7 +191,8 @@ DELETE FROM told;
 INSERT INTO told (id, token) VALUES (:id, :token);
 UPDATE jobs
 SET lease_expires_at = clock() + CAST(:ttl * 1000000 AS INTEGER),
-    last_beat_at = clock()
+    last_beat_at = clock(),
+    adoptions = CASE WHEN clock() < jobs.updated_at + 600000000 THEN jobs.adoptions ELSE 0 END
 FROM told AS t
 WHERE jobs.id = t.id
   AND jobs.token = t.token
@@ -326,6 +327,7 @@ SET owner = NULL,
     lease_expires_at = NULL,
     orphaned_at = max(clock(), updated_at),
     adopt_after_at = clock() + CAST(:delay * 1000000 AS INTEGER),
+    adoptions = CASE WHEN :worn THEN adoptions ELSE 0 END,
     updated_at = max(clock(), updated_at),
     seq = seq + 1
 WHERE id IN (SELECT id FROM told);

@@ -51,6 +51,7 @@ WHERE j.phase IS NOT NULL
     FROM workers AS w
     CROSS JOIN json_each(w.domains) AS d
     WHERE w.expires_at >= clock() - CAST(:grace * 1000000 AS INTEGER))
+  AND (:after_id IS NULL OR j.id > :after_id)
 ORDER BY j.id
 LIMIT :limit;
 

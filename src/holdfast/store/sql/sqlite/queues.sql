@@ -9,11 +9,12 @@ ON CONFLICT (queue) DO UPDATE SET paused = excluded.paused, updated_at = exclude
 SELECT q.queue, q.paused, q.cap, q.depth_limit, q.updated_at FROM queues AS q ORDER BY q.queue;
 
 -- name: set_queue_limits
+-- What is to be kept stays as it is, whoever changes the other at the same moment.
 INSERT INTO queues (queue, cap, depth_limit, updated_at)
 VALUES (:queue, :cap, :depth_limit, clock())
 ON CONFLICT (queue) DO UPDATE
-SET cap = excluded.cap,
-    depth_limit = excluded.depth_limit,
+SET cap = CASE WHEN :keep_cap THEN queues.cap ELSE excluded.cap END,
+    depth_limit = CASE WHEN :keep_depth THEN queues.depth_limit ELSE excluded.depth_limit END,
     updated_at = excluded.updated_at;
 
 -- name: claimable_in_queue
@@ -35,3 +36,23 @@ INSERT INTO told (id) SELECT j.id FROM jobs AS j WHERE j.id > coalesce(:after_id
 UPDATE jobs SET limited = 1
 WHERE id IN (SELECT id FROM told) AND queue = :queue AND gate IS NOT NULL AND limited = 0;
 SELECT count(*) AS seen, max(t.id) AS last_id FROM told AS t;
+
+-- name: queue_counts
+-- How much waits and runs per queue, of one tenant or all; each gate up to :most. Uses the small index of each gate.
+SELECT c.queue, c.state, count(*) AS jobs
+FROM (
+  SELECT * FROM (SELECT j.queue, 'open' AS state FROM jobs AS j WHERE j.gate = 'open' AND (:tenant IS NULL OR j.tenant = :tenant) LIMIT :most) AS x
+  UNION ALL
+  SELECT * FROM (SELECT j.queue, 'future' AS state FROM jobs AS j WHERE j.gate = 'future' AND (:tenant IS NULL OR j.tenant = :tenant) LIMIT :most) AS x
+  UNION ALL
+  SELECT * FROM (SELECT j.queue, 'needs' AS state FROM jobs AS j WHERE j.gate = 'needs' AND (:tenant IS NULL OR j.tenant = :tenant) LIMIT :most) AS x
+  UNION ALL
+  SELECT * FROM (SELECT j.queue, 'lane' AS state FROM jobs AS j WHERE j.gate = 'lane' AND (:tenant IS NULL OR j.tenant = :tenant) LIMIT :most) AS x
+  UNION ALL
+  SELECT * FROM (SELECT j.queue, 'held' AS state FROM jobs AS j WHERE j.gate = 'held' AND (:tenant IS NULL OR j.tenant = :tenant) LIMIT :most) AS x
+  UNION ALL
+  SELECT * FROM (SELECT j.queue, 'unresolved' AS state FROM jobs AS j WHERE j.gate = 'unresolved' AND (:tenant IS NULL OR j.tenant = :tenant) LIMIT :most) AS x
+  UNION ALL
+  SELECT * FROM (SELECT j.queue, 'running' AS state FROM jobs AS j WHERE j.phase IS NOT NULL AND j.status = 'running' AND (:tenant IS NULL OR j.tenant = :tenant) LIMIT :most) AS x) AS c
+GROUP BY c.queue, c.state
+ORDER BY c.queue, c.state;

@@ -27,9 +27,10 @@ UPDATE workers SET draining = 1 WHERE worker = :worker RETURNING worker;
 UPDATE workers SET draining = 1 WHERE host = :host RETURNING worker;
 
 -- name: list_workers
+-- With the jobs that each has, of one tenant or all.
 SELECT w.worker, w.host, w.pid, w.queues, w.capabilities, w.domains, w.registered_at, w.seen_at, w.expires_at,
   w.draining, w.expires_at > clock() AS live,
-  (SELECT json_group_array(o.id) FROM (SELECT j.id FROM jobs AS j WHERE j.phase IS NOT NULL AND j.owner = w.worker ORDER BY j.id) AS o) AS jobs
+  (SELECT json_group_array(o.id) FROM (SELECT j.id FROM jobs AS j WHERE j.phase IS NOT NULL AND j.owner = w.worker AND (:tenant IS NULL OR j.tenant = :tenant) ORDER BY j.id) AS o) AS jobs
 FROM workers AS w
 ORDER BY w.worker;
 

@@ -1,0 +1,18 @@
+"""The application whose functions the benchmarks run."""
+
+import time
+
+from holdfast.client.app import Holdfast
+
+app = Holdfast()
+
+
+@app.function()
+async def noop() -> None:
+    """Do nothing."""
+
+
+@app.function()
+async def stamp() -> int:
+    """Say when it began, on the clock that all processes of this host share."""
+    return time.monotonic_ns()

@@ -1,0 +1,38 @@
+"""Workers as people run them, in real processes: how fast, how soon, how much memory, and what a death costs.
+
+Run by `make bench` and `make bench-worker`. Ours and the reference alternate in rounds of the same run.
+"""
+
+import asyncio
+import sys
+
+from tests.cluster import cluster
+
+from bench import adoption, drain, output, pickup, processes, stops
+from bench.figures import HEAD
+
+PARTS = {
+    "drain": drain,
+    "pickup": pickup,
+    "processes": processes,
+    "adoption": adoption,
+    "stops": stops,
+    "output": output,
+}
+
+
+async def main(wanted: list[str]) -> None:
+    good = True
+    print(HEAD, flush=True)
+    with cluster(settings=()) as server:
+        for name, part in PARTS.items():
+            if not wanted or name in wanted:
+                for figure in await part.bench(server):
+                    print(figure, flush=True)
+                    good = good and figure.good
+    if not good:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1:]))

@@ -1,0 +1,117 @@
+"""The application: routes, life and docs, as FastAPI serves them. It can be mounted in another application."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+
+from holdfast.api import VERSION, openapi
+from holdfast.api.auth import Access, first_admin
+from holdfast.api.errors import not_routed
+from holdfast.api.hub import Hub
+from holdfast.api.routes import events, jobs, lanes, probes, queues, tokens, tools, workers
+from holdfast.api.routing import Route, Service, handler
+from holdfast.api.tools import load_tools
+from holdfast.config import Settings
+from holdfast.store import Store
+
+NOUNS = (jobs, events, lanes, queues, workers, tools, tokens, probes)
+Background = Callable[[Store], AbstractAsyncContextManager[object]]
+"""What else runs while the service does: duties, say. It gets the service's store."""
+
+
+def declared() -> list[Route]:
+    """Every endpoint that there is."""
+    return [route for noun in NOUNS for route in noun.routes.all]
+
+
+class Api(FastAPI):
+    """The service as an ASGI application.
+
+    Its own lifespan starts it. A mounted application has none: enter `running()` in the lifespan of yours; without
+    that it starts with the first request and ends with the process.
+    """
+
+    def __init__(
+        self, settings: Settings, connect: Callable[[], Awaitable[Store]], background: Background | None = None
+    ) -> None:
+        super().__init__(title="holdfast", version=VERSION, lifespan=_lifespan, redoc_url=None, redirect_slashes=False)
+        self.settings = settings
+        self.made_admin = False
+        self._connect = connect
+        self._background = background
+        self._service: Service | None = None
+        self._starting = asyncio.Lock()
+        self._stack = contextlib.AsyncExitStack()
+        self.add_exception_handler(HTTPException, not_routed)
+        for route in declared():
+            self.add_api_route(
+                route.path,
+                handler(route, self.service),
+                methods=[route.method],
+                name=route.run.__name__,
+                response_model=None,
+                include_in_schema=False,
+            )
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            self.openapi_schema = openapi.document(declared())
+        return self.openapi_schema
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Service]:
+        """Run the service while the block lasts."""
+        tools = load_tools(self.settings.tools)
+        async with contextlib.AsyncExitStack() as stack:
+            store = await self._connect()
+            stack.push_async_callback(store.close)
+            if self.settings.auth == "on":
+                self.made_admin = await first_admin(store.tokens, self.settings.admin_token)
+            hub = Hub(store)
+            service = Service(store, self.settings, Access(store.tokens, self.settings), hub, tools)
+            await stack.enter_async_context(_task(hub.run()))
+            stack.callback(hub.stop)
+            await stack.enter_async_context(self._background(store) if self._background else nullcontext())
+            self._service = service
+            stack.callback(self._forget)
+            yield service
+
+    def _forget(self) -> None:
+        self._service = None
+
+    def leave(self) -> None:
+        """End the streams, so that a server that stops does not wait for them."""
+        if self._service is not None:
+            self._service.hub.stop()
+
+    async def service(self) -> Service:
+        if self._service is None:
+            async with self._starting:
+                if self._service is None:
+                    await self._stack.enter_async_context(self.running())
+        assert self._service is not None
+        return self._service
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    assert isinstance(app, Api)
+    async with app.running() if app._service is None else nullcontext():
+        yield
+
+
+@asynccontextmanager
+async def _task(work: Any) -> AsyncIterator[None]:
+    """A task that lasts as long as the block. Not a group: the block may be entered and left in different tasks."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task

@@ -1,0 +1,148 @@
+"""The OpenAPI document, made from the declared routes and the shapes that they take and give."""
+
+import re
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+
+from holdfast.api import VERSION
+from holdfast.api.auth import TENANT
+from holdfast.api.errors import JSON, BlockedAnswer, ErrorAnswer
+from holdfast.api.examples import EXAMPLES
+from holdfast.api.routing import Route
+from holdfast.model import Role
+
+REF = "#/components/schemas/{name}"
+ABOUT = (
+    "A durable execution queue. Every call but the probes needs a token: `Authorization: Bearer hf_…`. "
+    "Times are aware UTC, durations seconds, ids UUIDs; unknown fields are refused."
+)
+ERRORS = {
+    400: "not JSON, or not said to be",
+    401: "no token, or one that is not known",
+    403: "the token may not do this",
+    404: "not there, or another tenant's",
+    409: "not in a state that allows this",
+    413: "too large",
+    422: "a value that cannot be accepted; `details.field` names it",
+    429: "too many requests with this token, or too many jobs in this queue",
+    503: "the database does not answer",
+}
+PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
+
+
+def document(routes: Sequence[Route]) -> dict[str, Any]:
+    shapes = [ErrorAnswer, BlockedAnswer, *(kind for route in routes for kind in _kinds(route))]
+    unique = list(dict.fromkeys(kind for kind in shapes if kind not in (None, str, dict)))
+    schemas, components = msgspec.json.schema_components(unique, ref_template=REF)
+    known = dict(zip(unique, schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        path = PARAMETER.sub(r"{\1}", route.path)
+        paths.setdefault(path, {})[route.method.lower()] = _operation(route, known)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "holdfast", "version": VERSION, "description": ABOUT},
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _kinds(route: Route) -> Iterable[Any]:
+    yield from route.answers.values()
+    if route.shape is not dict:
+        yield route.shape
+
+
+def _operation(route: Route, known: Mapping[Any, Any]) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "operationId": route.run.__name__,
+        "summary": route.summary,
+        "tags": [route.path.split("/")[2] if route.path.startswith("/v1/") else "probes"],
+        "parameters": [*_path_parameters(route), *_query_parameters(route), *_headers(route)],
+        "responses": {**_answers(route, known), **_refusals(route, known)},
+    }
+    if route.role is not None:
+        operation["security"] = [{"token": []}]
+        operation["description"] = f"Needs the role `{route.role}`."
+    if route.shape is not None:
+        content: dict[str, Any] = {"schema": known[route.shape]}
+        if route.shape in EXAMPLES:
+            content["examples"] = EXAMPLES[route.shape]
+        required = any(field.required for field in msgspec.structs.fields(route.shape)) or route.body is dict
+        operation["requestBody"] = {"required": required, "content": {JSON: content}}
+    return operation
+
+
+def _path_parameters(route: Route) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1, "maxLength": 200}}
+        for name in PARAMETER.findall(route.path)
+    ]
+
+
+def _query_parameters(route: Route) -> list[dict[str, Any]]:
+    found = []
+    for field in msgspec.structs.fields(route.query):
+        schema = msgspec.json.schema(_said(field.type), ref_template=REF)
+        schema.pop("$defs", None) if "$ref" not in str(schema) else _inline(schema)
+        found.append({"name": field.name, "in": "query", "required": field.required, "schema": schema})
+    return found
+
+
+def _said(kind: Any) -> Any:
+    """A query has no null: an optional field is said or left out."""
+    if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
+        (kind,) = (part for part in typing.get_args(kind) if part is not type(None))
+    return kind
+
+
+def _inline(schema: dict[str, Any]) -> None:
+    """Put the one enumeration that a query refers to where it is used."""
+    (definition,) = schema.pop("$defs").values()
+    schema["items"] = definition
+
+
+def _headers(route: Route) -> list[dict[str, Any]]:
+    if route.role is None:
+        return []
+    text = {"type": "string", "minLength": 1, "maxLength": 128}
+    headers = [(TENANT, "the tenant that an admin acts in")]
+    if route.path in ("/v1/jobs", "/v1/jobs/bulk") and route.method == "POST":
+        headers.append(("Idempotency-Key", "the same call with the same key answers the same for 24 hours"))
+    if route.path.endswith("/events/stream"):
+        headers.append(("Last-Event-ID", "the last seq that was seen; wins over `after`"))
+    return [{"name": name, "in": "header", "schema": text, "description": about} for name, about in headers]
+
+
+def _answers(route: Route, known: Mapping[Any, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for status, kind in route.answers.items():
+        content: dict[str, Any] = {"schema": known.get(kind, {"type": "string"})}
+        if kind in EXAMPLES:
+            content["examples"] = EXAMPLES[kind]
+        media = {route.media: content}
+        if route.run.__name__ == "list_events":
+            media["application/x-ndjson"] = {"schema": {"type": "string"}}
+        found[str(status)] = {"description": HTTPStatus(status).phrase, "content": media}
+        if status == 201 and route.path == "/v1/jobs":
+            found["201"]["headers"] = {"Location": {"schema": {"type": "string"}}}
+    return found
+
+
+def _refusals(route: Route, known: Mapping[Any, Any]) -> dict[str, Any]:
+    statuses = set(ERRORS) - ({409, 413, 400} if route.method == "GET" else set())
+    if route.role in (None, Role.VIEWER) and route.role is None:
+        statuses = {400, 403, 422, 503}
+    refusals = {}
+    for status in sorted(statuses):
+        kind = BlockedAnswer if status == 409 and route.method == "DELETE" else ErrorAnswer
+        refusals[str(status)] = {"description": ERRORS[status], "content": {JSON: {"schema": known[kind]}}}
+    return refusals

@@ -1,0 +1,1 @@
+"""One file per noun: its endpoints, declared with who may call them."""

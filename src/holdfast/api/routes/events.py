@@ -1,0 +1,53 @@
+"""Events of a job: by page, as NDJSON, as server-sent events, as a file."""
+
+from typing import Any
+
+from starlette.responses import Response
+
+from holdfast.api.hub import Form
+from holdfast.api.routing import Call, Reply, Routes
+from holdfast.api.shapes import BIGGEST, Events, From, ListEvents, NoQuery
+from holdfast.api.stream import MEDIA, Streamed
+from holdfast.errors import Invalid
+from holdfast.model import Role
+from holdfast.store.rows import known_id
+
+routes = Routes()
+NDJSON = MEDIA["ndjson"]
+
+
+@routes.add("GET", "/v1/jobs/{job_id}/events", role=Role.VIEWER, answers={200: Events})
+async def list_events(call: Call, job_id: str, query: ListEvents) -> Reply | Response:
+    """Read events behind `after`. With `Accept: application/x-ndjson` all of them, and with `follow` what comes."""
+    if NDJSON in call.request.headers.get("accept", ""):
+        return await _streamed(call, job_id, query.after, "ndjson", follow=query.follow)
+    if query.follow:
+        raise Invalid("follow", f"needs Accept: {NDJSON}")
+    page = await call.store.events.page(job_id, tenant=call.tenant, after=query.after, limit=query.limit)
+    return Reply(Events(items=page.items, next_after=page.next_after))
+
+
+@routes.add("GET", "/v1/jobs/{job_id}/events/stream", role=Role.VIEWER, answers={200: str}, media=MEDIA["sse"])
+async def stream_events(call: Call, job_id: str, query: From) -> Response:
+    """Follow a job by server-sent events; `Last-Event-ID` wins over `after`. The last event is `end`."""
+    return await _streamed(call, job_id, _last_seen(call, query.after), "sse")
+
+
+@routes.add("GET", "/v1/jobs/{job_id}/events/download", role=Role.VIEWER, answers={200: str}, media=NDJSON)
+async def download_events(call: Call, job_id: str, query: NoQuery) -> Response:
+    """Download all events so far as `events.ndjson`."""
+    return await _streamed(call, job_id, 0, "ndjson", follow=False, name="events.ndjson")
+
+
+async def _streamed(call: Call, job_id: str, after: int, form: Form, **more: Any) -> Response:
+    streamed = Streamed(call.service.hub, known_id(job_id), tenant=call.tenant, after=after, form=form, **more)
+    return await streamed.opened()
+
+
+def _last_seen(call: Call, after: int) -> int:
+    said = call.request.headers.get("last-event-id", "").strip()
+    if not said:
+        return after
+    if not (said.isascii() and said.isdigit()) or int(said[:20]) > BIGGEST:
+        raise Invalid("Last-Event-ID", f"{said[:30]!r} is not the seq of an event")
+    return int(said)

@@ -1,0 +1,195 @@
+"""Jobs: submit, read, list, stop, resume, resolve, dismiss, release, delete."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from holdfast.api.routing import Call, Reply, Routes
+from holdfast.api.shapes import (
+    Attempts,
+    BulkRequest,
+    Deleted,
+    DeleteJob,
+    Ids,
+    JobRequest,
+    JobView,
+    JobViews,
+    Links,
+    ListJobs,
+    Nothing,
+    Reason,
+    Resolve,
+    Resume,
+)
+from holdfast.errors import Forbidden, Invalid
+from holdfast.model import Job, Role
+from holdfast.store.explain import Explanation
+from holdfast.store.jobs import Stopped
+from holdfast.submission import FIRST_YEAR, LAST_YEAR
+
+routes = Routes()
+ONE = {200: JobView}
+STOP = {200: JobView, 202: JobView}
+RAW = "commands and images of your own need an admin's token or HOLDFAST_ALLOW_RAW; use a tool"
+SECRETS = "secrets are named by tools, or by an admin"
+
+
+@routes.add("POST", "/v1/jobs", role=Role.SUBMITTER, answers={201: JobView, 200: JobView}, shape=JobRequest)
+async def submit(call: Call, body: dict[str, Any]) -> Reply:
+    """Submit a job. 201 once it is in the database; 200 with `reused` if it was there already."""
+    job = await call.store.jobs.submit(_allowed(call, body), tenant=call.tenant, key=_key(call))
+    view = _view(call, job)
+    return Reply(view, 200 if job.reused else 201, {"Location": view.links.self})
+
+
+@routes.add("POST", "/v1/jobs/bulk", role=Role.SUBMITTER, answers={201: Ids, 200: Ids}, shape=BulkRequest)
+async def submit_bulk(call: Call, body: dict[str, Any]) -> Reply:
+    """Submit many jobs, all or none; 200 if every one was there already."""
+    for name in body:
+        if name != "jobs":
+            raise Invalid(name[:60], "unknown field; a bulk has `jobs`")
+    jobs = body.get("jobs")
+    if not isinstance(jobs, list):
+        raise Invalid("jobs", "must be a list of jobs")
+    accepted = await call.store.jobs.accept(
+        [_allowed(call, job, f"jobs[{n}]") for n, job in enumerate(jobs)], tenant=call.tenant, key=_key(call)
+    )
+    return Reply(Ids(ids=[job.id for job in accepted]), 200 if all(job.reused for job in accepted) else 201)
+
+
+@routes.add("GET", "/v1/jobs", role=Role.VIEWER, answers={200: JobViews})
+async def list_jobs(call: Call, query: ListJobs) -> Reply:
+    """List jobs, newest first; or those whose ids begin with `id`."""
+    if query.id is not None:
+        found = await call.store.jobs.beginning(query.id, tenant=call.tenant, limit=query.limit)
+        return Reply(JobViews(items=[_view(call, job) for job in found], next_cursor=None))
+    for name, at in (("since", query.since), ("until", query.until)):
+        if at is not None and not FIRST_YEAR <= at.year <= LAST_YEAR:
+            raise Invalid(name, f"is not between the years {FIRST_YEAR} and {LAST_YEAR}")
+    page = await call.store.jobs.list(
+        tenant=call.tenant,
+        status=query.status,
+        kind=query.kind,
+        queue=query.queue,
+        lane=query.lane,
+        labels=dict(_label(text) for text in query.label),
+        since=query.since,
+        until=query.until,
+        limit=query.limit,
+        cursor=query.cursor,
+    )
+    return Reply(JobViews(items=[_view(call, job) for job in page.items], next_cursor=page.next_cursor))
+
+
+@routes.add("GET", "/v1/jobs/{job_id}", role=Role.VIEWER, answers=ONE)
+async def get_job(call: Call, job_id: str) -> Reply:
+    """Read a job."""
+    return _one(call, await call.store.jobs.get(job_id, tenant=call.tenant))
+
+
+@routes.add("GET", "/v1/jobs/{job_id}/attempts", role=Role.VIEWER, answers={200: Attempts})
+async def list_attempts(call: Call, job_id: str) -> Reply:
+    """Read every attempt of a job, the open one last."""
+    return Reply(Attempts(items=await call.store.attempts.list(job_id, tenant=call.tenant)))
+
+
+@routes.add("GET", "/v1/jobs/{job_id}/explain", role=Role.VIEWER, answers={200: Explanation})
+async def explain(call: Call, job_id: str) -> Reply:
+    """Say why a job is not running."""
+    return Reply(await call.store.explain.job(job_id, tenant=call.tenant))
+
+
+@routes.add("POST", "/v1/jobs/{job_id}/cancel", role=Role.SUBMITTER, answers=STOP)
+async def cancel(call: Call, job_id: str, body: Reason) -> Reply:
+    """Cancel a job: 202 while it is being stopped, 200 when it has ended."""
+    return _stopped(call, await call.store.jobs.cancel(job_id, tenant=call.tenant, by=call.who.by, reason=body.reason))
+
+
+@routes.add("POST", "/v1/jobs/{job_id}/interrupt", role=Role.OPERATOR, answers=STOP)
+async def interrupt(call: Call, job_id: str, body: Reason) -> Reply:
+    """Stop a running job so that it pauses; a waiting one is cancelled."""
+    return _stopped(
+        call, await call.store.jobs.interrupt(job_id, tenant=call.tenant, by=call.who.by, reason=body.reason)
+    )
+
+
+@routes.add("POST", "/v1/jobs/{job_id}/resume", role=Role.OPERATOR, answers=ONE)
+async def resume(call: Call, job_id: str, body: Resume) -> Reply:
+    """Queue a job again that paused, failed, timed out or was cancelled."""
+    job = await call.store.jobs.resume(
+        job_id,
+        tenant=call.tenant,
+        by=call.who.by,
+        reason=body.reason,
+        budget=body.budget,
+        stopped=body.stopped,
+    )
+    return _one(call, job)
+
+
+@routes.add("POST", "/v1/jobs/{job_id}/resolve", role=Role.OPERATOR, answers=ONE)
+async def resolve(call: Call, job_id: str, body: Resolve) -> Reply:
+    """Call a paused or failed job done, with the result that a person gives."""
+    job = await call.store.jobs.resolve(job_id, body.result, tenant=call.tenant, by=call.who.by, reason=body.reason)
+    return _one(call, job)
+
+
+@routes.add("POST", "/v1/jobs/{job_id}/dismiss", role=Role.OPERATOR, answers=ONE)
+async def dismiss(call: Call, job_id: str, body: Reason) -> Reply:
+    """Let the lane of a failed job go on without it."""
+    return _one(call, await call.store.jobs.dismiss(job_id, tenant=call.tenant, by=call.who.by, reason=body.reason))
+
+
+@routes.add("POST", "/v1/jobs/{job_id}/release", role=Role.SUBMITTER, answers=ONE)
+async def release(call: Call, job_id: str, body: Nothing) -> Reply:
+    """Queue a job that was submitted with `hold`."""
+    return _one(call, await call.store.jobs.release(job_id, tenant=call.tenant, by=call.who.by))
+
+
+@routes.add("DELETE", "/v1/jobs/{job_id}", role=Role.OPERATOR, answers={200: Deleted, 202: Deleted})
+async def delete(call: Call, job_id: str, query: DeleteJob) -> Reply:
+    """Delete a job that has ended; with `force`, stop it first (202 `deleting`)."""
+    done = await call.store.jobs.delete(
+        job_id, tenant=call.tenant, force=query.force, dry_run=query.dry_run, by=call.who.by
+    )
+    return Reply(Deleted(outcome=done.outcome), 202 if done.outcome == "deleting" else 200)
+
+
+def _allowed(call: Call, job: Any, where: str = "job") -> Mapping[str, Any]:
+    """The job as the store takes it, if this caller may ask for it."""
+    if not isinstance(job, dict):
+        raise Invalid(where, "must be a JSON object")
+    if job.get("tool") is not None:
+        return call.service.tools.expand(job)
+    if not call.who.admin:
+        if job.get("runner") in ("process", "docker") and not call.service.settings.allow_raw:
+            raise Forbidden(RAW)
+        if job.get("secrets"):
+            raise Forbidden(SECRETS)
+    return {name: value for name, value in job.items() if name != "tool"}
+
+
+def _key(call: Call) -> str | None:
+    return call.request.headers.get("idempotency-key")
+
+
+def _label(text: str) -> tuple[str, str]:
+    key, colon, value = text.partition(":")
+    if not colon or not key:
+        raise Invalid("label", f"{text[:60]!r} is not key:value")
+    return key, value
+
+
+def _view(call: Call, job: Job) -> JobView:
+    here = f"{call.root}/v1/jobs/{job.id}"
+    links = Links(self=here, events=f"{here}/events", stream=f"{here}/events/stream")
+    return JobView(**msgspec.structs.asdict(job), links=links)
+
+
+def _one(call: Call, job: Job) -> Reply:
+    return Reply(_view(call, job))
+
+
+def _stopped(call: Call, stopped: Stopped) -> Reply:
+    return Reply(_view(call, stopped.job), 202 if stopped.outcome == "stopping" else 200)

@@ -1,0 +1,59 @@
+"""Queues: counts and caps; pausing and limits are the installation's, so an admin's."""
+
+import msgspec
+
+from holdfast.api.routing import Call, Reply, Routes
+from holdfast.api.shapes import Nothing, PatchQueue, Queues, QueueView
+from holdfast.model import Queue, Role
+from holdfast.store.queues import KEEP, Load
+
+routes = Routes()
+ONE = {200: QueueView}
+
+
+@routes.add("GET", "/v1/queues", role=Role.VIEWER, answers={200: Queues})
+async def list_queues(call: Call) -> Reply:
+    """List queues with their caps and what waits and runs in them: everything for an admin, else the tenant's own."""
+    return Reply(Queues(items=await _queues(call)))
+
+
+@routes.add("POST", "/v1/queues/{queue:path}/pause", role=Role.ADMIN, answers=ONE)
+async def pause_queue(call: Call, queue: str, body: Nothing) -> Reply:
+    """Let nobody claim from a queue; what runs goes on."""
+    await call.store.queues.pause(queue)
+    return await _one(call, queue)
+
+
+@routes.add("POST", "/v1/queues/{queue:path}/resume", role=Role.ADMIN, answers=ONE)
+async def resume_queue(call: Call, queue: str, body: Nothing) -> Reply:
+    """Let a paused queue go on."""
+    await call.store.queues.resume(queue)
+    return await _one(call, queue)
+
+
+@routes.add("PATCH", "/v1/queues/{queue:path}", role=Role.ADMIN, answers=ONE)
+async def patch_queue(call: Call, queue: str, body: PatchQueue) -> Reply:
+    """Set how many jobs may run at once and how many may wait; null lifts a limit, what is left out stays."""
+    await call.store.queues.limit(
+        queue,
+        cap=KEEP if isinstance(body.max_running, msgspec.UnsetType) else body.max_running,
+        depth=KEEP if isinstance(body.max_depth, msgspec.UnsetType) else body.max_depth,
+    )
+    return await _one(call, queue)
+
+
+async def _one(call: Call, queue: str) -> Reply:
+    return Reply(next(view for view in await _queues(call) if view.queue == queue))
+
+
+async def _queues(call: Call) -> list[QueueView]:
+    known = {queue.queue: queue for queue in await call.store.queues.list()}
+    loads = await call.store.queues.loads(tenant=None if call.who.admin else call.tenant)
+    views = []
+    for name in sorted({*known, *loads}):
+        queue = known.get(name) or Queue(queue=name, paused=False, cap=None, depth=None)
+        counts = loads.get(name, Load())
+        views.append(
+            QueueView(queue=name, paused=queue.paused, max_running=queue.cap, max_depth=queue.depth, counts=counts)
+        )
+    return views

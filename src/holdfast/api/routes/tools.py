@@ -1,0 +1,17 @@
+"""Tools: what callers may ask for by name."""
+
+from holdfast.api.routing import Call, Reply, Routes
+from holdfast.api.shapes import Tools, ToolView
+from holdfast.model import Role
+
+routes = Routes()
+
+
+@routes.add("GET", "/v1/tools", role=Role.VIEWER, answers={200: Tools})
+async def list_tools(call: Call) -> Reply:
+    """List tools with the JSON Schema of their inputs."""
+    views = [
+        ToolView(name=name, description=tool.description, runner=tool.runner, inputs=tool.inputs)
+        for name, tool in call.service.tools.items()
+    ]
+    return Reply(Tools(items=views))

@@ -1,0 +1,244 @@
+"""How an endpoint is declared, and what happens around every call.
+
+An endpoint says its method, path and the role that it needs; the types of its parameters `query` and `body` say what it
+takes. Around it: guard, caller, rate, role, query, body, then the endpoint, then its answer as JSON. The OpenAPI
+document and the table of who may call what are made from the same declarations.
+"""
+
+import inspect
+import typing
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from holdfast.api.auth import Access, Caller, checked_name, says_json
+from holdfast.api.errors import JSON, to_response
+from holdfast.api.hub import Hub
+from holdfast.api.shapes import NoQuery
+from holdfast.api.tools import Tools
+from holdfast.config import Settings
+from holdfast.errors import BadRequest, HoldfastError, Invalid, TooLarge
+from holdfast.model import Role
+from holdfast.store import Store
+from holdfast.submission import invalid_field
+
+NOBODY = Caller("nobody", Role.VIEWER, "default")
+OPEN = b"[{"
+T = TypeVar("T")
+Endpoint = Callable[..., Awaitable["Reply | Response"]]
+
+
+@dataclass
+class Service:
+    """What endpoints work with."""
+
+    store: Store
+    settings: Settings
+    access: Access
+    hub: Hub
+    tools: Tools
+    requests: Counter[tuple[str, str, int]] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer: a value that becomes JSON, a status, headers."""
+
+    value: Any
+    status: int = 200
+    headers: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request, and who makes it."""
+
+    request: Request
+    service: Service
+    who: Caller
+
+    @property
+    def store(self) -> Store:
+        return self.service.store
+
+    @property
+    def tenant(self) -> str:
+        return self.who.tenant
+
+    @property
+    def root(self) -> str:
+        """Where the service is mounted."""
+        return str(self.request.scope.get("root_path", ""))
+
+
+@dataclass(frozen=True)
+class Route:
+    """A declared endpoint. `role` None needs no token; `shape` describes a body that the endpoint itself checks."""
+
+    method: str
+    path: str
+    run: Endpoint
+    role: Role | None
+    answers: Mapping[int, Any]
+    shape: Any = None
+    media: str = JSON
+    query: type[msgspec.Struct] = NoQuery
+    body: Any = None
+
+    @property
+    def summary(self) -> str:
+        return (inspect.getdoc(self.run) or "").partition("\n")[0]
+
+
+class Routes:
+    """Collects the endpoints of one noun."""
+
+    def __init__(self) -> None:
+        self.all: list[Route] = []
+
+    def add(
+        self,
+        method: str,
+        path: str,
+        *,
+        role: Role | None,
+        answers: Mapping[int, Any],
+        shape: Any = None,
+        media: str = JSON,
+    ) -> Callable[[Endpoint], Endpoint]:
+        def declare(run: Endpoint) -> Endpoint:
+            hints = typing.get_type_hints(run)
+            query, body = hints.get("query", NoQuery), hints.get("body")
+            body = typing.get_origin(body) or body
+            self.all.append(Route(method, path, run, role, answers, shape or body, media, query, body))
+            return run
+
+        return declare
+
+
+def handler(route: Route, find: Callable[[], Awaitable[Service]]) -> Callable[[Request], Awaitable[Response]]:
+    """Put around an endpoint what happens at every call. Nothing that a request holds may end as a 500."""
+    takes_query = "query" in inspect.signature(route.run).parameters
+
+    async def handle(request: Request) -> Response:
+        service: Service | None = None
+        try:
+            service = await find()
+            call = await _admit(route, service, request)
+            given: dict[str, Any] = {name: checked_name(name, text) for name, text in request.path_params.items()}
+            query = read_query(request, route.query)
+            if takes_query:
+                given["query"] = query
+            if route.body is not None:
+                given["body"] = await read_body(request, route.body, service.settings)
+            reply = await route.run(call, **given)
+            response = reply if isinstance(reply, Response) else _encoded(reply)
+        except ClientDisconnect:
+            response = Response(status_code=400)  # Nobody reads it.
+        except Exception as error:
+            response = to_response(error)
+        if service is not None:
+            service.requests[route.method, route.path, response.status_code] += 1
+        return response
+
+    return handle
+
+
+async def _admit(route: Route, service: Service, request: Request) -> Call:
+    service.access.guard(request)
+    if route.role is None:
+        return Call(request, service, NOBODY)
+    who = await service.access.caller(request)
+    who.require(route.role)
+    return Call(request, service, who)
+
+
+def _encoded(reply: Reply) -> Response:
+    headers = None if reply.headers is None else dict(reply.headers)
+    return Response(msgspec.json.encode(reply.value), reply.status, headers, JSON)
+
+
+def read_query(request: Request, kind: type[T]) -> T:
+    """Turn the query into its struct; a field may be said twice only where it is a list."""
+    plain: dict[str, Any] = {}
+    fields = {field.name: field for field in msgspec.structs.fields(kind)}  # type: ignore[arg-type]
+    for name, text in request.query_params.multi_items():
+        if not text.isprintable() or len(text) > 2000:
+            raise Invalid(name[:60], "is over 2000 characters, or has control characters")
+        if name in fields and isinstance(fields[name].default, tuple):
+            plain.setdefault(name, []).extend(text.split(",") if name == "status" else [text])
+        elif name in plain:
+            raise Invalid(name[:60], "is said twice")
+        else:
+            plain[name] = text
+    try:
+        return msgspec.convert(plain, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise invalid_field(error, root="") from None
+
+
+async def read_body(request: Request, kind: Any, settings: Settings) -> Any:
+    """Read JSON within the limits; without a body, the struct's defaults."""
+    raw = await _read(request, settings.max_body_bytes)
+    if not raw and kind is not dict and not any(f.required for f in msgspec.structs.fields(kind)):
+        return kind()
+    if raw and not says_json(request.headers):
+        raise BadRequest("the body must be JSON, with Content-Type: application/json")
+    data = decode(raw, settings.max_json_depth)
+    if kind is dict:
+        if not isinstance(data, dict):
+            raise Invalid("body", "must be a JSON object")
+        return data
+    try:
+        return msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        raise invalid_field(error) from None
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    said = request.headers.get("content-length", "0")
+    if said.isdigit() and int(said) > limit:
+        raise TooLarge("body", f"{said} bytes; at most {limit} are accepted")
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > limit:
+            raise TooLarge("body", f"over {limit} bytes")
+    return bytes(body)
+
+
+def decode(raw: bytes, depth: int) -> Any:
+    """Decode JSON that is not nested too deep."""
+    try:
+        data = msgspec.json.decode(raw)
+    except RecursionError:
+        raise _too_deep(depth) from None
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise BadRequest(f"the body is not JSON: {error}") from None
+    # Only what has many brackets can be deep; a look at each value of a bulk costs more than decoding it.
+    if sum(raw.count(bracket) for bracket in OPEN) > depth and _deeper_than(data, depth):
+        raise _too_deep(depth)
+    return data
+
+
+def _too_deep(depth: int) -> HoldfastError:
+    return Invalid("body", f"is nested deeper than {depth} levels")
+
+
+def _deeper_than(data: Any, depth: int) -> bool:
+    level = [data] if isinstance(data, dict | list) else []
+    for _ in range(depth):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return False
+    return True

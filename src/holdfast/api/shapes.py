@@ -1,0 +1,226 @@
+"""What goes in and out over HTTP, beyond the words of `model`: bodies, queries and answers, each defined once.
+
+Requests are checked against these, and the OpenAPI document is made from them.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from holdfast.model import Attempt, Check, Event, Job, Json, Lane, Role, Runner, Status, Worker
+from holdfast.store.queues import MOST, Load
+from holdfast.submission import FIRST_YEAR, LAST_YEAR, Name, Submission
+
+BIGGEST = 2**63 - 1
+Limit = Annotated[int, Meta(ge=1, le=1000)]
+After = Annotated[int, Meta(ge=0, le=BIGGEST)]
+Time = Annotated[datetime, Meta(tz=True, description=f"with a time zone, years {FIRST_YEAR} to {LAST_YEAR}")]
+Cap = Annotated[int, Meta(ge=1, le=MOST)] | None
+
+
+class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A request's body."""
+
+
+class Query(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A request's query."""
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer's body."""
+
+
+class NoQuery(Query, frozen=True):
+    pass
+
+
+class Nothing(Body, frozen=True):
+    """No field; the body may be left out."""
+
+
+# Jobs
+
+
+class JobRequest(Submission, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A job: either `runner` and `spec`, or the name of a `tool`."""
+
+    runner: Runner | None = None  # type: ignore[assignment]
+    spec: dict[str, Any] | None = None  # type: ignore[assignment]
+    tool: Name | None = None
+
+
+class BulkRequest(Body, frozen=True):
+    jobs: Annotated[list[JobRequest], Meta(min_length=1, max_length=10_000)]
+
+
+class Ids(Answer, frozen=True):
+    ids: Sequence[str]
+
+
+class Links(msgspec.Struct, frozen=True, kw_only=True):
+    self: str
+    events: str
+    stream: str
+
+
+class JobView(Job, frozen=True, kw_only=True):
+    """A job, and where to find more of it."""
+
+    tasks: tuple[Json, ...] = ()
+    links: Links
+
+
+class JobViews(Answer, frozen=True):
+    items: Sequence[JobView]
+    next_cursor: str | None
+
+
+class ListJobs(Query, frozen=True):
+    id: Annotated[str | None, Meta(description="the beginning of an id; then no other filter counts")] = None
+    status: Sequence[Status] = ()
+    kind: str | None = None
+    queue: str | None = None
+    lane: str | None = None
+    label: Annotated[Sequence[str], Meta(description="key:value")] = ()
+    since: Time | None = None
+    until: Time | None = None
+    limit: Limit = 100
+    cursor: str | None = None
+
+
+class Attempts(Answer, frozen=True):
+    items: Sequence[Attempt]
+
+
+class ListEvents(Query, frozen=True):
+    after: After = 0
+    limit: Limit = 1000
+    follow: bool = False
+
+
+class Events(Answer, frozen=True):
+    items: Sequence[Event]
+    next_after: int | None
+
+
+class From(Query, frozen=True):
+    after: After = 0
+
+
+class Reason(Body, frozen=True):
+    reason: str | None = None
+
+
+class Resume(Body, frozen=True):
+    reason: str | None = None
+    budget: dict[Name, Annotated[float, Meta(ge=0)]] | None = None
+    stopped: bool = False
+
+
+class Resolve(Body, frozen=True):
+    result: Json = None
+    reason: str | None = None
+
+
+class DeleteJob(Query, frozen=True):
+    force: bool = False
+    dry_run: bool = False
+
+
+class Deleted(Answer, frozen=True):
+    outcome: Literal["deleted", "deleting", "would_delete"]
+
+
+# Lanes, queues, workers, tools, tokens
+
+
+class ListLanes(Query, frozen=True):
+    limit: Limit = 100
+    cursor: str | None = None
+
+
+class Lanes(Answer, frozen=True):
+    items: Sequence[Lane]
+    next_cursor: str | None
+
+
+class PutLane(Body, frozen=True):
+    check: Check | None
+
+
+class QueueView(Answer, frozen=True):
+    queue: str
+    paused: bool
+    max_running: int | None
+    max_depth: int | None
+    counts: Load
+
+
+class Queues(Answer, frozen=True):
+    items: Sequence[QueueView]
+
+
+class PatchQueue(Body, frozen=True):
+    max_running: Cap | msgspec.UnsetType = msgspec.UNSET
+    max_depth: Cap | msgspec.UnsetType = msgspec.UNSET
+
+
+class Workers(Answer, frozen=True):
+    items: Sequence[Worker]
+
+
+class Drained(Answer, frozen=True):
+    workers: Sequence[str]
+
+
+class ToolView(Answer, frozen=True):
+    name: str
+    description: str
+    runner: Runner
+    inputs: Mapping[str, Any]
+
+
+class Tools(Answer, frozen=True):
+    items: Sequence[ToolView]
+
+
+class TokenView(Answer, frozen=True):
+    id: str
+    name: str
+    role: Role
+    tenant: str | None
+    created_at: datetime
+    expires_at: datetime | None
+
+
+class Tokens(Answer, frozen=True):
+    items: Sequence[TokenView]
+
+
+class NewToken(Body, frozen=True):
+    name: Name
+    role: Role
+    tenant: Name | None = None
+    expires_at: Time | None = None
+
+
+class MadeToken(TokenView, frozen=True):
+    """`token` is the secret. It is shown this once."""
+
+    token: str
+
+
+class Removed(Answer, frozen=True):
+    outcome: Literal["deleted"] = "deleted"
+
+
+class Health(Answer, frozen=True):
+    status: Literal["ok", "ready"]
+
+
+class Ready(Health, frozen=True):
+    workers: int
+    warnings: Sequence[str]

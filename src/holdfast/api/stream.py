@@ -1,0 +1,149 @@
+"""Streams of a job's history: what one client gets, and the response that lasts as long as it does.
+
+A follower holds one piece at a time: a slow client costs what that piece costs, and goes on from its cursor. A stream
+ends when the job is terminal and the cursor stands at its last seq.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from holdfast.api.hub import BLOCK, PIECE_BYTES, Follower, Form, Hub
+from holdfast.errors import HoldfastError, NotFound, StoreError
+from holdfast.store.events import Head
+
+log = logging.getLogger(__name__)
+
+KEEP_ALIVE_SECONDS = 15.0
+NOT_BUFFERED = {"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"}
+MEDIA: dict[Form, str] = {"sse": "text/event-stream", "ndjson": "application/x-ndjson"}
+
+
+async def pieces(follower: Follower, form: Form, *, follow: bool = True) -> AsyncGenerator[bytes, None]:
+    """All that a client gets: what stands behind its cursor, then what comes, then the end."""
+    feed = follower.feed
+    upto = None if follow or feed.head is None else feed.head.seq
+    quiet_since = time.monotonic()
+    while not follower.gone:
+        follower.woken.clear()
+        head = feed.head
+        piece = b""
+        if head is not None and follower.cursor < head.seq:
+            piece, follower.cursor = await _next(follower, form)
+        if piece:
+            yield piece
+            quiet_since = time.monotonic()
+        elif upto is not None and follower.cursor >= upto:
+            return
+        elif head is None or (head.status.terminal and follower.cursor == head.seq):
+            if form == "sse":
+                yield _end(head)
+            return
+        elif not await _woken(follower, quiet_since + KEEP_ALIVE_SECONDS - time.monotonic()):
+            quiet_since = time.monotonic()
+            if form == "sse":
+                yield b": keep-alive\n\n"
+
+
+async def _next(follower: Follower, form: Form) -> tuple[bytes, int]:
+    """The next piece, or none while the database is away."""
+    try:
+        block = await follower.feed.block(follower.cursor // BLOCK)
+        return block.piece(form, follower.cursor)
+    except NotFound:
+        follower.feed.tell(None)
+    except StoreError as error:
+        log.warning("a stream waits for the database: %s", error)
+        await asyncio.sleep(0.5)
+        follower.woken.set()
+    return b"", follower.cursor
+
+
+async def _woken(follower: Follower, seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(max(0.0, seconds)):
+            await follower.woken.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+def _end(head: Head | None) -> bytes:
+    data = {"status": "deleted" if head is None else head.status, "reason": head.reason if head else None}
+    return b"event: end\ndata: %b\n\n" % msgspec.json.encode(data)
+
+
+class Streamed(Response):
+    """A response that lasts as long as its history and its client."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        job_id: str,
+        *,
+        tenant: str,
+        after: int,
+        form: Form,
+        follow: bool = True,
+        name: str | None = None,
+    ) -> None:
+        self._hub = hub
+        self._job_id = job_id
+        self._tenant = tenant
+        self._after = after
+        self._form = form
+        self._follow = follow
+        headers = dict(NOT_BUFFERED)
+        if name is not None:
+            headers["Content-Disposition"] = f'attachment; filename="{name}"'
+        self.status_code = 200
+        self.media_type = MEDIA[form]
+        self.background = None
+        self.body = b""
+        self.init_headers(headers)
+        self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
+
+    async def opened(self) -> "Streamed":
+        """Refuse now, while there can still be a status: an unknown job, a cursor behind the end."""
+        async with self._hub.follow(self._job_id, tenant=self._tenant, after=self._after):
+            return self
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with self._hub.follow(self._job_id, tenant=self._tenant, after=self._after) as follower:
+                await self._send(follower, receive, send)
+        except HoldfastError as error:  # Deleted since it was opened.
+            log.info("a stream of job %s did not begin: %s", self._job_id, error)
+            await send({"type": "http.response.start", "status": error.status, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+
+    async def _send(self, follower: Follower, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        if self._form == "sse":
+            await send({"type": "http.response.body", "body": b": holdfast\n\n", "more_body": True})
+        async with asyncio.TaskGroup() as group:
+            watch = group.create_task(_watch(receive, follower))
+            async with contextlib.aclosing(pieces(follower, self._form, follow=self._follow)) as found:
+                async for piece in found:
+                    for start in range(0, len(piece), PIECE_BYTES):
+                        part = piece[start : start + PIECE_BYTES]
+                        await send({"type": "http.response.body", "body": part, "more_body": True})
+                        if follower.gone:
+                            break
+            watch.cancel()
+        if follower.cut and self._form == "ndjson":
+            return  # It has no last word of its own: without the last chunk, the client knows that there is more.
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _watch(receive: Receive, follower: Follower) -> None:
+    """Notice that the client went away, also while there is nothing to send."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    follower.leave()

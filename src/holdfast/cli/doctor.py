@@ -1,0 +1,134 @@
+"""`holdfast doctor`: looks at everything that a healthy installation needs, and says what to do about the rest."""
+
+import asyncio
+import os
+import shutil
+import subprocess
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from holdfast.client.http import AsyncClient, Refused, ServerUnreachable
+from holdfast.config import Settings
+from holdfast.errors import HoldfastError
+from holdfast.runner import supervisor
+from holdfast.runner.host import StateFolder
+from holdfast.runner.process import user_for
+from holdfast.store.migrate import require_current
+from holdfast.store.store import Store, connect
+
+LEAST_FREE = 1024**3
+CLOCK_SECONDS = 5.0
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that was looked at. `fix` is what to do if it is not well."""
+
+    what: str
+    ok: bool
+    text: str
+    fix: str | None = None
+
+
+async def examine(settings: Settings) -> Sequence[Finding]:
+    """Look at everything; a look that fails is a finding, not an error."""
+    findings = [_look("supervisor", _supervisor), _look("state folder", lambda: _state(settings))]
+    findings.append(_look("shared folder", lambda: _shared(settings)))
+    try:
+        database = await connect(
+            settings.url, schema=settings.schema, connections=1, listen=False, pooler=settings.pooler
+        )
+    except HoldfastError as error:
+        fix = "start the database, or set HOLDFAST_DATABASE_URL to where it is"
+        return [*findings, Finding(what="database", ok=False, text=error.message, fix=fix), await _server()]
+    async with Store(database) as store:
+        findings.append(Finding(what="database", ok=True, text=_address(settings.url)))
+        try:
+            await require_current(database)
+        except HoldfastError as error:
+            fix = "run `holdfast migrate`"
+            return [*findings, Finding(what="schema", ok=False, text=error.message, fix=fix), await _server()]
+        findings.append(Finding(what="schema", ok=True, text="current"))
+        for what, look in (("clock", _clock), ("workers", _workers)):
+            findings.append(await _asked(what, look, store))
+    return [*findings, await _server()]
+
+
+def _look(what: str, look: Callable[[], Finding]) -> Finding:
+    try:
+        return look()
+    except (HoldfastError, OSError) as error:
+        return Finding(what=what, ok=False, text=str(error))
+
+
+async def _asked(what: str, look: Callable[[Store], Awaitable[Finding]], store: Store) -> Finding:
+    try:
+        return await look(store)
+    except HoldfastError as error:
+        return Finding(what=what, ok=False, text=error.message)
+
+
+def _address(url: str) -> str:
+    """A URL without its password."""
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"
+
+
+def _supervisor() -> Finding:
+    program = supervisor.path()
+    done = subprocess.run([program], capture_output=True, check=False, timeout=10)
+    if done.returncode != os.EX_USAGE:
+        fix = "build it again: python -m holdfast.runner.supervisor.build"
+        return Finding(what="supervisor", ok=False, text=f"{program} does not run here", fix=fix)
+    return Finding(what="supervisor", ok=True, text=f"{program.stat().st_size // 1024} KiB, runs")
+
+
+def _state(settings: Settings) -> Finding:
+    state = StateFolder(settings.state)
+    user_for(settings.process_user, state.path)
+    return _room("state folder", state.path)
+
+
+def _shared(settings: Settings) -> Finding:
+    settings.shared.mkdir(parents=True, exist_ok=True)
+    probe = settings.shared / f".doctor-{os.getpid()}"
+    probe.touch()
+    probe.unlink()
+    return _room("shared folder", settings.shared)
+
+
+def _room(what: str, path: Path) -> Finding:
+    free = shutil.disk_usage(path).free
+    text = f"{path}, {free / 1024**3:.1f} GiB free"
+    return Finding(what=what, ok=free >= LEAST_FREE, text=text, fix="make room: attempts and logs need some")
+
+
+async def _clock(store: Store) -> Finding:
+    before = datetime.now(UTC)
+    there = (await store.leases.owners()).now_at
+    off = (there - before).total_seconds()
+    text = f"the database is {abs(off):.1f} s {'ahead' if off > 0 else 'behind'}"
+    fix = "let a time service set this host's clock; leases follow the database's, so jobs are safe meanwhile"
+    return Finding(what="clock", ok=abs(off) < CLOCK_SECONDS, text=text, fix=fix)
+
+
+async def _workers(store: Store) -> Finding:
+    live = [worker for worker in await store.workers.list() if worker.live]
+    text = f"{len(live)} live" if live else "no worker lives: jobs wait"
+    return Finding(what="workers", ok=bool(live), text=text, fix="start one: `holdfast worker`")
+
+
+async def _server() -> Finding:
+    async with AsyncClient(tries=1) as client:
+        try:
+            async with asyncio.timeout(5):
+                await client.request("GET", "/v1/queues")
+        except (ServerUnreachable, TimeoutError):
+            fix = "start it: `holdfast up` or `holdfast serve`; or set HOLDFAST_URL"
+            return Finding(what="server", ok=False, text=f"{client.url} does not answer", fix=fix)
+        except Refused as error:
+            fix = "set HOLDFAST_TOKEN, or run where the server's data folder is"
+            return Finding(what="server", ok=False, text=f"{client.url}: {error.message}", fix=fix)
+        return Finding(what="server", ok=True, text=f"{client.url}, the token is good")

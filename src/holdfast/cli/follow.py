@@ -1,0 +1,226 @@
+"""Commands that stay with a job: run, watch, logs. Ctrl-C asks; detaching leaves the job running."""
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from holdfast.cli.jobs import (
+    Attempts,
+    Command,
+    Env,
+    File,
+    Function,
+    Image,
+    Inputs,
+    Kind,
+    Labels,
+    LaneName,
+    QueueName,
+    Timeout,
+    Tool,
+    describe,
+)
+from holdfast.cli.talk import DONE, AsJson, JobId, exit_code, find, print_json, talk
+from holdfast.model import Event, Job, Status
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+    from holdfast.client.http import AsyncClient
+
+app = typer.Typer()
+
+QUESTION = "\n[s]top the job, [d]etach and leave it running, or [g]o on? "
+
+
+@app.command()
+def run(
+    context: typer.Context,
+    command: Command = None,
+    file: File = None,
+    tool: Tool = None,
+    function: Function = None,
+    image: Image = None,
+    inputs: Inputs = None,
+    env: Env = None,
+    labels: Labels = None,
+    kind: Kind = None,
+    queue: QueueName = None,
+    lane: LaneName = None,
+    timeout: Timeout = None,
+    max_attempts: Attempts = None,
+    as_json: AsJson = False,
+) -> None:
+    """Submit a job, show its output as if you ran it here, and end as it ends."""
+    wanted = describe(
+        command, file, tool, function, image, inputs, env, labels,
+        kind=kind, queue=queue, lane=lane, timeout=timeout, max_attempts=max_attempts,
+    )  # fmt: skip
+
+    async def work(client: "AsyncClient") -> int:
+        job = await client.submit(wanted)
+        typer.echo(f"job {job.id}", err=True)
+        ended = await stay(client, job.id, _print_output)
+        if ended is None:
+            typer.echo(f"detached; `holdfast watch {job.id}` comes back to it", err=True)
+            return DONE
+        if as_json:
+            print_json(ended)
+        elif ended.error is not None:
+            typer.echo(f"holdfast: {ended.status}: {ended.error.message}", err=True)
+        return exit_code(ended, own=True)
+
+    raise typer.Exit(talk(context, work))
+
+
+@app.command()
+def logs(
+    context: typer.Context,
+    job_id: JobId,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print a job's output, each stream where it belongs."""
+
+    async def work(client: "AsyncClient") -> int:
+        found = await find(client, job_id)
+        show = print_json if as_json else _print_output
+        if follow:
+            ended = await stay(client, found, show)
+            return DONE if ended is None else exit_code(ended)
+        after = 0
+        while True:
+            items, following = await client.events(found, after=after)
+            for event in items:
+                if as_json or event.type == "log":
+                    show(event)
+            if following is None:
+                return DONE
+            after = following
+
+    raise typer.Exit(talk(context, work))
+
+
+@app.command()
+def watch(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
+    """Watch a job: status, progress, attempts and its last lines, live."""
+
+    async def work(client: "AsyncClient") -> int:
+        from rich.live import Live
+
+        from holdfast.cli import render
+        from holdfast.cli.view import View
+
+        found = await find(client, job_id)
+        if as_json:
+            ended = await stay(client, found, print_json)
+        elif not render.console.is_terminal:
+            ended = await stay(client, found, _print_all)
+        else:
+            view = View(await client.get(found))
+            with Live(view.picture(), console=render.console, refresh_per_second=8) as live:
+
+                def show(event: Event) -> None:
+                    view.hear(event)
+                    live.update(view.picture())
+
+                ended = await stay(client, found, show, pause=live)
+        if ended is None:
+            return DONE
+        if not as_json:
+            render.job(ended, await client.attempts(found))
+        return exit_code(ended)
+
+    raise typer.Exit(talk(context, work))
+
+
+def _print_output(event: Event) -> None:
+    if event.type == "log":
+        stream = sys.stderr if event.data["stream"] == "stderr" else sys.stdout
+        for line in event.data["lines"]:
+            stream.write(f"{line}\n")
+        stream.flush()
+
+
+def _print_all(event: Event) -> None:
+    from holdfast.cli import render
+
+    _print_output(event)
+    if (line := render.event_line(event)) is not None:
+        typer.echo(f"-- {line}", err=True)
+
+
+async def stay(
+    client: "AsyncClient", job_id: str, show: Callable[[Event], object], *, pause: "Live | None" = None
+) -> Job | None:
+    """Show every event until the job ends or pauses, and return it; None when the person detached."""
+    from holdfast.client.http import Refused
+
+    pressed = asyncio.Event()
+    with _on_interrupt(pressed):
+        following = asyncio.ensure_future(_show_all(client, job_id, show))
+        try:
+            while not following.done():
+                asked = asyncio.ensure_future(pressed.wait())
+                await asyncio.wait([following, asked], return_when=asyncio.FIRST_COMPLETED)
+                asked.cancel()
+                if not pressed.is_set() or following.done():
+                    continue
+                pressed.clear()
+                if await _ask(client, job_id, pause) == "detach":
+                    return None
+            following.result()
+        finally:
+            following.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Refused):
+                await following
+    return await client.get(job_id)
+
+
+async def _show_all(client: "AsyncClient", job_id: str, show: Callable[[Event], object]) -> None:
+    """Show everything to the end of the job, or until it needs a person."""
+    async for event in client.follow(job_id):
+        show(event)
+        if event.type == "status" and event.data["status"] == Status.PAUSED:
+            job = await client.get(job_id)  # It may have been resumed since.
+            if job.status is Status.PAUSED and job.last_seq == event.seq:
+                return
+
+
+async def _ask(client: "AsyncClient", job_id: str, pause: "Live | None") -> str:
+    """Ask what Ctrl-C was meant for. Without a terminal nobody can answer: the job is stopped."""
+    from holdfast.client.http import Refused
+
+    if pause is not None:
+        pause.stop()
+    answer = await _answer() if sys.stdin.isatty() else "s"
+    if answer.startswith("d"):
+        return "detach"
+    if answer.startswith("s"):
+        with contextlib.suppress(Refused):
+            await client.cancel(job_id, reason="stopped at the terminal")
+    if pause is not None:
+        pause.start()
+    return "stay"
+
+
+async def _answer() -> str:
+    typer.echo(QUESTION, err=True, nl=False)
+    loop = asyncio.get_running_loop()
+    line: Awaitable[str] = loop.run_in_executor(None, sys.stdin.readline)
+    return (await line).strip().lower() or "g"
+
+
+@contextlib.contextmanager
+def _on_interrupt(pressed: asyncio.Event) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, pressed.set)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)

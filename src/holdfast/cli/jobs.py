@@ -1,0 +1,267 @@
+"""Commands about jobs: submit, look, move."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from holdfast.cli.talk import AsJson, Because, JobId, fail, find, print_json, talk
+from holdfast.model import Job
+
+if TYPE_CHECKING:
+    from holdfast.client.http import AsyncClient
+
+PAGE = 100
+
+app = typer.Typer()
+
+Command = Annotated[list[str] | None, typer.Argument(help="-- COMMAND ARGUMENT…")]
+File = Annotated[Path | None, typer.Option("--file", "-f", help="A job as JSON; - is the standard input.")]
+Tool = Annotated[str | None, typer.Option(help="A tool's name, with --input.")]
+Function = Annotated[str | None, typer.Option(help="A function's name, with --input.")]
+Image = Annotated[str | None, typer.Option(help="Run the command in a container of this image.")]
+Inputs = Annotated[list[str] | None, typer.Option("--input", "-i", help="name=value; JSON values are read as such.")]
+Env = Annotated[list[str] | None, typer.Option("--env", "-e", help="NAME=value for the command.")]
+Labels = Annotated[list[str] | None, typer.Option("--label", "-l", help="name=value.")]
+Kind = Annotated[str | None, typer.Option(help="What sort of job this is to you.")]
+QueueName = Annotated[str | None, typer.Option("--queue", "-q", envvar="HOLDFAST_QUEUE", help="Its queue.")]
+LaneName = Annotated[str | None, typer.Option("--lane", help="Jobs of one lane run one after the other.")]
+Timeout = Annotated[float | None, typer.Option(help="Seconds that an attempt may take.")]
+Attempts = Annotated[int | None, typer.Option("--max-attempts", help="How often it may be tried.")]
+
+
+def describe(
+    command: list[str] | None,
+    file: Path | None = None,
+    tool: str | None = None,
+    function: str | None = None,
+    image: str | None = None,
+    inputs: list[str] | None = None,
+    env: list[str] | None = None,
+    labels: list[str] | None = None,
+    **fields: Any,
+) -> dict[str, Any]:
+    """Put a job together from what was said on the command line."""
+    job: dict[str, Any] = {}
+    if file is not None:
+        try:
+            job = json.loads(sys.stdin.read() if str(file) == "-" else file.read_text())
+        except (OSError, ValueError) as error:
+            fail(f"--file {file}: {error}", 2)
+    said = [name for name, value in (("--tool", tool), ("--function", function), ("a command", command)) if value]
+    if len(said) + bool(file) != 1:
+        fail(f"give one of: a command after --, --tool, --function, --file ({' and '.join(said) or 'none'} given)", 2)
+    if tool:
+        job["tool"] = tool
+    elif function:
+        job |= {"runner": "function", "spec": {"name": function}}
+    elif command:
+        spec: dict[str, Any] = {"command": command}
+        if image:
+            spec["image"] = image
+        if env:
+            spec["env"] = _pairs("--env", env)
+        job |= {"runner": "docker" if image else "process", "spec": spec}
+    if inputs:
+        job["inputs"] = {name: _value(text) for name, text in _pairs("--input", inputs).items()}
+    if labels:
+        job["labels"] = _pairs("--label", labels)
+    return job | {name: value for name, value in fields.items() if value is not None}
+
+
+def _pairs(option: str, texts: list[str]) -> dict[str, str]:
+    pairs = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            fail(f"{option} {text!r}: use name=value", 2)
+        pairs[name] = value
+    return pairs
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+@app.command()
+def submit(
+    context: typer.Context,
+    command: Command = None,
+    file: File = None,
+    tool: Tool = None,
+    function: Function = None,
+    image: Image = None,
+    inputs: Inputs = None,
+    env: Env = None,
+    labels: Labels = None,
+    kind: Kind = None,
+    queue: QueueName = None,
+    lane: LaneName = None,
+    timeout: Timeout = None,
+    max_attempts: Attempts = None,
+    hold: Annotated[bool, typer.Option("--hold", help="Keep it pending until `release`.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Submit a job and print its id."""
+    job = describe(
+        command, file, tool, function, image, inputs, env, labels,
+        kind=kind, queue=queue, lane=lane, timeout=timeout, max_attempts=max_attempts, hold=hold or None,
+    )  # fmt: skip
+    accepted = talk(context, lambda client: client.submit(job))
+    if as_json:
+        print_json(accepted)
+    else:
+        typer.echo(accepted.id)
+
+
+@app.command("ls")
+def list_jobs(
+    context: typer.Context,
+    status: Annotated[list[str] | None, typer.Option(help="Only jobs of this status; may be repeated.")] = None,
+    kind: Kind = None,
+    queue: QueueName = None,
+    lane: LaneName = None,
+    labels: Labels = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000)] = 20,
+    cursor: Annotated[str | None, typer.Option(help="Where the last page ended.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List jobs, newest first."""
+    label = [text.replace("=", ":", 1) for text in labels or ()] or None
+    filters = {"status": status, "kind": kind, "queue": queue, "lane": lane, "label": label}
+    items, following = talk(context, lambda client: client.jobs(limit=limit, cursor=cursor, **filters))
+    if as_json:
+        print_json({"items": items, "next_cursor": following})
+        return
+    from holdfast.cli import render
+
+    render.jobs(items)
+    if following:
+        render.console.print(f"more: --cursor {following}", style="dim")
+
+
+@app.command()
+def show(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
+    """Show one job and its attempts."""
+
+    async def look(client: "AsyncClient") -> tuple[Job, Any]:
+        found = await find(client, job_id)
+        return await client.get(found), await client.attempts(found)
+
+    job, attempts = talk(context, look)
+    if as_json:
+        print_json(job)
+    else:
+        from holdfast.cli import render
+
+        render.job(job, attempts)
+
+
+@app.command()
+def explain(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
+    """Say in words why a job is not running."""
+
+    async def look(client: "AsyncClient") -> Any:
+        return await client.explain(await find(client, job_id))
+
+    why = talk(context, look)
+    if as_json:
+        print_json(why)
+        return
+    for reason in why["reasons"]:
+        typer.echo(reason["message"])
+    if not why["reasons"]:
+        typer.echo("nothing is in its way: the next worker with a free slot takes it")
+
+
+def _moved(context: typer.Context, verb: str, job_id: str, as_json: bool, **options: Any) -> None:
+    async def move(client: "AsyncClient") -> Job:
+        job: Job = await getattr(client, verb)(await find(client, job_id), **options)
+        return job
+
+    from holdfast.cli import render
+
+    job = talk(context, move)
+    if as_json:
+        print_json(job)
+    elif job.stop_request is not None and not job.status.terminal:
+        render.console.print(f"{job.id}: {job.stop_request.kind} asked for; it is {render.coloured(job.status)}")
+    else:
+        render.console.print(f"{job.id}: {render.coloured(job.status)}")
+
+
+@app.command()
+def cancel(context: typer.Context, job_id: JobId, reason: Because = None, as_json: AsJson = False) -> None:
+    """Stop a job for good: a waiting one at once, a running one politely, then by force."""
+    _moved(context, "cancel", job_id, as_json, reason=reason)
+
+
+@app.command()
+def interrupt(context: typer.Context, job_id: JobId, reason: Because = None, as_json: AsJson = False) -> None:
+    """Stop a running job so that it can be resumed: it ends paused."""
+    _moved(context, "interrupt", job_id, as_json, reason=reason)
+
+
+@app.command()
+def resume(
+    context: typer.Context,
+    job_id: JobId,
+    reason: Because = None,
+    budget: Annotated[list[str] | None, typer.Option(help="name=number: a new budget.")] = None,
+    stopped: Annotated[
+        bool, typer.Option("--stopped", help="You made sure that its lost attempt no longer runs.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Queue a job again that is paused or ended badly."""
+    raised = {name: _value(text) for name, text in _pairs("--budget", budget).items()} if budget else None
+    _moved(context, "resume", job_id, as_json, reason=reason, budget=raised, stopped=stopped)
+
+
+@app.command()
+def resolve(
+    context: typer.Context,
+    job_id: JobId,
+    result: Annotated[str | None, typer.Option(help="The result that you give it, as JSON.")] = None,
+    reason: Because = None,
+    as_json: AsJson = False,
+) -> None:
+    """Call a job succeeded that a person has taken care of."""
+    _moved(context, "resolve", job_id, as_json, result=None if result is None else _value(result), reason=reason)
+
+
+@app.command()
+def dismiss(context: typer.Context, job_id: JobId, reason: Because = None, as_json: AsJson = False) -> None:
+    """Let a failed job block its lane no longer."""
+    _moved(context, "dismiss", job_id, as_json, reason=reason)
+
+
+@app.command()
+def release(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
+    """Queue a job that was submitted with --hold."""
+    _moved(context, "release", job_id, as_json)
+
+
+@app.command("rm")
+def remove(
+    context: typer.Context,
+    job_id: JobId,
+    force: Annotated[bool, typer.Option("--force", help="Stop it first, if it runs.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would happen.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete a job with its history and its files."""
+
+    async def delete(client: "AsyncClient") -> str:
+        return await client.delete(await find(client, job_id), force=force, dry_run=dry_run)
+
+    outcome = talk(context, delete)
+    if as_json:
+        print_json({"outcome": outcome})
+    else:
+        typer.echo(outcome.replace("_", " "))

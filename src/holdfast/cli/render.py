@@ -1,0 +1,145 @@
+"""What commands print for people: tidy tables and one job at a time."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from holdfast.model import Attempt, Event, Job, Status
+
+COLOURS = {
+    Status.SUCCEEDED: "green",
+    Status.RUNNING: "cyan",
+    Status.QUEUED: "blue",
+    Status.PENDING: "blue",
+    Status.PAUSED: "yellow",
+    Status.FAILED: "red",
+    Status.TIMED_OUT: "red",
+    Status.CANCELLED: "magenta",
+}
+SHORT_ID = 18
+console = Console(highlight=False)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
+    """Print a table, or one line if there is nothing."""
+    shown = [[_cell(value) for value in row] for row in rows]
+    if not shown:
+        console.print(empty)
+        return
+    made = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    for row in shown:
+        made.add_row(*row)
+    console.print(made)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, Status):
+        return coloured(value)
+    if isinstance(value, datetime):
+        return ago(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return escape(str(value))
+
+
+def coloured(status: Status) -> str:
+    return f"[{COLOURS[status]}]{status}[/]"
+
+
+def ago(at: datetime, now: datetime | None = None) -> str:
+    """How long ago something was, in one unit."""
+    seconds = ((now or datetime.now(UTC)) - at).total_seconds()
+    ahead = seconds < 0
+    seconds = abs(seconds)
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s")):
+        if seconds >= size:
+            text = f"{seconds / size:.0f} {unit}"
+            return f"in {text}" if ahead else f"{text} ago"
+    return "now"
+
+
+def jobs(items: Sequence[Job]) -> None:
+    table(
+        ("id", "status", "kind", "queue", "lane", "attempts", "requested", "error"),
+        (
+            (
+                job.id[:SHORT_ID],
+                job.status,
+                job.kind,
+                job.queue,
+                job.lane,
+                f"{job.attempts}/{job.max_attempts}",
+                job.requested_at,
+                job.error and job.error.code,
+            )
+            for job in items
+        ),
+        empty="no jobs",
+    )
+
+
+def job(one: Job, attempts: Sequence[Attempt]) -> None:
+    """One job, as a person wants to know it."""
+    facts: dict[str, Any] = {
+        "status": one.status,
+        "kind": one.kind,
+        "runner": f"{one.runner} {_what(one)}",
+        "queue": one.queue,
+        "lane": one.lane,
+        "labels": _pairs(one.labels),
+        "requested": one.requested_at,
+        "started": one.started_at,
+        "finished": one.finished_at,
+        "worker": one.lease and one.lease.owner,
+        "stop request": one.stop_request and one.stop_request.kind,
+        "progress": _pairs(one.progress or {}),
+        "usage": _pairs(one.usage),
+        "exit code": one.exit_code,
+        "error": one.error and f"{one.error.code}: {one.error.message}",
+        "result": one.result,
+    }
+    console.print(f"[bold]{one.id}[/]")
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        if value not in (None, "", {}):
+            console.print(f"  {name:<{width}}  {_cell(value)}")
+    if attempts:
+        table(
+            ("attempt", "worker", "cause", "exit", "claimed", "ended"),
+            (
+                (a.attempt, a.worker, a.cause or a.phase, a.exit_code if a.signal is None else f"signal {a.signal}",
+                 a.claimed_at, a.ended_at)
+                for a in attempts
+            ),
+            empty="",
+        )  # fmt: skip
+
+
+def _what(one: Job) -> str:
+    spec: Mapping[str, Any] = one.spec
+    return str(spec.get("name") or spec.get("image") or " ".join(spec.get("command", ())))
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in values.items())
+
+
+def event_line(event: Event) -> str | None:
+    """An event in one line for a follower; log lines are printed as they are."""
+    data: Mapping[str, Any] = event.data
+    match event.type:
+        case "log":
+            return None
+        case "status":
+            extra = " ".join(str(data[name]) for name in ("code", "message") if data.get(name))
+            return f"{data['status']} {extra}".strip()
+        case "progress":
+            percent = f"{data['percent']:g} % " if isinstance(data.get("percent"), int | float) else ""
+            return f"{percent}{data.get('message', '')}".strip()
+    return f"{event.type} {_pairs(data)}"

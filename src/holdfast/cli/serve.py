@@ -1,0 +1,92 @@
+"""Serving HTTP from the command line: a socket, signals, and words for whoever started it."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Iterator, Mapping
+from types import FrameType
+
+import typer
+import uvicorn
+
+from holdfast import config
+from holdfast.api.app import Api
+from holdfast.assemble import api_of, duties_of
+from holdfast.config import Settings
+from holdfast.errors import ConfigError
+
+GRACE_SECONDS = 10
+BACKLOG = 4096
+
+
+class Server(uvicorn.Server):
+    """Ends its streams as soon as it is told to stop."""
+
+    def __init__(self, app: Api, settings: Settings) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=settings.host,
+                port=settings.port,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                lifespan="off",
+                ws="none",
+                proxy_headers=False,
+                backlog=BACKLOG,
+                timeout_graceful_shutdown=GRACE_SECONDS,
+            )
+        )
+        self._app = app
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Take signals for ourselves, and keep them: uvicorn would raise them again at the end, and die of them."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Leave politely; at once when told again. The signal is not raised again: we left as we were asked to."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+        self._app.leave()
+
+
+def bind(settings: Settings) -> socket.socket:
+    """Take the port now, so that a refusal is a plain sentence."""
+    try:
+        (family, kind, protocol, _, address), *_ = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise ConfigError([f"cannot listen on {settings.host}:{settings.port}: {error.strerror}"]) from error
+    listener.listen(BACKLOG)
+    return listener
+
+
+async def run_server(flags: Mapping[str, object]) -> None:
+    """Serve by itself, with the duties beside it: nothing stops when no worker lives."""
+    settings = config.load(flags)
+    await serve(api_of(settings, background=duties_of(settings)), settings)
+
+
+async def serve(app: Api, settings: Settings) -> None:
+    """Serve until a signal. The service runs before the first request can come."""
+    with bind(settings) as listener:
+        async with app.running():
+            if app.made_admin:
+                typer.echo(f"the first admin token is in {settings.admin_token}", err=True)
+            host, port = listener.getsockname()[:2]
+            typer.echo(f"holdfast serves on http://{f'[{host}]' if ':' in host else host}:{port}", err=True)
+            await Server(app, settings).serve(sockets=[listener])

@@ -1,0 +1,128 @@
+"""How commands talk to the server: the options that all share, one call, and what its errors mean for the shell."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+
+import msgspec
+import typer
+
+from holdfast.errors import ConfigError, HoldfastError, Invalid, StoreUnreachable
+from holdfast.model import Job, Status
+
+if TYPE_CHECKING:
+    from holdfast.client.http import AsyncClient, Refused
+
+T = TypeVar("T")
+
+DONE, FAILED, USAGE, UNREACHABLE, REFUSED, PAUSED, TIMED_OUT, CANCELLED = 0, 1, 2, 3, 4, 5, 124, 130
+FULL_ID = 36
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+JobId = Annotated[str, typer.Argument(help="The job's id, or the beginning of it.")]
+Because = Annotated[str | None, typer.Option("--reason", help="Why; kept in the job's history.")]
+
+
+@dataclass(frozen=True)
+class Server:
+    """Which server a command talks to, and as whom."""
+
+    url: str | None = None
+    token: str | None = None
+    tenant: str | None = None
+
+    def client(self) -> "AsyncClient":
+        from holdfast.client.http import AsyncClient
+
+        return AsyncClient(self.url, token=self.token, tenant=self.tenant)
+
+
+def talk(context: typer.Context, work: "Callable[[AsyncClient], Awaitable[T]]") -> T:
+    """Open a client, do the work, and leave with the exit code that its error means."""
+    server: Server = context.obj
+
+    async def whole() -> T:
+        async with server.client() as client:
+            return await work(client)
+
+    return run(whole)
+
+
+def run(work: Callable[[], Awaitable[T]], *, fast: bool = False) -> T:
+    """Run a command's work and say what went wrong. `fast`: on uvloop, where it is installed."""
+
+    from holdfast.client.http import Refused, ServerUnreachable
+
+    async def whole() -> T:
+        return await work()
+
+    try:
+        with asyncio.Runner(loop_factory=_fast_loop() if fast else None) as runner:
+            return runner.run(whole())
+    except (ServerUnreachable, StoreUnreachable) as error:
+        hint = "\nIs it running? `holdfast up` starts one." if isinstance(error, ServerUnreachable) else ""
+        fail(error.message + hint, UNREACHABLE)
+    except (ConfigError, Ambiguous) as error:
+        fail(error.message, USAGE)
+    except Refused as error:
+        fail(_refusal(error), USAGE if error.status == 422 else REFUSED)
+    except HoldfastError as error:
+        fail(error.message, REFUSED)
+
+
+def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+def _refusal(error: "Refused") -> str:
+    if error.status == 401:
+        return f"{error.message}\nSet HOLDFAST_TOKEN, or run where the server's data folder is."
+    return error.message
+
+
+def fail(message: str, code: int) -> NoReturn:
+    typer.echo(f"holdfast: {message}", err=True)
+    raise typer.Exit(code)
+
+
+class Ambiguous(Invalid):
+    """The beginning of an id that several jobs share, or none has."""
+
+
+async def find(client: "AsyncClient", text: str) -> str:
+    """The id that begins with this text."""
+    if len(text) == FULL_ID:
+        return text
+    found, _ = await client.jobs(id=text, limit=3)
+    if not found:
+        raise Ambiguous("id", f"no job's id begins with {text!r}")
+    if len(found) > 1:
+        raise Ambiguous("id", f"several jobs' ids begin with {text!r}: {', '.join(job.id for job in found)}")
+    return found[0].id
+
+
+def exit_code(job: Job, *, own: bool = False) -> int:
+    """The exit code that a job's end means; `own` passes the command's own on."""
+    match job.status:
+        case Status.SUCCEEDED:
+            return DONE
+        case Status.TIMED_OUT:
+            return TIMED_OUT
+        case Status.CANCELLED:
+            return CANCELLED
+        case Status.PAUSED:
+            return PAUSED
+        case Status.FAILED if own and job.exit_code:
+            return job.exit_code
+    return FAILED
+
+
+def print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(msgspec.to_builtins(value), indent=2, ensure_ascii=False) + "\n")

@@ -1,0 +1,159 @@
+"""`holdfast up`: everything in one place. The database is made ready, then a server and a worker run, until Ctrl-C.
+
+With `--workers N` the workers are processes of their own; one that dies is started again.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+import typer
+
+from holdfast.api.app import Api
+from holdfast.assemble import api_of, worker_of
+from holdfast.cli import work
+from holdfast.cli.serve import Server, bind
+from holdfast.config import Settings
+from holdfast.errors import ConfigError
+from holdfast.runner.process import user_for
+from holdfast.store import migrate as migrations
+from holdfast.store.store import connect
+from holdfast.timing import backoff
+
+log = logging.getLogger(__name__)
+
+ROOTS_STATE = Path("/var/lib/holdfast")
+LASTED = 30.0
+"""A worker that lived so long did not die of its start: it is started again at once."""
+LEAVE_SECONDS = 40.0
+
+HELLO = """
+  holdfast is up: {url}   (Ctrl-C ends it)
+
+  try, in another terminal:
+    holdfast run -- sh -c 'echo hello; sleep 5; echo done'
+    holdfast ls
+    holdfast watch ID
+"""
+
+
+async def run_all(flags: Mapping[str, object], queue: str, application: str | None, workers: int) -> bool:
+    """Run until a signal; say whether a function is stuck and keeps the process."""
+    queues = work.parse_queues(queue)
+    settings, functions = work.configure(application, **flags)
+    settings = reachable(settings)
+    await _migrate(settings)
+    api = api_of(settings)
+    stop = asyncio.Event()
+    with bind(settings) as listener:
+        async with api.running():
+            server = _Server(api, settings, stop.set)
+            typer.echo(HELLO.format(url=f"http://{settings.host}:{listener.getsockname()[1]}"), err=True)
+            if api.made_admin:
+                typer.echo(f"  the admin token is in {settings.admin_token}\n", err=True)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(server.serve(sockets=[listener]))
+                if workers:
+                    for _ in range(workers):
+                        group.create_task(_keep_worker(settings, queue, application, stop))
+                    return False
+                async with worker_of(settings, queues=queues, functions=functions) as worker:
+                    leaving = group.create_task(_when(stop, worker.signalled))
+                    await worker.run()
+                    leaving.cancel()
+                    server.should_exit = True
+                    return worker.stuck
+
+
+class _Server(Server):
+    """A server whose signals also reach the worker beside it."""
+
+    def __init__(self, app: Api, settings: Settings, stop: Callable[[], None]) -> None:
+        super().__init__(app, settings)
+        self._stop = stop
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        self._stop()
+
+
+async def _when(stop: asyncio.Event, act: Callable[[], None]) -> None:
+    while True:
+        await stop.wait()
+        stop.clear()
+        act()
+
+
+def reachable(settings: Settings) -> Settings:
+    """As root, attempts must be where the processes' own user can get to; a home folder is not."""
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    if settings.state_dir is not None or os.geteuid() != 0:
+        return settings
+    settings.state.mkdir(mode=0o711, parents=True, exist_ok=True)
+    try:
+        user_for(settings.process_user, settings.state)
+    except ConfigError:
+        name = hashlib.sha256(str(settings.data_dir.absolute()).encode()).hexdigest()[:12]
+        elsewhere = ROOTS_STATE / name
+        elsewhere.mkdir(mode=0o711, parents=True, exist_ok=True)
+        typer.echo(f"  attempts are kept in {elsewhere}, where their own user can get to", err=True)
+        return replace(settings, state_dir=elsewhere)
+    return settings
+
+
+async def _migrate(settings: Settings) -> None:
+    database = await connect(settings.url, schema=settings.schema, connections=1, listen=False, pooler=settings.pooler)
+    try:
+        await migrations.migrate(database)
+    finally:
+        await database.close()
+
+
+async def _keep_worker(settings: Settings, queue: str, application: str | None, stop: asyncio.Event) -> None:
+    """Keep one worker process running, and hand over when we are told to stop."""
+    failures = 0
+    while not stop.is_set():
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "holdfast.cli.main", "worker", "--queue", queue),
+            *(("--app", application) if application else ()),
+            env={**os.environ, **_environment(settings)},
+            start_new_session=True,
+        )
+        began = asyncio.get_running_loop().time()
+        stopping = asyncio.ensure_future(stop.wait())
+        ending = asyncio.ensure_future(process.wait())
+        await asyncio.wait([stopping, ending], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if stop.is_set():
+            await _end(process)
+            return
+        lasted = asyncio.get_running_loop().time() - began
+        failures = 0 if lasted > LASTED else failures + 1
+        log.warning("a worker died (%s); it is started again", process.returncode)
+        if failures > 1:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), backoff(failures - 1, base=0.5, cap=10.0))
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)
+    try:
+        await asyncio.wait_for(process.wait(), LEAVE_SECONDS)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+def _environment(settings: Settings) -> dict[str, str]:
+    """What a worker process needs to find the same place."""
+    named = {"database_url": settings.url, "data_dir": settings.data_dir.absolute(), "state_dir": settings.state}
+    return {f"HOLDFAST_{name.upper()}": str(value) for name, value in named.items()}

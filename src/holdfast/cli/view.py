@@ -1,0 +1,49 @@
+"""What `watch` shows, live."""
+
+from collections import deque
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.text import Text
+
+from holdfast.cli import render
+from holdfast.model import Event, Job, Status
+
+TAIL = 15
+
+
+class View:
+    """What `watch` shows: the job as far as its events have told."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._status = job.status
+        self._attempt = job.attempt
+        self._progress: dict[str, object] = dict(job.progress or {})
+        self._lines: deque[Text] = deque(maxlen=TAIL)
+        self._note = ""
+
+    def hear(self, event: Event) -> None:
+        match event.type:
+            case "log":
+                style = "red" if event.data["stream"] == "stderr" else ""
+                self._lines.extend(Text(line[:500], style=style) for line in event.data["lines"][-TAIL:])
+            case "status":
+                self._status = Status(event.data["status"])
+                self._attempt = event.data.get("attempt", self._attempt)
+            case "progress":
+                self._progress = dict(event.data)
+            case _:
+                self._note = render.event_line(event) or ""
+
+    def picture(self) -> RenderableType:
+        head = f"[bold]{self._job.id}[/]  {render.coloured(self._status)}  attempt {self._attempt}"
+        parts: list[RenderableType] = [Text.from_markup(head)]
+        percent = self._progress.get("percent")
+        if isinstance(percent, int | float):
+            parts.append(ProgressBar(total=100, completed=float(percent), width=40))
+        if self._progress.get("message"):
+            parts.append(Text(str(self._progress["message"])))
+        if self._note:
+            parts.append(Text(self._note, style="dim"))
+        return Group(*parts, *self._lines)

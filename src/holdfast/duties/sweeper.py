@@ -1,0 +1,49 @@
+"""Sweeper: removes files that no attempt in the record owns: of jobs that are gone, of workers who lost a lease."""
+
+import asyncio
+import time
+from collections.abc import Sequence, Set
+
+from holdfast.runner.outputs import Artifacts
+from holdfast.store import Store
+
+BATCH = 500
+GRACE = 3600.0
+"""Folders younger than this may be an owner's that has not finished yet."""
+
+
+class Sweeper:
+    """Goes along the artifacts of all jobs, a bounded step per call, and begins anew at the end."""
+
+    def __init__(self, store: Store, artifacts: Artifacts, *, grace: float = GRACE) -> None:
+        self._store = store
+        self._artifacts = artifacts
+        self._grace = grace
+        self._after = ""
+
+    async def run_once(self) -> int:
+        """Return how many folders went."""
+        jobs = await asyncio.to_thread(self._artifacts.jobs, self._after, BATCH)
+        self._after = jobs[-1] if len(jobs) == BATCH else ""
+        if not jobs:
+            return 0
+        standing = await self._store.attempts.standing([job for job in jobs if _is_id(job)])
+        kept = {(job, f"{attempt}.{token}") for job, attempt, token in standing}
+        return await asyncio.to_thread(self._sweep, jobs, kept)
+
+    def _sweep(self, jobs: Sequence[str], kept: Set[tuple[str, str]]) -> int:
+        gone = 0
+        now = time.time()
+        known = {job for job, _ in kept}
+        for job in jobs:
+            for name in self._artifacts.attempts(job):
+                if (job, name) not in kept and self._artifacts.age(job, name, now) >= self._grace:
+                    self._artifacts.remove(job, name)
+                    gone += 1
+            if job not in known and not self._artifacts.attempts(job):
+                self._artifacts.remove(job)
+        return gone
+
+
+def _is_id(name: str) -> bool:
+    return len(name) == 36 and name.count("-") == 4

@@ -1,0 +1,33 @@
+-- Tokens: who may call the service. Looked up by the hash of the secret, which is nowhere itself.
+
+-- name: find_token
+-- One that has not expired. Uses tokens_hash.
+SELECT t.id, t.name, t.role, t.tenant, t.created_at, t.expires_at
+FROM holdfast.tokens AS t
+WHERE t.hash = :hash::text
+  AND (t.expires_at IS NULL OR t.expires_at > holdfast.clock());
+
+-- name: list_tokens
+SELECT t.id, t.name, t.role, t.tenant, t.created_at, t.created_by, t.expires_at
+FROM holdfast.tokens AS t
+ORDER BY t.name;
+
+-- name: add_token
+-- No row: the name is taken.
+INSERT INTO holdfast.tokens (id, name, role, tenant, hash, created_at, created_by, expires_at)
+VALUES (:id::uuid, :name::text, :role::text, :tenant::text, :hash::text, holdfast.clock(), :created_by::text,
+  :until_at::timestamptz)
+ON CONFLICT DO NOTHING
+RETURNING id, name, role, tenant, created_at, created_by, expires_at;
+
+-- name: lasting_admins
+-- Admin tokens that never expire, locked in order: one of them has to stay.
+SELECT t.id
+FROM holdfast.tokens AS t
+WHERE t.role = 'admin'
+  AND t.expires_at IS NULL
+ORDER BY t.id
+FOR UPDATE;
+
+-- name: remove_token
+DELETE FROM holdfast.tokens AS t WHERE t.id = :id::uuid RETURNING t.id, t.name;

@@ -1,0 +1,31 @@
+-- Tokens: who may call the service. Looked up by the hash of the secret, which is nowhere itself.
+
+-- name: find_token
+-- One that has not expired. Uses tokens_hash.
+SELECT t.id, t.name, t.role, t.tenant, t.created_at, t.expires_at
+FROM tokens AS t
+WHERE t.hash = :hash
+  AND (t.expires_at IS NULL OR t.expires_at > clock());
+
+-- name: list_tokens
+SELECT t.id, t.name, t.role, t.tenant, t.created_at, t.created_by, t.expires_at
+FROM tokens AS t
+ORDER BY t.name;
+
+-- name: add_token
+-- No row: the name is taken.
+INSERT INTO tokens (id, name, role, tenant, hash, created_at, created_by, expires_at)
+VALUES (:id, :name, :role, :tenant, :hash, clock(), :created_by, :until_at)
+ON CONFLICT DO NOTHING
+RETURNING id, name, role, tenant, created_at, created_by, expires_at;
+
+-- name: lasting_admins
+-- Admin tokens that never expire: one of them has to stay. The write lock is held already.
+SELECT t.id
+FROM tokens AS t
+WHERE t.role = 'admin'
+  AND t.expires_at IS NULL
+ORDER BY t.id;
+
+-- name: remove_token
+DELETE FROM tokens WHERE id = :id RETURNING id, name;

@@ -1,0 +1,276 @@
+"""The command line as a person uses it: `holdfast up` in one process, commands in others, some in a terminal."""
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PATIENCE = 60.0
+PROGRAM = (sys.executable, "-m", "holdfast.cli.main")
+
+
+@dataclass
+class Up:
+    """A running `holdfast up`, and how to call commands beside it."""
+
+    folder: Path
+    port: int
+    process: "subprocess.Popen[bytes]"
+
+    @property
+    def env(self) -> dict[str, str]:
+        known = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+        return known | {
+            "HOLDFAST_URL": f"http://127.0.0.1:{self.port}",
+            "HOLDFAST_DATA_DIR": str(self.folder),
+            "HOLDFAST_PROCESS_USER": "root",
+            "COLUMNS": "200",
+        }
+
+    def __call__(self, *arguments: str, code: int = 0, stdin: str | None = None, **env: str) -> str:
+        """Run a command, demand its exit code, and return what it printed."""
+        done = self.run(*arguments, stdin=stdin, **env)
+        assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
+        assert "Traceback" not in done.stderr
+        return done.stdout
+
+    def run(self, *arguments: str, stdin: str | None = None, **env: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [*PROGRAM, *arguments],
+            env=self.env | env,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+            input=stdin,
+        )
+
+    def json(self, *arguments: str, code: int = 0) -> Any:
+        return json.loads(self(arguments[0], "--json", *arguments[1:], code=code))
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """Everything on SQLite in a folder of its own."""
+    folder = tmp_path_factory.mktemp("up")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    env = {**os.environ, "HOLDFAST_DATA_DIR": str(folder), "HOLDFAST_PORT": str(port), "HOLDFAST_PROCESS_USER": "root"}
+    with (folder / "up.log").open("wb") as log:
+        process = subprocess.Popen([*PROGRAM, "up", "--queue", "default:4,other:1"], env=env, stdout=log, stderr=log)
+    running = Up(folder, port, process)
+    deadline = time.monotonic() + PATIENCE
+    while running.run("workers", "--json").stdout.count('"live": true') != 1:
+        assert process.poll() is None, (folder / "up.log").read_text()
+        assert time.monotonic() < deadline, (folder / "up.log").read_text()
+    yield running
+    process.send_signal(signal.SIGINT)
+    assert process.wait(PATIENCE) == 0
+
+
+def test_run_feels_like_running_the_command(up: Up) -> None:
+    """Each stream where it belongs, and its own exit code. Proves O7."""
+    done = up.run("run", "--", "sh", "-c", "echo out; echo err >&2; exit 7")
+    assert (done.returncode, done.stdout) == (7, "out\n")
+    assert "err\n" in done.stderr
+    assert up("run", "--", "printf", "a\\nb") == "a\nb\n"
+
+
+def test_exit_codes_by_the_end_of_the_job(up: Up) -> None:
+    """Proves O3, O7."""
+    up("run", "--timeout", "0.3", "--", "sleep", "60", code=124)
+    up("run", "--", "no-such-command", code=1)
+    up("run", code=2)
+    up("run", "--tool", "x", "--", "true", code=2)
+    up("show", "00000000-0000-7000-8000-000000000000", code=4)
+    up("show", "zz", code=2)
+    up("show", "f" * 8, code=2)
+    up("ls", code=3, HOLDFAST_URL="http://127.0.0.1:1")
+    up("ls", code=4, HOLDFAST_TOKEN="wrong")
+    up("ls", "--limit", "0", code=2)
+
+
+def test_a_job_from_submit_to_rm(up: Up, tmp_path: Path) -> None:
+    """Proves J15, J17, C8."""
+    job = up("submit", "--hold", "--label", "team=blue", "--", "sh", "-c", "echo $A; cat request.json").strip()
+    assert re.fullmatch(r"[0-9a-f-]{36}", job)
+    assert "release it" in up("explain", job[:24])
+    assert "pending" in up("ls", "--label", "team=blue")
+    assert up.json("release", job)["status"] == "queued"
+    up("logs", "-f", job)
+    assert "succeeded" in up("show", job)
+    assert up.json("show", job)["labels"] == {"team": "blue"}
+    assert up("rm", "--dry-run", job).strip() == "would delete"
+    assert up("rm", job).strip() == "deleted"
+    up("show", job, code=4)
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps({"runner": "process", "spec": {"command": ["cat", "request.json"]}, "inputs": {"n": 1}}))
+    assert json.loads(up("run", "--file", str(file))) == {"n": 1}
+    assert json.loads(up("run", "--file", "-", stdin=file.read_text())) == {"n": 1}
+
+
+def test_moves_of_a_job(up: Up) -> None:
+    """Proves C1, C6, C8."""
+    failing = up.json("submit", "--lane", "l1", "--", "false")["id"]
+    behind = up.json("submit", "--lane", "l1", "--", "true")["id"]
+    up("watch", failing, code=1)
+    assert up.json("lanes")[0]["state"] == "blocked"
+    assert failing in up("lanes")
+    assert up.json("dismiss", failing, "--reason", "known")["status"] == "failed"
+    up("watch", behind)
+    assert up.json("resolve", failing, "--result", '{"by": "hand"}')["result"] == {"by": "hand"}
+    sleeping = up.json("submit", "--", "sleep", "600")["id"]
+    assert up.json("interrupt", sleeping)["stop_request"]["kind"] == "interrupt"
+    up("watch", sleeping, code=5)
+    assert up.json("resume", sleeping, "--reason", "again")["status"] == "queued"
+    up("cancel", sleeping)
+    up("watch", sleeping, code=130)
+
+
+def test_queues_workers_and_tokens(up: Up) -> None:
+    """Proves J9, O8."""
+    up("queues", "pause", "other")
+    waiting = up.json("submit", "--queue", "other", "--", "true")["id"]
+    assert "paused" in up("explain", waiting)
+    up("queues", "limit", "other", "--max-running", "1")
+    assert "other" in up("queues")
+    up("queues", "resume", "other")
+    up("watch", waiting)
+    assert len(up.json("workers")) == 1
+    secret = up("token", "make", "reader", "--role", "viewer").strip()
+    assert up("ls", "--json", HOLDFAST_TOKEN=secret)
+    up("submit", "--", "true", code=4, HOLDFAST_TOKEN=secret)
+    (made,) = [token for token in up.json("token") if token["name"] == "reader"]
+    up("token", "rm", made["id"])
+    up("ls", code=4, HOLDFAST_TOKEN=secret)
+    assert up("tools").strip() == "no tools"
+
+
+def test_doctor_and_check(up: Up) -> None:
+    """Proves O3, O9."""
+    assert all(finding["ok"] for finding in up.json("doctor"))
+    ill = up.run("doctor", HOLDFAST_URL="http://127.0.0.1:1")
+    assert ill.returncode == 1
+    assert "→ start it" in ill.stdout
+    assert "HOLDFAST_LEASE_TTL" in up("check")
+    wrong = up.run("check", HOLDFAST_LEASE_TTL="x", HOLDFAST_PORT="0.5")
+    assert wrong.returncode == 2
+    assert "HOLDFAST_LEASE_TTL" in wrong.stderr
+    assert "HOLDFAST_PORT" in wrong.stderr
+
+
+def test_help_names_the_environment_twin_of_every_option(up: Up) -> None:
+    text = up("worker", "--help", TERM="dumb", NO_COLOR="1")
+    for name in ("HOLDFAST_QUEUES", "HOLDFAST_APP", "HOLDFAST_WORKER_ID", "HOLDFAST_DATABASE_URL", "HOLDFAST_DATA_DIR"):
+        assert name in text
+
+
+class Terminal:
+    """A command in a terminal of its own."""
+
+    def __init__(self, up: Up, *arguments: str) -> None:
+        self.seen = ""
+        self.pid, self._fd = pty.fork()
+        if self.pid == 0:
+            os.execve(PROGRAM[0], [*PROGRAM, *arguments], up.env | {"TERM": "xterm"})
+
+    def until(self, text: str, *, more: bool = False) -> None:
+        """Read until a text has appeared; `more`: once more than so far."""
+        before = self.seen.count(text) if more else 0
+        deadline = time.monotonic() + PATIENCE
+        while self.seen.count(text) <= before:
+            assert time.monotonic() < deadline, self.seen
+            if select.select([self._fd], [], [], 0.2)[0]:
+                self.seen += os.read(self._fd, 4096).decode(errors="replace")
+
+    def type(self, text: str) -> None:
+        os.write(self._fd, text.encode())
+
+    def exit_code(self) -> int:
+        try:
+            while chunk := os.read(self._fd, 4096):
+                self.seen += chunk.decode(errors="replace")
+        except OSError:
+            pass  # A terminal whose program has ended.
+        os.close(self._fd)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def test_ctrl_c_asks_and_goes_on_detaches_or_stops(up: Up) -> None:
+    """Proves O7."""
+    terminal = Terminal(up, "run", "--", "sh", "-c", "while :; do echo tick; sleep 0.2; done")
+    terminal.until("tick")
+    terminal.type("\x03")
+    terminal.until("[d]etach")
+    terminal.type("g\n")
+    terminal.until("tick", more=True)
+    terminal.type("\x03")
+    terminal.until("[d]etach", more=True)
+    terminal.type("d\n")
+    assert terminal.exit_code() == 0
+    (job,) = set(re.findall(r"job ([0-9a-f-]{36})", terminal.seen))
+    assert up.json("show", job)["status"] == "running"
+    watching = Terminal(up, "watch", job)
+    watching.until("tick")
+    watching.type("\x03")
+    watching.until("[d]etach")
+    watching.type("s\n")
+    assert watching.exit_code() == 130
+    assert up.json("show", job)["status"] == "cancelled"
+
+
+def test_workers_apart_are_started_again_when_they_die(tmp_path: Path) -> None:
+    """`--workers N`: processes of their own; what they ran goes on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    env = {
+        **os.environ,
+        "HOLDFAST_DATA_DIR": str(tmp_path),
+        "HOLDFAST_PORT": str(port),
+        "HOLDFAST_PROCESS_USER": "root",
+    }
+    with (tmp_path / "up.log").open("wb") as log:
+        process = subprocess.Popen([*PROGRAM, "up", "--workers", "1"], env=env, stdout=log, stderr=log)
+    up = Up(tmp_path, port, process)
+
+    def workers() -> set[int]:
+        done = up.run("workers", "--json")
+        return (
+            {worker["pid"] for worker in json.loads(done.stdout) if worker["live"]} if done.returncode == 0 else set()
+        )
+
+    try:
+        first = _eventually(workers)
+        job = up.json("submit", "--", "sh", "-c", "echo up; sleep 3; echo end")["id"]
+        _eventually(lambda: "up" in up("logs", job))
+        for pid in first:
+            os.kill(pid, signal.SIGKILL)
+        assert "end\n" in up("logs", "-f", job)
+        assert up.json("show", job)["attempts"] == 1
+        assert workers() - first
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
+
+
+def _eventually(look: Any) -> Any:
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        if answer := look():
+            return answer
+        time.sleep(0.1)
+    raise AssertionError("never came true")
