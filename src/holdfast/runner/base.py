@@ -36,9 +36,10 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to run. `start_by` and `stop_after` are moments of CLOCK_BOOTTIME."""
+    """What is to run, in the domain that the record names. `start_by`, `stop_after`: moments of CLOCK_BOOTTIME."""
 
     identity: Identity
+    domain: str
     token: int
     spec: Mapping[str, Any]
     inputs: Json
@@ -142,8 +143,8 @@ class Runner(Protocol):
     async def start(self, order: Order, confirm: Confirm) -> Running:
         """Start an attempt; one that is there already is found, not started again."""
 
-    async def find(self, identity: Identity, *, stdout: int, stderr: int) -> tuple[State, Running]:
-        """Look for an attempt; its log is then read from these offsets on."""
+    async def find(self, identity: Identity, domain: str, *, stdout: int, stderr: int) -> tuple[State, Running]:
+        """Look for an attempt in the domain where it was started; its log is then read from these offsets on."""
 
     async def forbid(self, identity: Identity) -> bool:
         """See to it that an attempt never starts, whoever is on the way to it; False if it has started."""

@@ -99,7 +99,7 @@ class ProcessRunner:
         await process.begun()
         return process
 
-    async def find(self, identity: Identity, *, stdout: int, stderr: int) -> tuple[State, "Process"]:
+    async def find(self, identity: Identity, domain: str, *, stdout: int, stderr: int) -> tuple[State, "Process"]:
         """Look at the folder. A lock alone says nothing: whoever holds it may still leave because it came too late."""
         process = Process(self, identity, stdout=stdout, stderr=stderr)
         for step in _steps():

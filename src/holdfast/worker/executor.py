@@ -145,7 +145,7 @@ class Execution:
         """Look for what another worker began; None: nothing ran, and it is ours to start."""
         adoption = self._lease.adoption
         state, running = await self._runner.find(
-            self._identity, stdout=adoption.stdout_offset, stderr=adoption.stderr_offset
+            self._identity, self._lease.domain, stdout=adoption.stdout_offset, stderr=adoption.stderr_offset
         )
         if state not in ("missing", "forbidden"):
             await self._take_over(running, running_now=state == "running")
@@ -219,6 +219,7 @@ class Execution:
                 return End(cause=Cause.START_FAILED, error=error.error)
             order = Order(
                 identity=self._identity,
+                domain=lease.domain,
                 token=lease.token,
                 spec=lease.spec,
                 inputs=lease.inputs,

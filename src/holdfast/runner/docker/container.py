@@ -51,6 +51,7 @@ class Container:
         runner: "DockerRunner",
         identity: Identity,
         seen: Seen | None,
+        domain: str,
         *,
         stdout: int = 0,
         stderr: int = 0,
@@ -59,7 +60,8 @@ class Container:
         self.identity = identity
         self._runner = runner
         self._engine = runner.engine
-        self._domain = runner.domain
+        self._domain = domain
+        self.id = seen.id if seen is not None else ""
         self._seen = seen
         self._ours = ours
         self._offsets = {Stream.STDOUT: stdout, Stream.STDERR: stderr, Stream.EVENTS: 0}
@@ -81,11 +83,6 @@ class Container:
         self._loop = asyncio.get_running_loop()
         # It lives as long as the execution that holds it, which closes it: no task group spans both.
         self._tasks: set[asyncio.Task[None]] = set()
-
-    @property
-    def id(self) -> str:
-        assert self._seen is not None
-        return self._seen.id
 
     # Looking
 
@@ -174,7 +171,8 @@ class Container:
             n += 1
             try:
                 if await self._follow():
-                    n = 1
+                    n = 0
+                    continue
                 if await self._ends_soon():
                     break
             except EngineUnreachable:
@@ -185,16 +183,16 @@ class Container:
         self._log_ended.set()
 
     async def _follow(self) -> bool:
-        """Read on from the last line that we know; say whether there was any."""
-        some = False
+        """Read on from the last line that we know; say whether it stalled, and did not end."""
         async with contextlib.aclosing(self._engine.log(self.id, since=to_since(self._at))) as lines:
             while True:
                 try:
                     async with asyncio.timeout(STALL_SECONDS):
                         self._at, line = await anext(lines)
-                except (StopAsyncIteration, TimeoutError):
-                    return some
-                some = True
+                except StopAsyncIteration:
+                    return False
+                except TimeoutError:
+                    return True
                 with contextlib.suppress(NotAFrame):
                     await self._take(from_copy(line))
 
@@ -237,7 +235,12 @@ class Container:
         """Take frames that were not read before: from the volume while a gap is filled, else from the engine's log."""
         taken: list[Frame] = []
         while most > 0:
-            frame = await self._next_one()
+            try:
+                frame = await self._next_one()
+            except EngineUnreachable:
+                if taken:  # They count as read.
+                    break
+                raise
             if frame is None:
                 break
             if (new := fresh(frame, self._offsets)) is not None:
@@ -253,6 +256,7 @@ class Container:
                 self._volume = None
             except EngineUnreachable:
                 self._volume = None
+                self._whole = False
                 raise
             return self._pop()
         if self._waiting and self._waiting[0].offset > self._offsets[self._waiting[0].stream]:
@@ -301,11 +305,7 @@ class Container:
         if ended is not None and self._has_all(ended):
             return []
         self._volume = self._in_volume()
-        try:
-            return await self._next(most)
-        except EngineUnreachable:
-            self._whole = False
-            raise
+        return await self._next(most)
 
     def _has_all(self, ended: Exit) -> bool:
         return (

@@ -10,7 +10,7 @@ import os
 import re
 import ssl
 import struct
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
@@ -84,14 +84,18 @@ class Engine:
 
     def __init__(self, host: str) -> None:
         self.host = host
-        self._quick = _client(host, QUICK)
+        self.connections = 0
+        """How many connections for quick calls were made so far. One that stands leads to the engine it was made to."""
+        self._quick = _client(host, QUICK, self._connected)
         self._patient = _client(host, PATIENT)
 
     async def close(self) -> None:
-        await self._quick.close()
-        await self._quick.connector.close()
-        await self._patient.close()
-        await self._patient.connector.close()
+        for client in (self._quick, self._patient):
+            await client.close()
+            await client.session.close()
+
+    async def _connected(self, *_: object) -> None:
+        self.connections += 1
 
     async def ping(self) -> None:
         async with self._ask("GET", "_ping", timeout=LOOK, versioned_api=False) as answer:
@@ -240,17 +244,23 @@ class Engine:
             raise EngineUnreachable(f"the Docker engine at {self.host} does not answer: {why}") from error
 
 
-def _client(host: str, timeout: aiohttp.ClientTimeout) -> aiodocker.Docker:
+def _client(
+    host: str, timeout: aiohttp.ClientTimeout, connected: Callable[..., Awaitable[None]] | None = None
+) -> aiodocker.Docker:
     """A client without a limit of connections: every container has two that last as long as it runs."""
     scheme, _, where = host.partition("://")
     connector: aiohttp.BaseConnector
     if scheme == "unix":
-        connector = aiohttp.UnixConnector(where, limit=0)
-        return aiodocker.Docker("http://docker", connector=connector, timeout=timeout)
-    trust = _trust()
-    connector = aiohttp.TCPConnector(limit=0, ssl=trust if trust is not None else True)
-    secure = scheme == "https" or trust is not None
-    return aiodocker.Docker(f"{'https' if secure else 'http'}://{where}", connector=connector, timeout=timeout)
+        url, connector = "http://docker", aiohttp.UnixConnector(where, limit=0)
+    else:
+        trust = _trust()
+        connector = aiohttp.TCPConnector(limit=0, ssl=trust if trust is not None else True)
+        url = f"{'https' if scheme == 'https' or trust is not None else 'http'}://{where}"
+    trace = aiohttp.TraceConfig()
+    if connected is not None:
+        trace.on_connection_create_end.append(connected)
+    session = aiohttp.ClientSession(connector=connector, timeout=timeout, trace_configs=[trace])
+    return aiodocker.Docker(url, connector=connector, session=session, timeout=timeout)
 
 
 def _trust() -> ssl.SSLContext | None:

@@ -58,6 +58,7 @@ class DockerRunner:
         self._output_cap = max(log_cap * OUTPUT_FACTOR, LEAST_OUTPUT)
         self._domain = ""
         self._available = False
+        self._verified = ("", -1)
         self._doubted = asyncio.Event()
         self._created: dict[Identity, float] = {}
         self._over: frozenset[Identity] | None = None
@@ -77,10 +78,11 @@ class DockerRunner:
         return [self._domain] if self._available else []
 
     async def watch(self, changed: Callable[[], None]) -> None:
+        told = self.domains
         while True:
-            before = self.domains
             await self.check()
-            if self.domains != before:
+            if self.domains != told:
+                told = self.domains
                 changed()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(jitter(LOOK_SECONDS)):
@@ -114,6 +116,7 @@ class DockerRunner:
 
     async def verify(self, domain: str) -> None:
         """Make sure that the engine which just answered is the one of this domain; only then "not found" counts."""
+        connections = self.engine.connections
         try:
             info = await self.engine.info()
         except Refusal as error:
@@ -121,6 +124,12 @@ class DockerRunner:
         if domain_of(info) != domain:
             self.doubt()
             raise EngineUnreachable(f"the Docker engine at {self.engine.host} is {domain_of(info)}, not {domain}")
+        self._verified = (domain, connections)
+
+    async def _same_engine(self, domain: str) -> None:
+        """Like `verify`, at no cost while no connection is newer than the last look: those lead where they led."""
+        if self._verified != (domain, self.engine.connections):
+            await self.verify(domain)
 
     async def _fresh_clock(self) -> Clock:
         if boottime() - self.clock.ours > CLOCK_SECONDS:
@@ -147,14 +156,14 @@ class DockerRunner:
                 )
             except Refusal as error:
                 if error.status != 409:
-                    raise await self._cannot(error, "create its container") from error
+                    raise await self._cannot(error, order, "create its container") from error
                 found = await self._already_there(order, confirm)
                 if found is not None:
                     return found
                 continue
             seen = await self._fill_and_start(created, order, image, confirm)
             if seen is not None:
-                container = Container(self, order.identity, seen, ours=True)
+                container = Container(self, order.identity, seen, order.domain, ours=True)
                 await container.begun()
                 return container
         raise CannotStart("start_failed", "its container was removed again and again before it could start")
@@ -164,11 +173,11 @@ class DockerRunner:
         try:
             return await self.engine.image(name)
         except Gone:
-            await self.verify(self._domain)
+            await self.verify(order.domain)
             message = f"there is no image {name} on the Docker engine at {self.engine.host}: pull or build it there"
             raise CannotStart("image_missing", message) from None
         except Refusal as error:
-            raise await self._cannot(error, f"look at image {name}") from error
+            raise await self._cannot(error, order, f"look at image {name}") from error
 
     async def _already_there(self, order: Order, confirm: Confirm) -> Container | None:
         """The name is taken: by this very attempt, which is then adopted, unless it never ran; by nothing else."""
@@ -181,7 +190,7 @@ class DockerRunner:
         if any(seen.labels.get(label) != value for label, value in wanted.items()):
             message = f"there is a container {name} which was not made for this attempt: remove it, and resume the job"
             raise CannotStart("start_failed", message)
-        container = Container(self, order.identity, seen)
+        container = Container(self, order.identity, seen, order.domain)
         if await container.look() != "missing":
             return container
         container.close()
@@ -197,6 +206,8 @@ class DockerRunner:
             user = await self._user(created, recipe.user_in(order), order.spec["image"])
             spec = recipe.spec_of(order, image, await self._fresh_clock(), output_cap=self._output_cap)
             await self.engine.put(created, recipe.VOLUME, recipe.files_of(order, spec, user))
+            # The record says where it can be found. On any other engine its id is unknown, and the start fails.
+            await self._same_engine(order.domain)
             await confirm()
             await self.engine.start(created)
             return await self.engine.inspect(created)
@@ -204,40 +215,40 @@ class DockerRunner:
             await self._drop(created)
             raise
         except Gone as error:
-            return await self._unless_gone(created, error)
+            return await self._unless_gone(created, order, error)
         except Refusal as error:
-            cannot = await self._cannot(error, "start its container", created)
+            cannot = await self._cannot(error, order, "start its container", created)
             await self._drop(created)
             raise cannot from error
 
-    async def _unless_gone(self, created: str, error: Gone) -> Seen | None:
+    async def _unless_gone(self, created: str, order: Order, error: Gone) -> Seen | None:
         """Not found: the container itself, or something that it names, such as a network."""
         try:
             await self.engine.inspect(created)
         except Gone:
             return None
         await self._drop(created)
-        raise await self._cannot(error, "start its container") from error
+        raise await self._cannot(error, order, "start its container") from error
 
     async def _drop(self, created: str) -> None:
         with contextlib.suppress(Refusal):
             await self.engine.remove(created)
 
-    async def _cannot(self, error: Refusal, what: str, created: str | None = None) -> CannotStart:
+    async def _cannot(self, error: Refusal, order: Order, what: str, created: str | None = None) -> CannotStart:
         """Say why something was refused; an engine that is going down has no reason that counts."""
         if error.status >= 500:
             await asyncio.sleep(SETTLE_SECONDS)
             if any(word in str(error) for word in GOING_DOWN):
                 raise EngineUnreachable(f"the Docker engine at {self.engine.host} could not {what}: {error}")
-            await self.verify(self._domain)
+            await self.verify(order.domain)
             if created is not None and (await self.engine.inspect(created)).status != "created":
                 raise EngineUnreachable(f"the Docker engine at {self.engine.host} is of two minds: {error}")
         return CannotStart("start_failed", f"the Docker engine could not {what}: {error}")
 
-    async def find(self, identity: Identity, *, stdout: int, stderr: int) -> tuple[State, Container]:
+    async def find(self, identity: Identity, domain: str, *, stdout: int, stderr: int) -> tuple[State, Container]:
         try:
-            seen = await self._seen(identity)
-            container = Container(self, identity, seen, stdout=stdout, stderr=stderr)
+            seen = await self._seen(identity, domain)
+            container = Container(self, identity, seen, domain, stdout=stdout, stderr=stderr)
             return await container.look(), container
         except EngineUnreachable:
             self.doubt()
@@ -245,9 +256,8 @@ class DockerRunner:
         except Refusal as error:
             raise EngineUnreachable(f"the Docker engine at {self.engine.host} is not well: {error}") from error
 
-    async def _seen(self, identity: Identity) -> Seen | None:
-        """Look for an attempt's container; None only by the word of a healthy engine, the same as ever."""
-        domain = self._domain
+    async def _seen(self, identity: Identity, domain: str) -> Seen | None:
+        """Look for an attempt's container; None only by the word of a healthy engine, the one where it ran."""
         try:
             seen = await self.engine.inspect(recipe.name_of(identity))
         except Gone:
@@ -312,11 +322,11 @@ class DockerRunner:
         return old
 
     async def sweep(self, identity: Identity) -> bool:
-        seen = await self._seen(identity)
+        seen = await self._seen(identity, self._domain)
         if seen is None:
             return True
         if seen.runs:
-            container = Container(self, identity, seen)
+            container = Container(self, identity, seen, self._domain)
             await container.tell(Command(token=time.time_ns(), verb="stop", kind="cancel"))
             container.close()
             return False
