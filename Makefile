@@ -1,7 +1,7 @@
 # holdfast: `make` lists what there is.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-fast test-races test-pgbouncer bench bench-pgbouncer schema clean
+.PHONY: help setup check format test test-fast test-races test-pgbouncer bench bench-pgbouncer bench-service schema clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -54,6 +54,9 @@ bench: setup ## Store operations against raw SQL, and claims in a crowd of milli
 
 bench-pgbouncer: setup ## What PgBouncer in transaction mode costs: claim and finish through it against direct
 	$(BIN)/python -m bench.pooler
+
+bench-service: setup ## The service: submits against a constant, bulks against the store, 1,000 followers of one job
+	$(BIN)/python -m bench.service
 
 schema: setup ## Write the dumped schemas that the tests compare with
 	HOLDFAST_WRITE_SCHEMA=1 $(BIN)/python -m pytest -q tests/test_migrate.py -k dumped
