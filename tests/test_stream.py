@@ -377,6 +377,11 @@ async def test_stream_goes_on_when_the_database_drops_every_connection(served: S
     async with served.client() as client, opened(served.database_url) as store:
         talker = await Talker.start(store)
         following = asyncio.create_task(sse(client, talker.id))
+
+        async def follows() -> bool:
+            return "holdfast_stream_followers 1" in (await client.get("/metrics")).text
+
+        await eventually(follows, "it follows")
         killer = await asyncpg.connect(served.database_url)
         for n in range(5):
             await talker.say(f"line {n}")

@@ -52,6 +52,7 @@ _RETRIED = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 _AWAY = (
     asyncpg.PostgresConnectionError,
     asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # What asyncpg says when a connection was cut between two steps of a statement.
     asyncpg.CannotConnectNowError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
