@@ -1,7 +1,7 @@
 # holdfast: `make` lists what there is.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup up demo check format test test-fast model test-races test-pgbouncer bench bench-worker bench-pgbouncer schema clean
+.PHONY: help setup up demo check format test test-fast model test-races test-pgbouncer bench bench-worker bench-pgbouncer bench-service schema clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -62,8 +62,8 @@ test-races: setup ## The two great races (lanes, dependencies) with 10,000 round
 test-pgbouncer: setup ## The tests of the store on Postgres once more, through PgBouncer in transaction mode: some minutes
 	HOLDFAST_TEST_POOLER=1 $(BIN)/python -m pytest -n 2 --dist loadfile -k "not sqlite" $(STORE_TESTS)
 
-bench: setup ## Store operations against raw SQL, claims in a crowd of millions, workers, containers, as ratios (fsync on; some minutes)
-	@failed=; for part in store scale worker docker; do $(BIN)/python -m bench.$$part || failed="$$failed $$part"; done; \
+bench: setup ## Store operations against raw SQL, claims in a crowd of millions, workers, containers, the service, as ratios (fsync on; some minutes)
+	@failed=; for part in store scale worker docker service; do $(BIN)/python -m bench.$$part || failed="$$failed $$part"; done; \
 	test -z "$$failed" || { echo "below what is wanted:$$failed"; exit 1; }
 
 bench-worker: setup ## Workers alone: throughput beside PgQueuer, pickup, processes, adoption, stops, output (some minutes)
@@ -71,6 +71,9 @@ bench-worker: setup ## Workers alone: throughput beside PgQueuer, pickup, proces
 
 bench-pgbouncer: setup ## What PgBouncer in transaction mode costs: claim and finish through it against direct
 	$(BIN)/python -m bench.pooler
+
+bench-service: setup ## The service: submits against a constant, bulks against the store, 1,000 followers of one job
+	$(BIN)/python -m bench.service
 
 schema: setup ## Write the dumped schemas that the tests compare with
 	HOLDFAST_WRITE_SCHEMA=1 $(BIN)/python -m pytest -q tests/test_migrate.py -k dumped

@@ -90,7 +90,7 @@ async def test_bulk_is_all_or_nothing(served: Served) -> None:
     """Proves J13."""
     async with served.client() as client:
         wrong = await client.post("/v1/jobs/bulk", json={"jobs": [FUNCTION, {**FUNCTION, "priority": "high"}]})
-        assert (wrong.status_code, error_of(wrong)["details"]["field"]) == (422, "priority")
+        assert (wrong.status_code, error_of(wrong)["details"]["field"]) == (422, "jobs[1].priority")
         assert (await client.get("/v1/jobs")).json()["items"] == []
         ids = [new_id(), new_id()]
         chain = [{**FUNCTION, "id": ids[0]}, {**FUNCTION, "id": ids[1], "needs": [ids[0]]}]

@@ -1,17 +1,20 @@
 """Streams: replay and follow, cut and resumed, slow and many, always to the end."""
 
 import asyncio
+import contextlib
 import json
 import time
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import httpx
 import pytest
 
 from holdfast.api import stream
 from holdfast.api.hub import BLOCK, Hub
 from holdfast.api.stream import pieces
+from holdfast.errors import StoreError
 from holdfast.model import Claimable, Job, Lease, NewEvent, Outcome, Status
 from holdfast.store import Store
 from tests.rig import Rig, eventually
@@ -366,6 +369,38 @@ async def test_two_servers_on_one_database_tell_the_same(clean_url: str, tmp_pat
                 return (await viewer.get("/v1/jobs")).status_code == 401
 
             await eventually(refused, "the other server forgets the token")
+
+
+@pytest.mark.parametrize("kind", ["postgres"])
+async def test_stream_goes_on_when_the_database_drops_every_connection(served: Served) -> None:
+    """Proves E3, L16."""
+    async with served.client() as client, opened(served.database_url) as store:
+        talker = await Talker.start(store)
+        following = asyncio.create_task(sse(client, talker.id))
+
+        async def follows() -> bool:
+            return "holdfast_stream_followers 1" in (await client.get("/metrics")).text
+
+        await eventually(follows, "it follows")
+        killer = await asyncpg.connect(served.database_url)
+        for n in range(5):
+            await talker.say(f"line {n}")
+            await killer.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+
+            async def back() -> bool:
+                with contextlib.suppress(StoreError):
+                    return (await store.jobs.get(talker.id)).status is Status.RUNNING
+                return False
+
+            await eventually(back, "the store answers again")
+        await killer.close()
+        await talker.end()
+        events = await asyncio.wait_for(following, 60)
+        assert seqs(events) == list(range(1, (await store.jobs.get(talker.id)).last_seq + 1))
+        assert events[-1]["event"] == "end"
 
 
 async def test_server_that_is_told_to_stop_lets_streams_go_and_the_next_one_goes_on(

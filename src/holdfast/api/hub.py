@@ -31,6 +31,7 @@ BLOCK = 64
 KEPT_BYTES = 32 * 1024 * 1024
 PIECE_BYTES = 32 * 1024
 """What a follower sends at once, unless one event has more."""
+READS_AT_ONCE = 4
 PIECES = 8
 """Joined pieces that a block keeps for others at the same cursor."""
 
@@ -173,12 +174,18 @@ class Hub:
         self.looks += 1
         feeds = list(self._feeds.values())
         heads = await self.store.events.heads([feed.job_id for feed in feeds])
-        for feed in feeds:
-            if not feed.tell(heads.get(feed.job_id)):
-                continue
+        changed = [feed for feed in feeds if feed.tell(heads.get(feed.job_id))]
+        for n in range(0, len(changed), READS_AT_ONCE):
+            await asyncio.gather(*(self._bring(feed) for feed in changed[n : n + READS_AT_ONCE]))
+
+    async def _bring(self, feed: Feed) -> None:
+        """Read the news of one job and wake its followers: also when that fails, for they read by themselves then."""
+        try:
             if feed.head is not None and any(follower.cursor < feed.head.seq for follower in feed.followers):
-                with contextlib.suppress(NotFound):
-                    await feed.block((feed.head.seq - 1) // BLOCK)
+                await feed.block((feed.head.seq - 1) // BLOCK)
+        except (NotFound, StoreError) as error:
+            log.info("news of job %s could not be read: %s", feed.job_id, error)
+        finally:
             feed.wake()
 
     def stop(self) -> None:

@@ -1,6 +1,7 @@
 """Jobs: submit, read, list, stop, resume, resolve, dismiss, release, delete."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -26,7 +27,7 @@ from holdfast.errors import Forbidden, Invalid
 from holdfast.model import Job, Role
 from holdfast.store.explain import Explanation
 from holdfast.store.jobs import Stopped
-from holdfast.submission import FIRST_YEAR, LAST_YEAR
+from holdfast.submission import FIRST_YEAR, LAST_YEAR, check, parse
 
 routes = Routes()
 ONE = {200: JobView}
@@ -52,9 +53,17 @@ async def submit_bulk(call: Call, body: dict[str, Any]) -> Reply:
     jobs = body.get("jobs")
     if not isinstance(jobs, list):
         raise Invalid("jobs", "must be a list of jobs")
-    accepted = await call.store.jobs.accept(
-        [_allowed(call, job, f"jobs[{n}]") for n, job in enumerate(jobs)], tenant=call.tenant, key=_key(call)
-    )
+    allowed = []
+    for n, job in enumerate(jobs):
+        with _placed(n):
+            allowed.append(_allowed(call, job, f"jobs[{n}]"))
+    try:
+        accepted = await call.store.jobs.accept(allowed, tenant=call.tenant, key=_key(call))
+    except Invalid:
+        for n, job in enumerate(allowed):  # Which one was it? Only now is that worth a second look at each.
+            with _placed(n):
+                check(parse(job), call.tenant)
+        raise
     return Reply(Ids(ids=[job.id for job in accepted]), 200 if all(job.reused for job in accepted) else 201)
 
 
@@ -168,6 +177,17 @@ def _allowed(call: Call, job: Any, where: str = "job") -> Mapping[str, Any]:
         if job.get("secrets"):
             raise Forbidden(SECRETS)
     return {name: value for name, value in job.items() if name != "tool"}
+
+
+@contextmanager
+def _placed(n: int) -> Iterator[None]:
+    """Whatever is refused about the nth job of a bulk says where."""
+    try:
+        yield
+    except Invalid as error:
+        text = error.message.removeprefix(f"{error.field}: ")
+        where = error.field if error.field.startswith("jobs[") else f"jobs[{n}].{error.field}"
+        raise type(error)(where, text) from None
 
 
 def _key(call: Call) -> str | None:
