@@ -37,6 +37,7 @@ class LateOwner:
         (lease,) = (await self._fleet.store.leases.claim(OWNER, [pair], slots=1, ttl=60)).claimed
         self._order = Order(
             identity=Identity(self._fleet.installation, lease.id, lease.attempt),
+            domain=lease.domain,
             token=lease.token,
             spec=lease.spec,
             inputs=lease.inputs,

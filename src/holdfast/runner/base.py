@@ -146,7 +146,7 @@ class Runner(Protocol):
     async def find(self, identity: Identity, domain: str, *, stdout: int, stderr: int) -> tuple[State, Running]:
         """Look for an attempt in the domain where it was started; its log is then read from these offsets on."""
 
-    async def forbid(self, identity: Identity) -> bool:
+    async def forbid(self, identity: Identity, domain: str) -> bool:
         """See to it that an attempt never starts, whoever is on the way to it; False if it has started."""
 
     async def left_over(self) -> Sequence[Identity]:

@@ -109,7 +109,7 @@ class ProcessRunner:
             await asyncio.sleep(step)
         raise AssertionError("unreachable")
 
-    async def forbid(self, identity: Identity) -> bool:
+    async def forbid(self, identity: Identity, domain: str) -> bool:
         try:
             return await self.in_thread(self.folder(identity).forbid)
         except OSError as error:

@@ -289,9 +289,9 @@ class DockerRunner:
     def _label(self) -> str:
         return f"{recipe.INSTALLATION}={self._installation}"
 
-    async def forbid(self, identity: Identity) -> bool:
+    async def forbid(self, identity: Identity, domain: str) -> bool:
         """Remove a container that was never started: whoever made it starts it by its id, which is gone then."""
-        seen = await self._seen(identity)
+        seen = await self._seen(identity, domain)
         if seen is None:
             return True
         if seen.status != "created":
