@@ -1,0 +1,230 @@
+"""For people who write a runner of their own: one suite that every runner passes.
+
+    class TestMyRunner(RunnerSuite):
+        @pytest.fixture
+        async def runner(self): ...
+
+        def spec(self, script): return {"command": ["sh", "-c", script]}
+
+A script is a POSIX shell's. Each test makes attempts of its own and leaves nothing behind.
+"""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from holdfast.model import Cause
+from holdfast.runner.base import End, Identity, Order, Runner, Running, TooLate
+from holdfast.runner.frames import Stream
+from holdfast.runner.outputs import Gathered, Limits
+from holdfast.runner.spec import Command
+
+PATIENCE = 60.0
+INSTALLATION = "0123456789abcdef0123456789abcdef"
+"""Runners of this suite work for this installation."""
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for something that has to become true."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"never came true: {what}"
+        await asyncio.sleep(0.01)
+
+
+class Watched:
+    """An attempt, and what was read of it so far."""
+
+    def __init__(self, running: Running) -> None:
+        self.running = running
+        self.output = {Stream.STDOUT: b"", Stream.STDERR: b""}
+        self.events: list[dict[str, Any]] = []
+        running.watch(lambda: None)
+
+    async def read(self) -> None:
+        while frames := await self.running.frames(1 << 16):
+            for frame in frames:
+                if frame.stream is Stream.EVENTS:
+                    self.events.append(frame.event)
+                else:
+                    self.output[frame.stream] += frame.data
+
+    async def says(self, text: bytes) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while text not in self.output[Stream.STDOUT]:
+            assert time.monotonic() < deadline, f"it never said {text!r}: {self.output}"
+            await self.read()
+            await asyncio.sleep(0.01)
+
+    async def end(self) -> End:
+        """Wait for its end, read the rest, and collect it."""
+        await until(lambda: self.running.over, "it ends")
+        await self.read()
+        deadline = time.monotonic() + PATIENCE
+        while (end := await self.running.collect()) is None:
+            assert time.monotonic() < deadline, "what is left of it cannot be killed"
+            await asyncio.sleep(0.05)
+        return end
+
+
+class RunnerSuite:
+    """What a runner promises. Give a fixture `runner`, for the installation of this module, and `spec`."""
+
+    def spec(self, script: str) -> Mapping[str, Any]:
+        """The spec of a job that runs a shell script."""
+        raise NotImplementedError
+
+    def order(self, runner: Runner, script: str, **more: Any) -> Order:
+        identity = more.pop("identity", None) or Identity(INSTALLATION, str(uuid.uuid4()), 1)
+        start_by = more.pop("start_by", time.clock_gettime(time.CLOCK_BOOTTIME) + 60)
+        fields = {"token": 1, "inputs": {"n": 1}, "stop_grace": 1.0, **more}
+        return Order(identity=identity, domain=runner.domain, spec=self.spec(script), start_by=start_by, **fields)
+
+    async def started(self, runner: Runner, script: str, **more: Any) -> tuple[Order, Watched]:
+        order = self.order(runner, script, **more)
+        return order, Watched(await runner.start(order, confirmed))
+
+    async def found(self, runner: Runner, order: Order, **offsets: int) -> tuple[str, Running]:
+        given = {"stdout": 0, "stderr": 0, **offsets}
+        return await runner.find(order.identity, order.domain, **given)
+
+    async def test_output_and_exit_code(self, runner: Runner) -> None:
+        """Both streams apart, whole to the last byte. Proves R10, R20."""
+        _, attempt = await self.started(runner, "echo out; echo err >&2; printf end; exit 3")
+        end = await attempt.end()
+        assert (end.cause, end.exit_code) == (Cause.EXIT, 3)
+        assert attempt.output[Stream.STDOUT] == b"out\nend"
+        assert attempt.output[Stream.STDERR] == b"err\n"
+        await attempt.running.remove(others_held_it=False)
+
+    async def test_identity_and_inputs(self, runner: Runner) -> None:
+        """Proves R1."""
+        order, attempt = await self.started(
+            runner,
+            'echo $HOLDFAST_JOB_ID $HOLDFAST_ATTEMPT $HOLDFAST_LEASE_TOKEN; cat "$HOLDFAST_WORK_DIR/request.json"',
+        )
+        await attempt.end()
+        assert attempt.output[Stream.STDOUT] == f'{order.identity.job} 1 1\n{{"n":1}}'.encode()
+        await attempt.running.remove(others_held_it=False)
+
+    async def test_what_runs_is_found_and_read_on(self, runner: Runner) -> None:
+        """An adopter goes on where the record stands, without gap or repeat. Proves R3."""
+        order, attempt = await self.started(runner, "echo one; sleep 1; echo two")
+        await attempt.says(b"one\n")
+        attempt.running.close()
+        state, running = await self.found(runner, order, stdout=4)
+        assert state == "running"
+        adopter = Watched(running)
+        assert (await adopter.end()).exit_code == 0
+        assert adopter.output[Stream.STDOUT] == b"two\n"
+        await running.remove(others_held_it=True)
+
+    async def test_what_ended_unwatched_is_found(self, runner: Runner) -> None:
+        """Proves R2."""
+        order, attempt = await self.started(runner, "echo done; exit 4")
+        await until(lambda: attempt.running.over, "it ends")
+        attempt.running.close()
+        state, running = await self.found(runner, order)
+        assert state == "exited"
+        adopter = Watched(running)
+        assert (await adopter.end()).exit_code == 4
+        assert adopter.output[Stream.STDOUT] == b"done\n"
+        await running.remove(others_held_it=False)
+
+    async def test_nothing_is_missing(self, runner: Runner) -> None:
+        order = self.order(runner, "true")
+        state, running = await self.found(runner, order)
+        running.close()
+        assert state == "missing"
+
+    async def test_an_attempt_starts_once(self, runner: Runner) -> None:
+        """Whoever starts it again finds the one that runs. Proves L13."""
+        order, attempt = await self.started(runner, "echo ran; sleep 1")
+        await attempt.says(b"ran\n")
+        again = Watched(await runner.start(order, confirmed))
+        await again.end()
+        await attempt.end()
+        assert again.output[Stream.STDOUT] == attempt.output[Stream.STDOUT] == b"ran\n"
+        again.running.close()
+        await attempt.running.remove(others_held_it=False)
+
+    async def test_a_start_that_comes_too_late_starts_nothing(self, runner: Runner) -> None:
+        """Proves L15."""
+        order = self.order(runner, "echo ran", start_by=time.clock_gettime(time.CLOCK_BOOTTIME) - 1)
+        try:
+            running = await runner.start(order, confirmed)
+        except TooLate:
+            pass
+        else:
+            raise AssertionError(f"it started: {running}")
+        await self.cleared(runner, order)
+
+    async def test_what_is_forbidden_never_starts(self, runner: Runner) -> None:
+        order = self.order(runner, "true")
+        assert await runner.forbid(order.identity, order.domain)
+        state, running = await self.found(runner, order)
+        running.close()
+        assert state in ("missing", "forbidden")
+        await self.cleared(runner, order)
+
+    async def test_a_stop_ends_it_by_its_reason(self, runner: Runner) -> None:
+        """Also what ignores the polite signal. Proves C4."""
+        order, attempt = await self.started(runner, "trap '' TERM; echo up; while :; do sleep 1; done")
+        await attempt.says(b"up\n")
+        await attempt.running.tell(Command(token=order.token, verb="stop", kind="interrupt", grace=0.3))
+        assert (await attempt.end()).cause is Cause.INTERRUPTED
+        await attempt.running.remove(others_held_it=False)
+
+    async def test_a_former_owners_word_counts_no_more(self, runner: Runner) -> None:
+        """Proves L6."""
+        order, attempt = await self.started(runner, "echo up; sleep 1.5; echo end")
+        await attempt.says(b"up\n")
+        await attempt.running.tell(Command(token=order.token + 1, verb="hold"))
+        await attempt.running.tell(Command(token=order.token, verb="stop", kind="cancel", grace=0.1))
+        assert (await attempt.end()).exit_code == 0
+        assert attempt.output[Stream.STDOUT] == b"up\nend\n"
+        await attempt.running.remove(others_held_it=False)
+
+    async def test_limits_of_time_hold_by_themselves(self, runner: Runner) -> None:
+        """Proves R8, R9."""
+        ends = {}
+        for name, limits in (("timeout", {"timeout": 0.5}), ("idle", {"idle_timeout": 0.5})):
+            _, attempt = await self.started(runner, "sleep 60", stop_grace=0.2, **limits)
+            ends[name] = (await attempt.end()).cause
+            await attempt.running.remove(others_held_it=False)
+        assert ends == {"timeout": Cause.TIMED_OUT, "idle": Cause.IDLE_TIMEOUT}
+
+    async def test_outputs(self, runner: Runner, tmp_path: Path) -> None:
+        """Proves R13, R14."""
+        _, attempt = await self.started(
+            runner, 'cd "$HOLDFAST_WORK_DIR" && mkdir -p output/a && echo x > output/a/b && echo {} > result.json'
+        )
+        await attempt.end()
+        gathered = Gathered(tmp_path / "kept", Limits(bytes=1000))
+        await attempt.running.outputs(gathered)
+        gathered.publish()
+        assert gathered.report == b"{}\n"
+        assert (tmp_path / "kept" / "a" / "b").read_bytes() == b"x\n"
+        await attempt.running.remove(others_held_it=False)
+
+    async def test_what_is_left_over_is_listed_and_swept(self, runner: Runner) -> None:
+        """Proves R12, R16."""
+        order, attempt = await self.started(runner, "true")
+        await attempt.end()
+        attempt.running.close()
+        assert order.identity in await runner.left_over()
+        await runner.sweep(order.identity)
+        state, running = await self.found(runner, order)
+        running.close()
+        assert state in ("missing", "exited", "died", "forbidden")
+
+    async def cleared(self, runner: Runner, order: Order) -> None:
+        """Leave nothing of an attempt that never ran."""
+        await runner.sweep(order.identity)
+
+
+async def confirmed() -> None:
+    """The record says that the attempt is ours."""
