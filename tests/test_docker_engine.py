@@ -126,9 +126,9 @@ def switch(
     rig.set(docker_host=f"unix://{socket}")
     yield to
     socket.unlink()
+    docker_engine.ensure()
     docker_engine.clear()
-    if not brittle_engine.answers:
-        brittle_engine.start()
+    brittle_engine.ensure()
 
 
 async def test_another_engines_word_about_a_container_does_not_count(

@@ -284,7 +284,8 @@ async def test_worker_that_slept_just_before_the_start_starts_nothing(tmp_path: 
     """
     runner = ProcessRunner(StateFolder(tmp_path), "site", user=None, log_cap=1 << 20)
     spec = {"command": ["sh", "-c", f"echo ran >> {tmp_path}/marker"]}
-    order = Order(identity=Identity("site", "job", 1), token=1, spec=spec, inputs={}, start_by=1e9)
+    identity = Identity("site", "job", 1)
+    order = Order(identity=identity, domain=runner.domain, token=1, spec=spec, inputs={}, start_by=1e9)
     try:
         with pytest.raises(TooLate):
             await runner.start(msgspec.structs.replace(order, start_by=boottime() - 0.01), _no_doubt)
@@ -303,7 +304,8 @@ async def test_supervisor_that_was_first_and_left_too_late_has_started_nothing(t
     """Proves L13. Whoever met it starts the attempt again; it is not a loss."""
     runner = ProcessRunner(StateFolder(tmp_path), "site", user=None, log_cap=1 << 20)
     identity = Identity("site", "job", 1)
-    order = Order(identity=identity, token=1, spec={"command": ["true"]}, inputs={}, start_by=1e12)
+    spec = {"command": ["true"]}
+    order = Order(identity=identity, domain=runner.domain, token=1, spec=spec, inputs={}, start_by=1e12)
     folder = runner.folder(identity)
     folder.create()
     try:
