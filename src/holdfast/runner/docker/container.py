@@ -430,8 +430,12 @@ class Container:
         """Remove container and volume. Whoever might still start it does so by its id, which is gone then."""
         self.close()
         if self._seen is not None:
-            with contextlib.suppress(EngineUnreachable, Refusal):  # The sweep comes by later.
+            try:
                 await self._engine.remove(self.id)
+            except Gone:
+                pass
+            except (EngineUnreachable, Refusal) as error:
+                log.warning("container %s is left to the sweep: %s", self.id[:12], error)
 
     def close(self) -> None:
         for task in list(self._tasks):
