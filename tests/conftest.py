@@ -206,7 +206,9 @@ brittle_engine = session_daemon(live_restore=False)
 def dock(docker_engine: Daemon, rig: Rig) -> Iterator[Daemon]:
     """The engine, made known to the rig; after the test nothing may be left on it."""
     rig.set(docker_host=docker_engine.host)
+    docker_engine.ensure()
     yield docker_engine
+    docker_engine.ensure()
     left = (docker_engine.containers(), docker_engine.volumes())
     docker_engine.clear()
     assert left == ([], [])
@@ -216,6 +218,7 @@ def dock(docker_engine: Daemon, rig: Rig) -> Iterator[Daemon]:
 def fleet_dock(docker_engine: Daemon, fleet: Fleet) -> Iterator[Daemon]:
     """The engine, made known to a fleet; what a test leaves on it is removed."""
     fleet.set(docker_host=docker_engine.host)
+    docker_engine.ensure()
     yield docker_engine
     fleet.clear()
     docker_engine.clear()

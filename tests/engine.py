@@ -90,6 +90,11 @@ class Daemon:
         with (self.folder / "log").open("ab") as log:
             return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
 
+    def ensure(self) -> None:
+        """Start it if a test that failed left it down."""
+        if not self.answers:
+            self.start()
+
     @property
     def answers(self) -> bool:
         return self.curl("_ping") == "OK"

@@ -11,6 +11,7 @@ import pytest
 from holdfast.model import Cause, Job, Status
 from tests.engine import ENTRY, Daemon
 from tests.rig import Rig, eventually
+from tests.test_outputs import artifacts_of
 
 pytestmark = pytest.mark.usefixtures("dock")
 
@@ -263,3 +264,59 @@ async def test_without_a_beat_for_stop_after_a_container_stops_by_itself(rig: Ri
     assert await rig.log(job) == ["attempt 1", "attempt 2"]
     first, _ = await rig.store.attempts.list(job.id)
     assert first.cause is Cause.LOST
+
+
+async def test_what_a_container_leaves_is_its_result_and_its_artifacts(rig: Rig) -> None:
+    """Of each attempt its own, and nothing where nothing was left. Proves R13, R14."""
+    script = "mkdir -p output/a; echo $HOLDFAST_ATTEMPT > output/a/n; touch output/only-$HOLDFAST_ATTEMPT; "
+    twice = await rig.box(script + "[ $HOLDFAST_ATTEMPT = 2 ]", max_attempts=2, retry={"base": 0.01, "cap": 0.01})
+    good = await rig.box("""echo '{"version":1,"result":{"rows":3}}' > result.json""")
+    contrary = await rig.box("""echo '{"version":1,"status":"failed","error":{"message":"no rows"}}' > result.json""")
+    nothing = await rig.box("true")
+    removed = await rig.box("rm -r output")
+    async with rig.worker({"default": 3}):
+        for job in (twice, good, nothing, removed):
+            await rig.ended(job, Status.SUCCEEDED)
+        failed = await rig.ended(contrary, Status.FAILED)
+    assert await artifacts_of(rig, twice) == {"a/n": b"2\n", "only-2": b""}
+    assert (await rig.get(good)).result == {"rows": 3}
+    assert failed.error is not None
+    assert failed.error.message == "no rows"
+    assert [await artifacts_of(rig, job) for job in (good, nothing, removed)] == [{}] * 3
+
+
+async def test_what_a_container_leaves_against_the_contract_is_not_taken(rig: Rig) -> None:
+    """Proves R13, R14."""
+    rig.set(artifact_max_bytes=100_000)
+    bad = {
+        "link": "ln -s /etc/passwd output/x",
+        "fifo": "mkfifo output/x",
+        "size": "head -c 200000 /dev/zero > output/x",
+        "no folder": "rmdir output; ln -s /etc output",
+        "result link": "ln -s /etc/passwd result.json",
+        "result fifo": "mkfifo result.json",
+        "result folder": "mkdir result.json",
+    }
+    jobs = {name: await rig.box(script) for name, script in bad.items()}
+    async with rig.worker({"default": 3}):
+        for name, job in jobs.items():
+            ended = await rig.ended(job, Status.FAILED)
+            assert ended.error is not None, name
+            assert ended.error.code == "contract_violation", name
+            assert await artifacts_of(rig, job) == {}, name
+
+
+async def test_secrets_of_a_container_are_given_and_masked_also_by_an_adopter(
+    rig: Rig, dock: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does the engine's own description of the container show them. Proves R19."""
+    monkeypatch.setenv("HOLDFAST_SECRET_TOKEN", "open-sesame-42")
+    job = await rig.box("echo a $TOKEN; while [ ! -e go ]; do sleep 0.1; done; echo b $TOKEN", secrets=("TOKEN",))
+    async with rig.worker():
+        await rig.says(job, "a ***")
+        name = name_of(dock, job)
+        assert "open-sesame" not in dock.docker("inspect", name)
+    async with rig.worker():
+        dock.docker("exec", "-u", "65532", name, "touch", "/holdfast/attempt/work/go")
+        await rig.ended(job, Status.SUCCEEDED)
+    assert await rig.log(job) == ["a ***", "b ***"]

@@ -19,9 +19,11 @@ class Archive:
         self._tar = tarfile.open(fileobj=self._bytes, mode="w", format=tarfile.GNU_FORMAT)  # noqa: SIM115
         self._now = int(time.time())
 
-    def folder(self, name: str, mode: int = 0o700) -> None:
+    def folder(self, name: str, mode: int = 0o700, *, at: int | None = None) -> None:
+        """Add a folder, of a given time if it is one to be recognised by."""
         entry = self._entry(name, mode)
         entry.type = tarfile.DIRTYPE
+        entry.mtime = self._now if at is None else at
         self._tar.addfile(entry)
 
     def file(self, name: str, data: bytes, mode: int = 0o600, *, roots: bool = False) -> None:

@@ -20,7 +20,7 @@ from holdfast.model import Cause, Error
 from holdfast.runner.base import End, EngineUnreachable, Identity, State, TooLate
 from holdfast.runner.docker.archive import Archive, only_file
 from holdfast.runner.docker.engine import Gone, Refusal, Seen, to_seconds
-from holdfast.runner.docker.recipe import ATTEMPT, WORK
+from holdfast.runner.docker.recipe import ATTEMPT, UNTOUCHED, WORK
 from holdfast.runner.folder import Exit, ExitCause, Started, Unreadable, decode
 from holdfast.runner.frames import HEADER, Frame, NotAFrame, Stream, fresh, from_copy, parse_frame
 from holdfast.runner.outputs import Gathered, pour, take_tar
@@ -398,7 +398,20 @@ class Container:
 
     async def outputs(self, gathered: Gathered) -> None:
         for name in ("result.json", "output"):
-            await pour(self._entry(name), lambda tar: take_tar(tar, gathered))
+            if await self._left(name):
+                await pour(self._entry(name), lambda tar: take_tar(tar, gathered))
+
+    async def _left(self, name: str) -> bool:
+        """Whether it left something there: a folder into which nothing was put is as old as we made it."""
+        if self._seen is None:
+            return False
+        try:
+            return await self._engine.changed_at(self.id, f"{WORK}/{name}") != UNTOUCHED
+        except Gone:
+            await self._runner.same_engine(self._domain)
+            return False
+        except Refusal:
+            return True  # Fetching it tells why.
 
     async def secrets(self) -> Sequence[str]:
         data = await self._bytes("secrets")
@@ -417,8 +430,12 @@ class Container:
         """Remove container and volume. Whoever might still start it does so by its id, which is gone then."""
         self.close()
         if self._seen is not None:
-            with contextlib.suppress(EngineUnreachable, Refusal):  # The sweep comes by later.
+            try:
                 await self._engine.remove(self.id)
+            except Gone:
+                pass
+            except (EngineUnreachable, Refusal) as error:
+                log.warning("container %s is left to the sweep: %s", self.id[:12], error)
 
     def close(self) -> None:
         for task in list(self._tasks):

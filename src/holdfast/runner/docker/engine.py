@@ -4,6 +4,7 @@ An engine that answers with a refusal is there (`Refusal`, `Gone`); all else is 
 about any container.
 """
 
+import base64
 import contextlib
 import json
 import os
@@ -158,6 +159,19 @@ class Engine:
         async with self._ask("PUT", path, params={"path": folder}, data=archive, kind="application/x-tar") as answer:
             await answer.read()
 
+    async def changed_at(self, container: str, path: str) -> float:
+        """When a file or folder was last changed: a look costs a thirtieth of fetching it."""
+        # Not by aiodocker's own call, which takes the answer to a HEAD for broken when it is a refusal.
+        url = self._quick._canonicalize_url(f"containers/{container}/archive")
+        try:
+            async with self._quick.session.head(url, params={"path": path}, timeout=QUICK) as answer:
+                if answer.status >= 400:
+                    raise (Gone if answer.status == 404 else Refusal)(answer.status, f"{path} cannot be looked at")
+                about = json.loads(base64.b64decode(answer.headers["X-Docker-Container-Path-Stat"]))
+                return to_seconds(about["mtime"])
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError) as error:
+            raise self._unreachable(error) from error
+
     async def get(self, container: str, path: str) -> AsyncGenerator[bytes, None]:
         """Yield a file or folder as a tar stream."""
         params = {"path": path}
@@ -240,8 +254,11 @@ class Engine:
                 raise EngineUnreachable(f"the Docker engine at {self.host} does not answer: {error.message}") from error
             raise (Gone if error.status == 404 else Refusal)(error.status, error.message) from error
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            why = str(error) or type(error).__name__
-            raise EngineUnreachable(f"the Docker engine at {self.host} does not answer: {why}") from error
+            raise self._unreachable(error) from error
+
+    def _unreachable(self, error: Exception) -> EngineUnreachable:
+        why = str(error) or type(error).__name__
+        return EngineUnreachable(f"the Docker engine at {self.host} does not answer: {why}")
 
 
 def _client(

@@ -27,6 +27,8 @@ NOBODY = "65532"
 UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 LOG = {"Type": "json-file", "Config": {"max-size": "8m", "max-file": "3"}}
 """With a single file, what is written while it is rotated is lost. What was rotated away is in the volume."""
+UNTOUCHED = 1
+"""The time of a folder, in seconds, into which its job has put nothing."""
 STOP_SECONDS = 5
 """What an engine that shuts down gives a supervisor beyond the job's own grace."""
 
@@ -177,7 +179,7 @@ def files_of(order: Order, spec: Spec, user: User) -> bytes:
     archive.folder("attempt", 0o755)
     archive.folder("attempt/cmd")
     archive.folder("attempt/work")
-    archive.folder("attempt/work/output")
+    archive.folder("attempt/work/output", at=UNTOUCHED)
     archive.file("attempt/work/request.json", msgspec.json.encode(order.inputs))
     if order.secrets:
         archive.file("attempt/secrets", msgspec.json.encode(sorted(order.secrets.values())))

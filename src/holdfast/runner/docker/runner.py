@@ -126,7 +126,7 @@ class DockerRunner:
             raise EngineUnreachable(f"the Docker engine at {self.engine.host} is {domain_of(info)}, not {domain}")
         self._verified = (domain, connections)
 
-    async def _same_engine(self, domain: str) -> None:
+    async def same_engine(self, domain: str) -> None:
         """Like `verify`, at no cost while no connection is newer than the last look: those lead where they led."""
         if self._verified != (domain, self.engine.connections):
             await self.verify(domain)
@@ -207,7 +207,7 @@ class DockerRunner:
             spec = recipe.spec_of(order, image, await self._fresh_clock(), output_cap=self._output_cap)
             await self.engine.put(created, recipe.VOLUME, recipe.files_of(order, spec, user))
             # The record says where it can be found. On any other engine its id is unknown, and the start fails.
-            await self._same_engine(order.domain)
+            await self.same_engine(order.domain)
             await confirm()
             await self.engine.start(created)
             return await self.engine.inspect(created)
