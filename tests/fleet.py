@@ -245,10 +245,10 @@ class Fleet(Rig):
     def locks(self, host: str = "a") -> list[str]:
         return sorted(path.name for path in (self.host(host) / "workers" / self.installation).glob("*.lock"))
 
-    async def sweep(self, host: str = "a") -> None:
+    async def sweep(self, host: str = "a", *, marks_for: float = 3600.0) -> None:
         """What a worker of this host does once a minute."""
         state = StateFolder(self.host(host))
-        runner = ProcessRunner(state, self.installation, user=None, log_cap=1 << 20)
+        runner = ProcessRunner(state, self.installation, user=None, log_cap=1 << 20, marks_for=marks_for)
         chores = Chores(
             self.store, "sweeper", self.settings, locks=state.locks(self.installation),
             runners=[runner], held=lambda _: False,

@@ -9,7 +9,6 @@ import pytest
 
 from holdfast.duties.sweeper import Sweeper
 from holdfast.model import Job, Lease, Status
-from holdfast.runner import process
 from holdfast.worker import worker
 from tests.crashing_worker import Hook
 from tests.fleet import CHATTY, LINES, Fleet, alive
@@ -38,7 +37,7 @@ async def cancel_when_running(fleet: Fleet, job: Job) -> None:
     await fleet.store.jobs.cancel(job.id)
 
 
-async def assert_swept(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+async def assert_swept(fleet: Fleet) -> None:
     """At most the marks that keep a sleeping worker from a second start are left, and in time not even those.
 
     Of its files a job has those that its last owner took, and no others.
@@ -49,12 +48,11 @@ async def assert_swept(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     await fleet.sweep()
     for folder in fleet.folders_of():
         assert {path.name for path in folder.iterdir()} <= TOMBSTONE
-    monkeypatch.setattr(process, "TOMBSTONE_SECONDS", 0.0)
-    await fleet.sweep()
+    await fleet.sweep(marks_for=0.0)
     assert fleet.folders_of() == []
 
 
-async def test_worker_killed_at_any_step_costs_nothing(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_worker_killed_at_any_step_costs_nothing(fleet: Fleet) -> None:
     """Proves L3, L13, L19, R2, R3, R10, R12, R14, C1. Its lease would last a minute."""
     slow: dict[str, Any] = {"lease_ttl": 60.0, "heartbeat_interval": 1.0, "adopt_backoff": 0.1}
     survivor = fleet.start({"other": 1}, **slow)
@@ -77,7 +75,7 @@ async def test_worker_killed_at_any_step_costs_nothing(fleet: Fleet, monkeypatch
     assert not alive(fleet.marks("told")[0])
     assert await fleet.cancels(told) == ["requested", "signalled", "killed", "dead"]
     await fleet.eventually(lambda: len(fleet.locks()) == 1, "the locks of the dead are gone")
-    await assert_swept(fleet, monkeypatch)
+    await assert_swept(fleet)
     assert survivor.status is None
 
 
@@ -125,7 +123,7 @@ async def test_worker_stopped_at_any_step_changes_nothing_when_it_wakes(
         assert len(fleet.marks(step)) == 1, step
     assert all(member.status is None for member in (*victims.values(), survivor))
     assert not any("Traceback" in member.log for member in victims.values())
-    await assert_swept(fleet, monkeypatch)
+    await assert_swept(fleet)
 
 
 async def test_adopter_stopped_at_any_step_changes_nothing_when_it_wakes(fleet: Fleet) -> None:

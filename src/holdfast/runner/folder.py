@@ -203,9 +203,10 @@ class Folder:
         """Remove all but the mark that keeps a supervisor that comes late from starting it again."""
         if not (self.path / "started").exists() and not (self.path / "exit").exists():
             self.forbid()
+        mark = "started" if (self.path / "started").exists() else "exit"
         with contextlib.suppress(FileNotFoundError):  # Somebody else may be at it too.
             for entry in list(os.scandir(self.path)):
-                if entry.name in ("started", "exit", "lock"):
+                if entry.name in (mark, "lock"):
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     remove_tree(Path(entry.path))
