@@ -342,6 +342,8 @@ class Reference:
             job = self.held_by(lease)
             if job is not None and job.owner == worker:
                 job.expires_at = self.later(60)
+                if self.now >= job.updated_at + timedelta(minutes=10):
+                    job.adoptions = 0
                 answers.add((job.id, job.token, "yours", job.stop))
             else:
                 answers.add((lease.id, lease.token, "lost", None))
@@ -373,10 +375,11 @@ class Reference:
         self._settle()
         return answers
 
-    def hand_over(self, lease: Lease, delay: float) -> bool:
+    def hand_over(self, lease: Lease, delay: float, *, worn: bool = False) -> bool:
         if (job := self.held_by(lease)) is None:
             return False
         self._orphan(job, "lease:handed_over", delay)
+        job.adoptions = job.adoptions if worn else 0
         return True
 
     def die(self, worker: str) -> set[str]:

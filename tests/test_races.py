@@ -339,7 +339,8 @@ async def test_beat_after_reaping_never_revives_a_lease(kind: str, clean_url: st
     flags = [tmp_path / f"lost-{n}" for n in range(6)]
     async with await open_store(clean_url, listen=False) as store:
         await store.jobs.submit_many([function() for _ in range(6 * share)])
-    aim = {"ttl": 0.1, "around": (-0.06, 0.04)} if POOLED else {"ttl": 0.02, "around": (-0.002, 0.004)}
+    slow = POOLED or kind == "sqlite"  # Six who share one writer, or one pooler, need more room to come in time.
+    aim = {"ttl": 0.1, "around": (-0.06, 0.04)} if slow else {"ttl": 0.02, "around": (-0.002, 0.004)}
     beaters = [Call(racers.beat_past_expiry, {"jobs": share, "flag": flag, **aim}) for flag in flags]
     values = await race(crew, clean_url, [*beaters, *[Call(racers.reap, {"flags": flags})] * 2])
     beaten = [one for part in values[:6] for one in part]
