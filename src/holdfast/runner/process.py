@@ -358,6 +358,8 @@ class Process:
             return None
         if state == "died":
             return await self._lost()
+        if state == "forbidden":
+            return End(cause=Cause.DRAINED)  # Nothing ran: a former owner ended it just before we came to start it.
         if state == "missing":
             return End(cause=Cause.LOST, error=Error(code="lost", message="nothing is left of the attempt"))
         ended = await self._runner.in_thread(self.folder.exit)

@@ -34,7 +34,6 @@ class Gatherer(Generic[I, A]):
         self._linger = linger
         self._waiting: list[tuple[I, Callable[[A | Exception], None]]] = []
         self._some = asyncio.Event()
-        self.closing = False
 
     def put(self, item: I, answer: Callable[[A | Exception], None]) -> None:
         """Hand an item in; `answer` is called with what was written, or why it could not be."""

@@ -138,7 +138,11 @@ class Execution:
         while True:
             begun = await self._find() or await self._prepare() or await self._start()
             # What ends here without a start must not be started by whoever had it before and is still on the way.
-            if not isinstance(begun, End) or self._over or await self._runner.forbid(self._identity, lease.domain):
+            if not isinstance(begun, End) or self._over:
+                return begun
+            if not await until_trusted(self._hold):  # Somebody else's now, to start or not.
+                raise LeaseLost
+            if await self._runner.forbid(self._identity, lease.domain):
                 return begun
 
     async def _find(self) -> Running | End | None:
