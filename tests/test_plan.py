@@ -122,7 +122,7 @@ def test_limits_and_secrets_are_no_part_of_an_identity(files: Sources) -> None:
 
 def test_image_counts_by_its_digest_and_must_resolve(files: Sources) -> None:
     """Proves P3."""
-    job = {"runner": "docker", "spec": {"image": "postgres:15"}}
+    job: dict[str, Any] = {"runner": "docker", "spec": {"image": "postgres:15"}}
     first, second = (made(files, Facts(image=f"sha256:{n}"), **job) for n in "12")
     assert first.hash != second.hash
     with pytest.raises(Invalid, match="postgres:15 does not resolve"):

@@ -132,7 +132,7 @@ def test_psql_answers_the_same_to_the_files_and_to_the_expanded_text(tmp_path: P
         sub__a="CREATE TEMP TABLE t (a text);\nCOPY t FROM stdin;\n\\\\i no.sql\n\\.\nSELECT * FROM t;\n\\ir ../b.sql",
         b="/* /* \\i no.sql */ \\i no.sql */ SELECT 'b' \\; SELECT E'\\'\\\\i no.sql';",
     )
-    psql = [binaries() / "psql", "-X", "-v", "ON_ERROR_STOP=1", "-d", server]
+    psql = [str(binaries() / "psql"), "-X", "-v", "ON_ERROR_STOP=1", "-d", server]
 
     def said(*arguments: str, text: str | None = None) -> str:
         done = subprocess.run([*psql, *arguments], cwd=tmp_path, input=text, capture_output=True, text=True, check=True)
