@@ -523,6 +523,11 @@ def to_end(ended: Exit) -> End:
             missing = "could not run it: " in ended.text and ended.text.rpartition(": ")[2] in MISSING
             code = "command_missing" if missing else "start_failed"
             return End(cause=Cause.START_FAILED, error=Error(code=code, message=ended.text))
+        case ExitCause.SERVICE_ENDED:
+            return End(cause=Cause.EXIT, error=Error(code="service_ended", message=ended.text))
+        case ExitCause.FAILED:
+            code, _, message = ended.text.partition(": ")
+            return End(cause=Cause.EXIT, error=Error(code=code, message=message))
     return End(cause=Cause(ended.cause), exit_code=ended.code, signal=ended.signal)
 
 

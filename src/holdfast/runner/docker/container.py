@@ -446,7 +446,8 @@ def status_of(ended: Exit) -> int:
     """The status with which a supervisor leaves that wrote this."""
     if ended.cause in (ExitCause.TIMED_OUT, ExitCause.IDLE_TIMEOUT, ExitCause.STOP_AFTER):
         return 124
-    if ended.cause is ExitCause.START_FAILED or (ended.code is None and ended.signal is None):
+    unstarted = ended.cause in (ExitCause.START_FAILED, ExitCause.SERVICE_ENDED, ExitCause.FAILED)
+    if unstarted or (ended.code is None and ended.signal is None):
         return 125
     return 128 + ended.signal if ended.signal is not None else ended.code or 0
 
