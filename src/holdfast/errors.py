@@ -14,6 +14,8 @@
     │   └── Gone         a replay of a call whose jobs were deleted
     ├── QueueFull        as many jobs wait in a queue as its limit allows              429
     ├── RateLimited      too many requests with one token                              429
+    ├── CacheFull        no room for a snapshot, and nothing that may go               503
+    ├── SnapshotDamaged  a snapshot's folder is not what was published                 503
     ├── ConfigError      settings that cannot work; lists every problem at once
     └── StoreError       the database, not the request                                 503
         ├── StoreUnreachable
@@ -128,6 +130,16 @@ class RateLimited(HoldfastError):
     def __init__(self, wait: float) -> None:
         super().__init__(f"too many requests with this token; try again in {wait:.1f} seconds")
         self.wait = wait
+
+
+class CacheFull(HoldfastError):
+    status = 503
+    code = "cache_full"
+
+
+class SnapshotDamaged(HoldfastError):
+    status = 503
+    code = "snapshot_damaged"
 
 
 class ConfigError(HoldfastError):
