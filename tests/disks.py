@@ -1,4 +1,4 @@
-"""Small filesystems for tests, on loop devices: one that is soon full, one that copies on write. Only root can have them."""
+"""Small filesystems for tests, on loop devices: one that is soon full, one that copies on write. Only root has them."""
 
 import os
 import shutil

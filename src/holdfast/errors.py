@@ -10,6 +10,7 @@
     ├── Conflict         the thing exists, but not in a state that allows this         409
     │   ├── IllegalMove  the table of moves has no such move from this status
     │   ├── Blocked      a job that has not ended is not deleted without force
+    │   ├── Needed       a snapshot that others need is not removed without force or recurse
     │   ├── NeedFailed   a dependency already ended badly
     │   └── Gone         a replay of a call whose jobs were deleted
     ├── QueueFull        as many jobs wait in a queue as its limit allows              429
@@ -103,6 +104,14 @@ class Blocked(Conflict):
         super().__init__(f"blocked: job {job_id} is {status}; cancel it first, or delete it with force")
         self.job_id = job_id
         self.job_status = status
+
+
+class Needed(Conflict):
+    code = "blocked"
+
+    def __init__(self, snapshot: str, why: str) -> None:
+        super().__init__(f"blocked: snapshot {snapshot} {why}")
+        self.snapshot = snapshot
 
 
 class NeedFailed(Conflict):
