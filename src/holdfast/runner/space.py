@@ -88,4 +88,3 @@ def give_like(top: Path, other: Path) -> None:
 def socket_folder(mark: str) -> Path:
     """Where the service of an attempt on this host has its socket: the paths of sockets may not be long."""
     return Path(tempfile.gettempdir(), f"holdfast-{hashlib.sha256(mark.encode()).hexdigest()[:16]}")
-

@@ -25,8 +25,8 @@ from holdfast.worker.classify import broken, classify, reported
 from holdfast.worker.completer import Handed, retried
 from holdfast.worker.desk import Desk
 from holdfast.worker.journal import Journal
-from holdfast.worker.ledger import Lost
 from holdfast.worker.lease import Hold, until_trusted
+from holdfast.worker.ledger import Lost
 from holdfast.worker.pipeline import Pipeline
 from holdfast.worker.readiness import Unready, make_ready
 from holdfast.worker.shipper import Shipper
@@ -36,7 +36,6 @@ log = logging.getLogger(__name__)
 QUICK, SLOW = 0.25, 1.0
 """Seconds between looks at the output: while there is some, and when it has been quiet for a while."""
 ACK_SECONDS = 5.0
-ADOPT_LOOK = 0.02
 AWAY_SECONDS = 5.0
 """How long what could not be looked at waits for an adopter, when its engine is away."""
 LADDER = {"signalled": StopPhase.SIGNALLED, "killed": StopPhase.KILLED, "not_dead": StopPhase.NOT_DEAD}
@@ -68,7 +67,8 @@ class Execution:
         self._journal = Journal(desk.store, hold.lease)
         self._running: Running | None = None
         self._changed = asyncio.Event()
-        self._adopting = False
+        self._adopted = asyncio.Event()
+        self._adopted.set()
         self._over = False
         """Whether it is known that nothing of it can start any more."""
         self._held_at = float("-inf")
@@ -170,7 +170,7 @@ class Execution:
         if adoption.phase is Phase.STARTED or self._lease.domain != self._runner.domain:
             return self._nothing_left()
         self._over = False
-        self._adopting = True  # Its former owner's supervisor may begin before ours does.
+        self._adopted.clear()  # Its former owner's supervisor may begin before ours does.
         return None
 
     def _nothing_left(self) -> End:
@@ -181,7 +181,7 @@ class Execution:
         """Tell its supervisor whose it is now. Commands of its former owner are refused from then on."""
         self._at("found")
         if running_now:
-            self._adopting = True
+            self._adopted.clear()
             await self._hold_if_adopting(running)
             if self._policy.stop_after is not None:
                 self._tell_stop_after(running, self._hold.renewed_at)
@@ -189,10 +189,10 @@ class Execution:
     async def _hold_if_adopting(self, running: Running) -> None:
         """Say it again until the supervisor has acknowledged: only then is the adoption done."""
         now = asyncio.get_running_loop().time()
-        if self._adopting and "hold" in self._acked:
-            self._adopting = False
+        if not self._adopted.is_set() and "hold" in self._acked:
+            self._adopted.set()
             self._at("adopted")
-        elif self._adopting and now - self._held_at > ACK_SECONDS:
+        elif not self._adopted.is_set() and now - self._held_at > ACK_SECONDS:
             if not await until_trusted(self._hold):
                 raise LeaseLost
             if await self._tell(running, Command(token=self._lease.token, verb="hold")):
@@ -316,8 +316,8 @@ class Execution:
             raise failed.exceptions[0] from None
 
     async def _drive(self, pipeline: Pipeline, running: Running) -> None:
-        while self._adopting:  # Until its supervisor listens to us alone, what it says may still change.
-            await asyncio.sleep(ADOPT_LOOK)
+        """Until its supervisor listens to us alone, what it says may still change."""
+        await self._adopted.wait()
         await pipeline.drive(running)
 
     async def _ship_rest(self, shipper: Shipper) -> None:

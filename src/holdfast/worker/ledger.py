@@ -1,6 +1,6 @@
 """What the record says of a pipeline, read and written for one lease: its tasks, snapshots and build locks.
 
-Every write is fenced; one that the lease no longer covers raises `Lost`. The database may be away: then it is tried again.
+Every write is fenced; one that the lease no longer covers raises `Lost`. While the database is away, it is tried again.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,19 +26,13 @@ class Ledger:
 
     # Tasks
 
-    async def plan(self) -> None:
-        """Put the plan into the record, in the place of the one that was there."""
-        known = self._plan.latest(await self.known(task.snapshot for task in self._plan.tasks))
-        tasks = [
-            PlannedTask(name=task.name, parent=task.parent, snapshot=task.snapshot, cached=task.n < known)
-            for task in self._plan.tasks
-        ]
-        if not await retried(lambda: self._store.tasks.replan(self._lease, tasks), "a plan"):
+    async def plan(self, done: int) -> None:
+        """Put the plan into the record, in the place of the one that was there; so many tasks are done."""
+        tasks = [PlannedTask(name=task.name, parent=task.parent, snapshot=task.snapshot) for task in self._plan.tasks]
+        if not await retried(lambda: self._store.tasks.replan(self._lease, tasks, done=done), "a plan"):
             raise Lost
 
-    async def write(
-        self, n: int, status: TaskStatus, *, cached: bool = False, exit_code: int | None = None
-    ) -> None:
+    async def write(self, n: int, status: TaskStatus, *, cached: bool = False, exit_code: int | None = None) -> None:
         write = self._store.tasks.write
         landed = await retried(lambda: write(self._lease, n, status, cached=cached, exit_code=exit_code), "a task")
         if not landed:
@@ -49,12 +43,11 @@ class Ledger:
         for n in tasks:
             await self.write(n, TaskStatus.SUCCEEDED, cached=True, exit_code=None)
 
-    async def reset(self, tasks: Iterable[int]) -> None:
-        """Note that these tasks are still to be done, whatever became of them before."""
-        for n in tasks:
-            await self.write(n, TaskStatus.PENDING)
-
     # Snapshots
+
+    async def done(self) -> int:
+        """How many tasks from the first are done by the latest snapshot that exists."""
+        return self._plan.latest(await self.known(task.snapshot for task in self._plan.tasks))
 
     async def known(self, snapshots: Iterable[str]) -> frozenset[str]:
         """Which of these exist."""
@@ -84,7 +77,7 @@ class Ledger:
         await retried(lambda: self._store.snapshots.release(self._lease, snapshot), "a build lock")
 
     async def publish(self, task: TaskPlan, made: Made) -> bool:
-        """Make a folder the snapshot of a task; False: there is one already. A retry after a lost answer finds its own."""
+        """Make a folder the snapshot of a task; False: another one is. After a lost answer, a retry finds its own."""
         new = NewSnapshot(
             id=task.snapshot,
             parent=task.parent,

@@ -1,4 +1,4 @@
-"""Drives a pipeline. For each task: is its result known? If not: the build lock, the workspace, the word to go; and then
+"""Drives a pipeline. For each task: is its result known? If not: the build lock, the workspace, the word to go; then
 its snapshot.
 
 Whatever happens to this worker, the next one reads from the supervisor's events where things stand (`course.py`) and
@@ -70,12 +70,10 @@ class Pipeline:
         if self._plan.base is not None and not await self._ledger.known([self._plan.base]):
             message = f"base: there is no snapshot {self._plan.base}"
             return End(cause=Cause.START_FAILED, error=Error(code="contract_violation", message=message))
-        await self._ledger.plan()
+        await self._ledger.plan(await self._ledger.done())
         self._at("recorded")
-        following = await self._secure(0)
-        if following == len(self._plan.tasks):
+        if await self._secure(0) == len(self._plan.tasks):
             return End(cause=Cause.EXIT, exit_code=0)
-        await self._ledger.reset(range(following, len(self._plan.tasks)))
         return None
 
     def staged(self) -> Staged:
@@ -128,7 +126,7 @@ class Pipeline:
             await self._say(running, Command(token=self._lease.token, verb="end"), lambda: False)
         else:
             if not await self._restore(running, following):
-                await self._ledger.reset(range(behind, following))
+                await self._ledger.plan(done=behind)
                 return
             await self._serve(running)
             await self._ledger.write(following, TaskStatus.RUNNING)
@@ -157,7 +155,7 @@ class Pipeline:
         Behind the last if all is known. Looked at again under the lock: somebody may have built it before us.
         """
         while n < len(self._plan.tasks) and not self._interrupted():
-            known = self._plan.latest(await self._ledger.known([task.snapshot for task in self._plan.tasks]))
+            known = await self._ledger.done()
             if known > n:
                 await self._ledger.reuse(range(n, known))
                 self._at("reused")
@@ -279,7 +277,7 @@ class Pipeline:
                 pass
 
     async def _until(self, done: Callable[[], bool]) -> None:
-        while not done():
+        while not done():  # noqa: ASYNC110 - a server's file changes without an event
             await asyncio.sleep(LOOK)
 
     async def _trusted(self) -> None:

@@ -1,7 +1,8 @@
 """Ships an attempt's output: frames of bytes become log lines and events in the job's record.
 
 Lines that are JSON objects with an `event` key are events; all others are log lines, UTF-8 made safe. Offsets end at
-line ends. In a pipeline each carries its task, and no line reaches from one into the next. Over its cap the log is cut with a visible mark; event lines still pass, under a cap of their own.
+line ends. In a pipeline each carries its task, and no line reaches from one into the next. Over its cap the log is cut
+with a visible mark; event lines still pass, under a cap of their own.
 """
 
 from collections.abc import Callable, Sequence

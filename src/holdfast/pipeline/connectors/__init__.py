@@ -1,8 +1,8 @@
 """What makes a workspace quiet, so that it can be copied: `files`, and `postgres`, which has a server beside the tasks.
 
-    base.py      what a connector answers
-    files.py     nothing runs between tasks, and that is all there is to it
-    postgres.py  a server in the workspace, stopped before it is copied
+base.py      what a connector answers
+files.py     nothing runs between tasks, and that is all there is to it
+postgres.py  a server in the workspace, stopped before it is copied
 """
 
 from collections.abc import Mapping
