@@ -87,6 +87,8 @@ async def test_one_builds_and_the_others_wait_and_reuse(stage: Stage) -> None:
     assert {turn.job for turn in turns if turn.answer == "busy"} == {builder.id}
     assert (await snapshots.take(builder, name("a"))).answer == "yours", "asking again changes nothing"
     assert await snapshots.publish(builder, new("a")) == "published"
+    assert await snapshots.publish(builder, new("a")) == "published", "its first answer was lost"
+    assert await snapshots.publish(builder, new("a", folder="other")) == "exists"
     assert [(await snapshots.take(lease, name("a"))).answer for lease in leases] == ["built"] * 4
     assert await rows_of(stage, "builds") == 0
 
