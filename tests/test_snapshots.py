@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import Conflict, Invalid, Needed, NotFound
+from holdfast.errors import Invalid, Needed, NotFound
 from holdfast.model import Lease, Snapshot
 from holdfast.store.snapshots import NewSnapshot
 from holdfast.store.sqlite import SqliteDatabase
@@ -199,7 +199,7 @@ async def test_snapshots_are_listed_by_page_and_shown_by_the_beginning_of_an_id(
             await snapshots.get(text, tenant="default")
     twin = twin_of(made[0].id)
     await built_as(stage, twin)
-    with pytest.raises(Conflict, match="several snapshots' ids begin with"):
+    with pytest.raises(Invalid, match="several snapshots' ids begin with"):
         await snapshots.get(made[0].id[:10], tenant="default")
     assert (await snapshots.get(made[0].id, tenant="default")).id == made[0].id
     totals = await snapshots.totals(tenant="default")

@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.errors import Conflict, Invalid, Needed, NotFound
+from holdfast.errors import Invalid, Needed, NotFound
 from holdfast.model import Lease, Snapshot
 from holdfast.store.database import Database, Row, Tx
 from holdfast.store.rows import to_json
@@ -99,7 +99,7 @@ class Snapshots:
             raise NotFound("snapshot", text)
         if len(rows) > 1:
             several = ", ".join(row["id"] for row in rows[:SHOWN])
-            raise Conflict(f"several snapshots' ids begin with {text}: {several}")
+            raise Invalid("id", f"several snapshots' ids begin with {text}: {several}")
         return to_snapshot(rows[0])
 
     async def list(self, *, tenant: str, limit: int = 100, cursor: str | None = None) -> SnapshotPage:
