@@ -14,7 +14,8 @@ from holdfast.model import new_worker_id
 from holdfast.runner.base import Limits, Runner
 from holdfast.runner.function import Functions
 from holdfast.runner.host import StateFolder
-from holdfast.runner.process import MARK_SECONDS, ProcessRunner, user_for
+from holdfast.runner.process import MARK_SECONDS, ProcessRunner
+from holdfast.runner.users import user_for
 from holdfast.store import Store
 from holdfast.store.sqlite import SqliteDatabase
 from holdfast.store.store import open_store

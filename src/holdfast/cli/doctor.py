@@ -15,7 +15,7 @@ from holdfast.config import Settings
 from holdfast.errors import HoldfastError
 from holdfast.runner import supervisor
 from holdfast.runner.host import StateFolder
-from holdfast.runner.process import user_for
+from holdfast.runner.users import user_for
 from holdfast.store.migrate import require_current
 from holdfast.store.store import Store, connect
 

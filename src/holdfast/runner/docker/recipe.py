@@ -15,8 +15,9 @@ from holdfast.runner import supervisor
 from holdfast.runner.base import CannotStart, Identity, Limits, Order
 from holdfast.runner.docker.archive import Archive
 from holdfast.runner.docker.engine import Image
-from holdfast.runner.process import PATH, User
+from holdfast.runner.process import PATH
 from holdfast.runner.spec import Spec, Task, encode_spec
+from holdfast.runner.users import User
 
 VOLUME = "/holdfast"
 PROGRAM = f"{VOLUME}/supervisor"

@@ -18,8 +18,9 @@ from holdfast.runner.docker.archive import only_file
 from holdfast.runner.docker.container import Container, boottime
 from holdfast.runner.docker.engine import Engine, Gone, Image, Info, Refusal, Seen
 from holdfast.runner.docker.recipe import Clock
-from holdfast.runner.process import LEAST_OUTPUT, OUTPUT_FACTOR, User
+from holdfast.runner.process import LEAST_OUTPUT, OUTPUT_FACTOR
 from holdfast.runner.spec import Command
+from holdfast.runner.users import User
 from holdfast.timing import jitter
 
 log = logging.getLogger(__name__)
