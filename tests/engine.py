@@ -157,9 +157,15 @@ class Daemon:
             process.wait()
 
     def clear(self) -> None:
-        """Remove whatever a test left."""
-        if names := self.docker("ps", "-aq").split():
-            self.docker("rm", "-fv", *names)
+        """Remove whatever a test left. Another removal, of a worker that was killed in it, may still be on its way."""
+        last = time.monotonic() + PATIENCE
+        while names := self.docker("ps", "-aq").split():
+            try:
+                self.docker("rm", "-fv", *names)
+            except subprocess.CalledProcessError:
+                if time.monotonic() > last:
+                    raise
+                time.sleep(0.2)
         if names := self.volumes():
             self.docker("volume", "rm", "-f", *names)
 

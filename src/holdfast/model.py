@@ -442,6 +442,8 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     queues: Mapping[str, int]
     capabilities: tuple[str, ...]
     domains: tuple[str, ...]
+    away: Mapping[str, str]
+    """What it could run, but for an engine that is away, and why."""
     registered_at: datetime
     seen_at: datetime
     live: bool

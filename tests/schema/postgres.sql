@@ -183,6 +183,7 @@ workers.pid integer NO
 workers.queues json NO 
 workers.capabilities json NO 
 workers.domains json NO 
+workers.away json NO 
 workers.registered_at timestamp with time zone NO 
 workers.seen_at timestamp with time zone NO 
 workers.expires_at timestamp with time zone NO 

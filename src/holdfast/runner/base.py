@@ -131,8 +131,8 @@ class Runner(Protocol):
     def domains(self) -> Sequence[str]: ...
 
     @property
-    def available(self) -> bool:
-        """Say whether attempts can start now."""
+    def away(self) -> str | None:
+        """Say why no attempt can start now, in words for people; None: it can."""
 
     def doubt(self) -> None:
         """Somebody met an engine that does not answer, or a host that is exhausted: nothing starts here for now."""

@@ -77,8 +77,8 @@ class ProcessRunner:
         self._exhausted_until = 0.0
 
     @property
-    def available(self) -> bool:
-        return time.monotonic() >= self._exhausted_until
+    def away(self) -> str | None:
+        return "this host had no room left a moment ago" if time.monotonic() < self._exhausted_until else None
 
     def doubt(self) -> None:
         self._exhausted_until = time.monotonic() + EXHAUSTED_SECONDS

@@ -58,7 +58,7 @@ class DockerRunner:
         self._limits = limits
         self._output_cap = max(log_cap * OUTPUT_FACTOR, LEAST_OUTPUT)
         self._domain = ""
-        self._available = False
+        self._away: str | None = f"the Docker engine at {engine.host} was not asked yet"
         self._verified = ("", -1)
         self._doubted = asyncio.Event()
         self._created: dict[Identity, float] = {}
@@ -67,8 +67,8 @@ class DockerRunner:
     # The engine
 
     @property
-    def available(self) -> bool:
-        return self._available
+    def away(self) -> str | None:
+        return self._away
 
     @property
     def domain(self) -> str:
@@ -76,14 +76,14 @@ class DockerRunner:
 
     @property
     def domains(self) -> Sequence[str]:
-        return [self._domain] if self._available else []
+        return [self._domain] if self._away is None else []
 
     async def watch(self, changed: Callable[[], None]) -> None:
-        told = self.domains
+        told = (self.domains, self.away)
         while True:
             await self.check()
-            if self.domains != told:
-                told = self.domains
+            if told != (self.domains, self.away):
+                told = (self.domains, self.away)
                 changed()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(jitter(LOOK_SECONDS)):
@@ -98,22 +98,22 @@ class DockerRunner:
     async def check(self) -> None:
         """Find out whether the engine is there, and whether it is the same."""
         try:
-            if self._available and boottime() - self.clock.ours < CLOCK_SECONDS:
+            if self._away is None and boottime() - self.clock.ours < CLOCK_SECONDS:
                 await self.engine.ping()
                 return
             self._known(await self.engine.info())
         except (EngineUnreachable, Refusal) as error:
-            if self._available:
+            if self._away is None:
                 log.warning("%s; its containers are left alone until it is back", error)
-            self._available = False
+            self._away = str(error)
 
     def _known(self, info: Info) -> None:
         """Note which engine it is, and its clock: read at the latest now."""
         self.clock = Clock(info.time, boottime())
         domain = domain_of(info)
-        if not self._available or domain != self._domain:
+        if self._away is not None or domain != self._domain:
             log.info("the Docker engine at %s is %s on %s", self.engine.host, domain, info.host)
-        self._domain, self._available = domain, True
+        self._domain, self._away = domain, None
 
     async def verify(self, domain: str) -> None:
         """Make sure that the engine which just answered is the one of this domain; only then "not found" counts."""
