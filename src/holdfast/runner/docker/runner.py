@@ -102,10 +102,15 @@ class DockerRunner:
                 await self.engine.ping()
                 return
             self._known(await self.engine.info())
-        except (EngineUnreachable, Refusal) as error:
-            if self._away is None:
-                log.warning("%s; its containers are left alone until it is back", error)
-            self._away = str(error)
+        except EngineUnreachable as error:
+            self._gone(str(error))
+        except Refusal as error:
+            self._gone(f"the Docker engine at {self.engine.host} refuses us: {error}")
+
+    def _gone(self, why: str) -> None:
+        if self._away is None:
+            log.warning("%s; its containers are left alone until it is back", why)
+        self._away = why
 
     def _known(self, info: Info) -> None:
         """Note which engine it is, and its clock: read at the latest now."""
