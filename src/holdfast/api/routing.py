@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from holdfast.api.auth import Access, Caller, checked_name, says_json
+from holdfast.api.direct import Executor
 from holdfast.api.errors import JSON, to_response
 from holdfast.api.hub import Hub
 from holdfast.api.shapes import NoQuery
@@ -42,6 +43,8 @@ class Service:
     access: Access
     hub: Hub
     tools: Tools
+    direct: Executor | None = None
+    """What runs jobs in the request, where the queue is off."""
     requests: Counter[tuple[str, str, int]] = field(default_factory=Counter)
 
 

@@ -190,9 +190,9 @@ class Execution:
                 self._held_at = now
 
     async def _prepare(self) -> End | None:
-        """What is to be known before the start: whether it is still wanted, and whether its lane is ready."""
+        """What is to be known before the start: whether it is still wanted, and whether what it needs is ready."""
         self._hold.hear_stop(await self._desk.stops.ask(self._lease))
-        if self._hold.stop is None and self._lease.lane is not None:
+        if self._hold.stop is None and (self._lease.lane is not None or self._policy.check is not None):
             try:
                 await make_ready(self._desk.store, self._lease, until=self._stopped_or_leaving)
             except Unready as error:
