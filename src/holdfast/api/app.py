@@ -14,13 +14,13 @@ from holdfast.api.auth import Access, first_admin
 from holdfast.api.direct import Executor
 from holdfast.api.errors import not_routed
 from holdfast.api.hub import Hub
-from holdfast.api.routes import artifacts, events, jobs, lanes, probes, queues, tokens, tools, workers
+from holdfast.api.routes import artifacts, events, jobs, lanes, probes, queues, tokens, tools, uploads, workers
 from holdfast.api.routing import Route, Service, handler
 from holdfast.api.tools import load_tools
 from holdfast.config import Settings
 from holdfast.store import Store
 
-NOUNS = (jobs, events, artifacts, lanes, queues, workers, tools, tokens, probes)
+NOUNS = (jobs, events, artifacts, uploads, lanes, queues, workers, tools, tokens, probes)
 Background = Callable[[Store], AbstractAsyncContextManager[Executor | None]]
 """What else runs while the service does: duties, say, or what runs jobs in the request. It gets the service's store."""
 

@@ -77,7 +77,7 @@ def _operation(route: Route, known: Mapping[Any, Any]) -> dict[str, Any]:
         if route.shape in EXAMPLES:
             content["examples"] = EXAMPLES[route.shape]
         required = any(field.required for field in msgspec.structs.fields(route.shape)) or route.body is dict
-        operation["requestBody"] = {"required": required, "content": {JSON: content}}
+        operation["requestBody"] = {"required": required, "content": {route.takes: content}}
     return operation
 
 

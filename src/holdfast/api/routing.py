@@ -90,6 +90,7 @@ class Route:
     answers: Mapping[int, Any]
     shape: Any = None
     media: str = JSON
+    takes: str = JSON
     query: type[msgspec.Struct] = NoQuery
     body: Any = None
 
@@ -113,12 +114,13 @@ class Routes:
         answers: Mapping[int, Any],
         shape: Any = None,
         media: str = JSON,
+        takes: str = JSON,
     ) -> Callable[[Endpoint], Endpoint]:
         def declare(run: Endpoint) -> Endpoint:
             hints = typing.get_type_hints(run)
             query, body = hints.get("query", NoQuery), hints.get("body")
             body = typing.get_origin(body) or body
-            self.all.append(Route(method, path, run, role, answers, shape or body, media, query, body))
+            self.all.append(Route(method, path, run, role, answers, shape or body, media, takes, query, body))
             return run
 
         return declare

@@ -387,6 +387,11 @@ class Jobs:
         self._wake.post(wake.work(queue) for queue in queues)
         return gone
 
+    async def existing(self, ids: Sequence[str]) -> frozenset[str]:
+        """Which of these jobs are there, whoever's they are."""
+        found = await self._database.read("existing", ids=[job_id for job_id in ids if _is_id(job_id)])
+        return frozenset(row["id"] for row in found)
+
     async def refuse_taken_ids(self, ids: Sequence[str]) -> None:
         """Name the id that made the database refuse a batch."""
         taken = await self._database.read("existing", ids=list(ids))
@@ -436,6 +441,13 @@ def _queued(row: Row, verb: Verb, by: str | None, reason: str | None) -> Move:
         unsettle=verb is Verb.RESUME,
         events=[*audit(verb, by, reason), event("status", status="queued", by=str(verb))],
     )
+
+
+def _is_id(text: str) -> bool:
+    try:
+        return str(uuid.UUID(text)) == text
+    except ValueError:
+        return False
 
 
 def _given_id(job: Submission | Mapping[str, Any]) -> bool:

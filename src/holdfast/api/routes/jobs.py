@@ -24,6 +24,7 @@ from holdfast.api.shapes import (
     Resolve,
     Resume,
 )
+from holdfast.api.uploads import given
 from holdfast.errors import Forbidden, Invalid
 from holdfast.model import Job, Role
 from holdfast.store.explain import Explanation
@@ -44,7 +45,7 @@ async def submit(call: Call, body: dict[str, Any]) -> Reply:
 
     Where the queue is off it runs in this request: the answer comes with its end, or 503 `at_capacity` at once.
     """
-    asked = _allowed(call, body)
+    asked = await given(_allowed(call, body), call.tenant, call.service.settings)
     if call.service.direct is not None:
         job = await run_in_request(call.service.direct, call.store, call.request, call.who, asked, sent=[body])
     else:
@@ -67,7 +68,8 @@ async def submit_bulk(call: Call, body: dict[str, Any]) -> Reply:
     allowed = []
     for n, job in enumerate(jobs):
         with _placed(n):
-            allowed.append(_allowed(call, job, f"jobs[{n}]"))
+            asked = _allowed(call, job, f"jobs[{n}]")
+            allowed.append(await given(asked, call.tenant, call.service.settings))
     try:
         accepted = await call.store.jobs.accept(allowed, tenant=call.tenant, key=_key(call), sent=jobs)
     except Invalid:
