@@ -14,6 +14,7 @@
     │   └── Gone         a replay of a call whose jobs were deleted
     ├── QueueFull        as many jobs wait in a queue as its limit allows              429
     ├── RateLimited      too many requests with one token                              429
+    ├── AtCapacity       a server without a queue runs as many jobs as it may          503
     ├── ConfigError      settings that cannot work; lists every problem at once
     └── StoreError       the database, not the request                                 503
         ├── StoreUnreachable
@@ -128,6 +129,11 @@ class RateLimited(HoldfastError):
     def __init__(self, wait: float) -> None:
         super().__init__(f"too many requests with this token; try again in {wait:.1f} seconds")
         self.wait = wait
+
+
+class AtCapacity(HoldfastError):
+    status = 503
+    code = "at_capacity"
 
 
 class ConfigError(HoldfastError):

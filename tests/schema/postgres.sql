@@ -288,6 +288,15 @@ BEGIN
       WHEN field = 'secrets' THEN
         CASE WHEN jsonb_typeof(value) <> 'array' OR jsonb_path_exists(value, '$[*] ? (@.type() != "string")')
         THEN 'must be a list of names' END
+      WHEN field = 'uploads' THEN
+        CASE WHEN jsonb_typeof(value) <> 'array' OR jsonb_path_exists(value, '$[*] ? (@.type() != "string")')
+        THEN 'must be a list of uploads' END
+      WHEN field = 'check' THEN
+        CASE WHEN jsonb_typeof(value) <> 'object' OR value - ARRAY['command', 'timeout'] <> '{}'
+          OR coalesce(jsonb_typeof(value -> 'command'), 'null') <> 'array'
+          OR jsonb_path_exists(value, '$.command[*] ? (@.type() != "string")')
+          OR coalesce(jsonb_typeof(value -> 'timeout'), 'null') <> 'number'
+        THEN 'must be like {"command": ["pg_isready"], "timeout": 10}' END
       ELSE 'is an unknown field'
     END;
     IF wanted IS NOT NULL THEN

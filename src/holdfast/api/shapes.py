@@ -44,6 +44,22 @@ class Nothing(Body, frozen=True):
 # Jobs
 
 
+class UploadForm(Body, frozen=True):
+    """Files, each a part with a file name, which may be a relative path."""
+
+    file: Sequence[bytes]
+
+
+class UploadedFile(msgspec.Struct, frozen=True, kw_only=True):
+    path: str
+    size: int
+
+
+class UploadView(Answer, frozen=True):
+    upload: str
+    files: Sequence[UploadedFile]
+
+
 class JobRequest(Submission, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A job: either `runner` and `spec`, or the name of a `tool`."""
 

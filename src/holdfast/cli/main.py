@@ -84,13 +84,22 @@ def up(
 
 
 @app.command()
-def serve(host: Host = None, port: Port = None, database_url: DatabaseUrl = None, data_dir: DataDir = None) -> None:
-    """Serve HTTP: submit, follow and steer jobs. The first start writes an admin's token to the data folder."""
+def serve(
+    host: Host = None,
+    port: Port = None,
+    application: Application = None,
+    database_url: DatabaseUrl = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Serve HTTP: submit, follow and steer jobs. The first start writes an admin's token to the data folder.
+
+    It runs no jobs, unless HOLDFAST_QUEUE_ENABLED is false: then it runs them in the request that submits them.
+    """
     from holdfast.cli import serve as http
 
     _log()
     flags = {"host": host, "port": port, "database_url": database_url, "data_dir": data_dir}
-    run(lambda: http.run_server(flags))
+    run(lambda: http.run_server(flags, application))
 
 
 @app.command()

@@ -5,6 +5,7 @@ taken up again behind the last event that arrived.
 """
 
 import asyncio
+import contextlib
 import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -80,6 +81,7 @@ class AsyncClient:
     ) -> None:
         self.url = (url or os.environ.get("HOLDFAST_URL") or URL).rstrip("/")
         self._tries = tries
+        self._tenant = tenant
         headers = {"Accept": "application/json"}
         if found := token or find_token(data_dir):
             headers["Authorization"] = f"Bearer {found}"
@@ -102,7 +104,8 @@ class AsyncClient:
 
     async def submit(self, job: Mapping[str, Any], *, key: str | None = None) -> Job:
         """Submit a job; a retry of the call makes no second one."""
-        return await self._call("POST", "/v1/jobs", Job, body=job, headers={"Idempotency-Key": key or new_id()})
+        headers = {"Idempotency-Key": key or new_id(), "Prefer": "wait=0"}  # Also where the job runs in the request.
+        return await self._call("POST", "/v1/jobs", Job, body=job, headers=headers)
 
     async def submit_many(self, jobs: Sequence[Mapping[str, Any]], *, key: str | None = None) -> Sequence[str]:
         """Submit many jobs, all or none; return their ids in order."""
@@ -182,6 +185,19 @@ class AsyncClient:
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)
+
+    async def upload(self, *files: Path) -> str:
+        """Upload files, to be named in `uploads` of a job within a day; return the upload's id."""
+        headers = {} if "Authorization" in self._http.headers else {"Holdfast-Tenant": self._tenant or "default"}
+        with contextlib.ExitStack() as opened:
+            form = [("file", (file.name, opened.enter_context(file.open("rb")))) for file in files]
+            try:
+                answer = await self._http.post("/v1/uploads", files=form, headers=headers)
+            except httpx.TransportError as error:
+                raise ServerUnreachable(f"cannot reach {self.url}: {error or type(error).__name__}") from error
+        if answer.status_code >= 400:
+            _raise(answer)
+        return str(msgspec.json.decode(answer.content)["upload"])
 
     # History
 

@@ -12,8 +12,10 @@ from holdfast.duties import orphans, promoter, remover, repairer, resolver
 from holdfast.duties.pruner import Pruner
 from holdfast.duties.reaper import Reaper
 from holdfast.duties.sweeper import Sweeper
+from holdfast.duties.uploads import Uploads
 from holdfast.errors import StoreError
 from holdfast.model import TERMINAL
+from holdfast.runner.inputs import Inputs
 from holdfast.runner.outputs import Artifacts
 from holdfast.store import Store
 from holdfast.store.retention import Retention
@@ -44,6 +46,7 @@ class Duties:
         reaper = Reaper(store, ttl=settings.lease_ttl, interval=settings.reaper_interval)
         pruner = Pruner(store, retention_of(settings))
         sweeper = Sweeper(store, Artifacts(settings.shared))
+        uploads = Uploads(store, Inputs(settings.shared))
         async with asyncio.TaskGroup() as group:
             group.create_task(self._lead())
             for seconds, duty in (
@@ -54,6 +57,7 @@ class Duties:
                 (5.0, lambda: remover.run_once(store)),
                 (60.0, lambda: repairer.run_once(store)),
                 (60.0, sweeper.run_once),
+                (60.0, uploads.run_once),
             ):
                 group.create_task(every(seconds, self._while_leading(duty)))
             # A worker that starts has a backlog to work off first; it may also live for less than ten minutes.

@@ -5,6 +5,7 @@ worker started; the token of the lease is no part of it.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -49,6 +50,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     stop_grace: float = 5.0
     stop_after: float | None = None
     secrets: Mapping[str, str] = {}
+    files: Mapping[str, Path] = {}
+    """What goes into `input/` of its work folder: relative names, and where to copy them from."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):

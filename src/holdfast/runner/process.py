@@ -10,6 +10,7 @@ import contextlib
 import errno
 import logging
 import os
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -89,6 +90,8 @@ class ProcessRunner:
     async def start(self, order: Order, confirm: Confirm) -> "Process":
         """Start a supervisor; it asks nobody, and leaves by itself when it comes too late (`start_by`)."""
         process = Process(self, order.identity, stdout=0, stderr=0)
+        if order.files:  # A copy may take long; what is put in place now is only given its spec below.
+            await self.slowly(lambda: self._stage(process.folder, order))
         pid = await self.in_thread(lambda: self._stage_and_spawn(process.folder, order))
         process.watch_child(self._children.watch(pid))
         await process.begun()
@@ -171,6 +174,8 @@ class ProcessRunner:
         if spec.uid is not None and spec.gid is not None:
             for path in (work, f"{work}/output", f"{work}/request.json"):
                 os.chown(path, spec.uid, spec.gid)
+        if order.files:
+            _copy_in(folder.path / "work" / "input", order.files, spec)
         if order.secrets:
             folder.write_secrets(order.secrets.values())
         write_new(f"{root}/spec", encode_spec(spec))
@@ -384,6 +389,19 @@ class Process:
         if self._watch is not None:
             self._watch.close()
             self._watch = None
+
+
+def _copy_in(folder: Path, files: Mapping[str, Path], spec: Spec) -> None:
+    """Copy what a job was given: its own, to read and to change."""
+    folder.mkdir(mode=0o700)
+    for name, source in files.items():
+        target = folder / name
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+        target.chmod(0o600)
+    if spec.uid is not None and spec.gid is not None:
+        for path in (folder, *folder.rglob("*")):
+            os.chown(path, spec.uid, spec.gid)
 
 
 def _spawn(folder: Folder) -> int:

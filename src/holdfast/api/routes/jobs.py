@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.api.direct import NoQueue, run_in_request
 from holdfast.api.routing import Call, Reply, Routes
 from holdfast.api.shapes import (
     Attempts,
@@ -23,6 +24,7 @@ from holdfast.api.shapes import (
     Resolve,
     Resume,
 )
+from holdfast.api.uploads import given
 from holdfast.errors import Forbidden, Invalid
 from holdfast.model import Job, Role
 from holdfast.store.explain import Explanation
@@ -33,13 +35,21 @@ routes = Routes()
 ONE = {200: JobView}
 STOP = {200: JobView, 202: JobView}
 RAW = "commands and images of your own need an admin's token or HOLDFAST_ALLOW_RAW; use a tool"
+CHECK = "a readiness check is a command: it needs an admin's token or HOLDFAST_ALLOW_RAW; use a tool that has one"
 SECRETS = "secrets are named by tools, or by an admin"
 
 
 @routes.add("POST", "/v1/jobs", role=Role.SUBMITTER, answers={201: JobView, 200: JobView}, shape=JobRequest)
 async def submit(call: Call, body: dict[str, Any]) -> Reply:
-    """Submit a job. 201 once it is in the database; 200 with `reused` if it was there already."""
-    job = await call.store.jobs.submit(_allowed(call, body), tenant=call.tenant, key=_key(call))
+    """Submit a job. 201 once it is in the database; 200 with `reused` if it was there already.
+
+    Where the queue is off it runs in this request: the answer comes with its end, or 503 `at_capacity` at once.
+    """
+    asked = await given(_allowed(call, body), call.tenant, call.service.settings)
+    if call.service.direct is not None:
+        job = await run_in_request(call.service.direct, call.store, call.request, call.who, asked, sent=[body])
+    else:
+        job = await call.store.jobs.submit(asked, tenant=call.tenant, key=_key(call), sent=[body])
     view = _view(call, job)
     return Reply(view, 200 if job.reused else 201, {"Location": view.links.self})
 
@@ -50,15 +60,18 @@ async def submit_bulk(call: Call, body: dict[str, Any]) -> Reply:
     for name in body:
         if name != "jobs":
             raise Invalid(name[:60], "unknown field; a bulk has `jobs`")
+    if call.service.direct is not None:
+        raise NoQueue("jobs run in the request that submits them: submit them one by one")
     jobs = body.get("jobs")
     if not isinstance(jobs, list):
         raise Invalid("jobs", "must be a list of jobs")
     allowed = []
     for n, job in enumerate(jobs):
         with _placed(n):
-            allowed.append(_allowed(call, job, f"jobs[{n}]"))
+            asked = _allowed(call, job, f"jobs[{n}]")
+            allowed.append(await given(asked, call.tenant, call.service.settings))
     try:
-        accepted = await call.store.jobs.accept(allowed, tenant=call.tenant, key=_key(call))
+        accepted = await call.store.jobs.accept(allowed, tenant=call.tenant, key=_key(call), sent=jobs)
     except Invalid:
         for n, job in enumerate(allowed):  # Which one was it? Only now is that worth a second look at each.
             with _placed(n):
@@ -174,6 +187,8 @@ def _allowed(call: Call, job: Any, where: str = "job") -> Mapping[str, Any]:
     if not call.who.admin:
         if job.get("runner") in ("process", "docker") and not call.service.settings.allow_raw:
             raise Forbidden(RAW)
+        if job.get("check") is not None and not call.service.settings.allow_raw:
+            raise Forbidden(CHECK)
         if job.get("secrets"):
             raise Forbidden(SECRETS)
     return {name: value for name, value in job.items() if name != "tool"}

@@ -7,6 +7,7 @@ root filesystem that can be written to, and more than its share of memory, proce
 import functools
 import hashlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
@@ -182,10 +183,19 @@ def files_of(order: Order, spec: Spec, user: User) -> bytes:
     archive.folder("attempt/work")
     archive.folder("attempt/work/output", at=UNTOUCHED)
     archive.file("attempt/work/request.json", msgspec.json.encode(order.inputs))
+    _add_inputs(archive, order.files)
     if order.secrets:
         archive.file("attempt/secrets", msgspec.json.encode(sorted(order.secrets.values())))
     archive.file("attempt/spec", encode_spec(spec))
     return archive.finish()
+
+
+def _add_inputs(archive: Archive, files: Mapping[str, Path]) -> None:
+    folders = {str(parent) for name in files for parent in PurePosixPath("input", name).parents} - {"."}
+    for folder in sorted(folders):
+        archive.folder(f"attempt/work/{folder}")
+    for name, source in files.items():
+        archive.file(f"attempt/work/input/{name}", source.read_bytes())
 
 
 @functools.cache

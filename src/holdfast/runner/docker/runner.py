@@ -211,7 +211,8 @@ class DockerRunner:
         try:
             user = await self._user(created, recipe.user_in(order), order.spec["image"])
             spec = recipe.spec_of(order, image, await self._fresh_clock(), output_cap=self._output_cap)
-            await self.engine.put(created, recipe.VOLUME, recipe.files_of(order, spec, user))
+            files = await asyncio.to_thread(recipe.files_of, order, spec, user)
+            await self.engine.put(created, recipe.VOLUME, files)
             # The record says where it can be found. On any other engine its id is unknown, and the start fails.
             await self.same_engine(order.domain)
             await confirm()
