@@ -127,7 +127,7 @@ def test_moves_of_a_job(up: Up) -> None:
     failing = up.json("submit", "--lane", "l1", "--", "false")["id"]
     behind = up.json("submit", "--lane", "l1", "--", "true")["id"]
     up("watch", failing, code=1)
-    assert up.json("lanes")[0]["state"] == "blocked"
+    assert up.json("lanes")["items"][0]["state"] == "blocked"
     assert failing in up("lanes")
     assert up.json("dismiss", failing, "--reason", "known")["status"] == "failed"
     up("watch", behind)
@@ -149,11 +149,11 @@ def test_queues_workers_and_tokens(up: Up) -> None:
     assert "other" in up("queues")
     up("queues", "resume", "other")
     up("watch", waiting)
-    assert len(up.json("workers")) == 1
+    assert len(up.json("workers")["items"]) == 1
     secret = up("token", "make", "reader", "--role", "viewer").strip()
     assert up("ls", "--json", HOLDFAST_TOKEN=secret)
     up("submit", "--", "true", code=4, HOLDFAST_TOKEN=secret)
-    (made,) = [token for token in up.json("token") if token["name"] == "reader"]
+    (made,) = [token for token in up.json("token")["items"] if token["name"] == "reader"]
     up("token", "rm", made["id"])
     up("ls", code=4, HOLDFAST_TOKEN=secret)
     assert up("tools").strip() == "no tools"
@@ -250,7 +250,7 @@ def test_workers_apart_are_started_again_when_they_die(tmp_path: Path) -> None:
     def workers() -> set[int]:
         done = up.run("workers", "--json")
         return (
-            {worker["pid"] for worker in json.loads(done.stdout) if worker["live"]} if done.returncode == 0 else set()
+            {worker["pid"] for worker in json.loads(done.stdout)["items"] if worker["live"]} if done.returncode == 0 else set()
         )
 
     try:
