@@ -249,9 +249,8 @@ def test_workers_apart_are_started_again_when_they_die(tmp_path: Path) -> None:
 
     def workers() -> set[int]:
         done = up.run("workers", "--json")
-        return (
-            {worker["pid"] for worker in json.loads(done.stdout)["items"] if worker["live"]} if done.returncode == 0 else set()
-        )
+        items = json.loads(done.stdout)["items"] if done.returncode == 0 else ()
+        return {worker["pid"] for worker in items if worker["live"]}
 
     try:
         first = _eventually(workers)
