@@ -115,7 +115,7 @@ async def _docker(settings: Settings) -> Finding:
     host, usual = settings.docker_host, Settings().docker_host
     if host is None:
         return Finding(what="docker", ok=True, text="off: no containers here")
-    if host == usual and not os.path.exists(host.removeprefix("unix://")):
+    if host == usual and not _there(host):
         return Finding(what="docker", ok=True, text="no engine here: no containers, until one is there")
     try:
         from holdfast.runner.docker.engine import Engine, Refusal
@@ -131,6 +131,10 @@ async def _docker(settings: Settings) -> Finding:
         return Finding(what="docker", ok=False, text=str(error), fix=fix)
     finally:
         await engine.close()
+
+
+def _there(host: str) -> bool:
+    return Path(host.removeprefix("unix://")).exists()
 
 
 async def _tokens(store: Store, settings: Settings) -> Finding:
