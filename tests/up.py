@@ -58,7 +58,9 @@ class Up:
         )
 
     def json(self, *arguments: str, code: int = 0) -> Any:
-        return json.loads(self(arguments[0], "--json", *arguments[1:], code=code))
+        found = self.here(arguments[0], "--json", *arguments[1:])
+        assert found.exit_code == code, found.output
+        return json.loads(found.stdout)
 
     def here(self, *arguments: str, **env: str) -> Result:
         """Run a command in this process."""
