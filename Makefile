@@ -1,7 +1,7 @@
 # holdfast: `make` lists what there is.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup up demo check format test test-fast model test-races test-pgbouncer bench bench-worker bench-pgbouncer bench-service schema clean
+.PHONY: help setup up demo docs check format test test-fast model test-races test-pgbouncer bench bench-worker bench-pgbouncer bench-service schema clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -74,6 +74,9 @@ bench-pgbouncer: setup ## What PgBouncer in transaction mode costs: claim and fi
 
 bench-service: setup ## The service: submits against a constant, bulks against the store, 1,000 followers of one job
 	$(BIN)/python -m bench.service
+
+docs: .venv/.ready ## Write the reference pages from the code
+	$(BIN)/python -m scripts.reference
 
 schema: setup ## Write the dumped schemas that the tests compare with
 	HOLDFAST_WRITE_SCHEMA=1 $(BIN)/python -m pytest -q tests/test_migrate.py -k dumped

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from holdfast.model import Cause, Job, Outcome
-from holdfast.store.explain import Reason
+from holdfast.views import Reason
 from tests.stage import TTL, Stage
 
 

@@ -1,9 +1,6 @@
 """Why is this job not running? One reason per gate, in words, with the jobs and workers named."""
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
-
-import msgspec
 
 from holdfast.errors import NotFound
 from holdfast.model import FUNCTION_DOMAIN, Attempt, Gate, Job, LaneState, Queue, Status, Worker
@@ -12,23 +9,7 @@ from holdfast.store.jobs import Jobs
 from holdfast.store.lanes import Lanes
 from holdfast.store.queues import Queues
 from holdfast.store.workers import Attempts, Workers
-
-Subject = Literal["status", "held", "due", "needs", "lane", "unresolved", "queue", "worker"]
-
-
-class Reason(msgspec.Struct, frozen=True, kw_only=True):
-    about: Subject
-    message: str
-    jobs: tuple[str, ...] = ()
-    workers: tuple[str, ...] = ()
-
-
-class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """No reason at all means: the next worker with a free slot takes it."""
-
-    id: str
-    status: Status
-    reasons: tuple[Reason, ...]
+from holdfast.views import Explanation, Reason
 
 
 class Explain:
