@@ -197,6 +197,13 @@ def _forgotten(tale: Tale) -> None:
     events[0] = msgspec.structs.replace(events[0], type="cancel", data={"cancel": "requested", "kind": "cancel"})
 
 
+@breaks("stops_are_carried_out", "an adopter forgot a cancel")
+def _not_stopped(tale: Tale) -> None:
+    events, record = tale.history.events["plain"], tale.history.records["plain"]
+    events[2] = msgspec.structs.replace(events[2], type="cancel", data={"cancel": "requested", "kind": "cancel"})
+    tale.history.lines.append(tale.line("plain", "tick", record.requested - tale.at + 14, said=3))
+
+
 @breaks("attempts_never_overlap", "two attempts at once")
 def _overlap(tale: Tale) -> None:
     at = tale.history.records["plain"].requested - tale.at

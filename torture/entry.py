@@ -18,19 +18,19 @@ from holdfast.cli.main import app
 from holdfast.model import Lease
 from torture.breaks import apply
 
-CHANCE = 0.004
 PATIENCE = 5.0
 
 
 class Waits:
     """Waits at a step, by chance."""
 
-    def __init__(self, path: Path, seed: str) -> None:
+    def __init__(self, path: Path, chance: float, seed: str) -> None:
         self._path = path
+        self._chance = chance
         self._rng = random.Random(seed)
 
     def at(self, step: str, lease: Lease) -> None:
-        if self._rng.random() < CHANCE:
+        if self._rng.random() < self._chance:
             self._path.touch()
             deadline = time.monotonic() + PATIENCE
             while self._path.exists() and time.monotonic() < deadline:
@@ -40,7 +40,7 @@ class Waits:
 
 def main() -> None:
     if path := os.environ.get("TORTURE_WAITS"):
-        waits = Waits(Path(path), os.environ.get("TORTURE_SEED", ""))
+        waits = Waits(Path(path), float(os.environ["TORTURE_CHANCE"]), os.environ["TORTURE_SEED"])
         vars(work)["worker_of"] = functools.partial(worker_of, at=waits.at)
     if name := os.environ.get("TORTURE_BREAK"):
         apply(name)

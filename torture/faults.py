@@ -6,14 +6,14 @@ import os
 import random
 import signal
 import subprocess
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
 import asyncpg
 
 from torture.final import fetch
 from torture.history import boottime
-from torture.processes import Part, children, kill
+from torture.processes import Part, children, containers, kill
 from torture.world import FOREVER, TTL, World
 
 Strike = Callable[[World, random.Random], Awaitable[None]]
@@ -232,6 +232,37 @@ async def shift_clock(world: World, rng: random.Random) -> None:
         part.kill()
 
 
+# Docker
+
+
+async def restart_engine(world: World, rng: random.Random) -> None:
+    """Stop or kill the container engine, and start it again; its containers run on."""
+    assert world.engine is not None
+    if world.engine_struck:
+        return
+    world.engine_struck = True
+    crash = rng.random() < 0.5
+    fault = world.note("crash of dockerd" if crash else "restart of dockerd", lasts=FOREVER)
+    try:
+        await asyncio.to_thread(world.engine.kill if crash else world.engine.stop)
+        await asyncio.sleep(rng.choice([0.0, 2.0, 2 * TTL]))
+    finally:
+        await asyncio.to_thread(world.engine.start)
+        fault.until = boottime()
+        world.engine_struck = False
+
+
+async def kill_container(world: World, rng: random.Random) -> None:
+    """Kill a container: the child and its supervisor."""
+    assert world.engine is not None
+    with contextlib.suppress(subprocess.CalledProcessError):
+        found = await asyncio.to_thread(containers, world.engine)
+        if found:
+            name, child = rng.choice(found)
+            world.note("kill container", attempts=[(child.job, child.attempt)])
+            await asyncio.to_thread(world.engine.docker, "kill", name)
+
+
 EVERYWHERE: dict[Strike, float] = {
     kill_worker: 6, stop_worker: 3, end_worker: 3, stop_leader: 1.5, kill_server: 2, end_server: 1, kill_supervisor: 3,
     kill_host: 1, starve: 0.7, fill_disk: 1,
@@ -241,10 +272,14 @@ ON_POSTGRES: dict[Strike, float] = {
     restart_postgres: 1, terminate_backends: 2, partition: 2, slow_network: 2, half_close: 2, shift_clock: 1,
 }  # fmt: skip
 
+ON_DOCKER: dict[Strike, float] = {restart_engine: 2, kill_container: 2}
 
-async def torment(world: World, rng: random.Random, *, pause: float) -> None:
+
+async def torment(world: World, rng: random.Random, *, pause: float, only: Sequence[str] = ()) -> None:
     """Strike at random, about every `pause` seconds, until the calm; then wait for the end of what has begun."""
-    strikes = {**EVERYWHERE, **(ON_SQLITE if world.postgres is None else ON_POSTGRES)}
+    possible = {**EVERYWHERE, **(ON_SQLITE if world.postgres is None else ON_POSTGRES)}
+    possible |= ON_DOCKER if world.engine is not None else {}
+    strikes = {strike: weight for strike, weight in possible.items() if not only or strike.__name__ in only}
     async with asyncio.TaskGroup() as group:
         while not world.calm:
             await asyncio.sleep(rng.expovariate(1 / pause))
@@ -255,5 +290,5 @@ async def torment(world: World, rng: random.Random, *, pause: float) -> None:
 
 async def _safely(strike: Strike, world: World, rng: random.Random) -> None:
     """A fault that another fault keeps from striking is no fault."""
-    with contextlib.suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+    with contextlib.suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError):
         await strike(world, rng)

@@ -28,13 +28,24 @@ FROM {schema}attempts ORDER BY job_id, attempt
 """
 
 
+class Away(OSError):
+    """The database does not answer."""
+
+
 async def fetch(url: str, *queries: str) -> list[Rows]:
     """Ask a database by plain SQL. On SQLite tables have no schema, and times are microseconds."""
     if url.startswith("sqlite"):
         with contextlib.closing(sqlite3.connect(sqlite_path(url), timeout=60)) as database:
             database.row_factory = sqlite3.Row
             return [[dict(row) for row in database.execute(query.format(schema=""))] for query in queries]
-    connection = await asyncpg.connect(url)
+    try:
+        return await _fetch_postgres(url, queries)
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, TimeoutError) as error:
+        raise Away(str(error)) from error
+
+
+async def _fetch_postgres(url: str, queries: Sequence[str]) -> list[Rows]:
+    connection = await asyncpg.connect(url, timeout=10)
     try:
         found = [await connection.fetch(query.format(schema="holdfast.")) for query in queries]
         return [[dict(row) for row in rows] for rows in found]

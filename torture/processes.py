@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+from tests.engine import Daemon
 
 ROOT = Path(__file__).parent.parent
 
@@ -77,6 +78,13 @@ def children(folder: Path) -> Iterator[Child]:
         if found and found.group(1).startswith(prefix):
             job, _, attempt = Path(found.group(1).decode()).name.rpartition(".")
             yield Child(pid, job, int(attempt), False)
+
+
+def containers(engine: Daemon) -> list[tuple[str, Child]]:
+    """The attempts that run in containers, each with its container's name."""
+    shape = '{{.Names}} {{.Label "holdfast.job"}} {{.Label "holdfast.attempt"}}'
+    lines = [line.split() for line in engine.docker("ps", "--format", shape).splitlines()]
+    return [(name, Child(0, job, int(attempt), True)) for name, job, attempt in lines]
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:

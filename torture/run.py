@@ -24,7 +24,7 @@ from torture.final import read_database
 from torture.history import Alive, History, boottime, read_journal
 from torture.janitor import Janitor
 from torture.jobs import Draw
-from torture.processes import children, kill
+from torture.processes import children, containers, kill
 from torture.world import TTL, World
 
 DISK = 24 << 20
@@ -41,6 +41,9 @@ class Plan:
     runners: Sequence[str] = ("process",)
     pause: float = 1.0
     """Seconds between two faults, on average."""
+    faults: Sequence[str] = ()
+    """The faults to strike with, by name; empty: all of them."""
+    waits: float = 0.004
     breaking: str = ""
 
 
@@ -57,13 +60,14 @@ async def run(plan: Plan) -> History:
         world = World(
             folder=folder, url=url, history=history, rng=random.Random(f"{plan.seed}/world"), postgres=postgres,
             engine=held.enter_context(daemon(live_restore=True)) if "docker" in plan.runners else None,
-            small_disk=held.enter_context(_small_disk(folder)), breaking=plan.breaking,
+            small_disk=held.enter_context(_small_disk(folder)), breaking=plan.breaking, waits=plan.waits,
         )  # fmt: skip
         async with world.running():
             await world.ready()
             await _torture(world, plan)
         history.lines = read_journal(world.journal)
-        history.alive = [Alive(child.job, child.attempt, child.pid) for child in children(folder)]
+        left = [*children(folder), *(child for _, child in (containers(world.engine) if world.engine else ()))]
+        history.alive = [Alive(child.job, child.attempt, child.pid) for child in left]
         await read_database(url, history)
     return history
 
@@ -79,7 +83,7 @@ async def _torture(world: World, plan: Plan) -> None:
     ):  # fmt: skip
         janitor = Janitor(world, person, known, rng("janitor"))
         keeping = group.create_task(janitor.keep())
-        tasks = [group.create_task(torment(world, rng("faults"), pause=plan.pause))]
+        tasks = [group.create_task(torment(world, rng("faults"), pause=plan.pause, only=plan.faults))]
         for n, recorder in enumerate(callers):
             draw = Draw(rng(f"draw {n}"), plan.runners, str(world.journal), port)
             tasks.append(group.create_task(submit_on(world, recorder, draw, known, rng(f"client {n}"))))

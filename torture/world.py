@@ -45,10 +45,13 @@ class World:
     rng: random.Random
     postgres: Server | None = None
     engine: Daemon | None = None
+    engine_struck: bool = False
     small_disk: bool = False
     """Whether host d has a disk that can be filled."""
     breaking: str = ""
     """The way in which this build is broken, on purpose."""
+    waits: float = 0.004
+    """How often a worker waits at a step of an attempt, to be stopped there."""
     proxies: dict[str, Proxy] = field(default_factory=dict)
     parts: dict[str, Part] = field(default_factory=dict)
     ports: dict[str, int] = field(default_factory=dict)
@@ -114,6 +117,7 @@ class World:
         settings |= {
             "TORTURE_JOURNAL": str(self.journal),
             "TORTURE_WAITS": "" if self.calm else str(self.folder / "waits" / part.id),
+            "TORTURE_CHANCE": str(self.waits),
             "TORTURE_SEED": f"{self.history.seed}/{part.id}",
             "TORTURE_BREAK": self.breaking,
         }

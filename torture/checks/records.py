@@ -166,6 +166,25 @@ def stops_are_carried(history: History, cases: Mapping[str, Case]) -> Found:
                 yield case.job, f"a new attempt began at event {event.seq}, though a {stop} was waiting"
 
 
+def stops_are_carried_out(history: History, cases: Mapping[str, Case]) -> Found:
+    """C1: whoever adopts a job that is to be stopped stops it, and does not wait for its end."""
+    for case in cases.values():
+        for row in case.attempts:
+            if row.cause != "exit" or row.end_seq is None:
+                continue
+            mine = [event for event in case.events if row.claim_seq <= event.seq <= row.end_seq]
+            asked = [event.seq for event in mine if event.type == "cancel" and event.data.get("cancel") == "requested"]
+            leases = [event for event in mine if event.type == "lease"]
+            ended = max((line.at for line in case.runs.get(row.attempt, [])), default=0.0)
+            if asked and leases and leases[-1].data["lease"] == "adopted" and leases[-1].seq > asked[0]:
+                idle = ended - leases[-1].at
+                if idle > 2 * history.ttl:
+                    yield (
+                        case.job,
+                        f"attempt {row.attempt} was to be stopped, and its adopter let it run",
+                    )
+
+
 RULES = (
     accepted_jobs_are_there,
     calls_are_done_whole_and_once,
@@ -176,4 +195,5 @@ RULES = (
     tokens_grow,
     attempts_are_ordinals,
     stops_are_carried,
+    stops_are_carried_out,
 )
