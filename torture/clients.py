@@ -19,7 +19,7 @@ from torture.world import SERVERS, World
 KNOWN = 200
 """Jobs that clients remember, to do something with them."""
 MEDDLING = ("cancel", "cancel", "interrupt", "interrupt", "resume", "resolve", "dismiss", "release", "delete")
-MOST_LIVE = 120
+MOST_LIVE = 80
 """Submitted jobs that have not ended, above which clients only watch."""
 
 
@@ -35,11 +35,13 @@ async def submit_on(world: World, recorder: Recorder, draw: Draw, known: Known, 
     """Submit, and meddle with what was submitted, until the calm."""
     while not world.calm:
         await asyncio.sleep(rng.expovariate(4.0))
-        if known.live < MOST_LIVE and rng.random() < 0.75:
+        if known.live > MOST_LIVE:
+            continue
+        if rng.random() < 0.85 or not known.ids:
             call = await recorder.submit(_bulk(draw, known, rng) if rng.random() < 0.15 else [_one(draw, known, rng)])
             known.ids.extend(call.ids)
             await _repeat_perhaps(recorder, call, known, rng)
-        elif known.ids:
+        else:
             await _meddle(recorder, rng.choice(known.ids), rng)
 
 

@@ -7,7 +7,7 @@ import random
 import shutil
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,26 +50,44 @@ class Plan:
 async def run(plan: Plan) -> History:
     """Run a plan and return its history."""
     history = History(seed=plan.seed, store=plan.store, ttl=TTL)
+    async with in_a_world(
+        history, plan.store, docker="docker" in plan.runners, waits=plan.waits, breaking=plan.breaking
+    ) as world:
+        await _torture(world, plan)
+        world.end()
+        history.lines = read_journal(world.journal)
+        left = [*children(world.folder), *(child for _, child in (containers(world.engine) if world.engine else ()))]
+        history.alive = [Alive(child.job, child.attempt, child.pid) for child in left]
+        await read_database(world.url, history)
+    return history
+
+
+@contextlib.asynccontextmanager
+async def in_a_world(
+    history: History,
+    store: str,
+    *,
+    docker: bool = False,
+    settings: Mapping[str, str] | None = None,
+    waits: float = 0.0,
+    breaking: str = "",
+) -> AsyncIterator[World]:
+    """A world that runs while the block lasts, on a new database; afterwards nothing of it is left."""
     with contextlib.ExitStack() as held:
         folder = Path(held.enter_context(_folder()))
-        postgres = held.enter_context(_postgres()) if plan.store == "postgres" else None
+        postgres = held.enter_context(_postgres()) if store == "postgres" else None
         url = f"sqlite:///{folder / 'store.db'}" if postgres is None else postgres.url
         database = await connect(url, listen=False)
         await migrate(database)
         await database.close()
         world = World(
-            folder=folder, url=url, history=history, rng=random.Random(f"{plan.seed}/world"), postgres=postgres,
-            engine=held.enter_context(daemon(live_restore=True)) if "docker" in plan.runners else None,
-            small_disk=held.enter_context(_small_disk(folder)), breaking=plan.breaking, waits=plan.waits,
+            folder=folder, url=url, history=history, rng=random.Random(f"{history.seed}/world"), postgres=postgres,
+            engine=held.enter_context(daemon(live_restore=True)) if docker else None, settings=settings or {},
+            small_disk=held.enter_context(_small_disk(folder)), breaking=breaking, waits=waits,
         )  # fmt: skip
         async with world.running():
             await world.ready()
-            await _torture(world, plan)
-        history.lines = read_journal(world.journal)
-        left = [*children(folder), *(child for _, child in (containers(world.engine) if world.engine else ()))]
-        history.alive = [Alive(child.job, child.attempt, child.pid) for child in left]
-        await read_database(url, history)
-    return history
+            yield world
 
 
 async def _torture(world: World, plan: Plan) -> None:

@@ -45,12 +45,14 @@ class World:
     rng: random.Random
     postgres: Server | None = None
     engine: Daemon | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Settings of this world alone."""
     engine_struck: bool = False
     small_disk: bool = False
     """Whether host d has a disk that can be filled."""
     breaking: str = ""
     """The way in which this build is broken, on purpose."""
-    waits: float = 0.004
+    waits: float = 0.0
     """How often a worker waits at a step of an attempt, to be stopped there."""
     proxies: dict[str, Proxy] = field(default_factory=dict)
     parts: dict[str, Part] = field(default_factory=dict)
@@ -107,6 +109,7 @@ class World:
             url = url.replace(f":{self.postgres.port}/" if self.postgres else "", f":{self.proxies[part.name].port}/")
         named = {
             **SETTINGS,
+            **self.settings,
             "DATABASE_URL": url,
             "DATA_DIR": self.folder / "data" / part.name,
             "STATE_DIR": self.host(part.host),
@@ -116,7 +119,7 @@ class World:
         settings = {f"HOLDFAST_{name}": str(value) for name, value in named.items()}
         settings |= {
             "TORTURE_JOURNAL": str(self.journal),
-            "TORTURE_WAITS": "" if self.calm else str(self.folder / "waits" / part.id),
+            "TORTURE_WAITS": "" if self.calm or not self.waits else str(self.folder / "waits" / part.id),
             "TORTURE_CHANCE": str(self.waits),
             "TORTURE_SEED": f"{self.history.seed}/{part.id}",
             "TORTURE_BREAK": self.breaking,
@@ -203,13 +206,15 @@ class World:
             for name in SERVERS:
                 self.parts[name] = Part(name, "server", self.folder / f"{name}.log")
                 self.ports[name] = free_port()
-            held.callback(self._kill_all)
             keeper = asyncio.create_task(self.keep())
+            held.callback(self.end)
             held.callback(keeper.cancel)
             yield
 
-    def _kill_all(self) -> None:
+    def end(self) -> None:
+        """Kill all parts, for good."""
         for part in self.parts.values():
+            part.struck = True
             part.kill()
 
 
