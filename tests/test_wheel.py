@@ -1,4 +1,4 @@
-"""The package as a wheel, in an empty environment: built with the machine's compiler, and with zig where there is none."""
+"""The package as a wheel, in an empty environment: built with the machine's compiler, or with zig."""
 
 import hashlib
 import os
