@@ -97,7 +97,9 @@ async def docker_of(settings: Settings, installation: str, held: AsyncExitStack)
     engine = Engine(settings.docker_host)
     held.push_async_callback(engine.close)
     limits = Limits(memory=settings.docker_memory, cpus=settings.docker_cpus, pids=settings.docker_pids)
-    runner = DockerRunner(engine, installation, limits=limits, log_cap=settings.log_max_bytes)
+    runner = DockerRunner(
+        engine, installation, limits=limits, log_cap=settings.log_max_bytes, spaces=settings.state / "spaces"
+    )
     await runner.check()
     return [runner]
 

@@ -43,6 +43,8 @@ class ExitCause(StrEnum):
     STOP_AFTER = "stop_after"
     START_FAILED = "start_failed"
     OUT_OF_MEMORY = "out_of_memory"
+    SERVICE_ENDED = "service_ended"
+    FAILED = "failed"
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,6 +28,7 @@ from holdfast.runner.frames import Frame, FrameReader
 from holdfast.runner.host import StateFolder
 from holdfast.runner.outputs import Gathered, remove_tree, take_folder
 from holdfast.runner.removing import Removals
+from holdfast.runner.space import INPUTS, SPACE, TREE, Place, Programs, make_space, socket_folder
 from holdfast.runner.spec import Command, Spec, Task, encode_spec
 from holdfast.runner.users import User, find_user
 
@@ -86,6 +87,9 @@ class ProcessRunner:
 
     async def watch(self, changed: Callable[[], None]) -> None:
         """A host's own processes need no engine."""
+
+    async def digest(self, spec: Mapping[str, Any], domain: str) -> None:
+        """A host has no images."""
 
     async def start(self, order: Order, confirm: Confirm) -> "Process":
         """Start a supervisor; it asks nobody, and leaves by itself when it comes too late (`start_by`)."""
@@ -176,6 +180,8 @@ class ProcessRunner:
                 os.chown(path, spec.uid, spec.gid)
         if order.files:
             _copy_in(folder.path / "work" / "input", order.files, spec)
+        if order.pipeline is not None:
+            make_space(folder.path, order.pipeline, spec.uid, spec.gid)
         if order.secrets:
             folder.write_secrets(order.secrets.values())
         write_new(f"{root}/spec", encode_spec(spec))
@@ -185,10 +191,13 @@ class ProcessRunner:
         user = self._user
         if order.spec.get("user") is not None:
             user = find_user(order.spec["user"])
+        programs = self._programs(folder, order, user)
         return Spec(
             token=order.token,
             mark=order.identity.mark,
-            tasks=(Task(name="main", argv=tuple(order.spec["command"])),),
+            tasks=programs.tasks,
+            service=programs.service,
+            hold=order.pipeline is not None,
             env=environment(order, work),
             cwd=work,
             uid=user.uid if user else None,
@@ -199,6 +208,16 @@ class ProcessRunner:
             stop_grace=order.stop_grace,
             start_by=order.start_by,
             stop_after=order.stop_after,
+        )
+
+    def _programs(self, folder: Folder, order: Order, user: User | None) -> Programs:
+        if order.pipeline is None:
+            return Programs(tasks=(Task(name="main", argv=tuple(order.spec["command"])),))
+        space = (folder.path / SPACE).absolute()
+        root = (user.uid if user else os.geteuid()) == 0
+        socket = str(socket_folder(order.identity.mark))
+        return order.pipeline.programs(
+            Place(tree=str(space / TREE), inputs=str(space / INPUTS), socket=socket, root=root)
         )
 
     # Sweeping
@@ -233,6 +252,7 @@ class ProcessRunner:
                 return False
         if folder.started() and not folder.exit() and folder.kill_leftovers(identity.mark):
             return False
+        remove_tree(socket_folder(identity.mark))
         if buried:
             remove_tree(folder.path)
         else:
@@ -263,6 +283,10 @@ class Process:
         self._log: FrameReader = self.folder.frames(stdout=stdout, stderr=stderr)
         self._child: asyncio.Future[int] | None = None
         self._watch: Watch | None = None
+
+    @property
+    def space(self) -> Path:
+        return self.folder.path / SPACE
 
     def look(self) -> State:
         """Read the folder. Whether it lives is looked at first: it may end while we look, but not begin again."""
@@ -380,10 +404,12 @@ class Process:
     async def remove(self, *, others_held_it: bool) -> None:
         """Remove the folder. Where a sleeping worker might still start it, its mark stays for a while."""
         self.close()
+        over = [socket_folder(self.identity.mark)]
         if others_held_it:
             await self._runner.slowly(self.folder.bury)
         else:
-            await self._runner.removals.remove(self.folder.path)
+            over.append(self.folder.path)
+        await self._runner.removals.remove(*over)
 
     def close(self) -> None:
         if self._watch is not None:
@@ -451,4 +477,9 @@ def to_end(ended: Exit) -> End:
             missing = "could not run it: " in ended.text and ended.text.rpartition(": ")[2] in MISSING
             code = "command_missing" if missing else "start_failed"
             return End(cause=Cause.START_FAILED, error=Error(code=code, message=ended.text))
+        case ExitCause.SERVICE_ENDED:
+            return End(cause=Cause.EXIT, error=Error(code="service_ended", message=ended.text))
+        case ExitCause.FAILED:
+            code, _, message = ended.text.partition(": ")
+            return End(cause=Cause.EXIT, error=Error(code=code, message=message))
     return End(cause=Cause(ended.cause), exit_code=ended.code, signal=ended.signal)

@@ -22,10 +22,10 @@ class Removals:
         self._waiting: list[Path] = []
         self._lock = asyncio.Lock()
 
-    async def remove(self, folder: Path) -> None:
-        """Remove a folder; return when it was tried."""
+    async def remove(self, *folders: Path) -> None:
+        """Remove folders, if they are there; return when it was tried."""
         mine = self._waiting
-        mine.append(folder)
+        mine.extend(folders)
         async with self._lock:
             if mine is self._waiting:  # Else whoever had the lock before us took ours along.
                 self._waiting = []
