@@ -187,6 +187,7 @@ workers.registered_at timestamp with time zone NO
 workers.seen_at timestamp with time zone NO 
 workers.expires_at timestamp with time zone NO 
 workers.draining boolean NO false
+workers.figures json YES 
 CREATE UNIQUE INDEX attempts_pkey ON holdfast.attempts USING btree (job_id, attempt)
 CREATE UNIQUE INDEX events_pkey ON holdfast.events USING btree (job_id, seq)
 CREATE INDEX idempotency_made ON holdfast.idempotency USING btree (made_at)

@@ -254,7 +254,9 @@ class PostgresDatabase:
             except HoldfastError:
                 raise
             except (*_AWAY, asyncpg.PostgresError) as error:
-                raise _mapped(error) from error
+                mapped = _mapped(error)
+                self.counters.errors += isinstance(mapped, StoreError)
+                raise mapped from error
         raise AssertionError("unreachable")
 
     @asynccontextmanager
