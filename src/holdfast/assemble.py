@@ -14,7 +14,8 @@ from holdfast.model import new_worker_id
 from holdfast.runner.base import Limits, Runner
 from holdfast.runner.function import Functions
 from holdfast.runner.host import StateFolder
-from holdfast.runner.process import MARK_SECONDS, ProcessRunner, user_for
+from holdfast.runner.process import MARK_SECONDS, ProcessRunner
+from holdfast.runner.users import user_for
 from holdfast.store import Store
 from holdfast.store.sqlite import SqliteDatabase
 from holdfast.store.store import open_store
@@ -96,7 +97,9 @@ async def docker_of(settings: Settings, installation: str, held: AsyncExitStack)
     engine = Engine(settings.docker_host)
     held.push_async_callback(engine.close)
     limits = Limits(memory=settings.docker_memory, cpus=settings.docker_cpus, pids=settings.docker_pids)
-    runner = DockerRunner(engine, installation, limits=limits, log_cap=settings.log_max_bytes)
+    runner = DockerRunner(
+        engine, installation, limits=limits, log_cap=settings.log_max_bytes, spaces=settings.state / "spaces"
+    )
     await runner.check()
     return [runner]
 

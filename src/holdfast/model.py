@@ -414,6 +414,46 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     error: Error | None
 
 
+class TaskStatus(StrEnum):
+    PENDING = "pending"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    TIMED_OUT = "timed_out"
+    CANCELLED = "cancelled"
+
+
+class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A task of a pipeline as people see it. `snapshot` is the id of its result, stored or not; None until planned."""
+
+    n: int
+    name: str
+    status: TaskStatus = TaskStatus.PENDING
+    cached: bool = False
+    parent: str | None = None
+    snapshot: str | None = None
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    exit_code: int | None = None
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The stored workspace that a task left. `components` say what it depends on, `folder` and `digest` where it is."""
+
+    id: str
+    tenant: str
+    parent: str
+    task: str
+    task_hash: str
+    components: Mapping[str, str]
+    folder: str
+    digest: str
+    size: int
+    made_at: datetime
+    used_at: datetime
+    job_id: str
+
+
 class LaneState(StrEnum):
     IDLE = "idle"
     ACTIVE = "active"
@@ -444,6 +484,8 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     queues: Mapping[str, int]
     capabilities: tuple[str, ...]
     domains: tuple[str, ...]
+    away: Mapping[str, str]
+    """What it could run, but for an engine that is away, and why."""
     registered_at: datetime
     seen_at: datetime
     live: bool

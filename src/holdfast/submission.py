@@ -18,6 +18,7 @@ from msgspec import Meta
 
 from holdfast.errors import Invalid, TooLarge
 from holdfast.model import Check, OnLost, Policy, Retry, Runner, new_id
+from holdfast.tasks import FIELDS, Connector, Mode, Pipeline, Task, refuse_odd_tasks
 
 MAX_PAYLOAD = 1024 * 1024
 MAX_BATCH = 10_000
@@ -54,7 +55,21 @@ class DockerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     require_result: bool = False
 
 
+class ProcessPipeline(Pipeline, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    user: Name | None = None
+
+
+class DockerPipeline(Pipeline, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    image: Name
+    memory: Annotated[str, Meta(pattern=r"^[0-9]+[kmgKMG]?$")] | None = None
+    cpus: Annotated[float, Meta(gt=0)] | None = None
+    pids: Annotated[int, Meta(ge=1)] | None = None
+    network: Name | None = None
+    user: Name | None = None
+
+
 SPECS: Mapping[Runner, type[msgspec.Struct]] = {"function": FunctionSpec, "process": ProcessSpec, "docker": DockerSpec}
+PIPELINES: Mapping[str, type[Pipeline]] = {"process": ProcessPipeline, "docker": DockerPipeline}
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -87,6 +102,10 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     check: Check | None = None
     reuse_key: Name | None = None
     rebuild: bool = False
+    tasks: tuple[Task, ...] = ()
+    connector: Connector | None = None
+    snapshot: Mode | None = None
+    base: str | None = None
 
     @property
     def capability(self) -> str:
@@ -164,6 +183,8 @@ def fingerprint(jobs: Sequence[Any]) -> str:
 
 def parse(data: Any) -> Submission:
     """Turn plain data into a Submission; every refusal names the field."""
+    if isinstance(data, dict) and data.get("tasks") and "spec" not in data:
+        data = data | {"spec": {}}
     try:
         return msgspec.convert(data, Submission)
     except msgspec.ValidationError as error:
@@ -193,10 +214,8 @@ def check(submission: Submission, tenant: str) -> Submission:
     """Check what types alone cannot say; give the job its tenant, and an id if it has none."""
     if submission.tenant is not None and submission.tenant != tenant:
         raise Invalid("tenant", f"{submission.tenant!r} is not the caller's")
-    try:
-        msgspec.convert(submission.spec, SPECS[submission.runner])
-    except msgspec.ValidationError as error:
-        raise invalid_field(error, root="spec") from None
+    submission = _folded(submission)
+    _check_spec(submission)
     if not (submission.kind + submission.queue + (submission.lane or "")).isprintable():
         raise _unprintable(submission)
     _check_json(submission)
@@ -217,6 +236,41 @@ def check(submission: Submission, tenant: str) -> Submission:
     if job_id in needs:
         raise Invalid("needs", f"job {job_id} needs itself")
     return msgspec.structs.replace(submission, id=job_id, tenant=tenant, needs=needs)
+
+
+def _folded(submission: Submission) -> Submission:
+    """Move what a pipeline says into its spec, where every database and worker finds it."""
+    said = {name: value for name in FIELDS if (value := getattr(submission, name))}
+    if not said:
+        return submission
+    if not submission.tasks:
+        raise Invalid(next(iter(said)), "is for pipelines: give tasks, too")
+    for name in said:
+        if name in submission.spec:
+            raise Invalid(f"spec.{name}", f"is said twice: here, and as {name} of the job")
+    spec = submission.spec | msgspec.to_builtins(said)
+    return msgspec.structs.replace(submission, spec=spec, tasks=(), connector=None, snapshot=None, base=None)
+
+
+def _check_spec(submission: Submission) -> None:
+    pipeline = "tasks" in submission.spec
+    if pipeline and submission.runner not in PIPELINES:
+        raise Invalid("tasks", f"a pipeline runs as process or docker, not as {submission.runner}")
+    kind = PIPELINES[submission.runner] if pipeline else SPECS[submission.runner]
+    try:
+        checked = msgspec.convert(submission.spec, kind)
+    except msgspec.ValidationError as error:
+        raise _placed(invalid_field(error, root="spec")) from None
+    if isinstance(checked, Pipeline):
+        refuse_odd_tasks(checked)
+
+
+def _placed(error: Invalid) -> Invalid:
+    """Name a pipeline's field as the caller wrote it, beside the spec."""
+    inner = error.field.removeprefix("spec.")
+    if re.split(r"[.\[]", inner)[0] in FIELDS:
+        return Invalid(inner, error.message.removeprefix(f"{error.field}: "))
+    return error
 
 
 def in_order(submissions: Sequence[Submission]) -> list[Submission]:

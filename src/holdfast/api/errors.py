@@ -9,7 +9,16 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.errors import AtCapacity, Blocked, ConfigError, HoldfastError, RateLimited, StoreError, Unauthorized
+from holdfast.errors import (
+    AtCapacity,
+    Blocked,
+    ConfigError,
+    HoldfastError,
+    Needed,
+    RateLimited,
+    StoreError,
+    Unauthorized,
+)
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +55,7 @@ def to_response(error: Exception) -> Response:
         headers["Retry-After"] = "1"
     if isinstance(error, RateLimited):
         headers["Retry-After"] = str(max(1, round(error.wait)))
-    return _respond(error.status, to_problem(error), headers, blocked=isinstance(error, Blocked))
+    return _respond(error.status, to_problem(error), headers, blocked=isinstance(error, Blocked | Needed))
 
 
 def to_problem(error: HoldfastError) -> Problem:

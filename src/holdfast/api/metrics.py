@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 from holdfast.api import VERSION
 from holdfast.api.routing import Service
 from holdfast.model import Worker
-from holdfast.store.queues import Load
+from holdfast.views import Load
 
 STATUS = {"held": "pending", "running": "running"}
 """The status behind a gate; behind all others a job is queued."""

@@ -3,16 +3,17 @@
 Requests are checked against these, and the OpenAPI document is made from them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from holdfast.model import Attempt, Check, Event, Job, Json, Lane, Role, Runner, Status, Worker
-from holdfast.store.queues import MOST, Load
+from holdfast.model import Attempt, Check, Event, Json, Lane, Role, Runner, Status, Worker
+from holdfast.store.queues import MOST
 from holdfast.submission import FIRST_YEAR, LAST_YEAR, Name, Submission
+from holdfast.views import ArtifactView, JobView, QueueView, ToolView
 
 BIGGEST = 2**63 - 1
 Limit = Annotated[int, Meta(ge=1, le=1000)]
@@ -76,20 +77,6 @@ class Ids(Answer, frozen=True):
     ids: Sequence[str]
 
 
-class Links(msgspec.Struct, frozen=True, kw_only=True):
-    self: str
-    events: str
-    stream: str
-    artifacts: str
-
-
-class JobView(Job, frozen=True, kw_only=True):
-    """A job, and where to find more of it."""
-
-    tasks: tuple[Json, ...] = ()
-    links: Links
-
-
 class JobViews(Answer, frozen=True):
     items: Sequence[JobView]
     next_cursor: str | None
@@ -110,12 +97,6 @@ class ListJobs(Query, frozen=True):
 
 class Attempts(Answer, frozen=True):
     items: Sequence[Attempt]
-
-
-class ArtifactView(Answer, frozen=True):
-    path: str
-    size: int
-    href: str
 
 
 class ArtifactViews(Answer, frozen=True):
@@ -178,14 +159,6 @@ class PutLane(Body, frozen=True):
     check: Check | None
 
 
-class QueueView(Answer, frozen=True):
-    queue: str
-    paused: bool
-    max_running: int | None
-    max_depth: int | None
-    counts: Load
-
-
 class Queues(Answer, frozen=True):
     items: Sequence[QueueView]
 
@@ -201,13 +174,6 @@ class Workers(Answer, frozen=True):
 
 class Drained(Answer, frozen=True):
     workers: Sequence[str]
-
-
-class ToolView(Answer, frozen=True):
-    name: str
-    description: str
-    runner: Runner
-    inputs: Mapping[str, Any]
 
 
 class Tools(Answer, frozen=True):

@@ -23,7 +23,7 @@ from holdfast.cli import work
 from holdfast.cli.serve import Server, bind
 from holdfast.config import Settings
 from holdfast.errors import ConfigError
-from holdfast.runner.process import user_for
+from holdfast.runner.users import user_for
 from holdfast.store import migrate as migrations
 from holdfast.store.store import connect
 from holdfast.timing import backoff

@@ -19,7 +19,9 @@ from holdfast.store.migrate import require_current
 from holdfast.store.postgres import PostgresDatabase
 from holdfast.store.queues import Queues
 from holdfast.store.retention import Retain
+from holdfast.store.snapshots import Snapshots
 from holdfast.store.sqlite import SqliteDatabase
+from holdfast.store.tasks import Tasks
 from holdfast.store.tokens import Tokens
 from holdfast.store.wake import Wake
 from holdfast.store.workers import Attempts, Workers
@@ -40,6 +42,8 @@ class Store:
         self.attempts = Attempts(database)
         self.retain = Retain(database)
         self.tokens = Tokens(database)
+        self.snapshots = Snapshots(database)
+        self.tasks = Tasks(database)
         self.workers = Workers(database, self.leases)
         self.explain = Explain(database, self.jobs, self.lanes, self.queues, self.workers, self.attempts)
 

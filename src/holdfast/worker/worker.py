@@ -153,12 +153,13 @@ class Worker:
             queues=self._queues,
             capabilities=self._capabilities,
             domains=self._domains,
+            away={runner.capability: away for runner in self._runners.values() if (away := runner.away) is not None},
             ttl=self._settings.lease_ttl,
         )
 
     @property
     def _capabilities(self) -> list[str]:
-        able = [runner.capability for runner in self._runners.values() if runner.available]
+        able = [runner.capability for runner in self._runners.values() if runner.away is None]
         return [*able, *(f"function:{name}" for name in self._functions.names)]
 
     @property
@@ -180,7 +181,7 @@ class Worker:
             known = capability.removeprefix("function:") in self._functions.names
             return FUNCTION_DOMAIN if known else None
         runner = self._runners.get(capability)
-        return runner.domain if runner is not None and runner.available else None
+        return runner.domain if runner is not None and runner.away is None else None
 
     def _chores(self) -> Chores:
         return Chores(
@@ -268,7 +269,7 @@ class Worker:
         runners = [
             Claimable(queue=queue, capability=runner.capability, domain=runner.domain)
             for runner in self._runners.values()
-            if runner.available
+            if runner.away is None
         ]
         return functions + runners
 

@@ -15,9 +15,7 @@ from holdfast.api.shapes import (
     DeleteJob,
     Ids,
     JobRequest,
-    JobView,
     JobViews,
-    Links,
     ListJobs,
     Nothing,
     Reason,
@@ -27,9 +25,9 @@ from holdfast.api.shapes import (
 from holdfast.api.uploads import given
 from holdfast.errors import Forbidden, Invalid
 from holdfast.model import Job, Role
-from holdfast.store.explain import Explanation
 from holdfast.store.jobs import Stopped
 from holdfast.submission import FIRST_YEAR, LAST_YEAR, check, parse
+from holdfast.views import Explanation, JobView, Links
 
 routes = Routes()
 ONE = {200: JobView}

@@ -8,8 +8,11 @@ removed what it had created. A container that was only created ran nothing; it i
 import asyncio
 import contextlib
 import logging
+import os
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from holdfast.errors import Invalid
 from holdfast.runner.base import CannotStart, Confirm, EngineUnreachable, Identity, Limits, Order, State
@@ -18,8 +21,11 @@ from holdfast.runner.docker.archive import only_file
 from holdfast.runner.docker.container import Container, boottime
 from holdfast.runner.docker.engine import Engine, Gone, Image, Info, Refusal, Seen
 from holdfast.runner.docker.recipe import Clock
-from holdfast.runner.process import LEAST_OUTPUT, OUTPUT_FACTOR, User
+from holdfast.runner.outputs import remove_tree
+from holdfast.runner.process import LEAST_OUTPUT, OUTPUT_FACTOR
+from holdfast.runner.space import SPACE, make_space
 from holdfast.runner.spec import Command
+from holdfast.runner.users import User
 from holdfast.timing import jitter
 
 log = logging.getLogger(__name__)
@@ -36,6 +42,11 @@ GRACE_SECONDS = 300.0
 FEW = 10
 UNUSUAL = 0.5
 """More than a few leftovers, and more than this share of all that is here, are a sign of a wrong database."""
+REMOTE = (
+    "a pipeline's workspace is a folder that is mounted into its container, so it needs a Docker engine on this host; "
+    "the one at {host} may be anywhere: set HOLDFAST_DOCKER_HOST to unix:///path, or run it as processes"
+)
+OWNER = "the workspace cannot be given to user {user}: run the worker as root, or give the job the worker's own user"
 GOING_DOWN = (
     "transport is closing",
     "containerd.sock",
@@ -50,14 +61,15 @@ GOING_DOWN = (
 class DockerRunner:
     capability = "docker"
 
-    def __init__(self, engine: Engine, installation: str, *, limits: Limits, log_cap: int) -> None:
+    def __init__(self, engine: Engine, installation: str, *, limits: Limits, log_cap: int, spaces: Path) -> None:
         self.engine = engine
+        self._spaces = spaces / installation
         self.clock = Clock(0.0, 0.0)
         self._installation = installation
         self._limits = limits
         self._output_cap = max(log_cap * OUTPUT_FACTOR, LEAST_OUTPUT)
         self._domain = ""
-        self._available = False
+        self._away: str | None = f"the Docker engine at {engine.host} was not asked yet"
         self._verified = ("", -1)
         self._doubted = asyncio.Event()
         self._created: dict[Identity, float] = {}
@@ -66,8 +78,8 @@ class DockerRunner:
     # The engine
 
     @property
-    def available(self) -> bool:
-        return self._available
+    def away(self) -> str | None:
+        return self._away
 
     @property
     def domain(self) -> str:
@@ -75,14 +87,14 @@ class DockerRunner:
 
     @property
     def domains(self) -> Sequence[str]:
-        return [self._domain] if self._available else []
+        return [self._domain] if self._away is None else []
 
     async def watch(self, changed: Callable[[], None]) -> None:
-        told = self.domains
+        told = (self.domains, self.away)
         while True:
             await self.check()
-            if self.domains != told:
-                told = self.domains
+            if told != (self.domains, self.away):
+                told = (self.domains, self.away)
                 changed()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(jitter(LOOK_SECONDS)):
@@ -97,22 +109,27 @@ class DockerRunner:
     async def check(self) -> None:
         """Find out whether the engine is there, and whether it is the same."""
         try:
-            if self._available and boottime() - self.clock.ours < CLOCK_SECONDS:
+            if self._away is None and boottime() - self.clock.ours < CLOCK_SECONDS:
                 await self.engine.ping()
                 return
             self._known(await self.engine.info())
-        except (EngineUnreachable, Refusal) as error:
-            if self._available:
-                log.warning("%s; its containers are left alone until it is back", error)
-            self._available = False
+        except EngineUnreachable as error:
+            self._gone(str(error))
+        except Refusal as error:
+            self._gone(f"the Docker engine at {self.engine.host} refuses us: {error}")
+
+    def _gone(self, why: str) -> None:
+        if self._away is None:
+            log.warning("%s; its containers are left alone until it is back", why)
+        self._away = why
 
     def _known(self, info: Info) -> None:
         """Note which engine it is, and its clock: read at the latest now."""
         self.clock = Clock(info.time, boottime())
         domain = domain_of(info)
-        if not self._available or domain != self._domain:
+        if self._away is not None or domain != self._domain:
             log.info("the Docker engine at %s is %s on %s", self.engine.host, domain, info.host)
-        self._domain, self._available = domain, True
+        self._domain, self._away = domain, None
 
     async def verify(self, domain: str) -> None:
         """Make sure that the engine which just answered is the one of this domain; only then "not found" counts."""
@@ -148,36 +165,71 @@ class DockerRunner:
             raise CannotStart("contract_violation", str(error)) from error
 
     async def _start(self, order: Order, confirm: Confirm) -> Container:
-        image = await self._image(order)
+        image = await self._image(order.spec, order.domain)
+        space = None if order.pipeline is None else self._local_space(order.identity)
         for _ in range(TRIES):
             try:
                 created = await self.engine.create(
-                    recipe.name_of(order.identity), recipe.config_of(order, image, self._limits)
+                    recipe.name_of(order.identity), recipe.config_of(order, image, self._limits, space)
                 )
             except Refusal as error:
                 if error.status != 409:
-                    raise await self._cannot(error, order, "create its container") from error
+                    raise await self._cannot(error, order.domain, "create its container") from error
                 found = await self._already_there(order, confirm)
                 if found is not None:
                     return found
                 continue
-            seen = await self._fill_and_start(created, order, image, confirm)
+            seen = await self._fill_and_start(created, order, image, space, confirm)
             if seen is not None:
                 container = Container(self, order.identity, seen, order.domain, ours=True)
                 await container.begun()
                 return container
         raise CannotStart("start_failed", "its container was removed again and again before it could start")
 
-    async def _image(self, order: Order) -> Image:
-        name = order.spec["image"]
+    async def digest(self, spec: Mapping[str, Any], domain: str) -> str | None:
+        return (await self._image(spec, domain)).id
+
+    async def _image(self, spec: Mapping[str, Any], domain: str) -> Image:
+        name = spec["image"]
         try:
             return await self.engine.image(name)
         except Gone:
-            await self.verify(order.domain)
+            await self.verify(domain)
             message = f"there is no image {name} on the Docker engine at {self.engine.host}: pull or build it there"
             raise CannotStart("image_missing", message) from None
         except Refusal as error:
-            raise await self._cannot(error, order, f"look at image {name}") from error
+            raise await self._cannot(error, domain, f"look at image {name}") from error
+
+    def _spaces_of(self, identity: Identity) -> Path:
+        return self._spaces / f"{identity.job}.{identity.attempt}"
+
+    def _local_space(self, identity: Identity) -> Path:
+        """Make an empty workspace for one container, to be filled once it is known whose it is.
+
+        Not one for the attempt: a worker that slept since it created a container would fill another one's.
+        """
+        if not self.engine.host.startswith("unix:"):
+            raise CannotStart("contract_violation", REMOTE.format(host=self.engine.host))
+        space = self._spaces_of(identity) / os.urandom(4).hex() / SPACE
+        try:
+            space.mkdir(mode=0o711, parents=True, exist_ok=True)
+        except OSError as error:
+            raise CannotStart("start_failed", f"cannot make the workspace: {error.strerror}") from error
+        return space
+
+    async def _fill_space(self, order: Order, space: Path | None, user: User) -> None:
+        staging = order.pipeline
+        if staging is None or space is None:
+            return
+        try:
+            await asyncio.to_thread(lambda: make_space(space.parent, staging, user.uid, user.gid))
+        except PermissionError as error:
+            raise CannotStart("start_failed", f"{OWNER.format(user=user.uid)}: {error.strerror}") from error
+        except OSError as error:
+            raise CannotStart("start_failed", f"cannot fill the workspace: {error.strerror}") from error
+
+    def clear_space(self, identity: Identity) -> None:
+        remove_tree(self._spaces_of(identity))
 
     async def _already_there(self, order: Order, confirm: Confirm) -> Container | None:
         """The name is taken: by this very attempt, which is then adopted, unless it never ran; by nothing else."""
@@ -200,11 +252,14 @@ class DockerRunner:
             await self.engine.remove(seen.id)
         return None
 
-    async def _fill_and_start(self, created: str, order: Order, image: Image, confirm: Confirm) -> Seen | None:
+    async def _fill_and_start(
+        self, created: str, order: Order, image: Image, space: Path | None, confirm: Confirm
+    ) -> Seen | None:
         """Put the files in, ask whether it is still ours, start it. None: somebody removed it before."""
         try:
             user = await self._user(created, recipe.user_in(order), order.spec["image"])
-            spec = recipe.spec_of(order, image, await self._fresh_clock(), output_cap=self._output_cap)
+            spec = recipe.spec_of(order, image, user, await self._fresh_clock(), output_cap=self._output_cap)
+            await self._fill_space(order, space, user)
             files = await asyncio.to_thread(recipe.files_of, order, spec, user)
             await self.engine.put(created, recipe.VOLUME, files)
             # The record says where it can be found. On any other engine its id is unknown, and the start fails.
@@ -218,7 +273,7 @@ class DockerRunner:
         except Gone as error:
             return await self._unless_gone(created, order, error)
         except Refusal as error:
-            cannot = await self._cannot(error, order, "start its container", created)
+            cannot = await self._cannot(error, order.domain, "start its container", created)
             await self._drop(created)
             raise cannot from error
 
@@ -229,19 +284,19 @@ class DockerRunner:
         except Gone:
             return None
         await self._drop(created)
-        raise await self._cannot(error, order, "start its container") from error
+        raise await self._cannot(error, order.domain, "start its container") from error
 
     async def _drop(self, created: str) -> None:
         with contextlib.suppress(Refusal):
             await self.engine.remove(created)
 
-    async def _cannot(self, error: Refusal, order: Order, what: str, created: str | None = None) -> CannotStart:
+    async def _cannot(self, error: Refusal, domain: str, what: str, created: str | None = None) -> CannotStart:
         """Say why something was refused; an engine that is going down has no reason that counts."""
         if error.status >= 500:
             await asyncio.sleep(SETTLE_SECONDS)
             if any(word in str(error) for word in GOING_DOWN):
                 raise EngineUnreachable(f"the Docker engine at {self.engine.host} could not {what}: {error}")
-            await self.verify(order.domain)
+            await self.verify(domain)
             if created is not None and (await self.engine.inspect(created)).status != "created":
                 raise EngineUnreachable(f"the Docker engine at {self.engine.host} is of two minds: {error}")
         return CannotStart("start_failed", f"the Docker engine could not {what}: {error}")
@@ -333,6 +388,7 @@ class DockerRunner:
             return False
         with contextlib.suppress(Gone):
             await self.engine.remove(seen.id)
+        await asyncio.to_thread(lambda: self.clear_space(identity))
         return True
 
     async def sweep_halves(self, older: float) -> int:

@@ -217,6 +217,7 @@ CREATE TABLE holdfast.workers (
   queues json NOT NULL,
   capabilities json NOT NULL,
   domains json NOT NULL,
+  away json NOT NULL,
   registered_at timestamptz NOT NULL,
   seen_at timestamptz NOT NULL,
   expires_at timestamptz NOT NULL,

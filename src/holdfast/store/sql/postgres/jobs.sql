@@ -152,8 +152,9 @@ WITH noted AS (
   WHERE j.id = :id::uuid
   RETURNING j.id, j.seq, j.updated_at
 )
-INSERT INTO holdfast.events (job_id, seq, at, type, data)
-SELECT n.id, n.seq - json_array_length(:events::json) + e.n, greatest(holdfast.clock(), n.updated_at), e.event ->> 'type', (e.event ->> 'data')::json
+INSERT INTO holdfast.events (job_id, seq, at, type, task, data)
+SELECT n.id, n.seq - json_array_length(:events::json) + e.n, greatest(holdfast.clock(), n.updated_at), e.event ->> 'type',
+  e.event ->> 'task', (e.event ->> 'data')::json
 FROM noted AS n
 CROSS JOIN json_array_elements(:events::json) WITH ORDINALITY AS e(event, n);
 
@@ -247,6 +248,8 @@ WITH doomed AS (
   DELETE FROM holdfast.needs AS n USING doomed AS d WHERE n.job_id = d.id
 ), events AS (
   DELETE FROM holdfast.events AS e USING doomed AS d WHERE e.job_id = d.id
+), tasks AS (
+  DELETE FROM holdfast.tasks AS t USING doomed AS d WHERE t.job_id = d.id
 )
 SELECT d.id FROM doomed AS d;
 

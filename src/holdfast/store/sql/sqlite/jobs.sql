@@ -141,8 +141,9 @@ UPDATE specs SET policy = json_set(coalesce(policy, '{}'), '$.budget', json(:bud
 -- name: note
 -- Write events about a job that is locked and does not move.
 UPDATE jobs SET seq = seq + json_array_length(:events) WHERE id = :id;
-INSERT INTO events (job_id, seq, at, type, data)
-SELECT j.id, j.seq - json_array_length(:events) + e.key + 1, max(clock(), j.updated_at), e.value ->> 'type', e.value ->> 'data'
+INSERT INTO events (job_id, seq, at, type, task, data)
+SELECT j.id, j.seq - json_array_length(:events) + e.key + 1, max(clock(), j.updated_at), e.value ->> 'type',
+  e.value ->> 'task', e.value ->> 'data'
 FROM jobs AS j
 CROSS JOIN json_each(:events) AS e
 WHERE j.id = :id;
@@ -230,6 +231,7 @@ DELETE FROM specs WHERE id IN (SELECT id FROM told);
 DELETE FROM attempts WHERE job_id IN (SELECT id FROM told);
 DELETE FROM needs WHERE job_id IN (SELECT id FROM told);
 DELETE FROM events WHERE job_id IN (SELECT id FROM told);
+DELETE FROM tasks WHERE job_id IN (SELECT id FROM told);
 SELECT t.id FROM told AS t;
 
 -- name: next_due
