@@ -42,6 +42,49 @@ WHERE s.tenant = :tenant::text
 ORDER BY s.requested_at DESC, s.id DESC
 LIMIT :limit::integer;
 
+-- name: list_ended_badly
+-- The same for one status that is rare. Uses jobs_ended_badly.
+SELECT r.*
+FROM holdfast.jobs AS j
+JOIN holdfast.job_records AS r ON r.id = j.id
+WHERE j.tenant = :tenant::text
+  AND j.status = :status::text
+  AND j.status IN ('paused', 'failed', 'timed_out', 'cancelled')
+  AND (j.requested_at, j.id) < (
+    coalesce(:before_at::timestamptz, 'infinity'), coalesce(:before_id::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff'))
+  AND (:kind::text IS NULL OR r.kind = :kind::text)
+  AND (:queue::text IS NULL OR r.queue = :queue::text)
+  AND (:lane::text IS NULL OR r.lane = :lane::text)
+  AND (:labels::jsonb IS NULL OR r.labels @> :labels::jsonb)
+  AND (:since_at::timestamptz IS NULL OR j.requested_at >= :since_at::timestamptz)
+  AND (:until_at::timestamptz IS NULL OR j.requested_at < :until_at::timestamptz)
+ORDER BY j.requested_at DESC, j.id DESC
+LIMIT :limit::integer;
+
+-- name: list_running
+-- The same for jobs that run: no more than there are slots. Uses jobs_running. Differs: they are found first, by themselves;
+-- in one join Postgres prefers to walk along all ids.
+WITH running AS MATERIALIZED (
+  SELECT j.id, j.requested_at
+  FROM holdfast.jobs AS j
+  WHERE j.phase IS NOT NULL
+    AND j.tenant = :tenant::text
+    AND j.status = 'running'
+)
+SELECT r.*
+FROM running AS j
+JOIN holdfast.job_records AS r ON r.id = j.id
+WHERE (j.requested_at, j.id) < (
+    coalesce(:before_at::timestamptz, 'infinity'), coalesce(:before_id::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff'))
+  AND (:kind::text IS NULL OR r.kind = :kind::text)
+  AND (:queue::text IS NULL OR r.queue = :queue::text)
+  AND (:lane::text IS NULL OR r.lane = :lane::text)
+  AND (:labels::jsonb IS NULL OR r.labels @> :labels::jsonb)
+  AND (:since_at::timestamptz IS NULL OR j.requested_at >= :since_at::timestamptz)
+  AND (:until_at::timestamptz IS NULL OR j.requested_at < :until_at::timestamptz)
+ORDER BY j.requested_at DESC, j.id DESC
+LIMIT :limit::integer;
+
 -- name: jobs_between
 -- Jobs whose ids lie between two: those that begin alike. Uses the primary key.
 SELECT r.*

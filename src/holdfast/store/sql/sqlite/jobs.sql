@@ -36,6 +36,46 @@ WHERE s.tenant = :tenant
 ORDER BY s.requested_at DESC, s.id DESC
 LIMIT :limit;
 
+-- name: list_ended_badly
+-- The same for one status that is rare. Uses jobs_ended_badly.
+SELECT r.*
+FROM jobs AS j
+CROSS JOIN job_records AS r ON r.id = j.id
+WHERE j.tenant = :tenant
+  AND j.status = :status
+  AND (j.status = 'paused' OR j.status = 'failed' OR j.status = 'timed_out' OR j.status = 'cancelled')
+  AND (j.requested_at, j.id) < (coalesce(:before_at, 9223372036854775807), coalesce(:before_id, ''))
+  AND (:kind IS NULL OR r.kind = :kind)
+  AND (:queue IS NULL OR r.queue = :queue)
+  AND (:lane IS NULL OR r.lane = :lane)
+  AND (:labels IS NULL OR NOT EXISTS (
+    SELECT 1 FROM json_each(:labels) AS w
+    WHERE NOT EXISTS (SELECT 1 FROM json_each(r.labels) AS l WHERE l.key = w.key AND l.value = w.value)))
+  AND (:since_at IS NULL OR j.requested_at >= :since_at)
+  AND (:until_at IS NULL OR j.requested_at < :until_at)
+ORDER BY j.requested_at DESC, j.id DESC
+LIMIT :limit;
+
+-- name: list_running
+-- The same for jobs that run: no more than there are slots. Uses jobs_running.
+SELECT r.*
+FROM jobs AS j INDEXED BY jobs_running
+CROSS JOIN job_records AS r ON r.id = j.id
+WHERE j.phase IS NOT NULL
+  AND j.tenant = :tenant
+  AND j.status = 'running'
+  AND (j.requested_at, j.id) < (coalesce(:before_at, 9223372036854775807), coalesce(:before_id, ''))
+  AND (:kind IS NULL OR r.kind = :kind)
+  AND (:queue IS NULL OR r.queue = :queue)
+  AND (:lane IS NULL OR r.lane = :lane)
+  AND (:labels IS NULL OR NOT EXISTS (
+    SELECT 1 FROM json_each(:labels) AS w
+    WHERE NOT EXISTS (SELECT 1 FROM json_each(r.labels) AS l WHERE l.key = w.key AND l.value = w.value)))
+  AND (:since_at IS NULL OR j.requested_at >= :since_at)
+  AND (:until_at IS NULL OR j.requested_at < :until_at)
+ORDER BY j.requested_at DESC, j.id DESC
+LIMIT :limit;
+
 -- name: jobs_between
 -- Jobs whose ids lie between two: those that begin alike. Uses the primary key.
 SELECT r.*
