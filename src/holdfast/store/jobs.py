@@ -182,6 +182,8 @@ class Jobs:
                 raise Conflict(f"cannot resume job {job_id}: it is being deleted")
             if row["phase"] is not None and not stopped:
                 await self._refuse_open_attempt(tx, row)
+            if row["status"] == Status.CANCELLED and not stopped:
+                await self._refuse_given_up(tx, row)
             await self._refuse_broken_needs(tx, row)
             if row["reuse_key"] is not None:
                 other = await stand_again(tx, row)
@@ -384,7 +386,7 @@ class Jobs:
 
     async def _refuse_open_attempt(self, tx: Tx, row: Row) -> NoReturn:
         """Say who will take the attempt back, or what a person has to make sure of first."""
-        what = f"cannot resume job {row['id']}: its attempt {row['attempt']} may still run in {row['domain']}"
+        what = _may_still_run(row["id"], row["attempt"], row["domain"])
         reaching = await tx.rows("reaching", domain=row["domain"]) if row["error_code"] == "lost" else ()
         if reaching:
             raise Conflict(
@@ -392,6 +394,12 @@ class Jobs:
                 "wait for it, or stop the attempt and resume with stopped=true"
             )
         raise Conflict(f"{what}; make sure that it does not, then resume with stopped=true")
+
+    async def _refuse_given_up(self, tx: Tx, row: Row) -> None:
+        """Whoever cancelled it while its host could not be reached has not said that its attempt does not run."""
+        for attempt in await tx.rows("given_up", id=row["id"]):
+            what = _may_still_run(row["id"], attempt["attempt"], attempt["domain"])
+            raise Conflict(f"{what}; make sure that it does not, then resume with stopped=true")
 
     async def _refuse_broken_needs(self, tx: Tx, row: Row) -> None:
         if not row["has_needs"]:
@@ -406,6 +414,10 @@ class Jobs:
                 raise Conflict(f"cannot resume job {row['id']}: it needs job {need}, which was deleted; submit it anew")
             if known[need] in BROKEN:
                 raise NeedFailed(need, known[need])
+
+
+def _may_still_run(job_id: str, attempt: int, domain: str) -> str:
+    return f"cannot resume job {job_id}: its attempt {attempt} may still run in {domain}"
 
 
 def _queued(row: Row, verb: Verb, by: str | None, reason: str | None) -> Move:
