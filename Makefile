@@ -6,7 +6,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 STORE_TESTS := $(addprefix tests/test_, $(addsuffix .py, jobs leases orphans reaper queues reuse retention explain gates lanes events wake submit_function migrate \
-	queries pgbouncer crash machine races))
+	snapshots tasks queries pgbouncer crash machine races))
 SUPERVISOR := src/holdfast/runner/supervisor/holdfast-supervisor
 
 help: ## List the targets
