@@ -18,6 +18,7 @@ from holdfast.errors import ConfigError
 
 GRACE_SECONDS = 10
 BACKLOG = 4096
+LONGEST = 2**31 - 1
 
 
 class Server(uvicorn.Server):
@@ -68,6 +69,9 @@ def bind(settings: Settings) -> socket.socket:
         )
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # What is on its way to a client that was cut, as it takes nothing, would stay for ever. Connections inherit it.
+        unread = min(int(2000 * settings.stream_stall), LONGEST)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unread)
         listener.bind(address)
     except OSError as error:
         raise ConfigError([f"cannot listen on {settings.host}:{settings.port}: {error.strerror}"]) from error
