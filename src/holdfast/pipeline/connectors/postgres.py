@@ -51,7 +51,10 @@ class Postgres:
     serves = True
 
     def engine(self) -> str:
-        return _say("postgres", "--version")
+        try:
+            return _say("postgres", "--version")
+        except NotQuiet as error:
+            raise CannotStart("start_failed", str(error)) from error
 
     def service(self, place: Place) -> Service:
         if place.root:
