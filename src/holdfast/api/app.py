@@ -13,13 +13,14 @@ from holdfast.api import VERSION, openapi
 from holdfast.api.auth import Access, first_admin
 from holdfast.api.errors import not_routed
 from holdfast.api.hub import Hub
-from holdfast.api.routes import artifacts, events, jobs, lanes, probes, queues, tokens, tools, workers
+from holdfast.api.plans import FactsOf
+from holdfast.api.routes import artifacts, events, jobs, lanes, probes, queues, snapshots, tokens, tools, workers
 from holdfast.api.routing import Route, Service, handler
 from holdfast.api.tools import load_tools
 from holdfast.config import Settings
 from holdfast.store import Store
 
-NOUNS = (jobs, events, artifacts, lanes, queues, workers, tools, tokens, probes)
+NOUNS = (jobs, events, artifacts, snapshots, lanes, queues, workers, tools, tokens, probes)
 Background = Callable[[Store], AbstractAsyncContextManager[object]]
 """What else runs while the service does: duties, say. It gets the service's store."""
 
@@ -37,12 +38,17 @@ class Api(FastAPI):
     """
 
     def __init__(
-        self, settings: Settings, connect: Callable[[], Awaitable[Store]], background: Background | None = None
+        self,
+        settings: Settings,
+        connect: Callable[[], Awaitable[Store]],
+        facts: FactsOf,
+        background: Background | None = None,
     ) -> None:
         super().__init__(title="holdfast", version=VERSION, lifespan=_lifespan, redoc_url=None, redirect_slashes=False)
         self.settings = settings
         self.made_admin = False
         self._connect = connect
+        self._facts = facts
         self._background = background
         self._service: Service | None = None
         self._starting = asyncio.Lock()
@@ -73,7 +79,7 @@ class Api(FastAPI):
             if self.settings.auth == "on":
                 self.made_admin = await first_admin(store.tokens, self.settings.admin_token)
             hub = Hub(store)
-            service = Service(store, self.settings, Access(store.tokens, self.settings), hub, tools)
+            service = Service(store, self.settings, Access(store.tokens, self.settings), hub, tools, self._facts)
             await stack.enter_async_context(_task(hub.run()))
             stack.callback(hub.stop)
             await stack.enter_async_context(self._background(store) if self._background else nullcontext())

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from holdfast.api.auth import Access, Caller, checked_name, says_json
 from holdfast.api.errors import JSON, to_response
 from holdfast.api.hub import Hub
+from holdfast.api.plans import FactsOf
 from holdfast.api.shapes import NoQuery
 from holdfast.api.tools import Tools
 from holdfast.config import Settings
@@ -42,6 +43,7 @@ class Service:
     access: Access
     hub: Hub
     tools: Tools
+    facts: FactsOf
     requests: Counter[tuple[str, str, int]] = field(default_factory=Counter)
 
 

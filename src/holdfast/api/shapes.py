@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from holdfast.model import Attempt, Check, Event, Job, Json, Lane, Role, Runner, Status, Worker
+from holdfast.model import Attempt, Check, Event, Job, Json, Lane, Role, Runner, Snapshot, Status, TaskRecord, Worker
 from holdfast.store.queues import MOST, Load
+from holdfast.store.snapshots import Totals
 from holdfast.submission import FIRST_YEAR, LAST_YEAR, Name, Submission
 
 BIGGEST = 2**63 - 1
@@ -45,11 +46,12 @@ class Nothing(Body, frozen=True):
 
 
 class JobRequest(Submission, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A job: either `runner` and `spec`, or the name of a `tool`."""
+    """A job: `runner` and `spec`; or the name of a `tool`; or `runner` and `tasks`, a pipeline."""
 
     runner: Runner | None = None  # type: ignore[assignment]
     spec: dict[str, Any] | None = None  # type: ignore[assignment]
     tool: Name | None = None
+    plan_only: bool = False
 
 
 class BulkRequest(Body, frozen=True):
@@ -70,7 +72,7 @@ class Links(msgspec.Struct, frozen=True, kw_only=True):
 class JobView(Job, frozen=True, kw_only=True):
     """A job, and where to find more of it."""
 
-    tasks: tuple[Json, ...] = ()
+    tasks: Sequence[TaskRecord] = ()
     links: Links
 
 
@@ -94,6 +96,10 @@ class ListJobs(Query, frozen=True):
 
 class Attempts(Answer, frozen=True):
     items: Sequence[Attempt]
+
+
+class TaskRecords(Answer, frozen=True):
+    items: Sequence[TaskRecord]
 
 
 class ArtifactView(Answer, frozen=True):
@@ -143,6 +149,36 @@ class DeleteJob(Query, frozen=True):
 
 class Deleted(Answer, frozen=True):
     outcome: Literal["deleted", "deleting", "would_delete"]
+
+
+# Snapshots
+
+
+class ListSnapshots(Query, frozen=True):
+    limit: Limit = 100
+    cursor: str | None = None
+
+
+class Snapshots(Answer, frozen=True):
+    """A page of the tenant's snapshots, and what all of them hold."""
+
+    items: Sequence[Snapshot]
+    next_cursor: str | None
+    totals: Totals
+
+
+class DeleteSnapshot(Query, frozen=True):
+    force: bool = False
+    recurse: bool = False
+    dry_run: bool = False
+
+
+class RemovedSnapshots(Answer, frozen=True):
+    """Which went or would go, and how many bytes that is."""
+
+    outcome: Literal["deleted", "would_delete"]
+    snapshots: Sequence[str]
+    size: int
 
 
 # Lanes, queues, workers, tools, tokens

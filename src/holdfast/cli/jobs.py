@@ -149,17 +149,19 @@ def list_jobs(
 def show(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
     """Show one job and its attempts."""
 
-    async def look(client: "AsyncClient") -> tuple[Job, Any]:
+    async def look(client: "AsyncClient") -> tuple[Job, Any, Any]:
         found = await find(client, job_id)
-        return await client.get(found), await client.attempts(found)
+        return await client.get(found), await client.attempts(found), await client.tasks(found)
 
-    job, attempts = talk(context, look)
+    job, attempts, tasks = talk(context, look)
     if as_json:
         print_json(job)
     else:
         from holdfast.cli import render
 
         render.job(job, attempts)
+        if tasks:
+            render.tasks(tasks)
 
 
 @app.command()
@@ -175,6 +177,8 @@ def explain(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> N
         return
     for reason in why["reasons"]:
         typer.echo(reason["message"])
+    for task in (why["plan"] or {"tasks": ()})["tasks"]:
+        typer.echo(f"task {task['name']}: {'cached' if task['cached'] else 'runs'}, {task['reason']}")
     if not why["reasons"]:
         typer.echo("nothing is in its way: the next worker with a free slot takes it")
 

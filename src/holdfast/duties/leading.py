@@ -9,11 +9,13 @@ from collections.abc import Awaitable, Callable
 
 from holdfast.config import Settings
 from holdfast.duties import orphans, promoter, remover, repairer, resolver
+from holdfast.duties.evictor import Evictor
 from holdfast.duties.pruner import Pruner
 from holdfast.duties.reaper import Reaper
 from holdfast.duties.sweeper import Sweeper
 from holdfast.errors import StoreError
 from holdfast.model import TERMINAL
+from holdfast.pipeline.snapshots import Folders
 from holdfast.runner.outputs import Artifacts
 from holdfast.store import Store
 from holdfast.store.retention import Retention
@@ -44,6 +46,7 @@ class Duties:
         reaper = Reaper(store, ttl=settings.lease_ttl, interval=settings.reaper_interval)
         pruner = Pruner(store, retention_of(settings))
         sweeper = Sweeper(store, Artifacts(settings.shared))
+        evictor = Evictor(store, Folders.below(settings.shared), most=settings.snapshots_max_bytes)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._lead())
             for seconds, duty in (
@@ -54,6 +57,7 @@ class Duties:
                 (5.0, lambda: remover.run_once(store)),
                 (60.0, lambda: repairer.run_once(store)),
                 (60.0, sweeper.run_once),
+                (60.0, evictor.run_once),
             ):
                 group.create_task(every(seconds, self._while_leading(duty)))
             # A worker that starts has a backlog to work off first; it may also live for less than ten minutes.

@@ -13,7 +13,7 @@ from holdfast.store.lanes import Lanes
 from holdfast.store.queues import Queues
 from holdfast.store.workers import Attempts, Workers
 
-Subject = Literal["status", "held", "due", "needs", "lane", "unresolved", "queue", "worker"]
+Subject = Literal["status", "held", "due", "needs", "lane", "unresolved", "queue", "worker", "plan"]
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
