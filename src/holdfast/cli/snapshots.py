@@ -1,12 +1,15 @@
 """Commands about pipelines: what one would do, and the snapshots that there are."""
 
+import asyncio
+import os
+import signal
 from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
 
 from holdfast.cli.jobs import File, describe
-from holdfast.cli.talk import AsJson, print_json, talk
+from holdfast.cli.talk import AsJson, print_json, run, talk
 
 app = typer.Typer()
 snapshots = typer.Typer(help="Snapshots: what tasks of pipelines left.", no_args_is_help=True)
@@ -105,6 +108,53 @@ def remove_snapshot(
         typer.echo(one)
     verb = "would remove" if dry_run else "removed"
     typer.echo(f"{verb} {len(answer['snapshots'])}, {_size(answer['size'])}")
+
+
+@snapshots.command("run")
+def run_snapshot(
+    context: typer.Context,
+    snapshot_id: SnapshotId,
+    command: Annotated[
+        list[str] | None, typer.Argument(help="-- COMMAND ARGUMENT…: run it beside the server, and end as it ends.")
+    ] = None,
+    data_dir: Annotated[
+        str | None, typer.Option("--data", envvar="HOLDFAST_DATA_DIR", help="The folder that all parts share.")
+    ] = None,
+) -> None:
+    """Start a throw-away Postgres from a snapshot here, print its DSN, and remove it at the end (Ctrl-C)."""
+    found = _ask(context, "GET", f"/v1/snapshots/{quote(snapshot_id, safe='')}")
+
+    async def serve() -> int:
+        from holdfast import config
+        from holdfast.pipeline.snapshots import Folders
+        from holdfast.pipeline.throwaway import throwaway
+
+        settings = config.load({"data_dir": data_dir})
+        folders = Folders.below(settings.shared)
+        runs = settings.state / "runs"
+        with throwaway(folders, found["id"], found["folder"], found["digest"], runs) as server:
+            if command:
+                return await _run_beside(command, server.env)
+            typer.echo(server.dsn)
+            await _interrupted()
+            return 0
+
+    raise typer.Exit(run(serve))
+
+
+async def _run_beside(command: list[str], env: dict[str, str]) -> int:
+    """Run a command; a Ctrl-C is its own to hear."""
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, lambda: None)
+    process = await asyncio.create_subprocess_exec(*command, env={**os.environ, **env})
+    return await process.wait()
+
+
+async def _interrupted() -> None:
+    """Wait for Ctrl-C, or for somebody who asks us to end."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ended.set)
+    await ended.wait()
 
 
 @snapshots.command("du")

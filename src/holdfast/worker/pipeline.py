@@ -238,9 +238,13 @@ class Pipeline:
         return True
 
     def _fill(self, target: Path, row: Snapshot) -> None:
-        remove_tree(target)
-        self._folders.restore(row.folder, row.digest, target)
-        give_like(target, target.parent / TREE)
+        """Restore beside the space, and move it in: what is in there is the tasks' own."""
+        made = target.parent.parent / f".{target.name}"
+        for leftover in (made, target):
+            remove_tree(leftover)
+        self._folders.restore(row.folder, row.digest, made)
+        give_like(made, target.parent / TREE)
+        made.rename(target)
 
     async def _quiet(self, running: Running) -> None:
         if self.course.serving:

@@ -458,7 +458,7 @@ class Container:
             except (EngineUnreachable, Refusal) as error:
                 log.warning("container %s is left to the sweep: %s", self.id[:12], error)
                 return
-        await asyncio.to_thread(lambda: self._runner.clear_space(self.identity))
+        await self._runner.spaces.clear(self.identity)
 
     def close(self) -> None:
         for task in list(self._tasks):
