@@ -72,6 +72,7 @@ GOOD = {"title": "a", "rows": 3}
 @pytest.mark.parametrize(
     ("job", "field"),
     [
+        ({"inputs": GOOD, "tasks": [{"name": "a", "command": ["id"]}]}, "tasks"),
         ({"inputs": {**GOOD, "rows": "3"}}, "inputs.rows"),
         ({"inputs": {**GOOD, "rows": 0}}, "inputs.rows"),
         ({"inputs": {"rows": 3}}, "inputs"),

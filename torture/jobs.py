@@ -49,6 +49,10 @@ class Draw:
             body["priority"] = rng.randint(-2, 2)
         return body
 
+    def small(self) -> Body:
+        """A function that is over at once."""
+        return {"runner": "function", "spec": {"name": "talk"}, "inputs": {"lines": 1, "pace": 0.01, "fail": False}}
+
     def _runs(self, *, quick: bool) -> Body:
         """What it runs. A lane does one thing at a time, so what is for a lane is quick."""
         runner = self._rng.choice([*self._runners, "function"])

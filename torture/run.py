@@ -5,6 +5,7 @@ import contextlib
 import os
 import random
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -48,7 +49,11 @@ class Plan:
 
 
 async def run(plan: Plan) -> History:
-    """Run a plan and return its history."""
+    """Run a plan and return its history. Told to stop, it clears up what it started."""
+    task = asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     history = History(seed=plan.seed, store=plan.store, ttl=TTL)
     async with in_a_world(
         history, plan.store, docker="docker" in plan.runners, waits=plan.waits, breaking=plan.breaking

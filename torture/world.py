@@ -31,7 +31,7 @@ SETTINGS = {
 }  # fmt: skip
 WORKERS = {"a1": "a", "a2": "a", "b1": "b", "d1": "d"}
 SERVERS = ("s1", "s2")
-SLOTS = 6
+SLOTS = 10
 FOREVER = 1e12
 
 

@@ -4,14 +4,18 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any
 
 from holdfast import config
 from holdfast.api.app import Api, Background
+from holdfast.api.plans import FactsOf
 from holdfast.config import Settings
 from holdfast.duties.leading import Duties
-from holdfast.errors import StoreError
+from holdfast.errors import Invalid, StoreError
 from holdfast.model import new_worker_id
-from holdfast.runner.base import Limits, Runner
+from holdfast.pipeline.connectors import CONNECTORS
+from holdfast.pipeline.plan import Facts
+from holdfast.runner.base import CannotStart, EngineUnreachable, Limits, Runner
 from holdfast.runner.function import Functions
 from holdfast.runner.host import StateFolder
 from holdfast.runner.process import MARK_SECONDS, ProcessRunner
@@ -19,6 +23,7 @@ from holdfast.runner.users import user_for
 from holdfast.store import Store
 from holdfast.store.sqlite import SqliteDatabase
 from holdfast.store.store import open_store
+from holdfast.tasks import pipeline_of
 from holdfast.worker.desk import Step
 from holdfast.worker.direct import Direct
 from holdfast.worker.heart import Beats
@@ -106,7 +111,41 @@ async def docker_of(settings: Settings, installation: str, held: AsyncExitStack)
 
 def api_of(settings: Settings, *, background: Background | None = None) -> Api:
     """The service on its own store. `background` runs beside it, with the same store."""
-    return Api(settings, lambda: store_of(settings, connections=settings.api_connections), background)
+    return Api(
+        settings, lambda: store_of(settings, connections=settings.api_connections), facts_of(settings), background
+    )
+
+
+def facts_of(settings: Settings) -> FactsOf:
+    """What is true of a pipeline where this process runs: the image on its engine, or the server among its programs."""
+
+    async def facts(spec: Mapping[str, Any]) -> Facts:
+        pipeline = pipeline_of(spec)
+        if pipeline is None or "image" in spec:
+            return Facts(image=await image_of(settings, spec["image"]) if pipeline else None)
+        try:
+            return Facts(engine=await asyncio.to_thread(CONNECTORS[pipeline.connector].engine))
+        except CannotStart as error:
+            raise Invalid("connector", error.error.message) from None
+
+    return facts
+
+
+async def image_of(settings: Settings, name: str) -> str | None:
+    """The digest behind an image's name; None if this process's engine does not have it, or is not there."""
+    if settings.docker_host is None:
+        return None
+    try:  # Only here: what it needs is an extra.
+        from holdfast.runner.docker.engine import Engine, Refusal  # noqa: PLC0415
+    except ModuleNotFoundError:
+        return None
+    engine = Engine(settings.docker_host)
+    try:
+        return (await engine.image(name)).id
+    except (Refusal, EngineUnreachable):
+        return None
+    finally:
+        await engine.close()
 
 
 def beside(settings: Settings, functions: Functions | None = None) -> Background:

@@ -121,7 +121,9 @@ class Settings:
     schema: str = _setting("holdfast", _text, "the schema that holds the tables on Postgres")
     data_dir: Path = _setting(Path("holdfast-data"), _path, "the folder that all parts share")
     state_dir: Path | None = _setting(None, _optional(_path), "attempts and locks, on a local disk")
-    shared_dir: Path | None = _setting(None, _optional(_path), "inputs and artifacts, the same on every host")
+    shared_dir: Path | None = _setting(
+        None, _optional(_path), "inputs, artifacts and snapshots, the same on every host"
+    )
     secrets_dir: Path | None = _setting(None, _optional(_path), "a folder with a file per secret, named as it is")
     process_user: str = _setting("65532", _text, "whom processes run as when we are root: a name, uid or uid:gid")
     docker_host: str | None = _setting(
@@ -143,6 +145,7 @@ class Settings:
     timeout: float | None = _setting(None, _optional(_number), "seconds that an attempt may take, unless the job says")
     log_max_bytes: int = _setting(10 * 1024 * 1024, _whole, "bytes of log that are kept of one job")
     artifact_max_bytes: int = _setting(1024**3, _whole, "bytes of output files that are kept of one attempt")
+    snapshots_max_bytes: int | None = _setting(None, _optional(_whole), "bytes that all snapshots may hold together")
     retention_days: float = _setting(30.0, _number, "days after which ended jobs are removed")
     keep_identical: int | None = _setting(None, _optional(_whole), "ended jobs of one signature that are kept")
     listen: bool = _setting(True, _flag, "wake-ups by LISTEN and NOTIFY; off means polling alone")

@@ -110,7 +110,7 @@ class Blocked(Conflict):
 
 
 class Needed(Conflict):
-    code = "blocked"
+    code = "needed"
 
     def __init__(self, snapshot: str, why: str) -> None:
         super().__init__(f"blocked: snapshot {snapshot} {why}")

@@ -14,13 +14,26 @@ from holdfast.api.auth import Access, first_admin
 from holdfast.api.direct import Executor
 from holdfast.api.errors import not_routed
 from holdfast.api.hub import Hub
-from holdfast.api.routes import artifacts, events, jobs, lanes, probes, queues, tokens, tools, uploads, workers
+from holdfast.api.plans import FactsOf
+from holdfast.api.routes import (
+    artifacts,
+    events,
+    jobs,
+    lanes,
+    probes,
+    queues,
+    snapshots,
+    tokens,
+    tools,
+    uploads,
+    workers,
+)
 from holdfast.api.routing import Route, Service, handler
 from holdfast.api.tools import load_tools
 from holdfast.config import Settings
 from holdfast.store import Store
 
-NOUNS = (jobs, events, artifacts, uploads, lanes, queues, workers, tools, tokens, probes)
+NOUNS = (jobs, events, artifacts, uploads, snapshots, lanes, queues, workers, tools, tokens, probes)
 Background = Callable[[Store], AbstractAsyncContextManager[Executor | None]]
 """What else runs while the service does: duties, say, or what runs jobs in the request. It gets the service's store."""
 
@@ -38,12 +51,17 @@ class Api(FastAPI):
     """
 
     def __init__(
-        self, settings: Settings, connect: Callable[[], Awaitable[Store]], background: Background | None = None
+        self,
+        settings: Settings,
+        connect: Callable[[], Awaitable[Store]],
+        facts: FactsOf,
+        background: Background | None = None,
     ) -> None:
         super().__init__(title="holdfast", version=VERSION, lifespan=_lifespan, redoc_url=None, redirect_slashes=False)
         self.settings = settings
         self.made_admin = False
         self._connect = connect
+        self._facts = facts
         self._background = background
         self._service: Service | None = None
         self._starting = asyncio.Lock()
@@ -74,7 +92,7 @@ class Api(FastAPI):
             if self.settings.auth == "on":
                 self.made_admin = await first_admin(store.tokens, self.settings.admin_token)
             hub = Hub(store)
-            service = Service(store, self.settings, Access(store.tokens, self.settings), hub, tools)
+            service = Service(store, self.settings, Access(store.tokens, self.settings), hub, tools, self._facts)
             await stack.enter_async_context(_task(hub.run()))
             stack.callback(hub.stop)
             if self._background is not None:

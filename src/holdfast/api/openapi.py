@@ -56,7 +56,8 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
 
 
 def _kinds(route: Route) -> Iterable[Any]:
-    yield from route.answers.values()
+    for kind in route.answers.values():
+        yield from kind if isinstance(kind, tuple) else (kind,)
     if route.shape is not dict:
         yield route.shape
 
@@ -127,7 +128,8 @@ def _headers(route: Route) -> list[dict[str, Any]]:
 def _answers(route: Route, known: Mapping[Any, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for status, kind in route.answers.items():
-        content: dict[str, Any] = {"schema": known.get(kind, {"type": "string"})}
+        schema = {"anyOf": [known[one] for one in kind]} if isinstance(kind, tuple) else known.get(kind)
+        content: dict[str, Any] = {"schema": schema or {"type": "string"}}
         if kind in EXAMPLES:
             content["examples"] = EXAMPLES[kind]
         media = {route.media: content}

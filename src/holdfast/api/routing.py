@@ -20,6 +20,7 @@ from holdfast.api.auth import Access, Caller, checked_name, says_json
 from holdfast.api.direct import Executor
 from holdfast.api.errors import JSON, to_response
 from holdfast.api.hub import Hub
+from holdfast.api.plans import FactsOf
 from holdfast.api.shapes import NoQuery
 from holdfast.api.tools import Tools
 from holdfast.config import Settings
@@ -43,6 +44,7 @@ class Service:
     access: Access
     hub: Hub
     tools: Tools
+    facts: FactsOf
     direct: Executor | None = None
     """What runs jobs in the request, where the queue is off."""
     requests: Counter[tuple[str, str, int]] = field(default_factory=Counter)

@@ -20,6 +20,7 @@ from msgspec import Meta
 from holdfast.errors import ConfigError, Forbidden, HoldfastError, Invalid, NotFound
 from holdfast.model import Check, OnLost, Retry, Runner
 from holdfast.submission import Name, Seconds, check, parse
+from holdfast.tasks import FIELDS as PIPELINE_FIELDS
 
 SLOT = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "fish", "busybox"})
@@ -99,7 +100,7 @@ class Tools:
             raise NotFound("tool", name[:60])
         fixed = {field: getattr(tool, field) for field in FIXED if getattr(tool, field) is not None}
         for field in job:
-            if field in ("runner", "spec"):
+            if field in ("runner", "spec", *PIPELINE_FIELDS):
                 raise Invalid(field, f"is the tool's to say; leave it out, or leave out tool {name}")
             if field == "secrets":
                 raise Forbidden("secrets are named by tools, or by an admin for a job without a tool")

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from holdfast import __version__
-from holdfast.cli import follow, jobs, site
+from holdfast.cli import follow, jobs, site, snapshots
 from holdfast.cli.talk import AsJson, Server, print_json, run
 
 app = typer.Typer(
@@ -23,12 +23,13 @@ app = typer.Typer(
     context_settings={"auto_envvar_prefix": "HOLDFAST"},
     pretty_exceptions_enable=False,
 )
-for group in (follow.app, jobs.app, site.app):
+for group in (follow.app, jobs.app, snapshots.app, site.app):
     app.add_typer(group)
 app.add_typer(site.lanes, name="lanes")
 app.add_typer(site.queues, name="queues")
 app.add_typer(site.workers, name="workers")
 app.add_typer(site.tokens, name="token")
+app.add_typer(snapshots.snapshots, name="snapshots")
 
 DatabaseUrl = Annotated[
     str | None, typer.Option(envvar="HOLDFAST_DATABASE_URL", help="sqlite:///path or postgresql://host/name")

@@ -18,9 +18,9 @@ import httpx
 import msgspec
 
 from holdfast.errors import ConfigError, HoldfastError
-from holdfast.model import Attempt, Event, Json, Lane, Status, Worker, new_id
+from holdfast.model import Attempt, Event, Json, Lane, Snapshot, Status, TaskRecord, Worker, new_id
 from holdfast.timing import backoff, jitter
-from holdfast.views import ArtifactView, Explanation, JobView, QueueView, ToolView
+from holdfast.views import ArtifactView, Explanation, JobView, PlanView, QueueView, ToolView
 
 T = TypeVar("T")
 
@@ -147,6 +147,20 @@ class AsyncClient:
     async def attempts(self, job_id: str) -> Sequence[Attempt]:
         page = await self._call("GET", _job(job_id, "attempts"), Page)
         return msgspec.convert(page.items, list[Attempt])
+
+    async def tasks(self, job_id: str) -> Sequence[TaskRecord]:
+        """The tasks of a pipeline, in order."""
+        page = await self._call("GET", _job(job_id, "tasks"), Page)
+        return msgspec.convert(page.items, list[TaskRecord])
+
+    async def plan(self, job: Mapping[str, Any]) -> PlanView:
+        """What a pipeline would do, task by task; nothing is submitted."""
+        return await self._call("POST", "/v1/jobs", PlanView, body={**job, "plan_only": True})
+
+    async def snapshots(self, *, limit: int = 100, cursor: str | None = None) -> tuple[Sequence[Snapshot], str | None]:
+        """One page of snapshots, newest first, and the cursor of the next."""
+        page = await self._call("GET", "/v1/snapshots", Page, query={"limit": limit, "cursor": cursor})
+        return msgspec.convert(page.items, list[Snapshot]), page.next_cursor
 
     async def explain(self, job_id: str) -> Explanation:
         """Why a job is not running."""

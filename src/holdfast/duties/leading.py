@@ -10,12 +10,14 @@ from collections.abc import Awaitable, Callable
 
 from holdfast.config import Settings
 from holdfast.duties import orphans, promoter, remover, repairer, resolver
+from holdfast.duties.evictor import Evictor
 from holdfast.duties.pruner import Pruner
 from holdfast.duties.reaper import Reaper
 from holdfast.duties.sweeper import Sweeper
 from holdfast.duties.uploads import Uploads
 from holdfast.errors import StoreError
 from holdfast.model import TERMINAL
+from holdfast.pipeline.snapshots import Folders
 from holdfast.runner.inputs import Inputs
 from holdfast.runner.outputs import Artifacts
 from holdfast.store import Store
@@ -48,6 +50,7 @@ class Duties:
         pruner = Pruner(store, retention_of(settings))
         sweeper = Sweeper(store, Artifacts(settings.shared))
         uploads = Uploads(store, Inputs(settings.shared))
+        evictor = Evictor(store, Folders.below(settings.shared), most=settings.snapshots_max_bytes)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._lead())
             for name, seconds, duty in (
@@ -59,6 +62,7 @@ class Duties:
                 ("repairer", 60.0, lambda: repairer.run_once(store)),
                 ("sweeper", 60.0, sweeper.run_once),
                 ("uploads", 60.0, uploads.run_once),
+                ("evictor", 60.0, evictor.run_once),
             ):
                 group.create_task(every(seconds, self._while_leading(name, duty)))
             # A worker that starts has a backlog to work off first; it may also live for less than ten minutes.

@@ -113,6 +113,9 @@ class Folders:
         if not self.verify(folder, digest):
             raise SnapshotDamaged(f"snapshot folder {folder} is not what was published")
         copy_folder(self.root / folder, workspace)
+        if not self.verify(folder, digest):
+            shutil.rmtree(workspace, ignore_errors=True)
+            raise SnapshotDamaged(f"snapshot folder {folder} was removed while it was copied")
 
     def remove(self, folder: str) -> None:
         """Remove a folder whose row is gone, or was never written. What stays after a crash is swept."""

@@ -5,8 +5,8 @@
     space/plan      what this attempt was planned to do, for whoever adopts it: files may have changed since
     space/NAME      a restored tree that waits to take the place of `tree`
 
-`space` itself is the worker's, so that no task can put a link where the worker is about to write; `tree` and `inputs`
-are the tasks' own.
+`tree` and `inputs` are the tasks' own, and in a container, where the supervisor is no other user than they are, so is
+`space`. So a worker never writes below it: what it restores is made beside `space` and moved in.
 """
 
 import hashlib
@@ -54,8 +54,8 @@ class Staging(Protocol):
         """Put the declared files into a folder."""
 
 
-def make_space(folder: Path, staging: Staging, uid: int | None, gid: int | None) -> None:
-    """Make the space of an attempt below its folder, for the user whom its tasks run as."""
+def make_space(folder: Path, staging: Staging, uid: int | None, gid: int | None, *, own: bool = False) -> None:
+    """Make the space of an attempt below its folder, for the user whom its tasks run as; `own`: all of it theirs."""
     space = folder / SPACE
     space.mkdir(mode=0o711, exist_ok=True)
     space.chmod(0o711)
@@ -68,6 +68,8 @@ def make_space(folder: Path, staging: Staging, uid: int | None, gid: int | None)
     if uid is not None and gid is not None:
         give(space / TREE, uid, gid)
         give(space / INPUTS, uid, gid)
+        if own:
+            os.chown(space, uid, gid)
 
 
 def give(top: Path, uid: int, gid: int) -> None:

@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.errors import Conflict, Invalid, Needed, NotFound
+from holdfast.errors import Invalid, Needed, NotFound
 from holdfast.model import Lease, Snapshot
 from holdfast.store.database import Database, Row, Tx
 from holdfast.store.rows import to_json
@@ -99,7 +99,7 @@ class Snapshots:
             raise NotFound("snapshot", text)
         if len(rows) > 1:
             several = ", ".join(row["id"] for row in rows[:SHOWN])
-            raise Conflict(f"several snapshots' ids begin with {text}: {several}")
+            raise Invalid("id", f"several snapshots' ids begin with {text}: {several}")
         return to_snapshot(rows[0])
 
     async def list(self, *, tenant: str, limit: int = 100, cursor: str | None = None) -> SnapshotPage:
@@ -158,18 +158,15 @@ class Snapshots:
             await tx.rows("lock_build", id=new.id)
             (state,) = await tx.rows("build_state", id=new.id)
             mine = (state["job_id"], state["token"]) == (lease.id, lease.token)
-            if not mine or not await tx.rows("lock_lease", id=lease.id, token=lease.token):
-                await _leave(tx, lease, new.id)
-                return "exists" if state["built"] else "lost"
-            made = await tx.rows(
-                "publish_snapshot",
-                tenant=lease.tenant,
-                job_id=lease.id,
-                token=lease.token,
-                **msgspec.structs.asdict(new),
-            )
+            if mine and not state["built"] and await tx.rows("lock_lease", id=lease.id, token=lease.token):
+                fields = msgspec.structs.asdict(new)
+                await tx.rows("publish_snapshot", tenant=lease.tenant, job_id=lease.id, token=lease.token, **fields)
             await _leave(tx, lease, new.id)
-            return "published" if made else "exists"
+            # Ours may have landed before, and only its answer got lost.
+            stands = await tx.rows("existing_snapshots", ids=[new.id], tenant=lease.tenant)
+            if not stands:
+                return "lost"
+            return "published" if stands[0]["folder"] == new.folder else "exists"
 
         return await self._database.transact(change)
 

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from holdfast.duties.evictor import Evictor
 from holdfast.errors import CacheFull, Invalid, SnapshotDamaged
 from holdfast.model import Cause, Error, Snapshot, TaskStatus
 from holdfast.pipeline.connectors import CONNECTORS, NotQuiet
@@ -49,6 +50,7 @@ class Pipeline:
         self._lease = hold.lease
         self._interrupted = interrupted
         self._folders = Folders(desk.settings.shared / SNAPSHOTS, at=self._at)
+        self._evictor = Evictor(desk.store, self._folders, most=desk.settings.snapshots_max_bytes)
         self._locked: str | None = None
 
     # Before the start
@@ -197,7 +199,7 @@ class Pipeline:
         tree = running.space / TREE
         await asyncio.to_thread(lambda: self._connector.check_quiet(tree))
         self._at("quiet")
-        made = await asyncio.to_thread(lambda: self._folders.copy(task.snapshot, tree))
+        made = await self._evictor.copy(task.snapshot, tree)
         self._at("copied")
         await self._trusted()
         if self._interrupted():
@@ -236,9 +238,13 @@ class Pipeline:
         return True
 
     def _fill(self, target: Path, row: Snapshot) -> None:
-        remove_tree(target)
-        self._folders.restore(row.folder, row.digest, target)
-        give_like(target, target.parent / TREE)
+        """Restore beside the space, and move it in: what is in there is the tasks' own."""
+        made = target.parent.parent / f".{target.name}"
+        for leftover in (made, target):
+            remove_tree(leftover)
+        self._folders.restore(row.folder, row.digest, made)
+        give_like(made, target.parent / TREE)
+        made.rename(target)
 
     async def _quiet(self, running: Running) -> None:
         if self.course.serving:

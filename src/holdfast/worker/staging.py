@@ -1,5 +1,6 @@
 """From a leased job to a plan, and from a plan to what a runner puts in place."""
 
+import asyncio
 from pathlib import Path
 
 import msgspec
@@ -41,7 +42,7 @@ def sources_for(lease: Lease, settings: Settings) -> Sources:
 async def facts_for(lease: Lease, runner: Runner, connector: Connector) -> Facts:
     """What is true where it would run: an image says all about the programs in it, else the host's are asked."""
     image = await runner.digest(lease.spec, lease.domain)
-    return Facts(image=image, engine=connector.engine() if image is None else None)
+    return Facts(image=image, engine=await asyncio.to_thread(connector.engine) if image is None else None)
 
 
 def plan_for(lease: Lease, settings: Settings, facts: Facts) -> Plan:

@@ -8,7 +8,6 @@ removed what it had created. A container that was only created ran nothing; it i
 import asyncio
 import contextlib
 import logging
-import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,9 +20,8 @@ from holdfast.runner.docker.archive import only_file
 from holdfast.runner.docker.container import Container, boottime
 from holdfast.runner.docker.engine import Engine, Gone, Image, Info, Refusal, Seen
 from holdfast.runner.docker.recipe import Clock
-from holdfast.runner.outputs import remove_tree
+from holdfast.runner.docker.spaces import Spaces
 from holdfast.runner.process import LEAST_OUTPUT, OUTPUT_FACTOR
-from holdfast.runner.space import SPACE, make_space
 from holdfast.runner.spec import Command
 from holdfast.runner.users import User
 from holdfast.timing import jitter
@@ -42,11 +40,6 @@ GRACE_SECONDS = 300.0
 FEW = 10
 UNUSUAL = 0.5
 """More than a few leftovers, and more than this share of all that is here, are a sign of a wrong database."""
-REMOTE = (
-    "a pipeline's workspace is a folder that is mounted into its container, so it needs a Docker engine on this host; "
-    "the one at {host} may be anywhere: set HOLDFAST_DOCKER_HOST to unix:///path, or run it as processes"
-)
-OWNER = "the workspace cannot be given to user {user}: run the worker as root, or give the job the worker's own user"
 GOING_DOWN = (
     "transport is closing",
     "containerd.sock",
@@ -63,7 +56,7 @@ class DockerRunner:
 
     def __init__(self, engine: Engine, installation: str, *, limits: Limits, log_cap: int, spaces: Path) -> None:
         self.engine = engine
-        self._spaces = spaces / installation
+        self.spaces = Spaces(spaces / installation)
         self.clock = Clock(0.0, 0.0)
         self._installation = installation
         self._limits = limits
@@ -166,7 +159,7 @@ class DockerRunner:
 
     async def _start(self, order: Order, confirm: Confirm) -> Container:
         image = await self._image(order.spec, order.domain)
-        space = None if order.pipeline is None else self._local_space(order.identity)
+        space = None if order.pipeline is None else self.spaces.make(order.identity, self.engine.host)
         for _ in range(TRIES):
             try:
                 created = await self.engine.create(
@@ -200,37 +193,6 @@ class DockerRunner:
         except Refusal as error:
             raise await self._cannot(error, domain, f"look at image {name}") from error
 
-    def _spaces_of(self, identity: Identity) -> Path:
-        return self._spaces / f"{identity.job}.{identity.attempt}"
-
-    def _local_space(self, identity: Identity) -> Path:
-        """Make an empty workspace for one container, to be filled once it is known whose it is.
-
-        Not one for the attempt: a worker that slept since it created a container would fill another one's.
-        """
-        if not self.engine.host.startswith("unix:"):
-            raise CannotStart("contract_violation", REMOTE.format(host=self.engine.host))
-        space = self._spaces_of(identity) / os.urandom(4).hex() / SPACE
-        try:
-            space.mkdir(mode=0o711, parents=True, exist_ok=True)
-        except OSError as error:
-            raise CannotStart("start_failed", f"cannot make the workspace: {error.strerror}") from error
-        return space
-
-    async def _fill_space(self, order: Order, space: Path | None, user: User) -> None:
-        staging = order.pipeline
-        if staging is None or space is None:
-            return
-        try:
-            await asyncio.to_thread(lambda: make_space(space.parent, staging, user.uid, user.gid))
-        except PermissionError as error:
-            raise CannotStart("start_failed", f"{OWNER.format(user=user.uid)}: {error.strerror}") from error
-        except OSError as error:
-            raise CannotStart("start_failed", f"cannot fill the workspace: {error.strerror}") from error
-
-    def clear_space(self, identity: Identity) -> None:
-        remove_tree(self._spaces_of(identity))
-
     async def _already_there(self, order: Order, confirm: Confirm) -> Container | None:
         """The name is taken: by this very attempt, which is then adopted, unless it never ran; by nothing else."""
         name = recipe.name_of(order.identity)
@@ -259,7 +221,8 @@ class DockerRunner:
         try:
             user = await self._user(created, recipe.user_in(order), order.spec["image"])
             spec = recipe.spec_of(order, image, user, await self._fresh_clock(), output_cap=self._output_cap)
-            await self._fill_space(order, space, user)
+            if order.pipeline is not None and space is not None:
+                await self.spaces.fill(space, order.pipeline, user)
             files = await asyncio.to_thread(recipe.files_of, order, spec, user)
             await self.engine.put(created, recipe.VOLUME, files)
             # The record says where it can be found. On any other engine its id is unknown, and the start fails.
@@ -350,7 +313,7 @@ class DockerRunner:
         seen = await self._seen(identity, domain)
         if seen is None:
             return True
-        if seen.status != "created":
+        if seen.status != "created" or await Container(self, identity, seen, domain).look() != "missing":
             return False
         await self._drop(seen.id)
         return True
@@ -388,12 +351,12 @@ class DockerRunner:
             return False
         with contextlib.suppress(Gone):
             await self.engine.remove(seen.id)
-        await asyncio.to_thread(lambda: self.clear_space(identity))
+        await self.spaces.clear(identity)
         return True
 
     async def sweep_halves(self, older: float) -> int:
-        """Remove volumes of ours that no container has: their container was never registered, or was removed alone."""
-        gone = 0
+        """Remove volumes and workspaces of ours that no container has: never registered, or removed alone."""
+        gone = await self.spaces.sweep(await self.left_over(), older)
         async for name in self._loose(older):
             with contextlib.suppress(Refusal):
                 await self.engine.remove_volume(name)

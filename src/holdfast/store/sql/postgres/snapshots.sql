@@ -116,14 +116,12 @@ WHERE b.id IN (
 RETURNING b.id;
 
 -- name: publish_snapshot
--- No row: it is there already.
+-- The build's lock is held, and it is not there yet.
 INSERT INTO holdfast.snapshots (
   id, tenant, parent, task, task_hash, components, folder, digest, size, made_at, used_at, job_id, token)
 VALUES (
   :id::text, :tenant::text, :parent::text, :task::text, :task_hash::text, :components::json, :folder::text, :digest::text,
-  :size::bigint, holdfast.clock(), holdfast.clock(), :job_id::uuid, :token::bigint)
-ON CONFLICT (id) DO NOTHING
-RETURNING id;
+  :size::bigint, holdfast.clock(), holdfast.clock(), :job_id::uuid, :token::bigint);
 
 -- name: snapshot_family
 -- A snapshot and all that was made from it. Uses snapshots_parent.

@@ -108,14 +108,12 @@ WHERE id IN (
 RETURNING id;
 
 -- name: publish_snapshot
--- No row: it is there already.
+-- The build's lock is held, and it is not there yet.
 INSERT INTO snapshots (
   id, tenant, parent, task, task_hash, components, folder, digest, size, made_at, used_at, job_id, token)
 VALUES (
   :id, :tenant, :parent, :task, :task_hash, :components, :folder, :digest,
-  :size, clock(), clock(), :job_id, :token)
-ON CONFLICT (id) DO NOTHING
-RETURNING id;
+  :size, clock(), clock(), :job_id, :token);
 
 -- name: snapshot_family
 -- A snapshot and all that was made from it. Uses snapshots_parent.
