@@ -1,22 +1,23 @@
 # holdfast: `make` lists what there is.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup up demo docs check format test test-fast model test-races test-pgbouncer bench bench-worker bench-pgbouncer bench-service schema clean
+.PHONY: help setup up demo docs check format test test-fast model test-races test-pgbouncer bench bench-worker bench-pgbouncer bench-service torture torture-mutants soak schema clean
 
 PYTHON ?= python3
 BIN := .venv/bin
 STORE_TESTS := $(addprefix tests/test_, $(addsuffix .py, jobs leases orphans reaper queues reuse retention explain gates lanes events wake submit_function migrate \
-	queries pgbouncer crash machine races))
+	snapshots tasks queries pgbouncer crash machine races))
 SUPERVISOR := src/holdfast/runner/supervisor/holdfast-supervisor
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 26
 
-setup: .venv/.base $(SUPERVISOR) ## Make the virtual environment and, as root, install Postgres, PgBouncer, Docker, Spin and faketime if they are missing
+setup: .venv/.ready $(SUPERVISOR) ## Make the virtual environment and, as root, install Postgres, PgBouncer, Docker, Spin, faketime and btrfs-progs if they are missing
 	@scripts/need-postgres
 	@scripts/need-pgbouncer
 	@scripts/need-docker
 	@scripts/need-faketime
+	@scripts/need-btrfs
 	@scripts/need-spin
 
 .venv/.base: EXTRAS := docker,fast
@@ -81,6 +82,15 @@ bench-service: setup ## The service: submits against a constant, bulks against t
 
 docs: .venv/.ready ## Write the reference pages from the code
 	$(BIN)/python -m scripts.reference
+
+torture: setup ## Real workers and servers under random faults, and a checker over what happened: SECONDS=60 SEED=… STORE=sqlite RUNNERS=process,docker
+	@$(BIN)/python -m torture --seconds $(or $(SECONDS),60) --store $(or $(STORE),sqlite) --runners $(or $(RUNNERS),process) $(if $(SEED),--seed $(SEED))
+
+torture-mutants: setup ## Take one safeguard after the other out of holdfast: torture must catch each (many minutes)
+	@$(BIN)/python -m torture.mutants
+
+soak: setup ## Half of the load that this machine carries, for HOURS=0.5; memory, files, connections and tables over time, as a plot
+	@$(BIN)/python -m torture.soak --hours $(or $(HOURS),0.5) --store $(or $(STORE),postgres)
 
 schema: setup ## Write the dumped schemas that the tests compare with
 	HOLDFAST_WRITE_SCHEMA=1 $(BIN)/python -m pytest -q tests/test_migrate.py -k dumped

@@ -39,6 +39,9 @@ TABLES = {
     "tokens": "Who may call the service. The secret itself is nowhere: only its SHA-256.",
     "installation": "One row: a random id, made by the migration.",
     "migrations": "Which migrations were applied, and when.",
+    "tasks": "One row per task of a pipeline job: how it stands, and the snapshot it made.",
+    "snapshots": "Stored workspaces, each named by the hash of what made it.",
+    "builds": "Who builds a snapshot at the moment.",
     "job_records": "A job as people see it: what was asked for, and how it stands.",
     "ledger_events": "The events that specs and attempts already tell: accepted, claimed, ended.",
     "job_events": "The whole history of every job, for people with SQL.",
@@ -154,7 +157,7 @@ def _operation(method: str, path: str, operation: Mapping[str, Any]) -> Iterator
             kinds = [_type(content["schema"]) for content in answer["content"].values()]
             answers.append(f"{status} {', '.join(dict.fromkeys(kinds))}")
     body = operation.get("requestBody")
-    takes = "" if body is None else f" Takes {_type(body['content']['application/json']['schema'])}."
+    takes = "" if body is None else f" Takes {_type(next(iter(body['content'].values()))['schema'])}."
     who = f"Role `{role[1]}`." if role else "No token needed."
     yield f"{operation['summary']} {who}{takes} Answers {'; '.join(answers)}."
     rows = [

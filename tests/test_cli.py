@@ -62,6 +62,37 @@ def test_a_job_from_submit_to_rm(up: Up, tmp_path: Path) -> None:
     assert json.loads(up("run", "--file", "-", stdin=file.read_text())) == {"n": 1}
 
 
+def test_a_pipeline_from_its_plan_to_its_snapshots(up: Up, tmp_path: Path) -> None:
+    """Proves P4, P10, P12."""
+    seed = up.folder / "shared" / "inputs" / "default" / "seed.csv"
+    seed.parent.mkdir(parents=True)
+    seed.write_text("1")
+    tasks = [{"name": name, "command": ["sh", "-c", f"echo {name} >> made"], "files": ["seed.csv"]} for name in "ab"]
+    file = tmp_path / "pipeline.json"
+    file.write_text(json.dumps({"runner": "process", "tasks": tasks}))
+    assert up("plan", "-f", str(file)).count("no snapshot is known yet") == 2
+    assert up("snapshots", "du").strip() == "0 snapshots, 0 B"
+    job = up("submit", "-f", str(file)).strip()
+    up("watch", job)
+    assert up("show", job).count("succeeded") == 3
+    assert up("plan", "-f", str(file)).count("its snapshot exists") == 2
+    seed.write_text("2")
+    plan = json.loads(up("plan", "--json", "-f", str(file)))
+    assert plan["tasks"][0]["differs"] == [{"component": "files[0]", "change": "changed"}]
+    listed = json.loads(up("snapshots", "ls", "--json"))["items"]
+    assert [one["task"] for one in listed] == ["b", "a"]
+    assert listed[1]["id"][:12] in up("snapshots", "ls")
+    assert "files[0]" in up("snapshots", "show", listed[1]["id"][:12])
+    up("snapshots", "rm", listed[1]["id"], code=4)
+    assert "would remove 2" in up("snapshots", "rm", "--recurse", "--dry-run", listed[1]["id"])
+    assert "removed 2" in up("snapshots", "rm", "--recurse", listed[1]["id"])
+    up("snapshots", "show", listed[1]["id"], code=4)
+    tasks[0] = {"name": "a", "sql": "gone.sql"}
+    file.write_text(json.dumps({"runner": "process", "tasks": tasks, "connector": "postgres"}))
+    assert "tasks[0].sql: there is no file gone.sql" in up.run("submit", "-f", str(file)).stderr
+    up("submit", "-f", str(file), code=2)
+
+
 def test_moves_of_a_job(up: Up) -> None:
     """Proves C1, C6, C8."""
     failing = up.json("submit", "--lane", "l1", "--", "false")["id"]

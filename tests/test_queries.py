@@ -48,7 +48,7 @@ def test_each_noun_has_a_file_in_both_dialects() -> None:
 
 def test_every_update_of_a_running_job_by_its_owner_is_fenced_by_the_token() -> None:
     """Proves L4."""
-    fenced = ("start", "beat", "advance_stop", "finish", "hand_over", "append_events")
+    fenced = ("start", "beat", "advance_stop", "finish", "hand_over", "append_events", "lock_lease")
     dialects: tuple[queries.Dialect, ...] = ("postgres", "sqlite")
     for dialect in dialects:
         loaded = queries.load(dialect)

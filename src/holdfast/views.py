@@ -1,13 +1,13 @@
 """What callers are shown, beyond the words of `model`: the service answers with these, and clients read them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 
-from holdfast.model import Job, Json, Runner, Status
+from holdfast.model import Job, Runner, Status, TaskRecord
 
-Subject = Literal["status", "held", "due", "needs", "lane", "unresolved", "queue", "worker"]
+Subject = Literal["status", "held", "due", "needs", "lane", "unresolved", "queue", "worker", "plan"]
 
 
 class Links(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,7 +20,7 @@ class Links(msgspec.Struct, frozen=True, kw_only=True):
 class JobView(Job, frozen=True, kw_only=True):
     """A job, and where to find more of it."""
 
-    tasks: tuple[Json, ...] = ()
+    tasks: Sequence[TaskRecord] = ()
     links: Links
 
 
@@ -37,12 +37,39 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[str, ...] = ()
 
 
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """One component that a task does not share with the nearest known snapshot."""
+
+    component: str
+    change: Literal["changed", "added", "removed"]
+
+
+class TaskPlanView(msgspec.Struct, frozen=True, kw_only=True):
+    """`cached`: it would not run. `differs` names the components that `nearest`, a known snapshot, does not share."""
+
+    name: str
+    snapshot: str
+    cached: bool
+    reason: str
+    nearest: str | None = None
+    differs: tuple[Difference, ...] = ()
+
+
+class PlanView(msgspec.Struct, frozen=True, kw_only=True):
+    """`plan` is the same for the same plan; `runs` is how many tasks would run."""
+
+    plan: str
+    runs: int
+    tasks: tuple[TaskPlanView, ...]
+
+
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """No reason at all means: the next worker with a free slot takes it."""
+    """No reason at all means: the next worker with a free slot takes it. Of a pipeline also what it would do."""
 
     id: str
     status: Status
     reasons: tuple[Reason, ...]
+    plan: PlanView | None = None
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):

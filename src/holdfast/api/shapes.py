@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from holdfast.model import Attempt, Check, Event, Json, Lane, Role, Runner, Status, Worker
+from holdfast.model import Attempt, Check, Event, Json, Lane, Role, Runner, Snapshot, Status, TaskRecord, Worker
 from holdfast.store.queues import MOST
+from holdfast.store.snapshots import Totals
 from holdfast.submission import FIRST_YEAR, LAST_YEAR, Name, Submission
 from holdfast.views import ArtifactView, JobView, QueueView, ToolView
 
@@ -45,12 +46,29 @@ class Nothing(Body, frozen=True):
 # Jobs
 
 
+class UploadForm(Body, frozen=True):
+    """Files, each a part with a file name, which may be a relative path."""
+
+    file: Sequence[bytes]
+
+
+class UploadedFile(msgspec.Struct, frozen=True, kw_only=True):
+    path: str
+    size: int
+
+
+class UploadView(Answer, frozen=True):
+    upload: str
+    files: Sequence[UploadedFile]
+
+
 class JobRequest(Submission, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A job: either `runner` and `spec`, or the name of a `tool`."""
+    """A job: `runner` and `spec`; or the name of a `tool`; or `runner` and `tasks`, a pipeline."""
 
     runner: Runner | None = None  # type: ignore[assignment]
     spec: dict[str, Any] | None = None  # type: ignore[assignment]
     tool: Name | None = None
+    plan_only: bool = False
 
 
 class BulkRequest(Body, frozen=True):
@@ -81,6 +99,10 @@ class ListJobs(Query, frozen=True):
 
 class Attempts(Answer, frozen=True):
     items: Sequence[Attempt]
+
+
+class TaskRecords(Answer, frozen=True):
+    items: Sequence[TaskRecord]
 
 
 class ArtifactViews(Answer, frozen=True):
@@ -124,6 +146,36 @@ class DeleteJob(Query, frozen=True):
 
 class Deleted(Answer, frozen=True):
     outcome: Literal["deleted", "deleting", "would_delete"]
+
+
+# Snapshots
+
+
+class ListSnapshots(Query, frozen=True):
+    limit: Limit = 100
+    cursor: str | None = None
+
+
+class Snapshots(Answer, frozen=True):
+    """A page of the tenant's snapshots, and what all of them hold."""
+
+    items: Sequence[Snapshot]
+    next_cursor: str | None
+    totals: Totals
+
+
+class DeleteSnapshot(Query, frozen=True):
+    force: bool = False
+    recurse: bool = False
+    dry_run: bool = False
+
+
+class RemovedSnapshots(Answer, frozen=True):
+    """Which went or would go, and how many bytes that is."""
+
+    outcome: Literal["deleted", "would_delete"]
+    snapshots: Sequence[str]
+    size: int
 
 
 # Lanes, queues, workers, tools, tokens

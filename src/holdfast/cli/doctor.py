@@ -17,7 +17,7 @@ from holdfast.model import Role
 from holdfast.runner import supervisor
 from holdfast.runner.base import EngineUnreachable
 from holdfast.runner.host import StateFolder
-from holdfast.runner.process import user_for
+from holdfast.runner.users import user_for
 from holdfast.store.migrate import require_current
 from holdfast.store.store import Store, connect
 

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from holdfast import __version__
-from holdfast.cli import follow, jobs, site
+from holdfast.cli import follow, jobs, site, snapshots
 from holdfast.cli.talk import AsJson, Server, print_json, run
 
 app = typer.Typer(
@@ -23,12 +23,13 @@ app = typer.Typer(
     context_settings={"auto_envvar_prefix": "HOLDFAST"},
     pretty_exceptions_enable=False,
 )
-for group in (follow.app, jobs.app, site.app):
+for group in (follow.app, jobs.app, snapshots.app, site.app):
     app.add_typer(group)
 app.add_typer(site.lanes, name="lanes")
 app.add_typer(site.queues, name="queues")
 app.add_typer(site.workers, name="workers")
 app.add_typer(site.tokens, name="token")
+app.add_typer(snapshots.snapshots, name="snapshots")
 
 DatabaseUrl = Annotated[
     str | None, typer.Option(envvar="HOLDFAST_DATABASE_URL", help="sqlite:///path or postgresql://host/name")
@@ -90,13 +91,22 @@ def up(
 
 
 @app.command()
-def serve(host: Host = None, port: Port = None, database_url: DatabaseUrl = None, data_dir: DataDir = None) -> None:
-    """Serve HTTP: submit, follow and steer jobs. The first start writes an admin's token to the data folder."""
+def serve(
+    host: Host = None,
+    port: Port = None,
+    application: Application = None,
+    database_url: DatabaseUrl = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Serve HTTP: submit, follow and steer jobs. The first start writes an admin's token to the data folder.
+
+    It runs no jobs, unless HOLDFAST_QUEUE_ENABLED is false: then it runs them in the request that submits them.
+    """
     from holdfast.cli import serve as http
 
     _log()
     flags = {"host": host, "port": port, "database_url": database_url, "data_dir": data_dir}
-    run(lambda: http.run_server(flags))
+    run(lambda: http.run_server(flags, application))
 
 
 @app.command()

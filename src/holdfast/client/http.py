@@ -18,9 +18,9 @@ import httpx
 import msgspec
 
 from holdfast.errors import ConfigError, HoldfastError
-from holdfast.model import Attempt, Event, Json, Lane, Status, Worker, new_id
+from holdfast.model import Attempt, Event, Json, Lane, Snapshot, Status, TaskRecord, Worker, new_id
 from holdfast.timing import backoff, jitter
-from holdfast.views import ArtifactView, Explanation, JobView, QueueView, ToolView
+from holdfast.views import ArtifactView, Explanation, JobView, PlanView, QueueView, ToolView
 
 T = TypeVar("T")
 
@@ -79,6 +79,7 @@ class AsyncClient:
     ) -> None:
         self.url = _address(url or os.environ.get("HOLDFAST_URL") or URL)
         self._tries = tries
+        self._tenant = tenant
         headers = {"Accept": "application/json"}
         if found := token or find_token(data_dir):
             headers["Authorization"] = f"Bearer {found}"
@@ -101,7 +102,8 @@ class AsyncClient:
 
     async def submit(self, job: Mapping[str, Any], *, key: str | None = None) -> JobView:
         """Submit a job; a retry of the call makes no second one."""
-        return await self._call("POST", "/v1/jobs", JobView, body=job, headers={"Idempotency-Key": key or new_id()})
+        headers = {"Idempotency-Key": key or new_id(), "Prefer": "wait=0"}  # Also where the job runs in the request.
+        return await self._call("POST", "/v1/jobs", JobView, body=job, headers=headers)
 
     async def submit_many(self, jobs: Sequence[Mapping[str, Any]], *, key: str | None = None) -> Sequence[str]:
         """Submit many jobs, all or none; return their ids in order."""
@@ -145,6 +147,20 @@ class AsyncClient:
     async def attempts(self, job_id: str) -> Sequence[Attempt]:
         page = await self._call("GET", _job(job_id, "attempts"), Page)
         return msgspec.convert(page.items, list[Attempt])
+
+    async def tasks(self, job_id: str) -> Sequence[TaskRecord]:
+        """The tasks of a pipeline, in order."""
+        page = await self._call("GET", _job(job_id, "tasks"), Page)
+        return msgspec.convert(page.items, list[TaskRecord])
+
+    async def plan(self, job: Mapping[str, Any]) -> PlanView:
+        """What a pipeline would do, task by task; nothing is submitted."""
+        return await self._call("POST", "/v1/jobs", PlanView, body={**job, "plan_only": True})
+
+    async def snapshots(self, *, limit: int = 100, cursor: str | None = None) -> tuple[Sequence[Snapshot], str | None]:
+        """One page of snapshots, newest first, and the cursor of the next."""
+        page = await self._call("GET", "/v1/snapshots", Page, query={"limit": limit, "cursor": cursor})
+        return msgspec.convert(page.items, list[Snapshot]), page.next_cursor
 
     async def explain(self, job_id: str) -> Explanation:
         """Why a job is not running."""
@@ -212,6 +228,19 @@ class AsyncClient:
             with target.open("wb") as file:
                 async for chunk in answer.aiter_bytes():
                     file.write(chunk)
+
+    async def upload(self, *files: Path) -> str:
+        """Upload files, to be named in `uploads` of a job within a day; return the upload's id."""
+        headers = {} if "Authorization" in self._http.headers else {"Holdfast-Tenant": self._tenant or "default"}
+        with contextlib.ExitStack() as opened:
+            form = [("file", (file.name, opened.enter_context(file.open("rb")))) for file in files]
+            try:
+                answer = await self._http.post("/v1/uploads", files=form, headers=headers)
+            except httpx.TransportError as error:
+                raise ServerUnreachable(f"cannot reach {self.url}: {error or type(error).__name__}") from error
+        if answer.status_code >= 400:
+            _raise(answer)
+        return str(msgspec.json.decode(answer.content)["upload"])
 
     # History
 

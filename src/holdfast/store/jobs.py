@@ -44,10 +44,15 @@ class Jobs:
     # Submitting and reading
 
     async def submit(
-        self, job: Submission | Mapping[str, Any], *, tenant: str = "default", key: str | None = None
+        self,
+        job: Submission | Mapping[str, Any],
+        *,
+        tenant: str = "default",
+        key: str | None = None,
+        sent: Sequence[Any] | None = None,
     ) -> Job:
         """Accept one job: when this returns, it is in the database. One that exists already comes back as `reused`."""
-        (accepted,) = await self.accept([job], tenant=tenant, key=key)
+        (accepted,) = await self.accept([job], tenant=tenant, key=key, sent=sent)
         job_now = await self.get(accepted.id, tenant=tenant)
         return msgspec.structs.replace(job_now, reused=accepted.reused)
 
@@ -58,19 +63,25 @@ class Jobs:
         return [accepted.id for accepted in await self.accept(jobs, tenant=tenant, key=key)]
 
     async def accept(
-        self, jobs: Sequence[Submission | Mapping[str, Any]], *, tenant: str = "default", key: str | None = None
+        self,
+        jobs: Sequence[Submission | Mapping[str, Any]],
+        *,
+        tenant: str = "default",
+        key: str | None = None,
+        sent: Sequence[Any] | None = None,
     ) -> Sequence[Accepted]:
         """Accept many jobs in one transaction, all or none.
 
-        `key` is an idempotency key: for 24 hours, the same call with the same key answers the same ids.
+        `key` is an idempotency key: for 24 hours, the same call with the same key answers the same ids. The call is
+        compared by what was `sent`, where the jobs were made from that.
         """
-        batch = gather(jobs, tenant, key)
+        batch = gather(jobs, tenant, key, sent)
         try:
             known = await self._database.submit(batch)
         except (Gone, NeedFailed, QueueFull):
             raise
         except Conflict:
-            await self._refuse_taken_ids(batch.ids)
+            await self.refuse_taken_ids(batch.ids)
             raise
         answer = batch.answer(known)
         if known and known[0]["asked"] is None:
@@ -171,6 +182,8 @@ class Jobs:
                 raise Conflict(f"cannot resume job {job_id}: it is being deleted")
             if row["phase"] is not None and not stopped:
                 await self._refuse_open_attempt(tx, row)
+            if row["status"] == Status.CANCELLED and not stopped:
+                await self._refuse_given_up(tx, row)
             await self._refuse_broken_needs(tx, row)
             if row["reuse_key"] is not None:
                 other = await stand_again(tx, row)
@@ -360,7 +373,12 @@ class Jobs:
         self._wake.post(wake.work(queue) for queue in queues)
         return gone
 
-    async def _refuse_taken_ids(self, ids: Sequence[str]) -> None:
+    async def existing(self, ids: Sequence[str]) -> frozenset[str]:
+        """Which of these jobs are there, whoever's they are."""
+        found = await self._database.read("existing", ids=[job_id for job_id in ids if _is_id(job_id)])
+        return frozenset(row["id"] for row in found)
+
+    async def refuse_taken_ids(self, ids: Sequence[str]) -> None:
         """Name the id that made the database refuse a batch."""
         taken = await self._database.read("existing", ids=list(ids))
         if taken:
@@ -368,7 +386,7 @@ class Jobs:
 
     async def _refuse_open_attempt(self, tx: Tx, row: Row) -> NoReturn:
         """Say who will take the attempt back, or what a person has to make sure of first."""
-        what = f"cannot resume job {row['id']}: its attempt {row['attempt']} may still run in {row['domain']}"
+        what = _may_still_run(row["id"], row["attempt"], row["domain"])
         reaching = await tx.rows("reaching", domain=row["domain"]) if row["error_code"] == "lost" else ()
         if reaching:
             raise Conflict(
@@ -376,6 +394,12 @@ class Jobs:
                 "wait for it, or stop the attempt and resume with stopped=true"
             )
         raise Conflict(f"{what}; make sure that it does not, then resume with stopped=true")
+
+    async def _refuse_given_up(self, tx: Tx, row: Row) -> None:
+        """Whoever cancelled it while its host could not be reached has not said that its attempt does not run."""
+        for attempt in await tx.rows("given_up", id=row["id"]):
+            what = _may_still_run(row["id"], attempt["attempt"], attempt["domain"])
+            raise Conflict(f"{what}; make sure that it does not, then resume with stopped=true")
 
     async def _refuse_broken_needs(self, tx: Tx, row: Row) -> None:
         if not row["has_needs"]:
@@ -390,6 +414,10 @@ class Jobs:
                 raise Conflict(f"cannot resume job {row['id']}: it needs job {need}, which was deleted; submit it anew")
             if known[need] in BROKEN:
                 raise NeedFailed(need, known[need])
+
+
+def _may_still_run(job_id: str, attempt: int, domain: str) -> str:
+    return f"cannot resume job {job_id}: its attempt {attempt} may still run in {domain}"
 
 
 def _queued(row: Row, verb: Verb, by: str | None, reason: str | None) -> Move:
@@ -409,6 +437,13 @@ def _queued(row: Row, verb: Verb, by: str | None, reason: str | None) -> Move:
         unsettle=verb is Verb.RESUME,
         events=[*audit(verb, by, reason), event("status", status="queued", by=str(verb))],
     )
+
+
+def _is_id(text: str) -> bool:
+    try:
+        return str(uuid.UUID(text)) == text
+    except ValueError:
+        return False
 
 
 def _given_id(job: Submission | Mapping[str, Any]) -> bool:

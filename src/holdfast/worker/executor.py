@@ -8,11 +8,13 @@ lost lease ends the execution at once, with nothing written and nothing touched.
 import asyncio
 import contextlib
 import logging
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from holdfast.errors import Invalid
+from holdfast.errors import Invalid, NotFound
 from holdfast.model import Cause, Error, Outcome, Phase, Status, StopKind, StopPhase, StopRequest
 from holdfast.runner.base import CannotStart, End, EngineUnreachable, Identity, Order, Runner, Running, TooLate
 from holdfast.runner.outputs import Limits, Violation
@@ -25,6 +27,8 @@ from holdfast.worker.completer import Handed, retried
 from holdfast.worker.desk import Desk
 from holdfast.worker.journal import Journal
 from holdfast.worker.lease import Hold, until_trusted
+from holdfast.worker.ledger import Lost
+from holdfast.worker.pipeline import Pipeline
 from holdfast.worker.readiness import Unready, make_ready
 from holdfast.worker.shipper import Shipper
 
@@ -64,7 +68,8 @@ class Execution:
         self._journal = Journal(desk.store, hold.lease)
         self._running: Running | None = None
         self._changed = asyncio.Event()
-        self._adopting = False
+        self._adopted = asyncio.Event()
+        self._adopted.set()
         self._over = False
         """Whether it is known that nothing of it can start any more."""
         self._held_at = float("-inf")
@@ -75,6 +80,9 @@ class Execution:
         self._told: StopPhase = StopPhase.REQUESTED
         self._over_budget: str | None = None
         self._mask = NO_MASK
+        self._pipeline: Pipeline | None = None
+        if "tasks" in self._lease.spec:
+            self._pipeline = Pipeline(desk, runner, hold, self._stopped_or_leaving)
 
     async def run(self) -> Status | None:
         """Carry the attempt to its end; return the job's status then, or None if it is no longer ours."""
@@ -94,7 +102,7 @@ class Execution:
                 await self._running.remove(others_held_it=lease.adopted)
                 self._at("removed")
             return status
-        except LeaseLost:
+        except (LeaseLost, Lost):
             log.info("job %s attempt %d: the lease is lost; leaving it alone", lease.id, lease.attempt)
             return None
         except HandOver:
@@ -152,6 +160,8 @@ class Execution:
             self._identity, self._lease.domain, stdout=adoption.stdout_offset, stderr=adoption.stderr_offset
         )
         if state not in ("missing", "forbidden"):
+            if self._pipeline is not None:
+                await self._pipeline.adopt(running)
             await self._take_over(running, running_now=state == "running")
             return running
         running.close()
@@ -161,7 +171,7 @@ class Execution:
         if adoption.phase is Phase.STARTED or self._lease.domain != self._runner.domain:
             return self._nothing_left()
         self._over = False
-        self._adopting = True  # Its former owner's supervisor may begin before ours does.
+        self._adopted.clear()  # Its former owner's supervisor may begin before ours does.
         return None
 
     def _nothing_left(self) -> End:
@@ -172,7 +182,7 @@ class Execution:
         """Tell its supervisor whose it is now. Commands of its former owner are refused from then on."""
         self._at("found")
         if running_now:
-            self._adopting = True
+            self._adopted.clear()
             await self._hold_if_adopting(running)
             if self._policy.stop_after is not None:
                 self._tell_stop_after(running, self._hold.renewed_at)
@@ -180,30 +190,33 @@ class Execution:
     async def _hold_if_adopting(self, running: Running) -> None:
         """Say it again until the supervisor has acknowledged: only then is the adoption done."""
         now = asyncio.get_running_loop().time()
-        if self._adopting and "hold" in self._acked:
-            self._adopting = False
+        if not self._adopted.is_set() and "hold" in self._acked:
+            self._adopted.set()
             self._at("adopted")
-        elif self._adopting and now - self._held_at > ACK_SECONDS:
+        elif not self._adopted.is_set() and now - self._held_at > ACK_SECONDS:
             if not await until_trusted(self._hold):
                 raise LeaseLost
             if await self._tell(running, Command(token=self._lease.token, verb="hold")):
                 self._held_at = now
 
     async def _prepare(self) -> End | None:
-        """What is to be known before the start: whether it is still wanted, and whether its lane is ready."""
+        """What is to be known before the start: whether it is still wanted, and whether what it needs is ready."""
         self._hold.hear_stop(await self._desk.stops.ask(self._lease))
-        if self._hold.stop is None and self._lease.lane is not None:
+        if self._hold.stop is None and (self._lease.lane is not None or self._policy.check is not None):
             try:
                 await make_ready(self._desk.store, self._lease, until=self._stopped_or_leaving)
             except Unready as error:
                 return End(cause=Cause.INTERRUPTED, error=Error(code="not_ready", message=str(error)))
+        end = None
+        if self._hold.stop is None and self._pipeline is not None:
+            end = await self._pipeline.begin()
         self._check_lease()
         if self._desk.leaving.is_set():
             raise HandOver
         if self._hold.stop is not None:
             return End(cause=_cause(self._hold.stop))
         self._at("prepared")
-        return None
+        return end
 
     def _stopped_or_leaving(self) -> bool:
         return self._hold.lost or self._hold.stop is not None or self._desk.leaving.is_set()
@@ -219,6 +232,7 @@ class Execution:
                 return End(cause=Cause.START_FAILED, error=Error(code="contract_violation", message=message))
             try:
                 secrets = find_secrets(policy.secrets, self._desk.settings.secrets_dir)
+                files = await asyncio.to_thread(self._files) if policy.uploads else {}
             except CannotStart as error:
                 return End(cause=Cause.START_FAILED, error=error.error)
             order = Order(
@@ -233,6 +247,8 @@ class Execution:
                 stop_grace=policy.stop_grace,
                 stop_after=None if policy.stop_after is None else self._hold.renewed_at + policy.stop_after,
                 secrets=secrets,
+                files=files,
+                pipeline=None if self._pipeline is None else self._pipeline.staged(),
             )
             try:
                 running = await self._runner.start(order, self._confirm)
@@ -242,6 +258,13 @@ class Execution:
                 return End(cause=Cause.START_FAILED, error=error.error)
             self._at("spawned")
             return running
+
+    def _files(self) -> Mapping[str, Path]:
+        try:
+            return self._desk.inputs.given(self._lease.id, self._policy.uploads)
+        except NotFound as error:
+            message = f"what was uploaded for it is not in the shared folder of this worker: {error}"
+            raise CannotStart("start_failed", message) from error
 
     async def _confirm(self) -> None:
         """Ask the record whether the attempt is still ours, just before something starts that asks nobody itself."""
@@ -258,8 +281,18 @@ class Execution:
     async def _supervise(self, running: Running) -> None:
         """Ship the output and carry out stop requests until the end, and then to the end of the log."""
         cap = self._desk.settings.log_max_bytes
-        shipper = Shipper(running, self._journal, cap=cap, hear=self._hear, mask=self._mask)
+        names = () if self._pipeline is None else self._pipeline.names
+        shipper = Shipper(running, self._journal, cap=cap, hear=self._hear, mask=self._mask, tasks=names)
         running.watch(self._changed.set)
+        async with self._driven(running):
+            await self._attend(running, shipper)
+        self._check_lease()
+        await self._ship_rest(shipper)
+        await self._tell_rungs()
+        if self._pipeline is not None:
+            await self._pipeline.settle()
+
+    async def _attend(self, running: Running, shipper: Shipper) -> None:
         quiet = 0
         while not running.over:
             self._check_lease()
@@ -268,13 +301,34 @@ class Execution:
                 raise HandOver
             await self._hold_if_adopting(running)
             await self._stop_if_asked(running)
-            await self._wait(0.0 if shipper.more else SLOW if quiet > 8 else QUICK)
+            await self._wait(0.0 if shipper.more else self._pace(quiet))
             before = self._journal.committed
             await self._ship(shipper)
             quiet = quiet + 1 if self._journal.committed == before else 0
-        self._check_lease()
-        await self._ship_rest(shipper)
-        await self._tell_rungs()
+
+    def _pace(self, quiet: int) -> float:
+        if self._pipeline is not None:
+            return self._pipeline.pace
+        return SLOW if quiet > 8 else QUICK
+
+    @contextlib.asynccontextmanager
+    async def _driven(self, running: Running) -> AsyncIterator[None]:
+        """Drive a pipeline while the block lasts. What goes wrong there is raised here: it cancels the block."""
+        if self._pipeline is None:
+            yield
+            return
+        try:
+            async with asyncio.TaskGroup() as group:
+                driving = group.create_task(self._drive(self._pipeline, running))
+                yield
+                driving.cancel()
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+
+    async def _drive(self, pipeline: Pipeline, running: Running) -> None:
+        """Until its supervisor listens to us alone, what it says may still change."""
+        await self._adopted.wait()
+        await pipeline.drive(running)
 
     async def _ship_rest(self, shipper: Shipper) -> None:
         """Ship to the end of the log, once its engine hands it out."""
@@ -338,7 +392,9 @@ class Execution:
         name = event.get("event")
         if name == "ack" and event.get("ok") and event.get("token") == self._lease.token:
             self._acked.add(str(event.get("verb")))
-        elif name in LADDER and event.get("reason", "cancelled") in ("cancelled", "interrupted"):
+        elif self._pipeline is not None and name is not None:
+            self._pipeline.course.hear(event)
+        if name in LADDER and event.get("reason", "cancelled") in ("cancelled", "interrupted"):
             self._rungs.append(LADDER[name])
 
     async def _tell_rungs(self) -> None:

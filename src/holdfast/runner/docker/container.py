@@ -12,6 +12,7 @@ import os
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -20,7 +21,7 @@ from holdfast.model import Cause, Error
 from holdfast.runner.base import End, EngineUnreachable, Identity, State, TooLate
 from holdfast.runner.docker.archive import Archive, only_file
 from holdfast.runner.docker.engine import Gone, Refusal, Seen, to_seconds
-from holdfast.runner.docker.recipe import ATTEMPT, UNTOUCHED, WORK
+from holdfast.runner.docker.recipe import ATTEMPT, UNTOUCHED, WORK, WORKSPACE
 from holdfast.runner.folder import Exit, ExitCause, Started, Unreadable, decode
 from holdfast.runner.frames import HEADER, Frame, NotAFrame, Stream, fresh, from_copy, parse_frame
 from holdfast.runner.outputs import Gathered, pour, take_tar
@@ -43,6 +44,10 @@ STALL_SECONDS = 15.0
 """A log that says nothing for so long is asked for again: following one stalls at a rotation."""
 NEVER_BEGAN = range(120, 124)
 """Statuses with which a supervisor leaves before it began."""
+
+
+class OfTwoMinds(Exception):
+    """The engine and the volume contradict each other. If time does not help, a person has to look."""
 
 
 class Container:
@@ -84,13 +89,19 @@ class Container:
         # It lives as long as the execution that holds it, which closes it: no task group spans both.
         self._tasks: set[asyncio.Task[None]] = set()
 
+    @property
+    def space(self) -> Path:
+        return Path(self._seen.labels.get(WORKSPACE, "")) if self._seen else Path()
+
     # Looking
 
     async def look(self) -> State:
         """Say what became of it. A container that was only created, or whose supervisor left at once, ran nothing."""
         seen = self._seen
-        if seen is None or seen.status in ("created", "removing"):
+        if seen is None or seen.status == "removing":
             return "missing"
+        if seen.status == "created":
+            return await self._look_behind_the_engine()
         if seen.runs:
             return "running"
         if await self._read_exit() is not None:
@@ -98,6 +109,16 @@ class Container:
         if seen.exit_code in NEVER_BEGAN and await self._file("started", Started) is None:
             return "missing"
         return "died"
+
+    async def _look_behind_the_engine(self) -> State:
+        """An engine that crashed in the middle of a start may have forgotten it: the volume knows better."""
+        if await self._read_exit() is not None:
+            return "exited"
+        if await self._file("started", Started) is None:
+            return "missing"
+        raise OfTwoMinds(
+            f"container {self.id[:12]} has begun, and its engine says that it was never started: it may still run"
+        )
 
     def open(self) -> None:
         """Begin to read its log and to wait for its end."""
@@ -436,6 +457,8 @@ class Container:
                 pass
             except (EngineUnreachable, Refusal) as error:
                 log.warning("container %s is left to the sweep: %s", self.id[:12], error)
+                return
+        await self._runner.spaces.clear(self.identity)
 
     def close(self) -> None:
         for task in list(self._tasks):
@@ -446,7 +469,8 @@ def status_of(ended: Exit) -> int:
     """The status with which a supervisor leaves that wrote this."""
     if ended.cause in (ExitCause.TIMED_OUT, ExitCause.IDLE_TIMEOUT, ExitCause.STOP_AFTER):
         return 124
-    if ended.cause is ExitCause.START_FAILED or (ended.code is None and ended.signal is None):
+    unstarted = ended.cause in (ExitCause.START_FAILED, ExitCause.SERVICE_ENDED, ExitCause.FAILED)
+    if unstarted or (ended.code is None and ended.signal is None):
         return 125
     return 128 + ended.signal if ended.signal is not None else ended.code or 0
 

@@ -9,7 +9,7 @@ WHERE s.reused;
 
 -- name: existing
 -- Which of these ids are taken.
-SELECT j.id FROM holdfast.jobs AS j WHERE j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e) LIMIT 1;
+SELECT j.id FROM holdfast.jobs AS j WHERE j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e);
 
 -- name: need_states
 -- The status of jobs that someone wants to need; a foreign job is not there.
@@ -112,7 +112,8 @@ FOR NO KEY UPDATE OF j;
 
 -- name: move
 -- Write one move of a job that nobody has leased, with the events that report it. The caller holds its lock (and its
--- lane's). An orphan that leaves `running` gets a new token; one that comes back to it can be adopted at once.
+-- lane's). An orphan that leaves `running` gets a new token; one that comes back to it can be adopted at once. An attempt that
+-- is closed keeps in the ledger where its job went: only a resume says that it has stopped.
 WITH moved AS (
   UPDATE holdfast.jobs AS j
   SET status = :status::text,
@@ -148,9 +149,12 @@ WITH moved AS (
   RETURNING j.*
 ), closed AS (
   INSERT INTO holdfast.attempts (
-    job_id, attempt, worker, domain, token, claim_seq, claimed_at, started_at, ended_at, cause, error_code, error_message)
-  SELECT m.id, m.attempt, m.worker, m.domain, m.token, m.claim_seq, m.claimed_at, m.attempt_started_at, m.updated_at, 'lost',
-    'lost', 'a person said that this attempt has stopped'
+    job_id, attempt, worker, domain, token, claim_seq, status, claimed_at, started_at, ended_at, cause, error_code,
+    error_message)
+  SELECT m.id, m.attempt, m.worker, m.domain, m.token, m.claim_seq, m.status, m.claimed_at, m.attempt_started_at,
+    m.updated_at, 'lost', 'lost',
+    CASE WHEN m.status = 'queued' THEN 'a person said that this attempt has stopped'
+      ELSE 'a person gave this attempt up' END
   FROM moved AS m
   JOIN holdfast.jobs AS j ON j.id = m.id
   WHERE :close_attempt::boolean
@@ -162,6 +166,15 @@ WITH moved AS (
   CROSS JOIN json_array_elements(:events::json) WITH ORDINALITY AS e(event, n)
 )
 SELECT m.id, m.status, m.queue, m.gate, m.has_dependants FROM moved AS m;
+
+-- name: given_up
+-- The last attempt of a cancelled job, if nobody has said that it has stopped.
+SELECT a.attempt, a.domain
+FROM holdfast.jobs AS j
+JOIN holdfast.attempts AS a ON a.job_id = j.id AND a.attempt = j.attempt
+WHERE j.id = :id::uuid
+  AND a.end_seq IS NULL
+  AND a.status = 'cancelled';
 
 -- name: request_stop
 -- Leave a stop request for whoever owns or adopts a running job.
@@ -195,8 +208,9 @@ WITH noted AS (
   WHERE j.id = :id::uuid
   RETURNING j.id, j.seq, j.updated_at
 )
-INSERT INTO holdfast.events (job_id, seq, at, type, data)
-SELECT n.id, n.seq - json_array_length(:events::json) + e.n, greatest(holdfast.clock(), n.updated_at), e.event ->> 'type', (e.event ->> 'data')::json
+INSERT INTO holdfast.events (job_id, seq, at, type, task, data)
+SELECT n.id, n.seq - json_array_length(:events::json) + e.n, greatest(holdfast.clock(), n.updated_at), e.event ->> 'type',
+  e.event ->> 'task', (e.event ->> 'data')::json
 FROM noted AS n
 CROSS JOIN json_array_elements(:events::json) WITH ORDINALITY AS e(event, n);
 
@@ -290,6 +304,8 @@ WITH doomed AS (
   DELETE FROM holdfast.needs AS n USING doomed AS d WHERE n.job_id = d.id
 ), events AS (
   DELETE FROM holdfast.events AS e USING doomed AS d WHERE e.job_id = d.id
+), tasks AS (
+  DELETE FROM holdfast.tasks AS t USING doomed AS d WHERE t.job_id = d.id
 )
 SELECT d.id FROM doomed AS d;
 

@@ -2,7 +2,7 @@
 
 -- name: existing
 -- Which of these ids are taken.
-SELECT j.id FROM json_each(:ids) AS e JOIN jobs AS j ON j.id = e.value LIMIT 1;
+SELECT j.id FROM json_each(:ids) AS e JOIN jobs AS j ON j.id = e.value;
 
 -- name: need_states
 -- The status of jobs that someone wants to need; a foreign job is not there.
@@ -102,7 +102,8 @@ WHERE j.id = :id;
 
 -- name: move
 -- Write one move of a job that nobody has leased, with the events that report it. The caller holds its lock (and its
--- lane's). An orphan that leaves `running` gets a new token; one that comes back to it can be adopted at once.
+-- lane's). An orphan that leaves `running` gets a new token; one that comes back to it can be adopted at once. An attempt that
+-- is closed keeps in the ledger where its job went: only a resume says that it has stopped.
 DELETE FROM told;
 INSERT INTO told (id, token)
 SELECT j.id, j.token
@@ -111,11 +112,13 @@ WHERE j.id = :id
   AND j.status = :from_status
   AND j.owner IS NULL;
 INSERT INTO attempts (
-  job_id, attempt, worker, domain, token, claim_seq, claimed_at, started_at, ended_at, cause, error_code, error_message)
+  job_id, attempt, worker, domain, token, claim_seq, status, claimed_at, started_at, ended_at, cause, error_code,
+  error_message)
 SELECT m.id, m.attempt, m.worker, m.domain,
   m.token + CASE WHEN m.status = 'running' THEN 1 ELSE 0 END,
-  m.claim_seq, m.claimed_at, m.attempt_started_at, max(clock(), m.updated_at), 'lost', 'lost',
-  'a person said that this attempt has stopped'
+  m.claim_seq, :status, m.claimed_at, m.attempt_started_at, max(clock(), m.updated_at), 'lost', 'lost',
+  CASE WHEN :status = 'queued' THEN 'a person said that this attempt has stopped'
+    ELSE 'a person gave this attempt up' END
 FROM told AS t
 CROSS JOIN jobs AS m ON m.id = t.id
 WHERE :close_attempt
@@ -158,6 +161,15 @@ SELECT m.id, m.status, m.queue, m.gate, m.has_dependants
 FROM told AS t
 CROSS JOIN jobs AS m ON m.id = t.id;
 
+-- name: given_up
+-- The last attempt of a cancelled job, if nobody has said that it has stopped.
+SELECT a.attempt, a.domain
+FROM jobs AS j
+JOIN attempts AS a ON a.job_id = j.id AND a.attempt = j.attempt
+WHERE j.id = :id
+  AND a.end_seq IS NULL
+  AND a.status = 'cancelled';
+
 -- name: request_stop
 -- Leave a stop request for whoever owns or adopts a running job.
 UPDATE jobs
@@ -181,8 +193,9 @@ UPDATE specs SET policy = json_set(coalesce(policy, '{}'), '$.budget', json(:bud
 -- name: note
 -- Write events about a job that is locked and does not move.
 UPDATE jobs SET seq = seq + json_array_length(:events) WHERE id = :id;
-INSERT INTO events (job_id, seq, at, type, data)
-SELECT j.id, j.seq - json_array_length(:events) + e.key + 1, max(clock(), j.updated_at), e.value ->> 'type', e.value ->> 'data'
+INSERT INTO events (job_id, seq, at, type, task, data)
+SELECT j.id, j.seq - json_array_length(:events) + e.key + 1, max(clock(), j.updated_at), e.value ->> 'type',
+  e.value ->> 'task', e.value ->> 'data'
 FROM jobs AS j
 CROSS JOIN json_each(:events) AS e
 WHERE j.id = :id;
@@ -270,6 +283,7 @@ DELETE FROM specs WHERE id IN (SELECT id FROM told);
 DELETE FROM attempts WHERE job_id IN (SELECT id FROM told);
 DELETE FROM needs WHERE job_id IN (SELECT id FROM told);
 DELETE FROM events WHERE job_id IN (SELECT id FROM told);
+DELETE FROM tasks WHERE job_id IN (SELECT id FROM told);
 SELECT t.id FROM told AS t;
 
 -- name: next_due
