@@ -143,6 +143,9 @@ class World:
                 if not part.alive and boottime() >= part.up_at:
                     self.start(part)
                 elif (waits := self.folder / "waits" / part.id).exists():
+                    if self.calm:
+                        waits.unlink(missing_ok=True)
+                        continue
                     task = asyncio.create_task(self.stop(part, waits=waits))
                     stops.add(task)
                     task.add_done_callback(stops.discard)
