@@ -523,7 +523,8 @@ def to_end(ended: Exit) -> End:
             missing = "could not run it: " in ended.text and ended.text.rpartition(": ")[2] in MISSING
             code = "command_missing" if missing else "start_failed"
             return End(cause=Cause.START_FAILED, error=Error(code=code, message=ended.text))
-    return End(cause=Cause(ended.cause), exit_code=ended.code, signal=ended.signal)
+    said = (ended.stdout_length - ended.stdout_dropped, ended.stderr_length - ended.stderr_dropped)
+    return End(cause=Cause(ended.cause), exit_code=ended.code, signal=ended.signal, said=said)
 
 
 def find_user(name: str) -> User:

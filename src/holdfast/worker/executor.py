@@ -121,9 +121,11 @@ class Execution:
         if self._lease.adoption.phase is Phase.CLAIMED and not await self._desk.starts.ask(self._lease):
             raise LeaseLost
         self._at("started")
-        await self._supervise(running)
+        shipper = await self._supervise(running)
         self._at("exited")
         end = await self._collect(running)
+        if end.said is not None and not await shipper.mark_missing(end.said):
+            raise LeaseLost
         return msgspec.structs.replace(end, error=self._mask.error(end.error)) if self._mask else end
 
     # Prepare, start, adopt
@@ -255,7 +257,7 @@ class Execution:
 
     # Wait
 
-    async def _supervise(self, running: Running) -> None:
+    async def _supervise(self, running: Running) -> Shipper:
         """Ship the output and carry out stop requests until the end, and then to the end of the log."""
         cap = self._desk.settings.log_max_bytes
         shipper = Shipper(running, self._journal, cap=cap, hear=self._hear, mask=self._mask)
@@ -275,6 +277,7 @@ class Execution:
         self._check_lease()
         await self._ship_rest(shipper)
         await self._tell_rungs()
+        return shipper
 
     async def _ship_rest(self, shipper: Shipper) -> None:
         """Ship to the end of the log, once its engine hands it out."""
