@@ -235,8 +235,12 @@ async def test_damaged_snapshot_is_built_again(pipes: Pipes) -> None:
         (two,) = [one for one in await pipes.snapshots() if one.task == "two"]
         (pipes.folder_of(two) / "made").write_text("spoilt")
         job = await rig.ended(await pipes.submit(adds("one"), adds("two"), adds("three")), Status.SUCCEEDED)
+        (three,) = [one for one in await pipes.snapshots() if one.task == "three"]
+        (pipes.folder_of(three) / "made").unlink()
+        again = await rig.ended(await pipes.submit(adds("one"), adds("two"), adds("three")), Status.SUCCEEDED)
     assert await pipes.statuses(job) == ["cached", "succeeded", "succeeded"]
-    assert pipes.ran() == ["one", "two", "two", "three"]
+    assert await pipes.statuses(again) == ["cached", "cached", "succeeded"], "also where nothing would have to run"
+    assert pipes.ran() == ["one", "two", "two", "three", "three"]
     assert await pipes.content("three") == "one\ntwo\nthree\n"
 
 
