@@ -86,7 +86,12 @@ async def on_postgres(folder: Path) -> list[Figure]:
 @contextmanager
 def started(*command: str | Path, cwd: Path, **env: str) -> Iterator[None]:
     process = subprocess.Popen(
-        command, cwd=cwd, env={**os.environ, **env}, stdout=subprocess.DEVNULL, start_new_session=True
+        command,
+        cwd=cwd,
+        env={**os.environ, **env},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
     try:
         yield

@@ -80,7 +80,7 @@ def read_along(page: Path, folder: Path) -> str:
     here = clone(folder / "clone")
     (folder / "home").mkdir()
     environment = Path(sys.prefix)
-    if (environment / ".ready").stat().st_mtime < max(
+    if (environment / ".base").stat().st_mtime < max(
         (here / name).stat().st_mtime for name in ("pyproject.toml", "constraints.txt")
     ):
         pytest.fail("the virtual environment is older than pyproject.toml or constraints.txt: `make setup` first")

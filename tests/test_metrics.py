@@ -4,7 +4,9 @@ import os
 import signal
 from pathlib import Path
 
+import asyncpg
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.model import Role, Status
@@ -92,3 +94,17 @@ def kill_supervisor(folder: Path) -> None:
     started = Folder(folder).started()
     assert started is not None
     os.kill(started.supervisor_pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("kind", ["postgres"])
+async def test_database_that_does_not_answer_is_counted(clean_url: str, tmp_path: Path) -> None:
+    times = {"lease_ttl": 1.5, "heartbeat_interval": 0.5}
+    async with serving_here(clean_url, tmp_path / "data", **times) as served, served.client() as client:
+        before = value(await figures(client), "holdfast_errors_total", worker="server")
+        other = await asyncpg.connect(clean_url)
+        async with other.transaction():
+            await other.execute("LOCK TABLE holdfast.jobs IN ACCESS EXCLUSIVE MODE")
+            answer = await client.get("/v1/jobs")
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        await other.close()
+        assert value(await figures(client), "holdfast_errors_total", worker="server") == before + 1
