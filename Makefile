@@ -1,12 +1,12 @@
 # holdfast: `make` lists what there is.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup up demo check format test test-fast model test-races test-pgbouncer bench bench-worker bench-pgbouncer bench-service schema clean
+.PHONY: help setup up demo docs check format test test-fast model test-races test-pgbouncer bench bench-worker bench-pgbouncer bench-service torture torture-mutants soak schema clean
 
 PYTHON ?= python3
 BIN := .venv/bin
 STORE_TESTS := $(addprefix tests/test_, $(addsuffix .py, jobs leases orphans reaper queues reuse retention explain gates lanes events wake submit_function migrate \
-	queries pgbouncer crash machine races))
+	snapshots tasks queries pgbouncer crash machine races))
 SUPERVISOR := src/holdfast/runner/supervisor/holdfast-supervisor
 
 help: ## List the targets
@@ -75,6 +75,18 @@ bench-pgbouncer: setup ## What PgBouncer in transaction mode costs: claim and fi
 
 bench-service: setup ## The service: submits against a constant, bulks against the store, 1,000 followers of one job
 	$(BIN)/python -m bench.service
+
+docs: .venv/.ready ## Write the reference pages from the code
+	$(BIN)/python -m scripts.reference
+
+torture: setup ## Real workers and servers under random faults, and a checker over what happened: SECONDS=60 SEED=… STORE=sqlite RUNNERS=process,docker
+	@$(BIN)/python -m torture --seconds $(or $(SECONDS),60) --store $(or $(STORE),sqlite) --runners $(or $(RUNNERS),process) $(if $(SEED),--seed $(SEED))
+
+torture-mutants: setup ## Take one safeguard after the other out of holdfast: torture must catch each (many minutes)
+	@$(BIN)/python -m torture.mutants
+
+soak: setup ## Half of the load that this machine carries, for HOURS=0.5; memory, files, connections and tables over time, as a plot
+	@$(BIN)/python -m torture.soak --hours $(or $(HOURS),0.5) --store $(or $(STORE),postgres)
 
 schema: setup ## Write the dumped schemas that the tests compare with
 	HOLDFAST_WRITE_SCHEMA=1 $(BIN)/python -m pytest -q tests/test_migrate.py -k dumped

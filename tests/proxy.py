@@ -1,39 +1,74 @@
-"""A TCP proxy that can fall silent: its connections stay open, and what is sent through them never arrives."""
+"""A TCP proxy between a part and its database that can fall silent, be slow, or hang up in one direction."""
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
 
+class _Connection:
+    def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
+        self.client = client
+        self.server = server
+        self.silent = False
+
+
 class Proxy:
-    """Stands before a server. `swallow` makes all connections of now half open; later ones are whole."""
+    """Stands before a server. What `swallow` did stays so for the connections of then; later ones are whole."""
 
     def __init__(self, port: int) -> None:
         self._target = port
-        self._open: set[asyncio.Event] = set()
+        self._open: set[_Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.port = 0
+        self.delay = 0.0
+        """Seconds that every piece is held back."""
+        self.cut_off = False
+        """Whether new connections fall silent too."""
 
     def swallow(self) -> int:
-        """Return how many connections are half open from now on."""
+        """Return how many connections are half open from now on: they stay open, and nothing arrives."""
         for connection in self._open:
-            connection.set()
+            connection.silent = True
+        return len(self._open)
+
+    def half_close(self) -> int:
+        """End the server's direction of every connection; return how many. The client's stays open."""
+        for connection in self._open:
+            with contextlib.suppress(OSError, RuntimeError):
+                connection.client.write_eof()
         return len(self._open)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        silent = asyncio.Event()
-        self._open.add(silent)
-        there, back = await asyncio.open_connection("127.0.0.1", self._target)
+        try:
+            there, back = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:  # The server is away: so are we.
+            writer.close()
+            return
+        connection = _Connection(writer, back)
+        connection.silent = self.cut_off
+        self._open.add(connection)
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(_pass_on(reader, back, silent))
-                group.create_task(_pass_on(there, writer, silent))
-        except* OSError:
+                group.create_task(self._pass_on(reader, back, connection))
+                group.create_task(self._pass_on(there, writer, connection))
+        except* (OSError, RuntimeError):
             pass
         finally:
-            self._open.discard(silent)
+            self._open.discard(connection)
             for end in (writer, back):
                 end.close()
+
+    async def _pass_on(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: _Connection
+    ) -> None:
+        while data := await reader.read(65536):
+            if self.delay:
+                await asyncio.sleep(self.delay)
+            if not connection.silent:
+                writer.write(data)
+                await writer.drain()
+        if not connection.silent:
+            writer.close()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
@@ -51,12 +86,3 @@ class Proxy:
             for task in list(self._tasks):
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, silent: asyncio.Event) -> None:
-    while data := await reader.read(65536):
-        if not silent.is_set():
-            writer.write(data)
-            await writer.drain()
-    if not silent.is_set():
-        writer.close()

@@ -50,6 +50,7 @@ NEEDS: dict[tuple[str, str], Role | None] = {
     ("POST", "/v1/jobs/{job_id}/resolve"): Role.OPERATOR,
     ("POST", "/v1/jobs/{job_id}/dismiss"): Role.OPERATOR,
     ("DELETE", "/v1/jobs/{job_id}"): Role.OPERATOR,
+    ("POST", "/v1/uploads"): Role.SUBMITTER,
     ("GET", "/v1/lanes"): Role.VIEWER,
     ("GET", "/v1/lanes/{lane:path}"): Role.VIEWER,
     ("PUT", "/v1/lanes/{lane:path}"): Role.OPERATOR,

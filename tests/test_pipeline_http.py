@@ -173,7 +173,7 @@ async def test_snapshots_are_listed_shown_removed_and_used_as_a_base(
         assert (blocked.status_code, blocked.json()["outcome"], blocked.json()["error"]["code"]) == (
             409,
             "blocked",
-            "blocked",
+            "needed",
         )
         dry = (await client.delete(f"/v1/snapshots/{first}?recurse=true&dry_run=true")).json()
         assert (dry["outcome"], sorted(dry["snapshots"]), dry["size"]) == ("would_delete", sorted([first, second]), 12)

@@ -108,7 +108,7 @@ def test_nothing_outside_the_folder_is_read(tmp_path: Path) -> None:
 def test_every_tenant_has_a_folder_of_its_own(tmp_path: Path, tenant: str) -> None:
     """Proves N5."""
     folder = inputs_of(tmp_path, tenant)
-    assert folder.resolve().parent == (tmp_path / "inputs").resolve()
+    assert folder.resolve().parent == (tmp_path / "sources").resolve()
     assert folder != inputs_of(tmp_path, "default")
 
 

@@ -24,6 +24,7 @@ Pooler = Literal["none", "transaction"]
 """What stands between us and Postgres: nothing that we need to know of, or a pooler in transaction mode."""
 
 Switch = Literal["on", "off"]
+OnDisconnect = Literal["continue", "cancel"]
 
 
 def _number(text: object) -> float:
@@ -85,6 +86,13 @@ def _switch(text: object) -> Switch:
         case False:
             return "off"
     raise ValueError("must be on or off")
+
+
+def _on_disconnect(text: object) -> OnDisconnect:
+    match text:
+        case "continue" | "cancel":
+            return text
+    raise ValueError("must be continue or cancel")
 
 
 def _port(text: object) -> int:
@@ -150,7 +158,11 @@ class Settings:
     allow_raw: bool = _setting(False, _flag, "let callers who are no admins submit commands and images of their own")
     tools: Path | None = _setting(None, _optional(_path), "the TOML file of the tools that callers may use")
     max_body_bytes: int = _setting(16 * 1024 * 1024, _whole, "bytes of a request's body, at most")
+    upload_max_bytes: int = _setting(100 * 1024 * 1024, _whole, "bytes of one upload, and of all that one job gets")
     max_json_depth: int = _setting(64, _whole, "levels that JSON in a request may be nested, at most")
+    queue_enabled: bool = _setting(True, _flag, "off: the server runs jobs in the request that submits them")
+    max_concurrency: int = _setting(1, _whole, "jobs that a server without a queue runs at once, at most")
+    on_disconnect: OnDisconnect = _setting("continue", _on_disconnect, "or cancel: such a job when its client goes")
     rate_limit: float | None = _setting(1000.0, _optional(_number), "requests per second and token; none lifts it")
     api_connections: int = _setting(8, _whole, "connections that the service keeps to Postgres")
 

@@ -15,6 +15,7 @@
     │   └── Gone         a replay of a call whose jobs were deleted
     ├── QueueFull        as many jobs wait in a queue as its limit allows              429
     ├── RateLimited      too many requests with one token                              429
+    ├── AtCapacity       a server without a queue runs as many jobs as it may          503
     ├── CacheFull        no room for a snapshot, and nothing that may go               503
     ├── SnapshotDamaged  a snapshot's folder is not what was published                 503
     ├── ConfigError      settings that cannot work; lists every problem at once
@@ -107,7 +108,7 @@ class Blocked(Conflict):
 
 
 class Needed(Conflict):
-    code = "blocked"
+    code = "needed"
 
     def __init__(self, snapshot: str, why: str) -> None:
         super().__init__(f"blocked: snapshot {snapshot} {why}")
@@ -139,6 +140,11 @@ class RateLimited(HoldfastError):
     def __init__(self, wait: float) -> None:
         super().__init__(f"too many requests with this token; try again in {wait:.1f} seconds")
         self.wait = wait
+
+
+class AtCapacity(HoldfastError):
+    status = 503
+    code = "at_capacity"
 
 
 class CacheFull(HoldfastError):

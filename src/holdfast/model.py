@@ -174,8 +174,15 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     on: tuple[Literal["failed", "timed_out"], ...] = ("failed",)
 
 
+class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How to find out whether what a lane or a tool needs is ready: a command, and the seconds it may take."""
+
+    command: tuple[str, ...]
+    timeout: float
+
+
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """How a job is to be treated: retries, losses, limits of time and budget."""
+    """How a job is to be treated: retries, losses, limits of time and budget, what it is given, what must be ready."""
 
     on_lost: OnLost = "requeue"
     retry: Retry = Retry()
@@ -186,6 +193,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     stop_after: float | None = None
     budget: Mapping[str, float] | None = None
     secrets: tuple[str, ...] = ()
+    uploads: tuple[str, ...] = ()
+    check: Check | None = None
 
 
 class StopRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -452,13 +461,6 @@ class LaneState(StrEnum):
     PAUSED = "paused"
 
 
-class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How to find out whether what a lane stands for is ready: a command, and the seconds it may take."""
-
-    command: tuple[str, ...]
-    timeout: float
-
-
 class Lane(msgspec.Struct, frozen=True, kw_only=True):
     lane: str
     state: LaneState
@@ -482,6 +484,8 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     queues: Mapping[str, int]
     capabilities: tuple[str, ...]
     domains: tuple[str, ...]
+    away: Mapping[str, str]
+    """What it could run, but for an engine that is away, and why."""
     registered_at: datetime
     seen_at: datetime
     live: bool

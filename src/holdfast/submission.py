@@ -98,6 +98,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     stop_after: Seconds | None = None
     budget: dict[Name, Annotated[float, Meta(ge=0)]] | None = None
     secrets: tuple[Name, ...] = ()
+    uploads: Annotated[tuple[Name, ...], Meta(max_length=100)] = ()
+    check: Check | None = None
     reuse_key: Name | None = None
     rebuild: bool = False
     tasks: tuple[Task, ...] = ()
@@ -153,8 +155,13 @@ class Batch(msgspec.Struct, frozen=True):
         return [Accepted(joined.get(job_id, job_id), job_id in joined) for job_id in self.ids]
 
 
-def gather(jobs: Sequence[Submission | Mapping[str, Any]], tenant: str, key: str | None) -> Batch:
-    """Check a whole call and make it ready for a store; every refusal names the field."""
+def gather(
+    jobs: Sequence[Submission | Mapping[str, Any]], tenant: str, key: str | None, sent: Sequence[Any] | None = None
+) -> Batch:
+    """Check a whole call and make it ready for a store; every refusal names the field.
+
+    `sent` is what the caller sent, where that differs from the jobs: a repeat of the call is known by it.
+    """
     if key is not None and not (1 <= len(key) <= MAX_KEY and key.isprintable()):
         raise Invalid("idempotency_key", f"has {len(key)} characters; between 1 and {MAX_KEY} are accepted")
     if isinstance(jobs, Submission | Mapping | str):
@@ -165,7 +172,7 @@ def gather(jobs: Sequence[Submission | Mapping[str, Any]], tenant: str, key: str
         raise Invalid("tenant", "is empty, over 200 characters, or has control characters")
     checked = [check(job if isinstance(job, Submission) else parse(job), tenant) for job in jobs]
     ids = [job.id for job in checked if job.id is not None]
-    return Batch(in_order(checked), ids, tenant, key, None if key is None else fingerprint(jobs))
+    return Batch(in_order(checked), ids, tenant, key, None if key is None else fingerprint(sent or jobs))
 
 
 def fingerprint(jobs: Sequence[Any]) -> str:
@@ -185,11 +192,16 @@ def parse(data: Any) -> Submission:
 
 
 def parse_check(data: Any) -> Check:
-    """Turn plain data into a lane's readiness check; every refusal names the field."""
+    """Turn plain data into a readiness check; every refusal names the field."""
     try:
         asked = msgspec.convert(data, Check)
     except msgspec.ValidationError as error:
         raise invalid_field(error, root="check") from None
+    return sound_check(asked)
+
+
+def sound_check(asked: Check) -> Check:
+    """Check what types alone cannot say of a readiness check."""
     if not asked.command or not asked.command[0]:
         raise Invalid("check.command", "is empty; give a program and its arguments")
     _check_field("check.command", asked.command)
@@ -209,6 +221,10 @@ def check(submission: Submission, tenant: str) -> Submission:
     _check_json(submission)
     if submission.available_at is not None and not FIRST_YEAR <= submission.available_at.year <= LAST_YEAR:
         raise Invalid("available_at", f"is not between the years {FIRST_YEAR} and {LAST_YEAR}")
+    if submission.check is not None:
+        sound_check(submission.check)
+    if submission.uploads and submission.runner == "function":
+        raise Invalid("uploads", "are for processes and containers: a function has no work folder")
     if submission.retry is not None and not 0 <= submission.retry.base <= submission.retry.cap:
         raise Invalid("retry", f"base {submission.retry.base} must be between 0 and cap {submission.retry.cap}")
     job_id = new_id() if submission.id is None else _canonical_id("id", submission.id)

@@ -210,6 +210,7 @@ workers.pid integer NO
 workers.queues json NO 
 workers.capabilities json NO 
 workers.domains json NO 
+workers.away json NO 
 workers.registered_at timestamp with time zone NO 
 workers.seen_at timestamp with time zone NO 
 workers.expires_at timestamp with time zone NO 
@@ -329,6 +330,15 @@ BEGIN
       WHEN field = 'secrets' THEN
         CASE WHEN jsonb_typeof(value) <> 'array' OR jsonb_path_exists(value, '$[*] ? (@.type() != "string")')
         THEN 'must be a list of names' END
+      WHEN field = 'uploads' THEN
+        CASE WHEN jsonb_typeof(value) <> 'array' OR jsonb_path_exists(value, '$[*] ? (@.type() != "string")')
+        THEN 'must be a list of uploads' END
+      WHEN field = 'check' THEN
+        CASE WHEN jsonb_typeof(value) <> 'object' OR value - ARRAY['command', 'timeout'] <> '{}'
+          OR coalesce(jsonb_typeof(value -> 'command'), 'null') <> 'array'
+          OR jsonb_path_exists(value, '$.command[*] ? (@.type() != "string")')
+          OR coalesce(jsonb_typeof(value -> 'timeout'), 'null') <> 'number'
+        THEN 'must be like {"command": ["pg_isready"], "timeout": 10}' END
       ELSE 'is an unknown field'
     END;
     IF wanted IS NOT NULL THEN

@@ -241,6 +241,7 @@ CREATE TABLE workers (
   queues TEXT NOT NULL,
   capabilities TEXT NOT NULL,
   domains TEXT NOT NULL,
+  away TEXT NOT NULL,
   registered_at INTEGER NOT NULL,
   seen_at INTEGER NOT NULL,
   expires_at INTEGER NOT NULL,

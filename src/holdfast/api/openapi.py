@@ -30,7 +30,7 @@ ERRORS = {
     413: "too large",
     422: "a value that cannot be accepted; `details.field` names it",
     429: "too many requests with this token, or too many jobs in this queue",
-    503: "the database does not answer",
+    503: "the database does not answer; or `at_capacity`, where the queue is off",
 }
 PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
 
@@ -78,7 +78,7 @@ def _operation(route: Route, known: Mapping[Any, Any]) -> dict[str, Any]:
         if route.shape in EXAMPLES:
             content["examples"] = EXAMPLES[route.shape]
         required = any(field.required for field in msgspec.structs.fields(route.shape)) or route.body is dict
-        operation["requestBody"] = {"required": required, "content": {JSON: content}}
+        operation["requestBody"] = {"required": required, "content": {route.takes: content}}
     return operation
 
 
@@ -118,6 +118,8 @@ def _headers(route: Route) -> list[dict[str, Any]]:
     headers = [(TENANT, "the tenant that an admin acts in")]
     if route.path in ("/v1/jobs", "/v1/jobs/bulk") and route.method == "POST":
         headers.append(("Idempotency-Key", "the same call with the same key answers the same for 24 hours"))
+    if route.path == "/v1/jobs" and route.method == "POST":
+        headers.append(("Prefer", "`wait=10`: where the queue is off, answer after so many seconds at most"))
     if route.path.endswith("/events/stream"):
         headers.append(("Last-Event-ID", "the last seq that was seen; wins over `after`"))
     return [{"name": name, "in": "header", "schema": text, "description": about} for name, about in headers]

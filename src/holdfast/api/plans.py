@@ -7,45 +7,18 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from starlette.concurrency import run_in_threadpool
 
-from holdfast.api.shapes import Answer
 from holdfast.model import Snapshot
-from holdfast.pipeline.identity import Difference, Known, explain, nearest
+from holdfast.pipeline.identity import Known, explain, nearest
 from holdfast.pipeline.plan import Facts, Plan, plan
 from holdfast.pipeline.sources import Sources, inputs_of
 from holdfast.store import Store
-from holdfast.store.explain import Explanation
+from holdfast.views import PlanView, TaskPlanView
 
 FactsOf = Callable[[Mapping[str, Any]], Awaitable[Facts]]
 """What is true where the pipeline of a spec would run. It may raise Invalid."""
 UNKNOWN = Facts(image="not asked for")
-
-
-class TaskPlanView(msgspec.Struct, frozen=True, kw_only=True):
-    """`cached`: it would not run. `differs` names the components that `nearest`, a known snapshot, does not share."""
-
-    name: str
-    snapshot: str
-    cached: bool
-    reason: str
-    nearest: str | None = None
-    differs: tuple[Difference, ...] = ()
-
-
-class PlanView(Answer, frozen=True):
-    """`plan` is the same for the same plan; `runs` is how many tasks would run."""
-
-    plan: str
-    runs: int
-    tasks: tuple[TaskPlanView, ...]
-
-
-class ExplanationView(Explanation, frozen=True):
-    """Why a job is not running; of a pipeline also what it would do."""
-
-    plan: PlanView | None = None
 
 
 async def refuse_bad_sources(spec: Mapping[str, Any], shared: Path, tenant: str) -> None:

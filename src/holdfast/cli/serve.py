@@ -10,9 +10,9 @@ from types import FrameType
 import typer
 import uvicorn
 
-from holdfast import config
 from holdfast.api.app import Api
-from holdfast.assemble import api_of, duties_of
+from holdfast.assemble import api_of, beside
+from holdfast.cli import work
 from holdfast.config import Settings
 from holdfast.errors import ConfigError
 
@@ -75,10 +75,10 @@ def bind(settings: Settings) -> socket.socket:
     return listener
 
 
-async def run_server(flags: Mapping[str, object]) -> None:
+async def run_server(flags: Mapping[str, object], application: str | None = None) -> None:
     """Serve by itself, with the duties beside it: nothing stops when no worker lives."""
-    settings = config.load(flags)
-    await serve(api_of(settings, background=duties_of(settings)), settings)
+    settings, functions = work.configure(application, **flags)
+    await serve(api_of(settings, background=beside(settings, functions)), settings)
 
 
 async def serve(app: Api, settings: Settings) -> None:

@@ -43,10 +43,7 @@ def plan(context: typer.Context, file: File = None, as_json: AsJson = False) -> 
 
     render.table(
         ("task", "", "snapshot", "why"),
-        (
-            (one["name"], "cached" if one["cached"] else "runs", one["snapshot"][:SHORT], one["reason"])
-            for one in answer["tasks"]
-        ),
+        ((one.name, "cached" if one.cached else "runs", one.snapshot[:SHORT], one.reason) for one in answer.tasks),
         empty="no tasks",
     )
 

@@ -13,9 +13,11 @@ from holdfast.duties.evictor import Evictor
 from holdfast.duties.pruner import Pruner
 from holdfast.duties.reaper import Reaper
 from holdfast.duties.sweeper import Sweeper
+from holdfast.duties.uploads import Uploads
 from holdfast.errors import StoreError
 from holdfast.model import TERMINAL
 from holdfast.pipeline.snapshots import Folders
+from holdfast.runner.inputs import Inputs
 from holdfast.runner.outputs import Artifacts
 from holdfast.store import Store
 from holdfast.store.retention import Retention
@@ -47,6 +49,7 @@ class Duties:
         pruner = Pruner(store, retention_of(settings))
         sweeper = Sweeper(store, Artifacts(settings.shared))
         evictor = Evictor(store, Folders.below(settings.shared), most=settings.snapshots_max_bytes)
+        uploads = Uploads(store, Inputs(settings.shared))
         async with asyncio.TaskGroup() as group:
             group.create_task(self._lead())
             for seconds, duty in (
@@ -58,6 +61,7 @@ class Duties:
                 (60.0, lambda: repairer.run_once(store)),
                 (60.0, sweeper.run_once),
                 (60.0, evictor.run_once),
+                (60.0, uploads.run_once),
             ):
                 group.create_task(every(seconds, self._while_leading(duty)))
             # A worker that starts has a backlog to work off first; it may also live for less than ten minutes.

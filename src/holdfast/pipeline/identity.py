@@ -7,9 +7,10 @@ tenant. Names of files and tasks are no part of it, nor are limits and secrets.
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
 
 import msgspec
+
+from holdfast.views import Difference
 
 TASK = "holdfast task 1"
 SNAPSHOT = "holdfast snapshot 1"
@@ -55,13 +56,6 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     parent: str
     components: Components
-
-
-class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """One component that a task does not share with the nearest known snapshot."""
-
-    component: str
-    change: Literal["changed", "added", "removed"]
 
 
 class Miss(msgspec.Struct, frozen=True, kw_only=True):

@@ -51,6 +51,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     stop_grace: float = 5.0
     stop_after: float | None = None
     secrets: Mapping[str, str] = {}
+    files: Mapping[str, Path] = {}
+    """What goes into `input/` of its work folder: relative names, and where to copy them from."""
     pipeline: Staging | None = None
 
 
@@ -138,8 +140,8 @@ class Runner(Protocol):
     def domains(self) -> Sequence[str]: ...
 
     @property
-    def available(self) -> bool:
-        """Say whether attempts can start now."""
+    def away(self) -> str | None:
+        """Say why no attempt can start now, in words for people; None: it can."""
 
     def doubt(self) -> None:
         """Somebody met an engine that does not answer, or a host that is exhausted: nothing starts here for now."""

@@ -218,6 +218,14 @@ class Folder:
     def exit(self) -> Exit | None:
         return self._read("exit", Exit)
 
+    def left_nothing(self) -> bool:
+        """Say whether the child left neither a report nor anything in its output folder."""
+        work = self.path / "work"
+        try:
+            return not os.path.lexists(work / "result.json") and not os.listdir(work / "output")
+        except OSError:
+            return False  # Whatever it did to its folders: that is for whoever takes what is in them.
+
     def frames(self, *, stdout: int = 0, stderr: int = 0, events: int = 0) -> FrameReader:
         """Return a reader of the log from these offsets on."""
         return FrameReader(self.path / "log", stdout=stdout, stderr=stderr, events=events)
@@ -254,8 +262,7 @@ class Folder:
         target = self.path / name
         temporary = target.with_name(f".{target.name}.{os.urandom(4).hex()}.tmp")
         try:
-            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-                file.write(data)
+            write_new(temporary, data)
             temporary.rename(target)
         except OSError:
             with contextlib.suppress(OSError):
@@ -268,6 +275,12 @@ class Folder:
         except FileNotFoundError:
             return None
         return decode(data, type, str(self.path / name))
+
+
+def write_new(path: str | Path, data: bytes) -> None:
+    """Write a file that is not there yet, for its owner alone."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb", 0) as file:
+        file.write(data)
 
 
 def decode(data: bytes, type: type[T], where: str) -> T:

@@ -10,8 +10,7 @@ import contextlib
 import errno
 import logging
 import os
-import pwd
-import stat
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,15 +19,18 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from holdfast.errors import ConfigError, Invalid
+from holdfast.errors import Invalid
 from holdfast.model import Cause, Error
 from holdfast.runner.base import CannotStart, Confirm, End, EngineUnreachable, Identity, Order, State, TooLate
-from holdfast.runner.folder import Exit, ExitCause, Folder
+from holdfast.runner.children import Children, Watch
+from holdfast.runner.folder import Exit, ExitCause, Folder, write_new
 from holdfast.runner.frames import Frame, FrameReader
 from holdfast.runner.host import StateFolder
 from holdfast.runner.outputs import Gathered, remove_tree, take_folder
+from holdfast.runner.removing import Removals
 from holdfast.runner.space import INPUTS, SPACE, TREE, Place, Programs, make_space, socket_folder
-from holdfast.runner.spec import Command, Spec, Task
+from holdfast.runner.spec import Command, Spec, Task, encode_spec
+from holdfast.runner.users import User, find_user
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -43,17 +45,10 @@ EXHAUSTED = frozenset(
 )
 EXHAUSTED_SECONDS = 10.0
 """For how long nothing is started on a host that had no room left."""
-LOOK_SECONDS = 1.0
-"""How often to look at the lock of a supervisor that a pidfd watches, for good measure."""
 START_STEPS = (0.001, 0.001, 0.002, 0.002, 0.005, 0.005, 0.01)
 MARK_SECONDS = 3600.0
 """How long the mark of an attempt that is over stays, at least: longer than any lease that might still start it."""
 MISSING = ("No such file or directory", "Permission denied", "Exec format error", "Not a directory", "Is a directory")
-
-
-class User(msgspec.Struct, frozen=True):
-    uid: int
-    gid: int
 
 
 class ProcessRunner:
@@ -80,11 +75,12 @@ class ProcessRunner:
         self._files = ThreadPoolExecutor(4, thread_name_prefix="holdfast-files")
         self._slow = ThreadPoolExecutor(4, thread_name_prefix="holdfast-outputs")
         self._children = Children()
+        self.removals = Removals(self._children)
         self._exhausted_until = 0.0
 
     @property
-    def available(self) -> bool:
-        return time.monotonic() >= self._exhausted_until
+    def away(self) -> str | None:
+        return "this host had no room left a moment ago" if time.monotonic() < self._exhausted_until else None
 
     def doubt(self) -> None:
         self._exhausted_until = time.monotonic() + EXHAUSTED_SECONDS
@@ -98,6 +94,8 @@ class ProcessRunner:
     async def start(self, order: Order, confirm: Confirm) -> "Process":
         """Start a supervisor; it asks nobody, and leaves by itself when it comes too late (`start_by`)."""
         process = Process(self, order.identity, stdout=0, stderr=0)
+        if order.files:  # A copy may take long; what is put in place now is only given its spec below.
+            await self.slowly(lambda: self._stage(process.folder, order))
         pid = await self.in_thread(lambda: self._stage_and_spawn(process.folder, order))
         process.watch_child(self._children.watch(pid))
         await process.begun()
@@ -151,10 +149,11 @@ class ProcessRunner:
             try:
                 self._fill(temporary, spec, order)
                 temporary.path.rename(folder.path)
-            except FileExistsError:
-                self._restage(folder, spec, order)
-            finally:
+            except OSError as error:
                 remove_tree(temporary.path)
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
+                self._restage(folder, spec, order)
         except Invalid as error:
             raise CannotStart("contract_violation", str(error)) from error
         except OSError as error:
@@ -167,26 +166,25 @@ class ProcessRunner:
         folder.write_spec(spec)
 
     def _fill(self, folder: Folder, spec: Spec, order: Order) -> None:
-        folder.create()
-        work = folder.path / "work"
-        output = work / "output"
-        output.mkdir(mode=0o700, parents=True)
-        work.chmod(0o700)
-        request = work / "request.json"
-        request.write_bytes(msgspec.json.encode(order.inputs))
-        request.chmod(0o600)
+        """Fill a folder that nobody sees yet. Every call here counts: all jobs of a worker pass through it."""
+        root = str(folder.path)
+        work = f"{root}/work"
+        for path in (root, f"{root}/cmd", work, f"{work}/output"):
+            os.mkdir(path, 0o700)
+        os.chmod(root, 0o711)
+        write_new(f"{work}/request.json", msgspec.json.encode(order.inputs))
         if order.spec.get("stdin") is not None:
-            stdin = folder.path / "stdin"
-            stdin.write_text(order.spec["stdin"])
-            stdin.chmod(0o600)
+            write_new(f"{root}/stdin", order.spec["stdin"].encode())
         if spec.uid is not None and spec.gid is not None:
-            for path in (work, output, request):
+            for path in (work, f"{work}/output", f"{work}/request.json"):
                 os.chown(path, spec.uid, spec.gid)
+        if order.files:
+            _copy_in(folder.path / "work" / "input", order.files, spec)
         if order.pipeline is not None:
             make_space(folder.path, order.pipeline, spec.uid, spec.gid)
         if order.secrets:
             folder.write_secrets(order.secrets.values())
-        folder.write_spec(spec)
+        write_new(f"{root}/spec", encode_spec(spec))
 
     def _spec(self, folder: Folder, order: Order) -> Spec:
         work = str((folder.path / "work").absolute())
@@ -371,13 +369,15 @@ class Process:
         return self._watch is not None and self._watch.over
 
     async def outputs(self, gathered: Gathered) -> None:
+        if self.folder.left_nothing():
+            return
         await self._runner.slowly(lambda: take_folder(self.folder.path / "work", gathered))
 
     async def secrets(self) -> Sequence[str]:
         return await self._runner.in_thread(self.folder.secrets)
 
     async def collect(self) -> End | None:
-        state = await self._runner.in_thread(self.look)
+        state = self.look()
         if state == "running":
             return None
         if state == "died":
@@ -386,7 +386,7 @@ class Process:
             return End(cause=Cause.DRAINED)  # Nothing ran: a former owner ended it just before we came to start it.
         if state == "missing":
             return End(cause=Cause.LOST, error=Error(code="lost", message="nothing is left of the attempt"))
-        ended = await self._runner.in_thread(self.folder.exit)
+        ended = self.folder.exit()
         assert ended is not None
         return to_end(ended)
 
@@ -402,16 +402,14 @@ class Process:
         return End(cause=Cause.LOST, error=Error(code="lost", message=message))
 
     async def remove(self, *, others_held_it: bool) -> None:
-        self.close()
-        await self._runner.slowly(lambda: self._remove(others_held_it))
-
-    def _remove(self, others_held_it: bool) -> None:
         """Remove the folder. Where a sleeping worker might still start it, its mark stays for a while."""
-        remove_tree(socket_folder(self.identity.mark))
+        self.close()
+        over = [socket_folder(self.identity.mark)]
         if others_held_it:
-            self.folder.bury()
+            await self._runner.slowly(self.folder.bury)
         else:
-            remove_tree(self.folder.path)
+            over.append(self.folder.path)
+        await self._runner.removals.remove(*over)
 
     def close(self) -> None:
         if self._watch is not None:
@@ -419,66 +417,17 @@ class Process:
             self._watch = None
 
 
-class Watch:
-    """Notices the end of a supervisor that is not our child: by pidfd where it can, else by looking at its lock."""
-
-    def __init__(self, folder: Folder, on_end: Callable[[], None]) -> None:
-        self._folder = folder
-        self._on_end = on_end
-        self._gone = False
-        self._looked = time.monotonic()
-        self._pidfd = _pidfd_of(folder)
-        if self._pidfd is not None:
-            asyncio.get_running_loop().add_reader(self._pidfd, self._ended)
-
-    def _ended(self) -> None:
-        self.close()
-        self._gone = True
-        self._on_end()
-
-    @property
-    def over(self) -> bool:
-        if not self._gone and (self._pidfd is None or time.monotonic() - self._looked > LOOK_SECONDS):
-            self._looked = time.monotonic()
-            if not self._folder.alive():
-                self.close()
-                self._gone = True
-        return self._gone
-
-    def close(self) -> None:
-        if self._pidfd is not None:
-            asyncio.get_running_loop().remove_reader(self._pidfd)
-            os.close(self._pidfd)
-            self._pidfd = None
-
-
-class Children:
-    """Waits for the supervisors that this process started, whatever becomes of their jobs."""
-
-    def __init__(self) -> None:
-        self._pidfds: dict[int, int] = {}
-
-    def watch(self, pid: int) -> "asyncio.Future[int]":
-        loop = asyncio.get_running_loop()
-        status: asyncio.Future[int] = loop.create_future()
-        pidfd = self._pidfds[pid] = os.pidfd_open(pid)
-
-        def ended() -> None:
-            loop.remove_reader(pidfd)
-            os.close(self._pidfds.pop(pid))
-            _, found = os.waitpid(pid, 0)
-            if not status.done():
-                status.set_result(os.waitstatus_to_exitcode(found))
-
-        loop.add_reader(pidfd, ended)
-        return status
-
-    def close(self) -> None:
-        for pidfd in self._pidfds.values():
-            with contextlib.suppress(RuntimeError):
-                asyncio.get_running_loop().remove_reader(pidfd)
-            os.close(pidfd)
-        self._pidfds.clear()
+def _copy_in(folder: Path, files: Mapping[str, Path], spec: Spec) -> None:
+    """Copy what a job was given: its own, to read and to change."""
+    folder.mkdir(mode=0o700)
+    for name, source in files.items():
+        target = folder / name
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+        target.chmod(0o600)
+    if spec.uid is not None and spec.gid is not None:
+        for path in (folder, *folder.rglob("*")):
+            os.chown(path, spec.uid, spec.gid)
 
 
 def _spawn(folder: Folder) -> int:
@@ -498,26 +447,6 @@ def _steps() -> Any:
     yield from START_STEPS
     while True:
         yield 0.02
-
-
-def _pidfd_of(folder: Folder) -> int | None:
-    """A pidfd of a folder's supervisor, if it is certain: it lives after we opened it, and began when it said."""
-    started = folder.started()
-    if started is None:
-        return None
-    try:
-        pidfd = os.pidfd_open(started.supervisor_pid)
-    except OSError:
-        return None
-    try:
-        line = Path(f"/proc/{started.supervisor_pid}/stat").read_text()
-        ticks = int(line.rpartition(")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        ticks = -1
-    if ticks == started.supervisor_start_ticks and folder.alive():
-        return pidfd
-    os.close(pidfd)
-    return None
 
 
 def environment(order: Order, work: str) -> Mapping[str, str]:
@@ -554,44 +483,3 @@ def to_end(ended: Exit) -> End:
             code, _, message = ended.text.partition(": ")
             return End(cause=Cause.EXIT, error=Error(code=code, message=message))
     return End(cause=Cause(ended.cause), exit_code=ended.code, signal=ended.signal)
-
-
-def find_user(name: str) -> User:
-    """Look a user up by name, or by number as `uid` or `uid:gid`."""
-    uid, _, gid = name.partition(":")
-    try:
-        if uid.isdigit():
-            return User(int(uid), int(gid or uid))
-        found = pwd.getpwnam(uid)
-    except (KeyError, ValueError):
-        raise CannotStart("command_missing", f"there is no user {name} on this host") from None
-    return User(found.pw_uid, found.pw_gid)
-
-
-def user_for(name: str, state: Path) -> User | None:
-    """Whom commands run as: nobody but ourselves, unless we are root; then `name`, who must get to its folders."""
-    if os.geteuid() != 0:
-        return None
-    try:
-        user = find_user(name)
-    except CannotStart as error:
-        raise ConfigError([f"HOLDFAST_PROCESS_USER is {name!r}: {error}"]) from None
-    if user.uid == 0:
-        return None
-    shut = [folder for folder in [state.absolute(), *state.absolute().parents] if not _open_to(folder.stat(), user)]
-    if shut:
-        raise ConfigError(
-            [
-                f"HOLDFAST_STATE_DIR: commands run as user {name}, who cannot get through {shut[-1]}; use a folder "
-                "such as /var/lib/holdfast, or set HOLDFAST_PROCESS_USER=root to run them as root"
-            ]
-        )
-    return user
-
-
-def _open_to(folder: os.stat_result, user: User) -> bool:
-    if folder.st_uid == user.uid:
-        return bool(folder.st_mode & stat.S_IXUSR)
-    if folder.st_gid == user.gid:
-        return bool(folder.st_mode & stat.S_IXGRP)
-    return bool(folder.st_mode & stat.S_IXOTH)

@@ -46,6 +46,8 @@ class Tx(Protocol):
 
     async def values(self, name: str, kind: type[T], /, **parameters: Any) -> Sequence[T]: ...
 
+    async def submit(self, batch: Batch) -> Sequence[Row]: ...
+
 
 class Database(Protocol):
     counters: Counters

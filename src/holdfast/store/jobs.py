@@ -51,10 +51,15 @@ class Jobs:
     # Submitting and reading
 
     async def submit(
-        self, job: Submission | Mapping[str, Any], *, tenant: str = "default", key: str | None = None
+        self,
+        job: Submission | Mapping[str, Any],
+        *,
+        tenant: str = "default",
+        key: str | None = None,
+        sent: Sequence[Any] | None = None,
     ) -> Job:
         """Accept one job: when this returns, it is in the database. One that exists already comes back as `reused`."""
-        (accepted,) = await self.accept([job], tenant=tenant, key=key)
+        (accepted,) = await self.accept([job], tenant=tenant, key=key, sent=sent)
         job_now = await self.get(accepted.id, tenant=tenant)
         return msgspec.structs.replace(job_now, reused=accepted.reused)
 
@@ -65,19 +70,25 @@ class Jobs:
         return [accepted.id for accepted in await self.accept(jobs, tenant=tenant, key=key)]
 
     async def accept(
-        self, jobs: Sequence[Submission | Mapping[str, Any]], *, tenant: str = "default", key: str | None = None
+        self,
+        jobs: Sequence[Submission | Mapping[str, Any]],
+        *,
+        tenant: str = "default",
+        key: str | None = None,
+        sent: Sequence[Any] | None = None,
     ) -> Sequence[Accepted]:
         """Accept many jobs in one transaction, all or none.
 
-        `key` is an idempotency key: for 24 hours, the same call with the same key answers the same ids.
+        `key` is an idempotency key: for 24 hours, the same call with the same key answers the same ids. The call is
+        compared by what was `sent`, where the jobs were made from that.
         """
-        batch = gather(jobs, tenant, key)
+        batch = gather(jobs, tenant, key, sent)
         try:
             known = await self._database.submit(batch)
         except (Gone, NeedFailed, QueueFull):
             raise
         except Conflict:
-            await self._refuse_taken_ids(batch.ids)
+            await self.refuse_taken_ids(batch.ids)
             raise
         answer = batch.answer(known)
         if known and known[0]["asked"] is None:
@@ -376,7 +387,12 @@ class Jobs:
         self._wake.post(wake.work(queue) for queue in queues)
         return gone
 
-    async def _refuse_taken_ids(self, ids: Sequence[str]) -> None:
+    async def existing(self, ids: Sequence[str]) -> frozenset[str]:
+        """Which of these jobs are there, whoever's they are."""
+        found = await self._database.read("existing", ids=[job_id for job_id in ids if _is_id(job_id)])
+        return frozenset(row["id"] for row in found)
+
+    async def refuse_taken_ids(self, ids: Sequence[str]) -> None:
         """Name the id that made the database refuse a batch."""
         taken = await self._database.read("existing", ids=list(ids))
         if taken:
@@ -425,6 +441,13 @@ def _queued(row: Row, verb: Verb, by: str | None, reason: str | None) -> Move:
         unsettle=verb is Verb.RESUME,
         events=[*audit(verb, by, reason), event("status", status="queued", by=str(verb))],
     )
+
+
+def _is_id(text: str) -> bool:
+    try:
+        return str(uuid.UUID(text)) == text
+    except ValueError:
+        return False
 
 
 def _given_id(job: Submission | Mapping[str, Any]) -> bool:

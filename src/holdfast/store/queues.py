@@ -4,12 +4,11 @@ import time
 from collections.abc import Mapping, Sequence
 from enum import Enum
 
-import msgspec
-
 from holdfast.errors import Invalid
 from holdfast.model import Queue
 from holdfast.store.database import Database
 from holdfast.store.wake import Wake, work
+from holdfast.views import Load
 
 CAPS_SECONDS = 1.0
 COUNTED = 1000
@@ -24,18 +23,6 @@ class Kept(Enum):
 
 
 KEEP = Kept.KEEP
-
-
-class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of a queue waits, by gate, and runs; each exact up to 10,000 over all queues."""
-
-    open: int = 0
-    future: int = 0
-    needs: int = 0
-    lane: int = 0
-    held: int = 0
-    unresolved: int = 0
-    running: int = 0
 
 
 class Queues:

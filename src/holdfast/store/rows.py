@@ -162,6 +162,7 @@ def to_worker(row: Row) -> Worker:
         queues=decoded("queues"),
         capabilities=tuple(decoded("capabilities")),
         domains=tuple(decoded("domains")),
+        away=to_json(row["away"], {}),
         registered_at=row["registered_at"],
         seen_at=row["seen_at"],
         live=bool(row["live"]),

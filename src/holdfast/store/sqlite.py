@@ -182,6 +182,9 @@ class SqliteTx:
     async def values(self, name: str, kind: type[T], /, **parameters: Any) -> Sequence[T]:
         return self._connection.values(self._named[name], kind, parameters)
 
+    async def submit(self, batch: Batch) -> Sequence[Row]:
+        return accept(lambda name, **values: self._connection.run(self._named[name], values), batch)
+
 
 def _drive(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine that never really waits."""
@@ -396,10 +399,7 @@ class SqliteDatabase:
         return (lambda connection: connection.looks(query, parameters)) if query.looks else None
 
     async def submit(self, batch: Batch) -> Sequence[Row]:
-        def work(connection: Connection) -> Sequence[Row]:
-            return accept(lambda name, **values: connection.run(self._named[name], values), batch)
-
-        return await self._writer.do(work)
+        return await self.transact(lambda tx: tx.submit(batch))
 
     async def transact(self, work: Callable[[Tx], Awaitable[T]]) -> T:
         async def whole(tx: Tx) -> T:

@@ -8,6 +8,7 @@ from urllib.parse import unquote, urlsplit
 from holdfast.config import Pooler
 from holdfast.errors import Invalid
 from holdfast.store.database import Counters
+from holdfast.store.direct import Direct
 from holdfast.store.events import Events
 from holdfast.store.explain import Explain
 from holdfast.store.gates import Gates
@@ -34,6 +35,7 @@ class Store:
         self.lanes = Lanes(database, self.wake)
         self.gates = Gates(database, self.lanes, self.wake)
         self.jobs = Jobs(database, self.gates, self.wake)
+        self.direct = Direct(database, self.jobs)
         self.queues = Queues(database, self.wake)
         self.leases = Leases(database, self.gates, self.queues, self.wake)
         self.events = Events(database)

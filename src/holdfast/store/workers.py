@@ -36,8 +36,12 @@ class Workers:
         capabilities: Sequence[str],
         domains: Sequence[str],
         ttl: float,
+        away: Mapping[str, str] | None = None,
     ) -> None:
-        """Say who this worker is and what it can run; again to say that it changed. Heartbeats keep the row fresh."""
+        """Say who this worker is and what it can run; again to say that it changed. Heartbeats keep the row fresh.
+
+        `away` says what it could run but for an engine that is away, and why.
+        """
         rows = await self._database.rows(
             "register_worker",
             worker=worker,
@@ -46,6 +50,7 @@ class Workers:
             queues=dict(queues),
             capabilities=list(capabilities),
             domains=list(domains),
+            away={capability: clean(why) for capability, why in (away or {}).items()},
             ttl=ttl,
         )
         if not rows:

@@ -68,7 +68,7 @@ class Chores:
         swept = 0
         for runner in self._runners:
             try:
-                swept += await self._sweep(runner) if runner.available else 0
+                swept += await self._sweep(runner) if runner.away is None else 0
             except EngineUnreachable as error:
                 log.warning("no sweep: %s", error)
         return swept

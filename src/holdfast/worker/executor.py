@@ -8,12 +8,13 @@ lost lease ends the execution at once, with nothing written and nothing touched.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from holdfast.errors import Invalid
+from holdfast.errors import Invalid, NotFound
 from holdfast.model import Cause, Error, Outcome, Phase, Status, StopKind, StopPhase, StopRequest
 from holdfast.runner.base import CannotStart, End, EngineUnreachable, Identity, Order, Runner, Running, TooLate
 from holdfast.runner.outputs import Limits, Violation
@@ -199,9 +200,9 @@ class Execution:
                 self._held_at = now
 
     async def _prepare(self) -> End | None:
-        """What is to be known before the start: whether it is still wanted, and whether its lane is ready."""
+        """What is to be known before the start: whether it is still wanted, and whether what it needs is ready."""
         self._hold.hear_stop(await self._desk.stops.ask(self._lease))
-        if self._hold.stop is None and self._lease.lane is not None:
+        if self._hold.stop is None and (self._lease.lane is not None or self._policy.check is not None):
             try:
                 await make_ready(self._desk.store, self._lease, until=self._stopped_or_leaving)
             except Unready as error:
@@ -231,6 +232,7 @@ class Execution:
                 return End(cause=Cause.START_FAILED, error=Error(code="contract_violation", message=message))
             try:
                 secrets = find_secrets(policy.secrets, self._desk.settings.secrets_dir)
+                files = await asyncio.to_thread(self._files) if policy.uploads else {}
             except CannotStart as error:
                 return End(cause=Cause.START_FAILED, error=error.error)
             order = Order(
@@ -245,6 +247,7 @@ class Execution:
                 stop_grace=policy.stop_grace,
                 stop_after=None if policy.stop_after is None else self._hold.renewed_at + policy.stop_after,
                 secrets=secrets,
+                files=files,
                 pipeline=None if self._pipeline is None else self._pipeline.staged(),
             )
             try:
@@ -255,6 +258,13 @@ class Execution:
                 return End(cause=Cause.START_FAILED, error=error.error)
             self._at("spawned")
             return running
+
+    def _files(self) -> Mapping[str, Path]:
+        try:
+            return self._desk.inputs.given(self._lease.id, self._policy.uploads)
+        except NotFound as error:
+            message = f"what was uploaded for it is not in the shared folder of this worker: {error}"
+            raise CannotStart("start_failed", message) from error
 
     async def _confirm(self) -> None:
         """Ask the record whether the attempt is still ours, just before something starts that asks nobody itself."""

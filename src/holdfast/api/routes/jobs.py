@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from holdfast.api.plans import ExplanationView, PlanView, foresee, refuse_bad_sources
+from holdfast.api.direct import NoQueue, run_in_request
+from holdfast.api.plans import foresee, refuse_bad_sources
 from holdfast.api.routing import Call, Reply, Routes
 from holdfast.api.shapes import (
     Attempts,
@@ -15,9 +16,7 @@ from holdfast.api.shapes import (
     DeleteJob,
     Ids,
     JobRequest,
-    JobView,
     JobViews,
-    Links,
     ListJobs,
     Nothing,
     Reason,
@@ -25,16 +24,19 @@ from holdfast.api.shapes import (
     Resume,
     TaskRecords,
 )
+from holdfast.api.uploads import given
 from holdfast.errors import Forbidden, Invalid
 from holdfast.model import Job, Role
-from holdfast.store.explain import Reason as WhyNot
 from holdfast.store.jobs import Stopped
 from holdfast.submission import FIRST_YEAR, LAST_YEAR, check, parse
+from holdfast.views import Explanation, JobView, Links, PlanView
+from holdfast.views import Reason as WhyNot
 
 routes = Routes()
 ONE = {200: JobView}
 STOP = {200: JobView, 202: JobView}
 RAW = "commands and images of your own need an admin's token or HOLDFAST_ALLOW_RAW; use a tool"
+CHECK = "a readiness check is a command: it needs an admin's token or HOLDFAST_ALLOW_RAW; use a tool that has one"
 SECRETS = "secrets are named by tools, or by an admin"
 
 
@@ -42,7 +44,8 @@ SECRETS = "secrets are named by tools, or by an admin"
 async def submit(call: Call, body: dict[str, Any]) -> Reply:
     """Submit a job. 201 once it is in the database; 200 with `reused` if it was there already.
 
-    With `plan_only`, say what a pipeline would do, and do nothing.
+    With `plan_only`, say what a pipeline would do, and do nothing. Where the queue is off it runs in this request: the
+    answer comes with its end, or 503 `at_capacity` at once.
     """
     plan_only = body.get("plan_only", False)
     if not isinstance(plan_only, bool):
@@ -50,7 +53,11 @@ async def submit(call: Call, body: dict[str, Any]) -> Reply:
     asked = await _prepared(call, _allowed(call, body))
     if plan_only:
         return Reply(await _foreseen(call, check(parse(asked), call.tenant).spec))
-    job = await call.store.jobs.submit(asked, tenant=call.tenant, key=_key(call))
+    asked = await given(asked, call.tenant, call.service.settings)
+    if call.service.direct is not None:
+        job = await run_in_request(call.service.direct, call.store, call.request, call.who, asked, sent=[body])
+    else:
+        job = await call.store.jobs.submit(asked, tenant=call.tenant, key=_key(call), sent=[body])
     view = await _whole(call, job)
     return Reply(view, 200 if job.reused else 201, {"Location": view.links.self})
 
@@ -61,15 +68,18 @@ async def submit_bulk(call: Call, body: dict[str, Any]) -> Reply:
     for name in body:
         if name != "jobs":
             raise Invalid(name[:60], "unknown field; a bulk has `jobs`")
+    if call.service.direct is not None:
+        raise NoQueue("jobs run in the request that submits them: submit them one by one")
     jobs = body.get("jobs")
     if not isinstance(jobs, list):
         raise Invalid("jobs", "must be a list of jobs")
     allowed = []
     for n, job in enumerate(jobs):
         with _placed(n):
-            allowed.append(await _prepared(call, _allowed(call, job, f"jobs[{n}]")))
+            asked = await _prepared(call, _allowed(call, job, f"jobs[{n}]"))
+            allowed.append(await given(asked, call.tenant, call.service.settings))
     try:
-        accepted = await call.store.jobs.accept(allowed, tenant=call.tenant, key=_key(call))
+        accepted = await call.store.jobs.accept(allowed, tenant=call.tenant, key=_key(call), sent=jobs)
     except Invalid:
         for n, job in enumerate(allowed):  # Which one was it? Only now is that worth a second look at each.
             with _placed(n):
@@ -120,10 +130,10 @@ async def list_tasks(call: Call, job_id: str) -> Reply:
     return Reply(TaskRecords(items=await call.store.tasks.list(job_id, tenant=call.tenant)))
 
 
-@routes.add("GET", "/v1/jobs/{job_id}/explain", role=Role.VIEWER, answers={200: ExplanationView})
+@routes.add("GET", "/v1/jobs/{job_id}/explain", role=Role.VIEWER, answers={200: Explanation})
 async def explain(call: Call, job_id: str) -> Reply:
     """Say why a job is not running, and which tasks of a pipeline would run."""
-    why = ExplanationView(**msgspec.structs.asdict(await call.store.explain.job(job_id, tenant=call.tenant)))
+    why = await call.store.explain.job(job_id, tenant=call.tenant)
     job = await call.store.jobs.get(job_id, tenant=call.tenant)
     if "tasks" not in job.spec or job.status.terminal:
         return Reply(why)
@@ -199,6 +209,8 @@ def _allowed(call: Call, job: Any, where: str = "job") -> Mapping[str, Any]:
     if not call.who.admin:
         if job.get("runner") in ("process", "docker") and not call.service.settings.allow_raw:
             raise Forbidden(RAW)
+        if job.get("check") is not None and not call.service.settings.allow_raw:
+            raise Forbidden(CHECK)
         if job.get("secrets"):
             raise Forbidden(SECRETS)
     return {name: value for name, value in job.items() if name not in ("tool", "plan_only")}
@@ -251,7 +263,7 @@ def _view(call: Call, job: Job) -> JobView:
 
 async def _whole(call: Call, job: Job) -> JobView:
     """A job with its tasks."""
-    return msgspec.structs.replace(_view(call, job), tasks=await call.store.tasks.of(job))
+    return msgspec.structs.replace(_view(call, job), tasks=tuple(await call.store.tasks.of(job)))
 
 
 def _one(call: Call, job: Job) -> Reply:

@@ -7,7 +7,7 @@ root filesystem that can be written to, and more than its share of memory, proce
 import functools
 import hashlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
@@ -16,9 +16,10 @@ from holdfast.runner import supervisor
 from holdfast.runner.base import CannotStart, Identity, Limits, Order
 from holdfast.runner.docker.archive import Archive
 from holdfast.runner.docker.engine import Image
-from holdfast.runner.process import PATH, User
+from holdfast.runner.process import PATH
 from holdfast.runner.space import INPUTS, SPACE, TREE, Place, Programs
 from holdfast.runner.spec import Spec, Task, encode_spec
+from holdfast.runner.users import User
 
 VOLUME = "/holdfast"
 PROGRAM = f"{VOLUME}/supervisor"
@@ -200,10 +201,19 @@ def files_of(order: Order, spec: Spec, user: User) -> bytes:
     archive.folder("attempt/work")
     archive.folder("attempt/work/output", at=UNTOUCHED)
     archive.file("attempt/work/request.json", msgspec.json.encode(order.inputs))
+    _add_inputs(archive, order.files)
     if order.secrets:
         archive.file("attempt/secrets", msgspec.json.encode(sorted(order.secrets.values())))
     archive.file("attempt/spec", encode_spec(spec))
     return archive.finish()
+
+
+def _add_inputs(archive: Archive, files: Mapping[str, Path]) -> None:
+    folders = {str(parent) for name in files for parent in PurePosixPath("input", name).parents} - {"."}
+    for folder in sorted(folders):
+        archive.folder(f"attempt/work/{folder}")
+    for name, source in files.items():
+        archive.file(f"attempt/work/input/{name}", source.read_bytes())
 
 
 @functools.cache

@@ -21,8 +21,9 @@ from holdfast.runner.docker.container import Container, boottime
 from holdfast.runner.docker.engine import Engine, Gone, Image, Info, Refusal, Seen
 from holdfast.runner.docker.recipe import Clock
 from holdfast.runner.docker.spaces import Spaces
-from holdfast.runner.process import LEAST_OUTPUT, OUTPUT_FACTOR, User
+from holdfast.runner.process import LEAST_OUTPUT, OUTPUT_FACTOR
 from holdfast.runner.spec import Command
+from holdfast.runner.users import User
 from holdfast.timing import jitter
 
 log = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class DockerRunner:
         self._limits = limits
         self._output_cap = max(log_cap * OUTPUT_FACTOR, LEAST_OUTPUT)
         self._domain = ""
-        self._available = False
+        self._away: str | None = f"the Docker engine at {engine.host} was not asked yet"
         self._verified = ("", -1)
         self._doubted = asyncio.Event()
         self._created: dict[Identity, float] = {}
@@ -70,8 +71,8 @@ class DockerRunner:
     # The engine
 
     @property
-    def available(self) -> bool:
-        return self._available
+    def away(self) -> str | None:
+        return self._away
 
     @property
     def domain(self) -> str:
@@ -79,14 +80,14 @@ class DockerRunner:
 
     @property
     def domains(self) -> Sequence[str]:
-        return [self._domain] if self._available else []
+        return [self._domain] if self._away is None else []
 
     async def watch(self, changed: Callable[[], None]) -> None:
-        told = self.domains
+        told = (self.domains, self.away)
         while True:
             await self.check()
-            if self.domains != told:
-                told = self.domains
+            if told != (self.domains, self.away):
+                told = (self.domains, self.away)
                 changed()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(jitter(LOOK_SECONDS)):
@@ -101,22 +102,27 @@ class DockerRunner:
     async def check(self) -> None:
         """Find out whether the engine is there, and whether it is the same."""
         try:
-            if self._available and boottime() - self.clock.ours < CLOCK_SECONDS:
+            if self._away is None and boottime() - self.clock.ours < CLOCK_SECONDS:
                 await self.engine.ping()
                 return
             self._known(await self.engine.info())
-        except (EngineUnreachable, Refusal) as error:
-            if self._available:
-                log.warning("%s; its containers are left alone until it is back", error)
-            self._available = False
+        except EngineUnreachable as error:
+            self._gone(str(error))
+        except Refusal as error:
+            self._gone(f"the Docker engine at {self.engine.host} refuses us: {error}")
+
+    def _gone(self, why: str) -> None:
+        if self._away is None:
+            log.warning("%s; its containers are left alone until it is back", why)
+        self._away = why
 
     def _known(self, info: Info) -> None:
         """Note which engine it is, and its clock: read at the latest now."""
         self.clock = Clock(info.time, boottime())
         domain = domain_of(info)
-        if not self._available or domain != self._domain:
+        if self._away is not None or domain != self._domain:
             log.info("the Docker engine at %s is %s on %s", self.engine.host, domain, info.host)
-        self._domain, self._available = domain, True
+        self._domain, self._away = domain, None
 
     async def verify(self, domain: str) -> None:
         """Make sure that the engine which just answered is the one of this domain; only then "not found" counts."""
@@ -217,7 +223,8 @@ class DockerRunner:
             spec = recipe.spec_of(order, image, user, await self._fresh_clock(), output_cap=self._output_cap)
             if order.pipeline is not None and space is not None:
                 await self.spaces.fill(space, order.pipeline, user)
-            await self.engine.put(created, recipe.VOLUME, recipe.files_of(order, spec, user))
+            files = await asyncio.to_thread(recipe.files_of, order, spec, user)
+            await self.engine.put(created, recipe.VOLUME, files)
             # The record says where it can be found. On any other engine its id is unknown, and the start fails.
             await self.same_engine(order.domain)
             await confirm()

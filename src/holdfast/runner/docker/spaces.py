@@ -8,8 +8,8 @@ from pathlib import Path
 
 from holdfast.runner.base import CannotStart, Identity
 from holdfast.runner.outputs import remove_tree
-from holdfast.runner.process import User
 from holdfast.runner.space import SPACE, Staging, make_space
+from holdfast.runner.users import User
 
 REMOTE = (
     "a pipeline's workspace is a folder that is mounted into its container, so it needs a Docker engine on this host; "

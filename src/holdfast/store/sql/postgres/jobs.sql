@@ -9,7 +9,7 @@ WHERE s.reused;
 
 -- name: existing
 -- Which of these ids are taken.
-SELECT j.id FROM holdfast.jobs AS j WHERE j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e) LIMIT 1;
+SELECT j.id FROM holdfast.jobs AS j WHERE j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e);
 
 -- name: need_states
 -- The status of jobs that someone wants to need; a foreign job is not there.

@@ -2,7 +2,7 @@
 
 -- name: existing
 -- Which of these ids are taken.
-SELECT j.id FROM json_each(:ids) AS e JOIN jobs AS j ON j.id = e.value LIMIT 1;
+SELECT j.id FROM json_each(:ids) AS e JOIN jobs AS j ON j.id = e.value;
 
 -- name: need_states
 -- The status of jobs that someone wants to need; a foreign job is not there.

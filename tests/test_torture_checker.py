@@ -1,0 +1,366 @@
+"""The checker of torture runs is checked: a good history passes, and each rule is broken by hand once."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from torture.checker import RULES, check
+from torture.history import Alive, Attempt, Call, Event, Fault, Follow, History, Line, Record
+
+LINES = 3
+
+
+class Tale:
+    """Jobs as they went, one after the other: each takes ten seconds, from its call to its success."""
+
+    def __init__(self) -> None:
+        self.history = History(seed=1, store="sqlite", ttl=4.0)
+        self.at = 100.0
+
+    def job(self, name: str, *, runner: str = "process", lane: str | None = None, **asked: Any) -> str:
+        """A job that was adopted once, after its worker was killed, and succeeded in its first attempt."""
+        at, history = self.at, self.history
+        n = len(history.calls)
+        body = {"runner": runner, "lane": lane, **asked}
+        history.calls.append(
+            Call(n=n, verb="submit", sent=at, answered=at + 0.1, answer="ok", ids=(name,), jobs=(body,))
+        )
+        history.records[name] = Record(
+            id=name, runner=runner, lane=lane, needs=asked.get("needs", ()), reuse_key=asked.get("reuse_key"),
+            labels={"call": str(n)}, policy={}, status="succeeded", seq=7, requested=at, started=at + 1,
+            finished=at + 9,
+        )  # fmt: skip
+        history.events[name] = [
+            self.status(1, 0.0, "queued"),
+            self.status(2, 1.0, "running", attempt=1, worker="w1"),
+            self.event(3, 3.0, "log", stream="stdout", lines=["1 out 1", "1 out 2"]),
+            self.event(4, 5.0, "lease", lease="reaped", worker="w1", token=2),
+            self.event(5, 5.5, "lease", lease="adopted", worker="w2", token=3, attempt=1),
+            self.event(6, 8.5, "log", stream="stdout", lines=["1 out 3"]),
+            self.status(7, 9.0, "succeeded", attempt=1, cause="exit"),
+        ]
+        if runner == "process":
+            words = [f"1 err {n + 1}" for n in range(LINES)]
+            history.events[name][5] = self.event(6, 8.5, "log", stream="stdout", lines=["1 out 3"])
+            history.events[name].insert(6, self.event(7, 8.6, "log", stream="stderr", lines=words))
+            history.events[name][7] = self.status(8, 9.0, "succeeded", attempt=1, cause="exit")
+            self.change_record(name, seq=8)
+        history.attempts[name] = [self.attempt(1, claim_seq=2, end_seq=history.records[name].seq)]
+        for what, seconds, said in (("start", 2.0, 0), ("tick", 4.0, 2), ("tick", 7.0, 3), ("end", 8.0, LINES)):
+            history.lines.append(self.line(name, what, seconds, said=said))
+        history.faults.append(Fault(kind="kill worker", at=at + 2.5, until=at + 3, target="w1"))
+        history.follows += [
+            Follow(job=name, after=0, events=[(e.seq, e.type) for e in history.events[name][:4]]),
+            Follow(job=name, after=4, events=[(e.seq, e.type) for e in history.events[name][4:]], ended=True),
+        ]
+        self.at += 10
+        return name
+
+    def event(self, seq: int, seconds: float, type: str, **data: Any) -> Event:
+        return Event(seq=seq, at=self.at + seconds, type=type, data=data)
+
+    def status(self, seq: int, seconds: float, status: str, **data: Any) -> Event:
+        return self.event(seq, seconds, "status", status=status, **data)
+
+    def attempt(self, attempt: int, **fields: Any) -> Attempt:
+        found: dict[str, Any] = {
+            "attempt": attempt, "worker": "w2", "token": 3, "started": self.at + 2, "ended": self.at + 9,
+            "cause": "exit", "status": "succeeded", "exit_code": 0,
+        }  # fmt: skip
+        return Attempt(**{**found, **fields})
+
+    def line(self, name: str, what: Any, seconds: float, *, attempt: int = 1, said: int = 0, **more: Any) -> Line:
+        return Line(what, name, attempt, more.get("token", 1), more.get("pid", 10), self.at + seconds, said)
+
+    def change_record(self, name: str, **fields: Any) -> None:
+        self.history.records[name] = msgspec.structs.replace(self.history.records[name], **fields)
+
+    def change_event(self, name: str, seq: int, **data: Any) -> None:
+        old = self.history.events[name][seq - 1]
+        self.history.events[name][seq - 1] = msgspec.structs.replace(old, data={**old.data, **data})
+
+    def change_attempt(self, name: str, **fields: Any) -> None:
+        self.history.attempts[name][-1] = msgspec.structs.replace(self.history.attempts[name][-1], **fields)
+
+    def add_event(self, name: str, type: str, **data: Any) -> None:
+        """One more event at the end; whoever followed to the end was still there."""
+        seq = self.history.records[name].seq + 1
+        self.history.events[name].append(Event(seq=seq, at=self.at - 0.5, type=type, data=data))
+        self.change_record(name, seq=seq)
+        last = next(follow for follow in self.history.follows if follow.job == name and follow.ended)
+        last.events = [*last.events, (seq, type)]
+
+    def repeat_call(self, n: int, ids: tuple[str, ...]) -> None:
+        first = self.history.calls[n]
+        again = {"n": len(self.history.calls), "repeats": n, "ids": ids, "sent": self.at, "answered": self.at + 0.1}
+        self.history.calls.append(msgspec.structs.replace(first, **again))
+
+
+Break = Callable[[Tale], None]
+BROKEN: dict[str, list[tuple[str, Break]]] = {}
+
+
+def breaks(rule: str, what: str) -> Callable[[Break], Break]:
+    """Register a way to break a good tale, and the rule that must see it."""
+
+    def register(make: Break) -> Break:
+        BROKEN.setdefault(rule, []).append((what, make))
+        return make
+
+    return register
+
+
+@breaks("accepted_jobs_are_there", "an accepted job is gone")
+def _missing(tale: Tale) -> None:
+    for part in (tale.history.records, tale.history.events, tale.history.attempts):
+        del part["plain"]
+
+
+@breaks("calls_are_done_whole_and_once", "a call that was repeated made a second job")
+def _second(tale: Tale) -> None:
+    tale.job("second")
+    tale.change_record("second", labels={"call": "0"})
+
+
+@breaks("calls_are_done_whole_and_once", "the same key was answered with two jobs")
+def _two_answers(tale: Tale) -> None:
+    tale.repeat_call(0, ("first",))
+
+
+@breaks("calls_are_done_whole_and_once", "half of a bulk is there")
+def _half(tale: Tale) -> None:
+    call = tale.history.calls[0]
+    tale.history.calls[0] = msgspec.structs.replace(call, jobs=(*call.jobs, *call.jobs), answer="unknown")
+
+
+@breaks("every_job_ended", "a job waits for ever")
+def _waits(tale: Tale) -> None:
+    tale.change_record("plain", status="running", finished=None)
+
+
+@breaks("moves_are_legal", "a job ended twice")
+def _ended_twice(tale: Tale) -> None:
+    tale.add_event("plain", "status", status="failed")
+    tale.change_record("plain", status="failed")
+
+
+@breaks("history_has_no_gap", "an event is missing")
+def _gap(tale: Tale) -> None:
+    del tale.history.events["plain"][2]
+
+
+@breaks("history_has_no_gap", "an event is there twice")
+def _twice(tale: Tale) -> None:
+    tale.history.events["plain"].insert(2, tale.history.events["plain"][2])
+
+
+@breaks("history_has_no_gap", "the record differs from its last event")
+def _differs(tale: Tale) -> None:
+    tale.change_record("plain", status="cancelled")
+
+
+@breaks("times_are_in_order", "finished before it was requested")
+def _early(tale: Tale) -> None:
+    tale.change_record("plain", finished=1.0)
+
+
+@breaks("times_are_in_order", "started without a claim")
+def _unclaimed(tale: Tale) -> None:
+    tale.change_record("plain", started=None)
+
+
+@breaks("tokens_grow", "the token does not grow at a reap")
+def _same_token(tale: Tale) -> None:
+    tale.change_event("plain", 4, token=1)
+    tale.change_event("plain", 5, token=2)
+
+
+@breaks("tokens_grow", "a stale worker's finish landed")
+def _stale(tale: Tale) -> None:
+    tale.change_attempt("plain", token=1)
+
+
+@breaks("attempts_are_ordinals", "a number was used twice")
+def _reused(tale: Tale) -> None:
+    tale.history.attempts["plain"].append(tale.history.attempts["plain"][0])
+
+
+@breaks("attempts_are_ordinals", "something ran that the ledger does not know")
+def _unknown(tale: Tale) -> None:
+    tale.history.lines.append(tale.line("plain", "start", 0.5, attempt=2))
+
+
+@breaks("stops_are_carried", "a cancel was forgotten at a claim")
+def _forgotten(tale: Tale) -> None:
+    events = tale.history.events["plain"]
+    events[0] = msgspec.structs.replace(events[0], type="cancel", data={"cancel": "requested", "kind": "cancel"})
+
+
+@breaks("stops_are_carried_out", "an adopter forgot a cancel")
+def _not_stopped(tale: Tale) -> None:
+    events, record = tale.history.events["plain"], tale.history.records["plain"]
+    events[2] = msgspec.structs.replace(events[2], type="cancel", data={"cancel": "requested", "kind": "cancel"})
+    tale.history.lines.append(tale.line("plain", "tick", record.requested - tale.at + 14, said=3))
+
+
+@breaks("attempts_never_overlap", "two attempts at once")
+def _overlap(tale: Tale) -> None:
+    at = tale.history.records["plain"].requested - tale.at
+    tale.history.lines.append(tale.line("plain", "start", at + 7.5, attempt=2, token=5))
+
+
+@breaks("attempts_start_once", "adopted by starting it again")
+def _restarted(tale: Tale) -> None:
+    at = tale.history.records["plain"].requested - tale.at
+    tale.history.lines.append(tale.line("plain", "start", at + 6, pid=11, token=3))
+
+
+@breaks("attempts_start_once", "a success of something that never ran")
+def _never_ran(tale: Tale) -> None:
+    tale.history.lines = [line for line in tale.history.lines if line.job != "plain"]
+
+
+@breaks("attempts_start_once", "what was said not to have started has run")
+def _drained(tale: Tale) -> None:
+    tale.change_attempt("plain", cause="drained")
+
+
+@breaks("success_has_its_witness", "a success without an end")
+def _no_end(tale: Tale) -> None:
+    tale.history.lines = [line for line in tale.history.lines if (line.job, line.what) != ("plain", "end")]
+
+
+@breaks("success_has_its_witness", "a success before the end")
+def _too_soon(tale: Tale) -> None:
+    tale.change_attempt("plain", ended=tale.history.records["plain"].requested + 6)
+
+
+@breaks("nothing_runs_after_the_end", "a grandchild lives on after a timeout")
+def _kin(tale: Tale) -> None:
+    at = tale.history.records["plain"].requested - tale.at
+    tale.history.lines.append(tale.line("plain", "kin", at + 9.5, said=3))
+
+
+@breaks("nothing_runs_after_the_end", "a process is left when all is over")
+def _left(tale: Tale) -> None:
+    tale.history.alive.append(Alive("plain", 1, 10))
+
+
+@breaks("losses_have_a_reason", "a child that nobody touched is called lost")
+def _lost(tale: Tale) -> None:
+    tale.change_attempt("plain", cause="lost", status="failed", exit_code=None)
+
+
+@breaks("reaps_have_a_reason", "a lease is taken from a worker that was well")
+def _reaped(tale: Tale) -> None:
+    tale.history.faults.clear()
+
+
+@breaks("lanes_hold_one_job", "two jobs of a lane are claimed at once")
+def _both(tale: Tale) -> None:
+    late = tale.history.events["lane 2"][1]
+    first = tale.history.records["lane 1"].requested
+    tale.history.events["lane 2"][1] = msgspec.structs.replace(late, at=first + 5)
+
+
+@breaks("lanes_hold_one_job", "two children of a lane run at once")
+def _both_run(tale: Tale) -> None:
+    at = tale.history.records["lane 1"].requested - tale.at
+    tale.history.lines.append(tale.line("lane 2", "tick", at + 7))
+
+
+@breaks("lanes_hold_one_job", "a failed job does not block its lane")
+def _unblocked(tale: Tale) -> None:
+    tale.change_event("lane 1", 8, status="failed")
+
+
+@breaks("lanes_keep_order", "the later one of a lane starts first")
+def _disorder(tale: Tale) -> None:
+    events = tale.history.events
+    events["lane 1"], events["lane 2"] = events["lane 2"], events["lane 1"]
+
+
+@breaks("needs_come_first", "a dependant is claimed too soon")
+def _too_early(tale: Tale) -> None:
+    late = tale.history.events["dependant"][1]
+    first = tale.history.records["plain"].requested
+    tale.history.events["dependant"][1] = msgspec.structs.replace(late, at=first + 5)
+
+
+@breaks("one_builder_per_key", "two builders at once")
+def _two_builders(tale: Tale) -> None:
+    tale.job("builder 2", reuse_key="key", rebuild=True)
+    first = tale.history.records["builder"].requested
+    old = tale.history.events["builder 2"][0]
+    tale.history.events["builder 2"][0] = msgspec.structs.replace(old, at=first + 5)
+
+
+@breaks("one_builder_per_key", "what was built is built again")
+def _built_again(tale: Tale) -> None:
+    tale.job("builder 2", reuse_key="key")
+
+
+@breaks("logs_are_whole", "a line is there twice")
+def _repeated_line(tale: Tale) -> None:
+    tale.change_event("plain", 6, lines=["1 out 2", "1 out 3"])
+
+
+@breaks("logs_are_whole", "the last line is lost")
+def _lost_line(tale: Tale) -> None:
+    tale.change_event("plain", 6, lines=[])
+
+
+@breaks("followers_miss_nothing", "an event was skipped at a cut")
+def _skipped(tale: Tale) -> None:
+    tale.history.follows[1].events = tale.history.follows[1].events[1:]
+
+
+@breaks("followers_miss_nothing", "an event came twice")
+def _came_twice(tale: Tale) -> None:
+    tale.history.follows[0].events = [*tale.history.follows[0].events, tale.history.follows[0].events[-1]]
+
+
+@breaks("followers_miss_nothing", "a stream ended in the middle")
+def _ended_early(tale: Tale) -> None:
+    tale.history.follows[0].ended = True
+
+
+def good() -> Tale:
+    tale = Tale()
+    tale.job("plain")
+    tale.job("lane 1", lane="lane")
+    tale.job("lane 2", lane="lane")
+    tale.job("dependant", needs=("plain",))
+    tale.job("builder", reuse_key="key")
+    tale.job("function", runner="function")
+    tale.repeat_call(0, ("plain",))
+    return tale
+
+
+def test_good_history_passes() -> None:
+    """Proves L1, R3, N1, E3 as far as a checker that cries for nothing proves nothing."""
+    assert [str(violation) for violation in check(good().history)] == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "make"), [pytest.param(rule, make, id=what) for rule, found in BROKEN.items() for what, make in found]
+)
+def test_broken_history_is_caught(rule: str, make: Break) -> None:
+    """Proves J1, J2, J4, J12, L4, L13, L15, L18, R2, R3, R8, R10, R22, C1, N1, N2, N6, N7, E1, E3: a breach is seen."""
+    tale = good()
+    make(tale)
+    found = check(tale.history)
+    assert rule in {violation.rule for violation in found}
+    assert all(violation.story for violation in found if violation.rule == rule)
+
+
+def test_every_rule_is_broken_once() -> None:
+    assert {rule.__name__ for rule in RULES} == set(BROKEN)
+
+
+def test_history_survives_a_file(tmp_path: Any) -> None:
+    history = good().history
+    history.save(tmp_path / "history")
+    again = History.load(tmp_path / "history")
+    assert (again.lines, again.events, again.attempts) == (history.lines, history.events, history.attempts)

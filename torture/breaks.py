@@ -1,0 +1,138 @@
+"""Broken builds: each takes one safeguard out of holdfast, so that a torture run has something to find.
+
+They patch the running process from outside (entry.py); the product has no switch. Some say where to look: the store on
+which it can show, and the faults that bring it out.
+"""
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from holdfast.duties.reaper import Reaper
+from holdfast.runner.process import ProcessRunner
+from holdfast.store import queries
+from holdfast.store.events import Events
+from holdfast.worker import executor
+from holdfast.worker.executor import Execution
+
+FOREVER = 1e9
+
+
+@dataclass(frozen=True)
+class Break:
+    """One safeguard taken out."""
+
+    apply: Callable[[], None]
+    store: str = "sqlite"
+    faults: Sequence[str] = ()
+    """The faults to strike with; empty: all."""
+    waits: float = 0.004
+    """How often a worker waits at a step, to be stopped there."""
+
+
+def edit(name: str, old: str, new: str, dialect: str = "sqlite") -> None:
+    """Change the text of a statement in the statements that are loaded from now on."""
+    load = queries.load
+
+    def changed(asked: queries.Dialect) -> dict[str, queries.Query]:
+        found = load(asked)
+        if asked == dialect:
+            query = found[name]
+            texts = [dataclasses.replace(part, text=part.text.replace(old, new)) for part in query.statements]
+            if tuple(texts) == query.statements:
+                raise AssertionError(f"{name} has no {old!r}")
+            found[name] = dataclasses.replace(query, statements=tuple(texts))
+        return found
+
+    vars(queries)["load"] = changed
+
+
+def finish_without_fence() -> None:
+    edit("finish", "j.token = :token", "(j.token = :token OR 1)")
+
+
+def no_token_growth_at_reap() -> None:
+    edit("reap", "token = token + 1", "token = token + 0")
+
+
+def stop_cleared_at_claim() -> None:
+    """A requeue leaves the stop request to the next claim, which forgets it."""
+    edit("finish", "WHERE status = 'queued'\n  AND stop_kind IS NOT NULL", "WHERE 0")
+    edit("claim", "queue_deadline_at = NULL,", "queue_deadline_at = NULL, stop_kind = NULL, stop_phase = NULL,")
+
+
+def lane_read_before_its_lock() -> None:
+    edit("lock_lanes", "FOR NO KEY UPDATE OF l", "", "postgres")
+
+
+def adoption_that_restarts() -> None:
+    """What is found running is not looked at: the attempt is started again."""
+    find = Execution._find
+
+    async def restart(self: Execution) -> Any:
+        if isinstance(self._runner, ProcessRunner):
+            _put_aside(self._runner, self._identity)
+            return None
+        return await find(self)
+
+    Execution._find = restart  # type: ignore[method-assign]
+
+
+def start_that_is_not_exclusive() -> None:
+    """A start asks nobody: it may be late, and what others started in its place is put aside."""
+    stage, spec = ProcessRunner._stage, ProcessRunner._spec
+
+    def staged(self: ProcessRunner, folder: Any, order: Any) -> None:
+        _put_aside(self, order.identity)
+        stage(self, folder, order)
+
+    async def trusts(*_: object, **__: object) -> bool:
+        return True
+
+    ProcessRunner._stage = staged  # type: ignore[method-assign]
+    ProcessRunner._spec = lambda self, folder, order: msgspec.structs.replace(  # type: ignore[method-assign]
+        spec(self, folder, order), start_by=FOREVER
+    )
+    vars(executor)["until_trusted"] = trusts
+
+
+def _put_aside(runner: ProcessRunner, identity: Any) -> None:
+    path = runner.folder(identity).path
+    if path.exists():
+        path.rename(path.with_name(f".{path.name}.{os.urandom(4).hex()}"))
+
+
+def offsets_apart_from_their_events() -> None:
+    """Events are appended, and how far the log was read is not written down with them."""
+    append = Events.append
+
+    async def forgetful(self: Events, *lease: Any, **fields: Any) -> Any:
+        return await append(self, *lease, **{**fields, "offsets": (0, 0), "old_offsets": (0, 0)})
+
+    Events.append = forgetful  # type: ignore[method-assign]
+
+
+def reaper_without_doubts() -> None:
+    Reaper._trusts_itself = lambda *_: True  # type: ignore[method-assign]
+
+
+BREAKS: dict[str, Break] = {
+    "finish_without_fence": Break(finish_without_fence, faults=["stop_worker"], waits=0.01),
+    "no_token_growth_at_reap": Break(no_token_growth_at_reap),
+    "adoption_that_restarts": Break(adoption_that_restarts),
+    "start_that_is_not_exclusive": Break(start_that_is_not_exclusive, faults=["stop_worker"], waits=0.02),
+    "lane_read_before_its_lock": Break(lane_read_before_its_lock, store="postgres"),
+    "stop_cleared_at_claim": Break(stop_cleared_at_claim),
+    "offsets_apart_from_their_events": Break(offsets_apart_from_their_events),
+    "reaper_without_doubts": Break(
+        reaper_without_doubts, store="postgres", faults=["restart_postgres", "stop_leader", "kill_worker"]
+    ),
+}
+
+
+def apply(name: str) -> None:
+    BREAKS[name].apply()

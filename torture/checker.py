@@ -1,0 +1,37 @@
+"""The checker: a pure function from a history to what was wrong in it.
+
+Every rule is a generator over all cases that yields a job and a sentence. Each rule states one promise; the rows of
+the behaviours that it stands for are in its docstring.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import msgspec
+
+from torture.cases import Case, cases
+from torture.checks import order, records, runs, streams
+from torture.history import History
+from torture.story import story
+
+Rule = Callable[[History, Mapping[str, Case]], Iterator[tuple[str, str]]]
+RULES: tuple[Rule, ...] = (*records.RULES, *runs.RULES, *order.RULES, *streams.RULES)
+
+
+class Violation(msgspec.Struct, frozen=True):
+    rule: str
+    job: str
+    what: str
+    story: str
+
+    def __str__(self) -> str:
+        return f"VIOLATION {self.rule}: {self.what}\n{self.story}"
+
+
+def check(history: History) -> list[Violation]:
+    """Hold a history against every rule."""
+    found = cases(history)
+    return [
+        Violation(rule.__name__, job, what, story(found[job]) if job in found else "")
+        for rule in RULES
+        for job, what in rule(history, found)
+    ]

@@ -1,0 +1,137 @@
+"""Was order kept where order was asked for? Lanes, dependencies, one builder per reuse key."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+from torture.cases import APART, TERMINAL, Case, Span, overlaps
+from torture.history import History
+
+Found = Iterator[tuple[str, str]]
+
+
+def lanes_hold_one_job(history: History, cases: Mapping[str, Case]) -> Found:
+    """N1, N2: from its claim until its end is accepted, a job has its lane for itself; also by its children's word."""
+    for laned in _by_lane(cases).values():
+        for first, second in overlaps([span for case in laned for span in _holding(case)]):
+            yield second.job, f"it was claimed while job {first.job} held their lane"
+        children = [
+            Span(lines[0].at, lines[-1].at, case.job)
+            for case in laned
+            if case.runner in APART
+            for lines in case.runs.values()
+        ]
+        for first, second in overlaps(children):
+            yield second.job, f"its child began before the end of job {first.job}, which is in the same lane"
+
+
+def _by_lane(cases: Mapping[str, Case]) -> Mapping[str, list[Case]]:
+    lanes: dict[str, list[Case]] = defaultdict(list)
+    for case in cases.values():
+        if case.record is not None and case.record.lane is not None:
+            lanes[case.record.lane].append(case)
+    return lanes
+
+
+def _holding(case: Case) -> Iterator[Span]:
+    """When a job held or blocked its lane: from a claim until it succeeds, is cancelled, resumed or dismissed.
+
+    A retry in backoff keeps the lane. A resumed job waits in line again.
+    """
+    begin: float | None = None
+    for event in case.events:
+        status = event.data.get("status") if event.type == "status" else None
+        dismissed = event.type == "audit" and event.data.get("action") == "dismiss"
+        if status == "running" and begin is None:
+            begin = event.at
+        resumed = status == "queued" and event.data.get("by") in ("resume", "revive")
+        if begin is not None and (dismissed or resumed or status in ("succeeded", "cancelled")):
+            yield Span(begin, event.at, case.job)
+            begin = None
+    if begin is not None:
+        yield Span(begin, math.inf, case.job)
+
+
+def lanes_keep_order(history: History, cases: Mapping[str, Case]) -> Found:
+    """N1: of two jobs that were accepted one after the other, the first starts first, unless it was held up.
+
+    Delayed jobs, dependants and held ones stand in line when they are ready; who was resumed or revived may be passed.
+    """
+    for laned in _by_lane(cases).values():
+        plain = [(case, *accepted) for case in laned if _in_line(case) and (accepted := _accepted(case)) is not None]
+        for earlier, _, answered in plain:
+            for later, sent, _ in plain:
+                if answered < sent and _first_claim(later) < _first_claim(earlier) < math.inf:
+                    yield earlier.job, f"job {later.job} was accepted later in its lane and started before it"
+
+
+def _in_line(case: Case) -> bool:
+    asked = case.submitted or {}
+    back = any(event.data.get("by") in ("resume", "revive", "release") for event in case.statuses)
+    return bool(asked) and not back and not (asked.get("available_at") or asked.get("needs") or asked.get("hold"))
+
+
+def _accepted(case: Case) -> tuple[float, float] | None:
+    """When the call that made it was sent and answered, if that is certain: not one that was repeated."""
+    calls = [call for call in case.calls if call.verb == "submit"]
+    if len(calls) != 1 or calls[0].answer != "ok" or calls[0].reused:
+        return None
+    return calls[0].sent, calls[0].answered
+
+
+def _first_claim(case: Case) -> float:
+    return next((event.at for event in case.statuses if event.data["status"] == "running"), math.inf)
+
+
+def needs_come_first(history: History, cases: Mapping[str, Case]) -> Found:
+    """N6: a dependant never ran before all that it needs had succeeded."""
+    for case in cases.values():
+        claim = _first_claim(case)
+        for need in case.record.needs if case.record is not None and claim < math.inf else ():
+            other = cases.get(need)
+            if other is None or other.record is None:
+                continue
+            done = next((event.at for event in other.statuses if event.data["status"] == "succeeded"), math.inf)
+            if claim < done:
+                yield case.job, f"it was claimed before job {need}, which it needs, had succeeded"
+
+
+def one_builder_per_key(history: History, cases: Mapping[str, Case]) -> Found:
+    """N7: of the jobs with one reuse key, one is live at a time; one that succeeded is not built again."""
+    keys: dict[str, list[Case]] = defaultdict(list)
+    for case in cases.values():
+        if case.record is not None and case.record.reuse_key is not None:
+            keys[case.record.reuse_key].append(case)
+    for key, builders in keys.items():
+        for first, second in overlaps([span for case in builders for span in _live(case)]):
+            yield second.job, f"it was live for the key {key} while job {first.job} was"
+        for case in builders:
+            for call in case.calls:
+                if call.verb == "submit" and call.answer == "ok" and not call.reused and len(call.jobs) == 1:
+                    built = [other for other in builders if _succeeded_before(other, case, call.sent)]
+                    if built and not call.jobs[0].get("rebuild"):
+                        yield case.job, f"it was built for the key {key}, which job {built[0].job} had been built for"
+
+
+def _live(case: Case) -> Iterator[Span]:
+    begin: float | None = None
+    for event in case.statuses:
+        live = event.data["status"] not in TERMINAL
+        if live and begin is None:
+            begin = event.at
+        elif not live and begin is not None:
+            yield Span(begin, event.at, case.job)
+            begin = None
+    if begin is not None:
+        yield Span(begin, math.inf, case.job)
+
+
+def _succeeded_before(other: Case, case: Case, sent: float) -> bool:
+    """Whether another job stood as built for the key when a call was sent; a rebuild since then has taken its place."""
+    if other.job == case.job or other.record is None or case.record is None:
+        return False
+    done = next((event.at for event in other.statuses if event.data["status"] == "succeeded"), math.inf)
+    return done < sent
+
+
+RULES = (lanes_hold_one_job, lanes_keep_order, needs_come_first, one_builder_per_key)

@@ -1,0 +1,78 @@
+"""Did what children said arrive, once and in order? And did followers get every event, once, over every cut?"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from torture.cases import APART, Case
+from torture.history import History
+
+Found = Iterator[tuple[str, str]]
+
+TOLD_IN_FULL = frozenset({"exit", "timed_out", "idle_timeout", "cancelled", "interrupted", "out_of_memory"})
+"""Ends that were collected: all that was said before them is in the log."""
+
+
+def logs_are_whole(history: History, cases: Mapping[str, Case]) -> Found:
+    """R3, R10: every line of every child is there once, in order, whoever adopted it and however often."""
+    for case in cases.values():
+        if case.record is None:
+            continue
+        for row in case.attempts:
+            lines = case.runs.get(row.attempt, [])
+            said = max((line.said for line in lines), default=0)
+            for stream in ("stdout", "stderr") if case.runner in APART else ("stdout",):
+                numbers = _said(case, row.attempt, stream)
+                if numbers != list(range(1, len(numbers) + 1)):
+                    yield case.job, f"attempt {row.attempt}, {stream}: the log has the lines {numbers}"
+                elif row.cause in TOLD_IN_FULL and row.end_seq is not None and len(numbers) < _least(case, said):
+                    yield (
+                        case.job,
+                        f"attempt {row.attempt}, {stream}: {len(numbers)} lines in the log of {said}",
+                    )
+
+
+def _least(case: Case, said: int) -> int:
+    """A function that was told to stop may end with its last words unheard; a full disk loses lines and says so."""
+    disk = any("log_lost" in str(event.data) for event in case.events)
+    stopped = case.runner == "function" and case.record is not None and case.record.status != "succeeded"
+    return 0 if disk or stopped else said
+
+
+def _said(case: Case, attempt: int, stream: str) -> list[int]:
+    """The numbers in the log lines of one attempt: `ATTEMPT out NUMBER`."""
+    found = []
+    for event in case.events:
+        if event.type == "log" and event.data["stream"] == stream:
+            for line in event.data["lines"]:
+                words = line.split()
+                if len(words) == 3 and words[0] == str(attempt):
+                    found.append(int(words[2]))
+    return found
+
+
+def followers_miss_nothing(history: History, cases: Mapping[str, Case]) -> Found:
+    """E2, E3, E4: behind where it began, a stream has every event once; cut and taken up again, nothing is missing."""
+    for case in cases.values():
+        types = {event.seq: event.type for event in case.events}
+        for follow in case.follows:
+            seqs = [seq for seq, _ in follow.events]
+            if seqs != list(range(follow.after + 1, follow.after + 1 + len(seqs))):
+                yield case.job, f"a follower behind {follow.after} got the events {_short(seqs)}"
+            elif case.record is not None and any(types.get(seq) != type for seq, type in follow.events):
+                yield case.job, f"a follower behind {follow.after} was told otherwise than the record says"
+            elif follow.ended and case.record is not None and not _at_an_end(case, follow.after + len(seqs)):
+                yield case.job, f"a stream ended in order behind event {follow.after + len(seqs)}, in the middle"
+
+
+def _at_an_end(case: Case, seq: int) -> bool:
+    """Whether the job had ended, at this event, as far as was known then; events of its end may follow by a resume."""
+    behind = next((event for event in case.events if event.seq == seq + 1), None)
+    ends = [event for event in case.statuses if event.seq <= seq]
+    ended = bool(ends) and ends[-1].data["status"] in ("succeeded", "failed", "timed_out", "cancelled")
+    return ended or behind is None
+
+
+def _short(seqs: Sequence[int]) -> str:
+    return str(list(seqs)) if len(seqs) < 20 else f"{list(seqs[:10])} … {list(seqs[-10:])}"
+
+
+RULES = (logs_are_whole, followers_miss_nothing)

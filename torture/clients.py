@@ -1,0 +1,148 @@
+"""Clients: they submit, repeat, stop, resume and delete at random; others follow streams, and cut them."""
+
+import asyncio
+import contextlib
+import random
+from collections import deque
+from collections.abc import AsyncIterator
+
+import httpx
+import msgspec
+from tests.service import events_of
+
+from holdfast.model import new_id
+from torture.calls import Recorder
+from torture.history import Call, Follow
+from torture.jobs import Draw
+from torture.world import SERVERS, World
+
+KNOWN = 200
+"""Jobs that clients remember, to do something with them."""
+MEDDLING = ("cancel", "cancel", "interrupt", "interrupt", "resume", "resolve", "dismiss", "release", "delete")
+MOST_LIVE = 80
+"""Submitted jobs that have not ended, above which clients only watch."""
+
+
+class Known:
+    """The jobs that were accepted lately, shared by all clients, and how many are under way."""
+
+    def __init__(self) -> None:
+        self.ids: deque[str] = deque(maxlen=KNOWN)
+        self.live = 0
+
+
+async def submit_on(world: World, recorder: Recorder, draw: Draw, known: Known, rng: random.Random) -> None:
+    """Submit, and meddle with what was submitted, until the calm."""
+    while not world.calm:
+        await asyncio.sleep(rng.expovariate(4.0))
+        if known.live > MOST_LIVE:
+            continue
+        if rng.random() < 0.85 or not known.ids:
+            call = await recorder.submit(_bulk(draw, known, rng) if rng.random() < 0.15 else [_one(draw, known, rng)])
+            known.ids.extend(call.ids)
+            await _repeat_perhaps(recorder, call, known, rng)
+        else:
+            await _meddle(recorder, rng.choice(known.ids), rng)
+
+
+def _one(draw: Draw, known: Known, rng: random.Random) -> dict[str, object]:
+    return draw.job(list(known.ids)[-20:])
+
+
+def _bulk(draw: Draw, known: Known, rng: random.Random) -> list[dict[str, object]]:
+    """Several jobs in one call, some of which need others of the same call."""
+    bodies: list[dict[str, object]] = []
+    for _ in range(rng.randint(2, 8)):
+        body = {**draw.job([]), "id": new_id()}
+        if bodies and rng.random() < 0.3:
+            body["needs"] = [rng.choice(bodies)["id"]]
+        bodies.append(body)
+    return bodies
+
+
+async def _repeat_perhaps(recorder: Recorder, call: Call, known: Known, rng: random.Random) -> None:
+    """Make an unanswered call again until it is answered, and now and then one that was."""
+    if call.answer == "unknown" and rng.random() < 0.8:
+        for _ in range(10):
+            await asyncio.sleep(rng.uniform(0.1, 1.0))
+            again = await recorder.repeat(call)
+            if again.answer != "unknown":
+                known.ids.extend(again.ids)
+                return
+    elif call.answer == "ok" and rng.random() < 0.1:
+        await asyncio.gather(recorder.repeat(call), recorder.repeat(call))
+
+
+async def _meddle(recorder: Recorder, job: str, rng: random.Random) -> None:
+    verb = rng.choice(MEDDLING)
+    if verb == "delete" and rng.random() < 0.5:
+        return
+    await recorder.move(verb, job, **({"force": True} if verb == "delete" and rng.random() < 0.5 else {}))
+
+
+async def follow_on(world: World, known: Known, rng: random.Random) -> None:
+    """Follow one job after the other to its end, over many cuts."""
+    while not world.calm:
+        await asyncio.sleep(0.1)
+        if known.ids:
+            await _follow(world, known.ids[-1 - rng.randrange(min(10, len(known.ids)))], rng)
+
+
+async def _follow(world: World, job: str, rng: random.Random) -> None:
+    after, tries = 0, 0
+    while tries < 30 and not world.calm:
+        follow = Follow(job=job, after=after)
+        events: list[tuple[int, str]] = []
+        most = rng.choice([1, 3, 10, 1000])
+        read = _ndjson if rng.random() < 0.5 else _server_sent
+        with contextlib.suppress(httpx.HTTPError, TimeoutError, _Gone):
+            async with asyncio.timeout(rng.uniform(0.5, 6)):
+                async for seq, type in read(world.url_of(rng.choice(SERVERS)), job, after):
+                    if type == "end":
+                        follow.ended = True
+                        break
+                    events.append((seq, type))
+                    if len(events) >= most:
+                        break
+                else:
+                    follow.ended = read is _ndjson
+        follow.events = events
+        world.history.follows.append(follow)
+        after += len(events)
+        tries += 1
+        if follow.ended:
+            return
+
+
+class _Gone(Exception):
+    """The job is not there any more, or its server cannot say."""
+
+
+async def _ndjson(url: str, job: str, after: int) -> AsyncIterator[tuple[int, str]]:
+    headers = {"Accept": "application/x-ndjson"}
+    async with (
+        httpx.AsyncClient(base_url=url, headers=headers, timeout=30) as client,
+        client.stream("GET", f"/v1/jobs/{job}/events", params={"after": after, "follow": "true"}) as answer,
+    ):
+        if answer.status_code != 200:
+            raise _Gone
+        async for line in answer.aiter_lines():
+            if line.strip():
+                event = msgspec.json.decode(line)
+                yield event["seq"], event["type"]
+
+
+async def _server_sent(url: str, job: str, after: int) -> AsyncIterator[tuple[int, str]]:
+    headers = {"Last-Event-ID": str(after)}
+    async with (
+        httpx.AsyncClient(base_url=url, headers=headers, timeout=30) as client,
+        client.stream("GET", f"/v1/jobs/{job}/events/stream") as answer,
+    ):
+        if answer.status_code != 200:
+            raise _Gone
+        async for found in events_of(answer):
+            if found.get("event") == "end":
+                yield 0, "end"
+            elif "data" in found:
+                event = msgspec.json.decode(found["data"])
+                yield event["seq"], event["type"]

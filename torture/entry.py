@@ -1,0 +1,52 @@
+"""The way into a worker or a server that is tortured: holdfast's own command line, and now and then a wait.
+
+At a step of an attempt that the seed picks, a worker leaves a file and waits until it is gone; the harness stops the
+whole process meanwhile. That strikes where a signal from outside would rarely hit: between a look and the act. Broken
+builds (breaks.py) are made here too, so that the product itself has no switch.
+"""
+
+import functools
+import os
+import random
+import sys
+import time
+from pathlib import Path
+
+from holdfast.assemble import worker_of
+from holdfast.cli import work
+from holdfast.cli.main import app
+from holdfast.model import Lease
+from torture.breaks import apply
+
+PATIENCE = 5.0
+
+
+class Waits:
+    """Waits at a step, by chance."""
+
+    def __init__(self, path: Path, chance: float, seed: str) -> None:
+        self._path = path
+        self._chance = chance
+        self._rng = random.Random(seed)
+
+    def at(self, step: str, lease: Lease) -> None:
+        if self._rng.random() < self._chance:
+            self._path.touch()
+            deadline = time.monotonic() + PATIENCE
+            while self._path.exists() and time.monotonic() < deadline:
+                time.sleep(0.002)
+            self._path.unlink(missing_ok=True)
+
+
+def main() -> None:
+    if path := os.environ.get("TORTURE_WAITS"):
+        waits = Waits(Path(path), float(os.environ["TORTURE_CHANCE"]), os.environ["TORTURE_SEED"])
+        vars(work)["worker_of"] = functools.partial(worker_of, at=waits.at)
+    if name := os.environ.get("TORTURE_BREAK"):
+        apply(name)
+    sys.argv[0] = "holdfast"
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,294 @@
+"""What is done to the world: each fault strikes, lasts for a while, and ends; all of it is written into the history."""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import subprocess
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+
+import asyncpg
+
+from torture.final import fetch
+from torture.history import boottime
+from torture.processes import Part, children, containers, kill
+from torture.world import FOREVER, TTL, World
+
+Strike = Callable[[World, random.Random], Awaitable[None]]
+LEADER = "SELECT leader FROM {schema}leaders"
+
+
+def _any_worker(world: World, rng: random.Random) -> Part | None:
+    """A worker that lives and that no other fault has in its hands."""
+    free = [part for part in world.workers if part.alive and not part.struck]
+    return rng.choice(free) if free else None
+
+
+async def kill_worker(world: World, rng: random.Random) -> None:
+    if (part := _any_worker(world, rng)) is not None:
+        part.up_at = boottime() + rng.choice([0.0, 0.5, 2.0, 6.0])
+        world.note("kill worker", part.id, lasts=FOREVER)
+        part.kill()
+
+
+async def stop_worker(world: World, rng: random.Random) -> None:
+    if (part := _any_worker(world, rng)) is not None:
+        await world.stop(part)
+
+
+async def stop_a_writer(world: World, rng: random.Random) -> None:
+    """Stop a worker wherever it is: on SQLite perhaps in the middle of a write, for which everybody waits."""
+    if (part := _any_worker(world, rng)) is not None:
+        await world.stop(part, careful=False)
+
+
+async def end_worker(world: World, rng: random.Random) -> None:
+    """Tell a worker to leave; it hands over."""
+    if (part := _any_worker(world, rng)) is not None:
+        part.up_at = boottime() + rng.choice([0.0, 1.0, 5.0])
+        world.note("end worker", part.id, lasts=FOREVER)
+        part.signal(signal.SIGTERM)
+        if rng.random() < 0.2:
+            await asyncio.sleep(rng.uniform(0.0, 0.3))
+            part.signal(signal.SIGTERM)
+
+
+async def stop_leader(world: World, rng: random.Random) -> None:
+    """Stop whoever leads the duties: a worker or a server."""
+    (found,) = await fetch(world.url, LEADER)
+    name = str(found[0]["leader"]) if found else ""
+    for part in world.parts.values():
+        if part.alive and not part.struck and (part.id == name or f":{part.pid}:" in name):
+            await world.stop(part)
+            return
+
+
+async def kill_server(world: World, rng: random.Random) -> None:
+    part = rng.choice(world.servers)
+    if part.alive and not part.struck:
+        part.up_at = boottime() + rng.choice([0.0, 1.0, 3.0])
+        world.note("kill server", part.id)
+        part.kill()
+
+
+async def end_server(world: World, rng: random.Random) -> None:
+    part = rng.choice(world.servers)
+    if part.alive and not part.struck:
+        world.note("end server", part.id)
+        part.signal(signal.SIGTERM)
+
+
+async def kill_supervisor(world: World, rng: random.Random) -> None:
+    """Kill a supervisor; its child dies with it, and what left the child's session does not."""
+    found = [child for child in await asyncio.to_thread(list, children(world.folder)) if child.supervisor]
+    if found:
+        child = rng.choice(found)
+        world.note("kill supervisor", attempts=[(child.job, child.attempt)])
+        kill(child.pid)
+
+
+async def kill_host(world: World, rng: random.Random) -> None:
+    """Kill a host: its workers and all that they ran. It comes back after a while."""
+    host = rng.choice(["b", "d"])
+    parts = [part for part in world.workers if part.host == host]
+    if host in world.dead_hosts or any(part.struck for part in parts):
+        return
+    for part in parts:
+        part.struck = True
+        world.note("kill worker", part.id, lasts=FOREVER)
+        part.kill()
+    fault = world.note("kill host", host)
+    struck: set[tuple[str, int]] = set()
+    while found := await asyncio.to_thread(list, children(world.host(host))):
+        for child in found:
+            struck.add((child.job, child.attempt))
+            kill(child.pid)
+    fault.attempts = sorted(struck)
+    world.dead_hosts.add(host)
+    try:
+        await asyncio.sleep(rng.uniform(1.0, 3.0) * TTL)
+    finally:
+        world.dead_hosts.discard(host)
+        fault.until = boottime()
+        for part in parts:
+            part.struck = False
+
+
+async def starve(world: World, rng: random.Random) -> None:
+    """Take the processors away, for a while."""
+    fault = world.note("starve", lasts=FOREVER)
+    with _burning(2 * (os.cpu_count() or 1)):
+        await asyncio.sleep(rng.uniform(1.0, 3.0))
+    fault.until = boottime()
+
+
+@contextlib.contextmanager
+def _burning(count: int) -> Iterator[None]:
+    burners = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.wait()
+
+
+async def fill_disk(world: World, rng: random.Random) -> None:
+    """Fill the small disk of host d, for a while."""
+    ballast = world.host("d") / "ballast"
+    if not world.small_disk or ballast.exists():
+        return
+    fault = world.note("full disk", "d", lasts=FOREVER)
+    try:
+        await asyncio.to_thread(_fill, ballast)
+        await asyncio.sleep(rng.uniform(1.0, 4.0))
+    finally:
+        ballast.unlink(missing_ok=True)
+        fault.until = boottime()
+
+
+def _fill(ballast: Path) -> None:
+    with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+        for size in (1 << 20, 1 << 12, 1):
+            with contextlib.suppress(OSError):
+                while True:
+                    file.write(b"x" * size)
+
+
+# Postgres
+
+
+async def restart_postgres(world: World, rng: random.Random) -> None:
+    """Restart the database: its clients are sent away, or it crashes."""
+    assert world.postgres is not None
+    crash = rng.random() < 0.5
+    fault = world.note("crash of Postgres" if crash else "restart of Postgres", lasts=FOREVER)
+    try:
+        await asyncio.to_thread(world.postgres.stop, signal.SIGQUIT if crash else signal.SIGINT)
+        await asyncio.sleep(rng.choice([0.0, 0.0, 1.0, 2 * TTL]))
+    finally:
+        await asyncio.to_thread(world.postgres.start)
+        fault.until = boottime()
+
+
+async def terminate_backends(world: World, rng: random.Random) -> None:
+    """End some of the database's connections."""
+    world.note("backends ended")
+    connection = await asyncpg.connect(world.url)
+    try:
+        await connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE pid <> pg_backend_pid() AND backend_type = 'client backend' AND random() < $1",
+            rng.choice([0.2, 0.5, 1.0]),
+        )
+    finally:
+        await connection.close()
+
+
+async def partition(world: World, rng: random.Random) -> None:
+    """Cut one worker off: what it sends is swallowed, on old connections and new."""
+    part = rng.choice(world.workers)
+    proxy = world.proxies[part.name]
+    if proxy.cut_off or part.struck:
+        return
+    fault = world.note("partition", part.id, lasts=FOREVER)
+    proxy.cut_off = True
+    proxy.swallow()
+    try:
+        await asyncio.sleep(TTL * rng.uniform(0.3, 2.0))
+    finally:
+        proxy.cut_off = False
+        proxy.swallow()
+        fault.until = boottime() + TTL / 2
+
+
+async def slow_network(world: World, rng: random.Random) -> None:
+    part = rng.choice(world.workers)
+    proxy = world.proxies[part.name]
+    fault = world.note("slow partition", part.id, lasts=FOREVER)
+    proxy.delay = rng.uniform(0.05, 0.8)
+    try:
+        await asyncio.sleep(rng.uniform(1.0, 4.0))
+    finally:
+        proxy.delay = 0.0
+        fault.until = boottime()
+
+
+async def half_close(world: World, rng: random.Random) -> None:
+    part = rng.choice(world.workers)
+    world.note("half-close", part.id)
+    world.proxies[part.name].half_close()
+
+
+async def shift_clock(world: World, rng: random.Random) -> None:
+    """Give a worker a clock that is hours off, until it is started again."""
+    part = _any_worker(world, rng)
+    if part is not None:
+        world.clocks[part.name] = rng.choice(["+6h", "-6h", "+3m", "-3m"])
+        world.note("kill worker", part.id, lasts=FOREVER)
+        world.note("shifted clock", f"{part.name}.{part.generation + 1}")
+        part.kill()
+
+
+# Docker
+
+
+async def restart_engine(world: World, rng: random.Random) -> None:
+    """Stop or kill the container engine, and start it again; its containers run on."""
+    assert world.engine is not None
+    if world.engine_struck:
+        return
+    world.engine_struck = True
+    crash = rng.random() < 0.5
+    fault = world.note("crash of dockerd" if crash else "restart of dockerd", lasts=FOREVER)
+    try:
+        await asyncio.to_thread(world.engine.kill if crash else world.engine.stop)
+        await asyncio.sleep(rng.choice([0.0, 2.0, 2 * TTL]))
+    finally:
+        await asyncio.to_thread(world.engine.start)
+        fault.until = boottime()
+        world.engine_struck = False
+
+
+async def kill_container(world: World, rng: random.Random) -> None:
+    """Kill a container: the child and its supervisor."""
+    assert world.engine is not None
+    with contextlib.suppress(subprocess.CalledProcessError):
+        found = await asyncio.to_thread(containers, world.engine)
+        if found:
+            name, child = rng.choice(found)
+            world.note("kill container", attempts=[(child.job, child.attempt)])
+            await asyncio.to_thread(world.engine.docker, "kill", name)
+
+
+EVERYWHERE: dict[Strike, float] = {
+    kill_worker: 6, stop_worker: 3, end_worker: 3, stop_leader: 1.5, kill_server: 2, end_server: 1, kill_supervisor: 3,
+    kill_host: 1, starve: 0.7, fill_disk: 1,
+}  # fmt: skip
+ON_SQLITE: dict[Strike, float] = {stop_a_writer: 0.5}
+ON_POSTGRES: dict[Strike, float] = {
+    restart_postgres: 1, terminate_backends: 2, partition: 2, slow_network: 2, half_close: 2, shift_clock: 1,
+}  # fmt: skip
+
+ON_DOCKER: dict[Strike, float] = {restart_engine: 2, kill_container: 2}
+
+
+async def torment(world: World, rng: random.Random, *, pause: float, only: Sequence[str] = ()) -> None:
+    """Strike at random, about every `pause` seconds, until the calm; then wait for the end of what has begun."""
+    possible = {**EVERYWHERE, **(ON_SQLITE if world.postgres is None else ON_POSTGRES)}
+    possible |= ON_DOCKER if world.engine is not None else {}
+    strikes = {strike: weight for strike, weight in possible.items() if not only or strike.__name__ in only}
+    async with asyncio.TaskGroup() as group:
+        while not world.calm:
+            await asyncio.sleep(rng.expovariate(1 / pause))
+            if not world.calm:
+                (strike,) = rng.choices(list(strikes), weights=list(strikes.values()))
+                group.create_task(_safely(strike, world, rng))
+
+
+async def _safely(strike: Strike, world: World, rng: random.Random) -> None:
+    """A fault that another fault keeps from striking is no fault."""
+    with contextlib.suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError):
+        await strike(world, rng)

@@ -1,0 +1,152 @@
+"""What happened in a run, as those saw it who do not trust holdfast; plain values that can be written to a file.
+
+Clients note their calls and the answers, children their lines in a journal of their own, the harness its faults. The
+database is read once, at the end, by plain SQL. Times are seconds of CLOCK_BOOTTIME; those of the database are turned
+into it by the distance of the two clocks.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+Answer = Literal["ok", "refused", "unknown"]
+"""`unknown`: no answer came; it may have been done."""
+
+
+def boottime() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Call(msgspec.Struct, kw_only=True):
+    """One call of a client. Every job that it submits carries the call's number in its label `call`."""
+
+    n: int
+    verb: str
+    sent: float
+    answered: float = 0.0
+    answer: Answer = "unknown"
+    error: str = ""
+    ids: Sequence[str] = ()
+    """Of a submit: the jobs that the answer names. Of any other: the job that it is about."""
+    jobs: Sequence[Mapping[str, Any]] = ()
+    """Of a submit: its body."""
+    key: str | None = None
+    reused: bool = False
+    repeats: int | None = None
+    """The number of the call that this one repeats, with the same key and body."""
+
+
+class Line(msgspec.Struct, frozen=True, array_like=True):
+    """One line of a child's journal."""
+
+    what: Literal["start", "tick", "kin", "end"]
+    """`tick`: it lives, and has said so many lines; `kin`: a descendant that left its session lives."""
+    job: str
+    attempt: int
+    token: int
+    pid: int
+    at: float
+    said: int
+
+
+class Fault(msgspec.Struct, kw_only=True):
+    """What was done to the system, from when to when."""
+
+    kind: str
+    at: float
+    until: float
+    target: str = ""
+    """The worker, server or host that it struck; empty: all of it."""
+    attempts: Sequence[tuple[str, int]] = ()
+    """The attempts whose children it struck."""
+
+
+class Follow(msgspec.Struct, kw_only=True):
+    """What one connection of a follower got: events behind `after`, by number and type."""
+
+    job: str
+    after: int
+    events: Sequence[tuple[int, str]] = ()
+    ended: bool = False
+    """Whether the stream said that this is the end, and was not cut."""
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as the database has it at the end."""
+
+    id: str
+    runner: str
+    lane: str | None
+    needs: Sequence[str]
+    reuse_key: str | None
+    labels: Mapping[str, str]
+    policy: Mapping[str, Any]
+    status: str
+    seq: int
+    requested: float
+    started: float | None
+    finished: float | None
+    error: str | None = None
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    seq: int
+    at: float
+    type: str
+    data: Any
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of the ledger: an attempt that ended. One that a person gave up has no `end_seq`."""
+
+    attempt: int
+    worker: str | None
+    token: int
+    claim_seq: int
+    end_seq: int | None
+    started: float | None
+    ended: float
+    cause: str
+    status: str | None
+    exit_code: int | None
+
+
+class Alive(msgspec.Struct, frozen=True, array_like=True):
+    """A process of an attempt that lived when all was over."""
+
+    job: str
+    attempt: int
+    pid: int
+
+
+class History(msgspec.Struct, kw_only=True):
+    seed: int
+    store: str
+    ttl: float
+    calls: list[Call] = []
+    lines: list[Line] = []
+    faults: list[Fault] = []
+    follows: list[Follow] = []
+    records: dict[str, Record] = {}
+    events: dict[str, list[Event]] = {}
+    attempts: dict[str, list[Attempt]] = {}
+    alive: list[Alive] = []
+
+    def save(self, path: Path) -> None:
+        path.write_bytes(msgspec.json.encode(self))
+
+    @classmethod
+    def load(cls, path: Path) -> "History":
+        return msgspec.json.decode(path.read_bytes(), type=cls)
+
+
+def read_journal(path: Path) -> list[Line]:
+    """The lines of the children's journal, in the order in which they were written."""
+    lines = []
+    for text in path.read_text().splitlines() if path.exists() else ():
+        what, job, attempt, token, pid, at, said = text.split()
+        lines.append(msgspec.convert((what, job, int(attempt), int(token), int(pid), float(at), int(said)), Line))
+    return lines

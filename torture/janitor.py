@@ -1,0 +1,77 @@
+"""The person who looks after what waits for one: resumes, resolves, dismisses, and makes sure before it says so."""
+
+import asyncio
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from torture.calls import Recorder
+from torture.clients import Known
+from torture.final import fetch
+from torture.processes import children, kill
+from torture.world import World
+
+WAITING = """
+SELECT id, status, lane, attempt, phase, domain, error_code, dismissed, started_at FROM {schema}jobs
+WHERE status IN ('paused', 'pending') OR (status IN ('failed', 'timed_out') AND lane IS NOT NULL)
+"""
+LIVE = "SELECT count(*) AS n FROM {schema}jobs WHERE status NOT IN ('succeeded', 'failed', 'timed_out', 'cancelled')"
+
+
+class Janitor:
+    def __init__(self, world: World, recorder: Recorder, known: Known, rng: random.Random) -> None:
+        self._world = world
+        self._recorder = recorder
+        self._known = known
+        self._rng = rng
+
+    async def keep(self) -> None:
+        """Look around twice a second."""
+        while True:
+            try:
+                await self.look()
+            except OSError as error:  # The database is away: so is the janitor.
+                print(f"janitor: {error}")
+            await asyncio.sleep(0.5)
+
+    async def look(self) -> int:
+        """Do something about what waits; return how many jobs have not ended."""
+        waiting, (live,) = await fetch(self._world.url, WAITING, LIVE)
+        self._known.live = int(live["n"])
+        for row in waiting:
+            if self._world.calm or self._rng.random() < 0.3:
+                await self._settle(str(row["id"]), row)
+        return self._known.live
+
+    async def _settle(self, job: str, row: Mapping[str, Any]) -> None:
+        calm, rng = self._world.calm, self._rng
+        match row["status"]:
+            case "pending":
+                await self._recorder.move("release", job)
+            case "paused" if row["phase"] is None:
+                await self._recorder.move(rng.choice(["resume", "resolve"]), job)
+            case "paused":
+                await self._settle_open(job, row)
+            case _ if not row["dismissed"] and row["started_at"] is not None:
+                verbs = ["resolve", "dismiss"] if calm else ["resume", "resolve", "dismiss"]
+                await self._recorder.move(rng.choice(verbs), job)
+
+    async def _settle_open(self, job: str, row: Mapping[str, Any]) -> None:
+        """Its attempt is open: it may run. One that is lost is left to its host, which comes back, unless that is dead.
+
+        To say `stopped` without having made sure is the one thing that a person must not do.
+        """
+        host = self._host_of(str(row["domain"]))
+        if row["error_code"] != "lost" or (host is not None and host in self._world.dead_hosts):
+            for child in list(children(self._world.folder)):
+                if (child.job, child.attempt) == (job, row["attempt"]):
+                    kill(child.pid)
+            self._world.note("made sure", attempts=[(job, int(row["attempt"]))])
+            await self._recorder.move("resume", job, stopped=True)
+
+    def _host_of(self, domain: str) -> str | None:
+        for name in {part.host for part in self._world.workers}:
+            file = self._world.host(name) / "host"
+            if file.exists() and file.read_text().strip() in domain:
+                return name
+        return None

@@ -1,0 +1,90 @@
+"""What clients ask for: jobs of every kind, drawn from a seed."""
+
+import random
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from tests.engine import IMAGE
+
+from torture.child import script
+
+LANES = 12
+KEYS = 12
+FAST_RETRY = {"base": 0.2, "cap": 1.0, "on": ["failed", "timed_out"]}
+Body = dict[str, Any]
+
+
+class Draw:
+    """Draws jobs. `port` is where containers send their journal's lines."""
+
+    def __init__(self, rng: random.Random, runners: Sequence[str], journal: str, port: int) -> None:
+        self._rng = rng
+        self._runners = runners
+        self._journal = journal
+        self._port = port
+
+    def job(self, known: Sequence[str]) -> Body:
+        """One job; it may need some of those that are known."""
+        rng = self._rng
+        chance = rng.random()
+        body = self._runs(quick=chance < 0.2)
+        body |= {"stop_grace": 0.5, "on_lost": rng.choice(["requeue", "requeue", "requeue", "fail", "hold"])}
+        if rng.random() < 0.5:
+            body |= {"max_attempts": rng.choice([2, 3, 4]), "retry": FAST_RETRY}
+        if chance < 0.2:
+            body["lane"] = f"lane {rng.randrange(LANES)}"
+        elif chance < 0.28:
+            body["reuse_key"] = f"key {rng.randrange(KEYS)}"
+            body["rebuild"] = rng.random() < 0.5
+        if known and rng.random() < 0.1:
+            body["needs"] = rng.sample(known, min(len(known), rng.choice([1, 2])))
+        if rng.random() < 0.08:
+            body["available_at"] = (datetime.now(UTC) + timedelta(seconds=rng.uniform(0.2, 4))).isoformat()
+        elif rng.random() < 0.04:
+            body["hold"] = True
+        if rng.random() < 0.03:
+            body["queue_timeout"] = rng.uniform(0.5, 5)
+        if rng.random() < 0.1:
+            body["priority"] = rng.randint(-2, 2)
+        return body
+
+    def _runs(self, *, quick: bool) -> Body:
+        """What it runs. A lane does one thing at a time, so what is for a lane is quick."""
+        runner = self._rng.choice([*self._runners, "function"])
+        if runner == "function":
+            return self._function()
+        spec, limits = self._child(containers=runner == "docker", quick=quick)
+        if runner == "process":
+            spec["env"]["JOURNAL"] = self._journal
+            return {"runner": "process", "spec": spec, **limits}
+        spec["env"]["PORT"] = str(self._port)
+        return {"runner": "docker", "spec": {**spec, "image": IMAGE, "network": "host"}, **limits}
+
+    def _function(self) -> Body:
+        rng = self._rng
+        if rng.random() < 0.1:
+            return {"runner": "function", "spec": {"name": "block"}, "inputs": {"seconds": rng.uniform(0.1, 2)}}
+        inputs = {"lines": rng.randint(1, 10), "pace": rng.uniform(0.0, 0.3), "fail": rng.random() < 0.15}
+        limits: Body = {"timeout": rng.uniform(0.5, 3)} if rng.random() < 0.1 else {}
+        return {"runner": "function", "spec": {"name": "talk"}, "inputs": inputs, **limits}
+
+    def _child(self, *, containers: bool, quick: bool) -> tuple[Body, Body]:
+        """A child: mostly quick, now and then long, failing, hanging, stubborn, or with a family."""
+        rng = self._rng
+        kin = not containers and rng.random() < 0.1
+        chance = rng.random()
+        if quick and chance < 0.8:
+            return script(lines=rng.randint(1, 4), pace=0.03, code=rng.choice([0, 0, 0, 3])), {}
+        if chance < 0.6:
+            return script(lines=rng.randint(1, 8), pace=rng.uniform(0.02, 0.25), kin=kin), {}
+        if chance < 0.75:
+            return script(lines=rng.randint(10, 25), pace=rng.uniform(0.2, 0.4), kin=kin), {}
+        if chance < 0.85:
+            return script(lines=rng.randint(0, 4), pace=0.05, code=3, kin=kin), {}
+        if chance < 0.9:
+            limits: Body = {"stop_after": rng.uniform(6, 10)}
+            return script(lines=rng.randint(5, 20), pace=0.2), limits
+        stubborn = rng.random() < 0.5
+        limit = rng.choice(["timeout", "timeout", "idle_timeout"])
+        return script(lines=2, pace=0.1, hang=True, stubborn=stubborn, kin=kin), {limit: rng.uniform(1, 3)}

@@ -1,0 +1,210 @@
+"""One run: build the world, let clients and faults loose on it, let it come to rest, and read what happened."""
+
+import asyncio
+import contextlib
+import os
+import random
+import shutil
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.cluster import Server
+from tests.engine import daemon
+
+from holdfast.store import open_store
+from holdfast.store.migrate import migrate
+from holdfast.store.store import connect
+from torture.calls import OnStore, OverHttp, Recorder
+from torture.clients import Known, follow_on, submit_on
+from torture.faults import torment
+from torture.final import read_database
+from torture.history import Alive, History, boottime, read_journal
+from torture.janitor import Janitor
+from torture.jobs import Draw
+from torture.processes import children, containers, kill
+from torture.world import TTL, World
+
+DISK = 24 << 20
+CLIENTS = 6
+QUIET = 60.0
+"""Seconds without any job's end, after which a run that should come to rest is called stuck."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    seed: int
+    store: str
+    seconds: float
+    runners: Sequence[str] = ("process",)
+    pause: float = 1.0
+    """Seconds between two faults, on average."""
+    faults: Sequence[str] = ()
+    """The faults to strike with, by name; empty: all of them."""
+    waits: float = 0.004
+    breaking: str = ""
+
+
+async def run(plan: Plan) -> History:
+    """Run a plan and return its history."""
+    history = History(seed=plan.seed, store=plan.store, ttl=TTL)
+    async with in_a_world(
+        history, plan.store, docker="docker" in plan.runners, waits=plan.waits, breaking=plan.breaking
+    ) as world:
+        await _torture(world, plan)
+        world.end()
+        history.lines = read_journal(world.journal)
+        left = [*children(world.folder), *(child for _, child in (containers(world.engine) if world.engine else ()))]
+        history.alive = [Alive(child.job, child.attempt, child.pid) for child in left]
+        await read_database(world.url, history)
+    return history
+
+
+@contextlib.asynccontextmanager
+async def in_a_world(
+    history: History,
+    store: str,
+    *,
+    docker: bool = False,
+    settings: Mapping[str, str] | None = None,
+    waits: float = 0.0,
+    breaking: str = "",
+) -> AsyncIterator[World]:
+    """A world that runs while the block lasts, on a new database; afterwards nothing of it is left."""
+    with contextlib.ExitStack() as held:
+        folder = Path(held.enter_context(_folder()))
+        postgres = held.enter_context(_postgres()) if store == "postgres" else None
+        url = f"sqlite:///{folder / 'store.db'}" if postgres is None else postgres.url
+        database = await connect(url, listen=False)
+        await migrate(database)
+        await database.close()
+        world = World(
+            folder=folder, url=url, history=history, rng=random.Random(f"{history.seed}/world"), postgres=postgres,
+            engine=held.enter_context(daemon(live_restore=True)) if docker else None, settings=settings or {},
+            small_disk=held.enter_context(_small_disk(folder)), breaking=breaking, waits=waits,
+        )  # fmt: skip
+        async with world.running():
+            await world.ready()
+            yield world
+
+
+async def _torture(world: World, plan: Plan) -> None:
+    known = Known()
+
+    def rng(name: str) -> random.Random:
+        return random.Random(f"{plan.seed}/{name}")
+
+    async with asyncio.TaskGroup() as group, _journal_server(world) as port, _recorders(world, rng("calls")) as (
+        callers, person,
+    ):  # fmt: skip
+        janitor = Janitor(world, person, known, rng("janitor"))
+        keeping = group.create_task(janitor.keep())
+        tasks = [group.create_task(torment(world, rng("faults"), pause=plan.pause, only=plan.faults))]
+        for n, recorder in enumerate(callers):
+            draw = Draw(rng(f"draw {n}"), plan.runners, str(world.journal), port)
+            tasks.append(group.create_task(submit_on(world, recorder, draw, known, rng(f"client {n}"))))
+        tasks += [group.create_task(follow_on(world, known, rng(f"follower {n}"))) for n in range(2)]
+        watching = group.create_task(_watch_ourselves(world))
+        await asyncio.sleep(plan.seconds)
+        world.calm = True
+        await asyncio.gather(*tasks)
+        keeping.cancel()
+        await _come_to_rest(janitor)
+        watching.cancel()
+
+
+@contextlib.asynccontextmanager
+async def _recorders(world: World, rng: random.Random) -> AsyncIterator[tuple[list[Recorder], Recorder]]:
+    """Clients over HTTP, clients on the store, and the janitor's own way in."""
+    async with await open_store(world.url, listen=False) as store:
+        direct = Recorder(world.history, OnStore(store))
+        over_http = [Recorder(world.history, OverHttp(world, rng)) for _ in range(CLIENTS)]
+        yield [*over_http, direct], direct
+
+
+async def _come_to_rest(janitor: Janitor) -> None:
+    """Let all jobs end, with a person's help; give up when nothing ends any more."""
+    left, since = -1, boottime()
+    while True:
+        with contextlib.suppress(OSError):
+            now = await janitor.look()
+            if now == 0:
+                return
+            if now != left:
+                left, since = now, boottime()
+        if boottime() - since > QUIET:
+            return
+        await asyncio.sleep(0.2)
+
+
+async def _watch_ourselves(world: World) -> None:
+    """Note when the machine itself stalls: then heartbeats may be late for no fault of anybody's."""
+    while True:
+        before = boottime()
+        await asyncio.sleep(0.1)
+        if boottime() - before > TTL / 4:
+            world.note("stall", lasts=0.1)
+
+
+@contextlib.asynccontextmanager
+async def _journal_server(world: World) -> AsyncIterator[int]:
+    """Take lines of the journal from containers, which have no other way out."""
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = await reader.readline()
+        if line.endswith(b"\n"):
+            with world.journal.open("ab", buffering=0) as journal:
+                journal.write(line)
+        writer.close()
+
+    server = await asyncio.start_server(take, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[str]:
+    """A folder for everything; whatever still runs in it afterwards is killed."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-torture-", ignore_cleanup_errors=True) as folder:
+        try:
+            yield folder
+        finally:
+            for child in children(Path(folder)):
+                kill(child.pid)
+
+
+@contextlib.contextmanager
+def _postgres() -> Iterator[Server]:
+    server = Server()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+@contextlib.contextmanager
+def _small_disk(folder: Path) -> Iterator[bool]:
+    """Give host d a disk of its own that can be filled, where root and loop devices work."""
+    target = folder / "hosts" / "d"
+    target.mkdir(parents=True)
+    image = folder / "disk"
+    with image.open("wb") as file:
+        file.truncate(DISK)
+    made = (
+        shutil.which("mkfs.ext4")
+        and os.geteuid() == 0
+        and all(
+            subprocess.run(command, check=False, capture_output=True).returncode == 0
+            for command in (["mkfs.ext4", "-q", "-F", str(image)], ["mount", "-o", "loop", str(image), str(target)])
+        )
+    )
+    if not made:
+        print("no full disks in this run: they need root, mkfs.ext4 and loop devices")
+    try:
+        yield bool(made)
+    finally:
+        if made:
+            subprocess.run(["umount", "-l", str(target)], check=False)

@@ -1,0 +1,226 @@
+"""The world that is tortured: a database, hosts with their workers, servers, and what keeps them running.
+
+Each host is a state folder of its own. Whoever dies is started again by the keeper, after a while. A worker that waits
+in the middle of a step (see entry.py) is stopped there by the keeper, for longer than a lease lasts.
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import sqlite3
+import sys
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+from tests.cluster import Server, free_port
+from tests.engine import Daemon
+from tests.proxy import Proxy
+
+from holdfast.store.store import sqlite_path
+from torture.history import Fault, History, boottime
+from torture.processes import Part, state
+
+TTL = 4.0
+SETTINGS = {
+    "LEASE_TTL": TTL, "HEARTBEAT_INTERVAL": TTL / 4, "REAPER_INTERVAL": 1.0, "POLL_INTERVAL": 0.3, "ORPHAN_GRACE": 3.0,
+    "DRAIN_GRACE": 1.0, "STOP_GRACE": 1.0, "PROCESS_USER": "root", "AUTH": "off", "RATE_LIMIT": "none",
+}  # fmt: skip
+WORKERS = {"a1": "a", "a2": "a", "b1": "b", "d1": "d"}
+SERVERS = ("s1", "s2")
+SLOTS = 6
+FOREVER = 1e12
+
+
+@dataclass
+class World:
+    """All that runs, and the history that is written of it."""
+
+    folder: Path
+    url: str
+    history: History
+    rng: random.Random
+    postgres: Server | None = None
+    engine: Daemon | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Settings of this world alone."""
+    engine_struck: bool = False
+    small_disk: bool = False
+    """Whether host d has a disk that can be filled."""
+    breaking: str = ""
+    """The way in which this build is broken, on purpose."""
+    waits: float = 0.0
+    """How often a worker waits at a step of an attempt, to be stopped there."""
+    proxies: dict[str, Proxy] = field(default_factory=dict)
+    parts: dict[str, Part] = field(default_factory=dict)
+    ports: dict[str, int] = field(default_factory=dict)
+    clocks: dict[str, str] = field(default_factory=dict)
+    """Workers whose clock is shifted at their next start, by how much."""
+    dead_hosts: set[str] = field(default_factory=set)
+    """Hosts where nothing runs, no worker and no child, and nothing is started."""
+    calm: bool = False
+    """Whether the faults are over."""
+
+    @property
+    def journal(self) -> Path:
+        return self.folder / "journal"
+
+    def host(self, name: str) -> Path:
+        return self.folder / "hosts" / name
+
+    @property
+    def workers(self) -> list[Part]:
+        return [part for part in self.parts.values() if part.name in WORKERS]
+
+    @property
+    def servers(self) -> list[Part]:
+        return [part for part in self.parts.values() if part.name in SERVERS]
+
+    def url_of(self, server: str) -> str:
+        return f"http://127.0.0.1:{self.ports[server]}"
+
+    def note(self, kind: str, target: str = "", *, lasts: float = 0.0, **more: object) -> Fault:
+        """Write a fault into the history; whoever ends it later changes `until`."""
+        now = boottime()
+        fault = Fault(kind=kind, at=now, until=now + lasts, target=target, **more)  # type: ignore[arg-type]
+        self.history.faults.append(fault)
+        return fault
+
+    # Parts
+
+    def start(self, part: Part) -> None:
+        part.generation += 1
+        python = sys.executable
+        if part.name in SERVERS:
+            command = [python, "-m", "torture.entry", "serve", "--port", str(self.ports[part.name])]
+        else:
+            command = [
+                python, "-m", "torture.entry", "worker", "--queue", f"default:{SLOTS}", "--worker-id", part.id,
+                "--app", "torture.functions:app",
+            ]  # fmt: skip
+        part.start(command, {**_plain_environment(), **self._settings(part)})
+
+    def _settings(self, part: Part) -> dict[str, str]:
+        url = self.url
+        if part.name in self.proxies:
+            url = url.replace(f":{self.postgres.port}/" if self.postgres else "", f":{self.proxies[part.name].port}/")
+        named = {
+            **SETTINGS,
+            **self.settings,
+            "DATABASE_URL": url,
+            "DATA_DIR": self.folder / "data" / part.name,
+            "STATE_DIR": self.host(part.host),
+            "SHARED_DIR": self.folder / "shared",
+            "DOCKER_HOST": self.engine.host if self.engine else "none",
+        }
+        settings = {f"HOLDFAST_{name}": str(value) for name, value in named.items()}
+        settings |= {
+            "TORTURE_JOURNAL": str(self.journal),
+            "TORTURE_WAITS": "" if self.calm or not self.waits else str(self.folder / "waits" / part.id),
+            "TORTURE_CHANCE": str(self.waits),
+            "TORTURE_SEED": f"{self.history.seed}/{part.id}",
+            "TORTURE_BREAK": self.breaking,
+        }
+        shift = self.clocks.pop(part.name, None)
+        library = _faketime()
+        if shift is not None and library is not None:
+            settings |= {"LD_PRELOAD": str(library), "FAKETIME": shift, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+        return settings
+
+    async def keep(self) -> None:
+        """Start whoever is dead and may live, and stop whoever waits to be stopped, again and again."""
+        stops: set[asyncio.Task[None]] = set()
+        while True:
+            for part in self.parts.values():
+                if part.struck:
+                    continue
+                if not part.alive and boottime() >= part.up_at:
+                    self.start(part)
+                elif (waits := self.folder / "waits" / part.id).exists():
+                    task = asyncio.create_task(self.stop(part, waits=waits))
+                    stops.add(task)
+                    task.add_done_callback(stops.discard)
+            await asyncio.sleep(0.05)
+
+    async def stop(self, part: Part, *, waits: Path | None = None, careful: bool = True) -> None:
+        """Stop a part for longer than a lease lasts, and let it go on.
+
+        `careful`: not while it writes to a SQLite database, which would stop everybody else.
+        """
+        part.struck = True
+        kind = "stop worker" if part in self.workers else "stop server"
+        fault = self.note(kind, part.id, lasts=FOREVER)
+        if not careful and self.postgres is None:
+            fault.kind = "stopped writer"
+        try:
+            async with self._no_writer() if careful else contextlib.nullcontext():
+                part.signal(signal.SIGSTOP)
+                while part.alive and state(part.pid) != "T":  # noqa: ASYNC110 - the kernel sends no event
+                    await asyncio.sleep(0.001)
+            if waits is not None:
+                os.unlink(waits)
+            await asyncio.sleep(TTL * self.rng.uniform(1.1, 2.2))
+        finally:
+            part.signal(signal.SIGCONT)
+            fault.until = boottime()
+            part.struck = False
+
+    @contextlib.asynccontextmanager
+    async def _no_writer(self) -> AsyncIterator[None]:
+        """Nobody else writes to the SQLite database while the block lasts."""
+        if self.postgres is not None:
+            yield
+            return
+        connection = sqlite3.connect(sqlite_path(self.url), timeout=60, isolation_level=None, check_same_thread=False)
+        with contextlib.closing(connection):
+            await asyncio.to_thread(connection.execute, "BEGIN IMMEDIATE")
+            try:
+                yield
+            finally:
+                connection.execute("ROLLBACK")
+
+    async def ready(self) -> None:
+        """Wait until every server answers, and every worker is in the list of those that live."""
+        async with httpx.AsyncClient(timeout=5) as client:
+            for server in SERVERS:
+                while True:
+                    with contextlib.suppress(httpx.TransportError):
+                        found = await client.get(f"{self.url_of(server)}/readyz")
+                        if found.status_code == 200:
+                            break
+                    await asyncio.sleep(0.1)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Run all parts while the block lasts; afterwards they are dead."""
+        (self.folder / "waits").mkdir()
+        self.journal.touch()
+        async with contextlib.AsyncExitStack() as held:
+            for name, host in WORKERS.items():
+                self.parts[name] = Part(name, host, self.folder / f"{name}.log")
+                if self.postgres is not None:
+                    self.proxies[name] = await held.enter_async_context(Proxy(self.postgres.port).run())
+            for name in SERVERS:
+                self.parts[name] = Part(name, "server", self.folder / f"{name}.log")
+                self.ports[name] = free_port()
+            keeper = asyncio.create_task(self.keep())
+            held.callback(self.end)
+            held.callback(keeper.cancel)
+            yield
+
+    def end(self) -> None:
+        """Kill all parts, for good."""
+        for part in self.parts.values():
+            part.struck = True
+            part.kill()
+
+
+def _plain_environment() -> Mapping[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+
+
+def _faketime() -> Path | None:
+    return next(iter(Path("/usr/lib").glob("*/faketime/libfaketime.so.1")), None)
