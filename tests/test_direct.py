@@ -104,6 +104,7 @@ async def test_record_is_the_same_as_with_the_queue(rig: Rig) -> None:
     assert [file["path"] for file in files] == ["file"]
 
 
+@pytest.mark.parametrize("kind", ["sqlite"])
 async def test_function_runs_in_the_request_and_its_result_is_the_answer(rig: Rig) -> None:
     """Proves O1."""
 
@@ -118,6 +119,7 @@ async def test_function_runs_in_the_request_and_its_result_is_the_answer(rig: Ri
         assert (unknown.status_code, len((await rig.store.jobs.list()).items)) == (409, 1)
 
 
+@pytest.mark.parametrize("kind", ["sqlite"])
 @pytest.mark.parametrize("on_disconnect", ["continue", "cancel"])
 async def test_client_that_goes_away_lets_the_job_go_on_or_takes_it_along(
     rig: Rig, tmp_path: Path, on_disconnect: str
@@ -178,6 +180,7 @@ async def test_what_needs_a_queue_is_refused_by_name_and_leaves_nothing(rig: Rig
         assert (await client.post("/v1/jobs", json=sh("true"))).json()["status"] == "succeeded"
 
 
+@pytest.mark.parametrize("kind", ["sqlite"])
 async def test_server_that_is_told_to_leave_answers_with_the_job_as_it_is_and_the_next_one_ends_it(
     rig: Rig, tmp_path: Path
 ) -> None:

@@ -69,6 +69,7 @@ async def test_what_workers_did_is_told_by_the_server_and_by_name(rig: Rig, tmp_
         assert any(name == "holdfast_duty_done_timestamp_seconds" for name, _ in found)
 
 
+@pytest.mark.parametrize("kind", ["sqlite"])
 async def test_adoptions_and_losses_are_counted(rig: Rig, tmp_path: Path) -> None:
     async with serving_here(rig.settings.database_url or "", tmp_path / "data") as served, served.client() as client:
         kept, lost = await rig.sh("sleep 600"), await rig.sh("sleep 600")

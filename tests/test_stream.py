@@ -460,7 +460,7 @@ async def test_stream_that_begins_while_its_server_stops_is_cut_and_does_not_end
     async def receive() -> Any:
         return await asyncio.Event().wait()
 
-    streamed = stream.Streamed(hub, job.id, tenant="default", after=0, form="ndjson")
+    streamed = stream.Streamed(hub, job.id, tenant="default", after=0, form="ndjson", stall=60.0)
     await streamed({"type": "http"}, receive, send)
     assert [message["type"] for message in sent] == ["http.response.start"]
 
