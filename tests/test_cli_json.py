@@ -17,6 +17,7 @@ from holdfast.cli.care import Measured, Migrated, Setting
 from holdfast.cli.doctor import Finding
 from holdfast.model import Event
 from holdfast.store import open_store
+from holdfast.views import PlanView
 from tests.test_cli_help import commands
 from tests.up import Up, running
 
@@ -26,6 +27,13 @@ description = "Says hello."
 runner = "process"
 command = ["echo", "hello"]
 """
+PIPELINE = {
+    "runner": "process",
+    "spec": {},
+    "tasks": [{"name": "make", "command": ["sh", "-c", "echo made > file"]}],
+    "connector": "files",
+    "snapshot": "final",
+}
 
 
 class Removed(msgspec.Struct):
@@ -57,7 +65,7 @@ def fits(value: Any, operation: str) -> Any:
         for entry in methods.values()
         if entry["operationId"] == operation
     ]
-    (_, answer) = min((status, answer) for status, answer in found["responses"].items() if status < "300")
+    answer = found["responses"][max(status for status in found["responses"] if status < "300")]
     schema = answer["content"]["application/json"]["schema"]
     jsonschema.Draft202012Validator({**schema, "components": document()["components"]}).validate(value)
     known = document()["components"]["schemas"][schema["$ref"].rpartition("/")[2]]["properties"]
@@ -98,13 +106,15 @@ def test_json_of_every_command_fits_its_schema(up: Up) -> None:
     said = Said(up)
     jobs_and_their_moves(said)
     failures(said)
+    pipelines(said)
     the_rest(said)
     without_a_server(said)
     wanted = {
         path for path, command in commands() if path and any("--json" in option.opts for option in command.params)
     }
     assert said.commands == wanted
-    assert {path for path, _ in commands() if path} - wanted == {("up",), ("serve",), ("worker",)}
+    silent = {("up",), ("serve",), ("worker",), ("snapshots",), ("snapshots", "run")}
+    assert {path for path, _ in commands() if path} - wanted == silent
 
 
 def jobs_and_their_moves(said: Said) -> None:
@@ -129,6 +139,19 @@ def failures(said: Said) -> None:
     assert said.fits("resume", "resume", later)["status"] in ("pending", "queued", "running", "succeeded")
     held = said.fits("submit", "submit", "--hold", "--", "true")["id"]
     assert said.fits("interrupt", "interrupt", held)["status"] == "cancelled"
+
+
+def pipelines(said: Said) -> None:
+    file = said.up.folder / "pipeline.json"
+    file.write_text(json.dumps(PIPELINE))
+    assert said.is_a(PlanView, "plan", "--file", str(file)).runs == 1
+    assert said.fits("get_job", "run", "--file", str(file))["status"] == "succeeded"
+    assert said.is_a(PlanView, "plan", "--file", str(file)).runs == 0
+    (snapshot,) = said.fits("list_snapshots", "snapshots ls")["items"]
+    assert said.fits("get_snapshot", "snapshots show", snapshot["id"][:12])["id"] == snapshot["id"]
+    assert set(json.loads(said("snapshots du"))) == {"count", "size"}
+    removed = said.fits("delete_snapshot", "snapshots rm", "--force", snapshot["id"])
+    assert removed["snapshots"] == [snapshot["id"]]
 
 
 def the_rest(said: Said) -> None:

@@ -35,7 +35,7 @@ CODES: Mapping[str, str] = {
     "contract_violation": "Inputs that do not fit, or outputs that break the contract. Never retried.",
     "budget_exceeded": "It used more than its `budget`. Never retried.",
     "function_error": "The function raised: type and text; the traceback is in the worker's log.",
-    "not_ready": "The readiness check of its lane did not succeed in time: it is paused.",
+    "not_ready": "A readiness check, its own or its lane's, did not succeed in time: it is paused.",
     "cache_full": "There was no room for a snapshot, and nothing that may go. See `HOLDFAST_SNAPSHOTS_MAX_BYTES`.",
     "not_quiet": "The workspace changed while it was copied, or its server was not shut down cleanly.",
     "service_ended": "The server beside the tasks of a pipeline ended by itself: its log says why.",

@@ -1,8 +1,5 @@
 """Commands about pipelines: what one would do, and the snapshots that there are."""
 
-import asyncio
-import os
-import signal
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -51,7 +48,7 @@ def plan(context: typer.Context, file: File = None, as_json: AsJson = False) -> 
 @snapshots.command("ls")
 def list_snapshots(
     context: typer.Context,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000)] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="How many.")] = 20,
     cursor: Annotated[str | None, typer.Option(help="Where the last page ended.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -144,6 +141,10 @@ def run_snapshot(
 
 async def _run_beside(command: list[str], env: dict[str, str]) -> int:
     """Run a command; a Ctrl-C is its own to hear."""
+    import asyncio
+    import os
+    import signal
+
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, lambda: None)
     process = await asyncio.create_subprocess_exec(*command, env={**os.environ, **env})
     return await process.wait()
@@ -151,6 +152,9 @@ async def _run_beside(command: list[str], env: dict[str, str]) -> int:
 
 async def _interrupted() -> None:
     """Wait for Ctrl-C, or for somebody who asks us to end."""
+    import asyncio
+    import signal
+
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ended.set)
