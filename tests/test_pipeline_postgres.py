@@ -141,6 +141,8 @@ async def test_server_that_dies_fails_the_job(pipes: Pipes) -> None:
         job = await rig.ended(await pipes.submit(sql("schema"), kills, connector="postgres"), Status.FAILED)
     assert job.error is not None
     assert job.error.code == "service_ended"
+    assert "postgres ended by itself, signal 9; it said: " in job.error.message
+    assert "database system is ready to accept connections" in job.error.message
     assert await pipes.kept() == ["schema"]
 
 
