@@ -24,6 +24,8 @@ class Proxy:
         """Seconds that every piece is held back."""
         self.cut_off = False
         """Whether new connections fall silent too."""
+        self.greets_only = False
+        """Whether new connections fall silent once the client and the server have greeted each other."""
 
     def swallow(self) -> int:
         """Return how many connections are half open from now on: they stay open, and nothing arrives."""
@@ -62,6 +64,8 @@ class Proxy:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: _Connection
     ) -> None:
         while data := await reader.read(65536):
+            if self.greets_only and writer is connection.server and data[:1] in b"PQ":
+                connection.silent = True  # The first query of a Postgres client.
             if self.delay:
                 await asyncio.sleep(self.delay)
             if not connection.silent:

@@ -75,6 +75,8 @@ class RefJob:
     adopt_after_at: datetime | None = None
     adoptions: int = 0
     phase: Phase | None = None
+    given_up: bool = False
+    """Whether its last attempt was given up by a cancel, which does not say that it has stopped."""
     domain: str = ""
     batch: int = 0
     ledger: list[tuple[Cause, bool]] = field(default_factory=list)  # ended attempts: why, and whether they had started
@@ -240,6 +242,7 @@ class Reference:
             return "stopping"
         if job.status is Status.CANCELLED or (job.status is Status.PAUSED and kind is StopKind.INTERRUPT):
             return "already"
+        job.given_up = job.given_up or job.phase is not None
         job.end_attempt(Cause.LOST)
         job.result = None
         if StopKind.DELETE in (kind, job.stop):
@@ -250,7 +253,8 @@ class Reference:
 
     def resume(self, job_id: str, *, stopped: bool) -> None:
         job = self._find(job_id, Verb.RESUME)
-        if job.stop is StopKind.DELETE or (job.phase is not None and not stopped):
+        may_run = job.phase is not None or job.given_up
+        if job.stop is StopKind.DELETE or (may_run and not stopped):
             refuse(Conflict)
         for need in self.broken_needs(job):
             refuse(NeedFailed if need in self.jobs else Conflict)
@@ -304,6 +308,7 @@ class Reference:
         for job in ready[:slots]:
             self._move(job, Status.RUNNING, error=job.error)
             job.started_at = job.started_at or job.updated_at
+            job.given_up = False
             job.phase = Phase.STARTED if job.capability.startswith("function") else Phase.CLAIMED
             job.domain = domains[job.queue, job.capability]
             job.batch = job.adoptions = 0

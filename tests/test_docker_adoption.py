@@ -1,5 +1,6 @@
 """Containers whose worker dies, stops or leaves: another one carries on, and nothing runs twice."""
 
+import json
 import signal
 import time
 from collections.abc import Iterator
@@ -36,6 +37,7 @@ CALLS = ["engine create", "engine put", "engine start", "engine remove"]
 """Steps that belong to no job: a worker dies at the first such call, whichever job it is for."""
 STOPPED = ["prepared", "created", "confirmed", "spawned", "started", "shipped", "collected", "finished"]
 """Those between which a container changes."""
+NEVER = "0001-01-01T00:00:00Z"
 SLOW: Any = {"lease_ttl": 60.0, "heartbeat_interval": 1.0, "adopt_backoff": 0.1}
 
 
@@ -104,6 +106,32 @@ async def test_worker_killed_at_any_step_costs_nothing(fleet: Fleet, fleet_dock:
         return not [name for name in fleet_dock.containers() if jobs["finished"].id not in name]
 
     await eventually(removed, "nothing is left")
+
+
+async def test_start_that_the_engine_forgot_in_a_crash_is_not_made_again(fleet: Fleet, fleet_dock: Daemon) -> None:
+    """Proves R2, R5, R22, L13. It ran and ended; the engine was killed before it had noted that it began."""
+    job = await chatty(fleet, pace=0.0)
+    victim = fleet.start({"default": 1}, Hook(step="spawned", do="kill"))
+    assert await victim.dead() == -signal.SIGKILL
+    (name,) = fleet_dock.containers()
+    fleet_dock.docker("wait", name)
+    forget_the_start(fleet_dock, fleet_dock.docker("inspect", "-f", "{{.Id}}", name))
+    assert fleet_dock.docker("inspect", "-f", "{{.State.Status}}", name) == "created"
+    with fleet_dock.recorded() as record:
+        fleet.start({"default": 1})
+        await assert_whole(fleet, job)
+        assert record.runs(job.id) == 0
+
+
+def forget_the_start(engine: Daemon, container: str) -> None:
+    """Leave an engine's note of a container as it is before its start."""
+    engine.stop()
+    path = engine.folder / "data" / "containers" / container / "config.v2.json"
+    config = json.loads(path.read_text())
+    config["State"] |= {"Running": False, "Pid": 0, "ExitCode": 0, "StartedAt": NEVER, "FinishedAt": NEVER}
+    config["HasBeenStartedBefore"] = False
+    path.write_text(json.dumps(config))
+    engine.start()
 
 
 async def test_adopter_killed_at_any_step_costs_nothing(fleet: Fleet, fleet_dock: Daemon, record: Record) -> None:

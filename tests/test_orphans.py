@@ -398,6 +398,20 @@ async def test_resume_needs_a_persons_word_only_while_nobody_reaches_the_attempt
     assert await stage.finish(again, Outcome.succeeded()) is Status.SUCCEEDED
 
 
+async def test_who_cancels_a_lost_job_has_not_said_that_it_stopped(stage: Stage) -> None:
+    """Proves R6, C8. Its attempt may still run on a host that is cut off, so another one wants a person's word."""
+    lease = await stranded(stage)
+    await stage.store.jobs.cancel(lease.id)
+    with pytest.raises(Conflict, match=r"attempt 1 may still run in host-a; make sure .* stopped=true"):
+        await stage.store.jobs.resume(lease.id)
+    assert await stage.status(lease) is Status.CANCELLED
+    await stage.store.jobs.resume(lease.id, stopped=True)
+    (again,) = await stage.claim_process(worker="w2", domain="host-b")
+    assert again.attempt == 2
+    await stage.fail(again)
+    assert (await stage.store.jobs.resume(lease.id)).status is Status.QUEUED
+
+
 # A person says that it is gone
 
 

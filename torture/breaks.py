@@ -18,6 +18,7 @@ from holdfast.store import queries
 from holdfast.store.events import Events
 from holdfast.worker import executor
 from holdfast.worker.executor import Execution
+from torture.jobs import Profile
 
 FOREVER = 1e9
 
@@ -27,11 +28,15 @@ class Break:
     """One safeguard taken out."""
 
     apply: Callable[[], None]
+    seen_by: Sequence[str]
+    """The rules of the checker that may catch it; what another rule finds has another reason."""
     store: str = "sqlite"
     faults: Sequence[str] = ()
     """The faults to strike with; empty: all."""
     waits: float = 0.004
     """How often a worker waits at a step, to be stopped there."""
+    step: str = ""
+    profile: Profile = "mixed"
 
 
 def edit(name: str, old: str, new: str, dialect: str = "sqlite") -> None:
@@ -121,15 +126,32 @@ def reaper_without_doubts() -> None:
 
 
 BREAKS: dict[str, Break] = {
-    "finish_without_fence": Break(finish_without_fence, faults=["stop_worker"], waits=0.01),
-    "no_token_growth_at_reap": Break(no_token_growth_at_reap),
-    "adoption_that_restarts": Break(adoption_that_restarts),
-    "start_that_is_not_exclusive": Break(start_that_is_not_exclusive, faults=["stop_worker"], waits=0.02),
-    "lane_read_before_its_lock": Break(lane_read_before_its_lock, store="postgres"),
-    "stop_cleared_at_claim": Break(stop_cleared_at_claim),
-    "offsets_apart_from_their_events": Break(offsets_apart_from_their_events),
+    "finish_without_fence": Break(
+        finish_without_fence,
+        ["success_has_its_witness", "nothing_runs_after_the_end", "attempts_never_overlap", "attempts_are_ordinals"],
+        faults=["kill_worker"],
+        waits=0.15,
+        step="classified",
+        profile="failing",
+    ),
+    "no_token_growth_at_reap": Break(no_token_growth_at_reap, ["tokens_grow"]),
+    "adoption_that_restarts": Break(adoption_that_restarts, ["attempts_start_once"]),
+    "start_that_is_not_exclusive": Break(
+        start_that_is_not_exclusive, ["attempts_start_once"], faults=["kill_worker"], waits=0.15, step="prepared"
+    ),
+    "lane_read_before_its_lock": Break(
+        lane_read_before_its_lock,
+        ["lanes_hold_one_job", "lanes_keep_order", "every_job_ended", "no_gate_was_stuck"],
+        store="postgres",
+        profile="lanes",
+    ),
+    "stop_cleared_at_claim": Break(stop_cleared_at_claim, ["stops_are_carried"], profile="failing"),
+    "offsets_apart_from_their_events": Break(offsets_apart_from_their_events, ["logs_are_whole"]),
     "reaper_without_doubts": Break(
-        reaper_without_doubts, store="postgres", faults=["restart_postgres", "stop_leader", "kill_worker"]
+        reaper_without_doubts,
+        ["reaps_have_a_reason"],
+        store="postgres",
+        faults=["restart_postgres", "stop_leader", "kill_worker"],
     ),
 }
 

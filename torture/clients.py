@@ -19,7 +19,7 @@ from torture.world import SERVERS, World
 KNOWN = 200
 """Jobs that clients remember, to do something with them."""
 MEDDLING = ("cancel", "cancel", "interrupt", "interrupt", "resume", "resolve", "dismiss", "release", "delete")
-MOST_LIVE = 80
+MOST_LIVE = 150
 """Submitted jobs that have not ended, above which clients only watch."""
 
 
@@ -50,7 +50,9 @@ def _one(draw: Draw, known: Known, rng: random.Random) -> dict[str, object]:
 
 
 def _bulk(draw: Draw, known: Known, rng: random.Random) -> list[dict[str, object]]:
-    """Several jobs in one call, some of which need others of the same call."""
+    """Several jobs in one call, some of which need others of the same call; or many small ones."""
+    if rng.random() < 0.5:
+        return [draw.small() for _ in range(rng.randint(10, 30))]
     bodies: list[dict[str, object]] = []
     for _ in range(rng.randint(2, 8)):
         body = {**draw.job([]), "id": new_id()}

@@ -264,12 +264,12 @@ async def kill_container(world: World, rng: random.Random) -> None:
 
 
 EVERYWHERE: dict[Strike, float] = {
-    kill_worker: 6, stop_worker: 3, end_worker: 3, stop_leader: 1.5, kill_server: 2, end_server: 1, kill_supervisor: 3,
+    kill_worker: 4, stop_worker: 4, end_worker: 2, stop_leader: 1.5, kill_server: 1, end_server: 1, kill_supervisor: 4,
     kill_host: 1, starve: 0.7, fill_disk: 1,
 }  # fmt: skip
 ON_SQLITE: dict[Strike, float] = {stop_a_writer: 0.5}
 ON_POSTGRES: dict[Strike, float] = {
-    restart_postgres: 1, terminate_backends: 2, partition: 2, slow_network: 2, half_close: 2, shift_clock: 1,
+    restart_postgres: 1, terminate_backends: 3, partition: 3, slow_network: 2, half_close: 3, shift_clock: 1,
 }  # fmt: skip
 
 ON_DOCKER: dict[Strike, float] = {restart_engine: 2, kill_container: 2}

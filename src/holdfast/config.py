@@ -159,6 +159,9 @@ class Settings:
     tools: Path | None = _setting(None, _optional(_path), "the TOML file of the tools that callers may use")
     max_body_bytes: int = _setting(16 * 1024 * 1024, _whole, "bytes of a request's body, at most")
     upload_max_bytes: int = _setting(100 * 1024 * 1024, _whole, "bytes of one upload, and of all that one job gets")
+    stream_stall: float = _setting(
+        60.0, _number, "seconds after which a client is cut that takes nothing of its stream"
+    )
     max_json_depth: int = _setting(64, _whole, "levels that JSON in a request may be nested, at most")
     queue_enabled: bool = _setting(True, _flag, "off: the server runs jobs in the request that submits them")
     max_concurrency: int = _setting(1, _whole, "jobs that a server without a queue runs at once, at most")

@@ -491,6 +491,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     live: bool
     draining: bool
     jobs: tuple[str, ...]
+    figures: Mapping[str, Any] = {}
 
 
 class Role(StrEnum):

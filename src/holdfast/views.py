@@ -1,6 +1,6 @@
 """What callers are shown, beyond the words of `model`: the service answers with these, and clients read them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -20,7 +20,7 @@ class Links(msgspec.Struct, frozen=True, kw_only=True):
 class JobView(Job, frozen=True, kw_only=True):
     """A job, and where to find more of it."""
 
-    tasks: tuple[TaskRecord, ...] = ()
+    tasks: Sequence[TaskRecord] = ()
     links: Links
 
 
@@ -28,6 +28,13 @@ class ArtifactView(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     size: int
     href: str
+
+
+class Reason(msgspec.Struct, frozen=True, kw_only=True):
+    about: Subject
+    message: str
+    jobs: tuple[str, ...] = ()
+    workers: tuple[str, ...] = ()
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,22 +56,15 @@ class TaskPlanView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanView(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pipeline would do. `plan` is the same for the same plan; `runs` is how many tasks would run."""
+    """`plan` is the same for the same plan; `runs` is how many tasks would run."""
 
     plan: str
     runs: int
     tasks: tuple[TaskPlanView, ...]
 
 
-class Reason(msgspec.Struct, frozen=True, kw_only=True):
-    about: Subject
-    message: str
-    jobs: tuple[str, ...] = ()
-    workers: tuple[str, ...] = ()
-
-
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """No reason at all means: the next worker with a free slot takes it."""
+    """No reason at all means: the next worker with a free slot takes it. Of a pipeline also what it would do."""
 
     id: str
     status: Status

@@ -13,7 +13,7 @@ EVENTS: Mapping[str, str] = {
     "lease": "The attempt changed hands: `lease` is `adopted`, `reaped` or `handed_over`; `worker`, `token`.",
     "cancel": "How far a stop has come: `cancel` is `requested`, `signalled`, `killed`, `dead` or `not_dead`; `kind`.",
     "audit": "What somebody did: `action`, `by`, `reason`.",
-    "task": "Kept for tasks of pipelines.",
+    "task": "A task of a pipeline moved (`status`, `cached`, `exit_code`), or all were planned (`plan`, `tasks`).",
     "result": "Kept for results of tasks.",
     "error": "Kept for errors of tasks.",
 }
@@ -38,6 +38,7 @@ CODES: Mapping[str, str] = {
     "not_ready": "The readiness check of its lane did not succeed in time: it is paused.",
     "cache_full": "There was no room for a snapshot, and nothing that may go. See `HOLDFAST_SNAPSHOTS_MAX_BYTES`.",
     "not_quiet": "The workspace changed while it was copied, or its server was not shut down cleanly.",
+    "service_ended": "The server beside the tasks of a pipeline ended by itself: its log says why.",
     "snapshot_damaged": "A snapshot that it begins with is gone, or not what was published.",
     "dependency_failed": "A job that it needs failed or was cancelled: the message names it.",
     "lost": "The attempt is gone with its worker, host or engine; or it is feared so, and the job is paused.",

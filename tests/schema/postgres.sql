@@ -215,6 +215,7 @@ workers.registered_at timestamp with time zone NO
 workers.seen_at timestamp with time zone NO 
 workers.expires_at timestamp with time zone NO 
 workers.draining boolean NO false
+workers.figures json YES 
 CREATE UNIQUE INDEX attempts_pkey ON holdfast.attempts USING btree (job_id, attempt)
 CREATE UNIQUE INDEX builds_pkey ON holdfast.builds USING btree (id)
 CREATE UNIQUE INDEX events_pkey ON holdfast.events USING btree (job_id, seq)

@@ -245,7 +245,8 @@ CREATE TABLE workers (
   registered_at INTEGER NOT NULL,
   seen_at INTEGER NOT NULL,
   expires_at INTEGER NOT NULL,
-  draining INTEGER NOT NULL DEFAULT 0
+  draining INTEGER NOT NULL DEFAULT 0,
+  figures TEXT
 ) WITHOUT ROWID, STRICT
 CREATE VIEW job_events AS
 SELECT e.job_id, e.seq, e.at, e.type, e.task, e.data FROM events AS e

@@ -33,7 +33,7 @@ from holdfast.api.tools import load_tools
 from holdfast.config import Settings
 from holdfast.store import Store
 
-NOUNS = (jobs, events, artifacts, snapshots, uploads, lanes, queues, workers, tools, tokens, probes)
+NOUNS = (jobs, events, artifacts, uploads, snapshots, lanes, queues, workers, tools, tokens, probes)
 Background = Callable[[Store], AbstractAsyncContextManager[Executor | None]]
 """What else runs while the service does: duties, say, or what runs jobs in the request. It gets the service's store."""
 

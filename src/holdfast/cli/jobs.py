@@ -12,7 +12,7 @@ from holdfast.cli.talk import AsJson, Because, JobId, fail, find, print_json, ta
 
 if TYPE_CHECKING:
     from holdfast.client.http import AsyncClient
-    from holdfast.model import Attempt
+    from holdfast.model import Attempt, TaskRecord
     from holdfast.views import Explanation, JobView
 
 app = typer.Typer()
@@ -167,19 +167,19 @@ def list_jobs(
 def show(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
     """Show one job and its attempts."""
 
-    async def look(client: "AsyncClient") -> "tuple[JobView, Sequence[Attempt]]":
+    async def look(client: "AsyncClient") -> "tuple[JobView, Sequence[Attempt], Sequence[TaskRecord]]":
         found = await find(client, job_id)
-        return await client.get(found), await client.attempts(found)
+        return await client.get(found), await client.attempts(found), await client.tasks(found)
 
-    job, attempts = talk(context, look)
+    job, attempts, tasks = talk(context, look)
     if as_json:
         print_json(job)
     else:
         from holdfast.cli import render
 
         render.job(job, attempts)
-        if job.tasks:
-            render.tasks(job.tasks)
+        if tasks:
+            render.tasks(tasks)
 
 
 @app.command()
@@ -195,7 +195,7 @@ def explain(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> N
         return
     for reason in why.reasons:
         typer.echo(reason.message)
-    for task in why.plan.tasks if why.plan else ():
+    for task in why.plan.tasks if why.plan is not None else ():
         typer.echo(f"task {task.name}: {'cached' if task.cached else 'runs'}, {task.reason}")
     if not why.reasons:
         typer.echo("nothing is in its way: the next worker with a free slot takes it")

@@ -7,7 +7,7 @@ nobody reads.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from holdfast.errors import Conflict, Gone, NeedFailed
+from holdfast.errors import Conflict, Gone, NeedFailed, Paused
 from holdfast.model import Lease
 from holdfast.store.database import Database, Tx
 from holdfast.store.jobs import Jobs
@@ -43,20 +43,17 @@ class Direct:
             return accepted, leases[0]
 
         try:
-            return await self._database.transact(change)
+            accepted, lease = await self._database.transact(change)
         except (Gone, NeedFailed, Paused):
             raise
         except Conflict:
             await self._jobs.refuse_taken_ids(batch.ids)
             raise
+        self._database.counters.claims += lease is not None
+        return accepted, lease
 
     async def claim(self, worker: str, job_id: str, *, domain: str, ttl: float) -> Lease | None:
         """Claim one job that is claimable: a retry whose time has come."""
         leases = await self._database.values("claim_one", Lease, id=job_id, worker=worker, domain=domain, ttl=ttl)
+        self._database.counters.claims += len(leases)
         return leases[0] if leases else None
-
-
-class Paused(Conflict):
-    """Nothing starts in a queue that is paused, and there is no line to wait in."""
-
-    code = "paused"

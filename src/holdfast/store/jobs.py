@@ -1,7 +1,5 @@
 """What callers do with jobs: submit, read, list, release, stop, resume, resolve, dismiss, delete."""
 
-import base64
-import binascii
 import contextlib
 import uuid
 from collections.abc import Mapping, Sequence
@@ -16,19 +14,14 @@ from holdfast.store import wake
 from holdfast.store.database import Database, Row, Tx
 from holdfast.store.gates import Gates, stand_again
 from holdfast.store.lanes import settle_lanes
+from holdfast.store.listing import JobPage, list_jobs
 from holdfast.store.moves import Move, Moved, Plan, audit, change_job, event, lock_job
 from holdfast.store.outcomes import encoded_result
 from holdfast.store.refusals import id_taken
 from holdfast.store.rows import known_id, to_job
 from holdfast.submission import Accepted, Submission, gather
-from holdfast.timing import from_micros, to_micros
 
 ID_DIGITS = 32
-
-
-class JobPage(msgspec.Struct, frozen=True, kw_only=True):
-    items: Sequence[Job]
-    next_cursor: str | None
 
 
 class Stopped(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,28 +116,19 @@ class Jobs:
         cursor: str | None = None,
     ) -> JobPage:
         """List jobs, newest first. The order never changes, so a cursor neither skips nor repeats."""
-        if not 1 <= limit <= 1000:
-            raise Invalid("limit", f"{limit} is not between 1 and 1000")
-        for name, at in (("since", since), ("until", until)):
-            if at is not None and at.tzinfo is None:
-                raise Invalid(name, "has no time zone")
-        before_at, before_id = _read_cursor(cursor)
-        rows = await self._database.read(
-            "list_jobs",
+        return await list_jobs(
+            self._database,
+            status,
             tenant=tenant,
-            before_at=before_at,
-            before_id=before_id,
-            statuses=[str(s) for s in status] or None,
             kind=kind,
             queue=queue,
             lane=lane,
             labels=dict(labels) if labels else None,
             since_at=since,
             until_at=until,
-            limit=limit + 1,
+            limit=limit,
+            cursor=cursor,
         )
-        jobs = [to_job(row) for row in rows[:limit]]
-        return JobPage(items=jobs, next_cursor=_cursor(jobs[-1]) if len(rows) > limit else None)
 
     async def beginning(self, prefix: str, *, tenant: str = "default", limit: int = 100) -> Sequence[Job]:
         """Jobs whose ids begin with some text, in the order of their ids."""
@@ -198,6 +182,8 @@ class Jobs:
                 raise Conflict(f"cannot resume job {job_id}: it is being deleted")
             if row["phase"] is not None and not stopped:
                 await self._refuse_open_attempt(tx, row)
+            if row["status"] == Status.CANCELLED and not stopped:
+                await self._refuse_given_up(tx, row)
             await self._refuse_broken_needs(tx, row)
             if row["reuse_key"] is not None:
                 other = await stand_again(tx, row)
@@ -400,7 +386,7 @@ class Jobs:
 
     async def _refuse_open_attempt(self, tx: Tx, row: Row) -> NoReturn:
         """Say who will take the attempt back, or what a person has to make sure of first."""
-        what = f"cannot resume job {row['id']}: its attempt {row['attempt']} may still run in {row['domain']}"
+        what = _may_still_run(row["id"], row["attempt"], row["domain"])
         reaching = await tx.rows("reaching", domain=row["domain"]) if row["error_code"] == "lost" else ()
         if reaching:
             raise Conflict(
@@ -408,6 +394,12 @@ class Jobs:
                 "wait for it, or stop the attempt and resume with stopped=true"
             )
         raise Conflict(f"{what}; make sure that it does not, then resume with stopped=true")
+
+    async def _refuse_given_up(self, tx: Tx, row: Row) -> None:
+        """Whoever cancelled it while its host could not be reached has not said that its attempt does not run."""
+        for attempt in await tx.rows("given_up", id=row["id"]):
+            what = _may_still_run(row["id"], attempt["attempt"], attempt["domain"])
+            raise Conflict(f"{what}; make sure that it does not, then resume with stopped=true")
 
     async def _refuse_broken_needs(self, tx: Tx, row: Row) -> None:
         if not row["has_needs"]:
@@ -422,6 +414,10 @@ class Jobs:
                 raise Conflict(f"cannot resume job {row['id']}: it needs job {need}, which was deleted; submit it anew")
             if known[need] in BROKEN:
                 raise NeedFailed(need, known[need])
+
+
+def _may_still_run(job_id: str, attempt: int, domain: str) -> str:
+    return f"cannot resume job {job_id}: its attempt {attempt} may still run in {domain}"
 
 
 def _queued(row: Row, verb: Verb, by: str | None, reason: str | None) -> Move:
@@ -452,17 +448,3 @@ def _is_id(text: str) -> bool:
 
 def _given_id(job: Submission | Mapping[str, Any]) -> bool:
     return (job.id if isinstance(job, Submission) else job.get("id")) is not None
-
-
-def _cursor(job: Job) -> str:
-    return base64.urlsafe_b64encode(f"{to_micros(job.requested_at)}.{job.id}".encode()).decode()
-
-
-def _read_cursor(cursor: str | None) -> tuple[datetime | None, str | None]:
-    if cursor is None:
-        return None, None
-    try:
-        micros, _, job_id = base64.urlsafe_b64decode(cursor.encode()).decode().partition(".")
-        return from_micros(int(micros)), str(uuid.UUID(job_id))
-    except (ValueError, binascii.Error, OverflowError):
-        raise Invalid("cursor", "is not one that a list answered") from None

@@ -5,7 +5,7 @@ transaction mode there is no session to plan in: there every operation is one tr
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -38,9 +38,12 @@ PLANNER = {
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
 }
+# Our transactions wait for nothing but Postgres. One whose owner was stopped, or cut off without a word, would keep its
+# locks for as long as the connection looks alive, and everybody would wait for a lane that it had locked.
+PATIENCE = {"idle_in_transaction_session_timeout": "10000"}
 NAME = {"application_name": "holdfast"}
-SESSION = {**NAME, **PLANNER}
-BEGIN = "; ".join(["BEGIN", *(f"SET LOCAL {name} = {value}" for name, value in PLANNER.items())])
+SESSION = {**NAME, **PLANNER, **PATIENCE}
+BEGIN = "; ".join(["BEGIN", *(f"SET LOCAL {name} = {value}" for name, value in {**PLANNER, **PATIENCE}.items())])
 ARRAYS = (
     "SELECT NULL::bool[], NULL::int4[], NULL::int8[], NULL::float8[], NULL::timestamptz[], NULL::jsonb[], NULL::uuid[]"
 )
@@ -200,7 +203,7 @@ class PostgresDatabase:
                 url,
                 min_size=1,
                 max_size=connections,
-                init=_set_up_pooled if pooled else _set_up_session,
+                init=_or_cut(_set_up_pooled if pooled else _set_up_session),
                 reset=_leave,
                 timeout=CONNECT_SECONDS,
                 server_settings=NAME if pooled else SESSION,
@@ -254,7 +257,9 @@ class PostgresDatabase:
             except HoldfastError:
                 raise
             except (*_AWAY, asyncpg.PostgresError) as error:
-                raise _mapped(error) from error
+                mapped = _mapped(error)
+                self.counters.errors += isinstance(mapped, StoreError)
+                raise mapped from error
         raise AssertionError("unreachable")
 
     @asynccontextmanager
@@ -333,6 +338,22 @@ async def _silence() -> AsyncIterator[Sequence[str]]:
     yield ()
 
 
+SetUp = Callable[[Any], Coroutine[Any, Any, None]]
+
+
+def _or_cut(set_up: SetUp) -> SetUp:
+    """Cut a connection that cannot be set up: asyncpg would close it politely, and wait for a silent one for ever."""
+
+    async def whole(connection: Any) -> None:
+        try:
+            await set_up(connection)
+        except BaseException:
+            connection.terminate()
+            raise
+
+    return whole
+
+
 async def _set_up(connection: Any) -> None:
     await connection.set_type_codec("uuid", schema="pg_catalog", encoder=str, decoder=str, format="text")
 
@@ -392,7 +413,7 @@ def _mapped(error: Exception) -> HoldfastError:
     if _from_pooler(error):
         return StoreError(f"{UNSAID} ({error.args[0]})")
     if not isinstance(error, asyncpg.PostgresError) or isinstance(error, _AWAY):
-        return StoreUnreachable(f"Postgres went away: {error or type(error).__name__}")
+        return StoreUnreachable(f"Postgres went away: {str(error) or type(error).__name__}")
     message = str(error.args[0])
     if isinstance(error, asyncpg.LockNotAvailableError):
         return LockTimeout(f"Postgres: {message}")

@@ -83,6 +83,11 @@ class Queues:
             found.setdefault(row["queue"], {})[row["state"]] = row["jobs"]
         return {queue: Load(**counts) for queue, counts in found.items()}
 
+    async def oldest(self, *, tenant: str | None = None) -> Mapping[str, float]:
+        """For how many seconds the oldest claimable job of each queue has waited."""
+        rows = await self._database.read("oldest_open", tenant=tenant, most=COUNTS)
+        return {row["queue"]: row["seconds"] for row in rows}
+
     async def caps(self) -> Mapping[str, int]:
         """Queues with a cap, as known for up to a second: the claim itself takes nothing from one that is not here."""
         if time.monotonic() >= self._caps_until:

@@ -168,4 +168,5 @@ def to_worker(row: Row) -> Worker:
         live=bool(row["live"]),
         draining=bool(row["draining"]),
         jobs=tuple(decoded("jobs")),
+        figures=to_json(row["figures"], {}),
     )

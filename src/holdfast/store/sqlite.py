@@ -225,8 +225,13 @@ class _Thread:
     """A thread that owns one connection and does what it is handed, urgent things first."""
 
     def __init__(
-        self, name: str, connect: Callable[[], Connection], run: Callable[[Connection, list[_Task]], None]
+        self,
+        name: str,
+        connect: Callable[[], Connection],
+        run: Callable[[Connection, list[_Task]], None],
+        counters: Counters,
     ) -> None:
+        self._counters = counters
         self._queue: queue.PriorityQueue[tuple[int, int, _Task | None]] = queue.PriorityQueue()
         self._count = itertools.count()
         self._connect = connect
@@ -242,7 +247,11 @@ class _Thread:
         self._queue.put((priority, next(self._count), task))
         if self._closed.is_set():  # The thread may have left without looking into the queue again.
             self._turn_away("the store is closed")
-        answer: T = await task.future
+        try:
+            answer: T = await task.future
+        except StoreError:
+            self._counters.errors += 1
+            raise
         return answer
 
     async def stop(self) -> None:
@@ -363,8 +372,11 @@ class SqliteDatabase:
         self.path = path
         self._named = queries.load("sqlite")
         self._prepare(path)
-        self._writer = _Thread("holdfast-writer", lambda: Connection(path, clock, writes=True), _write_together)
-        self._reader = _Thread("holdfast-reader", lambda: Connection(path, clock, writes=False), _read_each)
+        counters = self.counters
+        self._writer = _Thread(
+            "holdfast-writer", lambda: Connection(path, clock, writes=True), _write_together, counters
+        )
+        self._reader = _Thread("holdfast-reader", lambda: Connection(path, clock, writes=False), _read_each, counters)
 
     @staticmethod
     def _prepare(path: Path) -> None:

@@ -1,6 +1,7 @@
 """Workers that said they live, the attempts they made, and who leads a duty."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -55,6 +56,10 @@ class Workers:
         )
         if not rows:
             raise Conflict(f"worker id {worker} belongs to another process; ids are never reused")
+
+    async def report(self, worker: str, figures: Mapping[str, Any]) -> None:
+        """Leave what a worker has counted where others can read it."""
+        await self._database.rows("report_figures", worker=worker, figures=dict(figures))
 
     async def forget(self, worker: str) -> None:
         await self._database.rows("forget_worker", worker=worker)

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.api.direct import NoQueue, run_in_request
+from holdfast.api.direct import run_in_request
 from holdfast.api.plans import foresee, refuse_bad_sources
 from holdfast.api.routing import Call, Reply, Routes
 from holdfast.api.shapes import (
@@ -25,7 +25,7 @@ from holdfast.api.shapes import (
     TaskRecords,
 )
 from holdfast.api.uploads import given
-from holdfast.errors import Forbidden, Invalid
+from holdfast.errors import Forbidden, Invalid, NoQueue
 from holdfast.model import Job, Role
 from holdfast.store.jobs import Stopped
 from holdfast.submission import FIRST_YEAR, LAST_YEAR, check, parse
@@ -44,8 +44,8 @@ SECRETS = "secrets are named by tools, or by an admin"
 async def submit(call: Call, body: dict[str, Any]) -> Reply:
     """Submit a job. 201 once it is in the database; 200 with `reused` if it was there already.
 
-    With `plan_only`, say what a pipeline would do, and do nothing. Where the queue is off it runs in this request: the
-    answer comes with its end, or 503 `at_capacity` at once.
+    Where the queue is off it runs in this request: the answer comes with its end, or 503 `at_capacity` at once. With
+    `plan_only`, say what a pipeline would do, and do nothing.
     """
     plan_only = body.get("plan_only", False)
     if not isinstance(plan_only, bool):
@@ -53,7 +53,6 @@ async def submit(call: Call, body: dict[str, Any]) -> Reply:
     asked = await _prepared(call, _allowed(call, body))
     if plan_only:
         return Reply(await _foreseen(call, check(parse(asked), call.tenant).spec))
-    asked = await given(asked, call.tenant, call.service.settings)
     if call.service.direct is not None:
         job = await run_in_request(call.service.direct, call.store, call.request, call.who, asked, sent=[body])
     else:
@@ -76,8 +75,7 @@ async def submit_bulk(call: Call, body: dict[str, Any]) -> Reply:
     allowed = []
     for n, job in enumerate(jobs):
         with _placed(n):
-            asked = await _prepared(call, _allowed(call, job, f"jobs[{n}]"))
-            allowed.append(await given(asked, call.tenant, call.service.settings))
+            allowed.append(await _prepared(call, _allowed(call, job, f"jobs[{n}]")))
     try:
         accepted = await call.store.jobs.accept(allowed, tenant=call.tenant, key=_key(call), sent=jobs)
     except Invalid:
@@ -217,7 +215,8 @@ def _allowed(call: Call, job: Any, where: str = "job") -> Mapping[str, Any]:
 
 
 async def _prepared(call: Call, job: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A pipeline with its base found and its files looked at; any other job as it is."""
+    """A job with what was uploaded for it; a pipeline also with its base found and its files looked at."""
+    job = await given(job, call.tenant, call.service.settings)
     if not job.get("tasks"):
         return job
     if isinstance(job.get("base"), str):
@@ -263,7 +262,7 @@ def _view(call: Call, job: Job) -> JobView:
 
 async def _whole(call: Call, job: Job) -> JobView:
     """A job with its tasks."""
-    return msgspec.structs.replace(_view(call, job), tasks=tuple(await call.store.tasks.of(job)))
+    return msgspec.structs.replace(_view(call, job), tasks=await call.store.tasks.of(job))
 
 
 def _one(call: Call, job: Job) -> Reply:

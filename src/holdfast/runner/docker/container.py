@@ -46,6 +46,10 @@ NEVER_BEGAN = range(120, 124)
 """Statuses with which a supervisor leaves before it began."""
 
 
+class OfTwoMinds(Exception):
+    """The engine and the volume contradict each other. If time does not help, a person has to look."""
+
+
 class Container:
     def __init__(
         self,
@@ -94,8 +98,10 @@ class Container:
     async def look(self) -> State:
         """Say what became of it. A container that was only created, or whose supervisor left at once, ran nothing."""
         seen = self._seen
-        if seen is None or seen.status in ("created", "removing"):
+        if seen is None or seen.status == "removing":
             return "missing"
+        if seen.status == "created":
+            return await self._look_behind_the_engine()
         if seen.runs:
             return "running"
         if await self._read_exit() is not None:
@@ -103,6 +109,16 @@ class Container:
         if seen.exit_code in NEVER_BEGAN and await self._file("started", Started) is None:
             return "missing"
         return "died"
+
+    async def _look_behind_the_engine(self) -> State:
+        """An engine that crashed in the middle of a start may have forgotten it: the volume knows better."""
+        if await self._read_exit() is not None:
+            return "exited"
+        if await self._file("started", Started) is None:
+            return "missing"
+        raise OfTwoMinds(
+            f"container {self.id[:12]} has begun, and its engine says that it was never started: it may still run"
+        )
 
     def open(self) -> None:
         """Begin to read its log and to wait for its end."""

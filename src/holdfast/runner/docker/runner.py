@@ -313,7 +313,7 @@ class DockerRunner:
         seen = await self._seen(identity, domain)
         if seen is None:
             return True
-        if seen.status != "created":
+        if seen.status != "created" or await Container(self, identity, seen, domain).look() != "missing":
             return False
         await self._drop(seen.id)
         return True

@@ -221,7 +221,8 @@ CREATE TABLE holdfast.workers (
   registered_at timestamptz NOT NULL,
   seen_at timestamptz NOT NULL,
   expires_at timestamptz NOT NULL,
-  draining boolean NOT NULL DEFAULT false
+  draining boolean NOT NULL DEFAULT false,
+  figures json
 ) WITH (fillfactor = 50);
 
 CREATE TABLE holdfast.leaders (

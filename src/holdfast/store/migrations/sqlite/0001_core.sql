@@ -203,7 +203,8 @@ CREATE TABLE workers (
   registered_at INTEGER NOT NULL,
   seen_at INTEGER NOT NULL,
   expires_at INTEGER NOT NULL,
-  draining INTEGER NOT NULL DEFAULT 0
+  draining INTEGER NOT NULL DEFAULT 0,
+  figures TEXT
 ) WITHOUT ROWID, STRICT;
 
 CREATE TABLE leaders (

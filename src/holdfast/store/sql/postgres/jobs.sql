@@ -42,6 +42,49 @@ WHERE s.tenant = :tenant::text
 ORDER BY s.requested_at DESC, s.id DESC
 LIMIT :limit::integer;
 
+-- name: list_ended_badly
+-- The same for one status that is rare. Uses jobs_ended_badly.
+SELECT r.*
+FROM holdfast.jobs AS j
+JOIN holdfast.job_records AS r ON r.id = j.id
+WHERE j.tenant = :tenant::text
+  AND j.status = :status::text
+  AND j.status IN ('paused', 'failed', 'timed_out', 'cancelled')
+  AND (j.requested_at, j.id) < (
+    coalesce(:before_at::timestamptz, 'infinity'), coalesce(:before_id::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff'))
+  AND (:kind::text IS NULL OR r.kind = :kind::text)
+  AND (:queue::text IS NULL OR r.queue = :queue::text)
+  AND (:lane::text IS NULL OR r.lane = :lane::text)
+  AND (:labels::jsonb IS NULL OR r.labels @> :labels::jsonb)
+  AND (:since_at::timestamptz IS NULL OR j.requested_at >= :since_at::timestamptz)
+  AND (:until_at::timestamptz IS NULL OR j.requested_at < :until_at::timestamptz)
+ORDER BY j.requested_at DESC, j.id DESC
+LIMIT :limit::integer;
+
+-- name: list_running
+-- The same for jobs that run: no more than there are slots. Uses jobs_running. Differs: they are found first, by themselves;
+-- in one join Postgres prefers to walk along all ids.
+WITH running AS MATERIALIZED (
+  SELECT j.id, j.requested_at
+  FROM holdfast.jobs AS j
+  WHERE j.phase IS NOT NULL
+    AND j.tenant = :tenant::text
+    AND j.status = 'running'
+)
+SELECT r.*
+FROM running AS j
+JOIN holdfast.job_records AS r ON r.id = j.id
+WHERE (j.requested_at, j.id) < (
+    coalesce(:before_at::timestamptz, 'infinity'), coalesce(:before_id::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff'))
+  AND (:kind::text IS NULL OR r.kind = :kind::text)
+  AND (:queue::text IS NULL OR r.queue = :queue::text)
+  AND (:lane::text IS NULL OR r.lane = :lane::text)
+  AND (:labels::jsonb IS NULL OR r.labels @> :labels::jsonb)
+  AND (:since_at::timestamptz IS NULL OR j.requested_at >= :since_at::timestamptz)
+  AND (:until_at::timestamptz IS NULL OR j.requested_at < :until_at::timestamptz)
+ORDER BY j.requested_at DESC, j.id DESC
+LIMIT :limit::integer;
+
 -- name: jobs_between
 -- Jobs whose ids lie between two: those that begin alike. Uses the primary key.
 SELECT r.*
@@ -69,7 +112,8 @@ FOR NO KEY UPDATE OF j;
 
 -- name: move
 -- Write one move of a job that nobody has leased, with the events that report it. The caller holds its lock (and its
--- lane's). An orphan that leaves `running` gets a new token; one that comes back to it can be adopted at once.
+-- lane's). An orphan that leaves `running` gets a new token; one that comes back to it can be adopted at once. An attempt that
+-- is closed keeps in the ledger where its job went: only a resume says that it has stopped.
 WITH moved AS (
   UPDATE holdfast.jobs AS j
   SET status = :status::text,
@@ -105,9 +149,12 @@ WITH moved AS (
   RETURNING j.*
 ), closed AS (
   INSERT INTO holdfast.attempts (
-    job_id, attempt, worker, domain, token, claim_seq, claimed_at, started_at, ended_at, cause, error_code, error_message)
-  SELECT m.id, m.attempt, m.worker, m.domain, m.token, m.claim_seq, m.claimed_at, m.attempt_started_at, m.updated_at, 'lost',
-    'lost', 'a person said that this attempt has stopped'
+    job_id, attempt, worker, domain, token, claim_seq, status, claimed_at, started_at, ended_at, cause, error_code,
+    error_message)
+  SELECT m.id, m.attempt, m.worker, m.domain, m.token, m.claim_seq, m.status, m.claimed_at, m.attempt_started_at,
+    m.updated_at, 'lost', 'lost',
+    CASE WHEN m.status = 'queued' THEN 'a person said that this attempt has stopped'
+      ELSE 'a person gave this attempt up' END
   FROM moved AS m
   JOIN holdfast.jobs AS j ON j.id = m.id
   WHERE :close_attempt::boolean
@@ -119,6 +166,15 @@ WITH moved AS (
   CROSS JOIN json_array_elements(:events::json) WITH ORDINALITY AS e(event, n)
 )
 SELECT m.id, m.status, m.queue, m.gate, m.has_dependants FROM moved AS m;
+
+-- name: given_up
+-- The last attempt of a cancelled job, if nobody has said that it has stopped.
+SELECT a.attempt, a.domain
+FROM holdfast.jobs AS j
+JOIN holdfast.attempts AS a ON a.job_id = j.id AND a.attempt = j.attempt
+WHERE j.id = :id::uuid
+  AND a.end_seq IS NULL
+  AND a.status = 'cancelled';
 
 -- name: request_stop
 -- Leave a stop request for whoever owns or adopts a running job.

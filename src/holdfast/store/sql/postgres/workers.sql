@@ -18,6 +18,10 @@ WHERE workers.host = excluded.host
   AND workers.pid = excluded.pid
 RETURNING worker;
 
+-- name: report_figures
+-- What a worker has counted, for whoever watches.
+UPDATE holdfast.workers AS w SET figures = :figures::json WHERE w.worker = :worker::text;
+
 -- name: forget_worker
 DELETE FROM holdfast.workers AS w WHERE w.worker = :worker::text;
 
@@ -30,7 +34,7 @@ UPDATE holdfast.workers AS w SET draining = true WHERE w.host = :host::text RETU
 -- name: list_workers
 -- With the jobs that each has, of one tenant or all.
 SELECT w.worker, w.host, w.pid, w.queues, w.capabilities, w.domains, w.away, w.registered_at, w.seen_at, w.expires_at,
-  w.draining, w.expires_at > holdfast.clock() AS live,
+  w.draining, w.figures, w.expires_at > holdfast.clock() AS live,
   (SELECT json_agg(j.id ORDER BY j.id) FROM holdfast.jobs AS j WHERE j.phase IS NOT NULL AND j.status = 'running' AND j.owner = w.worker AND (:tenant::text IS NULL OR j.tenant = :tenant::text)) AS jobs
 FROM holdfast.workers AS w
 ORDER BY w.worker;

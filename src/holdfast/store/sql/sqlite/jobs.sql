@@ -36,6 +36,46 @@ WHERE s.tenant = :tenant
 ORDER BY s.requested_at DESC, s.id DESC
 LIMIT :limit;
 
+-- name: list_ended_badly
+-- The same for one status that is rare. Uses jobs_ended_badly.
+SELECT r.*
+FROM jobs AS j
+CROSS JOIN job_records AS r ON r.id = j.id
+WHERE j.tenant = :tenant
+  AND j.status = :status
+  AND (j.status = 'paused' OR j.status = 'failed' OR j.status = 'timed_out' OR j.status = 'cancelled')
+  AND (j.requested_at, j.id) < (coalesce(:before_at, 9223372036854775807), coalesce(:before_id, ''))
+  AND (:kind IS NULL OR r.kind = :kind)
+  AND (:queue IS NULL OR r.queue = :queue)
+  AND (:lane IS NULL OR r.lane = :lane)
+  AND (:labels IS NULL OR NOT EXISTS (
+    SELECT 1 FROM json_each(:labels) AS w
+    WHERE NOT EXISTS (SELECT 1 FROM json_each(r.labels) AS l WHERE l.key = w.key AND l.value = w.value)))
+  AND (:since_at IS NULL OR j.requested_at >= :since_at)
+  AND (:until_at IS NULL OR j.requested_at < :until_at)
+ORDER BY j.requested_at DESC, j.id DESC
+LIMIT :limit;
+
+-- name: list_running
+-- The same for jobs that run: no more than there are slots. Uses jobs_running.
+SELECT r.*
+FROM jobs AS j INDEXED BY jobs_running
+CROSS JOIN job_records AS r ON r.id = j.id
+WHERE j.phase IS NOT NULL
+  AND j.tenant = :tenant
+  AND j.status = 'running'
+  AND (j.requested_at, j.id) < (coalesce(:before_at, 9223372036854775807), coalesce(:before_id, ''))
+  AND (:kind IS NULL OR r.kind = :kind)
+  AND (:queue IS NULL OR r.queue = :queue)
+  AND (:lane IS NULL OR r.lane = :lane)
+  AND (:labels IS NULL OR NOT EXISTS (
+    SELECT 1 FROM json_each(:labels) AS w
+    WHERE NOT EXISTS (SELECT 1 FROM json_each(r.labels) AS l WHERE l.key = w.key AND l.value = w.value)))
+  AND (:since_at IS NULL OR j.requested_at >= :since_at)
+  AND (:until_at IS NULL OR j.requested_at < :until_at)
+ORDER BY j.requested_at DESC, j.id DESC
+LIMIT :limit;
+
 -- name: jobs_between
 -- Jobs whose ids lie between two: those that begin alike. Uses the primary key.
 SELECT r.*
@@ -62,7 +102,8 @@ WHERE j.id = :id;
 
 -- name: move
 -- Write one move of a job that nobody has leased, with the events that report it. The caller holds its lock (and its
--- lane's). An orphan that leaves `running` gets a new token; one that comes back to it can be adopted at once.
+-- lane's). An orphan that leaves `running` gets a new token; one that comes back to it can be adopted at once. An attempt that
+-- is closed keeps in the ledger where its job went: only a resume says that it has stopped.
 DELETE FROM told;
 INSERT INTO told (id, token)
 SELECT j.id, j.token
@@ -71,11 +112,13 @@ WHERE j.id = :id
   AND j.status = :from_status
   AND j.owner IS NULL;
 INSERT INTO attempts (
-  job_id, attempt, worker, domain, token, claim_seq, claimed_at, started_at, ended_at, cause, error_code, error_message)
+  job_id, attempt, worker, domain, token, claim_seq, status, claimed_at, started_at, ended_at, cause, error_code,
+  error_message)
 SELECT m.id, m.attempt, m.worker, m.domain,
   m.token + CASE WHEN m.status = 'running' THEN 1 ELSE 0 END,
-  m.claim_seq, m.claimed_at, m.attempt_started_at, max(clock(), m.updated_at), 'lost', 'lost',
-  'a person said that this attempt has stopped'
+  m.claim_seq, :status, m.claimed_at, m.attempt_started_at, max(clock(), m.updated_at), 'lost', 'lost',
+  CASE WHEN :status = 'queued' THEN 'a person said that this attempt has stopped'
+    ELSE 'a person gave this attempt up' END
 FROM told AS t
 CROSS JOIN jobs AS m ON m.id = t.id
 WHERE :close_attempt
@@ -117,6 +160,15 @@ CROSS JOIN json_each(:events) AS e;
 SELECT m.id, m.status, m.queue, m.gate, m.has_dependants
 FROM told AS t
 CROSS JOIN jobs AS m ON m.id = t.id;
+
+-- name: given_up
+-- The last attempt of a cancelled job, if nobody has said that it has stopped.
+SELECT a.attempt, a.domain
+FROM jobs AS j
+JOIN attempts AS a ON a.job_id = j.id AND a.attempt = j.attempt
+WHERE j.id = :id
+  AND a.end_seq IS NULL
+  AND a.status = 'cancelled';
 
 -- name: request_stop
 -- Leave a stop request for whoever owns or adopts a running job.

@@ -18,6 +18,10 @@ WHERE workers.host = excluded.host
   AND workers.pid = excluded.pid
 RETURNING worker;
 
+-- name: report_figures
+-- What a worker has counted, for whoever watches.
+UPDATE workers SET figures = :figures WHERE worker = :worker;
+
 -- name: forget_worker
 DELETE FROM workers WHERE worker = :worker;
 
@@ -30,7 +34,7 @@ UPDATE workers SET draining = 1 WHERE host = :host RETURNING worker;
 -- name: list_workers
 -- With the jobs that each has, of one tenant or all.
 SELECT w.worker, w.host, w.pid, w.queues, w.capabilities, w.domains, w.away, w.registered_at, w.seen_at, w.expires_at,
-  w.draining, w.expires_at > clock() AS live,
+  w.draining, w.figures, w.expires_at > clock() AS live,
   (SELECT json_group_array(o.id) FROM (SELECT j.id FROM jobs AS j WHERE j.phase IS NOT NULL AND j.owner = w.worker AND (:tenant IS NULL OR j.tenant = :tenant) ORDER BY j.id) AS o) AS jobs
 FROM workers AS w
 ORDER BY w.worker;
