@@ -1,6 +1,9 @@
 """Pipelines for tests: shell scripts as tasks that note each run in a file, and what became of them."""
 
-from collections.abc import Mapping, Sequence
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,17 @@ def task(name: str, script: str, **fields: Any) -> dict[str, Any]:
 def adds(name: str, **fields: Any) -> dict[str, Any]:
     """A task that adds a line of its own to a file of the workspace, and says what is in it then."""
     return task(name, f"echo {name} >> made; cat made", **fields)
+
+
+@contextmanager
+def open_folder() -> Iterator[Path]:
+    """A folder that every user gets to. Those of pytest are closed again by each run that begins beside this one."""
+    folder = Path(tempfile.mkdtemp(prefix="hf-", dir="/tmp"))
+    folder.chmod(0o711)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
 
 
 class Pipes:

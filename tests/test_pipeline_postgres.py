@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.model import Snapshot, Status
 from tests.cluster import binaries
-from tests.pipelines import Pipes
+from tests.pipelines import Pipes, open_folder
 from tests.rig import Rig
 
 USER = "postgres"
@@ -22,18 +22,15 @@ MIGRATION = "ALTER TABLE fruit ADD COLUMN ripe boolean NOT NULL DEFAULT false;\n
 
 
 @pytest.fixture
-def pipes(rig: Rig, tmp_path: Path) -> Pipes:
-    if os.geteuid() == 0:
-        for folder in (tmp_path, *tmp_path.parents):
-            if folder != Path("/"):
-                folder.chmod(folder.stat().st_mode | 0o011)
-        rig.set(process_user=USER)
-    pipes = Pipes(rig, tmp_path)
-    pipes.marker.touch()
-    pipes.marker.chmod(0o666)
-    for name, text in {"schema": SCHEMA, "seed": SEED, "migration": MIGRATION}.items():
-        (pipes.inputs / f"{name}.sql").write_text(text)
-    return pipes
+def pipes(rig: Rig) -> Iterator[Pipes]:
+    with open_folder() as folder:
+        rig.set(data_dir=folder)
+        if os.geteuid() == 0:
+            rig.set(process_user=USER)
+        pipes = Pipes(rig, folder)
+        for name, text in {"schema": SCHEMA, "seed": SEED, "migration": MIGRATION}.items():
+            (pipes.inputs / f"{name}.sql").write_text(text)
+        yield pipes
 
 
 def sql(name: str) -> dict[str, Any]:
@@ -141,6 +138,8 @@ async def test_server_that_dies_fails_the_job(pipes: Pipes) -> None:
         job = await rig.ended(await pipes.submit(sql("schema"), kills, connector="postgres"), Status.FAILED)
     assert job.error is not None
     assert job.error.code == "service_ended"
+    assert "postgres ended by itself, signal 9; it said: " in job.error.message
+    assert "database system is ready to accept connections" in job.error.message
     assert await pipes.kept() == ["schema"]
 
 

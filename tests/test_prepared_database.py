@@ -11,6 +11,7 @@ import pytest
 
 from tests.attempt import eventually
 from tests.cluster import free_port
+from tests.pipelines import open_folder
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "prepared-database"
 USER = "postgres"
@@ -39,17 +40,15 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder != Path("/") and os.geteuid() == 0:
-            folder.chmod(folder.stat().st_mode | 0o011)
-    site = Site(tmp_path / "data")
-    shutil.copytree(EXAMPLE, site.data / "shared" / "inputs" / "default" / "shop")
-    with site.start("up", "--port", site.url.rpartition(":")[2]) as server:
-        eventually(lambda: answers(site), "the server answers")
-        yield site
-        server.terminate()
-        server.communicate(timeout=60)
+def site() -> Iterator[Site]:
+    with open_folder() as folder:
+        site = Site(folder / "data")
+        shutil.copytree(EXAMPLE, site.data / "shared" / "inputs" / "default" / "shop")
+        with site.start("up", "--port", site.url.rpartition(":")[2]) as server:
+            eventually(lambda: answers(site), "the server answers")
+            yield site
+            server.terminate()
+            server.communicate(timeout=60)
 
 
 def answers(site: Site) -> bool:

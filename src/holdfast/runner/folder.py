@@ -28,6 +28,7 @@ from holdfast.runner.spec import Command, Spec, encode_command, encode_spec
 
 T = TypeVar("T")
 VERSION = 1
+LAST_SAID = 4096
 FORBIDDEN = b'{"version":1,"forbidden":true}\n'
 """What stands in `started` where nothing ran and nothing may."""
 
@@ -225,6 +226,15 @@ class Folder:
             return not os.path.lexists(work / "result.json") and not os.listdir(work / "output")
         except OSError:
             return False  # Whatever it did to its folders: that is for whoever takes what is in them.
+
+    def service(self) -> bytes:
+        """Return what the service said last; nothing if there was none."""
+        try:
+            with (self.path / "service").open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_SAID))
+                return file.read(LAST_SAID)
+        except FileNotFoundError:
+            return b""
 
     def frames(self, *, stdout: int = 0, stderr: int = 0, events: int = 0) -> FrameReader:
         """Return a reader of the log from these offsets on."""

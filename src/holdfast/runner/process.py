@@ -48,6 +48,8 @@ EXHAUSTED_SECONDS = 10.0
 START_STEPS = (0.001, 0.001, 0.002, 0.002, 0.005, 0.005, 0.01)
 MARK_SECONDS = 3600.0
 """How long the mark of an attempt that is over stays, at least: longer than any lease that might still start it."""
+LAST_WORDS = 500
+"""Of a service that ended, in the error that tells it."""
 MISSING = ("No such file or directory", "Permission denied", "Exec format error", "Not a directory", "Is a directory")
 
 
@@ -161,6 +163,9 @@ class ProcessRunner:
 
     def _restage(self, folder: Folder, spec: Spec, order: Order) -> None:
         """Another owner made the folder: it gets our spec, and keeps what is to be masked of both."""
+        if order.pipeline is not None:
+            # Its plan may be another than ours. Nothing of it runs without a word, and who had the word has no lease.
+            make_space(folder.path, order.pipeline, spec.uid, spec.gid)
         if order.secrets:
             folder.write_secrets({*folder.secrets(), *order.secrets.values()})
         folder.write_spec(spec)
@@ -388,7 +393,8 @@ class Process:
             return End(cause=Cause.LOST, error=Error(code="lost", message="nothing is left of the attempt"))
         ended = self.folder.exit()
         assert ended is not None
-        return to_end(ended)
+        said = await self._runner.in_thread(self.folder.service) if ended.cause is ExitCause.SERVICE_ENDED else b""
+        return to_end(ended, said)
 
     async def _lost(self) -> End | None:
         """The supervisor is dead and left no record: kill what is verifiably left, then it is lost."""
@@ -464,8 +470,8 @@ def environment(order: Order, work: str) -> Mapping[str, str]:
     }
 
 
-def to_end(ended: Exit) -> End:
-    """What a supervisor's `exit` means."""
+def to_end(ended: Exit, said: bytes = b"") -> End:
+    """What a supervisor's `exit` means; `said` is what its service said, if that is why."""
     match ended.cause:
         case ExitCause.STOP_AFTER:
             message = "stopped by itself: no heartbeat reached it in time"
@@ -478,7 +484,9 @@ def to_end(ended: Exit) -> End:
             code = "command_missing" if missing else "start_failed"
             return End(cause=Cause.START_FAILED, error=Error(code=code, message=ended.text))
         case ExitCause.SERVICE_ENDED:
-            return End(cause=Cause.EXIT, error=Error(code="service_ended", message=ended.text))
+            last = said.decode("utf-8", "replace").strip()[-LAST_WORDS:]
+            message = f"{ended.text}; it said: {last}" if last else ended.text
+            return End(cause=Cause.EXIT, error=Error(code="service_ended", message=message))
         case ExitCause.FAILED:
             code, _, message = ended.text.partition(": ")
             return End(cause=Cause.EXIT, error=Error(code=code, message=message))

@@ -393,7 +393,8 @@ class Container:
         killed = ended.signal == 9 or ended.code == 137
         if ended.cause is ExitCause.EXIT and killed and seen.out_of_memory:
             return End(cause=Cause.OUT_OF_MEMORY, exit_code=ended.code, signal=ended.signal)
-        return to_end(ended)
+        said = await self._bytes("service") if ended.cause is ExitCause.SERVICE_ENDED else None
+        return to_end(ended, said or b"")
 
     async def _read_exit(self) -> Exit | None:
         if self._exit is None:
