@@ -57,7 +57,7 @@ def edit(name: str, old: str, new: str, dialect: str = "sqlite") -> None:
 
 
 def finish_without_fence() -> None:
-    edit("finish", "j.token = :token", "(j.token = :token OR 1)")
+    edit("finish", "j.token = ?", "(j.token = ? OR 1)")
 
 
 def no_token_growth_at_reap() -> None:
