@@ -24,7 +24,7 @@ from holdfast.store.store import sqlite_path
 from torture.history import Fault, History, boottime
 from torture.processes import Part, state
 
-TTL = 4.0
+TTL = 6.0
 SETTINGS = {
     "LEASE_TTL": TTL, "HEARTBEAT_INTERVAL": TTL / 4, "REAPER_INTERVAL": 1.0, "POLL_INTERVAL": 0.3, "ORPHAN_GRACE": 3.0,
     "DRAIN_GRACE": 1.0, "STOP_GRACE": 1.0, "PROCESS_USER": "root", "AUTH": "off", "RATE_LIMIT": "none",
