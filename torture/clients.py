@@ -21,6 +21,7 @@ KNOWN = 200
 MEDDLING = ("cancel", "cancel", "interrupt", "interrupt", "resume", "resolve", "dismiss", "release", "delete")
 MOST_LIVE = 150
 """Submitted jobs that have not ended, above which clients only watch."""
+FEW_LIVE = 30
 
 
 class Known:
@@ -35,10 +36,13 @@ async def submit_on(world: World, recorder: Recorder, draw: Draw, known: Known, 
     """Submit, and meddle with what was submitted, until the calm."""
     while not world.calm:
         await asyncio.sleep(rng.expovariate(4.0))
-        if known.live > MOST_LIVE:
+        mixed = draw.profile == "mixed"
+        if known.live > (MOST_LIVE if mixed else FEW_LIVE):
             continue
         if rng.random() < 0.85 or not known.ids:
-            call = await recorder.submit(_bulk(draw, known, rng) if rng.random() < 0.15 else [_one(draw, known, rng)])
+            call = await recorder.submit(
+                _bulk(draw, known, rng) if mixed and rng.random() < 0.15 else [_one(draw, known, rng)]
+            )
             known.ids.extend(call.ids)
             await _repeat_perhaps(recorder, call, known, rng)
         else:
