@@ -49,11 +49,7 @@ async def submit_on(world: World, recorder: Recorder, draw: Draw, known: Known, 
             await _meddle(recorder, rng.choice(known.ids), rng)
 
 
-def _one(draw: Draw, known: Known, rng: random.Random) -> dict[str, object]:
-    return draw.job(list(known.ids)[-20:])
-
-
-def _bulk(draw: Draw, known: Known, rng: random.Random) -> list[dict[str, object]]:
+def _bulk(draw: Draw, rng: random.Random) -> list[dict[str, object]]:
     """Several jobs in one call, some of which need others of the same call; or many small ones."""
     if rng.random() < 0.5:
         return [draw.small() for _ in range(rng.randint(10, 30))]
