@@ -40,9 +40,8 @@ async def submit_on(world: World, recorder: Recorder, draw: Draw, known: Known, 
         if known.live > (MOST_LIVE if mixed else FEW_LIVE):
             continue
         if rng.random() < 0.85 or not known.ids:
-            call = await recorder.submit(
-                _bulk(draw, known, rng) if mixed and rng.random() < 0.15 else [_one(draw, known, rng)]
-            )
+            bulk = mixed and rng.random() < 0.15
+            call = await recorder.submit(_bulk(draw, rng) if bulk else [draw.job(list(known.ids)[-20:])])
             known.ids.extend(call.ids)
             await _repeat_perhaps(recorder, call, known, rng)
         else:
