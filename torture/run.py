@@ -138,8 +138,10 @@ async def _recorders(world: World, rng: random.Random) -> AsyncIterator[tuple[li
     """Clients over HTTP, clients on the store, and the janitor's own way in."""
     async with await open_store(world.url, listen=False, answer_within=ANSWER) as store:
         direct = Recorder(world.history, OnStore(store))
-        over_http = [Recorder(world.history, OverHttp(world, rng)) for _ in range(CLIENTS)]
-        yield [*over_http, direct], direct
+        callers = [OverHttp(world, rng) for _ in range(CLIENTS)]
+        yield [*(Recorder(world.history, caller) for caller in callers), direct], direct
+        for caller in callers:
+            await caller.close()
 
 
 async def _come_to_rest(janitor: Janitor) -> None:
