@@ -19,7 +19,7 @@ from torture.world import SERVERS, World
 KNOWN = 200
 """Jobs that clients remember, to do something with them."""
 MEDDLING = ("cancel", "cancel", "interrupt", "interrupt", "resume", "resolve", "dismiss", "release", "delete")
-MOST_LIVE = 150
+MOST_LIVE = 300
 """Submitted jobs that have not ended, above which clients only watch."""
 FEW_LIVE = 30
 
@@ -51,7 +51,7 @@ async def submit_on(world: World, recorder: Recorder, draw: Draw, known: Known, 
 def _bulk(draw: Draw, rng: random.Random) -> list[dict[str, object]]:
     """Several jobs in one call, some of which need others of the same call; or many small ones."""
     if rng.random() < 0.5:
-        return [draw.small() for _ in range(rng.randint(10, 30))]
+        return [draw.small() for _ in range(rng.randint(20, 100))]
     bodies: list[dict[str, object]] = []
     for _ in range(rng.randint(2, 8)):
         body = {**draw.job([]), "id": new_id()}
