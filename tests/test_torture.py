@@ -1,4 +1,4 @@
-"""A short run of torture on each store, with a seed of its own; `make torture SEED=… STORE=…` draws its faults again."""
+"""A short run of torture on each store, with a seed of its own; `make torture SEED=… STORE=…` draws it again."""
 
 import os
 import random
