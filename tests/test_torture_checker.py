@@ -1,12 +1,16 @@
 """The checker of torture runs is checked: a good history passes, and each rule is broken by hand once."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
+from torture.breaks import BREAKS
 from torture.checker import RULES, check
 from torture.history import Alive, Attempt, Call, Event, Fault, Follow, History, Line, Record
+from torture.processes import ROOT
 
 LINES = 3
 
@@ -362,6 +366,15 @@ def test_broken_history_is_caught(rule: str, make: Break) -> None:
 
 def test_every_rule_is_broken_once() -> None:
     assert {rule.__name__ for rule in RULES} == set(BROKEN)
+
+
+def test_every_broken_build_can_be_made() -> None:
+    """In a process of its own: what is broken stays so."""
+    code = "from torture import breaks; from holdfast.store import queries\n" + "".join(
+        f"breaks.apply({name!r})\n" for name in BREAKS
+    )
+    code += "queries.load('sqlite'); queries.load('postgres')"
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0
 
 
 def test_history_survives_a_file(tmp_path: Any) -> None:

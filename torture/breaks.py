@@ -57,7 +57,7 @@ def edit(name: str, old: str, new: str, dialect: str = "sqlite") -> None:
 
 
 def finish_without_fence() -> None:
-    edit("finish", "j.token = :token", "(j.token = :token OR 1)")
+    edit("finish", "j.token = ?", "(j.token = ? OR 1)")
 
 
 def no_token_growth_at_reap() -> None:
@@ -130,14 +130,14 @@ BREAKS: dict[str, Break] = {
         finish_without_fence,
         ["success_has_its_witness", "nothing_runs_after_the_end", "attempts_never_overlap", "attempts_are_ordinals"],
         faults=["kill_worker"],
-        waits=0.15,
+        waits=0.03,
         step="classified",
         profile="failing",
     ),
     "no_token_growth_at_reap": Break(no_token_growth_at_reap, ["tokens_grow"]),
     "adoption_that_restarts": Break(adoption_that_restarts, ["attempts_start_once"]),
     "start_that_is_not_exclusive": Break(
-        start_that_is_not_exclusive, ["attempts_start_once"], faults=["kill_worker"], waits=0.15, step="prepared"
+        start_that_is_not_exclusive, ["attempts_start_once"], faults=["kill_worker"], waits=0.03, step="prepared"
     ),
     "lane_read_before_its_lock": Break(
         lane_read_before_its_lock,

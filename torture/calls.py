@@ -23,6 +23,10 @@ class OverHttp:
         self._clients = [AsyncClient(world.url_of(server), tries=1) for server in SERVERS]
         self._rng = rng
 
+    async def close(self) -> None:
+        for client in self._clients:
+            await client.close()
+
     @property
     def _client(self) -> AsyncClient:
         return self._rng.choice(self._clients)

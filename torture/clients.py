@@ -19,8 +19,9 @@ from torture.world import SERVERS, World
 KNOWN = 200
 """Jobs that clients remember, to do something with them."""
 MEDDLING = ("cancel", "cancel", "interrupt", "interrupt", "resume", "resolve", "dismiss", "release", "delete")
-MOST_LIVE = 150
+MOST_LIVE = 300
 """Submitted jobs that have not ended, above which clients only watch."""
+FEW_LIVE = 30
 
 
 class Known:
@@ -35,24 +36,22 @@ async def submit_on(world: World, recorder: Recorder, draw: Draw, known: Known, 
     """Submit, and meddle with what was submitted, until the calm."""
     while not world.calm:
         await asyncio.sleep(rng.expovariate(4.0))
-        if known.live > MOST_LIVE:
+        mixed = draw.profile == "mixed"
+        if known.live > (MOST_LIVE if mixed else FEW_LIVE):
             continue
         if rng.random() < 0.85 or not known.ids:
-            call = await recorder.submit(_bulk(draw, known, rng) if rng.random() < 0.15 else [_one(draw, known, rng)])
+            bulk = mixed and rng.random() < 0.15
+            call = await recorder.submit(_bulk(draw, rng) if bulk else [draw.job(list(known.ids)[-20:])])
             known.ids.extend(call.ids)
             await _repeat_perhaps(recorder, call, known, rng)
         else:
             await _meddle(recorder, rng.choice(known.ids), rng)
 
 
-def _one(draw: Draw, known: Known, rng: random.Random) -> dict[str, object]:
-    return draw.job(list(known.ids)[-20:])
-
-
-def _bulk(draw: Draw, known: Known, rng: random.Random) -> list[dict[str, object]]:
+def _bulk(draw: Draw, rng: random.Random) -> list[dict[str, object]]:
     """Several jobs in one call, some of which need others of the same call; or many small ones."""
     if rng.random() < 0.5:
-        return [draw.small() for _ in range(rng.randint(10, 30))]
+        return [draw.small() for _ in range(rng.randint(20, 100))]
     bodies: list[dict[str, object]] = []
     for _ in range(rng.randint(2, 8)):
         body = {**draw.job([]), "id": new_id()}

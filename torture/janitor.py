@@ -1,6 +1,7 @@
 """The person who looks after what waits for one: resumes, resolves, dismisses, and makes sure before it says so."""
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Mapping
 from typing import Any
@@ -26,22 +27,30 @@ class Janitor:
         self._rng = rng
 
     async def keep(self) -> None:
-        """Look around twice a second."""
+        """Look around twice a second. While the database is away, so is the janitor."""
         while True:
-            try:
+            with contextlib.suppress(OSError):
                 await self.look()
-            except OSError as error:  # The database is away: so is the janitor.
-                print(f"janitor: {error}")
             await asyncio.sleep(0.5)
 
-    async def look(self) -> int:
-        """Do something about what waits; return how many jobs have not ended."""
-        waiting, (live,) = await fetch(self._world.url, WAITING, LIVE)
-        self._known.live = int(live["n"])
+    async def count_on(self) -> None:
+        """Tell the clients how many jobs are under way, whatever the janitor is waiting for."""
+        while True:
+            with contextlib.suppress(OSError):
+                self._known.live = await self.live()
+            await asyncio.sleep(0.5)
+
+    async def live(self) -> int:
+        """How many jobs have not ended."""
+        ((row,),) = await fetch(self._world.url, LIVE)
+        return int(row["n"])
+
+    async def look(self) -> None:
+        """Do something about what waits for a person."""
+        (waiting,) = await fetch(self._world.url, WAITING)
         for row in waiting:
             if self._world.calm or self._rng.random() < 0.3:
                 await self._settle(str(row["id"]), row)
-        return self._known.live
 
     async def _settle(self, job: str, row: Mapping[str, Any]) -> None:
         calm, rng = self._world.calm, self._rng

@@ -25,7 +25,7 @@ class Draw:
     def __init__(
         self, rng: random.Random, runners: Sequence[str], journal: str, port: int, profile: Profile = "mixed"
     ) -> None:
-        self._profile = profile
+        self.profile = profile
         self._rng = rng
         self._runners = runners
         self._journal = journal
@@ -34,9 +34,9 @@ class Draw:
     def job(self, known: Sequence[str]) -> Body:
         """One job; it may need some of those that are known."""
         rng = self._rng
-        if self._profile == "failing":
+        if self.profile == "failing":
             return self._failing()
-        if self._profile == "lanes":
+        if self.profile == "lanes":
             return {**self.small(), "lane": f"lane {rng.randrange(3)}"}
         chance = rng.random()
         body = self._runs(quick=chance < 0.2)
@@ -65,7 +65,7 @@ class Draw:
         return {"runner": "function", "spec": {"name": "talk"}, "inputs": {"lines": 1, "pace": 0.01, "fail": False}}
 
     def _failing(self) -> Body:
-        spec = script(lines=self._rng.randint(2, 12), pace=0.2, code=3)
+        spec = script(lines=self._rng.randint(10, 25), pace=0.2, code=3)
         spec["env"]["JOURNAL"] = self._journal
         return {"runner": "process", "spec": spec, "max_attempts": 4, "retry": FAST_RETRY, "stop_grace": 0.5}
 

@@ -30,6 +30,7 @@ from torture.world import TTL, World
 
 DISK = 24 << 20
 CLIENTS = 6
+ANSWER = 10.0
 QUIET = 60.0
 """Seconds without any job's end, after which a run that should come to rest is called stuck."""
 
@@ -116,7 +117,7 @@ async def _torture(world: World, plan: Plan) -> None:
         callers, person,
     ):  # fmt: skip
         janitor = Janitor(world, person, known, rng("janitor"))
-        keeping = group.create_task(janitor.keep())
+        keeping = [group.create_task(janitor.keep()), group.create_task(janitor.count_on())]
         tasks = [group.create_task(torment(world, rng("faults"), pause=plan.pause, only=plan.faults))]
         for n, recorder in enumerate(callers):
             draw = Draw(rng(f"draw {n}"), plan.runners, str(world.journal), port, plan.profile)
@@ -126,7 +127,8 @@ async def _torture(world: World, plan: Plan) -> None:
         await asyncio.sleep(plan.seconds)
         world.calm = True
         await asyncio.gather(*tasks)
-        keeping.cancel()
+        for task in keeping:
+            task.cancel()
         await _come_to_rest(janitor)
         watching.cancel()
 
@@ -134,10 +136,12 @@ async def _torture(world: World, plan: Plan) -> None:
 @contextlib.asynccontextmanager
 async def _recorders(world: World, rng: random.Random) -> AsyncIterator[tuple[list[Recorder], Recorder]]:
     """Clients over HTTP, clients on the store, and the janitor's own way in."""
-    async with await open_store(world.url, listen=False) as store:
+    async with await open_store(world.url, listen=False, answer_within=ANSWER) as store:
         direct = Recorder(world.history, OnStore(store))
-        over_http = [Recorder(world.history, OverHttp(world, rng)) for _ in range(CLIENTS)]
-        yield [*over_http, direct], direct
+        callers = [OverHttp(world, rng) for _ in range(CLIENTS)]
+        yield [*(Recorder(world.history, caller) for caller in callers), direct], direct
+        for caller in callers:
+            await caller.close()
 
 
 async def _come_to_rest(janitor: Janitor) -> None:
@@ -145,7 +149,8 @@ async def _come_to_rest(janitor: Janitor) -> None:
     left, since = -1, boottime()
     while True:
         with contextlib.suppress(OSError):
-            now = await janitor.look()
+            await janitor.look()
+            now = await janitor.live()
             if now == 0:
                 return
             if now != left:

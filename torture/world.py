@@ -24,7 +24,7 @@ from holdfast.store.store import sqlite_path
 from torture.history import Fault, History, boottime
 from torture.processes import Part, state
 
-TTL = 4.0
+TTL = 6.0
 SETTINGS = {
     "LEASE_TTL": TTL, "HEARTBEAT_INTERVAL": TTL / 4, "REAPER_INTERVAL": 1.0, "POLL_INTERVAL": 0.3, "ORPHAN_GRACE": 3.0,
     "DRAIN_GRACE": 1.0, "STOP_GRACE": 1.0, "PROCESS_USER": "root", "AUTH": "off", "RATE_LIMIT": "none",
@@ -33,6 +33,7 @@ WORKERS = {"a1": "a", "a2": "a", "b1": "b", "d1": "d"}
 SERVERS = ("s1", "s2")
 SLOTS = 10
 FOREVER = 1e12
+MOST_STARTS = 5
 MENDED = "mended a stuck gate"
 
 
@@ -189,14 +190,13 @@ class World:
                 connection.execute("ROLLBACK")
 
     async def ready(self) -> None:
-        """Wait until every server answers, and every worker is in the list of those that live."""
+        """Wait until every server answers; a world that cannot begin says why."""
         async with httpx.AsyncClient(timeout=5) as client:
             for server in SERVERS:
-                while True:
-                    with contextlib.suppress(httpx.TransportError):
-                        found = await client.get(f"{self.url_of(server)}/readyz")
-                        if found.status_code == 200:
-                            break
+                while not await _answers(client, f"{self.url_of(server)}/readyz"):
+                    part = self.parts[server]
+                    if part.generation > MOST_STARTS:
+                        raise RuntimeError(f"{server} does not start:\n{part.log.read_text()[-2000:]}")
                     await asyncio.sleep(0.1)
 
     @contextlib.asynccontextmanager
@@ -227,6 +227,12 @@ class World:
         for part in self.parts.values():
             part.struck = True
             part.kill()
+
+
+async def _answers(client: httpx.AsyncClient, url: str) -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        return (await client.get(url)).status_code == 200
+    return False
 
 
 def _plain_environment() -> Mapping[str, str]:
