@@ -490,5 +490,5 @@ def to_end(ended: Exit, said: bytes = b"") -> End:
         case ExitCause.FAILED:
             code, _, message = ended.text.partition(": ")
             return End(cause=Cause.EXIT, error=Error(code=code, message=message))
-    said = (ended.stdout_length - ended.stdout_dropped, ended.stderr_length - ended.stderr_dropped)
-    return End(cause=Cause(ended.cause), exit_code=ended.code, signal=ended.signal, said=said)
+    kept = (ended.stdout_length - ended.stdout_dropped, ended.stderr_length - ended.stderr_dropped)
+    return End(cause=Cause(ended.cause), exit_code=ended.code, signal=ended.signal, said=kept)
