@@ -67,8 +67,8 @@ test-races: setup ## The two great races (lanes, dependencies) with 10,000 round
 test-pgbouncer: setup ## The tests of the store on Postgres once more, through PgBouncer in transaction mode: some minutes
 	HOLDFAST_TEST_POOLER=1 $(BIN)/python -m pytest -n 2 --dist loadfile -k "not sqlite" $(STORE_TESTS)
 
-bench: setup ## Store operations against raw SQL, claims in a crowd of millions, workers, containers, the service, the command line, as ratios (fsync on; some minutes)
-	@failed=; for part in store scale worker docker service cli; do $(BIN)/python -m bench.$$part || failed="$$failed $$part"; done; \
+bench: setup ## Store operations against raw SQL, claims in a crowd of millions, workers, containers, the service, the command line, pipelines, as ratios (fsync on; some minutes)
+	@failed=; for part in store scale worker docker service cli pipelines; do $(BIN)/python -m bench.$$part || failed="$$failed $$part"; done; \
 	test -z "$$failed" || { echo "below what is wanted:$$failed"; exit 1; }
 
 bench-worker: setup ## Workers alone: throughput beside PgQueuer, pickup, processes, adoption, stops, output (some minutes)

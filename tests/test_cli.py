@@ -64,7 +64,7 @@ def test_a_job_from_submit_to_rm(up: Up, tmp_path: Path) -> None:
 
 def test_a_pipeline_from_its_plan_to_its_snapshots(up: Up, tmp_path: Path) -> None:
     """Proves P4, P10, P12."""
-    seed = up.folder / "shared" / "inputs" / "default" / "seed.csv"
+    seed = up.folder / "shared" / "sources" / "default" / "seed.csv"
     seed.parent.mkdir(parents=True)
     seed.write_text("1")
     tasks = [{"name": name, "command": ["sh", "-c", f"echo {name} >> made"], "files": ["seed.csv"]} for name in "ab"]

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from holdfast.api.app import Api
 from holdfast.assemble import api_of, direct_of
 from holdfast.cli.serve import bind
 from holdfast.config import Settings
@@ -27,12 +28,18 @@ def sh(script: str, /, gate: Path | None = None, **fields: Any) -> dict[str, Any
     return {"runner": "process", "spec": spec, **fields}
 
 
+class Here(Served):
+    """A server in the test's own process, which can be told to leave."""
+
+    app: Api
+
+
 @contextlib.asynccontextmanager
-async def direct(rig: Rig, **settings: Any) -> AsyncIterator[Served]:
-    """A server without a queue, in the test's own process, with the rig's functions and state folder."""
-    served = Served(rig.settings.database_url or "", rig.settings.data_dir)
+async def direct(rig: Rig, **settings: Any) -> AsyncIterator[Here]:
+    """A server without a queue, with the rig's functions and state folder."""
+    served = Here(rig.settings.database_url or "", rig.settings.data_dir)
     found: Settings = replace(rig.settings, port=served.port, queue_enabled=False, rate_limit=None, **settings)
-    app = api_of(found, background=direct_of(found, rig.functions))
+    served.app = app = api_of(found, background=direct_of(found, rig.functions))
     with bind(found) as listener:
         async with app.running():
             server = Quiet(app, found)
@@ -97,6 +104,7 @@ async def test_record_is_the_same_as_with_the_queue(rig: Rig) -> None:
     assert [file["path"] for file in files] == ["file"]
 
 
+@pytest.mark.parametrize("kind", ["sqlite"])
 async def test_function_runs_in_the_request_and_its_result_is_the_answer(rig: Rig) -> None:
     """Proves O1."""
 
@@ -111,6 +119,7 @@ async def test_function_runs_in_the_request_and_its_result_is_the_answer(rig: Ri
         assert (unknown.status_code, len((await rig.store.jobs.list()).items)) == (409, 1)
 
 
+@pytest.mark.parametrize("kind", ["sqlite"])
 @pytest.mark.parametrize("on_disconnect", ["continue", "cancel"])
 async def test_client_that_goes_away_lets_the_job_go_on_or_takes_it_along(
     rig: Rig, tmp_path: Path, on_disconnect: str
@@ -169,6 +178,26 @@ async def test_what_needs_a_queue_is_refused_by_name_and_leaves_nothing(rig: Rig
         assert taken.status_code == 409
         assert made["id"] in error_of(taken)["message"]
         assert (await client.post("/v1/jobs", json=sh("true"))).json()["status"] == "succeeded"
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+async def test_server_that_is_told_to_leave_answers_with_the_job_as_it_is_and_the_next_one_ends_it(
+    rig: Rig, tmp_path: Path
+) -> None:
+    """Proves O1."""
+    gate = tmp_path / "gate"
+    async with direct(rig) as served, served.client() as client:
+        call = asyncio.create_task(client.post("/v1/jobs", json=sh(WAIT_FOR, gate)))
+        job_id = await begun(rig)
+        served.app.leave()
+        answer = await call
+        assert (answer.status_code, answer.json()["id"], answer.json()["status"]) == (201, job_id, "running")
+        late = await client.post("/v1/jobs", json=sh("true"))
+        assert error_of(late)["code"] == "at_capacity"
+    async with direct(rig):
+        gate.touch()
+        ended = await rig.ended(job_id, Status.SUCCEEDED)
+    assert (ended.attempts, await rig.log(job_id)) == (1, ["began", "done"])
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])

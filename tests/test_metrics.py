@@ -4,7 +4,9 @@ import os
 import signal
 from pathlib import Path
 
+import asyncpg
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.model import Role, Status
@@ -67,6 +69,7 @@ async def test_what_workers_did_is_told_by_the_server_and_by_name(rig: Rig, tmp_
         assert any(name == "holdfast_duty_done_timestamp_seconds" for name, _ in found)
 
 
+@pytest.mark.parametrize("kind", ["sqlite"])
 async def test_adoptions_and_losses_are_counted(rig: Rig, tmp_path: Path) -> None:
     async with serving_here(rig.settings.database_url or "", tmp_path / "data") as served, served.client() as client:
         kept, lost = await rig.sh("sleep 600"), await rig.sh("sleep 600")
@@ -92,3 +95,17 @@ def kill_supervisor(folder: Path) -> None:
     started = Folder(folder).started()
     assert started is not None
     os.kill(started.supervisor_pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("kind", ["postgres"])
+async def test_database_that_does_not_answer_is_counted(clean_url: str, tmp_path: Path) -> None:
+    times = {"lease_ttl": 1.5, "heartbeat_interval": 0.5}
+    async with serving_here(clean_url, tmp_path / "data", **times) as served, served.client() as client:
+        before = value(await figures(client), "holdfast_errors_total", worker="server")
+        other = await asyncpg.connect(clean_url)
+        async with other.transaction():
+            await other.execute("LOCK TABLE holdfast.jobs IN ACCESS EXCLUSIVE MODE")
+            answer = await client.get("/v1/jobs")
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        await other.close()
+        assert value(await figures(client), "holdfast_errors_total", worker="server") == before + 1

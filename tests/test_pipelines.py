@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.model import Status
+from holdfast.pipeline.snapshots import Folders
 from tests.pipelines import Pipes, adds, task
 from tests.rig import Rig, eventually
 
@@ -227,6 +228,22 @@ async def test_snapshot_is_the_base_of_another_job(pipes: Pipes) -> None:
     assert unknown.attempts == 1
 
 
+async def test_snapshot_that_finds_no_room_fails_the_job_and_leaves_nothing(pipes: Pipes) -> None:
+    """Proves P11."""
+    rig = pipes.rig
+    rig.set(snapshots_max_bytes=1000)
+    async with rig.worker():
+        job = await rig.ended(
+            await pipes.submit(adds("small"), task("large", "head -c 2000 /dev/zero > big")), Status.FAILED
+        )
+        assert job.error is not None
+        assert (job.error.code, await pipes.kept()) == ("cache_full", ["small"])
+        assert "HOLDFAST_SNAPSHOTS_MAX_BYTES is 1000" in job.error.message
+        assert len(Folders.below(rig.settings.shared).names()) == 1
+        await rig.ended(await pipes.submit(adds("small"), adds("other")), Status.SUCCEEDED)
+    assert await pipes.kept() == ["other", "small"]
+
+
 async def test_damaged_snapshot_is_built_again(pipes: Pipes) -> None:
     """Proves P6: verified when it is used."""
     rig = pipes.rig
@@ -235,8 +252,12 @@ async def test_damaged_snapshot_is_built_again(pipes: Pipes) -> None:
         (two,) = [one for one in await pipes.snapshots() if one.task == "two"]
         (pipes.folder_of(two) / "made").write_text("spoilt")
         job = await rig.ended(await pipes.submit(adds("one"), adds("two"), adds("three")), Status.SUCCEEDED)
+        (three,) = [one for one in await pipes.snapshots() if one.task == "three"]
+        (pipes.folder_of(three) / "made").unlink()
+        again = await rig.ended(await pipes.submit(adds("one"), adds("two"), adds("three")), Status.SUCCEEDED)
     assert await pipes.statuses(job) == ["cached", "succeeded", "succeeded"]
-    assert pipes.ran() == ["one", "two", "two", "three"]
+    assert await pipes.statuses(again) == ["cached", "cached", "succeeded"], "also where nothing would have to run"
+    assert pipes.ran() == ["one", "two", "two", "three", "three"]
     assert await pipes.content("three") == "one\ntwo\nthree\n"
 
 

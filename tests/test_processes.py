@@ -1,10 +1,13 @@
 """Processes in a worker: what they get, what becomes of their output, and how each end is recorded."""
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
 import signal
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -398,3 +401,28 @@ async def test_a_drain_is_no_signal(rig: Rig) -> None:
         worker.leave()
         worker.leave()
         worker.signalled()
+
+
+@needs_root
+async def test_output_that_a_full_disk_lost_to_the_end_is_told(rig: Rig, tmp_path: Path) -> None:
+    """Proves R10. Where no frame stands behind the gap, the log still says how much is missing."""
+    with small_disk(tmp_path / "disk") as disk:
+        rig.set(state_dir=disk)
+        async with rig.worker():
+            job = await rig.sh("yes line | head -c 3000000; echo last words >&2")
+            await rig.ended(job, Status.SUCCEEDED)
+        logs = [event.data for event in await rig.events(job, "log") if event.data["stream"] == "stdout"]
+        kept = sum(len(line) + 1 for data in logs if "missing" not in data for line in data["lines"])
+        missing = sum(data.get("missing", 0) for data in logs)
+        assert missing > 1_000_000
+        assert abs(kept + missing - 3_000_000) < len("line\n")
+
+
+@contextlib.contextmanager
+def small_disk(path: Path) -> Iterator[Path]:
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", path], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", path], check=True)

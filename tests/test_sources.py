@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.duties.uploads import Uploads
 from holdfast.errors import Invalid, TooLarge
 from holdfast.pipeline import sources
 from holdfast.pipeline.sources import Sources, inputs_of
+from holdfast.runner.inputs import Inputs
 from tests.cluster import binaries
+from tests.stage import Stage
 
 FIELD = "tasks[0].sql"
 
@@ -108,7 +111,7 @@ def test_nothing_outside_the_folder_is_read(tmp_path: Path) -> None:
 def test_every_tenant_has_a_folder_of_its_own(tmp_path: Path, tenant: str) -> None:
     """Proves N5."""
     folder = inputs_of(tmp_path, tenant)
-    assert folder.resolve().parent == (tmp_path / "inputs").resolve()
+    assert folder.resolve().parent == (tmp_path / "sources").resolve()
     assert folder != inputs_of(tmp_path, "default")
 
 
@@ -139,3 +142,14 @@ def test_psql_answers_the_same_to_the_files_and_to_the_expanded_text(tmp_path: P
         return done.stdout
 
     assert said("-f", "main.sql") == said(text=files.sql(FIELD, "main.sql"))
+
+
+async def test_sweep_of_uploads_leaves_what_pipelines_read(stage: Stage, tmp_path: Path) -> None:
+    """Proves N5."""
+    read = inputs_of(tmp_path, "default") / "schema.sql"
+    read.parent.mkdir(parents=True)
+    read.write_text("SELECT 1;")
+    inputs = Inputs(tmp_path)
+    await Uploads(stage.store, inputs, grace=-1, day=-1).run_once()
+    assert read.exists()
+    assert inputs_of(tmp_path, "default").parent not in {tmp_path / "inputs", tmp_path / "uploads"}

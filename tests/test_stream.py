@@ -19,6 +19,7 @@ from holdfast.model import Claimable, Job, Lease, NewEvent, Outcome, Status
 from holdfast.store import Store
 from tests.rig import Rig, eventually
 from tests.service import FUNCTION, Served, error_of, events_of, opened, serving, serving_here
+from tests.stage import Stage
 
 PAIR = Claimable(queue="default", capability="function:f", domain="function")
 NDJSON = {"Accept": "application/x-ndjson"}
@@ -444,6 +445,24 @@ async def test_stream_goes_on_when_the_database_drops_every_connection(served: S
         events = await asyncio.wait_for(following, 60)
         assert seqs(events) == list(range(1, (await store.jobs.get(talker.id)).last_seq + 1))
         assert events[-1]["event"] == "end"
+
+
+async def test_stream_that_begins_while_its_server_stops_is_cut_and_does_not_end(stage: Stage) -> None:
+    """Proves E3, E4. A client that sees it end in order would take that for the end of the job."""
+    job = await stage.submit()
+    hub = Hub(stage.store)
+    hub.stop()
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return await asyncio.Event().wait()
+
+    streamed = stream.Streamed(hub, job.id, tenant="default", after=0, form="ndjson", stall=60.0)
+    await streamed({"type": "http"}, receive, send)
+    assert [message["type"] for message in sent] == ["http.response.start"]
 
 
 async def test_server_that_is_told_to_stop_lets_streams_go_and_the_next_one_goes_on(

@@ -257,6 +257,11 @@ def _reaped(tale: Tale) -> None:
     tale.history.faults.clear()
 
 
+@breaks("no_gate_was_stuck", "a lane stood still until a duty noticed")
+def _stuck(tale: Tale) -> None:
+    tale.history.mended.append("mended a stuck gate: lane of job plain")
+
+
 @breaks("lanes_hold_one_job", "two jobs of a lane are claimed at once")
 def _both(tale: Tale) -> None:
     late = tale.history.events["lane 2"][1]

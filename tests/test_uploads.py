@@ -117,6 +117,7 @@ async def cut_in_the_middle(served: Served, shared: Path) -> None:
     await eventually(gone, "nothing is left of it")
 
 
+@pytest.mark.parametrize("kind", ["sqlite"])
 async def test_upload_is_its_tenants_and_a_tool_must_want_it(rig: Rig, tmp_path: Path) -> None:
     """Proves N5, O8."""
     tools = tmp_path / "tools.toml"
@@ -144,6 +145,7 @@ async def test_upload_is_its_tenants_and_a_tool_must_want_it(rig: Rig, tmp_path:
             assert (await client.post("/v1/jobs", json={"tool": "open", "uploads": two})).status_code == 413
 
 
+@pytest.mark.parametrize("kind", ["sqlite"])
 async def test_job_whose_files_are_not_here_says_so(rig: Rig) -> None:
     async with rig.worker():
         failed = await rig.ended(await rig.store.jobs.submit(cat(new_id())), Status.FAILED)

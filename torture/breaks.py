@@ -18,6 +18,7 @@ from holdfast.store import queries
 from holdfast.store.events import Events
 from holdfast.worker import executor
 from holdfast.worker.executor import Execution
+from torture.jobs import Profile
 
 FOREVER = 1e9
 
@@ -34,6 +35,8 @@ class Break:
     """The faults to strike with; empty: all."""
     waits: float = 0.004
     """How often a worker waits at a step, to be stopped there."""
+    step: str = ""
+    profile: Profile = "mixed"
 
 
 def edit(name: str, old: str, new: str, dialect: str = "sqlite") -> None:
@@ -126,18 +129,23 @@ BREAKS: dict[str, Break] = {
     "finish_without_fence": Break(
         finish_without_fence,
         ["success_has_its_witness", "nothing_runs_after_the_end", "attempts_never_overlap", "attempts_are_ordinals"],
-        faults=["stop_worker"],
-        waits=0.01,
+        faults=["kill_worker"],
+        waits=0.15,
+        step="classified",
+        profile="failing",
     ),
     "no_token_growth_at_reap": Break(no_token_growth_at_reap, ["tokens_grow"]),
     "adoption_that_restarts": Break(adoption_that_restarts, ["attempts_start_once"]),
     "start_that_is_not_exclusive": Break(
-        start_that_is_not_exclusive, ["attempts_start_once"], faults=["stop_worker"], waits=0.02
+        start_that_is_not_exclusive, ["attempts_start_once"], faults=["kill_worker"], waits=0.15, step="prepared"
     ),
     "lane_read_before_its_lock": Break(
-        lane_read_before_its_lock, ["lanes_hold_one_job", "lanes_keep_order", "every_job_ended"], store="postgres"
+        lane_read_before_its_lock,
+        ["lanes_hold_one_job", "lanes_keep_order", "every_job_ended", "no_gate_was_stuck"],
+        store="postgres",
+        profile="lanes",
     ),
-    "stop_cleared_at_claim": Break(stop_cleared_at_claim, ["stops_are_carried"]),
+    "stop_cleared_at_claim": Break(stop_cleared_at_claim, ["stops_are_carried"], profile="failing"),
     "offsets_apart_from_their_events": Break(offsets_apart_from_their_events, ["logs_are_whole"]),
     "reaper_without_doubts": Break(
         reaper_without_doubts,

@@ -16,7 +16,6 @@ from holdfast.assemble import worker_of
 from holdfast.cli import work
 from holdfast.cli.main import app
 from holdfast.model import Lease
-from torture.breaks import apply
 
 PATIENCE = 5.0
 
@@ -24,13 +23,14 @@ PATIENCE = 5.0
 class Waits:
     """Waits at a step, by chance."""
 
-    def __init__(self, path: Path, chance: float, seed: str) -> None:
+    def __init__(self, path: Path, chance: float, step: str, seed: str) -> None:
+        self._step = step
         self._path = path
         self._chance = chance
         self._rng = random.Random(seed)
 
     def at(self, step: str, lease: Lease) -> None:
-        if self._rng.random() < self._chance:
+        if (not self._step or step == self._step) and self._rng.random() < self._chance:
             self._path.touch()
             deadline = time.monotonic() + PATIENCE
             while self._path.exists() and time.monotonic() < deadline:
@@ -40,9 +40,12 @@ class Waits:
 
 def main() -> None:
     if path := os.environ.get("TORTURE_WAITS"):
-        waits = Waits(Path(path), float(os.environ["TORTURE_CHANCE"]), os.environ["TORTURE_SEED"])
+        chance, step, seed = (os.environ[f"TORTURE_{name}"] for name in ("CHANCE", "STEP", "SEED"))
+        waits = Waits(Path(path), float(chance), step, seed)
         vars(work)["worker_of"] = functools.partial(worker_of, at=waits.at)
     if name := os.environ.get("TORTURE_BREAK"):
+        from torture.breaks import apply  # noqa: PLC0415 - a worker that is not broken starts without it
+
         apply(name)
     sys.argv[0] = "holdfast"
     app()

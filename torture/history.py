@@ -134,6 +134,8 @@ class History(msgspec.Struct, kw_only=True):
     events: dict[str, list[Event]] = {}
     attempts: dict[str, list[Attempt]] = {}
     alive: list[Alive] = []
+    mended: list[str] = []
+    """What workers and servers said they had to mend."""
 
     def save(self, path: Path) -> None:
         path.write_bytes(msgspec.json.encode(self))

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 from tests.engine import IMAGE
 
@@ -15,10 +15,17 @@ FAST_RETRY = {"base": 0.2, "cap": 1.0, "on": ["failed", "timed_out"]}
 Body = dict[str, Any]
 
 
+Profile = Literal["mixed", "failing", "lanes"]
+"""What kinds of jobs to draw: all; some that fail and are tried again; quick ones that meet in few lanes."""
+
+
 class Draw:
     """Draws jobs. `port` is where containers send their journal's lines."""
 
-    def __init__(self, rng: random.Random, runners: Sequence[str], journal: str, port: int) -> None:
+    def __init__(
+        self, rng: random.Random, runners: Sequence[str], journal: str, port: int, profile: Profile = "mixed"
+    ) -> None:
+        self._profile = profile
         self._rng = rng
         self._runners = runners
         self._journal = journal
@@ -27,6 +34,10 @@ class Draw:
     def job(self, known: Sequence[str]) -> Body:
         """One job; it may need some of those that are known."""
         rng = self._rng
+        if self._profile == "failing":
+            return self._failing()
+        if self._profile == "lanes":
+            return {**self.small(), "lane": f"lane {rng.randrange(3)}"}
         chance = rng.random()
         body = self._runs(quick=chance < 0.2)
         body |= {"stop_grace": 0.5, "on_lost": rng.choice(["requeue", "requeue", "requeue", "fail", "hold"])}
@@ -52,6 +63,11 @@ class Draw:
     def small(self) -> Body:
         """A function that is over at once."""
         return {"runner": "function", "spec": {"name": "talk"}, "inputs": {"lines": 1, "pace": 0.01, "fail": False}}
+
+    def _failing(self) -> Body:
+        spec = script(lines=self._rng.randint(2, 12), pace=0.2, code=3)
+        spec["env"]["JOURNAL"] = self._journal
+        return {"runner": "process", "spec": spec, "max_attempts": 4, "retry": FAST_RETRY, "stop_grace": 0.5}
 
     def _runs(self, *, quick: bool) -> Body:
         """What it runs. A lane does one thing at a time, so what is for a lane is quick."""

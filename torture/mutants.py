@@ -18,8 +18,9 @@ def caught(name: str) -> str | None:
     broken = BREAKS[name]
     for seed in range(1, SEEDS + 1):
         plan = Plan(
-            seed=seed, store=broken.store, seconds=SECONDS, breaking=name, faults=broken.faults, waits=broken.waits
-        )
+            seed=seed, store=broken.store, seconds=SECONDS, breaking=name, faults=broken.faults, waits=broken.waits,
+            step=broken.step, profile=broken.profile,
+        )  # fmt: skip
         violations = check(asyncio.run(run(plan)))
         for odd in [violation for violation in violations if violation.rule not in broken.seen_by][:1]:
             print(f"found in {name}, and has another reason:\n{odd}", flush=True)

@@ -24,7 +24,7 @@ from torture.faults import torment
 from torture.final import read_database
 from torture.history import Alive, History, boottime, read_journal
 from torture.janitor import Janitor
-from torture.jobs import Draw
+from torture.jobs import Draw, Profile
 from torture.processes import children, containers, kill
 from torture.world import TTL, World
 
@@ -45,6 +45,10 @@ class Plan:
     faults: Sequence[str] = ()
     """The faults to strike with, by name; empty: all of them."""
     waits: float = 0.004
+    """How often a worker waits at a step of an attempt, to be stopped there."""
+    step: str = ""
+    """The one step to wait at; empty: any."""
+    profile: Profile = "mixed"
     breaking: str = ""
 
 
@@ -56,13 +60,19 @@ async def run(plan: Plan) -> History:
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     history = History(seed=plan.seed, store=plan.store, ttl=TTL)
     async with in_a_world(
-        history, plan.store, docker="docker" in plan.runners, waits=plan.waits, breaking=plan.breaking
+        history,
+        plan.store,
+        docker="docker" in plan.runners,
+        waits=plan.waits,
+        step=plan.step,
+        breaking=plan.breaking,
     ) as world:
         await _torture(world, plan)
         world.end()
         history.lines = read_journal(world.journal)
         left = [*children(world.folder), *(child for _, child in (containers(world.engine) if world.engine else ()))]
         history.alive = [Alive(child.job, child.attempt, child.pid) for child in left]
+        history.mended = world.mended()
         await read_database(world.url, history)
     return history
 
@@ -75,6 +85,7 @@ async def in_a_world(
     docker: bool = False,
     settings: Mapping[str, str] | None = None,
     waits: float = 0.0,
+    step: str = "",
     breaking: str = "",
 ) -> AsyncIterator[World]:
     """A world that runs while the block lasts, on a new database; afterwards nothing of it is left."""
@@ -88,7 +99,7 @@ async def in_a_world(
         world = World(
             folder=folder, url=url, history=history, rng=random.Random(f"{history.seed}/world"), postgres=postgres,
             engine=held.enter_context(daemon(live_restore=True)) if docker else None, settings=settings or {},
-            small_disk=held.enter_context(_small_disk(folder)), breaking=breaking, waits=waits,
+            small_disk=held.enter_context(_small_disk(folder)), breaking=breaking, waits=waits, step=step,
         )  # fmt: skip
         async with world.running():
             await world.ready()
@@ -108,7 +119,7 @@ async def _torture(world: World, plan: Plan) -> None:
         keeping = group.create_task(janitor.keep())
         tasks = [group.create_task(torment(world, rng("faults"), pause=plan.pause, only=plan.faults))]
         for n, recorder in enumerate(callers):
-            draw = Draw(rng(f"draw {n}"), plan.runners, str(world.journal), port)
+            draw = Draw(rng(f"draw {n}"), plan.runners, str(world.journal), port, plan.profile)
             tasks.append(group.create_task(submit_on(world, recorder, draw, known, rng(f"client {n}"))))
         tasks += [group.create_task(follow_on(world, known, rng(f"follower {n}"))) for n in range(2)]
         watching = group.create_task(_watch_ourselves(world))

@@ -12,7 +12,9 @@
     │   ├── Blocked      a job that has not ended is not deleted without force
     │   ├── Needed       a snapshot that others need is not removed without force or recurse
     │   ├── NeedFailed   a dependency already ended badly
-    │   └── Gone         a replay of a call whose jobs were deleted
+    │   ├── Gone         a replay of a call whose jobs were deleted
+    │   ├── NoQueue      what needs a line, of a server that runs jobs in the request
+    │   └── Paused       the same, of a queue in which nothing starts now
     ├── QueueFull        as many jobs wait in a queue as its limit allows              429
     ├── RateLimited      too many requests with one token                              429
     ├── AtCapacity       a server without a queue runs as many jobs as it may          503
@@ -126,6 +128,14 @@ class NeedFailed(Conflict):
 
 class Gone(Conflict):
     code = "gone"
+
+
+class NoQueue(Conflict):
+    code = "queue_off"
+
+
+class Paused(Conflict):
+    code = "paused"
 
 
 class QueueFull(HoldfastError):

@@ -22,7 +22,7 @@ FIELDS = ("tasks", "connector", "snapshot", "base")
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One step: a command, or a file of SQL for the connector's server. Paths are below the tenant's inputs."""
+    """One step: a command, or a file of SQL for the connector's server. Paths are below the tenant's sources."""
 
     name: Label
     command: Annotated[tuple[Text, ...], Meta(min_length=1, max_length=4096)] | None = None

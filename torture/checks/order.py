@@ -134,4 +134,10 @@ def _succeeded_before(other: Case, case: Case, sent: float) -> bool:
     return done < sent
 
 
-RULES = (lanes_hold_one_job, lanes_keep_order, needs_come_first, one_builder_per_key)
+def no_gate_was_stuck(history: History, cases: Mapping[str, Case]) -> Found:
+    """N2, N6: no lane or dependant waited for nothing, until a duty noticed."""
+    for line in history.mended:
+        yield next((job for job in cases if job in line), ""), line
+
+
+RULES = (no_gate_was_stuck, lanes_hold_one_job, lanes_keep_order, needs_come_first, one_builder_per_key)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from torture.cases import APART, Case
-from torture.history import History
+from torture.history import Attempt, History
 
 Found = Iterator[tuple[str, str]]
 
@@ -17,24 +17,27 @@ def logs_are_whole(history: History, cases: Mapping[str, Case]) -> Found:
         if case.record is None:
             continue
         for row in case.attempts:
-            lines = case.runs.get(row.attempt, [])
-            said = max((line.said for line in lines), default=0)
+            said = max((line.said for line in case.runs.get(row.attempt, [])), default=0)
             for stream in ("stdout", "stderr") if case.runner in APART else ("stdout",):
                 numbers = _said(case, row.attempt, stream)
-                if numbers != list(range(1, len(numbers) + 1)):
+                whole = numbers == list(range(1, len(numbers) + 1)) or _marked(case, stream)
+                if numbers != sorted(set(numbers)) or not whole:
                     yield case.job, f"attempt {row.attempt}, {stream}: the log has the lines {numbers}"
-                elif row.cause in TOLD_IN_FULL and row.end_seq is not None and len(numbers) < _least(case, said):
-                    yield (
-                        case.job,
-                        f"attempt {row.attempt}, {stream}: {len(numbers)} lines in the log of {said}",
-                    )
+                elif _in_full(case, row) and len(numbers) < said and not _marked(case, stream):
+                    yield case.job, f"attempt {row.attempt}, {stream}: {len(numbers)} lines in the log of {said}"
 
 
-def _least(case: Case, said: int) -> int:
-    """A function that was told to stop may end with its last words unheard; a full disk loses lines and says so."""
-    disk = any("log_lost" in str(event.data) for event in case.events)
-    stopped = case.runner == "function" and case.record is not None and case.record.status != "succeeded"
-    return 0 if disk or stopped else said
+def _in_full(case: Case, row: Attempt) -> bool:
+    """Whether all that was said has to be there. A function that was told to stop may end with words unheard."""
+    stopped = case.runner == "function" and row.status != "succeeded"
+    return row.cause in TOLD_IN_FULL and row.end_seq is not None and not stopped
+
+
+def _marked(case: Case, stream: str) -> bool:
+    """Whether the log says that a part of it could not be kept: its disk was full."""
+    return any(
+        event.type == "log" and event.data["stream"] == stream and "missing" in event.data for event in case.events
+    )
 
 
 def _said(case: Case, attempt: int, stream: str) -> list[int]:

@@ -43,10 +43,6 @@ class Executor(Protocol):
         """Take nothing new, and hand over."""
 
 
-class NoQueue(Conflict):
-    code = "queue_off"
-
-
 async def run_in_request(
     executor: Executor, store: Store, request: Request, who: Caller, job: Mapping[str, Any], *, sent: Sequence[Any]
 ) -> Job:

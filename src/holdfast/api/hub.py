@@ -214,6 +214,7 @@ class Hub:
         self._feeds[job_id] = feed
         self._work.set()
         if self._stopping:
+            follower.cut = True
             follower.leave()
         try:
             yield follower

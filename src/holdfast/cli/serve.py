@@ -10,6 +10,7 @@ from types import FrameType
 import typer
 import uvicorn
 
+from holdfast import config
 from holdfast.api.app import Api
 from holdfast.assemble import api_of, beside
 from holdfast.cli import work
@@ -81,7 +82,9 @@ def bind(settings: Settings) -> socket.socket:
 
 async def run_server(flags: Mapping[str, object], application: str | None = None) -> None:
     """Serve by itself, with the duties beside it: nothing stops when no worker lives."""
-    settings, functions = work.configure(application, **flags)
+    settings, functions = config.load(flags), None
+    if not settings.queue_enabled:  # Else workers run the functions, and the application need not even be here.
+        settings, functions = work.configure(application, **flags)
     await serve(api_of(settings, background=beside(settings, functions)), settings)
 
 

@@ -53,7 +53,8 @@ class Evictor:
 
     async def copy(self, snapshot: str, workspace: Path) -> Made:
         """Copy a quiet workspace to a folder that waits for its row, with room made for it where that is needed."""
-        await self.make_room((await asyncio.to_thread(look, workspace)).size)
+        if self._most is not None:
+            await self._make_room((await asyncio.to_thread(look, workspace)).size, self._most)
         while True:
             try:
                 return await asyncio.to_thread(self._folders.copy, snapshot, workspace)
@@ -61,14 +62,12 @@ class Evictor:
                 if not await self.evict():
                     raise
 
-    async def make_room(self, size: int) -> None:
+    async def _make_room(self, size: int, most: int) -> None:
         """See that so many bytes fit below the limit, or raise CacheFull. Builders at the same time may pass it."""
-        if self._most is None:
-            return
-        while await self._size() + size > self._most:
-            if size > self._most or not await self.evict():
+        while await self._size() + size > most:
+            if size > most or not await self.evict():
                 raise CacheFull(
-                    f"a snapshot of {size} bytes does not fit: HOLDFAST_SNAPSHOTS_MAX_BYTES is {self._most}, and what "
+                    f"a snapshot of {size} bytes does not fit: HOLDFAST_SNAPSHOTS_MAX_BYTES is {most}, and what "
                     "is there is in use or was just made; raise it, or remove snapshots"
                 )
 

@@ -1,6 +1,6 @@
 """The files that tasks name, read by content: declared files, and SQL with what it includes.
 
-Paths are below one folder, the tenant's inputs, and no link leads out of it. SQL is expanded as psql would read it:
+Paths are below one folder of the tenant's, and no link leads out of it. SQL is expanded as psql would read it:
 `\\i` from the folder, `\\ir` from the including file; inside strings, comments and COPY data a backslash is only text.
 """
 
@@ -20,7 +20,7 @@ from holdfast.errors import Invalid, TooLarge
 
 MAX_SQL = 64 * 1024 * 1024
 BLOCK = 1024 * 1024
-INPUTS = "inputs"
+SOURCES = "sources"
 
 _TOKEN = re.compile(
     r"""
@@ -47,9 +47,9 @@ class Declared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def inputs_of(shared: Path, tenant: str) -> Path:
-    """The folder of a tenant's inputs. Whatever a tenant is called, it is one folder below."""
+    """The folder of what a tenant's pipelines read. Whatever a tenant is called, it is one folder below."""
     name = quote(tenant, safe="")
-    return shared / INPUTS / (name.replace(".", "%2E") if set(name) == {"."} else name)
+    return shared / SOURCES / (name.replace(".", "%2E") if set(name) == {"."} else name)
 
 
 class Sources:

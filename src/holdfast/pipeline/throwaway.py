@@ -55,7 +55,7 @@ def throwaway(folders: Folders, snapshot: str, folder: str, digest: str, runs: P
             folders.restore(folder, digest, tree)
             if not (tree / DATA).is_dir():
                 raise Conflict(NO_SERVER.format(id=snapshot))
-            with _serving(tree, socket, place / "log"):
+            with serving(tree, socket, place / "log"):
                 dsn = f"postgresql://postgres@/postgres?host={quote(str(socket), safe='/')}"
                 yield Open(dsn=dsn, env=_variables(socket) | {"DATABASE_URL": dsn})
     finally:
@@ -64,7 +64,7 @@ def throwaway(folders: Folders, snapshot: str, folder: str, digest: str, runs: P
 
 
 @contextmanager
-def _serving(tree: Path, socket: Path, log: Path) -> Iterator[None]:
+def serving(tree: Path, socket: Path, log: Path) -> Iterator[None]:
     """Run a server as the owner of its files, and stop it."""
     owner = (tree / DATA).stat()
     as_root = os.geteuid() == 0

@@ -35,6 +35,8 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     signal: int | None = None
     error: Error | None = None
     result: Json = None
+    said: tuple[int, int] | None = None
+    """Bytes that it wrote to stdout and stderr, if that is known; without those over its cap."""
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):

@@ -482,4 +482,5 @@ def to_end(ended: Exit) -> End:
         case ExitCause.FAILED:
             code, _, message = ended.text.partition(": ")
             return End(cause=Cause.EXIT, error=Error(code=code, message=message))
-    return End(cause=Cause(ended.cause), exit_code=ended.code, signal=ended.signal)
+    said = (ended.stdout_length - ended.stdout_dropped, ended.stderr_length - ended.stderr_dropped)
+    return End(cause=Cause(ended.cause), exit_code=ended.code, signal=ended.signal, said=said)

@@ -7,7 +7,7 @@ nobody reads.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from holdfast.errors import Conflict, Gone, NeedFailed
+from holdfast.errors import Conflict, Gone, NeedFailed, Paused
 from holdfast.model import Lease
 from holdfast.store.database import Database, Tx
 from holdfast.store.jobs import Jobs
@@ -57,9 +57,3 @@ class Direct:
         leases = await self._database.values("claim_one", Lease, id=job_id, worker=worker, domain=domain, ttl=ttl)
         self._database.counters.claims += len(leases)
         return leases[0] if leases else None
-
-
-class Paused(Conflict):
-    """Nothing starts in a queue that is paused, and there is no line to wait in."""
-
-    code = "paused"

@@ -129,9 +129,11 @@ class Execution:
         if self._lease.adoption.phase is Phase.CLAIMED and not await self._desk.starts.ask(self._lease):
             raise LeaseLost
         self._at("started")
-        await self._supervise(running)
+        shipper = await self._supervise(running)
         self._at("exited")
         end = await self._collect(running)
+        if end.said is not None and not await shipper.mark_missing(end.said):
+            raise LeaseLost
         return msgspec.structs.replace(end, error=self._mask.error(end.error)) if self._mask else end
 
     # Prepare, start, adopt
@@ -278,7 +280,7 @@ class Execution:
 
     # Wait
 
-    async def _supervise(self, running: Running) -> None:
+    async def _supervise(self, running: Running) -> Shipper:
         """Ship the output and carry out stop requests until the end, and then to the end of the log."""
         cap = self._desk.settings.log_max_bytes
         names = () if self._pipeline is None else self._pipeline.names
@@ -291,6 +293,7 @@ class Execution:
         await self._tell_rungs()
         if self._pipeline is not None:
             await self._pipeline.settle()
+        return shipper
 
     async def _attend(self, running: Running, shipper: Shipper) -> None:
         quiet = 0

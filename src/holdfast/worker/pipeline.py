@@ -72,7 +72,7 @@ class Pipeline:
         if self._plan.base is not None and not await self._ledger.known([self._plan.base]):
             message = f"base: there is no snapshot {self._plan.base}"
             return End(cause=Cause.START_FAILED, error=Error(code="contract_violation", message=message))
-        await self._ledger.plan(await self._ledger.done())
+        await self._ledger.plan(await self._done())
         self._at("recorded")
         if await self._secure(0) == len(self._plan.tasks):
             return End(cause=Cause.EXIT, exit_code=0)
@@ -157,7 +157,7 @@ class Pipeline:
         Behind the last if all is known. Looked at again under the lock: somebody may have built it before us.
         """
         while n < len(self._plan.tasks) and not self._interrupted():
-            known = await self._ledger.done()
+            known = await self._done(beyond=n)
             if known > n:
                 await self._ledger.reuse(range(n, known))
                 self._at("reused")
@@ -168,6 +168,18 @@ class Pipeline:
                 break
             await self._lock(target)
         return n
+
+    async def _done(self, beyond: int = 0) -> int:
+        """How many tasks are done by the latest snapshot that is there; what is to be reused must also be whole."""
+        while (done := await self._ledger.done()) > beyond:
+            row = await self._ledger.use(self._plan.tasks[done - 1].snapshot)
+            if row is None:
+                continue
+            if await asyncio.to_thread(self._folders.verify, row.folder, row.digest):
+                break
+            log.error("snapshot %s is not what was published; it is built again", row.id)
+            await self._ledger.drop(row)
+        return done
 
     async def _lock(self, snapshot: str) -> None:
         """Try to become the one who builds a snapshot, or wait a moment."""

@@ -121,6 +121,15 @@ class Shipper:
         self._add_rest()
         return await self._flush()
 
+    async def mark_missing(self, said: tuple[int, int]) -> bool:
+        """Say what a log lacks at its end: a disk that is full to the last leaves no frame behind the gap."""
+        for stream, length in zip((Stream.STDOUT, Stream.STDERR), said, strict=True):
+            missing = length - self._lines[stream].end
+            if missing > 0:
+                self._lines[stream].end = length
+                self._mark(stream, f"{missing} bytes of output were not kept", missing=missing)
+        return await self._flush()
+
     async def _flush(self) -> bool:
         landed = await self._journal.flush((self._lines[Stream.STDOUT].end, self._lines[Stream.STDERR].end))
         self._log_bytes = self._journal.logged

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.api.direct import NoQueue, run_in_request
+from holdfast.api.direct import run_in_request
 from holdfast.api.plans import foresee, refuse_bad_sources
 from holdfast.api.routing import Call, Reply, Routes
 from holdfast.api.shapes import (
@@ -25,7 +25,7 @@ from holdfast.api.shapes import (
     TaskRecords,
 )
 from holdfast.api.uploads import given
-from holdfast.errors import Forbidden, Invalid
+from holdfast.errors import Forbidden, Invalid, NoQueue
 from holdfast.model import Job, Role
 from holdfast.store.jobs import Stopped
 from holdfast.submission import FIRST_YEAR, LAST_YEAR, check, parse
