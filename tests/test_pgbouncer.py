@@ -17,7 +17,7 @@ from holdfast.errors import NotFound, StoreError, StoreUnreachable
 from holdfast.model import FUNCTION_DOMAIN, Claimable, Gate, Outcome, Status, new_id
 from holdfast.store import Store, open_store
 from holdfast.store.migrate import migrate, migrations
-from holdfast.store.postgres import PLANNER, PostgresDatabase, prepare
+from holdfast.store.postgres import PATIENCE, PLANNER, PostgresDatabase, prepare
 from holdfast.store.store import connect
 from holdfast.store.wake import work
 from holdfast.timing import ManualClock
@@ -250,7 +250,7 @@ async def test_pooler_that_ignores_our_settings_is_found_out(server: str) -> Non
     """Proves O5."""
     name = "holdfast_unsaid"
     url = await clone(server, name)
-    with pgbouncer(server, more=f"ignore_startup_parameters = {', '.join(NAMES)}") as pooler:
+    with pgbouncer(server, more=f"ignore_startup_parameters = {', '.join([*NAMES, *PATIENCE])}") as pooler:
         with pytest.raises(StoreError, match="HOLDFAST_POOLER=transaction"):
             await open_store(through(pooler, url))
         # Its servers may plan as we like by chance; then our prepared statements are on the wrong ones.

@@ -163,6 +163,9 @@ def _fill(ballast: Path) -> None:
 async def restart_postgres(world: World, rng: random.Random) -> None:
     """Restart the database: its clients are sent away, or it crashes."""
     assert world.postgres is not None
+    if world.postgres_struck:
+        return
+    world.postgres_struck = True
     crash = rng.random() < 0.5
     fault = world.note("crash of Postgres" if crash else "restart of Postgres", lasts=FOREVER)
     try:
@@ -171,6 +174,7 @@ async def restart_postgres(world: World, rng: random.Random) -> None:
     finally:
         await asyncio.to_thread(world.postgres.start)
         fault.until = boottime()
+        world.postgres_struck = False
 
 
 async def terminate_backends(world: World, rng: random.Random) -> None:

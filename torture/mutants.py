@@ -10,7 +10,7 @@ from torture.checker import check
 from torture.run import Plan, run
 
 SEEDS = 5
-SECONDS = 40.0
+SECONDS = 60.0
 
 
 def caught(name: str) -> str | None:

@@ -49,6 +49,7 @@ class World:
     engine: Daemon | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     """Settings of this world alone."""
+    postgres_struck: bool = False
     engine_struck: bool = False
     small_disk: bool = False
     """Whether host d has a disk that can be filled."""

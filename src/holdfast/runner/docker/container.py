@@ -42,6 +42,8 @@ LAST_SECONDS = 10.0
 """How long the engine may take to hand out the rest of a log whose container has ended."""
 STALL_SECONDS = 15.0
 """A log that says nothing for so long is asked for again: following one stalls at a rotation."""
+UNKNOWN = 255
+"""What an engine says that was not there to hear how a container ended: no word against the supervisor's."""
 NEVER_BEGAN = range(120, 124)
 """Statuses with which a supervisor leaves before it began."""
 
@@ -388,7 +390,7 @@ class Container:
             if seen.out_of_memory:
                 return End(cause=Cause.OUT_OF_MEMORY)
             return _lost(f"its supervisor left no word of its end; the engine says {seen.exit_code}")
-        if status_of(ended) != seen.exit_code:
+        if seen.exit_code not in (status_of(ended), UNKNOWN):
             return _lost(f"its supervisor says that it ended with {status_of(ended)}, the engine {seen.exit_code}")
         killed = ended.signal == 9 or ended.code == 137
         if ended.cause is ExitCause.EXIT and killed and seen.out_of_memory:
