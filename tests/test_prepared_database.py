@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.pipeline.sources import inputs_of
 from tests.attempt import eventually
 from tests.cluster import free_port
 from tests.pipelines import open_folder
@@ -43,7 +44,7 @@ class Site:
 def site() -> Iterator[Site]:
     with open_folder() as folder:
         site = Site(folder / "data")
-        shutil.copytree(EXAMPLE, site.data / "shared" / "inputs" / "default" / "shop")
+        shutil.copytree(EXAMPLE, inputs_of(site.data / "shared", "default") / "shop")
         with site.start("up", "--port", site.url.rpartition(":")[2]) as server:
             eventually(lambda: answers(site), "the server answers")
             yield site
@@ -59,7 +60,7 @@ def answers(site: Site) -> bool:
 
 def test_example_prepares_a_database_once_and_opens_it_in_seconds(site: Site) -> None:
     """Proves P1, P4, P8, P10, P12."""
-    file = str(site.data / "shared" / "inputs" / "default" / "shop" / "pipeline.json")
+    file = str(EXAMPLE / "pipeline.json")
     first = site.run("run", "--file", file)
     assert "INSERT 0 10000" in first
     assert "INSERT" not in site.run("run", "--file", file)

@@ -393,8 +393,8 @@ class Process:
             return End(cause=Cause.LOST, error=Error(code="lost", message="nothing is left of the attempt"))
         ended = self.folder.exit()
         assert ended is not None
-        said = await self._runner.in_thread(self.folder.service) if ended.cause is ExitCause.SERVICE_ENDED else b""
-        return to_end(ended, said)
+        fell = ended.cause is ExitCause.SERVICE_ENDED
+        return to_end(ended, await self._runner.in_thread(self.folder.service) if fell else b"")
 
     async def _lost(self) -> End | None:
         """The supervisor is dead and left no record: kill what is verifiably left, then it is lost."""
@@ -470,8 +470,8 @@ def environment(order: Order, work: str) -> Mapping[str, str]:
     }
 
 
-def to_end(ended: Exit, said: bytes = b"") -> End:
-    """What a supervisor's `exit` means; `said` is what its service said, if that is why."""
+def to_end(ended: Exit, service: bytes = b"") -> End:
+    """What a supervisor's `exit` means; `service` is what its service said, if that is why."""
     match ended.cause:
         case ExitCause.STOP_AFTER:
             message = "stopped by itself: no heartbeat reached it in time"
@@ -484,7 +484,7 @@ def to_end(ended: Exit, said: bytes = b"") -> End:
             code = "command_missing" if missing else "start_failed"
             return End(cause=Cause.START_FAILED, error=Error(code=code, message=ended.text))
         case ExitCause.SERVICE_ENDED:
-            last = said.decode("utf-8", "replace").strip()[-LAST_WORDS:]
+            last = service.decode("utf-8", "replace").strip()[-LAST_WORDS:]
             message = f"{ended.text}; it said: {last}" if last else ended.text
             return End(cause=Cause.EXIT, error=Error(code="service_ended", message=message))
         case ExitCause.FAILED:
