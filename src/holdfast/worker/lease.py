@@ -15,6 +15,10 @@ MARGIN = 0.1
 """The share of a lease's time at whose end it is no longer trusted."""
 
 
+class Lost(Exception):
+    """Somebody else owns the job now."""
+
+
 def boottime() -> float:
     """Seconds that also pass while the machine sleeps, as they do for the database."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -12,10 +12,7 @@ from holdfast.store import Store
 from holdfast.store.snapshots import NewSnapshot
 from holdfast.store.tasks import PlannedTask
 from holdfast.worker.completer import retried
-
-
-class Lost(Exception):
-    """The lease is somebody else's now."""
+from holdfast.worker.lease import Lost
 
 
 class Ledger:

@@ -23,8 +23,8 @@ from holdfast.runner.spec import Command
 from holdfast.timing import jitter
 from holdfast.worker.course import Course, tree_name
 from holdfast.worker.desk import Desk
-from holdfast.worker.lease import Hold, until_trusted
-from holdfast.worker.ledger import Ledger, Lost
+from holdfast.worker.lease import Hold, Lost, until_trusted
+from holdfast.worker.ledger import Ledger
 from holdfast.worker.staging import Staged, facts_for, plan_for, plan_in, sources_for
 
 log = logging.getLogger(__name__)
