@@ -1,37 +1,42 @@
 # holdfast: `make` lists what there is.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup up demo check format test test-fast model test-races test-pgbouncer bench bench-worker bench-pgbouncer bench-service torture torture-mutants soak schema clean
+.PHONY: help setup up demo docs check format test test-fast model test-races test-pgbouncer bench bench-worker bench-pgbouncer bench-service torture torture-mutants soak schema clean
 
 PYTHON ?= python3
 BIN := .venv/bin
 STORE_TESTS := $(addprefix tests/test_, $(addsuffix .py, jobs leases orphans reaper queues reuse retention explain gates lanes events wake submit_function migrate \
-	queries pgbouncer crash machine races))
+	snapshots tasks queries pgbouncer crash machine races))
 SUPERVISOR := src/holdfast/runner/supervisor/holdfast-supervisor
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 26
 
-setup: .venv/.ready $(SUPERVISOR) ## Make the virtual environment and, as root, install Postgres, PgBouncer, Docker, Spin and faketime if they are missing
+setup: .venv/.ready $(SUPERVISOR) ## Make the virtual environment and, as root, install Postgres, PgBouncer, Docker, Spin, faketime and btrfs-progs if they are missing
 	@scripts/need-postgres
 	@scripts/need-pgbouncer
 	@scripts/need-docker
 	@scripts/need-faketime
+	@scripts/need-btrfs
 	@scripts/need-spin
 
-.venv/.ready: pyproject.toml constraints.txt
+.venv/.base: EXTRAS := docker,fast
+.venv/.ready: EXTRAS := dev
+
+# What holdfast needs to run, and what it takes to work on it; whoever has the second has the first.
+.venv/.base .venv/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "holdfast needs Python 3.11 or newer: set PYTHON=…"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { echo "cannot make a virtual environment: install Debian's python3-venv"; exit 1; }
-	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	@touch $@
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
+	@touch .venv/.base $@
 
-$(SUPERVISOR): $(dir $(SUPERVISOR))supervisor.c $(dir $(SUPERVISOR))build.py | .venv/.ready
+$(SUPERVISOR): $(dir $(SUPERVISOR))supervisor.c $(dir $(SUPERVISOR))build.py | .venv/.base
 	$(BIN)/python -m holdfast.runner.supervisor.build
 
-up: .venv/.ready $(SUPERVISOR) ## Run everything here: server, worker and SQLite in ./holdfast-data, on http://127.0.0.1:7070
+up: .venv/.base $(SUPERVISOR) ## Run everything here: server, worker and SQLite in ./holdfast-data, on http://127.0.0.1:7070
 	@$(BIN)/holdfast up
 
-demo: .venv/.ready $(SUPERVISOR) ## A story in under a minute: submit, follow, kill -9 the worker, see the adoption, cancel, a lane that blocks
+demo: .venv/.base $(SUPERVISOR) ## A story in under a minute: submit, follow, kill -9 the worker, see the adoption, cancel, a lane that blocks
 	@$(BIN)/python -m demo
 
 check: .venv/.ready ## Lint, format check, types, layers
@@ -62,8 +67,8 @@ test-races: setup ## The two great races (lanes, dependencies) with 10,000 round
 test-pgbouncer: setup ## The tests of the store on Postgres once more, through PgBouncer in transaction mode: some minutes
 	HOLDFAST_TEST_POOLER=1 $(BIN)/python -m pytest -n 2 --dist loadfile -k "not sqlite" $(STORE_TESTS)
 
-bench: setup ## Store operations against raw SQL, claims in a crowd of millions, workers, containers, the service, as ratios (fsync on; some minutes)
-	@failed=; for part in store scale worker docker service; do $(BIN)/python -m bench.$$part || failed="$$failed $$part"; done; \
+bench: setup ## Store operations against raw SQL, claims in a crowd of millions, workers, containers, the service, the command line, pipelines, as ratios (fsync on; some minutes)
+	@failed=; for part in store scale worker docker service cli pipelines; do $(BIN)/python -m bench.$$part || failed="$$failed $$part"; done; \
 	test -z "$$failed" || { echo "below what is wanted:$$failed"; exit 1; }
 
 bench-worker: setup ## Workers alone: throughput beside PgQueuer, pickup, processes, adoption, stops, output (some minutes)
@@ -74,6 +79,9 @@ bench-pgbouncer: setup ## What PgBouncer in transaction mode costs: claim and fi
 
 bench-service: setup ## The service: submits against a constant, bulks against the store, 1,000 followers of one job
 	$(BIN)/python -m bench.service
+
+docs: .venv/.ready ## Write the reference pages from the code
+	$(BIN)/python -m scripts.reference
 
 torture: setup ## Real workers and servers under random faults, and a checker over what happened: SECONDS=60 SEED=… STORE=sqlite RUNNERS=process,docker
 	@$(BIN)/python -m torture --seconds $(or $(SECONDS),60) --store $(or $(STORE),sqlite) --runners $(or $(RUNNERS),process) $(if $(SEED),--seed $(SEED))

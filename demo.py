@@ -139,8 +139,8 @@ async def lanes(client: AsyncClient) -> None:
     second = await client.submit({"runner": "process", "spec": {"command": ["echo", "my turn"]}, "lane": "customer-7"})
     expect(await client.wait(first.id), Status.FAILED)
     show(f"first: failed; second: {(await client.get(second.id)).status}, because:")
-    for reason in (await client.explain(second.id))["reasons"]:
-        show(f"  {reason['message']}")
+    for reason in (await client.explain(second.id)).reasons:
+        show(f"  {reason.message}")
     await client.resolve(first.id, {"done": "by hand"}, reason="taken care of")
     expect(await client.wait(second.id), Status.SUCCEEDED)
     show("first: resolved by a person; second: succeeded")

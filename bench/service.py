@@ -174,7 +174,7 @@ async def reads_of(served: Served) -> int:
     text = (await line.call(line.request("GET", "/metrics"))).decode()
     line.close()
     name = "holdfast_stream_reads_total "
-    return next(int(found.split()[1]) for found in text.splitlines() if found.startswith(name))
+    return next(int(float(found.split()[1])) for found in text.splitlines() if found.startswith(name))
 
 
 async def claim(store: Store, job_id: str) -> Lease:

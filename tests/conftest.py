@@ -140,7 +140,7 @@ async def clean_url(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -
     await connection.execute(
         "TRUNCATE holdfast.jobs, holdfast.specs, holdfast.attempts, holdfast.events, holdfast.needs, holdfast.lanes,"
         " holdfast.queues, holdfast.workers, holdfast.leaders, holdfast.tokens, holdfast.reuse, holdfast.idempotency,"
-        " holdfast.test_clock"
+        " holdfast.tasks, holdfast.snapshots, holdfast.builds, holdfast.test_clock"
     )
     await connection.close()
     return str(url)

@@ -10,10 +10,10 @@ import signal
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -21,6 +21,7 @@ from holdfast import config
 from holdfast.assemble import worker_of
 from holdfast.errors import StoreUnreachable
 from holdfast.model import Lease, Outcome, Status
+from holdfast.runner.docker.engine import Engine
 from holdfast.runner.function import Context, Functions
 from holdfast.runner.host import StateFolder
 from holdfast.store import orphans
@@ -56,9 +57,9 @@ class Hooks:
         self._hooks = list(hooks)
         self._database = database
 
-    def at(self, step: str, lease: Lease) -> None:
+    def at(self, step: str, lease: Lease | None) -> None:
         for hook in self._hooks:
-            if hook.step == step and hook.job in (None, lease.id):
+            if hook.step == step and hook.job in (None, lease.id if lease else None):
                 self._hooks.remove(hook)
                 return self._act(hook)
         return None
@@ -98,6 +99,21 @@ def lose_an_answer() -> None:
         return answer
 
     Leases.finish = lossy  # type: ignore[method-assign, assignment]
+
+
+def step_after_engine_calls(hooks: Hooks) -> None:
+    """Calls to the Docker engine are steps too; an execution does not tell them apart."""
+
+    def tell(call: Callable[..., Awaitable[Any]], step: str) -> Callable[..., Awaitable[Any]]:
+        async def told(*arguments: Any) -> Any:
+            answer = await call(*arguments)
+            hooks.at(step, None)
+            return answer
+
+        return told
+
+    for name in ("create", "put", "start", "remove"):
+        setattr(Engine, name, tell(getattr(Engine, name), f"engine {name}"))
 
 
 def note(path: str, text: str) -> None:
@@ -153,6 +169,7 @@ async def main(part: Part) -> bool:
     if part.lose_answers:
         lose_an_answer()
     hooks = Hooks(part.hooks, settings.url)
+    step_after_engine_calls(hooks)
     state = StateFolder(settings.state, part.boot)
     async with AsyncExitStack() as held:
         worker = await opened(held, lambda: worker_of(

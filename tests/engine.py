@@ -12,7 +12,7 @@ import subprocess
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +53,9 @@ address = "{folder}/containerd.sock"
 class Daemon:
     """One engine, with a containerd of its own beside it. With `live_restore`, its containers outlive it."""
 
-    def __init__(self, folder: Path, *, live_restore: bool) -> None:
+    def __init__(self, folder: Path, *, live_restore: bool, options: Sequence[str] = ()) -> None:
         self.folder = folder
+        self._options = options
         self.live_restore = live_restore
         self.socket = folder / "socket"
         self.host = f"unix://{self.socket}"
@@ -82,7 +83,7 @@ class Daemon:
             f"--pidfile={self.folder}/pid", f"--config-file={self.folder}/daemon.json", "--bridge=none",
             "--iptables=false", "--ip6tables=false", "--ip-masq=false", "--storage-driver=overlay2",
             "--shutdown-timeout=5", f"--containerd={self.folder}/containerd.sock",
-            f"--live-restore={str(self.live_restore).lower()}",
+            f"--live-restore={str(self.live_restore).lower()}", *self._options,
         ]  # fmt: skip
         self._process = self._spawn(*command)
 
@@ -157,9 +158,15 @@ class Daemon:
             process.wait()
 
     def clear(self) -> None:
-        """Remove whatever a test left."""
-        if names := self.docker("ps", "-aq").split():
-            self.docker("rm", "-fv", *names)
+        """Remove whatever a test left. Another removal, of a worker that was killed in it, may still be on its way."""
+        last = time.monotonic() + PATIENCE
+        while names := self.docker("ps", "-aq").split():
+            try:
+                self.docker("rm", "-fv", *names)
+            except subprocess.CalledProcessError:
+                if time.monotonic() > last:
+                    raise
+                time.sleep(0.2)
         if names := self.volumes():
             self.docker("volume", "rm", "-f", *names)
 
@@ -214,9 +221,9 @@ def image() -> bytes:
 
 
 @contextlib.contextmanager
-def daemon(*, live_restore: bool) -> Iterator[Daemon]:
+def daemon(*, live_restore: bool, options: Sequence[str] = ()) -> Iterator[Daemon]:
     """An engine with an image, in short folders: the paths of sockets may not be long."""
-    engine = Daemon(Path(tempfile.mkdtemp(prefix="hfd-", dir="/tmp")), live_restore=live_restore)
+    engine = Daemon(Path(tempfile.mkdtemp(prefix="hfd-", dir="/tmp")), live_restore=live_restore, options=options)
     try:
         engine.start()
         # One with an environment and an entrypoint of its own, as many images have.
@@ -228,13 +235,18 @@ def daemon(*, live_restore: bool) -> Iterator[Daemon]:
         engine.close()
 
 
+def skip_without() -> None:
+    """Skip where there can be no engine; in CI that is a failure."""
+    if (why := missing()) is not None:
+        if os.environ.get("CI"):
+            pytest.fail(why)
+        pytest.skip(why)
+
+
 def session_daemon(*, live_restore: bool) -> Any:
     @pytest.fixture(scope="session")
     def fixture() -> Iterator[Daemon]:
-        if (why := missing()) is not None:
-            if os.environ.get("CI"):
-                pytest.fail(why)
-            pytest.skip(why)
+        skip_without()
         with daemon(live_restore=live_restore) as engine:
             yield engine
 

@@ -27,6 +27,7 @@ from holdfast.store.database import Tx
 from holdfast.store.migrate import migrate
 from holdfast.store.sqlite import SqliteDatabase
 from holdfast.store.store import connect, sqlite_path
+from holdfast.submission import Batch
 
 T = TypeVar("T")
 
@@ -148,6 +149,9 @@ class _SlowTx:
         await asyncio.sleep(random.random() * self._limit)
         return await self._tx.values(name, kind, **parameters)
 
+    async def submit(self, batch: Batch) -> Sequence[Mapping[str, Any]]:
+        return await self._tx.submit(batch)
+
 
 def _dawdle(store: Store, limit: float) -> None:
     """Let other processes in between the statements of a transaction. SQLite lets nobody in, so nothing to do there."""
@@ -194,6 +198,9 @@ class _PausingTx:
     async def values(self, name: str, kind: type[T], /, **parameters: Any) -> Sequence[T]:
         await self._pause.before(name)
         return await self._tx.values(name, kind, **parameters)
+
+    async def submit(self, batch: Batch) -> Sequence[Mapping[str, Any]]:
+        return await self._tx.submit(batch)
 
 
 # Looking at the whole record, past the store

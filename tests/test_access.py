@@ -34,6 +34,10 @@ NEEDS: dict[tuple[str, str], Role | None] = {
     ("GET", "/v1/jobs/{job_id}"): Role.VIEWER,
     ("GET", "/v1/jobs/{job_id}/attempts"): Role.VIEWER,
     ("GET", "/v1/jobs/{job_id}/explain"): Role.VIEWER,
+    ("GET", "/v1/jobs/{job_id}/tasks"): Role.VIEWER,
+    ("GET", "/v1/snapshots"): Role.VIEWER,
+    ("GET", "/v1/snapshots/{snapshot_id}"): Role.VIEWER,
+    ("DELETE", "/v1/snapshots/{snapshot_id}"): Role.OPERATOR,
     ("GET", "/v1/jobs/{job_id}/artifacts"): Role.VIEWER,
     ("GET", "/v1/jobs/{job_id}/artifacts/{path:path}"): Role.VIEWER,
     ("GET", "/v1/jobs/{job_id}/events"): Role.VIEWER,
@@ -46,6 +50,7 @@ NEEDS: dict[tuple[str, str], Role | None] = {
     ("POST", "/v1/jobs/{job_id}/resolve"): Role.OPERATOR,
     ("POST", "/v1/jobs/{job_id}/dismiss"): Role.OPERATOR,
     ("DELETE", "/v1/jobs/{job_id}"): Role.OPERATOR,
+    ("POST", "/v1/uploads"): Role.SUBMITTER,
     ("GET", "/v1/lanes"): Role.VIEWER,
     ("GET", "/v1/lanes/{lane:path}"): Role.VIEWER,
     ("PUT", "/v1/lanes/{lane:path}"): Role.OPERATOR,
@@ -84,7 +89,7 @@ def path_of(route: str, job: str) -> str:
         ("host:path", "H"),
     ):
         route = route.replace(f"{{{name}}}", value)
-    return route.replace("{token_id}", new_id())
+    return route.replace("{token_id}", new_id()).replace("{snapshot_id}", "0" * 64)
 
 
 async def test_every_route_is_open_to_its_role_and_those_above_it_alone(served: Served) -> None:

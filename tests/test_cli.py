@@ -6,79 +6,19 @@ import pty
 import re
 import select
 import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-PATIENCE = 60.0
-PROGRAM = (sys.executable, "-m", "holdfast.cli.main")
-
-
-@dataclass
-class Up:
-    """A running `holdfast up`, and how to call commands beside it."""
-
-    folder: Path
-    port: int
-    process: "subprocess.Popen[bytes]"
-
-    @property
-    def env(self) -> dict[str, str]:
-        known = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
-        return known | {
-            "HOLDFAST_URL": f"http://127.0.0.1:{self.port}",
-            "HOLDFAST_DATA_DIR": str(self.folder),
-            "HOLDFAST_PROCESS_USER": "root",
-            "COLUMNS": "200",
-        }
-
-    def __call__(self, *arguments: str, code: int = 0, stdin: str | None = None, **env: str) -> str:
-        """Run a command, demand its exit code, and return what it printed."""
-        done = self.run(*arguments, stdin=stdin, **env)
-        assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
-        assert "Traceback" not in done.stderr
-        return done.stdout
-
-    def run(self, *arguments: str, stdin: str | None = None, **env: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [*PROGRAM, *arguments],
-            env=self.env | env,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-            input=stdin,
-        )
-
-    def json(self, *arguments: str, code: int = 0) -> Any:
-        return json.loads(self(arguments[0], "--json", *arguments[1:], code=code))
+from tests.up import PATIENCE, PROGRAM, Up, eventually, running
 
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    """Everything on SQLite in a folder of its own."""
-    folder = tmp_path_factory.mktemp("up")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    env = {**os.environ, "HOLDFAST_DATA_DIR": str(folder), "HOLDFAST_PORT": str(port), "HOLDFAST_PROCESS_USER": "root"}
-    with (folder / "up.log").open("wb") as log:
-        process = subprocess.Popen([*PROGRAM, "up", "--queue", "default:4,other:1"], env=env, stdout=log, stderr=log)
-    running = Up(folder, port, process)
-    deadline = time.monotonic() + PATIENCE
-    while running.run("workers", "--json").stdout.count('"live": true') != 1:
-        assert process.poll() is None, (folder / "up.log").read_text()
-        assert time.monotonic() < deadline, (folder / "up.log").read_text()
-    yield running
-    process.send_signal(signal.SIGINT)
-    assert process.wait(PATIENCE) == 0
+    with running(tmp_path_factory.mktemp("up"), "--queue", "default:4,other:1") as found:
+        yield found
 
 
 def test_run_feels_like_running_the_command(up: Up) -> None:
@@ -122,12 +62,43 @@ def test_a_job_from_submit_to_rm(up: Up, tmp_path: Path) -> None:
     assert json.loads(up("run", "--file", "-", stdin=file.read_text())) == {"n": 1}
 
 
+def test_a_pipeline_from_its_plan_to_its_snapshots(up: Up, tmp_path: Path) -> None:
+    """Proves P4, P10, P12."""
+    seed = up.folder / "shared" / "sources" / "default" / "seed.csv"
+    seed.parent.mkdir(parents=True)
+    seed.write_text("1")
+    tasks = [{"name": name, "command": ["sh", "-c", f"echo {name} >> made"], "files": ["seed.csv"]} for name in "ab"]
+    file = tmp_path / "pipeline.json"
+    file.write_text(json.dumps({"runner": "process", "tasks": tasks}))
+    assert up("plan", "-f", str(file)).count("no snapshot is known yet") == 2
+    assert up("snapshots", "du").strip() == "0 snapshots, 0 B"
+    job = up("submit", "-f", str(file)).strip()
+    up("watch", job)
+    assert up("show", job).count("succeeded") == 3
+    assert up("plan", "-f", str(file)).count("its snapshot exists") == 2
+    seed.write_text("2")
+    plan = json.loads(up("plan", "--json", "-f", str(file)))
+    assert plan["tasks"][0]["differs"] == [{"component": "files[0]", "change": "changed"}]
+    listed = json.loads(up("snapshots", "ls", "--json"))["items"]
+    assert [one["task"] for one in listed] == ["b", "a"]
+    assert listed[1]["id"][:12] in up("snapshots", "ls")
+    assert "files[0]" in up("snapshots", "show", listed[1]["id"][:12])
+    up("snapshots", "rm", listed[1]["id"], code=4)
+    assert "would remove 2" in up("snapshots", "rm", "--recurse", "--dry-run", listed[1]["id"])
+    assert "removed 2" in up("snapshots", "rm", "--recurse", listed[1]["id"])
+    up("snapshots", "show", listed[1]["id"], code=4)
+    tasks[0] = {"name": "a", "sql": "gone.sql"}
+    file.write_text(json.dumps({"runner": "process", "tasks": tasks, "connector": "postgres"}))
+    assert "tasks[0].sql: there is no file gone.sql" in up.run("submit", "-f", str(file)).stderr
+    up("submit", "-f", str(file), code=2)
+
+
 def test_moves_of_a_job(up: Up) -> None:
     """Proves C1, C6, C8."""
     failing = up.json("submit", "--lane", "l1", "--", "false")["id"]
     behind = up.json("submit", "--lane", "l1", "--", "true")["id"]
     up("watch", failing, code=1)
-    assert up.json("lanes")[0]["state"] == "blocked"
+    assert up.json("lanes")["items"][0]["state"] == "blocked"
     assert failing in up("lanes")
     assert up.json("dismiss", failing, "--reason", "known")["status"] == "failed"
     up("watch", behind)
@@ -149,11 +120,11 @@ def test_queues_workers_and_tokens(up: Up) -> None:
     assert "other" in up("queues")
     up("queues", "resume", "other")
     up("watch", waiting)
-    assert len(up.json("workers")) == 1
+    assert len(up.json("workers")["items"]) == 1
     secret = up("token", "make", "reader", "--role", "viewer").strip()
     assert up("ls", "--json", HOLDFAST_TOKEN=secret)
     up("submit", "--", "true", code=4, HOLDFAST_TOKEN=secret)
-    (made,) = [token for token in up.json("token") if token["name"] == "reader"]
+    (made,) = [token for token in up.json("token")["items"] if token["name"] == "reader"]
     up("token", "rm", made["id"])
     up("ls", code=4, HOLDFAST_TOKEN=secret)
     assert up("tools").strip() == "no tools"
@@ -170,12 +141,6 @@ def test_doctor_and_check(up: Up) -> None:
     assert wrong.returncode == 2
     assert "HOLDFAST_LEASE_TTL" in wrong.stderr
     assert "HOLDFAST_PORT" in wrong.stderr
-
-
-def test_help_names_the_environment_twin_of_every_option(up: Up) -> None:
-    text = up("worker", "--help", TERM="dumb", NO_COLOR="1")
-    for name in ("HOLDFAST_QUEUES", "HOLDFAST_APP", "HOLDFAST_WORKER_ID", "HOLDFAST_DATABASE_URL", "HOLDFAST_DATA_DIR"):
-        assert name in text
 
 
 class Terminal:
@@ -234,43 +199,16 @@ def test_ctrl_c_asks_and_goes_on_detaches_or_stops(up: Up) -> None:
 
 def test_workers_apart_are_started_again_when_they_die(tmp_path: Path) -> None:
     """`--workers N`: processes of their own; what they ran goes on."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    env = {
-        **os.environ,
-        "HOLDFAST_DATA_DIR": str(tmp_path),
-        "HOLDFAST_PORT": str(port),
-        "HOLDFAST_PROCESS_USER": "root",
-    }
-    with (tmp_path / "up.log").open("wb") as log:
-        process = subprocess.Popen([*PROGRAM, "up", "--workers", "1"], env=env, stdout=log, stderr=log)
-    up = Up(tmp_path, port, process)
+    with running(tmp_path, "--workers", "1") as up:
 
-    def workers() -> set[int]:
-        done = up.run("workers", "--json")
-        return (
-            {worker["pid"] for worker in json.loads(done.stdout) if worker["live"]} if done.returncode == 0 else set()
-        )
+        def workers() -> set[int]:
+            return {worker["pid"] for worker in up.json("workers")["items"] if worker["live"]}
 
-    try:
-        first = _eventually(workers)
+        first = workers()
         job = up.json("submit", "--", "sh", "-c", "echo up; sleep 3; echo end")["id"]
-        _eventually(lambda: "up" in up("logs", job))
+        eventually(lambda: "up" in up("logs", job))
         for pid in first:
             os.kill(pid, signal.SIGKILL)
         assert "end\n" in up("logs", "-f", job)
         assert up.json("show", job)["attempts"] == 1
         assert workers() - first
-    finally:
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE) == 0
-
-
-def _eventually(look: Any) -> Any:
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        if answer := look():
-            return answer
-        time.sleep(0.1)
-    raise AssertionError("never came true")

@@ -26,9 +26,16 @@ n=1
 say() {{ echo "out $n"; echo "err $n" >&2; n=$((n + 1)); }}
 while [ $n -le 8 ]; do say; done
 while [ $n -le {LINES} ]; do sleep $PACE; say; done
+echo kept > output/kept
 printf 'last out'; printf 'last err' >&2
 """
-STEPS = ["prepared", "created", "confirmed", "spawned", "started", "shipped", "collected", "finished"]
+STEPS = [
+    "prepared", "created", "confirmed", "spawned", "started", "shipped", "exited", "collected", "gathered",
+    "classified", "finished", "removed",
+]  # fmt: skip
+CALLS = ["engine create", "engine put", "engine start", "engine remove"]
+"""Steps that belong to no job: a worker dies at the first such call, whichever job it is for."""
+STOPPED = ["prepared", "created", "confirmed", "spawned", "started", "shipped", "collected", "finished"]
 """Those between which a container changes."""
 SLOW: Any = {"lease_ttl": 60.0, "heartbeat_interval": 1.0, "adopt_backoff": 0.1}
 
@@ -43,6 +50,9 @@ async def assert_whole(fleet: Fleet, job: Job, what: str = "", *, first: int = 1
     for stream, word in (("stdout", "out"), ("stderr", "err")):
         expected = [f"{word} {n}" for n in range(first if word == "out" else 1, LINES + 1)] + [f"last {word}"]
         assert await fleet.log(job, stream) == expected, f"{what}: {stream}"
+    (last,) = await fleet.store.attempts.list(job.id)
+    with fleet.artifacts.open(job.id, last.attempt, last.token, "kept") as kept:
+        assert kept.read() == b"kept\n", what
     await fleet.assert_true(job)
 
 
@@ -59,7 +69,8 @@ def record(docker_engine: Daemon) -> Iterator[Record]:
 async def sweep(fleet: Fleet, dock: Daemon, times: int = 1) -> None:
     """What a worker does once a minute, so many times."""
     async with api(dock) as engine:
-        runner = DockerRunner(engine, fleet.installation, limits=Limits(), log_cap=1 << 20)
+        spaces = fleet.settings.state / "spaces"
+        runner = DockerRunner(engine, fleet.installation, limits=Limits(), log_cap=1 << 20, spaces=spaces)
         await runner.check()
         locks = StateFolder(fleet.host("sweeper")).locks(fleet.installation)
         chores = Chores(
@@ -81,6 +92,12 @@ async def test_worker_killed_at_any_step_costs_nothing(fleet: Fleet, fleet_dock:
     for step, job in jobs.items():
         await assert_whole(fleet, job, step)
         assert await fleet.statuses(job) == ["queued", "running", "succeeded"], step
+    for call in CALLS:
+        jobs[call] = await chatty(fleet, queue=call)
+        victim = fleet.start({call: 1}, Hook(step=call, do="kill"), **SLOW)
+        assert await victim.dead() == -signal.SIGKILL, call
+    for call in CALLS:
+        await assert_whole(fleet, jobs[call], call)
     assert_ran_once(record, *jobs.values())
 
     async def removed() -> bool:
@@ -140,7 +157,7 @@ async def test_worker_stopped_at_any_step_changes_nothing_when_it_wakes(
     fleet: Fleet, fleet_dock: Daemon, record: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a woken worker created, and may not start, goes to the sweep. Proves L15, L6, R16."""
-    jobs = {step: await chatty(fleet, queue=step) for step in STEPS}
+    jobs = {step: await chatty(fleet, queue=step) for step in STOPPED}
     victims = {
         step: fleet.start({step: 1}, Hook(step=step, do="stop", job=job.id), lease_ttl=9.0)
         for step, job in jobs.items()
@@ -153,7 +170,7 @@ async def test_worker_stopped_at_any_step_changes_nothing_when_it_wakes(
     before = {step: await fleet.get(job) for step, job in jobs.items()}
     for victim in victims.values():
         victim.signal(signal.SIGCONT)
-    again = {step: await chatty(fleet, queue=step) for step in STEPS}
+    again = {step: await chatty(fleet, queue=step) for step in STOPPED}
     for step, job in again.items():
         await assert_whole(fleet, job, f"{step} again")
     for step, job in jobs.items():

@@ -66,7 +66,7 @@ async def test_an_engine_that_is_away_costs_nothing(rig: Rig, dock: Daemon, down
         assert [(await rig.get(job)).status for job in waiting] == [Status.QUEUED] * 3
         explained = await rig.store.explain.job(waiting[0].id)
         assert [reason.about for reason in explained.reasons] == ["worker"]
-        assert "docker" in explained.reasons[0].message
+        assert f"the Docker engine at unix://{dock.socket}" in explained.reasons[0].message
         await in_thread(dock.start)
         await worker_row(rig, lambda row: "docker" in row.capabilities, "the worker says that it is back")
         for job in waiting:
@@ -107,6 +107,7 @@ async def test_what_waits_for_an_adopter_waits_for_its_engine_too(rig: Rig, dock
         reason = (await rig.store.explain.job(job.id)).reasons[0].message
         assert "docker:" in reason
         assert "no live worker reaches" in reason
+        assert f"the Docker engine at unix://{dock.socket}" in reason
         await in_thread(dock.start)
         await assert_one_run(rig, job, *count(100))
 

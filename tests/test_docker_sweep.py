@@ -36,7 +36,8 @@ async def sweeper(rig: Rig, dock: Daemon) -> AsyncIterator[Chores]:
 
 async def chores_of(rig: Rig, engine: object) -> Chores:
     installation = await rig.store.installation()
-    runner = DockerRunner(engine, installation, limits=Limits(), log_cap=1 << 20)  # type: ignore[arg-type]
+    spaces = rig.settings.state / "spaces"
+    runner = DockerRunner(engine, installation, limits=Limits(), log_cap=1 << 20, spaces=spaces)  # type: ignore[arg-type]
     await runner.check()
     locks = StateFolder(rig.settings.state).locks(installation)
     return Chores(rig.store, "sweeper", rig.settings, locks=locks, runners=[runner], held=lambda _: False)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from holdfast.model import Cause, Job, Outcome
-from holdfast.store.explain import Reason
+from holdfast.views import Reason
 from tests.stage import TTL, Stage
 
 
@@ -48,6 +48,22 @@ async def test_no_worker_for_the_queue_or_the_function(stage: Stage) -> None:
     await worker(stage, "w2", function="g")
     (reason,) = await reasons(stage, job)
     assert (reason.message, reason.workers) == ("no live worker of queue default can run function:f", ("w2",))
+
+
+async def test_an_engine_that_is_away_is_named(stage: Stage) -> None:
+    """Proves J17, R5."""
+    why = "cannot reach the Docker engine at unix:///run/docker.sock"
+    for name, away in (("w1", {"docker": why}), ("w2", {})):
+        await stage.store.workers.register(
+            name, host=name, pid=1, queues={"default": 1}, capabilities=["process"], domains=[], ttl=TTL, away=away
+        )
+    job = await stage.submit(runner="docker", spec={"image": "busybox"})
+    (reason,) = await reasons(stage, job)
+    assert reason.message == f"no live worker of queue default can run docker; w1: {why}"
+    assert [(worker.worker, worker.away) for worker in await stage.store.workers.list()] == [
+        ("w1", {"docker": why}),
+        ("w2", {}),
+    ]
 
 
 async def test_all_slots_taken(stage: Stage) -> None:

@@ -15,9 +15,9 @@ import pytest
 
 from holdfast.errors import ConfigError
 from holdfast.model import Cause, Status
-from holdfast.runner.folder import Folder
+from holdfast.runner.folder import Folder, write_new
 from holdfast.runner.outputs import Artifacts, Gathered
-from holdfast.runner.process import user_for
+from holdfast.runner.users import user_for
 from holdfast.store.events import Events
 from tests.attempt import needs_root
 from tests.attempt import running as alive
@@ -322,15 +322,14 @@ async def test_exit_codes_that_a_supervisor_uses_itself_are_the_commands_own(rig
 
 async def test_a_host_without_room_fails_no_job(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """It waits for a better moment, and no attempt is counted. Proves R5 for a host."""
-    create = Folder.create
     full = [errno.ENOSPC, errno.EMFILE]
 
-    def exhausted(self: Folder) -> None:
+    def exhausted(path: str | Path, data: bytes) -> None:
         if full:
             raise OSError(full.pop(), "no room")
-        create(self)
+        write_new(path, data)
 
-    monkeypatch.setattr(Folder, "create", exhausted)
+    monkeypatch.setattr("holdfast.runner.process.write_new", exhausted)
     monkeypatch.setattr("holdfast.runner.process.EXHAUSTED_SECONDS", 0.2)
     monkeypatch.setattr("holdfast.worker.executor.AWAY_SECONDS", 0.1)
     job = await rig.sh("echo ran")

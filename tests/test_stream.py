@@ -283,6 +283,47 @@ async def test_stalled_reader_costs_little_and_catches_up(served: Served) -> Non
         writer.close()
 
 
+@pytest.mark.parametrize("kind", ["sqlite"])
+async def test_reader_that_stands_still_is_cut_and_comes_again_without_loss(clean_url: str, tmp_path: Path) -> None:
+    """Proves E5."""
+    big = "x" * 60_000
+    async with (
+        serving_here(clean_url, tmp_path / "data", stream_stall=0.5) as served,
+        served.client() as client,
+        opened(clean_url) as store,
+    ):
+        talker = await Talker.start(store)
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port, limit=2**24)
+        request = f"GET /v1/jobs/{talker.id}/events/stream HTTP/1.1\r\nHost: localhost\r\n"
+        writer.write(f"{request}Authorization: Bearer {served.admin}\r\n\r\n".encode())
+        await reader.readuntil(b"\r\n\r\n")
+        transport: Any = writer.transport
+        transport.pause_reading()
+        for n in range(200):
+            await talker.say(f"{n} {big}")
+
+        async def cut() -> bool:
+            text = (await client.get("/metrics")).text
+            return "holdfast_stream_followers 0.0" in text and "holdfast_stream_cuts_total 1.0" in text
+
+        await eventually(cut, "it is no follower any more, though the job goes on")
+        here = writer.get_extra_info("sockname")[1]
+
+        async def closed() -> bool:
+            return (served.port, here) not in connections()
+
+        await eventually(closed, "nothing is kept for it, though it took nothing")
+        writer.close()
+        await talker.end()
+        assert len(await sse(client, talker.id)) == 204
+
+
+def connections() -> set[tuple[int, int]]:
+    """The TCP connections of this machine that are not closed, by the ports of both ends."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return {(int(row[1].split(":")[1], 16), int(row[2].split(":")[1], 16)) for row in rows if row[3] != "06"}
+
+
 async def test_hub_keeps_bounded_memory_and_reads_again_what_it_dropped(
     clean_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -329,7 +370,9 @@ async def test_many_followers_of_one_job_share_one_reader(served: Served) -> Non
 
 async def reads(client: httpx.AsyncClient) -> int:
     text = (await client.get("/metrics")).text
-    return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("holdfast_stream_reads_total"))
+    return next(
+        int(float(line.split()[1])) for line in text.splitlines() if line.startswith("holdfast_stream_reads_total")
+    )
 
 
 async def test_follower_that_goes_away_is_forgotten(served: Served) -> None:
@@ -417,7 +460,7 @@ async def test_stream_that_begins_while_its_server_stops_is_cut_and_does_not_end
     async def receive() -> Any:
         return await asyncio.Event().wait()
 
-    streamed = stream.Streamed(hub, job.id, tenant="default", after=0, form="ndjson")
+    streamed = stream.Streamed(hub, job.id, tenant="default", after=0, form="ndjson", stall=60.0)
     await streamed({"type": "http"}, receive, send)
     assert [message["type"] for message in sent] == ["http.response.start"]
 

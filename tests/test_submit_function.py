@@ -69,6 +69,8 @@ async def test_every_field_of_a_submission_is_known_to_the_function(stage: Stage
         "stop_after": 8,
         "budget": {"tokens": 9},
         "secrets": ["S"],
+        "uploads": ["u"],
+        "check": {"command": ["true"], "timeout": 1},
     }
     assert set(everything) == set(Submission.__struct_fields__)
     (by_sql,) = await submit(connection, everything)

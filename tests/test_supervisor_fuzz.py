@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from holdfast.runner.spec import Command, Spec, Task, encode_command, encode_spec
+from holdfast.runner.spec import Command, Service, Spec, Task, encode_command, encode_spec
 from holdfast.runner.supervisor import build
 from tests.attempt import Attempt, eventually
 
@@ -60,13 +60,13 @@ values = st.one_of(
 )
 SPEC_KEYS = (
     "token mark env cwd umask uid gid groups limit output_cap timeout idle_timeout stop_grace drain clock start_by"
-    " stop_after no_new_privs task end"
+    " stop_after no_new_privs hold service stop_signal task end"
 )
 spec_keys = st.sampled_from([*SPEC_KEYS.encode().split(), b"", b"x y"])
-command_keys = st.sampled_from([b"token", b"verb", b"kind", b"grace", b"stop_after", b"clock", b"end", b"", b"z" * 70])
-words = st.sampled_from(
-    [b"hold", b"beat", b"stop", b"kill", b"cancel", b"interrupt", b"boottime", b"realtime", str(TOKEN).encode()]
-)
+COMMAND_KEYS = b"token verb kind grace stop_after clock task name text end"
+command_keys = st.sampled_from([*COMMAND_KEYS.split(), b"", b"z" * 70])
+WORDS = b"hold beat stop kill go place service start cancel interrupt boottime realtime 0 1 new"
+words = st.sampled_from([*WORDS.split(), str(TOKEN).encode()])
 # Only this program is ever run: a record of the fuzzer's own never names one.
 program = st.sampled_from([record(b"arg", b"/bin/true"), record(b"arg", b"/no/such/program")])
 
@@ -114,6 +114,10 @@ good_commands = [
     encode_command(Command(token=TOKEN, verb="beat", stop_after=1e12, clock="realtime")),
     encode_command(Command(token=TOKEN, verb="hold")),
     encode_command(Command(token=1, verb="stop", kind="interrupt", grace=3)),
+    encode_command(Command(token=TOKEN, verb="go", task=0)),
+    encode_command(Command(token=TOKEN, verb="place", name="new")),
+    encode_command(Command(token=TOKEN, verb="service", kind="start")),
+    encode_command(Command(token=TOKEN, verb="service", kind="stop")),
 ]
 specs = st.one_of(st.binary(max_size=200), records(b"holdfast-spec", spec_keys, values), bent(st.just(good_spec)))
 commands = st.one_of(
@@ -148,14 +152,18 @@ def test_any_spec_ends_with_a_record_or_an_orderly_leave(sanitized: Path, tmp_pa
     attempt.clean()
 
 
+SERVICE = Service(name="server", argv=("/bin/sleep", "600"))
+
+
 @FUZZ
-@given(batch=st.lists(commands, min_size=10, max_size=20))
+@given(batch=st.lists(commands, min_size=10, max_size=20), hold=st.booleans())
 def test_any_commands_leave_the_supervisor_sound_and_listening(
-    sanitized: Path, tmp_path: Path, batch: list[bytes]
+    sanitized: Path, tmp_path: Path, batch: list[bytes], hold: bool
 ) -> None:
     """R24: each is answered or, if a good one ended the attempt, the end is recorded."""
     attempt = fresh(tmp_path, sanitized)
-    attempt.write("/bin/sleep", "600", token=TOKEN)
+    attempt.write("/bin/sleep", "600", token=TOKEN, hold=hold, service=SERVICE if hold else None)
+    (attempt.folder.path / "space" / "new").mkdir(parents=True)
     attempt.supervise(env=OPTIONS)
     eventually(attempt.folder.started)
     for number, data in enumerate(batch):
@@ -165,5 +173,5 @@ def test_any_commands_leave_the_supervisor_sound_and_listening(
     eventually(lambda: attempt.folder.exit() or any(ack.command == last for ack in attempt.folder.acks()))
     status = attempt.status()
     assert_sound(attempt)
-    assert status in (124, 128 + 9, 128 + 15)
+    assert status in (124, 125, 128 + 9, 128 + 15)
     attempt.clean()

@@ -72,6 +72,7 @@ GOOD = {"title": "a", "rows": 3}
 @pytest.mark.parametrize(
     ("job", "field"),
     [
+        ({"inputs": GOOD, "tasks": [{"name": "a", "command": ["id"]}]}, "tasks"),
         ({"inputs": {**GOOD, "rows": "3"}}, "inputs.rows"),
         ({"inputs": {**GOOD, "rows": 0}}, "inputs.rows"),
         ({"inputs": {"rows": 3}}, "inputs"),
@@ -168,3 +169,103 @@ async def test_submitter_runs_a_tool_over_http(rig: Rig, file: Path, tmp_path: P
         assert made.status_code == 201
         await rig.ended(made.json()["id"], Status.SUCCEEDED)
         assert await rig.log(made.json()["id"]) == ["a; b|"]
+
+
+async def test_repeat_of_a_call_is_known_by_what_was_sent_not_by_what_the_tool_made_of_it(
+    clean_url: str, tmp_path: Path
+) -> None:
+    """Proves J12."""
+    path = tmp_path / "tools.toml"
+    sent = {"tool": "a", "inputs": {}}
+    ids = []
+    for command in ('["true"]', '["true", "twice"]'):
+        path.write_text(f'[tools.a]\nrunner = "process"\ncommand = {command}')
+        async with serving_here(clean_url, tmp_path / "data", tools=path) as served, served.client() as client:
+            headers = {"Idempotency-Key": "once"}
+            one = await client.post("/v1/jobs", json=sent, headers=headers)
+            many = await client.post("/v1/jobs/bulk", json={"jobs": [sent]}, headers={"Idempotency-Key": "many"})
+            ids.append((one.json()["id"], many.json()["ids"]))
+            other = await client.post("/v1/jobs", json={**sent, "labels": {"a": "b"}}, headers=headers)
+            assert other.status_code == 409
+    assert ids[0] == ids[1]
+
+
+GUARDED = """
+[tools.guarded]
+runner = "process"
+command = ["sh", "-c", "echo $API_KEY"]
+secrets = ["API_KEY"]
+check = {command = ["sh", "-c", "echo no $0 yet >&2; test -e $0", "READY"], timeout = 1}
+
+[tools.short]
+runner = "process"
+command = ["sleep", "600"]
+timeout = 0.2
+
+[tools.exact]
+runner = "process"
+command = ["true"]
+require_result = true
+
+[tools.called]
+runner = "function"
+name = "called"
+check = {command = ["test", "-e", "READY"], timeout = 1}
+"""
+
+
+async def test_tool_brings_its_check_its_secrets_and_its_limits_to_the_worker(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proves C10, O8."""
+    ready = tmp_path / "ready"
+    path = tmp_path / "tools.toml"
+    path.write_text(GUARDED.replace("READY", str(ready)))
+    monkeypatch.setenv("HOLDFAST_SECRET_API_KEY", "open-sesame")
+
+    @rig.functions.add(name="called")
+    def called() -> str:
+        return "called"
+
+    async with (
+        serving_here(rig.settings.database_url or "", tmp_path / "data", tools=path) as served,
+        served.client(await served.token(Role.OPERATOR)) as client,
+        rig.worker(),
+    ):
+
+        async def ask(tool: str) -> str:
+            made = await client.post("/v1/jobs", json={"tool": tool})
+            assert made.status_code == 201, made.text
+            return str(made.json()["id"])
+
+        guarded, function = await ask("guarded"), await ask("called")
+        for job in (guarded, function):
+            paused = await rig.ended(job, Status.PAUSED)
+            assert paused.error is not None
+            assert paused.error.code == "not_ready"
+        assert f"no {ready} yet" in str((await rig.get(guarded)).error)
+        assert await rig.log(guarded) == []
+        ready.touch()
+        for job in (guarded, function):
+            assert (await client.post(f"/v1/jobs/{job}/resume")).status_code == 200
+            await rig.ended(job, Status.SUCCEEDED)
+        assert await rig.log(guarded) == ["***"]
+        await rig.ended(await ask("short"), Status.TIMED_OUT)
+        failed = await rig.ended(await ask("exact"), Status.FAILED)
+        assert failed.error is not None
+        assert failed.error.code == "contract_violation"
+
+
+async def test_check_is_a_command_and_needs_who_may_give_one(clean_url: str, tmp_path: Path, file: Path) -> None:
+    """Proves O8, C10."""
+    check = {"command": ["true"], "timeout": 1}
+    async with serving_here(clean_url, tmp_path / "data", tools=file) as served:
+        async with served.client(await served.token(Role.SUBMITTER)) as client:
+            asked = {"runner": "function", "spec": {"name": "f"}, "check": check}
+            assert (await client.post("/v1/jobs", json=asked)).status_code == 403
+            tool = await client.post("/v1/jobs", json={"tool": "call", "check": check})
+            assert (tool.status_code, error_of(tool)["details"]["field"]) == (422, "check")
+        async with served.client() as client:
+            assert (await client.post("/v1/jobs", json=asked)).status_code == 201
+            wrong = await client.post("/v1/jobs", json={**asked, "check": {**check, "command": []}})
+            assert (wrong.status_code, error_of(wrong)["details"]["field"]) == (422, "check.command")

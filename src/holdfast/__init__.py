@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from holdfast.assemble import asgi
     from holdfast.client.app import Holdfast
-    from holdfast.client.http import AsyncClient, Client
+    from holdfast.client.blocking import Client
+    from holdfast.client.http import AsyncClient
     from holdfast.runner.function import Cancelled, Context
     from holdfast.store.inside import submit_inside, submit_inside_async
 
@@ -31,7 +32,7 @@ __all__ = [
 _HOMES = {
     "AsyncClient": "holdfast.client.http",
     "Cancelled": "holdfast.runner.function",
-    "Client": "holdfast.client.http",
+    "Client": "holdfast.client.blocking",
     "Context": "holdfast.runner.function",
     "Holdfast": "holdfast.client.app",
     "asgi": "holdfast.assemble",

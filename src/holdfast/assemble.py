@@ -4,21 +4,28 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any
 
 from holdfast import config
 from holdfast.api.app import Api, Background
+from holdfast.api.plans import FactsOf
 from holdfast.config import Settings
 from holdfast.duties.leading import Duties
-from holdfast.errors import StoreError
+from holdfast.errors import Invalid, StoreError
 from holdfast.model import new_worker_id
-from holdfast.runner.base import Limits, Runner
+from holdfast.pipeline.connectors import CONNECTORS
+from holdfast.pipeline.plan import Facts
+from holdfast.runner.base import CannotStart, EngineUnreachable, Limits, Runner
 from holdfast.runner.function import Functions
 from holdfast.runner.host import StateFolder
-from holdfast.runner.process import MARK_SECONDS, ProcessRunner, user_for
+from holdfast.runner.process import MARK_SECONDS, ProcessRunner
+from holdfast.runner.users import user_for
 from holdfast.store import Store
 from holdfast.store.sqlite import SqliteDatabase
 from holdfast.store.store import open_store
+from holdfast.tasks import pipeline_of
 from holdfast.worker.desk import Step
+from holdfast.worker.direct import Direct
 from holdfast.worker.heart import Beats
 from holdfast.worker.worker import Worker
 
@@ -49,12 +56,14 @@ async def worker_of(
     worker_id: str | None = None,
     at: Step | None = None,
     state: StateFolder | None = None,
+    store: Store | None = None,
 ) -> AsyncIterator[Worker]:
-    """A worker on its own store and state folder, ready to run."""
+    """A worker on its state folder, and on a store of its own unless one is given, ready to run."""
     state = state or StateFolder(settings.state)
     async with AsyncExitStack() as held:
-        store = await store_of(settings)
-        held.push_async_callback(store.close)
+        if store is None:
+            store = await store_of(settings)
+            held.push_async_callback(store.close)
         installation = await store.installation()
         user = user_for(settings.process_user, state.path)
         processes = ProcessRunner(
@@ -93,14 +102,77 @@ async def docker_of(settings: Settings, installation: str, held: AsyncExitStack)
     engine = Engine(settings.docker_host)
     held.push_async_callback(engine.close)
     limits = Limits(memory=settings.docker_memory, cpus=settings.docker_cpus, pids=settings.docker_pids)
-    runner = DockerRunner(engine, installation, limits=limits, log_cap=settings.log_max_bytes)
+    runner = DockerRunner(
+        engine, installation, limits=limits, log_cap=settings.log_max_bytes, spaces=settings.state / "spaces"
+    )
     await runner.check()
     return [runner]
 
 
 def api_of(settings: Settings, *, background: Background | None = None) -> Api:
     """The service on its own store. `background` runs beside it, with the same store."""
-    return Api(settings, lambda: store_of(settings, connections=settings.api_connections), background)
+    return Api(
+        settings, lambda: store_of(settings, connections=settings.api_connections), facts_of(settings), background
+    )
+
+
+def facts_of(settings: Settings) -> FactsOf:
+    """What is true of a pipeline where this process runs: the image on its engine, or the server among its programs."""
+
+    async def facts(spec: Mapping[str, Any]) -> Facts:
+        pipeline = pipeline_of(spec)
+        if pipeline is None or "image" in spec:
+            return Facts(image=await image_of(settings, spec["image"]) if pipeline else None)
+        try:
+            return Facts(engine=await asyncio.to_thread(CONNECTORS[pipeline.connector].engine))
+        except CannotStart as error:
+            raise Invalid("connector", error.error.message) from None
+
+    return facts
+
+
+async def image_of(settings: Settings, name: str) -> str | None:
+    """The digest behind an image's name; None if this process's engine does not have it, or is not there."""
+    if settings.docker_host is None:
+        return None
+    try:  # Only here: what it needs is an extra.
+        from holdfast.runner.docker.engine import Engine, Refusal  # noqa: PLC0415
+    except ModuleNotFoundError:
+        return None
+    engine = Engine(settings.docker_host)
+    try:
+        return (await engine.image(name)).id
+    except (Refusal, EngineUnreachable):
+        return None
+    finally:
+        await engine.close()
+
+
+def beside(settings: Settings, functions: Functions | None = None) -> Background:
+    """What runs beside a server that is alone: the duties and, where the queue is off, what runs the jobs."""
+    return duties_of(settings) if settings.queue_enabled else direct_of(settings, functions)
+
+
+def direct_of(settings: Settings, functions: Functions | None = None) -> Background:
+    """A worker with claiming off, to run beside a server that runs jobs in the request; it has the duties with it."""
+
+    @asynccontextmanager
+    async def running(store: Store) -> AsyncIterator[Direct]:
+        async with worker_of(settings, queues={}, functions=functions, store=store) as worker:
+            # Not a group: the block may be entered and left in different tasks.
+            task = asyncio.create_task(worker.run())
+            started = asyncio.create_task(worker.started.wait())
+            await asyncio.wait([task, started], return_when=asyncio.FIRST_COMPLETED)
+            started.cancel()
+            try:
+                if not task.done():
+                    yield Direct(worker, store, settings)
+            finally:
+                if not task.done():
+                    worker.leave()
+                await task
+
+    return running
 
 
 def duties_of(settings: Settings) -> Background:
@@ -121,13 +193,14 @@ def duties_of(settings: Settings) -> Background:
     return running
 
 
-def asgi(url: str | None = None, **settings: object) -> Api:
+def asgi(url: str | None = None, *, functions: Functions | None = None, **settings: object) -> Api:
     """The service as an ASGI application, to serve or to mount: `app.mount("/jobs", holdfast.asgi())`.
 
-    `url` is the database's; other settings by name. What is not given comes from the environment.
+    `url` is the database's; other settings by name. What is not given comes from the environment. `functions` are those
+    of an application (`app.functions`), to be run in the request where the queue is off.
     """
     loaded = config.load({"database_url": url, **settings})
-    return api_of(loaded, background=duties_of(loaded))
+    return api_of(loaded, background=beside(loaded, functions))
 
 
 def beats_of(store: Store, settings: Settings) -> Callable[[], Awaitable[tuple[Beats, Callable[[], Awaitable[None]]]]]:

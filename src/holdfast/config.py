@@ -24,6 +24,7 @@ Pooler = Literal["none", "transaction"]
 """What stands between us and Postgres: nothing that we need to know of, or a pooler in transaction mode."""
 
 Switch = Literal["on", "off"]
+OnDisconnect = Literal["continue", "cancel"]
 
 
 def _number(text: object) -> float:
@@ -87,6 +88,13 @@ def _switch(text: object) -> Switch:
     raise ValueError("must be on or off")
 
 
+def _on_disconnect(text: object) -> OnDisconnect:
+    match text:
+        case "continue" | "cancel":
+            return text
+    raise ValueError("must be continue or cancel")
+
+
 def _port(text: object) -> int:
     try:
         port = int(str(text))
@@ -113,7 +121,9 @@ class Settings:
     schema: str = _setting("holdfast", _text, "the schema that holds the tables on Postgres")
     data_dir: Path = _setting(Path("holdfast-data"), _path, "the folder that all parts share")
     state_dir: Path | None = _setting(None, _optional(_path), "attempts and locks, on a local disk")
-    shared_dir: Path | None = _setting(None, _optional(_path), "inputs and artifacts, the same on every host")
+    shared_dir: Path | None = _setting(
+        None, _optional(_path), "inputs, artifacts and snapshots, the same on every host"
+    )
     secrets_dir: Path | None = _setting(None, _optional(_path), "a folder with a file per secret, named as it is")
     process_user: str = _setting("65532", _text, "whom processes run as when we are root: a name, uid or uid:gid")
     docker_host: str | None = _setting(
@@ -135,6 +145,7 @@ class Settings:
     timeout: float | None = _setting(None, _optional(_number), "seconds that an attempt may take, unless the job says")
     log_max_bytes: int = _setting(10 * 1024 * 1024, _whole, "bytes of log that are kept of one job")
     artifact_max_bytes: int = _setting(1024**3, _whole, "bytes of output files that are kept of one attempt")
+    snapshots_max_bytes: int | None = _setting(None, _optional(_whole), "bytes that all snapshots may hold together")
     retention_days: float = _setting(30.0, _number, "days after which ended jobs are removed")
     keep_identical: int | None = _setting(None, _optional(_whole), "ended jobs of one signature that are kept")
     listen: bool = _setting(True, _flag, "wake-ups by LISTEN and NOTIFY; off means polling alone")
@@ -147,7 +158,14 @@ class Settings:
     allow_raw: bool = _setting(False, _flag, "let callers who are no admins submit commands and images of their own")
     tools: Path | None = _setting(None, _optional(_path), "the TOML file of the tools that callers may use")
     max_body_bytes: int = _setting(16 * 1024 * 1024, _whole, "bytes of a request's body, at most")
+    upload_max_bytes: int = _setting(100 * 1024 * 1024, _whole, "bytes of one upload, and of all that one job gets")
+    stream_stall: float = _setting(
+        60.0, _number, "seconds after which a client is cut that takes nothing of its stream"
+    )
     max_json_depth: int = _setting(64, _whole, "levels that JSON in a request may be nested, at most")
+    queue_enabled: bool = _setting(True, _flag, "off: the server runs jobs in the request that submits them")
+    max_concurrency: int = _setting(1, _whole, "jobs that a server without a queue runs at once, at most")
+    on_disconnect: OnDisconnect = _setting("continue", _on_disconnect, "or cancel: such a job when its client goes")
     rate_limit: float | None = _setting(1000.0, _optional(_number), "requests per second and token; none lifts it")
     api_connections: int = _setting(8, _whole, "connections that the service keeps to Postgres")
 

@@ -10,10 +10,16 @@
     ├── Conflict         the thing exists, but not in a state that allows this         409
     │   ├── IllegalMove  the table of moves has no such move from this status
     │   ├── Blocked      a job that has not ended is not deleted without force
+    │   ├── Needed       a snapshot that others need is not removed without force or recurse
     │   ├── NeedFailed   a dependency already ended badly
-    │   └── Gone         a replay of a call whose jobs were deleted
+    │   ├── Gone         a replay of a call whose jobs were deleted
+    │   ├── NoQueue      what needs a line, of a server that runs jobs in the request
+    │   └── Paused       the same, of a queue in which nothing starts now
     ├── QueueFull        as many jobs wait in a queue as its limit allows              429
     ├── RateLimited      too many requests with one token                              429
+    ├── AtCapacity       a server without a queue runs as many jobs as it may          503
+    ├── CacheFull        no room for a snapshot, and nothing that may go               503
+    ├── SnapshotDamaged  a snapshot's folder is not what was published                 503
     ├── ConfigError      settings that cannot work; lists every problem at once
     └── StoreError       the database, not the request                                 503
         ├── StoreUnreachable
@@ -103,6 +109,14 @@ class Blocked(Conflict):
         self.job_status = status
 
 
+class Needed(Conflict):
+    code = "needed"
+
+    def __init__(self, snapshot: str, why: str) -> None:
+        super().__init__(f"blocked: snapshot {snapshot} {why}")
+        self.snapshot = snapshot
+
+
 class NeedFailed(Conflict):
     code = "need_failed"
 
@@ -114,6 +128,14 @@ class NeedFailed(Conflict):
 
 class Gone(Conflict):
     code = "gone"
+
+
+class NoQueue(Conflict):
+    code = "queue_off"
+
+
+class Paused(Conflict):
+    code = "paused"
 
 
 class QueueFull(HoldfastError):
@@ -128,6 +150,21 @@ class RateLimited(HoldfastError):
     def __init__(self, wait: float) -> None:
         super().__init__(f"too many requests with this token; try again in {wait:.1f} seconds")
         self.wait = wait
+
+
+class AtCapacity(HoldfastError):
+    status = 503
+    code = "at_capacity"
+
+
+class CacheFull(HoldfastError):
+    status = 503
+    code = "cache_full"
+
+
+class SnapshotDamaged(HoldfastError):
+    status = 503
+    code = "snapshot_damaged"
 
 
 class ConfigError(HoldfastError):

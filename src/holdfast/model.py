@@ -174,8 +174,15 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     on: tuple[Literal["failed", "timed_out"], ...] = ("failed",)
 
 
+class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How to find out whether what a lane or a tool needs is ready: a command, and the seconds it may take."""
+
+    command: tuple[str, ...]
+    timeout: float
+
+
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """How a job is to be treated: retries, losses, limits of time and budget."""
+    """How a job is to be treated: retries, losses, limits of time and budget, what it is given, what must be ready."""
 
     on_lost: OnLost = "requeue"
     retry: Retry = Retry()
@@ -186,6 +193,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     stop_after: float | None = None
     budget: Mapping[str, float] | None = None
     secrets: tuple[str, ...] = ()
+    uploads: tuple[str, ...] = ()
+    check: Check | None = None
 
 
 class StopRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -405,18 +414,51 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     error: Error | None
 
 
+class TaskStatus(StrEnum):
+    PENDING = "pending"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    TIMED_OUT = "timed_out"
+    CANCELLED = "cancelled"
+
+
+class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A task of a pipeline as people see it. `snapshot` is the id of its result, stored or not; None until planned."""
+
+    n: int
+    name: str
+    status: TaskStatus = TaskStatus.PENDING
+    cached: bool = False
+    parent: str | None = None
+    snapshot: str | None = None
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    exit_code: int | None = None
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The stored workspace that a task left. `components` say what it depends on, `folder` and `digest` where it is."""
+
+    id: str
+    tenant: str
+    parent: str
+    task: str
+    task_hash: str
+    components: Mapping[str, str]
+    folder: str
+    digest: str
+    size: int
+    made_at: datetime
+    used_at: datetime
+    job_id: str
+
+
 class LaneState(StrEnum):
     IDLE = "idle"
     ACTIVE = "active"
     BLOCKED = "blocked"
     PAUSED = "paused"
-
-
-class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How to find out whether what a lane stands for is ready: a command, and the seconds it may take."""
-
-    command: tuple[str, ...]
-    timeout: float
 
 
 class Lane(msgspec.Struct, frozen=True, kw_only=True):
@@ -442,11 +484,14 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     queues: Mapping[str, int]
     capabilities: tuple[str, ...]
     domains: tuple[str, ...]
+    away: Mapping[str, str]
+    """What it could run, but for an engine that is away, and why."""
     registered_at: datetime
     seen_at: datetime
     live: bool
     draining: bool
     jobs: tuple[str, ...]
+    figures: Mapping[str, Any] = {}
 
 
 class Role(StrEnum):

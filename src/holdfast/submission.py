@@ -18,6 +18,7 @@ from msgspec import Meta
 
 from holdfast.errors import Invalid, TooLarge
 from holdfast.model import Check, OnLost, Policy, Retry, Runner, new_id
+from holdfast.tasks import FIELDS, Connector, Mode, Pipeline, Task, refuse_odd_tasks
 
 MAX_PAYLOAD = 1024 * 1024
 MAX_BATCH = 10_000
@@ -54,7 +55,21 @@ class DockerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     require_result: bool = False
 
 
+class ProcessPipeline(Pipeline, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    user: Name | None = None
+
+
+class DockerPipeline(Pipeline, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    image: Name
+    memory: Annotated[str, Meta(pattern=r"^[0-9]+[kmgKMG]?$")] | None = None
+    cpus: Annotated[float, Meta(gt=0)] | None = None
+    pids: Annotated[int, Meta(ge=1)] | None = None
+    network: Name | None = None
+    user: Name | None = None
+
+
 SPECS: Mapping[Runner, type[msgspec.Struct]] = {"function": FunctionSpec, "process": ProcessSpec, "docker": DockerSpec}
+PIPELINES: Mapping[str, type[Pipeline]] = {"process": ProcessPipeline, "docker": DockerPipeline}
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -83,8 +98,14 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     stop_after: Seconds | None = None
     budget: dict[Name, Annotated[float, Meta(ge=0)]] | None = None
     secrets: tuple[Name, ...] = ()
+    uploads: Annotated[tuple[Name, ...], Meta(max_length=100)] = ()
+    check: Check | None = None
     reuse_key: Name | None = None
     rebuild: bool = False
+    tasks: tuple[Task, ...] = ()
+    connector: Connector | None = None
+    snapshot: Mode | None = None
+    base: str | None = None
 
     @property
     def capability(self) -> str:
@@ -134,8 +155,13 @@ class Batch(msgspec.Struct, frozen=True):
         return [Accepted(joined.get(job_id, job_id), job_id in joined) for job_id in self.ids]
 
 
-def gather(jobs: Sequence[Submission | Mapping[str, Any]], tenant: str, key: str | None) -> Batch:
-    """Check a whole call and make it ready for a store; every refusal names the field."""
+def gather(
+    jobs: Sequence[Submission | Mapping[str, Any]], tenant: str, key: str | None, sent: Sequence[Any] | None = None
+) -> Batch:
+    """Check a whole call and make it ready for a store; every refusal names the field.
+
+    `sent` is what the caller sent, where that differs from the jobs: a repeat of the call is known by it.
+    """
     if key is not None and not (1 <= len(key) <= MAX_KEY and key.isprintable()):
         raise Invalid("idempotency_key", f"has {len(key)} characters; between 1 and {MAX_KEY} are accepted")
     if isinstance(jobs, Submission | Mapping | str):
@@ -146,7 +172,7 @@ def gather(jobs: Sequence[Submission | Mapping[str, Any]], tenant: str, key: str
         raise Invalid("tenant", "is empty, over 200 characters, or has control characters")
     checked = [check(job if isinstance(job, Submission) else parse(job), tenant) for job in jobs]
     ids = [job.id for job in checked if job.id is not None]
-    return Batch(in_order(checked), ids, tenant, key, None if key is None else fingerprint(jobs))
+    return Batch(in_order(checked), ids, tenant, key, None if key is None else fingerprint(sent or jobs))
 
 
 def fingerprint(jobs: Sequence[Any]) -> str:
@@ -157,6 +183,8 @@ def fingerprint(jobs: Sequence[Any]) -> str:
 
 def parse(data: Any) -> Submission:
     """Turn plain data into a Submission; every refusal names the field."""
+    if isinstance(data, dict) and data.get("tasks") and "spec" not in data:
+        data = data | {"spec": {}}
     try:
         return msgspec.convert(data, Submission)
     except msgspec.ValidationError as error:
@@ -164,11 +192,16 @@ def parse(data: Any) -> Submission:
 
 
 def parse_check(data: Any) -> Check:
-    """Turn plain data into a lane's readiness check; every refusal names the field."""
+    """Turn plain data into a readiness check; every refusal names the field."""
     try:
         asked = msgspec.convert(data, Check)
     except msgspec.ValidationError as error:
         raise invalid_field(error, root="check") from None
+    return sound_check(asked)
+
+
+def sound_check(asked: Check) -> Check:
+    """Check what types alone cannot say of a readiness check."""
     if not asked.command or not asked.command[0]:
         raise Invalid("check.command", "is empty; give a program and its arguments")
     _check_field("check.command", asked.command)
@@ -181,15 +214,17 @@ def check(submission: Submission, tenant: str) -> Submission:
     """Check what types alone cannot say; give the job its tenant, and an id if it has none."""
     if submission.tenant is not None and submission.tenant != tenant:
         raise Invalid("tenant", f"{submission.tenant!r} is not the caller's")
-    try:
-        msgspec.convert(submission.spec, SPECS[submission.runner])
-    except msgspec.ValidationError as error:
-        raise invalid_field(error, root="spec") from None
+    submission = _folded(submission)
+    _check_spec(submission)
     if not (submission.kind + submission.queue + (submission.lane or "")).isprintable():
         raise _unprintable(submission)
     _check_json(submission)
     if submission.available_at is not None and not FIRST_YEAR <= submission.available_at.year <= LAST_YEAR:
         raise Invalid("available_at", f"is not between the years {FIRST_YEAR} and {LAST_YEAR}")
+    if submission.check is not None:
+        sound_check(submission.check)
+    if submission.uploads and submission.runner == "function":
+        raise Invalid("uploads", "are for processes and containers: a function has no work folder")
     if submission.retry is not None and not 0 <= submission.retry.base <= submission.retry.cap:
         raise Invalid("retry", f"base {submission.retry.base} must be between 0 and cap {submission.retry.cap}")
     job_id = new_id() if submission.id is None else _canonical_id("id", submission.id)
@@ -201,6 +236,41 @@ def check(submission: Submission, tenant: str) -> Submission:
     if job_id in needs:
         raise Invalid("needs", f"job {job_id} needs itself")
     return msgspec.structs.replace(submission, id=job_id, tenant=tenant, needs=needs)
+
+
+def _folded(submission: Submission) -> Submission:
+    """Move what a pipeline says into its spec, where every database and worker finds it."""
+    said = {name: value for name in FIELDS if (value := getattr(submission, name))}
+    if not said:
+        return submission
+    if not submission.tasks:
+        raise Invalid(next(iter(said)), "is for pipelines: give tasks, too")
+    for name in said:
+        if name in submission.spec:
+            raise Invalid(f"spec.{name}", f"is said twice: here, and as {name} of the job")
+    spec = submission.spec | msgspec.to_builtins(said)
+    return msgspec.structs.replace(submission, spec=spec, tasks=(), connector=None, snapshot=None, base=None)
+
+
+def _check_spec(submission: Submission) -> None:
+    pipeline = "tasks" in submission.spec
+    if pipeline and submission.runner not in PIPELINES:
+        raise Invalid("tasks", f"a pipeline runs as process or docker, not as {submission.runner}")
+    kind = PIPELINES[submission.runner] if pipeline else SPECS[submission.runner]
+    try:
+        checked = msgspec.convert(submission.spec, kind)
+    except msgspec.ValidationError as error:
+        raise _placed(invalid_field(error, root="spec")) from None
+    if isinstance(checked, Pipeline):
+        refuse_odd_tasks(checked)
+
+
+def _placed(error: Invalid) -> Invalid:
+    """Name a pipeline's field as the caller wrote it, beside the spec."""
+    inner = error.field.removeprefix("spec.")
+    if re.split(r"[.\[]", inner)[0] in FIELDS:
+        return Invalid(inner, error.message.removeprefix(f"{error.field}: "))
+    return error
 
 
 def in_order(submissions: Sequence[Submission]) -> list[Submission]:

@@ -14,6 +14,10 @@ attempts.exit_code integer YES
 attempts.signal integer YES 
 attempts.error_code text YES 
 attempts.error_message text YES 
+builds.id text NO 
+builds.job_id uuid YES 
+builds.token bigint YES 
+builds.taken_at timestamp with time zone NO 
 events.job_id uuid NO 
 events.seq bigint NO 
 events.at timestamp with time zone NO 
@@ -157,6 +161,19 @@ queues.updated_at timestamp with time zone NO
 reuse.tenant text NO 
 reuse.reuse_key text NO 
 reuse.job_id uuid NO 
+snapshots.id text NO 
+snapshots.tenant text NO 
+snapshots.parent text NO 
+snapshots.task text NO 
+snapshots.task_hash text NO 
+snapshots.components json NO 
+snapshots.folder text NO 
+snapshots.digest text NO 
+snapshots.size bigint NO 
+snapshots.made_at timestamp with time zone NO 
+snapshots.used_at timestamp with time zone NO 
+snapshots.job_id uuid NO 
+snapshots.token bigint NO 
 specs.id uuid NO 
 specs.tenant text NO 
 specs.kind text NO 
@@ -169,6 +186,16 @@ specs.labels jsonb YES
 specs.policy jsonb YES 
 specs.signature uuid YES 
 specs.reuse_key text YES 
+tasks.job_id uuid NO 
+tasks.n integer NO 
+tasks.name text NO 
+tasks.status text NO 
+tasks.cached boolean NO false
+tasks.parent text NO 
+tasks.snapshot text NO 
+tasks.started_at timestamp with time zone YES 
+tasks.ended_at timestamp with time zone YES 
+tasks.exit_code integer YES 
 tokens.id uuid NO 
 tokens.name text NO 
 tokens.role text NO 
@@ -183,11 +210,14 @@ workers.pid integer NO
 workers.queues json NO 
 workers.capabilities json NO 
 workers.domains json NO 
+workers.away json NO 
 workers.registered_at timestamp with time zone NO 
 workers.seen_at timestamp with time zone NO 
 workers.expires_at timestamp with time zone NO 
 workers.draining boolean NO false
+workers.figures json YES 
 CREATE UNIQUE INDEX attempts_pkey ON holdfast.attempts USING btree (job_id, attempt)
+CREATE UNIQUE INDEX builds_pkey ON holdfast.builds USING btree (id)
 CREATE UNIQUE INDEX events_pkey ON holdfast.events USING btree (job_id, seq)
 CREATE INDEX idempotency_made ON holdfast.idempotency USING btree (made_at)
 CREATE UNIQUE INDEX idempotency_pkey ON holdfast.idempotency USING btree (tenant, key)
@@ -214,14 +244,24 @@ CREATE INDEX needs_open ON holdfast.needs USING btree (need_id, job_id) WHERE (N
 CREATE UNIQUE INDEX needs_pkey ON holdfast.needs USING btree (job_id, need_id)
 CREATE UNIQUE INDEX queues_pkey ON holdfast.queues USING btree (queue)
 CREATE UNIQUE INDEX reuse_pkey ON holdfast.reuse USING btree (tenant, reuse_key)
+CREATE UNIQUE INDEX snapshots_folder ON holdfast.snapshots USING btree (folder)
+CREATE INDEX snapshots_listed ON holdfast.snapshots USING btree (tenant, made_at DESC, id DESC)
+CREATE INDEX snapshots_parent ON holdfast.snapshots USING btree (parent)
+CREATE UNIQUE INDEX snapshots_pkey ON holdfast.snapshots USING btree (id)
+CREATE INDEX snapshots_used ON holdfast.snapshots USING btree (used_at, size DESC, id)
 CREATE INDEX specs_listed ON holdfast.specs USING btree (tenant, requested_at DESC, id DESC)
 CREATE UNIQUE INDEX specs_pkey ON holdfast.specs USING btree (id)
 CREATE INDEX specs_signed ON holdfast.specs USING btree (tenant, signature, requested_at DESC, id DESC) WHERE (signature IS NOT NULL)
+CREATE INDEX tasks_parent ON holdfast.tasks USING btree (parent)
+CREATE UNIQUE INDEX tasks_pkey ON holdfast.tasks USING btree (job_id, n)
+CREATE INDEX tasks_snapshot ON holdfast.tasks USING btree (snapshot)
 CREATE UNIQUE INDEX tokens_hash ON holdfast.tokens USING btree (hash)
 CREATE UNIQUE INDEX tokens_name ON holdfast.tokens USING btree (name)
 CREATE UNIQUE INDEX tokens_pkey ON holdfast.tokens USING btree (id)
 CREATE UNIQUE INDEX workers_pkey ON holdfast.workers USING btree (worker)
 attempts_pkey PRIMARY KEY (job_id, attempt)
+builds_pkey PRIMARY KEY (id)
+cached_succeeded CHECK (((NOT cached) OR (status = 'succeeded'::text)))
 cap_positive CHECK ((cap >= 1))
 cause_known CHECK ((cause = ANY (ARRAY['exit'::text, 'out_of_memory'::text, 'timed_out'::text, 'idle_timeout'::text, 'cancelled'::text, 'interrupted'::text, 'lost'::text, 'start_failed'::text, 'drained'::text])))
 depth_limit_positive CHECK ((depth_limit >= 1))
@@ -247,10 +287,14 @@ reuse_pkey PRIMARY KEY (tenant, reuse_key)
 role_known CHECK ((role = ANY (ARRAY['viewer'::text, 'submitter'::text, 'operator'::text, 'admin'::text])))
 runner_known CHECK ((runner = ANY (ARRAY['function'::text, 'process'::text, 'docker'::text])))
 running_has_attempt CHECK (((status <> 'running'::text) OR (phase IS NOT NULL)))
+snapshots_folder UNIQUE (folder)
+snapshots_pkey PRIMARY KEY (id)
 specs_pkey PRIMARY KEY (id)
 started_by_claim CHECK (((status <> 'running'::text) OR (started_at IS NOT NULL)))
 status_known CHECK ((status = ANY (ARRAY['pending'::text, 'queued'::text, 'running'::text, 'paused'::text, 'succeeded'::text, 'failed'::text, 'timed_out'::text, 'cancelled'::text])))
 stop_known CHECK ((stop_kind = ANY (ARRAY['interrupt'::text, 'cancel'::text, 'delete'::text])))
+task_status_known CHECK ((status = ANY (ARRAY['pending'::text, 'running'::text, 'succeeded'::text, 'failed'::text, 'timed_out'::text, 'cancelled'::text])))
+tasks_pkey PRIMARY KEY (job_id, n)
 tenant_unless_admin CHECK (((tenant IS NULL) = (role = 'admin'::text)))
 times_in_order CHECK (((started_at >= requested_at) AND (finished_at >= COALESCE(started_at, requested_at))))
 tokens_hash UNIQUE (hash)
@@ -287,6 +331,15 @@ BEGIN
       WHEN field = 'secrets' THEN
         CASE WHEN jsonb_typeof(value) <> 'array' OR jsonb_path_exists(value, '$[*] ? (@.type() != "string")')
         THEN 'must be a list of names' END
+      WHEN field = 'uploads' THEN
+        CASE WHEN jsonb_typeof(value) <> 'array' OR jsonb_path_exists(value, '$[*] ? (@.type() != "string")')
+        THEN 'must be a list of uploads' END
+      WHEN field = 'check' THEN
+        CASE WHEN jsonb_typeof(value) <> 'object' OR value - ARRAY['command', 'timeout'] <> '{}'
+          OR coalesce(jsonb_typeof(value -> 'command'), 'null') <> 'array'
+          OR jsonb_path_exists(value, '$.command[*] ? (@.type() != "string")')
+          OR coalesce(jsonb_typeof(value -> 'timeout'), 'null') <> 'number'
+        THEN 'must be like {"command": ["pg_isready"], "timeout": 10}' END
       ELSE 'is an unknown field'
     END;
     IF wanted IS NOT NULL THEN
@@ -657,4 +710,6 @@ jobs {fillfactor=80,autovacuum_vacuum_scale_factor=0.02,autovacuum_vacuum_thresh
 lanes {fillfactor=80}
 leaders {fillfactor=50}
 reuse {fillfactor=80}
+snapshots {fillfactor=80}
+tasks {fillfactor=80}
 workers {fillfactor=50}

@@ -16,8 +16,13 @@ CREATE INDEX jobs_running ON jobs (owner, queue) WHERE phase IS NOT NULL
 CREATE INDEX jobs_unresolved ON jobs (tenant, lane, requested_at, id) WHERE gate = 'unresolved'
 CREATE INDEX jobs_unsettled ON jobs (id) WHERE unsettled = 1
 CREATE INDEX needs_open ON needs (need_id, job_id) WHERE satisfied = 0
+CREATE INDEX snapshots_listed ON snapshots (tenant, made_at DESC, id DESC)
+CREATE INDEX snapshots_parent ON snapshots (parent)
+CREATE INDEX snapshots_used ON snapshots (used_at, size DESC, id)
 CREATE INDEX specs_listed ON specs (tenant, requested_at DESC, id DESC)
 CREATE INDEX specs_signed ON specs (tenant, signature, requested_at DESC, id DESC) WHERE signature IS NOT NULL
+CREATE INDEX tasks_parent ON tasks (parent)
+CREATE INDEX tasks_snapshot ON tasks (snapshot)
 CREATE TABLE attempts (
   job_id TEXT NOT NULL,
   attempt INTEGER NOT NULL,
@@ -37,6 +42,12 @@ CREATE TABLE attempts (
   error_message TEXT,
   CONSTRAINT attempts_pkey PRIMARY KEY (job_id, attempt),
   CONSTRAINT cause_known CHECK (cause = 'exit' OR cause = 'out_of_memory' OR cause = 'timed_out' OR cause = 'idle_timeout' OR cause = 'cancelled' OR cause = 'interrupted' OR cause = 'lost' OR cause = 'start_failed' OR cause = 'drained')
+) WITHOUT ROWID, STRICT
+CREATE TABLE builds (
+  id TEXT NOT NULL PRIMARY KEY,
+  job_id TEXT,
+  token INTEGER,
+  taken_at INTEGER NOT NULL
 ) WITHOUT ROWID, STRICT
 CREATE TABLE events (
   job_id TEXT NOT NULL,
@@ -163,6 +174,22 @@ CREATE TABLE reuse (
   job_id TEXT NOT NULL,
   CONSTRAINT reuse_pkey PRIMARY KEY (tenant, reuse_key)
 ) WITHOUT ROWID, STRICT
+CREATE TABLE snapshots (
+  id TEXT NOT NULL PRIMARY KEY,
+  tenant TEXT NOT NULL,
+  parent TEXT NOT NULL,
+  task TEXT NOT NULL,
+  task_hash TEXT NOT NULL,
+  components TEXT NOT NULL,
+  folder TEXT NOT NULL,
+  digest TEXT NOT NULL,
+  size INTEGER NOT NULL,
+  made_at INTEGER NOT NULL,
+  used_at INTEGER NOT NULL,
+  job_id TEXT NOT NULL,
+  token INTEGER NOT NULL,
+  CONSTRAINT snapshots_folder UNIQUE (folder)
+) WITHOUT ROWID, STRICT
 CREATE TABLE specs (
   id TEXT NOT NULL PRIMARY KEY,
   tenant TEXT NOT NULL,
@@ -177,6 +204,21 @@ CREATE TABLE specs (
   signature TEXT,
   reuse_key TEXT,
   CONSTRAINT runner_known CHECK (runner = 'function' OR runner = 'process' OR runner = 'docker')
+) WITHOUT ROWID, STRICT
+CREATE TABLE tasks (
+  job_id TEXT NOT NULL,
+  n INTEGER NOT NULL,
+  name TEXT NOT NULL,
+  status TEXT NOT NULL,
+  cached INTEGER NOT NULL DEFAULT 0,
+  parent TEXT NOT NULL,
+  snapshot TEXT NOT NULL,
+  started_at INTEGER,
+  ended_at INTEGER,
+  exit_code INTEGER,
+  CONSTRAINT tasks_pkey PRIMARY KEY (job_id, n),
+  CONSTRAINT task_status_known CHECK (status = 'pending' OR status = 'running' OR status = 'succeeded' OR status = 'failed' OR status = 'timed_out' OR status = 'cancelled'),
+  CONSTRAINT cached_succeeded CHECK (NOT cached OR status = 'succeeded')
 ) WITHOUT ROWID, STRICT
 CREATE TABLE tokens (
   id TEXT NOT NULL PRIMARY KEY,
@@ -199,10 +241,12 @@ CREATE TABLE workers (
   queues TEXT NOT NULL,
   capabilities TEXT NOT NULL,
   domains TEXT NOT NULL,
+  away TEXT NOT NULL,
   registered_at INTEGER NOT NULL,
   seen_at INTEGER NOT NULL,
   expires_at INTEGER NOT NULL,
-  draining INTEGER NOT NULL DEFAULT 0
+  draining INTEGER NOT NULL DEFAULT 0,
+  figures TEXT
 ) WITHOUT ROWID, STRICT
 CREATE VIEW job_events AS
 SELECT e.job_id, e.seq, e.at, e.type, e.task, e.data FROM events AS e

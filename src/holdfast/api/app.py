@@ -11,17 +11,31 @@ from starlette.exceptions import HTTPException
 
 from holdfast.api import VERSION, openapi
 from holdfast.api.auth import Access, first_admin
+from holdfast.api.direct import Executor
 from holdfast.api.errors import not_routed
 from holdfast.api.hub import Hub
-from holdfast.api.routes import artifacts, events, jobs, lanes, probes, queues, tokens, tools, workers
+from holdfast.api.plans import FactsOf
+from holdfast.api.routes import (
+    artifacts,
+    events,
+    jobs,
+    lanes,
+    probes,
+    queues,
+    snapshots,
+    tokens,
+    tools,
+    uploads,
+    workers,
+)
 from holdfast.api.routing import Route, Service, handler
 from holdfast.api.tools import load_tools
 from holdfast.config import Settings
 from holdfast.store import Store
 
-NOUNS = (jobs, events, artifacts, lanes, queues, workers, tools, tokens, probes)
-Background = Callable[[Store], AbstractAsyncContextManager[object]]
-"""What else runs while the service does: duties, say. It gets the service's store."""
+NOUNS = (jobs, events, artifacts, uploads, snapshots, lanes, queues, workers, tools, tokens, probes)
+Background = Callable[[Store], AbstractAsyncContextManager[Executor | None]]
+"""What else runs while the service does: duties, say, or what runs jobs in the request. It gets the service's store."""
 
 
 def declared() -> list[Route]:
@@ -37,12 +51,17 @@ class Api(FastAPI):
     """
 
     def __init__(
-        self, settings: Settings, connect: Callable[[], Awaitable[Store]], background: Background | None = None
+        self,
+        settings: Settings,
+        connect: Callable[[], Awaitable[Store]],
+        facts: FactsOf,
+        background: Background | None = None,
     ) -> None:
         super().__init__(title="holdfast", version=VERSION, lifespan=_lifespan, redoc_url=None, redirect_slashes=False)
         self.settings = settings
         self.made_admin = False
         self._connect = connect
+        self._facts = facts
         self._background = background
         self._service: Service | None = None
         self._starting = asyncio.Lock()
@@ -73,10 +92,11 @@ class Api(FastAPI):
             if self.settings.auth == "on":
                 self.made_admin = await first_admin(store.tokens, self.settings.admin_token)
             hub = Hub(store)
-            service = Service(store, self.settings, Access(store.tokens, self.settings), hub, tools)
+            service = Service(store, self.settings, Access(store.tokens, self.settings), hub, tools, self._facts)
             await stack.enter_async_context(_task(hub.run()))
             stack.callback(hub.stop)
-            await stack.enter_async_context(self._background(store) if self._background else nullcontext())
+            if self._background is not None:
+                service.direct = await stack.enter_async_context(self._background(store))
             self._service = service
             stack.callback(self._forget)
             yield service
@@ -85,9 +105,11 @@ class Api(FastAPI):
         self._service = None
 
     def leave(self) -> None:
-        """End the streams, so that a server that stops does not wait for them."""
+        """End the streams and hand over what runs here, so that a server that stops does not wait for them."""
         if self._service is not None:
             self._service.hub.stop()
+            if self._service.direct is not None:
+                self._service.direct.leave()
 
     async def service(self) -> Service:
         if self._service is None:

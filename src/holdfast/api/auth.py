@@ -2,7 +2,8 @@
 
 A token names its holder, a role and a tenant; an admin acts in tenant `default` unless `Holdfast-Tenant` says another.
 With HOLDFAST_AUTH=off everybody on this machine is an admin, so a web page that runs in a browser here must not be
-able to call: the Host has to be a loopback name, the Origin our own, and whatever writes has to say that it is JSON.
+able to call: the Host has to be a loopback name, the Origin our own, and whatever writes has to say that it is JSON, or
+have a header that a page cannot send without asking first.
 """
 
 import asyncio
@@ -70,8 +71,11 @@ class Access:
             raise Forbidden(f"tokens are off, so pages of another origin may not call: {origin[:100]}")
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             raise Forbidden("tokens are off, so pages of another site may not call")
-        if request.method in ("POST", "PUT", "PATCH") and not says_json(headers):
-            raise BadRequest("tokens are off, so whatever writes must have Content-Type: application/json")
+        if request.method in ("POST", "PUT", "PATCH") and not says_json(headers) and TENANT not in headers:
+            raise BadRequest(
+                "tokens are off, so whatever writes must have Content-Type: application/json; "
+                f"an upload, which is a form, must have the header {TENANT}"
+            )
 
     async def caller(self, request: Request) -> Caller:
         """Find out who calls; the same refusal for every token that is not one."""

@@ -9,7 +9,16 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.errors import Blocked, ConfigError, HoldfastError, RateLimited, StoreError, Unauthorized
+from holdfast.errors import (
+    AtCapacity,
+    Blocked,
+    ConfigError,
+    HoldfastError,
+    Needed,
+    RateLimited,
+    StoreError,
+    Unauthorized,
+)
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +51,11 @@ def to_response(error: Exception) -> Response:
         return _respond(error.status, Problem(code=error.code, message=AWAY), {"Retry-After": "1"})
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, AtCapacity):
+        headers["Retry-After"] = "1"
     if isinstance(error, RateLimited):
         headers["Retry-After"] = str(max(1, round(error.wait)))
-    return _respond(error.status, to_problem(error), headers, blocked=isinstance(error, Blocked))
+    return _respond(error.status, to_problem(error), headers, blocked=isinstance(error, Blocked | Needed))
 
 
 def to_problem(error: HoldfastError) -> Problem:

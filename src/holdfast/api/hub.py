@@ -8,6 +8,7 @@ still needs them. A follower is nothing but a cursor.
 import asyncio
 import contextlib
 import logging
+import time
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable
@@ -44,6 +45,8 @@ class Block:
         self.seqs: list[int] = []
         self.size = 0
         self.counted = 0
+        self.told_at = 0.0
+        """When its last event happened, in seconds of the epoch."""
         self._lines: list[tuple[str, bytes]] = []
         self._pieces: dict[tuple[Form, int], tuple[bytes, int]] = {}
 
@@ -57,6 +60,7 @@ class Block:
             self.seqs.append(event.seq)
             self._lines.append((" ".join(event.type.split()), line))
             self.size += len(line)
+            self.told_at = event.at.timestamp()
         self._pieces.clear()
 
     def piece(self, form: Form, cursor: int) -> tuple[bytes, int]:
@@ -143,6 +147,10 @@ class Hub:
         self.store = store
         self.reads = 0
         self.looks = 0
+        self.cut = 0
+        """Clients that took nothing for too long."""
+        self.lag = 0.0
+        """Seconds between the last event that was read and its reading, by this host's clock."""
         self._feeds: dict[str, Feed] = {}
         self._blocks: OrderedDict[tuple[str, int], Block] = OrderedDict()
         self._bytes = 0
@@ -182,7 +190,8 @@ class Hub:
         """Read the news of one job and wake its followers: also when that fails, for they read by themselves then."""
         try:
             if feed.head is not None and any(follower.cursor < feed.head.seq for follower in feed.followers):
-                await feed.block((feed.head.seq - 1) // BLOCK)
+                block = await feed.block((feed.head.seq - 1) // BLOCK)
+                self.lag = max(0.0, time.time() - block.told_at)
         except (NotFound, StoreError) as error:
             log.info("news of job %s could not be read: %s", feed.job_id, error)
         finally:

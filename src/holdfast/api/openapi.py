@@ -30,7 +30,7 @@ ERRORS = {
     413: "too large",
     422: "a value that cannot be accepted; `details.field` names it",
     429: "too many requests with this token, or too many jobs in this queue",
-    503: "the database does not answer",
+    503: "the database does not answer; or `at_capacity`, where the queue is off",
 }
 PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
 
@@ -56,7 +56,8 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
 
 
 def _kinds(route: Route) -> Iterable[Any]:
-    yield from route.answers.values()
+    for kind in route.answers.values():
+        yield from kind if isinstance(kind, tuple) else (kind,)
     if route.shape is not dict:
         yield route.shape
 
@@ -77,7 +78,7 @@ def _operation(route: Route, known: Mapping[Any, Any]) -> dict[str, Any]:
         if route.shape in EXAMPLES:
             content["examples"] = EXAMPLES[route.shape]
         required = any(field.required for field in msgspec.structs.fields(route.shape)) or route.body is dict
-        operation["requestBody"] = {"required": required, "content": {JSON: content}}
+        operation["requestBody"] = {"required": required, "content": {route.takes: content}}
     return operation
 
 
@@ -117,6 +118,8 @@ def _headers(route: Route) -> list[dict[str, Any]]:
     headers = [(TENANT, "the tenant that an admin acts in")]
     if route.path in ("/v1/jobs", "/v1/jobs/bulk") and route.method == "POST":
         headers.append(("Idempotency-Key", "the same call with the same key answers the same for 24 hours"))
+    if route.path == "/v1/jobs" and route.method == "POST":
+        headers.append(("Prefer", "`wait=10`: where the queue is off, answer after so many seconds at most"))
     if route.path.endswith("/events/stream"):
         headers.append(("Last-Event-ID", "the last seq that was seen; wins over `after`"))
     return [{"name": name, "in": "header", "schema": text, "description": about} for name, about in headers]
@@ -125,7 +128,8 @@ def _headers(route: Route) -> list[dict[str, Any]]:
 def _answers(route: Route, known: Mapping[Any, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for status, kind in route.answers.items():
-        content: dict[str, Any] = {"schema": known.get(kind, {"type": "string"})}
+        schema = {"anyOf": [known[one] for one in kind]} if isinstance(kind, tuple) else known.get(kind)
+        content: dict[str, Any] = {"schema": schema or {"type": "string"}}
         if kind in EXAMPLES:
             content["examples"] = EXAMPLES[kind]
         media = {route.media: content}

@@ -17,8 +17,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from holdfast.api.auth import Access, Caller, checked_name, says_json
+from holdfast.api.direct import Executor
 from holdfast.api.errors import JSON, to_response
 from holdfast.api.hub import Hub
+from holdfast.api.plans import FactsOf
 from holdfast.api.shapes import NoQuery
 from holdfast.api.tools import Tools
 from holdfast.config import Settings
@@ -42,6 +44,9 @@ class Service:
     access: Access
     hub: Hub
     tools: Tools
+    facts: FactsOf
+    direct: Executor | None = None
+    """What runs jobs in the request, where the queue is off."""
     requests: Counter[tuple[str, str, int]] = field(default_factory=Counter)
 
 
@@ -87,6 +92,7 @@ class Route:
     answers: Mapping[int, Any]
     shape: Any = None
     media: str = JSON
+    takes: str = JSON
     query: type[msgspec.Struct] = NoQuery
     body: Any = None
 
@@ -110,12 +116,13 @@ class Routes:
         answers: Mapping[int, Any],
         shape: Any = None,
         media: str = JSON,
+        takes: str = JSON,
     ) -> Callable[[Endpoint], Endpoint]:
         def declare(run: Endpoint) -> Endpoint:
             hints = typing.get_type_hints(run)
             query, body = hints.get("query", NoQuery), hints.get("body")
             body = typing.get_origin(body) or body
-            self.all.append(Route(method, path, run, role, answers, shape or body, media, query, body))
+            self.all.append(Route(method, path, run, role, answers, shape or body, media, takes, query, body))
             return run
 
         return declare

@@ -3,16 +3,18 @@
 Requests are checked against these, and the OpenAPI document is made from them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from holdfast.model import Attempt, Check, Event, Job, Json, Lane, Role, Runner, Status, Worker
-from holdfast.store.queues import MOST, Load
+from holdfast.model import Attempt, Check, Event, Json, Lane, Role, Runner, Snapshot, Status, TaskRecord, Worker
+from holdfast.store.queues import MOST
+from holdfast.store.snapshots import Totals
 from holdfast.submission import FIRST_YEAR, LAST_YEAR, Name, Submission
+from holdfast.views import ArtifactView, JobView, QueueView, ToolView
 
 BIGGEST = 2**63 - 1
 Limit = Annotated[int, Meta(ge=1, le=1000)]
@@ -44,12 +46,29 @@ class Nothing(Body, frozen=True):
 # Jobs
 
 
+class UploadForm(Body, frozen=True):
+    """Files, each a part with a file name, which may be a relative path."""
+
+    file: Sequence[bytes]
+
+
+class UploadedFile(msgspec.Struct, frozen=True, kw_only=True):
+    path: str
+    size: int
+
+
+class UploadView(Answer, frozen=True):
+    upload: str
+    files: Sequence[UploadedFile]
+
+
 class JobRequest(Submission, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A job: either `runner` and `spec`, or the name of a `tool`."""
+    """A job: `runner` and `spec`; or the name of a `tool`; or `runner` and `tasks`, a pipeline."""
 
     runner: Runner | None = None  # type: ignore[assignment]
     spec: dict[str, Any] | None = None  # type: ignore[assignment]
     tool: Name | None = None
+    plan_only: bool = False
 
 
 class BulkRequest(Body, frozen=True):
@@ -58,20 +77,6 @@ class BulkRequest(Body, frozen=True):
 
 class Ids(Answer, frozen=True):
     ids: Sequence[str]
-
-
-class Links(msgspec.Struct, frozen=True, kw_only=True):
-    self: str
-    events: str
-    stream: str
-    artifacts: str
-
-
-class JobView(Job, frozen=True, kw_only=True):
-    """A job, and where to find more of it."""
-
-    tasks: tuple[Json, ...] = ()
-    links: Links
 
 
 class JobViews(Answer, frozen=True):
@@ -96,10 +101,8 @@ class Attempts(Answer, frozen=True):
     items: Sequence[Attempt]
 
 
-class ArtifactView(Answer, frozen=True):
-    path: str
-    size: int
-    href: str
+class TaskRecords(Answer, frozen=True):
+    items: Sequence[TaskRecord]
 
 
 class ArtifactViews(Answer, frozen=True):
@@ -145,6 +148,36 @@ class Deleted(Answer, frozen=True):
     outcome: Literal["deleted", "deleting", "would_delete"]
 
 
+# Snapshots
+
+
+class ListSnapshots(Query, frozen=True):
+    limit: Limit = 100
+    cursor: str | None = None
+
+
+class Snapshots(Answer, frozen=True):
+    """A page of the tenant's snapshots, and what all of them hold."""
+
+    items: Sequence[Snapshot]
+    next_cursor: str | None
+    totals: Totals
+
+
+class DeleteSnapshot(Query, frozen=True):
+    force: bool = False
+    recurse: bool = False
+    dry_run: bool = False
+
+
+class RemovedSnapshots(Answer, frozen=True):
+    """Which went or would go, and how many bytes that is."""
+
+    outcome: Literal["deleted", "would_delete"]
+    snapshots: Sequence[str]
+    size: int
+
+
 # Lanes, queues, workers, tools, tokens
 
 
@@ -162,14 +195,6 @@ class PutLane(Body, frozen=True):
     check: Check | None
 
 
-class QueueView(Answer, frozen=True):
-    queue: str
-    paused: bool
-    max_running: int | None
-    max_depth: int | None
-    counts: Load
-
-
 class Queues(Answer, frozen=True):
     items: Sequence[QueueView]
 
@@ -185,13 +210,6 @@ class Workers(Answer, frozen=True):
 
 class Drained(Answer, frozen=True):
     workers: Sequence[str]
-
-
-class ToolView(Answer, frozen=True):
-    name: str
-    description: str
-    runner: Runner
-    inputs: Mapping[str, Any]
 
 
 class Tools(Answer, frozen=True):

@@ -1,6 +1,7 @@
 """Streams of a job's history: what one client gets, and the response that lasts as long as it does.
 
-A follower holds one piece at a time: a slow client costs what that piece costs, and goes on from its cursor. A stream
+A follower holds one piece at a time: a slow client costs what that piece costs, and goes on from its cursor; one that
+stands still is cut after a while. A stream
 ends when the job is terminal and the cursor stands at its last seq.
 """
 
@@ -90,9 +91,12 @@ class Streamed(Response):
         tenant: str,
         after: int,
         form: Form,
+        stall: float,
         follow: bool = True,
         name: str | None = None,
     ) -> None:
+        self._stall = stall
+        self._stalled = False
         self._hub = hub
         self._job_id = job_id
         self._tenant = tenant
@@ -133,13 +137,24 @@ class Streamed(Response):
                 async for piece in found:
                     for start in range(0, len(piece), PIECE_BYTES):
                         part = piece[start : start + PIECE_BYTES]
-                        await send({"type": "http.response.body", "body": part, "more_body": True})
+                        await self._send_in_time(send, part, follower)
                         if follower.gone:
                             break
             watch.cancel()
-        if follower.cut and self._form == "ndjson":
+        if self._stalled or (follower.cut and self._form == "ndjson"):
             return  # It has no last word of its own: without the last chunk, the client knows that there is more.
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_in_time(self, send: Send, part: bytes, follower: Follower) -> None:
+        """Send a part; a client that takes nothing for too long is let go, and comes again behind what it has."""
+        try:
+            async with asyncio.timeout(self._stall):
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+        except TimeoutError:
+            log.info("a follower of job %s took nothing for %g seconds, and is cut", self._job_id, self._stall)
+            self._hub.cut += 1
+            self._stalled = True
+            follower.leave()
 
 
 async def _watch(receive: Receive, follower: Follower) -> None:

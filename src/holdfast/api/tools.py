@@ -18,16 +18,17 @@ import referencing.exceptions
 from msgspec import Meta
 
 from holdfast.errors import ConfigError, Forbidden, HoldfastError, Invalid, NotFound
-from holdfast.model import OnLost, Retry, Runner
+from holdfast.model import Check, OnLost, Retry, Runner
 from holdfast.submission import Name, Seconds, check, parse
+from holdfast.tasks import FIELDS as PIPELINE_FIELDS
 
 SLOT = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "fish", "busybox"})
 PLAIN = frozenset({"string", "integer", "number", "boolean"})
-SPEC = ("command", "image", "env", "user", "memory", "cpus", "pids", "network")
+SPEC = ("command", "image", "env", "user", "memory", "cpus", "pids", "network", "require_result")
 FIXED = (
     *("queue", "kind", "timeout", "idle_timeout", "queue_timeout", "stop_grace", "stop_after"),
-    *("max_attempts", "retry", "on_lost", "budget", "secrets"),
+    *("max_attempts", "retry", "on_lost", "budget", "secrets", "check"),
 )
 NOBODY = "default"
 
@@ -59,6 +60,9 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     on_lost: OnLost | None = None
     budget: dict[Name, float] | None = None
     secrets: list[Name] | None = None
+    check: Check | None = None
+    require_result: bool = False
+    uploads: bool = False
 
     @property
     def slots(self) -> Iterator[str]:
@@ -96,12 +100,14 @@ class Tools:
             raise NotFound("tool", name[:60])
         fixed = {field: getattr(tool, field) for field in FIXED if getattr(tool, field) is not None}
         for field in job:
-            if field in ("runner", "spec"):
+            if field in ("runner", "spec", *PIPELINE_FIELDS):
                 raise Invalid(field, f"is the tool's to say; leave it out, or leave out tool {name}")
             if field == "secrets":
                 raise Forbidden("secrets are named by tools, or by an admin for a job without a tool")
-            if field in fixed:
+            if field in fixed or field == "check":
                 raise Invalid(field, f"is set by tool {name}")
+            if field == "uploads" and job[field] and not tool.uploads:
+                raise Invalid(field, f"are not taken by tool {name}")
         inputs = job.get("inputs", {})
         self._check(name, inputs)
         asked = {field: value for field, value in job.items() if field != "tool"}

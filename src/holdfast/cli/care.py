@@ -7,11 +7,11 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import typer
+import msgspec
 
 from holdfast import config
 from holdfast.assemble import store_of
-from holdfast.cli.doctor import Finding, examine
+from holdfast.cli.doctor import Finding, address, examine
 from holdfast.config import Settings
 from holdfast.duties.leading import retention_of
 from holdfast.duties.pruner import Pruner
@@ -25,7 +25,31 @@ BENCH_JOBS = 2000
 BATCH = 100
 
 
-async def migrate(flags: Mapping[str, object], *, dry_run: bool, show_sql: bool) -> None:
+class Migrated(msgspec.Struct, frozen=True, kw_only=True):
+    """A migration that was applied, or would be."""
+
+    number: int
+    name: str
+    sql: str | None = None
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    value: str | float | bool | None
+    default: str | float | bool | None
+    about: str
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """How quick the database is: jobs per second, submitted in bulk, and claimed and finished by so many at once."""
+
+    jobs: int
+    batch: int
+    submit_per_second: float
+    run_per_second: float
+
+
+async def migrate(flags: Mapping[str, object], *, dry_run: bool, show_sql: bool) -> Sequence[Migrated]:
     """Apply the migrations that are missing, or say which they are."""
     settings = config.load(flags)
     database = await connect(settings.url, schema=settings.schema, connections=1, listen=False, pooler=settings.pooler)
@@ -36,12 +60,14 @@ async def migrate(flags: Mapping[str, object], *, dry_run: bool, show_sql: bool)
         else:
             applied = await migrations.migrate(database)
             await migrations.require_current(database)
-        for migration in applied:
-            typer.echo(f"{'would apply' if dry_run else 'applied'} {migration.number:04} {migration.name}")
-            if show_sql:
-                typer.echo(migrations.script(dialect, migration.number, settings.schema))
-        if not applied:
-            typer.echo("nothing to do: the schema is current")
+        return [
+            Migrated(
+                number=one.number,
+                name=one.name,
+                sql=migrations.script(dialect, one.number, settings.schema) if show_sql else None,
+            )
+            for one in applied
+        ]
     finally:
         await database.close()
 
@@ -59,17 +85,32 @@ async def prune(flags: Mapping[str, object]) -> int:
             await asyncio.sleep(pruner.rest)
 
 
-async def check() -> Sequence[tuple[str, object, str]]:
+async def check() -> Sequence[Setting]:
     """Every setting with its value and what it is for; all that is wrong with them is raised at once."""
     settings = config.load()
-    return [(f.name, getattr(settings, f.name), f.metadata["about"]) for f in dataclasses.fields(Settings)]
+    return [
+        Setting(
+            name=f"{config.PREFIX}{field.name.upper()}",
+            value=_plain(getattr(settings, field.name)),
+            default=_plain(field.default),
+            about=field.metadata["about"],
+        )
+        for field in dataclasses.fields(Settings)
+    ]
+
+
+def _plain(value: object) -> str | float | bool | None:
+    """A setting's value as it may be shown: a URL without its password."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return address(str(value)) if "://" in str(value) else str(value)
 
 
 async def examine_all() -> Sequence[Finding]:
     return await examine(config.load())
 
 
-async def bench() -> None:
+async def bench() -> Measured:
     """Submit, claim and finish in a scratch place of the same database; nothing of it stays."""
     settings = config.load()
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
@@ -80,14 +121,14 @@ async def bench() -> None:
         database = await connect(settings.url, schema=settings.schema, listen=False, pooler=settings.pooler)
         try:
             await migrations.migrate(database)
-            await _measure(Store(database))
+            return await _measure(Store(database))
         finally:
             if not isinstance(database, SqliteDatabase):
                 await database.fetch(f"DROP SCHEMA {settings.schema} CASCADE")
             await database.close()
 
 
-async def _measure(store: Store) -> None:
+async def _measure(store: Store) -> Measured:
     jobs = [{"runner": "function", "spec": {"name": "noop"}} for _ in range(BENCH_JOBS)]
     began = time.perf_counter()
     await store.jobs.submit_many(jobs)
@@ -96,5 +137,9 @@ async def _measure(store: Store) -> None:
     while leases := (await store.leases.claim("bench", [pair], slots=BATCH, ttl=60)).claimed:
         await store.leases.finish([(lease, Outcome.succeeded()) for lease in leases])
     ended = time.perf_counter()
-    typer.echo(f"submit in bulk           {BENCH_JOBS / (submitted - began):>10,.0f} jobs/s")
-    typer.echo(f"claim and finish by {BATCH}  {BENCH_JOBS / (ended - submitted):>10,.0f} jobs/s")
+    return Measured(
+        jobs=BENCH_JOBS,
+        batch=BATCH,
+        submit_per_second=BENCH_JOBS / (submitted - began),
+        run_per_second=BENCH_JOBS / (ended - submitted),
+    )

@@ -13,9 +13,11 @@ import msgspec
 from holdfast.client.http import AsyncClient, Refused, ServerUnreachable
 from holdfast.config import Settings
 from holdfast.errors import HoldfastError
+from holdfast.model import Role
 from holdfast.runner import supervisor
+from holdfast.runner.base import EngineUnreachable
 from holdfast.runner.host import StateFolder
-from holdfast.runner.process import user_for
+from holdfast.runner.users import user_for
 from holdfast.store.migrate import require_current
 from holdfast.store.store import Store, connect
 
@@ -36,6 +38,7 @@ async def examine(settings: Settings) -> Sequence[Finding]:
     """Look at everything; a look that fails is a finding, not an error."""
     findings = [_look("supervisor", _supervisor), _look("state folder", lambda: _state(settings))]
     findings.append(_look("shared folder", lambda: _shared(settings)))
+    findings.append(await _docker(settings))
     try:
         database = await connect(
             settings.url, schema=settings.schema, connections=1, listen=False, pooler=settings.pooler
@@ -44,7 +47,7 @@ async def examine(settings: Settings) -> Sequence[Finding]:
         fix = "start the database, or set HOLDFAST_DATABASE_URL to where it is"
         return [*findings, Finding(what="database", ok=False, text=error.message, fix=fix), await _server()]
     async with Store(database) as store:
-        findings.append(Finding(what="database", ok=True, text=_address(settings.url)))
+        findings.append(Finding(what="database", ok=True, text=address(settings.url)))
         try:
             await require_current(database)
         except HoldfastError as error:
@@ -53,6 +56,8 @@ async def examine(settings: Settings) -> Sequence[Finding]:
         findings.append(Finding(what="schema", ok=True, text="current"))
         for what, look in (("clock", _clock), ("workers", _workers)):
             findings.append(await _asked(what, look, store))
+        if settings.auth == "on":
+            findings.append(await _asked("tokens", lambda store: _tokens(store, settings), store))
     return [*findings, await _server()]
 
 
@@ -70,7 +75,7 @@ async def _asked(what: str, look: Callable[[Store], Awaitable[Finding]], store: 
         return Finding(what=what, ok=False, text=error.message)
 
 
-def _address(url: str) -> str:
+def address(url: str) -> str:
     """A URL without its password."""
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{rest.rpartition('@')[2]}"
@@ -103,6 +108,45 @@ def _room(what: str, path: Path) -> Finding:
     free = shutil.disk_usage(path).free
     text = f"{path}, {free / 1024**3:.1f} GiB free"
     return Finding(what=what, ok=free >= LEAST_FREE, text=text, fix="make room: attempts and logs need some")
+
+
+async def _docker(settings: Settings) -> Finding:
+    """The engine, if containers are wanted here; a machine without one is well, unless a setting names one."""
+    host, usual = settings.docker_host, Settings().docker_host
+    if host is None:
+        return Finding(what="docker", ok=True, text="off: no containers here")
+    if host == usual and not _there(host):
+        return Finding(what="docker", ok=True, text="no engine here: no containers, until one is there")
+    try:
+        from holdfast.runner.docker.engine import Engine, Refusal
+    except ModuleNotFoundError:
+        text = "its client is not installed: no containers"
+        return Finding(what="docker", ok=host == usual, text=text, fix="pip install 'holdfast[docker]'")
+    engine = Engine(host)
+    try:
+        found = await engine.info()
+        return Finding(what="docker", ok=True, text=f"{host}, engine {found.id[:12]} on {found.host}")
+    except (EngineUnreachable, Refusal) as error:
+        fix = "start the engine, set HOLDFAST_DOCKER_HOST to where it is, or to none if there is to be none"
+        return Finding(what="docker", ok=False, text=str(error), fix=fix)
+    finally:
+        await engine.close()
+
+
+def _there(host: str) -> bool:
+    return Path(host.removeprefix("unix://")).exists()
+
+
+async def _tokens(store: Store, settings: Settings) -> Finding:
+    """Somebody must be able to get in, and nobody to read the admin's token over their shoulder."""
+    admins = [token for token in await store.tokens.list() if token.role is Role.ADMIN and token.expires_at is None]
+    file = settings.admin_token
+    if not admins:
+        fix = f"start a server: its first start makes one, in {file}"
+        return Finding(what="tokens", ok=False, text="no admin's token that does not expire", fix=fix)
+    if file.exists() and file.stat().st_mode & 0o077:
+        return Finding(what="tokens", ok=False, text=f"others can read {file}", fix=f"chmod 600 {file}")
+    return Finding(what="tokens", ok=True, text=f"{len(admins)} of admins")
 
 
 async def _clock(store: Store) -> Finding:

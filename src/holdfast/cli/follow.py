@@ -1,8 +1,6 @@
 """Commands that stay with a job: run, watch, logs. Ctrl-C asks; detaching leaves the job running."""
 
-import asyncio
 import contextlib
-import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Annotated
@@ -25,13 +23,16 @@ from holdfast.cli.jobs import (
     Tool,
     describe,
 )
-from holdfast.cli.talk import DONE, AsJson, JobId, exit_code, find, print_json, talk
-from holdfast.model import Event, Job, Status
+from holdfast.cli.talk import DONE, AsJson, JobId, exit_code, find, print_json, print_line, talk
 
 if TYPE_CHECKING:
+    import asyncio
+
     from rich.live import Live
 
     from holdfast.client.http import AsyncClient
+    from holdfast.model import Event
+    from holdfast.views import JobView
 
 app = typer.Typer()
 
@@ -65,7 +66,7 @@ def run(
     async def work(client: "AsyncClient") -> int:
         job = await client.submit(wanted)
         typer.echo(f"job {job.id}", err=True)
-        ended = await stay(client, job.id, _print_output)
+        ended = await stay(client, job.id, _print_aside if as_json else _print_output)
         if ended is None:
             typer.echo(f"detached; `holdfast watch {job.id}` comes back to it", err=True)
             return DONE
@@ -89,7 +90,7 @@ def logs(
 
     async def work(client: "AsyncClient") -> int:
         found = await find(client, job_id)
-        show = print_json if as_json else _print_output
+        show = print_line if as_json else _print_output
         if follow:
             ended = await stay(client, found, show)
             return DONE if ended is None else exit_code(ended)
@@ -118,14 +119,14 @@ def watch(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> Non
 
         found = await find(client, job_id)
         if as_json:
-            ended = await stay(client, found, print_json)
+            ended = await stay(client, found, print_line)
         elif not render.console.is_terminal:
             ended = await stay(client, found, _print_all)
         else:
             view = View(await client.get(found))
             with Live(view.picture(), console=render.console, refresh_per_second=8) as live:
 
-                def show(event: Event) -> None:
+                def show(event: "Event") -> None:
                     view.hear(event)
                     live.update(view.picture())
 
@@ -139,15 +140,20 @@ def watch(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> Non
     raise typer.Exit(talk(context, work))
 
 
-def _print_output(event: Event) -> None:
+def _print_aside(event: "Event") -> None:
+    """The output where it does not mix with JSON."""
+    _print_output(event, aside=True)
+
+
+def _print_output(event: "Event", *, aside: bool = False) -> None:
     if event.type == "log":
-        stream = sys.stderr if event.data["stream"] == "stderr" else sys.stdout
+        stream = sys.stderr if aside or event.data["stream"] == "stderr" else sys.stdout
         for line in event.data["lines"]:
             stream.write(f"{line}\n")
         stream.flush()
 
 
-def _print_all(event: Event) -> None:
+def _print_all(event: "Event") -> None:
     from holdfast.cli import render
 
     _print_output(event)
@@ -156,9 +162,11 @@ def _print_all(event: Event) -> None:
 
 
 async def stay(
-    client: "AsyncClient", job_id: str, show: Callable[[Event], object], *, pause: "Live | None" = None
-) -> Job | None:
+    client: "AsyncClient", job_id: str, show: "Callable[[Event], object]", *, pause: "Live | None" = None
+) -> "JobView | None":
     """Show every event until the job ends or pauses, and return it; None when the person detached."""
+    import asyncio
+
     from holdfast.client.http import Refused
 
     pressed = asyncio.Event()
@@ -182,14 +190,17 @@ async def stay(
     return await client.get(job_id)
 
 
-async def _show_all(client: "AsyncClient", job_id: str, show: Callable[[Event], object]) -> None:
+async def _show_all(client: "AsyncClient", job_id: str, show: "Callable[[Event], object]") -> None:
     """Show everything to the end of the job, or until it needs a person."""
-    async for event in client.follow(job_id):
-        show(event)
-        if event.type == "status" and event.data["status"] == Status.PAUSED:
-            job = await client.get(job_id)  # It may have been resumed since.
-            if job.status is Status.PAUSED and job.last_seq == event.seq:
-                return
+    from holdfast.model import Status
+
+    async with contextlib.aclosing(client.follow(job_id)) as events:
+        async for event in events:
+            show(event)
+            if event.type == "status" and event.data["status"] == Status.PAUSED:
+                job = await client.get(job_id)  # It may have been resumed since.
+                if job.status is Status.PAUSED and job.last_seq == event.seq:
+                    return
 
 
 async def _ask(client: "AsyncClient", job_id: str, pause: "Live | None") -> str:
@@ -210,6 +221,8 @@ async def _ask(client: "AsyncClient", job_id: str, pause: "Live | None") -> str:
 
 
 async def _answer() -> str:
+    import asyncio
+
     typer.echo(QUESTION, err=True, nl=False)
     loop = asyncio.get_running_loop()
     line: Awaitable[str] = loop.run_in_executor(None, sys.stdin.readline)
@@ -217,7 +230,10 @@ async def _answer() -> str:
 
 
 @contextlib.contextmanager
-def _on_interrupt(pressed: asyncio.Event) -> Iterator[None]:
+def _on_interrupt(pressed: "asyncio.Event") -> Iterator[None]:
+    import asyncio
+    import signal
+
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, pressed.set)
     try:

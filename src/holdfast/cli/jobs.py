@@ -1,33 +1,39 @@
 """Commands about jobs: submit, look, move."""
 
-import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from holdfast.cli import complete
 from holdfast.cli.talk import AsJson, Because, JobId, fail, find, print_json, talk
-from holdfast.model import Job
 
 if TYPE_CHECKING:
     from holdfast.client.http import AsyncClient
-
-PAGE = 100
+    from holdfast.model import Attempt, TaskRecord
+    from holdfast.views import Explanation, JobView
 
 app = typer.Typer()
 
 Command = Annotated[list[str] | None, typer.Argument(help="-- COMMAND ARGUMENT…")]
 File = Annotated[Path | None, typer.Option("--file", "-f", help="A job as JSON; - is the standard input.")]
-Tool = Annotated[str | None, typer.Option(help="A tool's name, with --input.")]
+Tool = Annotated[str | None, typer.Option(help="A tool's name, with --input.", autocompletion=complete.tools)]
 Function = Annotated[str | None, typer.Option(help="A function's name, with --input.")]
 Image = Annotated[str | None, typer.Option(help="Run the command in a container of this image.")]
 Inputs = Annotated[list[str] | None, typer.Option("--input", "-i", help="name=value; JSON values are read as such.")]
 Env = Annotated[list[str] | None, typer.Option("--env", "-e", help="NAME=value for the command.")]
 Labels = Annotated[list[str] | None, typer.Option("--label", "-l", help="name=value.")]
 Kind = Annotated[str | None, typer.Option(help="What sort of job this is to you.")]
-QueueName = Annotated[str | None, typer.Option("--queue", "-q", envvar="HOLDFAST_QUEUE", help="Its queue.")]
-LaneName = Annotated[str | None, typer.Option("--lane", help="Jobs of one lane run one after the other.")]
+QueueName = Annotated[
+    str | None,
+    typer.Option("--queue", "-q", envvar="HOLDFAST_QUEUE", help="Its queue.", autocompletion=complete.queues),
+]
+LaneName = Annotated[
+    str | None,
+    typer.Option("--lane", help="Jobs of one lane run one after the other.", autocompletion=complete.lanes),
+]
 Timeout = Annotated[float | None, typer.Option(help="Seconds that an attempt may take.")]
 Attempts = Annotated[int | None, typer.Option("--max-attempts", help="How often it may be tried.")]
 
@@ -44,6 +50,8 @@ def describe(
     **fields: Any,
 ) -> dict[str, Any]:
     """Put a job together from what was said on the command line."""
+    import json
+
     job: dict[str, Any] = {}
     if file is not None:
         try:
@@ -82,6 +90,8 @@ def _pairs(option: str, texts: list[str]) -> dict[str, str]:
 
 
 def _value(text: str) -> Any:
+    import json
+
     try:
         return json.loads(text)
     except ValueError:
@@ -122,19 +132,27 @@ def submit(
 @app.command("ls")
 def list_jobs(
     context: typer.Context,
-    status: Annotated[list[str] | None, typer.Option(help="Only jobs of this status; may be repeated.")] = None,
+    status: Annotated[
+        list[str] | None,
+        typer.Option(help="Only jobs of this status; may be repeated.", autocompletion=complete.statuses),
+    ] = None,
     kind: Kind = None,
     queue: QueueName = None,
     lane: LaneName = None,
     labels: Labels = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000)] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="How many.")] = 20,
     cursor: Annotated[str | None, typer.Option(help="Where the last page ended.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List jobs, newest first."""
-    label = [text.replace("=", ":", 1) for text in labels or ()] or None
-    filters = {"status": status, "kind": kind, "queue": queue, "lane": lane, "label": label}
-    items, following = talk(context, lambda client: client.jobs(limit=limit, cursor=cursor, **filters))
+    wanted = _pairs("--label", labels or [])
+
+    async def look(client: "AsyncClient") -> "tuple[Sequence[JobView], str | None]":
+        return await client.jobs(
+            status=status or (), kind=kind, queue=queue, lane=lane, labels=wanted, limit=limit, cursor=cursor
+        )
+
+    items, following = talk(context, look)
     if as_json:
         print_json({"items": items, "next_cursor": following})
         return
@@ -149,47 +167,52 @@ def list_jobs(
 def show(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
     """Show one job and its attempts."""
 
-    async def look(client: "AsyncClient") -> tuple[Job, Any]:
+    async def look(client: "AsyncClient") -> "tuple[JobView, Sequence[Attempt], Sequence[TaskRecord]]":
         found = await find(client, job_id)
-        return await client.get(found), await client.attempts(found)
+        return await client.get(found), await client.attempts(found), await client.tasks(found)
 
-    job, attempts = talk(context, look)
+    job, attempts, tasks = talk(context, look)
     if as_json:
         print_json(job)
     else:
         from holdfast.cli import render
 
         render.job(job, attempts)
+        if tasks:
+            render.tasks(tasks)
 
 
 @app.command()
 def explain(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
     """Say in words why a job is not running."""
 
-    async def look(client: "AsyncClient") -> Any:
+    async def look(client: "AsyncClient") -> "Explanation":
         return await client.explain(await find(client, job_id))
 
     why = talk(context, look)
     if as_json:
         print_json(why)
         return
-    for reason in why["reasons"]:
-        typer.echo(reason["message"])
-    if not why["reasons"]:
+    for reason in why.reasons:
+        typer.echo(reason.message)
+    for task in why.plan.tasks if why.plan is not None else ():
+        typer.echo(f"task {task.name}: {'cached' if task.cached else 'runs'}, {task.reason}")
+    if not why.reasons:
         typer.echo("nothing is in its way: the next worker with a free slot takes it")
 
 
 def _moved(context: typer.Context, verb: str, job_id: str, as_json: bool, **options: Any) -> None:
-    async def move(client: "AsyncClient") -> Job:
-        job: Job = await getattr(client, verb)(await find(client, job_id), **options)
+    async def move(client: "AsyncClient") -> "JobView":
+        job: JobView = await getattr(client, verb)(await find(client, job_id), **options)
         return job
-
-    from holdfast.cli import render
 
     job = talk(context, move)
     if as_json:
         print_json(job)
-    elif job.stop_request is not None and not job.status.terminal:
+        return
+    from holdfast.cli import render
+
+    if job.stop_request is not None and not job.status.terminal:
         render.console.print(f"{job.id}: {job.stop_request.kind} asked for; it is {render.coloured(job.status)}")
     else:
         render.console.print(f"{job.id}: {render.coloured(job.status)}")

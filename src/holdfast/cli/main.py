@@ -1,31 +1,35 @@
 """`holdfast`: the command line's entry. Each command says which settings it reads and exits as documented.
 
+Every option has a twin in the environment: a setting's own name, else `HOLDFAST_<COMMAND>_<OPTION>`. What a command
+needs is imported when it runs, so that `--help` is quick.
+
 Exit codes: 0 done; 1 the job failed (`run`: the command's own code); 2 bad arguments or settings; 3 server or database
-not reachable; 4 refused; 5 paused, needs a person; 124 timed out; 130 cancelled. What a command needs is imported when
-it runs, so that `--help` is quick.
+not reachable; 4 refused; 5 paused, needs a person; 124 timed out; 130 cancelled.
 """
 
-import logging
 import os
 from typing import Annotated
 
 import typer
 
 from holdfast import __version__
-from holdfast.cli import follow, jobs, site
+from holdfast.cli import follow, jobs, site, snapshots
 from holdfast.cli.talk import AsJson, Server, print_json, run
 
 app = typer.Typer(
     help="A durable execution queue: your jobs outlive your workers.",
     no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"auto_envvar_prefix": "HOLDFAST"},
     pretty_exceptions_enable=False,
 )
-for group in (follow.app, jobs.app, site.app):
+for group in (follow.app, jobs.app, snapshots.app, site.app):
     app.add_typer(group)
 app.add_typer(site.lanes, name="lanes")
 app.add_typer(site.queues, name="queues")
 app.add_typer(site.workers, name="workers")
 app.add_typer(site.tokens, name="token")
+app.add_typer(snapshots.snapshots, name="snapshots")
 
 DatabaseUrl = Annotated[
     str | None, typer.Option(envvar="HOLDFAST_DATABASE_URL", help="sqlite:///path or postgresql://host/name")
@@ -57,9 +61,12 @@ def main(
 
 
 @app.command()
-def version() -> None:
+def version(as_json: AsJson = False) -> None:
     """Print the version."""
-    typer.echo(__version__)
+    if as_json:
+        print_json({"version": __version__})
+    else:
+        typer.echo(__version__)
 
 
 @app.command()
@@ -84,13 +91,22 @@ def up(
 
 
 @app.command()
-def serve(host: Host = None, port: Port = None, database_url: DatabaseUrl = None, data_dir: DataDir = None) -> None:
-    """Serve HTTP: submit, follow and steer jobs. The first start writes an admin's token to the data folder."""
+def serve(
+    host: Host = None,
+    port: Port = None,
+    application: Application = None,
+    database_url: DatabaseUrl = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Serve HTTP: submit, follow and steer jobs. The first start writes an admin's token to the data folder.
+
+    It runs no jobs, unless HOLDFAST_QUEUE_ENABLED is false: then it runs them in the request that submits them.
+    """
     from holdfast.cli import serve as http
 
     _log()
     flags = {"host": host, "port": port, "database_url": database_url, "data_dir": data_dir}
-    run(lambda: http.run_server(flags))
+    run(lambda: http.run_server(flags, application))
 
 
 @app.command()
@@ -129,18 +145,33 @@ def migrate(
         bool, typer.Option("--show-sql", help="Print the SQL of what is (or would be) applied.")
     ] = False,
     data_dir: DataDir = None,
+    as_json: AsJson = False,
 ) -> None:
     """Bring the database to this version of holdfast. Safe to run again, and by several at once."""
     from holdfast.cli import care
 
     flags = {"database_url": database_url, "schema": schema, "data_dir": data_dir}
-    run(lambda: care.migrate(flags, dry_run=dry_run, show_sql=show_sql))
+    applied = run(lambda: care.migrate(flags, dry_run=dry_run, show_sql=show_sql))
+    if as_json:
+        print_json(applied)
+        return
+    for one in applied:
+        typer.echo(f"{'would apply' if dry_run else 'applied'} {one.number:04} {one.name}")
+        if one.sql is not None:
+            typer.echo(one.sql)
+    if not applied:
+        typer.echo("nothing to do: the schema is current")
 
 
 @app.command()
 def prune(
-    days: Annotated[float | None, typer.Option(help="Remove jobs that ended longer ago than so many days.")] = None,
-    keep: Annotated[int | None, typer.Option(help="Keep so many of the same job.")] = None,
+    days: Annotated[
+        float | None,
+        typer.Option(envvar="HOLDFAST_RETENTION_DAYS", help="Remove jobs that ended longer ago than so many days."),
+    ] = None,
+    keep: Annotated[
+        int | None, typer.Option(envvar="HOLDFAST_KEEP_IDENTICAL", help="Keep so many of the same job.")
+    ] = None,
     database_url: DatabaseUrl = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
@@ -159,12 +190,16 @@ def prune(
 
 
 @app.command()
-def check() -> None:
+def check(as_json: AsJson = False) -> None:
     """Check the settings; say everything that is wrong with them."""
     from holdfast.cli import care
 
-    for name, value, about in run(care.check):
-        typer.echo(f"HOLDFAST_{name.upper():<20} {value!s:<32} {about}")
+    found = run(care.check)
+    if as_json:
+        print_json(found)
+        return
+    for one in found:
+        typer.echo(f"{one.name:<29} {one.value!s:<32} {one.about}")
 
 
 @app.command()
@@ -184,14 +219,21 @@ def doctor(as_json: AsJson = False) -> None:
 
 
 @app.command()
-def bench() -> None:
+def bench(as_json: AsJson = False) -> None:
     """Measure this installation's database: submit, claim and finish, in a scratch schema of its own."""
     from holdfast.cli import care
 
-    run(care.bench)
+    measured = run(care.bench)
+    if as_json:
+        print_json(measured)
+        return
+    typer.echo(f"submit in bulk           {measured.submit_per_second:>10,.0f} jobs/s")
+    typer.echo(f"claim and finish by {measured.batch}  {measured.run_per_second:>10,.0f} jobs/s")
 
 
 def _log() -> None:
+    import logging
+
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from holdfast.model import Attempt, Event, Job, Status
+from holdfast.model import Attempt, Event, Job, Status, TaskRecord
 
 COLOURS = {
     Status.SUCCEEDED: "green",
@@ -62,6 +62,23 @@ def ago(at: datetime, now: datetime | None = None) -> str:
             text = f"{seconds / size:.0f} {unit}"
             return f"in {text}" if ahead else f"{text} ago"
     return "now"
+
+
+def moment(text: str) -> datetime:
+    """A time as JSON has it."""
+    return datetime.fromisoformat(text)
+
+
+def tasks(items: Sequence[TaskRecord]) -> None:
+    table(
+        ("task", "status", "snapshot", "exit", "started", "ended"),
+        (
+            (one.name, f"{one.status}{', cached' if one.cached else ''}", one.snapshot and one.snapshot[:12],
+             one.exit_code, one.started_at, one.ended_at)
+            for one in items
+        ),
+        empty="",
+    )  # fmt: skip
 
 
 def jobs(items: Sequence[Job]) -> None:
@@ -123,7 +140,8 @@ def job(one: Job, attempts: Sequence[Attempt]) -> None:
 
 def _what(one: Job) -> str:
     spec: Mapping[str, Any] = one.spec
-    return str(spec.get("name") or spec.get("image") or " ".join(spec.get("command", ())))
+    steps = " → ".join(task["name"] for task in spec.get("tasks", ()))
+    return str(spec.get("name") or steps or spec.get("image") or " ".join(spec.get("command", ())))
 
 
 def _pairs(values: Mapping[str, Any]) -> str:

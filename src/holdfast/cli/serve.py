@@ -12,12 +12,14 @@ import uvicorn
 
 from holdfast import config
 from holdfast.api.app import Api
-from holdfast.assemble import api_of, duties_of
+from holdfast.assemble import api_of, beside
+from holdfast.cli import work
 from holdfast.config import Settings
 from holdfast.errors import ConfigError
 
 GRACE_SECONDS = 10
 BACKLOG = 4096
+LONGEST = 2**31 - 1
 
 
 class Server(uvicorn.Server):
@@ -68,6 +70,9 @@ def bind(settings: Settings) -> socket.socket:
         )
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # What is on its way to a client that was cut, as it takes nothing, would stay for ever. Connections inherit it.
+        unread = min(int(2000 * settings.stream_stall), LONGEST)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unread)
         listener.bind(address)
     except OSError as error:
         raise ConfigError([f"cannot listen on {settings.host}:{settings.port}: {error.strerror}"]) from error
@@ -75,10 +80,12 @@ def bind(settings: Settings) -> socket.socket:
     return listener
 
 
-async def run_server(flags: Mapping[str, object]) -> None:
+async def run_server(flags: Mapping[str, object], application: str | None = None) -> None:
     """Serve by itself, with the duties beside it: nothing stops when no worker lives."""
-    settings = config.load(flags)
-    await serve(api_of(settings, background=duties_of(settings)), settings)
+    settings, functions = config.load(flags), None
+    if not settings.queue_enabled:  # Else workers run the functions, and the application need not even be here.
+        settings, functions = work.configure(application, **flags)
+    await serve(api_of(settings, background=beside(settings, functions)), settings)
 
 
 async def serve(app: Api, settings: Settings) -> None:

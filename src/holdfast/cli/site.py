@@ -1,11 +1,12 @@
 """Commands about the installation: lanes, queues, workers, tools, tokens."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
 
+from holdfast.cli import complete
 from holdfast.cli.talk import AsJson, print_json, talk
 
 lanes = typer.Typer(help="Lanes: jobs that run one after the other.", invoke_without_command=True)
@@ -14,7 +15,11 @@ workers = typer.Typer(help="Workers: who runs what; hosts that are gone.", invok
 tokens = typer.Typer(help="Tokens: who may do what.", invoke_without_command=True)
 app = typer.Typer()
 
-Name = Annotated[str, typer.Argument()]
+LaneName = Annotated[str, typer.Argument(metavar="LANE", help="Its name.", autocompletion=complete.lanes)]
+QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="Its name.", autocompletion=complete.queues)]
+Host = Annotated[str, typer.Argument(help="A host, as `holdfast workers` names it.", autocompletion=complete.hosts)]
+TokenName = Annotated[str, typer.Argument(help="What the history calls whoever uses it.")]
+TokenId = Annotated[str, typer.Argument(help="Its id, as `holdfast token` lists it.")]
 
 
 def _table(columns: tuple[str, ...], rows: Iterable[Sequence[object]], *, empty: str) -> None:
@@ -25,11 +30,6 @@ def _table(columns: tuple[str, ...], rows: Iterable[Sequence[object]], *, empty:
 
 def _ask(context: typer.Context, method: str, path: str, body: Any = None) -> Any:
     return talk(context, lambda client: client.request(method, path, body=body))
-
-
-def _items(context: typer.Context, path: str) -> list[dict[str, Any]]:
-    items: list[dict[str, Any]] = _ask(context, "GET", path)["items"]
-    return items
 
 
 def _done(answer: Any, as_json: bool, text: str) -> None:
@@ -44,26 +44,26 @@ def list_lanes(context: typer.Context, as_json: AsJson = False) -> None:
     """List lanes: their state, who holds or blocks them, how many wait."""
     if context.invoked_subcommand is not None:
         return
-    items = _items(context, "/v1/lanes")
+    answer = _ask(context, "GET", "/v1/lanes")
     if as_json:
-        print_json(items)
+        print_json(answer)
         return
     _table(
         ("lane", "state", "head", "blocked by", "waiting"),
-        ((i["lane"], i["state"], i["head"], ", ".join(i["blockers"]) or None, i["depth"]) for i in items),
+        ((i["lane"], i["state"], i["head"], ", ".join(i["blockers"]) or None, i["depth"]) for i in answer["items"]),
         empty="no lanes",
     )
 
 
 @lanes.command("pause")
-def pause_lane(context: typer.Context, lane: Name, as_json: AsJson = False) -> None:
+def pause_lane(context: typer.Context, lane: LaneName, as_json: AsJson = False) -> None:
     """Let nothing more of a lane start."""
     answer = _ask(context, "POST", f"/v1/lanes/{quote(lane, safe='')}/pause")
     _done(answer, as_json, f"lane {lane} is {answer['state']}")
 
 
 @lanes.command("resume")
-def resume_lane(context: typer.Context, lane: Name, as_json: AsJson = False) -> None:
+def resume_lane(context: typer.Context, lane: LaneName, as_json: AsJson = False) -> None:
     """Let a lane go on."""
     answer = _ask(context, "POST", f"/v1/lanes/{quote(lane, safe='')}/resume")
     _done(answer, as_json, f"lane {lane} is {answer['state']}")
@@ -74,29 +74,29 @@ def list_queues(context: typer.Context, as_json: AsJson = False) -> None:
     """List queues: what waits and runs in them, and their limits."""
     if context.invoked_subcommand is not None:
         return
-    items = _items(context, "/v1/queues")
+    answer = _ask(context, "GET", "/v1/queues")
     if as_json:
-        print_json(items)
+        print_json(answer)
         return
     _table(
         ("queue", "paused", "at most", "depth limit", "counts"),
         (
             (i["queue"], i["paused"], i["max_running"], i["max_depth"],
              " ".join(f"{name}={count}" for name, count in i["counts"].items() if count))
-            for i in items
+            for i in answer["items"]
         ),
         empty="no queues",
     )  # fmt: skip
 
 
 @queues.command("pause")
-def pause_queue(context: typer.Context, queue: Name, as_json: AsJson = False) -> None:
+def pause_queue(context: typer.Context, queue: QueueName, as_json: AsJson = False) -> None:
     """Let nothing more of a queue start."""
     _done(_ask(context, "POST", f"/v1/queues/{quote(queue, safe='')}/pause"), as_json, f"queue {queue} is paused")
 
 
 @queues.command("resume")
-def resume_queue(context: typer.Context, queue: Name, as_json: AsJson = False) -> None:
+def resume_queue(context: typer.Context, queue: QueueName, as_json: AsJson = False) -> None:
     """Let a queue go on."""
     _done(_ask(context, "POST", f"/v1/queues/{quote(queue, safe='')}/resume"), as_json, f"queue {queue} goes on")
 
@@ -104,7 +104,7 @@ def resume_queue(context: typer.Context, queue: Name, as_json: AsJson = False) -
 @queues.command("limit")
 def limit_queue(
     context: typer.Context,
-    queue: Name,
+    queue: QueueName,
     max_running: Annotated[
         int | None, typer.Option(help="How many may run at once, over all workers; 0 lifts it.")
     ] = None,
@@ -122,39 +122,36 @@ def list_workers(context: typer.Context, as_json: AsJson = False) -> None:
     """List workers: where they are, what they can do, what they run."""
     if context.invoked_subcommand is not None:
         return
-    items = _items(context, "/v1/workers")
+    answer = _ask(context, "GET", "/v1/workers")
     if as_json:
-        print_json(items)
+        print_json(answer)
         return
     _table(
-        ("worker", "live", "draining", "queues", "jobs"),
+        ("worker", "host", "live", "draining", "queues", "jobs"),
         (
             (
                 i["worker"],
+                i["host"],
                 i["live"],
                 i["draining"],
                 " ".join(f"{q}:{n}" for q, n in i["queues"].items()),
                 len(i["jobs"]),
             )
-            for i in items
+            for i in answer["items"]
         ),
         empty="no worker lives: `holdfast worker` starts one",
     )
 
 
-def _slots(queues: Mapping[str, int]) -> str:
-    return " ".join(f"{queue}:{slots}" for queue, slots in queues.items())
-
-
 @workers.command("drain")
-def drain(context: typer.Context, host: Name, as_json: AsJson = False) -> None:
+def drain(context: typer.Context, host: Host, as_json: AsJson = False) -> None:
     """Ask a worker, or all of a host, to hand over and leave."""
     answer = _ask(context, "POST", f"/v1/workers/{quote(host, safe='')}/drain")
     _done(answer, as_json, f"asked to drain: {', '.join(answer['workers']) or 'none'}")
 
 
 @workers.command("lost")
-def lost(context: typer.Context, host: Name, as_json: AsJson = False) -> None:
+def lost(context: typer.Context, host: Host, as_json: AsJson = False) -> None:
     """Say that a host is gone for good: what ran there is settled as lost."""
     answer = _ask(context, "POST", f"/v1/workers/{quote(host, safe='')}/lost")
     _done(answer, as_json, f"{len(answer['jobs'])} jobs were settled as lost")
@@ -163,12 +160,14 @@ def lost(context: typer.Context, host: Name, as_json: AsJson = False) -> None:
 @app.command()
 def tools(context: typer.Context, as_json: AsJson = False) -> None:
     """List the tools that jobs can name."""
-    items = _items(context, "/v1/tools")
+    answer = _ask(context, "GET", "/v1/tools")
     if as_json:
-        print_json(items)
+        print_json(answer)
     else:
         _table(
-            ("tool", "runner", "about"), ((i["name"], i["runner"], i["description"]) for i in items), empty="no tools"
+            ("tool", "runner", "about"),
+            ((i["name"], i["runner"], i["description"]) for i in answer["items"]),
+            empty="no tools",
         )
 
 
@@ -177,13 +176,13 @@ def list_tokens(context: typer.Context, as_json: AsJson = False) -> None:
     """List tokens; their secrets are shown only once, when they are made."""
     if context.invoked_subcommand is not None:
         return
-    items = _items(context, "/v1/tokens")
+    answer = _ask(context, "GET", "/v1/tokens")
     if as_json:
-        print_json(items)
+        print_json(answer)
     else:
         _table(
             ("id", "name", "role", "tenant"),
-            ((i["id"], i["name"], i["role"], i["tenant"]) for i in items),
+            ((i["id"], i["name"], i["role"], i["tenant"]) for i in answer["items"]),
             empty="no tokens",
         )
 
@@ -191,7 +190,7 @@ def list_tokens(context: typer.Context, as_json: AsJson = False) -> None:
 @tokens.command("make")
 def make_token(
     context: typer.Context,
-    name: Name,
+    name: TokenName,
     role: Annotated[str, typer.Option(help="viewer, submitter, operator or admin.")] = "submitter",
     tenant: Annotated[str | None, typer.Option(help="Whose jobs; none is for admins.")] = "default",
     as_json: AsJson = False,
@@ -204,6 +203,6 @@ def make_token(
 
 
 @tokens.command("rm")
-def remove_token(context: typer.Context, token_id: Name, as_json: AsJson = False) -> None:
+def remove_token(context: typer.Context, token_id: TokenId, as_json: AsJson = False) -> None:
     """Remove a token: whoever has it is shut out."""
     _done(_ask(context, "DELETE", f"/v1/tokens/{quote(token_id, safe='')}"), as_json, "removed")

@@ -1,29 +1,33 @@
 """How commands talk to the server: the options that all share, one call, and what its errors mean for the shell."""
 
-import asyncio
-import json
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
-import msgspec
 import typer
 
+from holdfast.cli import complete
 from holdfast.errors import ConfigError, HoldfastError, Invalid, StoreUnreachable
-from holdfast.model import Job, Status
 
 if TYPE_CHECKING:
+    import asyncio
+
     from holdfast.client.http import AsyncClient, Refused
+    from holdfast.model import Event, Job
 
 T = TypeVar("T")
 
 DONE, FAILED, USAGE, UNREACHABLE, REFUSED, PAUSED, TIMED_OUT, CANCELLED = 0, 1, 2, 3, 4, 5, 124, 130
 FULL_ID = 36
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-JobId = Annotated[str, typer.Argument(help="The job's id, or the beginning of it.")]
-Because = Annotated[str | None, typer.Option("--reason", help="Why; kept in the job's history.")]
+AsJson = Annotated[bool, typer.Option("--json", envvar="HOLDFAST_JSON", help="Print JSON.")]
+JobId = Annotated[
+    str, typer.Argument(help="The job's id, or the beginning of it.", autocompletion=complete.jobs, show_default=False)
+]
+Because = Annotated[
+    str | None, typer.Option("--reason", envvar="HOLDFAST_REASON", help="Why; kept in the job's history.")
+]
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,7 @@ def talk(context: typer.Context, work: "Callable[[AsyncClient], Awaitable[T]]") 
 
 def run(work: Callable[[], Awaitable[T]], *, fast: bool = False) -> T:
     """Run a command's work and say what went wrong. `fast`: on uvloop, where it is installed."""
+    import asyncio
 
     from holdfast.client.http import Refused, ServerUnreachable
 
@@ -73,7 +78,7 @@ def run(work: Callable[[], Awaitable[T]], *, fast: bool = False) -> T:
         fail(error.message, REFUSED)
 
 
-def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def _fast_loop() -> "Callable[[], asyncio.AbstractEventLoop] | None":
     try:
         import uvloop
     except ImportError:
@@ -102,14 +107,16 @@ async def find(client: "AsyncClient", text: str) -> str:
         return text
     found, _ = await client.jobs(id=text, limit=3)
     if not found:
-        raise Ambiguous("id", f"no job's id begins with {text!r}")
+        raise Ambiguous("id", f"no job's id begins with {text!r}; `holdfast ls` lists them")
     if len(found) > 1:
         raise Ambiguous("id", f"several jobs' ids begin with {text!r}: {', '.join(job.id for job in found)}")
     return found[0].id
 
 
-def exit_code(job: Job, *, own: bool = False) -> int:
+def exit_code(job: "Job", *, own: bool = False) -> int:
     """The exit code that a job's end means; `own` passes the command's own on."""
+    from holdfast.model import Status
+
     match job.status:
         case Status.SUCCEEDED:
             return DONE
@@ -125,4 +132,16 @@ def exit_code(job: Job, *, own: bool = False) -> int:
 
 
 def print_json(value: Any) -> None:
+    import json
+
+    import msgspec
+
     sys.stdout.write(json.dumps(msgspec.to_builtins(value), indent=2, ensure_ascii=False) + "\n")
+
+
+def print_line(event: "Event") -> None:
+    """One event as one line of JSON, at once: whoever reads them follows."""
+    import msgspec
+
+    sys.stdout.write(msgspec.json.encode(event).decode() + "\n")
+    sys.stdout.flush()

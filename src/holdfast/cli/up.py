@@ -18,12 +18,12 @@ from types import FrameType
 import typer
 
 from holdfast.api.app import Api
-from holdfast.assemble import api_of, worker_of
+from holdfast.assemble import api_of, direct_of, worker_of
 from holdfast.cli import work
 from holdfast.cli.serve import Server, bind
 from holdfast.config import Settings
 from holdfast.errors import ConfigError
-from holdfast.runner.process import user_for
+from holdfast.runner.users import user_for
 from holdfast.store import migrate as migrations
 from holdfast.store.store import connect
 from holdfast.timing import backoff
@@ -51,7 +51,7 @@ async def run_all(flags: Mapping[str, object], queue: str, application: str | No
     settings, functions = work.configure(application, **flags)
     settings = reachable(settings)
     await _migrate(settings)
-    api = api_of(settings)
+    api = api_of(settings, background=None if settings.queue_enabled else direct_of(settings, functions))
     stop = asyncio.Event()
     with bind(settings) as listener:
         async with api.running():
@@ -61,6 +61,8 @@ async def run_all(flags: Mapping[str, object], queue: str, application: str | No
                 typer.echo(f"  the admin token is in {settings.admin_token}\n", err=True)
             async with asyncio.TaskGroup() as group:
                 group.create_task(server.serve(sockets=[listener]))
+                if not settings.queue_enabled:
+                    return False
                 if workers:
                     for _ in range(workers):
                         group.create_task(_keep_worker(settings, queue, application, stop))

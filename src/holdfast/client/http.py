@@ -1,30 +1,35 @@
-"""`AsyncClient` and `Client`: holdfast over HTTP, with typed answers.
+"""`AsyncClient`: holdfast over HTTP, with typed answers.
 
-Every submit carries an idempotency key, so a retry after a lost answer makes no second job. A stream that breaks is
-taken up again behind the last event that arrived.
+Every submit carries an idempotency key, so a retry after a lost answer makes no second job. A stream that breaks, or
+falls silent, is taken up again behind the last event that arrived.
 """
 
 import asyncio
+import contextlib
 import os
-import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 from urllib.parse import quote
 
 import httpx
 import msgspec
 
-from holdfast.errors import HoldfastError
-from holdfast.model import Attempt, Event, Job, Json, Lane, Status, Worker, new_id
+from holdfast.errors import ConfigError, HoldfastError
+from holdfast.model import Attempt, Event, Json, Lane, Snapshot, Status, TaskRecord, Worker, new_id
 from holdfast.timing import backoff, jitter
+from holdfast.views import ArtifactView, Explanation, JobView, PlanView, QueueView, ToolView
 
 T = TypeVar("T")
 
 URL = "http://127.0.0.1:7070"
 TRIES = 5
 WAIT_SECONDS = 30.0
+SILENT_SECONDS = 45.0
+"""A stream says something every 15 seconds; one that is silent for three times that leads nowhere."""
+AWAY = (502, 503, 504)
 
 
 class ServerUnreachable(HoldfastError):
@@ -40,12 +45,6 @@ class Refused(HoldfastError):
         self.status = status
         self.code = code
         self.details = details
-
-
-class Artifact(msgspec.Struct, frozen=True):
-    path: str
-    size: int
-    href: str
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -78,14 +77,21 @@ class AsyncClient:
         tries: int = TRIES,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self.url = (url or os.environ.get("HOLDFAST_URL") or URL).rstrip("/")
+        self.url = _address(url or os.environ.get("HOLDFAST_URL") or URL)
         self._tries = tries
+        self._tenant = tenant
         headers = {"Accept": "application/json"}
         if found := token or find_token(data_dir):
             headers["Authorization"] = f"Bearer {found}"
         if tenant is not None:
             headers["Holdfast-Tenant"] = tenant
-        self._http = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=WAIT_SECONDS, transport=transport)
+        self._http = httpx.AsyncClient(
+            base_url=self.url,
+            headers=headers,
+            timeout=WAIT_SECONDS,
+            transport=transport,
+            verify=self.url.startswith("https"),  # All certificates of the world take longer to read than a call.
+        )
 
     async def __aenter__(self) -> Self:
         return self
@@ -100,9 +106,10 @@ class AsyncClient:
 
     # Jobs
 
-    async def submit(self, job: Mapping[str, Any], *, key: str | None = None) -> Job:
+    async def submit(self, job: Mapping[str, Any], *, key: str | None = None) -> JobView:
         """Submit a job; a retry of the call makes no second one."""
-        return await self._call("POST", "/v1/jobs", Job, body=job, headers={"Idempotency-Key": key or new_id()})
+        headers = {"Idempotency-Key": key or new_id(), "Prefer": "wait=0"}  # Also where the job runs in the request.
+        return await self._call("POST", "/v1/jobs", JobView, body=job, headers=headers)
 
     async def submit_many(self, jobs: Sequence[Mapping[str, Any]], *, key: str | None = None) -> Sequence[str]:
         """Submit many jobs, all or none; return their ids in order."""
@@ -110,28 +117,65 @@ class AsyncClient:
         answer = await self._call("POST", "/v1/jobs/bulk", dict[str, list[str]], body={"jobs": jobs}, headers=headers)
         return answer["ids"]
 
-    async def get(self, job_id: str) -> Job:
-        return await self._call("GET", _job(job_id), Job)
+    async def get(self, job_id: str) -> JobView:
+        return await self._call("GET", _job(job_id), JobView)
 
     async def jobs(
-        self, *, limit: int = 100, cursor: str | None = None, **filters: Any
-    ) -> tuple[Sequence[Job], str | None]:
-        """One page of jobs, newest first, and the cursor of the next."""
-        query = {"limit": limit, "cursor": cursor, **filters}
+        self,
+        *,
+        id: str | None = None,
+        status: Sequence[str] = (),
+        kind: str | None = None,
+        queue: str | None = None,
+        lane: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> tuple[Sequence[JobView], str | None]:
+        """One page of jobs, newest first, and the cursor of the next. `id` is the beginning of one."""
+        query = {
+            "id": id,
+            "status": ",".join(status) or None,
+            "kind": kind,
+            "queue": queue,
+            "lane": lane,
+            "label": [f"{name}:{value}" for name, value in (labels or {}).items()] or None,
+            "since": since and since.isoformat(),
+            "until": until and until.isoformat(),
+            "limit": limit,
+            "cursor": cursor,
+        }
         page = await self._call("GET", "/v1/jobs", Page, query=query)
-        return msgspec.convert(page.items, list[Job]), page.next_cursor
+        return msgspec.convert(page.items, list[JobView]), page.next_cursor
 
     async def attempts(self, job_id: str) -> Sequence[Attempt]:
         page = await self._call("GET", _job(job_id, "attempts"), Page)
         return msgspec.convert(page.items, list[Attempt])
 
-    async def explain(self, job_id: str) -> Json:
-        return await self._call("GET", _job(job_id, "explain"), Any)
+    async def tasks(self, job_id: str) -> Sequence[TaskRecord]:
+        """The tasks of a pipeline, in order."""
+        page = await self._call("GET", _job(job_id, "tasks"), Page)
+        return msgspec.convert(page.items, list[TaskRecord])
 
-    async def cancel(self, job_id: str, *, reason: str | None = None) -> Job:
+    async def plan(self, job: Mapping[str, Any]) -> PlanView:
+        """What a pipeline would do, task by task; nothing is submitted."""
+        return await self._call("POST", "/v1/jobs", PlanView, body={**job, "plan_only": True})
+
+    async def snapshots(self, *, limit: int = 100, cursor: str | None = None) -> tuple[Sequence[Snapshot], str | None]:
+        """One page of snapshots, newest first, and the cursor of the next."""
+        page = await self._call("GET", "/v1/snapshots", Page, query={"limit": limit, "cursor": cursor})
+        return msgspec.convert(page.items, list[Snapshot]), page.next_cursor
+
+    async def explain(self, job_id: str) -> Explanation:
+        """Why a job is not running."""
+        return await self._call("GET", _job(job_id, "explain"), Explanation)
+
+    async def cancel(self, job_id: str, *, reason: str | None = None) -> JobView:
         return await self._move(job_id, "cancel", reason=reason)
 
-    async def interrupt(self, job_id: str, *, reason: str | None = None) -> Job:
+    async def interrupt(self, job_id: str, *, reason: str | None = None) -> JobView:
         return await self._move(job_id, "interrupt", reason=reason)
 
     async def resume(
@@ -141,16 +185,16 @@ class AsyncClient:
         reason: str | None = None,
         budget: Mapping[str, float] | None = None,
         stopped: bool = False,
-    ) -> Job:
+    ) -> JobView:
         return await self._move(job_id, "resume", reason=reason, budget=budget, stopped=stopped or None)
 
-    async def resolve(self, job_id: str, result: Json = None, *, reason: str | None = None) -> Job:
+    async def resolve(self, job_id: str, result: Json = None, *, reason: str | None = None) -> JobView:
         return await self._move(job_id, "resolve", result=result, reason=reason)
 
-    async def dismiss(self, job_id: str, *, reason: str | None = None) -> Job:
+    async def dismiss(self, job_id: str, *, reason: str | None = None) -> JobView:
         return await self._move(job_id, "dismiss", reason=reason)
 
-    async def release(self, job_id: str) -> Job:
+    async def release(self, job_id: str) -> JobView:
         return await self._move(job_id, "release")
 
     async def delete(self, job_id: str, *, force: bool = False, dry_run: bool = False) -> str:
@@ -159,29 +203,50 @@ class AsyncClient:
         answer = await self._call("DELETE", _job(job_id), dict[str, Any], query=query)
         return str(answer["outcome"])
 
-    async def _move(self, job_id: str, verb: str, **body: Any) -> Job:
+    async def _move(self, job_id: str, verb: str, **body: Any) -> JobView:
         given = {name: value for name, value in body.items() if value is not None}
-        return await self._call("POST", _job(job_id, verb), Job, body=given)
+        return await self._call("POST", _job(job_id, verb), JobView, body=given)
 
-    async def artifacts(self, job_id: str) -> Sequence[Artifact]:
+    async def artifacts(self, job_id: str) -> Sequence[ArtifactView]:
         """The files that the last ended attempt left."""
         page = await self._call("GET", _job(job_id, "artifacts"), Page)
-        return msgspec.convert(page.items, list[Artifact])
+        return msgspec.convert(page.items, list[ArtifactView])
 
     async def download(self, job_id: str, path: str, target: Path) -> None:
         """Save one file; what is at the target is replaced once all of it is there."""
         partial = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
         try:
-            async with self._http.stream("GET", _job(job_id, f"artifacts/{quote(path)}")) as answer:
-                if answer.status_code >= 400:
-                    await answer.aread()
-                    _raise(answer)
-                with partial.open("wb") as file:
-                    async for chunk in answer.aiter_bytes():
-                        file.write(chunk)
+            for n in range(1, self._tries + 1):
+                try:
+                    await self._save(_job(job_id, f"artifacts/{quote(path)}"), partial)
+                    break
+                except (httpx.TransportError, ServerUnreachable) as error:
+                    if n == self._tries:
+                        raise ServerUnreachable(f"cannot download {path} from {self.url}: {error}") from error
+                await asyncio.sleep(_rest(n))
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)
+
+    async def _save(self, path: str, target: Path) -> None:
+        async with self._http.stream("GET", path) as answer:
+            await self._accept(answer)
+            with target.open("wb") as file:
+                async for chunk in answer.aiter_bytes():
+                    file.write(chunk)
+
+    async def upload(self, *files: Path) -> str:
+        """Upload files, to be named in `uploads` of a job within a day; return the upload's id."""
+        headers = {} if "Authorization" in self._http.headers else {"Holdfast-Tenant": self._tenant or "default"}
+        with contextlib.ExitStack() as opened:
+            form = [("file", (file.name, opened.enter_context(file.open("rb")))) for file in files]
+            try:
+                answer = await self._http.post("/v1/uploads", files=form, headers=headers)
+            except httpx.TransportError as error:
+                raise ServerUnreachable(f"cannot reach {self.url}: {error or type(error).__name__}") from error
+        if answer.status_code >= 400:
+            _raise(answer)
+        return str(msgspec.json.decode(answer.content)["upload"])
 
     # History
 
@@ -190,56 +255,68 @@ class AsyncClient:
         page = await self._call("GET", _job(job_id, "events"), Page, query={"after": after, "limit": limit})
         return msgspec.convert(page.items, list[Event]), page.next_after
 
-    async def follow(self, job_id: str, *, after: int = 0) -> AsyncIterator[Event]:
+    async def follow(self, job_id: str, *, after: int = 0) -> AsyncGenerator[Event]:
         """Every event behind `after`, as it comes, to the end of the job; a broken stream is taken up again."""
         failures = 0
         while True:
             try:
                 async for event in self._stream(job_id, after):
+                    if event is None:
+                        return
                     failures = 0
                     if event.seq > after:
                         after = event.seq
                         yield event
-                return  # A stream that ends in order is at the end of the job; one that was cut breaks off.
             except (httpx.TransportError, ServerUnreachable):
-                failures += 1
+                pass
+            failures += 1
             if failures > self._tries:
                 raise ServerUnreachable(f"the stream of job {job_id} broke, and {self.url} does not answer")
-            await asyncio.sleep(jitter(backoff(failures, base=0.1, cap=2.0)))
+            await asyncio.sleep(_rest(failures))
 
-    async def _stream(self, job_id: str, after: int) -> AsyncIterator[Event]:
-        """The events of one connection."""
-        headers = {"Accept": "application/x-ndjson"}
-        query: dict[str, Any] = {"after": after, "follow": "true"}
-        timeout = httpx.Timeout(WAIT_SECONDS, read=None)
+    async def _stream(self, job_id: str, after: int) -> AsyncGenerator[Event | None]:
+        """The events of one connection; None is the end of the job."""
+        timeout = httpx.Timeout(WAIT_SECONDS, read=SILENT_SECONDS)
+        headers = {"Accept": "text/event-stream"}
         async with self._http.stream(
-            "GET", _job(job_id, "events"), params=query, headers=headers, timeout=timeout
+            "GET", _job(job_id, "events/stream"), params={"after": after}, headers=headers, timeout=timeout
         ) as answer:
-            if answer.status_code >= 400:
-                await answer.aread()
-                _raise(answer)
+            await self._accept(answer)
+            ended = False
             async for line in answer.aiter_lines():
-                if line.strip():
-                    yield msgspec.json.decode(line, type=Event)
+                if line == "event: end":
+                    ended = True
+                elif line.startswith("data: "):
+                    yield None if ended else msgspec.json.decode(line[6:], type=Event)
 
-    async def wait(self, job_id: str, *, timeout: float | None = None) -> Job:
+    async def wait(self, job_id: str, *, timeout: float | None = None) -> JobView:
         """Wait until a job has ended or needs a person."""
         async with asyncio.timeout(timeout):
             while True:
                 job = await self.get(job_id)
                 if job.status.terminal or job.status is Status.PAUSED:
                     return job
-                async for event in self.follow(job_id, after=job.last_seq):
-                    if event.type == "status":
-                        break
+                async with contextlib.aclosing(self.follow(job_id, after=job.last_seq)) as events:
+                    async for event in events:
+                        if event.type == "status":
+                            break
 
     # The installation
 
     async def lanes(self) -> Sequence[Lane]:
-        return msgspec.convert((await self._call("GET", "/v1/lanes", Page)).items, list[Lane])
+        return await self._list("/v1/lanes", Lane)
+
+    async def queues(self) -> Sequence[QueueView]:
+        return await self._list("/v1/queues", QueueView)
 
     async def workers(self) -> Sequence[Worker]:
-        return msgspec.convert((await self._call("GET", "/v1/workers", Page)).items, list[Worker])
+        return await self._list("/v1/workers", Worker)
+
+    async def tools(self) -> Sequence[ToolView]:
+        return await self._list("/v1/tools", ToolView)
+
+    async def _list(self, path: str, kind: type[T]) -> Sequence[T]:
+        return msgspec.convert((await self._call("GET", path, Page)).items, list[kind])  # type: ignore[valid-type]
 
     async def request(
         self, method: str, path: str, *, body: Any = None, query: Mapping[str, Any] | None = None
@@ -270,12 +347,34 @@ class AsyncClient:
                 if n == self._tries:
                     raise ServerUnreachable(f"cannot reach {self.url}: {error or type(error).__name__}") from error
             else:
-                if answer.status_code not in (502, 503, 504) or n == self._tries:
+                if answer.status_code not in AWAY or n == self._tries:
                     if answer.status_code >= 400:
                         _raise(answer)
                     return msgspec.json.decode(answer.content, type=kind)
-            await asyncio.sleep(jitter(backoff(n, base=0.1, cap=2.0)))
+            await asyncio.sleep(_rest(n))
         raise AssertionError("unreachable")
+
+    async def _accept(self, answer: httpx.Response) -> None:
+        """Go on if the server does; what is only away for now is worth another try."""
+        if answer.status_code >= 400:
+            await answer.aread()
+            if answer.status_code in AWAY:
+                raise ServerUnreachable(f"{self.url} answered {answer.status_code}")
+            _raise(answer)
+
+
+def _rest(failures: int) -> float:
+    return jitter(backoff(failures, base=0.1, cap=2.0))
+
+
+def _address(text: str) -> str:
+    try:
+        url = httpx.URL(text.rstrip("/"))
+        if url.scheme in ("http", "https") and url.host:
+            return str(url)
+    except httpx.InvalidURL:
+        pass
+    raise ConfigError([f"HOLDFAST_URL is {text!r}: use http://host:port"])
 
 
 def _job(job_id: str, part: str = "") -> str:
@@ -283,61 +382,9 @@ def _job(job_id: str, part: str = "") -> str:
     return f"{path}/{part}" if part else path
 
 
-def _raise(answer: httpx.Response) -> None:
+def _raise(answer: httpx.Response) -> NoReturn:
     try:
         error = msgspec.json.decode(answer.content)["error"]
         raise Refused(answer.status_code, error["code"], error["message"], error.get("details"))
     except (msgspec.MsgspecError, KeyError, TypeError):
         raise Refused(answer.status_code, "http", f"HTTP {answer.status_code}: {answer.text[:200]}") from None
-
-
-class Client:
-    """`AsyncClient` for code that is not async: the same calls, which block. Its loop runs in a thread of its own."""
-
-    def __init__(self, url: str | None = None, **options: Any) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="holdfast-client", daemon=True)
-        self._thread.start()
-        self._client = self._do(self._open(url, options))
-
-    async def _open(self, url: str | None, options: Mapping[str, Any]) -> AsyncClient:
-        return AsyncClient(url, **options)
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        found = getattr(self._client, name)
-
-        def call(*arguments: Any, **named: Any) -> Any:
-            return self._do(found(*arguments, **named))
-
-        return call
-
-    def follow(self, job_id: str, *, after: int = 0) -> Iterator[Event]:
-        """Every event behind `after`, as it comes, to the end of the job."""
-        events = self._client.follow(job_id, after=after)
-        while (event := self._do(_next(events))) is not None:
-            yield event
-
-    def _do(self, work: Awaitable[T]) -> T:
-        async def whole() -> T:
-            return await work
-
-        coroutine: Coroutine[Any, Any, T] = whole()
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
-
-    def close(self) -> None:
-        self._do(self._client.close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-async def _next(events: AsyncIterator[Event]) -> Event | None:
-    return await anext(events, None)

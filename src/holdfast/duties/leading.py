@@ -5,15 +5,20 @@ Every loop survives a database that is away.
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 
 from holdfast.config import Settings
 from holdfast.duties import orphans, promoter, remover, repairer, resolver
+from holdfast.duties.evictor import Evictor
 from holdfast.duties.pruner import Pruner
 from holdfast.duties.reaper import Reaper
 from holdfast.duties.sweeper import Sweeper
+from holdfast.duties.uploads import Uploads
 from holdfast.errors import StoreError
 from holdfast.model import TERMINAL
+from holdfast.pipeline.snapshots import Folders
+from holdfast.runner.inputs import Inputs
 from holdfast.runner.outputs import Artifacts
 from holdfast.store import Store
 from holdfast.store.retention import Retention
@@ -44,20 +49,24 @@ class Duties:
         reaper = Reaper(store, ttl=settings.lease_ttl, interval=settings.reaper_interval)
         pruner = Pruner(store, retention_of(settings))
         sweeper = Sweeper(store, Artifacts(settings.shared))
+        uploads = Uploads(store, Inputs(settings.shared))
+        evictor = Evictor(store, Folders.below(settings.shared), most=settings.snapshots_max_bytes)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._lead())
-            for seconds, duty in (
-                (settings.reaper_interval, reaper.run_once),
-                (settings.reaper_interval, lambda: orphans.run_once(store, grace=settings.orphan_grace)),
-                (1.0, lambda: promoter.run_once(store)),
-                (1.0, lambda: resolver.run_once(store)),
-                (5.0, lambda: remover.run_once(store)),
-                (60.0, lambda: repairer.run_once(store)),
-                (60.0, sweeper.run_once),
+            for name, seconds, duty in (
+                ("reaper", settings.reaper_interval, reaper.run_once),
+                ("orphans", settings.reaper_interval, lambda: orphans.run_once(store, grace=settings.orphan_grace)),
+                ("promoter", 1.0, lambda: promoter.run_once(store)),
+                ("resolver", 1.0, lambda: resolver.run_once(store)),
+                ("remover", 5.0, lambda: remover.run_once(store)),
+                ("repairer", 60.0, lambda: repairer.run_once(store)),
+                ("sweeper", 60.0, sweeper.run_once),
+                ("uploads", 60.0, uploads.run_once),
+                ("evictor", 60.0, evictor.run_once),
             ):
-                group.create_task(every(seconds, self._while_leading(duty)))
+                group.create_task(every(seconds, self._while_leading(name, duty)))
             # A worker that starts has a backlog to work off first; it may also live for less than ten minutes.
-            prune = self._while_leading(lambda: _prune(pruner))
+            prune = self._while_leading("pruner", lambda: _prune(pruner))
             group.create_task(every(600.0, prune, first=60.0))
 
     async def resign(self) -> None:
@@ -78,10 +87,11 @@ class Duties:
                 self._leads.clear()
             await asyncio.sleep(jitter(ttl / 4))
 
-    def _while_leading(self, duty: Duty) -> Duty:
+    def _while_leading(self, name: str, duty: Duty) -> Duty:
         async def work() -> None:
             await self._leads.wait()
             await duty()
+            self._store.counters.duties[name] = time.time()
 
         return work
 

@@ -5,6 +5,7 @@ worker started; the token of the lease is no part of it.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -12,6 +13,7 @@ import msgspec
 from holdfast.model import Cause, Error, Json
 from holdfast.runner.frames import Frame
 from holdfast.runner.outputs import Gathered
+from holdfast.runner.space import Staging
 from holdfast.runner.spec import Command
 
 
@@ -51,6 +53,9 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     stop_grace: float = 5.0
     stop_after: float | None = None
     secrets: Mapping[str, str] = {}
+    files: Mapping[str, Path] = {}
+    """What goes into `input/` of its work folder: relative names, and where to copy them from."""
+    pipeline: Staging | None = None
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +90,10 @@ Confirm = Callable[[], Awaitable[None]]
 
 class Running(Protocol):
     """One attempt under its supervisor, whoever started it."""
+
+    @property
+    def space(self) -> Path:
+        """Where this worker finds what the tasks of a pipeline work on."""
 
     async def frames(self, most: int) -> Sequence[Frame]:
         """Return the next whole frames of its log; none if there is nothing new."""
@@ -133,14 +142,17 @@ class Runner(Protocol):
     def domains(self) -> Sequence[str]: ...
 
     @property
-    def available(self) -> bool:
-        """Say whether attempts can start now."""
+    def away(self) -> str | None:
+        """Say why no attempt can start now, in words for people; None: it can."""
 
     def doubt(self) -> None:
         """Somebody met an engine that does not answer, or a host that is exhausted: nothing starts here for now."""
 
     async def watch(self, changed: Callable[[], None]) -> None:
         """Look after the engine for as long as the worker lives; call `changed` when it came, went or was replaced."""
+
+    async def digest(self, spec: Mapping[str, Any], domain: str) -> str | None:
+        """Say what exactly an image's name stands for here; None where there are no images."""
 
     async def start(self, order: Order, confirm: Confirm) -> Running:
         """Start an attempt; one that is there already is found, not started again."""

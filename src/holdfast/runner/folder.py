@@ -28,6 +28,7 @@ from holdfast.runner.spec import Command, Spec, encode_command, encode_spec
 
 T = TypeVar("T")
 VERSION = 1
+LAST_SAID = 4096
 FORBIDDEN = b'{"version":1,"forbidden":true}\n'
 """What stands in `started` where nothing ran and nothing may."""
 
@@ -43,6 +44,8 @@ class ExitCause(StrEnum):
     STOP_AFTER = "stop_after"
     START_FAILED = "start_failed"
     OUT_OF_MEMORY = "out_of_memory"
+    SERVICE_ENDED = "service_ended"
+    FAILED = "failed"
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True):
@@ -216,6 +219,23 @@ class Folder:
     def exit(self) -> Exit | None:
         return self._read("exit", Exit)
 
+    def left_nothing(self) -> bool:
+        """Say whether the child left neither a report nor anything in its output folder."""
+        work = self.path / "work"
+        try:
+            return not os.path.lexists(work / "result.json") and not os.listdir(work / "output")
+        except OSError:
+            return False  # Whatever it did to its folders: that is for whoever takes what is in them.
+
+    def service(self) -> bytes:
+        """Return what the service said last; nothing if there was none."""
+        try:
+            with (self.path / "service").open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_SAID))
+                return file.read(LAST_SAID)
+        except FileNotFoundError:
+            return b""
+
     def frames(self, *, stdout: int = 0, stderr: int = 0, events: int = 0) -> FrameReader:
         """Return a reader of the log from these offsets on."""
         return FrameReader(self.path / "log", stdout=stdout, stderr=stderr, events=events)
@@ -252,8 +272,7 @@ class Folder:
         target = self.path / name
         temporary = target.with_name(f".{target.name}.{os.urandom(4).hex()}.tmp")
         try:
-            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-                file.write(data)
+            write_new(temporary, data)
             temporary.rename(target)
         except OSError:
             with contextlib.suppress(OSError):
@@ -266,6 +285,12 @@ class Folder:
         except FileNotFoundError:
             return None
         return decode(data, type, str(self.path / name))
+
+
+def write_new(path: str | Path, data: bytes) -> None:
+    """Write a file that is not there yet, for its owner alone."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb", 0) as file:
+        file.write(data)
 
 
 def decode(data: bytes, type: type[T], where: str) -> T:

@@ -15,10 +15,11 @@ import msgspec
 
 from holdfast.errors import ConfigError, Invalid
 from holdfast.model import Json, NewEvent
+from holdfast.words import EVENTS, FREE
 
 P = ParamSpec("P")
 R = TypeVar("R")
-OURS = frozenset({"status", "task", "log", "result", "error", "lease", "cancel", "audit", "end"})
+OURS = frozenset({*EVENTS, "end"}) - FREE
 """Types of events that only holdfast writes; `end` is the last word of a stream."""
 MAX_NAME = 64
 MOST_USED = 1e12

@@ -10,8 +10,7 @@ import contextlib
 import errno
 import logging
 import os
-import pwd
-import stat
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,14 +19,18 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from holdfast.errors import ConfigError, Invalid
+from holdfast.errors import Invalid
 from holdfast.model import Cause, Error
 from holdfast.runner.base import CannotStart, Confirm, End, EngineUnreachable, Identity, Order, State, TooLate
-from holdfast.runner.folder import Exit, ExitCause, Folder
+from holdfast.runner.children import Children, Watch
+from holdfast.runner.folder import Exit, ExitCause, Folder, write_new
 from holdfast.runner.frames import Frame, FrameReader
 from holdfast.runner.host import StateFolder
 from holdfast.runner.outputs import Gathered, remove_tree, take_folder
-from holdfast.runner.spec import Command, Spec, Task
+from holdfast.runner.removing import Removals
+from holdfast.runner.space import INPUTS, SPACE, TREE, Place, Programs, make_space, socket_folder
+from holdfast.runner.spec import Command, Spec, Task, encode_spec
+from holdfast.runner.users import User, find_user
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -42,17 +45,12 @@ EXHAUSTED = frozenset(
 )
 EXHAUSTED_SECONDS = 10.0
 """For how long nothing is started on a host that had no room left."""
-LOOK_SECONDS = 1.0
-"""How often to look at the lock of a supervisor that a pidfd watches, for good measure."""
 START_STEPS = (0.001, 0.001, 0.002, 0.002, 0.005, 0.005, 0.01)
 MARK_SECONDS = 3600.0
 """How long the mark of an attempt that is over stays, at least: longer than any lease that might still start it."""
+LAST_WORDS = 500
+"""Of a service that ended, in the error that tells it."""
 MISSING = ("No such file or directory", "Permission denied", "Exec format error", "Not a directory", "Is a directory")
-
-
-class User(msgspec.Struct, frozen=True):
-    uid: int
-    gid: int
 
 
 class ProcessRunner:
@@ -79,11 +77,12 @@ class ProcessRunner:
         self._files = ThreadPoolExecutor(4, thread_name_prefix="holdfast-files")
         self._slow = ThreadPoolExecutor(4, thread_name_prefix="holdfast-outputs")
         self._children = Children()
+        self.removals = Removals(self._children)
         self._exhausted_until = 0.0
 
     @property
-    def available(self) -> bool:
-        return time.monotonic() >= self._exhausted_until
+    def away(self) -> str | None:
+        return "this host had no room left a moment ago" if time.monotonic() < self._exhausted_until else None
 
     def doubt(self) -> None:
         self._exhausted_until = time.monotonic() + EXHAUSTED_SECONDS
@@ -91,9 +90,14 @@ class ProcessRunner:
     async def watch(self, changed: Callable[[], None]) -> None:
         """A host's own processes need no engine."""
 
+    async def digest(self, spec: Mapping[str, Any], domain: str) -> None:
+        """A host has no images."""
+
     async def start(self, order: Order, confirm: Confirm) -> "Process":
         """Start a supervisor; it asks nobody, and leaves by itself when it comes too late (`start_by`)."""
         process = Process(self, order.identity, stdout=0, stderr=0)
+        if order.files:  # A copy may take long; what is put in place now is only given its spec below.
+            await self.slowly(lambda: self._stage(process.folder, order))
         pid = await self.in_thread(lambda: self._stage_and_spawn(process.folder, order))
         process.watch_child(self._children.watch(pid))
         await process.begun()
@@ -147,10 +151,11 @@ class ProcessRunner:
             try:
                 self._fill(temporary, spec, order)
                 temporary.path.rename(folder.path)
-            except FileExistsError:
-                self._restage(folder, spec, order)
-            finally:
+            except OSError as error:
                 remove_tree(temporary.path)
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
+                self._restage(folder, spec, order)
         except Invalid as error:
             raise CannotStart("contract_violation", str(error)) from error
         except OSError as error:
@@ -158,39 +163,46 @@ class ProcessRunner:
 
     def _restage(self, folder: Folder, spec: Spec, order: Order) -> None:
         """Another owner made the folder: it gets our spec, and keeps what is to be masked of both."""
+        if order.pipeline is not None:
+            # Its plan may be another than ours. Nothing of it runs without a word, and who had the word has no lease.
+            make_space(folder.path, order.pipeline, spec.uid, spec.gid)
         if order.secrets:
             folder.write_secrets({*folder.secrets(), *order.secrets.values()})
         folder.write_spec(spec)
 
     def _fill(self, folder: Folder, spec: Spec, order: Order) -> None:
-        folder.create()
-        work = folder.path / "work"
-        output = work / "output"
-        output.mkdir(mode=0o700, parents=True)
-        work.chmod(0o700)
-        request = work / "request.json"
-        request.write_bytes(msgspec.json.encode(order.inputs))
-        request.chmod(0o600)
+        """Fill a folder that nobody sees yet. Every call here counts: all jobs of a worker pass through it."""
+        root = str(folder.path)
+        work = f"{root}/work"
+        for path in (root, f"{root}/cmd", work, f"{work}/output"):
+            os.mkdir(path, 0o700)
+        os.chmod(root, 0o711)
+        write_new(f"{work}/request.json", msgspec.json.encode(order.inputs))
         if order.spec.get("stdin") is not None:
-            stdin = folder.path / "stdin"
-            stdin.write_text(order.spec["stdin"])
-            stdin.chmod(0o600)
+            write_new(f"{root}/stdin", order.spec["stdin"].encode())
         if spec.uid is not None and spec.gid is not None:
-            for path in (work, output, request):
+            for path in (work, f"{work}/output", f"{work}/request.json"):
                 os.chown(path, spec.uid, spec.gid)
+        if order.files:
+            _copy_in(folder.path / "work" / "input", order.files, spec)
+        if order.pipeline is not None:
+            make_space(folder.path, order.pipeline, spec.uid, spec.gid)
         if order.secrets:
             folder.write_secrets(order.secrets.values())
-        folder.write_spec(spec)
+        write_new(f"{root}/spec", encode_spec(spec))
 
     def _spec(self, folder: Folder, order: Order) -> Spec:
         work = str((folder.path / "work").absolute())
         user = self._user
         if order.spec.get("user") is not None:
             user = find_user(order.spec["user"])
+        programs = self._programs(folder, order, user)
         return Spec(
             token=order.token,
             mark=order.identity.mark,
-            tasks=(Task(name="main", argv=tuple(order.spec["command"])),),
+            tasks=programs.tasks,
+            service=programs.service,
+            hold=order.pipeline is not None,
             env=environment(order, work),
             cwd=work,
             uid=user.uid if user else None,
@@ -201,6 +213,16 @@ class ProcessRunner:
             stop_grace=order.stop_grace,
             start_by=order.start_by,
             stop_after=order.stop_after,
+        )
+
+    def _programs(self, folder: Folder, order: Order, user: User | None) -> Programs:
+        if order.pipeline is None:
+            return Programs(tasks=(Task(name="main", argv=tuple(order.spec["command"])),))
+        space = (folder.path / SPACE).absolute()
+        root = (user.uid if user else os.geteuid()) == 0
+        socket = str(socket_folder(order.identity.mark))
+        return order.pipeline.programs(
+            Place(tree=str(space / TREE), inputs=str(space / INPUTS), socket=socket, root=root)
         )
 
     # Sweeping
@@ -235,6 +257,7 @@ class ProcessRunner:
                 return False
         if folder.started() and not folder.exit() and folder.kill_leftovers(identity.mark):
             return False
+        remove_tree(socket_folder(identity.mark))
         if buried:
             remove_tree(folder.path)
         else:
@@ -265,6 +288,10 @@ class Process:
         self._log: FrameReader = self.folder.frames(stdout=stdout, stderr=stderr)
         self._child: asyncio.Future[int] | None = None
         self._watch: Watch | None = None
+
+    @property
+    def space(self) -> Path:
+        return self.folder.path / SPACE
 
     def look(self) -> State:
         """Read the folder. Whether it lives is looked at first: it may end while we look, but not begin again."""
@@ -347,13 +374,15 @@ class Process:
         return self._watch is not None and self._watch.over
 
     async def outputs(self, gathered: Gathered) -> None:
+        if self.folder.left_nothing():
+            return
         await self._runner.slowly(lambda: take_folder(self.folder.path / "work", gathered))
 
     async def secrets(self) -> Sequence[str]:
         return await self._runner.in_thread(self.folder.secrets)
 
     async def collect(self) -> End | None:
-        state = await self._runner.in_thread(self.look)
+        state = self.look()
         if state == "running":
             return None
         if state == "died":
@@ -362,9 +391,10 @@ class Process:
             return End(cause=Cause.DRAINED)  # Nothing ran: a former owner ended it just before we came to start it.
         if state == "missing":
             return End(cause=Cause.LOST, error=Error(code="lost", message="nothing is left of the attempt"))
-        ended = await self._runner.in_thread(self.folder.exit)
+        ended = self.folder.exit()
         assert ended is not None
-        return to_end(ended)
+        fell = ended.cause is ExitCause.SERVICE_ENDED
+        return to_end(ended, await self._runner.in_thread(self.folder.service) if fell else b"")
 
     async def _lost(self) -> End | None:
         """The supervisor is dead and left no record: kill what is verifiably left, then it is lost."""
@@ -378,15 +408,14 @@ class Process:
         return End(cause=Cause.LOST, error=Error(code="lost", message=message))
 
     async def remove(self, *, others_held_it: bool) -> None:
-        self.close()
-        await self._runner.slowly(lambda: self._remove(others_held_it))
-
-    def _remove(self, others_held_it: bool) -> None:
         """Remove the folder. Where a sleeping worker might still start it, its mark stays for a while."""
+        self.close()
+        over = [socket_folder(self.identity.mark)]
         if others_held_it:
-            self.folder.bury()
+            await self._runner.slowly(self.folder.bury)
         else:
-            remove_tree(self.folder.path)
+            over.append(self.folder.path)
+        await self._runner.removals.remove(*over)
 
     def close(self) -> None:
         if self._watch is not None:
@@ -394,66 +423,17 @@ class Process:
             self._watch = None
 
 
-class Watch:
-    """Notices the end of a supervisor that is not our child: by pidfd where it can, else by looking at its lock."""
-
-    def __init__(self, folder: Folder, on_end: Callable[[], None]) -> None:
-        self._folder = folder
-        self._on_end = on_end
-        self._gone = False
-        self._looked = time.monotonic()
-        self._pidfd = _pidfd_of(folder)
-        if self._pidfd is not None:
-            asyncio.get_running_loop().add_reader(self._pidfd, self._ended)
-
-    def _ended(self) -> None:
-        self.close()
-        self._gone = True
-        self._on_end()
-
-    @property
-    def over(self) -> bool:
-        if not self._gone and (self._pidfd is None or time.monotonic() - self._looked > LOOK_SECONDS):
-            self._looked = time.monotonic()
-            if not self._folder.alive():
-                self.close()
-                self._gone = True
-        return self._gone
-
-    def close(self) -> None:
-        if self._pidfd is not None:
-            asyncio.get_running_loop().remove_reader(self._pidfd)
-            os.close(self._pidfd)
-            self._pidfd = None
-
-
-class Children:
-    """Waits for the supervisors that this process started, whatever becomes of their jobs."""
-
-    def __init__(self) -> None:
-        self._pidfds: dict[int, int] = {}
-
-    def watch(self, pid: int) -> "asyncio.Future[int]":
-        loop = asyncio.get_running_loop()
-        status: asyncio.Future[int] = loop.create_future()
-        pidfd = self._pidfds[pid] = os.pidfd_open(pid)
-
-        def ended() -> None:
-            loop.remove_reader(pidfd)
-            os.close(self._pidfds.pop(pid))
-            _, found = os.waitpid(pid, 0)
-            if not status.done():
-                status.set_result(os.waitstatus_to_exitcode(found))
-
-        loop.add_reader(pidfd, ended)
-        return status
-
-    def close(self) -> None:
-        for pidfd in self._pidfds.values():
-            with contextlib.suppress(RuntimeError):
-                asyncio.get_running_loop().remove_reader(pidfd)
-            os.close(pidfd)
-        self._pidfds.clear()
+def _copy_in(folder: Path, files: Mapping[str, Path], spec: Spec) -> None:
+    """Copy what a job was given: its own, to read and to change."""
+    folder.mkdir(mode=0o700)
+    for name, source in files.items():
+        target = folder / name
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+        target.chmod(0o600)
+    if spec.uid is not None and spec.gid is not None:
+        for path in (folder, *folder.rglob("*")):
+            os.chown(path, spec.uid, spec.gid)
 
 
 def _spawn(folder: Folder) -> int:
@@ -475,26 +455,6 @@ def _steps() -> Any:
         yield 0.02
 
 
-def _pidfd_of(folder: Folder) -> int | None:
-    """A pidfd of a folder's supervisor, if it is certain: it lives after we opened it, and began when it said."""
-    started = folder.started()
-    if started is None:
-        return None
-    try:
-        pidfd = os.pidfd_open(started.supervisor_pid)
-    except OSError:
-        return None
-    try:
-        line = Path(f"/proc/{started.supervisor_pid}/stat").read_text()
-        ticks = int(line.rpartition(")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        ticks = -1
-    if ticks == started.supervisor_start_ticks and folder.alive():
-        return pidfd
-    os.close(pidfd)
-    return None
-
-
 def environment(order: Order, work: str) -> Mapping[str, str]:
     """Build a child's environment from nothing; what holdfast says cannot be overridden."""
     return {
@@ -510,8 +470,8 @@ def environment(order: Order, work: str) -> Mapping[str, str]:
     }
 
 
-def to_end(ended: Exit) -> End:
-    """What a supervisor's `exit` means."""
+def to_end(ended: Exit, service: bytes = b"") -> End:
+    """What a supervisor's `exit` means; `service` is what its service said, if that is why."""
     match ended.cause:
         case ExitCause.STOP_AFTER:
             message = "stopped by itself: no heartbeat reached it in time"
@@ -523,46 +483,12 @@ def to_end(ended: Exit) -> End:
             missing = "could not run it: " in ended.text and ended.text.rpartition(": ")[2] in MISSING
             code = "command_missing" if missing else "start_failed"
             return End(cause=Cause.START_FAILED, error=Error(code=code, message=ended.text))
-    said = (ended.stdout_length - ended.stdout_dropped, ended.stderr_length - ended.stderr_dropped)
-    return End(cause=Cause(ended.cause), exit_code=ended.code, signal=ended.signal, said=said)
-
-
-def find_user(name: str) -> User:
-    """Look a user up by name, or by number as `uid` or `uid:gid`."""
-    uid, _, gid = name.partition(":")
-    try:
-        if uid.isdigit():
-            return User(int(uid), int(gid or uid))
-        found = pwd.getpwnam(uid)
-    except (KeyError, ValueError):
-        raise CannotStart("command_missing", f"there is no user {name} on this host") from None
-    return User(found.pw_uid, found.pw_gid)
-
-
-def user_for(name: str, state: Path) -> User | None:
-    """Whom commands run as: nobody but ourselves, unless we are root; then `name`, who must get to its folders."""
-    if os.geteuid() != 0:
-        return None
-    try:
-        user = find_user(name)
-    except CannotStart as error:
-        raise ConfigError([f"HOLDFAST_PROCESS_USER is {name!r}: {error}"]) from None
-    if user.uid == 0:
-        return None
-    shut = [folder for folder in [state.absolute(), *state.absolute().parents] if not _open_to(folder.stat(), user)]
-    if shut:
-        raise ConfigError(
-            [
-                f"HOLDFAST_STATE_DIR: commands run as user {name}, who cannot get through {shut[-1]}; use a folder "
-                "such as /var/lib/holdfast, or set HOLDFAST_PROCESS_USER=root to run them as root"
-            ]
-        )
-    return user
-
-
-def _open_to(folder: os.stat_result, user: User) -> bool:
-    if folder.st_uid == user.uid:
-        return bool(folder.st_mode & stat.S_IXUSR)
-    if folder.st_gid == user.gid:
-        return bool(folder.st_mode & stat.S_IXGRP)
-    return bool(folder.st_mode & stat.S_IXOTH)
+        case ExitCause.SERVICE_ENDED:
+            last = service.decode("utf-8", "replace").strip()[-LAST_WORDS:]
+            message = f"{ended.text}; it said: {last}" if last else ended.text
+            return End(cause=Cause.EXIT, error=Error(code="service_ended", message=message))
+        case ExitCause.FAILED:
+            code, _, message = ended.text.partition(": ")
+            return End(cause=Cause.EXIT, error=Error(code=code, message=message))
+    kept = (ended.stdout_length - ended.stdout_dropped, ended.stderr_length - ended.stderr_dropped)
+    return End(cause=Cause(ended.cause), exit_code=ended.code, signal=ended.signal, said=kept)

@@ -4,6 +4,7 @@ Both are records of "key length\\nbytes\\n" after a title line with the version,
 seconds here and whole microseconds there.
 """
 
+import signal
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
@@ -30,11 +31,22 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float | None = None
 
 
+class Service(msgspec.Struct, frozen=True, kw_only=True):
+    """What runs beside the tasks, started and stopped by command. `stop_signal` asks it to end."""
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = {}
+    cwd: str | None = None
+    stop_signal: int = signal.SIGTERM
+
+
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt: its tasks, run one after the other, and what holds for all of them.
 
     `start_by` and `stop_after` are moments of `clock`, in seconds: CLOCK_BOOTTIME on the same host, the wall clock of
-    the engine's host for a container. The environment is exactly `env`, the task's and the mark.
+    the engine's host for a container. The environment is exactly `env`, the task's and the mark. With `hold` no task
+    begins, and the attempt does not end, without a word.
     """
 
     token: int
@@ -56,17 +68,22 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     clock: ClockName = "boottime"
     start_by: float | None = None
     stop_after: float | None = None
+    hold: bool = False
+    service: Service | None = None
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
     """A word to a running supervisor; one with a token lower than it has seen is refused."""
 
     token: int
-    verb: Literal["hold", "beat", "stop", "kill"]
-    kind: Literal["cancel", "interrupt"] | None = None
+    verb: Literal["hold", "beat", "stop", "kill", "go", "end", "place", "service"]
+    kind: Literal["cancel", "interrupt", "start", "stop"] | None = None
     grace: float | None = None
     stop_after: float | None = None
     clock: ClockName = "boottime"
+    task: int | None = None
+    name: str | None = None
+    text: str | None = None
 
 
 def encode_spec(spec: Spec) -> bytes:
@@ -116,20 +133,29 @@ def _spec_records(spec: Spec) -> Iterator[Record]:
         yield "groups", " ".join(map(str, spec.groups))
     yield from (("limit", f"{name} {value}") for name, value in spec.limits.items())
     yield from _environment(spec.env)
+    if spec.hold:
+        yield "hold", 1
+    if spec.service is not None:
+        yield "stop_signal", int(spec.service.stop_signal)
+        yield from _program_records("service", spec.service)
     for task in spec.tasks:
         yield from _task_records(task)
 
 
+def _program_records(key: str, program: Task | Service) -> Iterator[Record]:
+    if not program.argv:
+        raise Invalid("argv", f"{key} {program.name} has no command")
+    if not 0 < len(program.name.encode()) <= MAX_NAME:
+        raise Invalid("name", f"a {key}'s name has 1 to {MAX_NAME} bytes")
+    yield key, program.name
+    yield from (("arg", argument) for argument in program.argv)
+    yield from _environment(program.env)
+    if program.cwd is not None:
+        yield "cwd", program.cwd
+
+
 def _task_records(task: Task) -> Iterator[Record]:
-    if not task.argv:
-        raise Invalid("argv", f"task {task.name} has no command")
-    if not 0 < len(task.name.encode()) <= MAX_NAME:
-        raise Invalid("name", f"a task's name has 1 to {MAX_NAME} bytes")
-    yield "task", task.name
-    yield from (("arg", argument) for argument in task.argv)
-    yield from _environment(task.env)
-    if task.cwd is not None:
-        yield "cwd", task.cwd
+    yield from _program_records("task", task)
     if task.timeout is not None:
         yield "timeout", micros(task.timeout)
 
@@ -148,6 +174,9 @@ def _command_records(command: Command) -> Iterator[Record]:
         yield "kind", command.kind
     if command.grace is not None:
         yield "grace", micros(command.grace)
+    for key in ("task", "name", "text"):
+        if (value := getattr(command, key)) is not None:
+            yield key, value
     if command.stop_after is not None:
         yield "clock", command.clock
         yield "stop_after", micros(command.stop_after)

@@ -4,9 +4,10 @@ Values are the same on every dialect: ids and JSON are text, names that end in `
 mappings are sent as JSON. A table parameter is a list of mappings, or of structs with the columns as their fields.
 """
 
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Protocol, TypeVar
 
@@ -33,10 +34,23 @@ def tuples(rows: Sequence[Any], columns: Sequence[str]) -> list[tuple[Any, ...]]
 
 @dataclass
 class Counters:
-    """Things that should never happen, counted when they do."""
+    """What happened through this store, counted. Deadlocks and repairs of gates should never happen."""
 
     deadlocks: int = 0
     gate_repairs: int = 0
+    errors: int = 0
+    claims: int = 0
+    adoptions: int = 0
+    losses: int = 0
+    leases_lost: int = 0
+    reaped: int = 0
+    finishes: Counter[str] = field(default_factory=Counter)
+    """Ended attempts by the status that their job then had."""
+    duties: dict[str, float] = field(default_factory=dict)
+    """When each duty was last done by this process, in seconds of the epoch."""
+
+    def figures(self) -> dict[str, Any]:
+        return {**vars(self), "finishes": dict(self.finishes), "duties": dict(self.duties)}
 
 
 class Tx(Protocol):
@@ -45,6 +59,8 @@ class Tx(Protocol):
     async def rows(self, name: str, /, **parameters: Any) -> Sequence[Row]: ...
 
     async def values(self, name: str, kind: type[T], /, **parameters: Any) -> Sequence[T]: ...
+
+    async def submit(self, batch: Batch) -> Sequence[Row]: ...
 
 
 class Database(Protocol):

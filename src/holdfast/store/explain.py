@@ -1,9 +1,6 @@
 """Why is this job not running? One reason per gate, in words, with the jobs and workers named."""
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
-
-import msgspec
 
 from holdfast.errors import NotFound
 from holdfast.model import FUNCTION_DOMAIN, Attempt, Gate, Job, LaneState, Queue, Status, Worker
@@ -12,23 +9,7 @@ from holdfast.store.jobs import Jobs
 from holdfast.store.lanes import Lanes
 from holdfast.store.queues import Queues
 from holdfast.store.workers import Attempts, Workers
-
-Subject = Literal["status", "held", "due", "needs", "lane", "unresolved", "queue", "worker"]
-
-
-class Reason(msgspec.Struct, frozen=True, kw_only=True):
-    about: Subject
-    message: str
-    jobs: tuple[str, ...] = ()
-    workers: tuple[str, ...] = ()
-
-
-class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """No reason at all means: the next worker with a free slot takes it."""
-
-    id: str
-    status: Status
-    reasons: tuple[Reason, ...]
+from holdfast.views import Explanation, Reason
 
 
 class Explain:
@@ -135,15 +116,21 @@ class Explain:
         if job.lease is not None:
             text = f"it runs: attempt {job.attempt}, worker {job.lease.owner}"
             return Reason(about="status", message=text, workers=(job.lease.owner,))
-        reach = [
-            w.worker for w in await self._workers.list() if w.live and attempt.domain in (*w.domains, FUNCTION_DOMAIN)
-        ]
-        return Reason(about="worker", message=_orphaned(job, attempt, reach), workers=tuple(reach))
+        workers = [worker for worker in await self._workers.list() if worker.live]
+        reach = [worker.worker for worker in workers if attempt.domain in (*worker.domains, FUNCTION_DOMAIN)]
+        text = _orphaned(job, attempt, reach) + ("" if reach else _away(job, workers))
+        return Reason(about="worker", message=text, workers=tuple(reach))
 
 
 def _orphaned(job: Job, attempt: Attempt, reach: Sequence[str]) -> str:
     text = f"its worker {attempt.worker} was lost; attempt {job.attempt} waits in {attempt.domain} to be adopted"
     return text + ("" if reach else f", and no live worker reaches {attempt.domain}: start one there")
+
+
+def _away(job: Job, workers: Sequence[Worker]) -> str:
+    """Who could, but for an engine that is away."""
+    away = [f"{worker.worker}: {worker.away[job.capability]}" for worker in workers if job.capability in worker.away]
+    return "".join(f"; {text}" for text in away)
 
 
 def _workers(job: Job, workers: Sequence[Worker]) -> Iterator[Reason]:
@@ -158,7 +145,7 @@ def _workers(job: Job, workers: Sequence[Worker]) -> Iterator[Reason]:
         yield Reason(about="worker", message=f"no live worker serves queue {job.queue}", workers=names)
     elif not able:
         names = tuple(worker.worker for worker in serving)
-        text = f"no live worker of queue {job.queue} can run {job.capability}"
+        text = f"no live worker of queue {job.queue} can run {job.capability}{_away(job, serving)}"
         yield Reason(about="worker", message=text, workers=names)
     elif all(len(worker.jobs) >= sum(worker.queues.values()) for worker in able):
         names = tuple(worker.worker for worker in able)

@@ -1,7 +1,5 @@
 """What callers do with jobs: submit, read, list, release, stop, resume, resolve, dismiss, delete."""
 
-import base64
-import binascii
 import contextlib
 import uuid
 from collections.abc import Mapping, Sequence
@@ -16,19 +14,14 @@ from holdfast.store import wake
 from holdfast.store.database import Database, Row, Tx
 from holdfast.store.gates import Gates, stand_again
 from holdfast.store.lanes import settle_lanes
+from holdfast.store.listing import JobPage, list_jobs
 from holdfast.store.moves import Move, Moved, Plan, audit, change_job, event, lock_job
 from holdfast.store.outcomes import encoded_result
 from holdfast.store.refusals import id_taken
 from holdfast.store.rows import known_id, to_job
 from holdfast.submission import Accepted, Submission, gather
-from holdfast.timing import from_micros, to_micros
 
 ID_DIGITS = 32
-
-
-class JobPage(msgspec.Struct, frozen=True, kw_only=True):
-    items: Sequence[Job]
-    next_cursor: str | None
 
 
 class Stopped(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,10 +44,15 @@ class Jobs:
     # Submitting and reading
 
     async def submit(
-        self, job: Submission | Mapping[str, Any], *, tenant: str = "default", key: str | None = None
+        self,
+        job: Submission | Mapping[str, Any],
+        *,
+        tenant: str = "default",
+        key: str | None = None,
+        sent: Sequence[Any] | None = None,
     ) -> Job:
         """Accept one job: when this returns, it is in the database. One that exists already comes back as `reused`."""
-        (accepted,) = await self.accept([job], tenant=tenant, key=key)
+        (accepted,) = await self.accept([job], tenant=tenant, key=key, sent=sent)
         job_now = await self.get(accepted.id, tenant=tenant)
         return msgspec.structs.replace(job_now, reused=accepted.reused)
 
@@ -65,19 +63,25 @@ class Jobs:
         return [accepted.id for accepted in await self.accept(jobs, tenant=tenant, key=key)]
 
     async def accept(
-        self, jobs: Sequence[Submission | Mapping[str, Any]], *, tenant: str = "default", key: str | None = None
+        self,
+        jobs: Sequence[Submission | Mapping[str, Any]],
+        *,
+        tenant: str = "default",
+        key: str | None = None,
+        sent: Sequence[Any] | None = None,
     ) -> Sequence[Accepted]:
         """Accept many jobs in one transaction, all or none.
 
-        `key` is an idempotency key: for 24 hours, the same call with the same key answers the same ids.
+        `key` is an idempotency key: for 24 hours, the same call with the same key answers the same ids. The call is
+        compared by what was `sent`, where the jobs were made from that.
         """
-        batch = gather(jobs, tenant, key)
+        batch = gather(jobs, tenant, key, sent)
         try:
             known = await self._database.submit(batch)
         except (Gone, NeedFailed, QueueFull):
             raise
         except Conflict:
-            await self._refuse_taken_ids(batch.ids)
+            await self.refuse_taken_ids(batch.ids)
             raise
         answer = batch.answer(known)
         if known and known[0]["asked"] is None:
@@ -112,28 +116,19 @@ class Jobs:
         cursor: str | None = None,
     ) -> JobPage:
         """List jobs, newest first. The order never changes, so a cursor neither skips nor repeats."""
-        if not 1 <= limit <= 1000:
-            raise Invalid("limit", f"{limit} is not between 1 and 1000")
-        for name, at in (("since", since), ("until", until)):
-            if at is not None and at.tzinfo is None:
-                raise Invalid(name, "has no time zone")
-        before_at, before_id = _read_cursor(cursor)
-        rows = await self._database.read(
-            "list_jobs",
+        return await list_jobs(
+            self._database,
+            status,
             tenant=tenant,
-            before_at=before_at,
-            before_id=before_id,
-            statuses=[str(s) for s in status] or None,
             kind=kind,
             queue=queue,
             lane=lane,
             labels=dict(labels) if labels else None,
             since_at=since,
             until_at=until,
-            limit=limit + 1,
+            limit=limit,
+            cursor=cursor,
         )
-        jobs = [to_job(row) for row in rows[:limit]]
-        return JobPage(items=jobs, next_cursor=_cursor(jobs[-1]) if len(rows) > limit else None)
 
     async def beginning(self, prefix: str, *, tenant: str = "default", limit: int = 100) -> Sequence[Job]:
         """Jobs whose ids begin with some text, in the order of their ids."""
@@ -378,7 +373,12 @@ class Jobs:
         self._wake.post(wake.work(queue) for queue in queues)
         return gone
 
-    async def _refuse_taken_ids(self, ids: Sequence[str]) -> None:
+    async def existing(self, ids: Sequence[str]) -> frozenset[str]:
+        """Which of these jobs are there, whoever's they are."""
+        found = await self._database.read("existing", ids=[job_id for job_id in ids if _is_id(job_id)])
+        return frozenset(row["id"] for row in found)
+
+    async def refuse_taken_ids(self, ids: Sequence[str]) -> None:
         """Name the id that made the database refuse a batch."""
         taken = await self._database.read("existing", ids=list(ids))
         if taken:
@@ -439,19 +439,12 @@ def _queued(row: Row, verb: Verb, by: str | None, reason: str | None) -> Move:
     )
 
 
+def _is_id(text: str) -> bool:
+    try:
+        return str(uuid.UUID(text)) == text
+    except ValueError:
+        return False
+
+
 def _given_id(job: Submission | Mapping[str, Any]) -> bool:
     return (job.id if isinstance(job, Submission) else job.get("id")) is not None
-
-
-def _cursor(job: Job) -> str:
-    return base64.urlsafe_b64encode(f"{to_micros(job.requested_at)}.{job.id}".encode()).decode()
-
-
-def _read_cursor(cursor: str | None) -> tuple[datetime | None, str | None]:
-    if cursor is None:
-        return None, None
-    try:
-        micros, _, job_id = base64.urlsafe_b64decode(cursor.encode()).decode().partition(".")
-        return from_micros(int(micros)), str(uuid.UUID(job_id))
-    except (ValueError, binascii.Error, OverflowError):
-        raise Invalid("cursor", "is not one that a list answered") from None

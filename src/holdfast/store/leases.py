@@ -115,6 +115,8 @@ class Leases(Orphans):
             if not (adopted or claimed):
                 raise
             log.warning("the store failed in the middle of a claim; going on with what it gave: %s", error)
+        self._database.counters.claims += len(claimed)
+        self._database.counters.adoptions += len(adopted)
         return Claimed(adopted=sorted(adopted, key=attrgetter("id")), claimed=claimed)
 
     def _in_turn(self, worker: str, groups: list[str | None]) -> list[str | None]:
@@ -263,6 +265,10 @@ class Leases(Orphans):
             answers |= dict.fromkeys((lease.id for lease in missed), None)
             landed = await self._database.read("landed", rows=_tokens(missed))
             answers |= {row["id"]: Status(row["status"]) for row in landed}
+        counters = self._database.counters
+        counters.finishes.update(end.status for end in done)
+        counters.losses += sum(outcome.cause is Cause.LOST for _, outcome in ends)
+        counters.leases_lost += sum(answers[lease.id] is None for lease in missed)
         await self._tell_ended(done)
         return answers
 
@@ -320,6 +326,7 @@ class Leases(Orphans):
         """Clear leases that expired. The jobs stay running and can be adopted; attempts do not change."""
         rows = await self._database.rows("reap", limit=limit, base=base, cap=cap)
         if rows:
+            self._database.counters.reaped += len(rows)
             self._wake.post([wake.ORPHAN])
         return [Reaped(id=row["id"], worker=row["worker"], attempt=row["attempt"]) for row in rows]
 

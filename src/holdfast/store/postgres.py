@@ -93,6 +93,17 @@ def _columns(rows: Sequence[Any], slots: Sequence[queries.Slot], name: str) -> d
     return dict(zip(names, turned, strict=True))
 
 
+def _submitting(batch: Batch) -> dict[str, Any]:
+    """The parameters of the statement `submit`."""
+    return {
+        "jobs": list(batch.jobs),
+        "wake": False,
+        "key": batch.key,
+        "tenant": batch.tenant,
+        "body": batch.body,
+    }
+
+
 def _value(value: Any) -> Any:
     return json_text(value) if isinstance(value, list | tuple | dict) else value
 
@@ -118,6 +129,9 @@ class PostgresTx:
 
     async def values(self, name: str, kind: type[T], /, **parameters: Any) -> Sequence[T]:
         return [kind(*row) for row in await self.rows(name, **parameters)]
+
+    async def submit(self, batch: Batch) -> Sequence[Row]:
+        return await self.rows("submit", **_submitting(batch))
 
 
 class _Limit:
@@ -220,8 +234,7 @@ class PostgresDatabase:
         return [kind(*row) for row in await self.rows(name, **parameters)]
 
     async def submit(self, batch: Batch) -> Sequence[Row]:
-        jobs = list(batch.jobs)
-        return await self.rows("submit", jobs=jobs, wake=False, key=batch.key, tenant=batch.tenant, body=batch.body)
+        return await self.rows("submit", **_submitting(batch))
 
     async def transact(self, work: Callable[[Tx], Awaitable[T]]) -> T:
         return await self.with_transaction(lambda connection: work(PostgresTx(connection, self._named)))
@@ -244,7 +257,9 @@ class PostgresDatabase:
             except HoldfastError:
                 raise
             except (*_AWAY, asyncpg.PostgresError) as error:
-                raise _mapped(error) from error
+                mapped = _mapped(error)
+                self.counters.errors += isinstance(mapped, StoreError)
+                raise mapped from error
         raise AssertionError("unreachable")
 
     @asynccontextmanager

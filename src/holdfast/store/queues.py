@@ -4,12 +4,11 @@ import time
 from collections.abc import Mapping, Sequence
 from enum import Enum
 
-import msgspec
-
 from holdfast.errors import Invalid
 from holdfast.model import Queue
 from holdfast.store.database import Database
 from holdfast.store.wake import Wake, work
+from holdfast.views import Load
 
 CAPS_SECONDS = 1.0
 COUNTED = 1000
@@ -24,18 +23,6 @@ class Kept(Enum):
 
 
 KEEP = Kept.KEEP
-
-
-class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of a queue waits, by gate, and runs; each exact up to 10,000 over all queues."""
-
-    open: int = 0
-    future: int = 0
-    needs: int = 0
-    lane: int = 0
-    held: int = 0
-    unresolved: int = 0
-    running: int = 0
 
 
 class Queues:
@@ -95,6 +82,11 @@ class Queues:
         for row in await self._database.read("queue_counts", tenant=tenant, most=COUNTS):
             found.setdefault(row["queue"], {})[row["state"]] = row["jobs"]
         return {queue: Load(**counts) for queue, counts in found.items()}
+
+    async def oldest(self, *, tenant: str | None = None) -> Mapping[str, float]:
+        """For how many seconds the oldest claimable job of each queue has waited."""
+        rows = await self._database.read("oldest_open", tenant=tenant, most=COUNTS)
+        return {row["queue"]: row["seconds"] for row in rows}
 
     async def caps(self) -> Mapping[str, int]:
         """Queues with a cap, as known for up to a second: the claim itself takes nothing from one that is not here."""

@@ -162,9 +162,11 @@ def to_worker(row: Row) -> Worker:
         queues=decoded("queues"),
         capabilities=tuple(decoded("capabilities")),
         domains=tuple(decoded("domains")),
+        away=to_json(row["away"], {}),
         registered_at=row["registered_at"],
         seen_at=row["seen_at"],
         live=bool(row["live"]),
         draining=bool(row["draining"]),
         jobs=tuple(decoded("jobs")),
+        figures=to_json(row["figures"], {}),
     )

@@ -182,6 +182,9 @@ class SqliteTx:
     async def values(self, name: str, kind: type[T], /, **parameters: Any) -> Sequence[T]:
         return self._connection.values(self._named[name], kind, parameters)
 
+    async def submit(self, batch: Batch) -> Sequence[Row]:
+        return accept(lambda name, **values: self._connection.run(self._named[name], values), batch)
+
 
 def _drive(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine that never really waits."""
@@ -222,8 +225,13 @@ class _Thread:
     """A thread that owns one connection and does what it is handed, urgent things first."""
 
     def __init__(
-        self, name: str, connect: Callable[[], Connection], run: Callable[[Connection, list[_Task]], None]
+        self,
+        name: str,
+        connect: Callable[[], Connection],
+        run: Callable[[Connection, list[_Task]], None],
+        counters: Counters,
     ) -> None:
+        self._counters = counters
         self._queue: queue.PriorityQueue[tuple[int, int, _Task | None]] = queue.PriorityQueue()
         self._count = itertools.count()
         self._connect = connect
@@ -239,7 +247,11 @@ class _Thread:
         self._queue.put((priority, next(self._count), task))
         if self._closed.is_set():  # The thread may have left without looking into the queue again.
             self._turn_away("the store is closed")
-        answer: T = await task.future
+        try:
+            answer: T = await task.future
+        except StoreError:
+            self._counters.errors += 1
+            raise
         return answer
 
     async def stop(self) -> None:
@@ -360,8 +372,11 @@ class SqliteDatabase:
         self.path = path
         self._named = queries.load("sqlite")
         self._prepare(path)
-        self._writer = _Thread("holdfast-writer", lambda: Connection(path, clock, writes=True), _write_together)
-        self._reader = _Thread("holdfast-reader", lambda: Connection(path, clock, writes=False), _read_each)
+        counters = self.counters
+        self._writer = _Thread(
+            "holdfast-writer", lambda: Connection(path, clock, writes=True), _write_together, counters
+        )
+        self._reader = _Thread("holdfast-reader", lambda: Connection(path, clock, writes=False), _read_each, counters)
 
     @staticmethod
     def _prepare(path: Path) -> None:
@@ -396,10 +411,7 @@ class SqliteDatabase:
         return (lambda connection: connection.looks(query, parameters)) if query.looks else None
 
     async def submit(self, batch: Batch) -> Sequence[Row]:
-        def work(connection: Connection) -> Sequence[Row]:
-            return accept(lambda name, **values: connection.run(self._named[name], values), batch)
-
-        return await self._writer.do(work)
+        return await self.transact(lambda tx: tx.submit(batch))
 
     async def transact(self, work: Callable[[Tx], Awaitable[T]]) -> T:
         async def whole(tx: Tx) -> T:

@@ -8,6 +8,7 @@ from urllib.parse import unquote, urlsplit
 from holdfast.config import Pooler
 from holdfast.errors import Invalid
 from holdfast.store.database import Counters
+from holdfast.store.direct import Direct
 from holdfast.store.events import Events
 from holdfast.store.explain import Explain
 from holdfast.store.gates import Gates
@@ -18,7 +19,9 @@ from holdfast.store.migrate import require_current
 from holdfast.store.postgres import PostgresDatabase
 from holdfast.store.queues import Queues
 from holdfast.store.retention import Retain
+from holdfast.store.snapshots import Snapshots
 from holdfast.store.sqlite import SqliteDatabase
+from holdfast.store.tasks import Tasks
 from holdfast.store.tokens import Tokens
 from holdfast.store.wake import Wake
 from holdfast.store.workers import Attempts, Workers
@@ -32,12 +35,15 @@ class Store:
         self.lanes = Lanes(database, self.wake)
         self.gates = Gates(database, self.lanes, self.wake)
         self.jobs = Jobs(database, self.gates, self.wake)
+        self.direct = Direct(database, self.jobs)
         self.queues = Queues(database, self.wake)
         self.leases = Leases(database, self.gates, self.queues, self.wake)
         self.events = Events(database)
         self.attempts = Attempts(database)
         self.retain = Retain(database)
         self.tokens = Tokens(database)
+        self.snapshots = Snapshots(database)
+        self.tasks = Tasks(database)
         self.workers = Workers(database, self.leases)
         self.explain = Explain(database, self.jobs, self.lanes, self.queues, self.workers, self.attempts)
 

@@ -1,6 +1,7 @@
 """Workers that said they live, the attempts they made, and who leads a duty."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -36,8 +37,12 @@ class Workers:
         capabilities: Sequence[str],
         domains: Sequence[str],
         ttl: float,
+        away: Mapping[str, str] | None = None,
     ) -> None:
-        """Say who this worker is and what it can run; again to say that it changed. Heartbeats keep the row fresh."""
+        """Say who this worker is and what it can run; again to say that it changed. Heartbeats keep the row fresh.
+
+        `away` says what it could run but for an engine that is away, and why.
+        """
         rows = await self._database.rows(
             "register_worker",
             worker=worker,
@@ -46,10 +51,15 @@ class Workers:
             queues=dict(queues),
             capabilities=list(capabilities),
             domains=list(domains),
+            away={capability: clean(why) for capability, why in (away or {}).items()},
             ttl=ttl,
         )
         if not rows:
             raise Conflict(f"worker id {worker} belongs to another process; ids are never reused")
+
+    async def report(self, worker: str, figures: Mapping[str, Any]) -> None:
+        """Leave what a worker has counted where others can read it."""
+        await self._database.rows("report_figures", worker=worker, figures=dict(figures))
 
     async def forget(self, worker: str) -> None:
         await self._database.rows("forget_worker", worker=worker)

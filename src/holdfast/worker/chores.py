@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from holdfast.config import Settings
 from holdfast.duties.leading import every
@@ -37,12 +37,14 @@ class Chores:
         self._locks = locks
         self._runners = runners
         self._held = held
+        self._reported: Mapping[str, object] = {}
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(every(RECOVERY_SECONDS, self.recover_dead))
             group.create_task(every(self._settings.reaper_interval, self.recover_lost))
             group.create_task(every(SWEEP_SECONDS, self.sweep))
+            group.create_task(every(self._settings.heartbeat_interval, self.report))
 
     async def recover_dead(self) -> int:
         """Hand over the leases of workers of this host whose lock files nobody holds any more."""
@@ -54,6 +56,13 @@ class Chores:
                     log.warning("worker %s is dead; %d of its jobs are handed over", other, len(ids))
                     recovered += len(ids)
         return recovered
+
+    async def report(self) -> None:
+        """Leave what this worker has counted in the record; one that is idle and does not lead has nothing to tell."""
+        figures = self._store.counters.figures()
+        if figures != self._reported:
+            await self._store.workers.report(self._worker, figures)
+            self._reported = figures
 
     async def recover_lost(self) -> int:
         """Take back jobs that wait for a person because nobody could reach where they ran."""
@@ -68,7 +77,7 @@ class Chores:
         swept = 0
         for runner in self._runners:
             try:
-                swept += await self._sweep(runner) if runner.available else 0
+                swept += await self._sweep(runner) if runner.away is None else 0
             except EngineUnreachable as error:
                 log.warning("no sweep: %s", error)
         return swept

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from holdfast.config import Settings
 from holdfast.model import Lease, StopRequest
+from holdfast.runner.inputs import Inputs
 from holdfast.runner.outputs import Artifacts
 from holdfast.store import Store
 from holdfast.worker.completer import Gatherer, finishes, hand_overs, starts
@@ -26,6 +27,7 @@ class Desk:
         self.installation = installation
         self.at = at or _no_step
         self.artifacts = Artifacts(settings.shared)
+        self.inputs = Inputs(settings.shared)
         self.finishes = finishes(store)
         self.starts = starts(store)
         self.hand_overs = hand_overs(store)

@@ -8,48 +8,38 @@ lost lease ends the execution at once, with nothing written and nothing touched.
 import asyncio
 import contextlib
 import logging
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from holdfast.errors import Invalid
+from holdfast.errors import NotFound
 from holdfast.model import Cause, Error, Outcome, Phase, Status, StopKind, StopPhase, StopRequest
 from holdfast.runner.base import CannotStart, End, EngineUnreachable, Identity, Order, Runner, Running, TooLate
-from holdfast.runner.outputs import Limits, Violation
 from holdfast.runner.secrets import NO_MASK, Mask, find_secrets
-from holdfast.runner.spec import Command
-from holdfast.store.outcomes import encoded_result as check_result
 from holdfast.timing import backoff, jitter
-from holdfast.worker.classify import broken, classify, reported
+from holdfast.worker.classify import classify
 from holdfast.worker.completer import Handed, retried
 from holdfast.worker.desk import Desk
 from holdfast.worker.journal import Journal
-from holdfast.worker.lease import Hold, until_trusted
+from holdfast.worker.lease import Hold, Lost, until_trusted
+from holdfast.worker.pipeline import Pipeline
 from holdfast.worker.readiness import Unready, make_ready
 from holdfast.worker.shipper import Shipper
+from holdfast.worker.speech import Speech
+from holdfast.worker.taking import OutputsWait, take_outputs
 
 log = logging.getLogger(__name__)
 
 QUICK, SLOW = 0.25, 1.0
 """Seconds between looks at the output: while there is some, and when it has been quiet for a while."""
-ACK_SECONDS = 5.0
 AWAY_SECONDS = 5.0
 """How long what could not be looked at waits for an adopter, when its engine is away."""
-LADDER = {"signalled": StopPhase.SIGNALLED, "killed": StopPhase.KILLED, "not_dead": StopPhase.NOT_DEAD}
-ORDER = [StopPhase.REQUESTED, StopPhase.SIGNALLED, StopPhase.KILLED, StopPhase.NOT_DEAD, StopPhase.DEAD]
-"""The rungs from the first to the last: what was told as not dead may be dead in the end."""
-
-
-class LeaseLost(Exception):
-    """Somebody else owns the job now."""
 
 
 class HandOver(Exception):
     """This worker leaves; what runs goes on, and the next worker adopts it."""
-
-
-class OutputsWait(Exception):
-    """What the child left is there, but cannot be put where it belongs: a full disk, a folder that is away."""
 
 
 class Execution:
@@ -64,17 +54,14 @@ class Execution:
         self._journal = Journal(desk.store, hold.lease)
         self._running: Running | None = None
         self._changed = asyncio.Event()
-        self._adopting = False
+        self._speech = Speech(desk, hold)
         self._over = False
         """Whether it is known that nothing of it can start any more."""
-        self._held_at = float("-inf")
-        self._sent: StopKind | None = None
-        self._sent_at = 0.0
-        self._acked: set[str] = set()
-        self._rungs: list[StopPhase] = []
-        self._told: StopPhase = StopPhase.REQUESTED
         self._over_budget: str | None = None
         self._mask = NO_MASK
+        self._pipeline: Pipeline | None = None
+        if "tasks" in self._lease.spec:
+            self._pipeline = Pipeline(desk, runner, hold, self._stopped_or_leaving)
 
     async def run(self) -> Status | None:
         """Carry the attempt to its end; return the job's status then, or None if it is no longer ours."""
@@ -82,7 +69,7 @@ class Execution:
         self._hold.on_change = self._changed.set
         if (stop := lease.adoption.stop_request) is not None:
             self._hold.stop = stop
-            self._told = stop.phase
+            self._speech.told = stop.phase
         try:
             self._at("claimed")
             end = await self._execute()
@@ -94,7 +81,7 @@ class Execution:
                 await self._running.remove(others_held_it=lease.adopted)
                 self._at("removed")
             return status
-        except LeaseLost:
+        except Lost:
             log.info("job %s attempt %d: the lease is lost; leaving it alone", lease.id, lease.attempt)
             return None
         except HandOver:
@@ -119,13 +106,13 @@ class Execution:
         if self._policy.stop_after is not None:
             self._hold.on_renewed = self._renew_stop_after
         if self._lease.adoption.phase is Phase.CLAIMED and not await self._desk.starts.ask(self._lease):
-            raise LeaseLost
+            raise Lost
         self._at("started")
         shipper = await self._supervise(running)
         self._at("exited")
         end = await self._collect(running)
         if end.said is not None and not await shipper.mark_missing(end.said):
-            raise LeaseLost
+            raise Lost
         return msgspec.structs.replace(end, error=self._mask.error(end.error)) if self._mask else end
 
     # Prepare, start, adopt
@@ -143,7 +130,7 @@ class Execution:
             if not isinstance(begun, End) or self._over:
                 return begun
             if not await until_trusted(self._hold):  # Somebody else's now, to start or not.
-                raise LeaseLost
+                raise Lost
             if await self._runner.forbid(self._identity, lease.domain):
                 return begun
 
@@ -154,6 +141,8 @@ class Execution:
             self._identity, self._lease.domain, stdout=adoption.stdout_offset, stderr=adoption.stderr_offset
         )
         if state not in ("missing", "forbidden"):
+            if self._pipeline is not None:
+                await self._pipeline.adopt(running)
             await self._take_over(running, running_now=state == "running")
             return running
         running.close()
@@ -163,7 +152,7 @@ class Execution:
         if adoption.phase is Phase.STARTED or self._lease.domain != self._runner.domain:
             return self._nothing_left()
         self._over = False
-        self._adopting = True  # Its former owner's supervisor may begin before ours does.
+        self._speech.adopted.clear()  # Its former owner's supervisor may begin before ours does.
         return None
 
     def _nothing_left(self) -> End:
@@ -174,38 +163,29 @@ class Execution:
         """Tell its supervisor whose it is now. Commands of its former owner are refused from then on."""
         self._at("found")
         if running_now:
-            self._adopting = True
-            await self._hold_if_adopting(running)
+            self._speech.adopted.clear()
+            await self._speech.hold_if_adopting(running)
             if self._policy.stop_after is not None:
-                self._tell_stop_after(running, self._hold.renewed_at)
-
-    async def _hold_if_adopting(self, running: Running) -> None:
-        """Say it again until the supervisor has acknowledged: only then is the adoption done."""
-        now = asyncio.get_running_loop().time()
-        if self._adopting and "hold" in self._acked:
-            self._adopting = False
-            self._at("adopted")
-        elif self._adopting and now - self._held_at > ACK_SECONDS:
-            if not await until_trusted(self._hold):
-                raise LeaseLost
-            if await self._tell(running, Command(token=self._lease.token, verb="hold")):
-                self._held_at = now
+                self._speech.renew_stop_after(running, self._hold.renewed_at)
 
     async def _prepare(self) -> End | None:
-        """What is to be known before the start: whether it is still wanted, and whether its lane is ready."""
+        """What is to be known before the start: whether it is still wanted, and whether what it needs is ready."""
         self._hold.hear_stop(await self._desk.stops.ask(self._lease))
-        if self._hold.stop is None and self._lease.lane is not None:
+        if self._hold.stop is None and (self._lease.lane is not None or self._policy.check is not None):
             try:
                 await make_ready(self._desk.store, self._lease, until=self._stopped_or_leaving)
             except Unready as error:
                 return End(cause=Cause.INTERRUPTED, error=Error(code="not_ready", message=str(error)))
+        end = None
+        if self._hold.stop is None and self._pipeline is not None:
+            end = await self._pipeline.begin()
         self._check_lease()
         if self._desk.leaving.is_set():
             raise HandOver
         if self._hold.stop is not None:
             return End(cause=_cause(self._hold.stop))
         self._at("prepared")
-        return None
+        return end
 
     def _stopped_or_leaving(self) -> bool:
         return self._hold.lost or self._hold.stop is not None or self._desk.leaving.is_set()
@@ -214,13 +194,14 @@ class Execution:
         lease, policy = self._lease, self._policy
         while True:
             if not await until_trusted(self._hold):
-                raise LeaseLost
+                raise Lost
             least = 2 * self._desk.settings.heartbeat_interval
             if policy.stop_after is not None and policy.stop_after < least:
                 message = f"stop_after is {policy.stop_after:g} s; here it must be at least {least:g} s: two heartbeats"
                 return End(cause=Cause.START_FAILED, error=Error(code="contract_violation", message=message))
             try:
                 secrets = find_secrets(policy.secrets, self._desk.settings.secrets_dir)
+                files = await asyncio.to_thread(self._files) if policy.uploads else {}
             except CannotStart as error:
                 return End(cause=Cause.START_FAILED, error=error.error)
             order = Order(
@@ -235,6 +216,8 @@ class Execution:
                 stop_grace=policy.stop_grace,
                 stop_after=None if policy.stop_after is None else self._hold.renewed_at + policy.stop_after,
                 secrets=secrets,
+                files=files,
+                pipeline=None if self._pipeline is None else self._pipeline.staged(),
             )
             try:
                 running = await self._runner.start(order, self._confirm)
@@ -245,14 +228,21 @@ class Execution:
             self._at("spawned")
             return running
 
+    def _files(self) -> Mapping[str, Path]:
+        try:
+            return self._desk.inputs.given(self._lease.id, self._policy.uploads)
+        except NotFound as error:
+            message = f"what was uploaded for it is not in the shared folder of this worker: {error}"
+            raise CannotStart("start_failed", message) from error
+
     async def _confirm(self) -> None:
         """Ask the record whether the attempt is still ours, just before something starts that asks nobody itself."""
         self._at("created")
         if not await until_trusted(self._hold):
-            raise LeaseLost
+            raise Lost
         store, lease = self._desk.store, self._lease
         if not await retried(lambda: store.leases.holds(self._desk.worker, lease), "a look at the lease"):
-            raise LeaseLost
+            raise Lost
         self._at("confirmed")
 
     # Wait
@@ -260,24 +250,55 @@ class Execution:
     async def _supervise(self, running: Running) -> Shipper:
         """Ship the output and carry out stop requests until the end, and then to the end of the log."""
         cap = self._desk.settings.log_max_bytes
-        shipper = Shipper(running, self._journal, cap=cap, hear=self._hear, mask=self._mask)
+        names = () if self._pipeline is None else self._pipeline.names
+        shipper = Shipper(running, self._journal, cap=cap, hear=self._hear, mask=self._mask, tasks=names)
         running.watch(self._changed.set)
+        async with self._driven(running):
+            await self._attend(running, shipper)
+        self._check_lease()
+        await self._ship_rest(shipper)
+        await self._speech.tell_rungs()
+        if self._pipeline is not None:
+            await self._pipeline.settle()
+        return shipper
+
+    async def _attend(self, running: Running, shipper: Shipper) -> None:
         quiet = 0
         while not running.over:
             self._check_lease()
             if self._desk.leaving.is_set():
                 await shipper.ship()
                 raise HandOver
-            await self._hold_if_adopting(running)
-            await self._stop_if_asked(running)
-            await self._wait(0.0 if shipper.more else SLOW if quiet > 8 else QUICK)
+            await self._speech.hold_if_adopting(running)
+            await self._speech.stop_if_asked(running, over_budget=self._over_budget is not None)
+            await self._wait(0.0 if shipper.more else self._pace(quiet))
             before = self._journal.committed
             await self._ship(shipper)
             quiet = quiet + 1 if self._journal.committed == before else 0
-        self._check_lease()
-        await self._ship_rest(shipper)
-        await self._tell_rungs()
-        return shipper
+
+    def _pace(self, quiet: int) -> float:
+        if self._pipeline is not None:
+            return self._pipeline.pace
+        return SLOW if quiet > 8 else QUICK
+
+    @contextlib.asynccontextmanager
+    async def _driven(self, running: Running) -> AsyncIterator[None]:
+        """Drive a pipeline while the block lasts. What goes wrong there is raised here: it cancels the block."""
+        if self._pipeline is None:
+            yield
+            return
+        try:
+            async with asyncio.TaskGroup() as group:
+                driving = group.create_task(self._drive(self._pipeline, running))
+                yield
+                driving.cancel()
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+
+    async def _drive(self, pipeline: Pipeline, running: Running) -> None:
+        """Until its supervisor listens to us alone, what it says may still change."""
+        await self._speech.adopted.wait()
+        await pipeline.drive(running)
 
     async def _ship_rest(self, shipper: Shipper) -> None:
         """Ship to the end of the log, once its engine hands it out."""
@@ -285,7 +306,7 @@ class Execution:
         while True:
             try:
                 if not await shipper.ship_rest():
-                    raise LeaseLost
+                    raise Lost
                 return
             except EngineUnreachable:
                 n += 1
@@ -307,63 +328,20 @@ class Execution:
 
     async def _ship(self, shipper: Shipper) -> None:
         if not await shipper.ship():
-            raise LeaseLost
+            raise Lost
         self._at("shipped")
-        await self._tell_rungs()
+        await self._speech.tell_rungs()
         self._over_budget = self._over_budget or self._journal.over_budget(self._policy.budget)
-
-    async def _stop_if_asked(self, running: Running) -> None:
-        """Send the stop that was asked for, until its supervisor has acknowledged it; the ladder is its own."""
-        stop = self._hold.stop
-        wanted = stop.kind if stop is not None else StopKind.CANCEL if self._over_budget else None
-        now = asyncio.get_running_loop().time()
-        if wanted is None or (self._sent is wanted and ("stop" in self._acked or now - self._sent_at < ACK_SECONDS)):
-            return
-        if not await until_trusted(self._hold):
-            raise LeaseLost
-        kind: Any = "interrupt" if wanted is StopKind.INTERRUPT else "cancel"
-        self._acked.discard("stop")
-        stop_now = Command(token=self._lease.token, verb="stop", kind=kind, grace=self._policy.stop_grace)
-        if await self._tell(running, stop_now):
-            self._sent, self._sent_at = wanted, now
-            self._at("told")
-
-    async def _tell(self, running: Running, command: Command) -> bool:
-        """Leave a command; False if its engine is away, and it has to be said again."""
-        try:
-            await running.tell(command)
-        except EngineUnreachable:
-            return False
-        return True
 
     def _hear(self, event: dict[str, Any]) -> None:
         """What a supervisor says of itself."""
-        name = event.get("event")
-        if name == "ack" and event.get("ok") and event.get("token") == self._lease.token:
-            self._acked.add(str(event.get("verb")))
-        elif name in LADDER and event.get("reason", "cancelled") in ("cancelled", "interrupted"):
-            self._rungs.append(LADDER[name])
-
-    async def _tell_rungs(self) -> None:
-        """Write how far the ladder has come, each rung once, so that people see it and an adopter goes on there."""
-        rungs, self._rungs = self._rungs, []
-        for rung in rungs:
-            await self._tell_rung(rung)
-
-    async def _tell_rung(self, rung: StopPhase) -> None:
-        if self._hold.stop is None or ORDER.index(rung) <= ORDER.index(self._told):
-            return
-        self._told = rung
-        grace = self._policy.stop_grace if rung is StopPhase.SIGNALLED else None
-        await retried(lambda: self._desk.store.leases.advance_stop(self._lease, rung, grace=grace), "a stop")
+        self._speech.hear(event)
+        if self._pipeline is not None:
+            self._pipeline.course.hear(event)
 
     def _renew_stop_after(self, requested: float) -> None:
         if self._running is not None:
-            self._tell_stop_after(self._running, requested)
-
-    def _tell_stop_after(self, running: Running, requested: float) -> None:
-        assert self._policy.stop_after is not None
-        running.tell_now(Command(token=self._lease.token, verb="beat", stop_after=requested + self._policy.stop_after))
+            self._speech.renew_stop_after(self._running, requested)
 
     # Collect, finish
 
@@ -381,14 +359,14 @@ class Execution:
                 continue
             if self._desk.leaving.is_set():
                 raise HandOver
-            await self._tell_rung(StopPhase.NOT_DEAD)
+            await self._speech.tell_rung(StopPhase.NOT_DEAD)
             await self._wait(jitter(backoff(n, base=0.2, cap=30.0)))
         if end is None:
-            raise LeaseLost
+            raise Lost
         self._at("collected")
         end = await self._with_outputs_at_last(running, await self._meant(end))
         if self._hold.stop is not None:
-            await self._tell_rung(StopPhase.DEAD)
+            await self._speech.tell_rung(StopPhase.DEAD)
         return end
 
     async def _with_outputs_at_last(self, running: Running, end: End) -> End:
@@ -396,35 +374,11 @@ class Execution:
         n = 0
         while True:
             try:
-                return await self._with_outputs(running, end)
+                return await take_outputs(self._desk, self._lease, running, end, self._mask)
             except (OutputsWait, EngineUnreachable) as error:
                 n += 1
                 log.warning("job %s attempt %d: %s", self._lease.id, self._lease.attempt, error)
                 await self._wait_for_engine(n)
-
-    async def _with_outputs(self, running: Running, end: End) -> End:
-        """Take what it left. What breaks the contract is not taken, and makes a success a failure."""
-        if end.cause in (Cause.LOST, Cause.START_FAILED):
-            return end
-        lease = self._lease
-        limits = Limits(bytes=self._desk.settings.artifact_max_bytes)
-        gathered = self._desk.artifacts.gather(lease.id, lease.attempt, lease.token, limits)
-        try:
-            await running.outputs(gathered)
-            end = reported(end, gathered.report, self._mask, required=bool(lease.spec.get("require_result")))
-            check_result(end.result)
-            if not gathered.empty:
-                await asyncio.to_thread(gathered.publish)
-                self._at("gathered")
-        except (Violation, Invalid) as violation:
-            log.warning("job %s attempt %d breaks the contract: %s", lease.id, lease.attempt, violation)
-            return end if end.cause is not Cause.EXIT or end.exit_code != 0 else broken(end)
-        except OSError as error:
-            raise OutputsWait(f"its output cannot be kept yet: {error.strerror}") from error
-        finally:
-            if not gathered.empty:
-                await asyncio.to_thread(gathered.discard)
-        return end
 
     async def _meant(self, end: End) -> End:
         """Say what an end that we caused was for."""
@@ -453,7 +407,7 @@ class Execution:
 
     def _check_lease(self) -> None:
         if self._hold.lost:
-            raise LeaseLost
+            raise Lost
 
     def _at(self, step: str) -> None:
         self._desk.at(step, self._lease)

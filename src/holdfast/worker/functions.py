@@ -192,7 +192,8 @@ class FunctionRun:
         function = self._runs.find(lease.capability.removeprefix("function:"))
         if function is None:
             return End(cause=Cause.DRAINED)
-        if lease.lane is not None and (unready := await self._unready()) is not None:
+        checked = lease.lane is not None or self._policy.check is not None
+        if checked and (unready := await self._unready()) is not None:
             return unready
         inputs = _decode(lease.inputs_json)
         if (inputs or not function.plain) and (wrong := function.arguments(inputs)) is not None:

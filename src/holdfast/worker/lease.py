@@ -15,6 +15,10 @@ MARGIN = 0.1
 """The share of a lease's time at whose end it is no longer trusted."""
 
 
+class Lost(Exception):
+    """Somebody else owns the job now."""
+
+
 def boottime() -> float:
     """Seconds that also pass while the machine sleeps, as they do for the database."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -23,7 +27,9 @@ def boottime() -> float:
 class Hold:
     """One lease in our hands. Everything but the two times is written on the worker's loop alone."""
 
-    __slots__ = ("finishing", "lease", "lost", "on_change", "on_renewed", "renewed_at", "stop", "trusted_until")
+    __slots__ = (
+        "finishing", "lease", "lost", "on_change", "on_release", "on_renewed", "renewed_at", "stop", "trusted_until",
+    )  # fmt: skip
 
     def __init__(self, lease: Lease, renewed_at: float, trusted_until: float) -> None:
         self.lease = lease
@@ -33,6 +39,8 @@ class Hold:
         self.finishing = False
         self.stop: StopRequest | None = None
         self.on_change: Callable[[], None] | None = None
+        self.on_release: Callable[[], None] | None = None
+        """Called when we are done with it, however that came."""
         self.on_renewed: Callable[[float], None] | None = None
         """Called in the heartbeat's thread with the time when the renewal was asked for."""
 

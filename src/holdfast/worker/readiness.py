@@ -1,4 +1,4 @@
-"""Readiness: before a job of a lane starts, the lane's check must succeed, within its time."""
+"""Readiness: before a job starts, the checks of its lane and of its tool must succeed, each within its time."""
 
 import asyncio
 import contextlib
@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Callable
 
-from holdfast.model import Lease
+from holdfast.model import Check, Lease
 from holdfast.runner.process import PATH
 from holdfast.store import Store
 from holdfast.worker.completer import retried
@@ -20,12 +20,17 @@ class Unready(Exception):
 
 
 async def make_ready(store: Store, lease: Lease, *, until: Callable[[], bool]) -> None:
-    """Run the check of a job's lane until it succeeds; raise Unready when its time is over. `until` ends it early."""
-    assert lease.lane is not None
+    """Run a job's checks until they succeed; raise Unready when the time of one is over. `until` ends it early."""
     lane = lease.lane
-    check = await retried(lambda: store.lanes.check_of(lease.tenant, lane), "a look at the lane")
-    if check is None:
-        return
+    if lane is not None:
+        check = await retried(lambda: store.lanes.check_of(lease.tenant, lane), "a look at the lane")
+        if check is not None:
+            await _succeed(check, f"lane {lane}", until)
+    if lease.policy.check is not None:
+        await _succeed(lease.policy.check, lease.kind, until)
+
+
+async def _succeed(check: Check, what: str, until: Callable[[], bool]) -> None:
     reason = "it did not answer"
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(check.timeout):
@@ -36,7 +41,7 @@ async def make_ready(store: Store, lease: Lease, *, until: Callable[[], bool]) -
                 reason = f"exit code {code}{': ' + text if text else ''}"
                 await asyncio.sleep(PAUSE)
             return
-    raise Unready(f"lane {lane} was not ready within {check.timeout:g} seconds: {check.command[0]}: {reason}")
+    raise Unready(f"{what} was not ready within {check.timeout:g} seconds: {check.command[0]}: {reason}")
 
 
 async def _run(command: tuple[str, ...], until: Callable[[], bool]) -> tuple[int, str]:

@@ -1,7 +1,8 @@
 """Ships an attempt's output: frames of bytes become log lines and events in the job's record.
 
 Lines that are JSON objects with an `event` key are events; all others are log lines, UTF-8 made safe. Offsets end at
-line ends. Over its cap the log is cut with a visible mark; event lines still pass, under a cap of their own.
+line ends. In a pipeline each carries its task, and no line reaches from one into the next. Over its cap the log is cut
+with a visible mark; event lines still pass, under a cap of their own.
 """
 
 from collections.abc import Callable, Sequence
@@ -85,8 +86,11 @@ class Shipper:
         cap: int,
         hear: Callable[[dict[str, Any]], None],
         mask: Mask = NO_MASK,
+        tasks: Sequence[str] = (),
     ) -> None:
         self._mask = mask
+        self._tasks = tasks
+        self._task: str | None = None
         self._running = running
         self._journal = journal
         self._cap = cap
@@ -114,8 +118,7 @@ class Shipper:
         while not self._ended:
             if not await self.ship():
                 return False
-        for stream, lines in self._lines.items():
-            self._add(stream, lines.rest())
+        self._add_rest()
         return await self._flush()
 
     async def mark_missing(self, said: tuple[int, int]) -> bool:
@@ -137,10 +140,23 @@ class Shipper:
             if frame.stream is Stream.EVENTS:
                 self._hear(frame.event)
                 continue
+            self._turn_to(frame.task)
             lines, missing = self._lines[frame.stream].feed(frame.offset, frame.data)
             if missing:
                 self._mark(frame.stream, f"{missing} bytes of output were not kept", missing=missing)
             self._add(frame.stream, lines)
+
+    def _turn_to(self, task: int) -> None:
+        """What follows is another task's: what the one before left without a line end is a line."""
+        name = self._tasks[task] if task < len(self._tasks) else None
+        if name != self._task:
+            if self._task is not None:
+                self._add_rest()
+            self._task = name
+
+    def _add_rest(self) -> None:
+        for stream, lines in self._lines.items():
+            self._add(stream, lines.rest())
 
     def _add(self, stream: Stream, lines: Sequence[bytes]) -> None:
         """Add lines as events, plain ones next to each other as one."""
@@ -152,7 +168,8 @@ class Shipper:
                 self._put_log(stream, plain, size)
                 plain, size = [], 0
                 # Again, once decoded: JSON has many ways to write a character.
-                self._put_event(NewEvent(type=event.type, data=self._mask.data(event.data)), len(line))
+                data = self._mask.data(event.data)
+                self._put_event(NewEvent(type=event.type, data=data, task=self._task), len(line))
             elif not self._log_capped:
                 if self._log_bytes + size + len(line) + 1 > self._cap:
                     self._put_log(stream, plain, size)
@@ -170,7 +187,8 @@ class Shipper:
     def _put_log(self, stream: Stream, lines: list[str], size: int) -> None:
         if lines:
             self._log_bytes += size
-            self._journal.add(NewEvent(type="log", data={"stream": NAMES[stream], "lines": lines}), size)
+            data = {"stream": NAMES[stream], "lines": lines}
+            self._journal.add(NewEvent(type="log", data=data, task=self._task), size)
 
     def _put_event(self, event: NewEvent, size: int) -> None:
         if self._event_bytes + size <= self._cap:
@@ -182,7 +200,7 @@ class Shipper:
 
     def _mark(self, stream: Stream, text: str, **more: Any) -> None:
         data = {"stream": NAMES[stream], "lines": [f"[holdfast: {text}]"], **more}
-        self._journal.add(NewEvent(type="log", data=data))
+        self._journal.add(NewEvent(type="log", data=data, task=self._task))
 
 
 def as_event(line: bytes) -> NewEvent | None:

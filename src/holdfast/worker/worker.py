@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from holdfast.config import Settings
 from holdfast.duties.leading import Duties
 from holdfast.errors import StoreError
-from holdfast.model import FUNCTION_DOMAIN, Claimable, new_worker_id
+from holdfast.model import FUNCTION_DOMAIN, Claimable, Lease, new_worker_id
 from holdfast.runner.base import Runner
 from holdfast.runner.function import Functions
 from holdfast.runner.host import Locks
@@ -68,7 +68,8 @@ class Worker:
         self._connect_beats = connect_beats
         self._holds = Holds(settings.lease_ttl)
         self._desk = Desk(store, self.id, settings, installation, at)
-        self._runs = FunctionRuns(self._desk, functions, threads=sum(queues.values()), done=self._release)
+        threads = sum(queues.values()) or settings.max_concurrency
+        self._runs = FunctionRuns(self._desk, functions, threads=threads, done=self._release)
         self._busy: Counter[str] = Counter()
         self._hungry = set(self._queues)
         """Queues that may have something to claim."""
@@ -77,6 +78,7 @@ class Worker:
         self._nudge = asyncio.Event()
         self._settled = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
+        self.started = asyncio.Event()
         self._signals = 0
         self.stuck = False
         """Whether a function did not end: its thread would keep the process."""
@@ -120,6 +122,7 @@ class Worker:
                         duties.run(),
                     )
                 ]
+                self.started.set()
                 await self._claim_on(once=once)
                 await self._wind_up()
                 for helper in helpers:
@@ -150,17 +153,35 @@ class Worker:
             queues=self._queues,
             capabilities=self._capabilities,
             domains=self._domains,
+            away={runner.capability: away for runner in self._runners.values() if (away := runner.away) is not None},
             ttl=self._settings.lease_ttl,
         )
 
     @property
     def _capabilities(self) -> list[str]:
-        able = [runner.capability for runner in self._runners.values() if runner.available]
+        able = [runner.capability for runner in self._runners.values() if runner.away is None]
         return [*able, *(f"function:{name}" for name in self._functions.names)]
 
     @property
     def _domains(self) -> list[str]:
         return [FUNCTION_DOMAIN, *(domain for runner in self._runners.values() for domain in runner.domains)]
+
+    @property
+    def leaving(self) -> bool:
+        return self._desk.leaving.is_set()
+
+    @property
+    def adopted(self) -> int:
+        """How many of the jobs in its hands another worker began."""
+        return sum(hold.lease.adopted for hold in self._holds.all())
+
+    def domain_of(self, capability: str) -> str | None:
+        """Where an attempt would run that needs this; None if it cannot start here now."""
+        if capability.startswith("function:"):
+            known = capability.removeprefix("function:") in self._functions.names
+            return FUNCTION_DOMAIN if known else None
+        runner = self._runners.get(capability)
+        return runner.domain if runner is not None and runner.away is None else None
 
     def _chores(self) -> Chores:
         return Chores(
@@ -220,19 +241,25 @@ class Worker:
 
     async def _claim(self, pairs: Sequence[Claimable], slots: int, domains: Sequence[str]) -> int:
         """Adopt, claim, and run what came; return how many were claimed."""
+        ttl = self._settings.lease_ttl
+
+        async def claim() -> Sequence[Lease]:
+            found = await self._store.leases.claim(self.id, pairs, slots=slots, ttl=ttl, domains=domains)
+            return [*found.adopted, *found.claimed]
+
+        return sum(not hold.lease.adopted for hold in await self.take(claim))
+
+    async def take(self, claim: Callable[[], Awaitable[Sequence[Lease]]]) -> Sequence[Hold]:
+        """Run what a claim brings."""
         requested = boottime()
         self._holds.begin_claim()
         try:
-            claimed = await self._store.leases.claim(
-                self.id, pairs, slots=slots, ttl=self._settings.lease_ttl, domains=domains
-            )
-            adopted = self._holds.take(claimed.adopted, requested)
-            taken = self._holds.take(claimed.claimed, requested)
+            holds = self._holds.take(await claim(), requested)
         finally:
             self._holds.end_claim()
-        for hold in (*adopted, *taken):
+        for hold in holds:
             self._launch(hold)
-        return len(taken)
+        return holds
 
     def _pairs(self, queue: str) -> list[Claimable]:
         functions = [
@@ -242,7 +269,7 @@ class Worker:
         runners = [
             Claimable(queue=queue, capability=runner.capability, domain=runner.domain)
             for runner in self._runners.values()
-            if runner.available
+            if runner.away is None
         ]
         return functions + runners
 
@@ -292,6 +319,8 @@ class Worker:
         """A job is no longer ours: its slot is free."""
         self._holds.drop(hold)
         self._settled.set()
+        if hold.on_release is not None:
+            hold.on_release()
         queue = hold.lease.queue
         if queue in self._queues:
             self._busy[queue] -= 1

@@ -8,10 +8,11 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
 from holdfast.api.routing import Call, Reply, Routes
-from holdfast.api.shapes import ArtifactView, ArtifactViews
+from holdfast.api.shapes import ArtifactViews
 from holdfast.errors import NotFound
 from holdfast.model import Attempt, Role
 from holdfast.runner.outputs import Artifacts
+from holdfast.views import ArtifactView
 
 routes = Routes()
 CHUNK = 256 * 1024

@@ -40,7 +40,10 @@ async def download_events(call: Call, job_id: str, query: NoQuery) -> Response:
 
 
 async def _streamed(call: Call, job_id: str, after: int, form: Form, **more: Any) -> Response:
-    streamed = Streamed(call.service.hub, known_id(job_id), tenant=call.tenant, after=after, form=form, **more)
+    stall = call.service.settings.stream_stall
+    streamed = Streamed(
+        call.service.hub, known_id(job_id), tenant=call.tenant, after=after, form=form, stall=stall, **more
+    )
     return await streamed.opened()
 
 

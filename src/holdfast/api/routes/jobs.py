@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from holdfast.api.direct import run_in_request
+from holdfast.api.plans import foresee, refuse_bad_sources
 from holdfast.api.routing import Call, Reply, Routes
 from holdfast.api.shapes import (
     Attempts,
@@ -14,33 +16,48 @@ from holdfast.api.shapes import (
     DeleteJob,
     Ids,
     JobRequest,
-    JobView,
     JobViews,
-    Links,
     ListJobs,
     Nothing,
     Reason,
     Resolve,
     Resume,
+    TaskRecords,
 )
-from holdfast.errors import Forbidden, Invalid
+from holdfast.api.uploads import given
+from holdfast.errors import Forbidden, Invalid, NoQueue
 from holdfast.model import Job, Role
-from holdfast.store.explain import Explanation
 from holdfast.store.jobs import Stopped
 from holdfast.submission import FIRST_YEAR, LAST_YEAR, check, parse
+from holdfast.views import Explanation, JobView, Links, PlanView
+from holdfast.views import Reason as WhyNot
 
 routes = Routes()
 ONE = {200: JobView}
 STOP = {200: JobView, 202: JobView}
 RAW = "commands and images of your own need an admin's token or HOLDFAST_ALLOW_RAW; use a tool"
+CHECK = "a readiness check is a command: it needs an admin's token or HOLDFAST_ALLOW_RAW; use a tool that has one"
 SECRETS = "secrets are named by tools, or by an admin"
 
 
-@routes.add("POST", "/v1/jobs", role=Role.SUBMITTER, answers={201: JobView, 200: JobView}, shape=JobRequest)
+@routes.add("POST", "/v1/jobs", role=Role.SUBMITTER, answers={201: JobView, 200: (JobView, PlanView)}, shape=JobRequest)
 async def submit(call: Call, body: dict[str, Any]) -> Reply:
-    """Submit a job. 201 once it is in the database; 200 with `reused` if it was there already."""
-    job = await call.store.jobs.submit(_allowed(call, body), tenant=call.tenant, key=_key(call))
-    view = _view(call, job)
+    """Submit a job. 201 once it is in the database; 200 with `reused` if it was there already.
+
+    Where the queue is off it runs in this request: the answer comes with its end, or 503 `at_capacity` at once. With
+    `plan_only`, say what a pipeline would do, and do nothing.
+    """
+    plan_only = body.get("plan_only", False)
+    if not isinstance(plan_only, bool):
+        raise Invalid("plan_only", "must be true or false")
+    asked = await _prepared(call, _allowed(call, body))
+    if plan_only:
+        return Reply(await _foreseen(call, check(parse(asked), call.tenant).spec))
+    if call.service.direct is not None:
+        job = await run_in_request(call.service.direct, call.store, call.request, call.who, asked, sent=[body])
+    else:
+        job = await call.store.jobs.submit(asked, tenant=call.tenant, key=_key(call), sent=[body])
+    view = await _whole(call, job)
     return Reply(view, 200 if job.reused else 201, {"Location": view.links.self})
 
 
@@ -50,15 +67,17 @@ async def submit_bulk(call: Call, body: dict[str, Any]) -> Reply:
     for name in body:
         if name != "jobs":
             raise Invalid(name[:60], "unknown field; a bulk has `jobs`")
+    if call.service.direct is not None:
+        raise NoQueue("jobs run in the request that submits them: submit them one by one")
     jobs = body.get("jobs")
     if not isinstance(jobs, list):
         raise Invalid("jobs", "must be a list of jobs")
     allowed = []
     for n, job in enumerate(jobs):
         with _placed(n):
-            allowed.append(_allowed(call, job, f"jobs[{n}]"))
+            allowed.append(await _prepared(call, _allowed(call, job, f"jobs[{n}]")))
     try:
-        accepted = await call.store.jobs.accept(allowed, tenant=call.tenant, key=_key(call))
+        accepted = await call.store.jobs.accept(allowed, tenant=call.tenant, key=_key(call), sent=jobs)
     except Invalid:
         for n, job in enumerate(allowed):  # Which one was it? Only now is that worth a second look at each.
             with _placed(n):
@@ -94,7 +113,7 @@ async def list_jobs(call: Call, query: ListJobs) -> Reply:
 @routes.add("GET", "/v1/jobs/{job_id}", role=Role.VIEWER, answers=ONE)
 async def get_job(call: Call, job_id: str) -> Reply:
     """Read a job."""
-    return _one(call, await call.store.jobs.get(job_id, tenant=call.tenant))
+    return Reply(await _whole(call, await call.store.jobs.get(job_id, tenant=call.tenant)))
 
 
 @routes.add("GET", "/v1/jobs/{job_id}/attempts", role=Role.VIEWER, answers={200: Attempts})
@@ -103,10 +122,24 @@ async def list_attempts(call: Call, job_id: str) -> Reply:
     return Reply(Attempts(items=await call.store.attempts.list(job_id, tenant=call.tenant)))
 
 
+@routes.add("GET", "/v1/jobs/{job_id}/tasks", role=Role.VIEWER, answers={200: TaskRecords})
+async def list_tasks(call: Call, job_id: str) -> Reply:
+    """Read the tasks of a pipeline, in order."""
+    return Reply(TaskRecords(items=await call.store.tasks.list(job_id, tenant=call.tenant)))
+
+
 @routes.add("GET", "/v1/jobs/{job_id}/explain", role=Role.VIEWER, answers={200: Explanation})
 async def explain(call: Call, job_id: str) -> Reply:
-    """Say why a job is not running."""
-    return Reply(await call.store.explain.job(job_id, tenant=call.tenant))
+    """Say why a job is not running, and which tasks of a pipeline would run."""
+    why = await call.store.explain.job(job_id, tenant=call.tenant)
+    job = await call.store.jobs.get(job_id, tenant=call.tenant)
+    if "tasks" not in job.spec or job.status.terminal:
+        return Reply(why)
+    try:
+        return Reply(msgspec.structs.replace(why, plan=await _foreseen(call, job.spec)))
+    except Invalid as error:
+        reason = WhyNot(about="plan", message=f"it cannot be planned now: {error.message}")
+        return Reply(msgspec.structs.replace(why, reasons=(*why.reasons, reason)))
 
 
 @routes.add("POST", "/v1/jobs/{job_id}/cancel", role=Role.SUBMITTER, answers=STOP)
@@ -174,9 +207,29 @@ def _allowed(call: Call, job: Any, where: str = "job") -> Mapping[str, Any]:
     if not call.who.admin:
         if job.get("runner") in ("process", "docker") and not call.service.settings.allow_raw:
             raise Forbidden(RAW)
+        if job.get("check") is not None and not call.service.settings.allow_raw:
+            raise Forbidden(CHECK)
         if job.get("secrets"):
             raise Forbidden(SECRETS)
-    return {name: value for name, value in job.items() if name != "tool"}
+    return {name: value for name, value in job.items() if name not in ("tool", "plan_only")}
+
+
+async def _prepared(call: Call, job: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A job with what was uploaded for it; a pipeline also with its base found and its files looked at."""
+    job = await given(job, call.tenant, call.service.settings)
+    if not job.get("tasks"):
+        return job
+    if isinstance(job.get("base"), str):
+        base = await call.store.snapshots.get(job["base"], tenant=call.tenant)
+        await call.store.snapshots.use([base.id], tenant=call.tenant)
+        job = {**job, "base": base.id}
+    spec = check(parse(job), call.tenant).spec
+    await refuse_bad_sources(spec, call.service.settings.shared, call.tenant)
+    return job
+
+
+async def _foreseen(call: Call, spec: Mapping[str, Any]) -> PlanView:
+    return await foresee(call.store, spec, call.service.settings.shared, call.service.facts, call.tenant)
 
 
 @contextmanager
@@ -205,6 +258,11 @@ def _view(call: Call, job: Job) -> JobView:
     here = f"{call.root}/v1/jobs/{job.id}"
     links = Links(self=here, events=f"{here}/events", stream=f"{here}/events/stream", artifacts=f"{here}/artifacts")
     return JobView(**msgspec.structs.asdict(job), links=links)
+
+
+async def _whole(call: Call, job: Job) -> JobView:
+    """A job with its tasks."""
+    return msgspec.structs.replace(_view(call, job), tasks=await call.store.tasks.of(job))
 
 
 def _one(call: Call, job: Job) -> Reply:

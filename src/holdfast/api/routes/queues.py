@@ -3,9 +3,10 @@
 import msgspec
 
 from holdfast.api.routing import Call, Reply, Routes
-from holdfast.api.shapes import Nothing, PatchQueue, Queues, QueueView
+from holdfast.api.shapes import Nothing, PatchQueue, Queues
 from holdfast.model import Queue, Role
-from holdfast.store.queues import KEEP, Load
+from holdfast.store.queues import KEEP
+from holdfast.views import Load, QueueView
 
 routes = Routes()
 ONE = {200: QueueView}

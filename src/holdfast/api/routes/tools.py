@@ -1,8 +1,9 @@
 """Tools: what callers may ask for by name."""
 
 from holdfast.api.routing import Call, Reply, Routes
-from holdfast.api.shapes import Tools, ToolView
+from holdfast.api.shapes import Tools
 from holdfast.model import Role
+from holdfast.views import ToolView
 
 routes = Routes()
 

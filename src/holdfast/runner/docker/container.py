@@ -12,6 +12,7 @@ import os
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -20,7 +21,7 @@ from holdfast.model import Cause, Error
 from holdfast.runner.base import End, EngineUnreachable, Identity, State, TooLate
 from holdfast.runner.docker.archive import Archive, only_file
 from holdfast.runner.docker.engine import Gone, Refusal, Seen, to_seconds
-from holdfast.runner.docker.recipe import ATTEMPT, UNTOUCHED, WORK
+from holdfast.runner.docker.recipe import ATTEMPT, UNTOUCHED, WORK, WORKSPACE
 from holdfast.runner.folder import Exit, ExitCause, Started, Unreadable, decode
 from holdfast.runner.frames import HEADER, Frame, NotAFrame, Stream, fresh, from_copy, parse_frame
 from holdfast.runner.outputs import Gathered, pour, take_tar
@@ -89,6 +90,10 @@ class Container:
         self._loop = asyncio.get_running_loop()
         # It lives as long as the execution that holds it, which closes it: no task group spans both.
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def space(self) -> Path:
+        return Path(self._seen.labels.get(WORKSPACE, "")) if self._seen else Path()
 
     # Looking
 
@@ -390,7 +395,8 @@ class Container:
         killed = ended.signal == 9 or ended.code == 137
         if ended.cause is ExitCause.EXIT and killed and seen.out_of_memory:
             return End(cause=Cause.OUT_OF_MEMORY, exit_code=ended.code, signal=ended.signal)
-        return to_end(ended)
+        said = await self._bytes("service") if ended.cause is ExitCause.SERVICE_ENDED else None
+        return to_end(ended, said or b"")
 
     async def _read_exit(self) -> Exit | None:
         if self._exit is None:
@@ -454,6 +460,8 @@ class Container:
                 pass
             except (EngineUnreachable, Refusal) as error:
                 log.warning("container %s is left to the sweep: %s", self.id[:12], error)
+                return
+        await self._runner.spaces.clear(self.identity)
 
     def close(self) -> None:
         for task in list(self._tasks):
@@ -464,7 +472,8 @@ def status_of(ended: Exit) -> int:
     """The status with which a supervisor leaves that wrote this."""
     if ended.cause in (ExitCause.TIMED_OUT, ExitCause.IDLE_TIMEOUT, ExitCause.STOP_AFTER):
         return 124
-    if ended.cause is ExitCause.START_FAILED or (ended.code is None and ended.signal is None):
+    unstarted = ended.cause in (ExitCause.START_FAILED, ExitCause.SERVICE_ENDED, ExitCause.FAILED)
+    if unstarted or (ended.code is None and ended.signal is None):
         return 125
     return 128 + ended.signal if ended.signal is not None else ended.code or 0
 

@@ -7,6 +7,7 @@ root filesystem that can be written to, and more than its share of memory, proce
 import functools
 import hashlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
@@ -15,15 +16,19 @@ from holdfast.runner import supervisor
 from holdfast.runner.base import CannotStart, Identity, Limits, Order
 from holdfast.runner.docker.archive import Archive
 from holdfast.runner.docker.engine import Image
-from holdfast.runner.process import PATH, User
+from holdfast.runner.process import PATH
+from holdfast.runner.space import INPUTS, SPACE, TREE, Place, Programs
 from holdfast.runner.spec import Spec, Task, encode_spec
+from holdfast.runner.users import User
 
 VOLUME = "/holdfast"
 PROGRAM = f"{VOLUME}/supervisor"
 ATTEMPT = f"{VOLUME}/attempt"
 WORK = f"{ATTEMPT}/work"
 INSTALLATION, JOB, NUMBER, HASH = (f"holdfast.{name}" for name in ("installation", "job", "attempt", "spec"))
+SOCKET = "/tmp/service"
 NOBODY = "65532"
+WORKSPACE = "holdfast.workspace"
 UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 LOG = {"Type": "json-file", "Config": {"max-size": "8m", "max-file": "3"}}
 """With a single file, what is written while it is rotated is lost. What was rotated away is in the volume."""
@@ -86,8 +91,8 @@ def to_user(name: str, passwd: bytes | None = None) -> User | None:
     return None
 
 
-def config_of(order: Order, image: Image, limits: Limits) -> Mapping[str, Any]:
-    """The body of the call that creates a container."""
+def config_of(order: Order, image: Image, limits: Limits, space: Path | None) -> Mapping[str, Any]:
+    """The body of the call that creates a container. `space` is where a pipeline's workspace is on the host."""
     asked = order.spec
     memory = to_bytes(asked.get("memory") or limits.memory)
     labels = labels_of(order.identity)
@@ -98,7 +103,7 @@ def config_of(order: Order, image: Image, limits: Limits) -> Mapping[str, Any]:
         "Entrypoint": [PROGRAM, ATTEMPT, "--copy"],
         "Cmd": [],
         "WorkingDir": "/",
-        "Labels": {**labels, HASH: hash_of(order)},
+        "Labels": {**labels, HASH: hash_of(order), **({WORKSPACE: str(space)} if space else {})},
         "Healthcheck": {"Test": ["NONE"]},
         "StopSignal": "SIGTERM",
         "StopTimeout": int(order.stop_grace) + STOP_SECONDS,
@@ -117,8 +122,11 @@ def config_of(order: Order, image: Image, limits: Limits) -> Mapping[str, Any]:
             "PidsLimit": asked.get("pids") or limits.pids,
             "Init": False,
             "LogConfig": LOG,
-            # Without a name it is removed together with its container, in one call.
-            "Mounts": [{"Type": "volume", "Target": VOLUME, "VolumeOptions": {"NoCopy": True, "Labels": labels}}],
+            "Mounts": [
+                # Without a name it is removed together with its container, in one call.
+                {"Type": "volume", "Target": VOLUME, "VolumeOptions": {"NoCopy": True, "Labels": labels}},
+                *([{"Type": "bind", "Source": str(space), "Target": f"{ATTEMPT}/{SPACE}"}] if space else []),
+            ],
         },
     }
 
@@ -129,11 +137,14 @@ def tmpfs_for(user: User | None) -> str:
     return f"rw,nosuid,nodev,exec,mode=1777{owner}"
 
 
-def spec_of(order: Order, image: Image, clock: Clock, *, output_cap: int) -> Spec:
+def spec_of(order: Order, image: Image, user: User, clock: Clock, *, output_cap: int) -> Spec:
+    programs = programs_of(order, image, user)
     return Spec(
         token=order.token,
         mark=order.identity.mark,
-        tasks=(Task(name="main", argv=argv_of(order, image)),),
+        tasks=programs.tasks,
+        service=programs.service,
+        hold=order.pipeline is not None,
         env=environment(order, image),
         cwd=image.folder if image.folder not in ("", "/") else WORK,
         output_cap=output_cap,
@@ -143,6 +154,15 @@ def spec_of(order: Order, image: Image, clock: Clock, *, output_cap: int) -> Spe
         clock="realtime",
         start_by=clock.at(order.start_by),
         stop_after=None if order.stop_after is None else clock.at(order.stop_after),
+    )
+
+
+def programs_of(order: Order, image: Image, user: User) -> Programs:
+    if order.pipeline is None:
+        return Programs(tasks=(Task(name="main", argv=argv_of(order, image)),))
+    space = f"{ATTEMPT}/{SPACE}"
+    return order.pipeline.programs(
+        Place(tree=f"{space}/{TREE}", inputs=f"{space}/{INPUTS}", socket=SOCKET, root=user.uid == 0)
     )
 
 
@@ -181,10 +201,19 @@ def files_of(order: Order, spec: Spec, user: User) -> bytes:
     archive.folder("attempt/work")
     archive.folder("attempt/work/output", at=UNTOUCHED)
     archive.file("attempt/work/request.json", msgspec.json.encode(order.inputs))
+    _add_inputs(archive, order.files)
     if order.secrets:
         archive.file("attempt/secrets", msgspec.json.encode(sorted(order.secrets.values())))
     archive.file("attempt/spec", encode_spec(spec))
     return archive.finish()
+
+
+def _add_inputs(archive: Archive, files: Mapping[str, Path]) -> None:
+    folders = {str(parent) for name in files for parent in PurePosixPath("input", name).parents} - {"."}
+    for folder in sorted(folders):
+        archive.folder(f"attempt/work/{folder}")
+    for name, source in files.items():
+        archive.file(f"attempt/work/input/{name}", source.read_bytes())
 
 
 @functools.cache

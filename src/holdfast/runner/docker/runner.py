@@ -9,7 +9,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from holdfast.errors import Invalid
 from holdfast.runner.base import CannotStart, Confirm, EngineUnreachable, Identity, Limits, Order, State
@@ -18,8 +20,10 @@ from holdfast.runner.docker.archive import only_file
 from holdfast.runner.docker.container import Container, boottime
 from holdfast.runner.docker.engine import Engine, Gone, Image, Info, Refusal, Seen
 from holdfast.runner.docker.recipe import Clock
-from holdfast.runner.process import LEAST_OUTPUT, OUTPUT_FACTOR, User
+from holdfast.runner.docker.spaces import Spaces
+from holdfast.runner.process import LEAST_OUTPUT, OUTPUT_FACTOR
 from holdfast.runner.spec import Command
+from holdfast.runner.users import User
 from holdfast.timing import jitter
 
 log = logging.getLogger(__name__)
@@ -50,14 +54,15 @@ GOING_DOWN = (
 class DockerRunner:
     capability = "docker"
 
-    def __init__(self, engine: Engine, installation: str, *, limits: Limits, log_cap: int) -> None:
+    def __init__(self, engine: Engine, installation: str, *, limits: Limits, log_cap: int, spaces: Path) -> None:
         self.engine = engine
+        self.spaces = Spaces(spaces / installation)
         self.clock = Clock(0.0, 0.0)
         self._installation = installation
         self._limits = limits
         self._output_cap = max(log_cap * OUTPUT_FACTOR, LEAST_OUTPUT)
         self._domain = ""
-        self._available = False
+        self._away: str | None = f"the Docker engine at {engine.host} was not asked yet"
         self._verified = ("", -1)
         self._doubted = asyncio.Event()
         self._created: dict[Identity, float] = {}
@@ -66,8 +71,8 @@ class DockerRunner:
     # The engine
 
     @property
-    def available(self) -> bool:
-        return self._available
+    def away(self) -> str | None:
+        return self._away
 
     @property
     def domain(self) -> str:
@@ -75,14 +80,14 @@ class DockerRunner:
 
     @property
     def domains(self) -> Sequence[str]:
-        return [self._domain] if self._available else []
+        return [self._domain] if self._away is None else []
 
     async def watch(self, changed: Callable[[], None]) -> None:
-        told = self.domains
+        told = (self.domains, self.away)
         while True:
             await self.check()
-            if self.domains != told:
-                told = self.domains
+            if told != (self.domains, self.away):
+                told = (self.domains, self.away)
                 changed()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(jitter(LOOK_SECONDS)):
@@ -97,22 +102,27 @@ class DockerRunner:
     async def check(self) -> None:
         """Find out whether the engine is there, and whether it is the same."""
         try:
-            if self._available and boottime() - self.clock.ours < CLOCK_SECONDS:
+            if self._away is None and boottime() - self.clock.ours < CLOCK_SECONDS:
                 await self.engine.ping()
                 return
             self._known(await self.engine.info())
-        except (EngineUnreachable, Refusal) as error:
-            if self._available:
-                log.warning("%s; its containers are left alone until it is back", error)
-            self._available = False
+        except EngineUnreachable as error:
+            self._gone(str(error))
+        except Refusal as error:
+            self._gone(f"the Docker engine at {self.engine.host} refuses us: {error}")
+
+    def _gone(self, why: str) -> None:
+        if self._away is None:
+            log.warning("%s; its containers are left alone until it is back", why)
+        self._away = why
 
     def _known(self, info: Info) -> None:
         """Note which engine it is, and its clock: read at the latest now."""
         self.clock = Clock(info.time, boottime())
         domain = domain_of(info)
-        if not self._available or domain != self._domain:
+        if self._away is not None or domain != self._domain:
             log.info("the Docker engine at %s is %s on %s", self.engine.host, domain, info.host)
-        self._domain, self._available = domain, True
+        self._domain, self._away = domain, None
 
     async def verify(self, domain: str) -> None:
         """Make sure that the engine which just answered is the one of this domain; only then "not found" counts."""
@@ -148,36 +158,40 @@ class DockerRunner:
             raise CannotStart("contract_violation", str(error)) from error
 
     async def _start(self, order: Order, confirm: Confirm) -> Container:
-        image = await self._image(order)
+        image = await self._image(order.spec, order.domain)
+        space = None if order.pipeline is None else self.spaces.make(order.identity, self.engine.host)
         for _ in range(TRIES):
             try:
                 created = await self.engine.create(
-                    recipe.name_of(order.identity), recipe.config_of(order, image, self._limits)
+                    recipe.name_of(order.identity), recipe.config_of(order, image, self._limits, space)
                 )
             except Refusal as error:
                 if error.status != 409:
-                    raise await self._cannot(error, order, "create its container") from error
+                    raise await self._cannot(error, order.domain, "create its container") from error
                 found = await self._already_there(order, confirm)
                 if found is not None:
                     return found
                 continue
-            seen = await self._fill_and_start(created, order, image, confirm)
+            seen = await self._fill_and_start(created, order, image, space, confirm)
             if seen is not None:
                 container = Container(self, order.identity, seen, order.domain, ours=True)
                 await container.begun()
                 return container
         raise CannotStart("start_failed", "its container was removed again and again before it could start")
 
-    async def _image(self, order: Order) -> Image:
-        name = order.spec["image"]
+    async def digest(self, spec: Mapping[str, Any], domain: str) -> str | None:
+        return (await self._image(spec, domain)).id
+
+    async def _image(self, spec: Mapping[str, Any], domain: str) -> Image:
+        name = spec["image"]
         try:
             return await self.engine.image(name)
         except Gone:
-            await self.verify(order.domain)
+            await self.verify(domain)
             message = f"there is no image {name} on the Docker engine at {self.engine.host}: pull or build it there"
             raise CannotStart("image_missing", message) from None
         except Refusal as error:
-            raise await self._cannot(error, order, f"look at image {name}") from error
+            raise await self._cannot(error, domain, f"look at image {name}") from error
 
     async def _already_there(self, order: Order, confirm: Confirm) -> Container | None:
         """The name is taken: by this very attempt, which is then adopted, unless it never ran; by nothing else."""
@@ -200,12 +214,17 @@ class DockerRunner:
             await self.engine.remove(seen.id)
         return None
 
-    async def _fill_and_start(self, created: str, order: Order, image: Image, confirm: Confirm) -> Seen | None:
+    async def _fill_and_start(
+        self, created: str, order: Order, image: Image, space: Path | None, confirm: Confirm
+    ) -> Seen | None:
         """Put the files in, ask whether it is still ours, start it. None: somebody removed it before."""
         try:
             user = await self._user(created, recipe.user_in(order), order.spec["image"])
-            spec = recipe.spec_of(order, image, await self._fresh_clock(), output_cap=self._output_cap)
-            await self.engine.put(created, recipe.VOLUME, recipe.files_of(order, spec, user))
+            spec = recipe.spec_of(order, image, user, await self._fresh_clock(), output_cap=self._output_cap)
+            if order.pipeline is not None and space is not None:
+                await self.spaces.fill(space, order.pipeline, user)
+            files = await asyncio.to_thread(recipe.files_of, order, spec, user)
+            await self.engine.put(created, recipe.VOLUME, files)
             # The record says where it can be found. On any other engine its id is unknown, and the start fails.
             await self.same_engine(order.domain)
             await confirm()
@@ -217,7 +236,7 @@ class DockerRunner:
         except Gone as error:
             return await self._unless_gone(created, order, error)
         except Refusal as error:
-            cannot = await self._cannot(error, order, "start its container", created)
+            cannot = await self._cannot(error, order.domain, "start its container", created)
             await self._drop(created)
             raise cannot from error
 
@@ -228,19 +247,19 @@ class DockerRunner:
         except Gone:
             return None
         await self._drop(created)
-        raise await self._cannot(error, order, "start its container") from error
+        raise await self._cannot(error, order.domain, "start its container") from error
 
     async def _drop(self, created: str) -> None:
         with contextlib.suppress(Refusal):
             await self.engine.remove(created)
 
-    async def _cannot(self, error: Refusal, order: Order, what: str, created: str | None = None) -> CannotStart:
+    async def _cannot(self, error: Refusal, domain: str, what: str, created: str | None = None) -> CannotStart:
         """Say why something was refused; an engine that is going down has no reason that counts."""
         if error.status >= 500:
             await asyncio.sleep(SETTLE_SECONDS)
             if any(word in str(error) for word in GOING_DOWN):
                 raise EngineUnreachable(f"the Docker engine at {self.engine.host} could not {what}: {error}")
-            await self.verify(order.domain)
+            await self.verify(domain)
             if created is not None and (await self.engine.inspect(created)).status != "created":
                 raise EngineUnreachable(f"the Docker engine at {self.engine.host} is of two minds: {error}")
         return CannotStart("start_failed", f"the Docker engine could not {what}: {error}")
@@ -332,11 +351,12 @@ class DockerRunner:
             return False
         with contextlib.suppress(Gone):
             await self.engine.remove(seen.id)
+        await self.spaces.clear(identity)
         return True
 
     async def sweep_halves(self, older: float) -> int:
-        """Remove volumes of ours that no container has: their container was never registered, or was removed alone."""
-        gone = 0
+        """Remove volumes and workspaces of ours that no container has: never registered, or removed alone."""
+        gone = await self.spaces.sweep(await self.left_over(), older)
         async for name in self._loose(older):
             with contextlib.suppress(Refusal):
                 await self.engine.remove_volume(name)

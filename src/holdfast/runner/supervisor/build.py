@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).absolute().parent
 SOURCE = HERE / "supervisor.c"
 TARGET = HERE / "holdfast-supervisor"
 FLAGS = ("-std=gnu11", "-Os", "-static", "-s", "-fstack-protector-strong", "-Wall", "-Wextra")
@@ -31,10 +31,13 @@ def machine() -> str:
 
 def _compile(command: Sequence[str], source: Path, target: Path, flags: Sequence[str] = FLAGS) -> str:
     """Compile into a temporary file and rename it; the answer is what went wrong, or nothing."""
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=".build-")
+    handle, name = tempfile.mkstemp(dir=target.parent.absolute(), prefix=".build-")
     os.close(handle)
     try:
-        done = subprocess.run([*command, *flags, "-o", name, str(source)], capture_output=True, text=True, check=False)
+        # From everywhere alike: zig's cache of the C library, half a minute of work, knows it by the way from here.
+        done = subprocess.run(
+            [*command, *flags, "-o", name, str(source)], capture_output=True, text=True, check=False, cwd="/"
+        )
         if done.returncode == 0:
             Path(name).chmod(0o755)
             Path(name).replace(target)

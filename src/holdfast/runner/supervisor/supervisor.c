@@ -13,6 +13,8 @@
  *                     "HFF1", u8 stream (1 stdout, 2 stderr, 3 events), u8 0, u16 task, u32 length,
  *                     u32 CRC-32 of the other header bytes, u64 offset within the stream, u64 wall clock in µs
  *                   little endian, one write each; the offset counts every byte of the child, also those not kept
+ *   space/     in and out: the folder `tree` that the tasks of a held spec work in, and what is to take its place
+ *   service    out: what a service says
  *   exit       out: JSON, fsynced, written last and only when no descendant lives
  *
  * With --copy every frame also goes to stdout as a line of base64: an engine's log may not keep bytes that are not UTF-8.
@@ -100,9 +102,9 @@ enum { OUT = 1, ERR = 2, EVENT = 3 };
 
 typedef int64_t micros;
 
-enum cause { NONE, EXITED, TIMED_OUT, IDLE_TIMEOUT, CANCELLED, INTERRUPTED, STOP_AFTER, START_FAILED, OUT_OF_MEMORY };
-static const char *const CAUSES[] = {"none",        "exit",       "timed_out",    "idle_timeout", "cancelled",
-                                     "interrupted", "stop_after", "start_failed", "out_of_memory"};
+enum cause { NONE, EXITED, TIMED_OUT, IDLE_TIMEOUT, CANCELLED, INTERRUPTED, STOP_AFTER, START_FAILED, OUT_OF_MEMORY, SERVICE_ENDED, FAILED };
+static const char *const CAUSES[] = {"none",       "exit",         "timed_out",     "idle_timeout",  "cancelled", "interrupted",
+                                     "stop_after", "start_failed", "out_of_memory", "service_ended", "failed"};
 
 /* ---- clocks, text, files ---- */
 
@@ -228,13 +230,14 @@ static struct spec {
     gid_t groups[64];
     size_t group_count;
     int umask;
-    bool no_new_privs, wall_clock;
+    bool no_new_privs, wall_clock, hold;
     bool limited[LIMIT_COUNT];
     rlim_t limits[LIMIT_COUNT];
     micros timeout, idle_timeout, stop_grace, drain, start_by, stop_after;
-    struct task *tasks;
+    struct task *tasks, service;
     size_t task_count;
-} spec = {.uid = -1, .gid = -1, .umask = 077, .timeout = NEVER, .idle_timeout = NEVER, .stop_grace = 5 * SECOND, .drain = SECOND,
+    int64_t stop_signal; /* what asks the service to end */
+} spec = {.stop_signal = SIGTERM, .uid = -1, .gid = -1, .umask = 077, .timeout = NEVER, .idle_timeout = NEVER, .stop_grace = 5 * SECOND, .drain = SECOND,
           .start_by = NEVER, .stop_after = NEVER};
 
 static int folder = -1, lock_fd = -1, signals = -1, watched = -1, reserved = -1;
@@ -261,6 +264,18 @@ static struct {
     bool children_left;
     micros begun, last_output, drain_until, rest_until[3];
 } running = {.go = -1, .report = -1, .out = -1, .err = -1};
+
+static struct {
+    bool on;            /* nothing of the tasks runs, and a word is awaited */
+    bool go, end;       /* the word that came */
+    unsigned next;      /* the task that is next; behind the last, the end is */
+} held;
+
+static struct {
+    pid_t pid;
+    bool asked, fell;   /* told to end; ended without being told */
+    bool ending;        /* the attempt ends: from now on it is nothing special */
+} service;
 
 static struct {
     enum cause reason; /* the first one that was signalled for */
@@ -592,6 +607,8 @@ static const struct key SPEC_KEYS[] = {
     {"stop_grace", DURATION, offsetof(struct spec, stop_grace)},
     {"drain", DURATION, offsetof(struct spec, drain)},
     {"clock", CLOCK, offsetof(struct spec, wall_clock)},
+    {"hold", FLAG, offsetof(struct spec, hold)},
+    {"stop_signal", ID, offsetof(struct spec, stop_signal)},
     {"start_by", DEADLINE, offsetof(struct spec, start_by)},
     {"stop_after", DEADLINE, offsetof(struct spec, stop_after)},
 };
@@ -614,12 +631,19 @@ static bool add_task(struct record *r) {
     return true;
 }
 
-/* What stands after a task's name belongs to it. */
+static bool add_service(struct record *r) {
+    spec.service.name = r->value;
+    return r->length && r->length <= MAX_NAME && !spec.task_count;
+}
+
+/* What stands after a task's name belongs to it, and the same with the service, which stands before the tasks. */
 static bool take_spec_record(struct record *r) {
     if (strcmp(r->key, "task") == 0)
         return add_task(r);
-    if (spec.task_count)
-        return take_key(TASK_KEYS, COUNT_OF(TASK_KEYS), &spec.tasks[spec.task_count - 1], r);
+    if (strcmp(r->key, "service") == 0)
+        return add_service(r);
+    if (spec.task_count || spec.service.name)
+        return take_key(TASK_KEYS, COUNT_OF(TASK_KEYS), spec.task_count ? &spec.tasks[spec.task_count - 1] : &spec.service, r);
     return take_key(SPEC_KEYS, COUNT_OF(SPEC_KEYS), &spec, r);
 }
 
@@ -643,6 +667,12 @@ static bool check_spec(void) {
     for (size_t i = 0; i < spec.task_count; i++)
         if (!spec.tasks[i].argv.count)
             missing = "arg";
+    if (spec.service.name && !spec.service.argv.count)
+        missing = "arg";
+    if (spec.service.name && !spec.hold)
+        missing = "hold"; /* nobody else starts it */
+    if (spec.stop_signal < 1 || spec.stop_signal > 31)
+        missing = "a stop_signal that exists";
     if (missing)
         snprintf(failure, sizeof failure, "malformed spec: %s is missing", missing);
     return !missing;
@@ -757,9 +787,12 @@ struct member {
 static struct {
     struct member *items;
     size_t count, room;
+    pid_t spare; /* not looked at, nor what descends from it */
 } tree;
 
 static void add_member(pid_t pid, pid_t parent) {
+    if (tree.spare && pid == tree.spare)
+        return;
     if (tree.count == tree.room && tree.count < MAX_TREE) {
         size_t room = tree.room ? tree.room * 2 : 64;
         struct member *items = realloc(tree.items, room * sizeof *items);
@@ -816,12 +849,25 @@ static void add_own_children_by_scan(void) {
     closedir(proc);
 }
 
-static void collect_tree(void) {
+static void collect_children(void) {
     char self[20];
     snprintf(self, sizeof self, "%d", getpid());
     tree.count = 0;
+    tree.spare = service.ending ? 0 : service.pid;
     if (!add_children_of_thread(getpid(), self))
         add_own_children_by_scan();
+}
+
+/* Whether anything lives beside the service. The list may miss one while another ends, so an empty one is asked for twice. */
+static bool others_left(void) {
+    collect_children();
+    if (!tree.count)
+        collect_children();
+    return tree.count > 0;
+}
+
+static void collect_tree(void) {
+    collect_children();
     for (size_t i = 0; i < tree.count; i++)
         add_children(tree.items[i].pid);
 }
@@ -885,6 +931,7 @@ static void tell_not_dead(micros now) {
 
 static void kill_round(void) {
     micros now = boottime();
+    service.ending |= ladder.reason != NONE;
     signal_group(SIGKILL);
     signal_tree(SIGKILL, 0);
     ladder.next = now + ladder.pause;
@@ -897,7 +944,14 @@ static bool reap(void);
 
 static bool unfinished(void) {
     const struct task *task = &spec.tasks[running.number];
-    return running.main || (running.number + 1 < spec.task_count && task->cause == EXITED && task->code == 0);
+    bool more = spec.hold || running.number + 1 < spec.task_count;
+    return !held.end && (running.main || held.on || (more && task->cause == EXITED && task->code == 0));
+}
+
+static void ask_service_to_end(void) {
+    if (service.pid && !service.asked)
+        kill(service.pid, (int)spec.stop_signal);
+    service.asked = true;
 }
 
 /* Stop for a reason. The first one stays; a later one can only bring the kill forward. */
@@ -920,6 +974,7 @@ static void stop(enum cause reason, const char *by, micros grace) {
     put_field(t, "by", by);
     put(t, ",\"grace\":%" PRId64, grace);
     send_event();
+    ask_service_to_end();
     /* Those outside of the group first: once the group ends, they change their parent while we look for them. */
     signal_tree(SIGTERM, running.main);
     signal_group(SIGTERM);
@@ -941,8 +996,8 @@ static void climb(void) {
 static micros limit_of(enum cause *reason) {
     struct task *task = &spec.tasks[running.number];
     static const enum cause reasons[] = {TIMED_OUT, TIMED_OUT, IDLE_TIMEOUT, STOP_AFTER};
-    micros limits[] = {later(attempt_begun, spec.timeout), later(running.begun, task->timeout),
-                       later(running.last_output, spec.idle_timeout), spec.stop_after};
+    micros limits[] = {later(attempt_begun, spec.timeout), held.on ? NEVER : later(running.begun, task->timeout),
+                       held.on ? NEVER : later(running.last_output, spec.idle_timeout), spec.stop_after};
     size_t first = 0;
     for (size_t i = 1; i < COUNT_OF(limits); i++)
         if (limits[i] < limits[first])
@@ -953,7 +1008,9 @@ static micros limit_of(enum cause *reason) {
 
 static void check_limits(void) {
     enum cause reason;
-    if (running.main && !ladder.stopping && boottime() >= limit_of(&reason))
+    if (service.fell && !ladder.stopping)
+        stop(SERVICE_ENDED, "service", spec.stop_grace);
+    if ((running.main || held.on) && !ladder.stopping && boottime() >= limit_of(&reason))
         stop(reason, "limit", spec.stop_grace);
 }
 
@@ -1073,14 +1130,20 @@ static void die_with_parent(pid_t parent) {
         _exit(ENDED_UNSTARTED);
 }
 
-static _Noreturn void become_child(const struct task *task, pid_t parent, int go, int report, int in, int out, int err) {
+static void await_word(int go) {
     char word;
-    setsid();
-    die_with_parent(parent);
-    close(lock_fd);
     close(running.go); /* the parent's end: with it open here, its death would not be seen */
     if (read(go, &word, 1) != 1)
         _exit(ENDED_UNSTARTED);
+}
+
+/* `go` is where a task waits for the word to begin; a service has none. */
+static _Noreturn void become_child(const struct task *task, pid_t parent, int go, int report, int in, int out, int err) {
+    setsid();
+    die_with_parent(parent);
+    close(lock_fd);
+    if (go >= 0)
+        await_word(go);
     if (dup2(in, 0) < 0 || dup2(out, 1) < 0 || dup2(err, 2) < 0)
         give_up(report, STEP_DESCRIPTORS, errno);
     set_limits(report);
@@ -1158,6 +1221,43 @@ static void dismiss_child(void) {
     running.children_left = false;
 }
 
+static int open_service_log(void) {
+    return openat(folder, "service", O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
+}
+
+/* Start the service and wait until its program runs, or could not. */
+static const char *start_service(void) {
+    if (service.pid)
+        return service.asked ? "it is about to end" : NULL;
+    int report[2] = {-1, -1}, out = open_service_log(), in = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    pid_t parent = getpid(), pid = -1;
+    struct report r = {.step = -1};
+    if (in >= 0 && out >= 0 && !pipe2(report, O_CLOEXEC) && (pid = fork()) == 0)
+        become_child(&spec.service, parent, -1, report[1], in, out, out);
+    int error = errno;
+    close_fd(&in);
+    close_fd(&out);
+    close_fd(&report[1]);
+    service.asked = service.fell = false;
+    service.pid = pid > 0 ? pid : 0;
+    if (pid > 0 && read_fd(report[0], (char *)&r, sizeof r) == sizeof r && r.step >= 0 && r.step <= STEP_EXEC)
+        snprintf(failure, sizeof failure, "cannot start %.200s: could not %s: %s", spec.service.argv.items[0], STEPS[r.step], strerror(r.error));
+    close_fd(&report[0]);
+    if (pid < 0) {
+        snprintf(failure, sizeof failure, "cannot start a process: %s", strerror(error));
+        service.fell = true;
+        return failure;
+    }
+    running.children_left = true;
+    if (*failure)
+        return failure;
+    struct text *t = event("service_started");
+    put_field(t, "name", spec.service.name);
+    put(t, ",\"pid\":%d", pid);
+    send_event();
+    return NULL;
+}
+
 static bool record_started(void) {
     char data[2048], boot[64];
     struct text t = {.data = data, .size = sizeof data};
@@ -1231,6 +1331,19 @@ static void main_ended(int status) {
         task->cause = EXITED;
 }
 
+/* One that was not told to end takes the attempt with it. */
+static void service_ended(int status) {
+    struct text *t = event("service_ended");
+    put(t, WIFEXITED(status) ? ",\"code\":%d" : ",\"signal\":%d", WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status));
+    put(t, ",\"asked\":%s", service.asked ? "true" : "false");
+    send_event();
+    service.pid = 0;
+    service.fell = !service.asked;
+    if (service.fell && !*failure)
+        snprintf(failure, sizeof failure, "%.64s ended by itself, %s %d", spec.service.name, WIFEXITED(status) ? "exit code" : "signal",
+                 WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status));
+}
+
 /* Reap everything that has ended; say whether something had. */
 static bool reap(void) {
     bool any = false;
@@ -1240,12 +1353,14 @@ static bool reap(void) {
         if (pid < 0 && errno == EINTR)
             continue;
         if (pid <= 0) {
-            running.children_left = pid == 0;
+            running.children_left = pid == 0 && (!service.pid || service.ending || others_left());
             break;
         }
         any = true;
         if (pid == running.main)
             main_ended(status);
+        if (pid == service.pid)
+            service_ended(status);
     }
     if (any && ladder.killing)
         ladder.next = boottime(); /* what it left behind is ours now */
@@ -1314,8 +1429,9 @@ static bool task_over(void) {
 /* ---- commands ---- */
 
 struct command {
-    char *verb, *kind;
+    char *verb, *kind, *name, *text;
     uint64_t token;
+    int64_t task;
     micros grace, stop_after;
     bool wall_clock;
 };
@@ -1327,6 +1443,9 @@ static const struct key COMMAND_KEYS[] = {
     {"grace", DURATION, offsetof(struct command, grace)},
     {"stop_after", DEADLINE, offsetof(struct command, stop_after)},
     {"clock", CLOCK, offsetof(struct command, wall_clock)},
+    {"task", ID, offsetof(struct command, task)},
+    {"name", WORD, offsetof(struct command, name)},
+    {"text", WORD, offsetof(struct command, text)},
 };
 
 static enum parse parse_command(char *data, size_t length, struct command *c, char *why, size_t room) {
@@ -1345,33 +1464,125 @@ static enum parse parse_command(char *data, size_t length, struct command *c, ch
     return parsed;
 }
 
+/* Begin with a task, and leave out those before it. A word that was said before changes nothing. */
+static const char *go_on(const struct command *c) {
+    if (c->task < 0 || (size_t)c->task >= spec.task_count)
+        return "there is no such task";
+    if (c->task < held.next || (!held.on && c->task == held.next))
+        return NULL;
+    if (!held.on || held.go || held.end)
+        return "not holding";
+    held.next = (unsigned)c->task;
+    held.go = true;
+    return NULL;
+}
+
+/* End here, well, or with a text that says what failed. */
+static const char *end_here(const struct command *c) {
+    if (!held.on || held.go)
+        return "not holding";
+    held.end = true;
+    if (c->text && !ladder.reason) {
+        snprintf(failure, sizeof failure, "%s", c->text);
+        ladder.reason = FAILED;
+        ladder.by = "command";
+    }
+    return NULL;
+}
+
+static bool plain_name(const char *name) {
+    return *name && *name != '.' && !strchr(name, '/');
+}
+
+/* Put a folder of `space` in the place of the tree, which takes its name. By us, who know the highest token: a worker that slept
+ * since it was the owner moves nothing. */
+static const char *place(const struct command *c) {
+    if (!held.on || held.go || held.end)
+        return "not holding";
+    if (service.pid)
+        return "the service runs";
+    if (!c->name || !plain_name(c->name) || strcmp(c->name, "tree") == 0)
+        return "name is missing, or not plain";
+    int space = openat(folder, "space", O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    struct stat about;
+    const char *why = NULL;
+    if (space < 0 || fstatat(space, c->name, &about, AT_SYMLINK_NOFOLLOW) < 0 || !S_ISDIR(about.st_mode))
+        why = "there is no such folder";
+    else if (renameat(space, "tree", space, ".replaced") < 0 && errno != ENOENT)
+        why = "the tree cannot be moved";
+    else if (renameat(space, c->name, space, "tree") < 0)
+        why = "the folder cannot be moved";
+    else
+        renameat(space, ".replaced", space, c->name);
+    close_fd(&space);
+    if (!why) {
+        put_field(event("placed"), "name", c->name);
+        send_event();
+    }
+    return why;
+}
+
+static const char *start_service(void);
+
+static const char *command_service(const struct command *c) {
+    bool stops = c->kind && strcmp(c->kind, "stop") == 0;
+    if (!stops && (!c->kind || strcmp(c->kind, "start") != 0))
+        return "unknown kind";
+    if (!spec.service.name)
+        return "there is no service";
+    if (!held.on || held.go || held.end)
+        return "not holding";
+    if (!stops)
+        return start_service();
+    if (service.pid)
+        ask_service_to_end();
+    return NULL;
+}
+
+static const char *beat(const struct command *c) {
+    if (c->stop_after == NEVER)
+        return "stop_after is missing";
+    micros deadline = in_boottime(c->stop_after, c->wall_clock);
+    if (spec.stop_after == NEVER || deadline > spec.stop_after)
+        spec.stop_after = deadline; /* a beat that comes late takes nothing back */
+    return NULL;
+}
+
+static const char *stop_for(const struct command *c, micros grace) {
+    bool interrupts = c->kind && strcmp(c->kind, "interrupt") == 0;
+    if (c->kind && !interrupts && strcmp(c->kind, "cancel") != 0)
+        return "unknown kind";
+    stop(interrupts ? INTERRUPTED : CANCELLED, "command", grace);
+    return NULL;
+}
+
+static const char *hold_on(const struct command *c) {
+    (void)c; /* its token is all that counts */
+    return NULL;
+}
+
+static const char *stop_gently(const struct command *c) { return stop_for(c, c->grace == NEVER ? spec.stop_grace : c->grace); }
+static const char *stop_at_once(const struct command *c) { return stop_for(c, 0); }
+
+static const struct {
+    const char *verb;
+    const char *(*obey)(const struct command *);
+} VERBS[] = {{"hold", hold_on}, {"beat", beat},    {"stop", stop_gently}, {"kill", stop_at_once},
+             {"go", go_on},     {"end", end_here}, {"place", place},      {"service", command_service}};
+
 /* Do what a command says. The answer is why not, or NULL. */
 static const char *obey(const struct command *c) {
-    enum cause reason = CANCELLED;
     if (!c->token || !c->verb)
         return "verb or token is missing";
     if (c->token < highest_token)
         return "stale token";
-    if (c->kind && strcmp(c->kind, "interrupt") == 0)
-        reason = INTERRUPTED;
-    else if (c->kind && strcmp(c->kind, "cancel") != 0)
-        return "unknown kind";
-    bool beat = strcmp(c->verb, "beat") == 0, stops = strcmp(c->verb, "stop") == 0, kills = strcmp(c->verb, "kill") == 0;
-    if (!beat && !stops && !kills && strcmp(c->verb, "hold") != 0)
-        return "unknown verb";
-    if (beat && c->stop_after == NEVER)
-        return "stop_after is missing";
-    highest_token = c->token;
-    if (beat) {
-        micros deadline = in_boottime(c->stop_after, c->wall_clock);
-        if (spec.stop_after == NEVER || deadline > spec.stop_after)
-            spec.stop_after = deadline; /* a beat that comes late takes nothing back */
-    }
-    if (stops)
-        stop(reason, "command", c->grace == NEVER ? spec.stop_grace : c->grace);
-    if (kills)
-        stop(reason, "command", 0);
-    return NULL;
+    for (size_t i = 0; i < COUNT_OF(VERBS); i++)
+        if (strcmp(c->verb, VERBS[i].verb) == 0) {
+            const char *why = VERBS[i].obey(c);
+            highest_token = why ? highest_token : c->token;
+            return why;
+        }
+    return "unknown verb";
 }
 
 static void acknowledge(const char *name, const struct command *c, const char *why) {
@@ -1396,7 +1607,7 @@ static bool still_being_written(const struct stat *about) {
 
 static void take_command(int commands, const char *name) {
     char data[MAX_COMMAND], why[120] = "";
-    struct command c = {.grace = NEVER, .stop_after = NEVER};
+    struct command c = {.grace = NEVER, .stop_after = NEVER, .task = -1};
     struct stat about;
     enum parse parsed = MALFORMED;
     int fd = openat(commands, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
@@ -1469,11 +1680,11 @@ static void watch_commands(void) {
 static micros next_deadline(void) {
     enum cause ignored;
     micros at = next_look;
-    if (running.main && !ladder.stopping)
+    if ((running.main || held.on) && !ladder.stopping)
         at = sooner(at, limit_of(&ignored));
     if (ladder.stopping && !ladder.killing)
         at = sooner(at, ladder.kill_at);
-    if (!running.main && !ladder.stopping && !ladder.killing)
+    if (!running.main && !held.on && !ladder.stopping && !ladder.killing)
         at = sooner(at, running.drain_until);
     if (ladder.killing && running.children_left)
         at = sooner(at, ladder.next);
@@ -1571,6 +1782,38 @@ static bool start_attempt(struct task *task) {
     return true;
 }
 
+/* Wait for the word to go on: meanwhile the owner of the attempt restores, keeps or replaces what the tasks work on. The answer is
+ * whether there is a task to run. */
+static bool hold(void) {
+    held.on = true;
+    held.go = held.end = false;
+    put(event("holding"), ",\"task\":%u", held.next);
+    send_event();
+    while (!held.go && !held.end && !ladder.reason) {
+        look_for_commands(wait_for_news());
+        check_limits();
+    }
+    held.on = false;
+    return held.go && !ladder.reason;
+}
+
+/* The service goes last. It has the grace of a stop, and is killed with all that is left then. */
+static void end_service(void) {
+    if (service.pid)
+        ask_service_to_end();
+    service.ending = true;
+    ladder.killing = false;
+    ladder.kill_at = ladder.stopping ? ladder.kill_at : later(boottime(), spec.stop_grace);
+    ladder.stopping = true;
+    reap();
+    while (running.children_left) {
+        look_for_commands(wait_for_news());
+        if (!service.pid)
+            start_killing();
+        climb();
+    }
+}
+
 /* Between two tasks a stop or a deadline counts as if it had come during one. */
 static bool may_go_on(const struct task *before) {
     if (before->cause != EXITED || before->code != 0)
@@ -1583,23 +1826,35 @@ static bool may_go_on(const struct task *before) {
     return !ladder.reason;
 }
 
+static bool begin_task(struct task *task) {
+    ladder.killing = false;
+    if (!running.main && !fork_child(task)) {
+        fail_start(task);
+        return false;
+    }
+    release_child(task);
+    return true;
+}
+
 /* Run the tasks one after the other; the first that fails ends the attempt. False: too late, and nothing was touched. */
 static bool run_tasks(void) {
-    for (unsigned i = 0; i < spec.task_count; i++) {
-        struct task *task = &spec.tasks[i];
-        if (i > 0 && !may_go_on(task - 1))
+    if (!start_attempt(spec.tasks))
+        return false;
+    if (!running.main)
+        return true;
+    if (spec.hold)
+        dismiss_child(); /* it was there to be recorded: which task is first is not known yet */
+    while (spec.hold ? hold() : held.next < spec.task_count) {
+        struct task *task = &spec.tasks[running.number = held.next];
+        if (!begin_task(task))
             break;
-        running.number = i;
-        ladder.killing = false;
-        if (i == 0 && !start_attempt(task))
-            return false;
-        if (i > 0 && !fork_child(task))
-            fail_start(task);
-        if (!running.main)
-            break;
-        release_child(task);
         see_task_through(task);
+        held.next++;
+        if ((spec.hold || held.next < spec.task_count) && !may_go_on(task))
+            break;
     }
+    if (spec.hold)
+        end_service();
     return true;
 }
 
@@ -1625,12 +1880,16 @@ static bool reserve_exit(size_t size) {
 static enum cause final_cause(const struct task *last) {
     if (ladder.reason)
         return ladder.reason;
+    if (held.end)
+        return EXITED;
     if (!last || last->cause == NONE)
         return START_FAILED;
     return last->cause;
 }
 
 static void put_end(struct text *t, const struct task *task) {
+    if (!task && held.end && !ladder.reason)
+        put(t, ",\"code\":0");
     if (task && task->ended && task->code >= 0)
         put(t, ",\"code\":%d", task->code);
     if (task && task->ended && task->signal)
@@ -1639,9 +1898,13 @@ static void put_end(struct text *t, const struct task *task) {
 
 static void put_tasks(struct text *t) {
     put(t, ",\"tasks\":[");
-    for (size_t i = 0; i < spec.task_count && spec.tasks[i].begun; i++) {
+    const char *comma = "";
+    for (size_t i = 0; i < spec.task_count; i++) {
         const struct task *task = &spec.tasks[i];
-        put(t, "%s{\"name\":", i ? "," : "");
+        if (!task->begun)
+            continue;
+        put(t, "%s{\"name\":", comma);
+        comma = ",";
         put_string(t, task->name);
         put_field(t, "cause", CAUSES[task->cause]);
         put_end(t, task);
@@ -1712,7 +1975,9 @@ static int exit_status(const struct task *last) {
     enum cause cause = final_cause(last);
     if (cause == TIMED_OUT || cause == IDLE_TIMEOUT || cause == STOP_AFTER)
         return ENDED_LATE;
-    if (!last || !last->ended || cause == START_FAILED)
+    if (!last && cause == EXITED)
+        return 0;
+    if (!last || !last->ended || cause == START_FAILED || cause == SERVICE_ENDED || cause == FAILED)
         return ENDED_UNSTARTED;
     return last->signal ? 128 + last->signal : last->code;
 }
@@ -1807,11 +2072,11 @@ static bool take_lock(void) {
     lock_fd = openat(folder, "lock", O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
     if (lock_fd < 0)
         return false;
-    for (int tries = 0, held = 0; tries < LOCK_TRIES && held < HELD_TRIES; tries++) {
+    for (int tries = 0, taken = 0; tries < LOCK_TRIES && taken < HELD_TRIES; tries++) {
         if (flock(lock_fd, LOCK_EX | LOCK_NB) == 0)
             return true;
         if (flock(lock_fd, LOCK_SH | LOCK_NB) < 0)
-            held++;
+            taken++;
         flock(lock_fd, LOCK_UN);
         usleep(1000);
     }

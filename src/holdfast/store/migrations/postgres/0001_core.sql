@@ -128,7 +128,7 @@ CREATE TABLE holdfast.specs (
   reuse_key text COLLATE "C",
   CONSTRAINT runner_known CHECK (runner IN ('function', 'process', 'docker'))
 );
-COMMENT ON COLUMN holdfast.specs.policy IS 'What differs from the defaults: on_lost, retry, timeouts, stop_grace, stop_after, budget, secrets.';
+COMMENT ON COLUMN holdfast.specs.policy IS 'What differs from the defaults: on_lost, retry, timeouts, stop_grace, stop_after, budget, secrets, uploads, check.';
 COMMENT ON COLUMN holdfast.specs.signature IS 'The same for the same job again; written by a prune that keeps the newest of each.';
 CREATE INDEX specs_listed ON holdfast.specs (tenant, requested_at DESC, id DESC);
 CREATE INDEX specs_signed ON holdfast.specs (tenant, signature, requested_at DESC, id DESC) WHERE signature IS NOT NULL;
@@ -217,10 +217,12 @@ CREATE TABLE holdfast.workers (
   queues json NOT NULL,
   capabilities json NOT NULL,
   domains json NOT NULL,
+  away json NOT NULL,
   registered_at timestamptz NOT NULL,
   seen_at timestamptz NOT NULL,
   expires_at timestamptz NOT NULL,
-  draining boolean NOT NULL DEFAULT false
+  draining boolean NOT NULL DEFAULT false,
+  figures json
 ) WITH (fillfactor = 50);
 
 CREATE TABLE holdfast.leaders (
@@ -336,6 +338,15 @@ BEGIN
       WHEN field = 'secrets' THEN
         CASE WHEN jsonb_typeof(value) <> 'array' OR jsonb_path_exists(value, '$[*] ? (@.type() != "string")')
         THEN 'must be a list of names' END
+      WHEN field = 'uploads' THEN
+        CASE WHEN jsonb_typeof(value) <> 'array' OR jsonb_path_exists(value, '$[*] ? (@.type() != "string")')
+        THEN 'must be a list of uploads' END
+      WHEN field = 'check' THEN
+        CASE WHEN jsonb_typeof(value) <> 'object' OR value - ARRAY['command', 'timeout'] <> '{}'
+          OR coalesce(jsonb_typeof(value -> 'command'), 'null') <> 'array'
+          OR jsonb_path_exists(value, '$.command[*] ? (@.type() != "string")')
+          OR coalesce(jsonb_typeof(value -> 'timeout'), 'null') <> 'number'
+        THEN 'must be like {"command": ["pg_isready"], "timeout": 10}' END
       ELSE 'is an unknown field'
     END;
     IF wanted IS NOT NULL THEN

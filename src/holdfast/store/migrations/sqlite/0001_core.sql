@@ -199,10 +199,12 @@ CREATE TABLE workers (
   queues TEXT NOT NULL,
   capabilities TEXT NOT NULL,
   domains TEXT NOT NULL,
+  away TEXT NOT NULL,
   registered_at INTEGER NOT NULL,
   seen_at INTEGER NOT NULL,
   expires_at INTEGER NOT NULL,
-  draining INTEGER NOT NULL DEFAULT 0
+  draining INTEGER NOT NULL DEFAULT 0,
+  figures TEXT
 ) WITHOUT ROWID, STRICT;
 
 CREATE TABLE leaders (

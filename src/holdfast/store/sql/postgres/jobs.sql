@@ -9,7 +9,7 @@ WHERE s.reused;
 
 -- name: existing
 -- Which of these ids are taken.
-SELECT j.id FROM holdfast.jobs AS j WHERE j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e) LIMIT 1;
+SELECT j.id FROM holdfast.jobs AS j WHERE j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e);
 
 -- name: need_states
 -- The status of jobs that someone wants to need; a foreign job is not there.
@@ -40,6 +40,49 @@ WHERE s.tenant = :tenant::text
   AND (:since_at::timestamptz IS NULL OR s.requested_at >= :since_at::timestamptz)
   AND (:until_at::timestamptz IS NULL OR s.requested_at < :until_at::timestamptz)
 ORDER BY s.requested_at DESC, s.id DESC
+LIMIT :limit::integer;
+
+-- name: list_ended_badly
+-- The same for one status that is rare. Uses jobs_ended_badly.
+SELECT r.*
+FROM holdfast.jobs AS j
+JOIN holdfast.job_records AS r ON r.id = j.id
+WHERE j.tenant = :tenant::text
+  AND j.status = :status::text
+  AND j.status IN ('paused', 'failed', 'timed_out', 'cancelled')
+  AND (j.requested_at, j.id) < (
+    coalesce(:before_at::timestamptz, 'infinity'), coalesce(:before_id::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff'))
+  AND (:kind::text IS NULL OR r.kind = :kind::text)
+  AND (:queue::text IS NULL OR r.queue = :queue::text)
+  AND (:lane::text IS NULL OR r.lane = :lane::text)
+  AND (:labels::jsonb IS NULL OR r.labels @> :labels::jsonb)
+  AND (:since_at::timestamptz IS NULL OR j.requested_at >= :since_at::timestamptz)
+  AND (:until_at::timestamptz IS NULL OR j.requested_at < :until_at::timestamptz)
+ORDER BY j.requested_at DESC, j.id DESC
+LIMIT :limit::integer;
+
+-- name: list_running
+-- The same for jobs that run: no more than there are slots. Uses jobs_running. Differs: they are found first, by themselves;
+-- in one join Postgres prefers to walk along all ids.
+WITH running AS MATERIALIZED (
+  SELECT j.id, j.requested_at
+  FROM holdfast.jobs AS j
+  WHERE j.phase IS NOT NULL
+    AND j.tenant = :tenant::text
+    AND j.status = 'running'
+)
+SELECT r.*
+FROM running AS j
+JOIN holdfast.job_records AS r ON r.id = j.id
+WHERE (j.requested_at, j.id) < (
+    coalesce(:before_at::timestamptz, 'infinity'), coalesce(:before_id::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff'))
+  AND (:kind::text IS NULL OR r.kind = :kind::text)
+  AND (:queue::text IS NULL OR r.queue = :queue::text)
+  AND (:lane::text IS NULL OR r.lane = :lane::text)
+  AND (:labels::jsonb IS NULL OR r.labels @> :labels::jsonb)
+  AND (:since_at::timestamptz IS NULL OR j.requested_at >= :since_at::timestamptz)
+  AND (:until_at::timestamptz IS NULL OR j.requested_at < :until_at::timestamptz)
+ORDER BY j.requested_at DESC, j.id DESC
 LIMIT :limit::integer;
 
 -- name: jobs_between
@@ -165,8 +208,9 @@ WITH noted AS (
   WHERE j.id = :id::uuid
   RETURNING j.id, j.seq, j.updated_at
 )
-INSERT INTO holdfast.events (job_id, seq, at, type, data)
-SELECT n.id, n.seq - json_array_length(:events::json) + e.n, greatest(holdfast.clock(), n.updated_at), e.event ->> 'type', (e.event ->> 'data')::json
+INSERT INTO holdfast.events (job_id, seq, at, type, task, data)
+SELECT n.id, n.seq - json_array_length(:events::json) + e.n, greatest(holdfast.clock(), n.updated_at), e.event ->> 'type',
+  e.event ->> 'task', (e.event ->> 'data')::json
 FROM noted AS n
 CROSS JOIN json_array_elements(:events::json) WITH ORDINALITY AS e(event, n);
 
@@ -260,6 +304,8 @@ WITH doomed AS (
   DELETE FROM holdfast.needs AS n USING doomed AS d WHERE n.job_id = d.id
 ), events AS (
   DELETE FROM holdfast.events AS e USING doomed AS d WHERE e.job_id = d.id
+), tasks AS (
+  DELETE FROM holdfast.tasks AS t USING doomed AS d WHERE t.job_id = d.id
 )
 SELECT d.id FROM doomed AS d;
 

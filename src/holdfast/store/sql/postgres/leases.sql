@@ -189,6 +189,45 @@ FROM claimed AS c
 JOIN holdfast.specs AS s ON s.id = c.id
 ORDER BY c.priority DESC, c.requested_at, c.id);
 
+-- name: claim_one
+-- Take one claimable job by its id, whoever's turn it is: for a server that runs it in the request, in the transaction
+-- that accepted it. Uses the primary key. The columns are the fields of a Lease.
+WITH clock AS MATERIALIZED (
+  SELECT holdfast.clock() AS now_at
+), claimed AS (
+  UPDATE holdfast.jobs AS j
+  SET status = 'running',
+      gate = NULL,
+      owner = :worker::text,
+      token = j.token + 1,
+      lease_expires_at = t.now_at + make_interval(secs => :ttl::float8),
+      last_beat_at = t.now_at,
+      queue_deadline_at = NULL,
+      adoptions = 0,
+      attempt = j.attempt + 1,
+      phase = CASE WHEN j.capability LIKE 'function%' THEN 'started' ELSE 'claimed' END,
+      worker = :worker::text,
+      domain = :domain::text,
+      claimed_at = greatest(t.now_at, j.updated_at),
+      claim_seq = j.seq + 1,
+      attempt_started_at = CASE WHEN j.capability LIKE 'function%' THEN greatest(t.now_at, j.updated_at) END,
+      stdout_offset = 0,
+      stderr_offset = 0,
+      batch = 0,
+      started_at = coalesce(j.started_at, greatest(t.now_at, j.updated_at)),
+      updated_at = greatest(t.now_at, j.updated_at),
+      seq = j.seq + 1
+  FROM clock AS t
+  WHERE j.id = :id::uuid
+    AND j.gate = 'open'
+    AND NOT EXISTS (SELECT 1 FROM holdfast.queues AS q WHERE q.queue = j.queue AND q.paused)
+  RETURNING j.id, j.token, j.attempt, j.domain, j.tenant, j.queue, j.capability, j.lane, j.spent, j.max_attempts, j.usage
+)
+SELECT c.id::text, c.token, c.attempt, c.domain, c.tenant, c.queue, c.capability, c.lane, s.kind, c.spent, c.max_attempts,
+  s.spec, s.inputs, s.policy, c.usage
+FROM claimed AS c
+JOIN holdfast.specs AS s ON s.id = c.id;
+
 -- name: start
 -- Write phase `started` for attempts that now run.
 WITH mine AS MATERIALIZED (

@@ -70,3 +70,16 @@ FROM (
   SELECT * FROM (SELECT j.queue, 'running' AS state FROM holdfast.jobs AS j WHERE j.phase IS NOT NULL AND j.status = 'running' AND (:tenant::text IS NULL OR j.tenant = :tenant::text) LIMIT :most::integer) AS x) AS c
 GROUP BY c.queue, c.state
 ORDER BY c.queue, c.state;
+
+-- name: oldest_open
+-- For how long the oldest claimable job of each queue has waited, in seconds; of one tenant or all, up to :most jobs.
+-- Uses jobs_claimable.
+SELECT o.queue, greatest(0, extract(epoch FROM holdfast.clock() - min(o.available_at)))::float8 AS seconds
+FROM (
+  SELECT j.queue, j.available_at
+  FROM holdfast.jobs AS j
+  WHERE j.gate = 'open'
+    AND (:tenant::text IS NULL OR j.tenant = :tenant::text)
+  LIMIT :most::integer) AS o
+GROUP BY o.queue
+ORDER BY o.queue;

@@ -69,6 +69,8 @@ WITH seen AS MATERIALIZED (
   DELETE FROM holdfast.events AS e USING doomed AS d WHERE e.job_id = d.id
 ), needs AS (
   DELETE FROM holdfast.needs AS n USING doomed AS d WHERE n.job_id = d.id
+), tasks AS (
+  DELETE FROM holdfast.tasks AS t USING doomed AS d WHERE t.job_id = d.id
 )
 SELECT (SELECT count(*) FROM seen) AS seen, (SELECT s.id FROM seen AS s ORDER BY s.id DESC LIMIT 1) AS last_id,
   (SELECT json_agg(d.id) FROM doomed AS d) AS removed;

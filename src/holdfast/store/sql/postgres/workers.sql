@@ -4,18 +4,23 @@
 SELECT i.id FROM holdfast.installation AS i;
 
 -- name: register_worker
-INSERT INTO holdfast.workers (worker, host, pid, queues, capabilities, domains, registered_at, seen_at, expires_at)
-VALUES (:worker::text, :host::text, :pid::integer, :queues::json, :capabilities::json, :domains::json, holdfast.clock(),
+INSERT INTO holdfast.workers (worker, host, pid, queues, capabilities, domains, away, registered_at, seen_at, expires_at)
+VALUES (:worker::text, :host::text, :pid::integer, :queues::json, :capabilities::json, :domains::json, :away::json, holdfast.clock(),
   holdfast.clock(), holdfast.clock() + make_interval(secs => :ttl::float8))
 ON CONFLICT (worker) DO UPDATE
 SET queues = excluded.queues,
     capabilities = excluded.capabilities,
     domains = excluded.domains,
+    away = excluded.away,
     seen_at = excluded.seen_at,
     expires_at = excluded.expires_at
 WHERE workers.host = excluded.host
   AND workers.pid = excluded.pid
 RETURNING worker;
+
+-- name: report_figures
+-- What a worker has counted, for whoever watches.
+UPDATE holdfast.workers AS w SET figures = :figures::json WHERE w.worker = :worker::text;
 
 -- name: forget_worker
 DELETE FROM holdfast.workers AS w WHERE w.worker = :worker::text;
@@ -28,8 +33,8 @@ UPDATE holdfast.workers AS w SET draining = true WHERE w.host = :host::text RETU
 
 -- name: list_workers
 -- With the jobs that each has, of one tenant or all.
-SELECT w.worker, w.host, w.pid, w.queues, w.capabilities, w.domains, w.registered_at, w.seen_at, w.expires_at,
-  w.draining, w.expires_at > holdfast.clock() AS live,
+SELECT w.worker, w.host, w.pid, w.queues, w.capabilities, w.domains, w.away, w.registered_at, w.seen_at, w.expires_at,
+  w.draining, w.figures, w.expires_at > holdfast.clock() AS live,
   (SELECT json_agg(j.id ORDER BY j.id) FROM holdfast.jobs AS j WHERE j.phase IS NOT NULL AND j.status = 'running' AND j.owner = w.worker AND (:tenant::text IS NULL OR j.tenant = :tenant::text)) AS jobs
 FROM holdfast.workers AS w
 ORDER BY w.worker;

@@ -2,7 +2,7 @@
 
 -- name: existing
 -- Which of these ids are taken.
-SELECT j.id FROM json_each(:ids) AS e JOIN jobs AS j ON j.id = e.value LIMIT 1;
+SELECT j.id FROM json_each(:ids) AS e JOIN jobs AS j ON j.id = e.value;
 
 -- name: need_states
 -- The status of jobs that someone wants to need; a foreign job is not there.
@@ -34,6 +34,46 @@ WHERE s.tenant = :tenant
   AND (:since_at IS NULL OR s.requested_at >= :since_at)
   AND (:until_at IS NULL OR s.requested_at < :until_at)
 ORDER BY s.requested_at DESC, s.id DESC
+LIMIT :limit;
+
+-- name: list_ended_badly
+-- The same for one status that is rare. Uses jobs_ended_badly.
+SELECT r.*
+FROM jobs AS j
+CROSS JOIN job_records AS r ON r.id = j.id
+WHERE j.tenant = :tenant
+  AND j.status = :status
+  AND (j.status = 'paused' OR j.status = 'failed' OR j.status = 'timed_out' OR j.status = 'cancelled')
+  AND (j.requested_at, j.id) < (coalesce(:before_at, 9223372036854775807), coalesce(:before_id, ''))
+  AND (:kind IS NULL OR r.kind = :kind)
+  AND (:queue IS NULL OR r.queue = :queue)
+  AND (:lane IS NULL OR r.lane = :lane)
+  AND (:labels IS NULL OR NOT EXISTS (
+    SELECT 1 FROM json_each(:labels) AS w
+    WHERE NOT EXISTS (SELECT 1 FROM json_each(r.labels) AS l WHERE l.key = w.key AND l.value = w.value)))
+  AND (:since_at IS NULL OR j.requested_at >= :since_at)
+  AND (:until_at IS NULL OR j.requested_at < :until_at)
+ORDER BY j.requested_at DESC, j.id DESC
+LIMIT :limit;
+
+-- name: list_running
+-- The same for jobs that run: no more than there are slots. Uses jobs_running.
+SELECT r.*
+FROM jobs AS j INDEXED BY jobs_running
+CROSS JOIN job_records AS r ON r.id = j.id
+WHERE j.phase IS NOT NULL
+  AND j.tenant = :tenant
+  AND j.status = 'running'
+  AND (j.requested_at, j.id) < (coalesce(:before_at, 9223372036854775807), coalesce(:before_id, ''))
+  AND (:kind IS NULL OR r.kind = :kind)
+  AND (:queue IS NULL OR r.queue = :queue)
+  AND (:lane IS NULL OR r.lane = :lane)
+  AND (:labels IS NULL OR NOT EXISTS (
+    SELECT 1 FROM json_each(:labels) AS w
+    WHERE NOT EXISTS (SELECT 1 FROM json_each(r.labels) AS l WHERE l.key = w.key AND l.value = w.value)))
+  AND (:since_at IS NULL OR j.requested_at >= :since_at)
+  AND (:until_at IS NULL OR j.requested_at < :until_at)
+ORDER BY j.requested_at DESC, j.id DESC
 LIMIT :limit;
 
 -- name: jobs_between
@@ -153,8 +193,9 @@ UPDATE specs SET policy = json_set(coalesce(policy, '{}'), '$.budget', json(:bud
 -- name: note
 -- Write events about a job that is locked and does not move.
 UPDATE jobs SET seq = seq + json_array_length(:events) WHERE id = :id;
-INSERT INTO events (job_id, seq, at, type, data)
-SELECT j.id, j.seq - json_array_length(:events) + e.key + 1, max(clock(), j.updated_at), e.value ->> 'type', e.value ->> 'data'
+INSERT INTO events (job_id, seq, at, type, task, data)
+SELECT j.id, j.seq - json_array_length(:events) + e.key + 1, max(clock(), j.updated_at), e.value ->> 'type',
+  e.value ->> 'task', e.value ->> 'data'
 FROM jobs AS j
 CROSS JOIN json_each(:events) AS e
 WHERE j.id = :id;
@@ -242,6 +283,7 @@ DELETE FROM specs WHERE id IN (SELECT id FROM told);
 DELETE FROM attempts WHERE job_id IN (SELECT id FROM told);
 DELETE FROM needs WHERE job_id IN (SELECT id FROM told);
 DELETE FROM events WHERE job_id IN (SELECT id FROM told);
+DELETE FROM tasks WHERE job_id IN (SELECT id FROM told);
 SELECT t.id FROM told AS t;
 
 -- name: next_due

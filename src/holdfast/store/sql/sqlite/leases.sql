@@ -167,6 +167,43 @@ FROM (
 CROSS JOIN jobs AS c ON c.rowid = p.place
 CROSS JOIN specs AS s ON s.id = c.id;
 
+-- name: claim_one
+-- Take one claimable job by its id, whoever's turn it is: for a server that runs it in the request, in the transaction
+-- that accepted it. Uses the primary key. The columns are the fields of a Lease.
+-- Differs: the answer is one JSON text.
+UPDATE jobs
+SET status = 'running',
+    gate = NULL,
+    owner = :worker,
+    token = token + 1,
+    lease_expires_at = clock() + CAST(:ttl * 1000000 AS INTEGER),
+    last_beat_at = clock(),
+    queue_deadline_at = NULL,
+    adoptions = 0,
+    attempt = attempt + 1,
+    phase = CASE WHEN capability LIKE 'function%' THEN 'started' ELSE 'claimed' END,
+    worker = :worker,
+    domain = :domain,
+    claimed_at = max(clock(), updated_at),
+    claim_seq = seq + 1,
+    attempt_started_at = CASE WHEN capability LIKE 'function%' THEN max(clock(), updated_at) END,
+    stdout_offset = 0,
+    stderr_offset = 0,
+    batch = 0,
+    started_at = coalesce(started_at, max(clock(), updated_at)),
+    updated_at = max(clock(), updated_at),
+    seq = seq + 1
+WHERE id = :id
+  AND gate = 'open'
+  AND NOT EXISTS (SELECT 1 FROM queues AS q WHERE q.queue = jobs.queue AND q.paused = 1);
+SELECT json_group_array(json_array(
+  c.id, c.token, c.attempt, c.domain, c.tenant, c.queue, c.capability, c.lane, s.kind, c.spent, c.max_attempts,
+  s.spec, s.inputs, s.policy, c.usage)) AS leases
+FROM jobs AS c
+CROSS JOIN specs AS s ON s.id = c.id
+WHERE c.id = :id
+  AND changes() > 0;
+
 -- name: start
 -- Write phase `started` for attempts that now run.
 DELETE FROM told;

@@ -56,3 +56,16 @@ FROM (
   SELECT * FROM (SELECT j.queue, 'running' AS state FROM jobs AS j WHERE j.phase IS NOT NULL AND j.status = 'running' AND (:tenant IS NULL OR j.tenant = :tenant) LIMIT :most) AS x) AS c
 GROUP BY c.queue, c.state
 ORDER BY c.queue, c.state;
+
+-- name: oldest_open
+-- For how long the oldest claimable job of each queue has waited, in seconds; of one tenant or all, up to :most jobs.
+-- Uses jobs_claimable.
+SELECT o.queue, max(0, clock() - min(o.waits_from)) / 1000000.0 AS seconds
+FROM (
+  SELECT j.queue, j.available_at AS waits_from
+  FROM jobs AS j
+  WHERE j.gate = 'open'
+    AND (:tenant IS NULL OR j.tenant = :tenant)
+  LIMIT :most) AS o
+GROUP BY o.queue
+ORDER BY o.queue;

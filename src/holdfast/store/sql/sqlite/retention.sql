@@ -55,6 +55,7 @@ DELETE FROM specs WHERE id IN (SELECT id FROM told WHERE token = 1);
 DELETE FROM attempts WHERE job_id IN (SELECT id FROM told WHERE token = 1);
 DELETE FROM events WHERE job_id IN (SELECT id FROM told WHERE token = 1);
 DELETE FROM needs WHERE job_id IN (SELECT id FROM told WHERE token = 1);
+DELETE FROM tasks WHERE job_id IN (SELECT id FROM told WHERE token = 1);
 SELECT count(*) AS seen, max(t.id) AS last_id, json_group_array(t.id) FILTER (WHERE t.token = 1) AS removed
 FROM told AS t;
 

@@ -4,18 +4,23 @@
 SELECT i.id FROM installation AS i;
 
 -- name: register_worker
-INSERT INTO workers (worker, host, pid, queues, capabilities, domains, registered_at, seen_at, expires_at)
-VALUES (:worker, :host, :pid, :queues, :capabilities, :domains, clock(), clock(),
+INSERT INTO workers (worker, host, pid, queues, capabilities, domains, away, registered_at, seen_at, expires_at)
+VALUES (:worker, :host, :pid, :queues, :capabilities, :domains, :away, clock(), clock(),
   clock() + CAST(:ttl * 1000000 AS INTEGER))
 ON CONFLICT (worker) DO UPDATE
 SET queues = excluded.queues,
     capabilities = excluded.capabilities,
     domains = excluded.domains,
+    away = excluded.away,
     seen_at = excluded.seen_at,
     expires_at = excluded.expires_at
 WHERE workers.host = excluded.host
   AND workers.pid = excluded.pid
 RETURNING worker;
+
+-- name: report_figures
+-- What a worker has counted, for whoever watches.
+UPDATE workers SET figures = :figures WHERE worker = :worker;
 
 -- name: forget_worker
 DELETE FROM workers WHERE worker = :worker;
@@ -28,8 +33,8 @@ UPDATE workers SET draining = 1 WHERE host = :host RETURNING worker;
 
 -- name: list_workers
 -- With the jobs that each has, of one tenant or all.
-SELECT w.worker, w.host, w.pid, w.queues, w.capabilities, w.domains, w.registered_at, w.seen_at, w.expires_at,
-  w.draining, w.expires_at > clock() AS live,
+SELECT w.worker, w.host, w.pid, w.queues, w.capabilities, w.domains, w.away, w.registered_at, w.seen_at, w.expires_at,
+  w.draining, w.figures, w.expires_at > clock() AS live,
   (SELECT json_group_array(o.id) FROM (SELECT j.id FROM jobs AS j WHERE j.phase IS NOT NULL AND j.owner = w.worker AND (:tenant IS NULL OR j.tenant = :tenant) ORDER BY j.id) AS o) AS jobs
 FROM workers AS w
 ORDER BY w.worker;

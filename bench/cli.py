@@ -1,0 +1,139 @@
+"""The command line: how long a person waits for help, for a list out of a million jobs, and for the first job of all.
+
+Run by `make bench`. HOLDFAST_BENCH_SCALE makes the million smaller (0.1) for a quick look. The first job is timed from
+a clean clone, with everything that `make up` does, packages among it.
+"""
+
+import asyncio
+import os
+import signal
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.cluster import cluster, free_port
+from tests.scenario import ENDED, FAILED, QUEUED, fill_sqlite
+from tests.service import serving
+
+from bench.figures import HEAD, Figure
+from bench.scale import database, filled, scaled
+from holdfast.model import new_id
+from holdfast.store.migrate import migrate
+from holdfast.store.store import connect
+
+ROOT = Path(__file__).parents[1]
+PROGRAM = Path(sys.executable).with_name("holdfast")
+ROUNDS = 7
+OURS = {"tenant": "'default'"}
+MILLION = [
+    (scaled(5000), {**FAILED, **OURS}),
+    (scaled(990_000), {**ENDED, **OURS}),
+    (scaled(5000), {**QUEUED, **OURS, "queue": "'nobodys'"}),
+]
+"""The failed ones are the oldest: whoever looks for them by walking back from now passes all others."""
+LISTS = (
+    ("ls", ()),
+    ("ls --status failed", ("--status", "failed")),
+    ("ls --status running", ("--status", "running")),
+    ("ls --status queued", ("--status", "queued")),
+    ("ls --queue none", ("--queue", "none")),
+)
+WANTED = 500.0
+
+
+def milliseconds(*arguments: str, **env: str) -> float:
+    """The median time of a command."""
+    times = []
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        done = subprocess.run([PROGRAM, *arguments], env={**os.environ, **env}, capture_output=True, check=False)
+        times.append((time.perf_counter() - began) * 1000)
+        assert done.returncode == 0, done.stderr.decode()
+    return statistics.median(times)
+
+
+def lists(where: str, url: str, data: Path) -> Iterator[Figure]:
+    with serving(url, data) as served:
+        env = {"HOLDFAST_URL": served.url, "HOLDFAST_DATA_DIR": str(data)}
+        for name, arguments in LISTS:
+            took = milliseconds("ls", *arguments, **env)
+            yield Figure(f"{where}: holdfast {name}, a million jobs", took, WANTED, unit=" ms")
+
+
+async def on_sqlite(folder: Path) -> list[Figure]:
+    file = folder / "million.db"
+    opened = await connect(f"sqlite:///{file}")
+    await migrate(opened)
+    await opened.close()
+    with sqlite3.connect(file, isolation_level=None) as connection:
+        fill_sqlite(connection, new_id, MILLION)
+    return await asyncio.to_thread(lambda: list(lists("SQLite", f"sqlite:///{file}", folder / "sqlite")))
+
+
+async def on_postgres(folder: Path) -> list[Figure]:
+    with cluster(("fsync=on",)) as server:
+        async with database(server, "million") as (url, _):
+            await filled(url, MILLION)
+            return await asyncio.to_thread(lambda: list(lists("Postgres", url, folder / "postgres")))
+
+
+@contextmanager
+def started(*command: str | Path, cwd: Path, **env: str) -> Iterator[None]:
+    process = subprocess.Popen(
+        command,
+        cwd=cwd,
+        env={**os.environ, **env},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        yield
+    finally:
+        os.killpg(process.pid, signal.SIGINT)
+        process.wait(60)
+
+
+def first_job(folder: Path) -> Figure:
+    """From `git clone` to the end of the first job."""
+    clone, port = folder / "clone", str(free_port())
+    env = {"HOLDFAST_PORT": port, "HOLDFAST_URL": f"http://127.0.0.1:{port}"}
+    began = time.perf_counter()
+    subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
+    with started("make", "--silent", "up", cwd=clone, **env):
+        while True:
+            program = clone / ".venv" / "bin" / "holdfast"
+            found = subprocess.run(
+                [program, "run", "--", "true"] if program.exists() else ["false"],
+                cwd=clone, env={**os.environ, **env}, capture_output=True, check=False,
+            )  # fmt: skip
+            if found.returncode == 0:
+                break
+            time.sleep(0.1)  # Reason: the command's exit code is the signal; this only spaces the questions.
+    took = time.perf_counter() - began
+    return Figure("make up: from git clone to the end of the first job", took, 120.0, unit=" s")
+
+
+async def main() -> None:
+    print(HEAD)
+    figures = [Figure("holdfast --help", milliseconds("--help"), 300.0, unit=" ms")]
+    print(figures[0])
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name:
+        folder = Path(name)
+        for part in (on_sqlite(folder), on_postgres(folder)):
+            for figure in await part:
+                print(figure, flush=True)
+                figures.append(figure)
+        figures.append(await asyncio.to_thread(first_job, folder))
+        print(figures[-1])
+    sys.exit(not all(figure.good for figure in figures))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

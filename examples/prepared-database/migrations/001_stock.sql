@@ -1,0 +1,1 @@
+ALTER TABLE product ADD COLUMN stock integer NOT NULL DEFAULT 100;

@@ -1,0 +1,2 @@
+\ir 001_stock.sql
+\ir 002_sold.sql

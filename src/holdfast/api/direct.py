@@ -1,0 +1,82 @@
+"""Direct mode: the queue is off, and a job runs in the request that submits it.
+
+What runs it is handed in (`Executor`); here is what the caller sees: what needs a queue is refused, the answer comes
+with the job's end, and a client that goes away lets the job go on or takes it along, by setting.
+"""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+from starlette.requests import Request
+
+from holdfast.api.auth import Caller
+from holdfast.config import OnDisconnect
+from holdfast.errors import Conflict, Invalid, NotFound
+from holdfast.model import Job
+from holdfast.store import Store
+
+WAITING = ("lane", "needs", "hold", "available_at", "queue_timeout")
+"""What asks a job to wait."""
+WAIT = re.compile(r"(?:^|[,;\s])wait=(\d{1,9})(?:$|[,;\s])")
+GONE = "its client went away"
+
+
+class Run(Protocol):
+    """One job that somebody waits for; `over` when it has ended, or is no longer in this server's hands."""
+
+    job_id: str
+    reused: bool
+    over: asyncio.Event
+
+
+class Executor(Protocol):
+    on_disconnect: OnDisconnect
+
+    async def submit(self, job: Mapping[str, Any], *, tenant: str, key: str | None, sent: Sequence[Any]) -> Run:
+        """Accept a job and start it, or refuse it at once."""
+
+    def leave(self) -> None:
+        """Take nothing new, and hand over."""
+
+
+async def run_in_request(
+    executor: Executor, store: Store, request: Request, who: Caller, job: Mapping[str, Any], *, sent: Sequence[Any]
+) -> Job:
+    """Run a job and answer with its end; sooner if the caller prefers so, or has gone."""
+    for field in WAITING:
+        if job.get(field):
+            raise Invalid(field, "needs the queue, which is off here (HOLDFAST_QUEUE_ENABLED)")
+    wait = _wait(request)
+    key = request.headers.get("idempotency-key")
+    run = await executor.submit(job, tenant=who.tenant, key=key, sent=sent)
+    if not await _ended(run, request, wait) and executor.on_disconnect == "cancel":
+        with contextlib.suppress(Conflict, NotFound):  # It ended in this moment.
+            await store.jobs.cancel(run.job_id, tenant=who.tenant, by=who.by, reason=GONE)
+    found = await store.jobs.get(run.job_id, tenant=who.tenant)
+    return msgspec.structs.replace(found, reused=run.reused)
+
+
+async def _ended(run: Run, request: Request, wait: float | None) -> bool:
+    """Wait for the end, at most so long; False if the client went away before."""
+    over, gone = (asyncio.ensure_future(work) for work in (run.over.wait(), _gone(request)))
+    try:
+        await asyncio.wait([over, gone], timeout=wait, return_when=asyncio.FIRST_COMPLETED)
+        return over.done() or not gone.done()
+    finally:
+        over.cancel()
+        gone.cancel()
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _wait(request: Request) -> float | None:
+    """How long the caller prefers to wait (`Prefer: wait=10`, RFC 7240); None is to the end."""
+    said = WAIT.search(request.headers.get("prefer", ""))
+    return None if said is None else float(said.group(1))

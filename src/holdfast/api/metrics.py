@@ -1,0 +1,105 @@
+"""What `/metrics` tells: the queues as they are now, what every worker has counted, and this server itself."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from holdfast.api import VERSION
+from holdfast.api.routing import Service
+from holdfast.model import Worker
+from holdfast.views import Load
+
+STATUS = {"held": "pending", "running": "running"}
+"""The status behind a gate; behind all others a job is queued."""
+COUNTED = {
+    "claims": "Attempts claimed.",
+    "adoptions": "Attempts adopted from another worker.",
+    "losses": "Attempts that were lost.",
+    "leases_lost": "Ends that came too late: the job was somebody else's by then.",
+    "reaped": "Leases cleared because they had expired.",
+    "errors": "Operations that the database did not answer.",
+    "deadlocks": "Deadlocks, retried.",
+    "gate_repairs": "Gates found stuck and repaired: each is a bug.",
+}
+SERVER = "server"
+
+
+async def exposition(service: Service, tenant: str | None) -> bytes:
+    """The figures as Prometheus takes them; of one tenant's jobs, or of all."""
+    loads = await service.store.queues.loads(tenant=tenant)
+    oldest = await service.store.queues.oldest(tenant=tenant)
+    workers = await service.store.workers.list(tenant=tenant)
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    registry.register(_Found([*_queues(loads, oldest), *_workers(service, workers), *_server(service)]))
+    return generate_latest(registry)
+
+
+class _Found(Collector):
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        return iter(self._metrics)
+
+
+def _queues(loads: Mapping[str, Load], oldest: Mapping[str, float]) -> Iterator[Metric]:
+    jobs = GaugeMetricFamily(
+        "holdfast_jobs", "Jobs that have not ended, each exact up to 10,000.", labels=["queue", "status", "gate"]
+    )
+    for queue, load in loads.items():
+        for gate in load.__struct_fields__:
+            jobs.add_metric([queue, STATUS.get(gate, "queued"), gate], getattr(load, gate))
+    yield jobs
+    age = GaugeMetricFamily(
+        "holdfast_oldest_queued_seconds", "For how long the oldest claimable job has waited.", labels=["queue"]
+    )
+    for queue in loads:
+        age.add_metric([queue], oldest.get(queue, 0.0))
+    yield age
+
+
+def _workers(service: Service, workers: Sequence[Worker]) -> Iterator[Metric]:
+    live = GaugeMetricFamily("holdfast_workers", "Workers.", labels=["live"])
+    for said, count in (("true", sum(w.live for w in workers)), ("false", sum(not w.live for w in workers))):
+        live.add_metric([said], count)
+    yield live
+    reports = {worker.worker: worker.figures for worker in workers if worker.figures}
+    if service.direct is None:  # Else the worker inside has the same store, and reports for both.
+        reports[SERVER] = service.store.counters.figures()
+    for name, about in COUNTED.items():
+        counter = CounterMetricFamily(f"holdfast_{name}", about, labels=["worker"])
+        for worker, figures in reports.items():
+            counter.add_metric([worker], figures.get(name, 0))
+        yield counter
+    finishes = CounterMetricFamily("holdfast_finishes", "Attempts ended.", labels=["worker", "status"])
+    duties = GaugeMetricFamily("holdfast_duty_done_timestamp_seconds", "When a duty was last done.", labels=["duty"])
+    done: dict[str, float] = {}
+    for worker, figures in reports.items():
+        for status, count in figures.get("finishes", {}).items():
+            finishes.add_metric([worker, status], count)
+        for duty, at in figures.get("duties", {}).items():
+            done[duty] = max(done.get(duty, 0.0), at)
+    for duty, at in sorted(done.items()):
+        duties.add_metric([duty], at)
+    yield finishes
+    yield duties
+
+
+def _server(service: Service) -> Iterator[Metric]:
+    info = GaugeMetricFamily("holdfast_info", "This holdfast.", labels=["version"])
+    info.add_metric([VERSION], 1)
+    yield info
+    requests = CounterMetricFamily("holdfast_http_requests", "Requests answered.", labels=["method", "route", "status"])
+    for (method, path, status), count in sorted(service.requests.items()):
+        requests.add_metric([method, path, str(status)], count)
+    yield requests
+    hub = service.hub
+    yield GaugeMetricFamily("holdfast_stream_followers", "Clients that follow a job.", value=hub.followers)
+    yield GaugeMetricFamily("holdfast_stream_lag_seconds", "Age of the last event when it was read.", value=hub.lag)
+    yield CounterMetricFamily("holdfast_stream_looks", "Looks at all followed jobs.", value=hub.looks)
+    yield CounterMetricFamily("holdfast_stream_reads", "Blocks of events read.", value=hub.reads)
+    yield CounterMetricFamily("holdfast_stream_cuts", "Clients cut for taking nothing for too long.", value=hub.cut)

@@ -1,0 +1,43 @@
+"""Snapshots: list, show, remove."""
+
+from starlette.concurrency import run_in_threadpool
+
+from holdfast.api.routing import Call, Reply, Routes
+from holdfast.api.shapes import DeleteSnapshot, ListSnapshots, RemovedSnapshots, Snapshots
+from holdfast.model import Role, Snapshot
+from holdfast.pipeline.snapshots import Folders
+
+routes = Routes()
+
+
+@routes.add("GET", "/v1/snapshots", role=Role.VIEWER, answers={200: Snapshots})
+async def list_snapshots(call: Call, query: ListSnapshots) -> Reply:
+    """List snapshots, newest first."""
+    page = await call.store.snapshots.list(tenant=call.tenant, limit=query.limit, cursor=query.cursor)
+    totals = await call.store.snapshots.totals(tenant=call.tenant)
+    return Reply(Snapshots(items=page.items, next_cursor=page.next_cursor, totals=totals))
+
+
+@routes.add("GET", "/v1/snapshots/{snapshot_id}", role=Role.VIEWER, answers={200: Snapshot})
+async def get_snapshot(call: Call, snapshot_id: str) -> Reply:
+    """Read a snapshot and what it depends on; the beginning of its id will do."""
+    return Reply(await call.store.snapshots.get(snapshot_id, tenant=call.tenant))
+
+
+@routes.add("DELETE", "/v1/snapshots/{snapshot_id}", role=Role.OPERATOR, answers={200: RemovedSnapshots})
+async def delete_snapshot(call: Call, snapshot_id: str, query: DeleteSnapshot) -> Reply:
+    """Remove a snapshot that nobody needs; with `recurse`, what was made from it too; with `force`, at any rate."""
+    done = await call.store.snapshots.remove(
+        snapshot_id, tenant=call.tenant, force=query.force, recurse=query.recurse, dry_run=query.dry_run
+    )
+    if done.outcome == "deleted":
+        folders = Folders.below(call.service.settings.shared)
+        for snapshot in done.snapshots:
+            await run_in_threadpool(folders.remove, snapshot.folder)
+    return Reply(
+        RemovedSnapshots(
+            outcome=done.outcome,
+            snapshots=[snapshot.id for snapshot in done.snapshots],
+            size=sum(snapshot.size for snapshot in done.snapshots),
+        )
+    )

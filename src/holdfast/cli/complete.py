@@ -1,0 +1,81 @@
+"""What the shell offers behind Tab: names and ids that the server knows. Whatever goes wrong, it offers nothing."""
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from holdfast.client.http import AsyncClient
+
+SECONDS = 2.0
+MOST = 50
+Offer = list[tuple[str, str]]
+"""What may stand there, each with a word about it, which zsh and fish show."""
+
+
+def jobs(context: typer.Context, incomplete: str) -> Offer:
+    async def look(client: "AsyncClient") -> Offer:
+        found, _ = await client.jobs(id=incomplete or None, limit=MOST)
+        return [(job.id, f"{job.status} {job.kind}") for job in found]
+
+    return _offer(context, incomplete, look)
+
+
+def statuses(context: typer.Context, incomplete: str) -> Offer:
+    from holdfast.model import Status
+
+    return _beginning(incomplete, ((str(status), "") for status in Status))
+
+
+def lanes(context: typer.Context, incomplete: str) -> Offer:
+    async def look(client: "AsyncClient") -> Offer:
+        return [(lane.lane, str(lane.state)) for lane in await client.lanes()]
+
+    return _offer(context, incomplete, look)
+
+
+def queues(context: typer.Context, incomplete: str) -> Offer:
+    async def look(client: "AsyncClient") -> Offer:
+        return [(queue.queue, "paused" if queue.paused else "") for queue in await client.queues()]
+
+    return _offer(context, incomplete, look)
+
+
+def hosts(context: typer.Context, incomplete: str) -> Offer:
+    async def look(client: "AsyncClient") -> Offer:
+        return sorted({(worker.host, "") for worker in await client.workers()})
+
+    return _offer(context, incomplete, look)
+
+
+def tools(context: typer.Context, incomplete: str) -> Offer:
+    async def look(client: "AsyncClient") -> Offer:
+        return [(tool.name, tool.description) for tool in await client.tools()]
+
+    return _offer(context, incomplete, look)
+
+
+def _offer(context: typer.Context, incomplete: str, look: "Callable[[AsyncClient], Awaitable[Offer]]") -> Offer:
+    """Ask the server that the command line names so far; a word of complaint would spoil the line being typed."""
+    import asyncio
+
+    from holdfast.client.http import AsyncClient
+
+    said = context.find_root().params
+
+    async def whole() -> Offer:
+        async with asyncio.timeout(SECONDS):
+            async with AsyncClient(
+                said.get("url"), token=said.get("token"), tenant=said.get("tenant"), tries=1
+            ) as client:
+                return await look(client)
+
+    try:
+        return _beginning(incomplete, asyncio.run(whole()))
+    except Exception:
+        return []
+
+
+def _beginning(incomplete: str, found: Iterable[tuple[str, str]]) -> Offer:
+    return [(name, about) for name, about in found if name.startswith(incomplete)]

@@ -1,0 +1,171 @@
+"""Commands about pipelines: what one would do, and the snapshots that there are."""
+
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from holdfast.cli.jobs import File, describe
+from holdfast.cli.talk import AsJson, print_json, run, talk
+
+app = typer.Typer()
+snapshots = typer.Typer(help="Snapshots: what tasks of pipelines left.", no_args_is_help=True)
+
+SnapshotId = Annotated[str, typer.Argument(help="The snapshot's id, or the beginning of it.")]
+SHORT = 12
+
+
+def _ask(context: typer.Context, method: str, path: str, **query: Any) -> Any:
+    given = {name: value for name, value in query.items() if value}
+    return talk(context, lambda client: client.request(method, path, query=given))
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+@app.command()
+def plan(context: typer.Context, file: File = None, as_json: AsJson = False) -> None:
+    """Say what a pipeline would do: which tasks would run, and what differs from what is known. Nothing runs."""
+    job = describe(None, file)
+    answer = talk(context, lambda client: client.plan(job))
+    if as_json:
+        print_json(answer)
+        return
+    from holdfast.cli import render
+
+    render.table(
+        ("task", "", "snapshot", "why"),
+        ((one.name, "cached" if one.cached else "runs", one.snapshot[:SHORT], one.reason) for one in answer.tasks),
+        empty="no tasks",
+    )
+
+
+@snapshots.command("ls")
+def list_snapshots(
+    context: typer.Context,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="How many.")] = 20,
+    cursor: Annotated[str | None, typer.Option(help="Where the last page ended.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List snapshots, newest first."""
+    answer = _ask(context, "GET", "/v1/snapshots", limit=limit, cursor=cursor)
+    if as_json:
+        print_json(answer)
+        return
+    from holdfast.cli import render
+
+    render.table(
+        ("id", "task", "size", "made", "last used", "job"),
+        (
+            (one["id"][:SHORT], one["task"], _size(one["size"]), render.ago(render.moment(one["made_at"])),
+             render.ago(render.moment(one["used_at"])), one["job_id"][: render.SHORT_ID])
+            for one in answer["items"]
+        ),
+        empty="no snapshots",
+    )  # fmt: skip
+    if answer["next_cursor"]:
+        render.console.print(f"more: --cursor {answer['next_cursor']}", style="dim")
+
+
+@snapshots.command("show")
+def show_snapshot(context: typer.Context, snapshot_id: SnapshotId, as_json: AsJson = False) -> None:
+    """Show one snapshot and what it depends on."""
+    answer = _ask(context, "GET", f"/v1/snapshots/{quote(snapshot_id, safe='')}")
+    if as_json:
+        print_json(answer)
+        return
+    components = answer.pop("components")
+    for name, value in {**answer, "size": _size(answer["size"])}.items():
+        typer.echo(f"{name:<10} {value}")
+    for name, value in sorted(components.items()):
+        typer.echo(f"  {name:<20} {value}")
+
+
+@snapshots.command("rm")
+def remove_snapshot(
+    context: typer.Context,
+    snapshot_id: SnapshotId,
+    force: Annotated[bool, typer.Option("--force", help="Although a job has it in its plan.")] = False,
+    recurse: Annotated[bool, typer.Option("--recurse", help="With all that was made from it.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove a snapshot that nobody needs."""
+    path = f"/v1/snapshots/{quote(snapshot_id, safe='')}"
+    answer = _ask(context, "DELETE", path, force=force, recurse=recurse, dry_run=dry_run)
+    if as_json:
+        print_json(answer)
+        return
+    for one in answer["snapshots"]:
+        typer.echo(one)
+    verb = "would remove" if dry_run else "removed"
+    typer.echo(f"{verb} {len(answer['snapshots'])}, {_size(answer['size'])}")
+
+
+@snapshots.command("run")
+def run_snapshot(
+    context: typer.Context,
+    snapshot_id: SnapshotId,
+    command: Annotated[
+        list[str] | None, typer.Argument(help="-- COMMAND ARGUMENT…: run it beside the server, and end as it ends.")
+    ] = None,
+    data_dir: Annotated[
+        str | None, typer.Option("--data", envvar="HOLDFAST_DATA_DIR", help="The folder that all parts share.")
+    ] = None,
+) -> None:
+    """Start a throw-away Postgres from a snapshot here, print its DSN, and remove it at the end (Ctrl-C)."""
+    found = _ask(context, "GET", f"/v1/snapshots/{quote(snapshot_id, safe='')}")
+
+    async def serve() -> int:
+        from holdfast import config
+        from holdfast.pipeline.snapshots import Folders
+        from holdfast.pipeline.throwaway import throwaway
+
+        settings = config.load({"data_dir": data_dir})
+        folders = Folders.below(settings.shared)
+        runs = settings.state / "runs"
+        with throwaway(folders, found["id"], found["folder"], found["digest"], runs) as server:
+            if command:
+                return await _run_beside(command, server.env)
+            typer.echo(server.dsn)
+            await _interrupted()
+            return 0
+
+    raise typer.Exit(run(serve))
+
+
+async def _run_beside(command: list[str], env: dict[str, str]) -> int:
+    """Run a command; a Ctrl-C is its own to hear."""
+    import asyncio
+    import os
+    import signal
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, lambda: None)
+    process = await asyncio.create_subprocess_exec(*command, env={**os.environ, **env})
+    return await process.wait()
+
+
+async def _interrupted() -> None:
+    """Wait for Ctrl-C, or for somebody who asks us to end."""
+    import asyncio
+    import signal
+
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ended.set)
+    await ended.wait()
+
+
+@snapshots.command("du")
+def use_of_disk(context: typer.Context, as_json: AsJson = False) -> None:
+    """Say how many snapshots there are and how much they hold."""
+    totals = _ask(context, "GET", "/v1/snapshots", limit=1)["totals"]
+    if as_json:
+        print_json(totals)
+    else:
+        typer.echo(f"{totals['count']} snapshots, {_size(totals['size'])}")

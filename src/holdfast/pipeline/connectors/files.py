@@ -1,0 +1,27 @@
+"""A workspace of plain files. Between tasks nothing runs, so it is quiet."""
+
+from pathlib import Path
+
+from holdfast.pipeline.connectors.base import command_of
+from holdfast.pipeline.plan import TaskPlan
+from holdfast.runner.space import Place
+from holdfast.runner.spec import Task
+
+
+class Files:
+    serves = False
+
+    def engine(self) -> None:
+        return None
+
+    def service(self, place: Place) -> None:
+        return None
+
+    def task(self, plan: TaskPlan, place: Place) -> Task:
+        return command_of(plan, place)
+
+    def ready(self, tree: Path) -> bool:
+        return True
+
+    def check_quiet(self, tree: Path) -> None:
+        """Nothing could have left it half-way."""

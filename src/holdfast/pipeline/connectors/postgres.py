@@ -1,0 +1,157 @@
+"""A Postgres server in the workspace, below `data`. It listens on a socket alone, in a folder of its user's own.
+
+Whoever connects is `postgres`, without a password: nobody else gets to the socket. The server writes without waiting
+for the disk. That costs nothing: after a crash of the machine the attempt is lost anyway, and what is copied was shut
+down cleanly and is brought to the disk by whoever copies it.
+"""
+
+import os
+import re
+import shutil
+import signal
+import struct
+import subprocess
+from pathlib import Path
+
+from holdfast.pipeline.connectors.base import NotQuiet, command_of, places
+from holdfast.pipeline.plan import TaskPlan
+from holdfast.runner.base import CannotStart
+from holdfast.runner.process import PATH
+from holdfast.runner.space import Place
+from holdfast.runner.spec import Service, Task
+
+DEBIAN = "/usr/lib/postgresql"
+DATA = "data"
+SQL = "holdfast-{n}.sql"
+"""The expanded text of a task's SQL, among its inputs."""
+READY = "ready"
+STATUS_LINE = 7
+"""Where `postmaster.pid` says whether the server is ready, as pg_ctl reads it."""
+STATE = re.compile(r"^Database cluster state:\s*(.*)$", re.MULTILINE)
+SHUT_DOWN = "shut down"
+STATE_AT = 16
+"""Where the control file says it, in every version since 8.0: behind the system's identifier and two versions."""
+STATES = {0: "starting up", 1: SHUT_DOWN, 3: "shutting down", 4: "in crash recovery", 6: "in production"}
+MOST_READ = 65_536
+MISSING = "Postgres is missing on this host: install Debian's `postgresql`"
+ROOT = (
+    "Postgres does not run as root: give the job a `user`, or set HOLDFAST_PROCESS_USER to one who may read the state "
+    "folder"
+)
+SERVER = f"""
+set -eu
+umask 077
+newest=$(ls -d {DEBIAN}/*/bin 2>/dev/null | sort -t/ -k5n | tail -n 1)
+PATH="${{newest:+$newest:}}$PATH"
+mkdir "$PGHOST" 2>/dev/null || [ -O "$PGHOST" ] || {{ echo "$PGHOST is not ours" >&2; exit 1; }}
+rm -rf "$PGHOST"/.s.* data.new
+if [ ! -s {DATA}/PG_VERSION ]; then
+    initdb -D data.new -U postgres -A trust -E UTF8 --locale=C.UTF-8 --no-sync
+    mv data.new {DATA}
+fi
+exec postgres -D {DATA} -c listen_addresses= -c unix_socket_directories="$PGHOST" -c unix_socket_permissions=0700 \
+    -c fsync=off -c synchronous_commit=off -c full_page_writes=off -c logging_collector=off
+"""
+
+
+class Postgres:
+    serves = True
+
+    def engine(self) -> str:
+        try:
+            return _say("postgres", "--version")
+        except NotQuiet as error:
+            raise CannotStart("start_failed", str(error)) from error
+
+    def service(self, place: Place) -> Service:
+        if place.root:
+            raise CannotStart("contract_violation", ROOT)
+        return Service(
+            name="postgres",
+            argv=("sh", "-c", SERVER),
+            env=_connection(place),
+            cwd=place.tree,
+            stop_signal=signal.SIGINT,  # A fast shutdown: clients are cut off, everything is written.
+        )
+
+    def task(self, plan: TaskPlan, place: Place) -> Task:
+        if plan.sql is None:
+            return command_of(plan, place, **_connection(place))
+        return Task(
+            name=plan.name,
+            argv=("psql", "-X", "-v", "ON_ERROR_STOP=1", "-f", f"{place.inputs}/{SQL.format(n=plan.n)}"),
+            env={**_connection(place), **plan.env, **places(place)},
+            cwd=place.tree,
+            timeout=plan.timeout,
+        )
+
+    def ready(self, tree: Path) -> bool:
+        try:
+            lines = _read(tree / DATA / "postmaster.pid").decode(errors="replace").splitlines()
+        except OSError:
+            return False
+        return len(lines) > STATUS_LINE and lines[STATUS_LINE].strip() == READY
+
+    def check_quiet(self, tree: Path) -> None:
+        try:
+            state = _state(tree / DATA)
+        except (OSError, struct.error) as error:
+            raise NotQuiet(f"the state of the Postgres cluster cannot be read: {error}") from error
+        if state != SHUT_DOWN:
+            raise NotQuiet(f"Postgres was not shut down cleanly: it is {state}")
+
+
+def _state(data: Path) -> str:
+    """A cluster's state, in the words of pg_controldata: this host's if it is of the same version, else read by us."""
+    version = _read(data / "PG_VERSION").decode(errors="replace").strip()
+    try:
+        if f" {version}." in _say("pg_controldata", "--version"):
+            found = STATE.search(_say("pg_controldata", "-D", str(data)))
+            return found[1] if found else "unreadable"
+    except CannotStart:
+        pass
+    (number,) = struct.unpack_from("<i", _read(data / "global" / "pg_control"), STATE_AT)
+    return STATES.get(number, f"in state {number}")
+
+
+def _read(path: Path) -> bytes:
+    """Read a small file of the workspace, which is the tasks' own: no link is followed, and nobody waited for."""
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        return file.read(MOST_READ)
+
+
+def programs() -> Path:
+    """Where this host's Postgres is: the newest that Debian installed, else on the path."""
+    installed = sorted(Path(DEBIAN).glob("*/bin/postgres"), key=lambda path: _number(path.parts[-3]))
+    found = str(installed[-1]) if installed else shutil.which("postgres", path=PATH)
+    if found is None:
+        raise CannotStart("command_missing", MISSING)
+    return Path(found).parent
+
+
+def _number(version: str) -> float:
+    try:
+        return float(version)
+    except ValueError:
+        return 0.0
+
+
+def _say(program: str, *arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            [programs() / program, *arguments],
+            env={"PATH": PATH, "LC_ALL": "C"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+            timeout=60,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CannotStart("start_failed", f"{program} cannot be run: {error}") from error
+    if done.returncode != 0:
+        raise NotQuiet(f"{program} failed: {done.stderr.decode(errors='replace').strip()[-300:]}")
+    return done.stdout.decode(errors="replace").strip()
+
+
+def _connection(place: Place) -> dict[str, str]:
+    return {"PGHOST": place.socket, "PGUSER": "postgres", "PGDATABASE": "postgres"}

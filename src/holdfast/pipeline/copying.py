@@ -1,0 +1,157 @@
+"""How a folder is copied here: as a btrfs subvolume, by reflink, or plainly. Found out by trying.
+
+A subvolume is copied in one step, whatever its size. Everything else goes through `cp -a`, which keeps owners, modes,
+times, links, holes and attributes, and shares blocks where the filesystem can.
+"""
+
+import ctypes
+import errno
+import fcntl
+import os
+import secrets
+import shutil
+import stat
+import struct
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Literal
+
+from holdfast.errors import CacheFull
+
+Strategy = Literal["subvolume", "reflink", "copy"]
+
+SUBVOLUME_CREATE = 0x5000940E
+SNAPSHOT_CREATE = 0x50009417
+FICLONE = 0x40049409
+SUBVOLUME_ROOT = 256
+"""The inode number of every subvolume's top folder."""
+_CREATE = struct.Struct("=q4088s")
+_SNAPSHOT = struct.Struct("=qQQ32x4040s")
+FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL_TEXTS = tuple(os.strerror(number) for number in FULL)
+
+
+class CopyFailed(OSError):
+    """`cp` gave up, and not because the disk is full."""
+
+
+def probe(folder: Path) -> Strategy:
+    """What this folder's filesystem can do, by doing it once."""
+    trial = folder / f".probe-{secrets.token_hex(8)}"
+    try:
+        if _make_subvolume(trial):
+            return "subvolume"
+        trial.mkdir()
+        return "reflink" if _reflinks(trial) else "copy"
+    finally:
+        shutil.rmtree(trial, ignore_errors=True)
+
+
+def make_folder(path: Path) -> None:
+    """Make an empty folder, as a subvolume where that works: then copying it costs one step."""
+    if not _make_subvolume(path):
+        path.mkdir()
+
+
+def copy_folder(source: Path, target: Path) -> Strategy:
+    """Copy a folder to a place where nothing is yet, in the cheapest way; a full disk is CacheFull."""
+    with full_disk_named(target):
+        if _snapshot(source, target):
+            return "subvolume"
+        make_folder(target)
+        done = subprocess.run(
+            ["cp", "-a", "--reflink=auto", "-T", "--", source, target],
+            env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+        if done.returncode != 0:
+            said = done.stderr.decode(errors="replace").strip()
+            if any(text in said for text in FULL_TEXTS):
+                raise OSError(errno.ENOSPC, said[-500:])
+            raise CopyFailed(errno.EIO, said[-500:])
+    return "copy"
+
+
+@contextmanager
+def full_disk_named(place: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise CacheFull(f"no room for a snapshot in {place.parent}: {error.strerror}") from error
+
+
+def sync_filesystem(folder: Path) -> None:
+    """Bring everything that was written to a folder's filesystem to the disk."""
+    with opened(folder) as handle:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.syncfs(handle) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring a folder's own entries to the disk."""
+    with opened(folder) as handle:
+        os.fsync(handle)
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[int]:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _make_subvolume(path: Path) -> bool:
+    return _ioctl(path, SUBVOLUME_CREATE, _CREATE.pack(0, os.fsencode(path.name)))
+
+
+def _snapshot(source: Path, target: Path) -> bool:
+    """Copy a subvolume as a whole. One that holds another subvolume would lose it, so that is left to `cp`."""
+    if os.lstat(source).st_ino != SUBVOLUME_ROOT or _holds_subvolume(source):
+        return False
+    with opened(source) as handle:
+        return _ioctl(target, SNAPSHOT_CREATE, _SNAPSHOT.pack(handle, 0, 0, os.fsencode(target.name)))
+
+
+def _holds_subvolume(folder: Path) -> bool:
+    device = os.lstat(folder).st_dev
+    return any(os.lstat(Path(top, name)).st_dev != device for top, names, _ in os.walk(folder) for name in names)
+
+
+def _ioctl(path: Path, request: int, arguments: bytes) -> bool:
+    """Ask btrfs; False where the filesystem is another, or does not allow it."""
+    with opened(path.parent) as handle:
+        try:
+            fcntl.ioctl(handle, request, bytearray(arguments))
+        except OSError as error:
+            if error.errno in (*FULL, errno.EEXIST):
+                raise
+            return False
+    return True
+
+
+def _reflinks(folder: Path) -> bool:
+    first, second = folder / "1", folder / "2"
+    first.write_bytes(b"\0" * 4096)
+    with first.open("rb") as source, second.open("wb") as target, suppress(OSError):
+        fcntl.ioctl(target, FICLONE, source.fileno())
+        return True
+    return False
+
+
+def kind_of(mode: int) -> str:
+    """A file's kind in one letter, as `find` calls it."""
+    return next((name for name, is_kind in _KINDS.items() if is_kind(mode)), "?")
+
+
+_KINDS = {"f": stat.S_ISREG, "d": stat.S_ISDIR, "l": stat.S_ISLNK, "p": stat.S_ISFIFO, "s": stat.S_ISSOCK}

@@ -1,0 +1,93 @@
+"""Identities: what a task's result depends on, as named components, and the id of the snapshot that it makes.
+
+A hash is SHA-256 over fields, each with its length before it, so that no two lists of fields run together. The first
+field says what is hashed and in which version. An id is chained from what the task began with; a chain begins with its
+tenant. Names of files and tasks are no part of it, nor are limits and secrets.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from holdfast.views import Difference
+
+TASK = "holdfast task 1"
+SNAPSHOT = "holdfast snapshot 1"
+ROOT = "holdfast root 1"
+TEXT = "holdfast text 1"
+PARENT = "parent"
+ID_LENGTH = 64
+
+Components = Mapping[str, str]
+
+
+def framed(fields: Iterable[str | bytes]) -> str:
+    """SHA-256 over fields with their lengths before them."""
+    whole = hashlib.sha256()
+    for field in fields:
+        data = field.encode() if isinstance(field, str) else field
+        whole.update(len(data).to_bytes(8, "big"))
+        whole.update(data)
+    return whole.hexdigest()
+
+
+def text_hash(*parts: str) -> str:
+    return framed((TEXT, *parts))
+
+
+def task_hash(components: Components) -> str:
+    """The hash of what a task does, in whatever order its components were named."""
+    return framed((TASK, *(part for name in sorted(components) for part in (name, components[name]))))
+
+
+def root_of(tenant: str) -> str:
+    """Where the chains of a tenant begin."""
+    return framed((ROOT, tenant))
+
+
+def snapshot_id(parent: str, task: str) -> str:
+    return framed((SNAPSHOT, parent, task))
+
+
+class Known(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot that exists, as far as a comparison needs it."""
+
+    id: str
+    parent: str
+    components: Components
+
+
+class Miss(msgspec.Struct, frozen=True, kw_only=True):
+    """Why there is no snapshot: the nearest one that there is, and what differs."""
+
+    nearest: str
+    differs: tuple[Difference, ...]
+
+
+def differences(components: Components, parent: str, known: Known) -> tuple[Difference, ...]:
+    """What a task does not share with a known snapshot, by name."""
+    mine, theirs = {**components, PARENT: parent}, {**known.components, PARENT: known.parent}
+    found = []
+    for name in sorted({*mine, *theirs}):
+        if name not in theirs:
+            found.append(Difference(component=name, change="added"))
+        elif name not in mine:
+            found.append(Difference(component=name, change="removed"))
+        elif mine[name] != theirs[name]:
+            found.append(Difference(component=name, change="changed"))
+    return tuple(found)
+
+
+def nearest(components: Components, parent: str, known: Sequence[Known]) -> Miss | None:
+    """The known snapshot that differs least; the first one given, of several. None if nothing is known."""
+    misses = [Miss(nearest=one.id, differs=differences(components, parent, one)) for one in known]
+    return min(misses, key=lambda miss: len(miss.differs), default=None)
+
+
+def explain(miss: Miss | None) -> str:
+    """A miss in words."""
+    if miss is None:
+        return "no snapshot is known yet"
+    changes = ", ".join(f"{one.component} {one.change}" for one in miss.differs)
+    return f"nearest is {miss.nearest[:12]}: {changes}"

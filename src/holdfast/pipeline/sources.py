@@ -1,0 +1,188 @@
+"""The files that tasks name, read by content: declared files, and SQL with what it includes.
+
+Paths are below one folder of the tenant's, and no link leads out of it. SQL is expanded as psql would read it:
+`\\i` from the folder, `\\ir` from the including file; inside strings, comments and COPY data a backslash is only text.
+"""
+
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+from urllib.parse import quote
+
+import msgspec
+
+from holdfast.errors import Invalid, TooLarge
+
+MAX_SQL = 64 * 1024 * 1024
+BLOCK = 1024 * 1024
+SOURCES = "sources"
+
+_TOKEN = re.compile(
+    r"""
+    (?P<skip> --[^\n]* | "(?:[^"]|"")*(?:"|\Z) | (?<!\w)[eE]'(?:[^'\\]|\\.|'')*(?:'|\Z) | '(?:[^']|'')*(?:'|\Z)
+      | (?P<dollar>(?<![\w$])\$(?:[A-Za-z_\x80-\uffff][\w\x80-\uffff]*)?\$) )
+    | (?P<block> /\*)
+    | (?P<include> \\(?P<verb>include_relative|include|ir|i)(?=[ \t]) (?P<argument>[^\n\\]*) )
+    | (?P<meta> \\(?: (?:!|\?|(?:copy|help|h|ef|ev|sf|sv)\b)[^\n]* | (?!;)[^\n\\]* ) )
+    | (?P<end> ; )
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_COMMENT = re.compile(r"/\*|\*/")
+_COPY = re.compile(r"\s*copy\b.*\bfrom\s+stdin\b", re.IGNORECASE | re.DOTALL)
+_COPY_END = re.compile(r"^\\\.[ \t]*$", re.MULTILINE)
+
+
+class Declared(msgspec.Struct, frozen=True, kw_only=True):
+    """A declared file as it was when the plan was made."""
+
+    path: str
+    digest: str
+    size: int
+
+
+def inputs_of(shared: Path, tenant: str) -> Path:
+    """The folder of what a tenant's pipelines read. Whatever a tenant is called, it is one folder below."""
+    name = quote(tenant, safe="")
+    return shared / SOURCES / (name.replace(".", "%2E") if set(name) == {"."} else name)
+
+
+class Sources:
+    """Reads below one folder. Every refusal names the field that asked for the file."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def declared(self, field: str, path: str) -> Declared:
+        whole, size = hashlib.sha256(), 0
+        with self._open(field, path) as file:
+            while block := file.read(BLOCK):
+                whole.update(block)
+                size += len(block)
+        return Declared(path=path, digest=whole.hexdigest(), size=size)
+
+    def copy(self, field: str, file: Declared, target: Path) -> None:
+        """Copy a declared file; one that is no longer what was planned is refused."""
+        whole = hashlib.sha256()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with self._open(field, file.path) as source, target.open("wb") as copy:
+            while block := source.read(BLOCK):
+                whole.update(block)
+                copy.write(block)
+        if whole.hexdigest() != file.digest:
+            target.unlink()
+            raise Invalid(field, f"{file.path} changed since the plan was made; submit or resume the job once more")
+
+    def sql(self, field: str, path: str) -> str:
+        """A file of SQL with everything that it includes in its place."""
+        return _Expansion(self, field).expand(path, ())
+
+    @contextmanager
+    def _open(self, field: str, path: str) -> Iterator[IO[bytes]]:
+        with open(self.locate(field, path), "rb", opener=_no_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise Invalid(field, f"{path} is not a file")
+            yield file
+
+    def locate(self, field: str, path: str) -> Path:
+        """Where a path leads, if that is an existing file below the folder."""
+        try:
+            root = self.root.resolve()
+            found = (root / path).resolve(strict=True)
+        except (OSError, ValueError, RuntimeError):
+            raise Invalid(field, f"there is no file {path} in {self.root}") from None
+        if not found.is_relative_to(root):
+            raise Invalid(field, f"{path} leads out of {self.root}")
+        if not found.is_file():
+            raise Invalid(field, f"{path} is not a file")
+        return found
+
+
+def _no_waiting(path: str, flags: int) -> int:
+    """Open without following a link that came in between, and without waiting for a FIFO's writer."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+class _Expansion:
+    """One file of SQL on its way to a single text."""
+
+    def __init__(self, sources: Sources, field: str) -> None:
+        self._sources = sources
+        self._field = field
+        self._left = MAX_SQL
+
+    def expand(self, path: str, above: tuple[Path, ...]) -> str:
+        found = self._sources.locate(self._field, path)
+        if found in above:
+            root = self._sources.root.resolve()
+            loop = " → ".join(str(file.relative_to(root)) for file in (*above[above.index(found) :], found))
+            raise Invalid(self._field, f"files include each other in a circle: {loop}")
+        text = self._read(path)
+        return "".join(self._pieces(text, found, (*above, found)))
+
+    def _read(self, path: str) -> str:
+        with self._sources._open(self._field, path) as file:
+            data = file.read(self._left + 1)
+        self._left -= len(data)
+        if self._left < 0:
+            raise TooLarge(self._field, f"over {MAX_SQL} bytes of SQL with what it includes")
+        try:
+            return data.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise Invalid(self._field, f"{path} is not UTF-8: {error.reason} at byte {error.start}") from None
+
+    def _pieces(self, text: str, file: Path, above: tuple[Path, ...]) -> Iterator[str]:
+        done = statement = at = 0
+        while token := _TOKEN.search(text, at):
+            at = token.end()
+            if token["include"]:
+                yield _whole_line(text[done : token.start()])
+                included = self.expand(self._target(token["verb"], token["argument"], file), above)
+                yield _whole_line(included)
+                done = at
+            elif token["block"]:
+                at = _comment_end(text, at)
+            elif token["dollar"]:
+                at = _after(text, token["dollar"], at)
+            elif token["end"]:
+                if _COPY.match(text, statement, at):
+                    data_end = _COPY_END.search(text, at)
+                    at = data_end.end() if data_end else len(text)
+                statement = at
+        yield text[done:]
+
+    def _target(self, verb: str, argument: str, file: Path) -> str:
+        name = argument.strip().rstrip(";").rstrip()
+        quoted = re.fullmatch(r"'((?:[^']|'')*)'", name)
+        if quoted:
+            name = quoted[1].replace("''", "'")
+        elif not name or re.search(r"[\s'\":`|]", name):
+            raise Invalid(self._field, f"{file.name}: \\{verb} {argument.strip()} cannot be read without running it")
+        if verb in ("ir", "include_relative"):
+            return str(file.parent.relative_to(self._sources.root.resolve()) / name)
+        return name
+
+
+def _whole_line(text: str) -> str:
+    """What follows must not stand on the line of a backslash command."""
+    return text if not text or text.endswith("\n") else text + "\n"
+
+
+def _after(text: str, mark: str, at: int) -> int:
+    found = text.find(mark, at)
+    return len(text) if found < 0 else found + len(mark)
+
+
+def _comment_end(text: str, at: int) -> int:
+    """Where a comment ends; they nest."""
+    depth = 1
+    for mark in _COMMENT.finditer(text, at):
+        depth += 1 if mark[0] == "/*" else -1
+        if depth == 0:
+            return mark.end()
+    return len(text)

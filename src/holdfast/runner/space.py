@@ -1,0 +1,92 @@
+"""What the tasks of a pipeline work on: a folder `space` beside the attempt's other files.
+
+    space/tree      where tasks run; what becomes a snapshot
+    space/inputs    the files that they declared, and their SQL
+    space/plan      what this attempt was planned to do, for whoever adopts it: files may have changed since
+    space/NAME      a restored tree that waits to take the place of `tree`
+
+`tree` and `inputs` are the tasks' own, and in a container, where the supervisor is no other user than they are, so is
+`space`. So a worker never writes below it: what it restores is made beside `space` and moved in.
+"""
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from holdfast.runner.outputs import remove_tree
+from holdfast.runner.spec import Service, Task
+
+SPACE, TREE, INPUTS, PLAN = "space", "tree", "inputs", "plan"
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where tasks find their things, in their own words: inside a container the paths are others than outside.
+
+    `socket` is a folder for sockets, with a short path; it need not be there yet. `root` says whether they run as root.
+    """
+
+    tree: str
+    inputs: str
+    socket: str
+    root: bool
+
+
+class Programs(msgspec.Struct, frozen=True, kw_only=True):
+    """What a supervisor is to run."""
+
+    tasks: tuple[Task, ...]
+    service: Service | None = None
+
+
+class Staging(Protocol):
+    """A pipeline on its way to a runner; `plan` is kept as it is."""
+
+    plan: bytes
+
+    def programs(self, place: Place) -> Programs:
+        """Say what to run there."""
+
+    def stage(self, inputs: Path) -> None:
+        """Put the declared files into a folder."""
+
+
+def make_space(folder: Path, staging: Staging, uid: int | None, gid: int | None, *, own: bool = False) -> None:
+    """Make the space of an attempt below its folder, for the user whom its tasks run as; `own`: all of it theirs."""
+    space = folder / SPACE
+    space.mkdir(mode=0o711, exist_ok=True)
+    space.chmod(0o711)
+    for name in (TREE, INPUTS):
+        remove_tree(space / name)  # Of a try that never started.
+        (space / name).mkdir(mode=0o700)
+    staging.stage(space / INPUTS)
+    (space / PLAN).write_bytes(staging.plan)
+    (space / PLAN).chmod(0o600)
+    if uid is not None and gid is not None:
+        give(space / TREE, uid, gid)
+        give(space / INPUTS, uid, gid)
+        if own:
+            os.chown(space, uid, gid)
+
+
+def give(top: Path, uid: int, gid: int) -> None:
+    """Make a folder and all that is in it a user's; links are changed, not followed."""
+    os.chown(top, uid, gid, follow_symlinks=False)
+    for folder, names, files in os.walk(top):
+        for name in (*names, *files):
+            os.chown(os.path.join(folder, name), uid, gid, follow_symlinks=False)
+
+
+def give_like(top: Path, other: Path) -> None:
+    """Make a folder the user's whose another one is, if it is not already; only root can."""
+    owner, now = other.lstat(), top.lstat()
+    if (owner.st_uid, owner.st_gid) != (now.st_uid, now.st_gid) and os.geteuid() == 0:
+        give(top, owner.st_uid, owner.st_gid)
+
+
+def socket_folder(mark: str) -> Path:
+    """Where the service of an attempt on this host has its socket: the paths of sockets may not be long."""
+    return Path(tempfile.gettempdir(), f"holdfast-{hashlib.sha256(mark.encode()).hexdigest()[:16]}")

@@ -1,0 +1,59 @@
+"""Accept a job and claim it in one transaction: for a server that runs jobs in the request, without a queue.
+
+Either the job is there and has an owner, or it is not there: a crash in between leaves nobody's job in a line that
+nobody reads.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from holdfast.errors import Conflict, Gone, NeedFailed, Paused
+from holdfast.model import Lease
+from holdfast.store.database import Database, Tx
+from holdfast.store.jobs import Jobs
+from holdfast.submission import Accepted, Submission, gather
+
+
+class Direct:
+    def __init__(self, database: Database, jobs: Jobs) -> None:
+        self._database = database
+        self._jobs = jobs
+
+    async def accept(
+        self,
+        worker: str,
+        job: Submission | Mapping[str, Any],
+        *,
+        domain: str,
+        ttl: float,
+        tenant: str = "default",
+        key: str | None = None,
+        sent: Sequence[Any] | None = None,
+    ) -> tuple[Accepted, Lease | None]:
+        """Accept a job that can start at once, and claim it; no lease for one that exists already."""
+        batch = gather([job], tenant, key, sent)
+
+        async def change(tx: Tx) -> tuple[Accepted, Lease | None]:
+            (accepted,) = batch.answer(await tx.submit(batch))
+            if accepted.reused:
+                return accepted, None
+            leases = await tx.values("claim_one", Lease, id=accepted.id, worker=worker, domain=domain, ttl=ttl)
+            if not leases:
+                raise Paused(f"queue {batch.jobs[0].queue} is paused")
+            return accepted, leases[0]
+
+        try:
+            accepted, lease = await self._database.transact(change)
+        except (Gone, NeedFailed, Paused):
+            raise
+        except Conflict:
+            await self._jobs.refuse_taken_ids(batch.ids)
+            raise
+        self._database.counters.claims += lease is not None
+        return accepted, lease
+
+    async def claim(self, worker: str, job_id: str, *, domain: str, ttl: float) -> Lease | None:
+        """Claim one job that is claimable: a retry whose time has come."""
+        leases = await self._database.values("claim_one", Lease, id=job_id, worker=worker, domain=domain, ttl=ttl)
+        self._database.counters.claims += len(leases)
+        return leases[0] if leases else None

@@ -1,0 +1,273 @@
+"""Snapshots: found by id, built by one lease at a time, published by it alone, removed when nobody needs them.
+
+A build's lock names the lease of its builder and falls with it: no time runs out, no lock is left behind. It saves
+work; what counts is decided by `publish`, which a lease that was lost cannot do. Folders are the caller's: one whose
+row was refused or removed is removed by whoever was told so, or swept.
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Literal
+
+import msgspec
+
+from holdfast.errors import Invalid, Needed, NotFound
+from holdfast.model import Lease, Snapshot
+from holdfast.store.database import Database, Row, Tx
+from holdfast.store.rows import to_json
+from holdfast.timing import from_micros, to_micros
+
+NEAR = 200
+ID_LENGTH = 64
+SHOWN = 5
+BEYOND = "g"
+"""The first letter behind those of an id."""
+
+
+class NewSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """A folder that is on the disk, about to become a snapshot."""
+
+    id: str
+    parent: str
+    task: str
+    task_hash: str
+    components: Mapping[str, str]
+    folder: str
+    digest: str
+    size: int
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose turn it is to build a snapshot.
+
+    `built`: nobody's, it is there. `yours`: build it. `busy`: `job` builds it; come again. `lost`: your lease is gone.
+    """
+
+    answer: Literal["built", "yours", "busy", "lost"]
+    job: str | None = None
+
+
+class Removal(msgspec.Struct, frozen=True, kw_only=True):
+    """What went, or would go: remove the folders."""
+
+    outcome: Literal["deleted", "would_delete"]
+    snapshots: tuple[Snapshot, ...]
+
+
+class Totals(msgspec.Struct, frozen=True, kw_only=True):
+    count: int
+    size: int
+
+
+class SnapshotPage(msgspec.Struct, frozen=True, kw_only=True):
+    items: Sequence[Snapshot]
+    next_cursor: str | None
+
+
+class Snapshots:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    # Finding
+
+    async def existing(self, ids: Sequence[str], *, tenant: str) -> Mapping[str, Snapshot]:
+        """Which of these there are; a foreign one is not there."""
+        rows = await self._database.read("existing_snapshots", ids=list(ids), tenant=tenant)
+        return {row["id"]: to_snapshot(row) for row in rows}
+
+    async def use(self, ids: Sequence[str], *, tenant: str) -> Mapping[str, Snapshot]:
+        """Like `existing`, and say that they are used now: what was just used is not evicted."""
+        rows = await self._database.rows("use_snapshots", ids=list(ids), tenant=tenant)
+        return {row["id"]: to_snapshot(row) for row in rows}
+
+    async def near(self, parents: Sequence[str], *, tenant: str) -> Sequence[Snapshot]:
+        """What a miss may be compared with: snapshots with one of these parents, then the newest of the tenant."""
+        rows = await self._database.read("near_snapshots", parents=list(parents), tenant=tenant, limit=NEAR)
+        return [to_snapshot(row) for row in rows]
+
+    async def get(self, text: str, *, tenant: str) -> Snapshot:
+        """The one snapshot whose id is this, or begins with it."""
+        if not re.fullmatch(rf"[0-9a-f]{{1,{ID_LENGTH}}}", text):
+            raise NotFound("snapshot", text[:80])
+        rows = await self._database.read(
+            "snapshots_between", least=text, most=text + BEYOND, tenant=tenant, limit=SHOWN + 1
+        )
+        if not rows:
+            raise NotFound("snapshot", text)
+        if len(rows) > 1:
+            several = ", ".join(row["id"] for row in rows[:SHOWN])
+            raise Invalid("id", f"several snapshots' ids begin with {text}: {several}")
+        return to_snapshot(rows[0])
+
+    async def list(self, *, tenant: str, limit: int = 100, cursor: str | None = None) -> SnapshotPage:
+        """List snapshots, newest first."""
+        if not 1 <= limit <= 1000:
+            raise Invalid("limit", f"{limit} is not between 1 and 1000")
+        before_at, before_id = _read_cursor(cursor)
+        rows = await self._database.read(
+            "list_snapshots", tenant=tenant, before_at=before_at, before_id=before_id, limit=limit + 1
+        )
+        items = [to_snapshot(row) for row in rows[:limit]]
+        return SnapshotPage(items=items, next_cursor=_cursor(items[-1]) if len(rows) > limit else None)
+
+    async def totals(self, *, tenant: str | None = None) -> Totals:
+        """How many there are and how much they hold: one tenant's, or all."""
+        (row,) = await self._database.read("snapshot_totals", tenant=tenant)
+        return Totals(count=row["count"], size=row["size"])
+
+    async def standing(self, folders: Sequence[str]) -> frozenset[str]:
+        """Which of these folders belong to a snapshot."""
+        rows = await self._database.read("standing_folders", folders=list(folders))
+        return frozenset(row["folder"] for row in rows)
+
+    # Building
+
+    async def take(self, lease: Lease, snapshot: str) -> Turn:
+        """Ask for the turn to build a snapshot. Whoever has it keeps it as long as its lease, and no longer."""
+
+        async def change(tx: Tx) -> Turn:
+            await tx.rows("lock_build", id=snapshot)
+            (state,) = await tx.rows("build_state", id=snapshot)
+            if state["built"]:
+                await _leave(tx, lease, snapshot)
+                return Turn(answer="built")
+            if state["live"] and (state["job_id"], state["token"]) != (lease.id, lease.token):
+                return Turn(answer="busy", job=state["job_id"])
+            if not await tx.rows("lock_lease", id=lease.id, token=lease.token):
+                await _leave(tx, lease, snapshot)
+                return Turn(answer="lost")
+            await tx.rows("take_build", id=snapshot, job_id=lease.id, token=lease.token)
+            return Turn(answer="yours")
+
+        return await self._database.transact(change)
+
+    async def release(self, lease: Lease, snapshot: str) -> None:
+        """Let another build it."""
+        await self._database.rows("release_build", id=snapshot, job_id=lease.id, token=lease.token)
+
+    async def publish(self, lease: Lease, new: NewSnapshot) -> Literal["published", "exists", "lost"]:
+        """Make a folder the snapshot, or say that another one is, or that this lease has lost the right to.
+
+        Unless it is `published`, the folder is the caller's to remove.
+        """
+
+        async def change(tx: Tx) -> Literal["published", "exists", "lost"]:
+            await tx.rows("lock_build", id=new.id)
+            (state,) = await tx.rows("build_state", id=new.id)
+            mine = (state["job_id"], state["token"]) == (lease.id, lease.token)
+            if mine and not state["built"] and await tx.rows("lock_lease", id=lease.id, token=lease.token):
+                fields = msgspec.structs.asdict(new)
+                await tx.rows("publish_snapshot", tenant=lease.tenant, job_id=lease.id, token=lease.token, **fields)
+            await _leave(tx, lease, new.id)
+            # Ours may have landed before, and only its answer got lost.
+            stands = await tx.rows("existing_snapshots", ids=[new.id], tenant=lease.tenant)
+            if not stands:
+                return "lost"
+            return "published" if stands[0]["folder"] == new.folder else "exists"
+
+        return await self._database.transact(change)
+
+    async def forget_builds(self, age: float) -> int:
+        """Forget locks whose lease fell so many seconds ago; return how many."""
+        return len(await self._database.rows("forget_builds", age=age))
+
+    # Removing
+
+    async def remove(
+        self, text: str, *, tenant: str, force: bool = False, recurse: bool = False, dry_run: bool = False
+    ) -> Removal:
+        """Remove a snapshot; with `recurse`, what was made from it, too; with `force`, although a job may want it.
+
+        The job then builds it again.
+        """
+        found = (await self.get(text, tenant=tenant)).id
+
+        async def change(tx: Tx) -> Removal:
+            family = [row["id"] for row in await tx.rows("snapshot_family", id=found, tenant=tenant)]
+            locked = [to_snapshot(row) for row in await tx.rows("lock_snapshots", ids=family)]
+            if found not in {snapshot.id for snapshot in locked}:
+                raise NotFound("snapshot", found)
+            children = [snapshot.id for snapshot in locked if snapshot.parent == found]
+            if children and not recurse:
+                raise Needed(found, f"has {len(children)} made from it; remove it with recurse")
+            users = [] if force else await tx.rows("snapshot_users", ids=family)
+            if users:
+                raise Needed(users[0]["snapshot"], f"is in the plan of job {users[0]['job_id']}; wait for it, or force")
+            if not dry_run:
+                await tx.rows("remove_snapshots", ids=[snapshot.id for snapshot in locked])
+            return Removal(outcome="would_delete" if dry_run else "deleted", snapshots=tuple(locked))
+
+        return await self._database.transact(change)
+
+    async def drop(self, snapshot: Snapshot) -> bool:
+        """Take a snapshot out whose folder is damaged, unless another one stands for its id by now."""
+
+        async def change(tx: Tx) -> bool:
+            locked = await tx.rows("lock_snapshots", ids=[snapshot.id])
+            if not locked or locked[0]["folder"] != snapshot.folder:
+                return False
+            await tx.rows("remove_snapshots", ids=[snapshot.id])
+            return True
+
+        return await self._database.transact(change)
+
+    async def evict(self, *, grace: float) -> Snapshot | None:
+        """Take out the one that is missed least: a leaf in nobody's plan, oldest, then largest. None if all must stay.
+
+        Nothing goes that was made or used within `grace` seconds.
+        """
+        for row in await self._database.read("evictable_snapshots", grace=grace, limit=SHOWN):
+            gone = await self._evict(row["id"], grace)
+            if gone is not None:
+                return gone
+        return None
+
+    async def _evict(self, snapshot: str, grace: float) -> Snapshot | None:
+        async def change(tx: Tx) -> Snapshot | None:
+            locked = await tx.rows("lock_snapshots", ids=[snapshot])
+            # Whoever plans with a snapshot has said that it uses it, under this lock.
+            if not locked or not await tx.rows("unused_snapshots", ids=[snapshot], grace=grace):
+                return None
+            await tx.rows("remove_snapshots", ids=[snapshot])
+            return to_snapshot(locked[0])
+
+        return await self._database.transact(change)
+
+
+async def _leave(tx: Tx, lease: Lease, snapshot: str) -> None:
+    """Leave no lock behind that is ours, or nobody's."""
+    await tx.rows("release_build", id=snapshot, job_id=lease.id, token=lease.token)
+
+
+def to_snapshot(row: Row) -> Snapshot:
+    return Snapshot(
+        id=row["id"],
+        tenant=row["tenant"],
+        parent=row["parent"],
+        task=row["task"],
+        task_hash=row["task_hash"],
+        components=to_json(row["components"], {}),
+        folder=row["folder"],
+        digest=row["digest"],
+        size=row["size"],
+        made_at=row["made_at"],
+        used_at=row["used_at"],
+        job_id=row["job_id"],
+    )
+
+
+def _cursor(snapshot: Snapshot) -> str:
+    return base64.urlsafe_b64encode(f"{to_micros(snapshot.made_at)}.{snapshot.id}".encode()).decode()
+
+
+def _read_cursor(cursor: str | None) -> tuple[datetime | None, str | None]:
+    if cursor is None:
+        return None, None
+    try:
+        micros, _, snapshot = base64.urlsafe_b64decode(cursor.encode()).decode().partition(".")
+        return from_micros(int(micros)), snapshot
+    except (ValueError, binascii.Error, OverflowError):
+        raise Invalid("cursor", "is not one that a list answered") from None

@@ -1,0 +1,188 @@
+-- Snapshots: looked up by id, built under a lock that is as good as its builder's lease, removed when nobody needs them.
+-- Locks are taken in this order: the build's row, the job, snapshots by id.
+
+-- name: existing_snapshots
+SELECT s.id, s.tenant, s.parent, s.task, s.task_hash, s.components, s.folder, s.digest, s.size, s.made_at, s.used_at, s.job_id
+FROM holdfast.snapshots AS s
+WHERE s.id IN (SELECT e FROM json_array_elements_text(:ids::json) AS e)
+  AND s.tenant = :tenant::text
+ORDER BY s.id;
+
+-- name: use_snapshots
+-- Say that they are used now, locked in order; whoever wants to evict one looks at that under the same lock.
+WITH wanted AS MATERIALIZED (
+  SELECT s.id
+  FROM holdfast.snapshots AS s
+  WHERE s.id IN (SELECT e FROM json_array_elements_text(:ids::json) AS e)
+    AND s.tenant = :tenant::text
+  ORDER BY s.id
+  FOR UPDATE
+)
+UPDATE holdfast.snapshots AS s
+SET used_at = greatest(s.used_at, holdfast.clock())
+FROM wanted AS w
+WHERE s.id = w.id
+RETURNING s.id, s.tenant, s.parent, s.task, s.task_hash, s.components, s.folder, s.digest, s.size, s.made_at, s.used_at, s.job_id;
+
+-- name: near_snapshots
+-- What a miss is compared with: those with one of these parents, then the newest ones. Uses snapshots_listed, snapshots_parent.
+(SELECT s.id, s.tenant, s.parent, s.task, s.task_hash, s.components, s.folder, s.digest, s.size, s.made_at, s.used_at, s.job_id
+  FROM holdfast.snapshots AS s
+  WHERE s.parent IN (SELECT e FROM json_array_elements_text(:parents::json) AS e)
+    AND s.tenant = :tenant::text
+  ORDER BY s.made_at DESC, s.id DESC
+  LIMIT :limit::integer)
+UNION ALL
+(SELECT s.id, s.tenant, s.parent, s.task, s.task_hash, s.components, s.folder, s.digest, s.size, s.made_at, s.used_at, s.job_id
+  FROM holdfast.snapshots AS s
+  WHERE s.tenant = :tenant::text
+    AND s.parent NOT IN (SELECT e FROM json_array_elements_text(:parents::json) AS e)
+  ORDER BY s.made_at DESC, s.id DESC
+  LIMIT :limit::integer);
+
+-- name: list_snapshots
+-- Newest first. Uses snapshots_listed.
+SELECT s.id, s.tenant, s.parent, s.task, s.task_hash, s.components, s.folder, s.digest, s.size, s.made_at, s.used_at, s.job_id
+FROM holdfast.snapshots AS s
+WHERE s.tenant = :tenant::text
+  AND (s.made_at, s.id) < (coalesce(:before_at::timestamptz, 'infinity'), coalesce(:before_id::text, ''))
+ORDER BY s.made_at DESC, s.id DESC
+LIMIT :limit::integer;
+
+-- name: snapshots_between
+-- Those whose ids begin alike. Uses the primary key.
+SELECT s.id, s.tenant, s.parent, s.task, s.task_hash, s.components, s.folder, s.digest, s.size, s.made_at, s.used_at, s.job_id
+FROM holdfast.snapshots AS s
+WHERE s.id >= :least::text
+  AND s.id < :most::text
+  AND s.tenant = :tenant::text
+ORDER BY s.id
+LIMIT :limit::integer;
+
+-- name: snapshot_totals
+-- How many there are and how much they hold: one tenant's, or all.
+SELECT count(*) AS count, coalesce(sum(s.size), 0)::bigint AS size
+FROM holdfast.snapshots AS s
+WHERE :tenant::text IS NULL OR s.tenant = :tenant::text;
+
+-- name: lock_build
+-- Lock a snapshot's build; the next statement looks who holds it.
+INSERT INTO holdfast.builds AS b (id, taken_at)
+VALUES (:id::text, holdfast.clock())
+ON CONFLICT (id) DO UPDATE SET id = b.id;
+
+-- name: build_state
+-- Who builds it, whether that lease stands, and whether it is there already.
+SELECT b.job_id, b.token,
+  EXISTS (
+    SELECT 1 FROM holdfast.jobs AS j
+    WHERE j.id = b.job_id AND j.token = b.token AND j.status = 'running' AND j.owner IS NOT NULL) AS live,
+  EXISTS (SELECT 1 FROM holdfast.snapshots AS s WHERE s.id = b.id) AS built
+FROM holdfast.builds AS b
+WHERE b.id = :id::text;
+
+-- name: lock_lease
+-- Lock a job that is still this lease's; no row: it is not.
+SELECT j.id
+FROM holdfast.jobs AS j
+WHERE j.id = :id::uuid
+  AND j.token = :token::bigint
+  AND j.status = 'running'
+  AND j.owner IS NOT NULL
+FOR UPDATE;
+
+-- name: take_build
+UPDATE holdfast.builds AS b
+SET job_id = :job_id::uuid,
+    token = :token::bigint,
+    taken_at = holdfast.clock()
+WHERE b.id = :id::text;
+
+-- name: release_build
+DELETE FROM holdfast.builds AS b
+WHERE b.id = :id::text
+  AND (b.job_id IS NULL OR (b.job_id = :job_id::uuid AND b.token = :token::bigint));
+
+-- name: forget_builds
+-- Locks whose lease fell, a while ago: nobody came to take them.
+DELETE FROM holdfast.builds AS b
+WHERE b.id IN (
+  SELECT o.id FROM holdfast.builds AS o
+  WHERE o.taken_at < holdfast.clock() - make_interval(secs => :age::float8)
+    AND NOT EXISTS (
+      SELECT 1 FROM holdfast.jobs AS j
+      WHERE j.id = o.job_id AND j.token = o.token AND j.status = 'running' AND j.owner IS NOT NULL)
+  FOR UPDATE SKIP LOCKED)
+RETURNING b.id;
+
+-- name: publish_snapshot
+-- The build's lock is held, and it is not there yet.
+INSERT INTO holdfast.snapshots (
+  id, tenant, parent, task, task_hash, components, folder, digest, size, made_at, used_at, job_id, token)
+VALUES (
+  :id::text, :tenant::text, :parent::text, :task::text, :task_hash::text, :components::json, :folder::text, :digest::text,
+  :size::bigint, holdfast.clock(), holdfast.clock(), :job_id::uuid, :token::bigint);
+
+-- name: snapshot_family
+-- A snapshot and all that was made from it. Uses snapshots_parent.
+WITH RECURSIVE family AS (
+  SELECT s.id FROM holdfast.snapshots AS s WHERE s.id = :id::text AND s.tenant = :tenant::text
+  UNION
+  SELECT c.id FROM family AS f JOIN holdfast.snapshots AS c ON c.parent = f.id
+)
+SELECT f.id FROM family AS f ORDER BY f.id;
+
+-- name: lock_snapshots
+-- In order; the next statement looks who needs them.
+SELECT s.id, s.tenant, s.parent, s.task, s.task_hash, s.components, s.folder, s.digest, s.size, s.made_at, s.used_at, s.job_id
+FROM holdfast.snapshots AS s
+WHERE s.id IN (SELECT e FROM json_array_elements_text(:ids::json) AS e)
+ORDER BY s.id
+FOR UPDATE;
+
+-- name: snapshot_users
+-- Jobs that have not ended and have one of these in their plan. Uses tasks_parent, tasks_snapshot.
+SELECT u.snapshot, u.job_id
+FROM (
+  SELECT t.snapshot, t.job_id FROM holdfast.tasks AS t
+  WHERE t.snapshot IN (SELECT e FROM json_array_elements_text(:ids::json) AS e)
+  UNION
+  SELECT t.parent, t.job_id FROM holdfast.tasks AS t
+  WHERE t.parent IN (SELECT e FROM json_array_elements_text(:ids::json) AS e)) AS u
+JOIN holdfast.jobs AS j ON j.id = u.job_id
+WHERE j.finished_at IS NULL
+ORDER BY u.snapshot, u.job_id;
+
+-- name: remove_snapshots
+DELETE FROM holdfast.snapshots AS s
+WHERE s.id IN (SELECT e FROM json_array_elements_text(:ids::json) AS e)
+RETURNING s.id;
+
+-- name: evictable_snapshots
+-- Leaves that nobody has used for a while and no unfinished job has in its plan: oldest, then largest. Uses snapshots_used,
+-- snapshots_parent, tasks_parent, tasks_snapshot.
+SELECT s.id
+FROM holdfast.snapshots AS s
+WHERE s.used_at <= holdfast.clock() - make_interval(secs => :grace::float8)
+  AND NOT EXISTS (SELECT 1 FROM holdfast.snapshots AS c WHERE c.parent = s.id)
+  AND NOT EXISTS (
+    SELECT 1 FROM holdfast.tasks AS t JOIN holdfast.jobs AS j ON j.id = t.job_id
+    WHERE t.snapshot = s.id AND j.finished_at IS NULL)
+  AND NOT EXISTS (
+    SELECT 1 FROM holdfast.tasks AS t JOIN holdfast.jobs AS j ON j.id = t.job_id
+    WHERE t.parent = s.id AND j.finished_at IS NULL)
+ORDER BY s.used_at, s.size DESC, s.id
+LIMIT :limit::integer;
+
+-- name: unused_snapshots
+-- Which of these, locked, nobody has used for a while.
+SELECT s.id
+FROM holdfast.snapshots AS s
+WHERE s.id IN (SELECT e FROM json_array_elements_text(:ids::json) AS e)
+  AND s.used_at <= holdfast.clock() - make_interval(secs => :grace::float8);
+
+-- name: standing_folders
+-- Which of these folders have a row. Uses snapshots_folder.
+SELECT s.folder
+FROM holdfast.snapshots AS s
+WHERE s.folder IN (SELECT e FROM json_array_elements_text(:folders::json) AS e);

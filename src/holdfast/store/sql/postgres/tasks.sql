@@ -1,0 +1,34 @@
+-- The tasks of pipelines. Whoever writes one has locked the job with its own lease.
+
+-- name: list_tasks
+SELECT t.n, t.name, t.status, t.cached, t.parent, t.snapshot, t.started_at, t.ended_at, t.exit_code
+FROM holdfast.tasks AS t
+WHERE t.job_id = :id::uuid
+ORDER BY t.n;
+
+-- name: delete_tasks
+DELETE FROM holdfast.tasks AS t WHERE t.job_id = :id::uuid;
+
+-- name: insert_tasks
+-- A kept result keeps its times; what was found in the cache ended when that was seen.
+INSERT INTO holdfast.tasks (job_id, n, name, status, cached, parent, snapshot, started_at, ended_at, exit_code)
+SELECT r.job_id, r.n, r.name, r.status, r.cached, r.parent, r.snapshot, r.started_at,
+  CASE WHEN r.cached THEN coalesce(r.ended_at, holdfast.clock()) ELSE r.ended_at END, r.exit_code
+FROM :rows AS r(job_id uuid, n integer, name text, status text, cached bool, parent text, snapshot text,
+  started_at timestamptz, ended_at timestamptz, exit_code integer);
+
+-- name: write_task
+-- Where a task stands now; no row: it stood there already, or is not there.
+UPDATE holdfast.tasks AS t
+SET status = :status::text,
+    cached = :cached::boolean,
+    started_at = CASE
+      WHEN :status::text = 'pending' OR :cached::boolean THEN NULL
+      ELSE coalesce(CASE WHEN :status::text <> 'running' THEN t.started_at END, holdfast.clock())
+    END,
+    ended_at = CASE WHEN :status::text NOT IN ('pending', 'running') THEN holdfast.clock() END,
+    exit_code = :exit_code::integer
+WHERE t.job_id = :id::uuid
+  AND t.n = :n::integer
+  AND t.status <> :status::text
+RETURNING t.name, t.snapshot;

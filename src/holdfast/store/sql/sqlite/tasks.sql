@@ -1,0 +1,33 @@
+-- The tasks of pipelines. Whoever writes one has locked the job with its own lease.
+
+-- name: list_tasks
+SELECT t.n, t.name, t.status, t.cached, t.parent, t.snapshot, t.started_at, t.ended_at, t.exit_code
+FROM tasks AS t
+WHERE t.job_id = :id
+ORDER BY t.n;
+
+-- name: delete_tasks
+DELETE FROM tasks WHERE job_id = :id;
+
+-- name: insert_tasks
+-- A kept result keeps its times; what was found in the cache ended when that was seen.
+-- each: rows
+INSERT INTO tasks (job_id, n, name, status, cached, parent, snapshot, started_at, ended_at, exit_code)
+VALUES (:job_id, :n, :name, :status, :cached, :parent, :snapshot, :started_at,
+  CASE WHEN :cached THEN coalesce(:ended_at, clock()) ELSE :ended_at END, :exit_code);
+
+-- name: write_task
+-- Where a task stands now; no row: it stood there already, or is not there.
+UPDATE tasks
+SET status = :status,
+    cached = :cached,
+    started_at = CASE
+      WHEN :status = 'pending' OR :cached THEN NULL
+      ELSE coalesce(CASE WHEN :status <> 'running' THEN started_at END, clock())
+    END,
+    ended_at = CASE WHEN :status NOT IN ('pending', 'running') THEN clock() END,
+    exit_code = :exit_code
+WHERE job_id = :id
+  AND n = :n
+  AND status <> :status
+RETURNING name, snapshot;

@@ -1,0 +1,167 @@
+"""Jobs that run in the request that submits them: a worker with claiming off, and a cap instead of a line.
+
+A job is accepted and claimed in one transaction, or refused at once. From there on it is a job like any other: the same
+executor, leases, events and finish. What a crashed server left is adopted by the worker, like any orphan, and counts
+against the cap until it ends.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from holdfast.config import Settings
+from holdfast.errors import AtCapacity, Conflict, NotFound
+from holdfast.model import Gate, Job, Lease, Status
+from holdfast.store import Store
+from holdfast.submission import Accepted, check, fingerprint, parse
+from holdfast.timing import jitter
+from holdfast.worker.completer import retried
+from holdfast.worker.worker import Worker
+
+
+class Run:
+    """One job in this server's hands, or one that it met: whoever asked for it may wait for its end."""
+
+    def __init__(self, job_id: str, tenant: str, *, reused: bool) -> None:
+        self.job_id = job_id
+        self.tenant = tenant
+        self.reused = reused
+        self.over = asyncio.Event()
+
+    def joined(self) -> "Run":
+        """The same job for another caller, who did not make it."""
+        run = Run(self.job_id, self.tenant, reused=True)
+        run.over = self.over
+        return run
+
+
+class Direct:
+    """Runs at most `max_concurrency` jobs at once, retries included."""
+
+    def __init__(self, worker: Worker, store: Store, settings: Settings) -> None:
+        self._worker = worker
+        self._store = store
+        self._settings = settings
+        self.on_disconnect = settings.on_disconnect
+        self._admitted = 0
+        self._keys: dict[tuple[str, str, str], Run] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def leave(self) -> None:
+        """Take nothing new, and hand over."""
+        self._worker.leave()
+
+    async def submit(self, job: Mapping[str, Any], *, tenant: str, key: str | None, sent: Sequence[Any]) -> Run:
+        """Accept a job and start it; refuse it when there is no room. A repeat of a call that runs here joins it."""
+        again = None if key is None else (tenant, key, fingerprint(sent))
+        if again is not None and again in self._keys:
+            return self._keys[again].joined()
+        self._refuse_if_full()
+        domain = self._domain(check(parse(job), tenant).capability)
+        self._admitted += 1
+        released: asyncio.Event | None = None
+        try:
+            accepted, released = await self._start(job, domain, tenant, key, sent)
+        finally:
+            if released is None:  # Refused, or there already.
+                self._admitted -= 1
+        run = Run(accepted.id, tenant, reused=accepted.reused)
+        if again is not None:
+            self._keys[again] = run
+        # Reason for a bare task: it outlives the request, and holds itself.
+        task = asyncio.create_task(self._look_on(run) if released is None else self._carry(run, released))
+        self._tasks.add(task)
+        task.add_done_callback(lambda _: self._over(run, task, again))
+        return run
+
+    def _refuse_if_full(self) -> None:
+        if self._worker.leaving:
+            raise AtCapacity("this server is leaving; ask another one, or again in a moment")
+        most = self._settings.max_concurrency
+        if self._admitted + self._worker.adopted >= most:
+            raise AtCapacity(f"this server runs as many jobs as it may: {most}; try again when one has ended")
+
+    def _domain(self, capability: str) -> str:
+        domain = self._worker.domain_of(capability)
+        if domain is None:
+            raise Conflict(f"this server has no queue, and cannot run {capability} itself")
+        return domain
+
+    async def _start(
+        self, job: Mapping[str, Any], domain: str, tenant: str, key: str | None, sent: Sequence[Any]
+    ) -> tuple[Accepted, asyncio.Event | None]:
+        accepted: list[Accepted] = []
+
+        async def claim() -> Lease | None:
+            ttl = self._settings.lease_ttl
+            found, lease = await self._store.direct.accept(
+                self._worker.id, job, domain=domain, ttl=ttl, tenant=tenant, key=key, sent=sent
+            )
+            accepted.append(found)
+            return lease
+
+        released = await self._take(claim)
+        return accepted[0], released
+
+    async def _take(self, claim: Callable[[], Awaitable[Lease | None]]) -> asyncio.Event | None:
+        """Run what was claimed; the answer is set when it is no longer in our hands."""
+
+        async def leases() -> Sequence[Lease]:
+            lease = await claim()
+            return () if lease is None else (lease,)
+
+        for hold in await self._worker.take(leases):
+            released = asyncio.Event()
+            hold.on_release = released.set
+            return released
+        return None
+
+    def _over(self, run: Run, task: "asyncio.Task[None]", key: tuple[str, str, str] | None) -> None:
+        run.over.set()
+        self._tasks.discard(task)
+        if key is not None:
+            self._keys.pop(key, None)
+
+    async def _carry(self, run: Run, released: asyncio.Event | None) -> None:
+        """Stay with a job to its end, through its retries."""
+        try:
+            while released is not None:
+                await released.wait()
+                released = await self._retry(run)
+        finally:
+            self._admitted -= 1
+
+    async def _look_on(self, run: Run) -> None:
+        """Wait for a job that somebody else runs."""
+        while not self._worker.leaving:
+            job = await self._job(run)
+            if job is None or job.status is not Status.RUNNING:
+                return
+            await asyncio.sleep(jitter(self._settings.poll_interval / 4))
+
+    async def _retry(self, run: Run) -> asyncio.Event | None:
+        """Wait out the pause before the next attempt, and claim it; None when the job has ended or is not ours."""
+        while not self._worker.leaving:
+            job = await self._job(run)
+            if job is None or job.status is not Status.QUEUED:
+                return None
+            if job.gate is Gate.OPEN and (released := await self._again(job)) is not None:
+                return released
+            await asyncio.sleep(jitter(self._settings.poll_interval))
+        return None
+
+    async def _again(self, job: Job) -> asyncio.Event | None:
+        domain = self._worker.domain_of(job.capability)
+        if domain is None:
+            return None
+        ttl = self._settings.lease_ttl
+        claim = self._store.direct.claim
+        return await self._take(
+            lambda: retried(lambda: claim(self._worker.id, job.id, domain=domain, ttl=ttl), "a retry")
+        )
+
+    async def _job(self, run: Run) -> Job | None:
+        try:
+            return await retried(lambda: self._store.jobs.get(run.job_id, tenant=run.tenant), "a look at a job")
+        except NotFound:
+            return None

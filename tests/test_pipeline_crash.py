@@ -1,0 +1,159 @@
+"""Workers that are killed at every step of a pipeline: each task runs once, and nothing half-made is ever used."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.model import Job, Status
+from holdfast.pipeline.snapshots import Folders
+from tests.crashing_worker import Hook
+from tests.fleet import Fleet
+from tests.pipelines import Pipes, adds, task
+from tests.rig import eventually
+
+SLOW: dict[str, Any] = {"lease_ttl": 60.0, "heartbeat_interval": 1.0, "adopt_backoff": 0.1}
+"""Whoever is killed is found dead by its lock; its lease would last a minute."""
+BOTH = ["locked", "row", "published"]
+STEPS = {
+    "sqlite": [*BOTH, "planned", "spawned", "quiet", "sync", "sync parent", "copied", "ending", "restored"],
+    "postgres": [*BOTH, "recorded", "going", "copy", "rename", "kept", "reused", "placed"],
+}
+"""Every step is died at on one store; those at which the record changes, on both."""
+KNOWN = ("reused", "restored", "placed")
+"""The steps that come with a chain that is known in part."""
+UNNAMED = {"sync parent", "row", "copied"}
+"""Where a folder is in its place and has no row: it is swept, in time."""
+
+
+@pytest.fixture
+def pipes(fleet: Fleet, tmp_path: Path) -> Pipes:
+    return Pipes(fleet, tmp_path)
+
+
+def marks(pipes: Pipes, name: str) -> list[str]:
+    path = pipes.marker.with_name(f"{name}.marks")
+    return path.read_text().split() if path.exists() else []
+
+
+async def submit(pipes: Pipes, name: str, *more: dict[str, Any], **fields: Any) -> Job:
+    """A pipeline of its own: another environment makes other results."""
+    spec = {"env": {"MARKER": str(pipes.marker.with_name(f"{name}.marks"))}}
+    return await pipes.submit(adds("one"), adds("two"), *more, spec=spec, **fields)
+
+
+async def content(pipes: Pipes, job: Job) -> str:
+    """What the last task of a job left."""
+    last = (await pipes.tasks(job))[-1].snapshot
+    (snapshot,) = [one for one in await pipes.snapshots() if one.id == last]
+    return (pipes.folder_of(snapshot) / "made").read_text()
+
+
+async def test_worker_killed_at_any_step_repeats_no_task(kind: str, fleet: Fleet, pipes: Pipes) -> None:
+    """Proves P2, P5, P6, L13, R4."""
+    known = {step: await submit(pipes, step, queue="other") for step in KNOWN if step in STEPS[kind]}
+    fleet.start({"other": 4}, **SLOW)
+    for job in known.values():
+        await fleet.ended(job, Status.SUCCEEDED)
+    jobs = {
+        step: await submit(pipes, step, *[adds("three")] * (step in known), queue=step.replace(" ", "_"))
+        for step in STEPS[kind]
+    }
+    victims = {
+        step: fleet.start({step.replace(" ", "_"): 1}, Hook(step=step, do="kill", job=job.id), **SLOW)
+        for step, job in jobs.items()
+    }
+    for step, victim in victims.items():
+        assert await victim.dead() == -signal.SIGKILL, (step, victim.log)
+    for step, job in jobs.items():
+        ended = await fleet.ended(job, Status.SUCCEEDED)
+        tasks = ["one", "two", "three"] if step in known else ["one", "two"]
+        assert (step, marks(pipes, step)) == (step, tasks)
+        assert (step, await content(pipes, job)) == (step, "".join(f"{name}\n" for name in tasks))
+        assert (step, ended.attempts) == (step, 1)
+        await fleet.assert_true(job)
+    stored = await pipes.snapshots()
+    assert len(stored) == 2 * len(jobs) + len(known)
+    folders = Folders.below(fleet.settings.shared)
+    standing = {snapshot.folder for snapshot in stored}
+    assert len({*folders.names()} - standing) >= len(UNNAMED & {*jobs})
+    folders.sweep(standing, grace=0.0)
+    assert {*folders.names()} == standing
+    await fleet.sweep()
+    await fleet.sweep(marks_for=0.0)
+    assert fleet.folders_of() == []
+
+
+async def test_next_builds_when_the_builder_is_killed(fleet: Fleet, pipes: Pipes) -> None:
+    """Proves P5: the one worker that is left adopts the task that runs, although the waiter has its one slot.
+
+    The lock falls with the builder's lease: until the adoption the waiter may take it, and builds, too.
+    """
+    waits = task("three", 'echo here; while [ ! -e "$GATE" ]; do sleep 0.05; done; echo three >> made')
+    gate = pipes.marker.with_name("gate")
+    spec = {"env": {"MARKER": str(pipes.marker), "GATE": str(gate)}}
+    builder = await pipes.submit(adds("one"), waits, spec=spec, queue="a")
+    victim = fleet.start({"a": 1}, **SLOW)
+    await fleet.says(builder, "here")
+    waiter = await pipes.submit(adds("one"), waits, spec=spec, queue="b")
+    fleet.start({"b": 1}, **SLOW)
+
+    async def waiting() -> bool:
+        return bool(await fleet.events(waiter, "task"))
+
+    await eventually(waiting, "the waiter has planned")
+    victim.kill()
+    gate.touch()
+    await fleet.ended(builder, Status.SUCCEEDED)
+    await fleet.ended(waiter, Status.SUCCEEDED)
+    assert pipes.ran() in (["one", "three"], ["one", "three", "three"])
+    assert await pipes.kept() == ["one", "three"]
+    assert await pipes.content("three") == "one\nthree\n"
+
+
+@pytest.mark.parametrize(("mode", "ran"), [("always", ["one", "two", "two"]), ("none", ["one", "two", "one", "two"])])
+async def test_lost_workspace_goes_on_behind_the_latest_snapshot(
+    fleet: Fleet, pipes: Pipes, mode: str, ran: list[str]
+) -> None:
+    """Proves P2: its supervisor is killed in the middle of a task, and all that ran with it."""
+    gate = pipes.marker.with_name("gate")
+    spec = {"env": {"MARKER": str(pipes.marker), "GATE": str(gate)}}
+    waits = task("two", 'echo here; while [ ! -e "$GATE" ]; do sleep 0.05; done; echo two >> made')
+    job = await pipes.submit(adds("one"), waits, spec=spec, snapshot=mode, max_attempts=2, retry={"base": 0, "cap": 0})
+    fleet.start({"default": 1}, **SLOW)
+    await fleet.says(job, "here")
+    os.kill(fleet.supervisor_of(job), signal.SIGKILL)
+    gate.touch()
+    await fleet.ended(job, Status.SUCCEEDED)
+    assert pipes.ran() == ran
+    assert await pipes.statuses(job) == ["succeeded", "succeeded"]
+    if mode == "always":
+        assert await pipes.content("two") == "one\ntwo\n"
+
+
+async def test_worker_that_sleeps_through_its_lease_moves_nothing(fleet: Fleet, pipes: Pipes) -> None:
+    """Proves P2, L15, L6: it wakes with a restored tree in its hands, while the next task of its adopter runs."""
+    await fleet.ended(await _known(fleet, pipes), Status.SUCCEEDED)
+    gate = pipes.marker.with_name("gate")
+    spec = {"env": {"MARKER": str(pipes.marker), "GATE": str(gate)}}
+    waits = task("two", 'echo two >> made; echo here; while [ ! -e "$GATE" ]; do sleep 0.05; done; echo end >> made')
+    job = await pipes.submit(adds("one"), waits, spec=spec, queue="a")
+    victim = fleet.start({"a": 1}, Hook(step="restored", do="stop", job=job.id))
+    await victim.stopped()
+    await fleet.says(job, "here")
+    victim.signal(signal.SIGCONT)
+    again = await submit(pipes, "again", queue="a")
+    await fleet.ended(again, Status.SUCCEEDED)
+    gate.touch()
+    await fleet.ended(job, Status.SUCCEEDED)
+    assert await content(pipes, job) == "one\ntwo\nend\n"
+
+
+async def _known(fleet: Fleet, pipes: Pipes) -> Job:
+    """A first task that is known, and a worker that lives."""
+    fleet.start({"other": 2})
+    gate = pipes.marker.with_name("gate")
+    spec = {"env": {"MARKER": str(pipes.marker), "GATE": str(gate)}}
+    return await pipes.submit(adds("one"), spec=spec, queue="other")

@@ -1,0 +1,126 @@
+"""Pipelines in containers, with a real engine: files, and a Postgres beside the tasks in the same container."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.model import Status
+from tests.engine import IMAGE, Daemon
+from tests.pipelines import Pipes
+from tests.postgres_image import NAME, image
+from tests.rig import Rig
+
+SCHEMA = "CREATE TABLE fruit (id integer PRIMARY KEY, name text NOT NULL);\n"
+SEED = "INSERT INTO fruit SELECT n, 'fruit ' || n FROM generate_series(1, 1000) AS n;\n"
+
+
+@pytest.fixture(scope="session")
+def postgres_image(docker_engine: Daemon) -> str:
+    docker_engine.docker("import", "-", NAME, stdin=image())
+    return NAME
+
+
+@pytest.fixture
+def pipes(rig: Rig, dock: Daemon, tmp_path: Path) -> Pipes:
+    pipes = Pipes(rig, tmp_path)
+    (pipes.inputs / "schema.sql").write_text(SCHEMA)
+    (pipes.inputs / "seed.sql").write_text(SEED)
+    return pipes
+
+
+async def submit(pipes: Pipes, *tasks: dict[str, Any], image: str = IMAGE, **fields: Any) -> Any:
+    return await pipes.rig.store.jobs.submit(
+        {"runner": "docker", "spec": {"image": image}, "tasks": list(tasks), **fields}
+    )
+
+
+def sh(name: str, script: str) -> dict[str, Any]:
+    return {"name": name, "command": ["sh", "-ec", script]}
+
+
+async def test_tasks_share_a_container_and_its_results_are_known_later(pipes: Pipes, dock: Daemon) -> None:
+    """Proves P1, P2, P4, P7: one container, non-root, and none at all for what is known."""
+    rig = pipes.rig
+    tasks = [sh("one", "id -u; hostname > /tmp/host; echo one > made"), sh("two", "cat /tmp/host; echo two >> made")]
+    async with rig.worker():
+        with dock.recorded() as record:
+            job = await rig.ended(await submit(pipes, *tasks), Status.SUCCEEDED)
+            again = await rig.ended(await submit(pipes, *tasks), Status.SUCCEEDED)
+            more = await rig.ended(await submit(pipes, *tasks, sh("three", "cat made")), Status.SUCCEEDED)
+    assert (await rig.log(job))[0] == "65532"
+    assert (record.runs(job.id), record.runs(again.id), record.runs(more.id)) == (1, 0, 1)
+    assert await pipes.statuses(again) == ["cached", "cached"]
+    assert await rig.log(more) == ["one", "two"]
+    assert await pipes.content("two") == "one\ntwo\n"
+    assert list((rig.settings.state / "spaces").glob("*/*")) == []
+
+
+async def test_postgres_in_the_container_is_snapshot_and_goes_on(
+    pipes: Pipes, dock: Daemon, postgres_image: str
+) -> None:
+    """Proves P8: stopped, copied and started again in a container that stays up; the restored rows are the same."""
+    rig = pipes.rig
+    steps: list[dict[str, Any]] = [{"name": "schema", "sql": "schema.sql"}, {"name": "seed", "sql": "seed.sql"}]
+    asks = sh("ask", 'psql -X -At -c "SELECT count(*), sum(id) FROM fruit"')
+    async with rig.worker():
+        with dock.recorded() as record:
+            job = await submit(pipes, *steps, image=postgres_image, connector="postgres")
+            job = await rig.ended(job)
+            assert job.status is Status.SUCCEEDED, (job.error, await rig.log(job, "stderr"))
+            more = await submit(pipes, *steps, asks, image=postgres_image, connector="postgres")
+            await rig.ended(more, Status.SUCCEEDED)
+    assert record.runs(job.id) == 1
+    assert await pipes.statuses(job) == ["succeeded", "succeeded"]
+    assert await pipes.statuses(more) == ["cached", "cached", "succeeded"]
+    assert await rig.log(more) == ["1000|500500"]
+
+
+async def test_lost_container_goes_on_behind_the_latest_snapshot(pipes: Pipes, dock: Daemon) -> None:
+    """Proves P2: its container is removed in the middle of a task."""
+    rig = pipes.rig
+    waits = sh("two", "echo here; cat made; if [ $HOLDFAST_ATTEMPT = 1 ]; then sleep 600; fi; echo two >> made")
+    async with rig.worker():
+        job = await submit(
+            pipes, sh("one", "echo ran; echo one > made"), waits, max_attempts=2, retry={"base": 0, "cap": 0}
+        )
+        await rig.says(job, "here")
+        dock.docker("rm", "-fv", *dock.containers())
+        await rig.ended(job, Status.SUCCEEDED)
+    assert (await rig.log(job)).count("ran") == 1
+    assert await pipes.content("two") == "one\ntwo\n"
+    assert list((rig.settings.state / "spaces").glob("*/*")) == []
+
+
+async def test_remote_engine_is_refused_clearly(pipes: Pipes, dock: Daemon) -> None:
+    """Proves R17: a workspace is a folder of this host. The engine is reached over TCP, as one elsewhere would be."""
+    rig = pipes.rig
+    async with over_tcp(dock) as host:
+        rig.set(docker_host=host)
+        async with rig.worker():
+            job = await rig.ended(await submit(pipes, sh("one", "true"), max_attempts=3), Status.FAILED)
+    assert job.error is not None
+    assert job.error.message.startswith("a pipeline's workspace is a folder that is mounted into its container")
+    assert await pipes.snapshots() == []
+
+
+@asynccontextmanager
+async def over_tcp(dock: Daemon) -> AsyncIterator[str]:
+    """A port of this machine that leads to the engine's socket."""
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65_536):
+                writer.write(data)
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_unix_connection(dock.socket)
+        await asyncio.gather(pass_on(reader, back), pass_on(there, writer))
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"

@@ -1,0 +1,297 @@
+"""Pipelines of processes, with a real worker: order, cache, locks, failures, stops, plans that change."""
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.model import Status
+from holdfast.pipeline.snapshots import Folders
+from tests.pipelines import Pipes, adds, task
+from tests.rig import Rig, eventually
+
+pytestmark = pytest.mark.asyncio
+
+
+@pytest.fixture
+def pipes(rig: Rig, tmp_path: Path) -> Pipes:
+    return Pipes(rig, tmp_path)
+
+
+async def test_tasks_run_in_order_in_one_workspace(pipes: Pipes) -> None:
+    """Proves P1, P7, E7."""
+    rig = pipes.rig
+    async with rig.worker():
+        job = await rig.ended(await pipes.submit(adds("one"), adds("two"), adds("three")), Status.SUCCEEDED)
+    assert pipes.ran() == ["one", "two", "three"]
+    assert (job.attempts, job.exit_code) == (1, 0)
+    told = [(event.task, event.data["status"]) for event in await rig.events(job, "task") if "status" in event.data]
+    assert told == [(name, status) for name in ("one", "two", "three") for status in ("running", "succeeded")]
+    lines = [(event.task, line) for event in await rig.events(job, "log") for line in event.data["lines"]]
+    assert lines == [
+        ("one", "one"),
+        *(("two", w) for w in ("one", "two")),
+        *(("three", w) for w in ("one", "two", "three")),
+    ]
+    records = await pipes.tasks(job)
+    assert [(record.name, record.status, record.exit_code) for record in records] == [
+        (name, "succeeded", 0) for name in ("one", "two", "three")
+    ]
+    for record in records:
+        assert record.started_at is not None
+        assert record.ended_at is not None
+        assert record.started_at <= record.ended_at
+    assert {record.snapshot for record in records} == {snapshot.id for snapshot in await pipes.snapshots()}
+    assert await pipes.content("three") == "one\ntwo\nthree\n"
+    assert rig.folders == []
+
+
+async def test_second_job_starts_nothing(pipes: Pipes) -> None:
+    """Proves P4."""
+    rig = pipes.rig
+    async with rig.worker():
+        await rig.ended(await pipes.submit(adds("one"), adds("two")), Status.SUCCEEDED)
+        again = await rig.ended(await pipes.submit(adds("one"), adds("two")), Status.SUCCEEDED)
+    assert pipes.ran() == ["one", "two"]
+    assert await pipes.statuses(again) == ["cached", "cached"]
+    assert again.attempts == 0
+    assert len(await pipes.snapshots()) == 2
+
+
+async def test_chain_goes_on_behind_its_latest_snapshot(pipes: Pipes) -> None:
+    """Proves P2, P4: what is known is restored, not run."""
+    rig = pipes.rig
+    async with rig.worker():
+        await rig.ended(await pipes.submit(adds("one"), adds("two"), adds("three")), Status.SUCCEEDED)
+        other = await rig.ended(await pipes.submit(adds("one"), adds("two"), adds("four")), Status.SUCCEEDED)
+    assert pipes.ran() == ["one", "two", "three", "four"]
+    assert await pipes.statuses(other) == ["cached", "cached", "succeeded"]
+    assert await pipes.content("four") == "one\ntwo\nfour\n"
+
+
+@pytest.mark.parametrize(("mode", "kept"), [("always", ["one", "two"]), ("final", ["two"]), ("none", [])])
+async def test_mode_says_what_is_kept(pipes: Pipes, mode: str, kept: list[str]) -> None:
+    """Proves P7."""
+    rig = pipes.rig
+    async with rig.worker():
+        await rig.ended(await pipes.submit(adds("one"), adds("two"), snapshot=mode), Status.SUCCEEDED)
+    assert await pipes.kept() == kept
+
+
+async def test_first_failure_fails_the_job_and_keeps_nothing_of_it(pipes: Pipes) -> None:
+    """Proves P1, P7. A resume goes on behind what was kept."""
+    rig = pipes.rig
+    async with rig.worker():
+        tasks = (adds("one"), task("two", 'test -e "$GATE"; echo two >> made'), adds("three"))
+        spec = {"env": {"MARKER": str(pipes.marker), "GATE": str(pipes.marker.with_name("gate"))}}
+        job = await rig.ended(await pipes.submit(*tasks, spec=spec), Status.FAILED)
+        assert (job.exit_code, job.error and job.error.code) == (1, "exit_nonzero")
+        assert await pipes.statuses(job) == ["succeeded", "failed", "pending"]
+        assert await pipes.kept() == ["one"]
+        pipes.marker.with_name("gate").touch()
+        await rig.store.jobs.resume(job.id)
+        await rig.ended(job, Status.SUCCEEDED)
+    assert pipes.ran() == ["one", "two", "two", "three"]
+    assert await pipes.statuses(job) == ["succeeded", "succeeded", "succeeded"]
+    assert await pipes.content("three") == "one\ntwo\nthree\n"
+
+
+async def test_cancel_keeps_nothing_of_the_task_that_it_stops(pipes: Pipes) -> None:
+    """Proves P7, C1."""
+    rig = pipes.rig
+    async with rig.worker():
+        job = await pipes.submit(adds("one"), task("two", "echo here; sleep 600"), stop_grace=1)
+        await rig.says(job, "here")
+        await rig.store.jobs.cancel(job.id)
+        await rig.ended(job, Status.CANCELLED)
+    assert await pipes.statuses(job) == ["succeeded", "cancelled"]
+    assert await pipes.kept() == ["one"]
+    assert rig.folders == []
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_limits_of_time_hold_for_each_task_and_for_all(pipes: Pipes, whole: bool) -> None:
+    """Proves P1, R8."""
+    rig = pipes.rig
+    async with rig.worker():
+        slow = task("two", "sleep 600") if whole else task("two", "sleep 600", timeout=0.5)
+        job = await pipes.submit(adds("one"), slow, timeout=2 if whole else None, stop_grace=0)
+        job = await rig.ended(job, Status.TIMED_OUT)
+    assert await pipes.statuses(job) == ["succeeded", "timed_out"]
+    assert await pipes.kept() == ["one"]
+
+
+async def test_four_jobs_at_once_build_once(pipes: Pipes) -> None:
+    """Proves P5: the others wait, and start nothing."""
+    rig = pipes.rig
+    async with rig.worker():
+        jobs = [await pipes.submit(adds("one"), task("two", "sleep 0.5; echo two >> made")) for _ in range(4)]
+        for job in jobs:
+            await rig.ended(job, Status.SUCCEEDED)
+    assert pipes.ran() == ["one", "two"]
+    assert sorted([await pipes.statuses(job) for job in jobs]) == [["cached", "cached"]] * 3 + [["succeeded"] * 2]
+    assert len(await pipes.snapshots()) == 2
+
+
+async def test_waiter_builds_when_the_builder_is_cancelled(pipes: Pipes) -> None:
+    """Proves P5: a lock falls with its lease."""
+    rig = pipes.rig
+    async with rig.worker():
+        gate = pipes.marker.with_name("gate")
+        spec = {"env": {"MARKER": str(pipes.marker), "GATE": str(gate)}}
+        tasks = [task("one", 'echo here; while [ ! -e "$GATE" ]; do sleep 0.05; done; echo one > made')]
+        builder = await pipes.submit(*tasks, spec=spec, stop_grace=0)
+        await rig.says(builder, "here")
+        waiter = await pipes.submit(*tasks, spec=spec)
+
+        async def planned() -> bool:
+            return bool(await rig.events(waiter, "task"))
+
+        await eventually(planned, "the waiter has planned")
+        await rig.store.jobs.cancel(builder.id)
+        await rig.says(waiter, "here")
+        gate.touch()
+        await rig.ended(waiter, Status.SUCCEEDED)
+    assert pipes.ran() == ["one", "one"]
+    assert await pipes.kept() == ["one"]
+
+
+async def test_waiter_can_be_cancelled(pipes: Pipes) -> None:
+    """Proves P5, C1: without a start."""
+    rig = pipes.rig
+    async with rig.worker():
+        tasks = [task("one", "echo here; sleep 600")]
+        builder = await pipes.submit(*tasks, stop_grace=0)
+        await rig.says(builder, "here")
+        waiter = await pipes.submit(*tasks)
+
+        async def planned() -> bool:
+            return bool(await rig.events(waiter, "task"))
+
+        await eventually(planned, "the waiter has planned")
+        await rig.store.jobs.cancel(waiter.id)
+        assert (await rig.ended(waiter, Status.CANCELLED)).attempts == 0
+        await rig.store.jobs.cancel(builder.id)
+        await rig.ended(builder, Status.CANCELLED)
+
+
+async def test_files_reach_the_tasks_by_content(pipes: Pipes) -> None:
+    """Proves P3, P4: a renamed file is the same file; another content is another task."""
+    rig = pipes.rig
+    (pipes.inputs / "a.txt").write_text("first")
+    (pipes.inputs / "b.txt").write_text("first")
+    reads = ["sh", "-ec", 'echo read >> "$MARKER"; cat "$HOLDFAST_INPUTS"/*.txt > made; pwd > place']
+    async with rig.worker():
+        for name in ("a.txt", "b.txt"):
+            tasks = [{"name": "read", "command": reads, "files": [name]}]
+            job = await rig.ended(await pipes.submit(*tasks), Status.SUCCEEDED)
+        assert (await pipes.statuses(job), pipes.ran()) == (["cached"], ["read"])
+        (pipes.inputs / "b.txt").write_text("second")
+        await rig.ended(await pipes.submit(*tasks), Status.SUCCEEDED)
+    assert pipes.ran() == ["read", "read"]
+    assert sorted([(pipes.folder_of(one) / "made").read_text() for one in await pipes.snapshots()]) == [
+        "first",
+        "second",
+    ]
+
+
+async def test_changed_file_is_planned_again_when_the_job_resumes(pipes: Pipes) -> None:
+    """Proves P9."""
+    rig = pipes.rig
+    source = pipes.inputs / "script"
+    source.write_text("exit 7")
+    runs = {"name": "two", "command": ["sh", "-c", '. "$HOLDFAST_INPUTS/script"'], "files": ["script"]}
+    async with rig.worker():
+        job = await rig.ended(await pipes.submit(adds("one"), runs), Status.FAILED)
+        before = [record.snapshot for record in await pipes.tasks(job)]
+        source.write_text("echo two >> made")
+        await rig.store.jobs.resume(job.id)
+        await rig.ended(job, Status.SUCCEEDED)
+    after = [record.snapshot for record in await pipes.tasks(job)]
+    assert (before[0], before[1] != after[1]) == (after[0], True)
+    plans = [event.data for event in await rig.events(job, "task") if "plan" in event.data]
+    assert [(plan["plan"], plan.get("replanned", False)) for plan in plans] == [(before[1], False), (after[1], True)]
+    assert pipes.ran() == ["one"]
+    assert await pipes.content("two") == "one\ntwo\n"
+
+
+async def test_snapshot_is_the_base_of_another_job(pipes: Pipes) -> None:
+    """Proves P12."""
+    rig = pipes.rig
+    async with rig.worker():
+        first = await rig.ended(await pipes.submit(adds("one"), adds("two")), Status.SUCCEEDED)
+        base = (await pipes.tasks(first))[-1].snapshot
+        await rig.ended(await pipes.submit(adds("three"), base=base), Status.SUCCEEDED)
+        assert await pipes.content("three") == "one\ntwo\nthree\n"
+        unknown = await rig.ended(await pipes.submit(adds("three"), base="f" * 64), Status.FAILED)
+    assert unknown.error is not None
+    assert unknown.error.message == f"base: there is no snapshot {'f' * 64}"
+    assert unknown.attempts == 1
+
+
+async def test_snapshot_that_finds_no_room_fails_the_job_and_leaves_nothing(pipes: Pipes) -> None:
+    """Proves P11."""
+    rig = pipes.rig
+    rig.set(snapshots_max_bytes=1000)
+    async with rig.worker():
+        job = await rig.ended(
+            await pipes.submit(adds("small"), task("large", "head -c 2000 /dev/zero > big")), Status.FAILED
+        )
+        assert job.error is not None
+        assert (job.error.code, await pipes.kept()) == ("cache_full", ["small"])
+        assert "HOLDFAST_SNAPSHOTS_MAX_BYTES is 1000" in job.error.message
+        assert len(Folders.below(rig.settings.shared).names()) == 1
+        await rig.ended(await pipes.submit(adds("small"), adds("other")), Status.SUCCEEDED)
+    assert await pipes.kept() == ["other", "small"]
+
+
+async def test_damaged_snapshot_is_built_again(pipes: Pipes) -> None:
+    """Proves P6: verified when it is used."""
+    rig = pipes.rig
+    async with rig.worker():
+        await rig.ended(await pipes.submit(adds("one"), adds("two")), Status.SUCCEEDED)
+        (two,) = [one for one in await pipes.snapshots() if one.task == "two"]
+        (pipes.folder_of(two) / "made").write_text("spoilt")
+        job = await rig.ended(await pipes.submit(adds("one"), adds("two"), adds("three")), Status.SUCCEEDED)
+        (three,) = [one for one in await pipes.snapshots() if one.task == "three"]
+        (pipes.folder_of(three) / "made").unlink()
+        again = await rig.ended(await pipes.submit(adds("one"), adds("two"), adds("three")), Status.SUCCEEDED)
+    assert await pipes.statuses(job) == ["cached", "succeeded", "succeeded"]
+    assert await pipes.statuses(again) == ["cached", "cached", "succeeded"], "also where nothing would have to run"
+    assert pipes.ran() == ["one", "two", "two", "three", "three"]
+    assert await pipes.content("three") == "one\ntwo\nthree\n"
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"files": ["nothing"]}, "tasks[0].files[0]: there is no file nothing in"),
+        ({"files": ["../outside"]}, "tasks[0].files[0]: "),
+    ],
+)
+async def test_what_cannot_be_planned_fails_at_once(pipes: Pipes, asked: dict[str, object], message: str) -> None:
+    """Proves P10, R17: and nothing is published."""
+    rig = pipes.rig
+    (pipes.inputs.parent / "outside").write_text("")
+    async with rig.worker():
+        job = await rig.ended(await pipes.submit(adds("one", **asked), max_attempts=3), Status.FAILED)
+    assert job.error is not None
+    assert job.error.message.startswith(message)
+    assert (job.error.code, pipes.ran(), await pipes.snapshots()) == ("contract_violation", [], [])
+
+
+async def test_service_of_a_worker_that_leaves_is_taken_over(pipes: Pipes) -> None:
+    """Proves P2, C9: handed over in the middle of a task, each task ran once."""
+    rig = pipes.rig
+    gate = pipes.marker.with_name("gate")
+    spec = {"env": {"MARKER": str(pipes.marker), "GATE": str(gate)}}
+    waits = task("two", 'echo here; while [ ! -e "$GATE" ]; do sleep 0.05; done; echo two >> made')
+    async with rig.worker():
+        job = await pipes.submit(adds("one"), waits, adds("three"), spec=spec)
+        await rig.says(job, "here")
+    gate.touch()
+    async with rig.worker():
+        job = await rig.ended(job, Status.SUCCEEDED)
+    assert pipes.ran() == ["one", "two", "three"]
+    assert job.attempts == 1
+    assert await pipes.kept() == ["one", "three", "two"]
+    assert await pipes.content("three") == "one\ntwo\nthree\n"

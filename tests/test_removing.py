@@ -1,0 +1,42 @@
+"""Folders that are over go, many at a time, whatever a child left in them."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from holdfast.runner.children import Children
+from holdfast.runner.removing import Removals
+
+
+@pytest.mark.parametrize("rm", [True, False], ids=["rm", "without-rm"])
+async def test_many_folders_are_removed_together(tmp_path: Path, rm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not rm:
+        monkeypatch.setattr("shutil.which", lambda *_, **__: None)
+    children = Children()
+    removals = Removals(children)
+    folders = [tmp_path / f"-{n} of '50'\n" for n in range(50)]
+    for folder in folders:
+        (folder / "work" / "output").mkdir(parents=True)
+        (folder / "spec").write_text("")
+    await asyncio.gather(*(removals.remove(folder) for folder in folders))
+    assert os.listdir(tmp_path) == []
+    await removals.remove(folders[0])  # One that is gone already is no error.
+    children.close()
+
+
+async def test_a_folder_deeper_than_a_path_can_be_long_is_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "deep"
+    folder.mkdir()
+    fd = os.open(folder, os.O_RDONLY)
+    for _ in range(3000):
+        os.mkdir("d" * 20, dir_fd=fd)
+        inner = os.open("d" * 20, os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = inner
+    os.close(fd)
+    children = Children()
+    await Removals(children).remove(folder)
+    assert not folder.exists()
+    children.close()

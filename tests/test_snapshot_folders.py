@@ -1,0 +1,213 @@
+"""The folders of snapshots: whole or not there, whatever dies at which step; copied in the way that the disk can."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import CacheFull, SnapshotDamaged
+from holdfast.pipeline import copying
+from holdfast.pipeline.copying import SUBVOLUME_ROOT, copy_folder, make_folder, probe
+from holdfast.pipeline.snapshots import TEMPORARY, Changed, Folders, look
+from tests.disks import MIB, disk, missing
+
+ID = "a" * 64
+STEPS = ["copy", "sync", "rename", "sync parent", "row"]
+DIE = """
+import os, signal, sys
+from pathlib import Path
+from holdfast.pipeline.snapshots import Folders
+
+def at(step):
+    if step == sys.argv[3]:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Folders(Path(sys.argv[1]), at=at).copy(sys.argv[4], Path(sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    return fill(tmp_path / "work")
+
+
+def fill(work: Path) -> Path:
+    """A folder with what a database's has: modes, owners, links, empty folders, names that are no text."""
+    work.mkdir(exist_ok=True)
+    (work / "base").mkdir(mode=0o700)
+    (work / "base" / "1").write_bytes(os.urandom(100_000))
+    (work / "base" / "1").chmod(0o600)
+    (work / "empty").mkdir(mode=0o750)
+    (work / "link").symlink_to("base/1")
+    (work / "dangling").symlink_to("/nowhere")
+    Path(os.fsdecode(os.fsencode(work) + b"/\xff")).write_text("odd")
+    if os.geteuid() == 0:
+        os.chown(work / "base" / "1", 65532, 65533)
+    return work
+
+
+def contents(folder: Path) -> dict[str, object]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() and not path.is_symlink() else None
+        for path in folder.rglob("*")
+    }
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Folders:
+    return Folders(tmp_path / "snapshots")
+
+
+def test_copy_and_restore_keep_everything(folders: Folders, workspace: Path, tmp_path: Path) -> None:
+    """Proves P6."""
+    made = folders.copy(ID, workspace)
+    assert made.size == 100_003
+    assert folders.names() == [made.folder]
+    assert os.listdir(folders.root / TEMPORARY) == []
+    folders.restore(made.folder, made.digest, tmp_path / "again")
+    assert contents(tmp_path / "again") == contents(workspace)
+    assert look(tmp_path / "again").digest == look(workspace).digest == made.digest
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_crash_at_any_step_leaves_no_half_snapshot(folders: Folders, workspace: Path, step: str) -> None:
+    """Proves P6."""
+    died = subprocess.run([sys.executable, "-c", DIE, folders.root, workspace, step, ID], check=False)
+    assert died.returncode == -signal.SIGKILL
+    for name in folders.names():
+        assert contents(folders.root / name) == contents(workspace)
+    assert len(folders.names()) == (STEPS.index(step) >= STEPS.index("sync parent"))
+    made = folders.copy(ID, workspace)
+    assert folders.sweep({made.folder}, grace=3600) == 0, "younger than the grace"
+    assert folders.sweep({made.folder}, grace=-1) >= 1
+    assert folders.names() == [made.folder]
+    assert os.listdir(folders.root / TEMPORARY) == []
+    assert folders.verify(made.folder, made.digest)
+
+
+def test_sweep_leaves_a_builder_that_lives(folders: Folders, workspace: Path) -> None:
+    """Proves P6."""
+    swept = []
+    busy = Folders(folders.root, at=lambda step: swept.append(folders.sweep((), grace=-1)) if step == "sync" else None)
+    made = busy.copy(ID, workspace)
+    assert swept == [0]
+    assert folders.verify(made.folder, made.digest)
+
+
+@pytest.mark.parametrize("harm", ["cut", "gone", "added", "mode", "all"])
+def test_snapshot_that_is_not_what_was_published_is_refused(
+    folders: Folders, workspace: Path, tmp_path: Path, harm: str
+) -> None:
+    """Proves P6."""
+    made = folders.copy(ID, workspace)
+    place = folders.root / made.folder
+    match harm:
+        case "cut":
+            os.truncate(place / "base" / "1", 99_999)
+        case "gone":
+            (place / "link").unlink()
+        case "added":
+            (place / "empty" / "new").touch()
+        case "mode":
+            (place / "base").chmod(0o777)
+        case "all":
+            folders.remove(made.folder)
+    assert not folders.verify(made.folder, made.digest)
+    with pytest.raises(SnapshotDamaged):
+        folders.restore(made.folder, made.digest, tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
+def test_workspace_that_changes_while_it_is_copied_is_not_published(
+    workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proves P6."""
+
+    def restless(source: Path, target: Path) -> copying.Strategy:
+        done = copy_folder(source, target)
+        (source / "base" / "1").write_bytes(b"more")
+        return done
+
+    monkeypatch.setattr("holdfast.pipeline.snapshots.copy_folder", restless)
+    folders = Folders(tmp_path / "snapshots")
+    with pytest.raises(Changed):
+        folders.copy(ID, workspace)
+    assert folders.names() == os.listdir(folders.root / TEMPORARY) == []
+
+
+@pytest.mark.skipif(missing("ext4") is not None, reason=missing("ext4") or "")
+def test_full_disk_is_cache_full_and_leaves_nothing(workspace: Path, tmp_path: Path) -> None:
+    """Proves P6, P11."""
+    with disk(tmp_path, "ext4", 8 * MIB) as small:
+        folders = Folders(small / "snapshots")
+        made = folders.copy(ID, workspace)
+        (workspace / "big").write_bytes(os.urandom(10 * MIB))
+        with pytest.raises(CacheFull, match="No space left on device"):
+            folders.copy("b" * 64, workspace)
+        assert folders.names() == [made.folder]
+        assert os.listdir(folders.root / TEMPORARY) == []
+        assert folders.verify(made.folder, made.digest)
+        (workspace / "big").unlink()
+        assert folders.copy("b" * 64, workspace).size == made.size
+        assert folders.strategy == "copy"
+
+
+@pytest.fixture
+def cow(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a btrfs."""
+    if reason := missing("btrfs"):
+        pytest.skip(reason)
+    with disk(tmp_path, "btrfs", 128 * MIB) as mounted:
+        yield mounted
+
+
+def test_subvolumes_are_copied_in_one_step_and_stay_apart(cow: Path) -> None:
+    """Proves P6."""
+    folders = Folders(cow / "snapshots")
+    assert folders.strategy == "subvolume"
+    make_folder(cow / "work")
+    fill(cow / "work")
+    assert copy_folder(cow / "work", cow / "direct") == "subvolume"
+    made = folders.copy(ID, cow / "work")
+    assert os.lstat(folders.root / made.folder).st_ino == SUBVOLUME_ROOT
+    (cow / "work" / "base" / "1").write_text("later")
+    folders.restore(made.folder, made.digest, cow / "again")
+    assert os.lstat(cow / "again").st_ino == SUBVOLUME_ROOT
+    assert (cow / "again" / "base" / "1").stat().st_size == 100_000
+    (cow / "again" / "base" / "1").write_text("other")
+    assert folders.verify(made.folder, made.digest)
+    folders.remove(made.folder)
+    assert folders.names() == os.listdir(folders.root / TEMPORARY) == []
+
+
+def test_plain_folder_on_btrfs_shares_blocks_and_becomes_a_subvolume(cow: Path) -> None:
+    """Proves P6."""
+    (cow / "work").mkdir()
+    (cow / "work" / "big").write_bytes(os.urandom(int(shutil.disk_usage(cow).free * 0.6)))
+    folders = Folders(cow / "snapshots")
+    made = folders.copy(ID, cow / "work")  # Does not fit twice: it is there only if its blocks are shared.
+    assert os.lstat(folders.root / made.folder).st_ino == SUBVOLUME_ROOT
+    folders.restore(made.folder, made.digest, cow / "again")
+    assert look(cow / "again").shape == look(cow / "work").shape
+
+
+def test_nested_subvolume_is_not_lost(cow: Path) -> None:
+    """Proves P6."""
+    make_folder(cow / "work")
+    make_folder(cow / "work" / "inner")
+    (cow / "work" / "inner" / "file").write_text("kept")
+    folders = Folders(cow / "snapshots")
+    made = folders.copy(ID, cow / "work")
+    assert (folders.root / made.folder / "inner" / "file").read_text() == "kept"
+
+
+def test_reflinks_are_found_by_trying(tmp_path: Path, cow: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copying, "_make_subvolume", lambda path: False)
+    assert probe(cow) == "reflink"
+    assert probe(tmp_path) == "copy"
+    assert list(cow.iterdir()) == []

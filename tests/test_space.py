@@ -1,0 +1,71 @@
+"""The workspace of an attempt on the disk: whose it is, and which plan it has."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.runner.base import Identity, Order, TooLate
+from holdfast.runner.host import StateFolder
+from holdfast.runner.process import ProcessRunner
+from holdfast.runner.space import Place, Programs, give_like, make_space
+from holdfast.runner.spec import Task
+from tests.attempt import NOBODY, needs_root
+
+IDENTITY = Identity("test", "01a1dfaf-a325-7000-8cd1-5ad758728aef", 1)
+
+
+class Staging:
+    """A plan with one file."""
+
+    def __init__(self, name: str) -> None:
+        self.plan = name.encode()
+        self._name = name
+
+    def programs(self, place: Place) -> Programs:
+        return Programs(tasks=(Task(name="one", argv=("cat", f"{place.inputs}/{self._name}"), cwd=place.tree),))
+
+    def stage(self, inputs: Path) -> None:
+        (inputs / self._name).write_text(self._name)
+
+
+async def test_whoever_comes_next_brings_its_own_plan(tmp_path: Path) -> None:
+    """Proves P9, R4: what another owner put in place and never started is replaced as a whole."""
+    runner = ProcessRunner(StateFolder(tmp_path), "test", user=None, log_cap=1 << 20)
+
+    async def confirm() -> None:
+        pass
+
+    def order(name: str, **more: Any) -> Order:
+        spec: dict[str, Any] = {"tasks": []}
+        return Order(
+            identity=IDENTITY, domain=runner.domain, token=1, spec=spec, inputs={},
+            start_by=0.0, pipeline=Staging(name), **more,
+        )  # fmt: skip
+
+    for name in ("first", "second"):
+        with pytest.raises(TooLate):
+            await runner.start(order(name), confirm)
+        space = runner.folder(IDENTITY).path / "space"
+        assert (space / "plan").read_text() == name
+        assert os.listdir(space / "inputs") == [name]
+        assert name in (space.parent / "spec").read_text()
+        (space / "tree" / "left").touch()
+    runner.close()
+
+
+@needs_root
+def test_tree_and_inputs_are_the_users_and_the_rest_is_not(tmp_path: Path) -> None:
+    """Proves R25: a link in the workspace is changed itself, and not what it leads to."""
+    make_space(tmp_path, Staging("file"), NOBODY, NOBODY)
+    space = tmp_path / "space"
+    assert space.stat().st_uid == os.geteuid()
+    assert {path.stat().st_uid for path in (space / "tree", space / "inputs", space / "inputs" / "file")} == {NOBODY}
+    restored, outside = tmp_path / "restored", tmp_path / "outside"
+    restored.mkdir()
+    outside.touch()
+    (restored / "link").symlink_to(outside)
+    give_like(restored, space / "tree")
+    assert (restored.stat().st_uid, (restored / "link").lstat().st_uid) == (NOBODY, NOBODY)
+    assert outside.stat().st_uid == os.geteuid()
