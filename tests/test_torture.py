@@ -8,7 +8,7 @@ import sys
 import pytest
 from torture.processes import ROOT
 
-SECONDS = 25
+SECONDS = 20
 
 
 @pytest.mark.timeout(600)

@@ -54,11 +54,20 @@ class Case:
 
     def called(self, *verbs: str) -> list[Call]:
         """The calls of these verbs about this job that were done, or may have been."""
-        return [call for call in self.calls if call.verb in verbs and call.answer != "refused"]
+        return [call for call in self.calls if call.verb in verbs and may_be_done(call)]
 
     def struck(self, attempt: int) -> bool:
         """Whether a fault was aimed at the children of an attempt."""
         return any((self.job, attempt) in {(job, n) for job, n in fault.attempts} for fault in self.faults)
+
+
+def may_be_done(call: Call) -> bool:
+    """Whether a call had its effect, as far as its caller can know.
+
+    A forced delete is two steps. When a duty takes the job away between them, the answer is that it is not there.
+    """
+    not_found = call.error.startswith(("404", "NotFound"))
+    return call.answer != "refused" or (call.verb == "delete" and not_found)
 
 
 def cases(history: History) -> dict[str, Case]:

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from torture.cases import TERMINAL, Case
+from torture.cases import TERMINAL, Case, may_be_done
 from torture.history import Attempt, Call, Event, History
 
 Found = Iterator[tuple[str, str]]
@@ -35,7 +35,7 @@ def calls_are_done_whole_and_once(history: History, cases: Mapping[str, Case]) -
     made: dict[str, list[str]] = defaultdict(list)
     for record in history.records.values():
         made[record.labels.get("call", "")].append(record.id)
-    deleted = {job for call in history.calls if call.verb == "delete" and call.answer != "refused" for job in call.ids}
+    deleted = {job for call in history.calls if call.verb == "delete" and may_be_done(call) for job in call.ids}
     for calls in _same_calls(history.calls):
         first = calls[0]
         there = made[str(first.n)]
