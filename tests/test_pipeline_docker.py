@@ -26,6 +26,12 @@ def postgres_image(docker_engine: Daemon) -> str:
 
 
 @pytest.fixture
+def kind() -> str:
+    """A container knows nothing of the store; a server beside processes runs on the other one."""
+    return "postgres"
+
+
+@pytest.fixture
 def pipes(rig: Rig, dock: Daemon, tmp_path: Path) -> Pipes:
     pipes = Pipes(rig, tmp_path)
     (pipes.inputs / "schema.sql").write_text(SCHEMA)

@@ -22,6 +22,12 @@ MIGRATION = "ALTER TABLE fruit ADD COLUMN ripe boolean NOT NULL DEFAULT false;\n
 
 
 @pytest.fixture
+def kind() -> str:
+    """A server in a workspace knows nothing of the store; those in containers run on the other one."""
+    return "sqlite"
+
+
+@pytest.fixture
 def pipes(rig: Rig) -> Iterator[Pipes]:
     with open_folder() as folder:
         rig.set(data_dir=folder)

@@ -279,19 +279,25 @@ async def test_what_cannot_be_planned_fails_at_once(pipes: Pipes, asked: dict[st
     assert (job.error.code, pipes.ran(), await pipes.snapshots()) == ("contract_violation", [], [])
 
 
-async def test_service_of_a_worker_that_leaves_is_taken_over(pipes: Pipes) -> None:
-    """Proves P2, C9: handed over in the middle of a task, each task ran once."""
+async def test_pipeline_of_a_worker_that_leaves_is_taken_over_with_its_plan(pipes: Pipes) -> None:
+    """Proves P2, P9, C9: in the middle of a task. A file that changes meanwhile changes nothing for what runs."""
     rig = pipes.rig
     gate = pipes.marker.with_name("gate")
+    source = pipes.inputs / "word"
+    source.write_text("three")
     spec = {"env": {"MARKER": str(pipes.marker), "GATE": str(gate)}}
     waits = task("two", 'echo here; while [ ! -e "$GATE" ]; do sleep 0.05; done; echo two >> made')
+    reads = task("three", 'cat "$HOLDFAST_INPUTS/word" >> made', files=["word"])
     async with rig.worker():
-        job = await pipes.submit(adds("one"), waits, adds("three"), spec=spec)
+        job = await pipes.submit(adds("one"), waits, reads, spec=spec)
         await rig.says(job, "here")
+        planned = [record.snapshot for record in await pipes.tasks(job)]
+    source.write_text("another")
     gate.touch()
     async with rig.worker():
         job = await rig.ended(job, Status.SUCCEEDED)
     assert pipes.ran() == ["one", "two", "three"]
     assert job.attempts == 1
-    assert await pipes.kept() == ["one", "three", "two"]
-    assert await pipes.content("three") == "one\ntwo\nthree\n"
+    assert [record.snapshot for record in await pipes.tasks(job)] == planned
+    assert {snapshot.id for snapshot in await pipes.snapshots()} == {*planned}
+    assert await pipes.content("three") == "one\ntwo\nthree"

@@ -63,6 +63,9 @@ def test_example_prepares_a_database_once_and_opens_it_in_seconds(site: Site) ->
     file = str(EXAMPLE / "pipeline.json")
     first = site.run("run", "--file", file)
     assert "INSERT 0 10000" in first
+    watched = site.run("watch", first.partition("job ")[2].split()[0])
+    assert "-- planned: schema → seed → migrate → settle\n" in watched
+    assert watched.count("-- seed: running\n") == watched.count("-- seed: succeeded\n") == 1
     assert "INSERT" not in site.run("run", "--file", file)
     plan = site.run("plan", "--file", file, "--json")
     assert plan.count('"cached": true') == 4

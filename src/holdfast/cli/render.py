@@ -157,6 +157,11 @@ def event_line(event: Event) -> str | None:
         case "status":
             extra = " ".join(str(data[name]) for name in ("code", "message") if data.get(name))
             return f"{data['status']} {extra}".strip()
+        case "task" if "plan" in data:
+            again = "planned again" if data.get("replanned") else "planned"
+            return f"{again}: {' → '.join(data['tasks'])}"
+        case "task":
+            return f"{event.task}: {data['status']}{', cached' if data.get('cached') else ''}"
         case "progress":
             percent = f"{data['percent']:g} % " if isinstance(data.get("percent"), int | float) else ""
             return f"{percent}{data.get('message', '')}".strip()

@@ -22,6 +22,7 @@ class View:
         self._progress: dict[str, object] = dict(job.progress or {})
         self._lines: deque[Text] = deque(maxlen=TAIL)
         self._note = ""
+        self._tasks: dict[str, str] = {}
 
     def hear(self, event: Event) -> None:
         match event.type:
@@ -33,6 +34,10 @@ class View:
                 self._attempt = event.data.get("attempt", self._attempt)
             case "progress":
                 self._progress = dict(event.data)
+            case "task" if event.task is not None:
+                self._tasks[event.task] = "cached" if event.data.get("cached") else event.data["status"]
+            case "task":
+                self._tasks = dict.fromkeys(event.data["tasks"], "pending")
             case _:
                 self._note = render.event_line(event) or ""
 
@@ -44,6 +49,8 @@ class View:
             parts.append(ProgressBar(total=100, completed=float(percent), width=40))
         if self._progress.get("message"):
             parts.append(Text(str(self._progress["message"])))
+        if self._tasks:
+            parts.append(Text("  ".join(f"{name}: {status}" for name, status in self._tasks.items())))
         if self._note:
             parts.append(Text(self._note, style="dim"))
         return Group(*parts, *self._lines)

@@ -52,6 +52,8 @@ class Pipeline:
         self._folders = Folders(desk.settings.shared / SNAPSHOTS, at=self._at)
         self._evictor = Evictor(desk.store, self._folders, most=desk.settings.snapshots_max_bytes)
         self._locked: str | None = None
+        self.names: Sequence[str] = ()
+        self.course = Course((), at=0)
 
     # Before the start
 
@@ -82,18 +84,18 @@ class Pipeline:
         return Staged(self._plan, sources_for(self._lease, self._desk.settings))
 
     async def adopt(self, running: Running) -> None:
-        """Go on with the plan that it was started with."""
-        self._follow(await asyncio.to_thread(lambda: plan_in(running.space)))
+        """Go on with the plan that it was started with. Where that was cleared away, there is nothing to go on with."""
+        try:
+            self._follow(await asyncio.to_thread(lambda: plan_in(running.space)))
+        except FileNotFoundError:
+            log.warning("job %s attempt %d: its workspace is gone", self._lease.id, self._lease.attempt)
 
     def _follow(self, found: Plan) -> None:
         self._plan = found
         self._connector = CONNECTORS[found.connector]
         self._ledger = Ledger(self._desk.store, self._lease, found)
+        self.names = [task.name for task in found.tasks]
         self.course = Course(self.names, at=0 if found.base is None else -1)
-
-    @property
-    def names(self) -> Sequence[str]:
-        return [task.name for task in self._plan.tasks]
 
     # While it runs
 
