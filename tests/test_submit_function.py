@@ -6,10 +6,12 @@ from typing import Any
 import asyncpg
 import pytest
 
-from holdfast.model import Gate, Status, new_id
+from holdfast.model import Claimable, Gate, Status, new_id
 from holdfast.store.postgres import PostgresDatabase
 from holdfast.submission import Submission
-from tests.stage import Stage
+from holdfast.tasks import FIELDS as PIPELINE
+from holdfast.tasks import pipeline_of
+from tests.stage import TTL, Stage
 
 JOB = {"runner": "process", "spec": {"command": ["true"]}}
 
@@ -72,7 +74,7 @@ async def test_every_field_of_a_submission_is_known_to_the_function(stage: Stage
         "uploads": ["u"],
         "check": {"command": ["true"], "timeout": 1},
     }
-    assert set(everything) == set(Submission.__struct_fields__)
+    assert set(everything) == set(Submission.__struct_fields__) - set(PIPELINE)
     (by_sql,) = await submit(connection, everything)
     await stage.store.gates.resolve()
     await connection.execute("DELETE FROM holdfast.reuse")
@@ -81,6 +83,20 @@ async def test_every_field_of_a_submission_is_known_to_the_function(stage: Stage
     for field in type(record).__struct_fields__:
         if field != "id":
             assert getattr(record, field) == getattr(by_python, field), field
+
+
+async def test_a_pipelines_fields_stand_in_its_spec(stage: Stage, connection: Any) -> None:
+    """Submitted in Python they are put there. Proves P1 for SQL."""
+    asked = {"tasks": [{"name": "one", "command": ["true"]}], "connector": "files", "snapshot": "final"}
+    (by_sql,) = await submit(connection, {"runner": "process", "spec": asked})
+    by_python = await stage.submit(runner="process", spec={}, **asked)
+    pair = Claimable(queue="default", capability="process", domain="host")
+    leases = (await stage.store.leases.claim("w1", [pair], slots=2, ttl=TTL)).claimed
+    assert {lease.id for lease in leases} == {by_sql, by_python.id}
+    first, second = (pipeline_of(lease.spec) for lease in leases)
+    assert first == second is not None
+    with pytest.raises(asyncpg.PostgresError, match="tasks"):
+        await submit(connection, {"runner": "process", **asked})
 
 
 async def test_rollback_leaves_nothing_and_an_open_transaction_delays_nobody(stage: Stage, connection: Any) -> None:
