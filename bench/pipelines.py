@@ -74,7 +74,7 @@ async def twice(site: Site) -> list[Figure]:
 async def copies(site: Site, snapshot: Snapshot) -> list[Figure]:
     """A snapshot of a quiet data folder beside `cp` of the same, in turns; the server's own stop and start apart."""
     folders = Folders.below(site.folder / "shared")
-    tree, copy = site.folder / "tree", site.folder / "copy"
+    tree, copy, socket = site.folder / "tree", site.folder / "copy", Path(f"/tmp/hf-bench-{os.getpid()}")
     folders.restore(snapshot.folder, snapshot.digest, tree)
     ours: list[float] = []
     plain: list[float] = []
@@ -93,9 +93,10 @@ async def copies(site: Site, snapshot: Snapshot) -> list[Figure]:
         folders.remove(made.folder)
         with ExitStack() as server:
             with clock(starts):
-                server.enter_context(serving(tree, Path(f"/tmp/hf-bench-{os.getpid()}"), site.folder / "log"))
+                server.enter_context(serving(tree, socket, site.folder / "log"))
             with clock(stops):
                 server.close()
+    sh("rm -rf $1", socket)
     size = snapshot.size / 1e9
     return [
         Figure(f"snapshot of {size:.2f} GB: seconds", min(ours), None, reference=min(durable)),
