@@ -115,11 +115,21 @@ async def test_a_log_is_cut_at_its_cap_with_a_mark_and_event_lines_still_pass(ri
     assert len(await rig.events(job, "late")) == 1
 
 
-async def test_output_that_the_engine_rotates_away_is_read_from_the_volume(rig: Rig) -> None:
-    """More than the engine keeps, written before anybody reads, and bytes that are no text. Proves R10, R3."""
+async def test_output_that_the_engine_rotates_away_is_read_from_the_volume(rig: Rig, dock: Daemon) -> None:
+    """More than the engine keeps, written while nobody reads, and bytes that are no text. Proves R10, R3."""
     rig.set(log_max_bytes=100_000_000)
-    count = 600_000
-    job = await rig.box(f"printf 'a\\377\\000b\\n'; seq 1 {count}")
+    count = 3_000_000
+    wait = "while [ ! -e go ]; do sleep 0.1; done"
+    job = await rig.box(f"printf 'a\\377\\000b\\n'; {wait}; seq 1 {count}")
+    async with rig.worker():
+        await rig.says(job, "a\ufffd\0b")
+    (name,) = dock.containers()
+    dock.docker("exec", "-u", "65532", name, "touch", "/holdfast/attempt/work/go")
+
+    async def over() -> bool:
+        return dock.docker("ps", "-q") == ""
+
+    await eventually(over, "it has ended, unread")
     async with rig.worker():
         await rig.ended(job, Status.SUCCEEDED)
     seen, after = 0, 0
