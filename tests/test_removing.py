@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.model import Status
 from holdfast.runner.children import Children
 from holdfast.runner.removing import Removals
+from holdfast.worker import worker
+from tests.rig import Rig
 
 
 @pytest.mark.parametrize("rm", [True, False], ids=["rm", "without-rm"])
@@ -40,3 +43,28 @@ async def test_a_folder_deeper_than_a_path_can_be_long_is_removed(tmp_path: Path
     await Removals(children).remove(folder)
     assert not folder.exists()
     children.close()
+
+
+async def test_a_slot_is_free_while_what_is_over_is_still_removed_and_not_without_end(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that removes slowly holds no slot; once much waits for it, nothing new is taken. Leaving waits for it."""
+    goes_on = asyncio.Event()
+    really = Removals._remove
+
+    async def slowly(self: Removals, folders: list[Path]) -> None:
+        await goes_on.wait()
+        await really(self, folders)
+
+    monkeypatch.setattr(Removals, "_remove", slowly)
+    monkeypatch.setattr(worker, "CLEARING", 2)
+    jobs = [await rig.sh("true") for _ in range(3)]
+    async with rig.worker({"default": 1}):
+        for job in jobs[:2]:
+            await rig.ended(job, Status.SUCCEEDED)
+        await asyncio.sleep(3 * rig.settings.poll_interval)  # Long enough for a worker that would take the third one.
+        assert (await rig.get(jobs[2])).status is Status.QUEUED
+        assert len(rig.folders) == 2
+        goes_on.set()
+        await rig.ended(jobs[2], Status.SUCCEEDED)
+    assert rig.folders == []

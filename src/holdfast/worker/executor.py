@@ -59,6 +59,7 @@ class Execution:
         """Whether it is known that nothing of it can start any more."""
         self._over_budget: str | None = None
         self._mask = NO_MASK
+        self._ended = False
         self._pipeline: Pipeline | None = None
         if "tasks" in self._lease.spec:
             self._pipeline = Pipeline(desk, runner, hold, self._stopped_or_leaving)
@@ -76,10 +77,8 @@ class Execution:
             outcome = classify(end, lease)
             self._at("classified")
             status = await self._finish(outcome)
+            self._ended = status is not None
             self._at("finished")
-            if status is not None and self._running is not None:
-                await self._running.remove(others_held_it=lease.adopted)
-                self._at("removed")
             return status
         except Lost:
             log.info("job %s attempt %d: the lease is lost; leaving it alone", lease.id, lease.attempt)
@@ -95,6 +94,15 @@ class Execution:
         finally:
             if self._running is not None:
                 self._running.close()
+
+    async def clear(self) -> None:
+        """Remove what an attempt left here whose end is in the record. What cannot be removed now is for the sweep."""
+        if self._ended and self._running is not None:
+            try:
+                await self._running.remove(others_held_it=self._lease.adopted)
+                self._at("removed")
+            except Exception as error:
+                log.warning("job %s attempt %d is over, but not removed: %s", self._lease.id, self._lease.attempt, error)
 
     async def _execute(self) -> End:
         begun = await self._begin()

@@ -37,6 +37,8 @@ CRASHED_DELAY = 5.0
 PROMOTE = 1000
 CLAIM = 500
 """Jobs in one claim, at most: while they run, the database picks the next ones."""
+CLEARING = 32
+"""Attempts that are over and still being removed, at most, before something new is taken."""
 LEAVE_SECONDS = 10.0
 """How long the last writes may take when a worker leaves; then its leases have to expire."""
 
@@ -71,6 +73,8 @@ class Worker:
         threads = sum(queues.values()) or settings.max_concurrency
         self._runs = FunctionRuns(self._desk, functions, threads=threads, done=self._release)
         self._busy: Counter[str] = Counter()
+        self._clearing = 0
+        """How many attempts are over, their slots free, and still being removed."""
         self._hungry = set(self._queues)
         """Queues that may have something to claim."""
         self._capped: set[str] = set()
@@ -143,7 +147,7 @@ class Worker:
                 self._group = group
                 yield group
         except* _Given:
-            log.warning("leaving without the database: %d leases will expire", len(self._holds))
+            log.warning("leaving took too long: %d leases will expire", len(self._holds))
 
     async def _register(self) -> None:
         await self._store.workers.register(
@@ -221,7 +225,7 @@ class Worker:
         return any(self._free(queue) > 0 for queue in self._queues)
 
     def _free(self, queue: str) -> int:
-        return self._queues[queue] - self._busy[queue]
+        return self._queues[queue] - self._busy[queue] if self._clearing < CLEARING else 0
 
     async def _claim_round(self) -> None:
         """Adopt, then claim from each queue that may have something, up to its free slots."""
@@ -306,14 +310,26 @@ class Worker:
             self._runs.launch(hold)
 
     async def _execute(self, hold: Hold) -> None:
+        execution = Execution(self._desk, self._runners[hold.lease.runner], hold)
         try:
-            await Execution(self._desk, self._runners[hold.lease.runner], hold).run()
+            await execution.run()
         except Exception:
             log.exception("job %s: its supervision failed; handing it back", hold.lease.id)
             with contextlib.suppress(Exception):
                 await self._desk.hand_overs.ask(Handed(hold.lease, delay=CRASHED_DELAY, worn=True))
         finally:
             self._release(hold)
+        await self._clear(execution)
+
+    async def _clear(self, execution: Execution) -> None:
+        self._clearing += 1
+        try:
+            await execution.clear()
+        finally:
+            self._clearing -= 1
+            self._settled.set()
+            if self._clearing == CLEARING - 1:
+                self._nudge.set()
 
     def _release(self, hold: Hold) -> None:
         """A job is no longer ours: its slot is free."""
@@ -396,7 +412,7 @@ class Worker:
         try:
             async with asyncio.timeout(self._settings.drain_grace + LEAVE_SECONDS):
                 await self._runs.drain(self._settings.drain_grace)
-                while len(self._holds):
+                while self._holds or self._clearing:
                     self._settled.clear()
                     await self._settled.wait()
         except TimeoutError:
