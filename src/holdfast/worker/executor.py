@@ -102,7 +102,7 @@ class Execution:
                 await self._running.remove(others_held_it=self._lease.adopted)
                 self._at("removed")
             except Exception as error:
-                log.warning("job %s attempt %d is over, but not removed: %s", self._lease.id, self._lease.attempt, error)
+                log.warning("job %s attempt %d: not removed yet: %s", self._lease.id, self._lease.attempt, error)
 
     async def _execute(self) -> End:
         begun = await self._begin()
