@@ -82,7 +82,7 @@ async def test_what_began_and_ended_behind_its_engines_back_is_collected(
 async def test_an_engine_that_does_not_know_an_end_is_no_witness_against_the_supervisor(
     rig: Rig, dock: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An engine says 255 that was away when a container ended; what the supervisor wrote counts then. Proves R5, R22."""
+    """One that was away when a container ended says 255; what the supervisor wrote counts then. Proves R5, R22."""
     inspect = Engine.inspect
 
     async def forgetful(self: Engine, container: str) -> Seen:
