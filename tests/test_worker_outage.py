@@ -23,9 +23,7 @@ from tests.fleet import TTL, Fleet, fleet_on
 from tests.proxy import Proxy
 from tests.rig import eventually
 
-needs_faketime = pytest.mark.skipif(
-    shutil.which("faketime") is None and not os.environ.get("CI"), reason="wants Debian's faketime"
-)
+needs_faketime = pytest.mark.skipif(shutil.which("faketime") is None, reason="wants Debian's faketime")
 postgres_only = pytest.mark.parametrize("kind", ["postgres"])
 PATIENT: dict[str, Any] = {"lease_ttl": 9.0, "heartbeat_interval": 1.0}
 
