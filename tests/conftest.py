@@ -30,6 +30,11 @@ T = TypeVar("T")
 TEMPLATE = "holdfast_template"
 EXCUSES = ("root", "before Python")
 """What a machine may be without, in a reason to skip: the rights of root, a newer Python."""
+LONGEST = (
+    "test_worker_crash", "test_races", "test_docker_adoption", "test_torture", "test_worker_outage", "test_worker_hosts",
+    "test_machine", "test_pipeline_docker", "test_docker_engine", "test_pipeline_crash", "test_pipeline_postgres",
+    "test_readme", "test_wheel", "test_supervisor_build", "test_supervisor_fuzz", "test_docker", "test_service_crash",
+)  # fmt: skip
 _running = ExitStack()
 
 
@@ -53,6 +58,12 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
             report.outcome = "failed"
             report.longrepr = f"skipped, and in CI nothing is: {reason}"
     return report
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files first that take minutes: else one process would be busy with the last of them, alone."""
+    order = {name: n for n, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
 
 
 def pytest_configure(config: pytest.Config) -> None:
