@@ -31,8 +31,9 @@ from torture.world import TTL, World
 DISK = 24 << 20
 CLIENTS = 6
 ANSWER = 10.0
-QUIET = 60.0
-"""Seconds without any job's end, after which a run that should come to rest is called stuck."""
+QUIET = 150.0
+"""Seconds without any job's end, after which a run that should come to rest is called stuck: more than what waits
+longest for an answer, a call to a Docker engine that is busy."""
 
 
 @dataclass(frozen=True, kw_only=True)
