@@ -32,7 +32,8 @@ EXCUSES = ("root", "before Python")
 """What a machine may be without, in a reason to skip: the rights of root, a newer Python."""
 LONGEST = (
     "test_worker_crash", "test_races", "test_docker_adoption", "test_torture", "test_worker_outage",
-    "test_worker_hosts", "test_machine", "test_pipeline_docker", "test_docker_engine", "test_pipeline_crash", "test_pipeline_postgres",
+    "test_worker_hosts", "test_machine", "test_pipeline_docker", "test_docker_engine", "test_pipeline_crash",
+    "test_pipeline_postgres",
     "test_readme", "test_wheel", "test_supervisor_build", "test_supervisor_fuzz", "test_docker", "test_service_crash",
 )  # fmt: skip
 _running = ExitStack()
