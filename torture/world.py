@@ -8,10 +8,11 @@ import asyncio
 import contextlib
 import os
 import random
+import re
 import signal
 import sqlite3
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,6 +36,7 @@ SLOTS = 10
 FOREVER = 1e12
 MOST_STARTS = 5
 MENDED = "mended a stuck gate"
+DAMAGED = re.compile(r"snapshot ([0-9a-f]{64}) is not what was published")
 
 
 @dataclass
@@ -220,8 +222,14 @@ class World:
 
     def mended(self) -> list[str]:
         """What parts say they had to mend: each is a bug that a duty has hidden."""
-        lines = (line for part in self.parts.values() for line in part.log.read_text(errors="replace").splitlines())
-        return [line for line in lines if MENDED in line]
+        return [line for line in self._said() if MENDED in line]
+
+    def damaged(self) -> list[str]:
+        """The snapshots that workers say are not what was published."""
+        return [found.group(1) for line in self._said() if (found := DAMAGED.search(line))]
+
+    def _said(self) -> Iterator[str]:
+        return (line for part in self.parts.values() for line in part.log.read_text(errors="replace").splitlines())
 
     def end(self) -> None:
         """Kill all parts, for good."""
