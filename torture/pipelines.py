@@ -45,7 +45,7 @@ note end
 One that is flaky fails in the first attempt of every fourth job."""
 EPOCH = 3
 """Pipelines of one client, after which it goes on to new chains."""
-CHAINS = 3
+CHAINS = 2
 MOST_STEPS = 4
 SNAPSHOTS = "SELECT id, parent, task, folder, digest, made_at, job_id FROM {schema}snapshots"
 
