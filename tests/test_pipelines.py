@@ -156,7 +156,7 @@ async def test_waiter_builds_when_the_builder_is_cancelled(pipes: Pipes) -> None
 
 
 async def test_waiter_can_be_cancelled(pipes: Pipes) -> None:
-    """Proves P5, C1: without a start."""
+    """Proves P5, J17, C1: without a start; and it says whom it waits for."""
     rig = pipes.rig
     async with rig.worker():
         tasks = [task("one", "echo here; sleep 600")]
@@ -168,6 +168,11 @@ async def test_waiter_can_be_cancelled(pipes: Pipes) -> None:
             return bool(await rig.events(waiter, "task"))
 
         await eventually(planned, "the waiter has planned")
+        told = (await rig.store.explain.job(waiter.id)).reasons[-1]
+        assert (told.jobs, told.message) == (
+            (builder.id,), f"task one waits for job {builder.id}, which builds its snapshot",
+        )  # fmt: skip
+        assert [reason.about for reason in (await rig.store.explain.job(builder.id)).reasons] == ["status"]
         await rig.store.jobs.cancel(waiter.id)
         assert (await rig.ended(waiter, Status.CANCELLED)).attempts == 0
         await rig.store.jobs.cancel(builder.id)
