@@ -1,9 +1,12 @@
 """Pipelines of processes, with a real worker: order, cache, locks, failures, stops, plans that change."""
 
+import json
 from pathlib import Path
 
+import asyncpg
 import pytest
 
+from holdfast.errors import Invalid
 from holdfast.model import Status
 from holdfast.pipeline.snapshots import Folders
 from tests.pipelines import Pipes, adds, task
@@ -282,6 +285,22 @@ async def test_what_cannot_be_planned_fails_at_once(pipes: Pipes, asked: dict[st
     assert job.error is not None
     assert job.error.message.startswith(message)
     assert (job.error.code, pipes.ran(), await pipes.snapshots()) == ("contract_violation", [], [])
+
+
+@pytest.mark.parametrize("kind", ["postgres"])
+async def test_uploads_are_refused_also_by_a_worker(pipes: Pipes) -> None:
+    """Proves P3: they are in no identity; the result of one upload would stand for that of another."""
+    rig = pipes.rig
+    with pytest.raises(Invalid, match="put files below the sources"):
+        await pipes.submit(adds("one"), uploads=["an upload"])
+    asked = {"runner": "process", "spec": {"tasks": [adds("one")]}, "uploads": ["an upload"]}
+    sql = await asyncpg.connect(rig.settings.database_url)
+    by_sql = await sql.fetchval("SELECT id FROM holdfast.holdfast_submit($1::jsonb)", json.dumps(asked))
+    await sql.close()
+    async with rig.worker():
+        job = await rig.ended(str(by_sql), Status.FAILED)
+    assert (job.error and job.error.code, job.error and job.error.message[:8]) == ("contract_violation", "uploads:")
+    assert await pipes.snapshots() == []
 
 
 async def test_pipeline_of_a_worker_that_leaves_is_taken_over_with_its_plan(pipes: Pipes) -> None:

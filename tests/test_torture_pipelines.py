@@ -321,3 +321,15 @@ def test_builder_whose_lease_was_taken_may_be_joined_by_another() -> None:
         tale.history.events["builder 1"][lease], at=begun - 0.2
     )
     assert "one_builder_per_snapshot" not in {violation.rule for violation in check(tale.history)}
+
+
+def test_attempt_that_a_person_gave_up_says_nothing_of_the_next_one() -> None:
+    """It has no end in the history: what the next attempt found in the store is not its own word."""
+    tale = good()
+    attempt, events = tale.history.attempts["first"][0], tale.history.events["first"]
+    given_up = msgspec.structs.replace(attempt, end_seq=None, cause="lost", status="queued")
+    last = msgspec.structs.replace(attempt, attempt=2, claim_seq=len(events) + 1, end_seq=len(events) + 2)
+    tale.history.attempts["first"] = [given_up, last]
+    cached = {"status": "succeeded", "cached": True}
+    events.append(Event(seq=len(events) + 2, at=tale.at, type="task", task=LONG[0], data=cached))
+    assert "cached_tasks_do_not_run" not in {violation.rule for violation in check(tale.history)}

@@ -145,7 +145,8 @@ def _told(case: Case, attempt: int) -> Mapping[str, Mapping[str, object]]:
     """The last word of an attempt about each task."""
     for row in case.attempts:
         if row.attempt == attempt:
-            last = math.inf if row.end_seq is None else row.end_seq
+            given_up = min((other.claim_seq for other in case.attempts if other.attempt > attempt), default=math.inf)
+            last = given_up if row.end_seq is None else row.end_seq
             return {event.task: event.data for event in case.events if event.task and _says(event, row.claim_seq, last)}
     return {}
 
