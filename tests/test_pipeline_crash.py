@@ -17,8 +17,8 @@ from tests.rig import eventually
 SLOW: dict[str, Any] = {"lease_ttl": 60.0, "heartbeat_interval": 1.0, "adopt_backoff": 0.1}
 """Whoever is killed is found dead by its lock; its lease would last a minute."""
 STEPS = [
-    "planned", "recorded", "locked", "spawned", "going", "quiet", "copy", "sync", "rename", "sync parent", "row", "copied",
-    "published", "kept", "reused", "restored", "placed", "ending",
+    "planned", "recorded", "locked", "spawned", "going", "quiet", "copy", "sync", "rename", "sync parent", "row",
+    "copied", "published", "kept", "reused", "restored", "placed", "ending",
 ]  # fmt: skip
 """All that there are between the claim of a pipeline and its end."""
 KNOWN = ("reused", "restored", "placed")
