@@ -333,3 +333,13 @@ def test_attempt_that_a_person_gave_up_says_nothing_of_the_next_one() -> None:
     cached = {"status": "succeeded", "cached": True}
     events.append(Event(seq=len(events) + 2, at=tale.at, type="task", task=LONG[0], data=cached))
     assert "cached_tasks_do_not_run" not in {violation.rule for violation in check(tale.history)}
+
+
+def test_what_was_removed_before_the_next_task_began_may_be_built_again() -> None:
+    """The next task's start says that it was made, not that it is still there."""
+    tale = good()
+    ended = next(line.at for line in tale.history.lines if (line.what, line.task) == ("end", LONG[0]))
+    tale.history.removals.append(Removal(trail=LONG[0], sent=ended + 0.1, answered=ended + 0.2))
+    tale.history.kept.clear()
+    tale.job("again", LONG[:1])
+    assert "known_results_are_not_built_again" not in {violation.rule for violation in check(tale.history)}

@@ -75,20 +75,20 @@ def known_results_are_not_built_again(history: History, cases: Mapping[str, Case
     for run in _runs(cases):
         under_lock = run.keeps and not _lease_moved(run.case, run.looked, run.begin)
         looked = run.begin if under_lock else run.looked
-        for at in known[run.trail]:
-            if at < looked - BLUR and not _removed(history, run.trail, at, run.begin):
+        for made, at in known[run.trail]:
+            if at < looked - BLUR and not _removed(history, run.trail, made, run.begin):
                 yield run.case.job, f"attempt {run.attempt}: {run.trail} ran, and its snapshot had been there"
                 break
 
 
-def _known(history: History, cases: Mapping[str, Case]) -> Mapping[str, list[float]]:
-    """When the snapshot of a trail was certainly there: since it was made, if it stands at the end.
+def _known(history: History, cases: Mapping[str, Case]) -> Mapping[str, list[tuple[float, float]]]:
+    """Between which two times the snapshot of a trail was certainly made: one that stands at the end says so itself.
 
     Else by what came after it: the next task of a job that keeps it has begun, or such a job has succeeded.
     """
-    known: dict[str, list[float]] = defaultdict(list)
+    known: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for kept in history.kept:
-        known[kept.trail].append(kept.made)
+        known[kept.trail].append((kept.made, kept.made))
     runs: dict[tuple[str, int], list[Run]] = defaultdict(list)
     for run in _runs(cases):
         runs[run.case.job, run.attempt].append(run)
@@ -96,7 +96,7 @@ def _known(history: History, cases: Mapping[str, Case]) -> Mapping[str, list[flo
         ended = [row.ended for row in cases[job].attempts if row.attempt == attempt and row.status == "succeeded"]
         for run, at in zip(mine, [*(run.begin for run in mine[1:]), *ended[:1]], strict=False):
             if run.well and run.keeps:
-                known[run.trail].append(at)
+                known[run.trail].append((run.end, at))
     return known
 
 
