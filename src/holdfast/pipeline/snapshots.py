@@ -88,7 +88,7 @@ class Folders:
             with self._temporary(name) as place:
                 self._at("copy")
                 copied = place / DATA
-                copy_folder(workspace, copied)
+                copy_folder(workspace, copied, to_disk=True)
                 before, made = look(workspace), look(copied)
                 if before.shape != made.shape:
                     raise Changed(f"{workspace} changed while it was copied")
