@@ -22,7 +22,7 @@ from holdfast.pipeline.sources import inputs_of
 from holdfast.pipeline.throwaway import serving, throwaway
 
 SCALE = int(os.environ.get("HOLDFAST_BENCH_SCALE", "68"))
-ROUNDS = 5
+ROUNDS, COPIES = 3, 5
 USER = "postgres"
 STEPS = {
     "schema": "CREATE TABLE item (id integer PRIMARY KEY, text text);",
@@ -86,7 +86,7 @@ async def copies(site: Site, snapshot: Snapshot) -> list[Figure]:
     starts: list[float] = []
     stops: list[float] = []
     flushes: list[float] = []
-    for _ in range(ROUNDS):
+    for _ in range(COPIES):
         sh("sync")
         with clock(durable):
             with clock(plain):
