@@ -23,10 +23,14 @@ def known_results_overlooked() -> None:
 
 
 def build_without_lock() -> None:
-    async def mine(self: Ledger, snapshot: str) -> bool:
+    """Who finds a builder at work begins, too."""
+    lock = Ledger.lock
+
+    async def impatient(self: Ledger, snapshot: str) -> bool:
+        await lock(self, snapshot)
         return True
 
-    Ledger.lock = mine  # type: ignore[method-assign]
+    Ledger.lock = impatient  # type: ignore[method-assign]
 
 
 def snapshot_without_a_file() -> None:
@@ -50,8 +54,9 @@ def tasks_called_cached() -> None:
     Ledger.write = wrong  # type: ignore[method-assign]
 
 
+KNOWN_AGAIN = ["known_results_are_not_built_again", "one_builder_per_snapshot"]
 PIPELINES: dict[str, tuple[Callable[[], None], Sequence[str]]] = {
-    "known_results_overlooked": (known_results_overlooked, ["known_results_are_not_built_again"]),
+    "known_results_overlooked": (known_results_overlooked, KNOWN_AGAIN),
     "build_without_lock": (build_without_lock, ["one_builder_per_snapshot"]),
     "snapshot_without_a_file": (snapshot_without_a_file, ["snapshots_are_what_their_trail_says", "tasks_run_in_order"]),
     "tasks_called_cached": (tasks_called_cached, ["cached_tasks_do_not_run"]),

@@ -9,12 +9,14 @@ import contextlib
 import random
 import zlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tests.engine import IMAGE
 
 from holdfast.client.http import AsyncClient, Refused, ServerUnreachable
 from holdfast.pipeline.snapshots import TEMPORARY, Folders
+from torture import servers
 from torture.final import fetch, to_boottime
 from torture.history import Kept, Removal, boottime
 from torture.world import SERVERS, World
@@ -43,6 +45,10 @@ note end
 """Notes what it finds amiss in its workspace, and leaves something in it from its start to its end.
 
 One that is flaky fails in the first attempt of every fourth job."""
+PLAIN, CONTAINER, SERVED = "c", "d", "p"
+"""How trails begin: of processes, of containers, of processes with a Postgres beside them."""
+FEW = 0.06
+"""How many pipelines have a Postgres beside them."""
 EPOCH = 3
 """Pipelines of one client, after which it goes on to new chains."""
 CHAINS = 2
@@ -59,7 +65,9 @@ def steps(trail: str) -> list[str]:
 
 
 def content(trail: str) -> Mapping[str, str]:
-    """Every file that the snapshot of a trail has, with what is in it."""
+    """Every file that the snapshot of a trail has, with what is in it; of a server, the rows that it has."""
+    if trail.startswith(SERVED):
+        return {"made": "".join(f"{step}\n" for step in steps(trail))}
     parts = {
         f"part {step}": "".join(f"{step} {n + 1}\n" for n in range(lines(step))) for step in steps(trail) if lines(step)
     }
@@ -93,11 +101,13 @@ class Chains:
         self._shelf = shelf
         self._journal = journal
         self._port = port
+        self._served = FEW if servers.possible() else 0.0
         self._drawn = 0
 
     def draw(self, *, docker: bool) -> Body:
         """One pipeline: a chain from its root, or behind a snapshot that is there."""
-        rng, kind = self._rng, "d" if docker else "c"
+        rng = self._rng
+        kind = CONTAINER if docker else SERVED if rng.random() < self._served else PLAIN
         epoch, self._drawn = self._drawn // EPOCH, self._drawn + 1
         trail, base = f"{kind}{epoch}-{rng.randrange(CHAINS)}", None
         known = [(id, found) for id, found in self._shelf.snapshots if found.startswith(kind)]
@@ -109,24 +119,30 @@ class Chains:
             trails.append(trail)
         body: Body = {
             "runner": "docker" if docker else "process",
-            "spec": self._spec(docker=docker),
+            "spec": self._spec(kind),
             "tasks": [self._task(trail) for trail in trails],
             "snapshot": rng.choice(["always", "always", "always", "final", "none"]),
         }
+        if kind == SERVED:
+            body |= {"connector": "postgres", "queue": servers.QUEUE}
         if base is not None:
             body["base"] = base
-        if rng.random() < 0.1:
+        if rng.random() < 0.1 and kind != SERVED:
             body["timeout"] = rng.uniform(1, 4)
         return body
 
-    def _spec(self, *, docker: bool) -> Body:
-        if docker:
+    def _spec(self, kind: str) -> Body:
+        if kind == CONTAINER:
             return {"image": IMAGE, "network": "host", "env": {"PORT": str(self._port)}}
+        if kind == SERVED:
+            return {"user": servers.USER}
         return {"env": {"JOURNAL": self._journal, "PORT": ""}}
 
     def _task(self, trail: str) -> Body:
         """What the trail says, and nothing else: jobs that name it mean the same."""
         behind = steps(trail)[:-1]
+        if trail.startswith(SERVED):
+            return servers.task(trail, behind, lines(trail), self._journal)
         env = {
             "TRAIL": trail,
             "BEHIND": "\n".join([*behind, *behind[-1:]]),
@@ -168,11 +184,18 @@ async def read_snapshots(world: World) -> None:
     world.history.unnamed = [name for name in folders.names() if name not in standing]
     world.history.unnamed += sorted(path.name for path in temporary.iterdir()) if temporary.is_dir() else []
     for row in rows:
-        place = folders.root / str(row["folder"])
-        files = sorted(path for path in place.rglob("*") if path.is_file()) if place.is_dir() else []
+        id, trail, folder, digest = (str(row[name]) for name in ("id", "task", "folder", "digest"))
+        if verified := folders.verify(folder, digest):
+            served = trail.startswith(SERVED)
+            runs = world.folder / "runs"
+            files = servers.rows_of(folders, id, folder, digest, runs) if served else _files(folders.root / folder)
         kept = Kept(
-            id=str(row["id"]), trail=str(row["task"]), parent=str(row["parent"]), job=str(row["job_id"]),
-            made=to_boottime(row["made_at"]), verified=folders.verify(str(row["folder"]), str(row["digest"])),
-            files={str(file.relative_to(place)): file.read_text(errors="replace") for file in files},
+            id=id, trail=trail, parent=str(row["parent"]), job=str(row["job_id"]), made=to_boottime(row["made_at"]),
+            verified=verified, files=files if verified else {},
         )  # fmt: skip
         world.history.kept.append(kept)
+
+
+def _files(place: Path) -> Mapping[str, str]:
+    found = sorted(path for path in place.rglob("*") if path.is_file())
+    return {str(path.relative_to(place)): path.read_text(errors="replace") for path in found}

@@ -24,6 +24,7 @@ from tests.proxy import Proxy
 from holdfast.store.store import sqlite_path
 from torture.history import Fault, History, boottime
 from torture.processes import Part, state
+from torture.servers import QUEUE
 
 TTL = 6.0
 SETTINGS = {
@@ -31,6 +32,8 @@ SETTINGS = {
     "DRAIN_GRACE": 1.0, "STOP_GRACE": 1.0, "PROCESS_USER": "root", "AUTH": "off", "RATE_LIMIT": "none",
 }  # fmt: skip
 WORKERS = {"a1": "a", "a2": "a", "b1": "b", "d1": "d"}
+SMALL = "d"
+"""The host whose disk is small."""
 SERVERS = ("s1", "s2")
 SLOTS = 10
 FOREVER = 1e12
@@ -103,8 +106,9 @@ class World:
         if part.name in SERVERS:
             command = [python, "-m", "torture.entry", "serve", "--port", str(self.ports[part.name])]
         else:
+            queues = f"default:{SLOTS}" + (f",{QUEUE}:1" if part.host != SMALL else "")
             command = [
-                python, "-m", "torture.entry", "worker", "--queue", f"default:{SLOTS}", "--worker-id", part.id,
+                python, "-m", "torture.entry", "worker", "--queue", queues, "--worker-id", part.id,
                 "--app", "torture.functions:app",
             ]  # fmt: skip
         part.start(command, {**_plain_environment(), **self._settings(part)})
@@ -206,7 +210,9 @@ class World:
     async def running(self) -> AsyncIterator[None]:
         """Run all parts while the block lasts; afterwards they are dead."""
         (self.folder / "waits").mkdir()
+        self.folder.chmod(0o711)
         self.journal.touch()
+        self.journal.chmod(0o666)
         async with contextlib.AsyncExitStack() as held:
             for name, host in WORKERS.items():
                 self.parts[name] = Part(name, host, self.folder / f"{name}.log")
