@@ -83,8 +83,8 @@ bench-service: setup ## The service: submits against a constant, bulks against t
 docs: .venv/.ready ## Write the reference pages from the code
 	$(BIN)/python -m scripts.reference
 
-torture: setup ## Real workers and servers under random faults, and a checker over what happened: SECONDS=60 SEED=… STORE=sqlite RUNNERS=process,docker
-	@$(BIN)/python -m torture --seconds $(or $(SECONDS),60) --store $(or $(STORE),sqlite) --runners $(or $(RUNNERS),process) $(if $(SEED),--seed $(SEED))
+torture: setup ## Real workers and servers under random faults, and a checker over what happened: SECONDS=60 SEED=… STORE=sqlite RUNNERS=process,pipeline,docker
+	@$(BIN)/python -m torture --seconds $(or $(SECONDS),60) --store $(or $(STORE),sqlite) $(if $(RUNNERS),--runners $(RUNNERS)) $(if $(SEED),--seed $(SEED))
 
 torture-mutants: setup ## Take one safeguard after the other out of holdfast: torture must catch each (many minutes)
 	@$(BIN)/python -m torture.mutants

@@ -25,7 +25,10 @@ from holdfast.runner.docker.engine import Engine
 from holdfast.runner.function import Context, Functions
 from holdfast.runner.host import StateFolder
 from holdfast.store import orphans
+from holdfast.store.database import Tx
 from holdfast.store.leases import Leases
+from holdfast.store.postgres import PostgresTx
+from holdfast.store.sqlite import SqliteTx
 from holdfast.store.store import sqlite_path
 from holdfast.worker.worker import Worker
 
@@ -116,6 +119,21 @@ def step_after_engine_calls(hooks: Hooks) -> None:
         setattr(Engine, name, tell(getattr(Engine, name), f"engine {name}"))
 
 
+def step_before_statements(hooks: Hooks, *names: str) -> None:
+    """So are some statements in the middle of a transaction."""
+
+    def tell(rows: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def told(tx: Tx, name: str, /, **parameters: Any) -> Any:
+            if name in names:
+                hooks.at(f"statement {name}", None)
+            return await rows(tx, name, **parameters)
+
+        return told
+
+    for kind in (SqliteTx, PostgresTx):
+        kind.rows = tell(kind.rows)  # type: ignore[method-assign, assignment]
+
+
 def note(path: str, text: str) -> None:
     """Add a line to a file, in one write."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -170,6 +188,7 @@ async def main(part: Part) -> bool:
         lose_an_answer()
     hooks = Hooks(part.hooks, settings.url)
     step_after_engine_calls(hooks)
+    step_before_statements(hooks, "insert_tasks")
     state = StateFolder(settings.state, part.boot)
     async with AsyncExitStack() as held:
         worker = await opened(held, lambda: worker_of(

@@ -134,10 +134,11 @@ async def test_full_disk_evicts_what_may_go_and_else_is_cache_full(stage: Stage,
         assert len(folders_left(bench)) == 1
 
 
-STEPS = ["sync", "row", "published"]
+STEPS = ["sync", "row", "published", "remove"]
 DIE = """
 import asyncio, os, signal, sys
 from pathlib import Path
+from holdfast.duties.evictor import Evictor
 from holdfast.store import open_store
 from tests.test_evictor import Bench
 
@@ -151,6 +152,8 @@ async def main():
         bench.folders._at = at
         await bench.build(await bench.lease("dying"), bench.plan("a").tasks[0])
         at("published")
+        await store.jobs.cancel((await store.jobs.list()).items[0].id)
+        await Evictor(store, bench.folders, most=None, just_used=0.0).evict()
 
 asyncio.run(main())
 """
@@ -174,7 +177,7 @@ async def test_builder_that_dies_anywhere_leaves_a_whole_snapshot_or_none(
         if step == "published":
             assert (await store.snapshots.take(lease, found.hash)).answer == "built"
             return
-        assert (await store.snapshots.take(lease, found.hash)).answer == "busy"
+        assert (await store.snapshots.take(lease, found.hash)).answer == ("yours" if step == "remove" else "busy")
         await store.leases.clear("dying")
         assert await bench.build(lease, found.tasks[0]) == "published"
         standing = await store.snapshots.standing(bench.folders.names())

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from holdfast.model import Cause, Job, Outcome
+from holdfast.model import Cause, Job, Outcome, TaskStatus
+from holdfast.store.tasks import PlannedTask
 from holdfast.views import Reason
 from tests.stage import TTL, Stage
 
@@ -145,3 +146,28 @@ async def test_running_orphaned_paused_and_ended_jobs(stage: Stage) -> None:
     await stage.fail(lease, "boom")
     (reason,) = await reasons(stage, job)
     assert reason.message == "it is failed: exit_nonzero, boom; it has ended"
+
+
+async def test_pipeline_that_waits_for_a_builder_names_it(stage: Stage) -> None:
+    """Proves J17, P5: what counts is the next result that it keeps, and who holds that one's lock by a lease."""
+    fields = {"runner": "process", "spec": {}, "tasks": [{"name": name, "command": ["true"]} for name in "ab"]}
+    jobs = [await stage.submit(**fields, snapshot=mode) for mode in ("always", "final", "none")]
+    leases = {lease.id: lease for lease in await stage.claim_process()}
+    builder, final, none = (leases[job.id] for job in jobs)
+    plan = [PlannedTask(name=name, parent="0" * 64, snapshot=name * 64) for name in "ab"]
+    for lease in (builder, final, none):
+        assert await stage.store.tasks.replan(lease, plan, done=0)
+    await stage.store.snapshots.take(builder, "a" * 64)
+    for job in jobs:
+        assert [reason.about for reason in await reasons(stage, job)] == ["status"]
+    await stage.store.snapshots.take(builder, "b" * 64)
+    for job, waits in zip(jobs, (False, True, False), strict=True):
+        assert [reason.about for reason in await reasons(stage, job)] == ["status", "build"][: 1 + waits]
+    told = (await reasons(stage, jobs[1]))[1]
+    assert told.message == f"task b waits for job {builder.id}, which builds its snapshot"
+    assert told.jobs == (builder.id,)
+    await stage.store.tasks.write(final, 0, TaskStatus.RUNNING)
+    assert [reason.about for reason in await reasons(stage, jobs[1])] == ["status"]
+    await stage.store.tasks.write(final, 0, TaskStatus.PENDING)
+    await stage.fail(builder, "boom")
+    assert [reason.about for reason in await reasons(stage, jobs[1])] == ["status"], "a lock falls with its lease"

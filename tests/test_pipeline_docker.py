@@ -2,20 +2,24 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import signal
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from holdfast.model import Status
+from holdfast.model import Job, Status
+from tests.crashing_worker import Hook
 from tests.engine import IMAGE, Daemon
+from tests.fleet import Fleet
 from tests.pipelines import Pipes
 from tests.postgres_image import NAME, image
 from tests.rig import Rig
 
 SCHEMA = "CREATE TABLE fruit (id integer PRIMARY KEY, name text NOT NULL);\n"
+SLOW: Any = {"lease_ttl": 60.0, "heartbeat_interval": 1.0, "adopt_backoff": 0.1}
 SEED = "INSERT INTO fruit SELECT n, 'fruit ' || n FROM generate_series(1, 1000) AS n;\n"
 
 
@@ -33,20 +37,29 @@ def kind() -> str:
 
 @pytest.fixture
 def pipes(rig: Rig, dock: Daemon, tmp_path: Path) -> Pipes:
-    pipes = Pipes(rig, tmp_path)
+    return with_sql(rig, tmp_path)
+
+
+def with_sql(rig: Rig, folder: Path) -> Pipes:
+    pipes = Pipes(rig, folder)
     (pipes.inputs / "schema.sql").write_text(SCHEMA)
     (pipes.inputs / "seed.sql").write_text(SEED)
     return pipes
 
 
-async def submit(pipes: Pipes, *tasks: dict[str, Any], image: str = IMAGE, **fields: Any) -> Any:
-    return await pipes.rig.store.jobs.submit(
-        {"runner": "docker", "spec": {"image": image}, "tasks": list(tasks), **fields}
-    )
+async def submit(
+    pipes: Pipes, *tasks: dict[str, Any], image: str = IMAGE, env: Mapping[str, str] | None = None, **fields: Any
+) -> Job:
+    spec = {"image": image, "env": env or {}}
+    return await pipes.rig.store.jobs.submit({"runner": "docker", "spec": spec, "tasks": list(tasks), **fields})
 
 
 def sh(name: str, script: str) -> dict[str, Any]:
     return {"name": name, "command": ["sh", "-ec", script]}
+
+
+STEPS: list[dict[str, Any]] = [{"name": "schema", "sql": "schema.sql"}, {"name": "seed", "sql": "seed.sql"}]
+ASKS = sh("ask", 'psql -X -At -c "SELECT count(*), sum(id) FROM fruit"')
 
 
 async def test_tasks_share_a_container_and_its_results_are_known_later(pipes: Pipes, dock: Daemon) -> None:
@@ -71,14 +84,12 @@ async def test_postgres_in_the_container_is_snapshot_and_goes_on(
 ) -> None:
     """Proves P8: stopped, copied and started again in a container that stays up; the restored rows are the same."""
     rig = pipes.rig
-    steps: list[dict[str, Any]] = [{"name": "schema", "sql": "schema.sql"}, {"name": "seed", "sql": "seed.sql"}]
-    asks = sh("ask", 'psql -X -At -c "SELECT count(*), sum(id) FROM fruit"')
     async with rig.worker():
         with dock.recorded() as record:
-            job = await submit(pipes, *steps, image=postgres_image, connector="postgres")
+            job = await submit(pipes, *STEPS, image=postgres_image, connector="postgres")
             job = await rig.ended(job)
             assert job.status is Status.SUCCEEDED, (job.error, await rig.log(job, "stderr"))
-            more = await submit(pipes, *steps, asks, image=postgres_image, connector="postgres")
+            more = await submit(pipes, *STEPS, ASKS, image=postgres_image, connector="postgres")
             await rig.ended(more, Status.SUCCEEDED)
     assert record.runs(job.id) == 1
     assert await pipes.statuses(job) == ["succeeded", "succeeded"]
@@ -100,6 +111,59 @@ async def test_lost_container_goes_on_behind_the_latest_snapshot(pipes: Pipes, d
     assert (await rig.log(job)).count("ran") == 1
     assert await pipes.content("two") == "one\ntwo\n"
     assert list((rig.settings.state / "spaces").glob("*/*")) == []
+
+
+DYING = ["serving", "quiet", "copy", "copied"]
+"""Around a snapshot: the server stops, its folder is copied, the row is written, the server starts again."""
+
+
+async def test_worker_killed_in_a_snapshot_is_followed_by_another(
+    fleet: Fleet, fleet_dock: Daemon, postgres_image: str, tmp_path: Path
+) -> None:
+    """Proves P2, P6, P8: the container and what is in it go on; no task runs twice, which its SQL would not survive."""
+    pipes = with_sql(fleet, tmp_path)
+    jobs = {
+        step: await submit(
+            pipes, *STEPS, ASKS, image=postgres_image, connector="postgres", queue=step, env={"OF": step}
+        )
+        for step in DYING
+    }
+    with fleet_dock.recorded() as record:
+        victims = [fleet.start({step: 1}, Hook(step=step, do="kill", job=job.id), **SLOW) for step, job in jobs.items()]
+        for victim in victims:
+            assert await victim.dead() == -signal.SIGKILL, victim.log
+        fleet.start({"other": len(DYING)}, **SLOW)
+        for step, job in jobs.items():
+            ended = await fleet.ended(job)
+            assert ended.status is Status.SUCCEEDED, (step, ended.error, await fleet.log(job, "stderr"))
+            assert (step, await fleet.log(job)) == (step, ["CREATE TABLE", "INSERT 0 1000", "1000|500500"])
+            assert (step, await pipes.statuses(job), ended.attempts) == (step, ["succeeded"] * 3, 1)
+            await fleet.assert_true(job)
+    assert {step: record.runs(job.id) for step, job in jobs.items()} == dict.fromkeys(DYING, 1)
+    assert len(await pipes.snapshots()) == 3 * len(DYING)
+
+
+async def test_worker_killed_in_a_task_is_followed_by_another(
+    fleet: Fleet, fleet_dock: Daemon, postgres_image: str, tmp_path: Path
+) -> None:
+    """Proves P2, P8: the task that runs is adopted, beside its server."""
+    pipes = with_sql(fleet, tmp_path)
+    waits = sh(
+        "wait", 'echo here; until [ -e gate ]; do sleep 0.05; done; psql -X -c "INSERT INTO fruit VALUES (0, 0)"'
+    )
+    job = await submit(pipes, *STEPS, waits, ASKS, image=postgres_image, connector="postgres")
+    with fleet_dock.recorded() as record:
+        victim = fleet.start({"default": 1}, **SLOW)
+        await fleet.says(job, "here")
+        victim.kill()
+        fleet.start({"other": 1}, **SLOW)
+        (tree,) = fleet.folder.rglob("space/tree")
+        (tree / "gate").touch()
+        ended = await fleet.ended(job, Status.SUCCEEDED)
+    assert (record.runs(job.id), ended.attempts) == (1, 1)
+    assert (await fleet.log(job))[2:] == ["here", "INSERT 0 1", "1001|500500"]
+    assert await pipes.statuses(job) == ["succeeded"] * 4
+    assert await fleet.leases(job, "adopted") == ["adopted"]
 
 
 async def test_remote_engine_is_refused_clearly(pipes: Pipes, dock: Daemon) -> None:

@@ -1,9 +1,12 @@
 """Pipelines of processes, with a real worker: order, cache, locks, failures, stops, plans that change."""
 
+import json
 from pathlib import Path
 
+import asyncpg
 import pytest
 
+from holdfast.errors import Invalid
 from holdfast.model import Status
 from holdfast.pipeline.snapshots import Folders
 from tests.pipelines import Pipes, adds, task
@@ -156,7 +159,7 @@ async def test_waiter_builds_when_the_builder_is_cancelled(pipes: Pipes) -> None
 
 
 async def test_waiter_can_be_cancelled(pipes: Pipes) -> None:
-    """Proves P5, C1: without a start."""
+    """Proves P5, J17, C1: without a start; and it says whom it waits for."""
     rig = pipes.rig
     async with rig.worker():
         tasks = [task("one", "echo here; sleep 600")]
@@ -168,6 +171,11 @@ async def test_waiter_can_be_cancelled(pipes: Pipes) -> None:
             return bool(await rig.events(waiter, "task"))
 
         await eventually(planned, "the waiter has planned")
+        told = (await rig.store.explain.job(waiter.id)).reasons[-1]
+        assert (told.jobs, told.message) == (
+            (builder.id,), f"task one waits for job {builder.id}, which builds its snapshot",
+        )  # fmt: skip
+        assert [reason.about for reason in (await rig.store.explain.job(builder.id)).reasons] == ["status"]
         await rig.store.jobs.cancel(waiter.id)
         assert (await rig.ended(waiter, Status.CANCELLED)).attempts == 0
         await rig.store.jobs.cancel(builder.id)
@@ -277,6 +285,22 @@ async def test_what_cannot_be_planned_fails_at_once(pipes: Pipes, asked: dict[st
     assert job.error is not None
     assert job.error.message.startswith(message)
     assert (job.error.code, pipes.ran(), await pipes.snapshots()) == ("contract_violation", [], [])
+
+
+@pytest.mark.parametrize("kind", ["postgres"])
+async def test_uploads_are_refused_also_by_a_worker(pipes: Pipes) -> None:
+    """Proves P3: they are in no identity; the result of one upload would stand for that of another."""
+    rig = pipes.rig
+    with pytest.raises(Invalid, match="put files below the sources"):
+        await pipes.submit(adds("one"), uploads=["an upload"])
+    asked = {"runner": "process", "spec": {"tasks": [adds("one")]}, "uploads": ["an upload"]}
+    sql = await asyncpg.connect(rig.settings.database_url)
+    by_sql = await sql.fetchval("SELECT id FROM holdfast.holdfast_submit($1::jsonb)", json.dumps(asked))
+    await sql.close()
+    async with rig.worker():
+        job = await rig.ended(str(by_sql), Status.FAILED)
+    assert (job.error and job.error.code, job.error and job.error.message[:8]) == ("contract_violation", "uploads:")
+    assert await pipes.snapshots() == []
 
 
 async def test_pipeline_of_a_worker_that_leaves_is_taken_over_with_its_plan(pipes: Pipes) -> None:

@@ -1,10 +1,13 @@
 """The folders of snapshots: whole or not there, whatever dies at which step; copied in the way that the disk can."""
 
+import ctypes
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +15,7 @@ import pytest
 
 from holdfast.errors import CacheFull, SnapshotDamaged
 from holdfast.pipeline import copying
-from holdfast.pipeline.copying import SUBVOLUME_ROOT, copy_folder, make_folder, probe
+from holdfast.pipeline.copying import SUBVOLUME_ROOT, copy_folder, make_folder, probe, write_behind
 from holdfast.pipeline.snapshots import TEMPORARY, Changed, Folders, look
 from tests.disks import MIB, disk, missing
 
@@ -128,7 +131,7 @@ def test_workspace_that_changes_while_it_is_copied_is_not_published(
 ) -> None:
     """Proves P6."""
 
-    def restless(source: Path, target: Path) -> copying.Strategy:
+    def restless(source: Path, target: Path, *, to_disk: bool = False) -> copying.Strategy:
         done = copy_folder(source, target)
         (source / "base" / "1").write_bytes(b"more")
         return done
@@ -211,3 +214,36 @@ def test_reflinks_are_found_by_trying(tmp_path: Path, cow: Path, monkeypatch: py
     assert probe(cow) == "reflink"
     assert probe(tmp_path) == "copy"
     assert list(cow.iterdir()) == []
+
+
+CACHESTAT = 451
+
+
+def dirty_pages(path: Path) -> int | None:
+    """How many pages of a file wait to be written, or are on their way; None: this kernel does not tell."""
+    whole, counts = (ctypes.c_uint64 * 2)(), (ctypes.c_uint64 * 5)()
+    with path.open("rb") as file:
+        answer = ctypes.CDLL(None).syscall(CACHESTAT, file.fileno(), whole, counts, 0)
+    return counts[1] + counts[2] if answer == 0 else None
+
+
+@pytest.mark.skipif(missing("ext4") is not None, reason=missing("ext4") or "")
+def test_copy_for_the_disk_is_written_while_it_goes_on(tmp_path: Path) -> None:
+    """A sync at the end has only the rest to do. Here the writer has not ended, and nobody else syncs this disk."""
+    with disk(tmp_path, "ext4", 32 * MIB) as place:
+        script = f"exec 3> made; head -c {8 * MIB} /dev/zero >&3; echo whole; read gate"
+        with subprocess.Popen(["sh", "-c", script], cwd=place, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+            assert writer.stdin is not None
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == b"whole\n"
+            if (before := dirty_pages(place / "made")) is None:
+                pytest.skip("this kernel does not say what is dirty")
+            behind = threading.Thread(target=write_behind, args=(writer, place))
+            behind.start()
+            deadline = time.monotonic() + 5
+            while (left := dirty_pages(place / "made")) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            writer.stdin.write(b"\n")
+            writer.stdin.flush()
+            behind.join()
+        assert (left, before > 0) == (0, True)

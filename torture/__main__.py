@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--store", choices=["sqlite", "postgres"], default="sqlite")
-    parser.add_argument("--runners", default="process")
+    parser.add_argument("--runners", default="process,pipeline")
     parser.add_argument("--pause", type=float, default=1.0, help="seconds between two faults, on average")
     parser.add_argument("--breaking", default="", help="run a broken build, which must be caught")
     parser.add_argument("--history", type=Path, help="write the history into this file")

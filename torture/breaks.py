@@ -18,6 +18,7 @@ from holdfast.store import queries
 from holdfast.store.events import Events
 from holdfast.worker import executor
 from holdfast.worker.executor import Execution
+from torture.breaks_pipelines import PIPELINES
 from torture.jobs import Profile
 
 FOREVER = 1e9
@@ -37,6 +38,7 @@ class Break:
     """How often a worker waits at a step, to be stopped there."""
     step: str = ""
     profile: Profile = "mixed"
+    runners: Sequence[str] = ("process",)
 
 
 def edit(name: str, old: str, new: str, dialect: str = "sqlite") -> None:
@@ -154,6 +156,8 @@ BREAKS: dict[str, Break] = {
         faults=["restart_postgres", "stop_leader", "kill_worker"],
     ),
 }
+
+BREAKS |= {name: Break(make, rules, runners=("pipeline",)) for name, (make, rules) in PIPELINES.items()}
 
 
 def apply(name: str) -> None:

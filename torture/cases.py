@@ -6,7 +6,7 @@ from functools import cached_property
 
 import msgspec
 
-from torture.history import Attempt, Call, Event, Fault, Follow, History, Line, Record
+from torture.history import Attempt, Call, Event, Fault, Follow, History, Line, Record, Task
 
 TERMINAL = frozenset({"succeeded", "failed", "timed_out", "cancelled"})
 APART = frozenset({"process", "docker"})
@@ -21,6 +21,7 @@ class Case:
         self.record: Record | None = history.records.get(job)
         self.events: Sequence[Event] = history.events.get(job, [])
         self.attempts: Sequence[Attempt] = history.attempts.get(job, [])
+        self.tasks: Sequence[Task] = history.tasks.get(job, [])
         self.lines: list[Line] = []
         self.calls: list[Call] = []
         self.follows: list[Follow] = []
@@ -51,6 +52,11 @@ class Case:
     def runner(self) -> str:
         """What ran it; of a deleted job it is known by the call that made it."""
         return self.record.runner if self.record is not None else str((self.submitted or {}).get("runner", ""))
+
+    @property
+    def pipeline(self) -> bool:
+        """Whether it has tasks; those that are known already need no run."""
+        return bool(self.tasks) or bool((self.submitted or {}).get("tasks"))
 
     def called(self, *verbs: str) -> list[Call]:
         """The calls of these verbs about this job that were done, or may have been."""

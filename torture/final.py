@@ -12,7 +12,7 @@ from typing import Any
 import asyncpg
 
 from holdfast.store.store import sqlite_path
-from torture.history import Attempt, Event, History, Record, boottime
+from torture.history import Attempt, Event, History, Record, Task, boottime
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -21,11 +21,12 @@ SELECT id, runner, lane, reuse_key, labels, policy, status, seq, requested_at, s
 FROM {schema}job_records
 """
 NEEDS = "SELECT job_id, need_id FROM {schema}needs"
-EVENTS = "SELECT job_id, seq, at, type, data FROM {schema}job_events ORDER BY job_id, seq"
+EVENTS = "SELECT job_id, seq, at, type, task, data FROM {schema}job_events ORDER BY job_id, seq"
 ATTEMPTS = """
 SELECT job_id, attempt, worker, token, claim_seq, end_seq, started_at, ended_at, cause, status, exit_code
 FROM {schema}attempts ORDER BY job_id, attempt
 """
+TASKS = "SELECT job_id, n, name, status, cached, parent, snapshot FROM {schema}tasks ORDER BY job_id, n"
 
 
 class Away(OSError):
@@ -55,7 +56,7 @@ async def _fetch_postgres(url: str, queries: Sequence[str]) -> list[Rows]:
 
 async def read_database(url: str, history: History) -> None:
     """Add what the database says to a history."""
-    records, needs, events, attempts = await fetch(url, RECORDS, NEEDS, EVENTS, ATTEMPTS)
+    records, needs, events, attempts, tasks = await fetch(url, RECORDS, NEEDS, EVENTS, ATTEMPTS, TASKS)
     needed: dict[str, list[str]] = defaultdict(list)
     for row in needs:
         needed[str(row["job_id"])].append(str(row["need_id"]))
@@ -63,10 +64,13 @@ async def read_database(url: str, history: History) -> None:
         record = _record(row, needed[str(row["id"])])
         history.records[record.id] = record
     for row in events:
-        event = Event(seq=row["seq"], at=_time(row["at"]), type=row["type"], data=_json(row["data"]))
+        data = _json(row["data"])
+        event = Event(seq=row["seq"], at=to_boottime(row["at"]), type=row["type"], task=row["task"], data=data)
         history.events.setdefault(str(row["job_id"]), []).append(event)
     for row in attempts:
         history.attempts.setdefault(str(row["job_id"]), []).append(_attempt(row))
+    for row in tasks:
+        history.tasks.setdefault(str(row["job_id"]), []).append(_task(row))
 
 
 def _record(row: Mapping[str, Any], needs: Sequence[str]) -> Record:
@@ -80,7 +84,7 @@ def _record(row: Mapping[str, Any], needs: Sequence[str]) -> Record:
         policy=_json(row["policy"]) or {},
         status=row["status"],
         seq=row["seq"],
-        requested=_time(row["requested_at"]),
+        requested=to_boottime(row["requested_at"]),
         started=_perhaps(row["started_at"]),
         finished=_perhaps(row["finished_at"]),
         error=row["error_code"],
@@ -95,24 +99,35 @@ def _attempt(row: Mapping[str, Any]) -> Attempt:
         claim_seq=row["claim_seq"],
         end_seq=row["end_seq"],
         started=_perhaps(row["started_at"]),
-        ended=_time(row["ended_at"]),
+        ended=to_boottime(row["ended_at"]),
         cause=row["cause"],
         status=row["status"],
         exit_code=row["exit_code"],
     )
 
 
+def _task(row: Mapping[str, Any]) -> Task:
+    return Task(
+        n=row["n"],
+        name=row["name"],
+        status=row["status"],
+        cached=bool(row["cached"]),
+        parent=row["parent"],
+        snapshot=row["snapshot"],
+    )
+
+
 _OFFSET = time.time() - boottime()
 
 
-def _time(value: Any) -> float:
+def to_boottime(value: Any) -> float:
     """A time of the database on the children's clock."""
     seconds = value.timestamp() if isinstance(value, datetime) else value / 1e6
     return float(seconds - _OFFSET)
 
 
 def _perhaps(value: Any) -> float | None:
-    return None if value is None else _time(value)
+    return None if value is None else to_boottime(value)
 
 
 def _json(value: Any) -> Any:

@@ -42,14 +42,19 @@ class Call(msgspec.Struct, kw_only=True):
 class Line(msgspec.Struct, frozen=True, array_like=True):
     """One line of a child's journal."""
 
-    what: Literal["start", "tick", "kin", "end"]
-    """`tick`: it lives, and has said so many lines; `kin`: a descendant that left its session lives."""
+    what: Literal["start", "tick", "kin", "end", "fail", "spoilt"]
+    """`tick`: it lives, and has said so many lines; `kin`: a descendant that left its session lives.
+
+    Of a pipeline's task: `end` is a success, `fail` is none; `spoilt`: its workspace was not what it should begin with.
+    """
     job: str
     attempt: int
     token: int
     pid: int
     at: float
     said: int
+    task: str = ""
+    """The trail of a pipeline's task."""
 
 
 class Fault(msgspec.Struct, kw_only=True):
@@ -97,6 +102,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     type: str
     data: Any
+    task: str | None = None
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,6 +128,37 @@ class Alive(msgspec.Struct, frozen=True, array_like=True):
     pid: int
 
 
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """A task of a pipeline as the database has it at the end. Its name is its trail."""
+
+    n: int
+    name: str
+    status: str
+    cached: bool
+    parent: str
+    snapshot: str
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot as it stands at the end, with every file that is in it."""
+
+    id: str
+    trail: str
+    parent: str
+    job: str
+    made: float
+    verified: bool
+    files: Mapping[str, str]
+
+
+class Removal(msgspec.Struct, kw_only=True):
+    """A person removed a snapshot, and all that was made from it; unanswered, it may have been done at any time."""
+
+    trail: str
+    sent: float
+    answered: float | None = None
+
+
 class History(msgspec.Struct, kw_only=True):
     seed: int
     store: str
@@ -136,6 +173,13 @@ class History(msgspec.Struct, kw_only=True):
     alive: list[Alive] = []
     mended: list[str] = []
     """What workers and servers said they had to mend."""
+    tasks: dict[str, list[Task]] = {}
+    kept: list[Kept] = []
+    unnamed: list[str] = []
+    """What was left in the store of snapshots that is no snapshot, after a sweep."""
+    removals: list[Removal] = []
+    damaged: list[str] = []
+    """Snapshots that a worker called damaged."""
 
     def save(self, path: Path) -> None:
         path.write_bytes(msgspec.json.encode(self))
@@ -149,6 +193,7 @@ def read_journal(path: Path) -> list[Line]:
     """The lines of the children's journal, in the order in which they were written."""
     lines = []
     for text in path.read_text().splitlines() if path.exists() else ():
-        what, job, attempt, token, pid, at, said = text.split()
-        lines.append(msgspec.convert((what, job, int(attempt), int(token), int(pid), float(at), int(said)), Line))
+        what, job, attempt, token, pid, at, said, *task = text.split()
+        fields = (what, job, int(attempt), int(token), int(pid), float(at), int(said), *task)
+        lines.append(msgspec.convert(fields, Line))
     return lines

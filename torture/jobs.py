@@ -8,6 +8,7 @@ from typing import Any, Literal
 from tests.engine import IMAGE
 
 from torture.child import script
+from torture.pipelines import Chains, Shelf
 
 LANES = 12
 KEYS = 12
@@ -23,11 +24,18 @@ class Draw:
     """Draws jobs. `port` is where containers send their journal's lines."""
 
     def __init__(
-        self, rng: random.Random, runners: Sequence[str], journal: str, port: int, profile: Profile = "mixed"
+        self,
+        rng: random.Random,
+        runners: Sequence[str],
+        journal: str,
+        port: int,
+        profile: Profile = "mixed",
+        shelf: Shelf | None = None,
     ) -> None:
         self.profile = profile
         self._rng = rng
         self._runners = runners
+        self._chains = Chains(rng, shelf or Shelf(), journal, port)
         self._journal = journal
         self._port = port
 
@@ -74,6 +82,8 @@ class Draw:
         runner = self._rng.choice([*self._runners, "function"])
         if runner == "function":
             return self._function()
+        if runner == "pipeline":
+            return self._chains.draw(docker="docker" in self._runners and self._rng.random() < 0.5)
         spec, limits = self._child(containers=runner == "docker", quick=quick)
         if runner == "process":
             spec["env"]["JOURNAL"] = self._journal

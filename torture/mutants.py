@@ -19,7 +19,7 @@ def caught(name: str) -> str | None:
     for seed in range(1, SEEDS + 1):
         plan = Plan(
             seed=seed, store=broken.store, seconds=SECONDS, breaking=name, faults=broken.faults, waits=broken.waits,
-            step=broken.step, profile=broken.profile,
+            step=broken.step, profile=broken.profile, runners=broken.runners,
         )  # fmt: skip
         violations = check(asyncio.run(run(plan)))
         for odd in [violation for violation in violations if violation.rule not in broken.seen_by][:1]:

@@ -25,6 +25,7 @@ from torture.final import read_database
 from torture.history import Alive, History, boottime, read_journal
 from torture.janitor import Janitor
 from torture.jobs import Draw, Profile
+from torture.pipelines import Shelf, read_snapshots, remove_on
 from torture.processes import children, containers, kill
 from torture.world import TTL, World
 
@@ -75,7 +76,9 @@ async def run(plan: Plan) -> History:
         left = [*children(world.folder), *(child for _, child in (containers(world.engine) if world.engine else ()))]
         history.alive = [Alive(child.job, child.attempt, child.pid) for child in left]
         history.mended = world.mended()
+        history.damaged = world.damaged()
         await read_database(world.url, history)
+        await read_snapshots(world)
     return history
 
 
@@ -109,7 +112,7 @@ async def in_a_world(
 
 
 async def _torture(world: World, plan: Plan) -> None:
-    known = Known()
+    known, shelf = Known(), Shelf()
 
     def rng(name: str) -> random.Random:
         return random.Random(f"{plan.seed}/{name}")
@@ -121,9 +124,11 @@ async def _torture(world: World, plan: Plan) -> None:
         keeping = [group.create_task(janitor.keep()), group.create_task(janitor.count_on())]
         tasks = [group.create_task(torment(world, rng("faults"), pause=plan.pause, only=plan.faults))]
         for n, recorder in enumerate(callers):
-            draw = Draw(rng(f"draw {n}"), plan.runners, str(world.journal), port, plan.profile)
+            draw = Draw(rng(f"draw {n}"), plan.runners, str(world.journal), port, plan.profile, shelf)
             tasks.append(group.create_task(submit_on(world, recorder, draw, known, rng(f"client {n}"))))
         tasks += [group.create_task(follow_on(world, known, rng(f"follower {n}"))) for n in range(2)]
+        if "pipeline" in plan.runners:
+            tasks += [group.create_task(shelf.look(world)), group.create_task(remove_on(world, shelf, rng("removals")))]
         watching = group.create_task(_watch_ourselves(world))
         await asyncio.sleep(plan.seconds)
         world.calm = True

@@ -8,10 +8,11 @@ import asyncio
 import contextlib
 import os
 import random
+import re
 import signal
 import sqlite3
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from tests.proxy import Proxy
 from holdfast.store.store import sqlite_path
 from torture.history import Fault, History, boottime
 from torture.processes import Part, state
+from torture.servers import QUEUE
 
 TTL = 6.0
 SETTINGS = {
@@ -30,11 +32,14 @@ SETTINGS = {
     "DRAIN_GRACE": 1.0, "STOP_GRACE": 1.0, "PROCESS_USER": "root", "AUTH": "off", "RATE_LIMIT": "none",
 }  # fmt: skip
 WORKERS = {"a1": "a", "a2": "a", "b1": "b", "d1": "d"}
+SMALL = "d"
+"""The host whose disk is small."""
 SERVERS = ("s1", "s2")
 SLOTS = 10
 FOREVER = 1e12
 MOST_STARTS = 5
 MENDED = "mended a stuck gate"
+DAMAGED = re.compile(r"snapshot ([0-9a-f]{64}) is not what was published")
 
 
 @dataclass
@@ -101,8 +106,9 @@ class World:
         if part.name in SERVERS:
             command = [python, "-m", "torture.entry", "serve", "--port", str(self.ports[part.name])]
         else:
+            queues = f"default:{SLOTS}" + (f",{QUEUE}:1" if part.host != SMALL else "")
             command = [
-                python, "-m", "torture.entry", "worker", "--queue", f"default:{SLOTS}", "--worker-id", part.id,
+                python, "-m", "torture.entry", "worker", "--queue", queues, "--worker-id", part.id,
                 "--app", "torture.functions:app",
             ]  # fmt: skip
         part.start(command, {**_plain_environment(), **self._settings(part)})
@@ -204,7 +210,9 @@ class World:
     async def running(self) -> AsyncIterator[None]:
         """Run all parts while the block lasts; afterwards they are dead."""
         (self.folder / "waits").mkdir()
+        self.folder.chmod(0o711)
         self.journal.touch()
+        self.journal.chmod(0o666)
         async with contextlib.AsyncExitStack() as held:
             for name, host in WORKERS.items():
                 self.parts[name] = Part(name, host, self.folder / f"{name}.log")
@@ -220,8 +228,14 @@ class World:
 
     def mended(self) -> list[str]:
         """What parts say they had to mend: each is a bug that a duty has hidden."""
-        lines = (line for part in self.parts.values() for line in part.log.read_text(errors="replace").splitlines())
-        return [line for line in lines if MENDED in line]
+        return [line for line in self._said() if MENDED in line]
+
+    def damaged(self) -> list[str]:
+        """The snapshots that workers say are not what was published."""
+        return [found.group(1) for line in self._said() if (found := DAMAGED.search(line))]
+
+    def _said(self) -> Iterator[str]:
+        return (line for part in self.parts.values() for line in part.log.read_text(errors="replace").splitlines())
 
     def end(self) -> None:
         """Kill all parts, for good."""

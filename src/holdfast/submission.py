@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from holdfast.errors import Invalid, TooLarge
 from holdfast.model import Check, OnLost, Policy, Retry, Runner, new_id
-from holdfast.tasks import FIELDS, Connector, Mode, Pipeline, Task, refuse_odd_tasks
+from holdfast.tasks import FIELDS, NO_UPLOADS, Connector, Mode, Pipeline, Task, refuse_odd_tasks
 
 MAX_PAYLOAD = 1024 * 1024
 MAX_BATCH = 10_000
@@ -225,6 +225,8 @@ def check(submission: Submission, tenant: str) -> Submission:
         sound_check(submission.check)
     if submission.uploads and submission.runner == "function":
         raise Invalid("uploads", "are for processes and containers: a function has no work folder")
+    if submission.uploads and "tasks" in submission.spec:
+        raise Invalid("uploads", NO_UPLOADS)
     if submission.retry is not None and not 0 <= submission.retry.base <= submission.retry.cap:
         raise Invalid("retry", f"base {submission.retry.base} must be between 0 and cap {submission.retry.cap}")
     job_id = new_id() if submission.id is None else _canonical_id("id", submission.id)

@@ -19,6 +19,9 @@ Label = Annotated[str, Meta(min_length=1, max_length=64)]
 SnapshotId = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
 MAX_TASKS = 1000
 FIELDS = ("tasks", "connector", "snapshot", "base")
+NO_UPLOADS = (
+    "are not for pipelines: a result is known by what its tasks declare; put files below the sources, and name them"
+)
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -7,7 +7,7 @@ import msgspec
 
 from holdfast.model import Job, Runner, Status, TaskRecord
 
-Subject = Literal["status", "held", "due", "needs", "lane", "unresolved", "queue", "worker", "plan"]
+Subject = Literal["status", "held", "due", "needs", "lane", "unresolved", "queue", "worker", "plan", "build"]
 
 
 class Links(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from torture.cases import APART, TERMINAL, Case, Span, overlaps
 from torture.history import History
@@ -108,9 +108,9 @@ def one_builder_per_key(history: History, cases: Mapping[str, Case]) -> Found:
         for case in builders:
             for call in case.calls:
                 if call.verb == "submit" and call.answer == "ok" and not call.reused and len(call.jobs) == 1:
-                    built = [other for other in builders if _succeeded_before(other, case, call.sent)]
-                    if built and not call.jobs[0].get("rebuild"):
-                        yield case.job, f"it was built for the key {key}, which job {built[0].job} had been built for"
+                    before = _standing(builders, case)
+                    if before and _succeeded(before) < call.sent and not call.jobs[0].get("rebuild"):
+                        yield case.job, f"it was built for the key {key}, which job {before.job} had been built for"
 
 
 def _live(case: Case) -> Iterator[Span]:
@@ -126,12 +126,15 @@ def _live(case: Case) -> Iterator[Span]:
         yield Span(begin, math.inf, case.job)
 
 
-def _succeeded_before(other: Case, case: Case, sent: float) -> bool:
-    """Whether another job stood as built for the key when a call was sent; a rebuild since then has taken its place."""
-    if other.job == case.job or other.record is None or case.record is None:
-        return False
-    done = next((event.at for event in other.statuses if event.data["status"] == "succeeded"), math.inf)
-    return done < sent
+def _standing(builders: Sequence[Case], case: Case) -> Case | None:
+    """The job that stood for a key when another one was made: the latest, also if it was a rebuild that failed."""
+    begun = {other.job: other.statuses[0].at for other in builders if other.statuses}
+    earlier = [other for other in builders if begun.get(other.job, math.inf) < begun.get(case.job, -math.inf)]
+    return max(earlier, key=lambda other: begun[other.job], default=None)
+
+
+def _succeeded(case: Case) -> float:
+    return next((event.at for event in case.statuses if event.data["status"] == "succeeded"), math.inf)
 
 
 def no_gate_was_stuck(history: History, cases: Mapping[str, Case]) -> Found:

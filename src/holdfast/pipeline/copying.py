@@ -13,6 +13,7 @@ import shutil
 import stat
 import struct
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,6 +30,9 @@ SUBVOLUME_ROOT = 256
 """The inode number of every subvolume's top folder."""
 _CREATE = struct.Struct("=q4088s")
 _SNAPSHOT = struct.Struct("=qQQ32x4040s")
+SYNC_FILE_RANGE_WRITE = 2
+BEHIND = 0.03
+"""Seconds after which the disk is given what was copied meanwhile: some ten megabytes."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 FULL_TEXTS = tuple(os.strerror(number) for number in FULL)
 
@@ -55,26 +59,61 @@ def make_folder(path: Path) -> None:
         path.mkdir()
 
 
-def copy_folder(source: Path, target: Path) -> Strategy:
-    """Copy a folder to a place where nothing is yet, in the cheapest way; a full disk is CacheFull."""
+def copy_folder(source: Path, target: Path, *, to_disk: bool = False) -> Strategy:
+    """Copy a folder to a place where nothing is yet, in the cheapest way; a full disk is CacheFull.
+
+    `to_disk`: it is going to be synced, so the disk may begin while the copy still goes on.
+    """
     with full_disk_named(target):
         if _snapshot(source, target):
             return "subvolume"
         make_folder(target)
-        done = subprocess.run(
+        _cp(source, target, to_disk=to_disk)
+    return "copy"
+
+
+def _cp(source: Path, target: Path, *, to_disk: bool) -> None:
+    with tempfile.TemporaryFile() as errors:
+        with subprocess.Popen(
             ["cp", "-a", "--reflink=auto", "-T", "--", source, target],
             env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            check=False,
-        )
-        if done.returncode != 0:
-            said = done.stderr.decode(errors="replace").strip()
+            stderr=errors,
+        ) as running:
+            if to_disk:
+                write_behind(running, target)
+        if running.returncode != 0:
+            errors.seek(0)
+            said = errors.read().decode(errors="replace").strip()
             if any(text in said for text in FULL_TEXTS):
                 raise OSError(errno.ENOSPC, said[-500:])
             raise CopyFailed(errno.EIO, said[-500:])
-    return "copy"
+
+
+def write_behind(writer: "subprocess.Popen[bytes]", target: Path) -> None:
+    """Until a writer ends, have the disk begin with what it has written so far to the files that it holds open.
+
+    The kernel would wait until much more is dirty; then a sync at the end would find nearly all of it to be done.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            writer.wait(BEHIND)
+            return
+        for handle in _open_below(writer.pid, target):
+            libc.sync_file_range(handle, ctypes.c_int64(0), ctypes.c_int64(0), SYNC_FILE_RANGE_WRITE)
+            os.close(handle)
+
+
+def _open_below(pid: int, target: Path) -> Iterator[int]:
+    """The files below a folder that a process holds open, opened once more; it may close them at any time."""
+    links = Path("/proc", str(pid), "fd")
+    with suppress(OSError):
+        for name in os.listdir(links):
+            with suppress(OSError):
+                if os.readlink(links / name).startswith(f"{target.resolve()}/"):
+                    yield os.open(links / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 @contextmanager

@@ -37,7 +37,7 @@ GRACE = 3600.0
 """Folders younger than this may be a builder's that has not written its row yet."""
 
 At = Callable[[str], None]
-"""Told before each step of a copy, so that tests can die there."""
+"""Told before each step of a copy or a removal, so that tests can die there."""
 
 
 class Made(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +88,7 @@ class Folders:
             with self._temporary(name) as place:
                 self._at("copy")
                 copied = place / DATA
-                copy_folder(workspace, copied)
+                copy_folder(workspace, copied, to_disk=True)
                 before, made = look(workspace), look(copied)
                 if before.shape != made.shape:
                     raise Changed(f"{workspace} changed while it was copied")
@@ -119,6 +119,7 @@ class Folders:
 
     def remove(self, folder: str) -> None:
         """Remove a folder whose row is gone, or was never written. What stays after a crash is swept."""
+        self._at("remove")
         shutil.rmtree(self.root / Path(folder).name, ignore_errors=True)
 
     def names(self) -> list[str]:

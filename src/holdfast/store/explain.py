@@ -3,18 +3,27 @@
 from collections.abc import Iterator, Sequence
 
 from holdfast.errors import NotFound
-from holdfast.model import FUNCTION_DOMAIN, Attempt, Gate, Job, LaneState, Queue, Status, Worker
+from holdfast.model import FUNCTION_DOMAIN, Attempt, Gate, Job, LaneState, Queue, Status, TaskStatus, Worker
 from holdfast.store.database import Database
 from holdfast.store.jobs import Jobs
 from holdfast.store.lanes import Lanes
 from holdfast.store.queues import Queues
+from holdfast.store.tasks import Tasks
 from holdfast.store.workers import Attempts, Workers
+from holdfast.tasks import pipeline_of
 from holdfast.views import Explanation, Reason
 
 
 class Explain:
     def __init__(
-        self, database: Database, jobs: Jobs, lanes: Lanes, queues: Queues, workers: Workers, attempts: Attempts
+        self,
+        database: Database,
+        jobs: Jobs,
+        lanes: Lanes,
+        queues: Queues,
+        workers: Workers,
+        attempts: Attempts,
+        tasks: Tasks,
     ) -> None:
         self._database = database
         self._jobs = jobs
@@ -22,13 +31,14 @@ class Explain:
         self._queues = queues
         self._workers = workers
         self._attempts = attempts
+        self._tasks = tasks
 
     async def job(self, job_id: str, *, tenant: str = "default") -> Explanation:
         job = await self._jobs.get(job_id, tenant=tenant)
         if job.status in (Status.QUEUED, Status.PENDING):
             reasons = [*await self._gates(job), *await self._outside(job)]
         else:
-            reasons = [await self._status(job)]
+            reasons = [await self._status(job), *await self._build(job)]
         return Explanation(id=job.id, status=job.status, reasons=tuple(reasons))
 
     async def _gates(self, job: Job) -> list[Reason]:
@@ -120,6 +130,26 @@ class Explain:
         reach = [worker.worker for worker in workers if attempt.domain in (*worker.domains, FUNCTION_DOMAIN)]
         text = _orphaned(job, attempt, reach) + ("" if reach else _away(job, workers))
         return Reason(about="worker", message=text, workers=tuple(reach))
+
+    async def _build(self, job: Job) -> list[Reason]:
+        """Whose snapshot a pipeline waits for, that has a worker and runs no task."""
+        pipeline = pipeline_of(job.spec)
+        if pipeline is None or job.lease is None:
+            return []
+        left = [task for task in await self._tasks.of(job) if task.status is not TaskStatus.SUCCEEDED]
+        wanted = next((task for task in left if pipeline.keeps(task.n)), None)
+        if wanted is None or wanted.snapshot is None or left[0].status is not TaskStatus.PENDING:
+            return []
+        builds = await self._database.read("build_state", id=wanted.snapshot)
+        builders = [row["job_id"] for row in builds if row["live"] and row["job_id"] != job.id]
+        return [
+            Reason(
+                about="build",
+                message=f"task {wanted.name} waits for job {other}, which builds its snapshot",
+                jobs=(other,),
+            )
+            for other in builders
+        ]
 
 
 def _orphaned(job: Job, attempt: Attempt, reach: Sequence[str]) -> str:

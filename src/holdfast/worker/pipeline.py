@@ -20,6 +20,7 @@ from holdfast.runner.base import CannotStart, End, EngineUnreachable, Runner, Ru
 from holdfast.runner.outputs import remove_tree
 from holdfast.runner.space import TREE, give_like
 from holdfast.runner.spec import Command
+from holdfast.tasks import NO_UPLOADS
 from holdfast.timing import jitter
 from holdfast.worker.course import Course, tree_name
 from holdfast.worker.desk import Desk
@@ -64,6 +65,8 @@ class Pipeline:
         """
         connector = CONNECTORS[self._lease.spec.get("connector", "files")]
         try:
+            if self._lease.policy.uploads:
+                raise Invalid("uploads", NO_UPLOADS)
             facts = await facts_for(self._lease, self._runner, connector)
             self._follow(await asyncio.to_thread(lambda: plan_for(self._lease, self._desk.settings, facts)))
         except Invalid as error:

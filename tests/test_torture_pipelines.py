@@ -1,0 +1,345 @@
+"""The checker's rules about pipelines are checked: a good history passes, and each rule is broken by hand."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from torture.checker import check
+from torture.checks.pipelines import RULES
+from torture.history import Attempt, Call, Event, Fault, History, Kept, Line, Record, Removal, Task
+from torture.pipelines import content, lines, steps
+
+ROOT = "r" * 64
+
+
+class Tale:
+    """Pipelines as they went, one after the other; each task takes two seconds."""
+
+    def __init__(self) -> None:
+        self.history = History(seed=1, store="sqlite", ttl=4.0)
+        self.at = 100.0
+
+    def job(
+        self, name: str, trails: Sequence[str], *, known: int = 0, mode: str = "always", leases: bool = False
+    ) -> str:
+        """A pipeline whose first tasks were known, and whose others ran; its worker may be killed in the middle."""
+        history, begin = self.history, self.at
+        n = len(history.calls)
+        body = {"runner": "process", "snapshot": mode, "tasks": [{"name": trail} for trail in trails]}
+        history.calls.append(
+            Call(n=n, verb="submit", sent=begin, answered=begin + 0.1, answer="ok", ids=(name,), jobs=(body,))
+        )
+        self.events = history.events[name] = []
+        self.say("status", status="queued")
+        self.at += 1
+        self.say("status", status="running", attempt=1, worker="w1")
+        for trail in trails[:known]:
+            self.say("task", trail, status="succeeded", cached=True)
+        token = 1
+        for trail in trails[known:]:
+            self.say("task", trail, status="running")
+            self.run(name, trail, token=1)
+            if leases:
+                history.faults.append(Fault(kind="kill worker", at=self.at - 1, until=self.at, target="w1"))
+                self.say("lease", lease="reaped", worker="w1", token=2)
+                self.say("lease", lease="adopted", worker="w2", token=3, attempt=1)
+                token, leases = 3, False
+            self.say("log", trail, stream="stdout", lines=[f"1 {trail} out {n + 1}" for n in range(lines(trail))])
+            self.say("task", trail, status="succeeded", exit_code=0)
+            if mode == "always" or (mode == "final" and trail == trails[-1]):
+                self.keep(name, trail)
+        self.at += 1
+        self.say("status", status="succeeded", attempt=1, cause="exit")
+        history.records[name] = Record(
+            id=name, runner="process", lane=None, needs=(), reuse_key=None, labels={"call": str(n)}, policy={},
+            status="succeeded", seq=len(self.events), requested=begin, started=begin + 1, finished=self.at,
+        )  # fmt: skip
+        history.attempts[name] = [
+            Attempt(
+                attempt=1,
+                worker="w2",
+                token=token,
+                claim_seq=2,
+                end_seq=len(self.events),
+                started=begin + 1,
+                ended=self.at,
+                cause="exit",
+                status="succeeded",
+                exit_code=0,
+            )
+        ]
+        history.tasks[name] = [
+            Task(n=n, name=trail, status="succeeded", cached=n < known, parent=_parent(trail), snapshot=_id(trail))
+            for n, trail in enumerate(trails)
+        ]
+        self.at += 1
+        return name
+
+    def say(self, type: str, task: str | None = None, **data: Any) -> None:
+        self.events.append(Event(seq=len(self.events) + 1, at=self.at, type=type, task=task, data=data))
+
+    def run(self, name: str, trail: str, *, attempt: int = 1, token: int = 1, end: str = "end") -> None:
+        for what, said in (("start", 0), ("tick", lines(trail)), (end, lines(trail))):
+            self.line(name, what, trail, attempt=attempt, token=token, said=said)
+            self.at += 0.7
+
+    def line(self, name: str, what: Any, trail: str, *, attempt: int = 1, token: int = 1, said: int = 0) -> None:
+        self.history.lines.append(Line(what, name, attempt, token, 10, self.at, said, trail))
+
+    def keep(self, name: str, trail: str) -> None:
+        kept = Kept(
+            id=_id(trail), trail=trail, parent=_parent(trail), job=name, made=self.at, verified=True,
+            files=content(trail),
+        )  # fmt: skip
+        self.history.kept.append(kept)
+
+    def change_kept(self, trail: str, **fields: Any) -> None:
+        self.history.kept = [
+            msgspec.structs.replace(kept, **fields) if kept.trail == trail else kept for kept in self.history.kept
+        ]
+
+    def change_task(self, name: str, n: int, **fields: Any) -> None:
+        self.history.tasks[name][n] = msgspec.structs.replace(self.history.tasks[name][n], **fields)
+
+    def move_lines(self, name: str, trail: str, seconds: float) -> None:
+        """Let a run have been earlier or later."""
+        self.history.lines = [
+            msgspec.structs.replace(line, at=line.at + seconds) if (line.job, line.task) == (name, trail) else line
+            for line in self.history.lines
+        ]
+
+    def forget(self, name: str, what: str, trail: str) -> None:
+        self.history.lines = [
+            line for line in self.history.lines if (line.job, line.what, line.task) != (name, what, trail)
+        ]
+
+
+def _id(trail: str) -> str:
+    return trail.encode().hex().ljust(64, "0")
+
+
+def _parent(trail: str) -> str:
+    before = steps(trail)[:-1]
+    return _id(before[-1]) if before else ROOT
+
+
+LONG = steps("c0.a.b.a")
+Break = Callable[[Tale], None]
+BROKEN: dict[str, list[tuple[str, Break]]] = {}
+
+
+def breaks(rule: str, what: str) -> Callable[[Break], Break]:
+    def register(make: Break) -> Break:
+        BROKEN.setdefault(rule, []).append((what, make))
+        return make
+
+    return register
+
+
+@breaks("tasks_run_in_order", "the second task begins before the first has ended")
+def _too_soon(tale: Tale) -> None:
+    tale.move_lines("first", LONG[1], -1.0)
+
+
+@breaks("tasks_run_in_order", "a task begins behind one that failed")
+def _after_a_failure(tale: Tale) -> None:
+    tale.forget("first", "end", LONG[0])
+
+
+@breaks("tasks_run_in_order", "a task is left out")
+def _left_out(tale: Tale) -> None:
+    tale.job("long", [f"c9.a{'.a' * n}" for n in range(3)])
+    tale.history.lines = [line for line in tale.history.lines if (line.job, line.task) != ("long", "c9.a.a")]
+
+
+@breaks("tasks_run_in_order", "the workspace is another one")
+def _spoilt(tale: Tale) -> None:
+    tale.line("first", "spoilt", LONG[0])
+
+
+@breaks("finished_tasks_are_not_repeated", "an adopter runs the task again")
+def _again(tale: Tale) -> None:
+    tale.run("first", LONG[0])
+
+
+@breaks("known_results_are_not_built_again", "a later job builds what is there")
+def _rebuilt(tale: Tale) -> None:
+    tale.job("again", LONG[:1])
+
+
+@breaks("known_results_are_not_built_again", "a waiter does not look again when it has the lock")
+def _not_looked_again(tale: Tale) -> None:
+    tale.job("waiter", ["c5.a"])
+    made = tale.history.kept[-1].made
+    claim = tale.history.events["waiter"][1]
+    tale.history.events["waiter"][1] = msgspec.structs.replace(claim, at=made - 10)
+    tale.change_kept("c5.a", made=made - 5, job="first")
+
+
+@breaks("known_results_are_not_built_again", "a second attempt runs what the first one stored, and it stands no more")
+def _next_attempt(tale: Tale) -> None:
+    tale.history.kept.clear()
+    tale.run("first", LONG[0], attempt=2, token=5)
+    tale.history.events["first"].append(
+        Event(seq=99, at=tale.at - 3, type="status", data={"status": "running", "attempt": 2, "worker": "w3"})
+    )
+
+
+@breaks("one_builder_per_snapshot", "two jobs build the same at once")
+def _two_builders(tale: Tale) -> None:
+    tale.job("builder 1", ["c6.a"])
+    tale.job("builder 2", ["c6.a"])
+    tale.move_lines("builder 2", "c6.a", -5.0)
+
+
+@breaks("cached_tasks_do_not_run", "what is called cached has run")
+def _cached_ran(tale: Tale) -> None:
+    tale.at = tale.history.events["second"][1].at
+    tale.run("second", LONG[0])
+
+
+@breaks("pipelines_succeed_whole", "a task is still to run")
+def _pending(tale: Tale) -> None:
+    tale.change_task("first", 1, status="pending")
+
+
+@breaks("pipelines_succeed_whole", "a task never came to its end")
+def _no_end(tale: Tale) -> None:
+    tale.forget("first", "end", LONG[1])
+
+
+@breaks("pipelines_succeed_whole", "there never was a plan")
+def _no_plan(tale: Tale) -> None:
+    del tale.history.tasks["first"]
+
+
+@breaks("snapshots_are_what_their_trail_says", "a file is not whole")
+def _not_whole(tale: Tale) -> None:
+    tale.change_kept(LONG[1], files={**content(LONG[1]), "whole": ""})
+
+
+@breaks("snapshots_are_what_their_trail_says", "a file of a later task is in it")
+def _too_much(tale: Tale) -> None:
+    tale.change_kept(LONG[0], files=content(LONG[1]))
+
+
+@breaks("snapshots_are_what_their_trail_says", "a folder is not what was published")
+def _not_published(tale: Tale) -> None:
+    tale.change_kept(LONG[0], verified=False)
+
+
+@breaks("snapshots_are_what_their_trail_says", "it was made from another one")
+def _another_parent(tale: Tale) -> None:
+    tale.change_kept(LONG[1], parent="f" * 64)
+
+
+@breaks("snapshots_are_what_their_trail_says", "one result has two ids")
+def _two_ids(tale: Tale) -> None:
+    tale.history.kept.append(msgspec.structs.replace(tale.history.kept[0], id="f" * 64))
+
+
+@breaks("no_half_snapshot_is_left", "a folder without a row outlives the sweep")
+def _unnamed(tale: Tale) -> None:
+    tale.history.unnamed.append("f" * 64)
+
+
+@breaks("no_half_snapshot_is_left", "a worker found a damaged one")
+def _damaged(tale: Tale) -> None:
+    tale.history.damaged.append(_id(LONG[0]))
+
+
+@breaks("task_logs_are_whole", "the last line of a task is lost")
+def _lost_line(tale: Tale) -> None:
+    _log(tale)["lines"].pop()
+
+
+@breaks("task_logs_are_whole", "a line is there twice")
+def _repeated_line(tale: Tale) -> None:
+    _log(tale)["lines"].insert(0, _log(tale)["lines"][0])
+
+
+@breaks("task_logs_are_whole", "a line is under another task's name")
+def _other_name(tale: Tale) -> None:
+    events = tale.history.events["first"]
+    events[:] = [msgspec.structs.replace(event, task="c1.b") if event.type == "log" else event for event in events]
+
+
+def _log(tale: Tale) -> Any:
+    return next(event.data for event in tale.history.events["first"] if event.type == "log" and event.data["lines"])
+
+
+def good() -> Tale:
+    tale = Tale()
+    tale.job("first", LONG[:2], leases=True)
+    tale.job("second", LONG[:2], known=2)
+    tale.job("third", LONG, known=2, mode="final")
+    tale.job("nothing kept", ["c1.b", "c1.b.a"], mode="none")
+    return tale
+
+
+def test_good_history_passes() -> None:
+    assert [str(violation) for violation in check(good().history)] == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "make"), [pytest.param(rule, make, id=what) for rule, found in BROKEN.items() for what, make in found]
+)
+def test_broken_history_is_caught(rule: str, make: Break) -> None:
+    """Proves P1, P2, P4, P5, P6: a breach is seen."""
+    tale = good()
+    make(tale)
+    assert rule in {violation.rule for violation in check(tale.history)}
+
+
+def test_every_rule_is_broken_once() -> None:
+    assert {rule.__name__ for rule in RULES} == set(BROKEN)
+
+
+def test_what_a_person_removed_may_be_built_again() -> None:
+    """Removed itself, or with what it was made from; but not before it was made."""
+    for removed, caught in ((LONG[1], False), (LONG[0], False), (LONG[2], True)):
+        tale = good()
+        tale.history.removals.append(Removal(trail=removed, sent=tale.at, answered=tale.at + 1))
+        tale.history.kept = [kept for kept in tale.history.kept if kept.trail != LONG[1]]
+        tale.at += 2
+        tale.job("again", LONG[:2], known=1)
+        found = {violation.rule for violation in check(tale.history)}
+        assert ("known_results_are_not_built_again" in found) is caught, removed
+
+
+def test_builder_whose_lease_was_taken_may_be_joined_by_another() -> None:
+    """Proves P5: the lock falls with the lease, while what runs is on its way to be adopted."""
+    tale = good()
+    tale.job("builder 1", ["c6.a"], leases=True)
+    tale.job("builder 2", ["c6.a"])
+    tale.move_lines("builder 2", "c6.a", -4.0)
+    tale.history.kept.pop()
+    lease = next(n for n, event in enumerate(tale.history.events["builder 1"]) if event.type == "lease")
+    begun = next(line.at for line in tale.history.lines if (line.job, line.what) == ("builder 2", "start"))
+    tale.history.events["builder 1"][lease] = msgspec.structs.replace(
+        tale.history.events["builder 1"][lease], at=begun - 0.2
+    )
+    assert "one_builder_per_snapshot" not in {violation.rule for violation in check(tale.history)}
+
+
+def test_attempt_that_a_person_gave_up_says_nothing_of_the_next_one() -> None:
+    """It has no end in the history: what the next attempt found in the store is not its own word."""
+    tale = good()
+    attempt, events = tale.history.attempts["first"][0], tale.history.events["first"]
+    given_up = msgspec.structs.replace(attempt, end_seq=None, cause="lost", status="queued")
+    last = msgspec.structs.replace(attempt, attempt=2, claim_seq=len(events) + 1, end_seq=len(events) + 2)
+    tale.history.attempts["first"] = [given_up, last]
+    cached = {"status": "succeeded", "cached": True}
+    events.append(Event(seq=len(events) + 2, at=tale.at, type="task", task=LONG[0], data=cached))
+    assert "cached_tasks_do_not_run" not in {violation.rule for violation in check(tale.history)}
+
+
+def test_what_was_removed_before_the_next_task_began_may_be_built_again() -> None:
+    """The next task's start says that it was made, not that it is still there."""
+    tale = good()
+    ended = next(line.at for line in tale.history.lines if (line.what, line.task) == ("end", LONG[0]))
+    tale.history.removals.append(Removal(trail=LONG[0], sent=ended + 0.1, answered=ended + 0.2))
+    tale.history.kept.clear()
+    tale.job("again", LONG[:1])
+    assert "known_results_are_not_built_again" not in {violation.rule for violation in check(tale.history)}

@@ -1,0 +1,63 @@
+"""Broken builds of pipelines, for breaks.py: each takes one of their safeguards out."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from holdfast.pipeline.snapshots import Folders, Made
+from holdfast.worker.ledger import Ledger
+from holdfast.worker.pipeline import Pipeline
+
+
+def known_results_overlooked() -> None:
+    """What is known is not looked for again under the lock."""
+    lock = Ledger.lock
+
+    async def blind(self: Ledger, snapshot: str) -> bool:
+        return await lock(self, snapshot) or snapshot in await self.known([snapshot])
+
+    async def nothing(self: Pipeline, beyond: int = 0) -> int:
+        return 0
+
+    Ledger.lock = blind  # type: ignore[method-assign]
+    Pipeline._done = nothing  # type: ignore[method-assign]
+
+
+def build_without_lock() -> None:
+    """Who finds a builder at work begins, too."""
+    lock = Ledger.lock
+
+    async def impatient(self: Ledger, snapshot: str) -> bool:
+        await lock(self, snapshot)
+        return True
+
+    Ledger.lock = impatient  # type: ignore[method-assign]
+
+
+def snapshot_without_a_file() -> None:
+    """A copy that loses something is published as it is."""
+    copy = Folders.copy
+
+    def lossy(self: Folders, snapshot: str, workspace: Any) -> Made:
+        (workspace / "whole").unlink(missing_ok=True)
+        return copy(self, snapshot, workspace)
+
+    Folders.copy = lossy  # type: ignore[method-assign]
+
+
+def tasks_called_cached() -> None:
+    """What ran is written down as if it had been found."""
+    write = Ledger.write
+
+    async def wrong(self: Ledger, n: int, status: Any, **more: Any) -> None:
+        await write(self, n, status, cached=status == "succeeded", exit_code=None)
+
+    Ledger.write = wrong  # type: ignore[method-assign]
+
+
+KNOWN_AGAIN = ["known_results_are_not_built_again", "one_builder_per_snapshot"]
+PIPELINES: dict[str, tuple[Callable[[], None], Sequence[str]]] = {
+    "known_results_overlooked": (known_results_overlooked, KNOWN_AGAIN),
+    "build_without_lock": (build_without_lock, ["one_builder_per_snapshot"]),
+    "snapshot_without_a_file": (snapshot_without_a_file, ["snapshots_are_what_their_trail_says", "tasks_run_in_order"]),
+    "tasks_called_cached": (tasks_called_cached, ["cached_tasks_do_not_run"]),
+}
