@@ -220,6 +220,19 @@ async def slow_network(world: World, rng: random.Random) -> None:
         fault.until = boottime()
 
 
+async def slow_everybody(world: World, rng: random.Random) -> None:
+    """A little latency for all workers: transactions last longer, and meet."""
+    fault = world.note("latency", lasts=FOREVER)
+    for proxy in world.proxies.values():
+        proxy.delay = rng.uniform(0.01, 0.04)
+    try:
+        await asyncio.sleep(rng.uniform(2.0, 6.0))
+    finally:
+        for proxy in world.proxies.values():
+            proxy.delay = 0.0
+        fault.until = boottime()
+
+
 async def half_close(world: World, rng: random.Random) -> None:
     part = rng.choice(world.workers)
     world.note("half-close", part.id)
@@ -274,6 +287,7 @@ EVERYWHERE: dict[Strike, float] = {
 ON_SQLITE: dict[Strike, float] = {stop_a_writer: 0.5}
 ON_POSTGRES: dict[Strike, float] = {
     restart_postgres: 1, terminate_backends: 3, partition: 3, slow_network: 2, half_close: 3, shift_clock: 1,
+    slow_everybody: 1,
 }  # fmt: skip
 
 ON_DOCKER: dict[Strike, float] = {restart_engine: 2, kill_container: 2}

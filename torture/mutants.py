@@ -4,29 +4,28 @@ import asyncio
 import logging
 import sys
 from collections import Counter
+from dataclasses import asdict
 
 from torture.breaks import BREAKS
 from torture.checker import check
 from torture.run import Plan, run
 
 SEEDS = 5
-SECONDS = 60.0
 
 
 def caught(name: str) -> str | None:
     """Run a broken build with one seed after the other; say how it was caught, or None."""
     broken = BREAKS[name]
     for seed in range(1, SEEDS + 1):
-        plan = Plan(
-            seed=seed, store=broken.store, seconds=SECONDS, breaking=name, faults=broken.faults, waits=broken.waits,
-            step=broken.step, profile=broken.profile,
-        )  # fmt: skip
+        plan = Plan(seed=seed, breaking=name, **asdict(broken.focus))
         violations = check(asyncio.run(run(plan)))
         for odd in [violation for violation in violations if violation.rule not in broken.seen_by][:1]:
             print(f"found in {name}, and has another reason:\n{odd}", flush=True)
         rules = Counter(violation.rule for violation in violations if violation.rule in broken.seen_by)
         if rules:
-            return f"seed {seed}, {broken.store}: " + ", ".join(f"{n} × {rule}" for rule, n in rules.most_common())
+            return f"seed {seed}, {broken.focus.store}: " + ", ".join(
+                f"{n} × {rule}" for rule, n in rules.most_common()
+            )
     return None
 
 

@@ -50,6 +50,8 @@ class Plan:
     step: str = ""
     """The one step to wait at; empty: any."""
     profile: Profile = "mixed"
+    one_host: bool = False
+    """Whether all workers are on one host."""
     breaking: str = ""
 
 
@@ -66,6 +68,7 @@ async def run(plan: Plan) -> History:
         docker="docker" in plan.runners,
         waits=plan.waits,
         step=plan.step,
+        one_host=plan.one_host,
         breaking=plan.breaking,
     ) as world:
         await _torture(world, plan)
@@ -87,6 +90,7 @@ async def in_a_world(
     settings: Mapping[str, str] | None = None,
     waits: float = 0.0,
     step: str = "",
+    one_host: bool = False,
     breaking: str = "",
 ) -> AsyncIterator[World]:
     """A world that runs while the block lasts, on a new database; afterwards nothing of it is left."""
@@ -101,6 +105,7 @@ async def in_a_world(
             folder=folder, url=url, history=history, rng=random.Random(f"{history.seed}/world"), postgres=postgres,
             engine=held.enter_context(daemon(live_restore=True)) if docker else None, settings=settings or {},
             small_disk=held.enter_context(_small_disk(folder)), breaking=breaking, waits=waits, step=step,
+            one_host=one_host,
         )  # fmt: skip
         async with world.running():
             await world.ready()
