@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from torture.breaks import BREAKS
 from torture.checker import RULES, check
-from torture.history import Alive, Attempt, Call, Event, Fault, Follow, History, Line, Record
+from torture.history import Alive, Attempt, Beat, Call, Event, Fault, Follow, History, Lag, Line, Record
 from torture.processes import ROOT
 
 LINES = 3
@@ -95,6 +95,11 @@ class Tale:
         last = next(follow for follow in self.history.follows if follow.job == name and follow.ended)
         last.events = [*last.events, (seq, type)]
 
+    def ask(self, verb: str, name: str, **answer: Any) -> None:
+        """A call about a job, now."""
+        n = len(self.history.calls)
+        self.history.calls.append(Call(n=n, verb=verb, sent=self.at, answered=self.at + 0.1, ids=(name,), **answer))
+
     def repeat_call(self, n: int, ids: tuple[str, ...]) -> None:
         first = self.history.calls[n]
         again = {"n": len(self.history.calls), "repeats": n, "ids": ids, "sent": self.at, "answered": self.at + 0.1}
@@ -119,6 +124,31 @@ def breaks(rule: str, what: str) -> Callable[[Break], Break]:
 def _missing(tale: Tale) -> None:
     for part in (tale.history.records, tale.history.events, tale.history.attempts):
         del part["plain"]
+
+
+@breaks("accepted_jobs_are_there", "an accepted job is gone, and a delete of it finds nothing")
+def _missing_for_a_delete(tale: Tale) -> None:
+    _missing(tale)
+    tale.ask("delete", "plain", answer="refused", error="404 no job plain")
+
+
+@breaks("accepted_jobs_are_there", "an accepted job is gone, and a delete of it was refused")
+def _refused_delete(tale: Tale) -> None:
+    _missing(tale)
+    tale.ask("delete", "plain", answer="refused", error="409 blocked: job plain is running")
+
+
+@breaks("accepted_jobs_are_there", "a job is said not to be there, and is")
+def _unseen(tale: Tale) -> None:
+    tale.ask("cancel", "plain", answer="refused", error="NotFound('no job plain')")
+
+
+@breaks("accepted_jobs_are_there", "a job was not there before somebody deleted it")
+def _gone_before(tale: Tale) -> None:
+    _missing(tale)
+    tale.ask("cancel", "plain", answer="refused", error="404 no job plain")
+    tale.at += 1
+    tale.ask("delete", "plain", answer="ok")
 
 
 @breaks("calls_are_done_whole_and_once", "a call that was repeated made a second job")
@@ -261,9 +291,47 @@ def _reaped(tale: Tale) -> None:
     tale.history.faults.clear()
 
 
+def _instead_of_the_kill(tale: Tale, *, lag: float = 0.0) -> float:
+    """Nobody killed the worker of `plain`, which was claimed after a second and reaped after five."""
+    at = tale.history.records["plain"].requested
+    tale.history.faults = [fault for fault in tale.history.faults if fault.at > at + 10]
+    tale.history.lags = [Lag("w1", at + 2, at + 2 + lag)]
+    return at
+
+
+@breaks("reaps_have_a_reason", "a lease is taken because the database was away")
+def _reaped_after_an_outage(tale: Tale) -> None:
+    at = _instead_of_the_kill(tale)
+    tale.history.faults.append(Fault(kind="restart of Postgres", at=at + 1.5, until=at + 4.9))
+    tale.history.beats.append(Beat("w1", at + 1.6, at + 4.8, None))
+
+
+@breaks("reaps_have_a_reason", "a lease is taken from a worker that was held up for a moment")
+def _reaped_after_a_moment(tale: Tale) -> None:
+    _instead_of_the_kill(tale, lag=1.0)
+
+
+@breaks("reaps_have_a_reason", "a lease is taken from a worker that was killed, but before it expired")
+def _reaped_too_soon(tale: Tale) -> None:
+    at = tale.history.records["plain"].requested
+    tale.history.beats.append(Beat("w1", at + 2, at + 2.1, [("plain", 1)]))
+
+
+@breaks("reaps_have_a_reason", "a lease is taken from a worker that had beaten again after it was cut off")
+def _reaped_after_a_cut(tale: Tale) -> None:
+    at = _instead_of_the_kill(tale)
+    tale.history.beats.append(Beat("w1", at + 0.9, at + 0.95, [("plain", 1)]))
+    tale.history.faults.append(Fault(kind="partition", at=at + 0.1, until=at + 0.8, target="w1"))
+
+
 @breaks("no_gate_was_stuck", "a lane stood still until a duty noticed")
 def _stuck(tale: Tale) -> None:
-    tale.history.mended.append("mended a stuck gate: lane of job plain")
+    tale.history.mended.append("mended a stuck gate: needs of job plain, lane None")
+
+
+@breaks("no_gate_was_stuck", "a lane without a holder stood still until a duty noticed")
+def _stuck_lane(tale: Tale) -> None:
+    tale.history.mended.append("mended a stuck gate: lane of job None, lane ('default', 'lane')")
 
 
 @breaks("lanes_hold_one_job", "two jobs of a lane are claimed at once")
@@ -350,6 +418,32 @@ def good() -> Tale:
 def test_good_history_passes() -> None:
     """Proves L1, R3, N1, E3 as far as a checker that cries for nothing proves nothing."""
     assert [str(violation) for violation in check(good().history)] == []
+
+
+def test_missing_job_that_somebody_asked_to_delete_passes() -> None:
+    """Also one whose delete was not answered, and what others are told of it afterwards."""
+    for answer in ("ok", "unknown"):
+        tale = good()
+        tale.history.follows.clear()
+        _missing(tale)
+        tale.ask("delete", "plain", answer=answer)
+        tale.ask("cancel", "plain", answer="refused", error="404 no job plain")
+        assert [str(violation) for violation in check(tale.history)] == []
+
+
+def test_reap_of_a_worker_that_got_no_turn_for_half_a_lease_passes() -> None:
+    """Proves L18 as far as a checker may not cry for a machine that has other things to do."""
+    tale = good()
+    _instead_of_the_kill(tale, lag=2.5)
+    assert [str(violation) for violation in check(tale.history)] == []
+
+
+def test_reap_of_a_worker_whose_heartbeat_got_no_answer_for_half_a_lease_passes() -> None:
+    """Proves L18 as far as the database was there, and this worker did not reach it."""
+    tale = good()
+    at = _instead_of_the_kill(tale)
+    tale.history.beats = [Beat("w1", at + 0.9, at + 0.95, [("plain", 1)]), Beat("w1", at + 2, at + 4.5, None)]
+    assert [str(violation) for violation in check(tale.history)] == []
 
 
 @pytest.mark.parametrize(

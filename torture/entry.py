@@ -2,7 +2,7 @@
 
 At a step of an attempt that the seed picks, a worker leaves a file and waits until it is gone; the harness stops the
 whole process meanwhile. That strikes where a signal from outside would rarely hit: between a look and the act. Broken
-builds (breaks.py) are made here too, so that the product itself has no switch.
+builds (breaks.py) are made here too, so that the product itself has no switch, and a witness (witness.py) is let in.
 """
 
 import functools
@@ -16,6 +16,7 @@ from holdfast.assemble import worker_of
 from holdfast.cli import work
 from holdfast.cli.main import app
 from holdfast.model import Lease
+from torture.witness import watch
 
 PATIENCE = 5.0
 
@@ -43,6 +44,8 @@ def main() -> None:
         chance, step, seed = (os.environ[f"TORTURE_{name}"] for name in ("CHANCE", "STEP", "SEED"))
         waits = Waits(Path(path), float(chance), step, seed)
         vars(work)["worker_of"] = functools.partial(worker_of, at=waits.at)
+    if path := os.environ.get("TORTURE_WITNESS"):
+        watch(Path(path), os.environ["TORTURE_PART"])
     if name := os.environ.get("TORTURE_BREAK"):
         from torture.breaks import apply  # noqa: PLC0415 - a worker that is not broken starts without it
 

@@ -37,5 +37,5 @@ STOPS = Focus(profile="failing")
 """Jobs that are tried again and again, and stopped meanwhile."""
 SHORT_LANES = Focus(store="postgres", faults=("slow_everybody",), pause=3.0, waits=0.0, profile="lanes")
 """Many lanes that are used for a moment each: what stands in line when a lane stands still is not freed by the next."""
-OUTAGES = Focus(store="postgres", faults=("take_postgres_away",), pause=20.0, waits=0.0, profile="steady")
-"""The database is away for longer than a lease lasts, and comes back for a reaper before those who beat."""
+OUTAGES = Focus(store="postgres", seconds=60.0, faults=("take_postgres_away",), pause=8.0, waits=0.0, profile="steady")
+"""The database is away for longer than a lease lasts; when it is back, whoever reaps may be faster than who beats."""

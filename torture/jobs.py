@@ -17,8 +17,7 @@ Body = dict[str, Any]
 
 
 Profile = Literal["mixed", "failing", "lanes", "steady"]
-"""What kinds of jobs to draw: all; such that fail and are tried again; quick ones that meet in lanes of the moment; such
-that take long."""
+"""What jobs to draw: all kinds; such that fail and are tried again; quick ones in lanes of the moment; long ones."""
 MOMENT = 2.0
 """Seconds after which the lanes of the moment are left for new ones."""
 

@@ -22,7 +22,7 @@ from torture.calls import OnStore, OverHttp, Recorder
 from torture.clients import Known, follow_on, submit_on
 from torture.faults import torment
 from torture.final import read_database
-from torture.history import Alive, History, boottime, read_journal
+from torture.history import Alive, History, boottime, read_journal, read_witness
 from torture.janitor import Janitor
 from torture.jobs import Draw, Profile
 from torture.processes import children, containers, kill
@@ -74,6 +74,7 @@ async def run(plan: Plan) -> History:
         await _torture(world, plan)
         world.end()
         history.lines = read_journal(world.journal)
+        read_witness(world.witness, history)
         left = [*children(world.folder), *(child for _, child in (containers(world.engine) if world.engine else ()))]
         history.alive = [Alive(child.job, child.attempt, child.pid) for child in left]
         history.mended = world.mended()
@@ -128,14 +129,12 @@ async def _torture(world: World, plan: Plan) -> None:
             draw = Draw(rng(f"draw {n}"), plan.runners, str(world.journal), port, plan.profile)
             tasks.append(group.create_task(submit_on(world, recorder, draw, known, rng(f"client {n}"))))
         tasks += [group.create_task(follow_on(world, known, rng(f"follower {n}"))) for n in range(2)]
-        watching = group.create_task(_watch_ourselves(world))
         await asyncio.sleep(plan.seconds)
         world.calm = True
         await asyncio.gather(*tasks)
         for task in keeping:
             task.cancel()
         await _come_to_rest(janitor)
-        watching.cancel()
 
 
 @contextlib.asynccontextmanager
@@ -163,15 +162,6 @@ async def _come_to_rest(janitor: Janitor) -> None:
         if boottime() - since > QUIET:
             return
         await asyncio.sleep(0.2)
-
-
-async def _watch_ourselves(world: World) -> None:
-    """Note when the machine itself stalls: then heartbeats may be late for no fault of anybody's."""
-    while True:
-        before = boottime()
-        await asyncio.sleep(0.1)
-        if boottime() - before > TTL / 4:
-            world.note("stall", lasts=0.1)
 
 
 @contextlib.asynccontextmanager

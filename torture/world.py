@@ -77,6 +77,10 @@ class World:
     def journal(self) -> Path:
         return self.folder / "journal"
 
+    @property
+    def witness(self) -> Path:
+        return self.folder / "witness"
+
     def host(self, name: str) -> Path:
         return self.folder / "hosts" / name
 
@@ -133,6 +137,8 @@ class World:
             "TORTURE_STEP": self.step,
             "TORTURE_SEED": f"{self.history.seed}/{part.id}",
             "TORTURE_BREAK": self.breaking,
+            "TORTURE_WITNESS": str(self.witness) if part.name in WORKERS else "",
+            "TORTURE_PART": part.id,
         }
         shift = self.clocks.pop(part.name, None)
         library = _faketime()
