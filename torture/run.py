@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cluster import Server
+from tests.cluster import FAST, Server
 from tests.engine import daemon
 
 from holdfast.store import open_store
@@ -89,6 +89,7 @@ async def in_a_world(
     *,
     docker: bool = False,
     settings: Mapping[str, str] | None = None,
+    postgres_settings: Sequence[str] = (),
     waits: float = 0.0,
     step: str = "",
     one_host: bool = False,
@@ -97,7 +98,7 @@ async def in_a_world(
     """A world that runs while the block lasts, on a new database; afterwards nothing of it is left."""
     with contextlib.ExitStack() as held:
         folder = Path(held.enter_context(_folder()))
-        postgres = held.enter_context(_postgres()) if store == "postgres" else None
+        postgres = held.enter_context(_postgres(postgres_settings)) if store == "postgres" else None
         url = f"sqlite:///{folder / 'store.db'}" if postgres is None else postgres.url
         database = await connect(url, listen=False)
         await migrate(database)
@@ -192,8 +193,8 @@ def _folder() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _postgres() -> Iterator[Server]:
-    server = Server()
+def _postgres(settings: Sequence[str]) -> Iterator[Server]:
+    server = Server([*FAST, *settings])
     try:
         server.start()
         yield server
