@@ -1,16 +1,12 @@
 """The checker of torture runs is checked: a good history passes, and each rule is broken by hand once."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
-from torture.breaks import BREAKS
 from torture.checker import RULES, check
-from torture.history import Alive, Attempt, Beat, Call, Event, Fault, Follow, History, Lag, Line, Record
-from torture.processes import ROOT
+from torture.history import Alive, Attempt, Call, Event, Fault, Follow, History, Line, Record
 
 LINES = 3
 
@@ -291,39 +287,6 @@ def _reaped(tale: Tale) -> None:
     tale.history.faults.clear()
 
 
-def _instead_of_the_kill(tale: Tale, *, lag: float = 0.0) -> float:
-    """Nobody killed the worker of `plain`, which was claimed after a second and reaped after five."""
-    at = tale.history.records["plain"].requested
-    tale.history.faults = [fault for fault in tale.history.faults if fault.at > at + 10]
-    tale.history.lags = [Lag("w1", at + 2, at + 2 + lag)]
-    return at
-
-
-@breaks("reaps_have_a_reason", "a lease is taken because the database was away")
-def _reaped_after_an_outage(tale: Tale) -> None:
-    at = _instead_of_the_kill(tale)
-    tale.history.faults.append(Fault(kind="restart of Postgres", at=at + 1.5, until=at + 4.9))
-    tale.history.beats.append(Beat("w1", at + 1.6, at + 4.8, None))
-
-
-@breaks("reaps_have_a_reason", "a lease is taken from a worker that was held up for a moment")
-def _reaped_after_a_moment(tale: Tale) -> None:
-    _instead_of_the_kill(tale, lag=1.0)
-
-
-@breaks("reaps_have_a_reason", "a lease is taken from a worker that was killed, but before it expired")
-def _reaped_too_soon(tale: Tale) -> None:
-    at = tale.history.records["plain"].requested
-    tale.history.beats.append(Beat("w1", at + 2, at + 2.1, [("plain", 1)]))
-
-
-@breaks("reaps_have_a_reason", "a lease is taken from a worker that had beaten again after it was cut off")
-def _reaped_after_a_cut(tale: Tale) -> None:
-    at = _instead_of_the_kill(tale)
-    tale.history.beats.append(Beat("w1", at + 0.9, at + 0.95, [("plain", 1)]))
-    tale.history.faults.append(Fault(kind="partition", at=at + 0.1, until=at + 0.8, target="w1"))
-
-
 @breaks("no_gate_was_stuck", "a lane stood still until a duty noticed")
 def _stuck(tale: Tale) -> None:
     tale.history.mended.append("mended a stuck gate: needs of job plain, lane None")
@@ -431,21 +394,6 @@ def test_missing_job_that_somebody_asked_to_delete_passes() -> None:
         assert [str(violation) for violation in check(tale.history)] == []
 
 
-def test_reap_of_a_worker_that_got_no_turn_for_half_a_lease_passes() -> None:
-    """Proves L18 as far as a checker may not cry for a machine that has other things to do."""
-    tale = good()
-    _instead_of_the_kill(tale, lag=2.5)
-    assert [str(violation) for violation in check(tale.history)] == []
-
-
-def test_reap_of_a_worker_whose_heartbeat_got_no_answer_for_half_a_lease_passes() -> None:
-    """Proves L18 as far as the database was there, and this worker did not reach it."""
-    tale = good()
-    at = _instead_of_the_kill(tale)
-    tale.history.beats = [Beat("w1", at + 0.9, at + 0.95, [("plain", 1)]), Beat("w1", at + 2, at + 4.5, None)]
-    assert [str(violation) for violation in check(tale.history)] == []
-
-
 @pytest.mark.parametrize(
     ("rule", "make"), [pytest.param(rule, make, id=what) for rule, found in BROKEN.items() for what, make in found]
 )
@@ -460,15 +408,6 @@ def test_broken_history_is_caught(rule: str, make: Break) -> None:
 
 def test_every_rule_is_broken_once() -> None:
     assert {rule.__name__ for rule in RULES} == set(BROKEN)
-
-
-def test_every_broken_build_can_be_made() -> None:
-    """In a process of its own: what is broken stays so."""
-    code = "from torture import breaks; from holdfast.store import queries\n" + "".join(
-        f"breaks.apply({name!r})\n" for name in BREAKS
-    )
-    code += "queries.load('sqlite'); queries.load('postgres')"
-    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0
 
 
 def test_history_survives_a_file(tmp_path: Any) -> None:
