@@ -8,7 +8,7 @@ from tests.test_torture_checker import Break, Tale, good
 
 
 def _instead_of_the_kill(tale: Tale, *, lag: float = 0.0) -> float:
-    """Nobody killed the worker of `plain`, which is claimed after a second and reaped after five; return the time zero."""
+    """Nobody killed the worker of `plain`, claimed after a second and reaped after five; return its time zero."""
     at = tale.history.records["plain"].requested
     tale.history.faults = [fault for fault in tale.history.faults if fault.at > at + 10]
     tale.history.lags = [Lag("w1", at + 2, at + 2 + lag)]
