@@ -21,6 +21,8 @@ class Focus:
     """How often a worker waits at a step of an attempt, to be stopped there."""
     step: str = ""
     """The one step to wait at; empty: any."""
+    lingers: str = ""
+    """The statement behind which transactions linger, on Postgres: between a look and the act."""
     profile: Profile = "mixed"
     one_host: bool = False
     """Whether all workers are on one host, where each can adopt what another left."""
@@ -35,7 +37,9 @@ LATE_STARTS = Focus(faults=("kill_worker",), pause=10.0, waits=0.1, step="prepar
 """A worker stands still with a start in its hand, until another has adopted the job and started it."""
 STOPS = Focus(profile="failing")
 """Jobs that are tried again and again, and stopped meanwhile."""
-SHORT_LANES = Focus(store="postgres", faults=("slow_everybody",), pause=3.0, waits=0.0, profile="lanes")
+SHORT_LANES = Focus(
+    store="postgres", faults=("slow_everybody",), pause=3.0, waits=0.0, lingers="lane_states", profile="lanes"
+)
 """Many lanes that are used for a moment each: what stands in line when a lane stands still is not freed by the next."""
 OUTAGES = Focus(store="postgres", seconds=60.0, faults=("take_postgres_away",), pause=8.0, waits=0.0, profile="steady")
 """The database is away for longer than a lease lasts; when it is back, whoever reaps may be faster than who beats."""

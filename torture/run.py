@@ -50,6 +50,8 @@ class Plan:
     step: str = ""
     """The one step to wait at; empty: any."""
     profile: Profile = "mixed"
+    lingers: str = ""
+    """The statement behind which transactions linger, on Postgres."""
     one_host: bool = False
     """Whether all workers are on one host."""
     breaking: str = ""
@@ -68,6 +70,7 @@ async def run(plan: Plan) -> History:
         docker="docker" in plan.runners,
         waits=plan.waits,
         step=plan.step,
+        lingers=plan.lingers,
         one_host=plan.one_host,
         breaking=plan.breaking,
     ) as world:
@@ -92,6 +95,7 @@ async def in_a_world(
     postgres_settings: Sequence[str] = (),
     waits: float = 0.0,
     step: str = "",
+    lingers: str = "",
     one_host: bool = False,
     breaking: str = "",
 ) -> AsyncIterator[World]:
@@ -107,7 +111,7 @@ async def in_a_world(
             folder=folder, url=url, history=history, rng=random.Random(f"{history.seed}/world"), postgres=postgres,
             engine=held.enter_context(daemon(live_restore=True)) if docker else None, settings=settings or {},
             small_disk=held.enter_context(_small_disk(folder)), breaking=breaking, waits=waits, step=step,
-            one_host=one_host,
+            lingers=lingers, one_host=one_host,
         )  # fmt: skip
         async with world.running():
             await world.ready()

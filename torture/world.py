@@ -61,6 +61,8 @@ class World:
     """How often a worker waits at a step of an attempt, to be stopped there."""
     step: str = ""
     """The one step to wait at; empty: any."""
+    lingers: str = ""
+    """The statement behind which transactions linger, on Postgres."""
     one_host: bool = False
     """Whether all workers are on host a, where each can adopt what another left."""
     proxies: dict[str, Proxy] = field(default_factory=dict)
@@ -135,6 +137,7 @@ class World:
             "TORTURE_WAITS": "" if self.calm or not self.waits else str(self.folder / "waits" / part.id),
             "TORTURE_CHANCE": str(self.waits),
             "TORTURE_STEP": self.step,
+            "TORTURE_LINGER": "" if self.calm else self.lingers,
             "TORTURE_SEED": f"{self.history.seed}/{part.id}",
             "TORTURE_BREAK": self.breaking,
             "TORTURE_WITNESS": str(self.witness) if part.name in WORKERS else "",
