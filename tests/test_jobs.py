@@ -410,6 +410,26 @@ async def test_delete_refuses_what_is_active_unless_forced(stage: Stage) -> None
             await stage.events(job)
 
 
+async def test_forced_delete_that_a_duty_finishes_first_says_deleted(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asked to delete a job is not told that there is none."""
+    job = await stage.submit()
+    jobs, get = stage.store.jobs, stage.store.jobs.get
+    looks = 0
+
+    async def after_the_duty(job_id: str, *, tenant: str = "default") -> Job:
+        nonlocal looks
+        looks += 1
+        if looks > 1:
+            await jobs.purge()
+        return await get(job_id, tenant=tenant)
+
+    monkeypatch.setattr(jobs, "get", after_the_duty)
+    assert (await jobs.delete(job.id, force=True)).outcome == "deleted"
+    assert looks > 1
+
+
 @pytest.mark.parametrize("status", [Status.SUCCEEDED, Status.CANCELLED])
 async def test_forced_delete_of_a_running_job_is_finished_by_the_duty(stage: Stage, status: Status) -> None:
     job = await stage.submit(lane="L")

@@ -1,7 +1,7 @@
 """Broken builds: each takes one safeguard out of holdfast, so that a torture run has something to find.
 
-They patch the running process from outside (entry.py); the product has no switch. Some say where to look: the store on
-which it can show, and the faults that bring it out.
+They patch the running process from outside (entry.py); the product has no switch. Each says where to look for it, and
+which rules may see it.
 """
 
 import dataclasses
@@ -14,12 +14,12 @@ import msgspec
 
 from holdfast.duties.reaper import Reaper
 from holdfast.runner.process import ProcessRunner
-from holdfast.store import queries
+from holdfast.store import gates, lanes, queries
 from holdfast.store.events import Events
 from holdfast.worker import executor
 from holdfast.worker.executor import Execution
 from torture.breaks_pipelines import PIPELINES
-from torture.jobs import Profile
+from torture.focus import ANYTHING, LATE_FINISHES, LATE_STARTS, OUTAGES, SHARED_SNAPSHOTS, SHORT_LANES, STOPS, Focus
 
 FOREVER = 1e9
 
@@ -31,14 +31,7 @@ class Break:
     apply: Callable[[], None]
     seen_by: Sequence[str]
     """The rules of the checker that may catch it; what another rule finds has another reason."""
-    store: str = "sqlite"
-    faults: Sequence[str] = ()
-    """The faults to strike with; empty: all."""
-    waits: float = 0.004
-    """How often a worker waits at a step, to be stopped there."""
-    step: str = ""
-    profile: Profile = "mixed"
-    runners: Sequence[str] = ("process",)
+    focus: Focus = ANYTHING
 
 
 def edit(name: str, old: str, new: str, dialect: str = "sqlite") -> None:
@@ -73,7 +66,14 @@ def stop_cleared_at_claim() -> None:
 
 
 def lane_read_before_its_lock() -> None:
+    """Nobody waits before a lane is read: neither for its row nor for the rows of the jobs that it would move."""
     edit("lock_lanes", "FOR NO KEY UPDATE OF l", "", "postgres")
+
+    async def nobody(*_: object) -> set[str]:
+        return set()
+
+    for module in (lanes, gates):
+        vars(module)["lane_jobs"] = nobody
 
 
 def adoption_that_restarts() -> None:
@@ -128,36 +128,25 @@ def reaper_without_doubts() -> None:
 
 
 BREAKS: dict[str, Break] = {
-    "finish_without_fence": Break(
-        finish_without_fence,
-        ["success_has_its_witness", "nothing_runs_after_the_end", "attempts_never_overlap", "attempts_are_ordinals"],
-        faults=["kill_worker"],
-        waits=0.03,
-        step="classified",
-        profile="failing",
-    ),
     "no_token_growth_at_reap": Break(no_token_growth_at_reap, ["tokens_grow"]),
     "adoption_that_restarts": Break(adoption_that_restarts, ["attempts_start_once"]),
-    "start_that_is_not_exclusive": Break(
-        start_that_is_not_exclusive, ["attempts_start_once"], faults=["kill_worker"], waits=0.03, step="prepared"
+    "offsets_apart_from_their_events": Break(offsets_apart_from_their_events, ["logs_are_whole"]),
+    "stop_cleared_at_claim": Break(stop_cleared_at_claim, ["stops_are_carried"], STOPS),
+    "finish_without_fence": Break(
+        finish_without_fence,
+        ["success_has_its_witness", "nothing_runs_after_the_end", "attempts_never_overlap"],
+        LATE_FINISHES,
     ),
+    "start_that_is_not_exclusive": Break(start_that_is_not_exclusive, ["attempts_start_once"], LATE_STARTS),
     "lane_read_before_its_lock": Break(
         lane_read_before_its_lock,
         ["lanes_hold_one_job", "lanes_keep_order", "every_job_ended", "no_gate_was_stuck"],
-        store="postgres",
-        profile="lanes",
+        SHORT_LANES,
     ),
-    "stop_cleared_at_claim": Break(stop_cleared_at_claim, ["stops_are_carried"], profile="failing"),
-    "offsets_apart_from_their_events": Break(offsets_apart_from_their_events, ["logs_are_whole"]),
-    "reaper_without_doubts": Break(
-        reaper_without_doubts,
-        ["reaps_have_a_reason"],
-        store="postgres",
-        faults=["restart_postgres", "stop_leader", "kill_worker"],
-    ),
+    "reaper_without_doubts": Break(reaper_without_doubts, ["reaps_have_a_reason"], OUTAGES),
 }
 
-BREAKS |= {name: Break(make, rules, runners=("pipeline",)) for name, (make, rules) in PIPELINES.items()}
+BREAKS |= {name: Break(make, rules, SHARED_SNAPSHOTS) for name, (make, rules) in PIPELINES.items()}
 
 
 def apply(name: str) -> None:

@@ -68,12 +68,8 @@ class Case:
 
 
 def may_be_done(call: Call) -> bool:
-    """Whether a call had its effect, as far as its caller can know.
-
-    A forced delete is two steps. When a duty takes the job away between them, the answer is that it is not there.
-    """
-    not_found = call.error.startswith(("404", "NotFound"))
-    return call.answer != "refused" or (call.verb == "delete" and not_found)
+    """Whether a call had its effect, as far as its caller can know: it was answered so, or not at all."""
+    return call.answer != "refused"
 
 
 def cases(history: History) -> dict[str, Case]:

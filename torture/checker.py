@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 import msgspec
 
 from torture.cases import Case, cases
-from torture.checks import order, pipelines, records, runs, streams
+from torture.checks import order, pipelines, reaps, records, runs, streams
 from torture.history import History
 from torture.story import story
 
 Rule = Callable[[History, Mapping[str, Case]], Iterator[tuple[str, str]]]
-RULES: tuple[Rule, ...] = (*records.RULES, *runs.RULES, *order.RULES, *streams.RULES, *pipelines.RULES)
+RULES: tuple[Rule, ...] = (
+    *records.RULES, *runs.RULES, *reaps.RULES, *order.RULES, *streams.RULES, *pipelines.RULES,
+)  # fmt: skip
 
 
 class Violation(msgspec.Struct, frozen=True):

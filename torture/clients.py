@@ -38,6 +38,8 @@ async def submit_on(world: World, recorder: Recorder, draw: Draw, known: Known, 
         await asyncio.sleep(rng.expovariate(4.0))
         mixed = draw.profile == "mixed"
         if known.live > (MOST_LIVE if mixed else FEW_LIVE):
+            if not mixed and known.ids and rng.random() < 0.05:
+                await _meddle(recorder, known.ids[-1 - rng.randrange(min(FEW_LIVE, len(known.ids)))], rng)
             continue
         if rng.random() < 0.85 or not known.ids:
             bulk = mixed and rng.random() < 0.15

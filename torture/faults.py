@@ -162,6 +162,15 @@ def _fill(ballast: Path) -> None:
 
 async def restart_postgres(world: World, rng: random.Random) -> None:
     """Restart the database: its clients are sent away, or it crashes."""
+    await _take_away(world, rng, rng.choice([0.0, 0.0, 1.0]))
+
+
+async def take_postgres_away(world: World, rng: random.Random) -> None:
+    """Take the database away for longer than a lease lasts: nobody can beat, and nobody is to blame."""
+    await _take_away(world, rng, TTL * rng.uniform(1.2, 2.0))
+
+
+async def _take_away(world: World, rng: random.Random, seconds: float) -> None:
     assert world.postgres is not None
     if world.postgres_struck:
         return
@@ -170,7 +179,7 @@ async def restart_postgres(world: World, rng: random.Random) -> None:
     fault = world.note("crash of Postgres" if crash else "restart of Postgres", lasts=FOREVER)
     try:
         await asyncio.to_thread(world.postgres.stop, signal.SIGQUIT if crash else signal.SIGINT)
-        await asyncio.sleep(rng.choice([0.0, 0.0, 1.0, 2 * TTL]))
+        await asyncio.sleep(seconds)
     finally:
         await asyncio.to_thread(world.postgres.start)
         fault.until = boottime()
@@ -217,6 +226,19 @@ async def slow_network(world: World, rng: random.Random) -> None:
         await asyncio.sleep(rng.uniform(1.0, 4.0))
     finally:
         proxy.delay = 0.0
+        fault.until = boottime()
+
+
+async def slow_everybody(world: World, rng: random.Random) -> None:
+    """A little latency for all workers: transactions last longer, and meet."""
+    fault = world.note("latency", lasts=FOREVER)
+    for proxy in world.proxies.values():
+        proxy.delay = rng.uniform(0.01, 0.04)
+    try:
+        await asyncio.sleep(rng.uniform(2.0, 6.0))
+    finally:
+        for proxy in world.proxies.values():
+            proxy.delay = 0.0
         fault.until = boottime()
 
 
@@ -273,7 +295,8 @@ EVERYWHERE: dict[Strike, float] = {
 }  # fmt: skip
 ON_SQLITE: dict[Strike, float] = {stop_a_writer: 0.5}
 ON_POSTGRES: dict[Strike, float] = {
-    restart_postgres: 1, terminate_backends: 3, partition: 3, slow_network: 2, half_close: 3, shift_clock: 1,
+    restart_postgres: 0.8, take_postgres_away: 0.3, terminate_backends: 3, partition: 3, slow_network: 2,
+    slow_everybody: 1, half_close: 3, shift_clock: 1,
 }  # fmt: skip
 
 ON_DOCKER: dict[Strike, float] = {restart_engine: 2, kill_container: 2}

@@ -1,8 +1,8 @@
 """What happened in a run, as those saw it who do not trust holdfast; plain values that can be written to a file.
 
-Clients note their calls and the answers, children their lines in a journal of their own, the harness its faults. The
-database is read once, at the end, by plain SQL. Times are seconds of CLOCK_BOOTTIME; those of the database are turned
-into it by the distance of the two clocks.
+Clients note their calls and the answers, children their lines in a journal of their own, the harness its faults, a
+witness within each worker its heartbeats. The database is read once, at the end, by plain SQL. Times are seconds of
+CLOCK_BOOTTIME; those of the database are turned into it by the distance of the two clocks.
 """
 
 import time
@@ -55,6 +55,24 @@ class Line(msgspec.Struct, frozen=True, array_like=True):
     said: int
     task: str = ""
     """The trail of a pipeline's task."""
+
+
+class Beat(msgspec.Struct, frozen=True, array_like=True):
+    """One heartbeat of a worker, as it was seen within the worker, from the question to its answer."""
+
+    worker: str
+    asked: float
+    answered: float
+    renewed: Sequence[tuple[str, int]] | None
+    """The jobs whose leases it renewed, with their tokens; None: it failed."""
+
+
+class Lag(msgspec.Struct, frozen=True, array_like=True):
+    """A time in which a worker's process got no turn, though it wanted one."""
+
+    worker: str
+    begin: float
+    end: float
 
 
 class Fault(msgspec.Struct, kw_only=True):
@@ -165,6 +183,8 @@ class History(msgspec.Struct, kw_only=True):
     ttl: float
     calls: list[Call] = []
     lines: list[Line] = []
+    beats: list[Beat] = []
+    lags: list[Lag] = []
     faults: list[Fault] = []
     follows: list[Follow] = []
     records: dict[str, Record] = {}
@@ -187,6 +207,16 @@ class History(msgspec.Struct, kw_only=True):
     @classmethod
     def load(cls, path: Path) -> "History":
         return msgspec.json.decode(path.read_bytes(), type=cls)
+
+
+def read_witness(path: Path, history: "History") -> None:
+    """Add what was seen within the workers (witness.py) to a history."""
+    for text in path.read_bytes().splitlines() if path.exists() else ():
+        what, *fields = msgspec.json.decode(text)
+        if what == "beat":
+            history.beats.append(msgspec.convert(fields, Beat))
+        else:
+            history.lags.append(msgspec.convert(fields, Lag))
 
 
 def read_journal(path: Path) -> list[Line]:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from tests.engine import IMAGE
 
 from torture.child import script
+from torture.history import boottime
 from torture.pipelines import Chains, Shelf
 
 LANES = 12
@@ -16,8 +17,10 @@ FAST_RETRY = {"base": 0.2, "cap": 1.0, "on": ["failed", "timed_out"]}
 Body = dict[str, Any]
 
 
-Profile = Literal["mixed", "failing", "lanes"]
-"""What kinds of jobs to draw: all; some that fail and are tried again; quick ones that meet in few lanes."""
+Profile = Literal["mixed", "failing", "lanes", "steady"]
+"""What jobs to draw: all kinds; such that fail and are tried again; quick ones in lanes of the moment; long ones."""
+MOMENT = 2.0
+"""Seconds after which the lanes of the moment are left for new ones."""
 
 
 class Draw:
@@ -45,7 +48,9 @@ class Draw:
         if self.profile == "failing":
             return self._failing()
         if self.profile == "lanes":
-            return {**self.small(), "lane": f"lane {rng.randrange(3)}"}
+            return {**self.small(), "lane": f"lane {int(boottime() / MOMENT)}/{rng.randrange(LANES)}"}
+        if self.profile == "steady":
+            return self._process(lines=rng.randint(20, 60))
         chance = rng.random()
         body = self._runs(quick=chance < 0.2)
         body |= {"stop_grace": 0.5, "on_lost": rng.choice(["requeue", "requeue", "requeue", "fail", "hold"])}
@@ -73,9 +78,13 @@ class Draw:
         return {"runner": "function", "spec": {"name": "talk"}, "inputs": {"lines": 1, "pace": 0.01, "fail": False}}
 
     def _failing(self) -> Body:
-        spec = script(lines=self._rng.randint(10, 25), pace=0.2, code=3)
+        process = self._process(lines=self._rng.randint(10, 25), code=3)
+        return {**process, "max_attempts": 4, "retry": FAST_RETRY, "stop_grace": 0.5}
+
+    def _process(self, *, lines: int, code: int = 0) -> Body:
+        spec = script(lines=lines, pace=0.2, code=code)
         spec["env"]["JOURNAL"] = self._journal
-        return {"runner": "process", "spec": spec, "max_attempts": 4, "retry": FAST_RETRY, "stop_grace": 0.5}
+        return {"runner": "process", "spec": spec}
 
     def _runs(self, *, quick: bool) -> Body:
         """What it runs. A lane does one thing at a time, so what is for a lane is quick."""

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cluster import Server
+from tests.cluster import FAST, Server
 from tests.engine import daemon
 
 from holdfast.store import open_store
@@ -22,7 +22,7 @@ from torture.calls import OnStore, OverHttp, Recorder
 from torture.clients import Known, follow_on, submit_on
 from torture.faults import torment
 from torture.final import read_database
-from torture.history import Alive, History, boottime, read_journal
+from torture.history import Alive, History, boottime, read_journal, read_witness
 from torture.janitor import Janitor
 from torture.jobs import Draw, Profile
 from torture.pipelines import Shelf, read_snapshots, remove_on
@@ -52,6 +52,10 @@ class Plan:
     step: str = ""
     """The one step to wait at; empty: any."""
     profile: Profile = "mixed"
+    lingers: str = ""
+    """The statement behind which transactions linger, on Postgres."""
+    one_host: bool = False
+    """Whether all workers are on one host."""
     breaking: str = ""
 
 
@@ -68,11 +72,14 @@ async def run(plan: Plan) -> History:
         docker="docker" in plan.runners,
         waits=plan.waits,
         step=plan.step,
+        lingers=plan.lingers,
+        one_host=plan.one_host,
         breaking=plan.breaking,
     ) as world:
         await _torture(world, plan)
         world.end()
         history.lines = read_journal(world.journal)
+        read_witness(world.witness, history)
         left = [*children(world.folder), *(child for _, child in (containers(world.engine) if world.engine else ()))]
         history.alive = [Alive(child.job, child.attempt, child.pid) for child in left]
         history.mended = world.mended()
@@ -89,14 +96,17 @@ async def in_a_world(
     *,
     docker: bool = False,
     settings: Mapping[str, str] | None = None,
+    postgres_settings: Sequence[str] = (),
     waits: float = 0.0,
     step: str = "",
+    lingers: str = "",
+    one_host: bool = False,
     breaking: str = "",
 ) -> AsyncIterator[World]:
     """A world that runs while the block lasts, on a new database; afterwards nothing of it is left."""
     with contextlib.ExitStack() as held:
         folder = Path(held.enter_context(_folder()))
-        postgres = held.enter_context(_postgres()) if store == "postgres" else None
+        postgres = held.enter_context(_postgres(postgres_settings)) if store == "postgres" else None
         url = f"sqlite:///{folder / 'store.db'}" if postgres is None else postgres.url
         database = await connect(url, listen=False)
         await migrate(database)
@@ -105,6 +115,7 @@ async def in_a_world(
             folder=folder, url=url, history=history, rng=random.Random(f"{history.seed}/world"), postgres=postgres,
             engine=held.enter_context(daemon(live_restore=True)) if docker else None, settings=settings or {},
             small_disk=held.enter_context(_small_disk(folder)), breaking=breaking, waits=waits, step=step,
+            lingers=lingers, one_host=one_host,
         )  # fmt: skip
         async with world.running():
             await world.ready()
@@ -129,14 +140,12 @@ async def _torture(world: World, plan: Plan) -> None:
         tasks += [group.create_task(follow_on(world, known, rng(f"follower {n}"))) for n in range(2)]
         if "pipeline" in plan.runners:
             tasks += [group.create_task(shelf.look(world)), group.create_task(remove_on(world, shelf, rng("removals")))]
-        watching = group.create_task(_watch_ourselves(world))
         await asyncio.sleep(plan.seconds)
         world.calm = True
         await asyncio.gather(*tasks)
         for task in keeping:
             task.cancel()
         await _come_to_rest(janitor)
-        watching.cancel()
 
 
 @contextlib.asynccontextmanager
@@ -164,15 +173,6 @@ async def _come_to_rest(janitor: Janitor) -> None:
         if boottime() - since > QUIET:
             return
         await asyncio.sleep(0.2)
-
-
-async def _watch_ourselves(world: World) -> None:
-    """Note when the machine itself stalls: then heartbeats may be late for no fault of anybody's."""
-    while True:
-        before = boottime()
-        await asyncio.sleep(0.1)
-        if boottime() - before > TTL / 4:
-            world.note("stall", lasts=0.1)
 
 
 @contextlib.asynccontextmanager
@@ -203,8 +203,8 @@ def _folder() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _postgres() -> Iterator[Server]:
-    server = Server()
+def _postgres(settings: Sequence[str]) -> Iterator[Server]:
+    server = Server([*FAST, *settings])
     try:
         server.start()
         yield server

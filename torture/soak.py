@@ -1,67 +1,74 @@
 """`python -m torture.soak --hours 0.5`: half of the load that this machine carries, for long, without faults.
 
 Memory and open files of every process, connections, sizes and dead rows of tables are sampled, and drawn as a picture.
-Ended jobs are pruned after some minutes, so that what should be flat can be flat.
+Ended jobs are pruned from early on, so that what should be flat can be flat; now and then the load pauses, and all that
+was submitted has to end. The last quarter of the time is held against the second: what grew makes the exit code 1.
 """
 
 import argparse
 import asyncio
 import os
 import random
+import sys
 import time
-from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast.duties.pruner import Pruner
+from holdfast.model import TERMINAL
 from holdfast.store import Store, open_store
+from holdfast.store.retention import Retention
 from holdfast.store.store import sqlite_path
+from torture import samples as panels
 from torture.child import SCRIPT
 from torture.final import fetch
 from torture.history import History
-from torture.plot import Panel, svg
+from torture.plot import svg
 from torture.run import in_a_world
+from torture.samples import Samples
 from torture.world import TTL, World
 
-EVERY = 10.0
 MEASURE_SECONDS = 20.0
-KEEP_DAYS = 300 / 86_400
 BACKLOG = 300
+SETTLE_SECONDS = 60.0
 LIVE = "SELECT count(*) AS n FROM {schema}jobs WHERE status IN ('queued', 'running')"
 TABLES = """
 SELECT relname AS name, n_dead_tup AS dead, pg_table_size(relid) AS size, pg_indexes_size(relid) AS indexes
 FROM pg_stat_user_tables WHERE schemaname = 'holdfast'
 """
 CONNECTIONS = "SELECT count(*) AS n FROM pg_stat_activity WHERE backend_type = 'client backend'"
+SAMPLED = ("jobs", "specs", "attempts", "events")
 
 
-class Samples:
-    """What was measured, by panel and line."""
+@dataclass(frozen=True)
+class Course:
+    """How a soak of so many seconds goes."""
 
-    def __init__(self) -> None:
-        self._began = time.monotonic()
-        self._panels: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
-
-    def add(self, panel: str, line: str, value: float) -> None:
-        self._panels[panel][line].append((time.monotonic() - self._began, value))
+    seconds: float
 
     @property
-    def panels(self) -> list[Panel]:
-        return [Panel(title, lines) for title, lines in self._panels.items()]
+    def every(self) -> float:
+        """Seconds between two samples."""
+        return max(1.0, self.seconds / 180)
 
-    def drift(self) -> list[str]:
-        """How each line stood in the second quarter of the time, and how in the last."""
-        found = []
-        for title, lines in self._panels.items():
-            for name, points in lines.items():
-                quarter = max(1, len(points) // 4)
-                early, late = points[quarter : 2 * quarter] or points[:1], points[-quarter:]
-                means = [sum(value for _, value in part) / len(part) for part in (early, late)]
-                found.append(f"{title}: {name}: {means[0]:,.1f} → {means[1]:,.1f}")
-        return found
+    @property
+    def keep(self) -> float:
+        """Seconds for which ended jobs are kept: retention acts well within the first fifth."""
+        return self.seconds / 15
+
+    @property
+    def vacuum(self) -> int:
+        """Seconds between two looks of autovacuum: a minute, as Postgres has it, or less in a short soak."""
+        return max(2, min(60, int(self.seconds / 30)))
+
+    def pauses(self, at: float) -> bool:
+        """Whether nothing is submitted at this time: the last tenth of each twelfth."""
+        return at % (self.seconds / 12) > 0.9 * self.seconds / 12
 
 
-def job(world: World, rng: random.Random) -> dict[str, Any]:
+def job(rng: random.Random) -> dict[str, Any]:
     """Mostly functions, one process in ten."""
     if rng.random() < 0.1:
         env = {"JOURNAL": "/dev/null", "LINES": "3", "PACE": "0.05", "CODE": "0"}
@@ -74,52 +81,65 @@ async def capacity(world: World, store: Store, rng: random.Random) -> float:
     ended = "SELECT count(*) AS n FROM {schema}jobs WHERE status = 'succeeded'"
     began = time.monotonic()
     while time.monotonic() - began < MEASURE_SECONDS:
-        (live,) = await fetch(world.url, LIVE)
-        if live[0]["n"] < BACKLOG:
-            await store.jobs.submit_many([job(world, rng) for _ in range(BACKLOG)])
+        if await live(world) < BACKLOG:
+            await store.jobs.submit_many([job(rng) for _ in range(BACKLOG)])
         await asyncio.sleep(0.1)
     (done,) = await fetch(world.url, ended)
     return float(done[0]["n"] / (time.monotonic() - began))
 
 
-async def load(world: World, store: Store, rng: random.Random, rate: float, until: float) -> int:
-    """Submit at a steady rate; return how many."""
-    submitted, began = 0, time.monotonic()
-    while (now := time.monotonic()) < until:
-        due = int((now - began) * rate) - submitted
-        if due > 0:
-            await store.jobs.submit_many([job(world, rng) for _ in range(due)])
-            submitted += due
+async def live(world: World) -> int:
+    (found,) = await fetch(world.url, LIVE)
+    return int(found[0]["n"])
+
+
+async def load(store: Store, rng: random.Random, rate: float, course: Course) -> int:
+    """Submit at a steady rate but for the pauses; return how many."""
+    submitted, began, before = 0, time.monotonic(), 0.0
+    due = 0.0
+    while (now := time.monotonic() - began) < course.seconds:
+        due += 0.0 if course.pauses(now) else (now - before) * rate
+        before = now
+        if (count := int(due) - submitted) > 0:
+            await store.jobs.submit_many([job(rng) for _ in range(count)])
+            submitted += count
         await asyncio.sleep(0.2)
     return submitted
 
 
-async def sample_on(world: World, samples: Samples, until: float) -> None:
-    while time.monotonic() < until:
+async def prune_on(store: Store, course: Course) -> None:
+    """Remove what ended longer ago than it is kept, again and again: the duty of a worker does it every ten minutes."""
+    pruner = Pruner(store, Retention(ages=dict.fromkeys(TERMINAL, course.keep), grace=course.keep))
+    while True:
+        await pruner.run_once()
+        await asyncio.sleep(course.every if pruner.at_end else pruner.rest)
+
+
+async def sample_on(world: World, samples: Samples, course: Course) -> None:
+    while True:
         for part in world.parts.values():
-            samples.add("memory of each process, MB", part.name, _memory(part.pid))
-            samples.add("open files of each process", part.name, len(os.listdir(f"/proc/{part.pid}/fd")))
-        (live,) = await fetch(world.url, LIVE)
-        samples.add("jobs that have not ended", "jobs", live[0]["n"])
+            samples.add(panels.MEMORY, part.name, _memory(part.pid))
+            samples.add(panels.FILES, part.name, len(os.listdir(f"/proc/{part.pid}/fd")))
+        samples.add(panels.LIVE, "jobs", await live(world))
         await (_sample_sqlite if world.postgres is None else _sample_postgres)(world, samples)
-        await asyncio.sleep(EVERY)
+        await asyncio.sleep(course.every)
 
 
 async def _sample_postgres(world: World, samples: Samples) -> None:
     tables, connections = await fetch(world.url, TABLES, CONNECTIONS)
-    samples.add("connections", "connections", connections[0]["n"])
+    samples.add(panels.CONNECTIONS, "connections", connections[0]["n"])
     for row in tables:
-        if row["name"] in ("jobs", "specs", "attempts", "events"):
-            samples.add("dead rows", row["name"], row["dead"])
-            samples.add("size of tables, MB", row["name"], row["size"] / 1e6)
-            samples.add("size of indexes, MB", row["name"], row["indexes"] / 1e6)
+        if row["name"] in SAMPLED:
+            samples.add(panels.DEAD, row["name"], row["dead"])
+            samples.add(panels.TABLES, row["name"], row["size"] / 1e6)
+            samples.add(panels.INDEXES, row["name"], row["indexes"] / 1e6)
 
 
 async def _sample_sqlite(world: World, samples: Samples) -> None:
     path = sqlite_path(world.url)
     for name in (path, f"{path}-wal"):
         size = os.stat(name).st_size if os.access(name, os.F_OK) else 0
-        samples.add("size of files, MB", os.path.basename(name), size / 1e6)
+        samples.add(panels.DATABASE, os.path.basename(name), size / 1e6)
 
 
 def _memory(pid: int) -> float:
@@ -127,23 +147,45 @@ def _memory(pid: int) -> float:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-async def soak(hours: float, store_kind: str) -> tuple[Samples, Sequence[str]]:
-    """Soak a world; return what was measured, and what to say of it."""
+async def soak(course: Course, store_kind: str) -> tuple[Samples, Sequence[str], bool]:
+    """Soak a world; return what was measured, what to say of it, and whether all is flat and all jobs have ended."""
     history = History(seed=0, store=store_kind, ttl=TTL)
     rng = random.Random(0)
-    settings = {"RETENTION_DAYS": str(KEEP_DAYS)}
+    settings = {"RETENTION_DAYS": str(course.keep / 86_400)}
     async with (
-        in_a_world(history, store_kind, settings=settings) as world,
+        in_a_world(
+            history, store_kind, settings=settings, postgres_settings=[f"autovacuum_naptime={course.vacuum}"]
+        ) as world,
         await open_store(world.url, listen=False) as store,
     ):
         most = await capacity(world, store, rng)
         samples = Samples()
-        until = time.monotonic() + hours * 3600
         async with asyncio.TaskGroup() as group:
-            group.create_task(sample_on(world, samples, until))
-            loading = group.create_task(load(world, store, rng, most / 2, until))
-    said = [f"{most:.0f} jobs/s at most; {loading.result()} jobs at half of that in {hours * 60:.0f} min"]
-    return samples, [*said, *samples.drift()]
+            beside = [
+                group.create_task(sample_on(world, samples, course)),
+                group.create_task(prune_on(store, course)),
+            ]
+            submitted = await load(store, rng, most / 2, course)
+            for task in beside:
+                task.cancel()
+        left = await _left(world)
+    drifts = samples.drifts(course.seconds)
+    grown = [drift for drift in drifts if not drift.flat]
+    said = [
+        f"{most:.0f} jobs/s at most; {submitted} jobs at half of that in {course.seconds / 60:.0f} min",
+        *map(str, drifts),
+        f"{left} jobs have not ended",
+        "flat" if not grown else f"{len(grown)} of {len(drifts)} lines grow",
+    ]
+    return samples, said, not grown and not left
+
+
+async def _left(world: World) -> int:
+    """How many jobs have not ended, though the load has."""
+    until = time.monotonic() + SETTLE_SECONDS
+    while (left := await live(world)) and time.monotonic() < until:  # noqa: ASYNC110 - a database sends no event for it
+        await asyncio.sleep(0.5)
+    return left
 
 
 def main() -> None:
@@ -152,9 +194,10 @@ def main() -> None:
     parser.add_argument("--store", choices=["sqlite", "postgres"], default="postgres")
     parser.add_argument("--out", type=Path, default=Path("soak.svg"))
     given = parser.parse_args()
-    samples, said = asyncio.run(soak(given.hours, given.store))
+    samples, said, well = asyncio.run(soak(Course(given.hours * 3600), given.store))
     given.out.write_text(svg(samples.panels))
     print("\n".join([*said, f"drawn in {given.out}"]))
+    sys.exit(0 if well else 1)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,8 @@ SERVERS = ("s1", "s2")
 SLOTS = 10
 FOREVER = 1e12
 MOST_STARTS = 5
+MOST_STOPPED = 2
+"""Workers in the hands of faults above which none is stopped at a step: somebody has to be there to adopt."""
 MENDED = "mended a stuck gate"
 DAMAGED = re.compile(r"snapshot ([0-9a-f]{64}) is not what was published")
 
@@ -63,6 +65,11 @@ class World:
     waits: float = 0.0
     """How often a worker waits at a step of an attempt, to be stopped there."""
     step: str = ""
+    """The one step to wait at; empty: any."""
+    lingers: str = ""
+    """The statement behind which transactions linger, on Postgres."""
+    one_host: bool = False
+    """Whether all workers are on host a, where each can adopt what another left."""
     proxies: dict[str, Proxy] = field(default_factory=dict)
     parts: dict[str, Part] = field(default_factory=dict)
     ports: dict[str, int] = field(default_factory=dict)
@@ -76,6 +83,10 @@ class World:
     @property
     def journal(self) -> Path:
         return self.folder / "journal"
+
+    @property
+    def witness(self) -> Path:
+        return self.folder / "witness"
 
     def host(self, name: str) -> Path:
         return self.folder / "hosts" / name
@@ -132,8 +143,11 @@ class World:
             "TORTURE_WAITS": "" if self.calm or not self.waits else str(self.folder / "waits" / part.id),
             "TORTURE_CHANCE": str(self.waits),
             "TORTURE_STEP": self.step,
+            "TORTURE_LINGER": "" if self.calm else self.lingers,
             "TORTURE_SEED": f"{self.history.seed}/{part.id}",
             "TORTURE_BREAK": self.breaking,
+            "TORTURE_WITNESS": str(self.witness) if part.name in WORKERS else "",
+            "TORTURE_PART": part.id,
         }
         shift = self.clocks.pop(part.name, None)
         library = _faketime()
@@ -151,13 +165,17 @@ class World:
                 if not part.alive and boottime() >= part.up_at:
                     self.start(part)
                 elif (waits := self.folder / "waits" / part.id).exists():
-                    if self.calm:
+                    if self.calm or self._struck_workers() >= MOST_STOPPED:
                         waits.unlink(missing_ok=True)
                         continue
+                    part.struck = True
                     task = asyncio.create_task(self.stop(part, waits=waits))
                     stops.add(task)
                     task.add_done_callback(stops.discard)
             await asyncio.sleep(0.05)
+
+    def _struck_workers(self) -> int:
+        return sum(part.struck for part in self.workers)
 
     async def stop(self, part: Part, *, waits: Path | None = None, careful: bool = True) -> None:
         """Stop a part for longer than a lease lasts, and let it go on.
@@ -215,7 +233,7 @@ class World:
         self.journal.chmod(0o666)
         async with contextlib.AsyncExitStack() as held:
             for name, host in WORKERS.items():
-                self.parts[name] = Part(name, host, self.folder / f"{name}.log")
+                self.parts[name] = Part(name, "a" if self.one_host else host, self.folder / f"{name}.log")
                 if self.postgres is not None:
                     self.proxies[name] = await held.enter_async_context(Proxy(self.postgres.port).run())
             for name in SERVERS:

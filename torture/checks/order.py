@@ -140,7 +140,12 @@ def _succeeded(case: Case) -> float:
 def no_gate_was_stuck(history: History, cases: Mapping[str, Case]) -> Found:
     """N2, N6: no lane or dependant waited for nothing, until a duty noticed."""
     for line in history.mended:
-        yield next((job for job in cases if job in line), ""), line
+        yield next((case.job for case in cases.values() if _is_named(case, line)), ""), line
+
+
+def _is_named(case: Case, line: str) -> bool:
+    """Whether a line tells of a job, or of the lane that it stands in."""
+    return case.job in line or (case.record is not None and f"{case.record.lane!r})" in line)
 
 
 RULES = (no_gate_was_stuck, lanes_hold_one_job, lanes_keep_order, needs_come_first, one_builder_per_key)

@@ -23,11 +23,22 @@ MAY_FOLLOW = {
 
 
 def accepted_jobs_are_there(history: History, cases: Mapping[str, Case]) -> Found:
-    """J1: what was answered is in the database, unless somebody deleted it."""
+    """J1: what was answered is in the database, for everybody who asks, unless somebody has asked to delete it.
+
+    Nothing else takes a job away here: retention is a matter of days.
+    """
     for case in cases.values():
         accepted = [call for call in case.calls if call.verb == "submit" and call.answer == "ok"]
-        if accepted and case.record is None and not case.called("delete"):
+        deletes = case.called("delete")
+        if accepted and case.record is None and not deletes:
             yield case.job, f"call {accepted[0].n} was answered with it, and it is not in the database"
+        for call in case.calls if accepted else ():
+            if _is_not_there(call) and not any(delete.sent < call.answered for delete in deletes):
+                yield case.job, f"call {call.n} ({call.verb}) was told that it is not there; nobody had deleted it"
+
+
+def _is_not_there(call: Call) -> bool:
+    return call.verb != "submit" and call.answer == "refused" and call.error.startswith(("404", "NotFound"))
 
 
 def calls_are_done_whole_and_once(history: History, cases: Mapping[str, Case]) -> Found:

@@ -4,16 +4,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from torture.cases import APART, Case
-from torture.history import Attempt, Fault, History
+from torture.history import Attempt, History
 
 Found = Iterator[tuple[str, str]]
 
 BLUR = 0.1
 """Seconds by which two clocks may differ: the kernel's uptime counts in hundredths, a wall clock is slewed."""
-CUT_OFF = frozenset({"kill worker", "stop worker", "end worker", "partition", "slow partition", "half-close"})
-"""What keeps a worker from its heartbeats."""
-BUSY = frozenset({"starve", "stall", "stopped writer"})
-"""What keeps everybody from them."""
 
 
 def attempts_never_overlap(history: History, cases: Mapping[str, Case]) -> Found:
@@ -85,21 +81,6 @@ def _may_be_lost(case: Case, row: Attempt) -> bool:
     return stops_by_itself or case.struck(row.attempt)
 
 
-def reaps_have_a_reason(history: History, cases: Mapping[str, Case]) -> Found:
-    """L18: a lease is taken only from a worker that was dead, stopped or cut off for about as long as it lasts."""
-    for case in cases.values():
-        for event in case.events:
-            if event.type == "lease" and event.data["lease"] == "reaped":
-                worker, since = event.data["worker"], event.at - 3 * history.ttl
-                if not any(_explains(fault, worker, since, event.at) for fault in history.faults):
-                    yield case.job, f"at event {event.seq} its lease was taken from {worker}, which was well"
-
-
-def _explains(fault: Fault, worker: str, since: float, until: float) -> bool:
-    struck = fault.kind in BUSY or (fault.kind in CUT_OFF and fault.target == worker)
-    return struck and fault.at <= until and fault.until >= since
-
-
 def _apart(cases: Mapping[str, Case]) -> Iterator[Case]:
     """Jobs whose attempts have children of their own."""
     return (case for case in cases.values() if case.runner in APART)
@@ -111,5 +92,4 @@ RULES = (
     success_has_its_witness,
     nothing_runs_after_the_end,
     losses_have_a_reason,
-    reaps_have_a_reason,
 )

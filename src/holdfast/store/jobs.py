@@ -251,7 +251,7 @@ class Jobs:
                 raise Blocked(job_id, job.status)
             if dry_run:
                 return Deletion(outcome="would_delete")
-            with contextlib.suppress(IllegalMove):  # It ended in this moment.
+            with contextlib.suppress(IllegalMove, NotFound):  # It ended in this moment, or went: a duty may be faster.
                 await self._stop(Verb.CANCEL, StopKind.DELETE, tenant, job_id, by, None)
         if dry_run:
             return Deletion(outcome="would_delete")
