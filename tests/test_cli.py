@@ -62,6 +62,17 @@ def test_a_job_from_submit_to_rm(up: Up, tmp_path: Path) -> None:
     assert json.loads(up("run", "--file", "-", stdin=file.read_text())) == {"n": 1}
 
 
+def test_the_cursor_of_a_list_can_be_copied_from_a_narrow_terminal(up: Up) -> None:
+    older, newest = (up("submit", "--hold", "--", "true").strip() for _ in range(2))
+    said = up("ls", "--limit", "1", COLUMNS="40").splitlines()[-1]
+    cursor = re.fullmatch(r"more: --cursor (\S+)", said)
+    assert cursor, said
+    page = up.json("ls", "--limit", "1", "--cursor", cursor.group(1))
+    assert [job["id"] for job in page["items"]] == [older]
+    for job in (newest, older):
+        up("rm", "--force", job)
+
+
 def test_a_pipeline_from_its_plan_to_its_snapshots(up: Up, tmp_path: Path) -> None:
     """Proves P4, P10, P12."""
     seed = up.folder / "shared" / "sources" / "default" / "seed.csv"

@@ -160,7 +160,7 @@ def list_jobs(
 
     render.jobs(items)
     if following:
-        render.console.print(f"more: --cursor {following}", style="dim")
+        render.console.print(f"more: --cursor {following}", style="dim", soft_wrap=True)
 
 
 @app.command()

@@ -69,7 +69,7 @@ def list_snapshots(
         empty="no snapshots",
     )  # fmt: skip
     if answer["next_cursor"]:
-        render.console.print(f"more: --cursor {answer['next_cursor']}", style="dim")
+        render.console.print(f"more: --cursor {answer['next_cursor']}", style="dim", soft_wrap=True)
 
 
 @snapshots.command("show")
