@@ -27,6 +27,7 @@ OWN = ("help", "install_completion", "show_completion")
 TABLES = {
     "jobs": "One narrow row per job, with the attempt that is open; changes at every move.",
     "specs": "What was asked for; never changes, but for a raised budget.",
+    "labels": "Which jobs have a label, in the order of a list.",
     "attempts": "One row per attempt that ended. It tells two events of the history.",
     "events": "What no other table tells of the history.",
     "needs": "Who waits for whom; ticked off once.",

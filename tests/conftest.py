@@ -164,9 +164,9 @@ async def clean_url(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -
     url = request.getfixturevalue("process_database")
     connection = await asyncpg.connect(url)
     await connection.execute(
-        "TRUNCATE holdfast.jobs, holdfast.specs, holdfast.attempts, holdfast.events, holdfast.needs, holdfast.lanes,"
-        " holdfast.queues, holdfast.workers, holdfast.leaders, holdfast.tokens, holdfast.reuse, holdfast.idempotency,"
-        " holdfast.tasks, holdfast.snapshots, holdfast.builds, holdfast.test_clock"
+        "TRUNCATE holdfast.jobs, holdfast.specs, holdfast.labels, holdfast.attempts, holdfast.events, holdfast.needs,"
+        " holdfast.lanes, holdfast.queues, holdfast.workers, holdfast.leaders, holdfast.tokens, holdfast.reuse,"
+        " holdfast.idempotency, holdfast.tasks, holdfast.snapshots, holdfast.builds, holdfast.test_clock"
     )
     await connection.close()
     return str(url)

@@ -6,6 +6,7 @@ import pty
 import re
 import select
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,6 +61,59 @@ def test_a_job_from_submit_to_rm(up: Up, tmp_path: Path) -> None:
     file.write_text(json.dumps({"runner": "process", "spec": {"command": ["cat", "request.json"]}, "inputs": {"n": 1}}))
     assert json.loads(up("run", "--file", str(file))) == {"n": 1}
     assert json.loads(up("run", "--file", "-", stdin=file.read_text())) == {"n": 1}
+
+
+def test_the_cursor_of_a_list_can_be_copied_from_a_narrow_terminal(up: Up) -> None:
+    older, newest = (up("submit", "--hold", "--", "true").strip() for _ in range(2))
+    said = up("ls", "--limit", "1", COLUMNS="40").splitlines()[-1]
+    cursor = re.fullmatch(r"more: --cursor (\S+)", said)
+    assert cursor, said
+    page = up.json("ls", "--limit", "1", "--cursor", cursor.group(1))
+    assert [job["id"] for job in page["items"]] == [older]
+    for job in (newest, older):
+        up("rm", "--force", job)
+
+
+def test_an_id_is_whole_in_a_narrow_terminal_and_in_a_pipe(up: Up) -> None:
+    fields = ("--kind", "a-rather-long-kind", "--lane", "a-rather-long-lane", "--queue", "a-rather-long-queue")
+    job = up("submit", "--hold", *fields, "--", "true").strip()
+    assert job[:18] in up("ls", COLUMNS="60").split()
+    piped = {**up.env}
+    del piped["COLUMNS"]
+    done = subprocess.run([*PROGRAM, "ls", "--kind", fields[1]], env=piped, capture_output=True, text=True, check=True)
+    _, row = done.stdout.splitlines()
+    assert {job[:18], *fields[1::2]} <= set(row.split())
+    up("rm", "--force", job)
+
+
+def test_arguments_that_cannot_work_are_refused_with_what_can(up: Up) -> None:
+    """Proves O3."""
+    refused = {
+        ("ls", "--status", "nonsense"): "use one of pending, queued, running",
+        ("submit", "--tool", "x", "--image", "y"): "(--tool and --image given)",
+        ("submit", "--function", "f", "--env", "A=1"): "--env is for a command or an image",
+        ("submit",): "give one of: a command after --, --image,",
+    }
+    for arguments, said in refused.items():
+        found = up.here(*arguments)
+        assert (found.exit_code, said in found.stderr) == (2, True), found.output
+
+
+def test_an_image_needs_no_command(up: Up) -> None:
+    job = up.json("submit", "--hold", "--image", "alpine", "--env", "A=1")
+    assert (job["runner"], job["spec"]["image"], job["spec"]["env"]) == ("docker", "alpine", {"A": "1"})
+    assert not job["spec"].get("command")
+    up("rm", "--force", job["id"])
+
+
+def test_more_lanes_than_a_page_holds_are_all_listed(up: Up) -> None:
+    ids = [up.json("submit", "--hold", "--lane", f"page-{n}", "--", "true")["id"] for n in range(3)]
+    first = up.here("lanes", "--limit", "1", "--cursor", "page-").stdout.splitlines()
+    assert first[1].startswith("page-0 ")
+    cursor = first[-1].removeprefix("more: --cursor ")
+    assert [lane["lane"] for lane in up.json("lanes", "--cursor", cursor)["items"]] == ["page-1", "page-2"]
+    for job in ids:
+        up.here("rm", "--force", job)
 
 
 def test_a_pipeline_from_its_plan_to_its_snapshots(up: Up, tmp_path: Path) -> None:

@@ -72,6 +72,22 @@ def test_a_server_that_cannot_be_reached_is_said_with_what_to_do(env: dict[str, 
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
+async def test_a_list_loads_no_library_that_it_does_not_use(served_apart: Served) -> None:
+    """Each of these takes longer to load than the list takes to make."""
+    loaded = loaded_by(served_apart, "ls")
+    assert "httpx" in loaded
+    assert not loaded & {"pydantic", "click", "pygments", "fastapi", "asyncpg", "jsonschema", "uvicorn"}
+
+
+def loaded_by(served: Served, *arguments: str) -> set[str]:
+    """The packages that a command imports."""
+    env = {"PATH": os.environ["PATH"], "HOLDFAST_URL": served.url, "HOLDFAST_DATA_DIR": str(served.data)}
+    command = [sys.executable, "-X", "importtime", "-m", "holdfast.cli.main", *arguments]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    return {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
 async def test_tab_offers_what_the_server_knows(served_apart: Served) -> None:
     """In a real bash: the script that `--show-completion` prints, and what it then offers."""
     async with served_apart.client() as client:

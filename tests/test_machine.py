@@ -59,7 +59,7 @@ FEW_JOBS, MOST_JOBS = 3, 14
 LANES = ["a", "b"]
 QUEUES = ["default", "batch"]
 HOSTS = {"w1": "host-a", "w2": "host-a", "w3": "host-b"}
-TABLES = ["jobs", "specs", "attempts", "events", "needs", "lanes", "queues", "workers", "leaders"]
+TABLES = ["jobs", "specs", "labels", "attempts", "events", "needs", "lanes", "queues", "workers", "leaders"]
 LEGAL = {(source, target) for moves in MOVES.values() for source, targets in moves.items() for target in targets}
 RECORD = (
     *("status", "gate", "queue", "lane", "priority", "attempt", "attempts", "max_attempts", "requested_at"),

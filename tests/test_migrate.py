@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -168,3 +169,29 @@ def test_command_line_says_what_is_wrong() -> None:
     assert bad.returncode == 2
     for problem in ("HOLDFAST_LEASE_TTL", "HOLDFAST_SCHEMA", "mysql"):
         assert problem in bad.stderr
+
+
+OLD_ID = "01980000-0000-7000-8000-000000000001"
+OLD_JOB = (
+    "INSERT INTO {schema}jobs (id, tenant, queue, capability, priority, status, gate, max_attempts,"
+    " requested_at, available_at, updated_at)"
+    " VALUES ('{id}', 'default', 'default', 'process', 0, 'queued', 'open', 1, {at}, {at}, {at})"
+)
+OLD_SPEC = (
+    "INSERT INTO {schema}specs (id, tenant, kind, requested_at, runner, spec, inputs, labels)"
+    " VALUES ('{id}', 'default', 'run', {at}, 'process', '{{}}', '{{}}', '{{\"team\":\"blue\"}}')"
+)
+
+
+async def test_labels_of_a_store_from_before_lists_are_found(kind: str, empty_url: str) -> None:
+    """Proves O2, J14."""
+    database = await connect(empty_url, listen=False)
+    await migrate(database, upto=2)
+    for sql in (OLD_JOB, OLD_SPEC):
+        if isinstance(database, SqliteDatabase):
+            await database.migrate(methodcaller("execute", sql.format(schema="", id=OLD_ID, at=1)))
+        else:
+            await database.fetch(sql.format(schema="holdfast.", id=OLD_ID, at="'2026-01-17T09:00:00Z'"))
+    await migrate(database)
+    async with Store(database) as store:
+        assert [job.id for job in (await store.jobs.list(labels={"team": "blue"})).items] == [OLD_ID]

@@ -165,38 +165,3 @@ async def test_hot_statements_read_their_indexes_on_sqlite_among_200_000_jobs(tm
 def tables(text: str) -> set[str]:
     """The names under which a statement reads the big tables."""
     return {"jobs"} | set(re.findall(r"\b(?:jobs|events|attempts|specs) AS (\w+)", text))
-
-
-LISTS = {"list_jobs": "specs_listed", "list_ended_badly": "jobs_ended_badly", "list_running": "jobs_running"}
-
-
-@pytest.mark.parametrize("name", LISTS)
-async def test_lists_read_their_indexes_on_sqlite(tmp_path: Path, name: str) -> None:
-    """Proves J14: a page is as quick among a million."""
-    database = SqliteDatabase(tmp_path / "store.db")
-    await migrate(database)
-    await database.close()
-    connection = Connection(tmp_path / "store.db", SystemClock(), writes=False)
-    (statement,) = queries.load("sqlite")[name].statements
-    given = dict.fromkeys(statement.parameters)
-    plan = [row[3] for row in connection.raw.execute("EXPLAIN QUERY PLAN " + statement.text, given)]
-    assert LISTS[name] in plan[0], plan
-    assert name == "list_running" or not [line for line in plan if "TEMP B-TREE" in line], plan
-    connection.raw.close()
-
-
-async def test_lists_read_their_indexes_on_postgres_among_200_000_jobs(server: str) -> None:
-    """Proves J14."""
-    url = await clone(server, "holdfast_lists")
-    connection = await asyncpg.connect(url, server_settings=SESSION)
-    await fill_postgres(connection)
-    given: dict[str, Any] = {"tenant": "default", "status": "failed", "limit": 21}
-    for name, index in LISTS.items():
-        statement = prepare("holdfast")[name]
-        values = {slot.name: None for slot in statement.slots} | given
-        answer = await connection.fetchval("EXPLAIN (FORMAT JSON) " + statement.text, *statement.arguments(values))
-        used = {node.get("Index Name") for node in plan_nodes(json.loads(answer)[0]["Plan"])}
-        assert index in used, (name, used)
-        assert "Seq Scan" not in answer, (name, answer)
-    await connection.close()
-    await drop(server, "holdfast_lists")

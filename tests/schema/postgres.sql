@@ -131,6 +131,10 @@ jobs.progress json YES
 jobs.usage json YES 
 jobs.log_bytes bigint NO 0
 jobs.seq bigint NO 0
+labels.tenant text NO 
+labels.label uuid NO 
+labels.requested_at timestamp with time zone NO 
+labels.id uuid NO 
 lanes.tenant text NO 
 lanes.lane text NO 
 lanes.paused boolean NO false
@@ -224,19 +228,22 @@ CREATE UNIQUE INDEX idempotency_pkey ON holdfast.idempotency USING btree (tenant
 CREATE UNIQUE INDEX installation_pkey ON holdfast.installation USING btree (one)
 CREATE INDEX jobs_claimable ON holdfast.jobs USING btree (queue, capability, tenant, ((- priority)), requested_at, id) WHERE (gate = 'open'::text)
 CREATE INDEX jobs_deleting ON holdfast.jobs USING btree (id) WHERE (stop_kind = 'delete'::text)
-CREATE INDEX jobs_ended_badly ON holdfast.jobs USING btree (tenant, status, requested_at DESC, id DESC) WHERE (status = ANY (ARRAY['paused'::text, 'failed'::text, 'timed_out'::text, 'cancelled'::text]))
+CREATE INDEX jobs_ended ON holdfast.jobs USING btree (tenant, status, queue, requested_at DESC, id DESC) WHERE (status = ANY (ARRAY['paused'::text, 'succeeded'::text, 'failed'::text, 'timed_out'::text, 'cancelled'::text]))
 CREATE INDEX jobs_future ON holdfast.jobs USING btree (available_at) WHERE (gate = 'future'::text)
 CREATE INDEX jobs_held ON holdfast.jobs USING btree (id) WHERE (gate = 'held'::text)
 CREATE INDEX jobs_lane_blocking ON holdfast.jobs USING btree (tenant, lane, lane_position) WHERE ((lane IS NOT NULL) AND (started_at IS NOT NULL) AND (NOT dismissed) AND (status = ANY (ARRAY['paused'::text, 'failed'::text, 'timed_out'::text])))
 CREATE INDEX jobs_lane_waiting ON holdfast.jobs USING btree (tenant, lane, lane_position) WHERE (gate = 'lane'::text)
 CREATE INDEX jobs_limited ON holdfast.jobs USING btree (queue) WHERE (limited AND (gate IS NOT NULL))
 CREATE INDEX jobs_needs_waiting ON holdfast.jobs USING btree (id) WHERE (gate = 'needs'::text)
+CREATE INDEX jobs_of_lane ON holdfast.jobs USING btree (tenant, lane, requested_at DESC, id DESC) WHERE (lane IS NOT NULL)
 CREATE INDEX jobs_orphaned ON holdfast.jobs USING btree (domain, adopt_after_at) WHERE ((phase IS NOT NULL) AND (owner IS NULL))
 CREATE UNIQUE INDEX jobs_pkey ON holdfast.jobs USING btree (id)
 CREATE INDEX jobs_queue_deadline ON holdfast.jobs USING btree (queue_deadline_at) WHERE ((queue_deadline_at IS NOT NULL) AND (status = 'queued'::text))
 CREATE INDEX jobs_running ON holdfast.jobs USING btree (owner, queue) WHERE (phase IS NOT NULL)
 CREATE INDEX jobs_unresolved ON holdfast.jobs USING btree (tenant, lane, requested_at, id) WHERE (gate = 'unresolved'::text)
 CREATE INDEX jobs_unsettled ON holdfast.jobs USING btree (id) WHERE unsettled
+CREATE INDEX jobs_waiting ON holdfast.jobs USING btree (tenant, status, queue, requested_at DESC, id DESC) WHERE (gate IS NOT NULL)
+CREATE INDEX labels_listed ON holdfast.labels USING btree (tenant, label, requested_at DESC, id DESC)
 CREATE UNIQUE INDEX lanes_pkey ON holdfast.lanes USING btree (tenant, lane)
 CREATE UNIQUE INDEX leaders_pkey ON holdfast.leaders USING btree (duty)
 CREATE UNIQUE INDEX migrations_pkey ON holdfast.migrations USING btree (number)
@@ -250,6 +257,7 @@ CREATE INDEX snapshots_parent ON holdfast.snapshots USING btree (parent)
 CREATE UNIQUE INDEX snapshots_pkey ON holdfast.snapshots USING btree (id)
 CREATE INDEX snapshots_used ON holdfast.snapshots USING btree (used_at, size DESC, id)
 CREATE INDEX specs_listed ON holdfast.specs USING btree (tenant, requested_at DESC, id DESC)
+CREATE INDEX specs_of_kind ON holdfast.specs USING btree (tenant, kind, requested_at DESC, id DESC)
 CREATE UNIQUE INDEX specs_pkey ON holdfast.specs USING btree (id)
 CREATE INDEX specs_signed ON holdfast.specs USING btree (tenant, signature, requested_at DESC, id DESC) WHERE (signature IS NOT NULL)
 CREATE INDEX tasks_parent ON holdfast.tasks USING btree (parent)
@@ -353,6 +361,23 @@ CREATE OR REPLACE FUNCTION holdfast.clock()
  RETURNS timestamp with time zone
  LANGUAGE sql
 AS $function$SELECT clock_timestamp()$function$
+
+CREATE OR REPLACE FUNCTION holdfast.forget_labels()
+ RETURNS trigger
+ LANGUAGE plpgsql
+AS $function$
+BEGIN
+  DELETE FROM holdfast.labels AS g
+  USING removed AS s
+  CROSS JOIN jsonb_each_text(s.labels) AS l
+  WHERE s.labels IS NOT NULL
+    AND g.tenant = s.tenant
+    AND g.label = md5(l.key || '=' || l.value)::uuid
+    AND g.requested_at = s.requested_at
+    AND g.id = s.id;
+  RETURN NULL;
+END
+$function$
 
 CREATE OR REPLACE FUNCTION holdfast.holdfast_submit(jobs jsonb, wake boolean DEFAULT true, idempotency_key text DEFAULT NULL::text, key_tenant text DEFAULT 'default'::text, body uuid DEFAULT NULL::uuid)
  RETURNS TABLE(id uuid, status text, gate text, reused boolean, asked uuid)
@@ -597,6 +622,20 @@ AS $function$
     ),
     'hex'
   )::uuid
+$function$
+
+CREATE OR REPLACE FUNCTION holdfast.note_labels()
+ RETURNS trigger
+ LANGUAGE plpgsql
+AS $function$
+BEGIN
+  INSERT INTO holdfast.labels (tenant, label, requested_at, id)
+  SELECT s.tenant, md5(l.key || '=' || l.value)::uuid, s.requested_at, s.id
+  FROM added AS s
+  CROSS JOIN jsonb_each_text(s.labels) AS l
+  WHERE s.labels IS NOT NULL;
+  RETURN NULL;
+END
 $function$
 
 job_events

@@ -21,7 +21,7 @@ Command = Annotated[list[str] | None, typer.Argument(help="-- COMMAND ARGUMENTâ€
 File = Annotated[Path | None, typer.Option("--file", "-f", help="A job as JSON; - is the standard input.")]
 Tool = Annotated[str | None, typer.Option(help="A tool's name, with --input.", autocompletion=complete.tools)]
 Function = Annotated[str | None, typer.Option(help="A function's name, with --input.")]
-Image = Annotated[str | None, typer.Option(help="Run the command in a container of this image.")]
+Image = Annotated[str | None, typer.Option(help="Run the command, or the image's own, in a container of this image.")]
 Inputs = Annotated[list[str] | None, typer.Option("--input", "-i", help="name=value; JSON values are read as such.")]
 Env = Annotated[list[str] | None, typer.Option("--env", "-e", help="NAME=value for the command.")]
 Labels = Annotated[list[str] | None, typer.Option("--label", "-l", help="name=value.")]
@@ -58,15 +58,19 @@ def describe(
             job = json.loads(sys.stdin.read() if str(file) == "-" else file.read_text())
         except (OSError, ValueError) as error:
             fail(f"--file {file}: {error}", 2)
-    said = [name for name, value in (("--tool", tool), ("--function", function), ("a command", command)) if value]
-    if len(said) + bool(file) != 1:
-        fail(f"give one of: a command after --, --tool, --function, --file ({' and '.join(said) or 'none'} given)", 2)
+    ways = {"a command": command, "--tool": tool, "--function": function, "--file": file, "--image": image}
+    said = [name for name, value in ways.items() if value and not (name == "--image" and command)]
+    if len(said) != 1:
+        one_of = "a command after --, --image, --tool, --function, --file"
+        fail(f"give one of: {one_of} ({' and '.join(said) or 'none'} given)", 2)
+    if env and not (command or image):
+        fail(f"--env is for a command or an image; {said[0]} brings its own", 2)
     if tool:
         job["tool"] = tool
     elif function:
         job |= {"runner": "function", "spec": {"name": function}}
-    elif command:
-        spec: dict[str, Any] = {"command": command}
+    elif command or image:
+        spec: dict[str, Any] = {"command": command} if command else {}
         if image:
             spec["image"] = image
         if env:
@@ -145,6 +149,7 @@ def list_jobs(
     as_json: AsJson = False,
 ) -> None:
     """List jobs, newest first."""
+    _refuse_unknown(status or [])
     wanted = _pairs("--label", labels or [])
 
     async def look(client: "AsyncClient") -> "tuple[Sequence[JobView], str | None]":
@@ -159,8 +164,15 @@ def list_jobs(
     from holdfast.cli import render
 
     render.jobs(items)
-    if following:
-        render.console.print(f"more: --cursor {following}", style="dim")
+    render.more(following)
+
+
+def _refuse_unknown(statuses: Sequence[str]) -> None:
+    from holdfast.model import Status
+
+    for one in statuses:
+        if one not in list(Status):
+            fail(f"--status {one!r}: use one of {', '.join(Status)}", 2)
 
 
 @app.command()

@@ -1,12 +1,13 @@
 """What commands print for people: tidy tables and one job at a time."""
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from holdfast.model import Attempt, Event, Job, Status, TaskRecord
 
@@ -21,7 +22,18 @@ COLOURS = {
     Status.CANCELLED: "magenta",
 }
 SHORT_ID = 18
-console = Console(highlight=False)
+PIPED = 1000
+"""How wide lines may be where no terminal cuts them: whoever reads them wants all."""
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = PIPED
+    return console
+
+
+console = _console()
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
@@ -30,10 +42,18 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: st
     if not shown:
         console.print(empty)
         return
-    made = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    # The first column names the thing: what is cut cannot be copied.
+    named = Column(columns[0], no_wrap=True)
+    made = Table(named, *columns[1:], box=None, pad_edge=False, header_style="bold")
     for row in shown:
         made.add_row(*row)
     console.print(made)
+
+
+def more(cursor: str | None) -> None:
+    """Say how to go on behind a page, in one line that can be copied."""
+    if cursor:
+        console.print(f"more: --cursor {cursor}", style="dim", soft_wrap=True)
 
 
 def _cell(value: object) -> str:

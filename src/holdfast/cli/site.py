@@ -28,6 +28,12 @@ def _table(columns: tuple[str, ...], rows: Iterable[Sequence[object]], *, empty:
     render.table(columns, rows, empty=empty)
 
 
+def _more(cursor: str | None) -> None:
+    from holdfast.cli import render
+
+    render.more(cursor)
+
+
 def _ask(context: typer.Context, method: str, path: str, body: Any = None) -> Any:
     return talk(context, lambda client: client.request(method, path, body=body))
 
@@ -40,19 +46,26 @@ def _done(answer: Any, as_json: bool, text: str) -> None:
 
 
 @lanes.callback(invoke_without_command=True)
-def list_lanes(context: typer.Context, as_json: AsJson = False) -> None:
-    """List lanes: their state, who holds or blocks them, how many wait."""
+def list_lanes(
+    context: typer.Context,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="How many.")] = 100,
+    cursor: Annotated[str | None, typer.Option(help="Where the last page ended.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List lanes: their state, who holds or blocks them, how many wait or run."""
     if context.invoked_subcommand is not None:
         return
-    answer = _ask(context, "GET", "/v1/lanes")
+    query = {"limit": limit, "cursor": cursor}
+    answer = talk(context, lambda client: client.request("GET", "/v1/lanes", query=query))
     if as_json:
         print_json(answer)
         return
     _table(
-        ("lane", "state", "head", "blocked by", "waiting"),
+        ("lane", "state", "head", "blocked by", "depth"),
         ((i["lane"], i["state"], i["head"], ", ".join(i["blockers"]) or None, i["depth"]) for i in answer["items"]),
         empty="no lanes",
     )
+    _more(answer["next_cursor"])
 
 
 @lanes.command("pause")

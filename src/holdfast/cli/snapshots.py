@@ -68,8 +68,7 @@ def list_snapshots(
         ),
         empty="no snapshots",
     )  # fmt: skip
-    if answer["next_cursor"]:
-        render.console.print(f"more: --cursor {answer['next_cursor']}", style="dim")
+    render.more(answer["next_cursor"])
 
 
 @snapshots.command("show")

@@ -31,11 +31,19 @@ def accept(run: Run, batch: Batch) -> Sequence[Row]:
     if batch.key is not None:
         ids = json_text([joined.get(str(job.id), job.id) for job in batch.jobs])
         run("use_key", tenant=batch.tenant, key=batch.key, body=batch.body, jobs=ids)
-    run("submit", jobs=jobs)
+    run("submit", jobs=jobs, labels=_labels(jobs))
     limited = {row["queue"] for row in run("limited_queues")}
     if limited:
         run("mark_limited", ids=[job.id for job in jobs if job.queue in limited])
     return [{"id": standing, "asked": own} for own, standing in joined.items()]
+
+
+def _labels(jobs: Sequence[Submission]) -> list[dict[str, str | None]]:
+    return [
+        {"tenant": job.tenant, "label": f"{name}={value}", "id": job.id}
+        for job in jobs
+        for name, value in job.labels.items()
+    ]
 
 
 def _replay(run: Run, batch: Batch, used: Row) -> Sequence[Row]:

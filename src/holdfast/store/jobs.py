@@ -14,7 +14,7 @@ from holdfast.store import wake
 from holdfast.store.database import Database, Row, Tx
 from holdfast.store.gates import Gates, stand_again
 from holdfast.store.lanes import settle_lanes
-from holdfast.store.listing import JobPage, list_jobs
+from holdfast.store.listing import Filters, JobPage, list_jobs
 from holdfast.store.moves import Move, Moved, Plan, audit, change_job, event, lock_job
 from holdfast.store.outcomes import encoded_result
 from holdfast.store.refusals import id_taken
@@ -116,19 +116,17 @@ class Jobs:
         cursor: str | None = None,
     ) -> JobPage:
         """List jobs, newest first. The order never changes, so a cursor neither skips nor repeats."""
-        return await list_jobs(
-            self._database,
-            status,
+        filters = Filters(
             tenant=tenant,
+            statuses=[Status(one) for one in dict.fromkeys(status)],
             kind=kind,
             queue=queue,
             lane=lane,
-            labels=dict(labels) if labels else None,
-            since_at=since,
-            until_at=until,
-            limit=limit,
-            cursor=cursor,
+            labels=labels or {},
+            since=since,
+            until=until,
         )
+        return await list_jobs(self._database, filters, limit=limit, cursor=cursor)
 
     async def beginning(self, prefix: str, *, tenant: str = "default", limit: int = 100) -> Sequence[Job]:
         """Jobs whose ids begin with some text, in the order of their ids."""

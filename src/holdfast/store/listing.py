@@ -1,11 +1,17 @@
-"""Lists of jobs, newest first, page by page. The order never changes, so a cursor neither skips nor repeats."""
+"""Lists of jobs, newest first, page by page. The order never changes, so a cursor neither skips nor repeats.
+
+A page is a walk along an index that is in the order of the list. For each filter there is one (`_ways`). Of several
+filters nobody knows beforehand which is the rare one, so their walks take turns, in stretches that grow, until one of
+them has the page or comes to its end: the page costs as much as by the best way, times the number of ways.
+"""
 
 import base64
 import binascii
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -15,11 +21,13 @@ from holdfast.store.database import Database
 from holdfast.store.rows import to_job
 from holdfast.timing import from_micros, to_micros
 
-RARE = {
-    Status.RUNNING: "list_running",
-    **dict.fromkeys((Status.PAUSED, Status.FAILED, Status.TIMED_OUT, Status.CANCELLED), "list_ended_badly"),
-}
-"""Statuses with an index of their own. The few among a million are found there; from the newest back takes seconds."""
+Way = Literal["newest", "kind", "label", "lane", "status"]
+Range = Mapping[str, str | None]
+"""A status and a queue."""
+
+FIRST_ID = str(uuid.UUID(int=0))
+LONGEST = 10_000
+"""The longest stretch: what waits for the same reader waits for no more than this."""
 
 
 class JobPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,43 +35,119 @@ class JobPage(msgspec.Struct, frozen=True, kw_only=True):
     next_cursor: str | None
 
 
-async def list_jobs(
-    database: Database, status: Sequence[Status], *, limit: int, cursor: str | None, **filters: Any
-) -> JobPage:
-    """One page. `filters` are the parameters of the statements, None where there is none."""
+@dataclass(frozen=True, kw_only=True)
+class Filters:
+    """What a job must be to be listed; None is anything."""
+
+    tenant: str
+    statuses: Sequence[Status] = ()
+    kind: str | None = None
+    queue: str | None = None
+    lane: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    since: datetime | None = None
+    until: datetime | None = None
+
+    def parameters(self) -> dict[str, Any]:
+        return {
+            "tenant": self.tenant,
+            "statuses": [str(status) for status in self.statuses] or None,
+            "kind": self.kind,
+            "queue": self.queue,
+            "lane": self.lane,
+            "labels": dict(self.labels) or None,
+            "label": "=".join(next(iter(self.labels.items()), ())),
+            "since_at": self.since,
+        }
+
+
+async def list_jobs(database: Database, filters: Filters, *, limit: int, cursor: str | None) -> JobPage:
+    """One page."""
     if not 1 <= limit <= 1000:
         raise Invalid("limit", f"{limit} is not between 1 and 1000")
-    for name in ("since_at", "until_at"):
-        if filters[name] is not None and filters[name].tzinfo is None:
-            raise Invalid(name.removesuffix("_at"), "has no time zone")
-    before_at, before_id = _read_cursor(cursor)
-    given = {**filters, "before_at": before_at, "before_id": before_id, "limit": limit + 1}
-    jobs = await _read(database, [Status(one) for one in dict.fromkeys(status)], given)
+    for name, at in (("since", filters.since), ("until", filters.until)):
+        if at is not None and at.tzinfo is None:
+            raise Invalid(name, "has no time zone")
+    before = _earlier(_read_cursor(cursor), (filters.until, FIRST_ID))
+    ranges = await _ranges(database, filters)
+    walks = [_Walk(database, filters, way, ranges, before, limit + 1) for way in _ways(filters)]
+    jobs = await _first_to_arrive(walks, limit + 1)
     return JobPage(items=jobs[:limit], next_cursor=_cursor(jobs[limit - 1]) if len(jobs) > limit else None)
 
 
-async def _read(database: Database, statuses: Sequence[Status], given: Mapping[str, Any]) -> Sequence[Job]:
-    if not statuses or not RARE.keys() >= set(statuses):
-        wanted = [str(status) for status in statuses] or None
-        return [to_job(row) for row in await database.read("list_jobs", **given, statuses=wanted)]
-    found = []
-    for status in statuses:
-        said = {} if status is Status.RUNNING else {"status": str(status)}
-        found += [to_job(row) for row in await database.read(RARE[status], **given, **said)]
-    # A job that moved between two reads may have been seen twice.
-    unique = {job.id: job for job in found}.values()
-    return sorted(unique, key=lambda job: (job.requested_at, job.id), reverse=True)
+def _ways(filters: Filters) -> Sequence[Way]:
+    """The indexes along which these jobs can be found."""
+    given: dict[Way, bool] = {
+        "lane": filters.lane is not None,
+        "label": bool(filters.labels),
+        "kind": filters.kind is not None,
+        "status": bool(filters.statuses) or filters.queue is not None,
+    }
+    return [way for way, said in given.items() if said] or ["newest"]
+
+
+async def _ranges(database: Database, filters: Filters) -> Sequence[Range]:
+    """The statuses and queues of the way `status`, whose indexes are by both; what runs is looked through in one go."""
+    statuses = [str(status) for status in filters.statuses or Status]
+    if filters.queue is not None:
+        return [{"status": status, "queue": filters.queue} for status in statuses]
+    if not filters.statuses:
+        return []
+    found = await database.read("list_ranges", tenant=filters.tenant, statuses=statuses)
+    running: list[Range] = [{"status": status, "queue": None} for status in statuses if status == Status.RUNNING]
+    return running + [{"status": row["status"], "queue": row["queue"]} for row in found]
+
+
+async def _first_to_arrive(walks: "Sequence[_Walk]", stretch: int) -> Sequence[Job]:
+    while True:
+        for walk in walks:
+            if await walk.go_on(stretch):
+                return list(walk.found.values())
+        stretch = min(stretch * 4, LONGEST)
+
+
+Position = tuple[datetime | None, str]
+
+
+class _Walk:
+    """A walk along one index: what it has found, and how far it is."""
+
+    def __init__(
+        self, database: Database, filters: Filters, way: Way, ranges: Sequence[Range], before: Position, limit: int
+    ) -> None:
+        self.found: dict[str, Job] = {}  # By id: a job that moved between two stretches may be met twice.
+        self._database = database
+        self._given = {**filters.parameters(), "way": way, "ranges": list(ranges), "limit": limit}
+        self._before = before
+        self._limit = limit
+
+    async def go_on(self, stretch: int) -> bool:
+        """Walk another stretch; say whether the page is full or the walk is over."""
+        before_at, before_id = self._before
+        rows = await self._database.read(
+            "list_jobs", **self._given, walk=stretch, before_at=before_at, before_id=before_id
+        )
+        self.found.update((row["id"], to_job(row)) for row in rows if row["fits"])
+        if len(self.found) >= self._limit or not rows or rows[-1]["walked"] < stretch:
+            return True
+        self._before = rows[-1]["requested_at"], rows[-1]["id"]
+        return False
 
 
 def _cursor(job: Job) -> str:
     return base64.urlsafe_b64encode(f"{to_micros(job.requested_at)}.{job.id}".encode()).decode()
 
 
-def _read_cursor(cursor: str | None) -> tuple[datetime | None, str | None]:
+def _read_cursor(cursor: str | None) -> Position:
     if cursor is None:
-        return None, None
+        return None, FIRST_ID
     try:
         micros, _, job_id = base64.urlsafe_b64decode(cursor.encode()).decode().partition(".")
         return from_micros(int(micros)), str(uuid.UUID(job_id))
     except (ValueError, binascii.Error, OverflowError):
         raise Invalid("cursor", "is not one that a list answered") from None
+
+
+def _earlier(one: Position, other: Position) -> Position:
+    """The one of two positions that is further down the list; None is before its beginning."""
+    return min((p for p in (one, other) if p[0] is not None), default=one)

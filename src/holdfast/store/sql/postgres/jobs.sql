@@ -25,65 +25,141 @@ SELECT r.* FROM holdfast.job_records AS r WHERE r.id = :id::uuid AND r.tenant = 
 SELECT n.need_id FROM holdfast.needs AS n WHERE n.job_id = :id::uuid AND NOT n.satisfied ORDER BY n.need_id;
 
 -- name: list_jobs
--- Newest first, in an order that never changes. Uses specs_listed.
-SELECT r.*
-FROM holdfast.job_records AS r
-JOIN holdfast.specs AS s ON s.id = r.id
-WHERE s.tenant = :tenant::text
-  AND (s.requested_at, s.id) < (
-    coalesce(:before_at::timestamptz, 'infinity'), coalesce(:before_id::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff'))
-  AND (:statuses::json IS NULL OR r.status IN (SELECT json_array_elements_text(:statuses::json)))
-  AND (:kind::text IS NULL OR s.kind = :kind::text)
-  AND (:queue::text IS NULL OR r.queue = :queue::text)
-  AND (:lane::text IS NULL OR r.lane = :lane::text)
-  AND (:labels::jsonb IS NULL OR s.labels @> :labels::jsonb)
-  AND (:since_at::timestamptz IS NULL OR s.requested_at >= :since_at::timestamptz)
-  AND (:until_at::timestamptz IS NULL OR s.requested_at < :until_at::timestamptz)
-ORDER BY s.requested_at DESC, s.id DESC
-LIMIT :limit::integer;
-
--- name: list_ended_badly
--- The same for one status that is rare. Uses jobs_ended_badly.
-SELECT r.*
-FROM holdfast.jobs AS j
-JOIN holdfast.job_records AS r ON r.id = j.id
-WHERE j.tenant = :tenant::text
-  AND j.status = :status::text
-  AND j.status IN ('paused', 'failed', 'timed_out', 'cancelled')
-  AND (j.requested_at, j.id) < (
-    coalesce(:before_at::timestamptz, 'infinity'), coalesce(:before_id::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff'))
-  AND (:kind::text IS NULL OR r.kind = :kind::text)
-  AND (:queue::text IS NULL OR r.queue = :queue::text)
-  AND (:lane::text IS NULL OR r.lane = :lane::text)
-  AND (:labels::jsonb IS NULL OR r.labels @> :labels::jsonb)
-  AND (:since_at::timestamptz IS NULL OR j.requested_at >= :since_at::timestamptz)
-  AND (:until_at::timestamptz IS NULL OR j.requested_at < :until_at::timestamptz)
-ORDER BY j.requested_at DESC, j.id DESC
-LIMIT :limit::integer;
-
--- name: list_running
--- The same for jobs that run: no more than there are slots. Uses jobs_running. Differs: they are found first, by themselves;
--- in one join Postgres prefers to walk along all ids.
-WITH running AS MATERIALIZED (
-  SELECT j.id, j.requested_at
-  FROM holdfast.jobs AS j
-  WHERE j.phase IS NOT NULL
-    AND j.tenant = :tenant::text
-    AND j.status = 'running'
+-- A stretch of a list, newest first: `walk` jobs along the index of one way (specs_listed, specs_of_kind, labels_listed, jobs_of_lane,
+-- jobs_waiting with jobs_ended and jobs_running), those of them that fit, and the last of them in any case: the next stretch begins behind it.
+WITH walked AS MATERIALIZED (
+  (
+    SELECT s.id, s.requested_at
+    FROM holdfast.specs AS s
+    WHERE :way::text = 'newest'
+      AND s.tenant = :tenant::text
+      AND (s.requested_at, s.id) < (coalesce(:before_at::timestamptz, 'infinity'), :before_id::uuid)
+      AND s.requested_at >= coalesce(:since_at::timestamptz, '-infinity')
+    ORDER BY s.requested_at DESC, s.id DESC
+    LIMIT :walk::integer
+  )
+  UNION ALL
+  (
+    SELECT s.id, s.requested_at
+    FROM holdfast.specs AS s
+    WHERE :way::text = 'kind'
+      AND s.tenant = :tenant::text
+      AND s.kind = :kind::text
+      AND (s.requested_at, s.id) < (coalesce(:before_at::timestamptz, 'infinity'), :before_id::uuid)
+      AND s.requested_at >= coalesce(:since_at::timestamptz, '-infinity')
+    ORDER BY s.requested_at DESC, s.id DESC
+    LIMIT :walk::integer
+  )
+  UNION ALL
+  (
+    SELECT l.id, l.requested_at
+    FROM holdfast.labels AS l
+    WHERE :way::text = 'label'
+      AND l.tenant = :tenant::text
+      AND l.label = md5(:label::text)::uuid
+      AND (l.requested_at, l.id) < (coalesce(:before_at::timestamptz, 'infinity'), :before_id::uuid)
+      AND l.requested_at >= coalesce(:since_at::timestamptz, '-infinity')
+    ORDER BY l.requested_at DESC, l.id DESC
+    LIMIT :walk::integer
+  )
+  UNION ALL
+  (
+    SELECT j.id, j.requested_at
+    FROM holdfast.jobs AS j
+    WHERE :way::text = 'lane'
+      AND j.tenant = :tenant::text
+      AND j.lane = :lane::text
+      AND (j.requested_at, j.id) < (coalesce(:before_at::timestamptz, 'infinity'), :before_id::uuid)
+      AND j.requested_at >= coalesce(:since_at::timestamptz, '-infinity')
+    ORDER BY j.requested_at DESC, j.id DESC
+    LIMIT :walk::integer
+  )
+  UNION ALL
+  (
+    SELECT f.id, f.requested_at
+    FROM json_to_recordset(:ranges::json) AS g(status text, queue text)
+    CROSS JOIN LATERAL (
+      (
+        SELECT j.id, j.requested_at
+        FROM holdfast.jobs AS j
+        WHERE :way::text = 'status'
+          AND j.tenant = :tenant::text
+          AND j.status = g.status
+          AND j.queue = g.queue
+          AND j.gate IS NOT NULL
+          AND (j.requested_at, j.id) < (coalesce(:before_at::timestamptz, 'infinity'), :before_id::uuid)
+          AND j.requested_at >= coalesce(:since_at::timestamptz, '-infinity')
+        ORDER BY j.requested_at DESC, j.id DESC
+        LIMIT :walk::integer
+      )
+      UNION ALL
+      (
+        SELECT j.id, j.requested_at
+        FROM holdfast.jobs AS j
+        WHERE :way::text = 'status'
+          AND j.tenant = :tenant::text
+          AND j.status = g.status
+          AND j.queue = g.queue
+          AND j.status IN ('paused', 'succeeded', 'failed', 'timed_out', 'cancelled')
+          AND (j.requested_at, j.id) < (coalesce(:before_at::timestamptz, 'infinity'), :before_id::uuid)
+          AND j.requested_at >= coalesce(:since_at::timestamptz, '-infinity')
+        ORDER BY j.requested_at DESC, j.id DESC
+        LIMIT :walk::integer
+      )
+      UNION ALL
+      (
+        SELECT j.id, j.requested_at
+        FROM holdfast.jobs AS j
+        WHERE :way::text = 'status'
+          AND j.tenant = :tenant::text
+          AND j.status = g.status
+          AND (g.queue IS NULL OR j.queue = g.queue)
+          AND j.phase IS NOT NULL
+          AND g.status = 'running'
+          AND (j.requested_at, j.id) < (coalesce(:before_at::timestamptz, 'infinity'), :before_id::uuid)
+          AND j.requested_at >= coalesce(:since_at::timestamptz, '-infinity')
+        ORDER BY j.requested_at DESC, j.id DESC
+        LIMIT :walk::integer
+      )
+    ) AS f
+    ORDER BY f.requested_at DESC, f.id DESC
+    LIMIT :walk::integer
+  )
 )
-SELECT r.*
-FROM running AS j
-JOIN holdfast.job_records AS r ON r.id = j.id
-WHERE (j.requested_at, j.id) < (
-    coalesce(:before_at::timestamptz, 'infinity'), coalesce(:before_id::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff'))
-  AND (:kind::text IS NULL OR r.kind = :kind::text)
-  AND (:queue::text IS NULL OR r.queue = :queue::text)
-  AND (:lane::text IS NULL OR r.lane = :lane::text)
-  AND (:labels::jsonb IS NULL OR r.labels @> :labels::jsonb)
-  AND (:since_at::timestamptz IS NULL OR j.requested_at >= :since_at::timestamptz)
-  AND (:until_at::timestamptz IS NULL OR j.requested_at < :until_at::timestamptz)
-ORDER BY j.requested_at DESC, j.id DESC
+SELECT r.*, f.fits, (SELECT count(*) FROM walked) AS walked
+FROM walked AS w
+JOIN holdfast.job_records AS r ON r.id = w.id
+CROSS JOIN LATERAL (
+  SELECT (:statuses::json IS NULL OR r.status IN (SELECT json_array_elements_text(:statuses::json)))
+    AND (:kind::text IS NULL OR r.kind = :kind::text)
+    AND (:queue::text IS NULL OR r.queue = :queue::text)
+    AND (:lane::text IS NULL OR r.lane = :lane::text)
+    AND (:labels::jsonb IS NULL OR r.labels @> :labels::jsonb) AS fits
+) AS f
+WHERE f.fits
+  OR w.id = (SELECT l.id FROM walked AS l ORDER BY l.requested_at, l.id LIMIT 1)
+ORDER BY w.requested_at DESC, w.id DESC
 LIMIT :limit::integer;
+
+-- name: list_ranges
+-- In which queues jobs of these statuses are. Steps from queue to queue along jobs_waiting and jobs_ended.
+WITH RECURSIVE ranges (status, queue) AS (
+  SELECT w.status, '' COLLATE "C"
+  FROM json_array_elements_text(:statuses::json) AS w(status)
+  UNION ALL
+  SELECT r.status, coalesce(
+    (
+      SELECT min(j.queue) FROM holdfast.jobs AS j
+      WHERE j.tenant = :tenant::text AND j.status = r.status AND j.queue > r.queue AND j.gate IS NOT NULL
+    ), (
+      SELECT min(j.queue) FROM holdfast.jobs AS j
+      WHERE j.tenant = :tenant::text AND j.status = r.status AND j.queue > r.queue
+        AND j.status IN ('paused', 'succeeded', 'failed', 'timed_out', 'cancelled')
+    ))
+  FROM ranges AS r
+  WHERE r.queue IS NOT NULL
+)
+SELECT r.status, r.queue FROM ranges AS r WHERE r.queue <> '';
 
 -- name: jobs_between
 -- Jobs whose ids lie between two: those that begin alike. Uses the primary key.

@@ -18,63 +18,140 @@ SELECT r.* FROM job_records AS r WHERE r.id = :id AND r.tenant = :tenant;
 SELECT n.need_id FROM needs AS n WHERE n.job_id = :id AND n.satisfied = 0 ORDER BY n.need_id;
 
 -- name: list_jobs
--- Newest first, in an order that never changes. Uses specs_listed.
-SELECT r.*
-FROM specs AS s
-CROSS JOIN job_records AS r ON r.id = s.id
-WHERE s.tenant = :tenant
-  AND (s.requested_at, s.id) < (coalesce(:before_at, 9223372036854775807), coalesce(:before_id, ''))
-  AND (:statuses IS NULL OR r.status IN (SELECT value FROM json_each(:statuses)))
-  AND (:kind IS NULL OR s.kind = :kind)
-  AND (:queue IS NULL OR r.queue = :queue)
-  AND (:lane IS NULL OR r.lane = :lane)
-  AND (:labels IS NULL OR NOT EXISTS (
-    SELECT 1 FROM json_each(:labels) AS w
-    WHERE NOT EXISTS (SELECT 1 FROM json_each(s.labels) AS l WHERE l.key = w.key AND l.value = w.value)))
-  AND (:since_at IS NULL OR s.requested_at >= :since_at)
-  AND (:until_at IS NULL OR s.requested_at < :until_at)
-ORDER BY s.requested_at DESC, s.id DESC
-LIMIT :limit;
-
--- name: list_ended_badly
--- The same for one status that is rare. Uses jobs_ended_badly.
-SELECT r.*
-FROM jobs AS j
-CROSS JOIN job_records AS r ON r.id = j.id
-WHERE j.tenant = :tenant
-  AND j.status = :status
-  AND (j.status = 'paused' OR j.status = 'failed' OR j.status = 'timed_out' OR j.status = 'cancelled')
-  AND (j.requested_at, j.id) < (coalesce(:before_at, 9223372036854775807), coalesce(:before_id, ''))
+-- A stretch of a list, newest first: `walk` jobs along the index of one way (specs_listed, specs_of_kind, labels_listed, jobs_of_lane,
+-- jobs_waiting with jobs_ended and jobs_running), those of them that fit, and the last of them in any case: the next stretch begins behind it.
+WITH walked AS MATERIALIZED (
+  SELECT * FROM (
+    SELECT s.id, s.requested_at
+    FROM specs AS s
+    WHERE :way = 'newest'
+      AND s.tenant = :tenant
+      AND (s.requested_at, s.id) < (coalesce(:before_at, 9223372036854775807), :before_id)
+      AND s.requested_at >= coalesce(:since_at, 0)
+    ORDER BY s.requested_at DESC, s.id DESC
+    LIMIT :walk
+  )
+  UNION ALL
+  SELECT * FROM (
+    SELECT s.id, s.requested_at
+    FROM specs AS s
+    WHERE :way = 'kind'
+      AND s.tenant = :tenant
+      AND s.kind = :kind
+      AND (s.requested_at, s.id) < (coalesce(:before_at, 9223372036854775807), :before_id)
+      AND s.requested_at >= coalesce(:since_at, 0)
+    ORDER BY s.requested_at DESC, s.id DESC
+    LIMIT :walk
+  )
+  UNION ALL
+  SELECT * FROM (
+    SELECT l.id, l.requested_at
+    FROM labels AS l
+    WHERE :way = 'label'
+      AND l.tenant = :tenant
+      AND l.label = :label
+      AND (l.requested_at, l.id) < (coalesce(:before_at, 9223372036854775807), :before_id)
+      AND l.requested_at >= coalesce(:since_at, 0)
+    ORDER BY l.requested_at DESC, l.id DESC
+    LIMIT :walk
+  )
+  UNION ALL
+  SELECT * FROM (
+    SELECT j.id, j.requested_at
+    FROM jobs AS j
+    WHERE :way = 'lane'
+      AND j.tenant = :tenant
+      AND j.lane = :lane
+      AND (j.requested_at, j.id) < (coalesce(:before_at, 9223372036854775807), :before_id)
+      AND j.requested_at >= coalesce(:since_at, 0)
+    ORDER BY j.requested_at DESC, j.id DESC
+    LIMIT :walk
+  )
+  UNION ALL
+  SELECT * FROM (
+    SELECT j.id, j.requested_at
+    FROM json_each(:ranges) AS g
+    CROSS JOIN jobs AS j
+    WHERE :way = 'status'
+      AND j.rowid IN (
+        SELECT * FROM (
+          SELECT f.rowid
+          FROM jobs AS f INDEXED BY jobs_waiting
+          WHERE f.tenant = :tenant
+            AND f.status = g.value ->> 'status'
+            AND f.queue = g.value ->> 'queue'
+            AND f.gate IS NOT NULL
+            AND (f.requested_at, f.id) < (coalesce(:before_at, 9223372036854775807), :before_id)
+            AND f.requested_at >= coalesce(:since_at, 0)
+          ORDER BY f.requested_at DESC, f.id DESC
+          LIMIT :walk
+        )
+        UNION ALL
+        SELECT * FROM (
+          SELECT f.rowid
+          FROM jobs AS f INDEXED BY jobs_ended
+          WHERE f.tenant = :tenant
+            AND f.status = g.value ->> 'status'
+            AND f.queue = g.value ->> 'queue'
+            AND (f.status = 'paused' OR f.status = 'succeeded' OR f.status = 'failed' OR f.status = 'timed_out' OR f.status = 'cancelled')
+            AND (f.requested_at, f.id) < (coalesce(:before_at, 9223372036854775807), :before_id)
+            AND f.requested_at >= coalesce(:since_at, 0)
+          ORDER BY f.requested_at DESC, f.id DESC
+          LIMIT :walk
+        )
+        UNION ALL
+        SELECT * FROM (
+          SELECT f.rowid
+          FROM jobs AS f INDEXED BY jobs_running
+          WHERE f.tenant = :tenant
+            AND f.status = g.value ->> 'status'
+            AND (g.value ->> 'queue' IS NULL OR f.queue = g.value ->> 'queue')
+            AND f.phase IS NOT NULL
+            AND g.value ->> 'status' = 'running'
+            AND (f.requested_at, f.id) < (coalesce(:before_at, 9223372036854775807), :before_id)
+            AND f.requested_at >= coalesce(:since_at, 0)
+          ORDER BY f.requested_at DESC, f.id DESC
+          LIMIT :walk
+        )
+      )
+    ORDER BY j.requested_at DESC, j.id DESC
+    LIMIT :walk
+  )
+)
+SELECT r.*, (SELECT count(*) FROM walked) AS walked,
+  (:statuses IS NULL OR r.status IN (SELECT value FROM json_each(:statuses)))
   AND (:kind IS NULL OR r.kind = :kind)
   AND (:queue IS NULL OR r.queue = :queue)
   AND (:lane IS NULL OR r.lane = :lane)
   AND (:labels IS NULL OR NOT EXISTS (
     SELECT 1 FROM json_each(:labels) AS w
-    WHERE NOT EXISTS (SELECT 1 FROM json_each(r.labels) AS l WHERE l.key = w.key AND l.value = w.value)))
-  AND (:since_at IS NULL OR j.requested_at >= :since_at)
-  AND (:until_at IS NULL OR j.requested_at < :until_at)
-ORDER BY j.requested_at DESC, j.id DESC
+    WHERE NOT EXISTS (SELECT 1 FROM json_each(r.labels) AS l WHERE l.key = w.key AND l.value = w.value))) AS fits
+FROM walked AS w
+CROSS JOIN job_records AS r ON r.id = w.id
+WHERE fits
+  OR w.id = (SELECT l.id FROM walked AS l ORDER BY l.requested_at, l.id LIMIT 1)
+ORDER BY w.requested_at DESC, w.id DESC
 LIMIT :limit;
 
--- name: list_running
--- The same for jobs that run: no more than there are slots. Uses jobs_running.
-SELECT r.*
-FROM jobs AS j INDEXED BY jobs_running
-CROSS JOIN job_records AS r ON r.id = j.id
-WHERE j.phase IS NOT NULL
-  AND j.tenant = :tenant
-  AND j.status = 'running'
-  AND (j.requested_at, j.id) < (coalesce(:before_at, 9223372036854775807), coalesce(:before_id, ''))
-  AND (:kind IS NULL OR r.kind = :kind)
-  AND (:queue IS NULL OR r.queue = :queue)
-  AND (:lane IS NULL OR r.lane = :lane)
-  AND (:labels IS NULL OR NOT EXISTS (
-    SELECT 1 FROM json_each(:labels) AS w
-    WHERE NOT EXISTS (SELECT 1 FROM json_each(r.labels) AS l WHERE l.key = w.key AND l.value = w.value)))
-  AND (:since_at IS NULL OR j.requested_at >= :since_at)
-  AND (:until_at IS NULL OR j.requested_at < :until_at)
-ORDER BY j.requested_at DESC, j.id DESC
-LIMIT :limit;
+-- name: list_ranges
+-- In which queues jobs of these statuses are. Steps from queue to queue along jobs_waiting and jobs_ended.
+WITH RECURSIVE ranges (status, queue) AS (
+  SELECT w.value, ''
+  FROM json_each(:statuses) AS w
+  UNION ALL
+  SELECT r.status, coalesce(
+    (
+      SELECT min(j.queue) FROM jobs AS j
+      WHERE j.tenant = :tenant AND j.status = r.status AND j.queue > r.queue AND j.gate IS NOT NULL
+    ), (
+      SELECT min(j.queue) FROM jobs AS j
+      WHERE j.tenant = :tenant AND j.status = r.status AND j.queue > r.queue
+        AND (j.status = 'paused' OR j.status = 'succeeded' OR j.status = 'failed' OR j.status = 'timed_out' OR j.status = 'cancelled')
+    ))
+  FROM ranges AS r
+  WHERE r.queue IS NOT NULL
+)
+SELECT r.status, r.queue FROM ranges AS r WHERE r.queue <> '';
 
 -- name: jobs_between
 -- Jobs whose ids lie between two: those that begin alike. Uses the primary key.

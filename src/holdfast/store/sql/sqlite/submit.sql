@@ -5,6 +5,9 @@
 INSERT INTO specs (id, tenant, kind, requested_at, held, runner, spec, inputs, labels, policy, reuse_key)
 VALUES (
   :id, :tenant, :kind, clock(), :hold, :runner, :spec, :inputs, nullif(:labels, '{}'), :policy, :reuse_key);
+-- each: labels
+INSERT INTO labels (tenant, label, requested_at, id)
+VALUES (:tenant, :label, clock(), :id);
 -- each: jobs with needs
 INSERT INTO needs (job_id, need_id, satisfied)
 SELECT DISTINCT :id, n.value, EXISTS (SELECT 1 FROM jobs AS p WHERE p.id = n.value AND p.status = 'succeeded')

@@ -1,0 +1,57 @@
+-- Lists of jobs, newest first, by any filter: each has an index in the order of the list, so that a page is a stretch of it, whatever
+-- the filter and however little it finds. By status there are two: a claim takes a job out of one, its end puts it into the other, and
+-- what runs, which is little, is found by jobs_running. One for all statuses would be written at a claim too: claim and finish then took
+-- 82 µs of processor time a job instead of 64, and 62 without any of this.
+
+DROP INDEX holdfast.jobs_ended_badly;
+CREATE INDEX jobs_waiting ON holdfast.jobs (tenant, status, queue, requested_at DESC, id DESC) WHERE gate IS NOT NULL;
+CREATE INDEX jobs_ended ON holdfast.jobs (tenant, status, queue, requested_at DESC, id DESC)
+  WHERE status IN ('paused', 'succeeded', 'failed', 'timed_out', 'cancelled');
+CREATE INDEX jobs_of_lane ON holdfast.jobs (tenant, lane, requested_at DESC, id DESC) WHERE lane IS NOT NULL;
+CREATE INDEX specs_of_kind ON holdfast.specs (tenant, kind, requested_at DESC, id DESC);
+
+-- Which jobs have a label. A label never changes; only jobs that have some pay for this.
+CREATE TABLE holdfast.labels (
+  tenant text COLLATE "C" NOT NULL,
+  label uuid NOT NULL,
+  requested_at timestamptz NOT NULL,
+  id uuid NOT NULL
+);
+COMMENT ON COLUMN holdfast.labels.label IS 'The md5 of name=value: an entry of an index may not be as long as a label.';
+CREATE INDEX labels_listed ON holdfast.labels (tenant, label, requested_at DESC, id DESC);
+
+CREATE FUNCTION holdfast.note_labels() RETURNS trigger
+LANGUAGE plpgsql AS $$
+BEGIN
+  INSERT INTO holdfast.labels (tenant, label, requested_at, id)
+  SELECT s.tenant, md5(l.key || '=' || l.value)::uuid, s.requested_at, s.id
+  FROM added AS s
+  CROSS JOIN jsonb_each_text(s.labels) AS l
+  WHERE s.labels IS NOT NULL;
+  RETURN NULL;
+END
+$$;
+CREATE FUNCTION holdfast.forget_labels() RETURNS trigger
+LANGUAGE plpgsql AS $$
+BEGIN
+  DELETE FROM holdfast.labels AS g
+  USING removed AS s
+  CROSS JOIN jsonb_each_text(s.labels) AS l
+  WHERE s.labels IS NOT NULL
+    AND g.tenant = s.tenant
+    AND g.label = md5(l.key || '=' || l.value)::uuid
+    AND g.requested_at = s.requested_at
+    AND g.id = s.id;
+  RETURN NULL;
+END
+$$;
+CREATE TRIGGER note_labels AFTER INSERT ON holdfast.specs
+REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION holdfast.note_labels();
+CREATE TRIGGER forget_labels AFTER DELETE ON holdfast.specs
+REFERENCING OLD TABLE AS removed FOR EACH STATEMENT EXECUTE FUNCTION holdfast.forget_labels();
+
+INSERT INTO holdfast.labels (tenant, label, requested_at, id)
+SELECT s.tenant, md5(l.key || '=' || l.value)::uuid, s.requested_at, s.id
+FROM holdfast.specs AS s
+CROSS JOIN jsonb_each_text(s.labels) AS l
+WHERE s.labels IS NOT NULL;
