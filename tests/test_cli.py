@@ -152,7 +152,7 @@ def test_moves_of_a_job(up: Up) -> None:
     failing = up.json("submit", "--lane", "l1", "--", "false")["id"]
     behind = up.json("submit", "--lane", "l1", "--", "true")["id"]
     up("watch", failing, code=1)
-    assert up.json("lanes")["items"][0]["state"] == "blocked"
+    assert {lane["lane"]: lane["state"] for lane in up.json("lanes")["items"]}["l1"] == "blocked"
     assert failing in up("lanes")
     assert up.json("dismiss", failing, "--reason", "known")["status"] == "failed"
     up("watch", behind)
