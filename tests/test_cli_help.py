@@ -1,6 +1,7 @@
 """What the command line says of itself: help, twins in the environment, and what Tab offers."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -120,3 +121,22 @@ def tab(served: Served, line: str, url: str | None = None) -> list[str]:
     done = subprocess.run(["bash", "-c", script, "tab", *words], env=env, capture_output=True, text=True, check=False)
     assert done.stderr == "", done.stderr
     return done.stdout.split()
+
+
+SAID = re.compile(r"(?:^\$ |`|\$\(|; |&& )holdfast ((?:[^`\n|;)$]|\$(?!\())*)", re.MULTILINE)
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
+
+
+def test_pages_name_only_commands_and_options_that_there_are() -> None:
+    found = dict(commands())
+    lines = [(page.name, line) for page in PAGES for line in SAID.findall(page.read_text())]
+    assert len(lines) > 50
+    for page, line in lines:
+        words = line.partition(" -- ")[0].replace("[", " ").replace("]", " ").split()
+        path: tuple[str, ...] = ()
+        while words and (*path, words[0]) in found:
+            path = (*path, words.pop(0))
+        assert path or all(word.startswith("-") or word.isupper() for word in words), (page, line)
+        known = {name for option in (*found[path].params, *found[()].params) for name in option.opts} | {"--help", "--"}
+        assert {word.partition("=")[0] for word in words if word.startswith("-")} <= known, (page, line)

@@ -24,10 +24,13 @@ CREATE FUNCTION holdfast.note_labels() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
   INSERT INTO holdfast.labels (tenant, label, requested_at, id)
-  SELECT s.tenant, md5(l.key || '=' || l.value)::uuid, s.requested_at, s.id
-  FROM added AS s
-  CROSS JOIN jsonb_each_text(s.labels) AS l
-  WHERE s.labels IS NOT NULL;
+  -- By its keys: jsonb_each_text fills a table of its own for each job, which takes half as long again.
+  SELECT l.tenant, md5(l.name || '=' || (l.labels ->> l.name))::uuid, l.requested_at, l.id
+  FROM (
+    SELECT s.tenant, s.labels, s.requested_at, s.id, jsonb_object_keys(s.labels) AS name
+    FROM added AS s
+    WHERE s.labels IS NOT NULL
+  ) AS l;
   RETURN NULL;
 END
 $$;
