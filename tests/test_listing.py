@@ -1,9 +1,8 @@
 """Lists: every mix of filters finds what it should, and no page reads more than its stretch of an index."""
 
-import json
 import sqlite3
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,10 +14,11 @@ from holdfast.store import queries
 from holdfast.store.database import Database
 from holdfast.store.listing import Filters, list_jobs
 from holdfast.store.migrate import migrate
-from holdfast.store.postgres import SESSION, PostgresDatabase, prepare
+from holdfast.store.postgres import SESSION, PostgresDatabase
 from holdfast.store.sqlite import Connection, SqliteDatabase
 from holdfast.timing import SystemClock
 from tests.conftest import clone, drop
+from tests.plans import plan_of
 from tests.scenario import ENDED, FAILED, FUTURE, LANED, QUEUED, RUNNING, fill_postgres, fill_sqlite
 from tests.stage import START, Stage
 
@@ -185,7 +185,7 @@ async def test_no_page_reads_more_than_its_stretch_on_postgres_among_100_000_job
     for said, (given, index) in FILTERS.items():
         used = set()
         for name, parameters in await reads_of(database, given):
-            nodes = [node for node in await ran(connection, name, parameters) if node.get("Relation Name") in BIG]
+            nodes = [node for node in await plan_of(connection, name, parameters) if node.get("Relation Name") in BIG]
             used |= {node.get("Index Name") for node in nodes if node["Actual Loops"]}
             assert not [node for node in nodes if node["Node Type"] == "Seq Scan"], (said, name)
             assert all(rows_of(node) <= 40 * LIMIT for node in nodes), (said, name, nodes)
@@ -195,30 +195,9 @@ async def test_no_page_reads_more_than_its_stretch_on_postgres_among_100_000_job
     await drop(server, "holdfast_listing")
 
 
-async def ran(connection: Any, name: str, parameters: dict[str, Any]) -> list[dict[str, Any]]:
-    """The nodes of a statement's generic plan, with what they did. A plan for bound values would be another one."""
-    statement = prepare("holdfast")[name]
-    values = ", ".join(map(literal, statement.arguments(parameters)))
-    await connection.execute(f"PREPARE listed AS {statement.text}")
-    answer = await connection.fetchval(f"EXPLAIN (FORMAT JSON, ANALYZE) EXECUTE listed({values})")
-    await connection.execute("DEALLOCATE listed")
-    return plan_nodes(json.loads(answer)[0]["Plan"])
-
-
-def plan_nodes(plan: dict[str, Any]) -> list[dict[str, Any]]:
-    return [plan, *(node for child in plan.get("Plans", []) for node in plan_nodes(child))]
-
-
 def rows_of(node: dict[str, Any]) -> int:
     """The rows that a node read, of which it may have thrown many away."""
     return int((node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"])
-
-
-def literal(value: Any) -> str:
-    if value is None:
-        return "NULL"
-    text = value.isoformat() if isinstance(value, datetime) else str(value)
-    return "'" + text.replace("'", "''") + "'"
 
 
 async def test_no_page_reads_more_than_its_stretch_on_sqlite_among_100_000_jobs(tmp_path: Path) -> None:

@@ -21,10 +21,11 @@ from holdfast.store.store import connect
 from holdfast.store.wake import work
 from holdfast.timing import ManualClock
 from tests.conftest import assert_healthy, clone, database_url, drop
+from tests.plans import plan_nodes
 from tests.pooler import SERVERS, PgBouncerMissing, pgbouncer, through
 from tests.stage import START, TTL, Stage
 from tests.test_migrate import holdfast
-from tests.test_queries import FINISH, plan_nodes
+from tests.test_queries import FINISH
 from tests.test_wake import heard
 
 NAMES = list(PLANNER)

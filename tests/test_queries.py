@@ -1,9 +1,7 @@
 """The SQL files: equal names and parameters, every statement fits the schema, and the claim reads its index."""
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 import asyncpg
 import pytest
@@ -16,6 +14,7 @@ from holdfast.store.sqlite import Connection, SqliteDatabase
 from holdfast.store.store import Store, connect
 from holdfast.timing import SystemClock
 from tests.conftest import clone, drop
+from tests.plans import plan_of
 from tests.scenario import DUE, ENDED, MIXED, fill_postgres, fill_sqlite
 
 SQL = Path(queries.__file__).parent / "sql"
@@ -107,11 +106,7 @@ async def test_claim_and_finish_read_their_indexes_on_postgres_among_200_000_job
     connection = await asyncpg.connect(url, server_settings={**SESSION, "plan_cache_mode": plan_cache_mode})
     await fill_postgres(connection)
     for hot, values in (("claim", CLAIM), ("finish", FINISH)):
-        statement = prepare("holdfast")[hot]
-        explain = "EXPLAIN (FORMAT JSON, ANALYZE, BUFFERS) " + statement.text
-        async with connection.transaction():
-            answer = await connection.fetchval(explain, *statement.arguments(values))
-        nodes = [node for node in plan_nodes(json.loads(answer)[0]["Plan"]) if node.get("Relation Name") == "jobs"]
+        nodes = [node for node in await plan_of(connection, hot, values) if node.get("Relation Name") == "jobs"]
         assert {node["Index Name"] for node in nodes if "Index Name" in node} == INDEXES[hot]
         assert not [node for node in nodes if node["Node Type"] == "Seq Scan"]
         assert all(node["Actual Rows"] <= 100 for node in nodes if node.get("Index Name") == "jobs_claimable")
@@ -119,18 +114,11 @@ async def test_claim_and_finish_read_their_indexes_on_postgres_among_200_000_job
     await drop(server, name)
 
 
-def plan_nodes(plan: dict[str, Any]) -> list[dict[str, Any]]:
-    children = plan.get("Plans", [])
-    return [plan, *(node for child in children for node in plan_nodes(child))]
-
-
 async def test_finish_locks_in_the_order_of_ids_also_when_planned_on_an_empty_store(server: str) -> None:
     """Proves L20."""
     url = await clone(server, "holdfast_empty_plan")
     connection = await asyncpg.connect(url, server_settings=SESSION)
-    statement = prepare("holdfast")["finish"]
-    answer = await connection.fetchval("EXPLAIN (FORMAT JSON) " + statement.text, *statement.arguments(FINISH))
-    nodes = list(plan_nodes(json.loads(answer)[0]["Plan"]))
+    nodes = await plan_of(connection, "finish", FINISH, run=False)
     assert {node["Index Name"] for node in nodes if node.get("Relation Name") == "jobs" and "Index Name" in node} == {
         "jobs_pkey"
     }
