@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from torture.cases import cases
 from torture.checker import check
 from torture.checks.pipelines import RULES
 from torture.history import Attempt, Call, Event, Fault, History, Kept, Line, Record, Removal, Task
@@ -343,3 +344,18 @@ def test_what_was_removed_before_the_next_task_began_may_be_built_again() -> Non
     tale.history.kept.clear()
     tale.job("again", LONG[:1])
     assert "known_results_are_not_built_again" not in {violation.rule for violation in check(tale.history)}
+
+
+def test_pipeline_that_joined_another_job_by_its_key_makes_none_of_it() -> None:
+    """The call that made a job says what it is, not one that was answered with it."""
+    tale = good()
+    tale.job("made", ["c8.a"])
+    call = tale.history.calls[-1]
+    other = {"runner": "process", "tasks": [{"name": "c9.a"}], "snapshot": "final"}
+    joined = {"n": call.n + 1, "sent": call.sent - 1, "jobs": (other,), "reused": True}
+    tale.history.calls.append(msgspec.structs.replace(call, **joined))
+    tale.history.calls[-2:] = reversed(tale.history.calls[-2:])
+    made = cases(tale.history)["made"].submitted
+    assert made is not None
+    assert made["tasks"] == [{"name": "c8.a"}]
+    assert [str(violation) for violation in check(tale.history)] == []

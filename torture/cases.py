@@ -41,8 +41,11 @@ class Case:
 
     @property
     def submitted(self) -> Mapping[str, object] | None:
-        """How it was asked for, if the call that made it is known."""
+        """How it was asked for, if the call that made it is known; others may have joined it by their reuse key."""
+        made = None if self.record is None else self.record.labels.get("call")
         for call in self.calls:
+            if made not in (None, str(call.n if call.repeats is None else call.repeats)):
+                continue
             for id, job in zip(call.ids, call.jobs, strict=False):
                 if id == self.job:
                     return job

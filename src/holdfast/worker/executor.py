@@ -141,6 +141,7 @@ class Execution:
                 raise Lost
             if await self._runner.forbid(self._identity, lease.domain):
                 return begun
+            await self._wait(jitter(QUICK))
 
     async def _find(self) -> Running | End | None:
         """Look for what another worker began; None: nothing ran, and it is ours to start."""

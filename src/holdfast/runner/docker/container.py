@@ -44,6 +44,8 @@ STALL_SECONDS = 15.0
 """A log that says nothing for so long is asked for again: following one stalls at a rotation."""
 UNKNOWN = 255
 """What an engine says that was not there to hear how a container ended: no word against the supervisor's."""
+BEING_REMOVED = ("removing", "dead")
+"""An engine that crashed or failed in a removal calls the container dead: nothing of it runs, and it is no witness."""
 NEVER_BEGAN = range(120, 124)
 """Statuses with which a supervisor leaves before it began."""
 
@@ -100,7 +102,7 @@ class Container:
     async def look(self) -> State:
         """Say what became of it. A container that was only created, or whose supervisor left at once, ran nothing."""
         seen = self._seen
-        if seen is None or seen.status == "removing":
+        if seen is None or seen.status in BEING_REMOVED:
             return "missing"
         if seen.status == "created":
             return await self._look_behind_the_engine()
@@ -383,7 +385,7 @@ class Container:
 
     async def collect(self) -> End | None:
         seen = self._seen
-        if seen is None:
+        if seen is None or (seen.status in BEING_REMOVED and self._exit is None):
             return _lost("its container was removed, and not by holdfast")
         ended = await self._read_exit()
         if ended is None:

@@ -309,14 +309,17 @@ class DockerRunner:
         return f"{recipe.INSTALLATION}={self._installation}"
 
     async def forbid(self, identity: Identity, domain: str) -> bool:
-        """Remove a container that was never started: whoever made it starts it by its id, which is gone then."""
+        """Remove a container that ran nothing: whoever made it starts it by its id, which is gone then.
+
+        Not by force: one that is started at this moment is refused, and stands.
+        """
         seen = await self._seen(identity, domain)
         if seen is None:
             return True
-        if seen.status != "created" or await Container(self, identity, seen, domain).look() != "missing":
+        if await Container(self, identity, seen, domain).look() != "missing":
             return False
         await self._drop(seen.id)
-        return True
+        return await self._seen(identity, domain) is None
 
     async def left_over(self) -> Sequence[Identity]:
         found = await self.engine.containers(self._label)
