@@ -86,10 +86,10 @@ docs: .venv/.ready ## Write the reference pages from the code
 torture: setup ## Real workers and servers under random faults, and a checker over what happened: SECONDS=60 SEED=… STORE=sqlite RUNNERS=process,pipeline,docker
 	@$(BIN)/python -m torture --seconds $(or $(SECONDS),60) --store $(or $(STORE),sqlite) $(if $(RUNNERS),--runners $(RUNNERS)) $(if $(SEED),--seed $(SEED))
 
-torture-mutants: setup ## Take one safeguard after the other out of holdfast: torture must catch each (many minutes)
-	@$(BIN)/python -m torture.mutants
+torture-mutants: setup ## Take one safeguard after the other out of holdfast: torture must catch each (some twenty minutes); BUILDS=… for some
+	@$(BIN)/python -m torture.mutants $(BUILDS)
 
-soak: setup ## Half of the load that this machine carries, for HOURS=0.5; memory, files, connections and tables over time, as a plot
+soak: setup ## Half of the load that this machine carries, for HOURS=0.5; memory, files, connections and tables over time, a plot and a verdict
 	@$(BIN)/python -m torture.soak --hours $(or $(HOURS),0.5) --store $(or $(STORE),postgres)
 
 schema: setup ## Write the dumped schemas that the tests compare with

@@ -19,8 +19,8 @@ Body = dict[str, Any]
 
 Profile = Literal["mixed", "failing", "lanes", "steady"]
 """What jobs to draw: all kinds; such that fail and are tried again; quick ones in lanes of the moment; long ones."""
-MOMENT = 2.0
-"""Seconds after which the lanes of the moment are left for new ones."""
+MOMENT, MEETING = 2.0, 4
+"""Seconds after which the lanes of the moment are left for new ones, and how many these are."""
 
 
 class Draw:
@@ -48,7 +48,7 @@ class Draw:
         if self.profile == "failing":
             return self._failing()
         if self.profile == "lanes":
-            return {**self.small(), "lane": f"lane {int(boottime() / MOMENT)}/{rng.randrange(LANES)}"}
+            return {**self.small(), "lane": f"lane {int(boottime() / MOMENT)}/{rng.randrange(MEETING)}"}
         if self.profile == "steady":
             return self._process(lines=rng.randint(20, 60))
         chance = rng.random()

@@ -23,8 +23,8 @@ ROOM: Mapping[str, tuple[float, float]] = {
     CONNECTIONS: (0.1, 3.0),
     LIVE: (0.5, 50.0),
     DEAD: (0.3, 1000.0),
-    TABLES: (0.15, 1.0),
-    INDEXES: (0.15, 1.0),
+    TABLES: (0.15, 0.3),
+    INDEXES: (0.15, 0.3),
     DATABASE: (0.15, 2.0),
 }
 """How much more the last quarter may have than the second and still be flat: a share, and so much besides."""

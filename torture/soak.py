@@ -107,11 +107,23 @@ async def load(store: Store, rng: random.Random, rate: float, course: Course) ->
     return submitted
 
 
-async def prune_on(store: Store, course: Course) -> None:
+@dataclass
+class Removed:
+    """What retention did: how many jobs went, and the seconds until the first."""
+
+    count: int = 0
+    first: float = 0.0
+
+
+async def prune_on(store: Store, course: Course, removed: Removed) -> None:
     """Remove what ended longer ago than it is kept, again and again: the duty of a worker does it every ten minutes."""
     pruner = Pruner(store, Retention(ages=dict.fromkeys(TERMINAL, course.keep), grace=course.keep))
+    began = time.monotonic()
     while True:
-        await pruner.run_once()
+        gone = await pruner.run_once()
+        if gone and not removed.count:
+            removed.first = time.monotonic() - began
+        removed.count += gone
         await asyncio.sleep(course.every if pruner.at_end else pruner.rest)
 
 
@@ -159,11 +171,11 @@ async def soak(course: Course, store_kind: str) -> tuple[Samples, Sequence[str],
         await open_store(world.url, listen=False) as store,
     ):
         most = await capacity(world, store, rng)
-        samples = Samples()
+        samples, removed = Samples(), Removed()
         async with asyncio.TaskGroup() as group:
             beside = [
                 group.create_task(sample_on(world, samples, course)),
-                group.create_task(prune_on(store, course)),
+                group.create_task(prune_on(store, course, removed)),
             ]
             submitted = await load(store, rng, most / 2, course)
             for task in beside:
@@ -174,10 +186,10 @@ async def soak(course: Course, store_kind: str) -> tuple[Samples, Sequence[str],
     said = [
         f"{most:.0f} jobs/s at most; {submitted} jobs at half of that in {course.seconds / 60:.0f} min",
         *map(str, drifts),
-        f"{left} jobs have not ended",
+        f"{removed.count} jobs were pruned, the first after {removed.first:.0f} s; {left} have not ended",
         "flat" if not grown else f"{len(grown)} of {len(drifts)} lines grow",
     ]
-    return samples, said, not grown and not left
+    return samples, said, not grown and not left and removed.count > 0
 
 
 async def _left(world: World) -> int:

@@ -1,0 +1,61 @@
+"""The witness within a tortured worker: it notes heartbeats, what they renewed, and when its process stood still."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from torture.history import History, boottime, read_witness
+from torture.processes import ROOT, state
+
+STOPPED_SECONDS = 0.6
+WORKER = """
+import asyncio, os, signal, sys, time
+from pathlib import Path
+from holdfast.model import Claimable
+from holdfast.store.migrate import migrate
+from holdfast.store.store import Store, connect
+from torture.witness import watch
+
+async def main():
+    database = await connect(sys.argv[2])
+    await migrate(database)
+    async with Store(database) as store:
+        job = await store.jobs.submit({"runner": "function", "spec": {"name": "greet"}})
+        greet = Claimable(queue="default", capability="function:greet", domain="function")
+        (lease,) = (await store.leases.claim("w1", [greet], slots=1, ttl=60)).claimed
+        await store.leases.beat("w1", [lease], ttl=60)
+        try:
+            await store.leases.beat("w1", [lease], ttl=-1)
+        except Exception:
+            pass
+    print(job.id, lease.token, flush=True)
+
+watch(Path(sys.argv[1]), "w1")
+asyncio.run(main())
+os.kill(os.getpid(), signal.SIGSTOP)
+while b"lag" not in Path(sys.argv[1]).read_bytes():
+    time.sleep(0.01)
+"""
+
+
+def test_heartbeats_and_lags_are_noted(tmp_path: Path) -> None:
+    """Proves L18 as far as the witness is heard: a beat that renewed, one that failed, and the time without a turn."""
+    began = boottime()
+    command = [sys.executable, "-c", WORKER, str(tmp_path / "witness"), f"sqlite:///{tmp_path}/store.db"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout is not None
+        job, token = worker.stdout.readline().split()
+        while state(worker.pid) != "T":
+            time.sleep(0.001)  # Reason: the kernel sends no event.
+        stopped = boottime()
+        time.sleep(STOPPED_SECONDS)  # Reason: this is what is measured.
+        os.kill(worker.pid, signal.SIGCONT)
+        assert worker.wait(30) == 0
+    history = History(seed=0, store="sqlite", ttl=60.0)
+    read_witness(tmp_path / "witness", history)
+    assert [(beat.worker, beat.renewed) for beat in history.beats] == [("w1", [(job, int(token))]), ("w1", None)]
+    assert all(began < beat.asked <= beat.answered for beat in history.beats)
+    assert any(lag.worker == "w1" and lag.end > stopped + STOPPED_SECONDS for lag in history.lags)
