@@ -9,6 +9,7 @@ import pytest
 from holdfast.errors import Invalid
 from holdfast.model import Status
 from holdfast.pipeline.snapshots import Folders
+from holdfast.worker import pipeline
 from tests.pipelines import Pipes, adds, task
 from tests.rig import Rig, eventually
 
@@ -234,6 +235,20 @@ async def test_snapshot_is_the_base_of_another_job(pipes: Pipes) -> None:
     assert unknown.error is not None
     assert unknown.error.message == f"base: there is no snapshot {'f' * 64}"
     assert unknown.attempts == 1
+
+
+async def test_words_to_the_supervisor_may_be_said_again_and_again(
+    pipes: Pipes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proves P2, P12. A worker that stood still, or its database, between a word and its answer says the word again."""
+    rig = pipes.rig
+    monkeypatch.setattr(pipeline, "SAY_AGAIN", 0.0)
+    async with rig.worker():
+        first = await rig.ended(await pipes.submit(adds("one"), adds("two")), Status.SUCCEEDED)
+        base = (await pipes.tasks(first))[-1].snapshot
+        for n in range(5):
+            await rig.ended(await pipes.submit(adds(f"three {n}"), adds("four"), base=base), Status.SUCCEEDED)
+            assert await pipes.content(f"three {n}") == f"one\ntwo\nthree {n}\n"
 
 
 async def test_snapshot_that_finds_no_room_fails_the_job_and_leaves_nothing(pipes: Pipes) -> None:

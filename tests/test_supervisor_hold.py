@@ -166,7 +166,7 @@ class TestHold:
         assert attempt.end().cause == ExitCause.STOP_AFTER
 
     def test_folder_is_put_in_the_place_of_the_tree(self, attempt: Attempt) -> None:
-        """P2: and what was there takes its name."""
+        """P2: and what was there is kept under another name, so that the same word again does not bring it back."""
         space = attempt.folder.path / "space"
         for name in ("tree", "new"):
             (space / name).mkdir(parents=True)
@@ -175,13 +175,14 @@ class TestHold:
         holds(attempt, 0)
         assert attempt.tell("place", name="new").ok
         assert [event["name"] for event in attempt.events("placed")] == ["new"]
-        assert attempt.tell("place", name="no").why == "there is no such folder"
+        for name in ("no", "new"):
+            assert attempt.tell("place", name=name).why == "there is no such folder"
         attempt.tell("go", task=0)
         holds(attempt, 1)
         attempt.tell("end")
         attempt.end()
         assert attempt.output() == b"new"
-        assert (space / "new" / "what").read_text() == "tree"
+        assert (space / "was.new" / "what").read_text() == "tree"
 
     def test_waiting_costs_nothing(self, attempt: Attempt) -> None:
         begin(attempt, "true")

@@ -30,19 +30,19 @@ note() {
 }
 note start
 [ "$(cat made whole 2> /dev/null)" = "$BEHIND" ] || note spoilt
-echo "$TRAIL" >> made
+echo "$TRAIL" >> made || exit 9
 while [ $n -lt "$LINES" ]; do
   n=$((n + 1))
   echo "$HOLDFAST_ATTEMPT $TRAIL out $n"
-  echo "$TRAIL $n" >> "part $TRAIL"
+  echo "$TRAIL $n" >> "part $TRAIL" || exit 9
   note tick
   sleep "$PACE"
 done
 case "$FLAKY $HOLDFAST_ATTEMPT $HOLDFAST_JOB_ID" in "1 1 "*[0-3]) note fail; exit 3;; esac
-echo "$TRAIL" > whole
+echo "$TRAIL" > whole || exit 9
 note end
 """
-"""Notes what it finds amiss in its workspace, and leaves something in it from its start to its end.
+"""Notes what it finds amiss in its workspace, and leaves something in it from its start to its end: all, or it fails.
 
 One that is flaky fails in the first attempt of every fourth job."""
 PLAIN, CONTAINER, SERVED = "c", "d", "p"

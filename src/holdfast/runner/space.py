@@ -4,6 +4,7 @@
     space/inputs    the files that they declared, and their SQL
     space/plan      what this attempt was planned to do, for whoever adopts it: files may have changed since
     space/NAME      a restored tree that waits to take the place of `tree`
+    space/was.NAME  the tree that it replaced
 
 `tree` and `inputs` are the tasks' own, and in a container, where the supervisor is no other user than they are, so is
 `space`. So a worker never writes below it: what it restores is made beside `space` and moved in.
@@ -21,6 +22,11 @@ from holdfast.runner.outputs import remove_tree
 from holdfast.runner.spec import Service, Task
 
 SPACE, TREE, INPUTS, PLAN = "space", "tree", "inputs", "plan"
+
+
+def replaced_by(tree: Path) -> Path:
+    """Where the tree is whose place another one took."""
+    return tree.with_name(f"was.{tree.name}")
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from holdfast.pipeline.plan import Plan, TaskPlan
 from holdfast.pipeline.snapshots import SNAPSHOTS, Changed, Folders
 from holdfast.runner.base import CannotStart, End, EngineUnreachable, Runner, Running
 from holdfast.runner.outputs import remove_tree
-from holdfast.runner.space import TREE, give_like
+from holdfast.runner.space import TREE, give_like, replaced_by
 from holdfast.runner.spec import Command
 from holdfast.tasks import NO_UPLOADS
 from holdfast.timing import jitter
@@ -251,13 +251,13 @@ class Pipeline:
         place = Command(token=self._lease.token, verb="place", name=name)
         await self._say(running, place, lambda: self.course.at == behind)
         self._at("placed")
-        await asyncio.to_thread(lambda: remove_tree(target))
+        await asyncio.to_thread(lambda: remove_tree(replaced_by(target)))
         return True
 
     def _fill(self, target: Path, row: Snapshot) -> None:
         """Restore beside the space, and move it in: what is in there is the tasks' own."""
         made = target.parent.parent / f".{target.name}"
-        for leftover in (made, target):
+        for leftover in (made, target, replaced_by(target)):
             remove_tree(leftover)
         self._folders.restore(row.folder, row.digest, made)
         give_like(made, target.parent / TREE)

@@ -1494,26 +1494,28 @@ static bool plain_name(const char *name) {
     return *name && *name != '.' && !strchr(name, '/');
 }
 
-/* Put a folder of `space` in the place of the tree, which takes its name. By us, who know the highest token: a worker that slept
- * since it was the owner moves nothing. */
+/* Put a folder of `space` in the place of the tree, which is kept as `was.NAME`: not by its name, or a word that is said again would
+ * bring it back. By us, who know the highest token: a worker that slept since it was the owner moves nothing. */
 static const char *place(const struct command *c) {
     if (!held.on || held.go || held.end)
         return "not holding";
     if (service.pid)
         return "the service runs";
-    if (!c->name || !plain_name(c->name) || strcmp(c->name, "tree") == 0)
+    if (!c->name || !plain_name(c->name) || strcmp(c->name, "tree") == 0 || strlen(c->name) > 200)
         return "name is missing, or not plain";
+    char was[256];
+    snprintf(was, sizeof was, "was.%s", c->name);
     int space = openat(folder, "space", O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
     struct stat about;
     const char *why = NULL;
     if (space < 0 || fstatat(space, c->name, &about, AT_SYMLINK_NOFOLLOW) < 0 || !S_ISDIR(about.st_mode))
         why = "there is no such folder";
-    else if (renameat(space, "tree", space, ".replaced") < 0 && errno != ENOENT)
+    else if (renameat(space, "tree", space, was) < 0 && errno != ENOENT)
         why = "the tree cannot be moved";
-    else if (renameat(space, c->name, space, "tree") < 0)
+    else if (renameat(space, c->name, space, "tree") < 0) {
         why = "the folder cannot be moved";
-    else
-        renameat(space, ".replaced", space, c->name);
+        renameat(space, was, space, "tree");
+    }
     close_fd(&space);
     if (!why) {
         put_field(event("placed"), "name", c->name);
