@@ -118,6 +118,16 @@ async def test_pass_that_failed_while_reaping_counts_as_failed(stage: Stage, mon
     assert [await step(stage, reaper) for _ in range(3)] == [0, 0, 1]
 
 
+async def test_reaper_that_begins_after_an_outage_gives_every_live_worker_time_to_beat(stage: Stage) -> None:
+    """Proves L18. Half of them are back before its second pass: those who are not are no crowd any more."""
+    first, second, third, dead = await owners(stage, "w1", "w2", "w3", "w4")
+    await stage.advance(2 * TTL)
+    reaper = await watching(stage)
+    assert await step(stage, reaper, first, second) == 0
+    assert await step(stage, reaper, first, second, third) == 1
+    assert (await stage.get(dead)).lease is None
+
+
 async def test_slow_look_reaps_nothing(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Proves L18."""
     await owners(stage, "w1")

@@ -63,3 +63,12 @@ def test_reap_of_a_worker_whose_heartbeat_got_no_answer_for_half_a_lease_passes(
     at = _instead_of_the_kill(tale)
     tale.history.beats = [Beat("w1", at + 0.9, at + 0.95, [("plain", 1)]), Beat("w1", at + 2, at + 4.5, None)]
     assert [str(violation) for violation in check(tale.history)] == []
+
+
+def test_reap_of_a_worker_that_could_not_beat_in_a_third_of_a_lease_after_an_outage_passes() -> None:
+    """Proves L18 as far as nobody has to wait for ever for those who beat."""
+    tale = good()
+    at = _instead_of_the_kill(tale)
+    tale.history.faults.append(Fault(kind="crash of Postgres", at=at + 1.5, until=at + 3.5))
+    tale.history.beats.append(Beat("w1", at + 1.6, at + 5.5, None))
+    assert [str(violation) for violation in check(tale.history)] == []

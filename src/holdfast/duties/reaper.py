@@ -2,7 +2,8 @@
 
 A reaper that is wrong takes work from workers that live. So it does nothing
 
-- on its first pass, and while heartbeats come from the future;
+- on its first pass, nor for a third of the TTL if that sees expired leases: the database may have been away until
+  now, also for those who beat; and while heartbeats come from the future;
 - for one TTL, in which every live worker beats, when a lease that looks expired was renewed, or looks as if it had
   expired before the last pass, which saw nothing: on SQLite the database's clock is this host's, and may be off;
 - while its own view is stale: its look took long, its last pass failed or is long ago. If the database was away for us,
@@ -68,6 +69,8 @@ class Reaper:
         if before is None:
             if self._began:
                 self._hold(now, self._beat, "its last pass failed")
+            elif now.look.expired:  # Whoever begins to lead after an outage has seen nothing of it.
+                self._hold(now, self._beat, f"{now.look.expired} owners had expired before its first look")
             self._began = True
             return False
         if now.at - started > self._beat:
