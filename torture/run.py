@@ -133,6 +133,7 @@ async def _torture(world: World, plan: Plan) -> None:
     ):  # fmt: skip
         janitor = Janitor(world, person, known, rng("janitor"))
         keeping = [group.create_task(janitor.keep()), group.create_task(janitor.count_on())]
+        tending = [group.create_task(janitor.tend_engine())] if world.engine else []
         tasks = [group.create_task(torment(world, rng("faults"), pause=plan.pause, only=plan.faults))]
         for n, recorder in enumerate(callers):
             draw = Draw(rng(f"draw {n}"), plan.runners, str(world.journal), port, plan.profile, shelf)
@@ -146,6 +147,8 @@ async def _torture(world: World, plan: Plan) -> None:
         for task in keeping:
             task.cancel()
         await _come_to_rest(janitor)
+        for task in tending:
+            task.cancel()
 
 
 @contextlib.asynccontextmanager
