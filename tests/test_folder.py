@@ -3,11 +3,14 @@
 import contextlib
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import Conflict, Invalid
+from holdfast.runner import folder as folder_module
 from holdfast.runner import leftovers
 from holdfast.runner.folder import Folder, Unreadable
 from holdfast.runner.frames import HEADER, Frame, FrameReader, NotAFrame, Stream, from_copy
@@ -145,6 +149,16 @@ class TestAlive:
         eventually(lambda: not attempt.folder.alive())
 
 
+def before(work: Callable[..., Any], first: Callable[[], object]) -> Callable[..., Any]:
+    """Do something else first, which may fail."""
+
+    def both(*arguments: Any, **named: Any) -> Any:
+        first()
+        return work(*arguments, **named)
+
+    return both
+
+
 class TestFiles:
     def test_newer_record_is_refused_by_name(self, attempt: Attempt) -> None:
         (attempt.folder.path / "exit").write_text('{"version": 2}')
@@ -179,6 +193,27 @@ class TestFiles:
         assert attempt.tell("kill").ok
         attempt.end()
         assert [ack.verb for ack in attempt.folder.acks()] == ["kill"]
+
+    def test_burial_that_is_cut_short_is_seen_and_done_again(
+        self, attempt: Attempt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """R16: whatever has no spec any more counts as buried, and is left alone for an hour."""
+        attempt.run(*shell("echo out"))
+        (attempt.folder.path / "work" / "output").mkdir(parents=True, exist_ok=True)
+        whole = set(os.listdir(attempt.folder.path))
+        assert {"spec", "started", "lock", "exit", "log", "work"} <= whole
+        for cut in range(len(whole)):
+            folder = Folder(tmp_path / f"cut after {cut}")
+            shutil.copytree(attempt.folder.path, folder.path)
+            left: Iterator[int] = iter(range(cut))
+            with monkeypatch.context() as patched, contextlib.suppress(StopIteration):
+                for owner, name in ((folder_module, "remove_tree"), (Path, "unlink")):
+                    patched.setattr(owner, name, before(getattr(owner, name), partial(next, left)))
+                folder.bury()
+            found = set(os.listdir(folder.path))
+            assert "spec" in found or found == {"started", "lock"}, (cut, found)
+            folder.bury()
+            assert set(os.listdir(folder.path)) == {"started", "lock"}
 
     def test_folder_is_closed_to_others(self, tmp_path: Path) -> None:
         """R25: others may pass through to the work folder, but neither list nor command."""

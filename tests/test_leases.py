@@ -399,15 +399,6 @@ async def test_reaper_with_a_wrong_clock_reaps_nothing(stage: Stage) -> None:
     assert await stage.finish(lease) is Status.SUCCEEDED
 
 
-async def test_reaper_reaps_the_dead_on_its_second_pass(stage: Stage) -> None:
-    """Proves L10."""
-    await stage.submit()
-    await stage.claim()
-    reaper = Reaper(stage.store, ttl=TTL)
-    await stage.advance(TTL + 1)
-    assert [await reaper.run_once() for _ in range(3)] == [0, 1, 0]
-
-
 async def test_stored_times_come_from_the_database(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Proves L17."""
     monkeypatch.setattr("time.time_ns", lambda: 4_000_000_000_000_000_000)

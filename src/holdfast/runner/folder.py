@@ -207,14 +207,14 @@ class Folder:
         if not (self.path / "started").exists() and not (self.path / "exit").exists():
             self.forbid()
         mark = "started" if (self.path / "started").exists() else "exit"
-        with contextlib.suppress(FileNotFoundError):  # Somebody else may be at it too.
-            for entry in list(os.scandir(self.path)):
-                if entry.name in (mark, "lock"):
-                    continue
+        with contextlib.suppress(FileNotFoundError):
+            found = [entry for entry in os.scandir(self.path) if entry.name not in (mark, "lock")]
+            # Without its spec it counts as buried: whoever dies in the middle leaves it to the next one.
+            for entry in sorted(found, key=lambda entry: entry.name == "spec"):
                 if entry.is_dir(follow_symlinks=False):
                     remove_tree(Path(entry.path))
                 else:
-                    os.unlink(entry.path)
+                    Path(entry.path).unlink(missing_ok=True)  # Somebody else may be at it too.
 
     def exit(self) -> Exit | None:
         return self._read("exit", Exit)

@@ -20,8 +20,9 @@ CREATE TABLE holdfast.labels (
 COMMENT ON COLUMN holdfast.labels.label IS 'The md5 of name=value: an entry of an index may not be as long as a label.';
 CREATE INDEX labels_listed ON holdfast.labels (tenant, label, requested_at DESC, id DESC);
 
+-- With its owner's rights: whoever may submit needs none on this table.
 CREATE FUNCTION holdfast.note_labels() RETURNS trigger
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   INSERT INTO holdfast.labels (tenant, label, requested_at, id)
   -- By its keys: jsonb_each_text fills a table of its own for each job, which takes half as long again.
@@ -35,7 +36,7 @@ BEGIN
 END
 $$;
 CREATE FUNCTION holdfast.forget_labels() RETURNS trigger
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   DELETE FROM holdfast.labels AS g
   USING removed AS s
