@@ -365,6 +365,8 @@ AS $function$SELECT clock_timestamp()$function$
 CREATE OR REPLACE FUNCTION holdfast.forget_labels()
  RETURNS trigger
  LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
 BEGIN
   DELETE FROM holdfast.labels AS g
@@ -627,6 +629,8 @@ $function$
 CREATE OR REPLACE FUNCTION holdfast.note_labels()
  RETURNS trigger
  LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
 BEGIN
   INSERT INTO holdfast.labels (tenant, label, requested_at, id)
