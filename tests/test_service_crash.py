@@ -108,8 +108,9 @@ async def test_killed_right_after_force_the_job_is_removed_all_the_same(rig: Rig
     """Proves J15."""
     with serving(rig.settings.database_url or "", tmp_path / "data") as served:
         async with rig.worker(), served.client() as client:
-            job = await rig.sh("sleep 600")
-            await rig.running(job)
+            # One that does not obey: else it may be gone before the answer.
+            job = await rig.sh("trap '' TERM; echo up; while :; do sleep 0.2; done", stop_grace=2)
+            await rig.says(job, "up")
             answer = await client.delete(f"/v1/jobs/{job.id}?force=true")
             assert (answer.status_code, answer.json()) == (202, {"outcome": "deleting"})
             await asyncio.to_thread(served.kill)
