@@ -49,6 +49,15 @@ disabled_plugins = ["io.containerd.grpc.v1.cri"]
 address = "{folder}/containerd.sock"
 """
 
+EXIT = {
+    "version": 1, "token": 1, "cause": "exit", "code": 0, "reason": "", "stopped_by": "", "killed": False,
+    "text": "", "mark": "", "boot_id": "", "started_at": 1, "ended_at": 1, "lasted": 1, "oom_kills": 0,
+    "log_length": 0,
+    "stdout_length": 0, "stderr_length": 0, "stdout_dropped": 0, "stderr_dropped": 0, "log_lost": 0, "copy_lost": 0,
+    "log_error": "", "user_time": 0, "system_time": 0, "max_rss": 0, "tasks": [],
+}  # fmt: skip
+"""What a supervisor writes at the end of something that succeeded."""
+
 
 class Daemon:
     """One engine, with a containerd of its own beside it. With `live_restore`, its containers outlive it."""

@@ -11,7 +11,7 @@ import pytest
 from holdfast.model import Cause, Job, Status, new_id
 from holdfast.runner.inputs import Inputs
 from holdfast.runner.outputs import Limits
-from tests.engine import ENTRY, Daemon
+from tests.engine import ENTRY, EXIT, Daemon
 from tests.rig import Rig, eventually
 from tests.test_outputs import artifacts_of
 
@@ -211,14 +211,7 @@ async def test_every_cause_of_an_end_is_in_the_ledger(rig: Rig, dock: Daemon) ->
 async def test_an_end_that_the_two_witnesses_tell_differently_is_lost(rig: Rig, dock: Daemon) -> None:
     """The child writes an `exit` of its own that says 0, and the engine says killed. Proves R22."""
     forge = """sed -e 's/"event":"x"//' > ../exit; echo forged; sleep 60"""
-    done = {
-        "version": 1, "token": 1, "cause": "exit", "code": 0, "reason": "", "stopped_by": "", "killed": False,
-        "text": "", "mark": "", "boot_id": "", "started_at": 1, "ended_at": 1, "lasted": 1, "oom_kills": 0,
-        "log_length": 0,
-        "stdout_length": 0, "stderr_length": 0, "stdout_dropped": 0, "stderr_dropped": 0, "log_lost": 0, "copy_lost": 0,
-        "log_error": "", "user_time": 0, "system_time": 0, "max_rss": 0, "tasks": [],
-    }  # fmt: skip
-    job = await rig.box(f"echo '{json.dumps(done)}' | {forge}")
+    job = await rig.box(f"echo '{json.dumps(EXIT)}' | {forge}")
     async with rig.worker():
         await rig.says(job, "forged")
         dock.docker("kill", name_of(dock, job))

@@ -13,20 +13,13 @@ from holdfast.runner.docker.engine import Engine, Seen
 from holdfast.store import orphans
 from holdfast.worker import worker
 from tests.crashing_worker import Hook
-from tests.engine import Daemon
+from tests.engine import EXIT, Daemon
 from tests.fleet import Fleet
 from tests.rig import Rig
 
 STARTED = {
     "version": 1, "token": 1, "mark": "", "boot_id": "", "supervisor_pid": 1, "supervisor_start_ticks": 1,
     "supervisor_session": 1, "child_pid": 2, "child_start_ticks": 1, "child_session": 1, "started_at": 1, "boottime": 1,
-}  # fmt: skip
-EXIT = {
-    "version": 1, "token": 1, "cause": "exit", "code": 0, "reason": "", "stopped_by": "", "killed": False,
-    "text": "", "mark": "", "boot_id": "", "started_at": 1, "ended_at": 1, "lasted": 1, "oom_kills": 0,
-    "log_length": 0,
-    "stdout_length": 0, "stderr_length": 0, "stdout_dropped": 0, "stderr_dropped": 0, "log_lost": 0, "copy_lost": 0,
-    "log_error": "", "user_time": 0, "system_time": 0, "max_rss": 0, "tasks": [],
 }  # fmt: skip
 
 
