@@ -66,10 +66,13 @@ class Server:
         _wait_for(self._process, self._bin, self.port, log)
 
     def stop(self, number: int = signal.SIGINT) -> None:
-        """SIGINT ends its clients and then itself; SIGQUIT is a crash; SIGTERM waits for clients."""
+        """SIGINT ends its clients and then itself; SIGQUIT is a crash; SIGTERM waits for clients.
+
+        For one that connects at that moment and says nothing Postgres may wait for a minute (authentication_timeout).
+        """
         if self._process is not None:
             self._process.send_signal(number)
-            self._process.wait(30)
+            self._process.wait(90)
             self._process = None
 
     def remove(self) -> None:

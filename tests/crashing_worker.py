@@ -7,8 +7,8 @@ import asyncio
 import logging
 import os
 import signal
-import sqlite3
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+from torture.clocks import sleep_truly
 
 from holdfast import config
 from holdfast.assemble import worker_of
@@ -24,12 +25,11 @@ from holdfast.model import Lease, Outcome, Status
 from holdfast.runner.docker.engine import Engine
 from holdfast.runner.function import Context, Functions
 from holdfast.runner.host import StateFolder
-from holdfast.store import orphans
+from holdfast.store import orphans, sqlite
 from holdfast.store.database import Tx
 from holdfast.store.leases import Leases
 from holdfast.store.postgres import PostgresTx
 from holdfast.store.sqlite import SqliteTx
-from holdfast.store.store import sqlite_path
 from holdfast.worker.worker import Worker
 
 functions = Functions()
@@ -56,9 +56,9 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hooks:
-    def __init__(self, hooks: tuple[Hook, ...], database: str) -> None:
+    def __init__(self, hooks: tuple[Hook, ...]) -> None:
         self._hooks = list(hooks)
-        self._database = database
+        self._between_writes = threading.Lock()
 
     def at(self, step: str, lease: Lease | None) -> None:
         for hook in self._hooks:
@@ -72,20 +72,23 @@ class Hooks:
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "stop":
-                self._let_the_writer_end()
-                os.kill(os.getpid(), signal.SIGSTOP)
+                with self._between_writes:
+                    os.kill(os.getpid(), signal.SIGSTOP)
             case "wait":
                 assert hook.path is not None
                 Path(f"{hook.path}.here").touch()
                 while not Path(hook.path).exists():
                     time.sleep(0.005)
 
-    def _let_the_writer_end(self) -> None:
+    def stop_between_writes(self) -> None:
         """Nobody can write to a SQLite database whose writer is stopped; that is not what these tests are about."""
-        if self._database.startswith("sqlite"):
-            connection = sqlite3.connect(sqlite_path(self._database), timeout=30, isolation_level=None)
-            connection.execute("BEGIN IMMEDIATE")
-            connection.execute("ROLLBACK")
+        together = sqlite._write_together
+
+        def alone(connection: sqlite.Connection, tasks: list[sqlite._Task]) -> None:
+            with self._between_writes:
+                together(connection, tasks)
+
+        sqlite._write_together = alone
 
 
 def lose_an_answer() -> None:
@@ -186,7 +189,8 @@ async def main(part: Part) -> bool:
         orphans.BACKOFF_BASE = part.adopt_backoff
     if part.lose_answers:
         lose_an_answer()
-    hooks = Hooks(part.hooks, settings.url)
+    hooks = Hooks(part.hooks)
+    hooks.stop_between_writes()
     step_after_engine_calls(hooks)
     step_before_statements(hooks, "insert_tasks")
     state = StateFolder(settings.state, part.boot)
@@ -202,6 +206,7 @@ async def main(part: Part) -> bool:
 
 
 if __name__ == "__main__":
+    sleep_truly()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if asyncio.run(main(msgspec.json.decode(sys.argv[1], type=Part))):
         os._exit(0)

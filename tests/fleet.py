@@ -46,10 +46,9 @@ printf 'last out'; printf 'last err' >&2
 class Member:
     """One worker process."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", log: Path, *, wrapped: bool = False) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", log: Path) -> None:
         self._process = process
         self._log = log
-        self._wrapped = wrapped
         self.pid = process.pid
 
     @property
@@ -84,8 +83,6 @@ class Member:
 
     def kill(self) -> None:
         if self._process.poll() is None:
-            if self._wrapped:  # The worker is a child of what runs it: both go.
-                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.kill()
         self._process.wait(30)
 
@@ -123,23 +120,22 @@ class Fleet(Rig):
         boot: str | None = None,
         adopt_backoff: float | None = None,
         lose_answers: bool = False,
-        wrap: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
         **settings: Any,
     ) -> Member:
         """Start a worker process; the settings are those of the fleet, unless given."""
         part = Part(queues=dict(queues), hooks=hooks, boot=boot, adopt_backoff=adopt_backoff, lose_answers=lose_answers)
-        command = [*wrap, sys.executable, "-m", "tests.crashing_worker", msgspec.json.encode(part).decode()]
+        command = [sys.executable, "-m", "tests.crashing_worker", msgspec.json.encode(part).decode()]
         log = self.folder / f"worker-{len(self.members)}.log"
         with log.open("wb") as file:
             process = subprocess.Popen(
                 command,
-                env={**os.environ, **self._environment(host, settings)},
+                env={**os.environ, **self._environment(host, settings), **(environment or {})},
                 stdout=file,
                 stderr=file,
                 cwd=Path(__file__).parent.parent,
-                start_new_session=bool(wrap),
             )
-        self.members.append(Member(process, log, wrapped=bool(wrap)))
+        self.members.append(Member(process, log))
         return self.members[-1]
 
     def _environment(self, host: str, settings: Mapping[str, Any]) -> dict[str, str]:
@@ -186,6 +182,21 @@ class Fleet(Rig):
             return found if len(found := self.marks(name)) >= lines else None
 
         return await eventually(look, f"{name} is marked")
+
+    async def ended(self, job: Job | str, *statuses: Status) -> Job:
+        try:
+            return await super().ended(job, *statuses)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{await self._story(job)}") from None
+
+    async def _story(self, job: Job | str) -> str:
+        """What is known of a job that did not end as it should, and the last words of all workers."""
+        found = await self.get(job)
+        told = [f"{found.status} in {found.queue}, attempt {found.attempt}, {found.error}"]
+        told += [f"{event.at:%T} {event.type} {event.data}" for event in await self.events(job)][-20:]
+        for member in self.members:
+            told += [f"worker {member.pid}, {_state(member.pid)}:", *member.log.splitlines()[-8:]]
+        return "\n".join(told)
 
     async def leaves(self, job: Job, status: Status) -> None:
         """Wait until a job is in another status."""
@@ -255,6 +266,8 @@ class Fleet(Rig):
         )  # fmt: skip
         try:
             await chores.sweep()
+            if marks_for == 0.0:  # As if hours had passed: what a worker was killed over while it made it goes too.
+                await runner.sweep_halves(0.0)
         finally:
             runner.close()
 

@@ -21,6 +21,16 @@ async def plan_of(connection: Any, name: str, parameters: dict[str, Any], *, run
     return plan_nodes(json.loads(answer)[0]["Plan"])
 
 
+async def generic_plan(connection: Any, name: str) -> list[dict[str, Any]]:
+    """The nodes of the plan that a session uses for a statement whatever its values; nothing is run."""
+    statement = prepare("holdfast")[name]
+    nothing = ", ".join(["NULL"] * len(statement.slots))
+    await connection.execute(f"PREPARE explained AS {statement.text}")
+    answer = await connection.fetchval(f"EXPLAIN (FORMAT JSON) EXECUTE explained{f'({nothing})' if nothing else ''}")
+    await connection.execute("DEALLOCATE explained")
+    return plan_nodes(json.loads(answer)[0]["Plan"])
+
+
 def plan_nodes(plan: dict[str, Any]) -> list[dict[str, Any]]:
     return [plan, *(node for child in plan.get("Plans", []) for node in plan_nodes(child))]
 

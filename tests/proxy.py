@@ -1,8 +1,9 @@
-"""A TCP proxy between a part and its database that can fall silent, be slow, or hang up in one direction."""
+"""A TCP proxy between a part and its database or engine that can fall silent, be slow, or hang up in one direction."""
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 
 class _Connection:
@@ -13,10 +14,13 @@ class _Connection:
 
 
 class Proxy:
-    """Stands before a server. What `swallow` did stays so for the connections of then; later ones are whole."""
+    """Stands before a server, by its port or the path of its socket.
 
-    def __init__(self, port: int) -> None:
-        self._target = port
+    What `swallow` did stays so for the connections of then; later ones are whole.
+    """
+
+    def __init__(self, target: int | Path) -> None:
+        self._target = target
         self._open: set[_Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.port = 0
@@ -42,7 +46,7 @@ class Proxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            there, back = await asyncio.open_connection("127.0.0.1", self._target)
+            there, back = await self._connect()
         except OSError:  # The server is away: so are we.
             writer.close()
             return
@@ -59,6 +63,11 @@ class Proxy:
             self._open.discard(connection)
             for end in (writer, back):
                 end.close()
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if isinstance(self._target, Path):
+            return await asyncio.open_unix_connection(self._target)
+        return await asyncio.open_connection("127.0.0.1", self._target)
 
     async def _pass_on(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: _Connection

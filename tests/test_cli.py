@@ -50,7 +50,7 @@ def test_a_job_from_submit_to_rm(up: Up, tmp_path: Path) -> None:
     assert re.fullmatch(r"[0-9a-f-]{36}", job)
     assert "release it" in up("explain", job[:24])
     assert "pending" in up("ls", "--label", "team=blue")
-    assert up.json("release", job)["status"] == "queued"
+    assert up.json("release", job)["status"] in ("queued", "running", "succeeded")
     up("logs", "-f", job)
     assert "succeeded" in up("show", job)
     assert up.json("show", job)["labels"] == {"team": "blue"}
@@ -160,7 +160,7 @@ def test_moves_of_a_job(up: Up) -> None:
     sleeping = up.json("submit", "--", "sleep", "600")["id"]
     assert up.json("interrupt", sleeping)["stop_request"]["kind"] == "interrupt"
     up("watch", sleeping, code=5)
-    assert up.json("resume", sleeping, "--reason", "again")["status"] == "queued"
+    assert up.json("resume", sleeping, "--reason", "again")["status"] in ("queued", "running")  # A worker may be quick.
     up("cancel", sleeping)
     up("watch", sleeping, code=130)
 

@@ -41,6 +41,11 @@ async def chatty(rig: Rig, *, pace: float = 0.1, **fields: Any) -> Job:
     return await rig.box(CHATTY, env={"PACE": str(pace)}, **fields)
 
 
+async def chatty_for(fleet: Fleet, step: str) -> Job:
+    """A job for a worker that is struck at a step; what is shipped must still run when its worker comes to ship it."""
+    return await chatty(fleet, pace=1.0 if step == "shipped" else 0.1, queue=step)
+
+
 async def assert_whole(fleet: Fleet, job: Job, what: str = "", *, first: int = 1) -> None:
     ended = await fleet.ended(job, Status.SUCCEEDED)
     assert (ended.attempts, ended.attempt) == (1, 1), what
@@ -82,7 +87,7 @@ async def test_worker_killed_at_any_step_costs_nothing(
 ) -> None:
     """Also between create and start: one attempt, one start. Proves R2, R3, R4, L13, L19, R10, R16."""
     survivor = fleet.start({"other": 1}, **SLOW)
-    jobs = {step: await chatty(fleet, queue=step) for step in STEPS}
+    jobs = {step: await chatty_for(fleet, step) for step in STEPS}
     victims = {
         step: fleet.start({step: 1}, Hook(step=step, do="kill", job=job.id), **SLOW) for step, job in jobs.items()
     }
@@ -136,7 +141,7 @@ async def test_worker_stopped_at_any_step_changes_nothing_when_it_wakes(
     fleet: Fleet, fleet_dock: Daemon, record: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a woken worker created, and may not start, goes to the sweep. Proves L15, L6, R16."""
-    jobs = {step: await chatty(fleet, queue=step) for step in [*STEPS, *CALLS]}
+    jobs = {step: await chatty_for(fleet, step) for step in [*STEPS, *CALLS]}
     victims = {
         step: fleet.start({step: 1}, Hook(step=step, do="stop", job=job.id if step in STEPS else None), lease_ttl=9.0)
         for step, job in jobs.items()

@@ -72,15 +72,16 @@ async def test_what_began_and_ended_behind_its_engines_back_is_collected(
     assert fleet_dock.containers() == []
 
 
+@pytest.mark.parametrize("unknown", [255, 0])
 async def test_an_engine_that_does_not_know_an_end_is_no_witness_against_the_supervisor(
-    rig: Rig, dock: Daemon, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, dock: Daemon, monkeypatch: pytest.MonkeyPatch, unknown: int
 ) -> None:
-    """One that was away when a container ended says 255; what the supervisor wrote counts then. Proves R5, R22."""
+    """One that was away when a container ended says 255, or 0; what the supervisor wrote counts. Proves R5, R22."""
     inspect = Engine.inspect
 
     async def forgetful(self: Engine, container: str) -> Seen:
         seen = await inspect(self, container)
-        return seen if seen.status != "exited" else msgspec.structs.replace(seen, exit_code=255)
+        return seen if seen.status != "exited" else msgspec.structs.replace(seen, exit_code=unknown)
 
     monkeypatch.setattr(Engine, "inspect", forgetful)
     good, bad = await rig.box("echo good"), await rig.box("echo bad; exit 7")

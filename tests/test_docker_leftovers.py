@@ -12,6 +12,8 @@ import pytest
 
 from holdfast.model import Claimable, Job, Status
 from holdfast.runner.base import Identity, Limits, Order, TooLate
+from holdfast.runner.docker import container
+from holdfast.runner.docker.engine import Engine, Seen
 from holdfast.runner.docker.recipe import name_of
 from holdfast.runner.docker.runner import DockerRunner
 from holdfast.worker.lease import Lost, boottime
@@ -65,6 +67,40 @@ async def test_container_that_was_started_too_late_does_not_hold_up_a_cancelled_
     await rig.store.jobs.cancel(job.id)
     async with rig.worker():
         await rig.ended(job, Status.CANCELLED)
+    assert dock.containers() == []
+
+
+async def test_start_that_comes_too_late_on_a_slow_engine_is_no_loss(
+    rig: Rig, dock: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proves L13, R22: an engine that says nothing for long does not make a start of what never began."""
+    monkeypatch.setattr(container, "BEGIN_SECONDS", 0.01)
+    job = await rig.box("echo ran")
+    async with owned(rig, dock, job) as (runner, order):
+        with pytest.raises(TooLate):
+            await runner.start(late(order), yes)
+    async with rig.worker():
+        assert (await rig.ended(job, Status.SUCCEEDED)).attempts == 1
+
+
+async def test_container_that_never_began_is_no_loss_though_its_engine_does_not_know(
+    rig: Rig, dock: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proves R4, L13: an engine that was killed in the middle of the start says 255, and the volume says nothing."""
+    inspect = Engine.inspect
+
+    async def forgetful(self: Engine, name: str) -> Seen:
+        seen = await inspect(self, name)
+        return msgspec.structs.replace(seen, exit_code=255) if seen.exit_code == 123 else seen
+
+    job = await rig.box("echo ran")
+    async with owned(rig, dock, job) as (runner, order):
+        with pytest.raises(TooLate):
+            await runner.start(late(order), yes)
+    monkeypatch.setattr(Engine, "inspect", forgetful)
+    async with rig.worker():
+        ended = await rig.ended(job, Status.SUCCEEDED)
+    assert (ended.attempts, ended.attempt) == (1, 1)
     assert dock.containers() == []
 
 

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from holdfast.client.app import Holdfast
-from holdfast.errors import ConfigError, Invalid
-from holdfast.model import Cause, Job, Status
+from holdfast.errors import ConfigError, Invalid, StoreUnreachable
+from holdfast.model import Cause, Job, Status, StopRequest
 from holdfast.runner.function import Cancelled, Context, Functions
 from holdfast.store.events import Events
+from holdfast.worker.functions import FunctionRun
+from holdfast.worker.lease import Hold
 from tests.rig import Rig, eventually
 
 
@@ -293,6 +295,42 @@ async def test_a_worker_that_leaves_lets_short_functions_end_and_gives_long_ones
     assert started.is_set()
 
 
+async def test_what_a_function_said_is_kept_when_its_worker_leaves_before_the_database_is_back(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proves C9, E3: it has ended, and its worker's patience too; still its log comes first, and then its end."""
+    rig.set(drain_grace=0.1)
+    append, give_up = Events.append, FunctionRun.give_up
+    tried, given_up, back = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def away(self: Events, *args: Any, **fields: Any) -> Any:
+        tried.set()
+        if not back.is_set():
+            raise StoreUnreachable("away")
+        return await append(self, *args, **fields)
+
+    def told(self: FunctionRun) -> None:
+        give_up(self)
+        given_up.set()
+
+    monkeypatch.setattr(Events, "append", away)
+    monkeypatch.setattr(FunctionRun, "give_up", told)
+
+    @rig.functions.add
+    async def talkative(ctx: Context) -> str:
+        ctx.log("a line")
+        return "ended"
+
+    job = await rig.submit("talkative")
+    async with rig.worker() as worker:
+        await tried.wait()
+        worker.leave()
+        await given_up.wait()
+        back.set()
+    assert (await rig.get(job)).result == "ended"
+    assert [event.data["lines"] for event in await rig.events(job, "log")] == [["a line"]]
+
+
 async def test_orphaned_functions_are_settled_by_the_next_worker_as_on_lost_says(rig: Rig) -> None:
     """Proves L11."""
 
@@ -361,18 +399,22 @@ def test_functions_that_cannot_work_are_refused_when_they_are_registered() -> No
         functions.add(name="never", timeout=-1)(lambda: None)
 
 
-async def test_a_function_that_ended_is_finished_however_slow_its_last_words_are(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its timeout fires while the database is slow to take them: too late to matter."""
-    slow = asyncio.Event()
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Until this is set, the database takes no words."""
+    taken = asyncio.Event()
     append = Events.append
 
     async def later(*arguments: Any, **named: Any) -> Any:
-        await slow.wait()
+        await taken.wait()
         return await append(*arguments, **named)
 
     monkeypatch.setattr(Events, "append", later)
+    return taken
+
+
+async def test_a_function_that_ended_is_finished_however_slow_its_last_words_are(rig: Rig, slow: asyncio.Event) -> None:
+    """Its timeout fires while the database is slow to take them: too late to matter."""
 
     @rig.functions.add(timeout=0.2)
     async def quick(ctx: Context) -> str:
@@ -385,6 +427,36 @@ async def test_a_function_that_ended_is_finished_however_slow_its_last_words_are
         await asyncio.sleep(0.6)  # Past the timeout and its grace.
         slow.set()
         assert (await rig.ended(job, Status.SUCCEEDED)).result == "done"
+
+
+async def test_a_stop_that_comes_after_the_function_has_ended_does_not_cut_its_last_words(
+    rig: Rig, slow: asyncio.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proves C1. There is nothing to stop any more: what it said and how it ended are on their way."""
+    heard = asyncio.Event()
+    hear = Hold.hear_stop
+
+    def noted(self: Hold, stop: StopRequest | None) -> None:
+        hear(self, stop)
+        if stop is not None:
+            heard.set()
+
+    monkeypatch.setattr(Hold, "hear_stop", noted)
+
+    @rig.functions.add
+    async def quick(ctx: Context) -> str:
+        ctx.log("last words")
+        return "done"
+
+    job = await rig.submit("quick", stop_grace=0)
+    async with rig.worker():
+        await rig.running(job)
+        await rig.store.jobs.cancel(job.id)
+        await heard.wait()
+        await asyncio.sleep(0.1)  # Past its grace.
+        slow.set()
+        assert (await rig.ended(job, Status.SUCCEEDED)).result == "done"
+    assert await rig.log(job) == ["last words"]
 
 
 async def test_a_function_that_outlives_its_cancellation_does_not_keep_the_worker(rig: Rig) -> None:

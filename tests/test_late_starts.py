@@ -7,15 +7,20 @@ import asyncio
 import contextlib
 import fcntl
 import os
+from typing import Any
+
+import pytest
 
 from holdfast.model import Claimable, Job, Status
-from holdfast.runner.base import Identity, Order
+from holdfast.runner.base import Identity, Order, Running, TooLate
 from holdfast.runner.folder import Folder
 from holdfast.runner.host import StateFolder
 from holdfast.runner.process import ProcessRunner
+from holdfast.worker import executor
 from holdfast.worker.lease import boottime
 from tests.crashing_worker import Hook
 from tests.fleet import Fleet
+from tests.rig import Rig
 
 OWNER = "first-owner"
 MARK = 'echo $$ >> "$MARKER"'
@@ -104,3 +109,51 @@ async def test_supervisor_that_leaves_too_late_costs_no_attempt(fleet: Fleet) ->
         os.close(lock)
     await fleet.ended(job, Status.SUCCEEDED)
     assert len(fleet.marks("left")) == 1
+
+
+class Late:
+    """Starts that come too late for their lease, for as long as it is said."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, tries: float) -> None:
+        self.tried = asyncio.Event()
+        start = ProcessRunner.start
+
+        async def late(runner: ProcessRunner, *args: Any) -> Running:
+            nonlocal tries
+            tries -= 1
+            if tries < 0:
+                return await start(runner, *args)
+            self.tried.set()
+            raise TooLate
+
+        monkeypatch.setattr(ProcessRunner, "start", late)
+
+
+async def test_what_is_late_again_and_again_can_be_cancelled(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proves C1: between two tries there is a pause, in which a stop request is heard."""
+    late = Late(monkeypatch, float("inf"))
+    job = await rig.sh("true")
+    async with rig.worker():
+        await late.tried.wait()
+        await rig.store.jobs.cancel(job.id)
+        assert (await rig.ended(job, Status.CANCELLED)).attempts == 0
+
+
+async def test_what_was_late_starts_in_the_same_attempt(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proves L13."""
+    Late(monkeypatch, 2)
+    job = await rig.sh("true")
+    async with rig.worker():
+        assert (await rig.ended(job, Status.SUCCEEDED)).attempts == 1
+
+
+async def test_what_never_starts_in_time_ends(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proves R22: on a machine that has too much to do for long, a job says so, and its policy decides."""
+    monkeypatch.setattr(executor, "LATE_SECONDS", 0.01)
+    Late(monkeypatch, float("inf"))
+    job = await rig.sh("true")
+    async with rig.worker():
+        failed = await rig.ended(job, Status.FAILED)
+    assert failed.error is not None
+    assert (failed.error.code, failed.exit_code) == ("start_failed", None)
+    assert "too late for its lease" in failed.error.message

@@ -4,6 +4,8 @@ import io
 import os
 import socket
 import tarfile
+import tempfile
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from holdfast.duties.sweeper import Sweeper
 from holdfast.errors import NotFound
 from holdfast.model import Job, Status
+from holdfast.runner.base import EngineUnreachable
 from holdfast.runner.function import Context
 from holdfast.runner.outputs import (
     Artifacts,
@@ -18,6 +21,7 @@ from holdfast.runner.outputs import (
     Limits,
     Violation,
     parse_report,
+    pour,
     remove_tree,
     take_folder,
     take_tar,
@@ -327,3 +331,65 @@ def test_a_tree_of_any_depth_is_removed(tmp_path: Path) -> None:
     os.close(here)
     remove_tree(root)
     assert not root.exists()
+
+
+NOBODY = 65534
+
+
+@pytest.mark.parametrize("left", ["folder", "file"])
+def test_what_a_child_put_out_of_our_reach_breaks_the_contract(left: str, tmp_path: Path) -> None:
+    """Proves R14. No waiting mends it; a worker without rights is no more than the child's own user."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-test-") as name:
+        work = Path(name)
+        work.chmod(0o755)
+        (work / "output").mkdir(mode=0o755)
+        (work / "output" / "fine").write_bytes(b"fine")
+        path = work / "output" / "shut"
+        path.mkdir() if left == "folder" else path.touch()
+        path.chmod(0)
+        gathered = Gathered(tmp_path / "kept", LIMITS)
+        was = os.geteuid()
+        if was == 0:
+            tmp_path.chmod(0o777)
+            gathered = Gathered(work / "kept", LIMITS)
+            work.chmod(0o777)
+            os.seteuid(NOBODY)
+        try:
+            with pytest.raises(Violation, match=r"'shut' cannot be taken: Permission denied"):
+                take_folder(work, gathered)
+        finally:
+            os.seteuid(was)
+            gathered.discard()
+
+
+async def test_name_that_is_too_long_where_it_is_to_be_kept_breaks_the_contract(rig: Rig) -> None:
+    """Proves R14. It fits where the child made it, step by step; it is no trouble of ours that could pass."""
+    script = "cd output; n=0; while [ $n -lt 16 ]; do mkdir $D; cd $D; n=$((n + 1)); done; echo x > f"
+    job = await rig.sh(script, env={"D": "d" * 254})
+    async with rig.worker():
+        ended = await rig.ended(job, Status.FAILED)
+    assert ended.error is not None
+    assert ended.error.code == "contract_violation"
+
+
+async def test_archive_that_breaks_off_on_its_way_is_not_the_childs_fault(tmp_path: Path) -> None:
+    """Proves R5. An engine that goes away in the middle of a file is waited for; what is in the file says nothing."""
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w") as archive:
+        about = tarfile.TarInfo("output/file")
+        about.size = 900
+        archive.addfile(about, io.BytesIO(b"x" * 900))
+
+    async def broken() -> AsyncIterator[bytes]:
+        yield whole.getvalue()[:700]
+        raise EngineUnreachable("it went away")
+
+    gathered = Gathered(tmp_path / "kept", LIMITS)
+    with pytest.raises(EngineUnreachable, match="it went away"):
+        await pour(broken(), lambda stream: take_tar(stream, gathered))
+
+    async def short() -> AsyncIterator[bytes]:
+        yield whole.getvalue()[:700]
+
+    with pytest.raises(Violation, match="cannot be read"):
+        await pour(short(), lambda stream: take_tar(stream, Gathered(tmp_path / "other", LIMITS)))

@@ -1,6 +1,7 @@
 """What only Postgres has: connections that fall silent, at the wrong moment."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from urllib.parse import urlsplit, urlunsplit
 
@@ -12,9 +13,12 @@ from holdfast.store.lanes import lock_lanes
 from holdfast.store.postgres import PostgresDatabase, PostgresTx
 from holdfast.store.store import Store, connect
 from tests.proxy import Proxy
+from tests.rig import eventually
 
 LANE = ("default", "lane")
 ANSWER = 1.0
+MISSED = 3
+"""Operations that may fail when the network is back: one waits for a connection that hangs, a busy machine is slow."""
 PATIENCE = "idle_in_transaction_session_timeout"
 
 
@@ -47,6 +51,28 @@ async def test_connection_that_falls_silent_while_it_is_set_up_is_given_up(clean
         with pytest.raises(StoreError):
             await database.read("lease_owners")
     proxy.greets_only = False
+    assert await database.read("lease_owners")
+    await database.close()
+
+
+async def test_connection_that_falls_silent_while_it_is_made_is_given_up_like_an_answer(
+    clean_url: str, proxy: Proxy
+) -> None:
+    """Proves L7, L18. The pool makes it by itself, and nobody else may try meanwhile: so many beats would be missed."""
+    database = await through(proxy, clean_url)
+    proxy.cut_off = True
+    before = proxy.swallow()
+    with pytest.raises(StoreError):
+        await database.read("lease_owners")
+
+    async def made() -> bool:
+        return proxy.swallow() > before
+
+    await eventually(made, "the pool makes another connection")
+    proxy.cut_off = False
+    for _ in range(MISSED):
+        with contextlib.suppress(StoreError):
+            await database.read("lease_owners")
     assert await database.read("lease_owners")
     await database.close()
 

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,11 +15,13 @@ from typing import Any
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.model import Cause, Status
+from holdfast.model import Cause, Job, Status
 from holdfast.runner.folder import Folder, write_new
+from holdfast.runner.host import StateFolder
 from holdfast.runner.outputs import Artifacts, Gathered
 from holdfast.runner.users import user_for
 from holdfast.store.events import Events
+from holdfast.store.store import sqlite_path
 from tests.attempt import needs_root
 from tests.attempt import running as alive
 from tests.rig import Rig, eventually
@@ -312,6 +315,36 @@ async def test_a_chatty_process_can_be_cancelled_while_the_database_is_slow(
         await rig.ended(job, Status.CANCELLED)
 
 
+@pytest.mark.parametrize("kind", ["sqlite"])
+async def test_worker_that_has_to_give_up_leaving_says_that_it_leaves_something(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proves L19. The database takes no hand-over: the host's next worker knows of it, and waits for no lease."""
+    monkeypatch.setattr("holdfast.worker.worker.LEAVE_SECONDS", 0.1)
+    monkeypatch.setattr("holdfast.store.sqlite.BUSY_SECONDS", 1.0)
+    rig.set(drain_grace=0.1)
+    job = await rig.sh("echo up; while [ ! -e go ]; do sleep 0.05; done; echo gone")
+    locks = StateFolder(rig.settings.state).locks(await rig.store.installation())
+    async with rig.worker() as worker:
+        await rig.says(job, "up")
+        (folder,) = rig.settings.state.glob(f"attempts/*/{job.id}.1")
+        blocker = sqlite3.connect(sqlite_path(rig.settings.database_url or ""), isolation_level=None)
+        blocker.execute("BEGIN IMMEDIATE")
+    blocker.execute("ROLLBACK")
+    blocker.close()
+    assert locks.others("another") == [worker.id]
+    rig.set(lease_ttl=600.0)
+    async with rig.worker():
+        await eventually(lambda: _adopted(rig, job), "it is adopted at once")
+        (folder / "work" / "go").touch()
+        await rig.ended(job, Status.SUCCEEDED)
+    assert await rig.log(job) == ["up", "gone"]
+
+
+async def _adopted(rig: Rig, job: Job) -> bool:
+    return [event.data["lease"] for event in await rig.events(job, "lease")][-1:] == ["adopted"]
+
+
 @pytest.mark.parametrize("code", [120, 121, 122, 123, 124, 125])
 async def test_exit_codes_that_a_supervisor_uses_itself_are_the_commands_own(rig: Rig, code: int) -> None:
     job = await rig.sh(f"exit {code}")
@@ -356,6 +389,24 @@ async def test_outputs_that_cannot_be_stored_yet_wait_and_nothing_is_lost(
     (attempt,) = await rig.store.attempts.list(job.id)
     kept = Artifacts(rig.settings.shared).list(job.id, attempt.attempt, attempt.token)
     assert ([artifact.path for artifact in kept], ended.attempts, away) == (["file"], 1, [])
+
+
+async def test_job_whose_outputs_find_no_room_can_be_cancelled(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proves C1. It waits for room as long as nobody wants it to end."""
+    tried = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def refused(self: Gathered) -> None:
+        loop.call_soon_threadsafe(tried.set)
+        raise OSError(errno.ENOSPC, "no room")
+
+    monkeypatch.setattr(Gathered, "publish", refused)
+    job = await rig.sh("echo kept > output/file")
+    async with rig.worker():
+        await tried.wait()
+        await rig.store.jobs.cancel(job.id)
+        ended = await rig.ended(job, Status.CANCELLED)
+    assert (ended.exit_code, ended.attempts) == (0, 1)
 
 
 async def test_a_stop_after_that_no_heartbeat_can_renew_is_refused(rig: Rig) -> None:

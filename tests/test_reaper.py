@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.duties.reaper import Reaper
 from holdfast.errors import StoreUnreachable
-from holdfast.model import Lease
+from holdfast.model import Lease, Status
 from holdfast.store import Store
 from holdfast.store.leases import Owners
 from holdfast.store.store import connect
@@ -96,8 +96,8 @@ async def test_pass_after_one_that_failed_reaps_nothing_until_every_live_worker_
             await stage.advance(INTERVAL)
             with pytest.raises(StoreUnreachable):
                 await reaper.run_once()
-    assert await step(stage, reaper) == 0
-    assert await step(stage, reaper) == 0
+    # Its heartbeat hung when the database came back, and was given up after a third of the lease.
+    assert [await step(stage, reaper) for _ in range(3)] == [0, 0, 0]
     assert await step(stage, reaper, lease) == 0
     assert [await step(stage, reaper) for _ in range(5)] == [0, 0, 0, 0, 1]
 
@@ -115,15 +115,21 @@ async def test_pass_that_failed_while_reaping_counts_as_failed(stage: Stage, mon
         patch.setattr(stage.store.leases, "reap", away)
         with pytest.raises(StoreUnreachable):
             await step(stage, reaper)
-    assert [await step(stage, reaper) for _ in range(3)] == [0, 0, 1]
+    assert [await step(stage, reaper) for _ in range(4)] == [0, 0, 0, 1]
 
 
-async def test_reaper_that_begins_after_an_outage_gives_every_live_worker_time_to_beat(stage: Stage) -> None:
-    """Proves L18. Half of them are back before its second pass: those who are not are no crowd any more."""
+@pytest.mark.parametrize("away", [0.9 * TTL, 2 * TTL])
+async def test_reaper_that_begins_after_an_outage_gives_every_live_worker_time_to_beat(
+    stage: Stage, away: float
+) -> None:
+    """Proves L18, whether leases expired before its first look or soon after it.
+
+    Half of them are back before its second pass: those who are not are no crowd any more.
+    """
     first, second, third, dead = await owners(stage, "w1", "w2", "w3", "w4")
-    await stage.advance(2 * TTL)
+    await stage.advance(away)
     reaper = await watching(stage)
-    assert await step(stage, reaper, first, second) == 0
+    assert [await step(stage, reaper, first, second) for _ in range(2)] == [0, 0]
     assert await step(stage, reaper, first, second, third) == 1
     assert (await stage.get(dead)).lease is None
 
@@ -142,7 +148,7 @@ async def test_slow_look_reaps_nothing(stage: Stage, monkeypatch: pytest.MonkeyP
 
         patch.setattr(stage.store.leases, "owners", slow)
         assert await step(stage, reaper) == 0
-    assert [await step(stage, reaper) for _ in range(2)] == [0, 1]
+    assert [await step(stage, reaper) for _ in range(3)] == [0, 0, 1]
 
 
 async def test_late_pass_reaps_nothing(stage: Stage) -> None:
@@ -182,7 +188,7 @@ async def test_small_drift_of_the_clocks_does_not_keep_it_from_reaping(stage: St
     clock = ManualClock()
     await owners(stage, "w1")
     reaper = await watching(stage, clock)
-    for reaped in (0, 1, 0):
+    for reaped in (0, 0, 1, 0):
         await stage.advance(INTERVAL + TTL / 3)
         clock.advance(INTERVAL)
         assert await reaper.run_once() == reaped
@@ -219,3 +225,58 @@ async def test_workers_that_die_one_after_the_other_are_reaped_without_delay(sta
     assert [await step(stage, reaper, *leases[2:]) for _ in range(5)] == [0, 0, 0, 1, 1]
     for lease in dead:
         assert (await stage.get(lease)).lease is None
+
+
+async def test_orphan_that_wears_out_its_adopters_is_paused_whatever_the_reaper_doubts(stage: Stage) -> None:
+    """Proves L3. Its adopters may kill every leader too: each begins with a first look."""
+    (worn,) = await owners(stage, "w0")
+    for n in range(1, 6):
+        await stage.advance(10 * TTL)
+        await stage.store.leases.reap()
+        await stage.advance(10 * TTL)
+        assert len(await stage.adopt(worker=f"w{n}")) == 1
+    await stage.advance(10 * TTL)
+    await stage.store.leases.reap()
+    await watching(stage)
+    assert (await stage.get(worn)).status is Status.PAUSED
+
+
+async def test_one_that_cannot_write_does_not_reap_by_what_it_reads(stage: Stage) -> None:
+    """Proves L18. On SQLite one can look while somebody keeps the write lock, and nobody can beat."""
+    leases = await owners(stage, "w1", "w2")
+    overdue = [0.0]
+    reaper = Reaper(stage.store, ttl=TTL, interval=INTERVAL, clock=stage.clock, stuck=lambda: overdue[0])
+    assert [await step(stage, reaper, *leases) for _ in range(4)] == [0, 0, 0, 0]
+    # Nobody can write; one of two lets its lease expire, which alone would be no reason for doubt.
+    await stage.store.leases.beat("w2", [leases[1]], ttl=10 * TTL)
+    for n in range(6):
+        overdue[0] = (n + 1) * INTERVAL
+        assert await step(stage, reaper) == 0
+    assert (await reaper._store.leases.owners()).expired == 1
+    # Now one can, and everybody gets two thirds of a lease.
+    overdue[0] = 0.0
+    assert [await step(stage, reaper) for _ in range(3)] == [0, 0, 1]
+
+
+async def test_one_whose_write_came_late_looks_first(stage: Stage) -> None:
+    """Proves L18. It was stuck between two passes, and both were in time."""
+    first, dead = await owners(stage, "w1", "w2")
+    reaper = await watching(stage)
+    assert [await step(stage, reaper, first) for _ in range(4)] == [0, 0, 0, 0]
+    reaper.doubt(TTL / 4)  # No longer than it takes to beat: nothing to doubt.
+    reaper.doubt(TTL / 2)
+    assert [await step(stage, reaper, first) for _ in range(4)] == [0, 0, 0, 1]
+    assert (await stage.get(dead)).lease is None
+
+
+async def test_only_what_had_expired_at_the_look_is_reaped(stage: Stage) -> None:
+    """Proves L18. However long the act waits for its lock."""
+    early, late = await owners(stage, "w1", "w2")
+    await stage.advance(TTL / 2)
+    await stage.store.leases.beat("w2", [late], ttl=TTL)
+    await stage.advance(TTL / 2 + 1)
+    seen = (await stage.store.leases.owners()).now_at
+    await stage.advance(TTL)
+    assert [reaped.id for reaped in await stage.store.leases.reap(seen=seen)] == [early.id]
+    assert (await stage.get(late)).lease is not None
+    assert [reaped.id for reaped in await stage.store.leases.reap()] == [late.id]

@@ -1,6 +1,7 @@
 """The folders of snapshots: whole or not there, whatever dies at which step; copied in the way that the disk can."""
 
 import ctypes
+import errno
 import os
 import shutil
 import signal
@@ -139,6 +140,20 @@ def test_workspace_that_changes_while_it_is_copied_is_not_published(
     monkeypatch.setattr("holdfast.pipeline.snapshots.copy_folder", restless)
     folders = Folders(tmp_path / "snapshots")
     with pytest.raises(Changed):
+        folders.copy(ID, workspace)
+    assert folders.names() == os.listdir(folders.root / TEMPORARY) == []
+
+
+def test_copy_that_does_not_reach_the_disk_is_not_published(
+    folders: Folders, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proves P6. The folder is compared while it is synced; the rename waits for both."""
+
+    def failing(folder: Path) -> None:
+        raise OSError(errno.EIO, "broken disk")
+
+    monkeypatch.setattr("holdfast.pipeline.snapshots.sync_filesystem", failing)
+    with pytest.raises(OSError, match="broken disk"):
         folders.copy(ID, workspace)
     assert folders.names() == os.listdir(folders.root / TEMPORARY) == []
 

@@ -7,7 +7,8 @@ import msgspec
 import pytest
 from torture.checker import RULES, check
 from torture.checks import pipelines
-from torture.history import Alive, Attempt, Call, Event, Fault, Follow, History, Line, Record
+from torture.checks.falls import NO_DATABASE
+from torture.history import Alive, Attempt, Call, Event, Fall, Fault, Follow, History, Line, Record
 
 LINES = 3
 
@@ -57,6 +58,9 @@ class Tale:
         ]
         self.at += 10
         return name
+
+    def fall(self, part: str, status: int) -> None:
+        self.history.falls.append(Fall(part=part, at=self.at, status=status, words="Traceback"))
 
     def event(self, seq: int, seconds: float, type: str, **data: Any) -> Event:
         return Event(seq=seq, at=self.at + seconds, type=type, data=data)
@@ -146,6 +150,16 @@ def _gone_before(tale: Tale) -> None:
     tale.ask("cancel", "plain", answer="refused", error="404 no job plain")
     tale.at += 1
     tale.ask("delete", "plain", answer="ok")
+
+
+@breaks("nobody_falls_by_itself", "a worker that nobody struck is gone")
+def _fallen(tale: Tale) -> None:
+    tale.fall("w3", 1)
+
+
+@breaks("nobody_falls_by_itself", "a worker was killed, and not by us")
+def _killed_by_others(tale: Tale) -> None:
+    tale.fall("w3", -9)
 
 
 @breaks("calls_are_done_whole_and_once", "a call that was repeated made a second job")
@@ -376,6 +390,8 @@ def good() -> Tale:
     tale.job("builder", reuse_key="key")
     tale.job("function", runner="function")
     tale.repeat_call(0, ("plain",))
+    tale.fall("w1", -9)
+    tale.fall("w4", NO_DATABASE)
     return tale
 
 

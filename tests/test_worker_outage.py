@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 import pytest
+from torture import clocks
 
 from holdfast.errors import StoreError
 from holdfast.model import Job, Status
@@ -23,7 +23,7 @@ from tests.fleet import TTL, Fleet, fleet_on
 from tests.proxy import Proxy
 from tests.rig import eventually
 
-needs_faketime = pytest.mark.skipif(shutil.which("faketime") is None, reason="wants Debian's faketime")
+needs_faketime = pytest.mark.skipif(clocks.LIBRARY is None, reason="wants Debian's faketime")
 postgres_only = pytest.mark.parametrize("kind", ["postgres"])
 PATIENT: dict[str, Any] = {"lease_ttl": 9.0, "heartbeat_interval": 1.0}
 
@@ -176,9 +176,9 @@ async def test_half_open_connections_are_given_up_and_made_anew(fleet: Fleet, cl
 @pytest.mark.parametrize("shift", ["+6h", "-6h"])
 async def test_worker_whose_clock_is_hours_off_does_no_harm(fleet: Fleet, kind: str, shift: str) -> None:
     """Proves L17. On Postgres nobody looks at its clock; on SQLite it knows better than to reap by it."""
-    wrong = fleet.start({"wrong": 1}, wrap=["faketime", "--exclude-monotonic", "-f", shift])
+    wrong = fleet.start({"wrong": 1}, environment=clocks.shifted(shift), **PATIENT)
     await fleet.eventually(fleet.locks, "it leads")
-    right = fleet.start({"right": 2})
+    right = fleet.start({"right": 2}, **PATIENT)
     long = await fleet.chatty("process long", pace=TTL / 4, queue="right")
     nap = await fleet.submit("nap", inputs={"path": fleet.marker("nap"), "seconds": 2 * TTL}, queue="right")
     jobs = {"process long": long, "nap": nap}

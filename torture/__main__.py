@@ -22,11 +22,14 @@ def summary(history: History) -> str:
         event.data["lease"] for events in history.events.values() for event in events if event.type == "lease"
     )
     statuses = Counter(record.status for record in history.records.values())
+    runners = Counter(record.runner for record in history.records.values())
+    errors = Counter(record.error for record in history.records.values() if record.error is not None)
     faults = Counter(fault.kind for fault in history.faults)
     attempts = sum(len(rows) for rows in history.attempts.values())
     parts = [
         f"seed {history.seed}, {history.store}",
         f"{len(history.records)} jobs ({_counted(statuses)}), {len(history.calls)} calls, {attempts} attempts",
+        f"of {_counted(runners)}; they failed by {_counted(errors)}",
         f"leases {_counted(leases)}; {len(history.follows)} streams; {len(history.lines)} lines of journal",
         f"{sum(faults.values())} faults: {_counted(faults)}",
     ]

@@ -1,7 +1,7 @@
 """The checker: a pure function from a history to what was wrong in it.
 
-Every rule is a generator over all cases that yields a job and a sentence. Each rule states one promise; the rows of
-the behaviours that it stands for are in its docstring.
+Every rule is a generator over all cases that yields a job, or a worker, and a sentence. Each rule states one promise;
+the rows of the behaviours that it stands for are in its docstring.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 import msgspec
 
 from torture.cases import Case, cases
-from torture.checks import order, pipelines, reaps, records, runs, streams
+from torture.checks import falls, order, pipelines, reaps, records, runs, streams
 from torture.history import History
 from torture.story import story
 
 Rule = Callable[[History, Mapping[str, Case]], Iterator[tuple[str, str]]]
 RULES: tuple[Rule, ...] = (
     *records.RULES, *runs.RULES, *reaps.RULES, *order.RULES, *streams.RULES, *pipelines.RULES,
+    *falls.RULES,
 )  # fmt: skip
 
 
@@ -33,7 +34,12 @@ def check(history: History) -> list[Violation]:
     """Hold a history against every rule."""
     found = cases(history)
     return [
-        Violation(rule.__name__, job, what, story(found[job]) if job in found else "")
+        Violation(rule.__name__, job, what, story(found[job]) if job in found else _last_words(history, job))
         for rule in RULES
         for job, what in rule(history, found)
     ]
+
+
+def _last_words(history: History, part: str) -> str:
+    """What a worker or server said before it fell."""
+    return next((fall.words for fall in history.falls if fall.part == part), "")

@@ -21,6 +21,7 @@ from holdfast.cli.main import app
 from holdfast.model import Lease
 from holdfast.store.database import Row
 from holdfast.store.postgres import PostgresTx
+from torture.clocks import sleep_truly
 from torture.witness import watch
 
 PATIENCE = 5.0
@@ -59,6 +60,7 @@ def linger_behind(statement: str, rng: random.Random) -> None:
 
 
 def main() -> None:
+    sleep_truly()
     if path := os.environ.get("TORTURE_WAITS"):
         chance, step, seed = (os.environ[f"TORTURE_{name}"] for name in ("CHANCE", "STEP", "SEED"))
         waits = Waits(Path(path), float(chance), step, seed)

@@ -48,11 +48,13 @@ async def end_worker(world: World, rng: random.Random) -> None:
     """Tell a worker to leave; it hands over."""
     if (part := _any_worker(world, rng)) is not None:
         part.up_at = boottime() + rng.choice([0.0, 1.0, 5.0])
-        world.note("end worker", part.id, lasts=FOREVER)
+        told = part.id
+        world.note("end worker", told, lasts=FOREVER)
         part.signal(signal.SIGTERM)
         if rng.random() < 0.2:
             await asyncio.sleep(rng.uniform(0.0, 0.3))
-            part.signal(signal.SIGTERM)
+            if part.id == told:
+                part.signal(signal.SIGTERM)
 
 
 async def stop_leader(world: World, rng: random.Random) -> None:

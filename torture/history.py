@@ -87,6 +87,15 @@ class Fault(msgspec.Struct, kw_only=True):
     """The attempts whose children it struck."""
 
 
+class Fall(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of a worker's or server's process: when it was noticed, its status, and its last words."""
+
+    part: str
+    at: float
+    status: int
+    words: str
+
+
 class Follow(msgspec.Struct, kw_only=True):
     """What one connection of a follower got: events behind `after`, by number and type."""
 
@@ -186,6 +195,7 @@ class History(msgspec.Struct, kw_only=True):
     beats: list[Beat] = []
     lags: list[Lag] = []
     faults: list[Fault] = []
+    falls: list[Fall] = []
     follows: list[Follow] = []
     records: dict[str, Record] = {}
     events: dict[str, list[Event]] = {}

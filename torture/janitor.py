@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+import subprocess
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ from torture.calls import Recorder
 from torture.clients import Known
 from torture.final import fetch
 from torture.history import boottime
-from torture.processes import children, kill
+from torture.processes import children, containers, kill
 from torture.world import FOREVER, World
 
 WAITING = """
@@ -95,11 +96,22 @@ class Janitor:
         """
         host = self._host_of(str(row["domain"]))
         if row["error_code"] != "lost" or (host is not None and host in self._world.dead_hosts):
-            for child in list(children(self._world.folder)):
-                if (child.job, child.attempt) == (job, row["attempt"]):
-                    kill(child.pid)
+            try:
+                await asyncio.to_thread(self._end, job, int(row["attempt"]))
+            except subprocess.CalledProcessError:
+                return  # Its engine is away, or lets it go just now: there is no being sure.
             self._world.note("made sure", attempts=[(job, int(row["attempt"]))])
             await self._recorder.move("resume", job, stopped=True)
+
+    def _end(self, job: str, attempt: int) -> None:
+        """End whatever runs of an attempt."""
+        for child in list(children(self._world.folder)):
+            if (child.job, child.attempt) == (job, attempt):
+                kill(child.pid)
+        if (engine := self._world.engine) is not None:
+            for name, child in containers(engine):
+                if (child.job, child.attempt) == (job, attempt):
+                    engine.docker("kill", name)
 
     def _host_of(self, domain: str) -> str | None:
         for name in {part.host for part in self._world.workers}:

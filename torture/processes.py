@@ -12,6 +12,7 @@ import msgspec
 from tests.engine import Daemon
 
 ROOT = Path(__file__).parent.parent
+LAST_WORDS = 4000
 
 
 class Part:
@@ -22,6 +23,7 @@ class Part:
         self.host = host
         self.log = log
         self.generation = 0
+        self._said = 0
         self.process: subprocess.Popen[bytes] | None = None
         self.up_at = 0.0
         """Not to be started before this time."""
@@ -42,7 +44,15 @@ class Part:
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         with self.log.open("ab") as log:
+            self._said = log.tell()
             self.process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=log, stderr=log)
+
+    @property
+    def last_words(self) -> str:
+        """The end of what its present process has said."""
+        with self.log.open("rb") as log:
+            log.seek(self._said)
+            return log.read()[-LAST_WORDS:].decode(errors="replace")
 
     def signal(self, number: int) -> None:
         if self.process is not None and self.alive:

@@ -22,7 +22,8 @@ from tests.engine import Daemon
 from tests.proxy import Proxy
 
 from holdfast.store.store import sqlite_path
-from torture.history import Fault, History, boottime
+from torture import clocks
+from torture.history import Fall, Fault, History, boottime
 from torture.processes import Part, state
 from torture.servers import QUEUE
 
@@ -150,9 +151,8 @@ class World:
             "TORTURE_PART": part.id,
         }
         shift = self.clocks.pop(part.name, None)
-        library = _faketime()
-        if shift is not None and library is not None:
-            settings |= {"LD_PRELOAD": str(library), "FAKETIME": shift, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+        if shift is not None and clocks.LIBRARY is not None:
+            settings |= clocks.shifted(shift)
         return settings
 
     async def keep(self) -> None:
@@ -163,6 +163,7 @@ class World:
                 if part.struck:
                     continue
                 if not part.alive and boottime() >= part.up_at:
+                    self._note_fall(part)
                     self.start(part)
                 elif (waits := self.folder / "waits" / part.id).exists():
                     if self.calm or self._struck_workers() >= MOST_STOPPED:
@@ -173,6 +174,11 @@ class World:
                     stops.add(task)
                     task.add_done_callback(stops.discard)
             await asyncio.sleep(0.05)
+
+    def _note_fall(self, part: Part) -> None:
+        if part.process is not None:
+            fall = Fall(part=part.id, at=boottime(), status=part.process.returncode, words=part.last_words)
+            self.history.falls.append(fall)
 
     def _struck_workers(self) -> int:
         return sum(part.struck for part in self.workers)
@@ -270,7 +276,3 @@ async def _answers(client: httpx.AsyncClient, url: str) -> bool:
 
 def _plain_environment() -> Mapping[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
-
-
-def _faketime() -> Path | None:
-    return next(iter(Path("/usr/lib").glob("*/faketime/libfaketime.so.1")), None)

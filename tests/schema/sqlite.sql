@@ -1,7 +1,7 @@
 CREATE INDEX idempotency_made ON idempotency (made_at)
 CREATE INDEX jobs_claimable ON jobs (queue, capability, tenant, (-priority), requested_at, id) WHERE gate = 'open'
 CREATE INDEX jobs_deleting ON jobs (id) WHERE stop_kind = 'delete'
-CREATE INDEX jobs_ended ON jobs (tenant, status, queue, requested_at DESC, id DESC)
+CREATE INDEX jobs_ended ON jobs (tenant, status, queue, requested_at, id)
   WHERE (status = 'paused' OR status = 'succeeded' OR status = 'failed' OR status = 'timed_out' OR status = 'cancelled')
 CREATE INDEX jobs_future ON jobs (available_at) WHERE gate = 'future'
 CREATE INDEX jobs_held ON jobs (id) WHERE gate = 'held'
@@ -10,19 +10,19 @@ CREATE INDEX jobs_lane_blocking ON jobs (tenant, lane, lane_position)
 CREATE INDEX jobs_lane_waiting ON jobs (tenant, lane, lane_position) WHERE gate = 'lane'
 CREATE INDEX jobs_limited ON jobs (queue) WHERE limited = 1 AND gate IS NOT NULL
 CREATE INDEX jobs_needs_waiting ON jobs (id) WHERE gate = 'needs'
-CREATE INDEX jobs_of_lane ON jobs (tenant, lane, requested_at DESC, id DESC) WHERE lane IS NOT NULL
+CREATE INDEX jobs_of_lane ON jobs (tenant, lane, requested_at, id) WHERE lane IS NOT NULL
 CREATE INDEX jobs_orphaned ON jobs (domain, adopt_after_at) WHERE phase IS NOT NULL AND owner IS NULL
 CREATE INDEX jobs_queue_deadline ON jobs (queue_deadline_at) WHERE queue_deadline_at IS NOT NULL AND status = 'queued'
 CREATE INDEX jobs_running ON jobs (owner, queue) WHERE phase IS NOT NULL
 CREATE INDEX jobs_unresolved ON jobs (tenant, lane, requested_at, id) WHERE gate = 'unresolved'
 CREATE INDEX jobs_unsettled ON jobs (id) WHERE unsettled = 1
-CREATE INDEX jobs_waiting ON jobs (tenant, status, queue, requested_at DESC, id DESC) WHERE gate IS NOT NULL
+CREATE INDEX jobs_waiting ON jobs (tenant, status, queue, requested_at, id) WHERE gate IS NOT NULL
 CREATE INDEX needs_open ON needs (need_id, job_id) WHERE satisfied = 0
 CREATE INDEX snapshots_listed ON snapshots (tenant, made_at DESC, id DESC)
 CREATE INDEX snapshots_parent ON snapshots (parent)
 CREATE INDEX snapshots_used ON snapshots (used_at, size DESC, id)
-CREATE INDEX specs_listed ON specs (tenant, requested_at DESC, id DESC)
-CREATE INDEX specs_of_kind ON specs (tenant, kind, requested_at DESC, id DESC)
+CREATE INDEX specs_listed ON specs (tenant, requested_at, id)
+CREATE INDEX specs_of_kind ON specs (tenant, kind, requested_at, id)
 CREATE INDEX specs_signed ON specs (tenant, signature, requested_at DESC, id DESC) WHERE signature IS NOT NULL
 CREATE INDEX tasks_parent ON tasks (parent)
 CREATE INDEX tasks_snapshot ON tasks (snapshot)
@@ -145,7 +145,7 @@ CREATE TABLE labels (
   label TEXT NOT NULL,
   requested_at INTEGER NOT NULL,
   id TEXT NOT NULL,
-  CONSTRAINT labels_listed PRIMARY KEY (tenant, label, requested_at DESC, id DESC)
+  CONSTRAINT labels_listed PRIMARY KEY (tenant, label, requested_at, id)
 ) WITHOUT ROWID, STRICT
 CREATE TABLE lanes (
   tenant TEXT NOT NULL,

@@ -14,10 +14,10 @@ CUT_OFF = frozenset({"kill worker", "stop worker", "end worker", "partition", "s
 """What keeps one worker from its heartbeats."""
 AWAY = frozenset({"restart of Postgres", "crash of Postgres"})
 """What keeps everybody from them: that is no reason to take a lease from anybody."""
-ENOUGH, ENOUGH_AFTER_OUTAGE = 1 / 2, 1 / 3
+ENOUGH = 1 / 2
 """The share of a lease's time that a worker lost to a machine that had other things to do, and that explains a reap.
 
-When the database is back after it was away for all, a worker has a third of a lease to beat again.
+Also after an outage: a reaper then waits for two thirds, and between three tries to beat a worker rests for a sixth.
 """
 
 
@@ -39,8 +39,7 @@ def reaps_have_a_reason(history: History, cases: Mapping[str, Case]) -> Found:
                 yield case.job, f"at event {event.seq} its lease was taken {event.at - renewed:.1f} s after a heartbeat"
             elif not witness.was_struck(since, event.at):
                 held_up = witness.held_up(since, event.at)
-                enough = ENOUGH_AFTER_OUTAGE if witness.saw_an_outage(since, event.at) else ENOUGH
-                if held_up < enough * history.ttl:
+                if held_up < ENOUGH * history.ttl:
                     what = f"which was well: it was held up for {held_up:.1f} s since {event.at - since:.1f} s before"
                     yield case.job, f"at event {event.seq} its lease was taken from {worker}, {what}"
 
@@ -71,9 +70,6 @@ class _Witness:
 
     def was_struck(self, since: float, until: float) -> bool:
         return any(fault.at <= until and fault.until >= since for fault in self.faults)
-
-    def saw_an_outage(self, since: float, until: float) -> bool:
-        return any(begin <= until and end >= since for begin, end in self._away)
 
     def held_up(self, since: float, until: float) -> float:
         """For how long its process got no turn, or a heartbeat no answer, while the database was there."""

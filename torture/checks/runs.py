@@ -10,6 +10,8 @@ Found = Iterator[tuple[str, str]]
 
 BLUR = 0.1
 """Seconds by which two clocks may differ: the kernel's uptime counts in hundredths, a wall clock is slewed."""
+STARTING = 0.5
+"""Seconds after a container's first sign in which its engine may not know yet that it runs: 0.08 were seen."""
 
 
 def attempts_never_overlap(history: History, cases: Mapping[str, Case]) -> Found:
@@ -72,13 +74,36 @@ def losses_have_a_reason(history: History, cases: Mapping[str, Case]) -> Found:
     """R2, R3, R5, L18: a child is called lost only if something killed it; else it is adopted, whatever dies."""
     for case in _apart(cases):
         for row in case.attempts:
-            if row.cause == "lost" and row.end_seq is not None and not _may_be_lost(case, row):
+            lost = row.cause == "lost" and row.end_seq is not None
+            if lost and not (_may_be_lost(case, row) or _stopped_in_its_start(history, cases, case, row)):
                 yield case.job, f"attempt {row.attempt} was called lost, and nobody had touched its child"
 
 
 def _may_be_lost(case: Case, row: Attempt) -> bool:
     stops_by_itself = case.record is not None and case.record.policy.get("stop_after") is not None
     return stops_by_itself or case.struck(row.attempt)
+
+
+def _stopped_in_its_start(history: History, cases: Mapping[str, Case], case: Case, row: Attempt) -> bool:
+    """Whether its engine was told to end while it started this container, and knew of no other that ran.
+
+    With live-restore dockerd leaves containers alone if it sees one that runs. If it sees none it ends all, and waits
+    for the one that it is starting, to send it SIGTERM. An engine that is killed sends nothing.
+    """
+    claimed = min((event.at for event in case.events if event.seq == row.claim_seq), default=row.ended)
+    begun = min((line.at for line in case.runs.get(row.attempt, ())), default=row.ended)
+    return case.runner == "docker" and any(
+        claimed < fault.at < min(begun + STARTING, row.ended) and not any(_runs_at(fault.at, cases))
+        for fault in history.faults
+        if fault.kind == "restart of dockerd"
+    )
+
+
+def _runs_at(at: float, cases: Mapping[str, Case]) -> Iterator[bool]:
+    """For each attempt in a container: whether it was well under way at a time."""
+    for case in cases.values():
+        if case.runner == "docker":
+            yield from (lines[0].at + STARTING < at < lines[-1].at - STARTING for lines in case.runs.values())
 
 
 def _apart(cases: Mapping[str, Case]) -> Iterator[Case]:

@@ -38,6 +38,8 @@ class Duties:
         self._name = name
         self._settings = settings
         self._leads = asyncio.Event()
+        self._lead_due = time.monotonic()
+        """When the lead is to be renewed; each time is a write."""
 
     @property
     def leading(self) -> bool:
@@ -46,13 +48,13 @@ class Duties:
     async def run(self) -> None:
         """Lead if nobody else does, and do what is due, for ever."""
         store, settings = self._store, self._settings
-        reaper = Reaper(store, ttl=settings.lease_ttl, interval=settings.reaper_interval)
+        reaper = Reaper(store, ttl=settings.lease_ttl, interval=settings.reaper_interval, stuck=self._overdue)
         pruner = Pruner(store, retention_of(settings))
         sweeper = Sweeper(store, Artifacts(settings.shared))
         uploads = Uploads(store, Inputs(settings.shared))
         evictor = Evictor(store, Folders.below(settings.shared), most=settings.snapshots_max_bytes)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._lead())
+            group.create_task(self._lead(reaper))
             for name, seconds, duty in (
                 ("reaper", settings.reaper_interval, reaper.run_once),
                 ("orphans", settings.reaper_interval, lambda: orphans.run_once(store, grace=settings.orphan_grace)),
@@ -73,7 +75,7 @@ class Duties:
         """Let another lead at once."""
         await self._store.workers.resign(LEADER, self._name)
 
-    async def _lead(self) -> None:
+    async def _lead(self, reaper: Reaper) -> None:
         ttl = 2 * self._settings.reaper_interval
         while True:
             try:
@@ -81,11 +83,18 @@ class Duties:
             except StoreError as error:
                 log.warning("not leading: %s", error)
                 leads = False
+            pause = jitter(ttl / 4)
             if leads:
+                reaper.doubt(self._overdue())
+                self._lead_due = time.monotonic() + pause
                 self._leads.set()
             else:
                 self._leads.clear()
-            await asyncio.sleep(jitter(ttl / 4))
+            await asyncio.sleep(pause)
+
+    def _overdue(self) -> float:
+        """For how long we have waited for the lead to be renewed."""
+        return time.monotonic() - self._lead_due
 
     def _while_leading(self, name: str, duty: Duty) -> Duty:
         async def work() -> None:

@@ -2,20 +2,24 @@
 
 A reaper that is wrong takes work from workers that live. So it does nothing
 
-- on its first pass, nor for a third of the TTL if that sees expired leases: the database may have been away until
-  now, also for those who beat; and while heartbeats come from the future;
+- from its first pass on for two thirds of the TTL: the database may have been away until now, also for those who beat;
+  and while heartbeats come from the future;
 - for one TTL, in which every live worker beats, when a lease that looks expired was renewed, or looks as if it had
   expired before the last pass, which saw nothing: on SQLite the database's clock is this host's, and may be off;
-- while its own view is stale: its look took long, its last pass failed or is long ago. If the database was away for us,
-  it was away for those who beat; they get a third of the TTL, in which every live worker beats;
+- while its own view is stale: its look took long, its last pass failed or is long ago, or this process has not been
+  able to write for a while (on SQLite one can look while somebody keeps the write lock). If the database was away for
+  us, it was away for those who beat. They get two thirds of the TTL, in which every live worker beats: a heartbeat that
+  hung when the database came back is given up after one, the next follows within a quarter of the other;
 - for one TTL when wall clock and monotonic clock advanced differently: somebody set the clock, or the machine slept;
 - for one TTL when most owners, and at least two, let their leases expire at once: that is more likely the database or
   the network than all of them. Once it has held, it reaps what is still expired.
 
-A single worker that dies among others is reaped without delay.
+A single worker that dies among others is reaped without delay. Only what had expired at its look is reaped, however
+long the act waits for a lock.
 """
 
 import logging
+from collections.abc import Callable
 
 import msgspec
 
@@ -37,46 +41,65 @@ class _Pass(msgspec.Struct, frozen=True):
 
 
 class Reaper:
-    """`interval` is how often it is meant to run; by it a pass knows that it comes late."""
+    """`interval` is how often it is meant to run; by it a pass knows that it comes late.
 
-    def __init__(self, store: Store, *, ttl: float, interval: float | None = None, clock: Clock | None = None) -> None:
+    `stuck` says for how long a write of this process has been overdue that is meant to happen often.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        ttl: float,
+        interval: float | None = None,
+        clock: Clock | None = None,
+        stuck: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self._store = store
         self._ttl = ttl
         self._beat = ttl / BEATS_PER_TTL
+        self._patience = 2 * self._beat
         self._late = 3 * (self._beat if interval is None else interval)
         self._clock = clock or SystemClock()
+        self._stuck = stuck
         self._began = False
+        self._doubted = False
         self._before: _Pass | None = None
         self._hold_until = 0.0
         self._held_for_many = False
 
+    def doubt(self, stuck: float) -> None:
+        """A write of this process came so much later than it was meant to: what it knows of before is stale."""
+        self._doubted = self._doubted or stuck > self._beat
+
     async def run_once(self) -> int:
         """Reap one bounded batch; return how many leases were cleared."""
         # Nothing to compare with until this pass is through: one that fails is followed by one that only looks.
-        before, self._before = self._before, None
+        before, self._before = None if self._doubted else self._before, None
+        self._doubted = False
         started = self._clock.monotonic()
         now = _Pass(await self._store.leases.owners(), self._clock.monotonic())
         reaped = 0
         if self._trusts_itself(started, now, before):
-            reaped = len(await self._store.leases.reap(limit=BATCH)) if now.look.expired else 0
-            await self._store.leases.abandon()
+            seen = now.look.now_at
+            reaped = len(await self._store.leases.reap(limit=BATCH, seen=seen)) if now.look.expired else 0
             if reaped < BATCH:
                 now = _Pass(msgspec.structs.replace(now.look, expired=0, expired_beat_at=None), now.at)
+        await self._store.leases.abandon()  # By a count, not by a clock: there is nothing to doubt.
         self._before = now
         return reaped
 
     def _trusts_itself(self, started: float, now: _Pass, before: _Pass | None) -> bool:
         if before is None:
-            if self._began:
-                self._hold(now, self._beat, "its last pass failed")
-            elif now.look.expired:  # Whoever begins to lead after an outage has seen nothing of it.
-                self._hold(now, self._beat, f"{now.look.expired} owners had expired before its first look")
+            self._hold(now, self._patience, "its last pass failed" if self._began else "this is its first look")
             self._began = True
             return False
         if now.at - started > self._beat:
-            self._hold(now, self._beat, f"its look took {now.at - started:.1f} s")
+            self._hold(now, self._patience, f"its look took {now.at - started:.1f} s")
         if started - before.at > self._late:
-            self._hold(now, self._beat, f"its last pass is {started - before.at:.1f} s ago")
+            self._hold(now, self._patience, f"its last pass is {started - before.at:.1f} s ago")
+        if self._stuck() > self._beat:
+            self._hold(now, self._patience, f"this process could not write for {self._stuck():.1f} s")
         if abs(_drift(now, before)) > self._ttl / 2:
             self._hold(now, self._ttl, f"wall and monotonic clock drifted by {_drift(now, before):+.1f} s")
         many = now.look.expired > max(1, now.look.owners / 2)
@@ -92,7 +115,8 @@ class Reaper:
 
     def _hold(self, now: _Pass, seconds: float, why: str) -> None:
         self._hold_until = max(self._hold_until, now.at + seconds)
-        log.warning("not reaping for %.1f s: %s", self._hold_until - now.at, why)
+        if now.look.expired:
+            log.warning("not reaping for %.1f s: %s", self._hold_until - now.at, why)
 
     def _clock_is_off(self, look: Owners, before: Owners) -> bool:
         if look.beat_at is not None and (look.beat_at - look.now_at).total_seconds() > self._ttl:

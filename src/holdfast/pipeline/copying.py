@@ -1,7 +1,8 @@
 """How a folder is copied here: as a btrfs subvolume, by reflink, or plainly. Found out by trying.
 
 A subvolume is copied in one step, whatever its size. Everything else goes through `cp -a`, which keeps owners, modes,
-times, links, holes and attributes, and shares blocks where the filesystem can.
+times, links, holes and attributes, and shares blocks where the filesystem can. Each big file has a `cp` of its own,
+beside the one for all the rest: the disk has them to write while a processor makes the many small ones.
 """
 
 import ctypes
@@ -31,8 +32,10 @@ SUBVOLUME_ROOT = 256
 _CREATE = struct.Struct("=q4088s")
 _SNAPSHOT = struct.Struct("=qQQ32x4040s")
 SYNC_FILE_RANGE_WRITE = 2
-BEHIND = 0.03
+BEHIND = 0.01
 """Seconds after which the disk is given what was copied meanwhile: some ten megabytes."""
+BIG = 64 * 2**20
+"""Bytes from which on a file is worth a process of its own, which costs a few milliseconds: a tenth of its copy."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 FULL_TEXTS = tuple(os.strerror(number) for number in FULL)
 
@@ -68,21 +71,68 @@ def copy_folder(source: Path, target: Path, *, to_disk: bool = False) -> Strateg
         if _snapshot(source, target):
             return "subvolume"
         make_folder(target)
-        _cp(source, target, to_disk=to_disk)
+        _copy_entries(source, target, to_disk=to_disk)
     return "copy"
 
 
-def _cp(source: Path, target: Path, *, to_disk: bool) -> None:
+def _copy_entries(source: Path, target: Path, *, to_disk: bool) -> None:
+    """Copy what is in a folder, big files beside the rest.
+
+    A big file has another name until `cp` is through with its folder. In its place there is meanwhile an empty one with
+    its time, which `cp --update` takes for a copy. The rename changes the folder's times, so they are set once more.
+    """
+    big = [(source / path, target / path, f".{secrets.token_hex(16)}") for path in _big_files(source)]
+    for file, place, _ in big:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.touch()
+        _copy_times(file, place)
+    with _cp(source, target, "--update") as rest:
+        for file, place, name in big:
+            with _cp(file, place.with_name(name)) as one:
+                if to_disk:
+                    write_behind(one, target)
+        if to_disk:
+            write_behind(rest, target)
+    for file, place, name in big:
+        place.unlink()  # Else ext4 writes the file out before the rename: 0.4 s for a gigabyte that nobody syncs.
+        place.with_name(name).rename(place)
+        _copy_times(file.parent, place.parent)
+
+
+def _big_files(folder: Path) -> Iterator[Path]:
+    """The big files below a folder. Without those that have two names: one `cp` has to see both.
+
+    And without those in a folder that its owner may not write to: when `cp` is through with it, nobody renames there.
+    """
+    for top, _, names in os.walk(folder):
+        if os.lstat(top).st_mode & stat.S_IWUSR:
+            for name in names:
+                entry = os.lstat(f"{top}/{name}")
+                if stat.S_ISREG(entry.st_mode) and entry.st_nlink == 1 and entry.st_size >= BIG:
+                    yield Path(top, name).relative_to(folder)
+
+
+def _copy_times(source: Path, target: Path) -> None:
+    entry = os.lstat(source)
+    os.utime(target, ns=(entry.st_atime_ns, entry.st_mtime_ns))
+
+
+@contextmanager
+def _cp(source: Path, target: Path, *options: str) -> "Iterator[subprocess.Popen[bytes]]":
+    """Run `cp` beside the block and wait for it after that; it is killed if the block fails."""
     with tempfile.TemporaryFile() as errors:
         with subprocess.Popen(
-            ["cp", "-a", "--reflink=auto", "-T", "--", source, target],
+            ["cp", "-a", "--reflink=auto", *options, "-T", "--", source, target],
             env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,
         ) as running:
-            if to_disk:
-                write_behind(running, target)
+            try:
+                yield running
+            except BaseException:
+                running.kill()
+                raise
         if running.returncode != 0:
             errors.seek(0)
             said = errors.read().decode(errors="replace").strip()

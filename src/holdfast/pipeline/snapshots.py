@@ -1,6 +1,6 @@
 """The folders of all snapshots, in the shared folder. Each is whole or not there.
 
-`copy` makes one: copied under a temporary name, compared with its source, brought to the disk, renamed, the rename
+`copy` makes one: copied under a temporary name, brought to the disk and compared with its source, renamed, the rename
 brought to the disk. Only then may its row be written; the row names the folder, and decides. A folder that no row names
 is swept, as is what a crash left half-way. Names are never used twice, so nobody removes another one's folder.
 """
@@ -11,6 +11,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -89,11 +90,13 @@ class Folders:
                 self._at("copy")
                 copied = place / DATA
                 copy_folder(workspace, copied, to_disk=True)
-                before, made = look(workspace), look(copied)
+                self._at("sync")
+                with ThreadPoolExecutor(1) as beside:
+                    synced = beside.submit(sync_filesystem, copied)
+                    before, made = look(workspace), look(copied)
+                synced.result()
                 if before.shape != made.shape:
                     raise Changed(f"{workspace} changed while it was copied")
-                self._at("sync")
-                sync_filesystem(copied)
                 self._at("rename")
                 copied.rename(self.root / name)
                 self._at("sync parent")

@@ -5,6 +5,7 @@ worker started; the token of the lease is no part of it.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -153,6 +154,9 @@ class Runner(Protocol):
 
     async def digest(self, spec: Mapping[str, Any], domain: str) -> str | None:
         """Say what exactly an image's name stands for here; None where there are no images."""
+
+    def turn(self) -> AbstractAsyncContextManager[None]:
+        """Wait until it is our turn to start: what an engine cannot do at once is not asked of it at once."""
 
     async def start(self, order: Order, confirm: Confirm) -> Running:
         """Start an attempt; one that is there already is found, not started again."""

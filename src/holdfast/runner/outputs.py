@@ -7,6 +7,7 @@ attempt and token: only the one that the job's finish names is ever shown.
 
 import asyncio
 import contextlib
+import errno
 import os
 import shutil
 import stat
@@ -25,6 +26,10 @@ MAX_NAME = 255
 MAX_PATH = 4096
 BLOCK = 1024 * 1024
 MOST_ROUNDS = 1000
+OUT_OF_REACH = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENOTDIR})
+"""What a child can do to what it leaves, so that we cannot read it."""
+BAD_NAME = frozenset({errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ})
+"""What a name can be, so that we cannot write it."""
 
 
 class Violation(Exception):
@@ -80,12 +85,15 @@ class Gathered:
 
     def folder(self, name: str) -> None:
         path = self._place(name)
-        path.mkdir(mode=0o750, parents=True, exist_ok=True)
+        with _to_blame(BAD_NAME, name):
+            path.mkdir(mode=0o750, parents=True, exist_ok=True)
 
     def file(self, name: str, source: IO[bytes]) -> None:
         path = self._place(name)
-        path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640), "wb") as target:
+        with _to_blame(BAD_NAME, name):
+            path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+        with open(fd, "wb") as target:
             while block := source.read(BLOCK):
                 self._bytes += len(block)
                 if self._bytes > self._limits.bytes:
@@ -108,6 +116,17 @@ class Gathered:
             raise Violation(f"its output has over {self._limits.entries} entries")
         self._temporary.mkdir(mode=0o750, parents=True, exist_ok=True)
         return self._temporary / plain(name)
+
+
+@contextlib.contextmanager
+def _to_blame(numbers: frozenset[int], name: str) -> Iterator[None]:
+    """These errors are the child's doing, and no waiting mends them; all others are ours."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in numbers:
+            raise
+        raise Violation(f"{name[:200]!r} cannot be taken: {error.strerror}") from error
 
 
 def plain(name: str) -> str:
@@ -144,17 +163,21 @@ def _take(folder: int, prefix: str, gathered: Gathered, depth: int = 0) -> None:
     if depth > MAX_DEPTH:
         raise Violation(f"{prefix[:200]!r} is deeper than {MAX_DEPTH} folders")
     for name in sorted(os.listdir(folder)):
-        mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
         whole = prefix + name
+        with _to_blame(OUT_OF_REACH, whole):
+            mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
         if stat.S_ISDIR(mode):
             gathered.folder(whole)
-            inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+            with _to_blame(OUT_OF_REACH, whole):
+                inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
             try:
                 _take(inner, f"{whole}/", gathered, depth + 1)
             finally:
                 os.close(inner)
         elif stat.S_ISREG(mode):
-            with _open_regular(name, folder) as source:
+            with _to_blame(OUT_OF_REACH, whole):
+                source = _open_regular(name, folder)
+            with source:
                 gathered.file(whole, source)
         else:
             raise Violation(f"{whole[:200]!r} is neither a file nor a folder")
@@ -249,8 +272,12 @@ async def pour(chunks: AsyncIterator[bytes], take: Callable[[IO[bytes]], None]) 
             await asyncio.to_thread(_write, sink, first)
             async for chunk in chunks:
                 await asyncio.to_thread(_write, sink, chunk)
-    finally:
-        await taking
+    except BaseException:
+        # It broke off on its way to us: that is why it cannot be read to its end, and not for what is in it.
+        await asyncio.wait([taking])
+        taking.exception()
+        raise
+    await taking
 
 
 def _taken(reader: int, take: Callable[[IO[bytes]], None]) -> None:

@@ -14,6 +14,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -92,6 +93,9 @@ class ProcessRunner:
 
     async def digest(self, spec: Mapping[str, Any], domain: str) -> None:
         """A host has no images."""
+
+    def turn(self) -> AbstractAsyncContextManager[None]:
+        return contextlib.nullcontext()
 
     async def start(self, order: Order, confirm: Confirm) -> "Process":
         """Start a supervisor; it asks nobody, and leaves by itself when it comes too late (`start_by`)."""

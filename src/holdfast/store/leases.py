@@ -322,9 +322,14 @@ class Leases(Orphans):
         handed = await self._database.rows("hand_over", rows=others, delay=0.0, worn=True) if others else ()
         return self._handed(handed) | {end.id for end in done}
 
-    async def reap(self, *, limit: int = 500, base: float = BACKOFF_BASE, cap: float = BACKOFF_CAP) -> Sequence[Reaped]:
-        """Clear leases that expired. The jobs stay running and can be adopted; attempts do not change."""
-        rows = await self._database.rows("reap", limit=limit, base=base, cap=cap)
+    async def reap(
+        self, *, limit: int = 500, base: float = BACKOFF_BASE, cap: float = BACKOFF_CAP, seen: datetime | None = None
+    ) -> Sequence[Reaped]:
+        """Clear leases that expired. The jobs stay running and can be adopted; attempts do not change.
+
+        `seen`: only what had expired when somebody looked, by the database's clock, however long this waits for a lock.
+        """
+        rows = await self._database.rows("reap", limit=limit, base=base, cap=cap, seen_at=seen)
         if rows:
             self._database.counters.reaped += len(rows)
             self._wake.post([wake.ORPHAN])

@@ -51,8 +51,8 @@ def ending(job_id: str, token: int, outcome: Outcome) -> Ending:
     return Ending(
         job_id,
         token,
-        outcome.status.value,
-        outcome.cause.value,
+        str(outcome.status),
+        str(outcome.cause),
         outcome.exit_code,
         outcome.signal,
         None if error is None else clean(error.code),

@@ -90,7 +90,12 @@ class Prepared:
 def _columns(rows: Sequence[Any], slots: Sequence[queries.Slot], name: str) -> dict[str | None, Sequence[Any]]:
     names = [slot.column for slot in slots if slot.name == name and slot.column is not None]
     turned = list(zip(*tuples(rows, names), strict=True)) if rows else [()] * len(names)
-    return dict(zip(names, turned, strict=True))
+    return dict(zip(names, map(_without_nothing, turned), strict=True))
+
+
+def _without_nothing(column: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Nothing for a column of nothing: `unnest` fills it up, and the driver looks at every value that it is given."""
+    return () if column.count(None) == len(column) else column
 
 
 def _submitting(batch: Batch) -> dict[str, Any]:
@@ -196,6 +201,7 @@ class PostgresDatabase:
         """Open the pool. Behind a pooler LISTEN needs `listen_url`, which leads to Postgres itself; else we poll.
 
         A connection that does not answer an operation within `answer_within` seconds is given up: it may be half open.
+        So is one that takes longer to be made: the pool makes the last one by itself, and lets nobody else try.
         """
         pooled = pooler == "transaction"
         try:
@@ -205,7 +211,7 @@ class PostgresDatabase:
                 max_size=connections,
                 init=_or_cut(_set_up_pooled if pooled else _set_up_session),
                 reset=_leave,
-                timeout=CONNECT_SECONDS,
+                timeout=min(CONNECT_SECONDS, answer_within or CONNECT_SECONDS),
                 server_settings=NAME if pooled else SESSION,
                 statement_cache_size=0 if pooled else STATEMENTS,
             )

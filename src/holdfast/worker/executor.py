@@ -34,6 +34,10 @@ log = logging.getLogger(__name__)
 
 QUICK, SLOW = 0.25, 1.0
 """Seconds between looks at the output: while there is some, and when it has been quiet for a while."""
+LATE_STARTS, LATE_SECONDS = 5, 30.0
+"""How often a start may come too late for its lease, and the longest pause before another one."""
+STOPPED_TRIES = 3
+"""How often the outputs of a job are tried to be kept that somebody asked to stop: it need not wait for room."""
 AWAY_SECONDS = 5.0
 """How long what could not be looked at waits for an adopter, when its engine is away."""
 
@@ -188,54 +192,65 @@ class Execution:
         end = None
         if self._hold.stop is None and self._pipeline is not None:
             end = await self._pipeline.begin()
+        if (unwanted := self._unwanted()) is not None:
+            return unwanted
+        self._at("prepared")
+        return end
+
+    def _unwanted(self) -> End | None:
+        """How it ends if it is not to be started any more."""
         self._check_lease()
         if self._desk.leaving.is_set():
             raise HandOver
-        if self._hold.stop is not None:
-            return End(cause=_cause(self._hold.stop))
-        self._at("prepared")
-        return end
+        return None if self._hold.stop is None else End(cause=_cause(self._hold.stop))
 
     def _stopped_or_leaving(self) -> bool:
         return self._hold.lost or self._hold.stop is not None or self._desk.leaving.is_set()
 
     async def _start(self) -> Running | End:
-        lease, policy = self._lease, self._policy
-        while True:
-            if not await until_trusted(self._hold):
-                raise Lost
-            least = 2 * self._desk.settings.heartbeat_interval
-            if policy.stop_after is not None and policy.stop_after < least:
-                message = f"stop_after is {policy.stop_after:g} s; here it must be at least {least:g} s: two heartbeats"
-                return End(cause=Cause.START_FAILED, error=Error(code="contract_violation", message=message))
+        """Start it. What comes too late is tried again, after a pause: the machine or its engine has too much to do."""
+        for late in range(1, LATE_STARTS + 1):
             try:
-                secrets = find_secrets(policy.secrets, self._desk.settings.secrets_dir)
-                files = await asyncio.to_thread(self._files) if policy.uploads else {}
-            except CannotStart as error:
-                return End(cause=Cause.START_FAILED, error=error.error)
-            order = Order(
-                identity=self._identity,
-                domain=lease.domain,
-                token=lease.token,
-                spec=lease.spec,
-                inputs=lease.inputs,
-                start_by=self._hold.trusted_until,
-                timeout=policy.timeout or self._desk.settings.timeout,
-                idle_timeout=policy.idle_timeout,
-                stop_grace=policy.stop_grace,
-                stop_after=None if policy.stop_after is None else self._hold.renewed_at + policy.stop_after,
-                secrets=secrets,
-                files=files,
-                pipeline=None if self._pipeline is None else self._pipeline.staged(),
-            )
-            try:
-                running = await self._runner.start(order, self._confirm)
+                async with self._runner.turn():
+                    if (unwanted := self._unwanted()) is not None:
+                        return unwanted
+                    running = await self._runner.start(await self._order(), self._confirm)
+                self._at("spawned")
+                return running
             except TooLate:
-                continue
+                if late < LATE_STARTS:
+                    await self._wait(jitter(backoff(late, base=QUICK, cap=LATE_SECONDS)))
             except CannotStart as error:
                 return End(cause=Cause.START_FAILED, error=error.error)
-            self._at("spawned")
-            return running
+        message = f"it was started {LATE_STARTS} times, and each time too late for its lease"
+        return End(cause=Cause.START_FAILED, error=Error(code="start_failed", message=message))
+
+    async def _order(self) -> Order:
+        """What is to be started, by when: as long as the lease can be trusted from now on."""
+        lease, policy = self._lease, self._policy
+        if not await until_trusted(self._hold):
+            raise Lost
+        least = 2 * self._desk.settings.heartbeat_interval
+        if policy.stop_after is not None and policy.stop_after < least:
+            message = f"stop_after is {policy.stop_after:g} s; here it must be at least {least:g} s: two heartbeats"
+            raise CannotStart("contract_violation", message)
+        secrets = find_secrets(policy.secrets, self._desk.settings.secrets_dir)
+        files = await asyncio.to_thread(self._files) if policy.uploads else {}
+        return Order(
+            identity=self._identity,
+            domain=lease.domain,
+            token=lease.token,
+            spec=lease.spec,
+            inputs=lease.inputs,
+            start_by=self._hold.trusted_until,
+            timeout=policy.timeout or self._desk.settings.timeout,
+            idle_timeout=policy.idle_timeout,
+            stop_grace=policy.stop_grace,
+            stop_after=None if policy.stop_after is None else self._hold.renewed_at + policy.stop_after,
+            secrets=secrets,
+            files=files,
+            pipeline=None if self._pipeline is None else self._pipeline.staged(),
+        )
 
     def _files(self) -> Mapping[str, Path]:
         try:
@@ -387,6 +402,8 @@ class Execution:
             except (OutputsWait, EngineUnreachable) as error:
                 n += 1
                 log.warning("job %s attempt %d: %s", self._lease.id, self._lease.attempt, error)
+                if self._hold.stop is not None and n >= STOPPED_TRIES and isinstance(error, OutputsWait):
+                    return End(cause=_cause(self._hold.stop), exit_code=end.exit_code, signal=end.signal)
                 await self._wait_for_engine(n)
 
     async def _meant(self, end: End) -> End:

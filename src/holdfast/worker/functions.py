@@ -271,6 +271,8 @@ class FunctionRun:
 
     def stop(self, reason: str) -> None:
         """Ask politely; an async function that has not ended after the grace is cancelled."""
+        if self._end is not None:
+            return
         if self.cancel.reason is not None and self.cancel.reason != DRAIN:
             return
         if self.cancel.reason == DRAIN:
@@ -282,6 +284,8 @@ class FunctionRun:
             self._deadline = self._loop.call_later(self._policy.stop_grace, self._insist)
 
     def _insist(self) -> None:
+        if self._end is not None:
+            return
         if self._thread:
             if self.hold.stop is not None:
                 self._told(StopPhase.NOT_DEAD)
@@ -291,14 +295,16 @@ class FunctionRun:
             self._deadline = self._loop.call_later(5.0, self._insist)
 
     def give_up(self) -> None:
-        """The worker leaves: hand the job back. A thread that is still in it goes down with the process."""
-        if self.hold.finishing:
+        """The worker leaves: hand the job back. A thread that is still in it goes down with the process.
+
+        One that has ended is not given up: what it said is on its way to the record, and its end follows.
+        """
+        if self._end is not None:
             return
         self._gave_up = True
         if self.task is not None:
             self.task.cancel()
-        end = self._end or End(cause=Cause.DRAINED)
-        self._runs.finish(self.hold, classify(end, self.hold.lease), self)
+        self._runs.finish(self.hold, classify(End(cause=Cause.DRAINED), self.hold.lease), self)
 
     def _told(self, rung: StopPhase) -> None:
         # Reason for a bare task: the rung is told beside the function, whose own task may be blocked. It holds itself.

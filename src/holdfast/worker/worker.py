@@ -310,6 +310,7 @@ class Worker:
             self._runs.launch(hold)
 
     async def _execute(self, hold: Hold) -> None:
+        """Attend to an attempt. If we are given up (cancelled), it stays ours: the host's next worker finds it so."""
         execution = Execution(self._desk, self._runners[hold.lease.runner], hold)
         try:
             await execution.run()
@@ -317,8 +318,7 @@ class Worker:
             log.exception("job %s: its supervision failed; handing it back", hold.lease.id)
             with contextlib.suppress(Exception):
                 await self._desk.hand_overs.ask(Handed(hold.lease, delay=CRASHED_DELAY, worn=True))
-        finally:
-            self._release(hold)
+        self._release(hold)
         await self._clear(execution)
 
     async def _clear(self, execution: Execution) -> None:

@@ -38,12 +38,15 @@ log = logging.getLogger(__name__)
 BUFFER = 4 << 20
 """Bytes of output that wait here to be shipped; then the engine has to keep them."""
 BEGIN_SECONDS = 10.0
+"""How long a start without a word is waited for until its volume is looked into."""
 LAST_SECONDS = 10.0
 """How long the engine may take to hand out the rest of a log whose container has ended."""
+WAIT_SECONDS = 60.0
+"""How long to wait for an end before we look ourselves."""
 STALL_SECONDS = 15.0
 """A log that says nothing for so long is asked for again: following one stalls at a rotation."""
-UNKNOWN = 255
-"""What an engine says that was not there to hear how a container ended: no word against the supervisor's."""
+UNKNOWN = (0, 255)
+"""What engines say that do not know how a container ended, or whether it began: no word against the supervisor's."""
 BEING_REMOVED = ("removing", "dead")
 """An engine that crashed or failed in a removal calls the container dead: nothing of it runs, and it is no witness."""
 NEVER_BEGAN = range(120, 124)
@@ -110,7 +113,7 @@ class Container:
             return "running"
         if await self._read_exit() is not None:
             return "exited"
-        if seen.exit_code in NEVER_BEGAN and await self._file("started", Started) is None:
+        if seen.exit_code in (*NEVER_BEGAN, *UNKNOWN) and await self._file("started", Started) is None:
             return "missing"
         return "died"
 
@@ -138,14 +141,27 @@ class Container:
         task.add_done_callback(self._tasks.discard)
 
     async def begun(self) -> None:
-        """Wait for its first word, or its end: a supervisor that came too late leaves without a trace."""
+        """Wait until it began, by its first word or in the volume, or ended: one that came too late leaves no trace."""
         self.open()
+        try:
+            while not (self.over or await self._speaks() or await self._has_started()):
+                pass
+            if self.over and await self.look() == "missing":
+                raise TooLate
+        except BaseException:  # Nobody else knows of it yet.
+            self.close()
+            raise
+
+    async def _speaks(self) -> bool:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(BEGIN_SECONDS):
-                await self._spoke.wait()
-        if self.over and await self.look() == "missing":
-            self.close()
-            raise TooLate
+                return await self._spoke.wait()
+        return False
+
+    async def _has_started(self) -> bool:
+        with contextlib.suppress(Refusal):
+            return await self._file("started", Started) is not None
+        return False
 
     def watch(self, on_end: Callable[[], None]) -> None:
         self._on_end = on_end
@@ -156,11 +172,16 @@ class Container:
         return self._ended.is_set()
 
     async def _await_end(self) -> None:
-        """Wait until it does not run. A wait that ends says nothing: the engine may have been restarted."""
+        """Wait until it does not run. A wait that ends says nothing: the engine may have been restarted.
+
+        Nor does one that goes on: what lies between us may have dropped the connection without a word.
+        """
         n = 0
         while True:
             try:
-                await self._engine.wait(self.id)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(WAIT_SECONDS):
+                        await self._engine.wait(self.id)
                 self._seen = await self._engine.inspect(self.id)
                 if not self._seen.runs:
                     break
@@ -202,8 +223,9 @@ class Container:
                     break
             except EngineUnreachable:
                 self._runner.doubt()
-            except Refusal:
-                break  # The container is gone, or the log cannot be read: the volume tells.
+            except Refusal as error:
+                if self.over or isinstance(error, Gone):
+                    break  # The volume tells.
             await asyncio.sleep(jitter(backoff(n, base=0.05, cap=2.0)))
         self._log_ended.set()
 
@@ -392,7 +414,7 @@ class Container:
             if seen.out_of_memory:
                 return End(cause=Cause.OUT_OF_MEMORY)
             return _lost(f"its supervisor left no word of its end; the engine says {seen.exit_code}")
-        if seen.exit_code not in (status_of(ended), UNKNOWN):
+        if seen.exit_code not in (status_of(ended), *UNKNOWN):
             return _lost(f"its supervisor says that it ended with {status_of(ended)}, the engine {seen.exit_code}")
         killed = ended.signal == 9 or ended.code == 137
         if ended.cause is ExitCause.EXIT and killed and seen.out_of_memory:

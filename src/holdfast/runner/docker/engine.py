@@ -29,6 +29,8 @@ QUICK = aiohttp.ClientTimeout(total=60.0, sock_connect=5.0)
 """Starting a container may take long on a busy machine; connecting may not."""
 LOOK = aiohttp.ClientTimeout(total=5.0)
 PATIENT = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
+FLOWING = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=60.0)
+"""However long it is, it comes without great pauses: a connection that fell silent is given up."""
 MULTIPLEXED = struct.Struct(">BxxxL")
 IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@-]*")
 UNCONNECTED = 900
@@ -48,11 +50,12 @@ class Gone(Refusal):
 
 
 class Info(msgspec.Struct, frozen=True, kw_only=True):
-    """Which engine this is, and its wall clock when it answered, in seconds."""
+    """Which engine this is, how many processors it has, and its wall clock when it answered, in seconds."""
 
     id: str
     root: str
     host: str
+    processors: int
     time: float
 
 
@@ -105,7 +108,11 @@ class Engine:
     async def info(self) -> Info:
         found = await self._json("GET", "info", timeout=LOOK)
         return Info(
-            id=found["ID"], root=found["DockerRootDir"], host=found["Name"], time=to_seconds(found["SystemTime"])
+            id=found["ID"],
+            root=found["DockerRootDir"],
+            host=found["Name"],
+            processors=found.get("NCPU") or 0,
+            time=to_seconds(found["SystemTime"]),
         )
 
     async def image(self, name: str) -> Image:
@@ -172,10 +179,11 @@ class Engine:
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError) as error:
             raise self._unreachable(error) from error
 
-    async def get(self, container: str, path: str) -> AsyncGenerator[bytes, None]:
+    async def get(self, container: str, wanted: str) -> AsyncGenerator[bytes, None]:
         """Yield a file or folder as a tar stream."""
-        params = {"path": path}
-        async with self._ask("GET", f"containers/{container}/archive", params=params, patient=True) as answer:
+        params = {"path": wanted}
+        path = f"containers/{container}/archive"
+        async with self._ask("GET", path, params=params, patient=True, timeout=FLOWING) as answer:
             async for chunk in answer.content.iter_any():
                 yield chunk
 

@@ -31,6 +31,10 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 2.0
 CLOCK_SECONDS = 10.0
 """For how long a reading of the engine's clock is good."""
+STARTS = 2
+"""How many containers a worker has made at a time, for each processor of the engine.
+
+More at once are made no faster, and each takes so long that it comes too late for its lease."""
 TRIES = 5
 """How often a container is made anew that somebody else removed before its start."""
 SETTLE_SECONDS = 0.5
@@ -65,6 +69,9 @@ class DockerRunner:
         self._away: str | None = f"the Docker engine at {engine.host} was not asked yet"
         self._verified = ("", -1)
         self._doubted = asyncio.Event()
+        self._starts = STARTS
+        self._turns = asyncio.Semaphore(STARTS)
+        self._starting: dict[asyncio.Task[Any] | None, asyncio.Semaphore] = {}
         self._created: dict[Identity, float] = {}
         self._over: frozenset[Identity] | None = None
 
@@ -123,6 +130,8 @@ class DockerRunner:
         if self._away is not None or domain != self._domain:
             log.info("the Docker engine at %s is %s on %s", self.engine.host, domain, info.host)
         self._domain, self._away = domain, None
+        if (starts := STARTS * max(1, info.processors)) != self._starts:
+            self._starts, self._turns = starts, asyncio.Semaphore(starts)
 
     async def verify(self, domain: str) -> None:
         """Make sure that the engine which just answered is the one of this domain; only then "not found" counts."""
@@ -147,6 +156,24 @@ class DockerRunner:
         return self.clock
 
     # Start and find
+
+    @contextlib.asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """It ends when the engine has started the container, whatever becomes of that one then.
+
+        It belongs to the task: of one attempt there may be two here, when we adopt what we have lost a moment before.
+        """
+        turns = self._turns
+        await turns.acquire()
+        self._starting[asyncio.current_task()] = turns
+        try:
+            yield
+        finally:
+            self._end_turn()
+
+    def _end_turn(self) -> None:
+        if (turns := self._starting.pop(asyncio.current_task(), None)) is not None:
+            turns.release()
 
     async def start(self, order: Order, confirm: Confirm) -> Container:
         try:
@@ -174,6 +201,7 @@ class DockerRunner:
                 continue
             seen = await self._fill_and_start(created, order, image, space, confirm)
             if seen is not None:
+                self._end_turn()
                 container = Container(self, order.identity, seen, order.domain, ours=True)
                 await container.begun()
                 return container

@@ -130,7 +130,7 @@ CREATE TABLE holdfast.specs (
 );
 COMMENT ON COLUMN holdfast.specs.policy IS 'What differs from the defaults: on_lost, retry, timeouts, stop_grace, stop_after, budget, secrets, uploads, check.';
 COMMENT ON COLUMN holdfast.specs.signature IS 'The same for the same job again; written by a prune that keeps the newest of each.';
-CREATE INDEX specs_listed ON holdfast.specs (tenant, requested_at DESC, id DESC);
+CREATE INDEX specs_listed ON holdfast.specs (tenant, requested_at, id);
 CREATE INDEX specs_signed ON holdfast.specs (tenant, signature, requested_at DESC, id DESC) WHERE signature IS NOT NULL;
 
 CREATE TABLE holdfast.attempts (

@@ -1,14 +1,16 @@
 -- Lists of jobs, newest first, by any filter: each has an index in the order of the list, so that a page is a stretch of it, whatever
--- the filter and however little it finds. By status there are two: a claim takes a job out of one, its end puts it into the other, and
--- what runs, which is little, is found by jobs_running. One for all statuses would be written at a claim too: claim and finish then took
--- 82 µs of processor time a job instead of 64, and 62 without any of this.
+-- the filter and however little it finds. It is read backwards: what is new is then put at the end of its stretch, where the database
+-- leaves pages full behind it (ordered the other way, a submit wrote an eighth more of log, a finish a fourteenth).
+-- By status there are two: a claim takes a job out of one, its end puts it into the other, and what runs, which is little, is found by
+-- jobs_running. One for all statuses would be written at a claim too: claim and finish then took 82 µs of processor time a job instead
+-- of 64, and 62 without any of this.
 
 DROP INDEX holdfast.jobs_ended_badly;
-CREATE INDEX jobs_waiting ON holdfast.jobs (tenant, status, queue, requested_at DESC, id DESC) WHERE gate IS NOT NULL;
-CREATE INDEX jobs_ended ON holdfast.jobs (tenant, status, queue, requested_at DESC, id DESC)
+CREATE INDEX jobs_waiting ON holdfast.jobs (tenant, status, queue, requested_at, id) WHERE gate IS NOT NULL;
+CREATE INDEX jobs_ended ON holdfast.jobs (tenant, status, queue, requested_at, id)
   WHERE status IN ('paused', 'succeeded', 'failed', 'timed_out', 'cancelled');
-CREATE INDEX jobs_of_lane ON holdfast.jobs (tenant, lane, requested_at DESC, id DESC) WHERE lane IS NOT NULL;
-CREATE INDEX specs_of_kind ON holdfast.specs (tenant, kind, requested_at DESC, id DESC);
+CREATE INDEX jobs_of_lane ON holdfast.jobs (tenant, lane, requested_at, id) WHERE lane IS NOT NULL;
+CREATE INDEX specs_of_kind ON holdfast.specs (tenant, kind, requested_at, id);
 
 -- Which jobs have a label. A label never changes; only jobs that have some pay for this.
 CREATE TABLE holdfast.labels (
@@ -18,7 +20,7 @@ CREATE TABLE holdfast.labels (
   id uuid NOT NULL
 );
 COMMENT ON COLUMN holdfast.labels.label IS 'The md5 of name=value: an entry of an index may not be as long as a label.';
-CREATE INDEX labels_listed ON holdfast.labels (tenant, label, requested_at DESC, id DESC);
+CREATE INDEX labels_listed ON holdfast.labels (tenant, label, requested_at, id);
 
 -- With its owner's rights: whoever may submit needs none on this table.
 CREATE FUNCTION holdfast.note_labels() RETURNS trigger

@@ -112,7 +112,7 @@ CREATE TABLE specs (
   reuse_key TEXT,
   CONSTRAINT runner_known CHECK (runner = 'function' OR runner = 'process' OR runner = 'docker')
 ) WITHOUT ROWID, STRICT;
-CREATE INDEX specs_listed ON specs (tenant, requested_at DESC, id DESC);
+CREATE INDEX specs_listed ON specs (tenant, requested_at, id);
 CREATE INDEX specs_signed ON specs (tenant, signature, requested_at DESC, id DESC) WHERE signature IS NOT NULL;
 
 CREATE TABLE attempts (

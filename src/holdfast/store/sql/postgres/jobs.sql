@@ -137,7 +137,7 @@ CROSS JOIN LATERAL (
     AND (:labels::jsonb IS NULL OR r.labels @> :labels::jsonb) AS fits
 ) AS f
 WHERE f.fits
-  OR w.id = (SELECT l.id FROM walked AS l ORDER BY l.requested_at, l.id LIMIT 1)
+  OR w.id = (SELECT x.id FROM walked AS x ORDER BY x.requested_at, x.id LIMIT 1)
 ORDER BY w.requested_at DESC, w.id DESC
 LIMIT :limit::integer;
 

@@ -133,10 +133,10 @@ WITH RECURSIVE clock AS MATERIALIZED (
   GROUP BY h.queue, h.capability, h.domain, h.tenant, h.turn, h.mark_rank, h.mark_at, h.mark_id
   ORDER BY turn
 ), picked AS MATERIALIZED (
-  SELECT j.id, t.domain
+  SELECT j.ctid AS place, t.domain
   FROM turns AS t
   CROSS JOIN LATERAL (
-    SELECT j.id FROM holdfast.jobs AS j
+    SELECT j.ctid FROM holdfast.jobs AS j
     WHERE j.gate = 'open' AND j.queue = t.queue AND j.capability = t.capability AND j.tenant = t.tenant
       AND (-j.priority, j.requested_at, j.id) > (coalesce(t.mark_rank, -2147483648),
         coalesce(t.mark_at, '-infinity'), coalesce(t.mark_id, '00000000-0000-0000-0000-000000000000'))
@@ -169,7 +169,7 @@ WITH RECURSIVE clock AS MATERIALIZED (
       seq = j.seq + 1
   FROM picked AS p
   CROSS JOIN clock AS t
-  WHERE j.id = p.id
+  WHERE j.ctid = p.place -- locked, so it stays in its place
   RETURNING j.id, j.token, j.attempt, j.domain, j.tenant, j.queue, j.capability, j.lane, j.spent, j.max_attempts, j.usage,
     j.priority, j.requested_at
 )
@@ -441,15 +441,16 @@ SELECT h.id FROM handed AS h;
 
 -- name: reap
 -- Clear expired leases; the jobs stay running and can be adopted. State, expiry and token are looked at under the lock.
--- An orphan that already went through adoptions without progress waits longer each time.
+-- An orphan that already went through adoptions without progress waits longer each time. Uses jobs_running: by id, the
+-- planner would walk along all jobs.
 WITH expired AS MATERIALIZED (
   SELECT j.id, j.token, j.owner
   FROM holdfast.jobs AS j
   WHERE j.phase IS NOT NULL
     AND j.owner IS NOT NULL
     AND j.status = 'running'
-    AND j.lease_expires_at < holdfast.clock()
-  ORDER BY j.id
+    AND j.lease_expires_at < least(holdfast.clock(), :seen_at::timestamptz)
+  ORDER BY j.lease_expires_at, j.id
   LIMIT :limit::integer
   FOR NO KEY UPDATE SKIP LOCKED
 ), reaped AS (
@@ -468,7 +469,7 @@ WITH expired AS MATERIALIZED (
   WHERE j.id = e.id
     AND j.token = e.token
     AND j.status = 'running'
-    AND j.lease_expires_at < holdfast.clock()
+    AND j.lease_expires_at < least(holdfast.clock(), :seen_at::timestamptz)
   RETURNING j.id, j.seq, j.updated_at, e.owner AS worker, j.token, j.attempt, j.adoptions
 ), told AS (
   INSERT INTO holdfast.events (job_id, seq, at, type, data)

@@ -45,61 +45,77 @@ WHERE j.status = 'running'
 ORDER BY j.id;
 
 -- name: unreachable
--- Orphans in domains that no worker has had for longer than :grace. A live worker's row expires in the future.
+-- Orphans in domains that no worker has had for longer than :grace. A live worker's row expires in the future. Uses
+-- jobs_orphaned, as do the next ones: what nobody owns is collected first, for by id the planner would walk along all jobs.
 WITH reachable AS MATERIALIZED (
   SELECT DISTINCT d.domain
   FROM holdfast.workers AS w
   CROSS JOIN LATERAL json_array_elements_text(w.domains) AS d(domain)
   WHERE w.expires_at >= holdfast.clock() - make_interval(secs => :grace::float8)
+), unowned AS MATERIALIZED (
+  SELECT j.id, j.tenant, j.token, j.attempt, j.domain, j.spent, j.max_attempts, j.last_beat_at
+  FROM holdfast.jobs AS j
+  WHERE j.phase IS NOT NULL
+    AND j.owner IS NULL
+    AND j.status = 'running'
+    AND j.domain <> :function::text
+    AND j.orphaned_at < holdfast.clock() - make_interval(secs => :grace::float8)
+    AND j.domain NOT IN (SELECT r.domain FROM reachable AS r)
 )
 SELECT j.id, j.tenant, j.token, j.attempt, j.domain, j.spent, j.max_attempts, s.policy, j.last_beat_at,
   holdfast.clock() AS now_at
-FROM holdfast.jobs AS j
+FROM unowned AS j
 JOIN holdfast.specs AS s ON s.id = j.id
-WHERE j.phase IS NOT NULL
-  AND j.owner IS NULL
-  AND j.status = 'running'
-  AND j.domain <> :function::text
-  AND j.orphaned_at < holdfast.clock() - make_interval(secs => :grace::float8)
-  AND j.domain NOT IN (SELECT r.domain FROM reachable AS r)
-  AND (:after_id::uuid IS NULL OR j.id > :after_id::uuid)
+WHERE (:after_id::uuid IS NULL OR j.id > :after_id::uuid)
 ORDER BY j.id
 LIMIT :limit::integer;
 
 -- name: open_in
--- Orphans, and jobs that are paused as lost, in these domains.
+-- Orphans, and jobs that are paused as lost, in these domains. Uses jobs_orphaned.
+WITH unowned AS MATERIALIZED (
+  SELECT j.id, j.tenant, j.token, j.attempt, j.domain, j.spent, j.max_attempts, j.last_beat_at, j.status, j.error_code
+  FROM holdfast.jobs AS j
+  WHERE j.phase IS NOT NULL
+    AND j.owner IS NULL
+    AND j.domain = ANY (:domains::text[])
+)
 SELECT j.id, j.tenant, j.token, j.attempt, j.domain, j.spent, j.max_attempts, s.policy, j.last_beat_at,
   holdfast.clock() AS now_at
-FROM holdfast.jobs AS j
+FROM unowned AS j
 JOIN holdfast.specs AS s ON s.id = j.id
-WHERE j.phase IS NOT NULL
-  AND j.owner IS NULL
-  AND j.domain = ANY (:domains::text[])
-  AND (j.status = 'running' OR (j.status = 'paused' AND j.error_code = 'lost'))
+WHERE (j.status = 'running' OR (j.status = 'paused' AND j.error_code = 'lost'))
   AND (:after_id::uuid IS NULL OR j.id > :after_id::uuid)
 ORDER BY j.id
 LIMIT :limit::integer;
 
 -- name: recoverable
--- Jobs that are paused as lost in these domains. What is paused has no adopt_after_at.
-SELECT j.id, j.tenant
-FROM holdfast.jobs AS j
-WHERE j.phase IS NOT NULL
-  AND j.owner IS NULL
-  AND j.domain = ANY (:domains::text[])
-  AND j.adopt_after_at IS NULL
-  AND j.status = 'paused'
-  AND j.error_code = 'lost'
-ORDER BY j.id
+-- Jobs that are paused as lost in these domains. What is paused has no adopt_after_at. Uses jobs_orphaned.
+WITH unowned AS MATERIALIZED (
+  SELECT j.id, j.tenant, j.status, j.error_code
+  FROM holdfast.jobs AS j
+  WHERE j.phase IS NOT NULL
+    AND j.owner IS NULL
+    AND j.domain = ANY (:domains::text[])
+    AND j.adopt_after_at IS NULL
+)
+SELECT u.id, u.tenant
+FROM unowned AS u
+WHERE u.status = 'paused'
+  AND u.error_code = 'lost'
+ORDER BY u.id
 LIMIT :limit::integer;
 
 -- name: worn_orphans
--- Orphans that were adopted again and again without progress.
+-- Orphans that were adopted again and again without progress. Uses jobs_orphaned.
+WITH unowned AS MATERIALIZED (
+  SELECT j.id, j.tenant, j.token, j.adoptions, j.status
+  FROM holdfast.jobs AS j
+  WHERE j.phase IS NOT NULL
+    AND j.owner IS NULL
+)
 SELECT j.id, j.tenant, j.token, j.adoptions
-FROM holdfast.jobs AS j
-WHERE j.phase IS NOT NULL
-  AND j.owner IS NULL
-  AND j.status = 'running'
+FROM unowned AS j
+WHERE j.status = 'running'
   AND j.adoptions >= :adoptions::integer
 ORDER BY j.id
 LIMIT :limit::integer;

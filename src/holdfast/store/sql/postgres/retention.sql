@@ -8,12 +8,16 @@ WITH seen AS MATERIALIZED (
   WHERE j.id > coalesce(:after_id::uuid, '00000000-0000-0000-0000-000000000000')
   ORDER BY j.id
   LIMIT :scan::integer
+), unsigned AS MATERIALIZED ( -- each by its id: told that few are unsigned, the planner would look for them among all
+  SELECT o.id
+  FROM seen AS d
+  CROSS JOIN LATERAL (SELECT s.id, s.signature FROM holdfast.specs AS s WHERE s.id = d.id OFFSET 0) AS o
+  WHERE o.signature IS NULL
 )
 UPDATE holdfast.specs AS s
 SET signature = md5(concat_ws(E'\n', s.kind, s.runner, s.spec, s.inputs))::uuid
-FROM seen AS d
-WHERE s.id = d.id
-  AND s.signature IS NULL;
+FROM unsigned AS u
+WHERE s.id = u.id;
 
 -- name: prune
 -- Look at the next :scan jobs behind :after_id, and remove those that are over their age, or behind the newest :newest of

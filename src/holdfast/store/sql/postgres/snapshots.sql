@@ -159,7 +159,7 @@ WHERE s.id IN (SELECT e FROM json_array_elements_text(:ids::json) AS e)
 RETURNING s.id;
 
 -- name: evictable_snapshots
--- Leaves that nobody has used for a while and no unfinished job has in its plan: oldest, then largest. Uses snapshots_used,
+-- Leaves that nobody has used for a while and no unfinished job has in its plan: oldest, then largest. Uses
 -- snapshots_parent, tasks_parent, tasks_snapshot.
 SELECT s.id
 FROM holdfast.snapshots AS s

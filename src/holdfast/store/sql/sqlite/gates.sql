@@ -18,7 +18,7 @@ RETURNING id, queue, gate;
 -- name: unresolved_lanes
 -- Lanes with jobs that no resolver has looked at. Uses jobs_unresolved.
 SELECT DISTINCT j.tenant, j.lane
-FROM jobs AS j
+FROM jobs AS j INDEXED BY jobs_unresolved
 WHERE j.gate = 'unresolved'
   AND j.lane IS NOT NULL
 ORDER BY j.tenant, j.lane
@@ -27,7 +27,7 @@ LIMIT :limit;
 -- name: unresolved_jobs
 -- Jobs without a lane that no resolver has looked at. Uses jobs_unresolved.
 SELECT j.id
-FROM jobs AS j
+FROM jobs AS j INDEXED BY jobs_unresolved
 WHERE j.gate = 'unresolved'
   AND j.lane IS NULL
 ORDER BY j.id
@@ -36,7 +36,7 @@ LIMIT :limit;
 -- name: unresolved_in_lane
 -- All visible unresolved jobs of a lane, in the order in which they were accepted. Uses jobs_unresolved.
 SELECT j.id, j.has_needs
-FROM jobs AS j
+FROM jobs AS j INDEXED BY jobs_unresolved
 WHERE j.gate = 'unresolved'
   AND j.tenant = :tenant
   AND j.lane = :lane
@@ -231,15 +231,16 @@ WHERE (l.holder IS NOT NULL AND (h.id IS NULL OR h.status NOT IN ('queued', 'run
        AND EXISTS (
          SELECT 1 FROM jobs AS w WHERE w.gate = 'lane' AND w.tenant = l.tenant AND w.lane = l.lane)
        AND NOT EXISTS ( -- whoever resolves it will move the lane
-         SELECT 1 FROM jobs AS u WHERE u.gate = 'unresolved' AND u.tenant = l.tenant AND u.lane = l.lane)
+         SELECT 1 FROM jobs AS u INDEXED BY jobs_unresolved
+         WHERE u.gate = 'unresolved' AND u.tenant = l.tenant AND u.lane = l.lane)
        AND NOT EXISTS (
          SELECT 1 FROM jobs AS b
          WHERE b.tenant = l.tenant AND b.lane = l.lane AND b.lane IS NOT NULL AND b.started_at IS NOT NULL
            AND b.dismissed = 0 AND (b.status = 'paused' OR b.status = 'failed' OR b.status = 'timed_out')))
 UNION ALL
 SELECT 'holder', j.tenant, j.lane, j.id
-FROM jobs AS j
-JOIN lanes AS l ON l.tenant = j.tenant AND l.lane = j.lane
+FROM jobs AS j INDEXED BY jobs_claimable
+CROSS JOIN lanes AS l ON l.tenant = j.tenant AND l.lane = j.lane
 WHERE j.gate = 'open'
   AND j.lane IS NOT NULL
   AND (l.holder IS NOT j.id OR l.paused = 1)

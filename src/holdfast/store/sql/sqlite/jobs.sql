@@ -129,7 +129,7 @@ SELECT r.*, (SELECT count(*) FROM walked) AS walked,
 FROM walked AS w
 CROSS JOIN job_records AS r ON r.id = w.id
 WHERE fits
-  OR w.id = (SELECT l.id FROM walked AS l ORDER BY l.requested_at, l.id LIMIT 1)
+  OR w.id = (SELECT x.id FROM walked AS x ORDER BY x.requested_at, x.id LIMIT 1)
 ORDER BY w.requested_at DESC, w.id DESC
 LIMIT :limit;
 

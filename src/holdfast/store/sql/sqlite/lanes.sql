@@ -30,7 +30,7 @@ SELECT l.tenant, l.lane, l.paused, l.holder,
     WHERE b.tenant = l.tenant AND b.lane = l.lane AND b.lane IS NOT NULL AND b.started_at IS NOT NULL
       AND b.dismissed = 0 AND (b.status = 'paused' OR b.status = 'failed' OR b.status = 'timed_out'))
   OR EXISTS ( -- on its way back to its place: nobody overtakes it
-    SELECT 1 FROM jobs AS u
+    SELECT 1 FROM jobs AS u INDEXED BY jobs_unresolved
     WHERE u.gate = 'unresolved' AND u.tenant = l.tenant AND u.lane = l.lane AND u.lane_position IS NOT NULL) AS blocked,
   n.id AS next_id, n.lane_position AS next_position
 FROM json_each(:lanes) AS r

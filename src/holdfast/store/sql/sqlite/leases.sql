@@ -383,7 +383,7 @@ FROM jobs AS j INDEXED BY jobs_running
 WHERE j.phase IS NOT NULL
   AND j.owner IS NOT NULL
   AND j.status = 'running'
-  AND j.lease_expires_at < clock()
+  AND j.lease_expires_at < min(clock(), coalesce(:seen_at, clock()))
 LIMIT 1;
 DELETE FROM told;
 INSERT INTO told (id, token, owner)
@@ -392,7 +392,7 @@ FROM jobs AS j INDEXED BY jobs_running
 WHERE j.phase IS NOT NULL
   AND j.owner IS NOT NULL
   AND j.status = 'running'
-  AND j.lease_expires_at < clock()
+  AND j.lease_expires_at < min(clock(), coalesce(:seen_at, clock()))
 ORDER BY j.lease_expires_at
 LIMIT :limit;
 UPDATE jobs

@@ -41,7 +41,7 @@ SELECT count(*) AS seen, max(t.id) AS last_id FROM told AS t;
 -- How much waits and runs per queue, of one tenant or all; each gate up to :most. Uses the small index of each gate.
 SELECT c.queue, c.state, count(*) AS jobs
 FROM (
-  SELECT * FROM (SELECT j.queue, 'open' AS state FROM jobs AS j WHERE j.gate = 'open' AND (:tenant IS NULL OR j.tenant = :tenant) LIMIT :most) AS x
+  SELECT * FROM (SELECT j.queue, 'open' AS state FROM jobs AS j INDEXED BY jobs_claimable WHERE j.gate = 'open' AND (:tenant IS NULL OR j.tenant = :tenant) LIMIT :most) AS x
   UNION ALL
   SELECT * FROM (SELECT j.queue, 'future' AS state FROM jobs AS j WHERE j.gate = 'future' AND (:tenant IS NULL OR j.tenant = :tenant) LIMIT :most) AS x
   UNION ALL
@@ -51,7 +51,7 @@ FROM (
   UNION ALL
   SELECT * FROM (SELECT j.queue, 'held' AS state FROM jobs AS j WHERE j.gate = 'held' AND (:tenant IS NULL OR j.tenant = :tenant) LIMIT :most) AS x
   UNION ALL
-  SELECT * FROM (SELECT j.queue, 'unresolved' AS state FROM jobs AS j WHERE j.gate = 'unresolved' AND (:tenant IS NULL OR j.tenant = :tenant) LIMIT :most) AS x
+  SELECT * FROM (SELECT j.queue, 'unresolved' AS state FROM jobs AS j INDEXED BY jobs_unresolved WHERE j.gate = 'unresolved' AND (:tenant IS NULL OR j.tenant = :tenant) LIMIT :most) AS x
   UNION ALL
   SELECT * FROM (SELECT j.queue, 'running' AS state FROM jobs AS j WHERE j.phase IS NOT NULL AND j.status = 'running' AND (:tenant IS NULL OR j.tenant = :tenant) LIMIT :most) AS x) AS c
 GROUP BY c.queue, c.state
@@ -63,7 +63,7 @@ ORDER BY c.queue, c.state;
 SELECT o.queue, max(0, clock() - min(o.waits_from)) / 1000000.0 AS seconds
 FROM (
   SELECT j.queue, j.available_at AS waits_from
-  FROM jobs AS j
+  FROM jobs AS j INDEXED BY jobs_claimable
   WHERE j.gate = 'open'
     AND (:tenant IS NULL OR j.tenant = :tenant)
   LIMIT :most) AS o

@@ -19,7 +19,7 @@ RETURNING id, tenant, parent, task, task_hash, components, folder, digest, size,
 -- name: near_snapshots
 -- What a miss is compared with: those with one of these parents, then the newest ones. Uses snapshots_listed, snapshots_parent.
 SELECT * FROM (SELECT s.id, s.tenant, s.parent, s.task, s.task_hash, s.components, s.folder, s.digest, s.size, s.made_at, s.used_at, s.job_id
-  FROM snapshots AS s
+  FROM snapshots AS s INDEXED BY snapshots_parent
   WHERE s.parent IN (SELECT value FROM json_each(:parents))
     AND s.tenant = :tenant
   ORDER BY s.made_at DESC, s.id DESC
