@@ -30,7 +30,7 @@ class TestDockerRunner(RunnerSuite):
     @pytest.fixture
     async def runner(self, docker_engine: Daemon, tmp_path: Path) -> AsyncIterator[DockerRunner]:
         engine = Engine(docker_engine.host)
-        runner = DockerRunner(engine, INSTALLATION, limits=Limits(), log_cap=1 << 20, spaces=tmp_path)
+        runner = DockerRunner(engine, INSTALLATION, limits=Limits(), log_cap=1 << 20, state=tmp_path)
         await runner.check()
         yield runner
         await engine.close()

@@ -71,8 +71,7 @@ def record(docker_engine: Daemon) -> Iterator[Record]:
 async def sweep(fleet: Fleet, dock: Daemon, times: int = 1) -> None:
     """What a worker does once a minute, so many times."""
     async with api(dock) as engine:
-        spaces = fleet.settings.state / "spaces"
-        runner = DockerRunner(engine, fleet.installation, limits=Limits(), log_cap=1 << 20, spaces=spaces)
+        runner = DockerRunner(engine, fleet.installation, limits=Limits(), log_cap=1 << 20, state=fleet.settings.state)
         await runner.check()
         locks = StateFolder(fleet.host("sweeper")).locks(fleet.installation)
         chores = Chores(

@@ -34,9 +34,7 @@ async def owned(rig: Rig, dock: Daemon, job: Job) -> AsyncIterator[tuple[DockerR
     """The test plays a worker that claimed a job; afterwards it is known to be dead."""
     async with api(dock) as engine:
         installation = await rig.store.installation()
-        runner = DockerRunner(
-            engine, installation, limits=Limits(), log_cap=1 << 20, spaces=rig.settings.state / "spaces"
-        )
+        runner = DockerRunner(engine, installation, limits=Limits(), log_cap=1 << 20, state=rig.settings.state)
         await runner.check()
         pair = Claimable(queue=job.queue, capability="docker", domain=runner.domain)
         (lease,) = (await rig.store.leases.claim(OWNER, [pair], slots=1, ttl=60)).claimed

@@ -189,8 +189,8 @@ async def test_no_turn_is_lost_or_made_by_two_starts_of_one_attempt(rig: Rig, do
         async with asyncio.timeout(60):
             await asyncio.gather(*(start() for _ in range(3)))
             async with runner.turn():
-                assert runner._turns.locked()
-        assert not runner._turns.locked()
+                assert runner._turns._free.locked()
+        assert not runner._turns._free.locked()
     await rig.store.jobs.cancel(job.id)
     async with rig.worker():
         await rig.ended(job, Status.CANCELLED)

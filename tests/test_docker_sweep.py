@@ -36,10 +36,10 @@ async def sweeper(rig: Rig, dock: Daemon) -> AsyncIterator[Chores]:
 
 async def chores_of(rig: Rig, engine: object) -> Chores:
     installation = await rig.store.installation()
-    spaces = rig.settings.state / "spaces"
-    runner = DockerRunner(engine, installation, limits=Limits(), log_cap=1 << 20, spaces=spaces)  # type: ignore[arg-type]
+    state = rig.settings.state
+    runner = DockerRunner(engine, installation, limits=Limits(), log_cap=1 << 20, state=state)  # type: ignore[arg-type]
     await runner.check()
-    locks = StateFolder(rig.settings.state).locks(installation)
+    locks = StateFolder(state).locks(installation)
     return Chores(rig.store, "sweeper", rig.settings, locks=locks, runners=[runner], held=lambda _: False)
 
 

@@ -102,9 +102,7 @@ async def docker_of(settings: Settings, installation: str, held: AsyncExitStack)
     engine = Engine(settings.docker_host)
     held.push_async_callback(engine.close)
     limits = Limits(memory=settings.docker_memory, cpus=settings.docker_cpus, pids=settings.docker_pids)
-    runner = DockerRunner(
-        engine, installation, limits=limits, log_cap=settings.log_max_bytes, spaces=settings.state / "spaces"
-    )
+    runner = DockerRunner(engine, installation, limits=limits, log_cap=settings.log_max_bytes, state=settings.state)
     await runner.check()
     return [runner]
 

@@ -4,6 +4,7 @@ host                 a random id; machine ids are cloned with images
 boots                every boot of this host that ran attempts, the latest last
 workers/SITE/…lock   held by a worker while it lives; whoever can take it knows that the worker is dead
 attempts/SITE/…      the attempt folders of one installation
+turns/ENGINE/…       held by whoever starts a container on that engine
 """
 
 import contextlib

@@ -23,7 +23,7 @@ from holdfast.worker.classify import classify
 from holdfast.worker.completer import Handed, retried
 from holdfast.worker.desk import Desk
 from holdfast.worker.journal import Journal
-from holdfast.worker.lease import Hold, Lost, until_trusted
+from holdfast.worker.lease import Hold, Lost, boottime, until_trusted
 from holdfast.worker.pipeline import Pipeline
 from holdfast.worker.readiness import Unready, make_ready
 from holdfast.worker.shipper import Shipper
@@ -209,17 +209,21 @@ class Execution:
 
     async def _start(self) -> Running | End:
         """Start it. What comes too late is tried again, after a pause: the machine or its engine has too much to do."""
+        lease = self._lease
         for late in range(1, LATE_STARTS + 1):
             try:
                 async with self._runner.turn():
+                    began = boottime()
                     if (unwanted := self._unwanted()) is not None:
                         return unwanted
                     running = await self._runner.start(await self._order(), self._confirm)
                 self._at("spawned")
                 return running
             except TooLate:
-                if late < LATE_STARTS:
-                    await self._wait(jitter(backoff(late, base=QUICK, cap=LATE_SECONDS)))
+                took = boottime() - began
+                log.warning("job %s attempt %d: start %d came too late, %.1f s", lease.id, lease.attempt, late, took)
+                if late < LATE_STARTS:  # Those that were late together are not to come together again.
+                    await self._wait(jitter(backoff(late, base=max(QUICK, took), cap=LATE_SECONDS), 0.9))
             except CannotStart as error:
                 return End(cause=Cause.START_FAILED, error=error.error)
         message = f"it was started {LATE_STARTS} times, and each time too late for its lease"

@@ -21,6 +21,7 @@ from holdfast.runner.docker.container import Container, boottime
 from holdfast.runner.docker.engine import Engine, Gone, Image, Info, Refusal, Seen
 from holdfast.runner.docker.recipe import Clock
 from holdfast.runner.docker.spaces import Spaces
+from holdfast.runner.docker.turns import Turn, Turns
 from holdfast.runner.process import LEAST_OUTPUT, OUTPUT_FACTOR
 from holdfast.runner.spec import Command
 from holdfast.runner.users import User
@@ -32,9 +33,7 @@ LOOK_SECONDS = 2.0
 CLOCK_SECONDS = 10.0
 """For how long a reading of the engine's clock is good."""
 STARTS = 2
-"""How many containers a worker has made at a time, for each processor of the engine.
-
-More at once are made no faster, and each takes so long that it comes too late for its lease."""
+"""How many containers are made at a time, for each processor of the engine: more at once are made no faster."""
 TRIES = 5
 """How often a container is made anew that somebody else removed before its start."""
 SETTLE_SECONDS = 0.5
@@ -58,9 +57,9 @@ GOING_DOWN = (
 class DockerRunner:
     capability = "docker"
 
-    def __init__(self, engine: Engine, installation: str, *, limits: Limits, log_cap: int, spaces: Path) -> None:
+    def __init__(self, engine: Engine, installation: str, *, limits: Limits, log_cap: int, state: Path) -> None:
         self.engine = engine
-        self.spaces = Spaces(spaces / installation)
+        self.spaces = Spaces(state / "spaces" / installation)
         self.clock = Clock(0.0, 0.0)
         self._installation = installation
         self._limits = limits
@@ -69,9 +68,9 @@ class DockerRunner:
         self._away: str | None = f"the Docker engine at {engine.host} was not asked yet"
         self._verified = ("", -1)
         self._doubted = asyncio.Event()
-        self._starts = STARTS
-        self._turns = asyncio.Semaphore(STARTS)
-        self._starting: dict[asyncio.Task[Any] | None, asyncio.Semaphore] = {}
+        self._state = state
+        self._turns = Turns(state / "turns", "", STARTS)
+        self._starting: dict[asyncio.Task[Any] | None, Turn] = {}
         self._created: dict[Identity, float] = {}
         self._over: frozenset[Identity] | None = None
 
@@ -130,8 +129,8 @@ class DockerRunner:
         if self._away is not None or domain != self._domain:
             log.info("the Docker engine at %s is %s on %s", self.engine.host, domain, info.host)
         self._domain, self._away = domain, None
-        if (starts := STARTS * max(1, info.processors)) != self._starts:
-            self._starts, self._turns = starts, asyncio.Semaphore(starts)
+        if (made_for := (domain, STARTS * max(1, info.processors))) != self._turns.made_for:
+            self._turns = Turns(self._state / "turns", *made_for)
 
     async def verify(self, domain: str) -> None:
         """Make sure that the engine which just answered is the one of this domain; only then "not found" counts."""
@@ -163,17 +162,15 @@ class DockerRunner:
 
         It belongs to the task: of one attempt there may be two here, when we adopt what we have lost a moment before.
         """
-        turns = self._turns
-        await turns.acquire()
-        self._starting[asyncio.current_task()] = turns
+        self._starting[asyncio.current_task()] = await self._turns.take()
         try:
             yield
         finally:
             self._end_turn()
 
     def _end_turn(self) -> None:
-        if (turns := self._starting.pop(asyncio.current_task(), None)) is not None:
-            turns.release()
+        if (turn := self._starting.pop(asyncio.current_task(), None)) is not None:
+            turn.end()
 
     async def start(self, order: Order, confirm: Confirm) -> Container:
         try:
