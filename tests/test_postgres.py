@@ -1,16 +1,21 @@
-"""What only Postgres has: connections that fall silent, at the wrong moment."""
+"""What only Postgres has: arrays in its own text, and connections that fall silent at the wrong moment."""
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from holdfast.errors import StoreError
+from holdfast.errors import Invalid, StoreError
 from holdfast.store import postgres
 from holdfast.store.lanes import lock_lanes
-from holdfast.store.postgres import PostgresDatabase, PostgresTx
+from holdfast.store.postgres import PostgresDatabase, PostgresTx, array_text
 from holdfast.store.store import Store, connect
 from tests.proxy import Proxy
 from tests.rig import eventually
@@ -100,3 +105,61 @@ async def test_silent_transaction_does_not_keep_a_lane_for_ever(
         silent.cancel()
     await asyncio.gather(silent, return_exceptions=True)
     await database.close()
+
+
+AWKWARD = ['"', "\\", '\\"', "{", "}", ",", "", " ", "NULL", "null", "a\nb", "ä€😀", "'", '{"a": "b\\\\"}', '","']
+
+
+@pytest.mark.parametrize(
+    ("kind_", "column"),
+    [
+        ("text", AWKWARD),
+        ("text", [*AWKWARD, None]),
+        ("text", [""]),
+        ("bigint", [0, -1, 2**63 - 1]),
+        ("bigint", [1, None]),
+        ("float8", [0.1, 1e300, float("inf"), 0.0]),
+        ("boolean", [True, False, None]),
+        ("timestamptz", [datetime(2026, 1, 17, 9, 30, 1, 5, tzinfo=UTC), None]),
+        ("text", []),
+    ],
+)
+async def test_what_is_written_as_an_array_is_read_as_it_was(clean_url: str, kind_: str, column: list[Any]) -> None:
+    database = await connect(clean_url, connections=1, listen=False)
+    assert isinstance(database, PostgresDatabase)
+    try:
+        (row,) = await database.fetch(f"SELECT $1::text::{kind_}[] AS read", array_text(column))
+        assert row["read"] == column
+    finally:
+        await database.close()
+
+
+async def test_json_in_an_array_is_read_as_it_was(clean_url: str) -> None:
+    values: list[Any] = [{"a": ['"', "\\", "{,}", None]}, [1, "NULL"], "{}"]
+    database = await connect(clean_url, connections=1, listen=False)
+    assert isinstance(database, PostgresDatabase)
+    try:
+        (row,) = await database.fetch("SELECT to_jsonb($1::text::jsonb[])::text AS read", array_text(values))
+        assert msgspec.json.decode(row["read"]) == [values[0], values[1], {}]
+    finally:
+        await database.close()
+
+
+async def test_what_no_text_of_postgres_can_hold_is_refused(clean_url: str) -> None:
+    database = await connect(clean_url, connections=1, listen=False)
+    assert isinstance(database, PostgresDatabase)
+    try:
+        with pytest.raises(Invalid):
+            await database.fetch("SELECT $1::text::text[]", array_text(["a", "b\0c"]))
+    finally:
+        await database.close()
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), min_size=1))
+def test_the_quick_way_writes_what_the_careful_one_does(column: list[str]) -> None:
+    careful = ",".join(postgres._element(value) for value in column)
+    assert array_text(column) == f"{{{careful}}}"
+
+
+def test_a_column_of_nothing_is_left_to_unnest() -> None:
+    assert array_text([None, None]) == "{}"

@@ -81,46 +81,48 @@ job_records.policy jsonb YES
 job_records.reuse_key text YES 
 job_records.signature uuid YES 
 jobs.id uuid NO 
+jobs.requested_at timestamp with time zone NO 
+jobs.available_at timestamp with time zone NO 
+jobs.priority integer NO 
+jobs.limited boolean NO false
+jobs.unsettled boolean NO false
+jobs.dismissed boolean NO false
 jobs.tenant text NO 
 jobs.queue text NO 
 jobs.capability text NO 
-jobs.lane text YES 
-jobs.lane_position bigint YES 
-jobs.priority integer NO 
 jobs.status text NO 
 jobs.gate text YES 
+jobs.phase text YES 
+jobs.owner text YES 
+jobs.lane text YES 
+jobs.domain text YES 
+jobs.stop_kind text YES 
+jobs.lane_position bigint YES 
+jobs.started_at timestamp with time zone YES 
+jobs.adopt_after_at timestamp with time zone YES 
+jobs.queue_deadline_at timestamp with time zone YES 
 jobs.held boolean NO false
-jobs.limited boolean NO false
 jobs.has_needs boolean NO false
 jobs.has_dependants boolean NO false
-jobs.unsettled boolean NO false
-jobs.dismissed boolean NO false
-jobs.requested_at timestamp with time zone NO 
-jobs.available_at timestamp with time zone NO 
-jobs.queue_deadline_at timestamp with time zone YES 
-jobs.started_at timestamp with time zone YES 
-jobs.finished_at timestamp with time zone YES 
 jobs.updated_at timestamp with time zone NO 
-jobs.owner text YES 
 jobs.token bigint NO 0
-jobs.lease_expires_at timestamp with time zone YES 
-jobs.last_beat_at timestamp with time zone YES 
-jobs.orphaned_at timestamp with time zone YES 
-jobs.adopt_after_at timestamp with time zone YES 
 jobs.adoptions integer NO 0
 jobs.attempt integer NO 0
-jobs.phase text YES 
-jobs.worker text YES 
-jobs.domain text YES 
-jobs.claimed_at timestamp with time zone YES 
-jobs.claim_seq bigint YES 
-jobs.attempt_started_at timestamp with time zone YES 
 jobs.stdout_offset bigint NO 0
 jobs.stderr_offset bigint NO 0
 jobs.batch bigint NO 0
 jobs.spent integer NO 0
 jobs.max_attempts integer NO 
-jobs.stop_kind text YES 
+jobs.log_bytes bigint NO 0
+jobs.seq bigint NO 0
+jobs.finished_at timestamp with time zone YES 
+jobs.lease_expires_at timestamp with time zone YES 
+jobs.last_beat_at timestamp with time zone YES 
+jobs.orphaned_at timestamp with time zone YES 
+jobs.worker text YES 
+jobs.claimed_at timestamp with time zone YES 
+jobs.claim_seq bigint YES 
+jobs.attempt_started_at timestamp with time zone YES 
 jobs.stop_phase text YES 
 jobs.stop_deadline_at timestamp with time zone YES 
 jobs.exit_code integer YES 
@@ -129,8 +131,6 @@ jobs.error_message text YES
 jobs.result json YES 
 jobs.progress json YES 
 jobs.usage json YES 
-jobs.log_bytes bigint NO 0
-jobs.seq bigint NO 0
 labels.tenant text NO 
 labels.label uuid NO 
 labels.requested_at timestamp with time zone NO 
@@ -274,17 +274,13 @@ cap_positive CHECK ((cap >= 1))
 cause_known CHECK ((cause = ANY (ARRAY['exit'::text, 'out_of_memory'::text, 'timed_out'::text, 'idle_timeout'::text, 'cancelled'::text, 'interrupted'::text, 'lost'::text, 'start_failed'::text, 'drained'::text])))
 depth_limit_positive CHECK ((depth_limit >= 1))
 events_pkey PRIMARY KEY (job_id, seq)
-finished_when_terminal CHECK (((finished_at IS NOT NULL) = (status = ANY (ARRAY['succeeded'::text, 'failed'::text, 'timed_out'::text, 'cancelled'::text]))))
 gate_known CHECK ((gate = ANY (ARRAY['open'::text, 'future'::text, 'needs'::text, 'lane'::text, 'held'::text, 'unresolved'::text])))
-gate_of_waiting CHECK (((gate IS NOT NULL) = (status = ANY (ARRAY['pending'::text, 'queued'::text]))))
-held_is_pending CHECK (((gate IS DISTINCT FROM 'held'::text) OR (status = 'pending'::text)))
 idempotency_pkey PRIMARY KEY (tenant, key)
 installation_one CHECK (one)
 installation_pkey PRIMARY KEY (one)
 jobs_pkey PRIMARY KEY (id)
 lanes_pkey PRIMARY KEY (tenant, lane)
 leaders_pkey PRIMARY KEY (duty)
-lease_of_running CHECK (((owner IS NULL) OR (status = 'running'::text)))
 lease_whole CHECK (((owner IS NULL) = (lease_expires_at IS NULL)))
 max_attempts_positive CHECK (((max_attempts >= 1) AND (max_attempts <= 1000)))
 migrations_pkey PRIMARY KEY (number)
@@ -294,12 +290,16 @@ queues_pkey PRIMARY KEY (queue)
 reuse_pkey PRIMARY KEY (tenant, reuse_key)
 role_known CHECK ((role = ANY (ARRAY['viewer'::text, 'submitter'::text, 'operator'::text, 'admin'::text])))
 runner_known CHECK ((runner = ANY (ARRAY['function'::text, 'process'::text, 'docker'::text])))
-running_has_attempt CHECK (((status <> 'running'::text) OR (phase IS NOT NULL)))
 snapshots_folder UNIQUE (folder)
 snapshots_pkey PRIMARY KEY (id)
 specs_pkey PRIMARY KEY (id)
-started_by_claim CHECK (((status <> 'running'::text) OR (started_at IS NOT NULL)))
-status_known CHECK ((status = ANY (ARRAY['pending'::text, 'queued'::text, 'running'::text, 'paused'::text, 'succeeded'::text, 'failed'::text, 'timed_out'::text, 'cancelled'::text])))
+status_fits CHECK (
+CASE
+    WHEN (gate IS NOT NULL) THEN ((owner IS NULL) AND (finished_at IS NULL) AND (((status = 'queued'::text) AND (gate <> 'held'::text)) OR (status = 'pending'::text)))
+    WHEN (finished_at IS NOT NULL) THEN ((owner IS NULL) AND (status = ANY (ARRAY['succeeded'::text, 'failed'::text, 'timed_out'::text, 'cancelled'::text])))
+    WHEN (status = 'running'::text) THEN ((phase IS NOT NULL) AND (started_at IS NOT NULL))
+    ELSE ((status = 'paused'::text) AND (owner IS NULL))
+END)
 stop_known CHECK ((stop_kind = ANY (ARRAY['interrupt'::text, 'cancel'::text, 'delete'::text])))
 task_status_known CHECK ((status = ANY (ARRAY['pending'::text, 'running'::text, 'succeeded'::text, 'failed'::text, 'timed_out'::text, 'cancelled'::text])))
 tasks_pkey PRIMARY KEY (job_id, n)

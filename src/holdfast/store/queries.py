@@ -6,7 +6,7 @@ first, without the write lock (no row: nothing to do); `-- each: rows` before a 
 `:rows`, with its fields by position (`-- each: rows with x`: only of those that have x).
 
 Two shapes of parameters, for Postgres alone: `:rows AS r(id uuid, token bigint)` is a table, sent as one array per
-column, and `:names::text[]` is an array. Every other list is sent as JSON.
+column, each in Postgres' own text, and `:names::text[]` is an array. Every other list is sent as JSON.
 """
 
 import re
@@ -20,7 +20,7 @@ DEFAULT_SCHEMA = "holdfast"
 
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)\b")
 _TABLE = re.compile(r"(?<![:\w]):([a-z_]+) AS (\w+)\(([^)]+)\)")
-_ARRAY = re.compile(r"(?<![:\w]):([a-z_]+)::(\w+)\[\]")
+_ARRAY = re.compile(r"(?<![:\w]):([a-z_]+)::text\[\]")
 _COMMENT = re.compile(r"--[^\n]*")
 
 
@@ -98,17 +98,13 @@ def positional(text: str) -> tuple[str, tuple[Slot, ...]]:
     def table(match: re.Match[str]) -> str:
         name, alias, columns = match.groups()
         typed = [column.split() for column in columns.split(",")]
-        arrays = [_array(number(Slot(name, column)), kind) for column, kind in typed]
+        arrays = [f"{number(Slot(name, column))}::text::{kind}[]" for column, kind in typed]
         return f"unnest({', '.join(arrays)}) AS {alias}({', '.join(column for column, _ in typed)})"
 
     text = _TABLE.sub(table, text)
-    text = _ARRAY.sub(lambda match: _array(number(Slot(match.group(1), array=True)), match.group(2)), text)
+    text = _ARRAY.sub(lambda match: f"{number(Slot(match.group(1), array=True))}::text[]", text)
     text = _PARAMETER.sub(lambda match: number(Slot(match.group(1))), text)
     return text, tuple(slots)
-
-
-def _array(dollar: str, kind: str) -> str:
-    return f"{dollar}::text[]::uuid[]" if kind == "uuid" else f"{dollar}::{kind}[]"
 
 
 def in_schema(text: str, schema: str) -> str:
