@@ -123,6 +123,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 _POLICY = Policy.__struct_fields__
 _policy_of = attrgetter(*_POLICY)
+_said_of = attrgetter(*FIELDS)
 _NO_POLICY = _policy_of(Submission(runner="process", spec={}))
 
 
@@ -242,9 +243,9 @@ def check(submission: Submission, tenant: str) -> Submission:
 
 def _folded(submission: Submission) -> Submission:
     """Move what a pipeline says into its spec, where every database and worker finds it."""
-    said = {name: value for name in FIELDS if (value := getattr(submission, name))}
-    if not said:
+    if not any(_said_of(submission)):
         return submission
+    said = {name: value for name in FIELDS if (value := getattr(submission, name))}
     if not submission.tasks:
         raise Invalid(next(iter(said)), "is for pipelines: give tasks, too")
     for name in said:
