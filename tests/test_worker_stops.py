@@ -301,8 +301,18 @@ async def test_worker_that_slept_just_before_the_start_starts_nothing(tmp_path: 
         runner.close()
 
 
-async def test_supervisor_that_was_first_and_left_too_late_has_started_nothing(tmp_path: Path) -> None:
+async def test_supervisor_that_was_first_and_left_too_late_has_started_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Proves L13. Whoever met it starts the attempt again; it is not a loss."""
+    met = asyncio.Event()
+    begun_by_another = Process._begun_by_another
+
+    async def told(attempt: Process) -> None:
+        met.set()
+        await begun_by_another(attempt)
+
+    monkeypatch.setattr(Process, "_begun_by_another", told)
     runner = ProcessRunner(StateFolder(tmp_path), "site", user=None, log_cap=1 << 20)
     identity = Identity("site", "job", 1)
     order = Order(
@@ -314,8 +324,7 @@ async def test_supervisor_that_was_first_and_left_too_late_has_started_nothing(t
         lock = os.open(folder.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
         starting = asyncio.create_task(runner.start(order, _no_doubt))
-        await asyncio.wait([starting], timeout=0.5)
-        assert not starting.done()
+        await met.wait()
         os.close(lock)
         with pytest.raises(TooLate):
             await starting
