@@ -59,11 +59,14 @@ class Server:
     def url(self) -> str:
         return f"postgresql://holdfast@127.0.0.1:{self.port}/postgres"
 
+    @property
+    def log(self) -> Path:
+        return self._folder / "log"
+
     def start(self) -> None:
-        log = self._folder / "log"
-        with log.open("ab") as file:
+        with self.log.open("ab") as file:
             self._process = subprocess.Popen(self._command, stdout=file, stderr=file, user=self._user, cwd=self._folder)
-        _wait_for(self._process, self._bin, self.port, log)
+        _wait_for(self._process, self._bin, self.port, self.log)
 
     def stop(self, number: int = signal.SIGINT) -> None:
         """SIGINT ends its clients and then itself; SIGQUIT is a crash; SIGTERM waits for clients.

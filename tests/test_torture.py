@@ -20,6 +20,6 @@ def test_nothing_is_lost_doubled_or_out_of_order_under_fire(kind: str, capsys: p
     seed = os.environ.get("HOLDFAST_TEST_SEED") or str(random.SystemRandom().randrange(1 << 31))
     command = [sys.executable, "-m", "torture", "--seconds", str(SECONDS), "--seed", seed, "--store", kind]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    with capsys.disabled():
-        sys.stdout.write(f"\n{done.stdout[-1000:] if done.returncode == 0 else done.stdout}")
-    assert done.returncode == 0, done.stderr
+    with capsys.disabled():  # On stderr: what a process of pytest-xdist says on stdout is heard by nobody.
+        sys.stderr.write(f"\nseed {seed}: {done.stdout[-1000:]}")
+    assert done.returncode == 0, done.stdout + done.stderr

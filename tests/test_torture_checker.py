@@ -8,7 +8,7 @@ import pytest
 from torture.checker import RULES, check
 from torture.checks import pipelines
 from torture.checks.falls import NO_DATABASE
-from torture.history import Alive, Attempt, Call, Event, Fall, Fault, Follow, History, Line, Record
+from torture.history import Alive, Attempt, Call, Event, Fall, Fault, Follow, History, Line, Record, Write
 
 LINES = 3
 
@@ -30,9 +30,15 @@ class Tale:
         )
         history.records[name] = Record(
             id=name, runner=runner, lane=lane, needs=asked.get("needs", ()), reuse_key=asked.get("reuse_key"),
-            labels={"call": str(n)}, policy={}, status="succeeded", seq=7, requested=at, started=at + 1,
-            finished=at + 9,
+            labels={"call": str(n)}, policy={"stop_grace": 1.0, "timeout": 20.0}, status="succeeded", seq=7,
+            requested=at, started=at + 1, finished=at + 9, result=1, usage={"runs": 1},
         )  # fmt: skip
+        history.made[f"{name}/1.3"] = "1"
+        history.writes += [
+            Write("w1", "append", name, 1, at + 3, at + 3.1, True),
+            Write("w1", "append", name, 1, at + 7, at + 7.1, False),
+            Write("w2", "finish", name, 3, at + 8.9, at + 9.1, True),
+        ]
         history.events[name] = [
             self.status(1, 0.0, "queued"),
             self.status(2, 1.0, "running", attempt=1, worker="w1"),
@@ -51,7 +57,7 @@ class Tale:
         history.attempts[name] = [self.attempt(1, claim_seq=2, end_seq=history.records[name].seq)]
         for what, seconds, said in (("start", 2.0, 0), ("tick", 4.0, 2), ("tick", 7.0, 3), ("end", 8.0, LINES)):
             history.lines.append(self.line(name, what, seconds, said=said))
-        history.faults.append(Fault(kind="kill worker", at=at + 2.5, until=at + 3, target="w1"))
+        history.faults.append(Fault(kind="kill worker", at=at + 2.5, until=at + 1e9, target="w1"))
         history.follows += [
             Follow(job=name, after=0, events=[(e.seq, e.type) for e in history.events[name][:4]]),
             Follow(job=name, after=4, events=[(e.seq, e.type) for e in history.events[name][4:]], ended=True),
@@ -162,6 +168,18 @@ def _killed_by_others(tale: Tale) -> None:
     tale.fall("w3", -9)
 
 
+@breaks("nobody_falls_by_itself", "a worker that was told to leave ended with an error")
+def _left_badly(tale: Tale) -> None:
+    tale.history.faults.append(Fault(kind="end worker", at=1.0, until=2.0, target="w3"))
+    tale.fall("w3", 1)
+
+
+@breaks("nobody_falls_by_itself", "a worker said that the database is away, and it was there")
+def _no_reason(tale: Tale) -> None:
+    tale.at += 100
+    tale.fall("w3", NO_DATABASE)
+
+
 @breaks("calls_are_done_whole_and_once", "a call that was repeated made a second job")
 def _second(tale: Tale) -> None:
     tale.job("second")
@@ -190,6 +208,32 @@ def _ended_twice(tale: Tale) -> None:
     tale.change_record("plain", status="failed")
 
 
+@breaks("moves_are_legal", "a job came back after its end, and nobody had asked for it")
+def _came_back(tale: Tale) -> None:
+    tale.change_event("plain", 8, status="failed")
+    for status in ("queued", "running", "succeeded"):
+        tale.add_event("plain", "status", status=status)
+
+
+@breaks("moves_are_legal", "a job that had failed has succeeded, and nobody had resolved it")
+def _healed(tale: Tale) -> None:
+    tale.change_event("plain", 8, status="failed")
+    tale.add_event("plain", "status", status="succeeded")
+
+
+@breaks("persons_are_obeyed_once", "a job was resumed, and nobody had asked for it")
+def _resumed_unasked(tale: Tale) -> None:
+    tale.change_event("plain", 8, status="failed")
+    tale.add_event("plain", "status", status="queued", by="resume")
+
+
+@breaks("persons_are_obeyed_once", "a resolve that was asked for once was done twice")
+def _resolved_twice(tale: Tale) -> None:
+    tale.ask("resolve", "plain", answer="ok")
+    tale.change_event("plain", 8, status="failed", resolved=True)
+    tale.add_event("plain", "status", status="succeeded", resolved=True)
+
+
 @breaks("history_has_no_gap", "an event is missing")
 def _gap(tale: Tale) -> None:
     del tale.history.events["plain"][2]
@@ -215,15 +259,49 @@ def _unclaimed(tale: Tale) -> None:
     tale.change_record("plain", started=None)
 
 
+@breaks("times_are_in_order", "an event is earlier than the one before it")
+def _back_in_time(tale: Tale) -> None:
+    event = tale.history.events["plain"][5]
+    tale.history.events["plain"][5] = msgspec.structs.replace(event, at=event.at - 5)
+
+
+@breaks("tokens_grow", "the next attempt ran with an older token")
+def _older_run(tale: Tale) -> None:
+    tale.history.lines.append(tale.line("plain", "start", 0.5, attempt=2, token=0))
+
+
 @breaks("tokens_grow", "the token does not grow at a reap")
 def _same_token(tale: Tale) -> None:
     tale.change_event("plain", 4, token=1)
     tale.change_event("plain", 5, token=2)
 
 
-@breaks("tokens_grow", "a stale worker's finish landed")
+@breaks("tokens_grow", "the ledger has an end with an old token")
 def _stale(tale: Tale) -> None:
     tale.change_attempt("plain", token=1)
+
+
+@breaks("writes_hold_their_lease", "a stale worker's end landed, under the token of another")
+def _stale_end(tale: Tale) -> None:
+    at = tale.history.records["plain"].requested
+    tale.history.writes.append(Write("w1", "finish", "plain", 1, at + 8, at + 8.1, True))
+
+
+@breaks("writes_hold_their_lease", "a stale worker's words landed")
+def _stale_words(tale: Tale) -> None:
+    old = next(write for write in tale.history.writes if write.job == "plain" and not write.landed)
+    tale.history.writes.append(Write(*(getattr(old, field) for field in old.__struct_fields__[:-1]), landed=True))
+
+
+@breaks("writes_hold_their_lease", "words landed after the end")
+def _late_words(tale: Tale) -> None:
+    at = tale.history.records["plain"].requested
+    tale.history.writes.append(Write("w2", "append", "plain", 3, at + 9.5, at + 9.6, True))
+
+
+@breaks("nobody_waits_in_a_circle", "the database had to end a deadlock")
+def _circle(tale: Tale) -> None:
+    tale.history.deadlocks.append("ERROR:  deadlock detected")
 
 
 @breaks("attempts_are_ordinals", "a number was used twice")
@@ -242,11 +320,82 @@ def _forgotten(tale: Tale) -> None:
     events[0] = msgspec.structs.replace(events[0], type="cancel", data={"cancel": "requested", "kind": "cancel"})
 
 
+@breaks("stops_are_carried", "a job that is to be stopped goes back into its line")
+def _back_in_line(tale: Tale) -> None:
+    tale.add_event("plain", "cancel", cancel="requested", kind="cancel")
+    tale.add_event("plain", "status", status="queued")
+
+
+def _ask_to_stop(tale: Tale, *, at: float, until: float) -> None:
+    """Let `plain` be told to stop at this second of its time, and end at that one."""
+    begin = tale.history.records["plain"].requested
+    events = [event for event in tale.history.events["plain"] if event.type != "log"]
+    asked = Event(seq=0, at=begin + at, type="cancel", data={"cancel": "requested", "kind": "cancel"})
+    events[-1] = msgspec.structs.replace(events[-1], at=begin + until + 0.5)
+    events = sorted([*events, asked], key=lambda event: event.at)
+    tale.history.events["plain"] = [msgspec.structs.replace(event, seq=n) for n, event in enumerate(events, 1)]
+    tale.change_record("plain", seq=len(events), finished=begin + until + 0.5)
+    tale.history.attempts["plain"][0] = msgspec.structs.replace(
+        tale.history.attempts["plain"][0], end_seq=len(events), ended=begin + until + 0.5
+    )
+    tale.history.lines.append(tale.line("plain", "tick", begin - tale.at + until, said=3))
+    tale.history.follows = [follow for follow in tale.history.follows if follow.job != "plain"]
+
+
 @breaks("stops_are_carried_out", "an adopter forgot a cancel")
 def _not_stopped(tale: Tale) -> None:
-    events, record = tale.history.events["plain"], tale.history.records["plain"]
-    events[2] = msgspec.structs.replace(events[2], type="cancel", data={"cancel": "requested", "kind": "cancel"})
-    tale.history.lines.append(tale.line("plain", "tick", record.requested - tale.at + 14, said=3))
+    _ask_to_stop(tale, at=3.0, until=14.0)
+
+
+@breaks("stops_are_carried_out", "an owner did not hear a cancel")
+def _not_heard(tale: Tale) -> None:
+    _ask_to_stop(tale, at=6.0, until=14.0)
+
+
+@breaks("stops_are_written", "a cancel was answered, and is in no record")
+def _unwritten(tale: Tale) -> None:
+    tale.ask("cancel", "plain", answer="ok")
+    begin = tale.history.records["plain"].requested
+    tale.history.calls[-1] = msgspec.structs.replace(tale.history.calls[-1], sent=begin + 3, answered=begin + 3.1)
+
+
+@breaks("limits_are_kept", "an adopter began to count a timeout anew")
+def _counted_anew(tale: Tale) -> None:
+    tale.change_record("plain", policy={"stop_grace": 0.5, "timeout": 2.0})
+
+
+@breaks("limits_are_kept", "a child that says nothing lives on")
+def _silent(tale: Tale) -> None:
+    begin = tale.history.records["plain"].requested
+    tale.change_record("plain", policy={"stop_grace": 0.5, "idle_timeout": 1.0})
+    tale.history.lines.append(tale.line("plain", "tick", begin - tale.at + 13, said=3))
+
+
+@breaks("returns_have_a_reason", "a neighbour took the lease of a worker that was there")
+def _taken(tale: Tale) -> None:
+    tale.change_event("plain", 4, lease="handed_over")
+    tale.history.faults.clear()
+    tale.history.falls.clear()
+
+
+@breaks("results_are_of_the_end", "the result is that of an earlier attempt")
+def _old_result(tale: Tale) -> None:
+    tale.change_record("plain", result=0)
+
+
+@breaks("results_are_of_the_end", "the artifact of a success is not there")
+def _no_artifact(tale: Tale) -> None:
+    del tale.history.made["plain/1.3"]
+
+
+@breaks("usage_adds_up", "what an attempt used was counted twice")
+def _counted_twice(tale: Tale) -> None:
+    tale.change_record("plain", usage={"runs": 2})
+
+
+@breaks("usage_adds_up", "what an attempt used was not counted")
+def _not_counted(tale: Tale) -> None:
+    tale.change_record("plain", usage={})
 
 
 @breaks("attempts_never_overlap", "two attempts at once")
@@ -259,6 +408,18 @@ def _overlap(tale: Tale) -> None:
 def _restarted(tale: Tale) -> None:
     at = tale.history.records["plain"].requested - tale.at
     tale.history.lines.append(tale.line("plain", "start", at + 6, pid=11, token=3))
+
+
+@breaks("attempts_start_once", "started twice under one token, by processes of the same number")
+def _restarted_alike(tale: Tale) -> None:
+    at = tale.history.records["plain"].requested - tale.at
+    tale.history.lines.append(tale.line("plain", "start", at + 2.5))
+
+
+@breaks("attempts_start_once", "a failure of something that never ran")
+def _never_failed(tale: Tale) -> None:
+    _never_ran(tale)
+    tale.change_attempt("plain", cause="exit", status="failed", exit_code=3)
 
 
 @breaks("attempts_start_once", "a success of something that never ran")
@@ -292,6 +453,17 @@ def _left(tale: Tale) -> None:
     tale.history.alive.append(Alive("plain", 1, 10))
 
 
+@breaks("nothing_runs_after_the_end", "a process of a job that nobody knows is left")
+def _left_unknown(tale: Tale) -> None:
+    tale.history.alive.append(Alive("nobody's", 1, 10))
+
+
+@breaks("losses_have_a_reason", "a child that stops by itself is called lost while somebody beats for it")
+def _lost_too_soon(tale: Tale) -> None:
+    _lost(tale)
+    tale.change_record("plain", policy={"stop_grace": 1.0, "stop_after": 4.0})
+
+
 @breaks("losses_have_a_reason", "a child that nobody touched is called lost")
 def _lost(tale: Tale) -> None:
     tale.change_attempt("plain", cause="lost", status="failed", exit_code=None)
@@ -310,6 +482,18 @@ def _stuck(tale: Tale) -> None:
 @breaks("no_gate_was_stuck", "a lane without a holder stood still until a duty noticed")
 def _stuck_lane(tale: Tale) -> None:
     tale.history.mended.append("mended a stuck gate: lane of job None, lane ('default', 'lane')")
+
+
+@breaks("lanes_do_not_stand_still", "a lane is free, and those who come later pass the first in it")
+def _stands_still(tale: Tale) -> None:
+    tale.job("late", lane="still")
+    shift = 100.0
+    for n in range(5):
+        tale.job(f"other {n}")
+    events = tale.history.events["late"]
+    tale.history.events["late"] = [
+        *events[:1], *(msgspec.structs.replace(event, at=event.at + shift) for event in events[1:]),
+    ]  # fmt: skip
 
 
 @breaks("lanes_hold_one_job", "two jobs of a lane are claimed at once")
@@ -391,7 +575,12 @@ def good() -> Tale:
     tale.job("function", runner="function")
     tale.repeat_call(0, ("plain",))
     tale.fall("w1", -9)
-    tale.fall("w4", NO_DATABASE)
+    tale.history.faults.append(Fault(kind="partition", at=tale.at - 20, until=tale.at - 10, target="w4.1"))
+    tale.fall("w4.2", NO_DATABASE)
+    for part, status in (("w5", 0), ("w6", -15), ("w7", 1)):
+        tale.history.faults.append(Fault(kind="end worker", at=tale.at - 1, until=1e9, target=part))
+        tale.fall(part, status)
+    tale.history.faults.append(Fault(kind="told twice", at=tale.at, until=tale.at, target="w7"))
     return tale
 
 
@@ -421,6 +610,35 @@ def test_broken_history_is_caught(rule: str, make: Break) -> None:
     found = check(tale.history)
     assert rule in {violation.rule for violation in found}
     assert all(violation.story for violation in found if violation.rule == rule)
+
+
+def test_stop_that_nobody_could_carry_out_passes() -> None:
+    """Proves C1 as far as a checker may not cry: nobody held the job, its holder was stopped, or it ended in time."""
+    for at, until, stopped in ((3.0, 10.0, 0.0), (6.0, 10.0, 0.0), (6.0, 16.0, 8.0)):
+        tale = good()
+        _ask_to_stop(tale, at=at, until=until)
+        begin = tale.history.records["plain"].requested
+        tale.history.faults.append(Fault(kind="stop worker", at=begin + 7, until=begin + 7 + stopped, target="w2"))
+        assert "stops_are_carried_out" not in {violation.rule for violation in check(tale.history)}
+
+
+def test_child_that_stopped_by_itself_may_be_lost() -> None:
+    """Proves R21 as far as a checker may not cry: nobody had renewed its lease for so long."""
+    tale = good()
+    _lost(tale)
+    tale.change_record("plain", policy={"stop_grace": 1.0, "stop_after": 3.0})
+    assert "losses_have_a_reason" not in {violation.rule for violation in check(tale.history)}
+
+
+def test_lease_that_its_holder_gave_back_passes() -> None:
+    """Proves L19 as far as a checker may not cry."""
+    tale = good()
+    _taken(tale)
+    begin = tale.history.records["plain"].requested
+    tale.history.writes.append(Write("w1", "hand_over", "plain", 1, begin + 4.9, begin + 4.9, True))
+    assert "returns_have_a_reason" not in {
+        violation.rule for violation in check(tale.history) if violation.job == "plain"
+    }
 
 
 def test_key_whose_rebuild_failed_is_built_again() -> None:

@@ -24,6 +24,7 @@ def _told(
         tale.event(3, ended - 10, "status", status="failed", attempt=1, cause="lost"),
     ]
     tale.history.follows = [follow for follow in tale.history.follows if follow.job != "box"]
+    tale.history.writes = [write for write in tale.history.writes if write.job != "box"]
     tale.change_record("box", status="failed", seq=3, finished=began + ended)
     tale.change_attempt("box", cause="lost", status="failed", exit_code=None, token=1, end_seq=3, ended=began + ended)
     return tale

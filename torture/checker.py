@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 import msgspec
 
 from torture.cases import Case, cases
-from torture.checks import falls, order, pipelines, reaps, records, runs, streams
+from torture.checks import falls, leavings, order, pipelines, reaps, records, runs, stops, streams, writes
 from torture.history import History
 from torture.story import story
 
 Rule = Callable[[History, Mapping[str, Case]], Iterator[tuple[str, str]]]
 RULES: tuple[Rule, ...] = (
-    *records.RULES, *runs.RULES, *reaps.RULES, *order.RULES, *streams.RULES, *pipelines.RULES,
-    *falls.RULES,
+    *records.RULES, *runs.RULES, *stops.RULES, *reaps.RULES, *writes.RULES, *order.RULES, *streams.RULES,
+    *leavings.RULES, *pipelines.RULES, *falls.RULES,
 )  # fmt: skip
 
 
@@ -41,5 +41,6 @@ def check(history: History) -> list[Violation]:
 
 
 def _last_words(history: History, part: str) -> str:
-    """What a worker or server said before it fell."""
-    return next((fall.words for fall in history.falls if fall.part == part), "")
+    """What a worker or server said before it fell, or else the database, if either has said anything."""
+    words = next((fall.words for fall in history.falls if fall.part == part), "\n".join(history.deadlocks))
+    return words or f"  nobody else has heard of {part}"

@@ -18,6 +18,7 @@ note() {
   if [ -n "$PORT" ]; then echo "$line" | nc 127.0.0.1 "$PORT"; else echo "$line" >> "$JOURNAL"; fi
 }
 note start
+echo "{\"event\": \"usage\", \"runs\": 1}"
 [ -z "$STUBBORN" ] || trap '' TERM
 if [ -n "$KIN" ]; then setsid sh -c "$KIN" > /dev/null 2>&1 & fi
 while [ $n -lt "$LINES" ]; do
@@ -28,6 +29,10 @@ while [ $n -lt "$LINES" ]; do
   sleep "$PACE"
 done
 while [ -n "$HANG" ]; do sleep 0.3; note tick; done
+if [ "$CODE" = 0 ]; then
+  echo "$HOLDFAST_ATTEMPT" > output/made || exit 4
+  echo "{\"version\": 1, \"status\": \"succeeded\", \"result\": $HOLDFAST_ATTEMPT}" > result.json || exit 4
+fi
 note end
 exit "$CODE"
 """
@@ -42,7 +47,10 @@ done
 
 
 def script(*, lines: int, pace: float, code: int = 0, **ways: bool) -> dict[str, Any]:
-    """A child that says so many lines on each stream; it may `hang`, be `stubborn` (heed no TERM), or have `kin`."""
+    """A child that says so many lines on each stream; it may `hang`, be `stubborn` (heed no TERM), or have `kin`.
+
+    Each attempt uses one run. One that comes to its end well leaves a file and a result, both with its number.
+    """
     env = {"LINES": str(lines), "PACE": f"{pace:.2f}", "CODE": str(code), "HANG": "", "STUBBORN": "", "KIN": ""}
     env |= {name.upper(): "1" for name, so in ways.items() if so and name != "kin"}
     if ways.get("kin"):

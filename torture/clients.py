@@ -13,7 +13,7 @@ from tests.service import events_of
 from holdfast.model import new_id
 from torture.calls import Recorder
 from torture.history import Call, Follow
-from torture.jobs import Draw
+from torture.jobs import Draw, hangs
 from torture.world import SERVERS, World
 
 KNOWN = 200
@@ -29,6 +29,8 @@ class Known:
 
     def __init__(self) -> None:
         self.ids: deque[str] = deque(maxlen=KNOWN)
+        self.hanging: deque[str] = deque()
+        """Those that end only when they are cancelled."""
         self.live = 0
 
 
@@ -45,9 +47,26 @@ async def submit_on(world: World, recorder: Recorder, draw: Draw, known: Known, 
             bulk = mixed and rng.random() < 0.15
             call = await recorder.submit(_bulk(draw, rng) if bulk else [draw.job(list(known.ids)[-20:])])
             known.ids.extend(call.ids)
+            known.hanging.extend(id for id, job in zip(call.ids, call.jobs, strict=False) if hangs(job))
             await _repeat_perhaps(recorder, call, known, rng)
         else:
             await _meddle(recorder, rng.choice(known.ids), rng)
+
+
+async def stop_on(world: World, recorder: Recorder, known: Known, rng: random.Random) -> None:
+    """Stop what hangs, one after the other, and what was submitted a moment ago; until the calm.
+
+    What hangs then ends by its own limit.
+    """
+    while not world.calm:
+        await asyncio.sleep(rng.expovariate(1.5))
+        verb = rng.choice(["cancel", "cancel", "interrupt"])
+        if known.hanging:
+            job = known.hanging.popleft()
+            if (await recorder.move(verb, job)).answer == "unknown":
+                known.hanging.append(job)
+        elif known.ids:
+            await recorder.move(verb, known.ids[-1 - rng.randrange(min(5, len(known.ids)))])
 
 
 def _bulk(draw: Draw, rng: random.Random) -> list[dict[str, object]]:

@@ -11,12 +11,15 @@ from pathlib import Path
 
 import asyncpg
 
+from torture import clocks
 from torture.final import fetch
 from torture.history import boottime
 from torture.processes import Part, children, containers, kill
 from torture.world import FOREVER, TTL, World
 
 Strike = Callable[[World, random.Random], Awaitable[None]]
+UNTOUCHED = ("is not running", "No such container")
+"""What an engine says when there was nothing to kill; after any other word of it there may have been."""
 LEADER = "SELECT leader FROM {schema}leaders"
 
 
@@ -54,6 +57,7 @@ async def end_worker(world: World, rng: random.Random) -> None:
         if rng.random() < 0.2:
             await asyncio.sleep(rng.uniform(0.0, 0.3))
             if part.id == told:
+                world.note("told twice", told)
                 part.signal(signal.SIGTERM)
 
 
@@ -113,6 +117,25 @@ async def kill_host(world: World, rng: random.Random) -> None:
         await asyncio.sleep(rng.uniform(1.0, 3.0) * TTL)
     finally:
         world.dead_hosts.discard(host)
+        fault.until = boottime()
+        for part in parts:
+            part.struck = False
+
+
+async def desert_host(world: World, rng: random.Random) -> None:
+    """Kill a host's workers and let its children run: nobody is there to beat for them, or to adopt them."""
+    host = rng.choice(["b", "d"])
+    parts = [part for part in world.workers if part.host == host]
+    if host in world.dead_hosts or any(part.struck for part in parts):
+        return
+    for part in parts:
+        part.struck = True
+        world.note("kill worker", part.id, lasts=FOREVER)
+        part.kill()
+    fault = world.note("deserted host", host, lasts=FOREVER)
+    try:
+        await asyncio.sleep(rng.uniform(2.0, 5.0) * TTL)
+    finally:
         fault.until = boottime()
         for part in parts:
             part.struck = False
@@ -203,8 +226,8 @@ async def terminate_backends(world: World, rng: random.Random) -> None:
 
 
 async def partition(world: World, rng: random.Random) -> None:
-    """Cut one worker off: what it sends is swallowed, on old connections and new."""
-    part = rng.choice(world.workers)
+    """Cut one worker or server off: what it sends is swallowed, on old connections and new."""
+    part = _any_part(world, rng)
     proxy = world.proxies[part.name]
     if proxy.cut_off or part.struck:
         return
@@ -219,8 +242,13 @@ async def partition(world: World, rng: random.Random) -> None:
         fault.until = boottime() + TTL / 2
 
 
+def _any_part(world: World, rng: random.Random) -> Part:
+    """Mostly a worker."""
+    return rng.choice(world.workers if rng.random() < 0.8 else world.servers)
+
+
 async def slow_network(world: World, rng: random.Random) -> None:
-    part = rng.choice(world.workers)
+    part = _any_part(world, rng)
     proxy = world.proxies[part.name]
     fault = world.note("slow partition", part.id, lasts=FOREVER)
     proxy.delay = rng.uniform(0.05, 0.8)
@@ -232,7 +260,7 @@ async def slow_network(world: World, rng: random.Random) -> None:
 
 
 async def slow_everybody(world: World, rng: random.Random) -> None:
-    """A little latency for all workers: transactions last longer, and meet."""
+    """A little latency for all: transactions last longer, and meet."""
     fault = world.note("latency", lasts=FOREVER)
     for proxy in world.proxies.values():
         proxy.delay = rng.uniform(0.01, 0.04)
@@ -245,7 +273,7 @@ async def slow_everybody(world: World, rng: random.Random) -> None:
 
 
 async def half_close(world: World, rng: random.Random) -> None:
-    part = rng.choice(world.workers)
+    part = _any_part(world, rng)
     world.note("half-close", part.id)
     world.proxies[part.name].half_close()
 
@@ -253,7 +281,7 @@ async def half_close(world: World, rng: random.Random) -> None:
 async def shift_clock(world: World, rng: random.Random) -> None:
     """Give a worker a clock that is hours off, until it is started again."""
     part = _any_worker(world, rng)
-    if part is not None:
+    if part is not None and clocks.LIBRARY is not None:
         world.clocks[part.name] = rng.choice(["+6h", "-6h", "+3m", "-3m"])
         world.note("kill worker", part.id, lasts=FOREVER)
         world.note("shifted clock", f"{part.name}.{part.generation + 1}")
@@ -287,13 +315,17 @@ async def kill_container(world: World, rng: random.Random) -> None:
         found = await asyncio.to_thread(containers, world.engine)
         if found:
             name, child = rng.choice(found)
+            try:
+                await asyncio.to_thread(world.engine.docker, "kill", name)
+            except subprocess.CalledProcessError as error:
+                if any(words in str(error.stderr) for words in UNTOUCHED):
+                    return
             world.note("kill container", attempts=[(child.job, child.attempt)])
-            await asyncio.to_thread(world.engine.docker, "kill", name)
 
 
 EVERYWHERE: dict[Strike, float] = {
     kill_worker: 4, stop_worker: 4, end_worker: 2, stop_leader: 1.5, kill_server: 1, end_server: 1, kill_supervisor: 4,
-    kill_host: 1, starve: 0.7, fill_disk: 1,
+    kill_host: 1, desert_host: 0.7, starve: 0.7, fill_disk: 1,
 }  # fmt: skip
 ON_SQLITE: dict[Strike, float] = {stop_a_writer: 0.5}
 ON_POSTGRES: dict[Strike, float] = {

@@ -17,7 +17,8 @@ from torture.history import Attempt, Event, History, Record, Task, boottime
 Rows = Sequence[Mapping[str, Any]]
 
 RECORDS = """
-SELECT id, runner, lane, reuse_key, labels, policy, status, seq, requested_at, started_at, finished_at, error_code
+SELECT id, runner, lane, reuse_key, labels, policy, status, seq, requested_at, started_at, finished_at, error_code,
+  result, usage
 FROM {schema}job_records
 """
 NEEDS = "SELECT job_id, need_id FROM {schema}needs"
@@ -88,6 +89,8 @@ def _record(row: Mapping[str, Any], needs: Sequence[str]) -> Record:
         started=_perhaps(row["started_at"]),
         finished=_perhaps(row["finished_at"]),
         error=row["error_code"],
+        result=_json(row["result"]),
+        usage=_json(row["usage"]) or {},
     )
 
 

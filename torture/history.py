@@ -67,6 +67,18 @@ class Beat(msgspec.Struct, frozen=True, array_like=True):
     """The jobs whose leases it renewed, with their tokens; None: it failed."""
 
 
+class Write(msgspec.Struct, frozen=True, array_like=True):
+    """One write of a worker about a job, as it was seen within the worker: with which token, and whether it landed."""
+
+    worker: str
+    what: Literal["finish", "append", "hand_over"]
+    job: str
+    token: int
+    asked: float
+    answered: float
+    landed: bool
+
+
 class Lag(msgspec.Struct, frozen=True, array_like=True):
     """A time in which a worker's process got no turn, though it wanted one."""
 
@@ -122,6 +134,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     started: float | None
     finished: float | None
     error: str | None = None
+    result: Any = None
+    usage: Mapping[str, float] = {}
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,6 +207,7 @@ class History(msgspec.Struct, kw_only=True):
     calls: list[Call] = []
     lines: list[Line] = []
     beats: list[Beat] = []
+    writes: list[Write] = []
     lags: list[Lag] = []
     faults: list[Fault] = []
     falls: list[Fall] = []
@@ -203,6 +218,10 @@ class History(msgspec.Struct, kw_only=True):
     alive: list[Alive] = []
     mended: list[str] = []
     """What workers and servers said they had to mend."""
+    made: dict[str, str] = {}
+    """What is in the artifact of each attempt that left one: by job, attempt and token."""
+    deadlocks: list[str] = []
+    """What the database said of transactions that waited for each other."""
     tasks: dict[str, list[Task]] = {}
     kept: list[Kept] = []
     unnamed: list[str] = []
@@ -225,6 +244,8 @@ def read_witness(path: Path, history: "History") -> None:
         what, *fields = msgspec.json.decode(text)
         if what == "beat":
             history.beats.append(msgspec.convert(fields, Beat))
+        elif what == "write":
+            history.writes.append(msgspec.convert(fields, Write))
         else:
             history.lags.append(msgspec.convert(fields, Lag))
 

@@ -1,7 +1,7 @@
 """What clients ask for: jobs of every kind, drawn from a seed."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
@@ -13,6 +13,8 @@ from torture.pipelines import Chains, Shelf
 
 LANES = 12
 KEYS = 12
+BACKSTOP = 45.0
+"""Seconds after which what hangs until somebody cancels it ends by itself, in case that nobody does."""
 FAST_RETRY = {"base": 0.2, "cap": 1.0, "on": ["failed", "timed_out"]}
 Body = dict[str, Any]
 
@@ -115,15 +117,27 @@ class Draw:
         chance = rng.random()
         if quick and chance < 0.8:
             return script(lines=rng.randint(1, 4), pace=0.03, code=rng.choice([0, 0, 0, 3])), {}
-        if chance < 0.6:
+        if chance < 0.5:
             return script(lines=rng.randint(1, 8), pace=rng.uniform(0.02, 0.25), kin=kin), {}
-        if chance < 0.75:
+        if chance < 0.65:
             return script(lines=rng.randint(10, 25), pace=rng.uniform(0.2, 0.4), kin=kin), {}
-        if chance < 0.85:
+        if chance < 0.73:
             return script(lines=rng.randint(0, 4), pace=0.05, code=3, kin=kin), {}
-        if chance < 0.9:
-            limits: Body = {"stop_after": rng.uniform(6, 10)}
-            return script(lines=rng.randint(5, 20), pace=0.2), limits
-        stubborn = rng.random() < 0.5
-        limit = rng.choice(["timeout", "timeout", "idle_timeout"])
-        return script(lines=2, pace=0.1, hang=True, stubborn=stubborn, kin=kin), {limit: rng.uniform(1, 3)}
+        if chance < 0.8:
+            hang = rng.random() < 0.6
+            limits: Body = {"stop_after": rng.uniform(4, 8)} | ({"timeout": BACKSTOP} if hang else {})
+            return script(lines=rng.randint(5, 20), pace=0.2, hang=hang), limits
+        return script(lines=2, pace=0.1, hang=True, stubborn=rng.random() < 0.5, kin=kin), self._limit()
+
+    def _limit(self) -> Body:
+        """What ends a child that hangs: a short or a long limit, or somebody who cancels it."""
+        rng = self._rng
+        kind = rng.choice(["timeout", "long", "idle_timeout", "cancel", "cancel"])
+        if kind == "cancel":
+            return {"timeout": BACKSTOP}
+        return {"timeout": rng.uniform(8, 12)} if kind == "long" else {kind: rng.uniform(1, 3)}
+
+
+def hangs(body: Mapping[str, Any]) -> bool:
+    """Whether a job is to be cancelled by whoever submitted it."""
+    return body.get("timeout") == BACKSTOP

@@ -19,7 +19,7 @@ from holdfast.store import open_store
 from holdfast.store.migrate import migrate
 from holdfast.store.store import connect
 from torture.calls import OnStore, OverHttp, Recorder
-from torture.clients import Known, follow_on, submit_on
+from torture.clients import Known, follow_on, stop_on, submit_on
 from torture.faults import torment
 from torture.final import read_database
 from torture.history import Alive, History, boottime, read_journal, read_witness
@@ -83,6 +83,8 @@ async def run(plan: Plan) -> History:
         left = [*children(world.folder), *(child for _, child in (containers(world.engine) if world.engine else ()))]
         history.alive = [Alive(child.job, child.attempt, child.pid) for child in left]
         history.mended = world.mended()
+        history.made = world.made()
+        history.deadlocks = world.deadlocks()
         history.damaged = world.damaged()
         await read_database(world.url, history)
         await read_snapshots(world)
@@ -138,6 +140,7 @@ async def _torture(world: World, plan: Plan) -> None:
         for n, recorder in enumerate(callers):
             draw = Draw(rng(f"draw {n}"), plan.runners, str(world.journal), port, plan.profile, shelf)
             tasks.append(group.create_task(submit_on(world, recorder, draw, known, rng(f"client {n}"))))
+        tasks.append(group.create_task(stop_on(world, callers[0], known, rng("stops"))))
         tasks += [group.create_task(follow_on(world, known, rng(f"follower {n}"))) for n in range(2)]
         if "pipeline" in plan.runners:
             tasks += [group.create_task(shelf.look(world)), group.create_task(remove_on(world, shelf, rng("removals")))]

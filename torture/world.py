@@ -41,6 +41,7 @@ FOREVER = 1e12
 MOST_STARTS = 5
 MOST_STOPPED = 2
 """Workers in the hands of faults above which none is stopped at a step: somebody has to be there to adopt."""
+DEADLOCK, DETAILS = "deadlock detected", 12
 MENDED = "mended a stuck gate"
 DAMAGED = re.compile(r"snapshot ([0-9a-f]{64}) is not what was published")
 
@@ -240,11 +241,12 @@ class World:
         async with contextlib.AsyncExitStack() as held:
             for name, host in WORKERS.items():
                 self.parts[name] = Part(name, "a" if self.one_host else host, self.folder / f"{name}.log")
-                if self.postgres is not None:
-                    self.proxies[name] = await held.enter_async_context(Proxy(self.postgres.port).run())
             for name in SERVERS:
                 self.parts[name] = Part(name, "server", self.folder / f"{name}.log")
                 self.ports[name] = free_port()
+            if self.postgres is not None:
+                for name in self.parts:
+                    self.proxies[name] = await held.enter_async_context(Proxy(self.postgres.port).run())
             keeper = asyncio.create_task(self.keep())
             held.callback(self.end)
             held.callback(keeper.cancel)
@@ -253,6 +255,16 @@ class World:
     def mended(self) -> list[str]:
         """What parts say they had to mend: each is a bug that a duty has hidden."""
         return [line for line in self._said() if MENDED in line]
+
+    def deadlocks(self) -> list[str]:
+        """What the database says of transactions that waited for each other."""
+        said = self.postgres.log.read_text(errors="replace").splitlines() if self.postgres is not None else []
+        return ["\n".join(said[n : n + DETAILS]) for n, line in enumerate(said) if DEADLOCK in line]
+
+    def made(self) -> dict[str, str]:
+        """What children left as their artifacts, by job, attempt and token."""
+        files = (self.folder / "shared" / "artifacts").glob("*/*/made")
+        return {f"{path.parts[-3]}/{path.parts[-2]}": path.read_text().strip() for path in files}
 
     def damaged(self) -> list[str]:
         """The snapshots that workers say are not what was published."""

@@ -1,23 +1,47 @@
-"""Did workers and servers end only when they were told to, or killed?"""
+"""Did workers and servers end only when they were told to, or killed? And did those that were told to leave well?"""
 
+import signal
 from collections.abc import Iterator, Mapping
 
 from torture.cases import Case
-from torture.history import History
+from torture.history import Fall, Fault, History
+from torture.holders import AWAY
 
 Found = Iterator[tuple[str, str]]
 
-STRUCK = frozenset({"kill worker", "end worker", "kill server", "end server"})
+KILLED = frozenset({"kill worker", "kill server"})
+TOLD = frozenset({"end worker", "end server"})
+TOLD_TWICE = "told twice"
+"""Who is told a second time leaves at once, and says that this was not well."""
 NO_DATABASE = 3
-"""The status of what cannot begin because the database is away."""
+"""The status of what cannot begin because the database is away, or it is cut off from it."""
+LATELY = 30.0
+"""Seconds within which who cannot reach the database gives up."""
 
 
 def nobody_falls_by_itself(history: History, cases: Mapping[str, Case]) -> Found:
     """A worker or server ends when it is told to. What falls is started again here, which would hide it."""
-    struck = {fault.target for fault in history.faults if fault.kind in STRUCK}
     for fall in history.falls:
-        if fall.part not in struck and fall.status != NO_DATABASE:
-            yield fall.part, f"{fall.part} ended by itself, with {fall.status}"
+        mine = {fault.kind for fault in history.faults if fault.target == fall.part}
+        if not (mine & KILLED or fall.status in _ways_to_leave(mine) or _could_not_begin(history, fall)):
+            yield fall.part, f"{fall.part} ended {'badly' if mine & TOLD else 'by itself'}, with {fall.status}"
+
+
+def _ways_to_leave(struck: set[str]) -> set[int]:
+    """With what status a part may end that was told to: well, or before it could listen."""
+    if not struck & TOLD:
+        return set()
+    return {0, -signal.SIGTERM} | ({1} if TOLD_TWICE in struck else set())
+
+
+def _could_not_begin(history: History, fall: Fall) -> bool:
+    return fall.status == NO_DATABASE and any(_kept_from_it(fault, fall) for fault in history.faults)
+
+
+def _kept_from_it(fault: Fault, fall: Fall) -> bool:
+    """Whether a fault kept a part from the database lately. A partition outlives the process that it began with."""
+    same = fault.kind == "partition" and fault.target.partition(".")[0] == fall.part.partition(".")[0]
+    return (same or fault.kind in AWAY) and fault.at <= fall.at and fault.until >= fall.at - LATELY
 
 
 RULES = (nobody_falls_by_itself,)

@@ -2,12 +2,15 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from torture.cases import APART, TERMINAL, Case, Span, overlaps
 from torture.history import History
 
 Found = Iterator[tuple[str, str]]
+
+STILL, PASSED = 2.0, 5
+"""Seconds that a lane may stand still, and how many may pass who waits in it meanwhile."""
 
 
 def lanes_hold_one_job(history: History, cases: Mapping[str, Case]) -> Found:
@@ -44,7 +47,7 @@ def _holding(case: Case) -> Iterator[Span]:
         dismissed = event.type == "audit" and event.data.get("action") == "dismiss"
         if status == "running" and begin is None:
             begin = event.at
-        resumed = status == "queued" and event.data.get("by") in ("resume", "revive")
+        resumed = status in ("queued", "pending") and (event.data.get("by") == "resume" or "revived_by" in event.data)
         if begin is not None and (dismissed or resumed or status in ("succeeded", "cancelled")):
             yield Span(begin, event.at, case.job)
             begin = None
@@ -58,16 +61,16 @@ def lanes_keep_order(history: History, cases: Mapping[str, Case]) -> Found:
     Delayed jobs, dependants and held ones stand in line when they are ready; who was resumed or revived may be passed.
     """
     for laned in _by_lane(cases).values():
-        plain = [(case, *accepted) for case in laned if _in_line(case) and (accepted := _accepted(case)) is not None]
-        for earlier, _, answered in plain:
-            for later, sent, _ in plain:
+        plain = list(_told(laned))
+        for earlier, (_, answered) in plain:
+            for later, (sent, _) in plain:
                 if answered < sent and _first_claim(later) < _first_claim(earlier) < math.inf:
                     yield earlier.job, f"job {later.job} was accepted later in its lane and started before it"
 
 
 def _in_line(case: Case) -> bool:
     asked = case.submitted or {}
-    back = any(event.data.get("by") in ("resume", "revive", "release") for event in case.statuses)
+    back = any(event.data.get("by") in ("resume", "release") or "revived_by" in event.data for event in case.statuses)
     return bool(asked) and not back and not (asked.get("available_at") or asked.get("needs") or asked.get("hold"))
 
 
@@ -81,6 +84,42 @@ def _accepted(case: Case) -> tuple[float, float] | None:
 
 def _first_claim(case: Case) -> float:
     return next((event.at for event in case.statuses if event.data["status"] == "running"), math.inf)
+
+
+def lanes_do_not_stand_still(history: History, cases: Mapping[str, Case]) -> Found:
+    """N2: the first in a free lane is not passed by others that came later, run alike, and are no more urgent.
+
+    They were claimed, so there was room; nothing else than its lane can have kept it.
+    """
+    others = [(_first_claim(case), sent, case) for case, (sent, _) in _told(cases.values())]
+    for laned in _by_lane(cases).values():
+        for case, (_, answered) in _told(laned):
+            claim = _first_claim(case)
+            held = [span.end for other in laned if other is not case for span in _holding(other) if span.begin < claim]
+            ready = max([answered, *held])
+            passed = [
+                other for at, sent, other in others
+                if sent > ready + STILL and at < claim - STILL and claim < math.inf and _alike(case, other)
+            ]  # fmt: skip
+            if len(passed) >= PASSED:
+                yield case.job, f"its lane was free for {claim - ready:.1f} s, in which {len(passed)} others passed it"
+
+
+def _told(cases: Iterable[Case]) -> Iterator[tuple[Case, tuple[float, float]]]:
+    """Jobs that stand in line from the moment they are accepted, with the times of the call that made them."""
+    for case in cases:
+        if _in_line(case) and (accepted := _accepted(case)) is not None:
+            yield case, accepted
+
+
+def _alike(case: Case, other: Case) -> bool:
+    mine, theirs = case.submitted or {}, other.submitted or {}
+    return (
+        case.runner == other.runner
+        and case.pipeline == other.pipeline
+        and mine.get("queue") == theirs.get("queue")
+        and int(str(theirs.get("priority", 0))) <= int(str(mine.get("priority", 0)))
+    )
 
 
 def needs_come_first(history: History, cases: Mapping[str, Case]) -> Found:
@@ -148,4 +187,11 @@ def _is_named(case: Case, line: str) -> bool:
     return case.job in line or (case.record is not None and f"{case.record.lane!r})" in line)
 
 
-RULES = (no_gate_was_stuck, lanes_hold_one_job, lanes_keep_order, needs_come_first, one_builder_per_key)
+RULES = (
+    no_gate_was_stuck,
+    lanes_hold_one_job,
+    lanes_keep_order,
+    lanes_do_not_stand_still,
+    needs_come_first,
+    one_builder_per_key,
+)

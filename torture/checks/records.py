@@ -1,4 +1,4 @@
-"""Is the record whole and true? Nothing missing, nothing doubled, only legal moves, tokens that grow, stops carried."""
+"""Is the record whole and true? Nothing missing, nothing doubled, only legal moves, tokens that grow."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,13 @@ MAY_FOLLOW = {
     "cancelled": {"queued"},
     "succeeded": set[str](),
 }
-"""Which status may come after which: one end per resume or resolve."""
+"""Which status may come after which."""
+NEEDS_A_WORD = {
+    (before, after)
+    for before in ("paused", "failed", "timed_out", "cancelled")
+    for after in ("queued", "pending", "succeeded")
+}
+"""Moves out of an end, or out of a pause, that nothing makes by itself."""
 
 
 def accepted_jobs_are_there(history: History, cases: Mapping[str, Case]) -> Found:
@@ -78,7 +84,7 @@ def every_job_ended(history: History, cases: Mapping[str, Case]) -> Found:
 
 
 def moves_are_legal(history: History, cases: Mapping[str, Case]) -> Found:
-    """J4: no status comes after one that it cannot follow; so there is one end per resume."""
+    """J4: no status comes after one that it cannot follow; and there is one end per resume, revival or resolve."""
     for case in cases.values():
         before = ""
         for event in case.statuses:
@@ -86,7 +92,26 @@ def moves_are_legal(history: History, cases: Mapping[str, Case]) -> Found:
             deleted_twice = status == before == "cancelled" and case.called("delete")
             if status not in MAY_FOLLOW[before] and not deleted_twice:
                 yield case.job, f"event {event.seq} says {status}, after {before or 'nothing'}"
+            elif not deleted_twice and (before, status) in NEEDS_A_WORD and not _has_a_word(event):
+                yield case.job, f"event {event.seq} says {status}, after {before}, and nobody asked for it"
             before = status
+
+
+def _has_a_word(event: Event) -> bool:
+    """Whether an event says who brought back what had ended or stood still: a person, a need, an adopter."""
+    return event.data.get("by") == "resume" or bool({"revived_by", "resolved"} & set(event.data))
+
+
+def persons_are_obeyed_once(history: History, cases: Mapping[str, Case]) -> Found:
+    """J4: a job is resumed or resolved no more often than somebody asked for it."""
+    for case in cases.values():
+        done = {
+            "resume": sum(event.data.get("by") == "resume" for event in case.statuses),
+            "resolve": sum("resolved" in event.data for event in case.statuses),
+        }
+        for verb, count in done.items():
+            if count > (asked := len(case.called(verb))):
+                yield case.job, f"{verb} was done {count} times, and asked for {asked} times"
 
 
 def history_has_no_gap(history: History, cases: Mapping[str, Case]) -> Found:
@@ -162,49 +187,14 @@ def attempts_are_ordinals(history: History, cases: Mapping[str, Case]) -> Found:
             yield case.job, f"attempts {unknown} ran, and the ledger does not know them"
 
 
-def stops_are_carried(history: History, cases: Mapping[str, Case]) -> Found:
-    """C1: after a stop request there is no new attempt until somebody resumes."""
-    for case in cases.values():
-        stop = None
-        for event in case.events:
-            if event.type == "cancel" and event.data.get("cancel") == "requested":
-                stop = event.data.get("kind", "cancel")
-            elif event.type == "status" and event.data.get("by") == "resume":
-                stop = None
-            elif stop and event.type == "status" and event.data["status"] == "queued":
-                yield case.job, f"it went back into its line at event {event.seq}, though a {stop} was waiting"
-            elif stop and event.type == "status" and event.data["status"] == "running" and "worker" in event.data:
-                yield case.job, f"a new attempt began at event {event.seq}, though a {stop} was waiting"
-
-
-def stops_are_carried_out(history: History, cases: Mapping[str, Case]) -> Found:
-    """C1: whoever adopts a job that is to be stopped stops it, and does not wait for its end."""
-    for case in cases.values():
-        for row in case.attempts:
-            if row.cause != "exit" or row.end_seq is None:
-                continue
-            mine = [event for event in case.events if row.claim_seq <= event.seq <= row.end_seq]
-            asked = [event.seq for event in mine if event.type == "cancel" and event.data.get("cancel") == "requested"]
-            leases = [event for event in mine if event.type == "lease"]
-            ended = max((line.at for line in case.runs.get(row.attempt, [])), default=0.0)
-            if asked and leases and leases[-1].data["lease"] == "adopted" and leases[-1].seq > asked[0]:
-                idle = ended - leases[-1].at
-                if idle > 2 * history.ttl:
-                    yield (
-                        case.job,
-                        f"attempt {row.attempt} was to be stopped, and its adopter let it run",
-                    )
-
-
 RULES = (
     accepted_jobs_are_there,
     calls_are_done_whole_and_once,
     every_job_ended,
     moves_are_legal,
+    persons_are_obeyed_once,
     history_has_no_gap,
     times_are_in_order,
     tokens_grow,
     attempts_are_ordinals,
-    stops_are_carried,
-    stops_are_carried_out,
 )

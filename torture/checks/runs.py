@@ -5,11 +5,14 @@ from collections.abc import Iterator, Mapping
 
 from torture.cases import APART, Case
 from torture.history import Attempt, History
+from torture.holders import Witness, held, witnesses
 
 Found = Iterator[tuple[str, str]]
 
 BLUR = 0.1
 """Seconds by which two clocks may differ: the kernel's uptime counts in hundredths, a wall clock is slewed."""
+FIRST_SIGN = 5.0
+"""Seconds from an attempt's start after which its child has given a sign, however busy the machine is."""
 STARTING = 0.5
 """Seconds after a container's first sign in which its engine may not know yet that it runs: 0.08 were seen."""
 
@@ -32,15 +35,22 @@ def attempts_start_once(history: History, cases: Mapping[str, Case]) -> Found:
         ended = {row.attempt: row for row in case.attempts}
         for attempt in {*case.runs, *ended}:
             lines = case.runs.get(attempt, [])
-            begun = {(line.task, line.pid, line.token) for line in lines if line.what == "start"}
-            starts = max(Counter(task for task, _, _ in begun).values(), default=0)
+            starts = max(Counter(line.task for line in lines if line.what == "start").values(), default=0)
             row = ended.get(attempt)
             if starts > 1:
                 yield case.job, f"attempt {attempt} was started {starts} times"
             elif starts and row is not None and row.cause in ("drained", "start_failed"):
                 yield case.job, f"attempt {attempt} ended as {row.cause}, and yet it ran"
-            elif not (starts or case.pipeline) and row is not None and row.cause == "exit" and row.exit_code == 0:
-                yield case.job, f"attempt {attempt} ended with exit code 0, and never ran"
+            elif not (starts or case.pipeline) and row is not None and _must_have_run(case, row):
+                yield case.job, f"attempt {attempt} ended as {row.cause} with {row.exit_code}, and never ran"
+
+
+def _must_have_run(case: Case, row: Attempt) -> bool:
+    """Whether a child came to an end by itself, or was under way for longer than it takes to give its first sign."""
+    if row.cause == "exit" and row.exit_code == 0:
+        return True
+    lived = row.ended - row.started if row.started is not None else 0.0
+    return row.cause != "lost" and lived > FIRST_SIGN and not case.struck(row.attempt)
 
 
 def success_has_its_witness(history: History, cases: Mapping[str, Case]) -> Found:
@@ -72,16 +82,28 @@ def nothing_runs_after_the_end(history: History, cases: Mapping[str, Case]) -> F
 
 def losses_have_a_reason(history: History, cases: Mapping[str, Case]) -> Found:
     """R2, R3, R5, L18: a child is called lost only if something killed it; else it is adopted, whatever dies."""
+    seen = witnesses(history)
     for case in _apart(cases):
         for row in case.attempts:
             lost = row.cause == "lost" and row.end_seq is not None
-            if lost and not (_may_be_lost(case, row) or _stopped_in_its_start(history, cases, case, row)):
+            if lost and not (_may_be_lost(seen, case, row) or _stopped_in_its_start(history, cases, case, row)):
                 yield case.job, f"attempt {row.attempt} was called lost, and nobody had touched its child"
 
 
-def _may_be_lost(case: Case, row: Attempt) -> bool:
-    stops_by_itself = case.record is not None and case.record.policy.get("stop_after") is not None
-    return stops_by_itself or case.struck(row.attempt)
+def _may_be_lost(seen: Mapping[str, Witness], case: Case, row: Attempt) -> bool:
+    """Whether something was done to its child, or it stopped by itself because nobody beat for it any more (R21)."""
+    stop_after = case.record.policy.get("stop_after") if case.record is not None else None
+    if stop_after is not None and row.ended - _last_beat(seen, case, row) > float(stop_after):
+        return True
+    return case.struck(row.attempt)
+
+
+def _last_beat(seen: Mapping[str, Witness], case: Case, row: Attempt) -> float:
+    """When the lease of an attempt was given or renewed for the last time, while its child lived."""
+    lived = max((line.at for line in case.runs.get(row.attempt, [])), default=row.ended)
+    given = [mine for mine in held(case) if mine.begin < lived + BLUR]
+    beats = (seen[mine.worker].last_beat(case.job, row.ended) for mine in given)
+    return max((*beats, *(mine.begin for mine in given)), default=0.0)
 
 
 def _stopped_in_its_start(history: History, cases: Mapping[str, Case], case: Case, row: Attempt) -> bool:

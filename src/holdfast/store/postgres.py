@@ -242,7 +242,7 @@ class PostgresDatabase:
         except (*_AWAY, asyncpg.PostgresError, ValueError) as error:
             if _from_pooler(error):
                 raise StoreError(f"{UNSAID} ({error})") from error
-            raise StoreUnreachable(f"cannot reach Postgres: {error}") from error
+            raise StoreUnreachable(f"cannot reach Postgres: {str(error) or 'no answer in time'}") from error
         return cls(
             schema,
             pool,
