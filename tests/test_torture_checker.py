@@ -290,7 +290,7 @@ def _stale_end(tale: Tale) -> None:
 @breaks("writes_hold_their_lease", "a stale worker's words landed")
 def _stale_words(tale: Tale) -> None:
     old = next(write for write in tale.history.writes if write.job == "plain" and not write.landed)
-    tale.history.writes.append(Write(*(getattr(old, field) for field in old.__struct_fields__[:-1]), landed=True))
+    tale.history.writes.append(msgspec.structs.replace(old, landed=True))
 
 
 @breaks("writes_hold_their_lease", "words landed after the end")

@@ -42,7 +42,7 @@ class Tale:
             self.say("task", trail, status="running")
             self.run(name, trail, token=1)
             if leases:
-                history.faults.append(Fault(kind="kill worker", at=self.at - 1, until=self.at, target="w1"))
+                history.faults.append(Fault(kind="kill worker", at=self.at - 3, until=1e9, target="w1"))
                 self.say("lease", lease="reaped", worker="w1", token=2)
                 self.say("lease", lease="adopted", worker="w2", token=3, attempt=1)
                 token, leases = 3, False

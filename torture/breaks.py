@@ -4,24 +4,40 @@ They patch the running process from outside (entry.py); the product has no switc
 which rules may see it.
 """
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from holdfast.duties.reaper import Reaper
+from holdfast.runner.host import Locks
 from holdfast.runner.process import ProcessRunner
 from holdfast.store import gates, lanes, queries
 from holdfast.store.events import Events
 from holdfast.worker import executor
 from holdfast.worker.executor import Execution
+from holdfast.worker.lease import Hold
 from torture.breaks_pipelines import PIPELINES
-from torture.focus import ANYTHING, LATE_FINISHES, LATE_STARTS, OUTAGES, SHARED_SNAPSHOTS, SHORT_LANES, STOPS, Focus
+from torture.focus import (
+    ANYTHING,
+    HANGING,
+    LATE_FINISHES,
+    LATE_STARTS,
+    OUTAGES,
+    SHARED_SNAPSHOTS,
+    SHORT_LANES,
+    STOPS,
+    Focus,
+)
 
 FOREVER = 1e9
+HASTE = 0.02
+"""How often a look at a neighbour's lock file goes wrong in a build that is broken there: there are two in a second."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +139,27 @@ def offsets_apart_from_their_events() -> None:
     Events.append = forgetful  # type: ignore[method-assign]
 
 
+def events_without_fence() -> None:
+    """Whoever has the next batch of events may append it, whosever job it is."""
+    edit("append_events", "AND j.token = :token", "")
+
+
+def stop_not_heard() -> None:
+    Hold.hear_stop = lambda *_: None  # type: ignore[method-assign]
+
+
+def neighbours_taken_for_dead() -> None:
+    """Now and then a worker takes a neighbour's lock file for one that nobody holds."""
+    taken_from_dead = Locks.taken_from_dead
+
+    @contextlib.contextmanager
+    def hasty(self: Locks, worker: str) -> Iterator[bool]:
+        with taken_from_dead(self, worker) as dead:
+            yield dead or random.random() < HASTE
+
+    Locks.taken_from_dead = hasty  # type: ignore[method-assign]
+
+
 def reaper_without_doubts() -> None:
     Reaper._trusts_itself = lambda *_: True  # type: ignore[method-assign]
 
@@ -134,15 +171,18 @@ BREAKS: dict[str, Break] = {
     "stop_cleared_at_claim": Break(stop_cleared_at_claim, ["stops_are_carried"], STOPS),
     "finish_without_fence": Break(
         finish_without_fence,
-        ["success_has_its_witness", "nothing_runs_after_the_end", "attempts_never_overlap"],
+        ["writes_hold_their_lease", "success_has_its_witness", "nothing_runs_after_the_end", "attempts_never_overlap"],
         LATE_FINISHES,
     ),
     "start_that_is_not_exclusive": Break(start_that_is_not_exclusive, ["attempts_start_once"], LATE_STARTS),
     "lane_read_before_its_lock": Break(
         lane_read_before_its_lock,
-        ["lanes_hold_one_job", "lanes_keep_order", "every_job_ended", "no_gate_was_stuck"],
+        ["lanes_hold_one_job", "lanes_keep_order", "lanes_do_not_stand_still", "every_job_ended", "no_gate_was_stuck"],
         SHORT_LANES,
     ),
+    "events_without_fence": Break(events_without_fence, ["writes_hold_their_lease"]),
+    "neighbours_taken_for_dead": Break(neighbours_taken_for_dead, ["returns_have_a_reason"]),
+    "stop_not_heard": Break(stop_not_heard, ["stops_are_carried_out"], HANGING),
     "reaper_without_doubts": Break(reaper_without_doubts, ["reaps_have_a_reason"], OUTAGES),
 }
 

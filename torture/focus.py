@@ -38,6 +38,8 @@ LATE_STARTS = Focus(faults=("kill_worker",), pause=10.0, waits=0.1, step="prepar
 """A worker stands still with a start in its hand, until another has adopted the job and started it."""
 STOPS = Focus(profile="failing")
 """Jobs that are tried again and again, and stopped meanwhile."""
+HANGING = Focus(faults=("kill_worker",), pause=5.0, waits=0.0, profile="hanging")
+"""Jobs that end when they are stopped, some of them by an adopter."""
 SHORT_LANES = Focus(
     store="postgres", faults=("slow_everybody",), pause=3.0, waits=0.0, lingers="lane_states", profile="lanes"
 )

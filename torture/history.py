@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+HARNESS = "harness"
 Answer = Literal["ok", "refused", "unknown"]
 """`unknown`: no answer came; it may have been done."""
 
@@ -80,7 +81,7 @@ class Write(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Lag(msgspec.Struct, frozen=True, array_like=True):
-    """A time in which a worker's process got no turn, though it wanted one."""
+    """A time in which a worker's process, or the harness, got no turn, though it wanted one."""
 
     worker: str
     begin: float

@@ -19,8 +19,9 @@ FAST_RETRY = {"base": 0.2, "cap": 1.0, "on": ["failed", "timed_out"]}
 Body = dict[str, Any]
 
 
-Profile = Literal["mixed", "failing", "lanes", "steady"]
-"""What jobs to draw: all kinds; such that fail and are tried again; quick ones in lanes of the moment; long ones."""
+Profile = Literal["mixed", "failing", "lanes", "steady", "hanging"]
+"""What jobs to draw: all kinds; such that fail and are tried again; quick ones in lanes of the moment; long ones; such
+that end when they are stopped."""
 MOMENT, MEETING = 2.0, 4
 """Seconds after which the lanes of the moment are left for new ones, and how many these are."""
 
@@ -53,6 +54,8 @@ class Draw:
             return {**self.small(), "lane": f"lane {int(boottime() / MOMENT)}/{rng.randrange(MEETING)}"}
         if self.profile == "steady":
             return self._process(lines=rng.randint(20, 60))
+        if self.profile == "hanging":
+            return {**self._process(lines=2, hang=True), "stop_grace": 0.5, "timeout": BACKSTOP}
         chance = rng.random()
         body = self._runs(quick=chance < 0.2)
         body |= {"stop_grace": 0.5, "on_lost": rng.choice(["requeue", "requeue", "requeue", "fail", "hold"])}
@@ -83,8 +86,8 @@ class Draw:
         process = self._process(lines=self._rng.randint(10, 25), code=3)
         return {**process, "max_attempts": 4, "retry": FAST_RETRY, "stop_grace": 0.5}
 
-    def _process(self, *, lines: int, code: int = 0) -> Body:
-        spec = script(lines=lines, pace=0.2, code=code)
+    def _process(self, *, lines: int, code: int = 0, hang: bool = False) -> Body:
+        spec = script(lines=lines, pace=0.2, code=code, hang=hang)
         spec["env"]["JOURNAL"] = self._journal
         return {"runner": "process", "spec": spec}
 

@@ -23,9 +23,10 @@ from tests.proxy import Proxy
 
 from holdfast.store.store import sqlite_path
 from torture import clocks
-from torture.history import Fall, Fault, History, boottime
+from torture.history import HARNESS, Fall, Fault, History, Lag, boottime
 from torture.processes import Part, state
 from torture.servers import QUEUE
+from torture.witness import LATE, TICK
 
 TTL = 6.0
 SETTINGS = {
@@ -36,6 +37,8 @@ WORKERS = {"a1": "a", "a2": "a", "b1": "b", "d1": "d"}
 SMALL = "d"
 """The host whose disk is small."""
 SERVERS = ("s1", "s2")
+DIRECT = "s1"
+"""The part that has no proxy between itself and its Postgres: somebody can always be asked."""
 SLOTS = 10
 FOREVER = 1e12
 MOST_STARTS = 5
@@ -207,6 +210,14 @@ class World:
             fault.until = boottime()
             part.struck = False
 
+    async def watch_itself(self) -> None:
+        """Note when the harness got no turn: what its proxies carry stood still then."""
+        while True:
+            due = boottime() + TICK
+            await asyncio.sleep(TICK)
+            if (now := boottime()) > due + LATE:
+                self.history.lags.append(Lag(HARNESS, due, now))
+
     @contextlib.asynccontextmanager
     async def _no_writer(self) -> AsyncIterator[None]:
         """Nobody else writes to the SQLite database while the block lasts."""
@@ -245,11 +256,12 @@ class World:
                 self.parts[name] = Part(name, "server", self.folder / f"{name}.log")
                 self.ports[name] = free_port()
             if self.postgres is not None:
-                for name in self.parts:
+                for name in self.parts.keys() - {DIRECT}:
                     self.proxies[name] = await held.enter_async_context(Proxy(self.postgres.port).run())
-            keeper = asyncio.create_task(self.keep())
+            keeper, witness = asyncio.create_task(self.keep()), asyncio.create_task(self.watch_itself())
             held.callback(self.end)
             held.callback(keeper.cancel)
+            held.callback(witness.cancel)
             yield
 
     def mended(self) -> list[str]:

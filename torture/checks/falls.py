@@ -4,8 +4,8 @@ import signal
 from collections.abc import Iterator, Mapping
 
 from torture.cases import Case
-from torture.history import Fall, Fault, History
-from torture.holders import AWAY
+from torture.history import HARNESS, Fall, Fault, History
+from torture.holders import AWAY, clipped, length
 
 Found = Iterator[tuple[str, str]]
 
@@ -15,6 +15,8 @@ TOLD_TWICE = "told twice"
 """Who is told a second time leaves at once, and says that this was not well."""
 NO_DATABASE = 3
 """The status of what cannot begin because the database is away, or it is cut off from it."""
+STOOD = 5.0
+"""Seconds without a turn for the harness after which who waits for an answer through its proxies gives up."""
 LATELY = 30.0
 """Seconds within which who cannot reach the database gives up."""
 
@@ -35,7 +37,10 @@ def _ways_to_leave(struck: set[str]) -> set[int]:
 
 
 def _could_not_begin(history: History, fall: Fall) -> bool:
-    return fall.status == NO_DATABASE and any(_kept_from_it(fault, fall) for fault in history.faults)
+    """Whether the database could not be reached: it was away, cut off, or its proxy stood still."""
+    stood = [(lag.begin, lag.end) for lag in history.lags if lag.worker == HARNESS]
+    kept = any(_kept_from_it(fault, fall) for fault in history.faults)
+    return fall.status == NO_DATABASE and (kept or length(clipped(stood, fall.at - LATELY, fall.at)) > STOOD)
 
 
 def _kept_from_it(fault: Fault, fall: Fall) -> bool:
