@@ -13,6 +13,8 @@ BLUR = 0.1
 """Seconds by which two clocks may differ: the kernel's uptime counts in hundredths, a wall clock is slewed."""
 FIRST_SIGN = 5.0
 """Seconds from an attempt's start after which its child has given a sign, however busy the machine is."""
+SIGN = 1.0
+"""Seconds between two signs of a child, and a little more: it may have lived for so long after its last."""
 STARTING = 0.5
 """Seconds after a container's first sign in which its engine may not know yet that it runs: 0.08 were seen."""
 
@@ -91,19 +93,22 @@ def losses_have_a_reason(history: History, cases: Mapping[str, Case]) -> Found:
 
 
 def _may_be_lost(seen: Mapping[str, Witness], case: Case, row: Attempt) -> bool:
-    """Whether something was done to its child, or it stopped by itself because nobody beat for it any more (R21)."""
+    """Whether something was done to its child, or it stopped by itself because nobody beat for it any more (R21).
+
+    Then nobody had when it gave its last sign, or nobody had for so long that it must have stopped.
+    """
     stop_after = case.record.policy.get("stop_after") if case.record is not None else None
-    if stop_after is not None and row.ended - _last_beat(seen, case, row) > float(stop_after):
-        return True
-    return case.struck(row.attempt)
+    if stop_after is None or case.struck(row.attempt):
+        return case.struck(row.attempt)
+    last = max((line.at for line in case.runs.get(row.attempt, [])), default=row.ended)
+    return max(_unrenewed(seen, case, last) + SIGN, _unrenewed(seen, case, row.ended)) > float(stop_after)
 
 
-def _last_beat(seen: Mapping[str, Witness], case: Case, row: Attempt) -> float:
-    """When the lease of an attempt was given or renewed for the last time, while its child lived."""
-    lived = max((line.at for line in case.runs.get(row.attempt, [])), default=row.ended)
-    given = [mine for mine in held(case) if mine.begin < lived + BLUR]
-    beats = (seen[mine.worker].last_beat(case.job, row.ended) for mine in given)
-    return max((*beats, *(mine.begin for mine in given)), default=0.0)
+def _unrenewed(seen: Mapping[str, Witness], case: Case, at: float) -> float:
+    """For how long a job's lease had been neither given nor renewed at a time."""
+    given = [mine for mine in held(case) if mine.begin < at]
+    beats = (seen[mine.worker].last_beat(case.job, at) for mine in given)
+    return at - max((*beats, *(mine.begin for mine in given)), default=0.0)
 
 
 def _stopped_in_its_start(history: History, cases: Mapping[str, Case], case: Case, row: Attempt) -> bool:

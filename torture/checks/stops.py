@@ -99,13 +99,15 @@ def _idle(history: History, seen: Mapping[str, Witness], case: Case, since: floa
 def limits_are_kept(history: History, cases: Mapping[str, Case]) -> Found:
     """R3, R8: a child lives for its timeout and no longer, whoever adopts it; a silent one for its idle timeout.
 
-    Its supervisor keeps these: whatever befalls workers, servers and the database is no excuse.
+    Its supervisor keeps these: whatever befalls workers, servers and the database is no excuse, but to kill that is.
     """
     starved = [fault for fault in history.faults if fault.kind in ("starve", "full disk")]
     for case in cases.values():
         if case.record is None or case.runner not in APART or case.pipeline:
             continue
         for attempt, lines in case.runs.items():
+            if case.struck(attempt):
+                continue
             last, policy = lines[-1].at, case.record.policy
             said = max(line.said for line in lines)
             heard = min(line.at for line in lines if line.said == said)
