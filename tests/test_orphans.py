@@ -412,6 +412,31 @@ async def test_who_cancels_a_lost_job_has_not_said_that_it_stopped(stage: Stage)
     assert (await stage.store.jobs.resume(lease.id)).status is Status.QUEUED
 
 
+async def test_who_interrupts_a_lost_job_is_remembered_until_somebody_adopts_it(stage: Stage) -> None:
+    """Proves C1, R6. It is paused already, but it would go on when its host comes back."""
+    lease = await stranded(stage)
+    stopped = await stage.store.jobs.interrupt(lease.id)
+    assert (stopped.outcome, stopped.job.status) == ("already", Status.PAUSED)
+    await stage.store.jobs.interrupt(lease.id)
+    assert await told(stage, lease, "cancel") == [{"cancel": "requested", "kind": "interrupt"}]
+    await register(stage, "w2")
+    assert await stage.store.leases.recover(["host-a"]) == {lease.id}
+    (adopted,) = await stage.adopt(worker="w2")
+    assert adopted.adoption is not None
+    assert adopted.adoption.stop_request is not None
+    assert adopted.adoption.stop_request.kind is StopKind.INTERRUPT
+
+
+async def test_who_resumes_a_lost_job_takes_the_interrupt_back(stage: Stage) -> None:
+    """Proves C1."""
+    lease = await stranded(stage)
+    await stage.store.jobs.interrupt(lease.id)
+    await stage.store.jobs.resume(lease.id, stopped=True)
+    (again,) = await stage.claim_process(worker="w2", domain="host-b")
+    assert await stage.store.leases.stops("w2") == {}
+    assert await stage.finish(again, Outcome.requeued(Cause.DRAINED)) is Status.QUEUED
+
+
 # A person says that it is gone
 
 

@@ -20,6 +20,8 @@ from torture.world import FOREVER, TTL, World
 Strike = Callable[[World, random.Random], Awaitable[None]]
 UNTOUCHED = ("is not running", "No such container")
 """What an engine says when there was nothing to kill; after any other word of it there may have been."""
+SPARE = 8 << 20
+"""Bytes of a disk that are filled by writing: what a file system needs for itself cannot be taken in one piece."""
 LEADER = "SELECT leader FROM {schema}leaders"
 
 
@@ -161,11 +163,14 @@ def _burning(count: int) -> Iterator[None]:
 
 
 async def fill_disk(world: World, rng: random.Random) -> None:
-    """Fill the small disk of host d, for a while."""
-    ballast = world.host("d") / "ballast"
-    if not world.small_disk or ballast.exists():
+    """Fill a disk, for a while: the one of host d, or the one with all data."""
+    if not world.disks:
         return
-    fault = world.note("full disk", "d", lasts=FOREVER)
+    name = rng.choice(list(world.disks))
+    ballast = world.disks[name] / "ballast"
+    if ballast.exists():
+        return
+    fault = world.note("full disk", name, lasts=FOREVER)
     try:
         await asyncio.to_thread(_fill, ballast)
         await asyncio.sleep(rng.uniform(1.0, 4.0))
@@ -176,6 +181,10 @@ async def fill_disk(world: World, rng: random.Random) -> None:
 
 def _fill(ballast: Path) -> None:
     with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+        free = os.statvfs(ballast)
+        with contextlib.suppress(OSError):
+            os.posix_fallocate(file.fileno(), 0, free.f_bfree * free.f_bsize - SPARE)
+        file.seek(0, os.SEEK_END)
         for size in (1 << 20, 1 << 12, 1):
             with contextlib.suppress(OSError):
                 while True:

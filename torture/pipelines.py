@@ -177,7 +177,7 @@ async def read_snapshots(world: World) -> None:
     Nobody may be alive who builds.
     """
     (rows,) = await fetch(world.url, SNAPSHOTS)
-    folders = Folders.below(world.folder / "shared")
+    folders = Folders.below(world.shared)
     standing = {str(row["folder"]) for row in rows}
     folders.sweep(standing, grace=0.0)
     temporary = folders.root / TEMPORARY

@@ -27,9 +27,9 @@ from torture.janitor import Janitor
 from torture.jobs import Draw, Profile
 from torture.pipelines import Shelf, read_snapshots, remove_on
 from torture.processes import children, containers, kill
-from torture.world import TTL, World
+from torture.world import DATA, SMALL, TTL, World
 
-DISK = 24 << 20
+DISKS = {SMALL: 24 << 20, DATA: 2 << 30}
 CLIENTS = 6
 ANSWER = 10.0
 QUIET = 150.0
@@ -108,15 +108,16 @@ async def in_a_world(
     """A world that runs while the block lasts, on a new database; afterwards nothing of it is left."""
     with contextlib.ExitStack() as held:
         folder = Path(held.enter_context(_folder()))
+        disks = held.enter_context(_disks({SMALL: folder / "hosts" / SMALL, DATA: folder / "data"}))
         postgres = held.enter_context(_postgres(postgres_settings)) if store == "postgres" else None
-        url = f"sqlite:///{folder / 'store.db'}" if postgres is None else postgres.url
+        url = f"sqlite:///{folder / 'data' / 'store.db'}" if postgres is None else postgres.url
         database = await connect(url, listen=False)
         await migrate(database)
         await database.close()
         world = World(
             folder=folder, url=url, history=history, rng=random.Random(f"{history.seed}/world"), postgres=postgres,
             engine=held.enter_context(daemon(live_restore=True)) if docker else None, settings=settings or {},
-            small_disk=held.enter_context(_small_disk(folder)), breaking=breaking, waits=waits, step=step,
+            disks=disks, breaking=breaking, waits=waits, step=step,
             lingers=lingers, one_host=one_host,
         )  # fmt: skip
         async with world.running():
@@ -219,25 +220,27 @@ def _postgres(settings: Sequence[str]) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def _small_disk(folder: Path) -> Iterator[bool]:
-    """Give host d a disk of its own that can be filled, where root and loop devices work."""
-    target = folder / "hosts" / "d"
-    target.mkdir(parents=True)
-    image = folder / "disk"
-    with image.open("wb") as file:
-        file.truncate(DISK)
-    made = (
-        shutil.which("mkfs.ext4")
-        and os.geteuid() == 0
-        and all(
-            subprocess.run(command, check=False, capture_output=True).returncode == 0
-            for command in (["mkfs.ext4", "-q", "-F", str(image)], ["mount", "-o", "loop", str(image), str(target)])
-        )
-    )
-    if not made:
-        print("no full disks in this run: they need root, mkfs.ext4 and loop devices")
+def _disks(wanted: Mapping[str, Path]) -> Iterator[Mapping[str, Path]]:
+    """Make these folders, each on a disk of its own that can be filled, where root and loop devices work."""
+    made: dict[str, Path] = {}
     try:
-        yield bool(made)
+        for name, target in wanted.items():
+            target.mkdir(parents=True)
+            if os.geteuid() == 0 and _mounted(target, DISKS[name]):
+                made[name] = target
+        if len(made) < len(wanted):
+            print("no full disks in this run: they need root, mkfs.ext4 and loop devices")
+        yield made
     finally:
-        if made:
+        for target in made.values():
             subprocess.run(["umount", "-l", str(target)], check=False)
+
+
+def _mounted(target: Path, size: int) -> bool:
+    image = target.with_name(f"{target.name}.image")
+    with image.open("wb") as file:
+        file.truncate(size)
+    commands = (["mkfs.ext4", "-q", "-F", str(image)], ["mount", "-o", "loop", str(image), str(target)])
+    return shutil.which("mkfs.ext4") is not None and all(
+        subprocess.run(command, check=False, capture_output=True).returncode == 0 for command in commands
+    )

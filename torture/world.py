@@ -36,6 +36,8 @@ SETTINGS = {
 WORKERS = {"a1": "a", "a2": "a", "b1": "b", "d1": "d"}
 SMALL = "d"
 """The host whose disk is small."""
+DATA = "data"
+"""The disk with what all hosts share, and SQLite's file."""
 SERVERS = ("s1", "s2")
 DIRECT = "s1"
 """The part that has no proxy between itself and its Postgres: somebody can always be asked."""
@@ -63,8 +65,8 @@ class World:
     """Settings of this world alone."""
     postgres_struck: bool = False
     engine_struck: bool = False
-    small_disk: bool = False
-    """Whether host d has a disk that can be filled."""
+    disks: Mapping[str, Path] = field(default_factory=dict)
+    """Disks that can be filled, by what they are for: a host's state, or all that hosts share and SQLite's file."""
     breaking: str = ""
     """The way in which this build is broken, on purpose."""
     waits: float = 0.0
@@ -95,6 +97,10 @@ class World:
 
     def host(self, name: str) -> Path:
         return self.folder / "hosts" / name
+
+    @property
+    def shared(self) -> Path:
+        return self.folder / "data" / "shared"
 
     @property
     def workers(self) -> list[Part]:
@@ -137,9 +143,9 @@ class World:
             **SETTINGS,
             **self.settings,
             "DATABASE_URL": url,
-            "DATA_DIR": self.folder / "data" / part.name,
+            "DATA_DIR": self.folder / "parts" / part.name,
             "STATE_DIR": self.host(part.host),
-            "SHARED_DIR": self.folder / "shared",
+            "SHARED_DIR": self.shared,
             "DOCKER_HOST": self.engine.host if self.engine else "none",
         }
         settings = {f"HOLDFAST_{name}": str(value) for name, value in named.items()}
@@ -275,7 +281,7 @@ class World:
 
     def made(self) -> dict[str, str]:
         """What children left as their artifacts, by job, attempt and token."""
-        files = (self.folder / "shared" / "artifacts").glob("*/*/made")
+        files = (self.shared / "artifacts").glob("*/*/made")
         return {f"{path.parts[-3]}/{path.parts[-2]}": path.read_text().strip() for path in files}
 
     def damaged(self) -> list[str]:

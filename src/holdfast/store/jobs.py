@@ -15,7 +15,7 @@ from holdfast.store.database import Database, Row, Tx
 from holdfast.store.gates import Gates, stand_again
 from holdfast.store.lanes import settle_lanes
 from holdfast.store.listing import Filters, JobPage, list_jobs
-from holdfast.store.moves import Move, Moved, Plan, audit, change_job, event, lock_job
+from holdfast.store.moves import Move, Moved, Plan, audit, change_job, event, is_lost, lock_job
 from holdfast.store.outcomes import encoded_result
 from holdfast.store.refusals import id_taken
 from holdfast.store.rows import known_id, to_job
@@ -319,8 +319,8 @@ class Jobs:
             nonlocal outcome
             outcome = "already"
             status = Status(row["status"])
-            if status is Status.RUNNING:
-                outcome = "stopping"
+            if status is Status.RUNNING or (kind is StopKind.INTERRUPT and is_lost(row)):
+                outcome = "stopping" if status is Status.RUNNING else "already"
                 before = None if row["stop_kind"] is None else StopKind(row["stop_kind"])
                 if kind.escalates(before):
                     events = [*audit(verb, by, reason), event("cancel", cancel="requested", kind=kind)]

@@ -13,6 +13,7 @@ from holdfast.store.database import Database, Row, Tx, json_text
 from holdfast.store.lanes import lock_lanes_and_jobs, settle_lanes
 
 MAX_MESSAGE = 4000
+LOST = "lost"
 
 
 def clean(text: str) -> str:
@@ -57,6 +58,11 @@ class Move:
         values["result"] = None if self.result is None else json_text(self.result)
         values["events"] = list(self.events)
         return values
+
+
+def is_lost(row: Row) -> bool:
+    """Whether a job is paused because nobody could say what became of its attempt: that may run, and may be adopted."""
+    return row["status"] == Status.PAUSED and row["error_code"] == LOST and row["phase"] is not None
 
 
 @dataclass(frozen=True)

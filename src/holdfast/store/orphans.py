@@ -16,14 +16,13 @@ from holdfast.store import wake
 from holdfast.store.database import Database, Row, Tx
 from holdfast.store.gates import Gates
 from holdfast.store.lanes import keys, settle_lanes
-from holdfast.store.moves import Move, Moved, change_job, event, lock_job, write_move
+from holdfast.store.moves import LOST, Move, Moved, change_job, event, is_lost, lock_job, write_move
 from holdfast.store.outcomes import Ended, ending
 from holdfast.store.rows import to_policy
 
 ADOPTIONS_WITHOUT_PROGRESS = 5
 BACKOFF_BASE, BACKOFF_CAP = 5.0, 300.0
 """How long an orphan waits that already went through adoptions without progress."""
-LOST = "lost"
 
 
 class Orphan(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,7 +143,7 @@ class Orphans:
     async def _recover(self, tenant: str, job_id: str, domains: Sequence[str]) -> bool:
         async def change(tx: Tx) -> bool:
             row = await lock_job(tx, tenant, job_id)
-            return _is_lost(row) and row["domain"] in domains and await _take_back(tx, row) is not None
+            return is_lost(row) and row["domain"] in domains and await _take_back(tx, row) is not None
 
         try:
             return await self._database.transact(change)
@@ -193,14 +192,9 @@ async def _take_back(tx: Tx, row: Row) -> Moved | None:
     return await write_move(tx, Verb.ADOPT, row, Move(status=Status.RUNNING, stop_kind=row["stop_kind"], events=events))
 
 
-def _is_lost(row: Row) -> bool:
-    """Whether a job is paused because nobody could say what became of its attempt."""
-    return row["status"] == Status.PAUSED and row["error_code"] == LOST and row["phase"] is not None
-
-
 def _stands(row: Row, orphan: Orphan) -> bool:
     """Whether nothing has happened to an orphan since somebody looked."""
-    open_ = row["status"] == Status.RUNNING or _is_lost(row)
+    open_ = row["status"] == Status.RUNNING or is_lost(row)
     return open_ and row["owner"] is None and row["token"] == orphan.token
 
 

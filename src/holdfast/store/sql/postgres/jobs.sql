@@ -253,7 +253,7 @@ WHERE j.id = :id::uuid
   AND a.status = 'cancelled';
 
 -- name: request_stop
--- Leave a stop request for whoever owns or adopts a running job.
+-- Leave a stop request for whoever owns or adopts a job that runs, or that is feared to.
 WITH asked AS (
   UPDATE holdfast.jobs AS j
   SET stop_kind = :kind::text,
@@ -261,7 +261,7 @@ WITH asked AS (
       updated_at = greatest(holdfast.clock(), j.updated_at),
       seq = j.seq + json_array_length(:events::json)
   WHERE j.id = :id::uuid
-    AND j.status = 'running'
+    AND j.phase IS NOT NULL
   RETURNING j.id, j.seq, j.updated_at, j.owner
 ), told AS (
   INSERT INTO holdfast.events (job_id, seq, at, type, data)

@@ -248,21 +248,21 @@ WHERE j.id = :id
   AND a.status = 'cancelled';
 
 -- name: request_stop
--- Leave a stop request for whoever owns or adopts a running job.
+-- Leave a stop request for whoever owns or adopts a job that runs, or that is feared to.
 UPDATE jobs
 SET stop_kind = :kind,
     stop_phase = coalesce(stop_phase, 'requested'),
     updated_at = max(clock(), updated_at),
     seq = seq + json_array_length(:events)
 WHERE id = :id
-  AND status = 'running';
+  AND phase IS NOT NULL;
 INSERT INTO events (job_id, seq, at, type, data)
 SELECT j.id, j.seq - json_array_length(:events) + e.key + 1, j.updated_at, e.value ->> 'type', e.value ->> 'data'
 FROM jobs AS j
 CROSS JOIN json_each(:events) AS e
 WHERE j.id = :id
-  AND j.status = 'running';
-SELECT j.id, j.owner FROM jobs AS j WHERE j.id = :id AND j.status = 'running';
+  AND j.phase IS NOT NULL;
+SELECT j.id, j.owner FROM jobs AS j WHERE j.id = :id AND j.phase IS NOT NULL;
 
 -- name: set_budget
 UPDATE specs SET policy = json_set(coalesce(policy, '{}'), '$.budget', json(:budget)) WHERE id = :id;
