@@ -4,7 +4,7 @@ import pytest
 from torture.checker import check
 from torture.history import Fault
 
-from tests.test_torture_checker import Tale, good
+from tests.tales import Tale, good
 
 CLAIMED, BEGUN, ENDED = 1.0, 2.0, 2.6
 """Seconds of the job's time."""

@@ -4,7 +4,8 @@ import pytest
 from torture.checker import check
 from torture.history import Beat, Fault, Lag
 
-from tests.test_torture_checker import Break, Tale, good
+from tests.tales import Tale, good
+from tests.test_torture_checker import Break
 
 
 def _instead_of_the_kill(tale: Tale, *, lag: float = 0.0) -> float:

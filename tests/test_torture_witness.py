@@ -1,4 +1,4 @@
-"""The witness within a tortured worker: it notes heartbeats, what they renewed, and when its process stood still."""
+"""The witness within a tortured worker: it notes heartbeats, writes with their tokens, and when its process stood."""
 
 import os
 import signal
@@ -14,7 +14,8 @@ STOPPED_SECONDS = 0.6
 WORKER = """
 import asyncio, os, signal, sys, time
 from pathlib import Path
-from holdfast.model import Claimable
+import msgspec
+from holdfast.model import Claimable, Outcome
 from holdfast.store.migrate import migrate
 from holdfast.store.store import Store, connect
 from torture.witness import watch
@@ -26,11 +27,16 @@ async def main():
         job = await store.jobs.submit({"runner": "function", "spec": {"name": "greet"}})
         greet = Claimable(queue="default", capability="function:greet", domain="function")
         (lease,) = (await store.leases.claim("w1", [greet], slots=1, ttl=60)).claimed
+        stale = msgspec.structs.replace(lease, token=lease.token - 1)
         await store.leases.beat("w1", [lease], ttl=60)
         try:
             await store.leases.beat("w1", [lease], ttl=-1)
         except Exception:
             pass
+        for mine in (lease, stale):
+            await store.events.append(mine, 1, [], offsets=(0, 0), old_offsets=(0, 0))
+            await store.leases.finish([(mine, Outcome.succeeded())])
+        await store.leases.hand_over([stale])
     print(job.id, lease.token, flush=True)
 
 watch(Path(sys.argv[1]), "w1")
@@ -41,8 +47,10 @@ while b"lag" not in Path(sys.argv[1]).read_bytes():
 """
 
 
-def test_heartbeats_and_lags_are_noted(tmp_path: Path) -> None:
-    """Proves L18 as far as the witness is heard: a beat that renewed, one that failed, and the time without a turn."""
+def test_heartbeats_writes_and_lags_are_noted(tmp_path: Path) -> None:
+    """Proves L4, L18 as far as the witness is heard: a beat that renewed, one that failed, writes that landed and those
+    with an older token that did not, and the time without a turn.
+    """
     began = boottime()
     command = [sys.executable, "-c", WORKER, str(tmp_path / "witness"), f"sqlite:///{tmp_path}/store.db"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as worker:
@@ -58,4 +66,11 @@ def test_heartbeats_and_lags_are_noted(tmp_path: Path) -> None:
     read_witness(tmp_path / "witness", history)
     assert [(beat.worker, beat.renewed) for beat in history.beats] == [("w1", [(job, int(token))]), ("w1", None)]
     assert all(began < beat.asked <= beat.answered for beat in history.beats)
+    now, old = int(token), int(token) - 1
+    assert [(write.what, write.job, write.token, write.landed) for write in history.writes] == [
+        ("append", job, now, True), ("finish", job, now, True),
+        ("append", job, old, False), ("finish", job, old, False),
+        ("hand_over", job, old, True),
+    ]  # fmt: skip
+    assert all(began < write.asked <= write.answered for write in history.writes)
     assert any(lag.worker == "w1" and lag.end > stopped + STOPPED_SECONDS for lag in history.lags)

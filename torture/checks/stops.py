@@ -39,10 +39,14 @@ def stops_are_written(history: History, cases: Mapping[str, Case]) -> Found:
 
 
 def _lived(case: Case, call: Call) -> bool:
-    """Whether a job had not ended, and did not end, while a call was under way."""
-    before = [event.data["status"] for event in case.statuses if event.at <= call.sent]
+    """Whether a job had not ended, and did not end, while a call was under way. One whose attempt ended in a pause is
+    interrupted already.
+    """
+    before = [event.data for event in case.statuses if event.at <= call.sent]
     meanwhile = [event for event in case.statuses if call.sent - BLUR <= event.at <= call.answered + BLUR]
-    return bool(before) and before[-1] not in TERMINAL and not meanwhile
+    if not before or meanwhile or before[-1]["status"] in TERMINAL:
+        return False
+    return not (call.verb == "interrupt" and before[-1]["status"] == "paused" and "cause" in before[-1])
 
 
 def _follows(event: Event, call: Call) -> bool:
