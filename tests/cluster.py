@@ -59,6 +59,11 @@ class Server:
     def url(self) -> str:
         return f"postgresql://holdfast@127.0.0.1:{self.port}/postgres"
 
+    @property
+    def pid(self) -> int:
+        """The process that its other processes are children of; 0 while it is stopped."""
+        return self._process.pid if self._process is not None else 0
+
     def start(self) -> None:
         log = self._folder / "log"
         with log.open("ab") as file:
