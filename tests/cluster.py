@@ -60,6 +60,11 @@ class Server:
         return f"postgresql://holdfast@127.0.0.1:{self.port}/postgres"
 
     @property
+    def pid(self) -> int:
+        """The process that its other processes are children of; 0 while it is stopped."""
+        return self._process.pid if self._process is not None else 0
+
+    @property
     def log(self) -> Path:
         return self._folder / "log"
 

@@ -37,7 +37,7 @@ class Away(OSError):
 async def fetch(url: str, *queries: str) -> list[Rows]:
     """Ask a database by plain SQL. On SQLite tables have no schema, and times are microseconds."""
     if url.startswith("sqlite"):
-        with contextlib.closing(sqlite3.connect(sqlite_path(url), timeout=60)) as database:
+        with contextlib.closing(sqlite3.connect(sqlite_path(url), timeout=60, isolation_level=None)) as database:
             database.row_factory = sqlite3.Row
             return [[dict(row) for row in database.execute(query.format(schema=""))] for query in queries]
     try:

@@ -31,6 +31,14 @@ async def talk(lines: int, pace: float, fail: bool, ctx: Context) -> int:
 
 
 @app.function()
+async def stumble(ctx: Context) -> int:
+    """Fail in the first attempt, and end well in the next."""
+    if ctx.attempt == 1:
+        raise RuntimeError("it was asked to stumble")
+    return ctx.attempt
+
+
+@app.function()
 def block(seconds: float, ctx: Context) -> None:
     """Hear nothing for a while, in a thread."""
     _note("start", ctx, 0)

@@ -97,6 +97,26 @@ def containers(engine: Daemon) -> list[tuple[str, Child]]:
     return [(name, Child(0, job, int(attempt), True)) for name, job, attempt in lines]
 
 
+def family(pid: int) -> list[int]:
+    """A process and its children, those that are not dead."""
+    every = map(int, filter(str.isdigit, os.listdir("/proc")))
+    return [pid, *(other for other in every if _parent(other) == pid and state(other) != "Z")]
+
+
+class Memory(msgspec.Struct, frozen=True):
+    """The memory of a process in bytes; of what it shares with others, its part."""
+
+    all: int
+    anonymous: int
+    """Without files and shared memory."""
+
+
+def proportional(pid: int) -> Memory:
+    """What a process has of memory; one that is gone has none."""
+    found = dict(re.findall(rb"^(Pss\w*): +(\d+) kB", _read(pid, "smaps_rollup"), re.MULTILINE))
+    return Memory(all=int(found.get(b"Pss", 0)) * 1024, anonymous=int(found.get(b"Pss_Anon", 0)) * 1024)
+
+
 def kill(pid: int, number: int = signal.SIGKILL) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
@@ -104,8 +124,17 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
 
 def state(pid: int) -> str | None:
     """The letter of a process's state, such as T for stopped; None if it is gone."""
-    text = _read(pid, "stat")
-    return text.decode(errors="replace").rpartition(")")[2].split()[0] if text else None
+    return next(iter(_stat(pid)), None)
+
+
+def _parent(pid: int) -> int | None:
+    found = _stat(pid)
+    return int(found[1]) if found else None
+
+
+def _stat(pid: int) -> list[str]:
+    """What the kernel says of a process behind its name; nothing if it is gone."""
+    return _read(pid, "stat").decode(errors="replace").rpartition(")")[2].split()
 
 
 def _read(pid: int, name: str) -> bytes:

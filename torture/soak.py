@@ -1,45 +1,43 @@
 """`python -m torture.soak --hours 0.5`: half of the load that this machine carries, for long, without faults.
 
-Memory and open files of every process, connections, sizes and dead rows of tables are sampled, and drawn as a picture.
-Ended jobs are pruned from early on, so that what should be flat can be flat; now and then the load pauses, and all that
-was submitted has to end. The last quarter of the time is held against the second: what grew makes the exit code 1.
+The load goes over HTTP to both servers (load.py), and followers read the streams of both. Memory and open files of
+every process, connections, rows and sizes of every table are sampled (gauges.py), and drawn as a picture. Ended jobs
+are pruned from early on, so that what should be flat can be flat; now and then the load pauses, and all that was
+submitted has to end. The last quarter of the time is held against the second: what grew makes the exit code 1.
 """
 
 import argparse
 import asyncio
-import os
+import contextlib
 import random
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from holdfast.duties.pruner import Pruner
 from holdfast.model import TERMINAL
 from holdfast.store import Store, open_store
 from holdfast.store.retention import Retention
-from holdfast.store.store import sqlite_path
-from torture import samples as panels
-from torture.child import SCRIPT
+from torture import gauges
+from torture.clients import follow_on
 from torture.final import fetch
-from torture.history import History
+from torture.history import Follow, History
+from torture.load import BULK, Caller
 from torture.plot import svg
 from torture.run import in_a_world
-from torture.samples import Samples
-from torture.world import TTL, World
+from torture.samples import FAILED, Drift, Samples
+from torture.world import SERVERS, TTL, World
 
 MEASURE_SECONDS = 20.0
 BACKLOG = 300
+FOLLOWERS = 4
 SETTLE_SECONDS = 60.0
-LIVE = "SELECT count(*) AS n FROM {schema}jobs WHERE status IN ('queued', 'running')"
-TABLES = """
-SELECT relname AS name, n_dead_tup AS dead, pg_table_size(relid) AS size, pg_indexes_size(relid) AS indexes
-FROM pg_stat_user_tables WHERE schemaname = 'holdfast'
+ENDED = "SELECT count(*) AS n FROM {schema}jobs WHERE status = 'succeeded'"
+AGE_KEYS = """
+UPDATE {{schema}}idempotency SET made_at = made_at - {day} WHERE made_at <= {now} - {keep} AND made_at > {now} - {day}
 """
-CONNECTIONS = "SELECT count(*) AS n FROM pg_stat_activity WHERE backend_type = 'client backend'"
-SAMPLED = ("jobs", "specs", "attempts", "events")
 
 
 @dataclass(frozen=True)
@@ -68,43 +66,28 @@ class Course:
         return at % (self.seconds / 12) > 0.9 * self.seconds / 12
 
 
-def job(rng: random.Random) -> dict[str, Any]:
-    """Mostly functions, one process in ten."""
-    if rng.random() < 0.1:
-        env = {"JOURNAL": "/dev/null", "LINES": "3", "PACE": "0.05", "CODE": "0"}
-        return {"runner": "process", "spec": {"command": ["sh", "-c", SCRIPT], "env": env}}
-    return {"runner": "function", "spec": {"name": "talk"}, "inputs": {"lines": 2, "pace": 0.01, "fail": False}}
-
-
-async def capacity(world: World, store: Store, rng: random.Random) -> float:
-    """Jobs per second when there is always a backlog."""
-    ended = "SELECT count(*) AS n FROM {schema}jobs WHERE status = 'succeeded'"
+async def capacity(world: World, caller: Caller) -> float:
+    """Jobs per second when there is always a backlog; submitted over HTTP too, as the load that is measured by it."""
     began = time.monotonic()
     while time.monotonic() - began < MEASURE_SECONDS:
-        if await live(world) < BACKLOG:
-            await store.jobs.submit_many([job(rng) for _ in range(BACKLOG)])
+        if await gauges.live(world.url) < BACKLOG:
+            await asyncio.gather(*(caller.submit(BULK) for _ in range(BACKLOG // BULK)))
         await asyncio.sleep(0.1)
-    (done,) = await fetch(world.url, ended)
-    return float(done[0]["n"] / (time.monotonic() - began))
+    ((row,),) = await fetch(world.url, ENDED)
+    return float(row["n"] / (time.monotonic() - began))
 
 
-async def live(world: World) -> int:
-    (found,) = await fetch(world.url, LIVE)
-    return int(found[0]["n"])
-
-
-async def load(store: Store, rng: random.Random, rate: float, course: Course) -> int:
-    """Submit at a steady rate but for the pauses; return how many."""
-    submitted, began, before = 0, time.monotonic(), 0.0
-    due = 0.0
+async def load(caller: Caller, rate: float, course: Course) -> None:
+    """Submit at a steady rate but for the pauses."""
+    began, before, due, size = time.monotonic(), 0.0, 0.0, caller.size()
     while (now := time.monotonic() - began) < course.seconds:
         due += 0.0 if course.pauses(now) else (now - before) * rate
         before = now
-        if (count := int(due) - submitted) > 0:
-            await store.jobs.submit_many([job(rng) for _ in range(count)])
-            submitted += count
-        await asyncio.sleep(0.2)
-    return submitted
+        if due < size:
+            await asyncio.sleep(min(0.2, (size - due) / rate))
+            continue
+        await caller.submit(size)
+        due, size = due - size, caller.size()
 
 
 @dataclass
@@ -115,87 +98,141 @@ class Removed:
     first: float = 0.0
 
 
-async def prune_on(store: Store, course: Course, removed: Removed) -> None:
+async def prune_on(url: str, store: Store, course: Course, removed: Removed, over: asyncio.Event) -> None:
     """Remove what ended longer ago than it is kept, again and again: the duty of a worker does it every ten minutes."""
     pruner = Pruner(store, Retention(ages=dict.fromkeys(TERMINAL, course.keep), grace=course.keep))
-    began = time.monotonic()
-    while True:
+    began, going = time.monotonic(), True
+    while going:
+        if pruner.at_end:
+            await age_keys(url, course.keep)
         gone = await pruner.run_once()
         if gone and not removed.count:
             removed.first = time.monotonic() - began
         removed.count += gone
-        await asyncio.sleep(course.every if pruner.at_end else pruner.rest)
+        going = await _goes_on(over, course.every if pruner.at_end else pruner.rest)
 
 
-async def sample_on(world: World, samples: Samples, course: Course) -> None:
-    while True:
-        for part in world.parts.values():
-            samples.add(panels.MEMORY, part.name, _memory(part.pid))
-            samples.add(panels.FILES, part.name, len(os.listdir(f"/proc/{part.pid}/fd")))
-        samples.add(panels.LIVE, "jobs", await live(world))
-        await (_sample_sqlite if world.postgres is None else _sample_postgres)(world, samples)
-        await asyncio.sleep(course.every)
+async def age_keys(url: str, keep: float) -> None:
+    """Make idempotency keys a day older that are kept long enough for a soak: no soak is as long as their 24 hours."""
+    if url.startswith("sqlite"):
+        now, day, seconds = f"{time.time() * 1e6:.0f}", "86400000000", f"{keep * 1e6:.0f}"
+    else:
+        now, day, seconds = "now()", "interval '24 hours'", f"interval '{keep} seconds'"
+    await fetch(url, AGE_KEYS.format(now=now, day=day, keep=seconds))
 
 
-async def _sample_postgres(world: World, samples: Samples) -> None:
-    tables, connections = await fetch(world.url, TABLES, CONNECTIONS)
-    samples.add(panels.CONNECTIONS, "connections", connections[0]["n"])
-    for row in tables:
-        if row["name"] in SAMPLED:
-            samples.add(panels.DEAD, row["name"], row["dead"])
-            samples.add(panels.TABLES, row["name"], row["size"] / 1e6)
-            samples.add(panels.INDEXES, row["name"], row["indexes"] / 1e6)
+@dataclass
+class Followed:
+    """What followers got: how many streams, and how many that missed an event or had one twice."""
+
+    streams: int = 0
+    torn: int = 0
+
+    def take(self, follows: list[Follow]) -> None:
+        """Count what was followed, and let go of it."""
+        for follow in follows:
+            seqs = [seq for seq, _ in follow.events]
+            self.streams += 1
+            self.torn += seqs != list(range(follow.after + 1, follow.after + 1 + len(seqs)))
+        follows.clear()
 
 
-async def _sample_sqlite(world: World, samples: Samples) -> None:
-    path = sqlite_path(world.url)
-    for name in (path, f"{path}-wal"):
-        size = os.stat(name).st_size if os.access(name, os.F_OK) else 0
-        samples.add(panels.DATABASE, os.path.basename(name), size / 1e6)
+async def sample_on(world: World, course: Course, samples: Samples, followed: Followed, over: asyncio.Event) -> None:
+    going = True
+    while going:
+        await gauges.read(world, samples)
+        followed.take(world.history.follows)
+        going = await _goes_on(over, course.every)
 
 
-def _memory(pid: int) -> float:
-    with open(f"/proc/{pid}/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+async def _goes_on(over: asyncio.Event, seconds: float) -> bool:
+    """Wait for so long, or until the load is over; say whether it goes on."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(over.wait(), seconds)
+    return not over.is_set()
 
 
-async def soak(course: Course, store_kind: str) -> tuple[Samples, Sequence[str], bool]:
-    """Soak a world; return what was measured, what to say of it, and whether all is flat and all jobs have ended."""
+@dataclass
+class Findings:
+    """All that a soak found out."""
+
+    most: float = 0.0
+    """Jobs per second that the machine carries."""
+    submitted: int = 0
+    repeated: int = 0
+    doubled: int = 0
+    """Calls that were made again, and those of them that made other jobs."""
+    left: int = 0
+    """Jobs that have not ended, though the load has."""
+    fallen: int = 0
+    """Processes that fell, and were started again."""
+    removed: Removed = field(default_factory=Removed)
+    followed: Followed = field(default_factory=Followed)
+    samples: Samples = field(default_factory=Samples)
+
+    def well(self, course: Course) -> bool:
+        """Whether all is flat and nothing went wrong; and whether that says something."""
+        wrong = self.left or self.samples.most(FAILED) or self.doubled or self.followed.torn or self.fallen
+        tried = self.removed.count and self.followed.streams and self.repeated
+        return bool(not wrong and tried and not self._grown(course))
+
+    def said(self, course: Course) -> Sequence[str]:
+        drifts, grown = self.samples.drifts(course.seconds), self._grown(course)
+        removed, failed = self.removed, self.samples.most(FAILED)
+        return [
+            f"{self.most:.0f} jobs/s at most; {self.submitted} jobs at half of that in {course.seconds / 60:.0f} min",
+            *map(str, drifts),
+            f"{removed.count} jobs were pruned, the first after {removed.first:.0f} s",
+            f"{self.left} jobs have not ended; {failed:.0f} failed",
+            f"{self.repeated} calls were made twice; {self.doubled} of them made other jobs the second time",
+            f"{self.followed.streams} streams were followed; {self.followed.torn} missed an event, or had one twice",
+            f"{self.fallen} processes fell",
+            "flat" if not grown else f"{len(grown)} of {len(drifts)} lines grow",
+        ]
+
+    def _grown(self, course: Course) -> Sequence[Drift]:
+        return [drift for drift in self.samples.drifts(course.seconds) if not drift.flat]
+
+
+async def soak(course: Course, store_kind: str) -> Findings:
+    """Soak a world."""
     history = History(seed=0, store=store_kind, ttl=TTL)
-    rng = random.Random(0)
     settings = {"RETENTION_DAYS": str(course.keep / 86_400)}
     async with (
         in_a_world(
             history, store_kind, settings=settings, postgres_settings=[f"autovacuum_naptime={course.vacuum}"]
         ) as world,
         await open_store(world.url, listen=False) as store,
+        contextlib.aclosing(Caller([world.url_of(name) for name in SERVERS], random.Random(0))) as caller,
     ):
-        most = await capacity(world, store, rng)
-        samples, removed = Samples(), Removed()
-        async with asyncio.TaskGroup() as group:
-            beside = [
-                group.create_task(sample_on(world, samples, course)),
-                group.create_task(prune_on(store, course, removed)),
-            ]
-            submitted = await load(store, rng, most / 2, course)
-            for task in beside:
-                task.cancel()
-        left = await _left(world)
-    drifts = samples.drifts(course.seconds)
-    grown = [drift for drift in drifts if not drift.flat]
-    said = [
-        f"{most:.0f} jobs/s at most; {submitted} jobs at half of that in {course.seconds / 60:.0f} min",
-        *map(str, drifts),
-        f"{removed.count} jobs were pruned, the first after {removed.first:.0f} s; {left} have not ended",
-        "flat" if not grown else f"{len(grown)} of {len(drifts)} lines grow",
-    ]
-    return samples, said, not grown and not left and removed.count > 0
+        most = await capacity(world, caller)
+        before = caller.submitted
+        found = Findings(most=most)
+        await _soak(world, store, caller, course, found)
+        found.left = await _left(world)
+        found.submitted = caller.submitted - before
+        found.repeated, found.doubled, found.fallen = caller.repeated, caller.doubled, len(history.falls)
+    return found
+
+
+async def _soak(world: World, store: Store, caller: Caller, course: Course, found: Findings) -> None:
+    """The load, and all that goes on beside it; nothing of that is cut off in the middle."""
+    over = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(sample_on(world, course, found.samples, found.followed, over))
+        group.create_task(prune_on(world.url, store, course, found.removed, over))
+        for n in range(FOLLOWERS):
+            group.create_task(follow_on(world, caller.known, random.Random(n)))
+        await load(caller, found.most / 2, course)
+        over.set()
+        world.calm = True
+    found.followed.take(world.history.follows)
 
 
 async def _left(world: World) -> int:
     """How many jobs have not ended, though the load has."""
     until = time.monotonic() + SETTLE_SECONDS
-    while (left := await live(world)) and time.monotonic() < until:  # noqa: ASYNC110 - a database sends no event for it
+    while (left := await gauges.live(world.url)) and time.monotonic() < until:  # noqa: ASYNC110 - a database sends no event for it
         await asyncio.sleep(0.5)
     return left
 
@@ -206,10 +243,11 @@ def main() -> None:
     parser.add_argument("--store", choices=["sqlite", "postgres"], default="postgres")
     parser.add_argument("--out", type=Path, default=Path("soak.svg"))
     given = parser.parse_args()
-    samples, said, well = asyncio.run(soak(Course(given.hours * 3600), given.store))
-    given.out.write_text(svg(samples.panels))
-    print("\n".join([*said, f"drawn in {given.out}"]))
-    sys.exit(0 if well else 1)
+    course = Course(given.hours * 3600)
+    found = asyncio.run(soak(course, given.store))
+    given.out.write_text(svg(found.samples.panels(course.seconds)))
+    print("\n".join([*found.said(course), f"drawn in {given.out}"]))
+    sys.exit(0 if found.well(course) else 1)
 
 
 if __name__ == "__main__":
