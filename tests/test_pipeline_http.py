@@ -36,8 +36,9 @@ def inputs(served: Served) -> Path:
 async def build(served: Served, job: dict[str, Any], names: Sequence[str], tmp_path: Path) -> list[str]:
     """Store snapshots of some tasks of a pipeline, as a worker would."""
     shared = served.data / "shared"
-    spec = check(parse(job), "default").spec
-    found = plan(spec, Sources(inputs_of(shared, "default")), Facts(), tenant="default")
+    asked = check(parse(job), "default")
+    sources = Sources(inputs_of(shared, "default"))
+    found = plan(asked.spec, sources, Facts(), tenant="default", inputs=asked.inputs)
     work = tmp_path / "work"
     work.mkdir(exist_ok=True)
     (work / "file").write_text("result")
@@ -93,6 +94,20 @@ async def test_plan_says_what_would_run_and_what_differs_and_does_nothing(
         explained = (await client.get(f"/v1/jobs/{job['id']}/explain")).json()
         assert explained["plan"] is None
         assert "there is no file seed.csv" in explained["reasons"][-1]["message"]
+
+
+async def test_other_inputs_are_another_result(served: Served, inputs: Path, tmp_path: Path) -> None:
+    """Proves P3, P10: in what is planned, and for a job that waits."""
+    job = {**PIPELINE, "inputs": {"rows": 3}}
+    ids = await build(served, job, ["one", "two"], tmp_path)
+    async with served.client() as client:
+        assert [cached for _, cached, _ in await planned(client, job)] == [True, True]
+        other = {**job, "inputs": {"rows": 4}}
+        assert (await planned(client, other))[0] == ("one", False, f"nearest is {ids[0][:12]}: inputs changed")
+        assert (await planned(client, PIPELINE))[0] == ("one", False, f"nearest is {ids[0][:12]}: inputs removed")
+        waiting = (await client.post("/v1/jobs", json=other)).json()
+        explained = (await client.get(f"/v1/jobs/{waiting['id']}/explain")).json()["plan"]["tasks"][0]
+        assert explained["differs"] == [{"component": "inputs", "change": "changed"}]
 
 
 async def test_final_snapshot_stands_for_all_tasks(served: Served, inputs: Path, tmp_path: Path) -> None:

@@ -203,6 +203,18 @@ async def test_files_reach_the_tasks_by_content(pipes: Pipes) -> None:
     ]
 
 
+async def test_result_for_other_inputs_is_not_taken(pipes: Pipes) -> None:
+    """Proves P3, P4: tasks read them in `request.json`."""
+    rig = pipes.rig
+    reads = task("read", 'cat "$HOLDFAST_WORK_DIR/request.json" > made')
+    async with rig.worker():
+        for rows in (3, 4, 3):
+            job = await rig.ended(await pipes.submit(reads, inputs={"rows": rows}), Status.SUCCEEDED)
+    assert (pipes.ran(), await pipes.statuses(job)) == (["read", "read"], ["cached"])
+    made = [json.loads((pipes.folder_of(one) / "made").read_text()) for one in await pipes.snapshots()]
+    assert sorted(inputs["rows"] for inputs in made) == [3, 4]
+
+
 async def test_changed_file_is_planned_again_when_the_job_resumes(pipes: Pipes) -> None:
     """Proves P9."""
     rig = pipes.rig
