@@ -8,8 +8,9 @@ import pytest
 
 from holdfast.errors import Invalid
 from holdfast.model import Status
-from holdfast.pipeline.snapshots import Folders
+from holdfast.pipeline.snapshots import TEMPORARY, Folders
 from holdfast.worker import pipeline
+from tests.disks import MIB, disk, missing
 from tests.pipelines import Pipes, adds, task
 from tests.rig import Rig, eventually
 
@@ -277,6 +278,24 @@ async def test_snapshot_that_finds_no_room_fails_the_job_and_leaves_nothing(pipe
         assert len(Folders.below(rig.settings.shared).names()) == 1
         await rig.ended(await pipes.submit(adds("small"), adds("other")), Status.SUCCEEDED)
     assert await pipes.kept() == ["other", "small"]
+
+
+@pytest.mark.skipif(missing("ext4") is not None, reason=missing("ext4") or "")
+async def test_full_disk_fails_the_job_whatever_its_path_is_called(rig: Rig, tmp_path: Path) -> None:
+    """Proves P6, P11: a supervisor takes 256 bytes of a text, and not half a letter."""
+    with disk(tmp_path, "ext4", 8 * MIB) as small:
+        rig.set(shared_dir=small.joinpath(*["ü" * 100] * 3))
+        pipes = Pipes(rig, tmp_path)
+        async with rig.worker():
+            large = task("large", f"head -c {10 * MIB} /dev/urandom > big")
+            job = await rig.ended(await pipes.submit(adds("small"), large), Status.FAILED)
+        assert job.error is not None
+        assert (job.error.code, await pipes.kept()) == ("cache_full", ["small"])
+        assert job.error.message.startswith("No space left on device: free some, or remove snapshots")
+        assert await pipes.statuses(job) == ["succeeded", "succeeded"]
+        folders = Folders.below(rig.settings.shared)
+        assert folders.names() == [one.folder for one in await pipes.snapshots()]
+        assert list((folders.root / TEMPORARY).iterdir()) == []
 
 
 async def test_damaged_snapshot_is_built_again(pipes: Pipes) -> None:

@@ -19,7 +19,7 @@ from holdfast.pipeline.snapshots import SNAPSHOTS, Changed, Folders
 from holdfast.runner.base import CannotStart, End, EngineUnreachable, Runner, Running
 from holdfast.runner.outputs import remove_tree
 from holdfast.runner.space import TREE, give_like, replaced_by
-from holdfast.runner.spec import Command
+from holdfast.runner.spec import Command, fitting
 from holdfast.tasks import NO_UPLOADS
 from holdfast.timing import jitter
 from holdfast.worker.course import Course, tree_name
@@ -37,7 +37,6 @@ PACE = 0.1
 WAIT = 0.25
 """Seconds between looks at a snapshot that somebody else builds."""
 SAY_AGAIN = 5.0
-MOST_TEXT = 240
 TASK_ENDS = {"timed_out": TaskStatus.TIMED_OUT, "idle_timeout": TaskStatus.TIMED_OUT}
 
 
@@ -279,7 +278,7 @@ class Pipeline:
 
     async def _give_up(self, running: Running, code: str, message: str) -> None:
         log.warning("job %s attempt %d cannot go on: %s", self._lease.id, self._lease.attempt, message)
-        text = f"{code}: {message}"[:MOST_TEXT]
+        text = fitting(f"{code}: {message}")
         await self._say(running, Command(token=self._lease.token, verb="end", text=text), lambda: False)
 
     # Speaking with the supervisor
