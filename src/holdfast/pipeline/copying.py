@@ -138,7 +138,12 @@ def _cp(source: Path, target: Path, *options: str) -> "Iterator[subprocess.Popen
             for number in FULL:
                 if os.strerror(number) in said:
                     raise OSError(number, said[-500:])
-            raise CopyFailed(errno.EIO, said[-500:])
+            raise CopyFailed(_number_in(said), said[-500:])
+
+
+def _number_in(said: str) -> int:
+    """The error that a program's last words end with."""
+    return next((number for number in errno.errorcode if said.endswith(os.strerror(number))), errno.EIO)
 
 
 def write_behind(writer: "subprocess.Popen[bytes]", target: Path) -> None:

@@ -5,6 +5,7 @@ brought to the disk. Only then may its row be written; the row names the folder,
 is swept, as is what a crash left half-way. Names are never used twice, so nobody removes another one's folder.
 """
 
+import errno
 import fcntl
 import os
 import secrets
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.errors import SnapshotDamaged
+from holdfast.errors import SnapshotDamaged, SnapshotFailed
 from holdfast.pipeline.copying import (
     Strategy,
     copy_folder,
@@ -36,6 +37,13 @@ DATA = "data"
 TREE = "holdfast tree 1"
 GRACE = 3600.0
 """Folders younger than this may be a builder's that has not written its row yet."""
+GONE = (errno.ENOENT, errno.ENOTDIR)
+FORBIDDEN = (errno.EACCES, errno.EPERM)
+NOT_READ = {
+    **dict.fromkeys(FORBIDDEN, "be the owner of its files, or root"),
+    **dict.fromkeys((*GONE, errno.ESTALE, errno.EIO, errno.ENOTCONN), "is HOLDFAST_SHARED_DIR mounted here?"),
+}
+"""The way out, where a snapshot is not damaged and yet cannot be read."""
 
 At = Callable[[str], None]
 """Told before each step of a copy or a removal, so that tests can die there."""
@@ -105,20 +113,33 @@ class Folders:
         return Made(folder=name, size=made.size, digest=made.digest)
 
     def verify(self, folder: str, digest: str) -> bool:
-        """Whether a folder is still what was published."""
+        """Whether a folder is still what was published.
+
+        One that we cannot look at is not damaged for others: SnapshotFailed. Neither is one whose root is missing, too.
+        """
         try:
             return look(self.root / folder).digest == digest
-        except OSError:
-            return False
+        except OSError as error:
+            if error.errno in GONE and self.root.is_dir():
+                return False
+            raise self._not_read(folder, error) from error
 
     def restore(self, folder: str, digest: str, workspace: Path) -> None:
         """Fill a workspace that is not there yet. A folder that is not what was published is refused."""
         if not self.verify(folder, digest):
             raise SnapshotDamaged(f"snapshot folder {folder} is not what was published")
-        copy_folder(self.root / folder, workspace)
-        if not self.verify(folder, digest):
-            shutil.rmtree(workspace, ignore_errors=True)
+        failed: OSError | None = None
+        try:
+            copy_folder(self.root / folder, workspace)
+        except OSError as error:
+            failed = error
+        whole = self.verify(folder, digest)
+        if whole and failed is None:
+            return
+        shutil.rmtree(workspace, ignore_errors=True)
+        if failed is None or not whole:
             raise SnapshotDamaged(f"snapshot folder {folder} was removed while it was copied")
+        raise self._not_read(folder, failed) from failed
 
     def remove(self, folder: str) -> None:
         """Remove a folder whose row is gone, or was never written. What stays after a crash is swept."""
@@ -145,6 +166,11 @@ class Folders:
                 shutil.rmtree(temporary / name, ignore_errors=True)
                 gone += 1
         return gone
+
+    def _not_read(self, folder: str, error: OSError) -> SnapshotFailed:
+        """Why a snapshot cannot be read here. The way out stands before the path: there may be no room for all."""
+        reason = f"{os.strerror(error.errno or errno.EIO)}, {NOT_READ.get(error.errno or 0, 'try again')}"
+        return SnapshotFailed(f"a snapshot cannot be read here: {reason} ({self.root / folder})")
 
     def _ready(self) -> None:
         (self.root / TEMPORARY).mkdir(parents=True, exist_ok=True)

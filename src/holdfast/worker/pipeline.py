@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from holdfast.duties.evictor import Evictor
-from holdfast.errors import CacheFull, Invalid, SnapshotDamaged
+from holdfast.errors import CacheFull, Invalid, SnapshotDamaged, SnapshotFailed
 from holdfast.model import Cause, Error, Snapshot, TaskStatus
 from holdfast.pipeline.connectors import CONNECTORS, NotQuiet
 from holdfast.pipeline.plan import Plan, TaskPlan
@@ -62,25 +62,30 @@ class Pipeline:
 
         The answer is the end of a pipeline that needs no start: all of it is known, or none of it can be planned.
         """
-        connector = CONNECTORS[self._lease.spec.get("connector", "files")]
         try:
-            if self._lease.policy.uploads:
-                raise Invalid("uploads", NO_UPLOADS)
-            facts = await facts_for(self._lease, self._runner, connector)
-            self._follow(await asyncio.to_thread(lambda: plan_for(self._lease, self._desk.settings, facts)))
+            await self._plan_now()
+            if await self._secure(0) == len(self._plan.tasks):
+                return End(cause=Cause.EXIT, exit_code=0)
         except Invalid as error:
             return End(cause=Cause.START_FAILED, error=Error(code="contract_violation", message=str(error)))
         except CannotStart as error:
             return End(cause=Cause.START_FAILED, error=error.error)
+        except SnapshotFailed as error:
+            return End(cause=Cause.START_FAILED, error=Error(code=error.code, message=str(error)))
+        return None
+
+    async def _plan_now(self) -> None:
+        """Plan, and put the plan into the record, with what is done by snapshots that are there."""
+        connector = CONNECTORS[self._lease.spec.get("connector", "files")]
+        if self._lease.policy.uploads:
+            raise Invalid("uploads", NO_UPLOADS)
+        facts = await facts_for(self._lease, self._runner, connector)
+        self._follow(await asyncio.to_thread(lambda: plan_for(self._lease, self._desk.settings, facts)))
         self._at("planned")
         if self._plan.base is not None and not await self._ledger.known([self._plan.base]):
-            message = f"base: there is no snapshot {self._plan.base}"
-            return End(cause=Cause.START_FAILED, error=Error(code="contract_violation", message=message))
+            raise Invalid("base", f"there is no snapshot {self._plan.base}")
         await self._ledger.plan(await self._done())
         self._at("recorded")
-        if await self._secure(0) == len(self._plan.tasks):
-            return End(cause=Cause.EXIT, exit_code=0)
-        return None
 
     def staged(self) -> Staged:
         return Staged(self._plan, sources_for(self._lease, self._desk.settings))
@@ -112,7 +117,7 @@ class Pipeline:
             assert self.course.holding is not None
             try:
                 await self._go_on(running, self.course.holding)
-            except (CacheFull, SnapshotDamaged) as error:
+            except (CacheFull, SnapshotDamaged, SnapshotFailed) as error:
                 await self._give_up(running, error.code, str(error))
             except (NotQuiet, Changed) as error:
                 await self._give_up(running, "not_quiet", str(error))
