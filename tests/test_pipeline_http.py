@@ -1,5 +1,6 @@
 """Pipelines over HTTP: what one would do and why, its tasks, and the snapshots that there are."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,23 @@ async def test_bad_pipelines_are_refused_before_they_are_accepted(served: Served
                 bulk = await client.post("/v1/jobs/bulk", json={"jobs": [FUNCTION, {**PIPELINE, **change}]})
                 assert (bulk.status_code, error_of(bulk)["details"]["field"]) == (422, f"jobs[1].{field}")
         assert (await client.get("/v1/jobs")).json()["items"] == []
+
+
+async def test_file_that_cannot_be_read_is_a_refusal_and_no_failure_of_the_server(served: Served) -> None:
+    """Proves P10: also for root there is a file that cannot be read, and below `/proc` it is always the same."""
+    folder = inputs_of(served.data / "shared", "default")
+    folder.parent.mkdir(parents=True)
+    folder.symlink_to(f"/proc/{os.getpid()}")
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("tasks[0].files[0]", {"tasks": [{"name": "a", "command": ["x"], "files": ["mem"]}]}),
+        ("tasks[0].sql", {"tasks": [{"name": "a", "sql": "mem"}], "connector": "postgres"}),
+    ]
+    async with served.client() as client:
+        for field, job in asked:
+            for plan_only in (True, False):
+                answer = await client.post("/v1/jobs", json={**PIPELINE, **job, "plan_only": plan_only})
+                assert (answer.status_code, error_of(answer)["details"]["field"]) == (422, field), answer.text
+                assert "mem cannot be read: Input/output error" in error_of(answer)["message"]
 
 
 async def test_snapshots_are_listed_shown_removed_and_used_as_a_base(

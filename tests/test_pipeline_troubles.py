@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.model import Job, Status
+from holdfast.pipeline.snapshots import Folders
 from tests.attempt import needs_root
 from tests.fleet import Fleet
-from tests.pipelines import Pipes, adds
+from tests.pipelines import Pipes, adds, task
 from tests.users import MEEK
 
 pytestmark = needs_root
@@ -49,3 +50,34 @@ async def test_snapshot_that_cannot_be_read_here_stays_for_others(fleet: Fleet, 
     assert await pipes.kept() == ["one", "two"]
     again = await fleet.ended(await pipes.submit(adds("one"), adds("two")), Status.SUCCEEDED)
     assert (await pipes.statuses(again), pipes.ran()) == (["cached", "cached"], ["one", "two"])
+
+
+@pytest.mark.parametrize("left", ["mkdir shut; chmod 0 shut", "touch shut; chmod 0 shut"], ids=["folder", "file"])
+async def test_workspace_that_cannot_be_copied_fails_the_job_at_once(fleet: Fleet, pipes: Pipes, left: str) -> None:
+    """Proves P6, P7: with the path and the reason, and without a second owner."""
+    fleet.start({"default": 1}, through=MEEK)
+    code, message, hands = await fails(fleet, await pipes.submit(adds("one"), task("two", left)))
+    assert (code, hands, await pipes.kept()) == ("snapshot_failed", 0, ["one"])
+    assert "Permission denied, the worker must be able to read what tasks leave" in message
+    assert "shut" in message.rpartition("(")[2]
+    assert len(Folders.below(fleet.settings.shared).names()) == 1
+
+
+async def test_snapshots_that_may_not_be_written_fail_the_job_at_once(fleet: Fleet, pipes: Pipes) -> None:
+    """Proves P6."""
+    root = fleet.settings.shared / "snapshots"
+    root.mkdir(mode=0o500)
+    fleet.start({"default": 1}, through=MEEK)
+    code, message, hands = await fails(fleet, await pipes.submit(adds("one")))
+    assert (code, hands, await pipes.kept()) == ("snapshot_failed", 0, [])
+    assert "Permission denied" in message
+    assert "to write to HOLDFAST_SHARED_DIR" in message
+
+
+async def test_source_that_may_not_be_read_fails_the_job_at_once(fleet: Fleet, pipes: Pipes) -> None:
+    """Proves P10."""
+    (pipes.inputs / "seed").touch(mode=0o000)
+    fleet.start({"default": 1}, through=MEEK)
+    code, message, hands = await fails(fleet, await pipes.submit(adds("one", files=["seed"])))
+    assert (code, hands) == ("contract_violation", 0)
+    assert message == "tasks[0].files[0]: seed cannot be read: Permission denied"

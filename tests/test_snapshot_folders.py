@@ -185,7 +185,7 @@ def test_copy_that_does_not_reach_the_disk_is_not_published(
         raise OSError(errno.EIO, "broken disk")
 
     monkeypatch.setattr("holdfast.pipeline.snapshots.sync_filesystem", failing)
-    with pytest.raises(OSError, match="broken disk"):
+    with pytest.raises(SnapshotFailed, match="Input/output error"):
         folders.copy(ID, workspace)
     assert folders.names() == os.listdir(folders.root / TEMPORARY) == []
 

@@ -20,6 +20,7 @@ import msgspec
 
 from holdfast.errors import SnapshotDamaged, SnapshotFailed
 from holdfast.pipeline.copying import (
+    CopyFailed,
     Strategy,
     copy_folder,
     full_disk_named,
@@ -44,6 +45,7 @@ NOT_READ = {
     **dict.fromkeys((*GONE, errno.ESTALE, errno.EIO, errno.ENOTCONN), "is HOLDFAST_SHARED_DIR mounted here?"),
 }
 """The way out, where a snapshot is not damaged and yet cannot be read."""
+NOT_MADE = "the worker must be able to read what tasks leave, and to write to HOLDFAST_SHARED_DIR"
 
 At = Callable[[str], None]
 """Told before each step of a copy or a removal, so that tests can die there."""
@@ -90,8 +92,11 @@ class Folders:
         return probe(self.root)
 
     def copy(self, snapshot: str, workspace: Path) -> Made:
-        """Copy a quiet workspace to a folder of its own. A full disk is CacheFull, and leaves nothing."""
-        with full_disk_named(self.root / snapshot):
+        """Copy a quiet workspace to a folder of its own. A full disk is CacheFull, other trouble SnapshotFailed.
+
+        Neither leaves anything.
+        """
+        with _trouble_named(workspace), full_disk_named(self.root / snapshot):
             self._ready()
             name = f"{snapshot}.{secrets.token_hex(8)}"
             with self._temporary(name) as place:
@@ -186,6 +191,19 @@ class Folders:
                 yield place
         finally:
             shutil.rmtree(place, ignore_errors=True)
+
+
+@contextmanager
+def _trouble_named(workspace: Path) -> Iterator[None]:
+    """Say why a workspace could not be copied. Paths are told from the workspace on, behind the reason."""
+    try:
+        yield
+    except OSError as error:
+        about = error.strerror if isinstance(error, CopyFailed) else error.filename
+        reason = os.strerror(error.errno or errno.EIO)
+        way_out = f", {NOT_MADE}" if error.errno in FORBIDDEN else ""
+        where = str(about or workspace).strip().splitlines()[-1].replace(f"{workspace}/", "")
+        raise SnapshotFailed(f"a snapshot cannot be made: {reason}{way_out} ({where})") from error
 
 
 def look(folder: Path) -> Tree:

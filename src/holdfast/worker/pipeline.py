@@ -125,6 +125,8 @@ class Pipeline:
                 await self._give_up(running, error.error.code, error.error.message)
             except Invalid as error:
                 await self._give_up(running, "contract_violation", str(error))
+            except OSError as error:
+                await self._give_up(running, SnapshotFailed.code, str(error))
 
     async def _go_on(self, running: Running, behind: int) -> None:
         """With so many tasks behind us: keep the last one's result, and begin the next that has to run."""
