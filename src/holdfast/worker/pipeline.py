@@ -129,9 +129,14 @@ class Pipeline:
                 await self._give_up(running, SnapshotFailed.code, str(error))
 
     async def _go_on(self, running: Running, behind: int) -> None:
-        """With so many tasks behind us: keep the last one's result, and begin the next that has to run."""
+        """With so many tasks behind us: keep the last one's result, and begin the next that has to run.
+
+        The workspace may be further than the supervisor: whoever had it before us placed what was known. That stands,
+        whatever became of the snapshot meanwhile.
+        """
         await self._keep(running, behind)
-        following = await self._secure(behind)
+        done = max(behind, self.course.at)
+        following = await self._secure(done)
         if self._interrupted():
             await self._until(lambda: self.course.holding != behind)
         elif following == len(self._plan.tasks):
@@ -139,7 +144,8 @@ class Pipeline:
             await self._say(running, Command(token=self._lease.token, verb="end"), lambda: False)
         else:
             if not await self._restore(running, following):
-                await self._ledger.plan(done=behind)
+                await self._ledger.plan(done)
+                await asyncio.sleep(jitter(WAIT))
                 return
             await self._serve(running)
             await self._ledger.write(following, TaskStatus.RUNNING)
@@ -241,7 +247,7 @@ class Pipeline:
             return True
         await self._quiet(running)
         snapshot = self._plan.tasks[behind - 1].snapshot if behind else self._plan.base
-        assert snapshot is not None
+        assert snapshot is not None  # Without a base, what there is at first has no task behind it.
         if (row := await self._ledger.use(snapshot)) is None:
             if not behind:
                 raise SnapshotDamaged(f"the base, snapshot {snapshot}, is gone")
