@@ -1,10 +1,12 @@
 """Pipelines over HTTP: what one would do and why, its tasks, and the snapshots that there are."""
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import httpx
 import pytest
 
@@ -163,6 +165,23 @@ async def test_bad_pipelines_are_refused_before_they_are_accepted(served: Served
                 bulk = await client.post("/v1/jobs/bulk", json={"jobs": [FUNCTION, {**PIPELINE, **change}]})
                 assert (bulk.status_code, error_of(bulk)["details"]["field"]) == (422, f"jobs[1].{field}")
         assert (await client.get("/v1/jobs")).json()["items"] == []
+
+
+@pytest.mark.parametrize("kind", ["postgres"])
+async def test_bad_pipelines_that_came_by_sql_can_be_shown_explained_and_cancelled(served: Served) -> None:
+    """Proves P10: it is their worker that refuses them."""
+    specs = [{"tasks": "x"}, {"tasks": [{"name": "a"}]}, {"tasks": PIPELINE["tasks"][:1], "connector": "mysql"}]
+    jobs = json.dumps([{"runner": "process", "spec": spec} for spec in specs])
+    sql = await asyncpg.connect(served.database_url)
+    ids = [str(row["id"]) for row in await sql.fetch("SELECT id FROM holdfast.holdfast_submit($1::jsonb)", jobs)]
+    await sql.close()
+    async with served.client() as client:
+        for job, field in zip(ids, ("tasks", "tasks[0]", "connector"), strict=True):
+            for path in ("", "/tasks", "/events"):
+                assert (await client.get(f"/v1/jobs/{job}{path}")).status_code == 200
+            explained = (await client.get(f"/v1/jobs/{job}/explain")).json()
+            assert explained["reasons"][-1]["message"].startswith(f"it cannot be planned now: {field}: ")
+            assert (await client.post(f"/v1/jobs/{job}/cancel")).status_code == 200
 
 
 async def test_file_that_cannot_be_read_is_a_refusal_and_no_failure_of_the_server(served: Served) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
@@ -331,6 +332,41 @@ async def test_what_cannot_be_planned_fails_at_once(pipes: Pipes, asked: dict[st
     assert job.error is not None
     assert job.error.message.startswith(message)
     assert (job.error.code, pipes.ran(), await pipes.snapshots()) == ("contract_violation", [], [])
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"tasks": [adds("one")], "connector": "mysql"}, "connector: "),
+    ({"tasks": [adds("one")], "snapshot": "sometimes"}, "snapshot: "),
+    ({"tasks": [adds("one")], "base": "abc"}, "base: "),
+    ({"tasks": [{"name": "one"}]}, "tasks[0]: needs one of: command, sql"),
+    ({"tasks": [adds("one"), adds("one")]}, "tasks[1].name: 'one' is the name of an earlier task"),
+    ({"tasks": [{"name": "one", "sql": "one.sql"}]}, "tasks[0].sql: connector files has no server"),
+    ({"tasks": [{"name": "one", "command": "echo"}]}, "tasks[0].command: "),
+    ({"tasks": []}, "tasks: "),
+    ({"tasks": "one"}, "tasks: "),
+    ({"tasks": None}, "tasks: "),
+    ({"tasks": [adds("one")], "image": "none"}, "spec.image: "),
+]
+
+
+@pytest.mark.parametrize("kind", ["postgres"])
+async def test_bad_pipelines_that_came_by_sql_fail_with_the_field(pipes: Pipes) -> None:
+    """Proves P10: nobody looked at them before their worker. They can be shown before and after."""
+    rig = pipes.rig
+    jobs = json.dumps([{"runner": "process", "spec": spec, "max_attempts": 3} for spec, _ in BAD])
+    sql = await asyncpg.connect(rig.settings.database_url)
+    ids = [str(row["id"]) for row in await sql.fetch("SELECT id FROM holdfast.holdfast_submit($1::jsonb)", jobs)]
+    await sql.close()
+    for job in ids:
+        await rig.store.tasks.list(job)
+    async with rig.worker():
+        for job, (_, message) in zip(ids, BAD, strict=True):
+            error = (await rig.ended(job, Status.FAILED)).error
+            assert error is not None
+            assert (error.code, error.message[: len(message)]) == ("contract_violation", message)
+            assert await rig.events(job, "lease") == []
+            await rig.store.tasks.list(job)
+    assert pipes.ran() == []
 
 
 @pytest.mark.parametrize("kind", ["postgres"])

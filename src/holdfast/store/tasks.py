@@ -42,10 +42,7 @@ class Tasks:
         if "tasks" not in spec:
             return []
         rows = await self._database.read("list_tasks", id=job_id)
-        pipeline = None if rows else pipeline_of(spec)
-        if pipeline is not None:
-            return [TaskRecord(n=n, name=task.name) for n, task in enumerate(pipeline.tasks)]
-        return [_to_task(row) for row in rows]
+        return [_to_task(row) for row in rows] or _waiting(spec)
 
     async def replan(self, lease: Lease, tasks: Sequence[PlannedTask], *, done: int) -> bool:
         """Put a plan in the place of the one that was there, in one transaction; False: the lease is lost.
@@ -86,6 +83,15 @@ class Tasks:
             return True
 
         return await self._database.transact(change)
+
+
+def _waiting(spec: Mapping[str, Any]) -> list[TaskRecord]:
+    """The tasks of a spec that nobody has planned. One that came by SQL may be no pipeline: its worker will say so."""
+    try:
+        pipeline = pipeline_of(spec)
+    except msgspec.ValidationError:
+        return []
+    return [TaskRecord(n=n, name=task.name) for n, task in enumerate(pipeline.tasks)] if pipeline else []
 
 
 def _merged(before: Sequence[TaskRecord], tasks: Sequence[PlannedTask], done: int) -> list[TaskRecord]:

@@ -20,6 +20,7 @@ from holdfast.runner.base import CannotStart, End, EngineUnreachable, Runner, Ru
 from holdfast.runner.outputs import remove_tree
 from holdfast.runner.space import TREE, give_like, replaced_by
 from holdfast.runner.spec import Command, fitting
+from holdfast.submission import check_spec
 from holdfast.tasks import NO_UPLOADS
 from holdfast.timing import jitter
 from holdfast.worker.course import Course, tree_name
@@ -76,9 +77,10 @@ class Pipeline:
 
     async def _plan_now(self) -> None:
         """Plan, and put the plan into the record, with what is done by snapshots that are there."""
-        connector = CONNECTORS[self._lease.spec.get("connector", "files")]
+        check_spec(self._lease.runner, self._lease.spec)
         if self._lease.policy.uploads:
             raise Invalid("uploads", NO_UPLOADS)
+        connector = CONNECTORS[self._lease.spec.get("connector", "files")]
         facts = await facts_for(self._lease, self._runner, connector)
         self._follow(await asyncio.to_thread(lambda: plan_for(self._lease, self._desk.settings, facts)))
         self._at("planned")

@@ -28,7 +28,7 @@ from holdfast.api.uploads import given
 from holdfast.errors import Forbidden, Invalid, NoQueue
 from holdfast.model import Job, Role
 from holdfast.store.jobs import Stopped
-from holdfast.submission import FIRST_YEAR, LAST_YEAR, Submission, check, parse
+from holdfast.submission import FIRST_YEAR, LAST_YEAR, Submission, check, check_spec, parse
 from holdfast.views import Explanation, JobView, Links, PlanView
 from holdfast.views import Reason as WhyNot
 
@@ -136,6 +136,7 @@ async def explain(call: Call, job_id: str) -> Reply:
     if "tasks" not in job.spec or job.status.terminal:
         return Reply(why)
     try:
+        check_spec(job.runner, job.spec)
         return Reply(msgspec.structs.replace(why, plan=await _foreseen(call, job)))
     except Invalid as error:
         reason = WhyNot(about="plan", message=f"it cannot be planned now: {error.message}")
