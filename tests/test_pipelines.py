@@ -1,6 +1,8 @@
 """Pipelines of processes, with a real worker: order, cache, locks, failures, stops, plans that change."""
 
 import json
+import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import asyncpg
 import pytest
 
 from holdfast.errors import Invalid
-from holdfast.model import Status
+from holdfast.model import Lease, Status
 from holdfast.pipeline.snapshots import TEMPORARY, Folders
 from holdfast.worker import pipeline
 from tests.disks import MIB, disk, missing
@@ -49,6 +51,23 @@ async def test_tasks_run_in_order_in_one_workspace(pipes: Pipes) -> None:
     assert {record.snapshot for record in records} == {snapshot.id for snapshot in await pipes.snapshots()}
     assert await pipes.content("three") == "one\ntwo\nthree\n"
     assert rig.folders == []
+
+
+async def test_task_ends_when_it_ends_however_long_its_copy_takes(pipes: Pipes) -> None:
+    """Proves P1."""
+    rig, copied = pipes.rig, []
+
+    def slowly(step: str, lease: Lease) -> None:
+        if step == "copy":
+            copied.append(datetime.now(UTC))
+            time.sleep(1)  # A copy takes time, and that is what this is about.
+
+    async with rig.worker(at=slowly):
+        job = await rig.ended(await pipes.submit(adds("one"), adds("two")), Status.SUCCEEDED)
+    for record, began in zip(await pipes.tasks(job), copied, strict=True):
+        assert record.started_at is not None
+        assert record.ended_at is not None
+        assert record.started_at <= record.ended_at < began + timedelta(seconds=0.5)
 
 
 async def test_second_job_starts_nothing(pipes: Pipes) -> None:

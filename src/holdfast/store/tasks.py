@@ -69,15 +69,25 @@ class Tasks:
         return await self._database.transact(change)
 
     async def write(
-        self, lease: Lease, n: int, status: TaskStatus, *, cached: bool = False, exit_code: int | None = None
+        self,
+        lease: Lease,
+        n: int,
+        status: TaskStatus,
+        *,
+        cached: bool = False,
+        exit_code: int | None = None,
+        ago: float = 0.0,
     ) -> bool:
-        """Say where a task stands, with the event that reports it; False: the lease is lost. Twice is once."""
+        """Say where a task stands, with the event that reports it; False: the lease is lost. Twice is once.
+
+        `ago` is how many seconds have passed since it ended: a duration, so that nobody's clock has to be right.
+        """
 
         async def change(tx: Tx) -> bool:
             if not await tx.rows("lock_lease", id=lease.id, token=lease.token):
                 return False
-            moved = await tx.rows("write_task", id=lease.id, n=n, status=status, cached=cached, exit_code=exit_code)
-            for row in moved:
+            said = {"status": status, "cached": cached, "exit_code": exit_code, "ago": ago}
+            for row in await tx.rows("write_task", id=lease.id, n=n, **said):
                 event = _event(row["name"], status=status, cached=cached or None, exit_code=exit_code)
                 await tx.rows("note", id=lease.id, events=[event])
             return True

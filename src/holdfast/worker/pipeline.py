@@ -164,7 +164,7 @@ class Pipeline:
                 status = TaskStatus.CANCELLED
             else:
                 status = TASK_ENDS.get(end.cause, TaskStatus.FAILED)
-            await self._ledger.write(n, status, exit_code=end.exit_code)
+            await self._ledger.close(n, status, end)
         if self.course.running is not None:
             await self._ledger.write(self.course.running, TaskStatus.PENDING)
 
@@ -222,7 +222,7 @@ class Pipeline:
             else:
                 await self._lock(task.snapshot)
         if not self._interrupted():
-            await self._ledger.write(task.n, TaskStatus.SUCCEEDED, exit_code=0)
+            await self._ledger.close(task.n, TaskStatus.SUCCEEDED, self.course.ends[task.n])
             self._at("kept")
 
     async def _publish(self, running: Running, task: TaskPlan) -> None:
