@@ -121,11 +121,12 @@ class Fleet(Rig):
         adopt_backoff: float | None = None,
         lose_answers: bool = False,
         environment: Mapping[str, str] | None = None,
+        through: Sequence[str] = (),
         **settings: Any,
     ) -> Member:
-        """Start a worker process; the settings are those of the fleet, unless given."""
+        """Start a worker process, through a program if one is given; settings are those of the fleet, unless given."""
         part = Part(queues=dict(queues), hooks=hooks, boot=boot, adopt_backoff=adopt_backoff, lose_answers=lose_answers)
-        command = [sys.executable, "-m", "tests.crashing_worker", msgspec.json.encode(part).decode()]
+        command = [*through, sys.executable, "-m", "tests.crashing_worker", msgspec.json.encode(part).decode()]
         log = self.folder / f"worker-{len(self.members)}.log"
         with log.open("wb") as file:
             process = subprocess.Popen(

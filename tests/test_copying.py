@@ -8,7 +8,6 @@ import struct
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,12 @@ import pytest
 from holdfast.errors import CacheFull
 from holdfast.pipeline import copying
 from holdfast.pipeline.copying import CopyFailed, copy_folder
-from tests.attempt import needs_root
+from tests.attempt import NOBODY, needs_root
 from tests.disks import MIB, disk, missing
+from tests.users import as_nobody
 
 BIG = 64 * 1024
 BLOCK = 4096
-NOBODY = 65534
 ACCESS, DEFAULT = "system.posix_acl_access", "system.posix_acl_default"
 
 
@@ -137,17 +136,6 @@ def test_who_may_not_write_to_a_folder_copies_the_big_file_in_it() -> None:
         with as_nobody():
             copy_folder(top / "source", top / "made", to_disk=True)
         assert everything(top / "made") == everything(top / "source")
-
-
-@contextmanager
-def as_nobody() -> Iterator[None]:
-    os.setegid(NOBODY)
-    os.seteuid(NOBODY)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-        os.setegid(0)
 
 
 @needs_root

@@ -35,7 +35,7 @@ class Bench:
 
     def plan(self, *names: str, base: str | None = None) -> Plan:
         tasks = [{"name": name, "command": [name]} for name in names]
-        return plan({"tasks": tasks, "base": base}, Sources(self.root), Facts(), tenant="default")
+        return plan({"tasks": tasks, "base": base}, Sources(self.root), Facts(), tenant="default", inputs={})
 
     def workspace(self, size: int = 1000) -> Path:
         folder = self.root / "work"

@@ -85,6 +85,45 @@ async def test_worker_killed_at_any_step_repeats_no_task(fleet: Fleet, pipes: Pi
     assert fleet.folders_of() == []
 
 
+@pytest.mark.parametrize(("mode", "ran"), [("always", "one two three"), ("final", "one two one three")])
+async def test_snapshot_that_goes_after_it_was_placed_is_not_missed(
+    fleet: Fleet, pipes: Pipes, mode: str, ran: str
+) -> None:
+    """Proves P2, P12: an adopter goes on in the workspace that is there.
+
+    With `final`, the worker that dies has just begun with the first task when somebody else makes the first two.
+    """
+    held = pipes.marker.with_name("held")
+    if mode == "always":
+        await _make_known(fleet, pipes)
+    job = await pipes.submit(adds("one"), adds("two"), adds("three"), snapshot=mode, queue="a")
+    waits = Hook(step="going", do="wait", job=job.id, path=str(held))
+    victim = fleet.start({"a": 1}, waits, Hook(step="placed", do="kill", job=job.id), **SLOW)
+    if mode == "final":
+
+        async def waiting() -> bool:
+            return held.with_name("held.here").exists()
+
+        await eventually(waiting, "the first task is about to begin")
+        await _make_known(fleet, pipes)
+    held.touch()
+    assert await victim.dead() == -signal.SIGKILL, victim.log
+    (first,) = [snapshot for snapshot in await pipes.snapshots() if snapshot.task == "one"]
+    await fleet.store.snapshots.remove(first.id, tenant="default", force=True, recurse=True)
+    fleet.start({"a": 1}, **SLOW)
+    ended = await fleet.ended(job, Status.SUCCEEDED)
+    adopted = [event for event in await fleet.events(job, "lease") if event.data["lease"] == "adopted"]
+    assert (pipes.ran(), ended.attempts, len(adopted)) == (ran.split(), 1, 1)
+    assert await pipes.content("three") == "one\ntwo\nthree\n"
+
+
+async def _make_known(fleet: Fleet, pipes: Pipes) -> None:
+    """Have the first two tasks done by a job of their own, and its worker gone."""
+    maker = fleet.start({"other": 1}, **SLOW)
+    await fleet.ended(await pipes.submit(adds("one"), adds("two"), queue="other"), Status.SUCCEEDED)
+    maker.kill()
+
+
 async def test_next_builds_when_the_builder_is_killed(fleet: Fleet, pipes: Pipes) -> None:
     """Proves P5: the one worker that is left adopts the task that runs, although the waiter has its one slot.
 

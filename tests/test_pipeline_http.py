@@ -1,9 +1,12 @@
 """Pipelines over HTTP: what one would do and why, its tasks, and the snapshots that there are."""
 
+import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import httpx
 import pytest
 
@@ -36,8 +39,9 @@ def inputs(served: Served) -> Path:
 async def build(served: Served, job: dict[str, Any], names: Sequence[str], tmp_path: Path) -> list[str]:
     """Store snapshots of some tasks of a pipeline, as a worker would."""
     shared = served.data / "shared"
-    spec = check(parse(job), "default").spec
-    found = plan(spec, Sources(inputs_of(shared, "default")), Facts(), tenant="default")
+    asked = check(parse(job), "default")
+    sources = Sources(inputs_of(shared, "default"))
+    found = plan(asked.spec, sources, Facts(), tenant="default", inputs=asked.inputs)
     work = tmp_path / "work"
     work.mkdir(exist_ok=True)
     (work / "file").write_text("result")
@@ -95,6 +99,20 @@ async def test_plan_says_what_would_run_and_what_differs_and_does_nothing(
         assert "there is no file seed.csv" in explained["reasons"][-1]["message"]
 
 
+async def test_other_inputs_are_another_result(served: Served, inputs: Path, tmp_path: Path) -> None:
+    """Proves P3, P10: in what is planned, and for a job that waits."""
+    job = {**PIPELINE, "inputs": {"rows": 3}}
+    ids = await build(served, job, ["one", "two"], tmp_path)
+    async with served.client() as client:
+        assert [cached for _, cached, _ in await planned(client, job)] == [True, True]
+        other = {**job, "inputs": {"rows": 4}}
+        assert (await planned(client, other))[0] == ("one", False, f"nearest is {ids[0][:12]}: inputs changed")
+        assert (await planned(client, PIPELINE))[0] == ("one", False, f"nearest is {ids[0][:12]}: inputs removed")
+        waiting = (await client.post("/v1/jobs", json=other)).json()
+        explained = (await client.get(f"/v1/jobs/{waiting['id']}/explain")).json()["plan"]["tasks"][0]
+        assert explained["differs"] == [{"component": "inputs", "change": "changed"}]
+
+
 async def test_final_snapshot_stands_for_all_tasks(served: Served, inputs: Path, tmp_path: Path) -> None:
     """Proves P10."""
     job = {**PIPELINE, "snapshot": "final"}
@@ -147,6 +165,40 @@ async def test_bad_pipelines_are_refused_before_they_are_accepted(served: Served
                 bulk = await client.post("/v1/jobs/bulk", json={"jobs": [FUNCTION, {**PIPELINE, **change}]})
                 assert (bulk.status_code, error_of(bulk)["details"]["field"]) == (422, f"jobs[1].{field}")
         assert (await client.get("/v1/jobs")).json()["items"] == []
+
+
+@pytest.mark.parametrize("kind", ["postgres"])
+async def test_bad_pipelines_that_came_by_sql_can_be_shown_explained_and_cancelled(served: Served) -> None:
+    """Proves P10: it is their worker that refuses them."""
+    specs = [{"tasks": "x"}, {"tasks": [{"name": "a"}]}, {"tasks": PIPELINE["tasks"][:1], "connector": "mysql"}]
+    jobs = json.dumps([{"runner": "process", "spec": spec} for spec in specs])
+    sql = await asyncpg.connect(served.database_url)
+    ids = [str(row["id"]) for row in await sql.fetch("SELECT id FROM holdfast.holdfast_submit($1::jsonb)", jobs)]
+    await sql.close()
+    async with served.client() as client:
+        for job, field in zip(ids, ("tasks", "tasks[0]", "connector"), strict=True):
+            for path in ("", "/tasks", "/events"):
+                assert (await client.get(f"/v1/jobs/{job}{path}")).status_code == 200
+            explained = (await client.get(f"/v1/jobs/{job}/explain")).json()
+            assert explained["reasons"][-1]["message"].startswith(f"it cannot be planned now: {field}: ")
+            assert (await client.post(f"/v1/jobs/{job}/cancel")).status_code == 200
+
+
+async def test_file_that_cannot_be_read_is_a_refusal_and_no_failure_of_the_server(served: Served) -> None:
+    """Proves P10: also for root there is a file that cannot be read, and below `/proc` it is always the same."""
+    folder = inputs_of(served.data / "shared", "default")
+    folder.parent.mkdir(parents=True)
+    folder.symlink_to(f"/proc/{os.getpid()}")
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("tasks[0].files[0]", {"tasks": [{"name": "a", "command": ["x"], "files": ["mem"]}]}),
+        ("tasks[0].sql", {"tasks": [{"name": "a", "sql": "mem"}], "connector": "postgres"}),
+    ]
+    async with served.client() as client:
+        for field, job in asked:
+            for plan_only in (True, False):
+                answer = await client.post("/v1/jobs", json={**PIPELINE, **job, "plan_only": plan_only})
+                assert (answer.status_code, error_of(answer)["details"]["field"]) == (422, field), answer.text
+                assert "mem cannot be read: Input/output error" in error_of(answer)["message"]
 
 
 async def test_snapshots_are_listed_shown_removed_and_used_as_a_base(

@@ -1,15 +1,19 @@
 """Pipelines of processes, with a real worker: order, cache, locks, failures, stops, plans that change."""
 
 import json
+import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
 
 from holdfast.errors import Invalid
-from holdfast.model import Status
-from holdfast.pipeline.snapshots import Folders
+from holdfast.model import Lease, Status
+from holdfast.pipeline.snapshots import TEMPORARY, Folders
 from holdfast.worker import pipeline
+from tests.disks import MIB, disk, missing
 from tests.pipelines import Pipes, adds, task
 from tests.rig import Rig, eventually
 
@@ -47,6 +51,23 @@ async def test_tasks_run_in_order_in_one_workspace(pipes: Pipes) -> None:
     assert {record.snapshot for record in records} == {snapshot.id for snapshot in await pipes.snapshots()}
     assert await pipes.content("three") == "one\ntwo\nthree\n"
     assert rig.folders == []
+
+
+async def test_task_ends_when_it_ends_however_long_its_copy_takes(pipes: Pipes) -> None:
+    """Proves P1."""
+    rig, copied = pipes.rig, []
+
+    def slowly(step: str, lease: Lease) -> None:
+        if step == "copy":
+            copied.append(datetime.now(UTC))
+            time.sleep(1)  # A copy takes time, and that is what this is about.
+
+    async with rig.worker(at=slowly):
+        job = await rig.ended(await pipes.submit(adds("one"), adds("two")), Status.SUCCEEDED)
+    for record, began in zip(await pipes.tasks(job), copied, strict=True):
+        assert record.started_at is not None
+        assert record.ended_at is not None
+        assert record.started_at <= record.ended_at < began + timedelta(seconds=0.5)
 
 
 async def test_second_job_starts_nothing(pipes: Pipes) -> None:
@@ -203,6 +224,18 @@ async def test_files_reach_the_tasks_by_content(pipes: Pipes) -> None:
     ]
 
 
+async def test_result_for_other_inputs_is_not_taken(pipes: Pipes) -> None:
+    """Proves P3, P4: tasks read them in `request.json`."""
+    rig = pipes.rig
+    reads = task("read", 'cat "$HOLDFAST_WORK_DIR/request.json" > made')
+    async with rig.worker():
+        for rows in (3, 4, 3):
+            job = await rig.ended(await pipes.submit(reads, inputs={"rows": rows}), Status.SUCCEEDED)
+    assert (pipes.ran(), await pipes.statuses(job)) == (["read", "read"], ["cached"])
+    made = [json.loads((pipes.folder_of(one) / "made").read_text()) for one in await pipes.snapshots()]
+    assert sorted(inputs["rows"] for inputs in made) == [3, 4]
+
+
 async def test_changed_file_is_planned_again_when_the_job_resumes(pipes: Pipes) -> None:
     """Proves P9."""
     rig = pipes.rig
@@ -267,6 +300,24 @@ async def test_snapshot_that_finds_no_room_fails_the_job_and_leaves_nothing(pipe
     assert await pipes.kept() == ["other", "small"]
 
 
+@pytest.mark.skipif(missing("ext4") is not None, reason=missing("ext4") or "")
+async def test_full_disk_fails_the_job_whatever_its_path_is_called(rig: Rig, tmp_path: Path) -> None:
+    """Proves P6, P11: a supervisor takes 256 bytes of a text, and not half a letter."""
+    with disk(tmp_path, "ext4", 8 * MIB) as small:
+        rig.set(shared_dir=small.joinpath(*["ü" * 100] * 3))
+        pipes = Pipes(rig, tmp_path)
+        async with rig.worker():
+            large = task("large", f"head -c {10 * MIB} /dev/urandom > big")
+            job = await rig.ended(await pipes.submit(adds("small"), large), Status.FAILED)
+        assert job.error is not None
+        assert (job.error.code, await pipes.kept()) == ("cache_full", ["small"])
+        assert job.error.message.startswith("No space left on device: free some, or remove snapshots")
+        assert await pipes.statuses(job) == ["succeeded", "succeeded"]
+        folders = Folders.below(rig.settings.shared)
+        assert folders.names() == [one.folder for one in await pipes.snapshots()]
+        assert list((folders.root / TEMPORARY).iterdir()) == []
+
+
 async def test_damaged_snapshot_is_built_again(pipes: Pipes) -> None:
     """Proves P6: verified when it is used."""
     rig = pipes.rig
@@ -300,6 +351,41 @@ async def test_what_cannot_be_planned_fails_at_once(pipes: Pipes, asked: dict[st
     assert job.error is not None
     assert job.error.message.startswith(message)
     assert (job.error.code, pipes.ran(), await pipes.snapshots()) == ("contract_violation", [], [])
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"tasks": [adds("one")], "connector": "mysql"}, "connector: "),
+    ({"tasks": [adds("one")], "snapshot": "sometimes"}, "snapshot: "),
+    ({"tasks": [adds("one")], "base": "abc"}, "base: "),
+    ({"tasks": [{"name": "one"}]}, "tasks[0]: needs one of: command, sql"),
+    ({"tasks": [adds("one"), adds("one")]}, "tasks[1].name: 'one' is the name of an earlier task"),
+    ({"tasks": [{"name": "one", "sql": "one.sql"}]}, "tasks[0].sql: connector files has no server"),
+    ({"tasks": [{"name": "one", "command": "echo"}]}, "tasks[0].command: "),
+    ({"tasks": []}, "tasks: "),
+    ({"tasks": "one"}, "tasks: "),
+    ({"tasks": None}, "tasks: "),
+    ({"tasks": [adds("one")], "image": "none"}, "spec.image: "),
+]
+
+
+@pytest.mark.parametrize("kind", ["postgres"])
+async def test_bad_pipelines_that_came_by_sql_fail_with_the_field(pipes: Pipes) -> None:
+    """Proves P10: nobody looked at them before their worker. They can be shown before and after."""
+    rig = pipes.rig
+    jobs = json.dumps([{"runner": "process", "spec": spec, "max_attempts": 3} for spec, _ in BAD])
+    sql = await asyncpg.connect(rig.settings.database_url)
+    ids = [str(row["id"]) for row in await sql.fetch("SELECT id FROM holdfast.holdfast_submit($1::jsonb)", jobs)]
+    await sql.close()
+    for job in ids:
+        await rig.store.tasks.list(job)
+    async with rig.worker():
+        for job, (_, message) in zip(ids, BAD, strict=True):
+            error = (await rig.ended(job, Status.FAILED)).error
+            assert error is not None
+            assert (error.code, error.message[: len(message)]) == ("contract_violation", message)
+            assert await rig.events(job, "lease") == []
+            await rig.store.tasks.list(job)
+    assert pipes.ran() == []
 
 
 @pytest.mark.parametrize("kind", ["postgres"])

@@ -33,7 +33,8 @@ def files(tmp_path: Path) -> Sources:
 
 
 def made(files: Sources, facts: Facts = FACTS, *, tenant: str = "default", **fields: Any) -> Plan:
-    return plan(spec_of(**fields), files, facts, tenant=tenant)
+    inputs = fields.pop("inputs", {})
+    return plan(spec_of(**fields), files, facts, tenant=tenant, inputs=inputs)
 
 
 def test_identities_are_the_golden_ones(files: Sources) -> None:
@@ -88,6 +89,7 @@ def test_names_and_paths_are_no_part_of_an_identity(files: Sources) -> None:
         {"base": "0" * 64},
         {"tenant": "blue"},
         {"facts": Facts(engine="postgres 16.0")},
+        {"inputs": {"rows": 3}},
     ],
     ids=lambda change: next(iter(change)),
 )
@@ -105,6 +107,16 @@ def test_content_changes_an_identity_and_those_behind_it(files: Sources, name: s
     after = made(files)
     assert after.tasks[1].snapshot != before.tasks[1].snapshot
     assert (after.tasks[0].snapshot == before.tasks[0].snapshot) is (name == "seed.csv")
+
+
+def test_inputs_are_part_of_every_identity_in_whatever_order_they_stand(files: Sources) -> None:
+    """Proves P3: tasks find them in `request.json`."""
+    first, second, other = (
+        made(files, inputs=inputs) for inputs in ({"a": 1, "b": [2]}, {"b": [2], "a": 1}, {"a": 1, "b": [3]})
+    )
+    assert first.tasks[0].components["inputs"] == "50aa8c2fb29a3092034a234d79d9f8badf209092bf63974ad81f70ad33c53dd2"
+    assert first.hash == second.hash
+    assert not {task.snapshot for task in first.tasks} & {task.snapshot for task in (*other.tasks, *made(files).tasks)}
 
 
 def test_version_of_the_schema_is_part_of_every_identity(files: Sources, monkeypatch: pytest.MonkeyPatch) -> None:

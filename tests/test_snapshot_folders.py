@@ -14,11 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import CacheFull, SnapshotDamaged
+from holdfast.errors import CacheFull, SnapshotDamaged, SnapshotFailed
 from holdfast.pipeline import copying
 from holdfast.pipeline.copying import SUBVOLUME_ROOT, copy_folder, make_folder, probe, write_behind
 from holdfast.pipeline.snapshots import TEMPORARY, Changed, Folders, look
+from tests.attempt import NOBODY, needs_root
 from tests.disks import MIB, disk, missing
+from tests.pipelines import open_folder
+from tests.users import as_nobody
 
 ID = "a" * 64
 STEPS = ["copy", "sync", "rename", "sync parent", "row"]
@@ -127,6 +130,35 @@ def test_snapshot_that_is_not_what_was_published_is_refused(
     assert not (tmp_path / "again").exists()
 
 
+def test_snapshot_is_not_damaged_where_the_shared_folder_is_not_mounted(folders: Folders, workspace: Path) -> None:
+    """Proves P6: its row must stay, for those who have the folder."""
+    made = folders.copy(ID, workspace)
+    folders.root.rename(folders.root.with_name("elsewhere"))
+    with pytest.raises(SnapshotFailed, match=r"No such file.*HOLDFAST_SHARED_DIR mounted here.*/snapshots/a"):
+        folders.verify(made.folder, made.digest)
+    folders.root.with_name("elsewhere").rename(folders.root)
+    assert folders.verify(made.folder, made.digest)
+
+
+@needs_root
+@pytest.mark.parametrize("shut", ["folder", "file"])
+def test_snapshot_is_not_damaged_for_being_shut_to_us(shut: str) -> None:
+    """Proves P6."""
+    with open_folder() as top:
+        os.chown(top, NOBODY, NOBODY)
+        work = top / "work"
+        work.mkdir()
+        (work / "file").write_text("kept")
+        (work / "file").chmod(0o600)
+        work.chmod(0o700 if shut == "folder" else 0o755)
+        folders = Folders(top / "snapshots")
+        made = folders.copy(ID, work)
+        with as_nobody(), pytest.raises(SnapshotFailed, match=r"Permission denied, be the owner.*/snapshots/a"):
+            folders.restore(made.folder, made.digest, top / "again")
+        assert not (top / "again").exists()
+        assert folders.verify(made.folder, made.digest)
+
+
 def test_workspace_that_changes_while_it_is_copied_is_not_published(
     workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,7 +185,7 @@ def test_copy_that_does_not_reach_the_disk_is_not_published(
         raise OSError(errno.EIO, "broken disk")
 
     monkeypatch.setattr("holdfast.pipeline.snapshots.sync_filesystem", failing)
-    with pytest.raises(OSError, match="broken disk"):
+    with pytest.raises(SnapshotFailed, match="Input/output error"):
         folders.copy(ID, workspace)
     assert folders.names() == os.listdir(folders.root / TEMPORARY) == []
 

@@ -12,8 +12,11 @@ from holdfast.errors import Invalid, TooLarge
 from holdfast.pipeline import sources
 from holdfast.pipeline.sources import Sources, inputs_of
 from holdfast.runner.inputs import Inputs
+from tests.attempt import needs_root
 from tests.cluster import binaries
+from tests.pipelines import open_folder
 from tests.stage import Stage
+from tests.users import as_nobody
 
 FIELD = "tasks[0].sql"
 
@@ -89,6 +92,20 @@ def test_includes_that_multiply_are_too_large(tmp_path: Path, monkeypatch: pytes
     files = {name: f"\\i {after}.sql\n" * 2 for name, after in itertools.pairwise(names)}
     with pytest.raises(TooLarge):
         write(tmp_path, **files, **{names[-1]: "x"}).sql(FIELD, "f0.sql")
+
+
+@needs_root
+def test_what_may_not_be_read_is_refused_with_the_reason() -> None:
+    """Proves P10: a missing right is not our own fault, and not a missing file."""
+    with open_folder() as top:
+        files = write(top, main="\\i shut.sql\n", shut="SELECT 1;", folder__a="SELECT 1;")
+        (top / "shut.sql").chmod(0)
+        (top / "folder").chmod(0)
+        for path in ("shut.sql", "folder/a.sql"):
+            with as_nobody(), pytest.raises(Invalid, match=rf"field: {path} cannot be read: Permission denied"):
+                files.declared("field", path)
+        with as_nobody(), pytest.raises(Invalid, match=r"shut.sql cannot be read: Permission denied"):
+            files.sql(FIELD, "main.sql")
 
 
 def test_nothing_outside_the_folder_is_read(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Tasks of a pipeline in the store: planned and moved by the lease alone, with the events that tell it."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -79,6 +80,22 @@ async def test_tasks_run_in_order_and_tell_it(stage: Stage) -> None:
     ]
     seqs = [event.seq for event in await stage.events(lease)]
     assert seqs == list(range(1, len(seqs) + 1))
+
+
+async def test_end_of_a_task_is_when_it_ended_and_not_before_it_began(stage: Stage) -> None:
+    """Proves P1: whoever writes it may come much later."""
+    lease = await leased(stage)
+    tasks = stage.store.tasks
+    await tasks.replan(lease, planned("a", "b", "c"), done=0)
+    began = stage.clock.now()
+    for n in range(2):
+        await tasks.write(lease, n, TaskStatus.RUNNING)
+    await stage.advance(10)
+    for n, ago in enumerate((2.5, 60.0)):
+        await tasks.write(lease, n, TaskStatus.SUCCEEDED, exit_code=0, ago=ago)
+    first, second, _ = await tasks.list(lease.id)
+    assert (first.started_at, first.ended_at) == (began, began + timedelta(seconds=7.5))
+    assert (second.started_at, second.ended_at) == (began, began)
 
 
 async def test_lease_that_was_lost_changes_no_task(stage: Stage) -> None:

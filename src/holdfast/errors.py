@@ -20,6 +20,7 @@
     ├── AtCapacity       a server without a queue runs as many jobs as it may          503
     ├── CacheFull        no room for a snapshot, and nothing that may go               503
     ├── SnapshotDamaged  a snapshot's folder is not what was published                 503
+    ├── SnapshotFailed   a snapshot's folder cannot be read here, or not be made        503
     ├── ConfigError      settings that cannot work; lists every problem at once
     └── StoreError       the database, not the request                                 503
         ├── StoreUnreachable
@@ -165,6 +166,11 @@ class CacheFull(HoldfastError):
 class SnapshotDamaged(HoldfastError):
     status = 503
     code = "snapshot_damaged"
+
+
+class SnapshotFailed(HoldfastError):
+    status = 503
+    code = "snapshot_failed"
 
 
 class ConfigError(HoldfastError):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -295,8 +295,8 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
     adoption_json: str | None = None
 
     @property
-    def runner(self) -> str:
-        return self.capability.partition(":")[0]
+    def runner(self) -> Runner:
+        return cast(Runner, self.capability.partition(":")[0])
 
     @property
     def spec(self) -> Json:

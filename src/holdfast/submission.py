@@ -216,7 +216,7 @@ def check(submission: Submission, tenant: str) -> Submission:
     if submission.tenant is not None and submission.tenant != tenant:
         raise Invalid("tenant", f"{submission.tenant!r} is not the caller's")
     submission = _folded(submission)
-    _check_spec(submission)
+    check_spec(submission.runner, submission.spec)
     if not (submission.kind + submission.queue + (submission.lane or "")).isprintable():
         raise _unprintable(submission)
     _check_json(submission)
@@ -255,13 +255,14 @@ def _folded(submission: Submission) -> Submission:
     return msgspec.structs.replace(submission, spec=spec, tasks=(), connector=None, snapshot=None, base=None)
 
 
-def _check_spec(submission: Submission) -> None:
-    pipeline = "tasks" in submission.spec
-    if pipeline and submission.runner not in PIPELINES:
-        raise Invalid("tasks", f"a pipeline runs as process or docker, not as {submission.runner}")
-    kind = PIPELINES[submission.runner] if pipeline else SPECS[submission.runner]
+def check_spec(runner: Runner, spec: Mapping[str, Any]) -> None:
+    """Check what a job wants to run. Over SQL nobody does so at the submit: then its worker does."""
+    pipeline = "tasks" in spec
+    if pipeline and runner not in PIPELINES:
+        raise Invalid("tasks", f"a pipeline runs as process or docker, not as {runner}")
+    kind = PIPELINES[runner] if pipeline else SPECS[runner]
     try:
-        checked = msgspec.convert(submission.spec, kind)
+        checked = msgspec.convert(spec, kind)
     except msgspec.ValidationError as error:
         raise _placed(invalid_field(error, root="spec")) from None
     if isinstance(checked, Pipeline):

@@ -40,6 +40,7 @@ CODES: Mapping[str, str] = {
     "not_quiet": "The workspace changed while it was copied, or its server was not shut down cleanly.",
     "service_ended": "The server beside the tasks of a pipeline ended by itself: its log says why.",
     "snapshot_damaged": "A snapshot that it begins with is gone, or not what was published.",
+    "snapshot_failed": "A snapshot could not be read on the worker's host, or not be made: the message says why.",
     "dependency_failed": "A job that it needs failed or was cancelled: the message names it.",
     "lost": "The attempt is gone with its worker, host or engine; or it is feared so, and the job is paused.",
     "internal": "holdfast could not go on with it: the worker's log says why.",

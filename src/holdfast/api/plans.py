@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
-from holdfast.model import Snapshot
+from holdfast.model import Json, Snapshot
 from holdfast.pipeline.identity import Known, explain, nearest
 from holdfast.pipeline.plan import Facts, Plan, plan
 from holdfast.pipeline.sources import Sources, inputs_of
@@ -23,13 +23,15 @@ UNKNOWN = Facts(image="not asked for")
 
 async def refuse_bad_sources(spec: Mapping[str, Any], shared: Path, tenant: str) -> None:
     """Refuse a pipeline whose files cannot be read, before it is accepted."""
-    await run_in_threadpool(plan, spec, Sources(inputs_of(shared, tenant)), UNKNOWN, tenant=tenant)
+    await run_in_threadpool(plan, spec, Sources(inputs_of(shared, tenant)), UNKNOWN, tenant=tenant, inputs={})
 
 
-async def foresee(store: Store, spec: Mapping[str, Any], shared: Path, facts: FactsOf, tenant: str) -> PlanView:
-    """Plan the pipeline of a spec and compare it with what there is."""
+async def foresee(
+    store: Store, spec: Mapping[str, Any], inputs: Json, shared: Path, facts: FactsOf, tenant: str
+) -> PlanView:
+    """Plan the pipeline of a job and compare it with what there is."""
     sources = Sources(inputs_of(shared, tenant))
-    found = await run_in_threadpool(plan, spec, sources, await facts(spec), tenant=tenant)
+    found = await run_in_threadpool(plan, spec, sources, await facts(spec), tenant=tenant, inputs=inputs)
     there = await store.snapshots.existing([task.snapshot for task in found.tasks], tenant=tenant)
     near = await store.snapshots.near([task.parent for task in found.tasks], tenant=tenant)
     return view(found, there, near)

@@ -37,7 +37,6 @@ BEHIND = 0.01
 BIG = 64 * 2**20
 """Bytes from which on a file is worth a process of its own, which costs a few milliseconds: a tenth of its copy."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
-FULL_TEXTS = tuple(os.strerror(number) for number in FULL)
 
 
 class CopyFailed(OSError):
@@ -136,9 +135,15 @@ def _cp(source: Path, target: Path, *options: str) -> "Iterator[subprocess.Popen
         if running.returncode != 0:
             errors.seek(0)
             said = errors.read().decode(errors="replace").strip()
-            if any(text in said for text in FULL_TEXTS):
-                raise OSError(errno.ENOSPC, said[-500:])
-            raise CopyFailed(errno.EIO, said[-500:])
+            for number in FULL:
+                if os.strerror(number) in said:
+                    raise OSError(number, said[-500:])
+            raise CopyFailed(_number_in(said), said[-500:])
+
+
+def _number_in(said: str) -> int:
+    """The error that a program's last words end with."""
+    return next((number for number in errno.errorcode if said.endswith(os.strerror(number))), errno.EIO)
 
 
 def write_behind(writer: "subprocess.Popen[bytes]", target: Path) -> None:
@@ -168,12 +173,14 @@ def _open_below(pid: int, target: Path) -> Iterator[int]:
 
 @contextmanager
 def full_disk_named(place: Path) -> Iterator[None]:
+    """Make a full disk CacheFull. The way out stands before the path, which may be longer than there is room for."""
     try:
         yield
     except OSError as error:
         if error.errno not in FULL:
             raise
-        raise CacheFull(f"no room for a snapshot in {place.parent}: {error.strerror}") from error
+        reason = os.strerror(error.errno)
+        raise CacheFull(f"{reason}: free some, or remove snapshots; none fits into {place.parent}") from error
 
 
 def sync_filesystem(folder: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from holdfast.errors import Invalid
+from holdfast.model import Json
 from holdfast.pipeline.identity import Components, root_of, snapshot_id, task_hash, text_hash
 from holdfast.pipeline.sources import Declared, Sources
 from holdfast.tasks import Connector, Mode, Pipeline, Task, pipeline_of
@@ -67,8 +68,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return next((task.n + 1 for task in reversed(self.tasks) if task.snapshot in existing), 0)
 
 
-def plan(spec: Mapping[str, Any], sources: Sources, facts: Facts, *, tenant: str) -> Plan:
-    """Plan the pipeline of a job's spec. Every refusal names the field, and nothing has happened."""
+def plan(spec: Mapping[str, Any], sources: Sources, facts: Facts, *, tenant: str, inputs: Json) -> Plan:
+    """Plan the pipeline of a job's spec and inputs. Every refusal names the field, and nothing has happened."""
     pipeline = pipeline_of(spec)
     if pipeline is None:
         raise Invalid("tasks", "this job is no pipeline")
@@ -79,7 +80,7 @@ def plan(spec: Mapping[str, Any], sources: Sources, facts: Facts, *, tenant: str
         connector=pipeline.connector,
         mode=pipeline.snapshot,
         base=pipeline.base,
-        tasks=tuple(_tasks(pipeline, sources, facts, tenant)),
+        tasks=tuple(_tasks(pipeline, sources, facts, tenant, inputs)),
     )
 
 
@@ -100,14 +101,15 @@ def _inside(path: str) -> Path:
     return Path(*parts)
 
 
-def _tasks(pipeline: Pipeline, sources: Sources, facts: Facts, tenant: str) -> Iterator[TaskPlan]:
+def _tasks(pipeline: Pipeline, sources: Sources, facts: Facts, tenant: str, inputs: Json) -> Iterator[TaskPlan]:
     parent = pipeline.base or root_of(tenant)
+    shared = shared_components(pipeline.connector, facts, inputs)
     for n, task in enumerate(pipeline.tasks):
         where = f"tasks[{n}]"
         sql = None if task.sql is None else sources.sql(f"{where}.sql", task.sql)
         files = tuple(sources.declared(f"{where}.files[{m}]", path) for m, path in enumerate(task.files))
         env = {**pipeline.env, **task.env}
-        components = components_of(task, sql, files, env, pipeline.connector, facts)
+        components = {**shared, **components_of(task, sql, files, env)}
         hashed = task_hash(components)
         made = snapshot_id(parent, hashed)
         yield TaskPlan(
@@ -127,11 +129,22 @@ def _tasks(pipeline: Pipeline, sources: Sources, facts: Facts, tenant: str) -> I
         parent = made
 
 
-def components_of(
-    task: Task, sql: str | None, files: Sequence[Declared], env: Mapping[str, str], connector: Connector, facts: Facts
-) -> Components:
-    """What a task's result depends on, by name. Values are hashes where they may be long or private."""
+def shared_components(connector: Connector, facts: Facts, inputs: Json) -> Components:
+    """What the result of every task of a job depends on. Where there are no inputs, they are no component."""
     found = {"schema": SCHEMA, "connector": CONNECTORS[connector]}
+    if facts.image is not None:
+        found["image"] = facts.image
+    if facts.engine is not None:
+        found["engine"] = facts.engine
+    if inputs != {}:
+        # A database may change the order of names; as JSON that is the same.
+        found["inputs"] = text_hash(msgspec.json.encode(inputs, order="deterministic").decode())
+    return found
+
+
+def components_of(task: Task, sql: str | None, files: Sequence[Declared], env: Mapping[str, str]) -> Components:
+    """What a task's own result depends on, by name. Values are hashes where they may be long or private."""
+    found: dict[str, str] = {}
     if task.command is not None:
         found["command"] = text_hash(*task.command)
     if sql is not None:
@@ -139,8 +152,4 @@ def components_of(
     # By place, not by name: a renamed file is the same file, two that were swapped are not.
     found |= {f"files[{n}]": file.digest for n, file in enumerate(files)}
     found |= {f"env.{name}": text_hash(value) for name, value in env.items()}
-    if facts.image is not None:
-        found["image"] = facts.image
-    if facts.engine is not None:
-        found["engine"] = facts.engine
     return found

@@ -5,6 +5,7 @@ brought to the disk. Only then may its row be written; the row names the folder,
 is swept, as is what a crash left half-way. Names are never used twice, so nobody removes another one's folder.
 """
 
+import errno
 import fcntl
 import os
 import secrets
@@ -17,8 +18,9 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.errors import SnapshotDamaged
+from holdfast.errors import SnapshotDamaged, SnapshotFailed
 from holdfast.pipeline.copying import (
+    CopyFailed,
     Strategy,
     copy_folder,
     full_disk_named,
@@ -36,6 +38,14 @@ DATA = "data"
 TREE = "holdfast tree 1"
 GRACE = 3600.0
 """Folders younger than this may be a builder's that has not written its row yet."""
+GONE = (errno.ENOENT, errno.ENOTDIR)
+FORBIDDEN = (errno.EACCES, errno.EPERM)
+NOT_READ = {
+    **dict.fromkeys(FORBIDDEN, "be the owner of its files, or root"),
+    **dict.fromkeys((*GONE, errno.ESTALE, errno.EIO, errno.ENOTCONN), "is HOLDFAST_SHARED_DIR mounted here?"),
+}
+"""The way out, where a snapshot is not damaged and yet cannot be read."""
+NOT_MADE = "the worker must be able to read what tasks leave, and to write to HOLDFAST_SHARED_DIR"
 
 At = Callable[[str], None]
 """Told before each step of a copy or a removal, so that tests can die there."""
@@ -82,8 +92,11 @@ class Folders:
         return probe(self.root)
 
     def copy(self, snapshot: str, workspace: Path) -> Made:
-        """Copy a quiet workspace to a folder of its own. A full disk is CacheFull, and leaves nothing."""
-        with full_disk_named(self.root / snapshot):
+        """Copy a quiet workspace to a folder of its own. A full disk is CacheFull, other trouble SnapshotFailed.
+
+        Neither leaves anything.
+        """
+        with _trouble_named(workspace), full_disk_named(self.root / snapshot):
             self._ready()
             name = f"{snapshot}.{secrets.token_hex(8)}"
             with self._temporary(name) as place:
@@ -105,20 +118,33 @@ class Folders:
         return Made(folder=name, size=made.size, digest=made.digest)
 
     def verify(self, folder: str, digest: str) -> bool:
-        """Whether a folder is still what was published."""
+        """Whether a folder is still what was published.
+
+        One that we cannot look at is not damaged for others: SnapshotFailed. Neither is one whose root is missing, too.
+        """
         try:
             return look(self.root / folder).digest == digest
-        except OSError:
-            return False
+        except OSError as error:
+            if error.errno in GONE and self.root.is_dir():
+                return False
+            raise self._not_read(folder, error) from error
 
     def restore(self, folder: str, digest: str, workspace: Path) -> None:
         """Fill a workspace that is not there yet. A folder that is not what was published is refused."""
         if not self.verify(folder, digest):
             raise SnapshotDamaged(f"snapshot folder {folder} is not what was published")
-        copy_folder(self.root / folder, workspace)
-        if not self.verify(folder, digest):
-            shutil.rmtree(workspace, ignore_errors=True)
+        failed: OSError | None = None
+        try:
+            copy_folder(self.root / folder, workspace)
+        except OSError as error:
+            failed = error
+        whole = self.verify(folder, digest)
+        if whole and failed is None:
+            return
+        shutil.rmtree(workspace, ignore_errors=True)
+        if failed is None or not whole:
             raise SnapshotDamaged(f"snapshot folder {folder} was removed while it was copied")
+        raise self._not_read(folder, failed) from failed
 
     def remove(self, folder: str) -> None:
         """Remove a folder whose row is gone, or was never written. What stays after a crash is swept."""
@@ -146,6 +172,11 @@ class Folders:
                 gone += 1
         return gone
 
+    def _not_read(self, folder: str, error: OSError) -> SnapshotFailed:
+        """Why a snapshot cannot be read here. The way out stands before the path: there may be no room for all."""
+        reason = f"{os.strerror(error.errno or errno.EIO)}, {NOT_READ.get(error.errno or 0, 'try again')}"
+        return SnapshotFailed(f"a snapshot cannot be read here: {reason} ({self.root / folder})")
+
     def _ready(self) -> None:
         (self.root / TEMPORARY).mkdir(parents=True, exist_ok=True)
 
@@ -160,6 +191,19 @@ class Folders:
                 yield place
         finally:
             shutil.rmtree(place, ignore_errors=True)
+
+
+@contextmanager
+def _trouble_named(workspace: Path) -> Iterator[None]:
+    """Say why a workspace could not be copied. Paths are told from the workspace on, behind the reason."""
+    try:
+        yield
+    except OSError as error:
+        about = error.strerror if isinstance(error, CopyFailed) else error.filename
+        reason = os.strerror(error.errno or errno.EIO)
+        way_out = f", {NOT_MADE}" if error.errno in FORBIDDEN else ""
+        where = str(about or workspace).strip().splitlines()[-1].replace(f"{workspace}/", "")
+        raise SnapshotFailed(f"a snapshot cannot be made: {reason}{way_out} ({where})") from error
 
 
 def look(folder: Path) -> Tree:

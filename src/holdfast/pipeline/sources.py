@@ -9,9 +9,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 from urllib.parse import quote
 
 import msgspec
@@ -60,18 +58,17 @@ class Sources:
 
     def declared(self, field: str, path: str) -> Declared:
         whole, size = hashlib.sha256(), 0
-        with self._open(field, path) as file:
-            while block := file.read(BLOCK):
-                whole.update(block)
-                size += len(block)
+        for block in self.blocks(field, path):
+            whole.update(block)
+            size += len(block)
         return Declared(path=path, digest=whole.hexdigest(), size=size)
 
     def copy(self, field: str, file: Declared, target: Path) -> None:
         """Copy a declared file; one that is no longer what was planned is refused."""
         whole = hashlib.sha256()
         target.parent.mkdir(parents=True, exist_ok=True)
-        with self._open(field, file.path) as source, target.open("wb") as copy:
-            while block := source.read(BLOCK):
+        with target.open("wb") as copy:
+            for block in self.blocks(field, file.path):
                 whole.update(block)
                 copy.write(block)
         if whole.hexdigest() != file.digest:
@@ -82,18 +79,24 @@ class Sources:
         """A file of SQL with everything that it includes in its place."""
         return _Expansion(self, field).expand(path, ())
 
-    @contextmanager
-    def _open(self, field: str, path: str) -> Iterator[IO[bytes]]:
-        with open(self.locate(field, path), "rb", opener=_no_waiting) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise Invalid(field, f"{path} is not a file")
-            yield file
+    def blocks(self, field: str, path: str) -> Iterator[bytes]:
+        """What is in a file."""
+        try:
+            with open(self.locate(field, path), "rb", opener=_no_waiting) as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise Invalid(field, f"{path} is not a file")
+                while block := file.read(BLOCK):
+                    yield block
+        except OSError as error:
+            raise Invalid(field, f"{path} cannot be read: {error.strerror}") from None
 
     def locate(self, field: str, path: str) -> Path:
         """Where a path leads, if that is an existing file below the folder."""
         try:
             root = self.root.resolve()
             found = (root / path).resolve(strict=True)
+        except PermissionError as error:
+            raise Invalid(field, f"{path} cannot be read: {error.strerror}") from None
         except (OSError, ValueError, RuntimeError):
             raise Invalid(field, f"there is no file {path} in {self.root}") from None
         if not found.is_relative_to(root):
@@ -126,11 +129,12 @@ class _Expansion:
         return "".join(self._pieces(text, found, (*above, found)))
 
     def _read(self, path: str) -> str:
-        with self._sources._open(self._field, path) as file:
-            data = file.read(self._left + 1)
-        self._left -= len(data)
-        if self._left < 0:
-            raise TooLarge(self._field, f"over {MAX_SQL} bytes of SQL with what it includes")
+        data = bytearray()
+        for block in self._sources.blocks(self._field, path):
+            data += block
+            self._left -= len(block)
+            if self._left < 0:
+                raise TooLarge(self._field, f"over {MAX_SQL} bytes of SQL with what it includes")
         try:
             return data.decode("utf-8-sig")
         except UnicodeDecodeError as error:

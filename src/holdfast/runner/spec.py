@@ -15,6 +15,8 @@ from holdfast.errors import Invalid
 VERSION = 1
 MAX_TASKS = 1000
 MAX_NAME = 64
+MAX_WORD = 256
+"""Bytes. A word that is longer is refused, however often it is said."""
 
 ClockName = Literal["boottime", "realtime"]
 Limit = Literal["as", "core", "cpu", "data", "fsize", "nofile", "nproc", "stack"]
@@ -97,6 +99,11 @@ def encode_spec(spec: Spec) -> bytes:
 
 def encode_command(command: Command) -> bytes:
     return _encode("holdfast-command", _command_records(command))
+
+
+def fitting(text: str) -> str:
+    """Cut a text to what a supervisor takes, at the border of a character."""
+    return text.encode(errors="replace")[:MAX_WORD].decode(errors="ignore")
 
 
 def micros(seconds: float) -> int:

@@ -42,10 +42,7 @@ class Tasks:
         if "tasks" not in spec:
             return []
         rows = await self._database.read("list_tasks", id=job_id)
-        pipeline = None if rows else pipeline_of(spec)
-        if pipeline is not None:
-            return [TaskRecord(n=n, name=task.name) for n, task in enumerate(pipeline.tasks)]
-        return [_to_task(row) for row in rows]
+        return [_to_task(row) for row in rows] or _waiting(spec)
 
     async def replan(self, lease: Lease, tasks: Sequence[PlannedTask], *, done: int) -> bool:
         """Put a plan in the place of the one that was there, in one transaction; False: the lease is lost.
@@ -72,20 +69,39 @@ class Tasks:
         return await self._database.transact(change)
 
     async def write(
-        self, lease: Lease, n: int, status: TaskStatus, *, cached: bool = False, exit_code: int | None = None
+        self,
+        lease: Lease,
+        n: int,
+        status: TaskStatus,
+        *,
+        cached: bool = False,
+        exit_code: int | None = None,
+        ago: float = 0.0,
     ) -> bool:
-        """Say where a task stands, with the event that reports it; False: the lease is lost. Twice is once."""
+        """Say where a task stands, with the event that reports it; False: the lease is lost. Twice is once.
+
+        `ago` is how many seconds have passed since it ended: a duration, so that nobody's clock has to be right.
+        """
 
         async def change(tx: Tx) -> bool:
             if not await tx.rows("lock_lease", id=lease.id, token=lease.token):
                 return False
-            moved = await tx.rows("write_task", id=lease.id, n=n, status=status, cached=cached, exit_code=exit_code)
-            for row in moved:
+            said = {"status": status, "cached": cached, "exit_code": exit_code, "ago": ago}
+            for row in await tx.rows("write_task", id=lease.id, n=n, **said):
                 event = _event(row["name"], status=status, cached=cached or None, exit_code=exit_code)
                 await tx.rows("note", id=lease.id, events=[event])
             return True
 
         return await self._database.transact(change)
+
+
+def _waiting(spec: Mapping[str, Any]) -> list[TaskRecord]:
+    """The tasks of a spec that nobody has planned. One that came by SQL may be no pipeline: its worker will say so."""
+    try:
+        pipeline = pipeline_of(spec)
+    except msgspec.ValidationError:
+        return []
+    return [TaskRecord(n=n, name=task.name) for n, task in enumerate(pipeline.tasks)] if pipeline else []
 
 
 def _merged(before: Sequence[TaskRecord], tasks: Sequence[PlannedTask], done: int) -> list[TaskRecord]:

@@ -11,15 +11,20 @@ import msgspec
 
 
 class TaskEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """How a task ended."""
+    """How a task ended, and when: in microseconds of its supervisor's CLOCK_BOOTTIME, which is ours."""
 
     cause: str
     exit_code: int | None = None
     signal: int | None = None
+    boottime: int | None = None
 
     @property
     def well(self) -> bool:
         return self.cause == "exit" and self.exit_code == 0
+
+    def ago(self, now: float) -> float:
+        """How many seconds before `now` it ended."""
+        return 0.0 if self.boottime is None else max(0.0, now - self.boottime / 1_000_000)
 
 
 class Course:
@@ -43,7 +48,12 @@ class Course:
                 self.running = self._numbers[event["name"]]
             case "task_ended":
                 n = self._numbers[event["name"]]
-                end = TaskEnd(cause=event["cause"], exit_code=event.get("code"), signal=event.get("signal"))
+                end = TaskEnd(
+                    cause=event["cause"],
+                    exit_code=event.get("code"),
+                    signal=event.get("signal"),
+                    boottime=event.get("boottime"),
+                )
                 self.running = None
                 self.ends[n] = end
                 self.at = n + 1 if end.well else self.at

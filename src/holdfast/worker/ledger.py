@@ -12,7 +12,8 @@ from holdfast.store import Store
 from holdfast.store.snapshots import NewSnapshot
 from holdfast.store.tasks import PlannedTask
 from holdfast.worker.completer import retried
-from holdfast.worker.lease import Lost
+from holdfast.worker.course import TaskEnd
+from holdfast.worker.lease import Lost, boottime
 
 
 class Ledger:
@@ -29,16 +30,20 @@ class Ledger:
         if not await retried(lambda: self._store.tasks.replan(self._lease, tasks, done=done), "a plan"):
             raise Lost
 
-    async def write(self, n: int, status: TaskStatus, *, cached: bool = False, exit_code: int | None = None) -> None:
-        write = self._store.tasks.write
-        landed = await retried(lambda: write(self._lease, n, status, cached=cached, exit_code=exit_code), "a task")
-        if not landed:
+    async def write(self, n: int, status: TaskStatus, *, cached: bool = False) -> None:
+        if not await retried(lambda: self._store.tasks.write(self._lease, n, status, cached=cached), "a task"):
+            raise Lost
+
+    async def close(self, n: int, status: TaskStatus, end: TaskEnd) -> None:
+        """Say how a task ended. When that was is told by what has passed since, also while the database is away."""
+        write, code = self._store.tasks.write, end.exit_code
+        if not await retried(lambda: write(self._lease, n, status, exit_code=code, ago=end.ago(boottime())), "a task"):
             raise Lost
 
     async def reuse(self, tasks: Iterable[int]) -> None:
         """Note that the results of these tasks were there already."""
         for n in tasks:
-            await self.write(n, TaskStatus.SUCCEEDED, cached=True, exit_code=None)
+            await self.write(n, TaskStatus.SUCCEEDED, cached=True)
 
     # Snapshots
 

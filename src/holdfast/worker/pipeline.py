@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from holdfast.duties.evictor import Evictor
-from holdfast.errors import CacheFull, Invalid, SnapshotDamaged
+from holdfast.errors import CacheFull, Invalid, SnapshotDamaged, SnapshotFailed
 from holdfast.model import Cause, Error, Snapshot, TaskStatus
 from holdfast.pipeline.connectors import CONNECTORS, NotQuiet
 from holdfast.pipeline.plan import Plan, TaskPlan
@@ -19,7 +19,8 @@ from holdfast.pipeline.snapshots import SNAPSHOTS, Changed, Folders
 from holdfast.runner.base import CannotStart, End, EngineUnreachable, Runner, Running
 from holdfast.runner.outputs import remove_tree
 from holdfast.runner.space import TREE, give_like, replaced_by
-from holdfast.runner.spec import Command
+from holdfast.runner.spec import Command, fitting
+from holdfast.submission import check_spec
 from holdfast.tasks import NO_UPLOADS
 from holdfast.timing import jitter
 from holdfast.worker.course import Course, tree_name
@@ -37,7 +38,6 @@ PACE = 0.1
 WAIT = 0.25
 """Seconds between looks at a snapshot that somebody else builds."""
 SAY_AGAIN = 5.0
-MOST_TEXT = 240
 TASK_ENDS = {"timed_out": TaskStatus.TIMED_OUT, "idle_timeout": TaskStatus.TIMED_OUT}
 
 
@@ -63,25 +63,31 @@ class Pipeline:
 
         The answer is the end of a pipeline that needs no start: all of it is known, or none of it can be planned.
         """
-        connector = CONNECTORS[self._lease.spec.get("connector", "files")]
         try:
-            if self._lease.policy.uploads:
-                raise Invalid("uploads", NO_UPLOADS)
-            facts = await facts_for(self._lease, self._runner, connector)
-            self._follow(await asyncio.to_thread(lambda: plan_for(self._lease, self._desk.settings, facts)))
+            await self._plan_now()
+            if await self._secure(0) == len(self._plan.tasks):
+                return End(cause=Cause.EXIT, exit_code=0)
         except Invalid as error:
             return End(cause=Cause.START_FAILED, error=Error(code="contract_violation", message=str(error)))
         except CannotStart as error:
             return End(cause=Cause.START_FAILED, error=error.error)
+        except SnapshotFailed as error:
+            return End(cause=Cause.START_FAILED, error=Error(code=error.code, message=str(error)))
+        return None
+
+    async def _plan_now(self) -> None:
+        """Plan, and put the plan into the record, with what is done by snapshots that are there."""
+        check_spec(self._lease.runner, self._lease.spec)
+        if self._lease.policy.uploads:
+            raise Invalid("uploads", NO_UPLOADS)
+        connector = CONNECTORS[self._lease.spec.get("connector", "files")]
+        facts = await facts_for(self._lease, self._runner, connector)
+        self._follow(await asyncio.to_thread(lambda: plan_for(self._lease, self._desk.settings, facts)))
         self._at("planned")
         if self._plan.base is not None and not await self._ledger.known([self._plan.base]):
-            message = f"base: there is no snapshot {self._plan.base}"
-            return End(cause=Cause.START_FAILED, error=Error(code="contract_violation", message=message))
+            raise Invalid("base", f"there is no snapshot {self._plan.base}")
         await self._ledger.plan(await self._done())
         self._at("recorded")
-        if await self._secure(0) == len(self._plan.tasks):
-            return End(cause=Cause.EXIT, exit_code=0)
-        return None
 
     def staged(self) -> Staged:
         return Staged(self._plan, sources_for(self._lease, self._desk.settings))
@@ -113,7 +119,7 @@ class Pipeline:
             assert self.course.holding is not None
             try:
                 await self._go_on(running, self.course.holding)
-            except (CacheFull, SnapshotDamaged) as error:
+            except (CacheFull, SnapshotDamaged, SnapshotFailed) as error:
                 await self._give_up(running, error.code, str(error))
             except (NotQuiet, Changed) as error:
                 await self._give_up(running, "not_quiet", str(error))
@@ -121,11 +127,18 @@ class Pipeline:
                 await self._give_up(running, error.error.code, error.error.message)
             except Invalid as error:
                 await self._give_up(running, "contract_violation", str(error))
+            except OSError as error:
+                await self._give_up(running, SnapshotFailed.code, str(error))
 
     async def _go_on(self, running: Running, behind: int) -> None:
-        """With so many tasks behind us: keep the last one's result, and begin the next that has to run."""
+        """With so many tasks behind us: keep the last one's result, and begin the next that has to run.
+
+        The workspace may be further than the supervisor: whoever had it before us placed what was known. That stands,
+        whatever became of the snapshot meanwhile.
+        """
         await self._keep(running, behind)
-        following = await self._secure(behind)
+        done = max(behind, self.course.at)
+        following = await self._secure(done)
         if self._interrupted():
             await self._until(lambda: self.course.holding != behind)
         elif following == len(self._plan.tasks):
@@ -133,7 +146,8 @@ class Pipeline:
             await self._say(running, Command(token=self._lease.token, verb="end"), lambda: False)
         else:
             if not await self._restore(running, following):
-                await self._ledger.plan(done=behind)
+                await self._ledger.plan(done)
+                await asyncio.sleep(jitter(WAIT))
                 return
             await self._serve(running)
             await self._ledger.write(following, TaskStatus.RUNNING)
@@ -150,7 +164,7 @@ class Pipeline:
                 status = TaskStatus.CANCELLED
             else:
                 status = TASK_ENDS.get(end.cause, TaskStatus.FAILED)
-            await self._ledger.write(n, status, exit_code=end.exit_code)
+            await self._ledger.close(n, status, end)
         if self.course.running is not None:
             await self._ledger.write(self.course.running, TaskStatus.PENDING)
 
@@ -208,7 +222,7 @@ class Pipeline:
             else:
                 await self._lock(task.snapshot)
         if not self._interrupted():
-            await self._ledger.write(task.n, TaskStatus.SUCCEEDED, exit_code=0)
+            await self._ledger.close(task.n, TaskStatus.SUCCEEDED, self.course.ends[task.n])
             self._at("kept")
 
     async def _publish(self, running: Running, task: TaskPlan) -> None:
@@ -235,7 +249,7 @@ class Pipeline:
             return True
         await self._quiet(running)
         snapshot = self._plan.tasks[behind - 1].snapshot if behind else self._plan.base
-        assert snapshot is not None
+        assert snapshot is not None  # Without a base, what there is at first has no task behind it.
         if (row := await self._ledger.use(snapshot)) is None:
             if not behind:
                 raise SnapshotDamaged(f"the base, snapshot {snapshot}, is gone")
@@ -279,7 +293,7 @@ class Pipeline:
 
     async def _give_up(self, running: Running, code: str, message: str) -> None:
         log.warning("job %s attempt %d cannot go on: %s", self._lease.id, self._lease.attempt, message)
-        text = f"{code}: {message}"[:MOST_TEXT]
+        text = fitting(f"{code}: {message}")
         await self._say(running, Command(token=self._lease.token, verb="end", text=text), lambda: False)
 
     # Speaking with the supervisor

@@ -47,7 +47,7 @@ async def facts_for(lease: Lease, runner: Runner, connector: Connector) -> Facts
 
 def plan_for(lease: Lease, settings: Settings, facts: Facts) -> Plan:
     """Plan a leased job by the files as they are now."""
-    return plan(lease.spec, sources_for(lease, settings), facts, tenant=lease.tenant)
+    return plan(lease.spec, sources_for(lease, settings), facts, tenant=lease.tenant, inputs=lease.inputs)
 
 
 def plan_in(space: Path) -> Plan:

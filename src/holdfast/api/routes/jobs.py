@@ -28,7 +28,7 @@ from holdfast.api.uploads import given
 from holdfast.errors import Forbidden, Invalid, NoQueue
 from holdfast.model import Job, Role
 from holdfast.store.jobs import Stopped
-from holdfast.submission import FIRST_YEAR, LAST_YEAR, check, parse
+from holdfast.submission import FIRST_YEAR, LAST_YEAR, Submission, check, check_spec, parse
 from holdfast.views import Explanation, JobView, Links, PlanView
 from holdfast.views import Reason as WhyNot
 
@@ -52,7 +52,7 @@ async def submit(call: Call, body: dict[str, Any]) -> Reply:
         raise Invalid("plan_only", "must be true or false")
     asked = await _prepared(call, _allowed(call, body))
     if plan_only:
-        return Reply(await _foreseen(call, check(parse(asked), call.tenant).spec))
+        return Reply(await _foreseen(call, check(parse(asked), call.tenant)))
     if call.service.direct is not None:
         job = await run_in_request(call.service.direct, call.store, call.request, call.who, asked, sent=[body])
     else:
@@ -136,7 +136,8 @@ async def explain(call: Call, job_id: str) -> Reply:
     if "tasks" not in job.spec or job.status.terminal:
         return Reply(why)
     try:
-        return Reply(msgspec.structs.replace(why, plan=await _foreseen(call, job.spec)))
+        check_spec(job.runner, job.spec)
+        return Reply(msgspec.structs.replace(why, plan=await _foreseen(call, job)))
     except Invalid as error:
         reason = WhyNot(about="plan", message=f"it cannot be planned now: {error.message}")
         return Reply(msgspec.structs.replace(why, reasons=(*why.reasons, reason)))
@@ -228,8 +229,9 @@ async def _prepared(call: Call, job: Mapping[str, Any]) -> Mapping[str, Any]:
     return job
 
 
-async def _foreseen(call: Call, spec: Mapping[str, Any]) -> PlanView:
-    return await foresee(call.store, spec, call.service.settings.shared, call.service.facts, call.tenant)
+async def _foreseen(call: Call, job: Job | Submission) -> PlanView:
+    service = call.service
+    return await foresee(call.store, job.spec, job.inputs, service.settings.shared, service.facts, call.tenant)
 
 
 @contextmanager

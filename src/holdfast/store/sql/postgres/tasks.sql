@@ -18,7 +18,7 @@ FROM :rows AS r(job_id uuid, n integer, name text, status text, cached bool, par
   started_at timestamptz, ended_at timestamptz, exit_code integer);
 
 -- name: write_task
--- Where a task stands now; no row: it stood there already, or is not there.
+-- Where a task stands now; no row: it stood there already, or is not there. It ended :ago seconds before this is written.
 UPDATE holdfast.tasks AS t
 SET status = :status::text,
     cached = :cached::boolean,
@@ -26,7 +26,8 @@ SET status = :status::text,
       WHEN :status::text = 'pending' OR :cached::boolean THEN NULL
       ELSE coalesce(CASE WHEN :status::text <> 'running' THEN t.started_at END, holdfast.clock())
     END,
-    ended_at = CASE WHEN :status::text NOT IN ('pending', 'running') THEN holdfast.clock() END,
+    ended_at = CASE WHEN :status::text NOT IN ('pending', 'running')
+      THEN greatest(coalesce(t.started_at, holdfast.clock()), holdfast.clock() - make_interval(secs => :ago::float8)) END,
     exit_code = :exit_code::integer
 WHERE t.job_id = :id::uuid
   AND t.n = :n::integer

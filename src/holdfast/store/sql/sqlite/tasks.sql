@@ -17,7 +17,7 @@ VALUES (:job_id, :n, :name, :status, :cached, :parent, :snapshot, :started_at,
   CASE WHEN :cached THEN coalesce(:ended_at, clock()) ELSE :ended_at END, :exit_code);
 
 -- name: write_task
--- Where a task stands now; no row: it stood there already, or is not there.
+-- Where a task stands now; no row: it stood there already, or is not there. It ended :ago seconds before this is written.
 UPDATE tasks
 SET status = :status,
     cached = :cached,
@@ -25,7 +25,8 @@ SET status = :status,
       WHEN :status = 'pending' OR :cached THEN NULL
       ELSE coalesce(CASE WHEN :status <> 'running' THEN started_at END, clock())
     END,
-    ended_at = CASE WHEN :status NOT IN ('pending', 'running') THEN clock() END,
+    ended_at = CASE WHEN :status NOT IN ('pending', 'running')
+      THEN max(coalesce(started_at, clock()), clock() - CAST(:ago * 1000000 AS INTEGER)) END,
     exit_code = :exit_code
 WHERE job_id = :id
   AND n = :n
