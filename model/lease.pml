@@ -7,7 +7,8 @@
  * A step is atomic where the code has one statement, one system call, or one lock. Between two steps of a process the others may
  * take any number of theirs: so every worker may be killed or stopped between any two of its steps, and wake much later.
  *
- * The protocol is broken on purpose by -DNO_FENCE and so on (see VARIANTS in check.py): each must be caught.
+ * The protocol is broken on purpose by -DNO_FENCE and so on (see VARIANTS in check.py): each must be caught, by the property named
+ * there. A property's name is the comment behind its assertion, or the name of its formula.
  */
 
 /* How much goes wrong: see the scenes at the end. Whatever goes wrong befalls job 0; job 1 waits behind it in its lane. */
@@ -186,8 +187,8 @@ inline adopt(w, j) {
 
 inline claim(w, j) {
   printf("worker %d claims job %d, attempt %d\n", w, j, job[j].attempt + 1);
-  assert(!job[j].accepted); /* a cancel that was accepted: never run again */
-  assert(j == 0 || out_of_the_way(0)); /* lanes: exclusive and in order */
+  assert(!job[j].accepted); /* no attempt is claimed after a cancel was accepted */
+  assert(j == 0 || out_of_the_way(0)); /* a lane goes one at a time and in order */
   assert(job[j].live == 0); /* no new attempt while one runs */
   job[j].status = RUNNING;
   job[j].gate = SHUT;
@@ -286,6 +287,29 @@ inline look_at_end(w) {
   fi
 }
 
+inline write_spec(w) {
+  printf("worker %d writes the spec of %d.%d\n", w, who[w].job, who[w].attempt);
+  at[mine].spec = 1;
+  at[mine].fresh = who[w].order_fresh;
+  at[mine].voids = who[w].voids;
+  at[mine].token = who[w].token;
+  at[mine].changes = who[w].changes
+}
+
+#ifdef ADOPTER_GIVES_BACK
+inline give_back(w) { /* as it was, the token too: else a model that counts for ever has no loop to be found */
+  if
+  :: beats_home(w) ->
+    printf("worker %d gives job %d back for another to start\n", w, who[w].job);
+    job[who[w].job].owner = NOBODY;
+    job[who[w].job].token--;
+    job[who[w].job].changes--
+  :: else -> skip
+  fi;
+  forget(w)
+}
+#endif
+
 /* Not every step looks whether the lease is lost: a worker that was stopped goes on until one does. */
 proctype work(byte w) {
 end_of_work:
@@ -326,8 +350,12 @@ end_of_work:
         who[w].step = FINISH
       :: missing(mine) && who[w].claimed_only ->
         printf("worker %d finds nothing, and it had not been started\n", w);
+#ifdef ADOPTER_GIVES_BACK
+        give_back(w)
+#else
         who[w].adopting = 1;
         who[w].step = PREPARE
+#endif
 #endif
       fi
     }
@@ -363,12 +391,12 @@ end_of_work:
   :: d_step { who[w].step == READY && who[w].trust == TRUSTED -> who[w].order_fresh = 1; who[w].step = STAGE }
   :: d_step {
       who[w].step == STAGE ->
-      printf("worker %d writes the spec of %d.%d\n", w, who[w].job, who[w].attempt);
-      at[mine].spec = 1;
-      at[mine].fresh = who[w].order_fresh;
-      at[mine].voids = who[w].voids;
-      at[mine].token = who[w].token;
-      at[mine].changes = who[w].changes;
+      if
+#ifdef SPEC_NOT_RENEWED
+      :: at[mine].spec -> printf("worker %d finds a spec of %d.%d, and leaves it as it is\n", w, who[w].job, who[w].attempt)
+#endif
+      :: else -> write_spec(w)
+      fi;
       who[w].order_fresh = 0;
       who[w].step = SPAWN
     }
@@ -425,6 +453,9 @@ end_of_work:
       who[w].step == FINISH && who[w].answer != UNANSWERED ->
       if
       :: who[w].answer == YES && who[w].ran -> who[w].answer = UNANSWERED; who[w].step = CLEAN
+#ifdef REFUSED_FINISH_REPEATED
+      :: who[w].answer == NO -> printf("worker %d sends its finish again\n", w); who[w].answer = UNANSWERED
+#endif
       :: else -> forget(w)
       fi
     }
@@ -492,7 +523,7 @@ inline reply(m, what) {
 
 inline land_finish(m) {
   assert(in_time(m)); /* no stale write lands */
-  assert(its.attempt == sent[m].attempt); /* nor one about an attempt that is over */
+  assert(its.attempt == sent[m].attempt); /* no write about an attempt that is over lands */
   assert(!at[told].landed); /* one finish per attempt */
   assert(its.live == 0); /* nothing ends while it runs */
   assert(sent[m].end != VANISHED || at[told].once); /* what never ran is not called lost */
@@ -667,7 +698,7 @@ end_of_supervision:
         printf("%d.%d RUNS, by the supervisor of worker %d\n", same_job(f), same_attempt(f), w);
         assert(job[0].live == 0 && job[1].live == 0); /* one live attempt per job, one job per lane */
         assert(!at[f].once); /* each attempt starts once */
-        assert(is_open(f)); /* and not after its end */
+        assert(is_open(f)); /* no attempt starts after its end */
         at[f].once = 1;
         at[f].by[w] = RUNS;
         job[same_job(f)].live++
@@ -812,6 +843,8 @@ end_of_trouble:
 /* ---- the end ---- */
 
 #define all_ended (ended(0) && ended(1))
+#define nothing_runs (job[0].live == 0 && job[1].live == 0)
+#define nobody_works (who[0].step == IDLE && who[1].step == IDLE)
 
 #define scene(n) (!defined_scene || n == defined_scene)
 #ifdef SCENE
@@ -858,11 +891,15 @@ init {
   }
   /* When nothing can move any more, all is done. */
   timeout ->
-  assert(all_ended); /* every job ends */
-  assert(job[0].live == 0 && job[1].live == 0); /* nothing is left running */
-  assert(who[0].step == IDLE && who[1].step == IDLE) /* nobody waits for ever */
+  assert(all_ended); /* at a standstill every job has ended */
+  assert(nothing_runs); /* at a standstill nothing is left running */
+  assert(nobody_works) /* at a standstill nobody waits */
 }
 
+/* That it comes to a standstill at all, only a formula can say: who goes round in circles is caught by no assertion. */
 #ifdef ENDS
 ltl every_job_ends { <> all_ended }
+#endif
+#ifdef RESTS
+ltl everybody_comes_to_rest { <> (all_ended && nothing_runs && nobody_works) }
 #endif
