@@ -1,10 +1,12 @@
 """Lanes: one job at a time, in order; what blocks them, and what lets them go on."""
 
+from collections.abc import Iterable
+
 import pytest
 
 from holdfast.errors import Invalid, NotFound
 from holdfast.model import Cause, Check, Gate, LaneState, Outcome, Status
-from holdfast.store.lanes import Step, decide
+from holdfast.store.lanes import LaneKey, Lanes, Step, decide
 from tests.stage import TTL, Stage
 
 PAUSE = Outcome(status=Status.PAUSED, cause=Cause.INTERRUPTED)
@@ -296,3 +298,69 @@ async def test_readiness_check_that_cannot_work_is_refused_by_its_field(
         await stage.store.lanes.set_check("L", check)
     assert refused.value.field == field
     assert await stage.store.lanes.list() == []
+
+
+# Forgotten when idle
+
+
+async def test_idle_lane_is_forgotten_and_comes_back_with_its_next_job(stage: Stage) -> None:
+    """Proves N1. A lane that nobody uses any more takes no room."""
+    await stage.submit(lane="L")
+    assert await stage.store.retain.forget_lanes() == 0
+    await stage.run_one()
+    assert await stage.store.retain.forget_lanes() == 1
+    assert await stage.store.lanes.list() == []
+    first, second = await stage.submit(lane="L"), await stage.submit(lane="L")
+    assert [(await stage.run_one()).id for _ in range(2)] == [first.id, second.id]
+
+
+async def test_lane_that_somebody_needs_is_not_forgotten(stage: Stage) -> None:
+    """Proves N1, N2, N3: it runs, waits, is blocked, paused, or has a check."""
+    for lane in ("runs", "runs", "fails"):
+        await stage.submit(lane=lane)
+    for lease in await stage.claim():
+        if lease.lane == "fails":
+            await stage.fail(lease)
+    await stage.submit(lane="waits")
+    await stage.store.lanes.pause("paused")
+    await stage.store.lanes.set_check("checked", {"command": ["true"], "timeout": 1})
+    assert await stage.store.retain.forget_lanes() == 0
+    assert [lane.lane for lane in await stage.store.lanes.list()] == ["checked", "fails", "paused", "runs", "waits"]
+
+
+async def test_who_comes_back_to_a_forgotten_lane_keeps_its_place(stage: Stage) -> None:
+    """Proves N1."""
+    first, cancelled = await stage.submit(lane="L"), await stage.submit(lane="L")
+    delayed = await stage.submit(lane="L", available_at=stage.later(60).isoformat())
+    await stage.store.jobs.cancel(cancelled.id)
+    assert (await stage.run_one()).id == first.id
+    assert await stage.store.retain.forget_lanes() == 1
+    await stage.advance(1)
+    later = await stage.submit(lane="L")
+    await stage.store.jobs.resume(cancelled.id)
+    assert [(await stage.run_one()).id for _ in range(2)] == [cancelled.id, later.id]
+    assert await stage.store.retain.forget_lanes() == 1
+    await stage.advance(61)
+    await stage.store.gates.promote()
+    assert (await stage.run_one()).id == delayed.id
+
+
+async def test_lane_that_is_forgotten_before_it_is_locked_is_made_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proves N1, N3: for whoever submits, pauses it, or gives it a check."""
+    ensure, calls = Lanes.ensure, 0
+
+    async def in_vain(self: Lanes, lanes: Iterable[LaneKey]) -> None:
+        """Every other time somebody forgets the lane at once."""
+        nonlocal calls
+        calls += 1
+        if calls % 2 == 0:
+            await ensure(self, lanes)
+
+    monkeypatch.setattr(Lanes, "ensure", in_vain)
+    job = await stage.submit(lane="L")
+    assert (await stage.get(job)).gate is Gate.OPEN
+    assert (await stage.store.lanes.pause("M")).state is LaneState.PAUSED
+    assert (await stage.store.lanes.set_check("N", {"command": ["true"], "timeout": 1})).check is not None
+    assert calls == 6

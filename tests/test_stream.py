@@ -340,8 +340,8 @@ async def test_hub_keeps_bounded_memory_and_reads_again_what_it_dropped(
             async with hub.follow(talker.id, tenant="default", after=0) as follower:
                 text = b"".join([piece async for piece in pieces(follower, "ndjson")])
                 assert [json.loads(line)["seq"] for line in text.splitlines()] == list(range(1, head + 1))
-                assert hub._bytes <= 100_000 + 2 * BLOCK * 1200
-        assert hub._bytes == 0
+                assert hub.kept_bytes <= 100_000 + 2 * BLOCK * 1200
+        assert hub.kept_bytes == 0
         assert hub.followers == 0
 
 
@@ -463,6 +463,29 @@ async def test_stream_that_begins_while_its_server_stops_is_cut_and_does_not_end
     streamed = stream.Streamed(hub, job.id, tenant="default", after=0, form="ndjson", stall=60.0)
     await streamed({"type": "http"}, receive, send)
     assert [message["type"] for message in sent] == ["http.response.start"]
+
+
+async def test_hub_keeps_nothing_for_a_follower_that_left_while_it_read(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proves E5: what nobody follows takes no memory."""
+    job, hub, page = await stage.submit(), Hub(stage.store), stage.store.events.page
+    reading, go = asyncio.Event(), asyncio.Event()
+
+    async def slowly(*asked: Any, **more: Any) -> Any:
+        found = await page(*asked, **more)
+        reading.set()
+        await go.wait()
+        return found
+
+    async with hub.follow(job.id, tenant="default", after=0):
+        await stage.store.jobs.cancel(job.id)
+        monkeypatch.setattr(stage.store.events, "page", slowly)
+        look = asyncio.create_task(hub.look())
+        await reading.wait()
+    go.set()
+    await look
+    assert (hub.followers, hub.kept_bytes) == (0, 0)
 
 
 async def test_server_that_is_told_to_stop_lets_streams_go_and_the_next_one_goes_on(

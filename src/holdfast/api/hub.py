@@ -153,7 +153,7 @@ class Hub:
         """Seconds between the last event that was read and its reading, by this host's clock."""
         self._feeds: dict[str, Feed] = {}
         self._blocks: OrderedDict[tuple[str, int], Block] = OrderedDict()
-        self._bytes = 0
+        self.kept_bytes = 0
         self._work = asyncio.Event()
         self._stopping = False
 
@@ -247,14 +247,17 @@ class Hub:
         return block
 
     def keep(self, job_id: str, number: int, block: Block) -> None:
+        """Keep a block for others, unless the last follower has left while it was read."""
+        if job_id not in self._feeds:
+            return
         self._blocks[job_id, number] = block
         self._blocks.move_to_end((job_id, number))
-        self._bytes += block.size - block.counted
+        self.kept_bytes += block.size - block.counted
         block.counted = block.size
-        while self._bytes > KEPT_BYTES and len(self._blocks) > 1:
+        while self.kept_bytes > KEPT_BYTES and len(self._blocks) > 1:
             self._drop(next(iter(self._blocks)))
 
     def _drop(self, key: tuple[str, int]) -> None:
         block = self._blocks.pop(key)
-        self._bytes -= block.counted
+        self.kept_bytes -= block.counted
         block.counted = 0

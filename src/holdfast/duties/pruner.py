@@ -1,4 +1,4 @@
-"""Pruner: removes jobs that are over their retention, step by step, and idempotency keys that are a day old."""
+"""Pruner: removes jobs that are over their retention, step by step, idempotency keys that are a day old, idle lanes."""
 
 import time
 
@@ -30,6 +30,7 @@ class Pruner:
         """Return how many jobs went."""
         started = time.monotonic()
         await self._store.retain.forget_keys()
+        await self._store.retain.forget_lanes()
         pruned = await self._store.retain.prune(self._retention, after=self._after)
         self._after = pruned.next_after
         self.rest = REST * (time.monotonic() - started)

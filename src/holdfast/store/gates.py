@@ -109,7 +109,9 @@ class Gates:
             while True:
                 found, broken = await self._resolve_lane(lane)
                 ended += broken
-                if not found:
+                if found is None:
+                    await self._lanes.ensure([lane])
+                elif not found:
                     break
         return ended
 
@@ -118,12 +120,16 @@ class Gates:
         await self.resolve_lanes([(row["tenant"], row["lane"]) for row in rows])
         return len(rows)
 
-    async def _resolve_lane(self, lane: LaneKey) -> tuple[int, list[str]]:
-        async def change(tx: Tx) -> tuple[int, list[str], set[str]]:
-            await lock_lanes(tx, [lane])
+    async def _resolve_lane(self, lane: LaneKey) -> tuple[int | None, list[str]]:
+        """Resolve some jobs of a lane; return how many, None if the lane was forgotten, and those that ended by it."""
+
+        async def change(tx: Tx) -> tuple[int | None, list[str], set[str]]:
+            there = await lock_lanes(tx, [lane])
             found = await tx.rows("unresolved_in_lane", tenant=lane[0], lane=lane[1], limit=BATCH)
             if not found:
                 return 0, [], set()
+            if not there:
+                return None, [], set()
             ids = [row["id"] for row in found]
             needing = [row["id"] for row in found if row["has_needs"]]
             await tx.rows("lock_with_needs", ids=[*ids, *await lane_jobs(tx, [lane])])

@@ -5,7 +5,7 @@ deletes or releases a job of a lane calls it, in the same transaction, with the 
 things stand, so calling it once too often changes nothing.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,18 +23,23 @@ def keys(lanes: Iterable[LaneKey]) -> list[dict[str, str]]:
     return [{"tenant": tenant, "lane": lane} for tenant, lane in sorted(set(lanes))]
 
 
-async def lock_lanes(tx: Tx, lanes: Iterable[LaneKey]) -> None:
-    """Lock lanes in key order; the next statement of this transaction sees what their last holder left."""
-    await tx.rows("lock_lanes", lanes=keys(lanes))
+async def lock_lanes(tx: Tx, lanes: Iterable[LaneKey]) -> int:
+    """Lock lanes in key order; the next statement of this transaction sees what their last holder left.
+
+    Return how many there are: one that is idle may have been forgotten.
+    """
+    return len(await tx.rows("lock_lanes", lanes=keys(lanes)))
 
 
-async def lock_lanes_and_jobs(tx: Tx, lanes: Sequence[LaneKey], ids: Iterable[str]) -> None:
+async def lock_lanes_and_jobs(tx: Tx, lanes: Sequence[LaneKey], ids: Iterable[str]) -> int:
     """Lock lanes, then in id order these jobs and every job that moving the lanes may touch: holders and next ones.
 
     While the lanes are locked nobody else changes who these are, so `settle_lanes` later waits for no job's lock.
+    Return how many lanes there are.
     """
-    await lock_lanes(tx, lanes)
+    found = await lock_lanes(tx, lanes)
     await tx.rows("lock_jobs", ids=sorted({*ids, *await lane_jobs(tx, lanes)}))
+    return found
 
 
 async def lane_jobs(tx: Tx, lanes: Sequence[LaneKey]) -> set[str]:
@@ -97,6 +102,11 @@ async def settle_lanes(tx: Tx, lanes: Iterable[LaneKey]) -> set[str]:
     return {row["queue"] for row in opened}
 
 
+async def _seen(tx: Tx, tenant: str, lane: str) -> Lane:
+    (row,) = await tx.rows("list_lanes", tenant=tenant, lane=lane, after_lane=None, limit=1)
+    return to_lane(row)
+
+
 class Lanes:
     """Lanes as people see and steer them."""
 
@@ -129,9 +139,14 @@ class Lanes:
         `check` is like {"command": ["pg_isready"], "timeout": 10}. A lane may get one before its first job.
         """
         readiness = None if check is None else json_text(parse_check(check))
-        await self.ensure([(tenant, lane)])
-        await self._database.rows("set_lane_check", tenant=tenant, lane=lane, readiness=readiness)
-        return await self.get(lane, tenant=tenant)
+
+        async def change(tx: Tx) -> Lane | None:
+            if not await lock_lanes(tx, [(tenant, lane)]):
+                return None
+            await tx.rows("set_lane_check", tenant=tenant, lane=lane, readiness=readiness)
+            return await _seen(tx, tenant, lane)
+
+        return await self._change(tenant, lane, change)
 
     async def check_of(self, tenant: str, lane: str) -> Check | None:
         """The check that a worker runs before it starts a job of this lane."""
@@ -140,16 +155,27 @@ class Lanes:
 
     async def _set_paused(self, lane: str, tenant: str, paused: bool) -> Lane:
         key = (tenant, lane)
-        await self.ensure([key])
+        queues: set[str] = set()
 
-        async def change(tx: Tx) -> set[str]:
-            await lock_lanes_and_jobs(tx, [key], [])
+        async def change(tx: Tx) -> Lane | None:
+            nonlocal queues
+            if not await lock_lanes_and_jobs(tx, [key], []):
+                return None
             await tx.rows("pause_lane", tenant=tenant, lane=lane, paused=paused)
-            return await settle_lanes(tx, [key])
+            queues = await settle_lanes(tx, [key])
+            return await _seen(tx, tenant, lane)
 
-        queues = await self._database.transact(change)
+        changed = await self._change(tenant, lane, change)
         self._wake.post(work(queue) for queue in queues)
-        return await self.get(lane, tenant=tenant)
+        return changed
+
+    async def _change(self, tenant: str, lane: str, change: Callable[[Tx], Awaitable[Lane | None]]) -> Lane:
+        """Make a lane that is not there, and change it; once more, if it was forgotten in between."""
+        while True:
+            await self.ensure([(tenant, lane)])
+            changed = await self._database.transact(change)
+            if changed is not None:
+                return changed
 
     async def ensure(self, lanes: Iterable[LaneKey]) -> None:
         """Make rows for lanes that have none, in a transaction of its own: a lock taken here would be out of order."""

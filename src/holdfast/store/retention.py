@@ -81,6 +81,13 @@ class Retain:
         """Forget idempotency keys whose 24 hours are over; return how many."""
         return len(await self._database.rows("forget_keys", limit=limit))
 
+    async def forget_lanes(self, limit: int = 1000) -> int:
+        """Forget lanes that are idle, and that nobody has said anything about; return how many.
+
+        Whoever comes next makes such a lane again.
+        """
+        return len(await self._database.rows("forget_lanes", limit=limit))
+
     async def counts(self) -> Counts:
         (row,) = await self._database.read("counts", most=MOST)
         return Counts(**{name: int(row[name]) for name in Counts.__struct_fields__})

@@ -6,8 +6,9 @@ FROM json_to_recordset(:lanes::json) AS r(tenant text, lane text)
 WHERE NOT EXISTS (SELECT 1 FROM holdfast.lanes AS l WHERE l.tenant = r.tenant AND l.lane = r.lane);
 
 -- name: ensure_lanes
-INSERT INTO holdfast.lanes (tenant, lane)
-SELECT r.tenant, r.lane
+-- Positions begin with the time: one that was forgotten and is made again goes on behind its earlier ones.
+INSERT INTO holdfast.lanes (tenant, lane, next_position)
+SELECT r.tenant, r.lane, floor(extract(epoch FROM holdfast.clock()) * 1000000)::bigint
 FROM json_to_recordset(:lanes::json) AS r(tenant text, lane text)
 ORDER BY r.tenant, r.lane
 ON CONFLICT DO NOTHING;
@@ -62,6 +63,34 @@ SET holder = r.holder
 FROM json_to_recordset(:rows::json) AS r(tenant text, lane text, holder uuid)
 WHERE l.tenant = r.tenant
   AND l.lane = r.lane;
+
+-- name: forget_lanes
+-- Lanes that nobody holds, waits in, blocks, paused or gave a check. What is delayed, held or waits for needs makes its
+-- lane again when it is ready. One that somebody has locked is in use. Uses jobs_unresolved, jobs_lane_waiting,
+-- jobs_lane_blocking.
+WITH idle AS MATERIALIZED (
+  SELECT l.tenant, l.lane
+  FROM holdfast.lanes AS l
+  WHERE l.holder IS NULL
+    AND NOT l.paused
+    AND l.readiness IS NULL
+    AND NOT EXISTS (
+      SELECT 1 FROM holdfast.jobs AS u WHERE u.gate = 'unresolved' AND u.tenant = l.tenant AND u.lane = l.lane)
+    AND NOT EXISTS (
+      SELECT 1 FROM holdfast.jobs AS w WHERE w.gate = 'lane' AND w.tenant = l.tenant AND w.lane = l.lane)
+    AND NOT EXISTS (
+      SELECT 1 FROM holdfast.jobs AS b
+      WHERE b.tenant = l.tenant AND b.lane = l.lane AND b.lane IS NOT NULL AND b.started_at IS NOT NULL
+        AND NOT b.dismissed AND (b.status = 'paused' OR b.status = 'failed' OR b.status = 'timed_out'))
+  ORDER BY l.tenant, l.lane
+  LIMIT :limit::integer
+  FOR UPDATE OF l SKIP LOCKED
+)
+DELETE FROM holdfast.lanes AS l
+USING idle AS i
+WHERE l.tenant = i.tenant
+  AND l.lane = i.lane
+RETURNING l.lane;
 
 -- name: pause_lane
 UPDATE holdfast.lanes AS l

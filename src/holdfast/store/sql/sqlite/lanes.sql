@@ -7,8 +7,9 @@ WHERE NOT EXISTS (
   SELECT 1 FROM lanes AS l WHERE l.tenant = r.value ->> 'tenant' AND l.lane = r.value ->> 'lane');
 
 -- name: ensure_lanes
-INSERT INTO lanes (tenant, lane)
-SELECT r.value ->> 'tenant', r.value ->> 'lane'
+-- Positions begin with the time: one that was forgotten and is made again goes on behind its earlier ones.
+INSERT INTO lanes (tenant, lane, next_position)
+SELECT r.value ->> 'tenant', r.value ->> 'lane', clock()
 FROM json_each(:lanes) AS r
 WHERE true
 ON CONFLICT DO NOTHING;
@@ -62,6 +63,31 @@ SET holder = r.value ->> 'holder'
 FROM json_each(:rows) AS r
 WHERE lanes.tenant = r.value ->> 'tenant'
   AND lanes.lane = r.value ->> 'lane';
+
+-- name: forget_lanes
+-- Lanes that nobody holds, waits in, blocks, paused or gave a check. What is delayed, held or waits for needs makes its
+-- lane again when it is ready. Uses jobs_unresolved, jobs_lane_waiting, jobs_lane_blocking.
+-- look
+SELECT 1 FROM lanes AS l WHERE l.holder IS NULL AND l.paused = 0 AND l.readiness IS NULL AND :limit > 0 LIMIT 1;
+DELETE FROM lanes
+WHERE (tenant, lane) IN (
+  SELECT l.tenant, l.lane
+  FROM lanes AS l
+  WHERE l.holder IS NULL
+    AND l.paused = 0
+    AND l.readiness IS NULL
+    AND NOT EXISTS (
+      SELECT 1 FROM jobs AS u INDEXED BY jobs_unresolved
+      WHERE u.gate = 'unresolved' AND u.tenant = l.tenant AND u.lane = l.lane)
+    AND NOT EXISTS (
+      SELECT 1 FROM jobs AS w WHERE w.gate = 'lane' AND w.tenant = l.tenant AND w.lane = l.lane)
+    AND NOT EXISTS (
+      SELECT 1 FROM jobs AS b
+      WHERE b.tenant = l.tenant AND b.lane = l.lane AND b.lane IS NOT NULL AND b.started_at IS NOT NULL
+        AND b.dismissed = 0 AND (b.status = 'paused' OR b.status = 'failed' OR b.status = 'timed_out'))
+  ORDER BY l.tenant, l.lane
+  LIMIT :limit)
+RETURNING lane;
 
 -- name: pause_lane
 UPDATE lanes
