@@ -166,6 +166,23 @@ async def test_worker_killed_in_a_task_is_followed_by_another(
     assert await fleet.leases(job, "adopted") == ["adopted"]
 
 
+async def test_task_cannot_give_its_adopter_another_plan(fleet: Fleet, fleet_dock: Daemon, tmp_path: Path) -> None:
+    """Proves P2, P5: what is mounted is the task's own; whoever adopts reads nothing there, and waits for nobody."""
+    pipes = with_sql(fleet, tmp_path)
+    forges = sh("one", "cd ..; rm -f plan; mkfifo plan; echo here; until [ -e tree/gate ]; do sleep 0.05; done")
+    job = await submit(pipes, forges, sh("two", "echo two > made"))
+    victim = fleet.start({"default": 1}, **SLOW)
+    await fleet.says(job, "here")
+    planned = {record.snapshot for record in await pipes.tasks(job)}
+    victim.kill()
+    fleet.start({"other": 1}, **SLOW)
+    (tree,) = fleet.folder.rglob("space/tree")
+    (tree / "gate").touch()
+    ended = await fleet.ended(job, Status.SUCCEEDED)
+    assert (ended.attempts, await pipes.content("two")) == (1, "two\n")
+    assert {snapshot.id for snapshot in await pipes.snapshots()} == planned
+
+
 async def test_remote_engine_is_refused_clearly(pipes: Pipes, dock: Daemon) -> None:
     """Proves R17: a workspace is a folder of this host. The engine is reached over TCP, as one elsewhere would be."""
     rig = pipes.rig

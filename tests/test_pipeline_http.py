@@ -7,11 +7,12 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast.model import Claimable, Role
+from holdfast.model import Claimable, Outcome, Role, Status
 from holdfast.pipeline.plan import Facts, plan
 from holdfast.pipeline.snapshots import Folders
 from holdfast.pipeline.sources import Sources, inputs_of
 from holdfast.store.snapshots import NewSnapshot
+from holdfast.store.tasks import PlannedTask
 from holdfast.submission import check, parse
 from tests.service import FUNCTION, Served, error_of, opened
 
@@ -45,6 +46,8 @@ async def build(served: Served, job: dict[str, Any], names: Sequence[str], tmp_p
     async with opened(served.database_url) as store:
         await store.jobs.submit(FUNCTION)
         (lease,) = (await store.leases.claim("w1", [PAIR], slots=1, ttl=60)).claimed
+        planned = [PlannedTask(name=one.name, parent=one.parent, snapshot=one.snapshot) for one in found.tasks]
+        await store.tasks.replan(lease, planned, done=0)
         for task in found.tasks:
             if task.name in names:
                 folder = Folders.below(shared).copy(task.snapshot, work)
@@ -55,8 +58,7 @@ async def build(served: Served, job: dict[str, Any], names: Sequence[str], tmp_p
                 await store.snapshots.take(lease, task.snapshot)
                 assert await store.snapshots.publish(lease, new) == "published"
                 made.append(task.snapshot)
-        await store.jobs.cancel(lease.id)
-        await store.leases.clear("w1")
+        assert (await store.leases.finish([(lease, Outcome.succeeded())]))[lease.id] is Status.SUCCEEDED
     return made
 
 

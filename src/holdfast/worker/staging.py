@@ -12,7 +12,7 @@ from holdfast.pipeline.connectors.postgres import SQL
 from holdfast.pipeline.plan import Facts, Plan, plan, stage
 from holdfast.pipeline.sources import Sources, inputs_of
 from holdfast.runner.base import Runner
-from holdfast.runner.space import PLAN, Place, Programs
+from holdfast.runner.space import Place, Programs, read_plan
 
 
 class Staged:
@@ -52,4 +52,4 @@ def plan_for(lease: Lease, settings: Settings, facts: Facts) -> Plan:
 
 def plan_in(space: Path) -> Plan:
     """The plan of an attempt that runs."""
-    return msgspec.json.decode((space / PLAN).read_bytes(), type=Plan)
+    return msgspec.json.decode(read_plan(space), type=Plan)

@@ -77,7 +77,7 @@ SELECT b.job_id, b.token,
   EXISTS (
     SELECT 1 FROM holdfast.jobs AS j
     WHERE j.id = b.job_id AND j.token = b.token AND j.status = 'running' AND j.owner IS NOT NULL) AS live,
-  EXISTS (SELECT 1 FROM holdfast.snapshots AS s WHERE s.id = b.id) AS built
+  EXISTS (SELECT 1 FROM holdfast.snapshots AS s WHERE s.id = b.id AND s.tenant = :tenant::text) AS built
 FROM holdfast.builds AS b
 WHERE b.id = :id::text;
 
@@ -116,12 +116,17 @@ WHERE b.id IN (
 RETURNING b.id;
 
 -- name: publish_snapshot
--- The build's lock is held, and it is not there yet.
+-- The build's lock is held, and it is not there yet. No row: this job did not plan it, or it is another tenant's.
 INSERT INTO holdfast.snapshots (
   id, tenant, parent, task, task_hash, components, folder, digest, size, made_at, used_at, job_id, token)
-VALUES (
+SELECT
   :id::text, :tenant::text, :parent::text, :task::text, :task_hash::text, :components::json, :folder::text, :digest::text,
-  :size::bigint, holdfast.clock(), holdfast.clock(), :job_id::uuid, :token::bigint);
+  :size::bigint, holdfast.clock(), holdfast.clock(), :job_id::uuid, :token::bigint
+WHERE EXISTS (
+  SELECT 1 FROM holdfast.tasks AS t
+  WHERE t.job_id = :job_id::uuid AND t.snapshot = :id::text AND t.parent = :parent::text)
+ON CONFLICT (id) DO NOTHING
+RETURNING id;
 
 -- name: snapshot_family
 -- A snapshot and all that was made from it. Uses snapshots_parent.

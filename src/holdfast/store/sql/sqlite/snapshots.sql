@@ -69,7 +69,7 @@ SELECT b.job_id, b.token,
   EXISTS (
     SELECT 1 FROM jobs AS j
     WHERE j.id = b.job_id AND j.token = b.token AND j.status = 'running' AND j.owner IS NOT NULL) AS live,
-  EXISTS (SELECT 1 FROM snapshots AS s WHERE s.id = b.id) AS built
+  EXISTS (SELECT 1 FROM snapshots AS s WHERE s.id = b.id AND s.tenant = :tenant) AS built
 FROM builds AS b
 WHERE b.id = :id;
 
@@ -108,12 +108,17 @@ WHERE id IN (
 RETURNING id;
 
 -- name: publish_snapshot
--- The build's lock is held, and it is not there yet.
+-- The build's lock is held, and it is not there yet. No row: this job did not plan it, or it is another tenant's.
 INSERT INTO snapshots (
   id, tenant, parent, task, task_hash, components, folder, digest, size, made_at, used_at, job_id, token)
-VALUES (
+SELECT
   :id, :tenant, :parent, :task, :task_hash, :components, :folder, :digest,
-  :size, clock(), clock(), :job_id, :token);
+  :size, clock(), clock(), :job_id, :token
+WHERE EXISTS (
+  SELECT 1 FROM tasks AS t
+  WHERE t.job_id = :job_id AND t.snapshot = :id AND t.parent = :parent)
+ON CONFLICT (id) DO NOTHING
+RETURNING id;
 
 -- name: snapshot_family
 -- A snapshot and all that was made from it. Uses snapshots_parent.
