@@ -178,6 +178,11 @@ async def test_snapshots_are_listed_shown_removed_and_used_as_a_base(
             "blocked",
             "needed",
         )
+        for query in ("recurse=true", "recurse=true&dry_run=true"):
+            needed = await client.delete(f"/v1/snapshots/{first}?{query}")
+            assert (needed.status_code, error_of(needed)["code"]) == (409, "needed"), "a job waits to begin with it"
+            assert f"is in the plan of job {job['id']}" in error_of(needed)["message"]
+        assert (await client.post(f"/v1/jobs/{job['id']}/cancel")).status_code == 200
         dry = (await client.delete(f"/v1/snapshots/{first}?recurse=true&dry_run=true")).json()
         assert (dry["outcome"], sorted(dry["snapshots"]), dry["size"]) == ("would_delete", sorted([first, second]), 12)
         folders = Folders.below(served.data / "shared")

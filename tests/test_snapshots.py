@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -297,6 +298,27 @@ async def test_job_that_ended_needs_no_snapshot(stage: Stage) -> None:
         await stage.store.snapshots.remove(made.id, tenant="default")
     await stage.finish(user)
     assert (await stage.store.snapshots.remove(made.id, tenant="default")).outcome == "deleted"
+
+
+async def test_job_that_still_waits_needs_its_base(stage: Stage) -> None:
+    """Proves P11, P12: a held one, for as long as it takes; its end lets the base go. Other tenants hold nothing."""
+    snapshots = stage.store.snapshots
+    base = await built(stage, "a")
+    asked: dict[str, Any] = {"runner": "process", "spec": {}, "tasks": [{"name": "t", "command": ["true"]}]}
+    await stage.submit(**asked, base=base.id, hold=True, tenant="blue")
+    await stage.submit(**asked, base=name("b"), hold=True)
+    waiting = await stage.submit(**asked, base=base.id, hold=True)
+    delayed = await stage.submit(**asked, base=base.id, available_at=stage.clock.now() + timedelta(days=1))
+    await stage.advance(60 * MINUTE)
+    for job in (waiting, delayed):
+        assert await snapshots.evict(grace=10 * MINUTE) is None
+        assert await snapshots._evict(base.id, 10 * MINUTE) is None, "also where it was chosen before the submit"
+        with pytest.raises(Needed, match="is in the plan of job"):
+            await snapshots.remove(base.id, tenant="default")
+        await stage.store.jobs.cancel(job.id)
+    gone = await snapshots.evict(grace=10 * MINUTE)
+    assert gone is not None
+    assert gone.id == base.id
 
 
 async def test_oldest_then_largest_leaf_goes_first_and_nothing_that_is_needed(stage: Stage) -> None:

@@ -146,14 +146,17 @@ ORDER BY s.id
 FOR UPDATE;
 
 -- name: snapshot_users
--- Jobs that have not ended and have one of these in their plan. Uses tasks_parent, tasks_snapshot.
+-- Jobs that have not ended and have one of these in their plan, or begin with it. Uses tasks_parent, tasks_snapshot, specs_base.
 SELECT u.snapshot, u.job_id
 FROM (
   SELECT t.snapshot, t.job_id FROM holdfast.tasks AS t
   WHERE t.snapshot IN (SELECT e FROM json_array_elements_text(:ids::json) AS e)
   UNION
   SELECT t.parent, t.job_id FROM holdfast.tasks AS t
-  WHERE t.parent IN (SELECT e FROM json_array_elements_text(:ids::json) AS e)) AS u
+  WHERE t.parent IN (SELECT e FROM json_array_elements_text(:ids::json) AS e)
+  UNION
+  SELECT s.id, p.id FROM holdfast.snapshots AS s JOIN holdfast.specs AS p ON p.tenant = s.tenant AND p.spec ->> 'base' = s.id
+  WHERE s.id IN (SELECT e FROM json_array_elements_text(:ids::json) AS e)) AS u
 JOIN holdfast.jobs AS j ON j.id = u.job_id
 WHERE j.finished_at IS NULL
 ORDER BY u.snapshot, u.job_id;
@@ -164,8 +167,8 @@ WHERE s.id IN (SELECT e FROM json_array_elements_text(:ids::json) AS e)
 RETURNING s.id;
 
 -- name: evictable_snapshots
--- Leaves that nobody has used for a while and no unfinished job has in its plan: oldest, then largest. Uses
--- snapshots_parent, tasks_parent, tasks_snapshot.
+-- Leaves that nobody has used for a while and no unfinished job has in its plan or begins with: oldest, then largest.
+-- Uses snapshots_parent, tasks_parent, tasks_snapshot, specs_base.
 SELECT s.id
 FROM holdfast.snapshots AS s
 WHERE s.used_at <= holdfast.clock() - make_interval(secs => :grace::float8)
@@ -176,15 +179,22 @@ WHERE s.used_at <= holdfast.clock() - make_interval(secs => :grace::float8)
   AND NOT EXISTS (
     SELECT 1 FROM holdfast.tasks AS t JOIN holdfast.jobs AS j ON j.id = t.job_id
     WHERE t.parent = s.id AND j.finished_at IS NULL)
+  AND NOT EXISTS (
+    SELECT 1 FROM holdfast.specs AS p JOIN holdfast.jobs AS j ON j.id = p.id
+    WHERE p.tenant = s.tenant AND p.spec ->> 'base' = s.id AND j.finished_at IS NULL)
 ORDER BY s.used_at, s.size DESC, s.id
 LIMIT :limit::integer;
 
 -- name: unused_snapshots
--- Which of these, locked, nobody has used for a while.
+-- Which of these, locked, nobody has used for a while, or is going to begin with: who submits a job by SQL says nothing of
+-- a use. Uses specs_base.
 SELECT s.id
 FROM holdfast.snapshots AS s
 WHERE s.id IN (SELECT e FROM json_array_elements_text(:ids::json) AS e)
-  AND s.used_at <= holdfast.clock() - make_interval(secs => :grace::float8);
+  AND s.used_at <= holdfast.clock() - make_interval(secs => :grace::float8)
+  AND NOT EXISTS (
+    SELECT 1 FROM holdfast.specs AS p JOIN holdfast.jobs AS j ON j.id = p.id
+    WHERE p.tenant = s.tenant AND p.spec ->> 'base' = s.id AND j.finished_at IS NULL);
 
 -- name: standing_folders
 -- Which of these folders have a row. Uses snapshots_folder.
