@@ -164,6 +164,10 @@ async def test_snapshots_are_listed_shown_removed_and_used_as_a_base(
         shown = (await client.get(f"/v1/snapshots/{second[:10]}")).json()
         assert (shown["id"], shown["parent"], shown["task"]) == (second, first, "two")
         assert sorted(shown["components"]) == ["command", "connector", "env.ROWS", "files[0]", "schema"]
+        used = await client.post(f"/v1/snapshots/{second[:10]}/use")
+        assert (used.status_code, used.json()["id"]) == (200, second)
+        assert used.json()["used_at"] > shown["used_at"]
+        assert (await foreign.post(f"/v1/snapshots/{second}/use")).status_code == 404
         based = {**PIPELINE, "tasks": PIPELINE["tasks"][:1]}
         job = (await client.post("/v1/jobs", json={**based, "base": first[:10]})).json()
         assert job["spec"]["base"] == first
