@@ -7,7 +7,7 @@ import asyncpg
 import pytest
 
 from holdfast.errors import Invalid
-from holdfast.model import Status
+from holdfast.model import Lease, Status
 from holdfast.pipeline.snapshots import Folders
 from holdfast.worker import pipeline
 from tests.pipelines import Pipes, adds, task
@@ -110,6 +110,26 @@ async def test_cancel_keeps_nothing_of_the_task_that_it_stops(pipes: Pipes) -> N
     assert await pipes.statuses(job) == ["succeeded", "cancelled"]
     assert await pipes.kept() == ["one"]
     assert rig.folders == []
+
+
+async def test_resumed_pipeline_goes_on_behind_what_it_had_kept(pipes: Pipes) -> None:
+    """Proves C1, C5, P2: it was cancelled; what was done is not done again, and the cancel does not come back."""
+    rig = pipes.rig
+    gate = pipes.marker.with_name("gate")
+    spec = {"env": {"MARKER": str(pipes.marker), "GATE": str(gate)}}
+    waits = task("three", 'cat made; echo here; while [ ! -e "$GATE" ]; do sleep 0.05; done; echo three >> made')
+    async with rig.worker():
+        job = await pipes.submit(adds("one"), adds("two"), waits, adds("four"), spec=spec, stop_grace=0)
+        await rig.says(job, "here")
+        await rig.store.jobs.cancel(job.id)
+        await rig.ended(job, Status.CANCELLED)
+        assert await pipes.kept() == ["one", "two"]
+        gate.touch()
+        await rig.store.jobs.resume(job.id)
+        await rig.ended(job, Status.SUCCEEDED)
+    assert pipes.ran() == ["one", "two", "three", "three", "four"]
+    assert await pipes.statuses(job) == ["succeeded"] * 4
+    assert await pipes.content("four") == "one\ntwo\nthree\nfour\n"
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -221,6 +241,31 @@ async def test_changed_file_is_planned_again_when_the_job_resumes(pipes: Pipes) 
     assert [(plan["plan"], plan.get("replanned", False)) for plan in plans] == [(before[1], False), (after[1], True)]
     assert pipes.ran() == ["one"]
     assert await pipes.content("two") == "one\ntwo\n"
+
+
+async def test_file_that_changes_between_plan_and_start_fails_the_job_clearly(pipes: Pipes) -> None:
+    """Proves P3, P9: what would run is not what was planned. Nothing runs, and nothing is published."""
+    rig = pipes.rig
+    source = pipes.inputs / "word"
+    source.write_text("first")
+
+    def change(step: str, lease: Lease) -> None:
+        if step == "locked":
+            source.write_text("second")
+
+    reads = task("one", 'cat "$HOLDFAST_INPUTS/word" > made', files=["word"])
+    async with rig.worker(at=change):
+        job = await rig.ended(await pipes.submit(reads, max_attempts=3), Status.FAILED)
+    assert job.error is not None
+    assert (job.error.code, job.error.message) == (
+        "contract_violation",
+        "tasks[0].files[0]: word changed since the plan was made; submit or resume the job once more",
+    )
+    assert (pipes.ran(), await pipes.snapshots(), rig.folders) == ([], [], [])
+    async with rig.worker():
+        await rig.store.jobs.resume(job.id)
+        await rig.ended(job, Status.SUCCEEDED)
+    assert await pipes.content("one") == "second"
 
 
 async def test_snapshot_is_the_base_of_another_job(pipes: Pipes) -> None:
