@@ -1,6 +1,8 @@
 """Pipelines of processes, with a real worker: order, cache, locks, failures, stops, plans that change."""
 
 import json
+import re
+import subprocess
 from pathlib import Path
 
 import asyncpg
@@ -10,6 +12,7 @@ from holdfast.errors import Invalid
 from holdfast.model import Lease, Status
 from holdfast.pipeline.snapshots import Folders
 from holdfast.worker import pipeline
+from tests.disks import MIB, disk, missing
 from tests.pipelines import Pipes, adds, task
 from tests.rig import Rig, eventually
 
@@ -345,6 +348,31 @@ async def test_what_cannot_be_planned_fails_at_once(pipes: Pipes, asked: dict[st
     assert job.error is not None
     assert job.error.message.startswith(message)
     assert (job.error.code, pipes.ran(), await pipes.snapshots()) == ("contract_violation", [], [])
+
+
+@pytest.mark.skipif(missing("btrfs") is not None, reason=str(missing("btrfs")))
+async def test_workspace_on_btrfs_is_copied_in_one_step_from_the_first_task_on(rig: Rig, tmp_path: Path) -> None:
+    """Proves P6, P11: also a fresh one, which no snapshot was restored to; and nothing of it is left."""
+    with disk(tmp_path, "btrfs", 256 * MIB) as mounted:
+        rig.set(data_dir=mounted / "data")
+        pipes = Pipes(rig, tmp_path)
+        async with rig.worker():
+            job = await rig.ended(await pipes.submit(adds("one"), adds("two")), Status.SUCCEEDED)
+            more = await rig.ended(await pipes.submit(adds("one"), adds("three")), Status.SUCCEEDED)
+        assert (await pipes.statuses(job), await pipes.statuses(more)) == (["succeeded"] * 2, ["cached", "succeeded"])
+        assert await pipes.content("three") == "one\nthree\n"
+        shown = [subvolume("show", pipes.folder_of(one)) for one in await pipes.snapshots()]
+        assert len(shown) == 3
+        assert not [text for text in shown if re.search(r"Parent UUID:\s+-", text)], "each was made from another one"
+        for snapshot in await pipes.snapshots():
+            Folders.below(rig.settings.shared).remove(snapshot.folder)
+        assert (rig.folders, Folders.below(rig.settings.shared).names()) == ([], [])
+        assert subvolume("list", mounted) == ""
+
+
+def subvolume(verb: str, folder: Path) -> str:
+    """What btrfs says of a folder; to show one that is no subvolume is an error."""
+    return subprocess.run(["btrfs", "subvolume", verb, folder], capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.parametrize("kind", ["postgres"])

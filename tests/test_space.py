@@ -26,6 +26,9 @@ class Staging:
     def programs(self, place: Place) -> Programs:
         return Programs(tasks=(Task(name="one", argv=("cat", f"{place.inputs}/{self._name}"), cwd=place.tree),))
 
+    def make_tree(self, tree: Path) -> None:
+        tree.mkdir()
+
     def stage(self, inputs: Path) -> None:
         (inputs / self._name).write_text(self._name)
 

@@ -59,6 +59,9 @@ class Staging(Protocol):
     def programs(self, place: Place) -> Programs:
         """Say what to run there."""
 
+    def make_tree(self, tree: Path) -> None:
+        """Make the empty folder that is going to be copied."""
+
     def stage(self, inputs: Path) -> None:
         """Put the declared files into a folder."""
 
@@ -68,9 +71,10 @@ def make_space(folder: Path, staging: Staging, uid: int | None, gid: int | None,
     space = folder / SPACE
     space.mkdir(mode=0o711, exist_ok=True)
     space.chmod(0o711)
-    for name in (TREE, INPUTS):
+    for name, make in ((TREE, staging.make_tree), (INPUTS, Path.mkdir)):
         remove_tree(space / name)  # Of a try that never started.
-        (space / name).mkdir(mode=0o700)
+        make(space / name)
+        (space / name).chmod(0o700)
     staging.stage(space / INPUTS)
     _write_plan(space.with_name(PLAN), staging.plan)
     if uid is not None and gid is not None:
