@@ -37,6 +37,7 @@ NEEDS: dict[tuple[str, str], Role | None] = {
     ("GET", "/v1/jobs/{job_id}/tasks"): Role.VIEWER,
     ("GET", "/v1/snapshots"): Role.VIEWER,
     ("GET", "/v1/snapshots/{snapshot_id}"): Role.VIEWER,
+    ("POST", "/v1/snapshots/{snapshot_id}/use"): Role.SUBMITTER,
     ("DELETE", "/v1/snapshots/{snapshot_id}"): Role.OPERATOR,
     ("GET", "/v1/jobs/{job_id}/artifacts"): Role.VIEWER,
     ("GET", "/v1/jobs/{job_id}/artifacts/{path:path}"): Role.VIEWER,

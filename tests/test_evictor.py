@@ -48,7 +48,13 @@ class Bench:
         (lease,) = (await self.store.leases.claim(worker, [PAIR], slots=1, ttl=TTL)).claimed
         return lease
 
+    async def plans(self, lease: Lease, task: TaskPlan) -> None:
+        """Put a task into the record, in the place of the one before."""
+        planned = PlannedTask(name=task.name, parent=task.parent, snapshot=task.snapshot)
+        assert await self.store.tasks.replan(lease, [planned], done=0)
+
     async def build(self, lease: Lease, task: TaskPlan, size: int = 1000) -> str:
+        await self.plans(lease, task)
         turn = await self.store.snapshots.take(lease, task.snapshot)
         assert turn.answer == "yours"
         made = await self.evictor.copy(task.snapshot, self.workspace(size))
@@ -81,7 +87,7 @@ async def test_full_store_evicts_what_may_go_and_else_is_cache_full(stage: Stage
     for task in (old, used):
         await bench.build(lease, task, 3000)
         await stage.advance(1)
-    await stage.store.tasks.replan(lease, [PlannedTask(name="t", parent=used.parent, snapshot=used.snapshot)], done=1)
+    await bench.plans(await bench.lease(), used)
     await stage.advance(3600)
     await stage.store.leases.beat("w1", [lease], ttl=TTL)
     assert await bench.build(lease, fresh, 3500) == "published"
@@ -150,9 +156,10 @@ async def main():
     async with await open_store(sys.argv[1], listen=False) as store:
         bench = Bench(store, Path(sys.argv[2]))
         bench.folders._at = at
-        await bench.build(await bench.lease("dying"), bench.plan("a").tasks[0])
+        lease = await bench.lease("dying")
+        await bench.build(lease, bench.plan("a").tasks[0])
         at("published")
-        await store.jobs.cancel((await store.jobs.list()).items[0].id)
+        await bench.plans(lease, bench.plan("b").tasks[0])
         await Evictor(store, bench.folders, most=None, just_used=0.0).evict()
 
 asyncio.run(main())

@@ -1,6 +1,8 @@
 """Workers that are killed at every step of a pipeline: each task runs once, and nothing half-made is ever used."""
 
+import asyncio
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -8,11 +10,14 @@ from typing import Any
 import pytest
 
 from holdfast.model import Job, Status
+from holdfast.pipeline import snapshots
 from holdfast.pipeline.snapshots import Folders
+from holdfast.worker import pipeline
 from tests.crashing_worker import Hook
-from tests.fleet import Fleet
+from tests.fleet import Fleet, alive
 from tests.pipelines import Pipes, adds, task
 from tests.rig import eventually
+from tests.service import serving
 
 SLOW: dict[str, Any] = {"lease_ttl": 60.0, "heartbeat_interval": 1.0, "adopt_backoff": 0.1}
 """Whoever is killed is found dead by its lock; its lease would last a minute."""
@@ -20,7 +25,11 @@ STEPS = [
     "planned", "recorded", "locked", "spawned", "going", "quiet", "copy", "sync", "rename", "sync parent", "row",
     "copied", "published", "kept", "reused", "restored", "placed", "ending",
 ]  # fmt: skip
-"""All that there are between the claim of a pipeline and its end."""
+"""All that there are between the claim of a pipeline and its end, but for those of a server beside its tasks."""
+SERVED = {"serving"}
+"""Where workers are killed in tests/test_pipeline_docker.py."""
+OTHERS = {"remove"}
+"""Not on the way of a job: the removal of a folder."""
 KNOWN = ("reused", "restored", "placed")
 """The steps that come with a chain that is known in part."""
 UNNAMED = {"sync parent", "row", "copied"}
@@ -48,6 +57,12 @@ async def content(pipes: Pipes, job: Job) -> str:
     last = (await pipes.tasks(job))[-1].snapshot
     (snapshot,) = [one for one in await pipes.snapshots() if one.id == last]
     return (pipes.folder_of(snapshot) / "made").read_text()
+
+
+def test_steps_are_all_that_there_are() -> None:
+    """A step that is new is one more place to be killed at."""
+    told = "".join(Path(module.__file__ or "").read_text() for module in (pipeline, snapshots))
+    assert {*re.findall(r'_at\("([a-z ]+)"\)', told)} | {"spawned"} == {*STEPS} | SERVED | OTHERS
 
 
 async def test_worker_killed_at_any_step_repeats_no_task(fleet: Fleet, pipes: Pipes) -> None:
@@ -149,6 +164,76 @@ async def test_next_builds_when_the_builder_is_killed(fleet: Fleet, pipes: Pipes
     assert pipes.ran() in (["one", "three"], ["one", "three", "three"])
     assert await pipes.kept() == ["one", "three"]
     assert await pipes.content("three") == "one\nthree\n"
+
+
+@pytest.mark.parametrize("workers", [4, 1])
+async def test_race_for_one_snapshot_goes_on_when_the_builder_is_killed(
+    fleet: Fleet, pipes: Pipes, workers: int
+) -> None:
+    """Proves P5: four jobs in four workers of one slot each, or all behind one slot. One builds, and is killed.
+
+    Its task goes on, and whoever takes the fallen lock before its adopter builds beside it: once, and one is stored.
+    """
+    gate = pipes.marker.with_name("gate")
+    spec = {"env": {"MARKER": str(pipes.marker), "GATE": str(gate)}}
+    waits = task("two", 'echo here; while [ ! -e "$GATE" ]; do sleep 0.05; done; echo two >> made')
+    jobs = [await pipes.submit(adds("one"), waits, spec=spec, queue=f"q{n % workers}") for n in range(4)]
+    members = [fleet.start({f"q{n}": 1}, **SLOW) for n in range(workers)]
+
+    async def builders() -> list[int]:
+        return [n for n, job in enumerate(jobs) if "here" in await fleet.log(job)]
+
+    async def waiting() -> bool:
+        return sum([bool(await fleet.events(job, "task")) for job in jobs]) == workers
+
+    (builder,) = await eventually(builders, "one of them builds")
+    await eventually(waiting, "the others have planned")
+    assert await builders() == [builder]
+    members[builder % workers].kill()
+    if workers == 1:
+        fleet.start({"q0": 1}, **SLOW)
+    gate.touch()
+    for job in jobs:
+        assert (await fleet.ended(job, Status.SUCCEEDED)).attempts <= 1
+        await fleet.assert_true(job)
+    assert pipes.ran() in (["one", "two"], ["one", "two", "two"])
+    assert await pipes.kept() == ["one", "two"]
+    assert await pipes.content("two") == "one\ntwo\n"
+
+
+async def test_cancel_holds_when_all_who_heard_it_die(fleet: Fleet, pipes: Pipes) -> None:
+    """Proves C1, C5, P7: the server right behind its answer, and the worker as it passes the word on."""
+    child = task("two", "echo $$ > pid; echo here; trap '' TERM; while :; do sleep 0.1; done")
+    job = await pipes.submit(adds("one"), child, queue="a", stop_grace=0.5, max_attempts=3, retry={"on": ["failed"]})
+    with serving(fleet.settings.database_url or "", fleet.settings.data_dir) as served:
+        victim = fleet.start({"a": 1}, Hook(step="told", do="kill", job=job.id), **SLOW)
+        await fleet.says(job, "here")
+        pid = (fleet.folder_of(job).path / "space" / "tree" / "pid").read_text().strip()
+        async with served.client() as client:
+            assert (await client.post(f"/v1/jobs/{job.id}/cancel")).status_code == 202
+        await asyncio.to_thread(served.kill)
+        assert await victim.dead() == -signal.SIGKILL, victim.log
+        fleet.start({"other": 1}, **SLOW)
+        await fleet.ended(job, Status.CANCELLED)
+    assert not alive(pid)
+    assert (await pipes.statuses(job), pipes.ran()) == (["succeeded", "cancelled"], ["one", "two"])
+    assert await pipes.kept() == ["one"]
+
+
+async def test_cancel_in_the_moment_of_a_failure_runs_nothing_again(fleet: Fleet, pipes: Pipes) -> None:
+    """Proves C1, P7: although the task has failed by itself, and the job has attempts left."""
+    job = await pipes.submit(
+        adds("one"), task("two", "echo two >> made; exit 1"), max_attempts=3,
+        retry={"base": 0, "cap": 0, "on": ["failed"]},
+    )  # fmt: skip
+    ended = pipes.marker.with_name("ended")
+    fleet.start({"default": 1}, Hook(step="exited", do="wait", path=str(ended)), **SLOW)
+    await fleet.eventually(Path(f"{ended}.here").exists, "the task has failed")
+    await fleet.store.jobs.cancel(job.id)
+    ended.touch()
+    assert (await fleet.ended(job, Status.CANCELLED)).attempts == 1
+    assert pipes.ran() == ["one", "two"]
+    assert await pipes.kept() == ["one"]
 
 
 @pytest.mark.parametrize(("mode", "ran"), [("always", ["one", "two", "two"]), ("none", ["one", "two", "one", "two"])])

@@ -97,19 +97,24 @@ async def test_postgres_in_the_container_is_snapshot_and_goes_on(
     assert await rig.log(more) == ["1000|500500"]
 
 
-async def test_lost_container_goes_on_behind_the_latest_snapshot(pipes: Pipes, dock: Daemon) -> None:
-    """Proves P2: its container is removed in the middle of a task."""
+@pytest.mark.parametrize(("mode", "ran"), [("always", 1), ("none", 2)])
+async def test_lost_container_goes_on_behind_the_latest_snapshot(
+    pipes: Pipes, dock: Daemon, mode: str, ran: int
+) -> None:
+    """Proves P2, P7: its container is removed in the middle of a task; what was not kept runs again."""
     rig = pipes.rig
     waits = sh("two", "echo here; cat made; if [ $HOLDFAST_ATTEMPT = 1 ]; then sleep 600; fi; echo two >> made")
     async with rig.worker():
         job = await submit(
-            pipes, sh("one", "echo ran; echo one > made"), waits, max_attempts=2, retry={"base": 0, "cap": 0}
-        )
+            pipes, sh("one", "echo ran; echo one > made"), waits, sh("three", "cat made"), snapshot=mode,
+            max_attempts=2, retry={"base": 0, "cap": 0},
+        )  # fmt: skip
         await rig.says(job, "here")
         dock.docker("rm", "-fv", *dock.containers())
         await rig.ended(job, Status.SUCCEEDED)
-    assert (await rig.log(job)).count("ran") == 1
-    assert await pipes.content("two") == "one\ntwo\n"
+    assert (await rig.log(job)).count("ran") == ran
+    assert (await rig.log(job))[-2:] == ["one", "two"]
+    assert len(await pipes.snapshots()) == (3 if mode == "always" else 0)
     assert list((rig.settings.state / "spaces").glob("*/*")) == []
 
 
@@ -164,6 +169,36 @@ async def test_worker_killed_in_a_task_is_followed_by_another(
     assert (await fleet.log(job))[2:] == ["here", "INSERT 0 1", "1001|500500"]
     assert await pipes.statuses(job) == ["succeeded"] * 4
     assert await fleet.leases(job, "adopted") == ["adopted"]
+
+
+async def test_task_cannot_give_its_adopter_another_plan(fleet: Fleet, fleet_dock: Daemon, tmp_path: Path) -> None:
+    """Proves P2, P5: what is mounted is the task's own; whoever adopts reads nothing there, and waits for nobody."""
+    pipes = with_sql(fleet, tmp_path)
+    forges = sh("one", "cd ..; rm -f plan; mkfifo plan; echo here; until [ -e tree/gate ]; do sleep 0.05; done")
+    job = await submit(pipes, forges, sh("two", "echo two > made"))
+    victim = fleet.start({"default": 1}, **SLOW)
+    await fleet.says(job, "here")
+    planned = {record.snapshot for record in await pipes.tasks(job)}
+    victim.kill()
+    fleet.start({"other": 1}, **SLOW)
+    (tree,) = fleet.folder.rglob("space/tree")
+    (tree / "gate").touch()
+    ended = await fleet.ended(job, Status.SUCCEEDED)
+    assert (ended.attempts, await pipes.content("two")) == (1, "two\n")
+    assert {snapshot.id for snapshot in await pipes.snapshots()} == planned
+
+
+async def test_tag_that_does_not_resolve_fails_the_job_clearly(pipes: Pipes, dock: Daemon) -> None:
+    """Proves P3, R17: the worker's engine has the last word on it; nothing runs, and nothing is published."""
+    rig = pipes.rig
+    async with rig.worker():
+        job = await submit(pipes, sh("one", "echo one > made"), image="nowhere:0", max_attempts=3)
+        job = await rig.ended(job, Status.FAILED)
+    assert job.error is not None
+    assert job.error.code == "image_missing"
+    assert job.error.message.startswith("there is no image nowhere:0 on the Docker engine at unix://")
+    assert job.error.message.endswith(": pull or build it there")
+    assert (await pipes.snapshots(), dock.containers()) == ([], [])
 
 
 async def test_remote_engine_is_refused_clearly(pipes: Pipes, dock: Daemon) -> None:

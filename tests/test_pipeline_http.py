@@ -10,11 +10,12 @@ import asyncpg
 import httpx
 import pytest
 
-from holdfast.model import Claimable, Role
+from holdfast.model import Claimable, Outcome, Role, Status
 from holdfast.pipeline.plan import Facts, plan
 from holdfast.pipeline.snapshots import Folders
 from holdfast.pipeline.sources import Sources, inputs_of
 from holdfast.store.snapshots import NewSnapshot
+from holdfast.store.tasks import PlannedTask
 from holdfast.submission import check, parse
 from tests.service import FUNCTION, Served, error_of, opened
 
@@ -49,6 +50,8 @@ async def build(served: Served, job: dict[str, Any], names: Sequence[str], tmp_p
     async with opened(served.database_url) as store:
         await store.jobs.submit(FUNCTION)
         (lease,) = (await store.leases.claim("w1", [PAIR], slots=1, ttl=60)).claimed
+        planned = [PlannedTask(name=one.name, parent=one.parent, snapshot=one.snapshot) for one in found.tasks]
+        await store.tasks.replan(lease, planned, done=0)
         for task in found.tasks:
             if task.name in names:
                 folder = Folders.below(shared).copy(task.snapshot, work)
@@ -59,8 +62,7 @@ async def build(served: Served, job: dict[str, Any], names: Sequence[str], tmp_p
                 await store.snapshots.take(lease, task.snapshot)
                 assert await store.snapshots.publish(lease, new) == "published"
                 made.append(task.snapshot)
-        await store.jobs.cancel(lease.id)
-        await store.leases.clear("w1")
+        assert (await store.leases.finish([(lease, Outcome.succeeded())]))[lease.id] is Status.SUCCEEDED
     return made
 
 
@@ -214,6 +216,10 @@ async def test_snapshots_are_listed_shown_removed_and_used_as_a_base(
         shown = (await client.get(f"/v1/snapshots/{second[:10]}")).json()
         assert (shown["id"], shown["parent"], shown["task"]) == (second, first, "two")
         assert sorted(shown["components"]) == ["command", "connector", "env.ROWS", "files[0]", "schema"]
+        used = await client.post(f"/v1/snapshots/{second[:10]}/use")
+        assert (used.status_code, used.json()["id"]) == (200, second)
+        assert used.json()["used_at"] > shown["used_at"]
+        assert (await foreign.post(f"/v1/snapshots/{second}/use")).status_code == 404
         based = {**PIPELINE, "tasks": PIPELINE["tasks"][:1]}
         job = (await client.post("/v1/jobs", json={**based, "base": first[:10]})).json()
         assert job["spec"]["base"] == first
@@ -228,6 +234,11 @@ async def test_snapshots_are_listed_shown_removed_and_used_as_a_base(
             "blocked",
             "needed",
         )
+        for query in ("recurse=true", "recurse=true&dry_run=true"):
+            needed = await client.delete(f"/v1/snapshots/{first}?{query}")
+            assert (needed.status_code, error_of(needed)["code"]) == (409, "needed"), "a job waits to begin with it"
+            assert f"is in the plan of job {job['id']}" in error_of(needed)["message"]
+        assert (await client.post(f"/v1/jobs/{job['id']}/cancel")).status_code == 200
         dry = (await client.delete(f"/v1/snapshots/{first}?recurse=true&dry_run=true")).json()
         assert (dry["outcome"], sorted(dry["snapshots"]), dry["size"]) == ("would_delete", sorted([first, second]), 12)
         folders = Folders.below(served.data / "shared")

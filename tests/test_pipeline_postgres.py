@@ -11,6 +11,7 @@ import pytest
 
 from holdfast.model import Snapshot, Status
 from tests.cluster import binaries
+from tests.fleet import alive
 from tests.pipelines import Pipes, open_folder
 from tests.rig import Rig
 
@@ -127,9 +128,12 @@ async def test_cancel_stops_the_server_fast(pipes: Pipes) -> None:
         job = await pipes.submit(sql("schema"), sql("slow"), connector="postgres", stop_grace=30)
         await rig.says(job, "here")
         (folder,) = rig.folders
-        (server,) = {folder / "space" / "tree" / "data"}
+        server = folder / "space" / "tree" / "data"
+        pid = (server / "postmaster.pid").read_text().split()[0]
+        assert alive(pid)
         await rig.store.jobs.cancel(job.id)
         await rig.ended(job, Status.CANCELLED)
+    assert not alive(pid)
     assert not server.exists()
     assert await pipes.kept() == ["schema"]
     phases = [event.data["cancel"] for event in await rig.events(job, "cancel")]

@@ -1,6 +1,8 @@
 """Pipelines of processes, with a real worker: order, cache, locks, failures, stops, plans that change."""
 
 import json
+import re
+import subprocess
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -133,6 +135,26 @@ async def test_cancel_keeps_nothing_of_the_task_that_it_stops(pipes: Pipes) -> N
     assert rig.folders == []
 
 
+async def test_resumed_pipeline_goes_on_behind_what_it_had_kept(pipes: Pipes) -> None:
+    """Proves C1, C5, P2: it was cancelled; what was done is not done again, and the cancel does not come back."""
+    rig = pipes.rig
+    gate = pipes.marker.with_name("gate")
+    spec = {"env": {"MARKER": str(pipes.marker), "GATE": str(gate)}}
+    waits = task("three", 'cat made; echo here; while [ ! -e "$GATE" ]; do sleep 0.05; done; echo three >> made')
+    async with rig.worker():
+        job = await pipes.submit(adds("one"), adds("two"), waits, adds("four"), spec=spec, stop_grace=0)
+        await rig.says(job, "here")
+        await rig.store.jobs.cancel(job.id)
+        await rig.ended(job, Status.CANCELLED)
+        assert await pipes.kept() == ["one", "two"]
+        gate.touch()
+        await rig.store.jobs.resume(job.id)
+        await rig.ended(job, Status.SUCCEEDED)
+    assert pipes.ran() == ["one", "two", "three", "three", "four"]
+    assert await pipes.statuses(job) == ["succeeded"] * 4
+    assert await pipes.content("four") == "one\ntwo\nthree\nfour\n"
+
+
 @pytest.mark.parametrize("whole", [True, False])
 async def test_limits_of_time_hold_for_each_task_and_for_all(pipes: Pipes, whole: bool) -> None:
     """Proves P1, R8."""
@@ -254,6 +276,31 @@ async def test_changed_file_is_planned_again_when_the_job_resumes(pipes: Pipes) 
     assert [(plan["plan"], plan.get("replanned", False)) for plan in plans] == [(before[1], False), (after[1], True)]
     assert pipes.ran() == ["one"]
     assert await pipes.content("two") == "one\ntwo\n"
+
+
+async def test_file_that_changes_between_plan_and_start_fails_the_job_clearly(pipes: Pipes) -> None:
+    """Proves P3, P9: what would run is not what was planned. Nothing runs, and nothing is published."""
+    rig = pipes.rig
+    source = pipes.inputs / "word"
+    source.write_text("first")
+
+    def change(step: str, lease: Lease) -> None:
+        if step == "locked":
+            source.write_text("second")
+
+    reads = task("one", 'cat "$HOLDFAST_INPUTS/word" > made', files=["word"])
+    async with rig.worker(at=change):
+        job = await rig.ended(await pipes.submit(reads, max_attempts=3), Status.FAILED)
+    assert job.error is not None
+    assert (job.error.code, job.error.message) == (
+        "contract_violation",
+        "tasks[0].files[0]: word changed since the plan was made; submit or resume the job once more",
+    )
+    assert (pipes.ran(), await pipes.snapshots(), rig.folders) == ([], [], [])
+    async with rig.worker():
+        await rig.store.jobs.resume(job.id)
+        await rig.ended(job, Status.SUCCEEDED)
+    assert await pipes.content("one") == "second"
 
 
 async def test_snapshot_is_the_base_of_another_job(pipes: Pipes) -> None:
@@ -386,6 +433,31 @@ async def test_bad_pipelines_that_came_by_sql_fail_with_the_field(pipes: Pipes) 
             assert await rig.events(job, "lease") == []
             await rig.store.tasks.list(job)
     assert pipes.ran() == []
+
+
+@pytest.mark.skipif(missing("btrfs") is not None, reason=str(missing("btrfs")))
+async def test_workspace_on_btrfs_is_copied_in_one_step_from_the_first_task_on(rig: Rig, tmp_path: Path) -> None:
+    """Proves P6, P11: also a fresh one, which no snapshot was restored to; and nothing of it is left."""
+    with disk(tmp_path, "btrfs", 256 * MIB) as mounted:
+        rig.set(data_dir=mounted / "data")
+        pipes = Pipes(rig, tmp_path)
+        async with rig.worker():
+            job = await rig.ended(await pipes.submit(adds("one"), adds("two")), Status.SUCCEEDED)
+            more = await rig.ended(await pipes.submit(adds("one"), adds("three")), Status.SUCCEEDED)
+        assert (await pipes.statuses(job), await pipes.statuses(more)) == (["succeeded"] * 2, ["cached", "succeeded"])
+        assert await pipes.content("three") == "one\nthree\n"
+        shown = [subvolume("show", pipes.folder_of(one)) for one in await pipes.snapshots()]
+        assert len(shown) == 3
+        assert not [text for text in shown if re.search(r"Parent UUID:\s+-", text)], "each was made from another one"
+        for snapshot in await pipes.snapshots():
+            Folders.below(rig.settings.shared).remove(snapshot.folder)
+        assert (rig.folders, Folders.below(rig.settings.shared).names()) == ([], [])
+        assert subvolume("list", mounted) == ""
+
+
+def subvolume(verb: str, folder: Path) -> str:
+    """What btrfs says of a folder; to show one that is no subvolume is an error."""
+    return subprocess.run(["btrfs", "subvolume", verb, folder], capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.parametrize("kind", ["postgres"])

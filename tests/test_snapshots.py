@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -41,10 +42,24 @@ async def leased(stage: Stage, worker: str = "w1", **fields: Any) -> Lease:
     return lease
 
 
+async def plans(stage: Stage, lease: Lease, made: NewSnapshot) -> None:
+    """Put the task that makes a snapshot into the record."""
+    task = PlannedTask(name=made.task, parent=made.parent, snapshot=made.id)
+    assert await stage.store.tasks.replan(lease, [task], done=0)
+
+
+async def building(stage: Stage, worker: str = "w1") -> Lease:
+    """A lease of a job that has snapshot a in its plan."""
+    lease = await leased(stage, worker)
+    await plans(stage, lease, new("a"))
+    return lease
+
+
 async def built(stage: Stage, text: str, parent: str = "root", *, tenant: str = "default", **fields: Any) -> Snapshot:
     """Build a snapshot in a job that has ended."""
     lease = await leased(stage, tenant=tenant)
     made = new(text, parent, **fields)
+    await plans(stage, lease, made)
     assert (await stage.store.snapshots.take(lease, made.id)).answer == "yours"
     assert await stage.store.snapshots.publish(lease, made) == "published"
     await stage.finish(lease)
@@ -79,7 +94,7 @@ async def test_use_moves_the_time_of_last_use(stage: Stage) -> None:
 
 async def test_one_builds_and_the_others_wait_and_reuse(stage: Stage) -> None:
     """Proves P4, P5."""
-    leases = [await leased(stage, worker=f"w{n}") for n in range(4)]
+    leases = [await building(stage, worker=f"w{n}") for n in range(4)]
     snapshots = stage.store.snapshots
     turns = await asyncio.gather(*(snapshots.take(lease, name("a")) for lease in leases))
     assert sorted(turn.answer for turn in turns) == ["busy", "busy", "busy", "yours"]
@@ -96,7 +111,7 @@ async def test_one_builds_and_the_others_wait_and_reuse(stage: Stage) -> None:
 async def test_lock_falls_with_the_lease_and_the_old_builder_cannot_publish(stage: Stage) -> None:
     """Proves P5."""
     snapshots = stage.store.snapshots
-    builder, waiter = await leased(stage), await leased(stage, worker="w2")
+    builder, waiter = await building(stage), await building(stage, worker="w2")
     assert (await snapshots.take(builder, name("a"))).answer == "yours"
     await stage.advance(TTL + 1)
     assert (await snapshots.take(waiter, name("a"))).answer == "busy", "an expired lease is still the owner's"
@@ -113,7 +128,7 @@ async def test_lock_falls_with_the_lease_and_the_old_builder_cannot_publish(stag
 async def test_builder_whose_lease_was_cleared_loses_even_if_nobody_came(stage: Stage) -> None:
     """Proves P5."""
     snapshots = stage.store.snapshots
-    builder = await leased(stage)
+    builder = await building(stage)
     assert (await snapshots.take(builder, name("a"))).answer == "yours"
     await stage.advance(TTL + 1)
     await stage.store.leases.reap()
@@ -127,6 +142,7 @@ async def test_adopter_takes_its_own_jobs_lock_over(stage: Stage) -> None:
     snapshots = stage.store.snapshots
     await stage.submit(runner="process", spec={"command": ["true"]})
     (builder,) = await stage.claim_process()
+    await plans(stage, builder, new("a"))
     assert (await snapshots.take(builder, name("a"))).answer == "yours"
     await stage.advance(TTL + 1)
     await stage.store.leases.reap()
@@ -153,7 +169,7 @@ async def test_builder_that_ends_or_gives_up_lets_the_next_one_go_on(stage: Stag
 async def test_of_builders_that_publish_at_once_one_wins(stage: Stage) -> None:
     """Proves P5."""
     snapshots = stage.store.snapshots
-    leases = [await leased(stage, worker=f"w{n}") for n in range(4)]
+    leases = [await building(stage, worker=f"w{n}") for n in range(4)]
 
     async def build(n: int, lease: Lease) -> str:
         turn = await snapshots.take(lease, name("a"))
@@ -164,7 +180,32 @@ async def test_of_builders_that_publish_at_once_one_wins(stage: Stage) -> None:
         assert answers.count("published") == 1, answers
         kept = await snapshots.get(name("a"), tenant="default")
         assert kept.folder == f"folder{answers.index('published')}"
-        await snapshots.remove(kept.id, tenant="default")
+        await snapshots.remove(kept.id, tenant="default", force=True)
+
+
+async def test_only_what_the_job_planned_is_published(stage: Stage) -> None:
+    """Proves P5, P12: whatever a worker was told, the record says what a job may make, and from what."""
+    snapshots = stage.store.snapshots
+    lease = await building(stage)
+    other = await built(stage, "b")
+    for made in (new("c"), new("a", "b", folder="forged")):
+        assert (await snapshots.take(lease, made.id)).answer == "yours"
+        assert await snapshots.publish(lease, made) == "refused"
+        assert await snapshots.existing([made.id], tenant="default") == {}
+    assert await rows_of(stage, "builds") == 0
+    assert (await snapshots.take(lease, name("a"))).answer == "yours"
+    assert await snapshots.publish(lease, new("a")) == "published"
+    assert await snapshots.get(other.id, tenant="default") == other
+
+
+async def test_snapshot_of_another_tenant_is_no_answer_to_a_builder(stage: Stage) -> None:
+    """Proves P12: who is told that it is there would wait for it for ever."""
+    snapshots = stage.store.snapshots
+    foreign = await built(stage, "a", tenant="blue")
+    lease = await building(stage)
+    assert (await snapshots.take(lease, name("a"))).answer == "yours"
+    assert await snapshots.publish(lease, new("a", folder="other")) == "refused"
+    assert await snapshots.get(foreign.id, tenant="blue") == foreign
 
 
 async def test_old_locks_are_forgotten_and_held_ones_are_not(stage: Stage) -> None:
@@ -218,6 +259,7 @@ async def built_as(stage: Stage, snapshot: str) -> None:
     made = NewSnapshot(
         id=snapshot, parent=name("root"), task="t", task_hash="h", components={}, folder="f", digest="d", size=10
     )
+    await plans(stage, lease, made)
     await stage.store.snapshots.take(lease, snapshot)
     assert await stage.store.snapshots.publish(lease, made) == "published"
     await stage.finish(lease)
@@ -256,6 +298,27 @@ async def test_job_that_ended_needs_no_snapshot(stage: Stage) -> None:
         await stage.store.snapshots.remove(made.id, tenant="default")
     await stage.finish(user)
     assert (await stage.store.snapshots.remove(made.id, tenant="default")).outcome == "deleted"
+
+
+async def test_job_that_still_waits_needs_its_base(stage: Stage) -> None:
+    """Proves P11, P12: a held one, for as long as it takes; its end lets the base go. Other tenants hold nothing."""
+    snapshots = stage.store.snapshots
+    base = await built(stage, "a")
+    asked: dict[str, Any] = {"runner": "process", "spec": {}, "tasks": [{"name": "t", "command": ["true"]}]}
+    await stage.submit(**asked, base=base.id, hold=True, tenant="blue")
+    await stage.submit(**asked, base=name("b"), hold=True)
+    waiting = await stage.submit(**asked, base=base.id, hold=True)
+    delayed = await stage.submit(**asked, base=base.id, available_at=stage.clock.now() + timedelta(days=1))
+    await stage.advance(60 * MINUTE)
+    for job in (waiting, delayed):
+        assert await snapshots.evict(grace=10 * MINUTE) is None
+        assert await snapshots._evict(base.id, 10 * MINUTE) is None, "also where it was chosen before the submit"
+        with pytest.raises(Needed, match="is in the plan of job"):
+            await snapshots.remove(base.id, tenant="default")
+        await stage.store.jobs.cancel(job.id)
+    gone = await snapshots.evict(grace=10 * MINUTE)
+    assert gone is not None
+    assert gone.id == base.id
 
 
 async def test_oldest_then_largest_leaf_goes_first_and_nothing_that_is_needed(stage: Stage) -> None:

@@ -9,7 +9,7 @@ import pytest
 from holdfast.runner.base import Identity, Order, TooLate
 from holdfast.runner.host import StateFolder
 from holdfast.runner.process import ProcessRunner
-from holdfast.runner.space import Place, Programs, give_like, make_space
+from holdfast.runner.space import Place, Programs, give_like, make_space, read_plan
 from holdfast.runner.spec import Task
 from tests.attempt import NOBODY, needs_root
 
@@ -25,6 +25,9 @@ class Staging:
 
     def programs(self, place: Place) -> Programs:
         return Programs(tasks=(Task(name="one", argv=("cat", f"{place.inputs}/{self._name}"), cwd=place.tree),))
+
+    def make_tree(self, tree: Path) -> None:
+        tree.mkdir()
 
     def stage(self, inputs: Path) -> None:
         (inputs / self._name).write_text(self._name)
@@ -48,11 +51,27 @@ async def test_whoever_comes_next_brings_its_own_plan(tmp_path: Path) -> None:
         with pytest.raises(TooLate):
             await runner.start(order(name), confirm)
         space = runner.folder(IDENTITY).path / "space"
-        assert (space / "plan").read_text() == name
+        assert read_plan(space).decode() == name
         assert os.listdir(space / "inputs") == [name]
         assert name in (space.parent / "spec").read_text()
         (space / "tree" / "left").touch()
     runner.close()
+
+
+def test_plan_lies_where_no_task_gets_to_and_only_a_plain_file_is_one(tmp_path: Path) -> None:
+    """Proves P2, R25: a container has the space alone; no link is followed, and nobody waits for a FIFO's writer."""
+    make_space(tmp_path, Staging("file"), None, None, own=True)
+    space, plan = tmp_path / "space", tmp_path / "plan"
+    assert sorted(os.listdir(space)) == ["inputs", "tree"]
+    assert (read_plan(space), plan.stat().st_mode & 0o777) == (b"file", 0o600)
+    plan.rename(tmp_path / "other")
+    plan.symlink_to(tmp_path / "other")
+    with pytest.raises(OSError, match="symbolic links"):
+        read_plan(space)
+    plan.unlink()
+    os.mkfifo(plan)
+    with pytest.raises(OSError, match="not a plain file"):
+        read_plan(space)
 
 
 @needs_root

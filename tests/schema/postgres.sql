@@ -256,6 +256,7 @@ CREATE INDEX snapshots_listed ON holdfast.snapshots USING btree (tenant, made_at
 CREATE INDEX snapshots_parent ON holdfast.snapshots USING btree (parent)
 CREATE UNIQUE INDEX snapshots_pkey ON holdfast.snapshots USING btree (id)
 CREATE INDEX snapshots_used ON holdfast.snapshots USING btree (used_at, size DESC, id)
+CREATE INDEX specs_base ON holdfast.specs USING btree (tenant, ((spec ->> 'base'::text)) COLLATE "C") WHERE ((spec ->> 'base'::text) IS NOT NULL)
 CREATE INDEX specs_listed ON holdfast.specs USING btree (tenant, requested_at, id)
 CREATE INDEX specs_of_kind ON holdfast.specs USING btree (tenant, kind, requested_at, id)
 CREATE UNIQUE INDEX specs_pkey ON holdfast.specs USING btree (id)

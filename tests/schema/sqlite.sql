@@ -21,6 +21,7 @@ CREATE INDEX needs_open ON needs (need_id, job_id) WHERE satisfied = 0
 CREATE INDEX snapshots_listed ON snapshots (tenant, made_at DESC, id DESC)
 CREATE INDEX snapshots_parent ON snapshots (parent)
 CREATE INDEX snapshots_used ON snapshots (used_at, size DESC, id)
+CREATE INDEX specs_base ON specs (tenant, spec ->> '$.base') WHERE spec ->> '$.base' IS NOT NULL
 CREATE INDEX specs_listed ON specs (tenant, requested_at, id)
 CREATE INDEX specs_of_kind ON specs (tenant, kind, requested_at, id)
 CREATE INDEX specs_signed ON specs (tenant, signature, requested_at DESC, id DESC) WHERE signature IS NOT NULL

@@ -1,5 +1,6 @@
 """Commands about pipelines: what one would do, and the snapshots that there are."""
 
+from contextlib import suppress
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -118,46 +119,33 @@ def run_snapshot(
     ] = None,
 ) -> None:
     """Start a throw-away Postgres from a snapshot here, print its DSN, and remove it at the end (Ctrl-C)."""
-    found = _ask(context, "GET", f"/v1/snapshots/{quote(snapshot_id, safe='')}")
+    found = _ask(context, "POST", f"/v1/snapshots/{quote(snapshot_id, safe='')}/use")
 
     async def serve() -> int:
         from holdfast import config
+        from holdfast.cli.ending import Ended, ended_by_signals, run_beside, wait_for_a_signal
         from holdfast.pipeline.snapshots import Folders
         from holdfast.pipeline.throwaway import throwaway
 
         settings = config.load({"data_dir": data_dir})
-        folders = Folders.below(settings.shared)
-        runs = settings.state / "runs"
-        with throwaway(folders, found["id"], found["folder"], found["digest"], runs) as server:
-            if command:
-                return await _run_beside(command, server.env)
-            typer.echo(server.dsn)
-            await _interrupted()
-            return 0
+        copy = throwaway(
+            Folders.below(settings.shared), found["id"], found["folder"], found["digest"], settings.state / "runs"
+        )
+        try:
+            with ended_by_signals() as be_deaf, copy as server:
+                try:
+                    if command:
+                        return run_beside(command, server.env)
+                    with suppress(Ended):  # From here on that is a good end.
+                        typer.echo(server.dsn)
+                        wait_for_a_signal()
+                    return 0
+                finally:
+                    be_deaf()
+        except Ended as ended:
+            return ended.code
 
     raise typer.Exit(run(serve))
-
-
-async def _run_beside(command: list[str], env: dict[str, str]) -> int:
-    """Run a command; a Ctrl-C is its own to hear."""
-    import asyncio
-    import os
-    import signal
-
-    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, lambda: None)
-    process = await asyncio.create_subprocess_exec(*command, env={**os.environ, **env})
-    return await process.wait()
-
-
-async def _interrupted() -> None:
-    """Wait for Ctrl-C, or for somebody who asks us to end."""
-    import asyncio
-    import signal
-
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, ended.set)
-    await ended.wait()
 
 
 @snapshots.command("du")

@@ -3,13 +3,14 @@
 import ctypes
 import fcntl
 import os
+import re
 import secrets
 import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -25,6 +26,8 @@ from holdfast.runner.process import PATH
 LOOK = 0.02
 PATIENCE = 60.0
 """Seconds that a server may take to stop before it is killed; it is thrown away at any rate."""
+SOCKET = "socket"
+"""The file in a run's folder that says where the folder of its socket is."""
 SET_PARENT_DEATH_SIGNAL = 1
 NO_SERVER = "snapshot {id} holds no Postgres cluster: only those of pipelines with connector postgres can be run"
 
@@ -46,11 +49,12 @@ def throwaway(folders: Folders, snapshot: str, folder: str, digest: str, runs: P
     runs.mkdir(mode=0o711, parents=True, exist_ok=True)
     _sweep(runs)
     place = runs / f"{snapshot[:12]}.{secrets.token_hex(4)}"
-    place.mkdir(mode=0o711)
     socket = Path(tempfile.gettempdir(), f"holdfast-{secrets.token_hex(8)}")
     try:
+        place.mkdir(mode=0o711)
         with opened(place) as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
+            (place / SOCKET).write_text(str(socket))
             tree = place / "tree"
             folders.restore(folder, digest, tree)
             if not (tree / DATA).is_dir():
@@ -59,8 +63,7 @@ def throwaway(folders: Folders, snapshot: str, folder: str, digest: str, runs: P
                 dsn = f"postgresql://postgres@/postgres?host={quote(str(socket), safe='/')}"
                 yield Open(dsn=dsn, env=_variables(socket) | {"DATABASE_URL": dsn})
     finally:
-        remove_tree(place)
-        remove_tree(socket)
+        _remove(place)
 
 
 @contextmanager
@@ -114,11 +117,20 @@ def _variables(socket: Path) -> dict[str, str]:
 
 
 def _sweep(runs: Path) -> None:
-    """Remove the copies of those who died before they could."""
+    """Remove what those left who died before they could: their copies, and the folders of their sockets."""
     for path in list(runs.iterdir()):
         try:
             with opened(path) as handle:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                remove_tree(path)
+                _remove(path)
         except OSError:
             continue
+
+
+def _remove(place: Path) -> None:
+    """Remove a run's copy, and before that the folder of its socket: nothing else says where that is."""
+    with suppress(OSError):
+        named = Path((place / SOCKET).read_text())
+        if re.fullmatch(r"holdfast-[0-9a-f]{16}", named.name):
+            remove_tree(named)
+    remove_tree(place)

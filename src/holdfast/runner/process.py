@@ -155,6 +155,9 @@ class ProcessRunner:
             try:
                 self._fill(temporary, spec, order)
                 temporary.path.rename(folder.path)
+            except Invalid:
+                remove_tree(temporary.path)
+                raise
             except OSError as error:
                 remove_tree(temporary.path)
                 if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):

@@ -1,17 +1,20 @@
 """What the tasks of a pipeline work on: a folder `space` beside the attempt's other files.
 
+    plan            what this attempt was planned to do, for whoever adopts it: files may have changed since
     space/tree      where tasks run; what becomes a snapshot
     space/inputs    the files that they declared, and their SQL
-    space/plan      what this attempt was planned to do, for whoever adopts it: files may have changed since
     space/NAME      a restored tree that waits to take the place of `tree`
     space/was.NAME  the tree that it replaced
 
 `tree` and `inputs` are the tasks' own, and in a container, where the supervisor is no other user than they are, so is
-`space`. So a worker never writes below it: what it restores is made beside `space` and moved in.
+`space`. So a worker never writes below it: what it restores is made beside `space` and moved in. And what it believes
+is not kept there: the plan lies beside `space`, which is all that a container has of this folder.
 """
 
+import errno
 import hashlib
 import os
+import stat
 import tempfile
 from pathlib import Path
 from typing import Protocol
@@ -56,6 +59,9 @@ class Staging(Protocol):
     def programs(self, place: Place) -> Programs:
         """Say what to run there."""
 
+    def make_tree(self, tree: Path) -> None:
+        """Make the empty folder that is going to be copied."""
+
     def stage(self, inputs: Path) -> None:
         """Put the declared files into a folder."""
 
@@ -65,17 +71,33 @@ def make_space(folder: Path, staging: Staging, uid: int | None, gid: int | None,
     space = folder / SPACE
     space.mkdir(mode=0o711, exist_ok=True)
     space.chmod(0o711)
-    for name in (TREE, INPUTS):
+    for name, make in ((TREE, staging.make_tree), (INPUTS, Path.mkdir)):
         remove_tree(space / name)  # Of a try that never started.
-        (space / name).mkdir(mode=0o700)
+        make(space / name)
+        (space / name).chmod(0o700)
     staging.stage(space / INPUTS)
-    (space / PLAN).write_bytes(staging.plan)
-    (space / PLAN).chmod(0o600)
+    _write_plan(space.with_name(PLAN), staging.plan)
     if uid is not None and gid is not None:
         give(space / TREE, uid, gid)
         give(space / INPUTS, uid, gid)
         if own:
             os.chown(space, uid, gid)
+
+
+def _write_plan(path: Path, plan: bytes) -> None:
+    """Put a plan in the place of one that never started; for its owner alone."""
+    path.unlink(missing_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+        file.write(plan)
+
+
+def read_plan(space: Path) -> bytes:
+    """The plan of a space. Nothing but a plain file is one: no link is followed, and nobody waited for."""
+    path = space.with_name(PLAN)
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "not a plain file", str(path))
+        return file.read()
 
 
 def give(top: Path, uid: int, gid: int) -> None:

@@ -140,7 +140,7 @@ class Explain:
         wanted = next((task for task in left if pipeline.keeps(task.n)), None)
         if wanted is None or wanted.snapshot is None or left[0].status is not TaskStatus.PENDING:
             return []
-        builds = await self._database.read("build_state", id=wanted.snapshot)
+        builds = await self._database.read("build_state", id=wanted.snapshot, tenant=job.tenant)
         builders = [row["job_id"] for row in builds if row["live"] and row["job_id"] != job.id]
         return [
             Reason(

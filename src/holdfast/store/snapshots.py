@@ -27,6 +27,9 @@ BEYOND = "g"
 """The first letter behind those of an id."""
 
 
+Published = Literal["published", "exists", "lost", "refused"]
+
+
 class NewSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """A folder that is on the disk, about to become a snapshot."""
 
@@ -130,7 +133,7 @@ class Snapshots:
 
         async def change(tx: Tx) -> Turn:
             await tx.rows("lock_build", id=snapshot)
-            (state,) = await tx.rows("build_state", id=snapshot)
+            (state,) = await tx.rows("build_state", id=snapshot, tenant=lease.tenant)
             if state["built"]:
                 await _leave(tx, lease, snapshot)
                 return Turn(answer="built")
@@ -148,24 +151,27 @@ class Snapshots:
         """Let another build it."""
         await self._database.rows("release_build", id=snapshot, job_id=lease.id, token=lease.token)
 
-    async def publish(self, lease: Lease, new: NewSnapshot) -> Literal["published", "exists", "lost"]:
+    async def publish(self, lease: Lease, new: NewSnapshot) -> Published:
         """Make a folder the snapshot, or say that another one is, or that this lease has lost the right to.
 
-        Unless it is `published`, the folder is the caller's to remove.
+        `refused`: it never had it, for the record has no task of this job that leads there. Unless it is `published`,
+        the folder is the caller's to remove.
         """
 
-        async def change(tx: Tx) -> Literal["published", "exists", "lost"]:
+        async def change(tx: Tx) -> Published:
             await tx.rows("lock_build", id=new.id)
-            (state,) = await tx.rows("build_state", id=new.id)
+            (state,) = await tx.rows("build_state", id=new.id, tenant=lease.tenant)
+            refused = False
             mine = (state["job_id"], state["token"]) == (lease.id, lease.token)
             if mine and not state["built"] and await tx.rows("lock_lease", id=lease.id, token=lease.token):
                 fields = msgspec.structs.asdict(new)
-                await tx.rows("publish_snapshot", tenant=lease.tenant, job_id=lease.id, token=lease.token, **fields)
+                made = {"tenant": lease.tenant, "job_id": lease.id, "token": lease.token, **fields}
+                refused = not await tx.rows("publish_snapshot", **made)
             await _leave(tx, lease, new.id)
             # Ours may have landed before, and only its answer got lost.
             stands = await tx.rows("existing_snapshots", ids=[new.id], tenant=lease.tenant)
             if not stands:
-                return "lost"
+                return "refused" if refused else "lost"
             return "published" if stands[0]["folder"] == new.folder else "exists"
 
         return await self._database.transact(change)

@@ -5,6 +5,7 @@ Every write is fenced; one that the lease no longer covers raises `Lost`. While 
 
 from collections.abc import Iterable, Sequence
 
+from holdfast.errors import Invalid
 from holdfast.model import Lease, Snapshot, TaskStatus
 from holdfast.pipeline.plan import Plan, TaskPlan
 from holdfast.pipeline.snapshots import Made
@@ -93,6 +94,8 @@ class Ledger:
         answer = await retried(lambda: self._store.snapshots.publish(self._lease, new), "a snapshot")
         if answer == "published":
             return True
+        if answer == "refused":
+            raise Invalid("tasks", f"snapshot {task.snapshot} is not in the plan that the record has of this job")
         stands = await self.use(task.snapshot)
         if stands is None:
             raise Lost

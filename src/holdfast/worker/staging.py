@@ -9,10 +9,11 @@ from holdfast.config import Settings
 from holdfast.model import Lease
 from holdfast.pipeline.connectors import CONNECTORS, Connector
 from holdfast.pipeline.connectors.postgres import SQL
+from holdfast.pipeline.copying import make_folder
 from holdfast.pipeline.plan import Facts, Plan, plan, stage
 from holdfast.pipeline.sources import Sources, inputs_of
 from holdfast.runner.base import Runner
-from holdfast.runner.space import PLAN, Place, Programs
+from holdfast.runner.space import Place, Programs, read_plan
 
 
 class Staged:
@@ -27,6 +28,9 @@ class Staged:
     def programs(self, place: Place) -> Programs:
         tasks = tuple(self._connector.task(task, place) for task in self._found.tasks)
         return Programs(tasks=tasks, service=self._connector.service(place))
+
+    def make_tree(self, tree: Path) -> None:
+        make_folder(tree)
 
     def stage(self, inputs: Path) -> None:
         for task in self._found.tasks:
@@ -52,4 +56,4 @@ def plan_for(lease: Lease, settings: Settings, facts: Facts) -> Plan:
 
 def plan_in(space: Path) -> Plan:
     """The plan of an attempt that runs."""
-    return msgspec.json.decode((space / PLAN).read_bytes(), type=Plan)
+    return msgspec.json.decode(read_plan(space), type=Plan)

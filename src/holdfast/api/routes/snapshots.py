@@ -1,9 +1,10 @@
-"""Snapshots: list, show, remove."""
+"""Snapshots: list, show, use, remove."""
 
 from starlette.concurrency import run_in_threadpool
 
 from holdfast.api.routing import Call, Reply, Routes
-from holdfast.api.shapes import DeleteSnapshot, ListSnapshots, RemovedSnapshots, Snapshots
+from holdfast.api.shapes import DeleteSnapshot, ListSnapshots, Nothing, RemovedSnapshots, Snapshots
+from holdfast.errors import NotFound
 from holdfast.model import Role, Snapshot
 from holdfast.pipeline.snapshots import Folders
 
@@ -22,6 +23,16 @@ async def list_snapshots(call: Call, query: ListSnapshots) -> Reply:
 async def get_snapshot(call: Call, snapshot_id: str) -> Reply:
     """Read a snapshot and what it depends on; the beginning of its id will do."""
     return Reply(await call.store.snapshots.get(snapshot_id, tenant=call.tenant))
+
+
+@routes.add("POST", "/v1/snapshots/{snapshot_id}/use", role=Role.SUBMITTER, answers={200: Snapshot})
+async def use_snapshot(call: Call, snapshot_id: str, body: Nothing) -> Reply:
+    """Read a snapshot that is about to be used, and say so: what was just used is not evicted."""
+    found = await call.store.snapshots.get(snapshot_id, tenant=call.tenant)
+    used = await call.store.snapshots.use([found.id], tenant=call.tenant)
+    if found.id not in used:
+        raise NotFound("snapshot", found.id)
+    return Reply(used[found.id])
 
 
 @routes.add("DELETE", "/v1/snapshots/{snapshot_id}", role=Role.OPERATOR, answers={200: RemovedSnapshots})

@@ -77,7 +77,7 @@ SELECT b.job_id, b.token,
   EXISTS (
     SELECT 1 FROM holdfast.jobs AS j
     WHERE j.id = b.job_id AND j.token = b.token AND j.status = 'running' AND j.owner IS NOT NULL) AS live,
-  EXISTS (SELECT 1 FROM holdfast.snapshots AS s WHERE s.id = b.id) AS built
+  EXISTS (SELECT 1 FROM holdfast.snapshots AS s WHERE s.id = b.id AND s.tenant = :tenant::text) AS built
 FROM holdfast.builds AS b
 WHERE b.id = :id::text;
 
@@ -116,12 +116,17 @@ WHERE b.id IN (
 RETURNING b.id;
 
 -- name: publish_snapshot
--- The build's lock is held, and it is not there yet.
+-- The build's lock is held, and it is not there yet. No row: this job did not plan it, or it is another tenant's.
 INSERT INTO holdfast.snapshots (
   id, tenant, parent, task, task_hash, components, folder, digest, size, made_at, used_at, job_id, token)
-VALUES (
+SELECT
   :id::text, :tenant::text, :parent::text, :task::text, :task_hash::text, :components::json, :folder::text, :digest::text,
-  :size::bigint, holdfast.clock(), holdfast.clock(), :job_id::uuid, :token::bigint);
+  :size::bigint, holdfast.clock(), holdfast.clock(), :job_id::uuid, :token::bigint
+WHERE EXISTS (
+  SELECT 1 FROM holdfast.tasks AS t
+  WHERE t.job_id = :job_id::uuid AND t.snapshot = :id::text AND t.parent = :parent::text)
+ON CONFLICT (id) DO NOTHING
+RETURNING id;
 
 -- name: snapshot_family
 -- A snapshot and all that was made from it. Uses snapshots_parent.
@@ -141,14 +146,17 @@ ORDER BY s.id
 FOR UPDATE;
 
 -- name: snapshot_users
--- Jobs that have not ended and have one of these in their plan. Uses tasks_parent, tasks_snapshot.
+-- Jobs that have not ended and have one of these in their plan, or begin with it. Uses tasks_parent, tasks_snapshot, specs_base.
 SELECT u.snapshot, u.job_id
 FROM (
   SELECT t.snapshot, t.job_id FROM holdfast.tasks AS t
   WHERE t.snapshot IN (SELECT e FROM json_array_elements_text(:ids::json) AS e)
   UNION
   SELECT t.parent, t.job_id FROM holdfast.tasks AS t
-  WHERE t.parent IN (SELECT e FROM json_array_elements_text(:ids::json) AS e)) AS u
+  WHERE t.parent IN (SELECT e FROM json_array_elements_text(:ids::json) AS e)
+  UNION
+  SELECT s.id, p.id FROM holdfast.snapshots AS s JOIN holdfast.specs AS p ON p.tenant = s.tenant AND p.spec ->> 'base' = s.id
+  WHERE s.id IN (SELECT e FROM json_array_elements_text(:ids::json) AS e)) AS u
 JOIN holdfast.jobs AS j ON j.id = u.job_id
 WHERE j.finished_at IS NULL
 ORDER BY u.snapshot, u.job_id;
@@ -159,8 +167,8 @@ WHERE s.id IN (SELECT e FROM json_array_elements_text(:ids::json) AS e)
 RETURNING s.id;
 
 -- name: evictable_snapshots
--- Leaves that nobody has used for a while and no unfinished job has in its plan: oldest, then largest. Uses
--- snapshots_parent, tasks_parent, tasks_snapshot.
+-- Leaves that nobody has used for a while and no unfinished job has in its plan or begins with: oldest, then largest.
+-- Uses snapshots_parent, tasks_parent, tasks_snapshot, specs_base.
 SELECT s.id
 FROM holdfast.snapshots AS s
 WHERE s.used_at <= holdfast.clock() - make_interval(secs => :grace::float8)
@@ -171,15 +179,22 @@ WHERE s.used_at <= holdfast.clock() - make_interval(secs => :grace::float8)
   AND NOT EXISTS (
     SELECT 1 FROM holdfast.tasks AS t JOIN holdfast.jobs AS j ON j.id = t.job_id
     WHERE t.parent = s.id AND j.finished_at IS NULL)
+  AND NOT EXISTS (
+    SELECT 1 FROM holdfast.specs AS p JOIN holdfast.jobs AS j ON j.id = p.id
+    WHERE p.tenant = s.tenant AND p.spec ->> 'base' = s.id AND j.finished_at IS NULL)
 ORDER BY s.used_at, s.size DESC, s.id
 LIMIT :limit::integer;
 
 -- name: unused_snapshots
--- Which of these, locked, nobody has used for a while.
+-- Which of these, locked, nobody has used for a while, or is going to begin with: who submits a job by SQL says nothing of
+-- a use. Uses specs_base.
 SELECT s.id
 FROM holdfast.snapshots AS s
 WHERE s.id IN (SELECT e FROM json_array_elements_text(:ids::json) AS e)
-  AND s.used_at <= holdfast.clock() - make_interval(secs => :grace::float8);
+  AND s.used_at <= holdfast.clock() - make_interval(secs => :grace::float8)
+  AND NOT EXISTS (
+    SELECT 1 FROM holdfast.specs AS p JOIN holdfast.jobs AS j ON j.id = p.id
+    WHERE p.tenant = s.tenant AND p.spec ->> 'base' = s.id AND j.finished_at IS NULL);
 
 -- name: standing_folders
 -- Which of these folders have a row. Uses snapshots_folder.

@@ -69,7 +69,7 @@ SELECT b.job_id, b.token,
   EXISTS (
     SELECT 1 FROM jobs AS j
     WHERE j.id = b.job_id AND j.token = b.token AND j.status = 'running' AND j.owner IS NOT NULL) AS live,
-  EXISTS (SELECT 1 FROM snapshots AS s WHERE s.id = b.id) AS built
+  EXISTS (SELECT 1 FROM snapshots AS s WHERE s.id = b.id AND s.tenant = :tenant) AS built
 FROM builds AS b
 WHERE b.id = :id;
 
@@ -108,12 +108,17 @@ WHERE id IN (
 RETURNING id;
 
 -- name: publish_snapshot
--- The build's lock is held, and it is not there yet.
+-- The build's lock is held, and it is not there yet. No row: this job did not plan it, or it is another tenant's.
 INSERT INTO snapshots (
   id, tenant, parent, task, task_hash, components, folder, digest, size, made_at, used_at, job_id, token)
-VALUES (
+SELECT
   :id, :tenant, :parent, :task, :task_hash, :components, :folder, :digest,
-  :size, clock(), clock(), :job_id, :token);
+  :size, clock(), clock(), :job_id, :token
+WHERE EXISTS (
+  SELECT 1 FROM tasks AS t
+  WHERE t.job_id = :job_id AND t.snapshot = :id AND t.parent = :parent)
+ON CONFLICT (id) DO NOTHING
+RETURNING id;
 
 -- name: snapshot_family
 -- A snapshot and all that was made from it. Uses snapshots_parent.
@@ -132,14 +137,18 @@ WHERE s.id IN (SELECT value FROM json_each(:ids))
 ORDER BY s.id;
 
 -- name: snapshot_users
--- Jobs that have not ended and have one of these in their plan. Uses tasks_parent, tasks_snapshot.
+-- Jobs that have not ended and have one of these in their plan, or begin with it. Uses tasks_parent, tasks_snapshot, specs_base.
+-- Differs: the plus, here and below. Without it the id is compared as text, which what stands in the index is not.
 SELECT u.snapshot, u.job_id
 FROM (
   SELECT t.snapshot, t.job_id FROM tasks AS t
   WHERE t.snapshot IN (SELECT value FROM json_each(:ids))
   UNION
   SELECT t.parent, t.job_id FROM tasks AS t
-  WHERE t.parent IN (SELECT value FROM json_each(:ids))) AS u
+  WHERE t.parent IN (SELECT value FROM json_each(:ids))
+  UNION
+  SELECT s.id, p.id FROM snapshots AS s CROSS JOIN specs AS p ON p.tenant = s.tenant AND p.spec ->> '$.base' = +s.id
+  WHERE s.id IN (SELECT value FROM json_each(:ids))) AS u
 JOIN jobs AS j ON j.id = u.job_id
 WHERE j.finished_at IS NULL
 ORDER BY u.snapshot, u.job_id;
@@ -150,8 +159,8 @@ WHERE id IN (SELECT value FROM json_each(:ids))
 RETURNING id;
 
 -- name: evictable_snapshots
--- Leaves that nobody has used for a while and no unfinished job has in its plan: oldest, then largest. Uses snapshots_used,
--- snapshots_parent, tasks_parent, tasks_snapshot.
+-- Leaves that nobody has used for a while and no unfinished job has in its plan or begins with: oldest, then largest.
+-- Uses snapshots_used, snapshots_parent, tasks_parent, tasks_snapshot, specs_base.
 SELECT s.id
 FROM snapshots AS s
 WHERE s.used_at <= clock() - CAST(:grace * 1000000 AS INTEGER)
@@ -162,15 +171,22 @@ WHERE s.used_at <= clock() - CAST(:grace * 1000000 AS INTEGER)
   AND NOT EXISTS (
     SELECT 1 FROM tasks AS t JOIN jobs AS j ON j.id = t.job_id
     WHERE t.parent = s.id AND j.finished_at IS NULL)
+  AND NOT EXISTS (
+    SELECT 1 FROM specs AS p CROSS JOIN jobs AS j ON j.id = p.id
+    WHERE p.tenant = s.tenant AND p.spec ->> '$.base' = +s.id AND j.finished_at IS NULL)
 ORDER BY s.used_at, s.size DESC, s.id
 LIMIT :limit;
 
 -- name: unused_snapshots
--- Which of these, locked, nobody has used for a while.
+-- Which of these, locked, nobody has used for a while, or is going to begin with: who submits a job by SQL says nothing of
+-- a use. Uses specs_base.
 SELECT s.id
 FROM snapshots AS s
 WHERE s.id IN (SELECT value FROM json_each(:ids))
-  AND s.used_at <= clock() - CAST(:grace * 1000000 AS INTEGER);
+  AND s.used_at <= clock() - CAST(:grace * 1000000 AS INTEGER)
+  AND NOT EXISTS (
+    SELECT 1 FROM specs AS p CROSS JOIN jobs AS j ON j.id = p.id
+    WHERE p.tenant = s.tenant AND p.spec ->> '$.base' = +s.id AND j.finished_at IS NULL);
 
 -- name: standing_folders
 -- Which of these folders have a row. Uses snapshots_folder.
