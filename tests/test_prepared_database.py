@@ -21,6 +21,11 @@ USER = "postgres"
 """Who may run a server, where the tests are root's."""
 
 
+def _hear_hangups() -> None:
+    """Also where the tests were started with `nohup`."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 class Site:
     """Everything on one machine, in a data folder, and the commands to it."""
 
@@ -33,8 +38,10 @@ class Site:
 
     def start(self, *arguments: str, **env: str) -> "subprocess.Popen[str]":
         command = [sys.executable, "-m", "holdfast.cli.main", *arguments]
-        given = self.env | env
-        return subprocess.Popen(command, env=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        return subprocess.Popen(
+            command, env=self.env | env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            preexec_fn=_hear_hangups,  # noqa: PLW1509 - one system call
+        )  # fmt: skip
 
     def run(self, *arguments: str) -> str:
         with self.start(*arguments) as process:

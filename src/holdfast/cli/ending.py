@@ -40,12 +40,12 @@ class Ended(BaseException):
 
 @contextmanager
 def ended_by_signals() -> Iterator[Callable[[], None]]:
-    """Raise `Ended` at the first signal that asks us to end. What was ignored before stays so (`nohup`).
+    """Raise `Ended` at the first signal that asks us to end. A SIGHUP that was ignored before stays so: `nohup`.
 
     Gives what to call before things are put away: from then on no signal does anything.
     """
     before = {number: signal.getsignal(number) for number in SIGNALS}
-    heard = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+    heard = [number for number in SIGNALS if number != signal.SIGHUP or before[number] is not signal.SIG_IGN]
 
     def be_deaf() -> None:
         for number in heard:
@@ -72,8 +72,7 @@ def wait_for_a_signal() -> NoReturn:
 
 def run_beside(command: Sequence[str], env: Mapping[str, str]) -> int:
     """Run a command and return its exit code. A Ctrl-C is its own to hear; who asks us to end asks it, too."""
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, lambda number, frame: None)
+    signal.signal(signal.SIGINT, lambda number, frame: None)
     try:
         process = subprocess.Popen(command, env={**os.environ, **env})
     except OSError as error:
