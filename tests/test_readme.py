@@ -30,7 +30,7 @@ def test_the_readme_as_a_newcomer_types_it(tmp_path: Path) -> None:
     assert "hello\ndone\n" in said
     for n in range(1, 21):
         assert len(re.findall(rf"^{n}$", said, re.MULTILINE)) == 1, n
-    assert '"status":"queued"' in said
+    assert re.search(r'"status":"(queued|running|succeeded)"', said), "a worker may be quicker than the answer"
 
 
 def test_what_a_page_does_not_run_is_run_elsewhere() -> None:
