@@ -54,10 +54,7 @@ async def submit_on(world: World, recorder: Recorder, draw: Draw, known: Known, 
 
 
 async def stop_on(world: World, recorder: Recorder, known: Known, rng: random.Random) -> None:
-    """Stop what hangs, one after the other, and what was submitted a moment ago; until the calm.
-
-    What hangs then ends by its own limit.
-    """
+    """Stop what hangs, one after the other, and what was submitted a moment ago; in the calm, all that hangs."""
     while not world.calm:
         await asyncio.sleep(rng.expovariate(1.5))
         verb = rng.choice(["cancel", "cancel", "interrupt"])
@@ -67,6 +64,8 @@ async def stop_on(world: World, recorder: Recorder, known: Known, rng: random.Ra
                 known.hanging.append(job)
         elif known.ids:
             await recorder.move(verb, known.ids[-1 - rng.randrange(min(5, len(known.ids)))])
+    for job in known.hanging:
+        await recorder.move("cancel", job)
 
 
 def _bulk(draw: Draw, rng: random.Random) -> list[dict[str, object]]:

@@ -82,7 +82,7 @@ class Janitor:
             case "pending":
                 await self._recorder.move("release", job)
             case "paused" if row["phase"] is None:
-                await self._recorder.move(rng.choice(["resume", "resolve"]), job)
+                await self._recorder.move("resolve" if calm else rng.choice(["resume", "resolve"]), job)
             case "paused":
                 await self._settle_open(job, row)
             case _ if not row["dismissed"] and row["started_at"] is not None:
