@@ -492,6 +492,17 @@ def test_broken_history_is_caught(rule: str, make: Break) -> None:
     assert all(violation.story for violation in found if violation.rule == rule)
 
 
+@pytest.mark.parametrize(
+    ("kind", "target"), [("full disk", "data"), ("stopped writer", "w9"), ("crash of Postgres", "")]
+)
+def test_worker_that_cannot_begin_because_nobody_can_write_passes(kind: str, target: str) -> None:
+    tale = good()
+    tale.at += 100
+    tale.history.faults.append(Fault(kind=kind, at=tale.at - 12, until=tale.at - 8, target=target))
+    tale.fall("w8", NO_DATABASE)
+    assert [str(violation) for violation in check(tale.history)] == []
+
+
 def test_stop_that_nobody_could_carry_out_passes() -> None:
     """Proves C1 as far as a checker may not cry: nobody held the job, its holder was stopped, or it ended in time."""
     for at, until, stopped in ((3.0, 10.0, 0.0), (6.0, 10.0, 0.0), (6.0, 16.0, 8.0)):

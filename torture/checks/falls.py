@@ -44,9 +44,13 @@ def _could_not_begin(history: History, fall: Fall) -> bool:
 
 
 def _kept_from_it(fault: Fault, fall: Fall) -> bool:
-    """Whether a fault kept a part from the database lately. A partition outlives the process that it began with."""
+    """Whether a fault kept a part from the database lately. A partition outlives the process that it began with.
+
+    SQLite's file can be read and not be written to: its disk is full, or somebody was stopped in the middle of a write.
+    """
     same = fault.kind == "partition" and fault.target.partition(".")[0] == fall.part.partition(".")[0]
-    return (same or fault.kind in AWAY) and fault.at <= fall.at and fault.until >= fall.at - LATELY
+    shut = fault.kind == "stopped writer" or (fault.kind, fault.target) == ("full disk", "data")
+    return (same or shut or fault.kind in AWAY) and fault.at <= fall.at and fault.until >= fall.at - LATELY
 
 
 RULES = (nobody_falls_by_itself,)
