@@ -27,6 +27,8 @@ from tests.attempt import (
     shell,
 )
 
+PAGE = 4096
+
 
 class TestLimits:
     def test_timeout_asks_politely_and_keeps_the_partial_output(self, attempt: Attempt) -> None:
@@ -442,5 +444,11 @@ class TestCommands:
 
 
 def place(attempt: Attempt, name: str, data: bytes) -> None:
-    """Put a command as an archive would: under its final name."""
-    (attempt.folder.path / "cmd" / name).write_bytes(data)
+    """Put a command as an archive would: under its final name. One of several pages, which could be read half-way, at once."""
+    path = attempt.folder.path / "cmd" / name
+    if len(data) > PAGE:
+        aside = attempt.folder.path / f"aside.{name}"
+        aside.write_bytes(data)
+        aside.rename(path)
+    else:
+        path.write_bytes(data)
