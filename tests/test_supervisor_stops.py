@@ -444,7 +444,7 @@ class TestCommands:
 
 
 def place(attempt: Attempt, name: str, data: bytes) -> None:
-    """Put a command as an archive would: under its final name. One of several pages, which could be read half-way, at once."""
+    """Put a command as an archive would, under its final name; what could be read half-way, being large, at once."""
     path = attempt.folder.path / "cmd" / name
     if len(data) > PAGE:
         aside = attempt.folder.path / f"aside.{name}"
