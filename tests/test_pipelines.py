@@ -1,6 +1,8 @@
 """Pipelines of processes, with a real worker: order, cache, locks, failures, stops, plans that change."""
 
+import errno
 import json
+import os
 import re
 import subprocess
 import time
@@ -14,6 +16,8 @@ import pytest
 from holdfast.errors import Invalid
 from holdfast.model import Lease, Status
 from holdfast.pipeline.snapshots import TEMPORARY, Folders
+from holdfast.runner.process import Process
+from holdfast.runner.spec import Command
 from holdfast.worker import pipeline
 from tests.disks import MIB, disk, missing
 from tests.pipelines import Pipes, adds, task
@@ -433,6 +437,25 @@ async def test_bad_pipelines_that_came_by_sql_fail_with_the_field(pipes: Pipes) 
             assert await rig.events(job, "lease") == []
             await rig.store.tasks.list(job)
     assert pipes.ran() == []
+
+
+async def test_word_that_a_full_disk_has_no_room_for_is_said_again(
+    pipes: Pipes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proves P2: the job waits for room, and does not fail by it."""
+    tell = Process.tell
+    refused: list[str] = []
+
+    async def no_room(self: Process, command: Command) -> str:
+        if len(refused) < 2:
+            refused.append(command.verb)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return await tell(self, command)
+
+    monkeypatch.setattr(Process, "tell", no_room)
+    async with pipes.rig.worker():
+        job = await pipes.rig.ended(await pipes.submit(adds("one"), adds("two")), Status.SUCCEEDED)
+    assert (refused, await pipes.statuses(job), pipes.ran()) == (["go", "go"], ["succeeded"] * 2, ["one", "two"])
 
 
 @pytest.mark.skipif(missing("btrfs") is not None, reason=str(missing("btrfs")))

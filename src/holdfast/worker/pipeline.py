@@ -304,7 +304,10 @@ class Pipeline:
             await self._trusted()
             try:
                 await running.tell(command)
-            except EngineUnreachable:
+            except (EngineUnreachable, OSError) as error:  # A disk without room for a word may have some soon.
+                log.warning(
+                    "job %s attempt %d: cannot tell %s: %s", self._lease.id, self._lease.attempt, command.verb, error
+                )
                 await asyncio.sleep(WAIT)
                 continue
             try:
