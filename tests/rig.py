@@ -18,7 +18,8 @@ from holdfast.worker.desk import Step
 from holdfast.worker.worker import Worker
 
 T = TypeVar("T")
-PATIENCE = 60.0
+PATIENCE = 150.0
+"""Seconds: a start that comes too late is tried again after up to 30 s, and a loaded machine is late several times."""
 
 
 async def eventually(look: Callable[[], Awaitable[T | None]], what: str = "") -> T:

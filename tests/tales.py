@@ -124,5 +124,5 @@ def good() -> Tale:
     for part, status in (("w5", 0), ("w6", -15), ("w7", 1)):
         tale.history.faults.append(Fault(kind="end worker", at=tale.at - 1, until=1e9, target=part))
         tale.fall(part, status)
-    tale.history.faults.append(Fault(kind="told twice", at=tale.at, until=tale.at, target="w7"))
+    tale.history.faults.append(Fault(kind="end worker", at=tale.at, until=tale.at, target="w7"))
     return tale

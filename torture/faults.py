@@ -54,13 +54,17 @@ async def end_worker(world: World, rng: random.Random) -> None:
     if (part := _any_worker(world, rng)) is not None:
         part.up_at = boottime() + rng.choice([0.0, 1.0, 5.0])
         told = part.id
-        world.note("end worker", told, lasts=FOREVER)
-        part.signal(signal.SIGTERM)
+        _tell(world, part)
         if rng.random() < 0.2:
             await asyncio.sleep(rng.uniform(0.0, 0.3))
             if part.id == told:
-                world.note("told twice", told)
-                part.signal(signal.SIGTERM)
+                _tell(world, part)
+
+
+def _tell(world: World, part: Part) -> None:
+    """Tell a worker to leave. It may be leaving already, told by this fault or an earlier one: then it ends at once."""
+    world.note("end worker", part.id, lasts=FOREVER)
+    part.signal(signal.SIGTERM)
 
 
 async def stop_leader(world: World, rng: random.Random) -> None:
@@ -97,50 +101,55 @@ async def kill_supervisor(world: World, rng: random.Random) -> None:
         kill(child.pid)
 
 
-async def kill_host(world: World, rng: random.Random) -> None:
-    """Kill a host: its workers and all that they ran. It comes back after a while."""
+@contextlib.contextmanager
+def _workers_killed(world: World, rng: random.Random) -> Iterator[str | None]:
+    """Kill the workers of some host, and keep them from coming back meanwhile; None where another fault has one."""
     host = rng.choice(["b", "d"])
     parts = [part for part in world.workers if part.host == host]
     if host in world.dead_hosts or any(part.struck for part in parts):
+        yield None
         return
     for part in parts:
         part.struck = True
         world.note("kill worker", part.id, lasts=FOREVER)
         part.kill()
-    fault = world.note("kill host", host)
-    struck: set[tuple[str, int]] = set()
-    while found := await asyncio.to_thread(list, children(world.host(host))):
-        for child in found:
-            struck.add((child.job, child.attempt))
-            kill(child.pid)
-    fault.attempts = sorted(struck)
-    world.dead_hosts.add(host)
     try:
-        await asyncio.sleep(rng.uniform(1.0, 3.0) * TTL)
+        yield host
     finally:
-        world.dead_hosts.discard(host)
-        fault.until = boottime()
         for part in parts:
             part.struck = False
+
+
+async def kill_host(world: World, rng: random.Random) -> None:
+    """Kill a host: its workers and all that they ran. It comes back after a while."""
+    with _workers_killed(world, rng) as host:
+        if host is None:
+            return
+        fault = world.note("kill host", host)
+        struck: set[tuple[str, int]] = set()
+        while found := await asyncio.to_thread(list, children(world.host(host))):
+            for child in found:
+                struck.add((child.job, child.attempt))
+                kill(child.pid)
+        fault.attempts = sorted(struck)
+        world.dead_hosts.add(host)
+        try:
+            await asyncio.sleep(rng.uniform(1.0, 3.0) * TTL)
+        finally:
+            world.dead_hosts.discard(host)
+            fault.until = boottime()
 
 
 async def desert_host(world: World, rng: random.Random) -> None:
     """Kill a host's workers and let its children run: nobody is there to beat for them, or to adopt them."""
-    host = rng.choice(["b", "d"])
-    parts = [part for part in world.workers if part.host == host]
-    if host in world.dead_hosts or any(part.struck for part in parts):
-        return
-    for part in parts:
-        part.struck = True
-        world.note("kill worker", part.id, lasts=FOREVER)
-        part.kill()
-    fault = world.note("deserted host", host, lasts=FOREVER)
-    try:
-        await asyncio.sleep(rng.uniform(2.0, 5.0) * TTL)
-    finally:
-        fault.until = boottime()
-        for part in parts:
-            part.struck = False
+    with _workers_killed(world, rng) as host:
+        if host is None:
+            return
+        fault = world.note("deserted host", host, lasts=FOREVER)
+        try:
+            await asyncio.sleep(rng.uniform(2.0, 5.0) * TTL)
+        finally:
+            fault.until = boottime()
 
 
 async def starve(world: World, rng: random.Random) -> None:

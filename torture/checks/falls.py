@@ -11,8 +11,8 @@ Found = Iterator[tuple[str, str]]
 
 KILLED = frozenset({"kill worker", "kill server"})
 TOLD = frozenset({"end worker", "end server"})
-TOLD_TWICE = "told twice"
-"""Who is told a second time leaves at once, and says that this was not well."""
+LEFT_AT_ONCE = 1
+"""The status of who was told a second time: it leaves at once, and says that this was not well."""
 NO_DATABASE = 3
 """The status of what cannot begin because the database is away, or it is cut off from it."""
 STOOD = 5.0
@@ -24,16 +24,17 @@ LATELY = 30.0
 def nobody_falls_by_itself(history: History, cases: Mapping[str, Case]) -> Found:
     """A worker or server ends when it is told to. What falls is started again here, which would hide it."""
     for fall in history.falls:
-        mine = {fault.kind for fault in history.faults if fault.target == fall.part}
-        if not (mine & KILLED or fall.status in _ways_to_leave(mine) or _could_not_begin(history, fall)):
-            yield fall.part, f"{fall.part} ended {'badly' if mine & TOLD else 'by itself'}, with {fall.status}"
+        mine = [fault.kind for fault in history.faults if fault.target == fall.part]
+        told = sum(kind in TOLD for kind in mine)
+        if not (KILLED & set(mine) or fall.status in _ways_to_leave(told) or _could_not_begin(history, fall)):
+            yield fall.part, f"{fall.part} ended {'badly' if told else 'by itself'}, with {fall.status}"
 
 
-def _ways_to_leave(struck: set[str]) -> set[int]:
-    """With what status a part may end that was told to: well, or before it could listen."""
-    if not struck & TOLD:
+def _ways_to_leave(told: int) -> set[int]:
+    """With what status a part may end that was told to so often: well, or before it could listen."""
+    if not told:
         return set()
-    return {0, -signal.SIGTERM} | ({1} if TOLD_TWICE in struck else set())
+    return {0, -signal.SIGTERM} | ({LEFT_AT_ONCE} if told > 1 else set())
 
 
 def _could_not_begin(history: History, fall: Fall) -> bool:

@@ -91,6 +91,7 @@ class Worker:
         """A signal came: leave. A second one: end at once."""
         self._signals += 1
         if self._signals > 1:
+            log.warning("told a second time: leaving at once; %d leases will expire", len(self._holds))
             os._exit(1)
         self.leave()
 
