@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.duties.evictor import Evictor
-from holdfast.errors import CacheFull
+from holdfast.errors import CacheFull, SnapshotFailed
 from holdfast.model import Claimable, Lease
 from holdfast.pipeline.plan import Facts, Plan, TaskPlan, plan
 from holdfast.pipeline.snapshots import TEMPORARY, Folders
@@ -103,6 +103,13 @@ async def test_full_store_evicts_what_may_go_and_else_is_cache_full(stage: Stage
         await bench.build(lease, another, 3500)
     assert len(folders_left(bench)) == 3
     await stage.store.snapshots.release(lease, another.snapshot)
+
+
+async def test_a_workspace_that_cannot_be_measured_says_why(bench: Bench, tmp_path: Path) -> None:
+    """With a limit a workspace is measured before it is copied. Proves P11."""
+    with pytest.raises(SnapshotFailed, match=r"a snapshot cannot be made: No such file or directory \(.*/gone\)"):
+        await bench.evictor.copy("a" * 64, tmp_path / "gone")
+    assert bench.folders.names() == []
 
 
 async def test_evictor_goes_from_the_high_mark_to_the_low_one(stage: Stage, bench: Bench) -> None:

@@ -9,7 +9,7 @@ import logging
 from pathlib import Path
 
 from holdfast.errors import CacheFull
-from holdfast.pipeline.snapshots import Folders, Made, look
+from holdfast.pipeline.snapshots import Folders, Made
 from holdfast.store import Store
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Evictor:
     async def copy(self, snapshot: str, workspace: Path) -> Made:
         """Copy a quiet workspace to a folder that waits for its row, with room made for it where that is needed."""
         if self._most is not None:
-            await self._make_room((await asyncio.to_thread(look, workspace)).size, self._most)
+            await self._make_room(await asyncio.to_thread(self._folders.needs, workspace), self._most)
         while True:
             try:
                 return await asyncio.to_thread(self._folders.copy, snapshot, workspace)

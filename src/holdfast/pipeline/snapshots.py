@@ -117,6 +117,11 @@ class Folders:
         self._at("row")
         return Made(folder=name, size=made.size, digest=made.digest)
 
+    def needs(self, workspace: Path) -> int:
+        """How many bytes a copy of a workspace takes; what cannot be read is SnapshotFailed, as in the copy itself."""
+        with _trouble_named(workspace):
+            return look(workspace).size
+
     def verify(self, folder: str, digest: str) -> bool:
         """Whether a folder is still what was published.
 
