@@ -106,7 +106,7 @@ async def test_killed_right_after_cancel_the_child_is_stopped(rig: Rig, tmp_path
 
 async def test_killed_right_after_force_the_job_is_removed_all_the_same(rig: Rig, tmp_path: Path) -> None:
     """Proves J15."""
-    with serving(rig.settings.database_url or "", tmp_path / "data") as served:
+    with serving(rig.settings.database_url or "", tmp_path / "data", reaper_interval="1") as served:
         async with rig.worker(), served.client() as client:
             # One that does not obey: else it may be gone before the answer.
             job = await rig.sh("trap '' TERM; echo up; while :; do sleep 0.2; done", stop_grace=2)
