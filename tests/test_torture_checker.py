@@ -513,6 +513,18 @@ def test_stop_that_nobody_could_carry_out_passes() -> None:
         assert "stops_are_carried_out" not in {violation.rule for violation in check(tale.history)}
 
 
+def test_lost_job_that_a_person_resolved_has_left_nothing() -> None:
+    """Proves R14 as far as a checker may not cry: nobody was there to take what its attempt left."""
+    tale = good()
+    tale.change_event("plain", 8, status="paused", code="lost")
+    tale.change_attempt("plain", cause="lost", end_seq=None)
+    tale.ask("resolve", "plain", answer="ok")
+    tale.add_event("plain", "status", status="succeeded", resolved=True)
+    tale.change_record("plain", result=None)
+    del tale.history.made["plain/1.3"]
+    assert "results_are_of_the_end" not in {violation.rule for violation in check(tale.history)}
+
+
 def test_child_that_stopped_by_itself_may_be_lost() -> None:
     """Proves R21 as far as a checker may not cry: nobody had renewed its lease for so long."""
     tale = good()

@@ -10,10 +10,13 @@ Found = Iterator[tuple[str, str]]
 
 
 def results_are_of_the_end(history: History, cases: Mapping[str, Case]) -> Found:
-    """L6, R13, R14: the result and the artifact of a success are those of the attempt that succeeded."""
+    """L6, R13, R14: the result and the artifact of a success are those of the attempt that succeeded.
+
+    One that a person resolved has no end of its own in the ledger, and left what it was given.
+    """
     for case in _plain(cases):
         row = case.attempts[-1] if case.attempts else None
-        if row is None or row.status != "succeeded" or case.record is None:
+        if row is None or row.status != "succeeded" or row.end_seq is None or case.record is None:
             continue
         if case.record.result != row.attempt:
             yield case.job, f"attempt {row.attempt} succeeded, and the job's result is {case.record.result!r}"
