@@ -60,11 +60,7 @@ class Plan:
 
 
 async def run(plan: Plan) -> History:
-    """Run a plan and return its history. Told to stop, it clears up what it started."""
-    task = asyncio.current_task()
-    assert task is not None
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    """Run a plan and return its history."""
     history = History(seed=plan.seed, store=plan.store, ttl=TTL)
     async with in_a_world(
         history,
@@ -105,7 +101,14 @@ async def in_a_world(
     one_host: bool = False,
     breaking: str = "",
 ) -> AsyncIterator[World]:
-    """A world that runs while the block lasts, on a new database; afterwards nothing of it is left."""
+    """A world that runs while the block lasts, on a new database; afterwards nothing of it is left.
+
+    Nor when the process is told to end: its task, which must not change meanwhile, is cancelled then.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     with contextlib.ExitStack() as held:
         folder = Path(held.enter_context(_folder()))
         disks = held.enter_context(_disks({SMALL: folder / "hosts" / SMALL, DATA: folder / "data"}))

@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from holdfast.config import Settings
-from holdfast.duties import orphans, promoter, remover, repairer, resolver
+from holdfast.duties import memory, orphans, promoter, remover, repairer, resolver
 from holdfast.duties.evictor import Evictor
 from holdfast.duties.pruner import Pruner
 from holdfast.duties.reaper import Reaper
@@ -55,6 +55,7 @@ class Duties:
         evictor = Evictor(store, Folders.below(settings.shared), most=settings.snapshots_max_bytes)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._lead(reaper))
+            group.create_task(every(memory.EVERY, memory.run_once))
             for name, seconds, duty in (
                 ("reaper", settings.reaper_interval, reaper.run_once),
                 ("orphans", settings.reaper_interval, lambda: orphans.run_once(store, grace=settings.orphan_grace)),
