@@ -55,7 +55,7 @@ class Duties:
         evictor = Evictor(store, Folders.below(settings.shared), most=settings.snapshots_max_bytes)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._lead(reaper))
-            group.create_task(every(memory.EVERY, memory.run_once))
+            group.create_task(every(memory.EVERY, memory.run_once, first=memory.EVERY))
             for name, seconds, duty in (
                 ("reaper", settings.reaper_interval, reaper.run_once),
                 ("orphans", settings.reaper_interval, lambda: orphans.run_once(store, grace=settings.orphan_grace)),
