@@ -12,12 +12,13 @@ SUPERVISOR := src/holdfast/runner/supervisor/holdfast-supervisor
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 26
 
-setup: .venv/.ready $(SUPERVISOR) ## Make the virtual environment and, as root, install Postgres, PgBouncer, Docker, Spin, faketime and btrfs-progs if they are missing
+setup: .venv/.ready $(SUPERVISOR) ## Make the virtual environment and, as root, install Postgres, PgBouncer, Docker, Spin, faketime, btrfs-progs and curl if they are missing
 	@scripts/need-postgres
 	@scripts/need-pgbouncer
 	@scripts/need-docker
 	@scripts/need-faketime
 	@scripts/need-btrfs
+	@scripts/need-curl
 	@scripts/need-spin
 
 .venv/.base: EXTRAS := docker,fast
