@@ -402,7 +402,7 @@ class Execution:
         n = 0
         while True:
             try:
-                return await take_outputs(self._desk, self._lease, running, end, self._mask)
+                return await take_outputs(self._desk, self._lease, running, end, self._mask, self._journal)
             except (OutputsWait, EngineUnreachable) as error:
                 n += 1
                 log.warning("job %s attempt %d: %s", self._lease.id, self._lease.attempt, error)
