@@ -256,6 +256,7 @@ class Leases(Orphans):
         """
         if len({lease.id for lease, _ in ends}) != len(ends):
             raise Invalid("ends", "a job is named twice")
+        ends = await self._first_losses_at_once(ends)
         done = await self._end(
             [(lease.tenant, lease.lane, ending(lease.id, lease.token, outcome)) for lease, outcome in ends]
         )
