@@ -34,7 +34,7 @@ CODES: Mapping[str, str] = {
     "image_missing": "The engine does not have the image. Never retried.",
     "out_of_memory": "Killed for using more memory than it may.",
     "contract_violation": "Inputs that do not fit, or outputs that break the contract. Never retried.",
-    "budget_exceeded": "It used more than its `budget`. Never retried.",
+    "budget_exceeded": "It used more than its `budget`. Never retried; a resume must raise the budget.",
     "function_error": "The function raised: type and text; the traceback is in the worker's log.",
     "not_ready": "A readiness check, its own or its lane's, did not succeed in time: it is paused.",
     "cache_full": "There was no room for a snapshot, and nothing that may go. See `HOLDFAST_SNAPSHOTS_MAX_BYTES`.",

@@ -179,6 +179,7 @@ SELECT j.id, j.tenant, j.lane FROM holdfast.jobs AS j WHERE j.id = :id::uuid AND
 SELECT j.id, j.tenant, j.lane, j.queue, j.status, j.gate, j.phase, j.attempt, j.token, j.started_at, j.available_at,
   j.has_needs, j.has_dependants, j.unsettled, j.stop_kind, j.spent, j.max_attempts, j.error_code, j.dismissed, j.domain,
   j.owner, j.adoptions, s.reuse_key, (s.policy ->> 'queue_timeout')::float8 AS queue_timeout,
+  j.usage, s.policy ->> 'budget' AS budget,
   j.available_at > holdfast.clock() AS delayed,
   j.queue_deadline_at <= holdfast.clock() AS overdue
 FROM holdfast.jobs AS j
