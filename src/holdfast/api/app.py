@@ -14,6 +14,7 @@ from holdfast.api.auth import Access, first_admin
 from holdfast.api.direct import Executor
 from holdfast.api.errors import not_routed
 from holdfast.api.hub import Hub
+from holdfast.api.linger import Linger
 from holdfast.api.plans import FactsOf
 from holdfast.api.routes import (
     artifacts,
@@ -67,6 +68,7 @@ class Api(FastAPI):
         self._starting = asyncio.Lock()
         self._stack = contextlib.AsyncExitStack()
         self.add_exception_handler(HTTPException, not_routed)
+        self.add_middleware(Linger)
         for route in declared():
             self.add_api_route(
                 route.path,
