@@ -1,14 +1,22 @@
 """Bodies of requests: refused ones are answered so that the client can read the answer, and none costs too much."""
 
 import asyncio
+import json
 import shutil
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx
 import pytest
 
+from holdfast import submission
+from holdfast.api import json_body
+from holdfast.api.json_body import PIECE, count_values
+from holdfast.errors import AtCapacity
+from holdfast.submission import Submission
 from tests.service import FUNCTION, Served, error_of
 
 MIB = 1024 * 1024
@@ -86,3 +94,69 @@ async def test_connection_stays_open_after_a_small_body_that_nobody_read(served:
         for _ in range(2):
             answer = await client.post("/v1/jobs", json=FUNCTION)
             assert (answer.status_code, "connection" in answer.headers) == (401, False)
+
+
+def test_values_are_counted_outside_of_strings() -> None:
+    """The count is what bounds memory, so a string that looks like values must not count, nor hide any."""
+    values = {"a": ["x,[{", '"', "\\", '\\"', {}, [], 1.5], 'k"]\\': "\\\\,"}
+    for pad in range(70):  # Whatever stands where one piece of the text ends and the next begins.
+        padded = {"pad": "," * (PIECE - 60 + pad), **values}
+        assert count_values(json.dumps(padded).encode()) == 1 + 2 + 6 + 1 + 1 + 1 + 1
+
+
+async def test_too_many_values_are_refused_before_they_are_decoded(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decode(raw: object) -> None:
+        raise AssertionError("it was decoded")
+
+    body = b'{"jobs":[' + b"{}," * 400_000 + b"{}]}"
+    async with served.client() as client:
+        with monkeypatch.context() as patched:
+            patched.setattr("holdfast.api.json_body.msgspec.json.decode", decode)
+            answer = await client.post("/v1/jobs/bulk", content=body, headers={"Content-Type": "application/json"})
+        assert (answer.status_code, error_of(answer)["details"]["field"]) == (413, "body")
+
+
+async def test_too_many_jobs_are_refused_before_anybody_looks_at_one(served: Served) -> None:
+    async with served.client() as client:
+        answer = await client.post("/v1/jobs/bulk", json={"jobs": [{"unknown": 1}] * 10_001})
+        assert (answer.status_code, error_of(answer)["details"]["field"]) == (422, "jobs")
+        assert "10001 jobs" in error_of(answer)["message"]
+
+
+async def test_large_bulk_is_decoded_and_checked_off_the_event_loop(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: dict[str, set[int]] = {"decode": set(), "check": set()}
+    decode, check = json_body.decode, submission.check
+
+    def decoding(raw: bytes, depth: int) -> Any:
+        threads["decode"].add(threading.get_ident())
+        return decode(raw, depth)
+
+    def checking(job: Submission, tenant: str) -> Submission:
+        threads["check"].add(threading.get_ident())
+        return check(job, tenant)
+
+    monkeypatch.setattr(json_body, "decode", decoding)
+    monkeypatch.setattr(submission, "check", checking)
+    async with served.client() as client:
+        answer = await client.post("/v1/jobs/bulk", json={"jobs": [{**FUNCTION, "inputs": {"a": "x" * 100}}] * 1000})
+        assert answer.status_code == 201
+        wrong = await client.post("/v1/jobs/bulk", json={"jobs": [FUNCTION] * 1999 + [{**FUNCTION, "priority": "x"}]})
+        assert error_of(wrong)["details"]["field"] == "jobs[1999].priority"
+    assert threads["decode"]
+    assert threads["check"]
+    assert threading.get_ident() not in threads["decode"] | threads["check"]
+
+
+async def test_only_a_few_large_bodies_are_held_at_once() -> None:
+    bodies = json_body.LargeBodies(most=1, wait=0.01)
+    async with bodies.turn(json_body.LARGE + 1):
+        async with bodies.turn(json_body.LARGE):
+            pass
+        with pytest.raises(AtCapacity):
+            await bodies.turn(json_body.LARGE + 1).__aenter__()
+    async with bodies.turn(json_body.LARGE + 1):
+        pass
