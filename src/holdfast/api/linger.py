@@ -1,14 +1,19 @@
-"""Answers that arrive although the request's body was not read to its end.
+"""Bodies that come slowly are given up, and answers arrive although the body was not read to its end.
 
 A server that answers and closes while the client still sends makes the kernel reset the connection, and most clients
 then report the reset instead of the answer. So the whole answer is sent first, and what the client still sends is read
 and thrown away, up to a number of bytes and seconds; only then does the response end and the connection close.
+
+A body must come at a least rate, after some seconds of grace. Only the time counts in which the service waits for it.
 """
 
 import asyncio
+import time
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from holdfast.errors import RequestTimeout
 
 MOST_BYTES = 256 * 1024 * 1024
 MOST_SECONDS = 30.0
@@ -16,6 +21,10 @@ QUIET_SECONDS = 5.0
 """How long a client may send nothing before it is no longer waited for."""
 SMALL = 64 * 1024
 """A body up to this size is read to its end, so that the connection can be used again."""
+
+GRACE_SECONDS = 20.0
+LEAST_RATE = 16 * 1024
+"""Bytes per second that a body must have on average, after the grace."""
 
 
 class Linger:
@@ -45,10 +54,30 @@ class _Exchange:
         self._receive = receive
         self._send = send
         self._ended = False
-        """The client has nothing more to send, or is gone."""
+        """The client has nothing more to send, or is gone, or is not waited for."""
+        self._received = 0
+        self._waited = 0.0
+        self._given_up = False
 
     async def receive(self) -> Message:
+        if self._ended:
+            return await self._receive()
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(GRACE_SECONDS + self._received / LEAST_RATE - self._waited):
+                message = await self._next()
+        except TimeoutError:
+            self._given_up = True
+            raise RequestTimeout(
+                f"the body came too slowly: {self._received} bytes in {self._waited + time.monotonic() - began:.0f} "
+                f"seconds; at least {LEAST_RATE} per second are expected"
+            ) from None
+        self._waited += time.monotonic() - began
+        return message
+
+    async def _next(self) -> Message:
         message = await self._receive()
+        self._received += len(message.get("body", b""))
         if message["type"] == "http.disconnect" or not message.get("more_body", False):
             self._ended = True
         return message
@@ -64,7 +93,8 @@ class _Exchange:
             await self._send(message)
         else:
             await self._send({**message, "more_body": True})
-            await self._discard()
+            if not self._given_up:
+                await self._discard()
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _discard(self) -> None:
@@ -73,6 +103,6 @@ class _Exchange:
             async with asyncio.timeout(MOST_SECONDS):
                 while left > 0 and not self._ended:
                     async with asyncio.timeout(QUIET_SECONDS):
-                        left -= len((await self.receive()).get("body", b""))
+                        left -= len((await self._next()).get("body", b""))
         except TimeoutError:
             pass
