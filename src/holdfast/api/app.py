@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 
 from holdfast.api import VERSION, openapi
 from holdfast.api.auth import Access, first_admin
+from holdfast.api.connections import connection_limit
 from holdfast.api.direct import Executor
 from holdfast.api.errors import not_routed
 from holdfast.api.hub import Hub
@@ -30,6 +31,7 @@ from holdfast.api.routes import (
     workers,
 )
 from holdfast.api.routing import Route, Service, handler
+from holdfast.api.stream import OpenStreams
 from holdfast.api.tools import load_tools
 from holdfast.config import Settings
 from holdfast.store import Store
@@ -94,7 +96,9 @@ class Api(FastAPI):
             if self.settings.auth == "on":
                 self.made_admin = await first_admin(store.tokens, self.settings.admin_token)
             hub = Hub(store)
-            service = Service(store, self.settings, Access(store.tokens, self.settings), hub, tools, self._facts)
+            streams = OpenStreams(self.settings.streams_per_token, connection_limit(self.settings) * 3 // 4)
+            access = Access(store.tokens, self.settings)
+            service = Service(store, self.settings, access, hub, streams, tools, self._facts)
             await stack.enter_async_context(_task(hub.run()))
             stack.callback(hub.stop)
             if self._background is not None:

@@ -23,6 +23,7 @@ from holdfast.api.hub import Hub
 from holdfast.api.json_body import LargeBodies, read_body, said_size
 from holdfast.api.plans import FactsOf
 from holdfast.api.shapes import NoQuery
+from holdfast.api.stream import OpenStreams
 from holdfast.api.tools import Tools
 from holdfast.config import Settings
 from holdfast.errors import Invalid
@@ -43,6 +44,7 @@ class Service:
     settings: Settings
     access: Access
     hub: Hub
+    streams: OpenStreams
     tools: Tools
     facts: FactsOf
     direct: Executor | None = None
