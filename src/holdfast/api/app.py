@@ -30,6 +30,7 @@ from holdfast.api.routes import (
     uploads,
     workers,
 )
+from holdfast.api.routes.docs import docs_routes
 from holdfast.api.routing import Route, Service, handler
 from holdfast.api.stream import OpenStreams
 from holdfast.api.tools import load_tools
@@ -60,7 +61,9 @@ class Api(FastAPI):
         facts: FactsOf,
         background: Background | None = None,
     ) -> None:
-        super().__init__(title="holdfast", version=VERSION, lifespan=_lifespan, redoc_url=None, redirect_slashes=False)
+        super().__init__(
+            title="holdfast", version=VERSION, lifespan=_lifespan, openapi_url=None, redirect_slashes=False
+        )
         self.settings = settings
         self.made_admin = False
         self._connect = connect
@@ -71,7 +74,7 @@ class Api(FastAPI):
         self._stack = contextlib.AsyncExitStack()
         self.add_exception_handler(HTTPException, not_routed)
         self.add_middleware(Linger)
-        for route in declared():
+        for route in (*declared(), *docs_routes(self.openapi).all):
             self.add_api_route(
                 route.path,
                 handler(route, self.service),
