@@ -1,5 +1,6 @@
 """What callers do with jobs: submit, read, list, release, stop, resume, resolve, dismiss, delete."""
 
+import asyncio
 import contextlib
 import uuid
 from collections.abc import Mapping, Sequence
@@ -20,9 +21,11 @@ from holdfast.store.moves import Move, Moved, Plan, audit, change_job, event, is
 from holdfast.store.outcomes import encoded_result
 from holdfast.store.refusals import id_taken
 from holdfast.store.rows import known_id, to_job, to_json
-from holdfast.submission import Accepted, Submission, gather
+from holdfast.submission import Accepted, Batch, Submission, gather
 
 ID_DIGITS = 32
+FEW = 64
+"""Jobs that are checked on the event loop; more of them would hold up everybody else."""
 
 
 class Stopped(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +37,14 @@ class Stopped(msgspec.Struct, frozen=True, kw_only=True):
 
 class Deletion(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Literal["deleted", "deleting", "would_delete"]
+
+
+async def _gathered(
+    jobs: Sequence[Submission | Mapping[str, Any]], tenant: str, key: str | None, sent: Sequence[Any] | None
+) -> Batch:
+    if len(jobs) <= FEW:
+        return gather(jobs, tenant, key, sent)
+    return await asyncio.to_thread(gather, jobs, tenant, key, sent)
 
 
 class Jobs:
@@ -76,7 +87,7 @@ class Jobs:
         `key` is an idempotency key: for 24 hours, the same call with the same key answers the same ids. The call is
         compared by what was `sent`, where the jobs were made from that.
         """
-        batch = gather(jobs, tenant, key, sent)
+        batch = await _gathered(jobs, tenant, key, sent)
         try:
             known = await self._database.submit(batch)
         except (Gone, NeedFailed, QueueFull):
