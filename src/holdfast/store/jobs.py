@@ -9,6 +9,7 @@ from typing import Any, Literal, NoReturn
 
 import msgspec
 
+from holdfast.budgets import raised_budget, refusal
 from holdfast.errors import Blocked, Conflict, Gone, IllegalMove, Invalid, NeedFailed, NotFound, QueueFull
 from holdfast.model import BROKEN, TERMINAL, WAITING, Error, Gate, Job, Json, Status, StopKind, Verb
 from holdfast.store import wake
@@ -19,7 +20,7 @@ from holdfast.store.listing import Filters, JobPage, list_jobs
 from holdfast.store.moves import Move, Moved, Plan, audit, change_job, event, is_lost, lock_job
 from holdfast.store.outcomes import encoded_result
 from holdfast.store.refusals import id_taken
-from holdfast.store.rows import known_id, to_job
+from holdfast.store.rows import known_id, to_job, to_json
 from holdfast.submission import Accepted, Batch, Submission, gather
 
 ID_DIGITS = 32
@@ -183,7 +184,8 @@ class Jobs:
     ) -> Job:
         """Queue a job again that is paused or ended badly; its dependants come back with it.
 
-        `stopped` says that a person made sure that a lost attempt no longer runs.
+        `budget` sets new limits; the others stay. A job whose budget is spent is refused unless they are raised above
+        what it used. `stopped` says that a person made sure that a lost attempt no longer runs.
         """
 
         async def plan(tx: Tx, row: Row) -> Move:
@@ -194,12 +196,14 @@ class Jobs:
             if row["status"] == Status.CANCELLED and not stopped:
                 await self._refuse_given_up(tx, row)
             await self._refuse_broken_needs(tx, row)
+            if (spent := refusal(to_json(row["usage"], {}), to_json(row["budget"]), budget)) is not None:
+                raise Conflict(f"cannot resume job {job_id}: {spent}")
             if row["reuse_key"] is not None:
                 other = await stand_again(tx, row)
                 if other is not None:
                     raise Conflict(f"cannot resume job {job_id}: job {other} is live for its reuse key")
             if budget is not None:
-                await tx.rows("set_budget", id=row["id"], budget=dict(budget))
+                await tx.rows("set_budget", id=row["id"], budget=raised_budget(to_json(row["budget"]), budget))
             return _queued(row, Verb.RESUME, by, reason)
 
         await self._change(Verb.RESUME, tenant, job_id, plan)
