@@ -146,6 +146,8 @@ async def test_tenants_do_not_meet(served: Served) -> None:
         assert (await other.get("/v1/lanes/L")).status_code == 404
         assert (await other.get("/v1/queues")).json()["items"] == []
         assert (await other.post("/v1/jobs", json={**FUNCTION, "needs": [job["id"]]})).status_code == 404
+        taken = await other.post("/v1/jobs", json={**FUNCTION, "id": job["id"]})
+        assert (taken.status_code, "exist" in taken.text, "cannot be used" in taken.text) == (409, False, True)
         assert (await other.get("/v1/jobs", headers={"Holdfast-Tenant": "blue"})).status_code == 403
         assert (await mine.get("/v1/jobs", headers={"Holdfast-Tenant": "blue"})).status_code == 200
         assert (await admin.get(f"/v1/jobs/{job['id']}")).status_code == 404

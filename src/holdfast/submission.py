@@ -19,6 +19,7 @@ from msgspec import Meta
 
 from holdfast.errors import Invalid, TooLarge
 from holdfast.model import Check, OnLost, Policy, Retry, Runner, new_id
+from holdfast.spec_checks import Cpus, Memory, Pids, check_names, check_values
 from holdfast.tasks import FIELDS, NO_UPLOADS, Connector, Mode, Pipeline, Task, refuse_odd_tasks
 
 MAX_PAYLOAD = 1024 * 1024
@@ -48,9 +49,9 @@ class DockerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     image: Name
     command: Annotated[list[Text], Meta(max_length=4096)] | None = None
     env: dict[Name, Text] = {}
-    memory: Annotated[str, Meta(pattern=r"^[0-9]+[kmgKMG]?$")] | None = None
-    cpus: Annotated[float, Meta(gt=0)] | None = None
-    pids: Annotated[int, Meta(ge=1)] | None = None
+    memory: Memory | None = None
+    cpus: Cpus | None = None
+    pids: Pids | None = None
     network: Name | None = None
     user: Name | None = None
     require_result: bool = False
@@ -62,9 +63,9 @@ class ProcessPipeline(Pipeline, frozen=True, kw_only=True, forbid_unknown_fields
 
 class DockerPipeline(Pipeline, frozen=True, kw_only=True, forbid_unknown_fields=True):
     image: Name
-    memory: Annotated[str, Meta(pattern=r"^[0-9]+[kmgKMG]?$")] | None = None
-    cpus: Annotated[float, Meta(gt=0)] | None = None
-    pids: Annotated[int, Meta(ge=1)] | None = None
+    memory: Memory | None = None
+    cpus: Cpus | None = None
+    pids: Pids | None = None
     network: Name | None = None
     user: Name | None = None
 
@@ -230,6 +231,7 @@ def check(submission: Submission, tenant: str) -> Submission:
         raise Invalid("available_at", f"is not between the years {FIRST_YEAR} and {LAST_YEAR}")
     if submission.check is not None:
         sound_check(submission.check)
+    check_names("secrets", submission.secrets)
     if submission.uploads and submission.runner == "function":
         raise Invalid("uploads", "are for processes and containers: a function has no work folder")
     if submission.uploads and "tasks" in submission.spec:
@@ -271,6 +273,7 @@ def check_spec(runner: Runner, spec: Mapping[str, Any]) -> None:
         checked = msgspec.convert(spec, kind)
     except msgspec.ValidationError as error:
         raise _placed(invalid_field(error, root="spec")) from None
+    check_values(spec)
     if isinstance(checked, Pipeline):
         refuse_odd_tasks(checked)
 

@@ -61,6 +61,7 @@ class Api(FastAPI):
         facts: FactsOf,
         background: Background | None = None,
     ) -> None:
+        # FastAPI's own pages load scripts from elsewhere, and nothing guards them: `routes/docs.py` has ours.
         super().__init__(
             title="holdfast", version=VERSION, lifespan=_lifespan, openapi_url=None, redirect_slashes=False
         )

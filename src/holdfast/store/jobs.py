@@ -19,7 +19,7 @@ from holdfast.store.lanes import settle_lanes
 from holdfast.store.listing import Filters, JobPage, list_jobs
 from holdfast.store.moves import Move, Moved, Plan, audit, change_job, event, is_lost, lock_job
 from holdfast.store.outcomes import encoded_result
-from holdfast.store.refusals import id_taken
+from holdfast.store.refusals import id_taken, id_unusable
 from holdfast.store.rows import known_id, to_job, to_json
 from holdfast.submission import Accepted, Batch, Submission, gather
 
@@ -93,7 +93,7 @@ class Jobs:
         except (Gone, NeedFailed, QueueFull):
             raise
         except Conflict:
-            await self.refuse_taken_ids(batch.ids)
+            await self.refuse_taken_ids(batch)
             raise
         answer = batch.answer(known)
         if known and known[0]["asked"] is None:
@@ -391,11 +391,10 @@ class Jobs:
         found = await self._database.read("existing", ids=[job_id for job_id in ids if _is_id(job_id)])
         return frozenset(row["id"] for row in found)
 
-    async def refuse_taken_ids(self, ids: Sequence[str]) -> None:
+    async def refuse_taken_ids(self, batch: Batch) -> None:
         """Name the id that made the database refuse a batch."""
-        taken = await self._database.read("existing", ids=list(ids))
-        if taken:
-            raise id_taken(taken[0]["id"])
+        for row in await self._database.read("existing", ids=list(batch.ids)):
+            raise id_taken(row["id"]) if row["tenant"] == batch.tenant else id_unusable(row["id"])
 
     async def _refuse_open_attempt(self, tx: Tx, row: Row) -> NoReturn:
         """Say who will take the attempt back, or what a person has to make sure of first."""

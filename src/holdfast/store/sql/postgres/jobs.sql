@@ -8,8 +8,8 @@ FROM holdfast.holdfast_submit(:jobs::text::jsonb, :wake::boolean, :key::text, :t
 WHERE s.reused;
 
 -- name: existing
--- Which of these ids are taken.
-SELECT j.id FROM holdfast.jobs AS j WHERE j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e);
+-- Which of these ids are taken, and by whom.
+SELECT j.id, j.tenant FROM holdfast.jobs AS j WHERE j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e);
 
 -- name: need_states
 -- The status of jobs that someone wants to need; a foreign job is not there.

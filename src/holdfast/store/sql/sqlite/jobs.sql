@@ -1,8 +1,8 @@
 -- What a caller does: submit, read, and move one job under its lock.
 
 -- name: existing
--- Which of these ids are taken.
-SELECT j.id FROM json_each(:ids) AS e JOIN jobs AS j ON j.id = e.value;
+-- Which of these ids are taken, and by whom.
+SELECT j.id, j.tenant FROM json_each(:ids) AS e JOIN jobs AS j ON j.id = e.value;
 
 -- name: need_states
 -- The status of jobs that someone wants to need; a foreign job is not there.
