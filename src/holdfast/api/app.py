@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 
 from holdfast.api import VERSION, openapi
 from holdfast.api.auth import Access, first_admin
+from holdfast.api.depths import Depths
 from holdfast.api.direct import Executor
 from holdfast.api.errors import not_routed
 from holdfast.api.hub import Hub
@@ -31,6 +32,7 @@ from holdfast.api.routes import (
 from holdfast.api.routing import Route, Service, handler
 from holdfast.api.tools import load_tools
 from holdfast.config import Settings
+from holdfast.errors import StoreError
 from holdfast.store import Store
 
 NOUNS = (jobs, events, artifacts, uploads, snapshots, lanes, queues, workers, tools, tokens, probes)
@@ -89,17 +91,27 @@ class Api(FastAPI):
         async with contextlib.AsyncExitStack() as stack:
             store = await self._connect()
             stack.push_async_callback(store.close)
+            stack.push_async_callback(self._keep_counts, store)
             if self.settings.auth == "on":
                 self.made_admin = await first_admin(store.tokens, self.settings.admin_token)
             hub = Hub(store)
-            service = Service(store, self.settings, Access(store.tokens, self.settings), hub, tools, self._facts)
+            depths = Depths(store)
+            access = Access(store.tokens, self.settings)
+            service = Service(store, self.settings, access, hub, tools, self._facts, depths)
             await stack.enter_async_context(_task(hub.run()))
+            await stack.enter_async_context(_task(depths.run()))
             stack.callback(hub.stop)
             if self._background is not None:
                 service.direct = await stack.enter_async_context(self._background(store))
             self._service = service
             stack.callback(self._forget)
             yield service
+
+    async def _keep_counts(self, store: Store) -> None:
+        """Leave what this server counted in the totals. In direct mode the worker inside has reported it."""
+        if self.settings.queue_enabled:
+            with contextlib.suppress(StoreError):
+                await store.workers.add_totals(store.counters.figures())
 
     def _forget(self) -> None:
         self._service = None

@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from holdfast.api.auth import Access, Caller, checked_name, says_json
+from holdfast.api.depths import Depths
 from holdfast.api.direct import Executor
 from holdfast.api.errors import JSON, to_response
 from holdfast.api.hub import Hub
@@ -45,6 +46,7 @@ class Service:
     hub: Hub
     tools: Tools
     facts: FactsOf
+    depths: Depths
     direct: Executor | None = None
     """What runs jobs in the request, where the queue is off."""
     requests: Counter[tuple[str, str, int]] = field(default_factory=Counter)
