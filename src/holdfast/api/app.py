@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from holdfast.api import VERSION, openapi
 from holdfast.api.auth import Access, first_admin
 from holdfast.api.connections import connection_limit
+from holdfast.api.depths import Depths
 from holdfast.api.direct import Executor
 from holdfast.api.errors import not_routed
 from holdfast.api.hub import Hub
@@ -35,6 +36,7 @@ from holdfast.api.routing import Route, Service, handler
 from holdfast.api.stream import OpenStreams
 from holdfast.api.tools import load_tools
 from holdfast.config import Settings
+from holdfast.errors import StoreError
 from holdfast.store import Store
 
 NOUNS = (jobs, events, artifacts, uploads, snapshots, lanes, queues, workers, tools, tokens, probes)
@@ -97,19 +99,28 @@ class Api(FastAPI):
         async with contextlib.AsyncExitStack() as stack:
             store = await self._connect()
             stack.push_async_callback(store.close)
+            stack.push_async_callback(self._keep_counts, store)
             if self.settings.auth == "on":
                 self.made_admin = await first_admin(store.tokens, self.settings.admin_token)
             hub = Hub(store)
+            depths = Depths(store)
             streams = OpenStreams(self.settings.streams_per_token, connection_limit(self.settings) * 3 // 4)
             access = Access(store.tokens, self.settings)
-            service = Service(store, self.settings, access, hub, streams, tools, self._facts)
+            service = Service(store, self.settings, access, hub, streams, tools, self._facts, depths)
             await stack.enter_async_context(_task(hub.run()))
+            await stack.enter_async_context(_task(depths.run()))
             stack.callback(hub.stop)
             if self._background is not None:
                 service.direct = await stack.enter_async_context(self._background(store))
             self._service = service
             stack.callback(self._forget)
             yield service
+
+    async def _keep_counts(self, store: Store) -> None:
+        """Leave what this server counted in the totals. In direct mode the worker inside has reported it."""
+        if self.settings.queue_enabled:
+            with contextlib.suppress(StoreError):
+                await store.workers.add_totals(store.counters.figures())
 
     def _forget(self) -> None:
         self._service = None

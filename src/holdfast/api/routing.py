@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from holdfast.api.auth import Access, Caller, checked_name
+from holdfast.api.depths import Depths
 from holdfast.api.direct import Executor
 from holdfast.api.errors import JSON, to_response
 from holdfast.api.hub import Hub
@@ -47,6 +48,7 @@ class Service:
     streams: OpenStreams
     tools: Tools
     facts: FactsOf
+    depths: Depths
     direct: Executor | None = None
     """What runs jobs in the request, where the queue is off."""
     large_bodies: LargeBodies = field(default_factory=LargeBodies)
