@@ -32,7 +32,18 @@
 "The job failed" is not in here: how a job ends is data (`model.Outcome`).
 """
 
+import re
 from collections.abc import Sequence
+
+_TERMINAL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -~]?)")
+"""What a terminal takes as a command: colours, moves of the cursor, titles."""
+
+
+def one_line(text: str, most: int) -> str:
+    """Return a text that others wrote as a part of an error message: one line, no control characters, bounded."""
+    plain = _TERMINAL.sub("", text[: 8 * most])
+    line = " ".join("".join(one if one.isprintable() else " " for one in plain).split())
+    return line if len(line) <= most else f"{line[: most - 1].rstrip()}…"
 
 
 class HoldfastError(Exception):

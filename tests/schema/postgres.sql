@@ -131,6 +131,7 @@ jobs.error_message text YES
 jobs.result json YES 
 jobs.progress json YES 
 jobs.usage json YES 
+jobs.stop_reason text YES 
 labels.tenant text NO 
 labels.label uuid NO 
 labels.requested_at timestamp with time zone NO 

@@ -291,12 +291,13 @@ def remove(
     job_id: JobId,
     force: Annotated[bool, typer.Option("--force", help="Stop it first, if it runs.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would happen.")] = False,
+    reason: Because = None,
     as_json: AsJson = False,
 ) -> None:
     """Delete a job with its history and its files."""
 
     async def delete(client: "AsyncClient") -> str:
-        return await client.delete(await find(client, job_id), force=force, dry_run=dry_run)
+        return await client.delete(await find(client, job_id), force=force, dry_run=dry_run, reason=reason)
 
     outcome = talk(context, delete)
     if as_json:

@@ -10,7 +10,7 @@ from typing import Any, Literal, NoReturn
 import msgspec
 
 from holdfast.budgets import raised_budget, refusal
-from holdfast.errors import Blocked, Conflict, Gone, IllegalMove, Invalid, NeedFailed, NotFound, QueueFull
+from holdfast.errors import Blocked, Conflict, Gone, IllegalMove, Invalid, NeedFailed, NotFound, QueueFull, one_line
 from holdfast.model import BROKEN, TERMINAL, WAITING, Error, Gate, Job, Json, Status, StopKind, Verb
 from holdfast.store import wake
 from holdfast.store.database import Database, Row, Tx
@@ -26,6 +26,8 @@ from holdfast.submission import Accepted, Batch, Submission, gather
 ID_DIGITS = 32
 FEW = 64
 """Jobs that are checked on the event loop; more of them would hold up everybody else."""
+MAX_REASON = 1000
+"""Characters of a caller's reason in the error message of a job; the audit event has all of it."""
 
 
 class Stopped(msgspec.Struct, frozen=True, kw_only=True):
@@ -255,9 +257,19 @@ class Jobs:
         return await self.get(job_id, tenant=tenant)
 
     async def delete(
-        self, job_id: str, *, tenant: str = "default", force: bool = False, dry_run: bool = False, by: str | None = None
+        self,
+        job_id: str,
+        *,
+        tenant: str = "default",
+        force: bool = False,
+        dry_run: bool = False,
+        by: str | None = None,
+        reason: str | None = None,
     ) -> Deletion:
-        """Remove a job that has ended; with `force`, stop it first. A duty finishes what this call cannot."""
+        """Remove a job that has ended; with `force`, stop it first. A duty finishes what this call cannot.
+
+        `reason` says why it is stopped; dependants that fail because of it show the reason.
+        """
         job = await self.get(job_id, tenant=tenant)
         if job.status not in TERMINAL:
             if not force:
@@ -265,7 +277,7 @@ class Jobs:
             if dry_run:
                 return Deletion(outcome="would_delete")
             with contextlib.suppress(IllegalMove, NotFound):  # It ended in this moment, or went: a duty may be faster.
-                await self._stop(Verb.CANCEL, StopKind.DELETE, tenant, job_id, by, None)
+                await self._stop(Verb.CANCEL, StopKind.DELETE, tenant, job_id, by, reason)
         if dry_run:
             return Deletion(outcome="would_delete")
         return Deletion(outcome="deleted" if await self._remove(tenant, job_id) else "deleting")
@@ -329,6 +341,7 @@ class Jobs:
         self, verb: Verb, kind: StopKind, tenant: str, job_id: str, by: str | None, reason: str | None
     ) -> Stopped:
         outcome: Literal["ended", "stopping", "already"] = "already"
+        why = one_line(reason, MAX_REASON) or None if reason else None
 
         async def plan(tx: Tx, row: Row) -> Move | None:
             nonlocal outcome
@@ -339,7 +352,7 @@ class Jobs:
                 before = None if row["stop_kind"] is None else StopKind(row["stop_kind"])
                 if kind.escalates(before):
                     events = [*audit(verb, by, reason), event("cancel", cancel="requested", kind=kind)]
-                    await tx.rows("request_stop", id=row["id"], kind=kind, events=events)
+                    await tx.rows("request_stop", id=row["id"], kind=kind, reason=why, events=events)
                 return None
             if kind is StopKind.INTERRUPT and status is Status.PAUSED:
                 return None
@@ -348,7 +361,8 @@ class Jobs:
             if status is Status.CANCELLED and kind is not StopKind.DELETE:
                 return None
             outcome = "ended"
-            error = Error(code="cancelled", message="cancelled before it started" if status in WAITING else "cancelled")
+            how = "cancelled before it started" if status in WAITING else "cancelled"
+            error = Error(code="cancelled", message=f"{how}: {why}" if why else how)
             return Move(
                 status=Status.CANCELLED,
                 error=error,

@@ -198,7 +198,7 @@ async def release(call: Call, job_id: str, body: Nothing) -> Reply:
 async def delete(call: Call, job_id: str, query: DeleteJob) -> Reply:
     """Delete a job that has ended; with `force`, stop it first (202 `deleting`)."""
     done = await call.store.jobs.delete(
-        job_id, tenant=call.tenant, force=query.force, dry_run=query.dry_run, by=call.who.by
+        job_id, tenant=call.tenant, force=query.force, dry_run=query.dry_run, by=call.who.by, reason=query.reason
     )
     return Reply(Deleted(outcome=done.outcome), 202 if done.outcome == "deleting" else 200)
 
