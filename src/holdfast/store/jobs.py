@@ -1,5 +1,6 @@
 """What callers do with jobs: submit, read, list, release, stop, resume, resolve, dismiss, delete."""
 
+import asyncio
 import contextlib
 import uuid
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,7 @@ from typing import Any, Literal, NoReturn
 import msgspec
 
 from holdfast.budgets import raised_budget, refusal
-from holdfast.errors import Blocked, Conflict, Gone, IllegalMove, Invalid, NeedFailed, NotFound, QueueFull
+from holdfast.errors import Blocked, Conflict, Gone, IllegalMove, Invalid, NeedFailed, NotFound, QueueFull, one_line
 from holdfast.model import BROKEN, TERMINAL, WAITING, Error, Gate, Job, Json, Status, StopKind, Verb
 from holdfast.store import wake
 from holdfast.store.database import Database, Row, Tx
@@ -18,11 +19,15 @@ from holdfast.store.lanes import settle_lanes
 from holdfast.store.listing import Filters, JobPage, list_jobs
 from holdfast.store.moves import Move, Moved, Plan, audit, change_job, event, is_lost, lock_job
 from holdfast.store.outcomes import encoded_result
-from holdfast.store.refusals import id_taken
+from holdfast.store.refusals import id_taken, id_unusable
 from holdfast.store.rows import known_id, to_job, to_json
-from holdfast.submission import Accepted, Submission, gather
+from holdfast.submission import Accepted, Batch, Submission, gather
 
 ID_DIGITS = 32
+FEW = 64
+"""Jobs that are checked on the event loop; more of them would hold up everybody else."""
+MAX_REASON = 1000
+"""Characters of a caller's reason in the error message of a job; the audit event has all of it."""
 
 
 class Stopped(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +39,14 @@ class Stopped(msgspec.Struct, frozen=True, kw_only=True):
 
 class Deletion(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Literal["deleted", "deleting", "would_delete"]
+
+
+async def _gathered(
+    jobs: Sequence[Submission | Mapping[str, Any]], tenant: str, key: str | None, sent: Sequence[Any] | None
+) -> Batch:
+    if len(jobs) <= FEW:
+        return gather(jobs, tenant, key, sent)
+    return await asyncio.to_thread(gather, jobs, tenant, key, sent)
 
 
 class Jobs:
@@ -76,13 +89,13 @@ class Jobs:
         `key` is an idempotency key: for 24 hours, the same call with the same key answers the same ids. The call is
         compared by what was `sent`, where the jobs were made from that.
         """
-        batch = gather(jobs, tenant, key, sent)
+        batch = await _gathered(jobs, tenant, key, sent)
         try:
             known = await self._database.submit(batch)
         except (Gone, NeedFailed, QueueFull):
             raise
         except Conflict:
-            await self.refuse_taken_ids(batch.ids)
+            await self.refuse_taken_ids(batch)
             raise
         answer = batch.answer(known)
         if known and known[0]["asked"] is None:
@@ -244,9 +257,19 @@ class Jobs:
         return await self.get(job_id, tenant=tenant)
 
     async def delete(
-        self, job_id: str, *, tenant: str = "default", force: bool = False, dry_run: bool = False, by: str | None = None
+        self,
+        job_id: str,
+        *,
+        tenant: str = "default",
+        force: bool = False,
+        dry_run: bool = False,
+        by: str | None = None,
+        reason: str | None = None,
     ) -> Deletion:
-        """Remove a job that has ended; with `force`, stop it first. A duty finishes what this call cannot."""
+        """Remove a job that has ended; with `force`, stop it first. A duty finishes what this call cannot.
+
+        `reason` says why it is stopped; dependants that fail because of it show the reason.
+        """
         job = await self.get(job_id, tenant=tenant)
         if job.status not in TERMINAL:
             if not force:
@@ -254,7 +277,7 @@ class Jobs:
             if dry_run:
                 return Deletion(outcome="would_delete")
             with contextlib.suppress(IllegalMove, NotFound):  # It ended in this moment, or went: a duty may be faster.
-                await self._stop(Verb.CANCEL, StopKind.DELETE, tenant, job_id, by, None)
+                await self._stop(Verb.CANCEL, StopKind.DELETE, tenant, job_id, by, reason)
         if dry_run:
             return Deletion(outcome="would_delete")
         return Deletion(outcome="deleted" if await self._remove(tenant, job_id) else "deleting")
@@ -318,6 +341,7 @@ class Jobs:
         self, verb: Verb, kind: StopKind, tenant: str, job_id: str, by: str | None, reason: str | None
     ) -> Stopped:
         outcome: Literal["ended", "stopping", "already"] = "already"
+        why = one_line(reason, MAX_REASON) or None if reason else None
 
         async def plan(tx: Tx, row: Row) -> Move | None:
             nonlocal outcome
@@ -328,7 +352,7 @@ class Jobs:
                 before = None if row["stop_kind"] is None else StopKind(row["stop_kind"])
                 if kind.escalates(before):
                     events = [*audit(verb, by, reason), event("cancel", cancel="requested", kind=kind)]
-                    await tx.rows("request_stop", id=row["id"], kind=kind, events=events)
+                    await tx.rows("request_stop", id=row["id"], kind=kind, reason=why, events=events)
                 return None
             if kind is StopKind.INTERRUPT and status is Status.PAUSED:
                 return None
@@ -337,7 +361,8 @@ class Jobs:
             if status is Status.CANCELLED and kind is not StopKind.DELETE:
                 return None
             outcome = "ended"
-            error = Error(code="cancelled", message="cancelled before it started" if status in WAITING else "cancelled")
+            how = "cancelled before it started" if status in WAITING else "cancelled"
+            error = Error(code="cancelled", message=f"{how}: {why}" if why else how)
             return Move(
                 status=Status.CANCELLED,
                 error=error,
@@ -380,11 +405,10 @@ class Jobs:
         found = await self._database.read("existing", ids=[job_id for job_id in ids if _is_id(job_id)])
         return frozenset(row["id"] for row in found)
 
-    async def refuse_taken_ids(self, ids: Sequence[str]) -> None:
+    async def refuse_taken_ids(self, batch: Batch) -> None:
         """Name the id that made the database refuse a batch."""
-        taken = await self._database.read("existing", ids=list(ids))
-        if taken:
-            raise id_taken(taken[0]["id"])
+        for row in await self._database.read("existing", ids=list(batch.ids)):
+            raise id_taken(row["id"]) if row["tenant"] == batch.tenant else id_unusable(row["id"])
 
     async def _refuse_open_attempt(self, tx: Tx, row: Row) -> NoReturn:
         """Say who will take the attempt back, or what a person has to make sure of first."""

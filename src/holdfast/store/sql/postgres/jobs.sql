@@ -8,8 +8,8 @@ FROM holdfast.holdfast_submit(:jobs::text::jsonb, :wake::boolean, :key::text, :t
 WHERE s.reused;
 
 -- name: existing
--- Which of these ids are taken.
-SELECT j.id FROM holdfast.jobs AS j WHERE j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e);
+-- Which of these ids are taken, and by whom.
+SELECT j.id, j.tenant FROM holdfast.jobs AS j WHERE j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e);
 
 -- name: need_states
 -- The status of jobs that someone wants to need; a foreign job is not there.
@@ -214,6 +214,7 @@ WITH moved AS (
       stop_kind = :stop_kind::text,
       stop_phase = CASE WHEN :stop_kind::text IS NOT NULL THEN coalesce(j.stop_phase, 'requested') END,
       stop_deadline_at = CASE WHEN :stop_kind::text IS NOT NULL THEN j.stop_deadline_at END,
+      stop_reason = CASE WHEN :stop_kind::text IS NOT NULL THEN j.stop_reason END,
       unsettled = j.unsettled OR (j.has_dependants AND :unsettle::boolean),
       adoptions = CASE WHEN :status::text = 'queued' THEN 0 ELSE j.adoptions END,
       error_code = CASE WHEN :keep_error::boolean THEN j.error_code ELSE :error_code::text END,
@@ -258,6 +259,7 @@ WHERE j.id = :id::uuid
 WITH asked AS (
   UPDATE holdfast.jobs AS j
   SET stop_kind = :kind::text,
+      stop_reason = :reason::text,
       stop_phase = coalesce(j.stop_phase, 'requested'),
       updated_at = greatest(holdfast.clock(), j.updated_at),
       seq = j.seq + json_array_length(:events::json)

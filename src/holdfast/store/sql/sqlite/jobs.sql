@@ -1,8 +1,8 @@
 -- What a caller does: submit, read, and move one job under its lock.
 
 -- name: existing
--- Which of these ids are taken.
-SELECT j.id FROM json_each(:ids) AS e JOIN jobs AS j ON j.id = e.value;
+-- Which of these ids are taken, and by whom.
+SELECT j.id, j.tenant FROM json_each(:ids) AS e JOIN jobs AS j ON j.id = e.value;
 
 -- name: need_states
 -- The status of jobs that someone wants to need; a foreign job is not there.
@@ -223,6 +223,7 @@ SET status = :status,
     stop_kind = :stop_kind,
     stop_phase = CASE WHEN :stop_kind IS NOT NULL THEN coalesce(stop_phase, 'requested') END,
     stop_deadline_at = CASE WHEN :stop_kind IS NOT NULL THEN stop_deadline_at END,
+    stop_reason = CASE WHEN :stop_kind IS NOT NULL THEN stop_reason END,
     unsettled = unsettled OR (has_dependants AND :unsettle),
     adoptions = CASE WHEN :status = 'queued' THEN 0 ELSE adoptions END,
     error_code = CASE WHEN :keep_error THEN error_code ELSE :error_code END,
@@ -252,6 +253,7 @@ WHERE j.id = :id
 -- Leave a stop request for whoever owns or adopts a job that runs, or that is feared to.
 UPDATE jobs
 SET stop_kind = :kind,
+    stop_reason = :reason,
     stop_phase = coalesce(stop_phase, 'requested'),
     updated_at = max(clock(), updated_at),
     seq = seq + json_array_length(:events)
