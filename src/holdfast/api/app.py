@@ -31,6 +31,7 @@ from holdfast.api.routes import (
 from holdfast.api.routing import Route, Service, handler
 from holdfast.api.tools import load_tools
 from holdfast.config import Settings
+from holdfast.runner.shared_folder import prove
 from holdfast.store import Store
 
 NOUNS = (jobs, events, artifacts, uploads, snapshots, lanes, queues, workers, tools, tokens, probes)
@@ -92,7 +93,10 @@ class Api(FastAPI):
             if self.settings.auth == "on":
                 self.made_admin = await first_admin(store.tokens, self.settings.admin_token)
             hub = Hub(store)
-            service = Service(store, self.settings, Access(store.tokens, self.settings), hub, tools, self._facts)
+            shared = await prove(self.settings.shared, await store.installation(), store.shared_folder)
+            service = Service(
+                store, self.settings, shared, Access(store.tokens, self.settings), hub, tools, self._facts
+            )
             await stack.enter_async_context(_task(hub.run()))
             stack.callback(hub.stop)
             if self._background is not None:

@@ -26,6 +26,7 @@ from holdfast.api.tools import Tools
 from holdfast.config import Settings
 from holdfast.errors import BadRequest, HoldfastError, Invalid, TooLarge
 from holdfast.model import Role
+from holdfast.runner.shared_folder import SharedFolder
 from holdfast.store import Store
 from holdfast.submission import invalid_field
 
@@ -41,6 +42,7 @@ class Service:
 
     store: Store
     settings: Settings
+    shared: SharedFolder
     access: Access
     hub: Hub
     tools: Tools

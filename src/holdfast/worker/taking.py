@@ -3,7 +3,7 @@
 import asyncio
 import logging
 
-from holdfast.errors import Invalid
+from holdfast.errors import Invalid, SharedFolderAway
 from holdfast.model import Cause, Lease
 from holdfast.runner.base import End, Running
 from holdfast.runner.outputs import Limits, Violation
@@ -35,6 +35,8 @@ async def take_outputs(desk: Desk, lease: Lease, running: Running, end: End, mas
     except (Violation, Invalid) as violation:
         log.warning("job %s attempt %d breaks the contract: %s", lease.id, lease.attempt, violation)
         return end if end.cause is not Cause.EXIT or end.exit_code != 0 else broken(end)
+    except SharedFolderAway as error:
+        raise OutputsWait(f"its output cannot be kept yet: {error.message}") from error
     except OSError as error:
         raise OutputsWait(f"its output cannot be kept yet: {error.strerror}") from error
     finally:
