@@ -142,6 +142,7 @@ class Resolve(Body, frozen=True):
 class DeleteJob(Query, frozen=True):
     force: bool = False
     dry_run: bool = False
+    reason: str | None = None
 
 
 class Deleted(Answer, frozen=True):

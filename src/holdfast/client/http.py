@@ -197,9 +197,11 @@ class AsyncClient:
     async def release(self, job_id: str) -> JobView:
         return await self._move(job_id, "release")
 
-    async def delete(self, job_id: str, *, force: bool = False, dry_run: bool = False) -> str:
-        """Delete a job; return `deleted`, `deleting` or `would_delete`."""
-        query = {"force": force or None, "dry_run": dry_run or None}
+    async def delete(
+        self, job_id: str, *, force: bool = False, dry_run: bool = False, reason: str | None = None
+    ) -> str:
+        """Delete a job; return `deleted`, `deleting` or `would_delete`. `reason` says why a live one is stopped."""
+        query = {"force": force or None, "dry_run": dry_run or None, "reason": reason}
         answer = await self._call("DELETE", _job(job_id), dict[str, Any], query=query)
         return str(answer["outcome"])
 

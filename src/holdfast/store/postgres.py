@@ -255,6 +255,9 @@ class PostgresDatabase:
     async def read(self, name: str, /, **parameters: Any) -> Sequence[Row]:
         return await self.rows(name, **parameters)
 
+    async def read_long(self, name: str, /, **parameters: Any) -> Sequence[Row]:
+        return await self.rows(name, **parameters)
+
     async def rows(self, name: str, /, *, urgent: bool = False, **parameters: Any) -> Sequence[Row]:
         statement = self._named[name]
         arguments = statement.arguments(parameters)

@@ -12,6 +12,11 @@ def id_taken(job_id: str) -> Conflict:
     return Conflict(f"id: job {job_id} exists already")
 
 
+def id_unusable(job_id: str) -> Conflict:
+    """The answer for an id of another tenant's job: it says nothing of that job."""
+    return Conflict(f"id: {job_id} cannot be used; leave it out, or choose another random UUID")
+
+
 def need_unknown(job_id: str) -> NotFound:
     return NotFound("job (named in needs)", job_id)
 

@@ -117,6 +117,7 @@ class Worker:
                 hear=self._heard,
             )
             duties = Duties(self._store, self.id, self._settings)
+            chores = self._chores()
             async with heart, self._store.wake.listening() as signal, self._all_tasks() as group:
                 helpers = [
                     group.create_task(loop)
@@ -125,7 +126,7 @@ class Worker:
                         self._listen(signal),
                         self._look_for_stops(),
                         *(runner.watch(self._runner_changed) for runner in self._runners.values()),
-                        self._chores().run(),
+                        chores.run(),
                         duties.run(),
                     )
                 ]
@@ -138,6 +139,7 @@ class Worker:
             if not self._holds:
                 with contextlib.suppress(StoreError):
                     await duties.resign()
+                    await chores.report()
                     await self._store.workers.forget(self.id)
         await self._runs.close()
         self.stuck = self._runs.stuck

@@ -31,8 +31,20 @@ WHERE workers.host = excluded.host
 RETURNING worker;
 
 -- name: report_figures
--- What a worker has counted, for whoever watches.
-UPDATE holdfast.workers AS w SET figures = :figures::json WHERE w.worker = :worker::text;
+-- What a worker has counted. Not the first report of a row that has none: the row is new, and another had its figures.
+UPDATE holdfast.workers AS w
+SET figures = :figures::json
+WHERE w.worker = :worker::text
+  AND (:first::boolean OR w.figures IS NOT NULL)
+RETURNING w.worker;
+
+-- name: totals
+-- What workers that are gone have counted.
+SELECT t.counter, t.status, t.count FROM holdfast.totals AS t;
+
+-- name: add_totals
+-- Add what a process without a row has counted.
+SELECT 1 AS one FROM (SELECT holdfast.add_figures(:figures::json)) AS added;
 
 -- name: forget_worker
 DELETE FROM holdfast.workers AS w WHERE w.worker = :worker::text;

@@ -285,6 +285,14 @@ FROM told AS t
 CROSS JOIN jobs AS s ON s.id = t.id;
 SELECT t.id FROM told AS t;
 
+-- name: spending
+-- What jobs used, and their budgets. Uses the primary key.
+SELECT j.id, j.usage, s.policy ->> 'budget' AS budget, j.stop_kind
+FROM jobs AS j
+JOIN specs AS s ON s.id = j.id
+WHERE j.id IN (SELECT value FROM json_each(:ids))
+  AND j.usage IS NOT NULL;
+
 -- name: finish
 -- End attempts: to a terminal status, to paused, or back to queued. A move to queued looks at the stop request here, in
 -- the same transaction: cancel or delete makes it cancelled, interrupt makes it paused. The token stays, so that a repeat
@@ -293,8 +301,8 @@ SELECT t.id FROM told AS t;
 DELETE FROM ended;
 -- each: rows
 INSERT INTO ended (
-  place, stop_kind, status, cause, exit_code, signal, error_code, error_message, result, delay)
-SELECT j.rowid, j.stop_kind, :status, :cause, :exit_code, :signal, :error_code, :error_message, :result, :delay
+  place, stop_kind, stop_reason, status, cause, exit_code, signal, error_code, error_message, result, delay)
+SELECT j.rowid, j.stop_kind, j.stop_reason, :status, :cause, :exit_code, :signal, :error_code, :error_message, :result, :delay
 FROM jobs AS j
 WHERE j.id = :id
   AND j.token = :token
@@ -305,6 +313,10 @@ SET status = CASE stop_kind WHEN 'interrupt' THEN 'paused' ELSE 'cancelled' END,
     error_message = CASE stop_kind WHEN 'interrupt' THEN 'interrupted by request' ELSE 'cancelled by request' END
 WHERE status = 'queued'
   AND stop_kind IS NOT NULL;
+UPDATE ended
+SET error_message = error_message || ': ' || stop_reason
+WHERE error_code IN ('cancelled', 'interrupted')
+  AND stop_reason IS NOT NULL;
 UPDATE jobs
 SET status = h.status,
     gate = CASE WHEN h.status <> 'queued' THEN NULL WHEN h.delay > 0 THEN 'future' ELSE 'open' END,
