@@ -1,11 +1,11 @@
-"""The checker's rules about answers that must be true: budgets and reuse keys. Each is broken by hand."""
+"""The checker's rules about answers that must be true: budgets, reuse keys, deletes. Each is broken by hand."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from torture.checker import check
-from torture.checks import budgets, builds
+from torture.checks import budgets, builds, deletes
 from torture.history import Call, Event
 
 from tests.tales import Tale, good
@@ -28,13 +28,15 @@ def breaks(rule: str, what: str) -> Callable[[Break], Break]:
 
 
 def whole() -> Tale:
-    """A job that used up its budget to the last token, an old build that failed, and a new one."""
+    """A job that used up its budget to the last token, an old build that failed, a new one, and a deleted job."""
     tale = good()
     tale.job("spender", spec={"env": PRICE}, budget={"tokens": SPENT})
     _budget(tale, SPENT)
     tale.job("old", reuse_key="build")
     _fail(tale, "old")
     tale.job("new", reuse_key="build")
+    tale.job("deleted")
+    _delete(tale, "deleted")
     return tale
 
 
@@ -123,6 +125,22 @@ def _older(tale: Tale) -> None:
     _ask_for(tale, "new")
 
 
+@breaks("deleted_jobs_leave_no_files", "a job was called deleted while a file of it was there")
+def _left(tale: Tale) -> None:
+    tale.history.calls[-1].left = ("artifacts/deleted/1.3/made",)
+
+
+@breaks("deleted_jobs_leave_no_files", "a file of a deleted job is there at the end")
+def _left_for_good(tale: Tale) -> None:
+    tale.history.calls[-1].outcome = "deleting"
+    tale.history.files["deleted"] = ["inputs/deleted/upload/given"]
+
+
+@breaks("deletes_are_finished", "a job is there though its delete was answered")
+def _unfinished(tale: Tale) -> None:
+    tale.ask("delete", "plain", answer="ok", outcome="deleting")
+
+
 def test_true_answers_pass() -> None:
     assert [str(violation) for violation in check(whole().history)] == []
 
@@ -133,14 +151,14 @@ def test_true_answers_pass() -> None:
     ids=[what for ways in BROKEN.values() for what, _ in ways],
 )
 def test_wrong_answer_is_seen(rule: str, what: str, make: Break) -> None:
-    """Proves H5, D6 as far as a checker can."""
+    """Proves H5, D6, D7 as far as a checker can."""
     tale = whole()
     make(tale)
     assert rule in found(tale), what
 
 
 def test_every_rule_about_answers_is_broken_once() -> None:
-    rules = (*budgets.RULES, *builds.RULES)
+    rules = (*budgets.RULES, *builds.RULES, *deletes.RULES)
     assert {rule.__name__ for rule in rules} == set(BROKEN)
 
 

@@ -12,6 +12,7 @@ from torture.cases import Case, cases
 from torture.checks import (
     budgets,
     builds,
+    deletes,
     falls,
     leavings,
     order,
@@ -29,7 +30,7 @@ from torture.story import story
 Rule = Callable[[History, Mapping[str, Case]], Iterator[tuple[str, str]]]
 RULES: tuple[Rule, ...] = (
     *records.RULES, *runs.RULES, *stops.RULES, *reaps.RULES, *writes.RULES, *order.RULES, *streams.RULES,
-    *leavings.RULES, *pipelines.RULES, *budgets.RULES, *builds.RULES, *falls.RULES,
+    *leavings.RULES, *pipelines.RULES, *budgets.RULES, *builds.RULES, *deletes.RULES, *falls.RULES,
 )  # fmt: skip
 
 

@@ -15,8 +15,9 @@ from pathlib import Path
 from tests.cluster import FAST, Server
 from tests.engine import daemon
 
+from holdfast.assemble import ANSWER_SHARE, store_of
 from holdfast.client.http import AsyncClient
-from holdfast.store import open_store
+from holdfast.config import Settings
 from holdfast.store.migrate import migrate
 from holdfast.store.store import connect
 from torture.calls import OnStore, OverHttp, Recorder
@@ -180,7 +181,11 @@ async def _upload(world: World) -> str:
 @contextlib.asynccontextmanager
 async def _recorders(world: World, rng: random.Random) -> AsyncIterator[tuple[list[Recorder], Recorder]]:
     """Clients over HTTP, clients on the store, and the janitor's own way in."""
-    async with await open_store(world.url, listen=False, answer_within=ANSWER) as store:
+    settings = Settings(
+        database_url=world.url, state_dir=world.host("client"), shared_dir=world.shared, docker_host=None,
+        lease_ttl=ANSWER_SHARE * ANSWER, heartbeat_interval=ANSWER,
+    )  # fmt: skip
+    async with await store_of(settings, listen=False) as store:
         direct = Recorder(world.history, OnStore(store), world.files_of)
         callers = [OverHttp(world, rng) for _ in range(CLIENTS)]
         yield [*(Recorder(world.history, caller, world.files_of) for caller in callers), direct], direct
