@@ -23,6 +23,7 @@
     ├── CacheFull        no room for a snapshot, and nothing that may go               503
     ├── SnapshotDamaged  a snapshot's folder is not what was published                 503
     ├── SnapshotFailed   a snapshot's folder cannot be read here, or not be made        503
+    ├── SharedFolderAway  the shared folder is not mounted, or was replaced               503
     ├── ConfigError      settings that cannot work; lists every problem at once
     └── StoreError       the database, not the request                                 503
         ├── StoreUnreachable
@@ -194,6 +195,11 @@ class SnapshotDamaged(HoldfastError):
 class SnapshotFailed(HoldfastError):
     status = 503
     code = "snapshot_failed"
+
+
+class SharedFolderAway(HoldfastError):
+    status = 503
+    code = "shared_folder_away"
 
 
 class ConfigError(HoldfastError):

@@ -442,6 +442,13 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
 
 
+class RecordedFolder(msgspec.Struct, frozen=True, kw_only=True):
+    """The shared folder that a database names, and the path by which the part that recorded it knew it."""
+
+    id: str
+    path: str
+
+
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The stored workspace that a task left. `components` say what it depends on, `folder` and `digest` where it is."""
 

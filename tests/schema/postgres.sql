@@ -31,6 +31,8 @@ idempotency.jobs json NO
 idempotency.made_at timestamp with time zone NO 
 installation.one boolean NO true
 installation.id text NO 
+installation.shared_folder text YES 
+installation.shared_path text YES 
 job_events.job_id uuid YES 
 job_events.seq bigint YES 
 job_events.at timestamp with time zone YES 

@@ -72,7 +72,7 @@ CREATE TABLE idempotency (
 ) WITHOUT ROWID, STRICT
 CREATE TABLE installation (
   one INTEGER NOT NULL PRIMARY KEY DEFAULT 1,
-  id TEXT NOT NULL,
+  id TEXT NOT NULL, shared_folder TEXT, shared_path TEXT,
   CONSTRAINT installation_one CHECK (one = 1)
 ) STRICT
 CREATE TABLE jobs (

@@ -102,9 +102,10 @@ def parse_report(data: bytes) -> Report:
 class Gathered:
     """Collects outputs under a temporary name; nothing is there until something was collected."""
 
-    def __init__(self, target: Path, limits: Limits) -> None:
+    def __init__(self, target: Path, limits: Limits, check: Callable[[], None] | None = None) -> None:
         self.target = target
         self._limits = limits
+        self._check = check
         self._temporary = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
         self._bytes = 0
         self._entries = 0
@@ -158,6 +159,8 @@ class Gathered:
     def _place(self, name: str) -> Path:
         self._entries += 1
         self._check_entries()
+        if self._check is not None and self._entries == 1:
+            self._check()
         self._temporary.mkdir(mode=0o750, parents=True, exist_ok=True)
         return self._temporary / plain(name, below="output/")
 
@@ -408,16 +411,20 @@ class Artifact(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Artifacts:
-    """The outputs of all attempts, in the folder that all hosts share."""
+    """The outputs of all attempts, in the folder that all hosts share.
 
-    def __init__(self, shared: Path) -> None:
+    `check` is called before something is written: it raises if another folder, or none, is in its place.
+    """
+
+    def __init__(self, shared: Path, *, check: Callable[[], None] | None = None) -> None:
         self.root = shared / "artifacts"
+        self._check = check
 
     def folder(self, job_id: str, attempt: int, token: int) -> Path:
         return self.root / job_id / f"{attempt}.{token}"
 
     def gather(self, job_id: str, attempt: int, token: int, limits: Limits) -> Gathered:
-        return Gathered(self.folder(job_id, attempt, token), limits)
+        return Gathered(self.folder(job_id, attempt, token), limits, self._check)
 
     def list(self, job_id: str, attempt: int, token: int) -> Sequence[Artifact]:
         """The files that one attempt left, by name."""

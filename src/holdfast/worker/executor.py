@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from holdfast.budgets import EXCEEDED
-from holdfast.errors import NotFound
+from holdfast.errors import NotFound, SharedFolderAway, StoreError
 from holdfast.model import Cause, Error, Outcome, Phase, Status, StopKind, StopPhase, StopRequest
 from holdfast.runner.base import CannotStart, End, EngineUnreachable, Identity, Order, Runner, Running, TooLate
 from holdfast.runner.secrets import NO_MASK, Mask, find_secrets
@@ -83,6 +83,8 @@ class Execution:
             self._at("classified")
             status = await self._finish(outcome)
             self._ended = status is not None
+            if status is None:
+                await self._drop_outputs()
             self._at("finished")
             return status
         except Lost:
@@ -261,8 +263,16 @@ class Execution:
         try:
             return self._desk.inputs.given(self._lease.id, self._policy.uploads)
         except NotFound as error:
+            self._check_shared_folder()
             message = f"what was uploaded for it is not in the shared folder of this worker: {error}"
             raise CannotStart("start_failed", message) from error
+
+    def _check_shared_folder(self) -> None:
+        """A job is not to fail because this host's shared folder is away: another worker may have it."""
+        try:
+            self._desk.shared.check()
+        except SharedFolderAway as error:
+            raise EngineUnreachable(error.message) from error
 
     async def _confirm(self) -> None:
         """Ask the record whether the attempt is still ours, just before something starts that asks nobody itself."""
@@ -435,6 +445,16 @@ class Execution:
         self._check_lease()
         self._hold.finishing = True
         return await self._desk.finishes.ask((self._lease, outcome))
+
+    async def _drop_outputs(self) -> None:
+        """Remove what we collected for an attempt that is not in the record: its job has moved on, or was deleted."""
+        lease = self._lease
+        ours = (lease.id, lease.attempt, lease.token)
+        try:
+            if ours not in await self._desk.store.attempts.standing([lease.id]):
+                await asyncio.to_thread(self._desk.artifacts.remove, lease.id, f"{lease.attempt}.{lease.token}")
+        except StoreError as error:
+            log.info("job %s attempt %d: its outputs are left to the sweep: %s", lease.id, lease.attempt, error)
 
     def _check_lease(self) -> None:
         if self._hold.lost:

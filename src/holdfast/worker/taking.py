@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.errors import Invalid
+from holdfast.errors import Invalid, SharedFolderAway
 from holdfast.model import Cause, Lease, NewEvent
 from holdfast.runner.base import End, Running
 from holdfast.runner.outputs import Gathered, Limits, Violation
@@ -45,6 +45,8 @@ async def take_outputs(desk: Desk, lease: Lease, running: Running, end: End, mas
     except (Violation, Invalid) as violation:
         log.warning("job %s attempt %d breaks the contract: %s", lease.id, lease.attempt, violation)
         return end if end.cause is not Cause.EXIT or end.exit_code != 0 else broken(end, str(violation))
+    except SharedFolderAway as error:
+        raise OutputsWait(f"its output cannot be kept yet: {error.message}") from error
     except OSError as error:
         raise OutputsWait(f"its output cannot be kept yet: {error.strerror}") from error
     finally:

@@ -20,6 +20,7 @@ from holdfast.model import FUNCTION_DOMAIN, Claimable, Lease, new_worker_id
 from holdfast.runner.base import Runner
 from holdfast.runner.function import Functions
 from holdfast.runner.host import Locks
+from holdfast.runner.shared_folder import SharedFolder
 from holdfast.store import Store, wake
 from holdfast.store.wake import Signal
 from holdfast.timing import backoff, jitter
@@ -51,6 +52,7 @@ class Worker:
         store: Store,
         *,
         installation: str,
+        shared: SharedFolder,
         settings: Settings,
         queues: Mapping[str, int],
         runners: Sequence[Runner],
@@ -69,7 +71,7 @@ class Worker:
         self._locks = locks
         self._connect_beats = connect_beats
         self._holds = Holds(settings.lease_ttl)
-        self._desk = Desk(store, self.id, settings, installation, at)
+        self._desk = Desk(store, self.id, settings, installation, shared, at)
         threads = sum(queues.values()) or settings.max_concurrency
         self._runs = FunctionRuns(self._desk, functions, threads=threads, done=self._release)
         self._busy: Counter[str] = Counter()

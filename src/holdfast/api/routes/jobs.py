@@ -236,7 +236,7 @@ def _allowed(call: Call, job: Any, where: str = "job") -> Mapping[str, Any]:
 
 async def _prepared(call: Call, job: Mapping[str, Any]) -> Mapping[str, Any]:
     """A job with what was uploaded for it; a pipeline also with its base found and its files looked at."""
-    job = await given(job, call.tenant, call.service.settings)
+    job = await given(job, call.tenant, call.service.settings, call.service.shared)
     if not job.get("tasks"):
         return job
     if isinstance(job.get("base"), str):

@@ -37,3 +37,10 @@ SELECT j.id, j.attempt, j.token
 FROM holdfast.jobs AS j
 WHERE j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e)
   AND j.phase IS NOT NULL;
+
+-- name: jobs_of_domains
+-- Which of these jobs had an attempt in a domain that begins with :prefix. Uses attempts_pkey.
+SELECT e.id
+FROM (SELECT e::uuid AS id FROM json_array_elements_text(:ids::json) AS e) AS e
+CROSS JOIN LATERAL (
+  SELECT 1 FROM holdfast.attempts AS a WHERE a.job_id = e.id AND starts_with(a.domain, :prefix::text) LIMIT 1) AS found;

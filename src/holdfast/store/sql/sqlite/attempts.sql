@@ -37,3 +37,10 @@ SELECT j.id, j.attempt, j.token
 FROM jobs AS j
 WHERE j.id IN (SELECT value FROM json_each(:ids))
   AND j.phase IS NOT NULL;
+
+-- name: jobs_of_domains
+-- Which of these jobs had an attempt in a domain that begins with :prefix. Uses attempts_pkey.
+SELECT DISTINCT a.job_id AS id
+FROM json_each(:ids) AS e
+CROSS JOIN attempts AS a ON a.job_id = e.value
+WHERE substr(a.domain, 1, length(:prefix)) = :prefix;
