@@ -210,6 +210,17 @@ def loopback(host: str) -> bool:
         return False
 
 
+def _malformed(settings: Settings) -> list[str]:
+    """The URLs of a database that cannot be taken apart."""
+    problems = []
+    for name, url in (("HOLDFAST_DATABASE_URL", settings.database_url), ("HOLDFAST_LISTEN_URL", settings.listen_url)):
+        try:
+            _ = url and urlsplit(url).port
+        except ValueError as error:
+            problems.append(f"{name} is not a URL ({error}): use sqlite:///path or postgresql://host:port/name")
+    return problems
+
+
 def _contradictions(settings: Settings) -> list[str]:
     problems = []
     if settings.heartbeat_interval > settings.lease_ttl / 3:
@@ -222,6 +233,9 @@ def _contradictions(settings: Settings) -> list[str]:
             f"HOLDFAST_BACKOFF_BASE is {settings.backoff_base:g} s, more than "
             f"HOLDFAST_BACKOFF_CAP ({settings.backoff_cap:g} s)"
         )
+    problems += _malformed(settings)
+    if problems:
+        return problems  # What follows looks into the URLs.
     if settings.database_url is not None:
         scheme = urlsplit(settings.database_url).scheme
         if scheme not in ("sqlite", "postgres", "postgresql"):
