@@ -104,7 +104,9 @@ class Served:
 async def serving_here(url: str, data: Path, **settings: Any) -> AsyncIterator[Served]:
     """Serve in the test's own process and loop, on a real socket: no start of a process to wait for."""
     served = Served(url, data)
-    loaded = Settings(database_url=url, data_dir=data, port=served.port, **{"rate_limit": None, **settings})
+    loaded = Settings(
+        database_url=url, data_dir=data, port=served.port, **{"rate_limit": None, "auth_off_as_root": True, **settings}
+    )
     app = api_of(loaded)
     with bind(loaded) as listener:
         async with app.running():
