@@ -22,6 +22,7 @@ from holdfast.model import Attempt, Event, Json, Lane, Snapshot, Status, TaskRec
 from holdfast.timing import backoff, jitter
 from holdfast.views import ArtifactView, Explanation, JobView, PlanView, QueueView, ToolView
 
+MOST_PORT = 65_535
 T = TypeVar("T")
 
 URL = "http://127.0.0.1:7070"
@@ -372,7 +373,7 @@ def _rest(failures: int) -> float:
 def _address(text: str) -> str:
     try:
         url = httpx.URL(text.rstrip("/"))
-        if url.scheme in ("http", "https") and url.host:
+        if url.scheme in ("http", "https") and url.host and (url.port or 0) <= MOST_PORT:
             return str(url)
     except httpx.InvalidURL:
         pass

@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from dataclasses import dataclass
 from types import NoneType
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import asyncpg
 import msgspec
@@ -18,7 +19,7 @@ from holdfast.config import Pooler
 from holdfast.errors import HoldfastError, Invalid, LockTimeout, StoreError, StoreUnreachable
 from holdfast.store import queries
 from holdfast.store.database import Counters, Row, Tx, json_text, tuples
-from holdfast.store.refusals import refusal
+from holdfast.store.refusals import denied, refusal
 from holdfast.submission import Batch
 
 T = TypeVar("T")
@@ -200,6 +201,7 @@ class PostgresDatabase:
         listen: bool,
         listen_url: str | None,
         answer_within: float | None = None,
+        role: str | None = None,
     ) -> None:
         self.counters = Counters()
         self.schema = schema
@@ -208,6 +210,7 @@ class PostgresDatabase:
         self._listen = listen
         self._listen_url = listen_url
         self._answer_within = answer_within
+        self._role = role or "the one that HOLDFAST_DATABASE_URL names"
         self._named = prepare(schema)
 
     @classmethod
@@ -250,6 +253,7 @@ class PostgresDatabase:
             listen=listen,
             listen_url=listen_url or (None if pooled else url),
             answer_within=answer_within,
+            role=urlsplit(url).username,
         )
 
     async def read(self, name: str, /, **parameters: Any) -> Sequence[Row]:
@@ -290,7 +294,7 @@ class PostgresDatabase:
             except HoldfastError:
                 raise
             except (*_AWAY, asyncpg.PostgresError) as error:
-                mapped = _mapped(error)
+                mapped = _mapped(error, self.schema, self._role)
                 self.counters.errors += isinstance(mapped, StoreError)
                 raise mapped from error
         raise AssertionError("unreachable")
@@ -429,7 +433,7 @@ def _from_pooler(error: Exception) -> bool:
     return error.sqlstate in ("26000", "42P05") or "unsupported startup parameter" in str(error)
 
 
-def _mapped(error: Exception) -> HoldfastError:
+def _mapped(error: Exception, schema: str, role: str) -> HoldfastError:
     if _from_pooler(error):
         return StoreError(f"{UNSAID} ({error.args[0]})")
     if not isinstance(error, asyncpg.PostgresError) or isinstance(error, _AWAY):
@@ -439,5 +443,7 @@ def _mapped(error: Exception) -> HoldfastError:
         return LockTimeout(f"Postgres: {message}")
     if (error.sqlstate or "")[:2] in DATA_ERRORS:
         return Invalid("data", f"Postgres cannot keep it: {message}")
+    if isinstance(error, asyncpg.InsufficientPrivilegeError):
+        return denied(message, schema=schema, role=role)
     refused = refusal(error.sqlstate or "", message, error.detail)
     return refused or StoreError(f"Postgres: {message} ({error.sqlstate})")
