@@ -31,8 +31,9 @@ COMPLAINTS = ("Task was destroyed", "never awaited", "Exception ignored", "never
 class Refusals(httpx.AsyncHTTPTransport):
     """A network that says when so many connections were refused."""
 
-    def __init__(self) -> None:
+    def __init__(self, more: int = MORE_TRIES) -> None:
         super().__init__()
+        self.more = more
         self.refused = 0
         self.many = threading.Event()
 
@@ -41,7 +42,7 @@ class Refusals(httpx.AsyncHTTPTransport):
             return await super().handle_async_request(request)
         except httpx.ConnectError:
             self.refused += 1
-            if self.refused >= MORE_TRIES:
+            if self.refused >= self.more:
                 self.many.set()
             raise
 
@@ -67,20 +68,25 @@ async def test_follow_and_wait_outlast_a_killed_server(
     clean_url: str, tmp_path: Path, quick: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Proves G4. No event is missing or repeated, and both say once that it is away and once that it is back."""
-    network = Refusals()
+    network = Refusals(3 * MORE_TRIES)
     with serving(clean_url, tmp_path / "data") as served:
         async with (
             AsyncClient(served.url, token=served.admin, transport=network) as client,
             opened(clean_url) as store,
         ):
+
+            async def restart_and_cancel() -> None:
+                await asyncio.to_thread(restart, served, network)
+                await store.jobs.cancel(job.id)
+
             job = await client.submit(FUNCTION)
             waiting = asyncio.create_task(client.wait(job.id))
             seen = []
             async for event in client.follow(job.id):
                 seen.append(event.seq)
                 if len(seen) == 1:
-                    await asyncio.to_thread(restart, served, network)
-                    await store.jobs.cancel(job.id)
+                    restarting = asyncio.create_task(restart_and_cancel())
+            await restarting
             ended = await waiting
             assert ended.status is Status.CANCELLED
             assert seen == list(range(1, ended.last_seq + 1))
