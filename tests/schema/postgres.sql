@@ -14,6 +14,7 @@ attempts.exit_code integer YES
 attempts.signal integer YES 
 attempts.error_code text YES 
 attempts.error_message text YES 
+attempts.adopter text YES 
 builds.id text NO 
 builds.job_id uuid YES 
 builds.token bigint YES 
@@ -131,6 +132,7 @@ jobs.error_message text YES
 jobs.result json YES 
 jobs.progress json YES 
 jobs.usage json YES 
+jobs.adopter text YES 
 labels.tenant text NO 
 labels.label uuid NO 
 labels.requested_at timestamp with time zone NO 

@@ -45,7 +45,7 @@ class Store:
         self.snapshots = Snapshots(database)
         self.tasks = Tasks(database)
         self.workers = Workers(database, self.leases)
-        self.explain = Explain(database, self.jobs, self.lanes, self.queues, self.workers, self.attempts, self.tasks)
+        self.explain = Explain(database, self.jobs, self.lanes, self.queues, self.workers, self.tasks)
 
     @property
     def counters(self) -> Counters:
