@@ -10,6 +10,7 @@ import asyncpg
 import httpx
 import pytest
 
+from holdfast import AsyncClient
 from holdfast.model import Claimable, Outcome, Role, Status
 from holdfast.pipeline.plan import Facts, plan
 from holdfast.pipeline.snapshots import Folders
@@ -247,3 +248,22 @@ async def test_snapshots_are_listed_shown_removed_and_used_as_a_base(
         assert (gone["outcome"], sorted(gone["snapshots"])) == ("deleted", sorted([first, second]))
         assert folders.names() == []
         assert (await client.get(f"/v1/snapshots/{first}")).status_code == 404
+
+
+async def test_every_answer_with_a_job_has_its_tasks(served: Served) -> None:
+    """A pipeline from a list, from a move and by itself is the same: its tasks are never missing."""
+    tasks = [{"name": name, "command": ["true"]} for name in ("one", "two")]
+    async with served.client() as client, AsyncClient(served.url, token=served.admin) as api:
+        made = (await client.post("/v1/jobs", json={"runner": "process", "tasks": tasks, "queue": "idle"})).json()
+        plain = (await client.post("/v1/jobs", json={**FUNCTION, "queue": "idle"})).json()
+        whole = (await client.get(f"/v1/jobs/{made['id']}")).json()
+        assert [one["name"] for one in whole["tasks"]] == ["one", "two"]
+        assert made["tasks"] == whole["tasks"]
+        listed = {one["id"]: one["tasks"] for one in (await client.get("/v1/jobs")).json()["items"]}
+        assert listed == {made["id"]: whole["tasks"], plain["id"]: []}
+        found = (await client.get("/v1/jobs", params={"id": made["id"][:20]})).json()["items"]
+        assert [one["tasks"] for one in found if one["id"] == made["id"]] == [whole["tasks"]]
+        page, _ = await api.jobs()
+        assert {one.id: one.tasks for one in page} == {one.id: (await api.get(one.id)).tasks for one in page}
+        moved = (await client.post(f"/v1/jobs/{made['id']}/cancel")).json()
+        assert [one["name"] for one in moved["tasks"]] == ["one", "two"]

@@ -14,6 +14,7 @@ attempts.exit_code integer YES
 attempts.signal integer YES 
 attempts.error_code text YES 
 attempts.error_message text YES 
+attempts.adopter text YES 
 builds.id text NO 
 builds.job_id uuid YES 
 builds.token bigint YES 

@@ -43,7 +43,7 @@ CREATE TABLE attempts (
   exit_code INTEGER,
   signal INTEGER,
   error_code TEXT,
-  error_message TEXT,
+  error_message TEXT, adopter TEXT,
   CONSTRAINT attempts_pkey PRIMARY KEY (job_id, attempt),
   CONSTRAINT cause_known CHECK (cause = 'exit' OR cause = 'out_of_memory' OR cause = 'timed_out' OR cause = 'idle_timeout' OR cause = 'cancelled' OR cause = 'interrupted' OR cause = 'lost' OR cause = 'start_failed' OR cause = 'drained')
 ) WITHOUT ROWID, STRICT

@@ -96,7 +96,7 @@ class Execution:
         except EngineUnreachable as error:
             log.warning("job %s attempt %d waits to be adopted: %s", lease.id, lease.attempt, error)
             self._runner.doubt()
-            await self._desk.hand_overs.ask(Handed(lease, delay=jitter(AWAY_SECONDS)))
+            await self._desk.hand_overs.ask(Handed(lease, delay=jitter(AWAY_SECONDS), reason="engine_unreachable"))
             return None
         finally:
             if self._running is not None:

@@ -322,7 +322,7 @@ class Worker:
         except Exception:
             log.exception("job %s: its supervision failed; handing it back", hold.lease.id)
             with contextlib.suppress(Exception):
-                await self._desk.hand_overs.ask(Handed(hold.lease, delay=CRASHED_DELAY, worn=True))
+                await self._desk.hand_overs.ask(Handed(hold.lease, delay=CRASHED_DELAY, worn=True, reason="failed"))
         self._release(hold)
         await self._clear(execution)
 
