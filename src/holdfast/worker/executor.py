@@ -24,9 +24,11 @@ from holdfast.worker.classify import classify
 from holdfast.worker.completer import Handed, retried
 from holdfast.worker.desk import Desk
 from holdfast.worker.journal import Journal
+from holdfast.worker.last_error import LastError
 from holdfast.worker.lease import Hold, Lost, boottime, until_trusted
 from holdfast.worker.pipeline import Pipeline
 from holdfast.worker.readiness import Unready, make_ready
+from holdfast.worker.recent import recent_events
 from holdfast.worker.shipper import Shipper
 from holdfast.worker.speech import Speech
 from holdfast.worker.taking import OutputsWait, take_outputs
@@ -39,6 +41,8 @@ LATE_STARTS, LATE_SECONDS = 5, 30.0
 """How often a start may come too late for its lease, and the longest pause before another one."""
 STOPPED_TRIES = 3
 """How often the outputs of a job are tried to be kept that somebody asked to stop: it need not wait for room."""
+ITS_OWN = (Cause.EXIT, Cause.OUT_OF_MEMORY, Cause.TIMED_OUT, Cause.IDLE_TIMEOUT)
+"""Ends that say something about the command, and not about a request or a loss."""
 AWAY_SECONDS = 5.0
 """How long what could not be looked at waits for an adopter, when its engine is away."""
 
@@ -128,6 +132,7 @@ class Execution:
         end = await self._collect(running)
         if end.said is not None and not await shipper.mark_missing(end.said):
             raise Lost
+        end = await self._explained(end, shipper.last_error)
         return msgspec.structs.replace(end, error=self._mask.error(end.error)) if self._mask else end
 
     # Prepare, start, adopt
@@ -420,6 +425,18 @@ class Execution:
                 if self._hold.stop is not None and n >= STOPPED_TRIES and isinstance(error, OutputsWait):
                     return End(cause=_cause(self._hold.stop), exit_code=end.exit_code, signal=end.signal)
                 await self._wait_for_engine(n)
+
+    async def _explained(self, end: End, heard: LastError) -> End:
+        """Add the task that it ended in, and the last line on stderr, which a predecessor may have shipped."""
+        if end.error is not None or end.cause not in ITS_OWN or (end.cause is Cause.EXIT and end.exit_code == 0):
+            return end
+        task = None if self._pipeline is None else self._pipeline.course.failed
+        last = heard.line(task)
+        if last is None and self._lease.adopted:
+            shipped = LastError()
+            shipped.hear_again(await recent_events(self._desk.store, self._lease))
+            last = shipped.line(task)
+        return msgspec.structs.replace(end, task=task, last_error=last)
 
     async def _meant(self, end: End) -> End:
         """Say what an end that we caused was for."""
