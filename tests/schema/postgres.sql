@@ -135,6 +135,7 @@ jobs.result json YES
 jobs.progress json YES 
 jobs.usage json YES 
 jobs.stop_reason text YES 
+jobs.adopter text YES 
 labels.tenant text NO 
 labels.label uuid NO 
 labels.requested_at timestamp with time zone NO 

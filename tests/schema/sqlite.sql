@@ -126,7 +126,7 @@ CREATE TABLE jobs (
   error_message TEXT,
   result TEXT,
   progress TEXT,
-  usage TEXT, stop_reason TEXT,
+  usage TEXT, stop_reason TEXT, adopter TEXT,
   CONSTRAINT status_fits CHECK (
     (status = 'running' AND gate IS NULL AND finished_at IS NULL AND phase IS NOT NULL AND started_at IS NOT NULL)
     OR (owner IS NULL AND (
