@@ -37,9 +37,9 @@ def snapshot_without_a_file() -> None:
     """A copy that loses something is published as it is."""
     copy = Folders.copy
 
-    def lossy(self: Folders, snapshot: str, workspace: Any) -> Made:
+    def lossy(self: Folders, snapshot: str, workspace: Any, outputs: Any = None) -> Made:
         (workspace / "whole").unlink(missing_ok=True)
-        return copy(self, snapshot, workspace)
+        return copy(self, snapshot, workspace, outputs)
 
     Folders.copy = lossy  # type: ignore[method-assign]
 

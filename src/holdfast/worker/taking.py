@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 
 from holdfast.errors import Invalid
 from holdfast.model import Cause, Lease
-from holdfast.runner.base import End, Running
-from holdfast.runner.outputs import Limits, Violation
+from holdfast.runner.base import End
+from holdfast.runner.outputs import Gathered, Limits, Violation
 from holdfast.runner.secrets import Mask
 from holdfast.store.outcomes import encoded_result as check_result
 from holdfast.worker.classify import broken, reported
@@ -15,18 +16,22 @@ from holdfast.worker.desk import Desk
 log = logging.getLogger(__name__)
 
 
+Collect = Callable[[Gathered], Awaitable[None]]
+"""Gathers what an attempt left, wherever that is."""
+
+
 class OutputsWait(Exception):
     """What the child left is there, but cannot be put where it belongs: a full disk, a folder that is away."""
 
 
-async def take_outputs(desk: Desk, lease: Lease, running: Running, end: End, mask: Mask) -> End:
+async def take_outputs(desk: Desk, lease: Lease, collect: Collect, end: End, mask: Mask) -> End:
     """Take what it left. What breaks the contract is not taken, and makes a success a failure."""
     if end.cause in (Cause.LOST, Cause.START_FAILED):
         return end
     limits = Limits(bytes=desk.settings.artifact_max_bytes)
     gathered = desk.artifacts.gather(lease.id, lease.attempt, lease.token, limits)
     try:
-        await running.outputs(gathered)
+        await collect(gathered)
         end = reported(end, gathered.report, mask, required=bool(lease.spec.get("require_result")))
         check_result(end.result)
         if not gathered.empty:
