@@ -1,15 +1,19 @@
 """Results and artifacts of pipelines: from the cache, and after a loss, the same as from a run."""
 
+import contextlib
 import hashlib
 import os
 import signal
+import sqlite3
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 
 from holdfast.model import Lease, Status
 from holdfast.pipeline.snapshots import Folders
+from holdfast.store.store import sqlite_path
 from tests.crashing_worker import Hook
 from tests.fleet import Fleet
 from tests.pipelines import Pipes, expected, leaves, left_by, task
@@ -254,3 +258,80 @@ async def test_worker_killed_with_known_outputs_in_its_hands_loses_none(
     ended = await fleet.ended(job, Status.SUCCEEDED)
     assert (pipes.ran(), ended.attempts) == (["one", "two"], 1)
     assert await left_by(fleet, job) == ({"by": "one"}, expected(a="one", b="two", both="two"))
+
+
+async def _forget_outputs(rig: Rig) -> None:
+    """Make all snapshots look as if an older version had made them."""
+    url = rig.settings.database_url or ""
+    if url.startswith("sqlite"):
+        with contextlib.closing(sqlite3.connect(sqlite_path(url), timeout=60)) as database, database:
+            database.execute("UPDATE snapshots SET outputs = NULL")
+        return
+    connection = await asyncpg.connect(url)
+    await connection.execute("UPDATE holdfast.snapshots SET outputs = NULL")
+    await connection.close()
+
+
+async def test_snapshot_without_outputs_is_built_again_and_may_be_a_base(pipes: Pipes) -> None:
+    """Proves D1: an older version recorded none, so its snapshot does not stand for a run."""
+    rig = pipes.rig
+    async with rig.worker():
+        first = await rig.ended(await pipes.submit(leaves("one", "a")), Status.SUCCEEDED)
+        await _forget_outputs(rig)
+        base = (await pipes.tasks(first))[-1].snapshot
+        behind = await rig.ended(await pipes.submit(leaves("two", "b"), base=base), Status.SUCCEEDED)
+        again = await rig.ended(await pipes.submit(leaves("one", "a")), Status.SUCCEEDED)
+    assert pipes.ran() == ["one", "two", "one"]
+    assert await left_by(rig, behind) == ({"by": "two"}, expected(b="two"))
+    assert await left_by(rig, again) == ({"by": "one"}, expected(a="one"))
+
+
+@pytest.mark.parametrize("spoilt", ["shorter", "other content", "gone"])
+@pytest.mark.parametrize("more", [0, 1])
+async def test_damaged_outputs_are_built_again(pipes: Pipes, spoilt: str, more: int) -> None:
+    """Proves D1, P6: found when they are looked at, or by their digest when they are copied."""
+    rig = pipes.rig
+    async with rig.worker():
+        await rig.ended(await pipes.submit(leaves("one", "a")), Status.SUCCEEDED)
+        (stored,) = await pipes.snapshots()
+        file = Folders.below(rig.settings.shared).outputs_of(stored.folder) / "a"
+        if spoilt == "gone":
+            file.unlink()
+        else:
+            file.write_text("two\n" if spoilt == "other content" else "")
+        tasks = [leaves("one", "a"), leaves("two", "b")][: 1 + more]
+        again = await rig.ended(await pipes.submit(*tasks), Status.SUCCEEDED)
+    assert pipes.ran() == ["one", "one", "two"][: 2 + more]
+    assert (await left_by(rig, again))[1] == expected(a="one") | (expected(b="two") if more else {})
+
+
+async def test_outputs_count_against_the_limit_of_the_store(pipes: Pipes) -> None:
+    """Proves P11: they are evicted with their snapshot, and one that finds no room fails the job."""
+    rig = pipes.rig
+    rig.set(snapshots_max_bytes=1000)
+    async with rig.worker():
+        await rig.ended(await pipes.submit(leaves("one", "a")), Status.SUCCEEDED)
+        (stored,) = await pipes.snapshots()
+        assert stored.size == len("one\n")
+        large = task("large", 'head -c 2000 /dev/zero > "$HOLDFAST_WORK_DIR/output/big"')
+        job = await rig.ended(await pipes.submit(large), Status.FAILED)
+    assert job.error is not None
+    assert (job.error.code, await pipes.kept()) == ("cache_full", ["one"])
+    folders = Folders.below(rig.settings.shared)
+    assert [path.name for path in folders.root.glob("*.outputs")] == [f"{stored.folder}.outputs"]
+    assert folders.sweep((), grace=0.0) == 1
+    assert list(folders.root.glob("[!.]*")) == []
+
+
+async def test_another_host_has_the_outputs_too(fleet: Fleet, tmp_path: Path) -> None:
+    """Proves D1: they are in the shared folder, as the snapshots are."""
+    pipes = Pipes(fleet, tmp_path)
+    tasks = (leaves("one", "a"), leaves("two", "b", result=False))
+    fleet.start({"a": 1}, host="a", **SLOW)
+    fleet.start({"b": 1}, host="b", **SLOW)
+    await fleet.ended(await pipes.submit(tasks[0], queue="a"), Status.SUCCEEDED)
+    part = await fleet.ended(await pipes.submit(*tasks, queue="b"), Status.SUCCEEDED)
+    known = await fleet.ended(await pipes.submit(*tasks, queue="a"), Status.SUCCEEDED)
+    assert pipes.ran() == ["one", "two"]
+    for job in (part, known):
+        assert await left_by(fleet, job) == ({"by": "one"}, expected(a="one", b="two"))
