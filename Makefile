@@ -52,7 +52,7 @@ format: .venv/.ready ## Put the code into shape
 
 test: setup check ## Everything: set up, check, all tests on SQLite and a real Postgres
 	@scripts/need-compiler
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 25 # tests mostly wait: three at a time fill two processors
+	scripts/with-mounted-root $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 25 # tests mostly wait: three at a time fill two processors
 
 test-fast: .venv/.ready $(SUPERVISOR) ## The tests without the long races and the state machine
 	$(BIN)/python -m pytest -n 2 --ignore tests/test_races.py --ignore tests/test_machine.py --ignore tests/test_crash.py \

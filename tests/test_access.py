@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import stat
 import subprocess
 from collections import Counter
@@ -15,6 +16,7 @@ import pytest
 from fastapi import FastAPI
 
 from holdfast import errors
+from holdfast.api import docs_page, openapi
 from holdfast.api.app import declared
 from holdfast.api.auth import first_admin
 from holdfast.api.errors import to_response
@@ -303,6 +305,43 @@ async def test_without_tokens_an_application_elsewhere_refuses_strangers(clean_u
                 assert (await caller.get("/v1/jobs")).status_code == status
 
 
+async def test_pages_load_nothing_from_elsewhere_and_run_no_script(served: Served) -> None:
+    """Proves I3."""
+    async with httpx.AsyncClient(base_url=served.url) as client:
+        page = await client.get("/docs")
+    assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    policy = dict(part.strip().split(" ", 1) for part in page.headers["content-security-policy"].split(";"))
+    assert policy["default-src"] == policy["base-uri"] == policy["frame-ancestors"] == "'none'"
+    assert set(policy) == {"default-src", "base-uri", "form-action", "frame-ancestors", "style-src"}
+    assert policy["style-src"].startswith("'sha256-")
+    assert page.headers["x-content-type-options"] == "nosniff"
+    links = re.findall(r"(?:src|href|action|url)\s*[=(]\s*['\"]?([^'\" >)]*)", page.text)
+    assert {link for link in links if not link.startswith("#")} == {"openapi.json"}
+    assert not re.search(r"<(script|link|img|iframe|object|embed|form|base)\b| on\w+=| style=", page.text)
+    assert "/v1/jobs/{job_id}/cancel" in page.text
+
+
+def test_page_shows_markup_in_a_description_as_text() -> None:
+    document = openapi.document(declared())
+    document["info"]["description"] = "<script>alert(1)</script> `<b>`"
+    text = docs_page.page(document)
+    assert "<script" not in text
+    assert "<code>&lt;b&gt;</code>" in text
+
+
+@pytest.mark.parametrize("path", ["/docs", "/openapi.json", "/healthz"])
+async def test_without_tokens_pages_have_the_same_guard(clean_url: str, tmp_path: Path, path: str) -> None:
+    """Proves I3."""
+    async with serving_here(clean_url, tmp_path / "data", auth="off") as served:
+        for headers, status in (
+            ({}, 200),
+            ({"Host": "rebound.example"}, 403),
+            ({"Origin": "https://evil.example"}, 403),
+        ):
+            async with httpx.AsyncClient(base_url=served.url, headers=headers) as client:
+                assert (await client.get(path)).status_code == status
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "example.com", "10.0.0.1"])
 def test_tokens_cannot_be_off_where_others_reach_it(host: str) -> None:
     """Proves O8."""
@@ -336,7 +375,7 @@ def test_every_error_has_a_status_a_code_and_the_one_shape() -> None:
             made = errors.RateLimited(2.0)
         response = to_response(made)
         assert response.status_code == kind.status
-        assert response.status_code in (400, 401, 403, 404, 409, 413, 422, 429, 500, 503)
+        assert response.status_code in (400, 401, 403, 404, 408, 409, 413, 422, 429, 500, 503)
         assert f'"code":"{kind.code}"'.encode() in bytes(response.body)
     codes = [kind.code for kind in every_error() if kind.__module__ == errors.__name__]
     assert len(set(codes)) == len(codes)

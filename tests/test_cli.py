@@ -167,6 +167,21 @@ def test_moves_of_a_job(up: Up) -> None:
     up("watch", sleeping, code=130)
 
 
+def test_resume_of_a_job_whose_budget_is_spent(up: Up, tmp_path: Path) -> None:
+    """Proves H5."""
+    command = ["echo", '{"event": "usage", "tokens": 120}']
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps({"runner": "process", "spec": {"command": command}, "budget": {"tokens": 100}}))
+    assert up.run("run", "-f", str(file)).returncode == 1  # The command itself exits 0.
+    (job,) = up.json("ls", "--status", "failed", "-n", "1")["items"]
+    assert job["error"] == {"code": "budget_exceeded", "message": "used 120 tokens of 100"}
+    refused = up.run("resume", job["id"])
+    assert (refused.returncode, "--budget tokens=N" in refused.stderr) == (4, True)
+    assert up.run("resume", job["id"], "--budget", "tokens=120").returncode == 4
+    assert up.json("resume", job["id"], "--budget", "tokens=1000")["policy"]["budget"] == {"tokens": 1000}
+    up("watch", job["id"])
+
+
 def test_queues_workers_and_tokens(up: Up) -> None:
     """Proves J9, O8."""
     up("queues", "pause", "other")

@@ -4,8 +4,6 @@ import asyncio
 import json
 from typing import Any
 
-import httpx
-
 from holdfast.model import Claimable, Outcome, Role, new_id
 from tests.service import FUNCTION, Served, error_of, opened
 
@@ -348,11 +346,8 @@ async def test_huge_body_is_refused_by_its_length_and_by_its_bytes(served: Serve
             for _ in range(20):
                 yield b" " * 1024 * 1024
 
-        try:
-            chunked = await client.post("/v1/jobs", content=endless(), headers={"Content-Type": "application/json"})
-            assert chunked.status_code == 413
-        except httpx.TransportError:
-            pass  # It hung up on us while we were still talking.
+        chunked = await client.post("/v1/jobs", content=endless(), headers={"Content-Type": "application/json"})
+        assert chunked.status_code == 413
         large = await client.post("/v1/jobs", json={**FUNCTION, "inputs": {"a": "x" * 2_000_000}})
         assert (large.status_code, error_of(large)["details"]["field"]) == (413, "inputs")
         assert (await client.get("/v1/jobs")).json()["items"] == []

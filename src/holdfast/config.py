@@ -162,6 +162,11 @@ class Settings:
     stream_stall: float = _setting(
         60.0, _number, "seconds after which a client is cut that takes nothing of its stream"
     )
+    max_connections: int = _setting(
+        4000, _whole, "connections that the service holds at once; fewer where the process may open fewer files"
+    )
+    header_timeout: float = _setting(10.0, _number, "seconds in which the head of a request must arrive")
+    streams_per_token: int = _setting(1000, _whole, "streams that one token may have open on one server")
     max_json_depth: int = _setting(64, _whole, "levels that JSON in a request may be nested, at most")
     queue_enabled: bool = _setting(True, _flag, "off: the server runs jobs in the request that submits them")
     max_concurrency: int = _setting(1, _whole, "jobs that a server without a queue runs at once, at most")

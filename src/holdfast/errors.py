@@ -4,6 +4,7 @@
     ├── BadRequest       not JSON, or not said to be                                   400
     ├── Unauthorized     no token, or one that nobody has                              401
     ├── Forbidden        the token may not do this                                     403
+    ├── RequestTimeout   the body came too slowly                                      408
     ├── Invalid          a value that cannot be accepted; names the field              422
     │   └── TooLarge     accepted if it were smaller                                   413
     ├── NotFound         no such job, lane, worker… in this tenant                     404
@@ -17,6 +18,7 @@
     │   └── Paused       the same, of a queue in which nothing starts now
     ├── QueueFull        as many jobs wait in a queue as its limit allows              429
     ├── RateLimited      too many requests with one token                              429
+    ├── TooManyStreams   a token has as many streams open as it may                    429
     ├── AtCapacity       a server without a queue runs as many jobs as it may          503
     ├── CacheFull        no room for a snapshot, and nothing that may go               503
     ├── SnapshotDamaged  a snapshot's folder is not what was published                 503
@@ -57,6 +59,11 @@ class Unauthorized(HoldfastError):
 class Forbidden(HoldfastError):
     status = 403
     code = "forbidden"
+
+
+class RequestTimeout(HoldfastError):
+    status = 408
+    code = "request_timeout"
 
 
 class Invalid(HoldfastError):
@@ -151,6 +158,11 @@ class RateLimited(HoldfastError):
     def __init__(self, wait: float) -> None:
         super().__init__(f"too many requests with this token; try again in {wait:.1f} seconds")
         self.wait = wait
+
+
+class TooManyStreams(HoldfastError):
+    status = 429
+    code = "too_many_streams"
 
 
 class AtCapacity(HoldfastError):

@@ -311,6 +311,11 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
         return Policy() if self.policy_json is None else msgspec.json.decode(self.policy_json, type=Policy)
 
     @property
+    def has_budget(self) -> bool:
+        """Whether the finish has to look at its usage. A cheap look at the text first: most jobs have no budget."""
+        return self.policy_json is not None and '"budget"' in self.policy_json and self.policy.budget is not None
+
+    @property
     def usage(self) -> Mapping[str, float]:
         return {} if self.usage_json is None else msgspec.json.decode(self.usage_json, type=dict[str, float])
 

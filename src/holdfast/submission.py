@@ -8,6 +8,7 @@ import hashlib
 import math
 import re
 import uuid
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from operator import attrgetter
@@ -167,13 +168,18 @@ def gather(
         raise Invalid("idempotency_key", f"has {len(key)} characters; between 1 and {MAX_KEY} are accepted")
     if isinstance(jobs, Submission | Mapping | str):
         raise Invalid("jobs", "is not a list; put a single job into one")
-    if not 1 <= len(jobs) <= MAX_BATCH:
-        raise Invalid("jobs", f"{len(jobs)} jobs in one call; between 1 and {MAX_BATCH} are accepted")
+    refuse_count(len(jobs))
     if not 1 <= len(tenant) <= 200 or not tenant.isprintable():
         raise Invalid("tenant", "is empty, over 200 characters, or has control characters")
     checked = [check(job if isinstance(job, Submission) else parse(job), tenant) for job in jobs]
     ids = [job.id for job in checked if job.id is not None]
     return Batch(in_order(checked), ids, tenant, key, None if key is None else fingerprint(sent or jobs))
+
+
+def refuse_count(count: int) -> None:
+    """Refuse a call with no job or too many, before anybody looks at them."""
+    if not 1 <= count <= MAX_BATCH:
+        raise Invalid("jobs", f"{count} jobs in one call; between 1 and {MAX_BATCH} are accepted")
 
 
 def fingerprint(jobs: Sequence[Any]) -> str:
@@ -281,7 +287,7 @@ def in_order(submissions: Sequence[Submission]) -> list[Submission]:
     """Sort a batch so that each job stands after the ones it needs; a cycle is refused."""
     by_id = {submission.id: submission for submission in submissions if submission.id is not None}
     if len(by_id) < len(submissions):
-        twice = next(job.id for n, job in enumerate(submissions) if job.id in {other.id for other in submissions[:n]})
+        ((twice, _),) = Counter(submission.id for submission in submissions).most_common(1)
         raise Invalid("id", f"job {twice} is in this batch twice")
     if not any(submission.needs for submission in submissions):
         return list(submissions)

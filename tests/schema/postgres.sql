@@ -165,6 +165,7 @@ queues.updated_at timestamp with time zone NO
 reuse.tenant text NO 
 reuse.reuse_key text NO 
 reuse.job_id uuid NO 
+reuse.succeeded_id uuid YES 
 snapshots.id text NO 
 snapshots.tenant text NO 
 snapshots.parent text NO 
@@ -576,6 +577,7 @@ AS $function$
 DECLARE
   asked record;
   standing record;
+  answer uuid;
   mine uuid[] := '{}';
   joined jsonb := '{}';
 BEGIN
@@ -589,18 +591,29 @@ BEGIN
     INSERT INTO holdfast.reuse AS r (tenant, reuse_key, job_id)
     VALUES (asked.tenant, asked.key, asked.id)
     ON CONFLICT (tenant, reuse_key) DO UPDATE SET job_id = r.job_id
-    RETURNING r.job_id INTO standing;
+    RETURNING r.job_id, r.succeeded_id INTO standing;
     IF standing.job_id = asked.id THEN
       mine := mine || asked.id;
-    ELSIF standing.job_id = ANY (mine) OR EXISTS (
-      SELECT 1 FROM holdfast.jobs AS j
-      WHERE j.id = standing.job_id
-        AND (j.status IN ('pending', 'queued', 'running', 'paused') OR (j.status = 'succeeded' AND NOT asked.rebuild))
-        AND j.stop_kind IS DISTINCT FROM 'delete')
-    THEN
-      joined := joined || jsonb_build_object(asked.id::text, standing.job_id::text);
+      CONTINUE;
+    END IF;
+    IF standing.job_id = ANY (mine) THEN
+      answer := standing.job_id;
+    ELSE -- the newest success first, then the live job; a rebuild joins only the live one
+      SELECT j.id INTO answer
+      FROM holdfast.jobs AS j
+      WHERE j.id IN (standing.job_id, standing.succeeded_id)
+        AND j.stop_kind IS DISTINCT FROM 'delete'
+        AND ((j.status = 'succeeded' AND NOT asked.rebuild)
+          OR (j.id = standing.job_id AND j.status IN ('pending', 'queued', 'running', 'paused')))
+      ORDER BY j.status = 'succeeded' DESC, j.id = standing.job_id DESC
+      LIMIT 1;
+    END IF;
+    IF answer IS NOT NULL THEN
+      joined := joined || jsonb_build_object(asked.id::text, answer::text);
     ELSE
-      UPDATE holdfast.reuse AS r SET job_id = asked.id WHERE r.tenant = asked.tenant AND r.reuse_key = asked.key;
+      UPDATE holdfast.reuse AS r
+      SET job_id = asked.id, succeeded_id = NULL
+      WHERE r.tenant = asked.tenant AND r.reuse_key = asked.key;
       mine := mine || asked.id;
     END IF;
   END LOOP;

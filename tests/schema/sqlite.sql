@@ -181,7 +181,7 @@ CREATE TABLE queues (
 CREATE TABLE reuse (
   tenant TEXT NOT NULL,
   reuse_key TEXT NOT NULL,
-  job_id TEXT NOT NULL,
+  job_id TEXT NOT NULL, succeeded_id TEXT,
   CONSTRAINT reuse_pkey PRIMARY KEY (tenant, reuse_key)
 ) WITHOUT ROWID, STRICT
 CREATE TABLE snapshots (

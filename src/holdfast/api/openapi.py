@@ -26,10 +26,11 @@ ERRORS = {
     401: "no token, or one that is not known",
     403: "the token may not do this",
     404: "not there, or another tenant's",
+    408: "the body came too slowly",
     409: "not in a state that allows this",
     413: "too large",
     422: "a value that cannot be accepted; `details.field` names it",
-    429: "too many requests with this token, or too many jobs in this queue",
+    429: "too many requests or streams with this token, or too many jobs in this queue",
     503: "the database does not answer; or `at_capacity`, where the queue is off",
 }
 PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
@@ -142,7 +143,7 @@ def _answers(route: Route, known: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _refusals(route: Route, known: Mapping[Any, Any]) -> dict[str, Any]:
-    statuses = set(ERRORS) - ({409, 413, 400} if route.method == "GET" else set())
+    statuses = set(ERRORS) - ({408, 409, 413, 400} if route.method == "GET" else set())
     if route.role in (None, Role.VIEWER) and route.role is None:
         statuses = {400, 403, 422, 503}
     refusals = {}

@@ -247,7 +247,9 @@ def resume(
     context: typer.Context,
     job_id: JobId,
     reason: Because = None,
-    budget: Annotated[list[str] | None, typer.Option(help="name=number: a new budget.")] = None,
+    budget: Annotated[
+        list[str] | None, typer.Option(help="name=number: a new limit of its budget; may be repeated.")
+    ] = None,
     stopped: Annotated[
         bool, typer.Option("--stopped", help="You made sure that its lost attempt no longer runs.")
     ] = False,

@@ -57,7 +57,7 @@ class Duties:
             group.create_task(self._lead(reaper))
             group.create_task(every(memory.EVERY, memory.run_once, first=memory.EVERY))
             for name, seconds, duty in (
-                ("reaper", settings.reaper_interval, reaper.run_once),
+                ("reaper", settings.reaper_interval, lambda: _reap(reaper, store)),
                 ("orphans", settings.reaper_interval, lambda: orphans.run_once(store, grace=settings.orphan_grace)),
                 ("promoter", 1.0, lambda: promoter.run_once(store)),
                 ("resolver", 1.0, lambda: resolver.run_once(store)),
@@ -122,6 +122,12 @@ async def every(seconds: float, work: Duty, *, first: float = 0.0) -> None:
 def retention_of(settings: Settings) -> Retention:
     age = settings.retention_days * 86_400
     return Retention(ages=dict.fromkeys(TERMINAL, age), newest=settings.keep_identical)
+
+
+async def _reap(reaper: Reaper, store: Store) -> None:
+    """Clear expired leases, and settle at once what needs nobody to adopt it."""
+    await reaper.run_once()
+    await orphans.settle_functions(store)
 
 
 async def _prune(pruner: Pruner) -> None:

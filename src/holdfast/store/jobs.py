@@ -1,5 +1,6 @@
 """What callers do with jobs: submit, read, list, release, stop, resume, resolve, dismiss, delete."""
 
+import asyncio
 import contextlib
 import uuid
 from collections.abc import Mapping, Sequence
@@ -8,6 +9,7 @@ from typing import Any, Literal, NoReturn
 
 import msgspec
 
+from holdfast.budgets import raised_budget, refusal
 from holdfast.errors import Blocked, Conflict, Gone, IllegalMove, Invalid, NeedFailed, NotFound, QueueFull
 from holdfast.model import BROKEN, TERMINAL, WAITING, Error, Gate, Job, Json, Status, StopKind, Verb
 from holdfast.store import wake
@@ -18,10 +20,12 @@ from holdfast.store.listing import Filters, JobPage, list_jobs
 from holdfast.store.moves import Move, Moved, Plan, audit, change_job, event, is_lost, lock_job
 from holdfast.store.outcomes import encoded_result
 from holdfast.store.refusals import id_taken
-from holdfast.store.rows import known_id, to_job
-from holdfast.submission import Accepted, Submission, gather
+from holdfast.store.rows import known_id, to_job, to_json
+from holdfast.submission import Accepted, Batch, Submission, gather
 
 ID_DIGITS = 32
+FEW = 64
+"""Jobs that are checked on the event loop; more of them would hold up everybody else."""
 
 
 class Stopped(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +37,14 @@ class Stopped(msgspec.Struct, frozen=True, kw_only=True):
 
 class Deletion(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Literal["deleted", "deleting", "would_delete"]
+
+
+async def _gathered(
+    jobs: Sequence[Submission | Mapping[str, Any]], tenant: str, key: str | None, sent: Sequence[Any] | None
+) -> Batch:
+    if len(jobs) <= FEW:
+        return gather(jobs, tenant, key, sent)
+    return await asyncio.to_thread(gather, jobs, tenant, key, sent)
 
 
 class Jobs:
@@ -75,7 +87,7 @@ class Jobs:
         `key` is an idempotency key: for 24 hours, the same call with the same key answers the same ids. The call is
         compared by what was `sent`, where the jobs were made from that.
         """
-        batch = gather(jobs, tenant, key, sent)
+        batch = await _gathered(jobs, tenant, key, sent)
         try:
             known = await self._database.submit(batch)
         except (Gone, NeedFailed, QueueFull):
@@ -172,7 +184,8 @@ class Jobs:
     ) -> Job:
         """Queue a job again that is paused or ended badly; its dependants come back with it.
 
-        `stopped` says that a person made sure that a lost attempt no longer runs.
+        `budget` sets new limits; the others stay. A job whose budget is spent is refused unless they are raised above
+        what it used. `stopped` says that a person made sure that a lost attempt no longer runs.
         """
 
         async def plan(tx: Tx, row: Row) -> Move:
@@ -183,12 +196,14 @@ class Jobs:
             if row["status"] == Status.CANCELLED and not stopped:
                 await self._refuse_given_up(tx, row)
             await self._refuse_broken_needs(tx, row)
+            if (spent := refusal(to_json(row["usage"], {}), to_json(row["budget"]), budget)) is not None:
+                raise Conflict(f"cannot resume job {job_id}: {spent}")
             if row["reuse_key"] is not None:
                 other = await stand_again(tx, row)
                 if other is not None:
                     raise Conflict(f"cannot resume job {job_id}: job {other} is live for its reuse key")
             if budget is not None:
-                await tx.rows("set_budget", id=row["id"], budget=dict(budget))
+                await tx.rows("set_budget", id=row["id"], budget=raised_budget(to_json(row["budget"]), budget))
             return _queued(row, Verb.RESUME, by, reason)
 
         await self._change(Verb.RESUME, tenant, job_id, plan)

@@ -81,7 +81,7 @@ class Workers:
 
         The leases of its dead workers are cleared; orphans and jobs that are paused as lost in its domains are settled
         by their `on_lost`. A domain that a live worker of another host reaches is left to that one, and functions to
-        any worker. Called again after a crash in the middle, it goes on: the workers are forgotten last.
+        the duties. Called again after a crash in the middle, it goes on: the workers are forgotten last.
         """
         workers = await self._database.read("workers_of", host=host)
         for row in workers:

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.budgets import EXCEEDED
 from holdfast.errors import NotFound, SnapshotDamaged, SnapshotFailed
 from holdfast.model import Cause, Error, Outcome, Phase, Status, StopKind, StopPhase, StopRequest
 from holdfast.runner.base import CannotStart, End, EngineUnreachable, Identity, Order, Runner, Running, TooLate
@@ -423,7 +424,7 @@ class Execution:
         n = 0
         while True:
             try:
-                return await take_outputs(self._desk, self._lease, collect, end, self._mask)
+                return await take_outputs(self._desk, self._lease, collect, end, self._mask, self._journal)
             except (OutputsWait, EngineUnreachable) as error:
                 n += 1
                 log.warning("job %s attempt %d: %s", self._lease.id, self._lease.attempt, error)
@@ -438,7 +439,7 @@ class Execution:
             if self._hold.stop is None:
                 over = self._over_budget or self._journal.over_budget(self._policy.budget)
                 if over is not None:
-                    error = Error(code="budget_exceeded", message=over)
+                    error = Error(code=EXCEEDED, message=over)
                     return End(cause=end.cause, exit_code=end.exit_code, signal=end.signal, error=error)
                 message = "it was stopped, and not by a request of this job"
                 return End(cause=Cause.LOST, error=Error(code="lost", message=message))

@@ -20,6 +20,13 @@ FROM holdfast.jobs AS j
 JOIN :rows AS r(id uuid, attempt integer) ON r.id = j.id AND r.attempt = j.attempt
 WHERE j.phase IS NOT NULL;
 
+-- name: lost_before
+-- Which of these jobs have an earlier attempt that was lost. Uses the primary key.
+SELECT DISTINCT a.job_id AS id
+FROM holdfast.attempts AS a
+WHERE a.job_id = ANY (ARRAY(SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e))
+  AND a.cause = 'lost';
+
 -- name: standing_attempts
 -- Every attempt of these jobs with the token of its end, or of now. Uses the primary keys.
 SELECT a.job_id AS id, a.attempt, a.token

@@ -179,6 +179,7 @@ SELECT j.id, j.tenant, j.lane FROM holdfast.jobs AS j WHERE j.id = :id::uuid AND
 SELECT j.id, j.tenant, j.lane, j.queue, j.status, j.gate, j.phase, j.attempt, j.token, j.started_at, j.available_at,
   j.has_needs, j.has_dependants, j.unsettled, j.stop_kind, j.spent, j.max_attempts, j.error_code, j.dismissed, j.domain,
   j.owner, j.adoptions, s.reuse_key, (s.policy ->> 'queue_timeout')::float8 AS queue_timeout,
+  j.usage, s.policy ->> 'budget' AS budget,
   j.available_at > holdfast.clock() AS delayed,
   j.queue_deadline_at <= holdfast.clock() AS overdue
 FROM holdfast.jobs AS j
@@ -297,15 +298,22 @@ VALUES (:tenant::text, :reuse_key::text, :id::uuid)
 ON CONFLICT (tenant, reuse_key) DO UPDATE SET job_id = r.job_id;
 
 -- name: take_reuse
--- Let a job stand for its reuse key again, unless another one is live; answer who stands for it.
+-- Let a job stand for its reuse key again, unless another one is live. One that has succeeded stays the answer until this one
+-- succeeds too.
 UPDATE holdfast.reuse AS r
-SET job_id = :id::uuid
-WHERE tenant = :tenant::text
-  AND reuse_key = :reuse_key::text
+SET job_id = :id::uuid,
+    succeeded_id = CASE
+      WHEN r.job_id <> :id::uuid AND EXISTS (
+        SELECT 1 FROM holdfast.jobs AS j
+        WHERE j.id = r.job_id AND j.status = 'succeeded' AND j.stop_kind IS DISTINCT FROM 'delete') THEN r.job_id
+      ELSE r.succeeded_id
+    END
+WHERE r.tenant = :tenant::text
+  AND r.reuse_key = :reuse_key::text
   AND NOT EXISTS (
     SELECT 1 FROM holdfast.jobs AS j
     WHERE j.id = r.job_id AND j.id <> :id::uuid AND j.status IN ('pending', 'queued', 'running', 'paused'))
-RETURNING job_id;
+RETURNING r.job_id;
 
 -- name: standing_for
 SELECT r.job_id FROM holdfast.reuse AS r WHERE r.tenant = :tenant::text AND r.reuse_key = :reuse_key::text;
@@ -367,13 +375,22 @@ WITH doomed AS (
 ), specs AS (
   DELETE FROM holdfast.specs AS s USING doomed AS d WHERE s.id = d.id
 ), freed AS MATERIALIZED ( -- one whose key is locked by a submit stays: it names a job that is gone, which is harmless
-  SELECT r.tenant, r.reuse_key
+  SELECT r.tenant, r.reuse_key, CASE
+      WHEN r.job_id NOT IN (SELECT g.id FROM doomed AS g) THEN r.job_id
+      WHEN r.succeeded_id NOT IN (SELECT g.id FROM doomed AS g) THEN r.succeeded_id
+    END AS left_id
   FROM doomed AS d
   JOIN holdfast.specs AS s ON s.id = d.id
-  JOIN holdfast.reuse AS r ON r.tenant = s.tenant AND r.reuse_key = s.reuse_key AND r.job_id = d.id
+  JOIN holdfast.reuse AS r ON r.tenant = s.tenant AND r.reuse_key = s.reuse_key AND d.id IN (r.job_id, r.succeeded_id)
   FOR UPDATE OF r SKIP LOCKED
+), inherited AS (
+  UPDATE holdfast.reuse AS r
+  SET job_id = f.left_id, succeeded_id = NULL
+  FROM freed AS f
+  WHERE r.tenant = f.tenant AND r.reuse_key = f.reuse_key AND f.left_id IS NOT NULL
 ), reuse AS (
-  DELETE FROM holdfast.reuse AS r USING freed AS f WHERE r.tenant = f.tenant AND r.reuse_key = f.reuse_key
+  DELETE FROM holdfast.reuse AS r USING freed AS f
+  WHERE r.tenant = f.tenant AND r.reuse_key = f.reuse_key AND f.left_id IS NULL
 ), attempts AS (
   DELETE FROM holdfast.attempts AS a USING doomed AS d WHERE a.job_id = d.id
 ), needs AS (

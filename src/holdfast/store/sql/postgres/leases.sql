@@ -324,6 +324,14 @@ WITH stopped AS (
 )
 SELECT s.id FROM stopped AS s;
 
+-- name: spending
+-- What locked jobs used, and their budgets. Uses the primary key.
+SELECT j.id, j.usage, s.policy ->> 'budget' AS budget, j.stop_kind
+FROM holdfast.jobs AS j
+JOIN holdfast.specs AS s ON s.id = j.id
+WHERE j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e)
+  AND j.usage IS NOT NULL;
+
 -- name: finish
 -- End attempts: to a terminal status, to paused, or back to queued. A move to queued looks at the stop request here, in
 -- the same statement: cancel or delete makes it cancelled, interrupt makes it paused. The token stays, so that a repeat

@@ -52,13 +52,22 @@ WITH seen AS MATERIALIZED (
   ORDER BY j.id
   FOR UPDATE OF j SKIP LOCKED
 ), freed AS MATERIALIZED ( -- one whose key is locked by a submit stays: it names a job that is gone, which is harmless
-  SELECT r.tenant, r.reuse_key
+  SELECT r.tenant, r.reuse_key, CASE
+      WHEN r.job_id NOT IN (SELECT g.id FROM doomed AS g) THEN r.job_id
+      WHEN r.succeeded_id NOT IN (SELECT g.id FROM doomed AS g) THEN r.succeeded_id
+    END AS left_id
   FROM doomed AS d
   JOIN holdfast.specs AS s ON s.id = d.id
-  JOIN holdfast.reuse AS r ON r.tenant = s.tenant AND r.reuse_key = s.reuse_key AND r.job_id = d.id
+  JOIN holdfast.reuse AS r ON r.tenant = s.tenant AND r.reuse_key = s.reuse_key AND d.id IN (r.job_id, r.succeeded_id)
   FOR UPDATE OF r SKIP LOCKED
+), inherited AS (
+  UPDATE holdfast.reuse AS r
+  SET job_id = f.left_id, succeeded_id = NULL
+  FROM freed AS f
+  WHERE r.tenant = f.tenant AND r.reuse_key = f.reuse_key AND f.left_id IS NOT NULL
 ), reuse AS (
-  DELETE FROM holdfast.reuse AS r USING freed AS f WHERE r.tenant = f.tenant AND r.reuse_key = f.reuse_key
+  DELETE FROM holdfast.reuse AS r USING freed AS f
+  WHERE r.tenant = f.tenant AND r.reuse_key = f.reuse_key AND f.left_id IS NULL
 ), satisfied AS (
   UPDATE holdfast.needs AS n SET satisfied = true
   FROM doomed AS d

@@ -171,6 +171,7 @@ SELECT j.id, j.tenant, j.lane FROM jobs AS j WHERE j.id = :id AND j.tenant = :te
 SELECT j.id, j.tenant, j.lane, j.queue, j.status, j.gate, j.phase, j.attempt, j.token, j.started_at, j.available_at,
   j.has_needs, j.has_dependants, j.unsettled, j.stop_kind, j.spent, j.max_attempts, j.error_code, j.dismissed, j.domain,
   j.owner, j.adoptions, s.reuse_key, s.policy ->> 'queue_timeout' AS queue_timeout,
+  j.usage, s.policy ->> 'budget' AS budget,
   j.available_at > clock() AS delayed,
   j.queue_deadline_at <= clock() AS overdue
 FROM jobs AS j
@@ -284,9 +285,16 @@ VALUES (:tenant, :reuse_key, :id)
 ON CONFLICT (tenant, reuse_key) DO UPDATE SET job_id = job_id;
 
 -- name: take_reuse
--- Let a job stand for its reuse key again, unless another one is live; answer who stands for it.
+-- Let a job stand for its reuse key again, unless another one is live. One that has succeeded stays the answer until this one
+-- succeeds too.
 UPDATE reuse
-SET job_id = :id
+SET job_id = :id,
+    succeeded_id = CASE
+      WHEN job_id <> :id AND EXISTS (
+        SELECT 1 FROM jobs AS j
+        WHERE j.id = reuse.job_id AND j.status = 'succeeded' AND j.stop_kind IS NOT 'delete') THEN job_id
+      ELSE succeeded_id
+    END
 WHERE tenant = :tenant
   AND reuse_key = :reuse_key
   AND NOT EXISTS (
@@ -353,8 +361,17 @@ WHERE j.id = :id
 UPDATE needs SET satisfied = 1
 WHERE satisfied = 0
   AND need_id IN (SELECT j.id FROM told AS t JOIN jobs AS j ON j.id = t.id WHERE j.status = 'succeeded');
-DELETE FROM reuse WHERE job_id IN (SELECT id FROM told) AND (tenant, reuse_key) IN (
-  SELECT s.tenant, s.reuse_key FROM told AS t CROSS JOIN specs AS s ON s.id = t.id);
+DELETE FROM reuse
+WHERE (tenant, reuse_key) IN (
+  SELECT s.tenant, s.reuse_key FROM told AS t CROSS JOIN specs AS s ON s.id = t.id)
+  AND job_id IN (SELECT id FROM told)
+  AND (succeeded_id IS NULL OR succeeded_id IN (SELECT id FROM told));
+UPDATE reuse
+SET job_id = CASE WHEN job_id IN (SELECT id FROM told) THEN succeeded_id ELSE job_id END,
+    succeeded_id = NULL
+WHERE (tenant, reuse_key) IN (
+  SELECT s.tenant, s.reuse_key FROM told AS t CROSS JOIN specs AS s ON s.id = t.id)
+  AND (job_id IN (SELECT id FROM told) OR succeeded_id IN (SELECT id FROM told));
 DELETE FROM jobs WHERE id IN (SELECT id FROM told);
 DELETE FROM specs WHERE id IN (SELECT id FROM told);
 DELETE FROM attempts WHERE job_id IN (SELECT id FROM told);

@@ -285,6 +285,14 @@ FROM told AS t
 CROSS JOIN jobs AS s ON s.id = t.id;
 SELECT t.id FROM told AS t;
 
+-- name: spending
+-- What jobs used, and their budgets. Uses the primary key.
+SELECT j.id, j.usage, s.policy ->> 'budget' AS budget, j.stop_kind
+FROM jobs AS j
+JOIN specs AS s ON s.id = j.id
+WHERE j.id IN (SELECT value FROM json_each(:ids))
+  AND j.usage IS NOT NULL;
+
 -- name: finish
 -- End attempts: to a terminal status, to paused, or back to queued. A move to queued looks at the stop request here, in
 -- the same transaction: cancel or delete makes it cancelled, interrupt makes it paused. The token stays, so that a repeat

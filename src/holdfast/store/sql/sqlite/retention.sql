@@ -44,8 +44,17 @@ WHERE id IN (
           SELECT 1 FROM specs AS x
           WHERE x.tenant = s.tenant AND x.signature = s.signature AND (x.requested_at, x.id) > (s.requested_at, s.id)
           LIMIT :newest)))));
-DELETE FROM reuse WHERE (tenant, reuse_key, job_id) IN (
-  SELECT s.tenant, s.reuse_key, s.id FROM told AS t CROSS JOIN specs AS s ON s.id = t.id WHERE t.token = 1);
+DELETE FROM reuse
+WHERE (tenant, reuse_key) IN (
+  SELECT s.tenant, s.reuse_key FROM told AS t CROSS JOIN specs AS s ON s.id = t.id WHERE t.token = 1)
+  AND job_id IN (SELECT id FROM told WHERE token = 1)
+  AND (succeeded_id IS NULL OR succeeded_id IN (SELECT id FROM told WHERE token = 1));
+UPDATE reuse
+SET job_id = CASE WHEN job_id IN (SELECT id FROM told WHERE token = 1) THEN succeeded_id ELSE job_id END,
+    succeeded_id = NULL
+WHERE (tenant, reuse_key) IN (
+  SELECT s.tenant, s.reuse_key FROM told AS t CROSS JOIN specs AS s ON s.id = t.id WHERE t.token = 1)
+  AND (job_id IN (SELECT id FROM told WHERE token = 1) OR succeeded_id IN (SELECT id FROM told WHERE token = 1));
 UPDATE needs SET satisfied = 1
 WHERE satisfied = 0
   AND need_id IN (
