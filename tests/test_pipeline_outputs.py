@@ -238,26 +238,60 @@ async def test_secrets_are_masked_in_known_results_as_they_are_now(
     assert (without.result, pipes.ran()) == (["", "another value"], ["one", "one"])
 
 
-@pytest.mark.parametrize("step", ["inherited", "placed", "ending"])
-async def test_worker_killed_with_known_outputs_in_its_hands_loses_none(
-    fleet: Fleet, tmp_path: Path, step: str
-) -> None:
+DYING = ["inherited", "placed", "ending", "exited", "collected", "gathered", "classified"]
+"""From the copy of known outputs to the end of a job that adds to them."""
+
+
+async def test_worker_killed_with_known_outputs_in_its_hands_loses_none(fleet: Fleet, tmp_path: Path) -> None:
     """Proves D1, D2: the adopter has the outputs of the task that is not repeated, though its snapshot is gone."""
     pipes = Pipes(fleet, tmp_path)
-    one = leaves("one", "a", "both")
     maker = fleet.start({"other": 1}, **SLOW)
-    await fleet.ended(await pipes.submit(one, queue="other"), Status.SUCCEEDED)
+    for step in DYING:
+        await fleet.ended(await pipes.submit(leaves("one", "a", "both", step), queue="other"), Status.SUCCEEDED)
     maker.kill()
-    job = await pipes.submit(one, leaves("two", "both", "b", result=False), snapshot="none", queue="a")
+    jobs = {
+        step: await pipes.submit(
+            leaves("one", "a", "both", step), leaves("two", "both", "b", result=False), snapshot="none", queue=step
+        )
+        for step in DYING
+    }
+    victims = {step: fleet.start({step: 1}, Hook(step=step, do="kill", job=jobs[step].id), **SLOW) for step in DYING}
+    for step, victim in victims.items():
+        assert await victim.dead() == -signal.SIGKILL, (step, victim.log)
+    kept = {snapshot.id for snapshot in await pipes.snapshots()}
+    for step in DYING[1:]:
+        (first, _) = await pipes.tasks(jobs[step])
+        assert first.snapshot in kept
+        await fleet.store.snapshots.remove(first.snapshot, tenant="default", force=True)
+    fleet.start(dict.fromkeys(DYING, 1), **SLOW)
+    for step, job in jobs.items():
+        ended = await fleet.ended(job, Status.SUCCEEDED)
+        files = expected(**{"a": "one", "b": "two", "both": "two", step: "one"})
+        assert (step, await left_by(fleet, job), ended.attempts) == (step, ({"by": "one"}, files), 1)
+    assert pipes.ran() == ["one"] * len(DYING) + ["two"] * len(DYING)
+
+
+@pytest.mark.parametrize("step", ["ending", "collected"])
+async def test_worker_killed_when_the_rest_was_known_loses_nothing(fleet: Fleet, tmp_path: Path, step: str) -> None:
+    """Proves D1: also where its supervisor has ended, and the snapshot is gone by then."""
+    pipes = Pipes(fleet, tmp_path)
+    gate, first = tmp_path / "gate", tmp_path / "first"
+    waits = f"if mkdir {first}; then echo here; while [ ! -e {gate} ]; do sleep 0.05; done; fi"
+    tasks = [leaves("one", "a", "both", then=waits), leaves("two", "both")]
+    job = await pipes.submit(*tasks, snapshot="none", queue="a")
     victim = fleet.start({"a": 1}, Hook(step=step, do="kill", job=job.id), **SLOW)
+    await fleet.says(job, "here")
+    fleet.start({"other": 1}, **SLOW)
+    await fleet.ended(await pipes.submit(*tasks, snapshot="final", queue="other"), Status.SUCCEEDED)
+    gate.touch()
     assert await victim.dead() == -signal.SIGKILL, victim.log
-    if step != "inherited":
-        (first,) = await pipes.snapshots()
-        await fleet.store.snapshots.remove(first.id, tenant="default", force=True)
+    if step == "collected":
+        (stored,) = await pipes.snapshots()
+        await fleet.store.snapshots.remove(stored.id, tenant="default", force=True)
     fleet.start({"a": 1}, **SLOW)
-    ended = await fleet.ended(job, Status.SUCCEEDED)
-    assert (pipes.ran(), ended.attempts) == (["one", "two"], 1)
-    assert await left_by(fleet, job) == ({"by": "one"}, expected(a="one", b="two", both="two"))
+    await fleet.ended(job, Status.SUCCEEDED)
+    assert pipes.ran() == ["one", "one", "two"]
+    assert await left_by(fleet, job) == ({"by": "two"}, expected(a="one", both="two"))
 
 
 async def _forget_outputs(rig: Rig) -> None:

@@ -20,9 +20,12 @@ def files_in(folder: Path) -> tuple[OutputFile, ...]:
 
 
 def _file(path: Path, name: str) -> OutputFile:
+    return OutputFile(path=name, size=path.stat().st_size, sha256=digest_of(path))
+
+
+def digest_of(path: Path) -> str:
     with path.open("rb") as source:
-        digest = hashlib.file_digest(source, "sha256").hexdigest()
-    return OutputFile(path=name, size=path.stat().st_size, sha256=digest)
+        return hashlib.file_digest(source, "sha256").hexdigest()
 
 
 def copy_outputs(place: Path, outputs: Outputs, gathered: Gathered) -> None:

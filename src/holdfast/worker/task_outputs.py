@@ -26,7 +26,7 @@ import msgspec
 from holdfast.errors import SnapshotDamaged
 from holdfast.model import Cause, Outputs, Snapshot
 from holdfast.pipeline.copying import full_disk_named
-from holdfast.pipeline.outputs import copy_outputs, files_in
+from holdfast.pipeline.outputs import ContentDiffers, copy_outputs, digest_of, files_in
 from holdfast.pipeline.plan import Plan
 from holdfast.pipeline.snapshots import Folders
 from holdfast.runner.base import End, Running
@@ -171,12 +171,15 @@ def _add(gathered: Gathered, folder: Path) -> None:
     except FileNotFoundError:
         return  # The attempt was begun by an older version.
     gone = inherited.replaced
-    for file in files_in(gathered.place):
-        if gone.files.get(file.path) == file.sha256:
-            gathered.drop(file.path)
+    for path, digest in gone.files.items():
+        if (gathered.place / path).is_file() and digest_of(gathered.place / path) == digest:
+            gathered.drop(path)
     if gathered.report is None or _digest(gathered.report) == gone.report:
         gathered.report = _encoded(inherited.outputs)
-    copy_outputs(folder / FILES, inherited.outputs, gathered)
+    try:
+        copy_outputs(folder / FILES, inherited.outputs, gathered)
+    except ContentDiffers as error:
+        raise Violation(f"the copy of an earlier task's output/{error} on this host") from error
 
 
 async def _replaced(running: Running) -> Replaced:
