@@ -230,9 +230,10 @@ class Folders:
     @contextmanager
     def temporary(self, name: str) -> Iterator[Path]:
         """A temporary folder that is locked as long as we live, and does not outlast the block."""
-        self._ready()
         place = self.root / TEMPORARY / name
-        place.mkdir(mode=0o700)
+        with _trouble_named(place), full_disk_named(place):
+            self._ready()
+            place.mkdir(mode=0o700)
         try:
             with opened(place) as handle:
                 fcntl.flock(handle, fcntl.LOCK_EX)
