@@ -43,7 +43,7 @@ async def build(served: Served, job: dict[str, Any], names: Sequence[str], tmp_p
     shared = shared_beside(served.data)
     asked = check(parse(job), "default")
     sources = Sources(inputs_of(shared, "default"))
-    found = plan(asked.spec, sources, Facts(), tenant="default", inputs=asked.inputs)
+    found = plan(asked.spec, sources, Facts(), tenant="default", inputs=asked.inputs, secrets=asked.secrets)
     work = tmp_path / "work"
     work.mkdir(exist_ok=True)
     (work / "file").write_text("result")
@@ -71,6 +71,16 @@ async def planned(client: httpx.AsyncClient, job: dict[str, Any]) -> list[tuple[
     answer = await client.post("/v1/jobs", json={**job, "plan_only": True})
     assert answer.status_code == 200, answer.text
     return [(task["name"], task["cached"], task["reason"]) for task in answer.json()["tasks"]]
+
+
+async def test_plan_knows_the_names_of_a_jobs_secrets(served: Served, inputs: Path, tmp_path: Path) -> None:
+    """Proves P10, D1: as the worker does."""
+    with_secret = {**PIPELINE, "secrets": ["PASSWORD"]}
+    first, _ = await build(served, with_secret, ["one", "two"], tmp_path)
+    async with served.client() as client:
+        assert [cached for _, cached, _ in await planned(client, with_secret)] == [True, True]
+        (name, cached, reason), _ = await planned(client, PIPELINE)
+        assert (name, cached, reason) == ("one", False, f"nearest is {first[:12]}: secrets removed")
 
 
 async def test_plan_says_what_would_run_and_what_differs_and_does_nothing(

@@ -473,6 +473,28 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     job_id: str
 
 
+class OutputFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One file that a task left in `output/`."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+class Outputs(msgspec.Struct, frozen=True, kw_only=True):
+    """What the tasks of a pipeline have left up to one of them, stored with its snapshot.
+
+    `report` is what `result.json` said, with secrets masked; None if there was none.
+    """
+
+    files: tuple[OutputFile, ...] = ()
+    report: dict[str, Any] | None = None
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files)
+
+
 class LaneState(StrEnum):
     IDLE = "idle"
     ACTIVE = "active"

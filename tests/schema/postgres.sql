@@ -184,6 +184,7 @@ snapshots.made_at timestamp with time zone NO
 snapshots.used_at timestamp with time zone NO 
 snapshots.job_id uuid NO 
 snapshots.token bigint NO 
+snapshots.outputs json YES 
 specs.id uuid NO 
 specs.tenant text NO 
 specs.kind text NO 

@@ -197,7 +197,7 @@ CREATE TABLE snapshots (
   made_at INTEGER NOT NULL,
   used_at INTEGER NOT NULL,
   job_id TEXT NOT NULL,
-  token INTEGER NOT NULL,
+  token INTEGER NOT NULL, outputs TEXT,
   CONSTRAINT snapshots_folder UNIQUE (folder)
 ) WITHOUT ROWID, STRICT
 CREATE TABLE specs (

@@ -33,7 +33,7 @@ def reported(end: End, data: bytes | None, mask: Mask = NO_MASK, *, required: bo
     if end.exit_code == 0 and report.status == "succeeded":
         return msgspec.structs.replace(end, result=mask.data(report.result))
     told = report.error
-    error = None if told is None else Error(code=told.code, message=told.message)
+    error = end.error if told is None else Error(code=told.code, message=told.message)
     if end.exit_code == 0 and error is None:
         error = Error(code="reported_failure", message="it reported failure")
     return msgspec.structs.replace(end, error=mask.error(error))

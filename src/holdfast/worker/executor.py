@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from holdfast.budgets import EXCEEDED
-from holdfast.errors import NotFound, SharedFolderAway, StoreError
+from holdfast.errors import NotFound, SharedFolderAway, SnapshotDamaged, SnapshotFailed, StoreError
 from holdfast.model import Cause, Error, Outcome, Phase, Status, StopKind, StopPhase, StopRequest
 from holdfast.runner.base import CannotStart, End, EngineUnreachable, Identity, Order, Runner, Running, TooLate
 from holdfast.runner.secrets import NO_MASK, Mask, find_secrets
@@ -31,7 +31,7 @@ from holdfast.worker.readiness import Unready, make_ready
 from holdfast.worker.recent import recent_events
 from holdfast.worker.shipper import Shipper
 from holdfast.worker.speech import Speech
-from holdfast.worker.taking import OutputsWait, take_outputs
+from holdfast.worker.taking import Collect, OutputsWait, take_outputs
 
 log = logging.getLogger(__name__)
 
@@ -117,11 +117,15 @@ class Execution:
 
     async def _execute(self) -> End:
         begun = await self._begin()
-        if isinstance(begun, End):
-            return begun
+        while isinstance(begun, End):
+            if (end := await self._with_known_outputs(begun)) is not None:
+                return end
+            begun = await self._begin()
         self._running = running = begun
         if self._policy.secrets:
             self._mask = Mask(await running.secrets())
+        if self._pipeline is not None:
+            self._pipeline.mask = self._mask
         if self._policy.stop_after is not None:
             self._hold.on_renewed = self._renew_stop_after
         if self._lease.adoption.phase is Phase.CLAIMED and not await self._desk.starts.ask(self._lease):
@@ -408,17 +412,34 @@ class Execution:
         if end is None:
             raise Lost
         self._at("collected")
-        end = await self._with_outputs_at_last(running, await self._meant(end))
+        end = await self._meant(end)
+        collect = running.outputs if self._pipeline is None else self._pipeline.collector(running, end)
+        end = await self._with_outputs_at_last(collect, end)
         if self._hold.stop is not None:
             await self._speech.tell_rung(StopPhase.DEAD)
         return end
 
-    async def _with_outputs_at_last(self, running: Running, end: End) -> End:
+    async def _with_known_outputs(self, end: End) -> End | None:
+        """Give a pipeline that needs no start what its tasks left when they ran; None: that is gone, plan again."""
+        if self._pipeline is None or end.cause is not Cause.EXIT:
+            return end
+        try:
+            self._mask = Mask(find_secrets(self._policy.secrets, self._desk.settings.secrets_dir).values())
+            return await self._with_outputs_at_last(self._pipeline.outputs.take_known, end)
+        except CannotStart as error:
+            return End(cause=Cause.START_FAILED, error=error.error)
+        except SnapshotFailed as error:
+            return End(cause=Cause.START_FAILED, error=Error(code=error.code, message=str(error)))
+        except SnapshotDamaged as error:
+            log.warning("job %s attempt %d plans again: %s", self._lease.id, self._lease.attempt, error)
+            return None
+
+    async def _with_outputs_at_last(self, collect: Collect, end: End) -> End:
         """Take what it left, again and again while the trouble is ours: there is only this one copy of it."""
         n = 0
         while True:
             try:
-                return await take_outputs(self._desk, self._lease, running, end, self._mask, self._journal)
+                return await take_outputs(self._desk, self._lease, collect, end, self._mask, self._journal)
             except (OutputsWait, EngineUnreachable) as error:
                 n += 1
                 log.warning("job %s attempt %d: %s", self._lease.id, self._lease.attempt, error)

@@ -254,7 +254,8 @@ async def _prepared(call: Call, job: Mapping[str, Any]) -> Mapping[str, Any]:
 
 async def _foreseen(call: Call, job: Job | Submission) -> PlanView:
     service = call.service
-    return await foresee(call.store, job.spec, job.inputs, service.settings.shared, service.facts, call.tenant)
+    shared, secrets = service.settings.shared, job.policy.secrets if isinstance(job, Job) else job.secrets
+    return await foresee(call.store, job.spec, job.inputs, shared, service.facts, call.tenant, secrets)
 
 
 @contextmanager
