@@ -27,7 +27,7 @@ from torture.final import read_database
 from torture.history import Alive, History, boottime, read_journal, read_witness
 from torture.janitor import Janitor
 from torture.jobs import Draw, Profile
-from torture.pipelines import Shelf, read_snapshots, remove_on
+from torture.pipelines import Shelf, read_outputs, read_snapshots, remove_on
 from torture.processes import children, containers, kill
 from torture.world import DATA, DIRECT, SMALL, TTL, World
 
@@ -88,6 +88,7 @@ async def run(plan: Plan) -> History:
         gone = [job for job in world.jobs_with_files() if job not in history.records]
         history.files = {job: world.files_of(job) for job in gone}
         await read_snapshots(world)
+        read_outputs(world)
     return history
 
 
