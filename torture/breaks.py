@@ -22,9 +22,11 @@ from holdfast.store.events import Events
 from holdfast.worker import executor
 from holdfast.worker.executor import Execution
 from holdfast.worker.lease import Hold
+from torture.breaks_answers import ANSWERS
 from torture.breaks_pipelines import PIPELINES
 from torture.focus import (
     ANYTHING,
+    BUILDS,
     HANGING,
     LATE_FINISHES,
     LATE_STARTS,
@@ -160,6 +162,11 @@ def neighbours_taken_for_dead() -> None:
     Locks.taken_from_dead = hasty  # type: ignore[method-assign]
 
 
+def key_taken_by_a_resume() -> None:
+    """An old build that is resumed makes its reuse key forget the good one."""
+    edit("take_reuse", "THEN job_id", "THEN NULL")
+
+
 def reaper_without_doubts() -> None:
     Reaper._trusts_itself = lambda *_: True  # type: ignore[method-assign]
 
@@ -184,9 +191,11 @@ BREAKS: dict[str, Break] = {
     "neighbours_taken_for_dead": Break(neighbours_taken_for_dead, ["returns_have_a_reason"]),
     "stop_not_heard": Break(stop_not_heard, ["stops_are_carried_out"], HANGING),
     "reaper_without_doubts": Break(reaper_without_doubts, ["reaps_have_a_reason"], OUTAGES),
+    "key_taken_by_a_resume": Break(key_taken_by_a_resume, ["good_builds_keep_their_key"], BUILDS),
 }
 
 BREAKS |= {name: Break(make, rules, SHARED_SNAPSHOTS) for name, (make, rules) in PIPELINES.items()}
+BREAKS |= {name: Break(make, rules, focus) for name, (make, rules, focus) in ANSWERS.items()}
 
 
 def apply(name: str) -> None:

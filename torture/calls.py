@@ -37,8 +37,10 @@ class OverHttp:
             return [job.id], job.reused
         return await self._client.submit_many(jobs, key=key), False
 
-    async def move(self, verb: str, job: str, **more: Any) -> None:
-        await getattr(self._client, verb)(job, **more)
+    async def move(self, verb: str, job: str, **more: Any) -> str:
+        """Make a call about a job; return how it went, if it is a delete."""
+        answer = await getattr(self._client, verb)(job, **more)
+        return str(answer) if verb == "delete" else ""
 
 
 class OnStore:
@@ -48,11 +50,18 @@ class OnStore:
         self._store = store
 
     async def submit(self, jobs: Sequence[Mapping[str, Any]], key: str) -> Submitted:
-        accepted = await self._store.jobs.accept(jobs, key=key)
+        accepted = await self._store.jobs.accept([_without_uploads(job) for job in jobs], key=key)
         return [job.id for job in accepted], len(jobs) == 1 and accepted[0].reused
 
-    async def move(self, verb: str, job: str, **more: Any) -> None:
-        await getattr(self._store.jobs, verb)(job, **more)
+    async def move(self, verb: str, job: str, **more: Any) -> str:
+        """Make a call about a job; return how it went, if it is a delete."""
+        answer = await getattr(self._store.jobs, verb)(job, **more)
+        return str(answer.outcome) if verb == "delete" else ""
+
+
+def _without_uploads(job: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What is uploaded is given to a job by a server; the store knows nothing of files."""
+    return {name: value for name, value in job.items() if name != "uploads"}
 
 
 Caller = OverHttp | OnStore
@@ -61,9 +70,10 @@ Caller = OverHttp | OnStore
 class Recorder:
     """Makes calls, and writes down what was asked and answered."""
 
-    def __init__(self, history: History, caller: Caller) -> None:
+    def __init__(self, history: History, caller: Caller, files_of: Callable[[str], Sequence[str]]) -> None:
         self._history = history
         self._caller = caller
+        self._files_of = files_of
 
     async def submit(self, jobs: Sequence[dict[str, Any]]) -> Call:
         """Submit jobs under a new key. Each carries the call's number, by which its doubles would be found."""
@@ -82,9 +92,15 @@ class Recorder:
 
     async def move(self, verb: str, job: str, **more: Any) -> Call:
         call = self._begin(verb)
-        call.ids = (job,)
-        await self._do(call, lambda: self._caller.move(verb, job, **more))
+        call.ids, call.given = (job,), more
+        await self._do(call, lambda: self._move(call))
         return call
+
+    async def _move(self, call: Call) -> None:
+        (job,) = call.ids
+        call.outcome = await self._caller.move(call.verb, job, **call.given)
+        if call.outcome == "deleted":
+            call.left = self._files_of(job)
 
     async def _submit(self, call: Call) -> None:
         assert call.key is not None

@@ -9,14 +9,28 @@ from collections.abc import Callable, Iterator, Mapping
 import msgspec
 
 from torture.cases import Case, cases
-from torture.checks import falls, leavings, order, pipelines, reaps, records, runs, stops, streams, writes
+from torture.checks import (
+    budgets,
+    builds,
+    deletes,
+    falls,
+    leavings,
+    order,
+    pipelines,
+    reaps,
+    records,
+    runs,
+    stops,
+    streams,
+    writes,
+)
 from torture.history import History
 from torture.story import story
 
 Rule = Callable[[History, Mapping[str, Case]], Iterator[tuple[str, str]]]
 RULES: tuple[Rule, ...] = (
     *records.RULES, *runs.RULES, *stops.RULES, *reaps.RULES, *writes.RULES, *order.RULES, *streams.RULES,
-    *leavings.RULES, *pipelines.RULES, *falls.RULES,
+    *leavings.RULES, *pipelines.RULES, *budgets.RULES, *builds.RULES, *deletes.RULES, *falls.RULES,
 )  # fmt: skip
 
 

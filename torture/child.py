@@ -17,8 +17,10 @@ note() {
   line="$1 $HOLDFAST_JOB_ID $HOLDFAST_ATTEMPT $HOLDFAST_LEASE_TOKEN $$ $now $n"
   if [ -n "$PORT" ]; then echo "$line" | nc 127.0.0.1 "$PORT"; else echo "$line" >> "$JOURNAL"; fi
 }
+spend() { [ "$1" = 0 ] || echo "{\"event\": \"usage\", \"tokens\": $1}"; }
 note start
 echo "{\"event\": \"usage\", \"runs\": 1}"
+spend "${FIRST:-0}"
 [ -z "$STUBBORN" ] || trap '' TERM
 if [ -n "$KIN" ]; then setsid sh -c "$KIN" > /dev/null 2>&1 & fi
 while [ $n -lt "$LINES" ]; do
@@ -26,6 +28,7 @@ while [ $n -lt "$LINES" ]; do
   echo "$HOLDFAST_ATTEMPT out $n"
   echo "$HOLDFAST_ATTEMPT err $n" >&2
   note tick
+  spend "${EACH:-0}"
   sleep "$PACE"
 done
 while [ -n "$HANG" ]; do sleep 0.3; note tick; done
@@ -34,6 +37,7 @@ if [ "$CODE" = 0 ]; then
   echo "{\"version\": 1, \"status\": \"succeeded\", \"result\": $HOLDFAST_ATTEMPT}" > result.json || exit 4
 fi
 note end
+spend "${LAST:-0}"
 exit "$CODE"
 """
 KIN = r"""
@@ -49,7 +53,8 @@ done
 def script(*, lines: int, pace: float, code: int = 0, **ways: bool) -> dict[str, Any]:
     """A child that says so many lines on each stream; it may `hang`, be `stubborn` (heed no TERM), or have `kin`.
 
-    Each attempt uses one run. One that comes to its end well leaves a file and a result, both with its number.
+    Each attempt uses one run, and tokens if it is told how many (`torture/prices.py`). One that comes to its end well
+    leaves a file and a result, both with its number.
     """
     env = {"LINES": str(lines), "PACE": f"{pace:.2f}", "CODE": str(code), "HANG": "", "STUBBORN": "", "KIN": ""}
     env |= {name.upper(): "1" for name, so in ways.items() if so and name != "kin"}

@@ -12,8 +12,10 @@ from tests.service import events_of
 
 from holdfast.model import new_id
 from torture.calls import Recorder
+from torture.final import Rows, fetch
 from torture.history import Call, Follow
 from torture.jobs import Draw, hangs
+from torture.prices import RAISED
 from torture.world import SERVERS, World
 
 KNOWN = 200
@@ -22,6 +24,21 @@ MEDDLING = ("cancel", "cancel", "interrupt", "interrupt", "resume", "resolve", "
 MOST_LIVE = 300
 """Submitted jobs that have not ended, above which clients only watch."""
 FEW_LIVE = 30
+OVER_BUDGET = "budget_exceeded"
+WITH_FILES = """
+SELECT j.id FROM {schema}jobs AS j JOIN {schema}specs AS s ON s.id = j.id
+WHERE j.status = 'succeeded' AND s.runner <> 'function'
+ORDER BY random() LIMIT 1
+"""
+"""A job that may have left files, by chance."""
+FAILED = f"""
+SELECT j.id, j.error_code, s.reuse_key FROM {{schema}}jobs AS j JOIN {{schema}}specs AS s ON s.id = j.id
+WHERE j.status = 'failed' AND (j.error_code = '{OVER_BUDGET}' OR EXISTS (
+  SELECT 1 FROM {{schema}}reuse AS r JOIN {{schema}}jobs AS g ON g.id = r.job_id
+  WHERE r.tenant = s.tenant AND r.reuse_key = s.reuse_key AND r.job_id <> j.id AND g.status = 'succeeded'))
+ORDER BY random() LIMIT 1
+"""
+"""A job over its budget, or a build that failed and has a good successor, by chance."""
 
 
 class Known:
@@ -66,6 +83,43 @@ async def stop_on(world: World, recorder: Recorder, known: Known, rng: random.Ra
             await recorder.move(verb, known.ids[-1 - rng.randrange(min(5, len(known.ids)))])
     for job in known.hanging:
         await recorder.move("cancel", job)
+
+
+async def delete_on(world: World, recorder: Recorder, known: Known, rng: random.Random) -> None:
+    """Delete a job now and then: one that left files, or any; what has not ended by force, or not at all."""
+    while not world.calm:
+        await asyncio.sleep(rng.expovariate(0.7))
+        left = [str(row["id"]) for row in await _asked(world, WITH_FILES)] if rng.random() < 0.7 else []
+        for job in left or list(known.ids)[-1:]:
+            await recorder.move("delete", job, **({"force": True} if rng.random() < 0.6 else {}))
+
+
+async def revive_on(world: World, recorder: Recorder, draw: Draw, rng: random.Random) -> None:
+    """Resume what failed: old builds, and what used up its budget, which needs a higher one.
+
+    Whoever resumes a build asks for it meanwhile, and again when it may have ended.
+    """
+    while not world.calm:
+        await asyncio.sleep(rng.expovariate(1.0))
+        for row in await _asked(world, FAILED):
+            job, key = str(row["id"]), row["reuse_key"]
+            if row["error_code"] == OVER_BUDGET:
+                budget = {"budget": {"tokens": RAISED}} if rng.random() < 0.5 else {}
+                await recorder.move("resume", job, **budget)
+                continue
+            await recorder.move("resume", job)
+            await recorder.submit([draw.build(key)])
+            await asyncio.sleep(rng.uniform(0.5, 3.0))
+            await recorder.submit([draw.build(key)])
+
+
+async def _asked(world: World, query: str) -> Rows:
+    """Ask the database by plain SQL; no rows while it is away."""
+    try:
+        (rows,) = await fetch(world.url, query)
+    except OSError:
+        return []
+    return rows
 
 
 def _bulk(draw: Draw, rng: random.Random) -> list[dict[str, object]]:

@@ -16,15 +16,18 @@ def _note(what: str, ctx: Context, said: int) -> None:
 
 
 @app.function()
-async def talk(lines: int, pace: float, fail: bool, ctx: Context) -> int:
-    """Say something now and then, and end well or not; stop when told to."""
+async def talk(lines: int, pace: float, fail: bool, ctx: Context, first: int = 0, each: int = 0, last: int = 0) -> int:
+    """Say something now and then, and end well or not; stop when told to. It uses tokens, if it is told how many."""
     _note("start", ctx, 0)
+    ctx.usage(tokens=first)
     for n in range(1, lines + 1):
         ctx.log(f"{ctx.attempt} out {n}")
         _note("tick", ctx, n)
+        ctx.usage(tokens=each)
         await asyncio.sleep(pace)
         ctx.cancel.check()
     _note("end", ctx, lines)
+    ctx.usage(tokens=last)
     if fail:
         raise RuntimeError("it was asked to fail")
     return lines

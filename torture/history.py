@@ -35,6 +35,12 @@ class Call(msgspec.Struct, kw_only=True):
     jobs: Sequence[Mapping[str, Any]] = ()
     """Of a submit: its body."""
     key: str | None = None
+    given: Mapping[str, Any] = {}
+    """Of any other call than a submit: what it was given besides the job."""
+    outcome: str = ""
+    """Of a delete: `deleted`, or `deleting`."""
+    left: Sequence[str] = ()
+    """Of a delete that was answered `deleted`: the files of the job that were there right after the answer."""
     reused: bool = False
     repeats: int | None = None
     """The number of the call that this one repeats, with the same key and body."""
@@ -230,6 +236,8 @@ class History(msgspec.Struct, kw_only=True):
     unnamed: list[str] = []
     """What was left in the store of snapshots that is no snapshot, after a sweep."""
     removals: list[Removal] = []
+    files: dict[str, list[str]] = {}
+    """The files of each job that is no longer in the database, when all was over."""
     damaged: list[str] = []
     """Snapshots that a worker called damaged."""
 

@@ -11,6 +11,7 @@ from torture.calls import Recorder
 from torture.clients import Known
 from torture.final import fetch
 from torture.history import boottime
+from torture.prices import RAISED
 from torture.processes import children, containers, kill
 from torture.world import FOREVER, World
 
@@ -18,7 +19,10 @@ WAITING = """
 SELECT id, status, lane, attempt, phase, domain, error_code, dismissed, started_at FROM {schema}jobs
 WHERE status IN ('paused', 'pending') OR (status IN ('failed', 'timed_out') AND lane IS NOT NULL)
 """
-LIVE = "SELECT count(*) AS n FROM {schema}jobs WHERE status NOT IN ('succeeded', 'failed', 'timed_out', 'cancelled')"
+LIVE = """
+SELECT count(*) AS n FROM {schema}jobs
+WHERE status NOT IN ('succeeded', 'failed', 'timed_out', 'cancelled') OR stop_kind = 'delete'
+"""
 ENGINE_HANGS = 30.0
 """Seconds without an answer from a container engine, after which a person starts it again."""
 
@@ -65,7 +69,7 @@ class Janitor:
             await asyncio.sleep(1.0)
 
     async def live(self) -> int:
-        """How many jobs have not ended."""
+        """How many jobs have not ended, or are still being deleted."""
         ((row,),) = await fetch(self._world.url, LIVE)
         return int(row["n"])
 
@@ -92,7 +96,8 @@ class Janitor:
     async def _settle_open(self, job: str, row: Mapping[str, Any]) -> None:
         """Its attempt is open: it may run. One that is lost is left to its host, which comes back, unless that is dead.
 
-        To say `stopped` without having made sure is the one thing that a person must not do.
+        To say `stopped` without having made sure is the one thing that a person must not do. What it used may be all
+        that it had: it gets more.
         """
         host = self._host_of(str(row["domain"]))
         if row["error_code"] != "lost" or (host is not None and host in self._world.dead_hosts):
@@ -101,7 +106,7 @@ class Janitor:
             except subprocess.CalledProcessError:
                 return  # Its engine is away, or lets it go just now: there is no being sure.
             self._world.note("made sure", attempts=[(job, int(row["attempt"]))])
-            await self._recorder.move("resume", job, stopped=True)
+            await self._recorder.move("resume", job, stopped=True, budget={"tokens": RAISED})
 
     def _end(self, job: str, attempt: int) -> None:
         """End whatever runs of an attempt."""

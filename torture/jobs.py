@@ -10,24 +10,27 @@ from tests.engine import IMAGE
 from torture.child import script
 from torture.history import boottime
 from torture.pipelines import Chains, Shelf
+from torture.prices import has_a_price, price
 
 LANES = 12
 KEYS = 12
+FEW_KEYS = 4
 BACKSTOP = 45.0
 """Seconds after which what hangs until somebody cancels it ends by itself, in case that nobody does."""
 FAST_RETRY = {"base": 0.2, "cap": 1.0, "on": ["failed", "timed_out"]}
 Body = dict[str, Any]
 
 
-Profile = Literal["mixed", "failing", "lanes", "steady", "hanging"]
+Profile = Literal["mixed", "failing", "lanes", "steady", "hanging", "budgets", "builds", "files"]
 """What jobs to draw: all kinds; such that fail and are tried again; quick ones in lanes of the moment; long ones; such
-that end when they are stopped."""
+that end when they are stopped; such that use up their budget; such that share a few reuse keys, and often fail; such
+that leave files."""
 MOMENT, MEETING = 2.0, 4
 """Seconds after which the lanes of the moment are left for new ones, and how many these are."""
 
 
 class Draw:
-    """Draws jobs. `port` is where containers send their journal's lines."""
+    """Draws jobs. `port` is where containers send their journal's lines, `upload` the files that some are given."""
 
     def __init__(
         self,
@@ -37,8 +40,10 @@ class Draw:
         port: int,
         profile: Profile = "mixed",
         shelf: Shelf | None = None,
+        upload: str = "",
     ) -> None:
         self.profile = profile
+        self._upload = upload
         self._rng = rng
         self._runners = runners
         self._chains = Chains(rng, shelf or Shelf(), journal, port)
@@ -48,14 +53,26 @@ class Draw:
     def job(self, known: Sequence[str]) -> Body:
         """One job; it may need some of those that are known."""
         rng = self._rng
-        if self.profile == "failing":
-            return self._failing()
-        if self.profile == "lanes":
-            return {**self.small(), "lane": f"lane {int(boottime() / MOMENT)}/{rng.randrange(MEETING)}"}
-        if self.profile == "steady":
-            return self._process(lines=rng.randint(20, 60))
-        if self.profile == "hanging":
-            return {**self._process(lines=2, hang=True), "stop_grace": 0.5, "timeout": BACKSTOP}
+        match self.profile:
+            case "mixed":
+                return self._mixed(known)
+            case "failing":
+                return self._failing()
+            case "lanes":
+                return {**self.small(), "lane": f"lane {int(boottime() / MOMENT)}/{rng.randrange(MEETING)}"}
+            case "steady":
+                return self._process(lines=rng.randint(20, 60))
+            case "hanging":
+                return {**self._process(lines=2, hang=True), "stop_grace": 0.5, "timeout": BACKSTOP}
+            case "budgets":
+                return self._budgeted()
+            case "builds":
+                return self.build(f"key {rng.randrange(FEW_KEYS)}", rebuild=rng.random() < 0.3)
+            case "files":
+                return self._given(self._process(lines=rng.randint(1, 4)), chance=0.5)
+
+    def _mixed(self, known: Sequence[str]) -> Body:
+        rng = self._rng
         chance = rng.random()
         body = self._runs(quick=chance < 0.2)
         body |= {"stop_grace": 0.5, "on_lost": rng.choice(["requeue", "requeue", "requeue", "fail", "hold"])}
@@ -76,7 +93,28 @@ class Draw:
             body["queue_timeout"] = rng.uniform(0.5, 5)
         if rng.random() < 0.1:
             body["priority"] = rng.randint(-2, 2)
-        return body
+        if rng.random() < 0.15 and has_a_price(body):
+            body = price(body, rng)
+        return self._given(body, chance=0.1)
+
+    def _given(self, body: Body, *, chance: float) -> Body:
+        """A job that may have files of its caller, if it can have any: not a function, nor a pipeline."""
+        able = self._upload and body["runner"] != "function" and "tasks" not in body
+        return {**body, "uploads": [self._upload]} if able and self._rng.random() < chance else body
+
+    def build(self, key: str, *, rebuild: bool = False) -> Body:
+        """A quick build for a reuse key, which fails as often as not."""
+        rng = self._rng
+        body = self._process(lines=rng.randint(1, 3), code=rng.choice([0, 3]))
+        return {**body, "reuse_key": key, "rebuild": rebuild}
+
+    def _budgeted(self) -> Body:
+        """A process or a function with a budget, which may fail and be tried again until that is used up."""
+        rng = self._rng
+        process = self._process(lines=rng.randint(0, 6), code=rng.choice([0, 0, 3]))
+        function = {**self.small(), "inputs": {"lines": rng.randint(0, 6), "pace": 0.05, "fail": rng.random() < 0.3}}
+        body = price(rng.choice([process, function]), rng)
+        return {**body, "max_attempts": 4, "retry": FAST_RETRY}
 
     def small(self) -> Body:
         """A function that is over at once."""

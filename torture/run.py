@@ -15,11 +15,13 @@ from pathlib import Path
 from tests.cluster import FAST, Server
 from tests.engine import daemon
 
-from holdfast.store import open_store
+from holdfast.assemble import ANSWER_SHARE, store_of
+from holdfast.client.http import AsyncClient
+from holdfast.config import Settings
 from holdfast.store.migrate import migrate
 from holdfast.store.store import connect
 from torture.calls import OnStore, OverHttp, Recorder
-from torture.clients import Known, follow_on, stop_on, submit_on
+from torture.clients import Known, delete_on, follow_on, revive_on, stop_on, submit_on
 from torture.faults import torment
 from torture.final import read_database
 from torture.history import Alive, History, boottime, read_journal, read_witness
@@ -27,7 +29,7 @@ from torture.janitor import Janitor
 from torture.jobs import Draw, Profile
 from torture.pipelines import Shelf, read_outputs, read_snapshots, remove_on
 from torture.processes import children, containers, kill
-from torture.world import DATA, SMALL, TTL, World
+from torture.world import DATA, DIRECT, SMALL, TTL, World
 
 DISKS = {SMALL: 24 << 20, DATA: 2 << 30}
 CLIENTS = 6
@@ -83,6 +85,8 @@ async def run(plan: Plan) -> History:
         history.deadlocks = world.deadlocks()
         history.damaged = world.damaged()
         await read_database(world.url, history)
+        gone = [job for job in world.jobs_with_files() if job not in history.records]
+        history.files = {job: world.files_of(job) for job in gone}
         await read_snapshots(world)
         read_outputs(world)
     return history
@@ -130,7 +134,7 @@ async def in_a_world(
 
 
 async def _torture(world: World, plan: Plan) -> None:
-    known, shelf = Known(), Shelf()
+    known, shelf, upload = Known(), Shelf(), await _upload(world)
 
     def rng(name: str) -> random.Random:
         return random.Random(f"{plan.seed}/{name}")
@@ -143,9 +147,14 @@ async def _torture(world: World, plan: Plan) -> None:
         tending = [group.create_task(janitor.tend_engine())] if world.engine else []
         tasks = [group.create_task(torment(world, rng("faults"), pause=plan.pause, only=plan.faults))]
         for n, recorder in enumerate(callers):
-            draw = Draw(rng(f"draw {n}"), plan.runners, str(world.journal), port, plan.profile, shelf)
+            draw = Draw(rng(f"draw {n}"), plan.runners, str(world.journal), port, plan.profile, shelf, upload)
             tasks.append(group.create_task(submit_on(world, recorder, draw, known, rng(f"client {n}"))))
         tasks.append(group.create_task(stop_on(world, callers[0], known, rng("stops"))))
+        if plan.profile in ("mixed", "files"):
+            tasks.append(group.create_task(delete_on(world, callers[1], known, rng("deletes"))))
+        if plan.profile in ("mixed", "budgets", "builds"):
+            draw = Draw(rng("draw builds"), plan.runners, str(world.journal), port)
+            tasks.append(group.create_task(revive_on(world, callers[2], draw, rng("revivals"))))
         tasks += [group.create_task(follow_on(world, known, rng(f"follower {n}"))) for n in range(2)]
         if "pipeline" in plan.runners:
             tasks += [group.create_task(shelf.look(world)), group.create_task(remove_on(world, shelf, rng("removals")))]
@@ -159,13 +168,28 @@ async def _torture(world: World, plan: Plan) -> None:
             task.cancel()
 
 
+async def _upload(world: World) -> str:
+    """Upload a file that jobs are given."""
+    file = world.folder / "given"
+    file.write_text("given\n")
+    client = AsyncClient(world.url_of(DIRECT))
+    try:
+        return await client.upload(file)
+    finally:
+        await client.close()
+
+
 @contextlib.asynccontextmanager
 async def _recorders(world: World, rng: random.Random) -> AsyncIterator[tuple[list[Recorder], Recorder]]:
     """Clients over HTTP, clients on the store, and the janitor's own way in."""
-    async with await open_store(world.url, listen=False, answer_within=ANSWER) as store:
-        direct = Recorder(world.history, OnStore(store))
+    settings = Settings(
+        database_url=world.url, state_dir=world.host("client"), shared_dir=world.shared, docker_host=None,
+        lease_ttl=ANSWER_SHARE * ANSWER, heartbeat_interval=ANSWER,
+    )  # fmt: skip
+    async with await store_of(settings, listen=False) as store:
+        direct = Recorder(world.history, OnStore(store), world.files_of)
         callers = [OverHttp(world, rng) for _ in range(CLIENTS)]
-        yield [*(Recorder(world.history, caller) for caller in callers), direct], direct
+        yield [*(Recorder(world.history, caller, world.files_of) for caller in callers), direct], direct
         for caller in callers:
             await caller.close()
 

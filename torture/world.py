@@ -284,6 +284,15 @@ class World:
         files = (self.shared / "artifacts").glob("*/*/made")
         return {f"{path.parts[-3]}/{path.parts[-2]}": path.read_text().strip() for path in files}
 
+    def files_of(self, job: str) -> list[str]:
+        """The files of a job in the folder that all hosts share: what it was given, and what it left."""
+        kept = [self.shared / name / job for name in ("artifacts", "inputs")]
+        return sorted(str(path.relative_to(self.shared)) for place in kept for path in _below(place))
+
+    def jobs_with_files(self) -> list[str]:
+        """The jobs that have files in the folder that all hosts share."""
+        return sorted({path.name for name in ("artifacts", "inputs") for path in (self.shared / name).glob("*")})
+
     def damaged(self) -> list[str]:
         """The snapshots that workers say are not what was published."""
         return [found.group(1) for line in self._said() if (found := DAMAGED.search(line))]
@@ -302,6 +311,14 @@ async def _answers(client: httpx.AsyncClient, url: str) -> bool:
     with contextlib.suppress(httpx.TransportError):
         return (await client.get(url)).status_code == 200
     return False
+
+
+def _below(place: Path) -> Iterator[Path]:
+    """A folder, if it is there, and all that is in it. Somebody may be removing it."""
+    if place.exists():
+        yield place
+    for parent, folders, files in os.walk(place):
+        yield from (Path(parent, name) for name in (*folders, *files))
 
 
 def _plain_environment() -> Mapping[str, str]:

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 from torture.cases import APART, TERMINAL, Case, Span, overlaps
 from torture.history import History
@@ -136,7 +136,7 @@ def needs_come_first(history: History, cases: Mapping[str, Case]) -> Found:
 
 
 def one_builder_per_key(history: History, cases: Mapping[str, Case]) -> Found:
-    """N7: of the jobs with one reuse key, one is live at a time; one that succeeded is not built again."""
+    """N7: of the jobs with one reuse key, one is live at a time. Whether one is built again: see builds.py."""
     keys: dict[str, list[Case]] = defaultdict(list)
     for case in cases.values():
         if case.record is not None and case.record.reuse_key is not None:
@@ -144,12 +144,6 @@ def one_builder_per_key(history: History, cases: Mapping[str, Case]) -> Found:
     for key, builders in keys.items():
         for first, second in overlaps([span for case in builders for span in _live(case)]):
             yield second.job, f"it was live for the key {key} while job {first.job} was"
-        for case in builders:
-            for call in case.calls:
-                if call.verb == "submit" and call.answer == "ok" and not call.reused and len(call.jobs) == 1:
-                    before = _standing(builders, case)
-                    if before and _succeeded(before) < call.sent and not call.jobs[0].get("rebuild"):
-                        yield case.job, f"it was built for the key {key}, which job {before.job} had been built for"
 
 
 def _live(case: Case) -> Iterator[Span]:
@@ -163,17 +157,6 @@ def _live(case: Case) -> Iterator[Span]:
             begin = None
     if begin is not None:
         yield Span(begin, math.inf, case.job)
-
-
-def _standing(builders: Sequence[Case], case: Case) -> Case | None:
-    """The job that stood for a key when another one was made: the latest, also if it was a rebuild that failed."""
-    begun = {other.job: other.statuses[0].at for other in builders if other.statuses}
-    earlier = [other for other in builders if begun.get(other.job, math.inf) < begun.get(case.job, -math.inf)]
-    return max(earlier, key=lambda other: begun[other.job], default=None)
-
-
-def _succeeded(case: Case) -> float:
-    return next((event.at for event in case.statuses if event.data["status"] == "succeeded"), math.inf)
 
 
 def no_gate_was_stuck(history: History, cases: Mapping[str, Case]) -> Found:
