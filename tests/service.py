@@ -111,7 +111,7 @@ class Served:
 async def serving_here(url: str, data: Path, **settings: Any) -> AsyncIterator[Served]:
     """Serve in the test's own process and loop, on a real socket: no start of a process to wait for."""
     served = Served(url, data)
-    usual: dict[str, Any] = {"rate_limit": None, "shared_dir": shared_beside(data)}
+    usual: dict[str, Any] = {"rate_limit": None, "auth_off_as_root": True, "shared_dir": shared_beside(data)}
     loaded = Settings(database_url=url, data_dir=data, port=served.port, **(usual | settings))
     app = api_of(loaded)
     with bind(loaded) as listener:

@@ -299,7 +299,7 @@ async def test_without_tokens_no_web_page_reaches_it(clean_url: str, tmp_path: P
 
 async def test_without_tokens_an_application_elsewhere_refuses_strangers(clean_url: str, tmp_path: Path) -> None:
     """Proves O8."""
-    app = asgi(clean_url, data_dir=tmp_path, auth="off")
+    app = asgi(clean_url, data_dir=tmp_path, auth="off", auth_off_as_root=True)
     async with app.running():
         for client, status in (("127.0.0.1", 200), ("10.1.2.3", 403)):
             transport = httpx.ASGITransport(app, client=(client, 1))
@@ -349,7 +349,25 @@ def test_tokens_cannot_be_off_where_others_reach_it(host: str) -> None:
     """Proves O8."""
     with pytest.raises(ConfigError, match="HOLDFAST_AUTH is off"):
         load(environment={"HOLDFAST_AUTH": "off", "HOLDFAST_HOST": host})
-    assert load(environment={"HOLDFAST_AUTH": "off", "HOLDFAST_HOST": "::1"}).auth == "off"
+    alone = {"HOLDFAST_AUTH": "off", "HOLDFAST_HOST": "::1", "HOLDFAST_AUTH_OFF_AS_ROOT": "true"}
+    assert load(environment=alone).auth == "off"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_tokens_cannot_be_off_for_root_unless_that_is_said() -> None:
+    """A process of a job reaches the loopback, so it could submit a job that runs as root."""
+    with pytest.raises(ConfigError, match="HOLDFAST_AUTH_OFF_AS_ROOT"):
+        load(environment={"HOLDFAST_AUTH": "off"})
+    assert load(environment={"HOLDFAST_AUTH": "off", "HOLDFAST_AUTH_OFF_AS_ROOT": "true"}).auth == "off"
+
+
+@pytest.mark.parametrize("name", ["Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"])
+async def test_without_tokens_nothing_that_a_proxy_forwards_is_answered(
+    clean_url: str, tmp_path: Path, name: str
+) -> None:
+    async with serving_here(clean_url, tmp_path / "data", auth="off") as served, served.client("none") as client:
+        answer = await client.get("/v1/jobs", headers={name: "for=10.0.0.1"})
+    assert (answer.status_code, name.lower() in error_of(answer)["message"]) == (403, True)
 
 
 async def test_requests_of_one_token_are_limited_and_others_are_not(clean_url: str, tmp_path: Path) -> None:

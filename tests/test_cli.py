@@ -307,6 +307,25 @@ def test_log_line_keeps_its_colours_alone(line: str, shown: str) -> None:
     assert visible_line(line) == shown
 
 
+def test_drain_ends_the_worker_and_not_the_server(tmp_path: Path) -> None:
+    with running(tmp_path) as up:
+        (worker,) = up.json("workers")["items"]
+        up("workers", "drain", worker["host"])
+        eventually(lambda: not any(one["live"] for one in up.json("workers")["items"]))
+        job = up.json("submit", "--", "true")["id"]
+        assert "no live worker" in up("explain", job)
+        assert up.process.poll() is None
+
+
+def test_worker_apart_that_was_drained_is_not_started_again(tmp_path: Path) -> None:
+    with running(tmp_path, "--workers", "1") as up:
+        (worker,) = up.json("workers")["items"]
+        up("workers", "drain", worker["host"])
+        eventually(lambda: "it is not started again" in (tmp_path / "up.log").read_text())
+        assert not any(one["live"] for one in up.json("workers")["items"])
+        assert up.json("ls")["items"] == []
+
+
 def test_workers_apart_are_started_again_when_they_die(tmp_path: Path) -> None:
     """`--workers N`: processes of their own; what they ran goes on."""
     with running(tmp_path, "--workers", "1") as up:

@@ -10,6 +10,7 @@ import asyncpg
 import httpx
 import pytest
 
+from holdfast import AsyncClient
 from holdfast.model import Claimable, Outcome, Role, Status
 from holdfast.pipeline.plan import Facts, plan
 from holdfast.pipeline.snapshots import Folders
@@ -42,7 +43,7 @@ async def build(served: Served, job: dict[str, Any], names: Sequence[str], tmp_p
     shared = shared_beside(served.data)
     asked = check(parse(job), "default")
     sources = Sources(inputs_of(shared, "default"))
-    found = plan(asked.spec, sources, Facts(), tenant="default", inputs=asked.inputs)
+    found = plan(asked.spec, sources, Facts(), tenant="default", inputs=asked.inputs, secrets=asked.secrets)
     work = tmp_path / "work"
     work.mkdir(exist_ok=True)
     (work / "file").write_text("result")
@@ -70,6 +71,16 @@ async def planned(client: httpx.AsyncClient, job: dict[str, Any]) -> list[tuple[
     answer = await client.post("/v1/jobs", json={**job, "plan_only": True})
     assert answer.status_code == 200, answer.text
     return [(task["name"], task["cached"], task["reason"]) for task in answer.json()["tasks"]]
+
+
+async def test_plan_knows_the_names_of_a_jobs_secrets(served: Served, inputs: Path, tmp_path: Path) -> None:
+    """Proves P10, D1: as the worker does."""
+    with_secret = {**PIPELINE, "secrets": ["PASSWORD"]}
+    first, _ = await build(served, with_secret, ["one", "two"], tmp_path)
+    async with served.client() as client:
+        assert [cached for _, cached, _ in await planned(client, with_secret)] == [True, True]
+        (name, cached, reason), _ = await planned(client, PIPELINE)
+        assert (name, cached, reason) == ("one", False, f"nearest is {first[:12]}: secrets removed")
 
 
 async def test_plan_says_what_would_run_and_what_differs_and_does_nothing(
@@ -247,3 +258,22 @@ async def test_snapshots_are_listed_shown_removed_and_used_as_a_base(
         assert (gone["outcome"], sorted(gone["snapshots"])) == ("deleted", sorted([first, second]))
         assert folders.names() == []
         assert (await client.get(f"/v1/snapshots/{first}")).status_code == 404
+
+
+async def test_every_answer_with_a_job_has_its_tasks(served: Served) -> None:
+    """A pipeline from a list, from a move and by itself is the same: its tasks are never missing."""
+    tasks = [{"name": name, "command": ["true"]} for name in ("one", "two")]
+    async with served.client() as client, AsyncClient(served.url, token=served.admin) as api:
+        made = (await client.post("/v1/jobs", json={"runner": "process", "tasks": tasks, "queue": "idle"})).json()
+        plain = (await client.post("/v1/jobs", json={**FUNCTION, "queue": "idle"})).json()
+        whole = (await client.get(f"/v1/jobs/{made['id']}")).json()
+        assert [one["name"] for one in whole["tasks"]] == ["one", "two"]
+        assert made["tasks"] == whole["tasks"]
+        listed = {one["id"]: one["tasks"] for one in (await client.get("/v1/jobs")).json()["items"]}
+        assert listed == {made["id"]: whole["tasks"], plain["id"]: []}
+        found = (await client.get("/v1/jobs", params={"id": made["id"][:20]})).json()["items"]
+        assert [one["tasks"] for one in found if one["id"] == made["id"]] == [whole["tasks"]]
+        page, _ = await api.jobs()
+        assert {one.id: one.tasks for one in page} == {one.id: (await api.get(one.id)).tasks for one in page}
+        moved = (await client.post(f"/v1/jobs/{made['id']}/cancel")).json()
+        assert [one["name"] for one in moved["tasks"]] == ["one", "two"]

@@ -217,6 +217,8 @@ class StoreError(HoldfastError):
 
 class StoreUnreachable(StoreError):
     code = "store_unreachable"
+    reported = False
+    """Whether the log has said that the database is away: further errors need not."""
 
 
 class LockTimeout(StoreError):

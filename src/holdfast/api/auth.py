@@ -63,6 +63,11 @@ class Access:
         client = request.client
         if client is not None and not loopback(client.host):
             raise Forbidden("tokens are off, so only this machine may call")
+        forwarded = next((name for name in headers if name == "forwarded" or name.startswith("x-forwarded-")), None)
+        if forwarded is not None:
+            raise Forbidden(
+                f"tokens are off, so what a proxy forwards is refused ({forwarded}): turn tokens on behind one"
+            )
         host = _host(f"//{headers.get('host', '')}")
         if host is None or not loopback(host[0]):
             raise Forbidden("tokens are off, so the Host must be localhost, 127.0.0.1 or [::1]")

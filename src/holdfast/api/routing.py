@@ -10,6 +10,7 @@ import typing
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from types import UnionType
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,7 +20,7 @@ from starlette.responses import Response
 from holdfast.api.auth import Access, Caller, checked_name
 from holdfast.api.depths import Depths
 from holdfast.api.direct import Executor
-from holdfast.api.errors import JSON, to_response
+from holdfast.api.errors import JSON, NoSuchMethod, ends_in_action, to_response
 from holdfast.api.hub import Hub
 from holdfast.api.json_body import LargeBodies, read_body, said_size
 from holdfast.api.plans import FactsOf
@@ -34,6 +35,8 @@ from holdfast.store import Store
 from holdfast.submission import invalid_field
 
 NOBODY = Caller("nobody", Role.VIEWER, "default")
+NAMED = ("/{queue:path}", "/{lane:path}")
+"""Paths that end in a name, which may have a slash."""
 T = TypeVar("T")
 Endpoint = Callable[..., Awaitable["Reply | Response"]]
 
@@ -143,6 +146,8 @@ def handler(route: Route, find: Callable[[], Awaitable[Service]]) -> Callable[[R
         service: Service | None = None
         try:
             service = await find()
+            if route.path.endswith(NAMED) and ends_in_action(request):
+                raise NoSuchMethod(("POST",))
             call = await _admit(route, service, request)
             given: dict[str, Any] = {name: checked_name(name, text) for name, text in request.path_params.items()}
             query = read_query(request, route.query)
@@ -186,6 +191,11 @@ def _encoded(reply: Reply) -> Response:
     return Response(msgspec.json.encode(reply.value), reply.status, headers, JSON)
 
 
+def _takes_text(kind: Any) -> bool:
+    """Whether any text is a value of this type, by itself or as a part of it."""
+    return kind is str or any(_takes_text(part) for part in typing.get_args(kind) if isinstance(part, type | UnionType))
+
+
 def read_query(request: Request, kind: type[T]) -> T:
     """Turn the query into its struct; a field may be said twice only where it is a list."""
     plain: dict[str, Any] = {}
@@ -199,6 +209,9 @@ def read_query(request: Request, kind: type[T]) -> T:
             raise Invalid(name[:60], "is said twice")
         else:
             plain[name] = text
+    for name, text in plain.items():  # msgspec takes the word for no value, where a field has no text.
+        if isinstance(text, str) and text.lower() == "null" and name in fields and not _takes_text(fields[name].type):
+            raise Invalid(name, "is null; leave it out")
     try:
         return msgspec.convert(plain, kind, strict=False)
     except msgspec.ValidationError as error:

@@ -119,6 +119,11 @@ class Gathered:
         return self._skipped - len(self.skipped)
 
     @property
+    def place(self) -> Path:
+        """Where the files are until they are published."""
+        return self._temporary
+
+    @property
     def empty(self) -> bool:
         return self._entries == 0
 
@@ -145,6 +150,24 @@ class Gathered:
         self._check_entries()
         if len(self.skipped) < NAMED:
             self.skipped.append(Skipped(_below(name), reason))
+
+    def holds(self, name: str) -> bool:
+        """Whether something was gathered under this name, or a file in the place of one of its folders."""
+        path = self._temporary / name
+        folders = [folder for folder in path.parents if folder.is_relative_to(self._temporary)]
+        return os.path.lexists(path) or any(folder.is_file() for folder in folders)
+
+    def drop(self, name: str) -> None:
+        """Forget a file that was gathered, and the folders that are empty without it."""
+        path = self._temporary / name
+        self._bytes -= path.stat().st_size
+        self._entries -= 1
+        path.unlink()
+        with contextlib.suppress(OSError):
+            for folder in path.parents:
+                if folder == self._temporary:
+                    break
+                folder.rmdir()
 
     def publish(self) -> None:
         """Put all of it in place at once. What is there already was put there by ourselves, before a crash."""

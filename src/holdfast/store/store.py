@@ -48,7 +48,7 @@ class Store:
         self.snapshots = Snapshots(database)
         self.tasks = Tasks(database)
         self.workers = Workers(database, self.leases)
-        self.explain = Explain(database, self.jobs, self.lanes, self.queues, self.workers, self.attempts, self.tasks)
+        self.explain = Explain(database, self.jobs, self.lanes, self.queues, self.workers, self.tasks)
 
     def delete_with(self, files: Files) -> None:
         """From now on, jobs that are deleted or pruned take their files with them."""

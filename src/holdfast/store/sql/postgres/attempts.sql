@@ -1,12 +1,12 @@
 -- The ledger of attempts: ended ones from their table, the open one from its job.
 
 -- name: list_attempts
-SELECT a.attempt, a.worker, a.domain, a.token, a.claimed_at, a.started_at, a.ended_at, a.cause, a.exit_code, a.signal,
+SELECT a.attempt, a.worker, coalesce(a.adopter, a.worker) AS last_worker, a.domain, a.token, a.claimed_at, a.started_at, a.ended_at, a.cause, a.exit_code, a.signal,
   a.error_code, a.error_message, NULL AS phase
 FROM holdfast.attempts AS a
 WHERE a.job_id = :id::uuid
 UNION ALL
-SELECT j.attempt, j.worker, j.domain, j.token, j.claimed_at, j.attempt_started_at, NULL, NULL, NULL, NULL, NULL, NULL,
+SELECT j.attempt, j.worker, coalesce(j.adopter, j.worker), j.domain, j.token, j.claimed_at, j.attempt_started_at, NULL, NULL, NULL, NULL, NULL, NULL,
   j.phase
 FROM holdfast.jobs AS j
 WHERE j.id = :id::uuid

@@ -227,10 +227,10 @@ WITH moved AS (
   RETURNING j.*
 ), closed AS (
   INSERT INTO holdfast.attempts (
-    job_id, attempt, worker, domain, token, claim_seq, status, claimed_at, started_at, ended_at, cause, error_code,
-    error_message)
+    job_id, attempt, worker, domain, token, claim_seq, status, claimed_at, started_at, ended_at, cause, adopter,
+    error_code, error_message)
   SELECT m.id, m.attempt, m.worker, m.domain, m.token, m.claim_seq, m.status, m.claimed_at, m.attempt_started_at,
-    m.updated_at, 'lost', 'lost',
+    m.updated_at, 'lost', m.adopter, 'lost',
     CASE WHEN m.status = 'queued' THEN 'a person said that this attempt has stopped'
       ELSE 'a person gave this attempt up' END
   FROM moved AS m

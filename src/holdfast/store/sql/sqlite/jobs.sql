@@ -190,11 +190,12 @@ WHERE j.id = :id
   AND j.status = :from_status
   AND j.owner IS NULL;
 INSERT INTO attempts (
-  job_id, attempt, worker, domain, token, claim_seq, status, claimed_at, started_at, ended_at, cause, error_code,
-  error_message)
+  job_id, attempt, worker, domain, token, claim_seq, status, claimed_at, started_at, ended_at, cause, adopter,
+  error_code, error_message)
 SELECT m.id, m.attempt, m.worker, m.domain,
   m.token + CASE WHEN m.status = 'running' THEN 1 ELSE 0 END,
-  m.claim_seq, :status, m.claimed_at, m.attempt_started_at, max(clock(), m.updated_at), 'lost', 'lost',
+  m.claim_seq, :status, m.claimed_at, m.attempt_started_at, max(clock(), m.updated_at), 'lost', m.adopter,
+  'lost',
   CASE WHEN :status = 'queued' THEN 'a person said that this attempt has stopped'
     ELSE 'a person gave this attempt up' END
 FROM told AS t
