@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from holdfast.assemble import store_of
+from holdfast.client.app import Holdfast
 from holdfast.errors import NotFound
 from holdfast.model import Status
 from holdfast.runner.job_files import JobFolders
@@ -243,3 +244,16 @@ async def test_container_that_a_killed_worker_left_goes_before_the_record(
         assert (await store.jobs.delete(job.id)).outcome == "deleted"
     assert (fleet_dock.containers(), fleet_dock.volumes()) == ([], [])
     assert files_of(job.id, tmp_path) == []
+
+
+async def test_application_that_deletes_leaves_the_files_to_a_worker(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proves D7: an application has no shared folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    async with rig.worker(), Holdfast(rig.settings.database_url) as app:
+        job = await rig.sh("echo made > output/made")
+        await rig.ended(job, Status.SUCCEEDED)
+        assert (await app.store.jobs.delete(job.id)).outcome == "deleting"
+        await gone(rig, job.id)
+        assert files_of(job.id, tmp_path) == []

@@ -9,6 +9,7 @@ from holdfast.errors import Invalid
 from holdfast.model import Job
 from holdfast.runner.function import Functions
 from holdfast.store import Store
+from holdfast.store.files import FilesLeftToDuties
 from holdfast.store.store import open_store
 
 P = ParamSpec("P")
@@ -71,6 +72,7 @@ class Holdfast:
             listen_url=settings.listen_url,
             pooler=settings.pooler,
         )
+        self._store.delete_with(FilesLeftToDuties())
         return self
 
     async def __aexit__(

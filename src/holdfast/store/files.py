@@ -14,3 +14,10 @@ class NoFiles:
 
     async def remove(self, jobs: Collection[str]) -> Set[str]:
         return frozenset(jobs)
+
+
+class FilesLeftToDuties:
+    """For an application that has no shared folder: its deletions are finished by a server or worker that has."""
+
+    async def remove(self, jobs: Collection[str]) -> Set[str]:
+        return frozenset()
