@@ -449,6 +449,13 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
 
 
+class RecordedFolder(msgspec.Struct, frozen=True, kw_only=True):
+    """The shared folder that a database names, and the path by which the part that recorded it knew it."""
+
+    id: str
+    path: str
+
+
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The stored workspace that a task left. `components` say what it depends on, `folder` and `digest` where it is."""
 
@@ -464,6 +471,28 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     made_at: datetime
     used_at: datetime
     job_id: str
+
+
+class OutputFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One file that a task left in `output/`."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+class Outputs(msgspec.Struct, frozen=True, kw_only=True):
+    """What the tasks of a pipeline have left up to one of them, stored with its snapshot.
+
+    `report` is what `result.json` said, with secrets masked; None if there was none.
+    """
+
+    files: tuple[OutputFile, ...] = ()
+    report: dict[str, Any] | None = None
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files)
 
 
 class LaneState(StrEnum):

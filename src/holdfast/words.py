@@ -15,6 +15,7 @@ EVENTS: Mapping[str, str] = {
     "cancel": "How far a stop has come: `cancel` is `requested`, `signalled`, `killed`, `dead` or `not_dead`; `kind`.",
     "audit": "What somebody did: `action`, `by`, `reason`.",
     "task": "A task of a pipeline moved (`status`, `cached`, `exit_code`), or all were planned (`plan`, `tasks`).",
+    "artifacts": "What was left out of the artifacts: `skipped`, with `path` and `reason`; `more` counts the rest.",
     "result": "Kept for results of tasks.",
     "error": "Kept for errors of tasks.",
 }

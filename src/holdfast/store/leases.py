@@ -32,6 +32,7 @@ from holdfast.store.database import Database, Tx
 from holdfast.store.gates import Gates
 from holdfast.store.lanes import LaneKey, lock_lanes_and_jobs, settle_lanes
 from holdfast.store.orphans import BACKOFF_BASE, BACKOFF_CAP, Orphans
+from holdfast.store.outage import level_of
 from holdfast.store.outcomes import Ended, Ending, ending, within_budgets
 from holdfast.store.queues import Queues
 from holdfast.store.rows import STATUSES, to_stop
@@ -115,7 +116,7 @@ class Leases(Orphans):
         except StoreError as error:
             if not (adopted or claimed):
                 raise
-            log.warning("the store failed in the middle of a claim; going on with what it gave: %s", error)
+            log.log(level_of(error), "the store failed in the middle of a claim; going on with what it gave: %s", error)
         self._database.counters.claims += len(claimed)
         self._database.counters.adoptions += len(adopted)
         return Claimed(adopted=sorted(adopted, key=attrgetter("id")), claimed=claimed)
@@ -257,6 +258,7 @@ class Leases(Orphans):
         """
         if len({lease.id for lease, _ in ends}) != len(ends):
             raise Invalid("ends", "a job is named twice")
+        ends = await self._first_losses_at_once(ends)
         done = await self._end(
             [(lease.tenant, lease.lane, ending(lease.id, lease.token, outcome)) for lease, outcome in ends],
             budgeted={lease.id for lease, _ in ends if lease.has_budget},

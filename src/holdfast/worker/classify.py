@@ -16,6 +16,7 @@ from holdfast.runner.outputs import Violation, parse_report
 from holdfast.runner.secrets import NO_MASK, Mask
 
 TIMEOUT_CODE = 124
+MAX_VIOLATION = 1000
 PERMANENT = frozenset({"command_missing", "image_missing", EXCEEDED, "contract_violation"})
 """Errors that a second attempt would meet again."""
 
@@ -26,21 +27,21 @@ def reported(end: End, data: bytes | None, mask: Mask = NO_MASK, *, required: bo
         return end
     if data is None:
         if required and end.exit_code == 0:
-            raise Violation("result.json is missing, and demanded")
+            raise Violation("result.json is missing; this job must leave one (require_result)")
         return end
     report = parse_report(data)
     if end.exit_code == 0 and report.status == "succeeded":
         return msgspec.structs.replace(end, result=mask.data(report.result))
     told = report.error
-    error = None if told is None else Error(code=told.code, message=told.message)
+    error = end.error if told is None else Error(code=told.code, message=told.message)
     if end.exit_code == 0 and error is None:
         error = Error(code="reported_failure", message="it reported failure")
     return msgspec.structs.replace(end, error=mask.error(error))
 
 
-def broken(end: End) -> End:
-    """A success whose outputs break the contract is none. The text is safe; the details are in the operator's log."""
-    message = "what it left does not keep the contract of result.json and output/"
+def broken(end: End, violation: str) -> End:
+    """Turn a success whose outputs break the contract into a failure; `violation` names the file and the rule."""
+    message = violation[:MAX_VIOLATION]
     return msgspec.structs.replace(end, error=Error(code="contract_violation", message=message))
 
 
@@ -73,6 +74,8 @@ def _failed(end: End) -> Outcome:
         case Cause.START_FAILED:
             return _ended(Status.FAILED, end, "start_failed", "could not be started")
     how = f"ended by signal {end.signal}" if end.signal is not None else f"exit code {end.exit_code}"
+    if end.last_error is not None:
+        how = f"{how}: {end.last_error}"
     return _ended(Status.FAILED, end, "exit_nonzero", how)
 
 
@@ -105,5 +108,5 @@ def _ended(status: Status, end: End, code: str, message: str) -> Outcome:
         cause=end.cause,
         exit_code=end.exit_code,
         signal=end.signal,
-        error=end.error or Error(code=code, message=message),
+        error=end.error or Error(code=code, message=message if end.task is None else f"task {end.task}: {message}"),
     )

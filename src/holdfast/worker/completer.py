@@ -10,6 +10,7 @@ import msgspec
 from holdfast.errors import StoreError
 from holdfast.model import HandOverReason, Lease, Outcome, Status
 from holdfast.store import Store
+from holdfast.store.outage import level_of
 from holdfast.timing import backoff, jitter
 
 log = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ class Gatherer(Generic[I, A]):
                 found = await self._write(items)
             except StoreError as error:
                 n += 1
-                log.warning("a write of %d waits for the database: %s", len(items), error)
+                log.log(level_of(error), "a write of %d waits for the database: %s", len(items), error)
                 await asyncio.sleep(jitter(backoff(n, base=0.05, cap=2.0)))
             except Exception as error:
                 if len(items) > 1:  # One of them cannot be written; the others can.
@@ -142,5 +143,5 @@ async def retried(work: Callable[[], Awaitable[A]], what: str) -> A:
             return await work()
         except StoreError as error:
             n += 1
-            log.warning("%s waits for the database: %s", what, error)
+            log.log(level_of(error), "%s waits for the database: %s", what, error)
             await asyncio.sleep(jitter(backoff(n, base=0.05, cap=2.0)))

@@ -1,5 +1,6 @@
 """Jobs: submit, read, list, stop, resume, resolve, dismiss, release, delete."""
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import msgspec
 
 from holdfast.api.direct import run_in_request
+from holdfast.api.json_body import apart
 from holdfast.api.plans import foresee, refuse_bad_sources
 from holdfast.api.routing import Call, Reply, Routes
 from holdfast.api.shapes import (
@@ -28,7 +30,7 @@ from holdfast.api.uploads import given
 from holdfast.errors import Forbidden, Invalid, NoQueue
 from holdfast.model import Job, Role, TaskRecord
 from holdfast.store.jobs import Stopped
-from holdfast.submission import FIRST_YEAR, LAST_YEAR, Submission, check, check_spec, parse
+from holdfast.submission import FIRST_YEAR, LAST_YEAR, Submission, check, check_spec, parse, refuse_count
 from holdfast.views import Explanation, JobView, Links, PlanView
 from holdfast.views import Reason as WhyNot
 
@@ -37,6 +39,8 @@ ONE = {200: JobView}
 STOP = {200: JobView, 202: JobView}
 RAW = "commands and images of your own need an admin's token or HOLDFAST_ALLOW_RAW; use a tool"
 CHECK = "a readiness check is a command: it needs an admin's token or HOLDFAST_ALLOW_RAW; use a tool that has one"
+JOB_BYTES = 1024
+"""What a job of a bulk is taken for, where it matters how much there is to do."""
 SECRETS = "secrets are named by tools, or by an admin"
 
 
@@ -72,16 +76,16 @@ async def submit_bulk(call: Call, body: dict[str, Any]) -> Reply:
     jobs = body.get("jobs")
     if not isinstance(jobs, list):
         raise Invalid("jobs", "must be a list of jobs")
-    allowed = []
-    for n, job in enumerate(jobs):
-        with _placed(n):
-            allowed.append(await _prepared(call, _allowed(call, job, f"jobs[{n}]")))
+    refuse_count(len(jobs))
+    allowed = await apart(len(jobs) * JOB_BYTES, lambda: _all_allowed(call, jobs))
+    for n, job in enumerate(allowed):
+        if job.get("uploads") or job.get("tasks"):
+            with _placed(n):
+                allowed[n] = await _prepared(call, job)
     try:
         accepted = await call.store.jobs.accept(allowed, tenant=call.tenant, key=_key(call), sent=jobs)
     except Invalid:
-        for n, job in enumerate(allowed):  # Which one was it? Only now is that worth a second look at each.
-            with _placed(n):
-                check(parse(job), call.tenant)
+        await asyncio.to_thread(_name_the_wrong_one, allowed, call.tenant)
         raise
     return Reply(Ids(ids=[job.id for job in accepted]), 200 if all(job.reused for job in accepted) else 201)
 
@@ -198,9 +202,24 @@ async def release(call: Call, job_id: str, body: Nothing) -> Reply:
 async def delete(call: Call, job_id: str, query: DeleteJob) -> Reply:
     """Delete a job that has ended; with `force`, stop it first (202 `deleting`)."""
     done = await call.store.jobs.delete(
-        job_id, tenant=call.tenant, force=query.force, dry_run=query.dry_run, by=call.who.by
+        job_id, tenant=call.tenant, force=query.force, dry_run=query.dry_run, by=call.who.by, reason=query.reason
     )
     return Reply(Deleted(outcome=done.outcome), 202 if done.outcome == "deleting" else 200)
+
+
+def _all_allowed(call: Call, jobs: Sequence[Any]) -> list[Mapping[str, Any]]:
+    allowed = []
+    for n, job in enumerate(jobs):
+        with _placed(n):
+            allowed.append(_allowed(call, job, f"jobs[{n}]"))
+    return allowed
+
+
+def _name_the_wrong_one(jobs: Sequence[Mapping[str, Any]], tenant: str) -> None:
+    """Raise what is wrong with one of these jobs, and say with which."""
+    for n, job in enumerate(jobs):
+        with _placed(n):
+            check(parse(job), tenant)
 
 
 def _allowed(call: Call, job: Any, where: str = "job") -> Mapping[str, Any]:
@@ -221,7 +240,7 @@ def _allowed(call: Call, job: Any, where: str = "job") -> Mapping[str, Any]:
 
 async def _prepared(call: Call, job: Mapping[str, Any]) -> Mapping[str, Any]:
     """A job with what was uploaded for it; a pipeline also with its base found and its files looked at."""
-    job = await given(job, call.tenant, call.service.settings)
+    job = await given(job, call.tenant, call.service.settings, call.service.shared)
     if not job.get("tasks"):
         return job
     if isinstance(job.get("base"), str):
@@ -235,7 +254,8 @@ async def _prepared(call: Call, job: Mapping[str, Any]) -> Mapping[str, Any]:
 
 async def _foreseen(call: Call, job: Job | Submission) -> PlanView:
     service = call.service
-    return await foresee(call.store, job.spec, job.inputs, service.settings.shared, service.facts, call.tenant)
+    shared, secrets = service.settings.shared, job.policy.secrets if isinstance(job, Job) else job.secrets
+    return await foresee(call.store, job.spec, job.inputs, shared, service.facts, call.tenant, secrets)
 
 
 @contextmanager

@@ -8,8 +8,8 @@ FROM holdfast.holdfast_submit(:jobs::text::jsonb, :wake::boolean, :key::text, :t
 WHERE s.reused;
 
 -- name: existing
--- Which of these ids are taken.
-SELECT j.id FROM holdfast.jobs AS j WHERE j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e);
+-- Which of these ids are taken, and by whom.
+SELECT j.id, j.tenant FROM holdfast.jobs AS j WHERE j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e);
 
 -- name: need_states
 -- The status of jobs that someone wants to need; a foreign job is not there.
@@ -214,6 +214,7 @@ WITH moved AS (
       stop_kind = :stop_kind::text,
       stop_phase = CASE WHEN :stop_kind::text IS NOT NULL THEN coalesce(j.stop_phase, 'requested') END,
       stop_deadline_at = CASE WHEN :stop_kind::text IS NOT NULL THEN j.stop_deadline_at END,
+      stop_reason = CASE WHEN :stop_kind::text IS NOT NULL THEN j.stop_reason END,
       unsettled = j.unsettled OR (j.has_dependants AND :unsettle::boolean),
       adoptions = CASE WHEN :status::text = 'queued' THEN 0 ELSE j.adoptions END,
       error_code = CASE WHEN :keep_error::boolean THEN j.error_code ELSE :error_code::text END,
@@ -258,6 +259,7 @@ WHERE j.id = :id::uuid
 WITH asked AS (
   UPDATE holdfast.jobs AS j
   SET stop_kind = :kind::text,
+      stop_reason = :reason::text,
       stop_phase = coalesce(j.stop_phase, 'requested'),
       updated_at = greatest(holdfast.clock(), j.updated_at),
       seq = j.seq + json_array_length(:events::json)
@@ -354,26 +356,36 @@ ORDER BY j.queue_deadline_at
 LIMIT :limit::integer;
 
 -- name: doomed_jobs
--- Jobs that are to be deleted and have ended. Uses jobs_deleting.
+-- Jobs that are to be deleted and have ended, the next ones after :after_id. Uses jobs_deleting.
 SELECT j.id, j.tenant, j.status
 FROM holdfast.jobs AS j
 WHERE j.stop_kind = 'delete'
+  AND j.id > coalesce(:after_id::uuid, '00000000-0000-0000-0000-000000000000')
   AND j.status IN ('succeeded', 'failed', 'timed_out', 'cancelled', 'paused')
 ORDER BY j.id
 LIMIT :limit::integer;
 
--- name: delete_job
-WITH doomed AS (
-  DELETE FROM holdfast.jobs AS j
-  WHERE j.id = :id::uuid
-    AND j.status = :from_status::text
+-- name: doom_job
+-- Record that an ended job is to be deleted. From then on nothing moves it and no reuse key leads to it.
+UPDATE holdfast.jobs AS j
+SET stop_kind = 'delete',
+    stop_phase = coalesce(j.stop_phase, 'requested')
+WHERE j.id = :id::uuid
+  AND j.tenant = :tenant::text
+  AND j.status IN ('succeeded', 'failed', 'timed_out', 'cancelled')
+RETURNING j.id;
+
+-- name: delete_jobs
+-- Delete jobs that were to be deleted and whose files are gone.
+WITH doomed AS MATERIALIZED (
+  SELECT j.id, j.status
+  FROM holdfast.jobs AS j
+  WHERE j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e)
+    AND j.stop_kind = 'delete'
+    AND j.status IN ('succeeded', 'failed', 'timed_out', 'cancelled')
     AND NOT j.unsettled
-  RETURNING j.id, j.status
-), satisfied AS (
-  UPDATE holdfast.needs AS n SET satisfied = true FROM doomed AS d
-  WHERE n.need_id = d.id AND NOT n.satisfied AND d.status = 'succeeded'
-), specs AS (
-  DELETE FROM holdfast.specs AS s USING doomed AS d WHERE s.id = d.id
+  ORDER BY j.id
+  FOR UPDATE OF j SKIP LOCKED
 ), freed AS MATERIALIZED ( -- one whose key is locked by a submit stays: it names a job that is gone, which is harmless
   SELECT r.tenant, r.reuse_key, CASE
       WHEN r.job_id NOT IN (SELECT g.id FROM doomed AS g) THEN r.job_id
@@ -391,6 +403,14 @@ WITH doomed AS (
 ), reuse AS (
   DELETE FROM holdfast.reuse AS r USING freed AS f
   WHERE r.tenant = f.tenant AND r.reuse_key = f.reuse_key AND f.left_id IS NULL
+), satisfied AS (
+  UPDATE holdfast.needs AS n SET satisfied = true
+  FROM doomed AS d
+  WHERE n.need_id = d.id AND NOT n.satisfied AND d.status = 'succeeded' AND n.job_id NOT IN (SELECT id FROM doomed)
+), jobs AS (
+  DELETE FROM holdfast.jobs AS j USING doomed AS d WHERE j.id = d.id
+), specs AS (
+  DELETE FROM holdfast.specs AS s USING doomed AS d WHERE s.id = d.id
 ), attempts AS (
   DELETE FROM holdfast.attempts AS a USING doomed AS d WHERE a.job_id = d.id
 ), needs AS (

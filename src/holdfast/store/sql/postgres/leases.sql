@@ -391,6 +391,11 @@ WITH clock AS MATERIALIZED (
         WHEN i.status <> 'queued' OR j.stop_kind IS NULL THEN i.error_message
         WHEN j.stop_kind = 'interrupt' THEN 'interrupted by request'
         ELSE 'cancelled by request'
+      END || CASE
+        WHEN j.stop_reason IS NULL THEN ''
+        WHEN i.error_code IN ('cancelled', 'interrupted') OR (i.status = 'queued' AND j.stop_kind IS NOT NULL)
+          THEN ': ' || j.stop_reason
+        ELSE ''
       END,
       result = i.result::json,
       seq = j.seq + 1

@@ -20,6 +20,13 @@ FROM json_each(:rows) AS r
 JOIN jobs AS j ON j.id = r.value ->> 'id' AND j.attempt = r.value ->> 'attempt'
 WHERE j.phase IS NOT NULL;
 
+-- name: lost_before
+-- Which of these jobs have an earlier attempt that was lost. Uses the primary key.
+SELECT DISTINCT a.job_id AS id
+FROM attempts AS a
+WHERE a.job_id IN (SELECT value FROM json_each(:ids))
+  AND a.cause = 'lost';
+
 -- name: standing_attempts
 -- Every attempt of these jobs with the token of its end, or of now. Uses the primary keys.
 SELECT a.job_id AS id, a.attempt, a.token
@@ -30,3 +37,10 @@ SELECT j.id, j.attempt, j.token
 FROM jobs AS j
 WHERE j.id IN (SELECT value FROM json_each(:ids))
   AND j.phase IS NOT NULL;
+
+-- name: jobs_of_domains
+-- Which of these jobs had an attempt in a domain that begins with :prefix. Uses attempts_pkey.
+SELECT DISTINCT a.job_id AS id
+FROM json_each(:ids) AS e
+CROSS JOIN attempts AS a ON a.job_id = e.value
+WHERE substr(a.domain, 1, length(:prefix)) = :prefix;

@@ -1,8 +1,8 @@
 -- What a caller does: submit, read, and move one job under its lock.
 
 -- name: existing
--- Which of these ids are taken.
-SELECT j.id FROM json_each(:ids) AS e JOIN jobs AS j ON j.id = e.value;
+-- Which of these ids are taken, and by whom.
+SELECT j.id, j.tenant FROM json_each(:ids) AS e JOIN jobs AS j ON j.id = e.value;
 
 -- name: need_states
 -- The status of jobs that someone wants to need; a foreign job is not there.
@@ -224,6 +224,7 @@ SET status = :status,
     stop_kind = :stop_kind,
     stop_phase = CASE WHEN :stop_kind IS NOT NULL THEN coalesce(stop_phase, 'requested') END,
     stop_deadline_at = CASE WHEN :stop_kind IS NOT NULL THEN stop_deadline_at END,
+    stop_reason = CASE WHEN :stop_kind IS NOT NULL THEN stop_reason END,
     unsettled = unsettled OR (has_dependants AND :unsettle),
     adoptions = CASE WHEN :status = 'queued' THEN 0 ELSE adoptions END,
     error_code = CASE WHEN :keep_error THEN error_code ELSE :error_code END,
@@ -253,6 +254,7 @@ WHERE j.id = :id
 -- Leave a stop request for whoever owns or adopts a job that runs, or that is feared to.
 UPDATE jobs
 SET stop_kind = :kind,
+    stop_reason = :reason,
     stop_phase = coalesce(stop_phase, 'requested'),
     updated_at = max(clock(), updated_at),
     seq = seq + json_array_length(:events)
@@ -343,25 +345,38 @@ ORDER BY j.queue_deadline_at
 LIMIT :limit;
 
 -- name: doomed_jobs
--- Jobs that are to be deleted and have ended. Uses jobs_deleting.
+-- Jobs that are to be deleted and have ended, the next ones after :after_id. Uses jobs_deleting.
 SELECT j.id, j.tenant, j.status
 FROM jobs AS j
 WHERE j.stop_kind = 'delete'
+  AND j.id > coalesce(:after_id, '')
   AND j.status IN ('succeeded', 'failed', 'timed_out', 'cancelled', 'paused')
 ORDER BY j.id
 LIMIT :limit;
 
--- name: delete_job
+-- name: doom_job
+-- Record that an ended job is to be deleted. From then on nothing moves it and no reuse key leads to it.
+UPDATE jobs
+SET stop_kind = 'delete',
+    stop_phase = coalesce(stop_phase, 'requested')
+WHERE id = :id
+  AND tenant = :tenant
+  AND status IN ('succeeded', 'failed', 'timed_out', 'cancelled')
+RETURNING id;
+
+-- name: delete_jobs
+-- Delete jobs that were to be deleted and whose files are gone.
 DELETE FROM told;
 INSERT INTO told (id)
 SELECT j.id
-FROM jobs AS j
-WHERE j.id = :id
-  AND j.status = :from_status
+FROM json_each(:ids) AS e
+CROSS JOIN jobs AS j ON j.id = e.value
+WHERE j.stop_kind = 'delete'
+  AND j.status IN ('succeeded', 'failed', 'timed_out', 'cancelled')
   AND j.unsettled = 0;
 UPDATE needs SET satisfied = 1
 WHERE satisfied = 0
-  AND need_id IN (SELECT j.id FROM told AS t JOIN jobs AS j ON j.id = t.id WHERE j.status = 'succeeded');
+  AND need_id IN (SELECT j.id FROM told AS t CROSS JOIN jobs AS j ON j.id = t.id WHERE j.status = 'succeeded');
 DELETE FROM reuse
 WHERE (tenant, reuse_key) IN (
   SELECT s.tenant, s.reuse_key FROM told AS t CROSS JOIN specs AS s ON s.id = t.id)

@@ -304,8 +304,8 @@ WHERE j.id IN (SELECT value FROM json_each(:ids))
 DELETE FROM ended;
 -- each: rows
 INSERT INTO ended (
-  place, stop_kind, status, cause, exit_code, signal, error_code, error_message, result, delay)
-SELECT j.rowid, j.stop_kind, :status, :cause, :exit_code, :signal, :error_code, :error_message, :result, :delay
+  place, stop_kind, stop_reason, status, cause, exit_code, signal, error_code, error_message, result, delay)
+SELECT j.rowid, j.stop_kind, j.stop_reason, :status, :cause, :exit_code, :signal, :error_code, :error_message, :result, :delay
 FROM jobs AS j
 WHERE j.id = :id
   AND j.token = :token
@@ -316,6 +316,10 @@ SET status = CASE stop_kind WHEN 'interrupt' THEN 'paused' ELSE 'cancelled' END,
     error_message = CASE stop_kind WHEN 'interrupt' THEN 'interrupted by request' ELSE 'cancelled by request' END
 WHERE status = 'queued'
   AND stop_kind IS NOT NULL;
+UPDATE ended
+SET error_message = error_message || ': ' || stop_reason
+WHERE error_code IN ('cancelled', 'interrupted')
+  AND stop_reason IS NOT NULL;
 UPDATE jobs
 SET status = h.status,
     gate = CASE WHEN h.status <> 'queued' THEN NULL WHEN h.delay > 0 THEN 'future' ELSE 'open' END,

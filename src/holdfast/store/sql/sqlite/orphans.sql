@@ -55,6 +55,20 @@ WHERE j.phase IS NOT NULL
 ORDER BY j.id
 LIMIT :limit;
 
+-- name: orphaned_functions
+-- Orphans of functions that may be settled now, the longest due first. Uses jobs_orphaned.
+SELECT j.id, j.tenant, j.token, j.attempt, j.domain, j.spent, j.max_attempts, s.policy, j.last_beat_at, j.stop_kind,
+  clock() AS now_at
+FROM jobs AS j INDEXED BY jobs_orphaned
+JOIN specs AS s ON s.id = j.id
+WHERE j.phase IS NOT NULL
+  AND j.owner IS NULL
+  AND j.status = 'running'
+  AND j.domain = :function
+  AND j.adopt_after_at <= clock()
+ORDER BY j.adopt_after_at, j.id
+LIMIT :limit;
+
 -- name: open_in
 -- Orphans, and jobs that are paused as lost, in these domains.
 SELECT j.id, j.tenant, j.token, j.attempt, j.domain, j.spent, j.max_attempts, s.policy, j.last_beat_at, clock() AS now_at
