@@ -7,6 +7,8 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -157,3 +159,34 @@ async def test_what_never_starts_in_time_ends(rig: Rig, monkeypatch: pytest.Monk
     assert failed.error is not None
     assert (failed.error.code, failed.exit_code) == ("start_failed", None)
     assert "too late for its lease" in failed.error.message
+
+
+async def test_order_that_outlived_its_lease_starts_nothing(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Proves L15: the order's own deadline is the trust in the lease when it was made, not when it is carried out.
+
+    The worker stalls for longer than the lease between its last look at it and the spawn: its supervisor must leave.
+    """
+    rig.set(lease_ttl=3.0, heartbeat_interval=0.5)
+    marker = tmp_path / "marker"
+    ran: list[str] = []
+    stage_and_spawn = ProcessRunner._stage_and_spawn
+
+    def stalled(runner: ProcessRunner, folder: Folder, order: Order) -> int:
+        if ran:
+            ran.append(marker.read_text() if marker.exists() else "")
+            return stage_and_spawn(runner, folder, order)
+        ran.append("")
+        made = boottime()
+        while boottime() <= made + rig.settings.lease_ttl:
+            time.sleep(0.01)  # Reason: this is the stall.
+        return stage_and_spawn(runner, folder, order)
+
+    monkeypatch.setattr(ProcessRunner, "_stage_and_spawn", stalled)
+    job = await rig.sh(MARK, env={"MARKER": str(marker)})
+    async with rig.worker():
+        ended = await rig.ended(job, Status.SUCCEEDED)
+    assert len(ran) >= 2, "the first supervisor was too late, so there was another start"
+    assert set(ran) == {""}, "no start before the last ran the command"
+    assert (len(marker.read_text().split()), ended.attempts) == (1, 1)
