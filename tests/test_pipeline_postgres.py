@@ -121,6 +121,25 @@ async def test_error_in_sql_fails_the_task_and_keeps_nothing(pipes: Pipes) -> No
     assert any('column "nothing" does not exist' in line for line in await rig.log(job, "stderr"))
 
 
+async def test_error_in_sql_names_the_developers_own_file_and_line(pipes: Pipes) -> None:
+    """Proves G7: through includes, before and after them."""
+    rig = pipes.rig
+    (pipes.inputs / "parts").mkdir()
+    (pipes.inputs / "parts" / "good.sql").write_text("SELECT 1;\nSELECT 2;")
+    (pipes.inputs / "parts" / "bad.sql").write_text("SELECT 3;\n\nSELECT nothing;\n")
+    (pipes.inputs / "inner.sql").write_text("SELECT 0;\n\\i parts/good.sql\n\\ir parts/bad.sql\nSELECT 4;\n")
+    (pipes.inputs / "after.sql").write_text("\\i parts/good.sql\nSELECT 5;\nSELECT\n  nothing;\n")
+    expected = {"inner": "parts/bad.sql:3", "after": "after.sql:4"}
+    jobs = {name: await pipes.submit(sql(name), connector="postgres") for name in expected}
+    async with rig.worker():
+        for name, where in expected.items():
+            job = await rig.ended(jobs[name], Status.FAILED)
+            line = f'psql:{where}: ERROR:  column "nothing" does not exist'
+            assert line in await rig.log(job, "stderr")
+            assert job.error is not None
+            assert job.error.message == f"task {name}: exit code 3: {line.replace('  ', ' ')}"
+
+
 async def test_cancel_stops_the_server_fast(pipes: Pipes) -> None:
     """Proves P8, P7, C1: it shuts down by itself, within the grace."""
     rig = pipes.rig

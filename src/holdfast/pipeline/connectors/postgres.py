@@ -27,6 +27,7 @@ DEBIAN = "/usr/lib/postgresql"
 DATA = "data"
 SQL = "holdfast-{n}.sql"
 """The expanded text of a task's SQL, among its inputs."""
+_PSQL = re.compile(rb"psql:[^\n]*?/holdfast-(\d{1,4})\.sql:(\d{1,9}):")
 READY = "ready"
 STATUS_LINE = 7
 """Where `postmaster.pid` says whether the server is ready, as pg_ctl reads it."""
@@ -137,6 +138,18 @@ def _state(data: Path) -> str:
         pass
     (number,) = struct.unpack_from("<i", _read(data / "global" / "pg_control"), STATE_AT)
     return STATES.get(number, f"in state {number}")
+
+
+def own_line(plan: TaskPlan, line: bytes) -> bytes:
+    """Name the developer's own file and line, where psql names the expanded text that it was given."""
+    found = _PSQL.match(line)
+    if found is None or int(found[1]) != plan.n:
+        return line
+    number = int(found[2])
+    origin = next((one for one in reversed(plan.origins) if one.at <= number), None)
+    if origin is None:
+        return line
+    return f"psql:{origin.path}:{origin.line + number - origin.at}:".encode() + line[found.end() :]
 
 
 def _known(uid: int) -> bool:
