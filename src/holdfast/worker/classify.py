@@ -8,6 +8,7 @@ import random
 
 import msgspec
 
+from holdfast.budgets import EXCEEDED
 from holdfast.losses import after_loss, requeued
 from holdfast.model import Cause, Error, Lease, Outcome, Policy, Status
 from holdfast.runner.base import End
@@ -16,7 +17,7 @@ from holdfast.runner.secrets import NO_MASK, Mask
 
 TIMEOUT_CODE = 124
 MAX_VIOLATION = 1000
-PERMANENT = frozenset({"command_missing", "image_missing", "budget_exceeded", "contract_violation"})
+PERMANENT = frozenset({"command_missing", "image_missing", EXCEEDED, "contract_violation"})
 """Errors that a second attempt would meet again."""
 
 
@@ -32,7 +33,7 @@ def reported(end: End, data: bytes | None, mask: Mask = NO_MASK, *, required: bo
     if end.exit_code == 0 and report.status == "succeeded":
         return msgspec.structs.replace(end, result=mask.data(report.result))
     told = report.error
-    error = None if told is None else Error(code=told.code, message=told.message)
+    error = end.error if told is None else Error(code=told.code, message=told.message)
     if end.exit_code == 0 and error is None:
         error = Error(code="reported_failure", message="it reported failure")
     return msgspec.structs.replace(end, error=mask.error(error))
@@ -49,8 +50,8 @@ def classify(end: End, lease: Lease, source: random.Random | None = None) -> Out
     match end.cause:
         case Cause.DRAINED:
             return Outcome.requeued(Cause.DRAINED)
-        case Cause.CANCELLED | Cause.INTERRUPTED if end.error is not None and end.error.code == "budget_exceeded":
-            return _ended(Status.FAILED, end, "budget_exceeded", "over its budget")
+        case Cause.CANCELLED | Cause.INTERRUPTED if end.error is not None and end.error.code == EXCEEDED:
+            return _ended(Status.FAILED, end, EXCEEDED, "over its budget")
         case Cause.CANCELLED:
             return _ended(Status.CANCELLED, end, "cancelled", "cancelled by request")
         case Cause.INTERRUPTED:

@@ -33,6 +33,8 @@ class Course:
     def __init__(self, names: Sequence[str], *, at: int) -> None:
         self._numbers = {name: n for n, name in enumerate(names)}
         self.at = at
+        self.placed: str | None = None
+        """The name of the restored tree that was moved in last; None: the workspace was empty at first."""
         self.holding: int | None = None
         """The task before which it holds; behind the last, their number."""
         self.serving = False
@@ -63,6 +65,7 @@ class Course:
                 self.ends[n] = end
                 self.at = n + 1 if end.well else self.at
             case "placed":
+                self.placed = event["name"]
                 self.at = tasks_in(event["name"])
             case "service_started":
                 self.serving = True

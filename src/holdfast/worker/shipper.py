@@ -2,7 +2,7 @@
 
 Lines that are JSON objects with an `event` key are events; all others are log lines, UTF-8 made safe. Offsets end at
 line ends. In a pipeline each carries its task, and no line reaches from one into the next. Over its cap the log is cut
-with a visible mark; event lines still pass, under a cap of their own.
+with a visible mark; event lines still pass, under a cap of their own, beyond which usage is still counted.
 """
 
 from collections.abc import Callable, Sequence
@@ -208,7 +208,10 @@ class Shipper:
         if self._event_bytes + size <= self._cap:
             self._event_bytes += size
             self._journal.add(event)
-        elif not self._events_capped:
+            return
+        if event.type == "usage":
+            self._journal.charge(event.data)
+        if not self._events_capped:
             self._events_capped = True
             self._mark(Stream.STDOUT, f"its events are over {self._cap} bytes; what follows is not kept", capped=True)
 
