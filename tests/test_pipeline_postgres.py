@@ -1,6 +1,7 @@
 """Pipelines with a real Postgres in their workspace: SQL, snapshots of a stopped server, what opens from them."""
 
 import os
+import pwd
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -120,6 +121,25 @@ async def test_error_in_sql_fails_the_task_and_keeps_nothing(pipes: Pipes) -> No
     assert any('column "nothing" does not exist' in line for line in await rig.log(job, "stderr"))
 
 
+async def test_error_in_sql_names_the_developers_own_file_and_line(pipes: Pipes) -> None:
+    """Proves G7: through includes, before and after them."""
+    rig = pipes.rig
+    (pipes.inputs / "parts").mkdir()
+    (pipes.inputs / "parts" / "good.sql").write_text("SELECT 1;\nSELECT 2;")
+    (pipes.inputs / "parts" / "bad.sql").write_text("SELECT 3;\n\nSELECT nothing;\n")
+    (pipes.inputs / "inner.sql").write_text("SELECT 0;\n\\i parts/good.sql\n\\ir parts/bad.sql\nSELECT 4;\n")
+    (pipes.inputs / "after.sql").write_text("\\i parts/good.sql\nSELECT 5;\nSELECT\n  nothing;\n")
+    expected = {"inner": "parts/bad.sql:3", "after": "after.sql:4"}
+    jobs = {name: await pipes.submit(sql(name), connector="postgres") for name in expected}
+    async with rig.worker():
+        for name, where in expected.items():
+            job = await rig.ended(jobs[name], Status.FAILED)
+            line = f'psql:{where}: ERROR:  column "nothing" does not exist'
+            assert line in await rig.log(job, "stderr")
+            assert job.error is not None
+            assert job.error.message == f"task {name}: exit code 3: {line.replace('  ', ' ')}"
+
+
 async def test_cancel_stops_the_server_fast(pipes: Pipes) -> None:
     """Proves P8, P7, C1: it shuts down by itself, within the grace."""
     rig = pipes.rig
@@ -151,6 +171,44 @@ async def test_server_that_dies_fails_the_job(pipes: Pipes) -> None:
     assert "postgres ended by itself, signal 9; it said: " in job.error.message
     assert "database system is ready to accept connections" in job.error.message
     assert await pipes.kept() == ["schema"]
+
+
+async def test_server_that_does_not_shut_down_cleanly_is_not_copied(pipes: Pipes) -> None:
+    """Proves P8: it ends when it is told to, but cannot write its last checkpoint."""
+    rig = pipes.rig
+    breaks = {"name": "break", "command": ["chmod", "400", "data/global/pg_control"]}
+    async with rig.worker():
+        asked = await pipes.submit(sql("schema"), breaks, connector="postgres")
+        job = await rig.ended(asked, Status.FAILED)
+    assert job.error is not None
+    assert (job.error.code, job.error.message) == (
+        "not_quiet",
+        "Postgres was not shut down cleanly: it is in production",
+    )
+    assert await pipes.kept() == ["schema"]
+
+
+NO_ENTRY = 54321
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="about root")
+async def test_user_without_a_passwd_entry_has_a_server(pipes: Pipes) -> None:
+    """Proves P8, R25: initdb refuses a user that it cannot look up; the cluster is that user's all the same."""
+    with pytest.raises(KeyError):
+        pwd.getpwuid(NO_ENTRY)
+    rig = pipes.rig
+    rig.set(process_user=str(NO_ENTRY))
+    asks = "id -u; stat -c %u:%g:%a data data/PG_VERSION; psql -X -At -c 'SELECT count(*) FROM fruit'"
+    command = {"name": "ask", "command": ["sh", "-ec", asks]}
+    async with rig.worker():
+        job = await rig.ended(await pipes.submit(*STEPS, command, connector="postgres"), Status.SUCCEEDED)
+        more = {"name": "more", "command": ["sh", "-ec", f"{asks}; true"]}
+        again = await rig.ended(await pipes.submit(*STEPS, more, connector="postgres"), Status.SUCCEEDED)
+    owner = f"{NO_ENTRY}:{NO_ENTRY}"
+    expected = [str(NO_ENTRY), f"{owner}:700", f"{owner}:600", "1000"]
+    assert ((await rig.log(job))[-4:], await rig.log(again)) == (expected, expected)
+    assert await pipes.statuses(again) == ["cached"] * 3 + ["succeeded"]
+    assert rig.folders == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="about root")

@@ -38,7 +38,7 @@ def test_includes_are_expanded_from_the_folder_and_from_the_including_file(tmp_p
         sub__b="SELECT 3;",
         sub__c="SELECT 5;",
     )
-    assert files.sql(FIELD, "main.sql").split() == [word for n in range(1, 6) for word in ("SELECT", f"{n};")]
+    assert files.sql(FIELD, "main.sql")[0].split() == [word for n in range(1, 6) for word in ("SELECT", f"{n};")]
 
 
 @pytest.mark.parametrize(
@@ -58,14 +58,14 @@ def test_includes_are_expanded_from_the_folder_and_from_the_including_file(tmp_p
 )
 def test_what_psql_would_not_run_is_left_as_it_is(tmp_path: Path, text: str) -> None:
     """Proves P3."""
-    assert write(tmp_path, main=text).sql(FIELD, "main.sql") == text
+    assert write(tmp_path, main=text).sql(FIELD, "main.sql")[0] == text
 
 
 @pytest.mark.parametrize(
     "text", ["SELECT 1 \\; SELECT 2;\n\\i b.sql\n", "\\echo x \\i b.sql\n", "SELECT $1; \\i b.sql\n"]
 )
 def test_include_behind_other_commands_is_found(tmp_path: Path, text: str) -> None:
-    assert "SELECT 'b';" in write(tmp_path, main=text, b="SELECT 'b';").sql(FIELD, "main.sql")
+    assert "SELECT 'b';" in write(tmp_path, main=text, b="SELECT 'b';").sql(FIELD, "main.sql")[0]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_psql_answers_the_same_to_the_files_and_to_the_expanded_text(tmp_path: P
         done = subprocess.run([*psql, *arguments], cwd=tmp_path, input=text, capture_output=True, text=True, check=True)
         return done.stdout
 
-    assert said("-f", "main.sql") == said(text=files.sql(FIELD, "main.sql"))
+    assert said("-f", "main.sql") == said(text=files.sql(FIELD, "main.sql")[0])
 
 
 async def test_sweep_of_uploads_leaves_what_pipelines_read(stage: Stage, tmp_path: Path) -> None:

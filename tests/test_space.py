@@ -29,6 +29,9 @@ class Staging:
     def make_tree(self, tree: Path) -> None:
         tree.mkdir()
 
+    def prepare(self, tree: Path, uid: int) -> bool:
+        return False
+
     def stage(self, inputs: Path) -> None:
         (inputs / self._name).write_text(self._name)
 

@@ -12,7 +12,7 @@ import msgspec
 from holdfast.errors import Invalid
 from holdfast.model import Json
 from holdfast.pipeline.identity import Components, root_of, snapshot_id, task_hash, text_hash
-from holdfast.pipeline.sources import Declared, Sources
+from holdfast.pipeline.sources import Declared, Origin, Sources
 from holdfast.tasks import Connector, Mode, Pipeline, Task, pipeline_of
 
 SCHEMA = "2"
@@ -41,6 +41,8 @@ class TaskPlan(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     command: tuple[str, ...] | None
     sql: str | None
+    origins: tuple[Origin, ...] = ()
+    """Where the lines of `sql` come from, to name them in errors; no part of the task's identity."""
     files: tuple[Declared, ...]
     env: Mapping[str, str]
     timeout: float | None
@@ -114,7 +116,7 @@ def _tasks(pipeline: Pipeline, sources: Sources, shared: Components, tenant: str
     parent = pipeline.base or root_of(tenant)
     for n, task in enumerate(pipeline.tasks):
         where = f"tasks[{n}]"
-        sql = None if task.sql is None else sources.sql(f"{where}.sql", task.sql)
+        sql, origins = (None, ()) if task.sql is None else sources.sql(f"{where}.sql", task.sql)
         files = tuple(sources.declared(f"{where}.files[{m}]", path) for m, path in enumerate(task.files))
         env = {**pipeline.env, **task.env}
         components = {**shared, **components_of(task, sql, files, env)}
@@ -125,6 +127,7 @@ def _tasks(pipeline: Pipeline, sources: Sources, shared: Components, tenant: str
             name=task.name,
             command=task.command,
             sql=sql,
+            origins=origins,
             files=files,
             env=env,
             timeout=task.timeout,

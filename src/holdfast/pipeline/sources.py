@@ -36,6 +36,14 @@ _COPY = re.compile(r"\s*copy\b.*\bfrom\s+stdin\b", re.IGNORECASE | re.DOTALL)
 _COPY_END = re.compile(r"^\\\.[ \t]*$", re.MULTILINE)
 
 
+class Origin(msgspec.Struct, frozen=True, array_like=True):
+    """From line `at` of an expanded text on, its lines are those of `path` from `line` on."""
+
+    at: int
+    path: str
+    line: int
+
+
 class Declared(msgspec.Struct, frozen=True, kw_only=True):
     """A declared file as it was when the plan was made."""
 
@@ -75,9 +83,10 @@ class Sources:
             target.unlink()
             raise Invalid(field, f"{file.path} changed since the plan was made; submit or resume the job once more")
 
-    def sql(self, field: str, path: str) -> str:
-        """A file of SQL with everything that it includes in its place."""
-        return _Expansion(self, field).expand(path, ())
+    def sql(self, field: str, path: str) -> tuple[str, tuple[Origin, ...]]:
+        """A file of SQL with everything that it includes in its place, and where its lines come from."""
+        expansion = _Expansion(self, field)
+        return expansion.expand(path, ()), tuple(expansion.origins)
 
     def blocks(self, field: str, path: str) -> Iterator[bytes]:
         """What is in a file."""
@@ -118,6 +127,8 @@ class _Expansion:
         self._sources = sources
         self._field = field
         self._left = MAX_SQL
+        self._line = 1
+        self.origins: list[Origin] = []
 
     def expand(self, path: str, above: tuple[Path, ...]) -> str:
         found = self._sources.locate(self._field, path)
@@ -126,7 +137,7 @@ class _Expansion:
             loop = " → ".join(str(file.relative_to(root)) for file in (*above[above.index(found) :], found))
             raise Invalid(self._field, f"files include each other in a circle: {loop}")
         text = self._read(path)
-        return "".join(self._pieces(text, found, (*above, found)))
+        return "".join(self._pieces(text, path, found, (*above, found)))
 
     def _read(self, path: str) -> str:
         data = bytearray()
@@ -140,14 +151,27 @@ class _Expansion:
         except UnicodeDecodeError as error:
             raise Invalid(self._field, f"{path} is not UTF-8: {error.reason} at byte {error.start}") from None
 
-    def _pieces(self, text: str, file: Path, above: tuple[Path, ...]) -> Iterator[str]:
+    def _from(self, text: str, start: int, end: int, path: str) -> str:
+        """A piece of a file, which begins a line of the whole."""
+        piece = text[start:end]
+        if piece:
+            self.origins.append(Origin(self._line, os.path.normpath(path), text.count("\n", 0, start) + 1))
+            self._line += piece.count("\n")
+        return piece
+
+    def _ended(self, text: str) -> str:
+        whole = _whole_line(text)
+        self._line += len(whole) - len(text)
+        return whole
+
+    def _pieces(self, text: str, path: str, file: Path, above: tuple[Path, ...]) -> Iterator[str]:
         done = statement = at = 0
         while token := _TOKEN.search(text, at):
             at = token.end()
             if token["include"]:
-                yield _whole_line(text[done : token.start()])
+                yield self._ended(self._from(text, done, token.start(), path))
                 included = self.expand(self._target(token["verb"], token["argument"], file), above)
-                yield _whole_line(included)
+                yield self._ended(included)
                 done = at
             elif token["block"]:
                 at = _comment_end(text, at)
@@ -158,7 +182,7 @@ class _Expansion:
                     data_end = _COPY_END.search(text, at)
                     at = data_end.end() if data_end else len(text)
                 statement = at
-        yield text[done:]
+        yield self._from(text, done, len(text), path)
 
     def _target(self, verb: str, argument: str, file: Path) -> str:
         name = argument.strip().rstrip(";").rstrip()

@@ -29,7 +29,7 @@ from holdfast.runner.frames import Frame, FrameReader
 from holdfast.runner.host import StateFolder
 from holdfast.runner.outputs import Gathered, remove_tree, take_folder
 from holdfast.runner.removing import Removals
-from holdfast.runner.space import INPUTS, SPACE, TREE, Place, Programs, make_space, socket_folder
+from holdfast.runner.space import INPUTS, SPACE, TREE, Place, Programs, Staging, give, make_space, socket_folder
 from holdfast.runner.spec import Command, Spec, Task, encode_spec
 from holdfast.runner.users import User, find_user
 
@@ -172,7 +172,7 @@ class ProcessRunner:
         """Another owner made the folder: it gets our spec, and keeps what is to be masked of both."""
         if order.pipeline is not None:
             # Its plan may be another than ours. Nothing of it runs without a word, and who had the word has no lease.
-            make_space(folder.path, order.pipeline, spec.uid, spec.gid)
+            _make_space(folder.path, order.pipeline, spec)
         if order.secrets:
             folder.write_secrets({*folder.secrets(), *order.secrets.values()})
         folder.write_spec(spec)
@@ -193,7 +193,7 @@ class ProcessRunner:
         if order.files:
             _copy_in(folder.path / "work" / "input", order.files, spec)
         if order.pipeline is not None:
-            make_space(folder.path, order.pipeline, spec.uid, spec.gid)
+            _make_space(folder.path, order.pipeline, spec)
         if order.secrets:
             folder.write_secrets(order.secrets.values())
         write_new(f"{root}/spec", encode_spec(spec))
@@ -435,6 +435,13 @@ class Process:
         if self._watch is not None:
             self._watch.close()
             self._watch = None
+
+
+def _make_space(folder: Path, staging: Staging, spec: Spec) -> None:
+    make_space(folder, staging, spec.uid, spec.gid)
+    tree = folder / SPACE / TREE
+    if spec.uid is not None and spec.gid is not None and staging.prepare(tree, spec.uid):
+        give(tree, spec.uid, spec.gid)
 
 
 def _copy_in(folder: Path, files: Mapping[str, Path], spec: Spec) -> None:

@@ -62,6 +62,9 @@ class Staging(Protocol):
     def make_tree(self, tree: Path) -> None:
         """Make the empty folder that is going to be copied."""
 
+    def prepare(self, tree: Path, uid: int) -> bool:
+        """Put into an empty tree what this user of the host cannot make; say whether there was anything."""
+
     def stage(self, inputs: Path) -> None:
         """Put the declared files into a folder."""
 

@@ -299,7 +299,8 @@ class Execution:
         """Ship the output and carry out stop requests until the end, and then to the end of the log."""
         cap = self._desk.settings.log_max_bytes
         names = () if self._pipeline is None else self._pipeline.names
-        shipper = Shipper(running, self._journal, cap=cap, hear=self._hear, mask=self._mask, tasks=names)
+        own = None if self._pipeline is None else self._pipeline.own_line
+        shipper = Shipper(running, self._journal, cap=cap, hear=self._hear, mask=self._mask, tasks=names, own_line=own)
         running.watch(self._changed.set)
         async with self._driven(running):
             await self._attend(running, shipper)

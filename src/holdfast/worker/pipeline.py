@@ -16,6 +16,7 @@ from holdfast.duties.evictor import Evictor
 from holdfast.errors import CacheFull, Invalid, SnapshotDamaged, SnapshotFailed
 from holdfast.model import Cause, Error, Snapshot, TaskStatus
 from holdfast.pipeline.connectors import CONNECTORS, NotQuiet
+from holdfast.pipeline.connectors.postgres import own_line
 from holdfast.pipeline.plan import Plan, TaskPlan
 from holdfast.pipeline.snapshots import SNAPSHOTS, Changed, Folders
 from holdfast.runner.base import CannotStart, End, EngineUnreachable, Runner, Running
@@ -113,6 +114,13 @@ class Pipeline:
         self.names = [task.name for task in found.tasks]
         self.course = Course(self.names, at=0 if found.base is None else -1)
         self.outputs = TaskOutputs(self._folders, self._ledger, found, self.course)
+
+    def own_line(self, name: str | None, line: bytes) -> bytes:
+        """A line of a task's stderr, with the developer's own file where it names ours."""
+        if name is None or not line.startswith(b"psql:"):
+            return line
+        task = self._plan.tasks[self.names.index(name)]
+        return line if task.sql is None else own_line(task, line)
 
     # While it runs
 

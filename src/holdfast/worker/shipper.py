@@ -88,9 +88,11 @@ class Shipper:
         hear: Callable[[dict[str, Any]], None],
         mask: Mask = NO_MASK,
         tasks: Sequence[str] = (),
+        own_line: Callable[[str | None, bytes], bytes] | None = None,
     ) -> None:
         self._mask = mask
         self._tasks = tasks
+        self._own_line = own_line
         self._task: str | None = None
         self._running = running
         self._journal = journal
@@ -164,6 +166,8 @@ class Shipper:
         """Add lines as events, plain ones next to each other as one."""
         plain: list[str] = []
         size = 0
+        if stream is Stream.STDERR and self._own_line is not None:
+            lines = [self._own_line(self._task, line) for line in lines]
         lines = [self._mask.blot(line) for line in lines]
         if stream is Stream.STDERR:
             self._note_errors(lines)

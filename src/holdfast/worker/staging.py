@@ -32,6 +32,9 @@ class Staged:
     def make_tree(self, tree: Path) -> None:
         make_folder(tree)
 
+    def prepare(self, tree: Path, uid: int) -> bool:
+        return self._found.base is None and self._connector.prepare(tree, uid)
+
     def stage(self, inputs: Path) -> None:
         for task in self._found.tasks:
             stage(task, self._sources, inputs)

@@ -30,6 +30,12 @@ class Connector(Protocol):
     def task(self, plan: TaskPlan, place: Place) -> Task:
         """What a task runs."""
 
+    def prepare(self, tree: Path, uid: int) -> bool:
+        """Put into an empty workspace what this user of the host cannot make; say whether there was anything.
+
+        Called by root. Whatever is put there becomes the user's.
+        """
+
     def ready(self, tree: Path) -> bool:
         """Whether the service takes work."""
 

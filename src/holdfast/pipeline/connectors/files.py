@@ -20,6 +20,9 @@ class Files:
     def task(self, plan: TaskPlan, place: Place) -> Task:
         return command_of(plan, place)
 
+    def prepare(self, tree: Path, uid: int) -> bool:
+        return False
+
     def ready(self, tree: Path) -> bool:
         return True
 

@@ -7,6 +7,7 @@ otherwise be up to a gigabyte of every snapshot.
 """
 
 import os
+import pwd
 import re
 import shutil
 import signal
@@ -17,6 +18,7 @@ from pathlib import Path
 from holdfast.pipeline.connectors.base import NotQuiet, command_of, places
 from holdfast.pipeline.plan import TaskPlan
 from holdfast.runner.base import CannotStart
+from holdfast.runner.outputs import remove_tree
 from holdfast.runner.process import PATH
 from holdfast.runner.space import Place
 from holdfast.runner.spec import Service, Task
@@ -25,6 +27,7 @@ DEBIAN = "/usr/lib/postgresql"
 DATA = "data"
 SQL = "holdfast-{n}.sql"
 """The expanded text of a task's SQL, among its inputs."""
+_PSQL = re.compile(rb"psql:[^\n]*?/holdfast-(\d{1,4})\.sql:(\d{1,9}):")
 READY = "ready"
 STATUS_LINE = 7
 """Where `postmaster.pid` says whether the server is ready, as pg_ctl reads it."""
@@ -39,6 +42,13 @@ ROOT = (
     "Postgres does not run as root: give the job a `user`, or set HOLDFAST_PROCESS_USER to one who may read the state "
     "folder"
 )
+INITDB = ("-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8", "--no-sync")
+INITDB_SECONDS = 60
+STAND_INS = ("postgres", "nobody")
+NO_STAND_IN = (
+    f"initdb needs a user with an entry in /etc/passwd, and this host has none of {' and '.join(STAND_INS)}: add one, "
+    "or set HOLDFAST_PROCESS_USER to a user that has an entry"
+)
 SERVER = f"""
 set -eu
 umask 077
@@ -47,7 +57,7 @@ PATH="${{newest:+$newest:}}$PATH"
 mkdir "$PGHOST" 2>/dev/null || [ -O "$PGHOST" ] || {{ echo "$PGHOST is not ours" >&2; exit 1; }}
 rm -rf "$PGHOST"/.s.* data.new
 if [ ! -s {DATA}/PG_VERSION ]; then
-    initdb -D data.new -U postgres -A trust -E UTF8 --locale=C.UTF-8 --no-sync
+    initdb -D data.new {" ".join(INITDB)}
     mv data.new {DATA}
 fi
 exec postgres -D {DATA} -c listen_addresses= -c unix_socket_directories="$PGHOST" -c unix_socket_permissions=0700 \
@@ -87,6 +97,20 @@ class Postgres:
             timeout=plan.timeout,
         )
 
+    def prepare(self, tree: Path, uid: int) -> bool:
+        """Make the cluster of a user whom the host does not know: initdb looks its user up, the server does not."""
+        if _known(uid):
+            return False
+        folder = tree.parent.parent / "initdb"  # Beside the space, so that it goes with the attempt after a crash.
+        remove_tree(folder)
+        folder.mkdir(mode=0o700)
+        try:
+            _initdb(folder / DATA, _stand_in())
+            (folder / DATA).rename(tree / DATA)
+        finally:
+            remove_tree(folder)
+        return True
+
     def ready(self, tree: Path) -> bool:
         try:
             lines = _read(tree / DATA / "postmaster.pid").decode(errors="replace").splitlines()
@@ -114,6 +138,58 @@ def _state(data: Path) -> str:
         pass
     (number,) = struct.unpack_from("<i", _read(data / "global" / "pg_control"), STATE_AT)
     return STATES.get(number, f"in state {number}")
+
+
+def own_line(plan: TaskPlan, line: bytes) -> bytes:
+    """Name the developer's own file and line, where psql names the expanded text that it was given."""
+    found = _PSQL.match(line)
+    if found is None or int(found[1]) != plan.n:
+        return line
+    number = int(found[2])
+    origin = next((one for one in reversed(plan.origins) if one.at <= number), None)
+    if origin is None:
+        return line
+    return f"psql:{origin.path}:{origin.line + number - origin.at}:".encode() + line[found.end() :]
+
+
+def _known(uid: int) -> bool:
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    return True
+
+
+def _stand_in() -> pwd.struct_passwd:
+    """Somebody whom the host knows, to run initdb as. Debian's Postgres comes with a user of its own."""
+    for name in STAND_INS:
+        try:
+            return pwd.getpwnam(name)
+        except KeyError:
+            continue
+    raise CannotStart("start_failed", NO_STAND_IN)
+
+
+def _initdb(data: Path, user: pwd.struct_passwd) -> None:
+    os.chown(data.parent, user.pw_uid, user.pw_gid)
+    try:
+        done = subprocess.run(
+            [programs() / "initdb", "-D", data, *INITDB],
+            user=user.pw_uid,
+            group=user.pw_gid,
+            extra_groups=(),
+            umask=0o077,
+            cwd=data.parent,
+            env={"PATH": PATH, "LC_ALL": "C"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+            timeout=INITDB_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CannotStart("start_failed", f"initdb cannot be run: {error}") from error
+    if done.returncode != 0:
+        raise CannotStart("start_failed", f"initdb failed: {done.stderr.decode(errors='replace').strip()[-300:]}")
 
 
 def _read(path: Path) -> bytes:
