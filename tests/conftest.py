@@ -166,8 +166,10 @@ async def clean_url(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -
     await connection.execute(
         "TRUNCATE holdfast.jobs, holdfast.specs, holdfast.labels, holdfast.attempts, holdfast.events, holdfast.needs,"
         " holdfast.lanes, holdfast.queues, holdfast.workers, holdfast.leaders, holdfast.tokens, holdfast.reuse,"
-        " holdfast.idempotency, holdfast.tasks, holdfast.snapshots, holdfast.builds, holdfast.test_clock"
+        " holdfast.idempotency, holdfast.tasks, holdfast.snapshots, holdfast.builds,"
+        " holdfast.totals, holdfast.test_clock"
     )
+    await connection.execute("UPDATE holdfast.installation SET shared_folder = NULL, shared_path = NULL")
     await connection.close()
     return str(url)
 

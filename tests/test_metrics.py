@@ -1,7 +1,10 @@
 """Metrics: what waits and for how long, what every worker did, what the server does; for whoever has a token."""
 
+import asyncio
+import itertools
 import os
 import signal
+from collections import Counter
 from pathlib import Path
 
 import asyncpg
@@ -9,10 +12,14 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from holdfast.api import depths
+from holdfast.api.depths import Depths
 from holdfast.model import Role, Status
 from holdfast.runner.folder import Folder
+from tests.fleet import Fleet
 from tests.rig import Rig, eventually
-from tests.service import FUNCTION, Served, serving_here
+from tests.service import FUNCTION, Served, opened, serving_here
+from tests.stage import Stage
 
 Figures = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -109,3 +116,137 @@ async def test_database_that_does_not_answer_is_counted(clean_url: str, tmp_path
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         await other.close()
         assert value(await figures(client), "holdfast_errors_total", worker="server") == before + 1
+
+
+# Depths and counters at scale
+
+
+def in_queue(count: int, queue: str, **extra: object) -> list[dict[str, object]]:
+    return [{**FUNCTION, "queue": queue, **extra} for _ in range(count)]
+
+
+async def submit(url: str, jobs: list[dict[str, object]]) -> None:
+    async with opened(url) as store:
+        for n in range(0, len(jobs), 5000):
+            await store.jobs.submit_many(jobs[n : n + 5000])
+
+
+async def test_a_deep_queue_hides_no_other(served: Served) -> None:
+    """Proves T7."""
+    jobs = in_queue(15_000, "aaa") + in_queue(3, "zzz") + in_queue(2, "zzz", hold=True)
+    await submit(served.database_url, jobs)
+    async with served.client() as client:
+        found = await figures(client)
+        assert value(found, "holdfast_jobs", queue="aaa") == 15_000
+        assert value(found, "holdfast_jobs", queue="zzz", gate="open") == 3
+        assert value(found, "holdfast_jobs", queue="zzz", gate="held") == 2
+        assert value(found, "holdfast_oldest_queued_seconds", queue="zzz") > 0
+        assert 0 <= value(found, "holdfast_jobs_age_seconds") <= 10
+        items = (await client.get("/v1/queues")).json()["items"]
+        assert {item["queue"]: item["counts"]["open"] for item in items} == {"aaa": 15_000, "zzz": 3}
+
+
+async def test_depths_that_are_slow_to_count_are_kept_fresh_beside_the_answers(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proves T7. Every count is slow here; answers come from the last one, and it is soon followed by another."""
+    monkeypatch.setattr(depths, "FEW", -1)
+    counts = Depths(stage.store)
+    first = await counts.get()
+    assert first.depths == []
+    await stage.submit()
+    assert (await counts.get()) is first
+    task = asyncio.create_task(counts.run())
+
+    async def fresh() -> bool:
+        return [depth.open for depth in (await counts.get()).depths] == [1]
+
+    try:
+        await eventually(fresh, "the background task counts again")
+        assert (await counts.get()).age <= depths.MOST_AGE
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_counters_are_those_of_the_database_whatever_became_of_the_workers(fleet: Fleet, tmp_path: Path) -> None:
+    """Proves T7. Workers leave in order, by SIGTERM, by kill -9, and come again; another forgets the dead one's row."""
+    async with serving_here(fleet.settings.url, tmp_path / "data") as served, served.client() as client:
+        sums: list[dict[str, float]] = []
+
+        async def counted() -> dict[str, float]:
+            found = await figures(client)
+            names = ("succeeded", "failed", "queued")
+            finishes = {name: value(found, "holdfast_finishes_total", status=name) for name in names}
+            return {**finishes, "claims": value(found, "holdfast_claims_total")}
+
+        async def agree() -> bool:
+            """The scrape says what the record of all attempts says."""
+            sums.append(await counted())
+            return sums[-1] == await recorded(fleet)
+
+        member = fleet.start({"default": 4})
+        await some_jobs(fleet)
+        await eventually(agree, "counted while the worker lives")
+        member.signal(signal.SIGTERM)
+        assert await member.dead() == 0
+        assert await agree(), "counted after it left"
+        member = fleet.start({"default": 4})
+        await some_jobs(fleet)
+        await eventually(agree, "counted again")
+        member.kill()
+        assert await agree(), "counted after kill -9"
+        fleet.start({"default": 4})
+        await some_jobs(fleet)
+        await eventually(agree, "counted when another has taken over")
+
+        async def forgotten() -> bool:
+            return len(await fleet.store.workers.list()) == 1
+
+        await eventually(forgotten, "the dead worker's row is gone")
+        assert await agree()
+        for before, after in itertools.pairwise(sums):
+            assert all(before[name] <= after[name] for name in before), (before, after)
+
+
+async def some_jobs(fleet: Fleet) -> None:
+    jobs = [await fleet.sh(script) for script in ("true", "true", "exit 1")]
+    jobs.append(await fleet.sh("exit 2", max_attempts=2, retry={"base": 0, "cap": 0, "on": ["failed"]}))
+    for job in jobs:
+        await fleet.ended(job)
+
+
+async def recorded(fleet: Fleet) -> dict[str, int]:
+    """What the attempts in the database say."""
+    ends = Counter[str]()
+    claims = 0
+    for job in (await fleet.store.jobs.list(limit=1000)).items:
+        claims += job.attempt
+        ends[job.status] += 1
+        ends["queued"] += job.attempt - 1
+    return {name: ends[name] for name in ("succeeded", "failed", "queued")} | {"claims": claims}
+
+
+async def test_worker_whose_row_was_removed_counts_nothing_twice(rig: Rig) -> None:
+    """A person said that its host is gone; it was only cut off, and comes back with all that it ever counted."""
+    async with rig.worker() as worker:
+        await rig.ended(await rig.sh("true"), Status.SUCCEEDED)
+
+        async def sum_is(count: int) -> bool:
+            reports = [await rig.store.workers.totals(), *(w.figures for w in await rig.store.workers.list())]
+            return sum(int(report.get("claims", 0)) for report in reports) == count
+
+        await eventually(lambda: sum_is(1), "it reports")
+        await rig.store.workers.forget(worker.id)
+        assert await sum_is(1)
+        await rig.ended(await rig.sh("true"), Status.SUCCEEDED)
+        await eventually(lambda: sum_is(2), "it registers and reports again")
+    assert await sum_is(2)
+    assert (await rig.store.workers.totals())["finishes"] == {"succeeded": 2}
+
+
+async def test_server_leaves_its_counts_behind(clean_url: str, tmp_path: Path) -> None:
+    async with serving_here(clean_url, tmp_path / "data"):
+        pass
+    async with opened(clean_url) as store:
+        assert set(await store.workers.totals()) >= {"claims", "reaped", "errors", "finishes"}

@@ -16,6 +16,8 @@ def after_loss(
 ) -> Outcome:
     """Let the job's `on_lost` decide: requeue with backoff while attempts are left, fail, or hold for a person.
 
+    The store, which knows all attempts, takes the backoff off the job's first loss (`at_once`).
+
     `lost` is the end as a failure; `spent` counts the attempts before it.
     """
     match policy.on_lost:
@@ -24,6 +26,14 @@ def after_loss(
         case "requeue" if attempts_left(spent, max_attempts) > 0:
             return requeued(lost, policy, spent=spent, source=source)
     return lost
+
+
+def at_once(lost: Outcome) -> Outcome:
+    """The same end without the backoff: a first loss says nothing about the job, and its death is known already.
+
+    Further losses back off: the job itself may be what kills its workers.
+    """
+    return msgspec.structs.replace(lost, delay=0.0)
 
 
 def requeued(ended: Outcome, policy: Policy, *, spent: int, source: random.Random | None = None) -> Outcome:

@@ -73,7 +73,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of a queue waits, by gate, and runs; each exact up to 10,000 over all queues."""
+    """How much of a queue waits, by gate, and runs; counted at most 10 s ago."""
 
     open: int = 0
     future: int = 0

@@ -14,6 +14,7 @@ attempts.exit_code integer YES
 attempts.signal integer YES 
 attempts.error_code text YES 
 attempts.error_message text YES 
+attempts.adopter text YES 
 builds.id text NO 
 builds.job_id uuid YES 
 builds.token bigint YES 
@@ -31,6 +32,8 @@ idempotency.jobs json NO
 idempotency.made_at timestamp with time zone NO 
 installation.one boolean NO true
 installation.id text NO 
+installation.shared_folder text YES 
+installation.shared_path text YES 
 job_events.job_id uuid YES 
 job_events.seq bigint YES 
 job_events.at timestamp with time zone YES 
@@ -131,6 +134,7 @@ jobs.error_message text YES
 jobs.result json YES 
 jobs.progress json YES 
 jobs.usage json YES 
+jobs.stop_reason text YES 
 labels.tenant text NO 
 labels.label uuid NO 
 labels.requested_at timestamp with time zone NO 
@@ -165,6 +169,7 @@ queues.updated_at timestamp with time zone NO
 reuse.tenant text NO 
 reuse.reuse_key text NO 
 reuse.job_id uuid NO 
+reuse.succeeded_id uuid YES 
 snapshots.id text NO 
 snapshots.tenant text NO 
 snapshots.parent text NO 
@@ -208,6 +213,9 @@ tokens.hash text NO
 tokens.created_at timestamp with time zone NO 
 tokens.created_by text YES 
 tokens.expires_at timestamp with time zone YES 
+totals.counter text NO 
+totals.status text NO ''::text
+totals.count bigint NO 
 workers.worker text NO 
 workers.host text NO 
 workers.pid integer NO 
@@ -242,7 +250,7 @@ CREATE INDEX jobs_queue_deadline ON holdfast.jobs USING btree (queue_deadline_at
 CREATE INDEX jobs_running ON holdfast.jobs USING btree (owner, queue) WHERE (phase IS NOT NULL)
 CREATE INDEX jobs_unresolved ON holdfast.jobs USING btree (tenant, lane, requested_at, id) WHERE (gate = 'unresolved'::text)
 CREATE INDEX jobs_unsettled ON holdfast.jobs USING btree (id) WHERE unsettled
-CREATE INDEX jobs_waiting ON holdfast.jobs USING btree (tenant, status, queue, requested_at, id) WHERE (gate IS NOT NULL)
+CREATE INDEX jobs_waiting ON holdfast.jobs USING btree (tenant, status, queue, requested_at, id) INCLUDE (gate, available_at) WHERE (gate IS NOT NULL)
 CREATE INDEX labels_listed ON holdfast.labels USING btree (tenant, label, requested_at, id)
 CREATE UNIQUE INDEX lanes_pkey ON holdfast.lanes USING btree (tenant, lane)
 CREATE UNIQUE INDEX leaders_pkey ON holdfast.leaders USING btree (duty)
@@ -267,6 +275,7 @@ CREATE INDEX tasks_snapshot ON holdfast.tasks USING btree (snapshot)
 CREATE UNIQUE INDEX tokens_hash ON holdfast.tokens USING btree (hash)
 CREATE UNIQUE INDEX tokens_name ON holdfast.tokens USING btree (name)
 CREATE UNIQUE INDEX tokens_pkey ON holdfast.tokens USING btree (id)
+CREATE UNIQUE INDEX totals_pkey ON holdfast.totals USING btree (counter, status)
 CREATE UNIQUE INDEX workers_pkey ON holdfast.workers USING btree (worker)
 attempts_pkey PRIMARY KEY (job_id, attempt)
 builds_pkey PRIMARY KEY (id)
@@ -309,7 +318,25 @@ times_in_order CHECK (((started_at >= requested_at) AND (finished_at >= COALESCE
 tokens_hash UNIQUE (hash)
 tokens_name UNIQUE (name)
 tokens_pkey PRIMARY KEY (id)
+totals_pkey PRIMARY KEY (counter, status)
 workers_pkey PRIMARY KEY (worker)
+CREATE OR REPLACE FUNCTION holdfast.add_figures(figures json)
+ RETURNS void
+ LANGUAGE sql
+AS $function$
+  INSERT INTO holdfast.totals AS t (counter, status, count)
+  SELECT f.counter, f.status, f.count
+  FROM (
+    SELECT n.key AS counter, '' AS status, (n.value #>> '{}')::bigint AS count
+    FROM json_each(figures) AS n WHERE json_typeof(n.value) = 'number'
+    UNION ALL
+    SELECT 'finishes', s.key, (s.value #>> '{}')::bigint
+    FROM json_each(coalesce(figures -> 'finishes', '{}')) AS s
+  ) AS f
+  ORDER BY f.counter COLLATE "C", f.status COLLATE "C"
+  ON CONFLICT (counter, status) DO UPDATE SET count = t.count + excluded.count;
+$function$
+
 CREATE OR REPLACE FUNCTION holdfast.check_policy(n bigint, policy jsonb)
  RETURNS void
  LANGUAGE plpgsql
@@ -575,6 +602,7 @@ AS $function$
 DECLARE
   asked record;
   standing record;
+  answer uuid;
   mine uuid[] := '{}';
   joined jsonb := '{}';
 BEGIN
@@ -588,22 +616,43 @@ BEGIN
     INSERT INTO holdfast.reuse AS r (tenant, reuse_key, job_id)
     VALUES (asked.tenant, asked.key, asked.id)
     ON CONFLICT (tenant, reuse_key) DO UPDATE SET job_id = r.job_id
-    RETURNING r.job_id INTO standing;
+    RETURNING r.job_id, r.succeeded_id INTO standing;
     IF standing.job_id = asked.id THEN
       mine := mine || asked.id;
-    ELSIF standing.job_id = ANY (mine) OR EXISTS (
-      SELECT 1 FROM holdfast.jobs AS j
-      WHERE j.id = standing.job_id
-        AND (j.status IN ('pending', 'queued', 'running', 'paused') OR (j.status = 'succeeded' AND NOT asked.rebuild))
-        AND j.stop_kind IS DISTINCT FROM 'delete')
-    THEN
-      joined := joined || jsonb_build_object(asked.id::text, standing.job_id::text);
+      CONTINUE;
+    END IF;
+    IF standing.job_id = ANY (mine) THEN
+      answer := standing.job_id;
+    ELSE -- the newest success first, then the live job; a rebuild joins only the live one
+      SELECT j.id INTO answer
+      FROM holdfast.jobs AS j
+      WHERE j.id IN (standing.job_id, standing.succeeded_id)
+        AND j.stop_kind IS DISTINCT FROM 'delete'
+        AND ((j.status = 'succeeded' AND NOT asked.rebuild)
+          OR (j.id = standing.job_id AND j.status IN ('pending', 'queued', 'running', 'paused')))
+      ORDER BY j.status = 'succeeded' DESC, j.id = standing.job_id DESC
+      LIMIT 1;
+    END IF;
+    IF answer IS NOT NULL THEN
+      joined := joined || jsonb_build_object(asked.id::text, answer::text);
     ELSE
-      UPDATE holdfast.reuse AS r SET job_id = asked.id WHERE r.tenant = asked.tenant AND r.reuse_key = asked.key;
+      UPDATE holdfast.reuse AS r
+      SET job_id = asked.id, succeeded_id = NULL
+      WHERE r.tenant = asked.tenant AND r.reuse_key = asked.key;
       mine := mine || asked.id;
     END IF;
   END LOOP;
   RETURN joined;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION holdfast.keep_figures()
+ RETURNS trigger
+ LANGUAGE plpgsql
+AS $function$
+BEGIN
+  PERFORM holdfast.add_figures(OLD.figures);
+  RETURN NULL;
 END
 $function$
 
@@ -759,4 +808,5 @@ leaders {fillfactor=50}
 reuse {fillfactor=80}
 snapshots {fillfactor=80}
 tasks {fillfactor=80}
+totals {fillfactor=50}
 workers {fillfactor=50}

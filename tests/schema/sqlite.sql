@@ -16,7 +16,7 @@ CREATE INDEX jobs_queue_deadline ON jobs (queue_deadline_at) WHERE queue_deadlin
 CREATE INDEX jobs_running ON jobs (owner, queue) WHERE phase IS NOT NULL
 CREATE INDEX jobs_unresolved ON jobs (tenant, lane, requested_at, id) WHERE gate = 'unresolved'
 CREATE INDEX jobs_unsettled ON jobs (id) WHERE unsettled = 1
-CREATE INDEX jobs_waiting ON jobs (tenant, status, queue, requested_at, id) WHERE gate IS NOT NULL
+CREATE INDEX jobs_waiting ON jobs (tenant, status, queue, requested_at, id, gate, available_at) WHERE gate IS NOT NULL
 CREATE INDEX needs_open ON needs (need_id, job_id) WHERE satisfied = 0
 CREATE INDEX snapshots_listed ON snapshots (tenant, made_at DESC, id DESC)
 CREATE INDEX snapshots_parent ON snapshots (parent)
@@ -43,7 +43,7 @@ CREATE TABLE attempts (
   exit_code INTEGER,
   signal INTEGER,
   error_code TEXT,
-  error_message TEXT,
+  error_message TEXT, adopter TEXT,
   CONSTRAINT attempts_pkey PRIMARY KEY (job_id, attempt),
   CONSTRAINT cause_known CHECK (cause = 'exit' OR cause = 'out_of_memory' OR cause = 'timed_out' OR cause = 'idle_timeout' OR cause = 'cancelled' OR cause = 'interrupted' OR cause = 'lost' OR cause = 'start_failed' OR cause = 'drained')
 ) WITHOUT ROWID, STRICT
@@ -72,7 +72,7 @@ CREATE TABLE idempotency (
 ) WITHOUT ROWID, STRICT
 CREATE TABLE installation (
   one INTEGER NOT NULL PRIMARY KEY DEFAULT 1,
-  id TEXT NOT NULL,
+  id TEXT NOT NULL, shared_folder TEXT, shared_path TEXT,
   CONSTRAINT installation_one CHECK (one = 1)
 ) STRICT
 CREATE TABLE jobs (
@@ -126,7 +126,7 @@ CREATE TABLE jobs (
   error_message TEXT,
   result TEXT,
   progress TEXT,
-  usage TEXT,
+  usage TEXT, stop_reason TEXT,
   CONSTRAINT status_fits CHECK (
     (status = 'running' AND gate IS NULL AND finished_at IS NULL AND phase IS NOT NULL AND started_at IS NOT NULL)
     OR (owner IS NULL AND (
@@ -181,7 +181,7 @@ CREATE TABLE queues (
 CREATE TABLE reuse (
   tenant TEXT NOT NULL,
   reuse_key TEXT NOT NULL,
-  job_id TEXT NOT NULL,
+  job_id TEXT NOT NULL, succeeded_id TEXT,
   CONSTRAINT reuse_pkey PRIMARY KEY (tenant, reuse_key)
 ) WITHOUT ROWID, STRICT
 CREATE TABLE snapshots (
@@ -244,6 +244,12 @@ CREATE TABLE tokens (
   CONSTRAINT role_known CHECK (role = 'viewer' OR role = 'submitter' OR role = 'operator' OR role = 'admin'),
   CONSTRAINT tenant_unless_admin CHECK ((tenant IS NULL) = (role = 'admin'))
 ) WITHOUT ROWID, STRICT
+CREATE TABLE totals (
+  counter TEXT NOT NULL,
+  status TEXT NOT NULL DEFAULT '',
+  count INTEGER NOT NULL,
+  CONSTRAINT totals_pkey PRIMARY KEY (counter, status)
+) WITHOUT ROWID, STRICT
 CREATE TABLE workers (
   worker TEXT NOT NULL PRIMARY KEY,
   host TEXT NOT NULL,
@@ -265,6 +271,15 @@ BEGIN
     AND label IN (SELECT l.key || '=' || l.value FROM json_each(OLD.labels) AS l)
     AND requested_at = OLD.requested_at
     AND id = OLD.id;
+END
+CREATE TRIGGER keep_figures AFTER DELETE ON workers WHEN OLD.figures IS NOT NULL
+BEGIN
+  INSERT INTO totals (counter, status, count)
+  SELECT n.key, '', n.value FROM json_each(OLD.figures) AS n WHERE n.type = 'integer'
+  UNION ALL
+  SELECT 'finishes', s.key, s.value FROM json_each(OLD.figures, '$.finishes') AS s
+  WHERE true
+  ON CONFLICT (counter, status) DO UPDATE SET count = count + excluded.count;
 END
 CREATE VIEW job_events AS
 SELECT e.job_id, e.seq, e.at, e.type, e.task, e.data FROM events AS e

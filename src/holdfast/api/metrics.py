@@ -1,15 +1,17 @@
 """What `/metrics` tells: the queues as they are now, what every worker has counted, and this server itself."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from holdfast.api import VERSION
+from holdfast.api.depths import Counted
 from holdfast.api.routing import Service
 from holdfast.model import Worker
-from holdfast.views import Load
+from holdfast.store.queues import loads_of, oldest_of
 
 STATUS = {"held": "pending", "running": "running"}
 """The status behind a gate; behind all others a job is queued."""
@@ -24,17 +26,19 @@ COUNTED = {
     "gate_repairs": "Gates found stuck and repaired: each is a bug.",
 }
 SERVER = "server"
+DEPARTED = "departed"
+"""Stands for all workers that are gone: the sum over all workers never falls."""
 
 
 async def exposition(service: Service, tenant: str | None) -> bytes:
     """The figures as Prometheus takes them; of one tenant's jobs, or of all."""
-    loads = await service.store.queues.loads(tenant=tenant)
-    oldest = await service.store.queues.oldest(tenant=tenant)
+    counted = await service.depths.get()
     workers = await service.store.workers.list(tenant=tenant)
+    totals = await service.store.workers.totals()
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
-    registry.register(_Found([*_queues(loads, oldest), *_workers(service, workers), *_server(service)]))
+    registry.register(_Found([*_queues(counted, tenant), *_workers(service, workers, totals), *_server(service)]))
     return generate_latest(registry)
 
 
@@ -46,28 +50,30 @@ class _Found(Collector):
         return iter(self._metrics)
 
 
-def _queues(loads: Mapping[str, Load], oldest: Mapping[str, float]) -> Iterator[Metric]:
-    jobs = GaugeMetricFamily(
-        "holdfast_jobs", "Jobs that have not ended, each exact up to 10,000.", labels=["queue", "status", "gate"]
-    )
+def _queues(counted: Counted, tenant: str | None) -> Iterator[Metric]:
+    age = counted.age
+    yield GaugeMetricFamily("holdfast_jobs_age_seconds", "How long ago jobs were counted: at most 10 s.", value=age)
+    loads, oldest = loads_of(counted.depths, tenant), oldest_of(counted.depths, tenant)
+    jobs = GaugeMetricFamily("holdfast_jobs", "Jobs that have not ended.", labels=["queue", "status", "gate"])
     for queue, load in loads.items():
         for gate in load.__struct_fields__:
             jobs.add_metric([queue, STATUS.get(gate, "queued"), gate], getattr(load, gate))
     yield jobs
-    age = GaugeMetricFamily(
+    waited = GaugeMetricFamily(
         "holdfast_oldest_queued_seconds", "For how long the oldest claimable job has waited.", labels=["queue"]
     )
     for queue in loads:
-        age.add_metric([queue], oldest.get(queue, 0.0))
-    yield age
+        waited.add_metric([queue], oldest[queue] + age if queue in oldest else 0.0)
+    yield waited
 
 
-def _workers(service: Service, workers: Sequence[Worker]) -> Iterator[Metric]:
+def _workers(service: Service, workers: Sequence[Worker], totals: Mapping[str, Any]) -> Iterator[Metric]:
     live = GaugeMetricFamily("holdfast_workers", "Workers.", labels=["live"])
     for said, count in (("true", sum(w.live for w in workers)), ("false", sum(not w.live for w in workers))):
         live.add_metric([said], count)
     yield live
     reports = {worker.worker: worker.figures for worker in workers if worker.figures}
+    reports[DEPARTED] = totals
     if service.direct is None:  # Else the worker inside has the same store, and reports for both.
         reports[SERVER] = service.store.counters.figures()
     for name, about in COUNTED.items():

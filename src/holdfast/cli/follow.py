@@ -24,6 +24,7 @@ from holdfast.cli.jobs import (
     describe,
 )
 from holdfast.cli.talk import DONE, AsJson, JobId, exit_code, find, print_json, print_line, talk
+from holdfast.cli.terminal import say, write_line
 
 if TYPE_CHECKING:
     import asyncio
@@ -73,7 +74,7 @@ def run(
         if as_json:
             print_json(ended)
         elif ended.error is not None:
-            typer.echo(f"holdfast: {ended.status}: {ended.error.message}", err=True)
+            say(f"holdfast: {ended.status}: {ended.error.message}", err=True)
         return exit_code(ended, own=True)
 
     raise typer.Exit(talk(context, work))
@@ -153,7 +154,7 @@ def _print_output(event: "Event", *, aside: bool = False) -> None:
     if event.type == "log":
         stream = sys.stderr if aside or event.data["stream"] == "stderr" else sys.stdout
         for line in event.data["lines"]:
-            stream.write(f"{line}\n")
+            write_line(stream, line)
         stream.flush()
 
 
@@ -162,7 +163,7 @@ def _print_all(event: "Event") -> None:
 
     _print_output(event)
     if (line := render.event_line(event)) is not None:
-        typer.echo(f"-- {line}", err=True)
+        say(f"-- {line}", err=True)
 
 
 async def stay(

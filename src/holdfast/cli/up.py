@@ -18,7 +18,7 @@ from types import FrameType
 import typer
 
 from holdfast.api.app import Api
-from holdfast.assemble import api_of, direct_of, worker_of
+from holdfast.assemble import api_of, direct_of, duties_of, store_of, worker_of
 from holdfast.cli import work
 from holdfast.cli.banner import banner
 from holdfast.cli.serve import Server, bind
@@ -63,8 +63,20 @@ async def run_all(flags: Mapping[str, object], queue: str, application: str | No
                     leaving = group.create_task(_when(stop, worker.signalled))
                     await worker.run()
                     leaving.cancel()
-                    server.should_exit = True
+                    if not server.should_exit:
+                        await _serve_on(settings, stop)
                     return worker.stuck
+
+
+async def _serve_on(settings: Settings, stop: asyncio.Event) -> None:
+    """Go on after the worker was drained: until a signal, with the duties that it had led."""
+    log.warning("the worker was drained and has left; the server goes on, and jobs wait for another worker")
+    store = await store_of(settings, connections=1, listen=False)
+    try:
+        async with duties_of(settings)(store):
+            await stop.wait()
+    finally:
+        await store.close()
 
 
 class _Server(Server):
@@ -86,9 +98,16 @@ async def _when(stop: asyncio.Event, act: Callable[[], None]) -> None:
         act()
 
 
+def _make_data_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError([f"HOLDFAST_DATA_DIR is {path}, which cannot be made a folder: {error.strerror}"]) from error
+
+
 def reachable(settings: Settings) -> Settings:
     """As root, attempts must be where the processes' own user can get to; a home folder is not."""
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    _make_data_folder(settings.data_dir)
     if settings.state_dir is not None or os.geteuid() != 0:
         return settings
     settings.state.mkdir(mode=0o711, parents=True, exist_ok=True)
@@ -142,6 +161,9 @@ async def _keep_worker(
         stopping.cancel()
         if stop.is_set():
             await _end(process)
+            return
+        if process.returncode == 0:
+            log.warning("a worker was drained and has left; it is not started again")
             return
         lasted = asyncio.get_running_loop().time() - began
         failures = 0 if lasted > LASTED else failures + 1

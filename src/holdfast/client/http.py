@@ -24,6 +24,7 @@ from holdfast.errors import ConfigError, HoldfastError
 from holdfast.model import Attempt, Event, Json, Lane, Snapshot, Status, TaskRecord, Worker, new_id
 from holdfast.views import ArtifactView, Explanation, JobView, PlanView, QueueView, ToolView
 
+MOST_PORT = 65_535
 T = TypeVar("T")
 
 __all__ = ["AsyncClient", "Refused", "ServerUnreachable", "find_token"]
@@ -208,9 +209,11 @@ class AsyncClient:
     async def release(self, job_id: str) -> JobView:
         return await self._move(job_id, "release")
 
-    async def delete(self, job_id: str, *, force: bool = False, dry_run: bool = False) -> str:
-        """Delete a job; return `deleted`, `deleting` or `would_delete`."""
-        query = {"force": force or None, "dry_run": dry_run or None}
+    async def delete(
+        self, job_id: str, *, force: bool = False, dry_run: bool = False, reason: str | None = None
+    ) -> str:
+        """Delete a job; return `deleted`, `deleting` or `would_delete`. `reason` says why a live one is stopped."""
+        query = {"force": force or None, "dry_run": dry_run or None, "reason": reason}
         answer = await self._call("DELETE", _job(job_id), dict[str, Any], query=query)
         return str(answer["outcome"])
 
@@ -378,7 +381,7 @@ class AsyncClient:
 def _address(text: str) -> str:
     try:
         url = httpx.URL(text.rstrip("/"))
-        if url.scheme in ("http", "https") and url.host:
+        if url.scheme in ("http", "https") and url.host and (url.port or 0) <= MOST_PORT:
             return str(url)
     except httpx.InvalidURL:
         pass

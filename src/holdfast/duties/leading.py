@@ -21,6 +21,7 @@ from holdfast.pipeline.snapshots import Folders
 from holdfast.runner.inputs import Inputs
 from holdfast.runner.outputs import Artifacts
 from holdfast.store import Store
+from holdfast.store.outage import level_of
 from holdfast.store.retention import Retention
 from holdfast.timing import jitter
 
@@ -57,7 +58,7 @@ class Duties:
             group.create_task(self._lead(reaper))
             group.create_task(every(memory.EVERY, memory.run_once, first=memory.EVERY))
             for name, seconds, duty in (
-                ("reaper", settings.reaper_interval, reaper.run_once),
+                ("reaper", settings.reaper_interval, lambda: _reap(reaper, store)),
                 ("orphans", settings.reaper_interval, lambda: orphans.run_once(store, grace=settings.orphan_grace)),
                 ("promoter", 1.0, lambda: promoter.run_once(store)),
                 ("resolver", 1.0, lambda: resolver.run_once(store)),
@@ -82,7 +83,7 @@ class Duties:
             try:
                 leads = await self._store.workers.lead(LEADER, self._name, ttl=ttl) is not None
             except StoreError as error:
-                log.warning("not leading: %s", error)
+                log.log(level_of(error), "not leading: %s", error)
                 leads = False
             pause = jitter(ttl / 4)
             if leads:
@@ -113,7 +114,7 @@ async def every(seconds: float, work: Duty, *, first: float = 0.0) -> None:
         try:
             await work()
         except StoreError as error:
-            log.warning("a duty waits for the database: %s", error)
+            log.log(level_of(error), "a duty waits for the database: %s", error)
         except Exception:
             log.exception("a duty failed; it is tried again")
         await asyncio.sleep(jitter(seconds))
@@ -122,6 +123,12 @@ async def every(seconds: float, work: Duty, *, first: float = 0.0) -> None:
 def retention_of(settings: Settings) -> Retention:
     age = settings.retention_days * 86_400
     return Retention(ages=dict.fromkeys(TERMINAL, age), newest=settings.keep_identical)
+
+
+async def _reap(reaper: Reaper, store: Store) -> None:
+    """Clear expired leases, and settle at once what needs nobody to adopt it."""
+    await reaper.run_once()
+    await orphans.settle_functions(store)
 
 
 async def _prune(pruner: Pruner) -> None:

@@ -1,4 +1,4 @@
-"""Settles orphans that no live worker has been able to reach for longer than the grace.
+"""Settles orphans of functions as soon as they are due, and others that no live worker reached within the grace.
 
 One whose supervisor must have stopped it by itself (`stop_after`) is lost, and `on_lost` decides; until then it waits.
 Of any other nobody knows whether it still runs: it is paused, for a person or for a worker that reaches it again.
@@ -12,6 +12,16 @@ from holdfast.store.orphans import Orphan
 BATCH = 100
 MARGIN = 10.0
 """Seconds that a supervisor may take beyond `stop_after` and `stop_grace`: clocks drift, and killing takes a moment."""
+
+
+async def settle_functions(store: Store) -> int:
+    """Settle one bounded batch of functions whose worker is gone; return how many jobs moved.
+
+    Workers adopt and settle them too. Here it needs none: without a worker such a job would look as if it ran.
+    """
+    return sum(
+        [await store.leases.settle_function(one) is not None for one in await store.leases.orphaned_functions(BATCH)]
+    )
 
 
 async def run_once(store: Store, *, grace: float) -> int:

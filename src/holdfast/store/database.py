@@ -69,6 +69,9 @@ class Database(Protocol):
     async def read(self, name: str, /, **parameters: Any) -> Sequence[Row]:
         """Run a statement that only reads."""
 
+    async def read_long(self, name: str, /, **parameters: Any) -> Sequence[Row]:
+        """Like `read`, for a statement that may take seconds: it does not hold up other reads of this process."""
+
     async def rows(self, name: str, /, *, urgent: bool = False, **parameters: Any) -> Sequence[Row]:
         """Run one statement in a transaction of its own; an urgent one goes ahead of others in this process."""
 

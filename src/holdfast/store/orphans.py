@@ -6,18 +6,19 @@ An orphan is `running` without an owner. One that nobody can reach, and of which
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from holdfast.errors import Conflict, NotFound
-from holdfast.losses import after_loss
-from holdfast.model import FUNCTION_DOMAIN, Cause, Error, Gate, Outcome, Policy, Status, Verb
+from holdfast.losses import after_loss, at_once
+from holdfast.model import FUNCTION_DOMAIN, Cause, Error, Gate, Outcome, Policy, Status, StopKind, Verb
 from holdfast.store import wake
 from holdfast.store.database import Database, Row, Tx
 from holdfast.store.gates import Gates
 from holdfast.store.lanes import keys, settle_lanes
 from holdfast.store.moves import LOST, Move, Moved, change_job, event, is_lost, lock_job, write_move
-from holdfast.store.outcomes import Ended, ending
+from holdfast.store.outcomes import Ended, ending, within_budgets
 from holdfast.store.rows import to_policy
 
 ADOPTIONS_WITHOUT_PROGRESS = 5
@@ -38,6 +39,15 @@ class Orphan(msgspec.Struct, frozen=True, kw_only=True):
     policy: Policy
     last_beat_at: datetime
     now_at: datetime
+    stop_kind: StopKind | None = None
+
+
+class _Named(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+Held = TypeVar("Held", bound=_Named)
 
 
 class Orphans:
@@ -70,11 +80,16 @@ class Orphans:
     async def unreachable(self, grace: float, limit: int = 100, *, after: str | None = None) -> Sequence[Orphan]:
         """Orphans in a domain that no live worker has had for longer than `grace`, and that wait for as long; by id.
 
-        Functions are not among them: any worker may settle one, so they wait until there is one.
+        Functions are not among them: `orphaned_functions` are settled as soon as they are due.
         """
         rows = await self._database.read(
             "unreachable", grace=grace, function=FUNCTION_DOMAIN, after_id=after, limit=limit
         )
+        return [_orphan(row) for row in rows]
+
+    async def orphaned_functions(self, limit: int = 100) -> Sequence[Orphan]:
+        """Orphans of functions that are due: a function dies with its worker, so nobody needs to look for it."""
+        rows = await self._database.read("orphaned_functions", function=FUNCTION_DOMAIN, limit=limit)
         return [_orphan(row) for row in rows]
 
     async def open_in(self, domains: Sequence[str], *, after: str | None = None, limit: int = 100) -> Sequence[Orphan]:
@@ -90,12 +105,43 @@ class Orphans:
         Whoever calls this knows that the attempt does not run any more.
         """
         error = message or f"the attempt was lost: it ran in {orphan.domain}, which nobody reaches any more"
-        outcome = after_loss(
+        lost = after_loss(
             Outcome.failed(LOST, error, cause=Cause.LOST),
             orphan.policy,
             spent=orphan.spent,
             max_attempts=orphan.max_attempts,
         )
+        ((_, outcome),) = await self._first_losses_at_once([(orphan, lost)])
+        return await self._end_orphan(orphan, outcome, events)
+
+    async def settle_function(self, orphan: Orphan) -> Status | None:
+        """End the orphan of a function as the worker that adopts it would; None if it moved on meanwhile."""
+        match orphan.stop_kind:
+            case None:
+                return await self.lose(orphan, message="the attempt was lost with its worker")
+            case StopKind.INTERRUPT:
+                error = Error(code="interrupted", message="interrupted by request")
+                outcome = Outcome(status=Status.PAUSED, cause=Cause.INTERRUPTED, error=error)
+            case _:
+                error = Error(code="cancelled", message="cancelled by request")
+                outcome = Outcome(status=Status.CANCELLED, cause=Cause.CANCELLED, error=error)
+        return await self._end_orphan(orphan, outcome)
+
+    async def _first_losses_at_once(self, ends: Sequence[tuple[Held, Outcome]]) -> Sequence[tuple[Held, Outcome]]:
+        """Take the backoff off requeues of jobs that lose an attempt for the first time.
+
+        The look needs no lock: only the owner of the open attempt, or the one who settles it, adds to its losses.
+        """
+        waiting = [held.id for held, end in ends if end.cause is Cause.LOST and end.delay]
+        if not waiting:
+            return ends
+        before = {row["id"] for row in await self._database.read("lost_before", ids=waiting)}
+        first = set(waiting) - before
+        return [(held, at_once(end) if held.id in first else end) for held, end in ends]
+
+    async def _end_orphan(
+        self, orphan: Orphan, outcome: Outcome, events: Sequence[Mapping[str, str]] = ()
+    ) -> Status | None:
         end = ending(orphan.id, orphan.token, outcome)
 
         async def change(tx: Tx) -> tuple[Sequence[Ended], set[str]]:
@@ -106,7 +152,7 @@ class Orphans:
                 return [], set()
             if events:
                 await tx.rows("note", id=row["id"], events=list(events))
-            ended = await tx.values("finish", Ended, rows=[end])
+            ended = await tx.values("finish", Ended, rows=await within_budgets(tx, [end]))
             lane = row["lane"]
             return ended, await settle_lanes(tx, [(row["tenant"], lane)]) if lane is not None else set()
 
@@ -114,6 +160,9 @@ class Orphans:
             ended, queues = await self._database.transact(change)
         except NotFound:
             return None
+        counters = self._database.counters
+        counters.finishes.update(end.status for end in ended)
+        counters.losses += len(ended) if outcome.cause is Cause.LOST else 0
         self._wake.post(wake.work(queue) for queue in queues)
         await self._tell_ended(ended)
         return Status(ended[0].status) if ended else None

@@ -5,11 +5,13 @@ transaction mode there is no session to plan in: there every operation is one tr
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from types import NoneType
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import asyncpg
 import msgspec
@@ -18,7 +20,8 @@ from holdfast.config import Pooler
 from holdfast.errors import HoldfastError, Invalid, LockTimeout, StoreError, StoreUnreachable
 from holdfast.store import queries
 from holdfast.store.database import Counters, Row, Tx, json_text, tuples
-from holdfast.store.refusals import refusal
+from holdfast.store.outage import QUIET, Outage, outage_of
+from holdfast.store.refusals import denied, refusal
 from holdfast.submission import Batch
 
 T = TypeVar("T")
@@ -200,14 +203,18 @@ class PostgresDatabase:
         listen: bool,
         listen_url: str | None,
         answer_within: float | None = None,
+        role: str | None = None,
+        outage: Outage | None = None,
     ) -> None:
         self.counters = Counters()
+        self._outage = outage or Outage("of Postgres")
         self.schema = schema
         self._pool = pool
         self._pooled = pooled
         self._listen = listen
         self._listen_url = listen_url
         self._answer_within = answer_within
+        self._role = role or "the one that HOLDFAST_DATABASE_URL names"
         self._named = prepare(schema)
 
     @classmethod
@@ -228,6 +235,8 @@ class PostgresDatabase:
         So is one that takes longer to be made: the pool makes the last one by itself, and lets nobody else try.
         """
         pooled = pooler == "transaction"
+        outage = outage_of(url)
+        logging.getLogger("asyncpg.pool").addFilter(QUIET)
         try:
             pool = await asyncpg.create_pool(
                 url,
@@ -242,7 +251,9 @@ class PostgresDatabase:
         except (*_AWAY, asyncpg.PostgresError, ValueError) as error:
             if _from_pooler(error):
                 raise StoreError(f"{UNSAID} ({error})") from error
-            raise StoreUnreachable(f"cannot reach Postgres: {str(error) or 'no answer in time'}") from error
+            unreachable = StoreUnreachable(f"cannot reach Postgres: {str(error) or 'no answer in time'}")
+            unreachable.reported = outage.away
+            raise unreachable from error
         return cls(
             schema,
             pool,
@@ -250,9 +261,14 @@ class PostgresDatabase:
             listen=listen,
             listen_url=listen_url or (None if pooled else url),
             answer_within=answer_within,
+            role=urlsplit(url).username,
+            outage=outage,
         )
 
     async def read(self, name: str, /, **parameters: Any) -> Sequence[Row]:
+        return await self.rows(name, **parameters)
+
+    async def read_long(self, name: str, /, **parameters: Any) -> Sequence[Row]:
         return await self.rows(name, **parameters)
 
     async def rows(self, name: str, /, *, urgent: bool = False, **parameters: Any) -> Sequence[Row]:
@@ -275,7 +291,9 @@ class PostgresDatabase:
             try:
                 async with self._connection() as connection, self._scope(connection, whole=whole):
                     try:
-                        return await work(connection)
+                        answer = await work(connection)
+                        self._outage.back()
+                        return answer
                     except asyncpg.InternalClientError:
                         connection.terminate()
                         raise
@@ -287,7 +305,9 @@ class PostgresDatabase:
             except HoldfastError:
                 raise
             except (*_AWAY, asyncpg.PostgresError) as error:
-                mapped = _mapped(error)
+                mapped = _mapped(error, self.schema, self._role)
+                if isinstance(mapped, StoreUnreachable):
+                    self._outage.lost(mapped)
                 self.counters.errors += isinstance(mapped, StoreError)
                 raise mapped from error
         raise AssertionError("unreachable")
@@ -426,15 +446,24 @@ def _from_pooler(error: Exception) -> bool:
     return error.sqlstate in ("26000", "42P05") or "unsupported startup parameter" in str(error)
 
 
-def _mapped(error: Exception) -> HoldfastError:
+def _cause(error: Exception) -> str:
+    """Why an operation failed. Of a connection that was cut in the middle of one, asyncpg tells its own confusion."""
+    if isinstance(error, asyncpg.InternalClientError | asyncpg.InterfaceError):
+        return "the connection was cut in the middle of an operation"
+    return str(error) or type(error).__name__
+
+
+def _mapped(error: Exception, schema: str, role: str) -> HoldfastError:
     if _from_pooler(error):
         return StoreError(f"{UNSAID} ({error.args[0]})")
     if not isinstance(error, asyncpg.PostgresError) or isinstance(error, _AWAY):
-        return StoreUnreachable(f"Postgres went away: {str(error) or type(error).__name__}")
+        return StoreUnreachable(f"Postgres went away: {_cause(error)}")
     message = str(error.args[0])
     if isinstance(error, asyncpg.LockNotAvailableError):
         return LockTimeout(f"Postgres: {message}")
     if (error.sqlstate or "")[:2] in DATA_ERRORS:
         return Invalid("data", f"Postgres cannot keep it: {message}")
+    if isinstance(error, asyncpg.InsufficientPrivilegeError):
+        return denied(message, schema=schema, role=role)
     refused = refusal(error.sqlstate or "", message, error.detail)
     return refused or StoreError(f"Postgres: {message} ({error.sqlstate})")

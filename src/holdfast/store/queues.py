@@ -3,6 +3,9 @@
 import time
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from operator import attrgetter
+
+import msgspec
 
 from holdfast.errors import Invalid
 from holdfast.model import Queue
@@ -13,7 +16,6 @@ from holdfast.views import Load
 CAPS_SECONDS = 1.0
 COUNTED = 1000
 MOST = 2_000_000_000
-COUNTS = 10_001
 
 
 class Kept(Enum):
@@ -23,6 +25,52 @@ class Kept(Enum):
 
 
 KEEP = Kept.KEEP
+
+
+class Depth(msgspec.Struct, frozen=True, kw_only=True):
+    """How many jobs of a tenant wait in a queue, by gate, and run; for how long the oldest claimable one has waited.
+
+    A tenant's jobs of one queue may be spread over several of these.
+    """
+
+    tenant: str
+    queue: str
+    open: int = 0
+    future: int = 0
+    needs: int = 0
+    lane: int = 0
+    held: int = 0
+    unresolved: int = 0
+    running: int = 0
+    waited: float | None = None
+
+    @property
+    def waiting(self) -> int:
+        return self.open + self.future + self.needs + self.lane + self.held + self.unresolved
+
+
+_STATES = Load.__struct_fields__
+_NOTHING = [0] * len(_STATES)
+_counts_of = attrgetter(*_STATES)
+
+
+def loads_of(depths: Sequence[Depth], tenant: str | None = None) -> dict[str, Load]:
+    """Add up what waits and runs in each queue, of one tenant or of all."""
+    found: dict[str, list[int]] = {}
+    for depth in depths:
+        if tenant in (None, depth.tenant):
+            before = found.get(depth.queue, _NOTHING)
+            found[depth.queue] = [a + b for a, b in zip(before, _counts_of(depth), strict=True)]
+    return {queue: Load(**dict(zip(_STATES, counts, strict=True))) for queue, counts in sorted(found.items())}
+
+
+def oldest_of(depths: Sequence[Depth], tenant: str | None = None) -> dict[str, float]:
+    """For how many seconds the oldest claimable job of each queue had waited when it was counted."""
+    found: dict[str, float] = {}
+    for depth in depths:
+        if depth.waited is not None and tenant in (None, depth.tenant):
+            found[depth.queue] = max(found.get(depth.queue, 0.0), depth.waited)
+    return found
 
 
 class Queues:
@@ -76,17 +124,15 @@ class Queues:
             for row in rows
         ]
 
+    async def depths(self) -> Sequence[Depth]:
+        """Count what waits and runs, exactly. With a million jobs that takes half a second: see `api.depths`."""
+        waiting = await self._database.read_long("waiting_depths")
+        running = await self._database.read("running_depths")
+        return [Depth(**row) for row in (*waiting, *running)]
+
     async def loads(self, *, tenant: str | None = None) -> Mapping[str, Load]:
         """How much waits and runs in each queue that has any, of one tenant or of all."""
-        found: dict[str, dict[str, int]] = {}
-        for row in await self._database.read("queue_counts", tenant=tenant, most=COUNTS):
-            found.setdefault(row["queue"], {})[row["state"]] = row["jobs"]
-        return {queue: Load(**counts) for queue, counts in found.items()}
-
-    async def oldest(self, *, tenant: str | None = None) -> Mapping[str, float]:
-        """For how many seconds the oldest claimable job of each queue has waited."""
-        rows = await self._database.read("oldest_open", tenant=tenant, most=COUNTS)
-        return {row["queue"]: row["seconds"] for row in rows}
+        return loads_of(await self.depths(), tenant)
 
     async def caps(self) -> Mapping[str, int]:
         """Queues with a cap, as known for up to a second: the claim itself takes nothing from one that is not here."""

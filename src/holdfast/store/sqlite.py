@@ -376,7 +376,13 @@ class SqliteDatabase:
         self._writer = _Thread(
             "holdfast-writer", lambda: Connection(path, clock, writes=True), _write_together, counters
         )
-        self._reader = _Thread("holdfast-reader", lambda: Connection(path, clock, writes=False), _read_each, counters)
+
+        def new_reader(name: str) -> _Thread:
+            return _Thread(name, lambda: Connection(path, clock, writes=False), _read_each, counters)
+
+        self._new_reader = new_reader
+        self._reader = self._new_reader("holdfast-reader")
+        self._long_reader: _Thread | None = None
 
     @staticmethod
     def _prepare(path: Path) -> None:
@@ -394,6 +400,12 @@ class SqliteDatabase:
     async def read(self, name: str, /, **parameters: Any) -> Sequence[Row]:
         query = self._named[name]
         return await self._reader.do(lambda connection: connection.run(query, parameters))
+
+    async def read_long(self, name: str, /, **parameters: Any) -> Sequence[Row]:
+        query = self._named[name]
+        if self._long_reader is None:
+            self._long_reader = self._new_reader("holdfast-long-reader")
+        return await self._long_reader.do(lambda connection: connection.run(query, parameters))
 
     async def rows(self, name: str, /, *, urgent: bool = False, **parameters: Any) -> Sequence[Row]:
         query = self._named[name]
@@ -443,6 +455,8 @@ class SqliteDatabase:
     async def close(self) -> None:
         await self._writer.stop()
         await self._reader.stop()
+        if self._long_reader is not None:
+            await self._long_reader.stop()
 
 
 def _data_version(connection: Connection) -> int:

@@ -57,11 +57,26 @@ class Workers:
         if not rows:
             raise Conflict(f"worker id {worker} belongs to another process; ids are never reused")
 
-    async def report(self, worker: str, figures: Mapping[str, Any]) -> None:
-        """Leave what a worker has counted where others can read it."""
-        await self._database.rows("report_figures", worker=worker, figures=dict(figures))
+    async def report(self, worker: str, figures: Mapping[str, Any], *, first: bool = True) -> bool:
+        """Leave what a worker has counted for others; False if the row that had its last report is gone."""
+        return bool(await self._database.rows("report_figures", worker=worker, figures=dict(figures), first=first))
+
+    async def totals(self) -> Mapping[str, Any]:
+        """What all workers that are gone have counted, as one worker reports it."""
+        figures: dict[str, Any] = {"finishes": {}}
+        for row in await self._database.read("totals"):
+            if row["status"]:
+                figures["finishes"][row["status"]] = row["count"]
+            else:
+                figures[row["counter"]] = row["count"]
+        return figures
+
+    async def add_totals(self, figures: Mapping[str, Any]) -> None:
+        """Keep what a process has counted that has no row, such as a server that leaves."""
+        await self._database.rows("add_totals", figures=dict(figures))
 
     async def forget(self, worker: str) -> None:
+        """Remove a worker's row; what it reported stays in the totals."""
         await self._database.rows("forget_worker", worker=worker)
 
     async def drain(self, worker: str) -> None:
@@ -81,7 +96,7 @@ class Workers:
 
         The leases of its dead workers are cleared; orphans and jobs that are paused as lost in its domains are settled
         by their `on_lost`. A domain that a live worker of another host reaches is left to that one, and functions to
-        any worker. Called again after a crash in the middle, it goes on: the workers are forgotten last.
+        the duties. Called again after a crash in the middle, it goes on: the workers are forgotten last.
         """
         workers = await self._database.read("workers_of", host=host)
         for row in workers:
@@ -154,3 +169,8 @@ class Attempts:
         """Every (job, attempt, token) of these jobs that is in the record: what it left belongs to it."""
         rows = await self._database.read("standing_attempts", ids=list(ids))
         return frozenset((row["id"], row["attempt"], row["token"]) for row in rows)
+
+    async def in_domains(self, prefix: str, ids: Sequence[str]) -> frozenset[str]:
+        """Which of these jobs had an attempt in a domain that begins with some text, such as `docker:`."""
+        rows = await self._database.read("jobs_of_domains", ids=list(ids), prefix=prefix)
+        return frozenset(row["id"] for row in rows)

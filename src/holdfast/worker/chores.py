@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
 
 from holdfast.config import Settings
 from holdfast.duties.leading import every
@@ -15,6 +16,8 @@ log = logging.getLogger(__name__)
 RECOVERY_SECONDS = 0.5
 SWEEP_SECONDS = 60.0
 SWEEP_BATCH = 500
+REPORT_SECONDS = 1.0
+"""How often counts are left in the record: what was counted since is lost when a worker is killed."""
 HALF_MADE_SECONDS = 600.0
 
 
@@ -37,7 +40,9 @@ class Chores:
         self._locks = locks
         self._runners = runners
         self._held = held
-        self._reported: Mapping[str, object] = {}
+        self._reported: Mapping[str, Any] | None = None
+        self._kept: Mapping[str, Any] = {}
+        """What was reported in rows that are gone: it is in the totals already."""
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -45,6 +50,7 @@ class Chores:
             group.create_task(every(self._settings.reaper_interval, self.recover_lost))
             group.create_task(every(SWEEP_SECONDS, self.sweep))
             group.create_task(every(self._settings.heartbeat_interval, self.report))
+            group.create_task(every(REPORT_SECONDS, self.report_counts))
 
     async def recover_dead(self) -> int:
         """Hand over the leases of workers of this host whose lock files nobody holds any more."""
@@ -58,11 +64,26 @@ class Chores:
         return recovered
 
     async def report(self) -> None:
-        """Leave what this worker has counted in the record; one that is idle and does not lead has nothing to tell."""
-        figures = self._store.counters.figures()
-        if figures != self._reported:
-            await self._store.workers.report(self._worker, figures)
+        """Leave what this worker has counted in the record, if that is more than before."""
+        await self._report(self._since_kept())
+
+    async def report_counts(self) -> None:
+        """The same, but not for the times of duties alone, which change every second: an idle leader writes nothing."""
+        figures = self._since_kept()
+        if _counts(figures) != _counts(self._reported or {}):
+            await self._report(figures)
+
+    async def _report(self, figures: Mapping[str, Any]) -> None:
+        if figures == self._reported:
+            return
+        if await self._store.workers.report(self._worker, figures, first=self._reported is None):
             self._reported = figures
+        elif self._reported is not None:  # The row was removed, and with it went our last report into the totals.
+            self._kept = _added(self._kept, self._reported)
+            self._reported = None
+
+    def _since_kept(self) -> Mapping[str, Any]:
+        return _added(self._store.counters.figures(), self._kept, -1)
 
     async def recover_lost(self) -> int:
         """Take back jobs that wait for a person because nobody could reach where they ran."""
@@ -108,3 +129,16 @@ class Chores:
             for one in part:
                 if (one.job, one.attempt) not in current:
                     yield one
+
+
+def _counts(figures: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in figures.items() if name != "duties"}
+
+
+def _added(figures: Mapping[str, Any], others: Mapping[str, Any], sign: int = 1) -> dict[str, Any]:
+    """Add one report to another, or take it off."""
+    numbers = {name for name, value in {**figures, **others}.items() if isinstance(value, int)}
+    added = {name: figures.get(name, 0) + sign * others.get(name, 0) for name in numbers}
+    finishes, more = figures.get("finishes", {}), others.get("finishes", {})
+    ends = {status: finishes.get(status, 0) + sign * more.get(status, 0) for status in {*finishes, *more}}
+    return {**figures, **added, "finishes": ends}

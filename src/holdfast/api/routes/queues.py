@@ -5,7 +5,7 @@ import msgspec
 from holdfast.api.routing import Call, Reply, Routes
 from holdfast.api.shapes import Nothing, PatchQueue, Queues
 from holdfast.model import Queue, Role
-from holdfast.store.queues import KEEP
+from holdfast.store.queues import KEEP, loads_of
 from holdfast.views import Load, QueueView
 
 routes = Routes()
@@ -49,7 +49,8 @@ async def _one(call: Call, queue: str) -> Reply:
 
 async def _queues(call: Call) -> list[QueueView]:
     known = {queue.queue: queue for queue in await call.store.queues.list()}
-    loads = await call.store.queues.loads(tenant=None if call.who.admin else call.tenant)
+    counted = await call.service.depths.get()
+    loads = loads_of(counted.depths, None if call.who.admin else call.tenant)
     views = []
     for name in sorted({*known, *loads}):
         queue = known.get(name) or Queue(queue=name, paused=False, cap=None, depth=None)

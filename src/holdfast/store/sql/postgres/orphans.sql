@@ -30,7 +30,7 @@ WITH mine AS MATERIALIZED (
 ), told AS (
   INSERT INTO holdfast.events (job_id, seq, at, type, data)
   SELECT h.id, h.seq, h.updated_at, 'lease',
-    json_build_object('lease', 'handed_over', 'worker', :worker::text, 'token', h.token)
+    json_build_object('lease', 'handed_over', 'worker', :worker::text, 'token', h.token, 'reason', 'dead')
   FROM handed AS h
 )
 SELECT h.id FROM handed AS h;
@@ -68,6 +68,20 @@ FROM unowned AS j
 JOIN holdfast.specs AS s ON s.id = j.id
 WHERE (:after_id::uuid IS NULL OR j.id > :after_id::uuid)
 ORDER BY j.id
+LIMIT :limit::integer;
+
+-- name: orphaned_functions
+-- Orphans of functions that may be settled now, the longest due first. Uses jobs_orphaned.
+SELECT j.id, j.tenant, j.token, j.attempt, j.domain, j.spent, j.max_attempts, s.policy, j.last_beat_at, j.stop_kind,
+  holdfast.clock() AS now_at
+FROM holdfast.jobs AS j
+JOIN holdfast.specs AS s ON s.id = j.id
+WHERE j.phase IS NOT NULL
+  AND j.owner IS NULL
+  AND j.status = 'running'
+  AND j.domain = :function::text
+  AND j.adopt_after_at <= holdfast.clock()
+ORDER BY j.adopt_after_at, j.id
 LIMIT :limit::integer;
 
 -- name: open_in

@@ -51,35 +51,27 @@ WITH seen AS MATERIALIZED (
 )
 SELECT (SELECT count(*) FROM seen) AS seen, (SELECT s.id FROM seen AS s ORDER BY s.id DESC LIMIT 1) AS last_id;
 
--- name: queue_counts
--- How much waits and runs per queue, of one tenant or all; each gate up to :most. Uses the small index of each gate.
-SELECT c.queue, c.state, count(*) AS jobs
-FROM (
-  SELECT * FROM (SELECT j.queue, 'open' AS state FROM holdfast.jobs AS j WHERE j.gate = 'open' AND (:tenant::text IS NULL OR j.tenant = :tenant::text) LIMIT :most::integer) AS x
-  UNION ALL
-  SELECT * FROM (SELECT j.queue, 'future' AS state FROM holdfast.jobs AS j WHERE j.gate = 'future' AND (:tenant::text IS NULL OR j.tenant = :tenant::text) LIMIT :most::integer) AS x
-  UNION ALL
-  SELECT * FROM (SELECT j.queue, 'needs' AS state FROM holdfast.jobs AS j WHERE j.gate = 'needs' AND (:tenant::text IS NULL OR j.tenant = :tenant::text) LIMIT :most::integer) AS x
-  UNION ALL
-  SELECT * FROM (SELECT j.queue, 'lane' AS state FROM holdfast.jobs AS j WHERE j.gate = 'lane' AND (:tenant::text IS NULL OR j.tenant = :tenant::text) LIMIT :most::integer) AS x
-  UNION ALL
-  SELECT * FROM (SELECT j.queue, 'held' AS state FROM holdfast.jobs AS j WHERE j.gate = 'held' AND (:tenant::text IS NULL OR j.tenant = :tenant::text) LIMIT :most::integer) AS x
-  UNION ALL
-  SELECT * FROM (SELECT j.queue, 'unresolved' AS state FROM holdfast.jobs AS j WHERE j.gate = 'unresolved' AND (:tenant::text IS NULL OR j.tenant = :tenant::text) LIMIT :most::integer) AS x
-  UNION ALL
-  SELECT * FROM (SELECT j.queue, 'running' AS state FROM holdfast.jobs AS j WHERE j.phase IS NOT NULL AND j.status = 'running' AND (:tenant::text IS NULL OR j.tenant = :tenant::text) LIMIT :most::integer) AS x) AS c
-GROUP BY c.queue, c.state
-ORDER BY c.queue, c.state;
+-- name: waiting_depths
+-- How much waits behind each gate, per tenant and queue; for how long the oldest claimable job has waited, in seconds. Reads the
+-- whole of jobs_waiting, which has all columns that this needs.
+SELECT w.tenant, w.queue,
+  count(*) FILTER (WHERE w.gate = 'open') AS open,
+  count(*) FILTER (WHERE w.gate = 'future') AS future,
+  count(*) FILTER (WHERE w.gate = 'needs') AS needs,
+  count(*) FILTER (WHERE w.gate = 'lane') AS lane,
+  count(*) FILTER (WHERE w.gate = 'held') AS held,
+  count(*) FILTER (WHERE w.gate = 'unresolved') AS unresolved,
+  CASE WHEN bool_or(w.gate = 'open')
+    THEN greatest(0, extract(epoch FROM holdfast.clock() - min(w.available_at) FILTER (WHERE w.gate = 'open')))::float8
+  END AS waited
+FROM holdfast.jobs AS w
+WHERE w.gate IS NOT NULL
+GROUP BY w.tenant, w.status, w.queue;
 
--- name: oldest_open
--- For how long the oldest claimable job of each queue has waited, in seconds; of one tenant or all, up to :most jobs.
--- Uses jobs_claimable.
-SELECT o.queue, greatest(0, extract(epoch FROM holdfast.clock() - min(o.available_at)))::float8 AS seconds
-FROM (
-  SELECT j.queue, j.available_at
-  FROM holdfast.jobs AS j
-  WHERE j.gate = 'open'
-    AND (:tenant::text IS NULL OR j.tenant = :tenant::text)
-  LIMIT :most::integer) AS o
-GROUP BY o.queue
-ORDER BY o.queue;
+-- name: running_depths
+-- How much runs, per tenant and queue. Uses jobs_running: all that runs, which is little.
+SELECT r.tenant, r.queue, count(*) AS running
+FROM holdfast.jobs AS r
+WHERE r.phase IS NOT NULL
+  AND r.status = 'running'
+GROUP BY r.tenant, r.queue;

@@ -3,6 +3,18 @@
 -- name: installation
 SELECT i.id FROM holdfast.installation AS i;
 
+-- name: shared_folder
+-- The shared folder that belongs to this database.
+SELECT i.shared_folder AS id, i.shared_path AS path FROM holdfast.installation AS i WHERE i.shared_folder IS NOT NULL;
+
+-- name: record_shared_folder
+-- Record another shared folder, if the record is still as it was read.
+UPDATE holdfast.installation AS i
+SET shared_folder = :id::text,
+    shared_path = :path::text
+WHERE i.shared_folder IS NOT DISTINCT FROM :instead_of::text
+RETURNING i.id;
+
 -- name: register_worker
 INSERT INTO holdfast.workers (worker, host, pid, queues, capabilities, domains, away, registered_at, seen_at, expires_at)
 VALUES (:worker::text, :host::text, :pid::integer, :queues::json, :capabilities::json, :domains::json, :away::json, holdfast.clock(),
@@ -19,8 +31,20 @@ WHERE workers.host = excluded.host
 RETURNING worker;
 
 -- name: report_figures
--- What a worker has counted, for whoever watches.
-UPDATE holdfast.workers AS w SET figures = :figures::json WHERE w.worker = :worker::text;
+-- What a worker has counted. Not the first report of a row that has none: the row is new, and another had its figures.
+UPDATE holdfast.workers AS w
+SET figures = :figures::json
+WHERE w.worker = :worker::text
+  AND (:first::boolean OR w.figures IS NOT NULL)
+RETURNING w.worker;
+
+-- name: totals
+-- What workers that are gone have counted.
+SELECT t.counter, t.status, t.count FROM holdfast.totals AS t;
+
+-- name: add_totals
+-- Add what a process without a row has counted.
+SELECT 1 AS one FROM (SELECT holdfast.add_figures(:figures::json)) AS added;
 
 -- name: forget_worker
 DELETE FROM holdfast.workers AS w WHERE w.worker = :worker::text;

@@ -22,7 +22,7 @@ SET owner = NULL,
     seq = seq + 1
 WHERE id IN (SELECT id FROM told);
 INSERT INTO events (job_id, seq, at, type, data)
-SELECT h.id, h.seq, h.updated_at, 'lease', json_object('lease', 'handed_over', 'worker', :worker, 'token', h.token)
+SELECT h.id, h.seq, h.updated_at, 'lease', json_object('lease', 'handed_over', 'worker', :worker, 'token', h.token, 'reason', 'dead')
 FROM told AS t
 CROSS JOIN jobs AS h ON h.id = t.id;
 SELECT t.id FROM told AS t;
@@ -53,6 +53,20 @@ WHERE j.phase IS NOT NULL
     WHERE w.expires_at >= clock() - CAST(:grace * 1000000 AS INTEGER))
   AND (:after_id IS NULL OR j.id > :after_id)
 ORDER BY j.id
+LIMIT :limit;
+
+-- name: orphaned_functions
+-- Orphans of functions that may be settled now, the longest due first. Uses jobs_orphaned.
+SELECT j.id, j.tenant, j.token, j.attempt, j.domain, j.spent, j.max_attempts, s.policy, j.last_beat_at, j.stop_kind,
+  clock() AS now_at
+FROM jobs AS j INDEXED BY jobs_orphaned
+JOIN specs AS s ON s.id = j.id
+WHERE j.phase IS NOT NULL
+  AND j.owner IS NULL
+  AND j.status = 'running'
+  AND j.domain = :function
+  AND j.adopt_after_at <= clock()
+ORDER BY j.adopt_after_at, j.id
 LIMIT :limit;
 
 -- name: open_in

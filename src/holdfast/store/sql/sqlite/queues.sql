@@ -37,35 +37,25 @@ UPDATE jobs SET limited = 1
 WHERE id IN (SELECT id FROM told) AND queue = :queue AND gate IS NOT NULL AND limited = 0;
 SELECT count(*) AS seen, max(t.id) AS last_id FROM told AS t;
 
--- name: queue_counts
--- How much waits and runs per queue, of one tenant or all; each gate up to :most. Uses the small index of each gate.
-SELECT c.queue, c.state, count(*) AS jobs
-FROM (
-  SELECT * FROM (SELECT j.queue, 'open' AS state FROM jobs AS j INDEXED BY jobs_claimable WHERE j.gate = 'open' AND (:tenant IS NULL OR j.tenant = :tenant) LIMIT :most) AS x
-  UNION ALL
-  SELECT * FROM (SELECT j.queue, 'future' AS state FROM jobs AS j WHERE j.gate = 'future' AND (:tenant IS NULL OR j.tenant = :tenant) LIMIT :most) AS x
-  UNION ALL
-  SELECT * FROM (SELECT j.queue, 'needs' AS state FROM jobs AS j WHERE j.gate = 'needs' AND (:tenant IS NULL OR j.tenant = :tenant) LIMIT :most) AS x
-  UNION ALL
-  SELECT * FROM (SELECT j.queue, 'lane' AS state FROM jobs AS j WHERE j.gate = 'lane' AND (:tenant IS NULL OR j.tenant = :tenant) LIMIT :most) AS x
-  UNION ALL
-  SELECT * FROM (SELECT j.queue, 'held' AS state FROM jobs AS j WHERE j.gate = 'held' AND (:tenant IS NULL OR j.tenant = :tenant) LIMIT :most) AS x
-  UNION ALL
-  SELECT * FROM (SELECT j.queue, 'unresolved' AS state FROM jobs AS j INDEXED BY jobs_unresolved WHERE j.gate = 'unresolved' AND (:tenant IS NULL OR j.tenant = :tenant) LIMIT :most) AS x
-  UNION ALL
-  SELECT * FROM (SELECT j.queue, 'running' AS state FROM jobs AS j WHERE j.phase IS NOT NULL AND j.status = 'running' AND (:tenant IS NULL OR j.tenant = :tenant) LIMIT :most) AS x) AS c
-GROUP BY c.queue, c.state
-ORDER BY c.queue, c.state;
+-- name: waiting_depths
+-- How much waits behind each gate, per tenant and queue; for how long the oldest claimable job has waited, in seconds. Reads the
+-- whole of jobs_waiting, which has all columns that this needs.
+SELECT w.tenant, w.queue,
+  count(*) FILTER (WHERE w.gate = 'open') AS open,
+  count(*) FILTER (WHERE w.gate = 'future') AS future,
+  count(*) FILTER (WHERE w.gate = 'needs') AS needs,
+  count(*) FILTER (WHERE w.gate = 'lane') AS lane,
+  count(*) FILTER (WHERE w.gate = 'held') AS held,
+  count(*) FILTER (WHERE w.gate = 'unresolved') AS unresolved,
+  max(0, clock() - min(w.available_at) FILTER (WHERE w.gate = 'open')) / 1000000.0 AS waited
+FROM jobs AS w INDEXED BY jobs_waiting
+WHERE w.gate IS NOT NULL
+GROUP BY w.tenant, w.status, w.queue;
 
--- name: oldest_open
--- For how long the oldest claimable job of each queue has waited, in seconds; of one tenant or all, up to :most jobs.
--- Uses jobs_claimable.
-SELECT o.queue, max(0, clock() - min(o.waits_from)) / 1000000.0 AS seconds
-FROM (
-  SELECT j.queue, j.available_at AS waits_from
-  FROM jobs AS j INDEXED BY jobs_claimable
-  WHERE j.gate = 'open'
-    AND (:tenant IS NULL OR j.tenant = :tenant)
-  LIMIT :most) AS o
-GROUP BY o.queue
-ORDER BY o.queue;
+-- name: running_depths
+-- How much runs, per tenant and queue. Uses jobs_running: all that runs, which is little.
+SELECT r.tenant, r.queue, count(*) AS running
+FROM jobs AS r INDEXED BY jobs_running
+WHERE r.phase IS NOT NULL
+  AND r.status = 'running'
+GROUP BY r.tenant, r.queue;

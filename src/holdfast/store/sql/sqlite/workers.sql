@@ -3,6 +3,18 @@
 -- name: installation
 SELECT i.id FROM installation AS i;
 
+-- name: shared_folder
+-- The shared folder that belongs to this database.
+SELECT i.shared_folder AS id, i.shared_path AS path FROM installation AS i WHERE i.shared_folder IS NOT NULL;
+
+-- name: record_shared_folder
+-- Record another shared folder, if the record is still as it was read.
+UPDATE installation
+SET shared_folder = :id,
+    shared_path = :path
+WHERE shared_folder IS :instead_of
+RETURNING id;
+
 -- name: register_worker
 INSERT INTO workers (worker, host, pid, queues, capabilities, domains, away, registered_at, seen_at, expires_at)
 VALUES (:worker, :host, :pid, :queues, :capabilities, :domains, :away, clock(), clock(),
@@ -19,8 +31,25 @@ WHERE workers.host = excluded.host
 RETURNING worker;
 
 -- name: report_figures
--- What a worker has counted, for whoever watches.
-UPDATE workers SET figures = :figures WHERE worker = :worker;
+-- What a worker has counted. Not the first report of a row that has none: the row is new, and another had its figures.
+UPDATE workers
+SET figures = :figures
+WHERE worker = :worker
+  AND (:first OR figures IS NOT NULL)
+RETURNING worker;
+
+-- name: totals
+-- What workers that are gone have counted.
+SELECT t.counter, t.status, t.count FROM totals AS t;
+
+-- name: add_totals
+-- Add what a process without a row has counted.
+INSERT INTO totals (counter, status, count)
+SELECT n.key, '', n.value FROM json_each(:figures) AS n WHERE n.type = 'integer'
+UNION ALL
+SELECT 'finishes', s.key, s.value FROM json_each(:figures, '$.finishes') AS s
+WHERE true
+ON CONFLICT (counter, status) DO UPDATE SET count = count + excluded.count;
 
 -- name: forget_worker
 DELETE FROM workers WHERE worker = :worker;
