@@ -1,12 +1,14 @@
 # holdfast: `make` lists what there is.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup up demo docs check format test test-fast model test-races test-pgbouncer bench bench-worker bench-pgbouncer bench-service torture torture-mutants soak schema clean
+.PHONY: help setup up demo docs check format test test-pythons test-fast model test-races test-pgbouncer bench bench-worker bench-pgbouncer bench-service torture torture-mutants soak schema clean
 
 PYTHON ?= python3
 BIN := .venv/bin
 STORE_TESTS := $(addprefix tests/test_, $(addsuffix .py, jobs leases orphans reaper queues reuse retention explain gates lanes events wake submit_function migrate \
 	snapshots tasks queries pgbouncer crash machine races))
+SHORT_TESTS := $(addprefix tests/test_, $(addsuffix .py, classify client config events explain folder functions gates inside jobs \
+	lanes leases listing metrics migrate orphans plan promised_indexes queries queues reaper retention reuse sqlite tokens wake))
 SUPERVISOR := src/holdfast/runner/supervisor/holdfast-supervisor
 
 help: ## List the targets
@@ -53,6 +55,10 @@ format: .venv/.ready ## Put the code into shape
 test: setup check ## Everything: set up, check, all tests on SQLite and a real Postgres
 	@scripts/need-compiler
 	scripts/with-mounted-root $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 25 # tests mostly wait: three at a time fill two processors
+	@$(MAKE) --no-print-directory test-pythons
+
+test-pythons: .venv/.ready $(SUPERVISOR) ## A short tier of the tests on every other Python from 3.11 to 3.14 that is found: under a minute each
+	@scripts/test-pythons $(BIN)/python -q -n 3 --dist loadfile -k "not postgres and not among_" $(SHORT_TESTS)
 
 test-fast: .venv/.ready $(SUPERVISOR) ## The tests without the long races and the state machine
 	$(BIN)/python -m pytest -n 2 --ignore tests/test_races.py --ignore tests/test_machine.py --ignore tests/test_crash.py \
@@ -97,4 +103,4 @@ schema: setup ## Write the dumped schemas that the tests compare with
 	HOLDFAST_WRITE_SCHEMA=1 $(BIN)/python -m pytest -q tests/test_migrate.py -k dumped
 
 clean: ## Remove the virtual environment and caches
-	rm -rf .venv .mypy_cache .ruff_cache .hypothesis .import_linter_cache $(SUPERVISOR)
+	rm -rf .venv .venv-* .mypy_cache .ruff_cache .hypothesis .import_linter_cache $(SUPERVISOR)
