@@ -1,5 +1,6 @@
 """Pipelines for tests: shell scripts as tasks that note each run in a file, and what became of them."""
 
+import hashlib
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +10,10 @@ from typing import Any
 
 from holdfast.model import Job, Snapshot, TaskRecord
 from holdfast.pipeline.sources import inputs_of
+from holdfast.runner.outputs import Artifacts
 from tests.rig import Rig
+
+RESULT = """printf '{"version": 1, "result": {"by": "%s"}}' NAME > "$HOLDFAST_WORK_DIR/result.json"; """
 
 
 def task(name: str, script: str, **fields: Any) -> dict[str, Any]:
@@ -20,6 +24,15 @@ def task(name: str, script: str, **fields: Any) -> dict[str, Any]:
 def adds(name: str, **fields: Any) -> dict[str, Any]:
     """A task that adds a line of its own to a file of the workspace, and says what is in it then."""
     return task(name, f"echo {name} >> made; cat made", **fields)
+
+
+def leaves(name: str, *files: str, result: bool = True, then: str = "", **fields: Any) -> dict[str, Any]:
+    """A task that leaves files with its name in them, and perhaps a result."""
+    script = 'cd "$HOLDFAST_WORK_DIR/output"; '
+    for file in files:
+        script += f'mkdir -p "$(dirname {file})"; echo {name} > {file}; '
+    script += RESULT.replace("NAME", name) if result else ""
+    return task(name, script + 'cd "$HOLDFAST_WORKSPACE"; ' + then, **fields)
 
 
 @contextmanager
@@ -72,3 +85,23 @@ class Pipes:
         """What is in a file of the one snapshot that a task left."""
         (snapshot,) = [one for one in await self.snapshots() if one.task == name]
         return (self.folder_of(snapshot) / path).read_text()
+
+
+async def left_by(rig: Rig, job: Job) -> tuple[Any, dict[str, tuple[int, str]]]:
+    """The result of a job, and its artifacts: path, size, digest."""
+    found = await rig.get(job)
+    last = [one for one in await rig.store.attempts.list(job.id) if one.ended_at is not None][-1]
+    artifacts = Artifacts(rig.settings.shared)
+    files = {}
+    for one in artifacts.list(job.id, last.attempt, last.token):
+        with artifacts.open(job.id, last.attempt, last.token, one.path) as file:
+            files[one.path] = (one.size, hashlib.sha256(file.read()).hexdigest())
+    return found.result, files
+
+
+def expected(**files: str) -> dict[str, tuple[int, str]]:
+    """Artifacts with these lines in them; in the names, `_` stands for a slash."""
+    return {
+        path.replace("_", "/"): (len(line) + 1, hashlib.sha256(f"{line}\n".encode()).hexdigest())
+        for path, line in files.items()
+    }

@@ -3,12 +3,15 @@ error, the caller's reason, the developer's own SQL file."""
 
 import asyncio
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
 from holdfast.errors import one_line
 from holdfast.model import Cause, Job, Outcome, Status
-from tests.engine import Daemon
+from holdfast.worker.last_error import LastError
+from tests.engine import IMAGE, Daemon
+from tests.fleet import Fleet
 from tests.rig import Rig
 from tests.stage import Stage
 
@@ -70,6 +73,104 @@ async def test_secret_in_the_name_of_a_file_is_masked(rig: Rig, monkeypatch: pyt
         await rig.ended(link, Status.SUCCEEDED)
     (event,) = await rig.events(link, "artifacts")
     assert event.data == {"skipped": [{"path": "output/x-***", "reason": "is a symbolic link"}]}
+
+
+FAILS = "echo out; echo first >&2; printf 'boom \\033[1mhere\\033[0m %s\\n\\n' \"$TOKEN\" >&2; exit 3"
+
+
+async def test_exit_code_comes_with_the_last_error_line(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proves G7, R19: masked, bounded, without control characters; also when the line is beyond the log's cap."""
+    monkeypatch.setenv("HOLDFAST_SECRET_TOKEN", "open-sesame-42")
+    rig.set(log_max_bytes=1000)
+    capped = "seq 1 1000; echo beyond >&2; exit 4"
+    jobs = {
+        "plain": await rig.sh(FAILS, secrets=["TOKEN"]),
+        "no line end": await rig.sh("printf last >&2; exit 5"),
+        "silent": await rig.sh("echo out; exit 6"),
+        "signal": await rig.sh("echo dying >&2; kill -SEGV $$"),
+        "capped": await rig.sh(capped),
+        "long": await rig.sh("head -c 100000 /dev/zero | tr '\\0' x >&2; echo >&2; exit 7"),
+        "reported": await rig.sh(
+            """echo err >&2; printf '{"version":1,"error":{"message":"own"}}' > result.json; exit 8"""
+        ),
+    }
+    found = await errors_of(rig, jobs)
+    assert len(found.pop("long")) < 400
+    assert found == {
+        "plain": "exit code 3: boom here ***",
+        "no line end": "exit code 5: last",
+        "silent": "exit code 6",
+        "signal": "ended by signal 11: dying",
+        "capped": "exit code 4: beyond",
+        "reported": "own",
+    }
+
+
+async def test_exit_code_of_a_container_comes_with_the_last_error_line(rig: Rig, dock: Daemon) -> None:
+    """Proves G7."""
+    assert await errors_of(rig, {"job": await rig.box(FAILS)}) == {"job": "exit code 3: boom here"}
+
+
+def tasks(*scripts: str) -> list[dict[str, Any]]:
+    return [{"name": f"step {n}", "command": ["sh", "-c", script]} for n, script in enumerate(scripts)]
+
+
+async def test_error_of_a_pipeline_names_the_task_and_its_last_error_line(rig: Rig) -> None:
+    """Proves G7, P1: the lines of an earlier task are not the failing one's."""
+    silent = ("echo before >&2", "exit 4")
+    jobs = {
+        "loud": await rig.submit(runner="process", spec={}, tasks=tasks("echo before >&2", FAILS)),
+        "silent": await rig.submit(runner="process", spec={}, tasks=tasks(*silent)),
+    }
+    assert await errors_of(rig, jobs) == {
+        "loud": "task step 1: exit code 3: boom here",
+        "silent": "task step 1: exit code 4",
+    }
+    slow = await rig.submit(runner="process", spec={}, tasks=tasks("true", "sleep 600"), timeout=3)
+    unwanted = await rig.submit(runner="process", spec={}, tasks=tasks("echo here; sleep 600"))
+    async with rig.worker():
+        await rig.says(unwanted, "here")
+        await rig.store.jobs.cancel(unwanted.id)
+        stopped = await rig.ended(unwanted, Status.CANCELLED)
+        late = await rig.ended(slow, Status.TIMED_OUT)
+    assert [job.error and job.error.message for job in (late, stopped)] == [
+        "task step 1: ran longer than 3 seconds",
+        "cancelled by request",
+    ]
+
+
+async def test_error_of_a_pipeline_in_a_container_names_the_task(rig: Rig, dock: Daemon) -> None:
+    """Proves G7, P1."""
+    job = await rig.submit(runner="docker", spec={"image": IMAGE}, tasks=tasks("true", FAILS))
+    assert await errors_of(rig, {"job": job}) == {"job": "task step 1: exit code 3: boom here"}
+
+
+async def test_adopter_knows_the_last_error_line_that_its_predecessor_shipped(fleet: Fleet) -> None:
+    """Proves G7, L3."""
+    slow: Any = {"lease_ttl": 60.0, "heartbeat_interval": 1.0, "adopt_backoff": 0.1}
+    gate = fleet.folder / "gate"
+    script = f"echo boom >&2; while [ ! -e {gate} ]; do sleep 0.05; done; exit 3"
+    single = await fleet.sh(script)
+    pipeline = await fleet.submit(runner="process", spec={}, tasks=tasks("true", script))
+    victim = fleet.start({"default": 2}, **slow)
+    for job in (single, pipeline):
+        await fleet.says(job, "boom", "stderr")
+    victim.kill()
+    gate.touch()
+    fleet.start({"default": 2}, **slow)
+    messages = [(await fleet.ended(job, Status.FAILED)).error for job in (single, pipeline)]
+    assert [error and error.message for error in messages] == ["exit code 3: boom", "task step 1: exit code 3: boom"]
+
+
+def test_error_of_psql_is_the_line_that_says_what_is_wrong() -> None:
+    """Proves G7: not the ones after it that show where."""
+    heard = LastError()
+    heard.hear(None, ["psql:a.sql:1: NOTICE:  x", "psql:a.sql:2: ERROR:  no column", "LINE 1: SELECT x", "    ^", ""])
+    assert heard.line(None) == "psql:a.sql:2: ERROR: no column"
+    heard.hear(None, ["DETAIL:  y", "make: *** [all] Error 3"])
+    assert heard.line(None) == "make: *** [all] Error 3"
+    heard.hear("next", [])
+    assert (heard.line("next"), heard.line(None)) == (None, None)
 
 
 async def message_of(stage: Stage, job: Job) -> str:

@@ -11,28 +11,28 @@ import pytest
 
 from holdfast.model import Job, Status
 from holdfast.pipeline import snapshots
-from holdfast.pipeline.snapshots import Folders
+from holdfast.pipeline.snapshots import TEMPORARY, Folders
 from holdfast.worker import pipeline
 from tests.crashing_worker import Hook
 from tests.fleet import Fleet, alive
-from tests.pipelines import Pipes, adds, task
+from tests.pipelines import Pipes, adds, expected, leaves, left_by, task
 from tests.rig import eventually
 from tests.service import serving
 
 SLOW: dict[str, Any] = {"lease_ttl": 60.0, "heartbeat_interval": 1.0, "adopt_backoff": 0.1}
 """Whoever is killed is found dead by its lock; its lease would last a minute."""
 STEPS = [
-    "planned", "recorded", "locked", "spawned", "going", "quiet", "copy", "sync", "rename", "sync parent", "row",
-    "copied", "published", "kept", "reused", "restored", "placed", "ending",
+    "planned", "recorded", "locked", "spawned", "going", "outputs", "quiet", "copy", "sync", "rename", "move outputs",
+    "sync parent", "row", "copied", "published", "kept", "reused", "restored", "inherited", "placed", "ending",
 ]  # fmt: skip
 """All that there are between the claim of a pipeline and its end, but for those of a server beside its tasks."""
 SERVED = {"serving"}
 """Where workers are killed in tests/test_pipeline_docker.py."""
 OTHERS = {"remove"}
 """Not on the way of a job: the removal of a folder."""
-KNOWN = ("reused", "restored", "placed")
+KNOWN = ("reused", "restored", "inherited", "placed")
 """The steps that come with a chain that is known in part."""
-UNNAMED = {"sync parent", "row", "copied"}
+UNNAMED = {"move outputs", "sync parent", "row", "copied"}
 """Where a folder is in its place and has no row: it is swept, in time."""
 
 
@@ -49,7 +49,12 @@ def marks(pipes: Pipes, name: str) -> list[str]:
 async def submit(pipes: Pipes, name: str, *more: dict[str, Any], **fields: Any) -> Job:
     """A pipeline of its own: another environment makes other results."""
     spec = {"env": {"MARKER": str(pipes.marker.with_name(f"{name}.marks"))}}
-    return await pipes.submit(adds("one"), adds("two"), *more, spec=spec, **fields)
+    return await pipes.submit(brings("one"), brings("two"), *more, spec=spec, **fields)
+
+
+def brings(name: str) -> dict[str, Any]:
+    """A task that adds its line to the workspace, and leaves a file and a result."""
+    return leaves(name, name, "last", then=f"echo {name} >> made")
 
 
 async def content(pipes: Pipes, job: Job) -> str:
@@ -66,13 +71,13 @@ def test_steps_are_all_that_there_are() -> None:
 
 
 async def test_worker_killed_at_any_step_repeats_no_task(fleet: Fleet, pipes: Pipes) -> None:
-    """Proves P2, P5, P6, L13, R4."""
+    """Proves P2, P5, P6, L13, R4, D1, D2."""
     known = {step: await submit(pipes, step, queue="other") for step in KNOWN}
     fleet.start({"other": 4}, **SLOW)
     for job in known.values():
         await fleet.ended(job, Status.SUCCEEDED)
     jobs = {
-        step: await submit(pipes, step, *[adds("three")] * (step in known), queue=step.replace(" ", "_"))
+        step: await submit(pipes, step, *[brings("three")] * (step in known), queue=step.replace(" ", "_"))
         for step in STEPS
     }
     victims = {
@@ -87,6 +92,8 @@ async def test_worker_killed_at_any_step_repeats_no_task(fleet: Fleet, pipes: Pi
         assert (step, marks(pipes, step)) == (step, tasks)
         assert (step, await content(pipes, job)) == (step, "".join(f"{name}\n" for name in tasks))
         assert (step, ended.attempts) == (step, 1)
+        files = expected(**{name: name for name in tasks}, last=tasks[-1])
+        assert (step, await left_by(fleet, job)) == (step, ({"by": tasks[-1]}, files))
         await fleet.assert_true(job)
     stored = await pipes.snapshots()
     assert len(stored) == 2 * len(jobs) + len(known)
@@ -95,6 +102,8 @@ async def test_worker_killed_at_any_step_repeats_no_task(fleet: Fleet, pipes: Pi
     assert len({*folders.names()} - standing) >= len(UNNAMED & {*jobs})
     folders.sweep(standing, grace=0.0)
     assert {*folders.names()} == standing
+    assert {path.name for path in folders.root.glob("*.outputs")} == {f"{name}.outputs" for name in standing}
+    assert list((folders.root / TEMPORARY).iterdir()) == []
     await fleet.sweep()
     await fleet.sweep(marks_for=0.0)
     assert fleet.folders_of() == []

@@ -14,7 +14,7 @@ from holdfast.model import Job, Status
 from tests.crashing_worker import Hook
 from tests.engine import IMAGE, Daemon
 from tests.fleet import Fleet
-from tests.pipelines import Pipes
+from tests.pipelines import Pipes, expected, left_by
 from tests.postgres_image import NAME, image
 from tests.rig import Rig
 
@@ -116,6 +116,43 @@ async def test_lost_container_goes_on_behind_the_latest_snapshot(
     assert (await rig.log(job))[-2:] == ["one", "two"]
     assert len(await pipes.snapshots()) == (3 if mode == "always" else 0)
     assert list((rig.settings.state / "spaces").glob("*/*")) == []
+
+
+BRINGS = """cd "$HOLDFAST_WORK_DIR"; echo NAME > output/NAME; echo NAME > output/last; """
+BRINGS += """printf '{"version": 1, "result": "NAME"}' > result.json; cd "$HOLDFAST_WORKSPACE"; """
+
+
+def brings(name: str, script: str = "") -> dict[str, Any]:
+    """A task that leaves two files and a result."""
+    return sh(name, BRINGS.replace("NAME", name) + script)
+
+
+@pytest.mark.parametrize("mode", ["always", "final", "none"])
+async def test_second_run_gives_the_result_and_artifacts_of_the_first(pipes: Pipes, dock: Daemon, mode: str) -> None:
+    """Proves D1: also where a part of it comes from the cache."""
+    rig = pipes.rig
+    tasks = [brings("one"), brings("two")]
+    async with rig.worker():
+        with dock.recorded() as record:
+            first = await rig.ended(await submit(pipes, *tasks, snapshot=mode), Status.SUCCEEDED)
+            again = await rig.ended(await submit(pipes, *tasks, snapshot=mode), Status.SUCCEEDED)
+            more = await rig.ended(await submit(pipes, *tasks, sh("three", "cat made || true")), Status.SUCCEEDED)
+    assert (record.runs(first.id), record.runs(again.id), record.runs(more.id)) == (1, int(mode == "none"), 1)
+    for job in (first, again, more):
+        assert await left_by(rig, job) == ("two", expected(one="one", two="two", last="two"))
+
+
+async def test_lost_container_takes_nothing_from_the_tasks_before(pipes: Pipes, dock: Daemon) -> None:
+    """Proves D2."""
+    rig = pipes.rig
+    waits = sh("two", "echo here; if [ $HOLDFAST_ATTEMPT = 1 ]; then sleep 600; fi")
+    async with rig.worker():
+        job = await submit(pipes, brings("one", "echo ran"), waits, max_attempts=2, retry={"base": 0, "cap": 0})
+        await rig.says(job, "here")
+        dock.docker("rm", "-fv", *dock.containers())
+        await rig.ended(job, Status.SUCCEEDED)
+    assert (await rig.log(job)).count("ran") == 1
+    assert await left_by(rig, job) == ("one", expected(one="one", last="one"))
 
 
 DYING = ["serving", "quiet", "copy", "copied"]

@@ -47,11 +47,11 @@ def test_identities_are_the_golden_ones(files: Sources) -> None:
         == "473d8ab477f88eb9d4218c3e4010c1ef0906ddca59e9e0c72fca911de12a0462"
     )
     assert [task.snapshot for task in made(files).tasks] == [
-        "e92fb6cee71fe9979a69b10773e77830c13dfad743a83330842f78a8b1f40163",
-        "5b9c945d1626497bc4ff5707947bbb94dccbb8ed13bceed6872b1e5ce378238e",
+        "66fd6165557eb93403e16db890796ee1a6f2ccc2dbafafc8e6d7b06f176d00b2",
+        "560ec881fd767a12d7feedc2862edffd8ef88a16b72d592ea2fab4d94852b6be",
     ]
     assert made(files).tasks[1].components == {
-        "schema": "1",
+        "schema": "2",
         "connector": "postgres 1",
         "engine": "postgres 15.8",
         "command": "6ce67b902ea757c41a60ddf8c4f86de8b836f2a68526b56dab879fa58ddf0aeb",
@@ -122,14 +122,27 @@ def test_inputs_are_part_of_every_identity_in_whatever_order_they_stand(files: S
 def test_version_of_the_schema_is_part_of_every_identity(files: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
     """Proves P3."""
     before = made(files)
-    monkeypatch.setattr("holdfast.pipeline.plan.SCHEMA", "2")
+    monkeypatch.setattr("holdfast.pipeline.plan.SCHEMA", "3")
     assert not {task.snapshot for task in made(files).tasks} & {task.snapshot for task in before.tasks}
 
 
-def test_limits_and_secrets_are_no_part_of_an_identity(files: Sources) -> None:
+def test_limits_are_no_part_of_an_identity(files: Sources) -> None:
     """Proves P3."""
     tasks = [TASKS[0], {**TASKS[1], "timeout": 5}]
-    assert made(files, tasks=tasks, timeout=60, secrets=["password"]).hash == made(files).hash
+    assert made(files, tasks=tasks, timeout=60).hash == made(files).hash
+
+
+def test_names_of_secrets_are_part_of_every_identity(files: Sources) -> None:
+    """Proves P3, D1: a task sees which secrets there are. Their values are not hashed."""
+    spec = spec_of()
+
+    def ids(*secrets: str) -> list[str]:
+        found = plan(spec, files, FACTS, tenant="default", inputs={}, secrets=secrets)
+        return [task.snapshot for task in found.tasks]
+
+    assert ids() == [task.snapshot for task in made(files).tasks]
+    assert ids("A", "B") == ids("B", "A", "A")
+    assert not {*ids("A")} & ({*ids()} | {*ids("A", "B")})
 
 
 def test_image_counts_by_its_digest_and_must_resolve(files: Sources) -> None:

@@ -9,7 +9,7 @@ from torture.cases import cases
 from torture.checker import check
 from torture.checks.pipelines import RULES
 from torture.history import Attempt, Call, Event, Fault, History, Kept, Line, Record, Removal, Task
-from torture.pipelines import content, lines, steps
+from torture.pipelines import content, lines, outputs, steps
 
 ROOT = "r" * 64
 
@@ -55,7 +55,9 @@ class Tale:
         history.records[name] = Record(
             id=name, runner="process", lane=None, needs=(), reuse_key=None, labels={"call": str(n)}, policy={},
             status="succeeded", seq=len(self.events), requested=begin, started=begin + 1, finished=self.at,
+            result=(outputs(trails[-1]) or (None, {}))[0],
         )  # fmt: skip
+        history.outputs[name] = (outputs(trails[-1]) or (None, {}))[1]
         history.attempts[name] = [
             Attempt(
                 attempt=1,
@@ -213,6 +215,29 @@ def _no_end(tale: Tale) -> None:
 @breaks("pipelines_succeed_whole", "there never was a plan")
 def _no_plan(tale: Tale) -> None:
     del tale.history.tasks["first"]
+
+
+@breaks("pipelines_have_the_outputs_of_their_tasks", "a job that found all of it known has no files")
+def _no_files(tale: Tale) -> None:
+    tale.history.outputs["second"] = {}
+
+
+@breaks("pipelines_have_the_outputs_of_their_tasks", "the file of a task that was known is missing")
+def _file_missing(tale: Tale) -> None:
+    tale.history.outputs["third"] = {
+        path: text for path, text in tale.history.outputs["third"].items() if path != LONG[0]
+    }
+
+
+@breaks("pipelines_have_the_outputs_of_their_tasks", "an earlier task's file stands in the place of a later one's")
+def _earlier_file(tale: Tale) -> None:
+    tale.history.outputs["third"] = {**tale.history.outputs["third"], "last": f"{LONG[1]}\n"}
+
+
+@breaks("pipelines_have_the_outputs_of_their_tasks", "a job that found all of it known has no result")
+def _no_result(tale: Tale) -> None:
+    assert tale.history.records["second"].result is not None
+    tale.history.records["second"] = msgspec.structs.replace(tale.history.records["second"], result=None)
 
 
 @breaks("snapshots_are_what_their_trail_says", "a file is not whole")

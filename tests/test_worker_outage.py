@@ -22,6 +22,7 @@ from tests.crashing_worker import Hook
 from tests.fleet import TTL, Fleet, fleet_on
 from tests.proxy import Proxy
 from tests.rig import eventually
+from tests.service import serving
 
 needs_faketime = pytest.mark.skipif(clocks.LIBRARY is None, reason="wants Debian's faketime")
 postgres_only = pytest.mark.parametrize("kind", ["postgres"])
@@ -118,6 +119,49 @@ async def test_database_away_for_three_ttls_costs_no_job_its_child(own_fleet: Fl
     await answers_again(fleet)
     await assert_once(fleet, jobs)
     assert all(worker.status is None for worker in workers)
+
+
+async def test_outage_is_two_lines_in_the_log_of_a_worker_and_of_a_server(
+    own_fleet: Fleet, own_server: Server, tmp_path: Path
+) -> None:
+    """One when the database is lost, with the cause, one when it is back; no traceback, no riddles of a driver."""
+    fleet = own_fleet
+    with serving(own_server.url, tmp_path / "data") as served:
+        worker = fleet.start({"default": 4}, **PATIENT)
+        jobs = await load(fleet, 2, 2, pace=0.3, seconds=6.0)
+        for name in jobs:
+            await fleet.marked(name)
+        await asyncio.to_thread(own_server.stop)
+        async with served.client() as client:
+            for _ in range(5):
+                assert (await client.get("/v1/jobs")).status_code == 503
+        await fleet.eventually(lambda: "lost" in worker.log, "the worker notices")
+        await asyncio.sleep(3.0)  # Reason: the outage itself, in which every loop tries again.
+        await asyncio.to_thread(own_server.start)
+        await answers_again(fleet)
+        await assert_once(fleet, jobs)
+        await fleet.eventually(lambda: "back after" in worker.log, "the worker has it back")
+        await fleet.eventually(lambda: "back after" in served.log.read_text(), "the server has it back")
+        for text in (worker.log, served.log.read_text()):
+            about = [line for line in text.splitlines() if "atabase" in line or "Postgres" in line]
+            assert len(about) == 2, text
+            assert "database 127.0.0.1" in about[0], text
+            assert any(cause in about[0] for cause in CAUSES), text
+            assert " back after " in about[1], text
+            assert "Traceback" not in text
+            assert "switch to state" not in text
+            assert "connection floor" not in text
+
+
+CAUSES = (
+    "terminating connection",
+    "Connect call failed",
+    "closed in the middle",
+    "cut in the middle",
+    "refused",
+    "shutting down",
+    "reset by",
+)
 
 
 @postgres_only

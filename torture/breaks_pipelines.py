@@ -1,9 +1,12 @@
 """Broken builds of pipelines, for breaks.py: each takes one of their safeguards out."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from holdfast.model import Outputs, Snapshot
 from holdfast.pipeline.snapshots import Folders, Made
+from holdfast.runner.outputs import Gathered
 from holdfast.worker.ledger import Ledger
 from holdfast.worker.pipeline import Pipeline
 
@@ -37,9 +40,9 @@ def snapshot_without_a_file() -> None:
     """A copy that loses something is published as it is."""
     copy = Folders.copy
 
-    def lossy(self: Folders, snapshot: str, workspace: Any) -> Made:
+    def lossy(self: Folders, snapshot: str, workspace: Any, outputs: Any = None) -> Made:
         (workspace / "whole").unlink(missing_ok=True)
-        return copy(self, snapshot, workspace)
+        return copy(self, snapshot, workspace, outputs)
 
     Folders.copy = lossy  # type: ignore[method-assign]
 
@@ -53,10 +56,34 @@ def tasks_called_cached() -> None:
     Ledger.close = wrong  # type: ignore[method-assign]
 
 
+def known_outputs_dropped() -> None:
+    """What is known from a snapshot brings its workspace, and not what its tasks left."""
+
+    async def nothing(self: Ledger, snapshot: Snapshot) -> Outputs | None:
+        return Outputs()
+
+    Ledger.outputs = nothing  # type: ignore[method-assign]
+
+
+def earlier_outputs_win() -> None:
+    """What was inherited is put over what the tasks left that ran after it."""
+
+    def never(self: Gathered, name: str) -> bool:
+        if name == "last":
+            with contextlib.suppress(FileNotFoundError):
+                self.drop(name)
+        return holds(self, name)
+
+    holds = Gathered.holds
+    Gathered.holds = never  # type: ignore[method-assign]
+
+
 KNOWN_AGAIN = ["known_results_are_not_built_again", "one_builder_per_snapshot"]
 PIPELINES: dict[str, tuple[Callable[[], None], Sequence[str]]] = {
     "known_results_overlooked": (known_results_overlooked, KNOWN_AGAIN),
     "build_without_lock": (build_without_lock, KNOWN_AGAIN),
     "snapshot_without_a_file": (snapshot_without_a_file, ["snapshots_are_what_their_trail_says", "tasks_run_in_order"]),
+    "known_outputs_dropped": (known_outputs_dropped, ["pipelines_have_the_outputs_of_their_tasks"]),
+    "earlier_outputs_win": (earlier_outputs_win, ["pipelines_have_the_outputs_of_their_tasks"]),
     "tasks_called_cached": (tasks_called_cached, ["cached_tasks_do_not_run"]),
 }

@@ -224,6 +224,8 @@ class History(msgspec.Struct, kw_only=True):
     deadlocks: list[str] = []
     """What the database said of transactions that waited for each other."""
     tasks: dict[str, list[Task]] = {}
+    outputs: dict[str, Mapping[str, str]] = {}
+    """The artifacts of each pipeline's last attempt: what is in which file."""
     kept: list[Kept] = []
     unnamed: list[str] = []
     """What was left in the store of snapshots that is no snapshot, after a sweep."""

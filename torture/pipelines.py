@@ -15,7 +15,8 @@ from typing import Any
 from tests.engine import IMAGE
 
 from holdfast.client.http import AsyncClient, Refused, ServerUnreachable
-from holdfast.pipeline.snapshots import TEMPORARY, Folders
+from holdfast.pipeline.snapshots import OUTPUTS, TEMPORARY, Folders
+from holdfast.runner.outputs import Artifacts
 from torture import servers
 from torture.final import fetch, to_boottime
 from torture.history import Kept, Removal, boottime
@@ -31,6 +32,7 @@ note() {
 note start
 [ "$(cat made whole 2> /dev/null)" = "$BEHIND" ] || note spoilt
 echo "$TRAIL" >> made || exit 9
+echo half > "$HOLDFAST_WORK_DIR/output/$TRAIL" || exit 9
 while [ $n -lt "$LINES" ]; do
   n=$((n + 1))
   echo "$HOLDFAST_ATTEMPT $TRAIL out $n"
@@ -40,6 +42,9 @@ while [ $n -lt "$LINES" ]; do
 done
 case "$FLAKY $HOLDFAST_ATTEMPT $HOLDFAST_JOB_ID" in "1 1 "*[0-3]) note fail; exit 3;; esac
 echo "$TRAIL" > whole || exit 9
+echo "$TRAIL" > "$HOLDFAST_WORK_DIR/output/$TRAIL" || exit 9
+echo "$TRAIL" > "$HOLDFAST_WORK_DIR/output/last" || exit 9
+[ -z "$REPORTS" ] || echo "{\"version\": 1, \"result\": \"$TRAIL\"}" > "$HOLDFAST_WORK_DIR/result.json" || exit 9
 note end
 """
 """Notes what it finds amiss in its workspace, and leaves something in it from its start to its end: all, or it fails.
@@ -72,6 +77,23 @@ def content(trail: str) -> Mapping[str, str]:
         f"part {step}": "".join(f"{step} {n + 1}\n" for n in range(lines(step))) for step in steps(trail) if lines(step)
     }
     return {"made": "".join(f"{step}\n" for step in steps(trail)), "whole": f"{trail}\n", **parts}
+
+
+def outputs(trail: str) -> tuple[str | None, Mapping[str, str]] | None:
+    """The result and the artifacts of a job that ends with a trail, however much of it was known; None: not asked for.
+
+    Those with a server leave none.
+    """
+    if trail.startswith(SERVED):
+        return None
+    reported = [step for step in steps(trail) if reports(step)]
+    files = {step: f"{step}\n" for step in steps(trail)}
+    return reported[-1] if reported else None, {**files, "last": f"{trail}\n"}
+
+
+def reports(trail: str) -> bool:
+    """Whether a task writes a result; a later one that does not leaves the result of those before it."""
+    return zlib.crc32(trail.encode()) % 3 != 0
 
 
 def lines(trail: str) -> int:
@@ -149,6 +171,7 @@ class Chains:
             "LINES": str(lines(trail)),
             "PACE": "0.3" if lines(trail) > 4 else "0.05",
             "FLAKY": "1" if zlib.crc32(trail.encode()) % 5 == 0 else "",
+            "REPORTS": "1" if reports(trail) else "",
         }
         return {"name": trail, "command": ["sh", "-c", SCRIPT], "env": env}
 
@@ -171,6 +194,14 @@ async def remove_on(world: World, shelf: Shelf, rng: random.Random) -> None:
         await client.close()
 
 
+def read_outputs(world: World) -> None:
+    """Add the artifacts of every pipeline's last attempt to the history, which has the database's rows by now."""
+    history, artifacts = world.history, Artifacts(world.shared)
+    for job in history.tasks:
+        if attempts := history.attempts.get(job):
+            history.outputs[job] = _files(artifacts.folder(job, attempts[-1].attempt, attempts[-1].token))
+
+
 async def read_snapshots(world: World) -> None:
     """Add what is in the store to the history: everything that has a row, and what a sweep does not take away.
 
@@ -182,6 +213,7 @@ async def read_snapshots(world: World) -> None:
     folders.sweep(standing, grace=0.0)
     temporary = folders.root / TEMPORARY
     world.history.unnamed = [name for name in folders.names() if name not in standing]
+    world.history.unnamed += _without_their_snapshot(folders)
     world.history.unnamed += sorted(path.name for path in temporary.iterdir()) if temporary.is_dir() else []
     for row in rows:
         id, trail, folder, digest = (str(row[name]) for name in ("id", "task", "folder", "digest"))
@@ -194,6 +226,12 @@ async def read_snapshots(world: World) -> None:
             verified=verified, files=files if verified else {},
         )  # fmt: skip
         world.history.kept.append(kept)
+
+
+def _without_their_snapshot(folders: Folders) -> list[str]:
+    """The folders of outputs whose snapshot's own folder is gone."""
+    found = folders.root.glob(f"*{OUTPUTS}")
+    return sorted(path.name for path in found if not path.with_name(path.name.removesuffix(OUTPUTS)).is_dir())
 
 
 def _files(place: Path) -> Mapping[str, str]:

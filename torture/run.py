@@ -25,7 +25,7 @@ from torture.final import read_database
 from torture.history import Alive, History, boottime, read_journal, read_witness
 from torture.janitor import Janitor
 from torture.jobs import Draw, Profile
-from torture.pipelines import Shelf, read_snapshots, remove_on
+from torture.pipelines import Shelf, read_outputs, read_snapshots, remove_on
 from torture.processes import children, containers, kill
 from torture.world import DATA, SMALL, TTL, World
 
@@ -84,6 +84,7 @@ async def run(plan: Plan) -> History:
         history.damaged = world.damaged()
         await read_database(world.url, history)
         await read_snapshots(world)
+        read_outputs(world)
     return history
 
 

@@ -23,6 +23,7 @@
     ├── CacheFull        no room for a snapshot, and nothing that may go               503
     ├── SnapshotDamaged  a snapshot's folder is not what was published                 503
     ├── SnapshotFailed   a snapshot's folder cannot be read here, or not be made        503
+    ├── SharedFolderAway  the shared folder is not mounted, or was replaced               503
     ├── ConfigError      settings that cannot work; lists every problem at once
     └── StoreError       the database, not the request                                 503
         ├── StoreUnreachable
@@ -196,6 +197,11 @@ class SnapshotFailed(HoldfastError):
     code = "snapshot_failed"
 
 
+class SharedFolderAway(HoldfastError):
+    status = 503
+    code = "shared_folder_away"
+
+
 class ConfigError(HoldfastError):
     code = "config"
 
@@ -211,6 +217,8 @@ class StoreError(HoldfastError):
 
 class StoreUnreachable(StoreError):
     code = "store_unreachable"
+    reported = False
+    """Whether the log has said that the database is away: further errors need not."""
 
 
 class LockTimeout(StoreError):

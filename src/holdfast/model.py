@@ -371,6 +371,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         return cls(status=Status.QUEUED, cause=cause, delay=delay, error=error)
 
 
+HandOverReason = Literal["leaving", "engine_unreachable", "failed", "unanswered_claim"]
+"""Why a worker gives a lease up: it leaves, cannot reach the engine, failed at the job, or never heard of its claim."""
+
+
 class Beat(msgspec.Struct, frozen=True, kw_only=True):
     """What a heartbeat is told about one job."""
 
@@ -405,8 +409,11 @@ class NewEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """One try at a job. `worker` claimed it; `last_worker` held it last: another one if it was adopted on the way."""
+
     attempt: int
     worker: str | None
+    last_worker: str | None
     domain: str | None
     token: int
     claimed_at: datetime
@@ -442,6 +449,13 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
 
 
+class RecordedFolder(msgspec.Struct, frozen=True, kw_only=True):
+    """The shared folder that a database names, and the path by which the part that recorded it knew it."""
+
+    id: str
+    path: str
+
+
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The stored workspace that a task left. `components` say what it depends on, `folder` and `digest` where it is."""
 
@@ -457,6 +471,28 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     made_at: datetime
     used_at: datetime
     job_id: str
+
+
+class OutputFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One file that a task left in `output/`."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+class Outputs(msgspec.Struct, frozen=True, kw_only=True):
+    """What the tasks of a pipeline have left up to one of them, stored with its snapshot.
+
+    `report` is what `result.json` said, with secrets masked; None if there was none.
+    """
+
+    files: tuple[OutputFile, ...] = ()
+    report: dict[str, Any] | None = None
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files)
 
 
 class LaneState(StrEnum):

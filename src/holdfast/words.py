@@ -10,7 +10,8 @@ EVENTS: Mapping[str, str] = {
     "log": "Lines of output: `stream` (`stdout` or `stderr`), `lines`; `capped` where the log was cut.",
     "progress": "What the job says of itself: `percent`, `message`, and more of its own.",
     "usage": "What it used, as deltas by name; summed over attempts.",
-    "lease": "The attempt changed hands: `lease` is `adopted`, `reaped` or `handed_over`; `worker`, `token`.",
+    "lease": "The attempt changed hands: `lease` is `adopted`, `reaped` or `handed_over`; `worker`, `token`. A "
+    "hand-over has a `reason`: `leaving`, `engine_unreachable`, `failed`, `unanswered_claim`, or `dead`.",
     "cancel": "How far a stop has come: `cancel` is `requested`, `signalled`, `killed`, `dead` or `not_dead`; `kind`.",
     "audit": "What somebody did: `action`, `by`, `reason`.",
     "task": "A task of a pipeline moved (`status`, `cached`, `exit_code`), or all were planned (`plan`, `tasks`).",

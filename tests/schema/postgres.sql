@@ -14,6 +14,7 @@ attempts.exit_code integer YES
 attempts.signal integer YES 
 attempts.error_code text YES 
 attempts.error_message text YES 
+attempts.adopter text YES 
 builds.id text NO 
 builds.job_id uuid YES 
 builds.token bigint YES 
@@ -31,6 +32,8 @@ idempotency.jobs json NO
 idempotency.made_at timestamp with time zone NO 
 installation.one boolean NO true
 installation.id text NO 
+installation.shared_folder text YES 
+installation.shared_path text YES 
 job_events.job_id uuid YES 
 job_events.seq bigint YES 
 job_events.at timestamp with time zone YES 
@@ -132,6 +135,7 @@ jobs.result json YES
 jobs.progress json YES 
 jobs.usage json YES 
 jobs.stop_reason text YES 
+jobs.adopter text YES 
 labels.tenant text NO 
 labels.label uuid NO 
 labels.requested_at timestamp with time zone NO 
@@ -180,6 +184,7 @@ snapshots.made_at timestamp with time zone NO
 snapshots.used_at timestamp with time zone NO 
 snapshots.job_id uuid NO 
 snapshots.token bigint NO 
+snapshots.outputs json YES 
 specs.id uuid NO 
 specs.tenant text NO 
 specs.kind text NO 

@@ -12,7 +12,7 @@ import msgspec
 from torture.cases import Case, Span, overlaps
 from torture.checks.streams import TOLD_IN_FULL, marked
 from torture.history import Event, History, Line
-from torture.pipelines import content, steps
+from torture.pipelines import content, outputs, steps
 
 Found = Iterator[tuple[str, str]]
 
@@ -170,6 +170,24 @@ def pipelines_succeed_whole(history: History, cases: Mapping[str, Case]) -> Foun
                 yield case.job, f"it succeeded, and its task {task.name} never came to its end"
 
 
+def pipelines_have_the_outputs_of_their_tasks(history: History, cases: Mapping[str, Case]) -> Found:
+    """D1, D2: the result and artifacts are those of all tasks, whether they ran in the last attempt or were known."""
+    for case in _pipelines(cases):
+        last = case.attempts[-1:]
+        if case.record is None or case.record.status != "succeeded" or not case.tasks:
+            continue
+        if not last or last[0].status != "succeeded" or last[0].end_seq is None:
+            continue  # A person resolved it.
+        wanted = outputs(case.tasks[-1].name)
+        if wanted is None:
+            continue
+        result, files = wanted
+        if case.record.result != result:
+            yield case.job, f"its result is {case.record.result!r}, and its tasks reported {result!r}"
+        if (found := history.outputs.get(case.job, {})) != files:
+            yield case.job, f"its artifacts are {dict(found)}, and its tasks left {dict(files)}"
+
+
 def snapshots_are_what_their_trail_says(history: History, cases: Mapping[str, Case]) -> Found:
     """P3, P6: every snapshot has exactly the files that its tasks leave, and is what was published; one per result."""
     ids: dict[str, str] = {}
@@ -253,6 +271,7 @@ RULES = (
     one_builder_per_snapshot,
     cached_tasks_do_not_run,
     pipelines_succeed_whole,
+    pipelines_have_the_outputs_of_their_tasks,
     snapshots_are_what_their_trail_says,
     no_half_snapshot_is_left,
     task_logs_are_whole,

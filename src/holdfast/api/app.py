@@ -37,6 +37,7 @@ from holdfast.api.stream import OpenStreams
 from holdfast.api.tools import load_tools
 from holdfast.config import Settings
 from holdfast.errors import StoreError
+from holdfast.runner.shared_folder import prove
 from holdfast.store import Store
 
 NOUNS = (jobs, events, artifacts, uploads, snapshots, lanes, queues, workers, tools, tokens, probes)
@@ -103,10 +104,11 @@ class Api(FastAPI):
             if self.settings.auth == "on":
                 self.made_admin = await first_admin(store.tokens, self.settings.admin_token)
             hub = Hub(store)
+            shared = await prove(self.settings.shared, await store.installation(), store.shared_folder)
             depths = Depths(store)
             streams = OpenStreams(self.settings.streams_per_token, connection_limit(self.settings) * 3 // 4)
             access = Access(store.tokens, self.settings)
-            service = Service(store, self.settings, access, hub, streams, tools, self._facts, depths)
+            service = Service(store, self.settings, shared, access, hub, streams, tools, self._facts, depths)
             await stack.enter_async_context(_task(hub.run()))
             await stack.enter_async_context(_task(depths.run()))
             stack.callback(hub.stop)

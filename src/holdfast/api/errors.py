@@ -19,6 +19,7 @@ from holdfast.errors import (
     Needed,
     RateLimited,
     StoreError,
+    StoreUnreachable,
     Unauthorized,
 )
 
@@ -52,7 +53,8 @@ def to_response(error: Exception) -> Response:
         return _respond(500, Problem(code="internal", message="holdfast failed; its log says why"))
     headers = {}
     if isinstance(error, StoreError | ConfigError):
-        log.error("%s: %s", error.code, error.message)
+        reported = isinstance(error, StoreUnreachable) and error.reported
+        log.log(logging.DEBUG if reported else logging.ERROR, "%s: %s", error.code, error.message)
         return _respond(error.status, Problem(code=error.code, message=AWAY), {"Retry-After": "1"})
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"

@@ -20,6 +20,7 @@ from holdfast.errors import Invalid, NotFound, StoreError
 from holdfast.model import Event
 from holdfast.store import Store
 from holdfast.store.events import Head
+from holdfast.store.outage import level_of
 from holdfast.timing import jitter
 
 log = logging.getLogger(__name__)
@@ -170,7 +171,7 @@ class Hub:
             try:
                 await self.look()
             except StoreError as error:
-                log.warning("streams wait for the database: %s", error)
+                log.log(level_of(error), "streams wait for the database: %s", error)
                 await asyncio.sleep(1.0)
             except Exception:
                 log.exception("a look at the followed jobs failed; it is tried again")

@@ -27,11 +27,17 @@ async def refuse_bad_sources(spec: Mapping[str, Any], shared: Path, tenant: str)
 
 
 async def foresee(
-    store: Store, spec: Mapping[str, Any], inputs: Json, shared: Path, facts: FactsOf, tenant: str
+    store: Store,
+    spec: Mapping[str, Any],
+    inputs: Json,
+    shared: Path,
+    facts: FactsOf,
+    tenant: str,
+    secrets: Sequence[str] = (),
 ) -> PlanView:
     """Plan the pipeline of a job and compare it with what there is."""
-    sources = Sources(inputs_of(shared, tenant))
-    found = await run_in_threadpool(plan, spec, sources, await facts(spec), tenant=tenant, inputs=inputs)
+    sources, known = Sources(inputs_of(shared, tenant)), await facts(spec)
+    found = await run_in_threadpool(plan, spec, sources, known, tenant=tenant, inputs=inputs, secrets=secrets)
     there = await store.snapshots.existing([task.snapshot for task in found.tasks], tenant=tenant)
     near = await store.snapshots.near([task.parent for task in found.tasks], tenant=tenant)
     return view(found, there, near)

@@ -30,6 +30,7 @@ from holdfast.api.tools import Tools
 from holdfast.config import Settings
 from holdfast.errors import Invalid
 from holdfast.model import Role
+from holdfast.runner.shared_folder import SharedFolder
 from holdfast.store import Store
 from holdfast.submission import invalid_field
 
@@ -46,6 +47,7 @@ class Service:
 
     store: Store
     settings: Settings
+    shared: SharedFolder
     access: Access
     hub: Hub
     streams: OpenStreams

@@ -165,6 +165,12 @@ class Snapshots(Answer, frozen=True):
     totals: Totals
 
 
+class UsedSnapshot(Snapshot, frozen=True, kw_only=True):
+    """A snapshot for somebody who reads its folder; `shared_folder` is the id of the shared folder that it is in."""
+
+    shared_folder: str
+
+
 class DeleteSnapshot(Query, frozen=True):
     force: bool = False
     recurse: bool = False

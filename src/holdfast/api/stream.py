@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from holdfast.api.hub import BLOCK, PIECE_BYTES, Follower, Form, Hub
 from holdfast.errors import AtCapacity, HoldfastError, NotFound, StoreError, TooManyStreams
 from holdfast.store.events import Head
+from holdfast.store.outage import level_of
 
 TOKEN_SECONDS = 5.0
 """How often an open stream finds out whether its token is still valid."""
@@ -64,7 +65,7 @@ async def _next(follower: Follower, form: Form) -> tuple[bytes, int]:
     except NotFound:
         follower.feed.tell(None)
     except StoreError as error:
-        log.warning("a stream waits for the database: %s", error)
+        log.log(level_of(error), "a stream waits for the database: %s", error)
         await asyncio.sleep(0.5)
         follower.woken.set()
     return b"", follower.cursor

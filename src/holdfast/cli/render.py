@@ -156,7 +156,7 @@ def job(one: Job, attempts: Sequence[Attempt]) -> None:
         table(
             ("attempt", "worker", "cause", "exit", "claimed", "ended"),
             (
-                (a.attempt, a.worker, a.cause or a.phase, a.exit_code if a.signal is None else f"signal {a.signal}",
+                (a.attempt, _holders(a), a.cause or a.phase, a.exit_code if a.signal is None else f"signal {a.signal}",
                  a.claimed_at, a.ended_at)
                 for a in attempts
             ),
@@ -192,3 +192,10 @@ def event_line(event: Event) -> str | None:
             percent = f"{data['percent']:g} % " if isinstance(data.get("percent"), int | float) else ""
             return f"{percent}{data.get('message', '')}".strip()
     return f"{event.type} {_pairs(data)}"
+
+
+def _holders(attempt: Attempt) -> str | None:
+    """The worker that claimed an attempt and, if it was adopted, the last one that did."""
+    if attempt.last_worker in (None, attempt.worker):
+        return attempt.worker
+    return f"{attempt.worker}, then {attempt.last_worker}"

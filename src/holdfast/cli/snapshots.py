@@ -127,8 +127,10 @@ def run_snapshot(
         from holdfast.cli.ending import Ended, ended_by_signals, run_beside, wait_for_a_signal
         from holdfast.pipeline.snapshots import Folders
         from holdfast.pipeline.throwaway import throwaway
+        from holdfast.runner.shared_folder import SharedFolder
 
         settings = config.load({"data_dir": data_dir})
+        SharedFolder(settings.shared, found["shared_folder"]).check()
         copy = throwaway(
             Folders.below(settings.shared), found["id"], found["folder"], found["digest"], settings.state / "runs"
         )

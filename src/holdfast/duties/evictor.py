@@ -6,12 +6,15 @@ was just made or used. A builder that finds no room asks for it at once; what ca
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TypeVar
 
 from holdfast.errors import CacheFull
 from holdfast.pipeline.snapshots import Folders, Made
 from holdfast.store import Store
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 HIGH, LOW = 0.9, 0.75
@@ -51,13 +54,20 @@ class Evictor:
         await asyncio.to_thread(self._folders.remove, gone.folder)
         return True
 
-    async def copy(self, snapshot: str, workspace: Path) -> Made:
-        """Copy a quiet workspace to a folder that waits for its row, with room made for it where that is needed."""
+    async def copy(self, snapshot: str, workspace: Path, outputs: Path | None = None, *, more: int = 0) -> Made:
+        """Copy a quiet workspace to a folder that waits for its row, with room made for it where that is needed.
+
+        `outputs` are moved beside the copy (see Folders.copy); `more` is how many bytes they have.
+        """
         if self._most is not None:
-            await self._make_room(await asyncio.to_thread(self._folders.needs, workspace), self._most)
+            await self._make_room(await asyncio.to_thread(self._folders.needs, workspace) + more, self._most)
+        return await self.with_room(lambda: asyncio.to_thread(self._folders.copy, snapshot, workspace, outputs))
+
+    async def with_room(self, make: Callable[[], Awaitable[T]]) -> T:
+        """Make something on the disk of the snapshots; while that disk is full, evict and try again."""
         while True:
             try:
-                return await asyncio.to_thread(self._folders.copy, snapshot, workspace)
+                return await make()
             except CacheFull:
                 if not await self.evict():
                     raise

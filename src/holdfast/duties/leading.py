@@ -21,6 +21,7 @@ from holdfast.pipeline.snapshots import Folders
 from holdfast.runner.inputs import Inputs
 from holdfast.runner.outputs import Artifacts
 from holdfast.store import Store
+from holdfast.store.outage import level_of
 from holdfast.store.retention import Retention
 from holdfast.timing import jitter
 
@@ -82,7 +83,7 @@ class Duties:
             try:
                 leads = await self._store.workers.lead(LEADER, self._name, ttl=ttl) is not None
             except StoreError as error:
-                log.warning("not leading: %s", error)
+                log.log(level_of(error), "not leading: %s", error)
                 leads = False
             pause = jitter(ttl / 4)
             if leads:
@@ -113,7 +114,7 @@ async def every(seconds: float, work: Duty, *, first: float = 0.0) -> None:
         try:
             await work()
         except StoreError as error:
-            log.warning("a duty waits for the database: %s", error)
+            log.log(level_of(error), "a duty waits for the database: %s", error)
         except Exception:
             log.exception("a duty failed; it is tried again")
         await asyncio.sleep(jitter(seconds))

@@ -2,7 +2,7 @@
 
 A hash is SHA-256 over fields, each with its length before it, so that no two lists of fields run together. The first
 field says what is hashed and in which version. An id is chained from what the task began with; a chain begins with its
-tenant. Names of files and tasks are no part of it, nor are limits and secrets.
+tenant. Names of files and tasks are no part of it, nor are limits and the values of secrets.
 """
 
 import hashlib

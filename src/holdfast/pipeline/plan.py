@@ -15,7 +15,7 @@ from holdfast.pipeline.identity import Components, root_of, snapshot_id, task_ha
 from holdfast.pipeline.sources import Declared, Sources
 from holdfast.tasks import Connector, Mode, Pipeline, Task, pipeline_of
 
-SCHEMA = "1"
+SCHEMA = "2"
 """Part of every identity: raise it when a snapshot made before can no longer stand for one made now."""
 CONNECTORS: Mapping[Connector, str] = {"files": "files 1", "postgres": "postgres 1"}
 """How a connector leaves a workspace, in versions: a change makes new snapshots."""
@@ -68,19 +68,28 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return next((task.n + 1 for task in reversed(self.tasks) if task.snapshot in existing), 0)
 
 
-def plan(spec: Mapping[str, Any], sources: Sources, facts: Facts, *, tenant: str, inputs: Json) -> Plan:
-    """Plan the pipeline of a job's spec and inputs. Every refusal names the field, and nothing has happened."""
+def plan(
+    spec: Mapping[str, Any],
+    sources: Sources,
+    facts: Facts,
+    *,
+    tenant: str,
+    inputs: Json,
+    secrets: Sequence[str] = (),
+) -> Plan:
+    """Plan a job's pipeline. Every refusal names the field, and nothing has happened. `secrets` are names."""
     pipeline = pipeline_of(spec)
     if pipeline is None:
         raise Invalid("tasks", "this job is no pipeline")
     if "image" in spec and facts.image is None:
         raise Invalid("spec.image", f"{spec['image']} does not resolve to a digest")
+    shared = shared_components(pipeline.connector, facts, inputs, secrets)
     return Plan(
         tenant=tenant,
         connector=pipeline.connector,
         mode=pipeline.snapshot,
         base=pipeline.base,
-        tasks=tuple(_tasks(pipeline, sources, facts, tenant, inputs)),
+        tasks=tuple(_tasks(pipeline, sources, shared, tenant)),
     )
 
 
@@ -101,9 +110,8 @@ def _inside(path: str) -> Path:
     return Path(*parts)
 
 
-def _tasks(pipeline: Pipeline, sources: Sources, facts: Facts, tenant: str, inputs: Json) -> Iterator[TaskPlan]:
+def _tasks(pipeline: Pipeline, sources: Sources, shared: Components, tenant: str) -> Iterator[TaskPlan]:
     parent = pipeline.base or root_of(tenant)
-    shared = shared_components(pipeline.connector, facts, inputs)
     for n, task in enumerate(pipeline.tasks):
         where = f"tasks[{n}]"
         sql = None if task.sql is None else sources.sql(f"{where}.sql", task.sql)
@@ -129,8 +137,8 @@ def _tasks(pipeline: Pipeline, sources: Sources, facts: Facts, tenant: str, inpu
         parent = made
 
 
-def shared_components(connector: Connector, facts: Facts, inputs: Json) -> Components:
-    """What the result of every task of a job depends on. Where there are no inputs, they are no component."""
+def shared_components(connector: Connector, facts: Facts, inputs: Json, secrets: Sequence[str]) -> Components:
+    """What the result of every task of a job depends on. No inputs, or no secrets, are no component."""
     found = {"schema": SCHEMA, "connector": CONNECTORS[connector]}
     if facts.image is not None:
         found["image"] = facts.image
@@ -139,6 +147,8 @@ def shared_components(connector: Connector, facts: Facts, inputs: Json) -> Compo
     if inputs != {}:
         # A database may change the order of names; as JSON that is the same.
         found["inputs"] = text_hash(msgspec.json.encode(inputs, order="deterministic").decode())
+    if secrets:
+        found["secrets"] = text_hash(*sorted(set(secrets)))
     return found
 
 

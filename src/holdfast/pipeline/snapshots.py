@@ -1,8 +1,9 @@
 """The folders of all snapshots, in the shared folder. Each is whole or not there.
 
 `copy` makes one: copied under a temporary name, brought to the disk and compared with its source, renamed, the rename
-brought to the disk. Only then may its row be written; the row names the folder, and decides. A folder that no row names
-is swept, as is what a crash left half-way. Names are never used twice, so nobody removes another one's folder.
+brought to the disk. Only then may its row be written; the row names the folder, and decides. What tasks left in
+`output/` is beside it, in a folder of the same name with the suffix `.outputs`. A folder that no row names is swept, as
+is what a crash left half-way. Names are never used twice, so nobody removes another one's folder.
 """
 
 import errno
@@ -18,7 +19,8 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.errors import SnapshotDamaged, SnapshotFailed
+from holdfast.errors import SharedFolderAway, SnapshotDamaged, SnapshotFailed
+from holdfast.model import Outputs
 from holdfast.pipeline.copying import (
     CopyFailed,
     Strategy,
@@ -31,10 +33,14 @@ from holdfast.pipeline.copying import (
     sync_folder,
 )
 from holdfast.pipeline.identity import framed
+from holdfast.pipeline.outputs import ContentDiffers, copy_outputs
+from holdfast.runner.outputs import Gathered
 
 SNAPSHOTS = "snapshots"
 TEMPORARY = ".tmp"
 DATA = "data"
+OUTPUTS = ".outputs"
+"""The suffix that makes the name of a snapshot's folder that of its outputs."""
 TREE = "holdfast tree 1"
 GRACE = 3600.0
 """Folders younger than this may be a builder's that has not written its row yet."""
@@ -76,8 +82,9 @@ class Changed(Exception):
 
 
 class Folders:
-    def __init__(self, root: Path, *, at: At | None = None) -> None:
+    def __init__(self, root: Path, *, at: At | None = None, check: Callable[[], None] | None = None) -> None:
         self.root = root
+        self._check = check or (lambda: None)
         self._at = at or (lambda step: None)
 
     @classmethod
@@ -91,15 +98,15 @@ class Folders:
         self._ready()
         return probe(self.root)
 
-    def copy(self, snapshot: str, workspace: Path) -> Made:
+    def copy(self, snapshot: str, workspace: Path, outputs: Path | None = None) -> Made:
         """Copy a quiet workspace to a folder of its own. A full disk is CacheFull, other trouble SnapshotFailed.
 
-        Neither leaves anything.
+        Neither leaves anything. `outputs` are files below the same root, to be moved beside the copy.
         """
         with _trouble_named(workspace), full_disk_named(self.root / snapshot):
             self._ready()
             name = f"{snapshot}.{secrets.token_hex(8)}"
-            with self._temporary(name) as place:
+            with self.temporary(name) as place:
                 self._at("copy")
                 copied = place / DATA
                 copy_folder(workspace, copied, to_disk=True)
@@ -112,6 +119,9 @@ class Folders:
                     raise Changed(f"{workspace} changed while it was copied")
                 self._at("rename")
                 copied.rename(self.root / name)
+                if outputs is not None:
+                    self._at("move outputs")
+                    outputs.rename(self.outputs_of(name))
                 self._at("sync parent")
                 sync_folder(self.root)
         self._at("row")
@@ -151,24 +161,57 @@ class Folders:
             raise SnapshotDamaged(f"snapshot folder {folder} was removed while it was copied")
         raise self._not_read(folder, failed) from failed
 
+    def outputs_of(self, folder: str) -> Path:
+        """Where the files are that the tasks up to a snapshot left in `output/`; it is not there if there are none."""
+        return self.root / f"{folder}{OUTPUTS}"
+
+    def outputs_whole(self, folder: str, outputs: Outputs) -> bool:
+        """Whether all files of a manifest are there, by their sizes. What cannot be read here is SnapshotFailed."""
+        place = self.outputs_of(folder)
+        try:
+            return all(os.lstat(place / file.path).st_size == file.size for file in outputs.files)
+        except OSError as error:
+            if error.errno in GONE and self.root.is_dir():
+                return False
+            raise self._not_read(place.name, error) from error
+
+    def take_outputs(self, folder: str, outputs: Outputs, gathered: Gathered) -> None:
+        """Copy the outputs that are stored with a snapshot, comparing the contents with the manifest."""
+        place = self.outputs_of(folder)
+        try:
+            copy_outputs(place, outputs, gathered)
+        except ContentDiffers as error:
+            raise SnapshotDamaged(f"snapshot folder {folder}: {error}") from error
+        except OSError as error:
+            if error.filename is None or not Path(str(error.filename)).is_relative_to(place):
+                raise  # It is the place of the copy that makes trouble.
+            if error.errno in GONE and self.root.is_dir():
+                raise SnapshotDamaged(f"snapshot folder {folder} has lost {error.filename}") from error
+            raise self._not_read(place.name, error) from error
+
     def remove(self, folder: str) -> None:
         """Remove a folder whose row is gone, or was never written. What stays after a crash is swept."""
         self._at("remove")
-        shutil.rmtree(self.root / Path(folder).name, ignore_errors=True)
+        name = Path(folder).name
+        shutil.rmtree(self.root / name, ignore_errors=True)
+        shutil.rmtree(self.outputs_of(name), ignore_errors=True)
 
     def names(self) -> list[str]:
-        """Every folder that was published."""
+        """Every folder that was published, or whose outputs are there."""
         if not self.root.is_dir():
             return []
-        return sorted(entry.name for entry in os.scandir(self.root) if not entry.name.startswith("."))
+        names = (entry.name for entry in os.scandir(self.root) if not entry.name.startswith("."))
+        return sorted({name.removesuffix(OUTPUTS) for name in names})
 
     def sweep(self, standing: Collection[str], *, grace: float = GRACE) -> int:
         """Remove folders that no row names and what dead builders left; return how many went."""
         before = time.time() - grace
         gone = 0
         for name in self.names():
-            if name not in standing and _older(self.root / name, before):
-                shutil.rmtree(self.root / name, ignore_errors=True)
+            places = [place for place in (self.root / name, self.outputs_of(name)) if place.exists()]
+            if name not in standing and all(_older(place, before) for place in places):
+                for place in places:
+                    shutil.rmtree(place, ignore_errors=True)
                 gone += 1
         temporary = self.root / TEMPORARY
         for name in sorted(os.listdir(temporary)) if temporary.is_dir() else ():
@@ -183,13 +226,19 @@ class Folders:
         return SnapshotFailed(f"a snapshot cannot be read here: {reason} ({self.root / folder})")
 
     def _ready(self) -> None:
+        try:
+            self._check()
+        except SharedFolderAway as error:
+            raise SnapshotFailed(f"a snapshot cannot be made: {error.message}") from error
         (self.root / TEMPORARY).mkdir(parents=True, exist_ok=True)
 
     @contextmanager
-    def _temporary(self, name: str) -> Iterator[Path]:
+    def temporary(self, name: str) -> Iterator[Path]:
         """A temporary folder that is locked as long as we live, and does not outlast the block."""
         place = self.root / TEMPORARY / name
-        place.mkdir(mode=0o700)
+        with _trouble_named(place), full_disk_named(place):
+            self._ready()
+            place.mkdir(mode=0o700)
         try:
             with opened(place) as handle:
                 fcntl.flock(handle, fcntl.LOCK_EX)

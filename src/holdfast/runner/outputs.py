@@ -102,9 +102,10 @@ def parse_report(data: bytes) -> Report:
 class Gathered:
     """Collects outputs under a temporary name; nothing is there until something was collected."""
 
-    def __init__(self, target: Path, limits: Limits) -> None:
+    def __init__(self, target: Path, limits: Limits, check: Callable[[], None] | None = None) -> None:
         self.target = target
         self._limits = limits
+        self._check = check
         self._temporary = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
         self._bytes = 0
         self._entries = 0
@@ -116,6 +117,11 @@ class Gathered:
     @property
     def unnamed(self) -> int:
         return self._skipped - len(self.skipped)
+
+    @property
+    def place(self) -> Path:
+        """Where the files are until they are published."""
+        return self._temporary
 
     @property
     def empty(self) -> bool:
@@ -145,6 +151,24 @@ class Gathered:
         if len(self.skipped) < NAMED:
             self.skipped.append(Skipped(_below(name), reason))
 
+    def holds(self, name: str) -> bool:
+        """Whether something was gathered under this name, or a file in the place of one of its folders."""
+        path = self._temporary / name
+        folders = [folder for folder in path.parents if folder.is_relative_to(self._temporary)]
+        return os.path.lexists(path) or any(folder.is_file() for folder in folders)
+
+    def drop(self, name: str) -> None:
+        """Forget a file that was gathered, and the folders that are empty without it."""
+        path = self._temporary / name
+        self._bytes -= path.stat().st_size
+        self._entries -= 1
+        path.unlink()
+        with contextlib.suppress(OSError):
+            for folder in path.parents:
+                if folder == self._temporary:
+                    break
+                folder.rmdir()
+
     def publish(self) -> None:
         """Put all of it in place at once. What is there already was put there by ourselves, before a crash."""
         if self.empty:
@@ -158,6 +182,8 @@ class Gathered:
     def _place(self, name: str) -> Path:
         self._entries += 1
         self._check_entries()
+        if self._check is not None and self._entries == 1:
+            self._check()
         self._temporary.mkdir(mode=0o750, parents=True, exist_ok=True)
         return self._temporary / plain(name, below="output/")
 
@@ -408,16 +434,20 @@ class Artifact(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Artifacts:
-    """The outputs of all attempts, in the folder that all hosts share."""
+    """The outputs of all attempts, in the folder that all hosts share.
 
-    def __init__(self, shared: Path) -> None:
+    `check` is called before something is written: it raises if another folder, or none, is in its place.
+    """
+
+    def __init__(self, shared: Path, *, check: Callable[[], None] | None = None) -> None:
         self.root = shared / "artifacts"
+        self._check = check
 
     def folder(self, job_id: str, attempt: int, token: int) -> Path:
         return self.root / job_id / f"{attempt}.{token}"
 
     def gather(self, job_id: str, attempt: int, token: int, limits: Limits) -> Gathered:
-        return Gathered(self.folder(job_id, attempt, token), limits)
+        return Gathered(self.folder(job_id, attempt, token), limits, self._check)
 
     def list(self, job_id: str, attempt: int, token: int) -> Sequence[Artifact]:
         """The files that one attempt left, by name."""

@@ -13,6 +13,7 @@ from holdfast.errors import LockTimeout, StoreError, one_line
 from holdfast.store.database import Database, Row, Tx
 from holdfast.store.lanes import LaneKey, Lanes, lane_jobs, lock_lanes, lock_lanes_and_jobs, settle_lanes
 from holdfast.store.moves import event, lock_keys
+from holdfast.store.outage import level_of
 from holdfast.store.wake import Wake, work
 
 log = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ class Gates:
                 settle = await self._unsettled([*ended, *(row["id"] for row in shown)])
                 lanes, ids = set(), []
         except StoreError as error:
-            log.warning("gates stay unresolved for now: %s", error)
+            log.log(level_of(error), "gates stay unresolved for now: %s", error)
 
     async def repair(self, limit: int = 100) -> int:
         """Look for gates that nobody will open, mend them, and count each as the bug that it is."""
@@ -187,7 +188,7 @@ class Gates:
                 await self._settle(row["id"])
                 settled += 1
             except LockTimeout as error:
-                log.warning("job %s stays unsettled for now: %s", row["id"], error)
+                log.log(level_of(error), "job %s stays unsettled for now: %s", row["id"], error)
         return settled
 
     async def _unsettled(self, ids: Sequence[str]) -> list[str]:

@@ -14,6 +14,7 @@ from holdfast.errors import Blocked, Conflict, Gone, IllegalMove, Invalid, NeedF
 from holdfast.model import BROKEN, TERMINAL, WAITING, Error, Gate, Job, Json, Status, StopKind, Verb
 from holdfast.store import wake
 from holdfast.store.database import Database, Row, Tx
+from holdfast.store.files import Files, NoFiles
 from holdfast.store.gates import Gates, stand_again
 from holdfast.store.lanes import settle_lanes
 from holdfast.store.listing import Filters, JobPage, list_jobs
@@ -54,6 +55,9 @@ class Jobs:
         self._database = database
         self._gates = gates
         self._wake = wake_up
+        self.files: Files = NoFiles()
+        self._purged: str | None = None
+        """Where the next purge begins: jobs that cannot go yet must not keep the others from going."""
 
     # Submitting and reading
 
@@ -266,33 +270,53 @@ class Jobs:
         by: str | None = None,
         reason: str | None = None,
     ) -> Deletion:
-        """Remove a job that has ended; with `force`, stop it first. A duty finishes what this call cannot.
+        """Delete a job that has ended, with its files; with `force`, stop it first. A duty finishes what this cannot.
 
-        `reason` says why it is stopped; dependants that fail because of it show the reason.
+        The intent is recorded first, then the files go, and the record goes last. So `deleted` means that nothing is
+        left, and `deleting` that a duty goes on, whatever becomes of the caller. `reason` says why it is stopped;
+        dependants that fail because of it show the reason.
         """
         job = await self.get(job_id, tenant=tenant)
-        if job.status not in TERMINAL:
-            if not force:
-                raise Blocked(job_id, job.status)
-            if dry_run:
-                return Deletion(outcome="would_delete")
-            with contextlib.suppress(IllegalMove, NotFound):  # It ended in this moment, or went: a duty may be faster.
-                await self._stop(Verb.CANCEL, StopKind.DELETE, tenant, job_id, by, reason)
+        if job.status not in TERMINAL and not force:
+            raise Blocked(job_id, job.status)
         if dry_run:
             return Deletion(outcome="would_delete")
-        return Deletion(outcome="deleted" if await self._remove(tenant, job_id) else "deleting")
+        try:
+            if job.status not in TERMINAL:
+                with contextlib.suppress(IllegalMove):  # It ended in this moment.
+                    await self._stop(Verb.CANCEL, StopKind.DELETE, tenant, job_id, by, reason)
+            if await self._doom(tenant, job_id):
+                return Deletion(outcome="deleted" if await self._remove(tenant, job_id) else "deleting")
+            now = await self.get(job_id, tenant=tenant)
+            if now.stop_request is not None and now.stop_request.kind is StopKind.DELETE:
+                return Deletion(outcome="deleting")
+            # It was resumed in this moment.
+            return await self.delete(job_id, tenant=tenant, force=force, by=by, reason=reason)
+        except NotFound:  # A duty, or another caller, was faster.
+            return Deletion(outcome="deleted")
 
     # Duties
 
     async def purge(self, limit: int = 100) -> int:
-        """Remove jobs that were to be deleted and have ended; return how many."""
-        doomed = await self._database.read("doomed_jobs", limit=limit)
+        """Delete jobs that were to be deleted and have ended, their files first; return how many went."""
+        doomed = await self._database.read("doomed_jobs", after_id=self._purged, limit=limit)
+        self._purged = doomed[-1]["id"] if len(doomed) == limit else None
+        ended = {row["id"]: row["tenant"] for row in doomed if await self._ended(row)}
+        gone = await self.files.remove(list(ended)) if ended else ()
         removed = 0
-        for row in doomed:
-            if row["status"] == Status.PAUSED:
-                await self._stop(Verb.CANCEL, StopKind.DELETE, row["tenant"], row["id"], None, None)
-            removed += await self._remove(row["tenant"], row["id"])
+        for job_id in gone:
+            removed += await self._delete_record(ended[job_id], job_id)
         return removed
+
+    async def _ended(self, row: Row) -> bool:
+        """End a paused job that is to be deleted; False if it runs again: a worker found its lost attempt."""
+        if row["status"] != Status.PAUSED:
+            return True
+        try:
+            stopped = await self._stop(Verb.CANCEL, StopKind.DELETE, row["tenant"], row["id"], None, None)
+        except (IllegalMove, NotFound):
+            return False
+        return stopped.job.status in TERMINAL
 
     async def expire(self, limit: int = 100) -> int:
         """End queued jobs whose queue timeout has passed before a first claim; return how many."""
@@ -380,17 +404,25 @@ class Jobs:
             self._wake.post([wake.STOP])
         return Stopped(outcome=outcome, job=await self.get(job_id, tenant=tenant))
 
+    async def _doom(self, tenant: str, job_id: str) -> bool:
+        """Record that a job is to be deleted; False if it has not ended, or is gone."""
+        return bool(await self._database.rows("doom_job", id=known_id(job_id), tenant=tenant))
+
     async def _remove(self, tenant: str, job_id: str) -> bool:
-        """Remove an ended job, its dependants told first; False if it cannot go yet."""
+        """Remove the files of a job that is to be deleted, then its record; False if something cannot go yet."""
+        job_id = known_id(job_id)
+        return job_id in await self.files.remove([job_id]) and await self._delete_record(tenant, job_id)
+
+    async def _delete_record(self, tenant: str, job_id: str) -> bool:
+        """Delete a job's rows, its dependants told first; False if it cannot go yet."""
 
         async def change(tx: Tx) -> tuple[bool, frozenset[str]]:
             row = await lock_job(tx, tenant, job_id)
-            status = Status(row["status"])
-            if status not in TERMINAL or row["unsettled"]:
-                return False, frozenset()
-            gone = await tx.rows("delete_job", id=row["id"], from_status=status)
+            gone = await tx.rows("delete_jobs", ids=[row["id"]])
             lane = row["lane"]
-            return bool(gone), frozenset(await settle_lanes(tx, [(tenant, lane)]) if lane is not None else ())
+            if not gone or lane is None:
+                return bool(gone), frozenset()
+            return True, frozenset(await settle_lanes(tx, [(tenant, lane)]))
 
         await self._gates.follow_up(settle=[job_id])
         try:

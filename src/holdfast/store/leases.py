@@ -18,6 +18,7 @@ from holdfast.model import (
     Beat,
     Cause,
     Claimable,
+    HandOverReason,
     Lease,
     Outcome,
     Phase,
@@ -31,6 +32,7 @@ from holdfast.store.database import Database, Tx
 from holdfast.store.gates import Gates
 from holdfast.store.lanes import LaneKey, lock_lanes_and_jobs, settle_lanes
 from holdfast.store.orphans import BACKOFF_BASE, BACKOFF_CAP, Orphans
+from holdfast.store.outage import level_of
 from holdfast.store.outcomes import Ended, Ending, ending, within_budgets
 from holdfast.store.queues import Queues
 from holdfast.store.rows import STATUSES, to_stop
@@ -114,7 +116,7 @@ class Leases(Orphans):
         except StoreError as error:
             if not (adopted or claimed):
                 raise
-            log.warning("the store failed in the middle of a claim; going on with what it gave: %s", error)
+            log.log(level_of(error), "the store failed in the middle of a claim; going on with what it gave: %s", error)
         self._database.counters.claims += len(claimed)
         self._database.counters.adoptions += len(adopted)
         return Claimed(adopted=sorted(adopted, key=attrgetter("id")), claimed=claimed)
@@ -301,12 +303,21 @@ class Leases(Orphans):
         self._wake.post(wake.work(queue) for queue in queues)
         return ended
 
-    async def hand_over(self, leases: Iterable[Lease], *, delay: float = 0.0, worn: bool = False) -> frozenset[str]:
+    async def hand_over(
+        self,
+        leases: Iterable[Lease],
+        *,
+        delay: float = 0.0,
+        worn: bool = False,
+        reason: HandOverReason = "leaving",
+    ) -> frozenset[str]:
         """Give leases back while the work goes on; the next worker adopts it, after `delay` seconds.
 
-        `worn` says that its adopter failed at it: such adoptions are counted, others are not.
+        `worn` says that its adopter failed at it: such adoptions are counted, others are not. The event keeps `reason`.
         """
-        return self._handed(await self._database.rows("hand_over", rows=_tokens(leases), delay=delay, worn=worn))
+        return self._handed(
+            await self._database.rows("hand_over", rows=_tokens(leases), delay=delay, worn=worn, reason=reason)
+        )
 
     async def give_back(self, worker: str, beats: Sequence[Beat]) -> frozenset[str]:
         """Give back leases that a beat called `unknown`: the answer to their claim was lost, so nothing ran here.
@@ -325,7 +336,9 @@ class Leases(Orphans):
         )
         await self._tell_ended(done)
         others = [{"id": row["id"], "token": row["token"]} for row in held if row not in fresh]
-        handed = await self._database.rows("hand_over", rows=others, delay=0.0, worn=True) if others else ()
+        if not others:
+            return frozenset(end.id for end in done)
+        handed = await self._database.rows("hand_over", rows=others, delay=0.0, worn=True, reason="unanswered_claim")
         return self._handed(handed) | {end.id for end in done}
 
     async def reap(

@@ -5,6 +5,7 @@ transaction mode there is no session to plan in: there every operation is one tr
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from holdfast.config import Pooler
 from holdfast.errors import HoldfastError, Invalid, LockTimeout, StoreError, StoreUnreachable
 from holdfast.store import queries
 from holdfast.store.database import Counters, Row, Tx, json_text, tuples
+from holdfast.store.outage import QUIET, Outage, outage_of
 from holdfast.store.refusals import denied, refusal
 from holdfast.submission import Batch
 
@@ -202,8 +204,10 @@ class PostgresDatabase:
         listen_url: str | None,
         answer_within: float | None = None,
         role: str | None = None,
+        outage: Outage | None = None,
     ) -> None:
         self.counters = Counters()
+        self._outage = outage or Outage("of Postgres")
         self.schema = schema
         self._pool = pool
         self._pooled = pooled
@@ -231,6 +235,8 @@ class PostgresDatabase:
         So is one that takes longer to be made: the pool makes the last one by itself, and lets nobody else try.
         """
         pooled = pooler == "transaction"
+        outage = outage_of(url)
+        logging.getLogger("asyncpg.pool").addFilter(QUIET)
         try:
             pool = await asyncpg.create_pool(
                 url,
@@ -245,7 +251,9 @@ class PostgresDatabase:
         except (*_AWAY, asyncpg.PostgresError, ValueError) as error:
             if _from_pooler(error):
                 raise StoreError(f"{UNSAID} ({error})") from error
-            raise StoreUnreachable(f"cannot reach Postgres: {str(error) or 'no answer in time'}") from error
+            unreachable = StoreUnreachable(f"cannot reach Postgres: {str(error) or 'no answer in time'}")
+            unreachable.reported = outage.away
+            raise unreachable from error
         return cls(
             schema,
             pool,
@@ -254,6 +262,7 @@ class PostgresDatabase:
             listen_url=listen_url or (None if pooled else url),
             answer_within=answer_within,
             role=urlsplit(url).username,
+            outage=outage,
         )
 
     async def read(self, name: str, /, **parameters: Any) -> Sequence[Row]:
@@ -282,7 +291,9 @@ class PostgresDatabase:
             try:
                 async with self._connection() as connection, self._scope(connection, whole=whole):
                     try:
-                        return await work(connection)
+                        answer = await work(connection)
+                        self._outage.back()
+                        return answer
                     except asyncpg.InternalClientError:
                         connection.terminate()
                         raise
@@ -295,6 +306,8 @@ class PostgresDatabase:
                 raise
             except (*_AWAY, asyncpg.PostgresError) as error:
                 mapped = _mapped(error, self.schema, self._role)
+                if isinstance(mapped, StoreUnreachable):
+                    self._outage.lost(mapped)
                 self.counters.errors += isinstance(mapped, StoreError)
                 raise mapped from error
         raise AssertionError("unreachable")
@@ -433,11 +446,18 @@ def _from_pooler(error: Exception) -> bool:
     return error.sqlstate in ("26000", "42P05") or "unsupported startup parameter" in str(error)
 
 
+def _cause(error: Exception) -> str:
+    """Why an operation failed. Of a connection that was cut in the middle of one, asyncpg tells its own confusion."""
+    if isinstance(error, asyncpg.InternalClientError | asyncpg.InterfaceError):
+        return "the connection was cut in the middle of an operation"
+    return str(error) or type(error).__name__
+
+
 def _mapped(error: Exception, schema: str, role: str) -> HoldfastError:
     if _from_pooler(error):
         return StoreError(f"{UNSAID} ({error.args[0]})")
     if not isinstance(error, asyncpg.PostgresError) or isinstance(error, _AWAY):
-        return StoreUnreachable(f"Postgres went away: {str(error) or type(error).__name__}")
+        return StoreUnreachable(f"Postgres went away: {_cause(error)}")
     message = str(error.args[0])
     if isinstance(error, asyncpg.LockNotAvailableError):
         return LockTimeout(f"Postgres: {message}")

@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from holdfast.errors import Invalid, Needed, NotFound
-from holdfast.model import Lease, Snapshot
+from holdfast.model import Lease, Outputs, Snapshot
 from holdfast.store.database import Database, Row, Tx
 from holdfast.store.rows import to_json
 from holdfast.timing import from_micros, to_micros
@@ -41,6 +41,7 @@ class NewSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     digest: str
     size: int
+    outputs: Outputs = Outputs()
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,6 +127,14 @@ class Snapshots:
         rows = await self._database.read("standing_folders", folders=list(folders))
         return frozenset(row["folder"] for row in rows)
 
+    async def outputs(self, snapshot: Snapshot) -> Outputs | None:
+        """Read what the tasks up to a snapshot left. None: it was made by a version that recorded no outputs."""
+        rows = await self._database.read("snapshot_outputs", id=snapshot.id, folder=snapshot.folder)
+        if not rows:
+            raise NotFound("snapshot", snapshot.id)
+        text = rows[0]["outputs"]
+        return None if text is None else msgspec.json.decode(text, type=Outputs)
+
     # Building
 
     async def take(self, lease: Lease, snapshot: str) -> Turn:
@@ -165,6 +174,7 @@ class Snapshots:
             mine = (state["job_id"], state["token"]) == (lease.id, lease.token)
             if mine and not state["built"] and await tx.rows("lock_lease", id=lease.id, token=lease.token):
                 fields = msgspec.structs.asdict(new)
+                fields["outputs"] = msgspec.json.encode(new.outputs).decode()
                 made = {"tenant": lease.tenant, "job_id": lease.id, "token": lease.token, **fields}
                 refused = not await tx.rows("publish_snapshot", **made)
             await _leave(tx, lease, new.id)

@@ -33,7 +33,7 @@ def reported(end: End, data: bytes | None, mask: Mask = NO_MASK, *, required: bo
     if end.exit_code == 0 and report.status == "succeeded":
         return msgspec.structs.replace(end, result=mask.data(report.result))
     told = report.error
-    error = None if told is None else Error(code=told.code, message=told.message)
+    error = end.error if told is None else Error(code=told.code, message=told.message)
     if end.exit_code == 0 and error is None:
         error = Error(code="reported_failure", message="it reported failure")
     return msgspec.structs.replace(end, error=mask.error(error))
@@ -74,6 +74,8 @@ def _failed(end: End) -> Outcome:
         case Cause.START_FAILED:
             return _ended(Status.FAILED, end, "start_failed", "could not be started")
     how = f"ended by signal {end.signal}" if end.signal is not None else f"exit code {end.exit_code}"
+    if end.last_error is not None:
+        how = f"{how}: {end.last_error}"
     return _ended(Status.FAILED, end, "exit_nonzero", how)
 
 
@@ -106,5 +108,5 @@ def _ended(status: Status, end: End, code: str, message: str) -> Outcome:
         cause=end.cause,
         exit_code=end.exit_code,
         signal=end.signal,
-        error=end.error or Error(code=code, message=message),
+        error=end.error or Error(code=code, message=message if end.task is None else f"task {end.task}: {message}"),
     )

@@ -33,11 +33,18 @@ class Course:
     def __init__(self, names: Sequence[str], *, at: int) -> None:
         self._numbers = {name: n for n, name in enumerate(names)}
         self.at = at
+        self.placed: str | None = None
+        """The name of the restored tree that was moved in last; None: the workspace was empty at first."""
         self.holding: int | None = None
         """The task before which it holds; behind the last, their number."""
         self.serving = False
         self.running: int | None = None
         self.ends: dict[int, TaskEnd] = {}
+
+    @property
+    def failed(self) -> str | None:
+        """The name of the task that did not end well."""
+        return next((name for name, n in self._numbers.items() if n in self.ends and not self.ends[n].well), None)
 
     def hear(self, event: Mapping[str, Any]) -> None:
         match event.get("event"):
@@ -58,6 +65,7 @@ class Course:
                 self.ends[n] = end
                 self.at = n + 1 if end.well else self.at
             case "placed":
+                self.placed = event["name"]
                 self.at = tasks_in(event["name"])
             case "service_started":
                 self.serving = True

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from holdfast.budgets import EXCEEDED
-from holdfast.errors import NotFound
+from holdfast.errors import NotFound, SharedFolderAway, SnapshotDamaged, SnapshotFailed, StoreError
 from holdfast.model import Cause, Error, Outcome, Phase, Status, StopKind, StopPhase, StopRequest
 from holdfast.runner.base import CannotStart, End, EngineUnreachable, Identity, Order, Runner, Running, TooLate
 from holdfast.runner.secrets import NO_MASK, Mask, find_secrets
@@ -24,12 +24,14 @@ from holdfast.worker.classify import classify
 from holdfast.worker.completer import Handed, retried
 from holdfast.worker.desk import Desk
 from holdfast.worker.journal import Journal
+from holdfast.worker.last_error import LastError
 from holdfast.worker.lease import Hold, Lost, boottime, until_trusted
 from holdfast.worker.pipeline import Pipeline
 from holdfast.worker.readiness import Unready, make_ready
+from holdfast.worker.recent import recent_events
 from holdfast.worker.shipper import Shipper
 from holdfast.worker.speech import Speech
-from holdfast.worker.taking import OutputsWait, take_outputs
+from holdfast.worker.taking import Collect, OutputsWait, take_outputs
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +41,8 @@ LATE_STARTS, LATE_SECONDS = 5, 30.0
 """How often a start may come too late for its lease, and the longest pause before another one."""
 STOPPED_TRIES = 3
 """How often the outputs of a job are tried to be kept that somebody asked to stop: it need not wait for room."""
+ITS_OWN = (Cause.EXIT, Cause.OUT_OF_MEMORY, Cause.TIMED_OUT, Cause.IDLE_TIMEOUT)
+"""Ends that say something about the command, and not about a request or a loss."""
 AWAY_SECONDS = 5.0
 """How long what could not be looked at waits for an adopter, when its engine is away."""
 
@@ -83,6 +87,8 @@ class Execution:
             self._at("classified")
             status = await self._finish(outcome)
             self._ended = status is not None
+            if status is None:
+                await self._drop_outputs()
             self._at("finished")
             return status
         except Lost:
@@ -94,7 +100,7 @@ class Execution:
         except EngineUnreachable as error:
             log.warning("job %s attempt %d waits to be adopted: %s", lease.id, lease.attempt, error)
             self._runner.doubt()
-            await self._desk.hand_overs.ask(Handed(lease, delay=jitter(AWAY_SECONDS)))
+            await self._desk.hand_overs.ask(Handed(lease, delay=jitter(AWAY_SECONDS), reason="engine_unreachable"))
             return None
         finally:
             if self._running is not None:
@@ -111,11 +117,15 @@ class Execution:
 
     async def _execute(self) -> End:
         begun = await self._begin()
-        if isinstance(begun, End):
-            return begun
+        while isinstance(begun, End):
+            if (end := await self._with_known_outputs(begun)) is not None:
+                return end
+            begun = await self._begin()
         self._running = running = begun
         if self._policy.secrets:
             self._mask = Mask(await running.secrets())
+        if self._pipeline is not None:
+            self._pipeline.mask = self._mask
         if self._policy.stop_after is not None:
             self._hold.on_renewed = self._renew_stop_after
         if self._lease.adoption.phase is Phase.CLAIMED and not await self._desk.starts.ask(self._lease):
@@ -126,6 +136,7 @@ class Execution:
         end = await self._collect(running)
         if end.said is not None and not await shipper.mark_missing(end.said):
             raise Lost
+        end = await self._explained(end, shipper.last_error)
         return msgspec.structs.replace(end, error=self._mask.error(end.error)) if self._mask else end
 
     # Prepare, start, adopt
@@ -261,8 +272,16 @@ class Execution:
         try:
             return self._desk.inputs.given(self._lease.id, self._policy.uploads)
         except NotFound as error:
+            self._check_shared_folder()
             message = f"what was uploaded for it is not in the shared folder of this worker: {error}"
             raise CannotStart("start_failed", message) from error
+
+    def _check_shared_folder(self) -> None:
+        """A job is not to fail because this host's shared folder is away: another worker may have it."""
+        try:
+            self._desk.shared.check()
+        except SharedFolderAway as error:
+            raise EngineUnreachable(error.message) from error
 
     async def _confirm(self) -> None:
         """Ask the record whether the attempt is still ours, just before something starts that asks nobody itself."""
@@ -393,23 +412,52 @@ class Execution:
         if end is None:
             raise Lost
         self._at("collected")
-        end = await self._with_outputs_at_last(running, await self._meant(end))
+        end = await self._meant(end)
+        collect = running.outputs if self._pipeline is None else self._pipeline.collector(running, end)
+        end = await self._with_outputs_at_last(collect, end)
         if self._hold.stop is not None:
             await self._speech.tell_rung(StopPhase.DEAD)
         return end
 
-    async def _with_outputs_at_last(self, running: Running, end: End) -> End:
+    async def _with_known_outputs(self, end: End) -> End | None:
+        """Give a pipeline that needs no start what its tasks left when they ran; None: that is gone, plan again."""
+        if self._pipeline is None or end.cause is not Cause.EXIT:
+            return end
+        try:
+            self._mask = Mask(find_secrets(self._policy.secrets, self._desk.settings.secrets_dir).values())
+            return await self._with_outputs_at_last(self._pipeline.outputs.take_known, end)
+        except CannotStart as error:
+            return End(cause=Cause.START_FAILED, error=error.error)
+        except SnapshotFailed as error:
+            return End(cause=Cause.START_FAILED, error=Error(code=error.code, message=str(error)))
+        except SnapshotDamaged as error:
+            log.warning("job %s attempt %d plans again: %s", self._lease.id, self._lease.attempt, error)
+            return None
+
+    async def _with_outputs_at_last(self, collect: Collect, end: End) -> End:
         """Take what it left, again and again while the trouble is ours: there is only this one copy of it."""
         n = 0
         while True:
             try:
-                return await take_outputs(self._desk, self._lease, running, end, self._mask, self._journal)
+                return await take_outputs(self._desk, self._lease, collect, end, self._mask, self._journal)
             except (OutputsWait, EngineUnreachable) as error:
                 n += 1
                 log.warning("job %s attempt %d: %s", self._lease.id, self._lease.attempt, error)
                 if self._hold.stop is not None and n >= STOPPED_TRIES and isinstance(error, OutputsWait):
                     return End(cause=_cause(self._hold.stop), exit_code=end.exit_code, signal=end.signal)
                 await self._wait_for_engine(n)
+
+    async def _explained(self, end: End, heard: LastError) -> End:
+        """Add the task that it ended in, and the last line on stderr, which a predecessor may have shipped."""
+        if end.error is not None or end.cause not in ITS_OWN or (end.cause is Cause.EXIT and end.exit_code == 0):
+            return end
+        task = None if self._pipeline is None else self._pipeline.course.failed
+        last = heard.line(task)
+        if last is None and self._lease.adopted:
+            shipped = LastError()
+            shipped.hear_again(await recent_events(self._desk.store, self._lease))
+            last = shipped.line(task)
+        return msgspec.structs.replace(end, task=task, last_error=last)
 
     async def _meant(self, end: End) -> End:
         """Say what an end that we caused was for."""
@@ -435,6 +483,16 @@ class Execution:
         self._check_lease()
         self._hold.finishing = True
         return await self._desk.finishes.ask((self._lease, outcome))
+
+    async def _drop_outputs(self) -> None:
+        """Remove what we collected for an attempt that is not in the record: its job has moved on, or was deleted."""
+        lease = self._lease
+        ours = (lease.id, lease.attempt, lease.token)
+        try:
+            if ours not in await self._desk.store.attempts.standing([lease.id]):
+                await asyncio.to_thread(self._desk.artifacts.remove, lease.id, f"{lease.attempt}.{lease.token}")
+        except StoreError as error:
+            log.info("job %s attempt %d: its outputs are left to the sweep: %s", lease.id, lease.attempt, error)
 
     def _check_lease(self) -> None:
         if self._hold.lost:

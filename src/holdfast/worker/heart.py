@@ -17,6 +17,7 @@ import msgspec
 
 from holdfast.errors import HoldfastError
 from holdfast.model import Beat, Lease, Pulse
+from holdfast.store.outage import level_of
 from holdfast.timing import jitter
 from holdfast.worker.lease import Hold, Holds, boottime
 
@@ -90,7 +91,7 @@ class Heart:
             try:
                 beats, close = await self._connect()
             except Exception as error:
-                log.warning("no heartbeat: %s", error, exc_info=not isinstance(error, HoldfastError))
+                log.log(level_of(error), "no heartbeat: %s", error, exc_info=not isinstance(error, HoldfastError))
                 await self._rest(min(1.0, self._interval))
                 continue
             try:
@@ -114,7 +115,7 @@ class Heart:
             pulse = await beats.beat(self._worker, [hold.lease for hold in holds.values()], ttl=self._holds.ttl)
         except Exception as error:
             # Whatever it was, the next one may land; without a heartbeat every job of this worker is lost.
-            log.warning("a heartbeat failed: %s", error, exc_info=not isinstance(error, HoldfastError))
+            log.log(level_of(error), "a heartbeat failed: %s", error, exc_info=not isinstance(error, HoldfastError))
             self._strangers.clear()
             return False
         yours = [(holds[beat.id], beat) for beat in pulse.jobs if beat.answer == "yours"]

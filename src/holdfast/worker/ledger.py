@@ -5,8 +5,8 @@ Every write is fenced; one that the lease no longer covers raises `Lost`. While 
 
 from collections.abc import Iterable, Sequence
 
-from holdfast.errors import Invalid
-from holdfast.model import Lease, Snapshot, TaskStatus
+from holdfast.errors import Invalid, NotFound, SnapshotDamaged
+from holdfast.model import Lease, Outputs, Snapshot, TaskStatus
 from holdfast.pipeline.plan import Plan, TaskPlan
 from holdfast.pipeline.snapshots import Made
 from holdfast.store import Store
@@ -65,6 +65,13 @@ class Ledger:
         found = await retried(lambda: self._store.snapshots.use([snapshot], tenant=tenant), "a look at a snapshot")
         return found.get(snapshot)
 
+    async def outputs(self, snapshot: Snapshot) -> Outputs | None:
+        """Read what the tasks up to a snapshot left; None: an older version made it. SnapshotDamaged: it is gone."""
+        try:
+            return await retried(lambda: self._store.snapshots.outputs(snapshot), "a look at a snapshot")
+        except NotFound as error:
+            raise SnapshotDamaged(f"snapshot {snapshot.id} is gone") from error
+
     async def drop(self, snapshot: Snapshot) -> None:
         """Take out one whose folder is damaged: it is built again."""
         await retried(lambda: self._store.snapshots.drop(snapshot), "the removal of a snapshot")
@@ -79,7 +86,7 @@ class Ledger:
     async def unlock(self, snapshot: str) -> None:
         await retried(lambda: self._store.snapshots.release(self._lease, snapshot), "a build lock")
 
-    async def publish(self, task: TaskPlan, made: Made) -> bool:
+    async def publish(self, task: TaskPlan, made: Made, outputs: Outputs) -> bool:
         """Make a folder the snapshot of a task; False: another one is. After a lost answer, a retry finds its own."""
         new = NewSnapshot(
             id=task.snapshot,
@@ -89,7 +96,8 @@ class Ledger:
             components=task.components,
             folder=made.folder,
             digest=made.digest,
-            size=made.size,
+            size=made.size + outputs.size,
+            outputs=outputs,
         )
         answer = await retried(lambda: self._store.snapshots.publish(self._lease, new), "a snapshot")
         if answer == "published":

@@ -7,7 +7,9 @@ goes on there: every step may be done again. Nothing is copied or replaced but w
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from holdfast.duties.evictor import Evictor
@@ -17,7 +19,8 @@ from holdfast.pipeline.connectors import CONNECTORS, NotQuiet
 from holdfast.pipeline.plan import Plan, TaskPlan
 from holdfast.pipeline.snapshots import SNAPSHOTS, Changed, Folders
 from holdfast.runner.base import CannotStart, End, EngineUnreachable, Runner, Running
-from holdfast.runner.outputs import remove_tree
+from holdfast.runner.outputs import Limits, Violation, remove_tree
+from holdfast.runner.secrets import NO_MASK
 from holdfast.runner.space import TREE, give_like, replaced_by
 from holdfast.runner.spec import Command, fitting
 from holdfast.submission import check_spec
@@ -28,6 +31,8 @@ from holdfast.worker.desk import Desk
 from holdfast.worker.lease import Hold, Lost, until_trusted
 from holdfast.worker.ledger import Ledger
 from holdfast.worker.staging import Staged, facts_for, plan_for, plan_in, sources_for
+from holdfast.worker.taking import Collect
+from holdfast.worker.task_outputs import Collected, TaskOutputs, in_threads
 
 log = logging.getLogger(__name__)
 
@@ -50,9 +55,11 @@ class Pipeline:
         self._hold = hold
         self._lease = hold.lease
         self._interrupted = interrupted
-        self._folders = Folders(desk.settings.shared / SNAPSHOTS, at=self._at)
+        self._folders = Folders(desk.settings.shared / SNAPSHOTS, at=self._at, check=desk.shared.check)
         self._evictor = Evictor(desk.store, self._folders, most=desk.settings.snapshots_max_bytes)
         self._locked: str | None = None
+        self.mask = NO_MASK
+        self.outputs: TaskOutputs
         self.names: Sequence[str] = ()
         self.course = Course((), at=0)
 
@@ -105,6 +112,7 @@ class Pipeline:
         self._ledger = Ledger(self._desk.store, self._lease, found)
         self.names = [task.name for task in found.tasks]
         self.course = Course(self.names, at=0 if found.base is None else -1)
+        self.outputs = TaskOutputs(self._folders, self._ledger, found, self.course)
 
     # While it runs
 
@@ -130,6 +138,10 @@ class Pipeline:
             except OSError as error:
                 await self._give_up(running, SnapshotFailed.code, str(error))
 
+    def collector(self, running: Running, end: End) -> Collect:
+        """Say how to gather what an ended attempt left. Where its plan is gone, only its work folder is there."""
+        return self.outputs.collector(running, end) if self.names else running.outputs
+
     async def _go_on(self, running: Running, behind: int) -> None:
         """With so many tasks behind us: keep the last one's result, and begin the next that has to run.
 
@@ -142,18 +154,25 @@ class Pipeline:
         if self._interrupted():
             await self._until(lambda: self.course.holding != behind)
         elif following == len(self._plan.tasks):
+            if self.course.at < following and not await self.outputs.inherit_last(running, self._lease.token):
+                await self._plan_again(done)
+                return
             self._at("ending")
             await self._say(running, Command(token=self._lease.token, verb="end"), lambda: False)
         else:
             if not await self._restore(running, following):
-                await self._ledger.plan(done)
-                await asyncio.sleep(jitter(WAIT))
+                await self._plan_again(done)
                 return
             await self._serve(running)
             await self._ledger.write(following, TaskStatus.RUNNING)
             self._at("going")
             go = Command(token=self._lease.token, verb="go", task=following)
             await self._say(running, go, lambda: self.course.holding != behind)
+
+    async def _plan_again(self, done: int) -> None:
+        """A snapshot that was to be used is gone: only so many tasks are done."""
+        await self._ledger.plan(done)
+        await asyncio.sleep(jitter(WAIT))
 
     async def settle(self) -> None:
         """Write how each task ended, once the attempt has; what was cut off by a loss stands where it began."""
@@ -194,7 +213,7 @@ class Pipeline:
             row = await self._ledger.use(self._plan.tasks[done - 1].snapshot)
             if row is None:
                 continue
-            if await asyncio.to_thread(self._folders.verify, row.folder, row.digest):
+            if await self.outputs.whole(row) and await asyncio.to_thread(self._folders.verify, row.folder, row.digest):
                 break
             log.error("snapshot %s is not what was published; it is built again", row.id)
             await self._ledger.drop(row)
@@ -217,26 +236,47 @@ class Pipeline:
             return
         task = self._plan.tasks[behind - 1]
         while task.keep and not self._interrupted() and not await self._ledger.known([task.snapshot]):
-            if self._locked == task.snapshot:
-                await self._publish(running, task)
-            else:
+            if self._locked != task.snapshot:
                 await self._lock(task.snapshot)
+            elif not await self._store(running, task):
+                break
         if not self._interrupted():
             await self._ledger.close(task.n, TaskStatus.SUCCEEDED, self.course.ends[task.n])
             self._at("kept")
 
-    async def _publish(self, running: Running, task: TaskPlan) -> None:
+    async def _store(self, running: Running, task: TaskPlan) -> bool:
+        """Store what a task made: its workspace, and all outputs up to it. False: the outputs must not be reused.
+
+        A report of failure, or outputs that break the contract, are for the end of the job to judge, as without
+        snapshots: a later task may still replace them.
+        """
+        limits = Limits(bytes=self._desk.settings.artifact_max_bytes)
+        async with in_threads(self._folders.temporary(f"outputs.{secrets.token_hex(8)}")) as place:
+            try:
+                collect = partial(self.outputs.collect_into, place, running, limits, self.mask)
+                collected = await self._evictor.with_room(collect)
+            except (Violation, Invalid) as error:
+                log.warning("job %s: no snapshot of task %s: %s", self._lease.id, task.name, error)
+                await self._ledger.unlock(task.snapshot)
+                self._locked = None
+                return False
+            self._at("outputs")
+            await self._publish(running, task, collected)
+        return True
+
+    async def _publish(self, running: Running, task: TaskPlan, collected: Collected) -> None:
         await self._quiet(running)
         tree = running.space / TREE
         await asyncio.to_thread(lambda: self._connector.check_quiet(tree))
         self._at("quiet")
-        made = await self._evictor.copy(task.snapshot, tree)
+        outputs = collected.outputs
+        made = await self._evictor.copy(task.snapshot, tree, collected.folder, more=outputs.size)
         self._at("copied")
         await self._trusted()
         if self._interrupted():
             await asyncio.to_thread(lambda: self._folders.remove(made.folder))
             return
-        if not await self._ledger.publish(task, made):
+        if not await self._ledger.publish(task, made, outputs):
             await asyncio.to_thread(lambda: self._folders.remove(made.folder))
         self._locked = None
         self._at("published")
@@ -258,10 +298,12 @@ class Pipeline:
         target = running.space / name
         try:
             await asyncio.to_thread(lambda: self._fill(target, row))
+            self._at("restored")
+            await self.outputs.inherit(running, row, name)
+            self._at("inherited")
         except SnapshotDamaged:
             await self._ledger.drop(row)
             return False
-        self._at("restored")
         place = Command(token=self._lease.token, verb="place", name=name)
         await self._say(running, place, lambda: self.course.at == behind)
         self._at("placed")

@@ -16,6 +16,7 @@ from holdfast.runner.frames import Frame, Stream
 from holdfast.runner.function import MAX_NAME, MOST_USED, OURS
 from holdfast.runner.secrets import NO_MASK, Mask
 from holdfast.worker.journal import Journal
+from holdfast.worker.last_error import TAIL, LastError
 
 MAX_LINE = 65_536
 """Longer lines are cut here, so that one without an end needs no memory."""
@@ -99,6 +100,7 @@ class Shipper:
         self._lines = {Stream.STDOUT: Lines(stdout, mask), Stream.STDERR: Lines(stderr, mask)}
         self.more = False
         self._ended = False
+        self.last_error = LastError()
         self._log_bytes = journal.logged
         self._event_bytes = 0
         self._log_capped = False
@@ -162,7 +164,10 @@ class Shipper:
         """Add lines as events, plain ones next to each other as one."""
         plain: list[str] = []
         size = 0
-        for line in map(self._mask.blot, lines):
+        lines = [self._mask.blot(line) for line in lines]
+        if stream is Stream.STDERR:
+            self._note_errors(lines)
+        for line in lines:
             event = as_event(line)
             if event is not None:
                 self._put_log(stream, plain, size)
@@ -183,6 +188,11 @@ class Shipper:
                     self._put_log(stream, plain, size)
                     plain, size = [], 0
         self._put_log(stream, plain, size)
+
+    def _note_errors(self, lines: Sequence[bytes]) -> None:
+        """Remember the last line of stderr, also beyond the log's cap."""
+        last = [line.decode("utf-8", "replace") for line in lines[-TAIL:] if as_event(line) is None]
+        self.last_error.hear(self._task, last)
 
     def _put_log(self, stream: Stream, lines: list[str], size: int) -> None:
         if lines:

@@ -51,7 +51,8 @@ async def facts_for(lease: Lease, runner: Runner, connector: Connector) -> Facts
 
 def plan_for(lease: Lease, settings: Settings, facts: Facts) -> Plan:
     """Plan a leased job by the files as they are now."""
-    return plan(lease.spec, sources_for(lease, settings), facts, tenant=lease.tenant, inputs=lease.inputs)
+    sources, secrets = sources_for(lease, settings), lease.policy.secrets
+    return plan(lease.spec, sources, facts, tenant=lease.tenant, inputs=lease.inputs, secrets=secrets)
 
 
 def plan_in(space: Path) -> Plan:

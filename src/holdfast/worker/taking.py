@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 
-from holdfast.errors import Invalid
+from holdfast.errors import Invalid, SharedFolderAway
 from holdfast.model import Cause, Lease, NewEvent
-from holdfast.runner.base import End, Running
+from holdfast.runner.base import End
 from holdfast.runner.outputs import Gathered, Limits, Violation
 from holdfast.runner.secrets import Mask
 from holdfast.store.outcomes import encoded_result as check_result
@@ -21,11 +22,15 @@ from holdfast.worker.recent import recent_events
 log = logging.getLogger(__name__)
 
 
+Collect = Callable[[Gathered], Awaitable[None]]
+"""Gathers what an attempt left, wherever that is."""
+
+
 class OutputsWait(Exception):
     """What the child left is there, but cannot be put where it belongs: a full disk, a folder that is away."""
 
 
-async def take_outputs(desk: Desk, lease: Lease, running: Running, end: End, mask: Mask, journal: Journal) -> End:
+async def take_outputs(desk: Desk, lease: Lease, collect: Collect, end: End, mask: Mask, journal: Journal) -> End:
     """Take what it left. Links and special files are skipped, with an event that names them.
 
     Whatever else breaks the contract makes a success a failure, and nothing is taken.
@@ -35,7 +40,7 @@ async def take_outputs(desk: Desk, lease: Lease, running: Running, end: End, mas
     limits = Limits(bytes=desk.settings.artifact_max_bytes)
     gathered = desk.artifacts.gather(lease.id, lease.attempt, lease.token, limits)
     try:
-        await running.outputs(gathered)
+        await collect(gathered)
         end = reported(end, gathered.report, mask, required=bool(lease.spec.get("require_result")))
         check_result(end.result)
         if not gathered.empty:
@@ -45,6 +50,8 @@ async def take_outputs(desk: Desk, lease: Lease, running: Running, end: End, mas
     except (Violation, Invalid) as violation:
         log.warning("job %s attempt %d breaks the contract: %s", lease.id, lease.attempt, violation)
         return end if end.cause is not Cause.EXIT or end.exit_code != 0 else broken(end, str(violation))
+    except SharedFolderAway as error:
+        raise OutputsWait(f"its output cannot be kept yet: {error.message}") from error
     except OSError as error:
         raise OutputsWait(f"its output cannot be kept yet: {error.strerror}") from error
     finally:

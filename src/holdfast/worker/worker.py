@@ -20,7 +20,9 @@ from holdfast.model import FUNCTION_DOMAIN, Claimable, Lease, new_worker_id
 from holdfast.runner.base import Runner
 from holdfast.runner.function import Functions
 from holdfast.runner.host import Locks
+from holdfast.runner.shared_folder import SharedFolder
 from holdfast.store import Store, wake
+from holdfast.store.outage import level_of
 from holdfast.store.wake import Signal
 from holdfast.timing import backoff, jitter
 from holdfast.worker.chores import Chores
@@ -51,6 +53,7 @@ class Worker:
         store: Store,
         *,
         installation: str,
+        shared: SharedFolder,
         settings: Settings,
         queues: Mapping[str, int],
         runners: Sequence[Runner],
@@ -69,7 +72,7 @@ class Worker:
         self._locks = locks
         self._connect_beats = connect_beats
         self._holds = Holds(settings.lease_ttl)
-        self._desk = Desk(store, self.id, settings, installation, at)
+        self._desk = Desk(store, self.id, settings, installation, shared, at)
         threads = sum(queues.values()) or settings.max_concurrency
         self._runs = FunctionRuns(self._desk, functions, threads=threads, done=self._release)
         self._busy: Counter[str] = Counter()
@@ -217,7 +220,7 @@ class Worker:
             except Exception as error:
                 # Whatever it was, the next one may work; a worker that ends here takes its functions with it.
                 failures += 1
-                log.warning("no claim: %s", error, exc_info=not isinstance(error, StoreError))
+                log.log(level_of(error), "claim failed: %s", error, exc_info=not isinstance(error, StoreError))
                 await self._rest(backoff(failures, base=0.1, cap=5.0))
 
     def _backlog(self) -> bool:
@@ -320,7 +323,7 @@ class Worker:
         except Exception:
             log.exception("job %s: its supervision failed; handing it back", hold.lease.id)
             with contextlib.suppress(Exception):
-                await self._desk.hand_overs.ask(Handed(hold.lease, delay=CRASHED_DELAY, worn=True))
+                await self._desk.hand_overs.ask(Handed(hold.lease, delay=CRASHED_DELAY, worn=True, reason="failed"))
         self._release(hold)
         await self._clear(execution)
 
@@ -402,7 +405,7 @@ class Worker:
         try:
             await work
         except Exception as error:
-            log.warning("%s", error, exc_info=not isinstance(error, StoreError))
+            log.log(level_of(error), "%s", error, exc_info=not isinstance(error, StoreError))
 
     # Leaving
 

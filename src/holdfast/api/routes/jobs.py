@@ -28,7 +28,7 @@ from holdfast.api.shapes import (
 )
 from holdfast.api.uploads import given
 from holdfast.errors import Forbidden, Invalid, NoQueue
-from holdfast.model import Job, Role
+from holdfast.model import Job, Role, TaskRecord
 from holdfast.store.jobs import Stopped
 from holdfast.submission import FIRST_YEAR, LAST_YEAR, Submission, check, check_spec, parse, refuse_count
 from holdfast.views import Explanation, JobView, Links, PlanView
@@ -61,7 +61,7 @@ async def submit(call: Call, body: dict[str, Any]) -> Reply:
         job = await run_in_request(call.service.direct, call.store, call.request, call.who, asked, sent=[body])
     else:
         job = await call.store.jobs.submit(asked, tenant=call.tenant, key=_key(call), sent=[body])
-    view = await _whole(call, job)
+    (view,) = await _views(call, [job])
     return Reply(view, 200 if job.reused else 201, {"Location": view.links.self})
 
 
@@ -95,7 +95,7 @@ async def list_jobs(call: Call, query: ListJobs) -> Reply:
     """List jobs, newest first; or those whose ids begin with `id`."""
     if query.id is not None:
         found = await call.store.jobs.beginning(query.id, tenant=call.tenant, limit=query.limit)
-        return Reply(JobViews(items=[_view(call, job) for job in found], next_cursor=None))
+        return Reply(JobViews(items=await _views(call, found), next_cursor=None))
     for name, at in (("since", query.since), ("until", query.until)):
         if at is not None and not FIRST_YEAR <= at.year <= LAST_YEAR:
             raise Invalid(name, f"is not between the years {FIRST_YEAR} and {LAST_YEAR}")
@@ -111,13 +111,13 @@ async def list_jobs(call: Call, query: ListJobs) -> Reply:
         limit=query.limit,
         cursor=query.cursor,
     )
-    return Reply(JobViews(items=[_view(call, job) for job in page.items], next_cursor=page.next_cursor))
+    return Reply(JobViews(items=await _views(call, page.items), next_cursor=page.next_cursor))
 
 
 @routes.add("GET", "/v1/jobs/{job_id}", role=Role.VIEWER, answers=ONE)
 async def get_job(call: Call, job_id: str) -> Reply:
     """Read a job."""
-    return Reply(await _whole(call, await call.store.jobs.get(job_id, tenant=call.tenant)))
+    return await _one(call, await call.store.jobs.get(job_id, tenant=call.tenant))
 
 
 @routes.add("GET", "/v1/jobs/{job_id}/attempts", role=Role.VIEWER, answers={200: Attempts})
@@ -150,13 +150,15 @@ async def explain(call: Call, job_id: str) -> Reply:
 @routes.add("POST", "/v1/jobs/{job_id}/cancel", role=Role.SUBMITTER, answers=STOP)
 async def cancel(call: Call, job_id: str, body: Reason) -> Reply:
     """Cancel a job: 202 while it is being stopped, 200 when it has ended."""
-    return _stopped(call, await call.store.jobs.cancel(job_id, tenant=call.tenant, by=call.who.by, reason=body.reason))
+    return await _stopped(
+        call, await call.store.jobs.cancel(job_id, tenant=call.tenant, by=call.who.by, reason=body.reason)
+    )
 
 
 @routes.add("POST", "/v1/jobs/{job_id}/interrupt", role=Role.OPERATOR, answers=STOP)
 async def interrupt(call: Call, job_id: str, body: Reason) -> Reply:
     """Stop a running job so that it pauses; a waiting one is cancelled."""
-    return _stopped(
+    return await _stopped(
         call, await call.store.jobs.interrupt(job_id, tenant=call.tenant, by=call.who.by, reason=body.reason)
     )
 
@@ -172,26 +174,28 @@ async def resume(call: Call, job_id: str, body: Resume) -> Reply:
         budget=body.budget,
         stopped=body.stopped,
     )
-    return _one(call, job)
+    return await _one(call, job)
 
 
 @routes.add("POST", "/v1/jobs/{job_id}/resolve", role=Role.OPERATOR, answers=ONE)
 async def resolve(call: Call, job_id: str, body: Resolve) -> Reply:
     """Call a paused or failed job done, with the result that a person gives."""
     job = await call.store.jobs.resolve(job_id, body.result, tenant=call.tenant, by=call.who.by, reason=body.reason)
-    return _one(call, job)
+    return await _one(call, job)
 
 
 @routes.add("POST", "/v1/jobs/{job_id}/dismiss", role=Role.OPERATOR, answers=ONE)
 async def dismiss(call: Call, job_id: str, body: Reason) -> Reply:
     """Let the lane of a failed job go on without it."""
-    return _one(call, await call.store.jobs.dismiss(job_id, tenant=call.tenant, by=call.who.by, reason=body.reason))
+    return await _one(
+        call, await call.store.jobs.dismiss(job_id, tenant=call.tenant, by=call.who.by, reason=body.reason)
+    )
 
 
 @routes.add("POST", "/v1/jobs/{job_id}/release", role=Role.SUBMITTER, answers=ONE)
 async def release(call: Call, job_id: str, body: Nothing) -> Reply:
     """Queue a job that was submitted with `hold`."""
-    return _one(call, await call.store.jobs.release(job_id, tenant=call.tenant, by=call.who.by))
+    return await _one(call, await call.store.jobs.release(job_id, tenant=call.tenant, by=call.who.by))
 
 
 @routes.add("DELETE", "/v1/jobs/{job_id}", role=Role.OPERATOR, answers={200: Deleted, 202: Deleted})
@@ -236,7 +240,7 @@ def _allowed(call: Call, job: Any, where: str = "job") -> Mapping[str, Any]:
 
 async def _prepared(call: Call, job: Mapping[str, Any]) -> Mapping[str, Any]:
     """A job with what was uploaded for it; a pipeline also with its base found and its files looked at."""
-    job = await given(job, call.tenant, call.service.settings)
+    job = await given(job, call.tenant, call.service.settings, call.service.shared)
     if not job.get("tasks"):
         return job
     if isinstance(job.get("base"), str):
@@ -250,7 +254,8 @@ async def _prepared(call: Call, job: Mapping[str, Any]) -> Mapping[str, Any]:
 
 async def _foreseen(call: Call, job: Job | Submission) -> PlanView:
     service = call.service
-    return await foresee(call.store, job.spec, job.inputs, service.settings.shared, service.facts, call.tenant)
+    shared, secrets = service.settings.shared, job.policy.secrets if isinstance(job, Job) else job.secrets
+    return await foresee(call.store, job.spec, job.inputs, shared, service.facts, call.tenant, secrets)
 
 
 @contextmanager
@@ -275,20 +280,22 @@ def _label(text: str) -> tuple[str, str]:
     return key, value
 
 
-def _view(call: Call, job: Job) -> JobView:
+async def _views(call: Call, jobs: Sequence[Job]) -> list[JobView]:
+    """Jobs as callers see them, each with its tasks: the same in a list as alone."""
+    tasks = await call.store.tasks.of_all(jobs)
+    return [_view(call, job, tasks.get(job.id, ())) for job in jobs]
+
+
+def _view(call: Call, job: Job, tasks: Sequence[TaskRecord]) -> JobView:
     here = f"{call.root}/v1/jobs/{job.id}"
     links = Links(self=here, events=f"{here}/events", stream=f"{here}/events/stream", artifacts=f"{here}/artifacts")
-    return JobView(**msgspec.structs.asdict(job), links=links)
+    return JobView(**msgspec.structs.asdict(job), links=links, tasks=tasks)
 
 
-async def _whole(call: Call, job: Job) -> JobView:
-    """A job with its tasks."""
-    return msgspec.structs.replace(_view(call, job), tasks=await call.store.tasks.of(job))
+async def _one(call: Call, job: Job, status: int = 200) -> Reply:
+    (view,) = await _views(call, [job])
+    return Reply(view, status)
 
 
-def _one(call: Call, job: Job) -> Reply:
-    return Reply(_view(call, job))
-
-
-def _stopped(call: Call, stopped: Stopped) -> Reply:
-    return Reply(_view(call, stopped.job), 202 if stopped.outcome == "stopping" else 200)
+async def _stopped(call: Call, stopped: Stopped) -> Reply:
+    return await _one(call, stopped.job, 202 if stopped.outcome == "stopping" else 200)

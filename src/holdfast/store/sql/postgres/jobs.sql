@@ -227,10 +227,10 @@ WITH moved AS (
   RETURNING j.*
 ), closed AS (
   INSERT INTO holdfast.attempts (
-    job_id, attempt, worker, domain, token, claim_seq, status, claimed_at, started_at, ended_at, cause, error_code,
-    error_message)
+    job_id, attempt, worker, domain, token, claim_seq, status, claimed_at, started_at, ended_at, cause, adopter,
+    error_code, error_message)
   SELECT m.id, m.attempt, m.worker, m.domain, m.token, m.claim_seq, m.status, m.claimed_at, m.attempt_started_at,
-    m.updated_at, 'lost', 'lost',
+    m.updated_at, 'lost', m.adopter, 'lost',
     CASE WHEN m.status = 'queued' THEN 'a person said that this attempt has stopped'
       ELSE 'a person gave this attempt up' END
   FROM moved AS m
@@ -356,26 +356,36 @@ ORDER BY j.queue_deadline_at
 LIMIT :limit::integer;
 
 -- name: doomed_jobs
--- Jobs that are to be deleted and have ended. Uses jobs_deleting.
+-- Jobs that are to be deleted and have ended, the next ones after :after_id. Uses jobs_deleting.
 SELECT j.id, j.tenant, j.status
 FROM holdfast.jobs AS j
 WHERE j.stop_kind = 'delete'
+  AND j.id > coalesce(:after_id::uuid, '00000000-0000-0000-0000-000000000000')
   AND j.status IN ('succeeded', 'failed', 'timed_out', 'cancelled', 'paused')
 ORDER BY j.id
 LIMIT :limit::integer;
 
--- name: delete_job
-WITH doomed AS (
-  DELETE FROM holdfast.jobs AS j
-  WHERE j.id = :id::uuid
-    AND j.status = :from_status::text
+-- name: doom_job
+-- Record that an ended job is to be deleted. From then on nothing moves it and no reuse key leads to it.
+UPDATE holdfast.jobs AS j
+SET stop_kind = 'delete',
+    stop_phase = coalesce(j.stop_phase, 'requested')
+WHERE j.id = :id::uuid
+  AND j.tenant = :tenant::text
+  AND j.status IN ('succeeded', 'failed', 'timed_out', 'cancelled')
+RETURNING j.id;
+
+-- name: delete_jobs
+-- Delete jobs that were to be deleted and whose files are gone.
+WITH doomed AS MATERIALIZED (
+  SELECT j.id, j.status
+  FROM holdfast.jobs AS j
+  WHERE j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e)
+    AND j.stop_kind = 'delete'
+    AND j.status IN ('succeeded', 'failed', 'timed_out', 'cancelled')
     AND NOT j.unsettled
-  RETURNING j.id, j.status
-), satisfied AS (
-  UPDATE holdfast.needs AS n SET satisfied = true FROM doomed AS d
-  WHERE n.need_id = d.id AND NOT n.satisfied AND d.status = 'succeeded'
-), specs AS (
-  DELETE FROM holdfast.specs AS s USING doomed AS d WHERE s.id = d.id
+  ORDER BY j.id
+  FOR UPDATE OF j SKIP LOCKED
 ), freed AS MATERIALIZED ( -- one whose key is locked by a submit stays: it names a job that is gone, which is harmless
   SELECT r.tenant, r.reuse_key, CASE
       WHEN r.job_id NOT IN (SELECT g.id FROM doomed AS g) THEN r.job_id
@@ -393,6 +403,14 @@ WITH doomed AS (
 ), reuse AS (
   DELETE FROM holdfast.reuse AS r USING freed AS f
   WHERE r.tenant = f.tenant AND r.reuse_key = f.reuse_key AND f.left_id IS NULL
+), satisfied AS (
+  UPDATE holdfast.needs AS n SET satisfied = true
+  FROM doomed AS d
+  WHERE n.need_id = d.id AND NOT n.satisfied AND d.status = 'succeeded' AND n.job_id NOT IN (SELECT id FROM doomed)
+), jobs AS (
+  DELETE FROM holdfast.jobs AS j USING doomed AS d WHERE j.id = d.id
+), specs AS (
+  DELETE FROM holdfast.specs AS s USING doomed AS d WHERE s.id = d.id
 ), attempts AS (
   DELETE FROM holdfast.attempts AS a USING doomed AS d WHERE a.job_id = d.id
 ), needs AS (

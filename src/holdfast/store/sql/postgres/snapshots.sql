@@ -24,6 +24,13 @@ FROM wanted AS w
 WHERE s.id = w.id
 RETURNING s.id, s.tenant, s.parent, s.task, s.task_hash, s.components, s.folder, s.digest, s.size, s.made_at, s.used_at, s.job_id;
 
+-- name: snapshot_outputs
+-- What the tasks up to a snapshot left. Uses the primary key.
+SELECT s.outputs
+FROM holdfast.snapshots AS s
+WHERE s.id = :id::text
+  AND s.folder = :folder::text;
+
 -- name: near_snapshots
 -- What a miss is compared with: those with one of these parents, then the newest ones. Uses snapshots_listed, snapshots_parent.
 (SELECT s.id, s.tenant, s.parent, s.task, s.task_hash, s.components, s.folder, s.digest, s.size, s.made_at, s.used_at, s.job_id
@@ -118,10 +125,10 @@ RETURNING b.id;
 -- name: publish_snapshot
 -- The build's lock is held, and it is not there yet. No row: this job did not plan it, or it is another tenant's.
 INSERT INTO holdfast.snapshots (
-  id, tenant, parent, task, task_hash, components, folder, digest, size, made_at, used_at, job_id, token)
+  id, tenant, parent, task, task_hash, components, folder, digest, size, made_at, used_at, job_id, token, outputs)
 SELECT
   :id::text, :tenant::text, :parent::text, :task::text, :task_hash::text, :components::json, :folder::text, :digest::text,
-  :size::bigint, holdfast.clock(), holdfast.clock(), :job_id::uuid, :token::bigint
+  :size::bigint, holdfast.clock(), holdfast.clock(), :job_id::uuid, :token::bigint, :outputs::json
 WHERE EXISTS (
   SELECT 1 FROM holdfast.tasks AS t
   WHERE t.job_id = :job_id::uuid AND t.snapshot = :id::text AND t.parent = :parent::text)

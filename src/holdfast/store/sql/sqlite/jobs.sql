@@ -190,11 +190,12 @@ WHERE j.id = :id
   AND j.status = :from_status
   AND j.owner IS NULL;
 INSERT INTO attempts (
-  job_id, attempt, worker, domain, token, claim_seq, status, claimed_at, started_at, ended_at, cause, error_code,
-  error_message)
+  job_id, attempt, worker, domain, token, claim_seq, status, claimed_at, started_at, ended_at, cause, adopter,
+  error_code, error_message)
 SELECT m.id, m.attempt, m.worker, m.domain,
   m.token + CASE WHEN m.status = 'running' THEN 1 ELSE 0 END,
-  m.claim_seq, :status, m.claimed_at, m.attempt_started_at, max(clock(), m.updated_at), 'lost', 'lost',
+  m.claim_seq, :status, m.claimed_at, m.attempt_started_at, max(clock(), m.updated_at), 'lost', m.adopter,
+  'lost',
   CASE WHEN :status = 'queued' THEN 'a person said that this attempt has stopped'
     ELSE 'a person gave this attempt up' END
 FROM told AS t
@@ -344,25 +345,38 @@ ORDER BY j.queue_deadline_at
 LIMIT :limit;
 
 -- name: doomed_jobs
--- Jobs that are to be deleted and have ended. Uses jobs_deleting.
+-- Jobs that are to be deleted and have ended, the next ones after :after_id. Uses jobs_deleting.
 SELECT j.id, j.tenant, j.status
 FROM jobs AS j
 WHERE j.stop_kind = 'delete'
+  AND j.id > coalesce(:after_id, '')
   AND j.status IN ('succeeded', 'failed', 'timed_out', 'cancelled', 'paused')
 ORDER BY j.id
 LIMIT :limit;
 
--- name: delete_job
+-- name: doom_job
+-- Record that an ended job is to be deleted. From then on nothing moves it and no reuse key leads to it.
+UPDATE jobs
+SET stop_kind = 'delete',
+    stop_phase = coalesce(stop_phase, 'requested')
+WHERE id = :id
+  AND tenant = :tenant
+  AND status IN ('succeeded', 'failed', 'timed_out', 'cancelled')
+RETURNING id;
+
+-- name: delete_jobs
+-- Delete jobs that were to be deleted and whose files are gone.
 DELETE FROM told;
 INSERT INTO told (id)
 SELECT j.id
-FROM jobs AS j
-WHERE j.id = :id
-  AND j.status = :from_status
+FROM json_each(:ids) AS e
+CROSS JOIN jobs AS j ON j.id = e.value
+WHERE j.stop_kind = 'delete'
+  AND j.status IN ('succeeded', 'failed', 'timed_out', 'cancelled')
   AND j.unsettled = 0;
 UPDATE needs SET satisfied = 1
 WHERE satisfied = 0
-  AND need_id IN (SELECT j.id FROM told AS t JOIN jobs AS j ON j.id = t.id WHERE j.status = 'succeeded');
+  AND need_id IN (SELECT j.id FROM told AS t CROSS JOIN jobs AS j ON j.id = t.id WHERE j.status = 'succeeded');
 DELETE FROM reuse
 WHERE (tenant, reuse_key) IN (
   SELECT s.tenant, s.reuse_key FROM told AS t CROSS JOIN specs AS s ON s.id = t.id)

@@ -16,6 +16,13 @@ WHERE id IN (SELECT value FROM json_each(:ids))
   AND tenant = :tenant
 RETURNING id, tenant, parent, task, task_hash, components, folder, digest, size, made_at, used_at, job_id;
 
+-- name: snapshot_outputs
+-- What the tasks up to a snapshot left. Uses the primary key.
+SELECT s.outputs
+FROM snapshots AS s
+WHERE s.id = :id
+  AND s.folder = :folder;
+
 -- name: near_snapshots
 -- What a miss is compared with: those with one of these parents, then the newest ones. Uses snapshots_listed, snapshots_parent.
 SELECT * FROM (SELECT s.id, s.tenant, s.parent, s.task, s.task_hash, s.components, s.folder, s.digest, s.size, s.made_at, s.used_at, s.job_id
@@ -110,10 +117,10 @@ RETURNING id;
 -- name: publish_snapshot
 -- The build's lock is held, and it is not there yet. No row: this job did not plan it, or it is another tenant's.
 INSERT INTO snapshots (
-  id, tenant, parent, task, task_hash, components, folder, digest, size, made_at, used_at, job_id, token)
+  id, tenant, parent, task, task_hash, components, folder, digest, size, made_at, used_at, job_id, token, outputs)
 SELECT
   :id, :tenant, :parent, :task, :task_hash, :components, :folder, :digest,
-  :size, clock(), clock(), :job_id, :token
+  :size, clock(), clock(), :job_id, :token, :outputs
 WHERE EXISTS (
   SELECT 1 FROM tasks AS t
   WHERE t.job_id = :job_id AND t.snapshot = :id AND t.parent = :parent)

@@ -1,0 +1,3 @@
+-- Outputs of snapshots, as in the Postgres migration of the same number.
+
+ALTER TABLE snapshots ADD COLUMN outputs TEXT;
