@@ -387,6 +387,39 @@ def every_error(kind: type[HoldfastError] = HoldfastError) -> list[type[Holdfast
     return [kind, *(below for child in kind.__subclasses__() for below in every_error(child))]
 
 
+async def test_guesses_of_tokens_are_limited_and_known_tokens_are_not(clean_url: str, tmp_path: Path) -> None:
+    async with (
+        serving_here(clean_url, tmp_path / "data", auth_failures=0.01) as served,
+        served.client() as admin,
+        served.client("hf_guess") as stranger,
+    ):
+        assert (await admin.get("/v1/jobs")).status_code == 200
+        seen = [await stranger.get("/v1/jobs") for _ in range(3)]
+        assert [answer.status_code for answer in seen] == [401, 429, 429]
+        assert "unknown tokens" in error_of(seen[1])["message"]
+        assert int(seen[1].headers["retry-after"]) >= 1
+        assert (await admin.get("/v1/jobs")).status_code == 200
+
+
+async def test_last_use_and_expiry_of_tokens_are_shown(clean_url: str, tmp_path: Path) -> None:
+    app = asgi(clean_url, data_dir=tmp_path)
+    transport = httpx.ASGITransport(app)
+    async with app.running() as service, httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        client.headers["Authorization"] = f"Bearer {(tmp_path / 'admin.token').read_text().strip()}"
+        asked = {"name": "ci", "role": "viewer", "tenant": "default", "expires_at": "2099-01-01T00:00:00Z"}
+        made = (await client.post("/v1/tokens", json=asked)).json()
+        assert (made["expires_at"], made["used_at"]) == ("2099-01-01T00:00:00Z", None)
+        await service.access.note_uses()
+        tokens = {token["name"]: token for token in (await client.get("/v1/tokens")).json()["items"]}
+        assert tokens["admin"]["used_at"] is not None
+        assert (tokens["ci"]["used_at"], tokens["ci"]["created_by"]) == (None, "admin")
+        headers = {"Authorization": f"Bearer {made['token']}"}
+        assert (await client.get("/v1/jobs", headers=headers)).status_code == 200
+        await service.access.note_uses()
+        tokens = {token["name"]: token for token in (await client.get("/v1/tokens")).json()["items"]}
+        assert tokens["ci"]["used_at"] is not None
+
+
 def test_every_error_has_a_status_a_code_and_the_one_shape() -> None:
     for kind in every_error():
         made = kind.__new__(kind)

@@ -175,6 +175,9 @@ class Settings:
     max_concurrency: int = _setting(1, _whole, "jobs that a server without a queue runs at once, at most")
     on_disconnect: OnDisconnect = _setting("continue", _on_disconnect, "or cancel: such a job when its client goes")
     rate_limit: float | None = _setting(1000.0, _optional(_number), "requests per second and token; none lifts it")
+    auth_failures: float | None = _setting(
+        10.0, _optional(_number), "requests with a token that is not known, per second and address; none lifts it"
+    )
     api_connections: int = _setting(8, _whole, "connections that the service keeps to Postgres")
 
     def __post_init__(self) -> None:

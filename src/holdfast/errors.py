@@ -17,7 +17,7 @@
     │   ├── NoQueue      what needs a line, of a server that runs jobs in the request
     │   └── Paused       the same, of a queue in which nothing starts now
     ├── QueueFull        as many jobs wait in a queue as its limit allows              429
-    ├── RateLimited      too many requests with one token                              429
+    ├── RateLimited      too many requests with one token, or with unknown ones        429
     ├── TooManyStreams   a token has as many streams open as it may                    429
     ├── AtCapacity       a server without a queue runs as many jobs as it may          503
     ├── CacheFull        no room for a snapshot, and nothing that may go               503
@@ -167,8 +167,8 @@ class RateLimited(HoldfastError):
     status = 429
     code = "rate_limited"
 
-    def __init__(self, wait: float) -> None:
-        super().__init__(f"too many requests with this token; try again in {wait:.1f} seconds")
+    def __init__(self, wait: float, why: str = "too many requests with this token") -> None:
+        super().__init__(f"{why}; try again in {wait:.1f} seconds")
         self.wait = wait
 
 

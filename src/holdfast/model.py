@@ -557,6 +557,9 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str | None
     created_at: datetime
     expires_at: datetime | None
+    created_by: str | None = None
+    used_at: datetime | None = None
+    """When it was last used, to about a quarter of a minute."""
 
 
 class Claimable(msgspec.Struct, frozen=True, kw_only=True):

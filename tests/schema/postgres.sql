@@ -215,6 +215,7 @@ tokens.hash text NO
 tokens.created_at timestamp with time zone NO 
 tokens.created_by text YES 
 tokens.expires_at timestamp with time zone YES 
+tokens.used_at timestamp with time zone YES 
 totals.counter text NO 
 totals.status text NO ''::text
 totals.count bigint NO 

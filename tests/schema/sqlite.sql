@@ -238,7 +238,7 @@ CREATE TABLE tokens (
   hash TEXT NOT NULL,
   created_at INTEGER NOT NULL,
   created_by TEXT,
-  expires_at INTEGER,
+  expires_at INTEGER, used_at INTEGER,
   CONSTRAINT tokens_name UNIQUE (name),
   CONSTRAINT tokens_hash UNIQUE (hash),
   CONSTRAINT role_known CHECK (role = 'viewer' OR role = 'submitter' OR role = 'operator' OR role = 'admin'),

@@ -112,6 +112,7 @@ class Api(FastAPI):
             await stack.enter_async_context(_task(hub.run()))
             await stack.enter_async_context(_task(depths.run()))
             stack.callback(hub.stop)
+            await stack.enter_async_context(_task(access.keep_noting()))
             if self._background is not None:
                 service.direct = await stack.enter_async_context(self._background(store))
             self._service = service

@@ -7,6 +7,7 @@ have a header that a page cannot send without asking first.
 """
 
 import asyncio
+import logging
 import os
 import stat
 import time
@@ -28,6 +29,9 @@ KNOWN_SECONDS = 2.0
 """How long a token is taken for what it was: another server may take it back meanwhile."""
 KNOWN_MOST = 10_000
 MAX_NAME = 200
+USES_SECONDS = 15.0
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -51,9 +55,12 @@ class Access:
     def __init__(self, tokens: Tokens, settings: Settings) -> None:
         self._tokens = tokens
         self._off = settings.auth == "off"
-        self._rate = settings.rate_limit
         self._known: dict[str, tuple[float, Token]] = {}
-        self._buckets: dict[str, tuple[float, float]] = {}
+        self._requests = Buckets(settings.rate_limit, burst=1.0)
+        self._failures = Buckets(settings.auth_failures, burst=10.0)
+        self._trusted: set[str] = set()
+        """Secrets that were valid once: others at their address may not shut them out."""
+        self._used: set[str] = set()
 
     def guard(self, request: Request) -> None:
         """With tokens off, refuse whatever a web page could have sent."""
@@ -92,10 +99,19 @@ class Access:
         scheme, _, secret = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not secret:
             raise Unauthorized("send a token: Authorization: Bearer hf_…")
-        token = await self._token(secret.strip())
+        secret = secret.strip()
+        address = request.client.host if request.client is not None else ""
+        if secret not in self._trusted:
+            self._failures.refuse(address, "too many requests with unknown tokens from this address")
+        token = await self._token(secret)
         if token is None:
+            self._trusted.discard(secret)
+            self._failures.take(address)
             raise Unauthorized("this token is not known, has expired, or was taken back")
-        self._count(token)
+        self._trusted.add(secret)
+        self._used.add(token.id)
+        self._requests.refuse(token.id, "too many requests with this token")
+        self._requests.take(token.id)
         if token.tenant is None:
             return Caller(token.name, token.role, wanted or DEFAULT_TENANT)
         if wanted not in (None, token.tenant):
@@ -126,24 +142,52 @@ class Access:
         token = await self._tokens.find(secret)
         if len(self._known) >= KNOWN_MOST:
             self._known.clear()
+            self._trusted.clear()
         if token is not None:
             self._known[secret] = (now + KNOWN_SECONDS, token)
         return token
 
-    def _count(self, token: Token) -> None:
-        """A bucket per token that holds one second's requests and fills steadily."""
+    async def note_uses(self) -> None:
+        """Write down which tokens were used since the last time."""
+        used, self._used = sorted(self._used), set()
+        if used:
+            await self._tokens.use(used)
+
+    async def keep_noting(self) -> None:
+        """Write down uses for as long as the service runs; what cannot be written is left out."""
+        while True:
+            await asyncio.sleep(USES_SECONDS)
+            try:
+                await self.note_uses()
+            except StoreError as error:
+                log.warning("which tokens were used could not be written down: %s", error)
+
+
+class Buckets:
+    """A bucket per key that holds so many seconds' requests and fills steadily; without a rate nothing is counted."""
+
+    def __init__(self, rate: float | None, *, burst: float) -> None:
+        self._rate = rate
+        self._full = 0.0 if rate is None else max(1.0, rate * burst)
+        self._buckets: dict[str, tuple[float, float]] = {}
+
+    def refuse(self, key: str, why: str) -> None:
+        """Refuse if the bucket is empty."""
+        if self._rate is not None and (left := self._left(key)) < 1:
+            raise RateLimited((1 - left) / self._rate, why)
+
+    def take(self, key: str) -> None:
         if self._rate is None:
             return
-        now = time.monotonic()
-        full = max(1.0, self._rate)
-        left, at = self._buckets.get(token.id, (full, now))
-        left = min(full, left + (now - at) * self._rate)
-        if left < 1:
-            self._buckets[token.id] = (left, now)
-            raise RateLimited((1 - left) / self._rate)
+        left = self._left(key)
         if len(self._buckets) >= KNOWN_MOST:
             self._buckets.clear()
-        self._buckets[token.id] = (left - 1, now)
+        self._buckets[key] = (left - 1, time.monotonic())
+
+    def _left(self, key: str) -> float:
+        now = time.monotonic()
+        left, at = self._buckets.get(key, (self._full, now))
+        return min(self._full, left + (now - at) * (self._rate or 0.0))
 
 
 def says_json(headers: Mapping[str, str]) -> bool:

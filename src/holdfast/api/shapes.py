@@ -230,6 +230,8 @@ class TokenView(Answer, frozen=True):
     tenant: str | None
     created_at: datetime
     expires_at: datetime | None
+    created_by: str | None
+    used_at: datetime | None
 
 
 class Tokens(Answer, frozen=True):

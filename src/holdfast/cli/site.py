@@ -1,6 +1,7 @@
 """Commands about the installation: lanes, queues, workers, tools, tokens."""
 
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -33,6 +34,12 @@ def _more(cursor: str | None) -> None:
     from holdfast.cli import render
 
     render.more(cursor)
+
+
+def _moment(text: str | None) -> datetime | None:
+    from holdfast.cli import render
+
+    return None if text is None else render.moment(text)
 
 
 def _ask(context: typer.Context, method: str, path: str, body: Any = None) -> Any:
@@ -195,8 +202,19 @@ def list_tokens(context: typer.Context, as_json: AsJson = False) -> None:
         print_json(answer)
     else:
         _table(
-            ("id", "name", "role", "tenant"),
-            ((i["id"], i["name"], i["role"], i["tenant"]) for i in answer["items"]),
+            ("id", "name", "role", "tenant", "made by", "last used", "expires"),
+            (
+                (
+                    i["id"],
+                    i["name"],
+                    i["role"],
+                    i["tenant"],
+                    i["created_by"],
+                    _moment(i["used_at"]),
+                    _moment(i["expires_at"]),
+                )
+                for i in answer["items"]
+            ),
             empty="no tokens",
         )
 

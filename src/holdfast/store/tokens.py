@@ -80,6 +80,10 @@ class Tokens:
 
         return await self._database.transact(change)
 
+    async def use(self, token_ids: Sequence[str]) -> None:
+        """Note that these were used now."""
+        await self._database.rows("use_tokens", ids=list(token_ids))
+
     async def has_admin(self) -> bool:
         """Whether anybody could make further tokens."""
         tokens = await self.list()
@@ -94,4 +98,6 @@ def _to_token(row: Row) -> Token:
         tenant=row["tenant"],
         created_at=row["created_at"],
         expires_at=row["expires_at"],
+        created_by=row["created_by"],
+        used_at=row["used_at"],
     )

@@ -2,13 +2,13 @@
 
 -- name: find_token
 -- One that has not expired. Uses tokens_hash.
-SELECT t.id, t.name, t.role, t.tenant, t.created_at, t.expires_at
+SELECT t.id, t.name, t.role, t.tenant, t.created_at, t.created_by, t.expires_at, t.used_at
 FROM holdfast.tokens AS t
 WHERE t.hash = :hash::text
   AND (t.expires_at IS NULL OR t.expires_at > holdfast.clock());
 
 -- name: list_tokens
-SELECT t.id, t.name, t.role, t.tenant, t.created_at, t.created_by, t.expires_at
+SELECT t.id, t.name, t.role, t.tenant, t.created_at, t.created_by, t.expires_at, t.used_at
 FROM holdfast.tokens AS t
 ORDER BY t.name;
 
@@ -18,7 +18,7 @@ INSERT INTO holdfast.tokens (id, name, role, tenant, hash, created_at, created_b
 VALUES (:id::uuid, :name::text, :role::text, :tenant::text, :hash::text, holdfast.clock(), :created_by::text,
   :until_at::timestamptz)
 ON CONFLICT DO NOTHING
-RETURNING id, name, role, tenant, created_at, created_by, expires_at;
+RETURNING id, name, role, tenant, created_at, created_by, expires_at, used_at;
 
 -- name: lasting_admins
 -- Admin tokens that never expire, locked in order: one of them has to stay.
@@ -31,3 +31,8 @@ FOR UPDATE;
 
 -- name: remove_token
 DELETE FROM holdfast.tokens AS t WHERE t.id = :id::uuid RETURNING t.id, t.name;
+
+-- name: use_tokens
+-- These were used.
+UPDATE holdfast.tokens SET used_at = holdfast.clock()
+WHERE id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e);

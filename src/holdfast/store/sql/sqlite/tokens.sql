@@ -2,13 +2,13 @@
 
 -- name: find_token
 -- One that has not expired. Uses tokens_hash.
-SELECT t.id, t.name, t.role, t.tenant, t.created_at, t.expires_at
+SELECT t.id, t.name, t.role, t.tenant, t.created_at, t.created_by, t.expires_at, t.used_at
 FROM tokens AS t
 WHERE t.hash = :hash
   AND (t.expires_at IS NULL OR t.expires_at > clock());
 
 -- name: list_tokens
-SELECT t.id, t.name, t.role, t.tenant, t.created_at, t.created_by, t.expires_at
+SELECT t.id, t.name, t.role, t.tenant, t.created_at, t.created_by, t.expires_at, t.used_at
 FROM tokens AS t
 ORDER BY t.name;
 
@@ -17,7 +17,7 @@ ORDER BY t.name;
 INSERT INTO tokens (id, name, role, tenant, hash, created_at, created_by, expires_at)
 VALUES (:id, :name, :role, :tenant, :hash, clock(), :created_by, :until_at)
 ON CONFLICT DO NOTHING
-RETURNING id, name, role, tenant, created_at, created_by, expires_at;
+RETURNING id, name, role, tenant, created_at, created_by, expires_at, used_at;
 
 -- name: lasting_admins
 -- Admin tokens that never expire: one of them has to stay. The write lock is held already.
@@ -29,3 +29,7 @@ ORDER BY t.id;
 
 -- name: remove_token
 DELETE FROM tokens WHERE id = :id RETURNING id, name;
+
+-- name: use_tokens
+-- These were used.
+UPDATE tokens SET used_at = clock() WHERE id IN (SELECT value FROM json_each(:ids));
