@@ -44,6 +44,7 @@ async def store_of(settings: Settings, *, connections: int = 4, listen: bool = T
         listen_url=settings.listen_url,
         pooler=settings.pooler,
         answer_within=settings.lease_ttl / ANSWER_SHARE,
+        defaults=settings.job_defaults,
     )
 
 
