@@ -12,12 +12,13 @@ SUPERVISOR := src/holdfast/runner/supervisor/holdfast-supervisor
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 26
 
-setup: .venv/.ready $(SUPERVISOR) ## Make the virtual environment and, as root, install Postgres, PgBouncer, Docker, Spin, faketime and btrfs-progs if they are missing
+setup: .venv/.ready $(SUPERVISOR) ## Make the virtual environment and, as root, install Postgres, PgBouncer, Docker, Spin, faketime, btrfs-progs and curl if they are missing
 	@scripts/need-postgres
 	@scripts/need-pgbouncer
 	@scripts/need-docker
 	@scripts/need-faketime
 	@scripts/need-btrfs
+	@scripts/need-curl
 	@scripts/need-spin
 
 .venv/.base: EXTRAS := docker,fast
@@ -51,7 +52,7 @@ format: .venv/.ready ## Put the code into shape
 
 test: setup check ## Everything: set up, check, all tests on SQLite and a real Postgres
 	@scripts/need-compiler
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 25 # tests mostly wait: three at a time fill two processors
+	scripts/with-mounted-root $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 25 # tests mostly wait: three at a time fill two processors
 
 test-fast: .venv/.ready $(SUPERVISOR) ## The tests without the long races and the state machine
 	$(BIN)/python -m pytest -n 2 --ignore tests/test_races.py --ignore tests/test_machine.py --ignore tests/test_crash.py \

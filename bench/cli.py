@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import httpx
@@ -94,7 +94,7 @@ async def on_sqlite(folder: Path) -> list[Figure]:
     opened = await connect(f"sqlite:///{file}")
     await migrate(opened)
     await opened.close()
-    with sqlite3.connect(file, isolation_level=None) as connection:
+    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
         fill_sqlite(connection, new_id, MILLION)
     return await asyncio.to_thread(lambda: list(lists("SQLite", f"sqlite:///{file}", folder / "sqlite")))
 

@@ -169,6 +169,7 @@ async def clean_url(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -
         " holdfast.idempotency, holdfast.tasks, holdfast.snapshots, holdfast.builds,"
         " holdfast.totals, holdfast.functions, holdfast.test_clock"
     )
+    await connection.execute("UPDATE holdfast.installation SET shared_folder = NULL, shared_path = NULL")
     await connection.close()
     return str(url)
 

@@ -1,10 +1,34 @@
-"""The plans that our sessions on Postgres use: generic ones, made without a look at the values."""
+"""The plans that our sessions use. Those of Postgres are generic ones, made without a look at the values."""
 
 import json
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
+from holdfast.store import queries
 from holdfast.store.postgres import prepare
+from holdfast.store.sqlite import Connection
+from holdfast.timing import SystemClock
+
+
+@contextmanager
+def sqlite_connection(path: Path, *, writes: bool) -> Iterator[Connection]:
+    """A connection such as the store's own, closed when the block ends."""
+    connection = Connection(path, SystemClock(), writes=writes)
+    with closing(connection.raw):
+        yield connection
+
+
+def sqlite_explain(
+    connection: Connection, statement: queries.Statement, *, how: str = "EXPLAIN QUERY PLAN"
+) -> list[str]:
+    """The lines of a statement's plan; SQLite makes the same one for all values."""
+    blank: Any = [None] * len(statement.parameters)
+    if not statement.each:
+        blank = dict(zip(statement.parameters, blank, strict=True))
+    return [row[3] for row in connection.raw.execute(f"{how} {statement.text}", blank)]
 
 
 async def plan_of(connection: Any, name: str, parameters: dict[str, Any], *, run: bool = True) -> list[dict[str, Any]]:

@@ -25,6 +25,11 @@ READY_SECONDS = 60.0
 FUNCTION = {"runner": "function", "spec": {"name": "f"}}
 
 
+def shared_beside(data: Path) -> Path:
+    """The shared folder: a test's server in a folder `data` of its own has that of the rig, which is beside it."""
+    return data.parent / "shared" if data.name == "data" else data / "shared"
+
+
 class Served:
     """One server process, its store as the test sees it, and clients for every role."""
 
@@ -35,6 +40,7 @@ class Served:
         self.settings = settings
         self.process: subprocess.Popen[bytes] | None = None
         self.log = data / f"serve-{self.port}.log"
+        self.program = ("holdfast.cli.main", "serve")
 
     @property
     def url(self) -> str:
@@ -50,13 +56,14 @@ class Served:
             "PATH": os.environ["PATH"],
             "HOLDFAST_DATABASE_URL": self.database_url,
             "HOLDFAST_DATA_DIR": str(self.data),
+            "HOLDFAST_SHARED_DIR": str(shared_beside(self.data)),
             "HOLDFAST_PORT": str(self.port),
             "HOLDFAST_RATE_LIMIT": "none",
             **{f"HOLDFAST_{name.upper()}": value for name, value in self.settings.items()},
         }
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "holdfast.cli.main", "serve"], env=environment, stdout=log, stderr=log
+                [sys.executable, "-m", *self.program], env=environment, stdout=log, stderr=log
             )
         if wait:
             self.ready()
@@ -104,7 +111,8 @@ class Served:
 async def serving_here(url: str, data: Path, **settings: Any) -> AsyncIterator[Served]:
     """Serve in the test's own process and loop, on a real socket: no start of a process to wait for."""
     served = Served(url, data)
-    loaded = Settings(database_url=url, data_dir=data, port=served.port, **{"rate_limit": None, **settings})
+    usual: dict[str, Any] = {"rate_limit": None, "auth_off_as_root": True, "shared_dir": shared_beside(data)}
+    loaded = Settings(database_url=url, data_dir=data, port=served.port, **(usual | settings))
     app = api_of(loaded)
     with bind(loaded) as listener:
         async with app.running():

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import stat
 import subprocess
 from collections import Counter
@@ -15,6 +16,7 @@ import pytest
 from fastapi import FastAPI
 
 from holdfast import errors
+from holdfast.api import docs_page, openapi
 from holdfast.api.app import declared
 from holdfast.api.auth import first_admin
 from holdfast.api.errors import to_response
@@ -144,6 +146,8 @@ async def test_tenants_do_not_meet(served: Served) -> None:
         assert (await other.get("/v1/lanes/L")).status_code == 404
         assert (await other.get("/v1/queues")).json()["items"] == []
         assert (await other.post("/v1/jobs", json={**FUNCTION, "needs": [job["id"]]})).status_code == 404
+        taken = await other.post("/v1/jobs", json={**FUNCTION, "id": job["id"]})
+        assert (taken.status_code, "exist" in taken.text, "cannot be used" in taken.text) == (409, False, True)
         assert (await other.get("/v1/jobs", headers={"Holdfast-Tenant": "blue"})).status_code == 403
         assert (await mine.get("/v1/jobs", headers={"Holdfast-Tenant": "blue"})).status_code == 200
         assert (await admin.get(f"/v1/jobs/{job['id']}")).status_code == 404
@@ -295,7 +299,7 @@ async def test_without_tokens_no_web_page_reaches_it(clean_url: str, tmp_path: P
 
 async def test_without_tokens_an_application_elsewhere_refuses_strangers(clean_url: str, tmp_path: Path) -> None:
     """Proves O8."""
-    app = asgi(clean_url, data_dir=tmp_path, auth="off")
+    app = asgi(clean_url, data_dir=tmp_path, auth="off", auth_off_as_root=True)
     async with app.running():
         for client, status in (("127.0.0.1", 200), ("10.1.2.3", 403)):
             transport = httpx.ASGITransport(app, client=(client, 1))
@@ -303,12 +307,67 @@ async def test_without_tokens_an_application_elsewhere_refuses_strangers(clean_u
                 assert (await caller.get("/v1/jobs")).status_code == status
 
 
+async def test_pages_load_nothing_from_elsewhere_and_run_no_script(served: Served) -> None:
+    """Proves I3."""
+    async with httpx.AsyncClient(base_url=served.url) as client:
+        page = await client.get("/docs")
+    assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    policy = dict(part.strip().split(" ", 1) for part in page.headers["content-security-policy"].split(";"))
+    assert policy["default-src"] == policy["base-uri"] == policy["frame-ancestors"] == "'none'"
+    assert set(policy) == {"default-src", "base-uri", "form-action", "frame-ancestors", "style-src"}
+    assert policy["style-src"].startswith("'sha256-")
+    assert page.headers["x-content-type-options"] == "nosniff"
+    links = re.findall(r"(?:src|href|action|url)\s*[=(]\s*['\"]?([^'\" >)]*)", page.text)
+    assert {link for link in links if not link.startswith("#")} == {"openapi.json"}
+    assert not re.search(r"<(script|link|img|iframe|object|embed|form|base)\b| on\w+=| style=", page.text)
+    assert "/v1/jobs/{job_id}/cancel" in page.text
+
+
+def test_page_shows_markup_in_a_description_as_text() -> None:
+    document = openapi.document(declared())
+    document["info"]["description"] = "<script>alert(1)</script> `<b>`"
+    text = docs_page.page(document)
+    assert "<script" not in text
+    assert "<code>&lt;b&gt;</code>" in text
+
+
+@pytest.mark.parametrize("path", ["/docs", "/openapi.json", "/healthz"])
+async def test_without_tokens_pages_have_the_same_guard(clean_url: str, tmp_path: Path, path: str) -> None:
+    """Proves I3."""
+    async with serving_here(clean_url, tmp_path / "data", auth="off") as served:
+        for headers, status in (
+            ({}, 200),
+            ({"Host": "rebound.example"}, 403),
+            ({"Origin": "https://evil.example"}, 403),
+        ):
+            async with httpx.AsyncClient(base_url=served.url, headers=headers) as client:
+                assert (await client.get(path)).status_code == status
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "example.com", "10.0.0.1"])
 def test_tokens_cannot_be_off_where_others_reach_it(host: str) -> None:
     """Proves O8."""
     with pytest.raises(ConfigError, match="HOLDFAST_AUTH is off"):
         load(environment={"HOLDFAST_AUTH": "off", "HOLDFAST_HOST": host})
-    assert load(environment={"HOLDFAST_AUTH": "off", "HOLDFAST_HOST": "::1"}).auth == "off"
+    alone = {"HOLDFAST_AUTH": "off", "HOLDFAST_HOST": "::1", "HOLDFAST_AUTH_OFF_AS_ROOT": "true"}
+    assert load(environment=alone).auth == "off"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_tokens_cannot_be_off_for_root_unless_that_is_said() -> None:
+    """A process of a job reaches the loopback, so it could submit a job that runs as root."""
+    with pytest.raises(ConfigError, match="HOLDFAST_AUTH_OFF_AS_ROOT"):
+        load(environment={"HOLDFAST_AUTH": "off"})
+    assert load(environment={"HOLDFAST_AUTH": "off", "HOLDFAST_AUTH_OFF_AS_ROOT": "true"}).auth == "off"
+
+
+@pytest.mark.parametrize("name", ["Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"])
+async def test_without_tokens_nothing_that_a_proxy_forwards_is_answered(
+    clean_url: str, tmp_path: Path, name: str
+) -> None:
+    async with serving_here(clean_url, tmp_path / "data", auth="off") as served, served.client("none") as client:
+        answer = await client.get("/v1/jobs", headers={name: "for=10.0.0.1"})
+    assert (answer.status_code, name.lower() in error_of(answer)["message"]) == (403, True)
 
 
 async def test_requests_of_one_token_are_limited_and_others_are_not(clean_url: str, tmp_path: Path) -> None:
@@ -336,7 +395,7 @@ def test_every_error_has_a_status_a_code_and_the_one_shape() -> None:
             made = errors.RateLimited(2.0)
         response = to_response(made)
         assert response.status_code == kind.status
-        assert response.status_code in (400, 401, 403, 404, 409, 413, 422, 429, 500, 503)
+        assert response.status_code in (400, 401, 403, 404, 408, 409, 413, 422, 429, 500, 503)
         assert f'"code":"{kind.code}"'.encode() in bytes(response.body)
     codes = [kind.code for kind in every_error() if kind.__module__ == errors.__name__]
     assert len(set(codes)) == len(codes)

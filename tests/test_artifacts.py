@@ -8,11 +8,11 @@ from holdfast.client.http import AsyncClient, Refused
 from holdfast.model import Claimable, Outcome, Role
 from holdfast.runner.outputs import Artifacts
 from holdfast.store import open_store
-from tests.service import Served
+from tests.service import Served, shared_beside
 
 
 def shared(served: Served) -> Path:
-    return served.data / "shared"
+    return shared_beside(served.data)
 
 
 async def left(served: Served, files: dict[str, bytes]) -> str:

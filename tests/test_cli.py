@@ -7,12 +7,14 @@ import re
 import select
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from holdfast.cli.terminal import visible_line
 from tests.up import PATIENCE, PROGRAM, Up, eventually, running
 
 
@@ -167,6 +169,21 @@ def test_moves_of_a_job(up: Up) -> None:
     up("watch", sleeping, code=130)
 
 
+def test_resume_of_a_job_whose_budget_is_spent(up: Up, tmp_path: Path) -> None:
+    """Proves H5."""
+    command = ["echo", '{"event": "usage", "tokens": 120}']
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps({"runner": "process", "spec": {"command": command}, "budget": {"tokens": 100}}))
+    assert up.run("run", "-f", str(file)).returncode == 1  # The command itself exits 0.
+    (job,) = up.json("ls", "--status", "failed", "-n", "1")["items"]
+    assert job["error"] == {"code": "budget_exceeded", "message": "used 120 tokens of 100"}
+    refused = up.run("resume", job["id"])
+    assert (refused.returncode, "--budget tokens=N" in refused.stderr) == (4, True)
+    assert up.run("resume", job["id"], "--budget", "tokens=120").returncode == 4
+    assert up.json("resume", job["id"], "--budget", "tokens=1000")["policy"]["budget"] == {"tokens": 1000}
+    up("watch", job["id"])
+
+
 def test_queues_workers_and_tokens(up: Up) -> None:
     """Proves J9, O8."""
     up("queues", "pause", "other")
@@ -251,6 +268,62 @@ def test_ctrl_c_asks_and_goes_on_detaches_or_stops(up: Up) -> None:
     watching.type("s\n")
     assert watching.exit_code() == 130
     assert up.json("show", job)["status"] == "cancelled"
+
+
+HOSTILE = "\x1b]0;owned\x07 \x1b[2J \x1b]52;c;aGk=\x07 a\rb \x9b5n \u202ex \x1b[8mhidden \x1b[31mred"
+OBEYED = ("\x1b]", "\x1b[2J", "\x07", "\x9b", "\u202e", "\x1b[8m")
+
+
+def test_escape_sequences_of_a_job_do_not_reach_the_terminal(up: Up) -> None:
+    print_it = f"print({HOSTILE!r})"
+    asked = ("--label", f"a={HOSTILE}", "--", sys.executable, "-c", print_it)
+    job = up("submit", *asked).strip()
+    assert up("logs", "-f", job).rstrip("\n") == HOSTILE.replace("\r", "\n"), (
+        "where it is no terminal, every byte is passed on"
+    )
+    commands = (["logs", job], ["logs", "-f", job], ["show", job], ["watch", job], ["ls"], ["show", "--json", job],
+                ["logs", "--json", job], ["show", "\x1b]0;owned\x07"], ["run", *asked])  # fmt: skip
+    for command in commands:
+        terminal = Terminal(up, *command)
+        terminal.exit_code()
+        for sequence in OBEYED:
+            assert sequence not in terminal.seen, (command, terminal.seen)
+    assert "\\x1b]0;owned\\x07" in terminal.seen
+    assert "\x1b[31mred\x1b[0m" in terminal.seen
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("plain\ttext é", "plain\ttext é"),
+        ("a\r", "a"),
+        ("\x1b[1;32mok\x1b[m", "\x1b[1;32mok\x1b[m\x1b[0m"),
+        ("\x1b[38;5;208mo\x1b[0;08mx", "\x1b[38;5;208mo\\x1b[0;08mx\x1b[0m"),
+        ("\x1b[31" + "1" * 50 + "m", "\\x1b[31" + "1" * 50 + "m"),
+        ("\x1b\x1b[31m]0;x\x07", "\\x1b\x1b[31m]0;x\\x07\x1b[0m"),
+    ],
+)
+def test_log_line_keeps_its_colours_alone(line: str, shown: str) -> None:
+    assert visible_line(line) == shown
+
+
+def test_drain_ends_the_worker_and_not_the_server(tmp_path: Path) -> None:
+    with running(tmp_path) as up:
+        (worker,) = up.json("workers")["items"]
+        up("workers", "drain", worker["host"])
+        eventually(lambda: not any(one["live"] for one in up.json("workers")["items"]))
+        job = up.json("submit", "--", "true")["id"]
+        assert "no live worker" in up("explain", job)
+        assert up.process.poll() is None
+
+
+def test_worker_apart_that_was_drained_is_not_started_again(tmp_path: Path) -> None:
+    with running(tmp_path, "--workers", "1") as up:
+        (worker,) = up.json("workers")["items"]
+        up("workers", "drain", worker["host"])
+        eventually(lambda: "it is not started again" in (tmp_path / "up.log").read_text())
+        assert not any(one["live"] for one in up.json("workers")["items"])
+        assert up.json("ls")["items"] == []
 
 
 def test_workers_apart_are_started_again_when_they_die(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from holdfast.model import Role, Status
 from tests.rig import Rig, eventually
 from tests.service import Quiet, Served, error_of, serving
 
+REFUSALS = 8
 WAIT_FOR = 'echo began; while [ ! -e "$GATE" ]; do sleep 0.05; done; echo done'
 
 
@@ -79,6 +81,27 @@ async def test_second_call_is_refused_at_once_while_the_first_runs(rig: Rig, tmp
         assert ended.headers["location"] == f"/v1/jobs/{job_id}"
         again = await client.post("/v1/jobs", json=sh("exit 3"))
         assert (again.json()["status"], again.json()["exit_code"]) == ("failed", 3)
+
+
+async def test_refusal_for_want_of_room_waits_for_nothing(rig: Rig, tmp_path: Path) -> None:
+    """Proves O1: the fastest of many takes at most 100 ms longer than the fastest refusal for another reason.
+
+    A busy machine delays both, and seldom all of one kind; a wait on the way would be in every one.
+    """
+    gate = tmp_path / "gate"
+    seconds: dict[str, list[float]] = {"at_capacity": [], "invalid": []}
+    async with direct(rig) as served, served.client() as client:
+        first = asyncio.create_task(client.post("/v1/jobs", json=sh(WAIT_FOR, gate)))
+        await begun(rig)
+        for _ in range(REFUSALS):
+            for code, job in (("at_capacity", sh("true")), ("invalid", sh("true", lane="L"))):
+                began = time.perf_counter()
+                refused = await client.post("/v1/jobs", json=job)
+                seconds[code].append(time.perf_counter() - began)
+                assert error_of(refused)["code"] == code
+        gate.touch()
+        assert (await first).status_code == 201
+    assert min(seconds["at_capacity"]) < min(seconds["invalid"]) + 0.1, seconds
 
 
 async def test_record_is_the_same_as_with_the_queue(rig: Rig) -> None:

@@ -312,8 +312,6 @@ async def test_what_a_container_leaves_against_the_contract_is_not_taken(rig: Ri
     """Proves R13, R14."""
     rig.set(artifact_max_bytes=100_000)
     bad = {
-        "link": "ln -s /etc/passwd output/x",
-        "fifo": "mkfifo output/x",
         "size": "head -c 200000 /dev/zero > output/x",
         "no folder": "rmdir output; ln -s /etc output",
         "result link": "ln -s /etc/passwd result.json",

@@ -1,8 +1,9 @@
 """Why is this job not running: one case per gate, and what the queue and the workers say."""
 
 from collections.abc import Sequence
+from typing import Any
 
-from holdfast.model import Cause, Job, Outcome, TaskStatus
+from holdfast.model import Cause, Job, Lease, Outcome, TaskStatus
 from holdfast.store.tasks import PlannedTask
 from holdfast.views import Reason
 from tests.stage import TTL, Stage
@@ -128,17 +129,90 @@ async def test_queue_paused_or_at_its_cap(stage: Stage) -> None:
     assert reason == Reason(about="queue", message="queue default is paused; resume it")
 
 
-async def test_running_orphaned_paused_and_ended_jobs(stage: Stage) -> None:
+async def running(stage: Stage, **fields: Any) -> tuple[Job, Lease]:
+    """A process that worker w1 claimed and started in host-a."""
+    await worker(stage)
+    job = await stage.submit(runner="process", spec={"command": ["x"]}, **fields)
+    (lease,) = await stage.claim_process()
+    await stage.store.leases.start([lease])
+    return job, lease
+
+
+async def test_running_job_tells_how_fresh_its_heartbeat_is(stage: Stage) -> None:
+    """Proves J17."""
+    job, lease = await running(stage)
+    (reason,) = await reasons(stage, job)
+    assert (reason.message, reason.workers) == ("attempt 1 runs on worker w1; last heartbeat 0 s ago", ("w1",))
+    await stage.advance(TTL / 3)
+    (reason,) = await reasons(stage, job)
+    assert reason.message == "attempt 1 runs on worker w1; last heartbeat 20 s ago"
+    await stage.store.leases.beat("w1", [lease], ttl=TTL)
+    (reason,) = await reasons(stage, job)
+    assert reason.message == "attempt 1 runs on worker w1; last heartbeat 0 s ago"
+
+
+async def test_worker_that_stopped_beating_is_not_said_to_run_its_job(stage: Stage) -> None:
+    """Proves J17."""
+    job, _ = await running(stage)
+    nobody = "no live worker reaches host-a: start one there"
+    await stage.advance(TTL / 2 + 10)
+    (reason,) = await reasons(stage, job)
+    silent = "worker w1 has sent no heartbeat for 40 s; attempt 1 can be adopted when its lease expires, in 20 s"
+    assert (reason.about, reason.message) == ("worker", f"{silent}, but {nobody}")
+    await stage.advance(TTL / 2)
+    (reason,) = await reasons(stage, job)
+    expired = "the lease of worker w1 expired 10 s ago, after 70 s without a heartbeat; attempt 1 waits to be adopted"
+    assert (reason.about, reason.message) == ("worker", f"{expired}, but {nobody}")
+    await worker(stage, "w2")
+    (reason,) = await reasons(stage, job)
+    assert (reason.message, reason.workers) == (expired, ("w2",))
+    await stage.store.leases.reap()
+    (reason,) = await reasons(stage, job)
+    lost = "worker w1 was lost, its lease expired; attempt 1 waits in host-a to be adopted"
+    assert (reason.message, reason.workers) == (lost, ("w2",))
+
+
+async def test_worker_that_left_in_order_was_not_lost(stage: Stage) -> None:
+    """Proves J17."""
+    job, lease = await running(stage)
+    await stage.store.leases.hand_over([lease])
+    await stage.store.workers.forget("w1")
+    (reason,) = await reasons(stage, job)
+    handed = "worker w1 stopped and handed attempt 1 over, which waits in host-a to be adopted"
+    assert reason.message == f"{handed}, but no live worker reaches host-a: start one there"
+    await worker(stage, "w2")
+    (reason,) = await reasons(stage, job)
+    assert (reason.message, reason.workers) == (handed, ("w2",))
+    await stage.store.workers.drain("w2")
+    (reason,) = await reasons(stage, job)
+    assert (reason.message, reason.workers) == (f"{handed}, but no live worker reaches host-a: start one there", ())
+
+
+async def test_dead_worker_and_an_engine_that_is_away_are_told_apart(stage: Stage) -> None:
+    """Proves J17."""
+    job, lease = await running(stage)
+    await worker(stage, "w2")
+    await stage.store.leases.hand_over([lease], delay=5, reason="engine_unreachable")
+    (reason,) = await reasons(stage, job)
+    wanted = "worker w1 cannot reach what runs attempt 1 and handed it over; it waits in host-a to be adopted"
+    assert reason.message == f"{wanted}, not before {stage.later(5).isoformat()}"
+    await stage.advance(6)
+    (lease,) = await stage.adopt(worker="w2")
+    await worker(stage, "w3")
+    await stage.store.leases.orphan("w2")
+    (reason,) = await reasons(stage, job)
+    assert reason.message.startswith("worker w2 died; attempt 1 waits in host-a to be adopted")
+
+
+async def test_orphaned_paused_and_ended_functions(stage: Stage) -> None:
     """Proves J17."""
     job = await stage.submit()
-    (lease,) = await stage.claim()
-    (reason,) = await reasons(stage, job)
-    assert (reason.message, reason.workers) == ("it runs: attempt 1, worker w1", ("w1",))
+    await stage.claim()
     await stage.advance(TTL + 1)
     await stage.store.leases.reap()
     (reason,) = await reasons(stage, job)
-    lost = "its worker w1 was lost; attempt 1 waits in function to be adopted"
-    assert reason.message == f"{lost}, and no live worker reaches function: start one there"
+    lost = "worker w1 was lost, its lease expired; attempt 1 ended with it, which the next live worker records"
+    assert reason.message == f"{lost}, but there is no live worker: start one with `holdfast worker`"
     await worker(stage, "w2")
     (reason,) = await reasons(stage, job)
     assert (reason.message, reason.workers) == (lost, ("w2",))

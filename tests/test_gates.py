@@ -31,7 +31,7 @@ async def test_need_that_already_succeeded_is_no_gate(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("outcome", "words"),
     [
-        (Outcome.failed("exit_nonzero", "boom"), "failed"),
+        (Outcome.failed("exit_nonzero", "boom"), "failed: boom"),
         (Outcome(status=Status.TIMED_OUT, cause=Cause.TIMED_OUT), "timed out"),
         (Outcome(status=Status.CANCELLED, cause=Cause.CANCELLED), "was cancelled"),
     ],
@@ -51,7 +51,8 @@ async def test_failure_travels_through_the_whole_tree_and_names_its_cause(
         record = await stage.get(job)
         assert (record.status, record.error, record.started_at) == (Status.FAILED, error, None)
     record = await stage.get(grandchild)
-    assert record.error == Error(code="dependency_failed", message=f"needs job {child.id}, which failed")
+    message = f"needs job {child.id}, which failed: {error.message}"
+    assert record.error == Error(code="dependency_failed", message=message)
     # Ended without a start: it blocks no lane.
     other = await stage.submit(lane="L")
     assert (await stage.get(other)).gate is Gate.OPEN

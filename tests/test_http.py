@@ -4,8 +4,6 @@ import asyncio
 import json
 from typing import Any
 
-import httpx
-
 from holdfast.model import Claimable, Outcome, Role, new_id
 from tests.service import FUNCTION, Served, error_of, opened
 
@@ -282,6 +280,25 @@ BAD: list[tuple[str, str, Any, int, str]] = [
     ("POST", "/v1/jobs", {**FUNCTION, "available_at": "9999-12-31T23:59:59-14:00"}, 422, "available_at"),
     ("POST", "/v1/jobs", {**FUNCTION, "retry": {"colour": 1}}, 422, "retry.colour"),
     ("POST", "/v1/jobs", {"runner": "function", "spec": {"name": "f", "x": 1}}, 422, "spec.x"),
+    ("POST", "/v1/jobs", {"runner": "process", "spec": {"command": ["a"], "env": {"A=B": "1"}}}, 422, "spec.env"),
+    ("POST", "/v1/jobs", {"runner": "process", "spec": {"command": ["a"], "env": {"A\nB": "1"}}}, 422, "spec.env"),
+    ("POST", "/v1/jobs", {"runner": "docker", "spec": {"image": "a", "env": {"=": "1"}}}, 422, "spec.env"),
+    (
+        "POST",
+        "/v1/jobs",
+        {"runner": "process", "tasks": [{"name": "a", "command": ["a"], "env": {"A=": ""}}]},
+        422,
+        "tasks[0].env",
+    ),
+    ("POST", "/v1/jobs", {**FUNCTION, "secrets": ["A=B"]}, 422, "secrets"),
+    ("POST", "/v1/jobs", {"runner": "process", "spec": {"command": ["a"], "user": "4294967296"}}, 422, "spec.user"),
+    ("POST", "/v1/jobs", {"runner": "process", "spec": {"command": ["a"], "user": "1:4294967295"}}, 422, "spec.user"),
+    ("POST", "/v1/jobs", {"runner": "docker", "spec": {"image": "a", "user": "9" * 30}}, 422, "spec.user"),
+    ("POST", "/v1/jobs", {"runner": "docker", "spec": {"image": "a", "cpus": 1e300}}, 422, "spec.cpus"),
+    ("POST", "/v1/jobs", {"runner": "docker", "spec": {"image": "a", "cpus": 1e-12}}, 422, "spec.cpus"),
+    ("POST", "/v1/jobs", {"runner": "docker", "spec": {"image": "a", "pids": 10**30}}, 422, "spec.pids"),
+    ("POST", "/v1/jobs", {"runner": "docker", "spec": {"image": "a", "memory": "9" * 30 + "g"}}, 422, "spec.memory"),
+    ("POST", "/v1/jobs", {"runner": "docker", "spec": {"image": "a", "memory": "9" * 17 + "g"}}, 422, "spec.memory"),
     ("POST", "/v1/jobs", {"runner": "rocket", "spec": {}}, 422, "runner"),
     ("POST", "/v1/jobs", {"tool": "none"}, 404, "not_found"),
     ("POST", "/v1/jobs", {"tool": 7}, 422, "tool"),
@@ -348,11 +365,8 @@ async def test_huge_body_is_refused_by_its_length_and_by_its_bytes(served: Serve
             for _ in range(20):
                 yield b" " * 1024 * 1024
 
-        try:
-            chunked = await client.post("/v1/jobs", content=endless(), headers={"Content-Type": "application/json"})
-            assert chunked.status_code == 413
-        except httpx.TransportError:
-            pass  # It hung up on us while we were still talking.
+        chunked = await client.post("/v1/jobs", content=endless(), headers={"Content-Type": "application/json"})
+        assert chunked.status_code == 413
         large = await client.post("/v1/jobs", json={**FUNCTION, "inputs": {"a": "x" * 2_000_000}})
         assert (large.status_code, error_of(large)["details"]["field"]) == (413, "inputs")
         assert (await client.get("/v1/jobs")).json()["items"] == []

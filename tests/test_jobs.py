@@ -234,7 +234,7 @@ async def test_job_cancelled_before_its_start_is_readable_everywhere(stage: Stag
     assert answer.outcome == "ended"
     record = await stage.get(job)
     assert (record.status, record.started_at, record.finished_at) == (Status.CANCELLED, None, stage.clock.now())
-    assert record.error == Error(code="cancelled", message="cancelled before it started")
+    assert record.error == Error(code="cancelled", message="cancelled before it started: wrong file")
     (listed,) = (await stage.store.jobs.list(status=[Status.CANCELLED])).items
     assert listed == record
     audit = [event.data for event in await stage.events(job) if event.type == "audit"]

@@ -623,6 +623,41 @@ async def test_events_name_the_worker_that_lost_the_lease(stage: Stage) -> None:
     ]
 
 
+async def test_attempt_names_the_worker_that_began_and_the_one_that_finished_it(stage: Stage) -> None:
+    """After an adoption the record tells who began an attempt and who ended it."""
+    job = await stage.submit(runner="process", spec={"command": ["x"]}, max_attempts=3)
+    (lease,) = await stage.claim_process(worker="w1")
+    (attempt,) = await stage.store.attempts.list(job.id)
+    assert (attempt.worker, attempt.last_worker) == ("w1", "w1")
+    for name in ("w2", "w3"):
+        await stage.store.leases.hand_over([lease])
+        (lease,) = await stage.adopt(worker=name)
+        (attempt,) = await stage.store.attempts.list(job.id)
+        assert (attempt.worker, attempt.last_worker) == ("w1", name)
+    await stage.finish(lease, Outcome.requeued(Cause.EXIT))
+    (lease,) = await stage.claim_process(worker="w4")
+    assert await stage.finish(lease) is Status.SUCCEEDED
+    workers = [(one.worker, one.last_worker) for one in await stage.store.attempts.list(job.id)]
+    assert workers == [("w1", "w3"), ("w4", "w4")]
+
+
+async def test_lost_attempt_names_the_worker_that_had_it_last(stage: Stage) -> None:
+    """Who held an attempt last stays known when nobody ends it: by a duty, or by a person."""
+    jobs = [await stage.submit(runner="process", spec={"command": ["x"]}) for _ in range(2)]
+    leases = await stage.claim_process(worker="w1")
+    await stage.store.leases.start(leases)
+    await stage.store.leases.hand_over(leases)
+    await stage.adopt(worker="w2")
+    await stage.store.leases.orphan("w2")
+    first, second = await stage.store.leases.open_in(["host-a"])
+    await stage.store.leases.lose(first)
+    await stage.store.leases.strand(second)
+    await stage.store.jobs.resume(second.id, stopped=True)
+    for job in jobs:
+        (attempt,) = await stage.store.attempts.list(job.id)
+        assert (attempt.worker, attempt.last_worker) == ("w1", "w2")
+
+
 async def test_a_silent_job_may_be_handed_over_as_often_as_workers_are_replaced(stage: Stage) -> None:
     """Only adopters that died or failed at it count, and not after ten minutes of life. Proves L3."""
     await stage.submit(runner="process", spec={"command": ["sleep", "1"]})

@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from random import Random
@@ -18,7 +19,7 @@ from holdfast.store.postgres import SESSION, PostgresDatabase
 from holdfast.store.sqlite import Connection, SqliteDatabase
 from holdfast.timing import SystemClock
 from tests.conftest import clone, drop
-from tests.plans import plan_of
+from tests.plans import plan_of, sqlite_connection, sqlite_explain
 from tests.scenario import ENDED, FAILED, FUTURE, LANED, QUEUED, RUNNING, fill_postgres, fill_sqlite
 from tests.stage import START, Stage
 
@@ -113,7 +114,7 @@ async def test_a_deleted_job_leaves_no_label_behind(stage: Stage) -> None:
     if isinstance(database, PostgresDatabase):
         assert len(await database.fetch("SELECT id FROM holdfast.labels")) == 1
     else:
-        with sqlite3.connect(stage.url.removeprefix("sqlite:///")) as connection:
+        with closing(sqlite3.connect(stage.url.removeprefix("sqlite:///"))) as connection:
             assert connection.execute("SELECT count(*) FROM labels").fetchone() == (1,)
 
 
@@ -205,19 +206,18 @@ async def test_no_page_reads_more_than_its_stretch_on_sqlite_among_100_000_jobs(
     path = tmp_path / "store.db"
     database = SqliteDatabase(path)
     await migrate(database)
-    connection = Connection(path, SystemClock(), writes=False)
-    with sqlite3.connect(path, isolation_level=None) as filling:
+    with closing(sqlite3.connect(path, isolation_level=None)) as filling:
         fill_sqlite(filling, new_id, MANY)
-    for said, (given, index) in FILTERS.items():
-        for name, parameters in await reads_of(database, given):
-            query = queries.load("sqlite")[name]
-            assert steps(connection, query, parameters) <= 3_000 * LIMIT, (said, name)
-            plan = explained(connection, query)
-            assert not [line for line in plan if line.startswith(("SCAN jobs", "SCAN specs", "SCAN labels"))], plan
-            assert name == "list_ranges" or any(index.replace("labels_listed", "PRIMARY") in line for line in plan), (
-                plan
-            )
-    connection.raw.close()
+    with sqlite_connection(path, writes=False) as connection:
+        for said, (given, index) in FILTERS.items():
+            for name, parameters in await reads_of(database, given):
+                query = queries.load("sqlite")[name]
+                assert steps(connection, query, parameters) <= 3_000 * LIMIT, (said, name)
+                (statement,) = query.statements
+                plan = sqlite_explain(connection, statement)
+                assert not [line for line in plan if line.startswith(("SCAN jobs", "SCAN specs", "SCAN labels"))], plan
+                wanted = index.replace("labels_listed", "PRIMARY")
+                assert name == "list_ranges" or any(wanted in line for line in plan), plan
     await database.close()
 
 
@@ -234,9 +234,3 @@ def steps(connection: Connection, query: queries.Query, parameters: dict[str, An
     connection.run(query, parameters)
     connection.raw.set_progress_handler(None, 0)
     return count
-
-
-def explained(connection: Connection, query: queries.Query) -> list[str]:
-    (statement,) = query.statements
-    given = dict.fromkeys(statement.parameters)
-    return [row[3] for row in connection.raw.execute("EXPLAIN QUERY PLAN " + statement.text, given)]

@@ -44,6 +44,42 @@ def test_document_has_every_route_with_types_and_the_error_shape() -> None:
             assert "requestBody" in operation, (method, path)
 
 
+async def test_document_says_what_the_service_does(served: Served) -> None:
+    async with served.client() as client:
+        document = (await client.get("/openapi.json")).json()
+        headers = {one["name"]: one["schema"] for one in document["paths"]["/v1/jobs"]["post"]["parameters"]}
+        for length, status in ((200, 200), (201, 422)):
+            answer = await client.get("/v1/jobs", headers={"Holdfast-Tenant": "t" * length})
+            assert answer.status_code == status
+        assert headers["Holdfast-Tenant"]["maxLength"] == 200
+        assert headers["Idempotency-Key"]["maxLength"] == 128
+        for query in ("until=null", "since=NULL", "limit=null"):
+            assert (await client.get(f"/v1/jobs?{query}")).status_code == 422, query
+        assert (await client.get("/v1/jobs?kind=null&label=a:null")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("PATCH", "/v1/jobs", "GET, POST"),
+        ("PUT", "/v1/jobs/x", "DELETE, GET"),
+        ("DELETE", "/v1/lanes/x", "GET, PUT"),
+        ("GET", "/v1/queues/x/pause", "POST"),
+        ("PATCH", "/v1/queues/x/pause", "POST"),
+        ("PUT", "/v1/lanes/x/resume", "POST"),
+    ],
+)
+async def test_method_that_is_not_there_names_those_that_are(
+    served: Served, method: str, path: str, allowed: str
+) -> None:
+    async with served.client() as client:
+        answer = await client.request(method, path, json={} if method in ("PATCH", "PUT") else None)
+        assert (answer.status_code, answer.headers.get("allow")) == (405, allowed)
+        assert (await client.get("/v1/queues")).json()["items"] == []
+        named = await client.patch("/v1/queues/x%2Fpause", json={"max_running": 2})
+        assert (named.status_code, named.json()["queue"]) == (200, "x/pause")
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize("mode", list(schemathesis.GenerationMode), ids=str)

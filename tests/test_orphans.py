@@ -70,7 +70,12 @@ async def test_all_leases_of_a_dead_worker_are_handed_over_at_once(stage: Stage)
     assert [await stage.finish(lease) for lease in mine] == [None, None]
     adopted = await stage.adopt(worker="w3")
     assert {(lease.id, lease.token) for lease in adopted} == {(lease.id, lease.token + 2) for lease in mine}
-    assert (await told(stage, mine[0], "lease"))[0] == {"lease": "handed_over", "worker": "w1", "token": 2}
+    assert (await told(stage, mine[0], "lease"))[0] == {
+        "lease": "handed_over",
+        "worker": "w1",
+        "token": 2,
+        "reason": "dead",
+    }
     assert await stage.finish(other) is Status.SUCCEEDED
     assert await stage.store.leases.orphan("w1") == frozenset()
 

@@ -10,6 +10,7 @@ import asyncpg
 import httpx
 import pytest
 
+from holdfast import AsyncClient
 from holdfast.model import Claimable, Outcome, Role, Status
 from holdfast.pipeline.plan import Facts, plan
 from holdfast.pipeline.snapshots import Folders
@@ -17,7 +18,7 @@ from holdfast.pipeline.sources import Sources, inputs_of
 from holdfast.store.snapshots import NewSnapshot
 from holdfast.store.tasks import PlannedTask
 from holdfast.submission import check, parse
-from tests.service import FUNCTION, Served, error_of, opened
+from tests.service import FUNCTION, Served, error_of, opened, shared_beside
 
 PAIR = Claimable(queue="default", capability="function:f", domain="function")
 PIPELINE: dict[str, Any] = {
@@ -31,7 +32,7 @@ PIPELINE: dict[str, Any] = {
 
 @pytest.fixture
 def inputs(served: Served) -> Path:
-    folder = inputs_of(served.data / "shared", "default")
+    folder = inputs_of(shared_beside(served.data), "default")
     folder.mkdir(parents=True)
     (folder / "seed.csv").write_text("1\n2\n")
     return folder
@@ -39,7 +40,7 @@ def inputs(served: Served) -> Path:
 
 async def build(served: Served, job: dict[str, Any], names: Sequence[str], tmp_path: Path) -> list[str]:
     """Store snapshots of some tasks of a pipeline, as a worker would."""
-    shared = served.data / "shared"
+    shared = shared_beside(served.data)
     asked = check(parse(job), "default")
     sources = Sources(inputs_of(shared, "default"))
     found = plan(asked.spec, sources, Facts(), tenant="default", inputs=asked.inputs)
@@ -80,7 +81,7 @@ async def test_plan_says_what_would_run_and_what_differs_and_does_nothing(
         unknown = "no snapshot is known yet"
         assert await planned(client, PIPELINE) == [("one", False, unknown), ("two", False, unknown)]
         assert (await client.get("/v1/jobs")).json()["items"] == []
-        assert not (served.data / "shared" / "snapshots").exists()
+        assert not (shared_beside(served.data) / "snapshots").exists()
         ids = await build(served, PIPELINE, ["one", "two"], tmp_path)
         assert [cached for _, cached, _ in await planned(client, PIPELINE)] == [True, True]
         (inputs / "seed.csv").write_text("3\n")
@@ -188,7 +189,7 @@ async def test_bad_pipelines_that_came_by_sql_can_be_shown_explained_and_cancell
 
 async def test_file_that_cannot_be_read_is_a_refusal_and_no_failure_of_the_server(served: Served) -> None:
     """Proves P10: also for root there is a file that cannot be read, and below `/proc` it is always the same."""
-    folder = inputs_of(served.data / "shared", "default")
+    folder = inputs_of(shared_beside(served.data), "default")
     folder.parent.mkdir(parents=True)
     folder.symlink_to(f"/proc/{os.getpid()}")
     asked: list[tuple[str, dict[str, Any]]] = [
@@ -241,9 +242,28 @@ async def test_snapshots_are_listed_shown_removed_and_used_as_a_base(
         assert (await client.post(f"/v1/jobs/{job['id']}/cancel")).status_code == 200
         dry = (await client.delete(f"/v1/snapshots/{first}?recurse=true&dry_run=true")).json()
         assert (dry["outcome"], sorted(dry["snapshots"]), dry["size"]) == ("would_delete", sorted([first, second]), 12)
-        folders = Folders.below(served.data / "shared")
+        folders = Folders.below(shared_beside(served.data))
         assert len(folders.names()) == 2
         gone = (await client.delete(f"/v1/snapshots/{first}?recurse=true")).json()
         assert (gone["outcome"], sorted(gone["snapshots"])) == ("deleted", sorted([first, second]))
         assert folders.names() == []
         assert (await client.get(f"/v1/snapshots/{first}")).status_code == 404
+
+
+async def test_every_answer_with_a_job_has_its_tasks(served: Served) -> None:
+    """A pipeline from a list, from a move and by itself is the same: its tasks are never missing."""
+    tasks = [{"name": name, "command": ["true"]} for name in ("one", "two")]
+    async with served.client() as client, AsyncClient(served.url, token=served.admin) as api:
+        made = (await client.post("/v1/jobs", json={"runner": "process", "tasks": tasks, "queue": "idle"})).json()
+        plain = (await client.post("/v1/jobs", json={**FUNCTION, "queue": "idle"})).json()
+        whole = (await client.get(f"/v1/jobs/{made['id']}")).json()
+        assert [one["name"] for one in whole["tasks"]] == ["one", "two"]
+        assert made["tasks"] == whole["tasks"]
+        listed = {one["id"]: one["tasks"] for one in (await client.get("/v1/jobs")).json()["items"]}
+        assert listed == {made["id"]: whole["tasks"], plain["id"]: []}
+        found = (await client.get("/v1/jobs", params={"id": made["id"][:20]})).json()["items"]
+        assert [one["tasks"] for one in found if one["id"] == made["id"]] == [whole["tasks"]]
+        page, _ = await api.jobs()
+        assert {one.id: one.tasks for one in page} == {one.id: (await api.get(one.id)).tasks for one in page}
+        moved = (await client.post(f"/v1/jobs/{made['id']}/cancel")).json()
+        assert [one["name"] for one in moved["tasks"]] == ["one", "two"]

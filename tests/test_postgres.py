@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+import asyncpg
 import msgspec
 import pytest
 from hypothesis import given
@@ -163,3 +164,30 @@ def test_the_quick_way_writes_what_the_careful_one_does(column: list[str]) -> No
 
 def test_a_column_of_nothing_is_left_to_unnest() -> None:
     assert array_text([None, None]) == "{}"
+
+
+async def test_missing_permission_names_the_grant(clean_url: str) -> None:
+    """Each refusal names the statement that lets the role go on, until nothing is missing."""
+    parts = urlsplit(clean_url)
+    admin = await asyncpg.connect(clean_url)
+    schema = "holdfast"
+    try:
+        await admin.execute("DROP ROLE IF EXISTS hf_guest")
+        await admin.execute("CREATE ROLE hf_guest LOGIN")
+        url = urlunsplit(parts._replace(netloc=f"hf_guest@{parts.hostname}:{parts.port}"))
+        database = await connect(url, connections=1, listen=False)
+        try:
+            with pytest.raises(StoreError, match=f"GRANT USAGE ON SCHEMA {schema} TO hf_guest"):
+                await database.read("lease_owners")
+            await admin.execute(f"GRANT USAGE ON SCHEMA {schema} TO hf_guest")
+            grant = f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO hf_guest"
+            with pytest.raises(StoreError, match=grant):
+                await database.read("lease_owners")
+            await admin.execute(grant)
+            assert await database.read("lease_owners") is not None
+        finally:
+            await database.close()
+    finally:
+        await admin.execute("DROP OWNED BY hf_guest")
+        await admin.execute("DROP ROLE hf_guest")
+        await admin.close()

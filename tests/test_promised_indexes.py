@@ -11,10 +11,9 @@ import asyncpg
 from holdfast.store import queries
 from holdfast.store.migrate import migrate
 from holdfast.store.postgres import SESSION, prepare
-from holdfast.store.sqlite import Connection, SqliteDatabase
-from holdfast.timing import SystemClock
+from holdfast.store.sqlite import SqliteDatabase
 from tests.conftest import clone, drop
-from tests.plans import generic_plan
+from tests.plans import generic_plan, sqlite_connection, sqlite_explain
 from tests.scenario import fill_postgres
 
 SQL = Path(queries.__file__).parent / "sql"
@@ -44,16 +43,11 @@ async def sqlite_plans(folder: Path) -> dict[str, list[tuple[str, str]]]:
     database = SqliteDatabase(folder / "store.db")
     await migrate(database)
     await database.close()
-    connection = Connection(folder / "store.db", SystemClock(), writes=True)
-
-    def plan_of(part: queries.Statement) -> str:
-        rows = connection.raw.execute("EXPLAIN QUERY PLAN " + part.text, [None] * len(part.parameters))
-        return "\n".join(row[3] for row in rows)
-
-    loaded = queries.load("sqlite").values()
-    plans = {query.name: [(part.text, plan_of(part)) for part in query.statements] for query in loaded}
-    connection.raw.close()
-    return plans
+    with sqlite_connection(folder / "store.db", writes=True) as connection:
+        return {
+            query.name: [(part.text, "\n".join(sqlite_explain(connection, part))) for part in query.statements]
+            for query in queries.load("sqlite").values()
+        }
 
 
 KEYS = frozenset({"events_pkey", "attempts_pkey", "lanes_pkey", "snapshots_folder", "tokens_hash"})

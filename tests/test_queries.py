@@ -10,11 +10,10 @@ from holdfast.model import new_id
 from holdfast.store import queries
 from holdfast.store.migrate import migrate
 from holdfast.store.postgres import SESSION, prepare
-from holdfast.store.sqlite import Connection, SqliteDatabase
+from holdfast.store.sqlite import SqliteDatabase
 from holdfast.store.store import Store, connect
-from holdfast.timing import SystemClock
 from tests.conftest import clone, drop
-from tests.plans import plan_of
+from tests.plans import plan_of, sqlite_connection, sqlite_explain
 from tests.scenario import DUE, ENDED, MIXED, fill_postgres, fill_sqlite
 
 SQL = Path(queries.__file__).parent / "sql"
@@ -68,13 +67,10 @@ async def test_every_statement_can_be_prepared_on_sqlite(tmp_path: Path) -> None
     database = SqliteDatabase(tmp_path / "store.db")
     await migrate(database)
     await database.close()
-    connection = Connection(tmp_path / "store.db", SystemClock(), writes=True)
-    for query in queries.load("sqlite").values():
-        for statement in query.statements:
-            values = [None] * len(statement.parameters)
-            given = values if statement.each else dict(zip(statement.parameters, values, strict=True))
-            connection.raw.execute("EXPLAIN " + statement.text, given)
-    connection.raw.close()
+    with sqlite_connection(tmp_path / "store.db", writes=True) as connection:
+        for query in queries.load("sqlite").values():
+            for statement in query.statements:
+                sqlite_explain(connection, statement, how="EXPLAIN")
 
 
 async def test_schema_may_have_another_name(server: str) -> None:
@@ -133,12 +129,12 @@ async def test_hot_statements_read_their_indexes_on_sqlite_among_200_000_jobs(tm
     database = SqliteDatabase(path)
     await migrate(database)
     await database.close()
-    connection = Connection(path, SystemClock(), writes=True)
-    fill_sqlite(connection.raw, new_id, MIXED if name == "claim" else [(2_000, DUE), (20_000, ENDED)])
-    connection.raw.execute("INSERT INTO lines VALUES ('default', 'function:f', 'function', 'default', 0)")
-    for statement in queries.load("sqlite")[name].statements:
-        given = [None] * len(statement.parameters)
-        plan = [row[3] for row in connection.raw.execute("EXPLAIN QUERY PLAN " + statement.text, given)]
+    with sqlite_connection(path, writes=True) as connection:
+        fill_sqlite(connection.raw, new_id, MIXED if name == "claim" else [(2_000, DUE), (20_000, ENDED)])
+        connection.raw.execute("INSERT INTO lines VALUES ('default', 'function:f', 'function', 'default', 0)")
+        statements = queries.load("sqlite")[name].statements
+        plans = [(statement, sqlite_explain(connection, statement)) for statement in statements]
+    for statement, plan in plans:
         reads = [line for line in plan if re.match(r"(SCAN|SEARCH) (jobs|[a-z])\b", line) and "USING" in line]
         scans = [line for line in plan if re.match(r"SCAN \w+", line) and not line.endswith("USING INDEX jobs_leased")]
         assert not [line for line in scans if line.split()[1] in tables(statement.text)], plan
@@ -147,7 +143,6 @@ async def test_hot_statements_read_their_indexes_on_sqlite_among_200_000_jobs(tm
                 re.search(r"jobs_claimable|jobs_orphaned|jobs_running|rowid=|id=\?|queue=\?|PRIMARY", line)
                 for line in reads
             ), plan
-    connection.raw.close()
 
 
 def tables(text: str) -> set[str]:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ def test_the_quickstart_as_a_newcomer_types_it(tmp_path: Path) -> None:
     assert said.rstrip().endswith("succeeded")
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is missing: run scripts/need-curl")
 def test_the_readme_as_a_newcomer_types_it(tmp_path: Path) -> None:
     """Proves O3, R3."""
     said = read_along(ROOT / "README.md", tmp_path)

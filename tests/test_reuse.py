@@ -5,11 +5,13 @@ import asyncio
 import pytest
 
 from holdfast.errors import Conflict, Gone, Invalid, NotFound
-from holdfast.model import Status
+from holdfast.model import Job, Status
+from holdfast.store.retention import Retention
 from holdfast.submission import gather
 from tests.stage import Stage
 
 JOB = {"runner": "function", "spec": {"name": "f"}}
+DAY = 24 * 3600.0
 
 
 async def test_one_live_job_per_key_is_joined(stage: Stage) -> None:
@@ -64,6 +66,124 @@ async def test_resume_of_an_old_one_while_another_lives_names_it(stage: Stage) -
     await stage.fail(lease)
     assert (await stage.store.jobs.resume(old.id)).status is Status.QUEUED
     assert (await stage.submit(reuse_key="thumb")).id == old.id
+
+
+async def old_and_good(stage: Stage) -> tuple[Job, Job]:
+    """A build that failed, and a newer one of the same key that succeeded."""
+    old = await stage.submit(reuse_key="thumb")
+    (lease,) = await stage.claim()
+    await stage.fail(lease)
+    good = await stage.submit(reuse_key="thumb")
+    await stage.run_one()
+    return old, good
+
+
+async def test_resumed_old_build_that_fails_again_leaves_the_key_to_the_good_one(stage: Stage) -> None:
+    """Proves D6."""
+    old, good = await old_and_good(stage)
+    await stage.store.jobs.resume(old.id)
+    meanwhile = await stage.submit(reuse_key="thumb")
+    assert (meanwhile.id, meanwhile.reused) == (good.id, True)
+    (lease,) = await stage.claim()
+    assert lease.id == old.id
+    await stage.fail(lease)
+    again = await stage.submit(reuse_key="thumb")
+    assert (again.id, again.reused, again.status) == (good.id, True, Status.SUCCEEDED)
+
+
+async def test_resumed_old_build_that_succeeds_is_the_newest_and_is_returned(stage: Stage) -> None:
+    """Proves D6."""
+    old, good = await old_and_good(stage)
+    await stage.store.jobs.resume(old.id)
+    await stage.run_one()
+    assert (await stage.submit(reuse_key="thumb")).id == old.id
+    await stage.store.jobs.delete(old.id)
+    assert (await stage.submit(reuse_key="thumb")).id == good.id
+
+
+async def test_resolved_old_build_is_returned_only_while_it_stands_for_the_key(stage: Stage) -> None:
+    """Proves D6."""
+    old, good = await old_and_good(stage)
+    await stage.store.jobs.resolve(old.id, {"by": "hand"})
+    assert (await stage.submit(reuse_key="thumb")).id == good.id
+
+
+async def test_rebuild_joins_the_resumed_build_and_replaces_both_once_it_has_failed(stage: Stage) -> None:
+    """Proves D6, N7."""
+    old, good = await old_and_good(stage)
+    await stage.store.jobs.resume(old.id)
+    joined = await stage.submit(reuse_key="thumb", rebuild=True)
+    assert (joined.id, joined.reused) == (old.id, True)
+    (lease,) = await stage.claim()
+    await stage.fail(lease)
+    rebuilt = await stage.submit(reuse_key="thumb", rebuild=True)
+    assert (rebuilt.id in (old.id, good.id), rebuilt.reused) == (False, False)
+    with pytest.raises(Conflict, match=f"job {rebuilt.id} is live for its reuse key"):
+        await stage.store.jobs.resume(old.id)
+
+
+async def test_several_old_builds_may_be_resumed_in_turn(stage: Stage) -> None:
+    """Proves D6."""
+    oldest = await stage.submit(reuse_key="thumb")
+    (lease,) = await stage.claim()
+    await stage.fail(lease)
+    old, good = await old_and_good(stage)
+    for job in (old, oldest, old):
+        await stage.store.jobs.resume(job.id)
+        other = oldest if job is old else old
+        with pytest.raises(Conflict, match=f"job {job.id} is live for its reuse key"):
+            await stage.store.jobs.resume(other.id)
+        (lease,) = await stage.claim()
+        await stage.fail(lease)
+        assert (await stage.submit(reuse_key="thumb")).id == good.id
+
+
+@pytest.mark.parametrize("how", ["delete", "prune"])
+@pytest.mark.parametrize("gone", ["good", "old", "both"])
+async def test_key_follows_what_is_left(stage: Stage, how: str, gone: str) -> None:
+    """Proves D6."""
+    old, good = await old_and_good(stage)
+    await stage.store.jobs.resume(old.id)
+    (lease,) = await stage.claim()
+    await stage.fail(lease)
+    if how == "delete":
+        for job in {"good": [good], "old": [old], "both": [good, old]}[gone]:
+            await stage.store.jobs.delete(job.id)
+    else:
+        statuses = {"good": [Status.SUCCEEDED], "old": [Status.FAILED], "both": [Status.SUCCEEDED, Status.FAILED]}
+        await stage.advance(2 * DAY)
+        await stage.store.retain.prune(Retention(ages=dict.fromkeys(statuses[gone], DAY)))
+    again = await stage.submit(reuse_key="thumb")
+    assert (again.reused, again.id == good.id) == ((True, True) if gone == "old" else (False, False))
+    joined = await stage.submit(reuse_key="thumb")
+    assert joined.id == again.id
+
+
+async def test_good_build_that_goes_while_an_old_one_is_resumed_leaves_one_live_build(stage: Stage) -> None:
+    """Proves D6, N7."""
+    old, good = await old_and_good(stage)
+    await stage.store.jobs.resume(old.id)
+    await stage.store.jobs.delete(good.id)
+    joined = await stage.submit(reuse_key="thumb")
+    assert (joined.id, joined.reused) == (old.id, True)
+
+
+async def test_revived_dependant_leaves_the_key_to_the_good_one(stage: Stage) -> None:
+    """Proves D6, C8."""
+    parent = await stage.submit()
+    keyed = await stage.submit(needs=[parent.id], reuse_key="thumb")
+    (lease,) = await stage.claim()
+    await stage.fail(lease)
+    good = await stage.submit(reuse_key="thumb")
+    await stage.run_one()
+    await stage.store.jobs.resume(parent.id)
+    assert await stage.status(keyed) is Status.QUEUED
+    assert (await stage.submit(reuse_key="thumb")).id == good.id
+    await stage.run_one()
+    (lease,) = await stage.claim()
+    assert lease.id == keyed.id
+    await stage.fail(lease)
+    assert (await stage.submit(reuse_key="thumb")).id == good.id
 
 
 async def test_dependant_replaced_by_a_live_job_stays_failed_and_an_event_says_so(stage: Stage) -> None:

@@ -66,6 +66,36 @@ def test_port_that_is_taken_is_named_and_exits_2(migrated: Path) -> None:
     assert (done.returncode, "cannot listen on 127.0.0.1" in done.stderr) == (2, True), done.stderr
 
 
+@pytest.mark.parametrize("command", ["up", "serve", "worker", "migrate"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HOLDFAST_DATABASE_URL", "postgresql://[::1"),
+        ("HOLDFAST_DATABASE_URL", "postgresql://holdfast@127.0.0.1:99999/none"),
+        ("HOLDFAST_DATABASE_URL", "postgresql://holdfast@127.0.0.1:port/none"),
+        ("HOLDFAST_DATA_DIR", "/dev/null"),
+        ("HOLDFAST_PORT", "99999"),
+    ],
+)
+def test_start_that_fails_says_why_in_words(tmp_path: Path, command: str, name: str, value: str) -> None:
+    if name == "HOLDFAST_PORT" and command in ("worker", "migrate"):
+        pytest.skip("it listens on no port")
+    known = {"PATH": "/usr/bin:/bin", "HOLDFAST_DATA_DIR": str(tmp_path), name: value}
+    program = [sys.executable, "-m", "holdfast.cli.main", command]
+    done = subprocess.run(program, env=known, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode in (2, 3), "Traceback" in done.stderr) == (True, False), done.stderr
+    assert name in done.stderr or value in done.stderr or "--port" in done.stderr
+    assert len(done.stderr.splitlines()) <= 3
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:99999", "http://[::1", "http://127.0.0.1:port", "ftp://x", "x"])
+def test_malformed_address_of_the_server_is_named(url: str) -> None:
+    program = [sys.executable, "-m", "holdfast.cli.main", "ls"]
+    known = {"PATH": "/usr/bin:/bin", "HOLDFAST_URL": url, "HOLDFAST_TOKEN": "hf_x"}
+    done = subprocess.run(program, env=known, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, f"HOLDFAST_URL is {url!r}: use http://host:port" in done.stderr) == (2, True), done.stderr
+
+
 def test_signal_ends_it_with_0_and_it_says_where_it_is(served_apart: Served) -> None:
     text = served_apart.log.read_text()
     assert f"holdfast serves on {served_apart.url}" in text

@@ -117,8 +117,8 @@ async def test_load_is_accepted_by_two_servers_and_a_call_made_twice_makes_nothi
     clean_url: str, tmp_path: Path
 ) -> None:
     async with (
-        serving_here(clean_url, tmp_path / "one", auth="off") as one,
-        serving_here(clean_url, tmp_path / "other", auth="off") as other,
+        serving_here(clean_url, tmp_path / "one", auth="off", shared_dir=tmp_path / "shared") as one,
+        serving_here(clean_url, tmp_path / "other", auth="off", shared_dir=tmp_path / "shared") as other,
         contextlib.aclosing(Caller([one.url, other.url], random.Random(0))) as caller,
     ):
         while caller.repeated < 3:

@@ -62,14 +62,13 @@ async def test_job_gets_copies_of_what_was_uploaded_and_keeps_them_until_it_is_g
         assert (late.status_code, error_of(late)["details"]["what"]) == (404, "upload")
         for job in (first["id"], *bulk.json()["ids"]):
             assert (await client.delete(f"/v1/jobs/{job}")).status_code == 200
-        assert await sweep.run_once() == 2
-        assert left(shared) == []
+        assert left(shared) == [], "what a job was given goes with it"
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
 async def test_bad_forms_are_refused_and_leave_nothing(clean_url: str, tmp_path: Path) -> None:
     """Proves O8."""
-    shared = tmp_path / "data" / "shared"
+    shared = tmp_path / "shared"
     async with serving_here(clean_url, tmp_path / "data", upload_max_bytes=CAP) as served, served.client() as client:
         for name in ("../x", "/etc/x", "a/../../x", "a//b", ".", "x" * 300):
             refused = await client.post("/v1/uploads", files=[("file", (name, b"x"))])

@@ -8,10 +8,13 @@ import pytest
 
 from holdfast.errors import Conflict
 from holdfast.model import Cause, Job, Status
+from holdfast.runner.folder import ExitCause
+from holdfast.worker.lease import boottime
 from tests.crashing_worker import Hook
-from tests.fleet import TTL, Fleet, alive
-from tests.rig import eventually
+from tests.fleet import Fleet, alive
 
+STOP_AFTER = 5.0
+"""Seconds; ten heartbeats, so that a machine with other things to do does not use them up."""
 STARTS_AND_ENDS = 'echo "start $NAME" >> "$MARKER"; sleep 0.1; echo "end $NAME" >> "$MARKER"'
 
 
@@ -113,36 +116,44 @@ async def test_host_that_was_cut_off_goes_on_where_it_was(fleet: Fleet) -> None:
 
 
 async def test_stop_after_ends_the_child_before_the_next_attempt_starts_elsewhere(fleet: Fleet) -> None:
-    """Proves R21, R6. A host that comes back later only clears up."""
+    """Proves R21, R6: beats renew it span after span; with no worker the child is gone before the next attempt starts.
+
+    A host that comes back later only clears up.
+    """
     script = (
-        'if [ "$HOLDFAST_ATTEMPT" = 2 ]; then [ ! -d "/proc/$(head -1 "$MARKER")" ]; exit; fi; '
-        'echo $$ >> "$MARKER"; setsid sleep 1000 & echo $! >> "$MARKER"; wait'
+        'if [ "$HOLDFAST_ATTEMPT" = 2 ]; then while read -r pid; do [ ! -d "/proc/$pid" ] || exit 1; done < "$MARKER"; '
+        'exit 0; fi; echo $$ >> "$MARKER"; setsid sleep 1000 & echo $! >> "$MARKER"; wait'
     )
     job = await fleet.sh(
-        script, env={"MARKER": fleet.marker("job")}, max_attempts=2, stop_after=2 * TTL, stop_grace=0.5,
+        script, env={"MARKER": fleet.marker("job")}, max_attempts=2, stop_after=STOP_AFTER, stop_grace=0.5,
         retry={"base": 0.1, "cap": 0.1, "on": []},
     )  # fmt: skip
-    worker = fleet.start({"default": 1}, host="a")
+    worker = fleet.start({"default": 1}, host="a", heartbeat_interval=STOP_AFTER / 10)
     await fleet.marked("job", 2)
+    since = boottime()
     held = await fleet.running(job)
     assert held.lease is not None
     token = held.lease.token
+    folder = fleet.folder_of(job)
 
-    async def beaten() -> bool:
-        lease = (await fleet.get(job)).lease
-        return lease is not None and (lease.expires_at - held.updated_at).total_seconds() > 2.5 * TTL
+    def outlived() -> bool:
+        """Whether three spans have passed; a child that was not renewed is stopped after the first."""
+        assert folder.exit() is None, f"stopped after {boottime() - since:.1f} s, while its worker lived"
+        return boottime() > since + 3 * STOP_AFTER
 
-    await eventually(beaten, "heartbeats keep it for longer than stop_after")
+    await fleet.eventually(outlived, "beats keep it for three times its stop_after")
     assert all(alive(pid) for pid in fleet.marks("job"))
     worker.kill()
     fleet.start({"default": 1}, host="b", orphan_grace=0.5)
+    stopped = await fleet.eventually(folder.exit, "its supervisor stops it")
     await fleet.ended(job, Status.SUCCEEDED)
+    assert (stopped.cause, stopped.stopped_by) == (ExitCause.STOP_AFTER, "limit")
     assert not any(alive(pid) for pid in fleet.marks("job"))
     first, second = await fleet.store.attempts.list(job.id)
     assert (first.cause, first.token > token) == (Cause.LOST, True)
     assert first.domain != second.domain
-    (folder,) = fleet.folders_of("a")
-    assert (folder / "spec").exists()
+    spec = folder.path / "spec"
+    assert spec.exists()
     fleet.start({"other": 1}, host="a")
-    await fleet.eventually(lambda: not (folder / "spec").exists(), "its leftovers are swept, but for the mark")
+    await fleet.eventually(lambda: not spec.exists(), "its leftovers are swept, but for the mark")
     await fleet.assert_true(job)

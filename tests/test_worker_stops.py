@@ -184,6 +184,39 @@ async def test_sigterm_hands_over_processes_and_lets_functions_end(fleet: Fleet)
     assert len(fleet.locks()) == 1
 
 
+async def test_what_a_worker_leaves_behind_is_explained_and_its_workers_are_named(fleet: Fleet) -> None:
+    """Proves J17: a stop in order is no loss, a killed worker is not said to run its job, the record names each."""
+    job = await fleet.chatty("process", gated=True)
+
+    async def why(text: str) -> bool:
+        (reason,) = (await fleet.store.explain.job(job.id)).reasons
+        return text in reason.message
+
+    first = fleet.start({"default": 1})
+    await fleet.marked("process")
+    await fleet.running(job)
+    began = (await fleet.store.attempts.list(job.id))[0].worker
+    assert await why(f"attempt 1 runs on worker {began}; last heartbeat")
+    first.signal(signal.SIGTERM)
+    assert await first.dead() == 0
+    assert await why(f"worker {began} stopped and handed attempt 1 over")
+    assert await why(": start one there")
+    second = fleet.start({"default": 1})
+    await eventually(lambda: fleet.leases(job, "adopted"), "it is adopted")
+    adopter = (await fleet.store.attempts.list(job.id))[0].last_worker
+    assert adopter != began
+    second.kill()
+    await second.dead()
+    await eventually(lambda: why(f"worker {adopter} has sent no heartbeat for"), "it is silent")
+    await eventually(lambda: why(f"the lease of worker {adopter} expired"), "its lease has expired")
+    assert await why(": start one there")
+    fleet.start({"default": 1})
+    fleet.open_gate("process")
+    await fleet.assert_whole("process", job)
+    (attempt,) = await fleet.store.attempts.list(job.id)
+    assert (attempt.worker, attempt.last_worker in (None, began, adopter)) == (began, False)
+
+
 async def test_second_signal_leaves_at_once(fleet: Fleet) -> None:
     """Proves C9. What it held is recovered from its lock file, not after its lease."""
     process = await fleet.chatty("process", gated=True)

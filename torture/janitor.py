@@ -52,7 +52,7 @@ class Janitor:
         world, silent_since = self._world, boottime()
         assert world.engine is not None
         while True:
-            answer = await asyncio.to_thread(world.engine.curl, "info")
+            answer = await asyncio.to_thread(world.engine.get, "info")
             if answer or world.engine_struck:
                 silent_since = boottime()
             elif boottime() - silent_since > ENGINE_HANGS:

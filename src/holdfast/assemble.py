@@ -10,6 +10,7 @@ from holdfast import config
 from holdfast.api.app import Api, Background
 from holdfast.api.plans import FactsOf
 from holdfast.config import Settings
+from holdfast.duties.job_files import Containers, JobFiles
 from holdfast.duties.leading import Duties
 from holdfast.errors import Invalid, StoreError
 from holdfast.model import new_worker_id
@@ -18,7 +19,9 @@ from holdfast.pipeline.plan import Facts
 from holdfast.runner.base import CannotStart, EngineUnreachable, Limits, Runner
 from holdfast.runner.function import Functions
 from holdfast.runner.host import StateFolder
+from holdfast.runner.job_files import JobFolders
 from holdfast.runner.process import MARK_SECONDS, ProcessRunner
+from holdfast.runner.shared_folder import prove
 from holdfast.runner.users import user_for
 from holdfast.store import Store
 from holdfast.store.sqlite import SqliteDatabase
@@ -36,6 +39,51 @@ ANSWER_SHARE = 3
 
 
 async def store_of(settings: Settings, *, connections: int = 4, listen: bool = True) -> Store:
+    """A store whose shared folder is proven, and whose deleted jobs take their files with them."""
+    store = await connected(settings, connections=connections, listen=listen)
+    try:
+        await equip(store, settings)
+    except BaseException:
+        await store.close()
+        raise
+    return store
+
+
+async def equip(store: Store, settings: Settings, *, at: Callable[[str], None] | None = None) -> None:
+    """Prove the shared folder, and let what deletes jobs remove their files. `at` is for tests."""
+    installation = await store.installation()
+    shared = await prove(settings.shared, installation, store.shared_folder)
+    folders = JobFolders(settings.shared, settings.state, installation)
+    containers = containers_of(settings, installation)
+    # Twice the lease, as a worker that lost its lease may have its own idea of when that ended.
+    marks_for = 2 * settings.lease_ttl
+    store.delete_with(JobFiles(store, shared, folders, containers=containers, marks_for=marks_for, at=at))
+
+
+def containers_of(settings: Settings, installation: str) -> Containers | None:
+    """What removes the containers of deleted jobs, if containers are wanted and the extra is installed."""
+    if settings.docker_host is None:
+        return None
+    try:  # Only here: what they need is an extra.
+        from holdfast.runner.docker.job_containers import JobContainers  # noqa: PLC0415
+    except ModuleNotFoundError:
+        return None
+    return JobContainers(
+        settings.docker_host,
+        installation,
+        limits=limits_of(settings),
+        log_cap=settings.log_max_bytes,
+        state=settings.state,
+    )
+
+
+def limits_of(settings: Settings) -> Limits:
+    """What a container gets that does not say."""
+    return Limits(memory=settings.docker_memory, cpus=settings.docker_cpus, pids=settings.docker_pids)
+
+
+async def connected(settings: Settings, *, connections: int = 4, listen: bool = True) -> Store:
+    """A store for the database alone."""
     return await open_store(
         settings.url,
         schema=settings.schema,
@@ -66,6 +114,7 @@ async def worker_of(
             store = await store_of(settings)
             held.push_async_callback(store.close)
         installation = await store.installation()
+        shared = await prove(settings.shared, installation, store.shared_folder)
         user = user_for(settings.process_user, state.path)
         processes = ProcessRunner(
             state,
@@ -79,6 +128,7 @@ async def worker_of(
         yield Worker(
             store,
             installation=installation,
+            shared=shared,
             settings=settings,
             queues=queues,
             runners=[processes, *containers],
@@ -102,7 +152,7 @@ async def docker_of(settings: Settings, installation: str, held: AsyncExitStack)
         return []
     engine = Engine(settings.docker_host)
     held.push_async_callback(engine.close)
-    limits = Limits(memory=settings.docker_memory, cpus=settings.docker_cpus, pids=settings.docker_pids)
+    limits = limits_of(settings)
     runner = DockerRunner(engine, installation, limits=limits, log_cap=settings.log_max_bytes, state=settings.state)
     await runner.check()
     return [runner]
@@ -215,7 +265,7 @@ def beats_of(store: Store, settings: Settings) -> Callable[[], Awaitable[tuple[B
         return store.leases, nothing
 
     async def connect() -> tuple[Beats, Callable[[], Awaitable[None]]]:
-        own = await store_of(settings, connections=1, listen=False)
+        own = await connected(settings, connections=1, listen=False)
         return own.leases, own.close
 
     return share if isinstance(store.database, SqliteDatabase) else connect

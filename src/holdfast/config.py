@@ -160,6 +160,9 @@ class Settings:
     host: str = _setting("127.0.0.1", _text, "the address that the service listens on")
     port: int = _setting(7070, _port, "the port that the service listens on; 0 takes a free one")
     auth: Switch = _setting("on", _switch, "off: no tokens, and loopback only")
+    auth_off_as_root: bool = _setting(
+        False, _flag, "allow HOLDFAST_AUTH=off to root, although every job can then become root through the service"
+    )
     allow_raw: bool = _setting(False, _flag, "let callers who are no admins submit commands and images of their own")
     tools: Path | None = _setting(None, _optional(_path), "the TOML file of the tools that callers may use")
     max_body_bytes: int = _setting(16 * 1024 * 1024, _whole, "bytes of a request's body, at most")
@@ -167,6 +170,11 @@ class Settings:
     stream_stall: float = _setting(
         60.0, _number, "seconds after which a client is cut that takes nothing of its stream"
     )
+    max_connections: int = _setting(
+        4000, _whole, "connections that the service holds at once; fewer where the process may open fewer files"
+    )
+    header_timeout: float = _setting(10.0, _number, "seconds in which the head of a request must arrive")
+    streams_per_token: int = _setting(1000, _whole, "streams that one token may have open on one server")
     max_json_depth: int = _setting(64, _whole, "levels that JSON in a request may be nested, at most")
     queue_enabled: bool = _setting(True, _flag, "off: the server runs jobs in the request that submits them")
     max_concurrency: int = _setting(1, _whole, "jobs that a server without a queue runs at once, at most")
@@ -222,6 +230,33 @@ def loopback(host: str) -> bool:
         return False
 
 
+def _malformed(settings: Settings) -> list[str]:
+    """The URLs of a database that cannot be taken apart."""
+    problems = []
+    for name, url in (("HOLDFAST_DATABASE_URL", settings.database_url), ("HOLDFAST_LISTEN_URL", settings.listen_url)):
+        try:
+            _ = url and urlsplit(url).port
+        except ValueError as error:
+            problems.append(f"{name} is not a URL ({error}): use sqlite:///path or postgresql://host:port/name")
+    return problems
+
+
+def _open_to_strangers(settings: Settings) -> list[str]:
+    """What must not be without tokens."""
+    problems = []
+    if settings.auth == "off" and not loopback(settings.host):
+        problems.append(
+            f"HOLDFAST_AUTH is off and HOLDFAST_HOST is {settings.host}, which others may reach: "
+            "turn it on, or listen on 127.0.0.1"
+        )
+    if settings.auth == "off" and os.geteuid() == 0 and not settings.auth_off_as_root:
+        problems.append(
+            "HOLDFAST_AUTH is off and this is root: every job on this machine could become root through the service. "
+            "Run as another user, turn it on, or set HOLDFAST_AUTH_OFF_AS_ROOT=true if all jobs are trusted"
+        )
+    return problems
+
+
 def _contradictions(settings: Settings) -> list[str]:
     problems = []
     if settings.heartbeat_interval > settings.lease_ttl / 3:
@@ -236,6 +271,9 @@ def _contradictions(settings: Settings) -> list[str]:
         )
     if settings.max_attempts > MOST_ATTEMPTS:
         problems.append(f"HOLDFAST_MAX_ATTEMPTS is {settings.max_attempts}; at most {MOST_ATTEMPTS} are accepted")
+    problems += _malformed(settings)
+    if problems:
+        return problems  # What follows looks into the URLs.
     if settings.database_url is not None:
         scheme = urlsplit(settings.database_url).scheme
         if scheme not in ("sqlite", "postgres", "postgresql"):
@@ -250,11 +288,7 @@ def _contradictions(settings: Settings) -> list[str]:
         problems.append("HOLDFAST_LISTEN_URL leads to the pooler, where LISTEN does not work: use Postgres's own URL")
     if settings.docker_host is not None and not re.match(r"(unix:///|(tcp|http|https)://[^/])", settings.docker_host):
         problems.append(f"HOLDFAST_DOCKER_HOST is {settings.docker_host!r}: use unix:///path, tcp://host:port or none")
-    if settings.auth == "off" and not loopback(settings.host):
-        problems.append(
-            f"HOLDFAST_AUTH is off and HOLDFAST_HOST is {settings.host}, which others may reach: "
-            "turn it on, or listen on 127.0.0.1"
-        )
+    problems += _open_to_strangers(settings)
     if settings.max_json_depth > MOST_DEPTH:
         problems.append(f"HOLDFAST_MAX_JSON_DEPTH is {settings.max_json_depth}; at most {MOST_DEPTH} can be kept")
     if not settings.schema.isidentifier() or len(settings.schema) > 60:

@@ -4,6 +4,7 @@
     ├── BadRequest       not JSON, or not said to be                                   400
     ├── Unauthorized     no token, or one that nobody has                              401
     ├── Forbidden        the token may not do this                                     403
+    ├── RequestTimeout   the body came too slowly                                      408
     ├── Invalid          a value that cannot be accepted; names the field              422
     │   └── TooLarge     accepted if it were smaller                                   413
     ├── NotFound         no such job, lane, worker… in this tenant                     404
@@ -17,10 +18,12 @@
     │   └── Paused       the same, of a queue in which nothing starts now
     ├── QueueFull        as many jobs wait in a queue as its limit allows              429
     ├── RateLimited      too many requests with one token                              429
+    ├── TooManyStreams   a token has as many streams open as it may                    429
     ├── AtCapacity       a server without a queue runs as many jobs as it may          503
     ├── CacheFull        no room for a snapshot, and nothing that may go               503
     ├── SnapshotDamaged  a snapshot's folder is not what was published                 503
     ├── SnapshotFailed   a snapshot's folder cannot be read here, or not be made        503
+    ├── SharedFolderAway  the shared folder is not mounted, or was replaced               503
     ├── ConfigError      settings that cannot work; lists every problem at once
     └── StoreError       the database, not the request                                 503
         ├── StoreUnreachable
@@ -30,7 +33,18 @@
 "The job failed" is not in here: how a job ends is data (`model.Outcome`).
 """
 
+import re
 from collections.abc import Sequence
+
+_TERMINAL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -~]?)")
+"""What a terminal takes as a command: colours, moves of the cursor, titles."""
+
+
+def one_line(text: str, most: int) -> str:
+    """Return a text that others wrote as a part of an error message: one line, no control characters, bounded."""
+    plain = _TERMINAL.sub("", text[: 8 * most])
+    line = " ".join("".join(one if one.isprintable() else " " for one in plain).split())
+    return line if len(line) <= most else f"{line[: most - 1].rstrip()}…"
 
 
 class HoldfastError(Exception):
@@ -57,6 +71,11 @@ class Unauthorized(HoldfastError):
 class Forbidden(HoldfastError):
     status = 403
     code = "forbidden"
+
+
+class RequestTimeout(HoldfastError):
+    status = 408
+    code = "request_timeout"
 
 
 class Invalid(HoldfastError):
@@ -153,6 +172,11 @@ class RateLimited(HoldfastError):
         self.wait = wait
 
 
+class TooManyStreams(HoldfastError):
+    status = 429
+    code = "too_many_streams"
+
+
 class AtCapacity(HoldfastError):
     status = 503
     code = "at_capacity"
@@ -171,6 +195,11 @@ class SnapshotDamaged(HoldfastError):
 class SnapshotFailed(HoldfastError):
     status = 503
     code = "snapshot_failed"
+
+
+class SharedFolderAway(HoldfastError):
+    status = 503
+    code = "shared_folder_away"
 
 
 class ConfigError(HoldfastError):

@@ -311,6 +311,11 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
         return Policy() if self.policy_json is None else msgspec.json.decode(self.policy_json, type=Policy)
 
     @property
+    def has_budget(self) -> bool:
+        """Whether the finish has to look at its usage. A cheap look at the text first: most jobs have no budget."""
+        return self.policy_json is not None and '"budget"' in self.policy_json and self.policy.budget is not None
+
+    @property
     def usage(self) -> Mapping[str, float]:
         return {} if self.usage_json is None else msgspec.json.decode(self.usage_json, type=dict[str, float])
 
@@ -366,6 +371,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         return cls(status=Status.QUEUED, cause=cause, delay=delay, error=error)
 
 
+HandOverReason = Literal["leaving", "engine_unreachable", "failed", "unanswered_claim"]
+"""Why a worker gives a lease up: it leaves, cannot reach the engine, failed at the job, or never heard of its claim."""
+
+
 class Beat(msgspec.Struct, frozen=True, kw_only=True):
     """What a heartbeat is told about one job."""
 
@@ -400,8 +409,11 @@ class NewEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """One try at a job. `worker` claimed it; `last_worker` held it last: another one if it was adopted on the way."""
+
     attempt: int
     worker: str | None
+    last_worker: str | None
     domain: str | None
     token: int
     claimed_at: datetime
@@ -435,6 +447,13 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     started_at: datetime | None = None
     ended_at: datetime | None = None
     exit_code: int | None = None
+
+
+class RecordedFolder(msgspec.Struct, frozen=True, kw_only=True):
+    """The shared folder that a database names, and the path by which the part that recorded it knew it."""
+
+    id: str
+    path: str
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ import hashlib
 import math
 import re
 import uuid
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from operator import attrgetter
@@ -18,6 +19,7 @@ from msgspec import Meta
 
 from holdfast.errors import Invalid, TooLarge
 from holdfast.model import Check, OnLost, Policy, Retry, Runner, new_id
+from holdfast.spec_checks import Cpus, Memory, Pids, check_names, check_values
 from holdfast.tasks import FIELDS, NO_UPLOADS, Connector, Mode, Pipeline, Task, refuse_odd_tasks
 
 MAX_PAYLOAD = 1024 * 1024
@@ -50,9 +52,9 @@ class DockerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     image: Name
     command: Annotated[list[Text], Meta(max_length=4096)] | None = None
     env: dict[Name, Text] = {}
-    memory: Annotated[str, Meta(pattern=r"^[0-9]+[kmgKMG]?$")] | None = None
-    cpus: Annotated[float, Meta(gt=0)] | None = None
-    pids: Annotated[int, Meta(ge=1)] | None = None
+    memory: Memory | None = None
+    cpus: Cpus | None = None
+    pids: Pids | None = None
     network: Name | None = None
     user: Name | None = None
     require_result: bool = False
@@ -64,9 +66,9 @@ class ProcessPipeline(Pipeline, frozen=True, kw_only=True, forbid_unknown_fields
 
 class DockerPipeline(Pipeline, frozen=True, kw_only=True, forbid_unknown_fields=True):
     image: Name
-    memory: Annotated[str, Meta(pattern=r"^[0-9]+[kmgKMG]?$")] | None = None
-    cpus: Annotated[float, Meta(gt=0)] | None = None
-    pids: Annotated[int, Meta(ge=1)] | None = None
+    memory: Memory | None = None
+    cpus: Cpus | None = None
+    pids: Pids | None = None
     network: Name | None = None
     user: Name | None = None
 
@@ -193,8 +195,7 @@ def gather(
         raise Invalid("idempotency_key", f"has {len(key)} characters; between 1 and {MAX_KEY} are accepted")
     if isinstance(jobs, Submission | Mapping | str):
         raise Invalid("jobs", "is not a list; put a single job into one")
-    if not 1 <= len(jobs) <= MAX_BATCH:
-        raise Invalid("jobs", f"{len(jobs)} jobs in one call; between 1 and {MAX_BATCH} are accepted")
+    refuse_count(len(jobs))
     if not 1 <= len(tenant) <= 200 or not tenant.isprintable():
         raise Invalid("tenant", "is empty, over 200 characters, or has control characters")
     backoff = (defaults or {}).get("retry")
@@ -215,6 +216,12 @@ def _backing_off(job: Mapping[str, Any], backoff: Mapping[str, Any] | None) -> M
     if "cap" not in retry and isinstance(base, int | float):
         cap = max(base, cap)
     return {**job, "retry": {**retry, "base": base, "cap": cap}}
+
+
+def refuse_count(count: int) -> None:
+    """Refuse a call with no job or too many, before anybody looks at them."""
+    if not 1 <= count <= MAX_BATCH:
+        raise Invalid("jobs", f"{count} jobs in one call; between 1 and {MAX_BATCH} are accepted")
 
 
 def fingerprint(jobs: Sequence[Any]) -> str:
@@ -265,6 +272,7 @@ def check(submission: Submission, tenant: str) -> Submission:
         raise Invalid("available_at", f"is not between the years {FIRST_YEAR} and {LAST_YEAR}")
     if submission.check is not None:
         sound_check(submission.check)
+    check_names("secrets", submission.secrets)
     if submission.uploads and submission.runner == "function":
         raise Invalid("uploads", "are for processes and containers: a function has no work folder")
     if submission.uploads and "tasks" in submission.spec:
@@ -306,6 +314,7 @@ def check_spec(runner: Runner, spec: Mapping[str, Any]) -> None:
         checked = msgspec.convert(spec, kind)
     except msgspec.ValidationError as error:
         raise _placed(invalid_field(error, root="spec")) from None
+    check_values(spec)
     if isinstance(checked, Pipeline):
         refuse_odd_tasks(checked)
 
@@ -322,7 +331,7 @@ def in_order(submissions: Sequence[Submission]) -> list[Submission]:
     """Sort a batch so that each job stands after the ones it needs; a cycle is refused."""
     by_id = {submission.id: submission for submission in submissions if submission.id is not None}
     if len(by_id) < len(submissions):
-        twice = next(job.id for n, job in enumerate(submissions) if job.id in {other.id for other in submissions[:n]})
+        ((twice, _),) = Counter(submission.id for submission in submissions).most_common(1)
         raise Invalid("id", f"job {twice} is in this batch twice")
     if not any(submission.needs for submission in submissions):
         return list(submissions)

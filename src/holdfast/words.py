@@ -10,10 +10,12 @@ EVENTS: Mapping[str, str] = {
     "log": "Lines of output: `stream` (`stdout` or `stderr`), `lines`; `capped` where the log was cut.",
     "progress": "What the job says of itself: `percent`, `message`, and more of its own.",
     "usage": "What it used, as deltas by name; summed over attempts.",
-    "lease": "The attempt changed hands: `lease` is `adopted`, `reaped` or `handed_over`; `worker`, `token`.",
+    "lease": "The attempt changed hands: `lease` is `adopted`, `reaped` or `handed_over`; `worker`, `token`. A "
+    "hand-over has a `reason`: `leaving`, `engine_unreachable`, `failed`, `unanswered_claim`, or `dead`.",
     "cancel": "How far a stop has come: `cancel` is `requested`, `signalled`, `killed`, `dead` or `not_dead`; `kind`.",
     "audit": "What somebody did: `action`, `by`, `reason`.",
     "task": "A task of a pipeline moved (`status`, `cached`, `exit_code`), or all were planned (`plan`, `tasks`).",
+    "artifacts": "What was left out of the artifacts: `skipped`, with `path` and `reason`; `more` counts the rest.",
     "result": "Kept for results of tasks.",
     "error": "Kept for errors of tasks.",
 }
@@ -33,7 +35,7 @@ CODES: Mapping[str, str] = {
     "image_missing": "The engine does not have the image. Never retried.",
     "out_of_memory": "Killed for using more memory than it may.",
     "contract_violation": "Inputs that do not fit, or outputs that break the contract. Never retried.",
-    "budget_exceeded": "It used more than its `budget`. Never retried.",
+    "budget_exceeded": "It used more than its `budget`. Never retried; a resume must raise the budget.",
     "function_error": "The function raised: type and text; the traceback is in the worker's log.",
     "not_ready": "A readiness check, its own or its lane's, did not succeed in time: it is paused.",
     "cache_full": "There was no room for a snapshot, and nothing that may go. See `HOLDFAST_SNAPSHOTS_MAX_BYTES`.",

@@ -14,6 +14,7 @@ attempts.exit_code integer YES
 attempts.signal integer YES 
 attempts.error_code text YES 
 attempts.error_message text YES 
+attempts.adopter text YES 
 builds.id text NO 
 builds.job_id uuid YES 
 builds.token bigint YES 
@@ -35,6 +36,8 @@ idempotency.jobs json NO
 idempotency.made_at timestamp with time zone NO 
 installation.one boolean NO true
 installation.id text NO 
+installation.shared_folder text YES 
+installation.shared_path text YES 
 job_events.job_id uuid YES 
 job_events.seq bigint YES 
 job_events.at timestamp with time zone YES 
@@ -135,6 +138,8 @@ jobs.error_message text YES
 jobs.result json YES 
 jobs.progress json YES 
 jobs.usage json YES 
+jobs.stop_reason text YES 
+jobs.adopter text YES 
 labels.tenant text NO 
 labels.label uuid NO 
 labels.requested_at timestamp with time zone NO 
@@ -169,6 +174,7 @@ queues.updated_at timestamp with time zone NO
 reuse.tenant text NO 
 reuse.reuse_key text NO 
 reuse.job_id uuid NO 
+reuse.succeeded_id uuid YES 
 snapshots.id text NO 
 snapshots.tenant text NO 
 snapshots.parent text NO 
@@ -604,6 +610,7 @@ AS $function$
 DECLARE
   asked record;
   standing record;
+  answer uuid;
   mine uuid[] := '{}';
   joined jsonb := '{}';
 BEGIN
@@ -617,18 +624,29 @@ BEGIN
     INSERT INTO holdfast.reuse AS r (tenant, reuse_key, job_id)
     VALUES (asked.tenant, asked.key, asked.id)
     ON CONFLICT (tenant, reuse_key) DO UPDATE SET job_id = r.job_id
-    RETURNING r.job_id INTO standing;
+    RETURNING r.job_id, r.succeeded_id INTO standing;
     IF standing.job_id = asked.id THEN
       mine := mine || asked.id;
-    ELSIF standing.job_id = ANY (mine) OR EXISTS (
-      SELECT 1 FROM holdfast.jobs AS j
-      WHERE j.id = standing.job_id
-        AND (j.status IN ('pending', 'queued', 'running', 'paused') OR (j.status = 'succeeded' AND NOT asked.rebuild))
-        AND j.stop_kind IS DISTINCT FROM 'delete')
-    THEN
-      joined := joined || jsonb_build_object(asked.id::text, standing.job_id::text);
+      CONTINUE;
+    END IF;
+    IF standing.job_id = ANY (mine) THEN
+      answer := standing.job_id;
+    ELSE -- the newest success first, then the live job; a rebuild joins only the live one
+      SELECT j.id INTO answer
+      FROM holdfast.jobs AS j
+      WHERE j.id IN (standing.job_id, standing.succeeded_id)
+        AND j.stop_kind IS DISTINCT FROM 'delete'
+        AND ((j.status = 'succeeded' AND NOT asked.rebuild)
+          OR (j.id = standing.job_id AND j.status IN ('pending', 'queued', 'running', 'paused')))
+      ORDER BY j.status = 'succeeded' DESC, j.id = standing.job_id DESC
+      LIMIT 1;
+    END IF;
+    IF answer IS NOT NULL THEN
+      joined := joined || jsonb_build_object(asked.id::text, answer::text);
     ELSE
-      UPDATE holdfast.reuse AS r SET job_id = asked.id WHERE r.tenant = asked.tenant AND r.reuse_key = asked.key;
+      UPDATE holdfast.reuse AS r
+      SET job_id = asked.id, succeeded_id = NULL
+      WHERE r.tenant = asked.tenant AND r.reuse_key = asked.key;
       mine := mine || asked.id;
     END IF;
   END LOOP;

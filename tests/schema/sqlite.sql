@@ -43,7 +43,7 @@ CREATE TABLE attempts (
   exit_code INTEGER,
   signal INTEGER,
   error_code TEXT,
-  error_message TEXT,
+  error_message TEXT, adopter TEXT,
   CONSTRAINT attempts_pkey PRIMARY KEY (job_id, attempt),
   CONSTRAINT cause_known CHECK (cause = 'exit' OR cause = 'out_of_memory' OR cause = 'timed_out' OR cause = 'idle_timeout' OR cause = 'cancelled' OR cause = 'interrupted' OR cause = 'lost' OR cause = 'start_failed' OR cause = 'drained')
 ) WITHOUT ROWID, STRICT
@@ -78,7 +78,7 @@ CREATE TABLE idempotency (
 ) WITHOUT ROWID, STRICT
 CREATE TABLE installation (
   one INTEGER NOT NULL PRIMARY KEY DEFAULT 1,
-  id TEXT NOT NULL,
+  id TEXT NOT NULL, shared_folder TEXT, shared_path TEXT,
   CONSTRAINT installation_one CHECK (one = 1)
 ) STRICT
 CREATE TABLE jobs (
@@ -132,7 +132,7 @@ CREATE TABLE jobs (
   error_message TEXT,
   result TEXT,
   progress TEXT,
-  usage TEXT,
+  usage TEXT, stop_reason TEXT, adopter TEXT,
   CONSTRAINT status_fits CHECK (
     (status = 'running' AND gate IS NULL AND finished_at IS NULL AND phase IS NOT NULL AND started_at IS NOT NULL)
     OR (owner IS NULL AND (
@@ -187,7 +187,7 @@ CREATE TABLE queues (
 CREATE TABLE reuse (
   tenant TEXT NOT NULL,
   reuse_key TEXT NOT NULL,
-  job_id TEXT NOT NULL,
+  job_id TEXT NOT NULL, succeeded_id TEXT,
   CONSTRAINT reuse_pkey PRIMARY KEY (tenant, reuse_key)
 ) WITHOUT ROWID, STRICT
 CREATE TABLE snapshots (

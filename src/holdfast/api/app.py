@@ -11,10 +11,12 @@ from starlette.exceptions import HTTPException
 
 from holdfast.api import VERSION, openapi
 from holdfast.api.auth import Access, first_admin
+from holdfast.api.connections import connection_limit
 from holdfast.api.depths import Depths
 from holdfast.api.direct import Executor
 from holdfast.api.errors import not_routed
 from holdfast.api.hub import Hub
+from holdfast.api.linger import Linger
 from holdfast.api.plans import FactsOf
 from holdfast.api.routes import (
     artifacts,
@@ -29,10 +31,13 @@ from holdfast.api.routes import (
     uploads,
     workers,
 )
+from holdfast.api.routes.docs import docs_routes
 from holdfast.api.routing import Route, Service, handler
+from holdfast.api.stream import OpenStreams
 from holdfast.api.tools import load_tools
 from holdfast.config import Settings
 from holdfast.errors import StoreError
+from holdfast.runner.shared_folder import prove
 from holdfast.store import Store
 
 NOUNS = (jobs, events, artifacts, uploads, snapshots, lanes, queues, workers, tools, tokens, probes)
@@ -59,7 +64,10 @@ class Api(FastAPI):
         facts: FactsOf,
         background: Background | None = None,
     ) -> None:
-        super().__init__(title="holdfast", version=VERSION, lifespan=_lifespan, redoc_url=None, redirect_slashes=False)
+        # FastAPI's own pages load scripts from elsewhere, and nothing guards them: `routes/docs.py` has ours.
+        super().__init__(
+            title="holdfast", version=VERSION, lifespan=_lifespan, openapi_url=None, redirect_slashes=False
+        )
         self.settings = settings
         self.made_admin = False
         self._connect = connect
@@ -69,7 +77,8 @@ class Api(FastAPI):
         self._starting = asyncio.Lock()
         self._stack = contextlib.AsyncExitStack()
         self.add_exception_handler(HTTPException, not_routed)
-        for route in declared():
+        self.add_middleware(Linger)
+        for route in (*declared(), *docs_routes(self.openapi).all):
             self.add_api_route(
                 route.path,
                 handler(route, self.service),
@@ -95,9 +104,11 @@ class Api(FastAPI):
             if self.settings.auth == "on":
                 self.made_admin = await first_admin(store.tokens, self.settings.admin_token)
             hub = Hub(store)
+            shared = await prove(self.settings.shared, await store.installation(), store.shared_folder)
             depths = Depths(store)
+            streams = OpenStreams(self.settings.streams_per_token, connection_limit(self.settings) * 3 // 4)
             access = Access(store.tokens, self.settings)
-            service = Service(store, self.settings, access, hub, tools, self._facts, depths)
+            service = Service(store, self.settings, shared, access, hub, streams, tools, self._facts, depths)
             await stack.enter_async_context(_task(hub.run()))
             await stack.enter_async_context(_task(depths.run()))
             stack.callback(hub.stop)

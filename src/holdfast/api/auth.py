@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from starlette.requests import Request
 
 from holdfast.config import Settings, loopback
-from holdfast.errors import BadRequest, ConfigError, Conflict, Forbidden, Invalid, RateLimited, Unauthorized
+from holdfast.errors import BadRequest, ConfigError, Conflict, Forbidden, Invalid, RateLimited, StoreError, Unauthorized
 from holdfast.model import Role, Token
 from holdfast.store.tokens import PREFIX, Tokens, new_secret
 
@@ -63,6 +63,11 @@ class Access:
         client = request.client
         if client is not None and not loopback(client.host):
             raise Forbidden("tokens are off, so only this machine may call")
+        forwarded = next((name for name in headers if name == "forwarded" or name.startswith("x-forwarded-")), None)
+        if forwarded is not None:
+            raise Forbidden(
+                f"tokens are off, so what a proxy forwards is refused ({forwarded}): turn tokens on behind one"
+            )
         host = _host(f"//{headers.get('host', '')}")
         if host is None or not loopback(host[0]):
             raise Forbidden("tokens are off, so the Host must be localhost, 127.0.0.1 or [::1]")
@@ -96,6 +101,16 @@ class Access:
         if wanted not in (None, token.tenant):
             raise Forbidden(f"token {token.name} is of tenant {token.tenant}; only an admin chooses the tenant")
         return Caller(token.name, token.role, token.tenant)
+
+    async def still_valid(self, request: Request) -> bool:
+        """Whether the token of a request that goes on is still valid; while the database is away, it is taken to be."""
+        if self._off:
+            return True
+        _, _, secret = request.headers.get("authorization", "").partition(" ")
+        try:
+            return await self._token(secret.strip()) is not None
+        except StoreError:
+            return True
 
     def forget(self) -> None:
         """Look every token up again, since one was taken back."""

@@ -1,6 +1,7 @@
 """Errors as callers see them: one shape, `{"error": {"code", "message", "details"}}`, for all that is refused."""
 
 import logging
+from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any
 
@@ -8,6 +9,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 
 from holdfast.errors import (
     AtCapacity,
@@ -24,6 +26,7 @@ from holdfast.errors import (
 log = logging.getLogger(__name__)
 
 JSON = "application/json"
+ACTIONS = ("/pause", "/resume")
 AWAY = "the database cannot be used at the moment; try again"
 
 
@@ -43,6 +46,8 @@ class BlockedAnswer(ErrorAnswer, frozen=True, kw_only=True):
 
 def to_response(error: Exception) -> Response:
     """Say what went wrong; what only an operator should read goes to the log."""
+    if isinstance(error, HTTPException):
+        return _http_response(error)
     if not isinstance(error, HoldfastError):
         log.error("a request failed", exc_info=error)
         return _respond(500, Problem(code="internal", message="holdfast failed; its log says why"))
@@ -65,8 +70,35 @@ def to_problem(error: HoldfastError) -> Problem:
     return Problem(code=error.code, message=error.message, details=details)
 
 
-async def not_routed(_: Request, error: Exception) -> Response:
+class NoSuchMethod(HTTPException):
+    """A path that is there, and takes other methods."""
+
+    def __init__(self, allowed: Iterable[str]) -> None:
+        super().__init__(405, headers={"Allow": ", ".join(sorted(allowed))})
+
+
+async def not_routed(request: Request, error: Exception) -> Response:
     """Answer for a path or method that is not there."""
+    if isinstance(error, HTTPException) and error.status_code == 405:
+        error = NoSuchMethod(_methods(request))
+    return _http_response(error)
+
+
+def _methods(request: Request) -> set[str]:
+    """Every method that some route has for this path; the router names those of the first alone."""
+    found = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    if ends_in_action(request):
+        found = [route for route in found if route.path.endswith(ACTIONS)] or found
+    return {method for route in found for method in getattr(route, "methods", None) or ()}
+
+
+def ends_in_action(request: Request) -> bool:
+    """Whether the end of a path is an action, and not part of a name: there the slash would be `%2F`."""
+    raw: bytes = request.scope.get("raw_path", b"")
+    return raw.decode("latin-1").endswith(ACTIONS)
+
+
+def _http_response(error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     phrase = HTTPStatus(status).phrase.lower()
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}

@@ -10,11 +10,12 @@ from typing import Any
 import msgspec
 
 from holdfast.api import VERSION
-from holdfast.api.auth import TENANT
+from holdfast.api.auth import MAX_NAME, TENANT
 from holdfast.api.errors import JSON, BlockedAnswer, ErrorAnswer
 from holdfast.api.examples import EXAMPLES
 from holdfast.api.routing import Route
 from holdfast.model import Role
+from holdfast.submission import MAX_KEY
 
 REF = "#/components/schemas/{name}"
 ABOUT = (
@@ -26,10 +27,11 @@ ERRORS = {
     401: "no token, or one that is not known",
     403: "the token may not do this",
     404: "not there, or another tenant's",
+    408: "the body came too slowly",
     409: "not in a state that allows this",
     413: "too large",
     422: "a value that cannot be accepted; `details.field` names it",
-    429: "too many requests with this token, or too many jobs in this queue",
+    429: "too many requests or streams with this token, or too many jobs in this queue",
     503: "the database does not answer; or `at_capacity`, where the queue is off",
 }
 PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
@@ -114,15 +116,21 @@ def _inline(schema: dict[str, Any]) -> None:
 def _headers(route: Route) -> list[dict[str, Any]]:
     if route.role is None:
         return []
-    text = {"type": "string", "minLength": 1, "maxLength": 128}
-    headers = [(TENANT, "the tenant that an admin acts in")]
+    headers = [(TENANT, "the tenant that an admin acts in", _text(MAX_NAME))]
     if route.path in ("/v1/jobs", "/v1/jobs/bulk") and route.method == "POST":
-        headers.append(("Idempotency-Key", "the same call with the same key answers the same for 24 hours"))
+        about = "the same call with the same key answers the same for 24 hours"
+        headers.append(("Idempotency-Key", about, _text(MAX_KEY)))
     if route.path == "/v1/jobs" and route.method == "POST":
-        headers.append(("Prefer", "`wait=10`: where the queue is off, answer after so many seconds at most"))
+        about = "`wait=10`: where the queue is off, answer after so many seconds at most"
+        headers.append(("Prefer", about, _text(MAX_NAME)))
     if route.path.endswith("/events/stream"):
-        headers.append(("Last-Event-ID", "the last seq that was seen; wins over `after`"))
-    return [{"name": name, "in": "header", "schema": text, "description": about} for name, about in headers]
+        seq = {"type": "string", "pattern": "^[0-9]{1,19}$"}
+        headers.append(("Last-Event-ID", "the last seq that was seen; wins over `after`", seq))
+    return [{"name": name, "in": "header", "schema": kind, "description": about} for name, about, kind in headers]
+
+
+def _text(most: int) -> dict[str, Any]:
+    return {"type": "string", "minLength": 1, "maxLength": most}
 
 
 def _answers(route: Route, known: Mapping[Any, Any]) -> dict[str, Any]:
@@ -142,7 +150,7 @@ def _answers(route: Route, known: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _refusals(route: Route, known: Mapping[Any, Any]) -> dict[str, Any]:
-    statuses = set(ERRORS) - ({409, 413, 400} if route.method == "GET" else set())
+    statuses = set(ERRORS) - ({408, 409, 413, 400} if route.method == "GET" else set())
     if route.role in (None, Role.VIEWER) and route.role is None:
         statuses = {400, 403, 422, 503}
     refusals = {}

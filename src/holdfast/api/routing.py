@@ -10,28 +10,33 @@ import typing
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from types import UnionType
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from holdfast.api.auth import Access, Caller, checked_name, says_json
+from holdfast.api.auth import Access, Caller, checked_name
 from holdfast.api.depths import Depths
 from holdfast.api.direct import Executor
-from holdfast.api.errors import JSON, to_response
+from holdfast.api.errors import JSON, NoSuchMethod, ends_in_action, to_response
 from holdfast.api.hub import Hub
+from holdfast.api.json_body import LargeBodies, read_body, said_size
 from holdfast.api.plans import FactsOf
 from holdfast.api.shapes import NoQuery
+from holdfast.api.stream import OpenStreams
 from holdfast.api.tools import Tools
 from holdfast.config import Settings
-from holdfast.errors import BadRequest, HoldfastError, Invalid, TooLarge
+from holdfast.errors import Invalid
 from holdfast.model import Role
+from holdfast.runner.shared_folder import SharedFolder
 from holdfast.store import Store
 from holdfast.submission import invalid_field
 
 NOBODY = Caller("nobody", Role.VIEWER, "default")
-OPEN = b"[{"
+NAMED = ("/{queue:path}", "/{lane:path}")
+"""Paths that end in a name, which may have a slash."""
 T = TypeVar("T")
 Endpoint = Callable[..., Awaitable["Reply | Response"]]
 
@@ -42,13 +47,16 @@ class Service:
 
     store: Store
     settings: Settings
+    shared: SharedFolder
     access: Access
     hub: Hub
+    streams: OpenStreams
     tools: Tools
     facts: FactsOf
     depths: Depths
     direct: Executor | None = None
     """What runs jobs in the request, where the queue is off."""
+    large_bodies: LargeBodies = field(default_factory=LargeBodies)
     requests: Counter[tuple[str, str, int]] = field(default_factory=Counter)
 
 
@@ -138,15 +146,14 @@ def handler(route: Route, find: Callable[[], Awaitable[Service]]) -> Callable[[R
         service: Service | None = None
         try:
             service = await find()
+            if route.path.endswith(NAMED) and ends_in_action(request):
+                raise NoSuchMethod(("POST",))
             call = await _admit(route, service, request)
             given: dict[str, Any] = {name: checked_name(name, text) for name, text in request.path_params.items()}
             query = read_query(request, route.query)
             if takes_query:
                 given["query"] = query
-            if route.body is not None:
-                given["body"] = await read_body(request, route.body, service.settings)
-            reply = await route.run(call, **given)
-            response = reply if isinstance(reply, Response) else _encoded(reply)
+            response = await _answered(route, call, given)
         except ClientDisconnect:
             response = Response(status_code=400)  # Nobody reads it.
         except Exception as error:
@@ -167,9 +174,26 @@ async def _admit(route: Route, service: Service, request: Request) -> Call:
     return Call(request, service, who)
 
 
+async def _answered(route: Route, call: Call, given: dict[str, Any]) -> Response:
+    """Read the body and run the endpoint; a large body stays in memory until then, so it holds its turn as long."""
+    if route.body is None:
+        reply = await route.run(call, **given)
+    else:
+        service, request = call.service, call.request
+        async with service.large_bodies.turn(said_size(request, service.settings.max_body_bytes)):
+            body = await read_body(request, route.body, service.settings)
+            reply = await route.run(call, **given, body=body)
+    return reply if isinstance(reply, Response) else _encoded(reply)
+
+
 def _encoded(reply: Reply) -> Response:
     headers = None if reply.headers is None else dict(reply.headers)
     return Response(msgspec.json.encode(reply.value), reply.status, headers, JSON)
+
+
+def _takes_text(kind: Any) -> bool:
+    """Whether any text is a value of this type, by itself or as a part of it."""
+    return kind is str or any(_takes_text(part) for part in typing.get_args(kind) if isinstance(part, type | UnionType))
 
 
 def read_query(request: Request, kind: type[T]) -> T:
@@ -185,69 +209,10 @@ def read_query(request: Request, kind: type[T]) -> T:
             raise Invalid(name[:60], "is said twice")
         else:
             plain[name] = text
+    for name, text in plain.items():  # msgspec takes the word for no value, where a field has no text.
+        if isinstance(text, str) and text.lower() == "null" and name in fields and not _takes_text(fields[name].type):
+            raise Invalid(name, "is null; leave it out")
     try:
         return msgspec.convert(plain, kind, strict=False)
     except msgspec.ValidationError as error:
         raise invalid_field(error, root="") from None
-
-
-async def read_body(request: Request, kind: Any, settings: Settings) -> Any:
-    """Read JSON within the limits; without a body, the struct's defaults."""
-    raw = await _read(request, settings.max_body_bytes)
-    if not raw and kind is not dict and not any(f.required for f in msgspec.structs.fields(kind)):
-        return kind()
-    if raw and not says_json(request.headers):
-        raise BadRequest("the body must be JSON, with Content-Type: application/json")
-    data = decode(raw, settings.max_json_depth)
-    if kind is dict:
-        if not isinstance(data, dict):
-            raise Invalid("body", "must be a JSON object")
-        return data
-    try:
-        return msgspec.convert(data, kind)
-    except msgspec.ValidationError as error:
-        raise invalid_field(error) from None
-
-
-async def _read(request: Request, limit: int) -> bytes:
-    said = request.headers.get("content-length", "0")
-    if said.isdigit() and int(said) > limit:
-        raise TooLarge("body", f"{said} bytes; at most {limit} are accepted")
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > limit:
-            raise TooLarge("body", f"over {limit} bytes")
-    return bytes(body)
-
-
-def decode(raw: bytes, depth: int) -> Any:
-    """Decode JSON that is not nested too deep."""
-    try:
-        data = msgspec.json.decode(raw)
-    except RecursionError:
-        raise _too_deep(depth) from None
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise BadRequest(f"the body is not JSON: {error}") from None
-    # Only what has many brackets can be deep; a look at each value of a bulk costs more than decoding it.
-    if sum(raw.count(bracket) for bracket in OPEN) > depth and _deeper_than(data, depth):
-        raise _too_deep(depth)
-    return data
-
-
-def _too_deep(depth: int) -> HoldfastError:
-    return Invalid("body", f"is nested deeper than {depth} levels")
-
-
-def _deeper_than(data: Any, depth: int) -> bool:
-    level = [data] if isinstance(data, dict | list) else []
-    for _ in range(depth):
-        level = [
-            inner
-            for outer in level
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(inner, dict | list)
-        ]
-        if not level:
-            return False
-    return True

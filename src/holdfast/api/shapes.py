@@ -142,6 +142,7 @@ class Resolve(Body, frozen=True):
 class DeleteJob(Query, frozen=True):
     force: bool = False
     dry_run: bool = False
+    reason: str | None = None
 
 
 class Deleted(Answer, frozen=True):
@@ -162,6 +163,12 @@ class Snapshots(Answer, frozen=True):
     items: Sequence[Snapshot]
     next_cursor: str | None
     totals: Totals
+
+
+class UsedSnapshot(Snapshot, frozen=True, kw_only=True):
+    """A snapshot for somebody who reads its folder; `shared_folder` is the id of the shared folder that it is in."""
+
+    shared_folder: str
 
 
 class DeleteSnapshot(Query, frozen=True):

@@ -9,16 +9,20 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from holdfast.api.hub import BLOCK, PIECE_BYTES, Follower, Form, Hub
-from holdfast.errors import HoldfastError, NotFound, StoreError
+from holdfast.errors import AtCapacity, HoldfastError, NotFound, StoreError, TooManyStreams
 from holdfast.store.events import Head
 from holdfast.store.outage import level_of
+
+TOKEN_SECONDS = 5.0
+"""How often an open stream finds out whether its token is still valid."""
 
 log = logging.getLogger(__name__)
 
@@ -81,14 +85,45 @@ def _end(head: Head | None) -> bytes:
     return b"event: end\ndata: %b\n\n" % msgspec.json.encode(data)
 
 
+class OpenStreams:
+    """How many streams each token has open on this server."""
+
+    def __init__(self, per_token: int, most: int) -> None:
+        self._per_token = per_token
+        self._most = most
+        self._open: Counter[str] = Counter()
+
+    def refuse_more(self, name: str) -> None:
+        if self._open[name] >= self._per_token:
+            raise TooManyStreams(
+                f"token {name} has {self._open[name]} streams open, as many as HOLDFAST_STREAMS_PER_TOKEN allows: "
+                "close some, or share one"
+            )
+        if self._open.total() >= self._most:
+            raise AtCapacity("this server has as many streams open as it may; try again later, or another server")
+
+    @contextlib.contextmanager
+    def one(self, name: str) -> Iterator[None]:
+        self._open[name] += 1
+        try:
+            yield
+        finally:
+            self._open[name] -= 1
+            if not self._open[name]:
+                del self._open[name]
+
+
 class Streamed(Response):
-    """A response that lasts as long as its history and its client."""
+    """A response that lasts as long as its history, its client and its client's token."""
 
     def __init__(
         self,
         hub: Hub,
         job_id: str,
         *,
+        streams: OpenStreams,
+        by: str,
+        valid: Callable[[], Awaitable[bool]],
         tenant: str,
         after: int,
         form: Form,
@@ -98,6 +133,9 @@ class Streamed(Response):
     ) -> None:
         self._stall = stall
         self._stalled = False
+        self._streams = streams
+        self._by = by
+        self._valid = valid
         self._hub = hub
         self._job_id = job_id
         self._tenant = tenant
@@ -115,14 +153,16 @@ class Streamed(Response):
         self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
 
     async def opened(self) -> "Streamed":
-        """Refuse now, while there can still be a status: an unknown job, a cursor behind the end."""
+        """Refuse now, while there can still be a status: too many streams, an unknown job, a cursor past the end."""
+        self._streams.refuse_more(self._by)
         async with self._hub.follow(self._job_id, tenant=self._tenant, after=self._after):
             return self
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async with self._hub.follow(self._job_id, tenant=self._tenant, after=self._after) as follower:
-                await self._send(follower, receive, send)
+            with self._streams.one(self._by):
+                async with self._hub.follow(self._job_id, tenant=self._tenant, after=self._after) as follower:
+                    await self._send(follower, receive, send)
         except HoldfastError as error:  # Deleted since it was opened.
             log.info("a stream of job %s did not begin: %s", self._job_id, error)
             await send({"type": "http.response.start", "status": error.status, "headers": []})
@@ -134,6 +174,7 @@ class Streamed(Response):
             await send({"type": "http.response.body", "body": b": holdfast\n\n", "more_body": True})
         async with asyncio.TaskGroup() as group:
             watch = group.create_task(_watch(receive, follower))
+            guard = group.create_task(_end_with_token(self._valid, follower))
             async with contextlib.aclosing(pieces(follower, self._form, follow=self._follow)) as found:
                 async for piece in found:
                     for start in range(0, len(piece), PIECE_BYTES):
@@ -142,6 +183,7 @@ class Streamed(Response):
                         if follower.gone:
                             break
             watch.cancel()
+            guard.cancel()
         if self._stalled or (follower.cut and self._form == "ndjson"):
             return  # It has no last word of its own: without the last chunk, the client knows that there is more.
         await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -156,6 +198,15 @@ class Streamed(Response):
             self._hub.cut += 1
             self._stalled = True
             follower.leave()
+
+
+async def _end_with_token(valid: Callable[[], Awaitable[bool]], follower: Follower) -> None:
+    """Cut a stream whose token was deleted or expired; the client comes again, and is refused."""
+    while await valid():  # noqa: ASYNC110 - nobody signals that a token expired
+        await asyncio.sleep(TOKEN_SECONDS)
+    log.info("a follower of job %s is cut: its token is no longer valid", follower.feed.job_id)
+    follower.cut = True
+    follower.leave()
 
 
 async def _watch(receive: Receive, follower: Follower) -> None:

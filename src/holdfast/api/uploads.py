@@ -14,6 +14,7 @@ from holdfast.errors import BadRequest, Invalid
 from holdfast.model import new_id
 from holdfast.runner.inputs import Incoming, Inputs
 from holdfast.runner.outputs import Limits
+from holdfast.runner.shared_folder import SharedFolder
 from holdfast.submission import check, parse
 
 MULTIPART = "multipart/form-data"
@@ -22,12 +23,13 @@ PIECE = 256 * 1024
 """What is parsed and written at once, in a thread."""
 
 
-async def receive(request: Request, tenant: str, settings: Settings) -> Incoming:
+async def receive(request: Request, tenant: str, settings: Settings, shared: SharedFolder) -> Incoming:
     """Take the files of a form; they are there when this returns, and nothing is if it does not."""
     kind, options = parse_options_header(request.headers.get("content-type"))
     if kind != MULTIPART.encode() or not options.get(b"boundary"):
         raise BadRequest(f"an upload must be a form with files: Content-Type: {MULTIPART}, with a boundary")
     limits = Limits(bytes=settings.upload_max_bytes, entries=MOST_FILES)
+    await run_in_threadpool(shared.check)
     incoming = await run_in_threadpool(Inputs(settings.shared).receive, tenant, limits)
     try:
         form = _Form(incoming, options[b"boundary"])
@@ -103,12 +105,13 @@ class _Form:
         self._whole = True
 
 
-async def given(job: Mapping[str, Any], tenant: str, settings: Settings) -> Mapping[str, Any]:
+async def given(job: Mapping[str, Any], tenant: str, settings: Settings, shared: SharedFolder) -> Mapping[str, Any]:
     """A job as it goes to the store: what it names of uploads is its own, before it is there."""
     if not job.get("uploads"):
         return job
     job = {**job, "id": job.get("id") or new_id()}
     asked = check(parse(job), tenant)
+    await run_in_threadpool(shared.check)
     inputs = Inputs(settings.shared)
     await run_in_threadpool(inputs.give, tenant, str(asked.id), asked.uploads, settings.upload_max_bytes)
     return job

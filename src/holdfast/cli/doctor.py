@@ -17,6 +17,7 @@ from holdfast.model import Role
 from holdfast.runner import supervisor
 from holdfast.runner.base import EngineUnreachable
 from holdfast.runner.host import StateFolder
+from holdfast.runner.shared_folder import mismatch, read_id
 from holdfast.runner.users import user_for
 from holdfast.store.migrate import require_current
 from holdfast.store.store import Store, connect
@@ -37,7 +38,6 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 async def examine(settings: Settings) -> Sequence[Finding]:
     """Look at everything; a look that fails is a finding, not an error."""
     findings = [_look("supervisor", _supervisor), _look("state folder", lambda: _state(settings))]
-    findings.append(_look("shared folder", lambda: _shared(settings)))
     findings.append(await _docker(settings))
     try:
         database = await connect(
@@ -54,6 +54,7 @@ async def examine(settings: Settings) -> Sequence[Finding]:
             fix = "run `holdfast migrate`"
             return [*findings, Finding(what="schema", ok=False, text=error.message, fix=fix), await _server()]
         findings.append(Finding(what="schema", ok=True, text="current"))
+        findings.append(await _asked("shared folder", lambda store: _shared(store, settings), store))
         for what, look in (("clock", _clock), ("workers", _workers)):
             findings.append(await _asked(what, look, store))
         if settings.auth == "on":
@@ -73,6 +74,8 @@ async def _asked(what: str, look: Callable[[Store], Awaitable[Finding]], store: 
         return await look(store)
     except HoldfastError as error:
         return Finding(what=what, ok=False, text=error.message)
+    except OSError as error:
+        return Finding(what=what, ok=False, text=f"{error.filename or ''} {error.strerror}".strip())
 
 
 def address(url: str) -> str:
@@ -96,8 +99,16 @@ def _state(settings: Settings) -> Finding:
     return _room("state folder", state.path)
 
 
-def _shared(settings: Settings) -> Finding:
-    settings.shared.mkdir(parents=True, exist_ok=True)
+async def _shared(store: Store, settings: Settings) -> Finding:
+    """It must be the folder that the database names. One that was never used is not made here."""
+    recorded = await store.shared_folder.read()
+    found = read_id(settings.shared)
+    problem = mismatch(settings.shared, await store.installation(), found, recorded)
+    if problem is not None:
+        fix = "mount it, or set HOLDFAST_SHARED_DIR; `holdfast shared-folder` shows both"
+        return Finding(what="shared folder", ok=False, text=problem, fix=fix)
+    if recorded is None and not settings.shared.exists():
+        return Finding(what="shared folder", ok=True, text=f"{settings.shared}, made at the first start")
     probe = settings.shared / f".doctor-{os.getpid()}"
     probe.touch()
     probe.unlink()

@@ -24,6 +24,7 @@ from holdfast.cli.jobs import (
     describe,
 )
 from holdfast.cli.talk import DONE, AsJson, JobId, exit_code, find, print_json, print_line, talk
+from holdfast.cli.terminal import say, write_line
 
 if TYPE_CHECKING:
     import asyncio
@@ -73,7 +74,7 @@ def run(
         if as_json:
             print_json(ended)
         elif ended.error is not None:
-            typer.echo(f"holdfast: {ended.status}: {ended.error.message}", err=True)
+            say(f"holdfast: {ended.status}: {ended.error.message}", err=True)
         return exit_code(ended, own=True)
 
     raise typer.Exit(talk(context, work))
@@ -92,6 +93,9 @@ def logs(
         found = await find(client, job_id)
         show = print_line if as_json else _print_output
         if follow:
+            await client.get(
+                found
+            )  # A server that never answered is an error at once; one that goes away is waited for.
             ended = await stay(client, found, show)
             return DONE if ended is None else exit_code(ended)
         after = 0
@@ -118,12 +122,13 @@ def watch(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> Non
         from holdfast.cli.view import View
 
         found = await find(client, job_id)
+        job = await client.get(found)  # As in `logs`.
         if as_json:
             ended = await stay(client, found, print_line)
         elif not render.console.is_terminal:
             ended = await stay(client, found, _print_all)
         else:
-            view = View(await client.get(found))
+            view = View(job)
             with Live(view.picture(), console=render.console, refresh_per_second=8) as live:
 
                 def show(event: "Event") -> None:
@@ -149,7 +154,7 @@ def _print_output(event: "Event", *, aside: bool = False) -> None:
     if event.type == "log":
         stream = sys.stderr if aside or event.data["stream"] == "stderr" else sys.stdout
         for line in event.data["lines"]:
-            stream.write(f"{line}\n")
+            write_line(stream, line)
         stream.flush()
 
 
@@ -158,7 +163,7 @@ def _print_all(event: "Event") -> None:
 
     _print_output(event)
     if (line := render.event_line(event)) is not None:
-        typer.echo(f"-- {line}", err=True)
+        say(f"-- {line}", err=True)
 
 
 async def stay(
@@ -180,14 +185,14 @@ async def stay(
                 if not pressed.is_set() or following.done():
                     continue
                 pressed.clear()
-                if await _ask(client, job_id, pause) == "detach":
+                if await _ask(client, job_id, pause, pressed) == "detach":
                     return None
             following.result()
         finally:
             following.cancel()
             with contextlib.suppress(asyncio.CancelledError, Refused):
                 await following
-    return await client.get(job_id)
+    return await client.get(job_id, reconnect=True)
 
 
 async def _show_all(client: "AsyncClient", job_id: str, show: "Callable[[Event], object]") -> None:
@@ -198,26 +203,51 @@ async def _show_all(client: "AsyncClient", job_id: str, show: "Callable[[Event],
         async for event in events:
             show(event)
             if event.type == "status" and event.data["status"] == Status.PAUSED:
-                job = await client.get(job_id)  # It may have been resumed since.
+                job = await client.get(job_id, reconnect=True)  # It may have been resumed since.
                 if job.status is Status.PAUSED and job.last_seq == event.seq:
                     return
 
 
-async def _ask(client: "AsyncClient", job_id: str, pause: "Live | None") -> str:
+async def _ask(client: "AsyncClient", job_id: str, pause: "Live | None", pressed: "asyncio.Event") -> str:
     """Ask what Ctrl-C was meant for. Without a terminal nobody can answer: the job is stopped."""
-    from holdfast.client.http import Refused
-
     if pause is not None:
         pause.stop()
-    answer = await _answer() if sys.stdin.isatty() else "s"
+    asks = sys.stdin.isatty()
+    answer = await _answer() if asks else "s"
     if answer.startswith("d"):
         return "detach"
     if answer.startswith("s"):
-        with contextlib.suppress(Refused):
-            await client.cancel(job_id, reason="stopped at the terminal")
+        await _stop(client, job_id, pressed, go_on=asks)
     if pause is not None:
         pause.start()
     return "stay"
+
+
+async def _stop(client: "AsyncClient", job_id: str, pressed: "asyncio.Event", *, go_on: bool) -> None:
+    """Cancel the job. If the server is away, or Ctrl-C comes again before it answers, say so; `go_on`: and stay."""
+    import asyncio
+
+    from holdfast.client.http import AWAY, Refused, ServerUnreachable
+
+    asking = asyncio.ensure_future(client.cancel(job_id, reason="stopped at the terminal"))
+    again = asyncio.ensure_future(pressed.wait())
+    try:
+        await asyncio.wait([asking, again], return_when=asyncio.FIRST_COMPLETED)
+        if not asking.done():
+            raise ServerUnreachable(f"{client.url} has not answered yet")
+        asking.result()
+    except (ServerUnreachable, Refused) as error:
+        if error.status not in AWAY:
+            return  # It has ended already, or is not ours to stop: following it shows what it does.
+        message = f"{error.message}; job {job_id} may still be running"
+        if not go_on:
+            raise ServerUnreachable(message) from error
+        typer.echo(f"holdfast: {message}", err=True)
+    finally:
+        asking.cancel()
+        again.cancel()
+        await asyncio.wait([asking, again])
+        pressed.clear()
 
 
 async def _answer() -> str:

@@ -9,6 +9,7 @@ import typer
 
 from holdfast.cli import complete
 from holdfast.cli.talk import AsJson, Because, JobId, fail, find, print_json, talk
+from holdfast.cli.terminal import say
 
 if TYPE_CHECKING:
     from holdfast.client.http import AsyncClient
@@ -206,9 +207,9 @@ def explain(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> N
         print_json(why)
         return
     for reason in why.reasons:
-        typer.echo(reason.message)
+        say(reason.message)
     for task in why.plan.tasks if why.plan is not None else ():
-        typer.echo(f"task {task.name}: {'cached' if task.cached else 'runs'}, {task.reason}")
+        say(f"task {task.name}: {'cached' if task.cached else 'runs'}, {task.reason}")
     if not why.reasons:
         typer.echo("nothing is in its way: the next worker with a free slot takes it")
 
@@ -247,7 +248,9 @@ def resume(
     context: typer.Context,
     job_id: JobId,
     reason: Because = None,
-    budget: Annotated[list[str] | None, typer.Option(help="name=number: a new budget.")] = None,
+    budget: Annotated[
+        list[str] | None, typer.Option(help="name=number: a new limit of its budget; may be repeated.")
+    ] = None,
     stopped: Annotated[
         bool, typer.Option("--stopped", help="You made sure that its lost attempt no longer runs.")
     ] = False,
@@ -288,12 +291,13 @@ def remove(
     job_id: JobId,
     force: Annotated[bool, typer.Option("--force", help="Stop it first, if it runs.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would happen.")] = False,
+    reason: Because = None,
     as_json: AsJson = False,
 ) -> None:
     """Delete a job with its history and its files."""
 
     async def delete(client: "AsyncClient") -> str:
-        return await client.delete(await find(client, job_id), force=force, dry_run=dry_run)
+        return await client.delete(await find(client, job_id), force=force, dry_run=dry_run, reason=reason)
 
     outcome = talk(context, delete)
     if as_json:

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from holdfast import __version__
-from holdfast.cli import follow, jobs, site, snapshots
+from holdfast.cli import follow, jobs, shared_folder, site, snapshots
 from holdfast.cli.talk import AsJson, Server, print_json, run
 
 app = typer.Typer(
@@ -30,6 +30,7 @@ app.add_typer(site.queues, name="queues")
 app.add_typer(site.workers, name="workers")
 app.add_typer(site.tokens, name="token")
 app.add_typer(snapshots.snapshots, name="snapshots")
+app.add_typer(shared_folder.shared_folder, name="shared-folder")
 
 DatabaseUrl = Annotated[
     str | None, typer.Option(envvar="HOLDFAST_DATABASE_URL", help="sqlite:///path or postgresql://host/name")

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from holdfast.cli.terminal import visible
 from holdfast.model import Attempt, Event, Job, Status, TaskRecord
 
 COLOURS = {
@@ -53,7 +54,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: st
 def more(cursor: str | None) -> None:
     """Say how to go on behind a page, in one line that can be copied."""
     if cursor:
-        console.print(f"more: --cursor {cursor}", style="dim", soft_wrap=True)
+        console.print(escape(f"more: --cursor {shown(cursor)}"), style="dim", soft_wrap=True)
 
 
 def _cell(value: object) -> str:
@@ -65,7 +66,12 @@ def _cell(value: object) -> str:
         return ago(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return escape(str(value))
+    return escape(shown(str(value)))
+
+
+def shown(text: str) -> str:
+    """Text that a job or a server may have a part in, as this output can take it."""
+    return visible(text) if console.is_terminal else text
 
 
 def coloured(status: Status) -> str:
@@ -150,7 +156,7 @@ def job(one: Job, attempts: Sequence[Attempt]) -> None:
         table(
             ("attempt", "worker", "cause", "exit", "claimed", "ended"),
             (
-                (a.attempt, a.worker, a.cause or a.phase, a.exit_code if a.signal is None else f"signal {a.signal}",
+                (a.attempt, _holders(a), a.cause or a.phase, a.exit_code if a.signal is None else f"signal {a.signal}",
                  a.claimed_at, a.ended_at)
                 for a in attempts
             ),
@@ -186,3 +192,10 @@ def event_line(event: Event) -> str | None:
             percent = f"{data['percent']:g} % " if isinstance(data.get("percent"), int | float) else ""
             return f"{percent}{data.get('message', '')}".strip()
     return f"{event.type} {_pairs(data)}"
+
+
+def _holders(attempt: Attempt) -> str | None:
+    """The worker that claimed an attempt and, if it was adopted, the last one that did."""
+    if attempt.last_worker in (None, attempt.worker):
+        return attempt.worker
+    return f"{attempt.worker}, then {attempt.last_worker}"

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 from collections.abc import Iterator, Mapping
@@ -12,6 +13,7 @@ import uvicorn
 
 from holdfast import config
 from holdfast.api.app import Api
+from holdfast.api.connections import ACCEPT_AT_ONCE, ConnectionLimits, FewRepeats
 from holdfast.assemble import api_of, beside
 from holdfast.cli import work
 from holdfast.config import Settings
@@ -19,16 +21,20 @@ from holdfast.errors import ConfigError
 
 GRACE_SECONDS = 10
 BACKLOG = 4096
+NOISY = ("uvicorn.error", "asyncio", "holdfast.api.connections", "holdfast.api.errors")
+"""Loggers whose messages a client can cause."""
 LONGEST = 2**31 - 1
 
 
 class Server(uvicorn.Server):
-    """Ends its streams as soon as it is told to stop."""
+    """Ends its streams as soon as it is told to stop, and keeps its connections within limits."""
 
     def __init__(self, app: Api, settings: Settings) -> None:
+        limits = ConnectionLimits(settings)
         super().__init__(
             uvicorn.Config(
                 app,
+                http=limits.protocol,  # type: ignore[arg-type]  # It is called like the class that it makes.
                 host=settings.host,
                 port=settings.port,
                 log_level="warning",
@@ -37,11 +43,21 @@ class Server(uvicorn.Server):
                 lifespan="off",
                 ws="none",
                 proxy_headers=False,
-                backlog=BACKLOG,
+                backlog=ACCEPT_AT_ONCE,
                 timeout_graceful_shutdown=GRACE_SECONDS,
             )
         )
         self._app = app
+        for name in NOISY:
+            logger = logging.getLogger(name)
+            if not any(isinstance(known, FewRepeats) for known in logger.filters):
+                logger.addFilter(FewRepeats())
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start; then let the kernel hold more clients than asyncio accepts in one go, which is its only backlog."""
+        await super().startup(sockets=sockets)
+        for listener in sockets or ():
+            listener.listen(BACKLOG)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

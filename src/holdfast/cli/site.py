@@ -8,6 +8,7 @@ import typer
 
 from holdfast.cli import complete
 from holdfast.cli.talk import AsJson, print_json, talk
+from holdfast.cli.terminal import say
 
 lanes = typer.Typer(help="Lanes: jobs that run one after the other.", invoke_without_command=True)
 queues = typer.Typer(help="Queues: pause, resume, caps.", invoke_without_command=True)
@@ -42,7 +43,7 @@ def _done(answer: Any, as_json: bool, text: str) -> None:
     if as_json:
         print_json(answer)
     else:
-        typer.echo(text)
+        say(text)
 
 
 @lanes.callback(invoke_without_command=True)

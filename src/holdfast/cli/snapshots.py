@@ -8,6 +8,7 @@ import typer
 
 from holdfast.cli.jobs import File, describe
 from holdfast.cli.talk import AsJson, print_json, run, talk
+from holdfast.cli.terminal import say
 
 app = typer.Typer()
 snapshots = typer.Typer(help="Snapshots: what tasks of pipelines left.", no_args_is_help=True)
@@ -81,9 +82,9 @@ def show_snapshot(context: typer.Context, snapshot_id: SnapshotId, as_json: AsJs
         return
     components = answer.pop("components")
     for name, value in {**answer, "size": _size(answer["size"])}.items():
-        typer.echo(f"{name:<10} {value}")
+        say(f"{name:<10} {value}")
     for name, value in sorted(components.items()):
-        typer.echo(f"  {name:<20} {value}")
+        say(f"  {name:<20} {value}")
 
 
 @snapshots.command("rm")
@@ -102,7 +103,7 @@ def remove_snapshot(
         print_json(answer)
         return
     for one in answer["snapshots"]:
-        typer.echo(one)
+        say(one)
     verb = "would remove" if dry_run else "removed"
     typer.echo(f"{verb} {len(answer['snapshots'])}, {_size(answer['size'])}")
 
@@ -126,8 +127,10 @@ def run_snapshot(
         from holdfast.cli.ending import Ended, ended_by_signals, run_beside, wait_for_a_signal
         from holdfast.pipeline.snapshots import Folders
         from holdfast.pipeline.throwaway import throwaway
+        from holdfast.runner.shared_folder import SharedFolder
 
         settings = config.load({"data_dir": data_dir})
+        SharedFolder(settings.shared, found["shared_folder"]).check()
         copy = throwaway(
             Folders.below(settings.shared), found["id"], found["folder"], found["digest"], settings.state / "runs"
         )

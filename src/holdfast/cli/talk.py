@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 import typer
 
 from holdfast.cli import complete
+from holdfast.cli.terminal import say, visible_json
 from holdfast.errors import ConfigError, HoldfastError, Invalid, StoreUnreachable
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def _refusal(error: "Refused") -> str:
 
 
 def fail(message: str, code: int) -> NoReturn:
-    typer.echo(f"holdfast: {message}", err=True)
+    say(f"holdfast: {message}", err=True)
     raise typer.Exit(code)
 
 
@@ -145,12 +146,13 @@ def print_json(value: Any) -> None:
 
     import msgspec
 
-    sys.stdout.write(json.dumps(msgspec.to_builtins(value), indent=2, ensure_ascii=False) + "\n")
+    text = json.dumps(msgspec.to_builtins(value), indent=2, ensure_ascii=False)
+    sys.stdout.write(visible_json(text) + "\n")
 
 
 def print_line(event: "Event") -> None:
     """One event as one line of JSON, at once: whoever reads them follows."""
     import msgspec
 
-    sys.stdout.write(msgspec.json.encode(event).decode() + "\n")
+    sys.stdout.write(visible_json(msgspec.json.encode(event).decode()) + "\n")
     sys.stdout.flush()

@@ -1,6 +1,6 @@
 """`holdfast up`: everything in one place. The database is made ready, then a server and a worker run, until Ctrl-C.
 
-With `--workers N` the workers are processes of their own; one that dies is started again.
+With `--workers N` the workers are processes of their own; one that dies is started again, and all leave when `up` dies.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -18,8 +18,9 @@ from types import FrameType
 import typer
 
 from holdfast.api.app import Api
-from holdfast.assemble import api_of, direct_of, worker_of
+from holdfast.assemble import api_of, direct_of, duties_of, store_of, worker_of
 from holdfast.cli import work
+from holdfast.cli.banner import banner
 from holdfast.cli.serve import Server, bind
 from holdfast.config import Settings
 from holdfast.errors import ConfigError
@@ -35,15 +36,6 @@ LASTED = 30.0
 """A worker that lived so long did not die of its start: it is started again at once."""
 LEAVE_SECONDS = 40.0
 
-HELLO = """
-  holdfast is up: {url}   (Ctrl-C ends it)
-
-  try, in another terminal:
-    holdfast run -- sh -c 'echo hello; sleep 5; echo done'
-    holdfast ls
-    holdfast watch ID
-"""
-
 
 async def run_all(flags: Mapping[str, object], queue: str, application: str | None, workers: int) -> bool:
     """Run until a signal; say whether a function is stuck and keeps the process."""
@@ -53,10 +45,10 @@ async def run_all(flags: Mapping[str, object], queue: str, application: str | No
     await _migrate(settings)
     api = api_of(settings, background=None if settings.queue_enabled else direct_of(settings, functions))
     stop = asyncio.Event()
-    with bind(settings) as listener:
+    with bind(settings) as listener, _alive() as alive:
         async with api.running():
             server = _Server(api, settings, stop.set)
-            typer.echo(HELLO.format(url=f"http://{settings.host}:{listener.getsockname()[1]}"), err=True)
+            typer.echo(banner(settings, listener.getsockname()[1], queues), err=True)
             if api.made_admin:
                 typer.echo(f"  the admin token is in {settings.admin_token}\n", err=True)
             async with asyncio.TaskGroup() as group:
@@ -65,14 +57,26 @@ async def run_all(flags: Mapping[str, object], queue: str, application: str | No
                     return False
                 if workers:
                     for _ in range(workers):
-                        group.create_task(_keep_worker(settings, queue, application, stop))
+                        group.create_task(_keep_worker(settings, queue, application, stop, alive))
                     return False
                 async with worker_of(settings, queues=queues, functions=functions) as worker:
                     leaving = group.create_task(_when(stop, worker.signalled))
                     await worker.run()
                     leaving.cancel()
-                    server.should_exit = True
+                    if not server.should_exit:
+                        await _serve_on(settings, stop)
                     return worker.stuck
+
+
+async def _serve_on(settings: Settings, stop: asyncio.Event) -> None:
+    """Go on after the worker was drained: until a signal, with the duties that it had led."""
+    log.warning("the worker was drained and has left; the server goes on, and jobs wait for another worker")
+    store = await store_of(settings, connections=1, listen=False)
+    try:
+        async with duties_of(settings)(store):
+            await stop.wait()
+    finally:
+        await store.close()
 
 
 class _Server(Server):
@@ -94,9 +98,16 @@ async def _when(stop: asyncio.Event, act: Callable[[], None]) -> None:
         act()
 
 
+def _make_data_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError([f"HOLDFAST_DATA_DIR is {path}, which cannot be made a folder: {error.strerror}"]) from error
+
+
 def reachable(settings: Settings) -> Settings:
     """As root, attempts must be where the processes' own user can get to; a home folder is not."""
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    _make_data_folder(settings.data_dir)
     if settings.state_dir is not None or os.geteuid() != 0:
         return settings
     settings.state.mkdir(mode=0o711, parents=True, exist_ok=True)
@@ -119,15 +130,29 @@ async def _migrate(settings: Settings) -> None:
         await database.close()
 
 
-async def _keep_worker(settings: Settings, queue: str, application: str | None, stop: asyncio.Event) -> None:
+@contextlib.contextmanager
+def _alive() -> Iterator[int]:
+    """A pipe that we hold open while we live; what gives us away to `kept` is its end."""
+    looks, holds = os.pipe()
+    try:
+        yield looks
+    finally:
+        os.close(looks)
+        os.close(holds)
+
+
+async def _keep_worker(
+    settings: Settings, queue: str, application: str | None, stop: asyncio.Event, alive: int
+) -> None:
     """Keep one worker process running, and hand over when we are told to stop."""
     failures = 0
     while not stop.is_set():
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "holdfast.cli.main", "worker", "--queue", queue),
+            *(sys.executable, "-m", "holdfast.cli.kept", str(alive), "worker", "--queue", queue),
             *(("--app", application) if application else ()),
             env={**os.environ, **_environment(settings)},
             start_new_session=True,
+            pass_fds=[alive],
         )
         began = asyncio.get_running_loop().time()
         stopping = asyncio.ensure_future(stop.wait())
@@ -136,6 +161,9 @@ async def _keep_worker(settings: Settings, queue: str, application: str | None, 
         stopping.cancel()
         if stop.is_set():
             await _end(process)
+            return
+        if process.returncode == 0:
+            log.warning("a worker was drained and has left; it is not started again")
             return
         lasted = asyncio.get_running_loop().time() - began
         failures = 0 if lasted > LASTED else failures + 1

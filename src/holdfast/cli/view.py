@@ -7,6 +7,7 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from holdfast.cli import render
+from holdfast.cli.terminal import visible, visible_line
 from holdfast.model import Event, Job, Status
 
 TAIL = 15
@@ -28,7 +29,7 @@ class View:
         match event.type:
             case "log":
                 style = "red" if event.data["stream"] == "stderr" else ""
-                self._lines.extend(Text(line[:500], style=style) for line in event.data["lines"][-TAIL:])
+                self._lines.extend(_log_line(line, style) for line in event.data["lines"][-TAIL:])
             case "status":
                 self._status = Status(event.data["status"])
                 self._attempt = event.data.get("attempt", self._attempt)
@@ -39,7 +40,7 @@ class View:
             case "task":
                 self._tasks = dict.fromkeys(event.data["tasks"], "pending")
             case _:
-                self._note = render.event_line(event) or ""
+                self._note = visible(render.event_line(event) or "")
 
     def picture(self) -> RenderableType:
         head = f"[bold]{self._job.id}[/]  {render.coloured(self._status)}  attempt {self._attempt}"
@@ -48,9 +49,15 @@ class View:
         if isinstance(percent, int | float):
             parts.append(ProgressBar(total=100, completed=float(percent), width=40))
         if self._progress.get("message"):
-            parts.append(Text(str(self._progress["message"])))
+            parts.append(Text(visible(str(self._progress["message"]))))
         if self._tasks:
-            parts.append(Text("  ".join(f"{name}: {status}" for name, status in self._tasks.items())))
+            parts.append(Text(visible("  ".join(f"{name}: {status}" for name, status in self._tasks.items()))))
         if self._note:
             parts.append(Text(self._note, style="dim"))
         return Group(*parts, *self._lines)
+
+
+def _log_line(line: str, style: str) -> Text:
+    text = Text.from_ansi(visible_line(line[:500]))
+    text.style = style
+    return text

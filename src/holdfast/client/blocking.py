@@ -3,7 +3,8 @@
 import asyncio
 import functools
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+import weakref
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
@@ -13,6 +14,9 @@ from holdfast.model import Event
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+
+SHUT_DOWN_SECONDS = 10.0
+"""How long a call that was cancelled, or all of them at the end, may take to leave."""
 
 
 def _blocking(
@@ -37,8 +41,10 @@ class Client:
         try:
             self._client = self._do(_open(url, options))
         except BaseException:
-            self._stop()
+            _shut_down(self._loop, self._thread, None)
             raise
+        # Also when the program ends, or the last reference goes, without a call of `close`.
+        self._shut_down = weakref.finalize(self, _shut_down, self._loop, self._thread, self._client)
 
     submit = _blocking(AsyncClient.submit)
     submit_many = _blocking(AsyncClient.submit_many)
@@ -68,34 +74,34 @@ class Client:
     request = _blocking(AsyncClient.request)
 
     def follow(self, job_id: str, *, after: int = 0) -> Iterator[Event]:
-        """Every event behind `after`, as it comes, to the end of the job; a broken stream is taken up again."""
+        """Every event after `after`, as it comes, to the end of the job; a broken stream is taken up again."""
         events = self._client.follow(job_id, after=after)
         try:
-            while (event := self._do(anext(events, None))) is not None:
+            while (event := self._do(_next(events))) is not None:
                 yield event
         finally:
-            if not self._loop.is_closed():
+            if self._shut_down.alive:
                 self._do(events.aclose())
 
     def _do(self, work: Awaitable[T]) -> T:
+        begun: list[asyncio.Task[T] | None] = []
+
         async def whole() -> T:
+            begun.append(asyncio.current_task())
             return await work
 
         waiting = asyncio.run_coroutine_threadsafe(whole(), self._loop)
         try:
             return waiting.result()
-        except BaseException:  # Ctrl-C, say: what nobody waits for any more is to end.
-            waiting.cancel()
+        except BaseException:  # Ctrl-C, say: end what nobody waits for any more, and let it end before the next call.
+            if not waiting.done():
+                waiting.cancel()
+                asyncio.run_coroutine_threadsafe(_ended(begun, work), self._loop).result(SHUT_DOWN_SECONDS)
             raise
 
     def close(self) -> None:
-        self._do(self._client.close())
-        self._stop()
-
-    def _stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        """End all calls and close the connections. Idempotent."""
+        self._shut_down()
 
     def __enter__(self) -> Self:
         return self
@@ -106,5 +112,43 @@ class Client:
         self.close()
 
 
+async def _next(events: AsyncGenerator[Event]) -> Event | None:
+    """The next event. Asked for in the loop, which then knows of the generator and closes it at the end."""
+    return await anext(events, None)
+
+
 async def _open(url: str | None, options: dict[str, Any]) -> AsyncClient:
     return AsyncClient(url, **options)
+
+
+async def _ended(begun: list[asyncio.Task[T] | None], work: Awaitable[T]) -> None:
+    """Wait until a cancelled call has ended; one that never began is put away."""
+    if begun and begun[0] is not None:
+        await asyncio.wait([begun[0]])
+    elif (close := getattr(work, "close", None)) is not None:
+        close()
+
+
+def _shut_down(loop: asyncio.AbstractEventLoop, thread: threading.Thread, client: AsyncClient | None) -> None:
+    """End the loop as `asyncio.run` does: nothing is pending when it closes, so nothing complains."""
+    if (
+        threading.current_thread() is thread
+    ):  # The last reference went in the loop's own thread: it cannot wait for itself.
+        loop.stop()
+        return
+    try:
+        asyncio.run_coroutine_threadsafe(_wind_down(client), loop).result(SHUT_DOWN_SECONDS)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+async def _wind_down(client: AsyncClient | None) -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    if client is not None:
+        await client.close()
+    await asyncio.get_running_loop().shutdown_asyncgens()

@@ -1,7 +1,8 @@
 """`AsyncClient`: holdfast over HTTP, with typed answers.
 
 Every submit carries an idempotency key, so a retry after a lost answer makes no second job. A stream that breaks, or
-falls silent, is taken up again behind the last event that arrived.
+falls silent, is taken up again behind the last event that arrived. `follow` and `wait` outlast a server that is away
+for minutes, and log once that it is away and once that it is back.
 """
 
 import asyncio
@@ -17,24 +18,25 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
+from holdfast.client.outage import Outage, Reachability, ServerUnreachable, cause, rest
+from holdfast.client.streams import EventStream
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.model import Attempt, Event, Json, Lane, Snapshot, Status, TaskRecord, Worker, new_id
-from holdfast.timing import backoff, jitter
 from holdfast.views import ArtifactView, Explanation, JobView, PlanView, QueueView, ToolView
 
+MOST_PORT = 65_535
 T = TypeVar("T")
+
+__all__ = ["AsyncClient", "Refused", "ServerUnreachable", "find_token"]
 
 URL = "http://127.0.0.1:7070"
 TRIES = 5
 WAIT_SECONDS = 30.0
+RECONNECT_SECONDS = 15 * 60.0
+"""How long `follow` and `wait` try to reach a server: longer than an upgrade, or a restart of its host, takes."""
 SILENT_SECONDS = 45.0
 """A stream says something every 15 seconds; one that is silent for three times that leads nowhere."""
 AWAY = (502, 503, 504)
-
-
-class ServerUnreachable(HoldfastError):
-    status = 503
-    code = "unreachable"
 
 
 class Refused(HoldfastError):
@@ -75,10 +77,12 @@ class AsyncClient:
         tenant: str | None = None,
         data_dir: Path | None = None,
         tries: int = TRIES,
+        reconnect_timeout: float = RECONNECT_SECONDS,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.url = _address(url or os.environ.get("HOLDFAST_URL") or URL)
         self._tries = tries
+        self._server = Reachability(self.url, reconnect_timeout)
         self._tenant = tenant
         headers = {"Accept": "application/json"}
         if found := token or find_token(data_dir):
@@ -117,8 +121,16 @@ class AsyncClient:
         answer = await self._call("POST", "/v1/jobs/bulk", dict[str, list[str]], body={"jobs": jobs}, headers=headers)
         return answer["ids"]
 
-    async def get(self, job_id: str) -> JobView:
-        return await self._call("GET", _job(job_id), JobView)
+    async def get(self, job_id: str, *, reconnect: bool = False) -> JobView:
+        """The job as it is now. With `reconnect`, wait for a server that is away, as `follow` and `wait` do."""
+        outage = Outage(self._server)
+        while True:
+            try:
+                return await self._call("GET", _job(job_id), JobView)
+            except (ServerUnreachable, Refused) as error:
+                if not reconnect or error.status not in AWAY:
+                    raise
+                await outage.pause(error)
 
     async def jobs(
         self,
@@ -197,9 +209,11 @@ class AsyncClient:
     async def release(self, job_id: str) -> JobView:
         return await self._move(job_id, "release")
 
-    async def delete(self, job_id: str, *, force: bool = False, dry_run: bool = False) -> str:
-        """Delete a job; return `deleted`, `deleting` or `would_delete`."""
-        query = {"force": force or None, "dry_run": dry_run or None}
+    async def delete(
+        self, job_id: str, *, force: bool = False, dry_run: bool = False, reason: str | None = None
+    ) -> str:
+        """Delete a job; return `deleted`, `deleting` or `would_delete`. `reason` says why a live one is stopped."""
+        query = {"force": force or None, "dry_run": dry_run or None, "reason": reason}
         answer = await self._call("DELETE", _job(job_id), dict[str, Any], query=query)
         return str(answer["outcome"])
 
@@ -223,7 +237,7 @@ class AsyncClient:
                 except (httpx.TransportError, ServerUnreachable) as error:
                     if n == self._tries:
                         raise ServerUnreachable(f"cannot download {path} from {self.url}: {error}") from error
-                await asyncio.sleep(_rest(n))
+                await asyncio.sleep(rest(n))
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)
@@ -243,7 +257,7 @@ class AsyncClient:
             try:
                 answer = await self._http.post("/v1/uploads", files=form, headers=headers)
             except httpx.TransportError as error:
-                raise ServerUnreachable(f"cannot reach {self.url}: {error or type(error).__name__}") from error
+                raise ServerUnreachable(f"cannot reach {self.url}: {cause(error)}") from error
         if answer.status_code >= 400:
             _raise(answer)
         return str(msgspec.json.decode(answer.content)["upload"])
@@ -256,44 +270,41 @@ class AsyncClient:
         return msgspec.convert(page.items, list[Event]), page.next_after
 
     async def follow(self, job_id: str, *, after: int = 0) -> AsyncGenerator[Event]:
-        """Every event behind `after`, as it comes, to the end of the job; a broken stream is taken up again."""
-        failures = 0
-        while True:
-            try:
-                async for event in self._stream(job_id, after):
-                    if event is None:
-                        return
-                    failures = 0
-                    if event.seq > after:
-                        after = event.seq
-                        yield event
-            except (httpx.TransportError, ServerUnreachable):
-                pass
-            failures += 1
-            if failures > self._tries:
-                raise ServerUnreachable(f"the stream of job {job_id} broke, and {self.url} does not answer")
-            await asyncio.sleep(_rest(failures))
+        """Every event after `after`, as it comes, to the end of the job.
 
-    async def _stream(self, job_id: str, after: int) -> AsyncGenerator[Event | None]:
-        """The events of one connection; None is the end of the job."""
-        timeout = httpx.Timeout(WAIT_SECONDS, read=SILENT_SECONDS)
-        headers = {"Accept": "text/event-stream"}
-        async with self._http.stream(
-            "GET", _job(job_id, "events/stream"), params={"after": after}, headers=headers, timeout=timeout
-        ) as answer:
-            await self._accept(answer)
-            ended = False
-            async for line in answer.aiter_lines():
-                if line == "event: end":
-                    ended = True
-                elif line.startswith("data: "):
-                    yield None if ended else msgspec.json.decode(line[6:], type=Event)
+        A broken stream is taken up again without gap or repeat, for `reconnect_timeout` seconds after the server went
+        away; then `ServerUnreachable` is raised.
+        """
+        outage = Outage(self._server)
+        while True:
+            stream = self._stream(job_id, after)
+            try:
+                async with stream:
+                    while (event := await stream.next()) is not None:
+                        outage.heard()
+                        if event.seq > after:
+                            after = event.seq
+                            yield event
+                    return
+            except (httpx.TransportError, ServerUnreachable) as error:
+                broken = error
+            await outage.pause(broken, answered=stream.accepted)
+
+    def _stream(self, job_id: str, after: int) -> EventStream:
+        response = self._http.stream(
+            "GET",
+            _job(job_id, "events/stream"),
+            params={"after": after},
+            headers={"Accept": "text/event-stream"},
+            timeout=httpx.Timeout(WAIT_SECONDS, read=SILENT_SECONDS),
+        )
+        return EventStream(response, self._accept)
 
     async def wait(self, job_id: str, *, timeout: float | None = None) -> JobView:
-        """Wait until a job has ended or needs a person."""
+        """Wait until a job has ended or needs a person; a server that is away is waited for, as by `follow`."""
         async with asyncio.timeout(timeout):
             while True:
-                job = await self.get(job_id)
+                job = await self.get(job_id, reconnect=True)
                 if job.status.terminal or job.status is Status.PAUSED:
                     return job
                 async with contextlib.aclosing(self.follow(job_id, after=job.last_seq)) as events:
@@ -345,13 +356,15 @@ class AsyncClient:
                 answer = await self._http.request(method, path, content=content, params=given, headers=sent)
             except httpx.TransportError as error:
                 if n == self._tries:
-                    raise ServerUnreachable(f"cannot reach {self.url}: {error or type(error).__name__}") from error
+                    raise ServerUnreachable(f"cannot reach {self.url}: {cause(error)}") from error
             else:
                 if answer.status_code not in AWAY or n == self._tries:
+                    if answer.status_code not in AWAY:
+                        self._server.answered()
                     if answer.status_code >= 400:
                         _raise(answer)
                     return msgspec.json.decode(answer.content, type=kind)
-            await asyncio.sleep(_rest(n))
+            await asyncio.sleep(rest(n))
         raise AssertionError("unreachable")
 
     async def _accept(self, answer: httpx.Response) -> None:
@@ -360,17 +373,15 @@ class AsyncClient:
             await answer.aread()
             if answer.status_code in AWAY:
                 raise ServerUnreachable(f"{self.url} answered {answer.status_code}")
+            self._server.answered()
             _raise(answer)
-
-
-def _rest(failures: int) -> float:
-    return jitter(backoff(failures, base=0.1, cap=2.0))
+        self._server.answered()
 
 
 def _address(text: str) -> str:
     try:
         url = httpx.URL(text.rstrip("/"))
-        if url.scheme in ("http", "https") and url.host:
+        if url.scheme in ("http", "https") and url.host and (url.port or 0) <= MOST_PORT:
             return str(url)
     except httpx.InvalidURL:
         pass

@@ -10,6 +10,8 @@ from holdfast.store import Store
 BATCH = 500
 GRACE = 3600.0
 """Folders younger than this may be an owner's that has not finished yet."""
+DELETED_GRACE = 60.0
+"""The same for jobs that are not in the record at all: a job is there before its first attempt."""
 
 
 class Sweeper:
@@ -36,8 +38,9 @@ class Sweeper:
         now = time.time()
         known = {job for job, _ in kept}
         for job in jobs:
+            grace = self._grace if job in known else min(self._grace, DELETED_GRACE)
             for name in self._artifacts.attempts(job):
-                if (job, name) not in kept and self._artifacts.age(job, name, now) >= self._grace:
+                if (job, name) not in kept and self._artifacts.age(job, name, now) >= grace:
                     self._artifacts.remove(job, name)
                     gone += 1
             if job not in known and not self._artifacts.attempts(job):

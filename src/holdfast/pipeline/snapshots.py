@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.errors import SnapshotDamaged, SnapshotFailed
+from holdfast.errors import SharedFolderAway, SnapshotDamaged, SnapshotFailed
 from holdfast.pipeline.copying import (
     CopyFailed,
     Strategy,
@@ -76,8 +76,9 @@ class Changed(Exception):
 
 
 class Folders:
-    def __init__(self, root: Path, *, at: At | None = None) -> None:
+    def __init__(self, root: Path, *, at: At | None = None, check: Callable[[], None] | None = None) -> None:
         self.root = root
+        self._check = check or (lambda: None)
         self._at = at or (lambda step: None)
 
     @classmethod
@@ -183,6 +184,10 @@ class Folders:
         return SnapshotFailed(f"a snapshot cannot be read here: {reason} ({self.root / folder})")
 
     def _ready(self) -> None:
+        try:
+            self._check()
+        except SharedFolderAway as error:
+            raise SnapshotFailed(f"a snapshot cannot be made: {error.message}") from error
         (self.root / TEMPORARY).mkdir(parents=True, exist_ok=True)
 
     @contextmanager

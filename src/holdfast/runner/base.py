@@ -36,6 +36,10 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     signal: int | None = None
     error: Error | None = None
     result: Json = None
+    task: str | None = None
+    """The task of a pipeline that it ended in."""
+    last_error: str | None = None
+    """The last line that it wrote to stderr."""
     said: tuple[int, int] | None = None
     """Bytes that it wrote to stdout and stderr, if that is known; without those over its cap."""
 

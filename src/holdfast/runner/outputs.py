@@ -1,8 +1,9 @@
 """What an attempt leaves: files under `output/` and an optional `result.json`, taken only if they keep the contract.
 
-Regular files and folders with plain relative names, within caps on bytes and entries: no links, FIFOs or devices, no
-way out of the folder. They are gathered under a temporary name and published by one rename, into a folder that carries
-attempt and token: only the one that the job's finish names is ever shown.
+Regular files and folders with plain relative names, within caps on bytes and entries, no way out of the folder. Links,
+FIFOs, sockets and devices are skipped, never followed, and named to the caller. What is taken is gathered under a
+temporary name and published by one rename, into a folder that carries attempt and token: only the one that the job's
+finish names is ever shown.
 """
 
 import asyncio
@@ -28,12 +29,42 @@ BLOCK = 1024 * 1024
 MOST_ROUNDS = 1000
 OUT_OF_REACH = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENOTDIR})
 """What a child can do to what it leaves, so that we cannot read it."""
+KINDS = {
+    stat.S_IFLNK: "is a symbolic link",
+    stat.S_IFIFO: "is a FIFO",
+    stat.S_IFSOCK: "is a socket",
+    stat.S_IFCHR: "is a device",
+    stat.S_IFBLK: "is a device",
+    stat.S_IFREG: "is a hard link",
+    stat.S_IFDIR: "is a folder",
+}
+TAR_KINDS = {
+    tarfile.SYMTYPE: KINDS[stat.S_IFLNK],
+    tarfile.LNKTYPE: KINDS[stat.S_IFREG],
+    tarfile.FIFOTYPE: KINDS[stat.S_IFIFO],
+    tarfile.CHRTYPE: KINDS[stat.S_IFCHR],
+    tarfile.BLKTYPE: KINDS[stat.S_IFBLK],
+    tarfile.DIRTYPE: KINDS[stat.S_IFDIR],
+}
 BAD_NAME = frozenset({errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ})
 """What a name can be, so that we cannot write it."""
 
 
+NAMED = 100
+"""How many skipped entries are named; the others are counted."""
+SHOWN = 200
+"""Characters of a name in a text."""
+
+
 class Violation(Exception):
-    """What the child left breaks the contract. The text is for operators."""
+    """What the child left breaks the contract. The text names the file, relative to the work folder, and the rule."""
+
+
+class Skipped(msgspec.Struct, frozen=True):
+    """An entry of `output/` that was not taken."""
+
+    path: str
+    reason: str
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,25 +90,33 @@ def parse_report(data: bytes) -> Report:
     try:
         version = msgspec.json.decode(data, type=dict[str, Any]).get("version")
         if version != 1:
-            raise Violation(f"result.json has version {version!r}; this holdfast reads 1")
+            raise Violation(f"result.json has version {shown(repr(version))}; this holdfast reads version 1")
         report = msgspec.json.decode(data, type=Report)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise Violation(f"result.json: {error}") from error
+        raise Violation(f"result.json cannot be read: {shown(str(error))}") from error
     if report.error is not None and not report.error.code.replace("_", "").isalnum():
-        raise Violation(f"result.json: {report.error.code!r} is no error code")
+        raise Violation(f"result.json: error.code {shown(report.error.code)!r} is not letters, digits and underscores")
     return report
 
 
 class Gathered:
     """Collects outputs under a temporary name; nothing is there until something was collected."""
 
-    def __init__(self, target: Path, limits: Limits) -> None:
+    def __init__(self, target: Path, limits: Limits, check: Callable[[], None] | None = None) -> None:
         self.target = target
         self._limits = limits
+        self._check = check
         self._temporary = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
         self._bytes = 0
         self._entries = 0
+        self._skipped = 0
+        self.skipped: list[Skipped] = []
+        """The first entries that were skipped; `unnamed` counts the others."""
         self.report: bytes | None = None
+
+    @property
+    def unnamed(self) -> int:
+        return self._skipped - len(self.skipped)
 
     @property
     def empty(self) -> bool:
@@ -97,8 +136,15 @@ class Gathered:
             while block := source.read(BLOCK):
                 self._bytes += len(block)
                 if self._bytes > self._limits.bytes:
-                    raise Violation(f"its output is over {self._limits.bytes} bytes")
+                    raise Violation(f"with {_below(name)} the output is larger than {self._limits.bytes} bytes")
                 target.write(block)
+
+    def skip(self, name: str, reason: str) -> None:
+        """Leave an entry out. It counts like one that is taken."""
+        self._skipped += 1
+        self._check_entries()
+        if len(self.skipped) < NAMED:
+            self.skipped.append(Skipped(_below(name), reason))
 
     def publish(self) -> None:
         """Put all of it in place at once. What is there already was put there by ourselves, before a crash."""
@@ -112,10 +158,26 @@ class Gathered:
 
     def _place(self, name: str) -> Path:
         self._entries += 1
-        if self._entries > self._limits.entries:
-            raise Violation(f"its output has over {self._limits.entries} entries")
+        self._check_entries()
+        if self._check is not None and self._entries == 1:
+            self._check()
         self._temporary.mkdir(mode=0o750, parents=True, exist_ok=True)
-        return self._temporary / plain(name)
+        return self._temporary / plain(name, below="output/")
+
+    def _check_entries(self) -> None:
+        if self._entries + self._skipped > self._limits.entries:
+            raise Violation(f"output has more than {self._limits.entries} entries")
+
+
+def shown(text: str) -> str:
+    """Make a text that a child chose safe to show: no control characters, and not too long."""
+    text = text[: SHOWN + 1]
+    safe = text if text.isprintable() else "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+    return safe if len(safe) <= SHOWN else f"{safe[:SHOWN]}…"
+
+
+def _below(name: str) -> str:
+    return f"output/{shown(name)}"
 
 
 @contextlib.contextmanager
@@ -126,20 +188,20 @@ def _to_blame(numbers: frozenset[int], name: str) -> Iterator[None]:
     except OSError as error:
         if error.errno not in numbers:
             raise
-        raise Violation(f"{name[:200]!r} cannot be taken: {error.strerror}") from error
+        raise Violation(f"{_below(name)} cannot be taken: {error.strerror}") from error
 
 
-def plain(name: str) -> str:
-    """Return a relative name that stays where it is put, or refuse it."""
+def plain(name: str, below: str = "") -> str:
+    """Return a relative name that stays where it is put, or refuse it; `below` goes before the name in a refusal."""
     parts = name.split("/")
     if (
         not 0 < len(name.encode("utf-8", "surrogateescape")) <= MAX_PATH
         or len(parts) > MAX_DEPTH
         or any(part in ("", ".", "..") or len(os.fsencode(part)) > MAX_NAME for part in parts)
     ):
-        raise Violation(f"{name[:200]!r} is no plain relative name")
+        raise Violation(f"{below}{shown(name)!r} is not a plain relative name")
     if not name.isprintable():
-        raise Violation(f"{name[:200]!r} is no name that can be shown")
+        raise Violation(f"{below}{shown(name)} has a name with characters that cannot be printed")
     return name
 
 
@@ -152,7 +214,7 @@ def take_folder(work: Path, gathered: Gathered) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise Violation("output is no folder") from error
+        raise Violation(f"output {_kind_of(work / 'output', error)}; it must be a folder") from error
     try:
         _take(fd, "", gathered)
     finally:
@@ -161,12 +223,12 @@ def take_folder(work: Path, gathered: Gathered) -> None:
 
 def _take(folder: int, prefix: str, gathered: Gathered, depth: int = 0) -> None:
     if depth > MAX_DEPTH:
-        raise Violation(f"{prefix[:200]!r} is deeper than {MAX_DEPTH} folders")
+        raise Violation(f"{_below(prefix)} is nested deeper than {MAX_DEPTH} folders")
     for name in sorted(os.listdir(folder)):
         whole = prefix + name
         with _to_blame(OUT_OF_REACH, whole):
-            mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
-        if stat.S_ISDIR(mode):
+            about = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if stat.S_ISDIR(about.st_mode):
             gathered.folder(whole)
             with _to_blame(OUT_OF_REACH, whole):
                 inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
@@ -174,13 +236,25 @@ def _take(folder: int, prefix: str, gathered: Gathered, depth: int = 0) -> None:
                 _take(inner, f"{whole}/", gathered, depth + 1)
             finally:
                 os.close(inner)
-        elif stat.S_ISREG(mode):
+        elif stat.S_ISREG(about.st_mode) and about.st_nlink == 1:
             with _to_blame(OUT_OF_REACH, whole):
                 source = _open_regular(name, folder)
             with source:
                 gathered.file(whole, source)
         else:
-            raise Violation(f"{whole[:200]!r} is neither a file nor a folder")
+            gathered.skip(whole, _kind(about.st_mode))
+
+
+def _kind(mode: int) -> str:
+    """Say what an entry is that is not taken; a regular file is one that has a second name."""
+    return KINDS.get(stat.S_IFMT(mode), "is not a regular file")
+
+
+def _kind_of(path: Path, error: OSError) -> str:
+    """Say what is there instead of what was to be opened."""
+    mode = path.lstat().st_mode
+    wrong = error.errno in (errno.ELOOP, errno.ENOTDIR) and not stat.S_ISREG(mode)
+    return _kind(mode) if wrong else f"cannot be opened: {error.strerror}"
 
 
 def remove_tree(root: Path) -> None:
@@ -243,7 +317,7 @@ def _open_regular(name: str | Path, folder: int | None = None) -> IO[bytes]:
     about = os.fstat(fd)
     if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1:
         os.close(fd)
-        raise Violation(f"{str(name)[:200]!r} is not a plain file of its own")
+        raise Violation(f"{shown(os.path.basename(name))} {_kind(about.st_mode)}; it must be a regular file")
     return open(fd, "rb")
 
 
@@ -254,9 +328,9 @@ def _read_report(path: Path) -> bytes:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise Violation(f"result.json: {error.strerror}") from error
+        raise Violation(f"result.json {_kind_of(path, error)}; it must be a regular file") from error
     if len(data) > MAX_RESULT:
-        raise Violation(f"result.json is over {MAX_RESULT} bytes")
+        raise Violation(f"result.json is larger than {MAX_RESULT} bytes")
     return data
 
 
@@ -305,14 +379,18 @@ def _take_member(archive: tarfile.TarFile, member: tarfile.TarInfo, gathered: Ga
     name = member.name.rstrip("/")
     if name == "result.json":
         source = archive.extractfile(member) if member.isreg() else None
-        if source is None or member.size > MAX_RESULT:
-            raise Violation("result.json is not a plain file, or too large")
+        if source is None:
+            raise Violation(f"result.json {_kind_in_tar(member)}; it must be a regular file")
+        if member.size > MAX_RESULT:
+            raise Violation(f"result.json is larger than {MAX_RESULT} bytes")
         gathered.report = source.read()
         return
     if name == "output" and member.isdir():
         return
+    if name == "output":
+        raise Violation(f"output {_kind_in_tar(member)}; it must be a folder")
     if not name.startswith("output/"):
-        raise Violation(f"{name[:200]!r} is not what was asked for")
+        raise Violation(f"{shown(name)} is not below output")
     inside = name.removeprefix("output/")
     source = archive.extractfile(member) if member.isreg() else None
     if member.isdir():
@@ -320,7 +398,11 @@ def _take_member(archive: tarfile.TarFile, member: tarfile.TarInfo, gathered: Ga
     elif source is not None:
         gathered.file(inside, source)
     else:
-        raise Violation(f"{name[:200]!r} is neither a file nor a folder")
+        gathered.skip(inside, _kind_in_tar(member))
+
+
+def _kind_in_tar(member: tarfile.TarInfo) -> str:
+    return TAR_KINDS.get(member.type, "is not a regular file")
 
 
 class Artifact(msgspec.Struct, frozen=True, kw_only=True):
@@ -329,16 +411,20 @@ class Artifact(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Artifacts:
-    """The outputs of all attempts, in the folder that all hosts share."""
+    """The outputs of all attempts, in the folder that all hosts share.
 
-    def __init__(self, shared: Path) -> None:
+    `check` is called before something is written: it raises if another folder, or none, is in its place.
+    """
+
+    def __init__(self, shared: Path, *, check: Callable[[], None] | None = None) -> None:
         self.root = shared / "artifacts"
+        self._check = check
 
     def folder(self, job_id: str, attempt: int, token: int) -> Path:
         return self.root / job_id / f"{attempt}.{token}"
 
     def gather(self, job_id: str, attempt: int, token: int, limits: Limits) -> Gathered:
-        return Gathered(self.folder(job_id, attempt, token), limits)
+        return Gathered(self.folder(job_id, attempt, token), limits, self._check)
 
     def list(self, job_id: str, attempt: int, token: int) -> Sequence[Artifact]:
         """The files that one attempt left, by name."""

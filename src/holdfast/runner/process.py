@@ -252,24 +252,7 @@ class ProcessRunner:
         return await self.slowly(lambda: self._sweep(identity))
 
     def _sweep(self, identity: Identity) -> bool:
-        folder = self.folder(identity)
-        if folder.alive():
-            started = folder.started()
-            token = started.token if started else 1
-            folder.send(Command(token=max(token, 1) + (1 << 40), verb="stop", kind="cancel"))
-            return False
-        buried = not (folder.path / "spec").exists()
-        with contextlib.suppress(FileNotFoundError):
-            if buried and time.time() - folder.path.stat().st_mtime < self._marks_for:
-                return False
-        if folder.started() and not folder.exit() and folder.kill_leftovers(identity.mark):
-            return False
-        remove_tree(socket_folder(identity.mark))
-        if buried:
-            remove_tree(folder.path)
-        else:
-            folder.bury()
-        return True
+        return sweep_attempt(self.folder(identity), identity.mark, marks_for=self._marks_for)
 
     async def sweep_halves(self, older: float) -> int:
         """Remove folders that were never finished being made: whoever made them is long gone."""
@@ -283,6 +266,30 @@ class ProcessRunner:
                     remove_tree(Path(entry.path))
                     gone += 1
         return gone
+
+
+def sweep_attempt(folder: Folder, mark: str, *, marks_for: float) -> bool:
+    """Remove what is left of an attempt that is over; stop it first if it runs. Say whether that is done.
+
+    What stays for `marks_for` seconds is the mark that keeps a supervisor that comes late from starting it again.
+    """
+    if folder.alive():
+        started = folder.started()
+        token = started.token if started else 1
+        folder.send(Command(token=max(token, 1) + (1 << 40), verb="stop", kind="cancel"))
+        return False
+    buried = not (folder.path / "spec").exists()
+    with contextlib.suppress(FileNotFoundError):
+        if buried and time.time() - folder.path.stat().st_mtime < marks_for:
+            return False
+    if folder.started() and not folder.exit() and folder.kill_leftovers(mark):
+        return False
+    remove_tree(socket_folder(mark))
+    if buried:
+        remove_tree(folder.path)
+    else:
+        folder.bury()
+    return True
 
 
 class Process:

@@ -47,7 +47,7 @@ class Direct:
         except (Gone, NeedFailed, Paused):
             raise
         except Conflict:
-            await self._jobs.refuse_taken_ids(batch.ids)
+            await self._jobs.refuse_taken_ids(batch)
             raise
         self._database.counters.claims += lease is not None
         return accepted, lease

@@ -1,15 +1,17 @@
 """Why is this job not running? One reason per gate, in words, with the jobs and workers named."""
 
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 
 from holdfast.errors import NotFound
-from holdfast.model import FUNCTION_DOMAIN, Attempt, Gate, Job, LaneState, Queue, Status, TaskStatus, Worker
-from holdfast.store.database import Database
+from holdfast.model import FUNCTION_DOMAIN, Gate, Job, LaneState, Queue, Status, TaskStatus, Worker
+from holdfast.store.database import Database, Row
 from holdfast.store.jobs import Jobs
 from holdfast.store.lanes import Lanes
 from holdfast.store.queues import Queues
+from holdfast.store.rows import to_json
 from holdfast.store.tasks import Tasks
-from holdfast.store.workers import Attempts, Workers
+from holdfast.store.workers import Workers
 from holdfast.tasks import pipeline_of
 from holdfast.views import Explanation, Reason
 
@@ -22,7 +24,6 @@ class Explain:
         lanes: Lanes,
         queues: Queues,
         workers: Workers,
-        attempts: Attempts,
         tasks: Tasks,
     ) -> None:
         self._database = database
@@ -30,7 +31,6 @@ class Explain:
         self._lanes = lanes
         self._queues = queues
         self._workers = workers
-        self._attempts = attempts
         self._tasks = tasks
 
     async def job(self, job_id: str, *, tenant: str = "default") -> Explanation:
@@ -122,13 +122,23 @@ class Explain:
                 job.status, "; it has ended"
             )
             return Reason(about="status", message=f"it is {job.status}{why}{after}")
-        attempt = (await self._attempts.list(job.id, tenant=job.tenant))[-1]
-        if job.lease is not None:
-            text = f"it runs: attempt {job.attempt}, worker {job.lease.owner}"
-            return Reason(about="status", message=text, workers=(job.lease.owner,))
-        workers = [worker for worker in await self._workers.list() if worker.live]
-        reach = [worker.worker for worker in workers if attempt.domain in (*worker.domains, FUNCTION_DOMAIN)]
-        text = _orphaned(job, attempt, reach) + ("" if reach else _away(job, workers))
+        return await self._running(job)
+
+    async def _running(self, job: Job) -> Reason:
+        """Whether its worker is heard from; if not, or if it is gone, who can adopt its attempt."""
+        rows = await self._database.read("lease_state", id=job.id)
+        if not rows:
+            return Reason(about="status", message="it ended just now")
+        row = rows[0]
+        if row["owner"] is not None and _beats(row):
+            text = (
+                f"attempt {row['attempt']} runs on worker {row['owner']}; last heartbeat {_seconds(_silence(row))} ago"
+            )
+            return Reason(about="status", message=text, workers=(row["owner"],))
+        live = [worker for worker in await self._workers.list() if worker.live and worker.worker != row["owner"]]
+        able = [worker for worker in live if not worker.draining]
+        reach = [worker.worker for worker in able if row["domain"] in (*worker.domains, FUNCTION_DOMAIN)]
+        text = _unattended(row) + ("" if reach else _nobody(row["domain"]) + _away(job, live))
         return Reason(about="worker", message=text, workers=tuple(reach))
 
     async def _build(self, job: Job) -> list[Reason]:
@@ -152,9 +162,60 @@ class Explain:
         ]
 
 
-def _orphaned(job: Job, attempt: Attempt, reach: Sequence[str]) -> str:
-    text = f"its worker {attempt.worker} was lost; attempt {job.attempt} waits in {attempt.domain} to be adopted"
-    return text + ("" if reach else f", and no live worker reaches {attempt.domain}: start one there")
+def _silence(row: Row) -> timedelta:
+    silence: timedelta = row["now_at"] - row["last_beat_at"]
+    return max(silence, timedelta())
+
+
+def _beats(row: Row) -> bool:
+    """Whether heartbeats come as they should: at least three fit into a lease, so at its half one is overdue."""
+    lease: timedelta = row["lease_expires_at"] - row["last_beat_at"]
+    return 2 * _silence(row) <= lease
+
+
+def _unattended(row: Row) -> str:
+    """What became of the worker of an attempt that nobody is heard to attend to."""
+    attempt, function = row["attempt"], row["domain"] == FUNCTION_DOMAIN
+    if row["owner"] is None:
+        return _orphaned(row)
+    silent = _seconds(_silence(row))
+    if row["lease_expires_at"] >= row["now_at"]:
+        left = _seconds(row["lease_expires_at"] - row["now_at"])
+        text = f"worker {row['owner']} has sent no heartbeat for {silent}"
+        return (
+            f"{text}; attempt {attempt} can be {'settled' if function else 'adopted'} when its lease expires, in {left}"
+        )
+    ago = _seconds(row["now_at"] - row["lease_expires_at"])
+    text = f"the lease of worker {row['owner']} expired {ago} ago, after {silent} without a heartbeat"
+    return f"{text}; attempt {attempt} waits to be {'settled' if function else 'adopted'}"
+
+
+def _orphaned(row: Row) -> str:
+    """Who left an orphan and why, as the last event of its lease tells."""
+    worker, attempt = row["last_worker"], f"attempt {row['attempt']}"
+    event = to_json(row["lease_event"], {})
+    waits = f"waits in {row['domain']} to be adopted"
+    if row["domain"] == FUNCTION_DOMAIN:
+        waits = "ended with it, which the next live worker records"
+    text = {
+        "leaving": f"worker {worker} stopped and handed {attempt} over, which {waits}",
+        "engine_unreachable": f"worker {worker} cannot reach what runs {attempt} and handed it over; it {waits}",
+        "failed": f"worker {worker} failed at {attempt} and handed it over; it {waits}",
+        "unanswered_claim": f"worker {worker} gave {attempt} back, for the answer to its claim was lost; it {waits}",
+        "dead": f"worker {worker} died; {attempt} {waits}",
+    }.get(event.get("reason"), f"worker {worker} was lost, its lease expired; {attempt} {waits}")
+    after = row["adopt_after_at"]
+    return text if after is None or after <= row["now_at"] else f"{text}, not before {after.isoformat()}"
+
+
+def _nobody(domain: str) -> str:
+    if domain == FUNCTION_DOMAIN:
+        return ", but there is no live worker: start one with `holdfast worker`"
+    return f", but no live worker reaches {domain}: start one there"
+
+
+def _seconds(time: timedelta) -> str:
+    return f"{time.total_seconds():.0f} s"
 
 
 def _away(job: Job, workers: Sequence[Worker]) -> str:

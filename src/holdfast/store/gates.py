@@ -6,9 +6,10 @@ dependants are settled here, level by level. Everything can be called twice and 
 """
 
 import logging
+import re
 from collections.abc import Iterable, Sequence
 
-from holdfast.errors import LockTimeout, StoreError
+from holdfast.errors import LockTimeout, StoreError, one_line
 from holdfast.store.database import Database, Row, Tx
 from holdfast.store.lanes import LaneKey, Lanes, lane_jobs, lock_lanes, lock_lanes_and_jobs, settle_lanes
 from holdfast.store.moves import event, lock_keys
@@ -20,12 +21,23 @@ log = logging.getLogger(__name__)
 BATCH = 200
 KEY_SECONDS = 2
 ROUNDS = 1000
+MAX_NEED_ERROR = 500
+"""Characters of a need's own error in the message of its dependants."""
+BETWEEN = re.compile(r"needs job \S+, which (?:failed|timed out|was cancelled|was deleted): (?=needs job )")
+CANCELLED = re.compile(r"cancelled(?: by request| before it started)?(?:: |$)")
+"""What the message of a cancelled job says before the caller's reason."""
 
 
-def dependency_message(need_id: str, status: str | None) -> str:
-    """Say why a dependant failed, in words that name the cause."""
+def dependency_message(need_id: str, status: str | None, error: str | None = None) -> str:
+    """Say why a dependant failed: the job that it needs, and that job's own error.
+
+    Along a chain of jobs a message names its own need and the first job that failed, and none of those in between.
+    """
     how = {"failed": "failed", "timed_out": "timed out", "cancelled": "was cancelled", None: "was deleted"}[status]
-    return f"needs job {need_id}, which {how}"
+    message = f"needs job {need_id}, which {how}"
+    known = (CANCELLED if status == "cancelled" else BETWEEN).match(error or "")
+    cause = one_line((error or "")[known.end() if known else 0 :], MAX_NEED_ERROR)
+    return f"{message}: {cause}" if cause else message
 
 
 class Gates:
@@ -251,7 +263,7 @@ async def _look_at_needs(tx: Tx, ids: list[str]) -> list[str]:
             {
                 "id": row["id"],
                 "need_id": row["need_id"],
-                "message": dependency_message(row["need_id"], row["need_status"]),
+                "message": dependency_message(row["need_id"], row["need_status"], row["need_error"]),
             }
             for row in broken
         ]

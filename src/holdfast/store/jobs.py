@@ -1,5 +1,6 @@
 """What callers do with jobs: submit, read, list, release, stop, resume, resolve, dismiss, delete."""
 
+import asyncio
 import contextlib
 import time
 import uuid
@@ -9,21 +10,38 @@ from typing import Any, Literal, NoReturn
 
 import msgspec
 
-from holdfast.errors import Blocked, Conflict, Gone, IllegalMove, Invalid, NeedFailed, NotFound, QueueFull, StoreError
+from holdfast.budgets import raised_budget, refusal
+from holdfast.errors import (
+    Blocked,
+    Conflict,
+    Gone,
+    IllegalMove,
+    Invalid,
+    NeedFailed,
+    NotFound,
+    QueueFull,
+    StoreError,
+    one_line,
+)
 from holdfast.model import BROKEN, TERMINAL, WAITING, Error, Gate, Job, Json, Status, StopKind, Verb
 from holdfast.store import wake
 from holdfast.store.database import Database, Row, Tx
+from holdfast.store.files import Files, NoFiles
 from holdfast.store.gates import Gates, stand_again
 from holdfast.store.lanes import settle_lanes
 from holdfast.store.listing import Filters, JobPage, list_jobs
 from holdfast.store.moves import Move, Moved, Plan, audit, change_job, event, is_lost, lock_job
 from holdfast.store.outcomes import encoded_result
-from holdfast.store.refusals import id_taken
-from holdfast.store.rows import known_id, to_job
+from holdfast.store.refusals import id_taken, id_unusable
+from holdfast.store.rows import known_id, to_job, to_json
 from holdfast.submission import QUEUE, Accepted, Batch, Submission, gather
 
 ID_DIGITS = 32
 QUEUES_SECONDS = 1.0
+FEW = 64
+"""Jobs that are checked on the event loop; more of them would hold up everybody else."""
+MAX_REASON = 1000
+"""Characters of a caller's reason in the error message of a job; the audit event has all of it."""
 
 
 class Stopped(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +55,18 @@ class Deletion(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Literal["deleted", "deleting", "would_delete"]
 
 
+async def _gathered(
+    jobs: Sequence[Submission | Mapping[str, Any]],
+    tenant: str,
+    key: str | None,
+    sent: Sequence[Any] | None,
+    defaults: Mapping[str, Any],
+) -> Batch:
+    if len(jobs) <= FEW:
+        return gather(jobs, tenant, key, sent, defaults)
+    return await asyncio.to_thread(gather, jobs, tenant, key, sent, defaults)
+
+
 class Jobs:
     def __init__(
         self, database: Database, gates: Gates, wake_up: wake.Wake, defaults: Mapping[str, Any] | None = None
@@ -48,6 +78,9 @@ class Jobs:
         self._database = database
         self._gates = gates
         self._wake = wake_up
+        self.files: Files = NoFiles()
+        self._purged: str | None = None
+        """Where the next purge begins: jobs that cannot go yet must not keep the others from going."""
 
     # Submitting and reading
 
@@ -88,13 +121,13 @@ class Jobs:
         `key` is an idempotency key: for 24 hours, the same call with the same key answers the same ids. The call is
         compared by what was `sent`, where the jobs were made from that.
         """
-        batch = gather(jobs, tenant, key, sent, {**self.defaults, **(defaults or {})})
+        batch = await _gathered(jobs, tenant, key, sent, {**self.defaults, **(defaults or {})})
         try:
             known = await self._database.submit(batch)
         except (Gone, NeedFailed, QueueFull):
             raise
         except Conflict:
-            await self.refuse_taken_ids(batch.ids)
+            await self.refuse_taken_ids(batch)
             raise
         answer = batch.answer(known)
         if known and known[0]["asked"] is None:
@@ -199,7 +232,8 @@ class Jobs:
     ) -> Job:
         """Queue a job again that is paused or ended badly; its dependants come back with it.
 
-        `stopped` says that a person made sure that a lost attempt no longer runs.
+        `budget` sets new limits; the others stay. A job whose budget is spent is refused unless they are raised above
+        what it used. `stopped` says that a person made sure that a lost attempt no longer runs.
         """
 
         async def plan(tx: Tx, row: Row) -> Move:
@@ -210,12 +244,14 @@ class Jobs:
             if row["status"] == Status.CANCELLED and not stopped:
                 await self._refuse_given_up(tx, row)
             await self._refuse_broken_needs(tx, row)
+            if (spent := refusal(to_json(row["usage"], {}), to_json(row["budget"]), budget)) is not None:
+                raise Conflict(f"cannot resume job {job_id}: {spent}")
             if row["reuse_key"] is not None:
                 other = await stand_again(tx, row)
                 if other is not None:
                     raise Conflict(f"cannot resume job {job_id}: job {other} is live for its reuse key")
             if budget is not None:
-                await tx.rows("set_budget", id=row["id"], budget=dict(budget))
+                await tx.rows("set_budget", id=row["id"], budget=raised_budget(to_json(row["budget"]), budget))
             return _queued(row, Verb.RESUME, by, reason)
 
         await self._change(Verb.RESUME, tenant, job_id, plan)
@@ -267,32 +303,62 @@ class Jobs:
         return await self.get(job_id, tenant=tenant)
 
     async def delete(
-        self, job_id: str, *, tenant: str = "default", force: bool = False, dry_run: bool = False, by: str | None = None
+        self,
+        job_id: str,
+        *,
+        tenant: str = "default",
+        force: bool = False,
+        dry_run: bool = False,
+        by: str | None = None,
+        reason: str | None = None,
     ) -> Deletion:
-        """Remove a job that has ended; with `force`, stop it first. A duty finishes what this call cannot."""
+        """Delete a job that has ended, with its files; with `force`, stop it first. A duty finishes what this cannot.
+
+        The intent is recorded first, then the files go, and the record goes last. So `deleted` means that nothing is
+        left, and `deleting` that a duty goes on, whatever becomes of the caller. `reason` says why it is stopped;
+        dependants that fail because of it show the reason.
+        """
         job = await self.get(job_id, tenant=tenant)
-        if job.status not in TERMINAL:
-            if not force:
-                raise Blocked(job_id, job.status)
-            if dry_run:
-                return Deletion(outcome="would_delete")
-            with contextlib.suppress(IllegalMove, NotFound):  # It ended in this moment, or went: a duty may be faster.
-                await self._stop(Verb.CANCEL, StopKind.DELETE, tenant, job_id, by, None)
+        if job.status not in TERMINAL and not force:
+            raise Blocked(job_id, job.status)
         if dry_run:
             return Deletion(outcome="would_delete")
-        return Deletion(outcome="deleted" if await self._remove(tenant, job_id) else "deleting")
+        try:
+            if job.status not in TERMINAL:
+                with contextlib.suppress(IllegalMove):  # It ended in this moment.
+                    await self._stop(Verb.CANCEL, StopKind.DELETE, tenant, job_id, by, reason)
+            if await self._doom(tenant, job_id):
+                return Deletion(outcome="deleted" if await self._remove(tenant, job_id) else "deleting")
+            now = await self.get(job_id, tenant=tenant)
+            if now.stop_request is not None and now.stop_request.kind is StopKind.DELETE:
+                return Deletion(outcome="deleting")
+            # It was resumed in this moment.
+            return await self.delete(job_id, tenant=tenant, force=force, by=by, reason=reason)
+        except NotFound:  # A duty, or another caller, was faster.
+            return Deletion(outcome="deleted")
 
     # Duties
 
     async def purge(self, limit: int = 100) -> int:
-        """Remove jobs that were to be deleted and have ended; return how many."""
-        doomed = await self._database.read("doomed_jobs", limit=limit)
+        """Delete jobs that were to be deleted and have ended, their files first; return how many went."""
+        doomed = await self._database.read("doomed_jobs", after_id=self._purged, limit=limit)
+        self._purged = doomed[-1]["id"] if len(doomed) == limit else None
+        ended = {row["id"]: row["tenant"] for row in doomed if await self._ended(row)}
+        gone = await self.files.remove(list(ended)) if ended else ()
         removed = 0
-        for row in doomed:
-            if row["status"] == Status.PAUSED:
-                await self._stop(Verb.CANCEL, StopKind.DELETE, row["tenant"], row["id"], None, None)
-            removed += await self._remove(row["tenant"], row["id"])
+        for job_id in gone:
+            removed += await self._delete_record(ended[job_id], job_id)
         return removed
+
+    async def _ended(self, row: Row) -> bool:
+        """End a paused job that is to be deleted; False if it runs again: a worker found its lost attempt."""
+        if row["status"] != Status.PAUSED:
+            return True
+        try:
+            stopped = await self._stop(Verb.CANCEL, StopKind.DELETE, row["tenant"], row["id"], None, None)
+        except (IllegalMove, NotFound):
+            return False
+        return stopped.job.status in TERMINAL
 
     async def expire(self, limit: int = 100) -> int:
         """End queued jobs whose queue timeout has passed before a first claim; return how many."""
@@ -341,6 +407,7 @@ class Jobs:
         self, verb: Verb, kind: StopKind, tenant: str, job_id: str, by: str | None, reason: str | None
     ) -> Stopped:
         outcome: Literal["ended", "stopping", "already"] = "already"
+        why = one_line(reason, MAX_REASON) or None if reason else None
 
         async def plan(tx: Tx, row: Row) -> Move | None:
             nonlocal outcome
@@ -351,7 +418,7 @@ class Jobs:
                 before = None if row["stop_kind"] is None else StopKind(row["stop_kind"])
                 if kind.escalates(before):
                     events = [*audit(verb, by, reason), event("cancel", cancel="requested", kind=kind)]
-                    await tx.rows("request_stop", id=row["id"], kind=kind, events=events)
+                    await tx.rows("request_stop", id=row["id"], kind=kind, reason=why, events=events)
                 return None
             if kind is StopKind.INTERRUPT and status is Status.PAUSED:
                 return None
@@ -360,7 +427,8 @@ class Jobs:
             if status is Status.CANCELLED and kind is not StopKind.DELETE:
                 return None
             outcome = "ended"
-            error = Error(code="cancelled", message="cancelled before it started" if status in WAITING else "cancelled")
+            how = "cancelled before it started" if status in WAITING else "cancelled"
+            error = Error(code="cancelled", message=f"{how}: {why}" if why else how)
             return Move(
                 status=Status.CANCELLED,
                 error=error,
@@ -378,17 +446,25 @@ class Jobs:
             self._wake.post([wake.STOP])
         return Stopped(outcome=outcome, job=await self.get(job_id, tenant=tenant))
 
+    async def _doom(self, tenant: str, job_id: str) -> bool:
+        """Record that a job is to be deleted; False if it has not ended, or is gone."""
+        return bool(await self._database.rows("doom_job", id=known_id(job_id), tenant=tenant))
+
     async def _remove(self, tenant: str, job_id: str) -> bool:
-        """Remove an ended job, its dependants told first; False if it cannot go yet."""
+        """Remove the files of a job that is to be deleted, then its record; False if something cannot go yet."""
+        job_id = known_id(job_id)
+        return job_id in await self.files.remove([job_id]) and await self._delete_record(tenant, job_id)
+
+    async def _delete_record(self, tenant: str, job_id: str) -> bool:
+        """Delete a job's rows, its dependants told first; False if it cannot go yet."""
 
         async def change(tx: Tx) -> tuple[bool, frozenset[str]]:
             row = await lock_job(tx, tenant, job_id)
-            status = Status(row["status"])
-            if status not in TERMINAL or row["unsettled"]:
-                return False, frozenset()
-            gone = await tx.rows("delete_job", id=row["id"], from_status=status)
+            gone = await tx.rows("delete_jobs", ids=[row["id"]])
             lane = row["lane"]
-            return bool(gone), frozenset(await settle_lanes(tx, [(tenant, lane)]) if lane is not None else ())
+            if not gone or lane is None:
+                return bool(gone), frozenset()
+            return True, frozenset(await settle_lanes(tx, [(tenant, lane)]))
 
         await self._gates.follow_up(settle=[job_id])
         try:
@@ -403,11 +479,10 @@ class Jobs:
         found = await self._database.read("existing", ids=[job_id for job_id in ids if _is_id(job_id)])
         return frozenset(row["id"] for row in found)
 
-    async def refuse_taken_ids(self, ids: Sequence[str]) -> None:
+    async def refuse_taken_ids(self, batch: Batch) -> None:
         """Name the id that made the database refuse a batch."""
-        taken = await self._database.read("existing", ids=list(ids))
-        if taken:
-            raise id_taken(taken[0]["id"])
+        for row in await self._database.read("existing", ids=list(batch.ids)):
+            raise id_taken(row["id"]) if row["tenant"] == batch.tenant else id_unusable(row["id"])
 
     async def _refuse_open_attempt(self, tx: Tx, row: Row) -> NoReturn:
         """Say who will take the attempt back, or what a person has to make sure of first."""

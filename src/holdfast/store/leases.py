@@ -7,7 +7,7 @@ write landed; a lost lease is an answer, not an error.
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from operator import attrgetter
 
@@ -18,6 +18,7 @@ from holdfast.model import (
     Beat,
     Cause,
     Claimable,
+    HandOverReason,
     Lease,
     Outcome,
     Phase,
@@ -32,7 +33,7 @@ from holdfast.store.gates import Gates
 from holdfast.store.lanes import LaneKey, lock_lanes_and_jobs, settle_lanes
 from holdfast.store.orphans import BACKOFF_BASE, BACKOFF_CAP, Orphans
 from holdfast.store.outage import level_of
-from holdfast.store.outcomes import Ended, Ending, ending
+from holdfast.store.outcomes import Ended, Ending, ending, within_budgets
 from holdfast.store.queues import Queues
 from holdfast.store.rows import STATUSES, to_stop
 
@@ -259,7 +260,8 @@ class Leases(Orphans):
             raise Invalid("ends", "a job is named twice")
         ends = await self._first_losses_at_once(ends)
         done = await self._end(
-            [(lease.tenant, lease.lane, ending(lease.id, lease.token, outcome)) for lease, outcome in ends]
+            [(lease.tenant, lease.lane, ending(lease.id, lease.token, outcome)) for lease, outcome in ends],
+            budgeted={lease.id for lease, _ in ends if lease.has_budget},
         )
         answers: dict[str, Status | None] = {end.id: STATUSES[end.status] for end in done}
         missed = [lease for lease, _ in ends if lease.id not in answers]
@@ -274,35 +276,48 @@ class Leases(Orphans):
         await self._tell_ended(done)
         return answers
 
-    async def _end(self, ends: Sequence[tuple[str, str | None, Ending]]) -> list[Ended]:
-        """Write ends of attempts, given with tenant and lane: one statement for those without a lane."""
-        plain = [row for _, lane, row in ends if lane is None]
-        laned = [((tenant, lane), row) for tenant, lane, row in ends if lane is not None]
+    async def _end(
+        self, ends: Sequence[tuple[str, str | None, Ending]], *, budgeted: Collection[str] = ()
+    ) -> list[Ended]:
+        """Write ends of attempts, given with tenant and lane: one statement for those without a lane and a budget."""
+        plain = [row for _, lane, row in ends if lane is None and row.id not in budgeted]
+        others = [end for end in ends if end[1] is not None or end[2].id in budgeted]
         done: list[Ended] = []
         if plain:
             done += await self._database.values("finish", Ended, rows=plain)
-        if laned:
-            done += await self._end_in_lanes(laned)
+        if others:
+            done += await self._end_locked(others)
         return done
 
-    async def _end_in_lanes(self, ends: Sequence[tuple[LaneKey, Ending]]) -> Sequence[Ended]:
-        lanes = list({lane for lane, _ in ends})
+    async def _end_locked(self, ends: Sequence[tuple[str, str | None, Ending]]) -> Sequence[Ended]:
+        """Write ends that depend on more than the job's lease: lanes move on, budgets are held."""
+        lanes: list[LaneKey] = list({(tenant, lane) for tenant, lane, _ in ends if lane is not None})
+        rows = [row for _, _, row in ends]
 
         async def change(tx: Tx) -> tuple[Sequence[Ended], set[str]]:
-            await lock_lanes_and_jobs(tx, lanes, [row.id for _, row in ends])
-            rows = await tx.values("finish", Ended, rows=[row for _, row in ends])
-            return rows, await settle_lanes(tx, lanes)
+            await lock_lanes_and_jobs(tx, lanes, [row.id for row in rows])
+            ended = await tx.values("finish", Ended, rows=await within_budgets(tx, rows))
+            return ended, await settle_lanes(tx, lanes) if lanes else set()
 
-        rows, queues = await self._database.transact(change)
+        ended, queues = await self._database.transact(change)
         self._wake.post(wake.work(queue) for queue in queues)
-        return rows
+        return ended
 
-    async def hand_over(self, leases: Iterable[Lease], *, delay: float = 0.0, worn: bool = False) -> frozenset[str]:
+    async def hand_over(
+        self,
+        leases: Iterable[Lease],
+        *,
+        delay: float = 0.0,
+        worn: bool = False,
+        reason: HandOverReason = "leaving",
+    ) -> frozenset[str]:
         """Give leases back while the work goes on; the next worker adopts it, after `delay` seconds.
 
-        `worn` says that its adopter failed at it: such adoptions are counted, others are not.
+        `worn` says that its adopter failed at it: such adoptions are counted, others are not. The event keeps `reason`.
         """
-        return self._handed(await self._database.rows("hand_over", rows=_tokens(leases), delay=delay, worn=worn))
+        return self._handed(
+            await self._database.rows("hand_over", rows=_tokens(leases), delay=delay, worn=worn, reason=reason)
+        )
 
     async def give_back(self, worker: str, beats: Sequence[Beat]) -> frozenset[str]:
         """Give back leases that a beat called `unknown`: the answer to their claim was lost, so nothing ran here.
@@ -321,7 +336,9 @@ class Leases(Orphans):
         )
         await self._tell_ended(done)
         others = [{"id": row["id"], "token": row["token"]} for row in held if row not in fresh]
-        handed = await self._database.rows("hand_over", rows=others, delay=0.0, worn=True) if others else ()
+        if not others:
+            return frozenset(end.id for end in done)
+        handed = await self._database.rows("hand_over", rows=others, delay=0.0, worn=True, reason="unanswered_claim")
         return self._handed(handed) | {end.id for end in done}
 
     async def reap(

@@ -18,7 +18,7 @@ from holdfast.store.database import Database, Row, Tx
 from holdfast.store.gates import Gates
 from holdfast.store.lanes import keys, settle_lanes
 from holdfast.store.moves import LOST, Move, Moved, change_job, event, is_lost, lock_job, write_move
-from holdfast.store.outcomes import Ended, ending
+from holdfast.store.outcomes import Ended, ending, within_budgets
 from holdfast.store.rows import to_policy
 
 ADOPTIONS_WITHOUT_PROGRESS = 5
@@ -152,7 +152,7 @@ class Orphans:
                 return [], set()
             if events:
                 await tx.rows("note", id=row["id"], events=list(events))
-            ended = await tx.values("finish", Ended, rows=[end])
+            ended = await tx.values("finish", Ended, rows=await within_budgets(tx, [end]))
             lane = row["lane"]
             return ended, await settle_lanes(tx, [(row["tenant"], lane)]) if lane is not None else set()
 

@@ -1,10 +1,15 @@
-"""Outcomes on their way into the database: sizes checked, texts made safe."""
+"""Outcomes on their way into the database: sizes checked, texts made safe, held to the job's budget."""
+
+from collections.abc import Sequence
 
 import msgspec
 
+from holdfast.budgets import EXCEEDED, REFUSED_ENDS, over_budget
 from holdfast.errors import Invalid, TooLarge
-from holdfast.model import Json, Outcome
+from holdfast.model import Json, Outcome, Status
+from holdfast.store.database import Row, Tx
 from holdfast.store.moves import clean
+from holdfast.store.rows import to_json
 from holdfast.submission import MAX_PAYLOAD
 
 
@@ -59,4 +64,27 @@ def ending(job_id: str, token: int, outcome: Outcome) -> Ending:
         None if error is None else clean(error.message),
         encoded_result(outcome.result),
         outcome.delay,
+    )
+
+
+async def within_budgets(tx: Tx, ends: Sequence[Ending]) -> list[Ending]:
+    """Turn ends of jobs that are over their budget into failures; the caller holds the jobs' locks.
+
+    Only here the last usage is surely in the record: a worker appends it before it finishes, both by its token.
+    """
+    spending = {row["id"]: row for row in await tx.rows("spending", ids=[end.id for end in ends])}
+    return [_within_budget(end, spending[end.id]) if end.id in spending else end for end in ends]
+
+
+def _within_budget(end: Ending, row: Row) -> Ending:
+    if end.status not in REFUSED_ENDS or end.error_code == EXCEEDED:
+        return end
+    if end.status == Status.QUEUED and row["stop_kind"] is not None:
+        return end  # The statement `finish` makes it cancelled or paused.
+    over = over_budget(to_json(row["usage"], {}), to_json(row["budget"]))
+    if over is None:
+        return end
+    message = over if end.error_message is None else f"{over}; {end.error_message}"
+    return msgspec.structs.replace(
+        end, status=str(Status.FAILED), error_code=EXCEEDED, error_message=message, result=None, delay=0.0
     )

@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from dataclasses import dataclass
 from types import NoneType
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import asyncpg
 import msgspec
@@ -20,7 +21,7 @@ from holdfast.errors import HoldfastError, Invalid, LockTimeout, StoreError, Sto
 from holdfast.store import queries
 from holdfast.store.database import Counters, Row, Tx, json_text, tuples
 from holdfast.store.outage import QUIET, Outage, outage_of
-from holdfast.store.refusals import refusal
+from holdfast.store.refusals import denied, refusal
 from holdfast.submission import Batch
 
 T = TypeVar("T")
@@ -202,6 +203,7 @@ class PostgresDatabase:
         listen: bool,
         listen_url: str | None,
         answer_within: float | None = None,
+        role: str | None = None,
         outage: Outage | None = None,
     ) -> None:
         self.counters = Counters()
@@ -212,6 +214,7 @@ class PostgresDatabase:
         self._listen = listen
         self._listen_url = listen_url
         self._answer_within = answer_within
+        self._role = role or "the one that HOLDFAST_DATABASE_URL names"
         self._named = prepare(schema)
 
     @classmethod
@@ -258,6 +261,7 @@ class PostgresDatabase:
             listen=listen,
             listen_url=listen_url or (None if pooled else url),
             answer_within=answer_within,
+            role=urlsplit(url).username,
             outage=outage,
         )
 
@@ -301,7 +305,7 @@ class PostgresDatabase:
             except HoldfastError:
                 raise
             except (*_AWAY, asyncpg.PostgresError) as error:
-                mapped = _mapped(error)
+                mapped = _mapped(error, self.schema, self._role)
                 if isinstance(mapped, StoreUnreachable):
                     self._outage.lost(mapped)
                 self.counters.errors += isinstance(mapped, StoreError)
@@ -449,7 +453,7 @@ def _cause(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def _mapped(error: Exception) -> HoldfastError:
+def _mapped(error: Exception, schema: str, role: str) -> HoldfastError:
     if _from_pooler(error):
         return StoreError(f"{UNSAID} ({error.args[0]})")
     if not isinstance(error, asyncpg.PostgresError) or isinstance(error, _AWAY):
@@ -459,5 +463,7 @@ def _mapped(error: Exception) -> HoldfastError:
         return LockTimeout(f"Postgres: {message}")
     if (error.sqlstate or "")[:2] in DATA_ERRORS:
         return Invalid("data", f"Postgres cannot keep it: {message}")
+    if isinstance(error, asyncpg.InsufficientPrivilegeError):
+        return denied(message, schema=schema, role=role)
     refused = refusal(error.sqlstate or "", message, error.detail)
     return refused or StoreError(f"Postgres: {message} ({error.sqlstate})")

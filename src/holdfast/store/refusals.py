@@ -12,6 +12,32 @@ def id_taken(job_id: str) -> Conflict:
     return Conflict(f"id: job {job_id} exists already")
 
 
+def id_unusable(job_id: str) -> Conflict:
+    """The answer for an id of another tenant's job: it says nothing of that job."""
+    return Conflict(f"id: {job_id} cannot be used; leave it out, or choose another random UUID")
+
+
+GRANTS = {
+    "database": "GRANT CREATE ON DATABASE {name} TO {role}",
+    "schema": "GRANT USAGE ON SCHEMA {name} TO {role}; for `holdfast migrate` also CREATE",
+    "table": "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role}",
+    "view": "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role}",
+    "sequence": "GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {role}",
+    "function": "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO {role}",
+}
+_DENIED = re.compile(r"permission denied for (?:materialized )?(\w+) (\S+)$")
+
+
+def denied(message: str, *, schema: str, role: str) -> StoreError:
+    """What the role may not do, and the statement that lets it; a role that owns the schema needs none."""
+    found = _DENIED.search(message)
+    if found and found[1] in GRANTS:
+        way = f"as the owner of it, run: {GRANTS[found[1]].format(name=found[2], schema=schema, role=role)}"
+    else:
+        way = f"run `holdfast migrate` as the role that owns schema {schema}"
+    return StoreError(f"Postgres: {message}, for role {role}; {way}")
+
+
 def need_unknown(job_id: str) -> NotFound:
     return NotFound("job (named in needs)", job_id)
 

@@ -7,6 +7,7 @@ import msgspec
 from holdfast.errors import Invalid
 from holdfast.model import TERMINAL, Status
 from holdfast.store.database import Database
+from holdfast.store.files import Files, NoFiles
 from holdfast.store.rows import to_json
 
 SCAN = 1000
@@ -56,11 +57,14 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
 class Retain:
     def __init__(self, database: Database) -> None:
         self._database = database
+        self.files: Files = NoFiles()
 
     async def prune(self, retention: Retention, *, after: str | None = None, scan: int = SCAN) -> Pruned:
         """Take one bounded step along all jobs, oldest first, and remove what may go.
 
-        With `newest`, jobs are signed on the way: what a first pass could not compare yet, the next one removes.
+        Jobs are first marked for deletion, then their files go, and their rows last: what a crash interrupts, or a file
+        that cannot be removed, is finished by `Jobs.purge`. With `newest`, jobs are signed on the way: what a first
+        pass could not compare yet, the next one removes.
         """
         if retention.newest is not None:
             await self._database.rows("sign", after_id=after, scan=scan)
@@ -75,7 +79,12 @@ class Retain:
         if not rows:
             return Pruned(removed=(), next_after=None)
         row = rows[0]
-        return Pruned(removed=to_json(row["removed"], []), next_after=row["last_id"] if row["seen"] == scan else None)
+        doomed = to_json(row["doomed"], [])
+        gone = await self.files.remove(doomed) if doomed else ()
+        removed = await self._database.rows("delete_jobs", ids=sorted(gone)) if gone else ()
+        return Pruned(
+            removed=[one["id"] for one in removed], next_after=row["last_id"] if row["seen"] == scan else None
+        )
 
     async def forget_keys(self, limit: int = 1000) -> int:
         """Forget idempotency keys whose 24 hours are over; return how many."""

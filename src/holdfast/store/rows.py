@@ -114,6 +114,7 @@ def to_attempt(row: Row) -> Attempt:
     return Attempt(
         attempt=row["attempt"],
         worker=row["worker"],
+        last_worker=row["last_worker"],
         domain=row["domain"],
         token=row["token"],
         claimed_at=row["claimed_at"],

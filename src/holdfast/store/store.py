@@ -12,6 +12,7 @@ from holdfast.store.database import Counters
 from holdfast.store.direct import Direct
 from holdfast.store.events import Events
 from holdfast.store.explain import Explain
+from holdfast.store.files import Files
 from holdfast.store.gates import Gates
 from holdfast.store.jobs import Jobs
 from holdfast.store.lanes import Lanes
@@ -20,6 +21,7 @@ from holdfast.store.migrate import require_current
 from holdfast.store.postgres import PostgresDatabase
 from holdfast.store.queues import Queues
 from holdfast.store.retention import Retain
+from holdfast.store.shared_folder import SharedFolderRecord
 from holdfast.store.snapshots import Snapshots
 from holdfast.store.sqlite import SqliteDatabase
 from holdfast.store.tasks import Tasks
@@ -44,11 +46,17 @@ class Store:
         self.events = Events(database)
         self.attempts = Attempts(database)
         self.retain = Retain(database)
+        self.shared_folder = SharedFolderRecord(database)
         self.tokens = Tokens(database)
         self.snapshots = Snapshots(database)
         self.tasks = Tasks(database)
         self.workers = Workers(database, self.leases)
-        self.explain = Explain(database, self.jobs, self.lanes, self.queues, self.workers, self.attempts, self.tasks)
+        self.explain = Explain(database, self.jobs, self.lanes, self.queues, self.workers, self.tasks)
+
+    def delete_with(self, files: Files) -> None:
+        """From now on, jobs that are deleted or pruned take their files with them."""
+        self.jobs.files = files
+        self.retain.files = files
 
     @property
     def counters(self) -> Counters:

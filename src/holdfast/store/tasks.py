@@ -38,6 +38,16 @@ class Tasks:
         """Like `list`, for a job that was read already."""
         return await self._of(job.id, job.spec)
 
+    async def of_all(self, jobs: Sequence[Job]) -> Mapping[str, Sequence[TaskRecord]]:
+        """The tasks of jobs that were read already, by their ids: one statement, none if there is no pipeline."""
+        pipelines = [job for job in jobs if "tasks" in job.spec]
+        if not pipelines:
+            return {}
+        known: dict[str, list[TaskRecord]] = {}
+        for row in await self._database.read("tasks_of_jobs", ids=[job.id for job in pipelines]):
+            known.setdefault(row["job_id"], []).append(_to_task(row))
+        return {job.id: known.get(job.id) or _waiting(job.spec) for job in pipelines}
+
     async def _of(self, job_id: str, spec: Mapping[str, Any]) -> Sequence[TaskRecord]:
         if "tasks" not in spec:
             return []

@@ -181,3 +181,8 @@ class Attempts:
         """Every (job, attempt, token) of these jobs that is in the record: what it left belongs to it."""
         rows = await self._database.read("standing_attempts", ids=list(ids))
         return frozenset((row["id"], row["attempt"], row["token"]) for row in rows)
+
+    async def in_domains(self, prefix: str, ids: Sequence[str]) -> frozenset[str]:
+        """Which of these jobs had an attempt in a domain that begins with some text, such as `docker:`."""
+        rows = await self._database.read("jobs_of_domains", ids=list(ids), prefix=prefix)
+        return frozenset(row["id"] for row in rows)

@@ -8,6 +8,7 @@ import random
 
 import msgspec
 
+from holdfast.budgets import EXCEEDED
 from holdfast.losses import after_loss, requeued
 from holdfast.model import Cause, Error, Lease, Outcome, Policy, Status
 from holdfast.runner.base import End
@@ -15,7 +16,8 @@ from holdfast.runner.outputs import Violation, parse_report
 from holdfast.runner.secrets import NO_MASK, Mask
 
 TIMEOUT_CODE = 124
-PERMANENT = frozenset({"command_missing", "image_missing", "budget_exceeded", "contract_violation"})
+MAX_VIOLATION = 1000
+PERMANENT = frozenset({"command_missing", "image_missing", EXCEEDED, "contract_violation"})
 """Errors that a second attempt would meet again."""
 
 
@@ -25,7 +27,7 @@ def reported(end: End, data: bytes | None, mask: Mask = NO_MASK, *, required: bo
         return end
     if data is None:
         if required and end.exit_code == 0:
-            raise Violation("result.json is missing, and demanded")
+            raise Violation("result.json is missing; this job must leave one (require_result)")
         return end
     report = parse_report(data)
     if end.exit_code == 0 and report.status == "succeeded":
@@ -37,9 +39,9 @@ def reported(end: End, data: bytes | None, mask: Mask = NO_MASK, *, required: bo
     return msgspec.structs.replace(end, error=mask.error(error))
 
 
-def broken(end: End) -> End:
-    """A success whose outputs break the contract is none. The text is safe; the details are in the operator's log."""
-    message = "what it left does not keep the contract of result.json and output/"
+def broken(end: End, violation: str) -> End:
+    """Turn a success whose outputs break the contract into a failure; `violation` names the file and the rule."""
+    message = violation[:MAX_VIOLATION]
     return msgspec.structs.replace(end, error=Error(code="contract_violation", message=message))
 
 
@@ -48,8 +50,8 @@ def classify(end: End, lease: Lease, source: random.Random | None = None) -> Out
     match end.cause:
         case Cause.DRAINED:
             return Outcome.requeued(Cause.DRAINED)
-        case Cause.CANCELLED | Cause.INTERRUPTED if end.error is not None and end.error.code == "budget_exceeded":
-            return _ended(Status.FAILED, end, "budget_exceeded", "over its budget")
+        case Cause.CANCELLED | Cause.INTERRUPTED if end.error is not None and end.error.code == EXCEEDED:
+            return _ended(Status.FAILED, end, EXCEEDED, "over its budget")
         case Cause.CANCELLED:
             return _ended(Status.CANCELLED, end, "cancelled", "cancelled by request")
         case Cause.INTERRUPTED:
@@ -72,6 +74,8 @@ def _failed(end: End) -> Outcome:
         case Cause.START_FAILED:
             return _ended(Status.FAILED, end, "start_failed", "could not be started")
     how = f"ended by signal {end.signal}" if end.signal is not None else f"exit code {end.exit_code}"
+    if end.last_error is not None:
+        how = f"{how}: {end.last_error}"
     return _ended(Status.FAILED, end, "exit_nonzero", how)
 
 
@@ -104,5 +108,5 @@ def _ended(status: Status, end: End, code: str, message: str) -> Outcome:
         cause=end.cause,
         exit_code=end.exit_code,
         signal=end.signal,
-        error=end.error or Error(code=code, message=message),
+        error=end.error or Error(code=code, message=message if end.task is None else f"task {end.task}: {message}"),
     )

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from holdfast.errors import StoreError
-from holdfast.model import Lease, Outcome, Status
+from holdfast.model import HandOverReason, Lease, Outcome, Status
 from holdfast.store import Store
 from holdfast.store.outage import level_of
 from holdfast.timing import backoff, jitter
@@ -114,11 +114,12 @@ def starts(store: Store) -> Gatherer[Lease, bool]:
 
 
 class Handed(msgspec.Struct, frozen=True):
-    """A lease that is given back; `worn` says that we failed at the job."""
+    """A lease that is given back, and why; `worn` says that we failed at the job."""
 
     lease: Lease
     delay: float = 0.0
     worn: bool = False
+    reason: HandOverReason = "leaving"
 
 
 def hand_overs(store: Store) -> Gatherer[Handed, bool]:
@@ -126,9 +127,9 @@ def hand_overs(store: Store) -> Gatherer[Handed, bool]:
 
     async def write(items: Sequence[Handed]) -> Sequence[bool]:
         given: set[str] = set()
-        for delay, worn in {(item.delay, item.worn) for item in items}:
-            leases = [item.lease for item in items if (item.delay, item.worn) == (delay, worn)]
-            given |= await store.leases.hand_over(leases, delay=delay, worn=worn)
+        for delay, worn, reason in {(item.delay, item.worn, item.reason) for item in items}:
+            leases = [item.lease for item in items if (item.delay, item.worn, item.reason) == (delay, worn, reason)]
+            given |= await store.leases.hand_over(leases, delay=delay, worn=worn, reason=reason)
         return [item.lease.id in given for item in items]
 
     return Gatherer(write)

@@ -39,6 +39,11 @@ class Course:
         self.running: int | None = None
         self.ends: dict[int, TaskEnd] = {}
 
+    @property
+    def failed(self) -> str | None:
+        """The name of the task that did not end well."""
+        return next((name for name, n in self._numbers.items() if n in self.ends and not self.ends[n].well), None)
+
     def hear(self, event: Mapping[str, Any]) -> None:
         match event.get("event"):
             case "holding":

@@ -7,6 +7,7 @@ from holdfast.config import Settings
 from holdfast.model import Lease, StopRequest
 from holdfast.runner.inputs import Inputs
 from holdfast.runner.outputs import Artifacts
+from holdfast.runner.shared_folder import SharedFolder
 from holdfast.store import Store
 from holdfast.worker.completer import Gatherer, finishes, hand_overs, starts
 
@@ -19,14 +20,21 @@ def _no_step(name: str, lease: Lease) -> None:
 
 class Desk:
     def __init__(
-        self, store: Store, worker: str, settings: Settings, installation: str, at: Step | None = None
+        self,
+        store: Store,
+        worker: str,
+        settings: Settings,
+        installation: str,
+        shared: SharedFolder,
+        at: Step | None = None,
     ) -> None:
         self.store = store
         self.worker = worker
         self.settings = settings
         self.installation = installation
+        self.shared = shared
         self.at = at or _no_step
-        self.artifacts = Artifacts(settings.shared)
+        self.artifacts = Artifacts(settings.shared, check=shared.check)
         self.inputs = Inputs(settings.shared)
         self.finishes = finishes(store)
         self.starts = starts(store)

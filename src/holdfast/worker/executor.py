@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from holdfast.errors import NotFound
+from holdfast.budgets import EXCEEDED
+from holdfast.errors import NotFound, SharedFolderAway, StoreError
 from holdfast.model import Cause, Error, Outcome, Phase, Status, StopKind, StopPhase, StopRequest
 from holdfast.runner.base import CannotStart, End, EngineUnreachable, Identity, Order, Runner, Running, TooLate
 from holdfast.runner.secrets import NO_MASK, Mask, find_secrets
@@ -23,9 +24,11 @@ from holdfast.worker.classify import classify
 from holdfast.worker.completer import Handed, retried
 from holdfast.worker.desk import Desk
 from holdfast.worker.journal import Journal
+from holdfast.worker.last_error import LastError
 from holdfast.worker.lease import Hold, Lost, boottime, until_trusted
 from holdfast.worker.pipeline import Pipeline
 from holdfast.worker.readiness import Unready, make_ready
+from holdfast.worker.recent import recent_events
 from holdfast.worker.shipper import Shipper
 from holdfast.worker.speech import Speech
 from holdfast.worker.taking import OutputsWait, take_outputs
@@ -38,6 +41,8 @@ LATE_STARTS, LATE_SECONDS = 5, 30.0
 """How often a start may come too late for its lease, and the longest pause before another one."""
 STOPPED_TRIES = 3
 """How often the outputs of a job are tried to be kept that somebody asked to stop: it need not wait for room."""
+ITS_OWN = (Cause.EXIT, Cause.OUT_OF_MEMORY, Cause.TIMED_OUT, Cause.IDLE_TIMEOUT)
+"""Ends that say something about the command, and not about a request or a loss."""
 AWAY_SECONDS = 5.0
 """How long what could not be looked at waits for an adopter, when its engine is away."""
 
@@ -82,6 +87,8 @@ class Execution:
             self._at("classified")
             status = await self._finish(outcome)
             self._ended = status is not None
+            if status is None:
+                await self._drop_outputs()
             self._at("finished")
             return status
         except Lost:
@@ -93,7 +100,7 @@ class Execution:
         except EngineUnreachable as error:
             log.warning("job %s attempt %d waits to be adopted: %s", lease.id, lease.attempt, error)
             self._runner.doubt()
-            await self._desk.hand_overs.ask(Handed(lease, delay=jitter(AWAY_SECONDS)))
+            await self._desk.hand_overs.ask(Handed(lease, delay=jitter(AWAY_SECONDS), reason="engine_unreachable"))
             return None
         finally:
             if self._running is not None:
@@ -125,6 +132,7 @@ class Execution:
         end = await self._collect(running)
         if end.said is not None and not await shipper.mark_missing(end.said):
             raise Lost
+        end = await self._explained(end, shipper.last_error)
         return msgspec.structs.replace(end, error=self._mask.error(end.error)) if self._mask else end
 
     # Prepare, start, adopt
@@ -260,8 +268,16 @@ class Execution:
         try:
             return self._desk.inputs.given(self._lease.id, self._policy.uploads)
         except NotFound as error:
+            self._check_shared_folder()
             message = f"what was uploaded for it is not in the shared folder of this worker: {error}"
             raise CannotStart("start_failed", message) from error
+
+    def _check_shared_folder(self) -> None:
+        """A job is not to fail because this host's shared folder is away: another worker may have it."""
+        try:
+            self._desk.shared.check()
+        except SharedFolderAway as error:
+            raise EngineUnreachable(error.message) from error
 
     async def _confirm(self) -> None:
         """Ask the record whether the attempt is still ours, just before something starts that asks nobody itself."""
@@ -402,13 +418,25 @@ class Execution:
         n = 0
         while True:
             try:
-                return await take_outputs(self._desk, self._lease, running, end, self._mask)
+                return await take_outputs(self._desk, self._lease, running, end, self._mask, self._journal)
             except (OutputsWait, EngineUnreachable) as error:
                 n += 1
                 log.warning("job %s attempt %d: %s", self._lease.id, self._lease.attempt, error)
                 if self._hold.stop is not None and n >= STOPPED_TRIES and isinstance(error, OutputsWait):
                     return End(cause=_cause(self._hold.stop), exit_code=end.exit_code, signal=end.signal)
                 await self._wait_for_engine(n)
+
+    async def _explained(self, end: End, heard: LastError) -> End:
+        """Add the task that it ended in, and the last line on stderr, which a predecessor may have shipped."""
+        if end.error is not None or end.cause not in ITS_OWN or (end.cause is Cause.EXIT and end.exit_code == 0):
+            return end
+        task = None if self._pipeline is None else self._pipeline.course.failed
+        last = heard.line(task)
+        if last is None and self._lease.adopted:
+            shipped = LastError()
+            shipped.hear_again(await recent_events(self._desk.store, self._lease))
+            last = shipped.line(task)
+        return msgspec.structs.replace(end, task=task, last_error=last)
 
     async def _meant(self, end: End) -> End:
         """Say what an end that we caused was for."""
@@ -417,7 +445,7 @@ class Execution:
             if self._hold.stop is None:
                 over = self._over_budget or self._journal.over_budget(self._policy.budget)
                 if over is not None:
-                    error = Error(code="budget_exceeded", message=over)
+                    error = Error(code=EXCEEDED, message=over)
                     return End(cause=end.cause, exit_code=end.exit_code, signal=end.signal, error=error)
                 message = "it was stopped, and not by a request of this job"
                 return End(cause=Cause.LOST, error=Error(code="lost", message=message))
@@ -434,6 +462,16 @@ class Execution:
         self._check_lease()
         self._hold.finishing = True
         return await self._desk.finishes.ask((self._lease, outcome))
+
+    async def _drop_outputs(self) -> None:
+        """Remove what we collected for an attempt that is not in the record: its job has moved on, or was deleted."""
+        lease = self._lease
+        ours = (lease.id, lease.attempt, lease.token)
+        try:
+            if ours not in await self._desk.store.attempts.standing([lease.id]):
+                await asyncio.to_thread(self._desk.artifacts.remove, lease.id, f"{lease.attempt}.{lease.token}")
+        except StoreError as error:
+            log.info("job %s attempt %d: its outputs are left to the sweep: %s", lease.id, lease.attempt, error)
 
     def _check_lease(self) -> None:
         if self._hold.lost:

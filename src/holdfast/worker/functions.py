@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.budgets import EXCEEDED
 from holdfast.errors import HoldfastError
 from holdfast.model import Cause, Error, NewEvent, Outcome, Policy, Status, StopKind, StopPhase
 from holdfast.runner.base import CannotStart, End
@@ -257,7 +258,7 @@ class FunctionRun:
             return End(cause=Cause.INTERRUPTED if self.hold.stop.kind is StopKind.INTERRUPT else Cause.CANCELLED)
         if reason == "budget":
             over = self._journal.over_budget(self._policy.budget) if self._journal else None
-            return End(cause=Cause.CANCELLED, error=Error(code="budget_exceeded", message=over or "over its budget"))
+            return End(cause=Cause.CANCELLED, error=Error(code=EXCEEDED, message=over or "over its budget"))
         return End(cause=CAUSES.get(reason, Cause.DRAINED))
 
     # Stopping
@@ -304,6 +305,16 @@ class FunctionRun:
         self._gave_up = True
         if self.task is not None:
             self.task.cancel()
+        # Reason for a bare task: the function's own task may not end. It holds itself.
+        task = self._loop.create_task(self._hand_back())
+        _TELLING.add(task)
+        task.add_done_callback(_TELLING.discard)
+
+    async def _hand_back(self) -> None:
+        """Finish as drained, after what was said so far: its usage counts."""
+        if self._journal is not None and not await self._flush():
+            self._runs.drop(self)
+            return
         self._runs.finish(self.hold, classify(End(cause=Cause.DRAINED), self.hold.lease), self)
 
     def _told(self, rung: StopPhase) -> None:

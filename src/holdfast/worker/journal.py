@@ -7,10 +7,10 @@ adopts the attempt goes on exactly there.
 import asyncio
 import logging
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
+from holdfast.budgets import over_budget
 from holdfast.errors import Invalid
 from holdfast.model import Json, Lease, NewEvent
 from holdfast.store import Store
@@ -77,8 +77,12 @@ class Journal:
         if event.type == "progress":
             self._progress = event.data
         elif event.type == "usage":
-            for name, value in event.data.items():
-                self._deltas[name] = self._deltas.get(name, 0) + value
+            self.charge(event.data)
+
+    def charge(self, deltas: Mapping[str, float]) -> None:
+        """Count usage, also what is not kept as an event."""
+        for name, value in deltas.items():
+            self._deltas[name] = self._deltas.get(name, 0) + value
 
     def full(self, event: NewEvent) -> bool:
         """Say whether so much waits already that this event has no room; the first time, a mark says so."""
@@ -102,7 +106,7 @@ class Journal:
 
     @property
     def waiting(self) -> bool:
-        return bool(self._events)
+        return bool(self._events or self._deltas)
 
     async def flush(self, offsets: Offsets | None = None) -> bool:
         """Append what waits, and move the offsets; False when the lease is lost, and then nothing changed."""
@@ -111,7 +115,7 @@ class Journal:
 
     async def _flush(self, offsets: Offsets | None) -> bool:
         offsets = offsets or self.committed
-        if self.lost or (not self._events and offsets == self.committed):
+        if self.lost or (not self.waiting and offsets == self.committed):
             return not self.lost
         waiting = Waiting(self._events, self._progress, self._deltas, self._log_bytes)
         self._events, self._progress, self._deltas, self._log_bytes = [], None, {}, 0
@@ -125,14 +129,16 @@ class Journal:
         return True
 
     async def _append(self, part: "Waiting", offsets: Offsets) -> bool:
-        """Append one batch. What a database cannot keep is left out with a mark; the rest goes on."""
+        """Append one batch. What a database cannot keep is left out with a mark; usage is always counted."""
         try:
             appended = await self._land(part, offsets)
         except Invalid as error:
             log.warning("job %s: %d events cannot be kept: %s", self._lease.id, len(part.events), error)
             text = f"[holdfast: {len(part.events)} events could not be kept]"
             mark = NewEvent(type="log", data={"stream": "stdout", "lines": [text]})
-            appended = await self._land(Waiting([mark], log_bytes=part.log_bytes), offsets)
+            kept = [mark, *(event for event in part.events if event.type == "usage")]
+            rest = Waiting(kept, deltas=part.deltas, log_bytes=part.log_bytes)
+            appended = await self._land(rest, offsets)
         if appended.answer == "lost":
             self.lost = True
             return False
@@ -160,8 +166,4 @@ class Journal:
 
     def over_budget(self, budget: Mapping[str, float] | None) -> str | None:
         """Say what was used beyond the budget, or None."""
-        for name, most in (budget or {}).items():
-            used: Any = self.usage.get(name, 0)
-            if used > most:
-                return f"used {used:g} {name} of {most:g}"
-        return None
+        return over_budget(self.usage, budget)

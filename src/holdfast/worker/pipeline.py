@@ -50,7 +50,7 @@ class Pipeline:
         self._hold = hold
         self._lease = hold.lease
         self._interrupted = interrupted
-        self._folders = Folders(desk.settings.shared / SNAPSHOTS, at=self._at)
+        self._folders = Folders(desk.settings.shared / SNAPSHOTS, at=self._at, check=desk.shared.check)
         self._evictor = Evictor(desk.store, self._folders, most=desk.settings.snapshots_max_bytes)
         self._locked: str | None = None
         self.names: Sequence[str] = ()

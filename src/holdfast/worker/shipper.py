@@ -2,7 +2,7 @@
 
 Lines that are JSON objects with an `event` key are events; all others are log lines, UTF-8 made safe. Offsets end at
 line ends. In a pipeline each carries its task, and no line reaches from one into the next. Over its cap the log is cut
-with a visible mark; event lines still pass, under a cap of their own.
+with a visible mark; event lines still pass, under a cap of their own, beyond which usage is still counted.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,6 +16,7 @@ from holdfast.runner.frames import Frame, Stream
 from holdfast.runner.function import MAX_NAME, MOST_USED, OURS
 from holdfast.runner.secrets import NO_MASK, Mask
 from holdfast.worker.journal import Journal
+from holdfast.worker.last_error import TAIL, LastError
 
 MAX_LINE = 65_536
 """Longer lines are cut here, so that one without an end needs no memory."""
@@ -99,6 +100,7 @@ class Shipper:
         self._lines = {Stream.STDOUT: Lines(stdout, mask), Stream.STDERR: Lines(stderr, mask)}
         self.more = False
         self._ended = False
+        self.last_error = LastError()
         self._log_bytes = journal.logged
         self._event_bytes = 0
         self._log_capped = False
@@ -162,7 +164,10 @@ class Shipper:
         """Add lines as events, plain ones next to each other as one."""
         plain: list[str] = []
         size = 0
-        for line in map(self._mask.blot, lines):
+        lines = [self._mask.blot(line) for line in lines]
+        if stream is Stream.STDERR:
+            self._note_errors(lines)
+        for line in lines:
             event = as_event(line)
             if event is not None:
                 self._put_log(stream, plain, size)
@@ -184,6 +189,11 @@ class Shipper:
                     plain, size = [], 0
         self._put_log(stream, plain, size)
 
+    def _note_errors(self, lines: Sequence[bytes]) -> None:
+        """Remember the last line of stderr, also beyond the log's cap."""
+        last = [line.decode("utf-8", "replace") for line in lines[-TAIL:] if as_event(line) is None]
+        self.last_error.hear(self._task, last)
+
     def _put_log(self, stream: Stream, lines: list[str], size: int) -> None:
         if lines:
             self._log_bytes += size
@@ -194,7 +204,10 @@ class Shipper:
         if self._event_bytes + size <= self._cap:
             self._event_bytes += size
             self._journal.add(event)
-        elif not self._events_capped:
+            return
+        if event.type == "usage":
+            self._journal.charge(event.data)
+        if not self._events_capped:
             self._events_capped = True
             self._mark(Stream.STDOUT, f"its events are over {self._cap} bytes; what follows is not kept", capped=True)
 

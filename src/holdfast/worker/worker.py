@@ -20,6 +20,7 @@ from holdfast.model import FUNCTION_DOMAIN, Claimable, Lease, new_worker_id
 from holdfast.runner.base import Runner
 from holdfast.runner.function import Functions
 from holdfast.runner.host import Locks
+from holdfast.runner.shared_folder import SharedFolder
 from holdfast.store import Store, wake
 from holdfast.store.outage import level_of
 from holdfast.store.wake import Signal
@@ -52,6 +53,7 @@ class Worker:
         store: Store,
         *,
         installation: str,
+        shared: SharedFolder,
         settings: Settings,
         queues: Mapping[str, int],
         runners: Sequence[Runner],
@@ -70,7 +72,7 @@ class Worker:
         self._locks = locks
         self._connect_beats = connect_beats
         self._holds = Holds(settings.lease_ttl)
-        self._desk = Desk(store, self.id, settings, installation, at)
+        self._desk = Desk(store, self.id, settings, installation, shared, at)
         threads = sum(queues.values()) or settings.max_concurrency
         self._runs = FunctionRuns(self._desk, functions, threads=threads, done=self._release)
         self._busy: Counter[str] = Counter()
@@ -324,7 +326,7 @@ class Worker:
         except Exception:
             log.exception("job %s: its supervision failed; handing it back", hold.lease.id)
             with contextlib.suppress(Exception):
-                await self._desk.hand_overs.ask(Handed(hold.lease, delay=CRASHED_DELAY, worn=True))
+                await self._desk.hand_overs.ask(Handed(hold.lease, delay=CRASHED_DELAY, worn=True, reason="failed"))
         self._release(hold)
         await self._clear(execution)
 

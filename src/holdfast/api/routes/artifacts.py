@@ -29,6 +29,7 @@ SAFE = {
 async def list_artifacts(call: Call, job_id: str) -> Reply:
     """List the files that the last ended attempt left."""
     attempt = await _last(call, job_id)
+    await run_in_threadpool(call.service.shared.check)
     if attempt is None:
         return Reply(ArtifactViews(items=()))
     found = await run_in_threadpool(_kept(call).list, job_id, attempt.attempt, attempt.token)
@@ -46,6 +47,7 @@ async def download_artifact(call: Call, job_id: str, path: str) -> Response:
     attempt = await _last(call, job_id)
     if attempt is None:
         raise NotFound("artifact", path)
+    await run_in_threadpool(call.service.shared.check)
     file = await run_in_threadpool(_kept(call).open, job_id, attempt.attempt, attempt.token, path)
     name = quote(path.rpartition("/")[2], safe="")
     headers = SAFE | {"Content-Disposition": f"attachment; filename*=UTF-8''{name}"}

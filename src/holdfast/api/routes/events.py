@@ -14,6 +14,7 @@ from holdfast.store.rows import known_id
 
 routes = Routes()
 NDJSON = MEDIA["ndjson"]
+DIGITS = len(str(BIGGEST))
 
 
 @routes.add("GET", "/v1/jobs/{job_id}/events", role=Role.VIEWER, answers={200: Events})
@@ -40,9 +41,18 @@ async def download_events(call: Call, job_id: str, query: NoQuery) -> Response:
 
 
 async def _streamed(call: Call, job_id: str, after: int, form: Form, **more: Any) -> Response:
-    stall = call.service.settings.stream_stall
+    service = call.service
     streamed = Streamed(
-        call.service.hub, known_id(job_id), tenant=call.tenant, after=after, form=form, stall=stall, **more
+        service.hub,
+        known_id(job_id),
+        streams=service.streams,
+        by=call.who.by,
+        valid=lambda: service.access.still_valid(call.request),
+        tenant=call.tenant,
+        after=after,
+        form=form,
+        stall=service.settings.stream_stall,
+        **more,
     )
     return await streamed.opened()
 
@@ -51,6 +61,6 @@ def _last_seen(call: Call, after: int) -> int:
     said = call.request.headers.get("last-event-id", "").strip()
     if not said:
         return after
-    if not (said.isascii() and said.isdigit()) or int(said[:20]) > BIGGEST:
+    if not (said.isascii() and said.isdigit()) or len(said) > DIGITS or int(said) > BIGGEST:
         raise Invalid("Last-Event-ID", f"{said[:30]!r} is not the seq of an event")
     return int(said)

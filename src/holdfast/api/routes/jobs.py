@@ -1,12 +1,14 @@
 """Jobs: submit, read, list, stop, resume, resolve, dismiss, release, delete."""
 
-from collections.abc import Iterator, Mapping
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
 from holdfast.api.direct import run_in_request
+from holdfast.api.json_body import apart
 from holdfast.api.plans import foresee, refuse_bad_sources
 from holdfast.api.routing import Call, Reply, Routes
 from holdfast.api.shapes import (
@@ -26,9 +28,9 @@ from holdfast.api.shapes import (
 )
 from holdfast.api.uploads import given
 from holdfast.errors import Forbidden, Invalid, NoQueue
-from holdfast.model import Job, Role
+from holdfast.model import Job, Role, TaskRecord
 from holdfast.store.jobs import Stopped
-from holdfast.submission import FIRST_YEAR, LAST_YEAR, Submission, check, check_spec, parse
+from holdfast.submission import FIRST_YEAR, LAST_YEAR, Submission, check, check_spec, parse, refuse_count
 from holdfast.views import Explanation, JobView, Links, PlanView
 from holdfast.views import Reason as WhyNot
 
@@ -37,6 +39,8 @@ ONE = {200: JobView}
 STOP = {200: JobView, 202: JobView}
 RAW = "commands and images of your own need an admin's token or HOLDFAST_ALLOW_RAW; use a tool"
 CHECK = "a readiness check is a command: it needs an admin's token or HOLDFAST_ALLOW_RAW; use a tool that has one"
+JOB_BYTES = 1024
+"""What a job of a bulk is taken for, where it matters how much there is to do."""
 SECRETS = "secrets are named by tools, or by an admin"
 
 
@@ -57,7 +61,7 @@ async def submit(call: Call, body: dict[str, Any]) -> Reply:
         job = await run_in_request(call.service.direct, call.store, call.request, call.who, asked, sent=[body])
     else:
         job = await call.store.jobs.submit(asked, tenant=call.tenant, key=_key(call), sent=[body])
-    view = await _whole(call, job)
+    (view,) = await _views(call, [job])
     return Reply(view, 200 if job.reused else 201, {"Location": view.links.self})
 
 
@@ -72,16 +76,16 @@ async def submit_bulk(call: Call, body: dict[str, Any]) -> Reply:
     jobs = body.get("jobs")
     if not isinstance(jobs, list):
         raise Invalid("jobs", "must be a list of jobs")
-    allowed = []
-    for n, job in enumerate(jobs):
-        with _placed(n):
-            allowed.append(await _prepared(call, _allowed(call, job, f"jobs[{n}]")))
+    refuse_count(len(jobs))
+    allowed = await apart(len(jobs) * JOB_BYTES, lambda: _all_allowed(call, jobs))
+    for n, job in enumerate(allowed):
+        if job.get("uploads") or job.get("tasks"):
+            with _placed(n):
+                allowed[n] = await _prepared(call, job)
     try:
         accepted = await call.store.jobs.accept(allowed, tenant=call.tenant, key=_key(call), sent=jobs)
     except Invalid:
-        for n, job in enumerate(allowed):  # Which one was it? Only now is that worth a second look at each.
-            with _placed(n):
-                check(parse(job), call.tenant)
+        await asyncio.to_thread(_name_the_wrong_one, allowed, call.tenant)
         raise
     return Reply(Ids(ids=[job.id for job in accepted]), 200 if all(job.reused for job in accepted) else 201)
 
@@ -91,7 +95,7 @@ async def list_jobs(call: Call, query: ListJobs) -> Reply:
     """List jobs, newest first; or those whose ids begin with `id`."""
     if query.id is not None:
         found = await call.store.jobs.beginning(query.id, tenant=call.tenant, limit=query.limit)
-        return Reply(JobViews(items=[_view(call, job) for job in found], next_cursor=None))
+        return Reply(JobViews(items=await _views(call, found), next_cursor=None))
     for name, at in (("since", query.since), ("until", query.until)):
         if at is not None and not FIRST_YEAR <= at.year <= LAST_YEAR:
             raise Invalid(name, f"is not between the years {FIRST_YEAR} and {LAST_YEAR}")
@@ -107,13 +111,13 @@ async def list_jobs(call: Call, query: ListJobs) -> Reply:
         limit=query.limit,
         cursor=query.cursor,
     )
-    return Reply(JobViews(items=[_view(call, job) for job in page.items], next_cursor=page.next_cursor))
+    return Reply(JobViews(items=await _views(call, page.items), next_cursor=page.next_cursor))
 
 
 @routes.add("GET", "/v1/jobs/{job_id}", role=Role.VIEWER, answers=ONE)
 async def get_job(call: Call, job_id: str) -> Reply:
     """Read a job."""
-    return Reply(await _whole(call, await call.store.jobs.get(job_id, tenant=call.tenant)))
+    return await _one(call, await call.store.jobs.get(job_id, tenant=call.tenant))
 
 
 @routes.add("GET", "/v1/jobs/{job_id}/attempts", role=Role.VIEWER, answers={200: Attempts})
@@ -146,13 +150,15 @@ async def explain(call: Call, job_id: str) -> Reply:
 @routes.add("POST", "/v1/jobs/{job_id}/cancel", role=Role.SUBMITTER, answers=STOP)
 async def cancel(call: Call, job_id: str, body: Reason) -> Reply:
     """Cancel a job: 202 while it is being stopped, 200 when it has ended."""
-    return _stopped(call, await call.store.jobs.cancel(job_id, tenant=call.tenant, by=call.who.by, reason=body.reason))
+    return await _stopped(
+        call, await call.store.jobs.cancel(job_id, tenant=call.tenant, by=call.who.by, reason=body.reason)
+    )
 
 
 @routes.add("POST", "/v1/jobs/{job_id}/interrupt", role=Role.OPERATOR, answers=STOP)
 async def interrupt(call: Call, job_id: str, body: Reason) -> Reply:
     """Stop a running job so that it pauses; a waiting one is cancelled."""
-    return _stopped(
+    return await _stopped(
         call, await call.store.jobs.interrupt(job_id, tenant=call.tenant, by=call.who.by, reason=body.reason)
     )
 
@@ -168,35 +174,52 @@ async def resume(call: Call, job_id: str, body: Resume) -> Reply:
         budget=body.budget,
         stopped=body.stopped,
     )
-    return _one(call, job)
+    return await _one(call, job)
 
 
 @routes.add("POST", "/v1/jobs/{job_id}/resolve", role=Role.OPERATOR, answers=ONE)
 async def resolve(call: Call, job_id: str, body: Resolve) -> Reply:
     """Call a paused or failed job done, with the result that a person gives."""
     job = await call.store.jobs.resolve(job_id, body.result, tenant=call.tenant, by=call.who.by, reason=body.reason)
-    return _one(call, job)
+    return await _one(call, job)
 
 
 @routes.add("POST", "/v1/jobs/{job_id}/dismiss", role=Role.OPERATOR, answers=ONE)
 async def dismiss(call: Call, job_id: str, body: Reason) -> Reply:
     """Let the lane of a failed job go on without it."""
-    return _one(call, await call.store.jobs.dismiss(job_id, tenant=call.tenant, by=call.who.by, reason=body.reason))
+    return await _one(
+        call, await call.store.jobs.dismiss(job_id, tenant=call.tenant, by=call.who.by, reason=body.reason)
+    )
 
 
 @routes.add("POST", "/v1/jobs/{job_id}/release", role=Role.SUBMITTER, answers=ONE)
 async def release(call: Call, job_id: str, body: Nothing) -> Reply:
     """Queue a job that was submitted with `hold`."""
-    return _one(call, await call.store.jobs.release(job_id, tenant=call.tenant, by=call.who.by))
+    return await _one(call, await call.store.jobs.release(job_id, tenant=call.tenant, by=call.who.by))
 
 
 @routes.add("DELETE", "/v1/jobs/{job_id}", role=Role.OPERATOR, answers={200: Deleted, 202: Deleted})
 async def delete(call: Call, job_id: str, query: DeleteJob) -> Reply:
     """Delete a job that has ended; with `force`, stop it first (202 `deleting`)."""
     done = await call.store.jobs.delete(
-        job_id, tenant=call.tenant, force=query.force, dry_run=query.dry_run, by=call.who.by
+        job_id, tenant=call.tenant, force=query.force, dry_run=query.dry_run, by=call.who.by, reason=query.reason
     )
     return Reply(Deleted(outcome=done.outcome), 202 if done.outcome == "deleting" else 200)
+
+
+def _all_allowed(call: Call, jobs: Sequence[Any]) -> list[Mapping[str, Any]]:
+    allowed = []
+    for n, job in enumerate(jobs):
+        with _placed(n):
+            allowed.append(_allowed(call, job, f"jobs[{n}]"))
+    return allowed
+
+
+def _name_the_wrong_one(jobs: Sequence[Mapping[str, Any]], tenant: str) -> None:
+    """Raise what is wrong with one of these jobs, and say with which."""
+    for n, job in enumerate(jobs):
+        with _placed(n):
+            check(parse(job), tenant)
 
 
 def _allowed(call: Call, job: Any, where: str = "job") -> Mapping[str, Any]:
@@ -217,7 +240,7 @@ def _allowed(call: Call, job: Any, where: str = "job") -> Mapping[str, Any]:
 
 async def _prepared(call: Call, job: Mapping[str, Any]) -> Mapping[str, Any]:
     """A job with what was uploaded for it; a pipeline also with its base found and its files looked at."""
-    job = await given(job, call.tenant, call.service.settings)
+    job = await given(job, call.tenant, call.service.settings, call.service.shared)
     if not job.get("tasks"):
         return job
     if isinstance(job.get("base"), str):
@@ -256,20 +279,22 @@ def _label(text: str) -> tuple[str, str]:
     return key, value
 
 
-def _view(call: Call, job: Job) -> JobView:
+async def _views(call: Call, jobs: Sequence[Job]) -> list[JobView]:
+    """Jobs as callers see them, each with its tasks: the same in a list as alone."""
+    tasks = await call.store.tasks.of_all(jobs)
+    return [_view(call, job, tasks.get(job.id, ())) for job in jobs]
+
+
+def _view(call: Call, job: Job, tasks: Sequence[TaskRecord]) -> JobView:
     here = f"{call.root}/v1/jobs/{job.id}"
     links = Links(self=here, events=f"{here}/events", stream=f"{here}/events/stream", artifacts=f"{here}/artifacts")
-    return JobView(**msgspec.structs.asdict(job), links=links)
+    return JobView(**msgspec.structs.asdict(job), links=links, tasks=tasks)
 
 
-async def _whole(call: Call, job: Job) -> JobView:
-    """A job with its tasks."""
-    return msgspec.structs.replace(_view(call, job), tasks=await call.store.tasks.of(job))
+async def _one(call: Call, job: Job, status: int = 200) -> Reply:
+    (view,) = await _views(call, [job])
+    return Reply(view, status)
 
 
-def _one(call: Call, job: Job) -> Reply:
-    return Reply(_view(call, job))
-
-
-def _stopped(call: Call, stopped: Stopped) -> Reply:
-    return Reply(_view(call, stopped.job), 202 if stopped.outcome == "stopping" else 200)
+async def _stopped(call: Call, stopped: Stopped) -> Reply:
+    return await _one(call, stopped.job, 202 if stopped.outcome == "stopping" else 200)

@@ -1,9 +1,10 @@
 """Snapshots: list, show, use, remove."""
 
+import msgspec
 from starlette.concurrency import run_in_threadpool
 
 from holdfast.api.routing import Call, Reply, Routes
-from holdfast.api.shapes import DeleteSnapshot, ListSnapshots, Nothing, RemovedSnapshots, Snapshots
+from holdfast.api.shapes import DeleteSnapshot, ListSnapshots, Nothing, RemovedSnapshots, Snapshots, UsedSnapshot
 from holdfast.errors import NotFound
 from holdfast.model import Role, Snapshot
 from holdfast.pipeline.snapshots import Folders
@@ -25,14 +26,14 @@ async def get_snapshot(call: Call, snapshot_id: str) -> Reply:
     return Reply(await call.store.snapshots.get(snapshot_id, tenant=call.tenant))
 
 
-@routes.add("POST", "/v1/snapshots/{snapshot_id}/use", role=Role.SUBMITTER, answers={200: Snapshot})
+@routes.add("POST", "/v1/snapshots/{snapshot_id}/use", role=Role.SUBMITTER, answers={200: UsedSnapshot})
 async def use_snapshot(call: Call, snapshot_id: str, body: Nothing) -> Reply:
     """Read a snapshot that is about to be used, and say so: what was just used is not evicted."""
     found = await call.store.snapshots.get(snapshot_id, tenant=call.tenant)
     used = await call.store.snapshots.use([found.id], tenant=call.tenant)
     if found.id not in used:
         raise NotFound("snapshot", found.id)
-    return Reply(used[found.id])
+    return Reply(UsedSnapshot(**msgspec.structs.asdict(used[found.id]), shared_folder=call.service.shared.id))
 
 
 @routes.add("DELETE", "/v1/snapshots/{snapshot_id}", role=Role.OPERATOR, answers={200: RemovedSnapshots})

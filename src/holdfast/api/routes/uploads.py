@@ -18,6 +18,6 @@ routes = Routes()
 )
 async def upload(call: Call) -> Reply:
     """Upload files, to be named in `uploads` of a job within a day."""
-    received = await uploads.receive(call.request, call.tenant, call.service.settings)
+    received = await uploads.receive(call.request, call.tenant, call.service.settings, call.service.shared)
     files = [UploadedFile(path=name, size=size) for name, size in received.files.items()]
     return Reply(UploadView(upload=received.id, files=files), 201)

@@ -1,12 +1,12 @@
 -- The ledger of attempts: ended ones from their table, the open one from its job.
 
 -- name: list_attempts
-SELECT a.attempt, a.worker, a.domain, a.token, a.claimed_at, a.started_at, a.ended_at, a.cause, a.exit_code, a.signal,
+SELECT a.attempt, a.worker, coalesce(a.adopter, a.worker) AS last_worker, a.domain, a.token, a.claimed_at, a.started_at, a.ended_at, a.cause, a.exit_code, a.signal,
   a.error_code, a.error_message, NULL AS phase
 FROM holdfast.attempts AS a
 WHERE a.job_id = :id::uuid
 UNION ALL
-SELECT j.attempt, j.worker, j.domain, j.token, j.claimed_at, j.attempt_started_at, NULL, NULL, NULL, NULL, NULL, NULL,
+SELECT j.attempt, j.worker, coalesce(j.adopter, j.worker), j.domain, j.token, j.claimed_at, j.attempt_started_at, NULL, NULL, NULL, NULL, NULL, NULL,
   j.phase
 FROM holdfast.jobs AS j
 WHERE j.id = :id::uuid
@@ -37,3 +37,10 @@ SELECT j.id, j.attempt, j.token
 FROM holdfast.jobs AS j
 WHERE j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e)
   AND j.phase IS NOT NULL;
+
+-- name: jobs_of_domains
+-- Which of these jobs had an attempt in a domain that begins with :prefix. Uses attempts_pkey.
+SELECT e.id
+FROM (SELECT e::uuid AS id FROM json_array_elements_text(:ids::json) AS e) AS e
+CROSS JOIN LATERAL (
+  SELECT 1 FROM holdfast.attempts AS a WHERE a.job_id = e.id AND starts_with(a.domain, :prefix::text) LIMIT 1) AS found;

@@ -86,7 +86,7 @@ WHERE NOT p.has_dependants
 
 -- name: broken_needs
 -- Waiting jobs among these with a need that cannot succeed: it ended badly, or is gone.
-SELECT DISTINCT ON (n.job_id) n.job_id AS id, n.need_id, p.status AS need_status
+SELECT DISTINCT ON (n.job_id) n.job_id AS id, n.need_id, p.status AS need_status, p.error_message AS need_error
 FROM holdfast.needs AS n
 JOIN holdfast.jobs AS j ON j.id = n.job_id
 LEFT JOIN holdfast.jobs AS p ON p.id = n.need_id

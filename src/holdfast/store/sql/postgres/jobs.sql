@@ -8,8 +8,8 @@ FROM holdfast.holdfast_submit(:jobs::text::jsonb, :wake::boolean, :key::text, :t
 WHERE s.reused;
 
 -- name: existing
--- Which of these ids are taken.
-SELECT j.id FROM holdfast.jobs AS j WHERE j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e);
+-- Which of these ids are taken, and by whom.
+SELECT j.id, j.tenant FROM holdfast.jobs AS j WHERE j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e);
 
 -- name: need_states
 -- The status of jobs that someone wants to need; a foreign job is not there.
@@ -179,6 +179,7 @@ SELECT j.id, j.tenant, j.lane FROM holdfast.jobs AS j WHERE j.id = :id::uuid AND
 SELECT j.id, j.tenant, j.lane, j.queue, j.status, j.gate, j.phase, j.attempt, j.token, j.started_at, j.available_at,
   j.has_needs, j.has_dependants, j.unsettled, j.stop_kind, j.spent, j.max_attempts, j.error_code, j.dismissed, j.domain,
   j.owner, j.adoptions, s.reuse_key, (s.policy ->> 'queue_timeout')::float8 AS queue_timeout,
+  j.usage, s.policy ->> 'budget' AS budget,
   j.available_at > holdfast.clock() AS delayed,
   j.queue_deadline_at <= holdfast.clock() AS overdue
 FROM holdfast.jobs AS j
@@ -213,6 +214,7 @@ WITH moved AS (
       stop_kind = :stop_kind::text,
       stop_phase = CASE WHEN :stop_kind::text IS NOT NULL THEN coalesce(j.stop_phase, 'requested') END,
       stop_deadline_at = CASE WHEN :stop_kind::text IS NOT NULL THEN j.stop_deadline_at END,
+      stop_reason = CASE WHEN :stop_kind::text IS NOT NULL THEN j.stop_reason END,
       unsettled = j.unsettled OR (j.has_dependants AND :unsettle::boolean),
       adoptions = CASE WHEN :status::text = 'queued' THEN 0 ELSE j.adoptions END,
       error_code = CASE WHEN :keep_error::boolean THEN j.error_code ELSE :error_code::text END,
@@ -225,10 +227,10 @@ WITH moved AS (
   RETURNING j.*
 ), closed AS (
   INSERT INTO holdfast.attempts (
-    job_id, attempt, worker, domain, token, claim_seq, status, claimed_at, started_at, ended_at, cause, error_code,
-    error_message)
+    job_id, attempt, worker, domain, token, claim_seq, status, claimed_at, started_at, ended_at, cause, adopter,
+    error_code, error_message)
   SELECT m.id, m.attempt, m.worker, m.domain, m.token, m.claim_seq, m.status, m.claimed_at, m.attempt_started_at,
-    m.updated_at, 'lost', 'lost',
+    m.updated_at, 'lost', m.adopter, 'lost',
     CASE WHEN m.status = 'queued' THEN 'a person said that this attempt has stopped'
       ELSE 'a person gave this attempt up' END
   FROM moved AS m
@@ -257,6 +259,7 @@ WHERE j.id = :id::uuid
 WITH asked AS (
   UPDATE holdfast.jobs AS j
   SET stop_kind = :kind::text,
+      stop_reason = :reason::text,
       stop_phase = coalesce(j.stop_phase, 'requested'),
       updated_at = greatest(holdfast.clock(), j.updated_at),
       seq = j.seq + json_array_length(:events::json)
@@ -297,15 +300,22 @@ VALUES (:tenant::text, :reuse_key::text, :id::uuid)
 ON CONFLICT (tenant, reuse_key) DO UPDATE SET job_id = r.job_id;
 
 -- name: take_reuse
--- Let a job stand for its reuse key again, unless another one is live; answer who stands for it.
+-- Let a job stand for its reuse key again, unless another one is live. One that has succeeded stays the answer until this one
+-- succeeds too.
 UPDATE holdfast.reuse AS r
-SET job_id = :id::uuid
-WHERE tenant = :tenant::text
-  AND reuse_key = :reuse_key::text
+SET job_id = :id::uuid,
+    succeeded_id = CASE
+      WHEN r.job_id <> :id::uuid AND EXISTS (
+        SELECT 1 FROM holdfast.jobs AS j
+        WHERE j.id = r.job_id AND j.status = 'succeeded' AND j.stop_kind IS DISTINCT FROM 'delete') THEN r.job_id
+      ELSE r.succeeded_id
+    END
+WHERE r.tenant = :tenant::text
+  AND r.reuse_key = :reuse_key::text
   AND NOT EXISTS (
     SELECT 1 FROM holdfast.jobs AS j
     WHERE j.id = r.job_id AND j.id <> :id::uuid AND j.status IN ('pending', 'queued', 'running', 'paused'))
-RETURNING job_id;
+RETURNING r.job_id;
 
 -- name: standing_for
 SELECT r.job_id FROM holdfast.reuse AS r WHERE r.tenant = :tenant::text AND r.reuse_key = :reuse_key::text;
@@ -346,34 +356,61 @@ ORDER BY j.queue_deadline_at
 LIMIT :limit::integer;
 
 -- name: doomed_jobs
--- Jobs that are to be deleted and have ended. Uses jobs_deleting.
+-- Jobs that are to be deleted and have ended, the next ones after :after_id. Uses jobs_deleting.
 SELECT j.id, j.tenant, j.status
 FROM holdfast.jobs AS j
 WHERE j.stop_kind = 'delete'
+  AND j.id > coalesce(:after_id::uuid, '00000000-0000-0000-0000-000000000000')
   AND j.status IN ('succeeded', 'failed', 'timed_out', 'cancelled', 'paused')
 ORDER BY j.id
 LIMIT :limit::integer;
 
--- name: delete_job
-WITH doomed AS (
-  DELETE FROM holdfast.jobs AS j
-  WHERE j.id = :id::uuid
-    AND j.status = :from_status::text
+-- name: doom_job
+-- Record that an ended job is to be deleted. From then on nothing moves it and no reuse key leads to it.
+UPDATE holdfast.jobs AS j
+SET stop_kind = 'delete',
+    stop_phase = coalesce(j.stop_phase, 'requested')
+WHERE j.id = :id::uuid
+  AND j.tenant = :tenant::text
+  AND j.status IN ('succeeded', 'failed', 'timed_out', 'cancelled')
+RETURNING j.id;
+
+-- name: delete_jobs
+-- Delete jobs that were to be deleted and whose files are gone.
+WITH doomed AS MATERIALIZED (
+  SELECT j.id, j.status
+  FROM holdfast.jobs AS j
+  WHERE j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e)
+    AND j.stop_kind = 'delete'
+    AND j.status IN ('succeeded', 'failed', 'timed_out', 'cancelled')
     AND NOT j.unsettled
-  RETURNING j.id, j.status
-), satisfied AS (
-  UPDATE holdfast.needs AS n SET satisfied = true FROM doomed AS d
-  WHERE n.need_id = d.id AND NOT n.satisfied AND d.status = 'succeeded'
-), specs AS (
-  DELETE FROM holdfast.specs AS s USING doomed AS d WHERE s.id = d.id
+  ORDER BY j.id
+  FOR UPDATE OF j SKIP LOCKED
 ), freed AS MATERIALIZED ( -- one whose key is locked by a submit stays: it names a job that is gone, which is harmless
-  SELECT r.tenant, r.reuse_key
+  SELECT r.tenant, r.reuse_key, CASE
+      WHEN r.job_id NOT IN (SELECT g.id FROM doomed AS g) THEN r.job_id
+      WHEN r.succeeded_id NOT IN (SELECT g.id FROM doomed AS g) THEN r.succeeded_id
+    END AS left_id
   FROM doomed AS d
   JOIN holdfast.specs AS s ON s.id = d.id
-  JOIN holdfast.reuse AS r ON r.tenant = s.tenant AND r.reuse_key = s.reuse_key AND r.job_id = d.id
+  JOIN holdfast.reuse AS r ON r.tenant = s.tenant AND r.reuse_key = s.reuse_key AND d.id IN (r.job_id, r.succeeded_id)
   FOR UPDATE OF r SKIP LOCKED
+), inherited AS (
+  UPDATE holdfast.reuse AS r
+  SET job_id = f.left_id, succeeded_id = NULL
+  FROM freed AS f
+  WHERE r.tenant = f.tenant AND r.reuse_key = f.reuse_key AND f.left_id IS NOT NULL
 ), reuse AS (
-  DELETE FROM holdfast.reuse AS r USING freed AS f WHERE r.tenant = f.tenant AND r.reuse_key = f.reuse_key
+  DELETE FROM holdfast.reuse AS r USING freed AS f
+  WHERE r.tenant = f.tenant AND r.reuse_key = f.reuse_key AND f.left_id IS NULL
+), satisfied AS (
+  UPDATE holdfast.needs AS n SET satisfied = true
+  FROM doomed AS d
+  WHERE n.need_id = d.id AND NOT n.satisfied AND d.status = 'succeeded' AND n.job_id NOT IN (SELECT id FROM doomed)
+), jobs AS (
+  DELETE FROM holdfast.jobs AS j USING doomed AS d WHERE j.id = d.id
+), specs AS (
+  DELETE FROM holdfast.specs AS s USING doomed AS d WHERE s.id = d.id
 ), attempts AS (
   DELETE FROM holdfast.attempts AS a USING doomed AS d WHERE a.job_id = d.id
 ), needs AS (

@@ -30,6 +30,7 @@ WITH RECURSIVE clock AS MATERIALIZED (
       orphaned_at = NULL,
       adopt_after_at = NULL,
       adoptions = j.adoptions + 1,
+      adopter = :worker::text,
       updated_at = greatest(t.now_at, j.updated_at),
       seq = j.seq + 1
   FROM orphans AS o
@@ -157,6 +158,7 @@ WITH RECURSIVE clock AS MATERIALIZED (
       attempt = j.attempt + 1,
       phase = CASE WHEN j.capability LIKE 'function%' THEN 'started' ELSE 'claimed' END,
       worker = :worker::text,
+      adopter = NULL,
       domain = p.domain,
       claimed_at = greatest(t.now_at, j.updated_at),
       claim_seq = j.seq + 1,
@@ -207,6 +209,7 @@ WITH clock AS MATERIALIZED (
       attempt = j.attempt + 1,
       phase = CASE WHEN j.capability LIKE 'function%' THEN 'started' ELSE 'claimed' END,
       worker = :worker::text,
+      adopter = NULL,
       domain = :domain::text,
       claimed_at = greatest(t.now_at, j.updated_at),
       claim_seq = j.seq + 1,
@@ -324,6 +327,14 @@ WITH stopped AS (
 )
 SELECT s.id FROM stopped AS s;
 
+-- name: spending
+-- What locked jobs used, and their budgets. Uses the primary key.
+SELECT j.id, j.usage, s.policy ->> 'budget' AS budget, j.stop_kind
+FROM holdfast.jobs AS j
+JOIN holdfast.specs AS s ON s.id = j.id
+WHERE j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e)
+  AND j.usage IS NOT NULL;
+
 -- name: finish
 -- End attempts: to a terminal status, to paused, or back to queued. A move to queued looks at the stop request here, in
 -- the same statement: cancel or delete makes it cancelled, interrupt makes it paused. The token stays, so that a repeat
@@ -380,6 +391,11 @@ WITH clock AS MATERIALIZED (
         WHEN i.status <> 'queued' OR j.stop_kind IS NULL THEN i.error_message
         WHEN j.stop_kind = 'interrupt' THEN 'interrupted by request'
         ELSE 'cancelled by request'
+      END || CASE
+        WHEN j.stop_reason IS NULL THEN ''
+        WHEN i.error_code IN ('cancelled', 'interrupted') OR (i.status = 'queued' AND j.stop_kind IS NOT NULL)
+          THEN ': ' || j.stop_reason
+        ELSE ''
       END,
       result = i.result::json,
       seq = j.seq + 1
@@ -389,13 +405,13 @@ WITH clock AS MATERIALIZED (
     AND j.token = i.token
     AND j.status = 'running'
   RETURNING j.id, j.attempt, j.status, j.seq, j.updated_at, j.has_dependants, j.queue, j.gate, j.exit_code, j.error_code,
-    j.error_message, j.token, j.worker, j.domain, j.claim_seq, j.claimed_at, j.attempt_started_at, i.cause, i.signal
+    j.error_message, j.token, j.worker, j.adopter, j.domain, j.claim_seq, j.claimed_at, j.attempt_started_at, i.cause, i.signal
 ), kept AS (
   INSERT INTO holdfast.attempts (
     job_id, attempt, worker, domain, token, claim_seq, end_seq, status, claimed_at, started_at, ended_at, cause, exit_code,
-    signal, error_code, error_message)
+    signal, error_code, error_message, adopter)
   SELECT e.id, e.attempt, e.worker, e.domain, e.token, e.claim_seq, e.seq, e.status, e.claimed_at, e.attempt_started_at,
-    e.updated_at, e.cause, e.exit_code, e.signal, e.error_code, e.error_message
+    e.updated_at, e.cause, e.exit_code, e.signal, e.error_code, e.error_message, e.adopter
   FROM ended AS e
 )
 SELECT e.id::text, e.status, e.queue, e.gate, e.has_dependants FROM ended AS e;
@@ -434,7 +450,7 @@ WITH mine AS MATERIALIZED (
   RETURNING j.id, j.seq, j.updated_at, m.owner AS worker, j.token
 ), told AS (
   INSERT INTO holdfast.events (job_id, seq, at, type, data)
-  SELECT h.id, h.seq, h.updated_at, 'lease', json_build_object('lease', 'handed_over', 'worker', h.worker, 'token', h.token)
+  SELECT h.id, h.seq, h.updated_at, 'lease', json_build_object('lease', 'handed_over', 'worker', h.worker, 'token', h.token, 'reason', :reason::text)
   FROM handed AS h
 )
 SELECT h.id FROM handed AS h;
@@ -499,3 +515,18 @@ WHERE j.phase IS NOT NULL
   AND j.status = 'running'
   AND j.owner IS NOT NULL
 ORDER BY j.owner, j.id;
+
+-- name: lease_state
+-- The open attempt of a running job, for people: whose it is, when that worker was heard from, and if it is an orphan, who
+-- left it and why. The event is the last but for a few. Uses the primary key and events_pkey.
+SELECT j.attempt, j.owner, j.domain, coalesce(j.adopter, j.worker) AS last_worker, j.last_beat_at, j.lease_expires_at,
+  j.adopt_after_at, holdfast.clock() AS now_at, (
+    SELECT e.data
+    FROM holdfast.events AS e
+    WHERE e.job_id = j.id
+      AND e.type = 'lease'
+    ORDER BY e.seq DESC
+    LIMIT 1) AS lease_event
+FROM holdfast.jobs AS j
+WHERE j.id = :id::uuid
+  AND j.phase IS NOT NULL;

@@ -30,7 +30,7 @@ WITH mine AS MATERIALIZED (
 ), told AS (
   INSERT INTO holdfast.events (job_id, seq, at, type, data)
   SELECT h.id, h.seq, h.updated_at, 'lease',
-    json_build_object('lease', 'handed_over', 'worker', :worker::text, 'token', h.token)
+    json_build_object('lease', 'handed_over', 'worker', :worker::text, 'token', h.token, 'reason', 'dead')
   FROM handed AS h
 )
 SELECT h.id FROM handed AS h;

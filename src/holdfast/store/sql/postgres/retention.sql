@@ -20,9 +20,9 @@ FROM unsigned AS u
 WHERE s.id = u.id;
 
 -- name: prune
--- Look at the next :scan jobs behind :after_id, and remove those that are over their age, or behind the newest :newest of
--- their signature. Never: what is active, blocks a lane, was just built, has news for its dependants, or is needed by a
--- job that has not ended. Uses jobs_pkey, specs_signed, needs_open.
+-- Look at the next :scan jobs after :after_id, and mark for deletion those that are over their age, or older than the
+-- newest :newest of their signature. Never: what is active, blocks a lane, was just built, has news for its dependants, or
+-- is needed by a job that has not ended. Uses jobs_pkey, specs_signed, needs_open.
 WITH seen AS MATERIALIZED (
   SELECT j.id, j.tenant, j.status, j.lane, j.started_at, j.finished_at, j.requested_at, j.dismissed, j.unsettled
   FROM holdfast.jobs AS j
@@ -30,7 +30,7 @@ WITH seen AS MATERIALIZED (
   ORDER BY j.id
   LIMIT :scan::integer
 ), doomed AS MATERIALIZED (
-  SELECT j.id, j.status
+  SELECT j.id
   FROM seen AS d
   JOIN holdfast.jobs AS j ON j.id = d.id
   JOIN holdfast.specs AS s ON s.id = d.id
@@ -51,33 +51,15 @@ WITH seen AS MATERIALIZED (
           LIMIT :newest::integer) AS newer)))
   ORDER BY j.id
   FOR UPDATE OF j SKIP LOCKED
-), freed AS MATERIALIZED ( -- one whose key is locked by a submit stays: it names a job that is gone, which is harmless
-  SELECT r.tenant, r.reuse_key
+), marked AS (
+  UPDATE holdfast.jobs AS j
+  SET stop_kind = 'delete',
+      stop_phase = coalesce(j.stop_phase, 'requested')
   FROM doomed AS d
-  JOIN holdfast.specs AS s ON s.id = d.id
-  JOIN holdfast.reuse AS r ON r.tenant = s.tenant AND r.reuse_key = s.reuse_key AND r.job_id = d.id
-  FOR UPDATE OF r SKIP LOCKED
-), reuse AS (
-  DELETE FROM holdfast.reuse AS r USING freed AS f WHERE r.tenant = f.tenant AND r.reuse_key = f.reuse_key
-), satisfied AS (
-  UPDATE holdfast.needs AS n SET satisfied = true
-  FROM doomed AS d
-  WHERE n.need_id = d.id AND NOT n.satisfied AND d.status = 'succeeded' AND n.job_id NOT IN (SELECT id FROM doomed)
-), jobs AS (
-  DELETE FROM holdfast.jobs AS j USING doomed AS d WHERE j.id = d.id
-), specs AS (
-  DELETE FROM holdfast.specs AS s USING doomed AS d WHERE s.id = d.id
-), attempts AS (
-  DELETE FROM holdfast.attempts AS a USING doomed AS d WHERE a.job_id = d.id
-), events AS (
-  DELETE FROM holdfast.events AS e USING doomed AS d WHERE e.job_id = d.id
-), needs AS (
-  DELETE FROM holdfast.needs AS n USING doomed AS d WHERE n.job_id = d.id
-), tasks AS (
-  DELETE FROM holdfast.tasks AS t USING doomed AS d WHERE t.job_id = d.id
+  WHERE j.id = d.id
 )
 SELECT (SELECT count(*) FROM seen) AS seen, (SELECT s.id FROM seen AS s ORDER BY s.id DESC LIMIT 1) AS last_id,
-  (SELECT json_agg(d.id) FROM doomed AS d) AS removed;
+  (SELECT json_agg(d.id) FROM doomed AS d) AS doomed;
 
 -- name: forget_keys
 -- Idempotency keys whose 24 hours are over. Uses idempotency_made.

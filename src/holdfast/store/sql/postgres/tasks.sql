@@ -6,6 +6,13 @@ FROM holdfast.tasks AS t
 WHERE t.job_id = :id::uuid
 ORDER BY t.n;
 
+-- name: tasks_of_jobs
+-- The tasks of the jobs of a list. Uses the primary key.
+SELECT t.job_id, t.n, t.name, t.status, t.cached, t.parent, t.snapshot, t.started_at, t.ended_at, t.exit_code
+FROM holdfast.tasks AS t
+WHERE t.job_id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e)
+ORDER BY t.job_id, t.n;
+
 -- name: delete_tasks
 DELETE FROM holdfast.tasks AS t WHERE t.job_id = :id::uuid;
 

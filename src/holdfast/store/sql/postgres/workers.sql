@@ -3,6 +3,18 @@
 -- name: installation
 SELECT i.id FROM holdfast.installation AS i;
 
+-- name: shared_folder
+-- The shared folder that belongs to this database.
+SELECT i.shared_folder AS id, i.shared_path AS path FROM holdfast.installation AS i WHERE i.shared_folder IS NOT NULL;
+
+-- name: record_shared_folder
+-- Record another shared folder, if the record is still as it was read.
+UPDATE holdfast.installation AS i
+SET shared_folder = :id::text,
+    shared_path = :path::text
+WHERE i.shared_folder IS NOT DISTINCT FROM :instead_of::text
+RETURNING i.id;
+
 -- name: register_worker
 INSERT INTO holdfast.workers (worker, host, pid, queues, capabilities, domains, away, registered_at, seen_at, expires_at)
 VALUES (:worker::text, :host::text, :pid::integer, :queues::json, :capabilities::json, :domains::json, :away::json, holdfast.clock(),

@@ -78,7 +78,8 @@ WHERE has_dependants = 0
 
 -- name: broken_needs
 -- Waiting jobs among these with a need that cannot succeed: it ended badly, or is gone.
-SELECT n.job_id AS id, min(n.need_id) AS need_id, p.status AS need_status
+-- Differs: beside a min(), SQLite takes the other columns from the row that has it.
+SELECT n.job_id AS id, min(n.need_id) AS need_id, p.status AS need_status, p.error_message AS need_error
 FROM needs AS n
 JOIN jobs AS j ON j.id = n.job_id
 LEFT JOIN jobs AS p ON p.id = n.need_id

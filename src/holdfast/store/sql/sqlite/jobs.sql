@@ -1,8 +1,8 @@
 -- What a caller does: submit, read, and move one job under its lock.
 
 -- name: existing
--- Which of these ids are taken.
-SELECT j.id FROM json_each(:ids) AS e JOIN jobs AS j ON j.id = e.value;
+-- Which of these ids are taken, and by whom.
+SELECT j.id, j.tenant FROM json_each(:ids) AS e JOIN jobs AS j ON j.id = e.value;
 
 -- name: need_states
 -- The status of jobs that someone wants to need; a foreign job is not there.
@@ -171,6 +171,7 @@ SELECT j.id, j.tenant, j.lane FROM jobs AS j WHERE j.id = :id AND j.tenant = :te
 SELECT j.id, j.tenant, j.lane, j.queue, j.status, j.gate, j.phase, j.attempt, j.token, j.started_at, j.available_at,
   j.has_needs, j.has_dependants, j.unsettled, j.stop_kind, j.spent, j.max_attempts, j.error_code, j.dismissed, j.domain,
   j.owner, j.adoptions, s.reuse_key, s.policy ->> 'queue_timeout' AS queue_timeout,
+  j.usage, s.policy ->> 'budget' AS budget,
   j.available_at > clock() AS delayed,
   j.queue_deadline_at <= clock() AS overdue
 FROM jobs AS j
@@ -189,11 +190,12 @@ WHERE j.id = :id
   AND j.status = :from_status
   AND j.owner IS NULL;
 INSERT INTO attempts (
-  job_id, attempt, worker, domain, token, claim_seq, status, claimed_at, started_at, ended_at, cause, error_code,
-  error_message)
+  job_id, attempt, worker, domain, token, claim_seq, status, claimed_at, started_at, ended_at, cause, adopter,
+  error_code, error_message)
 SELECT m.id, m.attempt, m.worker, m.domain,
   m.token + CASE WHEN m.status = 'running' THEN 1 ELSE 0 END,
-  m.claim_seq, :status, m.claimed_at, m.attempt_started_at, max(clock(), m.updated_at), 'lost', 'lost',
+  m.claim_seq, :status, m.claimed_at, m.attempt_started_at, max(clock(), m.updated_at), 'lost', m.adopter,
+  'lost',
   CASE WHEN :status = 'queued' THEN 'a person said that this attempt has stopped'
     ELSE 'a person gave this attempt up' END
 FROM told AS t
@@ -222,6 +224,7 @@ SET status = :status,
     stop_kind = :stop_kind,
     stop_phase = CASE WHEN :stop_kind IS NOT NULL THEN coalesce(stop_phase, 'requested') END,
     stop_deadline_at = CASE WHEN :stop_kind IS NOT NULL THEN stop_deadline_at END,
+    stop_reason = CASE WHEN :stop_kind IS NOT NULL THEN stop_reason END,
     unsettled = unsettled OR (has_dependants AND :unsettle),
     adoptions = CASE WHEN :status = 'queued' THEN 0 ELSE adoptions END,
     error_code = CASE WHEN :keep_error THEN error_code ELSE :error_code END,
@@ -251,6 +254,7 @@ WHERE j.id = :id
 -- Leave a stop request for whoever owns or adopts a job that runs, or that is feared to.
 UPDATE jobs
 SET stop_kind = :kind,
+    stop_reason = :reason,
     stop_phase = coalesce(stop_phase, 'requested'),
     updated_at = max(clock(), updated_at),
     seq = seq + json_array_length(:events)
@@ -284,9 +288,16 @@ VALUES (:tenant, :reuse_key, :id)
 ON CONFLICT (tenant, reuse_key) DO UPDATE SET job_id = job_id;
 
 -- name: take_reuse
--- Let a job stand for its reuse key again, unless another one is live; answer who stands for it.
+-- Let a job stand for its reuse key again, unless another one is live. One that has succeeded stays the answer until this one
+-- succeeds too.
 UPDATE reuse
-SET job_id = :id
+SET job_id = :id,
+    succeeded_id = CASE
+      WHEN job_id <> :id AND EXISTS (
+        SELECT 1 FROM jobs AS j
+        WHERE j.id = reuse.job_id AND j.status = 'succeeded' AND j.stop_kind IS NOT 'delete') THEN job_id
+      ELSE succeeded_id
+    END
 WHERE tenant = :tenant
   AND reuse_key = :reuse_key
   AND NOT EXISTS (
@@ -334,27 +345,49 @@ ORDER BY j.queue_deadline_at
 LIMIT :limit;
 
 -- name: doomed_jobs
--- Jobs that are to be deleted and have ended. Uses jobs_deleting.
+-- Jobs that are to be deleted and have ended, the next ones after :after_id. Uses jobs_deleting.
 SELECT j.id, j.tenant, j.status
 FROM jobs AS j
 WHERE j.stop_kind = 'delete'
+  AND j.id > coalesce(:after_id, '')
   AND j.status IN ('succeeded', 'failed', 'timed_out', 'cancelled', 'paused')
 ORDER BY j.id
 LIMIT :limit;
 
--- name: delete_job
+-- name: doom_job
+-- Record that an ended job is to be deleted. From then on nothing moves it and no reuse key leads to it.
+UPDATE jobs
+SET stop_kind = 'delete',
+    stop_phase = coalesce(stop_phase, 'requested')
+WHERE id = :id
+  AND tenant = :tenant
+  AND status IN ('succeeded', 'failed', 'timed_out', 'cancelled')
+RETURNING id;
+
+-- name: delete_jobs
+-- Delete jobs that were to be deleted and whose files are gone.
 DELETE FROM told;
 INSERT INTO told (id)
 SELECT j.id
-FROM jobs AS j
-WHERE j.id = :id
-  AND j.status = :from_status
+FROM json_each(:ids) AS e
+CROSS JOIN jobs AS j ON j.id = e.value
+WHERE j.stop_kind = 'delete'
+  AND j.status IN ('succeeded', 'failed', 'timed_out', 'cancelled')
   AND j.unsettled = 0;
 UPDATE needs SET satisfied = 1
 WHERE satisfied = 0
-  AND need_id IN (SELECT j.id FROM told AS t JOIN jobs AS j ON j.id = t.id WHERE j.status = 'succeeded');
-DELETE FROM reuse WHERE job_id IN (SELECT id FROM told) AND (tenant, reuse_key) IN (
-  SELECT s.tenant, s.reuse_key FROM told AS t CROSS JOIN specs AS s ON s.id = t.id);
+  AND need_id IN (SELECT j.id FROM told AS t CROSS JOIN jobs AS j ON j.id = t.id WHERE j.status = 'succeeded');
+DELETE FROM reuse
+WHERE (tenant, reuse_key) IN (
+  SELECT s.tenant, s.reuse_key FROM told AS t CROSS JOIN specs AS s ON s.id = t.id)
+  AND job_id IN (SELECT id FROM told)
+  AND (succeeded_id IS NULL OR succeeded_id IN (SELECT id FROM told));
+UPDATE reuse
+SET job_id = CASE WHEN job_id IN (SELECT id FROM told) THEN succeeded_id ELSE job_id END,
+    succeeded_id = NULL
+WHERE (tenant, reuse_key) IN (
+  SELECT s.tenant, s.reuse_key FROM told AS t CROSS JOIN specs AS s ON s.id = t.id)
+  AND (job_id IN (SELECT id FROM told) OR succeeded_id IN (SELECT id FROM told));
 DELETE FROM jobs WHERE id IN (SELECT id FROM told);
 DELETE FROM specs WHERE id IN (SELECT id FROM told);
 DELETE FROM attempts WHERE job_id IN (SELECT id FROM told);

@@ -47,6 +47,7 @@ SET owner = :worker,
     orphaned_at = NULL,
     adopt_after_at = NULL,
     adoptions = adoptions + 1,
+    adopter = :worker,
     updated_at = max(clock(), updated_at),
     seq = seq + 1
 WHERE rowid IN (SELECT t.token FROM told AS t);
@@ -139,6 +140,7 @@ SET status = 'running',
     attempt = attempt + 1,
     phase = CASE WHEN capability LIKE 'function%' THEN 'started' ELSE 'claimed' END,
     worker = :worker,
+    adopter = NULL,
     domain = (SELECT l.domain FROM lines AS l WHERE l.queue = jobs.queue AND l.capability = jobs.capability),
     claimed_at = max(clock(), updated_at),
     claim_seq = seq + 1,
@@ -183,6 +185,7 @@ SET status = 'running',
     attempt = attempt + 1,
     phase = CASE WHEN capability LIKE 'function%' THEN 'started' ELSE 'claimed' END,
     worker = :worker,
+    adopter = NULL,
     domain = :domain,
     claimed_at = max(clock(), updated_at),
     claim_seq = seq + 1,
@@ -285,6 +288,14 @@ FROM told AS t
 CROSS JOIN jobs AS s ON s.id = t.id;
 SELECT t.id FROM told AS t;
 
+-- name: spending
+-- What jobs used, and their budgets. Uses the primary key.
+SELECT j.id, j.usage, s.policy ->> 'budget' AS budget, j.stop_kind
+FROM jobs AS j
+JOIN specs AS s ON s.id = j.id
+WHERE j.id IN (SELECT value FROM json_each(:ids))
+  AND j.usage IS NOT NULL;
+
 -- name: finish
 -- End attempts: to a terminal status, to paused, or back to queued. A move to queued looks at the stop request here, in
 -- the same transaction: cancel or delete makes it cancelled, interrupt makes it paused. The token stays, so that a repeat
@@ -293,8 +304,8 @@ SELECT t.id FROM told AS t;
 DELETE FROM ended;
 -- each: rows
 INSERT INTO ended (
-  place, stop_kind, status, cause, exit_code, signal, error_code, error_message, result, delay)
-SELECT j.rowid, j.stop_kind, :status, :cause, :exit_code, :signal, :error_code, :error_message, :result, :delay
+  place, stop_kind, stop_reason, status, cause, exit_code, signal, error_code, error_message, result, delay)
+SELECT j.rowid, j.stop_kind, j.stop_reason, :status, :cause, :exit_code, :signal, :error_code, :error_message, :result, :delay
 FROM jobs AS j
 WHERE j.id = :id
   AND j.token = :token
@@ -305,6 +316,10 @@ SET status = CASE stop_kind WHEN 'interrupt' THEN 'paused' ELSE 'cancelled' END,
     error_message = CASE stop_kind WHEN 'interrupt' THEN 'interrupted by request' ELSE 'cancelled by request' END
 WHERE status = 'queued'
   AND stop_kind IS NOT NULL;
+UPDATE ended
+SET error_message = error_message || ': ' || stop_reason
+WHERE error_code IN ('cancelled', 'interrupted')
+  AND stop_reason IS NOT NULL;
 UPDATE jobs
 SET status = h.status,
     gate = CASE WHEN h.status <> 'queued' THEN NULL WHEN h.delay > 0 THEN 'future' ELSE 'open' END,
@@ -332,9 +347,9 @@ FROM ended AS h
 WHERE jobs.rowid = h.place;
 INSERT INTO attempts (
   job_id, attempt, worker, domain, token, claim_seq, end_seq, status, claimed_at, started_at, ended_at, cause, exit_code,
-  signal, error_code, error_message)
+  signal, error_code, error_message, adopter)
 SELECT e.id, e.attempt, e.worker, e.domain, e.token, e.claim_seq, e.seq, e.status, e.claimed_at, e.attempt_started_at,
-  e.updated_at, h.cause, h.exit_code, h.signal, h.error_code, h.error_message
+  e.updated_at, h.cause, h.exit_code, h.signal, h.error_code, h.error_message, e.adopter
 FROM ended AS h
 CROSS JOIN jobs AS e ON e.rowid = h.place;
 SELECT json_group_array(json_array(e.id, e.status, e.queue, e.gate, e.has_dependants)) AS ends
@@ -369,7 +384,7 @@ SET owner = NULL,
     seq = seq + 1
 WHERE id IN (SELECT id FROM told);
 INSERT INTO events (job_id, seq, at, type, data)
-SELECT h.id, h.seq, h.updated_at, 'lease', json_object('lease', 'handed_over', 'worker', t.owner, 'token', h.token)
+SELECT h.id, h.seq, h.updated_at, 'lease', json_object('lease', 'handed_over', 'worker', t.owner, 'token', h.token, 'reason', :reason)
 FROM told AS t
 CROSS JOIN jobs AS h ON h.id = t.id;
 SELECT t.id FROM told AS t;
@@ -436,3 +451,18 @@ WHERE j.phase IS NOT NULL
   AND j.status = 'running'
   AND j.owner IS NOT NULL
 ORDER BY j.owner, j.id;
+
+-- name: lease_state
+-- The open attempt of a running job, for people: whose it is, when that worker was heard from, and if it is an orphan, who
+-- left it and why. The event is the last but for a few. Uses the primary key and events_pkey.
+SELECT j.attempt, j.owner, j.domain, coalesce(j.adopter, j.worker) AS last_worker, j.last_beat_at, j.lease_expires_at,
+  j.adopt_after_at, clock() AS now_at, (
+    SELECT e.data
+    FROM events AS e
+    WHERE e.job_id = j.id
+      AND e.type = 'lease'
+    ORDER BY e.seq DESC
+    LIMIT 1) AS lease_event
+FROM jobs AS j
+WHERE j.id = :id
+  AND j.phase IS NOT NULL;

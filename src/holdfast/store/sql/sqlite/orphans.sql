@@ -22,7 +22,7 @@ SET owner = NULL,
     seq = seq + 1
 WHERE id IN (SELECT id FROM told);
 INSERT INTO events (job_id, seq, at, type, data)
-SELECT h.id, h.seq, h.updated_at, 'lease', json_object('lease', 'handed_over', 'worker', :worker, 'token', h.token)
+SELECT h.id, h.seq, h.updated_at, 'lease', json_object('lease', 'handed_over', 'worker', :worker, 'token', h.token, 'reason', 'dead')
 FROM told AS t
 CROSS JOIN jobs AS h ON h.id = t.id;
 SELECT t.id FROM told AS t;

@@ -15,9 +15,9 @@ WHERE signature IS NULL
   AND id IN (SELECT j.id FROM jobs AS j WHERE j.id > coalesce(:after_id, '') ORDER BY j.id LIMIT :scan);
 
 -- name: prune
--- Look at the next :scan jobs behind :after_id, and remove those that are over their age, or behind the newest :newest of
--- their signature. Never: what is active, blocks a lane, was just built, has news for its dependants, or is needed by a
--- job that has not ended. Uses the key of jobs, specs_signed, needs_open.
+-- Look at the next :scan jobs after :after_id, and mark for deletion those that are over their age, or older than the
+-- newest :newest of their signature. Never: what is active, blocks a lane, was just built, has news for its dependants, or
+-- is needed by a job that has not ended. Uses the key of jobs, specs_signed, needs_open.
 -- look
 SELECT 1 FROM jobs AS j WHERE j.id > coalesce(:after_id, '') LIMIT 1;
 DELETE FROM told;
@@ -44,19 +44,11 @@ WHERE id IN (
           SELECT 1 FROM specs AS x
           WHERE x.tenant = s.tenant AND x.signature = s.signature AND (x.requested_at, x.id) > (s.requested_at, s.id)
           LIMIT :newest)))));
-DELETE FROM reuse WHERE (tenant, reuse_key, job_id) IN (
-  SELECT s.tenant, s.reuse_key, s.id FROM told AS t CROSS JOIN specs AS s ON s.id = t.id WHERE t.token = 1);
-UPDATE needs SET satisfied = 1
-WHERE satisfied = 0
-  AND need_id IN (
-    SELECT j.id FROM told AS t CROSS JOIN jobs AS j ON j.id = t.id WHERE t.token = 1 AND j.status = 'succeeded');
-DELETE FROM jobs WHERE id IN (SELECT id FROM told WHERE token = 1);
-DELETE FROM specs WHERE id IN (SELECT id FROM told WHERE token = 1);
-DELETE FROM attempts WHERE job_id IN (SELECT id FROM told WHERE token = 1);
-DELETE FROM events WHERE job_id IN (SELECT id FROM told WHERE token = 1);
-DELETE FROM needs WHERE job_id IN (SELECT id FROM told WHERE token = 1);
-DELETE FROM tasks WHERE job_id IN (SELECT id FROM told WHERE token = 1);
-SELECT count(*) AS seen, max(t.id) AS last_id, json_group_array(t.id) FILTER (WHERE t.token = 1) AS removed
+UPDATE jobs
+SET stop_kind = 'delete',
+    stop_phase = coalesce(stop_phase, 'requested')
+WHERE id IN (SELECT id FROM told WHERE token = 1);
+SELECT count(*) AS seen, max(t.id) AS last_id, json_group_array(t.id) FILTER (WHERE t.token = 1) AS doomed
 FROM told AS t;
 
 -- name: forget_keys

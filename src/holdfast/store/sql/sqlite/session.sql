@@ -5,5 +5,5 @@ CREATE TEMP TABLE lines (queue TEXT, capability TEXT, domain TEXT, tenant TEXT, 
 CREATE TEMP TABLE picked (id TEXT, place INTEGER);
 CREATE TEMP TABLE told (id TEXT, token INTEGER, owner TEXT);
 CREATE TEMP TABLE ended (
-  place INTEGER, stop_kind TEXT, status TEXT, cause TEXT, exit_code INTEGER, signal INTEGER, error_code TEXT,
+  place INTEGER, stop_kind TEXT, stop_reason TEXT, status TEXT, cause TEXT, exit_code INTEGER, signal INTEGER, error_code TEXT,
   error_message TEXT, result TEXT, delay REAL);

@@ -44,19 +44,22 @@ VALUES (:tenant, :key, :body, :jobs, clock())
 ON CONFLICT (tenant, key) DO UPDATE SET body = excluded.body, jobs = excluded.jobs, made_at = excluded.made_at;
 
 -- name: standing
--- The job that stands for a reuse key, if it can be joined or reused.
-SELECT r.job_id
+-- The job to return for a reuse key: the newest success first, then the live job; a rebuild joins only the live one.
+SELECT j.id AS job_id
 FROM reuse AS r
-JOIN jobs AS j ON j.id = r.job_id
+JOIN jobs AS j ON j.id IN (r.job_id, r.succeeded_id)
 WHERE r.tenant = :tenant
   AND r.reuse_key = :reuse_key
-  AND (j.status IN ('pending', 'queued', 'running', 'paused') OR (j.status = 'succeeded' AND NOT :rebuild))
-  AND j.stop_kind IS NOT 'delete';
+  AND j.stop_kind IS NOT 'delete'
+  AND ((j.status = 'succeeded' AND NOT :rebuild)
+    OR (j.id = r.job_id AND j.status IN ('pending', 'queued', 'running', 'paused')))
+ORDER BY j.status = 'succeeded' DESC, j.id = r.job_id DESC
+LIMIT 1;
 
 -- name: stand
 INSERT INTO reuse (tenant, reuse_key, job_id)
 VALUES (:tenant, :reuse_key, :id)
-ON CONFLICT (tenant, reuse_key) DO UPDATE SET job_id = excluded.job_id;
+ON CONFLICT (tenant, reuse_key) DO UPDATE SET job_id = excluded.job_id, succeeded_id = NULL;
 
 -- name: limited_queues
 SELECT q.queue, q.depth_limit FROM queues AS q WHERE q.depth_limit IS NOT NULL;

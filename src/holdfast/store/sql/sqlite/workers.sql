@@ -3,6 +3,18 @@
 -- name: installation
 SELECT i.id FROM installation AS i;
 
+-- name: shared_folder
+-- The shared folder that belongs to this database.
+SELECT i.shared_folder AS id, i.shared_path AS path FROM installation AS i WHERE i.shared_folder IS NOT NULL;
+
+-- name: record_shared_folder
+-- Record another shared folder, if the record is still as it was read.
+UPDATE installation
+SET shared_folder = :id,
+    shared_path = :path
+WHERE shared_folder IS :instead_of
+RETURNING id;
+
 -- name: register_worker
 INSERT INTO workers (worker, host, pid, queues, capabilities, domains, away, registered_at, seen_at, expires_at)
 VALUES (:worker, :host, :pid, :queues, :capabilities, :domains, :away, clock(), clock(),

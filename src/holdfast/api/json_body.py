@@ -1,0 +1,165 @@
+"""JSON bodies: read, decoded and checked within limits of size, depth, number of values, and memory.
+
+Decoding makes up to thirty times as much of a body as was sent (`{},{},…`), so the values are counted first, which
+makes nothing. A large body is decoded and checked in a thread, and only a few large ones are held at once; requests
+that wait for their turn are not read meanwhile.
+"""
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from holdfast.api.auth import says_json
+from holdfast.config import Settings
+from holdfast.errors import AtCapacity, BadRequest, HoldfastError, Invalid, TooLarge
+from holdfast.submission import invalid_field
+
+LARGE = 64 * 1024
+"""Bytes from which a body is decoded in a thread: below that, the way there costs more."""
+LARGE_AT_ONCE = 3
+TURN_SECONDS = 10.0
+MOST_VALUES = 250_000
+"""Ten thousand jobs of 25 values. Decoding so many holds the interpreter's lock for some 50 ms."""
+PIECE = 64 * 1024
+"""What is looked at in one step while values are counted; other threads run in between."""
+SEPARATORS = (b",", b"[", b"{")
+OPEN = b"[{"
+T = TypeVar("T")
+
+
+class LargeBodies:
+    """A few turns for large bodies, so that many at once take no more memory than a few."""
+
+    def __init__(self, most: int = LARGE_AT_ONCE, wait: float = TURN_SECONDS) -> None:
+        self._turns = asyncio.Semaphore(most)
+        self._wait = wait
+
+    @asynccontextmanager
+    async def turn(self, size: int) -> AsyncIterator[None]:
+        """Hold a body of this size while the block lasts; small ones need no turn."""
+        if size <= LARGE:
+            yield
+            return
+        try:
+            async with asyncio.timeout(self._wait):
+                await self._turns.acquire()
+        except TimeoutError:
+            raise AtCapacity("other large requests are being read; try again, or send smaller ones") from None
+        try:
+            yield
+        finally:
+            self._turns.release()
+
+
+def said_size(request: Request, limit: int) -> int:
+    """How large a body is said to be; one of unknown length may be as large as the limit."""
+    if "transfer-encoding" in request.headers:
+        return limit
+    said = request.headers.get("content-length", "0")
+    if not (said.isascii() and said.isdigit()):
+        return 0
+    if len(said) > 18 or int(said) > limit:
+        raise TooLarge("body", f"{said[:18]} bytes; at most {limit} are accepted")
+    return int(said)
+
+
+async def read_body(request: Request, kind: Any, settings: Settings) -> Any:
+    """Read JSON within the limits; without a body, the struct's defaults."""
+    raw = await _read(request, settings.max_body_bytes)
+    if not raw and kind is not dict and not any(f.required for f in msgspec.structs.fields(kind)):
+        return kind()
+    if raw and not says_json(request.headers):
+        raise BadRequest("the body must be JSON, with Content-Type: application/json")
+    return await apart(len(raw), lambda: _checked(raw, kind, settings.max_json_depth))
+
+
+async def apart(size: int, work: Callable[[], T]) -> T:
+    """Do work on so many bytes: here if they are few, else in a thread, so that other requests go on."""
+    return work() if size <= LARGE else await asyncio.to_thread(work)
+
+
+async def _read(request: Request, limit: int) -> bytearray:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > limit:
+            raise TooLarge("body", f"over {limit} bytes")
+    return body
+
+
+def _checked(raw: bytearray, kind: Any, depth: int) -> Any:
+    data = decode(raw, depth)
+    if kind is dict:
+        if not isinstance(data, dict):
+            raise Invalid("body", "must be a JSON object")
+        return data
+    try:
+        return msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        raise invalid_field(error) from None
+
+
+def decode(raw: bytes | bytearray, depth: int) -> Any:
+    """Decode JSON that has not too many values and is not nested too deep."""
+    if len(raw) > MOST_VALUES and count_values(raw) > MOST_VALUES:
+        raise TooLarge("body", f"has more than {MOST_VALUES} values; send it in parts")
+    try:
+        with _no_collection():
+            data = msgspec.json.decode(raw)
+    except RecursionError:
+        raise _too_deep(depth) from None
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise BadRequest(f"the body is not JSON: {error}") from None
+    # Only what has many brackets can be deep; a look at each value of a bulk costs more than decoding it.
+    if sum(raw.count(bracket) for bracket in OPEN) > depth and _deeper_than(data, depth):
+        raise _too_deep(depth)
+    return data
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep the garbage collector from walking over what is being made, several times and with the lock held."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def count_values(raw: bytes | bytearray) -> int:
+    """How many values a JSON text has at most: the commas and opening brackets that stand outside of its strings."""
+    total, inside, held = 0, 0, b""
+    for start in range(0, len(raw), PIECE):
+        piece = held + bytes(raw[start : start + PIECE])
+        piece = piece.replace(b"\\\\", b"")
+        held = b"\\" if piece.endswith(b"\\") else b""  # What it escapes is in the next piece.
+        parts = piece[: len(piece) - len(held)].replace(b'\\"', b"").split(b'"')
+        outside = b"".join(parts[inside::2])
+        total += sum(outside.count(separator) for separator in SEPARATORS)
+        inside ^= (len(parts) - 1) & 1
+    return total + 1
+
+
+def _too_deep(depth: int) -> HoldfastError:
+    return Invalid("body", f"is nested deeper than {depth} levels")
+
+
+def _deeper_than(data: Any, depth: int) -> bool:
+    level = [data] if isinstance(data, dict | list) else []
+    for _ in range(depth):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return False
+    return True

@@ -1,0 +1,119 @@
+"""Removes the files of jobs that are deleted: in the shared folder, on this host, and on this host's engine.
+
+The store calls it between marking a job for deletion and deleting its rows (`store.files`), so a file that cannot be
+removed keeps its job in the record, and the duty tries again. What other hosts keep of an attempt is removed by the
+workers there, at its end or by their sweep.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence, Set
+from pathlib import Path
+from typing import Protocol
+
+from holdfast.errors import SharedFolderAway
+from holdfast.runner.job_files import JobFolders, remove
+from holdfast.runner.shared_folder import SharedFolder
+from holdfast.store import Store
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 2.0
+"""Seconds to wait for a worker of this host that is removing an attempt at this moment: it does so at every end."""
+LOOK = 0.02
+CONTAINERS = "docker:"
+
+
+class Containers(Protocol):
+    async def remove(self, jobs: Set[str]) -> Set[str] | None:
+        """Remove the containers of ended jobs; return the jobs that still have one, None if no engine answers."""
+
+
+class JobFiles:
+    """`at` is told before each step, so that tests can die there."""
+
+    def __init__(
+        self,
+        store: Store,
+        shared: SharedFolder,
+        folders: JobFolders,
+        *,
+        containers: Containers | None,
+        marks_for: float,
+        at: Callable[[str], None] | None = None,
+    ) -> None:
+        self._store = store
+        self._shared = shared
+        self._folders = folders
+        self._containers = containers
+        self._marks_for = marks_for
+        self._at = at or (lambda step: None)
+        self._told: dict[str, str] = {}
+
+    async def remove(self, jobs: Sequence[str]) -> Set[str]:
+        """Remove all files of ended jobs; return those jobs that have none left. The others are tried again later."""
+        self._at("files")
+        try:
+            await asyncio.to_thread(self._shared.check)
+        except SharedFolderAway as error:  # An empty mount point has no files either.
+            self._tell(dict.fromkeys(jobs, error.message))
+            return frozenset()
+        await self._until_cleared(jobs)
+        held = await self._remove_containers(frozenset(jobs))
+        left = await asyncio.to_thread(self._remove, jobs, held)
+        self._tell(left)
+        gone = frozenset(jobs) - left.keys()
+        for job in gone:
+            if self._told.pop(job, None) is not None:
+                log.info("the files of job %s are gone now", job)
+        self._at("record")
+        return gone
+
+    async def _until_cleared(self, jobs: Sequence[str]) -> None:
+        """Wait a moment for the worker that has just ended an attempt here, and is about to remove its folder."""
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            found = await asyncio.to_thread(self._folders.attempts, jobs)
+            if not any((folder / "spec").exists() for folders in found.values() for folder in folders):
+                return
+            await asyncio.sleep(LOOK)
+
+    async def _remove_containers(self, jobs: Set[str]) -> Mapping[str, str]:
+        """Remove containers; return the jobs that still have one, and why.
+
+        An engine that does not answer is taken for another host's, unless a workspace here says that it is this one's.
+        """
+        wanted = await self._store.attempts.in_domains(CONTAINERS, sorted(jobs)) if self._containers else frozenset()
+        if self._containers is None or not wanted:
+            return {}
+        left = await self._containers.remove(wanted)
+        if left is not None:
+            return dict.fromkeys(left, "its container is being stopped and removed")
+        spaces = await asyncio.to_thread(self._folders.spaces, wanted)
+        return dict.fromkeys(spaces, "its container cannot be removed: the Docker engine does not answer")
+
+    def _remove(self, jobs: Sequence[str], held: Mapping[str, str]) -> dict[str, str]:
+        """Remove folders; return the jobs of which something is left, and why."""
+        attempts = self._folders.attempts(jobs)
+        spaces = self._folders.spaces([job for job in jobs if job not in held])
+        left = dict(held)
+        for job in jobs:
+            problems = [remove(folder) for folder in (*self._folders.in_shared(job), *spaces.get(job, ()))]
+            problems += [self._remove_attempt(folder) for folder in attempts.get(job, ())]
+            if (problem := next(filter(None, problems), None)) is not None:
+                left.setdefault(job, problem)
+        return left
+
+    def _remove_attempt(self, folder: Path) -> str | None:
+        try:
+            return self._folders.remove_attempt(folder, marks_for=self._marks_for)
+        except Exception as error:
+            return f"{folder}: {error}"
+
+    def _tell(self, left: Mapping[str, str]) -> None:
+        """Log why jobs stay, once for each reason."""
+        for job, problem in left.items():
+            if self._told.get(job) != problem:
+                self._told[job] = problem
+                log.warning("job %s is not deleted yet, its files are tried again: %s", job, problem)

@@ -1,0 +1,49 @@
+"""Removes the containers of deleted jobs, with volumes and workspaces, from the engine that this process reaches."""
+
+import logging
+from collections.abc import Set
+from pathlib import Path
+
+from holdfast.runner.base import EngineUnreachable, Identity, Limits
+from holdfast.runner.docker.engine import Engine, Refusal
+from holdfast.runner.docker.runner import DockerRunner
+
+log = logging.getLogger(__name__)
+
+
+class JobContainers:
+    """Connects for each call: jobs are deleted rarely, and a server needs no engine otherwise."""
+
+    def __init__(self, host: str, installation: str, *, limits: Limits, log_cap: int, state: Path) -> None:
+        self._host = host
+        self._installation = installation
+        self._limits = limits
+        self._log_cap = log_cap
+        self._state = state
+
+    async def remove(self, jobs: Set[str]) -> Set[str] | None:
+        """Remove the containers of ended jobs; return the jobs that still have one, None if no engine answers."""
+        engine = Engine(self._host)
+        try:
+            runner = DockerRunner(
+                engine, self._installation, limits=self._limits, log_cap=self._log_cap, state=self._state
+            )
+            await runner.check()
+            if runner.away is not None:
+                return None
+            left = set()
+            for one in await runner.left_over():
+                if one.job in jobs and not await self._removed(runner, one):
+                    left.add(one.job)
+            return left
+        except (EngineUnreachable, Refusal) as error:
+            log.info("containers of deleted jobs are left to the workers: %s", error)
+            return None
+        finally:
+            await engine.close()
+
+    async def _removed(self, runner: DockerRunner, identity: Identity) -> bool:
+        try:
+            return await runner.sweep(identity)
+        except Refusal:  # A worker removes it at this moment.
+            return False

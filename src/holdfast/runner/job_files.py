@@ -1,0 +1,117 @@
+"""Which folders hold something of a job, and how to remove them.
+
+    SHARED/artifacts/JOB             what its attempts left
+    SHARED/inputs/JOB                what was uploaded for it
+    STATE/attempts/SITE/JOB.N        an attempt's folder, its workspace in it; `.JOB.N.…` while it is being made
+    STATE/spaces/SITE/JOB.N          the workspace of an attempt in a container
+
+The state folder is this host's alone. What other hosts keep is for the workers there.
+"""
+
+import errno
+import os
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from holdfast.runner.base import Identity
+from holdfast.runner.folder import Folder
+from holdfast.runner.outputs import remove_tree
+from holdfast.runner.process import sweep_attempt
+
+SHARED_FOLDERS = ("artifacts", "inputs")
+
+
+class JobFolders:
+    """The folders of jobs in a shared folder, and in the state folder of this host."""
+
+    def __init__(self, shared: Path, state: Path, installation: str) -> None:
+        self._shared = shared
+        self._attempts = state / "attempts" / installation
+        self._spaces = state / "spaces" / installation
+        self._installation = installation
+
+    def in_shared(self, job_id: str) -> list[Path]:
+        """The folders of one job in the shared folder that are there."""
+        folders = (self._shared / name / job_id for name in SHARED_FOLDERS)
+        return [folder for folder in folders if os.path.lexists(folder)]
+
+    def attempts(self, jobs: Collection[str]) -> Mapping[str, list[Path]]:
+        """The attempt folders of jobs on this host, half-made ones too."""
+        return _named(self._attempts, jobs)
+
+    def spaces(self, jobs: Collection[str]) -> Mapping[str, list[Path]]:
+        """The workspaces of containers on this host."""
+        return _named(self._spaces, jobs)
+
+    def all(self, jobs: Collection[str]) -> Mapping[str, list[Path]]:
+        """Every folder of each of these jobs; a job without any is not in the answer."""
+        attempts, spaces = self.attempts(jobs), self.spaces(jobs)
+        found = {job: [*self.in_shared(job), *attempts.get(job, ()), *spaces.get(job, ())] for job in jobs}
+        return {job: folders for job, folders in found.items() if folders}
+
+    def remove_attempt(self, folder: Path, *, marks_for: float) -> str | None:
+        """Remove the folder of an attempt that is over; return why that is not possible yet.
+
+        Its mark stays for `marks_for` seconds, as after every attempt that might have had two owners.
+        """
+        if folder.name.startswith("."):
+            return remove(folder)
+        job, _, attempt = folder.name.rpartition(".")
+        identity = Identity(self._installation, job, int(attempt))
+        if not sweep_attempt(Folder(folder), identity.mark, marks_for=marks_for) and _unburied(folder):
+            return f"{folder}: its processes are being stopped"
+        if os.path.lexists(folder) and time.time() - folder.stat().st_mtime < marks_for:
+            return f"{folder}: the mark against a late start stays for {marks_for:g} s"
+        return remove(folder)
+
+
+def remove(folder: Path) -> str | None:
+    """Remove a folder with all that is in it; return why something is left."""
+    remove_tree(folder)
+    return why_left(folder) if os.path.lexists(folder) else None
+
+
+def why_left(root: Path) -> str | None:
+    """Remove what can be removed of a tree; return the first reason why something stays."""
+    for parent, folders, files in os.walk(root, topdown=False):
+        for name, drop in (*((name, os.unlink) for name in files), *((name, _remove_entry) for name in folders)):
+            try:
+                drop(os.path.join(parent, name))
+            except OSError as error:
+                return f"{os.path.join(parent, name)}: {error.strerror}"
+    try:
+        _remove_entry(root)
+    except OSError as error:
+        return f"{root}: {error.strerror}"
+    return None
+
+
+def _remove_entry(path: str | Path) -> None:
+    try:
+        os.rmdir(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        if error.errno != errno.ENOTDIR:
+            raise
+        os.unlink(path)
+
+
+def _unburied(folder: Path) -> bool:
+    return (folder / "spec").exists()
+
+
+def _named(root: Path, jobs: Collection[str]) -> Mapping[str, list[Path]]:
+    """The entries of a folder that are named for these jobs. One that we may not list is another user's to clear."""
+    try:
+        names = os.listdir(root)
+    except (FileNotFoundError, PermissionError):
+        return {}
+    wanted = frozenset(jobs)
+    found: dict[str, list[Path]] = {}
+    for name in sorted(names):
+        job, _, rest = name.removeprefix(".").partition(".")
+        if rest and job in wanted:
+            found.setdefault(job, []).append(root / name)
+    return found

@@ -1,0 +1,43 @@
+"""The last line that an attempt wrote to stderr, for the message of its error."""
+
+import re
+from collections.abc import Iterable
+
+from holdfast.errors import one_line
+from holdfast.model import Event
+
+MOST = 300
+"""Characters of it."""
+TAIL = 50
+"""Lines that are looked at of a block: what stands before them is not the last one."""
+_PSQL = re.compile(r"psql:.+?:\d+: (?!NOTICE|WARNING|INFO|DEBUG|LOG)")
+_MORE = re.compile(
+    r"LINE \d+:|(?:DETAIL|HINT|CONTEXT|QUERY|STATEMENT|LOCATION):|PL/\w+ function|SQL (?:statement|function)|\s"
+)
+
+
+class LastError:
+    """Fed with the lines of stderr in order. After an error of psql, the lines that explain it are passed over."""
+
+    def __init__(self) -> None:
+        self._task: str | None = None
+        self._line = ""
+        self._of_psql = False
+
+    def hear(self, task: str | None, lines: list[str]) -> None:
+        if task != self._task:
+            self._task, self._line, self._of_psql = task, "", False
+        for line in lines[-TAIL:]:
+            if not any(map(str.isalnum, line)) or (self._of_psql and _MORE.match(line)):
+                continue
+            self._line, self._of_psql = line, _PSQL.match(line) is not None
+
+    def hear_again(self, events: Iterable[Event]) -> None:
+        """Catch up with what is in the record, in order."""
+        for event in events:
+            if event.type == "log" and event.data.get("stream") == "stderr":
+                self.hear(event.task, event.data["lines"])
+
+    def line(self, task: str | None) -> str | None:
+        """The last line of a task, or of a job without tasks."""
+        return one_line(self._line, MOST) or None if task == self._task else None
