@@ -42,6 +42,7 @@ TABLES = {
     "migrations": "Which migrations were applied, and when.",
     "tasks": "One row per task of a pipeline job: how it stands, and the snapshot it made.",
     "snapshots": "Stored workspaces, each named by the hash of what made it.",
+    "functions": "What decorators say of the jobs of their functions, registered by workers.",
     "totals": "What workers that are gone have counted, for `/metrics`.",
     "builds": "Who builds a snapshot at the moment.",
     "job_records": "A job as people see it: what was asked for, and how it stands.",

@@ -92,6 +92,7 @@ async def connected(settings: Settings, *, connections: int = 4, listen: bool = 
         listen_url=settings.listen_url,
         pooler=settings.pooler,
         answer_within=settings.lease_ttl / ANSWER_SHARE,
+        defaults=settings.job_defaults,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from holdfast.errors import ConfigError
+from holdfast.model import Policy, Retry
 
 PREFIX = "HOLDFAST_"
 CONFIG_FILE = "HOLDFAST_CONFIG"
@@ -19,6 +20,8 @@ USUAL = {"DATABASE_URL", "DOCKER_HOST"}
 """What platforms set for everybody."""
 MOST_DEPTH = 500
 """Databases and readers of JSON give up at depths of about a thousand."""
+
+MOST_ATTEMPTS = 1000
 
 Pooler = Literal["none", "transaction"]
 """What stands between us and Postgres: nothing that we need to know of, or a pooler in transaction mode."""
@@ -138,10 +141,12 @@ class Settings:
     poll_interval: float = _setting(1.0, _number, "seconds between looks for work when no wake-up comes")
     orphan_grace: float = _setting(300.0, _number, "seconds that an orphan waits for a worker that can reach it")
     drain_grace: float = _setting(20.0, _number, "seconds that functions get when a worker is told to stop")
-    stop_grace: float = _setting(5.0, _number, "seconds between the polite stop and the kill")
-    max_attempts: int = _setting(1, _whole, "attempts of a job that does not say")
-    backoff_base: float = _setting(5.0, _number, "seconds before the first retry")
-    backoff_cap: float = _setting(300.0, _number, "seconds before a retry, at most")
+    stop_grace: float = _setting(
+        5.0, _number, "seconds between the polite stop and the kill of a job that does not say"
+    )
+    max_attempts: int = _setting(1, _whole, "attempts of a job that does not say, set when it is submitted")
+    backoff_base: float = _setting(5.0, _number, "seconds before the first retry of a job that does not say")
+    backoff_cap: float = _setting(300.0, _number, "seconds before a retry of a job that does not say, at most")
     timeout: float | None = _setting(None, _optional(_number), "seconds that an attempt may take, unless the job says")
     log_max_bytes: int = _setting(10 * 1024 * 1024, _whole, "bytes of log that are kept of one job")
     artifact_max_bytes: int = _setting(1024**3, _whole, "bytes of output files that are kept of one attempt")
@@ -194,6 +199,18 @@ class Settings:
     def shared(self) -> Path:
         """The shared folder: the one that is set, else in the data folder."""
         return (self.shared_dir or self.data_dir / "shared").absolute()
+
+    @property
+    def job_defaults(self) -> dict[str, Any]:
+        """What a submit that leaves it open gets, where that differs from what is built in."""
+        found: dict[str, Any] = {}
+        if self.max_attempts != 1:
+            found["max_attempts"] = self.max_attempts
+        if (self.backoff_base, self.backoff_cap) != (Retry().base, Retry().cap):
+            found["retry"] = {"base": self.backoff_base, "cap": self.backoff_cap}
+        if self.stop_grace != Policy().stop_grace:
+            found["stop_grace"] = self.stop_grace
+        return found
 
     @property
     def admin_token(self) -> Path:
@@ -255,6 +272,8 @@ def _contradictions(settings: Settings) -> list[str]:
             f"HOLDFAST_BACKOFF_BASE is {settings.backoff_base:g} s, more than "
             f"HOLDFAST_BACKOFF_CAP ({settings.backoff_cap:g} s)"
         )
+    if settings.max_attempts > MOST_ATTEMPTS:
+        problems.append(f"HOLDFAST_MAX_ATTEMPTS is {settings.max_attempts}; at most {MOST_ATTEMPTS} are accepted")
     problems += _malformed(settings)
     if problems:
         return problems  # What follows looks into the URLs.

@@ -25,6 +25,9 @@ from holdfast.tasks import FIELDS, NO_UPLOADS, Connector, Mode, Pipeline, Task, 
 MAX_PAYLOAD = 1024 * 1024
 MAX_BATCH = 10_000
 MAX_KEY = 128
+QUEUE = "default"
+MAX_ATTEMPTS = 1
+"""What is built in for a job of which nobody says more."""
 FIRST_YEAR, LAST_YEAR = 1970, 9000
 """Times that every database and every zone can write."""
 
@@ -82,7 +85,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     id: str | None = None
     tenant: Name | None = None
     kind: Name = "run"
-    queue: Name = "default"
+    queue: Name | None = None
     lane: Name | None = None
     priority: Annotated[int, Meta(ge=-1_000_000, le=1_000_000)] = 0
     labels: Annotated[dict[Name, Annotated[str, Meta(max_length=256)]], Meta(max_length=64)] = {}
@@ -90,7 +93,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     needs: Annotated[tuple[str, ...], Meta(max_length=1000)] = ()
     hold: bool = False
     available_at: Annotated[datetime, Meta(tz=True)] | None = None
-    max_attempts: Annotated[int, Meta(ge=1, le=1000)] = 1
+    max_attempts: Annotated[int, Meta(ge=1, le=1000)] | None = None
     retry: Retry | None = None
     on_lost: OnLost = "requeue"
     timeout: Seconds | None = None
@@ -147,6 +150,15 @@ class Batch(msgspec.Struct, frozen=True):
     tenant: str
     key: str | None = None
     body: str | None = None
+    defaults: Mapping[str, Any] = {}
+    """What holds for jobs that do not say it, and whose function has no default registered: the caller's settings."""
+
+    @property
+    def with_defaults(self) -> list[Any]:
+        """The jobs as the SQL function takes them, each with the defaults of the call."""
+        if not self.defaults:
+            return list(self.jobs)
+        return [{**msgspec.to_builtins(job), "defaults": self.defaults} for job in self.jobs]
 
     def answer(self, known: Sequence[Mapping[str, Any]]) -> list[Accepted]:
         """Turn what a database says of jobs that exist already, (id, asked), into the answer for all of them."""
@@ -158,12 +170,26 @@ class Batch(msgspec.Struct, frozen=True):
         return [Accepted(joined.get(job_id, job_id), job_id in joined) for job_id in self.ids]
 
 
+def filled(job: Submission, defaults: Mapping[str, Any]) -> Submission:
+    """Fill in what a job does not say: from the defaults, else from what is built in."""
+    unsaid = {name: value for name, value in defaults.items() if getattr(job, name, None) is None}
+    whole = {"queue": job.queue or QUEUE, "max_attempts": job.max_attempts or MAX_ATTEMPTS, **unsaid}
+    if whole.get("retry") is not None:
+        whole["retry"] = msgspec.convert(whole["retry"], Retry)
+    return msgspec.structs.replace(job, **whole)
+
+
 def gather(
-    jobs: Sequence[Submission | Mapping[str, Any]], tenant: str, key: str | None, sent: Sequence[Any] | None = None
+    jobs: Sequence[Submission | Mapping[str, Any]],
+    tenant: str,
+    key: str | None,
+    sent: Sequence[Any] | None = None,
+    defaults: Mapping[str, Any] | None = None,
 ) -> Batch:
     """Check a whole call and make it ready for a store; every refusal names the field.
 
-    `sent` is what the caller sent, where that differs from the jobs: a repeat of the call is known by it.
+    `sent` is what the caller sent, where that differs from the jobs: a repeat of the call is known by it. `defaults`
+    hold for what a job and the registered defaults of its function leave open.
     """
     if key is not None and not (1 <= len(key) <= MAX_KEY and key.isprintable()):
         raise Invalid("idempotency_key", f"has {len(key)} characters; between 1 and {MAX_KEY} are accepted")
@@ -172,9 +198,24 @@ def gather(
     refuse_count(len(jobs))
     if not 1 <= len(tenant) <= 200 or not tenant.isprintable():
         raise Invalid("tenant", "is empty, over 200 characters, or has control characters")
-    checked = [check(job if isinstance(job, Submission) else parse(job), tenant) for job in jobs]
+    backoff = (defaults or {}).get("retry")
+    checked = [check(job if isinstance(job, Submission) else parse(_backing_off(job, backoff)), tenant) for job in jobs]
     ids = [job.id for job in checked if job.id is not None]
-    return Batch(in_order(checked), ids, tenant, key, None if key is None else fingerprint(sent or jobs))
+    body = None if key is None else fingerprint(sent or jobs)
+    return Batch(in_order(checked), ids, tenant, key, body, defaults or {})
+
+
+def _backing_off(job: Mapping[str, Any], backoff: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Complete a `retry` that says only what to retry on."""
+    retry = job.get("retry") if backoff is not None and isinstance(job, Mapping) else None
+    if not isinstance(retry, Mapping) or backoff is None:
+        return job
+    base, cap = retry.get("base", backoff["base"]), retry.get("cap", backoff["cap"])
+    if "base" not in retry and isinstance(cap, int | float):
+        base = min(base, cap)
+    if "cap" not in retry and isinstance(base, int | float):
+        cap = max(base, cap)
+    return {**job, "retry": {**retry, "base": base, "cap": cap}}
 
 
 def refuse_count(count: int) -> None:
@@ -224,7 +265,7 @@ def check(submission: Submission, tenant: str) -> Submission:
         raise Invalid("tenant", f"{submission.tenant!r} is not the caller's")
     submission = _folded(submission)
     check_spec(submission.runner, submission.spec)
-    if not (submission.kind + submission.queue + (submission.lane or "")).isprintable():
+    if not (submission.kind + (submission.queue or "") + (submission.lane or "")).isprintable():
         raise _unprintable(submission)
     _check_json(submission)
     if submission.available_at is not None and not FIRST_YEAR <= submission.available_at.year <= LAST_YEAR:

@@ -25,6 +25,10 @@ events.at timestamp with time zone NO
 events.type text NO 
 events.task text YES 
 events.data json NO 
+functions.function text NO 
+functions.revision bigint NO 
+functions.defaults jsonb NO 
+functions.updated_at timestamp with time zone NO 
 idempotency.tenant text NO 
 idempotency.key text NO 
 idempotency.body uuid NO 
@@ -234,6 +238,7 @@ workers.figures json YES
 CREATE UNIQUE INDEX attempts_pkey ON holdfast.attempts USING btree (job_id, attempt)
 CREATE UNIQUE INDEX builds_pkey ON holdfast.builds USING btree (id)
 CREATE UNIQUE INDEX events_pkey ON holdfast.events USING btree (job_id, seq)
+CREATE UNIQUE INDEX functions_pkey ON holdfast.functions USING btree (function)
 CREATE INDEX idempotency_made ON holdfast.idempotency USING btree (made_at)
 CREATE UNIQUE INDEX idempotency_pkey ON holdfast.idempotency USING btree (tenant, key)
 CREATE UNIQUE INDEX installation_pkey ON holdfast.installation USING btree (one)
@@ -287,6 +292,7 @@ cap_positive CHECK ((cap >= 1))
 cause_known CHECK ((cause = ANY (ARRAY['exit'::text, 'out_of_memory'::text, 'timed_out'::text, 'idle_timeout'::text, 'cancelled'::text, 'interrupted'::text, 'lost'::text, 'start_failed'::text, 'drained'::text])))
 depth_limit_positive CHECK ((depth_limit >= 1))
 events_pkey PRIMARY KEY (job_id, seq)
+functions_pkey PRIMARY KEY (function)
 gate_known CHECK ((gate = ANY (ARRAY['open'::text, 'future'::text, 'needs'::text, 'lane'::text, 'held'::text, 'unresolved'::text])))
 idempotency_pkey PRIMARY KEY (tenant, key)
 installation_one CHECK (one)
@@ -431,6 +437,7 @@ BEGIN
   IF batch IS NULL OR jsonb_path_exists(batch, '$[*] ? (@.type() != "object")') THEN
     RAISE EXCEPTION 'holdfast_submit takes a job (a JSON object) or an array of jobs' USING ERRCODE = 'HF422', DETAIL = 'jobs';
   END IF;
+  batch := holdfast.with_defaults(batch);
 
   IF idempotency_key IS NOT NULL THEN
     IF length(idempotency_key) NOT BETWEEN 1 AND 128 THEN
@@ -695,6 +702,41 @@ BEGIN
     WHERE s.labels IS NOT NULL
   ) AS l;
   RETURN NULL;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION holdfast.with_defaults(batch jsonb)
+ RETURNS jsonb
+ LANGUAGE plpgsql
+ STABLE SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+DECLARE
+  core CONSTANT text[] := ARRAY['queue', 'lane', 'priority', 'labels', 'max_attempts'];
+BEGIN
+  IF NOT EXISTS (SELECT 1 FROM holdfast.functions AS f WHERE f.defaults <> '{}')
+    AND NOT jsonb_path_exists(batch, '$[*].defaults')
+  THEN
+    RETURN batch;
+  END IF;
+  RETURN (
+    SELECT jsonb_agg(
+      CASE
+        WHEN d.defaults = '{}' THEN j.job - 'defaults'
+        WHEN jsonb_typeof(j.job -> 'policy') = 'object' THEN
+          (SELECT coalesce(jsonb_object_agg(e.key, e.value), '{}') FROM jsonb_each(d.defaults) AS e WHERE e.key = ANY (core))
+          || s.said
+          || jsonb_build_object('policy', (d.defaults - core) || (j.job -> 'policy'))
+        ELSE d.defaults || s.said
+      END ORDER BY j.n)
+    FROM jsonb_array_elements(batch) WITH ORDINALITY AS j(job, n)
+    LEFT JOIN holdfast.functions AS f ON j.job ->> 'runner' = 'function' AND f.function = j.job -> 'spec' ->> 'name'
+    CROSS JOIN LATERAL (SELECT coalesce(j.job -> 'defaults', '{}') || coalesce(f.defaults, '{}') AS defaults) AS d
+    CROSS JOIN LATERAL (
+      SELECT coalesce(jsonb_object_agg(e.key, e.value), '{}') AS said
+      FROM jsonb_each(j.job - 'defaults') AS e
+      WHERE e.value <> 'null' OR NOT d.defaults ? e.key
+    ) AS s);
 END
 $function$
 

@@ -62,6 +62,12 @@ CREATE TABLE events (
   data TEXT NOT NULL,
   CONSTRAINT events_pkey PRIMARY KEY (job_id, seq)
 ) WITHOUT ROWID, STRICT
+CREATE TABLE functions (
+  function TEXT NOT NULL PRIMARY KEY,
+  revision INTEGER NOT NULL,
+  defaults TEXT NOT NULL,
+  updated_at INTEGER NOT NULL
+) WITHOUT ROWID, STRICT
 CREATE TABLE idempotency (
   tenant TEXT NOT NULL,
   key TEXT NOT NULL,

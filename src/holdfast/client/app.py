@@ -35,10 +35,14 @@ class Holdfast:
         self._store: Store | None = None
 
     def function(
-        self, *, name: str | None = None, queue: str = "default", timeout: float | None = None
+        self, *, name: str | None = None, queue: str = "default", timeout: float | None = None, revision: int = 0
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-        """Register a function that workers of this application run."""
-        return self.functions.add(name=name, queue=queue, timeout=timeout)
+        """Register a function that workers of this application run.
+
+        `queue` and `timeout` hold for its jobs, however they are submitted, once a worker has started. Raise `revision`
+        when you change them: workers of an older release then do not set them back.
+        """
+        return self.functions.add(name=name, queue=queue, timeout=timeout, revision=revision)
 
     async def submit(self, function: Callable[..., Any] | str, /, **inputs: Any) -> Job:
         """Submit a job that calls a function of this application with these inputs."""
@@ -52,10 +56,8 @@ class Holdfast:
             "runner": "function",
             "spec": {"name": found.name},
             "inputs": inputs,
-            "queue": found.queue,
-            "timeout": found.timeout,
         }
-        return await self.store.jobs.submit(job, tenant=self.tenant)
+        return await self.store.jobs.submit(job, tenant=self.tenant, defaults=found.defaults)
 
     @property
     def store(self) -> Store:
@@ -71,6 +73,7 @@ class Holdfast:
             listen=settings.listen,
             listen_url=settings.listen_url,
             pooler=settings.pooler,
+            defaults=settings.job_defaults,
         )
         self._store.delete_with(FilesLeftToDuties())
         return self

@@ -145,10 +145,17 @@ class Function(msgspec.Struct, frozen=True, kw_only=True):
     call: Callable[..., Any]
     queue: str = "default"
     timeout: float | None = None
+    revision: int = 0
     is_async: bool = False
     context: str | None = None
     parameters: inspect.Signature = inspect.Signature()
     plain: bool = False
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """What holds for its jobs unless they say otherwise, by the names of a submission's fields."""
+        said = {"queue": None if self.queue == "default" else self.queue, "timeout": self.timeout}
+        return {name: value for name, value in said.items() if value is not None}
 
     def arguments(self, inputs: Mapping[str, Any]) -> str | None:
         """Say what is wrong with a job's inputs as arguments of this function, or None."""
@@ -174,6 +181,10 @@ class Functions:
     def names(self) -> list[str]:
         return sorted(self._named)
 
+    @property
+    def all(self) -> list[Function]:
+        return [self._named[name] for name in self.names]
+
     def get(self, name: str) -> Function | None:
         return self._named.get(name)
 
@@ -185,7 +196,7 @@ class Functions:
     def add(self, call: Callable[P, R]) -> Callable[P, R]: ...
     @overload
     def add(
-        self, *, name: str | None = None, queue: str = "default", timeout: float | None = None
+        self, *, name: str | None = None, queue: str = "default", timeout: float | None = None, revision: int = 0
     ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 
     def add(
@@ -195,11 +206,12 @@ class Functions:
         name: str | None = None,
         queue: str = "default",
         timeout: float | None = None,
+        revision: int = 0,
     ) -> Callable[..., Any]:
         """Register a function, as a decorator with or without arguments. It stays callable as it was."""
 
         def register(call: Callable[P, R]) -> Callable[P, R]:
-            function = _function(call, name or str(getattr(call, "__name__", "")), queue, timeout)
+            function = _function(call, name or str(getattr(call, "__name__", "")), queue, timeout, revision)
             if function.name in self._named:
                 raise ConfigError([f"two functions are called {function.name!r}: give one of them another name"])
             self._named[function.name] = function
@@ -208,7 +220,7 @@ class Functions:
         return register if call is None else register(call)
 
 
-def _function(call: Callable[..., Any], name: str, queue: str, timeout: float | None) -> Function:
+def _function(call: Callable[..., Any], name: str, queue: str, timeout: float | None, revision: int) -> Function:
     if not name or len(name) > 200:
         raise ConfigError([f"a function's name has 1 to 200 characters, not {name!r}"])
     if timeout is not None and not timeout > 0:
@@ -231,6 +243,7 @@ def _function(call: Callable[..., Any], name: str, queue: str, timeout: float | 
         call=call,
         queue=queue,
         timeout=timeout,
+        revision=revision,
         is_async=inspect.iscoroutinefunction(call),
         context=context,
         parameters=signature,

@@ -13,7 +13,7 @@ from holdfast.errors import Conflict, Gone, NeedFailed, QueueFull
 from holdfast.model import BROKEN, Status
 from holdfast.store.database import Row, json_text
 from holdfast.store.refusals import need_unknown
-from holdfast.submission import Batch, Submission
+from holdfast.submission import QUEUE, Batch, Submission, filled
 
 Run = Callable[..., Sequence[Row]]
 
@@ -24,6 +24,7 @@ def accept(run: Run, batch: Batch) -> Sequence[Row]:
         used = run("used_key", tenant=batch.tenant, key=batch.key)
         if used:
             return _replay(run, batch, used[0])
+    batch = _with_defaults(run, batch)
     joined = _join(run, batch.jobs)
     jobs = [_with_needs(job, joined) for job in batch.jobs if job.id not in joined]
     _refuse_overflow(run, jobs)
@@ -36,6 +37,20 @@ def accept(run: Run, batch: Batch) -> Sequence[Row]:
     if limited:
         run("mark_limited", ids=[job.id for job in jobs if job.queue in limited])
     return [{"id": standing, "asked": own} for own, standing in joined.items()]
+
+
+def _with_defaults(run: Run, batch: Batch) -> Batch:
+    """Fill in what the jobs do not say: from the functions they call, else from the caller's settings."""
+    registered: dict[str, Mapping[str, Any]] = {}
+    if any(job.runner == "function" for job in batch.jobs):
+        registered = {row["function"]: msgspec.json.decode(row["defaults"]) for row in run("function_defaults")}
+    jobs = [
+        filled(job, {**batch.defaults, **registered.get(job.spec["name"], {})})
+        if job.runner == "function"
+        else filled(job, batch.defaults)
+        for job in batch.jobs
+    ]
+    return msgspec.structs.replace(batch, jobs=jobs)
 
 
 def _labels(jobs: Sequence[Submission]) -> list[dict[str, str | None]]:
@@ -97,7 +112,7 @@ def _refuse_overflow(run: Run, jobs: Sequence[Submission]) -> None:
     limits: dict[str, Any] = {row["queue"]: row["depth_limit"] for row in run("limited_queues")}
     if not limits:
         return
-    for queue, added in Counter(job.queue for job in jobs).items():
+    for queue, added in Counter(job.queue or QUEUE for job in jobs).items():
         limit = limits.get(queue)
         if limit is None:
             continue

@@ -11,7 +11,7 @@ from holdfast.errors import Conflict, Gone, NeedFailed, Paused
 from holdfast.model import Lease
 from holdfast.store.database import Database, Tx
 from holdfast.store.jobs import Jobs
-from holdfast.submission import Accepted, Submission, gather
+from holdfast.submission import QUEUE, Accepted, Submission, gather
 
 
 class Direct:
@@ -31,7 +31,7 @@ class Direct:
         sent: Sequence[Any] | None = None,
     ) -> tuple[Accepted, Lease | None]:
         """Accept a job that can start at once, and claim it; no lease for one that exists already."""
-        batch = gather([job], tenant, key, sent)
+        batch = gather([job], tenant, key, sent, self._jobs.defaults)
 
         async def change(tx: Tx) -> tuple[Accepted, Lease | None]:
             (accepted,) = batch.answer(await tx.submit(batch))
@@ -39,7 +39,7 @@ class Direct:
                 return accepted, None
             leases = await tx.values("claim_one", Lease, id=accepted.id, worker=worker, domain=domain, ttl=ttl)
             if not leases:
-                raise Paused(f"queue {batch.jobs[0].queue} is paused")
+                raise Paused(f"queue {batch.jobs[0].queue or QUEUE} is paused")
             return accepted, leases[0]
 
         try:

@@ -190,7 +190,7 @@ def _statement(call: Call, mark: str) -> tuple[str, tuple[Any, ...]]:
     batch, schema, wake = call
     text, names = _text(schema, mark)
     values = {
-        "jobs": json_text(batch.jobs),
+        "jobs": json_text(batch.with_defaults),
         "wake": wake,
         "key": batch.key,
         "tenant": batch.tenant,

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -10,7 +11,18 @@ from typing import Any, Literal, NoReturn
 import msgspec
 
 from holdfast.budgets import raised_budget, refusal
-from holdfast.errors import Blocked, Conflict, Gone, IllegalMove, Invalid, NeedFailed, NotFound, QueueFull, one_line
+from holdfast.errors import (
+    Blocked,
+    Conflict,
+    Gone,
+    IllegalMove,
+    Invalid,
+    NeedFailed,
+    NotFound,
+    QueueFull,
+    StoreError,
+    one_line,
+)
 from holdfast.model import BROKEN, TERMINAL, WAITING, Error, Gate, Job, Json, Status, StopKind, Verb
 from holdfast.store import wake
 from holdfast.store.database import Database, Row, Tx
@@ -22,9 +34,10 @@ from holdfast.store.moves import Move, Moved, Plan, audit, change_job, event, is
 from holdfast.store.outcomes import encoded_result
 from holdfast.store.refusals import id_taken, id_unusable
 from holdfast.store.rows import known_id, to_job, to_json
-from holdfast.submission import Accepted, Batch, Submission, gather
+from holdfast.submission import QUEUE, Accepted, Batch, Submission, gather
 
 ID_DIGITS = 32
+QUEUES_SECONDS = 1.0
 FEW = 64
 """Jobs that are checked on the event loop; more of them would hold up everybody else."""
 MAX_REASON = 1000
@@ -43,15 +56,25 @@ class Deletion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def _gathered(
-    jobs: Sequence[Submission | Mapping[str, Any]], tenant: str, key: str | None, sent: Sequence[Any] | None
+    jobs: Sequence[Submission | Mapping[str, Any]],
+    tenant: str,
+    key: str | None,
+    sent: Sequence[Any] | None,
+    defaults: Mapping[str, Any],
 ) -> Batch:
     if len(jobs) <= FEW:
-        return gather(jobs, tenant, key, sent)
-    return await asyncio.to_thread(gather, jobs, tenant, key, sent)
+        return gather(jobs, tenant, key, sent, defaults)
+    return await asyncio.to_thread(gather, jobs, tenant, key, sent, defaults)
 
 
 class Jobs:
-    def __init__(self, database: Database, gates: Gates, wake_up: wake.Wake) -> None:
+    def __init__(
+        self, database: Database, gates: Gates, wake_up: wake.Wake, defaults: Mapping[str, Any] | None = None
+    ) -> None:
+        self.defaults = dict(defaults or {})
+        """What the settings of this process say for jobs that leave it open."""
+        self._function_queues: Mapping[str, str] = {}
+        self._function_queues_until = 0.0
         self._database = database
         self._gates = gates
         self._wake = wake_up
@@ -68,9 +91,13 @@ class Jobs:
         tenant: str = "default",
         key: str | None = None,
         sent: Sequence[Any] | None = None,
+        defaults: Mapping[str, Any] | None = None,
     ) -> Job:
-        """Accept one job: when this returns, it is in the database. One that exists already comes back as `reused`."""
-        (accepted,) = await self.accept([job], tenant=tenant, key=key, sent=sent)
+        """Accept one job: when this returns, it is in the database. One that exists already comes back as `reused`.
+
+        `defaults` hold for what neither the job says nor workers registered for its function.
+        """
+        (accepted,) = await self.accept([job], tenant=tenant, key=key, sent=sent, defaults=defaults)
         job_now = await self.get(accepted.id, tenant=tenant)
         return msgspec.structs.replace(job_now, reused=accepted.reused)
 
@@ -87,13 +114,14 @@ class Jobs:
         tenant: str = "default",
         key: str | None = None,
         sent: Sequence[Any] | None = None,
+        defaults: Mapping[str, Any] | None = None,
     ) -> Sequence[Accepted]:
         """Accept many jobs in one transaction, all or none.
 
         `key` is an idempotency key: for 24 hours, the same call with the same key answers the same ids. The call is
         compared by what was `sent`, where the jobs were made from that.
         """
-        batch = await _gathered(jobs, tenant, key, sent)
+        batch = await _gathered(jobs, tenant, key, sent, {**self.defaults, **(defaults or {})})
         try:
             known = await self._database.submit(batch)
         except (Gone, NeedFailed, QueueFull):
@@ -106,12 +134,26 @@ class Jobs:
             return answer
         # One with priority, or with an id that the caller chose, may stand before others that are waiting.
         ahead = any(job.priority for job in batch.jobs) or any(_given_id(job) for job in jobs)
-        self._wake.post({wake.work(job.queue) for job in batch.jobs}, behind=not ahead)
+        self._wake.post({wake.work(queue) for queue in await self._queues_of(batch)}, behind=not ahead)
         await self._gates.follow_up(
             {(tenant, job.lane) for job in batch.jobs if job.lane is not None},
             [job.id for job in batch.jobs if job.id is not None and job.lane is None and job.needs],
         )
         return answer
+
+    async def _queues_of(self, batch: Batch) -> set[str]:
+        """Where the jobs of a batch wait, by what was registered up to a second ago: a wake-up is a hint."""
+        queues = {job.queue for job in batch.jobs if job.queue is not None}
+        unsaid = {job.capability for job in batch.jobs if job.queue is None}
+        named = any(capability.startswith("function:") for capability in unsaid)
+        if named and time.monotonic() >= self._function_queues_until:
+            self._function_queues_until = time.monotonic() + QUEUES_SECONDS
+            with contextlib.suppress(StoreError):  # The jobs are accepted: nothing may fail any more.
+                rows = await self._database.read("function_defaults")
+                found = {f"function:{row['function']}": msgspec.json.decode(row["defaults"]) for row in rows}
+                self._function_queues = {name: has["queue"] for name, has in found.items() if "queue" in has}
+        otherwise = batch.defaults.get("queue", QUEUE)
+        return queues | {self._function_queues.get(capability, otherwise) for capability in unsaid}
 
     async def get(self, job_id: str, *, tenant: str = "default") -> Job:
         found = await self._database.read("get_job", id=known_id(job_id), tenant=tenant)

@@ -128,7 +128,7 @@ def _element(value: Any) -> str:
 def _submitting(batch: Batch) -> dict[str, Any]:
     """The parameters of the statement `submit`."""
     return {
-        "jobs": list(batch.jobs),
+        "jobs": batch.with_defaults,
         "wake": False,
         "key": batch.key,
         "tenant": batch.tenant,

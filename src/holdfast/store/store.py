@@ -1,8 +1,9 @@
 """A store: one database, and the parts through which callers and workers use it."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
 from holdfast.config import Pooler
@@ -31,12 +32,14 @@ from holdfast.timing import Clock
 
 
 class Store:
-    def __init__(self, database: SqliteDatabase | PostgresDatabase) -> None:
+    def __init__(
+        self, database: SqliteDatabase | PostgresDatabase, *, defaults: Mapping[str, Any] | None = None
+    ) -> None:
         self.database = database
         self.wake = Wake(database)
         self.lanes = Lanes(database, self.wake)
         self.gates = Gates(database, self.lanes, self.wake)
-        self.jobs = Jobs(database, self.gates, self.wake)
+        self.jobs = Jobs(database, self.gates, self.wake, defaults)
         self.direct = Direct(database, self.jobs)
         self.queues = Queues(database, self.wake)
         self.leases = Leases(database, self.gates, self.queues, self.wake)
@@ -120,8 +123,9 @@ async def open_store(
     pooler: Pooler = "none",
     answer_within: float | None = None,
     clock: Clock | None = None,
+    defaults: Mapping[str, Any] | None = None,
 ) -> Store:
-    """Open a migrated store."""
+    """Open a migrated store. `defaults` hold for jobs that are submitted through it and leave something open."""
     database = await connect(
         url,
         schema=schema,
@@ -137,7 +141,7 @@ async def open_store(
     except BaseException:
         await database.close()
         raise
-    return Store(database)
+    return Store(database, defaults=defaults)
 
 
 def sqlite_path(url: str) -> Path:

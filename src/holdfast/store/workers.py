@@ -7,7 +7,7 @@ import msgspec
 
 from holdfast.errors import Conflict, NotFound
 from holdfast.model import FUNCTION_DOMAIN, Attempt, Worker
-from holdfast.store.database import Database
+from holdfast.store.database import Database, json_text
 from holdfast.store.moves import clean, event
 from holdfast.store.orphans import Orphans
 from holdfast.store.rows import known_id, to_attempt, to_json, to_worker
@@ -56,6 +56,18 @@ class Workers:
         )
         if not rows:
             raise Conflict(f"worker id {worker} belongs to another process; ids are never reused")
+
+    async def register_functions(self, functions: Sequence[tuple[str, int, Mapping[str, Any]]]) -> None:
+        """Make the defaults of functions hold for every submit: (name, revision, defaults).
+
+        A lower revision overwrites nothing. Of the same revision, the last call wins.
+        """
+        rows = [
+            {"function": name, "revision": revision, "defaults": json_text(dict(defaults))}
+            for name, revision, defaults in functions
+        ]
+        if rows:
+            await self._database.rows("register_functions", rows=rows)
 
     async def report(self, worker: str, figures: Mapping[str, Any], *, first: bool = True) -> bool:
         """Leave what a worker has counted for others; False if the row that had its last report is gone."""

@@ -110,6 +110,9 @@ class Worker:
         """Work until told to leave; with `once`, until nothing is left to claim."""
         with self._locks.hold(self.id) as lock:
             await self._register()
+            await self._store.workers.register_functions(
+                [(function.name, function.revision, function.defaults) for function in self._functions.all]
+            )
             heart = Heart(
                 self.id,
                 self._holds,

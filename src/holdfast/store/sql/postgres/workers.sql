@@ -30,6 +30,23 @@ WHERE workers.host = excluded.host
   AND workers.pid = excluded.pid
 RETURNING worker;
 
+-- name: register_functions
+-- Registers what decorators say. A lower revision overwrites nothing; of the same revision, the last worker to start wins.
+INSERT INTO holdfast.functions AS f (function, revision, defaults, updated_at)
+SELECT r.function, r.revision, r.defaults::jsonb, holdfast.clock()
+FROM :rows AS r(function text, revision bigint, defaults text)
+ORDER BY r.function
+ON CONFLICT (function) DO UPDATE
+SET revision = excluded.revision,
+    defaults = excluded.defaults,
+    updated_at = excluded.updated_at
+WHERE excluded.revision > f.revision
+   OR (excluded.revision = f.revision AND excluded.defaults <> f.defaults);
+
+-- name: function_defaults
+-- All functions that have some: few.
+SELECT f.function, f.revision, f.defaults::text AS defaults FROM holdfast.functions AS f WHERE f.defaults <> '{}' ORDER BY f.function;
+
 -- name: report_figures
 -- What a worker has counted. Not the first report of a row that has none: the row is new, and another had its figures.
 UPDATE holdfast.workers AS w

@@ -30,6 +30,22 @@ WHERE workers.host = excluded.host
   AND workers.pid = excluded.pid
 RETURNING worker;
 
+-- name: register_functions
+-- Registers what decorators say. A lower revision overwrites nothing; of the same revision, the last worker to start wins.
+-- each: rows
+INSERT INTO functions (function, revision, defaults, updated_at)
+VALUES (:function, :revision, :defaults, clock())
+ON CONFLICT (function) DO UPDATE
+SET revision = excluded.revision,
+    defaults = excluded.defaults,
+    updated_at = excluded.updated_at
+WHERE excluded.revision > functions.revision
+   OR (excluded.revision = functions.revision AND excluded.defaults <> functions.defaults);
+
+-- name: function_defaults
+-- All functions that have some: few.
+SELECT f.function, f.revision, f.defaults FROM functions AS f WHERE f.defaults <> '{}' ORDER BY f.function;
+
 -- name: report_figures
 -- What a worker has counted. Not the first report of a row that has none: the row is new, and another had its figures.
 UPDATE workers
