@@ -20,8 +20,9 @@ log = logging.getLogger(__name__)
 
 SPARE = 128
 """Descriptors, at least, that stay for everything else: databases, files, connections that are being accepted."""
-ACCEPT_AT_ONCE = 64
-"""Connections that are accepted before the limit is looked at again; they need a descriptor, too."""
+ACCEPT_AT_ONCE = 16
+"""Connections that asyncio accepts in one turn of its loop. The limit is looked at a turn or two later, and what is
+closed frees its descriptor another turn later: several times as many have a descriptor beyond the limit."""
 REPEATS = 10
 REPEAT_SECONDS = 60.0
 
