@@ -6,6 +6,7 @@ import pytest
 
 from holdfast.errors import Invalid, NotFound
 from holdfast.model import Cause, Check, Gate, LaneState, Outcome, Status
+from holdfast.store.files import FilesLeftToDuties
 from holdfast.store.lanes import LaneKey, Lanes, Step, decide
 from tests.stage import TTL, Stage
 
@@ -59,6 +60,23 @@ async def test_lane_goes_on_when_its_blocker_is_dealt_with(stage: Stage, verb: s
     (lease,) = await stage.claim()
     await stage.fail(lease)
     await getattr(stage.store.jobs, verb)(first.id)
+    assert [lease.id for lease in await stage.claim()] == [second.id]
+
+
+@pytest.mark.parametrize("while_running", [False, True])
+async def test_lane_does_not_wait_for_the_files_of_a_job_that_is_deleted(stage: Stage, while_running: bool) -> None:
+    """Proves N2."""
+    stage.store.jobs.files = FilesLeftToDuties()
+    first, second = await stage.submit(lane="L"), await stage.submit(lane="L")
+    (lease,) = await stage.claim()
+    if while_running:
+        await stage.store.jobs.delete(first.id, force=True)
+    await stage.fail(lease)
+    if while_running:
+        await stage.store.jobs.purge()
+    else:
+        assert (await stage.store.jobs.delete(first.id)).outcome == "deleting"
+    assert (await stage.get(first)).status is Status.FAILED
     assert [lease.id for lease in await stage.claim()] == [second.id]
 
 

@@ -31,7 +31,8 @@ from torture.witness import LATE, TICK
 TTL = 6.0
 SETTINGS = {
     "LEASE_TTL": TTL, "HEARTBEAT_INTERVAL": TTL / 4, "REAPER_INTERVAL": 1.0, "POLL_INTERVAL": 0.3, "ORPHAN_GRACE": 3.0,
-    "DRAIN_GRACE": 1.0, "STOP_GRACE": 1.0, "PROCESS_USER": "root", "AUTH": "off", "RATE_LIMIT": "none",
+    "DRAIN_GRACE": 1.0, "STOP_GRACE": 1.0, "PROCESS_USER": "root", "AUTH": "off", "AUTH_OFF_AS_ROOT": "true",
+    "RATE_LIMIT": "none",
 }  # fmt: skip
 WORKERS = {"a1": "a", "a2": "a", "b1": "b", "d1": "d"}
 SMALL = "d"

@@ -92,17 +92,32 @@ def lanes_do_not_stand_still(history: History, cases: Mapping[str, Case]) -> Fou
     They were claimed, so there was room; nothing else than its lane can have kept it.
     """
     others = [(_first_claim(case), sent, case) for case, (sent, _) in _told(cases.values())]
-    for laned in _by_lane(cases).values():
+    deleted: dict[str, list[Case]] = defaultdict(list)
+    for case in cases.values():
+        if case.record is None and case.submitted is not None:
+            deleted[str(case.submitted.get("lane"))].append(case)
+    for lane, laned in _by_lane(cases).items():
         for case, (_, answered) in _told(laned):
             claim = _first_claim(case)
             held = [span.end for other in laned if other is not case for span in _holding(other) if span.begin < claim]
-            ready = max([answered, *held])
+            gone = [_deleted_at(other) for other in deleted.get(str(lane), ()) if _sent(other) < claim]
+            ready = max([answered, *held, *gone])
             passed = [
                 other for at, sent, other in others
                 if sent > ready + STILL and at < claim - STILL and claim < math.inf and _alike(case, other)
             ]  # fmt: skip
             if len(passed) >= PASSED:
                 yield case.job, f"its lane was free for {claim - ready:.1f} s, in which {len(passed)} others passed it"
+
+
+def _deleted_at(case: Case) -> float:
+    """Until when a job that was deleted may have blocked its lane: it has no record that would tell."""
+    deletes = [call for call in case.calls if call.verb == "delete"]
+    return max((call.answered if call.answer == "ok" else math.inf for call in deletes), default=math.inf)
+
+
+def _sent(case: Case) -> float:
+    return min((call.sent for call in case.calls), default=-math.inf)
 
 
 def _told(cases: Iterable[Case]) -> Iterator[tuple[Case, tuple[float, float]]]:

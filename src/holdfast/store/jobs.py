@@ -344,6 +344,10 @@ class Jobs:
         doomed = await self._database.read("doomed_jobs", after_id=self._purged, limit=limit)
         self._purged = doomed[-1]["id"] if len(doomed) == limit else None
         ended = {row["id"]: row["tenant"] for row in doomed if await self._ended(row)}
+        for row in doomed:
+            if row["blocking"]:  # It ended by itself before its stop was carried out.
+                with contextlib.suppress(NotFound):
+                    await self._doom(row["tenant"], row["id"])
         gone = await self.files.remove(list(ended)) if ended else ()
         removed = 0
         for job_id in gone:
@@ -447,8 +451,18 @@ class Jobs:
         return Stopped(outcome=outcome, job=await self.get(job_id, tenant=tenant))
 
     async def _doom(self, tenant: str, job_id: str) -> bool:
-        """Record that a job is to be deleted; False if it has not ended, or is gone."""
-        return bool(await self._database.rows("doom_job", id=known_id(job_id), tenant=tenant))
+        """Record that a job is to be deleted, and let its lane move on; False if it has not ended. NotFound: gone."""
+
+        async def change(tx: Tx) -> tuple[bool, frozenset[str]]:
+            row = await lock_job(tx, tenant, known_id(job_id))
+            doomed = bool(await tx.rows("doom_job", id=row["id"], tenant=tenant))
+            if not doomed or row["lane"] is None:
+                return doomed, frozenset()
+            return True, frozenset(await settle_lanes(tx, [(tenant, row["lane"])]))
+
+        doomed, queues = await self._database.transact(change)
+        self._wake.post(wake.work(queue) for queue in queues)
+        return doomed
 
     async def _remove(self, tenant: str, job_id: str) -> bool:
         """Remove the files of a job that is to be deleted, then its record; False if something cannot go yet."""

@@ -357,7 +357,8 @@ LIMIT :limit::integer;
 
 -- name: doomed_jobs
 -- Jobs that are to be deleted and have ended, the next ones after :after_id. Uses jobs_deleting.
-SELECT j.id, j.tenant, j.status
+SELECT j.id, j.tenant, j.status,
+  j.lane IS NOT NULL AND NOT j.dismissed AND j.status IN ('failed', 'timed_out') AS blocking
 FROM holdfast.jobs AS j
 WHERE j.stop_kind = 'delete'
   AND j.id > coalesce(:after_id::uuid, '00000000-0000-0000-0000-000000000000')
@@ -366,10 +367,12 @@ ORDER BY j.id
 LIMIT :limit::integer;
 
 -- name: doom_job
--- Record that an ended job is to be deleted. From then on nothing moves it and no reuse key leads to it.
+-- Record that an ended job is to be deleted. From then on nothing moves it, no reuse key leads to it, and it blocks no lane:
+-- its files may take a while.
 UPDATE holdfast.jobs AS j
 SET stop_kind = 'delete',
-    stop_phase = coalesce(j.stop_phase, 'requested')
+    stop_phase = coalesce(j.stop_phase, 'requested'),
+    dismissed = j.dismissed OR j.status IN ('failed', 'timed_out')
 WHERE j.id = :id::uuid
   AND j.tenant = :tenant::text
   AND j.status IN ('succeeded', 'failed', 'timed_out', 'cancelled')

@@ -346,7 +346,8 @@ LIMIT :limit;
 
 -- name: doomed_jobs
 -- Jobs that are to be deleted and have ended, the next ones after :after_id. Uses jobs_deleting.
-SELECT j.id, j.tenant, j.status
+SELECT j.id, j.tenant, j.status,
+  j.lane IS NOT NULL AND j.dismissed = 0 AND j.status IN ('failed', 'timed_out') AS blocking
 FROM jobs AS j
 WHERE j.stop_kind = 'delete'
   AND j.id > coalesce(:after_id, '')
@@ -355,10 +356,12 @@ ORDER BY j.id
 LIMIT :limit;
 
 -- name: doom_job
--- Record that an ended job is to be deleted. From then on nothing moves it and no reuse key leads to it.
+-- Record that an ended job is to be deleted. From then on nothing moves it, no reuse key leads to it, and it blocks no lane:
+-- its files may take a while.
 UPDATE jobs
 SET stop_kind = 'delete',
-    stop_phase = coalesce(stop_phase, 'requested')
+    stop_phase = coalesce(stop_phase, 'requested'),
+    dismissed = dismissed OR status IN ('failed', 'timed_out')
 WHERE id = :id
   AND tenant = :tenant
   AND status IN ('succeeded', 'failed', 'timed_out', 'cancelled')
