@@ -16,7 +16,8 @@ from torture import clocks
 from holdfast.errors import StoreError
 from holdfast.model import Job, Status
 from holdfast.store.migrate import migrate
-from holdfast.store.store import connect
+from holdfast.store.outage import asked_again
+from holdfast.store.store import connect, open_store
 from tests.cluster import Server
 from tests.crashing_worker import Hook
 from tests.fleet import TTL, Fleet, fleet_on
@@ -182,6 +183,23 @@ async def test_killed_connections_lose_and_double_nothing(fleet: Fleet, clean_ur
     await answers_again(fleet)
     await assert_once(fleet, jobs)
     assert all(worker.status is None for worker in workers)
+
+
+@postgres_only
+async def test_start_asks_again_when_its_connection_is_cut(clean_url: str) -> None:
+    """Proves L16: a worker that starts does not give up because of one connection."""
+    store = await open_store(clean_url, connections=2, listen=False)
+    admin = await asyncpg.connect(clean_url)
+    try:
+        known = await store.installation()
+        await admin.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        assert await asked_again(store.installation) == known
+    finally:
+        await admin.close()
+        await store.close()
 
 
 async def test_finish_whose_answer_was_lost_is_known_to_have_landed(fleet: Fleet) -> None:

@@ -24,6 +24,7 @@ from holdfast.runner.process import MARK_SECONDS, ProcessRunner
 from holdfast.runner.shared_folder import prove
 from holdfast.runner.users import user_for
 from holdfast.store import Store
+from holdfast.store.outage import asked_again
 from holdfast.store.sqlite import SqliteDatabase
 from holdfast.store.store import open_store
 from holdfast.tasks import pipeline_of
@@ -51,8 +52,8 @@ async def store_of(settings: Settings, *, connections: int = 4, listen: bool = T
 
 async def equip(store: Store, settings: Settings, *, at: Callable[[str], None] | None = None) -> None:
     """Prove the shared folder, and let what deletes jobs remove their files. `at` is for tests."""
-    installation = await store.installation()
-    shared = await prove(settings.shared, installation, store.shared_folder)
+    installation = await asked_again(store.installation)
+    shared = await asked_again(lambda: prove(settings.shared, installation, store.shared_folder))
     folders = JobFolders(settings.shared, settings.state, installation)
     containers = containers_of(settings, installation)
     # Twice the lease, as a worker that lost its lease may have its own idea of when that ended.
@@ -113,8 +114,8 @@ async def worker_of(
         if store is None:
             store = await store_of(settings)
             held.push_async_callback(store.close)
-        installation = await store.installation()
-        shared = await prove(settings.shared, installation, store.shared_folder)
+        installation = await asked_again(store.installation)
+        shared = await asked_again(lambda: prove(settings.shared, installation, store.shared_folder))
         user = user_for(settings.process_user, state.path)
         processes = ProcessRunner(
             state,

@@ -39,6 +39,7 @@ from holdfast.config import Settings
 from holdfast.errors import StoreError
 from holdfast.runner.shared_folder import prove
 from holdfast.store import Store
+from holdfast.store.outage import asked_again
 
 NOUNS = (jobs, events, artifacts, uploads, snapshots, lanes, queues, workers, tools, tokens, probes)
 Background = Callable[[Store], AbstractAsyncContextManager[Executor | None]]
@@ -104,7 +105,8 @@ class Api(FastAPI):
             if self.settings.auth == "on":
                 self.made_admin = await first_admin(store.tokens, self.settings.admin_token)
             hub = Hub(store)
-            shared = await prove(self.settings.shared, await store.installation(), store.shared_folder)
+            installation = await asked_again(store.installation)
+            shared = await asked_again(lambda: prove(self.settings.shared, installation, store.shared_folder))
             depths = Depths(store)
             streams = OpenStreams(self.settings.streams_per_token, connection_limit(self.settings) * 3 // 4)
             access = Access(store.tokens, self.settings)

@@ -4,14 +4,21 @@ Everything that works with the database fails while it is away, and tries again.
 `level_of`, which keeps an error that was reported here out of the usual log.
 """
 
+import asyncio
 import logging
 import threading
 import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from holdfast.errors import StoreUnreachable
+from holdfast.timing import backoff, jitter
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
+STARTS = 5
+"""How often a process asks at its start before it gives up: about two seconds."""
 
 
 class Outage:
@@ -57,6 +64,16 @@ def outage_of(url: str) -> Outage:
 def level_of(error: BaseException) -> int:
     """How loud to be about an error that will be tried again."""
     return logging.DEBUG if isinstance(error, StoreUnreachable) and error.reported else logging.WARNING
+
+
+async def asked_again(ask: Callable[[], Awaitable[T]]) -> T:
+    """Ask the database while a process starts, and again where a connection was cut. It must be safe to ask twice."""
+    for n in range(1, STARTS):
+        try:
+            return await ask()
+        except StoreUnreachable:
+            await asyncio.sleep(jitter(backoff(n, base=0.2, cap=1.0)))
+    return await ask()
 
 
 class QuietPool(logging.Filter):

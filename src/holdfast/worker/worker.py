@@ -22,7 +22,7 @@ from holdfast.runner.function import Functions
 from holdfast.runner.host import Locks
 from holdfast.runner.shared_folder import SharedFolder
 from holdfast.store import Store, wake
-from holdfast.store.outage import level_of
+from holdfast.store.outage import asked_again, level_of
 from holdfast.store.wake import Signal
 from holdfast.timing import backoff, jitter
 from holdfast.worker.chores import Chores
@@ -109,10 +109,8 @@ class Worker:
     async def run(self, *, once: bool = False) -> None:
         """Work until told to leave; with `once`, until nothing is left to claim."""
         with self._locks.hold(self.id) as lock:
-            await self._register()
-            await self._store.workers.register_functions(
-                [(function.name, function.revision, function.defaults) for function in self._functions.all]
-            )
+            await asked_again(self._register)
+            await asked_again(self._register_functions)
             heart = Heart(
                 self.id,
                 self._holds,
@@ -168,6 +166,11 @@ class Worker:
             domains=self._domains,
             away={runner.capability: away for runner in self._runners.values() if (away := runner.away) is not None},
             ttl=self._settings.lease_ttl,
+        )
+
+    async def _register_functions(self) -> None:
+        await self._store.workers.register_functions(
+            [(function.name, function.revision, function.defaults) for function in self._functions.all]
         )
 
     @property
