@@ -44,7 +44,11 @@ def _taken(case: Case, reaped: Event) -> float:
     given = (
         event.at
         for event in case.events
-        if event.seq < reaped.seq and (event.data.get("status") == "running" or event.data.get("lease") == "adopted")
+        if event.seq < reaped.seq
+        and (
+            (event.type == "status" and event.data["status"] == "running")  # Tasks have a status, too.
+            or event.data.get("lease") == "adopted"
+        )
     )
     return max(given, default=reaped.at)
 
