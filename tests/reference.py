@@ -559,12 +559,14 @@ class Reference:
         if status is Status.QUEUED and job.stop is not None:
             interrupted = job.stop is StopKind.INTERRUPT
             status, error = (Status.PAUSED, "interrupted") if interrupted else (Status.CANCELLED, "cancelled")
+        first_loss = outcome.cause is Cause.LOST and all(cause is not Cause.LOST for cause, _ in job.ledger)
         job.end_attempt(outcome.cause)
         job.result = outcome.result
         self._move(job, status, error=error)
         if status is Status.QUEUED:
-            job.available_at = job.updated_at + timedelta(seconds=outcome.delay)
-            job.due = not outcome.delay
+            delay = 0.0 if first_loss else outcome.delay
+            job.available_at = job.updated_at + timedelta(seconds=delay)
+            job.due = not delay
         return status
 
     def _remove(self, job: RefJob) -> None:

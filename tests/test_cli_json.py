@@ -15,6 +15,7 @@ from holdfast.api import openapi
 from holdfast.api.app import declared
 from holdfast.cli.care import Measured, Migrated, Setting
 from holdfast.cli.doctor import Finding
+from holdfast.cli.shared_folder import Shown
 from holdfast.model import Event
 from holdfast.store import open_store
 from holdfast.views import PlanView
@@ -190,6 +191,8 @@ def without_a_server(said: Said) -> None:
     assert said.is_a(Removed, "prune").removed == 0
     assert said.is_a(Measured, "bench").run_per_second > 0
     assert said.is_a(Version, "version").version
-    # Last: with its only worker, `up` leaves too.
+    shown = said.is_a(Shown, "shared-folder")
+    assert shown.id == shown.recorded_id == said.is_a(Shown, "shared-folder adopt").id
+    # Last: nothing runs any more.
     (worker,) = said.fits("list_workers", "workers")["items"]
     assert said.fits("drain_host", "workers drain", worker["host"])["workers"] == [worker["worker"]]

@@ -53,11 +53,12 @@ async def submitted(stage: Stage, way: str, job: dict[str, Any], tmp_path: Path)
     return await stage.store.jobs.get(accepted.id)
 
 
-@pytest.mark.parametrize("way", ["store", "http", "app", "sql", "inside"])
+WAYS = [(kind, way) for kind in ("sqlite", "postgres") for way in ("store", "http", "app", "inside")]
+
+
+@pytest.mark.parametrize(("kind", "way"), [*WAYS, ("postgres", "sql")])
 async def test_defaults_of_a_function_hold_for_every_way_of_submitting(stage: Stage, way: str, tmp_path: Path) -> None:
     """Proves G2. What a submit says itself wins."""
-    if way == "sql" and stage.kind == "sqlite":
-        pytest.skip("SQLite has no SQL function")
     await registered(stage, queue="desktop", timeout=7)
     job = await submitted(stage, way, PLAY, tmp_path)
     assert (job.queue, job.policy.timeout) == ("desktop", 7)

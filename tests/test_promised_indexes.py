@@ -19,7 +19,8 @@ from tests.scenario import fill_postgres
 SQL = Path(queries.__file__).parent / "sql"
 OF_LISTS = frozenset({"jobs_waiting", "jobs_ended", "jobs_of_lane", "specs_of_kind", "labels_listed"})
 """Indexes of all jobs that there ever were, or that wait; only a list walks along them, a page at a time."""
-LISTS = frozenset({"list_jobs", "list_ranges"})
+LISTS = frozenset({"list_jobs", "list_ranges", "waiting_depths"})
+"""What may: lists, and the count of all that waits, which a server makes in the background when there is much."""
 BIG = frozenset({"jobs", "specs", "events", "attempts", "needs", "labels", "tasks"})
 PARTIAL = "SELECT c.relname FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid WHERE i.indpred IS NOT NULL"
 NAME = re.compile(r"\b[a-z]+_[a-z_]+\b")

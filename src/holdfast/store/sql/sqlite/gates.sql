@@ -247,7 +247,7 @@ WHERE j.gate = 'open'
   AND (l.holder IS NOT j.id OR l.paused = 1)
 UNION ALL
 SELECT 'needs', j.tenant, j.lane, j.id
-FROM jobs AS j
+FROM jobs AS j INDEXED BY jobs_needs_waiting
 WHERE j.gate = 'needs'
   AND NOT EXISTS (
     SELECT 1 FROM needs AS n

@@ -402,7 +402,7 @@ SELECT t.id FROM told AS t;
 -- name: next_due
 -- When the next delayed job is due. Uses jobs_future.
 SELECT j.available_at, (j.available_at - clock()) / 1000000.0 AS wait
-FROM jobs AS j
+FROM jobs AS j INDEXED BY jobs_future
 WHERE j.gate = 'future'
 ORDER BY j.available_at
 LIMIT 1;

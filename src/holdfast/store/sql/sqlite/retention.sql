@@ -67,10 +67,10 @@ RETURNING key;
 -- How much waits and runs, exact up to :most, from the small indexes; all jobs as the highest rowid tells.
 SELECT
   (SELECT count(*) FROM (SELECT 1 FROM jobs AS j INDEXED BY jobs_claimable WHERE j.gate = 'open' LIMIT :most)) AS open,
-  (SELECT count(*) FROM (SELECT 1 FROM jobs AS j WHERE j.gate = 'future' LIMIT :most)) AS future,
-  (SELECT count(*) FROM (SELECT 1 FROM jobs AS j WHERE j.gate = 'needs' LIMIT :most)) AS needs,
-  (SELECT count(*) FROM (SELECT 1 FROM jobs AS j WHERE j.gate = 'lane' LIMIT :most)) AS lane,
-  (SELECT count(*) FROM (SELECT 1 FROM jobs AS j WHERE j.gate = 'held' LIMIT :most)) AS held,
+  (SELECT count(*) FROM (SELECT 1 FROM jobs AS j INDEXED BY jobs_future WHERE j.gate = 'future' LIMIT :most)) AS future,
+  (SELECT count(*) FROM (SELECT 1 FROM jobs AS j INDEXED BY jobs_needs_waiting WHERE j.gate = 'needs' LIMIT :most)) AS needs,
+  (SELECT count(*) FROM (SELECT 1 FROM jobs AS j INDEXED BY jobs_lane_waiting WHERE j.gate = 'lane' LIMIT :most)) AS lane,
+  (SELECT count(*) FROM (SELECT 1 FROM jobs AS j INDEXED BY jobs_held WHERE j.gate = 'held' LIMIT :most)) AS held,
   (SELECT count(*) FROM (SELECT 1 FROM jobs AS j INDEXED BY jobs_unresolved WHERE j.gate = 'unresolved' LIMIT :most)) AS unresolved,
   (SELECT count(*) FROM (SELECT 1 FROM jobs AS j WHERE j.phase IS NOT NULL AND j.status = 'running' LIMIT :most)) AS running,
   (SELECT coalesce(max(rowid), 0) FROM jobs) AS total;
