@@ -353,7 +353,7 @@ def test_tokens_cannot_be_off_where_others_reach_it(host: str) -> None:
     assert load(environment=alone).auth == "off"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.skipif(os.geteuid() != 0, reason="about root")
 def test_tokens_cannot_be_off_for_root_unless_that_is_said() -> None:
     """A process of a job reaches the loopback, so it could submit a job that runs as root."""
     with pytest.raises(ConfigError, match="HOLDFAST_AUTH_OFF_AS_ROOT"):

@@ -192,7 +192,7 @@ async def test_folder_taken_from_another_installation_gets_a_new_id(rig: Rig) ->
     await started(rig)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a filesystem")
+@pytest.mark.skipif(os.geteuid() != 0, reason="about root: only it may mount a filesystem")
 async def test_read_only_folder_is_refused(rig: Rig) -> None:
     await started(rig)
     with read_only(rig.settings.shared), pytest.raises(ConfigError, match="read-only"):

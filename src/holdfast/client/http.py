@@ -1,7 +1,7 @@
 """`AsyncClient`: holdfast over HTTP, with typed answers.
 
 Every submit carries an idempotency key, so a retry after a lost answer makes no second job. A stream that breaks, or
-falls silent, is taken up again behind the last event that arrived. `follow` and `wait` outlast a server that is away
+falls silent, is resumed after the last event that arrived. `follow` and `wait` outlast a server that is away
 for minutes, and log once that it is away and once that it is back.
 """
 

@@ -52,7 +52,7 @@ WITH seen AS MATERIALIZED (
 SELECT (SELECT count(*) FROM seen) AS seen, (SELECT s.id FROM seen AS s ORDER BY s.id DESC LIMIT 1) AS last_id;
 
 -- name: waiting_depths
--- How much waits behind each gate, per tenant and queue; for how long the oldest claimable job has waited, in seconds. Reads the
+-- How much waits at each gate, per tenant and queue; for how long the oldest claimable job has waited, in seconds. Reads the
 -- whole of jobs_waiting, which has all columns that this needs.
 SELECT w.tenant, w.queue,
   count(*) FILTER (WHERE w.gate = 'open') AS open,

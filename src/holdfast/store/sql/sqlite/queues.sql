@@ -38,7 +38,7 @@ WHERE id IN (SELECT id FROM told) AND queue = :queue AND gate IS NOT NULL AND li
 SELECT count(*) AS seen, max(t.id) AS last_id FROM told AS t;
 
 -- name: waiting_depths
--- How much waits behind each gate, per tenant and queue; for how long the oldest claimable job has waited, in seconds. Reads the
+-- How much waits at each gate, per tenant and queue; for how long the oldest claimable job has waited, in seconds. Reads the
 -- whole of jobs_waiting, which has all columns that this needs.
 SELECT w.tenant, w.queue,
   count(*) FILTER (WHERE w.gate = 'open') AS open,
