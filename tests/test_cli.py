@@ -162,6 +162,7 @@ def test_moves_of_a_job(up: Up) -> None:
     up("watch", behind)
     assert up.json("resolve", failing, "--result", '{"by": "hand"}')["result"] == {"by": "hand"}
     sleeping = up.json("submit", "--", "sleep", "600")["id"]
+    eventually(lambda: up.json("show", sleeping)["status"] == "running")  # A waiting job would be cancelled.
     assert up.json("interrupt", sleeping)["stop_request"]["kind"] == "interrupt"
     up("watch", sleeping, code=5)
     assert up.json("resume", sleeping, "--reason", "again")["status"] in ("queued", "running")  # A worker may be quick.
