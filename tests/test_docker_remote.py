@@ -82,4 +82,5 @@ async def test_an_engine_on_the_network_runs_jobs_for_those_it_knows(
     assert [file.path for file in Artifacts(rig.settings.shared).list(job.id, attempt.attempt, attempt.token)] == [
         "made"
     ]
+    monkeypatch.delenv("DOCKER_TLS_VERIFY")  # Docker's own command line would use it on a Unix socket, too.
     assert (engine.containers(), engine.volumes()) == ([], [])
