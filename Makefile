@@ -1,39 +1,40 @@
 # holdfast: `make` lists what there is.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup up demo docs check format test test-pythons test-fast model test-races test-pgbouncer bench bench-worker bench-pgbouncer bench-service torture torture-mutants soak schema clean
+.PHONY: help setup up demo docs check format test test-pythons quick test-all model test-races test-pgbouncer bench bench-worker bench-pgbouncer bench-service fuzz torture torture-mutants soak requirements schema clean
 
 PYTHON ?= python3
 BIN := .venv/bin
-STORE_TESTS := $(addprefix tests/test_, $(addsuffix .py, jobs leases orphans reaper queues reuse retention explain gates lanes events wake submit_function migrate \
-	snapshots tasks queries pgbouncer crash machine races))
-SHORT_TESTS := $(addprefix tests/test_, $(addsuffix .py, classify client config events explain folder functions gates inside jobs \
-	lanes leases listing metrics migrate orphans plan promised_indexes queries queues reaper retention reuse sqlite tokens wake))
+STORE_TESTS := $(addprefix tests/test_, $(addsuffix .py, jobs leases orphans reaper queues reuse retention explain gates lanes events notify submit_function migrate \
+	snapshots tasks queries pgbouncer crash stateful races))
+SHORT_TESTS := $(addprefix tests/test_, $(addsuffix .py, classify client config events explain attempt_folder functions gates submit_in_transaction jobs \
+	lanes leases listing metrics migrate orphans plan promised_indexes queries queues reaper retention reuse sqlite tokens notify))
 SUPERVISOR := src/holdfast/runner/supervisor/holdfast-supervisor
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 26
 
-setup: .venv/.ready $(SUPERVISOR) ## Make the virtual environment and, as root, install Postgres, PgBouncer, Docker, Spin, faketime, btrfs-progs and curl if they are missing
+setup: .venv/.ready $(SUPERVISOR) ## Make the virtual environment and, as root, install Postgres, PgBouncer, Docker, Spin, faketime, btrfs-progs, curl and systemd-analyze if they are missing
 	@scripts/need-postgres
 	@scripts/need-pgbouncer
 	@scripts/need-docker
 	@scripts/need-faketime
 	@scripts/need-btrfs
 	@scripts/need-curl
+	@scripts/need-systemd
 	@scripts/need-spin
 
-.venv/.base: EXTRAS := docker,fast
-.venv/.ready: EXTRAS := dev
+.venv/.base: REQUIREMENTS := run
+.venv/.ready: REQUIREMENTS := dev
 
 # What holdfast needs to run, and what it takes to work on it; whoever has the second has the first.
-.venv/.base .venv/.ready: pyproject.toml constraints.txt
+.venv/.base .venv/.ready: pyproject.toml constraints.txt $(wildcard requirements/*.txt)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "holdfast needs Python 3.11 or newer: set PYTHON=…"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { echo "cannot make a virtual environment: install Debian's python3-venv"; exit 1; }
-	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
+	scripts/install .venv $(REQUIREMENTS)
 	@touch .venv/.base $@
 
-$(SUPERVISOR): $(dir $(SUPERVISOR))supervisor.c $(dir $(SUPERVISOR))build.py | .venv/.base
+$(SUPERVISOR): $(wildcard $(addprefix $(dir $(SUPERVISOR)), *.c *.h build.py protocol.py)) | .venv/.base
 	$(BIN)/python -m holdfast.runner.supervisor.build
 
 up: .venv/.base $(SUPERVISOR) ## Run everything here: server, worker and SQLite in ./holdfast-data, on http://127.0.0.1:7070
@@ -42,11 +43,13 @@ up: .venv/.base $(SUPERVISOR) ## Run everything here: server, worker and SQLite 
 demo: .venv/.base $(SUPERVISOR) ## A story in under a minute: submit, follow, kill -9 the worker, see the adoption, cancel, a lane that blocks
 	@$(BIN)/python -m demo
 
-check: .venv/.ready ## Lint, format check, types, layers
+check: .venv/.ready ## Lint, format check, types, layers, words, and that docs/behaviours.md and the tests agree
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	PYTHONPATH=src $(BIN)/lint-imports --no-cache
+	$(BIN)/python -m scripts.behaviours --check
+	$(BIN)/python -m scripts.glossary
 
 format: .venv/.ready ## Put the code into shape
 	$(BIN)/ruff check --fix .
@@ -60,9 +63,12 @@ test: setup check ## Everything: set up, check, all tests on SQLite and a real P
 test-pythons: .venv/.ready $(SUPERVISOR) ## A short tier of the tests on every other Python from 3.11 to 3.14 that is found: under a minute each
 	@scripts/test-pythons $(BIN)/python -q -n 3 --dist loadfile -k "not postgres and not among_" $(SHORT_TESTS)
 
-test-fast: .venv/.ready $(SUPERVISOR) ## The tests without the long races and the state machine
-	$(BIN)/python -m pytest -n 2 --ignore tests/test_races.py --ignore tests/test_machine.py --ignore tests/test_crash.py \
-		--ignore tests/test_lease_model.py
+quick: check $(SUPERVISOR) ## Checks, and every test that needs neither Postgres nor Docker nor long processes: under a minute
+	$(BIN)/python -m pytest -q -m quick -n 2 --dist worksteal
+
+test-all: test test-races test-pgbouncer torture-mutants ## Also what takes too long for `make test`: long races, PgBouncer, mutants, five minutes of torture on each store: about two hours
+	@$(MAKE) --no-print-directory torture SECONDS=300 STORE=sqlite RUNNERS=process,pipeline,docker
+	@$(MAKE) --no-print-directory torture SECONDS=300 STORE=postgres RUNNERS=process,pipeline,docker
 
 model: ## Check the model of the lease protocol with Spin, and that every way to break it is caught
 	@scripts/need-spin
@@ -87,8 +93,12 @@ bench-pgbouncer: setup ## What PgBouncer in transaction mode costs: claim and fi
 bench-service: setup ## The service: submits against a constant, bulks against the store, 1,000 followers of one job
 	$(BIN)/python -m bench.service
 
-docs: .venv/.ready ## Write the reference pages from the code
+fuzz: setup ## Requests made from the OpenAPI document, and sequences of them, on both stores as every role: an hour; STORES=sqlite ROLES=admin,viewer
+	$(BIN)/python -m bench.fuzz $(if $(STORES),--stores $(STORES)) $(if $(ROLES),--roles $(ROLES))
+
+docs: .venv/.ready ## Write the reference pages from the code, and the tests into docs/behaviours.md
 	$(BIN)/python -m scripts.reference
+	$(BIN)/python -m scripts.behaviours
 
 torture: setup ## Real workers and servers under random faults, and a checker over what happened: SECONDS=60 SEED=… STORE=sqlite RUNNERS=process,pipeline,docker
 	@$(BIN)/python -m torture --seconds $(or $(SECONDS),60) --store $(or $(STORE),sqlite) $(if $(RUNNERS),--runners $(RUNNERS)) $(if $(SEED),--seed $(SEED))
@@ -98,6 +108,9 @@ torture-mutants: setup ## Take one safeguard after the other out of holdfast: to
 
 soak: setup ## Half of the load that this machine carries, for HOURS=0.5; memory, files, connections and tables over time, a plot and a verdict
 	@$(BIN)/python -m torture.soak --hours $(or $(HOURS),0.5) --store $(or $(STORE),postgres)
+
+requirements: .venv/.ready ## Write requirements/*.txt from constraints.txt: the hashes of all wheels, from the package index
+	$(BIN)/python -m scripts.requirements
 
 schema: setup ## Write the dumped schemas that the tests compare with
 	HOLDFAST_WRITE_SCHEMA=1 $(BIN)/python -m pytest -q tests/test_migrate.py -k dumped

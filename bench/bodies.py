@@ -1,7 +1,9 @@
 """What one large request costs a server: how long others wait meanwhile, and how much its memory grows.
 
-Each body is sent to a fresh `holdfast serve` on SQLite, on the loopback, while another connection asks for `/healthz`
-every 10 ms. Wanted: nobody waits over 200 ms, and the server grows by 150 MB at most.
+Each body is sent to a fresh `holdfast serve`, on SQLite and on Postgres, on the loopback, while another connection asks
+for `/healthz` every 10 ms, also for two seconds before it, which shows what the machine's other work does. Wanted:
+nobody waits over 200 ms, and the server grows by 150 MB at most. A longer wait is measured again, up to three times in
+all, and the shortest counts: other work lengthens waits and shortens none. Growth is not measured again.
 """
 
 import asyncio
@@ -10,17 +12,20 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 from tests.service import Served, serving
 
-from holdfast.store.migrate import migrate
-from holdfast.store.store import connect
+from bench.sites import empty_databases, load
 
 MOST_WAIT = 0.2
 MOST_GROWTH = 150 * 10**6
+HEAD = f"{'body':<24} {'MB':>5} {'status':>6} {'seconds':>8} {'idle wait':>11} {'others wait':>12} {'growth':>8}"
+STORES = ("sqlite", "postgres")
+TRIES = 3
+IDLE_SECONDS = 2.0
 LIMIT = 16 * 1024 * 1024
 JOB: dict[str, Any] = {"runner": "function", "spec": {"name": "f"}}
 
@@ -107,53 +112,59 @@ async def _longest_wait(served: Served, stop: asyncio.Event) -> float:
     return longest
 
 
-async def measure(body: bytes) -> tuple[int, float, float, float, int]:
+async def measure(body: bytes, url: str) -> tuple[int, float, float, float, int]:
     """Send a body; return the status, its seconds, the longest wait of others before and meanwhile, and the growth."""
-    with tempfile.TemporaryDirectory() as folder:
-        url = f"sqlite:///{folder}/holdfast.db"
-        database = await connect(url)
-        await migrate(database)
-        await database.close()
-        with serving(url, Path(folder) / "data") as served:
-            assert served.process is not None
-            async with served.client() as client:
-                await client.post("/v1/jobs/bulk", json={"jobs": [JOB]})
-                stop = asyncio.Event()
-                idle = asyncio.create_task(_longest_wait(served, stop))
-                await asyncio.sleep(1.0)
-                stop.set()
-                before_it = await idle
-                stop.clear()
-                waits = asyncio.create_task(_longest_wait(served, stop))
-                _reset(served.process.pid)
-                before = _peak(served.process.pid)
-                began = time.perf_counter()
-                path = "/v1/jobs/bulk" if body.startswith(b'{"jobs"') else "/v1/jobs"
-                answer = await client.post(
-                    path, content=body, headers={"Content-Type": "application/json"}, timeout=120
-                )
-                took = time.perf_counter() - began
-                await asyncio.sleep(0.2)
-                stop.set()
-                return answer.status_code, took, before_it, await waits, _peak(served.process.pid) - before
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder, serving(url, Path(folder)) as served:
+        assert served.process is not None
+        async with served.client() as client:
+            await client.post("/v1/jobs/bulk", json={"jobs": [JOB]})
+            stop = asyncio.Event()
+            idle = asyncio.create_task(_longest_wait(served, stop))
+            await asyncio.sleep(IDLE_SECONDS)
+            stop.set()
+            before_it = await idle
+            stop.clear()
+            waits = asyncio.create_task(_longest_wait(served, stop))
+            _reset(served.process.pid)
+            before = _peak(served.process.pid)
+            began = time.perf_counter()
+            path = "/v1/jobs/bulk" if body.startswith(b'{"jobs"') else "/v1/jobs"
+            answer = await client.post(path, content=body, headers={"Content-Type": "application/json"}, timeout=120)
+            took = time.perf_counter() - began
+            await asyncio.sleep(0.2)
+            stop.set()
+            return answer.status_code, took, before_it, await waits, _peak(served.process.pid) - before
 
 
 async def main(names: list[str]) -> bool:
+    stores = [name for name in names if name in STORES] or list(STORES)
+    bodies = [make for make in BODIES if make.__name__ in names] or list(BODIES)
     good = True
-    print(f"{'body':<24} {'MB':>5} {'status':>6} {'seconds':>8} {'idle wait':>11} {'others wait':>12} {'growth':>8}")
-    for make in BODIES:
-        if names and make.__name__ not in names:
-            continue
-        body = make()
-        status, took, idle, wait, growth = await measure(body)
-        fine = wait <= MOST_WAIT and growth <= MOST_GROWTH and status < 500
-        good = good and fine
+    async with empty_databases(stores) as new:
+        for store in stores:
+            print(f"{store}, {load()}")
+            print(HEAD)
+            for make in bodies:
+                good = await _fine(make, store, new) and good
+    return good
+
+
+async def _fine(make: Callable[[], bytes], store: str, new: Callable[[str], Awaitable[str]]) -> bool:
+    body = make()
+    for left in reversed(range(TRIES)):
+        status, took, idle, wait, growth = await measure(body, await new(store))
+        within = growth <= MOST_GROWTH and status < 500
+        fine = within and wait <= MOST_WAIT
+        again = within and not fine and left > 0
+        verdict = "" if fine else "  over the limit, once more" if again else "  over the limit"
         print(
             f"{make.__name__:<24} {len(body) / 1e6:5.1f} {status:>6} {took:8.2f} {idle * 1e3:8.0f} ms"
-            f" {wait * 1e3:9.0f} ms {growth / 1e6:5.0f} MB{'' if fine else '  over the limit'}",
+            f" {wait * 1e3:9.0f} ms {growth / 1e6:5.0f} MB{verdict}",
             flush=True,
         )
-    return good
+        if not again:
+            break
+    return fine
 
 
 if __name__ == "__main__":

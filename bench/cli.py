@@ -18,8 +18,9 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import httpx
-from tests.cluster import cluster, free_port
-from tests.scenario import ENDED, FAILED, QUEUED, fill_sqlite
+from tests.bulk_data import ENDED, FAILED, QUEUED, fill_sqlite
+from tests.cluster import cluster
+from tests.ports import free_port
 from tests.service import serving
 
 from bench.figures import HEAD, Figure
@@ -37,7 +38,7 @@ MILLION = [
     (scaled(990_000), {**ENDED, **OURS}),
     (scaled(5000), {**QUEUED, **OURS, "queue": "'nobodys'"}),
 ]
-"""The failed ones are the oldest: whoever looks for them by walking back from now passes all others."""
+"""The failed ones are the oldest: a search that walks back from now passes all others."""
 LISTS = (
     "ls",
     "ls --status failed",

@@ -20,6 +20,8 @@ from holdfast.pipeline.connectors.postgres import programs
 from holdfast.pipeline.snapshots import Folders
 from holdfast.pipeline.sources import inputs_of
 from holdfast.pipeline.throwaway import serving, throwaway
+from holdfast.runner.attempt_users import AttemptUsers
+from holdfast.runner.users import find_user
 
 SCALE = int(os.environ.get("HOLDFAST_BENCH_SCALE", "68"))
 ROUNDS, COPIES = 3, 5
@@ -122,14 +124,17 @@ async def opens(site: Site, snapshot: Snapshot) -> list[Figure]:
     """How soon a snapshot is open, beside `pg_restore` of the same data."""
     folders = Folders.below(site.folder / "shared")
     runs, dump = site.folder / "runs", site.folder / "dump"
+    users = AttemptUsers(find_user("postgres") if os.geteuid() == 0 else None, None, runs)
     seconds: list[float] = []
     again: list[float] = []
-    with throwaway(folders, snapshot.id, snapshot.folder, snapshot.digest, runs) as server:
+    with throwaway(folders, snapshot.id, snapshot.folder, snapshot.digest, runs, users) as server:
         sh(f"{programs()}/pg_dump -Fc -Z0 -f $1 -d $2", dump, server.dsn)
     for _ in range(ROUNDS):
         with ExitStack() as held:
             with clock(seconds):
-                server = held.enter_context(throwaway(folders, snapshot.id, snapshot.folder, snapshot.digest, runs))
+                server = held.enter_context(
+                    throwaway(folders, snapshot.id, snapshot.folder, snapshot.digest, runs, users)
+                )
             sh(f"{programs()}/psql -X -d $1 -c 'CREATE DATABASE again'", server.dsn)
             with clock(again):
                 sh(f"{programs()}/pg_restore -h $1 -U postgres -d again $2", server.env["PGHOST"], dump)

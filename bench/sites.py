@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import sqlite3
@@ -9,12 +10,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import asyncpg
+from tests.cluster import cluster
 
 from holdfast.store.migrate import migrate
 from holdfast.store.postgres import PostgresDatabase
@@ -129,6 +131,30 @@ async def on_sqlite() -> AsyncIterator[Site]:
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
         async with site("SQLite", f"sqlite:///{folder}/holdfast.db", Path(folder)) as made:
             yield made
+
+
+@contextlib.asynccontextmanager
+async def empty_databases(stores: Sequence[str]) -> AsyncIterator[Callable[[str], Awaitable[str]]]:
+    """Give a function that makes a migrated database on SQLite or Postgres and returns its URL."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-bench-")))
+        server = stack.enter_context(cluster(settings=())) if "postgres" in stores else ""
+        numbers = itertools.count()
+
+        async def make(store: str) -> str:
+            name = f"bench_{next(numbers)}"
+            url = await new_database(server, name) if store == "postgres" else f"sqlite:///{folder}/{name}.db"
+            database = await connect(url)
+            await migrate(database)
+            await database.close()
+            return url
+
+        yield make
+
+
+def load() -> str:
+    """How busy the machine is, in words: other work beside a measurement moves its figures."""
+    return f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors"
 
 
 def stop(process: "subprocess.Popen[bytes]", how: signal.Signals = signal.SIGTERM) -> None:

@@ -465,7 +465,7 @@ end_of_work:
       cuts--;
       who[w].answer = UNANSWERED
     }
-  :: d_step { /* whoever may have been asleep before its start finds `started` */
+  :: d_step { /* a worker that was stopped before the start finds `started` */
       who[w].step == CLEAN ->
       at[mine].spec = 0;
       at[mine].fresh = 0;

@@ -1,5 +1,6 @@
 """Write the pages of `docs/reference/` from the code: `make docs`. A test notices when they are not current."""
 
+import ast
 import dataclasses
 import json
 import re
@@ -14,13 +15,14 @@ import typer
 from holdfast import errors
 from holdfast.api import openapi
 from holdfast.api.app import declared
+from holdfast.catalogue import ACTIONS, CODES, EVENTS, FREE
 from holdfast.cli.main import app
 from holdfast.config import PREFIX, USUAL, Settings
 from holdfast.store.migrate import migrations, script
-from holdfast.words import CODES, EVENTS, FREE
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "reference"
+SOURCES = ROOT / "src" / "holdfast"
 POSTGRES = ROOT / "tests" / "schema" / "postgres.sql"
 MADE = "<!-- Made from the code by `make docs`. Change it there. -->"
 OWN = ("help", "install_completion", "show_completion")
@@ -38,6 +40,7 @@ TABLES = {
     "workers": "Who said that it lives, and what it can run.",
     "leaders": "Who does a duty at the moment.",
     "tokens": "Who may call the service. The secret itself is nowhere: only its SHA-256.",
+    "audit": "The audit trail: who changed what, in the transaction of the change; removed by age.",
     "installation": "One row: a random id, made by the migration.",
     "migrations": "Which migrations were applied, and when.",
     "tasks": "One row per task of a pipeline job: how it stands, and the snapshot it made.",
@@ -271,6 +274,15 @@ def events() -> str:
     )
 
 
+def audit() -> str:
+    return page(
+        "Audit trail",
+        "What `GET /v1/audit` and `holdfast audit` list, by `action`: [access](../access.md#the-audit-trail) says who "
+        "reads it and how long it is kept.",
+        table(("action", "what"), ((code(name), text) for name, text in ACTIONS.items())),
+    )
+
+
 # The schema
 
 
@@ -316,13 +328,30 @@ def _postgres() -> Mapping[str, str]:
     return found
 
 
+def modules() -> str:
+    """Every module with the first sentence of its docstring, package by package."""
+    parts = ["# Modules", MADE, "Each module and what it is for; [architecture](../architecture.md) says how they fit."]
+    folders: dict[str, list[tuple[str, str]]] = {}
+    for path in sorted(SOURCES.rglob("*.py")):
+        described = ast.get_docstring(ast.parse(path.read_text()))
+        assert described, f"{path} has no docstring"
+        name = "the package" if path.name == "__init__.py" else f"`{path.name}`"
+        sentence = " ".join(described.split("\n\n")[0].split())
+        folders.setdefault(path.parent.relative_to(SOURCES.parent).as_posix(), []).append((name, sentence))
+    for folder, rows in folders.items():
+        parts += [f"## `{folder}`", table(("file", "what is in it"), rows)]
+    return "\n\n".join(parts) + "\n"
+
+
 PAGES: Mapping[str, Callable[[], str]] = {
     "settings.md": settings,
     "cli.md": cli,
     "http.md": http,
     "errors.md": problems,
     "events.md": events,
+    "audit.md": audit,
     "schema.md": schema,
+    "modules.md": modules,
 }
 
 

@@ -4,12 +4,13 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from tests.ports import free_port
 
 MISSING = (
     "Postgres is missing: install Debian's `postgresql` (as root, `make setup` does it), "
@@ -101,13 +102,6 @@ def cluster(settings: Sequence[str] = FAST) -> Iterator[str]:
         yield server.url
     finally:
         server.remove()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _wait_for(server: "subprocess.Popen[bytes]", bin_folder: Path, port: int, log: Path) -> None:

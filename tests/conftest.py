@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 from collections.abc import AsyncIterator, Coroutine, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -12,31 +13,51 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 import pytest
 
-from holdfast.runner.folder import Folder
+from holdfast.runner.attempt_folder import AttemptFolder
 from holdfast.store.migrate import migrate
 from holdfast.store.store import Store, connect
 from holdfast.timing import ManualClock
-from tests.attempt import Attempt
 from tests.cluster import PostgresMissing, cluster
 from tests.engine import Daemon, session_daemon
-from tests.fleet import Fleet, fleet_on
+from tests.in_process_worker import Rig
 from tests.pooler import PgBouncerMissing, pgbouncer
-from tests.rig import Rig
 from tests.service import Served, serving, serving_here
-from tests.stage import START, TEST_CLOCK, Stage
+from tests.store_fixture import START, TEST_CLOCK, Stage
+from tests.supervisor_harness import Attempt
+from tests.worker_processes import Fleet, fleet_on
 
 T = TypeVar("T")
 
 TEMPLATE = "holdfast_template"
-EXCUSES = ("only root can change users", "needs root to become somebody else", "about root", "before Python")
-"""What a machine may be without, in a reason to skip: the rights of root, a newer Python."""
+EXCUSES = (
+    "only root can change users",
+    "needs root to become somebody else",
+    "about root",
+    "before Python",
+    "without systemd",
+)
+"""What a machine may be without, in a reason to skip: the rights of root, a newer Python, systemd."""
 LONGEST = (
     "test_worker_crash", "test_races", "test_docker_adoption", "test_torture", "test_worker_outage",
-    "test_worker_hosts", "test_machine", "test_pipeline_docker", "test_docker_engine", "test_pipeline_crash",
+    "test_worker_hosts", "test_stateful", "test_pipeline_docker", "test_docker_engine", "test_pipeline_crash",
     "test_pipeline_postgres",
     "test_readme", "test_wheel", "test_supervisor_build", "test_supervisor_fuzz", "test_docker", "test_service_crash",
 )  # fmt: skip
+SLOW = (
+    "test_cli", "test_disk_full", "test_audit", "test_lease_model", "test_hostile_files", "test_prepared_database",
+    "test_systemd", "test_up", "test_hostile", "test_hostile_escape", "test_hostile_submitter", "test_crash",
+    "test_stream", "test_connections", "test_serve", "test_client_outage", "test_conformance", "test_requirements",
+    "test_protocol", "test_cli_worker", "test_cli_json", "test_file_modes", "test_postgres", "test_submit_function",
+    "test_submit_in_transaction",
+)  # fmt: skip
+"""Files that start servers, workers or programs, though no fixture says so: not in the quick tier."""
+QUICK = "quick"
+APART = {"server", "process_database", "docker_engine", "brittle_engine", "fleet", "rig", "attempt", "served_apart"}
+"""Fixtures with a database server, an engine or processes of their own. A test that uses none of them is quick."""
 _running = ExitStack()
+# A shell starts what it puts into the background with SIGINT ignored, and children inherit that: a test that interrupts
+# one would wait for ever.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def apart(work: Coroutine[Any, Any, T]) -> T:
@@ -62,14 +83,30 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files first that take minutes: else one process would be busy with the last of them, alone."""
+    """Put the files first that take minutes: else one process would be busy with the last of them, alone.
+
+    And mark the tests of the quick tier.
+    """
     order = {name: n for n, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
+    for item in items:
+        if is_quick(item):
+            item.add_marker(QUICK)
+
+
+def is_quick(item: pytest.Item) -> bool:
+    """Whether a test needs neither Postgres nor Docker nor long processes: `make quick` runs these."""
+    callspec = getattr(item, "callspec", None)
+    kind = callspec.params.get("kind") if callspec else None
+    long = item.path.stem in (*LONGEST, *SLOW)
+    return kind != "postgres" and not long and not APART & {*getattr(item, "fixturenames", ())}
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Start the cluster once, in the process that leads the run, and make the migrated template in it."""
     if hasattr(config, "workerinput") or config.option.collectonly or config.option.help:
+        return
+    if config.option.markexpr == QUICK:
         return
     server = os.environ.get("HOLDFAST_TEST_POSTGRES_URL")
     if not server:
@@ -167,7 +204,7 @@ async def clean_url(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -
         "TRUNCATE holdfast.jobs, holdfast.specs, holdfast.labels, holdfast.attempts, holdfast.events, holdfast.needs,"
         " holdfast.lanes, holdfast.queues, holdfast.workers, holdfast.leaders, holdfast.tokens, holdfast.reuse,"
         " holdfast.idempotency, holdfast.tasks, holdfast.snapshots, holdfast.builds,"
-        " holdfast.totals, holdfast.functions, holdfast.test_clock"
+        " holdfast.totals, holdfast.functions, holdfast.audit, holdfast.test_clock"
     )
     await connection.execute("UPDATE holdfast.installation SET shared_folder = NULL, shared_path = NULL")
     await connection.close()
@@ -208,13 +245,12 @@ async def rig(clean_url: str, tmp_path: Path) -> AsyncIterator[Rig]:
         rig = Rig(clean_url, tmp_path, store)
         yield rig
         await assert_healthy(store)
-        left = [pid for folder in rig.folders for pid in Folder(folder).leftovers(_mark(folder))]
+        left = [pid for folder in rig.folders for pid in AttemptFolder(folder).leftovers(_mark(folder))]
         assert left == []
 
 
 def _mark(folder: Path) -> str:
-    job, _, attempt = folder.name.rpartition(".")
-    return f"{folder.parent.name}/{job}/{attempt}"
+    return "/".join((folder.parent.name, *folder.name.split(".")))
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A real worker in a process of its own, which kills, stops or holds itself at a chosen step. For tests/fleet.py.
+"""A real worker in a process of its own, which kills, stops or holds itself at a step. For tests/worker_processes.py.
 
 Its settings come from the environment, its part from one argument of JSON.
 """
@@ -24,7 +24,7 @@ from holdfast.errors import StoreUnreachable
 from holdfast.model import Lease, Outcome, Status
 from holdfast.runner.docker.engine import Engine
 from holdfast.runner.function import Context, Functions
-from holdfast.runner.host import StateFolder
+from holdfast.runner.state_folder import StateFolder
 from holdfast.store import orphans, sqlite
 from holdfast.store.database import Tx
 from holdfast.store.leases import Leases
@@ -53,6 +53,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the first answer to a finish gets lost, after it was committed."""
     adopt_backoff: float | None = None
     """Seconds that a worn orphan waits at first, instead of the usual ones."""
+    adopts: bool = True
+    """Whether it adopts orphans. A worker that is about to be struck does not: it would take them down with it."""
 
 
 class Hooks:
@@ -105,6 +107,15 @@ def lose_an_answer() -> None:
         return answer
 
     Leases.finish = lossy  # type: ignore[method-assign, assignment]
+
+
+def claim_without_adopting() -> None:
+    claim = Leases.claim
+
+    async def only_claim(leases: Leases, *arguments: Any, domains: Sequence[str], **options: Any) -> Any:
+        return await claim(leases, *arguments, domains=(), **options)
+
+    Leases.claim = only_claim  # type: ignore[method-assign, assignment]
 
 
 def step_after_engine_calls(hooks: Hooks) -> None:
@@ -189,6 +200,8 @@ async def main(part: Part) -> bool:
         orphans.BACKOFF_BASE = part.adopt_backoff
     if part.lose_answers:
         lose_an_answer()
+    if not part.adopts:
+        claim_without_adopting()
     hooks = Hooks(part.hooks)
     hooks.stop_between_writes()
     step_after_engine_calls(hooks)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import free_port
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"(?:<!-- run: (?P<how>.*?) -->\n)?```(?P<kind>\w+)\n(?P<text>.*?)```", re.DOTALL)
@@ -81,9 +81,9 @@ def read_along(page: Path, folder: Path) -> str:
     (folder / "home").mkdir()
     environment = Path(sys.prefix)
     if (environment / ".base").stat().st_mtime < max(
-        (here / name).stat().st_mtime for name in ("pyproject.toml", "constraints.txt")
+        (here / name).stat().st_mtime for name in ("pyproject.toml", "constraints.txt", "requirements/run.txt")
     ):
-        pytest.fail("the virtual environment is older than pyproject.toml or constraints.txt: `make setup` first")
+        pytest.fail("the virtual environment is older than what it is made from: `make setup` first")
     (here / ".venv").symlink_to(environment)
     port = free_port()
     env = {

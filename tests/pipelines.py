@@ -10,8 +10,8 @@ from typing import Any
 
 from holdfast.model import Job, Snapshot, TaskRecord
 from holdfast.pipeline.sources import inputs_of
-from holdfast.runner.outputs import Artifacts
-from tests.rig import Rig
+from holdfast.runner.artifacts import Artifacts
+from tests.in_process_worker import Rig
 
 RESULT = """printf '{"version": 1, "result": {"by": "%s"}}' NAME > "$HOLDFAST_WORK_DIR/result.json"; """
 

@@ -17,11 +17,11 @@ from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from holdfast.store.postgres import PostgresDatabase
-from tests.cluster import free_port
+from tests.ports import free_port
 
 MISSING = "PgBouncer is missing: install Debian's `pgbouncer` (as root, `make setup` does it)"
 SERVERS = 5
-# `any`: whoever comes is the user of the line above, so that a server with a password needs no file of users here.
+# `any`: every client is the user of the line above, so that a server with a password needs no file of users here.
 CONFIG = """
 [databases]
 * = {server}

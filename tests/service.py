@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from holdfast.config import Settings
 from holdfast.model import Role
 from holdfast.store import Store, open_store
 from holdfast.store.tokens import new_secret
-from tests.cluster import free_port
+from tests.ports import free_port
 
 READY_SECONDS = 60.0
 FUNCTION = {"runner": "function", "spec": {"name": "f"}}
@@ -40,7 +40,7 @@ class Served:
         self.settings = settings
         self.process: subprocess.Popen[bytes] | None = None
         self.log = data / f"serve-{self.port}.log"
-        self.program = ("holdfast.cli.main", "serve")
+        self.program: Sequence[str] = ("holdfast.cli.main", "serve")
 
     @property
     def url(self) -> str:

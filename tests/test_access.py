@@ -70,6 +70,7 @@ NEEDS: dict[tuple[str, str], Role | None] = {
     ("GET", "/v1/tokens"): Role.ADMIN,
     ("POST", "/v1/tokens"): Role.ADMIN,
     ("DELETE", "/v1/tokens/{token_id}"): Role.ADMIN,
+    ("GET", "/v1/audit"): Role.ADMIN,
     ("GET", "/metrics"): Role.VIEWER,
     ("GET", "/healthz"): None,
     ("GET", "/readyz"): None,
@@ -428,7 +429,7 @@ def test_every_error_has_a_status_a_code_and_the_one_shape() -> None:
             made = errors.RateLimited(2.0)
         response = to_response(made)
         assert response.status_code == kind.status
-        assert response.status_code in (400, 401, 403, 404, 408, 409, 413, 422, 429, 500, 503)
+        assert response.status_code in (400, 401, 403, 404, 408, 409, 413, 422, 429, 500, 503, 507)
         assert f'"code":"{kind.code}"'.encode() in bytes(response.body)
     codes = [kind.code for kind in every_error() if kind.__module__ == errors.__name__]
     assert len(set(codes)) == len(codes)

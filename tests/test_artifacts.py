@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.client.http import AsyncClient, Refused
 from holdfast.model import Claimable, Outcome, Role
-from holdfast.runner.outputs import Artifacts
+from holdfast.runner.artifacts import Artifacts
 from holdfast.store import open_store
 from tests.service import Served, shared_beside
 

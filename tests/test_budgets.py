@@ -13,11 +13,11 @@ from holdfast.model import Cause, Error, Job, Lease, NewEvent, Outcome, Status
 from holdfast.runner.function import Context
 from holdfast.store import open_store
 from holdfast.timing import ManualClock
-from tests.fleet import Fleet
+from tests.in_process_worker import Rig
 from tests.pipelines import Pipes, task
-from tests.rig import Rig
 from tests.service import Served, error_of
-from tests.stage import START, Stage
+from tests.store_fixture import START, Stage
+from tests.worker_processes import Fleet
 
 pytestmark = pytest.mark.asyncio
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.duties.leading import Duties
+from holdfast.duties.scheduler import Duties
 from holdfast.model import Status
 from holdfast.store.leases import Claimed, Leases
-from holdfast.store.wake import Wake
-from tests.rig import Rig
+from holdfast.store.notify import Notifications
+from tests.in_process_worker import Rig
 
 
 async def test_a_job_that_comes_while_a_claim_is_under_way_waits_for_no_poll(
@@ -26,7 +26,7 @@ async def test_a_job_that_comes_while_a_claim_is_under_way_waits_for_no_poll(
         claimed = await claim(self, *args, **more)
         if more["slots"] and not found.done():  # It saw nothing, and the job is there before its answer is.
             found.set_result((await rig.submit("noop")).id)
-            self._wake.post(["work:default"])
+            self._notifications.post(["work:default"])
             await asyncio.sleep(0.1)  # Reason: the wake-up is heard before the claim ends.
         return claimed
 
@@ -46,7 +46,7 @@ async def test_the_first_wake_up_goes_out_at_once_and_what_follows_goes_together
         async def announce(self, topics: Sequence[str]) -> None:
             sent.append(topics)
 
-    wake = Wake(Recorder())  # type: ignore[arg-type]
+    wake = Notifications(Recorder())  # type: ignore[arg-type]
     wake.post(["a"])
     await asyncio.sleep(0)
     assert sent == [["a"]]

@@ -322,7 +322,7 @@ def test_worker_apart_that_was_drained_is_not_started_again(tmp_path: Path) -> N
     with running(tmp_path, "--workers", "1") as up:
         (worker,) = up.json("workers")["items"]
         up("workers", "drain", worker["host"])
-        eventually(lambda: "it is not started again" in (tmp_path / "up.log").read_text())
+        eventually(lambda: "it is not restarted" in (tmp_path / "up.log").read_text())
         assert not any(one["live"] for one in up.json("workers")["items"])
         assert up.json("ls")["items"] == []
 

@@ -13,12 +13,12 @@ import pytest
 
 from holdfast.api import openapi
 from holdfast.api.app import declared
-from holdfast.cli.care import Measured, Migrated, Setting
+from holdfast.cli.admin import Measured, Migrated, Setting
 from holdfast.cli.doctor import Finding
 from holdfast.cli.shared_folder import Shown
 from holdfast.model import Event
+from holdfast.response_types import PlanView
 from holdfast.store import open_store
-from holdfast.views import PlanView
 from tests.test_cli_help import commands
 from tests.up import Up, running
 
@@ -168,6 +168,7 @@ def the_rest(said: Said) -> None:
     made = said.fits("make_token", "token make", "ci", "--role", "viewer")
     assert made["id"] in [token["id"] for token in said.fits("list_tokens", "token")["items"]]
     said.fits("remove_token", "token rm", made["id"])
+    assert said.fits("list_audit", "audit")["items"][0]["action"] == "token.remove"
     (worker,) = said.fits("list_workers", "workers")["items"]
     refused = said.up.here("workers", "lost", worker["host"])
     assert (refused.exit_code, "is not gone" in refused.stderr) == (4, True)

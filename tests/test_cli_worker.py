@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.work import parse_queues
+from holdfast.cli.worker_command import parse_queues
 from holdfast.errors import ConfigError
 from holdfast.model import Status
-from tests.rig import Rig, eventually
+from tests.in_process_worker import Rig, eventually
 
 APP = """
 from holdfast import Holdfast

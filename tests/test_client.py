@@ -11,7 +11,7 @@ from holdfast import AsyncClient, Client
 from holdfast.client import http
 from holdfast.errors import ConfigError
 from holdfast.model import Status
-from holdfast.views import Explanation, JobView
+from holdfast.response_types import Explanation, JobView
 from tests.proxy import Proxy
 from tests.service import FUNCTION, Served, opened, serving
 

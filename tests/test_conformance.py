@@ -9,8 +9,8 @@ import pytest
 from holdfast.runner.base import Limits
 from holdfast.runner.docker.engine import Engine
 from holdfast.runner.docker.runner import DockerRunner
-from holdfast.runner.host import StateFolder
 from holdfast.runner.process import ProcessRunner
+from holdfast.runner.state_folder import StateFolder
 from holdfast.testing import INSTALLATION, RunnerSuite
 from tests.engine import IMAGE, Daemon
 

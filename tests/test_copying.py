@@ -16,8 +16,8 @@ import pytest
 from holdfast.errors import CacheFull
 from holdfast.pipeline import copying
 from holdfast.pipeline.copying import CopyFailed, copy_folder
-from tests.attempt import NOBODY, needs_root
 from tests.disks import MIB, disk, missing
+from tests.supervisor_harness import NOBODY, needs_root
 from tests.users import as_nobody
 
 BIG = 64 * 1024

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.duties import orphans
+from holdfast.duties import orphan_settler
 from holdfast.model import Claimable, Outcome, Status
 from holdfast.store import Store, open_store
 from holdfast.store.lanes import settle_lanes
@@ -64,7 +64,7 @@ async def strand(store: Store) -> None:
     await store.jobs.submit_many([{**PROCESS, "lane": "N", "on_lost": "fail"}, {**PROCESS, "lane": "N"}])
     await store.leases.claim("w1", PROCESS_PAIR, slots=1, ttl=60)
     await store.leases.orphan("w1")
-    assert await orphans.run_once(store, grace=0.0) == 1
+    assert await orphan_settler.run_once(store, grace=0.0) == 1
 
 
 async def recover(store: Store, jobs: dict[str, str]) -> None:
@@ -81,8 +81,8 @@ OPERATIONS: dict[str, Callable[[Store, dict[str, str]], Awaitable[None]]] = {
 }
 
 
-def run_until_killed(url: str, operation: str, jobs: dict[str, str], step: int) -> None:
-    """In a child: run an operation and die right after its n-th statement."""
+def die_after(step: int) -> None:
+    """From now on, kill this process right after its n-th statement."""
     left = step
 
     def deadly(method: Any) -> Any:
@@ -96,11 +96,17 @@ def run_until_killed(url: str, operation: str, jobs: dict[str, str], step: int) 
 
         return counted
 
+    for owner in (PostgresTx, SqliteTx, PostgresDatabase, SqliteDatabase):
+        owner.rows = deadly(owner.rows)  # type: ignore[method-assign]
+        owner.values = deadly(owner.values)  # type: ignore[method-assign]
+
+
+def run_until_killed(url: str, operation: str, jobs: dict[str, str], step: int) -> None:
+    """In a child: run an operation and die right after its n-th statement."""
+
     async def run() -> None:
         async with await open_store(url, listen=False) as store:
-            for owner in (PostgresTx, SqliteTx, PostgresDatabase, SqliteDatabase):
-                owner.rows = deadly(owner.rows)  # type: ignore[method-assign]
-                owner.values = deadly(owner.values)  # type: ignore[method-assign]
+            die_after(step)
             await OPERATIONS[operation](store, jobs)
 
     asyncio.run(run())

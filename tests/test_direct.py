@@ -16,7 +16,7 @@ from holdfast.assemble import api_of, direct_of
 from holdfast.cli.serve import bind
 from holdfast.config import Settings
 from holdfast.model import Role, Status
-from tests.rig import Rig, eventually
+from tests.in_process_worker import Rig, eventually
 from tests.service import Quiet, Served, error_of, serving
 
 REFUSALS = 8

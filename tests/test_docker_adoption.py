@@ -10,14 +10,14 @@ import pytest
 from holdfast.model import Cause, Job, Status
 from holdfast.runner.base import Identity, Limits
 from holdfast.runner.docker import runner as docker_runner
-from holdfast.runner.docker.recipe import name_of
+from holdfast.runner.docker.container_config import name_of
 from holdfast.runner.docker.runner import DockerRunner
-from holdfast.runner.host import StateFolder
-from holdfast.worker.chores import Chores
+from holdfast.runner.state_folder import StateFolder
+from holdfast.worker.upkeep import Upkeep
 from tests.crashing_worker import Hook
 from tests.engine import Daemon, Record, api
-from tests.fleet import Fleet
-from tests.rig import Rig, eventually
+from tests.in_process_worker import Rig, eventually
+from tests.worker_processes import Fleet
 
 LINES = 16
 CHATTY = f"""
@@ -74,7 +74,7 @@ async def sweep(fleet: Fleet, dock: Daemon, times: int = 1) -> None:
         runner = DockerRunner(engine, fleet.installation, limits=Limits(), log_cap=1 << 20, state=fleet.settings.state)
         await runner.check()
         locks = StateFolder(fleet.host("sweeper")).locks(fleet.installation)
-        chores = Chores(
+        chores = Upkeep(
             fleet.store, "sweeper", fleet.settings, locks=locks, runners=[runner], held=lambda _: False
         )  # fmt: skip
         for _ in range(times):
@@ -88,7 +88,8 @@ async def test_worker_killed_at_any_step_costs_nothing(
     survivor = fleet.start({"other": 1}, **SLOW)
     jobs = {step: await chatty_for(fleet, step) for step in STEPS}
     victims = {
-        step: fleet.start({step: 1}, Hook(step=step, do="kill", job=job.id), **SLOW) for step, job in jobs.items()
+        step: fleet.start({step: 1}, Hook(step=step, do="kill", job=job.id), adopts=False, **SLOW)
+        for step, job in jobs.items()
     }
     for step, victim in victims.items():
         assert await victim.dead() == -signal.SIGKILL, step
@@ -97,7 +98,7 @@ async def test_worker_killed_at_any_step_costs_nothing(
         assert await fleet.statuses(job) == ["queued", "running", "succeeded"], step
     for call in CALLS:
         jobs[call] = await chatty(fleet, queue=call)
-        victim = fleet.start({call: 1}, Hook(step=call, do="kill"), **SLOW)
+        victim = fleet.start({call: 1}, Hook(step=call, do="kill"), adopts=False, **SLOW)
         assert await victim.dead() == -signal.SIGKILL, call
     for call in CALLS:
         await assert_whole(fleet, jobs[call], call)
@@ -141,12 +142,9 @@ async def test_worker_stopped_at_any_step_changes_nothing_when_it_wakes(
 ) -> None:
     """What a woken worker created, and may not start, goes to the sweep. Proves L15, L6, R16."""
     jobs = {step: await chatty_for(fleet, step) for step in [*STEPS, *CALLS]}
-    victims = {
-        step: fleet.start({step: 1}, Hook(step=step, do="stop", job=job.id if step in STEPS else None), lease_ttl=9.0)
-        for step, job in jobs.items()
-    }
-    for victim in victims.values():
-        await victim.stopped()
+    victims = await fleet.start_and_stop(
+        {step: Hook(step=step, do="stop", job=job.id if step in STEPS else None) for step, job in jobs.items()}
+    )
     fleet.start({"other": 1})
     for step, job in jobs.items():
         await assert_whole(fleet, job, step)

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.model import Cause, Job, Lease, Status, Worker
 from tests.engine import Daemon
-from tests.rig import Rig, eventually
+from tests.in_process_worker import Rig, eventually
 
 ONE = "own=$(cat /proc/sys/kernel/random/uuid); echo $own; echo up"
 """A run has a name of its own, said first and last: one that was run again would end with another."""

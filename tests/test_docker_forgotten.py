@@ -14,8 +14,8 @@ from holdfast.store import orphans
 from holdfast.worker import worker
 from tests.crashing_worker import Hook
 from tests.engine import EXIT, Daemon
-from tests.fleet import Fleet
-from tests.rig import Rig
+from tests.in_process_worker import Rig
+from tests.worker_processes import Fleet
 
 STARTED = {
     "version": 1, "token": 1, "mark": "", "boot_id": "", "supervisor_pid": 1, "supervisor_start_ticks": 1,

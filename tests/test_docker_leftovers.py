@@ -13,12 +13,12 @@ import pytest
 from holdfast.model import Claimable, Job, Status
 from holdfast.runner.base import Identity, Limits, Order, TooLate
 from holdfast.runner.docker import container
+from holdfast.runner.docker.container_config import name_of
 from holdfast.runner.docker.engine import Engine, Seen
-from holdfast.runner.docker.recipe import name_of
 from holdfast.runner.docker.runner import DockerRunner
-from holdfast.worker.lease import Lost, boottime
+from holdfast.worker.held_leases import Lost, boottime
 from tests.engine import Daemon, api
-from tests.rig import Rig
+from tests.in_process_worker import Rig
 
 OWNER = "first-owner"
 

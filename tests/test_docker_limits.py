@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.model import Status
 from tests.engine import Daemon
-from tests.rig import Rig
+from tests.in_process_worker import Rig
 
 pytestmark = pytest.mark.usefixtures("dock")
 
@@ -62,6 +62,7 @@ async def test_a_container_gets_only_what_it_needs(rig: Rig) -> None:
 
 async def test_limits_are_the_jobs_or_the_settings(rig: Rig) -> None:
     """Proves R15."""
+    rig.set(allow_root_jobs=True)
     own = await probe(rig, memory="64m", cpus=0.5, pids=40, user="0", network="host")
     assert (own["memory"], own["pids"], own["cpu"].split()[0]) == (str(64 << 20), "40", "50000")
     assert (own["uid"], own["CapEff"], own["NoNewPrivs"], own["write_root"]) == ("0", "0000000000000000", "1", "no")

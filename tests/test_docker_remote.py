@@ -1,6 +1,5 @@
 """A Docker engine on the network, which lets in only those whose certificate it knows."""
 
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +8,10 @@ import pytest
 
 from holdfast.errors import ConfigError
 from holdfast.model import Status
-from holdfast.runner.outputs import Artifacts
+from holdfast.runner.artifacts import Artifacts
 from tests.engine import Daemon, daemon, skip_without
-from tests.rig import Rig, eventually
+from tests.in_process_worker import Rig, eventually
+from tests.ports import free_port
 
 
 def make_certificates(folder: Path) -> None:
@@ -44,8 +44,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def remote(certificates: Path) -> Iterator[tuple[Daemon, str]]:
     """An engine and its address on the network."""
     skip_without()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    address = f"tcp://127.0.0.1:{free_port()}"
     files = [f"--tls{what}={certificates}/{file}" for what, file in (
         ("cacert", "ca.pem"), ("cert", "server-cert.pem"), ("key", "server-key.pem")
     )]  # fmt: skip

@@ -15,10 +15,10 @@ from holdfast.runner.docker import runner as docker_runner
 from holdfast.runner.docker.container import Container
 from holdfast.runner.docker.engine import Engine, Info, Refusal
 from holdfast.runner.docker.runner import DockerRunner
-from holdfast.worker.lease import boottime
+from holdfast.worker.held_leases import boottime
 from tests.engine import Daemon, api
+from tests.in_process_worker import Rig, eventually
 from tests.proxy import Proxy
-from tests.rig import Rig, eventually
 from tests.test_docker_leftovers import owned, yes
 
 WAITING = "echo up; while [ ! -e go ]; do sleep 0.1; done; echo gone"

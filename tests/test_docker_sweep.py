@@ -10,37 +10,37 @@ import pytest
 from holdfast.model import Status
 from holdfast.runner.base import Identity, Limits
 from holdfast.runner.docker import runner as docker_runner
-from holdfast.runner.docker.recipe import INSTALLATION as LABEL
-from holdfast.runner.docker.recipe import JOB, NUMBER, name_of
+from holdfast.runner.docker.container_config import INSTALLATION as LABEL
+from holdfast.runner.docker.container_config import JOB, NUMBER, name_of
 from holdfast.runner.docker.runner import DockerRunner
-from holdfast.runner.host import StateFolder
+from holdfast.runner.state_folder import StateFolder
 from holdfast.store.migrate import migrate
 from holdfast.store.store import Store, connect
-from holdfast.worker import chores
-from holdfast.worker.chores import Chores
+from holdfast.worker import upkeep
+from holdfast.worker.upkeep import Upkeep
 from tests.engine import IMAGE, Daemon, api
-from tests.rig import Rig, eventually
+from tests.in_process_worker import Rig, eventually
 
 
 @pytest.fixture(autouse=True)
 def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(docker_runner, "GRACE_SECONDS", -10.0)
-    monkeypatch.setattr(chores, "HALF_MADE_SECONDS", -10.0)
+    monkeypatch.setattr(upkeep, "HALF_MADE_SECONDS", -10.0)
 
 
 @pytest.fixture
-async def sweeper(rig: Rig, dock: Daemon) -> AsyncIterator[Chores]:
+async def sweeper(rig: Rig, dock: Daemon) -> AsyncIterator[Upkeep]:
     async with api(dock) as engine:
         yield await chores_of(rig, engine)
 
 
-async def chores_of(rig: Rig, engine: object) -> Chores:
+async def chores_of(rig: Rig, engine: object) -> Upkeep:
     installation = await rig.store.installation()
     state = rig.settings.state
     runner = DockerRunner(engine, installation, limits=Limits(), log_cap=1 << 20, state=state)  # type: ignore[arg-type]
     await runner.check()
     locks = StateFolder(state).locks(installation)
-    return Chores(rig.store, "sweeper", rig.settings, locks=locks, runners=[runner], held=lambda _: False)
+    return Upkeep(rig.store, "sweeper", rig.settings, locks=locks, runners=[runner], held=lambda _: False)
 
 
 def make(dock: Daemon, installation: str, *, start: bool = False) -> str:
@@ -53,7 +53,7 @@ def make(dock: Daemon, installation: str, *, start: bool = False) -> str:
     return name
 
 
-async def test_leftovers_go_and_what_is_foreign_or_needed_stays(rig: Rig, dock: Daemon, sweeper: Chores) -> None:
+async def test_leftovers_go_and_what_is_foreign_or_needed_stays(rig: Rig, dock: Daemon, sweeper: Upkeep) -> None:
     """Nothing goes at the first look. Proves R16, R1."""
     own = await rig.store.installation()
     leftovers = {make(dock, own), make(dock, own, start=True)}
@@ -67,7 +67,7 @@ async def test_leftovers_go_and_what_is_foreign_or_needed_stays(rig: Rig, dock: 
         await rig.says(job, "up")
         (needed,) = [name for name in dock.containers() if job.id in name]
         await sweeper.sweep()
-        assert "loose" not in dock.volumes(), "a volume that nobody has, swept by whoever comes first"
+        assert "loose" not in dock.volumes(), "a volume without an owner, swept by the first worker"
         assert set(dock.containers()) == {*leftovers, other, "somebodys", needed}
         assert await sweeper.sweep() == 2
         assert await sweeper.sweep() == 0
@@ -79,7 +79,7 @@ async def test_leftovers_go_and_what_is_foreign_or_needed_stays(rig: Rig, dock: 
     dock.clear()
 
 
-async def test_a_young_leftover_stays(rig: Rig, dock: Daemon, sweeper: Chores, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_young_leftover_stays(rig: Rig, dock: Daemon, sweeper: Upkeep, monkeypatch: pytest.MonkeyPatch) -> None:
     """Proves R16."""
     monkeypatch.setattr(docker_runner, "GRACE_SECONDS", 300.0)
     name = make(dock, await rig.store.installation())
@@ -90,7 +90,7 @@ async def test_a_young_leftover_stays(rig: Rig, dock: Daemon, sweeper: Chores, m
 
 
 async def test_an_unusual_share_stops_the_sweep(
-    rig: Rig, dock: Daemon, sweeper: Chores, caplog: pytest.LogCaptureFixture
+    rig: Rig, dock: Daemon, sweeper: Upkeep, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As after a database was restored from an old copy. Proves R16."""
     own = await rig.store.installation()
@@ -105,7 +105,7 @@ async def test_an_unusual_share_stops_the_sweep(
 
 
 async def test_a_container_that_runs_although_its_job_moved_on_is_stopped(
-    rig: Rig, dock: Daemon, sweeper: Chores
+    rig: Rig, dock: Daemon, sweeper: Upkeep
 ) -> None:
     """A person said that it had stopped, and it had not. Proves R16, R6."""
     job = await rig.box("echo up; sleep 600", stop_grace=0.2)

@@ -11,9 +11,9 @@ from holdfast.errors import one_line
 from holdfast.model import Cause, Job, Outcome, Status
 from holdfast.worker.last_error import LastError
 from tests.engine import IMAGE, Daemon
-from tests.fleet import Fleet
-from tests.rig import Rig
-from tests.stage import Stage
+from tests.in_process_worker import Rig
+from tests.store_fixture import Stage
+from tests.worker_processes import Fleet
 
 VIOLATIONS = {
     "rmdir output; ln -s /etc output": "output is a symbolic link; it must be a folder",

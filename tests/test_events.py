@@ -4,7 +4,7 @@ import pytest
 
 from holdfast.errors import Invalid, TooLarge
 from holdfast.model import Cause, NewEvent, Outcome, Status
-from tests.stage import TTL, Stage
+from tests.store_fixture import TTL, Stage
 
 
 def lines(*text: str) -> NewEvent:

@@ -19,7 +19,7 @@ from holdfast.store import Store, open_store
 from holdfast.store.snapshots import NewSnapshot
 from holdfast.store.tasks import PlannedTask
 from tests.disks import MIB, disk, missing
-from tests.stage import TTL, Stage
+from tests.store_fixture import TTL, Stage
 
 PAIR = Claimable(queue="default", capability="function:f", domain="function")
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from holdfast.model import Cause, Job, Lease, Outcome, TaskStatus
+from holdfast.response_types import Reason
 from holdfast.store.tasks import PlannedTask
-from holdfast.views import Reason
-from tests.stage import TTL, Stage
+from tests.store_fixture import TTL, Stage
 
 
 async def reasons(stage: Stage, job: Job) -> Sequence[Reason]:
@@ -194,7 +194,7 @@ async def test_dead_worker_and_an_engine_that_is_away_are_told_apart(stage: Stag
     await worker(stage, "w2")
     await stage.store.leases.hand_over([lease], delay=5, reason="engine_unreachable")
     (reason,) = await reasons(stage, job)
-    wanted = "worker w1 cannot reach what runs attempt 1 and handed it over; it waits in host-a to be adopted"
+    wanted = "worker w1 cannot reach the engine of attempt 1 and handed it over; it waits in host-a to be adopted"
     assert reason.message == f"{wanted}, not before {stage.later(5).isoformat()}"
     await stage.advance(6)
     (lease,) = await stage.adopt(worker="w2")

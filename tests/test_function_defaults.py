@@ -10,10 +10,10 @@ import pytest
 
 from holdfast import Holdfast
 from holdfast.model import Job, Status
-from holdfast.store.inside import submit_inside, submit_inside_async
-from tests.rig import Rig
+from holdfast.store.submit_in_transaction import submit_inside, submit_inside_async
+from tests.in_process_worker import Rig
 from tests.service import serving_here
-from tests.stage import Stage
+from tests.store_fixture import Stage
 
 PLAY: dict[str, Any] = {"runner": "function", "spec": {"name": "play"}}
 

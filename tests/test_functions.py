@@ -15,8 +15,8 @@ from holdfast.model import Cause, Job, Status, StopRequest
 from holdfast.runner.function import Cancelled, Context, Functions
 from holdfast.store.events import Events
 from holdfast.worker.functions import FunctionRun
-from holdfast.worker.lease import Hold
-from tests.rig import Rig, eventually
+from holdfast.worker.held_leases import HeldLease
+from tests.in_process_worker import Rig, eventually
 
 
 async def test_sync_and_async_functions_get_their_inputs_and_give_a_result(rig: Rig) -> None:
@@ -434,14 +434,14 @@ async def test_a_stop_that_comes_after_the_function_has_ended_does_not_cut_its_l
 ) -> None:
     """Proves C1. There is nothing to stop any more: what it said and how it ended are on their way."""
     heard = asyncio.Event()
-    hear = Hold.hear_stop
+    hear = HeldLease.hear_stop
 
-    def noted(self: Hold, stop: StopRequest | None) -> None:
+    def noted(self: HeldLease, stop: StopRequest | None) -> None:
         hear(self, stop)
         if stop is not None:
             heard.set()
 
-    monkeypatch.setattr(Hold, "hear_stop", noted)
+    monkeypatch.setattr(HeldLease, "hear_stop", noted)
 
     @rig.functions.add
     async def quick(ctx: Context) -> str:

@@ -4,7 +4,7 @@ import pytest
 
 from holdfast.errors import Conflict, Invalid, NeedFailed, NotFound
 from holdfast.model import Cause, Error, Gate, Outcome, Status, new_id
-from tests.stage import Stage
+from tests.store_fixture import Stage
 
 JOB = {"runner": "function", "spec": {"name": "f"}}
 
@@ -91,7 +91,7 @@ async def test_cycles_and_unknown_foreign_or_failed_needs_are_refused(stage: Sta
     """Proves N6."""
     a, b, c = (new_id() for _ in range(3))
     circle = [{**JOB, "id": a, "needs": [c]}, {**JOB, "id": b, "needs": [a]}, {**JOB, "id": c, "needs": [b]}]
-    with pytest.raises(Invalid, match="circle"):
+    with pytest.raises(Invalid, match="in a cycle"):
         await stage.store.jobs.submit_many([{**JOB}, *circle])
     with pytest.raises(Invalid, match="needs itself"):
         await stage.submit(id=a, needs=[a])
@@ -251,7 +251,7 @@ async def test_resolver_finishes_what_a_dead_caller_or_worker_left(
     """Proves N6."""
 
     async def nothing(*_: object, **__: object) -> None:
-        """Whoever should follow up has died."""
+        """The process that should follow up has died."""
 
     monkeypatch.setattr(stage.store.gates, "follow_up", nothing)
     parent = await stage.submit(lane="L")

@@ -9,7 +9,7 @@ import pytest
 from holdfast.runner.function import Context
 from holdfast.store.postgres import PostgresDatabase
 from holdfast.store.sqlite import SqliteDatabase
-from tests.rig import Rig, eventually
+from tests.in_process_worker import Rig, eventually
 
 JOBS = 20
 

@@ -20,10 +20,10 @@ from holdfast.runner.job_files import JobFolders
 from holdfast.store.retention import Retention
 from tests.crashing_worker import Hook
 from tests.engine import Daemon
-from tests.fleet import Fleet
+from tests.in_process_worker import Rig, eventually
 from tests.job_files import files_of
-from tests.rig import Rig, eventually
 from tests.service import Served, serving, serving_here
+from tests.worker_processes import Fleet
 
 LEAVES_FILES = "cp -r input/. output/; echo made > output/made"
 KEEPS_FILES = f"{LEAVES_FILES}; trap '' TERM; echo up; while :; do sleep 0.2; done"

@@ -23,7 +23,7 @@ from holdfast.model import (
 )
 from holdfast.store import open_store
 from holdfast.store.store import Store, connect
-from tests.stage import START, TTL, Stage
+from tests.store_fixture import START, TTL, Stage
 
 PROCESS = {"runner": "process", "spec": {"command": ["true"]}}
 CALLERS_VERBS = (Verb.RELEASE, Verb.CANCEL, Verb.INTERRUPT, Verb.RESUME, Verb.RESOLVE, Verb.DISMISS)
@@ -413,7 +413,7 @@ async def test_delete_refuses_what_is_active_unless_forced(stage: Stage) -> None
 async def test_forced_delete_that_a_duty_finishes_first_says_deleted(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever asked to delete a job is not told that there is none."""
+    """A caller that asked to delete a job is not told that there is none."""
     job = await stage.submit()
     jobs, get = stage.store.jobs, stage.store.jobs.get
     looks = 0

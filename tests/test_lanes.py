@@ -8,7 +8,7 @@ from holdfast.errors import Invalid, NotFound
 from holdfast.model import Cause, Check, Gate, LaneState, Outcome, Status
 from holdfast.store.files import FilesLeftToDuties
 from holdfast.store.lanes import LaneKey, Lanes, Step, decide
-from tests.stage import TTL, Stage
+from tests.store_fixture import TTL, Stage
 
 PAUSE = Outcome(status=Status.PAUSED, cause=Cause.INTERRUPTED)
 
@@ -120,7 +120,7 @@ async def test_nobody_overtakes_a_resumed_job_that_nobody_has_looked_at_yet(
     await stage.fail(lease)
 
     async def nothing(*_: object, **__: object) -> None:
-        """Whoever resumed it died before the follow-up."""
+        """The caller that resumed it died before the follow-up."""
 
     monkeypatch.setattr(stage.store.gates, "follow_up", nothing)
     await stage.store.jobs.resume(first.id)
@@ -366,7 +366,7 @@ async def test_who_comes_back_to_a_forgotten_lane_keeps_its_place(stage: Stage) 
 async def test_lane_that_is_forgotten_before_it_is_locked_is_made_again(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Proves N1, N3: for whoever submits, pauses it, or gives it a check."""
+    """Proves N1, N3: for a caller that submits, pauses it, or gives it a check."""
     ensure, calls = Lanes.ensure, 0
 
     async def in_vain(self: Lanes, lanes: Iterable[LaneKey]) -> None:

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 
 from holdfast.model import Claimable, Job, Status
+from holdfast.runner.attempt_folder import AttemptFolder
 from holdfast.runner.base import Identity, Order, Running, TooLate
-from holdfast.runner.folder import Folder
-from holdfast.runner.host import StateFolder
 from holdfast.runner.process import ProcessRunner
+from holdfast.runner.state_folder import StateFolder
 from holdfast.worker import executor
-from holdfast.worker.lease import boottime
+from holdfast.worker.held_leases import boottime
 from tests.crashing_worker import Hook
-from tests.fleet import Fleet
-from tests.rig import Rig
+from tests.in_process_worker import Rig
+from tests.worker_processes import Fleet
 
 OWNER = "first-owner"
 MARK = 'echo $$ >> "$MARKER"'
@@ -51,7 +51,7 @@ class LateOwner:
             start_by=boottime() + 54,
         )
 
-    def stage(self) -> Folder:
+    def stage(self) -> AttemptFolder:
         self._runner._stage(self.folder, self._order)
         return self.folder
 
@@ -104,7 +104,7 @@ async def test_supervisor_that_leaves_too_late_costs_no_attempt(fleet: Fleet) ->
         fcntl.flock(lock, fcntl.LOCK_EX)
         await owner.lose()
         fleet.start({"other": 1})
-        with contextlib.suppress(TimeoutError):  # It speaks to whoever holds the lock; it should wait instead.
+        with contextlib.suppress(TimeoutError):  # It sends to the owner of the lock; it should wait instead.
             async with asyncio.timeout(10):
                 await fleet.eventually(lambda: list((folder.path / "cmd").iterdir()), "a command")
     finally:
@@ -158,7 +158,7 @@ async def test_what_never_starts_in_time_ends(rig: Rig, monkeypatch: pytest.Monk
         failed = await rig.ended(job, Status.FAILED)
     assert failed.error is not None
     assert (failed.error.code, failed.exit_code) == ("start_failed", None)
-    assert "too late for its lease" in failed.error.message
+    assert "took longer than the lease allows" in failed.error.message
 
 
 async def test_order_that_outlived_its_lease_starts_nothing(
@@ -173,7 +173,7 @@ async def test_order_that_outlived_its_lease_starts_nothing(
     ran: list[str] = []
     stage_and_spawn = ProcessRunner._stage_and_spawn
 
-    def stalled(runner: ProcessRunner, folder: Folder, order: Order) -> int:
+    def stalled(runner: ProcessRunner, folder: AttemptFolder, order: Order) -> int:
         if ran:
             ran.append(marker.read_text() if marker.exists() else "")
             return stage_and_spawn(runner, folder, order)

@@ -20,7 +20,7 @@ from holdfast.model import (
 )
 from holdfast.store.store import Store, connect
 from holdfast.timing import ManualClock, backoff
-from tests.stage import START, TTL, Stage
+from tests.store_fixture import START, TTL, Stage
 
 RETRY = Outcome.requeued(Cause.EXIT, error=Error(code="exit_nonzero", message="boom"))
 PROCESS = {"runner": "process", "spec": {"command": ["true"]}}
@@ -75,7 +75,7 @@ async def test_claim_stays_within_free_slots(stage: Stage) -> None:
 
 
 async def test_worker_claims_only_its_queues_and_what_it_can_run(stage: Stage) -> None:
-    """Proves J9."""
+    """Proves J9, L21."""
     await stage.submit(queue="other")
     await stage.submit(spec={"name": "g"})
     await stage.submit(**PROCESS)

@@ -18,10 +18,10 @@ from holdfast.store.migrate import migrate
 from holdfast.store.postgres import SESSION, PostgresDatabase
 from holdfast.store.sqlite import Connection, SqliteDatabase
 from holdfast.timing import SystemClock
+from tests.bulk_data import ENDED, FAILED, FUTURE, LANED, QUEUED, RUNNING, fill_postgres, fill_sqlite
 from tests.conftest import clone, drop
-from tests.plans import plan_of, sqlite_connection, sqlite_explain
-from tests.scenario import ENDED, FAILED, FUTURE, LANED, QUEUED, RUNNING, fill_postgres, fill_sqlite
-from tests.stage import START, Stage
+from tests.query_plans import plan_of, sqlite_connection, sqlite_explain
+from tests.store_fixture import START, Stage
 
 TENANTS, KINDS, QUEUES = ("default", "other"), ("run", "build", "Ünusual=kind"), ("default", "heavy", "a'b")
 LANES = (None, None, "L1", "L2")

@@ -1,14 +1,14 @@
-"""A function dies with its worker: whoever learns of the death settles the attempt, and the job runs again at once."""
+"""A function dies with its worker: the first process that learns of it settles the attempt, and the job runs again."""
 
 from typing import Any
 
 from holdfast.assemble import duties_of
-from holdfast.duties import orphans
+from holdfast.duties import orphan_settler
 from holdfast.model import Cause, Claimable, Error, Job, Lease, Outcome, Status
 from holdfast.store import Store
-from tests.fleet import Fleet
-from tests.rig import eventually
-from tests.stage import Stage
+from tests.in_process_worker import eventually
+from tests.store_fixture import Stage
+from tests.worker_processes import Fleet
 
 NAP = {"runner": "function", "spec": {"name": "nap"}}
 WAITS: dict[str, Any] = {"base": 3600, "cap": 3600, "on": ["failed"]}
@@ -80,11 +80,11 @@ async def test_only_the_first_loss_of_a_job_skips_the_backoff(stage: Stage) -> N
     (lease,) = (await store.leases.claim("gone", [nap], slots=1, ttl=60)).claimed
     await store.leases.start([lease])
     await store.leases.orphan("gone")
-    assert await orphans.settle_functions(store) == 1
+    assert await orphan_settler.settle_functions(store) == 1
     (lease,) = (await store.leases.claim("gone", [nap], slots=1, ttl=60)).claimed
     await store.leases.start([lease])
     await store.leases.orphan("gone")
-    assert await orphans.settle_functions(store) == 1
+    assert await orphan_settler.settle_functions(store) == 1
     job = await store.jobs.get(lease.id)
     assert (job.status, job.gate) == (Status.QUEUED, "future")
     causes = [attempt.cause for attempt in await store.attempts.list(job.id)]
@@ -99,8 +99,8 @@ async def test_stop_request_decides_how_an_orphaned_function_ends(stage: Stage) 
     await store.jobs.interrupt(interrupted.id)
     lost = await _claimed(store, max_attempts=1)
     await store.leases.orphan("gone")
-    assert await orphans.settle_functions(store) == 3
+    assert await orphan_settler.settle_functions(store) == 3
     ends = [(await store.jobs.get(lease.id)).status for lease in (cancelled, interrupted, lost)]
     assert ends == [Status.CANCELLED, Status.PAUSED, Status.FAILED]
-    assert await orphans.settle_functions(store) == 0
+    assert await orphan_settler.settle_functions(store) == 0
     assert store.counters.losses == 1

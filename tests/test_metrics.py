@@ -1,4 +1,4 @@
-"""Metrics: what waits and for how long, what every worker did, what the server does; for whoever has a token."""
+"""Metrics: what waits and for how long, what every worker did, what the server does; for every token."""
 
 import asyncio
 import itertools
@@ -15,11 +15,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from holdfast.api import depths
 from holdfast.api.depths import Depths
 from holdfast.model import Role, Status
-from holdfast.runner.folder import Folder
-from tests.fleet import Fleet
-from tests.rig import Rig, eventually
+from holdfast.runner.attempt_folder import AttemptFolder
+from tests.in_process_worker import Rig, eventually
 from tests.service import FUNCTION, Served, opened, serving_here
-from tests.stage import Stage
+from tests.store_fixture import Stage
+from tests.worker_processes import Fleet
 
 Figures = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -99,7 +99,7 @@ async def test_adoptions_and_losses_are_counted(rig: Rig, tmp_path: Path) -> Non
 
 def kill_supervisor(folder: Path) -> None:
     """Kill -9 what watches over an attempt; what it watched dies with it."""
-    started = Folder(folder).started()
+    started = AttemptFolder(folder).started()
     assert started is not None
     os.kill(started.supervisor_pid, signal.SIGKILL)
 

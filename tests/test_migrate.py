@@ -97,7 +97,7 @@ async def test_migrations_one_by_one_equal_the_dumped_schema(kind: str, empty_ur
     kept = SCHEMAS / f"{kind}.sql"
     if os.environ.get("HOLDFAST_WRITE_SCHEMA"):
         kept.write_text(found)
-    assert found == kept.read_text(), "the schema changed: if that is meant, `make schema` writes it anew"
+    assert found == kept.read_text(), "the schema changed: if that is meant, `make schema` writes it again"
 
 
 async def test_unmigrated_schema_is_refused_with_the_way_out(empty_url: str) -> None:

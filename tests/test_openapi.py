@@ -18,6 +18,7 @@ from holdfast.api.app import declared
 from tests.service import Served
 
 EXAMPLES = 8
+"""Per operation and kind of example, in the suite; `make fuzz` takes 200, and sequences of calls, for every role."""
 ALLOWED = (400, 401, 403, 404, 409, 413, 422, 429)
 SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much, HealthCheck.large_base_example)
 

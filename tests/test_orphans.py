@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from holdfast.duties import orphans, remover
+from holdfast.duties import orphan_settler, remover
 from holdfast.errors import Conflict, NotFound
 from holdfast.model import Beat, Cause, Claimable, Gate, LaneState, Lease, Outcome, Status, StopKind
-from holdfast.store import Store, open_store, wake
+from holdfast.store import Store, notify, open_store
 from tests.conftest import assert_healthy
-from tests.stage import TTL, Stage
+from tests.store_fixture import TTL, Stage
 
 PROCESS = {"runner": "process", "spec": {"command": ["true"]}}
 GRACE = 300.0
@@ -44,7 +44,7 @@ async def lost_host(stage: Stage, **fields: Any) -> Lease:
 async def stranded(stage: Stage, **fields: Any) -> Lease:
     """A process job that is paused because nobody knows whether it still runs."""
     lease = await lost_host(stage, **fields)
-    assert await orphans.run_once(stage.store, grace=GRACE) == 1
+    assert await orphan_settler.run_once(stage.store, grace=GRACE) == 1
     assert await stage.status(lease) is Status.PAUSED
     return lease
 
@@ -63,9 +63,9 @@ async def test_all_leases_of_a_dead_worker_are_handed_over_at_once(stage: Stage)
         await stage.submit(**PROCESS)
     mine = await stage.claim_process(slots=2)
     (other,) = await stage.claim_process(worker="w2")
-    async with stage.store.wake.listening() as signal:
+    async with stage.store.notifications.listening() as signal:
         assert await stage.store.leases.orphan("w1") == {lease.id for lease in mine}
-        assert wake.ORPHAN in await signal.wait(1)
+        assert notify.ORPHAN in await signal.wait(1)
     assert await stage.store.workers.list() == []
     assert [await stage.finish(lease) for lease in mine] == [None, None]
     adopted = await stage.adopt(worker="w3")
@@ -157,9 +157,9 @@ async def test_orphan_waits_for_its_grace_while_no_live_worker_has_its_domain(st
     await stage.advance(TTL + 1)
     await stage.store.leases.reap()
     await stage.advance(GRACE - 1)
-    assert await orphans.run_once(stage.store, grace=GRACE) == 0
+    assert await orphan_settler.run_once(stage.store, grace=GRACE) == 0
     await stage.advance(2)
-    assert await orphans.run_once(stage.store, grace=GRACE) == 1
+    assert await orphan_settler.run_once(stage.store, grace=GRACE) == 1
     job = await stage.get(lease)
     assert (job.status, job.attempts, job.lease, job.finished_at) == (Status.PAUSED, 1, None, None)
     assert job.error is not None
@@ -167,7 +167,7 @@ async def test_orphan_waits_for_its_grace_while_no_live_worker_has_its_domain(st
     assert all(word in job.error.message for word in ("host-a", "stopped=true", "workers lost host-a"))
     (attempt,) = await stage.store.attempts.list(lease.id)
     assert (attempt.ended_at, attempt.phase, attempt.domain) == (None, "started", "host-a")
-    assert await orphans.run_once(stage.store, grace=GRACE) == 0
+    assert await orphan_settler.run_once(stage.store, grace=GRACE) == 0
     assert await stage.finish(lease) is None
 
 
@@ -179,11 +179,11 @@ async def test_grace_begins_when_the_last_worker_of_the_domain_was_gone(stage: S
     for _ in range(20):  # It lives, and adopts nothing: its engine is away.
         await stage.advance(TTL / 3)
         await stage.store.leases.beat("w2", [], ttl=TTL)
-    assert await orphans.run_once(stage.store, grace=GRACE) == 0
+    assert await orphan_settler.run_once(stage.store, grace=GRACE) == 0
     await stage.advance(TTL + GRACE - 1)
-    assert await orphans.run_once(stage.store, grace=GRACE) == 0
+    assert await orphan_settler.run_once(stage.store, grace=GRACE) == 0
     await stage.advance(2)
-    assert await orphans.run_once(stage.store, grace=GRACE) == 1
+    assert await orphan_settler.run_once(stage.store, grace=GRACE) == 1
     assert await stage.status(lease) is Status.PAUSED
 
 
@@ -191,7 +191,7 @@ async def test_worker_of_another_domain_does_not_keep_an_orphan_waiting(stage: S
     """Proves R6."""
     lease = await lost_host(stage)
     await register(stage, "w2", host="b", domains=["host-b"])
-    assert await orphans.run_once(stage.store, grace=GRACE) == 1
+    assert await orphan_settler.run_once(stage.store, grace=GRACE) == 1
     assert await stage.status(lease) is Status.PAUSED
 
 
@@ -202,7 +202,7 @@ async def test_orphaned_function_waits_for_any_worker(stage: Stage) -> None:
     await stage.advance(TTL + 1)
     await stage.store.leases.reap()
     await stage.advance(100 * GRACE)
-    assert await orphans.run_once(stage.store, grace=GRACE) == 0
+    assert await orphan_settler.run_once(stage.store, grace=GRACE) == 0
     assert [adopted.id for adopted in await stage.adopt(worker="w9")] == [lease.id]
 
 
@@ -222,7 +222,7 @@ async def test_orphan_that_must_have_stopped_ends_as_its_policy_says(
     """Proves R6, R21, L11."""
     lease = await lost_host(stage, stop_after=100, stop_grace=5, lane=lane, **rules)
     dependant = await stage.submit(needs=[lease.id])
-    assert await orphans.run_once(stage.store, grace=GRACE) == 1
+    assert await orphan_settler.run_once(stage.store, grace=GRACE) == 1
     job = await stage.get(lease)
     assert (job.status, job.attempts, job.error and job.error.code) == (status, 1, "lost")
     (attempt,) = await stage.store.attempts.list(lease.id)
@@ -247,28 +247,28 @@ async def test_stop_after_counts_from_the_last_heartbeat_with_grace_and_margin(s
     await stage.advance(TTL / 2)
     await stage.store.leases.beat("w1", [lease], ttl=TTL)
     await stage.store.leases.orphan("w1")
-    await stage.advance(1000 + 5 + orphans.MARGIN)
+    await stage.advance(1000 + 5 + orphan_settler.MARGIN)
     (orphan,) = await stage.store.leases.unreachable(GRACE)
-    assert not orphans.must_have_stopped(orphan)
+    assert not orphan_settler.must_have_stopped(orphan)
     await stage.advance(1)
     (orphan,) = await stage.store.leases.unreachable(GRACE)
-    assert orphans.must_have_stopped(orphan)
+    assert orphan_settler.must_have_stopped(orphan)
 
 
 async def test_orphan_whose_stop_after_is_longer_than_the_grace_waits_for_it(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves R21, R6. No person is asked where time answers, and those behind it are settled meanwhile."""
-    monkeypatch.setattr(orphans, "BATCH", 1)
+    monkeypatch.setattr(orphan_settler, "BATCH", 1)
     await register(stage)
     waits = await started(stage, stop_after=10 * GRACE, max_attempts=2)
     other = await started(stage)
     await stage.store.leases.orphan("w1")
     await stage.advance(GRACE + TTL + 1)
-    assert [await orphans.run_once(stage.store, grace=GRACE) for _ in range(2)] == [1, 0]
+    assert [await orphan_settler.run_once(stage.store, grace=GRACE) for _ in range(2)] == [1, 0]
     assert (await stage.status(waits), await stage.status(other)) == (Status.RUNNING, Status.PAUSED)
     await stage.advance(10 * GRACE)
-    assert await orphans.run_once(stage.store, grace=GRACE) == 1
+    assert await orphan_settler.run_once(stage.store, grace=GRACE) == 1
     assert await stage.status(waits) is Status.QUEUED
 
 
@@ -276,7 +276,7 @@ async def test_cancelled_orphan_that_must_have_stopped_is_not_run_again(stage: S
     """Proves C1."""
     lease = await lost_host(stage, stop_after=10, max_attempts=3)
     await stage.store.jobs.cancel(lease.id)
-    await orphans.run_once(stage.store, grace=GRACE)
+    await orphan_settler.run_once(stage.store, grace=GRACE)
     assert await stage.status(lease) is Status.CANCELLED
 
 
@@ -295,14 +295,14 @@ async def test_orphan_that_is_adopted_meanwhile_is_left_alone(stage: Stage) -> N
 
 async def test_one_pass_is_bounded(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Proves R6."""
-    monkeypatch.setattr(orphans, "BATCH", 2)
+    monkeypatch.setattr(orphan_settler, "BATCH", 2)
     await register(stage)
     for _ in range(3):
         await stage.submit(**PROCESS)
     await stage.claim_process()
     await stage.store.leases.orphan("w1")
     await stage.advance(GRACE + 1)
-    assert [await orphans.run_once(stage.store, grace=GRACE) for _ in range(3)] == [2, 1, 0]
+    assert [await orphan_settler.run_once(stage.store, grace=GRACE) for _ in range(3)] == [2, 1, 0]
 
 
 # Somebody reaches it again
@@ -340,7 +340,7 @@ async def test_one_pass_of_recovery_is_bounded(stage: Stage) -> None:
     await stage.claim_process()
     await stage.store.leases.orphan("w1")
     await stage.advance(GRACE + 1)
-    assert await orphans.run_once(stage.store, grace=GRACE) == 3
+    assert await orphan_settler.run_once(stage.store, grace=GRACE) == 3
     assert [len(await stage.store.leases.recover(["host-a"], limit=2)) for _ in range(3)] == [2, 1, 0]
 
 
@@ -348,7 +348,7 @@ async def test_stop_request_from_before_goes_to_whoever_adopts(stage: Stage) -> 
     """Proves C1, R6."""
     lease = await lost_host(stage)
     await stage.store.jobs.cancel(lease.id)
-    await orphans.run_once(stage.store, grace=GRACE)
+    await orphan_settler.run_once(stage.store, grace=GRACE)
     assert await stage.store.leases.recover(["host-a"]) == {lease.id}
     (adopted,) = await stage.adopt(worker="w2")
     assert adopted.adoption.stop_request is not None
@@ -375,7 +375,7 @@ async def test_what_a_person_decided_meanwhile_wins_over_recovery(stage: Stage, 
 async def test_job_that_is_held_or_worn_out_is_not_recovered(stage: Stage) -> None:
     """Proves R6, L3."""
     held = await lost_host(stage, stop_after=10, on_lost="hold")
-    await orphans.run_once(stage.store, grace=GRACE)
+    await orphan_settler.run_once(stage.store, grace=GRACE)
     await stage.submit(**PROCESS)
     await stage.claim_process()
     for n in range(1, 7):
@@ -511,7 +511,7 @@ async def test_host_with_a_live_worker_is_not_gone(stage: Stage) -> None:
     await stage.advance(TTL + 1)
     await register(stage, "w2")
     for name in ("a", "host-a"):
-        with pytest.raises(Conflict, match="worker w2 lives"):
+        with pytest.raises(Conflict, match="worker w2 is alive"):
             await stage.store.workers.lost(name)
     assert (await stage.get(lease)).lease is not None
     with pytest.raises(NotFound):
@@ -576,7 +576,7 @@ async def test_rows_of_dead_workers_go_after_a_week_when_nothing_waits_in_their_
     await remover.run_once(stage.store)
     assert await known() == ["w1"]
     await stage.advance(GRACE + 1)
-    assert await orphans.run_once(stage.store, grace=GRACE) == 1
+    assert await orphan_settler.run_once(stage.store, grace=GRACE) == 1
     await remover.run_once(stage.store)
     assert await known() == ["w1"]
     await stage.store.jobs.resume(lease.id, stopped=True)
@@ -602,7 +602,7 @@ async def test_losing_and_regaining_sight_races_with_everything_else_without_a_d
             await store.leases.orphan(f"w{n}")
 
     async def lose_sight(store: Store, n: int) -> None:
-        await orphans.run_once(store, grace=0.0)
+        await orphan_settler.run_once(store, grace=0.0)
 
     async def regain(store: Store, n: int) -> None:
         await store.leases.recover(["host-a"])

@@ -16,17 +16,18 @@ from holdfast.errors import NotFound, StoreError, StoreUnreachable
 from holdfast.model import FUNCTION_DOMAIN, Claimable, Gate, Outcome, Status, new_id
 from holdfast.store import Store, open_store
 from holdfast.store.migrate import migrate, migrations
+from holdfast.store.notify import work
 from holdfast.store.postgres import PATIENCE, PLANNER, PostgresDatabase, prepare
 from holdfast.store.store import connect
-from holdfast.store.wake import work
 from holdfast.timing import ManualClock
 from tests.conftest import assert_healthy, clone, database_url, drop
-from tests.plans import plan_nodes
+from tests.in_process_worker import eventually
 from tests.pooler import SERVERS, PgBouncerMissing, pgbouncer, through
-from tests.stage import START, TTL, Stage
+from tests.query_plans import plan_nodes
+from tests.store_fixture import START, TTL, Stage
 from tests.test_migrate import holdfast
+from tests.test_notify import heard
 from tests.test_queries import FINISH
-from tests.test_wake import heard
 
 NAMES = list(PLANNER)
 PLANNED = f"SELECT pg_backend_pid(), {', '.join(f'current_setting({name!r})' for name in NAMES)}"
@@ -163,8 +164,8 @@ async def test_wakes_by_a_direct_url_and_without_one_polling_finds_the_work(pool
         await open_store(pooled_url, pooler="transaction") as near,
         await open_store(pooled_url, pooler="transaction", listen_url=clean_url) as hearing,
         await open_store(pooled_url, pooler="transaction") as polling,
-        hearing.wake.listening() as heard_far,
-        polling.wake.listening() as silent,
+        hearing.notifications.listening() as heard_far,
+        polling.notifications.listening() as silent,
     ):
         await heard(heard_far, "*")
         await near.jobs.submit(job)
@@ -259,7 +260,15 @@ async def test_pooler_that_ignores_our_settings_is_found_out(server: str) -> Non
             " AND datname = current_database()"
         )
         await direct.close()
-        await open_servers(through(pooler, url))
+
+        async def opened() -> bool:
+            try:
+                await open_servers(through(pooler, url))
+            except asyncpg.ConnectionDoesNotExistError:  # The pooler has not noticed yet that its server is gone.
+                return False
+            return True
+
+        await eventually(opened, "the pooler has new servers")
         with pytest.raises(StoreError, match=r"HOLDFAST_POOLER=transaction.*prepared statement"):
             await list_often(through(pooler, url))
     await drop(server, name)

@@ -12,15 +12,15 @@ import pytest
 from holdfast.model import Job, Status
 from holdfast.pipeline import snapshots
 from holdfast.pipeline.snapshots import TEMPORARY, Folders
-from holdfast.worker import pipeline
+from holdfast.worker import pipeline_execution
 from tests.crashing_worker import Hook
-from tests.fleet import Fleet, alive
+from tests.in_process_worker import eventually
 from tests.pipelines import Pipes, adds, expected, leaves, left_by, task
-from tests.rig import eventually
 from tests.service import serving
+from tests.worker_processes import Fleet, alive
 
 SLOW: dict[str, Any] = {"lease_ttl": 60.0, "heartbeat_interval": 1.0, "adopt_backoff": 0.1}
-"""Whoever is killed is found dead by its lock; its lease would last a minute."""
+"""A killed worker is found dead by its lock; its lease would last a minute."""
 STEPS = [
     "planned", "recorded", "locked", "spawned", "going", "outputs", "quiet", "copy", "sync", "rename", "move outputs",
     "sync parent", "row", "copied", "published", "kept", "reused", "restored", "inherited", "placed", "ending",
@@ -66,7 +66,7 @@ async def content(pipes: Pipes, job: Job) -> str:
 
 def test_steps_are_all_that_there_are() -> None:
     """A step that is new is one more place to be killed at."""
-    told = "".join(Path(module.__file__ or "").read_text() for module in (pipeline, snapshots))
+    told = "".join(Path(module.__file__ or "").read_text() for module in (pipeline_execution, snapshots))
     assert {*re.findall(r'_at\("([a-z ]+)"\)', told)} | {"spawned"} == {*STEPS} | SERVED | OTHERS
 
 
@@ -81,7 +81,7 @@ async def test_worker_killed_at_any_step_repeats_no_task(fleet: Fleet, pipes: Pi
         for step in STEPS
     }
     victims = {
-        step: fleet.start({step.replace(" ", "_"): 1}, Hook(step=step, do="kill", job=job.id), **SLOW)
+        step: fleet.start({step.replace(" ", "_"): 1}, Hook(step=step, do="kill", job=job.id), adopts=False, **SLOW)
         for step, job in jobs.items()
     }
     for step, victim in victims.items():
@@ -181,7 +181,7 @@ async def test_race_for_one_snapshot_goes_on_when_the_builder_is_killed(
 ) -> None:
     """Proves P5: four jobs in four workers of one slot each, or all behind one slot. One builds, and is killed.
 
-    Its task goes on, and whoever takes the fallen lock before its adopter builds beside it: once, and one is stored.
+    Its task goes on. A worker that takes the free lock before the adopter builds beside it: once, and one is stored.
     """
     gate = pipes.marker.with_name("gate")
     spec = {"env": {"MARKER": str(pipes.marker), "GATE": str(gate)}}

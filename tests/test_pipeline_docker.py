@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import signal
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -13,10 +14,10 @@ import pytest
 from holdfast.model import Job, Status
 from tests.crashing_worker import Hook
 from tests.engine import IMAGE, Daemon
-from tests.fleet import Fleet
+from tests.in_process_worker import Rig
 from tests.pipelines import Pipes, expected, left_by
 from tests.postgres_image import NAME, image
-from tests.rig import Rig
+from tests.worker_processes import Fleet
 
 SCHEMA = "CREATE TABLE fruit (id integer PRIMARY KEY, name text NOT NULL);\n"
 SLOW: Any = {"lease_ttl": 60.0, "heartbeat_interval": 1.0, "adopt_backoff": 0.1}
@@ -76,6 +77,25 @@ async def test_tasks_share_a_container_and_its_results_are_known_later(pipes: Pi
     assert await pipes.statuses(again) == ["cached", "cached"]
     assert await rig.log(more) == ["one", "two"]
     assert await pipes.content("two") == "one\ntwo\n"
+    assert list((rig.settings.state / "spaces").glob("*/*")) == []
+
+
+async def test_a_pipeline_mounts_its_workspace_and_nothing_else_of_the_host(pipes: Pipes, dock: Daemon) -> None:
+    """As docs/docker.md says."""
+    rig = pipes.rig
+    job = await submit(pipes, sh("wait", "echo up; while [ ! -e go ]; do sleep 0.1; done"))
+    async with rig.worker():
+        await rig.says(job, "up")
+        (name,) = [name for name in dock.containers() if job.id in name]
+        own, space = sorted(
+            json.loads(dock.docker("inspect", name))[0]["Mounts"], key=lambda mount: mount["Destination"]
+        )
+        assert (own["Type"], own["Destination"]) == ("volume", "/holdfast")
+        assert (space["Type"], space["Destination"]) == ("bind", "/holdfast/attempt/space")
+        folder = Path(space["Source"])
+        assert folder.match(f"{rig.settings.state}/spaces/*/{job.id}.1/*/space")
+        (folder / "tree" / "go").touch()
+        await rig.ended(job, Status.SUCCEEDED)
     assert list((rig.settings.state / "spaces").glob("*/*")) == []
 
 
@@ -171,7 +191,10 @@ async def test_worker_killed_in_a_snapshot_is_followed_by_another(
         for step in DYING
     }
     with fleet_dock.recorded() as record:
-        victims = [fleet.start({step: 1}, Hook(step=step, do="kill", job=job.id), **SLOW) for step, job in jobs.items()]
+        victims = [
+            fleet.start({step: 1}, Hook(step=step, do="kill", job=job.id), adopts=False, **SLOW)
+            for step, job in jobs.items()
+        ]
         for victim in victims:
             assert await victim.dead() == -signal.SIGKILL, victim.log
         fleet.start({"other": len(DYING)}, **SLOW)
@@ -209,7 +232,7 @@ async def test_worker_killed_in_a_task_is_followed_by_another(
 
 
 async def test_task_cannot_give_its_adopter_another_plan(fleet: Fleet, fleet_dock: Daemon, tmp_path: Path) -> None:
-    """Proves P2, P5: what is mounted is the task's own; whoever adopts reads nothing there, and waits for nobody."""
+    """Proves P2, P5: what is mounted belongs to the task; an adopter reads nothing there, and does not wait."""
     pipes = with_sql(fleet, tmp_path)
     forges = sh("one", "cd ..; rm -f plan; mkfifo plan; echo here; until [ -e tree/gate ]; do sleep 0.05; done")
     job = await submit(pipes, forges, sh("two", "echo two > made"))

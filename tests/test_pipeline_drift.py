@@ -1,4 +1,4 @@
-"""Files that change between two attempts of a pipeline: planned again, in one transaction, whoever dies meanwhile."""
+"""Files that change between two attempts of a pipeline: planned again, in one transaction, also over crashes."""
 
 import asyncio
 import json
@@ -9,10 +9,10 @@ from typing import Any
 
 from holdfast.model import Job, Status
 from tests.crashing_worker import Hook
-from tests.fleet import Fleet
 from tests.pipelines import Pipes, adds, task
 from tests.service import Served, serving_here
 from tests.up import PROGRAM
+from tests.worker_processes import Fleet
 
 SLOW: dict[str, Any] = {"lease_ttl": 60.0, "heartbeat_interval": 1.0, "adopt_backoff": 0.1}
 

@@ -15,9 +15,9 @@ from holdfast.model import Lease, Status
 from holdfast.pipeline.snapshots import Folders
 from holdfast.store.store import sqlite_path
 from tests.crashing_worker import Hook
-from tests.fleet import Fleet
+from tests.in_process_worker import Rig, eventually
 from tests.pipelines import Pipes, expected, leaves, left_by, task
-from tests.rig import Rig, eventually
+from tests.worker_processes import Fleet
 
 SLOW: dict[str, Any] = {"lease_ttl": 60.0, "heartbeat_interval": 1.0, "adopt_backoff": 0.1}
 RETRY: dict[str, Any] = {"max_attempts": 2, "retry": {"base": 0, "cap": 0}}
@@ -255,7 +255,10 @@ async def test_worker_killed_with_known_outputs_in_its_hands_loses_none(fleet: F
         )
         for step in DYING
     }
-    victims = {step: fleet.start({step: 1}, Hook(step=step, do="kill", job=jobs[step].id), **SLOW) for step in DYING}
+    victims = {
+        step: fleet.start({step: 1}, Hook(step=step, do="kill", job=jobs[step].id), adopts=False, **SLOW)
+        for step in DYING
+    }
     for step, victim in victims.items():
         assert await victim.dead() == -signal.SIGKILL, (step, victim.log)
     kept = {snapshot.id for snapshot in await pipes.snapshots()}

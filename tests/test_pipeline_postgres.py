@@ -12,9 +12,9 @@ import pytest
 
 from holdfast.model import Snapshot, Status
 from tests.cluster import binaries
-from tests.fleet import alive
+from tests.in_process_worker import Rig
 from tests.pipelines import Pipes, open_folder
-from tests.rig import Rig
+from tests.worker_processes import alive
 
 USER = "postgres"
 """Who may run a server, where the tests are root's."""
@@ -33,8 +33,7 @@ def kind() -> str:
 def pipes(rig: Rig) -> Iterator[Pipes]:
     with open_folder() as folder:
         rig.set(data_dir=folder)
-        if os.geteuid() == 0:
-            rig.set(process_user=USER)
+        rig.set(process_user=None, process_uids_dir=folder / "uids")
         pipes = Pipes(rig, folder)
         for name, text in {"schema": SCHEMA, "seed": SEED, "migration": MIGRATION}.items():
             (pipes.inputs / f"{name}.sql").write_text(text)
@@ -66,6 +65,8 @@ def query(pipes: Pipes, snapshot: Snapshot, scratch: Path, text: str) -> tuple[s
     """Open a copy of a snapshot and ask it something; return the answer, and what the server said."""
     data = scratch / snapshot.id[:8]
     subprocess.run(["cp", "-a", pipes.folder_of(snapshot) / "data", data], check=True)
+    if os.geteuid() == 0:
+        subprocess.run(["chown", "-R", USER, data], check=True)
     control = binaries() / "pg_ctl"
     options = f"-c listen_addresses= -c unix_socket_directories={scratch}"
     as_user(control, "-D", data, "-w", "-l", scratch / "log", "-o", options, "start")

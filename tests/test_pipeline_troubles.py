@@ -7,10 +7,10 @@ import pytest
 
 from holdfast.model import Job, Status
 from holdfast.pipeline.snapshots import Folders
-from tests.attempt import needs_root
-from tests.fleet import Fleet
 from tests.pipelines import Pipes, adds, task
+from tests.supervisor_harness import needs_root
 from tests.users import MEEK
+from tests.worker_processes import Fleet
 
 pytestmark = needs_root
 

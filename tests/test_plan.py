@@ -214,7 +214,7 @@ def test_miss_names_the_components_that_differ(files: Sources) -> None:
         ({"runner": "function", "spec": {"name": "f"}}, "tasks", "not as function"),
         ({"runner": "docker"}, "spec.image", "required"),
         ({"tasks": [], "spec": {"command": ["x"]}}, "connector", "give tasks"),
-        ({"spec": {"tasks": []}}, "spec.tasks", "said twice"),
+        ({"spec": {"tasks": []}}, "spec.tasks", "given twice"),
     ],
 )
 def test_bad_pipelines_are_refused_by_field(job: dict[str, Any], field: str, message: str) -> None:

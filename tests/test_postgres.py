@@ -18,8 +18,8 @@ from holdfast.store import postgres
 from holdfast.store.lanes import lock_lanes
 from holdfast.store.postgres import PostgresDatabase, PostgresTx, array_text
 from holdfast.store.store import Store, connect
+from tests.in_process_worker import eventually
 from tests.proxy import Proxy
-from tests.rig import eventually
 
 LANE = ("default", "lane")
 ANSWER = 1.0

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.pipeline.sources import inputs_of
-from tests.attempt import eventually
-from tests.cluster import free_port
 from tests.pipelines import open_folder
+from tests.ports import free_port
+from tests.supervisor_harness import eventually
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "prepared-database"
 USER = "postgres"

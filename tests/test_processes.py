@@ -16,15 +16,15 @@ import pytest
 
 from holdfast.errors import ConfigError
 from holdfast.model import Cause, Job, Status
-from holdfast.runner.folder import Folder, write_new
-from holdfast.runner.host import StateFolder
-from holdfast.runner.outputs import Artifacts, Gathered
+from holdfast.runner.artifacts import Artifacts, Gathered
+from holdfast.runner.attempt_folder import AttemptFolder, write_new
+from holdfast.runner.state_folder import StateFolder
 from holdfast.runner.users import user_for
 from holdfast.store.events import Events
 from holdfast.store.store import sqlite_path
-from tests.attempt import needs_root
-from tests.attempt import running as alive
-from tests.rig import Rig, eventually
+from tests.in_process_worker import Rig, eventually
+from tests.supervisor_harness import needs_root
+from tests.supervisor_harness import running as alive
 
 
 async def test_a_process_runs_and_its_output_is_kept_apart_and_in_order(rig: Rig) -> None:
@@ -156,7 +156,7 @@ async def test_every_cause_of_an_end_is_in_the_ledger(rig: Rig) -> None:
         await rig.store.jobs.cancel(jobs[Cause.CANCELLED].id)
         await rig.store.jobs.interrupt(jobs[Cause.INTERRUPTED].id)
         (folder,) = [folder for folder in rig.folders if jobs[Cause.LOST].id in folder.name]
-        started = Folder(folder).started()
+        started = AttemptFolder(folder).started()
         assert started is not None
         os.kill(started.supervisor_pid, signal.SIGKILL)
         for job in (*jobs.values(), by_signal):
@@ -458,7 +458,7 @@ async def test_a_drain_is_no_signal(rig: Rig) -> None:
 async def test_output_that_a_full_disk_lost_to_the_end_is_told(rig: Rig, tmp_path: Path) -> None:
     """Proves R10. Where no frame stands behind the gap, the log still says how much is missing."""
     with small_disk(tmp_path / "disk") as disk:
-        rig.set(state_dir=disk)
+        rig.set(state_dir=disk, disk_reserve=None)
         async with rig.worker():
             job = await rig.sh("yes line | head -c 3000000; echo last words >&2")
             await rig.ended(job, Status.SUCCEEDED)

@@ -12,9 +12,9 @@ from holdfast.store import queries
 from holdfast.store.migrate import migrate
 from holdfast.store.postgres import SESSION, prepare
 from holdfast.store.sqlite import SqliteDatabase
+from tests.bulk_data import fill_postgres
 from tests.conftest import clone, drop
-from tests.plans import generic_plan, sqlite_connection, sqlite_explain
-from tests.scenario import fill_postgres
+from tests.query_plans import generic_plan, sqlite_connection, sqlite_explain
 
 SQL = Path(queries.__file__).parent / "sql"
 OF_LISTS = frozenset({"jobs_waiting", "jobs_ended", "jobs_of_lane", "specs_of_kind", "labels_listed"})

@@ -12,9 +12,9 @@ from holdfast.store.migrate import migrate
 from holdfast.store.postgres import SESSION, prepare
 from holdfast.store.sqlite import SqliteDatabase
 from holdfast.store.store import Store, connect
+from tests.bulk_data import DUE, ENDED, MIXED, fill_postgres, fill_sqlite
 from tests.conftest import clone, drop
-from tests.plans import plan_of, sqlite_connection, sqlite_explain
-from tests.scenario import DUE, ENDED, MIXED, fill_postgres, fill_sqlite
+from tests.query_plans import plan_of, sqlite_connection, sqlite_explain
 
 SQL = Path(queries.__file__).parent / "sql"
 PAIRS = [{"queue": "default", "capability": "function:f", "domain": "function", "turn": "", "after_id": None}]

@@ -3,6 +3,7 @@
 import asyncio
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from holdfast.model import FUNCTION_DOMAIN, Claimable, Outcome, Queue
 from holdfast.store import Store
 from holdfast.store.migrate import migrate
 from holdfast.store.store import connect
-from tests.stage import TTL, Stage
+from tests.store_fixture import TTL, Stage
 
 
 async def test_cap_holds_over_all_workers_and_full_fails_nobody(stage: Stage) -> None:
@@ -91,7 +92,7 @@ async def test_capped_queue_does_not_live_off_what_others_leave(stage: Stage) ->
 
 
 @pytest.mark.parametrize("limits", [{"cap": 0}, {"depth": 0}, {"cap": -1}])
-async def test_limits_below_one_are_refused(stage: Stage, limits: dict[str, int]) -> None:
+async def test_limits_below_one_are_refused(stage: Stage, limits: dict[str, Any]) -> None:
     """Proves J10."""
     with pytest.raises(Invalid, match="below 1"):
         await stage.store.queues.limit("default", **limits)

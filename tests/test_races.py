@@ -1,6 +1,6 @@
 """Races between real processes, on both databases and on real time.
 
-The children's side is in racers.py. A test looks at the whole record afterwards; nothing is mended before it looks.
+The child processes run race_scripts.py. A test checks the whole record afterwards; nothing is repaired before that.
 """
 
 import asyncio
@@ -20,9 +20,9 @@ from holdfast.model import FUNCTION_DOMAIN, Gate, Lease, Outcome, Status, new_id
 from holdfast.store import Store, open_store
 from holdfast.store.migrate import migrate, migrations
 from holdfast.store.store import connect, sqlite_path
-from tests import racers
+from tests import race_scripts
 from tests.conftest import database_url, drop
-from tests.racers import LONG, Call, Crew, Pause, Report, claim, function, select
+from tests.race_scripts import LONG, Call, Crew, Pause, Report, claim, function, select
 
 CREW = 8
 # Rounds of the two great races; `make test-races` runs 10,000 of each.
@@ -103,7 +103,7 @@ async def test_each_job_is_claimed_by_one_of_eight_processes(clean_url: str, cre
     """Proves L1."""
     async with await open_store(clean_url, listen=False) as store:
         ids = await store.jobs.submit_many([function() for _ in range(500)])
-    done = await race(crew, clean_url, [Call(racers.work, {"slots": 4}) for _ in range(8)])
+    done = await race(crew, clean_url, [Call(race_scripts.work, {"slots": 4}) for _ in range(8)])
     taken = [attempt for part in done for attempt in part]
     assert Counter(job for job, *_ in taken) == Counter(ids)
     assert {(token, attempt, answer) for _, token, attempt, answer in taken} == {(1, 1, "succeeded")}
@@ -121,7 +121,7 @@ async def test_cap_is_never_exceeded_by_eight_processes(clean_url: str, crew: Cr
     async with await open_store(clean_url, listen=False) as store:
         await store.queues.limit("default", cap=cap)
         await store.jobs.submit_many([function() for _ in range(300)])
-    done = await race(crew, clean_url, [Call(racers.work, {"slots": 4}, slow=SLOW) for _ in range(8)])
+    done = await race(crew, clean_url, [Call(race_scripts.work, {"slots": 4}, slow=SLOW) for _ in range(8)])
     assert sum(bool(part) for part in done) > 1, "one process did it all: no race"
     spans = await select(clean_url, "SELECT claimed_at, ended_at FROM attempts")
     assert len(spans) == 300
@@ -141,10 +141,10 @@ async def test_submit_racing_a_finish_never_leaves_a_lane_hanging(clean_url: str
     share = {"rounds": -(-ROUNDS // 3), "width": 3}
     flags = [tmp_path / f"submitted-{n}" for n in range(3)]
     submitters = [
-        Call(racers.submit_behind_each_other, {**share, "flag": flag}, slow=SLOW if n == 0 else 0.0)
+        Call(race_scripts.submit_behind_each_other, {**share, "flag": flag}, slow=SLOW if n == 0 else 0.0)
         for n, flag in enumerate(flags)
     ]
-    workers = [Call(racers.work, {"flags": flags, "slots": 3}, slow=SLOW if n < 2 else 0.0) for n in range(4)]
+    workers = [Call(race_scripts.work, {"flags": flags, "slots": 3}, slow=SLOW if n < 2 else 0.0) for n in range(4)]
     values = await race(crew, clean_url, [*submitters, *workers], within=PATIENCE)
     rounds = sum(values[:3])
     assert rounds >= ROUNDS
@@ -158,12 +158,12 @@ async def test_lane_runs_one_job_at_a_time_in_order_of_acceptance(clean_url: str
     halves = [["lane-1", "lane-2", "lane-3"], ["lane-4", "lane-5"]]
     # Half of the jobs wait when the workers start: in a lane that is never deeper than one, order means nothing.
     async with await open_store(clean_url, listen=False) as store:
-        waiting = await racers.submit_one_by_one(store, lanes=[*halves[0], *halves[1]], jobs=100)
+        waiting = await race_scripts.submit_one_by_one(store, lanes=[*halves[0], *halves[1]], jobs=100)
     submitters = [
-        Call(racers.submit_one_by_one, {"lanes": lanes, "jobs": 50, "flag": flag}, slow=SLOW)
+        Call(race_scripts.submit_one_by_one, {"lanes": lanes, "jobs": 50, "flag": flag}, slow=SLOW)
         for lanes, flag in zip(halves, flags, strict=True)
     ]
-    work = Call(racers.work, {"flags": flags, "journal": journal, "slots": 3}, slow=SLOW)
+    work = Call(race_scripts.work, {"flags": flags, "journal": journal, "slots": 3}, slow=SLOW)
     one, two, *_ = await race(crew, clean_url, [*submitters, *[work] * 6])
     accepted = [*waiting, *one, *two]
     expected: dict[str, list[str]] = defaultdict(list)
@@ -188,10 +188,10 @@ async def test_submit_with_needs_racing_the_parents_end_leaves_nobody_waiting(
     share = {"rounds": -(-ROUNDS // 3), "bulk": 20}
     flags = [tmp_path / f"submitted-{n}" for n in range(3)]
     submitters = [
-        Call(racers.submit_needing, {**share, "flag": flag}, slow=SLOW if n == 0 else 0.0)
+        Call(race_scripts.submit_needing, {**share, "flag": flag}, slow=SLOW if n == 0 else 0.0)
         for n, flag in enumerate(flags)
     ]
-    workers = [Call(racers.work, {"flags": flags, "slots": 20}, slow=SLOW if n == 0 else 0.0) for n in range(3)]
+    workers = [Call(race_scripts.work, {"flags": flags, "slots": 20}, slow=SLOW if n == 0 else 0.0) for n in range(3)]
     values = await race(crew, clean_url, [*submitters, *workers], within=PATIENCE)
     made = [one for part in values[:3] for one in part]
     assert len(made) >= ROUNDS
@@ -222,10 +222,10 @@ async def test_submit_with_needs_racing_a_resumed_parent_leaves_nobody_waiting(
     """Proves N6. Proves C8."""
     flags = [tmp_path / f"submitted-{n}" for n in range(3)]
     resumers = [
-        Call(racers.resume_and_need, {"rounds": 80, "width": 16, "flag": flag}, slow=4 * SLOW if n == 0 else 0.0)
+        Call(race_scripts.resume_and_need, {"rounds": 80, "width": 16, "flag": flag}, slow=4 * SLOW if n == 0 else 0.0)
         for n, flag in enumerate(flags)
     ]
-    workers = [Call(racers.work, {"flags": flags, "slots": 4, "patience": 8.0}) for _ in range(3)]
+    workers = [Call(race_scripts.work, {"flags": flags, "slots": 4, "patience": 8.0}) for _ in range(3)]
     values = await race(crew, clean_url, [*resumers, *workers])
     assert sum(len(part) for part in values[:3]) == 3 * 2 * 80
     await assert_sound(clean_url)
@@ -300,8 +300,8 @@ async def test_finish_racing_the_reaper_has_one_winner_per_lease(
     flags = [tmp_path / f"finished-{n}" for n in range(6)]
     async with await open_store(clean_url, listen=False) as store:
         ids = await store.jobs.submit_many([function() for _ in range(jobs)])
-    finishers = [Call(racers.finish_at_expiry, {"ttl": 0.05, "width": 5, "flag": flag}) for flag in flags]
-    values = await race(crew, clean_url, [*finishers, *[Call(racers.reap, {"flags": flags})] * 2])
+    finishers = [Call(race_scripts.finish_at_expiry, {"ttl": 0.05, "width": 5, "flag": flag}) for flag in flags]
+    values = await race(crew, clean_url, [*finishers, *[Call(race_scripts.reap, {"flags": flags})] * 2])
     answers = [answer for part, _ in values[:6] for answer in part]
     renewed = sum(count for _, count in values[:6])
     reaped = Counter(one for part in values[6:] for one in part)
@@ -341,8 +341,8 @@ async def test_beat_after_reaping_never_revives_a_lease(kind: str, clean_url: st
         await store.jobs.submit_many([function() for _ in range(6 * share)])
     slow = POOLED or kind == "sqlite"  # Six who share one writer, or one pooler, need more room to come in time.
     aim = {"ttl": 0.1, "around": (-0.06, 0.04)} if slow else {"ttl": 0.02, "around": (-0.002, 0.004)}
-    beaters = [Call(racers.beat_past_expiry, {"jobs": share, "flag": flag, **aim}) for flag in flags]
-    values = await race(crew, clean_url, [*beaters, *[Call(racers.reap, {"flags": flags})] * 2])
+    beaters = [Call(race_scripts.beat_past_expiry, {"jobs": share, "flag": flag, **aim}) for flag in flags]
+    values = await race(crew, clean_url, [*beaters, *[Call(race_scripts.reap, {"flags": flags})] * 2])
     beaten = [one for part in values[:6] for one in part]
     assert len(beaten) == 6 * share
     for _, token, answers in beaten:
@@ -385,10 +385,10 @@ async def test_stop_racing_a_failing_exit_with_retries_left_is_kept(
     flags = [tmp_path / f"stopped-{n}" for n in range(4)]
     share = {"rounds": rounds // 4, "width": 15}
     stoppers = [
-        Call(racers.stop_while_they_fail, {**share, "flag": flag}, slow=SLOW if n == 0 else 0.0)
+        Call(race_scripts.stop_while_they_fail, {**share, "flag": flag}, slow=SLOW if n == 0 else 0.0)
         for n, flag in enumerate(flags)
     ]
-    workers = [Call(racers.work, {"flags": flags, "slots": 8}, slow=SLOW if n == 0 else 0.0) for n in range(4)]
+    workers = [Call(race_scripts.work, {"flags": flags, "slots": 8}, slow=SLOW if n == 0 else 0.0) for n in range(4)]
     values = await race(crew, clean_url, [*stoppers, *workers], within=150)
     stopped = [one for part in values[:4] for one in part]
     assert len(stopped) == rounds
@@ -435,10 +435,10 @@ async def test_resume_racing_another_verb_has_one_consistent_outcome(
     # Against dismiss either may come first; against another resume the second finds the first in the middle.
     slow = SLOW if other == "resume" else 0.0
     sides = [
-        Call(racers.say_to_each, {**aim, "verb": verb, "flag": flag}, slow=slow)
+        Call(race_scripts.say_to_each, {**aim, "verb": verb, "flag": flag}, slow=slow)
         for verb, flag, slow in zip(("resume", other), flags, (0.0, slow), strict=True)
     ]
-    one, two, *_ = await race(crew, clean_url, [*sides, *[Call(racers.work, {"flags": flags, "slots": 20})] * 3])
+    one, two, *_ = await race(crew, clean_url, [*sides, *[Call(race_scripts.work, {"flags": flags, "slots": 20})] * 3])
     accepted: dict[str, list[str]] = defaultdict(list)
     for job_id, verb, done in [*one, *two]:
         accepted[job_id] += [verb] if done else []
@@ -459,7 +459,7 @@ async def test_resumed_job_runs_before_those_behind_it(clean_url: str, crew: Cre
         heads, followers = await blocked_lanes(store, rounds)
     flag = tmp_path / "said"
     aim = {"ids": heads, "start": time.monotonic() + 0.5, "gap": 0.0, "verb": "resume", "flag": flag}
-    calls = [Call(racers.say_to_each, aim, slow=SLOW), *[Call(racers.work, {"flags": [flag]})] * 3]
+    calls = [Call(race_scripts.say_to_each, aim, slow=SLOW), *[Call(race_scripts.work, {"flags": [flag]})] * 3]
     await race(crew, clean_url, calls)
     claims = await select(clean_url, "SELECT job_id, max(claimed_at) FROM attempts GROUP BY job_id")
     claimed = {str(job): claimed_at for job, claimed_at in claims}
@@ -477,7 +477,7 @@ async def test_of_many_migrations_at_once_one_applies(kind: str, server: str, cr
     for n in range(5):
         url = f"sqlite:///{tmp_path / f'{n}.db'}" if kind == "sqlite" else await create(server, name)
         try:
-            call = Call(racers.migrate_now, {"start": time.monotonic() + 0.2}, opens=False)
+            call = Call(race_scripts.migrate_now, {"start": time.monotonic() + 0.2}, opens=False)
             applied = await race(crew, url, [call] * CREW)
             every = [migration.name for migration in migrations("sqlite" if kind == "sqlite" else "postgres")]
             assert sorted(applied, key=len) == [[]] * (CREW - 1) + [every]
@@ -504,21 +504,21 @@ async def test_everything_at_once_never_deadlocks(kind: str, clean_url: str, cre
     """Proves L20. Proves E1."""
     duration = seconds(20.0 if kind == "postgres" else 6.0)
     calls = [
-        Call(racers.mix, {"seconds": duration, "seed": n}, slow=SLOW if n % 4 == 0 else 0.0, listen=True)
+        Call(race_scripts.mix, {"seconds": duration, "seed": n}, slow=SLOW if n % 4 == 0 else 0.0, listen=True)
         for n in range(8)
     ]
     done = await race(crew, clean_url, calls, within=duration + 180)
     total = sum((Counter(part) for part in done), Counter[str]())
     assert min(total[what] for what in ("submitted", "taken", "finished", "said", "steered")) > 20, total
     await assert_sound(clean_url)
-    (live,) = await race(crew, clean_url, [Call(racers.drain)])
+    (live,) = await race(crew, clean_url, [Call(race_scripts.drain)])
     assert live == 0, "jobs that nothing will ever run"
     await assert_sound(clean_url)
 
 
 async def test_eight_writers_leave_no_gap_in_the_events(clean_url: str, crew: Crew) -> None:
     """Proves E1."""
-    own = await race(crew, clean_url, [Call(racers.append_own, {"batches": 40})] * 8)
+    own = await race(crew, clean_url, [Call(race_scripts.append_own, {"batches": 40})] * 8)
     assert len(set(own)) == 8
     for job_id in own:
         lines = f"""
@@ -530,7 +530,7 @@ async def test_eight_writers_leave_no_gap_in_the_events(clean_url: str, crew: Cr
         (shared,) = await store.jobs.submit_many([function()])
         _, (lease,) = await claim(store, "shared", 1)
     assert isinstance(lease, Lease)
-    values = await race(crew, clean_url, [Call(racers.write_to_one, {"lease": lease, "batches": 60})] * 8)
+    values = await race(crew, clean_url, [Call(race_scripts.write_to_one, {"lease": lease, "batches": 60})] * 8)
     assert sum(landed for landed, _ in values) == 60, "each batch landed once"
     counts = f"SELECT type, count(*) FROM job_events WHERE job_id = '{shared}' GROUP BY type"
     found_counts = {str(type): n for type, n in await select(clean_url, counts)}
@@ -555,7 +555,7 @@ async def sqlite_url(folder: Path) -> str:
 async def test_sqlite_under_heavy_writes_of_four_processes_raises_no_error(tmp_path: Path, crew: Crew) -> None:
     """Proves O6."""
     url, duration = await sqlite_url(tmp_path), seconds(15.0)
-    calls = [Call(racers.mix, {"seconds": duration, "seed": n}) for n in range(4)]
+    calls = [Call(race_scripts.mix, {"seconds": duration, "seed": n}) for n in range(4)]
     done = await race(crew, url, calls, within=duration + 180)
     assert all(part["finished"] > 0 for part in done), "one process was starved"
     await assert_sound(url)
@@ -573,7 +573,9 @@ async def test_sqlite_process_that_is_idle_takes_no_write_lock(tmp_path: Path) -
         try:
             other.execute("BEGIN IMMEDIATE")
             async with asyncio.timeout(5):
-                taken = await store.leases.claim("worker", [racers.PAIR], slots=5, ttl=LONG, domains=[FUNCTION_DOMAIN])
+                taken = await store.leases.claim(
+                    "worker", [race_scripts.PAIR], slots=5, ttl=LONG, domains=[FUNCTION_DOMAIN]
+                )
                 assert not taken.claimed
                 assert not taken.adopted
                 assert await store.leases.reap() == []

@@ -11,7 +11,7 @@ import pytest
 
 from tests.pages import ROOT, blocks, read_along
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NAMED = [page for page in PAGES if "adr" not in page.parts]
 
 
@@ -74,9 +74,11 @@ def test_tests_and_pages_that_a_page_names_exist(page: Path) -> None:
         assert link.startswith("http") or (page.parent / link).exists(), link
 
 
-def test_every_promise_names_its_proof() -> None:
-    table = (ROOT / "README.md").read_text().partition("| promise | proof |")[2].partition("\n\n")[0]
-    rows = [row for row in table.splitlines() if row.startswith("| ") and "---" not in row]
+@pytest.mark.parametrize("page", ["README.md", "SECURITY.md"])
+def test_every_promise_names_its_proof(page: str) -> None:
+    tables = (ROOT / page).read_text().split("| promise | proof |")[1:]
+    lines = [row for table in tables for row in table.partition("\n\n")[0].splitlines()]
+    rows = [row for row in lines if row.startswith("| ") and "---" not in row]
     assert len(rows) > 10
     for row in rows:
         assert "tests/" in row or "`test_" in row or "every test" in row, row

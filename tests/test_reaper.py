@@ -11,7 +11,7 @@ from holdfast.store import Store
 from holdfast.store.leases import Owners
 from holdfast.store.store import connect
 from holdfast.timing import ManualClock
-from tests.stage import START, TTL, Stage
+from tests.store_fixture import START, TTL, Stage
 
 INTERVAL = TTL / 4
 

@@ -6,7 +6,7 @@ from holdfast.duties.pruner import Pruner
 from holdfast.errors import Invalid
 from holdfast.model import Cause, Error, Outcome, Status
 from holdfast.store.retention import Retention
-from tests.stage import Stage
+from tests.store_fixture import Stage
 
 DAY = 86_400.0
 INTERRUPTED = Outcome(

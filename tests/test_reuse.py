@@ -8,7 +8,7 @@ from holdfast.errors import Conflict, Gone, Invalid, NotFound
 from holdfast.model import Job, Status
 from holdfast.store.retention import Retention
 from holdfast.submission import gather
-from tests.stage import Stage
+from tests.store_fixture import Stage
 
 JOB = {"runner": "function", "spec": {"name": "f"}}
 DAY = 24 * 3600.0

@@ -12,16 +12,24 @@ from holdfast import Holdfast, config
 from holdfast.config import Settings
 from holdfast.model import Job
 from tests.service import serving_here
-from tests.stage import Stage
+from tests.store_fixture import Stage
 
 SOURCE = Path(holdfast.__file__).parent
 DERIVED = {"url": "database_url", "shared": "shared_dir", "state": "state_dir", "job_defaults": "max_attempts"}
 """Properties of the settings, each with a setting behind it."""
 THROUGH_DEFAULTS = {"max_attempts", "backoff_base", "backoff_cap", "stop_grace"}
 """Reach every submit as `Settings.job_defaults`: tested below."""
+THROUGH_CEILINGS = {"docker_memory_max", "docker_cpus_max", "docker_pids_max"}
+"""Reach every submit as `Settings.ceilings`: tested in test_privileges.py."""
 
 REFUSALS = {"auth_off_as_root"}
 """Decides in config.py itself whether the settings are accepted at all; its own tests are with that check."""
+
+LIMITS = {
+    *("process_memory", "process_pids", "file_size", "folder_size"),
+    *("process_memory_max", "process_pids_max", "file_size_max", "folder_size_max"),
+}
+"""Reach the runners as `Settings.attempt_limits`: test_limits.py."""
 
 
 def _read_outside() -> set[str]:
@@ -42,6 +50,8 @@ def test_every_setting_is_read_by_something() -> None:
     read = _read_outside()
     behind = {DERIVED[name] for name in read & DERIVED.keys()}
     reached = read | behind | (THROUGH_DEFAULTS if "job_defaults" in read else set())
+    reached |= THROUGH_CEILINGS if "ceilings" in read else set()
+    reached |= LIMITS if "attempt_limits" in read else set()
     unread = {field.name for field in dataclasses.fields(Settings)} - reached - REFUSALS
     assert unread == set()
 

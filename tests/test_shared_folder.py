@@ -16,9 +16,9 @@ from holdfast.cli.doctor import examine
 from holdfast.config import Settings
 from holdfast.errors import ConfigError
 from holdfast.model import Status
-from holdfast.runner.outputs import Artifacts
+from holdfast.runner.artifacts import Artifacts
 from holdfast.runner.shared_folder import FILE, adopt, make_id, prove, read_id
-from tests.rig import Rig, eventually
+from tests.in_process_worker import Rig, eventually
 from tests.service import Served, error_of, serving_here
 
 RACERS = 8
@@ -31,7 +31,7 @@ def holdfast(settings: Settings, *command: str) -> "subprocess.CompletedProcess[
         "HOLDFAST_DATABASE_URL": settings.database_url or "",
         "HOLDFAST_DATA_DIR": str(settings.data_dir),
         "HOLDFAST_SHARED_DIR": str(settings.shared),
-        "HOLDFAST_PROCESS_USER": settings.process_user,
+        **({} if settings.process_user is None else {"HOLDFAST_PROCESS_USER": settings.process_user}),
         "HOLDFAST_DOCKER_HOST": "none",
     }
     program = [sys.executable, "-m", "holdfast.cli.main", *command]
@@ -168,7 +168,7 @@ async def test_folder_of_another_installation_is_refused(rig: Rig) -> None:
 
 
 async def test_operator_can_make_another_folder_the_one(rig: Rig, tmp_path: Path) -> None:
-    """Whoever runs with the old one notices."""
+    """A process that runs with the old one notices."""
     async with await store_of(rig.settings) as store:
         old = await prove(rig.settings.shared, await store.installation(), store.shared_folder)
         elsewhere = replace(rig.settings, shared_dir=tmp_path / "other")
@@ -219,7 +219,7 @@ async def test_outputs_wait_while_the_folder_is_away(
             gate.touch()
 
             async def tried() -> bool:
-                return "its output cannot be kept yet" in caplog.text
+                return "its outputs cannot be stored yet" in caplog.text
 
             await eventually(tried, "its worker tries to keep what it left")
             assert (await rig.get(job)).status is Status.RUNNING

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from holdfast.model import Job, Status
-from holdfast.runner.outputs import Gathered, Violation, take_folder, take_tar
+from holdfast.runner.artifacts import Gathered, Violation, take_folder, take_tar
 from tests.crashing_worker import Hook
 from tests.engine import IMAGE, Daemon
-from tests.fleet import Fleet
-from tests.rig import Rig
-from tests.test_outputs import LIMITS, artifacts_of, member, tar
+from tests.in_process_worker import Rig
+from tests.test_collect import LIMITS, artifacts_of, member, tar
+from tests.worker_processes import Fleet
 
 SCRIPT = """
 mkdir -p output/sub

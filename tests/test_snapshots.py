@@ -12,7 +12,7 @@ from holdfast.model import Lease, Snapshot
 from holdfast.store.snapshots import NewSnapshot
 from holdfast.store.sqlite import SqliteDatabase
 from holdfast.store.tasks import PlannedTask
-from tests.stage import TTL, Stage
+from tests.store_fixture import TTL, Stage
 
 MINUTE = 60.0
 
@@ -271,7 +271,7 @@ async def test_removal_takes_care_of_children_and_users(stage: Stage) -> None:
     parent, child, grandchild = [
         await built(stage, text, before) for text, before in [("a", "root"), ("b", "a"), ("c", "b")]
     ]
-    with pytest.raises(Needed, match="has 1 made from it; remove it with recurse"):
+    with pytest.raises(Needed, match=r"has snapshots made from it \(1\); remove them too with recurse"):
         await snapshots.remove(parent.id, tenant="default", force=True)
     planned = await snapshots.remove(parent.id, tenant="default", recurse=True, dry_run=True)
     assert planned.outcome == "would_delete"

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.duties.uploads import Uploads
+from holdfast.duties.upload_cleaner import Uploads
 from holdfast.errors import Invalid, TooLarge
 from holdfast.pipeline import sources
 from holdfast.pipeline.sources import Sources, inputs_of
-from holdfast.runner.inputs import Inputs
-from tests.attempt import needs_root
+from holdfast.runner.uploads import JobUploads
 from tests.cluster import binaries
 from tests.pipelines import open_folder
-from tests.stage import Stage
+from tests.store_fixture import Stage
+from tests.supervisor_harness import needs_root
 from tests.users import as_nobody
 
 FIELD = "tasks[0].sql"
@@ -166,7 +166,7 @@ async def test_sweep_of_uploads_leaves_what_pipelines_read(stage: Stage, tmp_pat
     read = inputs_of(tmp_path, "default") / "schema.sql"
     read.parent.mkdir(parents=True)
     read.write_text("SELECT 1;")
-    inputs = Inputs(tmp_path)
+    inputs = JobUploads(tmp_path)
     await Uploads(stage.store, inputs, grace=-1, day=-1).run_once()
     assert read.exists()
     assert inputs_of(tmp_path, "default").parent not in {tmp_path / "inputs", tmp_path / "uploads"}

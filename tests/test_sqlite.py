@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.errors import Conflict
 from holdfast.model import new_id
-from tests.stage import TTL, Stage
+from tests.store_fixture import TTL, Stage
 
 JOB = {"runner": "function", "spec": {"name": "f"}}
 

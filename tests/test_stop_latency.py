@@ -15,7 +15,7 @@ from holdfast.model import Job, Pulse, Status
 from holdfast.runner.function import Context
 from holdfast.store.leases import Leases
 from holdfast.worker.worker import Worker
-from tests.rig import PATIENCE, Rig
+from tests.in_process_worker import PATIENCE, Rig
 
 INTERVAL = 2 * PATIENCE
 

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from holdfast.api import auth, stream
-from holdfast.api.hub import BLOCK, Hub
+from holdfast.api.fanout import BLOCK, Fanout
 from holdfast.api.stream import pieces
 from holdfast.errors import StoreError
 from holdfast.model import Claimable, Job, Lease, NewEvent, Outcome, Role, Status
@@ -23,9 +23,9 @@ from holdfast.store import Store
 from holdfast.store.events import Events
 from holdfast.store.postgres import PostgresDatabase
 from holdfast.store.tokens import new_secret
-from tests.rig import Rig, eventually
+from tests.in_process_worker import Rig, eventually
 from tests.service import FUNCTION, Served, error_of, events_of, opened, serving, serving_here
-from tests.stage import Stage
+from tests.store_fixture import Stage
 
 PAIR = Claimable(queue="default", capability="function:f", domain="function")
 NDJSON = {"Accept": "application/x-ndjson"}
@@ -334,13 +334,13 @@ async def test_hub_keeps_bounded_memory_and_reads_again_what_it_dropped(
     clean_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves E5."""
-    monkeypatch.setattr("holdfast.api.hub.KEPT_BYTES", 100_000)
+    monkeypatch.setattr("holdfast.api.fanout.KEPT_BYTES", 100_000)
     async with opened(clean_url) as store:
         talker = await Talker.start(store)
         for _ in range(10):
             await talker.say(*("x" * 1000 for _ in range(BLOCK)), each=True)
         await talker.end()
-        hub = Hub(store)
+        hub = Fanout(store)
         head = (await store.jobs.get(talker.id)).last_seq
         for _ in range(2):
             async with hub.follow(talker.id, tenant="default", after=0) as follower:
@@ -500,7 +500,7 @@ async def test_stream_goes_on_when_the_database_drops_every_connection(served: S
 async def test_stream_that_begins_while_its_server_stops_is_cut_and_does_not_end(stage: Stage) -> None:
     """Proves E3, E4. A client that sees it end in order would take that for the end of the job."""
     job = await stage.submit()
-    hub = Hub(stage.store)
+    hub = Fanout(stage.store)
     hub.stop()
     sent: list[dict[str, Any]] = []
 
@@ -532,7 +532,7 @@ async def test_hub_keeps_nothing_for_a_follower_that_left_while_it_read(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves E5: what nobody follows takes no memory."""
-    job, hub, page = await stage.submit(), Hub(stage.store), stage.store.events.page
+    job, hub, page = await stage.submit(), Fanout(stage.store), stage.store.events.page
     reading, go = asyncio.Event(), asyncio.Event()
 
     async def slowly(*asked: Any, **more: Any) -> Any:

@@ -7,11 +7,11 @@ import asyncpg
 import pytest
 
 from holdfast.model import Claimable, Gate, Status, new_id
+from holdfast.pipeline_spec import FIELDS as PIPELINE
+from holdfast.pipeline_spec import pipeline_of
 from holdfast.store.postgres import PostgresDatabase
 from holdfast.submission import Submission
-from holdfast.tasks import FIELDS as PIPELINE
-from holdfast.tasks import pipeline_of
-from tests.stage import TTL, Stage
+from tests.store_fixture import TTL, Stage
 
 JOB = {"runner": "process", "spec": {"command": ["true"]}}
 

@@ -9,10 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runner.folder import ExitCause
 from holdfast.runner.frames import Stream
-from holdfast.runner.spec import Task
-from tests.attempt import AS_NOBODY, FOREVER, NOBODY, Attempt, boottime, ending, hand_over, needs_root, python, shell
+from holdfast.runner.supervisor.protocol import ExitCause
+from holdfast.runner.wire import WireTask
+from tests.supervisor_harness import (
+    AS_NOBODY,
+    FOREVER,
+    NOBODY,
+    Attempt,
+    boottime,
+    ending,
+    hand_over,
+    needs_root,
+    python,
+    shell,
+)
 
 
 @pytest.fixture
@@ -36,7 +47,7 @@ PROBE = "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_SH)
 class TestEnds:
     @pytest.mark.parametrize("code", [0, 1, 3, 124, 127, 255])
     def test_exit_code_is_recorded(self, attempt: Attempt, code: int) -> None:
-        """R20: cause `exit`, also for the codes that shells use for failures of their own."""
+        """Proves R20: cause `exit`, also for the codes that shells use for failures of their own."""
         exit = attempt.run(*shell(f"exit {code}"))
         assert ending(exit) == (ExitCause.EXIT, code, None)
         assert exit.text == ""
@@ -44,13 +55,13 @@ class TestEnds:
         assert attempt.status() == code
 
     def test_signal_is_recorded(self, attempt: Attempt) -> None:
-        """R20."""
+        """Proves R20."""
         exit = attempt.run(*shell("kill -SEGV $$"))
         assert ending(exit) == (ExitCause.EXIT, None, signal.SIGSEGV)
         assert attempt.status() == 128 + signal.SIGSEGV
 
     def test_start_is_recorded_before_the_program_runs(self, attempt: Attempt) -> None:
-        """R1: the child finds its identity in the folder and in its environment."""
+        """Proves R1: the child finds its identity in the folder and in its environment."""
         exit = attempt.run(
             *shell('cat "$FOLDER/started"; echo; echo "mark=$HOLDFAST_MARK"'), env={"FOLDER": str(attempt.folder.path)}
         )
@@ -86,7 +97,7 @@ class TestEnds:
     def test_failed_start_names_the_command_and_the_step(
         self, attempt: Attempt, argv: tuple[str, ...], spec: dict[str, object], text: str
     ) -> None:
-        """R20: `start_failed` is told apart from a program that exits with 127."""
+        """Proves R20: `start_failed` is told apart from a program that exits with 127."""
         exit = attempt.run(*argv, **spec)
         assert ending(exit) == (ExitCause.START_FAILED, None, None)
         assert exit.text == text
@@ -101,7 +112,7 @@ class TestEnds:
         assert "Exec format error" in exit.text
 
     def test_kill_for_memory_is_told_apart(self, attempt: Attempt, memory_group: Path) -> None:
-        """R20: `out_of_memory`, from the counter of the control group."""
+        """Proves R20: `out_of_memory`, from the counter of the control group."""
         attempt.write(*python("x = bytearray(200 << 20)"))
         attempt.supervise(wrap=("sh", "-c", f'echo $$ >{memory_group}/cgroup.procs; exec "$@"', "sh"))
         exit = attempt.end()
@@ -109,11 +120,11 @@ class TestEnds:
         assert exit.oom_kills >= 1
 
     def test_kill_by_somebody_else_is_a_signal(self, attempt: Attempt) -> None:
-        """R20."""
+        """Proves R20."""
         assert ending(attempt.run(*shell("kill -KILL $$"))) == (ExitCause.EXIT, None, signal.SIGKILL)
 
     def test_second_supervisor_is_refused_while_the_first_runs(self, attempt: Attempt) -> None:
-        """R1: start is exclusive by identity."""
+        """Proves R1: start is exclusive by identity."""
         first = attempt.start(*shell(f"echo ready; {FOREVER}"))
         attempt.says(b"ready")
         second = attempt.supervise()
@@ -124,7 +135,7 @@ class TestEnds:
         attempt.status(first)
 
     def test_of_many_supervisors_at_once_one_runs_it(self, attempt: Attempt) -> None:
-        """R1."""
+        """Proves R1."""
         attempt.write(*shell("echo once"))
         pids = [attempt.supervise() for _ in range(8)]
         statuses = sorted(attempt.status(pid) for pid in pids)
@@ -133,7 +144,7 @@ class TestEnds:
         assert attempt.output() == b"once\n"
 
     def test_folder_is_started_once(self, attempt: Attempt) -> None:
-        """R2: a worker that wakes up late finds `started` and leaves."""
+        """Proves R2: a worker that wakes up late finds `started` and leaves."""
         attempt.run(*shell("echo once"))
         attempt.supervise()
         assert attempt.status() == 121
@@ -153,7 +164,7 @@ class TestEnds:
         assert attempt.end().code == 7
 
     def test_nothing_starts_after_the_start_by_deadline(self, attempt: Attempt) -> None:
-        """R1: a worker that slept between its lease and the start touches nothing; the next one starts the attempt."""
+        """Proves R1: a worker that slept before the start touches nothing; the next one starts the attempt."""
         attempt.start(*shell("echo ran"), start_by=boottime() - 1)
         assert attempt.status() == 123
         assert attempt.folder.started() is None
@@ -165,7 +176,7 @@ class TestEnds:
 
 class TestChild:
     def test_environment_is_built_from_nothing(self, attempt: Attempt) -> None:
-        """R25."""
+        """Proves R25."""
         attempt.write("env", env={"GREETING": "hällo\nworld"})
         attempt.supervise(env={"HOLDFAST_ADMIN_TOKEN": "secret", "LD_PRELOAD": "/no/such.so"})
         attempt.end()
@@ -174,13 +185,13 @@ class TestChild:
 
     def test_mark_cannot_be_set_by_the_spec(self, attempt: Attempt) -> None:
         attempt.run(
-            tasks=(Task(name="a", argv=("env",), env={"HOLDFAST_MARK": "other"}),), env={"HOLDFAST_MARK": "other"}
+            tasks=(WireTask(name="a", argv=("env",), env={"HOLDFAST_MARK": "other"}),), env={"HOLDFAST_MARK": "other"}
         )
         assert attempt.output().count(b"HOLDFAST_MARK=") == 1
         assert f"HOLDFAST_MARK={attempt.mark}\n".encode() in attempt.output()
 
     def test_child_has_three_descriptors_and_no_inherited_signal_settings(self, attempt: Attempt) -> None:
-        """R25: nothing that the worker had open reaches the child."""
+        """Proves R25: nothing that the worker had open reaches the child."""
         code = "import os; print(sorted(os.listdir('/proc/self/fd'))); print(open('/proc/self/status').read())"
         attempt.run(*python(code))
         lines = attempt.output().decode().splitlines()
@@ -208,7 +219,7 @@ class TestChild:
 
     @needs_root
     def test_privileges_are_dropped_for_good(self, attempt: Attempt, tmp_path: Path) -> None:
-        """R25: the child runs as its own user, without root's groups, and cannot read the admin token."""
+        """Proves R25: the child runs as its own user, without root's groups, and cannot read the admin token."""
         secret = tmp_path / "admin-token"
         secret.write_text("secret")
         secret.chmod(0o600)
@@ -229,7 +240,7 @@ class TestChild:
 
     @needs_root
     def test_change_of_user_without_the_right_to_it_fails_to_start(self, attempt: Attempt, tmp_path: Path) -> None:
-        """R25: never runs as somebody else than asked."""
+        """Proves R25: never runs as somebody else than asked."""
         attempt.write("true", uid=12345, gid=NOBODY)
         hand_over(attempt, tmp_path)
         attempt.supervise(wrap=AS_NOBODY)
@@ -242,9 +253,9 @@ class TestTasks:
     def test_tasks_run_in_order_each_with_its_own_settings(self, attempt: Attempt, tmp_path: Path) -> None:
         exit = attempt.run(
             tasks=(
-                Task(name="one", argv=shell('echo "$WHO $SHARED"'), env={"WHO": "first"}),
-                Task(name="two", argv=shell("pwd >&2"), cwd=str(tmp_path)),
-                Task(name="three", argv=shell('echo "$WHO $SHARED"')),
+                WireTask(name="one", argv=shell('echo "$WHO $SHARED"'), env={"WHO": "first"}),
+                WireTask(name="two", argv=shell("pwd >&2"), cwd=str(tmp_path)),
+                WireTask(name="three", argv=shell('echo "$WHO $SHARED"')),
             ),
             env={"WHO": "all", "SHARED": "yes"},
         )
@@ -258,21 +269,21 @@ class TestTasks:
         assert output == [(0, b"first yes\n"), (1, f"{tmp_path}\n".encode()), (2, b"all yes\n")]
 
     def test_first_failure_ends_the_attempt(self, attempt: Attempt) -> None:
-        exit = attempt.run(tasks=tuple(Task(name=f"t{i}", argv=shell(f"echo {i}; exit {i}")) for i in range(3)))
+        exit = attempt.run(tasks=tuple(WireTask(name=f"t{i}", argv=shell(f"echo {i}; exit {i}")) for i in range(3)))
         assert ending(exit) == (ExitCause.EXIT, 1, None)
         assert [(task.name, task.code) for task in exit.tasks] == [("t0", 0), ("t1", 1)]
         assert attempt.output() == b"0\n1\n"
 
     def test_later_task_that_cannot_start_fails_the_attempt(self, attempt: Attempt) -> None:
-        exit = attempt.run(tasks=(Task(name="a", argv=("true",)), Task(name="b", argv=("no-such-command",))))
+        exit = attempt.run(tasks=(WireTask(name="a", argv=("true",)), WireTask(name="b", argv=("no-such-command",))))
         assert exit.cause == ExitCause.START_FAILED
         assert "no-such-command" in exit.text
         assert [task.cause for task in exit.tasks] == [ExitCause.EXIT, ExitCause.START_FAILED]
 
     def test_stop_during_task_two_of_three_starts_no_third(self, attempt: Attempt) -> None:
-        """R8."""
+        """Proves R8."""
         script = (shell("echo one"), shell(f"echo two; {FOREVER}"), shell("echo three"))
-        attempt.start(tasks=tuple(Task(name=f"t{i}", argv=argv) for i, argv in enumerate(script)))
+        attempt.start(tasks=tuple(WireTask(name=f"t{i}", argv=argv) for i, argv in enumerate(script)))
         attempt.says(b"two")
         attempt.tell("stop", kind="cancel", grace=0.1)
         exit = attempt.end()
@@ -281,29 +292,32 @@ class TestTasks:
         assert attempt.output() == b"one\ntwo\n"
 
     def test_task_has_a_timeout_of_its_own(self, attempt: Attempt) -> None:
-        """R8."""
-        tasks = (Task(name="quick", argv=("true",), timeout=60), Task(name="slow", argv=shell(FOREVER), timeout=0.3))
+        """Proves R8."""
+        tasks = (
+            WireTask(name="quick", argv=("true",), timeout=60),
+            WireTask(name="slow", argv=shell(FOREVER), timeout=0.3),
+        )
         exit = attempt.run(tasks=tasks, stop_grace=0, timeout=600)
         assert exit.cause == ExitCause.TIMED_OUT
         assert [task.cause for task in exit.tasks] == [ExitCause.EXIT, ExitCause.TIMED_OUT]
 
     def test_timeout_of_the_attempt_spans_its_tasks(self, attempt: Attempt) -> None:
-        """R8."""
-        tasks = tuple(Task(name=f"t{i}", argv=("sleep", "0.4")) for i in range(100))
+        """Proves R8."""
+        tasks = tuple(WireTask(name=f"t{i}", argv=("sleep", "0.4")) for i in range(100))
         exit = attempt.run(tasks=tasks, timeout=1.0, stop_grace=0)
         assert exit.cause == ExitCause.TIMED_OUT
         assert len(exit.tasks) < 10
 
     def test_task_takes_what_it_left_behind_with_it(self, attempt: Attempt, tmp_path: Path) -> None:
-        """R25: the next task starts clean."""
+        """Proves R25: the next task starts clean."""
         leave = shell(f"setsid sh -c 'exec >/dev/null; {FOREVER}' & echo left=$! ; echo $! >{tmp_path}/left")
         look = shell(f"kill -0 $(cat {tmp_path}/left) || echo gone")
-        exit = attempt.run(tasks=(Task(name="leave", argv=leave), Task(name="look", argv=look)))
+        exit = attempt.run(tasks=(WireTask(name="leave", argv=leave), WireTask(name="look", argv=look)))
         assert exit.killed
         assert attempt.output().endswith(b"gone\n")
 
     def test_thousand_tasks_fit_into_the_record(self, attempt: Attempt) -> None:
-        tasks = tuple(Task(name=f"{i:064d}", argv=("true",)) for i in range(1000))
+        tasks = tuple(WireTask(name=f"{i:064d}", argv=("true",)) for i in range(1000))
         exit = attempt.run(tasks=tasks)
         assert len(exit.tasks) == 1000
         assert exit.tasks[-1].name == f"{999:064d}"
@@ -340,7 +354,7 @@ class TestSpecs:
     def test_malformed_spec_is_a_failed_start_that_says_why(
         self, attempt: Attempt, data: bytes | None, text: str
     ) -> None:
-        """R24."""
+        """Proves R24."""
         if data is not None:
             (attempt.folder.path / "spec").write_bytes(data)
         attempt.supervise()
@@ -353,7 +367,7 @@ class TestSpecs:
 
 class TestCosts:
     def test_idle_supervisor_is_small(self, attempt: Attempt) -> None:
-        """R24."""
+        """Proves R24."""
         attempt.start(*shell(f"echo ready; {FOREVER}"))
         attempt.says(b"ready")
         rollup = Path(f"/proc/{attempt.pid}/smaps_rollup").read_text()

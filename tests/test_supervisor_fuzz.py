@@ -15,9 +15,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from holdfast.runner.spec import Command, Service, Spec, Task, encode_command, encode_spec
 from holdfast.runner.supervisor import build
-from tests.attempt import Attempt, eventually
+from holdfast.runner.wire import Command, Service, Spec, WireTask, encode_command, encode_spec
+from tests.supervisor_harness import Attempt, eventually
 
 EXAMPLES = int(os.environ.get("HOLDFAST_FUZZ_EXAMPLES", "60"))
 FUZZ = settings(
@@ -28,7 +28,7 @@ FUZZ = settings(
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
-OPTIONS = {"ASAN_OPTIONS": "detect_leaks=0:exitcode=99", "UBSAN_OPTIONS": "halt_on_error=1:exitcode=99"}
+OPTIONS = {"ASAN_OPTIONS": "detect_leaks=1:exitcode=99", "UBSAN_OPTIONS": "halt_on_error=1:exitcode=99"}
 TOKEN = 1 << 40
 
 
@@ -44,7 +44,8 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
         command = [*zig, *strict, "-fsanitize=undefined"]
     else:
         pytest.fail("no compiler for the sanitizers: install Debian's gcc, or `pip install ziglang`")
-    subprocess.run([*command, "-o", target, build.SOURCE], check=True)
+    build.write_protocol(target.parent)
+    subprocess.run([*command, "-I", target.parent, "-o", target, *build.SOURCES], check=True)
     return target
 
 
@@ -101,7 +102,10 @@ good_spec = encode_spec(
     Spec(
         token=TOKEN,
         mark="fuzz",
-        tasks=(Task(name="a", argv=("/bin/true",), env={"A": "b"}, timeout=1), Task(name="b", argv=("/bin/true", "x"))),
+        tasks=(
+            WireTask(name="a", argv=("/bin/true",), env={"A": "b"}, timeout=1),
+            WireTask(name="b", argv=("/bin/true", "x")),
+        ),
         env={"A": "c", "B": "d"},
         cwd="/",
         limits={"nofile": 100},
@@ -141,7 +145,7 @@ def assert_sound(attempt: Attempt) -> None:
 @FUZZ
 @given(data=specs)
 def test_any_spec_ends_with_a_record_or_an_orderly_leave(sanitized: Path, tmp_path: Path, data: bytes) -> None:
-    """R24."""
+    """Proves R24."""
     attempt = fresh(tmp_path, sanitized)
     (attempt.folder.path / "spec").write_bytes(data)
     attempt.supervise(env=OPTIONS)
@@ -160,7 +164,7 @@ SERVICE = Service(name="server", argv=("/bin/sleep", "600"))
 def test_any_commands_leave_the_supervisor_sound_and_listening(
     sanitized: Path, tmp_path: Path, batch: list[bytes], hold: bool
 ) -> None:
-    """R24: each is answered or, if a good one ended the attempt, the end is recorded."""
+    """Proves R24: each is answered or, if a good one ended the attempt, the end is recorded."""
     attempt = fresh(tmp_path, sanitized)
     attempt.write("/bin/sleep", "600", token=TOKEN, hold=hold, service=SERVICE if hold else None)
     (attempt.folder.path / "space" / "new").mkdir(parents=True)

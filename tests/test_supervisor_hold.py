@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from holdfast.runner.folder import ExitCause
-from holdfast.runner.spec import Service, Task
-from tests.attempt import FOREVER, Attempt, boottime, ending, eventually, running, shell
+from holdfast.runner.supervisor.protocol import ExitCause
+from holdfast.runner.wire import Service, WireTask
+from tests.supervisor_harness import FOREVER, Attempt, boottime, ending, eventually, running, shell
 
 SERVER = "trap 'echo asked; exit 0' INT; echo up $$; while :; do sleep 0.05; done"
 
 
 def begin(attempt: Attempt, *scripts: str, service: str | None = None, **spec: Any) -> None:
-    tasks = tuple(Task(name=f"t{n}", argv=shell(script)) for n, script in enumerate(scripts))
+    tasks = tuple(WireTask(name=f"t{n}", argv=shell(script)) for n, script in enumerate(scripts))
     server = None if service is None else Service(name="server", argv=shell(service), stop_signal=signal.SIGINT)
     attempt.start(tasks=tasks, hold=True, service=server, **spec)
 
@@ -43,7 +43,7 @@ def down(attempt: Attempt, times: int = 1) -> dict[str, Any]:
 
 class TestHold:
     def test_every_task_and_the_end_wait_for_the_word(self, attempt: Attempt) -> None:
-        """P1, R24."""
+        """Proves P1, R24."""
         begin(attempt, "echo zero", "echo one")
         for task, words in enumerate((b"", b"zero\n", b"zero\none\n")):
             holds(attempt, task)
@@ -54,7 +54,7 @@ class TestHold:
         assert [(task.name, task.code) for task in exit.tasks] == [("t0", 0), ("t1", 0)]
 
     def test_word_that_was_said_before_changes_nothing(self, attempt: Attempt) -> None:
-        """P2: whoever adopts may say it again."""
+        """Proves P2: an adopter may send it again."""
         begin(attempt, "echo zero", f"echo one; {FOREVER}")
         holds(attempt, 0)
         attempt.tell("go", task=0)
@@ -69,7 +69,7 @@ class TestHold:
         assert attempt.end().cause == ExitCause.CANCELLED
 
     def test_tasks_may_be_left_out(self, attempt: Attempt) -> None:
-        """P4."""
+        """Proves P4."""
         begin(attempt, "echo zero", "echo one", "echo two")
         holds(attempt, 0)
         attempt.tell("go", task=2)
@@ -81,7 +81,7 @@ class TestHold:
         assert attempt.status() == 0
 
     def test_all_tasks_may_be_left_out(self, attempt: Attempt) -> None:
-        """P4."""
+        """Proves P4."""
         begin(attempt, "echo zero")
         holds(attempt, 0)
         attempt.tell("end")
@@ -89,14 +89,14 @@ class TestHold:
         assert (ending(exit), exit.tasks, attempt.status()) == ((ExitCause.EXIT, 0, None), (), 0)
 
     def test_first_failure_ends_the_attempt(self, attempt: Attempt) -> None:
-        """P1."""
+        """Proves P1."""
         begin(attempt, "exit 3", "echo one")
         holds(attempt, 0)
         attempt.tell("go", task=0)
         assert ending(attempt.end()) == (ExitCause.EXIT, 3, None)
 
     def test_end_with_a_text_is_a_failure(self, attempt: Attempt) -> None:
-        """P7: what the owner found is in the record, whoever reads it."""
+        """Proves P7: what the owner found is in the record, for every reader."""
         begin(attempt, "true")
         holds(attempt, 0)
         attempt.tell("go", task=0)
@@ -121,7 +121,7 @@ class TestHold:
         ],
     )
     def test_word_that_makes_no_sense_is_refused(self, attempt: Attempt, command: dict[str, Any], why: str) -> None:
-        """R24, L6: one of a former owner too."""
+        """Proves R24, L6: one of a former owner too."""
         begin(attempt, "true")
         holds(attempt, 0)
         ack = attempt.tell(**command)
@@ -130,7 +130,7 @@ class TestHold:
         attempt.end()
 
     def test_words_are_refused_while_a_task_runs(self, attempt: Attempt) -> None:
-        """P2: nothing is moved or ended under a task."""
+        """Proves P2: nothing is moved or ended under a task."""
         begin(attempt, f"echo zero; {FOREVER}", "true", service=SERVER)
         holds(attempt, 0)
         attempt.tell("go", task=0)
@@ -147,7 +147,7 @@ class TestHold:
         attempt.end()
 
     def test_stop_during_a_hold_ends_the_attempt(self, attempt: Attempt) -> None:
-        """C1."""
+        """Proves C1."""
         begin(attempt, "true", "true")
         holds(attempt, 0)
         attempt.tell("go", task=0)
@@ -156,17 +156,17 @@ class TestHold:
         assert attempt.end().cause == ExitCause.INTERRUPTED
 
     def test_limits_hold_during_a_hold(self, attempt: Attempt) -> None:
-        """R8: with no worker alive. Silence is no idleness then."""
+        """Proves R8: with no worker alive. Silence is no idleness then."""
         begin(attempt, "true", timeout=0.5, idle_timeout=0.1)
         assert attempt.end().cause == ExitCause.TIMED_OUT
 
     def test_stop_after_holds_during_a_hold(self, attempt: Attempt) -> None:
-        """R21."""
+        """Proves R21."""
         begin(attempt, "true", stop_after=boottime() + 0.3)
         assert attempt.end().cause == ExitCause.STOP_AFTER
 
     def test_folder_is_put_in_the_place_of_the_tree(self, attempt: Attempt) -> None:
-        """P2: and what was there is kept under another name, so that the same word again does not bring it back."""
+        """Proves P2: the old tree is kept under another name, so that a repeated command does not restore it."""
         space = attempt.folder.path / "space"
         for name in ("tree", "new"):
             (space / name).mkdir(parents=True)
@@ -202,7 +202,7 @@ def _cpu(pid: int) -> int:
 
 class TestService:
     def test_service_stays_while_tasks_come_and_go(self, attempt: Attempt) -> None:
-        """P8."""
+        """Proves P8."""
         begin(attempt, "echo zero", "echo one", service=SERVER)
         holds(attempt, 0)
         assert attempt.tell("service", kind="start").ok
@@ -220,7 +220,7 @@ class TestService:
         assert not running(pid)
 
     def test_service_is_stopped_and_started_again_between_tasks(self, attempt: Attempt) -> None:
-        """P8."""
+        """Proves P8."""
         begin(attempt, "true", "true", service=SERVER)
         holds(attempt, 0)
         attempt.tell("service", kind="start")
@@ -242,7 +242,7 @@ class TestService:
         assert len(attempt.events("service_started")) == len(attempt.events("service_ended")) == 2
 
     def test_task_takes_what_it_left_behind_with_it_but_not_the_service(self, attempt: Attempt) -> None:
-        """P8, R25: nor what the service started, in a session of its own."""
+        """Proves P8, R25: nor what the service started, in a session of its own."""
         server = f"trap 'exit 0' INT; setsid sh -c 'echo child $$; {FOREVER}' & echo up $$; {FOREVER}"
         begin(attempt, f"setsid sh -c 'exec >/dev/null; {FOREVER}' & echo left=$! ;", "true", service=server)
         holds(attempt, 0)
@@ -261,7 +261,7 @@ class TestService:
         assert not running(child)
 
     def test_service_that_ends_by_itself_fails_the_attempt(self, attempt: Attempt) -> None:
-        """P8."""
+        """Proves P8."""
         begin(attempt, f"echo zero; {FOREVER}", service="echo up $$; read line < /dev/zero & sleep 0.3; exit 7")
         holds(attempt, 0)
         attempt.tell("service", kind="start")
@@ -271,8 +271,8 @@ class TestService:
         assert attempt.status() == 125
 
     def test_service_that_cannot_start_fails_the_attempt(self, attempt: Attempt) -> None:
-        """P8."""
-        tasks = (Task(name="t0", argv=("true",)),)
+        """Proves P8."""
+        tasks = (WireTask(name="t0", argv=("true",)),)
         attempt.start(tasks=tasks, hold=True, service=Service(name="server", argv=("no-such-program",)))
         holds(attempt, 0)
         assert "could not run it" in attempt.tell("service", kind="start").why
@@ -282,7 +282,7 @@ class TestService:
 
     @pytest.mark.parametrize("hold", [True, False])
     def test_stop_asks_the_service_in_its_own_way(self, attempt: Attempt, hold: bool) -> None:
-        """P8, C1."""
+        """Proves P8, C1."""
         begin(attempt, f"echo zero; {FOREVER}", service=SERVER)
         holds(attempt, 0)
         attempt.tell("service", kind="start")
@@ -296,7 +296,7 @@ class TestService:
         assert said(attempt) == f"up {pid}\nasked\n"
 
     def test_stubborn_service_is_killed_after_the_grace(self, attempt: Attempt) -> None:
-        """P8, C4."""
+        """Proves P8, C4."""
         begin(attempt, "true", service=f"trap '' INT; echo up $$; {FOREVER}", stop_grace=0.3)
         holds(attempt, 0)
         attempt.tell("service", kind="start")
@@ -307,7 +307,7 @@ class TestService:
         assert not running(pid)
 
     def test_service_dies_with_its_supervisor(self, attempt: Attempt) -> None:
-        """R22: nothing is left that a new attempt could meet."""
+        """Proves R22: nothing is left that a new attempt could meet."""
         begin(attempt, "true", service=SERVER)
         holds(attempt, 0)
         attempt.tell("service", kind="start")
@@ -317,6 +317,6 @@ class TestService:
         eventually(lambda: not running(pid), "the service is gone")
 
     def test_service_without_a_hold_is_refused(self, attempt: Attempt) -> None:
-        """R24."""
+        """Proves R24."""
         attempt.start("true", service=Service(name="server", argv=("true",)))
         assert attempt.end().text == "malformed spec: hold is missing"

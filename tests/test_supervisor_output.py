@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runner.folder import ExitCause, Folder
+from holdfast.runner.attempt_folder import AttemptFolder
 from holdfast.runner.frames import Stream, from_copy
-from tests.attempt import (
+from holdfast.runner.supervisor.protocol import ExitCause
+from tests.supervisor_harness import (
     Attempt,
     ending,
     eventually,
@@ -26,7 +27,7 @@ from tests.attempt import (
 
 class TestOutput:
     def test_streams_are_kept_apart_and_whole(self, attempt: Attempt) -> None:
-        """R10: also the last line, which has no newline."""
+        """Proves R10: also the last line, which has no newline."""
         exit = attempt.run(*shell("for i in 1 2 3; do echo out $i; echo err $i >&2; done; printf last"))
         assert attempt.output() == b"out 1\nout 2\nout 3\nlast"
         assert attempt.output(Stream.STDERR) == b"err 1\nerr 2\nerr 3\n"
@@ -40,7 +41,7 @@ class TestOutput:
         assert len(frames) < 2000
 
     def test_offsets_count_every_byte_of_a_stream(self, attempt: Attempt) -> None:
-        """R10."""
+        """Proves R10."""
         attempt.run(*python("import os\nfor i in range(300): os.write(1 + i % 2, b'x' * i)"))
         for stream in (Stream.STDOUT, Stream.STDERR):
             end = 0
@@ -51,7 +52,7 @@ class TestOutput:
             assert end == sum(i for i in range(300) if i % 2 == stream - 1)
 
     def test_output_of_any_size_keeps_memory_flat(self, attempt: Attempt, tmp_path: Path) -> None:
-        """R10: 50 MB of bytes, all of them kept, in less than a megabyte."""
+        """Proves R10: 50 MB of bytes, all of them kept, in less than a megabyte."""
         fifo = tmp_path / "go"
         os.mkfifo(fifo)
         code = (
@@ -73,7 +74,7 @@ class TestOutput:
         assert crc == int(attempt.output(Stream.STDERR))
 
     def test_output_over_the_cap_is_dropped_with_one_mark(self, attempt: Attempt) -> None:
-        """R10: the child is not blocked, the mark is visible, and what was dropped is counted."""
+        """Proves R10: the child is not blocked, the mark is visible, and what was dropped is counted."""
         exit = attempt.run(*shell("head -c 300000 /dev/zero; head -c 1000 /dev/zero >&2; exit 4"), output_cap=100_000)
         assert ending(exit) == (ExitCause.EXIT, 4, None)
         assert len(attempt.output()) + len(attempt.output(Stream.STDERR)) == 100_000
@@ -87,7 +88,7 @@ class TestOutput:
         assert attempt.events("output_capped") == []
 
     def test_grandchild_that_keeps_stdout_open_is_not_waited_for(self, attempt: Attempt) -> None:
-        """R10: the drain is bounded, and what the grandchild wrote within it is kept."""
+        """Proves R10: the drain is bounded, and what the grandchild wrote within it is kept."""
         exit = attempt.run(*shell("(echo early; exec sleep 600) & echo done; exit 6"), drain=1.0)
         assert ending(exit) == (ExitCause.EXIT, 6, None)
         assert set(attempt.output().split()) == {b"early", b"done"}
@@ -112,7 +113,7 @@ class TestOutput:
             peer.close()
 
     def test_copy_goes_to_stdout_as_lines_that_survive_any_log_driver(self, attempt: Attempt) -> None:
-        """R24: the same frames as in the log, in ASCII, each line below 16 KiB."""
+        """Proves R24: the same frames as in the log, in ASCII, each line below 16 KiB."""
         reading, writing = os.pipe()
         attempt.write(*shell("head -c 100000 /dev/urandom; echo oops >&2; exit 9"))
         attempt.supervise("--copy", stdout=writing)
@@ -127,7 +128,7 @@ class TestOutput:
         assert len(attempt.output()) == 100_000
 
     def test_copy_that_nobody_reads_blocks_neither_commands_nor_limits(self, attempt: Attempt) -> None:
-        """R24: an engine that is away holds the output back, not the supervisor; what it missed is counted."""
+        """Proves R24: an engine that is away holds the output back, not the supervisor; what it missed is counted."""
         reading, writing = os.pipe()
         attempt.write("yes", stop_grace=0.0)
         attempt.supervise("--copy", stdout=writing)
@@ -143,7 +144,7 @@ class TestOutput:
     def test_full_disk_drains_the_child_and_still_records_the_end(
         self, attempt: Attempt, tmp_path: Path, bound: str
     ) -> None:
-        """R10: the log stops at a whole frame, `exit` has its reserved room and says what happened."""
+        """Proves R10: the log stops at a whole frame, `exit` has its reserved room and says what happened."""
         with small_disk(attempt, tmp_path) if bound == "tmpfs" else contextlib.nullcontext():
             attempt.write(*shell("head -c 3000000 /dev/zero; echo last >&2; exit 5"), limits={})
             attempt.supervise(wrap=("prlimit", f"--fsize={512 << 10}") if bound == "fsize" else ())
@@ -161,7 +162,7 @@ class TestOutput:
 
 @needs_root
 def test_disk_that_is_full_at_the_start_runs_nothing(attempt: Attempt, tmp_path: Path) -> None:
-    """R22: without room for its end an attempt does not begin."""
+    """Proves R22: without room for its end an attempt does not begin."""
     with small_disk(attempt, tmp_path):
         attempt.write(*shell("echo ran"))
         filler = ["dd", "if=/dev/zero", f"of={tmp_path / 'disk' / 'filler'}", "bs=4096"]
@@ -186,7 +187,7 @@ def small_disk(attempt: Attempt, tmp_path: Path) -> Iterator[None]:
     disk = tmp_path / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], check=True)
-    attempt.folder = Folder(disk / "attempt")
+    attempt.folder = AttemptFolder(disk / "attempt")
     attempt.folder.create()
     try:
         yield

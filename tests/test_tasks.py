@@ -9,7 +9,7 @@ from holdfast.errors import NotFound
 from holdfast.model import Lease, Status, TaskStatus
 from holdfast.store.retention import Retention
 from holdfast.store.tasks import PlannedTask
-from tests.stage import TTL, Stage
+from tests.store_fixture import TTL, Stage
 from tests.test_snapshots import built, name
 
 PIPELINE: dict[str, Any] = {
@@ -66,7 +66,7 @@ async def test_tasks_run_in_order_and_tell_it(stage: Stage) -> None:
     await stage.advance(1)
     began = stage.clock.now()
     assert await tasks.write(lease, 1, TaskStatus.RUNNING)
-    assert await tasks.write(lease, 1, TaskStatus.RUNNING), "twice is once"
+    assert await tasks.write(lease, 1, TaskStatus.RUNNING), "idempotent"
     await stage.advance(1)
     assert await tasks.write(lease, 1, TaskStatus.FAILED, exit_code=3)
     assert await statuses(stage, lease) == ["a succeeded cached", "b failed", "c pending"]
@@ -83,7 +83,7 @@ async def test_tasks_run_in_order_and_tell_it(stage: Stage) -> None:
 
 
 async def test_end_of_a_task_is_when_it_ended_and_not_before_it_began(stage: Stage) -> None:
-    """Proves P1: whoever writes it may come much later."""
+    """Proves P1: the write may come much later."""
     lease = await leased(stage)
     tasks = stage.store.tasks
     await tasks.replan(lease, planned("a", "b", "c"), done=0)

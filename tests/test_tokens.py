@@ -8,7 +8,7 @@ from holdfast.errors import Conflict, NotFound
 from holdfast.model import Role, new_id
 from holdfast.store.sqlite import SqliteDatabase
 from holdfast.store.tokens import digest, new_secret
-from tests.stage import Stage
+from tests.store_fixture import Stage
 
 
 async def test_token_is_found_by_its_secret_and_kept_as_a_hash(stage: Stage) -> None:

@@ -7,7 +7,7 @@ import pytest
 from holdfast.api.tools import load_tools
 from holdfast.errors import ConfigError, Forbidden, Invalid, NotFound
 from holdfast.model import Role, Status
-from tests.rig import Rig
+from tests.in_process_worker import Rig
 from tests.service import error_of, serving_here
 
 FILE = """

@@ -8,7 +8,7 @@ from torture.checker import check
 from torture.checks import budgets, builds, deletes
 from torture.history import Call, Event
 
-from tests.tales import Tale, good
+from tests.hand_made_histories import Tale, good
 
 Break = Callable[[Tale], None]
 BROKEN: dict[str, list[tuple[str, Break]]] = {}

@@ -10,7 +10,7 @@ from torture.checks import budgets, builds, deletes, pipelines
 from torture.checks.falls import NO_DATABASE
 from torture.history import Alive, Event, Fault, History, Write
 
-from tests.tales import Tale, good
+from tests.hand_made_histories import Tale, good
 
 Break = Callable[[Tale], None]
 BROKEN: dict[str, list[tuple[str, Break]]] = {}
@@ -258,7 +258,7 @@ def _unwritten(tale: Tale) -> None:
     tale.history.calls[-1] = msgspec.structs.replace(tale.history.calls[-1], sent=begin + 3, answered=begin + 3.1)
 
 
-@breaks("limits_are_kept", "an adopter began to count a timeout anew")
+@breaks("limits_are_kept", "an adopter restarted a timeout")
 def _counted_anew(tale: Tale) -> None:
     tale.change_record("plain", policy={"stop_grace": 0.5, "timeout": 2.0})
 
@@ -521,7 +521,7 @@ def test_lost_job_that_a_person_resolved_has_left_nothing() -> None:
 
 
 def test_child_that_stopped_by_itself_may_be_lost() -> None:
-    """Proves R21 as far as a checker may not cry: nobody had renewed its lease for so long."""
+    """Proves R21 as far as a checker may not cry: nobody had renewed its lease for that time."""
     tale = good()
     _lost(tale)
     tale.change_record("plain", policy={"stop_grace": 1.0, "stop_after": 3.0})

@@ -4,7 +4,7 @@ import pytest
 from torture.checker import check
 from torture.history import Fault
 
-from tests.tales import Tale, good
+from tests.hand_made_histories import Tale, good
 
 CLAIMED, BEGUN, ENDED = 1.0, 2.0, 2.6
 """Seconds of the job's time."""

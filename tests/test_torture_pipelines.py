@@ -371,6 +371,25 @@ def test_what_was_removed_before_the_next_task_began_may_be_built_again() -> Non
     assert "known_results_are_not_built_again" not in {violation.rule for violation in check(tale.history)}
 
 
+def test_job_that_was_deleted_does_not_tell_when_it_looked() -> None:
+    """Its claim is gone with its history: another job may have stored the result between its look and its start."""
+    tale = good()
+    tale.job("again", LONG[:1])
+    assert "known_results_are_not_built_again" in {violation.rule for violation in check(tale.history)}
+    tale.history.events.pop("again")
+    assert "known_results_are_not_built_again" not in {violation.rule for violation in check(tale.history)}
+
+
+def test_job_that_was_deleted_does_not_say_which_tasks_it_found_cached() -> None:
+    """Only its events say so, and they are gone. That a task began before the one it builds on is still seen."""
+    tale = good()
+    _left_out(tale)
+    tale.history.events.pop("long")
+    assert "tasks_run_in_order" not in {violation.rule for violation in check(tale.history)}
+    tale.move_lines("long", "c9.a.a.a", -10.0)
+    assert "tasks_run_in_order" in {violation.rule for violation in check(tale.history)}
+
+
 def test_pipeline_that_joined_another_job_by_its_key_makes_none_of_it() -> None:
     """The call that made a job says what it is, not one that was answered with it."""
     tale = good()

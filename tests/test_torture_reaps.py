@@ -4,7 +4,7 @@ import pytest
 from torture.checker import check
 from torture.history import Beat, Fault, Lag
 
-from tests.tales import Tale, good
+from tests.hand_made_histories import Tale, good
 from tests.test_torture_checker import Break
 
 

@@ -5,7 +5,6 @@ import json
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,16 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port
 from tests.up import PATIENCE, PROGRAM, Up, eventually
 
 WITH_NAME = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 WITHOUT_NAME = "/usr/bin:/bin"
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 @contextlib.contextmanager
@@ -134,7 +128,7 @@ def test_a_worker_whose_up_died_before_it_looked_leaves(tmp_path: Path) -> None:
     looks, holds = os.pipe()
     os.close(holds)
     with subprocess.Popen(
-        [sys.executable, "-m", "holdfast.cli.kept", str(looks), "worker", "--data", str(tmp_path)],
+        [sys.executable, "-m", "holdfast.cli.exit_with_parent", str(looks), "worker", "--data", str(tmp_path)],
         pass_fds=[looks], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     ) as worker:  # fmt: skip
         os.close(looks)

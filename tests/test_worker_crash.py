@@ -1,5 +1,6 @@
 """Workers that are killed or stopped at every step of an execution: the child runs once, and its record is whole."""
 
+import asyncio
 import os
 import signal
 from pathlib import Path
@@ -11,8 +12,8 @@ from holdfast.duties.sweeper import Sweeper
 from holdfast.model import Job, Lease, Status
 from holdfast.worker import worker
 from tests.crashing_worker import Hook
-from tests.fleet import CHATTY, LINES, Fleet, alive
-from tests.rig import Rig, eventually
+from tests.in_process_worker import Rig, eventually
+from tests.worker_processes import CHATTY, LINES, Fleet, alive
 
 OWN_STEPS = [
     "claimed", "prepared", "spawned", "started", "shipped", "exited", "collected", "gathered", "classified", "finished",
@@ -63,7 +64,7 @@ async def test_worker_killed_at_any_step_costs_nothing(fleet: Fleet) -> None:
     survivor = fleet.start({"other": 1}, **slow)
     jobs, told = await submit_all(fleet)
     victims = {
-        step: fleet.start({step: 1}, Hook(step=step, do="kill", job=job.id), **slow)
+        step: fleet.start({step: 1}, Hook(step=step, do="kill", job=job.id), adopts=False, **slow)
         for step, job in {**jobs, "told": told}.items()
     }
     await cancel_when_running(fleet, told)
@@ -101,13 +102,11 @@ async def test_worker_stopped_at_any_step_changes_nothing_when_it_wakes(
 ) -> None:
     """Proves L15, L6, L10, R3, R14. Others adopt, finish and clean up; then it wakes, and runs the next job."""
     jobs, told = await submit_all(fleet)
-    victims = {
-        step: fleet.start({step: 1}, Hook(step=step, do="stop", job=job.id))
-        for step, job in {**jobs, "told": told}.items()
-    }
-    await cancel_when_running(fleet, told)
-    for victim in victims.values():
-        await victim.stopped()
+    hooks = {step: Hook(step=step, do="stop", job=job.id) for step, job in {"told": told, **jobs}.items()}
+    async with asyncio.TaskGroup() as group:
+        group.create_task(cancel_when_running(fleet, told))
+        stopping = group.create_task(fleet.start_and_stop(hooks))
+    victims = stopping.result()
     survivor = fleet.start({"other": 1})
     for step, job in jobs.items():
         await fleet.assert_whole(step, job)
@@ -211,7 +210,10 @@ async def test_orphan_that_crashes_its_adopters_does_not_kill_the_fleet(fleet: F
 async def test_execution_that_fails_at_any_step_hands_its_job_back(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Proves L8. A job whose supervision failed is not kept by the heartbeat: it is adopted again, and runs once."""
+    """Proves L8. A job whose supervision failed is not kept by the heartbeat: it is adopted again, and runs once.
+
+    A fault while it is being started fails the attempt with its reason, and nothing runs.
+    """
     monkeypatch.setattr(worker, "CRASHED_DELAY", 0.1)
     jobs: dict[str, Job] = {}
     failed: set[str] = set()
@@ -224,11 +226,17 @@ async def test_execution_that_fails_at_any_step_hands_its_job_back(
     for step in OWN_STEPS:
         jobs[step] = await rig.sh(CHATTY, env={"MARKER": str(tmp_path / step)})
     async with rig.worker({"default": len(OWN_STEPS)}, at=fail):
-        for step, job in jobs.items():
+        unstarted = await rig.ended(jobs["prepared"], Status.FAILED)
+        assert unstarted.error is not None
+        assert unstarted.error.message == "it could not be started: RuntimeError: a fault at prepared"
+        assert unstarted.attempts == 1
+        started = {step: job for step, job in jobs.items() if step != "prepared"}
+        for step, job in started.items():
             ended = await rig.ended(job, Status.SUCCEEDED)
             assert ended.attempts == 1, step
             assert (await rig.log(job))[-1] == "last out", step
             assert len(await rig.log(job)) == LINES + 1, step
     assert failed == set(OWN_STEPS)
-    for step in OWN_STEPS:
+    assert not (tmp_path / "prepared").exists()
+    for step in started:
         assert len((tmp_path / step).read_text().split()) == 1, step

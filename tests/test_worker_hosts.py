@@ -8,10 +8,10 @@ import pytest
 
 from holdfast.errors import Conflict
 from holdfast.model import Cause, Job, Status
-from holdfast.runner.folder import ExitCause
-from holdfast.worker.lease import boottime
+from holdfast.runner.supervisor.protocol import ExitCause
+from holdfast.worker.held_leases import boottime
 from tests.crashing_worker import Hook
-from tests.fleet import Fleet, alive
+from tests.worker_processes import Fleet, alive
 
 STOP_AFTER = 5.0
 """Seconds; ten heartbeats, so that a machine with other things to do does not use them up."""

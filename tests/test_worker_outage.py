@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,17 +14,17 @@ import asyncpg
 import pytest
 from torture import clocks
 
-from holdfast.errors import StoreError
+from holdfast.errors import StoreError, StoreUnreachable
 from holdfast.model import Job, Status
 from holdfast.store.migrate import migrate
-from holdfast.store.outage import asked_again
+from holdfast.store.outage import SETTLE_SECONDS, Outage, asked_again
 from holdfast.store.store import connect, open_store
 from tests.cluster import Server
 from tests.crashing_worker import Hook
-from tests.fleet import TTL, Fleet, fleet_on
+from tests.in_process_worker import eventually
 from tests.proxy import Proxy
-from tests.rig import eventually
 from tests.service import serving
+from tests.worker_processes import TTL, Fleet, fleet_on
 
 needs_faketime = pytest.mark.skipif(clocks.LIBRARY is None, reason="wants Debian's faketime")
 postgres_only = pytest.mark.parametrize("kind", ["postgres"])
@@ -108,7 +109,7 @@ async def test_postgres_restarted_under_load_loses_and_doubles_nothing(own_fleet
 
 
 async def test_database_away_for_three_ttls_costs_no_job_its_child(own_fleet: Fleet, own_server: Server) -> None:
-    """Proves L18, L7. Every lease has expired when it comes back; whoever reaps first doubts itself."""
+    """Proves L18, L7. Every lease has expired when it comes back; the first reaper doubts itself."""
     fleet = own_fleet
     jobs = await load(fleet, 30, 20, pace=1.6, seconds=16.0)
     workers = [fleet.start({"default": 20}) for _ in range(3)]
@@ -152,6 +153,22 @@ async def test_outage_is_two_lines_in_the_log_of_a_worker_and_of_a_server(
             assert "Traceback" not in text
             assert "switch to state" not in text
             assert "connection floor" not in text
+
+
+def test_answers_of_a_server_that_shuts_down_do_not_end_its_outage(caplog: pytest.LogCaptureFixture) -> None:
+    """It cuts its connections one by one, and some still answer. That must not look like several outages."""
+    outage = Outage("db")
+    before = time.monotonic()
+    outage.lost(StoreUnreachable("cut"))
+    outage.back(before)
+    outage.back(time.monotonic())
+    outage.lost(StoreUnreachable("refused"))
+    away = [outage.away]
+    outage.back(time.monotonic() + SETTLE_SECONDS)
+    assert [*away, outage.away] == [True, False]
+    assert [message.split(":")[0].split(" after")[0] for message in caplog.messages] == [
+        "database db lost, retrying until it is back", "database db back",
+    ]  # fmt: skip
 
 
 CAUSES = (

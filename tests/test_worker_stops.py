@@ -15,13 +15,13 @@ import pytest
 
 from holdfast.model import Cause, Job, Status
 from holdfast.runner.base import End, Identity, Order, TooLate
-from holdfast.runner.host import StateFolder
 from holdfast.runner.process import Process, ProcessRunner
-from holdfast.runner.spec import Command
-from holdfast.worker.lease import boottime
+from holdfast.runner.state_folder import StateFolder
+from holdfast.runner.wire import Command
+from holdfast.worker.held_leases import boottime
 from tests.crashing_worker import Hook
-from tests.fleet import Fleet, alive
-from tests.rig import Rig, eventually
+from tests.in_process_worker import Rig, eventually
+from tests.worker_processes import Fleet, alive
 
 LONG = 'echo $$ >> "$MARKER"; setsid sleep 1000 & echo $! >> "$MARKER"; echo begun; wait'
 """A child, and a grandchild that has left its session; both are marked."""
@@ -154,7 +154,7 @@ async def test_after_a_reboot_what_ran_is_lost_and_what_had_ended_is_collected(f
     fleet.start({"default": 2}, boot="another")
     lost = await fleet.ended(ran, Status.FAILED)
     assert lost.error is not None
-    assert (lost.error.code, lost.error.message) == ("lost", "the host was started anew")
+    assert (lost.error.code, lost.error.message) == ("lost", "the host was rebooted")
     await fleet.assert_whole("ended", ended)
 
 
@@ -337,7 +337,7 @@ async def test_worker_that_slept_just_before_the_start_starts_nothing(tmp_path: 
 async def test_supervisor_that_was_first_and_left_too_late_has_started_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Proves L13. Whoever met it starts the attempt again; it is not a loss."""
+    """Proves L13. The worker that met it starts the attempt again; it is not a loss."""
     met = asyncio.Event()
     begun_by_another = Process._begun_by_another
 

@@ -3,11 +3,10 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 from typer.testing import CliRunner, Result
 
 from holdfast.cli.main import app
+from tests.ports import free_port
 
 PATIENCE = 60.0
 PROGRAM = (sys.executable, "-m", "holdfast.cli.main")
@@ -70,15 +70,13 @@ class Up:
 
 
 @contextmanager
-def running(folder: Path, *arguments: str, **env: str) -> Iterator[Up]:
-    """Everything on SQLite in a folder of its own, while the block lasts."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+def running(folder: Path, *arguments: str, through: Sequence[str] = (), **env: str) -> Iterator[Up]:
+    """Everything on SQLite in a folder of its own, while the block lasts; `through` is a program that starts it."""
+    port = free_port()
     known = {"HOLDFAST_DATA_DIR": str(folder), "HOLDFAST_PORT": str(port), "HOLDFAST_PROCESS_USER": "root"}
-    with (folder / "up.log").open("wb") as log:
+    with (folder / "up.log").open("ab") as log:
         process = subprocess.Popen(
-            [*PROGRAM, "up", *arguments], env={**os.environ, **known, **env}, stdout=log, stderr=log
+            [*through, *PROGRAM, "up", *arguments], env={**os.environ, **known, **env}, stdout=log, stderr=log
         )
     running = Up(folder, port, process)
     deadline = time.monotonic() + PATIENCE

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.attempt import NOBODY
+from tests.supervisor_harness import NOBODY
 
 MEEK = ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
 """Starts a program as root who may read and write only what modes allow."""

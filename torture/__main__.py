@@ -54,7 +54,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.breaking and given.store != (needed := BREAKS[given.breaking].focus.store):
         parser.error(f"{given.breaking} is a build for --store {needed}")
-    logging.disable(logging.CRITICAL)  # Whoever calls us hears of a database that is away in the history.
+    logging.disable(logging.CRITICAL)  # The history reports a database that is away.
     if given.check:
         history = History.load(given.check)
     else:

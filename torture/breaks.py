@@ -15,13 +15,13 @@ from typing import Any
 import msgspec
 
 from holdfast.duties.reaper import Reaper
-from holdfast.runner.host import Locks
 from holdfast.runner.process import ProcessRunner
+from holdfast.runner.state_folder import Locks
 from holdfast.store import gates, lanes, queries
 from holdfast.store.events import Events
 from holdfast.worker import executor
 from holdfast.worker.executor import Execution
-from holdfast.worker.lease import Hold
+from holdfast.worker.held_leases import HeldLease
 from torture.breaks_answers import ANSWERS
 from torture.breaks_pipelines import PIPELINES
 from torture.focus import (
@@ -119,8 +119,8 @@ def start_that_is_not_exclusive() -> None:
         return True
 
     ProcessRunner._stage = staged  # type: ignore[method-assign]
-    ProcessRunner._spec = lambda self, folder, order: msgspec.structs.replace(  # type: ignore[method-assign]
-        spec(self, folder, order), start_by=FOREVER
+    ProcessRunner._spec = lambda self, folder, order, runs_as: msgspec.structs.replace(  # type: ignore[method-assign]
+        spec(self, folder, order, runs_as), start_by=FOREVER
     )
     vars(executor)["until_trusted"] = trusts
 
@@ -142,12 +142,12 @@ def offsets_apart_from_their_events() -> None:
 
 
 def events_without_fence() -> None:
-    """Whoever has the next batch of events may append it, whosever job it is."""
+    """Any worker may append the next batch of events, also to another worker's job."""
     edit("append_events", "AND j.token = :token", "")
 
 
 def stop_not_heard() -> None:
-    Hold.hear_stop = lambda *_: None  # type: ignore[method-assign]
+    HeldLease.hear_stop = lambda *_: None  # type: ignore[method-assign]
 
 
 def neighbours_taken_for_dead() -> None:

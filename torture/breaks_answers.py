@@ -19,7 +19,7 @@ def budgets_not_held_at_the_end() -> None:
 
 
 def spent_budgets_resumed() -> None:
-    """Whoever resumes a job is not asked for a higher budget."""
+    """A resume is not asked for a higher budget."""
     vars(jobs)["refusal"] = lambda *_: None
 
 

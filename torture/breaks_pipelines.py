@@ -6,34 +6,34 @@ from typing import Any
 
 from holdfast.model import Outputs, Snapshot
 from holdfast.pipeline.snapshots import Folders, Made
-from holdfast.runner.outputs import Gathered
-from holdfast.worker.ledger import Ledger
-from holdfast.worker.pipeline import Pipeline
+from holdfast.runner.artifacts import Gathered
+from holdfast.worker.pipeline_execution import PipelineExecution
+from holdfast.worker.task_store import TaskStore
 
 
 def known_results_overlooked() -> None:
     """What is known is not looked for again under the lock."""
-    lock = Ledger.lock
+    lock = TaskStore.lock
 
-    async def blind(self: Ledger, snapshot: str) -> bool:
+    async def blind(self: TaskStore, snapshot: str) -> bool:
         return await lock(self, snapshot) or snapshot in await self.known([snapshot])
 
-    async def nothing(self: Pipeline, beyond: int = 0) -> int:
+    async def nothing(self: PipelineExecution, beyond: int = 0) -> int:
         return 0
 
-    Ledger.lock = blind  # type: ignore[method-assign]
-    Pipeline._done = nothing  # type: ignore[method-assign]
+    TaskStore.lock = blind  # type: ignore[method-assign]
+    PipelineExecution._done = nothing  # type: ignore[method-assign]
 
 
 def build_without_lock() -> None:
     """Who finds a builder at work begins, too."""
-    lock = Ledger.lock
+    lock = TaskStore.lock
 
-    async def impatient(self: Ledger, snapshot: str) -> bool:
+    async def impatient(self: TaskStore, snapshot: str) -> bool:
         await lock(self, snapshot)
         return True
 
-    Ledger.lock = impatient  # type: ignore[method-assign]
+    TaskStore.lock = impatient  # type: ignore[method-assign]
 
 
 def snapshot_without_a_file() -> None:
@@ -50,19 +50,19 @@ def snapshot_without_a_file() -> None:
 def tasks_called_cached() -> None:
     """What ran is written down as if it had been found."""
 
-    async def wrong(self: Ledger, n: int, status: Any, end: Any) -> None:
+    async def wrong(self: TaskStore, n: int, status: Any, end: Any) -> None:
         await self.write(n, status, cached=status == "succeeded")
 
-    Ledger.close = wrong  # type: ignore[method-assign]
+    TaskStore.close = wrong  # type: ignore[method-assign]
 
 
 def known_outputs_dropped() -> None:
     """What is known from a snapshot brings its workspace, and not what its tasks left."""
 
-    async def nothing(self: Ledger, snapshot: Snapshot) -> Outputs | None:
+    async def nothing(self: TaskStore, snapshot: Snapshot) -> Outputs | None:
         return Outputs()
 
-    Ledger.outputs = nothing  # type: ignore[method-assign]
+    TaskStore.outputs = nothing  # type: ignore[method-assign]
 
 
 def earlier_outputs_win() -> None:

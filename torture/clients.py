@@ -97,7 +97,7 @@ async def delete_on(world: World, recorder: Recorder, known: Known, rng: random.
 async def revive_on(world: World, recorder: Recorder, draw: Draw, rng: random.Random) -> None:
     """Resume what failed: old builds, and what used up its budget, which needs a higher one.
 
-    Whoever resumes a build asks for it meanwhile, and again when it may have ended.
+    A client that resumes a build asks for it meanwhile, and again when it may have ended.
     """
     while not world.calm:
         await asyncio.sleep(rng.expovariate(1.0))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.assemble import worker_of
-from holdfast.cli import work
+from holdfast.cli import worker_command
 from holdfast.cli.main import app
 from holdfast.model import Lease
 from holdfast.store.database import Row
@@ -64,7 +64,7 @@ def main() -> None:
     if path := os.environ.get("TORTURE_WAITS"):
         chance, step, seed = (os.environ[f"TORTURE_{name}"] for name in ("CHANCE", "STEP", "SEED"))
         waits = Waits(Path(path), float(chance), step, seed)
-        vars(work)["worker_of"] = functools.partial(worker_of, at=waits.at)
+        vars(worker_command)["worker_of"] = functools.partial(worker_of, at=waits.at)
     if statement := os.environ.get("TORTURE_LINGER"):
         linger_behind(statement, random.Random(os.environ["TORTURE_SEED"]))
     if path := os.environ.get("TORTURE_WITNESS"):

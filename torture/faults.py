@@ -68,7 +68,7 @@ def _tell(world: World, part: Part) -> None:
 
 
 async def stop_leader(world: World, rng: random.Random) -> None:
-    """Stop whoever leads the duties: a worker or a server."""
+    """Stop the leader of the duties: a worker or a server."""
     (found,) = await fetch(world.url, LEADER)
     name = str(found[0]["leader"]) if found else ""
     for part in world.parts.values():

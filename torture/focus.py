@@ -45,7 +45,7 @@ SHORT_LANES = Focus(
 )
 """Many lanes that are used for a moment each: what stands in line when a lane stands still is not freed by the next."""
 OUTAGES = Focus(store="postgres", seconds=60.0, faults=("take_postgres_away",), pause=8.0, waits=0.0, profile="steady")
-"""The database is away for longer than a lease lasts; when it is back, whoever reaps may be faster than who beats."""
+"""The database is away for longer than a lease lasts; when it is back, a reaper may be faster than a heartbeat."""
 BUDGETS = Focus(seconds=30.0, faults=("kill_worker",), pause=5.0, waits=0.0, profile="budgets")
 """Jobs that use up their budget, with their last word too, some of them collected by an adopter."""
 BUILDS = Focus(seconds=30.0, faults=("kill_worker",), pause=5.0, waits=0.0, profile="builds")

@@ -180,5 +180,5 @@ class Draw:
 
 
 def hangs(body: Mapping[str, Any]) -> bool:
-    """Whether a job is to be cancelled by whoever submitted it."""
+    """Whether a job is to be cancelled by its submitter."""
     return body.get("timeout") == BACKSTOP

@@ -16,7 +16,7 @@ from tests.engine import IMAGE
 
 from holdfast.client.http import AsyncClient, Refused, ServerUnreachable
 from holdfast.pipeline.snapshots import OUTPUTS, TEMPORARY, Folders
-from holdfast.runner.outputs import Artifacts
+from holdfast.runner.artifacts import Artifacts
 from torture import servers
 from torture.final import fetch, to_boottime
 from torture.history import Kept, Removal, boottime
@@ -177,7 +177,7 @@ class Chains:
 
 
 async def remove_on(world: World, shelf: Shelf, rng: random.Random) -> None:
-    """Remove a snapshot now and then, with all that was made from it, whoever needs it."""
+    """Remove a snapshot now and then, with all that was made from it, whether or not it is needed."""
     clients = [AsyncClient(world.url_of(server), tries=1) for server in SERVERS]
     while not world.calm:
         await asyncio.sleep(rng.expovariate(0.2))

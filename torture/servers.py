@@ -14,7 +14,9 @@ from typing import Any
 from holdfast.pipeline.connectors.postgres import programs
 from holdfast.pipeline.snapshots import Folders
 from holdfast.pipeline.throwaway import ServerFailed, throwaway
+from holdfast.runner.attempt_users import AttemptUsers
 from holdfast.runner.base import CannotStart
+from holdfast.runner.users import find_user
 
 QUEUE = "servers"
 USER = "postgres"
@@ -54,7 +56,8 @@ def task(trail: str, behind: list[str], lines: int, journal: str) -> dict[str, A
 def rows_of(folders: Folders, snapshot: str, folder: str, digest: str, runs: Path) -> dict[str, str]:
     """What a server says that was started from a snapshot, as if it were a file."""
     try:
-        with throwaway(folders, snapshot, folder, digest, runs) as server:
+        users = AttemptUsers(find_user(USER), None, runs)
+        with throwaway(folders, snapshot, folder, digest, runs, users) as server:
             done = subprocess.run(
                 ["psql", "-X", "-At", "-c", MADE, server.dsn], capture_output=True, text=True, check=False
             )

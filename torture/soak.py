@@ -146,7 +146,7 @@ async def sample_on(world: World, course: Course, samples: Samples, followed: Fo
 
 
 async def _goes_on(over: asyncio.Event, seconds: float) -> bool:
-    """Wait for so long, or until the load is over; say whether it goes on."""
+    """Wait this long, or until the load is over; return whether it goes on."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(over.wait(), seconds)
     return not over.is_set()

@@ -1,6 +1,6 @@
 """The world that is tortured: a database, hosts with their workers, servers, and what keeps them running.
 
-Each host is a state folder of its own. Whoever dies is started again by the keeper, after a while. A worker that waits
+Each host is a state folder of its own. The keeper restarts a dead process after a while. A worker that waits
 in the middle of a step (see entry.py) is stopped there by the keeper, for longer than a lease lasts.
 """
 
@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
-from tests.cluster import Server, free_port
+from tests.cluster import Server
 from tests.engine import Daemon
+from tests.ports import free_port
 from tests.proxy import Proxy
 
 from holdfast.store.store import sqlite_path
@@ -115,7 +116,7 @@ class World:
         return f"http://127.0.0.1:{self.ports[server]}"
 
     def note(self, kind: str, target: str = "", *, lasts: float = 0.0, **more: object) -> Fault:
-        """Write a fault into the history; whoever ends it later changes `until`."""
+        """Write a fault into the history; the end of the fault changes `until`."""
         now = boottime()
         fault = Fault(kind=kind, at=now, until=now + lasts, target=target, **more)  # type: ignore[arg-type]
         self.history.faults.append(fault)
@@ -167,7 +168,7 @@ class World:
         return settings
 
     async def keep(self) -> None:
-        """Start whoever is dead and may live, and stop whoever waits to be stopped, again and again."""
+        """Repeatedly start dead processes that may live, and stop those that wait to be stopped."""
         stops: set[asyncio.Task[None]] = set()
         while True:
             for part in self.parts.values():

@@ -1,7 +1,7 @@
 """holdfast: a durable execution queue and worker runtime. Your database is the queue; your jobs outlive your workers.
 
 General layout: `model`, `errors`, `timing` and `submission` are plain values; `store` is the only place that knows SQL;
-`runner` runs jobs and knows no queue; `duties` are the periodic chores; `worker` claims, runs and finishes; `api` is
+`runner` runs jobs and knows no queue; `duties` is the periodic work; `worker` claims, runs and finishes; `api` is
 the service; `client` is for applications; `cli` is the command line; `assemble` puts the parts together. Data flows one
 way, and imports point down only.
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from holdfast.client.blocking import Client
     from holdfast.client.http import AsyncClient
     from holdfast.runner.function import Cancelled, Context
-    from holdfast.store.inside import submit_inside, submit_inside_async
+    from holdfast.store.submit_in_transaction import submit_inside, submit_inside_async
 
 __version__ = "0.1.0"
 __all__ = [
@@ -36,8 +36,8 @@ _HOMES = {
     "Context": "holdfast.runner.function",
     "Holdfast": "holdfast.client.app",
     "asgi": "holdfast.assemble",
-    "submit_inside": "holdfast.store.inside",
-    "submit_inside_async": "holdfast.store.inside",
+    "submit_inside": "holdfast.store.submit_in_transaction",
+    "submit_inside_async": "holdfast.store.submit_in_transaction",
 }
 
 

@@ -8,42 +8,47 @@ from typing import Any
 
 from holdfast import config
 from holdfast.api.app import Api, Background
-from holdfast.api.plans import FactsOf
+from holdfast.api.dry_run import FactsOf
 from holdfast.config import Settings
+from holdfast.duties import store_reserve
 from holdfast.duties.job_files import Containers, JobFiles
-from holdfast.duties.leading import Duties
+from holdfast.duties.scheduler import Duties
 from holdfast.errors import Invalid, StoreError
 from holdfast.model import new_worker_id
+from holdfast.permissions import PASSABLE, tighten
 from holdfast.pipeline.connectors import CONNECTORS
 from holdfast.pipeline.plan import Facts
+from holdfast.pipeline_spec import pipeline_of
 from holdfast.runner.base import CannotStart, EngineUnreachable, Limits, Runner
+from holdfast.runner.disk import disks_of
 from holdfast.runner.function import Functions
-from holdfast.runner.host import StateFolder
 from holdfast.runner.job_files import JobFolders
 from holdfast.runner.process import MARK_SECONDS, ProcessRunner
 from holdfast.runner.shared_folder import prove
-from holdfast.runner.users import user_for
+from holdfast.runner.state_folder import StateFolder
+from holdfast.runner.users import uids_for, user_for
 from holdfast.store import Store
 from holdfast.store.outage import asked_again
 from holdfast.store.sqlite import SqliteDatabase
 from holdfast.store.store import open_store
-from holdfast.tasks import pipeline_of
-from holdfast.worker.desk import Step
 from holdfast.worker.direct import Direct
-from holdfast.worker.heart import Beats
+from holdfast.worker.execution_services import Step
+from holdfast.worker.heartbeat import Beats
 from holdfast.worker.worker import Worker
 
 log = logging.getLogger(__name__)
 
 ANSWER_SHARE = 3
-"""An operation of a worker gives up after this part of the lease's time: a connection may be half open."""
+"""A worker's operation gives up after this fraction of the lease time: a connection may be half open."""
 
 
 async def store_of(settings: Settings, *, connections: int = 4, listen: bool = True) -> Store:
-    """A store whose shared folder is proven, and whose deleted jobs take their files with them."""
+    """Open a store whose shared folder is verified, and which removes the files of deleted jobs."""
     store = await connected(settings, connections=connections, listen=listen)
     try:
         await equip(store, settings)
+        with suppress(StoreError):  # The duty tries again.
+            await store_reserve.run_once(store, disks_of(settings, state=False))
     except BaseException:
         await store.close()
         raise
@@ -51,18 +56,20 @@ async def store_of(settings: Settings, *, connections: int = 4, listen: bool = T
 
 
 async def equip(store: Store, settings: Settings, *, at: Callable[[str], None] | None = None) -> None:
-    """Prove the shared folder, and let what deletes jobs remove their files. `at` is for tests."""
+    """Verify the shared folder, and let the store remove the files of deleted jobs. `at` is for tests."""
+    with suppress(FileNotFoundError):
+        tighten(settings.data_dir, PASSABLE)
     installation = await asked_again(store.installation)
     shared = await asked_again(lambda: prove(settings.shared, installation, store.shared_folder))
     folders = JobFolders(settings.shared, settings.state, installation)
     containers = containers_of(settings, installation)
-    # Twice the lease, as a worker that lost its lease may have its own idea of when that ended.
+    # Twice the lease, as a worker that lost its lease may learn of it late.
     marks_for = 2 * settings.lease_ttl
     store.delete_with(JobFiles(store, shared, folders, containers=containers, marks_for=marks_for, at=at))
 
 
 def containers_of(settings: Settings, installation: str) -> Containers | None:
-    """What removes the containers of deleted jobs, if containers are wanted and the extra is installed."""
+    """Return what removes the containers of deleted jobs, if containers are enabled and the extra is installed."""
     if settings.docker_host is None:
         return None
     try:  # Only here: what they need is an extra.
@@ -79,12 +86,17 @@ def containers_of(settings: Settings, installation: str) -> Containers | None:
 
 
 def limits_of(settings: Settings) -> Limits:
-    """What a container gets that does not say."""
-    return Limits(memory=settings.docker_memory, cpus=settings.docker_cpus, pids=settings.docker_pids)
+    """Return the default limits of containers."""
+    return Limits(
+        memory=settings.docker_memory,
+        cpus=settings.docker_cpus,
+        pids=settings.docker_pids,
+        attempt=settings.attempt_limits,
+    )
 
 
 async def connected(settings: Settings, *, connections: int = 4, listen: bool = True) -> Store:
-    """A store for the database alone."""
+    """Open a store for the database alone."""
     return await open_store(
         settings.url,
         schema=settings.schema,
@@ -108,7 +120,7 @@ async def worker_of(
     state: StateFolder | None = None,
     store: Store | None = None,
 ) -> AsyncIterator[Worker]:
-    """A worker on its state folder, and on a store of its own unless one is given, ready to run."""
+    """Build a worker on its state folder, ready to run; it opens its own store unless one is given."""
     state = state or StateFolder(settings.state)
     async with AsyncExitStack() as held:
         if store is None:
@@ -117,12 +129,18 @@ async def worker_of(
         installation = await asked_again(store.installation)
         shared = await asked_again(lambda: prove(settings.shared, installation, store.shared_folder))
         user = user_for(settings.process_user, state.path)
+        uids = uids_for(settings)
+        if uids is not None:
+            held.callback(uids.close)
         processes = ProcessRunner(
             state,
             installation,
             user=user,
+            uids=uids,
             log_cap=settings.log_max_bytes,
+            limits=settings.attempt_limits,
             marks_for=max(MARK_SECONDS, 2 * settings.lease_ttl),
+            allow_root=settings.allow_root_jobs,
         )
         held.callback(processes.close)
         containers = await docker_of(settings, installation, held)
@@ -133,6 +151,7 @@ async def worker_of(
             settings=settings,
             queues=queues,
             runners=[processes, *containers],
+            checks=processes.checks,
             functions=functions or Functions(),
             locks=state.locks(installation),
             connect_beats=beats_of(store, settings),
@@ -142,32 +161,39 @@ async def worker_of(
 
 
 async def docker_of(settings: Settings, installation: str, held: AsyncExitStack) -> list[Runner]:
-    """Containers, if they are wanted and the extra is installed; whether the engine is there may change."""
+    """Return the Docker runner if it is enabled and the extra is installed; the engine may come and go later."""
     if settings.docker_host is None:
         return []
     try:  # Only here: what they need is an extra.
         from holdfast.runner.docker.engine import Engine  # noqa: PLC0415
         from holdfast.runner.docker.runner import DockerRunner  # noqa: PLC0415
     except ModuleNotFoundError:
-        log.info("no containers: install holdfast[docker] for them")
+        log.info("Docker jobs are off: holdfast[docker] is not installed")
         return []
     engine = Engine(settings.docker_host)
     held.push_async_callback(engine.close)
     limits = limits_of(settings)
-    runner = DockerRunner(engine, installation, limits=limits, log_cap=settings.log_max_bytes, state=settings.state)
+    runner = DockerRunner(
+        engine,
+        installation,
+        limits=limits,
+        log_cap=settings.log_max_bytes,
+        state=settings.state,
+        allow_root=settings.allow_root_jobs,
+    )
     await runner.check()
     return [runner]
 
 
 def api_of(settings: Settings, *, background: Background | None = None) -> Api:
-    """The service on its own store. `background` runs beside it, with the same store."""
+    """Build the service on its own store. `background` runs beside it, with the same store."""
     return Api(
         settings, lambda: store_of(settings, connections=settings.api_connections), facts_of(settings), background
     )
 
 
 def facts_of(settings: Settings) -> FactsOf:
-    """What is true of a pipeline where this process runs: the image on its engine, or the server among its programs."""
+    """Return the function that finds the facts of a pipeline on this host: its image, or the installed server."""
 
     async def facts(spec: Mapping[str, Any]) -> Facts:
         pipeline = pipeline_of(spec)
@@ -182,7 +208,7 @@ def facts_of(settings: Settings) -> FactsOf:
 
 
 async def image_of(settings: Settings, name: str) -> str | None:
-    """The digest behind an image's name; None if this process's engine does not have it, or is not there."""
+    """Return the digest of an image; None if this process's engine does not have it or is unreachable."""
     if settings.docker_host is None:
         return None
     try:  # Only here: what it needs is an extra.
@@ -199,12 +225,12 @@ async def image_of(settings: Settings, name: str) -> str | None:
 
 
 def beside(settings: Settings, functions: Functions | None = None) -> Background:
-    """What runs beside a server that is alone: the duties and, where the queue is off, what runs the jobs."""
+    """Return what runs beside a server: the duties and, where the queue is off, what runs the jobs."""
     return duties_of(settings) if settings.queue_enabled else direct_of(settings, functions)
 
 
 def direct_of(settings: Settings, functions: Functions | None = None) -> Background:
-    """A worker with claiming off, to run beside a server that runs jobs in the request; it has the duties with it."""
+    """Return a worker that claims nothing, for a server that runs jobs in the request; it also runs the duties."""
 
     @asynccontextmanager
     async def running(store: Store) -> AsyncIterator[Direct]:
@@ -226,7 +252,7 @@ def direct_of(settings: Settings, functions: Functions | None = None) -> Backgro
 
 
 def duties_of(settings: Settings) -> Background:
-    """The duties, to run beside a server: one process of the installation leads them, wherever it is."""
+    """Return the duties, to run beside a server: one process of the installation leads them."""
 
     @asynccontextmanager
     async def running(store: Store) -> AsyncIterator[None]:
@@ -244,19 +270,19 @@ def duties_of(settings: Settings) -> Background:
 
 
 def asgi(url: str | None = None, *, functions: Functions | None = None, **settings: object) -> Api:
-    """The service as an ASGI application, to serve or to mount: `app.mount("/jobs", holdfast.asgi())`.
+    """Build the service as an ASGI application, to serve or to mount: `app.mount("/jobs", holdfast.asgi())`.
 
-    `url` is the database's; other settings by name. What is not given comes from the environment. `functions` are those
-    of an application (`app.functions`), to be run in the request where the queue is off.
+    `url` is the database's; other settings are given by name, or come from the environment. `functions` are those of an
+    application (`app.functions`), to be run in the request where the queue is off.
     """
     loaded = config.load({"database_url": url, **settings})
     return api_of(loaded, background=beside(loaded, functions))
 
 
 def beats_of(store: Store, settings: Settings) -> Callable[[], Awaitable[tuple[Beats, Callable[[], Awaitable[None]]]]]:
-    """How the heartbeat reaches the store from its own thread.
+    """Return how the heartbeat reaches the store from its own thread.
 
-    SQLite has one writer thread per process, where a beat goes to the front. Postgres gets a connection of its own.
+    SQLite has one writer thread per process, where a beat is urgent. On Postgres the heartbeat has its own connection.
     """
 
     async def share() -> tuple[Beats, Callable[[], Awaitable[None]]]:

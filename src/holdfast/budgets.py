@@ -1,6 +1,6 @@
-"""What a budget means for a job: pure rules, no I/O.
+"""The rules of budgets: pure functions, no I/O.
 
-A worker that watches a running job, the finish that ends an attempt and a resume decide by the same rules.
+They are used by the worker while a job runs, by the finish of an attempt, and by a resume.
 """
 
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ def refusal(usage: Amounts, budget: Amounts | None, raised: Amounts | None) -> s
 
 
 def raised_budget(budget: Amounts | None, raised: Amounts | None) -> dict[str, float]:
-    """The budget with the limits that a resume sets."""
+    """Return the budget with the limits that a resume sets."""
     return {**(budget or {}), **(raised or {})}
 
 

@@ -1,33 +1,37 @@
 """The tree of errors.
 
     HoldfastError
-    ├── BadRequest       not JSON, or not said to be                                   400
-    ├── Unauthorized     no token, or one that nobody has                              401
+    ├── BadRequest       not JSON, or not declared as JSON                             400
+    ├── Unauthorized     no token, or an unknown one                                   401
     ├── Forbidden        the token may not do this                                     403
-    ├── RequestTimeout   the body came too slowly                                      408
+    │   └── FieldForbidden  allowed, but not with this field
+    ├── RequestTimeout   the body arrived too slowly                                   408
     ├── Invalid          a value that cannot be accepted; names the field              422
-    │   └── TooLarge     accepted if it were smaller                                   413
+    │   └── TooLarge     a value that is too large                                     413
     ├── NotFound         no such job, lane, worker… in this tenant                     404
     ├── Conflict         the thing exists, but not in a state that allows this         409
     │   ├── IllegalMove  the table of moves has no such move from this status
     │   ├── Blocked      a job that has not ended is not deleted without force
-    │   ├── Needed       a snapshot that others need is not removed without force or recurse
-    │   ├── NeedFailed   a dependency already ended badly
+    │   ├── Needed       a snapshot in use is not removed without force or recurse
+    │   ├── NeedFailed   a dependency already failed or was cancelled
     │   ├── Gone         a replay of a call whose jobs were deleted
-    │   ├── NoQueue      what needs a line, of a server that runs jobs in the request
-    │   └── Paused       the same, of a queue in which nothing starts now
+    │   ├── NoQueue      a request that needs a queue, on a server that runs jobs in the request
+    │   └── Paused       a job for a paused queue, on such a server
     ├── QueueFull        as many jobs wait in a queue as its limit allows              429
     ├── RateLimited      too many requests with one token, or with unknown ones        429
     ├── TooManyStreams   a token has as many streams open as it may                    429
     ├── AtCapacity       a server without a queue runs as many jobs as it may          503
-    ├── CacheFull        no room for a snapshot, and nothing that may go               503
-    ├── SnapshotDamaged  a snapshot's folder is not what was published                 503
-    ├── SnapshotFailed   a snapshot's folder cannot be read here, or not be made        503
-    ├── SharedFolderAway  the shared folder is not mounted, or was replaced               503
+    ├── CacheFull        no space for a snapshot, and none that can be evicted         503
+    ├── SnapshotDamaged  a snapshot's folder differs from what was published           503
+    ├── SnapshotFailed   a snapshot's folder cannot be read or made here               503
+    ├── NotReady         the database accepts no writes, or its disk is full           503
+    ├── DiskFull         a disk has less space left than HOLDFAST_DISK_RESERVE         507
+    ├── SharedFolderAway  the shared folder is not mounted, or was replaced            503
     ├── ConfigError      settings that cannot work; lists every problem at once
     └── StoreError       the database, not the request                                 503
         ├── StoreUnreachable
-        ├── LockTimeout      somebody's open transaction was in the way for too long
+        │   └── StoreFull    the disk of the SQLite file is full                       507
+        ├── LockTimeout      another open transaction held a lock for too long
         └── SchemaMismatch   not migrated, or migrated by a newer holdfast
 
 "The job failed" is not in here: how a job ends is data (`model.Outcome`).
@@ -37,11 +41,11 @@ import re
 from collections.abc import Sequence
 
 _TERMINAL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -~]?)")
-"""What a terminal takes as a command: colours, moves of the cursor, titles."""
+"""Escape sequences that a terminal interprets: colours, cursor movements, titles."""
 
 
 def one_line(text: str, most: int) -> str:
-    """Return a text that others wrote as a part of an error message: one line, no control characters, bounded."""
+    """Make foreign text safe for an error message: one line, no control characters, bounded."""
     plain = _TERMINAL.sub("", text[: 8 * most])
     line = " ".join("".join(one if one.isprintable() else " " for one in plain).split())
     return line if len(line) <= most else f"{line[: most - 1].rstrip()}…"
@@ -71,6 +75,14 @@ class Unauthorized(HoldfastError):
 class Forbidden(HoldfastError):
     status = 403
     code = "forbidden"
+
+
+class FieldForbidden(Forbidden):
+    code = "field_forbidden"
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
 
 
 class RequestTimeout(HoldfastError):
@@ -197,6 +209,16 @@ class SnapshotFailed(HoldfastError):
     code = "snapshot_failed"
 
 
+class NotReady(HoldfastError):
+    status = 503
+    code = "not_ready"
+
+
+class DiskFull(HoldfastError):
+    status = 507
+    code = "disk_full"
+
+
 class SharedFolderAway(HoldfastError):
     status = 503
     code = "shared_folder_away"
@@ -218,7 +240,12 @@ class StoreError(HoldfastError):
 class StoreUnreachable(StoreError):
     code = "store_unreachable"
     reported = False
-    """Whether the log has said that the database is away: further errors need not."""
+    """Whether the outage is already in the log: further errors need not report it."""
+
+
+class StoreFull(StoreUnreachable):
+    status = 507
+    code = "store_full"
 
 
 class LockTimeout(StoreError):

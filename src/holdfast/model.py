@@ -1,6 +1,6 @@
-"""Jobs, statuses, leases, events, outcomes: the words of holdfast as frozen values, and the one table of legal moves.
+"""Jobs, statuses, leases, events, outcomes: holdfast's concepts as frozen values, and the one table of legal moves.
 
-No I/O here. What a store reads becomes one of these values; what a worker wants is said with them.
+No I/O here. The store returns these values, and workers and callers pass them to the store.
 """
 
 import os
@@ -14,6 +14,8 @@ from types import MappingProxyType
 from typing import Any, Literal, cast
 
 import msgspec
+
+from holdfast import decoding
 
 Json = Any
 Runner = Literal["function", "process", "docker"]
@@ -83,7 +85,7 @@ class StopKind(StrEnum):
 
 
 class StopPhase(StrEnum):
-    """How far the stop ladder has come."""
+    """How far the stop sequence has come."""
 
     REQUESTED = "requested"
     SIGNALLED = "signalled"
@@ -117,7 +119,7 @@ def _moves() -> Mapping[Verb, Mapping[Status, frozenset[Status]]]:
         # Adopting keeps a running job running; a paused one is adopted when its loss could not be verified.
         Verb.ADOPT: {s.RUNNING: {s.RUNNING}, s.PAUSED: {s.RUNNING}},
         Verb.FINISH: {s.RUNNING: {s.SUCCEEDED, s.FAILED, s.TIMED_OUT, s.CANCELLED, s.PAUSED}},
-        # A stop request that waits turns a requeue into the stop.
+        # A pending stop request turns a requeue into the stop.
         Verb.REQUEUE: {s.RUNNING: {s.QUEUED, s.CANCELLED, s.PAUSED}},
         # Running stays running: the stop request is written and its owner carries it out.
         Verb.CANCEL: {
@@ -141,7 +143,7 @@ def _moves() -> Mapping[Verb, Mapping[Status, frozenset[Status]]]:
         },
         Verb.RESOLVE: {s.PAUSED: {s.SUCCEEDED}, s.FAILED: {s.SUCCEEDED}, s.TIMED_OUT: {s.SUCCEEDED}},
         Verb.DISMISS: {s.FAILED: {s.FAILED}, s.TIMED_OUT: {s.TIMED_OUT}},
-        # The store's own: queue timeout, a failed dependency, its revival, an orphan that nobody can keep.
+        # Moves of the store itself: queue timeout, a failed dependency, its revival, an orphan that is given up.
         Verb.EXPIRE: {s.QUEUED: {s.TIMED_OUT}},
         Verb.FAIL: {s.PENDING: {s.FAILED}, s.QUEUED: {s.FAILED}},
         Verb.REVIVE: {s.FAILED: {s.QUEUED, s.PENDING}},
@@ -159,7 +161,7 @@ MOVES = _moves()
 
 
 def legal(verb: Verb, source: Status) -> bool:
-    """Say whether the table of moves has this verb for a job in this status."""
+    """Return whether the table of moves has this verb for a job in this status."""
     return source in MOVES[verb]
 
 
@@ -175,14 +177,14 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How to find out whether what a lane or a tool needs is ready: a command, and the seconds it may take."""
+    """A readiness check of a lane or a tool: a command, and the seconds it may take."""
 
     command: tuple[str, ...]
     timeout: float
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """How a job is to be treated: retries, losses, limits of time and budget, what it is given, what must be ready."""
+    """A job's rules: retries, losses, limits of time and budget, its secrets and uploads, its readiness check."""
 
     on_lost: OnLost = "requeue"
     retry: Retry = Retry()
@@ -250,12 +252,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def capability(self) -> str:
-        """What a worker must be able to do."""
+        """The capability that a worker needs for the job."""
         return f"function:{self.spec['name']}" if self.runner == "function" else self.runner
 
 
 class Adoption(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an attempt stands that another worker began: its log, its stop ladder, how long it has run."""
+    """The state of an attempt that another worker began: its log, its stop sequence, how long it has run."""
 
     phase: Phase
     adoptions: int
@@ -267,14 +269,14 @@ class Adoption(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def attempts_left(spent: int, max_attempts: int) -> int:
-    """How many more attempts may start once the open one has ended and counted."""
+    """Return how many more attempts may start after the open one has ended and is counted."""
     return max(0, max_attempts - spent - 1)
 
 
 class Lease(msgspec.Struct, frozen=True, array_like=True):
     """A worker's right to act for a job. Nothing can be written about a running job without one.
 
-    Its fields are the columns of the statement `claim`, in that order; JSON stays text until somebody asks for it.
+    Its fields are the columns of the statement `claim`, in that order; JSON stays text until it is needed.
     """
 
     id: str
@@ -308,16 +310,16 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def policy(self) -> Policy:
-        return Policy() if self.policy_json is None else msgspec.json.decode(self.policy_json, type=Policy)
+        return Policy() if self.policy_json is None else decoding.decode(self.policy_json, Policy)
 
     @property
     def has_budget(self) -> bool:
-        """Whether the finish has to look at its usage. A cheap look at the text first: most jobs have no budget."""
+        """Whether the finish has to check the usage. Tests the text first, which is cheap: most jobs have no budget."""
         return self.policy_json is not None and '"budget"' in self.policy_json and self.policy.budget is not None
 
     @property
     def usage(self) -> Mapping[str, float]:
-        return {} if self.usage_json is None else msgspec.json.decode(self.usage_json, type=dict[str, float])
+        return {} if self.usage_json is None else decoding.decode(self.usage_json, dict[str, float])
 
     @property
     def attempts_left(self) -> int:
@@ -329,18 +331,18 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def adoption(self) -> Adoption:
-        """Where the attempt stands; a new one stands at its beginning."""
+        """The state of the attempt; that of a new attempt is empty."""
         if self.adoption_json is None:
             function = self.runner == "function"
             return Adoption(phase=Phase.STARTED if function else Phase.CLAIMED, adoptions=0)
-        return msgspec.json.decode(self.adoption_json, type=Adoption)
+        return decoding.decode(self.adoption_json, Adoption)
 
 
 _ENDS = MOVES[Verb.FINISH][Status.RUNNING] | MOVES[Verb.REQUEUE][Status.RUNNING]
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How an attempt ended, and where its job goes."""
+    """How an attempt ended, and the new status of its job."""
 
     status: Status
     cause: Cause = Cause.EXIT
@@ -372,11 +374,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 HandOverReason = Literal["leaving", "engine_unreachable", "failed", "unanswered_claim"]
-"""Why a worker gives a lease up: it leaves, cannot reach the engine, failed at the job, or never heard of its claim."""
+"""Why a worker releases a lease: it stops, cannot reach the engine, failed with the job, or lost the claim's reply."""
 
 
 class Beat(msgspec.Struct, frozen=True, kw_only=True):
-    """What a heartbeat is told about one job."""
+    """What a heartbeat returns for one job."""
 
     id: str
     token: int
@@ -387,7 +389,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pulse(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole answer to a heartbeat."""
+    """What a heartbeat returns."""
 
     jobs: tuple[Beat, ...]
     registered: bool
@@ -409,7 +411,7 @@ class NewEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
-    """One try at a job. `worker` claimed it; `last_worker` held it last: another one if it was adopted on the way."""
+    """One attempt of a job. `worker` claimed it; `last_worker` owned it last, which differs if it was adopted."""
 
     attempt: int
     worker: str | None
@@ -450,14 +452,14 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordedFolder(msgspec.Struct, frozen=True, kw_only=True):
-    """The shared folder that a database names, and the path by which the part that recorded it knew it."""
+    """The shared folder recorded in the database, with its path on the host that recorded it."""
 
     id: str
     path: str
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The stored workspace that a task left. `components` say what it depends on, `folder` and `digest` where it is."""
+    """The stored workspace after a task. `components` is what it depends on; `folder` and `digest` locate it."""
 
     id: str
     tenant: str
@@ -482,9 +484,9 @@ class OutputFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outputs(msgspec.Struct, frozen=True, kw_only=True):
-    """What the tasks of a pipeline have left up to one of them, stored with its snapshot.
+    """The outputs of a pipeline's tasks up to one of them, stored with that task's snapshot.
 
-    `report` is what `result.json` said, with secrets masked; None if there was none.
+    `report` is the content of `result.json`, with secrets masked; None if there was none.
     """
 
     files: tuple[OutputFile, ...] = ()
@@ -526,7 +528,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     capabilities: tuple[str, ...]
     domains: tuple[str, ...]
     away: Mapping[str, str]
-    """What it could run, but for an engine that is away, and why."""
+    """What it cannot run now because its engine is unreachable, and why."""
     registered_at: datetime
     seen_at: datetime
     live: bool
@@ -536,7 +538,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Role(StrEnum):
-    """What the holder of a token may do; each may do what the ones before it may."""
+    """What the holder of a token may do; each role includes the ones before it."""
 
     VIEWER = "viewer"
     SUBMITTER = "submitter"
@@ -549,7 +551,7 @@ class Role(StrEnum):
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True):
-    """Who may call the service. An admin is the installation's; every other token belongs to one tenant."""
+    """Who may call the service. An admin token belongs to the installation, every other token to one tenant."""
 
     id: str
     name: str
@@ -562,8 +564,34 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
     """When it was last used, to about a quarter of a minute."""
 
 
+class Actor(msgspec.Struct, frozen=True, kw_only=True):
+    """Who makes a change, as the audit trail names it; without a token, by the account of the process."""
+
+    name: str
+    token_id: str | None = None
+    role: Role | None = None
+    address: str | None = None
+
+
+class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of the audit trail. `tenant` is the owner of the subject; null if that belongs to the installation."""
+
+    id: int
+    done_at: datetime
+    actor: str
+    token_id: str | None
+    role: Role | None
+    address: str | None
+    tenant: str | None
+    action: str
+    subject: str
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
+    reason: str | None
+
+
 class Claimable(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker can run: jobs of this queue and capability, found again in this domain."""
+    """What a worker can run: jobs of this queue and capability, whose attempts are found again in this domain."""
 
     queue: str
     capability: str
@@ -575,12 +603,12 @@ FUNCTION_DOMAIN = "function"
 
 
 def new_worker_id() -> str:
-    """Host, process and a random nonce: never reused, not even by the same pid in a restarted container."""
+    """Return host, pid and a random nonce: never reused, not even by the same pid in a restarted container."""
     return f"{socket.gethostname()}:{os.getpid()}:{os.urandom(4).hex()}"
 
 
 class _IdSource:
-    """Makes UUIDv7 ids that grow within this process, also within one millisecond."""
+    """Makes UUIDv7 ids that grow within this process, even within one millisecond."""
 
     POOL = 4096
 
@@ -588,7 +616,7 @@ class _IdSource:
         self._lock = threading.Lock()
         self._last = 0
         self._random = b""
-        # A child must not go on with its parent's random bytes.
+        # A forked child must not reuse its parent's random bytes.
         os.register_at_fork(after_in_child=self.__init__)  # type: ignore[misc]
 
     def next(self) -> str:

@@ -5,7 +5,6 @@ makes a whole call ready for a store.
 """
 
 import hashlib
-import math
 import re
 import uuid
 from collections import Counter
@@ -17,22 +16,27 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from holdfast import decoding
 from holdfast.errors import Invalid, TooLarge
 from holdfast.model import Check, OnLost, Policy, Retry, Runner, new_id
+from holdfast.pipeline_spec import FIELDS, NO_UPLOADS, Connector, Mode, Pipeline, Task, refuse_odd_tasks
 from holdfast.spec_checks import Cpus, Memory, Pids, check_names, check_values
-from holdfast.tasks import FIELDS, NO_UPLOADS, Connector, Mode, Pipeline, Task, refuse_odd_tasks
+from holdfast.timing import LONGEST
 
 MAX_PAYLOAD = 1024 * 1024
 MAX_BATCH = 10_000
 MAX_KEY = 128
+MOST_ARGUMENTS, MOST_ARGUMENT = 4096, 32_768
+"""Arguments of a command, and characters of one."""
+MOST_CHECK_SECONDS = 86_400.0
 QUEUE = "default"
 MAX_ATTEMPTS = 1
-"""What is built in for a job of which nobody says more."""
+"""The built-in default."""
 FIRST_YEAR, LAST_YEAR = 1970, 9000
-"""Times that every database and every zone can write."""
+"""The range of times that every database and time zone can represent."""
 
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
-Seconds = Annotated[float, Meta(gt=0, le=10 * 366 * 86_400)]
+Seconds = Annotated[float, Meta(gt=0, le=LONGEST)]
 Text = Annotated[str, Meta(max_length=32_768)]
 
 
@@ -45,6 +49,10 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     env: dict[Name, Text] = {}
     stdin: str | None = None
     user: Name | None = None
+    memory: Memory | None = None
+    pids: Pids | None = None
+    file_size: Memory | None = None
+    folder_size: Memory | None = None
     require_result: bool = False
 
 
@@ -55,6 +63,8 @@ class DockerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     memory: Memory | None = None
     cpus: Cpus | None = None
     pids: Pids | None = None
+    file_size: Memory | None = None
+    folder_size: Memory | None = None
     network: Name | None = None
     user: Name | None = None
     require_result: bool = False
@@ -62,6 +72,10 @@ class DockerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 class ProcessPipeline(Pipeline, frozen=True, kw_only=True, forbid_unknown_fields=True):
     user: Name | None = None
+    memory: Memory | None = None
+    pids: Pids | None = None
+    file_size: Memory | None = None
+    folder_size: Memory | None = None
 
 
 class DockerPipeline(Pipeline, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,6 +83,8 @@ class DockerPipeline(Pipeline, frozen=True, kw_only=True, forbid_unknown_fields=
     memory: Memory | None = None
     cpus: Cpus | None = None
     pids: Pids | None = None
+    file_size: Memory | None = None
+    folder_size: Memory | None = None
     network: Name | None = None
     user: Name | None = None
 
@@ -114,12 +130,12 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def capability(self) -> str:
-        """What a worker must be able to do."""
+        """The capability that a worker needs for the job."""
         return f"function:{self.spec['name']}" if self.runner == "function" else self.runner
 
     @property
     def policy(self) -> dict[str, Any] | None:
-        """How the job wants to be treated, where that differs from the defaults."""
+        """The fields of the job's policy that differ from the defaults."""
         if _policy_of(self) == _NO_POLICY:
             return None
         fields: dict[str, Any] = msgspec.to_builtins(self)
@@ -140,9 +156,9 @@ class Accepted(msgspec.Struct, frozen=True):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """One call: jobs in order, and the key under which a repeat of the call answers the same.
+    """One call: its jobs, and the key under which a repeat of the call returns the same ids.
 
-    `ids` stand as the caller gave the jobs; `jobs` stand each after the ones it needs.
+    `ids` are in the order of the caller; in `jobs`, each job comes after the ones it needs.
     """
 
     jobs: Sequence[Submission]
@@ -151,19 +167,19 @@ class Batch(msgspec.Struct, frozen=True):
     key: str | None = None
     body: str | None = None
     defaults: Mapping[str, Any] = {}
-    """What holds for jobs that do not say it, and whose function has no default registered: the caller's settings."""
+    """The caller's settings, for fields that neither the job nor the registered defaults of its function set."""
 
     @property
     def with_defaults(self) -> list[Any]:
-        """The jobs as the SQL function takes them, each with the defaults of the call."""
+        """Return the jobs as the SQL function takes them, each with the defaults of the call."""
         if not self.defaults:
             return list(self.jobs)
         return [{**msgspec.to_builtins(job), "defaults": self.defaults} for job in self.jobs]
 
     def answer(self, known: Sequence[Mapping[str, Any]]) -> list[Accepted]:
-        """Turn what a database says of jobs that exist already, (id, asked), into the answer for all of them."""
+        """Turn the rows of jobs that exist already, (id, asked), into the answer for all jobs."""
         if known and known[0]["asked"] is None:
-            # The repeat stands in the same order as the first call did, which is not the order of its ids.
+            # The rows of a repeat are in the order of the first call's jobs, which is not the order of its ids.
             own = {job.id: row["id"] for job, row in zip(self.jobs, known, strict=True)}
             return [Accepted(own[job_id], True) for job_id in self.ids]
         joined = {row["asked"]: row["id"] for row in known}
@@ -171,11 +187,11 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 def filled(job: Submission, defaults: Mapping[str, Any]) -> Submission:
-    """Fill in what a job does not say: from the defaults, else from what is built in."""
+    """Fill in fields that a job leaves out: from the defaults, else with the built-in values."""
     unsaid = {name: value for name, value in defaults.items() if getattr(job, name, None) is None}
     whole = {"queue": job.queue or QUEUE, "max_attempts": job.max_attempts or MAX_ATTEMPTS, **unsaid}
     if whole.get("retry") is not None:
-        whole["retry"] = msgspec.convert(whole["retry"], Retry)
+        whole["retry"] = decoding.convert(whole["retry"], Retry)
     return msgspec.structs.replace(job, **whole)
 
 
@@ -186,10 +202,10 @@ def gather(
     sent: Sequence[Any] | None = None,
     defaults: Mapping[str, Any] | None = None,
 ) -> Batch:
-    """Check a whole call and make it ready for a store; every refusal names the field.
+    """Check a whole call and prepare it for a store; every error names the field.
 
-    `sent` is what the caller sent, where that differs from the jobs: a repeat of the call is known by it. `defaults`
-    hold for what a job and the registered defaults of its function leave open.
+    `sent` is what the caller sent, if that differs from the jobs: a repeat of the call is recognised by it. `defaults`
+    fill in fields that neither a job nor the registered defaults of its function set.
     """
     if key is not None and not (1 <= len(key) <= MAX_KEY and key.isprintable()):
         raise Invalid("idempotency_key", f"has {len(key)} characters; between 1 and {MAX_KEY} are accepted")
@@ -206,7 +222,7 @@ def gather(
 
 
 def _backing_off(job: Mapping[str, Any], backoff: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Complete a `retry` that says only what to retry on."""
+    """Complete a `retry` that only says what to retry on."""
     retry = job.get("retry") if backoff is not None and isinstance(job, Mapping) else None
     if not isinstance(retry, Mapping) or backoff is None:
         return job
@@ -219,48 +235,52 @@ def _backing_off(job: Mapping[str, Any], backoff: Mapping[str, Any] | None) -> M
 
 
 def refuse_count(count: int) -> None:
-    """Refuse a call with no job or too many, before anybody looks at them."""
+    """Refuse a call with no job or too many, before the jobs are checked."""
     if not 1 <= count <= MAX_BATCH:
         raise Invalid("jobs", f"{count} jobs in one call; between 1 and {MAX_BATCH} are accepted")
 
 
 def fingerprint(jobs: Sequence[Any]) -> str:
-    """A hash of a call's body as it was sent, before ids are given; a UUID, as databases keep it well."""
+    """Return a hash of a call's body as it was sent, before ids are assigned; as a UUID, which databases store well."""
     whole = msgspec.json.encode(jobs, order="deterministic", enc_hook=repr)
     return str(uuid.UUID(hashlib.md5(whole, usedforsecurity=False).hexdigest()))
 
 
 def parse(data: Any) -> Submission:
-    """Turn plain data into a Submission; every refusal names the field."""
+    """Turn plain data into a Submission; every error names the field."""
     if isinstance(data, dict) and data.get("tasks") and "spec" not in data:
         data = data | {"spec": {}}
     try:
-        return msgspec.convert(data, Submission)
+        return decoding.convert(data, Submission)
     except msgspec.ValidationError as error:
         raise invalid_field(error) from None
 
 
 def parse_check(data: Any) -> Check:
-    """Turn plain data into a readiness check; every refusal names the field."""
+    """Turn plain data into a readiness check; every error names the field."""
     try:
-        asked = msgspec.convert(data, Check)
+        asked = decoding.convert(data, Check)
     except msgspec.ValidationError as error:
         raise invalid_field(error, root="check") from None
     return sound_check(asked)
 
 
 def sound_check(asked: Check) -> Check:
-    """Check what types alone cannot say of a readiness check."""
+    """Check what the types of a readiness check cannot express."""
     if not asked.command or not asked.command[0]:
         raise Invalid("check.command", "is empty; give a program and its arguments")
     _check_field("check.command", asked.command)
-    if not 0 < asked.timeout < math.inf:
-        raise Invalid("check.timeout", f"{asked.timeout} must be a number of seconds above 0")
+    if len(asked.command) > MOST_ARGUMENTS or max(map(len, asked.command)) > MOST_ARGUMENT:
+        raise Invalid(
+            "check.command", f"has over {MOST_ARGUMENTS} arguments, or one with over {MOST_ARGUMENT} characters"
+        )
+    if not 0 < asked.timeout <= MOST_CHECK_SECONDS:
+        raise Invalid("check.timeout", f"{asked.timeout} must be a number of seconds above 0, at most a day")
     return asked
 
 
 def check(submission: Submission, tenant: str) -> Submission:
-    """Check what types alone cannot say; give the job its tenant, and an id if it has none."""
+    """Check what types cannot express; set the job's tenant, and an id if it has none."""
     if submission.tenant is not None and submission.tenant != tenant:
         raise Invalid("tenant", f"{submission.tenant!r} is not the caller's")
     submission = _folded(submission)
@@ -279,6 +299,8 @@ def check(submission: Submission, tenant: str) -> Submission:
         raise Invalid("uploads", NO_UPLOADS)
     if submission.retry is not None and not 0 <= submission.retry.base <= submission.retry.cap:
         raise Invalid("retry", f"base {submission.retry.base} must be between 0 and cap {submission.retry.cap}")
+    if submission.retry is not None and submission.retry.cap > LONGEST:
+        raise Invalid("retry", f"cap {submission.retry.cap:g} must be at most {LONGEST} seconds")
     job_id = new_id() if submission.id is None else _canonical_id("id", submission.id)
     if not submission.needs:
         return msgspec.structs.replace(submission, id=job_id, tenant=tenant)
@@ -291,7 +313,7 @@ def check(submission: Submission, tenant: str) -> Submission:
 
 
 def _folded(submission: Submission) -> Submission:
-    """Move what a pipeline says into its spec, where every database and worker finds it."""
+    """Move the fields of a pipeline into its spec, where every database and worker finds them."""
     if not any(_said_of(submission)):
         return submission
     said = {name: value for name in FIELDS if (value := getattr(submission, name))}
@@ -299,19 +321,19 @@ def _folded(submission: Submission) -> Submission:
         raise Invalid(next(iter(said)), "is for pipelines: give tasks, too")
     for name in said:
         if name in submission.spec:
-            raise Invalid(f"spec.{name}", f"is said twice: here, and as {name} of the job")
+            raise Invalid(f"spec.{name}", f"is given twice: here, and as {name} of the job")
     spec = submission.spec | msgspec.to_builtins(said)
     return msgspec.structs.replace(submission, spec=spec, tasks=(), connector=None, snapshot=None, base=None)
 
 
 def check_spec(runner: Runner, spec: Mapping[str, Any]) -> None:
-    """Check what a job wants to run. Over SQL nobody does so at the submit: then its worker does."""
+    """Check what a job wants to run. A submit by SQL does not check this; the worker then does."""
     pipeline = "tasks" in spec
     if pipeline and runner not in PIPELINES:
         raise Invalid("tasks", f"a pipeline runs as process or docker, not as {runner}")
     kind = PIPELINES[runner] if pipeline else SPECS[runner]
     try:
-        checked = msgspec.convert(spec, kind)
+        checked = decoding.convert(spec, kind)
     except msgspec.ValidationError as error:
         raise _placed(invalid_field(error, root="spec")) from None
     check_values(spec)
@@ -328,7 +350,7 @@ def _placed(error: Invalid) -> Invalid:
 
 
 def in_order(submissions: Sequence[Submission]) -> list[Submission]:
-    """Sort a batch so that each job stands after the ones it needs; a cycle is refused."""
+    """Sort a batch so that each job comes after the ones it needs; refuse a cycle."""
     by_id = {submission.id: submission for submission in submissions if submission.id is not None}
     if len(by_id) < len(submissions):
         ((twice, _),) = Counter(submission.id for submission in submissions).most_common(1)
@@ -364,7 +386,7 @@ def _topological(needs: Mapping[str, Sequence[str]]) -> list[str]:
                 order.append(dependant)
     if len(order) < len(needs):
         stuck = sorted(set(needs) - set(order))
-        raise Invalid("needs", f"jobs need each other in a circle: {', '.join(stuck[:5])}")
+        raise Invalid("needs", f"jobs need each other in a cycle: {', '.join(stuck[:5])}")
     return order
 
 
@@ -382,7 +404,7 @@ def _unprintable(submission: Submission) -> Invalid:
 
 
 def _check_json(submission: Submission) -> None:
-    """Check the whole at once, which is fast; look for the field only when something is wrong."""
+    """Check the whole job at once, which is fast; search for the field only after an error."""
     try:
         encoded = msgspec.json.encode(submission)
         if len(encoded) <= MAX_PAYLOAD and b"\\u0000" not in encoded:
@@ -401,7 +423,7 @@ def _check_field(field: str, value: Any) -> None:
     if len(encoded) > MAX_PAYLOAD:
         raise TooLarge(field, f"{len(encoded)} bytes; at most {MAX_PAYLOAD} are accepted")
     if b"\\u0000" in encoded and _has_nul(value):
-        raise Invalid(field, "has a NUL character, which databases cannot keep in text")
+        raise Invalid(field, "has a NUL character, which databases cannot store in text")
 
 
 def _has_nul(value: Any) -> bool:

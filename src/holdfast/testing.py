@@ -1,4 +1,4 @@
-"""For people who write a runner of their own: one suite that every runner passes.
+"""For authors of runners: one test suite that every runner passes.
 
     class TestMyRunner(RunnerSuite):
         @pytest.fixture
@@ -6,7 +6,7 @@
 
         def spec(self, script): return {"command": ["sh", "-c", script]}
 
-A script is a POSIX shell's. Each test makes attempts of its own and leaves nothing behind.
+A script is for a POSIX shell. Each test makes its own attempts and cleans up after itself.
 """
 
 import asyncio
@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.model import Cause
+from holdfast.runner.artifacts import Gathered, Limits
 from holdfast.runner.base import End, Identity, Order, Runner, Running, TooLate
 from holdfast.runner.frames import Stream
-from holdfast.runner.outputs import Gathered, Limits
-from holdfast.runner.spec import Command
+from holdfast.runner.wire import Command
 
 PATIENCE = 60.0
 INSTALLATION = "0123456789abcdef0123456789abcdef"
@@ -28,7 +28,7 @@ INSTALLATION = "0123456789abcdef0123456789abcdef"
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for something that has to become true."""
+    """Wait until a condition becomes true; fail after a while."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, f"never came true: {what}"
@@ -36,7 +36,7 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 
 
 class Watched:
-    """An attempt, and what was read of it so far."""
+    """An attempt, and its output so far."""
 
     def __init__(self, running: Running) -> None:
         self.running = running
@@ -71,7 +71,7 @@ class Watched:
 
 
 class RunnerSuite:
-    """What a runner promises. Give a fixture `runner`, for the installation of this module, and `spec`."""
+    """What a runner guarantees. Define a fixture `runner`, for the installation of this module, and `spec`."""
 
     def spec(self, script: str) -> Mapping[str, Any]:
         """The spec of a job that runs a shell script."""
@@ -111,7 +111,7 @@ class RunnerSuite:
         await attempt.running.remove(others_held_it=False)
 
     async def test_what_runs_is_found_and_read_on(self, runner: Runner) -> None:
-        """An adopter goes on where the record stands, without gap or repeat. Proves R3."""
+        """An adopter continues at the recorded offsets, without gap or repeat. Proves R3."""
         order, attempt = await self.started(runner, "echo one; sleep 1; echo two")
         await attempt.says(b"one\n")
         attempt.running.close()
@@ -141,7 +141,7 @@ class RunnerSuite:
         assert state == "missing"
 
     async def test_an_attempt_starts_once(self, runner: Runner) -> None:
-        """Whoever starts it again finds the one that runs. Proves L13."""
+        """A second start finds the attempt that runs. Proves L13."""
         order, attempt = await self.started(runner, "echo ran; sleep 1")
         await attempt.says(b"ran\n")
         again = Watched(await runner.start(order, confirmed))
@@ -171,7 +171,7 @@ class RunnerSuite:
         await self.cleared(runner, order)
 
     async def test_a_stop_ends_it_by_its_reason(self, runner: Runner) -> None:
-        """Also what ignores the polite signal. Proves C4."""
+        """Even if it ignores the polite signal. Proves C4."""
         order, attempt = await self.started(runner, "trap '' TERM; echo up; while :; do sleep 1; done")
         await attempt.says(b"up\n")
         await attempt.running.tell(Command(token=order.token, verb="stop", kind="interrupt", grace=0.3))
@@ -222,9 +222,9 @@ class RunnerSuite:
         assert state in ("missing", "exited", "died", "forbidden")
 
     async def cleared(self, runner: Runner, order: Order) -> None:
-        """Leave nothing of an attempt that never ran."""
+        """Remove all traces of an attempt that never ran."""
         await runner.sweep(order.identity)
 
 
 async def confirmed() -> None:
-    """The record says that the attempt is ours."""
+    """Confirm that the attempt is ours, as the database would."""

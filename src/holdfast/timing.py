@@ -12,7 +12,7 @@ from typing import Protocol
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 _EXACT = 4_000_000_000 * 1_000_000
-"""Below this many microseconds a float of seconds still tells each microsecond from the next."""
+"""Below this many microseconds a float of seconds still distinguishes single microseconds."""
 
 
 class Clock(Protocol):
@@ -32,7 +32,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that stands still until it is told to move."""
+    """A clock that stands still until a test moves it."""
 
     def __init__(self, start: datetime = datetime(2026, 1, 17, 9, tzinfo=UTC)) -> None:
         self._now = start
@@ -57,6 +57,10 @@ def from_micros(micros: int) -> datetime:
     if abs(micros) < _EXACT:
         return datetime.fromtimestamp(micros / 1_000_000, UTC)  # a third of the cost of a sum with EPOCH
     return EPOCH + timedelta(microseconds=micros)
+
+
+LONGEST = 10 * 366 * 86_400
+"""The longest duration that a job may ask for, in seconds."""
 
 
 def backoff(n: int, *, base: float, cap: float) -> float:

@@ -15,6 +15,18 @@ attempts.signal integer YES
 attempts.error_code text YES 
 attempts.error_message text YES 
 attempts.adopter text YES 
+audit.id bigint NO 
+audit.done_at timestamp with time zone NO 
+audit.actor text NO 
+audit.token_id uuid YES 
+audit.role text YES 
+audit.address text YES 
+audit.tenant text YES 
+audit.action text NO 
+audit.subject text NO 
+audit.before json YES 
+audit.after json YES 
+audit.reason text YES 
 builds.id text NO 
 builds.job_id uuid YES 
 builds.token bigint YES 
@@ -236,6 +248,8 @@ workers.expires_at timestamp with time zone NO
 workers.draining boolean NO false
 workers.figures json YES 
 CREATE UNIQUE INDEX attempts_pkey ON holdfast.attempts USING btree (job_id, attempt)
+CREATE INDEX audit_listed ON holdfast.audit USING btree (done_at, id)
+CREATE UNIQUE INDEX audit_pkey ON holdfast.audit USING btree (id)
 CREATE UNIQUE INDEX builds_pkey ON holdfast.builds USING btree (id)
 CREATE UNIQUE INDEX events_pkey ON holdfast.events USING btree (job_id, seq)
 CREATE UNIQUE INDEX functions_pkey ON holdfast.functions USING btree (function)
@@ -286,6 +300,7 @@ CREATE UNIQUE INDEX tokens_pkey ON holdfast.tokens USING btree (id)
 CREATE UNIQUE INDEX totals_pkey ON holdfast.totals USING btree (counter, status)
 CREATE UNIQUE INDEX workers_pkey ON holdfast.workers USING btree (worker)
 attempts_pkey PRIMARY KEY (job_id, attempt)
+audit_pkey PRIMARY KEY (id)
 builds_pkey PRIMARY KEY (id)
 cached_succeeded CHECK (((NOT cached) OR (status = 'succeeded'::text)))
 cap_positive CHECK ((cap >= 1))

@@ -1,3 +1,4 @@
+CREATE INDEX audit_listed ON audit (done_at, id)
 CREATE INDEX idempotency_made ON idempotency (made_at)
 CREATE INDEX jobs_claimable ON jobs (queue, capability, tenant, (-priority), requested_at, id) WHERE gate = 'open'
 CREATE INDEX jobs_deleting ON jobs (id) WHERE stop_kind = 'delete'
@@ -47,6 +48,20 @@ CREATE TABLE attempts (
   CONSTRAINT attempts_pkey PRIMARY KEY (job_id, attempt),
   CONSTRAINT cause_known CHECK (cause = 'exit' OR cause = 'out_of_memory' OR cause = 'timed_out' OR cause = 'idle_timeout' OR cause = 'cancelled' OR cause = 'interrupted' OR cause = 'lost' OR cause = 'start_failed' OR cause = 'drained')
 ) WITHOUT ROWID, STRICT
+CREATE TABLE audit (
+  id INTEGER PRIMARY KEY,
+  done_at INTEGER NOT NULL,
+  actor TEXT NOT NULL,
+  token_id TEXT,
+  role TEXT,
+  address TEXT,
+  tenant TEXT,
+  action TEXT NOT NULL,
+  subject TEXT NOT NULL,
+  before TEXT,
+  after TEXT,
+  reason TEXT
+)
 CREATE TABLE builds (
   id TEXT NOT NULL PRIMARY KEY,
   job_id TEXT,

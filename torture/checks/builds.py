@@ -12,7 +12,7 @@ Found = Iterator[tuple[str, str]]
 
 
 def good_builds_keep_their_key(history: History, cases: Mapping[str, Case]) -> Found:
-    """D6: while the newest build of a key is a success, whoever asks for the key gets it, or one that succeeded later.
+    """D6: while the newest build of a key is a success, a submit with the key gets it, or one that succeeded later.
 
     An older build that is resumed does not take its place, neither while it runs nor when it has failed again.
     """

@@ -12,7 +12,7 @@ Found = Iterator[tuple[str, str]]
 KILLED = frozenset({"kill worker", "kill server"})
 TOLD = frozenset({"end worker", "end server"})
 LEFT_AT_ONCE = 1
-"""The status of who was told a second time: it leaves at once, and says that this was not well."""
+"""The exit status after a second signal: the process exits immediately, and says that it did not end in order."""
 NO_DATABASE = 3
 """The status of what cannot begin because the database is away, or it is cut off from it."""
 STOOD = 5.0

@@ -14,7 +14,7 @@ BLUR = 0.1
 FIRST_SIGN = 5.0
 """Seconds from an attempt's start after which its child has given a sign, however busy the machine is."""
 SIGN = 1.0
-"""Seconds between two signs of a child, and a little more: it may have lived for so long after its last."""
+"""Seconds between two signs of a child, and a little more: it may have lived for that time after its last."""
 STARTING = 0.5
 """Seconds after a container's first sign in which its engine may not know yet that it runs: 0.08 were seen."""
 
@@ -95,7 +95,7 @@ def losses_have_a_reason(history: History, cases: Mapping[str, Case]) -> Found:
 def _may_be_lost(seen: Mapping[str, Witness], case: Case, row: Attempt) -> bool:
     """Whether something was done to its child, or it stopped by itself because nobody beat for it any more (R21).
 
-    Then nobody had when it gave its last sign, or nobody had for so long that it must have stopped.
+    Then nobody had when it gave its last sign, or nobody had for longer than it may run without an owner.
     """
     stop_after = case.record.policy.get("stop_after") if case.record is not None else None
     if stop_after is None or case.struck(row.attempt):

@@ -1,4 +1,4 @@
-"""Was what should stop stopped? By a person's word, or by its own limits, whoever holds it, however often it moved."""
+"""Was what should stop stopped? By a person, or by its own limits, whichever worker owns it, however often it moved."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -59,9 +59,9 @@ def _asks(event: Event) -> bool:
 
 
 def stops_are_carried_out(history: History, cases: Mapping[str, Case]) -> Found:
-    """C1: whoever holds a job that is to be stopped stops it, an adopter like the one before.
+    """C1: the owner of a job that is to be stopped stops it, an adopter like the one before.
 
-    The time in which nobody held it, or whoever did was struck or held up, does not count.
+    Time does not count while nobody owned it, or while its owner was under a fault or held up.
     """
     seen = witnesses(history)
     for case in cases.values():
@@ -101,7 +101,7 @@ def _idle(history: History, seen: Mapping[str, Witness], case: Case, since: floa
 
 
 def limits_are_kept(history: History, cases: Mapping[str, Case]) -> Found:
-    """R3, R8: a child lives for its timeout and no longer, whoever adopts it; a silent one for its idle timeout.
+    """R3, R8: a child lives for its timeout, however often it is adopted; a silent one for its idle timeout.
 
     Its supervisor keeps these: whatever befalls workers, servers and the database is no excuse, but to kill that is.
     """

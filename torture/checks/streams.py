@@ -12,7 +12,7 @@ TOLD_IN_FULL = frozenset({"exit", "timed_out", "idle_timeout", "cancelled", "int
 
 
 def logs_are_whole(history: History, cases: Mapping[str, Case]) -> Found:
-    """R3, R10: every line of every child is there once, in order, whoever adopted it and however often."""
+    """R3, R10: every line of every child is there once, in order, however often it was adopted."""
     for case in cases.values():
         if case.record is None or case.pipeline:
             continue

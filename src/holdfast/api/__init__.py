@@ -1,4 +1,4 @@
-"""The service: HTTP over the store. It knows no SQL, no worker and no runner."""
+"""The service: HTTP over the store. It knows no SQL and no worker; it reads files that runners stored."""
 
 from importlib.metadata import version
 

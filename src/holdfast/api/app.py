@@ -1,4 +1,4 @@
-"""The application: routes, life and docs, as FastAPI serves them. It can be mounted in another application."""
+"""The application: routes, lifespan and docs, served by FastAPI. It can be mounted in another application."""
 
 import asyncio
 import contextlib
@@ -14,12 +14,14 @@ from holdfast.api.auth import Access, first_admin
 from holdfast.api.connections import connection_limit
 from holdfast.api.depths import Depths
 from holdfast.api.direct import Executor
+from holdfast.api.dry_run import FactsOf
 from holdfast.api.errors import not_routed
-from holdfast.api.hub import Hub
+from holdfast.api.fanout import Fanout
 from holdfast.api.linger import Linger
-from holdfast.api.plans import FactsOf
+from holdfast.api.readiness import Readiness
 from holdfast.api.routes import (
     artifacts,
+    audit,
     events,
     jobs,
     lanes,
@@ -34,20 +36,22 @@ from holdfast.api.routes import (
 from holdfast.api.routes.docs import docs_routes
 from holdfast.api.routing import Route, Service, handler
 from holdfast.api.stream import OpenStreams
-from holdfast.api.tools import load_tools
+from holdfast.api.tools import Tools, load_tools
 from holdfast.config import Settings
 from holdfast.errors import StoreError
+from holdfast.runner.disk import disks_of
 from holdfast.runner.shared_folder import prove
 from holdfast.store import Store
+from holdfast.store.audit import local_actor
 from holdfast.store.outage import asked_again
 
-NOUNS = (jobs, events, artifacts, uploads, snapshots, lanes, queues, workers, tools, tokens, probes)
+NOUNS = (jobs, events, artifacts, uploads, snapshots, lanes, queues, workers, tools, tokens, audit, probes)
 Background = Callable[[Store], AbstractAsyncContextManager[Executor | None]]
-"""What else runs while the service does: duties, say, or what runs jobs in the request. It gets the service's store."""
+"""What runs beside the service, with its store: the duties, or what runs jobs in the request."""
 
 
 def declared() -> list[Route]:
-    """Every endpoint that there is."""
+    """Return every endpoint."""
     return [route for noun in NOUNS for route in noun.routes.all]
 
 
@@ -65,7 +69,7 @@ class Api(FastAPI):
         facts: FactsOf,
         background: Background | None = None,
     ) -> None:
-        # FastAPI's own pages load scripts from elsewhere, and nothing guards them: `routes/docs.py` has ours.
+        # FastAPI's own pages load scripts from other hosts and bypass our guard: `routes/docs.py` has ours.
         super().__init__(
             title="holdfast", version=VERSION, lifespan=_lifespan, openapi_url=None, redirect_slashes=False
         )
@@ -96,24 +100,27 @@ class Api(FastAPI):
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Service]:
-        """Run the service while the block lasts."""
-        tools = load_tools(self.settings.tools)
+        """Run the service inside the block."""
+        tools = load_tools(self.settings.tools, allow_root=self.settings.allow_root_jobs)
         async with contextlib.AsyncExitStack() as stack:
             store = await self._connect()
             stack.push_async_callback(store.close)
             stack.push_async_callback(self._keep_counts, store)
             if self.settings.auth == "on":
                 self.made_admin = await first_admin(store.tokens, self.settings.admin_token)
-            hub = Hub(store)
+            await asked_again(lambda: self._record_tools(store, tools))
+            hub = Fanout(store)
             installation = await asked_again(store.installation)
             shared = await asked_again(lambda: prove(self.settings.shared, installation, store.shared_folder))
             depths = Depths(store)
             streams = OpenStreams(self.settings.streams_per_token, connection_limit(self.settings) * 3 // 4)
-            access = Access(store.tokens, self.settings)
-            service = Service(store, self.settings, shared, access, hub, streams, tools, self._facts, depths)
+            access = Access(store.tokens, store.audit, self.settings)
+            readiness = Readiness(store, disks_of(self.settings, state=False))
+            service = Service(store, self.settings, shared, access, hub, streams, tools, self._facts, depths, readiness)
             await stack.enter_async_context(_task(hub.run()))
             await stack.enter_async_context(_task(depths.run()))
             stack.callback(hub.stop)
+            stack.push_async_callback(access.note_rest)
             await stack.enter_async_context(_task(access.keep_noting()))
             if self._background is not None:
                 service.direct = await stack.enter_async_context(self._background(store))
@@ -121,8 +128,13 @@ class Api(FastAPI):
             stack.callback(self._forget)
             yield service
 
+    async def _record_tools(self, store: Store, tools: Tools) -> None:
+        path = self.settings.tools
+        subject = "none" if path is None else str(path.absolute())
+        await store.audit.tools_loaded(local_actor("server"), subject, tools.digests())
+
     async def _keep_counts(self, store: Store) -> None:
-        """Leave what this server counted in the totals. In direct mode the worker inside has reported it."""
+        """Add this server's counters to the totals. In direct mode the embedded worker has reported them."""
         if self.settings.queue_enabled:
             with contextlib.suppress(StoreError):
                 await store.workers.add_totals(store.counters.figures())
@@ -131,7 +143,7 @@ class Api(FastAPI):
         self._service = None
 
     def leave(self) -> None:
-        """End the streams and hand over what runs here, so that a server that stops does not wait for them."""
+        """End the streams and hand over running jobs, so that a stopping server does not wait for them."""
         if self._service is not None:
             self._service.hub.stop()
             if self._service.direct is not None:
@@ -155,7 +167,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _task(work: Any) -> AsyncIterator[None]:
-    """A task that lasts as long as the block. Not a group: the block may be entered and left in different tasks."""
+    """Run a task inside the block. Not a task group: the block may be entered and left in different tasks."""
     task = asyncio.create_task(work)
     try:
         yield

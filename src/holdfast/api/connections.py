@@ -1,15 +1,21 @@
-"""Connections within limits: how many, and how long one may take to say what it wants.
+"""Limits on connections: how many, and how long the head of a request may take.
 
 uvicorn bounds neither, so clients that open connections and never finish a request would use up all descriptors. Here
-a request's head must arrive in time, and when the server is full, the connection goes that has waited longest without
-a request: one whose client is about to send is young. A connection with a request in progress is never closed.
+a request's head must arrive in time. When the server is full, it closes the connection that has waited longest without
+a request, since a client that is about to send one has only just connected. It never closes a connection with a request
+in progress.
+
+A new connection costs little until its first head is complete: `FirstHead` collects the bytes, and only then makes
+uvicorn's protocol with its parser. Thousands of clients that send a byte now and then leave time for the others.
 """
 
 import asyncio
 import logging
+import re
 import resource
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -19,16 +25,20 @@ from holdfast.config import Settings
 log = logging.getLogger(__name__)
 
 SPARE = 128
-"""Descriptors, at least, that stay for everything else: databases, files, connections that are being accepted."""
+"""Descriptors reserved for everything else, at least: databases, files, connections that are being accepted."""
 ACCEPT_AT_ONCE = 16
-"""Connections that asyncio accepts in one turn of its loop. The limit is looked at a turn or two later, and what is
-closed frees its descriptor another turn later: several times as many have a descriptor beyond the limit."""
+"""Connections that asyncio accepts in one iteration of its loop. The limit is checked an iteration or two later, and a
+closed connection frees its descriptor one later still: several times this many can be open beyond the limit."""
+END_OF_HEAD = re.compile(rb"\n\r?\n")
+MOST_HEAD = 16 * 1024
+"""Bytes of a head that are buffered; a longer one goes to the parser, which refuses it."""
 REPEATS = 10
 REPEAT_SECONDS = 60.0
+FULL_SECONDS = 10.0
 
 
 def connection_limit(settings: Settings) -> int:
-    """How many connections to hold: the setting, or what the process's descriptors allow, if that is less."""
+    """Return the maximum number of connections: the setting, or what the process's descriptors allow, if less."""
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if descriptors == resource.RLIM_INFINITY:
         return settings.max_connections
@@ -36,30 +46,95 @@ def connection_limit(settings: Settings) -> int:
 
 
 class ConnectionLimits:
-    """What the connections of one server share."""
+    """State that all connections of one server share."""
 
     def __init__(self, settings: Settings) -> None:
         self.most = connection_limit(settings)
         self.header_timeout = settings.header_timeout
-        self.waiting: OrderedDict[LimitedProtocol, None] = OrderedDict()
+        self.waiting: OrderedDict[FirstHead | LimitedProtocol, None] = OrderedDict()
         """Connections without a request in progress, the longest wait first."""
+        self._tell_after = 0.0
 
-    def protocol(self, *arguments: Any, **named: Any) -> "LimitedProtocol":
-        return LimitedProtocol(self, *arguments, **named)
+    def tell_full(self) -> None:
+        """Log at intervals that connections are being closed: an attack causes that hundreds of times a second."""
+        now = time.monotonic()
+        if now >= self._tell_after:
+            self._tell_after = now + FULL_SECONDS
+            log.warning("connection limit of %d reached: closing connections without a request", self.most)
+
+    def make_room(self) -> bool:
+        """Close the connection that has waited longest; False if every one has a request in progress."""
+        self.tell_full()
+        if not self.waiting:
+            return False
+        oldest, _ = self.waiting.popitem(last=False)
+        oldest.transport.abort()
+        return True
+
+    def protocol(self, **named: Any) -> "FirstHead":
+        """Make the protocol of a new connection; the arguments are those of uvicorn's protocols."""
+        return FirstHead(self, named)
+
+
+class FirstHead(asyncio.Protocol):
+    """A connection that has not sent the head of its first request yet; a LimitedProtocol takes over then."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, limits: ConnectionLimits, named: Mapping[str, Any]) -> None:
+        self._limits = limits
+        self._named = named
+        self._connections: set[Any] = named["server_state"].connections
+        self._head = b""
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.transport = transport
+        if len(self._connections) >= self._limits.most and not self._limits.make_room():
+            transport.abort()
+            return
+        self._connections.add(self)
+        self._limits.waiting[self] = None
+        loop = self._named.get("_loop") or asyncio.get_running_loop()
+        self._deadline = loop.call_later(self._limits.header_timeout, transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget()
+
+    def data_received(self, data: bytes) -> None:
+        searched = max(0, len(self._head) - 2)
+        self._head += data
+        if END_OF_HEAD.search(self._head, searched) or len(self._head) > MOST_HEAD or self._head[0] < 0x21:
+            self._hand_over()
+
+    def shutdown(self) -> None:
+        """The server stops."""
+        self.transport.close()
+
+    def _hand_over(self) -> None:
+        self._forget()
+        protocol = LimitedProtocol(self._limits, **self._named)
+        self.transport.set_protocol(protocol)
+        protocol.connection_made(self.transport)
+        protocol.data_received(self._head)
+
+    def _forget(self) -> None:
+        self._connections.discard(self)
+        self._limits.waiting.pop(self, None)
+        if self._deadline is not None:
+            self._deadline.cancel()
 
 
 class LimitedProtocol(H11Protocol):
-    """One connection. It waits from the end of one request to the end of the next one's head."""
+    """A connection after its first head. It counts as waiting from the end of one request to the next complete head."""
 
-    def __init__(self, limits: ConnectionLimits, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
+    def __init__(self, limits: ConnectionLimits, **named: Any) -> None:
+        super().__init__(**named)
         self._limits = limits
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self._limits.most:
-            self._make_room()
         self._wait()
         self._expect_head()
 
@@ -76,7 +151,7 @@ class LimitedProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._in_request:  # The client had sent the next one already.
+        if self._in_request:  # The client had already sent the next request.
             self._stop_waiting()
         elif not self.transport.is_closing():
             self._wait()
@@ -103,15 +178,9 @@ class LimitedProtocol(H11Protocol):
         if not self._in_request:
             self.transport.close()
 
-    def _make_room(self) -> None:
-        """Close the connection that has waited longest; if all are in use, this one."""
-        log.warning("%d connections, as many as may be: closing those that wait", self._limits.most)
-        oldest, _ = self._limits.waiting.popitem(last=False) if self._limits.waiting else (self, None)
-        oldest.transport.abort()
-
 
 class FewRepeats(logging.Filter):
-    """Lets a message through a few times a minute: what strangers can cause must not fill the disk."""
+    """Passes a message a few times a minute: log lines that strangers can cause must not fill the disk."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,5 +195,5 @@ class FewRepeats(logging.Filter):
             self._seen.clear()
         self._seen[record.msg] = (since, count + 1)
         if count == REPEATS - 1:
-            record.msg = f"{record.msg} (more of these are left out for up to a minute)"
+            record.msg = f"{record.msg} (repeats are suppressed for up to a minute)"
         return count < REPEATS

@@ -1,8 +1,8 @@
-"""How deep the queues are: counted anew for each answer while that is quick, else kept fresh in the background.
+"""The depths of queues: counted for each answer while that is quick, else kept fresh in the background.
 
-A count reads every job that waits. Up to `FEW` jobs that takes milliseconds, and every answer is exact. With a million
-it takes half a second: then a task counts again and again, resting four times as long as a count takes, and
-answers are at most `MOST_AGE` seconds old. It ends when nobody has asked for a while.
+A count reads every waiting job. Up to `FEW` jobs that takes milliseconds, and every answer is exact. With a million it
+takes half a second: then a background task counts repeatedly, rests four times as long as a count takes, and answers
+are at most `MOST_AGE` seconds old. The task stops when no request has asked for a while.
 """
 
 import asyncio
@@ -10,22 +10,22 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holdfast.duties.leading import every
+from holdfast.duties.scheduler import every
 from holdfast.store import Store
 from holdfast.store.queues import Depth
 
 FEW = 50_000
-"""Up to so many jobs are counted for each answer: about 20 ms."""
+"""Up to this many jobs are counted for each answer: about 20 ms."""
 MOST_AGE = 10.0
 REST = 4.0
-"""How much longer than a count the rest after it is, if the age allows that."""
+"""The rest after a count, as a multiple of its duration, if `MOST_AGE` allows it."""
 ASKED_WITHIN = 900.0
-"""For how long after the last question counting goes on: a scraper comes back."""
+"""How long counting continues after the last request: a scraper comes back."""
 
 
 @dataclass(frozen=True)
 class Counted:
-    """What was counted, when it began by the monotonic clock, and how long it took."""
+    """The result of a count, when it began by the monotonic clock, and how long it took."""
 
     depths: Sequence[Depth]
     began: float
@@ -50,7 +50,7 @@ class Depths:
         """Set while the background task has something to do."""
 
     async def get(self) -> Counted:
-        """The depths of all queues: exact while a count is quick, else at most `MOST_AGE` seconds old."""
+        """Return the depths of all queues: exact while a count is quick, else at most `MOST_AGE` seconds old."""
         self._asked = time.monotonic()
         if self._last is None or self._last.quick or self._last.age > MOST_AGE:
             return await self._count(since=self._asked)
@@ -58,7 +58,7 @@ class Depths:
         return self._last
 
     async def run(self) -> None:
-        """Keep the counts fresh while they take long and somebody asks; survives a database that is away."""
+        """Keep the counts fresh while they are slow and requested; survive a database outage."""
         await every(0.0, self._refresh)
 
     async def _refresh(self) -> None:
@@ -70,7 +70,7 @@ class Depths:
             self._slow.clear()
 
     async def _count(self, *, since: float) -> Counted:
-        """Count, or take the count that another caller began after `since`."""
+        """Count, or return the count that another caller began after `since`."""
         async with self._counting:
             if self._last is not None and self._last.began >= since:
                 return self._last

@@ -1,7 +1,7 @@
 """Direct mode: the queue is off, and a job runs in the request that submits it.
 
-What runs it is handed in (`Executor`); here is what the caller sees: what needs a queue is refused, the answer comes
-with the job's end, and a client that goes away lets the job go on or takes it along, by setting.
+The `Executor` that runs the job is passed in. This module is the caller's side: fields that need a queue are refused,
+the response is sent when the job ends, and a setting says whether a job continues when its client disconnects.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ from holdfast.model import Job
 from holdfast.store import Store
 
 WAITING = ("lane", "needs", "hold", "available_at", "queue_timeout")
-"""What asks a job to wait."""
+"""Fields that make a job wait."""
 WAIT = re.compile(r"(?:^|[,;\s])wait=(\d{1,9})(?:$|[,;\s])")
 GONE = "its client went away"
 
 
 class Run(Protocol):
-    """One job that somebody waits for; `over` when it has ended, or is no longer in this server's hands."""
+    """One job that a client waits for; `over` when it has ended, or this server no longer runs it."""
 
     job_id: str
     reused: bool
@@ -40,13 +40,13 @@ class Executor(Protocol):
         """Accept a job and start it, or refuse it at once."""
 
     def leave(self) -> None:
-        """Take nothing new, and hand over."""
+        """Accept no more jobs, and hand over the running ones."""
 
 
 async def run_in_request(
     executor: Executor, store: Store, request: Request, who: Caller, job: Mapping[str, Any], *, sent: Sequence[Any]
 ) -> Job:
-    """Run a job and answer with its end; sooner if the caller prefers so, or has gone."""
+    """Run a job and return it when it ends; earlier if the caller prefers so or disconnects."""
     for field in WAITING:
         if job.get(field):
             raise Invalid(field, "needs the queue, which is off here (HOLDFAST_QUEUE_ENABLED)")
@@ -54,14 +54,14 @@ async def run_in_request(
     key = request.headers.get("idempotency-key")
     run = await executor.submit(job, tenant=who.tenant, key=key, sent=sent)
     if not await _ended(run, request, wait) and executor.on_disconnect == "cancel":
-        with contextlib.suppress(Conflict, NotFound):  # It ended in this moment.
+        with contextlib.suppress(Conflict, NotFound):  # The job ended meanwhile.
             await store.jobs.cancel(run.job_id, tenant=who.tenant, by=who.by, reason=GONE)
     found = await store.jobs.get(run.job_id, tenant=who.tenant)
     return msgspec.structs.replace(found, reused=run.reused)
 
 
 async def _ended(run: Run, request: Request, wait: float | None) -> bool:
-    """Wait for the end, at most so long; False if the client went away before."""
+    """Wait for the end, at most `wait` seconds; return False if the client disconnects first."""
     over, gone = (asyncio.ensure_future(work) for work in (run.over.wait(), _gone(request)))
     try:
         await asyncio.wait([over, gone], timeout=wait, return_when=asyncio.FIRST_COMPLETED)
@@ -77,6 +77,6 @@ async def _gone(request: Request) -> None:
 
 
 def _wait(request: Request) -> float | None:
-    """How long the caller prefers to wait (`Prefer: wait=10`, RFC 7240); None is to the end."""
+    """Return how long the caller prefers to wait (`Prefer: wait=10`, RFC 7240); None means until the end."""
     said = WAIT.search(request.headers.get("prefer", ""))
     return None if said is None else float(said.group(1))

@@ -27,7 +27,7 @@ HEADERS: Mapping[str, str] = {
 
 
 def page(document: Mapping[str, Any]) -> str:
-    """The whole page."""
+    """Return the whole page."""
     info = document["info"]
     parts = [
         f"<h1>{escape(info['title'])} {escape(info['version'])}</h1><p>{_prose(info['description'])}</p>",

@@ -1,4 +1,4 @@
-"""Errors as callers see them: one shape, `{"error": {"code", "message", "details"}}`, for all that is refused."""
+"""Errors as callers see them: `{"error": {"code", "message", "details"}}` for every refused request."""
 
 import logging
 from collections.abc import Iterable
@@ -19,6 +19,7 @@ from holdfast.errors import (
     Needed,
     RateLimited,
     StoreError,
+    StoreFull,
     StoreUnreachable,
     Unauthorized,
 )
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 
 JSON = "application/json"
 ACTIONS = ("/pause", "/resume")
+FULL = "the disk of the database is full: nothing was changed; make room, or delete jobs with force"
 AWAY = "the database cannot be used at the moment; try again"
 
 
@@ -45,7 +47,7 @@ class BlockedAnswer(ErrorAnswer, frozen=True, kw_only=True):
 
 
 def to_response(error: Exception) -> Response:
-    """Say what went wrong; what only an operator should read goes to the log."""
+    """Turn an error into a response; details for the operator go to the log."""
     if isinstance(error, HTTPException):
         return _http_response(error)
     if not isinstance(error, HoldfastError):
@@ -55,7 +57,8 @@ def to_response(error: Exception) -> Response:
     if isinstance(error, StoreError | ConfigError):
         reported = isinstance(error, StoreUnreachable) and error.reported
         log.log(logging.DEBUG if reported else logging.ERROR, "%s: %s", error.code, error.message)
-        return _respond(error.status, Problem(code=error.code, message=AWAY), {"Retry-After": "1"})
+        message = FULL if isinstance(error, StoreFull) else AWAY
+        return _respond(error.status, Problem(code=error.code, message=message), {"Retry-After": "1"})
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, AtCapacity):
@@ -71,21 +74,21 @@ def to_problem(error: HoldfastError) -> Problem:
 
 
 class NoSuchMethod(HTTPException):
-    """A path that is there, and takes other methods."""
+    """The path exists, but not with this method."""
 
     def __init__(self, allowed: Iterable[str]) -> None:
         super().__init__(405, headers={"Allow": ", ".join(sorted(allowed))})
 
 
 async def not_routed(request: Request, error: Exception) -> Response:
-    """Answer for a path or method that is not there."""
+    """Answer a request for an unknown path or method."""
     if isinstance(error, HTTPException) and error.status_code == 405:
         error = NoSuchMethod(_methods(request))
     return _http_response(error)
 
 
 def _methods(request: Request) -> set[str]:
-    """Every method that some route has for this path; the router names those of the first alone."""
+    """Return the methods of all routes for this path; the router names only those of the first."""
     found = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
     if ends_in_action(request):
         found = [route for route in found if route.path.endswith(ACTIONS)] or found
@@ -93,7 +96,7 @@ def _methods(request: Request) -> set[str]:
 
 
 def ends_in_action(request: Request) -> bool:
-    """Whether the end of a path is an action, and not part of a name: there the slash would be `%2F`."""
+    """Return whether a path ends in an action, and not in a name, where the slash would be `%2F`."""
     raw: bytes = request.scope.get("raw_path", b"")
     return raw.decode("latin-1").endswith(ACTIONS)
 

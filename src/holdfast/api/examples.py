@@ -3,7 +3,16 @@
 from typing import Any
 
 from holdfast.api.errors import ErrorAnswer
-from holdfast.api.shapes import BulkRequest, JobRequest, NewToken, PatchQueue, PutLane, Reason, Resolve, Resume
+from holdfast.api.request_types import (
+    BulkRequest,
+    CallerReason,
+    JobRequest,
+    NewToken,
+    PatchQueue,
+    PutLane,
+    Resolve,
+    Resume,
+)
 
 PROCESS = {
     "runner": "process",
@@ -22,7 +31,7 @@ def _named(**values: Any) -> dict[str, Any]:
 EXAMPLES: dict[Any, dict[str, Any]] = {
     JobRequest: _named(process=PROCESS, function=FUNCTION, tool=TOOL),
     BulkRequest: _named(two={"jobs": [PROCESS, FUNCTION]}),
-    Reason: _named(why={"reason": "wrong input"}),
+    CallerReason: _named(why={"reason": "wrong input"}),
     Resume: _named(plain={}, more={"reason": "disk was full", "budget": {"tokens": 100_000}}),
     Resolve: _named(by_hand={"result": {"rows": 3}, "reason": "done by hand"}),
     PutLane: _named(database={"check": {"command": ["pg_isready", "-q"], "timeout": 10}}, none={"check": None}),

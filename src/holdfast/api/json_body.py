@@ -1,8 +1,8 @@
 """JSON bodies: read, decoded and checked within limits of size, depth, number of values, and memory.
 
-Decoding makes up to thirty times as much of a body as was sent (`{},{},…`), so the values are counted first, which
-makes nothing. A large body is decoded and checked in a thread, and only a few large ones are held at once; requests
-that wait for their turn are not read meanwhile.
+Decoding can use thirty times the memory of the body (`{},{},…`), so the values are counted first, which allocates
+nothing. A large body is decoded and checked in a thread, and only a few large ones are in memory at once; other large
+requests are not read until then.
 """
 
 import asyncio
@@ -14,26 +14,27 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import Request
 
+from holdfast import decoding
 from holdfast.api.auth import says_json
 from holdfast.config import Settings
 from holdfast.errors import AtCapacity, BadRequest, HoldfastError, Invalid, TooLarge
 from holdfast.submission import invalid_field
 
 LARGE = 64 * 1024
-"""Bytes from which a body is decoded in a thread: below that, the way there costs more."""
+"""Bytes from which a body is decoded in a thread: for smaller ones the switch costs more."""
 LARGE_AT_ONCE = 3
 TURN_SECONDS = 10.0
 MOST_VALUES = 250_000
-"""Ten thousand jobs of 25 values. Decoding so many holds the interpreter's lock for some 50 ms."""
+"""Ten thousand jobs of 25 values. Decoding them holds the GIL for some 50 ms."""
 PIECE = 64 * 1024
-"""What is looked at in one step while values are counted; other threads run in between."""
+"""Bytes that are scanned in one step while values are counted; other threads run in between."""
 SEPARATORS = (b",", b"[", b"{")
 OPEN = b"[{"
 T = TypeVar("T")
 
 
 class LargeBodies:
-    """A few turns for large bodies, so that many at once take no more memory than a few."""
+    """A semaphore for large bodies, so that many at once use no more memory than a few."""
 
     def __init__(self, most: int = LARGE_AT_ONCE, wait: float = TURN_SECONDS) -> None:
         self._turns = asyncio.Semaphore(most)
@@ -41,7 +42,7 @@ class LargeBodies:
 
     @asynccontextmanager
     async def turn(self, size: int) -> AsyncIterator[None]:
-        """Hold a body of this size while the block lasts; small ones need no turn."""
+        """Admit a body of this size for the duration of the block; small ones are always admitted."""
         if size <= LARGE:
             yield
             return
@@ -57,7 +58,7 @@ class LargeBodies:
 
 
 def said_size(request: Request, limit: int) -> int:
-    """How large a body is said to be; one of unknown length may be as large as the limit."""
+    """Return the declared size of a body; one of unknown length counts as the limit."""
     if "transfer-encoding" in request.headers:
         return limit
     said = request.headers.get("content-length", "0")
@@ -69,7 +70,7 @@ def said_size(request: Request, limit: int) -> int:
 
 
 async def read_body(request: Request, kind: Any, settings: Settings) -> Any:
-    """Read JSON within the limits; without a body, the struct's defaults."""
+    """Read JSON within the limits; without a body, return the struct's defaults."""
     raw = await _read(request, settings.max_body_bytes)
     if not raw and kind is not dict and not any(f.required for f in msgspec.structs.fields(kind)):
         return kind()
@@ -79,7 +80,7 @@ async def read_body(request: Request, kind: Any, settings: Settings) -> Any:
 
 
 async def apart(size: int, work: Callable[[], T]) -> T:
-    """Do work on so many bytes: here if they are few, else in a thread, so that other requests go on."""
+    """Run work on `size` bytes: here if they are few, else in a thread, so that other requests continue."""
     return work() if size <= LARGE else await asyncio.to_thread(work)
 
 
@@ -99,13 +100,13 @@ def _checked(raw: bytearray, kind: Any, depth: int) -> Any:
             raise Invalid("body", "must be a JSON object")
         return data
     try:
-        return msgspec.convert(data, kind)
+        return decoding.convert(data, kind)
     except msgspec.ValidationError as error:
         raise invalid_field(error) from None
 
 
 def decode(raw: bytes | bytearray, depth: int) -> Any:
-    """Decode JSON that has not too many values and is not nested too deep."""
+    """Decode JSON; refuse too many values or too deep nesting."""
     if len(raw) > MOST_VALUES and count_values(raw) > MOST_VALUES:
         raise TooLarge("body", f"has more than {MOST_VALUES} values; send it in parts")
     try:
@@ -115,7 +116,7 @@ def decode(raw: bytes | bytearray, depth: int) -> Any:
         raise _too_deep(depth) from None
     except (msgspec.MsgspecError, ValueError) as error:
         raise BadRequest(f"the body is not JSON: {error}") from None
-    # Only what has many brackets can be deep; a look at each value of a bulk costs more than decoding it.
+    # Only a body with many brackets can be deep; visiting each value of a bulk costs more than decoding it.
     if sum(raw.count(bracket) for bracket in OPEN) > depth and _deeper_than(data, depth):
         raise _too_deep(depth)
     return data
@@ -123,7 +124,7 @@ def decode(raw: bytes | bytearray, depth: int) -> Any:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Keep the garbage collector from walking over what is being made, several times and with the lock held."""
+    """Pause the garbage collector, which would traverse the new objects several times while holding the GIL."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -134,12 +135,12 @@ def _no_collection() -> Iterator[None]:
 
 
 def count_values(raw: bytes | bytearray) -> int:
-    """How many values a JSON text has at most: the commas and opening brackets that stand outside of its strings."""
+    """Return an upper bound of the values in a JSON text: its commas and opening brackets outside of strings."""
     total, inside, held = 0, 0, b""
     for start in range(0, len(raw), PIECE):
         piece = held + bytes(raw[start : start + PIECE])
         piece = piece.replace(b"\\\\", b"")
-        held = b"\\" if piece.endswith(b"\\") else b""  # What it escapes is in the next piece.
+        held = b"\\" if piece.endswith(b"\\") else b""  # The character that it escapes is in the next piece.
         parts = piece[: len(piece) - len(held)].replace(b'\\"', b"").split(b'"')
         outside = b"".join(parts[inside::2])
         total += sum(outside.count(separator) for separator in SEPARATORS)

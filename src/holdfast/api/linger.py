@@ -1,10 +1,10 @@
-"""Bodies that come slowly are given up, and answers arrive although the body was not read to its end.
+"""Refuse bodies that arrive too slowly, and deliver responses although the body was not read to its end.
 
-A server that answers and closes while the client still sends makes the kernel reset the connection, and most clients
-then report the reset instead of the answer. So the whole answer is sent first, and what the client still sends is read
-and thrown away, up to a number of bytes and seconds; only then does the response end and the connection close.
+If a server answers and closes while the client still sends, the kernel resets the connection, and most clients report
+the reset instead of the answer. So the whole answer is sent first, and the rest of the body is read and discarded, up
+to a number of bytes and seconds; only then does the response end and the connection close.
 
-A body must come at a least rate, after some seconds of grace. Only the time counts in which the service waits for it.
+A body must arrive at a minimum rate, after some seconds of grace. Only time in which the service waits for it counts.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from holdfast.errors import RequestTimeout
 MOST_BYTES = 256 * 1024 * 1024
 MOST_SECONDS = 30.0
 QUIET_SECONDS = 5.0
-"""How long a client may send nothing before it is no longer waited for."""
+"""How long a client may send nothing before the service stops waiting for it."""
 SMALL = 64 * 1024
 """A body up to this size is read to its end, so that the connection can be used again."""
 
@@ -54,7 +54,7 @@ class _Exchange:
         self._receive = receive
         self._send = send
         self._ended = False
-        """The client has nothing more to send, or is gone, or is not waited for."""
+        """The client has sent everything or disconnected, or the service no longer waits for it."""
         self._received = 0
         self._waited = 0.0
         self._given_up = False
@@ -69,7 +69,7 @@ class _Exchange:
         except TimeoutError:
             self._given_up = True
             raise RequestTimeout(
-                f"the body came too slowly: {self._received} bytes in {self._waited + time.monotonic() - began:.0f} "
+                f"the body arrived too slowly: {self._received} bytes in {self._waited + time.monotonic() - began:.0f} "
                 f"seconds; at least {LEAST_RATE} per second are expected"
             ) from None
         self._waited += time.monotonic() - began

@@ -1,4 +1,4 @@
-"""What `/metrics` tells: the queues as they are now, what every worker has counted, and this server itself."""
+"""The content of `/metrics`: the queues as they are now, the counters of every worker, and this server itself."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,12 +14,12 @@ from holdfast.model import Worker
 from holdfast.store.queues import loads_of, oldest_of
 
 STATUS = {"held": "pending", "running": "running"}
-"""The status behind a gate; behind all others a job is queued."""
+"""The status of jobs at a gate; at all others a job is queued."""
 COUNTED = {
     "claims": "Attempts claimed.",
     "adoptions": "Attempts adopted from another worker.",
     "losses": "Attempts that were lost.",
-    "leases_lost": "Ends that came too late: the job was somebody else's by then.",
+    "leases_lost": "Finishes that came too late: another worker owned the job.",
     "reaped": "Leases cleared because they had expired.",
     "errors": "Operations that the database did not answer.",
     "deadlocks": "Deadlocks, retried.",
@@ -27,11 +27,11 @@ COUNTED = {
 }
 SERVER = "server"
 DEPARTED = "departed"
-"""Stands for all workers that are gone: the sum over all workers never falls."""
+"""The label of all workers that are gone: the sum over all workers never decreases."""
 
 
 async def exposition(service: Service, tenant: str | None) -> bytes:
-    """The figures as Prometheus takes them; of one tenant's jobs, or of all."""
+    """Return the metrics in Prometheus' format, for one tenant's jobs or for all."""
     counted = await service.depths.get()
     workers = await service.store.workers.list(tenant=tenant)
     totals = await service.store.workers.totals()
@@ -60,7 +60,7 @@ def _queues(counted: Counted, tenant: str | None) -> Iterator[Metric]:
             jobs.add_metric([queue, STATUS.get(gate, "queued"), gate], getattr(load, gate))
     yield jobs
     waited = GaugeMetricFamily(
-        "holdfast_oldest_queued_seconds", "For how long the oldest claimable job has waited.", labels=["queue"]
+        "holdfast_oldest_queued_seconds", "How long the oldest claimable job has waited.", labels=["queue"]
     )
     for queue in loads:
         waited.add_metric([queue], oldest[queue] + age if queue in oldest else 0.0)
@@ -74,7 +74,7 @@ def _workers(service: Service, workers: Sequence[Worker], totals: Mapping[str, A
     yield live
     reports = {worker.worker: worker.figures for worker in workers if worker.figures}
     reports[DEPARTED] = totals
-    if service.direct is None:  # Else the worker inside has the same store, and reports for both.
+    if service.direct is None:  # Otherwise the embedded worker has the same store and reports for both.
         reports[SERVER] = service.store.counters.figures()
     for name, about in COUNTED.items():
         counter = CounterMetricFamily(f"holdfast_{name}", about, labels=["worker"])
@@ -106,6 +106,6 @@ def _server(service: Service) -> Iterator[Metric]:
     hub = service.hub
     yield GaugeMetricFamily("holdfast_stream_followers", "Clients that follow a job.", value=hub.followers)
     yield GaugeMetricFamily("holdfast_stream_lag_seconds", "Age of the last event when it was read.", value=hub.lag)
-    yield CounterMetricFamily("holdfast_stream_looks", "Looks at all followed jobs.", value=hub.looks)
+    yield CounterMetricFamily("holdfast_stream_looks", "Polls of all followed jobs.", value=hub.looks)
     yield CounterMetricFamily("holdfast_stream_reads", "Blocks of events read.", value=hub.reads)
-    yield CounterMetricFamily("holdfast_stream_cuts", "Clients cut for taking nothing for too long.", value=hub.cut)
+    yield CounterMetricFamily("holdfast_stream_cuts", "Clients disconnected as too slow.", value=hub.cut)

@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the declared routes and the shapes that they take and give."""
+"""The OpenAPI document, made from the declared routes and their request and response types."""
 
 import re
 import types
@@ -19,15 +19,15 @@ from holdfast.submission import MAX_KEY
 
 REF = "#/components/schemas/{name}"
 ABOUT = (
-    "A durable execution queue. Every call but the probes needs a token: `Authorization: Bearer hf_…`. "
+    "A durable execution queue. Every call except the probes needs a token: `Authorization: Bearer hf_…`. "
     "Times are aware UTC, durations seconds, ids UUIDs; unknown fields are refused."
 )
 ERRORS = {
-    400: "not JSON, or not said to be",
-    401: "no token, or one that is not known",
+    400: "not JSON, or not declared as JSON",
+    401: "no token, or an unknown one",
     403: "the token may not do this",
-    404: "not there, or another tenant's",
-    408: "the body came too slowly",
+    404: "not found in this tenant",
+    408: "the body arrived too slowly",
     409: "not in a state that allows this",
     413: "too large",
     422: "a value that cannot be accepted; `details.field` names it",
@@ -101,14 +101,14 @@ def _query_parameters(route: Route) -> list[dict[str, Any]]:
 
 
 def _said(kind: Any) -> Any:
-    """A query has no null: an optional field is said or left out."""
+    """Drop null from a query field's type: an optional field is given or left out."""
     if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
         (kind,) = (part for part in typing.get_args(kind) if part is not type(None))
     return kind
 
 
 def _inline(schema: dict[str, Any]) -> None:
-    """Put the one enumeration that a query refers to where it is used."""
+    """Inline the one enumeration that a query refers to."""
     (definition,) = schema.pop("$defs").values()
     schema["items"] = definition
 
@@ -118,14 +118,14 @@ def _headers(route: Route) -> list[dict[str, Any]]:
         return []
     headers = [(TENANT, "the tenant that an admin acts in", _text(MAX_NAME))]
     if route.path in ("/v1/jobs", "/v1/jobs/bulk") and route.method == "POST":
-        about = "the same call with the same key answers the same for 24 hours"
+        about = "the same call with the same key returns the same answer for 24 hours"
         headers.append(("Idempotency-Key", about, _text(MAX_KEY)))
     if route.path == "/v1/jobs" and route.method == "POST":
-        about = "`wait=10`: where the queue is off, answer after so many seconds at most"
+        about = "`wait=10`: where the queue is off, answer after at most 10 seconds"
         headers.append(("Prefer", about, _text(MAX_NAME)))
     if route.path.endswith("/events/stream"):
         seq = {"type": "string", "pattern": "^[0-9]{1,19}$"}
-        headers.append(("Last-Event-ID", "the last seq that was seen; wins over `after`", seq))
+        headers.append(("Last-Event-ID", "the last seq that was seen; takes precedence over `after`", seq))
     return [{"name": name, "in": "header", "schema": kind, "description": about} for name, about, kind in headers]
 
 

@@ -1,8 +1,8 @@
 """How an endpoint is declared, and what happens around every call.
 
-An endpoint says its method, path and the role that it needs; the types of its parameters `query` and `body` say what it
-takes. Around it: guard, caller, rate, role, query, body, then the endpoint, then its answer as JSON. The OpenAPI
-document and the table of who may call what are made from the same declarations.
+An endpoint declares its method, its path and the role that it needs; the types of its parameters `query` and `body`
+define what it accepts. Each call passes: guard, caller, rate, role, query, body, the endpoint, its answer as JSON. The
+OpenAPI document and the table of roles are made from the same declarations.
 """
 
 import inspect
@@ -17,14 +17,16 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from holdfast import decoding
 from holdfast.api.auth import Access, Caller, checked_name
 from holdfast.api.depths import Depths
 from holdfast.api.direct import Executor
+from holdfast.api.dry_run import FactsOf
 from holdfast.api.errors import JSON, NoSuchMethod, ends_in_action, to_response
-from holdfast.api.hub import Hub
+from holdfast.api.fanout import Fanout
 from holdfast.api.json_body import LargeBodies, read_body, said_size
-from holdfast.api.plans import FactsOf
-from holdfast.api.shapes import NoQuery
+from holdfast.api.readiness import Readiness
+from holdfast.api.request_types import NoQuery
 from holdfast.api.stream import OpenStreams
 from holdfast.api.tools import Tools
 from holdfast.config import Settings
@@ -36,24 +38,25 @@ from holdfast.submission import invalid_field
 
 NOBODY = Caller("nobody", Role.VIEWER, "default")
 NAMED = ("/{queue:path}", "/{lane:path}")
-"""Paths that end in a name, which may have a slash."""
+"""Paths that end in a name, which may contain a slash."""
 T = TypeVar("T")
 Endpoint = Callable[..., Awaitable["Reply | Response"]]
 
 
 @dataclass
 class Service:
-    """What endpoints work with."""
+    """What all endpoints use."""
 
     store: Store
     settings: Settings
     shared: SharedFolder
     access: Access
-    hub: Hub
+    hub: Fanout
     streams: OpenStreams
     tools: Tools
     facts: FactsOf
     depths: Depths
+    readiness: Readiness
     direct: Executor | None = None
     """What runs jobs in the request, where the queue is off."""
     large_bodies: LargeBodies = field(default_factory=LargeBodies)
@@ -112,7 +115,7 @@ class Route:
 
 
 class Routes:
-    """Collects the endpoints of one noun."""
+    """Collects the endpoints of one resource."""
 
     def __init__(self) -> None:
         self.all: list[Route] = []
@@ -139,7 +142,7 @@ class Routes:
 
 
 def handler(route: Route, find: Callable[[], Awaitable[Service]]) -> Callable[[Request], Awaitable[Response]]:
-    """Put around an endpoint what happens at every call. Nothing that a request holds may end as a 500."""
+    """Wrap an endpoint in the steps of every call. No content of a request may cause a 500."""
     takes_query = "query" in inspect.signature(route.run).parameters
 
     async def handle(request: Request) -> Response:
@@ -155,7 +158,7 @@ def handler(route: Route, find: Callable[[], Awaitable[Service]]) -> Callable[[R
                 given["query"] = query
             response = await _answered(route, call, given)
         except ClientDisconnect:
-            response = Response(status_code=400)  # Nobody reads it.
+            response = Response(status_code=400)  # The client is gone.
         except Exception as error:
             response = to_response(error)
         if service is not None:
@@ -175,7 +178,7 @@ async def _admit(route: Route, service: Service, request: Request) -> Call:
 
 
 async def _answered(route: Route, call: Call, given: dict[str, Any]) -> Response:
-    """Read the body and run the endpoint; a large body stays in memory until then, so it holds its turn as long."""
+    """Read the body and run the endpoint; a large body counts as admitted until the endpoint returns."""
     if route.body is None:
         reply = await route.run(call, **given)
     else:
@@ -192,12 +195,12 @@ def _encoded(reply: Reply) -> Response:
 
 
 def _takes_text(kind: Any) -> bool:
-    """Whether any text is a value of this type, by itself or as a part of it."""
+    """Return whether a type accepts any text, itself or as one of its alternatives."""
     return kind is str or any(_takes_text(part) for part in typing.get_args(kind) if isinstance(part, type | UnionType))
 
 
 def read_query(request: Request, kind: type[T]) -> T:
-    """Turn the query into its struct; a field may be said twice only where it is a list."""
+    """Turn the query into its struct; only a list field may be given twice."""
     plain: dict[str, Any] = {}
     fields = {field.name: field for field in msgspec.structs.fields(kind)}  # type: ignore[arg-type]
     for name, text in request.query_params.multi_items():
@@ -206,13 +209,13 @@ def read_query(request: Request, kind: type[T]) -> T:
         if name in fields and isinstance(fields[name].default, tuple):
             plain.setdefault(name, []).extend(text.split(",") if name == "status" else [text])
         elif name in plain:
-            raise Invalid(name[:60], "is said twice")
+            raise Invalid(name[:60], "is given twice")
         else:
             plain[name] = text
-    for name, text in plain.items():  # msgspec takes the word for no value, where a field has no text.
+    for name, text in plain.items():  # msgspec reads the word null as no value where a field is not text.
         if isinstance(text, str) and text.lower() == "null" and name in fields and not _takes_text(fields[name].type):
             raise Invalid(name, "is null; leave it out")
     try:
-        return msgspec.convert(plain, kind, strict=False)
+        return decoding.convert(plain, kind, strict=False)
     except msgspec.ValidationError as error:
         raise invalid_field(error, root="") from None

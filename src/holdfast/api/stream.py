@@ -1,8 +1,8 @@
-"""Streams of a job's history: what one client gets, and the response that lasts as long as it does.
+"""Streams of a job's history: what one client receives, and the response that carries it.
 
-A follower holds one piece at a time: a slow client costs what that piece costs, and goes on from its cursor; one that
-stands still is cut after a while. A stream
-ends when the job is terminal and the cursor stands at its last seq.
+A follower has one piece in memory at a time: a slow client costs no more than that piece and continues from its
+cursor; a client that reads nothing is disconnected after a while. A stream ends when the job is terminal and the
+cursor is at its last seq.
 """
 
 import asyncio
@@ -16,13 +16,13 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from holdfast.api.hub import BLOCK, PIECE_BYTES, Follower, Form, Hub
+from holdfast.api.fanout import BLOCK, PIECE_BYTES, Fanout, Follower, Form
 from holdfast.errors import AtCapacity, HoldfastError, NotFound, StoreError, TooManyStreams
 from holdfast.store.events import Head
 from holdfast.store.outage import level_of
 
 TOKEN_SECONDS = 5.0
-"""How often an open stream finds out whether its token is still valid."""
+"""How often an open stream checks whether its token is still valid."""
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ MEDIA: dict[Form, str] = {"sse": "text/event-stream", "ndjson": "application/x-n
 
 
 async def pieces(follower: Follower, form: Form, *, follow: bool = True) -> AsyncGenerator[bytes, None]:
-    """All that a client gets: what stands behind its cursor, then what comes, then the end."""
+    """Yield everything for a client: the events after its cursor, then new ones, then the end."""
     feed = follower.feed
     upto = None if follow or feed.head is None else feed.head.seq
     quiet_since = time.monotonic()
@@ -58,7 +58,7 @@ async def pieces(follower: Follower, form: Form, *, follow: bool = True) -> Asyn
 
 
 async def _next(follower: Follower, form: Form) -> tuple[bytes, int]:
-    """The next piece, or none while the database is away."""
+    """Return the next piece, or an empty one while the database is unreachable."""
     try:
         block = await follower.feed.block(follower.cursor // BLOCK)
         return block.piece(form, follower.cursor)
@@ -114,11 +114,11 @@ class OpenStreams:
 
 
 class Streamed(Response):
-    """A response that lasts as long as its history, its client and its client's token."""
+    """A response that ends with the history, with its client or with the client's token."""
 
     def __init__(
         self,
-        hub: Hub,
+        hub: Fanout,
         job_id: str,
         *,
         streams: OpenStreams,
@@ -153,7 +153,7 @@ class Streamed(Response):
         self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
 
     async def opened(self) -> "Streamed":
-        """Refuse now, while there can still be a status: too many streams, an unknown job, a cursor past the end."""
+        """Refuse before the status is sent: too many streams, an unknown job, a cursor past the end."""
         self._streams.refuse_more(self._by)
         async with self._hub.follow(self._job_id, tenant=self._tenant, after=self._after):
             return self
@@ -163,7 +163,7 @@ class Streamed(Response):
             with self._streams.one(self._by):
                 async with self._hub.follow(self._job_id, tenant=self._tenant, after=self._after) as follower:
                     await self._send(follower, receive, send)
-        except HoldfastError as error:  # Deleted since it was opened.
+        except HoldfastError as error:  # The job was deleted since the stream was opened.
             log.info("a stream of job %s did not begin: %s", self._job_id, error)
             await send({"type": "http.response.start", "status": error.status, "headers": []})
             await send({"type": "http.response.body", "body": b""})
@@ -185,32 +185,32 @@ class Streamed(Response):
             watch.cancel()
             guard.cancel()
         if self._stalled or (follower.cut and self._form == "ndjson"):
-            return  # It has no last word of its own: without the last chunk, the client knows that there is more.
+            return  # No end event: without the last chunk, the client knows that there is more.
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_in_time(self, send: Send, part: bytes, follower: Follower) -> None:
-        """Send a part; a client that takes nothing for too long is let go, and comes again behind what it has."""
+        """Send a part; disconnect a client that reads nothing for too long. It can reconnect after its last event."""
         try:
             async with asyncio.timeout(self._stall):
                 await send({"type": "http.response.body", "body": part, "more_body": True})
         except TimeoutError:
-            log.info("a follower of job %s took nothing for %g seconds, and is cut", self._job_id, self._stall)
+            log.info("a follower of job %s read nothing for %g seconds; disconnecting it", self._job_id, self._stall)
             self._hub.cut += 1
             self._stalled = True
             follower.leave()
 
 
 async def _end_with_token(valid: Callable[[], Awaitable[bool]], follower: Follower) -> None:
-    """Cut a stream whose token was deleted or expired; the client comes again, and is refused."""
+    """End a stream whose token was deleted or expired; when the client reconnects, it is refused."""
     while await valid():  # noqa: ASYNC110 - nobody signals that a token expired
         await asyncio.sleep(TOKEN_SECONDS)
-    log.info("a follower of job %s is cut: its token is no longer valid", follower.feed.job_id)
+    log.info("disconnecting a follower of job %s: its token is no longer valid", follower.feed.job_id)
     follower.cut = True
     follower.leave()
 
 
 async def _watch(receive: Receive, follower: Follower) -> None:
-    """Notice that the client went away, also while there is nothing to send."""
+    """Detect that the client has disconnected, even while there is nothing to send."""
     while (await receive())["type"] != "http.disconnect":
         pass
     follower.leave()

@@ -4,6 +4,7 @@ A caller gives inputs; they are checked against the tool's JSON Schema and reach
 like `{rows}` in its arguments. A slot's value never becomes an option (no leading `-`), never a part of a script.
 """
 
+import hashlib
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,24 +18,30 @@ import referencing
 import referencing.exceptions
 from msgspec import Meta
 
+from holdfast import decoding
 from holdfast.errors import ConfigError, Forbidden, HoldfastError, Invalid, NotFound
 from holdfast.model import Check, OnLost, Retry, Runner
+from holdfast.pipeline_spec import FIELDS as PIPELINE_FIELDS
+from holdfast.privileges import ROOT, names_root
 from holdfast.submission import Name, Seconds, check, parse
-from holdfast.tasks import FIELDS as PIPELINE_FIELDS
 
 SLOT = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "fish", "busybox"})
 PLAIN = frozenset({"string", "integer", "number", "boolean"})
-SPEC = ("command", "image", "env", "user", "memory", "cpus", "pids", "network", "require_result")
+SPEC = (
+    *("command", "image", "env", "user", "network", "require_result"),
+    *("memory", "cpus", "pids", "file_size", "folder_size"),
+)
 FIXED = (
     *("queue", "kind", "timeout", "idle_timeout", "queue_timeout", "stop_grace", "stop_after"),
     *("max_attempts", "retry", "on_lost", "budget", "secrets", "check"),
 )
 NOBODY = "default"
+DIGEST = 16
 
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A tool as the file defines it. What is set here, a caller cannot set."""
+    """A tool as the file defines it. A caller cannot set what is set here."""
 
     runner: Runner
     description: str = ""
@@ -46,6 +53,8 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     memory: str | None = None
     cpus: float | None = None
     pids: int | None = None
+    file_size: str | None = None
+    folder_size: str | None = None
     network: Name | None = None
     inputs: dict[str, Any] = msgspec.field(default_factory=lambda: {"type": "object", "additionalProperties": False})
     queue: Name | None = None
@@ -70,7 +79,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             yield from SLOT.findall(part)
 
     def spec(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """The runner's spec, with the slots of the command filled."""
+        """Return the runner's spec, with the slots of the command filled."""
         if self.runner == "function":
             return {"name": self.name}
         spec: dict[str, Any] = msgspec.to_builtins(self)
@@ -90,8 +99,13 @@ class Tools:
     def items(self) -> Sequence[tuple[str, Tool]]:
         return list(self._tools.items())
 
+    def digests(self) -> dict[str, str]:
+        """Return a prefix of the SHA-256 of each tool's definition: enough to see that one changed, but not how."""
+        encoded = {name: msgspec.json.encode(tool, order="deterministic") for name, tool in self._tools.items()}
+        return {name: hashlib.sha256(text).hexdigest()[:DIGEST] for name, text in encoded.items()}
+
     def expand(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        """Turn a job that names a tool into one that a store takes; every refusal names the field."""
+        """Turn a job that names a tool into one that a store accepts; every error names the field."""
         name = job["tool"]
         if not isinstance(name, str):
             raise Invalid("tool", "must be the name of a tool")
@@ -101,13 +115,13 @@ class Tools:
         fixed = {field: getattr(tool, field) for field in FIXED if getattr(tool, field) is not None}
         for field in job:
             if field in ("runner", "spec", *PIPELINE_FIELDS):
-                raise Invalid(field, f"is the tool's to say; leave it out, or leave out tool {name}")
+                raise Invalid(field, f"is set by tool {name}; remove it from the request, or do not use the tool")
             if field == "secrets":
                 raise Forbidden("secrets are named by tools, or by an admin for a job without a tool")
             if field in fixed or field == "check":
-                raise Invalid(field, f"is set by tool {name}")
+                raise Invalid(field, f"is set by tool {name}; remove it from the request")
             if field == "uploads" and job[field] and not tool.uploads:
-                raise Invalid(field, f"are not taken by tool {name}")
+                raise Invalid(field, f"are not accepted by tool {name}")
         inputs = job.get("inputs", {})
         self._check(name, inputs)
         asked = {field: value for field, value in job.items() if field != "tool"}
@@ -126,8 +140,8 @@ class Tools:
             raise Invalid(path[:200], error.message[:500])
 
 
-def load_tools(path: Path | None) -> Tools:
-    """Read the file of tools, or say everything that is wrong with it."""
+def load_tools(path: Path | None, *, allow_root: bool = False) -> Tools:
+    """Read the file of tools, or raise an error that lists every problem."""
     if path is None:
         return Tools({})
     try:
@@ -146,17 +160,17 @@ def load_tools(path: Path | None) -> Tools:
         tools = {}
     for name, table in tools.items():
         try:
-            found[name] = tool = msgspec.convert(table, Tool)
+            found[name] = tool = decoding.convert(table, Tool)
         except msgspec.ValidationError as error:
             problems.append(f"tool {name} in {path}: {error}")
             continue
-        problems += [f"tool {name} in {path}: {problem}" for problem in _problems(name, tool)]
+        problems += [f"tool {name} in {path}: {problem}" for problem in _problems(name, tool, allow_root=allow_root)]
     if problems:
         raise ConfigError(problems)
     return Tools(found)
 
 
-def _problems(name: str, tool: Tool) -> Iterator[str]:
+def _problems(name: str, tool: Tool, *, allow_root: bool) -> Iterator[str]:
     if not 1 <= len(name) <= 100 or not name.isprintable():
         yield "a name has 1 to 100 printable characters"
     try:
@@ -165,6 +179,8 @@ def _problems(name: str, tool: Tool) -> Iterator[str]:
         yield f"inputs is not a JSON Schema: {error.message}"
         return
     yield from _slot_problems(tool)
+    if tool.user is not None and names_root(tool.user) and not allow_root:
+        yield f"user {tool.user} {ROOT}"
     example = dict.fromkeys(tool.slots, "x")
     job = {"runner": tool.runner, "spec": tool.spec(example)}
     try:
@@ -186,11 +202,11 @@ def _slot_problems(tool: Tool) -> Iterator[str]:
     shell = any(PurePath(part).name in SHELLS for part in command)
     for before, part in pairwise(command):
         if shell and re.fullmatch(r"-\w*c", before) and SLOT.search(part):
-            yield "a slot cannot stand inside a shell script: pass it behind the script, as $1"
+            yield "a slot cannot be inside a shell script: pass it after the script, as $1"
 
 
 def _filled(part: str, inputs: Mapping[str, Any]) -> str:
-    """Fill the slots of one argument. What the operator wrote may be an option; what a caller gave may not."""
+    """Fill the slots of one argument. The operator's text may be an option; a caller's value may not."""
 
     def value(match: re.Match[str]) -> str:
         name = match.group(1)
@@ -211,5 +227,5 @@ def _filled(part: str, inputs: Mapping[str, Any]) -> str:
 
 
 def _validator(schema: Mapping[str, Any]) -> jsonschema.Draft202012Validator:
-    """Nothing is fetched: a reference that the schema does not hold itself is refused."""
+    """Return a validator that fetches nothing: a reference outside of the schema is refused."""
     return jsonschema.Draft202012Validator(schema, registry=referencing.Registry())

@@ -1,6 +1,7 @@
-"""Uploads: reads multipart forms as they come, and gives what was uploaded to the jobs that name it."""
+"""Uploads: reads multipart forms as they arrive, and assigns uploads to the jobs that name them."""
 
 import contextlib
+import errno
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,28 +10,33 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
+from holdfast.api.readiness import Readiness
 from holdfast.config import Settings
-from holdfast.errors import BadRequest, Invalid
+from holdfast.errors import BadRequest, DiskFull, Invalid
 from holdfast.model import new_id
-from holdfast.runner.inputs import Incoming, Inputs
-from holdfast.runner.outputs import Limits
+from holdfast.runner.artifacts import Limits
+from holdfast.runner.disk import SHARED
 from holdfast.runner.shared_folder import SharedFolder
+from holdfast.runner.uploads import Incoming, JobUploads
 from holdfast.submission import check, parse
 
 MULTIPART = "multipart/form-data"
 MOST_FILES = 1000
 PIECE = 256 * 1024
-"""What is parsed and written at once, in a thread."""
+"""Bytes that are parsed and written at once, in a thread."""
 
 
-async def receive(request: Request, tenant: str, settings: Settings, shared: SharedFolder) -> Incoming:
-    """Take the files of a form; they are there when this returns, and nothing is if it does not."""
+async def receive(
+    request: Request, tenant: str, settings: Settings, shared: SharedFolder, readiness: Readiness
+) -> Incoming:
+    """Store the files of a form: all of them when this returns, none if it raises."""
     kind, options = parse_options_header(request.headers.get("content-type"))
     if kind != MULTIPART.encode() or not options.get(b"boundary"):
         raise BadRequest(f"an upload must be a form with files: Content-Type: {MULTIPART}, with a boundary")
     limits = Limits(bytes=settings.upload_max_bytes, entries=MOST_FILES)
+    await readiness.require_room(SHARED)
     await run_in_threadpool(shared.check)
-    incoming = await run_in_threadpool(Inputs(settings.shared).receive, tenant, limits)
+    incoming = await run_in_threadpool(JobUploads(settings.shared).receive, tenant, limits)
     try:
         form = _Form(incoming, options[b"boundary"])
         async with contextlib.aclosing(request.stream()) as chunks:
@@ -38,19 +44,22 @@ async def receive(request: Request, tenant: str, settings: Settings, shared: Sha
             async for chunk in chunks:
                 held += chunk
                 if len(held) >= PIECE:
+                    await readiness.require_room(SHARED)
                     await run_in_threadpool(form.write, bytes(held))
                     held.clear()
         await run_in_threadpool(form.write, bytes(held))
         await run_in_threadpool(form.finish)
     except FormParserError as error:
         raise BadRequest(f"the form cannot be read: {error}") from error
+    except OSError as error:
+        raise _without_room(error) from error
     finally:
         await run_in_threadpool(incoming.discard)
     return incoming
 
 
 class _Form:
-    """A form as a parser hears it: every part is a file."""
+    """The parser's callbacks for a form: every part is a file."""
 
     def __init__(self, incoming: Incoming, boundary: bytes) -> None:
         self._incoming = incoming
@@ -79,7 +88,7 @@ class _Form:
     def finish(self) -> None:
         self._parser.finalize()
         if not self._whole:
-            raise BadRequest("the form breaks off before its last boundary")
+            raise BadRequest("the form ends before its last boundary")
         if not self._incoming.files:
             raise Invalid("file", "the form has no file in it")
         self._incoming.publish()
@@ -105,13 +114,23 @@ class _Form:
         self._whole = True
 
 
+def _without_room(error: OSError) -> Exception:
+    """Return the error for the caller if the disk is full; any other error goes to the log."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return error
+    return DiskFull("the disk of the shared folder is full; make room, or delete jobs with force")
+
+
 async def given(job: Mapping[str, Any], tenant: str, settings: Settings, shared: SharedFolder) -> Mapping[str, Any]:
-    """A job as it goes to the store: what it names of uploads is its own, before it is there."""
+    """Return the job for the store; its uploads are assigned to it before it is submitted."""
     if not job.get("uploads"):
         return job
     job = {**job, "id": job.get("id") or new_id()}
     asked = check(parse(job), tenant)
     await run_in_threadpool(shared.check)
-    inputs = Inputs(settings.shared)
-    await run_in_threadpool(inputs.give, tenant, str(asked.id), asked.uploads, settings.upload_max_bytes)
+    inputs = JobUploads(settings.shared)
+    try:
+        await run_in_threadpool(inputs.give, tenant, str(asked.id), asked.uploads, settings.upload_max_bytes)
+    except OSError as error:
+        raise _without_room(error) from error
     return job

@@ -1,4 +1,4 @@
-"""What `holdfast up` prints once it is up: commands that work when they are pasted into another terminal."""
+"""What `holdfast up` prints once it runs: commands to paste into another terminal."""
 
 import ipaddress
 import shlex
@@ -37,7 +37,7 @@ def banner(settings: Settings, port: int, queues: Mapping[str, int]) -> str:
 
 
 def _reached_at(host: str) -> str:
-    """The address to connect to: what listens on all addresses is reached at the loopback one."""
+    """Return the address to connect to; a server on all addresses is reached at the loopback address."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -48,7 +48,7 @@ def _reached_at(host: str) -> str:
 
 
 def _program() -> str:
-    """How a shell finds this installation's command: by its name, or by its path if the name is not on the path."""
+    """Return how to call this installation's command: by name if it is on PATH, else by its path."""
     own = Path(sys.executable).with_name("holdfast")
     found = shutil.which("holdfast")
     if not own.exists() or (found is not None and Path(found).resolve() == own.resolve()):

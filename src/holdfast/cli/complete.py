@@ -1,4 +1,4 @@
-"""What the shell offers behind Tab: names and ids that the server knows. Whatever goes wrong, it offers nothing."""
+"""Shell completion of names and ids that the server knows. On any error it offers nothing."""
 
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 SECONDS = 2.0
 MOST = 50
 Offer = list[tuple[str, str]]
-"""What may stand there, each with a word about it, which zsh and fish show."""
+"""Return the candidates, each with a description that zsh and fish show."""
 
 
 def jobs(context: typer.Context, incomplete: str) -> Offer:
@@ -57,7 +57,7 @@ def tools(context: typer.Context, incomplete: str) -> Offer:
 
 
 def _offer(context: typer.Context, incomplete: str, look: "Callable[[AsyncClient], Awaitable[Offer]]") -> Offer:
-    """Ask the server that the command line names so far; a word of complaint would spoil the line being typed."""
+    """Ask the server that the command line names so far; print no error, as it would disturb the line being typed."""
     import asyncio
 
     from holdfast.client.http import AsyncClient

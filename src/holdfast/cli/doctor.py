@@ -1,4 +1,4 @@
-"""`holdfast doctor`: looks at everything that a healthy installation needs, and says what to do about the rest."""
+"""`holdfast doctor`: checks everything that a healthy installation needs, and says how to fix problems."""
 
 import asyncio
 import os
@@ -16,9 +16,10 @@ from holdfast.errors import HoldfastError
 from holdfast.model import Role
 from holdfast.runner import supervisor
 from holdfast.runner.base import EngineUnreachable
-from holdfast.runner.host import StateFolder
 from holdfast.runner.shared_folder import mismatch, read_id
-from holdfast.runner.users import user_for
+from holdfast.runner.state_folder import StateFolder
+from holdfast.runner.uids import CLAIM_SECONDS, Uids, unusable
+from holdfast.runner.users import can_be_private, known_users, user_for
 from holdfast.store.migrate import require_current
 from holdfast.store.store import Store, connect
 
@@ -27,7 +28,7 @@ CLOCK_SECONDS = 5.0
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that was looked at. `fix` is what to do if it is not well."""
+    """The result of one check. `fix` is what to do if it failed."""
 
     what: str
     ok: bool
@@ -36,8 +37,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def examine(settings: Settings) -> Sequence[Finding]:
-    """Look at everything; a look that fails is a finding, not an error."""
+    """Run all checks; a check that raises is a finding, not an error."""
     findings = [_look("supervisor", _supervisor), _look("state folder", lambda: _state(settings))]
+    findings.append(_look("isolation", lambda: _isolation(settings)))
     findings.append(await _docker(settings))
     try:
         database = await connect(
@@ -79,7 +81,7 @@ async def _asked(what: str, look: Callable[[Store], Awaitable[Finding]], store: 
 
 
 def address(url: str) -> str:
-    """A URL without its password."""
+    """Return a URL without its password."""
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{rest.rpartition('@')[2]}"
 
@@ -99,8 +101,49 @@ def _state(settings: Settings) -> Finding:
     return _room("state folder", state.path)
 
 
+def _isolation(settings: Settings) -> Finding:
+    """Check what isolates the processes of one job from those of another."""
+    if os.geteuid() != 0:
+        text = "none: this is not root, so every process job is trusted as this user"
+        return Finding(what="isolation", ok=True, text=text)
+    if settings.process_user is not None:
+        text = f"HOLDFAST_PROCESS_USER: all process jobs run as {settings.process_user}, and can reach each other"
+        return Finding(what="isolation", ok=True, text=text)
+    first, last = settings.uid_range
+    problem = unusable(first, last) or _claimed_by_users(first, last)
+    if problem is not None:
+        fix = "set HOLDFAST_PROCESS_UIDS to a range that no user of this host has"
+        return Finding(what="isolation", ok=False, text=problem, fix=fix)
+    taken, gone = _uids_in_use(settings)
+    text = f"each process attempt has a uid of its own ({settings.process_uids}, {taken} in use)"
+    if gone:
+        text += f", {gone} of them by attempts of other installations whose folders are gone: remove those links"
+    if not can_be_private():
+        fix = "give the worker CAP_SYS_ADMIN, or use containers for jobs that do not trust each other"
+        text += ", but not a /tmp, shared memory and /proc of its own: mount namespaces are not permitted here"
+        return Finding(what="isolation", ok=False, text=text, fix=fix)
+    text += ", and a /tmp, shared memory and /proc of its own"
+    return Finding(what="isolation", ok=True, text=text)
+
+
+def _claimed_by_users(first: int, last: int) -> str | None:
+    names = known_users(first, last)
+    return f"users of this host have uids of HOLDFAST_PROCESS_UIDS: {', '.join(names[:5])}" if names else None
+
+
+def _uids_in_use(settings: Settings) -> tuple[int, int]:
+    """Count the claimed uids, and those claimed from other state folders for attempts whose folders are gone."""
+    uids = Uids(*settings.uid_range, settings.process_uids_dir)
+    try:
+        claims = list(uids.claims())
+    finally:
+        uids.close()
+    others = [claim for claim in claims if not claim.folder.is_relative_to(settings.state.resolve())]
+    return len(claims), sum(claim.age > CLAIM_SECONDS and not claim.folder.exists() for claim in others)
+
+
 async def _shared(store: Store, settings: Settings) -> Finding:
-    """It must be the folder that the database names. One that was never used is not made here."""
+    """Check that this is the folder that the database names. A folder that was never used is not created."""
     recorded = await store.shared_folder.read()
     found = read_id(settings.shared)
     problem = mismatch(settings.shared, await store.installation(), found, recorded)
@@ -122,7 +165,7 @@ def _room(what: str, path: Path) -> Finding:
 
 
 async def _docker(settings: Settings) -> Finding:
-    """The engine, if containers are wanted here; a machine without one is well, unless a setting names one."""
+    """Check the Docker engine. A machine without one is fine, unless a setting names one."""
     host, usual = settings.docker_host, Settings().docker_host
     if host is None:
         return Finding(what="docker", ok=True, text="off: no containers here")
@@ -149,7 +192,7 @@ def _there(host: str) -> bool:
 
 
 async def _tokens(store: Store, settings: Settings) -> Finding:
-    """Somebody must be able to get in, and nobody to read the admin's token over their shoulder."""
+    """Check that there is an admin token that does not expire, and that other users cannot read its file."""
     admins = [token for token in await store.tokens.list() if token.role is Role.ADMIN and token.expires_at is None]
     file = settings.admin_token
     if not admins:

@@ -1,4 +1,4 @@
-"""Commands that stay with a job: run, watch, logs. Ctrl-C asks; detaching leaves the job running."""
+"""Commands that follow a job: run, watch, logs. Ctrl-C asks what to do; a job that we detach from keeps running."""
 
 import contextlib
 import sys
@@ -23,7 +23,7 @@ from holdfast.cli.jobs import (
     Tool,
     describe,
 )
-from holdfast.cli.talk import DONE, AsJson, JobId, exit_code, find, print_json, print_line, talk
+from holdfast.cli.session import DONE, AsJson, JobId, exit_code, find, print_json, print_line, talk
 from holdfast.cli.terminal import say, write_line
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from holdfast.client.http import AsyncClient
     from holdfast.model import Event
-    from holdfast.views import JobView
+    from holdfast.response_types import JobView
 
 app = typer.Typer()
 
@@ -58,7 +58,7 @@ def run(
     max_attempts: Attempts = None,
     as_json: AsJson = False,
 ) -> None:
-    """Submit a job, show its output as if you ran it here, and end as it ends."""
+    """Submit a job, show its output as if it ran here, and exit with its exit code."""
     wanted = describe(
         command, file, tool, function, image, inputs, env, labels,
         kind=kind, queue=queue, lane=lane, timeout=timeout, max_attempts=max_attempts,
@@ -69,7 +69,7 @@ def run(
         typer.echo(f"job {job.id}", err=True)
         ended = await stay(client, job.id, _print_aside if as_json else _print_output)
         if ended is None:
-            typer.echo(f"detached; `holdfast watch {job.id}` comes back to it", err=True)
+            typer.echo(f"detached; `holdfast watch {job.id}` shows the job again", err=True)
             return DONE
         if as_json:
             print_json(ended)
@@ -87,7 +87,7 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print a job's output, each stream where it belongs."""
+    """Print a job's output: its stdout to stdout, its stderr to stderr."""
 
     async def work(client: "AsyncClient") -> int:
         found = await find(client, job_id)
@@ -95,7 +95,7 @@ def logs(
         if follow:
             await client.get(
                 found
-            )  # A server that never answered is an error at once; one that goes away is waited for.
+            )  # A server that never answered is an immediate error; one that becomes unreachable is waited for.
             ended = await stay(client, found, show)
             return DONE if ended is None else exit_code(ended)
         after = 0
@@ -119,7 +119,7 @@ def watch(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> Non
         from rich.live import Live
 
         from holdfast.cli import render
-        from holdfast.cli.view import View
+        from holdfast.cli.live import LiveView
 
         found = await find(client, job_id)
         job = await client.get(found)  # As in `logs`.
@@ -128,7 +128,7 @@ def watch(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> Non
         elif not render.console.is_terminal:
             ended = await stay(client, found, _print_all)
         else:
-            view = View(job)
+            view = LiveView(job)
             with Live(view.picture(), console=render.console, refresh_per_second=8) as live:
 
                 def show(event: "Event") -> None:
@@ -146,7 +146,7 @@ def watch(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> Non
 
 
 def _print_aside(event: "Event") -> None:
-    """The output where it does not mix with JSON."""
+    """Return the stream for output that must not mix with JSON."""
     _print_output(event, aside=True)
 
 
@@ -169,7 +169,7 @@ def _print_all(event: "Event") -> None:
 async def stay(
     client: "AsyncClient", job_id: str, show: "Callable[[Event], object]", *, pause: "Live | None" = None
 ) -> "JobView | None":
-    """Show every event until the job ends or pauses, and return it; None when the person detached."""
+    """Show every event until the job ends or pauses, and return the job; None if the user detached."""
     import asyncio
 
     from holdfast.client.http import Refused
@@ -196,20 +196,20 @@ async def stay(
 
 
 async def _show_all(client: "AsyncClient", job_id: str, show: "Callable[[Event], object]") -> None:
-    """Show everything to the end of the job, or until it needs a person."""
+    """Show all events until the job ends or needs a person."""
     from holdfast.model import Status
 
     async with contextlib.aclosing(client.follow(job_id)) as events:
         async for event in events:
             show(event)
             if event.type == "status" and event.data["status"] == Status.PAUSED:
-                job = await client.get(job_id, reconnect=True)  # It may have been resumed since.
+                job = await client.get(job_id, reconnect=True)  # The job may have been resumed since.
                 if job.status is Status.PAUSED and job.last_seq == event.seq:
                     return
 
 
 async def _ask(client: "AsyncClient", job_id: str, pause: "Live | None", pressed: "asyncio.Event") -> str:
-    """Ask what Ctrl-C was meant for. Without a terminal nobody can answer: the job is stopped."""
+    """Ask what to do after Ctrl-C. Without a terminal nobody can answer, so the job is cancelled."""
     if pause is not None:
         pause.stop()
     asks = sys.stdin.isatty()
@@ -224,7 +224,7 @@ async def _ask(client: "AsyncClient", job_id: str, pause: "Live | None", pressed
 
 
 async def _stop(client: "AsyncClient", job_id: str, pressed: "asyncio.Event", *, go_on: bool) -> None:
-    """Cancel the job. If the server is away, or Ctrl-C comes again before it answers, say so; `go_on`: and stay."""
+    """Cancel the job. Report an unreachable server, or a second Ctrl-C before it answers; `go_on`: keep following."""
     import asyncio
 
     from holdfast.client.http import AWAY, Refused, ServerUnreachable
@@ -238,7 +238,7 @@ async def _stop(client: "AsyncClient", job_id: str, pressed: "asyncio.Event", *,
         asking.result()
     except (ServerUnreachable, Refused) as error:
         if error.status not in AWAY:
-            return  # It has ended already, or is not ours to stop: following it shows what it does.
+            return  # The job has ended already, or we may not stop it: keep following it.
         message = f"{error.message}; job {job_id} may still be running"
         if not go_on:
             raise ServerUnreachable(message) from error

@@ -1,4 +1,4 @@
-"""Commands about jobs: submit, look, move."""
+"""Commands about jobs: submit, list, show, cancel, resume and the like."""
 
 import sys
 from collections.abc import Sequence
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from holdfast.cli import complete
-from holdfast.cli.talk import AsJson, Because, JobId, fail, find, print_json, talk
+from holdfast.cli.session import AsJson, Because, JobId, fail, find, print_json, talk
 from holdfast.cli.terminal import say
 
 if TYPE_CHECKING:
     from holdfast.client.http import AsyncClient
     from holdfast.model import Attempt, TaskRecord
-    from holdfast.views import Explanation, JobView
+    from holdfast.response_types import Explanation, JobView
 
 app = typer.Typer()
 
@@ -23,20 +23,20 @@ File = Annotated[Path | None, typer.Option("--file", "-f", help="A job as JSON; 
 Tool = Annotated[str | None, typer.Option(help="A tool's name, with --input.", autocompletion=complete.tools)]
 Function = Annotated[str | None, typer.Option(help="A function's name, with --input.")]
 Image = Annotated[str | None, typer.Option(help="Run the command, or the image's own, in a container of this image.")]
-Inputs = Annotated[list[str] | None, typer.Option("--input", "-i", help="name=value; JSON values are read as such.")]
+Inputs = Annotated[list[str] | None, typer.Option("--input", "-i", help="name=value; a value that is JSON is parsed.")]
 Env = Annotated[list[str] | None, typer.Option("--env", "-e", help="NAME=value for the command.")]
 Labels = Annotated[list[str] | None, typer.Option("--label", "-l", help="name=value.")]
-Kind = Annotated[str | None, typer.Option(help="What sort of job this is to you.")]
+Kind = Annotated[str | None, typer.Option(help="Your own name for this sort of job, for filters.")]
 QueueName = Annotated[
     str | None,
-    typer.Option("--queue", "-q", envvar="HOLDFAST_QUEUE", help="Its queue.", autocompletion=complete.queues),
+    typer.Option("--queue", "-q", envvar="HOLDFAST_QUEUE", help="The job's queue.", autocompletion=complete.queues),
 ]
 LaneName = Annotated[
     str | None,
     typer.Option("--lane", help="Jobs of one lane run one after the other.", autocompletion=complete.lanes),
 ]
-Timeout = Annotated[float | None, typer.Option(help="Seconds that an attempt may take.")]
-Attempts = Annotated[int | None, typer.Option("--max-attempts", help="How often it may be tried.")]
+Timeout = Annotated[float | None, typer.Option(help="Time limit of an attempt in seconds.")]
+Attempts = Annotated[int | None, typer.Option("--max-attempts", help="Maximum number of attempts.")]
 
 
 def describe(
@@ -50,7 +50,7 @@ def describe(
     labels: list[str] | None = None,
     **fields: Any,
 ) -> dict[str, Any]:
-    """Put a job together from what was said on the command line."""
+    """Build a job from the options of the command line."""
     import json
 
     job: dict[str, Any] = {}
@@ -119,7 +119,7 @@ def submit(
     lane: LaneName = None,
     timeout: Timeout = None,
     max_attempts: Attempts = None,
-    hold: Annotated[bool, typer.Option("--hold", help="Keep it pending until `release`.")] = False,
+    hold: Annotated[bool, typer.Option("--hold", help="Keep the job pending until `release`.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Submit a job and print its id."""
@@ -197,7 +197,7 @@ def show(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> None
 
 @app.command()
 def explain(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
-    """Say in words why a job is not running."""
+    """Explain why a job is not running."""
 
     async def look(client: "AsyncClient") -> "Explanation":
         return await client.explain(await find(client, job_id))
@@ -211,7 +211,7 @@ def explain(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> N
     for task in why.plan.tasks if why.plan is not None else ():
         say(f"task {task.name}: {'cached' if task.cached else 'runs'}, {task.reason}")
     if not why.reasons:
-        typer.echo("nothing is in its way: the next worker with a free slot takes it")
+        typer.echo("the job is ready: the next worker with a free slot claims it")
 
 
 def _moved(context: typer.Context, verb: str, job_id: str, as_json: bool, **options: Any) -> None:
@@ -233,13 +233,13 @@ def _moved(context: typer.Context, verb: str, job_id: str, as_json: bool, **opti
 
 @app.command()
 def cancel(context: typer.Context, job_id: JobId, reason: Because = None, as_json: AsJson = False) -> None:
-    """Stop a job for good: a waiting one at once, a running one politely, then by force."""
+    """Cancel a job: a waiting one at once, a running one politely, then by force."""
     _moved(context, "cancel", job_id, as_json, reason=reason)
 
 
 @app.command()
 def interrupt(context: typer.Context, job_id: JobId, reason: Because = None, as_json: AsJson = False) -> None:
-    """Stop a running job so that it can be resumed: it ends paused."""
+    """Interrupt a running job: it ends paused and can be resumed."""
     _moved(context, "interrupt", job_id, as_json, reason=reason)
 
 
@@ -249,14 +249,12 @@ def resume(
     job_id: JobId,
     reason: Because = None,
     budget: Annotated[
-        list[str] | None, typer.Option(help="name=number: a new limit of its budget; may be repeated.")
+        list[str] | None, typer.Option(help="name=number: a new limit of the budget; may be repeated.")
     ] = None,
-    stopped: Annotated[
-        bool, typer.Option("--stopped", help="You made sure that its lost attempt no longer runs.")
-    ] = False,
+    stopped: Annotated[bool, typer.Option("--stopped", help="Confirms that the lost attempt no longer runs.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Queue a job again that is paused or ended badly."""
+    """Queue a paused, failed, timed-out or cancelled job again."""
     raised = {name: _value(text) for name, text in _pairs("--budget", budget).items()} if budget else None
     _moved(context, "resume", job_id, as_json, reason=reason, budget=raised, stopped=stopped)
 
@@ -265,17 +263,17 @@ def resume(
 def resolve(
     context: typer.Context,
     job_id: JobId,
-    result: Annotated[str | None, typer.Option(help="The result that you give it, as JSON.")] = None,
+    result: Annotated[str | None, typer.Option(help="The result to record, as JSON.")] = None,
     reason: Because = None,
     as_json: AsJson = False,
 ) -> None:
-    """Call a job succeeded that a person has taken care of."""
+    """Mark a paused, failed or timed-out job as succeeded: a person has taken care of it."""
     _moved(context, "resolve", job_id, as_json, result=None if result is None else _value(result), reason=reason)
 
 
 @app.command()
 def dismiss(context: typer.Context, job_id: JobId, reason: Because = None, as_json: AsJson = False) -> None:
-    """Let a failed job block its lane no longer."""
+    """Dismiss a failed job, so that it no longer blocks its lane."""
     _moved(context, "dismiss", job_id, as_json, reason=reason)
 
 
@@ -289,7 +287,7 @@ def release(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> N
 def remove(
     context: typer.Context,
     job_id: JobId,
-    force: Annotated[bool, typer.Option("--force", help="Stop it first, if it runs.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Stop the job first if it runs.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would happen.")] = False,
     reason: Because = None,
     as_json: AsJson = False,

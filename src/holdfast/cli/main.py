@@ -1,7 +1,7 @@
-"""`holdfast`: the command line's entry. Each command says which settings it reads and exits as documented.
+"""`holdfast`: the entry point of the command line.
 
-Every option has a twin in the environment: a setting's own name, else `HOLDFAST_<COMMAND>_<OPTION>`. What a command
-needs is imported when it runs, so that `--help` is quick.
+Every option has an environment variable: a setting's own name, else `HOLDFAST_<COMMAND>_<OPTION>`. Each command imports
+what it needs when it runs, so that `--help` is quick.
 
 Exit codes: 0 done; 1 the job failed (`run`: the command's own code); 2 bad arguments or settings; 3 server or database
 not reachable; 4 refused; 5 paused, needs a person; 124 timed out; 130 cancelled.
@@ -13,8 +13,8 @@ from typing import Annotated
 import typer
 
 from holdfast import __version__
-from holdfast.cli import follow, jobs, shared_folder, site, snapshots
-from holdfast.cli.talk import AsJson, Server, print_json, run
+from holdfast.cli import audit, follow, jobs, resources, shared_folder, snapshots
+from holdfast.cli.session import AsJson, Server, print_json, run
 
 app = typer.Typer(
     help="A durable execution queue: your jobs outlive your workers.",
@@ -23,12 +23,12 @@ app = typer.Typer(
     context_settings={"auto_envvar_prefix": "HOLDFAST"},
     pretty_exceptions_enable=False,
 )
-for group in (follow.app, jobs.app, snapshots.app, site.app):
+for group in (follow.app, jobs.app, snapshots.app, resources.app, audit.app):
     app.add_typer(group)
-app.add_typer(site.lanes, name="lanes")
-app.add_typer(site.queues, name="queues")
-app.add_typer(site.workers, name="workers")
-app.add_typer(site.tokens, name="token")
+app.add_typer(resources.lanes, name="lanes")
+app.add_typer(resources.queues, name="queues")
+app.add_typer(resources.workers, name="workers")
+app.add_typer(resources.tokens, name="token")
 app.add_typer(snapshots.snapshots, name="snapshots")
 app.add_typer(shared_folder.shared_folder, name="shared-folder")
 
@@ -53,9 +53,9 @@ def main(
     context: typer.Context,
     url: Annotated[str | None, typer.Option(envvar="HOLDFAST_URL", help="The server: http://127.0.0.1:7070")] = None,
     token: Annotated[
-        str | None, typer.Option(envvar="HOLDFAST_TOKEN", help="Who you are; else the data folder's admin.token.")
+        str | None, typer.Option(envvar="HOLDFAST_TOKEN", help="An API token; else the data folder's admin.token.")
     ] = None,
-    tenant: Annotated[str | None, typer.Option(envvar="HOLDFAST_TENANT", help="For admins: whose jobs.")] = None,
+    tenant: Annotated[str | None, typer.Option(envvar="HOLDFAST_TENANT", help="For admins: the tenant.")] = None,
 ) -> None:
     """holdfast: a durable execution queue and worker runtime."""
     context.obj = Server(url=url, token=token, tenant=tenant)
@@ -82,7 +82,7 @@ def up(
     application: Application = None,
     database_url: DatabaseUrl = None,
 ) -> None:
-    """Run everything here: the database made ready, the server, and a worker."""
+    """Run everything here: migrate the database, then start the server and a worker."""
     from holdfast.cli import up as everything
 
     _log()
@@ -99,9 +99,9 @@ def serve(
     database_url: DatabaseUrl = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Serve HTTP: submit, follow and steer jobs. The first start writes an admin's token to the data folder.
+    """Serve the HTTP API. The first start writes an admin token to the data folder.
 
-    It runs no jobs, unless HOLDFAST_QUEUE_ENABLED is false: then it runs them in the request that submits them.
+    The server runs no jobs, unless HOLDFAST_QUEUE_ENABLED is false: then it runs each in the request that submits it.
     """
     from holdfast.cli import serve as http
 
@@ -114,25 +114,25 @@ def serve(
 def worker(
     queue: Queues = "default:4",
     application: Application = None,
-    once: Annotated[bool, typer.Option("--once", help="End when nothing is left to claim.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Exit when nothing is left to claim.")] = False,
     worker_id: Annotated[
-        str | None, typer.Option(envvar="HOLDFAST_WORKER_ID", help="Its id; it must never be used again.")
+        str | None, typer.Option(envvar="HOLDFAST_WORKER_ID", help="The worker's id; it must never be reused.")
     ] = None,
     database_url: DatabaseUrl = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Run jobs: adopt what a dead worker left running, then claim. SIGTERM hands over, a second one leaves at once."""
-    from holdfast.cli import work
+    """Run jobs: adopt running attempts of dead workers, then claim. SIGTERM drains; a second one exits immediately."""
+    from holdfast.cli import worker_command
 
     _log()
 
     async def whole() -> bool:
-        queues = work.parse_queues(queue)
-        settings, functions = work.configure(application, database_url=database_url, data_dir=data_dir)
-        return await work.run_worker(settings, queues, functions, once=once, worker_id=worker_id)
+        queues = worker_command.parse_queues(queue)
+        settings, functions = worker_command.configure(application, database_url=database_url, data_dir=data_dir)
+        return await worker_command.run_worker(settings, queues, functions, once=once, worker_id=worker_id)
 
     if run(whole, fast=True):
-        os._exit(0)  # A function that does not end has been handed back; it must not keep the process.
+        os._exit(0)  # The job of a stuck function is requeued; its thread must not keep the process alive.
 
 
 @app.command()
@@ -141,18 +141,18 @@ def migrate(
     schema: Annotated[
         str | None, typer.Option(envvar="HOLDFAST_SCHEMA", help="The schema of the tables on Postgres.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be applied; change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be applied; change nothing.")] = False,
     show_sql: Annotated[
         bool, typer.Option("--show-sql", help="Print the SQL of what is (or would be) applied.")
     ] = False,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Bring the database to this version of holdfast. Safe to run again, and by several at once."""
-    from holdfast.cli import care
+    """Migrate the database to this version of holdfast. Safe to repeat and to run concurrently."""
+    from holdfast.cli import admin
 
     flags = {"database_url": database_url, "schema": schema, "data_dir": data_dir}
-    applied = run(lambda: care.migrate(flags, dry_run=dry_run, show_sql=show_sql))
+    applied = run(lambda: admin.migrate(flags, dry_run=dry_run, show_sql=show_sql))
     if as_json:
         print_json(applied)
         return
@@ -168,22 +168,22 @@ def migrate(
 def prune(
     days: Annotated[
         float | None,
-        typer.Option(envvar="HOLDFAST_RETENTION_DAYS", help="Remove jobs that ended longer ago than so many days."),
+        typer.Option(envvar="HOLDFAST_RETENTION_DAYS", help="Remove jobs that ended more than this many days ago."),
     ] = None,
     keep: Annotated[
-        int | None, typer.Option(envvar="HOLDFAST_KEEP_IDENTICAL", help="Keep so many of the same job.")
+        int | None, typer.Option(envvar="HOLDFAST_KEEP_IDENTICAL", help="Keep this many of the same job.")
     ] = None,
     database_url: DatabaseUrl = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove ended jobs that are over their retention, now."""
-    from holdfast.cli import care
+    """Remove ended jobs that are past their retention period, now."""
+    from holdfast.cli import admin
 
     flags = {
         "database_url": database_url, "data_dir": data_dir, "retention_days": days, "keep_identical": keep,
     }  # fmt: skip
-    removed = run(lambda: care.prune(flags))
+    removed = run(lambda: admin.prune(flags))
     if as_json:
         print_json({"removed": removed})
     else:
@@ -192,10 +192,10 @@ def prune(
 
 @app.command()
 def check(as_json: AsJson = False) -> None:
-    """Check the settings; say everything that is wrong with them."""
-    from holdfast.cli import care
+    """Check the settings and report every mistake."""
+    from holdfast.cli import admin
 
-    found = run(care.check)
+    found = run(admin.check)
     if as_json:
         print_json(found)
         return
@@ -205,10 +205,10 @@ def check(as_json: AsJson = False) -> None:
 
 @app.command()
 def doctor(as_json: AsJson = False) -> None:
-    """Look at everything that a healthy installation needs, and say what to do about the rest."""
-    from holdfast.cli import care
+    """Check everything that a healthy installation needs, and say how to fix problems."""
+    from holdfast.cli import admin
 
-    findings = run(care.examine_all)
+    findings = run(admin.examine_all)
     if as_json:
         print_json(findings)
     for finding in () if as_json else findings:
@@ -222,9 +222,9 @@ def doctor(as_json: AsJson = False) -> None:
 @app.command()
 def bench(as_json: AsJson = False) -> None:
     """Measure this installation's database: submit, claim and finish, in a scratch schema of its own."""
-    from holdfast.cli import care
+    from holdfast.cli import admin
 
-    measured = run(care.bench)
+    measured = run(admin.bench)
     if as_json:
         print_json(measured)
         return

@@ -1,4 +1,4 @@
-"""What commands print for people: tidy tables and one job at a time."""
+"""What commands print for people: tables, single jobs and events."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ COLOURS = {
 }
 SHORT_ID = 18
 PIPED = 1000
-"""How wide lines may be where no terminal cuts them: whoever reads them wants all."""
+"""Line width if the output is not a terminal: nothing should be cut."""
 
 
 def _console() -> Console:
@@ -43,7 +43,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: st
     if not shown:
         console.print(empty)
         return
-    # The first column names the thing: what is cut cannot be copied.
+    # The first column is the id or name: it must not be cut, so that it can be copied.
     named = Column(columns[0], no_wrap=True)
     made = Table(named, *columns[1:], box=None, pad_edge=False, header_style="bold")
     for row in shown:
@@ -52,7 +52,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: st
 
 
 def more(cursor: str | None) -> None:
-    """Say how to go on behind a page, in one line that can be copied."""
+    """Print how to get the next page, in one line that can be copied."""
     if cursor:
         console.print(escape(f"more: --cursor {shown(cursor)}"), style="dim", soft_wrap=True)
 
@@ -70,7 +70,7 @@ def _cell(value: object) -> str:
 
 
 def shown(text: str) -> str:
-    """Text that a job or a server may have a part in, as this output can take it."""
+    """Return text from a job or a server in a form that is safe for this output."""
     return visible(text) if console.is_terminal else text
 
 
@@ -79,7 +79,7 @@ def coloured(status: Status) -> str:
 
 
 def ago(at: datetime, now: datetime | None = None) -> str:
-    """How long ago something was, in one unit."""
+    """Return how long ago something was, in one unit."""
     seconds = ((now or datetime.now(UTC)) - at).total_seconds()
     ahead = seconds < 0
     seconds = abs(seconds)
@@ -91,7 +91,7 @@ def ago(at: datetime, now: datetime | None = None) -> str:
 
 
 def moment(text: str) -> datetime:
-    """A time as JSON has it."""
+    """Return a time in the format of the JSON API."""
     return datetime.fromisoformat(text)
 
 
@@ -128,7 +128,7 @@ def jobs(items: Sequence[Job]) -> None:
 
 
 def job(one: Job, attempts: Sequence[Attempt]) -> None:
-    """One job, as a person wants to know it."""
+    """Print one job for a person."""
     facts: dict[str, Any] = {
         "status": one.status,
         "kind": one.kind,
@@ -175,7 +175,7 @@ def _pairs(values: Mapping[str, Any]) -> str:
 
 
 def event_line(event: Event) -> str | None:
-    """An event in one line for a follower; log lines are printed as they are."""
+    """Format an event as one line for a follower; log lines are printed as they are."""
     data: Mapping[str, Any] = event.data
     match event.type:
         case "log":
@@ -195,7 +195,7 @@ def event_line(event: Event) -> str | None:
 
 
 def _holders(attempt: Attempt) -> str | None:
-    """The worker that claimed an attempt and, if it was adopted, the last one that did."""
+    """Return the worker that claimed an attempt and, if it was adopted, its last adopter."""
     if attempt.last_worker in (None, attempt.worker):
         return attempt.worker
     return f"{attempt.worker}, then {attempt.last_worker}"

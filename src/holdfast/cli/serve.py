@@ -1,4 +1,4 @@
-"""Serving HTTP from the command line: a socket, signals, and words for whoever started it."""
+"""`holdfast serve`: the socket, the signals, and the messages on stderr."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ from holdfast import config
 from holdfast.api.app import Api
 from holdfast.api.connections import ACCEPT_AT_ONCE, ConnectionLimits, FewRepeats
 from holdfast.assemble import api_of, beside
-from holdfast.cli import work
+from holdfast.cli import worker_command
 from holdfast.config import Settings
 from holdfast.errors import ConfigError
 
@@ -27,7 +27,7 @@ LONGEST = 2**31 - 1
 
 
 class Server(uvicorn.Server):
-    """Ends its streams as soon as it is told to stop, and keeps its connections within limits."""
+    """Ends its streams as soon as it has to stop, and limits its connections."""
 
     def __init__(self, app: Api, settings: Settings) -> None:
         limits = ConnectionLimits(settings)
@@ -54,14 +54,14 @@ class Server(uvicorn.Server):
                 logger.addFilter(FewRepeats())
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start; then let the kernel hold more clients than asyncio accepts in one go, which is its only backlog."""
+        """Start, then raise the kernel's backlog: asyncio uses it also as the number of clients to accept."""
         await super().startup(sockets=sockets)
         for listener in sockets or ():
             listener.listen(BACKLOG)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Take signals for ourselves, and keep them: uvicorn would raise them again at the end, and die of them."""
+        """Handle signals ourselves: uvicorn would raise them again at the end and die of them."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.handle_exit, number, None)
@@ -72,21 +72,21 @@ class Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Leave politely; at once when told again. The signal is not raised again: we left as we were asked to."""
+        """Shut down gracefully; at a second signal, exit at once. The signal is not raised again."""
         self.force_exit = self.should_exit
         self.should_exit = True
         self._app.leave()
 
 
 def bind(settings: Settings) -> socket.socket:
-    """Take the port now, so that a refusal is a plain sentence."""
+    """Bind the port now, so that a failure is a plain error message."""
     try:
         (family, kind, protocol, _, address), *_ = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # What is on its way to a client that was cut, as it takes nothing, would stay for ever. Connections inherit it.
+        # Else data for a client that was cut off because it reads nothing would stay forever. Connections inherit this.
         unread = min(int(2000 * settings.stream_stall), LONGEST)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unread)
         listener.bind(address)
@@ -97,15 +97,15 @@ def bind(settings: Settings) -> socket.socket:
 
 
 async def run_server(flags: Mapping[str, object], application: str | None = None) -> None:
-    """Serve by itself, with the duties beside it: nothing stops when no worker lives."""
+    """Serve on its own and run the duties, so that they run even without a worker."""
     settings, functions = config.load(flags), None
-    if not settings.queue_enabled:  # Else workers run the functions, and the application need not even be here.
-        settings, functions = work.configure(application, **flags)
+    if not settings.queue_enabled:  # Otherwise workers run the functions, and the application is not needed here.
+        settings, functions = worker_command.configure(application, **flags)
     await serve(api_of(settings, background=beside(settings, functions)), settings)
 
 
 async def serve(app: Api, settings: Settings) -> None:
-    """Serve until a signal. The service runs before the first request can come."""
+    """Serve until a signal. The service runs before the first request can arrive."""
     with bind(settings) as listener:
         async with app.running():
             if app.made_admin:

@@ -1,4 +1,4 @@
-"""`holdfast shared-folder`: which folder belongs to the database, and how an operator makes another one that."""
+"""`holdfast shared-folder`: shows which folder belongs to the database, and adopts another one."""
 
 from collections.abc import Mapping
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from holdfast.cli.talk import AsJson, print_json, run
+from holdfast.cli.session import AsJson, print_json, run
 
 shared_folder = typer.Typer(help="The shared folder: which one the database names.", invoke_without_command=True)
 
@@ -19,7 +19,7 @@ DataDir = Annotated[
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
-    """The shared folder of these settings beside the one that the database names."""
+    """The shared folder of these settings, and the one that the database names."""
 
     path: str
     id: str | None
@@ -52,12 +52,15 @@ async def _look(flags: Mapping[str, object], *, adopting: bool) -> Shown:
     from holdfast.assemble import connected
     from holdfast.errors import ConfigError
     from holdfast.runner import shared_folder as folders
+    from holdfast.store.audit import local_actor
+    from holdfast.store.shared_folder import SharedFolderRecord
 
     settings = config.load(flags)
     async with await connected(settings, connections=1, listen=False) as store:
         installation = await store.installation()
         if adopting:
-            await folders.adopt(settings.shared, installation, store.shared_folder)
+            record = SharedFolderRecord(store.database, by=local_actor("cli"))
+            await folders.adopt(settings.shared, installation, record)
         recorded = await store.shared_folder.read()
         try:
             found = folders.read_id(settings.shared)

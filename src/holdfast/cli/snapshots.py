@@ -1,4 +1,4 @@
-"""Commands about pipelines: what one would do, and the snapshots that there are."""
+"""Commands about pipelines: plan, and list, show, remove and serve snapshots."""
 
 from contextlib import suppress
 from typing import Annotated, Any
@@ -7,13 +7,13 @@ from urllib.parse import quote
 import typer
 
 from holdfast.cli.jobs import File, describe
-from holdfast.cli.talk import AsJson, print_json, run, talk
+from holdfast.cli.session import AsJson, print_json, run, talk
 from holdfast.cli.terminal import say
 
 app = typer.Typer()
-snapshots = typer.Typer(help="Snapshots: what tasks of pipelines left.", no_args_is_help=True)
+snapshots = typer.Typer(help="Snapshots: stored results of pipeline tasks.", no_args_is_help=True)
 
-SnapshotId = Annotated[str, typer.Argument(help="The snapshot's id, or the beginning of it.")]
+SnapshotId = Annotated[str, typer.Argument(help="The snapshot's id, or the start of it.")]
 SHORT = 12
 
 
@@ -32,7 +32,7 @@ def _size(count: float) -> str:
 
 @app.command()
 def plan(context: typer.Context, file: File = None, as_json: AsJson = False) -> None:
-    """Say what a pipeline would do: which tasks would run, and what differs from what is known. Nothing runs."""
+    """Show what a pipeline would do: which tasks would run, and what differs from known snapshots. Nothing runs."""
     job = describe(None, file)
     answer = talk(context, lambda client: client.plan(job))
     if as_json:
@@ -91,12 +91,12 @@ def show_snapshot(context: typer.Context, snapshot_id: SnapshotId, as_json: AsJs
 def remove_snapshot(
     context: typer.Context,
     snapshot_id: SnapshotId,
-    force: Annotated[bool, typer.Option("--force", help="Although a job has it in its plan.")] = False,
-    recurse: Annotated[bool, typer.Option("--recurse", help="With all that was made from it.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Remove it even if it is in the plan of a job.")] = False,
+    recurse: Annotated[bool, typer.Option("--recurse", help="Also remove all snapshots made from it.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove a snapshot that nobody needs."""
+    """Remove a snapshot that no job needs."""
     path = f"/v1/snapshots/{quote(snapshot_id, safe='')}"
     answer = _ask(context, "DELETE", path, force=force, recurse=recurse, dry_run=dry_run)
     if as_json:
@@ -113,7 +113,7 @@ def run_snapshot(
     context: typer.Context,
     snapshot_id: SnapshotId,
     command: Annotated[
-        list[str] | None, typer.Argument(help="-- COMMAND ARGUMENT…: run it beside the server, and end as it ends.")
+        list[str] | None, typer.Argument(help="-- COMMAND ARGUMENT…: run it with the server, and exit with its code.")
     ] = None,
     data_dir: Annotated[
         str | None, typer.Option("--data", envvar="HOLDFAST_DATA_DIR", help="The folder that all parts share.")
@@ -124,22 +124,25 @@ def run_snapshot(
 
     async def serve() -> int:
         from holdfast import config
-        from holdfast.cli.ending import Ended, ended_by_signals, run_beside, wait_for_a_signal
+        from holdfast.cli.signals import Ended, ended_by_signals, run_beside, wait_for_a_signal
         from holdfast.pipeline.snapshots import Folders
         from holdfast.pipeline.throwaway import throwaway
+        from holdfast.runner.attempt_users import AttemptUsers
         from holdfast.runner.shared_folder import SharedFolder
+        from holdfast.runner.users import uids_for, user_for
 
         settings = config.load({"data_dir": data_dir})
         SharedFolder(settings.shared, found["shared_folder"]).check()
-        copy = throwaway(
-            Folders.below(settings.shared), found["id"], found["folder"], found["digest"], settings.state / "runs"
-        )
+        runs = settings.state / "runs"
+        users = AttemptUsers(user_for(settings.process_user, settings.state), uids_for(settings), runs)
+        folders = Folders.below(settings.shared)
+        copy = throwaway(folders, found["id"], found["folder"], found["digest"], runs, users)
         try:
             with ended_by_signals() as be_deaf, copy as server:
                 try:
                     if command:
                         return run_beside(command, server.env)
-                    with suppress(Ended):  # From here on that is a good end.
+                    with suppress(Ended):  # From here on Ctrl-C is a normal end.
                         typer.echo(server.dsn)
                         wait_for_a_signal()
                     return 0
@@ -153,7 +156,7 @@ def run_snapshot(
 
 @snapshots.command("du")
 def use_of_disk(context: typer.Context, as_json: AsJson = False) -> None:
-    """Say how many snapshots there are and how much they hold."""
+    """Show the number of snapshots and their total size."""
     totals = _ask(context, "GET", "/v1/snapshots", limit=1)["totals"]
     if as_json:
         print_json(totals)

@@ -1,6 +1,6 @@
-"""`holdfast up`: everything in one place. The database is made ready, then a server and a worker run, until Ctrl-C.
+"""`holdfast up`: everything in one place. It migrates the database, then runs a server and a worker until Ctrl-C.
 
-With `--workers N` the workers are processes of their own; one that dies is started again, and all leave when `up` dies.
+With `--workers N` the workers are separate processes; one that dies is restarted, and all exit when `up` dies.
 """
 
 import asyncio
@@ -19,11 +19,12 @@ import typer
 
 from holdfast.api.app import Api
 from holdfast.assemble import api_of, direct_of, duties_of, store_of, worker_of
-from holdfast.cli import work
+from holdfast.cli import worker_command
 from holdfast.cli.banner import banner
 from holdfast.cli.serve import Server, bind
 from holdfast.config import Settings
 from holdfast.errors import ConfigError
+from holdfast.permissions import PASSABLE, make_folder, make_passable
 from holdfast.runner.users import user_for
 from holdfast.store import migrate as migrations
 from holdfast.store.store import connect
@@ -33,14 +34,14 @@ log = logging.getLogger(__name__)
 
 ROOTS_STATE = Path("/var/lib/holdfast")
 LASTED = 30.0
-"""A worker that lived so long did not die of its start: it is started again at once."""
+"""A worker that lived this many seconds did not fail at its start: it is restarted without delay."""
 LEAVE_SECONDS = 40.0
 
 
 async def run_all(flags: Mapping[str, object], queue: str, application: str | None, workers: int) -> bool:
-    """Run until a signal; say whether a function is stuck and keeps the process."""
-    queues = work.parse_queues(queue)
-    settings, functions = work.configure(application, **flags)
+    """Run until a signal; return whether a stuck function keeps the process alive."""
+    queues = worker_command.parse_queues(queue)
+    settings, functions = worker_command.configure(application, **flags)
     settings = reachable(settings)
     await _migrate(settings)
     api = api_of(settings, background=None if settings.queue_enabled else direct_of(settings, functions))
@@ -69,8 +70,8 @@ async def run_all(flags: Mapping[str, object], queue: str, application: str | No
 
 
 async def _serve_on(settings: Settings, stop: asyncio.Event) -> None:
-    """Go on after the worker was drained: until a signal, with the duties that it had led."""
-    log.warning("the worker was drained and has left; the server goes on, and jobs wait for another worker")
+    """Keep serving after the worker was drained, and run the duties in its place, until a signal."""
+    log.warning("the worker was drained and has exited; the server keeps running, and jobs wait for another worker")
     store = await store_of(settings, connections=1, listen=False)
     try:
         async with duties_of(settings)(store):
@@ -80,7 +81,7 @@ async def _serve_on(settings: Settings, stop: asyncio.Event) -> None:
 
 
 class _Server(Server):
-    """A server whose signals also reach the worker beside it."""
+    """A server that passes its signals on to the worker in the same process."""
 
     def __init__(self, app: Api, settings: Settings, stop: Callable[[], None]) -> None:
         super().__init__(app, settings)
@@ -100,24 +101,24 @@ async def _when(stop: asyncio.Event, act: Callable[[], None]) -> None:
 
 def _make_data_folder(path: Path) -> None:
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        make_folder(path, PASSABLE)
     except OSError as error:
         raise ConfigError([f"HOLDFAST_DATA_DIR is {path}, which cannot be made a folder: {error.strerror}"]) from error
 
 
 def reachable(settings: Settings) -> Settings:
-    """As root, attempts must be where the processes' own user can get to; a home folder is not."""
+    """As root, keep attempts in a folder that their own users can reach; a home folder is not."""
     _make_data_folder(settings.data_dir)
     if settings.state_dir is not None or os.geteuid() != 0:
         return settings
-    settings.state.mkdir(mode=0o711, parents=True, exist_ok=True)
+    make_passable(settings.state)
     try:
         user_for(settings.process_user, settings.state)
     except ConfigError:
         name = hashlib.sha256(str(settings.data_dir.absolute()).encode()).hexdigest()[:12]
         elsewhere = ROOTS_STATE / name
-        elsewhere.mkdir(mode=0o711, parents=True, exist_ok=True)
-        typer.echo(f"  attempts are kept in {elsewhere}, where their own user can get to", err=True)
+        make_passable(elsewhere)
+        typer.echo(f"  attempts are kept in {elsewhere}, which their own user can reach", err=True)
         return replace(settings, state_dir=elsewhere)
     return settings
 
@@ -132,7 +133,7 @@ async def _migrate(settings: Settings) -> None:
 
 @contextlib.contextmanager
 def _alive() -> Iterator[int]:
-    """A pipe that we hold open while we live; what gives us away to `kept` is its end."""
+    """Open a pipe that stays open while we live; worker processes exit when it closes."""
     looks, holds = os.pipe()
     try:
         yield looks
@@ -144,11 +145,11 @@ def _alive() -> Iterator[int]:
 async def _keep_worker(
     settings: Settings, queue: str, application: str | None, stop: asyncio.Event, alive: int
 ) -> None:
-    """Keep one worker process running, and hand over when we are told to stop."""
+    """Keep one worker process running; on a stop, let it drain."""
     failures = 0
     while not stop.is_set():
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "holdfast.cli.kept", str(alive), "worker", "--queue", queue),
+            *(sys.executable, "-m", "holdfast.cli.exit_with_parent", str(alive), "worker", "--queue", queue),
             *(("--app", application) if application else ()),
             env={**os.environ, **_environment(settings)},
             start_new_session=True,
@@ -163,11 +164,11 @@ async def _keep_worker(
             await _end(process)
             return
         if process.returncode == 0:
-            log.warning("a worker was drained and has left; it is not started again")
+            log.warning("a worker was drained and has exited; it is not restarted")
             return
         lasted = asyncio.get_running_loop().time() - began
         failures = 0 if lasted > LASTED else failures + 1
-        log.warning("a worker died (%s); it is started again", process.returncode)
+        log.warning("a worker died (%s); restarting it", process.returncode)
         if failures > 1:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), backoff(failures - 1, base=0.5, cap=10.0))
@@ -184,6 +185,6 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 def _environment(settings: Settings) -> dict[str, str]:
-    """What a worker process needs to find the same place."""
+    """Return the environment with which a worker process uses the same installation."""
     named = {"database_url": settings.url, "data_dir": settings.data_dir.absolute(), "state_dir": settings.state}
     return {f"HOLDFAST_{name.upper()}": str(value) for name, value in named.items()}

@@ -1,1 +1,1 @@
-"""How applications use holdfast from Python."""
+"""The Python API for applications."""

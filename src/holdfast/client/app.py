@@ -1,4 +1,4 @@
-"""`Holdfast`: an application's face to holdfast. It registers functions, and submits jobs to the store."""
+"""`Holdfast`: the entry point for applications. It registers functions and submits jobs to the store."""
 
 from collections.abc import Callable
 from types import TracebackType
@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 class Holdfast:
-    """An application. `url` is the database's; without it the settings say where it is.
+    """An application. `url` is the URL of the database; without it, the settings apply.
 
     app = Holdfast("postgresql:///jobs")
 
@@ -39,8 +39,8 @@ class Holdfast:
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
         """Register a function that workers of this application run.
 
-        `queue` and `timeout` hold for its jobs, however they are submitted, once a worker has started. Raise `revision`
-        when you change them: workers of an older release then do not set them back.
+        `queue` and `timeout` apply to its jobs, however they are submitted, once a worker has started. Raise `revision`
+        when you change them, so that workers of an older release do not overwrite them.
         """
         return self.functions.add(name=name, queue=queue, timeout=timeout, revision=revision)
 

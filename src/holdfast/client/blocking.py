@@ -1,4 +1,4 @@
-"""`Client`: the calls of `AsyncClient` for code that is not async. They block; its loop runs in a thread of its own."""
+"""`Client`: the calls of `AsyncClient` for synchronous code. They block; the event loop runs in its own thread."""
 
 import asyncio
 import functools
@@ -16,13 +16,13 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 SHUT_DOWN_SECONDS = 10.0
-"""How long a call that was cancelled, or all of them at the end, may take to leave."""
+"""How long a cancelled call, or all calls at the end, may take to finish."""
 
 
 def _blocking(
     method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate["Client", P], R]:
-    """The same call, with the same types, that waits for its answer."""
+    """Return the same call, with the same types, as a blocking one."""
 
     @functools.wraps(method)
     def call(client: "Client", /, *arguments: P.args, **named: P.kwargs) -> R:
@@ -32,7 +32,7 @@ def _blocking(
 
 
 class Client:
-    """Talks to a server, one call after the other. Arguments as for `AsyncClient`."""
+    """A client that makes one call after the other. Arguments as for `AsyncClient`."""
 
     def __init__(self, url: str | None = None, **options: Any) -> None:
         self._loop = asyncio.new_event_loop()
@@ -43,7 +43,7 @@ class Client:
         except BaseException:
             _shut_down(self._loop, self._thread, None)
             raise
-        # Also when the program ends, or the last reference goes, without a call of `close`.
+        # Also runs when the program ends, or the last reference is dropped, without a call of `close`.
         self._shut_down = weakref.finalize(self, _shut_down, self._loop, self._thread, self._client)
 
     submit = _blocking(AsyncClient.submit)
@@ -74,7 +74,7 @@ class Client:
     request = _blocking(AsyncClient.request)
 
     def follow(self, job_id: str, *, after: int = 0) -> Iterator[Event]:
-        """Every event after `after`, as it comes, to the end of the job; a broken stream is taken up again."""
+        """Yield every event after `after` as it arrives, to the end of the job; a broken stream is resumed."""
         events = self._client.follow(job_id, after=after)
         try:
             while (event := self._do(_next(events))) is not None:
@@ -93,7 +93,7 @@ class Client:
         waiting = asyncio.run_coroutine_threadsafe(whole(), self._loop)
         try:
             return waiting.result()
-        except BaseException:  # Ctrl-C, say: end what nobody waits for any more, and let it end before the next call.
+        except BaseException:  # For example Ctrl-C: cancel the call and let it end before the next one.
             if not waiting.done():
                 waiting.cancel()
                 asyncio.run_coroutine_threadsafe(_ended(begun, work), self._loop).result(SHUT_DOWN_SECONDS)
@@ -113,7 +113,7 @@ class Client:
 
 
 async def _next(events: AsyncGenerator[Event]) -> Event | None:
-    """The next event. Asked for in the loop, which then knows of the generator and closes it at the end."""
+    """Return the next event. Runs in the loop, which then knows the generator and closes it at the end."""
     return await anext(events, None)
 
 
@@ -122,7 +122,7 @@ async def _open(url: str | None, options: dict[str, Any]) -> AsyncClient:
 
 
 async def _ended(begun: list[asyncio.Task[T] | None], work: Awaitable[T]) -> None:
-    """Wait until a cancelled call has ended; one that never began is put away."""
+    """Wait until a cancelled call has ended; close one that never started."""
     if begun and begun[0] is not None:
         await asyncio.wait([begun[0]])
     elif (close := getattr(work, "close", None)) is not None:
@@ -130,10 +130,10 @@ async def _ended(begun: list[asyncio.Task[T] | None], work: Awaitable[T]) -> Non
 
 
 def _shut_down(loop: asyncio.AbstractEventLoop, thread: threading.Thread, client: AsyncClient | None) -> None:
-    """End the loop as `asyncio.run` does: nothing is pending when it closes, so nothing complains."""
+    """End the loop as `asyncio.run` does: nothing is pending when it closes, so there are no warnings."""
     if (
         threading.current_thread() is thread
-    ):  # The last reference went in the loop's own thread: it cannot wait for itself.
+    ):  # The last reference was dropped in the loop's own thread, which cannot wait for itself.
         loop.stop()
         return
     try:

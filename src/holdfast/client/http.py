@@ -1,8 +1,8 @@
 """`AsyncClient`: holdfast over HTTP, with typed answers.
 
-Every submit carries an idempotency key, so a retry after a lost answer makes no second job. A stream that breaks, or
-falls silent, is resumed after the last event that arrived. `follow` and `wait` outlast a server that is away
-for minutes, and log once that it is away and once that it is back.
+Every submit carries an idempotency key, so a retry after a lost reply creates no second job. A stream that breaks, or
+falls silent, is resumed after the last event that arrived. `follow` and `wait` survive minutes without a server, and
+log once that it is unreachable and once that it is back.
 """
 
 import asyncio
@@ -18,11 +18,12 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
+from holdfast import decoding
 from holdfast.client.outage import Outage, Reachability, ServerUnreachable, cause, rest
 from holdfast.client.streams import EventStream
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.model import Attempt, Event, Json, Lane, Snapshot, Status, TaskRecord, Worker, new_id
-from holdfast.views import ArtifactView, Explanation, JobView, PlanView, QueueView, ToolView
+from holdfast.response_types import ArtifactView, Explanation, JobView, PlanView, QueueView, ToolView
 
 MOST_PORT = 65_535
 T = TypeVar("T")
@@ -33,14 +34,14 @@ URL = "http://127.0.0.1:7070"
 TRIES = 5
 WAIT_SECONDS = 30.0
 RECONNECT_SECONDS = 15 * 60.0
-"""How long `follow` and `wait` try to reach a server: longer than an upgrade, or a restart of its host, takes."""
+"""How long `follow` and `wait` try to reach a server: longer than an upgrade or a restart of its host takes."""
 SILENT_SECONDS = 45.0
-"""A stream says something every 15 seconds; one that is silent for three times that leads nowhere."""
+"""A server sends something every 15 seconds; a stream that is silent for three times as long is dead."""
 AWAY = (502, 503, 504)
 
 
 class Refused(HoldfastError):
-    """The server said no: its status, code, message and details."""
+    """The server refused the request: its status, code, message and details."""
 
     def __init__(self, status: int, code: str, message: str, details: Json = None) -> None:
         super().__init__(message)
@@ -56,7 +57,7 @@ class Page(msgspec.Struct, frozen=True):
 
 
 def find_token(data_dir: Path | None = None) -> str | None:
-    """The token of `HOLDFAST_TOKEN`, else the one that the first start left in the data folder."""
+    """Return the token of `HOLDFAST_TOKEN`, else the one that the first start wrote to the data folder."""
     if token := os.environ.get("HOLDFAST_TOKEN"):
         return token
     folder = data_dir or Path(os.environ.get("HOLDFAST_DATA_DIR") or "holdfast-data")
@@ -67,7 +68,7 @@ def find_token(data_dir: Path | None = None) -> str | None:
 
 
 class AsyncClient:
-    """Talks to a server. `url` is `HOLDFAST_URL` unless given; the token is found as the command line finds it."""
+    """A client of a server. `url` defaults to `HOLDFAST_URL`; the token is found as on the command line."""
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class AsyncClient:
             headers=headers,
             timeout=WAIT_SECONDS,
             transport=transport,
-            verify=self.url.startswith("https"),  # All certificates of the world take longer to read than a call.
+            verify=self.url.startswith("https"),  # Loading the CA certificates takes longer than a call.
         )
 
     async def __aenter__(self) -> Self:
@@ -111,8 +112,9 @@ class AsyncClient:
     # Jobs
 
     async def submit(self, job: Mapping[str, Any], *, key: str | None = None) -> JobView:
-        """Submit a job; a retry of the call makes no second one."""
-        headers = {"Idempotency-Key": key or new_id(), "Prefer": "wait=0"}  # Also where the job runs in the request.
+        """Submit a job; a retry of the call creates no second one."""
+        # wait=0: return at once, even where the job runs in the request.
+        headers = {"Idempotency-Key": key or new_id(), "Prefer": "wait=0"}
         return await self._call("POST", "/v1/jobs", JobView, body=job, headers=headers)
 
     async def submit_many(self, jobs: Sequence[Mapping[str, Any]], *, key: str | None = None) -> Sequence[str]:
@@ -122,7 +124,7 @@ class AsyncClient:
         return answer["ids"]
 
     async def get(self, job_id: str, *, reconnect: bool = False) -> JobView:
-        """The job as it is now. With `reconnect`, wait for a server that is away, as `follow` and `wait` do."""
+        """Return the job as it is now. With `reconnect`, wait for an unreachable server, as `follow` and `wait` do."""
         outage = Outage(self._server)
         while True:
             try:
@@ -146,7 +148,7 @@ class AsyncClient:
         limit: int = 100,
         cursor: str | None = None,
     ) -> tuple[Sequence[JobView], str | None]:
-        """One page of jobs, newest first, and the cursor of the next. `id` is the beginning of one."""
+        """Return one page of jobs, newest first, and the cursor of the next. `id` is the prefix of an id."""
         query = {
             "id": id,
             "status": ",".join(status) or None,
@@ -160,28 +162,28 @@ class AsyncClient:
             "cursor": cursor,
         }
         page = await self._call("GET", "/v1/jobs", Page, query=query)
-        return msgspec.convert(page.items, list[JobView]), page.next_cursor
+        return decoding.convert(page.items, list[JobView]), page.next_cursor
 
     async def attempts(self, job_id: str) -> Sequence[Attempt]:
         page = await self._call("GET", _job(job_id, "attempts"), Page)
-        return msgspec.convert(page.items, list[Attempt])
+        return decoding.convert(page.items, list[Attempt])
 
     async def tasks(self, job_id: str) -> Sequence[TaskRecord]:
-        """The tasks of a pipeline, in order."""
+        """Return the tasks of a pipeline, in order."""
         page = await self._call("GET", _job(job_id, "tasks"), Page)
-        return msgspec.convert(page.items, list[TaskRecord])
+        return decoding.convert(page.items, list[TaskRecord])
 
     async def plan(self, job: Mapping[str, Any]) -> PlanView:
-        """What a pipeline would do, task by task; nothing is submitted."""
+        """Return what a pipeline would do, task by task; nothing is submitted."""
         return await self._call("POST", "/v1/jobs", PlanView, body={**job, "plan_only": True})
 
     async def snapshots(self, *, limit: int = 100, cursor: str | None = None) -> tuple[Sequence[Snapshot], str | None]:
-        """One page of snapshots, newest first, and the cursor of the next."""
+        """Return one page of snapshots, newest first, and the cursor of the next."""
         page = await self._call("GET", "/v1/snapshots", Page, query={"limit": limit, "cursor": cursor})
-        return msgspec.convert(page.items, list[Snapshot]), page.next_cursor
+        return decoding.convert(page.items, list[Snapshot]), page.next_cursor
 
     async def explain(self, job_id: str) -> Explanation:
-        """Why a job is not running."""
+        """Return why a job is not running."""
         return await self._call("GET", _job(job_id, "explain"), Explanation)
 
     async def cancel(self, job_id: str, *, reason: str | None = None) -> JobView:
@@ -222,12 +224,12 @@ class AsyncClient:
         return await self._call("POST", _job(job_id, verb), JobView, body=given)
 
     async def artifacts(self, job_id: str) -> Sequence[ArtifactView]:
-        """The files that the last ended attempt left."""
+        """Return the artifacts of the last ended attempt."""
         page = await self._call("GET", _job(job_id, "artifacts"), Page)
-        return msgspec.convert(page.items, list[ArtifactView])
+        return decoding.convert(page.items, list[ArtifactView])
 
     async def download(self, job_id: str, path: str, target: Path) -> None:
-        """Save one file; what is at the target is replaced once all of it is there."""
+        """Save one artifact; an existing target is replaced once the download is complete."""
         partial = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
         try:
             for n in range(1, self._tries + 1):
@@ -250,7 +252,7 @@ class AsyncClient:
                     file.write(chunk)
 
     async def upload(self, *files: Path) -> str:
-        """Upload files, to be named in `uploads` of a job within a day; return the upload's id."""
+        """Upload files that a job can name in `uploads` within a day; return the upload's id."""
         headers = {} if "Authorization" in self._http.headers else {"Holdfast-Tenant": self._tenant or "default"}
         with contextlib.ExitStack() as opened:
             form = [("file", (file.name, opened.enter_context(file.open("rb")))) for file in files]
@@ -265,15 +267,15 @@ class AsyncClient:
     # History
 
     async def events(self, job_id: str, *, after: int = 0, limit: int = 1000) -> tuple[Sequence[Event], int | None]:
-        """One page of a job's history, and where the next begins."""
+        """Return one page of a job's history, and where the next begins."""
         page = await self._call("GET", _job(job_id, "events"), Page, query={"after": after, "limit": limit})
-        return msgspec.convert(page.items, list[Event]), page.next_after
+        return decoding.convert(page.items, list[Event]), page.next_after
 
     async def follow(self, job_id: str, *, after: int = 0) -> AsyncGenerator[Event]:
-        """Every event after `after`, as it comes, to the end of the job.
+        """Yield every event after `after` as it arrives, to the end of the job.
 
-        A broken stream is taken up again without gap or repeat, for `reconnect_timeout` seconds after the server went
-        away; then `ServerUnreachable` is raised.
+        A broken stream is resumed without gap or repeat. If the server stays unreachable for `reconnect_timeout`
+        seconds, `ServerUnreachable` is raised.
         """
         outage = Outage(self._server)
         while True:
@@ -301,7 +303,7 @@ class AsyncClient:
         return EventStream(response, self._accept)
 
     async def wait(self, job_id: str, *, timeout: float | None = None) -> JobView:
-        """Wait until a job has ended or needs a person; a server that is away is waited for, as by `follow`."""
+        """Wait until a job has ended or needs a person; wait for an unreachable server, as `follow` does."""
         async with asyncio.timeout(timeout):
             while True:
                 job = await self.get(job_id, reconnect=True)
@@ -327,12 +329,12 @@ class AsyncClient:
         return await self._list("/v1/tools", ToolView)
 
     async def _list(self, path: str, kind: type[T]) -> Sequence[T]:
-        return msgspec.convert((await self._call("GET", path, Page)).items, list[kind])  # type: ignore[valid-type]
+        return decoding.convert((await self._call("GET", path, Page)).items, list[kind])  # type: ignore[valid-type]
 
     async def request(
         self, method: str, path: str, *, body: Any = None, query: Mapping[str, Any] | None = None
     ) -> Json:
-        """Any other call, as plain data."""
+        """Make any other call; return plain data."""
         return await self._call(method, path, Any, body=body, query=query)
 
     # How a call is made
@@ -347,7 +349,7 @@ class AsyncClient:
         query: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> T:
-        """Make a call, again if the server could not be reached: every call is safe to repeat."""
+        """Make a call; retry if the server cannot be reached: every call is safe to repeat."""
         content = None if body is None else msgspec.json.encode(body)
         given = {name: value for name, value in (query or {}).items() if value is not None}
         sent = {**({"Content-Type": "application/json"} if content is not None else {}), **(headers or {})}
@@ -363,12 +365,12 @@ class AsyncClient:
                         self._server.answered()
                     if answer.status_code >= 400:
                         _raise(answer)
-                    return msgspec.json.decode(answer.content, type=kind)
+                    return decoding.decode(answer.content, kind)
             await asyncio.sleep(rest(n))
         raise AssertionError("unreachable")
 
     async def _accept(self, answer: httpx.Response) -> None:
-        """Go on if the server does; what is only away for now is worth another try."""
+        """Raise an error unless the server accepted the call; `ServerUnreachable` for a temporary failure."""
         if answer.status_code >= 400:
             await answer.aread()
             if answer.status_code in AWAY:

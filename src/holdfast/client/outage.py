@@ -1,4 +1,4 @@
-"""A server that is away: said once, waited for within a bound, and said once that it is back."""
+"""An unreachable server: logged once, waited for up to a limit, and logged once when it is back."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ class ServerUnreachable(HoldfastError):
 
 
 class Reachability:
-    """Whether a client's server answers, as far as all its calls know. Logs a change once, however many calls wait."""
+    """Whether a client's server answers, shared by all its calls. Logs a change once, however many calls wait."""
 
     def __init__(self, url: str, timeout: float) -> None:
         self.url = url
@@ -36,7 +36,7 @@ class Reachability:
 
 
 class Outage:
-    """How long one call has been without its server, and the pauses between its tries."""
+    """How long one call could not reach its server, and the pauses between its retries."""
 
     def __init__(self, server: Reachability) -> None:
         self._server = server
@@ -48,7 +48,7 @@ class Outage:
         self._failures = 0
 
     async def pause(self, error: Exception, *, answered: bool = False) -> None:
-        """Rest before the next try, or give up. `answered`: the server did answer, and only the stream broke."""
+        """Sleep before the next try, or give up. `answered`: the server did answer, and only the stream broke."""
         now = time.monotonic()
         if answered or self._since is None:
             self._since = now
@@ -61,7 +61,7 @@ class Outage:
 
 
 def rest(failures: int) -> float:
-    """Seconds before the next try."""
+    """Return the seconds before the next try."""
     return jitter(backoff(failures, base=0.1, cap=2.0))
 
 

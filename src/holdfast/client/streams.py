@@ -1,4 +1,4 @@
-"""One connection of an event stream, read by a task of its own, so that it can be closed at any moment.
+"""One connection of an event stream, read by its own task, so that it can be closed at any time.
 
 httpx reads a body through a chain of async generators. One that is left in the middle of its iteration is closed by the
 garbage collector, a task for each link of the chain: at the end of a program these are destroyed before they have run,
@@ -12,12 +12,12 @@ from types import TracebackType
 from typing import Self
 
 import httpx
-import msgspec
 
+from holdfast import decoding
 from holdfast.model import Event
 
 MOST_WAITING = 100
-"""Events that are read ahead of the caller; then the server waits, as it does for any slow client."""
+"""Events that are read ahead of the caller; after that the server waits, as for any slow client."""
 
 
 class StreamBroken(httpx.RemoteProtocolError):
@@ -43,7 +43,7 @@ class EventStream:
         self.accepted = False
 
     async def __aenter__(self) -> Self:
-        # A bare task: a group would live in the caller's generator, and be left from another task than it was entered.
+        # A bare task: a task group would live in the caller's generator, which may be closed by another task.
         self._reader = asyncio.create_task(self._read_all())
         return self
 
@@ -61,7 +61,7 @@ class EventStream:
         return found if isinstance(found, Event) else None
 
     async def _read_all(self) -> None:
-        """Read to the end; what goes wrong is for the caller of `next`."""
+        """Read to the end; pass errors to the caller of `next`."""
         try:
             async with self._response as response:
                 await self._accept(response)
@@ -79,15 +79,15 @@ class EventStream:
         ended = leaving = False
         async for line in response.aiter_lines():
             if leaving:
-                continue  # The next line that has to be waited for is where the cancellation arrives.
+                continue  # The cancellation arrives at the next line that has to be awaited.
             if line == "event: end":
                 ended = True
             elif line.startswith("data: "):
-                self._read.put_nowait(_End() if ended else msgspec.json.decode(line[6:], type=Event))
+                self._read.put_nowait(_End() if ended else decoding.decode(line[6:], Event))
             leaving = not await self._has_room()
 
     async def _has_room(self) -> bool:
-        """Wait for room. Cancelled meanwhile, return False and let the cancellation arrive inside the chain."""
+        """Wait for room. If cancelled meanwhile, return False and let the cancellation arrive inside the chain."""
         try:
             while self._read.qsize() >= MOST_WAITING:
                 self._room.clear()

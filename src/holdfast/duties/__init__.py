@@ -1,1 +1,1 @@
-"""Periodic work. One file each, with a `run_once` that bounds its work and is safe with two leaders."""
+"""Duties: periodic work, one file each, with a `run_once` whose work is bounded and safe with two leaders."""

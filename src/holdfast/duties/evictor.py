@@ -1,7 +1,7 @@
-"""Evictor: keeps the snapshots within their bounds, and removes what dead builders left.
+"""Evictor: keeps the snapshots below their size limit, and removes what dead builders left.
 
-Above the high mark it removes down to the low one: leaves that are in nobody's plan, oldest, then largest, nothing that
-was just made or used. A builder that finds no room asks for it at once; what cannot be had is `cache_full`.
+Above the high watermark it evicts down to the low one: leaves that are in no plan, oldest first, then largest, but none
+that was just made or used. A builder without space calls it directly, and gets `cache_full` if nothing can go.
 """
 
 import asyncio
@@ -20,22 +20,32 @@ log = logging.getLogger(__name__)
 HIGH, LOW = 0.9, 0.75
 """Shares of HOLDFAST_SNAPSHOTS_MAX_BYTES."""
 JUST_USED = 600.0
-"""Seconds in which nothing goes that was made or used: a job that found it may not have planned with it yet."""
+"""Seconds for which a snapshot is kept after it was made or used: a job that found it may not have planned yet."""
 FORGET = 3600.0
 BATCH = 100
 
 
 class Evictor:
-    """Safe with two leaders: rows go one by one, under their lock, and folders after their rows."""
+    """Safe with two leaders: rows are deleted one by one, under their lock, and folders after their rows."""
 
-    def __init__(self, store: Store, folders: Folders, *, most: int | None, just_used: float = JUST_USED) -> None:
+    def __init__(
+        self,
+        store: Store,
+        folders: Folders,
+        *,
+        most: int | None,
+        just_used: float = JUST_USED,
+        shortage: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """`shortage` is called in a thread; it returns why nothing may be written although the disk has space."""
+        self._shortage = shortage
         self._store = store
         self._folders = folders
         self._most = most
         self._just_used = just_used
 
     async def run_once(self) -> int:
-        """Evict a bounded batch and sweep; return how many snapshots and leftovers went."""
+        """Evict a bounded batch and sweep; return how many snapshots and leftovers were removed."""
         gone = 0
         if self._most is not None and (await self._size()) > HIGH * self._most:
             while gone < BATCH and await self._size() > LOW * self._most and await self.evict():
@@ -46,7 +56,7 @@ class Evictor:
         return gone + await asyncio.to_thread(self._folders.sweep, standing)
 
     async def evict(self) -> bool:
-        """Remove the snapshot that is missed least; False if all must stay."""
+        """Remove the least needed snapshot. Return False if all must stay."""
         gone = await self._store.snapshots.evict(grace=self._just_used)
         if gone is None:
             return False
@@ -55,9 +65,9 @@ class Evictor:
         return True
 
     async def copy(self, snapshot: str, workspace: Path, outputs: Path | None = None, *, more: int = 0) -> Made:
-        """Copy a quiet workspace to a folder that waits for its row, with room made for it where that is needed.
+        """Copy a quiet workspace to a folder that has no row yet, evicting snapshots to make space if needed.
 
-        `outputs` are moved beside the copy (see Folders.copy); `more` is how many bytes they have.
+        `outputs` are moved next to the copy (see Folders.copy); `more` is their size in bytes.
         """
         if self._most is not None:
             await self._make_room(await asyncio.to_thread(self._folders.needs, workspace) + more, self._most)
@@ -67,18 +77,20 @@ class Evictor:
         """Make something on the disk of the snapshots; while that disk is full, evict and try again."""
         while True:
             try:
+                if (why := await asyncio.to_thread(self._shortage)) is not None:
+                    raise CacheFull(why)
                 return await make()
             except CacheFull:
                 if not await self.evict():
                     raise
 
     async def _make_room(self, size: int, most: int) -> None:
-        """See that so many bytes fit below the limit, or raise CacheFull. Builders at the same time may pass it."""
+        """Evict until `size` more bytes fit below the limit, or raise CacheFull. Concurrent builders may exceed it."""
         while await self._size() + size > most:
             if size > most or not await self.evict():
                 raise CacheFull(
-                    f"a snapshot of {size} bytes does not fit: HOLDFAST_SNAPSHOTS_MAX_BYTES is {most}, and what "
-                    "is there is in use or was just made; raise it, or remove snapshots"
+                    f"a snapshot of {size} bytes does not fit: HOLDFAST_SNAPSHOTS_MAX_BYTES is {most}, and the "
+                    "existing snapshots are in use or were just made; raise it, or remove snapshots"
                 )
 
     async def _size(self) -> int:

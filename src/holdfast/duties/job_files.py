@@ -1,7 +1,7 @@
-"""Removes the files of jobs that are deleted: in the shared folder, on this host, and on this host's engine.
+"""Removes the files of deleted jobs: in the shared folder, on this host, and on this host's engine.
 
 The store calls it between marking a job for deletion and deleting its rows (`store.files`), so a file that cannot be
-removed keeps its job in the record, and the duty tries again. What other hosts keep of an attempt is removed by the
+removed keeps its job in the record, and the duty tries again. Files of an attempt on other hosts are removed by the
 workers there, at its end or by their sweep.
 """
 
@@ -20,7 +20,7 @@ from holdfast.store import Store
 log = logging.getLogger(__name__)
 
 PATIENCE = 2.0
-"""Seconds to wait for a worker of this host that is removing an attempt at this moment: it does so at every end."""
+"""Seconds to wait for a worker of this host to remove an attempt that has just ended, as it always does."""
 LOOK = 0.02
 CONTAINERS = "docker:"
 
@@ -31,7 +31,7 @@ class Containers(Protocol):
 
 
 class JobFiles:
-    """`at` is told before each step, so that tests can die there."""
+    """`at` is called before each step, so that tests can crash there."""
 
     def __init__(
         self,
@@ -52,11 +52,11 @@ class JobFiles:
         self._told: dict[str, str] = {}
 
     async def remove(self, jobs: Sequence[str]) -> Set[str]:
-        """Remove all files of ended jobs; return those jobs that have none left. The others are tried again later."""
+        """Remove all files of ended jobs; return the jobs that have none left. The others are retried later."""
         self._at("files")
         try:
             await asyncio.to_thread(self._shared.check)
-        except SharedFolderAway as error:  # An empty mount point has no files either.
+        except SharedFolderAway as error:  # An empty mount point would look as if the files were gone.
             self._tell(dict.fromkeys(jobs, error.message))
             return frozenset()
         await self._until_cleared(jobs)
@@ -66,12 +66,12 @@ class JobFiles:
         gone = frozenset(jobs) - left.keys()
         for job in gone:
             if self._told.pop(job, None) is not None:
-                log.info("the files of job %s are gone now", job)
+                log.info("the files of job %s are removed now", job)
         self._at("record")
         return gone
 
     async def _until_cleared(self, jobs: Sequence[str]) -> None:
-        """Wait a moment for the worker that has just ended an attempt here, and is about to remove its folder."""
+        """Wait a moment for a worker that is about to remove the folder of an attempt that has just ended here."""
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             found = await asyncio.to_thread(self._folders.attempts, jobs)
@@ -82,7 +82,7 @@ class JobFiles:
     async def _remove_containers(self, jobs: Set[str]) -> Mapping[str, str]:
         """Remove containers; return the jobs that still have one, and why.
 
-        An engine that does not answer is taken for another host's, unless a workspace here says that it is this one's.
+        An engine that does not answer is assumed to be another host's, unless there is a workspace for it on this host.
         """
         wanted = await self._store.attempts.in_domains(CONTAINERS, sorted(jobs)) if self._containers else frozenset()
         if self._containers is None or not wanted:
@@ -94,7 +94,7 @@ class JobFiles:
         return dict.fromkeys(spaces, "its container cannot be removed: the Docker engine does not answer")
 
     def _remove(self, jobs: Sequence[str], held: Mapping[str, str]) -> dict[str, str]:
-        """Remove folders; return the jobs of which something is left, and why."""
+        """Remove folders; return the jobs with remaining files, and why."""
         attempts = self._folders.attempts(jobs)
         spaces = self._folders.spaces([job for job in jobs if job not in held])
         left = dict(held)
@@ -112,8 +112,8 @@ class JobFiles:
             return f"{folder}: {error}"
 
     def _tell(self, left: Mapping[str, str]) -> None:
-        """Log why jobs stay, once for each reason."""
+        """Log why jobs are not deleted, once for each reason."""
         for job, problem in left.items():
             if self._told.get(job) != problem:
                 self._told[job] = problem
-                log.warning("job %s is not deleted yet, its files are tried again: %s", job, problem)
+                log.warning("job %s is not deleted yet, retrying to remove its files: %s", job, problem)

@@ -1,4 +1,4 @@
-"""Lets delayed jobs and retries out of the future when they are due."""
+"""Promotes delayed jobs and retries when they are due."""
 
 from holdfast.store import Store
 
@@ -6,5 +6,5 @@ BATCH = 1000
 
 
 async def run_once(store: Store) -> int:
-    """Promote what is due; return how many. A full batch means: again at once."""
+    """Promote due jobs; return how many. After a full batch, call again at once."""
     return await store.gates.promote(BATCH)

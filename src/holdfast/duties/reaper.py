@@ -1,21 +1,21 @@
-"""Clears leases that expired, and pauses orphans that wear out every adopter. It doubts itself before it doubts others.
+"""Clears expired leases, and pauses orphans at which every adopter failed. It suspects itself before the workers.
 
-A reaper that is wrong takes work from workers that live. So it does nothing
+A reaper that is wrong takes jobs from live workers. So it does nothing
 
-- from its first pass on for two thirds of the TTL: the database may have been away until now, also for those who beat;
-  and while heartbeats come from the future;
-- for one TTL, in which every live worker beats, when a lease that looks expired was renewed, or looks as if it had
-  expired before the last pass, which saw nothing: on SQLite the database's clock is this host's, and may be off;
-- while its own view is stale: its look took long, its last pass failed or is long ago, or this process has not been
-  able to write for a while (on SQLite one can look while somebody keeps the write lock). If the database was away for
-  us, it was away for those who beat. They get two thirds of the TTL, in which every live worker beats: a heartbeat that
-  hung when the database came back is given up after one, the next follows within a quarter of the other;
-- for one TTL when wall clock and monotonic clock advanced differently: somebody set the clock, or the machine slept;
-- for one TTL when most owners, and at least two, let their leases expire at once: that is more likely the database or
-  the network than all of them. Once it has held, it reaps what is still expired.
+- for two thirds of the TTL after its first pass: the database may have been down until now, for the workers as well;
+  and while heartbeats have times in the future;
+- for one TTL, in which every live worker beats, if a lease that looks expired was renewed, or looks as if it had
+  expired before the last pass, which saw nothing: on SQLite the database's clock is this host's and may be wrong;
+- while its own view is stale: its query took long, its last pass failed or is long ago, or this process could not write
+  for a while (on SQLite reads work while another process keeps the write lock). If the database was down for us, it was
+  down for the workers. They get two thirds of the TTL, in which every live worker beats: a heartbeat that hung when the
+  database came back times out after one third, and the next follows within a quarter of the other;
+- for one TTL if wall clock and monotonic clock advanced differently: the clock was set, or the machine slept;
+- for one TTL if most owners, and at least two, let their leases expire at once: that is more likely a fault of the
+  database or the network than of all of them. After that it reaps the leases that are still expired.
 
-A single worker that dies among others is reaped without delay. Only what had expired at its look is reaped, however
-long the act waits for a lock.
+A single worker that dies among others is reaped without delay. Only leases that had expired when the pass looked are
+reaped, however long the statement waits for a lock.
 """
 
 import logging
@@ -34,16 +34,16 @@ BEATS_PER_TTL = 3
 
 
 class _Pass(msgspec.Struct, frozen=True):
-    """What a pass saw, and when by the monotonic clock."""
+    """What a pass saw, and when, by the monotonic clock."""
 
     look: Owners
     at: float
 
 
 class Reaper:
-    """`interval` is how often it is meant to run; by it a pass knows that it comes late.
+    """`interval` is the intended time between passes, to detect a late pass.
 
-    `stuck` says for how long a write of this process has been overdue that is meant to happen often.
+    `stuck` returns for how long a frequent write of this process has been overdue.
     """
 
     def __init__(
@@ -69,12 +69,12 @@ class Reaper:
         self._held_for_many = False
 
     def doubt(self, stuck: float) -> None:
-        """A write of this process came so much later than it was meant to: what it knows of before is stale."""
+        """Note that a write of this process was late by `stuck` seconds: if that is much, its last pass is stale."""
         self._doubted = self._doubted or stuck > self._beat
 
     async def run_once(self) -> int:
         """Reap one bounded batch; return how many leases were cleared."""
-        # Nothing to compare with until this pass is through: one that fails is followed by one that only looks.
+        # Nothing to compare with until this pass has succeeded: after a failed pass, the next one only looks.
         before, self._before = None if self._doubted else self._before, None
         self._doubted = False
         started = self._clock.monotonic()
@@ -85,19 +85,19 @@ class Reaper:
             reaped = len(await self._store.leases.reap(limit=BATCH, seen=seen)) if now.look.expired else 0
             if reaped < BATCH:
                 now = _Pass(msgspec.structs.replace(now.look, expired=0, expired_beat_at=None), now.at)
-        await self._store.leases.abandon()  # By a count, not by a clock: there is nothing to doubt.
+        await self._store.leases.abandon()  # This goes by a count, not by a clock, so it is always safe.
         self._before = now
         return reaped
 
     def _trusts_itself(self, started: float, now: _Pass, before: _Pass | None) -> bool:
         if before is None:
-            self._hold(now, self._patience, "its last pass failed" if self._began else "this is its first look")
+            self._hold(now, self._patience, "the last pass failed" if self._began else "this is the first pass")
             self._began = True
             return False
         if now.at - started > self._beat:
-            self._hold(now, self._patience, f"its look took {now.at - started:.1f} s")
+            self._hold(now, self._patience, f"the query took {now.at - started:.1f} s")
         if started - before.at > self._late:
-            self._hold(now, self._patience, f"its last pass is {started - before.at:.1f} s ago")
+            self._hold(now, self._patience, f"the last pass was {started - before.at:.1f} s ago")
         if self._stuck() > self._beat:
             self._hold(now, self._patience, f"this process could not write for {self._stuck():.1f} s")
         if abs(_drift(now, before)) > self._ttl / 2:
@@ -129,5 +129,5 @@ class Reaper:
 
 
 def _drift(now: _Pass, before: _Pass) -> float:
-    """By how much more the database's clock advanced than the monotonic one since the last pass."""
+    """Return by how much more the database's clock advanced than the monotonic one since the last pass."""
     return (now.look.now_at - before.look.now_at).total_seconds() - (now.at - before.at)

@@ -1,4 +1,4 @@
-"""Looks for gates that nobody will ever open. Each one it mends is a bug, logged and counted in `gate_repairs`."""
+"""Repairs gates that nothing else would ever open. Each repair is a bug, logged and counted in `gate_repairs`."""
 
 from holdfast.store import Store
 
@@ -6,5 +6,5 @@ BATCH = 100
 
 
 async def run_once(store: Store) -> int:
-    """Mend stuck gates; return how many. Anything but 0 wants a look at the log."""
+    """Repair stuck gates; return how many. If it is not 0, look at the log."""
     return await store.gates.repair(BATCH)

@@ -1,8 +1,8 @@
-"""Resolves gates that a caller or worker left behind: it died, or submitted inside a transaction of its own."""
+"""Resolves gates that a caller or worker left unresolved: it died, or submitted in a transaction of its own."""
 
 from holdfast.store import Store
 
 
 async def run_once(store: Store) -> int:
-    """Resolve and settle until nothing is left; return how much there was."""
+    """Resolve and settle until nothing is left; return how many jobs that were."""
     return await store.gates.resolve()

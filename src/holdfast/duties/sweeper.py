@@ -1,21 +1,21 @@
-"""Sweeper: removes files that no attempt in the record owns: of jobs that are gone, of workers who lost a lease."""
+"""Sweeper: removes artifacts that no recorded attempt owns: of deleted jobs, and of workers that lost a lease."""
 
 import asyncio
 import time
 from collections.abc import Sequence, Set
 
-from holdfast.runner.outputs import Artifacts
+from holdfast.runner.artifacts import Artifacts
 from holdfast.store import Store
 
 BATCH = 500
 GRACE = 3600.0
-"""Folders younger than this may be an owner's that has not finished yet."""
+"""Folders younger than this may belong to an owner that has not finished yet."""
 DELETED_GRACE = 60.0
-"""The same for jobs that are not in the record at all: a job is there before its first attempt."""
+"""The same for jobs that are not in the record at all: a job exists before its first attempt."""
 
 
 class Sweeper:
-    """Goes along the artifacts of all jobs, a bounded step per call, and begins anew at the end."""
+    """Walks through the artifacts of all jobs, a bounded step per call, then starts over."""
 
     def __init__(self, store: Store, artifacts: Artifacts, *, grace: float = GRACE) -> None:
         self._store = store
@@ -24,7 +24,7 @@ class Sweeper:
         self._after = ""
 
     async def run_once(self) -> int:
-        """Return how many folders went."""
+        """Sweep one step; return how many folders were removed."""
         jobs = await asyncio.to_thread(self._artifacts.jobs, self._after, BATCH)
         self._after = jobs[-1] if len(jobs) == BATCH else ""
         if not jobs:

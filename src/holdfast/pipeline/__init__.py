@@ -1,10 +1,10 @@
-"""Pipelines: what a task's result depends on, whether it is known already, and the folders that keep it.
+"""Pipelines: what a task's result depends on, whether a snapshot of it exists, and the folders of snapshots.
 
-    sources.py    the files that tasks name: SQL with its includes, declared files, by content
-    identity.py   components of a task, their hash, the id of what it makes; what differs from something known
-    plan.py       a pipeline and its sources become a plan: one identity per task, chained
-    copying.py    how a folder is copied here: subvolume, reflink, plain
+    sources.py    reads the files that tasks name: SQL with its includes, declared files
+    identity.py   components of a task, their hash, the id of its snapshot; how a task differs from known snapshots
+    plan.py       makes the plan of a pipeline: one identity per task, chained
+    copying.py    copies a folder: as a subvolume, by reflink, or plainly
     snapshots.py  the folders of all snapshots: publish, verify, restore, sweep
 
-Nothing here knows of databases, leases or workers: whoever publishes writes the row.
+Nothing here knows databases, leases or workers: the caller writes the row of a snapshot.
 """

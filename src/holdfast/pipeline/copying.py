@@ -1,8 +1,8 @@
-"""How a folder is copied here: as a btrfs subvolume, by reflink, or plainly. Found out by trying.
+"""Copies a folder in the cheapest way: as a btrfs subvolume, by reflink, or plainly, found out by trying.
 
 A subvolume is copied in one step, whatever its size. Everything else goes through `cp -a`, which keeps owners, modes,
-times, links, holes and attributes, and shares blocks where the filesystem can. Each big file has a `cp` of its own,
-beside the one for all the rest: the disk has them to write while a processor makes the many small ones.
+times, links, holes and attributes, and shares blocks if the filesystem can. Each big file has its own `cp`, in parallel
+to the one for the rest: the disk writes the big files while a processor creates the many small ones.
 """
 
 import ctypes
@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
+from holdfast import permissions as private
 from holdfast.errors import CacheFull
 
 Strategy = Literal["subvolume", "reflink", "copy"]
@@ -33,38 +34,38 @@ _CREATE = struct.Struct("=q4088s")
 _SNAPSHOT = struct.Struct("=qQQ32x4040s")
 SYNC_FILE_RANGE_WRITE = 2
 BEHIND = 0.01
-"""Seconds after which the disk is given what was copied meanwhile: some ten megabytes."""
+"""Seconds between flushes of the copied data to the disk: some ten megabytes."""
 BIG = 64 * 2**20
-"""Bytes from which on a file is worth a process of its own, which costs a few milliseconds: a tenth of its copy."""
+"""Minimum size for a `cp` process of its own, which costs a few milliseconds: a tenth of the copy."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class CopyFailed(OSError):
-    """`cp` gave up, and not because the disk is full."""
+    """`cp` failed for another reason than a full disk."""
 
 
 def probe(folder: Path) -> Strategy:
-    """What this folder's filesystem can do, by doing it once."""
+    """Find out what this folder's filesystem supports, by trying it."""
     trial = folder / f".probe-{secrets.token_hex(8)}"
     try:
         if _make_subvolume(trial):
             return "subvolume"
-        trial.mkdir()
+        trial.mkdir(mode=0o700)
         return "reflink" if _reflinks(trial) else "copy"
     finally:
         shutil.rmtree(trial, ignore_errors=True)
 
 
 def make_folder(path: Path) -> None:
-    """Make an empty folder, as a subvolume where that works: then copying it costs one step."""
+    """Make an empty folder, as a subvolume if possible: then a copy takes one step."""
     if not _make_subvolume(path):
-        path.mkdir()
+        path.mkdir(mode=0o700)
 
 
 def copy_folder(source: Path, target: Path, *, to_disk: bool = False) -> Strategy:
-    """Copy a folder to a place where nothing is yet, in the cheapest way; a full disk is CacheFull.
+    """Copy a folder to a path that does not exist yet, in the cheapest way. Raise CacheFull on a full disk.
 
-    `to_disk`: it is going to be synced, so the disk may begin while the copy still goes on.
+    `to_disk`: the copy will be synced, so start writing it to the disk while it is still being made.
     """
     with full_disk_named(target):
         if _snapshot(source, target):
@@ -75,15 +76,15 @@ def copy_folder(source: Path, target: Path, *, to_disk: bool = False) -> Strateg
 
 
 def _copy_entries(source: Path, target: Path, *, to_disk: bool) -> None:
-    """Copy what is in a folder, big files beside the rest.
+    """Copy the content of a folder, big files in parallel to the rest.
 
-    A big file has another name until `cp` is through with its folder. In its place there is meanwhile an empty one with
-    its time, which `cp --update` takes for a copy. The rename changes the folder's times, so they are set once more.
+    A big file has a temporary name until `cp` has finished its folder. Until then an empty file with the same time is
+    in its place, which `cp --update` skips as up to date. The rename changes the folder's times, so they are set again.
     """
     big = [(source / path, target / path, f".{secrets.token_hex(16)}") for path in _big_files(source)]
     for file, place, _ in big:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.touch()
+        private.make_folder(place.parent)
+        place.touch(mode=private.FILE)
         _copy_times(file, place)
     with _cp(source, target, "--update") as rest:
         for file, place, name in big:
@@ -93,15 +94,15 @@ def _copy_entries(source: Path, target: Path, *, to_disk: bool) -> None:
         if to_disk:
             write_behind(rest, target)
     for file, place, name in big:
-        place.unlink()  # Else ext4 writes the file out before the rename: 0.4 s for a gigabyte that nobody syncs.
+        place.unlink()  # Else ext4 writes the file out before the rename: 0.4 s for a gigabyte that need not be synced.
         place.with_name(name).rename(place)
         _copy_times(file.parent, place.parent)
 
 
 def _big_files(folder: Path) -> Iterator[Path]:
-    """The big files below a folder. Without those that have two names: one `cp` has to see both.
+    """Return the big files below a folder, except files with two names: one `cp` has to see both.
 
-    And without those in a folder that its owner may not write to: when `cp` is through with it, nobody renames there.
+    Also except those in a folder that its owner may not write to: after `cp` has finished it, no rename works there.
     """
     for top, _, names in os.walk(folder):
         if os.lstat(top).st_mode & stat.S_IWUSR:
@@ -118,7 +119,7 @@ def _copy_times(source: Path, target: Path) -> None:
 
 @contextmanager
 def _cp(source: Path, target: Path, *options: str) -> "Iterator[subprocess.Popen[bytes]]":
-    """Run `cp` beside the block and wait for it after that; it is killed if the block fails."""
+    """Run `cp` during the block and wait for it afterwards; kill it if the block fails."""
     with tempfile.TemporaryFile() as errors:
         with subprocess.Popen(
             ["cp", "-a", "--reflink=auto", *options, "-T", "--", source, target],
@@ -142,14 +143,14 @@ def _cp(source: Path, target: Path, *options: str) -> "Iterator[subprocess.Popen
 
 
 def _number_in(said: str) -> int:
-    """The error that a program's last words end with."""
+    """Return the errno whose message a program's output ends with."""
     return next((number for number in errno.errorcode if said.endswith(os.strerror(number))), errno.EIO)
 
 
 def write_behind(writer: "subprocess.Popen[bytes]", target: Path) -> None:
-    """Until a writer ends, have the disk begin with what it has written so far to the files that it holds open.
+    """Until a writer ends, start writing out the data of the files that it has open.
 
-    The kernel would wait until much more is dirty; then a sync at the end would find nearly all of it to be done.
+    The kernel would wait for much more dirty data, and the sync at the end would have nearly all of it to write.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     while True:
@@ -162,7 +163,7 @@ def write_behind(writer: "subprocess.Popen[bytes]", target: Path) -> None:
 
 
 def _open_below(pid: int, target: Path) -> Iterator[int]:
-    """The files below a folder that a process holds open, opened once more; it may close them at any time."""
+    """Open the files below a folder that a process has open; it may close them at any time."""
     links = Path("/proc", str(pid), "fd")
     with suppress(OSError):
         for name in os.listdir(links):
@@ -173,7 +174,7 @@ def _open_below(pid: int, target: Path) -> Iterator[int]:
 
 @contextmanager
 def full_disk_named(place: Path) -> Iterator[None]:
-    """Make a full disk CacheFull. The way out stands before the path, which may be longer than there is room for."""
+    """Map a full disk to CacheFull. The advice comes before the path, because a long message is cut at the end."""
     try:
         yield
     except OSError as error:
@@ -184,7 +185,7 @@ def full_disk_named(place: Path) -> Iterator[None]:
 
 
 def sync_filesystem(folder: Path) -> None:
-    """Bring everything that was written to a folder's filesystem to the disk."""
+    """Sync the filesystem of a folder."""
     with opened(folder) as handle:
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.syncfs(handle) != 0:
@@ -193,7 +194,7 @@ def sync_filesystem(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring a folder's own entries to the disk."""
+    """Sync the entries of a folder."""
     with opened(folder) as handle:
         os.fsync(handle)
 
@@ -212,7 +213,7 @@ def _make_subvolume(path: Path) -> bool:
 
 
 def _snapshot(source: Path, target: Path) -> bool:
-    """Copy a subvolume as a whole. One that holds another subvolume would lose it, so that is left to `cp`."""
+    """Copy a subvolume in one step. One that contains another subvolume would lose it, so `cp` copies that."""
     if os.lstat(source).st_ino != SUBVOLUME_ROOT or _holds_subvolume(source):
         return False
     with opened(source) as handle:
@@ -225,7 +226,7 @@ def _holds_subvolume(folder: Path) -> bool:
 
 
 def _ioctl(path: Path, request: int, arguments: bytes) -> bool:
-    """Ask btrfs; False where the filesystem is another, or does not allow it."""
+    """Make a btrfs call; return False if the filesystem is another one or does not allow it."""
     with opened(path.parent) as handle:
         try:
             fcntl.ioctl(handle, request, bytearray(arguments))
@@ -246,7 +247,7 @@ def _reflinks(folder: Path) -> bool:
 
 
 def kind_of(mode: int) -> str:
-    """A file's kind in one letter, as `find` calls it."""
+    """Return a file's type as one letter, as `find` prints it."""
     return next((name for name, is_kind in _KINDS.items() if is_kind(mode)), "?")
 
 

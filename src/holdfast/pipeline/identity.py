@@ -1,8 +1,8 @@
 """Identities: what a task's result depends on, as named components, and the id of the snapshot that it makes.
 
-A hash is SHA-256 over fields, each with its length before it, so that no two lists of fields run together. The first
-field says what is hashed and in which version. An id is chained from what the task began with; a chain begins with its
-tenant. Names of files and tasks are no part of it, nor are limits and the values of secrets.
+A hash is SHA-256 over fields, each preceded by its length, so that different lists of fields cannot collide. The first
+field names what is hashed and its version. An id is chained from the snapshot that the task started from; a chain
+starts with its tenant. Names of files and tasks are not part of it, nor are limits and the values of secrets.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from holdfast.views import Difference
+from holdfast.response_types import Difference
 
 TASK = "holdfast task 1"
 SNAPSHOT = "holdfast snapshot 1"
@@ -23,7 +23,7 @@ Components = Mapping[str, str]
 
 
 def framed(fields: Iterable[str | bytes]) -> str:
-    """SHA-256 over fields with their lengths before them."""
+    """Return the SHA-256 over fields, each preceded by its length."""
     whole = hashlib.sha256()
     for field in fields:
         data = field.encode() if isinstance(field, str) else field
@@ -37,12 +37,12 @@ def text_hash(*parts: str) -> str:
 
 
 def task_hash(components: Components) -> str:
-    """The hash of what a task does, in whatever order its components were named."""
+    """Return the hash of a task's components, independent of their order."""
     return framed((TASK, *(part for name in sorted(components) for part in (name, components[name]))))
 
 
 def root_of(tenant: str) -> str:
-    """Where the chains of a tenant begin."""
+    """Return the start of a tenant's chains."""
     return framed((ROOT, tenant))
 
 
@@ -51,7 +51,7 @@ def snapshot_id(parent: str, task: str) -> str:
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot that exists, as far as a comparison needs it."""
+    """What a comparison needs of an existing snapshot."""
 
     id: str
     parent: str
@@ -59,14 +59,14 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Miss(msgspec.Struct, frozen=True, kw_only=True):
-    """Why there is no snapshot: the nearest one that there is, and what differs."""
+    """Why a task has no snapshot: the nearest existing one, and what differs."""
 
     nearest: str
     differs: tuple[Difference, ...]
 
 
 def differences(components: Components, parent: str, known: Known) -> tuple[Difference, ...]:
-    """What a task does not share with a known snapshot, by name."""
+    """Return the names of components in which a task differs from a known snapshot."""
     mine, theirs = {**components, PARENT: parent}, {**known.components, PARENT: known.parent}
     found = []
     for name in sorted({*mine, *theirs}):
@@ -80,13 +80,13 @@ def differences(components: Components, parent: str, known: Known) -> tuple[Diff
 
 
 def nearest(components: Components, parent: str, known: Sequence[Known]) -> Miss | None:
-    """The known snapshot that differs least; the first one given, of several. None if nothing is known."""
+    """Return the known snapshot that differs least, the first of several; None if none is known."""
     misses = [Miss(nearest=one.id, differs=differences(components, parent, one)) for one in known]
     return min(misses, key=lambda miss: len(miss.differs), default=None)
 
 
 def explain(miss: Miss | None) -> str:
-    """A miss in words."""
+    """Describe a miss in words."""
     if miss is None:
         return "no snapshot is known yet"
     changes = ", ".join(f"{one.component} {one.change}" for one in miss.differs)

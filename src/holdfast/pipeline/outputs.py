@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import IO
 
 from holdfast.model import OutputFile, Outputs
-from holdfast.runner.outputs import BLOCK, Gathered
+from holdfast.runner.artifacts import BLOCK, Gathered
 
 
 class ContentDiffers(Exception):
-    """A stored file is not what its manifest says."""
+    """A stored file differs from its manifest."""
 
 
 def files_in(folder: Path) -> tuple[OutputFile, ...]:
-    """List the files below a folder of gathered outputs, in the order of their paths; none if there is no folder."""
+    """List the files below a folder of collected outputs, sorted by path; none if there is no folder."""
     paths = sorted(Path(top, name) for top, _, names in os.walk(folder) for name in names)
     return tuple(_file(path, str(path.relative_to(folder))) for path in paths)
 
@@ -29,7 +29,7 @@ def digest_of(path: Path) -> str:
 
 
 def copy_outputs(place: Path, outputs: Outputs, gathered: Gathered) -> None:
-    """Gather the files of a manifest from where they are stored, without those whose names are taken already."""
+    """Collect the stored files of a manifest, except those whose names are already collected."""
     for file in outputs.files:
         if gathered.holds(file.path):
             continue

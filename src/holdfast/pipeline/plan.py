@@ -1,6 +1,6 @@
-"""A pipeline becomes a plan: for every task what it runs, what its result depends on, and the id of its snapshot.
+"""Makes the plan of a pipeline: for every task what it runs, what its result depends on, and the id of its snapshot.
 
-Planning reads files and nothing else. What only the place of execution knows comes in as `Facts`.
+Planning only reads files. What depends on where the pipeline runs is passed in as `Facts`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,18 +13,18 @@ from holdfast.errors import Invalid
 from holdfast.model import Json
 from holdfast.pipeline.identity import Components, root_of, snapshot_id, task_hash, text_hash
 from holdfast.pipeline.sources import Declared, Origin, Sources
-from holdfast.tasks import Connector, Mode, Pipeline, Task, pipeline_of
+from holdfast.pipeline_spec import Connector, Mode, Pipeline, Task, pipeline_of
 
 SCHEMA = "2"
-"""Part of every identity: raise it when a snapshot made before can no longer stand for one made now."""
+"""Part of every identity: raise it when older snapshots can no longer be reused."""
 CONNECTORS: Mapping[Connector, str] = {"files": "files 1", "postgres": "postgres 1"}
-"""How a connector leaves a workspace, in versions: a change makes new snapshots."""
+"""Versions of how each connector leaves a workspace: a change invalidates its snapshots."""
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is true where the pipeline runs: the digest behind the image's tag, the version of the connector's server.
+    """What depends on where the pipeline runs: the digest of the image, the version of the connector's server.
 
-    `image` is None for processes; `engine` is None where there is no server, or where the image says it all.
+    `image` is None for processes; `engine` is None without a server, or if the image determines it.
     """
 
     image: str | None = None
@@ -32,9 +32,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One task of a plan. `snapshot` is the id that its result has, `keep` whether it is to be stored.
+    """One task of a plan. `snapshot` is the id of its result, `keep` tells whether to store it.
 
-    `sql` is the expanded text, to be run as it stands here: what was hashed is what runs.
+    `sql` is the expanded text, which is run exactly as it was hashed.
     """
 
     n: int
@@ -42,7 +42,7 @@ class TaskPlan(msgspec.Struct, frozen=True, kw_only=True):
     command: tuple[str, ...] | None
     sql: str | None
     origins: tuple[Origin, ...] = ()
-    """Where the lines of `sql` come from, to name them in errors; no part of the task's identity."""
+    """Where the lines of `sql` come from, for error messages; not part of the task's identity."""
     files: tuple[Declared, ...]
     env: Mapping[str, str]
     timeout: float | None
@@ -62,11 +62,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hash(self) -> str:
-        """The same for the same plan: ids are chained, so the last one stands for all."""
+        """The identity of the plan: ids are chained, so the last one covers all."""
         return self.tasks[-1].snapshot
 
     def latest(self, existing: "frozenset[str] | set[str]") -> int:
-        """How many tasks from the first are done by the latest snapshot that exists: where to go on."""
+        """Return how many tasks the latest existing snapshot covers: where to continue."""
         return next((task.n + 1 for task in reversed(self.tasks) if task.snapshot in existing), 0)
 
 
@@ -79,7 +79,7 @@ def plan(
     inputs: Json,
     secrets: Sequence[str] = (),
 ) -> Plan:
-    """Plan a job's pipeline. Every refusal names the field, and nothing has happened. `secrets` are names."""
+    """Plan a job's pipeline, without side effects. Every error names the field. `secrets` are names."""
     pipeline = pipeline_of(spec)
     if pipeline is None:
         raise Invalid("tasks", "this job is no pipeline")
@@ -96,13 +96,13 @@ def plan(
 
 
 def stage(task: TaskPlan, sources: Sources, folder: Path) -> None:
-    """Put a task's declared files into a folder under their own paths; one that changed since is refused."""
+    """Copy a task's declared files into a folder under their own paths; refuse one that changed since."""
     for n, file in enumerate(task.files):
         sources.copy(f"tasks[{task.n}].files[{n}]", file, folder / _inside(file.path))
 
 
 def _inside(path: str) -> Path:
-    """The path below a folder: `..` has been shown to stay inside the inputs, and must stay inside the copy."""
+    """Return a path below a folder: `..` was checked to stay inside the inputs, and must stay inside the copy."""
     parts: list[str] = []
     for part in Path(path.lstrip("/")).parts:
         if part == "..":
@@ -141,14 +141,14 @@ def _tasks(pipeline: Pipeline, sources: Sources, shared: Components, tenant: str
 
 
 def shared_components(connector: Connector, facts: Facts, inputs: Json, secrets: Sequence[str]) -> Components:
-    """What the result of every task of a job depends on. No inputs, or no secrets, are no component."""
+    """Return the components that all tasks of a job share. Without inputs or secrets there is no such component."""
     found = {"schema": SCHEMA, "connector": CONNECTORS[connector]}
     if facts.image is not None:
         found["image"] = facts.image
     if facts.engine is not None:
         found["engine"] = facts.engine
     if inputs != {}:
-        # A database may change the order of names; as JSON that is the same.
+        # A database may change the order of keys, which does not change the JSON value.
         found["inputs"] = text_hash(msgspec.json.encode(inputs, order="deterministic").decode())
     if secrets:
         found["secrets"] = text_hash(*sorted(set(secrets)))
@@ -156,13 +156,13 @@ def shared_components(connector: Connector, facts: Facts, inputs: Json, secrets:
 
 
 def components_of(task: Task, sql: str | None, files: Sequence[Declared], env: Mapping[str, str]) -> Components:
-    """What a task's own result depends on, by name. Values are hashes where they may be long or private."""
+    """Return the components of one task by name. Values that may be long or private are hashed."""
     found: dict[str, str] = {}
     if task.command is not None:
         found["command"] = text_hash(*task.command)
     if sql is not None:
         found["sql"] = text_hash(sql)
-    # By place, not by name: a renamed file is the same file, two that were swapped are not.
+    # By position, not by name: a renamed file is the same file, two swapped files are not.
     found |= {f"files[{n}]": file.digest for n, file in enumerate(files)}
     found |= {f"env.{name}": text_hash(value) for name, value in env.items()}
     return found

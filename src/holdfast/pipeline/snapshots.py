@@ -1,9 +1,9 @@
-"""The folders of all snapshots, in the shared folder. Each is whole or not there.
+"""The folders of all snapshots, in the shared folder. A folder is never incomplete.
 
-`copy` makes one: copied under a temporary name, brought to the disk and compared with its source, renamed, the rename
-brought to the disk. Only then may its row be written; the row names the folder, and decides. What tasks left in
-`output/` is beside it, in a folder of the same name with the suffix `.outputs`. A folder that no row names is swept, as
-is what a crash left half-way. Names are never used twice, so nobody removes another one's folder.
+`copy` makes one: copied under a temporary name, synced and compared with its source, renamed, and the rename synced.
+Only then may its row be written; a snapshot exists if a row names its folder. The tasks' `output/` is stored next to
+it, in a folder of the same name with the suffix `.outputs`. Folders without a row, and what a crash left incomplete,
+are swept. Names are never reused, so no process removes another one's folder.
 """
 
 import errno
@@ -21,6 +21,7 @@ import msgspec
 
 from holdfast.errors import SharedFolderAway, SnapshotDamaged, SnapshotFailed
 from holdfast.model import Outputs
+from holdfast.permissions import make_folder
 from holdfast.pipeline.copying import (
     CopyFailed,
     Strategy,
@@ -34,31 +35,32 @@ from holdfast.pipeline.copying import (
 )
 from holdfast.pipeline.identity import framed
 from holdfast.pipeline.outputs import ContentDiffers, copy_outputs
-from holdfast.runner.outputs import Gathered
+from holdfast.runner.artifacts import Gathered
+from holdfast.runner.ownership import PLAIN, take_over
 
 SNAPSHOTS = "snapshots"
 TEMPORARY = ".tmp"
 DATA = "data"
 OUTPUTS = ".outputs"
-"""The suffix that makes the name of a snapshot's folder that of its outputs."""
+"""The suffix of the outputs folder of a snapshot."""
 TREE = "holdfast tree 1"
 GRACE = 3600.0
-"""Folders younger than this may be a builder's that has not written its row yet."""
+"""Folders younger than this may belong to a builder that has not written its row yet."""
 GONE = (errno.ENOENT, errno.ENOTDIR)
 FORBIDDEN = (errno.EACCES, errno.EPERM)
 NOT_READ = {
     **dict.fromkeys(FORBIDDEN, "be the owner of its files, or root"),
     **dict.fromkeys((*GONE, errno.ESTALE, errno.EIO, errno.ENOTCONN), "is HOLDFAST_SHARED_DIR mounted here?"),
 }
-"""The way out, where a snapshot is not damaged and yet cannot be read."""
+"""Advice for a snapshot that cannot be read although it is not damaged."""
 NOT_MADE = "the worker must be able to read what tasks leave, and to write to HOLDFAST_SHARED_DIR"
 
 At = Callable[[str], None]
-"""Told before each step of a copy or a removal, so that tests can die there."""
+"""Called before each step of a copy or a removal, so that tests can crash there."""
 
 
 class Made(msgspec.Struct, frozen=True, kw_only=True):
-    """A folder that is on the disk and waits for its row. `digest` is what `verify` compares."""
+    """A synced folder that has no row yet. `digest` is what `verify` compares."""
 
     folder: str
     size: int
@@ -66,10 +68,10 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tree(msgspec.Struct, frozen=True, kw_only=True):
-    """A folder as a look at every entry tells it; contents are not read.
+    """A summary of every entry of a folder; contents are not read.
 
-    `shape` is what a copy must share with its source; `digest` adds owners and times, which stay as long as nobody
-    touches the folder.
+    `shape` must be equal in a copy and its source; `digest` adds owners and times, which do not change unless somebody
+    modifies the folder.
     """
 
     size: int
@@ -78,7 +80,7 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Changed(Exception):
-    """A workspace changed while it was copied: whatever makes it quiet did not."""
+    """A workspace changed while it was copied: it was not quiet."""
 
 
 class Folders:
@@ -94,14 +96,14 @@ class Folders:
 
     @property
     def strategy(self) -> Strategy:
-        """How copies are made here."""
+        """How copies are made on this filesystem."""
         self._ready()
         return probe(self.root)
 
     def copy(self, snapshot: str, workspace: Path, outputs: Path | None = None) -> Made:
-        """Copy a quiet workspace to a folder of its own. A full disk is CacheFull, other trouble SnapshotFailed.
+        """Copy a quiet workspace to a new folder. Raise CacheFull on a full disk, SnapshotFailed on other errors.
 
-        Neither leaves anything. `outputs` are files below the same root, to be moved beside the copy.
+        Neither leaves anything on the disk. `outputs` are files below the same root, which are moved next to the copy.
         """
         with _trouble_named(workspace), full_disk_named(self.root / snapshot):
             self._ready()
@@ -110,6 +112,7 @@ class Folders:
                 self._at("copy")
                 copied = place / DATA
                 copy_folder(workspace, copied, to_disk=True)
+                take_over(copied)
                 self._at("sync")
                 with ThreadPoolExecutor(1) as beside:
                     synced = beside.submit(sync_filesystem, copied)
@@ -128,14 +131,14 @@ class Folders:
         return Made(folder=name, size=made.size, digest=made.digest)
 
     def needs(self, workspace: Path) -> int:
-        """How many bytes a copy of a workspace takes; what cannot be read is SnapshotFailed, as in the copy itself."""
+        """Return the size of a copy of a workspace. Raise SnapshotFailed if it cannot be read, like the copy itself."""
         with _trouble_named(workspace):
             return look(workspace).size
 
     def verify(self, folder: str, digest: str) -> bool:
-        """Whether a folder is still what was published.
+        """Return whether a folder is unchanged since it was published.
 
-        One that we cannot look at is not damaged for others: SnapshotFailed. Neither is one whose root is missing, too.
+        Raise SnapshotFailed if we cannot read it, or if the root is missing too: other hosts may still read it.
         """
         try:
             return look(self.root / folder).digest == digest
@@ -145,7 +148,7 @@ class Folders:
             raise self._not_read(folder, error) from error
 
     def restore(self, folder: str, digest: str, workspace: Path) -> None:
-        """Fill a workspace that is not there yet. A folder that is not what was published is refused."""
+        """Restore a folder into a new workspace. Raise SnapshotDamaged if it changed since it was published."""
         if not self.verify(folder, digest):
             raise SnapshotDamaged(f"snapshot folder {folder} is not what was published")
         failed: OSError | None = None
@@ -162,11 +165,11 @@ class Folders:
         raise self._not_read(folder, failed) from failed
 
     def outputs_of(self, folder: str) -> Path:
-        """Where the files are that the tasks up to a snapshot left in `output/`; it is not there if there are none."""
+        """Return the folder of a snapshot's outputs; it does not exist if there are none."""
         return self.root / f"{folder}{OUTPUTS}"
 
     def outputs_whole(self, folder: str, outputs: Outputs) -> bool:
-        """Whether all files of a manifest are there, by their sizes. What cannot be read here is SnapshotFailed."""
+        """Return whether all files of a manifest exist with their sizes. Raise SnapshotFailed on read errors."""
         place = self.outputs_of(folder)
         try:
             return all(os.lstat(place / file.path).st_size == file.size for file in outputs.files)
@@ -176,7 +179,7 @@ class Folders:
             raise self._not_read(place.name, error) from error
 
     def take_outputs(self, folder: str, outputs: Outputs, gathered: Gathered) -> None:
-        """Copy the outputs that are stored with a snapshot, comparing the contents with the manifest."""
+        """Copy the outputs of a snapshot, comparing the contents with the manifest."""
         place = self.outputs_of(folder)
         try:
             copy_outputs(place, outputs, gathered)
@@ -184,27 +187,27 @@ class Folders:
             raise SnapshotDamaged(f"snapshot folder {folder}: {error}") from error
         except OSError as error:
             if error.filename is None or not Path(str(error.filename)).is_relative_to(place):
-                raise  # It is the place of the copy that makes trouble.
+                raise  # The target of the copy failed, not the snapshot.
             if error.errno in GONE and self.root.is_dir():
                 raise SnapshotDamaged(f"snapshot folder {folder} has lost {error.filename}") from error
             raise self._not_read(place.name, error) from error
 
     def remove(self, folder: str) -> None:
-        """Remove a folder whose row is gone, or was never written. What stays after a crash is swept."""
+        """Remove a folder whose row is gone or was never written. After a crash, the sweep removes the rest."""
         self._at("remove")
         name = Path(folder).name
         shutil.rmtree(self.root / name, ignore_errors=True)
         shutil.rmtree(self.outputs_of(name), ignore_errors=True)
 
     def names(self) -> list[str]:
-        """Every folder that was published, or whose outputs are there."""
+        """Return every folder that was published, or that has outputs."""
         if not self.root.is_dir():
             return []
         names = (entry.name for entry in os.scandir(self.root) if not entry.name.startswith("."))
         return sorted({name.removesuffix(OUTPUTS) for name in names})
 
     def sweep(self, standing: Collection[str], *, grace: float = GRACE) -> int:
-        """Remove folders that no row names and what dead builders left; return how many went."""
+        """Remove folders that no row names, and leftovers of dead builders; return how many."""
         before = time.time() - grace
         gone = 0
         for name in self.names():
@@ -221,7 +224,7 @@ class Folders:
         return gone
 
     def _not_read(self, folder: str, error: OSError) -> SnapshotFailed:
-        """Why a snapshot cannot be read here. The way out stands before the path: there may be no room for all."""
+        """Return the error for an unreadable snapshot. The advice comes before the path: long messages are cut."""
         reason = f"{os.strerror(error.errno or errno.EIO)}, {NOT_READ.get(error.errno or 0, 'try again')}"
         return SnapshotFailed(f"a snapshot cannot be read here: {reason} ({self.root / folder})")
 
@@ -230,11 +233,11 @@ class Folders:
             self._check()
         except SharedFolderAway as error:
             raise SnapshotFailed(f"a snapshot cannot be made: {error.message}") from error
-        (self.root / TEMPORARY).mkdir(parents=True, exist_ok=True)
+        make_folder(self.root / TEMPORARY)
 
     @contextmanager
     def temporary(self, name: str) -> Iterator[Path]:
-        """A temporary folder that is locked as long as we live, and does not outlast the block."""
+        """Open a temporary folder that is locked while we live and removed after the block."""
         place = self.root / TEMPORARY / name
         with _trouble_named(place), full_disk_named(place):
             self._ready()
@@ -249,7 +252,7 @@ class Folders:
 
 @contextmanager
 def _trouble_named(workspace: Path) -> Iterator[None]:
-    """Say why a workspace could not be copied. Paths are told from the workspace on, behind the reason."""
+    """Return the error for a workspace that could not be copied: the reason, then the path inside the workspace."""
     try:
         yield
     except OSError as error:
@@ -261,7 +264,7 @@ def _trouble_named(workspace: Path) -> Iterator[None]:
 
 
 def look(folder: Path) -> Tree:
-    """Look at every entry below a folder, in the order of their names."""
+    """Summarise every entry below a folder, sorted by name."""
     size, shape, whole = 0, [TREE], [TREE]
     for path, entry in _entries(folder, ""):
         kind = kind_of(entry.st_mode)
@@ -269,7 +272,7 @@ def look(folder: Path) -> Tree:
         length = entry.st_size if kind == "f" else 0
         size += length
         fields = [os.fsencode(path).hex(), kind, oct(entry.st_mode), str(length), link]
-        shape += fields
+        shape += [*fields[:2], oct(entry.st_mode & PLAIN), *fields[3:]]
         whole += [*fields, str(entry.st_uid), str(entry.st_gid), str(entry.st_mtime_ns) if kind == "f" else ""]
     return Tree(size=size, shape=framed(shape), digest=framed(whole))
 
@@ -293,7 +296,7 @@ def _older(path: Path, before: float) -> bool:
 
 
 def _abandoned(place: Path) -> bool:
-    """Whether the builder that made a temporary folder is dead. Where locks do not work, its age has to do."""
+    """Return whether the builder of a temporary folder is dead. If locks do not work, judge by the folder's age."""
     try:
         with opened(place) as handle:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

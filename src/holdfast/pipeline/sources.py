@@ -1,6 +1,6 @@
-"""The files that tasks name, read by content: declared files, and SQL with what it includes.
+"""Reads the files that tasks name: declared files, and SQL with the files that it includes.
 
-Paths are below one folder of the tenant's, and no link leads out of it. SQL is expanded as psql would read it:
+Paths are below one folder per tenant, and no link leads out of it. SQL is expanded as psql would read it:
 `\\i` from the folder, `\\ir` from the including file; inside strings, comments and COPY data a backslash is only text.
 """
 
@@ -15,6 +15,7 @@ from urllib.parse import quote
 import msgspec
 
 from holdfast.errors import Invalid, TooLarge
+from holdfast.permissions import make_file, make_folder
 
 MAX_SQL = 64 * 1024 * 1024
 BLOCK = 1024 * 1024
@@ -37,7 +38,7 @@ _COPY_END = re.compile(r"^\\\.[ \t]*$", re.MULTILINE)
 
 
 class Origin(msgspec.Struct, frozen=True, array_like=True):
-    """From line `at` of an expanded text on, its lines are those of `path` from `line` on."""
+    """The lines of an expanded text from `at` on are those of `path` from `line` on."""
 
     at: int
     path: str
@@ -53,13 +54,13 @@ class Declared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def inputs_of(shared: Path, tenant: str) -> Path:
-    """The folder of what a tenant's pipelines read. Whatever a tenant is called, it is one folder below."""
+    """Return the folder that a tenant's pipelines read; any tenant name gives exactly one folder name."""
     name = quote(tenant, safe="")
     return shared / SOURCES / (name.replace(".", "%2E") if set(name) == {"."} else name)
 
 
 class Sources:
-    """Reads below one folder. Every refusal names the field that asked for the file."""
+    """Reads below one folder. Every error names the field that asked for the file."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -72,9 +73,10 @@ class Sources:
         return Declared(path=path, digest=whole.hexdigest(), size=size)
 
     def copy(self, field: str, file: Declared, target: Path) -> None:
-        """Copy a declared file; one that is no longer what was planned is refused."""
+        """Copy a declared file; refuse one that changed since the plan was made."""
         whole = hashlib.sha256()
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(target.parent)
+        make_file(target)
         with target.open("wb") as copy:
             for block in self.blocks(field, file.path):
                 whole.update(block)
@@ -84,12 +86,12 @@ class Sources:
             raise Invalid(field, f"{file.path} changed since the plan was made; submit or resume the job once more")
 
     def sql(self, field: str, path: str) -> tuple[str, tuple[Origin, ...]]:
-        """A file of SQL with everything that it includes in its place, and where its lines come from."""
+        """Return a file of SQL with its includes expanded, and where its lines come from."""
         expansion = _Expansion(self, field)
         return expansion.expand(path, ()), tuple(expansion.origins)
 
     def blocks(self, field: str, path: str) -> Iterator[bytes]:
-        """What is in a file."""
+        """Return the content of a file."""
         try:
             with open(self.locate(field, path), "rb", opener=_no_waiting) as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -100,7 +102,7 @@ class Sources:
             raise Invalid(field, f"{path} cannot be read: {error.strerror}") from None
 
     def locate(self, field: str, path: str) -> Path:
-        """Where a path leads, if that is an existing file below the folder."""
+        """Resolve a path to an existing file below the folder."""
         try:
             root = self.root.resolve()
             found = (root / path).resolve(strict=True)
@@ -116,12 +118,12 @@ class Sources:
 
 
 def _no_waiting(path: str, flags: int) -> int:
-    """Open without following a link that came in between, and without waiting for a FIFO's writer."""
+    """Open without following a link that was created meanwhile, and without waiting for a FIFO's writer."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 class _Expansion:
-    """One file of SQL on its way to a single text."""
+    """Expands one file of SQL to a single text."""
 
     def __init__(self, sources: Sources, field: str) -> None:
         self._sources = sources
@@ -152,7 +154,7 @@ class _Expansion:
             raise Invalid(self._field, f"{path} is not UTF-8: {error.reason} at byte {error.start}") from None
 
     def _from(self, text: str, start: int, end: int, path: str) -> str:
-        """A piece of a file, which begins a line of the whole."""
+        """Add a piece of a file, which starts a new line of the text."""
         piece = text[start:end]
         if piece:
             self.origins.append(Origin(self._line, os.path.normpath(path), text.count("\n", 0, start) + 1))
@@ -197,7 +199,7 @@ class _Expansion:
 
 
 def _whole_line(text: str) -> str:
-    """What follows must not stand on the line of a backslash command."""
+    """End the line of a backslash command before the following text."""
     return text if not text or text.endswith("\n") else text + "\n"
 
 
@@ -207,7 +209,7 @@ def _after(text: str, mark: str, at: int) -> int:
 
 
 def _comment_end(text: str, at: int) -> int:
-    """Where a comment ends; they nest."""
+    """Return where a comment ends; comments nest."""
     depth = 1
     for mark in _COMMENT.finditer(text, at):
         depth += 1 if mark[0] == "/*" else -1

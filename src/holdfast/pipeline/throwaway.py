@@ -1,4 +1,4 @@
-"""A throw-away Postgres from a snapshot: restored, started, and gone with whoever asked for it."""
+"""A throw-away Postgres from a snapshot: restored, started, and removed when its caller ends."""
 
 import ctypes
 import fcntl
@@ -17,17 +17,22 @@ from urllib.parse import quote
 import msgspec
 
 from holdfast.errors import Conflict, HoldfastError
+from holdfast.permissions import FILE, make_passable, make_passable_for, write_file
 from holdfast.pipeline.connectors.postgres import DATA, SERVER, Postgres
 from holdfast.pipeline.copying import opened
 from holdfast.pipeline.snapshots import Folders
-from holdfast.runner.outputs import remove_tree
-from holdfast.runner.process import PATH
+from holdfast.runner.artifacts import remove_tree
+from holdfast.runner.attempt_users import AttemptUsers
+from holdfast.runner.leftovers import kill_leftovers
+from holdfast.runner.ownership import give
+from holdfast.runner.uids import WORK
+from holdfast.runner.wire import PATH
 
 LOOK = 0.02
 PATIENCE = 60.0
-"""Seconds that a server may take to stop before it is killed; it is thrown away at any rate."""
+"""Seconds that a server may take to stop before it is killed; its data is removed anyway."""
 SOCKET = "socket"
-"""The file in a run's folder that says where the folder of its socket is."""
+"""The file in a run's folder that names the folder of its socket."""
 SET_PARENT_DEATH_SIGNAL = 1
 NO_SERVER = "snapshot {id} holds no Postgres cluster: only those of pipelines with connector postgres can be run"
 
@@ -37,41 +42,57 @@ class ServerFailed(HoldfastError):
 
 
 class Open(msgspec.Struct, frozen=True, kw_only=True):
-    """A server that takes connections, as a URL and in the variables that Postgres's own programs read."""
+    """A running server: its URL, and the environment variables for Postgres's own programs."""
 
     dsn: str
     env: dict[str, str]
 
 
 @contextmanager
-def throwaway(folders: Folders, snapshot: str, folder: str, digest: str, runs: Path) -> Iterator[Open]:
-    """Run a copy of a snapshot while the block lasts. `runs` is where copies are; what dead ones left is removed."""
-    runs.mkdir(mode=0o711, parents=True, exist_ok=True)
-    _sweep(runs)
+def throwaway(
+    folders: Folders, snapshot: str, folder: str, digest: str, runs: Path, users: AttemptUsers
+) -> Iterator[Open]:
+    """Run a copy of a snapshot during the block. `runs` is the folder of copies; those of dead runs are removed.
+
+    As root the server runs as a user that `users` assigns, as an attempt would.
+    """
+    make_passable(runs)
+    _sweep(runs, users)
     place = runs / f"{snapshot[:12]}.{secrets.token_hex(4)}"
     socket = Path(tempfile.gettempdir(), f"holdfast-{secrets.token_hex(8)}")
     try:
-        place.mkdir(mode=0o711)
+        make_passable(place)
         with opened(place) as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
-            (place / SOCKET).write_text(str(socket))
-            tree = place / "tree"
+            write_file(place / SOCKET, str(socket).encode())
+            tree = place / WORK
             folders.restore(folder, digest, tree)
-            if not (tree / DATA).is_dir():
+            if (tree / DATA).is_symlink() or not (tree / DATA).is_dir():
                 raise Conflict(NO_SERVER.format(id=snapshot))
+            _give(tree, users)
             with serving(tree, socket, place / "log"):
                 dsn = f"postgresql://postgres@/postgres?host={quote(str(socket), safe='/')}"
                 yield Open(dsn=dsn, env=_variables(socket) | {"DATABASE_URL": dsn})
     finally:
-        _remove(place)
+        _remove(place, users)
+
+
+def _give(tree: Path, users: AttemptUsers) -> None:
+    """As root, give a copy to the user of its server: the owner of the snapshot cannot run one."""
+    if os.geteuid() == 0:
+        runs_as = users.assign(tree.parent, None)
+        if runs_as.user is not None:
+            if runs_as.own:
+                make_passable_for(tree.parent, runs_as.user.gid)
+            give(tree, runs_as.user.uid, runs_as.user.gid)
 
 
 @contextmanager
 def serving(tree: Path, socket: Path, log: Path) -> Iterator[None]:
     """Run a server as the owner of its files, and stop it."""
-    owner = (tree / DATA).stat()
+    owner = (tree / DATA).lstat()  # A job made the tree: a link in it may lead to other users' files.
     as_root = os.geteuid() == 0
-    with log.open("wb") as output:
+    with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE), "wb") as output:
         server = subprocess.Popen(
             ["sh", "-c", SERVER],
             cwd=tree,
@@ -116,21 +137,25 @@ def _variables(socket: Path) -> dict[str, str]:
     return {"PGHOST": str(socket), "PGUSER": "postgres", "PGDATABASE": "postgres"}
 
 
-def _sweep(runs: Path) -> None:
-    """Remove what those left who died before they could: their copies, and the folders of their sockets."""
+def _sweep(runs: Path, users: AttemptUsers) -> None:
+    """Remove the copies and socket folders of runs that died before they could clean up."""
     for path in list(runs.iterdir()):
         try:
             with opened(path) as handle:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _remove(path)
+                _remove(path, users)
         except OSError:
             continue
 
 
-def _remove(place: Path) -> None:
-    """Remove a run's copy, and before that the folder of its socket: nothing else says where that is."""
+def _remove(place: Path, users: AttemptUsers) -> None:
+    """Remove the folder of a run's socket, then its copy, which has the only record of where that folder is."""
+    uid = users.uid_of(place)
+    if uid is not None and kill_leftovers(None, uid=uid):
+        return
     with suppress(OSError):
         named = Path((place / SOCKET).read_text())
         if re.fullmatch(r"holdfast-[0-9a-f]{16}", named.name):
             remove_tree(named)
     remove_tree(place)
+    users.free(place, uid)

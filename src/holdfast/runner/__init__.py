@@ -1,9 +1,11 @@
-"""What runs jobs. A runner knows nothing of queues or SQL.
+"""Runners start and find attempts. They know nothing of queues or SQL.
 
-folder.py      the attempt folder: spec in, `started`, log and `exit` out, commands in between
-spec.py        what is to run, as the supervisor reads it
-frames.py      the log, read from any offset
-docker/        containers, with the same supervisor as their PID 1
-leftovers.py   what a killed supervisor left behind
-supervisor/    the C program that runs a job's process, and its build
+base.py            what every runner can do
+process.py         processes on this host
+function.py        functions inside the worker
+docker/            containers, with the same supervisor as their PID 1
+attempt_folder.py  the files through which a worker and a supervisor communicate
+wire.py            the format of the two files that the supervisor reads
+frames.py          the log, read from any offset
+supervisor/        the C program that runs a job's process, and its build
 """

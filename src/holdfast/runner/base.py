@@ -1,7 +1,7 @@
-"""What every runner answers: start, find, wait, stop, collect. It knows nothing of queues, leases or SQL.
+"""The interface of all runners: start, find, forbid and sweep attempts. Nothing here knows queues, leases or SQL.
 
-An attempt has an identity that never changes: installation, job, attempt. By it a runner finds again what another
-worker started; the token of the lease is no part of it.
+An attempt has an identity that never changes: installation, job, attempt. By it a runner finds attempts that another
+worker started; the token of the lease is not part of it.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -11,11 +11,12 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from holdfast.limits import AttemptLimits, LimitSettings
 from holdfast.model import Cause, Error, Json
+from holdfast.runner.artifacts import Gathered
 from holdfast.runner.frames import Frame
-from holdfast.runner.outputs import Gathered
-from holdfast.runner.space import Staging
-from holdfast.runner.spec import Command
+from holdfast.runner.wire import Command
+from holdfast.runner.workspace import Staging
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -29,7 +30,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True):
-    """How an attempt ended, as its runner saw it. `error` names more than the cause does."""
+    """How an attempt ended, as its runner saw it. `error` is more specific than the cause."""
 
     cause: Cause
     exit_code: int | None = None
@@ -37,15 +38,15 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     error: Error | None = None
     result: Json = None
     task: str | None = None
-    """The task of a pipeline that it ended in."""
+    """The task of a pipeline that was running at the end."""
     last_error: str | None = None
-    """The last line that it wrote to stderr."""
+    """The last line on stderr."""
     said: tuple[int, int] | None = None
-    """Bytes that it wrote to stdout and stderr, if that is known; without those over its cap."""
+    """Bytes written to stdout and stderr, if known, without those above the output cap."""
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to run, in the domain that the record names. `start_by`, `stop_after`: moments of CLOCK_BOOTTIME."""
+    """An attempt to start, in the recorded domain. `start_by` and `stop_after` are times of CLOCK_BOOTTIME."""
 
     identity: Identity
     domain: str
@@ -59,20 +60,22 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     stop_after: float | None = None
     secrets: Mapping[str, str] = {}
     files: Mapping[str, Path] = {}
-    """What goes into `input/` of its work folder: relative names, and where to copy them from."""
+    """Files for `input/` of the work folder: relative names, and where to copy them from."""
     pipeline: Staging | None = None
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a container gets whose job does not say."""
+    """Default limits of a container."""
 
     memory: str = "1g"
     cpus: float = 1.0
     pids: int = 256
+    attempt: LimitSettings = LimitSettings()
+    """Limits of files and folders, and their ceilings."""
 
 
 class CannotStart(Exception):
-    """The order cannot be carried out; nothing runs. `code` says whether another attempt would meet the same."""
+    """The order cannot be carried out; nothing runs. `code` tells whether another attempt would fail too."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -84,58 +87,64 @@ class TooLate(Exception):
 
 
 class EngineUnreachable(Exception):
-    """The engine does not answer, or is another one than before: nothing is known of the attempt, and nothing lost."""
+    """The engine does not answer, or is not the same as before. The attempt's state is unknown; it is not lost."""
 
 
 State = Literal["missing", "running", "exited", "died", "forbidden"]
-"""`forbidden`: nothing ran, and somebody saw to it that nothing will."""
+"""`forbidden`: nothing ran, and a start marker prevents any start."""
 Confirm = Callable[[], Awaitable[None]]
-"""Asks the record whether the attempt is still ours, just before something starts; raises if it is not."""
+"""Checks in the record that the lease is still ours, just before a start; raises if it is not."""
 
 
 class Running(Protocol):
-    """One attempt under its supervisor, whoever started it."""
+    """One attempt under its supervisor, started by us or by another worker."""
 
     @property
     def space(self) -> Path:
-        """Where this worker finds what the tasks of a pipeline work on."""
+        """The folder of a pipeline's workspace, as this worker sees it."""
 
     async def frames(self, most: int) -> Sequence[Frame]:
-        """Return the next whole frames of its log; none if there is nothing new."""
+        """Return the next complete frames of the log; none if there is nothing new."""
 
     async def tell(self, command: Command) -> str:
-        """Leave a command and return the name by which an `ack` answers."""
+        """Send a command and return the name that its `ack` will carry."""
 
     def watch(self, on_end: Callable[[], None]) -> None:
-        """Call `on_end` on this loop when it ends; `over` is looked at now and then all the same."""
+        """Call `on_end` on this event loop when the attempt ends. Callers still poll `over`."""
 
     @property
     def over(self) -> bool:
-        """Say whether its supervisor is gone."""
+        """Whether the supervisor has ended."""
 
     def tell_now(self, command: Command) -> None:
-        """Leave a command from any thread, without waiting."""
+        """Send a command from any thread, without waiting."""
 
     async def collect(self) -> End | None:
-        """Say how it ended. None: what is left of it could not be killed."""
+        """Return how the attempt ended; None if some of its processes could not be killed."""
 
     async def outputs(self, gathered: Gathered) -> None:
-        """Hand over what it left under `output/`, and its `result.json`."""
+        """Collect the files under `output/`, and `result.json`."""
+
+    async def limits(self) -> AttemptLimits:
+        """Return the limits recorded at the start; an adopter applies the same ones."""
+
+    async def size(self, most: int) -> int | None:
+        """Return the size of its folder, counted until it exceeds `most`; None if it cannot be measured from here."""
 
     async def secrets(self) -> Sequence[str]:
-        """The values that it was given, to be masked in what it says."""
+        """Return the secrets that the attempt was given, to mask them in its output."""
 
     def close(self) -> None:
-        """Let go of it; it runs on."""
+        """Release our resources; the attempt keeps running."""
 
     async def remove(self, *, others_held_it: bool) -> None:
-        """Remove what it left on disk, once its end is in the record."""
+        """Remove the files of the attempt, after its end is recorded."""
 
 
 class Runner(Protocol):
-    """How attempts of one capability execute. `domains` are where it can find attempts; new ones start in `domain`.
+    """How attempts of one capability execute. It can find attempts in `domains`; new ones start in `domain`.
 
-    An engine may come and go: while it is away, there are no domains. Whatever needs it raises EngineUnreachable then.
+    While its engine is unreachable, a runner has no domains, and methods that need the engine raise EngineUnreachable.
     """
 
     capability: str
@@ -148,37 +157,37 @@ class Runner(Protocol):
 
     @property
     def away(self) -> str | None:
-        """Say why no attempt can start now, in words for people; None: it can."""
+        """Why no attempt can start now, as a text for people; None if attempts can start."""
 
     def doubt(self) -> None:
-        """Somebody met an engine that does not answer, or a host that is exhausted: nothing starts here for now."""
+        """Note that the engine did not answer or the host is exhausted: check it, and start nothing for now."""
 
     async def watch(self, changed: Callable[[], None]) -> None:
-        """Look after the engine for as long as the worker lives; call `changed` when it came, went or was replaced."""
+        """Watch the engine while the worker runs; call `changed` when it appears, disappears or is replaced."""
 
     async def digest(self, spec: Mapping[str, Any], domain: str) -> str | None:
-        """Say what exactly an image's name stands for here; None where there are no images."""
+        """Return the digest of the image that a spec names; None for runners without images."""
 
     def turn(self) -> AbstractAsyncContextManager[None]:
-        """Wait until it is our turn to start: what an engine cannot do at once is not asked of it at once."""
+        """Wait for a start slot, so that an engine is not asked for more starts than it can do at once."""
 
     async def start(self, order: Order, confirm: Confirm) -> Running:
-        """Start an attempt; one that is there already is found, not started again."""
+        """Start an attempt. If it has started already, return that one."""
 
     async def find(self, identity: Identity, domain: str, *, stdout: int, stderr: int) -> tuple[State, Running]:
-        """Look for an attempt in the domain where it was started; its log is then read from these offsets on."""
+        """Look for an attempt in the domain where it was started, to read its log from these offsets."""
 
     async def forbid(self, identity: Identity, domain: str) -> bool:
-        """See to it that an attempt never starts, whoever is on the way to it; False if it has started."""
+        """Prevent an attempt from ever starting, even by a slow previous owner. Return False if it has started."""
 
     async def left_over(self) -> Sequence[Identity]:
-        """Return the attempts of this installation that are here, whatever became of them."""
+        """Return all attempts of this installation that have remains here."""
 
     def to_sweep(self, over: Sequence[Identity], found: int) -> Sequence[Identity]:
-        """Return which of these to remove: of so many that are here, the record says that they are over."""
+        """Return which attempts to sweep: `over` are those that have ended, out of `found` that are here."""
 
     async def sweep(self, identity: Identity) -> bool:
-        """Remove what is left of an attempt whose end is in the record; stop it first if it runs. Say if it is gone."""
+        """Remove the remains of an attempt whose end is recorded, stopping it first. Return whether it is gone."""
 
     async def sweep_halves(self, older: float) -> int:
-        """Remove what was never finished being made, and is older than so many seconds; return how many."""
+        """Remove incomplete folders or volumes older than `older` seconds; return how many."""

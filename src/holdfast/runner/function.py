@@ -1,7 +1,7 @@
 """Functions that run inside the worker: how they are registered, and what they are given.
 
 A function's parameters are the job's inputs. One that is annotated with `Context` gets the context: progress, log,
-usage, and the cancel token by which it hears that it should stop.
+usage, and the cancel token, which tells it to stop.
 """
 
 import asyncio
@@ -13,9 +13,9 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 import msgspec
 
+from holdfast.catalogue import EVENTS, FREE
 from holdfast.errors import ConfigError, Invalid
 from holdfast.model import Json, NewEvent
-from holdfast.words import EVENTS, FREE
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -27,11 +27,11 @@ MOST_USED = 1e12
 
 
 class Cancelled(Exception):
-    """Raised by `CancelToken.check` in a function that was told to stop."""
+    """Raised by `CancelToken.check` in a function that should stop."""
 
 
 class CancelToken:
-    """How a function hears that it should stop. Safe to use from any thread."""
+    """Tells a function that it should stop. Safe to use from any thread."""
 
     __slots__ = ("_event", "_loop", "_waiters", "reason")
 
@@ -79,7 +79,7 @@ class CancelToken:
 
 
 class Context:
-    """What a function is given beside its inputs. All of it may be called from any thread."""
+    """What a function gets in addition to its inputs. All methods may be called from any thread."""
 
     __slots__ = ("_emit", "attempt", "cancel", "job_id", "secrets", "tenant", "token")
 
@@ -130,7 +130,7 @@ class Context:
         self._say(type, data)
 
     def _say(self, type: str, data: Json) -> None:
-        """Refuse here, where the function sees it, what could not be kept."""
+        """Emit an event; raise here, in the function, if its data is not valid JSON."""
         try:
             msgspec.json.encode(data)
         except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:

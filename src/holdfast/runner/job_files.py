@@ -3,6 +3,7 @@
     SHARED/artifacts/JOB             what its attempts left
     SHARED/inputs/JOB                what was uploaded for it
     STATE/attempts/SITE/JOB.N        an attempt's folder, its workspace in it; `.JOB.N.…` while it is being made
+    STATE/attempts/SITE/JOB.N.check-…  a run of a readiness check
     STATE/spaces/SITE/JOB.N          the workspace of an attempt in a container
 
 The state folder is this host's alone. What other hosts keep is for the workers there.
@@ -14,9 +15,10 @@ import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from holdfast.runner.artifacts import remove_tree
+from holdfast.runner.attempt_folder import AttemptFolder
 from holdfast.runner.base import Identity
-from holdfast.runner.folder import Folder
-from holdfast.runner.outputs import remove_tree
+from holdfast.runner.checks import identity_in, sweep_check
 from holdfast.runner.process import sweep_attempt
 
 SHARED_FOLDERS = ("artifacts", "inputs")
@@ -57,9 +59,11 @@ class JobFolders:
         """
         if folder.name.startswith("."):
             return remove(folder)
+        if identity_in(folder.parent, folder.name) is not None:
+            return None if sweep_check(AttemptFolder(folder)) else f"{folder}: its processes are being stopped"
         job, _, attempt = folder.name.rpartition(".")
         identity = Identity(self._installation, job, int(attempt))
-        if not sweep_attempt(Folder(folder), identity.mark, marks_for=marks_for) and _unburied(folder):
+        if not sweep_attempt(AttemptFolder(folder), identity.mark, marks_for=marks_for) and _unburied(folder):
             return f"{folder}: its processes are being stopped"
         if os.path.lexists(folder) and time.time() - folder.stat().st_mtime < marks_for:
             return f"{folder}: the mark against a late start stays for {marks_for:g} s"

@@ -1,18 +1,22 @@
-"""What a killed supervisor left behind: found by the mark in its environment or by its session, signalled by pidfd.
+"""Processes that a killed supervisor left: found by user, mark in the environment or session; killed by pidfd.
 
-A stored pid is never signalled. A process counts as ours when its environment carries the attempt's mark, or when it is
-in the child's session and that session's leader is verifiably the child. After a reboot nothing is.
+A stored pid is never signalled. A process counts as ours when it runs as a uid that is the attempt's alone, when its
+environment carries the attempt's mark, or when it is in the child's session and that session's leader is verifiably the
+child. After a reboot nothing is.
 """
 
 import os
 import select
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
+
+from holdfast.runner import supervisor
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 PATIENCE = 5.0
@@ -30,44 +34,59 @@ def boot_id() -> str:
     return BOOT_ID.read_text().strip()
 
 
-def find_leftovers(mark: str, session: Session | None = None) -> list[int]:
+def find_leftovers(mark: str | None, session: Session | None = None, uid: int | None = None) -> list[int]:
     """Return the pids of what is left, to be looked at, not to be signalled."""
     with ExitStack() as held:
-        return [pid for pid, _ in _hold_all(mark, session, held)]
+        return [pid for pid, _ in _hold_all(mark, session, uid, held)]
 
 
-def kill_leftovers(mark: str, session: Session | None = None, *, patience: float = PATIENCE) -> list[int]:
-    """Kill what is left, and what that starts meanwhile; return the pids of what is not dead after `patience`."""
+def kill_leftovers(
+    mark: str | None, session: Session | None = None, uid: int | None = None, *, patience: float = PATIENCE
+) -> list[int]:
+    """Kill what is left, and what that starts meanwhile; return the pids of what is not dead after `patience`.
+
+    `uid` is a user that nothing else on this host runs as. All of its processes are killed in one step, so that none
+    gets away by starting others faster than they are found.
+    """
     deadline = time.monotonic() + patience
     while True:
         with ExitStack() as held:
-            left = list(_hold_all(mark, session, held))
+            left = list(_hold_all(mark, session, uid, held))
             if not left or time.monotonic() >= deadline:
                 return [pid for pid, _ in left]
+            if uid is not None:
+                kill_user(uid)
             for _, pidfd in left:
                 _signal(pidfd)
             _wait_for_ends([pidfd for _, pidfd in left], deadline)
 
 
-def _hold_all(mark: str, session: Session | None, held: ExitStack) -> Iterator[tuple[int, int]]:
+def kill_user(uid: int) -> None:
+    """Kill everything that runs as a user. By a process of its own, since only one that is that user can do it."""
+    subprocess.run([supervisor.path(), "--kill-user", str(uid)], capture_output=True, check=False)
+
+
+def _hold_all(mark: str | None, session: Session | None, uid: int | None, held: ExitStack) -> Iterator[tuple[int, int]]:
     """Yield (pid, pidfd) of each process that is ours: with the pidfd in hand we look again, and signal what we saw."""
     if session is not None and session.boot_id != boot_id():
         return
     known = session if session is not None and _is_leader(session) else None
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
-        if pid == os.getpid() or not _is_ours(pid, mark, known):
+        if pid == os.getpid() or not _is_ours(pid, mark, known, uid):
             continue
         try:
             pidfd = os.pidfd_open(pid)
         except OSError:
             continue
         held.callback(os.close, pidfd)
-        if _is_ours(pid, mark, known):
+        if _is_ours(pid, mark, known, uid):
             yield pid, pidfd
 
 
-def _is_ours(pid: int, mark: str, session: Session | None) -> bool:
-    if f"HOLDFAST_MARK={mark}".encode() in _environment(pid):
+def _is_ours(pid: int, mark: str | None, session: Session | None, uid: int | None) -> bool:
+    if mark is not None and f"HOLDFAST_MARK={mark}".encode() in _environment(pid):
+        return True
+    if uid is not None and str(uid) in _uids(pid):
         return True
     return (
         session is not None and (line := _stat(pid)) is not None and int(line[3]) == session.leader and line[0] != "Z"
@@ -84,6 +103,16 @@ def _environment(pid: int) -> list[bytes]:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return []
+
+
+def _uids(pid: int) -> list[str]:
+    """Return the user ids of a process that is no zombie: real, effective, saved and for files."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+    fields = {name: rest for name, _, rest in (line.partition(":") for line in lines)}
+    return [] if fields.get("State", "").strip().startswith("Z") else fields.get("Uid", "").split()
 
 
 def _stat(pid: int) -> list[str] | None:

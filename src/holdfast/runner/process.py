@@ -1,8 +1,8 @@
 """Processes on this host, each under a supervisor that outlives the worker.
 
-An attempt's folder is made under another name and renamed into place, so it is there whole or not at all. Whoever
-starts a supervisor on it, and how often, one of them runs the command and once only: the supervisor's lock and its
-`started` file decide. Where the worker is root, the command runs as a user of its own.
+An attempt's folder is made under another name and renamed into place, so it is never incomplete. However many
+supervisors are started on it, only one runs the command, and only once: the supervisor's lock and its `started` file
+decide. If the worker is root, each attempt runs as a user of its own (`uids.py`).
 """
 
 import asyncio
@@ -21,41 +21,51 @@ from typing import Any, TypeVar
 import msgspec
 
 from holdfast.errors import Invalid
+from holdfast.limits import AttemptLimits, LimitSettings
 from holdfast.model import Cause, Error
+from holdfast.permissions import make_file, make_folder, make_passable_for
+from holdfast.runner.artifacts import Gathered, remove_tree, take_folder
+from holdfast.runner.attempt_folder import AttemptFolder, Exit, write_new
+from holdfast.runner.attempt_users import AttemptUsers, RunsAs
 from holdfast.runner.base import CannotStart, Confirm, End, EngineUnreachable, Identity, Order, State, TooLate
-from holdfast.runner.children import Children, Watch
-from holdfast.runner.folder import Exit, ExitCause, Folder, write_new
+from holdfast.runner.checks import Checks, identity_in, sweep_checks
+from holdfast.runner.exits import ProcessExits, Watch
+from holdfast.runner.folder_size import folder_size
 from holdfast.runner.frames import Frame, FrameReader
-from holdfast.runner.host import StateFolder
-from holdfast.runner.outputs import Gathered, remove_tree, take_folder
-from holdfast.runner.removing import Removals
-from holdfast.runner.space import INPUTS, SPACE, TREE, Place, Programs, Staging, give, make_space, socket_folder
-from holdfast.runner.spec import Command, Spec, Task, encode_spec
-from holdfast.runner.users import User, find_user
+from holdfast.runner.ownership import give, give_if_there
+from holdfast.runner.removal import Removals
+from holdfast.runner.state_folder import StateFolder
+from holdfast.runner.supervisor.protocol import ExitCause, ExitStatus, Limit
+from holdfast.runner.uids import CLAIM_SECONDS, Uids, UidsExhausted
+from holdfast.runner.users import User
+from holdfast.runner.wire import PATH, Command, Spec, WireTask, encode_spec
+from holdfast.runner.workspace import INPUTS, SPACE, TREE, Place, Programs, Staging, make_space, socket_folder
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 OUTPUT_FACTOR = 16
 LEAST_OUTPUT = 64 * 1024 * 1024
-"""Output is kept on disk up to so many times the log's cap: behind the cap only event lines are of interest."""
-HELD, STARTED_BEFORE, UNUSABLE, LATE = 120, 121, 122, 123
+"""Output is kept on disk up to OUTPUT_FACTOR times the log's cap: above the cap only event lines matter."""
 EXHAUSTED = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.EIO, errno.EROFS}
 )
+NO_ROOM = "this host ran out of resources a moment ago"
 EXHAUSTED_SECONDS = 10.0
-"""For how long nothing is started on a host that had no room left."""
+"""Seconds in which nothing is started after the host ran out of resources."""
 START_STEPS = (0.001, 0.001, 0.002, 0.002, 0.005, 0.005, 0.01)
 MARK_SECONDS = 3600.0
-"""How long the mark of an attempt that is over stays, at least: longer than any lease that might still start it."""
+"""Minimum lifetime of the start marker of an ended attempt: longer than any lease that might still start it."""
 LAST_WORDS = 500
-"""Of a service that ended, in the error that tells it."""
+"""Characters of a service's last output in the error that reports its end."""
 MISSING = ("No such file or directory", "Permission denied", "Exec format error", "Not a directory", "Is a directory")
 
 
 class ProcessRunner:
-    """Starts and finds processes in the state folder. `user` is whom commands run as; only root can change it."""
+    """Starts and finds processes in the state folder.
+
+    `uids` are the uids for attempts, one each; without them commands run as `user`, or else as the worker's user.
+    """
 
     capability = "process"
 
@@ -65,42 +75,58 @@ class ProcessRunner:
         installation: str,
         *,
         user: User | None,
+        uids: Uids | None = None,
         log_cap: int,
+        limits: LimitSettings | None = None,
         marks_for: float = MARK_SECONDS,
+        allow_root: bool = False,
     ) -> None:
+        self._limits = limits or LimitSettings()
         self.domain = state.domain
         self.domains = state.domains
-        self.root = state.attempts(installation)
+        self.root = state.attempts(installation).resolve()
+        self.users = AttemptUsers(user, uids, self.root, allow_root=allow_root)
         self._boot = state.boot
-        self._user = user
         self._log_cap = log_cap
         self._marks_for = marks_for
         self._files = ThreadPoolExecutor(4, thread_name_prefix="holdfast-files")
         self._slow = ThreadPoolExecutor(4, thread_name_prefix="holdfast-outputs")
-        self._children = Children()
+        self._sizes = ThreadPoolExecutor(1, thread_name_prefix="holdfast-sizes")
+        self._children = ProcessExits()
         self.removals = Removals(self._children)
+        self.checks = Checks(self.root, self.users, self._children, self._limits.default)
         self._exhausted_until = 0.0
+        self._exhausted_for = NO_ROOM
+        self._doubted = asyncio.Event()
 
     @property
     def away(self) -> str | None:
-        return "this host had no room left a moment ago" if time.monotonic() < self._exhausted_until else None
+        return self._exhausted_for if time.monotonic() < self._exhausted_until else None
 
     def doubt(self) -> None:
         self._exhausted_until = time.monotonic() + EXHAUSTED_SECONDS
+        self._doubted.set()
 
     async def watch(self, changed: Callable[[], None]) -> None:
-        """A host's own processes need no engine."""
+        """Call `changed` when starts stop for lack of resources or uids, and when they resume."""
+        while await self._doubted.wait():
+            self._doubted.clear()
+            changed()
+            while (left := self._exhausted_until - time.monotonic()) > 0:  # noqa: ASYNC110 - it may be extended
+                await asyncio.sleep(left)
+            self._exhausted_for = NO_ROOM
+            changed()
 
     async def digest(self, spec: Mapping[str, Any], domain: str) -> None:
-        """A host has no images."""
+        """Return None: a host has no images."""
 
     def turn(self) -> AbstractAsyncContextManager[None]:
         return contextlib.nullcontext()
 
     async def start(self, order: Order, confirm: Confirm) -> "Process":
-        """Start a supervisor; it asks nobody, and leaves by itself when it comes too late (`start_by`)."""
+        """Start a supervisor. It exits by itself if it starts after `start_by`, so `confirm` is not needed."""
         process = Process(self, order.identity, stdout=0, stderr=0)
-        if order.files:  # A copy may take long; what is put in place now is only given its spec below.
+        if order.files:  # A copy may take long, so stage first; the step below then only renews the spec.
             await self.slowly(lambda: self._stage(process.folder, order))
         pid = await self.in_thread(lambda: self._stage_and_spawn(process.folder, order))
         process.watch_child(self._children.watch(pid))
@@ -108,7 +134,7 @@ class ProcessRunner:
         return process
 
     async def find(self, identity: Identity, domain: str, *, stdout: int, stderr: int) -> tuple[State, "Process"]:
-        """Look at the folder. A lock alone says nothing: whoever holds it may still leave because it came too late."""
+        """Read the folder. A lock alone proves nothing: its supervisor may still exit because it was too late."""
         process = Process(self, identity, stdout=stdout, stderr=stderr)
         for step in _steps():
             state = await self.in_thread(process.look)
@@ -121,69 +147,97 @@ class ProcessRunner:
         try:
             return await self.in_thread(self.folder(identity).forbid)
         except OSError as error:
-            raise EngineUnreachable(f"cannot mark the attempt's folder: {error.strerror}") from error
+            raise EngineUnreachable(f"cannot write the start marker: {error.strerror}") from error
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._files, work)
 
     async def slowly(self, work: Callable[[], T]) -> T:
-        """Do what may take long, beside all that must not wait for it: copying, removing, killing."""
+        """Run slow work (copying, removing, killing) in threads of its own, so that quick work need not wait."""
         return await asyncio.get_running_loop().run_in_executor(self._slow, work)
 
-    def folder(self, identity: Identity) -> Folder:
-        return Folder(self.root / f"{identity.job}.{identity.attempt}")
+    async def measure(self, work: Callable[[], T]) -> T:
+        """Measure folders one at a time: however many attempts there are, this takes one thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._sizes, work)
+
+    def folder(self, identity: Identity) -> AttemptFolder:
+        return AttemptFolder(self.root / f"{identity.job}.{identity.attempt}")
 
     def close(self) -> None:
         self._files.shutdown(wait=False, cancel_futures=True)
         self._slow.shutdown(wait=False, cancel_futures=True)
+        self._sizes.shutdown(wait=False, cancel_futures=True)
         self._children.close()
 
     # Staging
 
-    def _stage_and_spawn(self, folder: Folder, order: Order) -> int:
+    def _stage_and_spawn(self, folder: AttemptFolder, order: Order) -> int:
         self._stage(folder, order)
         return _spawn(folder)
 
-    def _stage(self, folder: Folder, order: Order) -> None:
-        """Put the whole folder in place; if one is there, give it this order's spec."""
+    def _stage(self, folder: AttemptFolder, order: Order) -> None:
+        """Make the attempt's folder; if it exists, write this order's spec into it."""
         try:
-            spec = self._spec(folder, order)
-            if folder.path.exists():
-                self._restage(folder, spec, order)
-                return
-            temporary = Folder(folder.path.with_name(f".{folder.path.name}.{os.urandom(4).hex()}"))
-            try:
-                self._fill(temporary, spec, order)
-                temporary.path.rename(folder.path)
-            except Invalid:
-                remove_tree(temporary.path)
-                raise
-            except OSError as error:
-                remove_tree(temporary.path)
-                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-                    raise
-                self._restage(folder, spec, order)
+            if folder.path.exists() or not self._make(folder, order):
+                self._restage(folder, order)
         except Invalid as error:
             raise CannotStart("contract_violation", str(error)) from error
         except OSError as error:
             raise _trouble(error, "cannot prepare the attempt's folder") from error
 
-    def _restage(self, folder: Folder, spec: Spec, order: Order) -> None:
-        """Another owner made the folder: it gets our spec, and keeps what is to be masked of both."""
+    def _make(self, folder: AttemptFolder, order: Order) -> bool:
+        """Make the folder under another name and rename it into place; False if another owner was faster."""
+        runs_as = self._assign(folder, order)
+        temporary = AttemptFolder(folder.path.with_name(f".{folder.path.name}.{os.urandom(4).hex()}"))
+        try:
+            self._fill(temporary, self._spec(folder, order, runs_as), order)
+            temporary.path.rename(folder.path)
+        except BaseException as error:
+            remove_tree(temporary.path)
+            if runs_as.own and runs_as.user is not None:
+                self.users.free(folder.path, runs_as.user.uid)
+            if isinstance(error, OSError) and error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+                return False
+            raise
+        if runs_as.own and self.users.uid_of(folder.path) is None:
+            raise TooLate  # This worker was suspended until its uid was freed. The retry claims another one.
+        return True
+
+    def _restage(self, folder: AttemptFolder, order: Order) -> None:
+        """Write our spec into a folder that another owner made, and keep the secrets of both for masking."""
+        runs_as = self.users.found(folder.path)
+        if runs_as is None:
+            runs_as = self._assign(folder, order)
+            # An attempt that has started runs as the owner of its files, which an older version may have chosen.
+            if runs_as.own and runs_as.user is not None and not (folder.path / "started").exists():
+                make_passable_for(folder.path, runs_as.user.gid)
+                give_if_there(folder.path / "work", runs_as.user.uid, runs_as.user.gid)
+        spec = self._spec(folder, order, runs_as)
         if order.pipeline is not None:
-            # Its plan may be another than ours. Nothing of it runs without a word, and who had the word has no lease.
+            # Its plan may differ from ours. No task of it runs without a command, and the previous owner has no lease.
             _make_space(folder.path, order.pipeline, spec)
         if order.secrets:
             folder.write_secrets({*folder.secrets(), *order.secrets.values()})
+        folder.write_limits(self._limits.of(order.spec))
         folder.write_spec(spec)
 
-    def _fill(self, folder: Folder, spec: Spec, order: Order) -> None:
-        """Fill a folder that nobody sees yet. Every call here counts: all jobs of a worker pass through it."""
+    def _assign(self, folder: AttemptFolder, order: Order) -> RunsAs:
+        try:
+            return self.users.assign(folder.path, order.spec.get("user"))
+        except UidsExhausted as error:
+            self._exhausted_for = str(error)
+            raise
+
+    def _fill(self, folder: AttemptFolder, spec: Spec, order: Order) -> None:
+        """Fill a folder that is not in place yet. This is a hot path: every system call counts."""
         root = str(folder.path)
         work = f"{root}/work"
         for path in (root, f"{root}/cmd", work, f"{work}/output"):
             os.mkdir(path, 0o700)
-        os.chmod(root, 0o711)
+        if spec.sole_user and spec.gid is not None:
+            make_passable_for(folder.path, spec.gid)
+        else:
+            os.chmod(root, 0o711)
         write_new(f"{work}/request.json", msgspec.json.encode(order.inputs))
         if order.spec.get("stdin") is not None:
             write_new(f"{root}/stdin", order.spec["stdin"].encode())
@@ -196,14 +250,14 @@ class ProcessRunner:
             _make_space(folder.path, order.pipeline, spec)
         if order.secrets:
             folder.write_secrets(order.secrets.values())
+        folder.write_spares()
+        folder.write_limits(self._limits.of(order.spec))
         write_new(f"{root}/spec", encode_spec(spec))
 
-    def _spec(self, folder: Folder, order: Order) -> Spec:
+    def _spec(self, folder: AttemptFolder, order: Order, runs_as: RunsAs) -> Spec:
         work = str((folder.path / "work").absolute())
-        user = self._user
-        if order.spec.get("user") is not None:
-            user = find_user(order.spec["user"])
-        programs = self._programs(folder, order, user)
+        user = runs_as.user
+        programs = self._programs(folder, order, runs_as)
         return Spec(
             token=order.token,
             mark=order.identity.mark,
@@ -214,6 +268,9 @@ class ProcessRunner:
             cwd=work,
             uid=user.uid if user else None,
             gid=user.gid if user else None,
+            limits=rlimits(self._limits.of(order.spec), own_user=runs_as.own),
+            sole_user=runs_as.own,
+            private=runs_as.private,
             output_cap=max(self._log_cap * OUTPUT_FACTOR, LEAST_OUTPUT),
             timeout=order.timeout,
             idle_timeout=order.idle_timeout,
@@ -222,12 +279,12 @@ class ProcessRunner:
             stop_after=order.stop_after,
         )
 
-    def _programs(self, folder: Folder, order: Order, user: User | None) -> Programs:
+    def _programs(self, folder: AttemptFolder, order: Order, runs_as: RunsAs) -> Programs:
         if order.pipeline is None:
-            return Programs(tasks=(Task(name="main", argv=tuple(order.spec["command"])),))
+            return Programs(tasks=(WireTask(name="main", argv=tuple(order.spec["command"])),))
         space = (folder.path / SPACE).absolute()
-        root = (user.uid if user else os.geteuid()) == 0
-        socket = str(socket_folder(order.identity.mark))
+        root = (runs_as.user.uid if runs_as.user else os.geteuid()) == 0
+        socket = str(socket_folder(order.identity.mark, private=runs_as.private))
         return order.pipeline.programs(
             Place(tree=str(space / TREE), inputs=str(space / INPUTS), socket=socket, root=root)
         )
@@ -235,10 +292,14 @@ class ProcessRunner:
     # Sweeping
 
     async def left_over(self) -> Sequence[Identity]:
-        """Return the attempts whose folders are here."""
-        return await self.in_thread(lambda: [found for path in os.listdir(self.root) if (found := self._named(path))])
+        """Return the attempts that have a folder here, of their own or of a check."""
+        return await self.in_thread(
+            lambda: list({found: None for path in os.listdir(self.root) if (found := self._named(path))})
+        )
 
     def _named(self, name: str) -> Identity | None:
+        if (checked := identity_in(self.root, name)) is not None:
+            return checked
         job, _, attempt = name.rpartition(".")
         if not job or job.startswith(".") or not attempt.isdigit():
             return None
@@ -248,15 +309,22 @@ class ProcessRunner:
         return over
 
     async def sweep(self, identity: Identity) -> bool:
-        """Remove what is left of an attempt whose end is in the record; stop it first if it runs. Say if it is gone."""
+        """Remove the remains of an attempt whose end is recorded, stopping it first. Return whether it is gone."""
         return await self.slowly(lambda: self._sweep(identity))
 
     def _sweep(self, identity: Identity) -> bool:
-        return sweep_attempt(self.folder(identity), identity.mark, marks_for=self._marks_for)
+        checks_gone = sweep_checks(self.root, identity, self.users)
+        folder = self.folder(identity)
+        uid = self.users.uid_of(folder.path)
+        swept = sweep_attempt(folder, identity.mark, marks_for=self._marks_for, uid=uid)
+        self.users.free(folder.path, uid)
+        return swept and checks_gone
 
     async def sweep_halves(self, older: float) -> int:
-        """Remove folders that were never finished being made: whoever made them is long gone."""
-        return await self.slowly(lambda: self._sweep_halves(older))
+        """Remove incomplete folders whose makers must be dead, and free unused uids."""
+        gone = await self.slowly(lambda: self._sweep_halves(older))
+        await self.slowly(lambda: self.users.sweep(max(CLAIM_SECONDS, self._marks_for)))
+        return gone
 
     def _sweep_halves(self, older: float) -> int:
         gone = 0
@@ -268,10 +336,11 @@ class ProcessRunner:
         return gone
 
 
-def sweep_attempt(folder: Folder, mark: str, *, marks_for: float) -> bool:
-    """Remove what is left of an attempt that is over; stop it first if it runs. Say whether that is done.
+def sweep_attempt(folder: AttemptFolder, mark: str, *, marks_for: float, uid: int | None = None) -> bool:
+    """Remove the remains of an attempt that is over; stop it first if it runs. Return whether that is done.
 
-    What stays for `marks_for` seconds is the mark that keeps a supervisor that comes late from starting it again.
+    The start marker stays for `marks_for` seconds, so that a late supervisor does not start the attempt again. `uid` is
+    the attempt's own user, if it has one.
     """
     if folder.alive():
         started = folder.started()
@@ -282,7 +351,7 @@ def sweep_attempt(folder: Folder, mark: str, *, marks_for: float) -> bool:
     with contextlib.suppress(FileNotFoundError):
         if buried and time.time() - folder.path.stat().st_mtime < marks_for:
             return False
-    if folder.started() and not folder.exit() and folder.kill_leftovers(mark):
+    if folder.started() and not folder.exit() and folder.kill_leftovers(mark, uid):
         return False
     remove_tree(socket_folder(mark))
     if buried:
@@ -308,7 +377,7 @@ class Process:
         return self.folder.path / SPACE
 
     def look(self) -> State:
-        """Read the folder. Whether it lives is looked at first: it may end while we look, but not begin again."""
+        """Read the state from the folder. The lock is checked first: a supervisor may end meanwhile, not restart."""
         alive = self.folder.alive()
         if self.folder.exit() is not None:
             return "exited"
@@ -324,7 +393,7 @@ class Process:
         self._child = status
 
     async def begun(self) -> None:
-        """Wait until the supervisor that we started has begun, or left because another one was first."""
+        """Wait until our supervisor has begun, or has exited because another one was first."""
         assert self._child is not None
         for step in _steps():
             if self._child.done():
@@ -334,19 +403,19 @@ class Process:
             await asyncio.wait([self._child], timeout=step)
         status = self._child.result()
         if self.look() in ("exited", "died"):
-            return  # It ran, and was quick: the status is the command's own.
-        if status == LATE:
+            return  # It ran and has ended already: the status is the command's.
+        if status == ExitStatus.LEFT_LATE:
             raise TooLate
-        if status == UNUSABLE:
+        if status == ExitStatus.LEFT_BROKEN:
             raise CannotStart("start_failed", "the supervisor could not use the attempt's folder")
-        if status in (HELD, STARTED_BEFORE):
+        if status in (ExitStatus.LEFT_HELD, ExitStatus.LEFT_STARTED):
             self._child = None
             await self._begun_by_another()
         elif self.look() == "missing":
-            raise CannotStart("start_failed", f"the supervisor left with status {status} before it began")
+            raise CannotStart("start_failed", f"the supervisor exited with status {status} before it began")
 
     async def _begun_by_another(self) -> None:
-        """The one that was first may still find that it is too late, and leave without a trace."""
+        """Wait for the supervisor that was first; it may still exit without a trace because it is too late."""
         for step in _steps():
             if not self.folder.alive() or (self.folder.path / "started").exists():
                 break
@@ -366,14 +435,20 @@ class Process:
         try:
             return await self._runner.in_thread(lambda: self.folder.send(command))
         except FileNotFoundError:
-            return ""  # Whoever owns it by now has cleared it up, while we slept: the lease will say so.
+            return ""  # The new owner has removed the folder: we will notice that the lease is lost.
+        except OSError as error:
+            raise EngineUnreachable(f"cannot write a command into the attempt's folder: {error.strerror}") from error
 
     def tell_now(self, command: Command) -> None:
-        """Leave a command from any thread; one that cannot be left is said again with the next heartbeat."""
+        """Send a command from any thread. If that fails, the next heartbeat sends it again."""
         try:
             self.folder.send(command)
         except OSError as error:
-            log.warning("cannot speak to the supervisor of %s: %s", self.identity.mark, error.strerror)
+            log.warning(
+                "cannot send a command to the supervisor of %s; the next beat retries: %s",
+                self.identity.mark,
+                error.strerror,
+            )
 
     def watch(self, on_end: Callable[[], None]) -> None:
         if self._child is not None:
@@ -392,6 +467,12 @@ class Process:
             return
         await self._runner.slowly(lambda: take_folder(self.folder.path / "work", gathered))
 
+    async def limits(self) -> AttemptLimits:
+        return await self._runner.in_thread(self.folder.limits)
+
+    async def size(self, most: int) -> int:
+        return await self._runner.measure(lambda: folder_size(self.folder.path, most))
+
     async def secrets(self) -> Sequence[str]:
         return await self._runner.in_thread(self.folder.secrets)
 
@@ -402,34 +483,38 @@ class Process:
         if state == "died":
             return await self._lost()
         if state == "forbidden":
-            return End(cause=Cause.DRAINED)  # Nothing ran: a former owner ended it just before we came to start it.
+            return End(cause=Cause.DRAINED)  # Nothing ran: a previous owner ended it just before we started it.
         if state == "missing":
-            return End(cause=Cause.LOST, error=Error(code="lost", message="nothing is left of the attempt"))
+            return End(cause=Cause.LOST, error=Error(code="lost", message="the attempt's folder is gone"))
         ended = self.folder.exit()
         assert ended is not None
         fell = ended.cause is ExitCause.SERVICE_ENDED
         return to_end(ended, await self._runner.in_thread(self.folder.service) if fell else b"")
 
     async def _lost(self) -> End | None:
-        """The supervisor is dead and left no record: kill what is verifiably left, then it is lost."""
+        """Kill the processes of a supervisor that died without an exit record; then the attempt is lost."""
         started = await self._runner.in_thread(self.folder.started)
         rebooted = started is not None and started.boot_id != self._runner._boot
         if not rebooted:
-            left = await self._runner.slowly(lambda: self.folder.kill_leftovers(self.identity.mark))
+            uid = self._runner.users.uid_of(self.folder.path)
+            left = await self._runner.slowly(lambda: self.folder.kill_leftovers(self.identity.mark, uid))
             if left:
                 return None
-        message = "the host was started anew" if rebooted else "its supervisor was killed, so its end cannot be known"
+        message = "the host was rebooted" if rebooted else "its supervisor was killed, so its end cannot be known"
         return End(cause=Cause.LOST, error=Error(code="lost", message=message))
 
     async def remove(self, *, others_held_it: bool) -> None:
-        """Remove the folder. Where a sleeping worker might still start it, its mark stays for a while."""
+        """Remove the folder. If a suspended worker might still start it, the start marker stays for a while."""
         self.close()
+        users, uid = self._runner.users, self._runner.users.uid_of(self.folder.path)
         over = [socket_folder(self.identity.mark)]
         if others_held_it:
             await self._runner.slowly(self.folder.bury)
         else:
             over.append(self.folder.path)
         await self._runner.removals.remove(*over)
+        if uid is not None:
+            await self._runner.in_thread(lambda: users.free(self.folder.path, uid))
 
     def close(self) -> None:
         if self._watch is not None:
@@ -440,24 +525,24 @@ class Process:
 def _make_space(folder: Path, staging: Staging, spec: Spec) -> None:
     make_space(folder, staging, spec.uid, spec.gid)
     tree = folder / SPACE / TREE
-    if spec.uid is not None and spec.gid is not None and staging.prepare(tree, spec.uid):
+    # In a private view the user has a line in /etc/passwd.
+    if spec.uid is not None and spec.gid is not None and not spec.private and staging.prepare(tree, spec.uid):
         give(tree, spec.uid, spec.gid)
 
 
 def _copy_in(folder: Path, files: Mapping[str, Path], spec: Spec) -> None:
-    """Copy what a job was given: its own, to read and to change."""
+    """Copy the job's input files; the job owns the copies and may change them."""
     folder.mkdir(mode=0o700)
     for name, source in files.items():
         target = folder / name
-        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(target.parent)
+        make_file(target)
         shutil.copyfile(source, target)
-        target.chmod(0o600)
     if spec.uid is not None and spec.gid is not None:
-        for path in (folder, *folder.rglob("*")):
-            os.chown(path, spec.uid, spec.gid)
+        give(folder, spec.uid, spec.gid)
 
 
-def _spawn(folder: Folder) -> int:
+def _spawn(folder: AttemptFolder) -> int:
     try:
         return folder.start()
     except OSError as error:
@@ -465,7 +550,7 @@ def _spawn(folder: Folder) -> int:
 
 
 def _trouble(error: OSError, what: str) -> Exception:
-    """A host that is full or exhausted is no fault of the job, which waits for a better moment or another host."""
+    """Map an OSError: an exhausted host is not the job's fault, so the job waits or runs on another host."""
     message = f"{what}: {error.strerror}"
     return EngineUnreachable(message) if error.errno in EXHAUSTED else CannotStart("start_failed", message)
 
@@ -476,8 +561,20 @@ def _steps() -> Any:
         yield 0.02
 
 
+def rlimits(limits: AttemptLimits, *, own_user: bool = False) -> Mapping[Limit, int]:
+    """Return the limits that the kernel enforces for each process of an attempt.
+
+    `data` and not `as`: programs map far more than they use. The kernel counts processes per user, so `nproc` is set
+    only if the attempt has a user of its own.
+    """
+    wanted: dict[Limit, int | None] = {"data": limits.memory, "fsize": limits.file_size}
+    if own_user:
+        wanted["nproc"] = limits.pids
+    return {name: value for name, value in wanted.items() if value is not None}
+
+
 def environment(order: Order, work: str) -> Mapping[str, str]:
-    """Build a child's environment from nothing; what holdfast says cannot be overridden."""
+    """Build a child's environment from scratch; the job cannot override holdfast's variables."""
     return {
         "PATH": PATH,
         "HOME": work,
@@ -492,13 +589,13 @@ def environment(order: Order, work: str) -> Mapping[str, str]:
 
 
 def to_end(ended: Exit, service: bytes = b"") -> End:
-    """What a supervisor's `exit` means; `service` is what its service said, if that is why."""
+    """Map a supervisor's exit record to an End. `service` is the last output of a service that ended by itself."""
     match ended.cause:
         case ExitCause.STOP_AFTER:
-            message = "stopped by itself: no heartbeat reached it in time"
+            message = "the supervisor stopped the attempt: no heartbeat reached it within stop_after"
             return End(cause=Cause.LOST, error=Error(code="lost", message=message))
         case ExitCause.INTERRUPTED if ended.stopped_by == "signal":
-            message = "its supervisor was told to stop, not by holdfast"
+            message = "its supervisor was stopped by a signal from outside holdfast"
             return End(cause=Cause.LOST, error=Error(code="lost", message=message))
         case ExitCause.START_FAILED:
             missing = "could not run it: " in ended.text and ended.text.rpartition(": ")[2] in MISSING

@@ -13,8 +13,10 @@ from typing import Protocol
 
 import msgspec
 
+from holdfast import decoding
 from holdfast.errors import ConfigError, SharedFolderAway
 from holdfast.model import RecordedFolder
+from holdfast.permissions import PRIVATE, make_folder, make_parents, tighten
 
 FILE = "holdfast-folder.json"
 READS = 20
@@ -70,6 +72,7 @@ async def prove(path: Path, installation: str, record: Record) -> SharedFolder:
             raise ConfigError([problem])
         if not os.access(path, os.W_OK | os.X_OK):
             raise ConfigError([f"the shared folder {path} cannot be written to: is it mounted read-only?"])
+        tighten(path, PRIVATE)
     except OSError as error:
         raise ConfigError([f"the shared folder {path} cannot be used: {error.strerror}"]) from error
     return SharedFolder(path, recorded.id)
@@ -119,7 +122,7 @@ def read_id(path: Path) -> FolderId | None:
     """Read a folder's id; None if there is none, or no folder."""
     for _ in range(READS):
         try:
-            return msgspec.json.decode((path / FILE).read_bytes(), type=FolderId)
+            return decoding.decode((path / FILE).read_bytes(), FolderId)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except msgspec.MsgspecError:
@@ -129,7 +132,8 @@ def read_id(path: Path) -> FolderId | None:
 
 def make_id(path: Path, installation: str) -> FolderId:
     """Give a folder an id, unless another process is faster; return the one that it has then."""
-    path.mkdir(parents=True, exist_ok=True)
+    make_parents(path)
+    make_folder(path)
     data = msgspec.json.encode(FolderId(id=os.urandom(16).hex(), installation=installation))
     temporary = _written(path / FILE, data)
     try:
@@ -166,7 +170,7 @@ def _link(source: Path, target: Path, data: bytes) -> None:
     except FileExistsError:
         raise
     except OSError:
-        with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "wb") as file:
+        with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -179,7 +183,7 @@ def _replace(target: Path, data: bytes) -> None:
 def _written(target: Path, data: bytes) -> Path:
     """Write a file beside its target, to the disk."""
     temporary = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "wb") as file:
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

@@ -1,19 +1,27 @@
-"""Whom commands run as."""
+"""Whom commands run as: without root, ourselves; as root, a uid of each attempt's own, or one user that is set."""
 
 import os
 import pwd
 import stat
+import subprocess
 from pathlib import Path
 
 import msgspec
 
+from holdfast.config import Settings
 from holdfast.errors import ConfigError
+from holdfast.runner import supervisor
 from holdfast.runner.base import CannotStart
+from holdfast.runner.uids import Uids, unusable
 
 
 class User(msgspec.Struct, frozen=True):
     uid: int
     gid: int
+
+
+STRANGER = User(65_534, 65_534)
+"""Somebody who owns nothing here, as the user of an attempt."""
 
 
 def find_user(name: str) -> User:
@@ -22,15 +30,38 @@ def find_user(name: str) -> User:
     try:
         if uid.isdigit():
             return User(int(uid), int(gid or uid))
-        found = pwd.getpwnam(uid)
+        found = pwd.getpwnam(name)
     except (KeyError, ValueError):
         raise CannotStart("command_missing", f"there is no user {name} on this host") from None
     return User(found.pw_uid, found.pw_gid)
 
 
-def user_for(name: str, state: Path) -> User | None:
-    """Whom commands run as: nobody but ourselves, unless we are root; then `name`, who must get to its folders."""
+def find_job_user(name: str, *, allow_root: bool) -> User:
+    """Look up the user that a job names. Who that is, only this host can say: so root is refused here."""
+    user = find_user(name)
+    refuse_root(user, f"user {name} of this host", allow_root=allow_root)
+    return user
+
+
+def refuse_root(user: User, who: str, *, allow_root: bool) -> None:
+    """Refuse to start a job as root, or in root's group, unless that is allowed."""
+    if not allow_root and 0 in (user.uid, user.gid):
+        raise CannotStart(
+            "root_refused",
+            f"{who} is {user.uid}:{user.gid}, and jobs run as root only where HOLDFAST_ALLOW_ROOT_JOBS=true is set for "
+            "the worker",
+        )
+
+
+def user_for(name: str | None, state: Path) -> User | None:
+    """The one user whom all commands run as; None: ourselves, or with no name and as root, one for each attempt.
+
+    The user, or every one of them, must be able to reach the state folder.
+    """
     if os.geteuid() != 0:
+        return None
+    if name is None:
+        _check_reach(state, STRANGER, "each attempt runs as a user of its own, which")
         return None
     try:
         user = find_user(name)
@@ -38,15 +69,39 @@ def user_for(name: str, state: Path) -> User | None:
         raise ConfigError([f"HOLDFAST_PROCESS_USER is {name!r}: {error}"]) from None
     if user.uid == 0:
         return None
+    _check_reach(state, user, f"commands run as user {name}, who")
+    return user
+
+
+def uids_for(settings: Settings) -> Uids | None:
+    """The uids of attempts, if each is to have one of its own."""
+    if os.geteuid() != 0 or settings.process_user is not None:
+        return None
+    first, last = settings.uid_range
+    if (problem := unusable(first, last)) is not None:
+        raise ConfigError([problem])
+    return Uids(first, last, settings.process_uids_dir.absolute(), private=can_be_private())
+
+
+def can_be_private() -> bool:
+    """Whether attempts can have places of their own here: a container may not have the right to mount."""
+    return subprocess.run([supervisor.path(), "--probe-private"], capture_output=True, check=False).returncode == 0
+
+
+def known_users(first: int, last: int) -> list[str]:
+    """The users of this host whose uid is within a range, or whose group's number is."""
+    return [one.pw_name for one in pwd.getpwall() if first <= one.pw_uid <= last or first <= one.pw_gid <= last]
+
+
+def _check_reach(state: Path, user: User, who: str) -> None:
     shut = [folder for folder in [state.absolute(), *state.absolute().parents] if not _open_to(folder.stat(), user)]
     if shut:
         raise ConfigError(
             [
-                f"HOLDFAST_STATE_DIR: commands run as user {name}, who cannot get through {shut[-1]}; use a folder "
-                "such as /var/lib/holdfast, or set HOLDFAST_PROCESS_USER=root to run them as root"
+                f"HOLDFAST_STATE_DIR: {who} cannot get through {shut[-1]}; use a folder such as /var/lib/holdfast, or "
+                "set HOLDFAST_PROCESS_USER=root to run them as root"
             ]
         )
-    return user
 
 
 def _open_to(folder: os.stat_result, user: User) -> bool:

@@ -1,4 +1,4 @@
-"""What a dialect gives to the operations: named statements, transactions, and a way to wake others.
+"""The interface of a dialect: named statements, transactions, and notifications to other processes.
 
 Values are the same on every dialect: ids and JSON are text, names that end in `_at` are aware datetimes, lists and
 mappings are sent as JSON. A table parameter is a list of mappings, or of structs with the columns as their fields.
@@ -26,7 +26,7 @@ def json_text(value: Any) -> str:
 
 
 def tuples(rows: Sequence[Any], columns: Sequence[str]) -> list[tuple[Any, ...]]:
-    """The rows of a table parameter in column order; what a mapping does not have is None."""
+    """Return the rows of a table parameter in column order; a key that a mapping lacks is None."""
     if rows and isinstance(rows[0], msgspec.Struct):
         return list(map(attrgetter(*columns), rows))
     return [tuple([row.get(column) for column in columns]) for row in rows]
@@ -34,7 +34,7 @@ def tuples(rows: Sequence[Any], columns: Sequence[str]) -> list[tuple[Any, ...]]
 
 @dataclass
 class Counters:
-    """What happened through this store, counted. Deadlocks and repairs of gates should never happen."""
+    """Counters of what happened through this store. Deadlocks and repairs of gates should never happen."""
 
     deadlocks: int = 0
     gate_repairs: int = 0
@@ -45,9 +45,9 @@ class Counters:
     leases_lost: int = 0
     reaped: int = 0
     finishes: Counter[str] = field(default_factory=Counter)
-    """Ended attempts by the status that their job then had."""
+    """Ended attempts by the resulting status of their job."""
     duties: dict[str, float] = field(default_factory=dict)
-    """When each duty was last done by this process, in seconds of the epoch."""
+    """When this process last ran each duty, in seconds since the epoch."""
 
     def figures(self) -> dict[str, Any]:
         return {**vars(self), "finishes": dict(self.finishes), "duties": dict(self.duties)}
@@ -70,27 +70,27 @@ class Database(Protocol):
         """Run a statement that only reads."""
 
     async def read_long(self, name: str, /, **parameters: Any) -> Sequence[Row]:
-        """Like `read`, for a statement that may take seconds: it does not hold up other reads of this process."""
+        """Like `read`, for a statement that may take seconds: it does not block other reads of this process."""
 
     async def rows(self, name: str, /, *, urgent: bool = False, **parameters: Any) -> Sequence[Row]:
-        """Run one statement in a transaction of its own; an urgent one goes ahead of others in this process."""
+        """Run one statement in its own transaction; an urgent one goes before others of this process."""
 
     async def values(self, name: str, kind: type[T], /, **parameters: Any) -> Sequence[T]:
         """Like `rows`, for statements where each microsecond counts: a struct per row, its fields in column order."""
 
     async def submit(self, batch: Batch) -> Sequence[Row]:
-        """Accept a batch, all or nothing; answer for those of its jobs that exist already: (id, asked).
+        """Accept a batch, all or nothing; return (id, asked) for those of its jobs that exist already.
 
-        `asked` is the id that a job would have had, or None when the whole call is a repeat.
+        `asked` is the id that was requested for the job, or None when the whole call is a repeat.
         """
 
     async def transact(self, work: Callable[[Tx], Awaitable[T]]) -> T:
         """Run several statements in one transaction; `work` may be called again after a deadlock."""
 
     async def announce(self, topics: Sequence[str]) -> None:
-        """Tell other processes that something may have changed."""
+        """Notify other processes that something may have changed."""
 
     def hear(self) -> AbstractAsyncContextManager[AsyncIterator[Sequence[str]]]:
-        """Listen to what other processes announce."""
+        """Receive the notifications of other processes."""
 
     async def close(self) -> None: ...

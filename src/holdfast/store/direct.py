@@ -1,7 +1,6 @@
 """Accept a job and claim it in one transaction: for a server that runs jobs in the request, without a queue.
 
-Either the job is there and has an owner, or it is not there: a crash in between leaves nobody's job in a line that
-nobody reads.
+Either the job exists and has an owner, or it does not exist: a crash leaves no job in a queue that no worker serves.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +29,7 @@ class Direct:
         key: str | None = None,
         sent: Sequence[Any] | None = None,
     ) -> tuple[Accepted, Lease | None]:
-        """Accept a job that can start at once, and claim it; no lease for one that exists already."""
+        """Accept a job that can start at once, and claim it; return no lease for a job that exists already."""
         batch = gather([job], tenant, key, sent, self._jobs.defaults)
 
         async def change(tx: Tx) -> tuple[Accepted, Lease | None]:
@@ -53,7 +52,7 @@ class Direct:
         return accepted, lease
 
     async def claim(self, worker: str, job_id: str, *, domain: str, ttl: float) -> Lease | None:
-        """Claim one job that is claimable: a retry whose time has come."""
+        """Claim one claimable job: a retry that is due."""
         leases = await self._database.values("claim_one", Lease, id=job_id, worker=worker, domain=domain, ttl=ttl)
         self._database.counters.claims += len(leases)
         return leases[0] if leases else None

@@ -19,9 +19,9 @@ class EventPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Appended(msgspec.Struct, frozen=True, kw_only=True):
-    """`landed` now, `repeated` (it had landed before), or `lost` (not yours any more: write nothing).
+    """`landed` (applied now), `repeated` (applied before), or `lost` (the lease is lost: write nothing).
 
-    `usage` and `log_bytes` are the job's totals after it, over all attempts.
+    `usage` and `log_bytes` are the job's new totals over all attempts.
     """
 
     answer: Literal["landed", "repeated", "lost"]
@@ -30,7 +30,7 @@ class Appended(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a job's history goes, read together with the status that says whether it may go on."""
+    """The last `seq` of a job's history, read together with the status that says whether more may follow."""
 
     tenant: str
     seq: int
@@ -43,7 +43,7 @@ class Events:
         self._database = database
 
     async def page(self, job_id: str, *, tenant: str = "default", after: int = 0, limit: int = 1000) -> EventPage:
-        """Events behind `after`, in order. `next_after` is there while more may follow at once."""
+        """Return events after `after`, in order. `next_after` is set while more can be read at once."""
         if not 1 <= limit <= 1000:
             raise Invalid("limit", f"{limit} is not between 1 and 1000")
         if after < 0:
@@ -56,7 +56,7 @@ class Events:
         return EventPage(items=items, next_after=items[-1].seq if len(rows) > limit else None)
 
     async def heads(self, ids: Sequence[str]) -> Mapping[str, Head]:
-        """How far the histories of these jobs go, in one look; a deleted job is not there."""
+        """Return the heads of these jobs' histories in one statement; deleted jobs are left out."""
         rows = await self._database.read("heads", ids=list(ids))
         return {
             row["id"]: Head(
@@ -79,8 +79,8 @@ class Events:
     ) -> Appended:
         """Append batch n and move the offsets of stdout and stderr with it, or change nothing.
 
-        It lands only behind batch n - 1 with the old offsets and the lease's token, so a retry repeats nothing and an
-        adopter goes on exactly there. `log_bytes` is what this batch adds to the job's log, to be held against its cap.
+        It is applied only after batch n - 1, with the old offsets and the lease's token, so a retry repeats nothing and
+        an adopter continues exactly there. `log_bytes` is what this batch adds to the job's log, to check its cap.
         """
         rows = [_row(event) for event in events]
         if sum(len(row["data"]) for row in rows) > MAX_APPEND:
@@ -109,7 +109,7 @@ class Events:
         return Appended(answer="lost")
 
     async def logged(self, job_id: str) -> int:
-        """How many bytes of log a job's record holds, over all attempts."""
+        """Return how many bytes of log are stored for a job, over all attempts."""
         rows = await self._database.read("logged", id=job_id)
         return int(rows[0]["log_bytes"]) if rows else 0
 

@@ -1,10 +1,12 @@
-"""Why is this job not running? One reason per gate, in words, with the jobs and workers named."""
+"""Why is this job not running? One reason per gate, in words, which names the jobs and workers involved."""
 
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
 from holdfast.errors import NotFound
 from holdfast.model import FUNCTION_DOMAIN, Gate, Job, LaneState, Queue, Status, TaskStatus, Worker
+from holdfast.pipeline_spec import pipeline_of
+from holdfast.response_types import Explanation, Reason
 from holdfast.store.database import Database, Row
 from holdfast.store.jobs import Jobs
 from holdfast.store.lanes import Lanes
@@ -12,8 +14,6 @@ from holdfast.store.queues import Queues
 from holdfast.store.rows import to_json
 from holdfast.store.tasks import Tasks
 from holdfast.store.workers import Workers
-from holdfast.tasks import pipeline_of
-from holdfast.views import Explanation, Reason
 
 
 class Explain:
@@ -42,12 +42,12 @@ class Explain:
         return Explanation(id=job.id, status=job.status, reasons=tuple(reasons))
 
     async def _gates(self, job: Job) -> list[Reason]:
-        """What the job itself waits for."""
+        """Return what the job itself waits for."""
         reasons = []
         if job.status is Status.PENDING:
             reasons.append(Reason(about="held", message="it was submitted with hold; release it"))
         if job.gate is Gate.UNRESOLVED:
-            text = "its lane and needs have not been looked at yet; any worker or server does so within a second"
+            text = "its lane and needs are not resolved yet; any worker or server does so within a second"
             reasons.append(Reason(about="unresolved", message=text))
         reasons += await self._needs(job)
         now = (await self._database.read("now"))[0]["now_at"]
@@ -74,7 +74,7 @@ class Explain:
         try:
             lane = await self._lanes.get(name, tenant=job.tenant)
         except NotFound:
-            return []  # No resolver has been there yet.
+            return []  # The lane is not resolved yet.
         if lane.state is LaneState.PAUSED:
             return [Reason(about="lane", message=f"lane {name} is paused; resume it")]
         if lane.blockers:
@@ -94,7 +94,7 @@ class Explain:
         return []
 
     async def _outside(self, job: Job) -> list[Reason]:
-        """What the queue and the workers say."""
+        """Return the reasons that lie with the queue and the workers."""
         reasons = []
         queue = next((q for q in await self._queues.list() if q.queue == job.queue), None)
         if queue is not None:
@@ -125,7 +125,7 @@ class Explain:
         return await self._running(job)
 
     async def _running(self, job: Job) -> Reason:
-        """Whether its worker is heard from; if not, or if it is gone, who can adopt its attempt."""
+        """Return whether its worker sends heartbeats; if not, which workers can adopt its attempt."""
         rows = await self._database.read("lease_state", id=job.id)
         if not rows:
             return Reason(about="status", message="it ended just now")
@@ -138,11 +138,11 @@ class Explain:
         live = [worker for worker in await self._workers.list() if worker.live and worker.worker != row["owner"]]
         able = [worker for worker in live if not worker.draining]
         reach = [worker.worker for worker in able if row["domain"] in (*worker.domains, FUNCTION_DOMAIN)]
-        text = _unattended(row) + ("" if reach else _nobody(row["domain"]) + _away(job, live))
+        text = _unattended(row) + ("" if reach else _nobody(row["domain"])) + _away(job, live)
         return Reason(about="worker", message=text, workers=tuple(reach))
 
     async def _build(self, job: Job) -> list[Reason]:
-        """Whose snapshot a pipeline waits for, that has a worker and runs no task."""
+        """Return the job whose snapshot a running pipeline waits for while it runs no task."""
         pipeline = pipeline_of(job.spec)
         if pipeline is None or job.lease is None:
             return []
@@ -168,13 +168,13 @@ def _silence(row: Row) -> timedelta:
 
 
 def _beats(row: Row) -> bool:
-    """Whether heartbeats come as they should: at least three fit into a lease, so at its half one is overdue."""
+    """Return whether heartbeats are on time: at least three fit into a lease, so after half of it one is overdue."""
     lease: timedelta = row["lease_expires_at"] - row["last_beat_at"]
     return 2 * _silence(row) <= lease
 
 
 def _unattended(row: Row) -> str:
-    """What became of the worker of an attempt that nobody is heard to attend to."""
+    """Describe the worker of an attempt whose heartbeats are overdue."""
     attempt, function = row["attempt"], row["domain"] == FUNCTION_DOMAIN
     if row["owner"] is None:
         return _orphaned(row)
@@ -191,7 +191,7 @@ def _unattended(row: Row) -> str:
 
 
 def _orphaned(row: Row) -> str:
-    """Who left an orphan and why, as the last event of its lease tells."""
+    """Say which worker left an orphan and why, from the last event of its lease."""
     worker, attempt = row["last_worker"], f"attempt {row['attempt']}"
     event = to_json(row["lease_event"], {})
     waits = f"waits in {row['domain']} to be adopted"
@@ -199,9 +199,9 @@ def _orphaned(row: Row) -> str:
         waits = "ended with it, which the next live worker records"
     text = {
         "leaving": f"worker {worker} stopped and handed {attempt} over, which {waits}",
-        "engine_unreachable": f"worker {worker} cannot reach what runs {attempt} and handed it over; it {waits}",
+        "engine_unreachable": f"worker {worker} cannot reach the engine of {attempt} and handed it over; it {waits}",
         "failed": f"worker {worker} failed at {attempt} and handed it over; it {waits}",
-        "unanswered_claim": f"worker {worker} gave {attempt} back, for the answer to its claim was lost; it {waits}",
+        "unanswered_claim": f"worker {worker} released {attempt}, as the reply to its claim was lost; it {waits}",
         "dead": f"worker {worker} died; {attempt} {waits}",
     }.get(event.get("reason"), f"worker {worker} was lost, its lease expired; {attempt} {waits}")
     after = row["adopt_after_at"]
@@ -219,13 +219,13 @@ def _seconds(time: timedelta) -> str:
 
 
 def _away(job: Job, workers: Sequence[Worker]) -> str:
-    """Who could, but for an engine that is away."""
+    """Say which workers could run the job if their engine were reachable."""
     away = [f"{worker.worker}: {worker.away[job.capability]}" for worker in workers if job.capability in worker.away]
     return "".join(f"; {text}" for text in away)
 
 
 def _workers(job: Job, workers: Sequence[Worker]) -> Iterator[Reason]:
-    """Who could take it: nobody, nobody who knows how, or only those who have their hands full."""
+    """Say why no worker claims the job: none is alive, none serves its queue or can run it, or all slots are taken."""
     live = [worker for worker in workers if worker.live and not worker.draining]
     serving = [worker for worker in live if job.queue in worker.queues]
     able = [worker for worker in serving if job.capability in worker.capabilities]

@@ -1,4 +1,4 @@
-"""What removes the files of jobs that are deleted. The store decides when, and knows nothing of folders."""
+"""The interface that removes the files of deleted jobs. The store decides when, and knows nothing of folders."""
 
 from collections.abc import Collection, Sequence, Set
 from typing import Protocol
@@ -6,11 +6,11 @@ from typing import Protocol
 
 class Files(Protocol):
     async def remove(self, jobs: Sequence[str]) -> Set[str]:
-        """Remove all files of ended jobs; return those jobs that have none left. The others are tried again later."""
+        """Remove all files of ended jobs; return the jobs that have none left. The others are retried later."""
 
 
 class NoFiles:
-    """For a store that is used by itself: its jobs have no files that it could reach."""
+    """For a store that is used alone: its jobs have no files that it could reach."""
 
     async def remove(self, jobs: Collection[str]) -> Set[str]:
         return frozenset(jobs)

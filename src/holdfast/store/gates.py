@@ -1,8 +1,8 @@
 """Gates: what a waiting job waits for, resolved when it changes, never while claiming.
 
 Lock, then look: each change is one short transaction that locks the lane, then the jobs (with those they need) in id
-order, and reads with a fresh snapshot after that. A job that ends only leaves `unsettled` on its own row; its
-dependants are settled here, level by level. Everything can be called twice and by several at once.
+order, and then reads with a fresh snapshot. A job that ends only sets `unsettled` on its own row; its dependants are
+settled here, level by level. Every function is idempotent and safe to run concurrently.
 """
 
 import logging
@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from holdfast.errors import LockTimeout, StoreError, one_line
 from holdfast.store.database import Database, Row, Tx
 from holdfast.store.lanes import LaneKey, Lanes, lane_jobs, lock_lanes, lock_lanes_and_jobs, settle_lanes
-from holdfast.store.moves import event, lock_keys
+from holdfast.store.notify import Notifications, work
 from holdfast.store.outage import level_of
-from holdfast.store.wake import Wake, work
+from holdfast.store.transitions import event, lock_keys
 
 log = logging.getLogger(__name__)
 
@@ -25,13 +25,13 @@ MAX_NEED_ERROR = 500
 """Characters of a need's own error in the message of its dependants."""
 BETWEEN = re.compile(r"needs job \S+, which (?:failed|timed out|was cancelled|was deleted): (?=needs job )")
 CANCELLED = re.compile(r"cancelled(?: by request| before it started)?(?:: |$)")
-"""What the message of a cancelled job says before the caller's reason."""
+"""The part of a cancelled job's message that precedes the caller's reason."""
 
 
 def dependency_message(need_id: str, status: str | None, error: str | None = None) -> str:
     """Say why a dependant failed: the job that it needs, and that job's own error.
 
-    Along a chain of jobs a message names its own need and the first job that failed, and none of those in between.
+    In a chain of jobs the message names the direct dependency and the first job that failed, but none in between.
     """
     how = {"failed": "failed", "timed_out": "timed out", "cancelled": "was cancelled", None: "was deleted"}[status]
     message = f"needs job {need_id}, which {how}"
@@ -41,21 +41,21 @@ def dependency_message(need_id: str, status: str | None, error: str | None = Non
 
 
 class Gates:
-    def __init__(self, database: Database, lanes: Lanes, wake: Wake) -> None:
+    def __init__(self, database: Database, lanes: Lanes, notifications: Notifications) -> None:
         self._database = database
         self._lanes = lanes
-        self._wake = wake
+        self._notifications = notifications
 
     async def promote(self, limit: int = 1000) -> int:
-        """Let jobs that are due out of the future; return how many."""
+        """Make delayed jobs claimable that are due; return how many."""
         rows = await self._database.rows("promote", limit=limit)
-        self._wake.post({work(row["queue"]) for row in rows if row["gate"] == "open"})
+        self._notifications.post({work(row["queue"]) for row in rows if row["gate"] == "open"})
         if any(row["gate"] == "unresolved" for row in rows):
             await self.resolve()
         return len(rows)
 
     async def resolve(self) -> int:
-        """Resolve whatever is unresolved and settle whatever is unsettled, until nothing is left; return how much."""
+        """Resolve all unresolved and settle all unsettled jobs until none is left; return how many."""
         done = 0
         for _ in range(ROUNDS):
             found = await self._resolve_lanes() + await self._resolve_laneless() + await self._settle_all()
@@ -67,10 +67,10 @@ class Gates:
     async def follow_up(
         self, lanes: Iterable[LaneKey] = (), ids: Iterable[str] = (), *, settle: Iterable[str] = ()
     ) -> None:
-        """Resolve after a change that has landed: these lanes, these jobs without one, and the dependants of `settle`.
+        """Resolve after a committed change: these lanes, these jobs without one, and the dependants of `settle`.
 
-        Only one's own, so that callers do not queue up behind each other's work. If the store is away now, or this
-        process dies, a duty does it later.
+        Callers resolve only what they changed, so that they do not wait for each other's work. If the database is
+        unavailable or this process dies, a duty does it later.
         """
         lanes, ids, settle = set(lanes), list(ids), list(settle)
         try:
@@ -82,10 +82,10 @@ class Gates:
                 settle = await self._unsettled([*ended, *(row["id"] for row in shown)])
                 lanes, ids = set(), []
         except StoreError as error:
-            log.log(level_of(error), "gates stay unresolved for now: %s", error)
+            log.log(level_of(error), "gates not resolved; a duty will retry: %s", error)
 
     async def repair(self, limit: int = 100) -> int:
-        """Look for gates that nobody will open, mend them, and count each as the bug that it is."""
+        """Find gates that nothing will ever open, repair them, and count each one: it is a bug in holdfast."""
         stuck = await self._database.read("stuck_gates", limit=limit)
         mended = 0
         for row in stuck:
@@ -115,7 +115,7 @@ class Gates:
         return await self._database.transact(change)
 
     async def resolve_lanes(self, lanes: Sequence[LaneKey]) -> list[str]:
-        """Resolve the jobs that these lanes have not looked at yet; return those that ended by it."""
+        """Resolve the unresolved jobs of these lanes; return the jobs that ended because of it."""
         await self._lanes.ensure(lanes)
         ended: list[str] = []
         for lane in lanes:
@@ -134,7 +134,7 @@ class Gates:
         return len(rows)
 
     async def _resolve_lane(self, lane: LaneKey) -> tuple[int | None, list[str]]:
-        """Resolve some jobs of a lane; return how many, None if the lane was forgotten, and those that ended by it."""
+        """Resolve some jobs of a lane; return how many (None if the lane was deleted) and the jobs that ended."""
 
         async def change(tx: Tx) -> tuple[int | None, list[str], set[str]]:
             there = await lock_lanes(tx, [lane])
@@ -152,7 +152,7 @@ class Gates:
             return len(ids), broken, await settle_lanes(tx, [lane])
 
         count, broken, queues = await self._database.transact(change)
-        self._wake.post(work(queue) for queue in queues)
+        self._notifications.post(work(queue) for queue in queues)
         return count, broken
 
     async def _resolve_laneless(self) -> int:
@@ -161,15 +161,15 @@ class Gates:
         return len(found)
 
     async def _resolve_jobs(self, ids: Sequence[str]) -> list[str]:
-        """Resolve jobs without a lane; return those that ended by it."""
+        """Resolve jobs without a lane; return the jobs that ended because of it."""
         batches = [list(ids[start : start + BATCH]) for start in range(0, len(ids), BATCH)]
         return [job_id for batch in batches for job_id in await self._resolve_batch(batch)]
 
     async def _resolve_batch(self, ids: list[str]) -> list[str]:
         async def change(tx: Tx) -> tuple[list[str], set[str]]:
             locked = await tx.rows("lock_with_needs", ids=ids)
-            # Others may have resolved some meanwhile; ticking off needs of a job that waits would hide it from its
-            # parent's end.
+            # Others may have resolved some meanwhile. Updating the needs of a job that already waits would hide it when
+            # its dependency ends.
             mine = [row["id"] for row in locked if row["gate"] == "unresolved" and row["id"] in ids]
             if not mine:
                 return [], set()
@@ -178,7 +178,7 @@ class Gates:
             return broken, {row["queue"] for row in opened if row["gate"] == "open"}
 
         broken, queues = await self._database.transact(change)
-        self._wake.post(work(queue) for queue in queues)
+        self._notifications.post(work(queue) for queue in queues)
         return broken
 
     async def _settle_all(self) -> int:
@@ -188,14 +188,14 @@ class Gates:
                 await self._settle(row["id"])
                 settled += 1
             except LockTimeout as error:
-                log.log(level_of(error), "job %s stays unsettled for now: %s", row["id"], error)
+                log.log(level_of(error), "dependants of job %s not settled; a duty will retry: %s", row["id"], error)
         return settled
 
     async def _unsettled(self, ids: Sequence[str]) -> list[str]:
         return [row["id"] for row in await self._database.read("unsettled_among", ids=list(ids))] if ids else []
 
     async def _settle(self, job_id: str) -> Sequence[Row]:
-        """Show a job's new status to all that need it, a page of dependants at a time; return them."""
+        """Apply a job's new status to all its dependants, a page at a time; return them."""
         shown: list[Row] = []
         after: str | None = None
         first_seq: int | None = None
@@ -204,7 +204,7 @@ class Gates:
             async def change(
                 tx: Tx, after: str | None = after, expected: int | None = first_seq
             ) -> tuple[int, Sequence[Row]]:
-                # Before the list: a change of the job behind our back then keeps its mark, and it is settled again.
+                # Read `seq` before the list: if the job changes meanwhile, it stays unsettled and is settled again.
                 before = await tx.rows("job_seq", id=job_id)
                 seq = before[0]["seq"] if before else 0
                 page = await tx.rows("open_dependants", id=job_id, after_id=after, limit=BATCH)
@@ -228,7 +228,7 @@ class Gates:
 
 
 async def stand_again(tx: Tx, row: Row) -> str | None:
-    """Let a job stand for its reuse key, which is locked; return the other job that is live for it, if there is one."""
+    """Give a locked reuse key back to a job; return the other job that is live for the key, if there is one."""
     key = {"tenant": row["tenant"], "reuse_key": row["reuse_key"]}
     if await tx.rows("take_reuse", id=row["id"], **key):
         return None
@@ -237,7 +237,7 @@ async def stand_again(tx: Tx, row: Row) -> str | None:
 
 
 async def _without_replaced(tx: Tx, ids: list[str]) -> list[str]:
-    """Leave out jobs whose reuse key another live job stands for: they stay failed, and an event says so."""
+    """Leave out jobs whose reuse key belongs to another live job: they stay failed, and an event reports it."""
     replaced = set()
     given: dict[tuple[str, str], str] = {}
     for row in await tx.rows("revivable_keys", ids=ids):
@@ -251,9 +251,9 @@ async def _without_replaced(tx: Tx, ids: list[str]) -> list[str]:
 
 
 async def _look_at_needs(tx: Tx, ids: list[str]) -> list[str]:
-    """Tick off needs that succeeded, mark the jobs that are waited for, fail those whose need cannot succeed.
+    """Mark needs that succeeded, mark jobs that have waiting dependants, fail jobs whose dependency cannot succeed.
 
-    Return those that failed.
+    Return the jobs that failed.
     """
     await tx.rows("satisfy_needs", ids=ids)
     await tx.rows("mark_parents", ids=ids)

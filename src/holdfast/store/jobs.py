@@ -24,28 +24,29 @@ from holdfast.errors import (
     one_line,
 )
 from holdfast.model import BROKEN, TERMINAL, WAITING, Error, Gate, Job, Json, Status, StopKind, Verb
-from holdfast.store import wake
+from holdfast.store import notify
+from holdfast.store.audit import By, record
 from holdfast.store.database import Database, Row, Tx
+from holdfast.store.error_mapping import id_taken, id_unusable
 from holdfast.store.files import Files, NoFiles
 from holdfast.store.gates import Gates, stand_again
 from holdfast.store.lanes import settle_lanes
 from holdfast.store.listing import Filters, JobPage, list_jobs
-from holdfast.store.moves import Move, Moved, Plan, audit, change_job, event, is_lost, lock_job
 from holdfast.store.outcomes import encoded_result
-from holdfast.store.refusals import id_taken, id_unusable
 from holdfast.store.rows import known_id, to_job, to_json
+from holdfast.store.transitions import Move, Moved, Plan, audit, change_job, event, is_lost, lock_job
 from holdfast.submission import QUEUE, Accepted, Batch, Submission, gather
 
 ID_DIGITS = 32
 QUEUES_SECONDS = 1.0
 FEW = 64
-"""Jobs that are checked on the event loop; more of them would hold up everybody else."""
+"""Batches up to this size are checked on the event loop; a larger one would block every other request."""
 MAX_REASON = 1000
 """Characters of a caller's reason in the error message of a job; the audit event has all of it."""
 
 
 class Stopped(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a stop request: ended now, being stopped by its owner, or nothing left to do."""
+    """The answer to a stop request: the job ended now, its owner is stopping it, or there is nothing to do."""
 
     outcome: Literal["ended", "stopping", "already"]
     job: Job
@@ -69,18 +70,18 @@ async def _gathered(
 
 class Jobs:
     def __init__(
-        self, database: Database, gates: Gates, wake_up: wake.Wake, defaults: Mapping[str, Any] | None = None
+        self, database: Database, gates: Gates, wake_up: notify.Notifications, defaults: Mapping[str, Any] | None = None
     ) -> None:
         self.defaults = dict(defaults or {})
-        """What the settings of this process say for jobs that leave it open."""
+        """Values from this process's settings for fields that a job leaves out."""
         self._function_queues: Mapping[str, str] = {}
         self._function_queues_until = 0.0
         self._database = database
         self._gates = gates
-        self._wake = wake_up
+        self._notifications = wake_up
         self.files: Files = NoFiles()
         self._purged: str | None = None
-        """Where the next purge begins: jobs that cannot go yet must not keep the others from going."""
+        """Where the next purge starts: a job that cannot be deleted yet must not block the others."""
 
     # Submitting and reading
 
@@ -93,9 +94,9 @@ class Jobs:
         sent: Sequence[Any] | None = None,
         defaults: Mapping[str, Any] | None = None,
     ) -> Job:
-        """Accept one job: when this returns, it is in the database. One that exists already comes back as `reused`.
+        """Accept one job: when this returns, it is in the database. An existing job is returned as `reused`.
 
-        `defaults` hold for what neither the job says nor workers registered for its function.
+        `defaults` apply to fields that neither the job nor the registered defaults of its function set.
         """
         (accepted,) = await self.accept([job], tenant=tenant, key=key, sent=sent, defaults=defaults)
         job_now = await self.get(accepted.id, tenant=tenant)
@@ -118,8 +119,8 @@ class Jobs:
     ) -> Sequence[Accepted]:
         """Accept many jobs in one transaction, all or none.
 
-        `key` is an idempotency key: for 24 hours, the same call with the same key answers the same ids. The call is
-        compared by what was `sent`, where the jobs were made from that.
+        `key` is an idempotency key: for 24 hours, the same call with the same key returns the same ids. If the jobs
+        were built from a request, `sent` is that request, and calls are compared by it.
         """
         batch = await _gathered(jobs, tenant, key, sent, {**self.defaults, **(defaults or {})})
         try:
@@ -132,9 +133,9 @@ class Jobs:
         answer = batch.answer(known)
         if known and known[0]["asked"] is None:
             return answer
-        # One with priority, or with an id that the caller chose, may stand before others that are waiting.
+        # A job with a priority, or with an id that the caller chose, may sort before jobs that already wait.
         ahead = any(job.priority for job in batch.jobs) or any(_given_id(job) for job in jobs)
-        self._wake.post({wake.work(queue) for queue in await self._queues_of(batch)}, behind=not ahead)
+        self._notifications.post({notify.work(queue) for queue in await self._queues_of(batch)}, behind=not ahead)
         await self._gates.follow_up(
             {(tenant, job.lane) for job in batch.jobs if job.lane is not None},
             [job.id for job in batch.jobs if job.id is not None and job.lane is None and job.needs],
@@ -142,13 +143,13 @@ class Jobs:
         return answer
 
     async def _queues_of(self, batch: Batch) -> set[str]:
-        """Where the jobs of a batch wait, by what was registered up to a second ago: a wake-up is a hint."""
+        """Return the queues of a batch's jobs. Registrations may be a second old: a notification is only a hint."""
         queues = {job.queue for job in batch.jobs if job.queue is not None}
         unsaid = {job.capability for job in batch.jobs if job.queue is None}
         named = any(capability.startswith("function:") for capability in unsaid)
         if named and time.monotonic() >= self._function_queues_until:
             self._function_queues_until = time.monotonic() + QUEUES_SECONDS
-            with contextlib.suppress(StoreError):  # The jobs are accepted: nothing may fail any more.
+            with contextlib.suppress(StoreError):  # The jobs are accepted: the call must not fail now.
                 rows = await self._database.read("function_defaults")
                 found = {f"function:{row['function']}": msgspec.json.decode(row["defaults"]) for row in rows}
                 self._function_queues = {name: has["queue"] for name, has in found.items() if "queue" in has}
@@ -189,7 +190,7 @@ class Jobs:
         return await list_jobs(self._database, filters, limit=limit, cursor=cursor)
 
     async def beginning(self, prefix: str, *, tenant: str = "default", limit: int = 100) -> Sequence[Job]:
-        """Jobs whose ids begin with some text, in the order of their ids."""
+        """Return jobs whose ids begin with `prefix`, by id."""
         digits = prefix.replace("-", "").lower()
         if not digits or len(digits) > ID_DIGITS or not set(digits) <= set("0123456789abcdef"):
             raise Invalid("id", f"{prefix[:60]!r} is not the beginning of an id")
@@ -199,7 +200,7 @@ class Jobs:
 
     # Moving one job
 
-    async def release(self, job_id: str, *, tenant: str = "default", by: str | None = None) -> Job:
+    async def release(self, job_id: str, *, tenant: str = "default", by: By = None) -> Job:
         """Queue a job that was submitted with `hold`."""
 
         async def plan(_: Tx, row: Row) -> Move:
@@ -209,13 +210,13 @@ class Jobs:
         return await self.get(job_id, tenant=tenant)
 
     async def cancel(
-        self, job_id: str, *, tenant: str = "default", by: str | None = None, reason: str | None = None
+        self, job_id: str, *, tenant: str = "default", by: By = None, reason: str | None = None
     ) -> Stopped:
-        """End a waiting or paused job now, or leave a durable request with the owner of a running one."""
+        """End a waiting or paused job now; for a running one, record a durable request for its owner."""
         return await self._stop(Verb.CANCEL, StopKind.CANCEL, tenant, job_id, by, reason)
 
     async def interrupt(
-        self, job_id: str, *, tenant: str = "default", by: str | None = None, reason: str | None = None
+        self, job_id: str, *, tenant: str = "default", by: By = None, reason: str | None = None
     ) -> Stopped:
         """Like cancel, but a running job ends `paused`, to be resumed."""
         return await self._stop(Verb.INTERRUPT, StopKind.INTERRUPT, tenant, job_id, by, reason)
@@ -225,15 +226,15 @@ class Jobs:
         job_id: str,
         *,
         tenant: str = "default",
-        by: str | None = None,
+        by: By = None,
         reason: str | None = None,
         budget: Mapping[str, float] | None = None,
         stopped: bool = False,
     ) -> Job:
-        """Queue a job again that is paused or ended badly; its dependants come back with it.
+        """Queue a job again that is paused, failed, timed out or cancelled, together with its dependants.
 
-        `budget` sets new limits; the others stay. A job whose budget is spent is refused unless they are raised above
-        what it used. `stopped` says that a person made sure that a lost attempt no longer runs.
+        `budget` sets new limits; the others stay. A job whose budget is spent is refused unless the new limits exceed
+        its usage. `stopped` says that a person made sure that a lost attempt no longer runs.
         """
 
         async def plan(tx: Tx, row: Row) -> Move:
@@ -252,6 +253,10 @@ class Jobs:
                     raise Conflict(f"cannot resume job {job_id}: job {other} is live for its reuse key")
             if budget is not None:
                 await tx.rows("set_budget", id=row["id"], budget=raised_budget(to_json(row["budget"]), budget))
+            if budget is not None or stopped:
+                before = {"status": row["status"], "budget": to_json(row["budget"])}
+                after = {"budget": raised_budget(to_json(row["budget"]), budget or {}), "stopped": stopped}
+                await record(tx, by, "job.resume", row["id"], tenant=tenant, before=before, after=after, reason=reason)
             return _queued(row, Verb.RESUME, by, reason)
 
         await self._change(Verb.RESUME, tenant, job_id, plan)
@@ -263,13 +268,15 @@ class Jobs:
         result: Json = None,
         *,
         tenant: str = "default",
-        by: str | None = None,
+        by: By = None,
         reason: str | None = None,
     ) -> Job:
-        """Call a paused or failed job done, with the result that a person gives."""
+        """Mark a paused, failed or timed-out job as succeeded, with the result that a person gives."""
         encoded_result(result)
 
-        async def plan(_: Tx, row: Row) -> Move:
+        async def plan(tx: Tx, row: Row) -> Move:
+            before, after = {"status": row["status"]}, {"status": str(Status.SUCCEEDED)}
+            await record(tx, by, "job.resolve", row["id"], tenant=tenant, before=before, after=after, reason=reason)
             return Move(
                 status=Status.SUCCEEDED,
                 result=result,
@@ -282,14 +289,14 @@ class Jobs:
         await self._change(Verb.RESOLVE, tenant, job_id, plan)
         return await self.get(job_id, tenant=tenant)
 
-    async def dismiss(
-        self, job_id: str, *, tenant: str = "default", by: str | None = None, reason: str | None = None
-    ) -> Job:
-        """Let the lane of a failed job go on without it."""
+    async def dismiss(self, job_id: str, *, tenant: str = "default", by: By = None, reason: str | None = None) -> Job:
+        """Let the lane of a failed or timed-out job continue without it."""
 
-        async def plan(_: Tx, row: Row) -> Move | None:
+        async def plan(tx: Tx, row: Row) -> Move | None:
             if row["dismissed"]:
                 return None
+            before = {"status": row["status"]}
+            await record(tx, by, "job.dismiss", row["id"], tenant=tenant, before=before, reason=reason)
             events = audit(Verb.DISMISS, by, reason) or [event("audit", action="dismiss")]
             return Move(
                 status=Status(row["status"]),
@@ -309,14 +316,14 @@ class Jobs:
         tenant: str = "default",
         force: bool = False,
         dry_run: bool = False,
-        by: str | None = None,
+        by: By = None,
         reason: str | None = None,
     ) -> Deletion:
         """Delete a job that has ended, with its files; with `force`, stop it first. A duty finishes what this cannot.
 
-        The intent is recorded first, then the files go, and the record goes last. So `deleted` means that nothing is
-        left, and `deleting` that a duty goes on, whatever becomes of the caller. `reason` says why it is stopped;
-        dependants that fail because of it show the reason.
+        The intent is recorded first, then the files are removed, and the record last. So `deleted` means that nothing
+        is left, and `deleting` that a duty continues even if the caller goes away. `reason` says why the job is
+        stopped; dependants that fail because of it show the reason.
         """
         job = await self.get(job_id, tenant=tenant)
         if job.status not in TERMINAL and not force:
@@ -325,27 +332,27 @@ class Jobs:
             return Deletion(outcome="would_delete")
         try:
             if job.status not in TERMINAL:
-                with contextlib.suppress(IllegalMove):  # It ended in this moment.
+                with contextlib.suppress(IllegalMove):  # The job ended between the two statements.
                     await self._stop(Verb.CANCEL, StopKind.DELETE, tenant, job_id, by, reason)
-            if await self._doom(tenant, job_id):
+            if await self._doom(tenant, job_id, by=by, force=force, reason=reason):
                 return Deletion(outcome="deleted" if await self._remove(tenant, job_id) else "deleting")
             now = await self.get(job_id, tenant=tenant)
             if now.stop_request is not None and now.stop_request.kind is StopKind.DELETE:
                 return Deletion(outcome="deleting")
-            # It was resumed in this moment.
+            # The job was resumed between the two statements.
             return await self.delete(job_id, tenant=tenant, force=force, by=by, reason=reason)
-        except NotFound:  # A duty, or another caller, was faster.
+        except NotFound:  # A duty or another caller deleted it first.
             return Deletion(outcome="deleted")
 
     # Duties
 
     async def purge(self, limit: int = 100) -> int:
-        """Delete jobs that were to be deleted and have ended, their files first; return how many went."""
+        """Delete jobs that are marked for deletion and have ended, their files first; return how many."""
         doomed = await self._database.read("doomed_jobs", after_id=self._purged, limit=limit)
         self._purged = doomed[-1]["id"] if len(doomed) == limit else None
         ended = {row["id"]: row["tenant"] for row in doomed if await self._ended(row)}
         for row in doomed:
-            if row["blocking"]:  # It ended by itself before its stop was carried out.
+            if row["blocking"]:  # The job ended by itself before the stop request was carried out.
                 with contextlib.suppress(NotFound):
                     await self._doom(row["tenant"], row["id"])
         gone = await self.files.remove(list(ended)) if ended else ()
@@ -355,7 +362,7 @@ class Jobs:
         return removed
 
     async def _ended(self, row: Row) -> bool:
-        """End a paused job that is to be deleted; False if it runs again: a worker found its lost attempt."""
+        """End a paused job that is marked for deletion; False if a worker recovered its lost attempt meanwhile."""
         if row["status"] != Status.PAUSED:
             return True
         try:
@@ -365,7 +372,7 @@ class Jobs:
         return stopped.job.status in TERMINAL
 
     async def expire(self, limit: int = 100) -> int:
-        """End queued jobs whose queue timeout has passed before a first claim; return how many."""
+        """End queued jobs whose queue timeout passed before their first claim; return how many."""
         overdue = await self._database.read("overdue_jobs", limit=limit)
         ended = 0
         for row in overdue:
@@ -376,7 +383,7 @@ class Jobs:
         async def plan(_: Tx, row: Row) -> Move | None:
             if not row["overdue"]:
                 return None
-            error = Error(code="queue_timeout", message="no worker took it in time")
+            error = Error(code="queue_timeout", message="no worker claimed the job within its queue timeout")
             return Move(
                 status=Status.TIMED_OUT,
                 error=error,
@@ -398,7 +405,7 @@ class Jobs:
         return moved
 
     async def _tell(self, moved: Moved) -> None:
-        self._wake.post(wake.work(queue) for queue in moved.queues)
+        self._notifications.post(notify.work(queue) for queue in moved.queues)
         if moved.unsettled or moved.unresolved:
             lane = moved.before["lane"]
             await self._gates.follow_up(
@@ -407,9 +414,7 @@ class Jobs:
                 settle=[moved.before["id"]] if moved.unsettled else [],
             )
 
-    async def _stop(
-        self, verb: Verb, kind: StopKind, tenant: str, job_id: str, by: str | None, reason: str | None
-    ) -> Stopped:
+    async def _stop(self, verb: Verb, kind: StopKind, tenant: str, job_id: str, by: By, reason: str | None) -> Stopped:
         outcome: Literal["ended", "stopping", "already"] = "already"
         why = one_line(reason, MAX_REASON) or None if reason else None
 
@@ -421,6 +426,7 @@ class Jobs:
                 outcome = "stopping" if status is Status.RUNNING else "already"
                 before = None if row["stop_kind"] is None else StopKind(row["stop_kind"])
                 if kind.escalates(before):
+                    await _record_delete(tx, kind, row, by, reason)
                     events = [*audit(verb, by, reason), event("cancel", cancel="requested", kind=kind)]
                     await tx.rows("request_stop", id=row["id"], kind=kind, reason=why, events=events)
                 return None
@@ -430,6 +436,7 @@ class Jobs:
                 return None
             if status is Status.CANCELLED and kind is not StopKind.DELETE:
                 return None
+            await _record_delete(tx, kind, row, by, reason)
             outcome = "ended"
             how = "cancelled before it started" if status in WAITING else "cancelled"
             error = Error(code="cancelled", message=f"{how}: {why}" if why else how)
@@ -447,30 +454,34 @@ class Jobs:
 
         await self._change(verb, tenant, job_id, plan)
         if outcome == "stopping":
-            self._wake.post([wake.STOP])
+            self._notifications.post([notify.STOP])
         return Stopped(outcome=outcome, job=await self.get(job_id, tenant=tenant))
 
-    async def _doom(self, tenant: str, job_id: str) -> bool:
-        """Record that a job is to be deleted, and let its lane move on; False if it has not ended. NotFound: gone."""
+    async def _doom(
+        self, tenant: str, job_id: str, *, by: By = None, force: bool = False, reason: str | None = None
+    ) -> bool:
+        """Mark a job for deletion and let its lane advance; False if the job has not ended, NotFound if it is gone."""
 
         async def change(tx: Tx) -> tuple[bool, frozenset[str]]:
             row = await lock_job(tx, tenant, known_id(job_id))
             doomed = bool(await tx.rows("doom_job", id=row["id"], tenant=tenant))
+            if doomed:
+                await _record_delete(tx, StopKind.DELETE, row, by, reason, force=force)
             if not doomed or row["lane"] is None:
                 return doomed, frozenset()
             return True, frozenset(await settle_lanes(tx, [(tenant, row["lane"])]))
 
         doomed, queues = await self._database.transact(change)
-        self._wake.post(wake.work(queue) for queue in queues)
+        self._notifications.post(notify.work(queue) for queue in queues)
         return doomed
 
     async def _remove(self, tenant: str, job_id: str) -> bool:
-        """Remove the files of a job that is to be deleted, then its record; False if something cannot go yet."""
+        """Remove the files of a job that is marked for deletion, then its record; False if that is not possible yet."""
         job_id = known_id(job_id)
         return job_id in await self.files.remove([job_id]) and await self._delete_record(tenant, job_id)
 
     async def _delete_record(self, tenant: str, job_id: str) -> bool:
-        """Delete a job's rows, its dependants told first; False if it cannot go yet."""
+        """Delete a job's rows after its dependants were settled; False if that is not possible yet."""
 
         async def change(tx: Tx) -> tuple[bool, frozenset[str]]:
             row = await lock_job(tx, tenant, job_id)
@@ -485,21 +496,21 @@ class Jobs:
             gone, queues = await self._database.transact(change)
         except NotFound:
             return True
-        self._wake.post(wake.work(queue) for queue in queues)
+        self._notifications.post(notify.work(queue) for queue in queues)
         return gone
 
     async def existing(self, ids: Sequence[str]) -> frozenset[str]:
-        """Which of these jobs are there, whoever's they are."""
+        """Return which of these jobs exist, in any tenant."""
         found = await self._database.read("existing", ids=[job_id for job_id in ids if _is_id(job_id)])
         return frozenset(row["id"] for row in found)
 
     async def refuse_taken_ids(self, batch: Batch) -> None:
-        """Name the id that made the database refuse a batch."""
+        """Raise an error that names the id because of which the database refused a batch."""
         for row in await self._database.read("existing", ids=list(batch.ids)):
             raise id_taken(row["id"]) if row["tenant"] == batch.tenant else id_unusable(row["id"])
 
     async def _refuse_open_attempt(self, tx: Tx, row: Row) -> NoReturn:
-        """Say who will take the attempt back, or what a person has to make sure of first."""
+        """Refuse a resume: name the worker that will adopt the open attempt, or what a person must check first."""
         what = _may_still_run(row["id"], row["attempt"], row["domain"])
         reaching = await tx.rows("reaching", domain=row["domain"]) if row["error_code"] == "lost" else ()
         if reaching:
@@ -510,7 +521,7 @@ class Jobs:
         raise Conflict(f"{what}; make sure that it does not, then resume with stopped=true")
 
     async def _refuse_given_up(self, tx: Tx, row: Row) -> None:
-        """Whoever cancelled it while its host could not be reached has not said that its attempt does not run."""
+        """Refuse to resume a job that was cancelled while its host was unreachable: its attempt may still run."""
         for attempt in await tx.rows("given_up", id=row["id"]):
             what = _may_still_run(row["id"], attempt["attempt"], attempt["domain"])
             raise Conflict(f"{what}; make sure that it does not, then resume with stopped=true")
@@ -525,17 +536,26 @@ class Jobs:
         known = {state["id"]: Status(state["status"]) for state in states}
         for need in needs:
             if need not in known:
-                raise Conflict(f"cannot resume job {row['id']}: it needs job {need}, which was deleted; submit it anew")
+                raise Conflict(
+                    f"cannot resume job {row['id']}: it needs job {need}, which was deleted; submit a new job"
+                )
             if known[need] in BROKEN:
                 raise NeedFailed(need, known[need])
+
+
+async def _record_delete(tx: Tx, kind: StopKind, row: Row, by: By, reason: str | None, *, force: bool = True) -> None:
+    """Record the decision to delete a job in the audit trail once; the duty that carries it out adds no second row."""
+    if kind is StopKind.DELETE and row["stop_kind"] != StopKind.DELETE:
+        before, after = {"status": row["status"]}, {"force": force}
+        await record(tx, by, "job.delete", row["id"], tenant=row["tenant"], before=before, after=after, reason=reason)
 
 
 def _may_still_run(job_id: str, attempt: int, domain: str) -> str:
     return f"cannot resume job {job_id}: its attempt {attempt} may still run in {domain}"
 
 
-def _queued(row: Row, verb: Verb, by: str | None, reason: str | None) -> Move:
-    """Put a job back into its line, with room for one more attempt."""
+def _queued(row: Row, verb: Verb, by: By, reason: str | None) -> Move:
+    """Return the move that queues a job again, with one more attempt allowed."""
     closing = row["phase"] is not None
     if row["lane"] is not None or row["has_needs"]:
         gate = Gate.UNRESOLVED

@@ -1,7 +1,7 @@
-"""What workers do: claim, adopt, start, beat, append, finish, requeue, hand over; and the reaper.
+"""What workers do with leases: claim, adopt, start, beat, append, finish, requeue, hand over; and the reaper.
 
-Every write about a running job takes its `Lease` and is fenced by the token in it. An answer says, per job, whether the
-write landed; a lost lease is an answer, not an error.
+Every write about a running job takes its `Lease` and is fenced by the lease's token. Each method returns, per job,
+whether the write was applied; a lost lease is a return value, not an error.
 """
 
 import logging
@@ -27,7 +27,7 @@ from holdfast.model import (
     StopPhase,
     StopRequest,
 )
-from holdfast.store import wake
+from holdfast.store import notify
 from holdfast.store.database import Database, Tx
 from holdfast.store.gates import Gates
 from holdfast.store.lanes import LaneKey, lock_lanes_and_jobs, settle_lanes
@@ -41,11 +41,11 @@ log = logging.getLogger(__name__)
 
 ADOPT_LIMIT = 1000
 MARK_SECONDS = 1.0
-"""For how long a claim may begin behind the job that was taken last; what came before it in order waits so long."""
+"""How long claims may start their scan after the last claimed job; an earlier job that appears waits at most this."""
 
 
 class Claimed(msgspec.Struct, frozen=True, kw_only=True):
-    """Orphans first, then new attempts."""
+    """What one claim obtained: adopted orphans and new attempts."""
 
     adopted: Sequence[Lease]
     claimed: Sequence[Lease]
@@ -58,7 +58,7 @@ class Reaped(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Owners(msgspec.Struct, frozen=True, kw_only=True):
-    """How many workers hold leases, how many of those let one expire, and when the last heartbeats came."""
+    """How many workers hold leases, how many of those let one expire, and when the last heartbeats arrived."""
 
     owners: int
     expired: int
@@ -68,7 +68,7 @@ class Owners(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Mark(msgspec.Struct, frozen=True):
-    """The job that was taken last from a line, of the tenant whose turn it was."""
+    """The last job claimed for a (queue, capability) pair, and its tenant: where the next claim starts its scan."""
 
     tenant: str
     after_id: str
@@ -77,7 +77,7 @@ class _Mark(msgspec.Struct, frozen=True):
 
 
 class Leases(Orphans):
-    def __init__(self, database: Database, gates: Gates, queues: Queues, wake_up: wake.Wake) -> None:
+    def __init__(self, database: Database, gates: Gates, queues: Queues, wake_up: notify.Notifications) -> None:
         super().__init__(database, gates, wake_up)
         self._queues = queues
         self._turns: dict[str, str] = {}
@@ -93,10 +93,10 @@ class Leases(Orphans):
         ttl: float,
         domains: Sequence[str] = (),
     ) -> Claimed:
-        """Adopt what this worker can reach, needing no slot for it; then claim up to the free slots.
+        """Adopt the orphans that this worker can reach, which needs no slot; then claim up to `slots` jobs.
 
-        These are several statements. When the store fails after some of them gave leases, those are the answer: they
-        are this worker's, and nobody else would work on them before they expire.
+        This takes several statements. If the store fails after some of them returned leases, return those leases: this
+        worker owns them, and no other worker could run the jobs before they expire.
         """
         _check_ttl(ttl)
         caps = await self._queues.caps() if slots > 0 and pairs else {}
@@ -116,13 +116,13 @@ class Leases(Orphans):
         except StoreError as error:
             if not (adopted or claimed):
                 raise
-            log.log(level_of(error), "the store failed in the middle of a claim; going on with what it gave: %s", error)
+            log.log(level_of(error), "claim failed halfway; keeping the leases obtained so far: %s", error)
         self._database.counters.claims += len(claimed)
         self._database.counters.adoptions += len(adopted)
         return Claimed(adopted=sorted(adopted, key=attrgetter("id")), claimed=claimed)
 
     def _in_turn(self, worker: str, groups: list[str | None]) -> list[str | None]:
-        """Capped queues and all the others go first by turns, so that none lives off what another leaves."""
+        """Rotate which capped queue, or group of uncapped ones, goes first, so that none gets only leftover slots."""
         self._rounds[worker] += 1
         first = self._rounds[worker] % len(groups)
         return groups[first:] + groups[:first]
@@ -130,7 +130,10 @@ class Leases(Orphans):
     async def _claim(
         self, worker: str, pairs: Sequence[Claimable], slots: int, ttl: float, domains: Sequence[str]
     ) -> AsyncIterator[tuple[Sequence[Lease], Sequence[Lease]]]:
-        """Take turns until the slots are full or nobody has work; yield what each statement adopted and claimed."""
+        """Claim from tenant after tenant until the slots are full or no job is left.
+
+        Yield what each statement adopted and claimed.
+        """
         slots = max(slots, 0)
         key = _turns_of(worker, pairs)
         while True:
@@ -153,7 +156,7 @@ class Leases(Orphans):
     async def _claim_capped(
         self, worker: str, queue: str, pairs: Sequence[Claimable], slots: int, ttl: float
     ) -> Sequence[Lease]:
-        """Lock the queue, count what runs in it, and take at most the rest."""
+        """Lock the queue, count its running jobs, and claim at most as many as its cap still allows."""
         if slots <= 0 or not await self._database.read("claimable_in_queue", queue=queue):
             return []
         key = _turns_of(worker, pairs)
@@ -178,7 +181,7 @@ class Leases(Orphans):
         fresh = (
             mark is not None
             and mark.tenant == turn
-            and mark.returns == self._wake.returns
+            and mark.returns == self._notifications.returns
             and time.monotonic() - mark.at < MARK_SECONDS
         )
         return {
@@ -190,9 +193,9 @@ class Leases(Orphans):
         }
 
     def _remember(self, key: str, leases: Sequence[Lease], *, slots: int) -> None:
-        """Note whose turn it was last; for lines with a backlog also the mark behind which they go on.
+        """Record which tenant was served last and, where a backlog is left, after which job the next claim starts.
 
-        A mark keeps the age of the one that it follows, so that it is dropped in time.
+        A mark inherits the age of the mark it replaces, so that it still expires after MARK_SECONDS.
         """
         if not leases:
             return
@@ -206,19 +209,19 @@ class Leases(Orphans):
         for line, after_id in last.items():
             mark = self._marks.get(line)
             kept = mark is not None and mark.tenant == turn and now - mark.at < MARK_SECONDS
-            self._marks[line] = _Mark(turn, after_id, mark.at if mark and kept else now, self._wake.returns)
+            self._marks[line] = _Mark(turn, after_id, mark.at if mark and kept else now, self._notifications.returns)
 
     def _drop_marks(self, key: str) -> None:
         for line in [line for line in self._marks if line[0] == key]:
             del self._marks[line]
 
     async def start(self, leases: Iterable[Lease]) -> frozenset[str]:
-        """Write that these attempts now run; return the ids of those whose lease still held."""
+        """Record that these attempts now run; return the ids of those whose lease is still valid."""
         rows = await self._database.rows("start", rows=_tokens(leases))
         return frozenset(row["id"] for row in rows)
 
     async def beat(self, worker: str, leases: Iterable[Lease], *, ttl: float) -> Pulse:
-        """Renew all leases of a worker in one statement, and hear what became of each job."""
+        """Renew all leases of a worker in one statement; return the state of each job's lease and stop request."""
         _check_ttl(ttl)
         rows = await self._database.rows("beat", urgent=True, worker=worker, rows=_tokens(leases), ttl=ttl)
         jobs = tuple(
@@ -237,27 +240,27 @@ class Leases(Orphans):
         return Pulse(jobs=jobs, registered=draining is not None, draining=bool(draining))
 
     async def holds(self, worker: str, lease: Lease) -> bool:
-        """Say whether a lease is still this worker's: a look that changes nothing."""
+        """Return whether this worker still owns a lease, without renewing it."""
         return bool(await self._database.read("held", worker=worker, rows=_tokens([lease])))
 
     async def stops(self, worker: str) -> Mapping[str, StopRequest]:
-        """The stop requests that wait for a worker's jobs: what it polls between beats."""
+        """Return the pending stop requests for a worker's jobs. The worker polls this between beats."""
         rows = await self._database.read("stops", worker=worker)
         return {row["id"]: stop for row in rows if (stop := to_stop(row)) is not None}
 
     async def advance_stop(self, lease: Lease, phase: StopPhase, *, grace: float | None = None) -> bool:
-        """Write how far the stop ladder has come; `grace` sets the deadline of the next step."""
+        """Record how far the stop sequence has come; `grace` sets the deadline of the next step."""
         rows = await self._database.rows("advance_stop", id=lease.id, token=lease.token, phase=phase, grace=grace)
         return bool(rows)
 
     async def finish(self, ends: Sequence[tuple[Lease, Outcome]]) -> Mapping[str, Status | None]:
-        """End attempts, many in one statement. The answer per job: its status now, or None if the lease was lost.
+        """End attempts, many in one statement. Return each job's new status, or None if the lease was lost.
 
-        An outcome of `queued` is a requeue; a stop request that waits turns it into `cancelled` or `paused`. Safe to
-        repeat after a lost answer: an end that is already in the record is found by its token.
+        An outcome of `queued` is a requeue; a pending stop request turns it into `cancelled` or `paused`. Safe to
+        repeat after a lost reply: an end that is already recorded is found by its token.
         """
         if len({lease.id for lease, _ in ends}) != len(ends):
-            raise Invalid("ends", "a job is named twice")
+            raise Invalid("ends", "the same job appears twice")
         ends = await self._first_losses_at_once(ends)
         done = await self._end(
             [(lease.tenant, lease.lane, ending(lease.id, lease.token, outcome)) for lease, outcome in ends],
@@ -279,7 +282,7 @@ class Leases(Orphans):
     async def _end(
         self, ends: Sequence[tuple[str, str | None, Ending]], *, budgeted: Collection[str] = ()
     ) -> list[Ended]:
-        """Write ends of attempts, given with tenant and lane: one statement for those without a lane and a budget."""
+        """Record the ends of attempts: in one statement without lane and budget, under locks with one of them."""
         plain = [row for _, lane, row in ends if lane is None and row.id not in budgeted]
         others = [end for end in ends if end[1] is not None or end[2].id in budgeted]
         done: list[Ended] = []
@@ -290,7 +293,7 @@ class Leases(Orphans):
         return done
 
     async def _end_locked(self, ends: Sequence[tuple[str, str | None, Ending]]) -> Sequence[Ended]:
-        """Write ends that depend on more than the job's lease: lanes move on, budgets are held."""
+        """Record ends that depend on more than the job's lease: lanes advance, budgets are enforced."""
         lanes: list[LaneKey] = list({(tenant, lane) for tenant, lane, _ in ends if lane is not None})
         rows = [row for _, _, row in ends]
 
@@ -300,7 +303,7 @@ class Leases(Orphans):
             return ended, await settle_lanes(tx, lanes) if lanes else set()
 
         ended, queues = await self._database.transact(change)
-        self._wake.post(wake.work(queue) for queue in queues)
+        self._notifications.post(notify.work(queue) for queue in queues)
         return ended
 
     async def hand_over(
@@ -311,19 +314,20 @@ class Leases(Orphans):
         worn: bool = False,
         reason: HandOverReason = "leaving",
     ) -> frozenset[str]:
-        """Give leases back while the work goes on; the next worker adopts it, after `delay` seconds.
+        """Release leases while the attempts keep running; another worker adopts them after `delay` seconds.
 
-        `worn` says that its adopter failed at it: such adoptions are counted, others are not. The event keeps `reason`.
+        `worn` says that the adopting worker failed with the attempt; only such adoptions are counted. The event records
+        `reason`.
         """
         return self._handed(
             await self._database.rows("hand_over", rows=_tokens(leases), delay=delay, worn=worn, reason=reason)
         )
 
     async def give_back(self, worker: str, beats: Sequence[Beat]) -> frozenset[str]:
-        """Give back leases that a beat called `unknown`: the answer to their claim was lost, so nothing ran here.
+        """Release leases that a beat reported as `unknown`: the reply to their claim was lost, so nothing ran here.
 
-        A claimed function is requeued as `drained`. All else is handed over, a function that was adopted among it: it
-        may have run at its former owner's, and whoever adopts it settles that.
+        A claimed function is requeued as `drained`. Everything else is handed over, including an adopted function: it
+        may have run on its former owner, and the worker that adopts it settles that.
         """
         unknown = [beat for beat in beats if beat.answer == "unknown"]
         if not unknown:
@@ -346,12 +350,13 @@ class Leases(Orphans):
     ) -> Sequence[Reaped]:
         """Clear leases that expired. The jobs stay running and can be adopted; attempts do not change.
 
-        `seen`: only what had expired when somebody looked, by the database's clock, however long this waits for a lock.
+        With `seen`, clear only leases that had already expired at that time of the database's clock, however long this
+        waits for a lock.
         """
         rows = await self._database.rows("reap", limit=limit, base=base, cap=cap, seen_at=seen)
         if rows:
             self._database.counters.reaped += len(rows)
-            self._wake.post([wake.ORPHAN])
+            self._notifications.post([notify.ORPHAN])
         return [Reaped(id=row["id"], worker=row["worker"], attempt=row["attempt"]) for row in rows]
 
     async def owners(self) -> Owners:
@@ -360,7 +365,7 @@ class Leases(Orphans):
 
 
 def _turns_of(worker: str, pairs: Sequence[Claimable]) -> str:
-    """Whose turns: a worker that claims from its queues one by one keeps the turns of each apart."""
+    """Return the key of the tenant rotation: a worker that claims queue by queue keeps one rotation per queue."""
     return "\n".join([worker, *sorted({pair.queue for pair in pairs})])
 
 
@@ -373,7 +378,7 @@ def _claiming(
     *,
     capped: bool,
 ) -> dict[str, object]:
-    """The parameters of the statement `claim`."""
+    """Return the parameters of the statement `claim`."""
     return {
         "worker": worker,
         "domains": list(domains),

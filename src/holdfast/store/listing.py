@@ -1,8 +1,8 @@
 """Lists of jobs, newest first, page by page. The order never changes, so a cursor neither skips nor repeats.
 
-A page is a walk along an index that is in the order of the list. For each filter there is one (`_ways`). Of several
-filters nobody knows beforehand which is the rare one, so their walks take turns, in stretches that grow, until one of
-them has the page or comes to its end: the page costs as much as by the best way, times the number of ways.
+A page is read by a walk along an index in the order of the list. Each filter has one (`_ways`). With several filters
+the most selective one is not known beforehand, so their walks alternate, in stretches that grow, until one of them
+has filled the page or reached its end: a page costs as much as the best walk, times the number of walks.
 """
 
 import base64
@@ -27,7 +27,7 @@ Range = Mapping[str, str | None]
 
 FIRST_ID = str(uuid.UUID(int=0))
 LONGEST = 10_000
-"""The longest stretch: what waits for the same reader waits for no more than this."""
+"""The longest stretch: another read on the same thread waits for no more than this."""
 
 
 class JobPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +37,7 @@ class JobPage(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Filters:
-    """What a job must be to be listed; None is anything."""
+    """What a job must match to be listed; None matches anything."""
 
     tenant: str
     statuses: Sequence[Status] = ()
@@ -76,7 +76,7 @@ async def list_jobs(database: Database, filters: Filters, *, limit: int, cursor:
 
 
 def _ways(filters: Filters) -> Sequence[Way]:
-    """The indexes along which these jobs can be found."""
+    """Return the indexes along which these jobs can be found."""
     given: dict[Way, bool] = {
         "lane": filters.lane is not None,
         "label": bool(filters.labels),
@@ -87,7 +87,7 @@ def _ways(filters: Filters) -> Sequence[Way]:
 
 
 async def _ranges(database: Database, filters: Filters) -> Sequence[Range]:
-    """The statuses and queues of the way `status`, whose indexes are by both; what runs is looked through in one go."""
+    """Return the statuses and queues for the walk `status`, whose indexes are by both; running jobs are one range."""
     statuses = [str(status) for status in filters.statuses or Status]
     if filters.queue is not None:
         return [{"status": status, "queue": filters.queue} for status in statuses]
@@ -110,19 +110,19 @@ Position = tuple[datetime | None, str]
 
 
 class _Walk:
-    """A walk along one index: what it has found, and how far it is."""
+    """A walk along one index: what it has found, and its position."""
 
     def __init__(
         self, database: Database, filters: Filters, way: Way, ranges: Sequence[Range], before: Position, limit: int
     ) -> None:
-        self.found: dict[str, Job] = {}  # By id: a job that moved between two stretches may be met twice.
+        self.found: dict[str, Job] = {}  # By id: a job that moved between two stretches may be found twice.
         self._database = database
         self._given = {**filters.parameters(), "way": way, "ranges": list(ranges), "limit": limit}
         self._before = before
         self._limit = limit
 
     async def go_on(self, stretch: int) -> bool:
-        """Walk another stretch; say whether the page is full or the walk is over."""
+        """Walk another stretch; return whether the page is full or the walk has ended."""
         before_at, before_id = self._before
         rows = await self._database.read(
             "list_jobs", **self._given, walk=stretch, before_at=before_at, before_id=before_id
@@ -145,9 +145,9 @@ def _read_cursor(cursor: str | None) -> Position:
         micros, _, job_id = base64.urlsafe_b64decode(cursor.encode()).decode().partition(".")
         return from_micros(int(micros)), str(uuid.UUID(job_id))
     except (ValueError, binascii.Error, OverflowError):
-        raise Invalid("cursor", "is not one that a list answered") from None
+        raise Invalid("cursor", "is not a valid cursor") from None
 
 
 def _earlier(one: Position, other: Position) -> Position:
-    """The one of two positions that is further down the list; None is before its beginning."""
+    """Return the position that is further down the list; None is before its start."""
     return min((p for p in (one, other) if p[0] is not None), default=one)

@@ -1,6 +1,6 @@
 """Migrations: numbered SQL files, each applied once, in order, in one transaction under one lock.
 
-A store opens only on the schema it was written for: an unmigrated or newer one is refused with the way out.
+A store opens only on the schema it was written for: an older or newer one is refused, and the error says what to do.
 """
 
 import re
@@ -43,7 +43,7 @@ def pending(dialect: Dialect, version: int) -> Sequence[Migration]:
 
 
 async def version(database: SqliteDatabase | PostgresDatabase) -> int:
-    """The number of the last migration that this database has; 0 for none."""
+    """Return the number of the last migration that this database has; 0 for none."""
     if isinstance(database, SqliteDatabase):
         return await database.migrate(_sqlite_version)
     rows = await database.fetch("SELECT to_regclass($1) IS NOT NULL AS there", f"{database.schema}.migrations")
@@ -54,14 +54,14 @@ async def version(database: SqliteDatabase | PostgresDatabase) -> int:
 
 
 async def migrate(database: SqliteDatabase | PostgresDatabase, *, upto: int | None = None) -> Sequence[Migration]:
-    """Bring the database to this version of holdfast; return what was applied. Safe to run twice, and twice at once."""
+    """Migrate the database to this version of holdfast; return what was applied. Idempotent, also concurrently."""
     if isinstance(database, SqliteDatabase):
         return await database.migrate(lambda connection: _migrate_sqlite(connection, upto))
     return await database.with_transaction(lambda connection: _migrate_postgres(connection, database.schema, upto))
 
 
 async def require_current(database: SqliteDatabase | PostgresDatabase) -> None:
-    """Refuse a database that was not migrated, or by a newer holdfast."""
+    """Refuse a database that was not migrated, or was migrated by a newer holdfast."""
     dialect: Dialect = "sqlite" if isinstance(database, SqliteDatabase) else "postgres"
     wanted = len(migrations(dialect))
     found = await version(database)
@@ -103,7 +103,7 @@ def _migrate_sqlite(connection: sqlite3.Connection, upto: int | None) -> Sequenc
 
 
 async def _migrate_postgres(connection: Any, schema: str, upto: int | None) -> Sequence[Migration]:
-    """Inside one transaction, whose lock ends with it: that holds behind a pooler too."""
+    """Inside one transaction, whose lock ends with it: that works through a pooler too."""
     await connection.execute("SELECT pg_advisory_xact_lock($1)", _LOCK)
     await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
     await connection.execute(

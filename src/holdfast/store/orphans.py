@@ -1,7 +1,7 @@
-"""Attempts whose worker is gone: handed over, adopted, settled as lost, or kept for a person to look at.
+"""Attempts whose worker is gone: handed over, adopted, settled as lost, or paused for a person to inspect.
 
-An orphan is `running` without an owner. One that nobody can reach, and of which nobody knows whether it still runs, is
-`paused` with code `lost`; its attempt stays open, so that a worker which reaches its domain again can take it back.
+An orphan is `running` without an owner. An orphan that no worker can reach, and that may still run, is `paused` with
+code `lost`; its attempt stays open, so that a worker which reaches its domain again can recover it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,23 +11,23 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from holdfast.errors import Conflict, NotFound
-from holdfast.losses import after_loss, at_once
 from holdfast.model import FUNCTION_DOMAIN, Cause, Error, Gate, Outcome, Policy, Status, StopKind, Verb
-from holdfast.store import wake
+from holdfast.retry import after_loss, at_once
+from holdfast.store import notify
 from holdfast.store.database import Database, Row, Tx
 from holdfast.store.gates import Gates
 from holdfast.store.lanes import keys, settle_lanes
-from holdfast.store.moves import LOST, Move, Moved, change_job, event, is_lost, lock_job, write_move
 from holdfast.store.outcomes import Ended, ending, within_budgets
 from holdfast.store.rows import to_policy
+from holdfast.store.transitions import LOST, Move, Moved, change_job, event, is_lost, lock_job, write_move
 
 ADOPTIONS_WITHOUT_PROGRESS = 5
 BACKOFF_BASE, BACKOFF_CAP = 5.0, 300.0
-"""How long an orphan waits that already went through adoptions without progress."""
+"""Seconds that an orphan waits for the next adoption after earlier ones brought no progress: first delay, maximum."""
 
 
 class Orphan(msgspec.Struct, frozen=True, kw_only=True):
-    """An open attempt without an owner, as it stood at `now_at`. Its token fences what is done about it."""
+    """An open attempt without an owner, as read at `now_at`. Its token fences every later write about it."""
 
     id: str
     tenant: str
@@ -51,36 +51,36 @@ Held = TypeVar("Held", bound=_Named)
 
 
 class Orphans:
-    """The part of `Leases` that is about attempts without an owner."""
+    """The part of `Leases` that handles attempts without an owner."""
 
-    def __init__(self, database: Database, gates: Gates, wake_up: wake.Wake) -> None:
+    def __init__(self, database: Database, gates: Gates, wake_up: notify.Notifications) -> None:
         self._database = database
         self._gates = gates
-        self._wake = wake_up
+        self._notifications = wake_up
 
     async def orphan(self, worker: str) -> frozenset[str]:
-        """Hand over all leases of a worker that is known to be dead, and forget it; return the jobs."""
+        """Hand over all leases of a worker that is known to be dead, and delete its row; return the jobs."""
 
         async def change(tx: Tx) -> Sequence[Row]:
-            # The worker's row before its jobs: the order in which a heartbeat locks them.
+            # Lock the worker's row before its jobs, in the same order as a heartbeat.
             await tx.rows("forget_worker", worker=worker)
             return await tx.rows("orphan", worker=worker, base=BACKOFF_BASE, cap=BACKOFF_CAP)
 
         return self._handed(await self._database.transact(change))
 
     async def clear(self, worker: str) -> frozenset[str]:
-        """Hand over all leases of a dead worker, but remember it and its domains."""
+        """Hand over all leases of a dead worker, but keep its row and its domains."""
         return self._handed(await self._database.rows("orphan", worker=worker, base=BACKOFF_BASE, cap=BACKOFF_CAP))
 
     def _handed(self, rows: Sequence[Row]) -> frozenset[str]:
         if rows:
-            self._wake.post([wake.ORPHAN])
+            self._notifications.post([notify.ORPHAN])
         return frozenset(row["id"] for row in rows)
 
     async def unreachable(self, grace: float, limit: int = 100, *, after: str | None = None) -> Sequence[Orphan]:
-        """Orphans in a domain that no live worker has had for longer than `grace`, and that wait for as long; by id.
+        """Return, by id, orphans that have waited longer than `grace` in a domain without a live worker for as long.
 
-        Functions are not among them: `orphaned_functions` are settled as soon as they are due.
+        Functions are not included: `orphaned_functions` are settled as soon as they are due.
         """
         rows = await self._database.read(
             "unreachable", grace=grace, function=FUNCTION_DOMAIN, after_id=after, limit=limit
@@ -88,23 +88,23 @@ class Orphans:
         return [_orphan(row) for row in rows]
 
     async def orphaned_functions(self, limit: int = 100) -> Sequence[Orphan]:
-        """Orphans of functions that are due: a function dies with its worker, so nobody needs to look for it."""
+        """Return orphaned functions that are due: a function dies with its worker, so there is nothing to look for."""
         rows = await self._database.read("orphaned_functions", function=FUNCTION_DOMAIN, limit=limit)
         return [_orphan(row) for row in rows]
 
     async def open_in(self, domains: Sequence[str], *, after: str | None = None, limit: int = 100) -> Sequence[Orphan]:
-        """Orphans, and jobs paused as lost, in these domains, a page in the order of ids."""
+        """Return a page of orphans and of jobs paused as lost in these domains, by id."""
         rows = await self._database.read("open_in", domains=list(domains), after_id=after, limit=limit)
         return [_orphan(row) for row in rows]
 
     async def lose(
         self, orphan: Orphan, *, message: str | None = None, events: Sequence[Mapping[str, str]] = ()
     ) -> Status | None:
-        """End an attempt as lost, by the job's `on_lost`; None if it moved on meanwhile.
+        """End an attempt as lost, according to the job's `on_lost`; return None if the job changed meanwhile.
 
-        Whoever calls this knows that the attempt does not run any more.
+        The caller must know that the attempt no longer runs.
         """
-        error = message or f"the attempt was lost: it ran in {orphan.domain}, which nobody reaches any more"
+        error = message or f"the attempt was lost: it ran in {orphan.domain}, which no worker can reach"
         lost = after_loss(
             Outcome.failed(LOST, error, cause=Cause.LOST),
             orphan.policy,
@@ -115,7 +115,7 @@ class Orphans:
         return await self._end_orphan(orphan, outcome, events)
 
     async def settle_function(self, orphan: Orphan) -> Status | None:
-        """End the orphan of a function as the worker that adopts it would; None if it moved on meanwhile."""
+        """End an orphaned function as an adopting worker would; return None if the job changed meanwhile."""
         match orphan.stop_kind:
             case None:
                 return await self.lose(orphan, message="the attempt was lost with its worker")
@@ -128,9 +128,9 @@ class Orphans:
         return await self._end_orphan(orphan, outcome)
 
     async def _first_losses_at_once(self, ends: Sequence[tuple[Held, Outcome]]) -> Sequence[tuple[Held, Outcome]]:
-        """Take the backoff off requeues of jobs that lose an attempt for the first time.
+        """Remove the backoff from requeues of jobs that lose an attempt for the first time.
 
-        The look needs no lock: only the owner of the open attempt, or the one who settles it, adds to its losses.
+        The read needs no lock: only the owner of the open attempt, or the process that settles it, adds to its losses.
         """
         waiting = [held.id for held, end in ends if end.cause is Cause.LOST and end.delay]
         if not waiting:
@@ -163,30 +163,30 @@ class Orphans:
         counters = self._database.counters
         counters.finishes.update(end.status for end in ended)
         counters.losses += len(ended) if outcome.cause is Cause.LOST else 0
-        self._wake.post(wake.work(queue) for queue in queues)
+        self._notifications.post(notify.work(queue) for queue in queues)
         await self._tell_ended(ended)
         return Status(ended[0].status) if ended else None
 
     async def _tell_ended(self, ended: Sequence[Ended]) -> None:
-        """Wake whoever may claim what was requeued, and show the ends to dependants."""
-        self._wake.post({wake.work(end.queue) for end in ended if end.gate == Gate.OPEN})
+        """Notify workers that may claim the requeued jobs, and settle the dependants of the ended ones."""
+        self._notifications.post({notify.work(end.queue) for end in ended if end.gate == Gate.OPEN})
         await self._gates.follow_up(settle=[end.id for end in ended if end.has_dependants])
 
     async def strand(self, orphan: Orphan) -> bool:
-        """Pause an orphan whose loss cannot be verified; its attempt stays open, for `recover` or a person."""
+        """Pause an orphan whose loss cannot be verified; its attempt stays open for `recover` or for a person."""
         message = (
             f"attempt {orphan.attempt} may still run in {orphan.domain}, which no live worker reaches: "
-            "start a worker there, and it goes on; or make sure that it has stopped, and resume it with stopped=true; "
-            f"or give up all that ran there with `holdfast workers lost {orphan.domain}`"
+            "start a worker there to continue it; or make sure that it has stopped, then resume the job with "
+            f"stopped=true; or give up everything that ran there with `holdfast workers lost {orphan.domain}`"
         )
         return await self._pause(orphan.tenant, orphan.id, LOST, message, token=orphan.token)
 
     async def recover(self, domains: Sequence[str], limit: int = 100) -> frozenset[str]:
-        """Make jobs that were paused as lost in these domains orphans again, to be adopted at once; return them."""
+        """Turn jobs that were paused as lost in these domains back into orphans, adoptable at once; return them."""
         rows = await self._database.read("recoverable", domains=list(domains), limit=limit)
         recovered = {row["id"] for row in rows if await self._recover(row["tenant"], row["id"], domains)}
         if recovered:
-            self._wake.post([wake.ORPHAN])
+            self._notifications.post([notify.ORPHAN])
         return frozenset(recovered)
 
     async def _recover(self, tenant: str, job_id: str, domains: Sequence[str]) -> bool:
@@ -200,7 +200,7 @@ class Orphans:
             return False
 
     async def abandon(self, limit: int = 100) -> int:
-        """Pause orphans that were adopted again and again without progress, for a person to look at."""
+        """Pause orphans that were adopted repeatedly without progress, for a person to inspect; return how many."""
         worn = await self._database.read("worn_orphans", adoptions=ADOPTIONS_WITHOUT_PROGRESS, limit=limit)
         paused = 0
         for row in worn:
@@ -227,9 +227,9 @@ class Orphans:
 
 
 async def _take_back(tx: Tx, row: Row) -> Moved | None:
-    """Move a locked job that is paused as lost back to `running`, an orphan that holds its lane; None if it cannot.
+    """Move a locked job that is paused as lost back to `running`, as an orphan that holds its lane; None if impossible.
 
-    The stop request that it carries goes with it, to whoever adopts it.
+    Its stop request, if any, stays on the job for the worker that adopts it.
     """
     if row["lane"] is not None:
         key = (row["tenant"], row["lane"])
@@ -242,7 +242,7 @@ async def _take_back(tx: Tx, row: Row) -> Moved | None:
 
 
 def _stands(row: Row, orphan: Orphan) -> bool:
-    """Whether nothing has happened to an orphan since somebody looked."""
+    """Return whether an orphan is unchanged since it was read."""
     open_ = row["status"] == Status.RUNNING or is_lost(row)
     return open_ and row["owner"] is None and row["token"] == orphan.token
 

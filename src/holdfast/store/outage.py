@@ -1,7 +1,7 @@
-"""One line in the log when the database is lost, with the cause, and one when it is back: all else would repeat them.
+"""One log line when the database is lost, with the cause, and one when it is back: more would only repeat them.
 
-Everything that works with the database fails while it is away, and tries again. What such code logs goes through
-`level_of`, which keeps an error that was reported here out of the usual log.
+Everything that uses the database fails while it is unreachable, and retries. Such code logs at `level_of(error)`,
+which keeps an error that was reported here out of the usual log.
 """
 
 import asyncio
@@ -17,12 +17,14 @@ from holdfast.timing import backoff, jitter
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+SETTLE_SECONDS = 1.0
+"""A server that shuts down answers on some connections for a moment after it has cut others: it is not back yet."""
 STARTS = 5
-"""How often a process asks at its start before it gives up: about two seconds."""
+"""How often a starting process tries before it gives up: about two seconds."""
 
 
 class Outage:
-    """Whether a database is away for this process. Its stores share one: the heartbeat's is used in another thread."""
+    """Whether a database is unreachable. All stores of a process share one, also the heartbeat's in its own thread."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -34,7 +36,7 @@ class Outage:
         return self._since is not None
 
     def lost(self, error: StoreUnreachable) -> None:
-        """An operation found the database away."""
+        """Record that an operation could not reach the database."""
         error.reported = True
         with self._lock:
             if self._since is not None:
@@ -42,10 +44,12 @@ class Outage:
             self._since = time.monotonic()
         log.warning("database %s lost, retrying until it is back: %s", self._name, error.message)
 
-    def back(self) -> None:
-        """An operation was answered."""
+    def back(self, began: float) -> None:
+        """Record the success of an operation that began at this time of the monotonic clock."""
+        if self._since is None:
+            return
         with self._lock:
-            if self._since is None:
+            if self._since is None or began < self._since + SETTLE_SECONDS:
                 return
             seconds, self._since = time.monotonic() - self._since, None
         log.warning("database %s back after %.1f s", self._name, seconds)
@@ -55,19 +59,19 @@ _known: dict[str, Outage] = {}
 
 
 def outage_of(url: str) -> Outage:
-    """The one record of a database in this process."""
+    """Return the one `Outage` of a database in this process."""
     parts = urlsplit(url)
     name = f"{parts.hostname or 'local'}{f':{parts.port}' if parts.port else ''}{parts.path}"
     return _known.setdefault(name, Outage(name))
 
 
 def level_of(error: BaseException) -> int:
-    """How loud to be about an error that will be tried again."""
+    """Return the log level for an error that will be retried."""
     return logging.DEBUG if isinstance(error, StoreUnreachable) and error.reported else logging.WARNING
 
 
 async def asked_again(ask: Callable[[], Awaitable[T]]) -> T:
-    """Ask the database while a process starts, and again where a connection was cut. It must be safe to ask twice."""
+    """Call `ask` while a process starts, and retry it after a lost connection. `ask` must be idempotent."""
     for n in range(1, STARTS):
         try:
             return await ask()
@@ -77,7 +81,7 @@ async def asked_again(ask: Callable[[], Awaitable[T]]) -> T:
 
 
 class QuietPool(logging.Filter):
-    """Drops asyncpg's traceback for each connection that its pool cannot make: the outage has been reported."""
+    """Drops asyncpg's traceback for each connection that its pool cannot open: the outage has been reported."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return "restore the pool connection floor" not in str(record.msg)

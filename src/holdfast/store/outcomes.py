@@ -1,4 +1,4 @@
-"""Outcomes on their way into the database: sizes checked, texts made safe, held to the job's budget."""
+"""Prepares outcomes for the database: checks sizes, cleans texts, enforces the job's budget."""
 
 from collections.abc import Sequence
 
@@ -8,13 +8,13 @@ from holdfast.budgets import EXCEEDED, REFUSED_ENDS, over_budget
 from holdfast.errors import Invalid, TooLarge
 from holdfast.model import Json, Outcome, Status
 from holdfast.store.database import Row, Tx
-from holdfast.store.moves import clean
 from holdfast.store.rows import to_json
+from holdfast.store.transitions import clean
 from holdfast.submission import MAX_PAYLOAD
 
 
 def encoded_result(result: Json) -> str | None:
-    """Write a result as JSON text, or say why it cannot be."""
+    """Write a result as JSON text, or raise an error that says why it cannot be."""
     if result is None:
         return None
     try:
@@ -42,7 +42,7 @@ class Ending(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True):
-    """What `finish` answers for one job; its fields are that answer's columns, in order."""
+    """What `finish` returns for one job; its fields are the columns, in order."""
 
     id: str
     status: str
@@ -70,7 +70,7 @@ def ending(job_id: str, token: int, outcome: Outcome) -> Ending:
 async def within_budgets(tx: Tx, ends: Sequence[Ending]) -> list[Ending]:
     """Turn ends of jobs that are over their budget into failures; the caller holds the jobs' locks.
 
-    Only here the last usage is surely in the record: a worker appends it before it finishes, both by its token.
+    Only here the last usage is certain to be recorded: a worker appends it before it finishes, both with its token.
     """
     spending = {row["id"]: row for row in await tx.rows("spending", ids=[end.id for end in ends])}
     return [_within_budget(end, spending[end.id]) if end.id in spending else end for end in ends]

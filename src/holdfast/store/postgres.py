@@ -1,11 +1,12 @@
-"""Postgres by asyncpg: a pool for statements, one connection of its own for LISTEN.
+"""Postgres through asyncpg: a pool for statements, and a separate connection for LISTEN.
 
-READ COMMITTED, one statement per round trip, no session state, so that any connection will do. Behind a pooler in
-transaction mode there is no session to plan in: there every operation is one transaction that begins with its settings.
+READ COMMITTED, one statement per round trip, no session state, so that any connection will do. A pooler in transaction
+mode keeps no session settings: with one, every operation is a transaction that starts by setting them.
 """
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -16,12 +17,13 @@ from urllib.parse import urlsplit
 import asyncpg
 import msgspec
 
+from holdfast import decoding
 from holdfast.config import Pooler
-from holdfast.errors import HoldfastError, Invalid, LockTimeout, StoreError, StoreUnreachable
+from holdfast.errors import HoldfastError, Invalid, LockTimeout, StoreError, StoreFull, StoreUnreachable
 from holdfast.store import queries
 from holdfast.store.database import Counters, Row, Tx, json_text, tuples
+from holdfast.store.error_mapping import denied, refusal
 from holdfast.store.outage import QUIET, Outage, outage_of
-from holdfast.store.refusals import denied, refusal
 from holdfast.submission import Batch
 
 T = TypeVar("T")
@@ -30,10 +32,10 @@ RETRIES = 10
 CONNECT_SECONDS = 10.0
 LISTEN_AGAIN = 1.0
 LATE_SECONDS = 0.1
-"""A timer that comes so late says that our own loop stood still, not that the database is slow."""
-# One plan per statement, made once, by index and nested loop whatever the statistics say: every statement here is
-# written for its index, statistics of a queue are stale by nature (a plan made on an empty table sorted the whole
-# backlog: 19 ms for 4), and compiling or planning again costs as much as the statement (claim: 0.8 of 4 ms).
+"""A timer that fires this late means that our own event loop was blocked, not that the database is slow."""
+# One plan per statement, made once, with index scans and nested loops whatever the statistics say: every statement is
+# written for its index, a queue's statistics are always stale (a plan made on an empty table sorted the whole backlog:
+# 19 ms instead of 4), and JIT or repeated planning costs too much (0.8 of the claim's 4 ms).
 PLANNER = {
     "jit": "off",
     "plan_cache_mode": "force_generic_plan",
@@ -42,14 +44,14 @@ PLANNER = {
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
 }
-# Our transactions wait for nothing but Postgres. One whose owner was stopped, or cut off without a word, would keep its
-# locks for as long as the connection looks alive, and everybody would wait for a lane that it had locked.
+# Our transactions wait for nothing but Postgres. If a process is stopped or disconnected inside one, its locks would
+# last as long as the connection looks alive, and all others would wait for a lane that it had locked.
 PATIENCE = {"idle_in_transaction_session_timeout": "10000"}
 NAME = {"application_name": "holdfast"}
 SESSION = {**NAME, **PLANNER, **PATIENCE}
 BEGIN = "; ".join(["BEGIN", *(f"SET LOCAL {name} = {value}" for name, value in {**PLANNER, **PATIENCE}.items())])
 DATA_ERRORS = ("22", "54")
-"""SQLSTATE classes: a value that cannot be kept, a limit. The database is well, and the same call fails again."""
+"""SQLSTATE classes of a value that cannot be stored, or of a limit. The database is fine; a retry would fail again."""
 SEPARATOR = '","'
 STATEMENTS = 100  # asyncpg's own default for the prepared statements that a connection keeps.
 UNSAID = (
@@ -60,7 +62,7 @@ _RETRIED = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 _AWAY = (
     asyncpg.PostgresConnectionError,
     asyncpg.InterfaceError,
-    asyncpg.InternalClientError,  # Cut by the server in the middle of a call, asyncpg has lost count.
+    asyncpg.InternalClientError,  # asyncpg's protocol state is broken after the server cut the connection in a call.
     asyncpg.CannotConnectNowError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
@@ -72,7 +74,7 @@ _AWAY = (
 
 @dataclass(frozen=True)
 class Prepared:
-    """A statement as asyncpg takes it."""
+    """A statement in the form that asyncpg takes."""
 
     text: str
     slots: tuple[queries.Slot, ...]
@@ -96,9 +98,9 @@ def _columns(rows: Sequence[Any], slots: Sequence[queries.Slot], name: str) -> d
 
 
 def array_text(column: Sequence[Any]) -> str:
-    """Write a column as Postgres writes an array. Of nothing but None it is empty, and `unnest` fills it up.
+    """Write a column as the text of a Postgres array. If all values are None it is empty, and `unnest` pads it.
 
-    The driver would look at every value several times: 2 of the 11 µs that a finish costs here.
+    The driver would inspect every value several times: 2 of the 11 µs that a finish costs here.
     """
     kinds = set(map(type, column))
     if kinds <= {NoneType}:
@@ -126,7 +128,7 @@ def _element(value: Any) -> str:
 
 
 def _submitting(batch: Batch) -> dict[str, Any]:
-    """The parameters of the statement `submit`."""
+    """Return the parameters of the statement `submit`."""
     return {
         "jobs": batch.with_defaults,
         "wake": False,
@@ -141,7 +143,7 @@ def _value(value: Any) -> Any:
 
 
 def prepare(schema: str) -> dict[str, Prepared]:
-    """Make every named statement ready for this schema."""
+    """Prepare every named statement for this schema."""
     prepared = {}
     for name, query in queries.load("postgres").items():
         (statement,) = query.statements
@@ -167,7 +169,7 @@ class PostgresTx:
 
 
 class _Limit:
-    """Cuts a connection that does not answer in time. When this process itself was held up, it gets a second chance."""
+    """Closes a connection that does not answer in time; if our own event loop was blocked, the time starts again."""
 
     def __init__(self, connection: Any, seconds: float) -> None:
         self._connection = connection
@@ -229,10 +231,10 @@ class PostgresDatabase:
         pooler: Pooler = "none",
         answer_within: float | None = None,
     ) -> "PostgresDatabase":
-        """Open the pool. Behind a pooler LISTEN needs `listen_url`, which leads to Postgres itself; else we poll.
+        """Open the pool. With a pooler, LISTEN needs `listen_url`, which leads to Postgres itself; without it we poll.
 
-        A connection that does not answer an operation within `answer_within` seconds is given up: it may be half open.
-        So is one that takes longer to be made: the pool makes the last one by itself, and lets nobody else try.
+        A connection that does not answer an operation within `answer_within` seconds is closed: it may be half open.
+        The same limit holds for connecting, because the pool lets all others wait while it opens its last connection.
         """
         pooled = pooler == "transaction"
         outage = outage_of(url)
@@ -286,13 +288,14 @@ class PostgresDatabase:
         return await self.with_transaction(lambda connection: work(PostgresTx(connection, self._named)))
 
     async def _run(self, work: Callable[[Any], Awaitable[T]], *, whole: bool = False) -> T:
-        """Run on a pooled connection, again after a deadlock, with errors as the rest of holdfast knows them."""
+        """Run on a pooled connection, retry after a deadlock, and translate errors into holdfast's own."""
         for n in range(RETRIES):
+            began = time.monotonic()
             try:
                 async with self._connection() as connection, self._scope(connection, whole=whole):
                     try:
                         answer = await work(connection)
-                        self._outage.back()
+                        self._outage.back(began)
                         return answer
                     except asyncpg.InternalClientError:
                         connection.terminate()
@@ -314,7 +317,7 @@ class PostgresDatabase:
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Any]:
-        """A connection of the pool; cut when the answer takes too long, since nothing else ends a half-open one."""
+        """Lend a connection of the pool; close it when an answer takes too long: nothing else ends a half-open one."""
         if self._answer_within is None:
             async with self._pool.acquire() as connection:
                 yield connection
@@ -324,14 +327,14 @@ class PostgresDatabase:
             try:
                 yield connection
             except Exception as error:
-                if limit.cut:  # asyncpg then fails in whatever it was doing.
+                if limit.cut:  # asyncpg's own operation then fails with any error.
                     raise TimeoutError(f"no answer within {self._answer_within:g} seconds") from error
                 raise
             finally:
                 limit.end()
 
     def _scope(self, connection: Any, *, whole: bool) -> AbstractAsyncContextManager[object]:
-        """A transaction where one is needed: for several statements, and behind a pooler always."""
+        """Return a transaction where one is needed: for several statements, and always with a pooler."""
         if self._pooled:
             return _transaction(connection)
         return connection.transaction() if whole else nullcontext()
@@ -345,7 +348,7 @@ class PostgresDatabase:
         yield self._announcements(self._listen_url) if self._listen and self._listen_url else _silence()
 
     async def _announcements(self, url: str) -> AsyncIterator[Sequence[str]]:
-        """Yield what others announce; after a lost connection, everything may have changed."""
+        """Yield notifications of other processes; after a lost connection, everything may have changed."""
         while True:
             try:
                 connection = await asyncpg.connect(url, timeout=CONNECT_SECONDS)
@@ -373,7 +376,7 @@ class PostgresDatabase:
         return await self._run(lambda connection: connection.fetch(sql, *arguments))
 
     async def with_transaction(self, work: Callable[[Any], Awaitable[T]]) -> T:
-        """Hand a connection inside a transaction to `transact` and to the migrator."""
+        """Pass a connection inside a transaction to `transact` and to the migrator."""
         return await self._run(work, whole=True)
 
     async def close(self) -> None:
@@ -392,7 +395,7 @@ SetUp = Callable[[Any], Coroutine[Any, Any, None]]
 
 
 def _or_cut(set_up: SetUp) -> SetUp:
-    """Cut a connection that cannot be set up: asyncpg would close it politely, and wait for a silent one for ever."""
+    """Terminate a connection that cannot be set up: asyncpg would close it politely and wait forever for a reply."""
 
     async def whole(connection: Any) -> None:
         try:
@@ -409,7 +412,7 @@ async def _set_up(connection: Any) -> None:
 
 
 async def _set_up_session(connection: Any) -> None:
-    """Refuse a session that did not take the settings: a pooler may be told to ignore what a client asks for."""
+    """Refuse a session without our settings: a pooler may be configured to ignore startup parameters."""
     await _set_up(connection)
     if await connection.fetchval("SELECT current_setting('enable_mergejoin')") != "off":
         raise StoreError(UNSAID)
@@ -417,7 +420,7 @@ async def _set_up_session(connection: Any) -> None:
 
 @asynccontextmanager
 async def _transaction(connection: Any) -> AsyncIterator[None]:
-    """A transaction that plans as our own sessions do: the settings travel with its BEGIN and end with it."""
+    """Open a transaction with our planner settings: they are sent with BEGIN and end with the transaction."""
     try:
         await connection.execute(BEGIN)
         yield
@@ -429,25 +432,25 @@ async def _transaction(connection: Any) -> AsyncIterator[None]:
 
 
 async def _leave(connection: Any) -> None:
-    """There is no session state to reset."""
+    """Replace asyncpg's reset: there is no session state to reset."""
 
 
 def _topics(payload: object) -> Sequence[str]:
     try:
-        return msgspec.json.decode(str(payload), type=list[str])
+        return decoding.decode(str(payload), list[str])
     except msgspec.MsgspecError:
         return ("*",)
 
 
 def _from_pooler(error: Exception) -> bool:
-    """Whether only a pooler says this: it takes none of our startup parameters, or another server has our statement."""
+    """Return whether only a pooler causes this: a refused startup parameter, or a statement of another session."""
     if not isinstance(error, asyncpg.PostgresError):
         return False
     return error.sqlstate in ("26000", "42P05") or "unsupported startup parameter" in str(error)
 
 
 def _cause(error: Exception) -> str:
-    """Why an operation failed. Of a connection that was cut in the middle of one, asyncpg tells its own confusion."""
+    """Return why an operation failed. asyncpg's own message for a connection cut during an operation is misleading."""
     if isinstance(error, asyncpg.InternalClientError | asyncpg.InterfaceError):
         return "the connection was cut in the middle of an operation"
     return str(error) or type(error).__name__
@@ -462,8 +465,10 @@ def _mapped(error: Exception, schema: str, role: str) -> HoldfastError:
     if isinstance(error, asyncpg.LockNotAvailableError):
         return LockTimeout(f"Postgres: {message}")
     if (error.sqlstate or "")[:2] in DATA_ERRORS:
-        return Invalid("data", f"Postgres cannot keep it: {message}")
+        return Invalid("data", f"Postgres cannot store it: {message}")
     if isinstance(error, asyncpg.InsufficientPrivilegeError):
         return denied(message, schema=schema, role=role)
+    if isinstance(error, asyncpg.DiskFullError):
+        return StoreFull(f"Postgres: {message}")
     refused = refusal(error.sqlstate or "", message, error.detail)
     return refused or StoreError(f"Postgres: {message} ({error.sqlstate})")

@@ -1,11 +1,11 @@
 """Named statements from the SQL files.
 
 A file holds entries that start with `-- name: x`. On Postgres an entry is one statement. On SQLite it may be several:
-they run in one transaction and the last one answers. Two marks, for SQLite alone: `-- look` before a SELECT that runs
-first, without the write lock (no row: nothing to do); `-- each: rows` before a statement that runs once per element of
-`:rows`, with its fields by position (`-- each: rows with x`: only of those that have x).
+they run in one transaction, and the last one returns the rows. Two directives, only for SQLite: `-- look` before a
+SELECT that runs first, without the write lock (no row: nothing to do); `-- each: rows` before a statement that runs
+once per element of `:rows`, with its fields by position (`-- each: rows with x`: only for elements that have x).
 
-Two shapes of parameters, for Postgres alone: `:rows AS r(id uuid, token bigint)` is a table, sent as one array per
+Two forms of parameters, only for Postgres: `:rows AS r(id uuid, token bigint)` is a table, sent as one array per
 column, each in Postgres' own text, and `:names::text[]` is an array. Every other list is sent as JSON.
 """
 
@@ -53,12 +53,12 @@ class Query:
 
     @cached_property
     def values(self) -> frozenset[str]:
-        """The parameters that statements take as values; a table's are not among them."""
+        """The parameters that statements take as values, without those of tables."""
         return frozenset(name for s in self.statements if s.each is None for name in s.parameters)
 
     @cached_property
     def parameters(self) -> frozenset[str]:
-        """What the caller gives; the fields of an `each` row are not among them."""
+        """The parameters that the caller gives, without the fields of an `each` row."""
         names: set[str] = set()
         for statement in self.statements:
             names.update([statement.each] if statement.each else statement.parameters)
@@ -87,7 +87,7 @@ def parse(text: str) -> list[Query]:
 
 
 def positional(text: str) -> tuple[str, tuple[Slot, ...]]:
-    """Turn `:name` into `$1`, `$2` … and say what belongs there."""
+    """Turn `:name` into `$1`, `$2` … and return what each stands for."""
     slots: list[Slot] = []
 
     def number(slot: Slot) -> str:

@@ -1,4 +1,4 @@
-"""Retention: which ended jobs go, and how much there is of everything, without counting what is large."""
+"""Retention: which ended jobs are removed; and job counts that do not scan large tables."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,9 +15,9 @@ MOST = 10_001
 
 
 class Retention(msgspec.Struct, frozen=True, kw_only=True):
-    """What may go: jobs that ended longer ago than the age of their status; all but the newest of one signature.
+    """What may be removed: jobs that ended longer ago than their status's age; all but the newest of one signature.
 
-    `grace` protects what has just ended, whatever the other rules say. Durations are seconds.
+    `grace` protects jobs that have just ended, whatever the other rules say. Durations are seconds.
     """
 
     ages: Mapping[Status, float] = {}
@@ -35,14 +35,14 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pruned(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of a prune: what it removed, and where the next one begins; None when all has been looked at."""
+    """One step of a prune: what it removed, and where the next step starts; None after the last job."""
 
     removed: Sequence[str]
     next_after: str | None
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs by gate, exact up to 10,000 (10,001 stands for more), what runs, and an estimate of all jobs."""
+    """Waiting jobs by gate, exact up to 10,000 (10,001 means more), running jobs, and an estimate of all jobs."""
 
     open: int
     future: int
@@ -60,11 +60,11 @@ class Retain:
         self.files: Files = NoFiles()
 
     async def prune(self, retention: Retention, *, after: str | None = None, scan: int = SCAN) -> Pruned:
-        """Take one bounded step along all jobs, oldest first, and remove what may go.
+        """Take one bounded step along all jobs, oldest first, and remove those that may be removed.
 
-        Jobs are first marked for deletion, then their files go, and their rows last: what a crash interrupts, or a file
-        that cannot be removed, is finished by `Jobs.purge`. With `newest`, jobs are signed on the way: what a first
-        pass could not compare yet, the next one removes.
+        Jobs are first marked for deletion, then their files are removed, and their rows last: after a crash, or when a
+        file cannot be removed, `Jobs.purge` finishes. With `newest`, jobs are signed on the way: jobs that a first pass
+        could not compare yet are removed by the next one.
         """
         if retention.newest is not None:
             await self._database.rows("sign", after_id=after, scan=scan)
@@ -87,13 +87,13 @@ class Retain:
         )
 
     async def forget_keys(self, limit: int = 1000) -> int:
-        """Forget idempotency keys whose 24 hours are over; return how many."""
+        """Delete idempotency keys that are older than 24 hours; return how many."""
         return len(await self._database.rows("forget_keys", limit=limit))
 
     async def forget_lanes(self, limit: int = 1000) -> int:
-        """Forget lanes that are idle, and that nobody has said anything about; return how many.
+        """Delete lanes that are idle and have no settings; return how many.
 
-        Whoever comes next makes such a lane again.
+        The next job creates such a lane again.
         """
         return len(await self._database.rows("forget_lanes", limit=limit))
 

@@ -1,10 +1,11 @@
-"""From rows to values of the model. The same for every dialect."""
+"""Converts rows to values of the model, in the same way for every dialect."""
 
 import uuid
 from typing import Any
 
 import msgspec
 
+from holdfast import decoding
 from holdfast.errors import NotFound
 from holdfast.model import (
     Attempt,
@@ -29,13 +30,13 @@ from holdfast.model import (
 from holdfast.store.database import Row
 
 _decode = msgspec.json.decode
-_policy = msgspec.json.Decoder(Policy).decode
+_policy = decoding.decoder(Policy).decode
 _DEFAULT_POLICY = Policy()
 STATUSES = {status.value: status for status in Status}
 
 
 def known_id(job_id: str) -> str:
-    """The canonical form of an id; text that cannot be one names no job."""
+    """Return the canonical form of an id; text that is no id raises NotFound."""
     try:
         return str(uuid.UUID(job_id))
     except ValueError:
@@ -129,7 +130,7 @@ def to_attempt(row: Row) -> Attempt:
 
 
 def to_check(text: str | None) -> Check | None:
-    return None if text is None else msgspec.json.decode(text, type=Check)
+    return None if text is None else decoding.decode(text, Check)
 
 
 def to_lane(row: Row) -> Lane:

@@ -1,8 +1,8 @@
-"""Snapshots: found by id, built by one lease at a time, published by it alone, removed when nobody needs them.
+"""Snapshots: found by id, built by one lease at a time, published by that lease only, removed when unused.
 
-A build's lock names the lease of its builder and falls with it: no time runs out, no lock is left behind. It saves
-work; what counts is decided by `publish`, which a lease that was lost cannot do. Folders are the caller's: one whose
-row was refused or removed is removed by whoever was told so, or swept.
+A build lock names the lease of its builder and is valid only as long as that lease, so it needs no timeout and no
+clean-up. The lock only avoids duplicate work; `publish` decides, and a lost lease cannot publish. Folders belong to
+the caller: after a refusal or a removal the caller removes the folder, or the sweep does.
 """
 
 import base64
@@ -14,8 +14,10 @@ from typing import Literal
 
 import msgspec
 
+from holdfast import decoding
 from holdfast.errors import Invalid, Needed, NotFound
 from holdfast.model import Lease, Outputs, Snapshot
+from holdfast.store.audit import By, record
 from holdfast.store.database import Database, Row, Tx
 from holdfast.store.rows import to_json
 from holdfast.timing import from_micros, to_micros
@@ -24,14 +26,14 @@ NEAR = 200
 ID_LENGTH = 64
 SHOWN = 5
 BEYOND = "g"
-"""The first letter behind those of an id."""
+"""The first letter that sorts after every hexadecimal digit of an id."""
 
 
 Published = Literal["published", "exists", "lost", "refused"]
 
 
 class NewSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """A folder that is on the disk, about to become a snapshot."""
+    """A folder on the disk that is about to be published as a snapshot."""
 
     id: str
     parent: str
@@ -45,9 +47,9 @@ class NewSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose turn it is to build a snapshot.
+    """The answer to a request for a build lock.
 
-    `built`: nobody's, it is there. `yours`: build it. `busy`: `job` builds it; come again. `lost`: your lease is gone.
+    `built`: the snapshot exists. `yours`: build it. `busy`: `job` is building it; ask again. `lost`: the lease is gone.
     """
 
     answer: Literal["built", "yours", "busy", "lost"]
@@ -55,7 +57,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Removal(msgspec.Struct, frozen=True, kw_only=True):
-    """What went, or would go: remove the folders."""
+    """What was removed, or would be: the caller removes the folders."""
 
     outcome: Literal["deleted", "would_delete"]
     snapshots: tuple[Snapshot, ...]
@@ -78,22 +80,22 @@ class Snapshots:
     # Finding
 
     async def existing(self, ids: Sequence[str], *, tenant: str) -> Mapping[str, Snapshot]:
-        """Which of these there are; a foreign one is not there."""
+        """Return the snapshots that exist among these ids; those of other tenants are left out."""
         rows = await self._database.read("existing_snapshots", ids=list(ids), tenant=tenant)
         return {row["id"]: to_snapshot(row) for row in rows}
 
     async def use(self, ids: Sequence[str], *, tenant: str) -> Mapping[str, Snapshot]:
-        """Like `existing`, and say that they are used now: what was just used is not evicted."""
+        """Like `existing`, and record that they are used now: a snapshot that was just used is not evicted."""
         rows = await self._database.rows("use_snapshots", ids=list(ids), tenant=tenant)
         return {row["id"]: to_snapshot(row) for row in rows}
 
     async def near(self, parents: Sequence[str], *, tenant: str) -> Sequence[Snapshot]:
-        """What a miss may be compared with: snapshots with one of these parents, then the newest of the tenant."""
+        """Return snapshots to compare a cache miss with: those with one of these parents, then the tenant's newest."""
         rows = await self._database.read("near_snapshots", parents=list(parents), tenant=tenant, limit=NEAR)
         return [to_snapshot(row) for row in rows]
 
     async def get(self, text: str, *, tenant: str) -> Snapshot:
-        """The one snapshot whose id is this, or begins with it."""
+        """Return the one snapshot whose id is, or begins with, `text`."""
         if not re.fullmatch(rf"[0-9a-f]{{1,{ID_LENGTH}}}", text):
             raise NotFound("snapshot", text[:80])
         rows = await self._database.read(
@@ -118,27 +120,27 @@ class Snapshots:
         return SnapshotPage(items=items, next_cursor=_cursor(items[-1]) if len(rows) > limit else None)
 
     async def totals(self, *, tenant: str | None = None) -> Totals:
-        """How many there are and how much they hold: one tenant's, or all."""
+        """Return the number of snapshots and their total size, for one tenant or for all."""
         (row,) = await self._database.read("snapshot_totals", tenant=tenant)
         return Totals(count=row["count"], size=row["size"])
 
     async def standing(self, folders: Sequence[str]) -> frozenset[str]:
-        """Which of these folders belong to a snapshot."""
+        """Return which of these folders belong to a snapshot."""
         rows = await self._database.read("standing_folders", folders=list(folders))
         return frozenset(row["folder"] for row in rows)
 
     async def outputs(self, snapshot: Snapshot) -> Outputs | None:
-        """Read what the tasks up to a snapshot left. None: it was made by a version that recorded no outputs."""
+        """Read the outputs of the tasks up to a snapshot; None if the version that made it recorded no outputs."""
         rows = await self._database.read("snapshot_outputs", id=snapshot.id, folder=snapshot.folder)
         if not rows:
             raise NotFound("snapshot", snapshot.id)
         text = rows[0]["outputs"]
-        return None if text is None else msgspec.json.decode(text, type=Outputs)
+        return None if text is None else decoding.decode(text, Outputs)
 
     # Building
 
     async def take(self, lease: Lease, snapshot: str) -> Turn:
-        """Ask for the turn to build a snapshot. Whoever has it keeps it as long as its lease, and no longer."""
+        """Ask for the build lock of a snapshot. Its holder keeps the lock exactly as long as its lease."""
 
         async def change(tx: Tx) -> Turn:
             await tx.rows("lock_build", id=snapshot)
@@ -157,14 +159,14 @@ class Snapshots:
         return await self._database.transact(change)
 
     async def release(self, lease: Lease, snapshot: str) -> None:
-        """Let another build it."""
+        """Release the build lock, so that another job can build the snapshot."""
         await self._database.rows("release_build", id=snapshot, job_id=lease.id, token=lease.token)
 
     async def publish(self, lease: Lease, new: NewSnapshot) -> Published:
-        """Make a folder the snapshot, or say that another one is, or that this lease has lost the right to.
+        """Publish a folder as the snapshot, unless another folder already is or the lease was lost.
 
-        `refused`: it never had it, for the record has no task of this job that leads there. Unless it is `published`,
-        the folder is the caller's to remove.
+        `refused`: the job has no recorded task that produces this snapshot. Unless the answer is `published`, the
+        caller removes the folder.
         """
 
         async def change(tx: Tx) -> Published:
@@ -178,7 +180,7 @@ class Snapshots:
                 made = {"tenant": lease.tenant, "job_id": lease.id, "token": lease.token, **fields}
                 refused = not await tx.rows("publish_snapshot", **made)
             await _leave(tx, lease, new.id)
-            # Ours may have landed before, and only its answer got lost.
+            # Our own publish may have succeeded earlier with only its reply lost.
             stands = await tx.rows("existing_snapshots", ids=[new.id], tenant=lease.tenant)
             if not stands:
                 return "refused" if refused else "lost"
@@ -187,17 +189,24 @@ class Snapshots:
         return await self._database.transact(change)
 
     async def forget_builds(self, age: float) -> int:
-        """Forget locks whose lease fell so many seconds ago; return how many."""
+        """Delete build locks whose lease ended at least `age` seconds ago; return how many."""
         return len(await self._database.rows("forget_builds", age=age))
 
     # Removing
 
     async def remove(
-        self, text: str, *, tenant: str, force: bool = False, recurse: bool = False, dry_run: bool = False
+        self,
+        text: str,
+        *,
+        tenant: str,
+        force: bool = False,
+        recurse: bool = False,
+        dry_run: bool = False,
+        by: By = None,
     ) -> Removal:
-        """Remove a snapshot; with `recurse`, what was made from it, too; with `force`, although a job may want it.
+        """Remove a snapshot; with `recurse`, also those made from it; with `force`, even if a job has it in its plan.
 
-        The job then builds it again.
+        Such a job then builds the snapshot again.
         """
         found = (await self.get(text, tenant=tenant)).id
 
@@ -208,18 +217,20 @@ class Snapshots:
                 raise NotFound("snapshot", found)
             children = [snapshot.id for snapshot in locked if snapshot.parent == found]
             if children and not recurse:
-                raise Needed(found, f"has {len(children)} made from it; remove it with recurse")
+                raise Needed(found, f"has snapshots made from it ({len(children)}); remove them too with recurse")
             users = [] if force else await tx.rows("snapshot_users", ids=family)
             if users:
                 raise Needed(users[0]["snapshot"], f"is in the plan of job {users[0]['job_id']}; wait for it, or force")
             if not dry_run:
                 await tx.rows("remove_snapshots", ids=[snapshot.id for snapshot in locked])
+                after = {"removed": len(locked), "force": force}
+                await record(tx, by, "snapshot.remove", found, tenant=tenant, after=after)
             return Removal(outcome="would_delete" if dry_run else "deleted", snapshots=tuple(locked))
 
         return await self._database.transact(change)
 
     async def drop(self, snapshot: Snapshot) -> bool:
-        """Take a snapshot out whose folder is damaged, unless another one stands for its id by now."""
+        """Delete the row of a snapshot whose folder is damaged, unless its id has another folder by now."""
 
         async def change(tx: Tx) -> bool:
             locked = await tx.rows("lock_snapshots", ids=[snapshot.id])
@@ -231,9 +242,9 @@ class Snapshots:
         return await self._database.transact(change)
 
     async def evict(self, *, grace: float) -> Snapshot | None:
-        """Take out the one that is missed least: a leaf in nobody's plan, oldest, then largest. None if all must stay.
+        """Remove one snapshot: a leaf in no job's plan, the oldest, then the largest. None if all must stay.
 
-        Nothing goes that was made or used within `grace` seconds.
+        Snapshots that were made or used within `grace` seconds are never removed.
         """
         for row in await self._database.read("evictable_snapshots", grace=grace, limit=SHOWN):
             gone = await self._evict(row["id"], grace)
@@ -244,7 +255,7 @@ class Snapshots:
     async def _evict(self, snapshot: str, grace: float) -> Snapshot | None:
         async def change(tx: Tx) -> Snapshot | None:
             locked = await tx.rows("lock_snapshots", ids=[snapshot])
-            # Whoever plans with a snapshot has said that it uses it, under this lock.
+            # A job that plans with a snapshot records its use under this lock.
             if not locked or not await tx.rows("unused_snapshots", ids=[snapshot], grace=grace):
                 return None
             await tx.rows("remove_snapshots", ids=[snapshot])
@@ -254,7 +265,7 @@ class Snapshots:
 
 
 async def _leave(tx: Tx, lease: Lease, snapshot: str) -> None:
-    """Leave no lock behind that is ours, or nobody's."""
+    """Delete the build lock if it is ours or has no holder."""
     await tx.rows("release_build", id=snapshot, job_id=lease.id, token=lease.token)
 
 
@@ -286,4 +297,4 @@ def _read_cursor(cursor: str | None) -> tuple[datetime | None, str | None]:
         micros, _, snapshot = base64.urlsafe_b64decode(cursor.encode()).decode().partition(".")
         return from_micros(int(micros)), snapshot
     except (ValueError, binascii.Error, OverflowError):
-        raise Invalid("cursor", "is not one that a list answered") from None
+        raise Invalid("cursor", "is not a valid cursor") from None

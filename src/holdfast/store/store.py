@@ -8,6 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 from holdfast.config import Pooler
 from holdfast.errors import Invalid
+from holdfast.store.audit import Audit
 from holdfast.store.database import Counters
 from holdfast.store.direct import Direct
 from holdfast.store.events import Events
@@ -18,6 +19,7 @@ from holdfast.store.jobs import Jobs
 from holdfast.store.lanes import Lanes
 from holdfast.store.leases import Leases
 from holdfast.store.migrate import require_current
+from holdfast.store.notify import Notifications
 from holdfast.store.postgres import PostgresDatabase
 from holdfast.store.queues import Queues
 from holdfast.store.retention import Retain
@@ -26,7 +28,6 @@ from holdfast.store.snapshots import Snapshots
 from holdfast.store.sqlite import SqliteDatabase
 from holdfast.store.tasks import Tasks
 from holdfast.store.tokens import Tokens
-from holdfast.store.wake import Wake
 from holdfast.store.workers import Attempts, Workers
 from holdfast.timing import Clock
 
@@ -36,17 +37,18 @@ class Store:
         self, database: SqliteDatabase | PostgresDatabase, *, defaults: Mapping[str, Any] | None = None
     ) -> None:
         self.database = database
-        self.wake = Wake(database)
-        self.lanes = Lanes(database, self.wake)
-        self.gates = Gates(database, self.lanes, self.wake)
-        self.jobs = Jobs(database, self.gates, self.wake, defaults)
+        self.notifications = Notifications(database)
+        self.lanes = Lanes(database, self.notifications)
+        self.gates = Gates(database, self.lanes, self.notifications)
+        self.jobs = Jobs(database, self.gates, self.notifications, defaults)
         self.direct = Direct(database, self.jobs)
-        self.queues = Queues(database, self.wake)
-        self.leases = Leases(database, self.gates, self.queues, self.wake)
+        self.queues = Queues(database, self.notifications)
+        self.leases = Leases(database, self.gates, self.queues, self.notifications)
         self.events = Events(database)
         self.attempts = Attempts(database)
         self.retain = Retain(database)
         self.shared_folder = SharedFolderRecord(database)
+        self.audit = Audit(database)
         self.tokens = Tokens(database)
         self.snapshots = Snapshots(database)
         self.tasks = Tasks(database)
@@ -54,7 +56,7 @@ class Store:
         self.explain = Explain(database, self.jobs, self.lanes, self.queues, self.workers, self.tasks)
 
     def delete_with(self, files: Files) -> None:
-        """From now on, jobs that are deleted or pruned take their files with them."""
+        """Remove the files of jobs that are deleted or pruned from now on."""
         self.jobs.files = files
         self.retain.files = files
 
@@ -63,17 +65,26 @@ class Store:
         return self.database.counters
 
     async def installation(self) -> str:
-        """The random id of this database, made when it was migrated: part of the identity of what its workers start."""
+        """Return the random id of this database, made by its first migration: part of the identity of every attempt."""
         (row,) = await self.database.read("installation")
         return str(row["id"])
 
+    async def test_write(self) -> None:
+        """Raise a StoreError unless the database accepts a write."""
+        await self.database.rows("test_write")
+
+    async def make_room(self) -> None:
+        """Reserve disk space for commits on a full disk; does nothing on Postgres, whose server does that itself."""
+        if isinstance(self.database, SqliteDatabase):
+            await self.database.make_room()
+
     async def next_due(self) -> float | None:
-        """Seconds until the next delayed job is due, by the database's clock; None if there is none."""
+        """Return the seconds until the next delayed job is due, by the database's clock; None if there is none."""
         rows = await self.database.read("next_due")
         return max(0.0, float(rows[0]["wait"])) if rows else None
 
     async def close(self) -> None:
-        await self.wake.close()
+        await self.notifications.close()
         await self.database.close()
 
     async def __aenter__(self) -> Self:
@@ -125,7 +136,7 @@ async def open_store(
     clock: Clock | None = None,
     defaults: Mapping[str, Any] | None = None,
 ) -> Store:
-    """Open a migrated store. `defaults` hold for jobs that are submitted through it and leave something open."""
+    """Open a migrated store. `defaults` fill in fields that jobs submitted through it leave out."""
     database = await connect(
         url,
         schema=schema,
@@ -145,7 +156,7 @@ async def open_store(
 
 
 def sqlite_path(url: str) -> Path:
-    """The file of `sqlite:///relative` or `sqlite:////absolute`."""
+    """Return the file of `sqlite:///relative` or `sqlite:////absolute`."""
     rest = url.removeprefix("sqlite://")
     if not rest.startswith("/") or len(rest) < 2:
         raise Invalid("database_url", f"{url!r} names no file: use sqlite:///path")

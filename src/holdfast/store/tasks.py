@@ -1,6 +1,6 @@
-"""The tasks of a pipeline job: planned in one go, then moved one by one, by whoever leases the job and nobody else.
+"""The tasks of a pipeline job: planned together, then updated one by one, only by the worker that leases the job.
 
-Until a worker has planned them there are no rows: a waiting pipeline's tasks are told from its spec.
+Rows exist once a worker has planned them; until then the tasks of a waiting pipeline are derived from its spec.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,13 +10,13 @@ import msgspec
 
 from holdfast.errors import NotFound
 from holdfast.model import Job, Json, Lease, TaskRecord, TaskStatus
+from holdfast.pipeline_spec import pipeline_of
 from holdfast.store.database import Database, Row, Tx, json_text
 from holdfast.store.rows import known_id
-from holdfast.tasks import pipeline_of
 
 
 class PlannedTask(msgspec.Struct, frozen=True, kw_only=True):
-    """A task as a plan has it."""
+    """A task in a plan."""
 
     name: str
     parent: str
@@ -28,18 +28,18 @@ class Tasks:
         self._database = database
 
     async def list(self, job_id: str, *, tenant: str = "default") -> Sequence[TaskRecord]:
-        """The tasks of a job, in order; none for a job that is no pipeline."""
+        """Return the tasks of a job, in order; none if the job is not a pipeline."""
         found = await self._database.read("get_job", id=known_id(job_id), tenant=tenant)
         if not found:
             raise NotFound("job", job_id)
         return await self._of(found[0]["id"], msgspec.json.decode(found[0]["spec"]))
 
     async def of(self, job: Job) -> Sequence[TaskRecord]:
-        """Like `list`, for a job that was read already."""
+        """Like `list`, for a job that the caller has already read."""
         return await self._of(job.id, job.spec)
 
     async def of_all(self, jobs: Sequence[Job]) -> Mapping[str, Sequence[TaskRecord]]:
-        """The tasks of jobs that were read already, by their ids: one statement, none if there is no pipeline."""
+        """Return the tasks of jobs that the caller has already read, by job id, in at most one statement."""
         pipelines = [job for job in jobs if "tasks" in job.spec]
         if not pipelines:
             return {}
@@ -55,11 +55,11 @@ class Tasks:
         return [_to_task(row) for row in rows] or _waiting(spec)
 
     async def replan(self, lease: Lease, tasks: Sequence[PlannedTask], *, done: int) -> bool:
-        """Put a plan in the place of the one that was there, in one transaction; False: the lease is lost.
+        """Replace the plan in one transaction; return False if the lease is lost.
 
-        The first `done` tasks are in the workspace: what this job ran stays as it was told, the rest was cached. All
-        behind them are pending, also what had succeeded on a workspace that is lost. Snapshots in the plan are used
-        from now on, and not evicted.
+        The first `done` tasks are in the workspace: those that this job ran keep their record, the others are cached.
+        All later tasks are pending, even those that had succeeded in a workspace that is lost. The snapshots in the
+        plan count as used from now on, so they are not evicted.
         """
 
         async def change(tx: Tx) -> bool:
@@ -88,9 +88,9 @@ class Tasks:
         exit_code: int | None = None,
         ago: float = 0.0,
     ) -> bool:
-        """Say where a task stands, with the event that reports it; False: the lease is lost. Twice is once.
+        """Record the status of a task, with the event that reports it; return False if the lease is lost. Idempotent.
 
-        `ago` is how many seconds have passed since it ended: a duration, so that nobody's clock has to be right.
+        `ago` is the number of seconds since the task ended: a duration, so that the worker's clock need not be right.
         """
 
         async def change(tx: Tx) -> bool:
@@ -106,7 +106,7 @@ class Tasks:
 
 
 def _waiting(spec: Mapping[str, Any]) -> list[TaskRecord]:
-    """The tasks of a spec that nobody has planned. One that came by SQL may be no pipeline: its worker will say so."""
+    """Return the unplanned tasks of a spec. A spec submitted by SQL may be invalid; its worker will report that."""
     try:
         pipeline = pipeline_of(spec)
     except msgspec.ValidationError:
@@ -115,7 +115,7 @@ def _waiting(spec: Mapping[str, Any]) -> list[TaskRecord]:
 
 
 def _merged(before: Sequence[TaskRecord], tasks: Sequence[PlannedTask], done: int) -> list[TaskRecord]:
-    """The new plan, with what this job did itself as far as it still counts."""
+    """Return the new plan, with the records of tasks that this job ran and that are still valid."""
     ran = {(task.n, task.name, task.snapshot): task for task in before if task.status is TaskStatus.SUCCEEDED}
     merged: list[TaskRecord] = []
     for n, task in enumerate(tasks):
@@ -129,7 +129,7 @@ def _merged(before: Sequence[TaskRecord], tasks: Sequence[PlannedTask], done: in
 
 
 def _told(before: Sequence[TaskRecord], wanted: Sequence[TaskRecord]) -> list[dict[str, str]]:
-    """What a new plan says in the history: the plan, then each task that needs no run."""
+    """Return the events of a new plan: the plan, then each task that need not run."""
     plan = _event(None, plan=wanted[-1].snapshot, tasks=[task.name for task in wanted], replanned=bool(before) or None)
     known = {(task.name, task.snapshot) for task in before if task.cached}
     return [

@@ -1,20 +1,23 @@
 """Tokens: who may call the service, with which role, in which tenant.
 
-A secret is shown once, when it is made; the database keeps its SHA-256. Its 256 bits are random, so a slow hash would
-buy nothing.
+A secret is shown once, when it is made; the database stores its SHA-256. Its 256 bits are random, so a slow hash would
+add no protection.
 """
 
 import hashlib
 import secrets
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from holdfast.errors import Conflict, NotFound
-from holdfast.model import Role, Token, new_id
+from holdfast.model import Actor, Role, Token, new_id
+from holdfast.store.audit import By, name_of, record
 from holdfast.store.database import Database, Row, Tx
 
 PREFIX = "hf_"
+SILENCE_DAYS = 30.0
+"""The first use of a token after this many days without one is recorded in the audit trail, like its very first."""
 
 
 def new_secret() -> str:
@@ -30,7 +33,7 @@ class Tokens:
         self._database = database
 
     async def find(self, secret: str) -> Token | None:
-        """Whose secret this is; None if nobody's, or no more."""
+        """Return the token with this secret; None if there is none or it has expired."""
         rows = await self._database.read("find_token", hash=digest(secret))
         return _to_token(rows[0]) if rows else None
 
@@ -44,26 +47,32 @@ class Tokens:
         *,
         secret: str,
         tenant: str | None = None,
-        by: str | None = None,
+        by: By = None,
         expires_at: datetime | None = None,
     ) -> Token:
-        """Let whoever has this secret act in this role; a name stands in audit events, so it is given once."""
-        rows = await self._database.rows(
-            "add_token",
-            id=new_id(),
-            name=name,
-            role=str(role),
-            tenant=tenant,
-            hash=digest(secret),
-            created_by=by,
-            until_at=expires_at,
-        )
-        if not rows:
-            raise Conflict(f"name: a token {name} exists already; take another name, or delete that one first")
-        return _to_token(rows[0])
+        """Create a token with this secret and role. Names are unique, because audit events show them."""
 
-    async def remove(self, token_id: str) -> str:
-        """Take a token back and return its name. The last admin that never expires stays: nobody could make another."""
+        async def change(tx: Tx) -> Token:
+            rows = await tx.rows(
+                "add_token",
+                id=new_id(),
+                name=name,
+                role=str(role),
+                tenant=tenant,
+                hash=digest(secret),
+                created_by=name_of(by),
+                until_at=expires_at,
+            )
+            if not rows:
+                raise Conflict(f"name: a token {name} exists already; choose another name, or delete that token first")
+            made = _to_token(rows[0])
+            await record(tx, by, "token.make", made.id, tenant=tenant, after=_brief(made))
+            return made
+
+        return await self._database.transact(change)
+
+    async def remove(self, token_id: str, *, by: By = None) -> str:
+        """Delete a token and return its name. The last admin token that never expires cannot be deleted."""
         try:
             known = str(uuid.UUID(token_id))
         except ValueError:
@@ -76,18 +85,42 @@ class Tokens:
             gone = await tx.rows("remove_token", id=known)
             if not gone:
                 raise NotFound("token", known)
-            return str(gone[0]["name"])
+            token = _to_token(gone[0])
+            await record(tx, by, "token.remove", token.id, tenant=token.tenant, before=_brief(token))
+            return token.name
 
         return await self._database.transact(change)
 
-    async def use(self, token_ids: Sequence[str]) -> None:
-        """Note that these were used now."""
-        await self._database.rows("use_tokens", ids=list(token_ids))
+    async def use(self, addresses: Mapping[str, str | None]) -> None:
+        """Record that these tokens were used now; audit a first use, or one after a long time, with its address."""
+
+        async def change(tx: Tx) -> None:
+            rows = await tx.rows("lock_tokens", ids=list(addresses), silence=SILENCE_DAYS * 86_400)
+            await tx.rows("use_tokens", ids=[row["id"] for row in rows])
+            for row in rows:
+                if row["silent"]:
+                    token = _to_token(row)
+                    used_at = None if token.used_at is None else token.used_at.isoformat()
+                    await record(
+                        tx,
+                        Actor(name=token.name, token_id=token.id, role=token.role, address=addresses[token.id]),
+                        "token.use",
+                        token.id,
+                        tenant=token.tenant,
+                        before={"used_at": used_at},
+                    )
+
+        await self._database.transact(change)
 
     async def has_admin(self) -> bool:
-        """Whether anybody could make further tokens."""
+        """Return whether an admin token exists that could make further tokens."""
         tokens = await self.list()
         return any(token.role is Role.ADMIN and token.expires_at is None for token in tokens)
+
+
+def _brief(token: Token) -> dict[str, str | None]:
+    expires_at = None if token.expires_at is None else token.expires_at.isoformat()
+    return {"name": token.name, "role": str(token.role), "expires_at": expires_at}
 
 
 def _to_token(row: Row) -> Token:

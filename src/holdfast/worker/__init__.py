@@ -1,1 +1,1 @@
-"""Workers: they claim jobs, run them, and say how they ended."""
+"""Workers: they claim jobs, run them and record how they ended."""

@@ -1,7 +1,7 @@
-"""From how an attempt ended to where its job goes: one pure function, no I/O.
+"""Maps the end of an attempt to the outcome of its job: one pure function, no I/O.
 
-If we signalled for a reason before the exit, that reason is the cause; if the exit came first, the exit decides. The
-runner says which (`End.cause`); here it becomes an outcome by the job's own rules: retries, losses, budget.
+If we sent a signal before the exit, its reason is the cause; if the exit came first, the exit decides. The runner
+reports which (`End.cause`); here the job's rules for retries, losses and budget turn it into an outcome.
 """
 
 import random
@@ -9,20 +9,26 @@ import random
 import msgspec
 
 from holdfast.budgets import EXCEEDED
-from holdfast.losses import after_loss, requeued
 from holdfast.model import Cause, Error, Lease, Outcome, Policy, Status
+from holdfast.retry import after_loss, requeued
+from holdfast.runner.artifacts import Violation, parse_report
 from holdfast.runner.base import End
-from holdfast.runner.outputs import Violation, parse_report
 from holdfast.runner.secrets import NO_MASK, Mask
 
 TIMEOUT_CODE = 124
 MAX_VIOLATION = 1000
-PERMANENT = frozenset({"command_missing", "image_missing", EXCEEDED, "contract_violation"})
-"""Errors that a second attempt would meet again."""
+OUTPUTS_NOT_STORED = "outputs_not_stored"
+PERMANENT = frozenset(
+    {
+        *("command_missing", "image_missing", "root_refused", EXCEEDED, "contract_violation", OUTPUTS_NOT_STORED),
+        *("file_too_large", "folder_too_large"),
+    }
+)
+"""Errors that a second attempt would hit again."""
 
 
 def reported(end: End, data: bytes | None, mask: Mask = NO_MASK, *, required: bool = False) -> End:
-    """Take what a child's own `result.json` says into its end. The exit code decides; a contrary report fails it."""
+    """Merge the child's `result.json` into its end. The exit code decides, but a reported failure fails a success."""
     if end.cause is not Cause.EXIT:
         return end
     if data is None:
@@ -46,7 +52,7 @@ def broken(end: End, violation: str) -> End:
 
 
 def classify(end: End, lease: Lease, source: random.Random | None = None) -> Outcome:
-    """Say what becomes of the job. A stop request that waits turns a requeue into the stop, in the store."""
+    """Return the outcome of the job. The store turns a requeue into a stop if a stop request is waiting."""
     match end.cause:
         case Cause.DRAINED:
             return Outcome.requeued(Cause.DRAINED)
@@ -95,7 +101,7 @@ def _lost(end: End, lease: Lease, source: random.Random | None) -> Outcome:
 
 
 def _again_or(outcome: Outcome, kind: str, lease: Lease, source: random.Random | None) -> Outcome:
-    """Retry, if the job's rules say so and attempts are left."""
+    """Requeue the job if its retry rules allow it and attempts are left; otherwise keep the outcome."""
     permanent = outcome.error is not None and outcome.error.code in PERMANENT
     if permanent or kind not in lease.policy.retry.on or lease.attempts_left == 0:
         return outcome

@@ -1,8 +1,8 @@
-"""Jobs that run in the request that submits them: a worker with claiming off, and a cap instead of a line.
+"""Jobs that run in the request that submits them: a worker that does not claim, and a cap instead of a queue.
 
-A job is accepted and claimed in one transaction, or refused at once. From there on it is a job like any other: the same
-executor, leases, events and finish. What a crashed server left is adopted by the worker, like any orphan, and counts
-against the cap until it ends.
+A job is accepted and claimed in one transaction, or refused immediately. From then on it is a job like any other: the
+same executor, leases, events and finish. Orphans of a crashed server are adopted by the worker and count against the
+cap until they end.
 """
 
 import asyncio
@@ -10,17 +10,17 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from holdfast.config import Settings
-from holdfast.errors import AtCapacity, Conflict, NotFound
+from holdfast.errors import AtCapacity, Conflict, DiskFull, NotFound
 from holdfast.model import Gate, Job, Lease, Status
 from holdfast.store import Store
 from holdfast.submission import Accepted, check, fingerprint, parse
 from holdfast.timing import jitter
-from holdfast.worker.completer import retried
+from holdfast.worker.batch_writer import retried
 from holdfast.worker.worker import Worker
 
 
 class Run:
-    """One job in this server's hands, or one that it met: whoever asked for it may wait for its end."""
+    """A job that this server runs, or found running, and whose end a caller can wait for."""
 
     def __init__(self, job_id: str, tenant: str, *, reused: bool) -> None:
         self.job_id = job_id
@@ -29,7 +29,7 @@ class Run:
         self.over = asyncio.Event()
 
     def joined(self) -> "Run":
-        """The same job for another caller, who did not make it."""
+        """Return the same job for another caller, as reused."""
         run = Run(self.job_id, self.tenant, reused=True)
         run.over = self.over
         return run
@@ -48,11 +48,11 @@ class Direct:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def leave(self) -> None:
-        """Take nothing new, and hand over."""
+        """Drain: accept nothing new, and hand over."""
         self._worker.leave()
 
     async def submit(self, job: Mapping[str, Any], *, tenant: str, key: str | None, sent: Sequence[Any]) -> Run:
-        """Accept a job and start it; refuse it when there is no room. A repeat of a call that runs here joins it."""
+        """Accept and start a job, or raise AtCapacity. A repeated call whose job runs here joins that job."""
         again = None if key is None else (tenant, key, fingerprint(sent))
         if again is not None and again in self._keys:
             return self._keys[again].joined()
@@ -63,12 +63,12 @@ class Direct:
         try:
             accepted, released = await self._start(job, domain, tenant, key, sent)
         finally:
-            if released is None:  # Refused, or there already.
+            if released is None:  # Refused, or the job existed already.
                 self._admitted -= 1
         run = Run(accepted.id, tenant, reused=accepted.reused)
         if again is not None:
             self._keys[again] = run
-        # Reason for a bare task: it outlives the request, and holds itself.
+        # Reason for a bare task: it outlives the request. `_tasks` keeps a reference.
         task = asyncio.create_task(self._look_on(run) if released is None else self._carry(run, released))
         self._tasks.add(task)
         task.add_done_callback(lambda _: self._over(run, task, again))
@@ -76,15 +76,17 @@ class Direct:
 
     def _refuse_if_full(self) -> None:
         if self._worker.leaving:
-            raise AtCapacity("this server is leaving; ask another one, or again in a moment")
+            raise AtCapacity("this server is shutting down; use another one, or retry in a moment")
         most = self._settings.max_concurrency
         if self._admitted + self._worker.adopted >= most:
-            raise AtCapacity(f"this server runs as many jobs as it may: {most}; try again when one has ended")
+            raise AtCapacity(f"this server runs its maximum of {most} jobs; retry when one has ended")
 
     def _domain(self, capability: str) -> str:
         domain = self._worker.domain_of(capability)
+        if domain is None and (why := self._worker.short_of_room(capability)) is not None:
+            raise DiskFull(why)
         if domain is None:
-            raise Conflict(f"this server has no queue, and cannot run {capability} itself")
+            raise Conflict(f"this server has no queue and cannot run {capability} itself")
         return domain
 
     async def _start(
@@ -104,15 +106,15 @@ class Direct:
         return accepted[0], released
 
     async def _take(self, claim: Callable[[], Awaitable[Lease | None]]) -> asyncio.Event | None:
-        """Run what was claimed; the answer is set when it is no longer in our hands."""
+        """Run a claimed job. Return an event that is set when its lease is released, or None if nothing was claimed."""
 
         async def leases() -> Sequence[Lease]:
             lease = await claim()
             return () if lease is None else (lease,)
 
-        for hold in await self._worker.take(leases):
+        for held in await self._worker.take(leases):
             released = asyncio.Event()
-            hold.on_release = released.set
+            held.on_release = released.set
             return released
         return None
 
@@ -123,7 +125,7 @@ class Direct:
             self._keys.pop(key, None)
 
     async def _carry(self, run: Run, released: asyncio.Event | None) -> None:
-        """Stay with a job to its end, through its retries."""
+        """Run a job to its end, including its retries."""
         try:
             while released is not None:
                 await released.wait()
@@ -132,7 +134,7 @@ class Direct:
             self._admitted -= 1
 
     async def _look_on(self, run: Run) -> None:
-        """Wait for a job that somebody else runs."""
+        """Wait for the end of a job that another server or worker runs."""
         while not self._worker.leaving:
             job = await self._job(run)
             if job is None or job.status is not Status.RUNNING:
@@ -140,7 +142,7 @@ class Direct:
             await asyncio.sleep(jitter(self._settings.poll_interval / 4))
 
     async def _retry(self, run: Run) -> asyncio.Event | None:
-        """Wait out the pause before the next attempt, and claim it; None when the job has ended or is not ours."""
+        """Wait for the backoff, then claim the next attempt. Return None if the job has ended or is not ours."""
         while not self._worker.leaving:
             job = await self._job(run)
             if job is None or job.status is not Status.QUEUED:
@@ -157,11 +159,11 @@ class Direct:
         ttl = self._settings.lease_ttl
         claim = self._store.direct.claim
         return await self._take(
-            lambda: retried(lambda: claim(self._worker.id, job.id, domain=domain, ttl=ttl), "a retry")
+            lambda: retried(lambda: claim(self._worker.id, job.id, domain=domain, ttl=ttl), "claiming a retry")
         )
 
     async def _job(self, run: Run) -> Job | None:
         try:
-            return await retried(lambda: self._store.jobs.get(run.job_id, tenant=run.tenant), "a look at a job")
+            return await retried(lambda: self._store.jobs.get(run.job_id, tenant=run.tenant), "reading a job")
         except NotFound:
             return None

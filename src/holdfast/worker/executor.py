@@ -1,8 +1,8 @@
 """One attempt under a supervisor, from its claim or adoption to its end: prepare → start or adopt → wait → collect →
 classify → finish, each a small step.
 
-Whatever happens to this worker, at whatever step: the next one finds the attempt by its identity and goes on there. A
-lost lease ends the execution at once, with nothing written and nothing touched.
+If this worker dies at any step, the next one finds the attempt by its identity and continues there. A lost lease ends
+the execution immediately: nothing is written or changed after that.
 """
 
 import asyncio
@@ -15,71 +15,81 @@ from typing import Any
 import msgspec
 
 from holdfast.budgets import EXCEEDED
-from holdfast.errors import NotFound, SharedFolderAway, SnapshotDamaged, SnapshotFailed, StoreError
+from holdfast.errors import Invalid, NotFound, SharedFolderAway, SnapshotDamaged, SnapshotFailed, StoreError
+from holdfast.limits import AttemptLimits
 from holdfast.model import Cause, Error, Outcome, Phase, Status, StopKind, StopPhase, StopRequest
-from holdfast.runner.base import CannotStart, End, EngineUnreachable, Identity, Order, Runner, Running, TooLate
+from holdfast.runner.base import CannotStart, End, EngineUnreachable, Identity, Order, Runner, Running, State, TooLate
+from holdfast.runner.disk import DATABASE
+from holdfast.runner.process import EXHAUSTED
 from holdfast.runner.secrets import NO_MASK, Mask, find_secrets
+from holdfast.submission import check_spec
 from holdfast.timing import backoff, jitter
-from holdfast.worker.classify import classify
-from holdfast.worker.completer import Handed, retried
-from holdfast.worker.desk import Desk
-from holdfast.worker.journal import Journal
+from holdfast.worker.batch_writer import Handed, retried
+from holdfast.worker.classify import OUTPUTS_NOT_STORED, classify
+from holdfast.worker.collect import Collect, OutputsWait, take_outputs
+from holdfast.worker.event_writer import EventWriter
+from holdfast.worker.execution_services import ExecutionServices
+from holdfast.worker.held_leases import HeldLease, Lost, boottime, until_trusted
 from holdfast.worker.last_error import LastError
-from holdfast.worker.lease import Hold, Lost, boottime, until_trusted
-from holdfast.worker.pipeline import Pipeline
+from holdfast.worker.limits import broken_limit, watch_folder
+from holdfast.worker.log_reader import LogReader
+from holdfast.worker.pipeline_execution import PipelineExecution
 from holdfast.worker.readiness import Unready, make_ready
 from holdfast.worker.recent import recent_events
-from holdfast.worker.shipper import Shipper
-from holdfast.worker.speech import Speech
-from holdfast.worker.taking import Collect, OutputsWait, take_outputs
+from holdfast.worker.supervisor_link import SupervisorLink
 
 log = logging.getLogger(__name__)
 
-QUICK, SLOW = 0.25, 1.0
-"""Seconds between looks at the output: while there is some, and when it has been quiet for a while."""
+QUICK, SLOW, SCARCE = 0.25, 1.0, 5.0
+"""Seconds between reads of the output: while there is some, when it has been quiet for a while, and while the disk of
+the database is below its reserve."""
 LATE_STARTS, LATE_SECONDS = 5, 30.0
-"""How often a start may come too late for its lease, and the longest pause before another one."""
+"""How many starts may miss the deadline of the lease, and the longest backoff between them."""
 STOPPED_TRIES = 3
-"""How often the outputs of a job are tried to be kept that somebody asked to stop: it need not wait for room."""
+"""How often we try to store the outputs of a job that has a stop request: it need not wait for disk space."""
+MAX_MESSAGE = 1000
+"""Characters kept of the message of an unexpected error."""
 ITS_OWN = (Cause.EXIT, Cause.OUT_OF_MEMORY, Cause.TIMED_OUT, Cause.IDLE_TIMEOUT)
-"""Ends that say something about the command, and not about a request or a loss."""
+"""Causes that are due to the command itself, not to a request or a loss."""
 AWAY_SECONDS = 5.0
-"""How long what could not be looked at waits for an adopter, when its engine is away."""
+"""Delay before an attempt can be adopted after its engine was unreachable."""
 
 
 class HandOver(Exception):
-    """This worker leaves; what runs goes on, and the next worker adopts it."""
+    """This worker drains; the attempt keeps running and the next worker adopts it."""
 
 
 class Execution:
-    """One attempt in this worker's hands."""
+    """One attempt that this worker carries out."""
 
-    def __init__(self, desk: Desk, runner: Runner, hold: Hold) -> None:
-        self._desk = desk
+    def __init__(self, services: ExecutionServices, runner: Runner, held: HeldLease) -> None:
+        self._services = services
         self._runner = runner
-        self._hold = hold
-        self._lease = hold.lease
-        self._policy = hold.lease.policy
-        self._journal = Journal(desk.store, hold.lease)
+        self._held = held
+        self._lease = held.lease
+        self._policy = held.lease.policy
+        self._event_writer = EventWriter(services.store, held.lease)
         self._running: Running | None = None
         self._changed = asyncio.Event()
-        self._speech = Speech(desk, hold)
+        self._link = SupervisorLink(services, held)
         self._over = False
-        """Whether it is known that nothing of it can start any more."""
+        """Whether it is certain that the attempt cannot start any more."""
         self._over_budget: str | None = None
+        self._over_limit: Error | None = None
+        self._limits = AttemptLimits()
         self._mask = NO_MASK
         self._ended = False
-        self._pipeline: Pipeline | None = None
+        self._pipeline: PipelineExecution | None = None
         if "tasks" in self._lease.spec:
-            self._pipeline = Pipeline(desk, runner, hold, self._stopped_or_leaving)
+            self._pipeline = PipelineExecution(services, runner, held, self._stopped_or_leaving)
 
     async def run(self) -> Status | None:
-        """Carry the attempt to its end; return the job's status then, or None if it is no longer ours."""
+        """Carry the attempt to its end. Return the job's new status, or None if the lease is no longer ours."""
         lease = self._lease
-        self._hold.on_change = self._changed.set
+        self._held.on_change = self._changed.set
         if (stop := lease.adoption.stop_request) is not None:
-            self._hold.stop = stop
-            self._speech.told = stop.phase
+            self._held.stop = stop
+            self._link.told = stop.phase
         try:
             self._at("claimed")
             end = await self._execute()
@@ -92,117 +102,171 @@ class Execution:
             self._at("finished")
             return status
         except Lost:
-            log.info("job %s attempt %d: the lease is lost; leaving it alone", lease.id, lease.attempt)
+            log.info("job %s attempt %d: lease lost; the execution stops without writing", lease.id, lease.attempt)
             return None
         except HandOver:
-            await self._desk.hand_overs.ask(Handed(lease))
+            await self._services.hand_overs.ask(Handed(lease))
             return None
         except EngineUnreachable as error:
-            log.warning("job %s attempt %d waits to be adopted: %s", lease.id, lease.attempt, error)
+            log.warning("job %s attempt %d: cannot continue here, handing over: %s", lease.id, lease.attempt, error)
             self._runner.doubt()
-            await self._desk.hand_overs.ask(Handed(lease, delay=jitter(AWAY_SECONDS), reason="engine_unreachable"))
+            await self._services.hand_overs.ask(Handed(lease, delay=jitter(AWAY_SECONDS), reason="engine_unreachable"))
             return None
         finally:
             if self._running is not None:
                 self._running.close()
 
     async def clear(self) -> None:
-        """Remove what an attempt left here whose end is in the record. What cannot be removed now is for the sweep."""
+        """Remove the remains of an attempt whose end is recorded. What cannot be removed now is left to the sweep."""
         if self._ended and self._running is not None:
             try:
                 await self._running.remove(others_held_it=self._lease.adopted)
                 self._at("removed")
             except Exception as error:
-                log.warning("job %s attempt %d: not removed yet: %s", self._lease.id, self._lease.attempt, error)
+                log.warning(
+                    "job %s attempt %d: clean-up left to the sweep: %s", self._lease.id, self._lease.attempt, error
+                )
 
     async def _execute(self) -> End:
-        begun = await self._begin()
+        begun = await self._begin_or_fail()
         while isinstance(begun, End):
             if (end := await self._with_known_outputs(begun)) is not None:
                 return end
-            begun = await self._begin()
+            begun = await self._begin_or_fail()
         self._running = running = begun
+        self._limits = await running.limits()
         if self._policy.secrets:
             self._mask = Mask(await running.secrets())
         if self._pipeline is not None:
             self._pipeline.mask = self._mask
         if self._policy.stop_after is not None:
-            self._hold.on_renewed = self._renew_stop_after
-        if self._lease.adoption.phase is Phase.CLAIMED and not await self._desk.starts.ask(self._lease):
+            self._held.on_renewed = self._renew_stop_after
+        if self._lease.adoption.phase is Phase.CLAIMED and not await self._services.starts.ask(self._lease):
             raise Lost
         self._at("started")
-        shipper = await self._supervise(running)
+        log_reader = await self._supervise(running)
         self._at("exited")
         end = await self._collect(running)
-        if end.said is not None and not await shipper.mark_missing(end.said):
+        if end.said is not None and not await log_reader.mark_missing(end.said):
             raise Lost
-        end = await self._explained(end, shipper.last_error)
+        end = await self._explained(end, log_reader.last_error)
         return msgspec.structs.replace(end, error=self._mask.error(end.error)) if self._mask else end
 
     # Prepare, start, adopt
 
+    async def _begin_or_fail(self) -> Running | End:
+        """Begin. An unexpected error fails the attempt with its message: another worker would hit it too."""
+        try:
+            return await self._begin()
+        except (Lost, HandOver, EngineUnreachable, StoreError, MemoryError):
+            raise
+        except SharedFolderAway as error:
+            raise EngineUnreachable(error.message) from error
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in EXHAUSTED:
+                raise EngineUnreachable(f"this host is exhausted: {error.strerror}") from error
+            return await self._not_begun(error)
+
+    async def _not_begun(self, error: Exception) -> Running | End:
+        """Fail an attempt that does not run, and make sure that it never will; if it does run, adopt it."""
+        lease = self._lease
+        log.error(
+            "job %s attempt %d: unexpected error while starting",
+            lease.id,
+            lease.attempt,
+            exc_info=error,
+        )
+        if not await until_trusted(self._held):
+            raise Lost
+        if (running := (await self._find_begun())[1]) is not None:
+            return running
+        if not await self._runner.forbid(self._identity, lease.domain):
+            raise error
+        self._over = True
+        mask = NO_MASK
+        with contextlib.suppress(Exception):
+            mask = Mask(find_secrets(self._policy.secrets, self._services.settings.secrets_dir).values())
+        message = mask.text(f"it could not be started: {type(error).__name__}: {error}")[:MAX_MESSAGE]
+        return End(cause=Cause.START_FAILED, error=Error(code="start_failed", message=message))
+
     async def _begin(self) -> Running | End:
-        """Find what runs or ran, or start it."""
+        """Find the attempt if it runs or ran; otherwise start it."""
         lease = self._lease
         if lease.adopted or lease.attempt > 1:
-            self._journal.logged = await retried(lambda: self._desk.store.events.logged(lease.id), "a look at the log")
+            self._event_writer.logged = await retried(
+                lambda: self._services.store.events.logged(lease.id), "reading the size of the log"
+            )
         if not lease.adopted:
             return await self._prepare() or await self._start()
         while True:
             begun = await self._find() or await self._prepare() or await self._start()
-            # What ends here without a start must not be started by whoever had it before and is still on the way.
+            # An attempt that ends here unstarted must not be started later by a slow previous owner.
             if not isinstance(begun, End) or self._over:
                 return begun
-            if not await until_trusted(self._hold):  # Somebody else's now, to start or not.
+            if not await until_trusted(self._held):  # Another worker owns it now.
                 raise Lost
             if await self._runner.forbid(self._identity, lease.domain):
                 return begun
             await self._wait(jitter(QUICK))
 
     async def _find(self) -> Running | End | None:
-        """Look for what another worker began; None: nothing ran, and it is ours to start."""
+        """Look for an attempt that another worker began. None: nothing ran, and we may start it."""
+        state, running = await self._find_begun()
+        if running is not None:
+            return running
+        self._over = True
+        if state == "forbidden":
+            return End(cause=Cause.DRAINED)
+        if self._lease.adoption.phase is Phase.STARTED or self._lease.domain != self._runner.domain:
+            return self._nothing_left()
+        self._over = False
+        self._link.adopted.clear()  # A supervisor of the previous owner may still start before ours.
+        return None
+
+    async def _find_begun(self) -> tuple[State, Running | None]:
+        """Look for the attempt, and adopt it if it has begun."""
         adoption = self._lease.adoption
         state, running = await self._runner.find(
             self._identity, self._lease.domain, stdout=adoption.stdout_offset, stderr=adoption.stderr_offset
         )
-        if state not in ("missing", "forbidden"):
-            if self._pipeline is not None:
-                await self._pipeline.adopt(running)
-            await self._take_over(running, running_now=state == "running")
-            return running
-        running.close()
-        self._over = True
-        if state == "forbidden":
-            return End(cause=Cause.DRAINED)
-        if adoption.phase is Phase.STARTED or self._lease.domain != self._runner.domain:
-            return self._nothing_left()
-        self._over = False
-        self._speech.adopted.clear()  # Its former owner's supervisor may begin before ours does.
-        return None
+        if state in ("missing", "forbidden"):
+            running.close()
+            return state, None
+        if self._pipeline is not None:
+            await self._pipeline.adopt(running)
+        await self._take_over(running, running_now=state == "running")
+        return state, running
 
     def _nothing_left(self) -> End:
-        message = "nothing of it was found where it ran"
+        message = "the attempt was not found where it ran"
         return self._unless_stopped(End(cause=Cause.LOST, error=Error(code="lost", message=message)))
 
     async def _take_over(self, running: Running, *, running_now: bool) -> None:
-        """Tell its supervisor whose it is now. Commands of its former owner are refused from then on."""
+        """Send our token to the supervisor, which refuses commands of the previous owner from then on."""
         self._at("found")
         if running_now:
-            self._speech.adopted.clear()
-            await self._speech.hold_if_adopting(running)
+            self._link.adopted.clear()
+            await self._link.hold_if_adopting(running)
             if self._policy.stop_after is not None:
-                self._speech.renew_stop_after(running, self._hold.renewed_at)
+                self._link.renew_stop_after(running, self._held.renewed_at)
 
     async def _prepare(self) -> End | None:
-        """What is to be known before the start: whether it is still wanted, and whether what it needs is ready."""
-        self._hold.hear_stop(await self._desk.stops.ask(self._lease))
-        if self._hold.stop is None and (self._lease.lane is not None or self._policy.check is not None):
+        """Check before the start: no stop request, a valid spec, and readiness. Return an End if it must not start."""
+        self._held.hear_stop(await self._services.stops.ask(self._lease))
+        if self._held.stop is None:
             try:
-                await make_ready(self._desk.store, self._lease, until=self._stopped_or_leaving)
+                check_spec(self._lease.runner, self._lease.spec)
+            except Invalid as error:
+                return End(cause=Cause.START_FAILED, error=Error(code="contract_violation", message=error.message))
+        if self._held.stop is None and (self._lease.lane is not None or self._policy.check is not None):
+            try:
+                await make_ready(self._services, self._held, until=self._stopped_or_leaving)
+            except CannotStart as error:
+                return End(cause=Cause.START_FAILED, error=error.error)
             except Unready as error:
                 return End(cause=Cause.INTERRUPTED, error=Error(code="not_ready", message=str(error)))
         end = None
-        if self._hold.stop is None and self._pipeline is not None:
+        if self._held.stop is None and self._pipeline is not None:
             end = await self._pipeline.begin()
         if (unwanted := self._unwanted()) is not None:
             return unwanted
@@ -210,17 +274,17 @@ class Execution:
         return end
 
     def _unwanted(self) -> End | None:
-        """How it ends if it is not to be started any more."""
+        """Return how the attempt ends if it must not be started any more."""
         self._check_lease()
-        if self._desk.leaving.is_set():
+        if self._services.leaving.is_set():
             raise HandOver
-        return None if self._hold.stop is None else End(cause=_cause(self._hold.stop))
+        return None if self._held.stop is None else End(cause=_cause(self._held.stop))
 
     def _stopped_or_leaving(self) -> bool:
-        return self._hold.lost or self._hold.stop is not None or self._desk.leaving.is_set()
+        return self._held.lost or self._held.stop is not None or self._services.leaving.is_set()
 
     async def _start(self) -> Running | End:
-        """Start it. What comes too late is tried again, after a pause: the machine or its engine has too much to do."""
+        """Start the attempt. Retry a start that misses its deadline, with backoff: host or engine are overloaded."""
         lease = self._lease
         for late in range(1, LATE_STARTS + 1):
             try:
@@ -233,24 +297,26 @@ class Execution:
                 return running
             except TooLate:
                 took = boottime() - began
-                log.warning("job %s attempt %d: start %d came too late, %.1f s", lease.id, lease.attempt, late, took)
-                if late < LATE_STARTS:  # Those that were late together are not to come together again.
+                log.warning(
+                    "job %s attempt %d: start %d missed its deadline (%.1f s)", lease.id, lease.attempt, late, took
+                )
+                if late < LATE_STARTS:  # Spread starts that were late together.
                     await self._wait(jitter(backoff(late, base=max(QUICK, took), cap=LATE_SECONDS), 0.9))
             except CannotStart as error:
                 return End(cause=Cause.START_FAILED, error=error.error)
-        message = f"it was started {LATE_STARTS} times, and each time too late for its lease"
+        message = f"{LATE_STARTS} starts took longer than the lease allows; the host or engine is overloaded"
         return End(cause=Cause.START_FAILED, error=Error(code="start_failed", message=message))
 
     async def _order(self) -> Order:
-        """What is to be started, by when: as long as the lease can be trusted from now on."""
+        """Build the order for the runner. Its start deadline is the time until which the lease is trusted."""
         lease, policy = self._lease, self._policy
-        if not await until_trusted(self._hold):
+        if not await until_trusted(self._held):
             raise Lost
-        least = 2 * self._desk.settings.heartbeat_interval
+        least = 2 * self._services.settings.heartbeat_interval
         if policy.stop_after is not None and policy.stop_after < least:
             message = f"stop_after is {policy.stop_after:g} s; here it must be at least {least:g} s: two heartbeats"
             raise CannotStart("contract_violation", message)
-        secrets = find_secrets(policy.secrets, self._desk.settings.secrets_dir)
+        secrets = find_secrets(policy.secrets, self._services.settings.secrets_dir)
         files = await asyncio.to_thread(self._files) if policy.uploads else {}
         return Order(
             identity=self._identity,
@@ -258,11 +324,11 @@ class Execution:
             token=lease.token,
             spec=lease.spec,
             inputs=lease.inputs,
-            start_by=self._hold.trusted_until,
-            timeout=policy.timeout or self._desk.settings.timeout,
+            start_by=self._held.trusted_until,
+            timeout=policy.timeout or self._services.settings.timeout,
             idle_timeout=policy.idle_timeout,
             stop_grace=policy.stop_grace,
-            stop_after=None if policy.stop_after is None else self._hold.renewed_at + policy.stop_after,
+            stop_after=None if policy.stop_after is None else self._held.renewed_at + policy.stop_after,
             secrets=secrets,
             files=files,
             pipeline=None if self._pipeline is None else self._pipeline.staged(),
@@ -270,69 +336,85 @@ class Execution:
 
     def _files(self) -> Mapping[str, Path]:
         try:
-            return self._desk.inputs.given(self._lease.id, self._policy.uploads)
+            return self._services.inputs.given(self._lease.id, self._policy.uploads)
         except NotFound as error:
             self._check_shared_folder()
-            message = f"what was uploaded for it is not in the shared folder of this worker: {error}"
+            message = f"an upload of this job is not in the shared folder of this worker: {error}"
             raise CannotStart("start_failed", message) from error
 
     def _check_shared_folder(self) -> None:
-        """A job is not to fail because this host's shared folder is away: another worker may have it."""
+        """Raise EngineUnreachable if this host's shared folder is away: the job may run on another host."""
         try:
-            self._desk.shared.check()
+            self._services.shared.check()
         except SharedFolderAway as error:
             raise EngineUnreachable(error.message) from error
 
     async def _confirm(self) -> None:
-        """Ask the record whether the attempt is still ours, just before something starts that asks nobody itself."""
+        """Check in the record that the lease is still ours, just before a start that has no check of its own."""
         self._at("created")
-        if not await until_trusted(self._hold):
+        if not await until_trusted(self._held):
             raise Lost
-        store, lease = self._desk.store, self._lease
-        if not await retried(lambda: store.leases.holds(self._desk.worker, lease), "a look at the lease"):
+        store, lease = self._services.store, self._lease
+        if not await retried(lambda: store.leases.holds(self._services.worker, lease), "checking the lease"):
             raise Lost
         self._at("confirmed")
 
     # Wait
 
-    async def _supervise(self, running: Running) -> Shipper:
-        """Ship the output and carry out stop requests until the end, and then to the end of the log."""
-        cap = self._desk.settings.log_max_bytes
+    async def _supervise(self, running: Running) -> LogReader:
+        """Ship the output and carry out stop requests until the attempt ends, then ship the rest of the log."""
+        cap = self._services.settings.log_max_bytes
         names = () if self._pipeline is None else self._pipeline.names
         own = None if self._pipeline is None else self._pipeline.own_line
-        shipper = Shipper(running, self._journal, cap=cap, hear=self._hear, mask=self._mask, tasks=names, own_line=own)
+        log_reader = LogReader(
+            running,
+            self._event_writer,
+            cap=cap,
+            hear=self._hear,
+            mask=self._mask,
+            tasks=names,
+            own_line=own,
+            short_of_room=self._short_of_room,
+        )
         running.watch(self._changed.set)
-        async with self._driven(running):
-            await self._attend(running, shipper)
+        async with self._driven(running), self._watched(running):
+            await self._attend(running, log_reader)
         self._check_lease()
-        await self._ship_rest(shipper)
-        await self._speech.tell_rungs()
+        await self._ship_rest(log_reader)
+        await self._link.tell_rungs()
         if self._pipeline is not None:
             await self._pipeline.settle()
-        return shipper
+        return log_reader
 
-    async def _attend(self, running: Running, shipper: Shipper) -> None:
+    async def _attend(self, running: Running, log_reader: LogReader) -> None:
         quiet = 0
         while not running.over:
             self._check_lease()
-            if self._desk.leaving.is_set():
-                await shipper.ship()
+            if self._services.leaving.is_set():
+                await log_reader.ship()
                 raise HandOver
-            await self._speech.hold_if_adopting(running)
-            await self._speech.stop_if_asked(running, over_budget=self._over_budget is not None)
-            await self._wait(0.0 if shipper.more else self._pace(quiet))
-            before = self._journal.committed
-            await self._ship(shipper)
-            quiet = quiet + 1 if self._journal.committed == before else 0
+            await self._link.hold_if_adopting(running)
+            await self._link.stop_if_asked(
+                running, over_budget=self._over_budget is not None, over_limit=self._over_limit
+            )
+            await self._wait(0.0 if log_reader.more and not self._short_of_room() else self._pace(quiet))
+            before = self._event_writer.committed
+            await self._ship(log_reader)
+            quiet = quiet + 1 if self._event_writer.committed == before else 0
+
+    def _short_of_room(self) -> bool:
+        return DATABASE in self._services.disks.low
 
     def _pace(self, quiet: int) -> float:
+        if self._short_of_room():
+            return SCARCE
         if self._pipeline is not None:
             return self._pipeline.pace
         return SLOW if quiet > 8 else QUICK
 
     @contextlib.asynccontextmanager
     async def _driven(self, running: Running) -> AsyncIterator[None]:
-        """Drive a pipeline while the block lasts. What goes wrong there is raised here: it cancels the block."""
+        """Drive a pipeline during the block. An error in the pipeline cancels the block and is raised here."""
         if self._pipeline is None:
             yield
             return
@@ -344,17 +426,33 @@ class Execution:
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
 
-    async def _drive(self, pipeline: Pipeline, running: Running) -> None:
-        """Until its supervisor listens to us alone, what it says may still change."""
-        await self._speech.adopted.wait()
+    @contextlib.asynccontextmanager
+    async def _watched(self, running: Running) -> AsyncIterator[None]:
+        """Watch the size of the attempt's folder during the block."""
+
+        def over(error: Error) -> None:
+            self._over_limit = error
+            self._changed.set()
+
+        watching = asyncio.create_task(watch_folder(running, self._limits, over))
+        try:
+            yield
+        finally:
+            watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watching
+
+    async def _drive(self, pipeline: PipelineExecution, running: Running) -> None:
+        """Drive the pipeline once the supervisor obeys only us: until then its progress may still change."""
+        await self._link.adopted.wait()
         await pipeline.drive(running)
 
-    async def _ship_rest(self, shipper: Shipper) -> None:
-        """Ship to the end of the log, once its engine hands it out."""
+    async def _ship_rest(self, log_reader: LogReader) -> None:
+        """Ship to the end of the log, waiting for the engine if it is unreachable."""
         n = 0
         while True:
             try:
-                if not await shipper.ship_rest():
+                if not await log_reader.ship_rest():
                     raise Lost
                 return
             except EngineUnreachable:
@@ -362,43 +460,43 @@ class Execution:
                 await self._wait_for_engine(n)
 
     async def _wait_for_engine(self, n: int) -> None:
-        """What ended is over, but how is known only to an engine that is away: wait for it, and for nothing else."""
+        """Wait before asking an unreachable engine again: only it knows how the attempt ended."""
         self._check_lease()
-        if self._desk.leaving.is_set():
+        if self._services.leaving.is_set():
             raise HandOver
         await self._wait(jitter(backoff(n, base=0.1, cap=5.0)))
 
     async def _wait(self, seconds: float) -> None:
-        """Wait until something changed: its end, its lease, a stop request, our leaving; at most so long."""
+        """Wait for a change (end, lease, stop request, drain), at most `seconds`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
         self._changed.clear()
 
-    async def _ship(self, shipper: Shipper) -> None:
-        if not await shipper.ship():
+    async def _ship(self, log_reader: LogReader) -> None:
+        if not await log_reader.ship():
             raise Lost
         self._at("shipped")
-        await self._speech.tell_rungs()
-        self._over_budget = self._over_budget or self._journal.over_budget(self._policy.budget)
+        await self._link.tell_rungs()
+        self._over_budget = self._over_budget or self._event_writer.over_budget(self._policy.budget)
 
     def _hear(self, event: dict[str, Any]) -> None:
-        """What a supervisor says of itself."""
-        self._speech.hear(event)
+        """Process an event of the supervisor."""
+        self._link.hear(event)
         if self._pipeline is not None:
-            self._pipeline.course.hear(event)
+            self._pipeline.progress.hear(event)
 
     def _renew_stop_after(self, requested: float) -> None:
         if self._running is not None:
-            self._speech.renew_stop_after(self._running, requested)
+            self._link.renew_stop_after(self._running, requested)
 
     # Collect, finish
 
     async def _collect(self, running: Running) -> End:
-        """Learn how it ended. What could not be killed is still running, and is told as such."""
+        """Find out how the attempt ended. If processes could not be killed, record that and wait."""
         n = 0
         end: End | None = None
-        while await until_trusted(self._hold):
+        while await until_trusted(self._held):
             n += 1
             try:
                 if (end := await running.collect()) is not None:
@@ -406,9 +504,9 @@ class Execution:
             except EngineUnreachable:
                 await self._wait_for_engine(n)
                 continue
-            if self._desk.leaving.is_set():
+            if self._services.leaving.is_set():
                 raise HandOver
-            await self._speech.tell_rung(StopPhase.NOT_DEAD)
+            await self._link.tell_rung(StopPhase.NOT_DEAD)
             await self._wait(jitter(backoff(n, base=0.2, cap=30.0)))
         if end is None:
             raise Lost
@@ -416,95 +514,116 @@ class Execution:
         end = await self._meant(end)
         collect = running.outputs if self._pipeline is None else self._pipeline.collector(running, end)
         end = await self._with_outputs_at_last(collect, end)
-        if self._hold.stop is not None:
-            await self._speech.tell_rung(StopPhase.DEAD)
+        if self._held.stop is not None:
+            await self._link.tell_rung(StopPhase.DEAD)
         return end
 
     async def _with_known_outputs(self, end: End) -> End | None:
-        """Give a pipeline that needs no start what its tasks left when they ran; None: that is gone, plan again."""
+        """Collect the cached outputs of a pipeline that needs no start. None: they are gone, plan again."""
         if self._pipeline is None or end.cause is not Cause.EXIT:
             return end
         try:
-            self._mask = Mask(find_secrets(self._policy.secrets, self._desk.settings.secrets_dir).values())
+            self._mask = Mask(find_secrets(self._policy.secrets, self._services.settings.secrets_dir).values())
             return await self._with_outputs_at_last(self._pipeline.outputs.take_known, end)
         except CannotStart as error:
             return End(cause=Cause.START_FAILED, error=error.error)
         except SnapshotFailed as error:
             return End(cause=Cause.START_FAILED, error=Error(code=error.code, message=str(error)))
         except SnapshotDamaged as error:
-            log.warning("job %s attempt %d plans again: %s", self._lease.id, self._lease.attempt, error)
+            log.warning(
+                "job %s attempt %d: cached outputs are gone, planning again: %s",
+                self._lease.id,
+                self._lease.attempt,
+                error,
+            )
             return None
 
     async def _with_outputs_at_last(self, collect: Collect, end: End) -> End:
-        """Take what it left, again and again while the trouble is ours: there is only this one copy of it."""
+        """Collect the outputs, retrying while storage is unavailable: there is no other copy of them."""
         n = 0
+        give_up_at = boottime() + self._services.settings.outputs_timeout
         while True:
             try:
-                return await take_outputs(self._desk, self._lease, collect, end, self._mask, self._journal)
+                return await take_outputs(self._services, self._lease, collect, end, self._mask, self._event_writer)
             except (OutputsWait, EngineUnreachable) as error:
                 n += 1
                 log.warning("job %s attempt %d: %s", self._lease.id, self._lease.attempt, error)
-                if self._hold.stop is not None and n >= STOPPED_TRIES and isinstance(error, OutputsWait):
-                    return End(cause=_cause(self._hold.stop), exit_code=end.exit_code, signal=end.signal)
+                waits = isinstance(error, OutputsWait)
+                if self._held.stop is not None and n >= STOPPED_TRIES and waits:
+                    return End(cause=_cause(self._held.stop), exit_code=end.exit_code, signal=end.signal)
+                if waits and boottime() >= give_up_at:
+                    return self._without_outputs(end, str(error))
                 await self._wait_for_engine(n)
 
+    def _without_outputs(self, end: End, why: str) -> End:
+        """Return the end of an attempt whose outputs could not be stored in time: a success becomes a failure."""
+        if end.cause is not Cause.EXIT or end.exit_code not in (0, None) or end.error is not None:
+            return end
+        message = (
+            f"it ended well, but its output could not be stored within {self._services.settings.outputs_timeout:g} s "
+            f"(HOLDFAST_OUTPUTS_TIMEOUT): {why}; make room in the shared folder, then run it again"
+        )
+        error = Error(code=OUTPUTS_NOT_STORED, message=message)
+        return msgspec.structs.replace(end, error=error, result=None)
+
     async def _explained(self, end: End, heard: LastError) -> End:
-        """Add the task that it ended in, and the last line on stderr, which a predecessor may have shipped."""
+        """Add the task that failed, and the last line on stderr, which a previous owner may have shipped."""
         if end.error is not None or end.cause not in ITS_OWN or (end.cause is Cause.EXIT and end.exit_code == 0):
             return end
-        task = None if self._pipeline is None else self._pipeline.course.failed
+        task = None if self._pipeline is None else self._pipeline.progress.failed
         last = heard.line(task)
         if last is None and self._lease.adopted:
             shipped = LastError()
-            shipped.hear_again(await recent_events(self._desk.store, self._lease))
+            shipped.hear_again(await recent_events(self._services.store, self._lease))
             last = shipped.line(task)
-        return msgspec.structs.replace(end, task=task, last_error=last)
+        end = msgspec.structs.replace(end, task=task, last_error=last)
+        return msgspec.structs.replace(end, error=broken_limit(end, self._limits))
 
     async def _meant(self, end: End) -> End:
-        """Say what an end that we caused was for."""
-        if end.cause in (Cause.CANCELLED, Cause.INTERRUPTED) and self._hold.stop is None:
-            self._hold.hear_stop(await self._desk.stops.ask(self._lease))
-            if self._hold.stop is None:
-                over = self._over_budget or self._journal.over_budget(self._policy.budget)
+        """Attribute an end by signal to its reason: a stop request, the budget, or a loss."""
+        if end.cause in (Cause.CANCELLED, Cause.INTERRUPTED) and self._held.stop is None:
+            self._held.hear_stop(await self._services.stops.ask(self._lease))
+            if self._held.stop is None:
+                over = self._over_budget or self._event_writer.over_budget(self._policy.budget)
                 if over is not None:
                     error = Error(code=EXCEEDED, message=over)
                     return End(cause=end.cause, exit_code=end.exit_code, signal=end.signal, error=error)
-                message = "it was stopped, and not by a request of this job"
+                message = "the attempt was stopped without a stop request for this job"
                 return End(cause=Cause.LOST, error=Error(code="lost", message=message))
         return self._unless_stopped(end)
 
     def _unless_stopped(self, end: End) -> End:
-        """A stop that was asked for is the outcome of what ended by it, and of what turned out to be dead already."""
-        stop = self._hold.stop
+        """Let a stop request decide the end of an attempt that it stopped, or that was already dead."""
+        stop = self._held.stop
         if stop is None or end.cause not in (Cause.CANCELLED, Cause.INTERRUPTED, Cause.LOST):
             return end
         return End(cause=_cause(stop), exit_code=end.exit_code, signal=end.signal)
 
     async def _finish(self, outcome: Outcome) -> Status | None:
         self._check_lease()
-        self._hold.finishing = True
-        return await self._desk.finishes.ask((self._lease, outcome))
+        self._held.finishing = True
+        return await self._services.finishes.ask((self._lease, outcome))
 
     async def _drop_outputs(self) -> None:
-        """Remove what we collected for an attempt that is not in the record: its job has moved on, or was deleted."""
+        """Remove the outputs of an attempt that is not in the record: its job has moved on or was deleted."""
         lease = self._lease
         ours = (lease.id, lease.attempt, lease.token)
         try:
-            if ours not in await self._desk.store.attempts.standing([lease.id]):
-                await asyncio.to_thread(self._desk.artifacts.remove, lease.id, f"{lease.attempt}.{lease.token}")
+            if ours not in await self._services.store.attempts.standing([lease.id]):
+                await asyncio.to_thread(self._services.artifacts.remove, lease.id, f"{lease.attempt}.{lease.token}")
         except StoreError as error:
             log.info("job %s attempt %d: its outputs are left to the sweep: %s", lease.id, lease.attempt, error)
 
     def _check_lease(self) -> None:
-        if self._hold.lost:
+        if self._held.lost:
             raise Lost
 
     def _at(self, step: str) -> None:
-        self._desk.at(step, self._lease)
+        self._services.at(step, self._lease)
 
     @property
     def _identity(self) -> Identity:
-        return Identity(self._desk.installation, self._lease.id, self._lease.attempt)
+        return Identity(self._services.installation, self._lease.id, self._lease.attempt)
 
 
 def _cause(stop: StopRequest) -> Cause:

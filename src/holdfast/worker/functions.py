@@ -1,7 +1,7 @@
-"""Functions in this worker: called on its loop or in a thread, stopped through their cancel token.
+"""Runs functions inside this worker: on its event loop or in a thread. They are stopped through their cancel token.
 
-A small job costs one task and its share of two statements. What a function has to say (log, progress, usage) is
-appended while it runs, a few times a second, and only if it says something.
+A small job costs one task and its share of two batched statements. Logs, progress and usage are appended while the
+function runs, a few times a second, and only if there are any.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ from holdfast.model import Cause, Error, NewEvent, Outcome, Policy, Status, Stop
 from holdfast.runner.base import CannotStart, End
 from holdfast.runner.function import Cancelled, CancelToken, Context, Function, Functions
 from holdfast.runner.secrets import NO_MASK, Mask, find_secrets
+from holdfast.worker.batch_writer import retried
 from holdfast.worker.classify import classify
-from holdfast.worker.completer import retried
-from holdfast.worker.desk import Desk
-from holdfast.worker.journal import Journal
-from holdfast.worker.lease import Hold
+from holdfast.worker.event_writer import EventWriter
+from holdfast.worker.execution_services import ExecutionServices
+from holdfast.worker.held_leases import HeldLease
 from holdfast.worker.readiness import Unready, make_ready
 
 log = logging.getLogger(__name__)
@@ -46,10 +46,12 @@ _NO_POLICY = Policy()
 
 
 class FunctionRuns:
-    """All functions that this worker runs now."""
+    """All function calls in progress in this worker."""
 
-    def __init__(self, desk: Desk, functions: Functions, *, threads: int, done: Callable[[Hold], None]) -> None:
-        self.desk = desk
+    def __init__(
+        self, services: ExecutionServices, functions: Functions, *, threads: int, done: Callable[[HeldLease], None]
+    ) -> None:
+        self.services = services
         self._functions = functions
         self.threads = ThreadPoolExecutor(threads, thread_name_prefix="holdfast-function")
         self._done = done
@@ -58,49 +60,49 @@ class FunctionRuns:
         self.thread = threading.get_ident()
         self._tasks: set[asyncio.Task[None]] = set()
         self.stuck_threads = 0
-        """Threads with a function in them that was given up."""
+        """Threads that still run a function which was given up."""
 
-    def launch(self, hold: Hold) -> None:
-        """Run a function that was claimed just now."""
-        run = FunctionRun(self, hold)
+    def launch(self, held: HeldLease) -> None:
+        """Start a function job that was just claimed."""
+        run = FunctionRun(self, held)
         self._runs.add(run)
-        # Reason for a bare task: one that does not end when it is cancelled must not keep the worker from leaving.
+        # Reason for a bare task: a function that ignores its cancellation must not keep the worker from exiting.
         run.task = asyncio.create_task(run.run())
         self._tasks.add(run.task)
         run.task.add_done_callback(self._tasks.discard)
 
-    def settle_orphan(self, hold: Hold) -> None:
-        """A function that another worker left behind died with it."""
-        stop = hold.lease.adoption.stop_request
+    def settle_orphan(self, held: HeldLease) -> None:
+        """Finish an orphaned function job: the function died with its worker."""
+        stop = held.lease.adoption.stop_request
         if stop is None:
             end = End(cause=Cause.LOST)
         else:
             end = End(cause=Cause.INTERRUPTED if stop.kind is StopKind.INTERRUPT else Cause.CANCELLED)
-        self.finish(hold, classify(end, hold.lease))
+        self.finish(held, classify(end, held.lease))
 
     def find(self, name: str) -> Function | None:
         return self._functions.get(name)
 
-    def finish(self, hold: Hold, outcome: Outcome, run: "FunctionRun | None" = None) -> None:
-        """Hand an outcome in; the hold is done when it has landed, or turned out to be lost."""
+    def finish(self, held: HeldLease, outcome: Outcome, run: "FunctionRun | None" = None) -> None:
+        """Submit an outcome to be written. The lease is dropped when it is recorded or found to be lost."""
 
         def answer(found: Status | Exception | None) -> None:
             if isinstance(found, Exception):
-                message = str(found) if isinstance(found, HoldfastError) else "its outcome could not be written"
-                log.error("job %s: %s", hold.lease.id, found)
-                self.finish(hold, Outcome.failed("function_error", message), run)
+                message = str(found) if isinstance(found, HoldfastError) else "the outcome could not be written"
+                log.error("job %s: %s", held.lease.id, found)
+                self.finish(held, Outcome.failed("function_error", message), run)
                 return
-            self.desk.at("finished", hold.lease)
+            self.services.at("finished", held.lease)
             self._forget(run)
-            self._done(hold)
+            self._done(held)
 
-        hold.finishing = True
-        self.desk.finishes.put((hold.lease, outcome), answer)
+        held.finishing = True
+        self.services.finishes.put((held.lease, outcome), answer)
 
     def drop(self, run: "FunctionRun") -> None:
         """Forget a run whose lease is lost."""
         self._forget(run)
-        self._done(run.hold)
+        self._done(run.held)
 
     def _forget(self, run: "FunctionRun | None") -> None:
         if run is not None:
@@ -109,7 +111,7 @@ class FunctionRuns:
                 self._empty.set()
 
     async def drain(self, grace: float) -> None:
-        """Give functions their time to end; then hand those back that have not, as `drained`."""
+        """Wait up to `grace` for functions to end; then requeue the jobs of the others as `drained`."""
         for run in list(self._runs):
             run.stop(DRAIN)
         if self._runs:
@@ -124,11 +126,11 @@ class FunctionRuns:
 
     @property
     def stuck(self) -> bool:
-        """Whether something that was given up still runs: it would keep the process."""
+        """Whether a function that was given up still runs: it would keep the process from exiting."""
         return self.stuck_threads > 0 or bool(self._tasks)
 
     async def close(self) -> None:
-        """Let go; what was cancelled gets a last moment to end."""
+        """Shut the thread pool down, after a last moment for cancelled functions to end."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=LAST_SECONDS)
         self.threads.shutdown(wait=False, cancel_futures=True)
@@ -138,18 +140,33 @@ class FunctionRun:
     """One call of one function."""
 
     __slots__ = (
-        "_deadline", "_end", "_gave_up", "_heard_at", "_idle", "_journal", "_loop", "_mask", "_policy", "_rung_lock",
-        "_runs", "_shipping", "_thread", "_timeout", "cancel", "hold", "task",
+        "_deadline",
+        "_end",
+        "_event_writer",
+        "_gave_up",
+        "_heard_at",
+        "_idle",
+        "_loop",
+        "_mask",
+        "_policy",
+        "_rung_lock",
+        "_runs",
+        "_shipping",
+        "_thread",
+        "_timeout",
+        "cancel",
+        "held",
+        "task",
     )  # fmt: skip
 
-    def __init__(self, runs: FunctionRuns, hold: Hold) -> None:
-        self.hold = hold
+    def __init__(self, runs: FunctionRuns, held: HeldLease) -> None:
+        self.held = held
         self.task: asyncio.Task[None] | None = None
         self._runs = runs
-        self._policy = _NO_POLICY if hold.lease.policy_json is None else hold.lease.policy
+        self._policy = _NO_POLICY if held.lease.policy_json is None else held.lease.policy
         self._loop = asyncio.get_running_loop()
         self.cancel = CancelToken(self._loop)
-        self._journal: Journal | None = None
+        self._event_writer: EventWriter | None = None
         self._shipping: asyncio.TimerHandle | None = None
         self._timeout: asyncio.TimerHandle | None = None
         self._idle: asyncio.TimerHandle | None = None
@@ -160,36 +177,36 @@ class FunctionRun:
         self._mask = NO_MASK
         self._end: End | None = None
         self._rung_lock: asyncio.Lock | None = None
-        hold.on_change = self._changed
+        held.on_change = self._changed
 
     async def run(self) -> None:
-        """Call the function and hand in how it ended. Once it has ended, nothing cancels this task any more."""
+        """Call the function and submit its outcome. Once the function has ended, nothing cancels this task any more."""
         self._end = await self._safely()
-        if self._journal is not None and not self.hold.lost and not self._gave_up and not await self._flush():
-            self.hold.lose()
+        if self._event_writer is not None and not self.held.lost and not self._gave_up and not await self._flush():
+            self.held.lose()
         if self._gave_up:
             return
-        if self.hold.lost:
+        if self.held.lost:
             self._runs.drop(self)
             return
-        if self.hold.stop is not None:
+        if self.held.stop is not None:
             await self._tell_rung(StopPhase.DEAD)
-        self._runs.finish(self.hold, classify(self._end, self.hold.lease), self)
+        self._runs.finish(self.held, classify(self._end, self.held.lease), self)
 
     async def _safely(self) -> End:
         try:
             return await self._call()
         except asyncio.CancelledError:
-            return self._stopped() or _failed("internal", "the worker cancelled it, and nobody knows why")
+            return self._stopped() or _failed("internal", "the function was cancelled for an unknown reason")
         except Exception as error:
-            log.exception("job %s: the worker could not run it", self.hold.lease.id)
+            log.exception("job %s: internal error while running the function; failing the attempt", self.held.lease.id)
             return _failed("internal", f"the worker failed: {error}")
         finally:
             self._cancel_timers()
 
     async def _call(self) -> End:
-        lease = self.hold.lease
-        self._runs.desk.at("claimed", lease)
+        lease = self.held.lease
+        self._runs.services.at("claimed", lease)
         function = self._runs.find(lease.capability.removeprefix("function:"))
         if function is None:
             return End(cause=Cause.DRAINED)
@@ -198,11 +215,11 @@ class FunctionRun:
             return unready
         inputs = _decode(lease.inputs_json)
         if (inputs or not function.plain) and (wrong := function.arguments(inputs)) is not None:
-            return _failed("contract_violation", f"its inputs do not fit function {function.name}: {wrong}")
+            return _failed("contract_violation", f"the inputs do not fit function {function.name}: {wrong}")
         secrets: Mapping[str, str] = {}
         if self._policy.secrets:
             try:
-                secrets = find_secrets(self._policy.secrets, self._runs.desk.settings.secrets_dir)
+                secrets = find_secrets(self._policy.secrets, self._runs.services.settings.secrets_dir)
             except CannotStart as error:
                 return End(cause=Cause.START_FAILED, error=error.error)
             self._mask = Mask(secrets.values())
@@ -212,9 +229,9 @@ class FunctionRun:
         try:
             result = await self._invoke(function, inputs)
         except Cancelled:
-            return self._stopped() or _failed("function_error", "it raised Cancelled though nobody asked it to stop")
+            return self._stopped() or _failed("function_error", "the function raised Cancelled without a stop request")
         except asyncio.CancelledError:
-            return self._stopped() or _failed("function_error", "it cancelled itself")
+            return self._stopped() or _failed("function_error", "the function cancelled itself")
         except BaseException as error:
             if self.cancel.reason not in (None, DRAIN):
                 return self._stopped() or End(cause=Cause.EXIT)
@@ -230,7 +247,7 @@ class FunctionRun:
         self._thread = True
         context = contextvars.copy_context()
         call = self._loop.run_in_executor(self._runs.threads, context.run, _caught, function.call, inputs)
-        while not call.done():  # A thread cannot be cancelled: whoever cancels this task waits for it all the same.
+        while not call.done():  # A thread cannot be cancelled: keep waiting for it when this task is cancelled.
             try:
                 await asyncio.wait([call])
             except asyncio.CancelledError:
@@ -244,34 +261,36 @@ class FunctionRun:
 
     async def _unready(self) -> End | None:
         try:
-            await make_ready(self._runs.desk.store, self.hold.lease, until=lambda: self.cancel.requested)
+            await make_ready(self._runs.services, self.held, until=lambda: self.cancel.requested)
+        except CannotStart as error:
+            return End(cause=Cause.START_FAILED, error=error.error)
         except Unready as error:
             return End(cause=Cause.INTERRUPTED, error=Error(code="not_ready", message=str(error)))
         return self._stopped() if self.cancel.requested else None
 
     def _stopped(self) -> End | None:
-        """What the stop was for, if there was one. A request may have grown since the function heard of it."""
+        """Return the end that a stop leads to, or None without a stop. The request may have escalated meanwhile."""
         reason = self.cancel.reason
         if reason is None:
             return None
-        if self.hold.stop is not None:
-            return End(cause=Cause.INTERRUPTED if self.hold.stop.kind is StopKind.INTERRUPT else Cause.CANCELLED)
+        if self.held.stop is not None:
+            return End(cause=Cause.INTERRUPTED if self.held.stop.kind is StopKind.INTERRUPT else Cause.CANCELLED)
         if reason == "budget":
-            over = self._journal.over_budget(self._policy.budget) if self._journal else None
+            over = self._event_writer.over_budget(self._policy.budget) if self._event_writer else None
             return End(cause=Cause.CANCELLED, error=Error(code=EXCEEDED, message=over or "over its budget"))
         return End(cause=CAUSES.get(reason, Cause.DRAINED))
 
     # Stopping
 
     def _changed(self) -> None:
-        """The hold was lost, or a stop request came."""
-        if self.hold.lost:
+        """React to a lost lease or a stop request."""
+        if self.held.lost:
             self.stop("lost")
-        elif self.hold.stop is not None:
-            self.stop("interrupt" if self.hold.stop.kind is StopKind.INTERRUPT else "cancel")
+        elif self.held.stop is not None:
+            self.stop("interrupt" if self.held.stop.kind is StopKind.INTERRUPT else "cancel")
 
     def stop(self, reason: str) -> None:
-        """Ask politely; an async function that has not ended after the grace is cancelled."""
+        """Set the cancel token. An async function that has not ended after the grace period is cancelled."""
         if self._end is not None:
             return
         if self.cancel.reason is not None and self.cancel.reason != DRAIN:
@@ -280,7 +299,7 @@ class FunctionRun:
             self.cancel.reason = reason
         self.cancel._set(reason)
         if reason != DRAIN:
-            if self.hold.stop is not None:
+            if self.held.stop is not None:
                 self._told(StopPhase.SIGNALLED)
             self._deadline = self._loop.call_later(self._policy.stop_grace, self._insist)
 
@@ -288,53 +307,54 @@ class FunctionRun:
         if self._end is not None:
             return
         if self._thread:
-            if self.hold.stop is not None:
+            if self.held.stop is not None:
                 self._told(StopPhase.NOT_DEAD)
-            log.warning("job %s: the function does not end though it was asked to", self.hold.lease.id)
+            log.warning("job %s: the function did not stop within its grace; still waiting", self.held.lease.id)
         elif self.task is not None:
             self.task.cancel()
             self._deadline = self._loop.call_later(5.0, self._insist)
 
     def give_up(self) -> None:
-        """The worker leaves: hand the job back. A thread that is still in it goes down with the process.
+        """Requeue the job because the worker exits. A thread that still runs the function ends with the process.
 
-        One that has ended is not given up: what it said is on its way to the record, and its end follows.
+        A function that has ended is not given up: its events and its outcome are about to be written.
         """
         if self._end is not None:
             return
         self._gave_up = True
         if self.task is not None:
             self.task.cancel()
-        # Reason for a bare task: the function's own task may not end. It holds itself.
+        # Reason for a bare task: the function's own task may not end. `_TELLING` keeps a reference.
         task = self._loop.create_task(self._hand_back())
         _TELLING.add(task)
         task.add_done_callback(_TELLING.discard)
 
     async def _hand_back(self) -> None:
-        """Finish as drained, after what was said so far: its usage counts."""
-        if self._journal is not None and not await self._flush():
+        """Write the events so far, because their usage counts, then finish as drained."""
+        if self._event_writer is not None and not await self._flush():
             self._runs.drop(self)
             return
-        self._runs.finish(self.hold, classify(End(cause=Cause.DRAINED), self.hold.lease), self)
+        self._runs.finish(self.held, classify(End(cause=Cause.DRAINED), self.held.lease), self)
 
     def _told(self, rung: StopPhase) -> None:
-        # Reason for a bare task: the rung is told beside the function, whose own task may be blocked. It holds itself.
+        # Reason for a bare task: the function's own task may be blocked. `_TELLING` keeps a reference.
         task = self._loop.create_task(self._tell_rung(rung))
         _TELLING.add(task)
         task.add_done_callback(_TELLING.discard)
 
     async def _tell_rung(self, rung: StopPhase) -> None:
-        lease = self.hold.lease
+        lease = self.held.lease
         grace = self._policy.stop_grace if rung is StopPhase.SIGNALLED else None
         if self._rung_lock is None:
             self._rung_lock = asyncio.Lock()
-        async with self._rung_lock:  # One after the other, in their order.
-            await retried(lambda: self._runs.desk.store.leases.advance_stop(lease, rung, grace=grace), "a stop")
+        async with self._rung_lock:  # Phases are written one at a time, in order.
+            advance = self._runs.services.store.leases.advance_stop
+            await retried(lambda: advance(lease, rung, grace=grace), "recording a stop phase")
 
-    # Limits of time
+    # Timeouts
 
     def _set_timers(self, function: Function) -> None:
-        timeout = self._policy.timeout or function.timeout or self._runs.desk.settings.timeout
+        timeout = self._policy.timeout or function.timeout or self._runs.services.settings.timeout
         if timeout is not None:
             self._timeout = self._loop.call_later(timeout, self.stop, "timeout")
         if self._policy.idle_timeout is not None:
@@ -354,10 +374,10 @@ class FunctionRun:
             if timer is not None:
                 timer.cancel()
 
-    # What it says
+    # Events
 
     def _context(self, secrets: Mapping[str, str]) -> Context:
-        lease = self.hold.lease
+        lease = self.held.lease
         return Context(
             job_id=lease.id,
             tenant=lease.tenant,
@@ -369,43 +389,43 @@ class FunctionRun:
         )
 
     def _emit_soon(self, event: NewEvent) -> None:
-        """Take what the function says; from a thread it arrives before the news that the function returned."""
+        """Queue an event. One emitted in a thread reaches the loop before the function's return does."""
         if threading.get_ident() == self._runs.thread:
             self._emit(event)
         else:
             self._loop.call_soon_threadsafe(self._emit, event)
 
     def _emit(self, event: NewEvent) -> None:
-        if self._journal is None:
-            self._journal = Journal(self._runs.desk.store, self.hold.lease)
+        if self._event_writer is None:
+            self._event_writer = EventWriter(self._runs.services.store, self.held.lease)
         self._heard_at = self._loop.time()
         if self._mask:
             event = NewEvent(type=event.type, data=self._mask.data(event.data))
         size = 0
         if event.type == "log":
             size = sum(len(line.encode(errors="replace")) + 1 for line in event.data["lines"])
-            if self._journal.cut(size, self._runs.desk.settings.log_max_bytes):
+            if self._event_writer.cut(size, self._runs.services.settings.log_max_bytes):
                 return
-        if event.type != "usage" and self._journal.full(event):
+        if event.type != "usage" and self._event_writer.full(event):
             return
-        self._journal.add(event, size)
+        self._event_writer.add(event, size)
         if self._shipping is None:
             self._shipping = self._loop.call_later(SHIP_SECONDS, self._ship)
 
     def _ship(self) -> None:
         self._shipping = None
-        # Reason for a bare task: the function's own task may be anywhere. `run` flushes behind it, one at a time.
+        # Reason for a bare task: the function's own task may be busy. `run` flushes after it; flushes are serialised.
         task = self._loop.create_task(self._flush())
         _TELLING.add(task)
         task.add_done_callback(_TELLING.discard)
 
     async def _flush(self) -> bool:
-        """Append what was said; False when the lease is lost."""
-        assert self._journal is not None
-        landed = await self._journal.flush()
+        """Append the waiting events. Return False if the lease is lost."""
+        assert self._event_writer is not None
+        landed = await self._event_writer.flush()
         if not landed:
-            self.hold.lose()
-        elif self._journal.over_budget(self._policy.budget) is not None:
+            self.held.lose()
+        elif self._event_writer.over_budget(self._policy.budget) is not None:
             self.stop("budget")
         return landed
 

@@ -7,9 +7,9 @@ from holdfast.errors import one_line
 from holdfast.model import Event
 
 MOST = 300
-"""Characters of it."""
+"""Maximum characters of the line."""
 TAIL = 50
-"""Lines that are looked at of a block: what stands before them is not the last one."""
+"""Lines at the end of a block that are inspected."""
 _PSQL = re.compile(r"psql:.+?:\d+: (?!NOTICE|WARNING|INFO|DEBUG|LOG)")
 _MORE = re.compile(
     r"LINE \d+:|(?:DETAIL|HINT|CONTEXT|QUERY|STATEMENT|LOCATION):|PL/\w+ function|SQL (?:statement|function)|\s"
@@ -17,7 +17,7 @@ _MORE = re.compile(
 
 
 class LastError:
-    """Fed with the lines of stderr in order. After an error of psql, the lines that explain it are passed over."""
+    """Keeps the last line of stderr. After an error of psql, its explanatory lines (DETAIL, HINT) are skipped."""
 
     def __init__(self) -> None:
         self._task: str | None = None
@@ -33,11 +33,11 @@ class LastError:
             self._line, self._of_psql = line, _PSQL.match(line) is not None
 
     def hear_again(self, events: Iterable[Event]) -> None:
-        """Catch up with what is in the record, in order."""
+        """Feed the lines that are already in the record, in order."""
         for event in events:
             if event.type == "log" and event.data.get("stream") == "stderr":
                 self.hear(event.task, event.data["lines"])
 
     def line(self, task: str | None) -> str | None:
-        """The last line of a task, or of a job without tasks."""
+        """Return the last line of a task, or of a job without tasks."""
         return one_line(self._line, MOST) or None if task == self._task else None

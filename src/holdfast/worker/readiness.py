@@ -1,74 +1,98 @@
-"""Readiness: before a job starts, the checks of its lane and of its tool must succeed, each within its time."""
+"""Readiness: before a job starts, the checks of its lane and of its tool must succeed, each within its timeout."""
 
 import asyncio
-import contextlib
-import os
-import signal
+import time
 from collections.abc import Callable
 
-from holdfast.model import Check, Lease
-from holdfast.runner.process import PATH
-from holdfast.store import Store
-from holdfast.worker.completer import retried
+from holdfast.errors import one_line
+from holdfast.model import Check
+from holdfast.runner.base import Identity
+from holdfast.runner.checks import CheckEnd, CheckOrder
+from holdfast.runner.secrets import NO_MASK, Mask, find_secrets
+from holdfast.worker.batch_writer import retried
+from holdfast.worker.execution_services import ExecutionServices
+from holdfast.worker.held_leases import HeldLease
 
 PAUSE = 0.5
+CLEAR_SECONDS = 0.1
 TAIL = 500
+NAME = 100
+"""Characters of the program's name in an error."""
 
 
 class Unready(Exception):
-    """The check did not succeed in time; the text says how it went."""
+    """A check did not succeed in time; the message gives the last reason."""
 
 
-async def make_ready(store: Store, lease: Lease, *, until: Callable[[], bool]) -> None:
-    """Run a job's checks until they succeed; raise Unready when the time of one is over. `until` ends it early."""
+async def make_ready(services: ExecutionServices, held: HeldLease, *, until: Callable[[], bool]) -> None:
+    """Run a job's checks until they succeed; raise Unready when one times out. `until` ends the wait early.
+
+    Raise CannotStart if the job could not be started anyway: a secret or a user is unknown here.
+    """
+    lease = held.lease
     lane = lease.lane
+    found = None
     if lane is not None:
-        check = await retried(lambda: store.lanes.check_of(lease.tenant, lane), "a look at the lane")
-        if check is not None:
-            await _succeed(check, f"lane {lane}", until)
+        found = await retried(lambda: services.store.lanes.check_of(lease.tenant, lane), "reading the check of a lane")
+    if found is None and lease.policy.check is None:
+        return
+    ready = _Readiness(services, held, until)
+    if found is not None:
+        await ready.succeed(found, f"lane {lane}", None)  # A lane's check never runs as the job's own user.
     if lease.policy.check is not None:
-        await _succeed(lease.policy.check, lease.kind, until)
+        user = lease.spec.get("user") if lease.runner == "process" else None
+        await ready.succeed(lease.policy.check, lease.kind, user)
 
 
-async def _succeed(check: Check, what: str, until: Callable[[], bool]) -> None:
-    reason = "it did not answer"
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(check.timeout):
-            while not until():
-                code, text = await _run(check.command, until)
-                if code == 0:
-                    return
-                reason = f"exit code {code}{': ' + text if text else ''}"
-                await asyncio.sleep(PAUSE)
-            return
-    raise Unready(f"{what} was not ready within {check.timeout:g} seconds: {check.command[0]}: {reason}")
+class _Readiness:
+    """The checks of one attempt."""
 
+    def __init__(self, services: ExecutionServices, held: HeldLease, until: Callable[[], bool]) -> None:
+        self._services = services
+        self._held = held
+        self._until = until
+        self._identity = Identity(services.installation, held.lease.id, held.lease.attempt)
+        names = held.lease.policy.secrets
+        self._mask = Mask(find_secrets(names, services.settings.secrets_dir).values()) if names else NO_MASK
+        self._cleared = not held.lease.adopted
 
-async def _run(command: tuple[str, ...], until: Callable[[], bool]) -> tuple[int, str]:
-    """Run a check once; it is killed when its time is over."""
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            env={"PATH": PATH, "LANG": "C.UTF-8"},
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
+    async def succeed(self, check: Check, what: str, user: str | None) -> None:
+        """Repeat a check until it succeeds or times out."""
+        reason: str | None = None
+        deadline = time.monotonic() + check.timeout
+        while not self._until() and (left := deadline - time.monotonic()) > 0:
+            if not self._held.trusted or not await self._clear():
+                await asyncio.sleep(CLEAR_SECONDS)
+                continue
+            end = await self._run(check, left, user)
+            if end.ready:
+                return
+            if not end.timed_out or reason is None:
+                reason = self._told(end)
+            await asyncio.sleep(min(PAUSE, max(0.0, deadline - time.monotonic())))
+        if not self._until():
+            how = f"{check.command[0][:NAME]}: {reason or 'it did not answer'}"
+            raise Unready(self._mask.text(f"{what} was not ready within {check.timeout:g} seconds: {how}"))
+
+    async def _clear(self) -> bool:
+        """Stop checks that a previous owner of the attempt left running here, before another one starts."""
+        self._cleared = self._cleared or await self._services.checks.clear(self._identity)
+        return self._cleared
+
+    async def _run(self, check: Check, left: float, user: str | None) -> CheckEnd:
+        order = CheckOrder(
+            identity=self._identity, token=self._held.lease.token, command=check.command, timeout=left, user=user
         )
-    except OSError as error:
-        return 127, f"{error.strerror}"
-    reading = asyncio.ensure_future(process.communicate())
-    try:
-        while not reading.done() and not until():
-            await asyncio.wait([reading], timeout=0.2)
-        if not reading.done():
-            return 130, "no longer wanted"
-        output, _ = reading.result()
-        return process.returncode or 0, output.decode("utf-8", "replace").strip()[-TAIL:]
-    finally:
-        if not reading.done():
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            reading.cancel()
-            with contextlib.suppress(asyncio.CancelledError, TimeoutError):
-                await asyncio.wait_for(process.wait(), 1.0)
+        return await self._services.checks.run(
+            order, trusted_until=lambda: self._held.trusted_until, unwanted=lambda: self._held.lost or self._until()
+        )
+
+    def _told(self, end: CheckEnd) -> str:
+        """Describe how a run ended: the reason and the end of its output, masked before it is cut."""
+        said = []
+        for data in (end.stdout, end.stderr):
+            # A secret that the cap cut in two cannot be recognised.
+            whole = data[: max(0, len(data) - self._mask.longest)] if end.cut and self._mask else data
+            said.append(self._mask.blot(whole).decode("utf-8", "replace").strip())
+        text = one_line("\n".join(filter(None, said))[-TAIL:], TAIL)
+        return f"{end.reason}: {text}" if text else end.reason

@@ -1,13 +1,13 @@
-"""The last events of an attempt, for a worker that adopted it: what its predecessor already reported."""
+"""The last events of an attempt, for a worker that adopted it: what the previous owner already reported."""
 
 from collections.abc import Sequence
 
 from holdfast.model import Event, Lease, Status
 from holdfast.store import Store
-from holdfast.worker.completer import retried
+from holdfast.worker.batch_writer import retried
 
 MOST = 1000
-"""Events that are looked at."""
+"""Events that are read, at most."""
 
 
 async def recent_events(store: Store, lease: Lease) -> Sequence[Event]:

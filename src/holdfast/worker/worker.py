@@ -1,8 +1,8 @@
-"""The worker: adopts, claims, and runs what it took, until it is told to leave.
+"""The worker: adopts, claims and runs jobs until it is drained.
 
-One task group holds all of it: the loop that claims, the ears (wake-ups, polls for stop requests), the writers, the
-chores, and one task per job. The heartbeat has a thread of its own. The database may go away and come back; a worker
-that is told to leave hands over what can go on without it.
+One task group contains everything: the claim loop, the listeners (notifications, polls for stop requests), the batch
+writers, upkeep, duties, and one task per job. The heartbeat has its own thread. A worker survives database outages;
+when it drains, it hands over the attempts that can run without it.
 """
 
 import asyncio
@@ -14,39 +14,41 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
 from holdfast.config import Settings
-from holdfast.duties.leading import Duties
+from holdfast.duties.scheduler import Duties
 from holdfast.errors import StoreError
 from holdfast.model import FUNCTION_DOMAIN, Claimable, Lease, new_worker_id
 from holdfast.runner.base import Runner
+from holdfast.runner.checks import Checks
+from holdfast.runner.disk import DATABASE, LOOK_SECONDS
 from holdfast.runner.function import Functions
-from holdfast.runner.host import Locks
 from holdfast.runner.shared_folder import SharedFolder
-from holdfast.store import Store, wake
+from holdfast.runner.state_folder import Locks
+from holdfast.store import Store, notify
+from holdfast.store.notify import Signal
 from holdfast.store.outage import asked_again, level_of
-from holdfast.store.wake import Signal
 from holdfast.timing import backoff, jitter
-from holdfast.worker.chores import Chores
-from holdfast.worker.completer import Handed
-from holdfast.worker.desk import Desk, Step
+from holdfast.worker.batch_writer import Handed
+from holdfast.worker.execution_services import ExecutionServices, Step
 from holdfast.worker.executor import Execution
 from holdfast.worker.functions import FunctionRuns
-from holdfast.worker.heart import Beats, Heard, Heart
-from holdfast.worker.lease import Hold, Holds, boottime
+from holdfast.worker.heartbeat import BeatAnswers, Beats, Heartbeat
+from holdfast.worker.held_leases import HeldLease, HeldLeases, boottime
+from holdfast.worker.upkeep import Upkeep
 
 log = logging.getLogger(__name__)
 
 CRASHED_DELAY = 5.0
 PROMOTE = 1000
 CLAIM = 500
-"""Jobs in one claim, at most: while they run, the database picks the next ones."""
+"""Maximum jobs per claim: while these run, the database selects the next ones."""
 CLEARING = 32
-"""Attempts that are over and still being removed, at most, before something new is taken."""
+"""Maximum ended attempts that are still being cleaned up; above this, nothing new is claimed."""
 LEAVE_SECONDS = 10.0
-"""How long the last writes may take when a worker leaves; then its leases have to expire."""
+"""Time limit for the last writes of a draining worker; after that its leases have to expire."""
 
 
 class Worker:
-    """Runs jobs of its queues. `queues` says how many of each at once."""
+    """Runs jobs of its queues. `queues` maps each queue to its number of slots."""
 
     def __init__(
         self,
@@ -57,6 +59,7 @@ class Worker:
         settings: Settings,
         queues: Mapping[str, int],
         runners: Sequence[Runner],
+        checks: Checks,
         functions: Functions,
         locks: Locks,
         connect_beats: Callable[[], Awaitable[tuple[Beats, Callable[[], Awaitable[None]]]]],
@@ -71,64 +74,66 @@ class Worker:
         self._functions = functions
         self._locks = locks
         self._connect_beats = connect_beats
-        self._holds = Holds(settings.lease_ttl)
-        self._desk = Desk(store, self.id, settings, installation, shared, at)
+        self._held_leases = HeldLeases(settings.lease_ttl)
+        self._services = ExecutionServices(store, self.id, settings, installation, shared, checks, at)
         threads = sum(queues.values()) or settings.max_concurrency
-        self._runs = FunctionRuns(self._desk, functions, threads=threads, done=self._release)
+        self._runs = FunctionRuns(self._services, functions, threads=threads, done=self._release)
         self._busy: Counter[str] = Counter()
         self._clearing = 0
-        """How many attempts are over, their slots free, and still being removed."""
+        """Ended attempts whose slots are free but whose files are still being removed."""
         self._hungry = set(self._queues)
         """Queues that may have something to claim."""
         self._capped: set[str] = set()
-        """Queues that have a cap over all workers, as far as the last claims showed."""
+        """Queues with a cap across all workers, as of the last claims."""
         self._nudge = asyncio.Event()
         self._settled = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
         self.started = asyncio.Event()
         self._signals = 0
         self.stuck = False
-        """Whether a function did not end: its thread would keep the process."""
+        """Whether a function did not end: its thread would keep the process from exiting."""
 
     def signalled(self) -> None:
-        """A signal came: leave. A second one: end at once."""
+        """Handle a signal: the first one drains, a second one exits immediately."""
         self._signals += 1
         if self._signals > 1:
-            log.warning("told a second time: leaving at once; %d leases will expire", len(self._holds))
+            log.warning("second signal: exiting immediately; %d leases will expire", len(self._held_leases))
             os._exit(1)
         self.leave()
 
     def leave(self) -> None:
-        """Take nothing new, hand over, and end."""
-        self._desk.leaving.set()
+        """Drain: stop claiming, hand over and exit."""
+        self._services.leaving.set()
         self._nudge.set()
-        for hold in self._holds.all():
-            if hold.on_change is not None and hold.lease.runner != "function":
-                hold.on_change()
+        for held in self._held_leases.all():
+            if held.on_change is not None and held.lease.runner != "function":
+                held.on_change()
 
     async def run(self, *, once: bool = False) -> None:
-        """Work until told to leave; with `once`, until nothing is left to claim."""
+        """Work until drained; with `once`, until nothing is left to claim."""
         with self._locks.hold(self.id) as lock:
             await asked_again(self._register)
             await asked_again(self._register_functions)
-            heart = Heart(
+            heartbeat = Heartbeat(
                 self.id,
-                self._holds,
+                self._held_leases,
                 interval=self._settings.heartbeat_interval,
                 connect=self._connect_beats,
                 hear=self._heard,
             )
+            await self._services.disks.look()
             duties = Duties(self._store, self.id, self._settings)
-            chores = self._chores()
-            async with heart, self._store.wake.listening() as signal, self._all_tasks() as group:
+            upkeep = self._upkeep()
+            async with heartbeat, self._store.notifications.listening() as signal, self._all_tasks() as group:
                 helpers = [
                     group.create_task(loop)
                     for loop in (
-                        *(writer.run() for writer in self._desk.writers()),
+                        *(writer.run() for writer in self._services.writers()),
                         self._listen(signal),
                         self._look_for_stops(),
+                        self._watch_disks(),
                         *(runner.watch(self._runner_changed) for runner in self._runners.values()),
-                        chores.run(),
+                        upkeep.run(),
                         duties.run(),
                     )
                 ]
@@ -137,24 +142,24 @@ class Worker:
                 await self._wind_up()
                 for helper in helpers:
                     helper.cancel()
-            lock.leaves_something = bool(self._holds)
-            if not self._holds:
+            lock.leaves_something = bool(self._held_leases)
+            if not self._held_leases:
                 with contextlib.suppress(StoreError):
                     await duties.resign()
-                    await chores.report()
+                    await upkeep.report()
                     await self._store.workers.forget(self.id)
         await self._runs.close()
         self.stuck = self._runs.stuck
 
     @contextlib.asynccontextmanager
     async def _all_tasks(self) -> AsyncIterator[asyncio.TaskGroup]:
-        """The one task group; given up when leaving takes too long because the database is away."""
+        """Open the one task group; abandon it if draining takes too long because the database is unavailable."""
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
                 yield group
         except* _Given:
-            log.warning("leaving took too long: %d leases will expire", len(self._holds))
+            log.warning("draining took too long; exiting, and %d leases will expire", len(self._held_leases))
 
     async def _register(self) -> None:
         await self._store.workers.register(
@@ -164,7 +169,7 @@ class Worker:
             queues=self._queues,
             capabilities=self._capabilities,
             domains=self._domains,
-            away={runner.capability: away for runner in self._runners.values() if (away := runner.away) is not None},
+            away=self._away,
             ttl=self._settings.lease_ttl,
         )
 
@@ -175,8 +180,20 @@ class Worker:
 
     @property
     def _capabilities(self) -> list[str]:
-        able = [runner.capability for runner in self._runners.values() if runner.away is None]
-        return [*able, *(f"function:{name}" for name in self._functions.names)]
+        away = self._away
+        known = [*self._runners, *(f"function:{name}" for name in self._functions.names)]
+        return [capability for capability in known if capability not in away]
+
+    @property
+    def _away(self) -> Mapping[str, str]:
+        """Capabilities that cannot start jobs here now, and why: an unreachable engine or a full disk."""
+        low = self._services.disks.low
+        away = {runner.capability: why for runner in self._runners.values() if (why := runner.away) is not None}
+        if low:
+            away = {**dict.fromkeys(self._runners, next(iter(low.values()))), **away}
+        if DATABASE in low:  # A function writes nothing but its result.
+            away |= {f"function:{name}": low[DATABASE] for name in self._functions.names}
+        return away
 
     @property
     def _domains(self) -> list[str]:
@@ -184,49 +201,54 @@ class Worker:
 
     @property
     def leaving(self) -> bool:
-        return self._desk.leaving.is_set()
+        return self._services.leaving.is_set()
 
     @property
     def adopted(self) -> int:
-        """How many of the jobs in its hands another worker began."""
-        return sum(hold.lease.adopted for hold in self._holds.all())
+        """How many of its running jobs were adopted from another worker."""
+        return sum(held.lease.adopted for held in self._held_leases.all())
+
+    def short_of_room(self, capability: str) -> str | None:
+        """Name the full disk that blocks attempts of this capability; None if no disk does, or it cannot run anyway."""
+        low = self._services.disks.low
+        return self._away.get(capability) if low else None
 
     def domain_of(self, capability: str) -> str | None:
-        """Where an attempt would run that needs this; None if it cannot start here now."""
-        if capability.startswith("function:"):
-            known = capability.removeprefix("function:") in self._functions.names
-            return FUNCTION_DOMAIN if known else None
-        runner = self._runners.get(capability)
-        return runner.domain if runner is not None and runner.away is None else None
+        """Return the domain in which an attempt of this capability would run; None if it cannot start here now."""
+        if capability not in self._capabilities:
+            return None
+        return FUNCTION_DOMAIN if capability.startswith("function:") else self._runners[capability].domain
 
-    def _chores(self) -> Chores:
-        return Chores(
+    def _upkeep(self) -> Upkeep:
+        return Upkeep(
             self._store,
             self.id,
             self._settings,
             locks=self._locks,
             runners=list(self._runners.values()),
-            held=lambda job_id: self._holds.get(job_id) is not None,
+            held=lambda job_id: self._held_leases.get(job_id) is not None,
         )
 
     # Claiming
 
     async def _claim_on(self, *, once: bool) -> None:
         failures = 0
-        while not self._desk.leaving.is_set():
+        while not self._services.leaving.is_set():
             self._nudge.clear()
             try:
                 await self._claim_round()
                 failures = 0
                 if self._backlog():
                     continue
-                if once and not self._hungry and not self._holds:
+                if once and not self._hungry and not self._held_leases:
                     return
                 await self._rest(await self._until_due() if self._room() else self._settings.poll_interval)
             except Exception as error:
-                # Whatever it was, the next one may work; a worker that ends here takes its functions with it.
+                # The next claim may work. A worker that exits here would take its running functions with it.
                 failures += 1
-                log.log(level_of(error), "claim failed: %s", error, exc_info=not isinstance(error, StoreError))
+                log.log(
+                    level_of(error), "claim failed, retrying: %s", error, exc_info=not isinstance(error, StoreError)
+                )
                 await self._rest(backoff(failures, base=0.1, cap=5.0))
 
     def _backlog(self) -> bool:
@@ -246,7 +268,8 @@ class Worker:
             await self._claim([], 0, self._domains)
         for n, queue in enumerate(queues):
             claimed = slots = min(self._free(queue), CLAIM)
-            self._hungry.discard(queue)  # Before the claim: a wake-up during it may be about what it did not see.
+            # Before the claim: a notification during the claim may be for a job that it did not see.
+            self._hungry.discard(queue)
             try:
                 claimed = await self._claim(self._pairs(queue), slots, self._domains if n == 0 else ())
             finally:
@@ -256,41 +279,43 @@ class Worker:
             self._capped = {queue for queue in self._queues if queue in caps}
 
     async def _claim(self, pairs: Sequence[Claimable], slots: int, domains: Sequence[str]) -> int:
-        """Adopt, claim, and run what came; return how many were claimed."""
+        """Adopt and claim jobs and run them. Return how many were claimed."""
         ttl = self._settings.lease_ttl
 
         async def claim() -> Sequence[Lease]:
             found = await self._store.leases.claim(self.id, pairs, slots=slots, ttl=ttl, domains=domains)
             return [*found.adopted, *found.claimed]
 
-        return sum(not hold.lease.adopted for hold in await self.take(claim))
+        return sum(not held.lease.adopted for held in await self.take(claim))
 
-    async def take(self, claim: Callable[[], Awaitable[Sequence[Lease]]]) -> Sequence[Hold]:
-        """Run what a claim brings."""
+    async def take(self, claim: Callable[[], Awaitable[Sequence[Lease]]]) -> Sequence[HeldLease]:
+        """Run the jobs that a claim returns."""
         requested = boottime()
-        self._holds.begin_claim()
+        self._held_leases.begin_claim()
         try:
-            holds = self._holds.take(await claim(), requested)
+            held_leases = self._held_leases.take(await claim(), requested)
         finally:
-            self._holds.end_claim()
-        for hold in holds:
-            self._launch(hold)
-        return holds
+            self._held_leases.end_claim()
+        for held in held_leases:
+            self._launch(held)
+        return held_leases
 
     def _pairs(self, queue: str) -> list[Claimable]:
+        able = self._capabilities
         functions = [
-            Claimable(queue=queue, capability=f"function:{name}", domain=FUNCTION_DOMAIN)
-            for name in self._functions.names
+            Claimable(queue=queue, capability=capability, domain=FUNCTION_DOMAIN)
+            for capability in able
+            if capability not in self._runners
         ]
         runners = [
             Claimable(queue=queue, capability=runner.capability, domain=runner.domain)
             for runner in self._runners.values()
-            if runner.away is None
+            if runner.capability in able
         ]
         return functions + runners
 
     async def _until_due(self) -> float:
-        """Seconds until the next look: a poll, or sooner when a delayed job falls due, which is then let out."""
+        """Return the seconds until the next claim: a poll, or sooner if a delayed job falls due. Promotes due jobs."""
         poll = jitter(self._settings.poll_interval)
         due = await self._store.next_due()
         if due is None or due > poll:
@@ -300,7 +325,7 @@ class Worker:
         return due
 
     async def _rest(self, seconds: float) -> None:
-        """Wait for a nudge, or so long; then every queue may have something."""
+        """Wait for a nudge, at most `seconds`; after a timeout, every queue may have jobs."""
         try:
             async with asyncio.timeout(seconds):
                 await self._nudge.wait()
@@ -309,28 +334,28 @@ class Worker:
 
     # Running
 
-    def _launch(self, hold: Hold) -> None:
+    def _launch(self, held: HeldLease) -> None:
         assert self._group is not None
-        lease = hold.lease
+        lease = held.lease
         if lease.queue in self._queues:
             self._busy[lease.queue] += 1
         if lease.runner != "function":
-            self._group.create_task(self._execute(hold))
+            self._group.create_task(self._execute(held))
         elif lease.adopted:
-            self._runs.settle_orphan(hold)
+            self._runs.settle_orphan(held)
         else:
-            self._runs.launch(hold)
+            self._runs.launch(held)
 
-    async def _execute(self, hold: Hold) -> None:
-        """Attend to an attempt. If we are given up (cancelled), it stays ours: the host's next worker finds it so."""
-        execution = Execution(self._desk, self._runners[hold.lease.runner], hold)
+    async def _execute(self, held: HeldLease) -> None:
+        """Run an attempt. If this task is cancelled, the lease stays ours: the next worker of this host recovers it."""
+        execution = Execution(self._services, self._runners[held.lease.runner], held)
         try:
             await execution.run()
         except Exception:
-            log.exception("job %s: its supervision failed; handing it back", hold.lease.id)
+            log.exception("job %s: internal error in its execution; handing it over", held.lease.id)
             with contextlib.suppress(Exception):
-                await self._desk.hand_overs.ask(Handed(hold.lease, delay=CRASHED_DELAY, worn=True, reason="failed"))
-        self._release(hold)
+                await self._services.hand_overs.ask(Handed(held.lease, delay=CRASHED_DELAY, worn=True, reason="failed"))
+        self._release(held)
         await self._clear(execution)
 
     async def _clear(self, execution: Execution) -> None:
@@ -343,43 +368,57 @@ class Worker:
             if self._clearing == CLEARING - 1:
                 self._nudge.set()
 
-    def _release(self, hold: Hold) -> None:
-        """A job is no longer ours: its slot is free."""
-        self._holds.drop(hold)
+    def _release(self, held: HeldLease) -> None:
+        """Drop a lease and free its slot."""
+        self._held_leases.drop(held)
         self._settled.set()
-        if hold.on_release is not None:
-            hold.on_release()
-        queue = hold.lease.queue
+        if held.on_release is not None:
+            held.on_release()
+        queue = held.lease.queue
         if queue in self._queues:
             self._busy[queue] -= 1
             if queue in self._capped:
-                self._hungry.add(queue)  # It took less than it had room for: perhaps only because of the cap.
-            if queue in self._hungry or not self._holds:
+                self._hungry.add(queue)  # The last claim may have been short only because of the cap.
+            if queue in self._hungry or not self._held_leases:
                 self._nudge.set()
 
-    # Hearing
+    # Notifications and stop requests
 
-    def _heard(self, heard: Heard) -> None:
-        """Act on what a heartbeat brought. A job that is being finished hears from its finish alone."""
-        for hold in heard.lost:
-            if self._holds.get(hold.lease.id) is hold and not hold.finishing:
-                hold.lose()
-        for hold, beat in heard.stops:
-            hold.hear_stop(beat.stop_request)
+    def _heard(self, heard: BeatAnswers) -> None:
+        """Act on the answers of a heartbeat. For a job that is being finished, only the finish decides."""
+        for held in heard.lost:
+            if self._held_leases.get(held.lease.id) is held and not held.finishing:
+                held.lose()
+        for held, beat in heard.stops:
+            held.hear_stop(beat.stop_request)
         if heard.unknown and self._group is not None:
-            log.warning("%d jobs were claimed by this worker, and it never heard of them", len(heard.unknown))
+            log.warning("%d claims whose reply was lost; releasing them", len(heard.unknown))
             self._group.create_task(self._quietly(self._store.leases.give_back(self.id, heard.unknown)))
-        if not heard.registered and self._group is not None and not self._desk.leaving.is_set():
+        if not heard.registered and self._group is not None and not self._services.leaving.is_set():
             self._group.create_task(self._quietly(self._register()))
-        if heard.draining and not self._desk.leaving.is_set():
+        if heard.draining and not self._services.leaving.is_set():
             self.leave()
 
     def _runner_changed(self) -> None:
-        """An engine came or went: say so, and take what it brings."""
-        if self._group is not None and not self._desk.leaving.is_set():
+        """Register again after an engine or disk became available or unavailable, and try to claim."""
+        if self._group is not None and not self._services.leaving.is_set():
             self._group.create_task(self._quietly(self._register()))
             self._hungry.update(self._queues)
             self._nudge.set()
+
+    async def _watch_disks(self) -> None:
+        """Stop claiming while a disk is below its reserve, and resume when it has room again."""
+        before: Mapping[str, str] = {}
+        while True:
+            low = await self._services.disks.look()
+            for name in low.keys() - before.keys():
+                log.warning("no job starts here for now: %s", low[name])
+            for name in before.keys() - low.keys():
+                log.warning("the disk of the %s has room again", name)
+            if low.keys() != before.keys():
+                self._runner_changed()
+            before = low
+            await asyncio.sleep(LOOK_SECONDS)
 
     async def _listen(self, signal: Signal) -> None:
         while True:
@@ -387,44 +426,44 @@ class Worker:
             if "*" in topics:
                 self._hungry.update(self._queues)
             else:
-                self._hungry.update(queue for queue in self._queues if wake.work(queue) in topics)
+                self._hungry.update(queue for queue in self._queues if notify.work(queue) in topics)
             if topics:
                 self._nudge.set()
-            if topics & {"*", wake.STOP} and len(self._holds):
+            if topics & {"*", notify.STOP} and len(self._held_leases):
                 await self._quietly(self._hear_stops())
 
     async def _look_for_stops(self) -> None:
-        """Poll for stop requests, for when no wake-up comes."""
+        """Poll for stop requests, in case a notification is lost."""
         while True:
             await asyncio.sleep(jitter(min(self._settings.poll_interval, 0.8)))
-            if len(self._holds):
+            if len(self._held_leases):
                 await self._quietly(self._hear_stops())
 
     async def _hear_stops(self) -> None:
         for job_id, stop in (await self._store.leases.stops(self.id)).items():
-            hold = self._holds.get(job_id)
-            if hold is not None:
-                hold.hear_stop(stop)
+            held = self._held_leases.get(job_id)
+            if held is not None:
+                held.hear_stop(stop)
 
     async def _quietly(self, work: Awaitable[object]) -> None:
-        """Do something that will be tried again anyway."""
+        """Await something whose failure is only logged, because it is retried later anyway."""
         try:
             await work
         except Exception as error:
             log.log(level_of(error), "%s", error, exc_info=not isinstance(error, StoreError))
 
-    # Leaving
+    # Draining
 
     async def _wind_up(self) -> None:
-        """Let go of everything: functions have their grace, what runs elsewhere is handed over at once."""
-        self._desk.leaving.set()
-        for hold in self._holds.all():
-            if hold.on_change is not None and hold.lease.runner != "function":
-                hold.on_change()
+        """Drain: functions get their grace period, supervised attempts are handed over immediately."""
+        self._services.leaving.set()
+        for held in self._held_leases.all():
+            if held.on_change is not None and held.lease.runner != "function":
+                held.on_change()
         try:
             async with asyncio.timeout(self._settings.drain_grace + LEAVE_SECONDS):
                 await self._runs.drain(self._settings.drain_grace)
-                while self._holds or self._clearing:
+                while self._held_leases or self._clearing:
                     self._settled.clear()
                     await self._settled.wait()
         except TimeoutError:
@@ -432,4 +471,4 @@ class Worker:
 
 
 class _Given(Exception):
-    """Leaving took too long."""
+    """Draining took too long."""

@@ -1,1 +1,1 @@
-"""One file per noun: its endpoints, declared with who may call them."""
+"""One file per resource: its endpoints, each declared with the role that it needs."""

@@ -1,4 +1,4 @@
-"""Artifacts: the files that the last ended attempt of a job left."""
+"""Artifacts: the files of the last ended attempt of a job."""
 
 from collections.abc import Iterator
 from typing import IO
@@ -7,12 +7,12 @@ from urllib.parse import quote
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
+from holdfast.api.request_types import ArtifactViews
 from holdfast.api.routing import Call, Reply, Routes
-from holdfast.api.shapes import ArtifactViews
 from holdfast.errors import NotFound
 from holdfast.model import Attempt, Role
-from holdfast.runner.outputs import Artifacts
-from holdfast.views import ArtifactView
+from holdfast.response_types import ArtifactView
+from holdfast.runner.artifacts import Artifacts
 
 routes = Routes()
 CHUNK = 256 * 1024
@@ -22,12 +22,12 @@ SAFE = {
     "Content-Security-Policy": "sandbox; default-src 'none'",
     "Cache-Control": "private, no-store",
 }
-"""Whatever a child called its files: a browser saves them, and runs nothing of them."""
+"""Whatever a job named its files: a browser saves them and executes nothing in them."""
 
 
 @routes.add("GET", "/v1/jobs/{job_id}/artifacts", role=Role.VIEWER, answers={200: ArtifactViews})
 async def list_artifacts(call: Call, job_id: str) -> Reply:
-    """List the files that the last ended attempt left."""
+    """List the artifacts of the last ended attempt."""
     attempt = await _last(call, job_id)
     await run_in_threadpool(call.service.shared.check)
     if attempt is None:
@@ -43,7 +43,7 @@ async def list_artifacts(call: Call, job_id: str) -> Reply:
 
 @routes.add("GET", "/v1/jobs/{job_id}/artifacts/{path:path}", role=Role.VIEWER, answers={200: str}, media=BYTES)
 async def download_artifact(call: Call, job_id: str, path: str) -> Response:
-    """Download one file; it is looked at again on the way, and no link is followed."""
+    """Download one artifact. The file is checked again, and links are not followed."""
     attempt = await _last(call, job_id)
     if attempt is None:
         raise NotFound("artifact", path)
@@ -65,6 +65,6 @@ def _kept(call: Call) -> Artifacts:
 
 
 async def _last(call: Call, job_id: str) -> Attempt | None:
-    """The last attempt that ended, of a job of this tenant."""
+    """Return the last ended attempt of a job of this tenant."""
     attempts = await call.store.attempts.list(job_id, tenant=call.tenant)
     return next((attempt for attempt in reversed(attempts) if attempt.ended_at is not None), None)

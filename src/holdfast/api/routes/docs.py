@@ -1,4 +1,4 @@
-"""The API's description, for programs and for people. Open to callers without a token, behind the same guard as all."""
+"""The API's description, for programs and for people. It needs no token, but passes the same guard as every call."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from holdfast.api.routing import Call, Reply, Routes
 
 
 def docs_routes(document: Callable[[], dict[str, Any]]) -> Routes:
-    """The two routes that show a document; they are not part of it."""
+    """Return the two routes that show the document; they are not part of it."""
     routes = Routes()
 
     @routes.add("GET", "/openapi.json", role=None, answers={200: dict})

@@ -4,9 +4,9 @@ from typing import Any
 
 from starlette.responses import Response
 
-from holdfast.api.hub import Form
+from holdfast.api.fanout import Form
+from holdfast.api.request_types import BIGGEST, Events, From, ListEvents, NoQuery
 from holdfast.api.routing import Call, Reply, Routes
-from holdfast.api.shapes import BIGGEST, Events, From, ListEvents, NoQuery
 from holdfast.api.stream import MEDIA, Streamed
 from holdfast.errors import Invalid
 from holdfast.model import Role
@@ -19,7 +19,7 @@ DIGITS = len(str(BIGGEST))
 
 @routes.add("GET", "/v1/jobs/{job_id}/events", role=Role.VIEWER, answers={200: Events})
 async def list_events(call: Call, job_id: str, query: ListEvents) -> Reply | Response:
-    """Read events behind `after`. With `Accept: application/x-ndjson` all of them, and with `follow` what comes."""
+    """Read events after `after`. With `Accept: application/x-ndjson`, all of them; with `follow`, also new ones."""
     if NDJSON in call.request.headers.get("accept", ""):
         return await _streamed(call, job_id, query.after, "ndjson", follow=query.follow)
     if query.follow:
@@ -30,7 +30,7 @@ async def list_events(call: Call, job_id: str, query: ListEvents) -> Reply | Res
 
 @routes.add("GET", "/v1/jobs/{job_id}/events/stream", role=Role.VIEWER, answers={200: str}, media=MEDIA["sse"])
 async def stream_events(call: Call, job_id: str, query: From) -> Response:
-    """Follow a job by server-sent events; `Last-Event-ID` wins over `after`. The last event is `end`."""
+    """Follow a job by server-sent events; `Last-Event-ID` takes precedence over `after`. The last event is `end`."""
     return await _streamed(call, job_id, _last_seen(call, query.after), "sse")
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 
 from holdfast.api.direct import run_in_request
+from holdfast.api.dry_run import foresee, refuse_bad_sources
 from holdfast.api.json_body import apart
-from holdfast.api.plans import foresee, refuse_bad_sources
-from holdfast.api.routing import Call, Reply, Routes
-from holdfast.api.shapes import (
+from holdfast.api.request_types import (
     Attempts,
     BulkRequest,
+    CallerReason,
     Deleted,
     DeleteJob,
     Ids,
@@ -21,18 +21,21 @@ from holdfast.api.shapes import (
     JobViews,
     ListJobs,
     Nothing,
-    Reason,
     Resolve,
     Resume,
     TaskRecords,
 )
+from holdfast.api.routing import Call, Reply, Routes
 from holdfast.api.uploads import given
-from holdfast.errors import Forbidden, Invalid, NoQueue
+from holdfast.errors import FieldForbidden, Forbidden, Invalid, NoQueue
+from holdfast.limits import FILES, NAMES
 from holdfast.model import Job, Role, TaskRecord
+from holdfast.privileges import refuse_privileged, refuse_root
+from holdfast.response_types import Explanation, JobView, Links, PlanView
+from holdfast.response_types import Reason as WhyNot
+from holdfast.runner.disk import DATABASE
 from holdfast.store.jobs import Stopped
 from holdfast.submission import FIRST_YEAR, LAST_YEAR, Submission, check, check_spec, parse, refuse_count
-from holdfast.views import Explanation, JobView, Links, PlanView
-from holdfast.views import Reason as WhyNot
 
 routes = Routes()
 ONE = {200: JobView}
@@ -40,21 +43,22 @@ STOP = {200: JobView, 202: JobView}
 RAW = "commands and images of your own need an admin's token or HOLDFAST_ALLOW_RAW; use a tool"
 CHECK = "a readiness check is a command: it needs an admin's token or HOLDFAST_ALLOW_RAW; use a tool that has one"
 JOB_BYTES = 1024
-"""What a job of a bulk is taken for, where it matters how much there is to do."""
+"""The assumed size of a job in a bulk, to decide whether the bulk is processed in a thread."""
 SECRETS = "secrets are named by tools, or by an admin"
 
 
 @routes.add("POST", "/v1/jobs", role=Role.SUBMITTER, answers={201: JobView, 200: (JobView, PlanView)}, shape=JobRequest)
 async def submit(call: Call, body: dict[str, Any]) -> Reply:
-    """Submit a job. 201 once it is in the database; 200 with `reused` if it was there already.
+    """Submit a job. 201 once it is in the database; 200 with `reused` if it existed already.
 
-    Where the queue is off it runs in this request: the answer comes with its end, or 503 `at_capacity` at once. With
-    `plan_only`, say what a pipeline would do, and do nothing.
+    Where the queue is off, the job runs in this request: the answer comes when it ends, or 503 `at_capacity` at once.
+    With `plan_only`, return what a pipeline would do, and submit nothing.
     """
     plan_only = body.get("plan_only", False)
     if not isinstance(plan_only, bool):
         raise Invalid("plan_only", "must be true or false")
     asked = await _prepared(call, _allowed(call, body))
+    await call.service.readiness.require_room(DATABASE)
     if plan_only:
         return Reply(await _foreseen(call, check(parse(asked), call.tenant)))
     if call.service.direct is not None:
@@ -67,7 +71,7 @@ async def submit(call: Call, body: dict[str, Any]) -> Reply:
 
 @routes.add("POST", "/v1/jobs/bulk", role=Role.SUBMITTER, answers={201: Ids, 200: Ids}, shape=BulkRequest)
 async def submit_bulk(call: Call, body: dict[str, Any]) -> Reply:
-    """Submit many jobs, all or none; 200 if every one was there already."""
+    """Submit many jobs, all or none; 200 if every one existed already."""
     for name in body:
         if name != "jobs":
             raise Invalid(name[:60], "unknown field; a bulk has `jobs`")
@@ -77,6 +81,7 @@ async def submit_bulk(call: Call, body: dict[str, Any]) -> Reply:
     if not isinstance(jobs, list):
         raise Invalid("jobs", "must be a list of jobs")
     refuse_count(len(jobs))
+    await call.service.readiness.require_room(DATABASE)
     allowed = await apart(len(jobs) * JOB_BYTES, lambda: _all_allowed(call, jobs))
     for n, job in enumerate(allowed):
         if job.get("uploads") or job.get("tasks"):
@@ -148,18 +153,18 @@ async def explain(call: Call, job_id: str) -> Reply:
 
 
 @routes.add("POST", "/v1/jobs/{job_id}/cancel", role=Role.SUBMITTER, answers=STOP)
-async def cancel(call: Call, job_id: str, body: Reason) -> Reply:
+async def cancel(call: Call, job_id: str, body: CallerReason) -> Reply:
     """Cancel a job: 202 while it is being stopped, 200 when it has ended."""
     return await _stopped(
-        call, await call.store.jobs.cancel(job_id, tenant=call.tenant, by=call.who.by, reason=body.reason)
+        call, await call.store.jobs.cancel(job_id, tenant=call.tenant, by=call.who.actor, reason=body.reason)
     )
 
 
 @routes.add("POST", "/v1/jobs/{job_id}/interrupt", role=Role.OPERATOR, answers=STOP)
-async def interrupt(call: Call, job_id: str, body: Reason) -> Reply:
+async def interrupt(call: Call, job_id: str, body: CallerReason) -> Reply:
     """Stop a running job so that it pauses; a waiting one is cancelled."""
     return await _stopped(
-        call, await call.store.jobs.interrupt(job_id, tenant=call.tenant, by=call.who.by, reason=body.reason)
+        call, await call.store.jobs.interrupt(job_id, tenant=call.tenant, by=call.who.actor, reason=body.reason)
     )
 
 
@@ -169,7 +174,7 @@ async def resume(call: Call, job_id: str, body: Resume) -> Reply:
     job = await call.store.jobs.resume(
         job_id,
         tenant=call.tenant,
-        by=call.who.by,
+        by=call.who.actor,
         reason=body.reason,
         budget=body.budget,
         stopped=body.stopped,
@@ -179,30 +184,30 @@ async def resume(call: Call, job_id: str, body: Resume) -> Reply:
 
 @routes.add("POST", "/v1/jobs/{job_id}/resolve", role=Role.OPERATOR, answers=ONE)
 async def resolve(call: Call, job_id: str, body: Resolve) -> Reply:
-    """Call a paused or failed job done, with the result that a person gives."""
-    job = await call.store.jobs.resolve(job_id, body.result, tenant=call.tenant, by=call.who.by, reason=body.reason)
+    """Mark a paused, failed or timed-out job as succeeded, with the result that a person gives."""
+    job = await call.store.jobs.resolve(job_id, body.result, tenant=call.tenant, by=call.who.actor, reason=body.reason)
     return await _one(call, job)
 
 
 @routes.add("POST", "/v1/jobs/{job_id}/dismiss", role=Role.OPERATOR, answers=ONE)
-async def dismiss(call: Call, job_id: str, body: Reason) -> Reply:
-    """Let the lane of a failed job go on without it."""
+async def dismiss(call: Call, job_id: str, body: CallerReason) -> Reply:
+    """Let the lane of a failed or timed-out job continue without it."""
     return await _one(
-        call, await call.store.jobs.dismiss(job_id, tenant=call.tenant, by=call.who.by, reason=body.reason)
+        call, await call.store.jobs.dismiss(job_id, tenant=call.tenant, by=call.who.actor, reason=body.reason)
     )
 
 
 @routes.add("POST", "/v1/jobs/{job_id}/release", role=Role.SUBMITTER, answers=ONE)
 async def release(call: Call, job_id: str, body: Nothing) -> Reply:
     """Queue a job that was submitted with `hold`."""
-    return await _one(call, await call.store.jobs.release(job_id, tenant=call.tenant, by=call.who.by))
+    return await _one(call, await call.store.jobs.release(job_id, tenant=call.tenant, by=call.who.actor))
 
 
 @routes.add("DELETE", "/v1/jobs/{job_id}", role=Role.OPERATOR, answers={200: Deleted, 202: Deleted})
 async def delete(call: Call, job_id: str, query: DeleteJob) -> Reply:
     """Delete a job that has ended; with `force`, stop it first (202 `deleting`)."""
     done = await call.store.jobs.delete(
-        job_id, tenant=call.tenant, force=query.force, dry_run=query.dry_run, by=call.who.by, reason=query.reason
+        job_id, tenant=call.tenant, force=query.force, dry_run=query.dry_run, by=call.who.actor, reason=query.reason
     )
     return Reply(Deleted(outcome=done.outcome), 202 if done.outcome == "deleting" else 200)
 
@@ -216,30 +221,42 @@ def _all_allowed(call: Call, jobs: Sequence[Any]) -> list[Mapping[str, Any]]:
 
 
 def _name_the_wrong_one(jobs: Sequence[Mapping[str, Any]], tenant: str) -> None:
-    """Raise what is wrong with one of these jobs, and say with which."""
+    """Raise the error of the first invalid job, with its position."""
     for n, job in enumerate(jobs):
         with _placed(n):
             check(parse(job), tenant)
 
 
 def _allowed(call: Call, job: Any, where: str = "job") -> Mapping[str, Any]:
-    """The job as the store takes it, if this caller may ask for it."""
+    """Return the job as the store takes it, if this caller may submit it."""
     if not isinstance(job, dict):
         raise Invalid(where, "must be a JSON object")
+    settings = call.service.settings
     if job.get("tool") is not None:
-        return call.service.tools.expand(job)
-    if not call.who.admin:
-        if job.get("runner") in ("process", "docker") and not call.service.settings.allow_raw:
+        job = call.service.tools.expand(job)
+    elif not call.who.admin:
+        if job.get("runner") in ("process", "docker") and not settings.allow_raw:
             raise Forbidden(RAW)
-        if job.get("check") is not None and not call.service.settings.allow_raw:
+        if job.get("check") is not None and not settings.allow_raw:
             raise Forbidden(CHECK)
         if job.get("secrets"):
             raise Forbidden(SECRETS)
-    return {name: value for name, value in job.items() if name not in ("tool", "plan_only")}
+        refuse_privileged(job.get("runner"), job.get("spec"), settings.ceilings)
+    if not settings.allow_root_jobs:
+        refuse_root(job.get("spec"))
+    return _within_ceilings(call, {name: value for name, value in job.items() if name not in ("tool", "plan_only")})
+
+
+def _within_ceilings(call: Call, job: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Refuse limits that a worker with the same settings would refuse at the start."""
+    names = {"process": NAMES, "docker": FILES}.get(str(job.get("runner")), ())
+    if names and isinstance(spec := job.get("spec"), dict):
+        call.service.settings.attempt_limits.of(spec, names)
+    return job
 
 
 async def _prepared(call: Call, job: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A job with what was uploaded for it; a pipeline also with its base found and its files looked at."""
+    """Return a job with its uploads assigned; for a pipeline, also with its base resolved and its files checked."""
     job = await given(job, call.tenant, call.service.settings, call.service.shared)
     if not job.get("tasks"):
         return job
@@ -260,10 +277,10 @@ async def _foreseen(call: Call, job: Job | Submission) -> PlanView:
 
 @contextmanager
 def _placed(n: int) -> Iterator[None]:
-    """Whatever is refused about the nth job of a bulk says where."""
+    """Add the position in the bulk to every error about the nth job."""
     try:
         yield
-    except Invalid as error:
+    except (Invalid, FieldForbidden) as error:
         text = error.message.removeprefix(f"{error.field}: ")
         where = error.field if error.field.startswith("jobs[") else f"jobs[{n}].{error.field}"
         raise type(error)(where, text) from None
@@ -281,7 +298,7 @@ def _label(text: str) -> tuple[str, str]:
 
 
 async def _views(call: Call, jobs: Sequence[Job]) -> list[JobView]:
-    """Jobs as callers see them, each with its tasks: the same in a list as alone."""
+    """Return jobs as callers see them, each with its tasks: the same in a list as alone."""
     tasks = await call.store.tasks.of_all(jobs)
     return [_view(call, job, tasks.get(job.id, ())) for job in jobs]
 

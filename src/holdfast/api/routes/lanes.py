@@ -1,7 +1,7 @@
-"""Lanes: who goes first, what blocks, and whether it is paused."""
+"""Lanes: which job is next, what blocks a lane, and whether it is paused."""
 
+from holdfast.api.request_types import Lanes, ListLanes, Nothing, PutLane
 from holdfast.api.routing import Call, Reply, Routes
-from holdfast.api.shapes import Lanes, ListLanes, Nothing, PutLane
 from holdfast.errors import Forbidden
 from holdfast.model import Lane, Role
 
@@ -18,14 +18,14 @@ async def list_lanes(call: Call, query: ListLanes) -> Reply:
 
 @routes.add("POST", "/v1/lanes/{lane:path}/pause", role=Role.OPERATOR, answers=ONE)
 async def pause_lane(call: Call, lane: str, body: Nothing) -> Reply:
-    """Let nobody claim from a lane; what runs goes on."""
-    return Reply(await call.store.lanes.pause(lane, tenant=call.tenant))
+    """Pause a lane: none of its jobs is claimed; a running one continues."""
+    return Reply(await call.store.lanes.pause(lane, tenant=call.tenant, by=call.who.actor))
 
 
 @routes.add("POST", "/v1/lanes/{lane:path}/resume", role=Role.OPERATOR, answers=ONE)
 async def resume_lane(call: Call, lane: str, body: Nothing) -> Reply:
-    """Let a paused lane go on."""
-    return Reply(await call.store.lanes.resume(lane, tenant=call.tenant))
+    """Resume a paused lane."""
+    return Reply(await call.store.lanes.resume(lane, tenant=call.tenant, by=call.who.actor))
 
 
 @routes.add("GET", "/v1/lanes/{lane:path}", role=Role.VIEWER, answers=ONE)
@@ -36,8 +36,8 @@ async def get_lane(call: Call, lane: str) -> Reply:
 
 @routes.add("PUT", "/v1/lanes/{lane:path}", role=Role.OPERATOR, answers=ONE)
 async def put_lane(call: Call, lane: str, body: PutLane) -> Reply:
-    """Say how a worker finds out whether this lane is ready; null takes it back. A command: an admin's to say."""
+    """Set the readiness check of a lane; null removes it. It is a command, so setting one needs an admin."""
     if body.check is not None and not (call.who.admin or call.service.settings.allow_raw):
         raise Forbidden("a readiness check is a command of your own: it needs an admin's token or HOLDFAST_ALLOW_RAW")
     check = None if body.check is None else {"command": body.check.command, "timeout": body.check.timeout}
-    return Reply(await call.store.lanes.set_check(lane, check, tenant=call.tenant))
+    return Reply(await call.store.lanes.set_check(lane, check, tenant=call.tenant, by=call.who.actor))

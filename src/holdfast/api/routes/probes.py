@@ -1,10 +1,10 @@
-"""Probes: whether the process lives, whether it can serve, and how it does."""
+"""Probes: liveness, readiness and metrics."""
 
 from starlette.responses import Response
 
 from holdfast.api.metrics import exposition
+from holdfast.api.request_types import Health, Ready
 from holdfast.api.routing import Call, Reply, Routes
-from holdfast.api.shapes import Health, Ready
 from holdfast.model import Role
 
 routes = Routes()
@@ -14,19 +14,23 @@ ALONE = "no worker lives: jobs are accepted and wait; start one with `holdfast w
 
 @routes.add("GET", "/healthz", role=None, answers={200: Health})
 async def health(call: Call) -> Reply:
-    """Say that the process lives."""
+    """Report that the process is alive."""
     return Reply(Health(status="ok"))
 
 
 @routes.add("GET", "/readyz", role=None, answers={200: Ready})
 async def ready(call: Call) -> Reply:
-    """Say whether the database answers, and how many workers live."""
+    """Report whether jobs can be accepted (the database accepts a write, its disk has space) and the live workers.
+
+    503 `not_ready` says why not. The write is tested at most once a second.
+    """
+    warnings = await call.service.readiness.check()
     live = sum(worker.live for worker in await call.store.workers.list())
-    return Reply(Ready(status="ready", workers=live, warnings=() if live else (ALONE,)))
+    return Reply(Ready(status="ready", workers=live, warnings=(*warnings, *(() if live else (ALONE,)))))
 
 
 @routes.add("GET", "/metrics", role=Role.VIEWER, answers={200: str}, media=TEXT)
 async def metrics(call: Call) -> Response:
-    """Read the figures of the installation and of this process, as Prometheus takes them."""
+    """Read the metrics of the installation and of this process, in Prometheus' format."""
     tenant = None if call.who.admin else call.tenant
     return Response(await exposition(call.service, tenant), media_type=TEXT)

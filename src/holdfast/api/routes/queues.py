@@ -1,12 +1,12 @@
-"""Queues: counts and caps; pausing and limits are the installation's, so an admin's."""
+"""Queues: counts and caps; pausing and limits concern the whole installation, so they need an admin."""
 
 import msgspec
 
+from holdfast.api.request_types import Nothing, PatchQueue, Queues
 from holdfast.api.routing import Call, Reply, Routes
-from holdfast.api.shapes import Nothing, PatchQueue, Queues
 from holdfast.model import Queue, Role
+from holdfast.response_types import Load, QueueView
 from holdfast.store.queues import KEEP, loads_of
-from holdfast.views import Load, QueueView
 
 routes = Routes()
 ONE = {200: QueueView}
@@ -14,31 +14,32 @@ ONE = {200: QueueView}
 
 @routes.add("GET", "/v1/queues", role=Role.VIEWER, answers={200: Queues})
 async def list_queues(call: Call) -> Reply:
-    """List queues with their caps and what waits and runs in them: everything for an admin, else the tenant's own."""
+    """List queues with their caps and job counts: of all tenants for an admin, else of the caller's tenant."""
     return Reply(Queues(items=await _queues(call)))
 
 
 @routes.add("POST", "/v1/queues/{queue:path}/pause", role=Role.ADMIN, answers=ONE)
 async def pause_queue(call: Call, queue: str, body: Nothing) -> Reply:
-    """Let nobody claim from a queue; what runs goes on."""
-    await call.store.queues.pause(queue)
+    """Pause a queue: none of its jobs is claimed; running ones continue."""
+    await call.store.queues.pause(queue, by=call.who.actor)
     return await _one(call, queue)
 
 
 @routes.add("POST", "/v1/queues/{queue:path}/resume", role=Role.ADMIN, answers=ONE)
 async def resume_queue(call: Call, queue: str, body: Nothing) -> Reply:
-    """Let a paused queue go on."""
-    await call.store.queues.resume(queue)
+    """Resume a paused queue."""
+    await call.store.queues.resume(queue, by=call.who.actor)
     return await _one(call, queue)
 
 
 @routes.add("PATCH", "/v1/queues/{queue:path}", role=Role.ADMIN, answers=ONE)
 async def patch_queue(call: Call, queue: str, body: PatchQueue) -> Reply:
-    """Set how many jobs may run at once and how many may wait; null lifts a limit, what is left out stays."""
+    """Set how many jobs may run at once and how many may wait; null removes a limit, a missing field keeps it."""
     await call.store.queues.limit(
         queue,
         cap=KEEP if isinstance(body.max_running, msgspec.UnsetType) else body.max_running,
         depth=KEEP if isinstance(body.max_depth, msgspec.UnsetType) else body.max_depth,
+        by=call.who.actor,
     )
     return await _one(call, queue)
 

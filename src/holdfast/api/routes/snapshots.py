@@ -3,8 +3,8 @@
 import msgspec
 from starlette.concurrency import run_in_threadpool
 
+from holdfast.api.request_types import DeleteSnapshot, ListSnapshots, Nothing, RemovedSnapshots, Snapshots, UsedSnapshot
 from holdfast.api.routing import Call, Reply, Routes
-from holdfast.api.shapes import DeleteSnapshot, ListSnapshots, Nothing, RemovedSnapshots, Snapshots, UsedSnapshot
 from holdfast.errors import NotFound
 from holdfast.model import Role, Snapshot
 from holdfast.pipeline.snapshots import Folders
@@ -22,13 +22,13 @@ async def list_snapshots(call: Call, query: ListSnapshots) -> Reply:
 
 @routes.add("GET", "/v1/snapshots/{snapshot_id}", role=Role.VIEWER, answers={200: Snapshot})
 async def get_snapshot(call: Call, snapshot_id: str) -> Reply:
-    """Read a snapshot and what it depends on; the beginning of its id will do."""
+    """Read a snapshot and what it depends on; a unique prefix of its id is enough."""
     return Reply(await call.store.snapshots.get(snapshot_id, tenant=call.tenant))
 
 
 @routes.add("POST", "/v1/snapshots/{snapshot_id}/use", role=Role.SUBMITTER, answers={200: UsedSnapshot})
 async def use_snapshot(call: Call, snapshot_id: str, body: Nothing) -> Reply:
-    """Read a snapshot that is about to be used, and say so: what was just used is not evicted."""
+    """Read a snapshot and record its use: a snapshot that was just used is not evicted."""
     found = await call.store.snapshots.get(snapshot_id, tenant=call.tenant)
     used = await call.store.snapshots.use([found.id], tenant=call.tenant)
     if found.id not in used:
@@ -38,9 +38,14 @@ async def use_snapshot(call: Call, snapshot_id: str, body: Nothing) -> Reply:
 
 @routes.add("DELETE", "/v1/snapshots/{snapshot_id}", role=Role.OPERATOR, answers={200: RemovedSnapshots})
 async def delete_snapshot(call: Call, snapshot_id: str, query: DeleteSnapshot) -> Reply:
-    """Remove a snapshot that nobody needs; with `recurse`, what was made from it too; with `force`, at any rate."""
+    """Remove a snapshot; with `recurse`, also those made from it; with `force`, even if a job has it in its plan."""
     done = await call.store.snapshots.remove(
-        snapshot_id, tenant=call.tenant, force=query.force, recurse=query.recurse, dry_run=query.dry_run
+        snapshot_id,
+        tenant=call.tenant,
+        force=query.force,
+        recurse=query.recurse,
+        dry_run=query.dry_run,
+        by=call.who.actor,
     )
     if done.outcome == "deleted":
         folders = Folders.below(call.service.settings.shared)

@@ -1,9 +1,9 @@
-"""Tools: what callers may ask for by name."""
+"""Tools: the job templates that callers may use by name."""
 
+from holdfast.api.request_types import Tools
 from holdfast.api.routing import Call, Reply, Routes
-from holdfast.api.shapes import Tools
 from holdfast.model import Role
-from holdfast.views import ToolView
+from holdfast.response_types import ToolView
 
 routes = Routes()
 

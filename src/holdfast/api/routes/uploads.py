@@ -1,8 +1,8 @@
-"""Uploads: files for jobs to come."""
+"""Uploads: files for later jobs."""
 
 from holdfast.api import uploads
+from holdfast.api.request_types import UploadedFile, UploadForm, UploadView
 from holdfast.api.routing import Call, Reply, Routes
-from holdfast.api.shapes import UploadedFile, UploadForm, UploadView
 from holdfast.model import Role
 
 routes = Routes()
@@ -17,7 +17,8 @@ routes = Routes()
     takes=uploads.MULTIPART,
 )
 async def upload(call: Call) -> Reply:
-    """Upload files, to be named in `uploads` of a job within a day."""
-    received = await uploads.receive(call.request, call.tenant, call.service.settings, call.service.shared)
+    """Upload files. A job can name them in `uploads` within a day."""
+    service = call.service
+    received = await uploads.receive(call.request, call.tenant, service.settings, service.shared, service.readiness)
     files = [UploadedFile(path=name, size=size) for name, size in received.files.items()]
     return Reply(UploadView(upload=received.id, files=files), 201)

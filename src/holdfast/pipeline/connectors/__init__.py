@@ -1,7 +1,7 @@
-"""What makes a workspace quiet, so that it can be copied: `files`, and `postgres`, which has a server beside the tasks.
+"""Connectors: how tasks run, and when a workspace is quiet, so that it can be copied.
 
-base.py      what a connector answers
-files.py     nothing runs between tasks, and that is all there is to it
+base.py      the interface of a connector
+files.py     plain files: nothing runs between tasks
 postgres.py  a server in the workspace, stopped before it is copied
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from holdfast.pipeline.connectors.base import Connector, NotQuiet
 from holdfast.pipeline.connectors.files import Files
 from holdfast.pipeline.connectors.postgres import Postgres
-from holdfast.tasks import Connector as Name
+from holdfast.pipeline_spec import Connector as Name
 
 __all__ = ["CONNECTORS", "Connector", "NotQuiet"]
 

@@ -1,52 +1,52 @@
-"""What a connector answers. It knows nothing of leases, supervisors or stores."""
+"""The interface of a connector. It knows nothing of leases, supervisors or stores."""
 
 from pathlib import Path
 from typing import Protocol
 
 from holdfast.pipeline.plan import TaskPlan
-from holdfast.runner.space import Place
-from holdfast.runner.spec import Service, Task
+from holdfast.runner.wire import Service, WireTask
+from holdfast.runner.workspace import Place
 
 
 class NotQuiet(Exception):
-    """The workspace is not in a state that may be copied."""
+    """The workspace is not in a state that can be copied."""
 
 
 class Connector(Protocol):
-    """How tasks run in a workspace, and when it may be copied. `tree` is the workspace as this worker sees it."""
+    """How tasks run in a workspace, and when it can be copied. `tree` is the workspace as this worker sees it."""
 
     serves: bool
-    """Whether a service runs beside the tasks."""
+    """Whether a service runs along with the tasks."""
 
     def engine(self) -> str | None:
-        """The version of the server that runs beside processes on this host, as part of every identity.
+        """Return the version of the server that this host uses for process jobs; it is part of every identity.
 
-        Raises CannotStart where there is none, and one is needed.
+        Raise CannotStart if a server is needed and there is none.
         """
 
     def service(self, place: Place) -> Service | None:
-        """What runs beside the tasks."""
+        """Return the service that runs along with the tasks, if any."""
 
-    def task(self, plan: TaskPlan, place: Place) -> Task:
-        """What a task runs."""
+    def task(self, plan: TaskPlan, place: Place) -> WireTask:
+        """Return the program of a task."""
 
     def prepare(self, tree: Path, uid: int) -> bool:
-        """Put into an empty workspace what this user of the host cannot make; say whether there was anything.
+        """Add to an empty workspace what this host's user cannot create; return whether anything was added.
 
-        Called by root. Whatever is put there becomes the user's.
+        Called by root. The user then owns what was added.
         """
 
     def ready(self, tree: Path) -> bool:
-        """Whether the service takes work."""
+        """Return whether the service accepts connections."""
 
     def check_quiet(self, tree: Path) -> None:
-        """Make sure that the service left the workspace whole; raises NotQuiet."""
+        """Verify that the service left the workspace consistent; raise NotQuiet if not."""
 
 
-def command_of(plan: TaskPlan, place: Place, **env: str) -> Task:
-    """A task's own command, in the workspace."""
+def command_of(plan: TaskPlan, place: Place, **env: str) -> WireTask:
+    """Build a task that runs its own command in the workspace."""
     assert plan.command is not None
-    return Task(
+    return WireTask(
         name=plan.name,
         argv=plan.command,
         env={**env, **plan.env, **places(place)},
@@ -56,5 +56,5 @@ def command_of(plan: TaskPlan, place: Place, **env: str) -> Task:
 
 
 def places(place: Place) -> dict[str, str]:
-    """What tells a task where its things are."""
+    """Return the environment that tells a task where its folders are."""
     return {"HOLDFAST_WORKSPACE": place.tree, "HOLDFAST_INPUTS": place.inputs}

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from holdfast.pipeline.connectors.base import command_of
 from holdfast.pipeline.plan import TaskPlan
-from holdfast.runner.space import Place
-from holdfast.runner.spec import Task
+from holdfast.runner.wire import WireTask
+from holdfast.runner.workspace import Place
 
 
 class Files:
@@ -17,7 +17,7 @@ class Files:
     def service(self, place: Place) -> None:
         return None
 
-    def task(self, plan: TaskPlan, place: Place) -> Task:
+    def task(self, plan: TaskPlan, place: Place) -> WireTask:
         return command_of(plan, place)
 
     def prepare(self, tree: Path, uid: int) -> bool:
@@ -27,4 +27,4 @@ class Files:
         return True
 
     def check_quiet(self, tree: Path) -> None:
-        """Nothing could have left it half-way."""
+        """Do nothing: between tasks no process writes to the workspace."""

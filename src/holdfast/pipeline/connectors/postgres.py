@@ -1,9 +1,9 @@
-"""A Postgres server in the workspace, below `data`. It listens on a socket alone, in a folder of its user's own.
+"""A Postgres server in the workspace, below `data`. It listens only on a socket, in a folder that its user owns.
 
-Whoever connects is `postgres`, without a password: nobody else gets to the socket. The server writes without waiting
-for the disk. That costs nothing: after a crash of the machine the attempt is lost anyway, and what is copied was shut
-down cleanly and is brought to the disk by whoever copies it. It keeps little of its write-ahead log, which would
-otherwise be up to a gigabyte of every snapshot.
+Every client connects as `postgres` without a password: no other user can reach the socket. The server runs without
+fsync. That is safe: after a crash of the machine the attempt is lost anyway, and a copy is made after a clean shutdown
+and synced by the code that makes it. The server keeps little write-ahead log, which would otherwise add up to a
+gigabyte to every snapshot.
 """
 
 import os
@@ -17,11 +17,10 @@ from pathlib import Path
 
 from holdfast.pipeline.connectors.base import NotQuiet, command_of, places
 from holdfast.pipeline.plan import TaskPlan
+from holdfast.runner.artifacts import remove_tree
 from holdfast.runner.base import CannotStart
-from holdfast.runner.outputs import remove_tree
-from holdfast.runner.process import PATH
-from holdfast.runner.space import Place
-from holdfast.runner.spec import Service, Task
+from holdfast.runner.wire import PATH, Service, WireTask
+from holdfast.runner.workspace import Place
 
 DEBIAN = "/usr/lib/postgresql"
 DATA = "data"
@@ -30,11 +29,11 @@ SQL = "holdfast-{n}.sql"
 _PSQL = re.compile(rb"psql:[^\n]*?/holdfast-(\d{1,4})\.sql:(\d{1,9}):")
 READY = "ready"
 STATUS_LINE = 7
-"""Where `postmaster.pid` says whether the server is ready, as pg_ctl reads it."""
+"""The line of `postmaster.pid` that tells whether the server is ready, as pg_ctl reads it."""
 STATE = re.compile(r"^Database cluster state:\s*(.*)$", re.MULTILINE)
 SHUT_DOWN = "shut down"
 STATE_AT = 16
-"""Where the control file says it, in every version since 8.0: behind the system's identifier and two versions."""
+"""Offset of the state in the control file, in every version since 8.0: after the system identifier and two versions."""
 STATES = {0: "starting up", 1: SHUT_DOWN, 3: "shutting down", 4: "in crash recovery", 6: "in production"}
 MOST_READ = 65_536
 MISSING = "Postgres is missing on this host: install Debian's `postgresql`"
@@ -83,13 +82,13 @@ class Postgres:
             argv=("sh", "-c", SERVER),
             env=_connection(place),
             cwd=place.tree,
-            stop_signal=signal.SIGINT,  # A fast shutdown: clients are cut off, everything is written.
+            stop_signal=signal.SIGINT,  # A fast shutdown: clients are disconnected, everything is written.
         )
 
-    def task(self, plan: TaskPlan, place: Place) -> Task:
+    def task(self, plan: TaskPlan, place: Place) -> WireTask:
         if plan.sql is None:
             return command_of(plan, place, **_connection(place))
-        return Task(
+        return WireTask(
             name=plan.name,
             argv=("psql", "-X", "-v", "ON_ERROR_STOP=1", "-f", f"{place.inputs}/{SQL.format(n=plan.n)}"),
             env={**_connection(place), **plan.env, **places(place)},
@@ -98,10 +97,12 @@ class Postgres:
         )
 
     def prepare(self, tree: Path, uid: int) -> bool:
-        """Make the cluster of a user whom the host does not know: initdb looks its user up, the server does not."""
+        """Run initdb for a user without a name on the host: initdb looks its user up, the server does not."""
         if _known(uid):
             return False
-        folder = tree.parent.parent / "initdb"  # Beside the space, so that it goes with the attempt after a crash.
+        folder = (
+            tree.parent.parent / "initdb"
+        )  # Next to the space, so that it is removed with the attempt after a crash.
         remove_tree(folder)
         folder.mkdir(mode=0o700)
         try:
@@ -128,7 +129,7 @@ class Postgres:
 
 
 def _state(data: Path) -> str:
-    """A cluster's state, in the words of pg_controldata: this host's if it is of the same version, else read by us."""
+    """Return a cluster's state as pg_controldata prints it; read the file ourselves if the versions differ."""
     version = _read(data / "PG_VERSION").decode(errors="replace").strip()
     try:
         if f" {version}." in _say("pg_controldata", "--version"):
@@ -141,7 +142,7 @@ def _state(data: Path) -> str:
 
 
 def own_line(plan: TaskPlan, line: bytes) -> bytes:
-    """Name the developer's own file and line, where psql names the expanded text that it was given."""
+    """Replace the expanded text's name and line in a message of psql by the developer's own file and line."""
     found = _PSQL.match(line)
     if found is None or int(found[1]) != plan.n:
         return line
@@ -161,7 +162,7 @@ def _known(uid: int) -> bool:
 
 
 def _stand_in() -> pwd.struct_passwd:
-    """Somebody whom the host knows, to run initdb as. Debian's Postgres comes with a user of its own."""
+    """Return a named user of the host to run initdb as. Debian's Postgres comes with one."""
     for name in STAND_INS:
         try:
             return pwd.getpwnam(name)
@@ -193,13 +194,13 @@ def _initdb(data: Path, user: pwd.struct_passwd) -> None:
 
 
 def _read(path: Path) -> bytes:
-    """Read a small file of the workspace, which is the tasks' own: no link is followed, and nobody waited for."""
+    """Read a small file of the workspace without following links or blocking: the tasks control its content."""
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         return file.read(MOST_READ)
 
 
 def programs() -> Path:
-    """Where this host's Postgres is: the newest that Debian installed, else on the path."""
+    """Return where this host's Postgres is: the newest Debian version, else on PATH."""
     installed = sorted(Path(DEBIAN).glob("*/bin/postgres"), key=lambda path: _number(path.parts[-3]))
     found = str(installed[-1]) if installed else shutil.which("postgres", path=PATH)
     if found is None:

@@ -1,8 +1,10 @@
 """Containers, each with a supervisor as its PID 1, on any Docker engine: the one of this host or a remote one.
 
-runner.py      starts, finds and sweeps attempts; knows whether the engine is there
-container.py   one attempt: its output, its commands, its end
-recipe.py      what a container is made of: name, labels, limits, the files in its volume
-archive.py     files in and out of a container, as tar
-engine.py      the engine's API; the only file that knows aiodocker
+runner.py            starts, finds and sweeps attempts; knows whether the engine is reachable
+container.py         one attempt: its output, its commands, its end
+container_config.py  the configuration of a container: name, labels, limits, the files in its volume
+docker_workspace.py  the workspaces of pipelines, which are mounted into their containers
+start_slots.py       limits how many containers start at once
+archive.py           files in and out of a container, as tar
+engine.py            the engine's API; the only file that knows aiodocker
 """

@@ -1,8 +1,8 @@
-"""One attempt in a container, whoever started it: its output, its commands, its end.
+"""One attempt in a container, started by us or adopted: its output, its commands, its end.
 
-Output comes from the engine's log as it is written; where that has a gap (rotated away, or the engine was not there to
-take it), from the supervisor's own log in the volume. An end needs two witnesses that agree: the supervisor's `exit` in
-the volume, and the engine. While the engine is away nothing is known, and nothing is lost.
+Output is read from the engine's log as it is written; gaps (rotation, or the engine was down) are filled from the
+supervisor's own log in the volume. An end counts only if two sources agree: the supervisor's `exit` in the volume and
+the engine. While the engine is unreachable, the state of the attempt is unknown, and it is not lost.
 """
 
 import asyncio
@@ -17,16 +17,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from holdfast import decoding
+from holdfast.limits import AttemptLimits
 from holdfast.model import Cause, Error
+from holdfast.runner.artifacts import Gathered, pour, take_tar
+from holdfast.runner.attempt_folder import Exit, Started, Unreadable, decode
 from holdfast.runner.base import End, EngineUnreachable, Identity, State, TooLate
 from holdfast.runner.docker.archive import Archive, only_file
+from holdfast.runner.docker.container_config import ATTEMPT, UNTOUCHED, VOLUME, WORK, WORKSPACE, limits_from
 from holdfast.runner.docker.engine import Gone, Refusal, Seen, to_seconds
-from holdfast.runner.docker.recipe import ATTEMPT, UNTOUCHED, WORK, WORKSPACE
-from holdfast.runner.folder import Exit, ExitCause, Started, Unreadable, decode
+from holdfast.runner.folder_size import folder_size
 from holdfast.runner.frames import HEADER, Frame, NotAFrame, Stream, fresh, from_copy, parse_frame
-from holdfast.runner.outputs import Gathered, pour, take_tar
 from holdfast.runner.process import to_end
-from holdfast.runner.spec import Command, encode_command
+from holdfast.runner.supervisor.protocol import ExitCause, ExitStatus
+from holdfast.runner.wire import Command, encode_command
 from holdfast.timing import backoff, jitter
 
 if TYPE_CHECKING:
@@ -36,25 +40,31 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 BUFFER = 4 << 20
-"""Bytes of output that wait here to be shipped; then the engine has to keep them."""
+"""Bytes of output buffered here; beyond that we stop reading and the engine keeps them."""
 BEGIN_SECONDS = 10.0
-"""How long a start without a word is waited for until its volume is looked into."""
+"""How long to wait for the first output of a start before we look into its volume."""
 LAST_SECONDS = 10.0
-"""How long the engine may take to hand out the rest of a log whose container has ended."""
+"""How long the engine may take to return the rest of the log of an ended container."""
 WAIT_SECONDS = 60.0
-"""How long to wait for an end before we look ourselves."""
+"""How long a call waits for the end before we inspect the container."""
 STALL_SECONDS = 15.0
-"""A log that says nothing for so long is asked for again: following one stalls at a rotation."""
+"""After this silence the log is requested again: following a log stalls at a rotation."""
 UNKNOWN = (0, 255)
-"""What engines say that do not know how a container ended, or whether it began: no word against the supervisor's."""
+"""Exit codes of engines that do not know how a container ended: they do not contradict the supervisor."""
 BEING_REMOVED = ("removing", "dead")
-"""An engine that crashed or failed in a removal calls the container dead: nothing of it runs, and it is no witness."""
-NEVER_BEGAN = range(120, 124)
-"""Statuses with which a supervisor leaves before it began."""
+"""A container is `dead` if the engine failed to remove it: nothing of it runs, and its exit code proves nothing."""
+NEVER_BEGAN = (ExitStatus.LEFT_HELD, ExitStatus.LEFT_STARTED, ExitStatus.LEFT_BROKEN, ExitStatus.LEFT_LATE)
+"""Statuses with which a supervisor exits before it has begun."""
 
 
 class OfTwoMinds(Exception):
-    """The engine and the volume contradict each other. If time does not help, a person has to look."""
+    """The engine and the volume contradict each other. If that lasts, a person has to look."""
+
+
+def _size_of(folders: Sequence[Path], most: int) -> int | None:
+    """Return the total size of those folders that exist on this host; None if none does."""
+    here = [path for path in folders if path.is_absolute() and path.is_dir()]
+    return sum(folder_size(path, most) for path in here) if here else None
 
 
 class Container:
@@ -93,17 +103,26 @@ class Container:
         self._ahead: float | None = None
         self._on_end: Callable[[], None] | None = None
         self._loop = asyncio.get_running_loop()
-        # It lives as long as the execution that holds it, which closes it: no task group spans both.
+        # The execution that owns this object closes it: there is no task group that spans both.
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def space(self) -> Path:
         return Path(self._seen.labels.get(WORKSPACE, "")) if self._seen else Path()
 
+    async def limits(self) -> AttemptLimits:
+        return limits_from(self._seen.labels) if self._seen is not None else AttemptLimits()
+
+    async def size(self, most: int) -> int | None:
+        """Measure the volume and the workspace if they are on this host."""
+        volume = Path(self._seen.mounts.get(VOLUME, "") if self._seen is not None else "")
+        folders = (volume, self.space) if self._engine.host.startswith("unix://") else ()
+        return await asyncio.to_thread(_size_of, folders, most)
+
     # Looking
 
     async def look(self) -> State:
-        """Say what became of it. A container that was only created, or whose supervisor left at once, ran nothing."""
+        """Return the state. A container that was only created, or whose supervisor never began, ran nothing."""
         seen = self._seen
         if seen is None or seen.status in BEING_REMOVED:
             return "missing"
@@ -118,17 +137,17 @@ class Container:
         return "died"
 
     async def _look_behind_the_engine(self) -> State:
-        """An engine that crashed in the middle of a start may have forgotten it: the volume knows better."""
+        """Check the volume: an engine that crashed during a start may report the container as never started."""
         if await self._read_exit() is not None:
             return "exited"
         if await self._file("started", Started) is None:
             return "missing"
         raise OfTwoMinds(
-            f"container {self.id[:12]} has begun, and its engine says that it was never started: it may still run"
+            f"container {self.id[:12]} has begun, but its engine says that it was never started: it may still run"
         )
 
     def open(self) -> None:
-        """Begin to read its log and to wait for its end."""
+        """Start reading the log and waiting for the end."""
         if self._tasks or self._seen is None:
             return
         self._spawn(self._read_log())
@@ -141,14 +160,14 @@ class Container:
         task.add_done_callback(self._tasks.discard)
 
     async def begun(self) -> None:
-        """Wait until it began, by its first word or in the volume, or ended: one that came too late leaves no trace."""
+        """Wait until the supervisor began (by its output or `started`) or ended. Raise TooLate if it never began."""
         self.open()
         try:
             while not (self.over or await self._speaks() or await self._has_started()):
                 pass
             if self.over and await self.look() == "missing":
                 raise TooLate
-        except BaseException:  # Nobody else knows of it yet.
+        except BaseException:  # Nobody else can close it yet.
             self.close()
             raise
 
@@ -172,9 +191,10 @@ class Container:
         return self._ended.is_set()
 
     async def _await_end(self) -> None:
-        """Wait until it does not run. A wait that ends says nothing: the engine may have been restarted.
+        """Wait until the container no longer runs, by inspecting it after each wait.
 
-        Nor does one that goes on: what lies between us may have dropped the connection without a word.
+        The end of a wait proves nothing, because the engine may have been restarted; nor does a wait that continues,
+        because a connection may be dropped silently.
         """
         n = 0
         while True:
@@ -201,7 +221,7 @@ class Container:
             self._on_end()
 
     async def _is_gone(self) -> bool:
-        """Whether "not found" is the word of the same engine that it ran on."""
+        """Return whether "not found" came from the engine that the container ran on."""
         try:
             await self._runner.verify(self._domain)
         except EngineUnreachable:
@@ -211,7 +231,7 @@ class Container:
     # Output
 
     async def _read_log(self) -> None:
-        """Read the engine's log until its end, again and again where it breaks off."""
+        """Read the engine's log to its end, reconnecting when it breaks off."""
         n = 0
         while True:
             n += 1
@@ -225,12 +245,12 @@ class Container:
                 self._runner.doubt()
             except Refusal as error:
                 if self.over or isinstance(error, Gone):
-                    break  # The volume tells.
+                    break  # The volume has the rest.
             await asyncio.sleep(jitter(backoff(n, base=0.05, cap=2.0)))
         self._log_ended.set()
 
     async def _follow(self) -> bool:
-        """Read on from the last line that we know; say whether it stalled, and did not end."""
+        """Read on from the last line that we know. Return whether the log stalled instead of ending."""
         async with contextlib.aclosing(self._engine.log(self.id, since=to_since(self._at))) as lines:
             while True:
                 try:
@@ -244,7 +264,7 @@ class Container:
                     await self._take(from_copy(line))
 
     async def _ends_soon(self) -> bool:
-        """A log ends when its container does, but also when the engine is restarted."""
+        """Return whether the container ends now: a log also ends when the engine is restarted."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0.5):
                 await self._ended.wait()
@@ -263,7 +283,7 @@ class Container:
         self._size += len(frame.data)
 
     async def frames(self, most: int) -> Sequence[Frame]:
-        """Return what is new. Before its end an engine that is away has nothing new; after it, it has to be asked."""
+        """Return new frames. While the engine is unreachable: none, or after the attempt's end, raise."""
         try:
             taken = await self._next(most)
             while not taken and self.over and not self._whole:
@@ -279,13 +299,13 @@ class Container:
             return ()
 
     async def _next(self, most: int) -> list[Frame]:
-        """Take frames that were not read before: from the volume while a gap is filled, else from the engine's log."""
+        """Return unread frames: from the volume while a gap is filled, else from the engine's log."""
         taken: list[Frame] = []
         while most > 0:
             try:
                 frame = await self._next_one()
             except EngineUnreachable:
-                if taken:  # They count as read.
+                if taken:  # These count as read already.
                     break
                 raise
             if frame is None:
@@ -320,7 +340,7 @@ class Container:
         return frame
 
     async def _in_volume(self) -> AsyncIterator[Frame]:
-        """Yield the frames of the supervisor's own log, as far as it is written."""
+        """Yield the frames of the supervisor's own log written so far."""
         if self._seen is None:
             return
         buffer = b""
@@ -335,7 +355,7 @@ class Container:
                     buffer = buffer[start:]
 
     async def _await_last(self) -> bool:
-        """Wait for more of the log; say whether that was all, or the engine takes too long to hand it out."""
+        """Wait for more of the log. Return True if it has ended, or the engine takes too long."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_SECONDS):
                 while not self._waiting:
@@ -346,7 +366,7 @@ class Container:
         return True
 
     async def _check_whole(self, most: int) -> list[Frame]:
-        """At the end: compare with what the supervisor says it wrote, and look into its log if something is missing."""
+        """At the end, compare with the exit record, and read the supervisor's log if output is missing."""
         ended = await self._read_exit()
         self._whole = True
         if ended is not None and self._has_all(ended):
@@ -369,16 +389,16 @@ class Container:
         self._told.add(name)
         user = await self._runner.user_of(self._seen)
         archive = Archive(user.uid, user.gid) if user else Archive(0, 0)
-        # For all to read: between its making and its change of owner the supervisor may look already.
+        # Readable by all: the supervisor may read the file before the engine has changed its owner.
         archive.file(name, encode_command(self._in_their_time(command)), 0o644)
         try:
             await self._engine.put(self.id, f"{ATTEMPT}/cmd", archive.finish())
-        except Refusal as error:  # Also where it was obeyed and removed before the engine was done with it.
-            log.debug("a word to container %s was refused: %s", self.id[:12], error)
+        except Refusal as error:  # Also if the supervisor obeyed and removed it before the engine was done.
+            log.debug("a command to container %s was refused: %s", self.id[:12], error)
         return name
 
     def tell_now(self, command: Command) -> None:
-        with contextlib.suppress(RuntimeError):  # The loop is closed: the worker ends.
+        with contextlib.suppress(RuntimeError):  # The loop is closed: the worker exits.
             self._loop.call_soon_threadsafe(lambda: self._spawn(self._tell_quietly(command)))
 
     async def _tell_quietly(self, command: Command) -> None:
@@ -386,16 +406,16 @@ class Container:
             await self.tell(command)
 
     def _hear(self, event: dict[str, Any]) -> None:
-        """Learn what its `exit` says, and how far its clock is ahead of ours, at least: by what it says now."""
+        """Take the exit record from an event, and learn by how much the supervisor's clock is ahead, at least."""
         if event.get("event") == "exit":
-            with contextlib.suppress(Unreadable):  # The file tells, then.
+            with contextlib.suppress(Unreadable):  # Then the file is read instead.
                 self._exit = decode(msgspec.json.encode(event.get("exit")), Exit, f"`exit` of {self.id[:12]}")
         if self._ours or event.get("command") in self._told:
             ahead = event["boottime"] / 1e6 - boottime()
             self._ahead = ahead if self._ahead is None else max(self._ahead, ahead)
 
     def _in_their_time(self, command: Command) -> Command:
-        """Count a deadline in the supervisor's own clock once it has spoken, else in the engine's; never too late."""
+        """Convert a deadline to the supervisor's clock if known, else to the engine's; the result is never too late."""
         if command.stop_after is None:
             return command
         if self._ahead is not None:
@@ -408,12 +428,12 @@ class Container:
     async def collect(self) -> End | None:
         seen = self._seen
         if seen is None or (seen.status in BEING_REMOVED and self._exit is None):
-            return _lost("its container was removed, and not by holdfast")
+            return _lost("its container was removed by someone other than holdfast")
         ended = await self._read_exit()
         if ended is None:
             if seen.out_of_memory:
                 return End(cause=Cause.OUT_OF_MEMORY)
-            return _lost(f"its supervisor left no word of its end; the engine says {seen.exit_code}")
+            return _lost(f"its supervisor left no exit record; the engine reports exit code {seen.exit_code}")
         if seen.exit_code not in (status_of(ended), *UNKNOWN):
             return _lost(f"its supervisor says that it ended with {status_of(ended)}, the engine {seen.exit_code}")
         killed = ended.signal == 9 or ended.code == 137
@@ -428,12 +448,12 @@ class Container:
         return self._exit
 
     async def _file(self, name: str, type: type[T]) -> T | None:
-        """Read a file that the supervisor wrote; None if it is not there."""
+        """Read and decode a file that the supervisor wrote; None if it does not exist."""
         data = await self._bytes(name)
         return None if data is None else decode(data, type, f"{name} in {self.id[:12]}")
 
     async def _bytes(self, name: str) -> bytes | None:
-        """Read a file of the attempt's folder; None if it is not there, by the word of the same engine."""
+        """Read a file of the attempt's folder; None if the same engine says that it does not exist."""
         if self._seen is None:
             return None
         path = f"{ATTEMPT}/{name}"
@@ -450,7 +470,7 @@ class Container:
                 await pour(self._entry(name), lambda tar: take_tar(tar, gathered))
 
     async def _left(self, name: str) -> bool:
-        """Whether it left something there: a folder into which nothing was put is as old as we made it."""
+        """Return whether the attempt left something there: an unused folder keeps the time that we gave it."""
         if self._seen is None:
             return False
         try:
@@ -459,14 +479,14 @@ class Container:
             await self._runner.same_engine(self._domain)
             return False
         except Refusal:
-            return True  # Fetching it tells why.
+            return True  # Fetching it will show why.
 
     async def secrets(self) -> Sequence[str]:
         data = await self._bytes("secrets")
-        return () if data is None else msgspec.json.decode(data, type=list[str])
+        return () if data is None else decoding.decode(data, list[str])
 
     async def _entry(self, name: str) -> AsyncIterator[bytes]:
-        """A tar stream of one entry of its work folder; nothing at all if it is not there."""
+        """Yield one entry of the work folder as a tar stream; nothing if it does not exist."""
         if self._seen is None:
             return
         with contextlib.suppress(Gone):
@@ -475,7 +495,7 @@ class Container:
                     yield chunk
 
     async def remove(self, *, others_held_it: bool) -> None:
-        """Remove container and volume. Whoever might still start it does so by its id, which is gone then."""
+        """Remove container and volume. A late start would use the container's id, which is gone then."""
         self.close()
         if self._seen is not None:
             try:
@@ -493,17 +513,17 @@ class Container:
 
 
 def status_of(ended: Exit) -> int:
-    """The status with which a supervisor leaves that wrote this."""
+    """Return the exit status of a supervisor that wrote this exit record."""
     if ended.cause in (ExitCause.TIMED_OUT, ExitCause.IDLE_TIMEOUT, ExitCause.STOP_AFTER):
-        return 124
+        return ExitStatus.ENDED_LATE
     unstarted = ended.cause in (ExitCause.START_FAILED, ExitCause.SERVICE_ENDED, ExitCause.FAILED)
     if unstarted or (ended.code is None and ended.signal is None):
-        return 125
+        return ExitStatus.ENDED_UNSTARTED
     return 128 + ended.signal if ended.signal is not None else ended.code or 0
 
 
 def to_since(at: str) -> str:
-    """Turn a time of the engine's log into what its `since` takes: seconds and nanoseconds."""
+    """Convert a time of the engine's log to the format of its `since`: seconds and nanoseconds."""
     whole, _, rest = at.removesuffix("Z").partition(".")
     try:
         return f"{to_seconds(whole + 'Z'):.0f}.{rest.ljust(9, '0')}"

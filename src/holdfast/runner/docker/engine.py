@@ -1,7 +1,7 @@
 """The Docker engine's API, as far as holdfast uses it. Nothing else knows aiodocker.
 
-An engine that answers with a refusal is there (`Refusal`, `Gone`); all else is EngineUnreachable, which says nothing
-about any container.
+An error answer of the engine is a `Refusal` or `Gone`; everything else is EngineUnreachable, which proves nothing about
+any container.
 """
 
 import base64
@@ -30,7 +30,7 @@ QUICK = aiohttp.ClientTimeout(total=60.0, sock_connect=5.0)
 LOOK = aiohttp.ClientTimeout(total=5.0)
 PATIENT = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
 FLOWING = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=60.0)
-"""However long it is, it comes without great pauses: a connection that fell silent is given up."""
+"""Limit for pauses in an answer of any length: a connection that falls silent is given up."""
 MULTIPLEXED = struct.Struct(">BxxxL")
 IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@-]*")
 UNCONNECTED = 900
@@ -38,7 +38,7 @@ UNCONNECTED = 900
 
 
 class Refusal(Exception):
-    """The engine said no."""
+    """The engine answered with an error."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -77,6 +77,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int
     out_of_memory: bool
     error: str
+    mounts: Mapping[str, str] = {}
+    """Where the engine's host has what is mounted, by the path in the container."""
 
     @property
     def runs(self) -> bool:
@@ -89,7 +91,7 @@ class Engine:
     def __init__(self, host: str) -> None:
         self.host = host
         self.connections = 0
-        """How many connections for quick calls were made so far. One that stands leads to the engine it was made to."""
+        """How many connections for quick calls were opened. An open connection leads to the same engine as before."""
         self._quick = _client(host, QUICK, self._connected)
         self._patient = _client(host, PATIENT)
 
@@ -148,6 +150,7 @@ class Engine:
             exit_code=state["ExitCode"],
             out_of_memory=bool(state.get("OOMKilled")),
             error=state.get("Error") or "",
+            mounts={one.get("Destination", ""): one.get("Source", "") for one in found.get("Mounts") or ()},
         )
 
     async def wait(self, container: str) -> None:
@@ -289,7 +292,7 @@ def _client(
 
 
 def _trust() -> ssl.SSLContext | None:
-    """Docker's own two variables say whether and with which certificates an engine is spoken to."""
+    """Read Docker's two variables for TLS: whether to use it, and with which certificates."""
     if not os.environ.get("DOCKER_TLS_VERIFY"):
         return None
     folder = Path(os.environ.get("DOCKER_CERT_PATH") or Path.home() / ".docker")
@@ -304,7 +307,7 @@ def _trust() -> ssl.SSLContext | None:
 
 
 def to_seconds(text: str) -> float:
-    """Read a time as the engine writes it, with up to nine digits behind the point; later digits are cut off."""
+    """Parse a time of the engine, with up to nine decimal digits; digits after the sixth are cut off."""
     whole, point, rest = text.partition(".")
     if point:
         digits = re.match(r"\d*", rest)

@@ -1,13 +1,14 @@
-"""Starts, finds and sweeps containers on one Docker engine, which may come and go.
+"""Starts, finds and sweeps containers on one Docker engine, which may be unreachable at times.
 
-A container's name says whose it is: installation, job, attempt. Create and start are two calls, with a look at the
-record in between and the start by id: a worker that slept meanwhile starts nothing, since whoever went on without it
-removed what it had created. A container that was only created ran nothing; it is removed and made anew.
+A container's name contains its identity: installation, job, attempt. Create and start are two calls, with a check of
+the lease in between, and the start is by container id. So a worker that was suspended meanwhile starts nothing: the new
+owner has removed its container. A container that was only created ran nothing; it is removed and created again.
 """
 
 import asyncio
 import contextlib
 import logging
+import tarfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,34 +16,36 @@ from typing import Any
 
 from holdfast.errors import Invalid
 from holdfast.runner.base import CannotStart, Confirm, EngineUnreachable, Identity, Limits, Order, State
-from holdfast.runner.docker import recipe
+from holdfast.runner.docker import container_config
 from holdfast.runner.docker.archive import only_file
 from holdfast.runner.docker.container import Container, boottime
+from holdfast.runner.docker.container_config import Clock
+from holdfast.runner.docker.docker_workspace import DockerWorkspaces
 from holdfast.runner.docker.engine import Engine, Gone, Image, Info, Refusal, Seen
-from holdfast.runner.docker.recipe import Clock
-from holdfast.runner.docker.spaces import Spaces
-from holdfast.runner.docker.turns import Turn, Turns
+from holdfast.runner.docker.start_slots import StartSlot, StartSlots
 from holdfast.runner.process import LEAST_OUTPUT, OUTPUT_FACTOR
-from holdfast.runner.spec import Command
-from holdfast.runner.users import User
+from holdfast.runner.users import User, refuse_root
+from holdfast.runner.wire import Command
 from holdfast.timing import jitter
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 2.0
 CLOCK_SECONDS = 10.0
-"""For how long a reading of the engine's clock is good."""
+"""How long a reading of the engine's clock is valid."""
 STARTS = 2
-"""How many containers are made at a time, for each processor of the engine: more at once are made no faster."""
+"""Concurrent container starts per processor of the engine: more at once are not faster."""
 TRIES = 5
-"""How often a container is made anew that somebody else removed before its start."""
+"""How often a container is created again that another worker removed before its start."""
 SETTLE_SECONDS = 0.5
+MOST_USERS = 1024 * 1024
+"""Maximum bytes of an image's /etc/passwd or /etc/group."""
 USUAL_ROOT = "/var/lib/docker"
 GRACE_SECONDS = 300.0
-"""A leftover younger than this is left alone."""
+"""Containers younger than this many seconds are not swept."""
 FEW = 10
 UNUSUAL = 0.5
-"""More than a few leftovers, and more than this share of all that is here, are a sign of a wrong database."""
+"""More than FEW leftovers, and more than this share of all containers, suggest a wrong database."""
 GOING_DOWN = (
     "transport is closing",
     "containerd.sock",
@@ -51,26 +54,36 @@ GOING_DOWN = (
     "shutting down",
     "ttrpc",
 )
-"""Words of an engine that fails because it is being stopped, not because of what was asked."""
+"""Error texts of an engine that fails because it is shutting down, not because of the request."""
 
 
 class DockerRunner:
     capability = "docker"
 
-    def __init__(self, engine: Engine, installation: str, *, limits: Limits, log_cap: int, state: Path) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        installation: str,
+        *,
+        limits: Limits,
+        log_cap: int,
+        state: Path,
+        allow_root: bool = False,
+    ) -> None:
         self.engine = engine
-        self.spaces = Spaces(state / "spaces" / installation)
+        self.spaces = DockerWorkspaces(state / "spaces" / installation)
         self.clock = Clock(0.0, 0.0)
         self._installation = installation
         self._limits = limits
+        self._allow_root = allow_root
         self._output_cap = max(log_cap * OUTPUT_FACTOR, LEAST_OUTPUT)
         self._domain = ""
-        self._away: str | None = f"the Docker engine at {engine.host} was not asked yet"
+        self._away: str | None = f"the Docker engine at {engine.host} has not been contacted yet"
         self._verified = ("", -1)
         self._doubted = asyncio.Event()
         self._state = state
-        self._turns = Turns(state / "turns", "", STARTS)
-        self._starting: dict[asyncio.Task[Any] | None, Turn] = {}
+        self._turns = StartSlots(state / "turns", "", STARTS)
+        self._starting: dict[asyncio.Task[Any] | None, StartSlot] = {}
         self._created: dict[Identity, float] = {}
         self._over: frozenset[Identity] | None = None
 
@@ -102,11 +115,11 @@ class DockerRunner:
             await asyncio.sleep(0.05)
 
     def doubt(self) -> None:
-        """Somebody met an engine that does not answer: have a look at once."""
+        """Check the engine now, because it did not answer a call."""
         self._doubted.set()
 
     async def check(self) -> None:
-        """Find out whether the engine is there, and whether it is the same."""
+        """Check whether the engine is reachable, and whether it is the same one."""
         try:
             if self._away is None and boottime() - self.clock.ours < CLOCK_SECONDS:
                 await self.engine.ping()
@@ -119,33 +132,33 @@ class DockerRunner:
 
     def _gone(self, why: str) -> None:
         if self._away is None:
-            log.warning("%s; its containers are left alone until it is back", why)
+            log.warning("%s; its containers are not touched until it is back", why)
         self._away = why
 
     def _known(self, info: Info) -> None:
-        """Note which engine it is, and its clock: read at the latest now."""
+        """Note the engine's identity and its clock, which was read now or a little earlier."""
         self.clock = Clock(info.time, boottime())
         domain = domain_of(info)
         if self._away is not None or domain != self._domain:
             log.info("the Docker engine at %s is %s on %s", self.engine.host, domain, info.host)
         self._domain, self._away = domain, None
         if (made_for := (domain, STARTS * max(1, info.processors))) != self._turns.made_for:
-            self._turns = Turns(self._state / "turns", *made_for)
+            self._turns = StartSlots(self._state / "turns", *made_for)
 
     async def verify(self, domain: str) -> None:
-        """Make sure that the engine which just answered is the one of this domain; only then "not found" counts."""
+        """Verify that the engine which just answered is the one of this domain; only then does "not found" count."""
         connections = self.engine.connections
         try:
             info = await self.engine.info()
         except Refusal as error:
-            raise EngineUnreachable(f"the Docker engine at {self.engine.host} is not well: {error}") from error
+            raise EngineUnreachable(f"the Docker engine at {self.engine.host} returned an error: {error}") from error
         if domain_of(info) != domain:
             self.doubt()
             raise EngineUnreachable(f"the Docker engine at {self.engine.host} is {domain_of(info)}, not {domain}")
         self._verified = (domain, connections)
 
     async def same_engine(self, domain: str) -> None:
-        """Like `verify`, at no cost while no connection is newer than the last look: those lead where they led."""
+        """Verify the engine, unless no connection was opened since the last time: open ones lead to the same engine."""
         if self._verified != (domain, self.engine.connections):
             await self.verify(domain)
 
@@ -158,9 +171,10 @@ class DockerRunner:
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """It ends when the engine has started the container, whatever becomes of that one then.
+        """Hold a start slot until the engine has started the container.
 
-        It belongs to the task: of one attempt there may be two here, when we adopt what we have lost a moment before.
+        The slot belongs to the task, not to the attempt: there may be two executions of an attempt here, when we adopt
+        one that we lost a moment before.
         """
         self._starting[asyncio.current_task()] = await self._turns.take()
         try:
@@ -187,7 +201,8 @@ class DockerRunner:
         for _ in range(TRIES):
             try:
                 created = await self.engine.create(
-                    recipe.name_of(order.identity), recipe.config_of(order, image, self._limits, space)
+                    container_config.name_of(order.identity),
+                    container_config.config_of(order, image, self._limits, space),
                 )
             except Refusal as error:
                 if error.status != 409:
@@ -202,7 +217,7 @@ class DockerRunner:
                 container = Container(self, order.identity, seen, order.domain, ours=True)
                 await container.begun()
                 return container
-        raise CannotStart("start_failed", "its container was removed again and again before it could start")
+        raise CannotStart("start_failed", f"its container was removed {TRIES} times before it could start")
 
     async def digest(self, spec: Mapping[str, Any], domain: str) -> str | None:
         return (await self._image(spec, domain)).id
@@ -219,22 +234,25 @@ class DockerRunner:
             raise await self._cannot(error, domain, f"look at image {name}") from error
 
     async def _already_there(self, order: Order, confirm: Confirm) -> Container | None:
-        """The name is taken: by this very attempt, which is then adopted, unless it never ran; by nothing else."""
-        name = recipe.name_of(order.identity)
+        """Return the container that has this attempt's name; if it never ran, remove it and return None.
+
+        Raise CannotStart if it was not made for this attempt.
+        """
+        name = container_config.name_of(order.identity)
         try:
             seen = await self.engine.inspect(name)
         except Gone:
             return None
-        wanted = {**recipe.labels_of(order.identity), recipe.HASH: recipe.hash_of(order)}
+        wanted = {**container_config.labels_of(order.identity), container_config.HASH: container_config.hash_of(order)}
         if any(seen.labels.get(label) != value for label, value in wanted.items()):
-            message = f"there is a container {name} which was not made for this attempt: remove it, and resume the job"
+            message = f"container {name} exists but was not made for this attempt: remove it, and resume the job"
             raise CannotStart("start_failed", message)
         container = Container(self, order.identity, seen, order.domain)
         if await container.look() != "missing":
             return container
         container.close()
         await confirm()
-        # Not by force: one that a woken worker has started at this moment is refused, and adopted in the next round.
+        # Without force: if a resumed worker starts it at this moment, the removal fails and the next round adopts it.
         with contextlib.suppress(Refusal):
             await self.engine.remove(seen.id)
         return None
@@ -242,15 +260,16 @@ class DockerRunner:
     async def _fill_and_start(
         self, created: str, order: Order, image: Image, space: Path | None, confirm: Confirm
     ) -> Seen | None:
-        """Put the files in, ask whether it is still ours, start it. None: somebody removed it before."""
+        """Copy the files in, check the lease, and start the container. None: another worker removed it before."""
         try:
-            user = await self._user(created, recipe.user_in(order), order.spec["image"])
-            spec = recipe.spec_of(order, image, user, await self._fresh_clock(), output_cap=self._output_cap)
+            user = await self._user(created, container_config.user_in(order), order.spec["image"])
+            clock = await self._fresh_clock()
+            spec = container_config.spec_of(order, image, user, clock, limits=self._limits, output_cap=self._output_cap)
             if order.pipeline is not None and space is not None:
                 await self.spaces.fill(space, order.pipeline, user)
-            files = await asyncio.to_thread(recipe.files_of, order, spec, user)
-            await self.engine.put(created, recipe.VOLUME, files)
-            # The record says where it can be found. On any other engine its id is unknown, and the start fails.
+            files = await asyncio.to_thread(container_config.files_of, order, spec, user)
+            await self.engine.put(created, container_config.VOLUME, files)
+            # The record names its engine. Any other engine does not know the id, and the start fails.
             await self.same_engine(order.domain)
             await confirm()
             await self.engine.start(created)
@@ -266,7 +285,7 @@ class DockerRunner:
             raise cannot from error
 
     async def _unless_gone(self, created: str, order: Order, error: Gone) -> Seen | None:
-        """Not found: the container itself, or something that it names, such as a network."""
+        """Return None if the container is gone; raise if something that it names is missing, such as a network."""
         try:
             await self.engine.inspect(created)
         except Gone:
@@ -279,14 +298,16 @@ class DockerRunner:
             await self.engine.remove(created)
 
     async def _cannot(self, error: Refusal, domain: str, what: str, created: str | None = None) -> CannotStart:
-        """Say why something was refused; an engine that is going down has no reason that counts."""
+        """Return the error for a refused call. Raise EngineUnreachable if the engine is shutting down."""
         if error.status >= 500:
             await asyncio.sleep(SETTLE_SECONDS)
             if any(word in str(error) for word in GOING_DOWN):
                 raise EngineUnreachable(f"the Docker engine at {self.engine.host} could not {what}: {error}")
             await self.verify(domain)
             if created is not None and (await self.engine.inspect(created)).status != "created":
-                raise EngineUnreachable(f"the Docker engine at {self.engine.host} is of two minds: {error}")
+                raise EngineUnreachable(
+                    f"the Docker engine at {self.engine.host} failed a start that it carried out: {error}"
+                )
         return CannotStart("start_failed", f"the Docker engine could not {what}: {error}")
 
     async def find(self, identity: Identity, domain: str, *, stdout: int, stderr: int) -> tuple[State, Container]:
@@ -298,45 +319,70 @@ class DockerRunner:
             self.doubt()
             raise
         except Refusal as error:
-            raise EngineUnreachable(f"the Docker engine at {self.engine.host} is not well: {error}") from error
+            raise EngineUnreachable(f"the Docker engine at {self.engine.host} returned an error: {error}") from error
 
     async def _seen(self, identity: Identity, domain: str) -> Seen | None:
-        """Look for an attempt's container; None only by the word of a healthy engine, the one where it ran."""
+        """Look for an attempt's container. Return None only if the engine it ran on says that there is none."""
         try:
-            seen = await self.engine.inspect(recipe.name_of(identity))
+            seen = await self.engine.inspect(container_config.name_of(identity))
         except Gone:
             await self.verify(domain)
             return None
-        return seen if recipe.identity_in(seen.labels) == identity else None
+        return seen if container_config.identity_in(seen.labels) == identity else None
 
     async def user_of(self, seen: Seen | None) -> User | None:
-        """Whom a container runs as, in numbers."""
+        """Return the numeric user of a container."""
         if seen is None:
             return None
-        return recipe.to_user(seen.user) or recipe.to_user(seen.user, await self._passwd(seen.id))
+        return container_config.to_user(seen.user) or container_config.to_user(seen.user, await self._passwd(seen.id))
 
     async def _user(self, created: str, name: str, image: str) -> User:
-        user = recipe.to_user(name) or recipe.to_user(name, await self._passwd(created))
+        user = container_config.to_user(name) or container_config.to_user(name, await self._passwd(created))
         if user is None:
             raise CannotStart("command_missing", f"there is no user {name} in image {image}")
+        await self._refuse_root(created, name, user, image)
         return user
 
+    async def _refuse_root(self, created: str, name: str, user: User, image: str) -> None:
+        """Refuse root, and root's group: a user given by name also gets the groups that the image lists."""
+        if self._allow_root:
+            return
+        refuse_root(user, f"user {name} of image {image}", allow_root=False)
+        if container_config.to_user(name) is None and name in container_config.root_group(
+            await self._file(created, "/etc/group")
+        ):
+            message = f"user {name} of image {image} is in root's group; see HOLDFAST_ALLOW_ROOT_JOBS of the worker"
+            raise CannotStart("root_refused", message)
+
     async def _passwd(self, container: str) -> bytes:
-        with contextlib.suppress(Gone):
-            async with contextlib.aclosing(self.engine.get(container, "/etc/passwd")) as tar:
-                return b"".join([chunk async for chunk in only_file(tar)])
-        return b""
+        return await self._file(container, "/etc/passwd")
+
+    async def _file(self, container: str, path: str) -> bytes:
+        """Read a small regular file of an image; empty if it does not exist."""
+        found = b""
+        try:
+            async with contextlib.aclosing(self.engine.get(container, path)) as tar:
+                async for chunk in only_file(tar):
+                    found += chunk
+                    if len(found) > MOST_USERS:
+                        raise CannotStart("start_failed", f"{path} of the image is too large: give the user as a uid")
+        except Gone:
+            return b""
+        except tarfile.HeaderError as error:
+            message = f"{path} of the image is not a regular file: give the user as a uid"
+            raise CannotStart("start_failed", message) from error
+        return found
 
     # Sweeping
 
     @property
     def _label(self) -> str:
-        return f"{recipe.INSTALLATION}={self._installation}"
+        return f"{container_config.INSTALLATION}={self._installation}"
 
     async def forbid(self, identity: Identity, domain: str) -> bool:
-        """Remove a container that ran nothing: whoever made it starts it by its id, which is gone then.
+        """Remove a container that ran nothing: its creator would start it by its id, which is gone then.
 
-        Not by force: one that is started at this moment is refused, and stands.
+        Without force: the removal fails if the container is started at this moment.
         """
         seen = await self._seen(identity, domain)
         if seen is None:
@@ -348,11 +394,13 @@ class DockerRunner:
 
     async def left_over(self) -> Sequence[Identity]:
         found = await self.engine.containers(self._label)
-        self._created = {one: at for _, labels, at in found if (one := recipe.identity_in(labels)) is not None}
+        self._created = {
+            one: at for _, labels, at in found if (one := container_config.identity_in(labels)) is not None
+        }
         return list(self._created)
 
     def to_sweep(self, over: Sequence[Identity], found: int) -> Sequence[Identity]:
-        """Old ones that were over at the last look already; none if that would be most of what is here."""
+        """Return old containers that were also over in the last pass; none if that would be most of all containers."""
         before, self._over = self._over, frozenset(over)
         if before is None:
             return []
@@ -361,7 +409,7 @@ class DockerRunner:
         if len(old) > FEW and len(old) > found * UNUSUAL:
             log.error(
                 "%d of %d containers of this installation have no open attempt in the record, which is unusual: is "
-                "this the right database? They are left alone; remove them by hand, with `docker rm -v`, if it is",
+                "this the right database? They are not removed; if it is, remove them by hand with `docker rm -v`",
                 len(old),
                 found,
             )
@@ -383,7 +431,7 @@ class DockerRunner:
         return True
 
     async def sweep_halves(self, older: float) -> int:
-        """Remove volumes and workspaces of ours that no container has: never registered, or removed alone."""
+        """Remove volumes and workspaces of this installation that belong to no container."""
         gone = await self.spaces.sweep(await self.left_over(), older)
         async for name in self._loose(older):
             with contextlib.suppress(Refusal):
@@ -399,5 +447,5 @@ class DockerRunner:
 
 
 def domain_of(info: Info) -> str:
-    """Name an engine. Engines beside each other on one host may share their id, but not their folder."""
+    """Name an engine. Engines on the same host may share their id, but not their data folder."""
     return f"docker:{info.id}" if info.root == USUAL_ROOT else f"docker:{info.id}:{info.root}"

@@ -1,4 +1,4 @@
-"""The supervisor: one static program, built with the package. `supervisor.c` says what it does."""
+"""The supervisor: one static program, built with the package. `main.c` says what it does."""
 
 from pathlib import Path
 

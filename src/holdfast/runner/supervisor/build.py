@@ -1,23 +1,44 @@
 """Build the supervisor: with the machine's C compiler if it can link statically, else with PyPI's `ziglang`.
 
-Standard library only: the package's build loads this file before anything is installed.
+All C files in this folder make one program. The header that they share with Python, `protocol.h`, is written for each
+build from `protocol.py` into a temporary folder. Standard library only: the package's build loads this file before
+anything is installed.
 """
 
 import functools
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import get_args
 
 HERE = Path(__file__).absolute().parent
-SOURCE = HERE / "supervisor.c"
+SOURCES = tuple(sorted(HERE.glob("*.c")))
 TARGET = HERE / "holdfast-supervisor"
-FLAGS = ("-std=gnu11", "-Os", "-static", "-s", "-fstack-protector-strong", "-Wall", "-Wextra")
+FLAGS = ("-std=gnu11", "-Os", "-s", "-Wall", "-Wextra")
+HARDENING = (
+    (
+        "-static-pie",
+        "-fPIE",
+        "-fstack-protector-strong",
+        "-U_FORTIFY_SOURCE",
+        "-D_FORTIFY_SOURCE=2",
+        "-Wl,-z,relro,-z,now",
+    ),
+    ("-static", "-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2", "-Wl,-z,relro,-z,now"),
+    ("-static", "-fstack-protector-strong"),
+    ("-static",),
+)
+"""From the most to the least: a compiler, or its C library, may not have all of it."""
+WORDS = ("SpecKey", "ProgramKey", "TaskKey", "CommandKey", "Verb", "StopKind", "ServiceKind", "ClockName", "Limit")
+"""The sets of words in `protocol.py`: `SpecKey` has the word "uid", C has SPEC_KEY_UID and SPEC_KEY_COUNT."""
 
 
 class BuildFailed(Exception):
@@ -29,19 +50,62 @@ def machine() -> str:
     return {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower())
 
 
-def _compile(command: Sequence[str], source: Path, target: Path, flags: Sequence[str] = FLAGS) -> str:
+def _protocol() -> ModuleType:
+    """Load the protocol by its path; the package may not be installed yet."""
+    spec = importlib.util.spec_from_file_location("holdfast_supervisor_protocol", HERE / "protocol.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _protocol_lines() -> Iterator[str]:
+    protocol = _protocol()
+    yield "/* Written by build.py from protocol.py. */"
+    yield "#pragma once"
+    yield f'#define VERSION_TEXT "{protocol.VERSION}"'
+    for name in ("VERSION", "MAX_TASKS", "MAX_NAME", "MAX_WORD"):
+        yield f"#define {name} {getattr(protocol, name)}"
+    for name in ("SPEC_TITLE", "COMMAND_TITLE"):
+        yield f'#define {name} "{getattr(protocol, name)}"'
+    for name in WORDS:
+        prefix = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).upper()
+        words = get_args(getattr(protocol, name))
+        yield f"#define {prefix}_COUNT {len(words)}"
+        yield from (f'#define {prefix}_{word.upper()} "{word}"' for word in words)
+    yield from (f"#define {status.name} {status.value}" for status in protocol.ExitStatus)
+    causes = ["none", *protocol.ExitCause]
+    yield f"enum cause {{ {', '.join(f'CAUSE_{cause.upper()}' for cause in causes)}, CAUSE_COUNT }};"
+    yield "#define CAUSE_NAMES " + ", ".join(f'"{cause}"' for cause in causes)
+
+
+def write_protocol(folder: Path) -> None:
+    """Write `protocol.h` into a folder, which a compiler then needs as `-I`."""
+    Path(folder, "protocol.h").write_text("\n".join([*_protocol_lines(), ""]))
+
+
+def _compile(
+    command: Sequence[str],
+    sources: Sequence[str | Path],
+    target: Path,
+    flags: Sequence[str] = (*FLAGS, "-static"),
+    check: Callable[[Path], str] = lambda program: "",
+) -> str:
     """Compile into a temporary file and rename it; the answer is what went wrong, or nothing."""
     handle, name = tempfile.mkstemp(dir=target.parent.absolute(), prefix=".build-")
     os.close(handle)
     try:
         # From everywhere alike: zig's cache of the C library, half a minute of work, knows it by the way from here.
         done = subprocess.run(
-            [*command, *flags, "-o", name, str(source)], capture_output=True, text=True, check=False, cwd="/"
+            [*command, *flags, "-o", name, *map(str, sources)], capture_output=True, text=True, check=False, cwd="/"
         )
         if done.returncode == 0:
             Path(name).chmod(0o755)
-            Path(name).replace(target)
-            return ""
+            problem = check(Path(name))
+            if not problem:
+                Path(name).replace(target)
+            return problem
         return done.stderr or f"{command[0]} ended with {done.returncode}"
     except OSError as error:
         return str(error)
@@ -59,7 +123,7 @@ def system_compiler() -> tuple[str, ...] | None:
         with tempfile.TemporaryDirectory() as folder:
             trial = Path(folder, "trial.c")
             trial.write_text('#include <stdio.h>\nint main(void) { return puts("") < 0; }\n')
-            if not _compile(command, trial, Path(folder, "trial")):
+            if not _compile(command, [trial], Path(folder, "trial")):
                 return command
     return None
 
@@ -71,13 +135,34 @@ def zig_compiler() -> tuple[str, ...] | None:
     return (sys.executable, "-m", "ziglang", "cc", "-target", f"{machine()}-linux-musl")
 
 
+def _build_hardened(command: Sequence[str], target: Path) -> str:
+    """Build with as much hardening as the compiler has, into a program that runs; the answer is what went wrong."""
+    problem = ""
+    with tempfile.TemporaryDirectory() as folder:
+        write_protocol(Path(folder))
+        for hardening in HARDENING:
+            # Not all that links starts: a C library may have no start-up code for a static program at any address.
+            problem = _compile(command, SOURCES, target, (*FLAGS, *hardening, "-I", folder), check=_runs)
+            if not problem:
+                break
+    return problem
+
+
+def _runs(program: Path) -> str:
+    try:
+        done = subprocess.run([program, "--version"], capture_output=True, check=False, timeout=60)
+    except OSError as error:
+        return str(error)
+    return "" if done.returncode == 0 else f"what it built ended with {done.returncode}"
+
+
 def build(target: Path = TARGET) -> Path:
     """Build the supervisor, and say which compilers failed and why if none can."""
     problems = []
     for command in (system_compiler(), zig_compiler()):
         if command is None:
             continue
-        problem = _compile(command, SOURCE, target)
+        problem = _build_hardened(command, target)
         if not problem:
             return target
         problems.append(f"{' '.join(command)}: {problem}")

@@ -1,4 +1,4 @@
--- The ledger of attempts: ended ones from their table, the open one from its job.
+-- All attempts of a job: ended ones from their table, the open one from the job's row.
 
 -- name: list_attempts
 SELECT a.attempt, a.worker, coalesce(a.adopter, a.worker) AS last_worker, a.domain, a.token, a.claimed_at, a.started_at, a.ended_at, a.cause, a.exit_code, a.signal,
@@ -14,7 +14,7 @@ WHERE j.id = :id::uuid
 ORDER BY attempt;
 
 -- name: current_attempts
--- Which of these attempts are open still. Uses the primary key.
+-- Which of these attempts are still open. Uses the primary key.
 SELECT j.id, j.attempt
 FROM holdfast.jobs AS j
 JOIN :rows AS r(id uuid, attempt integer) ON r.id = j.id AND r.attempt = j.attempt
@@ -28,7 +28,7 @@ WHERE a.job_id = ANY (ARRAY(SELECT e::uuid FROM json_array_elements_text(:ids::j
   AND a.cause = 'lost';
 
 -- name: standing_attempts
--- Every attempt of these jobs with the token of its end, or of now. Uses the primary keys.
+-- Every attempt of these jobs with the token of its end, or the current one. Uses the primary keys.
 SELECT a.job_id AS id, a.attempt, a.token
 FROM holdfast.attempts AS a
 WHERE a.job_id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e)

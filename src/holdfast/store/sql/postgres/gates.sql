@@ -1,7 +1,7 @@
--- Gates: resolved when they change, by lock, then look. One statement locks; the next ones read with a fresh snapshot.
+-- Gates are resolved when they change. One statement locks; the next ones read with a fresh snapshot.
 
 -- name: promote
--- Due jobs leave the future: open, or to the resolver when a lane decides. Uses jobs_future.
+-- Move due jobs from gate `future` to `open`, or to `unresolved` where a lane decides. Uses jobs_future.
 WITH due AS MATERIALIZED (
   SELECT j.id
   FROM holdfast.jobs AS j
@@ -18,7 +18,7 @@ WHERE j.id = d.id
 RETURNING j.id, j.queue, j.gate;
 
 -- name: unresolved_lanes
--- Lanes with jobs that no resolver has looked at. Uses jobs_unresolved.
+-- Lanes with unresolved jobs. Uses jobs_unresolved.
 SELECT DISTINCT j.tenant, j.lane
 FROM holdfast.jobs AS j
 WHERE j.gate = 'unresolved'
@@ -27,7 +27,7 @@ ORDER BY j.tenant, j.lane
 LIMIT :limit::integer;
 
 -- name: unresolved_jobs
--- Jobs without a lane that no resolver has looked at. Uses jobs_unresolved.
+-- Unresolved jobs without a lane. Uses jobs_unresolved.
 SELECT j.id
 FROM holdfast.jobs AS j
 WHERE j.gate = 'unresolved'
@@ -75,7 +75,7 @@ WHERE n.job_id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e
   AND p.status = 'succeeded';
 
 -- name: mark_parents
--- Whoever waits says so on the job it waits for, under that job's lock: its end then leaves `unsettled` behind.
+-- Mark, under its lock, a job that has waiting dependants: its end then sets `unsettled`.
 UPDATE holdfast.jobs AS p
 SET has_dependants = true
 WHERE NOT p.has_dependants
@@ -85,7 +85,7 @@ WHERE NOT p.has_dependants
       AND n.job_id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e));
 
 -- name: broken_needs
--- Waiting jobs among these with a need that cannot succeed: it ended badly, or is gone.
+-- Waiting jobs among these with a need that cannot succeed: it failed, was cancelled or was deleted.
 SELECT DISTINCT ON (n.job_id) n.job_id AS id, n.need_id, p.status AS need_status, p.error_message AS need_error
 FROM holdfast.needs AS n
 JOIN holdfast.jobs AS j ON j.id = n.job_id
@@ -122,7 +122,7 @@ WITH failed AS (
 SELECT f.id, f.has_dependants FROM failed AS f;
 
 -- name: place_in_lane
--- Give jobs that have none their position, in the order given; the lane's row is locked.
+-- Give a position to jobs that have none, in the order given; the lane's row is locked.
 WITH placed AS MATERIALIZED (
   SELECT j.id, row_number() OVER (ORDER BY e.n) AS place
   FROM json_array_elements_text(:ids::json) WITH ORDINALITY AS e(id, n)
@@ -142,7 +142,7 @@ CROSS JOIN taken AS t
 WHERE j.id = p.id;
 
 -- name: set_gates
--- Look at each gate in turn: held, needs, due, lane.
+-- Check the gates in order: held, needs, due, lane.
 UPDATE holdfast.jobs AS j
 SET gate = CASE
   WHEN j.status = 'pending' THEN 'held'
@@ -159,14 +159,14 @@ RETURNING j.id, j.queue, j.gate;
 SELECT j.seq FROM holdfast.jobs AS j WHERE j.id = :id::uuid;
 
 -- name: unsettled_jobs
--- Jobs whose change their dependants have not seen. Uses jobs_unsettled.
+-- Jobs whose last change has not been applied to their dependants. Uses jobs_unsettled.
 SELECT j.id FROM holdfast.jobs AS j WHERE j.unsettled ORDER BY j.id LIMIT :limit::integer;
 
 -- name: unsettled_among
 SELECT j.id FROM holdfast.jobs AS j WHERE j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e) AND j.unsettled ORDER BY j.id;
 
 -- name: open_dependants
--- Who waits for a job, or failed because of one of its needs. Uses needs_open.
+-- Dependants of a job that wait for it, or that failed because of a need. Uses needs_open.
 SELECT j.id, j.tenant, j.lane
 FROM holdfast.needs AS n
 JOIN holdfast.jobs AS j ON j.id = n.job_id
@@ -178,7 +178,7 @@ ORDER BY j.id
 LIMIT :limit::integer;
 
 -- name: unsettle_dependants
--- Send waiting dependants of a job that ended to the resolver; those of one that only lives again keep waiting.
+-- Mark waiting dependants of an ended job as unresolved; the dependants of a job that is live again keep waiting.
 UPDATE holdfast.jobs AS j
 SET gate = 'unresolved'
 FROM holdfast.jobs AS p
@@ -188,7 +188,7 @@ WHERE p.id = :id::uuid
   AND j.gate IN ('needs', 'held');
 
 -- name: revive_dependants
--- Requeue those that failed only because of needs that no longer stand in the way.
+-- Requeue jobs that failed only because of needs that no longer block them.
 WITH revived AS (
   UPDATE holdfast.jobs AS j
   SET status = CASE WHEN j.held THEN 'pending' ELSE 'queued' END,
@@ -222,11 +222,11 @@ WITH revived AS (
 SELECT r.id FROM revived AS r;
 
 -- name: settled
--- All dependants have seen it, unless it changed again meanwhile.
+-- Mark a job as settled, unless it changed again meanwhile.
 UPDATE holdfast.jobs AS j SET unsettled = false WHERE j.id = :id::uuid AND j.unsettled AND j.seq = :seq::bigint;
 
 -- name: stuck_gates
--- Gates that nobody will ever open again. Empty unless there is a bug: each row that is found and mended is counted.
+-- Gates that nothing will ever open. Empty unless there is a bug: each row that is found and repaired is counted.
 SELECT 'lane' AS what, l.tenant, l.lane, NULL::uuid AS id
 FROM holdfast.lanes AS l
 LEFT JOIN holdfast.jobs AS h ON h.id = l.holder
@@ -235,7 +235,7 @@ WHERE (l.holder IS NOT NULL AND (h.id IS NULL OR h.status NOT IN ('queued', 'run
        AND NOT l.paused
        AND EXISTS (
          SELECT 1 FROM holdfast.jobs AS w WHERE w.gate = 'lane' AND w.tenant = l.tenant AND w.lane = l.lane)
-       AND NOT EXISTS ( -- whoever resolves it will move the lane
+       AND NOT EXISTS ( -- resolving it will move the lane
          SELECT 1 FROM holdfast.jobs AS u WHERE u.gate = 'unresolved' AND u.tenant = l.tenant AND u.lane = l.lane)
        AND NOT EXISTS (
          SELECT 1 FROM holdfast.jobs AS b
@@ -261,7 +261,7 @@ WHERE j.gate = 'needs'
 LIMIT :limit::integer;
 
 -- name: unresolve
--- Send a job with a stuck gate back to the resolver.
+-- Mark a job with a stuck gate as unresolved.
 UPDATE holdfast.jobs AS j
 SET gate = 'unresolved'
 WHERE j.id = :id::uuid
@@ -269,5 +269,5 @@ WHERE j.id = :id::uuid
 RETURNING j.id;
 
 -- name: wait_for_locks
--- How long the rest of this transaction waits for a lock; 0 is as long as it takes.
+-- Set how long the rest of this transaction waits for a lock; 0 means without limit.
 SELECT set_config('lock_timeout', :seconds::integer || 's', true) AS lock_timeout;

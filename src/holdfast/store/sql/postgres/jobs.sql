@@ -1,18 +1,18 @@
--- What a caller does: submit, read, and move one job under its lock.
+-- Statements for callers: submit, read, and move one job under its lock.
 
 -- name: submit
--- Answers for jobs that exist already: `asked` is the id they would have had, or NULL in a replay of the whole call.
--- All values are text on the wire, whatever codecs the connection has: it may be a caller's own.
+-- Returns the jobs that already exist: `asked` is the id that was requested, or NULL in a replay of the whole call.
+-- All values are sent as text, whatever codecs the connection has: the connection may belong to the caller.
 SELECT s.id::text AS id, s.asked::text AS asked
 FROM holdfast.holdfast_submit(:jobs::text::jsonb, :wake::boolean, :key::text, :tenant::text, :body::text::uuid) AS s
 WHERE s.reused;
 
 -- name: existing
--- Which of these ids are taken, and by whom.
+-- Which of these ids exist, and their tenants.
 SELECT j.id, j.tenant FROM holdfast.jobs AS j WHERE j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e);
 
 -- name: need_states
--- The status of jobs that someone wants to need; a foreign job is not there.
+-- The status of jobs that a submit names in `needs`; jobs of other tenants are left out.
 SELECT j.id, j.status
 FROM holdfast.jobs AS j
 WHERE j.tenant = :tenant::text
@@ -25,8 +25,9 @@ SELECT r.* FROM holdfast.job_records AS r WHERE r.id = :id::uuid AND r.tenant = 
 SELECT n.need_id FROM holdfast.needs AS n WHERE n.job_id = :id::uuid AND NOT n.satisfied ORDER BY n.need_id;
 
 -- name: list_jobs
--- A stretch of a list, newest first: `walk` jobs along the index of one way (specs_listed, specs_of_kind, labels_listed, jobs_of_lane,
--- jobs_waiting with jobs_ended and jobs_running), those of them that fit, and the last of them in any case: the next stretch begins behind it.
+-- One stretch of a list, newest first: scan `walk` jobs along one index (specs_listed, specs_of_kind, labels_listed,
+-- jobs_of_lane, jobs_waiting with jobs_ended and jobs_running); return those that match, and always the last one: the
+-- next stretch starts after it.
 WITH walked AS MATERIALIZED (
   (
     SELECT s.id, s.requested_at
@@ -142,7 +143,7 @@ ORDER BY w.requested_at DESC, w.id DESC
 LIMIT :limit::integer;
 
 -- name: list_ranges
--- In which queues jobs of these statuses are. Steps from queue to queue along jobs_waiting and jobs_ended.
+-- The queues that have jobs of these statuses. Skips from queue to queue along jobs_waiting and jobs_ended.
 WITH RECURSIVE ranges (status, queue) AS (
   SELECT w.status, '' COLLATE "C"
   FROM json_array_elements_text(:statuses::json) AS w(status)
@@ -162,7 +163,7 @@ WITH RECURSIVE ranges (status, queue) AS (
 SELECT r.status, r.queue FROM ranges AS r WHERE r.queue <> '';
 
 -- name: jobs_between
--- Jobs whose ids lie between two: those that begin alike. Uses the primary key.
+-- Jobs whose ids lie between two bounds: those with a common prefix. Uses the primary key.
 SELECT r.*
 FROM holdfast.job_records AS r
 WHERE r.id >= :least::uuid
@@ -172,7 +173,7 @@ ORDER BY r.id
 LIMIT :limit::integer;
 
 -- name: find_job
--- What never changes of a job, to know which locks to take.
+-- The columns of a job that never change, to know which locks to take.
 SELECT j.id, j.tenant, j.lane FROM holdfast.jobs AS j WHERE j.id = :id::uuid AND j.tenant = :tenant::text;
 
 -- name: lock_job
@@ -188,9 +189,9 @@ WHERE j.id = :id::uuid
 FOR NO KEY UPDATE OF j;
 
 -- name: move
--- Write one move of a job that nobody has leased, with the events that report it. The caller holds its lock (and its
--- lane's). An orphan that leaves `running` gets a new token; one that comes back to it can be adopted at once. An attempt that
--- is closed keeps in the ledger where its job went: only a resume says that it has stopped.
+-- Write one move of a job without a lease, with the events that report it. The caller holds the lock of the job (and of
+-- its lane). An orphan that leaves `running` gets a new token; one that returns to `running` can be adopted at once. A
+-- closed attempt records the job's new status: only a resume says that the attempt has stopped.
 WITH moved AS (
   UPDATE holdfast.jobs AS j
   SET status = :status::text,
@@ -246,7 +247,7 @@ WITH moved AS (
 SELECT m.id, m.status, m.queue, m.gate, m.has_dependants FROM moved AS m;
 
 -- name: given_up
--- The last attempt of a cancelled job, if nobody has said that it has stopped.
+-- The last attempt of a cancelled job, unless it is known to have stopped.
 SELECT a.attempt, a.domain
 FROM holdfast.jobs AS j
 JOIN holdfast.attempts AS a ON a.job_id = j.id AND a.attempt = j.attempt
@@ -255,7 +256,7 @@ WHERE j.id = :id::uuid
   AND a.status = 'cancelled';
 
 -- name: request_stop
--- Leave a stop request for whoever owns or adopts a job that runs, or that is feared to.
+-- Record a stop request for the owner or adopter of a job that runs or may still run.
 WITH asked AS (
   UPDATE holdfast.jobs AS j
   SET stop_kind = :kind::text,
@@ -280,7 +281,7 @@ SET policy = jsonb_set(coalesce(s.policy, '{}'), '{budget}', :budget::jsonb)
 WHERE s.id = :id::uuid;
 
 -- name: note
--- Write events about a job that is locked and does not move.
+-- Write events about a locked job whose status does not change.
 WITH noted AS (
   UPDATE holdfast.jobs AS j
   SET seq = j.seq + json_array_length(:events::json)
@@ -294,14 +295,14 @@ FROM noted AS n
 CROSS JOIN json_array_elements(:events::json) WITH ORDINALITY AS e(event, n);
 
 -- name: lock_reuse
--- Lock a reuse key; the next statement looks who stands for it.
+-- Lock a reuse key; the next statement reads which job has it.
 INSERT INTO holdfast.reuse AS r (tenant, reuse_key, job_id)
 VALUES (:tenant::text, :reuse_key::text, :id::uuid)
 ON CONFLICT (tenant, reuse_key) DO UPDATE SET job_id = r.job_id;
 
 -- name: take_reuse
--- Let a job stand for its reuse key again, unless another one is live. One that has succeeded stays the answer until this one
--- succeeds too.
+-- Give a reuse key back to a job, unless another job with the key is live. A succeeded job stays the answer for the key
+-- until this one succeeds too.
 UPDATE holdfast.reuse AS r
 SET job_id = :id::uuid,
     succeeded_id = CASE
@@ -329,7 +330,7 @@ WHERE s.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e)
 ORDER BY s.tenant, s.reuse_key, s.id;
 
 -- name: revivable_keys
--- Reuse keys of jobs that failed because of needs that no longer stand in the way.
+-- Reuse keys of jobs that failed because of needs that no longer block them.
 SELECT j.id, j.tenant, s.reuse_key
 FROM holdfast.jobs AS j
 JOIN holdfast.specs AS s ON s.id = j.id
@@ -356,7 +357,7 @@ ORDER BY j.queue_deadline_at
 LIMIT :limit::integer;
 
 -- name: doomed_jobs
--- Jobs that are to be deleted and have ended, the next ones after :after_id. Uses jobs_deleting.
+-- Ended jobs that are marked for deletion, the next ones after :after_id. Uses jobs_deleting.
 SELECT j.id, j.tenant, j.status,
   j.lane IS NOT NULL AND NOT j.dismissed AND j.status IN ('failed', 'timed_out') AS blocking
 FROM holdfast.jobs AS j
@@ -367,8 +368,8 @@ ORDER BY j.id
 LIMIT :limit::integer;
 
 -- name: doom_job
--- Record that an ended job is to be deleted. From then on nothing moves it, no reuse key leads to it, and it blocks no lane:
--- its files may take a while.
+-- Mark an ended job for deletion. From then on its status is final, no reuse key returns it, and it blocks no lane:
+-- removing its files may take a while.
 UPDATE holdfast.jobs AS j
 SET stop_kind = 'delete',
     stop_phase = coalesce(j.stop_phase, 'requested'),
@@ -379,7 +380,7 @@ WHERE j.id = :id::uuid
 RETURNING j.id;
 
 -- name: delete_jobs
--- Delete jobs that were to be deleted and whose files are gone.
+-- Delete jobs that are marked for deletion and whose files are gone.
 WITH doomed AS MATERIALIZED (
   SELECT j.id, j.status
   FROM holdfast.jobs AS j
@@ -389,7 +390,7 @@ WITH doomed AS MATERIALIZED (
     AND NOT j.unsettled
   ORDER BY j.id
   FOR UPDATE OF j SKIP LOCKED
-), freed AS MATERIALIZED ( -- one whose key is locked by a submit stays: it names a job that is gone, which is harmless
+), freed AS MATERIALIZED ( -- a key that a submit has locked stays: it names a deleted job, which is harmless
   SELECT r.tenant, r.reuse_key, CASE
       WHEN r.job_id NOT IN (SELECT g.id FROM doomed AS g) THEN r.job_id
       WHEN r.succeeded_id NOT IN (SELECT g.id FROM doomed AS g) THEN r.succeeded_id

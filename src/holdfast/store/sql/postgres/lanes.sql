@@ -6,7 +6,7 @@ FROM json_to_recordset(:lanes::json) AS r(tenant text, lane text)
 WHERE NOT EXISTS (SELECT 1 FROM holdfast.lanes AS l WHERE l.tenant = r.tenant AND l.lane = r.lane);
 
 -- name: ensure_lanes
--- Positions begin with the time: one that was forgotten and is made again goes on behind its earlier ones.
+-- Positions start at the current time, so that a lane that is deleted and created again continues after the old ones.
 INSERT INTO holdfast.lanes (tenant, lane, next_position)
 SELECT r.tenant, r.lane, floor(extract(epoch FROM holdfast.clock()) * 1000000)::bigint
 FROM json_to_recordset(:lanes::json) AS r(tenant text, lane text)
@@ -14,7 +14,7 @@ ORDER BY r.tenant, r.lane
 ON CONFLICT DO NOTHING;
 
 -- name: lock_lanes
--- In key order, before any job.
+-- Locks lanes in key order, before any job.
 SELECT l.tenant, l.lane
 FROM holdfast.lanes AS l
 JOIN json_to_recordset(:lanes::json) AS r(tenant text, lane text) ON r.tenant = l.tenant AND r.lane = l.lane
@@ -22,7 +22,7 @@ ORDER BY l.tenant, l.lane
 FOR NO KEY UPDATE OF l;
 
 -- name: lane_states
--- All that decides who holds a lane. Uses lanes_pkey, jobs_lane_blocking, jobs_lane_waiting.
+-- Everything that decides which job holds a lane. Uses lanes_pkey, jobs_lane_blocking, jobs_lane_waiting.
 SELECT l.tenant, l.lane, l.paused, l.holder,
   h.status AS holder_status, h.gate AS holder_gate, h.started_at IS NOT NULL AS holder_started,
   h.lane_position AS holder_position,
@@ -30,7 +30,7 @@ SELECT l.tenant, l.lane, l.paused, l.holder,
     SELECT 1 FROM holdfast.jobs AS b
     WHERE b.tenant = l.tenant AND b.lane = l.lane AND b.lane IS NOT NULL AND b.started_at IS NOT NULL
       AND NOT b.dismissed AND b.status IN ('paused', 'failed', 'timed_out'))
-  OR EXISTS ( -- on its way back to its place: nobody overtakes it
+  OR EXISTS ( -- it returns to its position: no job overtakes it
     SELECT 1 FROM holdfast.jobs AS u
     WHERE u.gate = 'unresolved' AND u.tenant = l.tenant AND u.lane = l.lane AND u.lane_position IS NOT NULL) AS blocked,
   n.id AS next_id, n.lane_position AS next_position
@@ -43,7 +43,7 @@ LEFT JOIN LATERAL (
   ORDER BY w.lane_position LIMIT 1) AS n ON true;
 
 -- name: shut_jobs
--- Take claimable jobs out of the claim's reach; one that was claimed meanwhile keeps its lane.
+-- Make claimable jobs unclaimable; one that was claimed meanwhile keeps its lane.
 UPDATE holdfast.jobs AS j
 SET gate = 'lane'
 WHERE j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e)
@@ -65,8 +65,8 @@ WHERE l.tenant = r.tenant
   AND l.lane = r.lane;
 
 -- name: forget_lanes
--- Lanes that nobody holds, waits in, blocks, paused or gave a check. What is delayed, held or waits for needs makes its
--- lane again when it is ready. One that somebody has locked is in use. Uses jobs_unresolved, jobs_lane_waiting,
+-- Delete lanes without holder, waiting job, blocker, pause and readiness check. A job that is delayed, held or waits
+-- for needs creates its lane again when it is ready. A locked lane is in use. Uses jobs_unresolved, jobs_lane_waiting,
 -- jobs_lane_blocking.
 WITH idle AS MATERIALIZED (
   SELECT l.tenant, l.lane
@@ -114,7 +114,7 @@ WHERE l.tenant = :tenant::text
   AND l.readiness IS NOT NULL;
 
 -- name: list_lanes
--- One page of lanes as people see them.
+-- One page of lanes for people.
 SELECT l.lane, l.paused, l.readiness, l.holder, h.status AS holder_status, h.gate AS holder_gate,
   (SELECT count(*) FROM holdfast.jobs AS w WHERE w.gate = 'lane' AND w.tenant = l.tenant AND w.lane = l.lane) AS waiting,
   (SELECT w.id FROM holdfast.jobs AS w

@@ -1,13 +1,13 @@
--- What a worker does: claim, adopt, start, beat, finish, hand over; and the reaper.
+-- Statements for workers: claim, adopt, start, beat, finish, hand over; and the reaper.
 -- Every write about a running job carries its token. Rows are locked in id order.
 
 -- name: claim
 -- Adopt first: orphans in the domains that this worker can reach, which need no slot. Uses jobs_orphaned.
 -- Then take up to :slots claimable jobs of the (queue, capability) pairs. Uses jobs_claimable: a skip-scan lists tenants
--- with work, from the one after whose turn it was and round again; each gets an equal share, in order of priority and
--- acceptance over its lines; only what is taken gets locked. Behind `after_id`, which was taken last, the scan begins: it
--- skips what is dead but cannot be vacuumed while an old transaction lives.
--- The columns are the fields of a Lease. The claim's event is the ledger's: claim_seq, claimed_at, worker.
+-- with work, starting after the tenant served last and wrapping around; each gets an equal share, in order of priority
+-- and acceptance over its (queue, capability) pairs; only claimed rows are locked. The scan starts after `after_id`,
+-- the job claimed last: this skips dead rows that cannot be vacuumed while an old transaction is open.
+-- The columns are the fields of a Lease. The claim's event is derived from the attempt: claim_seq, claimed_at, worker.
 WITH RECURSIVE clock AS MATERIALIZED (
   SELECT holdfast.clock() AS now_at
 ), orphans AS MATERIALIZED (
@@ -88,7 +88,7 @@ WITH RECURSIVE clock AS MATERIALIZED (
   SELECT p.queue, p.capability, p.domain, p.turn, 2, p.mark_rank, p.mark_at, p.mark_id
   FROM pairs AS p
   WHERE p.turn <> ''
-    AND ( -- with nobody else to share with, it need not be known beforehand whether there is work
+    AND ( -- a single tenant shares with no other, so there is no need to check for work first
       (SELECT count(t.tenant) FROM ahead AS t) + (SELECT count(t.tenant) FROM behind AS t) = 0
       OR EXISTS (
         SELECT 1 FROM holdfast.jobs AS j
@@ -105,7 +105,7 @@ WITH RECURSIVE clock AS MATERIALIZED (
 ), chosen AS MATERIALIZED (
   SELECT r.queue, r.capability, r.domain, r.tenant, r.mark_rank, r.mark_at, r.mark_id, r.turn
   FROM ranked AS r
-  WHERE r.turn <= :slots::integer + 8 -- some more, for others may be claiming from these
+  WHERE r.turn <= :slots::integer + 8 -- a few more, since other workers may claim the same rows
   ORDER BY r.turn
 ), shares AS MATERIALIZED (
   SELECT ceil(:slots::float8 / least(greatest(max(c.turn), 1), greatest(:slots::integer, 1)))::integer AS share, count(*) > max(c.turn) AS merging
@@ -114,7 +114,7 @@ WITH RECURSIVE clock AS MATERIALIZED (
   SELECT c.queue, c.capability, c.domain, c.tenant, c.turn, c.mark_rank, c.mark_at, c.mark_id, s.share
   FROM chosen AS c
   CROSS JOIN shares AS s
-  WHERE NOT s.merging -- each tenant has one line
+  WHERE NOT s.merging -- one (queue, capability) pair per tenant
   UNION ALL
   SELECT h.queue, h.capability, h.domain, h.tenant, h.turn, h.mark_rank, h.mark_at, h.mark_id, count(*)
   FROM (
@@ -171,7 +171,7 @@ WITH RECURSIVE clock AS MATERIALIZED (
       seq = j.seq + 1
   FROM picked AS p
   CROSS JOIN clock AS t
-  WHERE j.ctid = p.place -- locked, so it stays in its place
+  WHERE j.ctid = p.place -- locked, so its ctid cannot change
   RETURNING j.id, j.token, j.attempt, j.domain, j.tenant, j.queue, j.capability, j.lane, j.spent, j.max_attempts, j.usage,
     j.priority, j.requested_at
 )
@@ -192,8 +192,8 @@ JOIN holdfast.specs AS s ON s.id = c.id
 ORDER BY c.priority DESC, c.requested_at, c.id);
 
 -- name: claim_one
--- Take one claimable job by its id, whoever's turn it is: for a server that runs it in the request, in the transaction
--- that accepted it. Uses the primary key. The columns are the fields of a Lease.
+-- Claim one claimable job by its id, whichever tenant is next: for a server that runs the job in the request, in the
+-- transaction that accepted it. Uses the primary key. The columns are the fields of a Lease.
 WITH clock AS MATERIALIZED (
   SELECT holdfast.clock() AS now_at
 ), claimed AS (
@@ -253,8 +253,8 @@ WHERE j.id = m.id
 RETURNING j.id;
 
 -- name: beat
--- Renew all leases of a worker, and answer for each job: yours, lost, or one that it does not know. Uses jobs_running.
--- An adopter that has held a silent job for ten minutes did not die of it: its adoptions no longer count.
+-- Renew all leases of a worker; return for each job: yours, lost, or unknown to the worker. Uses jobs_running.
+-- If an adopter has held a silent job for ten minutes, the job did not kill it: its adoptions no longer count.
 -- The row without an id is the worker's own.
 WITH told AS MATERIALIZED (
   SELECT r.id, r.token FROM :rows AS r(id uuid, token bigint)
@@ -298,7 +298,7 @@ FROM told AS t
 WHERE NOT EXISTS (SELECT 1 FROM renewed AS r WHERE r.id = t.id AND r.token = t.token);
 
 -- name: stops
--- The stop requests that wait for a worker's own jobs. Uses jobs_running.
+-- The pending stop requests for a worker's own jobs. Uses jobs_running.
 SELECT j.id, j.token, j.stop_kind, j.stop_phase, j.stop_deadline_at
 FROM holdfast.jobs AS j
 WHERE j.phase IS NOT NULL
@@ -308,7 +308,7 @@ WHERE j.phase IS NOT NULL
 ORDER BY j.id;
 
 -- name: advance_stop
--- Write how far the stop ladder has come, so that an adopter goes on there.
+-- Record how far the stop sequence has come, so that an adopter continues from there.
 WITH stopped AS (
   UPDATE holdfast.jobs AS j
   SET stop_phase = :phase::text,
@@ -328,7 +328,7 @@ WITH stopped AS (
 SELECT s.id FROM stopped AS s;
 
 -- name: spending
--- What locked jobs used, and their budgets. Uses the primary key.
+-- The usage and budgets of locked jobs. Uses the primary key.
 SELECT j.id, j.usage, s.policy ->> 'budget' AS budget, j.stop_kind
 FROM holdfast.jobs AS j
 JOIN holdfast.specs AS s ON s.id = j.id
@@ -338,7 +338,7 @@ WHERE j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e)
 -- name: finish
 -- End attempts: to a terminal status, to paused, or back to queued. A move to queued looks at the stop request here, in
 -- the same statement: cancel or delete makes it cancelled, interrupt makes it paused. The token stays, so that a repeat
--- after a lost answer finds its own end: same token, no open attempt. The end's event is the ledger's.
+-- after a lost reply finds its own end: same token, no open attempt. The end's event is derived from the attempt.
 WITH clock AS MATERIALIZED (
   SELECT holdfast.clock() AS now_at
 ), input AS MATERIALIZED (
@@ -417,14 +417,14 @@ WITH clock AS MATERIALIZED (
 SELECT e.id::text, e.status, e.queue, e.gate, e.has_dependants FROM ended AS e;
 
 -- name: landed
--- Which of these ends are already in the record: same token, no open attempt.
+-- Which of these ends are already recorded: same token, no open attempt.
 SELECT j.id, j.status
 FROM holdfast.jobs AS j
 JOIN :rows AS r(id uuid, token bigint) ON r.id = j.id AND r.token = j.token
 WHERE j.phase IS NULL;
 
 -- name: hand_over
--- Give leases back while the work goes on: the next worker adopts.
+-- Release leases while the attempts keep running: another worker adopts them.
 WITH mine AS MATERIALIZED (
   SELECT j.id, j.token, j.owner
   FROM holdfast.jobs AS j
@@ -456,9 +456,9 @@ WITH mine AS MATERIALIZED (
 SELECT h.id FROM handed AS h;
 
 -- name: reap
--- Clear expired leases; the jobs stay running and can be adopted. State, expiry and token are looked at under the lock.
--- An orphan that already went through adoptions without progress waits longer each time. Uses jobs_running: by id, the
--- planner would walk along all jobs.
+-- Clear expired leases; the jobs stay running and can be adopted. State, expiry and token are checked under the lock.
+-- An orphan whose adoptions brought no progress waits longer each time. Uses jobs_running: ordered by id, the planner
+-- would scan all jobs.
 WITH expired AS MATERIALIZED (
   SELECT j.id, j.token, j.owner
   FROM holdfast.jobs AS j
@@ -495,7 +495,7 @@ WITH expired AS MATERIALIZED (
 SELECT r.id, r.token, r.worker, r.attempt, r.adoptions FROM reaped AS r;
 
 -- name: lease_owners
--- For a reaper that doubts itself: how many owners hold leases, and how many of them let one expire. Uses jobs_running.
+-- How many owners hold leases, and how many let one expire: the reaper checks whether too many did. Uses jobs_running.
 SELECT
   count(DISTINCT j.owner) AS owners,
   count(DISTINCT j.owner) FILTER (WHERE j.lease_expires_at < holdfast.clock()) AS expired,
@@ -508,7 +508,7 @@ WHERE j.phase IS NOT NULL
   AND j.owner IS NOT NULL;
 
 -- name: leases
--- Who holds what, for people. Uses jobs_running.
+-- Which worker owns which jobs, for people. Uses jobs_running.
 SELECT j.owner, j.id, j.token, j.lease_expires_at
 FROM holdfast.jobs AS j
 WHERE j.phase IS NOT NULL
@@ -517,8 +517,8 @@ WHERE j.phase IS NOT NULL
 ORDER BY j.owner, j.id;
 
 -- name: lease_state
--- The open attempt of a running job, for people: whose it is, when that worker was heard from, and if it is an orphan, who
--- left it and why. The event is the last but for a few. Uses the primary key and events_pkey.
+-- The open attempt of a running job, for people: its owner and that worker's last heartbeat; for an orphan, its last
+-- owner and why it was left. The event is among the last few. Uses the primary key and events_pkey.
 SELECT j.attempt, j.owner, j.domain, coalesce(j.adopter, j.worker) AS last_worker, j.last_beat_at, j.lease_expires_at,
   j.adopt_after_at, holdfast.clock() AS now_at, (
     SELECT e.data

@@ -1,4 +1,4 @@
--- Open attempts without an owner: who lost them, who can reach them, and what becomes of them. They sit in jobs_orphaned.
+-- Open attempts without an owner: which worker lost them, which can reach them, how they end. Index: jobs_orphaned.
 
 -- name: orphan
 -- Clear all leases of a worker that is known to be dead; the jobs stay running and can be adopted. Uses jobs_running.
@@ -36,7 +36,7 @@ WITH mine AS MATERIALIZED (
 SELECT h.id FROM handed AS h;
 
 -- name: held
--- Which of these leases a worker still holds, and what it must know to give them back.
+-- Which of these leases a worker still holds, with the columns that it needs to release them.
 SELECT j.id, j.token, j.tenant, j.lane, j.capability, j.adoptions
 FROM holdfast.jobs AS j
 JOIN :rows AS r(id uuid, token bigint) ON r.id = j.id AND r.token = j.token
@@ -46,7 +46,7 @@ ORDER BY j.id;
 
 -- name: unreachable
 -- Orphans in domains that no worker has had for longer than :grace. A live worker's row expires in the future. Uses
--- jobs_orphaned, as do the next ones: what nobody owns is collected first, for by id the planner would walk along all jobs.
+-- jobs_orphaned, as do the next ones: orphans are collected first, because by id the planner would scan all jobs.
 WITH reachable AS MATERIALIZED (
   SELECT DISTINCT d.domain
   FROM holdfast.workers AS w
@@ -103,7 +103,7 @@ ORDER BY j.id
 LIMIT :limit::integer;
 
 -- name: recoverable
--- Jobs that are paused as lost in these domains. What is paused has no adopt_after_at. Uses jobs_orphaned.
+-- Jobs that are paused as lost in these domains. A paused job has no adopt_after_at. Uses jobs_orphaned.
 WITH unowned AS MATERIALIZED (
   SELECT j.id, j.tenant, j.status, j.error_code
   FROM holdfast.jobs AS j
@@ -120,7 +120,7 @@ ORDER BY u.id
 LIMIT :limit::integer;
 
 -- name: worn_orphans
--- Orphans that were adopted again and again without progress. Uses jobs_orphaned.
+-- Orphans that were adopted repeatedly without progress. Uses jobs_orphaned.
 WITH unowned AS MATERIALIZED (
   SELECT j.id, j.tenant, j.token, j.adoptions, j.status
   FROM holdfast.jobs AS j

@@ -1,4 +1,4 @@
--- Queues: what an operator set for a named line of jobs.
+-- Queues: the settings that an operator made for a named set of jobs.
 
 -- name: set_queue_paused
 INSERT INTO holdfast.queues (queue, paused, updated_at)
@@ -9,7 +9,7 @@ ON CONFLICT (queue) DO UPDATE SET paused = excluded.paused, updated_at = exclude
 SELECT q.queue, q.paused, q.cap, q.depth_limit, q.updated_at FROM holdfast.queues AS q ORDER BY q.queue;
 
 -- name: set_queue_limits
--- What is to be kept stays as it is, whoever changes the other at the same moment.
+-- A limit that this call keeps is taken from the row itself, so that a concurrent change of it is not overwritten.
 INSERT INTO holdfast.queues (queue, cap, depth_limit, updated_at)
 VALUES (:queue::text, :cap::integer, :depth_limit::integer, holdfast.clock())
 ON CONFLICT (queue) DO UPDATE
@@ -18,15 +18,15 @@ SET cap = CASE WHEN :keep_cap::boolean THEN queues.cap ELSE excluded.cap END,
     updated_at = excluded.updated_at;
 
 -- name: claimable_in_queue
--- Whether a capped queue is worth its lock. Uses jobs_claimable.
+-- Whether a capped queue has a claimable job, before it is locked. Uses jobs_claimable.
 SELECT 1 AS one FROM holdfast.jobs AS j WHERE j.gate = 'open' AND j.queue = :queue::text LIMIT 1;
 
 -- name: lock_queue
--- Before any lane or job.
-SELECT q.queue, q.cap FROM holdfast.queues AS q WHERE q.queue = :queue::text FOR NO KEY UPDATE;
+-- Locked before any lane or job.
+SELECT q.queue, q.paused, q.cap, q.depth_limit FROM holdfast.queues AS q WHERE q.queue = :queue::text FOR NO KEY UPDATE;
 
 -- name: running_in_queue
--- What runs, orphans included. Uses jobs_running: all that runs, which is little.
+-- The number of running jobs, orphans included. Uses jobs_running, a small index of all running jobs.
 SELECT count(*) AS running FROM holdfast.jobs AS j WHERE j.phase IS NOT NULL AND j.status = 'running' AND j.queue = :queue::text;
 
 -- name: count_waiting
@@ -52,8 +52,8 @@ WITH seen AS MATERIALIZED (
 SELECT (SELECT count(*) FROM seen) AS seen, (SELECT s.id FROM seen AS s ORDER BY s.id DESC LIMIT 1) AS last_id;
 
 -- name: waiting_depths
--- How much waits at each gate, per tenant and queue; for how long the oldest claimable job has waited, in seconds. Reads the
--- whole of jobs_waiting, which has all columns that this needs.
+-- How many jobs wait at each gate, per tenant and queue, and how many seconds the oldest claimable job has waited.
+-- Reads the whole of jobs_waiting, which has all columns that this needs.
 SELECT w.tenant, w.queue,
   count(*) FILTER (WHERE w.gate = 'open') AS open,
   count(*) FILTER (WHERE w.gate = 'future') AS future,
@@ -69,7 +69,7 @@ WHERE w.gate IS NOT NULL
 GROUP BY w.tenant, w.status, w.queue;
 
 -- name: running_depths
--- How much runs, per tenant and queue. Uses jobs_running: all that runs, which is little.
+-- How many jobs run, per tenant and queue. Uses jobs_running, a small index of all running jobs.
 SELECT r.tenant, r.queue, count(*) AS running
 FROM holdfast.jobs AS r
 WHERE r.phase IS NOT NULL

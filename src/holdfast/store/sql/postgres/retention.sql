@@ -1,14 +1,14 @@
--- Retention: what has ended and nobody needs goes, in bounded steps along the ids, which grow with time.
+-- Retention: ended jobs that no other job needs are removed, in bounded steps along the ids, which grow with time.
 
 -- name: sign
--- Sign the next :scan jobs behind :after_id: a hash of kind, runner, spec and inputs.
+-- Sign the next :scan jobs after :after_id: a hash of kind, runner, spec and inputs.
 WITH seen AS MATERIALIZED (
   SELECT j.id
   FROM holdfast.jobs AS j
   WHERE j.id > coalesce(:after_id::uuid, '00000000-0000-0000-0000-000000000000')
   ORDER BY j.id
   LIMIT :scan::integer
-), unsigned AS MATERIALIZED ( -- each by its id: told that few are unsigned, the planner would look for them among all
+), unsigned AS MATERIALIZED ( -- by id: expecting few unsigned rows, the planner would search the whole table
   SELECT o.id
   FROM seen AS d
   CROSS JOIN LATERAL (SELECT s.id, s.signature FROM holdfast.specs AS s WHERE s.id = d.id OFFSET 0) AS o
@@ -21,7 +21,7 @@ WHERE s.id = u.id;
 
 -- name: prune
 -- Look at the next :scan jobs after :after_id, and mark for deletion those that are over their age, or older than the
--- newest :newest of their signature. Never: what is active, blocks a lane, was just built, has news for its dependants, or
+-- newest :newest of their signature. Never a job that is active, blocks a lane, has just ended, is unsettled, or
 -- is needed by a job that has not ended. Uses jobs_pkey, specs_signed, needs_open.
 WITH seen AS MATERIALIZED (
   SELECT j.id, j.tenant, j.status, j.lane, j.started_at, j.finished_at, j.requested_at, j.dismissed, j.unsettled
@@ -72,7 +72,7 @@ WHERE (i.tenant, i.key) IN (
 RETURNING i.key;
 
 -- name: counts
--- How much waits and runs, exact up to :most, from the small indexes; all jobs as the last ANALYZE estimated them.
+-- How many jobs wait and run, exact up to :most, from the small indexes; all jobs as the last ANALYZE estimated them.
 SELECT
   (SELECT count(*) FROM (SELECT 1 FROM holdfast.jobs AS j WHERE j.gate = 'open' LIMIT :most::integer) AS x) AS open,
   (SELECT count(*) FROM (SELECT 1 FROM holdfast.jobs AS j WHERE j.gate = 'future' LIMIT :most::integer) AS x) AS future,

@@ -1,4 +1,4 @@
--- Snapshots: looked up by id, built under a lock that is as good as its builder's lease, removed when nobody needs them.
+-- Snapshots: looked up by id, built under a lock that is valid as long as its builder's lease, removed when unused.
 -- Locks are taken in this order: the build's row, the job, snapshots by id.
 
 -- name: existing_snapshots
@@ -9,7 +9,7 @@ WHERE s.id IN (SELECT e FROM json_array_elements_text(:ids::json) AS e)
 ORDER BY s.id;
 
 -- name: use_snapshots
--- Say that they are used now, locked in order; whoever wants to evict one looks at that under the same lock.
+-- Record that they are used now, locked in order; an eviction checks the last use under the same lock.
 WITH wanted AS MATERIALIZED (
   SELECT s.id
   FROM holdfast.snapshots AS s
@@ -25,14 +25,15 @@ WHERE s.id = w.id
 RETURNING s.id, s.tenant, s.parent, s.task, s.task_hash, s.components, s.folder, s.digest, s.size, s.made_at, s.used_at, s.job_id;
 
 -- name: snapshot_outputs
--- What the tasks up to a snapshot left. Uses the primary key.
+-- The outputs of the tasks up to a snapshot. Uses the primary key.
 SELECT s.outputs
 FROM holdfast.snapshots AS s
 WHERE s.id = :id::text
   AND s.folder = :folder::text;
 
 -- name: near_snapshots
--- What a miss is compared with: those with one of these parents, then the newest ones. Uses snapshots_listed, snapshots_parent.
+-- Snapshots to compare a cache miss with: those with one of these parents, then the newest ones. Uses snapshots_listed,
+-- snapshots_parent.
 (SELECT s.id, s.tenant, s.parent, s.task, s.task_hash, s.components, s.folder, s.digest, s.size, s.made_at, s.used_at, s.job_id
   FROM holdfast.snapshots AS s
   WHERE s.parent IN (SELECT e FROM json_array_elements_text(:parents::json) AS e)
@@ -57,7 +58,7 @@ ORDER BY s.made_at DESC, s.id DESC
 LIMIT :limit::integer;
 
 -- name: snapshots_between
--- Those whose ids begin alike. Uses the primary key.
+-- Snapshots whose ids have a common prefix. Uses the primary key.
 SELECT s.id, s.tenant, s.parent, s.task, s.task_hash, s.components, s.folder, s.digest, s.size, s.made_at, s.used_at, s.job_id
 FROM holdfast.snapshots AS s
 WHERE s.id >= :least::text
@@ -67,19 +68,19 @@ ORDER BY s.id
 LIMIT :limit::integer;
 
 -- name: snapshot_totals
--- How many there are and how much they hold: one tenant's, or all.
+-- The number of snapshots and their total size, of one tenant or of all.
 SELECT count(*) AS count, coalesce(sum(s.size), 0)::bigint AS size
 FROM holdfast.snapshots AS s
 WHERE :tenant::text IS NULL OR s.tenant = :tenant::text;
 
 -- name: lock_build
--- Lock a snapshot's build; the next statement looks who holds it.
+-- Lock the row of a snapshot's build; the next statement reads who holds the build lock.
 INSERT INTO holdfast.builds AS b (id, taken_at)
 VALUES (:id::text, holdfast.clock())
 ON CONFLICT (id) DO UPDATE SET id = b.id;
 
 -- name: build_state
--- Who builds it, whether that lease stands, and whether it is there already.
+-- Which job builds a snapshot, whether its lease is valid, and whether the snapshot exists already.
 SELECT b.job_id, b.token,
   EXISTS (
     SELECT 1 FROM holdfast.jobs AS j
@@ -89,7 +90,7 @@ FROM holdfast.builds AS b
 WHERE b.id = :id::text;
 
 -- name: lock_lease
--- Lock a job that is still this lease's; no row: it is not.
+-- Lock a job if this lease still owns it; no row: the lease is lost.
 SELECT j.id
 FROM holdfast.jobs AS j
 WHERE j.id = :id::uuid
@@ -111,7 +112,7 @@ WHERE b.id = :id::text
   AND (b.job_id IS NULL OR (b.job_id = :job_id::uuid AND b.token = :token::bigint));
 
 -- name: forget_builds
--- Locks whose lease fell, a while ago: nobody came to take them.
+-- Build locks whose lease ended a while ago and that no other job took.
 DELETE FROM holdfast.builds AS b
 WHERE b.id IN (
   SELECT o.id FROM holdfast.builds AS o
@@ -123,7 +124,8 @@ WHERE b.id IN (
 RETURNING b.id;
 
 -- name: publish_snapshot
--- The build's lock is held, and it is not there yet. No row: this job did not plan it, or it is another tenant's.
+-- The caller holds the build lock, and the snapshot does not exist yet. No row: this job did not plan the snapshot, or
+-- it belongs to another tenant.
 INSERT INTO holdfast.snapshots (
   id, tenant, parent, task, task_hash, components, folder, digest, size, made_at, used_at, job_id, token, outputs)
 SELECT
@@ -145,7 +147,7 @@ WITH RECURSIVE family AS (
 SELECT f.id FROM family AS f ORDER BY f.id;
 
 -- name: lock_snapshots
--- In order; the next statement looks who needs them.
+-- Locked in order; the next statement reads which jobs need them.
 SELECT s.id, s.tenant, s.parent, s.task, s.task_hash, s.components, s.folder, s.digest, s.size, s.made_at, s.used_at, s.job_id
 FROM holdfast.snapshots AS s
 WHERE s.id IN (SELECT e FROM json_array_elements_text(:ids::json) AS e)
@@ -153,7 +155,8 @@ ORDER BY s.id
 FOR UPDATE;
 
 -- name: snapshot_users
--- Jobs that have not ended and have one of these in their plan, or begin with it. Uses tasks_parent, tasks_snapshot, specs_base.
+-- Jobs that have not ended and have one of these in their plan or as their base. Uses tasks_parent, tasks_snapshot,
+-- specs_base.
 SELECT u.snapshot, u.job_id
 FROM (
   SELECT t.snapshot, t.job_id FROM holdfast.tasks AS t
@@ -174,7 +177,7 @@ WHERE s.id IN (SELECT e FROM json_array_elements_text(:ids::json) AS e)
 RETURNING s.id;
 
 -- name: evictable_snapshots
--- Leaves that nobody has used for a while and no unfinished job has in its plan or begins with: oldest, then largest.
+-- Leaves that were not used for a while and that no unfinished job has in its plan or as base: oldest, then largest.
 -- Uses snapshots_parent, tasks_parent, tasks_snapshot, specs_base.
 SELECT s.id
 FROM holdfast.snapshots AS s
@@ -193,8 +196,8 @@ ORDER BY s.used_at, s.size DESC, s.id
 LIMIT :limit::integer;
 
 -- name: unused_snapshots
--- Which of these, locked, nobody has used for a while, or is going to begin with: who submits a job by SQL says nothing of
--- a use. Uses specs_base.
+-- Which of these locked snapshots were not used for a while and are not the base of an unfinished job: a submit by SQL
+-- does not record a use. Uses specs_base.
 SELECT s.id
 FROM holdfast.snapshots AS s
 WHERE s.id IN (SELECT e FROM json_array_elements_text(:ids::json) AS e)

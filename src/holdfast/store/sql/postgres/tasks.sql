@@ -1,4 +1,4 @@
--- The tasks of pipelines. Whoever writes one has locked the job with its own lease.
+-- The tasks of pipelines. A writer has locked the job and checked its own lease.
 
 -- name: list_tasks
 SELECT t.n, t.name, t.status, t.cached, t.parent, t.snapshot, t.started_at, t.ended_at, t.exit_code
@@ -17,7 +17,7 @@ ORDER BY t.job_id, t.n;
 DELETE FROM holdfast.tasks AS t WHERE t.job_id = :id::uuid;
 
 -- name: insert_tasks
--- A kept result keeps its times; what was found in the cache ended when that was seen.
+-- A kept result keeps its times; a cached task ended when the cache hit was found.
 INSERT INTO holdfast.tasks (job_id, n, name, status, cached, parent, snapshot, started_at, ended_at, exit_code)
 SELECT r.job_id, r.n, r.name, r.status, r.cached, r.parent, r.snapshot, r.started_at,
   CASE WHEN r.cached THEN coalesce(r.ended_at, holdfast.clock()) ELSE r.ended_at END, r.exit_code
@@ -25,7 +25,7 @@ FROM :rows AS r(job_id uuid, n integer, name text, status text, cached bool, par
   started_at timestamptz, ended_at timestamptz, exit_code integer);
 
 -- name: write_task
--- Where a task stands now; no row: it stood there already, or is not there. It ended :ago seconds before this is written.
+-- Set the status of a task; no row: it has that status already, or does not exist. It ended :ago seconds ago.
 UPDATE holdfast.tasks AS t
 SET status = :status::text,
     cached = :cached::boolean,

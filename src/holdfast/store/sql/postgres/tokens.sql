@@ -1,7 +1,7 @@
--- Tokens: who may call the service. Looked up by the hash of the secret, which is nowhere itself.
+-- Tokens: who may call the service. Looked up by the hash of the secret; the secret itself is not stored.
 
 -- name: find_token
--- One that has not expired. Uses tokens_hash.
+-- A token that has not expired. Uses tokens_hash.
 SELECT t.id, t.name, t.role, t.tenant, t.created_at, t.created_by, t.expires_at, t.used_at
 FROM holdfast.tokens AS t
 WHERE t.hash = :hash::text
@@ -21,7 +21,7 @@ ON CONFLICT DO NOTHING
 RETURNING id, name, role, tenant, created_at, created_by, expires_at, used_at;
 
 -- name: lasting_admins
--- Admin tokens that never expire, locked in order: one of them has to stay.
+-- Admin tokens that never expire, locked in order: one of them must remain.
 SELECT t.id
 FROM holdfast.tokens AS t
 WHERE t.role = 'admin'
@@ -30,9 +30,20 @@ ORDER BY t.id
 FOR UPDATE;
 
 -- name: remove_token
-DELETE FROM holdfast.tokens AS t WHERE t.id = :id::uuid RETURNING t.id, t.name;
+DELETE FROM holdfast.tokens AS t
+WHERE t.id = :id::uuid
+RETURNING t.id, t.name, t.role, t.tenant, t.created_at, t.created_by, t.expires_at, t.used_at;
+
+-- name: lock_tokens
+-- Which of these tokens exist, locked in order, and whether each was unused for :silence seconds.
+SELECT t.id, t.name, t.role, t.tenant, t.created_at, t.created_by, t.expires_at, t.used_at,
+  t.used_at IS NULL OR t.used_at <= holdfast.clock() - make_interval(secs => :silence::float8) AS silent
+FROM holdfast.tokens AS t
+WHERE t.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e)
+ORDER BY t.id
+FOR NO KEY UPDATE;
 
 -- name: use_tokens
--- These were used.
+-- Record that these tokens were used.
 UPDATE holdfast.tokens SET used_at = holdfast.clock()
 WHERE id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e);

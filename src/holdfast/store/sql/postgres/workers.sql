@@ -1,4 +1,9 @@
--- Workers that said they live, who leads a duty, and who this installation is.
+-- Registered workers, the leaders of duties, and the installation's id.
+
+-- name: test_write
+-- A write that changes nothing, to check that the database accepts writes.
+UPDATE holdfast.installation
+SET id = id;
 
 -- name: installation
 SELECT i.id FROM holdfast.installation AS i;
@@ -31,7 +36,7 @@ WHERE workers.host = excluded.host
 RETURNING worker;
 
 -- name: register_functions
--- Registers what decorators say. A lower revision overwrites nothing; of the same revision, the last worker to start wins.
+-- Register the defaults from decorators. A lower revision overwrites nothing; of equal revisions, the last one wins.
 INSERT INTO holdfast.functions AS f (function, revision, defaults, updated_at)
 SELECT r.function, r.revision, r.defaults::jsonb, holdfast.clock()
 FROM :rows AS r(function text, revision bigint, defaults text)
@@ -44,11 +49,11 @@ WHERE excluded.revision > f.revision
    OR (excluded.revision = f.revision AND excluded.defaults <> f.defaults);
 
 -- name: function_defaults
--- All functions that have some: few.
+-- All functions that have defaults: few.
 SELECT f.function, f.revision, f.defaults::text AS defaults FROM holdfast.functions AS f WHERE f.defaults <> '{}' ORDER BY f.function;
 
 -- name: report_figures
--- What a worker has counted. Not the first report of a row that has none: the row is new, and another had its figures.
+-- Store a worker's counters. A later report needs a row that has some: a row without is new and lacks the earlier ones.
 UPDATE holdfast.workers AS w
 SET figures = :figures::json
 WHERE w.worker = :worker::text
@@ -56,11 +61,11 @@ WHERE w.worker = :worker::text
 RETURNING w.worker;
 
 -- name: totals
--- What workers that are gone have counted.
+-- The counters of workers that are gone.
 SELECT t.counter, t.status, t.count FROM holdfast.totals AS t;
 
 -- name: add_totals
--- Add what a process without a row has counted.
+-- Add the counters of a process without a row.
 SELECT 1 AS one FROM (SELECT holdfast.add_figures(:figures::json)) AS added;
 
 -- name: forget_worker
@@ -73,7 +78,7 @@ UPDATE holdfast.workers AS w SET draining = true WHERE w.worker = :worker::text 
 UPDATE holdfast.workers AS w SET draining = true WHERE w.host = :host::text RETURNING w.worker;
 
 -- name: list_workers
--- With the jobs that each has, of one tenant or all.
+-- All workers, with the jobs of one tenant or of all that each owns.
 SELECT w.worker, w.host, w.pid, w.queues, w.capabilities, w.domains, w.away, w.registered_at, w.seen_at, w.expires_at,
   w.draining, w.figures, w.expires_at > holdfast.clock() AS live,
   (SELECT json_agg(j.id ORDER BY j.id) FROM holdfast.jobs AS j WHERE j.phase IS NOT NULL AND j.status = 'running' AND j.owner = w.worker AND (:tenant::text IS NULL OR j.tenant = :tenant::text)) AS jobs
@@ -81,7 +86,7 @@ FROM holdfast.workers AS w
 ORDER BY w.worker;
 
 -- name: workers_of
--- The workers of a host, or those that have this domain.
+-- The workers of a host, or those with this domain.
 SELECT w.worker, w.host, w.domains, w.expires_at > holdfast.clock() AS live
 FROM holdfast.workers AS w
 WHERE w.host = :host::text
@@ -95,14 +100,14 @@ CROSS JOIN LATERAL json_array_elements_text(w.domains) AS d(domain)
 WHERE w.expires_at > holdfast.clock();
 
 -- name: forget_dead
--- These workers, but for one that turns out to live.
+-- Delete these workers, except one that turns out to be alive.
 DELETE FROM holdfast.workers AS w
 WHERE w.worker = ANY (:workers::text[])
   AND w.expires_at <= holdfast.clock()
 RETURNING w.worker;
 
 -- name: forget_long_dead
--- Workers that died :age ago, in whose domains nothing waits for somebody to reach it. Uses jobs_running, jobs_orphaned.
+-- Workers that died :age ago, own no job, and have no orphan in their domains. Uses jobs_running, jobs_orphaned.
 DELETE FROM holdfast.workers AS w
 WHERE w.worker IN (
   SELECT o.worker
@@ -119,7 +124,7 @@ WHERE w.worker IN (
 RETURNING w.worker;
 
 -- name: reaching
--- Live workers that can adopt what runs in a domain.
+-- Live workers that can adopt attempts in a domain.
 SELECT w.worker
 FROM holdfast.workers AS w
 WHERE w.expires_at > holdfast.clock()
@@ -128,7 +133,7 @@ WHERE w.expires_at > holdfast.clock()
 ORDER BY w.worker;
 
 -- name: lead
--- Become or stay the leader of a duty; a row only for the one who leads.
+-- Become or stay the leader of a duty; returns a row only for the leader.
 INSERT INTO holdfast.leaders AS l (duty, leader, term, expires_at)
 VALUES (:duty::text, :leader::text, 1, holdfast.clock() + make_interval(secs => :ttl::float8))
 ON CONFLICT (duty) DO UPDATE
@@ -140,7 +145,7 @@ WHERE l.leader = excluded.leader
 RETURNING l.term;
 
 -- name: resign
--- The row stays, so that terms only grow.
+-- The row is kept, so that terms only grow.
 UPDATE holdfast.leaders AS l
 SET expires_at = holdfast.clock()
 WHERE l.duty = :duty::text

@@ -1,7 +1,7 @@
 -- The history of a job. The counter lives on the job's row, so that `seq` has no gap.
 
 -- name: append_events
--- Append batch n of a running attempt and move its offsets, only where batch n - 1 and the old offsets stand.
+-- Append batch n of a running attempt and move its offsets, only if batch n - 1 and the old offsets are recorded.
 DELETE FROM told;
 INSERT INTO told (id, token)
 SELECT j.id, j.seq
@@ -37,7 +37,7 @@ CROSS JOIN json_each(:events) AS e;
 SELECT j.seq, j.usage, j.log_bytes FROM told AS t CROSS JOIN jobs AS j ON j.id = t.id;
 
 -- name: append_state
--- Why an append did not land: repeated, or not mine any more.
+-- Why an append was not applied: it is a repeat, or the lease is lost.
 SELECT j.batch, j.seq, j.usage, j.log_bytes
 FROM jobs AS j
 WHERE j.id = :id
@@ -45,13 +45,13 @@ WHERE j.id = :id
   AND j.status = 'running';
 
 -- name: logged
--- How much log a job's record holds. Uses the primary key.
+-- How many bytes of log are stored for a job. Uses the primary key.
 SELECT j.log_bytes
 FROM jobs AS j
 WHERE j.id = :id;
 
 -- name: list_events
--- What was appended, and what the ledger tells. Uses events_pkey and attempts_pkey.
+-- Appended events, and those derived from the attempts. Uses events_pkey and attempts_pkey.
 SELECT h.seq, h.at AS event_at, h.type, h.task, h.data
 FROM (
   SELECT * FROM (SELECT e.seq, e.at, e.type, e.task, e.data
@@ -71,7 +71,7 @@ ORDER BY h.seq
 LIMIT :limit;
 
 -- name: heads
--- How far the history of these jobs goes, and whether it may go on. Uses the primary key.
+-- The last event of these jobs, and whether more may follow. Uses the primary key.
 SELECT j.id, j.tenant, j.seq, j.status, j.error_code
 FROM jobs AS j
 WHERE j.id IN (SELECT value FROM json_each(:ids));

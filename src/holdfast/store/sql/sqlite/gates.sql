@@ -1,7 +1,7 @@
--- Gates: resolved when they change. Differs: one writer at a time, so the locks of Postgres are plain reads here.
+-- Gates are resolved when they change. Differs: one writer at a time, so the locks of Postgres are plain reads here.
 
 -- name: promote
--- Due jobs leave the future: open, or to the resolver when a lane decides. Uses jobs_future.
+-- Move due jobs from gate `future` to `open`, or to `unresolved` where a lane decides. Uses jobs_future.
 -- look
 SELECT 1 FROM jobs AS j WHERE j.gate = 'future' AND j.available_at <= clock() LIMIT 1;
 UPDATE jobs
@@ -16,7 +16,7 @@ WHERE id IN (
 RETURNING id, queue, gate;
 
 -- name: unresolved_lanes
--- Lanes with jobs that no resolver has looked at. Uses jobs_unresolved.
+-- Lanes with unresolved jobs. Uses jobs_unresolved.
 SELECT DISTINCT j.tenant, j.lane
 FROM jobs AS j INDEXED BY jobs_unresolved
 WHERE j.gate = 'unresolved'
@@ -25,7 +25,7 @@ ORDER BY j.tenant, j.lane
 LIMIT :limit;
 
 -- name: unresolved_jobs
--- Jobs without a lane that no resolver has looked at. Uses jobs_unresolved.
+-- Unresolved jobs without a lane. Uses jobs_unresolved.
 SELECT j.id
 FROM jobs AS j INDEXED BY jobs_unresolved
 WHERE j.gate = 'unresolved'
@@ -67,7 +67,7 @@ WHERE job_id IN (SELECT value FROM json_each(:ids))
     WHERE n.job_id IN (SELECT value FROM json_each(:ids)) AND p.status = 'succeeded');
 
 -- name: mark_parents
--- Whoever waits says so on the job it waits for, under that job's lock: its end then leaves `unsettled` behind.
+-- Mark, under its lock, a job that has waiting dependants: its end then sets `unsettled`.
 UPDATE jobs
 SET has_dependants = 1
 WHERE has_dependants = 0
@@ -77,8 +77,8 @@ WHERE has_dependants = 0
       AND n.job_id IN (SELECT value FROM json_each(:ids)));
 
 -- name: broken_needs
--- Waiting jobs among these with a need that cannot succeed: it ended badly, or is gone.
--- Differs: beside a min(), SQLite takes the other columns from the row that has it.
+-- Waiting jobs among these with a need that cannot succeed: it failed, was cancelled or was deleted.
+-- Differs: next to a min(), SQLite takes the other columns from the row with the minimum.
 SELECT n.job_id AS id, min(n.need_id) AS need_id, p.status AS need_status, p.error_message AS need_error
 FROM needs AS n
 JOIN jobs AS j ON j.id = n.job_id
@@ -120,7 +120,7 @@ JOIN json_each(:rows) AS r ON r.value ->> 'id' = t.id;
 SELECT f.id, f.has_dependants FROM told AS t CROSS JOIN jobs AS f ON f.id = t.id;
 
 -- name: place_in_lane
--- Give jobs that have none their position, in the order given; the lane's row is locked.
+-- Give a position to jobs that have none, in the order given; the lane's row is locked.
 DELETE FROM told;
 INSERT INTO told (id, token)
 SELECT j.id, row_number() OVER (ORDER BY e.key)
@@ -137,7 +137,7 @@ WHERE tenant = :tenant
   AND lane = :lane;
 
 -- name: set_gates
--- Look at each gate in turn: held, needs, due, lane.
+-- Check the gates in order: held, needs, due, lane.
 UPDATE jobs
 SET gate = CASE
   WHEN status = 'pending' THEN 'held'
@@ -154,14 +154,14 @@ RETURNING id, queue, gate;
 SELECT j.seq FROM jobs AS j WHERE j.id = :id;
 
 -- name: unsettled_jobs
--- Jobs whose change their dependants have not seen. Uses jobs_unsettled.
+-- Jobs whose last change has not been applied to their dependants. Uses jobs_unsettled.
 SELECT j.id FROM jobs AS j WHERE j.unsettled = 1 ORDER BY j.id LIMIT :limit;
 
 -- name: unsettled_among
 SELECT j.id FROM jobs AS j WHERE j.id IN (SELECT value FROM json_each(:ids)) AND j.unsettled = 1 ORDER BY j.id;
 
 -- name: open_dependants
--- Who waits for a job, or failed because of one of its needs. Uses needs_open.
+-- Dependants of a job that wait for it, or that failed because of a need. Uses needs_open.
 SELECT j.id, j.tenant, j.lane
 FROM needs AS n
 JOIN jobs AS j ON j.id = n.job_id
@@ -173,7 +173,7 @@ ORDER BY j.id
 LIMIT :limit;
 
 -- name: unsettle_dependants
--- Send waiting dependants of a job that ended to the resolver; those of one that only lives again keep waiting.
+-- Mark waiting dependants of an ended job as unresolved; the dependants of a job that is live again keep waiting.
 UPDATE jobs
 SET gate = 'unresolved'
 WHERE id IN (SELECT value FROM json_each(:ids))
@@ -183,7 +183,7 @@ WHERE id IN (SELECT value FROM json_each(:ids))
     WHERE p.id = :id AND p.status IN ('succeeded', 'failed', 'timed_out', 'cancelled'));
 
 -- name: revive_dependants
--- Requeue those that failed only because of needs that no longer stand in the way.
+-- Requeue jobs that failed only because of needs that no longer block them.
 DELETE FROM told;
 INSERT INTO told (id)
 SELECT j.id
@@ -218,11 +218,11 @@ CROSS JOIN jobs AS r ON r.id = t.id;
 SELECT t.id FROM told AS t;
 
 -- name: settled
--- All dependants have seen it, unless it changed again meanwhile.
+-- Mark a job as settled, unless it changed again meanwhile.
 UPDATE jobs SET unsettled = 0 WHERE id = :id AND unsettled = 1 AND seq = :seq;
 
 -- name: stuck_gates
--- Gates that nobody will ever open again. Empty unless there is a bug: each row that is found and mended is counted.
+-- Gates that nothing will ever open. Empty unless there is a bug: each row that is found and repaired is counted.
 SELECT 'lane' AS what, l.tenant, l.lane, NULL AS id
 FROM lanes AS l
 LEFT JOIN jobs AS h ON h.id = l.holder
@@ -231,7 +231,7 @@ WHERE (l.holder IS NOT NULL AND (h.id IS NULL OR h.status NOT IN ('queued', 'run
        AND l.paused = 0
        AND EXISTS (
          SELECT 1 FROM jobs AS w WHERE w.gate = 'lane' AND w.tenant = l.tenant AND w.lane = l.lane)
-       AND NOT EXISTS ( -- whoever resolves it will move the lane
+       AND NOT EXISTS ( -- resolving it will move the lane
          SELECT 1 FROM jobs AS u INDEXED BY jobs_unresolved
          WHERE u.gate = 'unresolved' AND u.tenant = l.tenant AND u.lane = l.lane)
        AND NOT EXISTS (
@@ -258,7 +258,7 @@ WHERE j.gate = 'needs'
 LIMIT :limit;
 
 -- name: unresolve
--- Send a job with a stuck gate back to the resolver.
+-- Mark a job with a stuck gate as unresolved.
 UPDATE jobs
 SET gate = 'unresolved'
 WHERE id = :id
@@ -266,6 +266,6 @@ WHERE id = :id
 RETURNING id;
 
 -- name: wait_for_locks
--- How long the rest of this transaction waits for a lock; 0 is as long as it takes.
--- Differs: nobody else is in a transaction, so there is nothing to wait for.
+-- Set how long the rest of this transaction waits for a lock; 0 means without limit.
+-- Differs: there is only one writer, so there is no lock to wait for.
 SELECT :seconds AS lock_timeout;

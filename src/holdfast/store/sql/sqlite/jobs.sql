@@ -1,11 +1,11 @@
--- What a caller does: submit, read, and move one job under its lock.
+-- Statements for callers: submit, read, and move one job under its lock.
 
 -- name: existing
--- Which of these ids are taken, and by whom.
+-- Which of these ids exist, and their tenants.
 SELECT j.id, j.tenant FROM json_each(:ids) AS e JOIN jobs AS j ON j.id = e.value;
 
 -- name: need_states
--- The status of jobs that someone wants to need; a foreign job is not there.
+-- The status of jobs that a submit names in `needs`; jobs of other tenants are left out.
 SELECT j.id, j.status
 FROM jobs AS j
 WHERE j.tenant = :tenant
@@ -18,8 +18,9 @@ SELECT r.* FROM job_records AS r WHERE r.id = :id AND r.tenant = :tenant;
 SELECT n.need_id FROM needs AS n WHERE n.job_id = :id AND n.satisfied = 0 ORDER BY n.need_id;
 
 -- name: list_jobs
--- A stretch of a list, newest first: `walk` jobs along the index of one way (specs_listed, specs_of_kind, labels_listed, jobs_of_lane,
--- jobs_waiting with jobs_ended and jobs_running), those of them that fit, and the last of them in any case: the next stretch begins behind it.
+-- One stretch of a list, newest first: scan `walk` jobs along one index (specs_listed, specs_of_kind, labels_listed,
+-- jobs_of_lane, jobs_waiting with jobs_ended and jobs_running); return those that match, and always the last one: the
+-- next stretch starts after it.
 WITH walked AS MATERIALIZED (
   SELECT * FROM (
     SELECT s.id, s.requested_at
@@ -134,7 +135,7 @@ ORDER BY w.requested_at DESC, w.id DESC
 LIMIT :limit;
 
 -- name: list_ranges
--- In which queues jobs of these statuses are. Steps from queue to queue along jobs_waiting and jobs_ended.
+-- The queues that have jobs of these statuses. Skips from queue to queue along jobs_waiting and jobs_ended.
 WITH RECURSIVE ranges (status, queue) AS (
   SELECT w.value, ''
   FROM json_each(:statuses) AS w
@@ -154,7 +155,7 @@ WITH RECURSIVE ranges (status, queue) AS (
 SELECT r.status, r.queue FROM ranges AS r WHERE r.queue <> '';
 
 -- name: jobs_between
--- Jobs whose ids lie between two: those that begin alike. Uses the primary key.
+-- Jobs whose ids lie between two bounds: those with a common prefix. Uses the primary key.
 SELECT r.*
 FROM job_records AS r
 WHERE r.id >= :least
@@ -164,7 +165,7 @@ ORDER BY r.id
 LIMIT :limit;
 
 -- name: find_job
--- What never changes of a job, to know which locks to take.
+-- The columns of a job that never change, to know which locks to take.
 SELECT j.id, j.tenant, j.lane FROM jobs AS j WHERE j.id = :id AND j.tenant = :tenant;
 
 -- name: lock_job
@@ -179,9 +180,9 @@ JOIN specs AS s ON s.id = j.id
 WHERE j.id = :id;
 
 -- name: move
--- Write one move of a job that nobody has leased, with the events that report it. The caller holds its lock (and its
--- lane's). An orphan that leaves `running` gets a new token; one that comes back to it can be adopted at once. An attempt that
--- is closed keeps in the ledger where its job went: only a resume says that it has stopped.
+-- Write one move of a job without a lease, with the events that report it. The caller holds the lock of the job (and of
+-- its lane). An orphan that leaves `running` gets a new token; one that returns to `running` can be adopted at once. A
+-- closed attempt records the job's new status: only a resume says that the attempt has stopped.
 DELETE FROM told;
 INSERT INTO told (id, token)
 SELECT j.id, j.token
@@ -242,7 +243,7 @@ FROM told AS t
 CROSS JOIN jobs AS m ON m.id = t.id;
 
 -- name: given_up
--- The last attempt of a cancelled job, if nobody has said that it has stopped.
+-- The last attempt of a cancelled job, unless it is known to have stopped.
 SELECT a.attempt, a.domain
 FROM jobs AS j
 JOIN attempts AS a ON a.job_id = j.id AND a.attempt = j.attempt
@@ -251,7 +252,7 @@ WHERE j.id = :id
   AND a.status = 'cancelled';
 
 -- name: request_stop
--- Leave a stop request for whoever owns or adopts a job that runs, or that is feared to.
+-- Record a stop request for the owner or adopter of a job that runs or may still run.
 UPDATE jobs
 SET stop_kind = :kind,
     stop_reason = :reason,
@@ -272,7 +273,7 @@ SELECT j.id, j.owner FROM jobs AS j WHERE j.id = :id AND j.phase IS NOT NULL;
 UPDATE specs SET policy = json_set(coalesce(policy, '{}'), '$.budget', json(:budget)) WHERE id = :id;
 
 -- name: note
--- Write events about a job that is locked and does not move.
+-- Write events about a locked job whose status does not change.
 UPDATE jobs SET seq = seq + json_array_length(:events) WHERE id = :id;
 INSERT INTO events (job_id, seq, at, type, task, data)
 SELECT j.id, j.seq - json_array_length(:events) + e.key + 1, max(clock(), j.updated_at), e.value ->> 'type',
@@ -282,14 +283,14 @@ CROSS JOIN json_each(:events) AS e
 WHERE j.id = :id;
 
 -- name: lock_reuse
--- Lock a reuse key; the next statement looks who stands for it.
+-- Lock a reuse key; the next statement reads which job has it.
 INSERT INTO reuse (tenant, reuse_key, job_id)
 VALUES (:tenant, :reuse_key, :id)
 ON CONFLICT (tenant, reuse_key) DO UPDATE SET job_id = job_id;
 
 -- name: take_reuse
--- Let a job stand for its reuse key again, unless another one is live. One that has succeeded stays the answer until this one
--- succeeds too.
+-- Give a reuse key back to a job, unless another job with the key is live. A succeeded job stays the answer for the key
+-- until this one succeeds too.
 UPDATE reuse
 SET job_id = :id,
     succeeded_id = CASE
@@ -317,7 +318,7 @@ WHERE s.id IN (SELECT value FROM json_each(:ids))
 ORDER BY s.tenant, s.reuse_key, s.id;
 
 -- name: revivable_keys
--- Reuse keys of jobs that failed because of needs that no longer stand in the way.
+-- Reuse keys of jobs that failed because of needs that no longer block them.
 SELECT j.id, j.tenant, s.reuse_key
 FROM jobs AS j
 JOIN specs AS s ON s.id = j.id
@@ -345,7 +346,7 @@ ORDER BY j.queue_deadline_at
 LIMIT :limit;
 
 -- name: doomed_jobs
--- Jobs that are to be deleted and have ended, the next ones after :after_id. Uses jobs_deleting.
+-- Ended jobs that are marked for deletion, the next ones after :after_id. Uses jobs_deleting.
 SELECT j.id, j.tenant, j.status,
   j.lane IS NOT NULL AND j.dismissed = 0 AND j.status IN ('failed', 'timed_out') AS blocking
 FROM jobs AS j
@@ -356,8 +357,8 @@ ORDER BY j.id
 LIMIT :limit;
 
 -- name: doom_job
--- Record that an ended job is to be deleted. From then on nothing moves it, no reuse key leads to it, and it blocks no lane:
--- its files may take a while.
+-- Mark an ended job for deletion. From then on its status is final, no reuse key returns it, and it blocks no lane:
+-- removing its files may take a while.
 UPDATE jobs
 SET stop_kind = 'delete',
     stop_phase = coalesce(stop_phase, 'requested'),
@@ -368,7 +369,7 @@ WHERE id = :id
 RETURNING id;
 
 -- name: delete_jobs
--- Delete jobs that were to be deleted and whose files are gone.
+-- Delete jobs that are marked for deletion and whose files are gone.
 DELETE FROM told;
 INSERT INTO told (id)
 SELECT j.id

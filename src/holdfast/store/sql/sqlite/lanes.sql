@@ -7,7 +7,7 @@ WHERE NOT EXISTS (
   SELECT 1 FROM lanes AS l WHERE l.tenant = r.value ->> 'tenant' AND l.lane = r.value ->> 'lane');
 
 -- name: ensure_lanes
--- Positions begin with the time: one that was forgotten and is made again goes on behind its earlier ones.
+-- Positions start at the current time, so that a lane that is deleted and created again continues after the old ones.
 INSERT INTO lanes (tenant, lane, next_position)
 SELECT r.value ->> 'tenant', r.value ->> 'lane', clock()
 FROM json_each(:lanes) AS r
@@ -15,14 +15,14 @@ WHERE true
 ON CONFLICT DO NOTHING;
 
 -- name: lock_lanes
--- In key order, before any job. Differs: there is only one writer, so nothing is locked.
+-- Locks lanes in key order, before any job. Differs: there is only one writer, so nothing is locked.
 SELECT l.tenant, l.lane
 FROM json_each(:lanes) AS r
 JOIN lanes AS l ON l.tenant = r.value ->> 'tenant' AND l.lane = r.value ->> 'lane'
 ORDER BY l.tenant, l.lane;
 
 -- name: lane_states
--- All that decides who holds a lane. Uses lanes_pkey, jobs_lane_blocking, jobs_lane_waiting.
+-- Everything that decides which job holds a lane. Uses lanes_pkey, jobs_lane_blocking, jobs_lane_waiting.
 SELECT l.tenant, l.lane, l.paused, l.holder,
   h.status AS holder_status, h.gate AS holder_gate, h.started_at IS NOT NULL AS holder_started,
   h.lane_position AS holder_position,
@@ -30,7 +30,7 @@ SELECT l.tenant, l.lane, l.paused, l.holder,
     SELECT 1 FROM jobs AS b
     WHERE b.tenant = l.tenant AND b.lane = l.lane AND b.lane IS NOT NULL AND b.started_at IS NOT NULL
       AND b.dismissed = 0 AND (b.status = 'paused' OR b.status = 'failed' OR b.status = 'timed_out'))
-  OR EXISTS ( -- on its way back to its place: nobody overtakes it
+  OR EXISTS ( -- it returns to its position: no job overtakes it
     SELECT 1 FROM jobs AS u INDEXED BY jobs_unresolved
     WHERE u.gate = 'unresolved' AND u.tenant = l.tenant AND u.lane = l.lane AND u.lane_position IS NOT NULL) AS blocked,
   n.id AS next_id, n.lane_position AS next_position
@@ -43,7 +43,7 @@ LEFT JOIN jobs AS n ON n.id = (
   ORDER BY w.lane_position LIMIT 1);
 
 -- name: shut_jobs
--- Take claimable jobs out of the claim's reach; one that was claimed meanwhile keeps its lane.
+-- Make claimable jobs unclaimable; one that was claimed meanwhile keeps its lane.
 UPDATE jobs
 SET gate = 'lane'
 WHERE id IN (SELECT value FROM json_each(:ids))
@@ -65,8 +65,8 @@ WHERE lanes.tenant = r.value ->> 'tenant'
   AND lanes.lane = r.value ->> 'lane';
 
 -- name: forget_lanes
--- Lanes that nobody holds, waits in, blocks, paused or gave a check. What is delayed, held or waits for needs makes its
--- lane again when it is ready. Uses jobs_unresolved, jobs_lane_waiting, jobs_lane_blocking.
+-- Delete lanes without holder, waiting job, blocker, pause and readiness check. A job that is delayed, held or waits
+-- for needs creates its lane again when it is ready. Uses jobs_unresolved, jobs_lane_waiting, jobs_lane_blocking.
 -- look
 SELECT 1 FROM lanes AS l WHERE l.holder IS NULL AND l.paused = 0 AND l.readiness IS NULL AND :limit > 0 LIMIT 1;
 DELETE FROM lanes
@@ -111,7 +111,7 @@ WHERE l.tenant = :tenant
   AND l.readiness IS NOT NULL;
 
 -- name: list_lanes
--- One page of lanes as people see them.
+-- One page of lanes for people.
 SELECT l.lane, l.paused, l.readiness, l.holder, h.status AS holder_status, h.gate AS holder_gate,
   (SELECT count(*) FROM jobs AS w WHERE w.gate = 'lane' AND w.tenant = l.tenant AND w.lane = l.lane) AS waiting,
   (SELECT w.id FROM jobs AS w

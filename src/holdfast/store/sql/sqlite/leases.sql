@@ -1,14 +1,14 @@
--- What a worker does: claim, adopt, start, beat, finish, hand over; and the reaper.
+-- Statements for workers: claim, adopt, start, beat, finish, hand over; and the reaper.
 -- Every write about a running job carries its token. `look` reads before anything takes the write lock.
 
 -- name: claim
 -- Adopt first: orphans in the domains that this worker can reach, which need no slot. Uses jobs_orphaned.
 -- Then take up to :slots claimable jobs of the (queue, capability) pairs. Uses jobs_claimable: a skip-scan lists tenants
--- with work, from the one after whose turn it was and round again; each gets an equal share, in order of priority and
--- acceptance over its lines.
--- The columns are the fields of a Lease. The claim's event is the ledger's: claim_seq, claimed_at, worker.
+-- with work, starting after the tenant served last and wrapping around; each gets an equal share, in order of priority
+-- and acceptance over its (queue, capability) pairs.
+-- The columns are the fields of a Lease. The claim's event is derived from the attempt: claim_seq, claimed_at, worker.
 -- Differs: no LATERAL, so a correlated IN reads each tenant's heads; no row locks, one writer at a time; the answer is one
--- JSON text; `after_id` is not needed, for no dead rows lie in the way.
+-- JSON text; `after_id` is not needed, because there are no dead rows to skip.
 -- look
 SELECT 1
 WHERE EXISTS (
@@ -102,7 +102,7 @@ SELECT t.queue, t.capability, t.domain, t.tenant, 1 FROM behind AS t WHERE t.ten
 DELETE FROM lines
 WHERE tenant NOT IN (SELECT l.tenant FROM lines AS l GROUP BY l.tenant ORDER BY min(l.lap), l.tenant LIMIT :slots);
 INSERT INTO picked (id, place)
-SELECT j.id, j.rowid -- one line: nobody to merge or take turns with
+SELECT j.id, j.rowid -- one (queue, capability) pair: nothing to merge or to rotate
 FROM lines AS l
 CROSS JOIN jobs AS j
 WHERE (SELECT count(*) FROM lines) = 1
@@ -170,8 +170,8 @@ CROSS JOIN jobs AS c ON c.rowid = p.place
 CROSS JOIN specs AS s ON s.id = c.id;
 
 -- name: claim_one
--- Take one claimable job by its id, whoever's turn it is: for a server that runs it in the request, in the transaction
--- that accepted it. Uses the primary key. The columns are the fields of a Lease.
+-- Claim one claimable job by its id, whichever tenant is next: for a server that runs the job in the request, in the
+-- transaction that accepted it. Uses the primary key. The columns are the fields of a Lease.
 -- Differs: the answer is one JSON text.
 UPDATE jobs
 SET status = 'running',
@@ -257,7 +257,7 @@ FROM told AS t
 WHERE NOT EXISTS (SELECT 1 FROM jobs AS j WHERE j.id = t.id AND j.token = t.token AND j.owner = :worker);
 
 -- name: stops
--- The stop requests that wait for a worker's own jobs. Uses jobs_running.
+-- The pending stop requests for a worker's own jobs. Uses jobs_running.
 SELECT j.id, j.token, j.stop_kind, j.stop_phase, j.stop_deadline_at
 FROM jobs AS j
 WHERE j.phase IS NOT NULL
@@ -267,7 +267,7 @@ WHERE j.phase IS NOT NULL
 ORDER BY j.id;
 
 -- name: advance_stop
--- Write how far the stop ladder has come, so that an adopter goes on there.
+-- Record how far the stop sequence has come, so that an adopter continues from there.
 DELETE FROM told;
 INSERT INTO told (id, token)
 SELECT j.id, j.token
@@ -289,7 +289,7 @@ CROSS JOIN jobs AS s ON s.id = t.id;
 SELECT t.id FROM told AS t;
 
 -- name: spending
--- What jobs used, and their budgets. Uses the primary key.
+-- The usage and budgets of jobs. Uses the primary key.
 SELECT j.id, j.usage, s.policy ->> 'budget' AS budget, j.stop_kind
 FROM jobs AS j
 JOIN specs AS s ON s.id = j.id
@@ -299,7 +299,7 @@ WHERE j.id IN (SELECT value FROM json_each(:ids))
 -- name: finish
 -- End attempts: to a terminal status, to paused, or back to queued. A move to queued looks at the stop request here, in
 -- the same transaction: cancel or delete makes it cancelled, interrupt makes it paused. The token stays, so that a repeat
--- after a lost answer finds its own end: same token, no open attempt. The end's event is the ledger's.
+-- after a lost reply finds its own end: same token, no open attempt. The end's event is derived from the attempt.
 -- Differs: the answer is one JSON text.
 DELETE FROM ended;
 -- each: rows
@@ -357,14 +357,14 @@ FROM ended AS h
 CROSS JOIN jobs AS e ON e.rowid = h.place;
 
 -- name: landed
--- Which of these ends are already in the record: same token, no open attempt.
+-- Which of these ends are already recorded: same token, no open attempt.
 SELECT j.id, j.status
 FROM json_each(:rows) AS r
 JOIN jobs AS j ON j.id = r.value ->> 'id' AND j.token = r.value ->> 'token'
 WHERE j.phase IS NULL;
 
 -- name: hand_over
--- Give leases back while the work goes on: the next worker adopts.
+-- Release leases while the attempts keep running: another worker adopts them.
 DELETE FROM told;
 -- each: rows
 INSERT INTO told (id, token, owner)
@@ -391,7 +391,7 @@ SELECT t.id FROM told AS t;
 
 -- name: reap
 -- Clear expired leases; the jobs stay running and can be adopted.
--- An orphan that already went through adoptions without progress waits longer each time. Uses jobs_running.
+-- An orphan whose adoptions brought no progress waits longer each time. Uses jobs_running.
 -- look
 SELECT 1
 FROM jobs AS j INDEXED BY jobs_running
@@ -431,7 +431,7 @@ FROM told AS t
 CROSS JOIN jobs AS r ON r.id = t.id;
 
 -- name: lease_owners
--- For a reaper that doubts itself: how many owners hold leases, and how many of them let one expire. Uses jobs_running.
+-- How many owners hold leases, and how many let one expire: the reaper checks whether too many did. Uses jobs_running.
 SELECT
   count(DISTINCT j.owner) AS owners,
   count(DISTINCT CASE WHEN j.lease_expires_at < clock() THEN j.owner END) AS expired,
@@ -444,7 +444,7 @@ WHERE j.phase IS NOT NULL
   AND j.owner IS NOT NULL;
 
 -- name: leases
--- Who holds what, for people. Uses jobs_running.
+-- Which worker owns which jobs, for people. Uses jobs_running.
 SELECT j.owner, j.id, j.token, j.lease_expires_at
 FROM jobs AS j
 WHERE j.phase IS NOT NULL
@@ -453,8 +453,8 @@ WHERE j.phase IS NOT NULL
 ORDER BY j.owner, j.id;
 
 -- name: lease_state
--- The open attempt of a running job, for people: whose it is, when that worker was heard from, and if it is an orphan, who
--- left it and why. The event is the last but for a few. Uses the primary key and events_pkey.
+-- The open attempt of a running job, for people: its owner and that worker's last heartbeat; for an orphan, its last
+-- owner and why it was left. The event is among the last few. Uses the primary key and events_pkey.
 SELECT j.attempt, j.owner, j.domain, coalesce(j.adopter, j.worker) AS last_worker, j.last_beat_at, j.lease_expires_at,
   j.adopt_after_at, clock() AS now_at, (
     SELECT e.data

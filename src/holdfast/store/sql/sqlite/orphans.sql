@@ -1,4 +1,4 @@
--- Open attempts without an owner: who lost them, who can reach them, and what becomes of them. They sit in jobs_orphaned.
+-- Open attempts without an owner: which worker lost them, which can reach them, how they end. Index: jobs_orphaned.
 
 -- name: orphan
 -- Clear all leases of a worker that is known to be dead; the jobs stay running and can be adopted. Uses jobs_running.
@@ -28,7 +28,7 @@ CROSS JOIN jobs AS h ON h.id = t.id;
 SELECT t.id FROM told AS t;
 
 -- name: held
--- Which of these leases a worker still holds, and what it must know to give them back.
+-- Which of these leases a worker still holds, with the columns that it needs to release them.
 SELECT j.id, j.token, j.tenant, j.lane, j.capability, j.adoptions
 FROM json_each(:rows) AS r
 JOIN jobs AS j ON j.id = r.value ->> 'id' AND j.token = r.value ->> 'token'
@@ -83,7 +83,7 @@ ORDER BY j.id
 LIMIT :limit;
 
 -- name: recoverable
--- Jobs that are paused as lost in these domains. What is paused has no adopt_after_at.
+-- Jobs that are paused as lost in these domains. A paused job has no adopt_after_at.
 SELECT j.id, j.tenant
 FROM jobs AS j INDEXED BY jobs_orphaned
 WHERE j.phase IS NOT NULL
@@ -96,7 +96,7 @@ ORDER BY j.id
 LIMIT :limit;
 
 -- name: worn_orphans
--- Orphans that were adopted again and again without progress.
+-- Orphans that were adopted repeatedly without progress.
 SELECT j.id, j.tenant, j.token, j.adoptions
 FROM jobs AS j INDEXED BY jobs_orphaned
 WHERE j.phase IS NOT NULL

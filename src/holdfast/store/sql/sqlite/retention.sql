@@ -1,7 +1,7 @@
--- Retention: what has ended and nobody needs goes, in bounded steps along the ids, which grow with time.
+-- Retention: ended jobs that no other job needs are removed, in bounded steps along the ids, which grow with time.
 
 -- name: sign
--- Sign the next :scan jobs behind :after_id: a hash of kind, runner, spec and inputs.
+-- Sign the next :scan jobs after :after_id: a hash of kind, runner, spec and inputs.
 -- Differs: signature() is a function that every writing connection registers.
 -- look
 SELECT 1
@@ -16,7 +16,7 @@ WHERE signature IS NULL
 
 -- name: prune
 -- Look at the next :scan jobs after :after_id, and mark for deletion those that are over their age, or older than the
--- newest :newest of their signature. Never: what is active, blocks a lane, was just built, has news for its dependants, or
+-- newest :newest of their signature. Never a job that is active, blocks a lane, has just ended, is unsettled, or
 -- is needed by a job that has not ended. Uses the key of jobs, specs_signed, needs_open.
 -- look
 SELECT 1 FROM jobs AS j WHERE j.id > coalesce(:after_id, '') LIMIT 1;
@@ -64,7 +64,7 @@ WHERE (tenant, key) IN (
 RETURNING key;
 
 -- name: counts
--- How much waits and runs, exact up to :most, from the small indexes; all jobs as the highest rowid tells.
+-- How many jobs wait and run, exact up to :most, from the small indexes; all jobs as estimated by the highest rowid.
 SELECT
   (SELECT count(*) FROM (SELECT 1 FROM jobs AS j INDEXED BY jobs_claimable WHERE j.gate = 'open' LIMIT :most)) AS open,
   (SELECT count(*) FROM (SELECT 1 FROM jobs AS j INDEXED BY jobs_future WHERE j.gate = 'future' LIMIT :most)) AS future,

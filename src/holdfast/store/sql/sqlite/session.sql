@@ -1,4 +1,4 @@
--- Temporary tables through which a script of several statements hands rows on. Made once per writing connection.
+-- Temporary tables that pass rows between the statements of one script. Created once per writing connection.
 -- They have no key, so that the planner reads them first and looks the jobs up.
 -- Differs: Postgres does the same with data-modifying CTEs.
 CREATE TEMP TABLE lines (queue TEXT, capability TEXT, domain TEXT, tenant TEXT, lap INTEGER);

@@ -1,4 +1,4 @@
--- Snapshots: looked up by id, built under a lock that is as good as its builder's lease, removed when nobody needs them.
+-- Snapshots: looked up by id, built under a lock that is valid as long as its builder's lease, removed when unused.
 -- Differs: the one writer is the lock.
 
 -- name: existing_snapshots
@@ -9,7 +9,7 @@ WHERE s.id IN (SELECT value FROM json_each(:ids))
 ORDER BY s.id;
 
 -- name: use_snapshots
--- Say that they are used now.
+-- Record that they are used now.
 UPDATE snapshots
 SET used_at = max(used_at, clock())
 WHERE id IN (SELECT value FROM json_each(:ids))
@@ -17,14 +17,15 @@ WHERE id IN (SELECT value FROM json_each(:ids))
 RETURNING id, tenant, parent, task, task_hash, components, folder, digest, size, made_at, used_at, job_id;
 
 -- name: snapshot_outputs
--- What the tasks up to a snapshot left. Uses the primary key.
+-- The outputs of the tasks up to a snapshot. Uses the primary key.
 SELECT s.outputs
 FROM snapshots AS s
 WHERE s.id = :id
   AND s.folder = :folder;
 
 -- name: near_snapshots
--- What a miss is compared with: those with one of these parents, then the newest ones. Uses snapshots_listed, snapshots_parent.
+-- Snapshots to compare a cache miss with: those with one of these parents, then the newest ones. Uses snapshots_listed,
+-- snapshots_parent.
 SELECT * FROM (SELECT s.id, s.tenant, s.parent, s.task, s.task_hash, s.components, s.folder, s.digest, s.size, s.made_at, s.used_at, s.job_id
   FROM snapshots AS s INDEXED BY snapshots_parent
   WHERE s.parent IN (SELECT value FROM json_each(:parents))
@@ -49,7 +50,7 @@ ORDER BY s.made_at DESC, s.id DESC
 LIMIT :limit;
 
 -- name: snapshots_between
--- Those whose ids begin alike. Uses the primary key.
+-- Snapshots whose ids have a common prefix. Uses the primary key.
 SELECT s.id, s.tenant, s.parent, s.task, s.task_hash, s.components, s.folder, s.digest, s.size, s.made_at, s.used_at, s.job_id
 FROM snapshots AS s
 WHERE s.id >= :least
@@ -59,19 +60,19 @@ ORDER BY s.id
 LIMIT :limit;
 
 -- name: snapshot_totals
--- How many there are and how much they hold: one tenant's, or all.
+-- The number of snapshots and their total size, of one tenant or of all.
 SELECT count(*) AS count, coalesce(sum(s.size), 0) AS size
 FROM snapshots AS s
 WHERE :tenant IS NULL OR s.tenant = :tenant;
 
 -- name: lock_build
--- The row of a snapshot's build; the next statement looks who holds it.
+-- The row of a snapshot's build; the next statement reads who holds the build lock.
 INSERT INTO builds (id, taken_at)
 VALUES (:id, clock())
 ON CONFLICT (id) DO NOTHING;
 
 -- name: build_state
--- Who builds it, whether that lease stands, and whether it is there already.
+-- Which job builds a snapshot, whether its lease is valid, and whether the snapshot exists already.
 SELECT b.job_id, b.token,
   EXISTS (
     SELECT 1 FROM jobs AS j
@@ -81,7 +82,7 @@ FROM builds AS b
 WHERE b.id = :id;
 
 -- name: lock_lease
--- A job that is still this lease's; no row: it is not.
+-- A job that this lease still owns; no row: the lease is lost.
 SELECT j.id
 FROM jobs AS j
 WHERE j.id = :id
@@ -102,7 +103,7 @@ WHERE id = :id
   AND (job_id IS NULL OR (job_id = :job_id AND token = :token));
 
 -- name: forget_builds
--- Locks whose lease fell, a while ago: nobody came to take them.
+-- Build locks whose lease ended a while ago and that no other job took.
 -- look
 SELECT 1 FROM builds AS b WHERE b.taken_at < clock() - CAST(:age * 1000000 AS INTEGER) LIMIT 1;
 DELETE FROM builds
@@ -115,7 +116,8 @@ WHERE id IN (
 RETURNING id;
 
 -- name: publish_snapshot
--- The build's lock is held, and it is not there yet. No row: this job did not plan it, or it is another tenant's.
+-- The caller holds the build lock, and the snapshot does not exist yet. No row: this job did not plan the snapshot, or
+-- it belongs to another tenant.
 INSERT INTO snapshots (
   id, tenant, parent, task, task_hash, components, folder, digest, size, made_at, used_at, job_id, token, outputs)
 SELECT
@@ -137,15 +139,16 @@ WITH RECURSIVE family AS (
 SELECT f.id FROM family AS f ORDER BY f.id;
 
 -- name: lock_snapshots
--- The next statement looks who needs them.
+-- The next statement reads which jobs need them.
 SELECT s.id, s.tenant, s.parent, s.task, s.task_hash, s.components, s.folder, s.digest, s.size, s.made_at, s.used_at, s.job_id
 FROM snapshots AS s
 WHERE s.id IN (SELECT value FROM json_each(:ids))
 ORDER BY s.id;
 
 -- name: snapshot_users
--- Jobs that have not ended and have one of these in their plan, or begin with it. Uses tasks_parent, tasks_snapshot, specs_base.
--- Differs: the plus, here and below. Without it the id is compared as text, which what stands in the index is not.
+-- Jobs that have not ended and have one of these in their plan or as their base. Uses tasks_parent, tasks_snapshot,
+-- specs_base.
+-- Differs: the plus, here and below. Without it the id is compared as text, but the indexed value is not text.
 SELECT u.snapshot, u.job_id
 FROM (
   SELECT t.snapshot, t.job_id FROM tasks AS t
@@ -166,7 +169,7 @@ WHERE id IN (SELECT value FROM json_each(:ids))
 RETURNING id;
 
 -- name: evictable_snapshots
--- Leaves that nobody has used for a while and no unfinished job has in its plan or begins with: oldest, then largest.
+-- Leaves that were not used for a while and that no unfinished job has in its plan or as base: oldest, then largest.
 -- Uses snapshots_used, snapshots_parent, tasks_parent, tasks_snapshot, specs_base.
 SELECT s.id
 FROM snapshots AS s
@@ -185,8 +188,8 @@ ORDER BY s.used_at, s.size DESC, s.id
 LIMIT :limit;
 
 -- name: unused_snapshots
--- Which of these, locked, nobody has used for a while, or is going to begin with: who submits a job by SQL says nothing of
--- a use. Uses specs_base.
+-- Which of these locked snapshots were not used for a while and are not the base of an unfinished job: a submit by SQL
+-- does not record a use. Uses specs_base.
 SELECT s.id
 FROM snapshots AS s
 WHERE s.id IN (SELECT value FROM json_each(:ids))

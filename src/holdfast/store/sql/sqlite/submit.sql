@@ -31,7 +31,7 @@ VALUES (
   clock(), :max_attempts, 1);
 
 -- name: used_key
--- What an idempotency key made within its 24 hours.
+-- The jobs that an idempotency key created within its 24 hours.
 SELECT i.body, i.jobs
 FROM idempotency AS i
 WHERE i.tenant = :tenant
@@ -65,7 +65,7 @@ ON CONFLICT (tenant, reuse_key) DO UPDATE SET job_id = excluded.job_id, succeede
 SELECT q.queue, q.depth_limit FROM queues AS q WHERE q.depth_limit IS NOT NULL;
 
 -- name: waiting_in_queue
--- Up to a limit. Uses jobs_limited.
+-- Count waiting jobs up to a limit. Uses jobs_limited.
 SELECT count(*) AS waiting
 FROM (SELECT 1 FROM jobs AS j WHERE j.limited = 1 AND j.gate IS NOT NULL AND j.queue = :queue LIMIT :limit);
 

@@ -1,4 +1,4 @@
--- The tasks of pipelines. Whoever writes one has locked the job with its own lease.
+-- The tasks of pipelines. A writer has locked the job and checked its own lease.
 
 -- name: list_tasks
 SELECT t.n, t.name, t.status, t.cached, t.parent, t.snapshot, t.started_at, t.ended_at, t.exit_code
@@ -17,14 +17,14 @@ ORDER BY t.job_id, t.n;
 DELETE FROM tasks WHERE job_id = :id;
 
 -- name: insert_tasks
--- A kept result keeps its times; what was found in the cache ended when that was seen.
+-- A kept result keeps its times; a cached task ended when the cache hit was found.
 -- each: rows
 INSERT INTO tasks (job_id, n, name, status, cached, parent, snapshot, started_at, ended_at, exit_code)
 VALUES (:job_id, :n, :name, :status, :cached, :parent, :snapshot, :started_at,
   CASE WHEN :cached THEN coalesce(:ended_at, clock()) ELSE :ended_at END, :exit_code);
 
 -- name: write_task
--- Where a task stands now; no row: it stood there already, or is not there. It ended :ago seconds before this is written.
+-- Set the status of a task; no row: it has that status already, or does not exist. It ended :ago seconds ago.
 UPDATE tasks
 SET status = :status,
     cached = :cached,

@@ -1,4 +1,9 @@
--- Workers that said they live, who leads a duty, and who this installation is.
+-- Registered workers, the leaders of duties, and the installation's id.
+
+-- name: test_write
+-- A write that changes nothing, to check that the database accepts writes.
+UPDATE installation
+SET id = id;
 
 -- name: installation
 SELECT i.id FROM installation AS i;
@@ -31,7 +36,7 @@ WHERE workers.host = excluded.host
 RETURNING worker;
 
 -- name: register_functions
--- Registers what decorators say. A lower revision overwrites nothing; of the same revision, the last worker to start wins.
+-- Register the defaults from decorators. A lower revision overwrites nothing; of equal revisions, the last one wins.
 -- each: rows
 INSERT INTO functions (function, revision, defaults, updated_at)
 VALUES (:function, :revision, :defaults, clock())
@@ -43,11 +48,11 @@ WHERE excluded.revision > functions.revision
    OR (excluded.revision = functions.revision AND excluded.defaults <> functions.defaults);
 
 -- name: function_defaults
--- All functions that have some: few.
+-- All functions that have defaults: few.
 SELECT f.function, f.revision, f.defaults FROM functions AS f WHERE f.defaults <> '{}' ORDER BY f.function;
 
 -- name: report_figures
--- What a worker has counted. Not the first report of a row that has none: the row is new, and another had its figures.
+-- Store a worker's counters. A later report needs a row that has some: a row without is new and lacks the earlier ones.
 UPDATE workers
 SET figures = :figures
 WHERE worker = :worker
@@ -55,11 +60,11 @@ WHERE worker = :worker
 RETURNING worker;
 
 -- name: totals
--- What workers that are gone have counted.
+-- The counters of workers that are gone.
 SELECT t.counter, t.status, t.count FROM totals AS t;
 
 -- name: add_totals
--- Add what a process without a row has counted.
+-- Add the counters of a process without a row.
 INSERT INTO totals (counter, status, count)
 SELECT n.key, '', n.value FROM json_each(:figures) AS n WHERE n.type = 'integer'
 UNION ALL
@@ -77,7 +82,7 @@ UPDATE workers SET draining = 1 WHERE worker = :worker RETURNING worker;
 UPDATE workers SET draining = 1 WHERE host = :host RETURNING worker;
 
 -- name: list_workers
--- With the jobs that each has, of one tenant or all.
+-- All workers, with the jobs of one tenant or of all that each owns.
 SELECT w.worker, w.host, w.pid, w.queues, w.capabilities, w.domains, w.away, w.registered_at, w.seen_at, w.expires_at,
   w.draining, w.figures, w.expires_at > clock() AS live,
   (SELECT json_group_array(o.id) FROM (SELECT j.id FROM jobs AS j WHERE j.phase IS NOT NULL AND j.owner = w.worker AND (:tenant IS NULL OR j.tenant = :tenant) ORDER BY j.id) AS o) AS jobs
@@ -85,7 +90,7 @@ FROM workers AS w
 ORDER BY w.worker;
 
 -- name: workers_of
--- The workers of a host, or those that have this domain.
+-- The workers of a host, or those with this domain.
 SELECT w.worker, w.host, w.domains, w.expires_at > clock() AS live
 FROM workers AS w
 WHERE w.host = :host
@@ -99,14 +104,14 @@ CROSS JOIN json_each(w.domains) AS d
 WHERE w.expires_at > clock();
 
 -- name: forget_dead
--- These workers, but for one that turns out to live.
+-- Delete these workers, except one that turns out to be alive.
 DELETE FROM workers
 WHERE worker IN (SELECT value FROM json_each(:workers))
   AND expires_at <= clock()
 RETURNING worker;
 
 -- name: forget_long_dead
--- Workers that died :age ago, in whose domains nothing waits for somebody to reach it. Uses jobs_running, jobs_orphaned.
+-- Workers that died :age ago, own no job, and have no orphan in their domains. Uses jobs_running, jobs_orphaned.
 -- look
 SELECT 1 FROM workers AS w WHERE w.expires_at < clock() - CAST(:age * 1000000 AS INTEGER) LIMIT 1;
 DELETE FROM workers
@@ -125,7 +130,7 @@ WHERE worker IN (
 RETURNING worker;
 
 -- name: reaching
--- Live workers that can adopt what runs in a domain.
+-- Live workers that can adopt attempts in a domain.
 SELECT w.worker
 FROM workers AS w
 WHERE w.expires_at > clock()
@@ -134,7 +139,7 @@ WHERE w.expires_at > clock()
 ORDER BY w.worker;
 
 -- name: lead
--- Become or stay the leader of a duty; a row only for the one who leads. A follower only looks.
+-- Become or stay the leader of a duty; returns a row only for the leader. A follower only looks.
 -- look
 SELECT 1
 WHERE NOT EXISTS (
@@ -150,7 +155,7 @@ WHERE leaders.leader = excluded.leader
 RETURNING term;
 
 -- name: resign
--- The row stays, so that terms only grow.
+-- The row is kept, so that terms only grow.
 UPDATE leaders
 SET expires_at = clock()
 WHERE duty = :duty

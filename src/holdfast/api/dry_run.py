@@ -1,0 +1,67 @@
+"""What a pipeline would do: for each task whether its snapshot exists, and if not, how it differs from the nearest.
+
+Nothing is written and nothing runs. The plan is the server's: files as they are now, its own engine and programs.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+
+from holdfast.model import Json, Snapshot
+from holdfast.pipeline.identity import Known, explain, nearest
+from holdfast.pipeline.plan import Facts, Plan, plan
+from holdfast.pipeline.sources import Sources, inputs_of
+from holdfast.response_types import PlanView, TaskPlanView
+from holdfast.store import Store
+
+FactsOf = Callable[[Mapping[str, Any]], Awaitable[Facts]]
+"""Returns the facts of the host where the pipeline of a spec would run. It may raise Invalid."""
+UNKNOWN = Facts(image="not asked for")
+
+
+async def refuse_bad_sources(spec: Mapping[str, Any], shared: Path, tenant: str) -> None:
+    """Refuse a pipeline whose files cannot be read, before it is accepted."""
+    await run_in_threadpool(plan, spec, Sources(inputs_of(shared, tenant)), UNKNOWN, tenant=tenant, inputs={})
+
+
+async def foresee(
+    store: Store,
+    spec: Mapping[str, Any],
+    inputs: Json,
+    shared: Path,
+    facts: FactsOf,
+    tenant: str,
+    secrets: Sequence[str] = (),
+) -> PlanView:
+    """Plan the pipeline of a job and compare it with the existing snapshots."""
+    sources, known = Sources(inputs_of(shared, tenant)), await facts(spec)
+    found = await run_in_threadpool(plan, spec, sources, known, tenant=tenant, inputs=inputs, secrets=secrets)
+    there = await store.snapshots.existing([task.snapshot for task in found.tasks], tenant=tenant)
+    near = await store.snapshots.near([task.parent for task in found.tasks], tenant=tenant)
+    return view(found, there, near)
+
+
+def view(found: Plan, there: Mapping[str, Snapshot], near: Sequence[Snapshot]) -> PlanView:
+    """Say for each task whether it is cached, and if not, why."""
+    known = [Known(id=one.id, parent=one.parent, components=one.components) for one in near]
+    done = found.latest(set(there))
+    tasks = []
+    for task in found.tasks:
+        if task.n < done:
+            reason = "its snapshot exists" if task.snapshot in there else "a later task's snapshot exists"
+            tasks.append(TaskPlanView(name=task.name, snapshot=task.snapshot, cached=True, reason=reason))
+            continue
+        miss = nearest(task.components, task.parent, known)
+        tasks.append(
+            TaskPlanView(
+                name=task.name,
+                snapshot=task.snapshot,
+                cached=False,
+                reason=explain(miss),
+                nearest=miss.nearest if miss else None,
+                differs=miss.differs if miss else (),
+            )
+        )
+    return PlanView(plan=found.hash, runs=len(found.tasks) - done, tasks=tuple(tasks))

@@ -1,0 +1,87 @@
+"""How much room the disks of an installation have left, and whether that is less than its reserve.
+
+Below the reserve (`HOLDFAST_DISK_RESERVE`) nothing new starts and nothing is accepted on that disk, so that what runs
+can end, and jobs can be cancelled and deleted.
+"""
+
+import asyncio
+import errno
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from holdfast.config import Settings
+from holdfast.limits import size_text
+
+LOOK_SECONDS = 1.0
+"""How old an answer may be: a question costs a system call for each disk, and a network disk may be slow."""
+WAY_OUT = "make room, delete jobs with force, or lower the reserve"
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes that anybody may still write on the disk of a folder, or of the nearest folder above it that exists."""
+    while not folder.exists():
+        folder = folder.parent
+    about = os.statvfs(folder)
+    return about.f_bavail * about.f_frsize
+
+
+class Disks:
+    """The disks of the database, the state folder and the shared folder; `low` is what the last look found.
+
+    A reserve of None is none: then nothing is ever low.
+    """
+
+    def __init__(self, folders: Mapping[str, Path], reserve: int | None) -> None:
+        self._folders = folders
+        self.reserve = reserve
+        self._looked = float("-inf")
+        self._looking = asyncio.Lock()
+        self.low: Mapping[str, str] = {}
+        """The disks below the reserve, each with what to tell people."""
+
+    async def look(self) -> Mapping[str, str]:
+        """Ask how much is free, unless that was asked a moment ago; in a thread, as a disk may not answer."""
+        async with self._looking:
+            if self.reserve is not None and time.monotonic() - self._looked >= LOOK_SECONDS:
+                self.low = await asyncio.to_thread(self._look)
+                self._looked = time.monotonic()
+        return self.low
+
+    def _look(self) -> Mapping[str, str]:
+        found = {name: self.shortage(name) for name in self._folders}
+        return {name: why for name, why in found.items() if why is not None}
+
+    def shortage(self, name: str) -> str | None:
+        """Look at one disk now, in this thread; return what to tell people if it is below the reserve."""
+        if self.reserve is None or name not in self._folders:
+            return None
+        try:
+            free = free_bytes(self._folders[name])
+        except OSError:
+            return None  # The code that uses the folder reports the error, with more detail.
+        if free >= self.reserve:
+            return None
+        return (
+            f"the disk of the {name} has {size_text(free)} free, less than "
+            f"HOLDFAST_DISK_RESERVE ({size_text(self.reserve)}): {WAY_OUT}"
+        )
+
+    def check(self, name: str) -> None:
+        """Raise the error of a full disk if this one is below the reserve."""
+        if (why := self.shortage(name)) is not None:
+            raise OSError(errno.ENOSPC, why)
+
+
+DATABASE, STATE, SHARED = "database", "state folder", "shared folder"
+
+
+def disks_of(settings: Settings, *, state: bool) -> Disks:
+    """The disks of an installation as this process sees them; only a worker uses the state folder."""
+    folders = {SHARED: settings.shared}
+    if state:
+        folders[STATE] = settings.state
+    if settings.sqlite_file is not None:
+        folders[DATABASE] = settings.sqlite_file.parent
+    return Disks(folders, settings.disk_reserve)

@@ -1,0 +1,252 @@
+"""The configuration of a container: name, labels, limits, files of its volume. The only I/O reads the supervisor.
+
+By default a container has no network, no capabilities, no new privileges, a read-only root filesystem, and limited
+memory, processors and processes.
+"""
+
+import functools
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import msgspec
+
+from holdfast import decoding
+from holdfast.errors import Invalid
+from holdfast.limits import FILES, AttemptLimits
+from holdfast.privileges import names_root
+from holdfast.runner import supervisor
+from holdfast.runner.base import CannotStart, Identity, Limits, Order
+from holdfast.runner.docker.archive import Archive
+from holdfast.runner.docker.engine import Image
+from holdfast.runner.process import rlimits
+from holdfast.runner.users import User
+from holdfast.runner.wire import PATH, Spec, WireTask, encode_spec
+from holdfast.runner.workspace import INPUTS, SPACE, TREE, Place, Programs
+
+VOLUME = "/holdfast"
+PROGRAM = f"{VOLUME}/supervisor"
+ATTEMPT = f"{VOLUME}/attempt"
+WORK = f"{ATTEMPT}/work"
+INSTALLATION, JOB, NUMBER, HASH = (f"holdfast.{name}" for name in ("installation", "job", "attempt", "spec"))
+SOCKET = "/tmp/service"
+NOBODY = "65532"
+WORKSPACE = "holdfast.workspace"
+LIMITS = "holdfast.limits"
+UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+LOG = {"Type": "json-file", "Config": {"max-size": "8m", "max-file": "3"}}
+"""With a single file, what is written while it is rotated is lost. What was rotated away is in the volume."""
+UNTOUCHED = 1
+"""The time of a folder, in seconds, into which its job has put nothing."""
+STOP_SECONDS = 5
+"""Seconds that an engine which shuts down grants a supervisor beyond the job's own grace."""
+
+
+class Clock(msgspec.Struct, frozen=True):
+    """A reading of the engine's wall clock, and our own CLOCK_BOOTTIME when we had it: its clock is at least there."""
+
+    theirs: float
+    ours: float
+
+    def at(self, moment: float) -> float:
+        """Convert our time to the engine's; the result is never too late."""
+        return self.theirs + (moment - self.ours)
+
+
+def name_of(identity: Identity) -> str:
+    return f"holdfast-{identity.installation[:8]}-{identity.job}-{identity.attempt}"
+
+
+def labels_of(identity: Identity) -> Mapping[str, str]:
+    return {INSTALLATION: identity.installation, JOB: identity.job, NUMBER: str(identity.attempt)}
+
+
+def identity_in(labels: Mapping[str, str]) -> Identity | None:
+    if INSTALLATION not in labels or JOB not in labels or not labels.get(NUMBER, "").isdigit():
+        return None
+    return Identity(labels[INSTALLATION], labels[JOB], int(labels[NUMBER]))
+
+
+def hash_of(order: Order) -> str:
+    """Tell orders apart by what the caller asked for. Tokens and deadlines change with every owner, and stay out."""
+    whole = msgspec.json.encode([order.spec, order.inputs, order.timeout, order.idle_timeout], order="deterministic")
+    return hashlib.sha256(whole).hexdigest()
+
+
+def to_bytes(size: str) -> int:
+    """Read an amount of memory such as 512m."""
+    unit = UNITS.get(size[-1].lower(), 1)
+    return int(size[:-1] if unit > 1 else size) * unit
+
+
+def limits_in(order: Order, limits: Limits) -> AttemptLimits:
+    """Return the limits of files; the engine enforces those of memory and processes."""
+    try:
+        return limits.attempt.of(order.spec, FILES)
+    except Invalid as error:
+        raise CannotStart("contract_violation", str(error)) from error
+
+
+def limits_from(labels: Mapping[str, str]) -> AttemptLimits:
+    """Return the limits that a container was created with; none if an older version created it."""
+    return decoding.decode(labels.get(LIMITS, "{}").encode(), AttemptLimits)
+
+
+def user_in(order: Order) -> str:
+    return order.spec.get("user") or NOBODY
+
+
+def to_user(name: str, passwd: bytes | None = None) -> User | None:
+    """Read `uid` or `uid:gid`, or look a name up in an image's list of users; None if it is not there."""
+    uid, _, gid = name.partition(":")
+    if uid.isdecimal() and (gid or uid).isdecimal():
+        return User(int(uid), int(gid or uid))
+    for line in (passwd or b"").decode("utf-8", "replace").splitlines():
+        fields = line.split(":")
+        if len(fields) > 3 and fields[0] == name and fields[2].isdigit() and fields[3].isdigit():
+            return User(int(fields[2]), int(fields[3]))
+    return None
+
+
+def root_group(group: bytes) -> Sequence[str]:
+    """The members of root's group in an image's list of groups."""
+    lines = [line.split(":") for line in group.decode("utf-8", "replace").splitlines()]
+    members = [fields[3] for fields in lines if len(fields) > 3 and names_root(fields[2])]
+    return [name.strip() for names in members for name in names.split(",")]
+
+
+def config_of(order: Order, image: Image, limits: Limits, space: Path | None) -> Mapping[str, Any]:
+    """The body of the call that creates a container. `space` is where a pipeline's workspace is on the host."""
+    asked = order.spec
+    memory = to_bytes(asked.get("memory") or limits.memory)
+    labels = labels_of(order.identity)
+    user = to_user(user_in(order))
+    return {
+        "Image": image.id,
+        "User": f"{user.uid}:{user.gid}" if user else user_in(order),
+        "Entrypoint": [PROGRAM, ATTEMPT, "--copy"],
+        "Cmd": [],
+        "WorkingDir": "/",
+        "Labels": {
+            **labels,
+            HASH: hash_of(order),
+            LIMITS: msgspec.json.encode(limits_in(order, limits)).decode(),
+            **({WORKSPACE: str(space)} if space else {}),
+        },
+        "Healthcheck": {"Test": ["NONE"]},
+        "StopSignal": "SIGTERM",
+        "StopTimeout": int(order.stop_grace) + STOP_SECONDS,
+        "NetworkDisabled": False,
+        "HostConfig": {
+            "AutoRemove": False,
+            "RestartPolicy": {"Name": "no"},
+            "NetworkMode": asked.get("network") or "none",
+            "CapDrop": ["ALL"],
+            "SecurityOpt": ["no-new-privileges"],
+            "ReadonlyRootfs": True,
+            "Tmpfs": {"/tmp": tmpfs_for(user)},
+            "Memory": memory,
+            "MemorySwap": memory,
+            "NanoCpus": int((asked.get("cpus") or limits.cpus) * 1e9),
+            "PidsLimit": asked.get("pids") or limits.pids,
+            "Init": False,
+            "LogConfig": LOG,
+            "Mounts": [
+                # Without a name it is removed together with its container, in one call.
+                {"Type": "volume", "Target": VOLUME, "VolumeOptions": {"NoCopy": True, "Labels": labels}},
+                *([{"Type": "bind", "Source": str(space), "Target": f"{ATTEMPT}/{SPACE}"}] if space else []),
+            ],
+        },
+    }
+
+
+def tmpfs_for(user: User | None) -> str:
+    """The options of /tmp: the user's own, since the mode that the image gives it stays and may be for root alone."""
+    owner = f",uid={user.uid},gid={user.gid}" if user else ""
+    return f"rw,nosuid,nodev,exec,mode=1777{owner}"
+
+
+def spec_of(order: Order, image: Image, user: User, clock: Clock, *, limits: Limits, output_cap: int) -> Spec:
+    programs = programs_of(order, image, user)
+    return Spec(
+        token=order.token,
+        mark=order.identity.mark,
+        tasks=programs.tasks,
+        service=programs.service,
+        hold=order.pipeline is not None,
+        env=environment(order, image),
+        cwd=image.folder if image.folder not in ("", "/") else WORK,
+        limits=rlimits(limits_in(order, limits)),
+        output_cap=output_cap,
+        timeout=order.timeout,
+        idle_timeout=order.idle_timeout,
+        stop_grace=order.stop_grace,
+        clock="realtime",
+        start_by=clock.at(order.start_by),
+        stop_after=None if order.stop_after is None else clock.at(order.stop_after),
+    )
+
+
+def programs_of(order: Order, image: Image, user: User) -> Programs:
+    if order.pipeline is None:
+        return Programs(tasks=(WireTask(name="main", argv=argv_of(order, image)),))
+    space = f"{ATTEMPT}/{SPACE}"
+    return order.pipeline.programs(
+        Place(tree=f"{space}/{TREE}", inputs=f"{space}/{INPUTS}", socket=SOCKET, root=user.uid == 0)
+    )
+
+
+def argv_of(order: Order, image: Image) -> tuple[str, ...]:
+    """As with `docker run`: the image's entrypoint, then the command, or the image's own if there is none."""
+    command: Sequence[str] = order.spec.get("command") or image.command
+    argv = (*image.entrypoint, *command)
+    if not argv:
+        raise CannotStart("command_missing", f"image {order.spec['image']} has no command of its own: give one")
+    return argv
+
+
+def environment(order: Order, image: Image) -> Mapping[str, str]:
+    """Return the image's environment, then the job's; the job cannot override holdfast's variables."""
+    own = dict(entry.split("=", 1) for entry in image.env if "=" in entry)
+    return {
+        "PATH": PATH,
+        "LANG": "C.UTF-8",
+        **own,
+        "HOME": "/tmp",
+        **order.spec.get("env", {}),
+        **order.secrets,
+        "HOLDFAST_JOB_ID": order.identity.job,
+        "HOLDFAST_ATTEMPT": str(order.identity.attempt),
+        "HOLDFAST_LEASE_TOKEN": str(order.token),
+        "HOLDFAST_WORK_DIR": WORK,
+    }
+
+
+def files_of(order: Order, spec: Spec, user: User) -> bytes:
+    """What goes into the volume before the start. A folder inside of it, as the engine skips an archive's own `.`."""
+    archive = Archive(user.uid, user.gid)
+    archive.file("supervisor", program(), 0o755, roots=True)
+    archive.folder("attempt", 0o755)
+    archive.folder("attempt/cmd")
+    archive.folder("attempt/work")
+    archive.folder("attempt/work/output", at=UNTOUCHED)
+    archive.file("attempt/work/request.json", msgspec.json.encode(order.inputs))
+    _add_inputs(archive, order.files)
+    if order.secrets:
+        archive.file("attempt/secrets", msgspec.json.encode(sorted(order.secrets.values())))
+    archive.file("attempt/spec", encode_spec(spec))
+    return archive.finish()
+
+
+def _add_inputs(archive: Archive, files: Mapping[str, Path]) -> None:
+    folders = {str(parent) for name in files for parent in PurePosixPath("input", name).parents} - {"."}
+    for folder in sorted(folders):
+        archive.folder(f"attempt/work/{folder}")
+    for name, source in files.items():
+        archive.file(f"attempt/work/input/{name}", source.read_bytes())
+
+
+@functools.cache
+def program() -> bytes:
+    return supervisor.path().read_bytes()

@@ -1,0 +1,44 @@
+"""Folders that are over, removed many at a time.
+
+A tree costs dozens of system calls, and after each of them a thread of ours waits for Python's lock again: `rm` does
+them in a process of its own, one for all that came while the last one ran. What it leaves is for the sweep.
+"""
+
+import asyncio
+import os
+import shutil
+from pathlib import Path
+
+from holdfast.runner.artifacts import remove_tree
+from holdfast.runner.exits import ProcessExits
+
+
+class Removals:
+    """Removes folders for all jobs of a runner."""
+
+    def __init__(self, children: ProcessExits) -> None:
+        self._children = children
+        self._rm = shutil.which("rm", path=os.defpath)
+        self._waiting: list[Path] = []
+        self._lock = asyncio.Lock()
+
+    async def remove(self, *folders: Path) -> None:
+        """Remove folders, if they are there; return when it was tried."""
+        mine = self._waiting
+        mine.extend(folders)
+        async with self._lock:
+            if mine is self._waiting:  # Otherwise the previous holder of the lock removed ours too.
+                self._waiting = []
+                await self._remove(mine)
+
+    async def _remove(self, folders: list[Path]) -> None:
+        if self._rm is None:
+            for folder in folders:
+                await asyncio.to_thread(remove_tree, folder)
+        else:
+            await self._children.watch(_spawn([self._rm, "-rf", "--", *map(str, folders)]))
+
+
+def _spawn(command: list[str]) -> int:
+    quiet = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in range(3)]
+    return os.posix_spawn(command[0], command, {}, file_actions=quiet)

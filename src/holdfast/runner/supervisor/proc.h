@@ -1,0 +1,20 @@
+/* What the kernel says about a process, this boot, and the memory limit of our control group. */
+#ifndef PROC_H
+#define PROC_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+struct stat_line {
+    pid_t parent, group, session;
+    uint64_t start_ticks;
+};
+
+bool read_stat(pid_t pid, struct stat_line *out);
+void read_boot_id(char *id, size_t size);
+void note_oom_kills(void);
+uint64_t new_oom_kills(void); /* since they were noted */
+
+#endif

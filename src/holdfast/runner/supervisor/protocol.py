@@ -1,0 +1,83 @@
+"""The names and numbers that the supervisor and Python share: keys, verbs, causes, exit statuses, sizes.
+
+`build.py` writes them into a header for the C files; a key or verb that these do not handle breaks the build. Standard
+library only, as in `build.py`. What the formats look like is in docs/supervisor.md.
+"""
+
+from enum import IntEnum, StrEnum
+from typing import Literal
+
+VERSION = 1
+"""Of `spec`, commands, `started` and `exit`."""
+SPEC_TITLE = "holdfast-spec"
+COMMAND_TITLE = "holdfast-command"
+MAX_TASKS = 1000
+MAX_NAME = 64
+"""Bytes in the name of a task or service."""
+MAX_WORD = 256
+"""Bytes in a short text, such as a mark or why an attempt failed. The supervisor refuses a longer one."""
+
+SpecKey = Literal[
+    "token",
+    "mark",
+    "env",
+    "cwd",
+    "uid",
+    "gid",
+    "groups",
+    "umask",
+    "no_new_privs",
+    "sole_user",
+    "private",
+    "limit",
+    "output_cap",
+    "timeout",
+    "idle_timeout",
+    "stop_grace",
+    "drain",
+    "clock",
+    "hold",
+    "stop_signal",
+    "start_by",
+    "stop_after",
+]
+ProgramKey = Literal["task", "service"]
+"""Begins the records of a task or of the service; their keys follow."""
+TaskKey = Literal["arg", "env", "cwd", "timeout"]
+CommandKey = Literal["token", "verb", "kind", "grace", "stop_after", "clock", "task", "name", "text"]
+Verb = Literal["hold", "beat", "stop", "kill", "go", "end", "place", "service"]
+StopKind = Literal["cancel", "interrupt", "fail"]
+"""Of the verbs `stop` and `kill`."""
+ServiceKind = Literal["start", "stop"]
+ClockName = Literal["boottime", "realtime"]
+Limit = Literal["as", "core", "cpu", "data", "fsize", "nofile", "nproc", "stack"]
+
+
+class ExitCause(StrEnum):
+    """Why an attempt ended, in the supervisor's words."""
+
+    EXIT = "exit"
+    TIMED_OUT = "timed_out"
+    IDLE_TIMEOUT = "idle_timeout"
+    CANCELLED = "cancelled"
+    INTERRUPTED = "interrupted"
+    STOP_AFTER = "stop_after"
+    START_FAILED = "start_failed"
+    OUT_OF_MEMORY = "out_of_memory"
+    SERVICE_ENDED = "service_ended"
+    FAILED = "failed"
+
+
+class ExitStatus(IntEnum):
+    """The supervisor's own exit status, where it is not the child's code or 128 + signal.
+
+    LEFT: it wrote no `exit`. ENDED: it did, for a limit of time, or for a child that could not be started.
+    """
+
+    LEFT_USAGE = 64
+    LEFT_HELD = 120
+    LEFT_STARTED = 121
+    LEFT_BROKEN = 122
+    LEFT_LATE = 123
+    ENDED_LATE = 124
+    ENDED_UNSTARTED = 125

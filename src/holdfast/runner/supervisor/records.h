@@ -1,0 +1,47 @@
+/* The format of `spec` and of commands: a title line, then records of "key length\nbytes\n", closed by "end 0\n\n". Which keys
+ * there are is in spec.c and commands.c. */
+#ifndef RECORDS_H
+#define RECORDS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#define MAX_SPEC (8u << 20)
+
+struct record {
+    char *key, *value;
+    size_t length;
+};
+
+struct records {
+    char *at;
+    size_t left;
+};
+
+enum parse { RECORD, END, TORN, MALFORMED };
+
+enum parse take_title(struct records *r, const char *kind, char *why, size_t room);
+enum parse take_record(struct records *r, struct record *out);
+
+/* What a key is called, what its value may be, and where that goes within its struct. */
+struct key {
+    const char *name;
+    bool (*set)(char *value, void *into);
+    size_t at;
+};
+
+bool take_key(const struct key *keys, size_t count, void *base, const struct record *r);
+
+/* The value, and what `into` points to: */
+bool set_count(char *value, void *into);    /* a number above 0; uint64_t */
+bool set_duration(char *value, void *into); /* microseconds; micros */
+bool set_deadline(char *value, void *into); /* microseconds since the boot or since 1970; micros */
+bool set_id(char *value, void *into);       /* a user, a group, a number of 32 bits; int64_t */
+bool set_flag(char *value, void *into);     /* 0 or 1; bool */
+bool set_clock(char *value, void *into);    /* a clock's name; bool, true for the wall clock */
+bool set_word(char *value, void *into);     /* a short text; char * */
+bool set_folder(char *value, void *into);   /* an absolute path; char * */
+bool set_entry(char *value, void *into);    /* NAME=value; struct strings */
+bool set_argument(char *value, void *into); /* anything; struct strings */
+
+#endif

@@ -1,0 +1,65 @@
+"""Translates a database's refusal into holdfast's errors, whichever driver reported it."""
+
+import re
+
+from holdfast.errors import Conflict, Gone, HoldfastError, Invalid, NeedFailed, NotFound, QueueFull, StoreError
+
+_NEED = re.compile(r"needs job (\S+), which (?:does not exist|is already (\w+))$")
+_TAKEN = re.compile(r"\(id\)=\(([0-9a-f-]{36})\)")
+
+
+def id_taken(job_id: str) -> Conflict:
+    return Conflict(f"id: job {job_id} exists already")
+
+
+def id_unusable(job_id: str) -> Conflict:
+    """Return the error for an id of another tenant's job: it reveals nothing about that job."""
+    return Conflict(f"id: {job_id} cannot be used; leave it out, or choose another random UUID")
+
+
+GRANTS = {
+    "database": "GRANT CREATE ON DATABASE {name} TO {role}",
+    "schema": "GRANT USAGE ON SCHEMA {name} TO {role}; for `holdfast migrate` also CREATE",
+    "table": "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role}",
+    "view": "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role}",
+    "sequence": "GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {role}",
+    "function": "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO {role}",
+}
+_DENIED = re.compile(r"permission denied for (?:materialized )?(\w+) (\S+)$")
+
+
+def denied(message: str, *, schema: str, role: str) -> StoreError:
+    """Return an error that names the missing privilege and the GRANT to run; the schema's owner needs none."""
+    found = _DENIED.search(message)
+    if found and found[1] in GRANTS:
+        way = f"as its owner, run: {GRANTS[found[1]].format(name=found[2], schema=schema, role=role)}"
+    else:
+        way = f"run `holdfast migrate` as the role that owns schema {schema}"
+    return StoreError(f"Postgres: {message}, for role {role}; {way}")
+
+
+def need_unknown(job_id: str) -> NotFound:
+    return NotFound("job (named in needs)", job_id)
+
+
+def refusal(sqlstate: str, message: str, detail: str | None) -> HoldfastError | None:
+    """Translate an error of Postgres; None if it is not about the request or the schema."""
+    field = detail or "job"
+    need = _NEED.search(message)
+    match sqlstate:
+        case "HF404":
+            return need_unknown(need[1]) if need else NotFound(field, message)
+        case "HF409":
+            return NeedFailed(need[1], need[2]) if need else Conflict(message)
+        case "HF410":
+            return Gone(message)
+        case "HF422":
+            return Invalid(field, message)
+        case "HF429":
+            return QueueFull(message)
+        case "23505":
+            taken = _TAKEN.search(detail or "")
+            return id_taken(taken[1]) if taken else Conflict(f"refused by the database: {message} ({detail})")
+        case "3F000" | "42P01" | "42883":
+            return StoreError(f"{message}: run `holdfast migrate`")
+    return None

@@ -1,0 +1,102 @@
+"""Notifications: a hint that something may have changed, never the change itself.
+
+Inside a process they arrive at once. To other processes the first is sent at once too; those that follow within a few
+milliseconds are sent together. A process that misses one finds the work by polling.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable
+
+from holdfast.errors import StoreError
+from holdfast.store.database import Database
+
+DEBOUNCE_SECONDS = 0.003
+
+STOP = "stop"
+ORPHAN = "orphan"
+
+
+def work(queue: str) -> str:
+    """Return the topic of a queue that has something to claim."""
+    return f"work:{queue}"
+
+
+class Signal:
+    """Collects topics until a caller waits for them."""
+
+    def __init__(self) -> None:
+        self._topics: set[str] = set()
+        self._event = asyncio.Event()
+
+    def set(self, topics: Iterable[str]) -> None:
+        self._topics.update(topics)
+        self._event.set()
+
+    async def wait(self, timeout: float) -> frozenset[str]:
+        """Return the topics received since the last call, or none after the timeout."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._event.wait()
+        self._event.clear()
+        topics, self._topics = frozenset(self._topics), set()
+        return topics
+
+
+class Notifications:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._signals: set[Signal] = set()
+        self._pending: set[str] = set()
+        self._sender: asyncio.Task[None] | None = None
+        self.returns = 0
+        """How often a job may have become claimable that sorts before the last claimed one; it ends a claim's mark."""
+
+    def post(self, topics: Iterable[str], *, behind: bool = False) -> None:
+        """Notify this process at once, and the others within milliseconds.
+
+        `behind` says that it is only about new jobs, which sort after all waiting ones.
+        """
+        topics = set(topics)
+        if not topics:
+            return
+        if not behind:
+            self.returns += 1
+        for signal in self._signals:
+            signal.set(topics)
+        self._pending |= topics
+        if self._sender is None:
+            # Reason for a bare task: a notification belongs to no caller and must not delay one. `close` awaits it.
+            self._sender = asyncio.create_task(self._send())
+
+    @contextlib.asynccontextmanager
+    async def listening(self) -> AsyncIterator[Signal]:
+        """Receive notifications of this process and the others inside the block."""
+        signal = Signal()
+        self._signals.add(signal)
+        async with asyncio.TaskGroup() as group:
+            listener = group.create_task(self._listen(signal))
+            try:
+                yield signal
+            finally:
+                self._signals.discard(signal)
+                listener.cancel()
+
+    async def close(self) -> None:
+        if self._sender is not None:
+            await self._sender
+
+    async def _send(self) -> None:
+        try:
+            while self._pending:
+                topics, self._pending = sorted(self._pending), set()
+                with contextlib.suppress(StoreError):
+                    await self._database.announce(topics)
+                await asyncio.sleep(DEBOUNCE_SECONDS)
+        finally:
+            self._sender = None
+
+    async def _listen(self, signal: Signal) -> None:
+        async with self._database.hear() as announcements:
+            async for topics in announcements:
+                signal.set(topics)

@@ -1,0 +1,122 @@
+"""Accept a batch on SQLite: idempotency, reuse, depth, needs, insert; one transaction, the caller's or the writer's.
+
+On Postgres the same rules are in the SQL function `holdfast_submit`, so that any language can call them.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast import decoding
+from holdfast.errors import Conflict, Gone, NeedFailed, QueueFull
+from holdfast.model import BROKEN, Status
+from holdfast.store.database import Row, json_text
+from holdfast.store.error_mapping import need_unknown
+from holdfast.submission import QUEUE, Batch, Submission, filled
+
+Run = Callable[..., Sequence[Row]]
+
+
+def accept(run: Run, batch: Batch) -> Sequence[Row]:
+    """Write a batch and return the jobs that exist already, as the SQL function does."""
+    if batch.key is not None:
+        used = run("used_key", tenant=batch.tenant, key=batch.key)
+        if used:
+            return _replay(run, batch, used[0])
+    batch = _with_defaults(run, batch)
+    joined = _join(run, batch.jobs)
+    jobs = [_with_needs(job, joined) for job in batch.jobs if job.id not in joined]
+    _refuse_overflow(run, jobs)
+    _refuse_needs(run, batch)
+    if batch.key is not None:
+        ids = json_text([joined.get(str(job.id), job.id) for job in batch.jobs])
+        run("use_key", tenant=batch.tenant, key=batch.key, body=batch.body, jobs=ids)
+    run("submit", jobs=jobs, labels=_labels(jobs))
+    limited = {row["queue"] for row in run("limited_queues")}
+    if limited:
+        run("mark_limited", ids=[job.id for job in jobs if job.queue in limited])
+    return [{"id": standing, "asked": own} for own, standing in joined.items()]
+
+
+def _with_defaults(run: Run, batch: Batch) -> Batch:
+    """Fill in fields that the jobs leave out: from the defaults of their functions, else from the caller's settings."""
+    registered: dict[str, Mapping[str, Any]] = {}
+    if any(job.runner == "function" for job in batch.jobs):
+        registered = {row["function"]: msgspec.json.decode(row["defaults"]) for row in run("function_defaults")}
+    jobs = [
+        filled(job, {**batch.defaults, **registered.get(job.spec["name"], {})})
+        if job.runner == "function"
+        else filled(job, batch.defaults)
+        for job in batch.jobs
+    ]
+    return msgspec.structs.replace(batch, jobs=jobs)
+
+
+def _labels(jobs: Sequence[Submission]) -> list[dict[str, str | None]]:
+    return [
+        {"tenant": job.tenant, "label": f"{name}={value}", "id": job.id}
+        for job in jobs
+        for name, value in job.labels.items()
+    ]
+
+
+def _replay(run: Run, batch: Batch, used: Row) -> Sequence[Row]:
+    if used["body"] != batch.body:
+        raise Conflict(f"idempotency key {batch.key} was used with another body")
+    ids: list[str] = decoding.decode(used["jobs"], list[str])
+    there = {row["id"] for row in run("need_states", tenant=batch.tenant, ids=ids)}
+    if not there.issuperset(ids):
+        raise Gone(f"what idempotency key {batch.key} made was deleted")
+    return [{"id": job_id, "asked": None} for job_id in ids]
+
+
+def _join(run: Run, jobs: Sequence[Submission]) -> dict[str, str]:
+    """Return which of these jobs have a reuse key that another job already has, with that job."""
+    joined: dict[str, str] = {}
+    mine: dict[str, str] = {}
+    for job in jobs:
+        if job.reuse_key is None:
+            continue
+        standing = mine.get(job.reuse_key)
+        if standing is None:
+            rows = run("standing", tenant=job.tenant, reuse_key=job.reuse_key, rebuild=job.rebuild)
+            standing = rows[0]["job_id"] if rows else None
+        if standing is not None:
+            joined[str(job.id)] = standing
+        else:
+            mine[job.reuse_key] = str(job.id)
+            run("stand", tenant=job.tenant, reuse_key=job.reuse_key, id=job.id)
+    return joined
+
+
+def _refuse_needs(run: Run, batch: Batch) -> None:
+    outside = sorted({need for job in batch.jobs for need in job.needs}.difference(batch.ids))
+    if not outside:
+        return
+    known = {row["id"]: Status(row["status"]) for row in run("need_states", tenant=batch.tenant, ids=outside)}
+    for need in outside:
+        if need not in known:
+            raise need_unknown(need)
+        if known[need] in BROKEN:
+            raise NeedFailed(need, known[need])
+
+
+def _with_needs(job: Submission, joined: Mapping[str, str]) -> Submission:
+    if not joined or not job.needs:
+        return job
+    return msgspec.structs.replace(job, needs=tuple(joined.get(need, need) for need in job.needs))
+
+
+def _refuse_overflow(run: Run, jobs: Sequence[Submission]) -> None:
+    limits: dict[str, Any] = {row["queue"]: row["depth_limit"] for row in run("limited_queues")}
+    if not limits:
+        return
+    for queue, added in Counter(job.queue or QUEUE for job in jobs).items():
+        limit = limits.get(queue)
+        if limit is None:
+            continue
+        (row,) = run("waiting_in_queue", queue=queue, limit=limit)
+        if row["waiting"] + added > limit:
+            raise QueueFull(f"queue {queue} is full: at most {limit} jobs may wait in it")

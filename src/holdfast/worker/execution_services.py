@@ -1,0 +1,61 @@
+"""What all executions of a worker share: the store, the batch writers, the settings, and the drain signal."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from holdfast.config import Settings
+from holdfast.model import Lease, StopRequest
+from holdfast.runner.artifacts import Artifacts
+from holdfast.runner.checks import Checks
+from holdfast.runner.disk import SHARED, disks_of
+from holdfast.runner.shared_folder import SharedFolder
+from holdfast.runner.uploads import JobUploads
+from holdfast.store import Store
+from holdfast.worker.batch_writer import BatchWriter, finishes, hand_overs, starts
+
+Step = Callable[[str, Lease], None]
+
+
+def _no_step(name: str, lease: Lease) -> None:
+    """Do nothing at a step; tests pass a function that stops or kills the worker there."""
+
+
+class ExecutionServices:
+    def __init__(
+        self,
+        store: Store,
+        worker: str,
+        settings: Settings,
+        installation: str,
+        shared: SharedFolder,
+        checks: Checks,
+        at: Step | None = None,
+    ) -> None:
+        self.store = store
+        self.worker = worker
+        self.settings = settings
+        self.installation = installation
+        self.shared = shared
+        self.checks = checks
+        self.at = at or _no_step
+        self.disks = disks_of(settings, state=True)
+        self.artifacts = Artifacts(settings.shared, check=self._check_shared)
+        self.inputs = JobUploads(settings.shared)
+        self.finishes = finishes(store)
+        self.starts = starts(store)
+        self.hand_overs = hand_overs(store)
+        self.stops: BatchWriter[Lease, StopRequest | None] = BatchWriter(self._read_stops, linger=0.0)
+        self.leaving = asyncio.Event()
+
+    def _check_shared(self) -> None:
+        """Raise unless the shared folder is the right one and has free space."""
+        self.shared.check()
+        self.disks.check(SHARED)
+
+    async def _read_stops(self, leases: Sequence[Lease]) -> Sequence[StopRequest | None]:
+        stops = await self.store.leases.stops(self.worker)
+        return [stops.get(lease.id) for lease in leases]
+
+    def writers(self) -> Sequence[BatchWriter[object, object]]:
+        """Return the batch writers to run; finishes twice, so that their round trips overlap."""
+        return [self.finishes, self.finishes, self.starts, self.hand_overs, self.stops]  # type: ignore[list-item]

@@ -1,0 +1,391 @@
+"""Runs a pipeline task by task. For a task without a snapshot: take the build lock, prepare the workspace, command the
+supervisor to run the task, then take a snapshot.
+
+If this worker dies, its adopter reads the progress from the supervisor's events (`pipeline_progress.py`) and continues
+from there: every step may be repeated. Files are copied or replaced only while the supervisor waits between tasks.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from holdfast.duties.evictor import Evictor
+from holdfast.errors import CacheFull, Invalid, SnapshotDamaged, SnapshotFailed
+from holdfast.model import Cause, Error, Snapshot, TaskStatus
+from holdfast.pipeline.connectors import CONNECTORS, NotQuiet
+from holdfast.pipeline.connectors.postgres import own_line
+from holdfast.pipeline.plan import Plan, TaskPlan
+from holdfast.pipeline.snapshots import SNAPSHOTS, Changed, Folders
+from holdfast.pipeline_spec import NO_UPLOADS
+from holdfast.runner.artifacts import Limits, Violation, remove_tree
+from holdfast.runner.base import CannotStart, End, EngineUnreachable, Runner, Running
+from holdfast.runner.disk import SHARED
+from holdfast.runner.secrets import NO_MASK
+from holdfast.runner.wire import Command, fitting
+from holdfast.runner.workspace import TREE, give_like, replaced_by
+from holdfast.submission import check_spec
+from holdfast.timing import jitter
+from holdfast.worker.collect import Collect
+from holdfast.worker.execution_services import ExecutionServices
+from holdfast.worker.held_leases import HeldLease, Lost, until_trusted
+from holdfast.worker.pipeline_progress import PipelineProgress, tree_name
+from holdfast.worker.planning import Staged, facts_for, plan_for, plan_in, sources_for
+from holdfast.worker.task_outputs import Collected, TaskOutputs, in_threads
+from holdfast.worker.task_store import TaskStore
+
+log = logging.getLogger(__name__)
+
+LOOK = 0.02
+"""Seconds between polls while we wait for an event of the supervisor or for the service to become ready."""
+PACE = 0.1
+"""Seconds between polls while a task runs."""
+WAIT = 0.25
+"""Seconds between polls for a snapshot that another job builds."""
+SAY_AGAIN = 5.0
+TASK_ENDS = {"timed_out": TaskStatus.TIMED_OUT, "idle_timeout": TaskStatus.TIMED_OUT}
+
+
+class PipelineExecution:
+    """One attempt of a pipeline in this worker. `interrupted` tells whether it is stopped, lost or handed over."""
+
+    def __init__(
+        self, services: ExecutionServices, runner: Runner, held: HeldLease, interrupted: Callable[[], bool]
+    ) -> None:
+        self._services = services
+        self._runner = runner
+        self._held = held
+        self._lease = held.lease
+        self._interrupted = interrupted
+        self._folders = Folders(services.settings.shared / SNAPSHOTS, at=self._at, check=services.shared.check)
+        self._evictor = Evictor(
+            services.store,
+            self._folders,
+            most=services.settings.snapshots_max_bytes,
+            shortage=lambda: services.disks.shortage(SHARED),
+        )
+        self._locked: str | None = None
+        self.mask = NO_MASK
+        self.outputs: TaskOutputs
+        self.names: Sequence[str] = ()
+        self.progress = PipelineProgress((), at=0)
+
+    # Before the start
+
+    async def begin(self) -> End | None:
+        """Plan from the current files, and wait for the build lock of the first snapshot that is missing.
+
+        Return an End if the pipeline needs no start: every task is cached, or it cannot be planned.
+        """
+        try:
+            await self._plan_now()
+            if await self._secure(0) == len(self._plan.tasks):
+                return End(cause=Cause.EXIT, exit_code=0)
+        except Invalid as error:
+            return End(cause=Cause.START_FAILED, error=Error(code="contract_violation", message=str(error)))
+        except CannotStart as error:
+            return End(cause=Cause.START_FAILED, error=error.error)
+        except SnapshotFailed as error:
+            return End(cause=Cause.START_FAILED, error=Error(code=error.code, message=str(error)))
+        return None
+
+    async def _plan_now(self) -> None:
+        """Plan, and record the plan; tasks that existing snapshots cover are recorded as done."""
+        check_spec(self._lease.runner, self._lease.spec)
+        if self._lease.policy.uploads:
+            raise Invalid("uploads", NO_UPLOADS)
+        connector = CONNECTORS[self._lease.spec.get("connector", "files")]
+        facts = await facts_for(self._lease, self._runner, connector)
+        self._follow(await asyncio.to_thread(lambda: plan_for(self._lease, self._services.settings, facts)))
+        self._at("planned")
+        if self._plan.base is not None and not await self._task_store.known([self._plan.base]):
+            raise Invalid("base", f"there is no snapshot {self._plan.base}")
+        await self._task_store.plan(await self._done())
+        self._at("recorded")
+
+    def staged(self) -> Staged:
+        return Staged(self._plan, sources_for(self._lease, self._services.settings))
+
+    async def adopt(self, running: Running) -> None:
+        """Continue with the plan that the attempt was started with, unless its workspace was removed."""
+        try:
+            self._follow(await asyncio.to_thread(lambda: plan_in(running.space)))
+        except FileNotFoundError:
+            log.warning("job %s attempt %d: its workspace is gone", self._lease.id, self._lease.attempt)
+
+    def _follow(self, found: Plan) -> None:
+        self._plan = found
+        self._connector = CONNECTORS[found.connector]
+        self._task_store = TaskStore(self._services.store, self._lease, found)
+        self.names = [task.name for task in found.tasks]
+        self.progress = PipelineProgress(self.names, at=0 if found.base is None else -1)
+        self.outputs = TaskOutputs(self._folders, self._task_store, found, self.progress)
+
+    def own_line(self, name: str | None, line: bytes) -> bytes:
+        """Rewrite a line of a task's stderr to name the developer's SQL file instead of our staged copy."""
+        if name is None or not line.startswith(b"psql:"):
+            return line
+        task = self._plan.tasks[self.names.index(name)]
+        return line if task.sql is None else own_line(task, line)
+
+    # While it runs
+
+    @property
+    def pace(self) -> float:
+        return LOOK if self.progress.running is None else PACE
+
+    async def drive(self, running: Running) -> None:
+        """Decide at every task boundary what comes next. Runs until the caller cancels it at the end of the attempt."""
+        while True:
+            await self._until(lambda: self.progress.holding is not None)
+            assert self.progress.holding is not None
+            try:
+                await self._go_on(running, self.progress.holding)
+            except (CacheFull, SnapshotDamaged, SnapshotFailed) as error:
+                await self._give_up(running, error.code, str(error))
+            except (NotQuiet, Changed) as error:
+                await self._give_up(running, "not_quiet", str(error))
+            except CannotStart as error:
+                await self._give_up(running, error.error.code, error.error.message)
+            except Invalid as error:
+                await self._give_up(running, "contract_violation", str(error))
+            except OSError as error:
+                await self._give_up(running, SnapshotFailed.code, str(error))
+
+    def collector(self, running: Running, end: End) -> Collect:
+        """Return how to collect the outputs of an ended attempt: only the work folder if its plan is gone."""
+        return self.outputs.collector(running, end) if self.names else running.outputs
+
+    async def _go_on(self, running: Running, behind: int) -> None:
+        """Keep the result of the last task, and start the next one that has to run; `behind` tasks are done.
+
+        The workspace may be ahead of the supervisor: a previous owner may have restored a snapshot into it. That stays
+        valid, even if the snapshot is gone by now.
+        """
+        await self._keep(running, behind)
+        done = max(behind, self.progress.at)
+        following = await self._secure(done)
+        if self._interrupted():
+            await self._until(lambda: self.progress.holding != behind)
+        elif following == len(self._plan.tasks):
+            if self.progress.at < following and not await self.outputs.inherit_last(running, self._lease.token):
+                await self._plan_again(done)
+                return
+            self._at("ending")
+            await self._say(running, Command(token=self._lease.token, verb="end"), lambda: False)
+        else:
+            if not await self._restore(running, following):
+                await self._plan_again(done)
+                return
+            await self._serve(running)
+            await self._task_store.write(following, TaskStatus.RUNNING)
+            self._at("going")
+            go = Command(token=self._lease.token, verb="go", task=following)
+            await self._say(running, go, lambda: self.progress.holding != behind)
+
+    async def _plan_again(self, done: int) -> None:
+        """Record that only `done` tasks are done: the snapshot that was to be restored is gone."""
+        await self._task_store.plan(done)
+        await asyncio.sleep(jitter(WAIT))
+
+    async def settle(self) -> None:
+        """Record how each task ended, after the end of the attempt. A task cut off by a loss becomes pending again."""
+        for n, end in self.progress.ends.items():
+            if end.well:
+                status = TaskStatus.SUCCEEDED
+            elif end.cause in ("cancelled", "interrupted"):
+                status = TaskStatus.CANCELLED
+            else:
+                status = TASK_ENDS.get(end.cause, TaskStatus.FAILED)
+            await self._task_store.close(n, status, end)
+        if self.progress.running is not None:
+            await self._task_store.write(self.progress.running, TaskStatus.PENDING)
+
+    # Which snapshots exist, and who builds those that are missing
+
+    async def _secure(self, n: int) -> int:
+        """Return the first task from the nth on that has to run, holding the build lock of the snapshot it leads to.
+
+        Return the number of tasks if none has to run. The snapshot is looked up again under the lock, because another
+        job may have built it in the meantime.
+        """
+        while n < len(self._plan.tasks) and not self._interrupted():
+            known = await self._done(beyond=n)
+            if known > n:
+                await self._task_store.reuse(range(n, known))
+                self._at("reused")
+                n = known
+                continue
+            target = next((task.snapshot for task in self._plan.tasks[n:] if task.keep), None)
+            if target is None or target == self._locked:
+                break
+            await self._lock(target)
+        return n
+
+    async def _done(self, beyond: int = 0) -> int:
+        """Return how many tasks the latest existing snapshot covers. One that would be reused is verified first."""
+        while (done := await self._task_store.done()) > beyond:
+            row = await self._task_store.use(self._plan.tasks[done - 1].snapshot)
+            if row is None:
+                continue
+            if await self.outputs.whole(row) and await asyncio.to_thread(self._folders.verify, row.folder, row.digest):
+                break
+            log.error("snapshot %s is not what was published; it is built again", row.id)
+            await self._task_store.drop(row)
+        return done
+
+    async def _lock(self, snapshot: str) -> None:
+        """Try to take the build lock of a snapshot; if another job has it, wait a moment."""
+        if self._locked is not None:
+            await self._task_store.unlock(self._locked)
+            self._locked = None
+        if await self._task_store.lock(snapshot):
+            self._locked = snapshot
+            self._at("locked")
+        else:
+            await asyncio.sleep(jitter(WAIT))
+
+    async def _keep(self, running: Running, behind: int) -> None:
+        """Record that a task is done. Store its result first if that is wanted and no snapshot exists yet."""
+        if behind == 0 or self.progress.at != behind or behind - 1 not in self.progress.ends:
+            return
+        task = self._plan.tasks[behind - 1]
+        while task.keep and not self._interrupted() and not await self._task_store.known([task.snapshot]):
+            if self._locked != task.snapshot:
+                await self._lock(task.snapshot)
+            elif not await self._store(running, task):
+                break
+        if not self._interrupted():
+            await self._task_store.close(task.n, TaskStatus.SUCCEEDED, self.progress.ends[task.n])
+            self._at("kept")
+
+    async def _store(self, running: Running, task: TaskPlan) -> bool:
+        """Snapshot the workspace and all outputs up to a task. Return False if the outputs must not be reused.
+
+        A reported failure, or outputs that break the contract, are judged at the end of the job, as without snapshots:
+        a later task may still replace them.
+        """
+        limits = Limits(bytes=self._services.settings.artifact_max_bytes)
+        async with in_threads(self._folders.temporary(f"outputs.{secrets.token_hex(8)}")) as place:
+            try:
+                collect = partial(self.outputs.collect_into, place, running, limits, self.mask)
+                collected = await self._evictor.with_room(collect)
+            except (Violation, Invalid) as error:
+                log.warning("job %s: task %s is not snapshotted: %s", self._lease.id, task.name, error)
+                await self._task_store.unlock(task.snapshot)
+                self._locked = None
+                return False
+            self._at("outputs")
+            await self._publish(running, task, collected)
+        return True
+
+    async def _publish(self, running: Running, task: TaskPlan, collected: Collected) -> None:
+        await self._quiet(running)
+        tree = running.space / TREE
+        await asyncio.to_thread(lambda: self._connector.check_quiet(tree))
+        self._at("quiet")
+        outputs = collected.outputs
+        made = await self._evictor.copy(task.snapshot, tree, collected.folder, more=outputs.size)
+        self._at("copied")
+        await self._trusted()
+        if self._interrupted():
+            await asyncio.to_thread(lambda: self._folders.remove(made.folder))
+            return
+        if not await self._task_store.publish(task, made, outputs):
+            await asyncio.to_thread(lambda: self._folders.remove(made.folder))
+        self._locked = None
+        self._at("published")
+
+    # The workspace and the service, while the supervisor waits at a task boundary
+
+    async def _restore(self, running: Running, behind: int) -> bool:
+        """Restore the workspace to the state after `behind` tasks. Return False if that snapshot is gone."""
+        if self.progress.at == behind:
+            return True
+        await self._quiet(running)
+        snapshot = self._plan.tasks[behind - 1].snapshot if behind else self._plan.base
+        assert snapshot is not None  # Without a base, the empty workspace is the state after 0 tasks.
+        if (row := await self._task_store.use(snapshot)) is None:
+            if not behind:
+                raise SnapshotDamaged(f"snapshot {snapshot}, the base of this pipeline, is gone")
+            return False
+        name = tree_name(behind, self._lease.token)
+        target = running.space / name
+        try:
+            await asyncio.to_thread(lambda: self._fill(target, row))
+            self._at("restored")
+            await self.outputs.inherit(running, row, name)
+            self._at("inherited")
+        except SnapshotDamaged:
+            await self._task_store.drop(row)
+            return False
+        place = Command(token=self._lease.token, verb="place", name=name)
+        await self._say(running, place, lambda: self.progress.at == behind)
+        self._at("placed")
+        await asyncio.to_thread(lambda: remove_tree(replaced_by(target)))
+        return True
+
+    def _fill(self, target: Path, row: Snapshot) -> None:
+        """Restore next to the workspace, then move the tree in: the tasks own everything inside."""
+        made = target.parent.parent / f".{target.name}"
+        for leftover in (made, target, replaced_by(target)):
+            remove_tree(leftover)
+        self._folders.restore(row.folder, row.digest, made)
+        give_like(made, target.parent / TREE)
+        made.rename(target)
+
+    async def _quiet(self, running: Running) -> None:
+        if self.progress.serving:
+            stop = Command(token=self._lease.token, verb="service", kind="stop")
+            await self._say(running, stop, lambda: not self.progress.serving)
+
+    async def _serve(self, running: Running) -> None:
+        if not self._connector.serves:
+            return
+        if not self.progress.serving:
+            start = Command(token=self._lease.token, verb="service", kind="start")
+            await self._say(running, start, lambda: self.progress.serving)
+        await self._until(lambda: self._connector.ready(running.space / TREE))
+        self._at("serving")
+
+    async def _give_up(self, running: Running, code: str, message: str) -> None:
+        log.warning("job %s attempt %d cannot continue, ending it: %s", self._lease.id, self._lease.attempt, message)
+        text = fitting(f"{code}: {message}")
+        await self._say(running, Command(token=self._lease.token, verb="end", text=text), lambda: False)
+
+    # Commands to the supervisor
+
+    async def _say(self, running: Running, command: Command, done: Callable[[], bool]) -> None:
+        """Repeat a command until it is carried out; one that ends the attempt, until the caller cancels us."""
+        while not done():
+            await self._trusted()
+            try:
+                await running.tell(command)
+            except (EngineUnreachable, OSError) as error:  # A full disk may have room soon.
+                log.warning(
+                    "job %s attempt %d: cannot send command %s, retrying: %s",
+                    self._lease.id,
+                    self._lease.attempt,
+                    command.verb,
+                    error,
+                )
+                await asyncio.sleep(WAIT)
+                continue
+            try:
+                async with asyncio.timeout(SAY_AGAIN):
+                    await self._until(done)
+            except TimeoutError:
+                pass
+
+    async def _until(self, done: Callable[[], bool]) -> None:
+        while not done():  # noqa: ASYNC110 - the service writes its ready file without an event
+            await asyncio.sleep(LOOK)
+
+    async def _trusted(self) -> None:
+        if not await until_trusted(self._held):
+            raise Lost
+
+    def _at(self, step: str) -> None:
+        self._services.at(step, self._lease)

@@ -1,0 +1,40 @@
+"""The leases in a worker's hands."""
+
+from holdfast.model import Lease, StopKind, StopPhase, StopRequest
+from holdfast.worker.held_leases import HeldLeases, boottime
+
+
+def lease(token: int) -> Lease:
+    return Lease("job", token, 1, "host", "default", "default", "process", None, "run", 0, 1, "{}", "{}")
+
+
+def test_a_job_that_is_adopted_again_takes_the_older_hold_away() -> None:
+    """A worker that slept may adopt its own job: what it did for it before has lost its lease. Proves L6."""
+    holds = HeldLeases(60.0)
+    (old,) = holds.take([lease(1)], boottime())
+    (new,) = holds.take([lease(3)], boottime())
+    assert (old.lost, new.lost) == (True, False)
+    holds.drop(old)
+    assert holds.get("job") is new
+
+
+def test_a_stop_request_only_grows() -> None:
+    """A late answer to an older question takes nothing back. Proves C1."""
+    (hold,) = HeldLeases(60.0).take([lease(1)], boottime())
+    for kind in (StopKind.INTERRUPT, StopKind.CANCEL, StopKind.INTERRUPT):
+        hold.hear_stop(StopRequest(kind=kind, phase=StopPhase.REQUESTED))
+    assert hold.stop is not None
+    assert hold.stop.kind is StopKind.CANCEL
+
+
+def test_a_lease_is_trusted_from_its_request_on_and_not_for_all_of_its_time() -> None:
+    """Proves L7."""
+    holds = HeldLeases(10.0)
+    (hold,) = holds.take([lease(1)], boottime() - 8.9)
+    assert hold.trusted
+    (late,) = holds.take([lease(2)], boottime() - 9.1)
+    before = late.trusted
+    holds.renewed([late], boottime())
+    after = late.trusted
+    late.lose()
+    assert [before, after, late.trusted] == [False, True, False]
