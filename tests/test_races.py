@@ -254,6 +254,24 @@ async def test_parent_that_ends_while_its_resume_is_being_settled_is_settled_aga
     await assert_sound(clean_url)
 
 
+@pytest.mark.parametrize("kind", ["postgres"])
+async def test_parent_that_is_dismissed_while_its_end_is_being_settled_is_left_settled(clean_url: str) -> None:
+    """Proves N6."""
+    parent = new_id()
+    async with await open_store(clean_url, listen=False) as slow, await open_store(clean_url, listen=False) as quick:
+        await quick.jobs.submit_many([function(id=parent), function(needs=[parent])])
+        _, (lease,) = await claim(quick, "worker", 1)
+        async with end_without_follow_up(quick):
+            await quick.leases.finish([(lease, Outcome.failed("boom", "boom"))])
+        pause = Pause(slow, "open_dependants")
+        async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+            group.create_task(slow.gates.follow_up(settle=[parent]))
+            await pause.reached.wait()
+            await quick.jobs.dismiss(parent)
+            pause.go_on.set()
+    await assert_sound(clean_url)
+
+
 @asynccontextmanager
 async def end_without_follow_up(store: Store) -> AsyncIterator[None]:
     """As if this process were slow between its finish and the follow-up."""

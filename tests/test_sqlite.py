@@ -2,11 +2,15 @@
 
 import asyncio
 import sqlite3
+from pathlib import Path
 
 import pytest
 
 from holdfast.errors import Conflict
 from holdfast.model import new_id
+from holdfast.permissions import tighten
+from holdfast.store import sqlite
+from holdfast.store.sqlite import SqliteDatabase
 from tests.store_fixture import TTL, Stage
 
 JOB = {"runner": "function", "spec": {"name": "f"}}
@@ -50,3 +54,19 @@ async def test_heartbeat_goes_ahead_of_what_waits(stage: Stage) -> None:
         blocker.execute("ROLLBACK")
     blocker.close()
     assert order.index("beat") < 79
+
+
+@pytest.mark.parametrize("name", ["store.db-wal", "store.db-shm"])
+async def test_store_opens_while_another_process_removes_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The last process that closes the store removes its write-ahead log, at any moment of another one's start."""
+    (tmp_path / name).touch()
+
+    def removed_first(path: Path, mode: int) -> None:
+        if path.name == name:
+            path.unlink()
+        tighten(path, mode)
+
+    monkeypatch.setattr(sqlite, "tighten", removed_first)
+    await SqliteDatabase(tmp_path / "store.db").close()

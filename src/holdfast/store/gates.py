@@ -79,7 +79,8 @@ class Gates:
                 lanes |= {(row["tenant"], row["lane"]) for row in shown if row["lane"] is not None}
                 ids += [row["id"] for row in shown if row["lane"] is None]
                 ended = [*await self.resolve_lanes(sorted(lanes)), *await self._resolve_jobs(ids)]
-                settle = await self._unsettled([*ended, *(row["id"] for row in shown)])
+                # A job that changed while it was settled is still unsettled, and whoever changed it may not settle it.
+                settle = await self._unsettled([*settle, *ended, *(row["id"] for row in shown)])
                 lanes, ids = set(), []
         except StoreError as error:
             log.log(level_of(error), "gates not resolved; a duty will retry: %s", error)

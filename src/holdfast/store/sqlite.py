@@ -24,7 +24,7 @@ import msgspec
 
 from holdfast import decoding
 from holdfast.errors import Conflict, Invalid, StoreError, StoreFull, StoreUnreachable
-from holdfast.permissions import make_file, make_parents
+from holdfast.permissions import FILE, make_file, make_parents, tighten
 from holdfast.store import queries, sqlite_reserve
 from holdfast.store.database import Counters, Row, Tx, json_text, tuples
 from holdfast.store.submit_sqlite import accept
@@ -393,9 +393,11 @@ class SqliteDatabase:
         """Check in the caller's thread whether this file can be used."""
         try:
             make_parents(path)
-            for file in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
-                if file == path or file.exists():
-                    make_file(file)  # SQLite creates the other two files with the mode of this one.
+            make_file(path)
+            for file in (Path(f"{path}-wal"), Path(f"{path}-shm")):
+                # SQLite makes them with the first one's mode, and removes them.
+                with contextlib.suppress(FileNotFoundError):
+                    tighten(file, FILE)
             try:
                 _try_wal(path)
             except sqlite3.OperationalError:
