@@ -79,7 +79,7 @@ class Gates:
                 lanes |= {(row["tenant"], row["lane"]) for row in shown if row["lane"] is not None}
                 ids += [row["id"] for row in shown if row["lane"] is None]
                 ended = [*await self.resolve_lanes(sorted(lanes)), *await self._resolve_jobs(ids)]
-                # A job that changed while it was settled is still unsettled, and whoever changed it may not settle it.
+                # A job that changed while it was settled is still unsettled, and the other caller need not settle it.
                 settle = await self._unsettled([*settle, *ended, *(row["id"] for row in shown)])
                 lanes, ids = set(), []
         except StoreError as error:
