@@ -5,10 +5,8 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 BIN := .venv/bin
-STORE_TESTS := $(addprefix tests/test_, $(addsuffix .py, jobs leases orphans reaper queues reuse retention explain gates lanes events notify submit_function migrate \
-	snapshots tasks queries pgbouncer crash stateful races))
-SHORT_TESTS := $(addprefix tests/test_, $(addsuffix .py, classify client config events explain attempt_folder functions gates submit_in_transaction jobs \
-	lanes leases listing metrics migrate orphans plan promised_indexes queries queues reaper retention reuse sqlite tokens notify))
+STORE_TESTS := tests/store tests/crash/test_crash.py
+SHORT_TESTS := tests/unit tests/store tests/runner/test_attempt_folder.py tests/worker/test_functions.py tests/service/test_client.py tests/service/test_metrics.py
 SUPERVISOR := src/holdfast/runner/supervisor/holdfast-supervisor
 
 help: ## List the targets
@@ -75,7 +73,7 @@ model: ## Check the model of the lease protocol with Spin, and that every way to
 	@$(PYTHON) -m model.check
 
 test-races: setup ## The two great races (lanes, dependencies) with 10,000 rounds each on both stores: some minutes
-	HOLDFAST_TEST_ROUNDS=10000 $(BIN)/python -m pytest tests/test_races.py -k "racing_a_finish or racing_the_parents_end"
+	HOLDFAST_TEST_ROUNDS=10000 $(BIN)/python -m pytest tests/store/test_races.py -k "racing_a_finish or racing_the_parents_end"
 
 test-pgbouncer: setup ## The tests of the store on Postgres once more, through PgBouncer in transaction mode: some minutes
 	HOLDFAST_TEST_POOLER=1 $(BIN)/python -m pytest -n 2 --dist loadfile -k "not sqlite" $(STORE_TESTS)
@@ -113,7 +111,7 @@ requirements: .venv/.ready ## Write requirements/*.txt from constraints.txt: the
 	$(BIN)/python -m scripts.requirements
 
 schema: setup ## Write the dumped schemas that the tests compare with
-	HOLDFAST_WRITE_SCHEMA=1 $(BIN)/python -m pytest -q tests/test_migrate.py -k dumped
+	HOLDFAST_WRITE_SCHEMA=1 $(BIN)/python -m pytest -q tests/store/test_migrate.py -k dumped
 
 clean: ## Remove the virtual environment and caches
 	rm -rf .venv .venv-* .mypy_cache .ruff_cache .hypothesis .import_linter_cache $(SUPERVISOR)

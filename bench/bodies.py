@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from tests.service import Served, serving
+from tests.support.service import Served, serving
 
 from bench.sites import empty_databases, load
 

@@ -18,10 +18,10 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import httpx
-from tests.bulk_data import ENDED, FAILED, QUEUED, fill_sqlite
-from tests.cluster import cluster
-from tests.ports import free_port
-from tests.service import serving
+from tests.support.bulk_data import ENDED, FAILED, QUEUED, fill_sqlite
+from tests.support.cluster import cluster
+from tests.support.ports import free_port
+from tests.support.service import serving
 
 from bench.figures import HEAD, Figure
 from bench.scale import database, filled, scaled

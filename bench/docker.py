@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from tests.crashing_worker import Part
-from tests.engine import IMAGE, Daemon, daemon, missing
+from tests.support.crashing_worker import Part
+from tests.support.engine import IMAGE, Daemon, daemon, missing
 
 from holdfast.model import Job, Status
 from holdfast.runner.frames import Stream, from_copy
@@ -49,7 +49,7 @@ class Bench:
 
     def worker(self, slots: int) -> "subprocess.Popen[bytes]":
         part = msgspec.json.encode(Part(queues={"default": slots})).decode()
-        command = [sys.executable, "-m", "tests.crashing_worker", part]
+        command = [sys.executable, "-m", "tests.support.crashing_worker", part]
         return subprocess.Popen(command, env={**os.environ, **self._env}, stderr=subprocess.DEVNULL)
 
     async def submit(self, *command: str) -> Job:

@@ -1,4 +1,4 @@
-"""Requests made from the OpenAPI document, against real servers: the long form of `tests/test_openapi.py`.
+"""Requests made from the OpenAPI document, against real servers: the long form of `tests/service/test_openapi.py`.
 
 For each store and role a `holdfast serve` of its own gets examples of every operation, half of them against the
 document, then sequences of calls in which one answer gives the next call its ids. No worker runs beside it: the
@@ -28,8 +28,8 @@ from requests.structures import CaseInsensitiveDict
 from schemathesis.core.failures import Failure, FailureGroup
 from schemathesis.core.result import Ok
 from schemathesis.generation.stateful.state_machine import StepOutput
-from tests.cluster import cluster
-from tests.service import Served, serving
+from tests.support.cluster import cluster
+from tests.support.service import Served, serving
 
 from bench.sites import new_database
 from holdfast.model import Role

@@ -8,8 +8,8 @@ import asyncio
 import statistics
 import time
 
-from tests.cluster import cluster
-from tests.pooler import pgbouncer
+from tests.support.cluster import cluster
+from tests.support.pooler import pgbouncer
 
 from bench.store import CONNECTIONS, PAIRS, RESULT, drain_all, submissions, timed
 from holdfast.model import Outcome

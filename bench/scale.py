@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
-from tests.bulk_data import DUE, ENDED, FUTURE, LANED, QUEUED, fill_postgres, fill_sqlite
-from tests.cluster import cluster
+from tests.support.bulk_data import DUE, ENDED, FUTURE, LANED, QUEUED, fill_postgres, fill_sqlite
+from tests.support.cluster import cluster
 
 from bench import store as store_bench
 from bench.store import drain_all, submissions

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from tests.cluster import cluster
-from tests.service import Served, serving
+from tests.support.cluster import cluster
+from tests.support.service import Served, serving
 
 from holdfast.model import Claimable, Lease, NewEvent, Outcome
 from holdfast.store import Store, open_store

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
-from tests.cluster import cluster
+from tests.support.cluster import cluster
 
 from holdfast.store.migrate import migrate
 from holdfast.store.postgres import PostgresDatabase

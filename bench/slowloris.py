@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.service import Served, serving
+from tests.support.service import Served, serving
 
 from bench.figures import percentile
 from bench.sites import empty_databases, load

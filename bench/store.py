@@ -17,7 +17,7 @@ from typing import Any
 
 import asyncpg
 import msgspec
-from tests.cluster import cluster
+from tests.support.cluster import cluster
 
 from holdfast.model import Claimable, Lease, Outcome, new_id
 from holdfast.store.migrate import migrate

@@ -6,7 +6,7 @@ Run by `make bench` and `make bench-worker`. Ours and the reference alternate in
 import asyncio
 import sys
 
-from tests.cluster import cluster
+from tests.support.cluster import cluster
 
 from bench import adoption, drain, output, pickup, processes, stops
 from bench.figures import HEAD

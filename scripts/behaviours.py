@@ -46,7 +46,11 @@ class Proof:
 
 
 def read_tests(folder: Path) -> list[Proof]:
-    return [test for path in sorted(folder.glob("test_*.py")) for test in parse(path.name, path.read_text())]
+    return [
+        test
+        for path in sorted(folder.rglob("test_*.py"))
+        for test in parse(path.relative_to(folder).as_posix(), path.read_text())
+    ]
 
 
 def parse(file: str, source: str) -> Iterator[Proof]:

@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("src", "tests", "torture", "bench", "scripts", "model", "docs", "examples")
 SUFFIXES = (".py", ".md", ".sql", ".c", ".h", ".pml")
-SELF = ("scripts/glossary.py", "tests/test_glossary.py", "docs/glossary.md")
+SELF = ("scripts/glossary.py", "tests/project/test_glossary.py", "docs/glossary.md")
 MODULES = {
     "desk", "speech", "taking", "course", "ledger", "staging", "journal", "completer", "shipper", "chores",
     "heart", "words", "views", "shapes", "losses", "accept", "guest", "inside", "moves", "refusals", "wake",

@@ -23,7 +23,7 @@ from holdfast.store.migrate import migrations, script
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "reference"
 SOURCES = ROOT / "src" / "holdfast"
-POSTGRES = ROOT / "tests" / "schema" / "postgres.sql"
+POSTGRES = ROOT / "tests" / "store" / "schema" / "postgres.sql"
 MADE = "<!-- Made from the code by `make docs`. Change it there. -->"
 OWN = ("help", "install_completion", "show_completion")
 TABLES = {

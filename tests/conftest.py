@@ -17,14 +17,14 @@ from holdfast.runner.attempt_folder import AttemptFolder
 from holdfast.store.migrate import migrate
 from holdfast.store.store import Store, connect
 from holdfast.timing import ManualClock
-from tests.cluster import PostgresMissing, cluster
-from tests.engine import Daemon, session_daemon
-from tests.in_process_worker import Rig
-from tests.pooler import PgBouncerMissing, pgbouncer
-from tests.service import Served, serving, serving_here
-from tests.store_fixture import START, TEST_CLOCK, Stage
-from tests.supervisor_harness import Attempt
-from tests.worker_processes import Fleet, fleet_on
+from tests.support.cluster import PostgresMissing, cluster
+from tests.support.engine import Daemon, session_daemon
+from tests.support.in_process_worker import Rig
+from tests.support.pooler import PgBouncerMissing, pgbouncer
+from tests.support.service import Served, serving, serving_here
+from tests.support.store_fixture import START, TEST_CLOCK, Stage
+from tests.support.supervisor_harness import Attempt
+from tests.support.worker_processes import Fleet, fleet_on
 
 T = TypeVar("T")
 
@@ -85,11 +85,12 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the files first that take minutes: else one process would be busy with the last of them, alone.
 
-    And mark the tests of the quick tier.
+    And mark each test with its tier, and those of the quick one.
     """
     order = {name: n for n, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
     for item in items:
+        item.add_marker(item.path.parent.name)
         if is_quick(item):
             item.add_marker(QUICK)
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import httpx
 import msgspec
-from tests.service import events_of
+from tests.support.service import events_of
 
 from holdfast.model import new_id
 from torture.calls import Recorder

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
-from tests.engine import IMAGE
+from tests.support.engine import IMAGE
 
 from torture.child import script
 from torture.history import boottime

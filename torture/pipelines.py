@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.engine import IMAGE
+from tests.support.engine import IMAGE
 
 from holdfast.client.http import AsyncClient, Refused, ServerUnreachable
 from holdfast.pipeline.snapshots import OUTPUTS, TEMPORARY, Folders

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
-from tests.engine import Daemon
+from tests.support.engine import Daemon
 
 ROOT = Path(__file__).parent.parent
 LAST_WORDS = 4000

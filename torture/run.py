@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cluster import FAST, Server
-from tests.engine import daemon
+from tests.support.cluster import FAST, Server
+from tests.support.engine import daemon
 
 from holdfast.assemble import ANSWER_SHARE, store_of
 from holdfast.client.http import AsyncClient

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
-from tests.cluster import Server
-from tests.engine import Daemon
-from tests.ports import free_port
-from tests.proxy import Proxy
+from tests.support.cluster import Server
+from tests.support.engine import Daemon
+from tests.support.ports import free_port
+from tests.support.proxy import Proxy
 
 from holdfast.store.store import sqlite_path
 from torture import clocks

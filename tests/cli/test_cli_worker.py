@@ -1,0 +1,120 @@
+"""`holdfast worker`: its arguments, its exit codes, and its row in the store."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli.worker_command import parse_queues
+from holdfast.errors import ConfigError
+from holdfast.model import Status
+from tests.support.in_process_worker import Rig, eventually
+
+APP = """
+from holdfast import Holdfast
+
+app = Holdfast()
+
+@app.function()
+def greet(name: str) -> str:
+    return f"hello {name}"
+"""
+
+
+def holdfast(*arguments: str, cwd: Path, **env: str) -> "subprocess.CompletedProcess[str]":
+    program = [sys.executable, "-m", "holdfast.cli.main", *arguments]
+    known = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    return subprocess.run(program, cwd=cwd, env=known | env, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_queues_with_their_slots() -> None:
+    """Proves O3."""
+    assert parse_queues("default:4, heavy:1,mail") == {"default": 4, "heavy": 1, "mail": 1}
+    with pytest.raises(ConfigError) as refused:
+        parse_queues("a:0,b:x,,c:1,c:2,:3")
+    assert len(refused.value.problems) == 5
+
+
+async def test_once_runs_what_is_there_and_ends(rig: Rig, tmp_path: Path) -> None:
+    """Proves O3, L2: two slots, never three at once."""
+    (tmp_path / "greetings.py").write_text(APP)
+    spans = tmp_path / "spans"
+    script = f"echo + >> {spans}; sleep 0.2; echo - >> {spans}"
+    jobs = [await rig.sh(script) for _ in range(6)]
+    greeting = await rig.submit("greet", inputs={"name": "you"})
+    elsewhere = await rig.sh("true", queue="other")
+    later = await rig.sh("true", available_at="2099-01-01T00:00:00Z")
+    done = holdfast(
+        "worker", "--once", "--queue", "default:2", "--app", "greetings:app", "--worker-id", "mine",
+        cwd=tmp_path, HOLDFAST_DATABASE_URL=rig.settings.url, HOLDFAST_PROCESS_USER="root",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for job in jobs:
+        assert (await rig.get(job)).status is Status.SUCCEEDED
+    assert (await rig.get(greeting)).result == "hello you"
+    assert [(await rig.get(job)).status for job in (elsewhere, later)] == [Status.QUEUED] * 2
+    running = 0
+    for mark in spans.read_text().split():
+        running += 1 if mark == "+" else -1
+        assert running <= 2
+    (attempt,) = await rig.store.attempts.list(jobs[0].id)
+    assert attempt.worker == "mine"
+    assert await rig.store.workers.list() == []
+
+
+async def test_a_living_worker_shows_what_it_is(rig: Rig) -> None:
+    """Proves L14."""
+    job = await rig.sh("sleep 30", stop_grace=0)
+    async with rig.worker({"default": 3, "heavy": 1}) as worker:
+        await rig.running(job)
+
+        async def row() -> bool:
+            (found,) = await rig.store.workers.list()
+            return found.live and found.jobs == (job.id,) and dict(found.queues) == {"default": 3, "heavy": 1}
+
+        await eventually(row, "the worker's row shows its job")
+        (found,) = await rig.store.workers.list()
+        assert (found.worker, found.pid, "process" in found.capabilities) == (worker.id, os.getpid(), True)
+        await rig.store.jobs.cancel(job.id)
+        await rig.ended(job, Status.CANCELLED)
+
+
+async def test_a_worker_told_to_drain_by_the_store_leaves(rig: Rig) -> None:
+    """The process goes on and is adopted by the next worker. Proves C9."""
+    job = await rig.sh("echo up; sleep 2; echo end")
+    async with rig.worker() as worker:
+        await rig.says(job, "up")
+        await rig.store.workers.drain(worker.id)
+
+        async def gone() -> bool:
+            return await rig.store.workers.list() == []
+
+        await eventually(gone, "it leaves")
+        assert (await rig.get(job)).status is Status.RUNNING
+    async with rig.worker():
+        ended = await rig.ended(job, Status.SUCCEEDED)
+    assert (await rig.log(job), ended.attempts) == (["up", "end"], 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "code", "text"),
+    [
+        (["--queue", "a:0"], {}, 2, "1 to 10000 slots"),
+        (["--app", "no_such_module"], {}, 2, "--app no_such_module"),
+        (["--app", "os:path"], {}, 2, "not a Holdfast"),
+        ([], {"HOLDFAST_HEARTBEAT_INTERVAL": "50", "HOLDFAST_LEASE_TTL": "x"}, 2, "HOLDFAST_LEASE_TTL is 'x'"),
+        ([], {"HOLDFAST_HEARTBEAT_INTERVAL": "50"}, 2, "at most a third"),
+        ([], {"HOLDFAST_DATABASE_URL": "postgresql://127.0.0.1:1/none"}, 3, "cannot reach Postgres"),
+        ([], {"HOLDFAST_DATABASE_URL": "sqlite:///empty.db"}, 4, "holdfast migrate"),
+    ],
+)
+def test_what_cannot_work_is_said_in_one_line(
+    tmp_path: Path, arguments: list[str], env: dict[str, str], code: int, text: str
+) -> None:
+    """Proves L5, O2, O3."""
+    done = holdfast("worker", *arguments, cwd=tmp_path, HOLDFAST_PROCESS_USER="root", **env)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert text in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,242 @@
+"""Containers whose worker dies, stops or leaves: another one carries on, and nothing runs twice."""
+
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from holdfast.model import Cause, Job, Status
+from holdfast.runner.base import Identity, Limits
+from holdfast.runner.docker import runner as docker_runner
+from holdfast.runner.docker.container_config import name_of
+from holdfast.runner.docker.runner import DockerRunner
+from holdfast.runner.state_folder import StateFolder
+from holdfast.worker.upkeep import Upkeep
+from tests.support.crashing_worker import Hook
+from tests.support.engine import Daemon, Record, api
+from tests.support.in_process_worker import Rig, eventually
+from tests.support.worker_processes import Fleet
+
+LINES = 16
+CHATTY = f"""
+n=1
+say() {{ echo "out $n"; echo "err $n" >&2; n=$((n + 1)); }}
+while [ $n -le 8 ]; do say; done
+while [ $n -le {LINES} ]; do sleep $PACE; say; done
+echo kept > output/kept
+printf 'last out'; printf 'last err' >&2
+"""
+STEPS = [
+    "prepared", "created", "confirmed", "spawned", "started", "shipped", "exited", "collected", "gathered",
+    "classified", "finished", "removed",
+]  # fmt: skip
+CALLS = ["engine create", "engine put", "engine start", "engine remove"]
+"""Steps that belong to no job: a worker dies at the first such call, whichever job it is for."""
+SLOW: Any = {"lease_ttl": 60.0, "heartbeat_interval": 1.0, "adopt_backoff": 0.1}
+
+
+async def chatty(rig: Rig, *, pace: float = 0.1, **fields: Any) -> Job:
+    return await rig.box(CHATTY, env={"PACE": str(pace)}, **fields)
+
+
+async def chatty_for(fleet: Fleet, step: str) -> Job:
+    """A job for a worker that is struck at a step; what is shipped must still run when its worker comes to ship it."""
+    return await chatty(fleet, pace=1.0 if step == "shipped" else 0.1, queue=step)
+
+
+async def assert_whole(fleet: Fleet, job: Job, what: str = "", *, first: int = 1) -> None:
+    ended = await fleet.ended(job, Status.SUCCEEDED)
+    assert (ended.attempts, ended.attempt) == (1, 1), what
+    for stream, word in (("stdout", "out"), ("stderr", "err")):
+        expected = [f"{word} {n}" for n in range(first if word == "out" else 1, LINES + 1)] + [f"last {word}"]
+        assert await fleet.log(job, stream) == expected, f"{what}: {stream}"
+    (last,) = await fleet.store.attempts.list(job.id)
+    with fleet.artifacts.open(job.id, last.attempt, last.token, "kept") as kept:
+        assert kept.read() == b"kept\n", what
+    await fleet.assert_true(job)
+
+
+def assert_ran_once(record: Record, *jobs: Job) -> None:
+    assert {job.id: record.runs(job.id) for job in jobs} == {job.id: 1 for job in jobs}
+
+
+@pytest.fixture
+def record(docker_engine: Daemon) -> Iterator[Record]:
+    with docker_engine.recorded() as record:
+        yield record
+
+
+async def sweep(fleet: Fleet, dock: Daemon, times: int = 1) -> None:
+    """What a worker does once a minute, so many times."""
+    async with api(dock) as engine:
+        runner = DockerRunner(engine, fleet.installation, limits=Limits(), log_cap=1 << 20, state=fleet.settings.state)
+        await runner.check()
+        locks = StateFolder(fleet.host("sweeper")).locks(fleet.installation)
+        chores = Upkeep(
+            fleet.store, "sweeper", fleet.settings, locks=locks, runners=[runner], held=lambda _: False
+        )  # fmt: skip
+        for _ in range(times):
+            await chores.sweep()
+
+
+async def test_worker_killed_at_any_step_costs_nothing(
+    fleet: Fleet, fleet_dock: Daemon, record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also between create and start: one attempt, one start. Proves R2, R3, R4, L13, L19, R10, R16."""
+    survivor = fleet.start({"other": 1}, **SLOW)
+    jobs = {step: await chatty_for(fleet, step) for step in STEPS}
+    victims = {
+        step: fleet.start({step: 1}, Hook(step=step, do="kill", job=job.id), adopts=False, **SLOW)
+        for step, job in jobs.items()
+    }
+    for step, victim in victims.items():
+        assert await victim.dead() == -signal.SIGKILL, step
+    for step, job in jobs.items():
+        await assert_whole(fleet, job, step)
+        assert await fleet.statuses(job) == ["queued", "running", "succeeded"], step
+    for call in CALLS:
+        jobs[call] = await chatty(fleet, queue=call)
+        victim = fleet.start({call: 1}, Hook(step=call, do="kill"), adopts=False, **SLOW)
+        assert await victim.dead() == -signal.SIGKILL, call
+    for call in CALLS:
+        await assert_whole(fleet, jobs[call], call)
+    assert_ran_once(record, *jobs.values())
+
+    async def over() -> bool:
+        return fleet_dock.docker("ps", "-q") == ""
+
+    await eventually(over, "nothing runs any more")
+    (its_id,) = [worker.worker for worker in await fleet.store.workers.list() if worker.pid == survivor.pid]
+
+    async def removed_by_the_survivor() -> bool:
+        """What is left belongs to those who died between a job's end and its removal."""
+        names = fleet_dock.containers()
+        left = [job for job in jobs.values() if any(job.id in name for name in names)]
+        return its_id not in [(await fleet.store.attempts.list(job.id))[-1].worker for job in left]
+
+    await eventually(removed_by_the_survivor, "the survivor removes what it ended")
+    monkeypatch.setattr(docker_runner, "GRACE_SECONDS", -1.0)
+    await sweep(fleet, fleet_dock, 2)
+    assert (fleet_dock.containers(), fleet_dock.volumes()) == ([], [])
+
+
+async def test_adopter_killed_at_any_step_costs_nothing(fleet: Fleet, fleet_dock: Daemon, record: Record) -> None:
+    """Proves L3, R3, R10."""
+    script = f"while [ ! -e go ]; do sleep 0.1; done; {CHATTY}"
+    job = await fleet.box(f"echo 'out 0'; {script}", env={"PACE": "0.1"}, queue="chain")
+    for step in ("started", "found", "adopted", "shipped"):
+        victim = fleet.start({"chain": 1}, Hook(step=step, do="kill"), adopt_backoff=0.1)
+        assert await victim.dead() == -signal.SIGKILL, step
+    fleet.start({"chain": 1}, adopt_backoff=0.1)
+    (name,) = fleet_dock.containers()
+    fleet_dock.docker("exec", "-u", "65532", name, "touch", "/holdfast/attempt/work/go")
+    await assert_whole(fleet, job, first=0)
+    assert await fleet.leases(job, "adopted") == ["adopted"] * 4
+    assert_ran_once(record, job)
+
+
+async def test_worker_stopped_at_any_step_changes_nothing_when_it_wakes(
+    fleet: Fleet, fleet_dock: Daemon, record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a woken worker created, and may not start, goes to the sweep. Proves L15, L6, R16."""
+    jobs = {step: await chatty_for(fleet, step) for step in [*STEPS, *CALLS]}
+    victims = await fleet.start_and_stop(
+        {step: Hook(step=step, do="stop", job=job.id if step in STEPS else None) for step, job in jobs.items()}
+    )
+    fleet.start({"other": 1})
+    for step, job in jobs.items():
+        await assert_whole(fleet, job, step)
+    before = {step: await fleet.get(job) for step, job in jobs.items()}
+    for victim in victims.values():
+        victim.signal(signal.SIGCONT)
+    again = {step: await chatty(fleet, queue=step) for step in jobs}
+    for step, job in again.items():
+        await assert_whole(fleet, job, f"{step} again")
+    for step, job in jobs.items():
+        assert await fleet.get(job) == before[step], step
+    assert_ran_once(record, *jobs.values(), *again.values())
+    assert not any("Traceback" in victim.log for victim in victims.values())
+
+    async def only_created() -> bool:
+        return set(fleet_dock.docker("ps", "-a", "--format", "{{.State}}").split()) <= {"created"}
+
+    await eventually(only_created, "all that ran is removed")
+    monkeypatch.setattr(docker_runner, "GRACE_SECONDS", -1.0)
+    await sweep(fleet, fleet_dock, 2)
+    assert (fleet_dock.containers(), fleet_dock.volumes()) == ([], [])
+
+
+async def test_what_ends_while_nobody_watches_is_collected_and_the_timeout_runs_on(
+    fleet: Fleet, fleet_dock: Daemon, record: Record
+) -> None:
+    """Proves R2, R3, R8."""
+    quick = await fleet.box("echo up; sleep 1; echo done")
+    limited = await fleet.box("echo up; sleep 600", timeout=3, stop_grace=0.2)
+    failing = await fleet.box("echo up; sleep 1; exit 7")
+    victim = fleet.start({"default": 3}, **SLOW)
+    for job in (quick, limited, failing):
+        await fleet.says(job, "up")
+    victim.kill()
+
+    async def all_ended() -> bool:
+        return fleet_dock.docker("ps", "-q") == ""
+
+    await eventually(all_ended, "all end by themselves")
+    fleet.start({"default": 3}, **SLOW)
+    await fleet.ended(quick, Status.SUCCEEDED)
+    assert await fleet.log(quick) == ["up", "done"]
+    assert (await fleet.ended(failing, Status.FAILED)).exit_code == 7
+    await fleet.ended(limited, Status.TIMED_OUT)
+    (attempt,) = await fleet.store.attempts.list(limited.id)
+    assert (attempt.cause, attempt.exit_code) == (Cause.TIMED_OUT, 124)
+    assert_ran_once(record, quick, limited, failing)
+
+
+async def test_a_worker_that_leaves_hands_over_and_the_next_adopts_at_once(
+    rig: Rig, dock: Daemon, record: Record
+) -> None:
+    """Proves C9, R3, L3: also without a free slot, and without the queue."""
+    job = await chatty(rig, pace=0.5)
+    async with rig.worker():
+        await rig.says(job, "out 9")
+    left = time.monotonic()
+    async with rig.worker({"other": 1}):
+
+        async def adopted() -> bool:
+            return any(event.data["lease"] == "adopted" for event in await rig.events(job, "lease"))
+
+        await eventually(adopted, "it is adopted")
+        assert time.monotonic() - left < 2
+        ended = await rig.ended(job, Status.SUCCEEDED)
+    assert await rig.log(job) == [f"out {n}" for n in range(1, LINES + 1)] + ["last out"]
+    assert ended.attempts == 1
+    assert_ran_once(record, job)
+
+
+async def test_a_stop_that_waited_for_an_adopter_is_carried_out(rig: Rig, dock: Daemon) -> None:
+    """Proves C1, C5."""
+    job = await rig.box("echo up; sleep 600", stop_grace=0.2)
+    async with rig.worker():
+        await rig.says(job, "up")
+    await rig.store.jobs.cancel(job.id)
+    async with rig.worker():
+        await rig.ended(job, Status.CANCELLED)
+    told = [event.data["cancel"] for event in await rig.events(job, "cancel")]
+    assert told == ["requested", "signalled", "dead"]
+    assert dock.containers() == []
+
+
+async def test_a_container_of_another_making_with_our_name_fails_loudly(rig: Rig, dock: Daemon) -> None:
+    """It is neither adopted nor touched. Proves R1."""
+    job = await rig.box("echo hi", hold=True)
+    name = name_of(Identity(await rig.store.installation(), job.id, 1))
+    dock.docker("create", "--name", name, "holdfast-test:1", "true")
+    await rig.store.jobs.release(job.id)
+    async with rig.worker():
+        ended = await rig.ended(job, Status.FAILED)
+    assert ended.error is not None
+    assert name in ended.error.message
+    assert dock.containers() == [name]
+    dock.docker("rm", name)

@@ -1,0 +1,138 @@
+"""Containers in which nothing ran, and which stand in the way: left too late, or half removed by their engine."""
+
+import contextlib
+import json
+import shutil
+import subprocess
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.model import Claimable, Job, Status
+from holdfast.runner.base import Identity, Limits, Order, TooLate
+from holdfast.runner.docker import container
+from holdfast.runner.docker.container_config import name_of
+from holdfast.runner.docker.engine import Engine, Seen
+from holdfast.runner.docker.runner import DockerRunner
+from holdfast.worker.held_leases import Lost, boottime
+from tests.support.engine import Daemon, api
+from tests.support.in_process_worker import Rig
+
+OWNER = "first-owner"
+
+
+@pytest.fixture
+def kind() -> str:
+    """A container knows nothing of the store."""
+    return "sqlite"
+
+
+@contextlib.asynccontextmanager
+async def owned(rig: Rig, dock: Daemon, job: Job) -> AsyncIterator[tuple[DockerRunner, Order]]:
+    """The test plays a worker that claimed a job; afterwards it is known to be dead."""
+    async with api(dock) as engine:
+        installation = await rig.store.installation()
+        runner = DockerRunner(engine, installation, limits=Limits(), log_cap=1 << 20, state=rig.settings.state)
+        await runner.check()
+        pair = Claimable(queue=job.queue, capability="docker", domain=runner.domain)
+        (lease,) = (await rig.store.leases.claim(OWNER, [pair], slots=1, ttl=60)).claimed
+        identity = Identity(installation, lease.id, lease.attempt)
+        order = Order(
+            identity=identity, domain=lease.domain, token=lease.token, spec=lease.spec, inputs=lease.inputs,
+            start_by=boottime() + 50,
+        )  # fmt: skip
+        yield runner, order
+    await rig.store.leases.orphan(OWNER)
+
+
+async def yes() -> None:
+    """It is still ours, as far as we know."""
+
+
+async def lost() -> None:
+    raise Lost
+
+
+async def test_container_that_was_started_too_late_does_not_hold_up_a_cancelled_job(rig: Rig, dock: Daemon) -> None:
+    """Proves C1, L15: its supervisor left with nothing done, and nobody waits for it."""
+    job = await rig.box("echo ran")
+    async with owned(rig, dock, job) as (runner, order):
+        with pytest.raises(TooLate):
+            await runner.start(late(order), yes)
+    assert state(dock, order)["ExitCode"] == 123
+    await rig.store.jobs.cancel(job.id)
+    async with rig.worker():
+        await rig.ended(job, Status.CANCELLED)
+    assert dock.containers() == []
+
+
+async def test_start_that_comes_too_late_on_a_slow_engine_is_no_loss(
+    rig: Rig, dock: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proves L13, R22: an engine that says nothing for long does not make a start of what never began."""
+    monkeypatch.setattr(container, "BEGIN_SECONDS", 0.01)
+    job = await rig.box("echo ran")
+    async with owned(rig, dock, job) as (runner, order):
+        with pytest.raises(TooLate):
+            await runner.start(late(order), yes)
+    async with rig.worker():
+        assert (await rig.ended(job, Status.SUCCEEDED)).attempts == 1
+
+
+async def test_container_that_never_began_is_no_loss_though_its_engine_does_not_know(
+    rig: Rig, dock: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proves R4, L13: an engine that was killed in the middle of the start says 255, and the volume says nothing."""
+    inspect = Engine.inspect
+
+    async def forgetful(self: Engine, name: str) -> Seen:
+        seen = await inspect(self, name)
+        return msgspec.structs.replace(seen, exit_code=255) if seen.exit_code == 123 else seen
+
+    job = await rig.box("echo ran")
+    async with owned(rig, dock, job) as (runner, order):
+        with pytest.raises(TooLate):
+            await runner.start(late(order), yes)
+    monkeypatch.setattr(Engine, "inspect", forgetful)
+    async with rig.worker():
+        ended = await rig.ended(job, Status.SUCCEEDED)
+    assert (ended.attempts, ended.attempt) == (1, 1)
+    assert dock.containers() == []
+
+
+@pytest.mark.skipif(shutil.which("chattr") is None, reason="there is no chattr")
+async def test_half_removed_container_is_no_loss(rig: Rig, dock: Daemon) -> None:
+    """Proves R4, L13: the engine calls it dead, with the exit code 0. Nothing of the attempt ran, so it starts."""
+    job = await rig.box("echo ran")
+    async with owned(rig, dock, job) as (runner, order):
+        with pytest.raises(Lost):
+            await runner.start(order, lost)
+    with unremovable(dock, order):
+        with pytest.raises(subprocess.CalledProcessError):
+            dock.docker("rm", "-v", name_of(order.identity))
+        assert (state(dock, order)["Status"], state(dock, order)["ExitCode"]) == ("dead", 0)
+    async with rig.worker():
+        ended = await rig.ended(job, Status.SUCCEEDED)
+    assert (ended.attempts, await rig.log(job)) == (1, ["ran"])
+
+
+def late(order: Order) -> Order:
+    return msgspec.structs.replace(order, start_by=boottime() - 1)
+
+
+def state(dock: Daemon, order: Order) -> Any:
+    return json.loads(dock.docker("inspect", name_of(order.identity)))[0]["State"]
+
+
+@contextlib.contextmanager
+def unremovable(dock: Daemon, order: Order) -> Any:
+    """While the block lasts, the engine fails to remove a container, and leaves it half-way."""
+    (found,) = json.loads(dock.docker("inspect", name_of(order.identity)))
+    upper = found["GraphDriver"]["Data"]["UpperDir"]
+    subprocess.run(["chattr", "+i", upper], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["chattr", "-i", upper], check=True)

@@ -1,0 +1,104 @@
+"""What a container cannot do: probed from inside of it."""
+
+from typing import Any
+
+import pytest
+
+from holdfast.model import Status
+from tests.support.engine import Daemon
+from tests.support.in_process_worker import Rig
+
+pytestmark = pytest.mark.usefixtures("dock")
+
+PROBE = r"""
+say() { echo "$1=$2"; }
+try() { name=$1; shift; "$@" >/dev/null 2>&1 && say $name yes || say $name no; }
+first() { for file in "$@"; do [ -e $file ] && cat $file && return; done; }
+say uid $(id -u)
+say gid $(id -g)
+say groups "$(id -G)"
+for name in CapInh CapPrm CapEff CapBnd CapAmb NoNewPrivs; do
+  say $name $(grep ^$name: /proc/self/status | cut -f2)
+done
+try write_root touch /x
+try write_etc touch /etc/x
+try write_volume touch /holdfast/x
+try write_supervisor sh -c 'echo x > /holdfast/supervisor'
+try write_tmp sh -c 'cp /bin/busybox /tmp/busybox && /tmp/busybox true'
+try write_work touch $HOLDFAST_WORK_DIR/x
+try kill_pid_1 sh -c 'kill -9 1; sleep 0.2; kill -0 1'
+try make_device mknod /tmp/device c 1 3
+try chown_file chown 0 $HOLDFAST_WORK_DIR/x
+say networks "$(ls /sys/class/net | tr '\n' ' ')"
+say pid_1 $(cat /proc/1/comm)
+say memory $(first /sys/fs/cgroup/memory/memory.limit_in_bytes /sys/fs/cgroup/memory.max)
+say pids $(first /sys/fs/cgroup/pids/pids.max /sys/fs/cgroup/pids.max)
+say cpu $(first /sys/fs/cgroup/cpu/cpu.cfs_quota_us /sys/fs/cgroup/cpu.max)
+"""
+
+
+async def probe(rig: Rig, **spec: Any) -> dict[str, str]:
+    job = await rig.box(PROBE, spec=spec)
+    async with rig.worker():
+        await rig.ended(job, Status.SUCCEEDED)
+    return dict(line.split("=", 1) for line in await rig.log(job))
+
+
+async def test_a_container_gets_only_what_it_needs(rig: Rig) -> None:
+    """Proves R15."""
+    found = await probe(rig)
+    nothing = "0000000000000000"
+    assert found == {
+        "uid": "65532", "gid": "65532", "groups": "65532",
+        "CapInh": nothing, "CapPrm": nothing, "CapEff": nothing, "CapBnd": nothing, "CapAmb": nothing,
+        "NoNewPrivs": "1",
+        "write_root": "no", "write_etc": "no", "write_volume": "no", "write_supervisor": "no",
+        "write_tmp": "yes", "write_work": "yes", "kill_pid_1": "yes", "make_device": "no", "chown_file": "no",
+        "networks": "lo ", "pid_1": "supervisor",
+        "memory": str(1 << 30), "pids": "256", "cpu": found["cpu"],
+    }  # fmt: skip
+    assert found["cpu"].split()[0] == "100000"
+
+
+async def test_limits_are_the_jobs_or_the_settings(rig: Rig) -> None:
+    """Proves R15."""
+    rig.set(allow_root_jobs=True)
+    own = await probe(rig, memory="64m", cpus=0.5, pids=40, user="0", network="host")
+    assert (own["memory"], own["pids"], own["cpu"].split()[0]) == (str(64 << 20), "40", "50000")
+    assert (own["uid"], own["CapEff"], own["NoNewPrivs"], own["write_root"]) == ("0", "0000000000000000", "1", "no")
+    assert own["networks"] != "lo "
+    rig.set(docker_memory="128m", docker_cpus=0.25, docker_pids=50)
+    set_ = await probe(rig)
+    assert (set_["memory"], set_["pids"], set_["cpu"].split()[0]) == (str(128 << 20), "50", "25000")
+
+
+async def test_a_memory_hog_is_out_of_memory_and_what_it_said_is_kept(rig: Rig) -> None:
+    """Also where the hog is a child of what then fails, and not where the job outlives it. Proves R15, R20."""
+    small: Any = {"spec": {"memory": "16m"}}
+    direct = await rig.box("echo up; exec tail /dev/zero", **small)
+    child = await rig.box("echo up; tail /dev/zero", **small)
+    tmpfs = await rig.box("echo up; dd if=/dev/zero of=/tmp/x bs=1M count=64", **small)
+    survivor = await rig.box("echo up; tail /dev/zero; echo still here", **small)
+    async with rig.worker({"default": 2}):
+        for job in (direct, child, tmpfs):
+            ended = await rig.ended(job, Status.FAILED)
+            assert ended.error is not None
+            assert ended.error.code == "out_of_memory"
+            assert await rig.log(job) == ["up"]
+        await rig.ended(survivor, Status.SUCCEEDED)
+    assert await rig.log(survivor) == ["up", "still here"]
+
+
+async def test_a_fork_bomb_is_held_and_can_be_stopped(rig: Rig, dock: Daemon) -> None:
+    """Proves R15, C4."""
+    # The shell that bombs ends when it can fork no more; what it was started from stays, to be cancelled.
+    bomb = "echo up; (f() { f | f & }; while :; do f; (sleep 600 &); done) 2>/dev/null & exec sleep 600"
+    job = await rig.box(bomb, spec={"pids": 30, "cpus": 0.5}, stop_grace=0.2)
+    other = await rig.box("echo fine")
+    async with rig.worker():
+        await rig.says(job, "up")
+        await rig.ended(other, Status.SUCCEEDED)
+        (name,) = [name for name in dock.containers() if job.id in name]
+        assert len(dock.docker("top", name).splitlines()) <= 31
+        await rig.store.jobs.cancel(job.id)
+        await rig.ended(job, Status.CANCELLED)

@@ -1,0 +1,196 @@
+"""An engine that is there and does not do what we wait for: silent connections, a log refused, slow starts."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+
+from holdfast.model import Status
+from holdfast.runner.base import Confirm, EngineUnreachable, Order
+from holdfast.runner.docker import container, engine
+from holdfast.runner.docker import runner as docker_runner
+from holdfast.runner.docker.container import Container
+from holdfast.runner.docker.engine import Engine, Info, Refusal
+from holdfast.runner.docker.runner import DockerRunner
+from holdfast.worker.held_leases import boottime
+from tests.runner.test_docker_leftovers import owned, yes
+from tests.support.engine import Daemon, api
+from tests.support.in_process_worker import Rig, eventually
+from tests.support.proxy import Proxy
+
+WAITING = "echo up; while [ ! -e go ]; do sleep 0.1; done; echo gone"
+
+
+@pytest.fixture
+def kind() -> str:
+    """A container knows nothing of the store."""
+    return "sqlite"
+
+
+async def test_connections_that_fell_silent_do_not_hide_the_end(
+    rig: Rig, dock: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proves R5, R10. What lies between us and a far engine drops quiet connections without a word."""
+    monkeypatch.setattr(container, "WAIT_SECONDS", 1.0)
+    monkeypatch.setattr(container, "STALL_SECONDS", 1.0)
+    monkeypatch.setattr(engine, "QUICK", aiohttp.ClientTimeout(total=1.0))
+    async with Proxy(dock.socket).run() as proxy:
+        rig.set(docker_host=f"tcp://127.0.0.1:{proxy.port}")
+        async with rig.worker():
+            job = await rig.box(WAITING)
+            await rig.says(job, "up")
+            assert proxy.swallow() >= 2
+            (name,) = dock.containers()
+            dock.docker("exec", "-u", "65532", name, "touch", "/holdfast/attempt/work/go")
+            ended = await rig.ended(job, Status.SUCCEEDED)
+    assert (ended.attempts, await rig.log(job)) == (1, ["up", "gone"])
+
+
+async def test_log_that_is_refused_once_is_asked_for_again(
+    rig: Rig, dock: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proves R10. An engine that is short of something refuses for a moment; a job must not be silent until its end."""
+    refused: list[str] = []
+    log = Engine.log
+
+    async def once(self: Engine, name: str, **more: Any) -> AsyncGenerator[tuple[str, bytes], None]:
+        if not refused:
+            refused.append(name)
+            raise Refusal(500, "too many open files")
+        async for line in log(self, name, **more):
+            yield line
+
+    monkeypatch.setattr(Engine, "log", once)
+    async with rig.worker():
+        job = await rig.box(WAITING)
+        await rig.says(job, "up")
+        (name,) = dock.containers()
+        dock.docker("exec", "-u", "65532", name, "touch", "/holdfast/attempt/work/go")
+        await rig.ended(job, Status.SUCCEEDED)
+    assert (len(refused), await rig.log(job)) == (1, ["up", "gone"])
+
+
+async def test_start_whose_engine_goes_away_leaves_nobody_reading(
+    rig: Rig, dock: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proves R5. Who adopts it reads for itself; two readers for ever would be two too many."""
+    waits: list[Container] = []
+
+    async def away(self: Container) -> bool:
+        waits.append(self)
+        raise EngineUnreachable("it went away")
+
+    async def nothing(self: Container) -> bool:
+        return False
+
+    job = await rig.box("sleep 600", stop_grace=0.1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Container, "_has_started", away)
+        patch.setattr(Container, "_speaks", nothing)
+        async with owned(rig, dock, job) as (runner, order), api(dock):
+            with pytest.raises(EngineUnreachable):
+                await runner.start(order, yes)
+            (left,) = waits
+            assert all(task.cancelling() for task in left._tasks)
+    await rig.store.jobs.cancel(job.id)
+    async with rig.worker():
+        await rig.ended(job, Status.CANCELLED)
+
+
+@pytest.fixture
+def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    info = Engine.info
+
+    async def with_one_processor(self: Engine) -> Info:
+        return msgspec.structs.replace(await info(self), processors=1)
+
+    monkeypatch.setattr(Engine, "info", with_one_processor)
+    monkeypatch.setattr(docker_runner, "STARTS", 1)
+
+
+@pytest.mark.usefixtures("dock", "one_at_a_time")
+async def test_starts_wait_for_their_turn_and_do_not_come_too_late_for_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proves R2, C1. Of many that start at once each would be so slow that its lease ends first; waiting is free."""
+    left: dict[str, float] = {}
+    slow, starting = asyncio.Event(), asyncio.Event()
+    begin, start = DockerRunner.start, Engine.start
+
+    async def noted(self: DockerRunner, order: Order, confirm: Confirm) -> Container:
+        left[order.identity.job] = order.start_by - boottime()
+        return await begin(self, order, confirm)
+
+    async def slowly(self: Engine, name: str) -> None:
+        starting.set()
+        await slow.wait()
+        await start(self, name)
+
+    monkeypatch.setattr(DockerRunner, "start", noted)
+    monkeypatch.setattr(Engine, "start", slowly)
+    async with rig.worker():
+        first = await rig.box("echo first")
+        await starting.wait()
+        later = [await rig.box("echo later") for _ in range(3)]
+        unwanted = await rig.box("echo unwanted")
+
+        async def claimed() -> bool:
+            return {(await rig.get(job)).status for job in [*later, unwanted]} == {Status.RUNNING}
+
+        await eventually(claimed, "all are claimed")
+        await rig.store.jobs.cancel(unwanted.id)
+        await asyncio.sleep(rig.settings.lease_ttl)  # What was to start by the end of its first lease is late now.
+        assert list(left) == [first.id]
+        slow.set()
+        assert (await rig.ended(unwanted, Status.CANCELLED)).attempts == 0
+        for job in later:
+            assert (await rig.ended(job, Status.SUCCEEDED)).attempts == 1
+        await rig.ended(first)
+    assert left.keys() == {job.id for job in [first, *later]}
+    assert min(left.values()) > 0
+
+
+@pytest.mark.usefixtures("dock", "one_at_a_time")
+async def test_container_that_does_not_begin_keeps_no_other_from_its_turn(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proves R2. It is started, as far as its engine is concerned."""
+    standing, awake = asyncio.Event(), asyncio.Event()
+    begun = Container.begun
+
+    async def late(self: Container) -> None:
+        if not standing.is_set():
+            standing.set()
+            await awake.wait()
+        await begun(self)
+
+    monkeypatch.setattr(Container, "begun", late)
+    async with rig.worker():
+        first = await rig.box("echo first")
+        await standing.wait()
+        await rig.ended(await rig.box("echo second"), Status.SUCCEEDED)
+        awake.set()
+        await rig.ended(first, Status.SUCCEEDED)
+
+
+@pytest.mark.usefixtures("one_at_a_time")
+async def test_no_turn_is_lost_or_made_by_two_starts_of_one_attempt(rig: Rig, dock: Daemon) -> None:
+    """A worker may adopt what it has lost while its own start of it still hangs in the engine."""
+    job = await rig.box("sleep 600", stop_grace=0.1)
+    async with owned(rig, dock, job) as (runner, order):
+
+        async def start() -> None:
+            async with runner.turn():
+                (await runner.start(order, yes)).close()
+
+        async with asyncio.timeout(60):
+            await asyncio.gather(*(start() for _ in range(3)))
+            async with runner.turn():
+                assert runner._turns._free.locked()
+        assert not runner._turns._free.locked()
+    await rig.store.jobs.cancel(job.id)
+    async with rig.worker():
+        await rig.ended(job, Status.CANCELLED)

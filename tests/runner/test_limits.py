@@ -1,0 +1,215 @@
+"""Limits of attempts: memory, the size of one file and of the folder. Kept over crashes and adoption."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import Invalid
+from holdfast.limits import AttemptLimits, LimitSettings
+from holdfast.model import Job, Status
+from holdfast.runner.artifacts import remove_tree
+from holdfast.runner.folder_size import folder_size
+from holdfast.runner.wire import Command
+from tests.support.crashing_worker import Hook
+from tests.support.disks import MIB
+from tests.support.engine import Daemon
+from tests.support.in_process_worker import Rig
+from tests.support.pipelines import Pipes, task
+from tests.support.service import error_of, serving_here
+from tests.support.supervisor_harness import FOREVER, Attempt, needs_root, shell
+from tests.support.worker_processes import Fleet
+from tests.worker.test_readiness import passable
+
+GROWS = "n=0; while :; do n=$((n + 1)); head -c 1000000 /dev/zero > file.$n; echo $n > output/n; sleep 0.02; done"
+"""Takes more and more room, in small files."""
+HOARD = "import sys; print('begin', flush=True); hoard = bytearray(600 * 1024 * 1024)"
+SMALL = str(20 * MIB)
+
+
+def failed_with(job: Job, code: str) -> str:
+    assert job.error is not None
+    assert (job.status, job.error.code, job.attempts) == (Status.FAILED, code, 1), job.error
+    return job.error.message
+
+
+async def test_a_file_over_its_limit_ends_the_job_with_the_limit_and_the_way_out(rig: Rig) -> None:
+    limit = {"file_size": "1m"}
+    job = await rig.sh("exec dd if=/dev/zero of=big bs=64k", spec=limit, max_attempts=3, retry={"on": ["failed"]})
+    in_a_shell = await rig.sh("dd if=/dev/zero of=big bs=64k; exit $?", spec=limit)
+    fits = await rig.sh("head -c 1000000 /dev/zero > one; cp one two", spec=limit)
+    async with rig.worker():
+        message = failed_with(await rig.ended(job), "file_too_large")
+        failed_with(await rig.ended(in_a_shell), "file_too_large")
+        await rig.ended(fits, Status.SUCCEEDED)
+    assert "1 MiB" in message
+    assert "spec.file_size" in message
+    assert "HOLDFAST_FILE_SIZE_MAX" in message
+
+
+async def test_memory_over_its_limit_is_out_of_memory(rig: Rig) -> None:
+    job = await rig.command(sys.executable, "-c", HOARD, spec={"memory": "256m"})
+    fits = await rig.command(sys.executable, "-c", HOARD, spec={"memory": "2g"})
+    async with rig.worker():
+        message = failed_with(await rig.ended(job), "out_of_memory")
+        await rig.ended(fits, Status.SUCCEEDED)
+    assert "256 MiB" in message
+    assert "spec.memory" in message
+
+
+async def test_a_folder_over_its_limit_is_stopped_and_not_retried(rig: Rig) -> None:
+    job = await rig.sh(GROWS, spec={"folder_size": SMALL}, max_attempts=3, retry={"on": ["failed"]})
+    async with rig.worker():
+        ended = await rig.ended(job)
+    message = failed_with(ended, "folder_too_large")
+    assert "20 MiB" in message
+    assert "spec.folder_size" in message
+    assert "HOLDFAST_FOLDER_SIZE_MAX" in message
+    assert rig.folders == []
+
+
+async def test_the_log_counts_for_the_folder(rig: Rig) -> None:
+    job = await rig.sh("yes 0123456789012345678901234567890123456789", spec={"folder_size": SMALL})
+    async with rig.worker():
+        failed_with(await rig.ended(job), "folder_too_large")
+
+
+async def test_pipelines_have_limits_too(rig: Rig, tmp_path: Path) -> None:
+    pipes = Pipes(rig, tmp_path)
+    async with rig.worker():
+        small = await rig.ended(await pipes.submit(task("one", "echo one > one")), Status.SUCCEEDED)
+        grows = task("grows", GROWS.replace("output/n", "n"))
+        job = await rig.ended(await pipes.submit(grows, spec={"folder_size": SMALL}))
+    failed_with(job, "folder_too_large")
+    assert small.attempts == 1
+
+
+async def test_settings_give_the_default_and_the_ceiling(rig: Rig) -> None:
+    rig.set(file_size=MIB, file_size_max=4 * MIB)
+    write = "head -c {} /dev/zero > big"
+    default = await rig.sh(f"exec {write.format(2 * MIB)}")
+    more = await rig.sh(write.format(2 * MIB), spec={"file_size": "3m"})
+    over = await rig.sh(write.format(10), spec={"file_size": "5m"})
+    async with rig.worker():
+        failed_with(await rig.ended(default), "file_too_large")
+        await rig.ended(more, Status.SUCCEEDED)
+        refused = await rig.ended(over, Status.FAILED)
+    assert refused.error is not None
+    assert refused.error.code == "contract_violation"
+    assert "HOLDFAST_FILE_SIZE_MAX" in refused.error.message
+
+
+async def test_more_than_a_ceiling_is_refused_at_submit(clean_url: str, tmp_path: Path) -> None:
+    settings = {"process_memory_max": 8 * 1024**3, "docker_host": None}
+    async with serving_here(clean_url, tmp_path / "data", **settings) as served, served.client() as client:
+        spec = {"command": ["true"], "memory": "9g"}
+        refused = await client.post("/v1/jobs", json={"runner": "process", "spec": spec})
+        assert (refused.status_code, error_of(refused)["details"]["field"]) == (422, "spec.memory")
+        bulk = await client.post("/v1/jobs/bulk", json={"jobs": [{"runner": "process", "spec": spec}]})
+        assert (bulk.status_code, error_of(bulk)["details"]["field"]) == (422, "jobs[0].spec.memory")
+        spec["memory"] = "8g"
+        assert (await client.post("/v1/jobs", json={"runner": "process", "spec": spec})).status_code == 201
+
+
+async def test_an_adopter_keeps_the_limits_that_the_attempt_was_started_with(fleet: Fleet) -> None:
+    """The worker is killed before the folder is over; the next one has no limits in its settings."""
+    gate = fleet.folder / "gate"
+    script = f"echo begun; while [ ! -e {gate} ]; do sleep 0.05; done; {GROWS}"
+    first = fleet.start({"default": 2}, environment={"HOLDFAST_FOLDER_SIZE": SMALL})
+    job = await fleet.sh(script)
+    await fleet.says(job, "begun")
+    first.signal(9)
+    await first.dead()
+    gate.touch()
+    fleet.start({"default": 2}, environment={"HOLDFAST_FOLDER_SIZE": "none"})
+    failed_with(await fleet.ended(job), "folder_too_large")
+
+
+async def test_a_worker_killed_after_it_stopped_the_attempt_leaves_the_reason(fleet: Fleet) -> None:
+    """kill -9 between the stop and the end: the next worker reads the reason, and runs nothing again."""
+    first = fleet.start({"default": 2}, Hook(step="told", do="kill"), environment={"HOLDFAST_FOLDER_SIZE": SMALL})
+    job = await fleet.sh(f"rm -rf x; {GROWS}", max_attempts=3)
+    await first.dead()
+    fleet.start({"default": 2}, environment={"HOLDFAST_FOLDER_SIZE": "none"})
+    failed_with(await fleet.ended(job), "folder_too_large")
+
+
+def test_a_stop_that_fails_the_attempt_keeps_its_text(attempt: Attempt) -> None:
+    attempt.start(*shell(FOREVER))
+    attempt.folder.send(Command(token=5, verb="stop", kind="fail", text="folder_too_large: over"))
+    exit = attempt.end()
+    assert (exit.cause, exit.text, exit.stopped_by) == ("failed", "folder_too_large: over", "command")
+
+
+def test_a_limit_that_comes_after_a_cancel_is_not_the_cause(attempt: Attempt) -> None:
+    attempt.start(*shell(f"trap 'sleep 1' TERM; echo ready; {FOREVER}"), stop_grace=5)
+    attempt.folder.send(Command(token=5, verb="stop", kind="cancel"))
+    attempt.folder.send(Command(token=5, verb="stop", kind="fail", text="folder_too_large: over"))
+    exit = attempt.end()
+    assert (exit.cause, exit.text) == ("cancelled", "")
+
+
+def test_the_size_of_a_folder_follows_no_links_and_counts_a_file_once(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    (folder / "deep" / "er").mkdir(parents=True)
+    (folder / "deep" / "er" / "file").write_bytes(b"x" * 100_000)
+    os.link(folder / "deep" / "er" / "file", folder / "again")
+    (tmp_path / "other").write_bytes(b"x" * 1_000_000)
+    (folder / "link").symlink_to(tmp_path / "other")
+    (folder / "loop").symlink_to(folder)
+    assert 100_000 <= folder_size(folder, 10**9) < 200_000
+    assert folder_size(folder, 1000) > 1000
+    assert folder_size(tmp_path / "gone", 10) == 0
+    assert folder_size(folder / "loop", 10) == 0
+
+
+def test_nothing_can_be_hidden_deep_below(tmp_path: Path) -> None:
+    fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    for _ in range(300):
+        os.mkdir("d", dir_fd=fd)
+        inner = os.open("d", os.O_RDONLY | os.O_DIRECTORY, dir_fd=fd)
+        os.close(fd)
+        fd = inner
+    os.close(fd)
+    assert folder_size(tmp_path, 10**12) > 10**12
+    remove_tree(tmp_path / "d")
+
+
+def test_a_sparse_file_counts_what_it_takes(tmp_path: Path) -> None:
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(10**9)
+    assert folder_size(tmp_path, 10**9) < 100_000
+
+
+def test_what_a_spec_gets_is_between_the_default_and_the_ceiling() -> None:
+    settings = LimitSettings(default=AttemptLimits(memory=100, pids=5), most=AttemptLimits(memory=1000, file_size=7))
+    assert settings.of({}) == AttemptLimits(memory=100, pids=5, file_size=7)
+    assert settings.of({"memory": "1000", "pids": 1}) == AttemptLimits(memory=1000, pids=1, file_size=7)
+    with pytest.raises(Invalid, match=r"spec\.memory: 1k is more than HOLDFAST_PROCESS_MEMORY_MAX allows: 1000 bytes"):
+        settings.of({"memory": "1k"})
+
+
+async def test_containers_have_limits_of_files_too(rig: Rig, dock: Daemon) -> None:
+    file = await rig.box("exec dd if=/dev/zero of=$HOLDFAST_WORK_DIR/big bs=64k", spec={"file_size": "1m"})
+    script = f"cd $HOLDFAST_WORK_DIR; {GROWS}"
+    folder = await rig.box(script, spec={"folder_size": SMALL})
+    async with rig.worker():
+        failed_with(await rig.ended(file), "file_too_large")
+        failed_with(await rig.ended(folder), "folder_too_large")
+
+
+@needs_root
+async def test_processes_over_their_limit_are_refused(rig: Rig, tmp_path: Path) -> None:
+    """Each attempt is a user of its own: the processes of one attempt are counted, and no others."""
+    passable(tmp_path)
+    rig.set(process_user=None, process_uids_dir=tmp_path / "uids")
+    bomb = "for n in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 5 & done; wait"
+    job = await rig.sh(bomb, spec={"pids": 8})
+    fits = [await rig.sh("sleep 1 & sleep 1 & wait", spec={"pids": 8}) for _ in range(4)]
+    async with rig.worker():
+        message = failed_with(await rig.ended(job), "too_many_processes")
+        for one in fits:
+            await rig.ended(one, Status.SUCCEEDED)
+    assert "8 processes and threads" in message
+    assert "spec.pids" in message

@@ -1,0 +1,70 @@
+"""Folders that are over go, many at a time, whatever a child left in them."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from holdfast.model import Status
+from holdfast.runner.exits import ProcessExits
+from holdfast.runner.removal import Removals
+from holdfast.worker import worker
+from tests.support.in_process_worker import Rig
+
+
+@pytest.mark.parametrize("rm", [True, False], ids=["rm", "without-rm"])
+async def test_many_folders_are_removed_together(tmp_path: Path, rm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not rm:
+        monkeypatch.setattr("shutil.which", lambda *_, **__: None)
+    children = ProcessExits()
+    removals = Removals(children)
+    folders = [tmp_path / f"-{n} of '50'\n" for n in range(50)]
+    for folder in folders:
+        (folder / "work" / "output").mkdir(parents=True)
+        (folder / "spec").write_text("")
+    await asyncio.gather(*(removals.remove(folder) for folder in folders))
+    assert os.listdir(tmp_path) == []
+    await removals.remove(folders[0])  # One that is gone already is no error.
+    children.close()
+
+
+async def test_a_folder_deeper_than_a_path_can_be_long_is_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "deep"
+    folder.mkdir()
+    fd = os.open(folder, os.O_RDONLY)
+    for _ in range(3000):
+        os.mkdir("d" * 20, dir_fd=fd)
+        inner = os.open("d" * 20, os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = inner
+    os.close(fd)
+    children = ProcessExits()
+    await Removals(children).remove(folder)
+    assert not folder.exists()
+    children.close()
+
+
+async def test_a_slot_is_free_while_what_is_over_is_still_removed_and_not_without_end(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that removes slowly holds no slot; once much waits for it, nothing new is taken. Leaving waits for it."""
+    goes_on = asyncio.Event()
+    really = Removals._remove
+
+    async def slowly(self: Removals, folders: list[Path]) -> None:
+        await goes_on.wait()
+        await really(self, folders)
+
+    monkeypatch.setattr(Removals, "_remove", slowly)
+    monkeypatch.setattr(worker, "CLEARING", 2)
+    jobs = [await rig.sh("true") for _ in range(3)]
+    async with rig.worker({"default": 1}):
+        for job in jobs[:2]:
+            await rig.ended(job, Status.SUCCEEDED)
+        await asyncio.sleep(3 * rig.settings.poll_interval)  # Long enough for a worker that would take the third one.
+        assert (await rig.get(jobs[2])).status is Status.QUEUED
+        assert len(rig.folders) == 2
+        goes_on.set()
+        await rig.ended(jobs[2], Status.SUCCEEDED)
+    assert rig.folders == []

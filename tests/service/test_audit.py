@@ -1,0 +1,532 @@
+"""The audit trail: every act of an operator leaves one row that says who, when, on what, and never a secret."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from holdfast.api.auth import ADDRESSES_COUNTED, ADDRESSES_NAMED, Refusals
+from holdfast.assemble import asgi
+from holdfast.catalogue import ACTIONS
+from holdfast.duties.pruner import Pruner
+from holdfast.errors import Blocked, Conflict, Invalid, NotFound
+from holdfast.model import Actor, AuditEntry, Outcome, RecordedFolder, Role
+from holdfast.store import Store, open_store
+from holdfast.store.audit import local_actor
+from holdfast.store.retention import Retention
+from holdfast.store.shared_folder import SharedFolderRecord
+from holdfast.store.tokens import SILENCE_DAYS, digest, new_secret
+from tests.crash.test_crash import JOB, PAIR, context, die_after
+from tests.support.service import FUNCTION, Served, error_of, opened, serving_here
+from tests.support.store_fixture import Stage
+from tests.support.up import running
+
+ANN = Actor(name="ann", token_id="01890000-0000-7000-8000-000000000001", role=Role.OPERATOR, address="192.0.2.7")
+SECRET = "s3cret-value-of-a-check"
+DAY = 86_400.0
+
+
+async def trail(store: Store, **filters: Any) -> list[AuditEntry]:
+    """The trail, oldest first."""
+    return list(reversed((await store.audit.list(limit=1000, **filters)).items))
+
+
+async def failed_job(stage: Stage, **fields: Any) -> str:
+    job = await stage.submit(**fields)
+    (lease,) = await stage.claim(1)
+    await stage.fail(lease)
+    return job.id
+
+
+async def worker(stage: Stage, name: str = "w1", host: str = "box") -> None:
+    await stage.store.workers.register(
+        name, host=host, pid=1, queues={"default": 1}, capabilities=["process"], domains=[host], ttl=60.0
+    )
+
+
+# What each act leaves
+
+
+async def make_and_remove_token(stage: Stage) -> None:
+    made = await stage.store.tokens.add("ci", Role.SUBMITTER, secret=new_secret(), tenant="blue", by=ANN)
+    await stage.store.tokens.remove(made.id, by=ANN)
+
+
+async def use_token(stage: Stage) -> None:
+    made = await stage.store.tokens.add("ci", Role.SUBMITTER, secret=new_secret(), tenant="blue", by=ANN)
+    await stage.store.tokens.use({made.id: "192.0.2.7"})
+
+
+async def steer_queue(stage: Stage) -> None:
+    queues = stage.store.queues
+    await queues.pause("q", by=ANN)
+    await queues.pause("q", by=ANN)
+    await queues.resume("q", by=ANN)
+    await queues.limit("q", cap=3, depth=9, by=ANN)
+    await queues.limit("q", cap=3, depth=9, by=ANN)
+
+
+async def steer_lane(stage: Stage) -> None:
+    lanes = stage.store.lanes
+    await lanes.pause("L", by=ANN)
+    await lanes.pause("L", by=ANN)
+    await lanes.resume("L", by=ANN)
+    await lanes.set_check("L", {"command": ["psql", SECRET], "timeout": 5}, by=ANN)
+    await lanes.set_check("L", None, by=ANN)
+
+
+async def resolve(stage: Stage) -> None:
+    await stage.store.jobs.resolve(await failed_job(stage), {"key": SECRET}, by=ANN, reason="done by hand")
+
+
+async def dismiss(stage: Stage) -> None:
+    job = await failed_job(stage, lane="L")
+    await stage.store.jobs.dismiss(job, by=ANN)
+    await stage.store.jobs.dismiss(job, by=ANN)
+
+
+async def raise_budget(stage: Stage) -> None:
+    job = await failed_job(stage, budget={"usd": 1.0})
+    await stage.store.jobs.resume(job, budget={"usd": 5.0}, by=ANN, reason="worth it")
+    (lease,) = await stage.claim(1)
+    await stage.fail(lease)
+    await stage.store.jobs.resume(job, by=ANN)  # With nothing raised: the job's own history is enough.
+
+
+async def delete(stage: Stage) -> None:
+    await stage.store.jobs.delete((await stage.submit(hold=True)).id, force=True, by=ANN, reason="in the way")
+    await stage.store.jobs.delete(await failed_job(stage), by=ANN)
+    job = await stage.submit()
+    await stage.claim(1)
+    for _ in range(2):
+        await stage.store.jobs.delete(job.id, force=True, by=ANN)
+    with pytest.raises(Blocked):
+        await stage.store.jobs.delete((await stage.submit()).id, by=ANN)
+
+
+async def drain(stage: Stage) -> None:
+    await worker(stage)
+    await stage.store.workers.drain_host("box", by=ANN)
+    await stage.store.workers.drain("w1", by=ANN)
+
+
+async def lose_host(stage: Stage) -> None:
+    await worker(stage)
+    await stage.advance(61)
+    await stage.store.workers.lost("box", by=ANN)
+
+
+async def adopt_folder(stage: Stage) -> None:
+    first, second = RecordedFolder(id="a", path="/a"), RecordedFolder(id="b", path="/b")
+    await stage.store.shared_folder.write(first, instead_of=None)  # A first start, by itself.
+    await SharedFolderRecord(stage.store.database, by=ANN).write(second, instead_of=first)
+    assert not await SharedFolderRecord(stage.store.database, by=ANN).write(second, instead_of=first)
+
+
+async def change_tools(stage: Stage) -> None:
+    for tools in ({}, {"a": "1", "b": "1"}, {"a": "1", "b": "1"}, {"b": "2", "c": "1"}):
+        await stage.store.audit.tools_loaded(ANN, "/tools.toml", tools)
+
+
+Acts = list[tuple[str, dict[str, Any] | None, dict[str, Any] | None]]
+CI = {"name": "ci", "role": "submitter", "expires_at": None}
+CHECK = {"program": "psql", "arguments": 1, "timeout": 5.0}
+OFF: dict[str, Any] = {"paused": False, "max_running": None, "max_depth": None}
+ACTS: dict[Callable[[Stage], Awaitable[None]], Acts] = {
+    make_and_remove_token: [("token.make", None, CI), ("token.remove", CI, None)],
+    use_token: [("token.make", None, CI), ("token.use", {"used_at": None}, None)],
+    steer_queue: [
+        ("queue.pause", OFF, {**OFF, "paused": True}),
+        ("queue.resume", {**OFF, "paused": True}, OFF),
+        ("queue.limit", OFF, {**OFF, "max_running": 3, "max_depth": 9}),
+    ],
+    steer_lane: [
+        ("lane.pause", {"paused": False}, {"paused": True}),
+        ("lane.resume", {"paused": True}, {"paused": False}),
+        ("lane.check", None, CHECK),
+        ("lane.check", CHECK, None),
+    ],
+    resolve: [("job.resolve", {"status": "failed"}, {"status": "succeeded"})],
+    dismiss: [("job.dismiss", {"status": "failed"}, None)],
+    raise_budget: [
+        ("job.resume", {"status": "failed", "budget": {"usd": 1.0}}, {"budget": {"usd": 5.0}, "stopped": False})
+    ],
+    delete: [
+        ("job.delete", {"status": "pending"}, {"force": True}),
+        ("job.delete", {"status": "failed"}, {"force": False}),
+        ("job.delete", {"status": "running"}, {"force": True}),
+    ],
+    drain: [("worker.drain", None, {"workers": ["w1"]})] * 2,
+    lose_host: [("worker.lost", None, {"workers": ["w1"]})],
+    adopt_folder: [("shared_folder.adopt", {"id": "a", "path": "/a"}, {"id": "b", "path": "/b"})],
+    change_tools: [
+        ("tools.change", None, {"added": ["a", "b"], "changed": [], "removed": [], "tools": {"a": "1", "b": "1"}}),
+        ("tools.change", None, {"added": ["c"], "changed": ["b"], "removed": ["a"], "tools": {"b": "2", "c": "1"}}),
+    ],
+}
+
+
+@pytest.mark.parametrize("act", ACTS, ids=lambda act: act.__name__)
+async def test_act_leaves_one_row_and_no_change_leaves_none(
+    stage: Stage, act: Callable[[Stage], Awaitable[None]]
+) -> None:
+    """Who, when, what, before and after; no secret, and nothing for an act that was refused or changed nothing."""
+    began = stage.clock.now()
+    await act(stage)
+    rows = await trail(stage.store)
+    assert [(row.action, row.before, row.after) for row in rows] == ACTS[act]
+    for row in rows:
+        assert row.action in ACTIONS
+        assert began <= row.done_at <= stage.clock.now()
+        if row.action != "token.use":
+            assert (row.actor, row.token_id, row.role, row.address) == (
+                ANN.name,
+                ANN.token_id,
+                ANN.role,
+                ANN.address,
+            )
+    assert SECRET not in repr(rows)
+    assert "hf_" not in repr(rows)
+
+
+async def test_rows_name_the_tenant_and_the_reason(stage: Stage) -> None:
+    job = await stage.submit(tenant="blue", hold=True)
+    await stage.store.jobs.delete(job.id, tenant="blue", force=True, by=ANN, reason="in\x1b[31m the\nway" + "!" * 1000)
+    await stage.store.queues.pause("q", by=ANN)
+    row, installation = await trail(stage.store)
+    assert (row.tenant, row.subject) == ("blue", job.id)
+    assert row.reason is not None
+    assert row.reason.startswith("in the way!!")
+    assert len(row.reason) == 500
+    assert (installation.tenant, installation.reason) == (None, None)
+
+
+async def test_embedded_callers_are_named_by_their_account_and_what_they_say(stage: Stage) -> None:
+    await stage.store.queues.pause("q")
+    await stage.store.queues.resume("q", by="deploy script")
+    first, second = await trail(stage.store)
+    assert first.actor == local_actor("embedded").name
+    assert first.actor.startswith("embedded:")
+    assert first.actor.endswith(f"@{socket.gethostname()}")
+    assert (second.actor, second.token_id, second.role) == ("embedded:deploy script", None, None)
+
+
+async def test_refused_acts_leave_no_row(stage: Stage) -> None:
+    only = await stage.store.tokens.add("only", Role.ADMIN, secret=new_secret(), by=ANN)
+    for refused in (
+        stage.store.tokens.add("only", Role.ADMIN, secret=new_secret(), by=ANN),
+        stage.store.tokens.remove(only.id, by=ANN),
+        stage.store.workers.drain_host("nowhere", by=ANN),
+        stage.store.workers.lost("nowhere", by=ANN),
+        stage.store.jobs.resolve((await stage.submit()).id, by=ANN),
+    ):
+        with pytest.raises((Conflict, NotFound)):
+            await refused
+    assert [row.action for row in await trail(stage.store)] == ["token.make"]
+
+
+async def test_use_of_a_token_is_recorded_when_it_was_silent_for_long(stage: Stage) -> None:
+    token = await stage.store.tokens.add("ci", Role.VIEWER, secret=new_secret(), tenant="blue")
+    for days in (0.0, 1.0, SILENCE_DAYS + 1, 1.0):
+        await stage.advance(days * DAY)
+        await stage.store.tokens.use({token.id: "192.0.2.1", "01890000-0000-7000-8000-00000000dead": None})
+    first, later = await trail(stage.store, what="token.use")
+    assert (first.actor, first.token_id, first.address, first.tenant) == ("ci", token.id, "192.0.2.1", "blue")
+    assert later.before is not None
+    assert (
+        later.before["used_at"]
+        == (first.done_at.fromtimestamp(first.done_at.timestamp() + DAY, first.done_at.tzinfo)).isoformat()
+    )
+
+
+# Reading
+
+
+async def test_pages_go_from_new_to_old_without_gap_or_repeat(stage: Stage) -> None:
+    for n in range(7):
+        await stage.store.queues.pause(f"q{n}", by=ANN)
+        await stage.advance(n % 2)  # Some at the same moment.
+    seen: list[str] = []
+    cursor = None
+    while True:
+        page = await stage.store.audit.list(limit=2, cursor=cursor)
+        seen += [row.subject for row in page.items]
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+    assert seen == [f"q{n}" for n in reversed(range(7))]
+
+
+async def test_filters_of_the_trail(stage: Stage) -> None:
+    await stage.store.queues.pause("q", by=ANN)
+    await stage.advance(10)
+    middle = stage.clock.now()
+    await stage.store.queues.limit("q", cap=1, by="bob")
+    await stage.store.lanes.pause("L", by=ANN)
+
+    async def found(**filters: Any) -> list[str]:
+        return [row.action for row in await trail(stage.store, **filters)]
+
+    assert await found(who="ann") == ["queue.pause", "lane.pause"]
+    assert await found(who=ANN.token_id) == ["queue.pause", "lane.pause"]
+    assert await found(who="embedded:bob") == ["queue.limit"]
+    assert await found(what="queue") == ["queue.pause", "queue.limit"]
+    assert await found(what="queue.limit") == ["queue.limit"]
+    assert await found(what="que") == []
+    assert await found(what="%") == []
+    assert await found(since=middle) == ["queue.limit", "lane.pause"]
+    assert await found(since=middle, who="ann", what="lane") == ["lane.pause"]
+    for wrong in ("x", "MTIz", "LTEuLTE=", "MS45OTk5OTk5OTk5OTk5OTk5OTk5OTk5OTk="):
+        with pytest.raises(Invalid):
+            await stage.store.audit.list(cursor=wrong)
+    with pytest.raises(Invalid):
+        await stage.store.audit.list(limit=0)
+    with pytest.raises(Invalid):
+        await stage.store.audit.list(since=middle.replace(tzinfo=None))
+
+
+async def test_rows_over_their_age_are_removed_in_bounded_steps(stage: Stage) -> None:
+    for n in range(5):
+        await stage.store.queues.pause(f"q{n}", by=ANN)
+    await stage.advance(10 * DAY)
+    await stage.store.queues.pause("new", by=ANN)
+    assert await stage.store.audit.forget(10 * DAY, limit=2) == 2
+    assert [row.subject for row in await trail(stage.store)] == ["q2", "q3", "q4", "new"]
+    await Pruner(stage.store, Retention()).run_once()
+    assert len(await trail(stage.store)) == 4
+    await Pruner(stage.store, Retention(), audit_age=10 * DAY).run_once()
+    assert [row.subject for row in await trail(stage.store)] == ["new"]
+
+
+def test_refused_tokens_are_counted_in_bounded_memory_and_one_bounded_row() -> None:
+    seen = Refusals()
+    for n in range(3 * ADDRESSES_COUNTED):
+        seen.add(f"2001:db8::{n:x}")
+    for _ in range(7):
+        seen.add("2001:db8::1")
+    summary = seen.summary()
+    assert (summary["requests"], summary["addresses"]) == (3 * ADDRESSES_COUNTED + 7, ADDRESSES_COUNTED)
+    assert len(summary["most"]) == ADDRESSES_NAMED
+    assert summary["most"]["2001:db8::1"] == 8
+    more = Refusals()
+    more.add("192.0.2.1")
+    more.merge(seen)
+    assert more.summary()["requests"] == seen.requests + 1
+    assert more.summary()["addresses"] == ADDRESSES_COUNTED
+
+
+# Killed between the change and its row
+
+
+async def act_on_token(store: Store, name: str) -> None:
+    await store.tokens.add(name, Role.VIEWER, secret=new_secret(), tenant="blue")
+
+
+async def act_on_queue(store: Store, name: str) -> None:
+    await store.queues.limit(name, cap=1)
+
+
+async def act_on_lane(store: Store, name: str) -> None:
+    await store.lanes.pause(name)
+
+
+async def act_on_job(store: Store, name: str) -> None:
+    await store.jobs.resolve(name)
+
+
+async def force_delete(store: Store, name: str) -> None:
+    await store.jobs.delete(name, force=True)
+
+
+KILLED = {work.__name__: work for work in (act_on_token, act_on_queue, act_on_lane, act_on_job, force_delete)}
+
+
+def act_until_killed(url: str, act: str, name: str, step: int) -> None:
+    async def run() -> None:
+        async with await open_store(url, listen=False) as store:
+            die_after(step)
+            await KILLED[act](store, name)
+
+    asyncio.run(run())
+
+
+async def prepared(store: Store, act: str, step: int) -> str:
+    """What the act is to be done on."""
+    if act == "act_on_job":
+        job = await store.jobs.submit(JOB)
+        (lease,) = (await store.leases.claim("w0", PAIR, slots=1, ttl=60)).claimed
+        await store.leases.finish([(lease, Outcome.failed("exit_nonzero", "boom"))])
+        return job.id
+    if act == "force_delete":
+        return (await store.jobs.submit({**JOB, "hold": True})).id
+    return f"n{step}"
+
+
+async def changed(store: Store, act: str, name: str) -> bool:
+    match act:
+        case "act_on_token":
+            return name in [token.name for token in await store.tokens.list()]
+        case "act_on_queue":
+            return name in [queue.queue for queue in await store.queues.list()]
+        case "act_on_lane":
+            return any(lane.lane == name and lane.state == "paused" for lane in await store.lanes.list())
+    try:
+        job = await store.jobs.get(name)
+    except NotFound:
+        return True
+    return job.status in ("succeeded", "cancelled")
+
+
+@pytest.mark.parametrize("act", KILLED)
+async def test_act_killed_at_any_statement_is_recorded_exactly_if_it_happened(clean_url: str, act: str) -> None:
+    seen = set()
+    async with await open_store(clean_url, listen=False) as store:
+        for step in range(1, 30):
+            name = await prepared(store, act, step)
+            child = context.Process(target=act_until_killed, args=(clean_url, act, name, step))
+            child.start()
+            await asyncio.to_thread(child.join, 60)
+            assert child.exitcode in (0, -signal.SIGKILL)
+            rows = [row for row in await trail(store) if name in (row.subject, (row.after or {}).get("name"))]
+            assert len(rows) == int(await changed(store, act, name)), (step, rows)
+            seen.add(len(rows))
+            if child.exitcode == 0:
+                break
+    assert child.exitcode == 0
+    assert seen == {0, 1}
+
+
+# Over HTTP and from the command line
+
+
+async def test_only_admins_read_the_trail_and_nobody_writes_it(served: Served) -> None:
+    tokens = {role: await served.token(role) for role in Role}
+    for role, token in tokens.items():
+        async with served.client(token) as client:
+            answer = await client.get("/v1/audit")
+            assert answer.status_code == (200 if role is Role.ADMIN else 403), role
+            for method in ("POST", "PUT", "PATCH", "DELETE"):
+                assert (await client.request(method, "/v1/audit")).status_code == 405
+    async with httpx.AsyncClient(base_url=served.url) as stranger:
+        assert (await stranger.get("/v1/audit")).status_code == 401
+
+
+async def test_acts_over_http_name_the_token_its_role_and_its_address(served: Served) -> None:
+    operator = await served.token(Role.OPERATOR, "blue", name="olga")
+    async with served.client() as admin, served.client(operator) as olga:
+        made = (await admin.post("/v1/tokens", json={"name": "ci", "role": "viewer", "tenant": "blue"})).json()
+        job = (await olga.post("/v1/jobs", json={**FUNCTION, "hold": True})).json()["id"]
+        await olga.delete(f"/v1/jobs/{job}", params={"force": "true", "reason": "why not"})
+        await olga.post("/v1/lanes/L/pause")
+        await admin.put(
+            "/v1/lanes/L",
+            json={"check": {"command": ["true", SECRET], "timeout": 3}},
+            headers={"Holdfast-Tenant": "blue"},
+        )
+        await admin.patch("/v1/queues/q", json={"max_running": 2})
+        await admin.post("/v1/queues/q/pause")
+        await admin.delete(f"/v1/tokens/{made['id']}")
+        answer = await admin.get("/v1/audit", params={"limit": 100})
+        rows = answer.json()["items"]
+        acts = [(row["actor"], row["role"], row["tenant"], row["action"], row["subject"]) for row in reversed(rows)]
+        assert acts[-7:] == [
+            ("admin", "admin", "blue", "token.make", made["id"]),
+            ("olga", "operator", "blue", "job.delete", job),
+            ("olga", "operator", "blue", "lane.pause", "L"),
+            ("admin", "admin", "blue", "lane.check", "L"),
+            ("admin", "admin", None, "queue.limit", "q"),
+            ("admin", "admin", None, "queue.pause", "q"),
+            ("admin", "admin", "blue", "token.remove", made["id"]),
+        ]
+        first, *_ = [row for row in rows if row["action"] == "token.make" and row["subject"] != made["id"]][::-1]
+        assert first["actor"] == local_actor("server").name
+        ids = {token["name"]: token["id"] for token in (await admin.get("/v1/tokens")).json()["items"]}
+        assert {row["token_id"] for row in rows if row["actor"] == "olga"} == {ids["olga"]}
+        assert {row["address"] for row in rows if row["role"] is not None} == {"127.0.0.1"}
+        for hidden in (SECRET, made["token"], digest(made["token"]), operator, digest(operator), served.admin):
+            assert hidden not in answer.text
+        paged = (await admin.get("/v1/audit", params={"limit": 1, "who": "olga"})).json()
+        assert [row["action"] for row in paged["items"]] == ["lane.pause"]
+        rest = (await admin.get("/v1/audit", params={"who": "olga", "cursor": paged["next_cursor"]})).json()
+        assert ([row["action"] for row in rest["items"]], rest["next_cursor"]) == (["job.delete"], None)
+        for wrong in ({"since": "yesterday"}, {"since": "0001-01-01T00:00:00Z"}, {"cursor": "x"}, {"limit": 0}):
+            refused = await admin.get("/v1/audit", params=wrong)
+            assert refused.status_code == 422, wrong
+            assert error_of(refused)["code"] == "invalid"
+
+
+async def test_guessed_tokens_leave_one_row_however_many(clean_url: str, tmp_path: Path) -> None:
+    app = asgi(clean_url, data_dir=tmp_path)
+    transport = httpx.ASGITransport(app, client=("192.0.2.9", 1))
+    async with app.running() as service, httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        for n in range(150):
+            refused = await client.get("/v1/jobs", headers={"Authorization": f"Bearer hf_guess-{n}"})
+            assert refused.status_code in (401, 429)
+        await service.access.note_refusals()
+        await service.access.note_refusals()
+        (row,) = await trail(service.store, what="auth")
+        assert (row.actor, row.token_id, row.action) == ("unknown", None, "auth.refused")
+        assert row.after == {"requests": 150, "addresses": 1, "most": {"192.0.2.9": 150}}
+        await client.get("/v1/jobs", headers={"Authorization": "Bearer hf_guess"})
+    async with opened(clean_url) as store:  # A server that ends writes down what it has not yet.
+        assert len(await trail(store, what="auth")) == 2
+
+
+async def test_first_use_of_a_token_is_recorded_with_its_address(clean_url: str, tmp_path: Path) -> None:
+    async with serving_here(clean_url, tmp_path / "data") as served:
+        token = await served.token(Role.VIEWER, "blue", name="vera")
+        async with served.client(token) as client:
+            for _ in range(3):
+                assert (await client.get("/v1/jobs")).status_code == 200
+    async with opened(clean_url) as store:
+        (row,) = await trail(store, who="vera")
+        assert (row.action, row.role, row.tenant, row.address) == ("token.use", Role.VIEWER, "blue", "127.0.0.1")
+
+
+async def test_server_records_which_tools_changed_since_the_last_start(clean_url: str, tmp_path: Path) -> None:
+    file = tmp_path / "tools.toml"
+    tool = '[tools.{name}]\nrunner = "process"\ncommand = ["true"]\nenv = {{ KEY = "{key}" }}\n'
+    for text in (
+        tool.format(name="a", key=SECRET),
+        tool.format(name="a", key=SECRET),
+        tool.format(name="a", key="other") + tool.format(name="b", key=SECRET),
+        None,
+    ):
+        file.write_text(text or "")
+        async with serving_here(clean_url, tmp_path / "data", tools=file if text else None):
+            pass
+    async with opened(clean_url) as store:
+        rows = await trail(store, what="tools")
+        seen = [tuple((row.after or {})[name] for name in ("added", "changed", "removed")) for row in rows]
+        assert seen == [(["a"], [], []), (["b"], ["a"], []), ([], [], ["a", "b"])]
+        assert [row.subject for row in rows] == [str(file), str(file), "none"]
+        assert {row.actor for row in rows} == {local_actor("server").name}
+        assert SECRET not in repr(rows)
+
+
+def test_command_line_lists_the_trail_and_leaves_its_own_rows(tmp_path: Path) -> None:
+    with running(tmp_path) as up:
+        up("queues", "pause", "slow")
+        up("prune", "--days", "3")
+        said = up("audit", COLUMNS="200")
+        assert "queue.pause" in said
+        assert "slow" in said
+        rows = up.json("audit", "--what", "jobs.prune")["items"]
+        assert [(row["actor"], row["after"]["retention_days"]) for row in rows] == [(local_actor("cli").name, 3.0)]
+        assert up.json("audit", "--who", "admin", "--since", "2020-01-01", "-n", "1")["items"][0]["subject"] == "slow"
+        assert up.json("audit", "--since", "2999-01-01")["items"] == []
+        up("audit", "--since", "yesterday", code=2)
+        viewer = json.loads(up("token", "make", "v", "--role", "viewer", "--json"))["token"]
+        up("audit", code=4, HOLDFAST_TOKEN=viewer)
+
+
+def test_account_without_a_name_is_told_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 987_654)
+    assert local_actor.__wrapped__("cli").name == f"cli:987654@{socket.gethostname()}"

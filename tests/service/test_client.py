@@ -1,0 +1,114 @@
+"""The clients over HTTP: typed answers, one effect per submit, and streams that go on where they broke."""
+
+import asyncio
+import inspect
+from typing import Any
+
+import httpx
+import pytest
+
+from holdfast import AsyncClient, Client
+from holdfast.client import http
+from holdfast.errors import ConfigError
+from holdfast.model import Status
+from holdfast.response_types import Explanation, JobView
+from tests.support.proxy import Proxy
+from tests.support.service import FUNCTION, Served, opened, serving
+
+
+class Forgetful(httpx.AsyncHTTPTransport):
+    """A network that loses the answer to the first call: the server has done it, and nobody hears of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys: list[str | None] = []
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        answer = await super().handle_async_request(request)
+        self.keys.append(request.headers.get("idempotency-key"))
+        if len(self.keys) == 1:
+            await answer.aread()
+            raise httpx.ReadError("the answer was lost", request=request)
+        return answer
+
+
+async def test_a_submit_whose_answer_was_lost_is_repeated_and_makes_one_job(served: Served) -> None:
+    """Proves J12."""
+    for submit in ("submit", "submit_many"):
+        network = Forgetful()
+        async with AsyncClient(served.url, token=served.admin, transport=network) as client:
+            kind = {**FUNCTION, "kind": submit}
+            await getattr(client, submit)(kind if submit == "submit" else [kind, kind])
+            assert len(network.keys) == 2
+            assert network.keys[0] == network.keys[1] is not None
+            found, _ = await client.jobs(kind=submit)
+        assert len(found) == (1 if submit == "submit" else 2)
+
+
+async def test_a_stream_that_fell_silent_is_taken_up_again(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half open: nothing arrives any more, and nothing says so. Proves E3."""
+    monkeypatch.setattr(http, "SILENT_SECONDS", 1.0)
+    async with (
+        Proxy(served.port).run() as proxy,
+        opened(served.database_url) as store,
+        AsyncClient(f"http://127.0.0.1:{proxy.port}", token=served.admin) as client,
+    ):
+        job = await client.submit(FUNCTION)
+        seen = []
+        async for event in client.follow(job.id):
+            seen.append(event.seq)
+            if len(seen) == 1:
+                assert proxy.swallow() > 0
+                await store.jobs.cancel(job.id)
+        assert seen == list(range(1, (await client.get(job.id)).last_seq + 1))
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+async def test_a_stream_outlasts_its_server(clean_url: str, tmp_path: Any) -> None:
+    """Proves E3."""
+    with serving(clean_url, tmp_path / "data") as served:
+        async with AsyncClient(served.url, token=served.admin, tries=60) as client, opened(clean_url) as store:
+            job = await client.submit(FUNCTION)
+            seen = []
+            async for event in client.follow(job.id):
+                seen.append(event.seq)
+                if len(seen) == 1:
+                    await asyncio.to_thread(served.kill)
+                    await store.jobs.cancel(job.id)
+                    served.start(wait=False)
+            assert seen == list(range(1, (await client.get(job.id)).last_seq + 1))
+
+
+async def test_answers_are_typed_and_wait_has_an_end(served: Served) -> None:
+    async with AsyncClient(served.url, token=served.admin) as client:
+        job = await client.submit({**FUNCTION, "labels": {"team": "blue"}, "lane": "l"})
+        assert isinstance(job, JobView)
+        assert job.links.self.endswith(job.id)
+        assert isinstance(await client.explain(job.id), Explanation)
+        found, _ = await client.jobs(status=["queued", "running"], labels={"team": "blue"}, lane="l")
+        assert [one.id for one in found] == [job.id]
+        assert [(one.queue, one.counts.open) for one in await client.queues()] == [("default", 1)]
+        with pytest.raises(TimeoutError):
+            await client.wait(job.id, timeout=0.05)
+        waiting = asyncio.create_task(client.wait(job.id))
+        await client.cancel(job.id, reason="enough")
+        assert (await waiting).status is Status.CANCELLED
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+def test_the_client_that_blocks_has_the_same_calls(served_apart: Served) -> None:
+    def calls(kind: type) -> dict[str, list[str]]:
+        found = inspect.getmembers(kind, lambda one: inspect.isfunction(one) or inspect.isasyncgenfunction(one))
+        return {name: list(inspect.signature(one).parameters)[1:] for name, one in found if name[0] != "_"}
+
+    assert calls(Client) == calls(AsyncClient)
+    with Client(served_apart.url, token=served_apart.admin) as client:
+        job = client.submit(FUNCTION)
+        client.cancel(job.id)
+        assert [event.type for event in client.follow(job.id)][-1] == "status"
+        assert client.wait(job.id).status is Status.CANCELLED
+        for event in client.follow(job.id):
+            assert event.seq == 1
+            break
+    with pytest.raises(ConfigError):
+        Client("nowhere")

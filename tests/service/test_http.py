@@ -1,0 +1,391 @@
+"""Jobs, lanes, queues and workers over HTTP, through a real socket, on both stores."""
+
+import asyncio
+import json
+from typing import Any
+
+from holdfast.model import Claimable, Outcome, Role, new_id
+from tests.support.service import FUNCTION, Served, error_of, opened
+
+PAIR = Claimable(queue="default", capability="function:f", domain="function")
+
+
+async def fail_one(url: str) -> str:
+    """Claim a job and let it fail."""
+    async with opened(url) as store:
+        (lease,) = (await store.leases.claim("w1", [PAIR], slots=1, ttl=60)).claimed
+        await store.leases.finish([(lease, Outcome.failed("exit_nonzero", "boom"))])
+        return lease.id
+
+
+async def test_job_is_there_when_its_submit_is_answered_100_of_100(served: Served) -> None:
+    """Proves J1."""
+    async with served.client() as client:
+        for _ in range(100):
+            made = await client.post("/v1/jobs", json=FUNCTION)
+            assert made.status_code == 201
+            read = await client.get(made.headers["location"])
+            assert (read.status_code, read.json()["status"]) == (200, "queued")
+            assert read.json() == made.json()
+            assert read.json()["started_at"] is None
+
+
+async def test_job_has_the_promised_shape(served: Served) -> None:
+    async with served.client() as client:
+        asked: dict[str, Any] = {
+            "runner": "process",
+            "spec": {"command": ["sh", "-c", "echo hello"], "env": {"A": "1"}, "stdin": None},
+            "kind": "run",
+            "lane": None,
+            "labels": {"team": "blue"},
+            "inputs": {"rows": 3},
+            "available_at": None,
+            "needs": [],
+            "id": None,
+            "retry": {"base": 5, "cap": 300, "on": ["failed"]},
+            "timeout": 3600,
+            "budget": {"tokens": 500000},
+        }
+        job = (await client.post("/v1/jobs", json=asked)).json()
+    promised = (
+        "id tenant kind queue lane status priority labels runner spec inputs attempts max_attempts requested_at "
+        "available_at started_at finished_at updated_at lease stop_request reused progress usage result exit_code "
+        "error attempt tasks links"
+    )
+    assert set(promised.split()) <= set(job)
+    assert job["requested_at"].endswith("Z")
+    assert job["links"]["stream"] == f"/v1/jobs/{job['id']}/events/stream"
+
+
+async def test_reuse_and_idempotency_answer_200_with_reused(served: Served) -> None:
+    """Proves J12."""
+    async with served.client() as client:
+        first = await client.post("/v1/jobs", json={**FUNCTION, "reuse_key": "a"})
+        again = await client.post("/v1/jobs", json={**FUNCTION, "reuse_key": "a"})
+        assert (first.status_code, again.status_code) == (201, 200)
+        assert (again.json()["id"], again.json()["reused"]) == (first.json()["id"], True)
+        key = {"Idempotency-Key": "k1"}
+        answers = [await client.post("/v1/jobs", json=FUNCTION, headers=key) for _ in range(2)]
+        assert [answer.status_code for answer in answers] == [201, 200]
+        assert answers[0].json()["id"] == answers[1].json()["id"]
+        other = await client.post("/v1/jobs", json={**FUNCTION, "kind": "other"}, headers=key)
+        assert other.status_code == 409
+        long = await client.post("/v1/jobs", json=FUNCTION, headers={"Idempotency-Key": "x" * 129})
+        assert (long.status_code, error_of(long)["details"]["field"]) == (422, "idempotency_key")
+        bulk = [
+            await client.post("/v1/jobs/bulk", json={"jobs": [FUNCTION] * 3}, headers={"Idempotency-Key": "k2"})
+            for _ in range(2)
+        ]
+        assert [answer.status_code for answer in bulk] == [201, 200]
+        assert bulk[0].json() == bulk[1].json()
+        await client.post(f"/v1/jobs/{answers[0].json()['id']}/cancel")
+        await client.delete(f"/v1/jobs/{answers[0].json()['id']}")
+        gone = await client.post("/v1/jobs", json=FUNCTION, headers=key)
+        assert (gone.status_code, error_of(gone)["code"]) == (409, "gone")
+
+
+async def test_bulk_is_all_or_nothing(served: Served) -> None:
+    """Proves J13."""
+    async with served.client() as client:
+        wrong = await client.post("/v1/jobs/bulk", json={"jobs": [FUNCTION, {**FUNCTION, "priority": "high"}]})
+        assert (wrong.status_code, error_of(wrong)["details"]["field"]) == (422, "jobs[1].priority")
+        assert (await client.get("/v1/jobs")).json()["items"] == []
+        ids = [new_id(), new_id()]
+        chain = [{**FUNCTION, "id": ids[0]}, {**FUNCTION, "id": ids[1], "needs": [ids[0]]}]
+        assert (await client.post("/v1/jobs/bulk", json={"jobs": chain})).json() == {"ids": ids}
+
+
+async def test_cancel_answers_by_state(served: Served) -> None:
+    """Proves C3."""
+    async with served.client() as client, opened(served.database_url) as store:
+        waiting = (await client.post("/v1/jobs", json=FUNCTION)).json()["id"]
+        assert (await client.post(f"/v1/jobs/{waiting}/cancel")).status_code == 200
+        assert (await client.post(f"/v1/jobs/{waiting}/cancel", json={"reason": "again"})).status_code == 200
+        running = (await client.post("/v1/jobs", json=FUNCTION)).json()["id"]
+        (lease,) = (await store.leases.claim("w1", [PAIR], slots=1, ttl=60)).claimed
+        stopping = await client.post(f"/v1/jobs/{running}/cancel", json={"reason": "why"})
+        assert (stopping.status_code, stopping.json()["stop_request"]["kind"]) == (202, "cancel")
+        await store.leases.finish([(lease, Outcome.succeeded())])
+        done = await client.post(f"/v1/jobs/{running}/cancel")
+        assert (done.status_code, error_of(done)["code"]) == (409, "illegal_move")
+        unknown = await client.post(f"/v1/jobs/{new_id()}/cancel")
+        assert (unknown.status_code, error_of(unknown)["code"]) == (404, "not_found")
+        events = (await client.get(f"/v1/jobs/{running}/events")).json()["items"]
+        (audit,) = [event["data"] for event in events if event["type"] == "audit"]
+        assert audit == {"action": "cancel", "by": "admin", "reason": "why"}
+
+
+async def test_person_steers_a_failed_job(served: Served) -> None:
+    """Proves C8."""
+    async with served.client() as client:
+        job = (await client.post("/v1/jobs", json={**FUNCTION, "lane": "L"})).json()["id"]
+        assert await fail_one(served.database_url) == job
+        assert (await client.get("/v1/lanes/L")).json()["state"] == "blocked"
+        assert (await client.post(f"/v1/jobs/{job}/dismiss", json={"reason": "known"})).json()["dismissed"]
+        assert (await client.get("/v1/lanes/L")).json()["state"] == "idle"
+        again = await client.post(f"/v1/jobs/{job}/resume", json={"budget": {"tokens": 5}})
+        assert (again.status_code, again.json()["status"]) == (200, "queued")
+        await fail_one(served.database_url)
+        done = await client.post(f"/v1/jobs/{job}/resolve", json={"result": {"rows": 3}})
+        assert (done.json()["status"], done.json()["result"]) == ("succeeded", {"rows": 3})
+        assert (await client.post(f"/v1/jobs/{job}/release")).status_code == 409
+        actions = [
+            (event["data"]["action"], event["data"]["by"])
+            for event in (await client.get(f"/v1/jobs/{job}/events")).json()["items"]
+            if event["type"] == "audit"
+        ]
+        assert actions == [("dismiss", "admin"), ("resume", "admin"), ("resolve", "admin")]
+        attempts = (await client.get(f"/v1/jobs/{job}/attempts")).json()["items"]
+        assert [attempt["cause"] for attempt in attempts] == ["exit", "exit"]
+
+
+async def test_job_that_never_started_is_readable_by_every_endpoint(served: Served) -> None:
+    """Proves J5."""
+    async with served.client() as client:
+        job = (await client.post("/v1/jobs", json={**FUNCTION, "hold": True})).json()
+        assert job["status"] == "pending"
+        assert (await client.post(f"/v1/jobs/{job['id']}/release")).json()["status"] == "queued"
+        assert (await client.post(f"/v1/jobs/{job['id']}/interrupt")).json()["status"] == "cancelled"
+        for end in ("", "/attempts", "/explain", "/events", "/events/stream", "/events/download"):
+            assert (await client.get(f"/v1/jobs/{job['id']}{end}")).status_code == 200, end
+
+
+async def test_list_filters_and_pages(served: Served) -> None:
+    """Proves J14."""
+    async with served.client() as client:
+        jobs = [{**FUNCTION, "kind": "a" if n % 2 else "b", "labels": {"n": str(n % 3)}} for n in range(25)]
+        ids = (await client.post("/v1/jobs/bulk", json={"jobs": jobs})).json()["ids"]
+        seen: list[str] = []
+        cursor: dict[str, str] = {}
+        while True:
+            page = (await client.get("/v1/jobs", params={"limit": 10, **cursor})).json()
+            seen += [job["id"] for job in page["items"]]
+            if page["next_cursor"] is None:
+                break
+            cursor = {"cursor": page["next_cursor"]}
+        assert seen == ids[::-1]
+        found = (await client.get("/v1/jobs?kind=a&label=n:1&status=queued,running&status=failed")).json()["items"]
+        assert {job["id"] for job in found} == {ids[n] for n in range(25) if n % 2 and n % 3 == 1}
+        assert (await client.get("/v1/jobs?since=2999-01-01T00:00:00Z")).json()["items"] == []
+
+
+async def test_delete_in_its_four_cases(served: Served) -> None:
+    """Proves J15."""
+    async with served.client() as client, opened(served.database_url) as store:
+        job = (await client.post("/v1/jobs", json=FUNCTION)).json()["id"]
+        blocked = await client.delete(f"/v1/jobs/{job}")
+        assert (blocked.status_code, blocked.json()["outcome"], error_of(blocked)["code"]) == (
+            409,
+            "blocked",
+            "blocked",
+        )
+        (lease,) = (await store.leases.claim("w1", [PAIR], slots=1, ttl=60)).claimed
+        dry = await client.delete(f"/v1/jobs/{job}?force=true&dry_run=true")
+        assert (dry.status_code, dry.json()) == (200, {"outcome": "would_delete"})
+        forced = await client.delete(f"/v1/jobs/{job}?force=true")
+        assert (forced.status_code, forced.json()) == (202, {"outcome": "deleting"})
+        await store.leases.finish([(lease, Outcome.succeeded())])
+        done = await client.delete(f"/v1/jobs/{job}")
+        assert (done.status_code, done.json()) == (200, {"outcome": "deleted"})
+        assert (await client.get(f"/v1/jobs/{job}")).status_code == 404
+
+
+async def test_lane_is_readable_and_can_be_paused(served: Served) -> None:
+    """Proves N3."""
+    async with served.client() as client:
+        for _ in range(2):
+            await client.post("/v1/jobs", json={**FUNCTION, "lane": "team/db one"})
+        (lane,) = (await client.get("/v1/lanes")).json()["items"]
+        assert (lane["lane"], lane["state"], lane["depth"]) == ("team/db one", "active", 2)
+        assert (await client.post("/v1/lanes/team/db%20one/pause")).json()["state"] == "paused"
+        assert (await client.post("/v1/lanes/team/db one/resume")).json()["state"] == "active"
+        check = {"command": ["true"], "timeout": 3}
+        assert (await client.put("/v1/lanes/team/db one", json={"check": check})).json()["check"] == check
+        assert (await client.put("/v1/lanes/team/db one", json={"check": None})).json()["check"] is None
+        assert (await client.get("/v1/lanes/none")).status_code == 404
+        page = (await client.get("/v1/lanes?limit=1")).json()
+        assert (await client.get("/v1/lanes", params={"cursor": page["next_cursor"]})).json()["items"] == []
+
+
+async def test_queue_counts_pauses_and_keeps_what_is_not_said(served: Served) -> None:
+    """Proves J9, J11."""
+    async with served.client() as client:
+        await client.post("/v1/jobs", json={**FUNCTION, "queue": "heavy/one"})
+        changed = (await client.patch("/v1/queues/heavy/one", json={"max_running": 2, "max_depth": 1})).json()
+        assert (changed["max_running"], changed["max_depth"], changed["counts"]["open"]) == (2, 1, 1)
+        full = await client.post("/v1/jobs", json={**FUNCTION, "queue": "heavy/one"})
+        assert (full.status_code, error_of(full)["code"]) == (429, "queue_full")
+        changed = (await client.patch("/v1/queues/heavy/one", json={"max_depth": None})).json()
+        assert (changed["max_running"], changed["max_depth"]) == (2, None)
+        assert (await client.post("/v1/queues/heavy/one/pause")).json()["paused"]
+        (queue,) = (await client.get("/v1/queues")).json()["items"]
+        assert (queue["paused"], queue["max_running"]) == (True, 2)
+        assert not (await client.post("/v1/queues/heavy/one/resume")).json()["paused"]
+
+
+async def test_workers_are_shown_drained_and_called_lost(served: Served) -> None:
+    async with served.client() as client, opened(served.database_url) as store:
+        assert (await client.get("/readyz")).json()["workers"] == 0
+        assert "no worker lives" in (await client.get("/readyz")).json()["warnings"][0]
+        await store.workers.register(
+            "w1", host="h1", pid=1, queues={"default": 1}, capabilities=["function:f"], domains=["d1"], ttl=60
+        )
+        assert (await client.get("/readyz")).json() == {"status": "ready", "workers": 1, "warnings": []}
+        (worker,) = (await client.get("/v1/workers")).json()["items"]
+        assert (worker["host"], worker["live"], worker["draining"]) == ("h1", True, False)
+        assert (await client.post("/v1/workers/h1/drain")).json() == {"workers": ["w1"]}
+        assert (await client.post("/v1/workers/h1/lost")).status_code == 409
+        assert (await client.post("/v1/workers/h2/lost")).status_code == 404
+        await store.workers.forget("w1")
+
+
+async def test_explain_says_why_in_words(served: Served) -> None:
+    """Proves J17."""
+    async with served.client() as client:
+        job = (await client.post("/v1/jobs", json=FUNCTION)).json()["id"]
+        (reason,) = (await client.get(f"/v1/jobs/{job}/explain")).json()["reasons"]
+        assert "no live worker" in reason["message"]
+
+
+async def test_metrics_count_requests_by_route(served: Served) -> None:
+    async with served.client() as client:
+        await client.get(f"/v1/jobs/{new_id()}")
+        text = (await client.get("/metrics")).text
+        assert 'holdfast_http_requests_total{method="GET",route="/v1/jobs/{job_id}",status="404"} 1' in text
+        assert "process_resident_memory_bytes" in text
+        assert (await client.get("/healthz")).json() == {"status": "ok"}
+        assert (await client.get("/docs")).status_code == 200
+
+
+DEEP = b'{"runner":"function","spec":{"name":"f"},"inputs":{"a":' + b"[" * 99 + b"]" * 99 + b"}}"
+BAD: list[tuple[str, str, Any, int, str]] = [
+    ("POST", "/v1/jobs", b"{", 400, "bad_request"),
+    ("POST", "/v1/jobs", b"", 400, "bad_request"),
+    ("POST", "/v1/jobs", b'"\xff"', 400, "bad_request"),
+    ("POST", "/v1/jobs", b"[]", 422, "body"),
+    ("POST", "/v1/jobs", b"[" * 100_000, 422, "body"),
+    (
+        "POST",
+        "/v1/jobs",
+        DEEP,
+        422,
+        "body",
+    ),
+    ("POST", "/v1/jobs", {**FUNCTION, "colour": 1}, 422, "colour"),
+    ("POST", "/v1/jobs", {**FUNCTION, "priority": "high"}, 422, "priority"),
+    ("POST", "/v1/jobs", {**FUNCTION, "priority": 10**30}, 422, "priority"),
+    ("POST", "/v1/jobs", {**FUNCTION, "inputs": {"n": "a\0b"}}, 422, "inputs"),
+    ("POST", "/v1/jobs", {**FUNCTION, "id": "4711"}, 422, "id"),
+    ("POST", "/v1/jobs", {**FUNCTION, "available_at": "0001-01-01T00:00:00+14:00"}, 422, "available_at"),
+    ("POST", "/v1/jobs", {**FUNCTION, "available_at": "9999-12-31T23:59:59-14:00"}, 422, "available_at"),
+    ("POST", "/v1/jobs", {**FUNCTION, "retry": {"colour": 1}}, 422, "retry.colour"),
+    ("POST", "/v1/jobs", {**FUNCTION, "retry": {"base": 1, "cap": 1e300}}, 422, "retry"),
+    ("POST", "/v1/jobs", {**FUNCTION, "check": {"command": ["a"], "timeout": 1e9}}, 422, "check.timeout"),
+    ("POST", "/v1/jobs", {**FUNCTION, "check": {"command": ["a"] * 5000, "timeout": 1}}, 422, "check.command"),
+    ("POST", "/v1/jobs", {"runner": "process", "spec": {"command": ["a"], "user": "a:b"}}, 422, "spec.user"),
+    ("POST", "/v1/jobs", {"runner": "process", "spec": {"command": ["a"], "user": "a b"}}, 422, "spec.user"),
+    ("POST", "/v1/jobs", {"runner": "function", "spec": {"name": "f", "x": 1}}, 422, "spec.x"),
+    ("POST", "/v1/jobs", {"runner": "process", "spec": {"command": ["a"], "env": {"A=B": "1"}}}, 422, "spec.env"),
+    ("POST", "/v1/jobs", {"runner": "process", "spec": {"command": ["a"], "env": {"A\nB": "1"}}}, 422, "spec.env"),
+    ("POST", "/v1/jobs", {"runner": "docker", "spec": {"image": "a", "env": {"=": "1"}}}, 422, "spec.env"),
+    (
+        "POST",
+        "/v1/jobs",
+        {"runner": "process", "tasks": [{"name": "a", "command": ["a"], "env": {"A=": ""}}]},
+        422,
+        "tasks[0].env",
+    ),
+    ("POST", "/v1/jobs", {**FUNCTION, "secrets": ["A=B"]}, 422, "secrets"),
+    ("POST", "/v1/jobs", {"runner": "process", "spec": {"command": ["a"], "user": "4294967296"}}, 422, "spec.user"),
+    ("POST", "/v1/jobs", {"runner": "process", "spec": {"command": ["a"], "user": "1:4294967295"}}, 422, "spec.user"),
+    ("POST", "/v1/jobs", {"runner": "docker", "spec": {"image": "a", "user": "9" * 30}}, 422, "spec.user"),
+    ("POST", "/v1/jobs", {"runner": "docker", "spec": {"image": "a", "cpus": 1e300}}, 422, "spec.cpus"),
+    ("POST", "/v1/jobs", {"runner": "docker", "spec": {"image": "a", "cpus": 1e-12}}, 422, "spec.cpus"),
+    ("POST", "/v1/jobs", {"runner": "docker", "spec": {"image": "a", "pids": 10**30}}, 422, "spec.pids"),
+    ("POST", "/v1/jobs", {"runner": "docker", "spec": {"image": "a", "memory": "9" * 30 + "g"}}, 422, "spec.memory"),
+    ("POST", "/v1/jobs", {"runner": "docker", "spec": {"image": "a", "memory": "9" * 17 + "g"}}, 422, "spec.memory"),
+    ("POST", "/v1/jobs", {"runner": "rocket", "spec": {}}, 422, "runner"),
+    ("POST", "/v1/jobs", {"tool": "none"}, 404, "not_found"),
+    ("POST", "/v1/jobs", {"tool": 7}, 422, "tool"),
+    ("POST", "/v1/jobs", {**FUNCTION, "tenant": "blue"}, 422, "tenant"),
+    ("POST", "/v1/jobs", {**FUNCTION, "needs": [new_id()]}, 404, "not_found"),
+    ("POST", "/v1/jobs/bulk", {"jobs": []}, 422, "jobs"),
+    ("POST", "/v1/jobs/bulk", {"jobs": [1]}, 422, "jobs[0]"),
+    ("POST", "/v1/jobs/bulk", {"jobs": {}, "x": 1}, 422, "x"),
+    ("GET", "/v1/jobs/4711", None, 404, "not_found"),
+    ("GET", "/v1/jobs/%00", None, 422, "job_id"),
+    ("GET", "/v1/jobs?colour=1", None, 422, "colour"),
+    ("GET", "/v1/jobs?limit=0", None, 422, "limit"),
+    ("GET", "/v1/jobs?limit=1&limit=2", None, 422, "limit"),
+    ("GET", "/v1/jobs?cursor=nonsense", None, 422, "cursor"),
+    ("GET", "/v1/jobs?kind=%00", None, 422, "kind"),
+    ("GET", "/v1/jobs?label=x", None, 422, "label"),
+    ("GET", "/v1/jobs?since=yesterday", None, 422, "since"),
+    ("GET", "/v1/jobs?since=2026-01-01T00:00:00", None, 422, "since"),
+    ("GET", "/v1/jobs?since=0001-01-01T00:00:00%2B14:00", None, 422, "since"),
+    ("GET", "/v1/lanes/%00", None, 422, "lane"),
+    ("PUT", "/v1/lanes/a", {"check": {"command": [], "timeout": 1}}, 422, "check.command"),
+    ("PUT", "/v1/lanes/a", {"check": {"command": ["a\0"], "timeout": 1}}, 422, "check.command"),
+    ("PUT", "/v1/lanes/a", {}, 422, "check"),
+    ("PATCH", "/v1/queues/a", {"max_running": 0}, 422, "max_running"),
+    ("PATCH", "/v1/queues/a", {"max_running": 10**12}, 422, "max_running"),
+    ("POST", "/v1/tokens", {"name": "a", "role": "king"}, 422, "role"),
+    ("POST", "/v1/tokens", {"name": "a", "role": "viewer"}, 422, "tenant"),
+    ("POST", "/v1/tokens", {"name": "a\n", "role": "admin"}, 422, "name"),
+    ("DELETE", "/v1/tokens/4711", None, 404, "not_found"),
+    ("GET", "/v1/nothing", None, 404, "not_found"),
+    ("GET", "/v1/../../etc/passwd", None, 404, "not_found"),
+    ("GET", "/v1/jobs/..%2f..%2fetc%2fpasswd", None, 404, "not_found"),
+    ("PATCH", "/v1/jobs", None, 405, "method_not_allowed"),
+]
+
+
+async def test_bad_input_is_refused_with_what_and_where_and_nothing_is_written(served: Served) -> None:
+    async with served.client() as client:
+        for method, path, body, status, what in BAD:
+            raw = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+            answer = await client.request(method, path, content=raw, headers={"Content-Type": "application/json"})
+            assert answer.is_error, (method, path, body)
+            said = error_of(answer)
+            assert answer.status_code == status, (method, path, body, said)
+            assert what in (said["code"], said["details"].get("field")), (method, path, body, said)
+            assert len(said["message"]) > 3
+        assert (await client.get("/v1/jobs")).json()["items"] == []
+        assert (await client.get("/v1/lanes")).json()["items"] == []
+        assert (await client.get("/v1/queues")).json()["items"] == []
+        assert len((await client.get("/v1/tokens")).json()["items"]) == 1
+
+
+async def test_huge_body_is_refused_by_its_length_and_by_its_bytes(served: Served) -> None:
+    async with served.client() as client:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(
+            b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Authorization: Bearer %b\r\nContent-Length: 1000000000\r\n\r\n" % served.admin.encode()
+        )
+        assert b" 413 " in await reader.readline()
+        writer.close()
+
+        async def endless() -> Any:
+            for _ in range(20):
+                yield b" " * 1024 * 1024
+
+        chunked = await client.post("/v1/jobs", content=endless(), headers={"Content-Type": "application/json"})
+        assert chunked.status_code == 413
+        large = await client.post("/v1/jobs", json={**FUNCTION, "inputs": {"a": "x" * 2_000_000}})
+        assert (large.status_code, error_of(large)["details"]["field"]) == (413, "inputs")
+        assert (await client.get("/v1/jobs")).json()["items"] == []
+
+
+async def test_form_or_text_is_not_taken_for_json(served: Served) -> None:
+    async with served.client() as client:
+        for kind in ("text/plain", "application/x-www-form-urlencoded"):
+            answer = await client.post("/v1/jobs", content=b"{}", headers={"Content-Type": kind})
+            assert (answer.status_code, error_of(answer)["code"]) == (400, "bad_request")
+
+
+async def test_many_at_once_are_each_answered(served: Served) -> None:
+    async with served.client(await served.token(Role.SUBMITTER)) as client:
+        answers = await asyncio.gather(*(client.post("/v1/jobs", json=FUNCTION) for _ in range(64)))
+        assert {answer.status_code for answer in answers} == {201}
+        assert len({answer.json()["id"] for answer in answers}) == 64

@@ -1,0 +1,252 @@
+"""Metrics: what waits and for how long, what every worker did, what the server does; for every token."""
+
+import asyncio
+import itertools
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+
+import asyncpg
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from holdfast.api import depths
+from holdfast.api.depths import Depths
+from holdfast.model import Role, Status
+from holdfast.runner.attempt_folder import AttemptFolder
+from tests.support.in_process_worker import Rig, eventually
+from tests.support.service import FUNCTION, Served, opened, serving_here
+from tests.support.store_fixture import Stage
+from tests.support.worker_processes import Fleet
+
+Figures = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+async def figures(client: httpx.AsyncClient) -> Figures:
+    answer = await client.get("/metrics")
+    assert answer.status_code == 200
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+    }
+
+
+def value(found: Figures, name: str, /, **labels: str) -> float:
+    """The sum of all samples of a name that have these labels."""
+    return sum(
+        number for (known, has), number in found.items() if known == name and labels.items() <= dict(has).items()
+    )
+
+
+async def test_jobs_are_counted_by_queue_and_status_and_the_oldest_has_an_age(served: Served) -> None:
+    async with served.client() as client:
+        for extra in ({}, {}, {"hold": True}, {"queue": "other", "available_at": "2100-01-01T00:00:00Z"}):
+            assert (await client.post("/v1/jobs", json={**FUNCTION, **extra})).status_code == 201
+        found = await figures(client)
+        assert value(found, "holdfast_jobs", queue="default", status="queued") == 2
+        assert value(found, "holdfast_jobs", queue="default", status="pending") == 1
+        assert value(found, "holdfast_jobs", queue="other", gate="future") == 1
+        assert value(found, "holdfast_oldest_queued_seconds", queue="default") > 0
+        assert value(found, "holdfast_oldest_queued_seconds", queue="other") == 0
+        async with served.client(await served.token(Role.VIEWER, "blue")) as stranger:
+            assert value(await figures(stranger), "holdfast_jobs") == 0
+
+
+async def test_what_workers_did_is_told_by_the_server_and_by_name(rig: Rig, tmp_path: Path) -> None:
+    url = rig.settings.database_url or ""
+    async with serving_here(url, tmp_path / "data") as served, served.client() as client, rig.worker() as worker:
+        await rig.ended(await rig.sh("true"), Status.SUCCEEDED)
+        await rig.ended(await rig.sh("exit 1", max_attempts=2, retry={"base": 0, "cap": 0}), Status.FAILED)
+
+        async def told() -> Figures | None:
+            found = await figures(client)
+            return found if value(found, "holdfast_finishes_total", worker=worker.id) == 3 else None
+
+        found = await eventually(told, "the worker reports")
+        assert value(found, "holdfast_claims_total", worker=worker.id) == 3
+        assert [
+            value(found, "holdfast_finishes_total", status=status) for status in ("succeeded", "failed", "queued")
+        ] == [1, 1, 1]
+        assert value(found, "holdfast_workers", live="true") == 1
+        for name in ("adoptions", "losses", "leases_lost", "reaped", "errors", "deadlocks"):
+            assert value(found, f"holdfast_{name}_total") == 0
+        assert any(name == "holdfast_duty_done_timestamp_seconds" for name, _ in found)
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+async def test_adoptions_and_losses_are_counted(rig: Rig, tmp_path: Path) -> None:
+    async with serving_here(rig.settings.database_url or "", tmp_path / "data") as served, served.client() as client:
+        kept, lost = await rig.sh("sleep 600"), await rig.sh("sleep 600")
+        async with rig.worker():
+            await rig.running(kept)
+            await rig.running(lost)
+        (folder,) = [folder for folder in rig.folders if lost.id in folder.name]
+        kill_supervisor(folder)
+        async with rig.worker():
+            await rig.ended(lost, Status.FAILED)
+            await rig.store.jobs.cancel(kept.id)
+            await rig.ended(kept, Status.CANCELLED)
+
+            async def told() -> bool:
+                found = await figures(client)
+                return (value(found, "holdfast_adoptions_total"), value(found, "holdfast_losses_total")) == (2, 1)
+
+            await eventually(told, "two were adopted, one was lost")
+
+
+def kill_supervisor(folder: Path) -> None:
+    """Kill -9 what watches over an attempt; what it watched dies with it."""
+    started = AttemptFolder(folder).started()
+    assert started is not None
+    os.kill(started.supervisor_pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("kind", ["postgres"])
+async def test_database_that_does_not_answer_is_counted(clean_url: str, tmp_path: Path) -> None:
+    times = {"lease_ttl": 1.5, "heartbeat_interval": 0.5}
+    async with serving_here(clean_url, tmp_path / "data", **times) as served, served.client() as client:
+        before = value(await figures(client), "holdfast_errors_total", worker="server")
+        other = await asyncpg.connect(clean_url)
+        async with other.transaction():
+            await other.execute("LOCK TABLE holdfast.jobs IN ACCESS EXCLUSIVE MODE")
+            answer = await client.get("/v1/jobs")
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        await other.close()
+        assert value(await figures(client), "holdfast_errors_total", worker="server") == before + 1
+
+
+# Depths and counters at scale
+
+
+def in_queue(count: int, queue: str, **extra: object) -> list[dict[str, object]]:
+    return [{**FUNCTION, "queue": queue, **extra} for _ in range(count)]
+
+
+async def submit(url: str, jobs: list[dict[str, object]]) -> None:
+    async with opened(url) as store:
+        for n in range(0, len(jobs), 5000):
+            await store.jobs.submit_many(jobs[n : n + 5000])
+
+
+async def test_a_deep_queue_hides_no_other(served: Served) -> None:
+    """Proves T7."""
+    jobs = in_queue(15_000, "aaa") + in_queue(3, "zzz") + in_queue(2, "zzz", hold=True)
+    await submit(served.database_url, jobs)
+    async with served.client() as client:
+        found = await figures(client)
+        assert value(found, "holdfast_jobs", queue="aaa") == 15_000
+        assert value(found, "holdfast_jobs", queue="zzz", gate="open") == 3
+        assert value(found, "holdfast_jobs", queue="zzz", gate="held") == 2
+        assert value(found, "holdfast_oldest_queued_seconds", queue="zzz") > 0
+        assert 0 <= value(found, "holdfast_jobs_age_seconds") <= 10
+        items = (await client.get("/v1/queues")).json()["items"]
+        assert {item["queue"]: item["counts"]["open"] for item in items} == {"aaa": 15_000, "zzz": 3}
+
+
+async def test_depths_that_are_slow_to_count_are_kept_fresh_beside_the_answers(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proves T7. Every count is slow here; answers come from the last one, and it is soon followed by another."""
+    monkeypatch.setattr(depths, "FEW", -1)
+    counts = Depths(stage.store)
+    first = await counts.get()
+    assert first.depths == []
+    await stage.submit()
+    assert (await counts.get()) is first
+    task = asyncio.create_task(counts.run())
+
+    async def fresh() -> bool:
+        return [depth.open for depth in (await counts.get()).depths] == [1]
+
+    try:
+        await eventually(fresh, "the background task counts again")
+        assert (await counts.get()).age <= depths.MOST_AGE
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_counters_are_those_of_the_database_whatever_became_of_the_workers(fleet: Fleet, tmp_path: Path) -> None:
+    """Proves T7. Workers leave in order, by SIGTERM, by kill -9, and come again; another forgets the dead one's row."""
+    async with serving_here(fleet.settings.url, tmp_path / "data") as served, served.client() as client:
+        sums: list[dict[str, float]] = []
+
+        async def counted() -> dict[str, float]:
+            found = await figures(client)
+            names = ("succeeded", "failed", "queued")
+            finishes = {name: value(found, "holdfast_finishes_total", status=name) for name in names}
+            return {**finishes, "claims": value(found, "holdfast_claims_total")}
+
+        async def agree() -> bool:
+            """The scrape says what the record of all attempts says."""
+            sums.append(await counted())
+            return sums[-1] == await recorded(fleet)
+
+        member = fleet.start({"default": 4})
+        await some_jobs(fleet)
+        await eventually(agree, "counted while the worker lives")
+        member.signal(signal.SIGTERM)
+        assert await member.dead() == 0
+        assert await agree(), "counted after it left"
+        member = fleet.start({"default": 4})
+        await some_jobs(fleet)
+        await eventually(agree, "counted again")
+        member.kill()
+        assert await agree(), "counted after kill -9"
+        fleet.start({"default": 4})
+        await some_jobs(fleet)
+        await eventually(agree, "counted when another has taken over")
+
+        async def forgotten() -> bool:
+            return len(await fleet.store.workers.list()) == 1
+
+        await eventually(forgotten, "the dead worker's row is gone")
+        assert await agree()
+        for before, after in itertools.pairwise(sums):
+            assert all(before[name] <= after[name] for name in before), (before, after)
+
+
+async def some_jobs(fleet: Fleet) -> None:
+    jobs = [await fleet.sh(script) for script in ("true", "true", "exit 1")]
+    jobs.append(await fleet.sh("exit 2", max_attempts=2, retry={"base": 0, "cap": 0, "on": ["failed"]}))
+    for job in jobs:
+        await fleet.ended(job)
+
+
+async def recorded(fleet: Fleet) -> dict[str, int]:
+    """What the attempts in the database say."""
+    ends = Counter[str]()
+    claims = 0
+    for job in (await fleet.store.jobs.list(limit=1000)).items:
+        claims += job.attempt
+        ends[job.status] += 1
+        ends["queued"] += job.attempt - 1
+    return {name: ends[name] for name in ("succeeded", "failed", "queued")} | {"claims": claims}
+
+
+async def test_worker_whose_row_was_removed_counts_nothing_twice(rig: Rig) -> None:
+    """A person said that its host is gone; it was only cut off, and comes back with all that it ever counted."""
+    async with rig.worker() as worker:
+        await rig.ended(await rig.sh("true"), Status.SUCCEEDED)
+
+        async def sum_is(count: int) -> bool:
+            reports = [await rig.store.workers.totals(), *(w.figures for w in await rig.store.workers.list())]
+            return sum(int(report.get("claims", 0)) for report in reports) == count
+
+        await eventually(lambda: sum_is(1), "it reports")
+        await rig.store.workers.forget(worker.id)
+        assert await sum_is(1)
+        await rig.ended(await rig.sh("true"), Status.SUCCEEDED)
+        await eventually(lambda: sum_is(2), "it registers and reports again")
+    assert await sum_is(2)
+    assert (await rig.store.workers.totals())["finishes"] == {"succeeded": 2}
+
+
+async def test_server_leaves_its_counts_behind(clean_url: str, tmp_path: Path) -> None:
+    async with serving_here(clean_url, tmp_path / "data"):
+        pass
+    async with opened(clean_url) as store:
+        assert set(await store.workers.totals()) >= {"claims", "reaped", "errors", "finishes"}

@@ -1,0 +1,635 @@
+"""Streams: replay and follow, cut and resumed, slow and many, always to the end."""
+
+import asyncio
+import contextlib
+import json
+import os
+import time
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import httpx
+import pytest
+
+from holdfast.api import auth, stream
+from holdfast.api.fanout import BLOCK, Fanout
+from holdfast.api.stream import pieces
+from holdfast.errors import StoreError
+from holdfast.model import Claimable, Job, Lease, NewEvent, Outcome, Role, Status
+from holdfast.store import Store
+from holdfast.store.events import Events
+from holdfast.store.postgres import PostgresDatabase
+from holdfast.store.tokens import new_secret
+from tests.support.in_process_worker import Rig, eventually
+from tests.support.service import FUNCTION, Served, error_of, events_of, opened, serving, serving_here
+from tests.support.store_fixture import Stage
+
+PAIR = Claimable(queue="default", capability="function:f", domain="function")
+NDJSON = {"Accept": "application/x-ndjson"}
+
+
+class Talker:
+    """A running job that says what it is told to say."""
+
+    def __init__(self, store: Store, lease: Lease) -> None:
+        self._store = store
+        self._lease = lease
+        self._batch = 0
+        self.id = lease.id
+
+    @classmethod
+    async def start(cls, store: Store, **fields: Any) -> "Talker":
+        job = await store.jobs.submit({**FUNCTION, **fields})
+        return await cls.claim(store, job)
+
+    @classmethod
+    async def claim(cls, store: Store, job: Job) -> "Talker":
+        (lease,) = (await store.leases.claim("w1", [PAIR], slots=1, ttl=60)).claimed
+        assert lease.id == job.id
+        return cls(store, lease)
+
+    async def say(self, *lines: str, each: bool = False) -> None:
+        self._batch += 1
+        groups = [[line] for line in lines] if each else [list(lines)]
+        events = [NewEvent(type="log", data={"stream": "stdout", "lines": group}) for group in groups]
+        landed = await self._store.events.append(self._lease, self._batch, events, offsets=(0, 0), old_offsets=(0, 0))
+        assert landed.answer == "landed"
+
+    async def end(self, outcome: Outcome | None = None) -> None:
+        await self._store.leases.finish([(self._lease, outcome or Outcome.succeeded())])
+
+
+async def sse(client: httpx.AsyncClient, job: str, **headers: str) -> list[dict[str, str]]:
+    """The whole stream, to its end, without comments."""
+    async with client.stream("GET", f"/v1/jobs/{job}/events/stream", headers=headers) as response:
+        assert response.status_code == 200
+        return [event async for event in events_of(response) if "comment" not in event]
+
+
+async def ndjson(client: httpx.AsyncClient, job: str, **params: str) -> bytes:
+    url = f"/v1/jobs/{job}/events"
+    async with client.stream("GET", url, params={"follow": "true", **params}, headers=NDJSON) as response:
+        assert response.headers["content-type"].startswith("application/x-ndjson")
+        return await response.aread()
+
+
+def seqs(events: list[dict[str, str]]) -> list[int]:
+    return [int(event["id"]) for event in events if "id" in event]
+
+
+async def test_three_followers_get_equal_bytes_to_the_end(served: Served) -> None:
+    """Proves E2."""
+    async with served.client() as client, opened(served.database_url) as store:
+        talker = await Talker.start(store)
+        followers = [asyncio.create_task(ndjson(client, talker.id)) for _ in range(3)]
+        for n in range(20):
+            await talker.say(f"line {n}")
+        await talker.end()
+        first, *others = await asyncio.gather(*followers)
+        assert others == [first, first]
+        events = [json.loads(line) for line in first.splitlines()]
+        last = (await store.jobs.get(talker.id)).last_seq
+        assert [event["seq"] for event in events] == list(range(1, last + 1))
+        assert events[-1]["data"]["status"] == "succeeded"
+
+
+async def test_server_sent_events_have_ids_types_and_the_end(served: Served) -> None:
+    """Proves E4."""
+    async with served.client() as client, opened(served.database_url) as store:
+        talker = await Talker.start(store)
+        await talker.say("hello")
+        await talker.end(Outcome.failed("exit_nonzero", "boom"))
+        async with client.stream("GET", f"/v1/jobs/{talker.id}/events/stream") as response:
+            assert response.headers["content-type"].startswith("text/event-stream")
+            assert "no-cache" in response.headers["cache-control"]
+            assert response.headers["x-accel-buffering"] == "no"
+            events = [event async for event in events_of(response) if "comment" not in event]
+        *told, end = events
+        assert seqs(told) == list(range(1, len(told) + 1))
+        assert [event["event"] for event in told] == ["status", "status", "log", "status"]
+        assert json.loads(told[2]["data"])["data"] == {"stream": "stdout", "lines": ["hello"]}
+        assert (end["event"], "id" in end) == ("end", False)
+        assert json.loads(end["data"]) == {"status": "failed", "reason": "exit_nonzero"}
+
+
+async def test_stream_cut_at_any_event_goes_on_with_the_next(served: Served) -> None:
+    """Proves E3."""
+    async with served.client() as client, opened(served.database_url) as store:
+        talker = await Talker.start(store)
+        await talker.say(*(f"line {n}" for n in range(10)), each=True)
+        await talker.end()
+        whole = await sse(client, talker.id)
+        last = seqs(whole)[-1]
+        for k in range(last + 1):
+            assert seqs(await sse(client, talker.id, **{"Last-Event-ID": str(k)})) == list(range(k + 1, last + 1))
+        wins = client.stream(
+            "GET", f"/v1/jobs/{talker.id}/events/stream?after=1", headers={"Last-Event-ID": str(last - 1)}
+        )
+        async with wins as response:
+            assert seqs([event async for event in events_of(response) if "comment" not in event]) == [last]
+
+
+async def test_connection_cut_while_it_talks_loses_and_repeats_nothing(served: Served) -> None:
+    """Proves E3."""
+    async with served.client() as client, opened(served.database_url) as store:
+        talker = await Talker.start(store)
+
+        async def talk() -> None:
+            for n in range(60):
+                await talker.say(f"line {n}")
+            await talker.end()
+
+        talking = asyncio.create_task(talk())
+        seen: list[int] = []
+        ended = False
+        while not ended:
+            headers = {"Last-Event-ID": str(seen[-1])} if seen else {}
+            url = f"/v1/jobs/{talker.id}/events/stream"
+            async with client.stream("GET", url, headers=headers) as response:
+                count = 0
+                async for event in events_of(response):
+                    if "id" in event:
+                        seen.append(int(event["id"]))
+                        count += 1
+                    ended = event.get("event") == "end"
+                    if count == 7:
+                        break
+        await talking
+        assert seen == list(range(1, (await store.jobs.get(talker.id)).last_seq + 1))
+
+
+async def test_bad_cursor_is_refused(served: Served) -> None:
+    async with served.client() as client:
+        job = (await client.post("/v1/jobs", json=FUNCTION)).json()["id"]
+        url = f"/v1/jobs/{job}/events/stream"
+        for wrong in ("x", "-1", "9" * 30, "9" * 5000, "0" * 5000, "99"):
+            answer = await client.get(url, headers={"Last-Event-ID": wrong})
+            assert answer.status_code == 422, wrong
+        for query in ("after=-1", "after=99999999999999999999", "after=x", "after=99"):
+            assert (await client.get(f"{url}?{query}")).status_code == 422
+        assert (await client.get(f"/v1/jobs/{job}/events?follow=true")).status_code == 422
+        for end in ("/events/stream", "/events/download", "/events"):
+            missing = await client.get(f"/v1/jobs/{'0' * 8}{end}")
+            assert (missing.status_code, error_of(missing)["code"]) == (404, "not_found")
+
+
+async def test_cancelled_job_ends_its_stream(served: Served) -> None:
+    """Proves E4."""
+    async with served.client() as client:
+        job = (await client.post("/v1/jobs", json=FUNCTION)).json()["id"]
+        following = asyncio.create_task(sse(client, job))
+        await client.post(f"/v1/jobs/{job}/cancel", json={"reason": "why"})
+        *_, status, end = await asyncio.wait_for(following, 30)
+        assert json.loads(status["data"])["data"]["status"] == "cancelled"
+        assert json.loads(end["data"]) == {"status": "cancelled", "reason": "cancelled"}
+
+
+async def test_deleted_job_ends_its_stream(served: Served) -> None:
+    async with served.client() as client, opened(served.database_url) as store:
+        talker = await Talker.start(store)
+        following = asyncio.create_task(sse(client, talker.id))
+        await client.delete(f"/v1/jobs/{talker.id}?force=true")
+        await talker.end(Outcome(status=Status.CANCELLED))
+        await store.jobs.purge()
+        *_, end = await asyncio.wait_for(following, 30)
+        assert end["event"] == "end"
+
+
+async def test_resumed_job_is_replayed_whole_and_followed(served: Served) -> None:
+    """Proves E4."""
+    async with served.client() as client, opened(served.database_url) as store:
+        talker = await Talker.start(store)
+        await talker.say("first")
+        await talker.end(Outcome.failed("exit_nonzero", "boom"))
+        assert (await sse(client, talker.id))[-1]["event"] == "end"
+        await client.post(f"/v1/jobs/{talker.id}/resume")
+        following = asyncio.create_task(sse(client, talker.id))
+        again = await Talker.claim(store, await store.jobs.get(talker.id))
+        await again.say("second")
+        assert not following.done()
+        await again.end()
+        events = await asyncio.wait_for(following, 30)
+        assert seqs(events) == list(range(1, (await store.jobs.get(talker.id)).last_seq + 1))
+        assert json.loads(events[-1]["data"])["status"] == "succeeded"
+
+
+async def test_idle_stream_is_kept_alive_and_nothing_is_stored(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proves E4."""
+    assert stream.KEEP_ALIVE_SECONDS == 15
+    monkeypatch.setattr(stream, "KEEP_ALIVE_SECONDS", 0.2)
+    async with served.client() as client:
+        job = (await client.post("/v1/jobs", json=FUNCTION)).json()
+        comments = 0
+        async with client.stream("GET", job["links"]["stream"]) as response:
+            async for event in events_of(response):
+                comments += event.get("comment") == "keep-alive"
+                if comments == 3:
+                    break
+        assert len((await client.get(job["links"]["events"])).json()["items"]) == 1
+
+
+async def test_2500_events_by_page_download_and_stream_are_the_same(served: Served) -> None:
+    """Proves E6."""
+    async with served.client() as client, opened(served.database_url) as store:
+        talker = await Talker.start(store)
+        for n in range(5):
+            await talker.say(*(f"line {n}.{m}" for m in range(500)), each=True)
+        await talker.end()
+        paged: list[Any] = []
+        after = 0
+        while True:
+            page = (await client.get(f"/v1/jobs/{talker.id}/events?after={after}&limit=700")).json()
+            paged += page["items"]
+            if page["next_after"] is None:
+                break
+            after = page["next_after"]
+        assert [event["seq"] for event in paged] == list(range(1, 2504))
+        file = await client.get(f"/v1/jobs/{talker.id}/events/download")
+        assert file.headers["content-disposition"] == 'attachment; filename="events.ndjson"'
+        assert [json.loads(line) for line in file.text.splitlines()] == paged
+        assert await ndjson(client, talker.id) == file.content
+        assert [json.loads(event["data"]) for event in (await sse(client, talker.id))[:-1]] == paged
+        for limit in (0, 1001):
+            assert (await client.get(f"/v1/jobs/{talker.id}/events?limit={limit}")).status_code == 422
+
+
+async def test_download_of_a_running_job_ends_where_it_stands(served: Served) -> None:
+    """Proves E6."""
+    async with served.client() as client, opened(served.database_url) as store:
+        talker = await Talker.start(store)
+        await talker.say("hello")
+        file = await asyncio.wait_for(client.get(f"/v1/jobs/{talker.id}/events/download"), 30)
+        assert len(file.text.splitlines()) == 3
+        await talker.end()
+
+
+async def test_stalled_reader_costs_little_and_catches_up(served: Served) -> None:
+    """Proves E5."""
+    big = "x" * 60_000
+    async with served.client() as client, opened(served.database_url) as store:
+        talker = await Talker.start(store)
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port, limit=2**24)
+        request = f"GET /v1/jobs/{talker.id}/events/stream HTTP/1.1\r\nHost: localhost\r\n"
+        writer.write(f"{request}Authorization: Bearer {served.admin}\r\nConnection: close\r\n\r\n".encode())
+        await reader.readuntil(b"\r\n\r\n")
+        transport: Any = writer.transport
+        transport.pause_reading()
+        for n in range(200):
+            await talker.say(f"{n} {big}")
+        await talker.end()
+        assert len(await sse(client, talker.id)) == 204
+        transport.resume_reading()
+        text = await asyncio.wait_for(reader.read(-1), 60)
+        ids = [int(line[4:]) for line in text.splitlines() if line.startswith(b"id: ")]
+        assert ids == list(range(1, 204))
+        assert text.count(b"event: end") == 1
+        writer.close()
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+async def test_reader_that_stands_still_is_cut_and_comes_again_without_loss(clean_url: str, tmp_path: Path) -> None:
+    """Proves E5."""
+    big = "x" * 60_000
+    async with (
+        serving_here(clean_url, tmp_path / "data", stream_stall=0.5) as served,
+        served.client() as client,
+        opened(clean_url) as store,
+    ):
+        talker = await Talker.start(store)
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port, limit=2**24)
+        request = f"GET /v1/jobs/{talker.id}/events/stream HTTP/1.1\r\nHost: localhost\r\n"
+        writer.write(f"{request}Authorization: Bearer {served.admin}\r\n\r\n".encode())
+        await reader.readuntil(b"\r\n\r\n")
+        transport: Any = writer.transport
+        transport.pause_reading()
+        for n in range(200):
+            await talker.say(f"{n} {big}")
+
+        async def cut() -> bool:
+            text = (await client.get("/metrics")).text
+            return "holdfast_stream_followers 0.0" in text and "holdfast_stream_cuts_total 1.0" in text
+
+        await eventually(cut, "it is no follower any more, though the job goes on")
+        here = writer.get_extra_info("sockname")[1]
+
+        async def closed() -> bool:
+            return (served.port, here) not in connections()
+
+        await eventually(closed, "nothing is kept for it, though it took nothing")
+        writer.close()
+        await talker.end()
+        assert len(await sse(client, talker.id)) == 204
+
+
+def connections() -> set[tuple[int, int]]:
+    """The TCP connections of this machine that are not closed, by the ports of both ends."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return {(int(row[1].split(":")[1], 16), int(row[2].split(":")[1], 16)) for row in rows if row[3] != "06"}
+
+
+async def test_hub_keeps_bounded_memory_and_reads_again_what_it_dropped(
+    clean_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proves E5."""
+    monkeypatch.setattr("holdfast.api.fanout.KEPT_BYTES", 100_000)
+    async with opened(clean_url) as store:
+        talker = await Talker.start(store)
+        for _ in range(10):
+            await talker.say(*("x" * 1000 for _ in range(BLOCK)), each=True)
+        await talker.end()
+        hub = Fanout(store)
+        head = (await store.jobs.get(talker.id)).last_seq
+        for _ in range(2):
+            async with hub.follow(talker.id, tenant="default", after=0) as follower:
+                text = b"".join([piece async for piece in pieces(follower, "ndjson")])
+                assert [json.loads(line)["seq"] for line in text.splitlines()] == list(range(1, head + 1))
+                assert hub.kept_bytes <= 100_000 + 2 * BLOCK * 1200
+        assert hub.kept_bytes == 0
+        assert hub.followers == 0
+
+
+async def test_a_thousand_followers_of_one_job_cost_one_reader(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proves E8. What a thousand cost the database is what one costs: counted are its reads and its connections."""
+    asked: Counter[str] = Counter()
+    heads, page = Events.heads, Events.page
+
+    async def counted_heads(*arguments: Any, **named: Any) -> Any:
+        asked["heads"] += 1
+        return await heads(*arguments, **named)
+
+    async def counted_page(*arguments: Any, **named: Any) -> Any:
+        asked["page"] += 1
+        return await page(*arguments, **named)
+
+    monkeypatch.setattr(Events, "heads", counted_heads)
+    monkeypatch.setattr(Events, "page", counted_page)
+    async with served.client() as client, opened(served.database_url) as store:
+        talker = await Talker.start(store)
+        followers = [asyncio.create_task(whole_stream(served, talker.id)) for _ in range(1_000)]
+
+        async def all_there() -> bool:
+            return "holdfast_stream_followers 1000" in (await client.get("/metrics")).text
+
+        await eventually(all_there, "all follow")
+        assert asked["page"] <= 1, "the history until now is read once"
+        looks, joined = await figure(client, "looks"), asked["heads"]
+        for n in range(10):
+            await talker.say(f"line {n}")
+        connections = await connections_of(store)
+        await talker.end()
+        texts = await asyncio.gather(*followers)
+        assert len(set(texts)) == 1
+        assert len(texts[0].splitlines()) == 13
+        assert asked["page"] <= 1 + 11, "what is new is read once, for all"
+        assert asked["heads"] - joined <= await figure(client, "looks") - looks + 1, "one look serves all"
+        assert connections < 20
+
+
+async def whole_stream(served: Served, job: str) -> bytes:
+    """A job's history as NDJSON, to its end, without the header. Not by httpx, which is slow with a thousand."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    request = (
+        f"GET /v1/jobs/{job}/events?follow=true HTTP/1.1\r\nHost: test\r\nConnection: close\r\n"
+        f"Accept: application/x-ndjson\r\nAuthorization: Bearer {served.admin}\r\n\r\n"
+    )
+    writer.write(request.encode())
+    header = await reader.readuntil(b"\r\n\r\n")
+    assert b" 200 " in header.partition(b"\r\n")[0], header
+    text = await reader.read(-1)
+    writer.close()
+    await writer.wait_closed()
+    return b"\n".join(line for line in text.splitlines() if line.startswith(b"{"))  # Without the marks of the chunks.
+
+
+async def connections_of(store: Store) -> int:
+    """How many connections the database has, of everybody."""
+    if not isinstance(store.database, PostgresDatabase):
+        return sum(_target(fd).endswith("store.db") for fd in os.listdir("/proc/self/fd"))
+    (row,) = await store.database.fetch("SELECT count(*) AS n FROM pg_stat_activity WHERE datname = current_database()")
+    return int(row["n"])
+
+
+def _target(descriptor: str) -> str:
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    return ""
+
+
+async def figure(client: httpx.AsyncClient, name: str) -> int:
+    text = (await client.get("/metrics")).text
+    return next(
+        int(float(line.split()[1])) for line in text.splitlines() if line.startswith(f"holdfast_stream_{name}_total")
+    )
+
+
+async def test_follower_that_goes_away_is_forgotten(served: Served) -> None:
+    async with served.client() as client:
+        job = (await client.post("/v1/jobs", json=FUNCTION)).json()
+        async with client.stream("GET", job["links"]["stream"]) as response:
+            async for _ in events_of(response):
+                break
+
+        async def nobody() -> bool:
+            return "holdfast_stream_followers 0" in (await client.get("/metrics")).text
+
+        await eventually(nobody, "it is forgotten while nothing is sent")
+
+
+@pytest.mark.parametrize("kind", ["postgres"])
+async def test_two_servers_on_one_database_tell_the_same(clean_url: str, tmp_path: Path) -> None:
+    """Proves E2, N5."""
+    one = serving_here(clean_url, tmp_path / "data")
+    two = serving_here(clean_url, tmp_path / "data")
+    async with one as first, two as second, opened(clean_url) as store, first.client() as a, second.client() as b:
+        talker = await Talker.start(store)
+        followers = [asyncio.create_task(ndjson(client, talker.id)) for client in (a, b)]
+        await talker.say("hello")
+        made = (await a.post("/v1/jobs", json=FUNCTION, headers={"Idempotency-Key": "k"})).json()["id"]
+        again = await b.post("/v1/jobs", json=FUNCTION, headers={"Idempotency-Key": "k"})
+        assert (again.status_code, again.json()["id"]) == (200, made)
+        assert (await b.post(f"/v1/jobs/{talker.id}/cancel")).status_code == 202
+        await talker.end(Outcome(status=Status.CANCELLED))
+        texts = await asyncio.gather(*followers)
+        assert texts[0] == texts[1]
+        token = (await a.post("/v1/tokens", json={"name": "x", "role": "viewer", "tenant": "t"})).json()
+        async with second.client(token["token"]) as viewer:
+            assert (await viewer.get("/v1/jobs")).status_code == 200
+            await a.delete(f"/v1/tokens/{token['id']}")
+
+            async def refused() -> bool:
+                return (await viewer.get("/v1/jobs")).status_code == 401
+
+            await eventually(refused, "the other server forgets the token")
+
+
+@pytest.mark.parametrize("kind", ["postgres"])
+async def test_stream_goes_on_when_the_database_drops_every_connection(served: Served) -> None:
+    """Proves E3, L16."""
+    async with served.client() as client, opened(served.database_url) as store:
+        talker = await Talker.start(store)
+        following = asyncio.create_task(sse(client, talker.id))
+
+        async def follows() -> bool:
+            return "holdfast_stream_followers 1" in (await client.get("/metrics")).text
+
+        await eventually(follows, "it follows")
+        killer = await asyncpg.connect(served.database_url)
+        for n in range(5):
+            await talker.say(f"line {n}")
+            await killer.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+
+            async def back() -> bool:
+                with contextlib.suppress(StoreError):
+                    return (await store.jobs.get(talker.id)).status is Status.RUNNING
+                return False
+
+            await eventually(back, "the store answers again")
+        await killer.close()
+        await talker.end()
+        events = await asyncio.wait_for(following, 60)
+        assert seqs(events) == list(range(1, (await store.jobs.get(talker.id)).last_seq + 1))
+        assert events[-1]["event"] == "end"
+
+
+async def test_stream_that_begins_while_its_server_stops_is_cut_and_does_not_end(stage: Stage) -> None:
+    """Proves E3, E4. A client that sees it end in order would take that for the end of the job."""
+    job = await stage.submit()
+    hub = Fanout(stage.store)
+    hub.stop()
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return await asyncio.Event().wait()
+
+    async def valid() -> bool:
+        return True
+
+    streamed = stream.Streamed(
+        hub,
+        job.id,
+        streams=stream.OpenStreams(10, 10),
+        by="test",
+        valid=valid,
+        tenant="default",
+        after=0,
+        form="ndjson",
+        stall=60.0,
+    )
+    await streamed({"type": "http"}, receive, send)
+    assert [message["type"] for message in sent] == ["http.response.start"]
+
+
+async def test_hub_keeps_nothing_for_a_follower_that_left_while_it_read(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proves E5: what nobody follows takes no memory."""
+    job, hub, page = await stage.submit(), Fanout(stage.store), stage.store.events.page
+    reading, go = asyncio.Event(), asyncio.Event()
+
+    async def slowly(*asked: Any, **more: Any) -> Any:
+        found = await page(*asked, **more)
+        reading.set()
+        await go.wait()
+        return found
+
+    async with hub.follow(job.id, tenant="default", after=0):
+        await stage.store.jobs.cancel(job.id)
+        monkeypatch.setattr(stage.store.events, "page", slowly)
+        look = asyncio.create_task(hub.look())
+        await reading.wait()
+    go.set()
+    await look
+    assert (hub.followers, hub.kept_bytes) == (0, 0)
+
+
+async def test_server_that_is_told_to_stop_lets_streams_go_and_the_next_one_goes_on(
+    clean_url: str, tmp_path: Path
+) -> None:
+    """Proves E3."""
+    with serving(clean_url, tmp_path / "data") as served:
+        async with served.client() as client, opened(clean_url) as store:
+            talker = await Talker.start(store)
+            await talker.say("before")
+            seen: list[int] = []
+            async with client.stream("GET", f"/v1/jobs/{talker.id}/events/stream") as response:
+                began = time.monotonic()
+                async for event in events_of(response):
+                    assert event.get("event") != "end"
+                    if "id" in event:
+                        seen.append(int(event["id"]))
+                    if len(seen) == 3 and served.process is not None and served.process.poll() is None:
+                        served.process.terminate()
+            assert await asyncio.to_thread(served.stop) == 0
+            assert time.monotonic() - began < 10
+            await talker.say("while nobody served")
+            await asyncio.to_thread(served.start)
+            following = asyncio.create_task(sse(client, talker.id, **{"Last-Event-ID": str(seen[-1])}))
+            await talker.say("after")
+            await talker.end()
+            events = await asyncio.wait_for(following, 60)
+            assert seen + seqs(events) == list(range(1, (await store.jobs.get(talker.id)).last_seq + 1))
+            assert events[-1]["event"] == "end"
+
+
+async def test_real_process_is_followed_while_it_is_adopted(rig: Rig, tmp_path: Path) -> None:
+    """Proves E3, E7."""
+    async with serving_here(rig.settings.database_url or "", tmp_path / "data") as served, served.client() as client:
+        script = 'for n in 1 2 3 4 5 6; do echo "line $n"; sleep 0.3; done; echo \'{"event":"progress","percent":9}\''
+        job = await rig.sh(script)
+        following = asyncio.create_task(sse(client, job.id))
+        async with rig.worker():
+            await rig.says(job, "line 2")
+        async with rig.worker():
+            await rig.ended(job, Status.SUCCEEDED)
+            events = [json.loads(event["data"]) for event in (await asyncio.wait_for(following, 60))[:-1]]
+        assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+        lines = [line for event in events if event["type"] == "log" for line in event["data"]["lines"]]
+        assert lines == [f"line {n}" for n in range(1, 7)]
+        assert [event["data"]["percent"] for event in events if event["type"] == "progress"] == [9]
+
+
+@pytest.mark.parametrize("end", ["deleted", "expired"])
+async def test_stream_ends_with_its_token(served: Served, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    monkeypatch.setattr(stream, "TOKEN_SECONDS", 0.05)
+    monkeypatch.setattr(auth, "KNOWN_SECONDS", 0.0)
+    async with served.client() as admin, opened(served.database_url) as store:
+        job = (await admin.post("/v1/jobs", json=FUNCTION)).json()["id"]
+        secret = new_secret()
+        expires = datetime.now(UTC) + timedelta(seconds=3) if end == "expired" else None
+        token = await store.tokens.add("t", Role.VIEWER, secret=secret, tenant="default", expires_at=expires)
+        async with served.client(secret) as client, asyncio.timeout(60):
+            async with client.stream("GET", f"/v1/jobs/{job}/events/stream") as sse:
+                found = events_of(sse)
+                assert (await anext(found))["comment"] == "holdfast"
+                if end == "deleted":
+                    assert (await admin.delete(f"/v1/tokens/{token.id}")).status_code == 200
+                assert [event for event in [event async for event in found] if event.get("event") == "end"] == []
+            assert (await client.get(f"/v1/jobs/{job}/events/stream")).status_code == 401
+
+
+async def test_streams_of_one_token_are_limited_and_others_are_not(clean_url: str, tmp_path: Path) -> None:
+    async with serving_here(clean_url, tmp_path / "data", streams_per_token=2) as served:
+        other = await served.token(Role.VIEWER)
+        async with served.client() as client, served.client(other) as neighbour, contextlib.AsyncExitStack() as held:
+            job = (await client.post("/v1/jobs", json=FUNCTION)).json()["id"]
+            url = f"/v1/jobs/{job}/events/stream"
+            for _ in range(2):
+                await held.enter_async_context(client.stream("GET", url))
+            refused = await client.get(url)
+            assert (refused.status_code, error_of(refused)["code"]) == (429, "too_many_streams")
+            await held.enter_async_context(neighbour.stream("GET", url))
+            await held.aclose()
+            async with asyncio.timeout(60):
+                while True:
+                    async with client.stream("GET", url) as again:
+                        if again.status_code == 200:
+                            break

@@ -1,0 +1,374 @@
+"""Snapshots in the store: found by id, one builder at a time, published by the lease that built, removed with care."""
+
+import asyncio
+import hashlib
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from holdfast.errors import Invalid, Needed, NotFound
+from holdfast.model import Lease, Snapshot
+from holdfast.store.snapshots import NewSnapshot
+from holdfast.store.sqlite import SqliteDatabase
+from holdfast.store.tasks import PlannedTask
+from tests.support.store_fixture import TTL, Stage
+
+MINUTE = 60.0
+
+
+def name(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def new(
+    text: str, parent: str = "root", *, folder: str | None = None, size: int = 10, **components: str
+) -> NewSnapshot:
+    return NewSnapshot(
+        id=name(text),
+        parent=name(parent),
+        task=text,
+        task_hash=name(f"task {text}"),
+        components=components or {"command": text},
+        folder=folder or f"{name(text)}.1",
+        digest=name(f"digest {text}"),
+        size=size,
+    )
+
+
+async def leased(stage: Stage, worker: str = "w1", **fields: Any) -> Lease:
+    await stage.submit(**fields)
+    (lease,) = await stage.claim(slots=1, worker=worker)
+    return lease
+
+
+async def plans(stage: Stage, lease: Lease, made: NewSnapshot) -> None:
+    """Put the task that makes a snapshot into the record."""
+    task = PlannedTask(name=made.task, parent=made.parent, snapshot=made.id)
+    assert await stage.store.tasks.replan(lease, [task], done=0)
+
+
+async def building(stage: Stage, worker: str = "w1") -> Lease:
+    """A lease of a job that has snapshot a in its plan."""
+    lease = await leased(stage, worker)
+    await plans(stage, lease, new("a"))
+    return lease
+
+
+async def built(stage: Stage, text: str, parent: str = "root", *, tenant: str = "default", **fields: Any) -> Snapshot:
+    """Build a snapshot in a job that has ended."""
+    lease = await leased(stage, tenant=tenant)
+    made = new(text, parent, **fields)
+    await plans(stage, lease, made)
+    assert (await stage.store.snapshots.take(lease, made.id)).answer == "yours"
+    assert await stage.store.snapshots.publish(lease, made) == "published"
+    await stage.finish(lease)
+    return await stage.store.snapshots.get(made.id, tenant=tenant)
+
+
+async def test_chain_is_looked_up_at_once_and_tenants_do_not_share(stage: Stage) -> None:
+    """Proves P4, P12."""
+    first = await built(stage, "a")
+    second = await built(stage, "b", "a")
+    ids = [first.id, second.id, name("c")]
+    assert await stage.store.snapshots.existing(ids, tenant="default") == {first.id: first, second.id: second}
+    assert await stage.store.snapshots.existing(ids, tenant="blue") == {}
+    assert await stage.store.snapshots.use(ids, tenant="blue") == {}
+    with pytest.raises(NotFound):
+        await stage.store.snapshots.get(first.id, tenant="blue")
+    with pytest.raises(NotFound):
+        await stage.store.snapshots.remove(first.id, tenant="blue", force=True)
+    assert (await stage.store.snapshots.list(tenant="blue")).items == []
+    assert (await stage.store.snapshots.near([first.parent], tenant="blue")) == []
+    assert first.components == {"command": "a"}
+
+
+async def test_use_moves_the_time_of_last_use(stage: Stage) -> None:
+    """Proves P11."""
+    made = await built(stage, "a")
+    await stage.advance(MINUTE)
+    (used,) = (await stage.store.snapshots.use([made.id], tenant="default")).values()
+    assert used.used_at == stage.clock.now()
+    assert used.made_at == made.made_at
+
+
+async def test_one_builds_and_the_others_wait_and_reuse(stage: Stage) -> None:
+    """Proves P4, P5."""
+    leases = [await building(stage, worker=f"w{n}") for n in range(4)]
+    snapshots = stage.store.snapshots
+    turns = await asyncio.gather(*(snapshots.take(lease, name("a")) for lease in leases))
+    assert sorted(turn.answer for turn in turns) == ["busy", "busy", "busy", "yours"]
+    builder = next(lease for lease, turn in zip(leases, turns, strict=True) if turn.answer == "yours")
+    assert {turn.job for turn in turns if turn.answer == "busy"} == {builder.id}
+    assert (await snapshots.take(builder, name("a"))).answer == "yours", "asking again changes nothing"
+    assert await snapshots.publish(builder, new("a")) == "published"
+    assert await snapshots.publish(builder, new("a")) == "published", "its first answer was lost"
+    assert await snapshots.publish(builder, new("a", folder="other")) == "exists"
+    assert [(await snapshots.take(lease, name("a"))).answer for lease in leases] == ["built"] * 4
+    assert await rows_of(stage, "builds") == 0
+
+
+async def test_lock_falls_with_the_lease_and_the_old_builder_cannot_publish(stage: Stage) -> None:
+    """Proves P5."""
+    snapshots = stage.store.snapshots
+    builder, waiter = await building(stage), await building(stage, worker="w2")
+    assert (await snapshots.take(builder, name("a"))).answer == "yours"
+    await stage.advance(TTL + 1)
+    assert (await snapshots.take(waiter, name("a"))).answer == "busy", "an expired lease is still the owner's"
+    await stage.store.leases.beat("w2", [waiter], ttl=TTL)
+    await stage.store.leases.reap()
+    assert (await snapshots.take(waiter, name("a"))).answer == "yours"
+    assert (await snapshots.take(builder, name("a"))).answer == "busy"
+    assert await snapshots.publish(builder, new("a", folder="late")) == "lost"
+    assert await snapshots.publish(waiter, new("a", folder="good")) == "published"
+    assert await snapshots.publish(builder, new("a", folder="later")) == "exists"
+    assert (await snapshots.get(name("a"), tenant="default")).folder == "good"
+
+
+async def test_builder_whose_lease_was_cleared_loses_even_if_nobody_came(stage: Stage) -> None:
+    """Proves P5."""
+    snapshots = stage.store.snapshots
+    builder = await building(stage)
+    assert (await snapshots.take(builder, name("a"))).answer == "yours"
+    await stage.advance(TTL + 1)
+    await stage.store.leases.reap()
+    assert await snapshots.publish(builder, new("a")) == "lost"
+    assert (await snapshots.take(builder, name("a"))).answer == "lost"
+    assert await snapshots.existing([name("a")], tenant="default") == {}
+
+
+async def test_adopter_takes_its_own_jobs_lock_over(stage: Stage) -> None:
+    """Proves P2, P5."""
+    snapshots = stage.store.snapshots
+    await stage.submit(runner="process", spec={"command": ["true"]})
+    (builder,) = await stage.claim_process()
+    await plans(stage, builder, new("a"))
+    assert (await snapshots.take(builder, name("a"))).answer == "yours"
+    await stage.advance(TTL + 1)
+    await stage.store.leases.reap()
+    (adopter,) = await stage.adopt()
+    assert await snapshots.publish(adopter, new("a")) == "lost", "the lock is its predecessor's"
+    assert (await snapshots.take(adopter, name("a"))).answer == "yours"
+    assert await snapshots.publish(builder, new("a")) == "lost"
+    assert await snapshots.publish(adopter, new("a")) == "published"
+
+
+async def test_builder_that_ends_or_gives_up_lets_the_next_one_go_on(stage: Stage) -> None:
+    """Proves P5."""
+    snapshots = stage.store.snapshots
+    first, second, third = [await leased(stage) for _ in range(3)]
+    assert (await snapshots.take(first, name("a"))).answer == "yours"
+    await snapshots.release(second, name("a"))
+    assert (await snapshots.take(second, name("a"))).answer == "busy"
+    await snapshots.release(first, name("a"))
+    assert (await snapshots.take(second, name("a"))).answer == "yours"
+    await stage.fail(second)
+    assert (await snapshots.take(third, name("a"))).answer == "yours"
+
+
+async def test_of_builders_that_publish_at_once_one_wins(stage: Stage) -> None:
+    """Proves P5."""
+    snapshots = stage.store.snapshots
+    leases = [await building(stage, worker=f"w{n}") for n in range(4)]
+
+    async def build(n: int, lease: Lease) -> str:
+        turn = await snapshots.take(lease, name("a"))
+        return await snapshots.publish(lease, new("a", folder=f"folder{n}")) if turn.answer == "yours" else turn.answer
+
+    for _ in range(20):
+        answers = await asyncio.gather(*(build(n, lease) for n, lease in enumerate(leases)))
+        assert answers.count("published") == 1, answers
+        kept = await snapshots.get(name("a"), tenant="default")
+        assert kept.folder == f"folder{answers.index('published')}"
+        await snapshots.remove(kept.id, tenant="default", force=True)
+
+
+async def test_only_what_the_job_planned_is_published(stage: Stage) -> None:
+    """Proves P5, P12: whatever a worker was told, the record says what a job may make, and from what."""
+    snapshots = stage.store.snapshots
+    lease = await building(stage)
+    other = await built(stage, "b")
+    for made in (new("c"), new("a", "b", folder="forged")):
+        assert (await snapshots.take(lease, made.id)).answer == "yours"
+        assert await snapshots.publish(lease, made) == "refused"
+        assert await snapshots.existing([made.id], tenant="default") == {}
+    assert await rows_of(stage, "builds") == 0
+    assert (await snapshots.take(lease, name("a"))).answer == "yours"
+    assert await snapshots.publish(lease, new("a")) == "published"
+    assert await snapshots.get(other.id, tenant="default") == other
+
+
+async def test_snapshot_of_another_tenant_is_no_answer_to_a_builder(stage: Stage) -> None:
+    """Proves P12: who is told that it is there would wait for it for ever."""
+    snapshots = stage.store.snapshots
+    foreign = await built(stage, "a", tenant="blue")
+    lease = await building(stage)
+    assert (await snapshots.take(lease, name("a"))).answer == "yours"
+    assert await snapshots.publish(lease, new("a", folder="other")) == "refused"
+    assert await snapshots.get(foreign.id, tenant="blue") == foreign
+
+
+async def test_old_locks_are_forgotten_and_held_ones_are_not(stage: Stage) -> None:
+    """Proves P5."""
+    snapshots = stage.store.snapshots
+    dead, alive = await leased(stage), await leased(stage, worker="w2")
+    await snapshots.take(dead, name("a"))
+    await snapshots.take(alive, name("b"))
+    await stage.fail(dead)
+    assert await snapshots.forget_builds(MINUTE) == 0
+    await stage.advance(MINUTE + 1)
+    assert await snapshots.forget_builds(MINUTE) == 1
+    assert await rows_of(stage, "builds") == 1
+
+
+async def test_snapshots_are_listed_by_page_and_shown_by_the_beginning_of_an_id(stage: Stage) -> None:
+    """Proves P12."""
+    snapshots = stage.store.snapshots
+    made = [await built(stage, text, size=n) for n, text in enumerate(["a", "b", "c"])]
+    listed: list[Snapshot] = []
+    cursor = None
+    while True:
+        page = await snapshots.list(tenant="default", limit=2, cursor=cursor)
+        listed += page.items
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+    assert sorted(one.id for one in listed) == sorted(one.id for one in made)
+    assert await snapshots.get(made[0].id[:8], tenant="default") == made[0]
+    for text in ("", "nonsense", "A" * 64, "0" * 65, "f" * 64):
+        with pytest.raises(NotFound):
+            await snapshots.get(text, tenant="default")
+    twin = twin_of(made[0].id)
+    await built_as(stage, twin)
+    with pytest.raises(Invalid, match="several snapshots' ids begin with"):
+        await snapshots.get(made[0].id[:10], tenant="default")
+    assert (await snapshots.get(made[0].id, tenant="default")).id == made[0].id
+    totals = await snapshots.totals(tenant="default")
+    assert (totals.count, totals.size) == (4, 13)
+    with pytest.raises(Invalid):
+        await snapshots.list(tenant="default", cursor="nonsense")
+
+
+def twin_of(text: str) -> str:
+    """Another id that begins like this one."""
+    return text[:-1] + ("0" if text[-1] != "0" else "1")
+
+
+async def built_as(stage: Stage, snapshot: str) -> None:
+    lease = await leased(stage)
+    made = NewSnapshot(
+        id=snapshot, parent=name("root"), task="t", task_hash="h", components={}, folder="f", digest="d", size=10
+    )
+    await plans(stage, lease, made)
+    await stage.store.snapshots.take(lease, snapshot)
+    assert await stage.store.snapshots.publish(lease, made) == "published"
+    await stage.finish(lease)
+
+
+async def test_removal_takes_care_of_children_and_users(stage: Stage) -> None:
+    """Proves P12."""
+    snapshots = stage.store.snapshots
+    parent, child, grandchild = [
+        await built(stage, text, before) for text, before in [("a", "root"), ("b", "a"), ("c", "b")]
+    ]
+    with pytest.raises(Needed, match=r"has snapshots made from it \(1\); remove them too with recurse"):
+        await snapshots.remove(parent.id, tenant="default", force=True)
+    planned = await snapshots.remove(parent.id, tenant="default", recurse=True, dry_run=True)
+    assert planned.outcome == "would_delete"
+    assert {one.id for one in planned.snapshots} == {parent.id, child.id, grandchild.id}
+    user = await leased(stage)
+    await stage.store.tasks.replan(user, [PlannedTask(name="t", parent=child.id, snapshot=name("d"))], done=0)
+    with pytest.raises(Needed, match=f"is in the plan of job {user.id}"):
+        await snapshots.remove(parent.id, tenant="default", recurse=True)
+    gone = await snapshots.remove(grandchild.id, tenant="default")
+    assert [one.folder for one in gone.snapshots] == [grandchild.folder]
+    forced = await snapshots.remove(parent.id, tenant="default", recurse=True, force=True)
+    assert {one.id for one in forced.snapshots} == {parent.id, child.id}
+    assert (await snapshots.totals()).count == 0
+    with pytest.raises(NotFound):
+        await snapshots.remove(parent.id, tenant="default")
+
+
+async def test_job_that_ended_needs_no_snapshot(stage: Stage) -> None:
+    """Proves P12."""
+    made = await built(stage, "a")
+    user = await leased(stage)
+    await stage.store.tasks.replan(user, [PlannedTask(name="t", parent=name("root"), snapshot=made.id)], done=1)
+    with pytest.raises(Needed):
+        await stage.store.snapshots.remove(made.id, tenant="default")
+    await stage.finish(user)
+    assert (await stage.store.snapshots.remove(made.id, tenant="default")).outcome == "deleted"
+
+
+async def test_job_that_still_waits_needs_its_base(stage: Stage) -> None:
+    """Proves P11, P12: a held one, for as long as it takes; its end lets the base go. Other tenants hold nothing."""
+    snapshots = stage.store.snapshots
+    base = await built(stage, "a")
+    asked: dict[str, Any] = {"runner": "process", "spec": {}, "tasks": [{"name": "t", "command": ["true"]}]}
+    await stage.submit(**asked, base=base.id, hold=True, tenant="blue")
+    await stage.submit(**asked, base=name("b"), hold=True)
+    waiting = await stage.submit(**asked, base=base.id, hold=True)
+    delayed = await stage.submit(**asked, base=base.id, available_at=stage.clock.now() + timedelta(days=1))
+    await stage.advance(60 * MINUTE)
+    for job in (waiting, delayed):
+        assert await snapshots.evict(grace=10 * MINUTE) is None
+        assert await snapshots._evict(base.id, 10 * MINUTE) is None, "also where it was chosen before the submit"
+        with pytest.raises(Needed, match="is in the plan of job"):
+            await snapshots.remove(base.id, tenant="default")
+        await stage.store.jobs.cancel(job.id)
+    gone = await snapshots.evict(grace=10 * MINUTE)
+    assert gone is not None
+    assert gone.id == base.id
+
+
+async def test_oldest_then_largest_leaf_goes_first_and_nothing_that_is_needed(stage: Stage) -> None:
+    """Proves P11."""
+    snapshots = stage.store.snapshots
+    await built(stage, "inner", size=1)
+    await stage.advance(MINUTE)
+    await built(stage, "small", size=1)
+    large = await built(stage, "large", size=100)
+    await stage.advance(MINUTE)
+    leaf = await built(stage, "leaf", "inner", size=1)
+    used = await built(stage, "used")
+    user = await leased(stage)
+    await stage.store.tasks.replan(user, [PlannedTask(name="t", parent=used.id, snapshot=name("x"))], done=0)
+    await stage.advance(10 * MINUTE)
+    await built(stage, "fresh")
+    order = []
+    while (gone := await snapshots.evict(grace=5 * MINUTE)) is not None:
+        order.append(gone.task)
+    assert order == ["large", "small", "leaf", "inner"], "its leaf gone, a parent is a leaf"
+    assert {one.task for one in (await snapshots.list(tenant="default")).items} == {"used", "fresh"}
+    assert large.folder
+    assert leaf.folder
+
+
+async def test_what_is_used_after_it_was_chosen_stays(stage: Stage) -> None:
+    """Proves P11."""
+    snapshots = stage.store.snapshots
+    made = await built(stage, "a")
+    user = await leased(stage)
+    await stage.advance(10 * MINUTE)
+    chosen = await stage.store.database.read("evictable_snapshots", grace=5 * MINUTE, limit=1)
+    assert [row["id"] for row in chosen] == [made.id]
+    await stage.store.tasks.replan(user, [PlannedTask(name="t", parent=made.id, snapshot=name("x"))], done=0)
+    assert await snapshots._evict(made.id, 5 * MINUTE) is None
+    assert list(await snapshots.existing([made.id], tenant="default")) == [made.id]
+
+
+async def test_damaged_snapshot_is_dropped_once(stage: Stage) -> None:
+    """Proves P6."""
+    damaged = await built(stage, "a", folder="bad")
+    assert await stage.store.snapshots.drop(damaged)
+    again = await built(stage, "a", folder="good")
+    assert not await stage.store.snapshots.drop(damaged), "another one stands for it"
+    assert await stage.store.snapshots.standing(["bad", "good"]) == {"good"}
+    assert await stage.store.snapshots.get(again.id, tenant="default") == again
+
+
+async def rows_of(stage: Stage, table: str) -> int:
+    database = stage.store.database
+    if isinstance(database, SqliteDatabase):
+        return int(await database.migrate(lambda raw: raw.execute(f"SELECT count(*) FROM {table}").fetchone()[0]))
+    return int((await database.fetch(f"SELECT count(*) AS count FROM holdfast.{table}"))[0]["count"])

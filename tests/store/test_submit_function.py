@@ -1,0 +1,157 @@
+"""`holdfast_submit(jsonb)`: the same rules for callers in any language, inside their own transaction."""
+
+import json
+from typing import Any
+
+import asyncpg
+import pytest
+
+from holdfast.model import Claimable, Gate, Status, new_id
+from holdfast.pipeline_spec import FIELDS as PIPELINE
+from holdfast.pipeline_spec import pipeline_of
+from holdfast.store.postgres import PostgresDatabase
+from holdfast.submission import Submission
+from tests.support.store_fixture import TTL, Stage
+
+JOB = {"runner": "process", "spec": {"command": ["true"]}}
+
+
+@pytest.fixture
+def kind() -> str:
+    return "postgres"
+
+
+async def submit(connection: Any, *jobs: object) -> list[str]:
+    payload = json.dumps(jobs[0] if len(jobs) == 1 else jobs)
+    rows = await connection.fetch("SELECT id FROM holdfast.holdfast_submit($1::jsonb)", payload)
+    return [str(row["id"]) for row in rows]
+
+
+@pytest.fixture
+async def connection(stage: Stage) -> Any:
+    connection = await asyncpg.connect(stage.url)
+    yield connection
+    await connection.close()
+
+
+async def test_job_with_nothing_but_its_runner_gets_the_same_defaults_as_from_python(
+    stage: Stage, connection: Any
+) -> None:
+    (plain,) = await submit(connection, JOB)
+    by_sql, by_python = await stage.get(plain), await stage.submit(**JOB)
+    for field in type(by_sql).__struct_fields__:
+        if field != "id":
+            assert getattr(by_sql, field) == getattr(by_python, field), field
+
+
+async def test_every_field_of_a_submission_is_known_to_the_function(stage: Stage, connection: Any) -> None:
+    parent = await stage.submit()
+    everything: dict[str, Any] = {
+        **JOB,
+        "id": new_id(),
+        "tenant": "default",
+        "kind": "build",
+        "queue": "heavy",
+        "lane": "L",
+        "priority": 3,
+        "labels": {"a": "b"},
+        "inputs": {"n": 1},
+        "needs": [parent.id],
+        "hold": True,
+        "available_at": stage.later(60).isoformat(),
+        "reuse_key": "thumb",
+        "rebuild": True,
+        "max_attempts": 2,
+        "retry": {"base": 1, "cap": 2, "on": ["timed_out"]},
+        "on_lost": "fail",
+        "timeout": 5,
+        "queue_timeout": 6,
+        "idle_timeout": 7,
+        "stop_grace": 0,
+        "stop_after": 8,
+        "budget": {"tokens": 9},
+        "secrets": ["S"],
+        "uploads": ["u"],
+        "check": {"command": ["true"], "timeout": 1},
+    }
+    assert set(everything) == set(Submission.__struct_fields__) - set(PIPELINE)
+    (by_sql,) = await submit(connection, everything)
+    await stage.store.gates.resolve()
+    await connection.execute("DELETE FROM holdfast.reuse")
+    by_python = await stage.submit(**{**everything, "id": new_id()})
+    record = await stage.get(by_sql)
+    for field in type(record).__struct_fields__:
+        if field != "id":
+            assert getattr(record, field) == getattr(by_python, field), field
+
+
+async def test_a_pipelines_fields_stand_in_its_spec(stage: Stage, connection: Any) -> None:
+    """Submitted in Python they are put there. Proves P1 for SQL."""
+    asked = {"tasks": [{"name": "one", "command": ["true"]}], "connector": "files", "snapshot": "final"}
+    (by_sql,) = await submit(connection, {"runner": "process", "spec": asked})
+    by_python = await stage.submit(runner="process", spec={}, **asked)
+    pair = Claimable(queue="default", capability="process", domain="host")
+    leases = (await stage.store.leases.claim("w1", [pair], slots=2, ttl=TTL)).claimed
+    assert {lease.id for lease in leases} == {by_sql, by_python.id}
+    first, second = (pipeline_of(lease.spec) for lease in leases)
+    assert first == second is not None
+    with pytest.raises(asyncpg.PostgresError, match="tasks"):
+        await submit(connection, {"runner": "process", **asked})
+
+
+async def test_rollback_leaves_nothing_and_an_open_transaction_delays_nobody(stage: Stage, connection: Any) -> None:
+    before = await stage.submit(lane="L")
+    transaction = connection.transaction()
+    await transaction.start()
+    await submit(connection, {**JOB, "lane": "L", "needs": [before.id]})
+    # While it idles: the lane moves on, the parent ends, others join the lane.
+    after = await stage.submit(lane="L")
+    await stage.run_one()
+    assert [lease.id for lease in await stage.claim()] == [after.id]
+    await transaction.rollback()
+    assert len((await stage.store.jobs.list()).items) == 2
+
+
+async def test_committed_job_is_resolved_by_whoever_comes_next(stage: Stage, connection: Any) -> None:
+    (job,) = await submit(connection, {"runner": "function", "spec": {"name": "f"}, "lane": "L"})
+    assert (await stage.get(job)).gate is Gate.UNRESOLVED
+    await stage.store.gates.resolve()
+    assert [lease.id for lease in await stage.claim()] == [job]
+
+
+async def test_bad_jobs_are_refused_whole(stage: Stage, connection: Any) -> None:
+    failed = await stage.submit(hold=True)
+    await stage.store.jobs.cancel(failed.id)
+    unknown = new_id()
+    for bad, state, field in [
+        ({**JOB, "colour": 1}, "HF422", "colour"),
+        ({**JOB, "timeout": -1}, "HF422", "timeout"),
+        ({**JOB, "timeout": "soon"}, "HF422", "timeout"),
+        ({**JOB, "on_lost": "panic"}, "HF422", "on_lost"),
+        ({**JOB, "on_lost": None}, "HF422", "on_lost"),
+        ({**JOB, "retry": {"on": ["lost"]}}, "HF422", "retry"),
+        ({**JOB, "budget": {"tokens": "many"}}, "HF422", "budget"),
+        ({**JOB, "secrets": "x"}, "HF422", "secrets"),
+        ("text", "HF422", "jobs"),
+        ({**JOB, "needs": [unknown]}, "HF404", "needs"),
+        ({**JOB, "needs": [failed.id]}, "HF409", "needs"),
+    ]:
+        with pytest.raises(asyncpg.PostgresError) as caught:
+            await submit(connection, JOB, bad)
+        assert (caught.value.sqlstate, caught.value.detail) == (state, field), bad
+    assert [job.status for job in (await stage.store.jobs.list()).items] == [Status.CANCELLED]
+
+
+async def test_order_within_a_call_is_what_needs_refer_to(connection: Any) -> None:
+    first, second = new_id(), new_id()
+    with pytest.raises(asyncpg.PostgresError) as caught:
+        await submit(connection, {**JOB, "id": second, "needs": [first]}, {**JOB, "id": first})
+    assert caught.value.sqlstate == "HF404"
+    assert await submit(connection, {**JOB, "id": first}, {**JOB, "id": second, "needs": [first]}) == [first, second]
+
+
+async def test_ids_that_the_database_makes_are_uuid7(stage: Stage, connection: Any) -> None:
+    (job,) = await submit(connection, JOB)
+    assert job[14] == "7"
+    assert job[19] in "89ab"
+    assert isinstance(stage.store.database, PostgresDatabase)

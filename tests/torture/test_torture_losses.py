@@ -1,0 +1,82 @@
+"""When an attempt may be called lost, as the checker of torture runs sees it, by histories made by hand."""
+
+import pytest
+from torture.checker import check
+from torture.history import Fault
+
+from tests.support.hand_made_histories import Tale, good
+
+CLAIMED, BEGUN, ENDED = 1.0, 2.0, 2.6
+"""Seconds of the job's time."""
+
+
+def _told(
+    *, runner: str = "docker", kind: str = "restart of dockerd", at: float = BEGUN + 0.1, ended: float = ENDED
+) -> Tale:
+    """A job that nobody touched is lost in its start; something was done to the engine at this second of its time."""
+    tale = good()
+    tale.job("box", runner=runner)
+    began = tale.history.records["box"].requested
+    tale.history.lines = [line for line in tale.history.lines if line.job != "box" or line.what == "start"]
+    tale.history.faults.append(Fault(kind=kind, at=began + at, until=began + at + 1))
+    tale.history.events["box"] = [
+        *tale.history.events["box"][:2],
+        tale.event(3, ended - 10, "status", status="failed", attempt=1, cause="lost"),
+    ]
+    tale.history.follows = [follow for follow in tale.history.follows if follow.job != "box"]
+    tale.history.writes = [write for write in tale.history.writes if write.job != "box"]
+    tale.change_record("box", status="failed", seq=3, finished=began + ended)
+    tale.change_attempt("box", cause="lost", status="failed", exit_code=None, token=1, end_seq=3, ended=began + ended)
+    return tale
+
+
+def _beside(tale: Tale, *, runner: str, since: float, until: float) -> None:
+    """Another job's child gave a sign at these seconds of the lost one's time."""
+    tale.job("other", runner=runner)
+    began = tale.history.records["box"].requested - tale.at
+    tale.history.lines = [line for line in tale.history.lines if line.job != "other"]
+    tale.history.lines += [tale.line("other", "start", began + since), tale.line("other", "end", began + until, said=3)]
+
+
+def _accused(tale: Tale) -> set[str]:
+    return {violation.rule for violation in check(tale.history) if violation.job == "box"}
+
+
+@pytest.mark.parametrize("at", [CLAIMED + 0.1, BEGUN + 0.1])
+def test_container_may_be_lost_whose_engine_was_told_to_end_while_it_started_it(at: float) -> None:
+    """Proves R5 as far as the engine is to blame: before its first sign or right after it."""
+    assert _accused(_told(at=at)) == set()
+
+
+@pytest.mark.parametrize(("at", "ended"), [(CLAIMED - 0.1, ENDED), (BEGUN + 0.55, ENDED), (BEGUN + 0.3, BEGUN + 0.2)])
+def test_container_is_not_lost_by_an_engine_that_was_told_to_end_at_another_time(at: float, ended: float) -> None:
+    """Proves R3, R5: before it was claimed, when it ran, when it was lost already."""
+    assert _accused(_told(at=at, ended=ended)) == {"losses_have_a_reason"}
+
+
+def test_container_is_not_lost_by_an_engine_that_was_killed() -> None:
+    """Proves R3, R5."""
+    assert _accused(_told(kind="crash of dockerd")) == {"losses_have_a_reason"}
+
+
+def test_process_is_not_lost_by_an_engine() -> None:
+    """Proves R3, R5."""
+    assert _accused(_told(runner="process")) == {"losses_have_a_reason"}
+
+
+@pytest.mark.parametrize(
+    ("runner", "since", "until", "accused"),
+    [
+        ("docker", 1.0, 4.0, {"losses_have_a_reason"}),
+        ("docker", 1.9, 4.0, set()),
+        ("docker", 0.0, 2.2, set()),
+        ("process", 1.0, 4.0, set()),
+    ],
+)
+def test_engine_that_sees_a_running_container_ends_none(
+    runner: str, since: float, until: float, accused: set[str]
+) -> None:
+    """Proves R3, R5: one that starts or ends itself at that time is not seen, nor is a process."""
+    tale = _told()
+    _beside(tale, runner=runner, since=since, until=until)
+    assert _accused(tale) == accused

@@ -1,0 +1,85 @@
+"""Files that change between two attempts of a pipeline: planned again, in one transaction, also over crashes."""
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from holdfast.model import Job, Status
+from tests.support.crashing_worker import Hook
+from tests.support.pipelines import Pipes, adds, task
+from tests.support.service import Served, serving_here
+from tests.support.up import PROGRAM
+from tests.support.worker_processes import Fleet
+
+SLOW: dict[str, Any] = {"lease_ttl": 60.0, "heartbeat_interval": 1.0, "adopt_backoff": 0.1}
+
+
+async def cli(served: Served, *arguments: str) -> str:
+    environment = {**os.environ, "HOLDFAST_URL": served.url, "HOLDFAST_TOKEN": served.admin}
+    process = await asyncio.create_subprocess_exec(
+        *PROGRAM, *arguments, env=environment, stdout=asyncio.subprocess.PIPE
+    )
+    said, _ = await process.communicate()
+    assert process.returncode == 0, arguments
+    return said.decode()
+
+
+async def told(served: Served, job: Job) -> list[tuple[str, str]]:
+    """What the service says of a job's tasks."""
+    async with served.client() as client:
+        items = (await client.get(f"/v1/jobs/{job.id}/tasks")).json()["items"]
+    return [(item["status"], item["snapshot"]) for item in items]
+
+
+async def plans(fleet: Fleet, job: Job) -> list[tuple[str, bool]]:
+    """The plans in a job's history, and whether each took the place of another."""
+    events = [event.data for event in await fleet.events(job, "task") if "plan" in event.data]
+    return [(data["plan"], data.get("replanned", False)) for data in events]
+
+
+async def test_changed_file_is_planned_again_whole_or_not_at_all(fleet: Fleet, tmp_path: Path) -> None:
+    """Proves P9: one worker dies between the old tasks and the new ones, the next one just behind them."""
+    pipes = Pipes(fleet, tmp_path)
+    source = pipes.inputs / "script"
+    source.write_text("exit 7")
+    runs = task("two", '. "$HOLDFAST_INPUTS/script"', files=["script"])
+    asked = {
+        "runner": "process",
+        "spec": {"env": {"MARKER": str(pipes.marker)}},
+        "tasks": [adds("one"), runs, adds("three")],
+    }
+    async with serving_here(fleet.settings.database_url or "", fleet.settings.data_dir) as served:
+        file = tmp_path / "pipeline.json"
+        file.write_text(json.dumps(asked))
+        job = await fleet.get((await cli(served, "submit", "--file", str(file))).strip())
+        first = fleet.start({"default": 1}, **SLOW)
+        await fleet.ended(job, Status.FAILED)
+        first.kill()
+        before = await told(served, job)
+        assert [status for status, _ in before] == ["succeeded", "failed", "pending"]
+
+        source.write_text("echo two >> made")
+        await cli(served, "resume", job.id)
+        inside = fleet.start({"default": 1}, Hook(step="statement insert_tasks", do="kill"), **SLOW)
+        assert await inside.dead() == -signal.SIGKILL, inside.log
+        assert await told(served, job) == before, "the plan that was there, with nothing missing"
+        assert await plans(fleet, job) == [(before[-1][1], False)]
+
+        behind = fleet.start({"default": 1}, Hook(step="recorded", do="kill", job=job.id), **SLOW)
+        assert await behind.dead() == -signal.SIGKILL, behind.log
+        after = await told(served, job)
+        assert [status for status, _ in after] == ["succeeded", "pending", "pending"]
+        assert [old[1] == new[1] for old, new in zip(before, after, strict=True)] == [True, False, False]
+
+        fleet.start({"default": 1}, **SLOW)
+        await fleet.ended(job, Status.SUCCEEDED)
+        assert await told(served, job) == [("succeeded", snapshot) for _, snapshot in after]
+        assert await plans(fleet, job) == [(before[-1][1], False), (after[-1][1], True)]
+        assert (await cli(served, "show", job.id)).count("succeeded") == 4
+    assert pipes.ran() == ["one", "two", "two", "three"]
+    assert await pipes.content("three") == "one\ntwo\nthree\n"
+    assert await pipes.kept() == ["one", "three", "two"]
+    await fleet.assert_true(job)

@@ -1,0 +1,79 @@
+"""How a stop request reaches the worker that holds the job: by a wake-up or by a poll, not by its next heartbeat.
+
+Heartbeats are further apart here than a test waits for anything, and one of the two ways is taken away: what was
+stopped was stopped by the other. `pytest --junit-xml` reports the seconds that it took.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from holdfast.config import Settings
+from holdfast.model import Job, Pulse, Status
+from holdfast.runner.function import Context
+from holdfast.store.leases import Leases
+from holdfast.worker.worker import Worker
+from tests.support.in_process_worker import PATIENCE, Rig
+
+INTERVAL = 2 * PATIENCE
+
+
+async def never(*_: object) -> None:
+    await asyncio.Event().wait()
+
+
+@pytest.fixture
+def beats(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The heartbeats that were sent, by worker; a worker sends one when it starts, and the next one much later."""
+    sent: list[str] = []
+    beat = Leases.beat
+
+    async def counted(self: Leases, worker: str, *more: Any, **named: Any) -> Pulse:
+        sent.append(worker)
+        return await beat(self, worker, *more, **named)
+
+    monkeypatch.setattr(Leases, "beat", counted)
+    rig.set(lease_ttl=3 * INTERVAL, heartbeat_interval=INTERVAL, poll_interval=Settings.poll_interval)
+    return sent
+
+
+@pytest.mark.parametrize(("verb", "status"), [("cancel", Status.CANCELLED), ("interrupt", Status.PAUSED)])
+@pytest.mark.parametrize(("way", "other"), [("wake-up", "_look_for_stops"), ("poll", "_listen")])
+async def test_stop_request_is_heard_before_the_next_heartbeat(
+    rig: Rig,
+    beats: list[str],
+    verb: str,
+    status: Status,
+    way: str,
+    other: str,
+    monkeypatch: pytest.MonkeyPatch,
+    record_property: Callable[[str, object], None],
+) -> None:
+    """Proves C1: a wake-up alone is enough, and so is the poll alone, for processes and for functions."""
+    monkeypatch.setattr(Worker, other, never)
+
+    @rig.functions.add
+    async def nap(ctx: Context) -> None:
+        ctx.log("begun")
+        await asyncio.sleep(3600)
+
+    async with rig.worker():
+        for name, job in {
+            "process": await rig.sh("echo begun; exec sleep 3600"),
+            "function": await rig.submit("nap", stop_grace=0.1),
+        }.items():
+            await rig.says(job, "begun")
+            before = len(beats)
+            await getattr(rig.store.jobs, verb)(job.id)
+            await rig.ended(job, status)
+            assert len(beats) == before == 1, "no heartbeat brought it"
+            seconds = await heard_after(rig, job)
+            record_property(f"{verb} of a {name} by {way} alone", seconds)
+
+
+async def heard_after(rig: Rig, job: Job) -> float:
+    """Seconds from the request to the first signal, by the job's own events."""
+    at = {event.data["cancel"]: event.at for event in await rig.events(job, "cancel")}
+    return (at["signalled"] - at["requested"]).total_seconds()

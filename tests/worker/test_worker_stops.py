@@ -1,0 +1,365 @@
+"""What ends while nobody watches, and what is told to end: supervisors that die, limits of time, cancels, SIGTERM."""
+
+import asyncio
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.model import Cause, Job, Status
+from holdfast.runner.base import End, Identity, Order, TooLate
+from holdfast.runner.process import Process, ProcessRunner
+from holdfast.runner.state_folder import StateFolder
+from holdfast.runner.wire import Command
+from holdfast.worker.held_leases import boottime
+from tests.support.crashing_worker import Hook
+from tests.support.in_process_worker import Rig, eventually
+from tests.support.worker_processes import Fleet, alive
+
+LONG = 'echo $$ >> "$MARKER"; setsid sleep 1000 & echo $! >> "$MARKER"; echo begun; wait'
+"""A child, and a grandchild that has left its session; both are marked."""
+ONCE: dict[str, Any] = {"retry": {"base": 0.1, "cap": 0.1, "on": ["failed"]}}
+
+
+async def long(fleet: Fleet, name: str, script: str = LONG, **fields: Any) -> Job:
+    return await fleet.sh(script, env={"MARKER": fleet.marker(name)}, **fields)
+
+
+async def gone(fleet: Fleet, name: str) -> None:
+    await fleet.eventually(lambda: not any(alive(pid) for pid in fleet.marks(name)), f"{name}: its processes are gone")
+
+
+@pytest.mark.parametrize("watched", [True, False], ids=["watched", "unwatched"])
+async def test_killed_supervisor_is_a_loss_and_on_lost_decides(fleet: Fleet, watched: bool) -> None:
+    """Proves L11, R22, R1, L13: lost and run again counts two, nothing of the first attempt is left, none succeeded."""
+    second = f'[ "$HOLDFAST_ATTEMPT" = 2 ] && exit 0; {LONG}'
+    jobs = {
+        "requeue": await long(fleet, "requeue", second, max_attempts=2, **ONCE),
+        "none left": await long(fleet, "none left", **ONCE),
+        "fail": await long(fleet, "fail", max_attempts=2, on_lost="fail"),
+        "hold": await long(fleet, "hold", max_attempts=2, on_lost="hold"),
+    }
+    worker = fleet.start({"default": 4})
+    for name, job in jobs.items():
+        await fleet.marked(name, 2)
+        await fleet.running(job)
+    if not watched:
+        worker.kill()
+    for job in jobs.values():
+        os.kill(fleet.supervisor_of(job), signal.SIGKILL)
+    if not watched:
+        fleet.start({"default": 4})
+    ended = {name: await fleet.ended(job) for name, job in jobs.items()}
+    assert {name: job.status for name, job in ended.items()} == {
+        "requeue": Status.SUCCEEDED,
+        "none left": Status.FAILED,
+        "fail": Status.FAILED,
+        "hold": Status.PAUSED,
+    }
+    assert [job.error and job.error.code for job in ended.values()] == [None, "lost", "lost", "lost"]
+    assert [job.attempts for job in ended.values()] == [2, 1, 1, 1]
+    for name, job in jobs.items():
+        assert (await fleet.store.attempts.list(job.id))[0].cause is Cause.LOST
+        assert not any(alive(pid) for pid in fleet.marks(name)), name
+        await fleet.assert_true(job)
+
+
+async def test_supervisor_killed_while_its_child_ends_is_never_a_success(fleet: Fleet) -> None:
+    """Proves R22. The child ended well, but nobody saw it."""
+    job = await long(fleet, "ends", 'echo $$ >> "$MARKER"; while [ ! -e "$MARKER.go" ]; do sleep 0.05; done; exit 0')
+    fleet.start({"default": 1})
+    (child,) = await fleet.marked("ends")
+    supervisor = fleet.supervisor_of(job)
+    os.kill(supervisor, signal.SIGSTOP)
+    fleet.touch("ends.marker.go")
+    await gone(fleet, "ends")
+    os.kill(supervisor, signal.SIGKILL)
+    ended = await fleet.ended(job, Status.FAILED)
+    assert ended.error is not None
+    assert ended.error.code == "lost"
+    assert not alive(child)
+
+
+async def test_limits_of_time_hold_with_no_worker_alive(fleet: Fleet) -> None:
+    """Proves R8, R9, R3: sleeper and grandchild gone, `timed_out`, 124, and what it had said is kept."""
+    jobs = {
+        "timeout": await long(fleet, "timeout", timeout=4.0, stop_grace=0.5),
+        "stubborn": await long(fleet, "stubborn", f"trap '' TERM; {LONG}; wait", timeout=4.0, stop_grace=0.5),
+        "idle": await long(fleet, "idle", idle_timeout=4.0, stop_grace=0.5),
+    }
+    worker = fleet.start({"default": 3})
+    for name, job in jobs.items():
+        await fleet.marked(name, 2)
+        await fleet.running(job)
+    worker.kill()
+    for name in jobs:
+        await gone(fleet, name)
+    fleet.start({"default": 3})
+    for name, job in jobs.items():
+        ended = await fleet.ended(job, Status.TIMED_OUT)
+        assert ended.exit_code == 124, name
+        assert ended.error is not None
+        assert ended.error.code == ("idle_timeout" if name == "idle" else "timed_out")
+        assert await fleet.log(job) == ["begun"]
+        assert len(fleet.marks(name)) == 2
+
+
+async def test_process_that_has_a_reused_pid_is_not_signalled(fleet: Fleet) -> None:
+    """Proves R7. All that was recorded of the dead attempt leads to somebody else's process now."""
+    job = await long(fleet, "lost")
+    worker = fleet.start({"default": 1})
+    await fleet.marked("lost", 2)
+    await fleet.running(job)
+    worker.kill()
+    os.kill(fleet.supervisor_of(job), signal.SIGKILL)
+    innocent = await asyncio.create_subprocess_exec("sleep", "1000", start_new_session=True)
+    try:
+        path = fleet.folder_of(job).path / "started"
+        started = json.loads(path.read_text())
+        path.write_text(json.dumps({
+            **started, "supervisor_pid": innocent.pid, "child_pid": innocent.pid, "child_session": innocent.pid,
+        }))  # fmt: skip
+        fleet.start({"default": 1})
+        ended = await fleet.ended(job, Status.FAILED)
+        assert ended.error is not None
+        assert ended.error.code == "lost"
+        await gone(fleet, "lost")
+        assert innocent.returncode is None
+    finally:
+        innocent.kill()
+        await innocent.wait()
+
+
+async def test_after_a_reboot_what_ran_is_lost_and_what_had_ended_is_collected(fleet: Fleet) -> None:
+    """Proves R6, R2. A reboot is played: everything dies, and the next worker is told another boot id."""
+    ran = await long(fleet, "ran")
+    ended = await fleet.chatty("ended", gated=True)
+    worker = fleet.start({"default": 2})
+    await fleet.marked("ran", 2)
+    await fleet.marked("ended")
+    await fleet.running(ran)
+    await fleet.running(ended)
+    worker.kill()
+    fleet.open_gate("ended")
+    await fleet.eventually(lambda: fleet.folder_of(ended).exit(), "it ends")
+    os.kill(fleet.supervisor_of(ran), signal.SIGKILL)
+    os.kill(int(fleet.marks("ran")[1]), signal.SIGKILL)
+    fleet.start({"default": 2}, boot="another")
+    lost = await fleet.ended(ran, Status.FAILED)
+    assert lost.error is not None
+    assert (lost.error.code, lost.error.message) == ("lost", "the host was rebooted")
+    await fleet.assert_whole("ended", ended)
+
+
+async def test_sigterm_hands_over_processes_and_lets_functions_end(fleet: Fleet) -> None:
+    """Proves C9, L13: adopted at once and started once; a drained attempt does not count."""
+    process = await fleet.chatty("process", gated=True, queue="work")
+    short = await fleet.submit("nap", inputs={"path": fleet.marker("short"), "seconds": 1.0}, queue="work")
+    endless = await fleet.submit("nap", inputs={"path": fleet.marker("endless"), "seconds": 60.0}, queue="work")
+    leaver = fleet.start({"work": 3}, drain_grace=3.0)
+    for name in ("process", "short", "endless"):
+        await fleet.marked(name)
+    fleet.start({"other": 1})
+    await fleet.running(process)
+    await fleet.eventually(lambda: len(fleet.locks()) == 2, "the other is there")
+    leaver.signal(signal.SIGTERM)
+    assert await leaver.dead() == 0
+    fleet.open_gate("process")
+    await fleet.assert_whole("process", process)
+    handed, adopted = await fleet.events(process, "lease")
+    assert (handed.data["lease"], adopted.data["lease"]) == ("handed_over", "adopted")
+    assert (adopted.at - handed.at).total_seconds() < 2
+    assert (await fleet.get(short)).status is Status.SUCCEEDED
+    assert len(fleet.marks("short")) == 2
+    drained = await fleet.get(endless)
+    assert (drained.status, drained.attempts, drained.attempt) == (Status.QUEUED, 0, 1)
+    assert [attempt.cause for attempt in await fleet.store.attempts.list(endless.id)] == [Cause.DRAINED]
+    assert len(fleet.locks()) == 1
+
+
+async def test_what_a_worker_leaves_behind_is_explained_and_its_workers_are_named(fleet: Fleet) -> None:
+    """Proves J17: a stop in order is no loss, a killed worker is not said to run its job, the record names each."""
+    job = await fleet.chatty("process", gated=True)
+
+    async def why(text: str) -> bool:
+        (reason,) = (await fleet.store.explain.job(job.id)).reasons
+        return text in reason.message
+
+    first = fleet.start({"default": 1})
+    await fleet.marked("process")
+    await fleet.running(job)
+    began = (await fleet.store.attempts.list(job.id))[0].worker
+    assert await why(f"attempt 1 runs on worker {began}; last heartbeat")
+    first.signal(signal.SIGTERM)
+    assert await first.dead() == 0
+    assert await why(f"worker {began} stopped and handed attempt 1 over")
+    assert await why(": start one there")
+    second = fleet.start({"default": 1})
+    await eventually(lambda: fleet.leases(job, "adopted"), "it is adopted")
+    adopter = (await fleet.store.attempts.list(job.id))[0].last_worker
+    assert adopter != began
+    second.kill()
+    await second.dead()
+    await eventually(lambda: why(f"worker {adopter} has sent no heartbeat for"), "it is silent")
+    await eventually(lambda: why(f"the lease of worker {adopter} expired"), "its lease has expired")
+    assert await why(": start one there")
+    fleet.start({"default": 1})
+    fleet.open_gate("process")
+    await fleet.assert_whole("process", job)
+    (attempt,) = await fleet.store.attempts.list(job.id)
+    assert (attempt.worker, attempt.last_worker in (None, began, adopter)) == (began, False)
+
+
+async def test_second_signal_leaves_at_once(fleet: Fleet) -> None:
+    """Proves C9. What it held is recovered from its lock file, not after its lease."""
+    process = await fleet.chatty("process", gated=True)
+    endless = await fleet.submit(
+        "nap", inputs={"path": fleet.marker("endless"), "seconds": 60.0}, queue="work", on_lost="hold"
+    )
+    leaver = fleet.start({"default": 1, "work": 1}, drain_grace=60.0, lease_ttl=600.0)
+    await fleet.marked("endless")
+    await fleet.running(process)
+    leaver.signal(signal.SIGTERM)
+    await eventually(lambda: fleet.leases(process, "handed_over"), "it hands over")
+    leaver.signal(signal.SIGTERM)
+    assert await leaver.dead() == 1
+    fleet.open_gate("process")
+    fleet.start({"other": 1})
+    await fleet.assert_whole("process", process)
+    assert (await fleet.ended(endless, Status.PAUSED)).error is not None
+
+
+async def test_cancel_reaches_the_child_though_the_canceller_is_killed_at_once(fleet: Fleet) -> None:
+    """Proves C5, C1, C4, R25: all that it started is gone, it is not retried, and a resume is not cancelled again."""
+    script = f'[ "$HOLDFAST_ATTEMPT" = 2 ] && exit 0; trap "exit 1" TERM; {LONG}'
+    job = await long(fleet, "job", script, max_attempts=3, stop_grace=1.0, **ONCE)
+    fleet.start({"default": 1})
+    await fleet.marked("job", 2)
+    await fleet.running(job)
+    canceller = (
+        "import asyncio, os, sys\n"
+        "from holdfast.store import open_store\n"
+        "async def main():\n"
+        "    await (await open_store(sys.argv[1])).jobs.cancel(sys.argv[2])\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "asyncio.run(main())\n"
+    )
+    done = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", canceller, str(fleet.settings.database_url), job.id], check=False
+    )
+    assert done.returncode == -signal.SIGKILL
+    ended = await fleet.ended(job, Status.CANCELLED)
+    assert ended.attempts == 1
+    assert not any(alive(pid) for pid in fleet.marks("job"))
+    assert (await fleet.cancels(job))[:2] == ["requested", "signalled"]
+    assert (await fleet.cancels(job))[-1] == "dead"
+    await fleet.store.jobs.resume(job.id)
+    assert (await fleet.ended(job, Status.SUCCEEDED)).attempts == 2
+
+
+async def test_cancel_that_races_the_start_wins(fleet: Fleet) -> None:
+    """Proves C2, L13. The job was claimed already, and nothing starts; that is no attempt."""
+    go = str(fleet.folder / "go")
+    job = await fleet.chatty("job")
+    other = await fleet.chatty("other", queue="other")
+    fleet.start({"default": 1, "other": 1}, Hook(step="claimed", do="wait", job=job.id, path=go))
+    await fleet.eventually(lambda: os.path.exists(f"{go}.here"), "the worker has claimed it")
+    await fleet.store.jobs.cancel(job.id)
+    fleet.touch("go")
+    ended = await fleet.ended(job, Status.CANCELLED)
+    assert ended.attempts == 0
+    assert fleet.marks("job") == []
+    await fleet.assert_whole("other", other)
+
+
+async def test_what_cannot_be_killed_is_never_called_cancelled(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proves R23. It stays running and holds its lane until it is dead."""
+    refuses, collect = True, Process.collect
+
+    async def refuse(process: Process) -> End | None:
+        return None if refuses else await collect(process)
+
+    monkeypatch.setattr(Process, "collect", refuse)
+    async with rig.worker():
+        job = await rig.sh("echo begun; sleep 1000", lane="l")
+        behind = await rig.sh("true", lane="l")
+        await rig.says(job, "begun")
+        await rig.store.jobs.cancel(job.id)
+        await eventually(lambda: _told(rig, job, "not_dead"), "it is told")
+        await asyncio.sleep(0.5)  # Reason: time in which it would wrongly be called cancelled.
+        assert (await rig.get(job)).status is Status.RUNNING
+        assert (await rig.get(behind)).started_at is None
+        refuses = False
+        await rig.ended(job, Status.CANCELLED)
+        await rig.ended(behind, Status.SUCCEEDED)
+    assert await _told(rig, job, "dead")
+
+
+async def _told(rig: Rig, job: Job, rung: str) -> bool:
+    return rung in [event.data["cancel"] for event in await rig.events(job, "cancel")]
+
+
+async def _no_doubt() -> None:
+    """The record says that the attempt is still ours."""
+
+
+async def test_worker_that_slept_just_before_the_start_starts_nothing(tmp_path: Path) -> None:
+    """Proves L15. Its lease's time is over, or others ran the attempt and cleaned up: either keeps it from a start.
+
+    Nor does it stumble over what is gone.
+    """
+    runner = ProcessRunner(StateFolder(tmp_path), "site", user=None, log_cap=1 << 20)
+    spec = {"command": ["sh", "-c", f"echo ran >> {tmp_path}/marker"]}
+    order = Order(
+        identity=Identity("site", "job", 1), domain=runner.domain, token=1, spec=spec, inputs={}, start_by=1e9
+    )
+    try:
+        with pytest.raises(TooLate):
+            await runner.start(msgspec.structs.replace(order, start_by=boottime() - 0.01), _no_doubt)
+        adopter = await runner.start(msgspec.structs.replace(order, token=2), _no_doubt)
+        adopter.watch(lambda: None)
+        await eventually(adopter.collect, "it ends")
+        await adopter.remove(others_held_it=True)
+        await adopter.tell(Command(token=1, verb="hold"))
+        await runner.start(order, _no_doubt)
+        assert (tmp_path / "marker").read_text() == "ran\n"
+    finally:
+        runner.close()
+
+
+async def test_supervisor_that_was_first_and_left_too_late_has_started_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proves L13. The worker that met it starts the attempt again; it is not a loss."""
+    met = asyncio.Event()
+    begun_by_another = Process._begun_by_another
+
+    async def told(attempt: Process) -> None:
+        met.set()
+        await begun_by_another(attempt)
+
+    monkeypatch.setattr(Process, "_begun_by_another", told)
+    runner = ProcessRunner(StateFolder(tmp_path), "site", user=None, log_cap=1 << 20)
+    identity = Identity("site", "job", 1)
+    order = Order(
+        identity=identity, domain=runner.domain, token=1, spec={"command": ["true"]}, inputs={}, start_by=1e12
+    )
+    folder = runner.folder(identity)
+    folder.create()
+    try:
+        lock = os.open(folder.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        starting = asyncio.create_task(runner.start(order, _no_doubt))
+        await met.wait()
+        os.close(lock)
+        with pytest.raises(TooLate):
+            await starting
+    finally:
+        runner.close()
