@@ -19,12 +19,12 @@ from holdfast.store.store import Store, connect
 from holdfast.timing import ManualClock
 from tests.support.cluster import PostgresMissing, cluster
 from tests.support.engine import Daemon, session_daemon
-from tests.support.in_process_worker import Rig
+from tests.support.in_process_workers import InProcessWorkers
 from tests.support.pooler import PgBouncerMissing, pgbouncer
 from tests.support.service import Served, serving, serving_here
-from tests.support.store_fixture import START, TEST_CLOCK, Stage
-from tests.support.supervisor_harness import Attempt
-from tests.support.worker_processes import Fleet, fleet_on
+from tests.support.store_harness import START, TEST_CLOCK, StoreHarness
+from tests.support.supervisor_harness import SupervisedAttempt
+from tests.support.worker_processes import WorkerProcesses, worker_processes_on
 
 T = TypeVar("T")
 
@@ -52,7 +52,16 @@ SLOW = (
 )  # fmt: skip
 """Files that start servers, workers or programs, though no fixture says so: not in the quick tier."""
 QUICK = "quick"
-APART = {"server", "process_database", "docker_engine", "brittle_engine", "fleet", "rig", "attempt", "served_apart"}
+APART = {
+    "server",
+    "process_database",
+    "docker_engine",
+    "brittle_engine",
+    "processes",
+    "workers",
+    "attempt",
+    "served_apart",
+}
 """Fixtures with a database server, an engine or processes of their own. A test that uses none of them is quick."""
 _running = ExitStack()
 # A shell starts what it puts into the background with SIGINT ignored, and children inherit that: a test that interrupts
@@ -213,13 +222,13 @@ async def clean_url(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -
 
 
 @pytest.fixture
-async def stage(kind: str, clean_url: str) -> AsyncIterator[Stage]:
+async def harness(kind: str, clean_url: str) -> AsyncIterator[StoreHarness]:
     """A clean store whose clock stands still; after the test, no gate may be stuck and no deadlock have happened."""
     clock = ManualClock(START)
     async with Store(await connect(clean_url, listen=False, clock=clock)) as store:
-        stage = Stage(kind, clean_url, store, clock)
-        await stage.sync_clock()
-        yield stage
+        harness = StoreHarness(kind, clean_url, store, clock)
+        await harness.sync_clock()
+        yield harness
         await assert_healthy(store)
 
 
@@ -232,21 +241,21 @@ async def assert_healthy(store: Store) -> None:
 
 
 @pytest.fixture
-def attempt(tmp_path: Path) -> Iterator[Attempt]:
+def attempt(tmp_path: Path) -> Iterator[SupervisedAttempt]:
     """An attempt folder for a supervisor; after the test, nothing of a finished attempt may run."""
-    attempt = Attempt(tmp_path / "attempt")
+    attempt = SupervisedAttempt(tmp_path / "attempt")
     yield attempt
     attempt.clean()
 
 
 @pytest.fixture
-async def rig(clean_url: str, tmp_path: Path) -> AsyncIterator[Rig]:
+async def workers(clean_url: str, tmp_path: Path) -> AsyncIterator[InProcessWorkers]:
     """A store on real time, with workers; after the test no gate is stuck, and nothing that it ran is left."""
     async with Store(await connect(clean_url)) as store:
-        rig = Rig(clean_url, tmp_path, store)
-        yield rig
+        workers = InProcessWorkers(clean_url, tmp_path, store)
+        yield workers
         await assert_healthy(store)
-        left = [pid for folder in rig.folders for pid in AttemptFolder(folder).leftovers(_mark(folder))]
+        left = [pid for folder in workers.folders for pid in AttemptFolder(folder).leftovers(_mark(folder))]
         assert left == []
 
 
@@ -255,11 +264,11 @@ def _mark(folder: Path) -> str:
 
 
 @pytest.fixture
-async def fleet(clean_url: str, tmp_path: Path) -> AsyncIterator[Fleet]:
+async def processes(clean_url: str, tmp_path: Path) -> AsyncIterator[WorkerProcesses]:
     """A store on real time, with worker processes that may die; after the test nothing of them is left."""
-    async with fleet_on(clean_url, tmp_path) as fleet:
-        yield fleet
-        await assert_healthy(fleet.store)
+    async with worker_processes_on(clean_url, tmp_path) as processes:
+        yield processes
+        await assert_healthy(processes.store)
 
 
 docker_engine = session_daemon(live_restore=True)
@@ -268,9 +277,9 @@ brittle_engine = session_daemon(live_restore=False)
 
 
 @pytest.fixture
-def dock(docker_engine: Daemon, rig: Rig) -> Iterator[Daemon]:
-    """The engine, made known to the rig; after the test nothing may be left on it."""
-    rig.set(docker_host=docker_engine.host)
+def docker(docker_engine: Daemon, workers: InProcessWorkers) -> Iterator[Daemon]:
+    """The engine, made known to the workers; after the test nothing may be left on it."""
+    workers.set(docker_host=docker_engine.host)
     docker_engine.ensure()
     yield docker_engine
     docker_engine.ensure()
@@ -280,12 +289,12 @@ def dock(docker_engine: Daemon, rig: Rig) -> Iterator[Daemon]:
 
 
 @pytest.fixture
-def fleet_dock(docker_engine: Daemon, fleet: Fleet) -> Iterator[Daemon]:
-    """The engine, made known to a fleet; what a test leaves on it is removed."""
-    fleet.set(docker_host=docker_engine.host)
+def docker_for_processes(docker_engine: Daemon, processes: WorkerProcesses) -> Iterator[Daemon]:
+    """The engine, made known to a processes; what a test leaves on it is removed."""
+    processes.set(docker_host=docker_engine.host)
     docker_engine.ensure()
     yield docker_engine
-    fleet.clear()
+    processes.clear()
     docker_engine.clear()
 
 

@@ -10,7 +10,7 @@ import pytest
 from holdfast.cli.worker_command import parse_queues
 from holdfast.errors import ConfigError
 from holdfast.model import Status
-from tests.support.in_process_worker import Rig, eventually
+from tests.support.in_process_workers import InProcessWorkers, eventually
 
 APP = """
 from holdfast import Holdfast
@@ -37,65 +37,65 @@ def test_queues_with_their_slots() -> None:
     assert len(refused.value.problems) == 5
 
 
-async def test_once_runs_what_is_there_and_ends(rig: Rig, tmp_path: Path) -> None:
+async def test_once_runs_what_is_there_and_ends(workers: InProcessWorkers, tmp_path: Path) -> None:
     """Proves O3, L2: two slots, never three at once."""
     (tmp_path / "greetings.py").write_text(APP)
     spans = tmp_path / "spans"
     script = f"echo + >> {spans}; sleep 0.2; echo - >> {spans}"
-    jobs = [await rig.sh(script) for _ in range(6)]
-    greeting = await rig.submit("greet", inputs={"name": "you"})
-    elsewhere = await rig.sh("true", queue="other")
-    later = await rig.sh("true", available_at="2099-01-01T00:00:00Z")
+    jobs = [await workers.sh(script) for _ in range(6)]
+    greeting = await workers.submit("greet", inputs={"name": "you"})
+    elsewhere = await workers.sh("true", queue="other")
+    later = await workers.sh("true", available_at="2099-01-01T00:00:00Z")
     done = holdfast(
         "worker", "--once", "--queue", "default:2", "--app", "greetings:app", "--worker-id", "mine",
-        cwd=tmp_path, HOLDFAST_DATABASE_URL=rig.settings.url, HOLDFAST_PROCESS_USER="root",
+        cwd=tmp_path, HOLDFAST_DATABASE_URL=workers.settings.url, HOLDFAST_PROCESS_USER="root",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     for job in jobs:
-        assert (await rig.get(job)).status is Status.SUCCEEDED
-    assert (await rig.get(greeting)).result == "hello you"
-    assert [(await rig.get(job)).status for job in (elsewhere, later)] == [Status.QUEUED] * 2
+        assert (await workers.get(job)).status is Status.SUCCEEDED
+    assert (await workers.get(greeting)).result == "hello you"
+    assert [(await workers.get(job)).status for job in (elsewhere, later)] == [Status.QUEUED] * 2
     running = 0
     for mark in spans.read_text().split():
         running += 1 if mark == "+" else -1
         assert running <= 2
-    (attempt,) = await rig.store.attempts.list(jobs[0].id)
+    (attempt,) = await workers.store.attempts.list(jobs[0].id)
     assert attempt.worker == "mine"
-    assert await rig.store.workers.list() == []
+    assert await workers.store.workers.list() == []
 
 
-async def test_a_living_worker_shows_what_it_is(rig: Rig) -> None:
+async def test_a_living_worker_shows_what_it_is(workers: InProcessWorkers) -> None:
     """Proves L14."""
-    job = await rig.sh("sleep 30", stop_grace=0)
-    async with rig.worker({"default": 3, "heavy": 1}) as worker:
-        await rig.running(job)
+    job = await workers.sh("sleep 30", stop_grace=0)
+    async with workers.worker({"default": 3, "heavy": 1}) as worker:
+        await workers.running(job)
 
         async def row() -> bool:
-            (found,) = await rig.store.workers.list()
+            (found,) = await workers.store.workers.list()
             return found.live and found.jobs == (job.id,) and dict(found.queues) == {"default": 3, "heavy": 1}
 
         await eventually(row, "the worker's row shows its job")
-        (found,) = await rig.store.workers.list()
+        (found,) = await workers.store.workers.list()
         assert (found.worker, found.pid, "process" in found.capabilities) == (worker.id, os.getpid(), True)
-        await rig.store.jobs.cancel(job.id)
-        await rig.ended(job, Status.CANCELLED)
+        await workers.store.jobs.cancel(job.id)
+        await workers.ended(job, Status.CANCELLED)
 
 
-async def test_a_worker_told_to_drain_by_the_store_leaves(rig: Rig) -> None:
+async def test_a_worker_told_to_drain_by_the_store_leaves(workers: InProcessWorkers) -> None:
     """The process goes on and is adopted by the next worker. Proves C9."""
-    job = await rig.sh("echo up; sleep 2; echo end")
-    async with rig.worker() as worker:
-        await rig.says(job, "up")
-        await rig.store.workers.drain(worker.id)
+    job = await workers.sh("echo up; sleep 2; echo end")
+    async with workers.worker() as worker:
+        await workers.says(job, "up")
+        await workers.store.workers.drain(worker.id)
 
         async def gone() -> bool:
-            return await rig.store.workers.list() == []
+            return await workers.store.workers.list() == []
 
         await eventually(gone, "it leaves")
-        assert (await rig.get(job)).status is Status.RUNNING
-    async with rig.worker():
-        ended = await rig.ended(job, Status.SUCCEEDED)
-    assert (await rig.log(job), ended.attempts) == (["up", "end"], 1)
+        assert (await workers.get(job)).status is Status.RUNNING
+    async with workers.worker():
+        ended = await workers.ended(job, Status.SUCCEEDED)
+    assert (await workers.log(job), ended.attempts) == (["up", "end"], 1)
 
 
 @pytest.mark.parametrize(

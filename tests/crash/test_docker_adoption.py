@@ -16,8 +16,8 @@ from holdfast.runner.state_folder import StateFolder
 from holdfast.worker.upkeep import Upkeep
 from tests.support.crashing_worker import Hook
 from tests.support.engine import Daemon, Record, api
-from tests.support.in_process_worker import Rig, eventually
-from tests.support.worker_processes import Fleet
+from tests.support.in_process_workers import InProcessWorkers, eventually
+from tests.support.worker_processes import WorkerProcesses
 
 LINES = 16
 CHATTY = f"""
@@ -37,25 +37,25 @@ CALLS = ["engine create", "engine put", "engine start", "engine remove"]
 SLOW: Any = {"lease_ttl": 60.0, "heartbeat_interval": 1.0, "adopt_backoff": 0.1}
 
 
-async def chatty(rig: Rig, *, pace: float = 0.1, **fields: Any) -> Job:
-    return await rig.box(CHATTY, env={"PACE": str(pace)}, **fields)
+async def chatty(workers: InProcessWorkers, *, pace: float = 0.1, **fields: Any) -> Job:
+    return await workers.box(CHATTY, env={"PACE": str(pace)}, **fields)
 
 
-async def chatty_for(fleet: Fleet, step: str) -> Job:
+async def chatty_for(processes: WorkerProcesses, step: str) -> Job:
     """A job for a worker that is struck at a step; what is shipped must still run when its worker comes to ship it."""
-    return await chatty(fleet, pace=1.0 if step == "shipped" else 0.1, queue=step)
+    return await chatty(processes, pace=1.0 if step == "shipped" else 0.1, queue=step)
 
 
-async def assert_whole(fleet: Fleet, job: Job, what: str = "", *, first: int = 1) -> None:
-    ended = await fleet.ended(job, Status.SUCCEEDED)
+async def assert_whole(processes: WorkerProcesses, job: Job, what: str = "", *, first: int = 1) -> None:
+    ended = await processes.ended(job, Status.SUCCEEDED)
     assert (ended.attempts, ended.attempt) == (1, 1), what
     for stream, word in (("stdout", "out"), ("stderr", "err")):
         expected = [f"{word} {n}" for n in range(first if word == "out" else 1, LINES + 1)] + [f"last {word}"]
-        assert await fleet.log(job, stream) == expected, f"{what}: {stream}"
-    (last,) = await fleet.store.attempts.list(job.id)
-    with fleet.artifacts.open(job.id, last.attempt, last.token, "kept") as kept:
+        assert await processes.log(job, stream) == expected, f"{what}: {stream}"
+    (last,) = await processes.store.attempts.list(job.id)
+    with processes.artifacts.open(job.id, last.attempt, last.token, "kept") as kept:
         assert kept.read() == b"kept\n", what
-    await fleet.assert_true(job)
+    await processes.assert_true(job)
 
 
 def assert_ran_once(record: Record, *jobs: Job) -> None:
@@ -68,175 +68,181 @@ def record(docker_engine: Daemon) -> Iterator[Record]:
         yield record
 
 
-async def sweep(fleet: Fleet, dock: Daemon, times: int = 1) -> None:
+async def sweep(processes: WorkerProcesses, docker: Daemon, times: int = 1) -> None:
     """What a worker does once a minute, so many times."""
-    async with api(dock) as engine:
-        runner = DockerRunner(engine, fleet.installation, limits=Limits(), log_cap=1 << 20, state=fleet.settings.state)
+    async with api(docker) as engine:
+        runner = DockerRunner(
+            engine, processes.installation, limits=Limits(), log_cap=1 << 20, state=processes.settings.state
+        )
         await runner.check()
-        locks = StateFolder(fleet.host("sweeper")).locks(fleet.installation)
+        locks = StateFolder(processes.host("sweeper")).locks(processes.installation)
         chores = Upkeep(
-            fleet.store, "sweeper", fleet.settings, locks=locks, runners=[runner], held=lambda _: False
+            processes.store, "sweeper", processes.settings, locks=locks, runners=[runner], held=lambda _: False
         )  # fmt: skip
         for _ in range(times):
             await chores.sweep()
 
 
 async def test_worker_killed_at_any_step_costs_nothing(
-    fleet: Fleet, fleet_dock: Daemon, record: Record, monkeypatch: pytest.MonkeyPatch
+    processes: WorkerProcesses, docker_for_processes: Daemon, record: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also between create and start: one attempt, one start. Proves R2, R3, R4, L13, L19, R10, R16."""
-    survivor = fleet.start({"other": 1}, **SLOW)
-    jobs = {step: await chatty_for(fleet, step) for step in STEPS}
+    survivor = processes.start({"other": 1}, **SLOW)
+    jobs = {step: await chatty_for(processes, step) for step in STEPS}
     victims = {
-        step: fleet.start({step: 1}, Hook(step=step, do="kill", job=job.id), adopts=False, **SLOW)
+        step: processes.start({step: 1}, Hook(step=step, do="kill", job=job.id), adopts=False, **SLOW)
         for step, job in jobs.items()
     }
     for step, victim in victims.items():
         assert await victim.dead() == -signal.SIGKILL, step
     for step, job in jobs.items():
-        await assert_whole(fleet, job, step)
-        assert await fleet.statuses(job) == ["queued", "running", "succeeded"], step
+        await assert_whole(processes, job, step)
+        assert await processes.statuses(job) == ["queued", "running", "succeeded"], step
     for call in CALLS:
-        jobs[call] = await chatty(fleet, queue=call)
-        victim = fleet.start({call: 1}, Hook(step=call, do="kill"), adopts=False, **SLOW)
+        jobs[call] = await chatty(processes, queue=call)
+        victim = processes.start({call: 1}, Hook(step=call, do="kill"), adopts=False, **SLOW)
         assert await victim.dead() == -signal.SIGKILL, call
     for call in CALLS:
-        await assert_whole(fleet, jobs[call], call)
+        await assert_whole(processes, jobs[call], call)
     assert_ran_once(record, *jobs.values())
 
     async def over() -> bool:
-        return fleet_dock.docker("ps", "-q") == ""
+        return docker_for_processes.docker("ps", "-q") == ""
 
     await eventually(over, "nothing runs any more")
-    (its_id,) = [worker.worker for worker in await fleet.store.workers.list() if worker.pid == survivor.pid]
+    (its_id,) = [worker.worker for worker in await processes.store.workers.list() if worker.pid == survivor.pid]
 
     async def removed_by_the_survivor() -> bool:
         """What is left belongs to those who died between a job's end and its removal."""
-        names = fleet_dock.containers()
+        names = docker_for_processes.containers()
         left = [job for job in jobs.values() if any(job.id in name for name in names)]
-        return its_id not in [(await fleet.store.attempts.list(job.id))[-1].worker for job in left]
+        return its_id not in [(await processes.store.attempts.list(job.id))[-1].worker for job in left]
 
     await eventually(removed_by_the_survivor, "the survivor removes what it ended")
     monkeypatch.setattr(docker_runner, "GRACE_SECONDS", -1.0)
-    await sweep(fleet, fleet_dock, 2)
-    assert (fleet_dock.containers(), fleet_dock.volumes()) == ([], [])
+    await sweep(processes, docker_for_processes, 2)
+    assert (docker_for_processes.containers(), docker_for_processes.volumes()) == ([], [])
 
 
-async def test_adopter_killed_at_any_step_costs_nothing(fleet: Fleet, fleet_dock: Daemon, record: Record) -> None:
+async def test_adopter_killed_at_any_step_costs_nothing(
+    processes: WorkerProcesses, docker_for_processes: Daemon, record: Record
+) -> None:
     """Proves L3, R3, R10."""
     script = f"while [ ! -e go ]; do sleep 0.1; done; {CHATTY}"
-    job = await fleet.box(f"echo 'out 0'; {script}", env={"PACE": "0.1"}, queue="chain")
+    job = await processes.box(f"echo 'out 0'; {script}", env={"PACE": "0.1"}, queue="chain")
     for step in ("started", "found", "adopted", "shipped"):
-        victim = fleet.start({"chain": 1}, Hook(step=step, do="kill"), adopt_backoff=0.1)
+        victim = processes.start({"chain": 1}, Hook(step=step, do="kill"), adopt_backoff=0.1)
         assert await victim.dead() == -signal.SIGKILL, step
-    fleet.start({"chain": 1}, adopt_backoff=0.1)
-    (name,) = fleet_dock.containers()
-    fleet_dock.docker("exec", "-u", "65532", name, "touch", "/holdfast/attempt/work/go")
-    await assert_whole(fleet, job, first=0)
-    assert await fleet.leases(job, "adopted") == ["adopted"] * 4
+    processes.start({"chain": 1}, adopt_backoff=0.1)
+    (name,) = docker_for_processes.containers()
+    docker_for_processes.docker("exec", "-u", "65532", name, "touch", "/holdfast/attempt/work/go")
+    await assert_whole(processes, job, first=0)
+    assert await processes.leases(job, "adopted") == ["adopted"] * 4
     assert_ran_once(record, job)
 
 
 async def test_worker_stopped_at_any_step_changes_nothing_when_it_wakes(
-    fleet: Fleet, fleet_dock: Daemon, record: Record, monkeypatch: pytest.MonkeyPatch
+    processes: WorkerProcesses, docker_for_processes: Daemon, record: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a woken worker created, and may not start, goes to the sweep. Proves L15, L6, R16."""
-    jobs = {step: await chatty_for(fleet, step) for step in [*STEPS, *CALLS]}
-    victims = await fleet.start_and_stop(
+    jobs = {step: await chatty_for(processes, step) for step in [*STEPS, *CALLS]}
+    victims = await processes.start_and_stop(
         {step: Hook(step=step, do="stop", job=job.id if step in STEPS else None) for step, job in jobs.items()}
     )
-    fleet.start({"other": 1})
+    processes.start({"other": 1})
     for step, job in jobs.items():
-        await assert_whole(fleet, job, step)
-    before = {step: await fleet.get(job) for step, job in jobs.items()}
+        await assert_whole(processes, job, step)
+    before = {step: await processes.get(job) for step, job in jobs.items()}
     for victim in victims.values():
         victim.signal(signal.SIGCONT)
-    again = {step: await chatty(fleet, queue=step) for step in jobs}
+    again = {step: await chatty(processes, queue=step) for step in jobs}
     for step, job in again.items():
-        await assert_whole(fleet, job, f"{step} again")
+        await assert_whole(processes, job, f"{step} again")
     for step, job in jobs.items():
-        assert await fleet.get(job) == before[step], step
+        assert await processes.get(job) == before[step], step
     assert_ran_once(record, *jobs.values(), *again.values())
     assert not any("Traceback" in victim.log for victim in victims.values())
 
     async def only_created() -> bool:
-        return set(fleet_dock.docker("ps", "-a", "--format", "{{.State}}").split()) <= {"created"}
+        return set(docker_for_processes.docker("ps", "-a", "--format", "{{.State}}").split()) <= {"created"}
 
     await eventually(only_created, "all that ran is removed")
     monkeypatch.setattr(docker_runner, "GRACE_SECONDS", -1.0)
-    await sweep(fleet, fleet_dock, 2)
-    assert (fleet_dock.containers(), fleet_dock.volumes()) == ([], [])
+    await sweep(processes, docker_for_processes, 2)
+    assert (docker_for_processes.containers(), docker_for_processes.volumes()) == ([], [])
 
 
 async def test_what_ends_while_nobody_watches_is_collected_and_the_timeout_runs_on(
-    fleet: Fleet, fleet_dock: Daemon, record: Record
+    processes: WorkerProcesses, docker_for_processes: Daemon, record: Record
 ) -> None:
     """Proves R2, R3, R8."""
-    quick = await fleet.box("echo up; sleep 1; echo done")
-    limited = await fleet.box("echo up; sleep 600", timeout=3, stop_grace=0.2)
-    failing = await fleet.box("echo up; sleep 1; exit 7")
-    victim = fleet.start({"default": 3}, **SLOW)
+    quick = await processes.box("echo up; sleep 1; echo done")
+    limited = await processes.box("echo up; sleep 600", timeout=3, stop_grace=0.2)
+    failing = await processes.box("echo up; sleep 1; exit 7")
+    victim = processes.start({"default": 3}, **SLOW)
     for job in (quick, limited, failing):
-        await fleet.says(job, "up")
+        await processes.says(job, "up")
     victim.kill()
 
     async def all_ended() -> bool:
-        return fleet_dock.docker("ps", "-q") == ""
+        return docker_for_processes.docker("ps", "-q") == ""
 
     await eventually(all_ended, "all end by themselves")
-    fleet.start({"default": 3}, **SLOW)
-    await fleet.ended(quick, Status.SUCCEEDED)
-    assert await fleet.log(quick) == ["up", "done"]
-    assert (await fleet.ended(failing, Status.FAILED)).exit_code == 7
-    await fleet.ended(limited, Status.TIMED_OUT)
-    (attempt,) = await fleet.store.attempts.list(limited.id)
+    processes.start({"default": 3}, **SLOW)
+    await processes.ended(quick, Status.SUCCEEDED)
+    assert await processes.log(quick) == ["up", "done"]
+    assert (await processes.ended(failing, Status.FAILED)).exit_code == 7
+    await processes.ended(limited, Status.TIMED_OUT)
+    (attempt,) = await processes.store.attempts.list(limited.id)
     assert (attempt.cause, attempt.exit_code) == (Cause.TIMED_OUT, 124)
     assert_ran_once(record, quick, limited, failing)
 
 
 async def test_a_worker_that_leaves_hands_over_and_the_next_adopts_at_once(
-    rig: Rig, dock: Daemon, record: Record
+    workers: InProcessWorkers, docker: Daemon, record: Record
 ) -> None:
     """Proves C9, R3, L3: also without a free slot, and without the queue."""
-    job = await chatty(rig, pace=0.5)
-    async with rig.worker():
-        await rig.says(job, "out 9")
+    job = await chatty(workers, pace=0.5)
+    async with workers.worker():
+        await workers.says(job, "out 9")
     left = time.monotonic()
-    async with rig.worker({"other": 1}):
+    async with workers.worker({"other": 1}):
 
         async def adopted() -> bool:
-            return any(event.data["lease"] == "adopted" for event in await rig.events(job, "lease"))
+            return any(event.data["lease"] == "adopted" for event in await workers.events(job, "lease"))
 
         await eventually(adopted, "it is adopted")
         assert time.monotonic() - left < 2
-        ended = await rig.ended(job, Status.SUCCEEDED)
-    assert await rig.log(job) == [f"out {n}" for n in range(1, LINES + 1)] + ["last out"]
+        ended = await workers.ended(job, Status.SUCCEEDED)
+    assert await workers.log(job) == [f"out {n}" for n in range(1, LINES + 1)] + ["last out"]
     assert ended.attempts == 1
     assert_ran_once(record, job)
 
 
-async def test_a_stop_that_waited_for_an_adopter_is_carried_out(rig: Rig, dock: Daemon) -> None:
+async def test_a_stop_that_waited_for_an_adopter_is_carried_out(workers: InProcessWorkers, docker: Daemon) -> None:
     """Proves C1, C5."""
-    job = await rig.box("echo up; sleep 600", stop_grace=0.2)
-    async with rig.worker():
-        await rig.says(job, "up")
-    await rig.store.jobs.cancel(job.id)
-    async with rig.worker():
-        await rig.ended(job, Status.CANCELLED)
-    told = [event.data["cancel"] for event in await rig.events(job, "cancel")]
+    job = await workers.box("echo up; sleep 600", stop_grace=0.2)
+    async with workers.worker():
+        await workers.says(job, "up")
+    await workers.store.jobs.cancel(job.id)
+    async with workers.worker():
+        await workers.ended(job, Status.CANCELLED)
+    told = [event.data["cancel"] for event in await workers.events(job, "cancel")]
     assert told == ["requested", "signalled", "dead"]
-    assert dock.containers() == []
+    assert docker.containers() == []
 
 
-async def test_a_container_of_another_making_with_our_name_fails_loudly(rig: Rig, dock: Daemon) -> None:
+async def test_a_container_of_another_making_with_our_name_fails_loudly(
+    workers: InProcessWorkers, docker: Daemon
+) -> None:
     """It is neither adopted nor touched. Proves R1."""
-    job = await rig.box("echo hi", hold=True)
-    name = name_of(Identity(await rig.store.installation(), job.id, 1))
-    dock.docker("create", "--name", name, "holdfast-test:1", "true")
-    await rig.store.jobs.release(job.id)
-    async with rig.worker():
-        ended = await rig.ended(job, Status.FAILED)
+    job = await workers.box("echo hi", hold=True)
+    name = name_of(Identity(await workers.store.installation(), job.id, 1))
+    docker.docker("create", "--name", name, "holdfast-test:1", "true")
+    await workers.store.jobs.release(job.id)
+    async with workers.worker():
+        ended = await workers.ended(job, Status.FAILED)
     assert ended.error is not None
     assert name in ended.error.message
-    assert dock.containers() == [name]
-    dock.docker("rm", name)
+    assert docker.containers() == [name]
+    docker.docker("rm", name)

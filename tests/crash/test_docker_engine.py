@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.model import Cause, Job, Lease, Status, Worker
 from tests.support.engine import Daemon
-from tests.support.in_process_worker import Rig, eventually
+from tests.support.in_process_workers import InProcessWorkers, eventually
 
 ONE = "own=$(cat /proc/sys/kernel/random/uuid); echo $own; echo up"
 """A run has a name of its own, said first and last: one that was run again would end with another."""
@@ -17,13 +17,13 @@ SLOW = f"{ONE}; n=0; while [ $n -lt $COUNT ]; do n=$((n + 1)); echo line $n; sle
 WAITING = f"{ONE}; while [ ! -e go ]; do sleep 0.1; done; echo gone; echo $own"
 
 
-async def slow(rig: Rig, count: int, **fields: Any) -> Job:
-    return await rig.box(SLOW, env={"COUNT": str(count)}, **fields)
+async def slow(workers: InProcessWorkers, count: int, **fields: Any) -> Job:
+    return await workers.box(SLOW, env={"COUNT": str(count)}, **fields)
 
 
-async def assert_one_run(rig: Rig, job: Job, *lines: str) -> None:
-    ended = await rig.ended(job, Status.SUCCEEDED)
-    log = await rig.log(job)
+async def assert_one_run(workers: InProcessWorkers, job: Job, *lines: str) -> None:
+    ended = await workers.ended(job, Status.SUCCEEDED)
+    log = await workers.log(job)
     assert log[0] == log[-1]
     assert log[1:-1] == ["up", *lines]
     assert (ended.attempts, ended.attempt) == (1, 1)
@@ -33,9 +33,9 @@ def count(n: int) -> list[str]:
     return [f"line {i}" for i in range(1, n + 1)]
 
 
-async def worker_row(rig: Rig, fits: Callable[[Worker], bool], what: str) -> None:
+async def worker_row(workers: InProcessWorkers, fits: Callable[[Worker], bool], what: str) -> None:
     async def look() -> bool:
-        return any(fits(worker) for worker in await rig.store.workers.list())
+        return any(fits(worker) for worker in await workers.store.workers.list())
 
     await eventually(look, what)
 
@@ -50,71 +50,75 @@ def down(request: pytest.FixtureRequest) -> Callable[[Daemon], None]:
     return Daemon.stop if request.param == "stopped" else Daemon.kill
 
 
-async def test_an_engine_that_is_away_costs_nothing(rig: Rig, dock: Daemon, down: Callable[[Daemon], None]) -> None:
+async def test_an_engine_that_is_away_costs_nothing(
+    workers: InProcessWorkers, docker: Daemon, down: Callable[[Daemon], None]
+) -> None:
     """Running jobs go on, or end meanwhile; a stop waits; claims wait. Proves R5, R3, R10."""
-    async with rig.worker({"default": 16}):
-        running = await slow(rig, 150)
-        ending = await slow(rig, 30)
-        doomed = await rig.box("echo up; sleep 600", stop_grace=0.2)
+    async with workers.worker({"default": 16}):
+        running = await slow(workers, 150)
+        ending = await slow(workers, 30)
+        doomed = await workers.box("echo up; sleep 600", stop_grace=0.2)
         for job in (running, ending, doomed):
-            await rig.says(job, "up")
-        await in_thread(down, dock)
-        await worker_row(rig, lambda row: "docker" not in row.capabilities, "the worker says that it is away")
-        waiting = [await slow(rig, 1) for _ in range(3)]
-        await rig.store.jobs.cancel(doomed.id)
+            await workers.says(job, "up")
+        await in_thread(down, docker)
+        await worker_row(workers, lambda row: "docker" not in row.capabilities, "the worker says that it is away")
+        waiting = [await slow(workers, 1) for _ in range(3)]
+        await workers.store.jobs.cancel(doomed.id)
         await asyncio.sleep(6)  # Long enough for some of it to end.
-        assert [(await rig.get(job)).status for job in waiting] == [Status.QUEUED] * 3
-        explained = await rig.store.explain.job(waiting[0].id)
+        assert [(await workers.get(job)).status for job in waiting] == [Status.QUEUED] * 3
+        explained = await workers.store.explain.job(waiting[0].id)
         assert [reason.about for reason in explained.reasons] == ["worker"]
-        assert f"the Docker engine at unix://{dock.socket}" in explained.reasons[0].message
-        await in_thread(dock.start)
-        await worker_row(rig, lambda row: "docker" in row.capabilities, "the worker says that it is back")
+        assert f"the Docker engine at unix://{docker.socket}" in explained.reasons[0].message
+        await in_thread(docker.start)
+        await worker_row(workers, lambda row: "docker" in row.capabilities, "the worker says that it is back")
         for job in waiting:
-            await assert_one_run(rig, job, *count(1))
-        await rig.ended(doomed, Status.CANCELLED)
-        await assert_one_run(rig, ending, *count(30))
-        await assert_one_run(rig, running, *count(150))
+            await assert_one_run(workers, job, *count(1))
+        await workers.ended(doomed, Status.CANCELLED)
+        await assert_one_run(workers, ending, *count(30))
+        await assert_one_run(workers, running, *count(150))
 
 
 @pytest.mark.parametrize("step", ["prepared", "created", "confirmed", "spawned"])
-async def test_an_engine_that_goes_in_the_middle_of_a_start_costs_no_attempt(rig: Rig, dock: Daemon, step: str) -> None:
+async def test_an_engine_that_goes_in_the_middle_of_a_start_costs_no_attempt(
+    workers: InProcessWorkers, docker: Daemon, step: str
+) -> None:
     """Proves R5, R4, L13."""
     went = asyncio.Event()
 
     def at(name: str, _: Lease) -> None:
         if name == step and not went.is_set():
-            dock.kill()
+            docker.kill()
             went.set()
 
-    job = await slow(rig, 20)
-    async with rig.worker(at=at):
+    job = await slow(workers, 20)
+    async with workers.worker(at=at):
         await went.wait()
         await asyncio.sleep(1)
-        assert (await rig.get(job)).status is Status.RUNNING
-        await in_thread(dock.start)
-        await assert_one_run(rig, job, *count(20))
+        assert (await workers.get(job)).status is Status.RUNNING
+        await in_thread(docker.start)
+        await assert_one_run(workers, job, *count(20))
 
 
-async def test_what_waits_for_an_adopter_waits_for_its_engine_too(rig: Rig, dock: Daemon) -> None:
+async def test_what_waits_for_an_adopter_waits_for_its_engine_too(workers: InProcessWorkers, docker: Daemon) -> None:
     """Proves R5, R6: a worker without the engine adopts nothing, and says what is missing."""
-    job = await slow(rig, 100)
-    async with rig.worker():
-        await rig.says(job, "up")
-    await in_thread(dock.stop)
-    async with rig.worker():
+    job = await slow(workers, 100)
+    async with workers.worker():
+        await workers.says(job, "up")
+    await in_thread(docker.stop)
+    async with workers.worker():
         await asyncio.sleep(2)
-        assert (await rig.get(job)).lease is None
-        reason = (await rig.store.explain.job(job.id)).reasons[0].message
+        assert (await workers.get(job)).lease is None
+        reason = (await workers.store.explain.job(job.id)).reasons[0].message
         assert "docker:" in reason
         assert "no live worker reaches" in reason
-        assert f"the Docker engine at unix://{dock.socket}" in reason
-        await in_thread(dock.start)
-        await assert_one_run(rig, job, *count(100))
+        assert f"the Docker engine at unix://{docker.socket}" in reason
+        await in_thread(docker.start)
+        await assert_one_run(workers, job, *count(100))
 
 
 @pytest.fixture
 def switch(
-    rig: Rig, docker_engine: Daemon, brittle_engine: Daemon, tmp_path: Path
+    workers: InProcessWorkers, docker_engine: Daemon, brittle_engine: Daemon, tmp_path: Path
 ) -> Iterator[Callable[[Daemon], None]]:
     """A socket that leads to one engine or to the other, both with the same id in their keys."""
     socket = Path(f"{docker_engine.folder}.sock")
@@ -124,7 +128,7 @@ def switch(
         socket.symlink_to(engine.socket)
 
     to(docker_engine)
-    rig.set(docker_host=f"unix://{socket}")
+    workers.set(docker_host=f"unix://{socket}")
     yield to
     socket.unlink()
     docker_engine.ensure()
@@ -133,51 +137,53 @@ def switch(
 
 
 async def test_another_engines_word_about_a_container_does_not_count(
-    rig: Rig, docker_engine: Daemon, brittle_engine: Daemon, switch: Callable[[Daemon], None]
+    workers: InProcessWorkers, docker_engine: Daemon, brittle_engine: Daemon, switch: Callable[[Daemon], None]
 ) -> None:
     """It does not know the container, which proves nothing. Proves R5, R6."""
-    job = await slow(rig, 100)
-    held = await rig.box(WAITING)
-    async with rig.worker():
-        await rig.says(job, "up")
-        await rig.says(held, "up")
+    job = await slow(workers, 100)
+    held = await workers.box(WAITING)
+    async with workers.worker():
+        await workers.says(job, "up")
+        await workers.says(held, "up")
         await in_thread(docker_engine.stop)
         switch(brittle_engine)
         other = str(brittle_engine.folder)
-        await worker_row(rig, lambda row: any(other in domain for domain in row.domains), "the worker sees the other")
-        here = await rig.box(ONE)
-        await rig.ended(here, Status.SUCCEEDED)
+        await worker_row(
+            workers, lambda row: any(other in domain for domain in row.domains), "the worker sees the other"
+        )
+        here = await workers.box(ONE)
+        await workers.ended(here, Status.SUCCEEDED)
         await asyncio.sleep(1)
-        assert (await rig.get(job)).status is Status.RUNNING
+        assert (await workers.get(job)).status is Status.RUNNING
         await in_thread(brittle_engine.stop)
         switch(docker_engine)
         await in_thread(docker_engine.start)
         (name,) = [name for name in docker_engine.containers() if held.id in name]
         docker_engine.docker("exec", "-u", "65532", name, "touch", "/holdfast/attempt/work/go")
-        await assert_one_run(rig, held, "gone")
-        await assert_one_run(rig, job, *count(100))
+        await assert_one_run(workers, held, "gone")
+        await assert_one_run(workers, job, *count(100))
 
 
 async def test_containers_that_die_with_their_engine_are_lost_and_said_so(
-    rig: Rig, brittle_engine: Daemon, down: Callable[[Daemon], None]
+    workers: InProcessWorkers, brittle_engine: Daemon, down: Callable[[Daemon], None]
 ) -> None:
     """Without live-restore; `on_lost` decides. Proves R5, R22, L11."""
-    rig.set(docker_host=brittle_engine.host)
+    workers.set(docker_host=brittle_engine.host)
     script = "echo attempt $HOLDFAST_ATTEMPT; [ $HOLDFAST_ATTEMPT = 2 ] || sleep 600"
-    again = await rig.box(script, max_attempts=2, retry={"base": 0.01, "cap": 0.01})
-    failing = await rig.box(script)
-    held = await rig.box(script, on_lost="hold")
-    async with rig.worker():
+    again = await workers.box(script, max_attempts=2, retry={"base": 0.01, "cap": 0.01})
+    failing = await workers.box(script)
+    held = await workers.box(script, on_lost="hold")
+    async with workers.worker():
         for job in (again, failing, held):
-            await rig.says(job, "attempt 1")
+            await workers.says(job, "attempt 1")
         await in_thread(down, brittle_engine)
         await in_thread(brittle_engine.start)
-        await rig.ended(again, Status.SUCCEEDED)
-        ends = [await rig.ended(failing, Status.FAILED), await rig.ended(held, Status.PAUSED)]
+        await workers.ended(again, Status.SUCCEEDED)
+        ends = [await workers.ended(failing, Status.FAILED), await workers.ended(held, Status.PAUSED)]
     assert [end.error and end.error.code for end in ends] == ["lost", "lost"]
     assert all(end.error and "supervisor" in end.error.message for end in ends)
-    first, second = await rig.store.attempts.list(again.id)
+    first, second = await workers.store.attempts.list(again.id)
     assert (first.cause, second.cause) == (Cause.LOST, Cause.EXIT)
-    assert await rig.log(again) == ["attempt 1", "attempt 2"]
+    assert await workers.log(again) == ["attempt 1", "attempt 2"]
     assert brittle_engine.docker("ps", "-q") == ""
     brittle_engine.clear()  # One whose end was known before the engine went is left to the sweep.

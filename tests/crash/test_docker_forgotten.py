@@ -14,8 +14,8 @@ from holdfast.store import orphans
 from holdfast.worker import worker
 from tests.support.crashing_worker import Hook
 from tests.support.engine import EXIT, Daemon
-from tests.support.in_process_worker import Rig
-from tests.support.worker_processes import Fleet
+from tests.support.in_process_workers import InProcessWorkers
+from tests.support.worker_processes import WorkerProcesses
 
 STARTED = {
     "version": 1, "token": 1, "mark": "", "boot_id": "", "supervisor_pid": 1, "supervisor_start_ticks": 1,
@@ -23,15 +23,15 @@ STARTED = {
 }  # fmt: skip
 
 
-async def only_created(fleet: Fleet, dock: Daemon, folder: Path, **files: dict[str, Any]) -> Job:
+async def only_created(processes: WorkerProcesses, docker: Daemon, folder: Path, **files: dict[str, Any]) -> Job:
     """A job whose container was never started, by its engine's word; what its volume says is put there."""
-    job = await fleet.box("echo again", queue="forgotten")
-    victim = fleet.start({"forgotten": 1}, Hook(step="created", do="kill"))
+    job = await processes.box("echo again", queue="forgotten")
+    victim = processes.start({"forgotten": 1}, Hook(step="created", do="kill"))
     assert await victim.dead() == -signal.SIGKILL
-    (name,) = dock.containers()
+    (name,) = docker.containers()
     for file, content in files.items():
         (folder / file).write_text(json.dumps(content))
-        dock.docker("cp", str(folder / file), f"{name}:/holdfast/attempt/{file}")
+        docker.docker("cp", str(folder / file), f"{name}:/holdfast/attempt/{file}")
     return job
 
 
@@ -44,37 +44,37 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("at_once")
 async def test_what_its_engine_forgot_to_have_started_is_not_started_again(
-    fleet: Fleet, fleet_dock: Daemon, tmp_path: Path
+    processes: WorkerProcesses, docker_for_processes: Daemon, tmp_path: Path
 ) -> None:
     """It may still run, and nobody can tell: a person has to look. Proves R4, R5."""
-    with fleet_dock.recorded() as record:
-        job = await only_created(fleet, fleet_dock, tmp_path, started=STARTED)
-        async with fleet.worker():
-            paused = await fleet.ended(job, Status.PAUSED)
+    with docker_for_processes.recorded() as record:
+        job = await only_created(processes, docker_for_processes, tmp_path, started=STARTED)
+        async with processes.worker():
+            paused = await processes.ended(job, Status.PAUSED)
         assert record.runs(job.id) == 0
     assert paused.error is not None
     assert paused.error.code == "internal"
-    assert len(await fleet.leases(job, "adopted")) >= 5
-    assert len(fleet_dock.containers()) == 1
+    assert len(await processes.leases(job, "adopted")) >= 5
+    assert len(docker_for_processes.containers()) == 1
 
 
 async def test_what_began_and_ended_behind_its_engines_back_is_collected(
-    fleet: Fleet, fleet_dock: Daemon, tmp_path: Path
+    processes: WorkerProcesses, docker_for_processes: Daemon, tmp_path: Path
 ) -> None:
     """Proves R4, R5, R22."""
-    with fleet_dock.recorded() as record:
-        job = await only_created(fleet, fleet_dock, tmp_path, started=STARTED, exit=EXIT)
-        async with fleet.worker():
-            ended = await fleet.ended(job, Status.SUCCEEDED)
+    with docker_for_processes.recorded() as record:
+        job = await only_created(processes, docker_for_processes, tmp_path, started=STARTED, exit=EXIT)
+        async with processes.worker():
+            ended = await processes.ended(job, Status.SUCCEEDED)
         assert record.runs(job.id) == 0
     assert (ended.attempts, ended.exit_code) == (1, 0)
-    assert await fleet.log(job) == []
-    assert fleet_dock.containers() == []
+    assert await processes.log(job) == []
+    assert docker_for_processes.containers() == []
 
 
 @pytest.mark.parametrize("unknown", [255, 0])
 async def test_an_engine_that_does_not_know_an_end_is_no_witness_against_the_supervisor(
-    rig: Rig, dock: Daemon, monkeypatch: pytest.MonkeyPatch, unknown: int
+    workers: InProcessWorkers, docker: Daemon, monkeypatch: pytest.MonkeyPatch, unknown: int
 ) -> None:
     """One that was away when a container ended says 255, or 0; what the supervisor wrote counts. Proves R5, R22."""
     inspect = Engine.inspect
@@ -84,9 +84,9 @@ async def test_an_engine_that_does_not_know_an_end_is_no_witness_against_the_sup
         return seen if seen.status != "exited" else msgspec.structs.replace(seen, exit_code=unknown)
 
     monkeypatch.setattr(Engine, "inspect", forgetful)
-    good, bad = await rig.box("echo good"), await rig.box("echo bad; exit 7")
-    async with rig.worker():
-        assert (await rig.ended(good, Status.SUCCEEDED)).exit_code == 0
-        failed = await rig.ended(bad, Status.FAILED)
+    good, bad = await workers.box("echo good"), await workers.box("echo bad; exit 7")
+    async with workers.worker():
+        assert (await workers.ended(good, Status.SUCCEEDED)).exit_code == 0
+        failed = await workers.ended(bad, Status.FAILED)
     assert failed.error is not None
     assert (failed.exit_code, failed.error.code) == (7, "exit_nonzero")

@@ -21,8 +21,8 @@ from holdfast.runner.state_folder import StateFolder
 from holdfast.worker import executor
 from holdfast.worker.held_leases import boottime
 from tests.support.crashing_worker import Hook
-from tests.support.in_process_worker import Rig
-from tests.support.worker_processes import Fleet
+from tests.support.in_process_workers import InProcessWorkers
+from tests.support.worker_processes import WorkerProcesses
 
 OWNER = "first-owner"
 MARK = 'echo $$ >> "$MARKER"'
@@ -31,19 +31,19 @@ MARK = 'echo $$ >> "$MARKER"'
 class LateOwner:
     """A worker that claimed a job under a lease of a minute, and has not started it yet."""
 
-    def __init__(self, fleet: Fleet, job: Job) -> None:
-        self._fleet = fleet
+    def __init__(self, processes: WorkerProcesses, job: Job) -> None:
+        self._processes = processes
         self._job = job
-        state = StateFolder(fleet.host("a"))
+        state = StateFolder(processes.host("a"))
         self._domain = state.domain
-        self._runner = ProcessRunner(state, fleet.installation, user=None, log_cap=1 << 20)
-        self.folder = fleet.folder_of(job)
+        self._runner = ProcessRunner(state, processes.installation, user=None, log_cap=1 << 20)
+        self.folder = processes.folder_of(job)
 
     async def claim(self) -> None:
         pair = Claimable(queue=self._job.queue, capability="process", domain=self._domain)
-        (lease,) = (await self._fleet.store.leases.claim(OWNER, [pair], slots=1, ttl=60)).claimed
+        (lease,) = (await self._processes.store.leases.claim(OWNER, [pair], slots=1, ttl=60)).claimed
         self._order = Order(
-            identity=Identity(self._fleet.installation, lease.id, lease.attempt),
+            identity=Identity(self._processes.installation, lease.id, lease.attempt),
             domain=lease.domain,
             token=lease.token,
             spec=lease.spec,
@@ -57,7 +57,7 @@ class LateOwner:
 
     async def lose(self) -> None:
         """It is known to be dead, or the database's clock jumped: its lease is gone before its time."""
-        await self._fleet.store.leases.orphan(OWNER)
+        await self._processes.store.leases.orphan(OWNER)
 
     async def start(self) -> None:
         """Start its supervisor, and wait for its end."""
@@ -66,51 +66,51 @@ class LateOwner:
         self._runner.close()
 
 
-async def late_owner(fleet: Fleet, name: str) -> tuple[Job, LateOwner]:
-    job = await fleet.sh(MARK, env={"MARKER": fleet.marker(name)}, queue=name)
-    owner = LateOwner(fleet, job)
+async def late_owner(processes: WorkerProcesses, name: str) -> tuple[Job, LateOwner]:
+    job = await processes.sh(MARK, env={"MARKER": processes.marker(name)}, queue=name)
+    owner = LateOwner(processes, job)
     await owner.claim()
     return job, owner
 
 
-async def test_supervisor_on_its_way_does_not_start_a_cancelled_job(fleet: Fleet) -> None:
-    job, owner = await late_owner(fleet, "cancelled")
+async def test_supervisor_on_its_way_does_not_start_a_cancelled_job(processes: WorkerProcesses) -> None:
+    job, owner = await late_owner(processes, "cancelled")
     owner.stage()
-    await fleet.store.jobs.cancel(job.id)
+    await processes.store.jobs.cancel(job.id)
     await owner.lose()
-    fleet.start({"other": 1})
-    await fleet.ended(job, Status.CANCELLED)
+    processes.start({"other": 1})
+    await processes.ended(job, Status.CANCELLED)
     await owner.start()
-    assert fleet.marks("cancelled") == []
+    assert processes.marks("cancelled") == []
 
 
-async def test_swept_attempt_is_not_started_again(fleet: Fleet) -> None:
-    job, owner = await late_owner(fleet, "swept")
+async def test_swept_attempt_is_not_started_again(processes: WorkerProcesses) -> None:
+    job, owner = await late_owner(processes, "swept")
     await owner.lose()
-    adopter = fleet.start({"other": 1}, Hook(step="finished", do="kill"))
+    adopter = processes.start({"other": 1}, Hook(step="finished", do="kill"))
     await adopter.dead()
-    await fleet.ended(job, Status.SUCCEEDED)
-    await fleet.sweep()
+    await processes.ended(job, Status.SUCCEEDED)
+    await processes.sweep()
     owner.stage()
     await owner.start()
-    assert len(fleet.marks("swept")) == 1
+    assert len(processes.marks("swept")) == 1
 
 
-async def test_supervisor_that_leaves_too_late_costs_no_attempt(fleet: Fleet) -> None:
-    job, owner = await late_owner(fleet, "left")
+async def test_supervisor_that_leaves_too_late_costs_no_attempt(processes: WorkerProcesses) -> None:
+    job, owner = await late_owner(processes, "left")
     folder = owner.stage()
     lock = os.open(folder.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         await owner.lose()
-        fleet.start({"other": 1})
+        processes.start({"other": 1})
         with contextlib.suppress(TimeoutError):  # It sends to the owner of the lock; it should wait instead.
             async with asyncio.timeout(10):
-                await fleet.eventually(lambda: list((folder.path / "cmd").iterdir()), "a command")
+                await processes.eventually(lambda: list((folder.path / "cmd").iterdir()), "a command")
     finally:
         os.close(lock)
-    await fleet.ended(job, Status.SUCCEEDED)
-    assert len(fleet.marks("left")) == 1
+    await processes.ended(job, Status.SUCCEEDED)
+    assert len(processes.marks("left")) == 1
 
 
 class Late:
@@ -131,44 +131,48 @@ class Late:
         monkeypatch.setattr(ProcessRunner, "start", late)
 
 
-async def test_what_is_late_again_and_again_can_be_cancelled(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_late_again_and_again_can_be_cancelled(
+    workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Proves C1: between two tries there is a pause, in which a stop request is heard."""
     late = Late(monkeypatch, float("inf"))
-    job = await rig.sh("true")
-    async with rig.worker():
+    job = await workers.sh("true")
+    async with workers.worker():
         await late.tried.wait()
-        await rig.store.jobs.cancel(job.id)
-        assert (await rig.ended(job, Status.CANCELLED)).attempts == 0
+        await workers.store.jobs.cancel(job.id)
+        assert (await workers.ended(job, Status.CANCELLED)).attempts == 0
 
 
-async def test_what_was_late_starts_in_the_same_attempt(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_was_late_starts_in_the_same_attempt(
+    workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Proves L13."""
     Late(monkeypatch, 2)
-    job = await rig.sh("true")
-    async with rig.worker():
-        assert (await rig.ended(job, Status.SUCCEEDED)).attempts == 1
+    job = await workers.sh("true")
+    async with workers.worker():
+        assert (await workers.ended(job, Status.SUCCEEDED)).attempts == 1
 
 
-async def test_what_never_starts_in_time_ends(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_never_starts_in_time_ends(workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
     """Proves R22: on a machine that has too much to do for long, a job says so, and its policy decides."""
     monkeypatch.setattr(executor, "LATE_SECONDS", 0.01)
     Late(monkeypatch, float("inf"))
-    job = await rig.sh("true")
-    async with rig.worker():
-        failed = await rig.ended(job, Status.FAILED)
+    job = await workers.sh("true")
+    async with workers.worker():
+        failed = await workers.ended(job, Status.FAILED)
     assert failed.error is not None
     assert (failed.error.code, failed.exit_code) == ("start_failed", None)
     assert "took longer than the lease allows" in failed.error.message
 
 
 async def test_order_that_outlived_its_lease_starts_nothing(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Proves L15: the order's own deadline is the trust in the lease when it was made, not when it is carried out.
 
     The worker stalls for longer than the lease between its last look at it and the spawn: its supervisor must leave.
     """
-    rig.set(lease_ttl=3.0, heartbeat_interval=0.5)
+    workers.set(lease_ttl=3.0, heartbeat_interval=0.5)
     marker = tmp_path / "marker"
     ran: list[str] = []
     stage_and_spawn = ProcessRunner._stage_and_spawn
@@ -179,14 +183,14 @@ async def test_order_that_outlived_its_lease_starts_nothing(
             return stage_and_spawn(runner, folder, order)
         ran.append("")
         made = boottime()
-        while boottime() <= made + rig.settings.lease_ttl:
+        while boottime() <= made + workers.settings.lease_ttl:
             time.sleep(0.01)  # Reason: this is the stall.
         return stage_and_spawn(runner, folder, order)
 
     monkeypatch.setattr(ProcessRunner, "_stage_and_spawn", stalled)
-    job = await rig.sh(MARK, env={"MARKER": str(marker)})
-    async with rig.worker():
-        ended = await rig.ended(job, Status.SUCCEEDED)
+    job = await workers.sh(MARK, env={"MARKER": str(marker)})
+    async with workers.worker():
+        ended = await workers.ended(job, Status.SUCCEEDED)
     assert len(ran) >= 2, "the first supervisor was too late, so there was another start"
     assert set(ran) == {""}, "no start before the last ran the command"
     assert (len(marker.read_text().split()), ended.attempts) == (1, 1)

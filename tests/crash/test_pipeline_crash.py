@@ -14,10 +14,10 @@ from holdfast.pipeline import snapshots
 from holdfast.pipeline.snapshots import TEMPORARY, Folders
 from holdfast.worker import pipeline_execution
 from tests.support.crashing_worker import Hook
-from tests.support.in_process_worker import eventually
-from tests.support.pipelines import Pipes, adds, expected, leaves, left_by, task
+from tests.support.in_process_workers import eventually
+from tests.support.pipelines import Pipelines, adds, expected, leaves, left_by, task
 from tests.support.service import serving
-from tests.support.worker_processes import Fleet, alive
+from tests.support.worker_processes import WorkerProcesses, alive
 
 SLOW: dict[str, Any] = {"lease_ttl": 60.0, "heartbeat_interval": 1.0, "adopt_backoff": 0.1}
 """A killed worker is found dead by its lock; its lease would last a minute."""
@@ -37,19 +37,19 @@ UNNAMED = {"move outputs", "sync parent", "row", "copied"}
 
 
 @pytest.fixture
-def pipes(fleet: Fleet, tmp_path: Path) -> Pipes:
-    return Pipes(fleet, tmp_path)
+def pipelines(processes: WorkerProcesses, tmp_path: Path) -> Pipelines:
+    return Pipelines(processes, tmp_path)
 
 
-def marks(pipes: Pipes, name: str) -> list[str]:
-    path = pipes.marker.with_name(f"{name}.marks")
+def marks(pipelines: Pipelines, name: str) -> list[str]:
+    path = pipelines.marker.with_name(f"{name}.marks")
     return path.read_text().split() if path.exists() else []
 
 
-async def submit(pipes: Pipes, name: str, *more: dict[str, Any], **fields: Any) -> Job:
+async def submit(pipelines: Pipelines, name: str, *more: dict[str, Any], **fields: Any) -> Job:
     """A pipeline of its own: another environment makes other results."""
-    spec = {"env": {"MARKER": str(pipes.marker.with_name(f"{name}.marks"))}}
-    return await pipes.submit(brings("one"), brings("two"), *more, spec=spec, **fields)
+    spec = {"env": {"MARKER": str(pipelines.marker.with_name(f"{name}.marks"))}}
+    return await pipelines.submit(brings("one"), brings("two"), *more, spec=spec, **fields)
 
 
 def brings(name: str) -> dict[str, Any]:
@@ -57,11 +57,11 @@ def brings(name: str) -> dict[str, Any]:
     return leaves(name, name, "last", then=f"echo {name} >> made")
 
 
-async def content(pipes: Pipes, job: Job) -> str:
+async def content(pipelines: Pipelines, job: Job) -> str:
     """What the last task of a job left."""
-    last = (await pipes.tasks(job))[-1].snapshot
-    (snapshot,) = [one for one in await pipes.snapshots() if one.id == last]
-    return (pipes.folder_of(snapshot) / "made").read_text()
+    last = (await pipelines.tasks(job))[-1].snapshot
+    (snapshot,) = [one for one in await pipelines.snapshots() if one.id == last]
+    return (pipelines.folder_of(snapshot) / "made").read_text()
 
 
 def test_steps_are_all_that_there_are() -> None:
@@ -70,222 +70,230 @@ def test_steps_are_all_that_there_are() -> None:
     assert {*re.findall(r'_at\("([a-z ]+)"\)', told)} | {"spawned"} == {*STEPS} | SERVED | OTHERS
 
 
-async def test_worker_killed_at_any_step_repeats_no_task(fleet: Fleet, pipes: Pipes) -> None:
+async def test_worker_killed_at_any_step_repeats_no_task(processes: WorkerProcesses, pipelines: Pipelines) -> None:
     """Proves P2, P5, P6, L13, R4, D1, D2."""
-    known = {step: await submit(pipes, step, queue="other") for step in KNOWN}
-    fleet.start({"other": 4}, **SLOW)
+    known = {step: await submit(pipelines, step, queue="other") for step in KNOWN}
+    processes.start({"other": 4}, **SLOW)
     for job in known.values():
-        await fleet.ended(job, Status.SUCCEEDED)
+        await processes.ended(job, Status.SUCCEEDED)
     jobs = {
-        step: await submit(pipes, step, *[brings("three")] * (step in known), queue=step.replace(" ", "_"))
+        step: await submit(pipelines, step, *[brings("three")] * (step in known), queue=step.replace(" ", "_"))
         for step in STEPS
     }
     victims = {
-        step: fleet.start({step.replace(" ", "_"): 1}, Hook(step=step, do="kill", job=job.id), adopts=False, **SLOW)
+        step: processes.start({step.replace(" ", "_"): 1}, Hook(step=step, do="kill", job=job.id), adopts=False, **SLOW)
         for step, job in jobs.items()
     }
     for step, victim in victims.items():
         assert await victim.dead() == -signal.SIGKILL, (step, victim.log)
     for step, job in jobs.items():
-        ended = await fleet.ended(job, Status.SUCCEEDED)
+        ended = await processes.ended(job, Status.SUCCEEDED)
         tasks = ["one", "two", "three"] if step in known else ["one", "two"]
-        assert (step, marks(pipes, step)) == (step, tasks)
-        assert (step, await content(pipes, job)) == (step, "".join(f"{name}\n" for name in tasks))
+        assert (step, marks(pipelines, step)) == (step, tasks)
+        assert (step, await content(pipelines, job)) == (step, "".join(f"{name}\n" for name in tasks))
         assert (step, ended.attempts) == (step, 1)
         files = expected(**{name: name for name in tasks}, last=tasks[-1])
-        assert (step, await left_by(fleet, job)) == (step, ({"by": tasks[-1]}, files))
-        await fleet.assert_true(job)
-    stored = await pipes.snapshots()
+        assert (step, await left_by(processes, job)) == (step, ({"by": tasks[-1]}, files))
+        await processes.assert_true(job)
+    stored = await pipelines.snapshots()
     assert len(stored) == 2 * len(jobs) + len(known)
-    folders = Folders.below(fleet.settings.shared)
+    folders = Folders.below(processes.settings.shared)
     standing = {snapshot.folder for snapshot in stored}
     assert len({*folders.names()} - standing) >= len(UNNAMED & {*jobs})
     folders.sweep(standing, grace=0.0)
     assert {*folders.names()} == standing
     assert {path.name for path in folders.root.glob("*.outputs")} == {f"{name}.outputs" for name in standing}
     assert list((folders.root / TEMPORARY).iterdir()) == []
-    await fleet.sweep()
-    await fleet.sweep(marks_for=0.0)
-    assert fleet.folders_of() == []
+    await processes.sweep()
+    await processes.sweep(marks_for=0.0)
+    assert processes.folders_of() == []
 
 
 @pytest.mark.parametrize(("mode", "ran"), [("always", "one two three"), ("final", "one two one three")])
 async def test_snapshot_that_goes_after_it_was_placed_is_not_missed(
-    fleet: Fleet, pipes: Pipes, mode: str, ran: str
+    processes: WorkerProcesses, pipelines: Pipelines, mode: str, ran: str
 ) -> None:
     """Proves P2, P12: an adopter goes on in the workspace that is there.
 
     With `final`, the worker that dies has just begun with the first task when somebody else makes the first two.
     """
-    held = pipes.marker.with_name("held")
+    held = pipelines.marker.with_name("held")
     if mode == "always":
-        await _make_known(fleet, pipes)
-    job = await pipes.submit(adds("one"), adds("two"), adds("three"), snapshot=mode, queue="a")
+        await _make_known(processes, pipelines)
+    job = await pipelines.submit(adds("one"), adds("two"), adds("three"), snapshot=mode, queue="a")
     waits = Hook(step="going", do="wait", job=job.id, path=str(held))
-    victim = fleet.start({"a": 1}, waits, Hook(step="placed", do="kill", job=job.id), **SLOW)
+    victim = processes.start({"a": 1}, waits, Hook(step="placed", do="kill", job=job.id), **SLOW)
     if mode == "final":
 
         async def waiting() -> bool:
             return held.with_name("held.here").exists()
 
         await eventually(waiting, "the first task is about to begin")
-        await _make_known(fleet, pipes)
+        await _make_known(processes, pipelines)
     held.touch()
     assert await victim.dead() == -signal.SIGKILL, victim.log
-    (first,) = [snapshot for snapshot in await pipes.snapshots() if snapshot.task == "one"]
-    await fleet.store.snapshots.remove(first.id, tenant="default", force=True, recurse=True)
-    fleet.start({"a": 1}, **SLOW)
-    ended = await fleet.ended(job, Status.SUCCEEDED)
-    adopted = [event for event in await fleet.events(job, "lease") if event.data["lease"] == "adopted"]
-    assert (pipes.ran(), ended.attempts, len(adopted)) == (ran.split(), 1, 1)
-    assert await pipes.content("three") == "one\ntwo\nthree\n"
+    (first,) = [snapshot for snapshot in await pipelines.snapshots() if snapshot.task == "one"]
+    await processes.store.snapshots.remove(first.id, tenant="default", force=True, recurse=True)
+    processes.start({"a": 1}, **SLOW)
+    ended = await processes.ended(job, Status.SUCCEEDED)
+    adopted = [event for event in await processes.events(job, "lease") if event.data["lease"] == "adopted"]
+    assert (pipelines.ran(), ended.attempts, len(adopted)) == (ran.split(), 1, 1)
+    assert await pipelines.content("three") == "one\ntwo\nthree\n"
 
 
-async def _make_known(fleet: Fleet, pipes: Pipes) -> None:
+async def _make_known(processes: WorkerProcesses, pipelines: Pipelines) -> None:
     """Have the first two tasks done by a job of their own, and its worker gone."""
-    maker = fleet.start({"other": 1}, **SLOW)
-    await fleet.ended(await pipes.submit(adds("one"), adds("two"), queue="other"), Status.SUCCEEDED)
+    maker = processes.start({"other": 1}, **SLOW)
+    await processes.ended(await pipelines.submit(adds("one"), adds("two"), queue="other"), Status.SUCCEEDED)
     maker.kill()
 
 
-async def test_next_builds_when_the_builder_is_killed(fleet: Fleet, pipes: Pipes) -> None:
+async def test_next_builds_when_the_builder_is_killed(processes: WorkerProcesses, pipelines: Pipelines) -> None:
     """Proves P5: the one worker that is left adopts the task that runs, although the waiter has its one slot.
 
     The lock falls with the builder's lease: until the adoption the waiter may take it, and builds, too.
     """
     waits = task("three", 'echo here; while [ ! -e "$GATE" ]; do sleep 0.05; done; echo three >> made')
-    gate = pipes.marker.with_name("gate")
-    spec = {"env": {"MARKER": str(pipes.marker), "GATE": str(gate)}}
-    builder = await pipes.submit(adds("one"), waits, spec=spec, queue="a")
-    victim = fleet.start({"a": 1}, **SLOW)
-    await fleet.says(builder, "here")
-    waiter = await pipes.submit(adds("one"), waits, spec=spec, queue="b")
-    fleet.start({"b": 1}, **SLOW)
+    gate = pipelines.marker.with_name("gate")
+    spec = {"env": {"MARKER": str(pipelines.marker), "GATE": str(gate)}}
+    builder = await pipelines.submit(adds("one"), waits, spec=spec, queue="a")
+    victim = processes.start({"a": 1}, **SLOW)
+    await processes.says(builder, "here")
+    waiter = await pipelines.submit(adds("one"), waits, spec=spec, queue="b")
+    processes.start({"b": 1}, **SLOW)
 
     async def waiting() -> bool:
-        return bool(await fleet.events(waiter, "task"))
+        return bool(await processes.events(waiter, "task"))
 
     await eventually(waiting, "the waiter has planned")
     victim.kill()
     gate.touch()
-    await fleet.ended(builder, Status.SUCCEEDED)
-    await fleet.ended(waiter, Status.SUCCEEDED)
-    assert pipes.ran() in (["one", "three"], ["one", "three", "three"])
-    assert await pipes.kept() == ["one", "three"]
-    assert await pipes.content("three") == "one\nthree\n"
+    await processes.ended(builder, Status.SUCCEEDED)
+    await processes.ended(waiter, Status.SUCCEEDED)
+    assert pipelines.ran() in (["one", "three"], ["one", "three", "three"])
+    assert await pipelines.kept() == ["one", "three"]
+    assert await pipelines.content("three") == "one\nthree\n"
 
 
 @pytest.mark.parametrize("workers", [4, 1])
 async def test_race_for_one_snapshot_goes_on_when_the_builder_is_killed(
-    fleet: Fleet, pipes: Pipes, workers: int
+    processes: WorkerProcesses, pipelines: Pipelines, workers: int
 ) -> None:
     """Proves P5: four jobs in four workers of one slot each, or all behind one slot. One builds, and is killed.
 
     Its task goes on. A worker that takes the free lock before the adopter builds beside it: once, and one is stored.
     """
-    gate = pipes.marker.with_name("gate")
-    spec = {"env": {"MARKER": str(pipes.marker), "GATE": str(gate)}}
+    gate = pipelines.marker.with_name("gate")
+    spec = {"env": {"MARKER": str(pipelines.marker), "GATE": str(gate)}}
     waits = task("two", 'echo here; while [ ! -e "$GATE" ]; do sleep 0.05; done; echo two >> made')
-    jobs = [await pipes.submit(adds("one"), waits, spec=spec, queue=f"q{n % workers}") for n in range(4)]
-    members = [fleet.start({f"q{n}": 1}, **SLOW) for n in range(workers)]
+    jobs = [await pipelines.submit(adds("one"), waits, spec=spec, queue=f"q{n % workers}") for n in range(4)]
+    members = [processes.start({f"q{n}": 1}, **SLOW) for n in range(workers)]
 
     async def builders() -> list[int]:
-        return [n for n, job in enumerate(jobs) if "here" in await fleet.log(job)]
+        return [n for n, job in enumerate(jobs) if "here" in await processes.log(job)]
 
     async def waiting() -> bool:
-        return sum([bool(await fleet.events(job, "task")) for job in jobs]) == workers
+        return sum([bool(await processes.events(job, "task")) for job in jobs]) == workers
 
     (builder,) = await eventually(builders, "one of them builds")
     await eventually(waiting, "the others have planned")
     assert await builders() == [builder]
     members[builder % workers].kill()
     if workers == 1:
-        fleet.start({"q0": 1}, **SLOW)
+        processes.start({"q0": 1}, **SLOW)
     gate.touch()
     for job in jobs:
-        assert (await fleet.ended(job, Status.SUCCEEDED)).attempts <= 1
-        await fleet.assert_true(job)
-    assert pipes.ran() in (["one", "two"], ["one", "two", "two"])
-    assert await pipes.kept() == ["one", "two"]
-    assert await pipes.content("two") == "one\ntwo\n"
+        assert (await processes.ended(job, Status.SUCCEEDED)).attempts <= 1
+        await processes.assert_true(job)
+    assert pipelines.ran() in (["one", "two"], ["one", "two", "two"])
+    assert await pipelines.kept() == ["one", "two"]
+    assert await pipelines.content("two") == "one\ntwo\n"
 
 
-async def test_cancel_holds_when_all_who_heard_it_die(fleet: Fleet, pipes: Pipes) -> None:
+async def test_cancel_holds_when_all_who_heard_it_die(processes: WorkerProcesses, pipelines: Pipelines) -> None:
     """Proves C1, C5, P7: the server right behind its answer, and the worker as it passes the word on."""
     child = task("two", "echo $$ > pid; echo here; trap '' TERM; while :; do sleep 0.1; done")
-    job = await pipes.submit(adds("one"), child, queue="a", stop_grace=0.5, max_attempts=3, retry={"on": ["failed"]})
-    with serving(fleet.settings.database_url or "", fleet.settings.data_dir) as served:
-        victim = fleet.start({"a": 1}, Hook(step="told", do="kill", job=job.id), **SLOW)
-        await fleet.says(job, "here")
-        pid = (fleet.folder_of(job).path / "space" / "tree" / "pid").read_text().strip()
+    job = await pipelines.submit(
+        adds("one"), child, queue="a", stop_grace=0.5, max_attempts=3, retry={"on": ["failed"]}
+    )
+    with serving(processes.settings.database_url or "", processes.settings.data_dir) as served:
+        victim = processes.start({"a": 1}, Hook(step="told", do="kill", job=job.id), **SLOW)
+        await processes.says(job, "here")
+        pid = (processes.folder_of(job).path / "space" / "tree" / "pid").read_text().strip()
         async with served.client() as client:
             assert (await client.post(f"/v1/jobs/{job.id}/cancel")).status_code == 202
         await asyncio.to_thread(served.kill)
         assert await victim.dead() == -signal.SIGKILL, victim.log
-        fleet.start({"other": 1}, **SLOW)
-        await fleet.ended(job, Status.CANCELLED)
+        processes.start({"other": 1}, **SLOW)
+        await processes.ended(job, Status.CANCELLED)
     assert not alive(pid)
-    assert (await pipes.statuses(job), pipes.ran()) == (["succeeded", "cancelled"], ["one", "two"])
-    assert await pipes.kept() == ["one"]
+    assert (await pipelines.statuses(job), pipelines.ran()) == (["succeeded", "cancelled"], ["one", "two"])
+    assert await pipelines.kept() == ["one"]
 
 
-async def test_cancel_in_the_moment_of_a_failure_runs_nothing_again(fleet: Fleet, pipes: Pipes) -> None:
+async def test_cancel_in_the_moment_of_a_failure_runs_nothing_again(
+    processes: WorkerProcesses, pipelines: Pipelines
+) -> None:
     """Proves C1, P7: although the task has failed by itself, and the job has attempts left."""
-    job = await pipes.submit(
+    job = await pipelines.submit(
         adds("one"), task("two", "echo two >> made; exit 1"), max_attempts=3,
         retry={"base": 0, "cap": 0, "on": ["failed"]},
     )  # fmt: skip
-    ended = pipes.marker.with_name("ended")
-    fleet.start({"default": 1}, Hook(step="exited", do="wait", path=str(ended)), **SLOW)
-    await fleet.eventually(Path(f"{ended}.here").exists, "the task has failed")
-    await fleet.store.jobs.cancel(job.id)
+    ended = pipelines.marker.with_name("ended")
+    processes.start({"default": 1}, Hook(step="exited", do="wait", path=str(ended)), **SLOW)
+    await processes.eventually(Path(f"{ended}.here").exists, "the task has failed")
+    await processes.store.jobs.cancel(job.id)
     ended.touch()
-    assert (await fleet.ended(job, Status.CANCELLED)).attempts == 1
-    assert pipes.ran() == ["one", "two"]
-    assert await pipes.kept() == ["one"]
+    assert (await processes.ended(job, Status.CANCELLED)).attempts == 1
+    assert pipelines.ran() == ["one", "two"]
+    assert await pipelines.kept() == ["one"]
 
 
 @pytest.mark.parametrize(("mode", "ran"), [("always", ["one", "two", "two"]), ("none", ["one", "two", "one", "two"])])
 async def test_lost_workspace_goes_on_behind_the_latest_snapshot(
-    fleet: Fleet, pipes: Pipes, mode: str, ran: list[str]
+    processes: WorkerProcesses, pipelines: Pipelines, mode: str, ran: list[str]
 ) -> None:
     """Proves P2: its supervisor is killed in the middle of a task, and all that ran with it."""
-    gate = pipes.marker.with_name("gate")
-    spec = {"env": {"MARKER": str(pipes.marker), "GATE": str(gate)}}
+    gate = pipelines.marker.with_name("gate")
+    spec = {"env": {"MARKER": str(pipelines.marker), "GATE": str(gate)}}
     waits = task("two", 'echo here; while [ ! -e "$GATE" ]; do sleep 0.05; done; echo two >> made')
-    job = await pipes.submit(adds("one"), waits, spec=spec, snapshot=mode, max_attempts=2, retry={"base": 0, "cap": 0})
-    fleet.start({"default": 1}, **SLOW)
-    await fleet.says(job, "here")
-    os.kill(fleet.supervisor_of(job), signal.SIGKILL)
+    job = await pipelines.submit(
+        adds("one"), waits, spec=spec, snapshot=mode, max_attempts=2, retry={"base": 0, "cap": 0}
+    )
+    processes.start({"default": 1}, **SLOW)
+    await processes.says(job, "here")
+    os.kill(processes.supervisor_of(job), signal.SIGKILL)
     gate.touch()
-    await fleet.ended(job, Status.SUCCEEDED)
-    assert pipes.ran() == ran
-    assert await pipes.statuses(job) == ["succeeded", "succeeded"]
+    await processes.ended(job, Status.SUCCEEDED)
+    assert pipelines.ran() == ran
+    assert await pipelines.statuses(job) == ["succeeded", "succeeded"]
     if mode == "always":
-        assert await pipes.content("two") == "one\ntwo\n"
+        assert await pipelines.content("two") == "one\ntwo\n"
 
 
-async def test_worker_that_sleeps_through_its_lease_moves_nothing(fleet: Fleet, pipes: Pipes) -> None:
+async def test_worker_that_sleeps_through_its_lease_moves_nothing(
+    processes: WorkerProcesses, pipelines: Pipelines
+) -> None:
     """Proves P2, L15, L6: it wakes with a restored tree in its hands, while the next task of its adopter runs."""
-    await fleet.ended(await _known(fleet, pipes), Status.SUCCEEDED)
-    gate = pipes.marker.with_name("gate")
-    spec = {"env": {"MARKER": str(pipes.marker), "GATE": str(gate)}}
+    await processes.ended(await _known(processes, pipelines), Status.SUCCEEDED)
+    gate = pipelines.marker.with_name("gate")
+    spec = {"env": {"MARKER": str(pipelines.marker), "GATE": str(gate)}}
     waits = task("two", 'echo two >> made; echo here; while [ ! -e "$GATE" ]; do sleep 0.05; done; echo end >> made')
-    job = await pipes.submit(adds("one"), waits, spec=spec, queue="a")
-    victim = fleet.start({"a": 1}, Hook(step="restored", do="stop", job=job.id))
+    job = await pipelines.submit(adds("one"), waits, spec=spec, queue="a")
+    victim = processes.start({"a": 1}, Hook(step="restored", do="stop", job=job.id))
     await victim.stopped()
-    await fleet.says(job, "here")
+    await processes.says(job, "here")
     victim.signal(signal.SIGCONT)
-    again = await submit(pipes, "again", queue="a")
-    await fleet.ended(again, Status.SUCCEEDED)
+    again = await submit(pipelines, "again", queue="a")
+    await processes.ended(again, Status.SUCCEEDED)
     gate.touch()
-    await fleet.ended(job, Status.SUCCEEDED)
-    assert await content(pipes, job) == "one\ntwo\nend\n"
+    await processes.ended(job, Status.SUCCEEDED)
+    assert await content(pipelines, job) == "one\ntwo\nend\n"
 
 
-async def _known(fleet: Fleet, pipes: Pipes) -> Job:
+async def _known(processes: WorkerProcesses, pipelines: Pipelines) -> Job:
     """A first task that is known, and a worker that lives."""
-    fleet.start({"other": 2})
-    gate = pipes.marker.with_name("gate")
-    spec = {"env": {"MARKER": str(pipes.marker), "GATE": str(gate)}}
-    return await pipes.submit(adds("one"), spec=spec, queue="other")
+    processes.start({"other": 2})
+    gate = pipelines.marker.with_name("gate")
+    spec = {"env": {"MARKER": str(pipelines.marker), "GATE": str(gate)}}
+    return await pipelines.submit(adds("one"), spec=spec, queue="other")

@@ -8,7 +8,7 @@ import httpx
 
 from holdfast.model import Status, new_id
 from tests.service.test_stream import Talker, seqs
-from tests.support.in_process_worker import Rig, eventually
+from tests.support.in_process_workers import InProcessWorkers, eventually
 from tests.support.service import FUNCTION, Served, events_of, opened, serving
 
 ROUNDS = 3
@@ -92,35 +92,37 @@ async def test_killed_during_a_stream_the_client_goes_on_where_it_was(clean_url:
             assert seen == list(range(1, (await store.jobs.get(talker.id)).last_seq + 1))
 
 
-async def test_killed_right_after_cancel_the_child_is_stopped(rig: Rig, tmp_path: Path) -> None:
+async def test_killed_right_after_cancel_the_child_is_stopped(workers: InProcessWorkers, tmp_path: Path) -> None:
     """Proves C5."""
-    with serving(rig.settings.database_url or "", tmp_path / "data") as served:
-        async with rig.worker(), served.client() as client:
-            job = await rig.sh("sleep 600")
-            await rig.running(job)
+    with serving(workers.settings.database_url or "", tmp_path / "data") as served:
+        async with workers.worker(), served.client() as client:
+            job = await workers.sh("sleep 600")
+            await workers.running(job)
             answer = await client.post(f"/v1/jobs/{job.id}/cancel", json={"reason": "enough"})
             assert answer.status_code == 202
             await asyncio.to_thread(served.kill)
-            ended = await rig.ended(job, Status.CANCELLED)
+            ended = await workers.ended(job, Status.CANCELLED)
             assert ended.error is not None
-            events = [event.data for event in await rig.events(job) if event.type == "audit"]
+            events = [event.data for event in await workers.events(job) if event.type == "audit"]
             assert events == [{"action": "cancel", "by": "admin", "reason": "enough"}]
         await asyncio.to_thread(served.start)
 
 
-async def test_killed_right_after_force_the_job_is_removed_all_the_same(rig: Rig, tmp_path: Path) -> None:
+async def test_killed_right_after_force_the_job_is_removed_all_the_same(
+    workers: InProcessWorkers, tmp_path: Path
+) -> None:
     """Proves J15."""
-    with serving(rig.settings.database_url or "", tmp_path / "data", reaper_interval="1") as served:
-        async with rig.worker(), served.client() as client:
+    with serving(workers.settings.database_url or "", tmp_path / "data", reaper_interval="1") as served:
+        async with workers.worker(), served.client() as client:
             # One that does not obey: else it may be gone before the answer.
-            job = await rig.sh("trap '' TERM; echo up; while :; do sleep 0.2; done", stop_grace=2)
-            await rig.says(job, "up")
+            job = await workers.sh("trap '' TERM; echo up; while :; do sleep 0.2; done", stop_grace=2)
+            await workers.says(job, "up")
             answer = await client.delete(f"/v1/jobs/{job.id}?force=true")
             assert (answer.status_code, answer.json()) == (202, {"outcome": "deleting"})
             await asyncio.to_thread(served.kill)
 
             async def gone() -> bool:
-                return not (await rig.store.jobs.list()).items
+                return not (await workers.store.jobs.list()).items
 
             await eventually(gone, "the duty removes it")
         await asyncio.to_thread(served.start)

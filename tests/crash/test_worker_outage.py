@@ -20,10 +20,10 @@ from holdfast.store.outage import SETTLE_SECONDS, Outage, asked_again
 from holdfast.store.store import connect, open_store
 from tests.support.cluster import Server
 from tests.support.crashing_worker import Hook
-from tests.support.in_process_worker import eventually
+from tests.support.in_process_workers import eventually
 from tests.support.proxy import Proxy
 from tests.support.service import serving
-from tests.support.worker_processes import TTL, Fleet, fleet_on
+from tests.support.worker_processes import TTL, WorkerProcesses, worker_processes_on
 from torture import clocks
 
 needs_faketime = pytest.mark.skipif(clocks.LIBRARY is None, reason="wants Debian's faketime")
@@ -43,43 +43,45 @@ def own_server() -> Iterator[Server]:
 
 
 @pytest.fixture
-async def own_fleet(own_server: Server, tmp_path: Path) -> AsyncIterator[Fleet]:
+async def own_processes(own_server: Server, tmp_path: Path) -> AsyncIterator[WorkerProcesses]:
     database = await connect(own_server.url)
     await migrate(database)
     await database.close()
-    async with fleet_on(own_server.url, tmp_path) as fleet:
-        yield fleet
+    async with worker_processes_on(own_server.url, tmp_path) as processes:
+        yield processes
 
 
-async def load(fleet: Fleet, processes: int, functions: int, *, pace: float, seconds: float) -> dict[str, Job]:
+async def load(
+    processes: WorkerProcesses, commands: int, functions: int, *, pace: float, seconds: float
+) -> dict[str, Job]:
     """Submit processes and functions, sync and async."""
-    jobs = {f"process {n}": await fleet.chatty(f"process {n}", pace=pace) for n in range(processes)}
+    jobs = {f"process {n}": await processes.chatty(f"process {n}", pace=pace) for n in range(commands)}
     for n in range(functions):
         name, function = f"function {n}", ("nap", "talk")[n % 2]
-        jobs[name] = await fleet.submit(function, inputs={"path": fleet.marker(name), "seconds": seconds})
+        jobs[name] = await processes.submit(function, inputs={"path": processes.marker(name), "seconds": seconds})
     return jobs
 
 
-async def assert_once(fleet: Fleet, jobs: dict[str, Job]) -> None:
+async def assert_once(processes: WorkerProcesses, jobs: dict[str, Job]) -> None:
     """Each succeeded in one run, with a whole record."""
     for name, job in jobs.items():
         if name.startswith("process"):
-            await fleet.assert_whole(name, job)
+            await processes.assert_whole(name, job)
         else:
-            ended = await fleet.ended(job, Status.SUCCEEDED)
-            assert len(fleet.marks(name)) == 2, name
+            ended = await processes.ended(job, Status.SUCCEEDED)
+            assert len(processes.marks(name)) == 2, name
             assert ended.attempts == 1, name
             if ended.spec["name"] == "talk":
-                assert await fleet.log(job) == [f"line {n}" for n in range(ended.result)]
-            await fleet.assert_true(job)
+                assert await processes.log(job) == [f"line {n}" for n in range(ended.result)]
+            await processes.assert_true(job)
 
 
-async def answers_again(fleet: Fleet) -> None:
+async def answers_again(processes: WorkerProcesses) -> None:
     """Wait until our own store has whole connections again."""
 
     async def look() -> bool:
         with contextlib.suppress(StoreError):
-            await fleet.store.jobs.list(limit=1)
+            await processes.store.jobs.list(limit=1)
             return True
         return False
 
@@ -87,63 +89,69 @@ async def answers_again(fleet: Fleet) -> None:
         await eventually(look, "the database answers")
 
 
-async def test_postgres_restarted_under_load_loses_and_doubles_nothing(own_fleet: Fleet, own_server: Server) -> None:
+async def test_postgres_restarted_under_load_loses_and_doubles_nothing(
+    own_processes: WorkerProcesses, own_server: Server
+) -> None:
     """Proves L16, L7. Five times, by turns orderly and as a crash."""
-    fleet = own_fleet
-    jobs = await load(fleet, 8, 8, pace=0.7, seconds=5.0)
-    later = [{"runner": "function", "spec": {"name": "nap"}, "inputs": {"path": fleet.marker("l"), "seconds": 0.01}}]
-    ids = await fleet.store.jobs.submit_many(later * 100)
-    workers = [fleet.start({"default": 10}, **PATIENT) for _ in range(2)]
+    processes = own_processes
+    jobs = await load(processes, 8, 8, pace=0.7, seconds=5.0)
+    later = [
+        {"runner": "function", "spec": {"name": "nap"}, "inputs": {"path": processes.marker("l"), "seconds": 0.01}}
+    ]
+    ids = await processes.store.jobs.submit_many(later * 100)
+    workers = [processes.start({"default": 10}, **PATIENT) for _ in range(2)]
     for name in jobs:
-        await fleet.marked(name)
+        await processes.marked(name)
     for n in range(5):
         await asyncio.to_thread(own_server.stop, signal.SIGQUIT if n % 2 else signal.SIGINT)
         await asyncio.to_thread(own_server.start)
         await asyncio.sleep(0.5)  # Reason: load between two restarts.
-    await answers_again(fleet)
-    await assert_once(fleet, jobs)
+    await answers_again(processes)
+    await assert_once(processes, jobs)
     for job_id in ids:
-        assert (await fleet.ended(job_id, Status.SUCCEEDED)).attempts == 1
-    assert len(fleet.marks("l")) == 200
+        assert (await processes.ended(job_id, Status.SUCCEEDED)).attempts == 1
+    assert len(processes.marks("l")) == 200
     assert all(worker.status is None for worker in workers)
 
 
-async def test_database_away_for_three_ttls_costs_no_job_its_child(own_fleet: Fleet, own_server: Server) -> None:
+async def test_database_away_for_three_ttls_costs_no_job_its_child(
+    own_processes: WorkerProcesses, own_server: Server
+) -> None:
     """Proves L18, L7. Every lease has expired when it comes back; the first reaper doubts itself."""
-    fleet = own_fleet
-    jobs = await load(fleet, 30, 20, pace=1.6, seconds=16.0)
-    workers = [fleet.start({"default": 20}) for _ in range(3)]
+    processes = own_processes
+    jobs = await load(processes, 30, 20, pace=1.6, seconds=16.0)
+    workers = [processes.start({"default": 20}) for _ in range(3)]
     for name in jobs:
-        await fleet.marked(name)
+        await processes.marked(name)
     await asyncio.to_thread(own_server.stop)
     await asyncio.sleep(3 * TTL)  # Reason: the outage itself.
     await asyncio.to_thread(own_server.start)
-    await answers_again(fleet)
-    await assert_once(fleet, jobs)
+    await answers_again(processes)
+    await assert_once(processes, jobs)
     assert all(worker.status is None for worker in workers)
 
 
 async def test_outage_is_two_lines_in_the_log_of_a_worker_and_of_a_server(
-    own_fleet: Fleet, own_server: Server, tmp_path: Path
+    own_processes: WorkerProcesses, own_server: Server, tmp_path: Path
 ) -> None:
     """One when the database is lost, with the cause, one when it is back; no traceback, no riddles of a driver."""
-    fleet = own_fleet
+    processes = own_processes
     with serving(own_server.url, tmp_path / "data") as served:
-        worker = fleet.start({"default": 4}, **PATIENT)
-        jobs = await load(fleet, 2, 2, pace=0.3, seconds=6.0)
+        worker = processes.start({"default": 4}, **PATIENT)
+        jobs = await load(processes, 2, 2, pace=0.3, seconds=6.0)
         for name in jobs:
-            await fleet.marked(name)
+            await processes.marked(name)
         await asyncio.to_thread(own_server.stop)
         async with served.client() as client:
             for _ in range(5):
                 assert (await client.get("/v1/jobs")).status_code == 503
-        await fleet.eventually(lambda: "lost" in worker.log, "the worker notices")
+        await processes.eventually(lambda: "lost" in worker.log, "the worker notices")
         await asyncio.sleep(3.0)  # Reason: the outage itself, in which every loop tries again.
         await asyncio.to_thread(own_server.start)
-        await answers_again(fleet)
-        await assert_once(fleet, jobs)
-        await fleet.eventually(lambda: "back after" in worker.log, "the worker has it back")
-        await fleet.eventually(lambda: "back after" in served.log.read_text(), "the server has it back")
+        await answers_again(processes)
+        await assert_once(processes, jobs)
+        await processes.eventually(lambda: "back after" in worker.log, "the worker has it back")
+        await processes.eventually(lambda: "back after" in served.log.read_text(), "the server has it back")
         for text in (worker.log, served.log.read_text()):
             about = [line for line in text.splitlines() if "atabase" in line or "Postgres" in line]
             assert len(about) == 2, text
@@ -183,12 +191,12 @@ CAUSES = (
 
 
 @postgres_only
-async def test_killed_connections_lose_and_double_nothing(fleet: Fleet, clean_url: str) -> None:
+async def test_killed_connections_lose_and_double_nothing(processes: WorkerProcesses, clean_url: str) -> None:
     """Proves L16, L7. Again and again, every connection of every worker is cut."""
-    jobs = await load(fleet, 6, 6, pace=0.3, seconds=2.0)
-    workers = [fleet.start({"default": 8}, **PATIENT) for _ in range(2)]
+    jobs = await load(processes, 6, 6, pace=0.3, seconds=2.0)
+    workers = [processes.start({"default": 8}, **PATIENT) for _ in range(2)]
     for name in jobs:
-        await fleet.marked(name)
+        await processes.marked(name)
     admin = await asyncpg.connect(clean_url)
     for _ in range(30):
         await admin.execute(
@@ -197,8 +205,8 @@ async def test_killed_connections_lose_and_double_nothing(fleet: Fleet, clean_ur
         )
         await asyncio.sleep(0.1)  # Reason: load between two cuts.
     await admin.close()
-    await answers_again(fleet)
-    await assert_once(fleet, jobs)
+    await answers_again(processes)
+    await assert_once(processes, jobs)
     assert all(worker.status is None for worker in workers)
 
 
@@ -219,74 +227,80 @@ async def test_start_asks_again_when_its_connection_is_cut(clean_url: str) -> No
         await store.close()
 
 
-async def test_finish_whose_answer_was_lost_is_known_to_have_landed(fleet: Fleet) -> None:
+async def test_finish_whose_answer_was_lost_is_known_to_have_landed(processes: WorkerProcesses) -> None:
     """Proves L7. One result, and the folder is removed."""
-    process = await fleet.chatty("process", queue="process")
-    function = await fleet.submit("talk", inputs={"path": fleet.marker("function"), "seconds": 0.3}, queue="function")
-    workers = [fleet.start({queue: 1}, lose_answers=True) for queue in ("process", "function")]
-    await assert_once(fleet, {"process": process, "function": function})
-    await fleet.eventually(lambda: fleet.folders_of() == [], "its folder is removed")
-    await fleet.eventually(lambda: all("cut right after COMMIT" in worker.log for worker in workers), "it was cut")
-    again = await fleet.chatty("process again", queue="process")
-    await assert_once(fleet, {"process again": again})
+    process = await processes.chatty("process", queue="process")
+    function = await processes.submit(
+        "talk", inputs={"path": processes.marker("function"), "seconds": 0.3}, queue="function"
+    )
+    workers = [processes.start({queue: 1}, lose_answers=True) for queue in ("process", "function")]
+    await assert_once(processes, {"process": process, "function": function})
+    await processes.eventually(lambda: processes.folders_of() == [], "its folder is removed")
+    await processes.eventually(lambda: all("cut right after COMMIT" in worker.log for worker in workers), "it was cut")
+    again = await processes.chatty("process again", queue="process")
+    await assert_once(processes, {"process again": again})
 
 
 @postgres_only
-async def test_half_open_connections_are_given_up_and_made_anew(fleet: Fleet, clean_url: str) -> None:
+async def test_half_open_connections_are_given_up_and_made_anew(processes: WorkerProcesses, clean_url: str) -> None:
     """Proves L16, L7. Nothing that is sent arrives, and nobody says so."""
     parts = urlsplit(clean_url)
     async with Proxy(parts.port or 0).run() as proxy:
         url = urlunsplit(parts._replace(netloc=f"{parts.username}@127.0.0.1:{proxy.port}"))
-        jobs = await load(fleet, 3, 2, pace=0.8, seconds=8.0)
-        worker = fleet.start({"default": 5}, database_url=url, **PATIENT)
+        jobs = await load(processes, 3, 2, pace=0.8, seconds=8.0)
+        worker = processes.start({"default": 5}, database_url=url, **PATIENT)
         for name in jobs:
-            await fleet.marked(name)
+            await processes.marked(name)
         assert proxy.swallow() >= 2
-        await assert_once(fleet, jobs)
+        await assert_once(processes, jobs)
         for job in jobs.values():
-            assert await fleet.leases(job) == []
-        last = await fleet.chatty("process last")
-        await assert_once(fleet, {"process last": last})
+            assert await processes.leases(job) == []
+        last = await processes.chatty("process last")
+        await assert_once(processes, {"process last": last})
         assert worker.status is None
         worker.kill()
 
 
 @needs_faketime
 @pytest.mark.parametrize("shift", ["+6h", "-6h"])
-async def test_worker_whose_clock_is_hours_off_does_no_harm(fleet: Fleet, kind: str, shift: str) -> None:
+async def test_worker_whose_clock_is_hours_off_does_no_harm(processes: WorkerProcesses, kind: str, shift: str) -> None:
     """Proves L17. On Postgres nobody looks at its clock; on SQLite it knows better than to reap by it."""
-    wrong = fleet.start({"wrong": 1}, environment=clocks.shifted(shift), **PATIENT)
-    await fleet.eventually(fleet.locks, "it leads")
-    right = fleet.start({"right": 2}, **PATIENT)
-    long = await fleet.chatty("process long", pace=TTL / 4, queue="right")
-    nap = await fleet.submit("nap", inputs={"path": fleet.marker("nap"), "seconds": 2 * TTL}, queue="right")
+    wrong = processes.start({"wrong": 1}, environment=clocks.shifted(shift), **PATIENT)
+    await processes.eventually(processes.locks, "it leads")
+    right = processes.start({"right": 2}, **PATIENT)
+    long = await processes.chatty("process long", pace=TTL / 4, queue="right")
+    nap = await processes.submit("nap", inputs={"path": processes.marker("nap"), "seconds": 2 * TTL}, queue="right")
     jobs = {"process long": long, "nap": nap}
     if kind == "postgres":
-        jobs["process wrong"] = await fleet.chatty("process wrong", queue="wrong")
-    await assert_once(fleet, jobs)
+        jobs["process wrong"] = await processes.chatty("process wrong", queue="wrong")
+    await assert_once(processes, jobs)
     for job in jobs.values():
-        assert await fleet.leases(job) == []
+        assert await processes.leases(job) == []
     assert (wrong.status, right.status) == (None, None)
 
 
-async def test_blocking_function_keeps_its_lease_and_the_next_leader_reaps_though_it_is_busy(fleet: Fleet) -> None:
+async def test_blocking_function_keeps_its_lease_and_the_next_leader_reaps_though_it_is_busy(
+    processes: WorkerProcesses,
+) -> None:
     """Proves L8, L10. The leader is killed; one whose only slot is taken reaps a worker of another host."""
-    leader = fleet.start({"leads": 1})
-    await fleet.eventually(fleet.locks, "the leader is there")
-    block = await fleet.submit("block", inputs={"path": fleet.marker("block"), "seconds": 3 * TTL}, queue="block")
-    busy = await fleet.chatty("busy", pace=TTL, queue="busy")
-    far = await fleet.chatty("far", pace=0.1, queue="far")
-    fleet.start({"block": 1}, host="blocked")
-    fleet.start({"busy": 1})
-    victim = fleet.start({"far": 1}, Hook(step="started", do="kill"), host="far")
-    await fleet.marked("busy")
-    await fleet.marked("block")
+    leader = processes.start({"leads": 1})
+    await processes.eventually(processes.locks, "the leader is there")
+    block = await processes.submit(
+        "block", inputs={"path": processes.marker("block"), "seconds": 3 * TTL}, queue="block"
+    )
+    busy = await processes.chatty("busy", pace=TTL, queue="busy")
+    far = await processes.chatty("far", pace=0.1, queue="far")
+    processes.start({"block": 1}, host="blocked")
+    processes.start({"busy": 1})
+    victim = processes.start({"far": 1}, Hook(step="started", do="kill"), host="far")
+    await processes.marked("busy")
+    await processes.marked("block")
     assert await victim.dead() == -signal.SIGKILL
     leader.kill()
-    await eventually(lambda: fleet.leases(far, "reaped"), "the next leader reaps")
-    assert (await fleet.get(busy)).status is Status.RUNNING
-    fleet.start({"other": 1}, host="far")
-    await fleet.assert_whole("far", far)
-    ended = await fleet.ended(block, Status.SUCCEEDED)
-    assert (len(fleet.marks("block")), ended.attempts, await fleet.leases(block)) == (2, 1, [])
-    os.kill(int(fleet.marks("busy")[0]), signal.SIGKILL)
+    await eventually(lambda: processes.leases(far, "reaped"), "the next leader reaps")
+    assert (await processes.get(busy)).status is Status.RUNNING
+    processes.start({"other": 1}, host="far")
+    await processes.assert_whole("far", far)
+    ended = await processes.ended(block, Status.SUCCEEDED)
+    assert (len(processes.marks("block")), ended.attempts, await processes.leases(block)) == (2, 1, [])
+    os.kill(int(processes.marks("busy")[0]), signal.SIGKILL)

@@ -23,13 +23,13 @@ from holdfast.runner import leftovers
 from holdfast.runner.attempt_folder import AttemptFolder, Unreadable
 from holdfast.runner.frames import HEADER, Frame, FrameReader, NotAFrame, Stream, from_copy
 from holdfast.runner.wire import Command, Spec, WireTask, encode_command, encode_spec
-from tests.support.supervisor_harness import FOREVER, Attempt, eventually, python, running, shell
+from tests.support.supervisor_harness import FOREVER, SupervisedAttempt, eventually, python, running, shell
 
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The log of an attempt that wrote on both streams by turns."""
-    attempt = Attempt(tmp_path_factory.mktemp("log") / "attempt")
+    attempt = SupervisedAttempt(tmp_path_factory.mktemp("log") / "attempt")
     attempt.run(*python("import os\nfor i in range(40): os.write(1 + i % 2, b'%03d,' % i)"))
     yield attempt.folder.path / "log"
     attempt.clean()
@@ -88,7 +88,7 @@ class TestFrames:
     def test_log_that_is_not_there_yet_is_empty(self, tmp_path: Path) -> None:
         assert FrameReader(tmp_path / "log").read() == []
 
-    def test_growing_log_is_read_as_it_grows(self, attempt: Attempt) -> None:
+    def test_growing_log_is_read_as_it_grows(self, attempt: SupervisedAttempt) -> None:
         attempt.start(*shell("echo one; read x < $FIFO; echo two"), env={"FIFO": str(make_fifo(attempt))})
         reader = attempt.folder.frames()
         frames: list[Frame] = []
@@ -107,14 +107,14 @@ class TestFrames:
         assert HEADER.size == 32
 
 
-def make_fifo(attempt: Attempt) -> Path:
+def make_fifo(attempt: SupervisedAttempt) -> Path:
     path = attempt.folder.path / "fifo"
     os.mkfifo(path)
     return path
 
 
 class TestAlive:
-    def test_folder_is_alive_from_the_start_to_the_end(self, attempt: Attempt) -> None:
+    def test_folder_is_alive_from_the_start_to_the_end(self, attempt: SupervisedAttempt) -> None:
         """Proves R2, R3."""
         assert not attempt.folder.alive()
         attempt.start(*shell(f"echo ready; {FOREVER}"))
@@ -124,17 +124,17 @@ class TestAlive:
         attempt.end()
         assert not attempt.folder.alive()
 
-    def test_other_probes_are_not_taken_for_a_supervisor(self, attempt: Attempt) -> None:
+    def test_other_probes_are_not_taken_for_a_supervisor(self, attempt: SupervisedAttempt) -> None:
         with open(attempt.folder.path / "lock", "w") as probe:
             fcntl.flock(probe, fcntl.LOCK_SH)
             assert not attempt.folder.alive()
 
-    def test_folder_starts_the_supervisor_of_the_package(self, attempt: Attempt) -> None:
+    def test_folder_starts_the_supervisor_of_the_package(self, attempt: SupervisedAttempt) -> None:
         attempt.write(*shell("exit 2"))
         attempt.pids.append(attempt.folder.start())
         assert attempt.end().code == 2
 
-    def test_adopter_collects_what_ended_while_nobody_watched(self, attempt: Attempt) -> None:
+    def test_adopter_collects_what_ended_while_nobody_watched(self, attempt: SupervisedAttempt) -> None:
         """Proves R2: the supervisor of a killed worker finishes; the next worker finds the end and the whole log."""
         attempt.write(*shell("echo one; read x < $FIFO; echo two; exit 3"), env={"FIFO": str(make_fifo(attempt))})
         code = "import sys, time; from pathlib import Path; from holdfast.runner.attempt_folder import AttemptFolder\n"
@@ -160,31 +160,31 @@ def before(work: Callable[..., Any], first: Callable[[], object]) -> Callable[..
 
 
 class TestFiles:
-    def test_newer_record_is_refused_by_name(self, attempt: Attempt) -> None:
+    def test_newer_record_is_refused_by_name(self, attempt: SupervisedAttempt) -> None:
         (attempt.folder.path / "exit").write_text('{"version": 2}')
         with pytest.raises(Unreadable, match="has version 2; this holdfast reads 1"):
             attempt.folder.exit()
         (attempt.folder.path / "exit").unlink()
 
     @pytest.mark.parametrize("data", ["", "{", "[]", "{}", '{"version": 1}', "\x00" * 100])
-    def test_damaged_record_is_an_error_and_never_an_end(self, attempt: Attempt, data: str) -> None:
+    def test_damaged_record_is_an_error_and_never_an_end(self, attempt: SupervisedAttempt, data: str) -> None:
         """Proves R22."""
         (attempt.folder.path / "exit").write_text(data)
         with pytest.raises(Unreadable):
             attempt.folder.exit()
         (attempt.folder.path / "exit").unlink()
 
-    def test_fields_that_a_newer_supervisor_adds_do_no_harm(self, attempt: Attempt) -> None:
+    def test_fields_that_a_newer_supervisor_adds_do_no_harm(self, attempt: SupervisedAttempt) -> None:
         exit = attempt.run("true")
         path = attempt.folder.path / "exit"
         path.write_bytes(msgspec.json.encode(msgspec.json.decode(path.read_bytes()) | {"new": 1}))
         assert attempt.folder.exit() == exit
 
-    def test_names_that_are_not_utf8_can_be_read_back(self, attempt: Attempt) -> None:
+    def test_names_that_are_not_utf8_can_be_read_back(self, attempt: SupervisedAttempt) -> None:
         exit = attempt.run('/no/such/\udcff"\\\n')
         assert exit.text.startswith('cannot start /no/such/\N{REPLACEMENT CHARACTER}"\\\n: could not run it')
 
-    def test_nobody_sees_half_a_file(self, attempt: Attempt) -> None:
+    def test_nobody_sees_half_a_file(self, attempt: SupervisedAttempt) -> None:
         """Commands and specs appear whole; what a crash leaves is hidden and ignored."""
         (attempt.folder.path / "cmd" / ".half.tmp").write_bytes(b"half")
         (attempt.folder.path / "cmd" / "half.tmp").write_bytes(b"half")
@@ -195,7 +195,7 @@ class TestFiles:
         assert [ack.verb for ack in attempt.folder.acks()] == ["kill"]
 
     def test_burial_that_is_cut_short_is_seen_and_done_again(
-        self, attempt: Attempt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, attempt: SupervisedAttempt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Proves R16: whatever has no spec any more counts as buried, and is left alone for an hour."""
         attempt.run(*shell("echo out"))
@@ -247,7 +247,7 @@ class TestFiles:
 
 
 class TestLeftovers:
-    def test_living_supervisor_is_not_a_leftover(self, attempt: Attempt) -> None:
+    def test_living_supervisor_is_not_a_leftover(self, attempt: SupervisedAttempt) -> None:
         attempt.start(*shell(f"echo ready; {FOREVER}"))
         attempt.says(b"ready")
         with pytest.raises(Conflict):
@@ -255,20 +255,20 @@ class TestLeftovers:
         assert attempt.pid not in attempt.folder.leftovers(attempt.mark)
         attempt.tell("kill")
 
-    def test_other_attempt_of_the_same_job_is_not_a_leftover(self, attempt: Attempt) -> None:
+    def test_other_attempt_of_the_same_job_is_not_a_leftover(self, attempt: SupervisedAttempt) -> None:
         """Proves R1: marks are compared whole."""
         with marked(attempt.mark + "0") as stranger:
             assert leftovers.kill_leftovers(attempt.mark) == []
             assert running(stranger)
 
-    def test_nothing_is_signalled_after_a_reboot(self, attempt: Attempt) -> None:
+    def test_nothing_is_signalled_after_a_reboot(self, attempt: SupervisedAttempt) -> None:
         """Proves R7, R6."""
         before = leftovers.Session(boot_id="another", leader=os.getsid(0), start_ticks=0)
         with marked(attempt.mark) as stranger:
             assert leftovers.kill_leftovers(attempt.mark, before) == []
             assert running(stranger)
 
-    def test_session_whose_leader_started_at_another_time_is_a_strangers(self, attempt: Attempt) -> None:
+    def test_session_whose_leader_started_at_another_time_is_a_strangers(self, attempt: SupervisedAttempt) -> None:
         """Proves R7: the pid was reused; the innocent process is not signalled."""
         with marked("elsewhere", new_session=True) as stranger:
             reused = leftovers.Session(boot_id=leftovers.boot_id(), leader=stranger, start_ticks=1)
@@ -276,7 +276,7 @@ class TestLeftovers:
             assert leftovers.kill_leftovers(attempt.mark, reused) == []
             assert running(stranger)
 
-    def test_member_of_the_childs_own_session_is_found_without_a_mark(self, attempt: Attempt) -> None:
+    def test_member_of_the_childs_own_session_is_found_without_a_mark(self, attempt: SupervisedAttempt) -> None:
         """Proves R25: an environment can be wiped."""
         with marked("elsewhere", new_session=True) as child:
             ticks = int(Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[19])
@@ -285,7 +285,7 @@ class TestLeftovers:
             assert leftovers.kill_leftovers(attempt.mark, own) == []
             assert not running(child)
 
-    def test_leftovers_that_fork_are_all_gone(self, attempt: Attempt) -> None:
+    def test_leftovers_that_fork_are_all_gone(self, attempt: SupervisedAttempt) -> None:
         """Proves R25: the search is repeated until it finds nothing."""
         forking = "while :; do sleep 0.01 & sleep 0.01; done"
         attempt.start(*shell(f"setsid sh -c 'echo ready; {forking}' & {FOREVER}"))

@@ -18,7 +18,7 @@ from holdfast.runner.docker.engine import Engine, Seen
 from holdfast.runner.docker.runner import DockerRunner
 from holdfast.worker.held_leases import Lost, boottime
 from tests.support.engine import Daemon, api
-from tests.support.in_process_worker import Rig
+from tests.support.in_process_workers import InProcessWorkers
 
 OWNER = "first-owner"
 
@@ -30,21 +30,21 @@ def kind() -> str:
 
 
 @contextlib.asynccontextmanager
-async def owned(rig: Rig, dock: Daemon, job: Job) -> AsyncIterator[tuple[DockerRunner, Order]]:
+async def owned(workers: InProcessWorkers, docker: Daemon, job: Job) -> AsyncIterator[tuple[DockerRunner, Order]]:
     """The test plays a worker that claimed a job; afterwards it is known to be dead."""
-    async with api(dock) as engine:
-        installation = await rig.store.installation()
-        runner = DockerRunner(engine, installation, limits=Limits(), log_cap=1 << 20, state=rig.settings.state)
+    async with api(docker) as engine:
+        installation = await workers.store.installation()
+        runner = DockerRunner(engine, installation, limits=Limits(), log_cap=1 << 20, state=workers.settings.state)
         await runner.check()
         pair = Claimable(queue=job.queue, capability="docker", domain=runner.domain)
-        (lease,) = (await rig.store.leases.claim(OWNER, [pair], slots=1, ttl=60)).claimed
+        (lease,) = (await workers.store.leases.claim(OWNER, [pair], slots=1, ttl=60)).claimed
         identity = Identity(installation, lease.id, lease.attempt)
         order = Order(
             identity=identity, domain=lease.domain, token=lease.token, spec=lease.spec, inputs=lease.inputs,
             start_by=boottime() + 50,
         )  # fmt: skip
         yield runner, order
-    await rig.store.leases.orphan(OWNER)
+    await workers.store.leases.orphan(OWNER)
 
 
 async def yes() -> None:
@@ -55,34 +55,36 @@ async def lost() -> None:
     raise Lost
 
 
-async def test_container_that_was_started_too_late_does_not_hold_up_a_cancelled_job(rig: Rig, dock: Daemon) -> None:
+async def test_container_that_was_started_too_late_does_not_hold_up_a_cancelled_job(
+    workers: InProcessWorkers, docker: Daemon
+) -> None:
     """Proves C1, L15: its supervisor left with nothing done, and nobody waits for it."""
-    job = await rig.box("echo ran")
-    async with owned(rig, dock, job) as (runner, order):
+    job = await workers.box("echo ran")
+    async with owned(workers, docker, job) as (runner, order):
         with pytest.raises(TooLate):
             await runner.start(late(order), yes)
-    assert state(dock, order)["ExitCode"] == 123
-    await rig.store.jobs.cancel(job.id)
-    async with rig.worker():
-        await rig.ended(job, Status.CANCELLED)
-    assert dock.containers() == []
+    assert state(docker, order)["ExitCode"] == 123
+    await workers.store.jobs.cancel(job.id)
+    async with workers.worker():
+        await workers.ended(job, Status.CANCELLED)
+    assert docker.containers() == []
 
 
 async def test_start_that_comes_too_late_on_a_slow_engine_is_no_loss(
-    rig: Rig, dock: Daemon, monkeypatch: pytest.MonkeyPatch
+    workers: InProcessWorkers, docker: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves L13, R22: an engine that says nothing for long does not make a start of what never began."""
     monkeypatch.setattr(container, "BEGIN_SECONDS", 0.01)
-    job = await rig.box("echo ran")
-    async with owned(rig, dock, job) as (runner, order):
+    job = await workers.box("echo ran")
+    async with owned(workers, docker, job) as (runner, order):
         with pytest.raises(TooLate):
             await runner.start(late(order), yes)
-    async with rig.worker():
-        assert (await rig.ended(job, Status.SUCCEEDED)).attempts == 1
+    async with workers.worker():
+        assert (await workers.ended(job, Status.SUCCEEDED)).attempts == 1
 
 
 async def test_container_that_never_began_is_no_loss_though_its_engine_does_not_know(
-    rig: Rig, dock: Daemon, monkeypatch: pytest.MonkeyPatch
+    workers: InProcessWorkers, docker: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves R4, L13: an engine that was killed in the middle of the start says 255, and the volume says nothing."""
     inspect = Engine.inspect
@@ -91,45 +93,45 @@ async def test_container_that_never_began_is_no_loss_though_its_engine_does_not_
         seen = await inspect(self, name)
         return msgspec.structs.replace(seen, exit_code=255) if seen.exit_code == 123 else seen
 
-    job = await rig.box("echo ran")
-    async with owned(rig, dock, job) as (runner, order):
+    job = await workers.box("echo ran")
+    async with owned(workers, docker, job) as (runner, order):
         with pytest.raises(TooLate):
             await runner.start(late(order), yes)
     monkeypatch.setattr(Engine, "inspect", forgetful)
-    async with rig.worker():
-        ended = await rig.ended(job, Status.SUCCEEDED)
+    async with workers.worker():
+        ended = await workers.ended(job, Status.SUCCEEDED)
     assert (ended.attempts, ended.attempt) == (1, 1)
-    assert dock.containers() == []
+    assert docker.containers() == []
 
 
 @pytest.mark.skipif(shutil.which("chattr") is None, reason="there is no chattr")
-async def test_half_removed_container_is_no_loss(rig: Rig, dock: Daemon) -> None:
+async def test_half_removed_container_is_no_loss(workers: InProcessWorkers, docker: Daemon) -> None:
     """Proves R4, L13: the engine calls it dead, with the exit code 0. Nothing of the attempt ran, so it starts."""
-    job = await rig.box("echo ran")
-    async with owned(rig, dock, job) as (runner, order):
+    job = await workers.box("echo ran")
+    async with owned(workers, docker, job) as (runner, order):
         with pytest.raises(Lost):
             await runner.start(order, lost)
-    with unremovable(dock, order):
+    with unremovable(docker, order):
         with pytest.raises(subprocess.CalledProcessError):
-            dock.docker("rm", "-v", name_of(order.identity))
-        assert (state(dock, order)["Status"], state(dock, order)["ExitCode"]) == ("dead", 0)
-    async with rig.worker():
-        ended = await rig.ended(job, Status.SUCCEEDED)
-    assert (ended.attempts, await rig.log(job)) == (1, ["ran"])
+            docker.docker("rm", "-v", name_of(order.identity))
+        assert (state(docker, order)["Status"], state(docker, order)["ExitCode"]) == ("dead", 0)
+    async with workers.worker():
+        ended = await workers.ended(job, Status.SUCCEEDED)
+    assert (ended.attempts, await workers.log(job)) == (1, ["ran"])
 
 
 def late(order: Order) -> Order:
     return msgspec.structs.replace(order, start_by=boottime() - 1)
 
 
-def state(dock: Daemon, order: Order) -> Any:
-    return json.loads(dock.docker("inspect", name_of(order.identity)))[0]["State"]
+def state(docker: Daemon, order: Order) -> Any:
+    return json.loads(docker.docker("inspect", name_of(order.identity)))[0]["State"]
 
 
 @contextlib.contextmanager
-def unremovable(dock: Daemon, order: Order) -> Any:
+def unremovable(docker: Daemon, order: Order) -> Any:
     """While the block lasts, the engine fails to remove a container, and leaves it half-way."""
-    (found,) = json.loads(dock.docker("inspect", name_of(order.identity)))
+    (found,) = json.loads(docker.docker("inspect", name_of(order.identity)))
     upper = found["GraphDriver"]["Data"]["UpperDir"]
     subprocess.run(["chattr", "+i", upper], check=True)
     try:

@@ -6,9 +6,9 @@ import pytest
 
 from holdfast.model import Status
 from tests.support.engine import Daemon
-from tests.support.in_process_worker import Rig
+from tests.support.in_process_workers import InProcessWorkers
 
-pytestmark = pytest.mark.usefixtures("dock")
+pytestmark = pytest.mark.usefixtures("docker")
 
 PROBE = r"""
 say() { echo "$1=$2"; }
@@ -37,16 +37,16 @@ say cpu $(first /sys/fs/cgroup/cpu/cpu.cfs_quota_us /sys/fs/cgroup/cpu.max)
 """
 
 
-async def probe(rig: Rig, **spec: Any) -> dict[str, str]:
-    job = await rig.box(PROBE, spec=spec)
-    async with rig.worker():
-        await rig.ended(job, Status.SUCCEEDED)
-    return dict(line.split("=", 1) for line in await rig.log(job))
+async def probe(workers: InProcessWorkers, **spec: Any) -> dict[str, str]:
+    job = await workers.box(PROBE, spec=spec)
+    async with workers.worker():
+        await workers.ended(job, Status.SUCCEEDED)
+    return dict(line.split("=", 1) for line in await workers.log(job))
 
 
-async def test_a_container_gets_only_what_it_needs(rig: Rig) -> None:
+async def test_a_container_gets_only_what_it_needs(workers: InProcessWorkers) -> None:
     """Proves R15."""
-    found = await probe(rig)
+    found = await probe(workers)
     nothing = "0000000000000000"
     assert found == {
         "uid": "65532", "gid": "65532", "groups": "65532",
@@ -60,45 +60,45 @@ async def test_a_container_gets_only_what_it_needs(rig: Rig) -> None:
     assert found["cpu"].split()[0] == "100000"
 
 
-async def test_limits_are_the_jobs_or_the_settings(rig: Rig) -> None:
+async def test_limits_are_the_jobs_or_the_settings(workers: InProcessWorkers) -> None:
     """Proves R15."""
-    rig.set(allow_root_jobs=True)
-    own = await probe(rig, memory="64m", cpus=0.5, pids=40, user="0", network="host")
+    workers.set(allow_root_jobs=True)
+    own = await probe(workers, memory="64m", cpus=0.5, pids=40, user="0", network="host")
     assert (own["memory"], own["pids"], own["cpu"].split()[0]) == (str(64 << 20), "40", "50000")
     assert (own["uid"], own["CapEff"], own["NoNewPrivs"], own["write_root"]) == ("0", "0000000000000000", "1", "no")
     assert own["networks"] != "lo "
-    rig.set(docker_memory="128m", docker_cpus=0.25, docker_pids=50)
-    set_ = await probe(rig)
+    workers.set(docker_memory="128m", docker_cpus=0.25, docker_pids=50)
+    set_ = await probe(workers)
     assert (set_["memory"], set_["pids"], set_["cpu"].split()[0]) == (str(128 << 20), "50", "25000")
 
 
-async def test_a_memory_hog_is_out_of_memory_and_what_it_said_is_kept(rig: Rig) -> None:
+async def test_a_memory_hog_is_out_of_memory_and_what_it_said_is_kept(workers: InProcessWorkers) -> None:
     """Also where the hog is a child of what then fails, and not where the job outlives it. Proves R15, R20."""
     small: Any = {"spec": {"memory": "16m"}}
-    direct = await rig.box("echo up; exec tail /dev/zero", **small)
-    child = await rig.box("echo up; tail /dev/zero", **small)
-    tmpfs = await rig.box("echo up; dd if=/dev/zero of=/tmp/x bs=1M count=64", **small)
-    survivor = await rig.box("echo up; tail /dev/zero; echo still here", **small)
-    async with rig.worker({"default": 2}):
+    direct = await workers.box("echo up; exec tail /dev/zero", **small)
+    child = await workers.box("echo up; tail /dev/zero", **small)
+    tmpfs = await workers.box("echo up; dd if=/dev/zero of=/tmp/x bs=1M count=64", **small)
+    survivor = await workers.box("echo up; tail /dev/zero; echo still here", **small)
+    async with workers.worker({"default": 2}):
         for job in (direct, child, tmpfs):
-            ended = await rig.ended(job, Status.FAILED)
+            ended = await workers.ended(job, Status.FAILED)
             assert ended.error is not None
             assert ended.error.code == "out_of_memory"
-            assert await rig.log(job) == ["up"]
-        await rig.ended(survivor, Status.SUCCEEDED)
-    assert await rig.log(survivor) == ["up", "still here"]
+            assert await workers.log(job) == ["up"]
+        await workers.ended(survivor, Status.SUCCEEDED)
+    assert await workers.log(survivor) == ["up", "still here"]
 
 
-async def test_a_fork_bomb_is_held_and_can_be_stopped(rig: Rig, dock: Daemon) -> None:
+async def test_a_fork_bomb_is_held_and_can_be_stopped(workers: InProcessWorkers, docker: Daemon) -> None:
     """Proves R15, C4."""
     # The shell that bombs ends when it can fork no more; what it was started from stays, to be cancelled.
     bomb = "echo up; (f() { f | f & }; while :; do f; (sleep 600 &); done) 2>/dev/null & exec sleep 600"
-    job = await rig.box(bomb, spec={"pids": 30, "cpus": 0.5}, stop_grace=0.2)
-    other = await rig.box("echo fine")
-    async with rig.worker():
-        await rig.says(job, "up")
-        await rig.ended(other, Status.SUCCEEDED)
-        (name,) = [name for name in dock.containers() if job.id in name]
-        assert len(dock.docker("top", name).splitlines()) <= 31
-        await rig.store.jobs.cancel(job.id)
-        await rig.ended(job, Status.CANCELLED)
+    job = await workers.box(bomb, spec={"pids": 30, "cpus": 0.5}, stop_grace=0.2)
+    other = await workers.box("echo fine")
+    async with workers.worker():
+        await workers.says(job, "up")
+        await workers.ended(other, Status.SUCCEEDED)
+        (name,) = [name for name in docker.containers() if job.id in name]
+        assert len(docker.docker("top", name).splitlines()) <= 31
+        await workers.store.jobs.cancel(job.id)
+        await workers.ended(job, Status.CANCELLED)

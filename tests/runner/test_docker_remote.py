@@ -10,7 +10,7 @@ from holdfast.errors import ConfigError
 from holdfast.model import Status
 from holdfast.runner.artifacts import Artifacts
 from tests.support.engine import Daemon, daemon, skip_without
-from tests.support.in_process_worker import Rig, eventually
+from tests.support.in_process_workers import InProcessWorkers, eventually
 from tests.support.ports import free_port
 
 
@@ -54,31 +54,35 @@ def remote(certificates: Path) -> Iterator[tuple[Daemon, str]]:
 
 @pytest.mark.parametrize("kind", ["sqlite"])
 async def test_an_engine_on_the_network_runs_jobs_for_those_it_knows(
-    rig: Rig, remote: tuple[Daemon, str], certificates: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workers: InProcessWorkers,
+    remote: tuple[Daemon, str],
+    certificates: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Files go in and out by archive: nothing is shared with its host. Proves R4, R5, R13, R14."""
     engine, address = remote
-    rig.set(docker_host=address)
-    job = await rig.box("cat request.json; echo made > output/made", inputs={"a": 1})
-    async with rig.worker():  # Without certificates nobody is let in, and nothing is lost.
+    workers.set(docker_host=address)
+    job = await workers.box("cat request.json; echo made > output/made", inputs={"a": 1})
+    async with workers.worker():  # Without certificates nobody is let in, and nothing is lost.
 
         async def refused() -> bool:
-            reasons = (await rig.store.explain.job(job.id)).reasons
+            reasons = (await workers.store.explain.job(job.id)).reasons
             return any(f"the Docker engine at {address} refuses us" in reason.message for reason in reasons)
 
         await eventually(refused, "the worker says that it is not let in")
-        assert (await rig.get(job)).status is Status.QUEUED
+        assert (await workers.get(job)).status is Status.QUEUED
     monkeypatch.setenv("DOCKER_TLS_VERIFY", "1")
     monkeypatch.setenv("DOCKER_CERT_PATH", str(tmp_path))
     with pytest.raises(ConfigError, match=r"the certificates in .* cannot be read"):
-        async with rig.worker():
+        async with workers.worker():
             pass
     monkeypatch.setenv("DOCKER_CERT_PATH", str(certificates))
-    async with rig.worker():
-        ended = await rig.ended(job, Status.SUCCEEDED)
-    assert (ended.attempts, await rig.log(job)) == (1, ['{"a":1}'])
-    (attempt,) = await rig.store.attempts.list(job.id)
-    assert [file.path for file in Artifacts(rig.settings.shared).list(job.id, attempt.attempt, attempt.token)] == [
+    async with workers.worker():
+        ended = await workers.ended(job, Status.SUCCEEDED)
+    assert (ended.attempts, await workers.log(job)) == (1, ['{"a":1}'])
+    (attempt,) = await workers.store.attempts.list(job.id)
+    assert [file.path for file in Artifacts(workers.settings.shared).list(job.id, attempt.attempt, attempt.token)] == [
         "made"
     ]
     monkeypatch.delenv("DOCKER_TLS_VERIFY")  # Docker's own command line would use it on a Unix socket, too.

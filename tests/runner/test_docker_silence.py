@@ -18,7 +18,7 @@ from holdfast.runner.docker.runner import DockerRunner
 from holdfast.worker.held_leases import boottime
 from tests.runner.test_docker_leftovers import owned, yes
 from tests.support.engine import Daemon, api
-from tests.support.in_process_worker import Rig, eventually
+from tests.support.in_process_workers import InProcessWorkers, eventually
 from tests.support.proxy import Proxy
 
 WAITING = "echo up; while [ ! -e go ]; do sleep 0.1; done; echo gone"
@@ -31,26 +31,26 @@ def kind() -> str:
 
 
 async def test_connections_that_fell_silent_do_not_hide_the_end(
-    rig: Rig, dock: Daemon, monkeypatch: pytest.MonkeyPatch
+    workers: InProcessWorkers, docker: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves R5, R10. What lies between us and a far engine drops quiet connections without a word."""
     monkeypatch.setattr(container, "WAIT_SECONDS", 1.0)
     monkeypatch.setattr(container, "STALL_SECONDS", 1.0)
     monkeypatch.setattr(engine, "QUICK", aiohttp.ClientTimeout(total=1.0))
-    async with Proxy(dock.socket).run() as proxy:
-        rig.set(docker_host=f"tcp://127.0.0.1:{proxy.port}")
-        async with rig.worker():
-            job = await rig.box(WAITING)
-            await rig.says(job, "up")
+    async with Proxy(docker.socket).run() as proxy:
+        workers.set(docker_host=f"tcp://127.0.0.1:{proxy.port}")
+        async with workers.worker():
+            job = await workers.box(WAITING)
+            await workers.says(job, "up")
             assert proxy.swallow() >= 2
-            (name,) = dock.containers()
-            dock.docker("exec", "-u", "65532", name, "touch", "/holdfast/attempt/work/go")
-            ended = await rig.ended(job, Status.SUCCEEDED)
-    assert (ended.attempts, await rig.log(job)) == (1, ["up", "gone"])
+            (name,) = docker.containers()
+            docker.docker("exec", "-u", "65532", name, "touch", "/holdfast/attempt/work/go")
+            ended = await workers.ended(job, Status.SUCCEEDED)
+    assert (ended.attempts, await workers.log(job)) == (1, ["up", "gone"])
 
 
 async def test_log_that_is_refused_once_is_asked_for_again(
-    rig: Rig, dock: Daemon, monkeypatch: pytest.MonkeyPatch
+    workers: InProcessWorkers, docker: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves R10. An engine that is short of something refuses for a moment; a job must not be silent until its end."""
     refused: list[str] = []
@@ -64,17 +64,17 @@ async def test_log_that_is_refused_once_is_asked_for_again(
             yield line
 
     monkeypatch.setattr(Engine, "log", once)
-    async with rig.worker():
-        job = await rig.box(WAITING)
-        await rig.says(job, "up")
-        (name,) = dock.containers()
-        dock.docker("exec", "-u", "65532", name, "touch", "/holdfast/attempt/work/go")
-        await rig.ended(job, Status.SUCCEEDED)
-    assert (len(refused), await rig.log(job)) == (1, ["up", "gone"])
+    async with workers.worker():
+        job = await workers.box(WAITING)
+        await workers.says(job, "up")
+        (name,) = docker.containers()
+        docker.docker("exec", "-u", "65532", name, "touch", "/holdfast/attempt/work/go")
+        await workers.ended(job, Status.SUCCEEDED)
+    assert (len(refused), await workers.log(job)) == (1, ["up", "gone"])
 
 
 async def test_start_whose_engine_goes_away_leaves_nobody_reading(
-    rig: Rig, dock: Daemon, monkeypatch: pytest.MonkeyPatch
+    workers: InProcessWorkers, docker: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves R5. Who adopts it reads for itself; two readers for ever would be two too many."""
     waits: list[Container] = []
@@ -86,18 +86,18 @@ async def test_start_whose_engine_goes_away_leaves_nobody_reading(
     async def nothing(self: Container) -> bool:
         return False
 
-    job = await rig.box("sleep 600", stop_grace=0.1)
+    job = await workers.box("sleep 600", stop_grace=0.1)
     with monkeypatch.context() as patch:
         patch.setattr(Container, "_has_started", away)
         patch.setattr(Container, "_speaks", nothing)
-        async with owned(rig, dock, job) as (runner, order), api(dock):
+        async with owned(workers, docker, job) as (runner, order), api(docker):
             with pytest.raises(EngineUnreachable):
                 await runner.start(order, yes)
             (left,) = waits
             assert all(task.cancelling() for task in left._tasks)
-    await rig.store.jobs.cancel(job.id)
-    async with rig.worker():
-        await rig.ended(job, Status.CANCELLED)
+    await workers.store.jobs.cancel(job.id)
+    async with workers.worker():
+        await workers.ended(job, Status.CANCELLED)
 
 
 @pytest.fixture
@@ -111,9 +111,9 @@ def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(docker_runner, "STARTS", 1)
 
 
-@pytest.mark.usefixtures("dock", "one_at_a_time")
+@pytest.mark.usefixtures("docker", "one_at_a_time")
 async def test_starts_wait_for_their_turn_and_do_not_come_too_late_for_it(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves R2, C1. Of many that start at once each would be so slow that its lease ends first; waiting is free."""
     left: dict[str, float] = {}
@@ -131,31 +131,31 @@ async def test_starts_wait_for_their_turn_and_do_not_come_too_late_for_it(
 
     monkeypatch.setattr(DockerRunner, "start", noted)
     monkeypatch.setattr(Engine, "start", slowly)
-    async with rig.worker():
-        first = await rig.box("echo first")
+    async with workers.worker():
+        first = await workers.box("echo first")
         await starting.wait()
-        later = [await rig.box("echo later") for _ in range(3)]
-        unwanted = await rig.box("echo unwanted")
+        later = [await workers.box("echo later") for _ in range(3)]
+        unwanted = await workers.box("echo unwanted")
 
         async def claimed() -> bool:
-            return {(await rig.get(job)).status for job in [*later, unwanted]} == {Status.RUNNING}
+            return {(await workers.get(job)).status for job in [*later, unwanted]} == {Status.RUNNING}
 
         await eventually(claimed, "all are claimed")
-        await rig.store.jobs.cancel(unwanted.id)
-        await asyncio.sleep(rig.settings.lease_ttl)  # What was to start by the end of its first lease is late now.
+        await workers.store.jobs.cancel(unwanted.id)
+        await asyncio.sleep(workers.settings.lease_ttl)  # What was to start by the end of its first lease is late now.
         assert list(left) == [first.id]
         slow.set()
-        assert (await rig.ended(unwanted, Status.CANCELLED)).attempts == 0
+        assert (await workers.ended(unwanted, Status.CANCELLED)).attempts == 0
         for job in later:
-            assert (await rig.ended(job, Status.SUCCEEDED)).attempts == 1
-        await rig.ended(first)
+            assert (await workers.ended(job, Status.SUCCEEDED)).attempts == 1
+        await workers.ended(first)
     assert left.keys() == {job.id for job in [first, *later]}
     assert min(left.values()) > 0
 
 
-@pytest.mark.usefixtures("dock", "one_at_a_time")
+@pytest.mark.usefixtures("docker", "one_at_a_time")
 async def test_container_that_does_not_begin_keeps_no_other_from_its_turn(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves R2. It is started, as far as its engine is concerned."""
     standing, awake = asyncio.Event(), asyncio.Event()
@@ -168,19 +168,19 @@ async def test_container_that_does_not_begin_keeps_no_other_from_its_turn(
         await begun(self)
 
     monkeypatch.setattr(Container, "begun", late)
-    async with rig.worker():
-        first = await rig.box("echo first")
+    async with workers.worker():
+        first = await workers.box("echo first")
         await standing.wait()
-        await rig.ended(await rig.box("echo second"), Status.SUCCEEDED)
+        await workers.ended(await workers.box("echo second"), Status.SUCCEEDED)
         awake.set()
-        await rig.ended(first, Status.SUCCEEDED)
+        await workers.ended(first, Status.SUCCEEDED)
 
 
 @pytest.mark.usefixtures("one_at_a_time")
-async def test_no_turn_is_lost_or_made_by_two_starts_of_one_attempt(rig: Rig, dock: Daemon) -> None:
+async def test_no_turn_is_lost_or_made_by_two_starts_of_one_attempt(workers: InProcessWorkers, docker: Daemon) -> None:
     """A worker may adopt what it has lost while its own start of it still hangs in the engine."""
-    job = await rig.box("sleep 600", stop_grace=0.1)
-    async with owned(rig, dock, job) as (runner, order):
+    job = await workers.box("sleep 600", stop_grace=0.1)
+    async with owned(workers, docker, job) as (runner, order):
 
         async def start() -> None:
             async with runner.turn():
@@ -191,6 +191,6 @@ async def test_no_turn_is_lost_or_made_by_two_starts_of_one_attempt(rig: Rig, do
             async with runner.turn():
                 assert runner._turns._free.locked()
         assert not runner._turns._free.locked()
-    await rig.store.jobs.cancel(job.id)
-    async with rig.worker():
-        await rig.ended(job, Status.CANCELLED)
+    await workers.store.jobs.cancel(job.id)
+    async with workers.worker():
+        await workers.ended(job, Status.CANCELLED)

@@ -19,7 +19,7 @@ from holdfast.store.store import Store, connect
 from holdfast.worker import upkeep
 from holdfast.worker.upkeep import Upkeep
 from tests.support.engine import IMAGE, Daemon, api
-from tests.support.in_process_worker import Rig, eventually
+from tests.support.in_process_workers import InProcessWorkers, eventually
 
 
 @pytest.fixture(autouse=True)
@@ -29,122 +29,128 @@ def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def sweeper(rig: Rig, dock: Daemon) -> AsyncIterator[Upkeep]:
-    async with api(dock) as engine:
-        yield await chores_of(rig, engine)
+async def sweeper(workers: InProcessWorkers, docker: Daemon) -> AsyncIterator[Upkeep]:
+    async with api(docker) as engine:
+        yield await chores_of(workers, engine)
 
 
-async def chores_of(rig: Rig, engine: object) -> Upkeep:
-    installation = await rig.store.installation()
-    state = rig.settings.state
+async def chores_of(workers: InProcessWorkers, engine: object) -> Upkeep:
+    installation = await workers.store.installation()
+    state = workers.settings.state
     runner = DockerRunner(engine, installation, limits=Limits(), log_cap=1 << 20, state=state)  # type: ignore[arg-type]
     await runner.check()
     locks = StateFolder(state).locks(installation)
-    return Upkeep(rig.store, "sweeper", rig.settings, locks=locks, runners=[runner], held=lambda _: False)
+    return Upkeep(workers.store, "sweeper", workers.settings, locks=locks, runners=[runner], held=lambda _: False)
 
 
-def make(dock: Daemon, installation: str, *, start: bool = False) -> str:
+def make(docker: Daemon, installation: str, *, start: bool = False) -> str:
     """Make a container as a worker of an installation would, of a job that its database does not know."""
     identity = Identity(installation, str(uuid.uuid4()), 1)
     labels = {LABEL: installation, JOB: identity.job, NUMBER: "1"}
     options = [word for label, value in labels.items() for word in ("--label", f"{label}={value}")]
     name = name_of(identity)
-    dock.docker("run" if start else "create", *(["-d"] if start else []), "--name", name, *options, IMAGE, "true")
+    docker.docker("run" if start else "create", *(["-d"] if start else []), "--name", name, *options, IMAGE, "true")
     return name
 
 
-async def test_leftovers_go_and_what_is_foreign_or_needed_stays(rig: Rig, dock: Daemon, sweeper: Upkeep) -> None:
+async def test_leftovers_go_and_what_is_foreign_or_needed_stays(
+    workers: InProcessWorkers, docker: Daemon, sweeper: Upkeep
+) -> None:
     """Nothing goes at the first look. Proves R16, R1."""
-    own = await rig.store.installation()
-    leftovers = {make(dock, own), make(dock, own, start=True)}
-    other = make(dock, "f" * 32)
-    dock.docker("create", "--name", "somebodys", IMAGE, "true")
-    dock.docker("volume", "create", "somebodys")
-    dock.docker("volume", "create", "--label", f"{LABEL}={'f' * 32}", "of-another")
-    dock.docker("volume", "create", "--label", f"{LABEL}={own}", "loose")
-    job = await rig.box("echo up; while [ ! -e go ]; do sleep 0.1; done")
-    async with rig.worker():
-        await rig.says(job, "up")
-        (needed,) = [name for name in dock.containers() if job.id in name]
+    own = await workers.store.installation()
+    leftovers = {make(docker, own), make(docker, own, start=True)}
+    other = make(docker, "f" * 32)
+    docker.docker("create", "--name", "somebodys", IMAGE, "true")
+    docker.docker("volume", "create", "somebodys")
+    docker.docker("volume", "create", "--label", f"{LABEL}={'f' * 32}", "of-another")
+    docker.docker("volume", "create", "--label", f"{LABEL}={own}", "loose")
+    job = await workers.box("echo up; while [ ! -e go ]; do sleep 0.1; done")
+    async with workers.worker():
+        await workers.says(job, "up")
+        (needed,) = [name for name in docker.containers() if job.id in name]
         await sweeper.sweep()
-        assert "loose" not in dock.volumes(), "a volume without an owner, swept by the first worker"
-        assert set(dock.containers()) == {*leftovers, other, "somebodys", needed}
+        assert "loose" not in docker.volumes(), "a volume without an owner, swept by the first worker"
+        assert set(docker.containers()) == {*leftovers, other, "somebodys", needed}
         assert await sweeper.sweep() == 2
         assert await sweeper.sweep() == 0
-        assert set(dock.containers()) == {other, "somebodys", needed}
-        dock.docker("exec", "-u", "65532", needed, "touch", "/holdfast/attempt/work/go")
-        await rig.ended(job, Status.SUCCEEDED)
-    assert {"somebodys", "of-another"} == set(dock.volumes())
-    assert dock.containers() == [other, "somebodys"]
-    dock.clear()
+        assert set(docker.containers()) == {other, "somebodys", needed}
+        docker.docker("exec", "-u", "65532", needed, "touch", "/holdfast/attempt/work/go")
+        await workers.ended(job, Status.SUCCEEDED)
+    assert {"somebodys", "of-another"} == set(docker.volumes())
+    assert docker.containers() == [other, "somebodys"]
+    docker.clear()
 
 
-async def test_a_young_leftover_stays(rig: Rig, dock: Daemon, sweeper: Upkeep, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_young_leftover_stays(
+    workers: InProcessWorkers, docker: Daemon, sweeper: Upkeep, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Proves R16."""
     monkeypatch.setattr(docker_runner, "GRACE_SECONDS", 300.0)
-    name = make(dock, await rig.store.installation())
+    name = make(docker, await workers.store.installation())
     for _ in range(3):
         assert await sweeper.sweep() == 0
-    assert dock.containers() == [name]
-    dock.clear()
+    assert docker.containers() == [name]
+    docker.clear()
 
 
 async def test_an_unusual_share_stops_the_sweep(
-    rig: Rig, dock: Daemon, sweeper: Upkeep, caplog: pytest.LogCaptureFixture
+    workers: InProcessWorkers, docker: Daemon, sweeper: Upkeep, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As after a database was restored from an old copy. Proves R16."""
-    own = await rig.store.installation()
-    names = [make(dock, own) for _ in range(docker_runner.FEW + 1)]
+    own = await workers.store.installation()
+    names = [make(docker, own) for _ in range(docker_runner.FEW + 1)]
     with caplog.at_level(logging.ERROR):
         for _ in range(3):
             assert await sweeper.sweep() == 0
     assert "11 of 11 containers of this installation" in caplog.text
-    assert dock.containers() == sorted(names)
-    dock.docker("rm", names[0])
+    assert docker.containers() == sorted(names)
+    docker.docker("rm", names[0])
     assert await sweeper.sweep() == docker_runner.FEW
 
 
 async def test_a_container_that_runs_although_its_job_moved_on_is_stopped(
-    rig: Rig, dock: Daemon, sweeper: Upkeep
+    workers: InProcessWorkers, docker: Daemon, sweeper: Upkeep
 ) -> None:
     """A person said that it had stopped, and it had not. Proves R16, R6."""
-    job = await rig.box("echo up; sleep 600", stop_grace=0.2)
-    async with rig.worker():
-        await rig.says(job, "up")
-    domain = (await rig.store.attempts.list(job.id))[0].domain
+    job = await workers.box("echo up; sleep 600", stop_grace=0.2)
+    async with workers.worker():
+        await workers.says(job, "up")
+    domain = (await workers.store.attempts.list(job.id))[0].domain
     assert domain is not None
-    await rig.store.workers.lost(domain)
-    assert (await rig.get(job)).status is Status.FAILED
-    assert dock.docker("ps", "-q") != ""
+    await workers.store.workers.lost(domain)
+    assert (await workers.get(job)).status is Status.FAILED
+    assert docker.docker("ps", "-q") != ""
 
     async def gone() -> bool:
         await sweeper.sweep()
-        return dock.containers() == []
+        return docker.containers() == []
 
     await eventually(gone, "it is stopped and removed")
 
 
-async def test_two_installations_on_one_engine_do_not_meet(rig: Rig, dock: Daemon, tmp_path: Path) -> None:
+async def test_two_installations_on_one_engine_do_not_meet(
+    workers: InProcessWorkers, docker: Daemon, tmp_path: Path
+) -> None:
     """Neither adopts, sweeps or mistakes what is the other's, not even a job with the same id. Proves R1, R16."""
     url = f"sqlite:///{tmp_path / 'other.db'}"
     database = await connect(url)
     await migrate(database)
     async with Store(database) as store:
-        other = Rig(url, tmp_path / "other", store)
-        other.set(docker_host=dock.host)
+        other = InProcessWorkers(url, tmp_path / "other", store)
+        other.set(docker_host=docker.host)
         script = "echo $HOLDFAST_MARK; echo up; while [ ! -e go ]; do sleep 0.1; done"
         job_id = str(uuid.uuid4())
-        jobs = [(one, await one.box(script, id=job_id)) for one in (rig, other)]
-        async with api(dock) as engine:
-            sweepers = [await chores_of(one, engine) for one in (rig, other)]
-            async with rig.worker(), other.worker():
+        jobs = [(one, await one.box(script, id=job_id)) for one in (workers, other)]
+        async with api(docker) as engine:
+            sweepers = [await chores_of(one, engine) for one in (workers, other)]
+            async with workers.worker(), other.worker():
                 for one, job in jobs:
                     await one.says(job, "up")
                 for sweeper in sweepers * 3:
                     assert await sweeper.sweep() == 0
-                assert len(dock.containers()) == 2
-                for name in dock.containers():
-                    dock.docker("exec", "-u", "65532", name, "touch", "/holdfast/attempt/work/go")
+                assert len(docker.containers()) == 2
+                for name in docker.containers():
+                    docker.docker("exec", "-u", "65532", name, "touch", "/holdfast/attempt/work/go")
                 for one, job in jobs:
                     await one.ended(job, Status.SUCCEEDED)
                     assert await one.log(job) == [f"{await one.store.installation()}/{job.id}/1", "up"]

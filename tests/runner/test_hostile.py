@@ -17,10 +17,10 @@ WORKER_ENVIRONMENT = (
 
 def targets_of(site: Installation, victim: Facts) -> dict[str, Any]:
     """Everything that an attacker who knows holdfast's source would look for."""
-    fleet = site.fleet
-    supervisor = fleet.supervisor_of(victim.job)
-    folder = fleet.folder_of(victim.job).path
-    data = fleet.settings.data_dir
+    processes = site.processes
+    supervisor = processes.supervisor_of(victim.job)
+    folder = processes.folder_of(victim.job).path
+    data = processes.settings.data_dir
     (data / "admin.token").write_text("hf_secret")
     (data / "admin.token").chmod(0o600)
     os.chown(data / "admin.token", data.stat().st_uid, data.stat().st_gid)
@@ -28,7 +28,7 @@ def targets_of(site: Installation, victim: Facts) -> dict[str, Any]:
     inside = ("spec", "log", "started", "lock", "stdin", "secrets")
     held = {f"victim's {name}": str(folder / name) for name in inside}
     made = {f"victim's file {n}": path for n, path in enumerate(victim.files)}
-    host = fleet.host("a")
+    host = processes.host("a")
     return {
         "secret": SECRET,
         "worker_environment": WORKER_ENVIRONMENT,

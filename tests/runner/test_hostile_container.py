@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.model import Status
 from tests.support.engine import Daemon
-from tests.support.in_process_worker import Rig, eventually
+from tests.support.in_process_workers import InProcessWorkers, eventually
 
 SECRET = "correct-horse-battery-staple"
 VICTIM = """
@@ -54,23 +54,25 @@ CANNOT = (
 )  # fmt: skip
 
 
-@pytest.mark.usefixtures("dock")
-async def test_hostile_container_reaches_nothing_of_others(rig: Rig) -> None:
+@pytest.mark.usefixtures("docker")
+async def test_hostile_container_reaches_nothing_of_others(workers: InProcessWorkers) -> None:
     """Neither another container, nor the engine, nor the host; and nothing of it is left running."""
-    victim = await rig.box(VICTIM, env={"SECRET": SECRET})
-    async with rig.worker():
-        await rig.says(victim, "up")
-        attacker = await rig.box(ATTACK)
-        ended = await rig.ended(attacker, Status.SUCCEEDED)
-        found = dict(line.split("=", 1) for line in await rig.log(attacker))
+    victim = await workers.box(VICTIM, env={"SECRET": SECRET})
+    async with workers.worker():
+        await workers.says(victim, "up")
+        attacker = await workers.box(ATTACK)
+        ended = await workers.ended(attacker, Status.SUCCEEDED)
+        found = dict(line.split("=", 1) for line in await workers.log(attacker))
         assert {name: found[name] for name in CANNOT} == dict.fromkeys(CANNOT, "no")
         assert int(found["processes"]) < 15
-        skipped = [one["path"] for event in await rig.events(attacker, "artifacts") for one in event.data["skipped"]]
+        skipped = [
+            one["path"] for event in await workers.events(attacker, "artifacts") for one in event.data["skipped"]
+        ]
         assert sorted(skipped) == ["output/fifo", "output/link", "output/way-out"]
         assert ended.exit_code == 0
-        assert (await rig.get(victim)).status is Status.RUNNING
-        await rig.store.jobs.cancel(victim.id)
-        await rig.ended(victim, Status.CANCELLED)
+        assert (await workers.get(victim)).status is Status.RUNNING
+        await workers.store.jobs.cancel(victim.id)
+        await workers.ended(victim, Status.CANCELLED)
 
 
 @pytest.mark.parametrize(
@@ -82,17 +84,17 @@ async def test_hostile_container_reaches_nothing_of_others(rig: Rig) -> None:
         pytest.param("x=x; while :; do x=$x$x$x$x; done", id="eats memory"),
     ],
 )
-async def test_container_harms_itself_alone(rig: Rig, dock: Daemon, script: str) -> None:
+async def test_container_harms_itself_alone(workers: InProcessWorkers, docker: Daemon, script: str) -> None:
     """Whatever it does to its own supervisor, it does not succeed by it, and others go on."""
-    rig.set(docker_pids=64, docker_memory="64m")
-    async with rig.worker():
-        job = await rig.box(script, timeout=15, on_lost="fail")
-        other = await rig.box("echo fine")
-        await rig.ended(other, Status.SUCCEEDED)
-        ended = await rig.ended(job)
+    workers.set(docker_pids=64, docker_memory="64m")
+    async with workers.worker():
+        job = await workers.box(script, timeout=15, on_lost="fail")
+        other = await workers.box("echo fine")
+        await workers.ended(other, Status.SUCCEEDED)
+        ended = await workers.ended(job)
         assert ended.status in (Status.FAILED, Status.TIMED_OUT), ended.error
 
         async def gone() -> bool:
-            return await asyncio.to_thread(dock.containers) == []
+            return await asyncio.to_thread(docker.containers) == []
 
         await eventually(gone, "the container is removed")

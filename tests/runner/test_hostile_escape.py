@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.model import Status
 from tests.support.hostile import Installation, Runs, by_both, installation
-from tests.support.in_process_worker import eventually
+from tests.support.in_process_workers import eventually
 from tests.support.supervisor_harness import AS_NOBODY, needs_root
 from tests.support.worker_processes import alive
 
@@ -64,7 +64,7 @@ async def test_nothing_of_a_job_outlives_a_supervisor_that_was_killed(clean_url:
     async with installation(clean_url, "root") as site:
         job = await site.submit(ESCAPE, env={"STAY": "1"}, on_lost="fail")
         pid = await escaped_pid(site, job)
-        os.kill(site.fleet.supervisor_of(job), signal.SIGKILL)
+        os.kill(site.processes.supervisor_of(job), signal.SIGKILL)
         ended = await site.ended(job, Status.FAILED)
         assert ended.error is not None
         assert ended.error.code == "lost"
@@ -99,7 +99,7 @@ async def test_local_user_gets_nothing_from_a_job_that_opens_its_folders(clean_u
             return "open" in await site.log(job)
 
         await eventually(opened, "the job has opened its folders")
-        folder = site.fleet.folder_of(job).path
+        folder = site.processes.folder_of(job).path
         for command in ("exec work/id", "exec tmp/id", "cat work/notes", "ls tmp", "touch work/x"):
             program, _, path = command.partition(" ")
             # By way of a shell: setpriv itself still has root's rights when it looks its program up.
@@ -109,7 +109,7 @@ async def test_local_user_gets_nothing_from_a_job_that_opens_its_folders(clean_u
             )  # fmt: skip
             assert tried.returncode != 0, (command, tried.stdout)
             assert "Permission denied" in tried.stderr, tried.stderr
-        await site.fleet.store.jobs.cancel(job.id, tenant="red")
+        await site.processes.store.jobs.cancel(job.id, tenant="red")
         await site.ended(job, Status.CANCELLED)
 
 
@@ -149,7 +149,7 @@ async def test_nothing_of_a_user_is_left_for_its_next_owner(clean_url: str) -> N
         ended = await site.ended(job, Status.SUCCEEDED)
         uid = ended.result["uid"]
         assert len(ended.result["left"]) >= 3
-        claim = site.fleet.settings.process_uids_dir / str(uid)
+        claim = site.processes.settings.process_uids_dir / str(uid)
 
         async def freed() -> bool:
             return not there(claim)
@@ -158,7 +158,7 @@ async def test_nothing_of_a_user_is_left_for_its_next_owner(clean_url: str) -> N
         assert [path for path in ended.result["left"] if there(path)] == []
         for kind in ("shm", "msg", "sem"):
             assert objects_of(uid, kind) == [], kind
-        assert site.fleet.folders_of() == []
+        assert site.processes.folders_of() == []
 
 
 FILLS = """
@@ -225,7 +225,7 @@ exit 1
 async def test_check_has_the_rights_of_a_job_and_leaves_nothing_running(clean_url: str) -> None:
     """Proves I1."""
     async with installation(clean_url, "root") as site:
-        data = site.fleet.settings.data_dir
+        data = site.processes.settings.data_dir
         token = data / "admin.token"
         token.write_text("hf_secret")
         token.chmod(0o600)
@@ -235,7 +235,7 @@ async def test_check_has_the_rights_of_a_job_and_leaves_nothing_running(clean_ur
         ended = await site.ended(job, Status.PAUSED)
         assert ended.error is not None
         assert ended.error.code == "not_ready"
-        told = [event.data for event in (await site.fleet.store.events.page(job.id, tenant="red")).items]
+        told = [event.data for event in (await site.processes.store.events.page(job.id, tenant="red")).items]
         text = str(told) + ended.error.message
         assert "hf_secret" not in text
         assert "WORKER_SECRET" not in text
@@ -249,8 +249,8 @@ async def test_check_has_the_rights_of_a_job_and_leaves_nothing_running(clean_ur
 
 def processes_of_attempts(site: Installation) -> list[int]:
     """What runs as a user of an attempt whose folder is in this installation."""
-    claims = site.fleet.settings.process_uids_dir
-    below = str(site.fleet.folder)
+    claims = site.processes.settings.process_uids_dir
+    below = str(site.processes.folder)
     uids = {int(name) for name in os.listdir(claims) if name.isdigit() and _owner(claims / name).startswith(below)}
     return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and _uid(entry) in uids]
 

@@ -20,7 +20,7 @@ from holdfast.runner.artifacts import Artifacts, Gathered, Limits, Violation, re
 from holdfast.runner.attempt_users import AttemptUsers
 from holdfast.runner.workspace import socket_folder
 from tests.support.hostile import Installation, Runs, by_both, installation
-from tests.support.in_process_worker import eventually
+from tests.support.in_process_workers import eventually
 from tests.support.supervisor_harness import needs_root
 
 LEAVES = """
@@ -51,8 +51,8 @@ os.chmod(".", 0o7777)
 
 
 async def artifacts(site: Installation, job: Job) -> dict[str, os.stat_result]:
-    last = (await site.fleet.store.attempts.list(job.id, tenant="red"))[-1]
-    kept = Artifacts(site.fleet.settings.shared)
+    last = (await site.processes.store.attempts.list(job.id, tenant="red"))[-1]
+    kept = Artifacts(site.processes.settings.shared)
     found = {}
     for artifact in kept.list(job.id, last.attempt, last.token):
         with kept.open(job.id, last.attempt, last.token, artifact.path) as file:
@@ -61,7 +61,7 @@ async def artifacts(site: Installation, job: Job) -> dict[str, os.stat_result]:
 
 
 async def events(site: Installation, job: Job, type: str) -> list[dict[str, Any]]:
-    items = (await site.fleet.store.events.page(job.id, tenant="red")).items
+    items = (await site.processes.store.events.page(job.id, tenant="red")).items
     return [dict(event.data) for event in items if event.type == type]
 
 
@@ -72,7 +72,7 @@ async def test_links_devices_and_rights_are_not_taken(clean_url: str, runs: Runs
         await site.ended(job, Status.SUCCEEDED)
         found = await artifacts(site, job)
         assert sorted(found) == sorted(["kept", "rights", "n" * 255, "/".join(["d"] * 60) + "/deep"])
-        owner = site.fleet.settings.data_dir.stat().st_uid
+        owner = site.processes.settings.data_dir.stat().st_uid
         for name, about in found.items():
             assert stat.S_ISREG(about.st_mode), name
             assert (about.st_uid, stat.S_IMODE(about.st_mode) & 0o7007, about.st_nlink) == (owner, 0, 1), name
@@ -196,7 +196,7 @@ async def test_broken_contract_is_named_and_leaves_nothing(clean_url: str, runs:
         assert await artifacts(site, job) == {}
 
         async def gone() -> bool:
-            return site.fleet.folders_of() == []
+            return site.processes.folders_of() == []
 
         await eventually(gone, "the attempt's folder is removed")
 
@@ -255,7 +255,7 @@ async def test_flood_of_output_is_cut_and_delays_no_other_job(clean_url: str, wh
         kept = 0
         after = 0
         while True:
-            page = await site.fleet.store.events.page(flood.id, tenant="red", after=after)
+            page = await site.processes.store.events.page(flood.id, tenant="red", after=after)
             kept += sum(len(str(event.data)) for event in page.items)
             if page.next_after is None:
                 break
@@ -274,16 +274,16 @@ async def test_link_in_the_place_of_a_service_s_folder_does_not_stop_the_sweep(c
             return "up" in await site.log(job)
 
         await eventually(up, "the job runs")
-        mark = f"{site.fleet.installation}/{job.id}/1"
+        mark = f"{site.processes.installation}/{job.id}/1"
         link.append(socket_folder(mark))
-        link[0].symlink_to(site.fleet.settings.data_dir)
+        link[0].symlink_to(site.processes.settings.data_dir)
         try:
-            await site.fleet.store.jobs.cancel(job.id, tenant="red")
+            await site.processes.store.jobs.cancel(job.id, tenant="red")
             await site.ended(job, Status.CANCELLED)
-            await site.fleet.sweep(marks_for=0.0)
-            await site.fleet.sweep(marks_for=0.0)
-            assert site.fleet.folders_of() == []
-            assert site.fleet.settings.data_dir.is_dir()
+            await site.processes.sweep(marks_for=0.0)
+            await site.processes.sweep(marks_for=0.0)
+            assert site.processes.folders_of() == []
+            assert site.processes.settings.data_dir.is_dir()
         finally:
             link[0].unlink(missing_ok=True)
 

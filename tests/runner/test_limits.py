@@ -15,11 +15,11 @@ from holdfast.runner.wire import Command
 from tests.support.crashing_worker import Hook
 from tests.support.disks import MIB
 from tests.support.engine import Daemon
-from tests.support.in_process_worker import Rig
-from tests.support.pipelines import Pipes, task
+from tests.support.in_process_workers import InProcessWorkers
+from tests.support.pipelines import Pipelines, task
 from tests.support.service import error_of, serving_here
-from tests.support.supervisor_harness import FOREVER, Attempt, needs_root, shell
-from tests.support.worker_processes import Fleet
+from tests.support.supervisor_harness import FOREVER, SupervisedAttempt, needs_root, shell
+from tests.support.worker_processes import WorkerProcesses
 from tests.worker.test_readiness import passable
 
 GROWS = "n=0; while :; do n=$((n + 1)); head -c 1000000 /dev/zero > file.$n; echo $n > output/n; sleep 0.02; done"
@@ -34,67 +34,67 @@ def failed_with(job: Job, code: str) -> str:
     return job.error.message
 
 
-async def test_a_file_over_its_limit_ends_the_job_with_the_limit_and_the_way_out(rig: Rig) -> None:
+async def test_a_file_over_its_limit_ends_the_job_with_the_limit_and_the_way_out(workers: InProcessWorkers) -> None:
     limit = {"file_size": "1m"}
-    job = await rig.sh("exec dd if=/dev/zero of=big bs=64k", spec=limit, max_attempts=3, retry={"on": ["failed"]})
-    in_a_shell = await rig.sh("dd if=/dev/zero of=big bs=64k; exit $?", spec=limit)
-    fits = await rig.sh("head -c 1000000 /dev/zero > one; cp one two", spec=limit)
-    async with rig.worker():
-        message = failed_with(await rig.ended(job), "file_too_large")
-        failed_with(await rig.ended(in_a_shell), "file_too_large")
-        await rig.ended(fits, Status.SUCCEEDED)
+    job = await workers.sh("exec dd if=/dev/zero of=big bs=64k", spec=limit, max_attempts=3, retry={"on": ["failed"]})
+    in_a_shell = await workers.sh("dd if=/dev/zero of=big bs=64k; exit $?", spec=limit)
+    fits = await workers.sh("head -c 1000000 /dev/zero > one; cp one two", spec=limit)
+    async with workers.worker():
+        message = failed_with(await workers.ended(job), "file_too_large")
+        failed_with(await workers.ended(in_a_shell), "file_too_large")
+        await workers.ended(fits, Status.SUCCEEDED)
     assert "1 MiB" in message
     assert "spec.file_size" in message
     assert "HOLDFAST_FILE_SIZE_MAX" in message
 
 
-async def test_memory_over_its_limit_is_out_of_memory(rig: Rig) -> None:
-    job = await rig.command(sys.executable, "-c", HOARD, spec={"memory": "256m"})
-    fits = await rig.command(sys.executable, "-c", HOARD, spec={"memory": "2g"})
-    async with rig.worker():
-        message = failed_with(await rig.ended(job), "out_of_memory")
-        await rig.ended(fits, Status.SUCCEEDED)
+async def test_memory_over_its_limit_is_out_of_memory(workers: InProcessWorkers) -> None:
+    job = await workers.command(sys.executable, "-c", HOARD, spec={"memory": "256m"})
+    fits = await workers.command(sys.executable, "-c", HOARD, spec={"memory": "2g"})
+    async with workers.worker():
+        message = failed_with(await workers.ended(job), "out_of_memory")
+        await workers.ended(fits, Status.SUCCEEDED)
     assert "256 MiB" in message
     assert "spec.memory" in message
 
 
-async def test_a_folder_over_its_limit_is_stopped_and_not_retried(rig: Rig) -> None:
-    job = await rig.sh(GROWS, spec={"folder_size": SMALL}, max_attempts=3, retry={"on": ["failed"]})
-    async with rig.worker():
-        ended = await rig.ended(job)
+async def test_a_folder_over_its_limit_is_stopped_and_not_retried(workers: InProcessWorkers) -> None:
+    job = await workers.sh(GROWS, spec={"folder_size": SMALL}, max_attempts=3, retry={"on": ["failed"]})
+    async with workers.worker():
+        ended = await workers.ended(job)
     message = failed_with(ended, "folder_too_large")
     assert "20 MiB" in message
     assert "spec.folder_size" in message
     assert "HOLDFAST_FOLDER_SIZE_MAX" in message
-    assert rig.folders == []
+    assert workers.folders == []
 
 
-async def test_the_log_counts_for_the_folder(rig: Rig) -> None:
-    job = await rig.sh("yes 0123456789012345678901234567890123456789", spec={"folder_size": SMALL})
-    async with rig.worker():
-        failed_with(await rig.ended(job), "folder_too_large")
+async def test_the_log_counts_for_the_folder(workers: InProcessWorkers) -> None:
+    job = await workers.sh("yes 0123456789012345678901234567890123456789", spec={"folder_size": SMALL})
+    async with workers.worker():
+        failed_with(await workers.ended(job), "folder_too_large")
 
 
-async def test_pipelines_have_limits_too(rig: Rig, tmp_path: Path) -> None:
-    pipes = Pipes(rig, tmp_path)
-    async with rig.worker():
-        small = await rig.ended(await pipes.submit(task("one", "echo one > one")), Status.SUCCEEDED)
+async def test_pipelines_have_limits_too(workers: InProcessWorkers, tmp_path: Path) -> None:
+    pipelines = Pipelines(workers, tmp_path)
+    async with workers.worker():
+        small = await workers.ended(await pipelines.submit(task("one", "echo one > one")), Status.SUCCEEDED)
         grows = task("grows", GROWS.replace("output/n", "n"))
-        job = await rig.ended(await pipes.submit(grows, spec={"folder_size": SMALL}))
+        job = await workers.ended(await pipelines.submit(grows, spec={"folder_size": SMALL}))
     failed_with(job, "folder_too_large")
     assert small.attempts == 1
 
 
-async def test_settings_give_the_default_and_the_ceiling(rig: Rig) -> None:
-    rig.set(file_size=MIB, file_size_max=4 * MIB)
+async def test_settings_give_the_default_and_the_ceiling(workers: InProcessWorkers) -> None:
+    workers.set(file_size=MIB, file_size_max=4 * MIB)
     write = "head -c {} /dev/zero > big"
-    default = await rig.sh(f"exec {write.format(2 * MIB)}")
-    more = await rig.sh(write.format(2 * MIB), spec={"file_size": "3m"})
-    over = await rig.sh(write.format(10), spec={"file_size": "5m"})
-    async with rig.worker():
-        failed_with(await rig.ended(default), "file_too_large")
-        await rig.ended(more, Status.SUCCEEDED)
-        refused = await rig.ended(over, Status.FAILED)
+    default = await workers.sh(f"exec {write.format(2 * MIB)}")
+    more = await workers.sh(write.format(2 * MIB), spec={"file_size": "3m"})
+    over = await workers.sh(write.format(10), spec={"file_size": "5m"})
+    async with workers.worker():
+        failed_with(await workers.ended(default), "file_too_large")
+        await workers.ended(more, Status.SUCCEEDED)
+        refused = await workers.ended(over, Status.FAILED)
     assert refused.error is not None
     assert refused.error.code == "contract_violation"
     assert "HOLDFAST_FILE_SIZE_MAX" in refused.error.message
@@ -112,37 +112,37 @@ async def test_more_than_a_ceiling_is_refused_at_submit(clean_url: str, tmp_path
         assert (await client.post("/v1/jobs", json={"runner": "process", "spec": spec})).status_code == 201
 
 
-async def test_an_adopter_keeps_the_limits_that_the_attempt_was_started_with(fleet: Fleet) -> None:
+async def test_an_adopter_keeps_the_limits_that_the_attempt_was_started_with(processes: WorkerProcesses) -> None:
     """The worker is killed before the folder is over; the next one has no limits in its settings."""
-    gate = fleet.folder / "gate"
+    gate = processes.folder / "gate"
     script = f"echo begun; while [ ! -e {gate} ]; do sleep 0.05; done; {GROWS}"
-    first = fleet.start({"default": 2}, environment={"HOLDFAST_FOLDER_SIZE": SMALL})
-    job = await fleet.sh(script)
-    await fleet.says(job, "begun")
+    first = processes.start({"default": 2}, environment={"HOLDFAST_FOLDER_SIZE": SMALL})
+    job = await processes.sh(script)
+    await processes.says(job, "begun")
     first.signal(9)
     await first.dead()
     gate.touch()
-    fleet.start({"default": 2}, environment={"HOLDFAST_FOLDER_SIZE": "none"})
-    failed_with(await fleet.ended(job), "folder_too_large")
+    processes.start({"default": 2}, environment={"HOLDFAST_FOLDER_SIZE": "none"})
+    failed_with(await processes.ended(job), "folder_too_large")
 
 
-async def test_a_worker_killed_after_it_stopped_the_attempt_leaves_the_reason(fleet: Fleet) -> None:
+async def test_a_worker_killed_after_it_stopped_the_attempt_leaves_the_reason(processes: WorkerProcesses) -> None:
     """kill -9 between the stop and the end: the next worker reads the reason, and runs nothing again."""
-    first = fleet.start({"default": 2}, Hook(step="told", do="kill"), environment={"HOLDFAST_FOLDER_SIZE": SMALL})
-    job = await fleet.sh(f"rm -rf x; {GROWS}", max_attempts=3)
+    first = processes.start({"default": 2}, Hook(step="told", do="kill"), environment={"HOLDFAST_FOLDER_SIZE": SMALL})
+    job = await processes.sh(f"rm -rf x; {GROWS}", max_attempts=3)
     await first.dead()
-    fleet.start({"default": 2}, environment={"HOLDFAST_FOLDER_SIZE": "none"})
-    failed_with(await fleet.ended(job), "folder_too_large")
+    processes.start({"default": 2}, environment={"HOLDFAST_FOLDER_SIZE": "none"})
+    failed_with(await processes.ended(job), "folder_too_large")
 
 
-def test_a_stop_that_fails_the_attempt_keeps_its_text(attempt: Attempt) -> None:
+def test_a_stop_that_fails_the_attempt_keeps_its_text(attempt: SupervisedAttempt) -> None:
     attempt.start(*shell(FOREVER))
     attempt.folder.send(Command(token=5, verb="stop", kind="fail", text="folder_too_large: over"))
     exit = attempt.end()
     assert (exit.cause, exit.text, exit.stopped_by) == ("failed", "folder_too_large: over", "command")
 
 
-def test_a_limit_that_comes_after_a_cancel_is_not_the_cause(attempt: Attempt) -> None:
+def test_a_limit_that_comes_after_a_cancel_is_not_the_cause(attempt: SupervisedAttempt) -> None:
     attempt.start(*shell(f"trap 'sleep 1' TERM; echo ready; {FOREVER}"), stop_grace=5)
     attempt.folder.send(Command(token=5, verb="stop", kind="cancel"))
     attempt.folder.send(Command(token=5, verb="stop", kind="fail", text="folder_too_large: over"))
@@ -190,26 +190,26 @@ def test_what_a_spec_gets_is_between_the_default_and_the_ceiling() -> None:
         settings.of({"memory": "1k"})
 
 
-async def test_containers_have_limits_of_files_too(rig: Rig, dock: Daemon) -> None:
-    file = await rig.box("exec dd if=/dev/zero of=$HOLDFAST_WORK_DIR/big bs=64k", spec={"file_size": "1m"})
+async def test_containers_have_limits_of_files_too(workers: InProcessWorkers, docker: Daemon) -> None:
+    file = await workers.box("exec dd if=/dev/zero of=$HOLDFAST_WORK_DIR/big bs=64k", spec={"file_size": "1m"})
     script = f"cd $HOLDFAST_WORK_DIR; {GROWS}"
-    folder = await rig.box(script, spec={"folder_size": SMALL})
-    async with rig.worker():
-        failed_with(await rig.ended(file), "file_too_large")
-        failed_with(await rig.ended(folder), "folder_too_large")
+    folder = await workers.box(script, spec={"folder_size": SMALL})
+    async with workers.worker():
+        failed_with(await workers.ended(file), "file_too_large")
+        failed_with(await workers.ended(folder), "folder_too_large")
 
 
 @needs_root
-async def test_processes_over_their_limit_are_refused(rig: Rig, tmp_path: Path) -> None:
+async def test_processes_over_their_limit_are_refused(workers: InProcessWorkers, tmp_path: Path) -> None:
     """Each attempt is a user of its own: the processes of one attempt are counted, and no others."""
     passable(tmp_path)
-    rig.set(process_user=None, process_uids_dir=tmp_path / "uids")
+    workers.set(process_user=None, process_uids_dir=tmp_path / "uids")
     bomb = "for n in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 5 & done; wait"
-    job = await rig.sh(bomb, spec={"pids": 8})
-    fits = [await rig.sh("sleep 1 & sleep 1 & wait", spec={"pids": 8}) for _ in range(4)]
-    async with rig.worker():
-        message = failed_with(await rig.ended(job), "too_many_processes")
+    job = await workers.sh(bomb, spec={"pids": 8})
+    fits = [await workers.sh("sleep 1 & sleep 1 & wait", spec={"pids": 8}) for _ in range(4)]
+    async with workers.worker():
+        message = failed_with(await workers.ended(job), "too_many_processes")
         for one in fits:
-            await rig.ended(one, Status.SUCCEEDED)
+            await workers.ended(one, Status.SUCCEEDED)
     assert "8 processes and threads" in message
     assert "spec.pids" in message

@@ -14,10 +14,10 @@ from holdfast.runner.process import ProcessRunner
 from holdfast.runner.state_folder import StateFolder
 from holdfast.runner.uids import Uids
 from tests.support.crashing_worker import Hook
-from tests.support.in_process_worker import Rig, eventually
+from tests.support.in_process_workers import InProcessWorkers, eventually
 from tests.support.pipelines import open_folder
 from tests.support.supervisor_harness import needs_root
-from tests.support.worker_processes import Fleet
+from tests.support.worker_processes import WorkerProcesses
 
 pytestmark = needs_root
 
@@ -27,21 +27,21 @@ STEPS = ("prepared", "spawned", "started", "collected", "classified", "finished"
 
 
 @pytest.fixture
-def own(rig: Rig) -> Iterator[Rig]:
-    """A rig whose attempts have users of their own."""
+def own(workers: InProcessWorkers) -> Iterator[InProcessWorkers]:
+    """A workers whose attempts have users of their own."""
     with open_folder() as folder:
-        rig.set(data_dir=folder, process_user=None, process_uids=RANGE, process_uids_dir=folder / "uids")
-        yield rig
+        workers.set(data_dir=folder, process_user=None, process_uids=RANGE, process_uids_dir=folder / "uids")
+        yield workers
 
 
 @pytest.fixture
-def own_fleet(fleet: Fleet) -> Iterator[Fleet]:
-    """A fleet whose attempts have users of their own."""
+def own_processes(processes: WorkerProcesses) -> Iterator[WorkerProcesses]:
+    """A processes whose attempts have users of their own."""
     with open_folder() as folder:
-        fleet.folder = folder
-        fleet.set(data_dir=folder, process_user=None, process_uids=RANGE, process_uids_dir=folder / "uids")
-        yield fleet
-        fleet.clear()
+        processes.folder = folder
+        processes.set(data_dir=folder, process_user=None, process_uids=RANGE, process_uids_dir=folder / "uids")
+        yield processes
+        processes.clear()
 
 
 def lives(pid: int) -> bool:
@@ -55,18 +55,18 @@ def there(path: str) -> bool:
     return os.path.exists(path)
 
 
-def claims(rig: Rig) -> list[str]:
-    return [name for name in os.listdir(rig.settings.process_uids_dir) if name.isdigit()]
+def claims(workers: InProcessWorkers) -> list[str]:
+    return [name for name in os.listdir(workers.settings.process_uids_dir) if name.isdigit()]
 
 
-async def freed(rig: Rig) -> None:
+async def freed(workers: InProcessWorkers) -> None:
     async def look() -> bool:
-        return not claims(rig)
+        return not claims(workers)
 
     await eventually(look, "all uids are free")
 
 
-async def test_each_attempt_has_a_uid_of_its_own(own: Rig) -> None:
+async def test_each_attempt_has_a_uid_of_its_own(own: InProcessWorkers) -> None:
     """It is freed at the end. Its user has a name, a group and a home, and /tmp is its own. Proves I1."""
     name = f"holdfast-test-{os.urandom(4).hex()}"
     jobs = [
@@ -92,7 +92,7 @@ async def test_each_attempt_has_a_uid_of_its_own(own: Rig) -> None:
     assert not there(f"/tmp/{name}")
 
 
-async def test_a_user_that_is_named_is_used(own: Rig) -> None:
+async def test_a_user_that_is_named_is_used(own: InProcessWorkers) -> None:
     """But not one of the range, which another attempt has or may get."""
     named = await own.command("id", "-un", spec={"user": "nobody"})
     taken = await own.command("id", spec={"user": str(FIRST + 3)})
@@ -105,7 +105,7 @@ async def test_a_user_that_is_named_is_used(own: Rig) -> None:
     assert "HOLDFAST_PROCESS_UIDS" in refused.error.message
 
 
-async def test_a_job_waits_while_all_uids_are_in_use(own: Rig) -> None:
+async def test_a_job_waits_while_all_uids_are_in_use(own: InProcessWorkers) -> None:
     """It does not fail, and `explain` says why it waits. Proves I1."""
     own.set(process_uids=f"{FIRST}-{FIRST}")
     first = await own.sh("while [ ! -e go ]; do sleep 0.05; done")
@@ -125,7 +125,7 @@ async def test_a_job_waits_while_all_uids_are_in_use(own: Rig) -> None:
     assert ended.attempts == 1
 
 
-async def test_what_a_killed_supervisor_left_is_found_by_its_uid(own: Rig) -> None:
+async def test_what_a_killed_supervisor_left_is_found_by_its_uid(own: InProcessWorkers) -> None:
     """Also in a session of its own and without the mark in its environment; the uid is free after that. Proves I1."""
     job = await own.sh(
         "setsid env -i sh -c 'echo $$ > pid; exec sleep 600' & while [ ! -s pid ]; do sleep 0.01; done; wait"
@@ -145,7 +145,7 @@ async def test_what_a_killed_supervisor_left_is_found_by_its_uid(own: Rig) -> No
     assert not lives(left)
 
 
-async def test_a_uid_is_kept_over_adoption(own: Rig) -> None:
+async def test_a_uid_is_kept_over_adoption(own: InProcessWorkers) -> None:
     """The next worker finds it by the folder, and frees it at the end. Proves I1."""
     job = await own.sh("id -u; while [ ! -e go ]; do sleep 0.05; done; id -u")
     async with own.worker():
@@ -159,7 +159,7 @@ async def test_a_uid_is_kept_over_adoption(own: Rig) -> None:
     assert await own.log(job) == [uid, uid]
 
 
-async def test_an_attempt_whose_claim_was_lost_gets_it_back(own: Rig) -> None:
+async def test_an_attempt_whose_claim_was_lost_gets_it_back(own: InProcessWorkers) -> None:
     """Unless another attempt has the uid by then: its files become holdfast's."""
     attempts = own.settings.state / "attempts" / await own.store.installation()
     attempts.mkdir(parents=True)
@@ -175,24 +175,24 @@ async def test_an_attempt_whose_claim_was_lost_gets_it_back(own: Rig) -> None:
         assert (attempts / "b.1" / "work" / "file").stat().st_uid == 0
 
 
-async def test_a_worker_killed_at_any_step_keeps_one_uid_and_leaves_none(own_fleet: Fleet) -> None:
+async def test_a_worker_killed_at_any_step_keeps_one_uid_and_leaves_none(own_processes: WorkerProcesses) -> None:
     """The adopter goes on with the same uid; what nobody removed, the sweep frees. Proves I1."""
-    fleet = own_fleet
+    processes = own_processes
     slow: Any = {"lease_ttl": 60.0, "heartbeat_interval": 1.0, "adopt_backoff": 0.1}
-    jobs = {step: await fleet.sh("id -u; sleep 1; id -u", queue=step) for step in STEPS}
+    jobs = {step: await processes.sh("id -u; sleep 1; id -u", queue=step) for step in STEPS}
     for step in STEPS:
-        victim = fleet.start({step: 1}, Hook(step=step, do="kill"), adopts=False, **slow)
+        victim = processes.start({step: 1}, Hook(step=step, do="kill"), adopts=False, **slow)
         assert await victim.dead() == -signal.SIGKILL, step
-    survivor = fleet.start(dict.fromkeys(STEPS, 1), **slow)
+    survivor = processes.start(dict.fromkeys(STEPS, 1), **slow)
     for step, job in jobs.items():
-        await fleet.ended(job, Status.SUCCEEDED)
-        first, second = await fleet.log(job)
+        await processes.ended(job, Status.SUCCEEDED)
+        first, second = await processes.log(job)
         assert FIRST <= int(first) == int(second) <= LAST, step
     survivor.signal(signal.SIGTERM)
     await survivor.dead()
-    uids = Uids(FIRST, LAST, fleet.settings.process_uids_dir)
+    uids = Uids(FIRST, LAST, processes.settings.process_uids_dir)
     runner = ProcessRunner(
-        StateFolder(fleet.host("a")), fleet.installation, user=None, uids=uids, log_cap=1 << 20, marks_for=0
+        StateFolder(processes.host("a")), processes.installation, user=None, uids=uids, log_cap=1 << 20, marks_for=0
     )
 
     async def swept() -> bool:  # Not at once: what the last worker began to remove may still be on its way.
@@ -200,7 +200,7 @@ async def test_a_worker_killed_at_any_step_keeps_one_uid_and_leaves_none(own_fle
             await runner.sweep(identity)
         await runner.sweep_halves(-1)  # A worker may have been killed while a thread of it was making the folder.
         await runner.slowly(lambda: runner.users.sweep(-1))
-        return not claims(fleet)
+        return not claims(processes)
 
     await eventually(swept, "all uids are free")
     runner.close()

@@ -10,7 +10,7 @@ from holdfast.model import Status
 from holdfast.runner.exits import ProcessExits
 from holdfast.runner.removal import Removals
 from holdfast.worker import worker
-from tests.support.in_process_worker import Rig
+from tests.support.in_process_workers import InProcessWorkers
 
 
 @pytest.mark.parametrize("rm", [True, False], ids=["rm", "without-rm"])
@@ -46,7 +46,7 @@ async def test_a_folder_deeper_than_a_path_can_be_long_is_removed(tmp_path: Path
 
 
 async def test_a_slot_is_free_while_what_is_over_is_still_removed_and_not_without_end(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk that removes slowly holds no slot; once much waits for it, nothing new is taken. Leaving waits for it."""
     goes_on = asyncio.Event()
@@ -58,13 +58,15 @@ async def test_a_slot_is_free_while_what_is_over_is_still_removed_and_not_withou
 
     monkeypatch.setattr(Removals, "_remove", slowly)
     monkeypatch.setattr(worker, "CLEARING", 2)
-    jobs = [await rig.sh("true") for _ in range(3)]
-    async with rig.worker({"default": 1}):
+    jobs = [await workers.sh("true") for _ in range(3)]
+    async with workers.worker({"default": 1}):
         for job in jobs[:2]:
-            await rig.ended(job, Status.SUCCEEDED)
-        await asyncio.sleep(3 * rig.settings.poll_interval)  # Long enough for a worker that would take the third one.
-        assert (await rig.get(jobs[2])).status is Status.QUEUED
-        assert len(rig.folders) == 2
+            await workers.ended(job, Status.SUCCEEDED)
+        await asyncio.sleep(
+            3 * workers.settings.poll_interval
+        )  # Long enough for a worker that would take the third one.
+        assert (await workers.get(jobs[2])).status is Status.QUEUED
+        assert len(workers.folders) == 2
         goes_on.set()
-        await rig.ended(jobs[2], Status.SUCCEEDED)
-    assert rig.folders == []
+        await workers.ended(jobs[2], Status.SUCCEEDED)
+    assert workers.folders == []

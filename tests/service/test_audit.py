@@ -25,7 +25,7 @@ from holdfast.store.shared_folder import SharedFolderRecord
 from holdfast.store.tokens import SILENCE_DAYS, digest, new_secret
 from tests.crash.test_crash import JOB, PAIR, context, die_after
 from tests.support.service import FUNCTION, Served, error_of, opened, serving_here
-from tests.support.store_fixture import Stage
+from tests.support.store_harness import StoreHarness
 from tests.support.up import running
 
 ANN = Actor(name="ann", token_id="01890000-0000-7000-8000-000000000001", role=Role.OPERATOR, address="192.0.2.7")
@@ -38,15 +38,15 @@ async def trail(store: Store, **filters: Any) -> list[AuditEntry]:
     return list(reversed((await store.audit.list(limit=1000, **filters)).items))
 
 
-async def failed_job(stage: Stage, **fields: Any) -> str:
-    job = await stage.submit(**fields)
-    (lease,) = await stage.claim(1)
-    await stage.fail(lease)
+async def failed_job(harness: StoreHarness, **fields: Any) -> str:
+    job = await harness.submit(**fields)
+    (lease,) = await harness.claim(1)
+    await harness.fail(lease)
     return job.id
 
 
-async def worker(stage: Stage, name: str = "w1", host: str = "box") -> None:
-    await stage.store.workers.register(
+async def worker(harness: StoreHarness, name: str = "w1", host: str = "box") -> None:
+    await harness.store.workers.register(
         name, host=host, pid=1, queues={"default": 1}, capabilities=["process"], domains=[host], ttl=60.0
     )
 
@@ -54,18 +54,18 @@ async def worker(stage: Stage, name: str = "w1", host: str = "box") -> None:
 # What each act leaves
 
 
-async def make_and_remove_token(stage: Stage) -> None:
-    made = await stage.store.tokens.add("ci", Role.SUBMITTER, secret=new_secret(), tenant="blue", by=ANN)
-    await stage.store.tokens.remove(made.id, by=ANN)
+async def make_and_remove_token(harness: StoreHarness) -> None:
+    made = await harness.store.tokens.add("ci", Role.SUBMITTER, secret=new_secret(), tenant="blue", by=ANN)
+    await harness.store.tokens.remove(made.id, by=ANN)
 
 
-async def use_token(stage: Stage) -> None:
-    made = await stage.store.tokens.add("ci", Role.SUBMITTER, secret=new_secret(), tenant="blue", by=ANN)
-    await stage.store.tokens.use({made.id: "192.0.2.7"})
+async def use_token(harness: StoreHarness) -> None:
+    made = await harness.store.tokens.add("ci", Role.SUBMITTER, secret=new_secret(), tenant="blue", by=ANN)
+    await harness.store.tokens.use({made.id: "192.0.2.7"})
 
 
-async def steer_queue(stage: Stage) -> None:
-    queues = stage.store.queues
+async def steer_queue(harness: StoreHarness) -> None:
+    queues = harness.store.queues
     await queues.pause("q", by=ANN)
     await queues.pause("q", by=ANN)
     await queues.resume("q", by=ANN)
@@ -73,8 +73,8 @@ async def steer_queue(stage: Stage) -> None:
     await queues.limit("q", cap=3, depth=9, by=ANN)
 
 
-async def steer_lane(stage: Stage) -> None:
-    lanes = stage.store.lanes
+async def steer_lane(harness: StoreHarness) -> None:
+    lanes = harness.store.lanes
     await lanes.pause("L", by=ANN)
     await lanes.pause("L", by=ANN)
     await lanes.resume("L", by=ANN)
@@ -82,64 +82,64 @@ async def steer_lane(stage: Stage) -> None:
     await lanes.set_check("L", None, by=ANN)
 
 
-async def resolve(stage: Stage) -> None:
-    await stage.store.jobs.resolve(await failed_job(stage), {"key": SECRET}, by=ANN, reason="done by hand")
+async def resolve(harness: StoreHarness) -> None:
+    await harness.store.jobs.resolve(await failed_job(harness), {"key": SECRET}, by=ANN, reason="done by hand")
 
 
-async def dismiss(stage: Stage) -> None:
-    job = await failed_job(stage, lane="L")
-    await stage.store.jobs.dismiss(job, by=ANN)
-    await stage.store.jobs.dismiss(job, by=ANN)
+async def dismiss(harness: StoreHarness) -> None:
+    job = await failed_job(harness, lane="L")
+    await harness.store.jobs.dismiss(job, by=ANN)
+    await harness.store.jobs.dismiss(job, by=ANN)
 
 
-async def raise_budget(stage: Stage) -> None:
-    job = await failed_job(stage, budget={"usd": 1.0})
-    await stage.store.jobs.resume(job, budget={"usd": 5.0}, by=ANN, reason="worth it")
-    (lease,) = await stage.claim(1)
-    await stage.fail(lease)
-    await stage.store.jobs.resume(job, by=ANN)  # With nothing raised: the job's own history is enough.
+async def raise_budget(harness: StoreHarness) -> None:
+    job = await failed_job(harness, budget={"usd": 1.0})
+    await harness.store.jobs.resume(job, budget={"usd": 5.0}, by=ANN, reason="worth it")
+    (lease,) = await harness.claim(1)
+    await harness.fail(lease)
+    await harness.store.jobs.resume(job, by=ANN)  # With nothing raised: the job's own history is enough.
 
 
-async def delete(stage: Stage) -> None:
-    await stage.store.jobs.delete((await stage.submit(hold=True)).id, force=True, by=ANN, reason="in the way")
-    await stage.store.jobs.delete(await failed_job(stage), by=ANN)
-    job = await stage.submit()
-    await stage.claim(1)
+async def delete(harness: StoreHarness) -> None:
+    await harness.store.jobs.delete((await harness.submit(hold=True)).id, force=True, by=ANN, reason="in the way")
+    await harness.store.jobs.delete(await failed_job(harness), by=ANN)
+    job = await harness.submit()
+    await harness.claim(1)
     for _ in range(2):
-        await stage.store.jobs.delete(job.id, force=True, by=ANN)
+        await harness.store.jobs.delete(job.id, force=True, by=ANN)
     with pytest.raises(Blocked):
-        await stage.store.jobs.delete((await stage.submit()).id, by=ANN)
+        await harness.store.jobs.delete((await harness.submit()).id, by=ANN)
 
 
-async def drain(stage: Stage) -> None:
-    await worker(stage)
-    await stage.store.workers.drain_host("box", by=ANN)
-    await stage.store.workers.drain("w1", by=ANN)
+async def drain(harness: StoreHarness) -> None:
+    await worker(harness)
+    await harness.store.workers.drain_host("box", by=ANN)
+    await harness.store.workers.drain("w1", by=ANN)
 
 
-async def lose_host(stage: Stage) -> None:
-    await worker(stage)
-    await stage.advance(61)
-    await stage.store.workers.lost("box", by=ANN)
+async def lose_host(harness: StoreHarness) -> None:
+    await worker(harness)
+    await harness.advance(61)
+    await harness.store.workers.lost("box", by=ANN)
 
 
-async def adopt_folder(stage: Stage) -> None:
+async def adopt_folder(harness: StoreHarness) -> None:
     first, second = RecordedFolder(id="a", path="/a"), RecordedFolder(id="b", path="/b")
-    await stage.store.shared_folder.write(first, instead_of=None)  # A first start, by itself.
-    await SharedFolderRecord(stage.store.database, by=ANN).write(second, instead_of=first)
-    assert not await SharedFolderRecord(stage.store.database, by=ANN).write(second, instead_of=first)
+    await harness.store.shared_folder.write(first, instead_of=None)  # A first start, by itself.
+    await SharedFolderRecord(harness.store.database, by=ANN).write(second, instead_of=first)
+    assert not await SharedFolderRecord(harness.store.database, by=ANN).write(second, instead_of=first)
 
 
-async def change_tools(stage: Stage) -> None:
+async def change_tools(harness: StoreHarness) -> None:
     for tools in ({}, {"a": "1", "b": "1"}, {"a": "1", "b": "1"}, {"b": "2", "c": "1"}):
-        await stage.store.audit.tools_loaded(ANN, "/tools.toml", tools)
+        await harness.store.audit.tools_loaded(ANN, "/tools.toml", tools)
 
 
 Acts = list[tuple[str, dict[str, Any] | None, dict[str, Any] | None]]
 CI = {"name": "ci", "role": "submitter", "expires_at": None}
 CHECK = {"program": "psql", "arguments": 1, "timeout": 5.0}
 OFF: dict[str, Any] = {"paused": False, "max_running": None, "max_depth": None}
-ACTS: dict[Callable[[Stage], Awaitable[None]], Acts] = {
+ACTS: dict[Callable[[StoreHarness], Awaitable[None]], Acts] = {
     make_and_remove_token: [("token.make", None, CI), ("token.remove", CI, None)],
     use_token: [("token.make", None, CI), ("token.use", {"used_at": None}, None)],
     steer_queue: [
@@ -175,16 +175,16 @@ ACTS: dict[Callable[[Stage], Awaitable[None]], Acts] = {
 
 @pytest.mark.parametrize("act", ACTS, ids=lambda act: act.__name__)
 async def test_act_leaves_one_row_and_no_change_leaves_none(
-    stage: Stage, act: Callable[[Stage], Awaitable[None]]
+    harness: StoreHarness, act: Callable[[StoreHarness], Awaitable[None]]
 ) -> None:
     """Who, when, what, before and after; no secret, and nothing for an act that was refused or changed nothing."""
-    began = stage.clock.now()
-    await act(stage)
-    rows = await trail(stage.store)
+    began = harness.clock.now()
+    await act(harness)
+    rows = await trail(harness.store)
     assert [(row.action, row.before, row.after) for row in rows] == ACTS[act]
     for row in rows:
         assert row.action in ACTIONS
-        assert began <= row.done_at <= stage.clock.now()
+        assert began <= row.done_at <= harness.clock.now()
         if row.action != "token.use":
             assert (row.actor, row.token_id, row.role, row.address) == (
                 ANN.name,
@@ -196,11 +196,13 @@ async def test_act_leaves_one_row_and_no_change_leaves_none(
     assert "hf_" not in repr(rows)
 
 
-async def test_rows_name_the_tenant_and_the_reason(stage: Stage) -> None:
-    job = await stage.submit(tenant="blue", hold=True)
-    await stage.store.jobs.delete(job.id, tenant="blue", force=True, by=ANN, reason="in\x1b[31m the\nway" + "!" * 1000)
-    await stage.store.queues.pause("q", by=ANN)
-    row, installation = await trail(stage.store)
+async def test_rows_name_the_tenant_and_the_reason(harness: StoreHarness) -> None:
+    job = await harness.submit(tenant="blue", hold=True)
+    await harness.store.jobs.delete(
+        job.id, tenant="blue", force=True, by=ANN, reason="in\x1b[31m the\nway" + "!" * 1000
+    )
+    await harness.store.queues.pause("q", by=ANN)
+    row, installation = await trail(harness.store)
     assert (row.tenant, row.subject) == ("blue", job.id)
     assert row.reason is not None
     assert row.reason.startswith("in the way!!")
@@ -208,36 +210,36 @@ async def test_rows_name_the_tenant_and_the_reason(stage: Stage) -> None:
     assert (installation.tenant, installation.reason) == (None, None)
 
 
-async def test_embedded_callers_are_named_by_their_account_and_what_they_say(stage: Stage) -> None:
-    await stage.store.queues.pause("q")
-    await stage.store.queues.resume("q", by="deploy script")
-    first, second = await trail(stage.store)
+async def test_embedded_callers_are_named_by_their_account_and_what_they_say(harness: StoreHarness) -> None:
+    await harness.store.queues.pause("q")
+    await harness.store.queues.resume("q", by="deploy script")
+    first, second = await trail(harness.store)
     assert first.actor == local_actor("embedded").name
     assert first.actor.startswith("embedded:")
     assert first.actor.endswith(f"@{socket.gethostname()}")
     assert (second.actor, second.token_id, second.role) == ("embedded:deploy script", None, None)
 
 
-async def test_refused_acts_leave_no_row(stage: Stage) -> None:
-    only = await stage.store.tokens.add("only", Role.ADMIN, secret=new_secret(), by=ANN)
+async def test_refused_acts_leave_no_row(harness: StoreHarness) -> None:
+    only = await harness.store.tokens.add("only", Role.ADMIN, secret=new_secret(), by=ANN)
     for refused in (
-        stage.store.tokens.add("only", Role.ADMIN, secret=new_secret(), by=ANN),
-        stage.store.tokens.remove(only.id, by=ANN),
-        stage.store.workers.drain_host("nowhere", by=ANN),
-        stage.store.workers.lost("nowhere", by=ANN),
-        stage.store.jobs.resolve((await stage.submit()).id, by=ANN),
+        harness.store.tokens.add("only", Role.ADMIN, secret=new_secret(), by=ANN),
+        harness.store.tokens.remove(only.id, by=ANN),
+        harness.store.workers.drain_host("nowhere", by=ANN),
+        harness.store.workers.lost("nowhere", by=ANN),
+        harness.store.jobs.resolve((await harness.submit()).id, by=ANN),
     ):
         with pytest.raises((Conflict, NotFound)):
             await refused
-    assert [row.action for row in await trail(stage.store)] == ["token.make"]
+    assert [row.action for row in await trail(harness.store)] == ["token.make"]
 
 
-async def test_use_of_a_token_is_recorded_when_it_was_silent_for_long(stage: Stage) -> None:
-    token = await stage.store.tokens.add("ci", Role.VIEWER, secret=new_secret(), tenant="blue")
+async def test_use_of_a_token_is_recorded_when_it_was_silent_for_long(harness: StoreHarness) -> None:
+    token = await harness.store.tokens.add("ci", Role.VIEWER, secret=new_secret(), tenant="blue")
     for days in (0.0, 1.0, SILENCE_DAYS + 1, 1.0):
-        await stage.advance(days * DAY)
-        await stage.store.tokens.use({token.id: "192.0.2.1", "01890000-0000-7000-8000-00000000dead": None})
-    first, later = await trail(stage.store, what="token.use")
+        await harness.advance(days * DAY)
+        await harness.store.tokens.use({token.id: "192.0.2.1", "01890000-0000-7000-8000-00000000dead": None})
+    first, later = await trail(harness.store, what="token.use")
     assert (first.actor, first.token_id, first.address, first.tenant) == ("ci", token.id, "192.0.2.1", "blue")
     assert later.before is not None
     assert (
@@ -249,14 +251,14 @@ async def test_use_of_a_token_is_recorded_when_it_was_silent_for_long(stage: Sta
 # Reading
 
 
-async def test_pages_go_from_new_to_old_without_gap_or_repeat(stage: Stage) -> None:
+async def test_pages_go_from_new_to_old_without_gap_or_repeat(harness: StoreHarness) -> None:
     for n in range(7):
-        await stage.store.queues.pause(f"q{n}", by=ANN)
-        await stage.advance(n % 2)  # Some at the same moment.
+        await harness.store.queues.pause(f"q{n}", by=ANN)
+        await harness.advance(n % 2)  # Some at the same moment.
     seen: list[str] = []
     cursor = None
     while True:
-        page = await stage.store.audit.list(limit=2, cursor=cursor)
+        page = await harness.store.audit.list(limit=2, cursor=cursor)
         seen += [row.subject for row in page.items]
         cursor = page.next_cursor
         if cursor is None:
@@ -264,15 +266,15 @@ async def test_pages_go_from_new_to_old_without_gap_or_repeat(stage: Stage) -> N
     assert seen == [f"q{n}" for n in reversed(range(7))]
 
 
-async def test_filters_of_the_trail(stage: Stage) -> None:
-    await stage.store.queues.pause("q", by=ANN)
-    await stage.advance(10)
-    middle = stage.clock.now()
-    await stage.store.queues.limit("q", cap=1, by="bob")
-    await stage.store.lanes.pause("L", by=ANN)
+async def test_filters_of_the_trail(harness: StoreHarness) -> None:
+    await harness.store.queues.pause("q", by=ANN)
+    await harness.advance(10)
+    middle = harness.clock.now()
+    await harness.store.queues.limit("q", cap=1, by="bob")
+    await harness.store.lanes.pause("L", by=ANN)
 
     async def found(**filters: Any) -> list[str]:
-        return [row.action for row in await trail(stage.store, **filters)]
+        return [row.action for row in await trail(harness.store, **filters)]
 
     assert await found(who="ann") == ["queue.pause", "lane.pause"]
     assert await found(who=ANN.token_id) == ["queue.pause", "lane.pause"]
@@ -285,24 +287,24 @@ async def test_filters_of_the_trail(stage: Stage) -> None:
     assert await found(since=middle, who="ann", what="lane") == ["lane.pause"]
     for wrong in ("x", "MTIz", "LTEuLTE=", "MS45OTk5OTk5OTk5OTk5OTk5OTk5OTk5OTk="):
         with pytest.raises(Invalid):
-            await stage.store.audit.list(cursor=wrong)
+            await harness.store.audit.list(cursor=wrong)
     with pytest.raises(Invalid):
-        await stage.store.audit.list(limit=0)
+        await harness.store.audit.list(limit=0)
     with pytest.raises(Invalid):
-        await stage.store.audit.list(since=middle.replace(tzinfo=None))
+        await harness.store.audit.list(since=middle.replace(tzinfo=None))
 
 
-async def test_rows_over_their_age_are_removed_in_bounded_steps(stage: Stage) -> None:
+async def test_rows_over_their_age_are_removed_in_bounded_steps(harness: StoreHarness) -> None:
     for n in range(5):
-        await stage.store.queues.pause(f"q{n}", by=ANN)
-    await stage.advance(10 * DAY)
-    await stage.store.queues.pause("new", by=ANN)
-    assert await stage.store.audit.forget(10 * DAY, limit=2) == 2
-    assert [row.subject for row in await trail(stage.store)] == ["q2", "q3", "q4", "new"]
-    await Pruner(stage.store, Retention()).run_once()
-    assert len(await trail(stage.store)) == 4
-    await Pruner(stage.store, Retention(), audit_age=10 * DAY).run_once()
-    assert [row.subject for row in await trail(stage.store)] == ["new"]
+        await harness.store.queues.pause(f"q{n}", by=ANN)
+    await harness.advance(10 * DAY)
+    await harness.store.queues.pause("new", by=ANN)
+    assert await harness.store.audit.forget(10 * DAY, limit=2) == 2
+    assert [row.subject for row in await trail(harness.store)] == ["q2", "q3", "q4", "new"]
+    await Pruner(harness.store, Retention()).run_once()
+    assert len(await trail(harness.store)) == 4
+    await Pruner(harness.store, Retention(), audit_age=10 * DAY).run_once()
+    assert [row.subject for row in await trail(harness.store)] == ["new"]
 
 
 def test_refused_tokens_are_counted_in_bounded_memory_and_one_bounded_row() -> None:

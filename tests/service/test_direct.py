@@ -16,7 +16,7 @@ from holdfast.assemble import api_of, direct_of
 from holdfast.cli.serve import bind
 from holdfast.config import Settings
 from holdfast.model import Role, Status
-from tests.support.in_process_worker import Rig, eventually
+from tests.support.in_process_workers import InProcessWorkers, eventually
 from tests.support.service import Quiet, Served, error_of, serving
 
 REFUSALS = 8
@@ -37,11 +37,11 @@ class Here(Served):
 
 
 @contextlib.asynccontextmanager
-async def direct(rig: Rig, **settings: Any) -> AsyncIterator[Here]:
-    """A server without a queue, with the rig's functions and state folder."""
-    served = Here(rig.settings.database_url or "", rig.settings.data_dir)
-    found: Settings = replace(rig.settings, port=served.port, queue_enabled=False, rate_limit=None, **settings)
-    served.app = app = api_of(found, background=direct_of(found, rig.functions))
+async def direct(workers: InProcessWorkers, **settings: Any) -> AsyncIterator[Here]:
+    """A server without a queue, with the workers's functions and state folder."""
+    served = Here(workers.settings.database_url or "", workers.settings.data_dir)
+    found: Settings = replace(workers.settings, port=served.port, queue_enabled=False, rate_limit=None, **settings)
+    served.app = app = api_of(found, background=direct_of(found, workers.functions))
     with bind(found) as listener:
         async with app.running():
             server = Quiet(app, found)
@@ -54,27 +54,27 @@ async def direct(rig: Rig, **settings: Any) -> AsyncIterator[Here]:
                 await task
 
 
-async def begun(rig: Rig) -> str:
+async def begun(workers: InProcessWorkers) -> str:
     """Wait until the one job there is has said that it began; return its id."""
 
     async def look() -> str | None:
-        jobs = (await rig.store.jobs.list(status=[Status.RUNNING])).items
-        return jobs[0].id if jobs and "began" in await rig.log(jobs[0]) else None
+        jobs = (await workers.store.jobs.list(status=[Status.RUNNING])).items
+        return jobs[0].id if jobs and "began" in await workers.log(jobs[0]) else None
 
     return await eventually(look, "the job runs")
 
 
-async def test_second_call_is_refused_at_once_while_the_first_runs(rig: Rig, tmp_path: Path) -> None:
+async def test_second_call_is_refused_at_once_while_the_first_runs(workers: InProcessWorkers, tmp_path: Path) -> None:
     """Proves O1."""
     gate = tmp_path / "gate"
-    async with direct(rig) as served, served.client() as client:
+    async with direct(workers) as served, served.client() as client:
         first = asyncio.create_task(client.post("/v1/jobs", json=sh(WAIT_FOR, gate)))
-        job_id = await begun(rig)
+        job_id = await begun(workers)
         full = await client.post("/v1/jobs", json=sh("true"))
         assert (full.status_code, error_of(full)["code"]) == (503, "at_capacity")
         assert full.headers["retry-after"] == "1"
         assert not first.done()
-        assert [job.id for job in (await rig.store.jobs.list()).items] == [job_id], "nothing of it is in the record"
+        assert [job.id for job in (await workers.store.jobs.list()).items] == [job_id], "nothing of it is in the record"
         gate.touch()
         ended = await first
         assert (ended.status_code, ended.json()["id"], ended.json()["status"]) == (201, job_id, "succeeded")
@@ -83,16 +83,16 @@ async def test_second_call_is_refused_at_once_while_the_first_runs(rig: Rig, tmp
         assert (again.json()["status"], again.json()["exit_code"]) == ("failed", 3)
 
 
-async def test_refusal_for_want_of_room_waits_for_nothing(rig: Rig, tmp_path: Path) -> None:
+async def test_refusal_for_want_of_room_waits_for_nothing(workers: InProcessWorkers, tmp_path: Path) -> None:
     """Proves O1: the fastest of many takes at most 100 ms longer than the fastest refusal for another reason.
 
     A busy machine delays both, and seldom all of one kind; a wait on the way would be in every one.
     """
     gate = tmp_path / "gate"
     seconds: dict[str, list[float]] = {"at_capacity": [], "invalid": []}
-    async with direct(rig) as served, served.client() as client:
+    async with direct(workers) as served, served.client() as client:
         first = asyncio.create_task(client.post("/v1/jobs", json=sh(WAIT_FOR, gate)))
-        await begun(rig)
+        await begun(workers)
         for _ in range(REFUSALS):
             for code, job in (("at_capacity", sh("true")), ("invalid", sh("true", lane="L"))):
                 began = time.perf_counter()
@@ -104,23 +104,23 @@ async def test_refusal_for_want_of_room_waits_for_nothing(rig: Rig, tmp_path: Pa
     assert min(seconds["at_capacity"]) < min(seconds["invalid"]) + 0.1, seconds
 
 
-async def test_record_is_the_same_as_with_the_queue(rig: Rig) -> None:
+async def test_record_is_the_same_as_with_the_queue(workers: InProcessWorkers) -> None:
     """Proves O1."""
     asked = sh("echo hello; echo out > output/file; echo x >&2; exit 3", max_attempts=2, retry={"base": 0, "cap": 0})
-    async with direct(rig) as served, served.client() as client:
+    async with direct(workers) as served, served.client() as client:
         answer = await client.post("/v1/jobs", json=asked)
         assert answer.status_code == 201
         ran = answer.json()
         files = (await client.get(ran["links"]["artifacts"])).json()["items"]
-    async with rig.worker():
-        queued = await rig.ended(await rig.store.jobs.submit(asked))
+    async with workers.worker():
+        queued = await workers.ended(await workers.store.jobs.submit(asked))
     told = []
-    for job in (await rig.get(ran["id"]), queued):
+    for job in (await workers.get(ran["id"]), queued):
         assert job.started_at is not None
         assert job.finished_at is not None
         assert job.requested_at <= job.started_at <= job.finished_at
-        attempts = await rig.store.attempts.list(job.id)
-        events = [(event.type, sorted(event.data), event.data.get("status")) for event in await rig.events(job)]
+        attempts = await workers.store.attempts.list(job.id)
+        events = [(event.type, sorted(event.data), event.data.get("status")) for event in await workers.events(job)]
         ends = [(one.attempt, one.cause, one.exit_code, one.error, one.phase) for one in attempts]
         told.append((job.status, job.exit_code, job.error, job.attempts, job.lease, job.last_seq, ends, events))
     assert told[0] == told[1]
@@ -128,49 +128,49 @@ async def test_record_is_the_same_as_with_the_queue(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
-async def test_function_runs_in_the_request_and_its_result_is_the_answer(rig: Rig) -> None:
+async def test_function_runs_in_the_request_and_its_result_is_the_answer(workers: InProcessWorkers) -> None:
     """Proves O1."""
 
-    @rig.functions.add(name="double")
+    @workers.functions.add(name="double")
     def double(n: int) -> int:
         return 2 * n
 
-    async with direct(rig) as served, served.client(await served.token(Role.SUBMITTER)) as client:
+    async with direct(workers) as served, served.client(await served.token(Role.SUBMITTER)) as client:
         asked = {"runner": "function", "spec": {"name": "double"}, "inputs": {"n": 4}}
         assert (await client.post("/v1/jobs", json=asked)).json()["result"] == 8
         unknown = await client.post("/v1/jobs", json={**asked, "spec": {"name": "triple"}})
-        assert (unknown.status_code, len((await rig.store.jobs.list()).items)) == (409, 1)
+        assert (unknown.status_code, len((await workers.store.jobs.list()).items)) == (409, 1)
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
 @pytest.mark.parametrize("on_disconnect", ["continue", "cancel"])
 async def test_client_that_goes_away_lets_the_job_go_on_or_takes_it_along(
-    rig: Rig, tmp_path: Path, on_disconnect: str
+    workers: InProcessWorkers, tmp_path: Path, on_disconnect: str
 ) -> None:
     """Proves O1."""
     gate = tmp_path / "gate"
-    async with direct(rig, on_disconnect=on_disconnect) as served:
+    async with direct(workers, on_disconnect=on_disconnect) as served:
         async with served.client() as client:
             call = asyncio.create_task(client.post("/v1/jobs", json=sh(WAIT_FOR, gate)))
-            job_id = await begun(rig)
+            job_id = await begun(workers)
             call.cancel()
             await asyncio.wait([call])
         if on_disconnect == "cancel":
-            await rig.ended(job_id, Status.CANCELLED)
-            (audit,) = await rig.events(job_id, "audit")
+            await workers.ended(job_id, Status.CANCELLED)
+            (audit,) = await workers.events(job_id, "audit")
             assert audit.data["reason"] == "its client went away"
         else:
             gate.touch()
-            await rig.ended(job_id, Status.SUCCEEDED)
+            await workers.ended(job_id, Status.SUCCEEDED)
 
 
-async def test_repeat_of_a_call_joins_the_job_and_needs_no_room(rig: Rig, tmp_path: Path) -> None:
+async def test_repeat_of_a_call_joins_the_job_and_needs_no_room(workers: InProcessWorkers, tmp_path: Path) -> None:
     """Proves O1, J12."""
     gate = tmp_path / "gate"
-    async with direct(rig) as served, served.client() as client:
+    async with direct(workers) as served, served.client() as client:
         key = {"Idempotency-Key": "once"}
         first = asyncio.create_task(client.post("/v1/jobs", json=sh(WAIT_FOR, gate), headers=key))
-        job_id = await begun(rig)
+        job_id = await begun(workers)
         soon = await client.post("/v1/jobs", json=sh(WAIT_FOR, gate), headers={**key, "Prefer": "wait=0"})
         assert (soon.status_code, soon.json()["id"], soon.json()["status"]) == (200, job_id, "running")
         other = await client.post("/v1/jobs", json=sh("true"), headers=key)
@@ -182,9 +182,9 @@ async def test_repeat_of_a_call_joins_the_job_and_needs_no_room(rig: Rig, tmp_pa
         assert (await client.post("/v1/jobs", json=sh("true"), headers=key)).status_code == 409
 
 
-async def test_what_needs_a_queue_is_refused_by_name_and_leaves_nothing(rig: Rig) -> None:
+async def test_what_needs_a_queue_is_refused_by_name_and_leaves_nothing(workers: InProcessWorkers) -> None:
     """Proves O1."""
-    async with direct(rig) as served, served.client() as client:
+    async with direct(workers) as served, served.client() as client:
         later = "2100-01-01T00:00:00Z"
         waits: dict[str, Any] = {"lane": "a", "hold": True, "available_at": later, "queue_timeout": 5}
         for field, value in waits.items():
@@ -192,10 +192,10 @@ async def test_what_needs_a_queue_is_refused_by_name_and_leaves_nothing(rig: Rig
             assert (refused.status_code, error_of(refused)["details"]["field"]) == (422, field)
         bulk = await client.post("/v1/jobs/bulk", json={"jobs": [sh("true")]})
         assert (bulk.status_code, error_of(bulk)["code"]) == (409, "queue_off")
-        await rig.store.queues.pause("default")
+        await workers.store.queues.pause("default")
         assert error_of(await client.post("/v1/jobs", json=sh("true")))["code"] == "paused"
-        await rig.store.queues.resume("default")
-        assert (await rig.store.jobs.list()).items == []
+        await workers.store.queues.resume("default")
+        assert (await workers.store.jobs.list()).items == []
         made = (await client.post("/v1/jobs", json=sh("true"))).json()
         taken = await client.post("/v1/jobs", json=sh("true", id=made["id"]))
         assert taken.status_code == 409
@@ -205,26 +205,28 @@ async def test_what_needs_a_queue_is_refused_by_name_and_leaves_nothing(rig: Rig
 
 @pytest.mark.parametrize("kind", ["sqlite"])
 async def test_server_that_is_told_to_leave_answers_with_the_job_as_it_is_and_the_next_one_ends_it(
-    rig: Rig, tmp_path: Path
+    workers: InProcessWorkers, tmp_path: Path
 ) -> None:
     """Proves O1."""
     gate = tmp_path / "gate"
-    async with direct(rig) as served, served.client() as client:
+    async with direct(workers) as served, served.client() as client:
         call = asyncio.create_task(client.post("/v1/jobs", json=sh(WAIT_FOR, gate)))
-        job_id = await begun(rig)
+        job_id = await begun(workers)
         served.app.leave()
         answer = await call
         assert (answer.status_code, answer.json()["id"], answer.json()["status"]) == (201, job_id, "running")
         late = await client.post("/v1/jobs", json=sh("true"))
         assert error_of(late)["code"] == "at_capacity"
-    async with direct(rig):
+    async with direct(workers):
         gate.touch()
-        ended = await rig.ended(job_id, Status.SUCCEEDED)
-    assert (ended.attempts, await rig.log(job_id)) == (1, ["began", "done"])
+        ended = await workers.ended(job_id, Status.SUCCEEDED)
+    assert (ended.attempts, await workers.log(job_id)) == (1, ["began", "done"])
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
-async def test_killed_in_the_middle_the_next_server_adopts_and_ends_it(rig: Rig, tmp_path: Path) -> None:
+async def test_killed_in_the_middle_the_next_server_adopts_and_ends_it(
+    workers: InProcessWorkers, tmp_path: Path
+) -> None:
     """Proves O1."""
     gate, marker = tmp_path / "gate", tmp_path / "marker"
     settings = {
@@ -235,10 +237,10 @@ async def test_killed_in_the_middle_the_next_server_adopts_and_ends_it(rig: Rig,
         "heartbeat_interval": "1",
         "on_disconnect": "cancel",
     }
-    with serving(rig.settings.database_url or "", rig.settings.data_dir, **settings) as served:
+    with serving(workers.settings.database_url or "", workers.settings.data_dir, **settings) as served:
         async with served.client() as client:
             call = asyncio.create_task(client.post("/v1/jobs", json=sh(f"echo >> {marker}; {WAIT_FOR}", gate)))
-            job_id = await begun(rig)
+            job_id = await begun(workers)
             await asyncio.to_thread(served.kill)
             with pytest.raises(httpx.TransportError):
                 await call
@@ -246,9 +248,9 @@ async def test_killed_in_the_middle_the_next_server_adopts_and_ends_it(rig: Rig,
             full = await eventually(lambda: refused(client), "what it adopted counts")
             assert error_of(full)["code"] == "at_capacity"
             gate.touch()
-            ended = await rig.ended(job_id, Status.SUCCEEDED)
-        assert (ended.attempts, marker.read_text(), await rig.log(job_id)) == (1, "\n", ["began", "done"])
-        adopted = [event for event in await rig.events(job_id, "lease") if event.data["lease"] == "adopted"]
+            ended = await workers.ended(job_id, Status.SUCCEEDED)
+        assert (ended.attempts, marker.read_text(), await workers.log(job_id)) == (1, "\n", ["began", "done"])
+        adopted = [event for event in await workers.events(job_id, "lease") if event.data["lease"] == "adopted"]
         assert len(adopted) == 1
 
 

@@ -16,10 +16,10 @@ from holdfast.api import depths
 from holdfast.api.depths import Depths
 from holdfast.model import Role, Status
 from holdfast.runner.attempt_folder import AttemptFolder
-from tests.support.in_process_worker import Rig, eventually
+from tests.support.in_process_workers import InProcessWorkers, eventually
 from tests.support.service import FUNCTION, Served, opened, serving_here
-from tests.support.store_fixture import Stage
-from tests.support.worker_processes import Fleet
+from tests.support.store_harness import StoreHarness
+from tests.support.worker_processes import WorkerProcesses
 
 Figures = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -55,11 +55,11 @@ async def test_jobs_are_counted_by_queue_and_status_and_the_oldest_has_an_age(se
             assert value(await figures(stranger), "holdfast_jobs") == 0
 
 
-async def test_what_workers_did_is_told_by_the_server_and_by_name(rig: Rig, tmp_path: Path) -> None:
-    url = rig.settings.database_url or ""
-    async with serving_here(url, tmp_path / "data") as served, served.client() as client, rig.worker() as worker:
-        await rig.ended(await rig.sh("true"), Status.SUCCEEDED)
-        await rig.ended(await rig.sh("exit 1", max_attempts=2, retry={"base": 0, "cap": 0}), Status.FAILED)
+async def test_what_workers_did_is_told_by_the_server_and_by_name(workers: InProcessWorkers, tmp_path: Path) -> None:
+    url = workers.settings.database_url or ""
+    async with serving_here(url, tmp_path / "data") as served, served.client() as client, workers.worker() as worker:
+        await workers.ended(await workers.sh("true"), Status.SUCCEEDED)
+        await workers.ended(await workers.sh("exit 1", max_attempts=2, retry={"base": 0, "cap": 0}), Status.FAILED)
 
         async def told() -> Figures | None:
             found = await figures(client)
@@ -77,18 +77,21 @@ async def test_what_workers_did_is_told_by_the_server_and_by_name(rig: Rig, tmp_
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
-async def test_adoptions_and_losses_are_counted(rig: Rig, tmp_path: Path) -> None:
-    async with serving_here(rig.settings.database_url or "", tmp_path / "data") as served, served.client() as client:
-        kept, lost = await rig.sh("sleep 600"), await rig.sh("sleep 600")
-        async with rig.worker():
-            await rig.running(kept)
-            await rig.running(lost)
-        (folder,) = [folder for folder in rig.folders if lost.id in folder.name]
+async def test_adoptions_and_losses_are_counted(workers: InProcessWorkers, tmp_path: Path) -> None:
+    async with (
+        serving_here(workers.settings.database_url or "", tmp_path / "data") as served,
+        served.client() as client,
+    ):
+        kept, lost = await workers.sh("sleep 600"), await workers.sh("sleep 600")
+        async with workers.worker():
+            await workers.running(kept)
+            await workers.running(lost)
+        (folder,) = [folder for folder in workers.folders if lost.id in folder.name]
         kill_supervisor(folder)
-        async with rig.worker():
-            await rig.ended(lost, Status.FAILED)
-            await rig.store.jobs.cancel(kept.id)
-            await rig.ended(kept, Status.CANCELLED)
+        async with workers.worker():
+            await workers.ended(lost, Status.FAILED)
+            await workers.store.jobs.cancel(kept.id)
+            await workers.ended(kept, Status.CANCELLED)
 
             async def told() -> bool:
                 found = await figures(client)
@@ -147,14 +150,14 @@ async def test_a_deep_queue_hides_no_other(served: Served) -> None:
 
 
 async def test_depths_that_are_slow_to_count_are_kept_fresh_beside_the_answers(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    harness: StoreHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves T7. Every count is slow here; answers come from the last one, and it is soon followed by another."""
     monkeypatch.setattr(depths, "FEW", -1)
-    counts = Depths(stage.store)
+    counts = Depths(harness.store)
     first = await counts.get()
     assert first.depths == []
-    await stage.submit()
+    await harness.submit()
     assert (await counts.get()) is first
     task = asyncio.create_task(counts.run())
 
@@ -169,9 +172,11 @@ async def test_depths_that_are_slow_to_count_are_kept_fresh_beside_the_answers(
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_counters_are_those_of_the_database_whatever_became_of_the_workers(fleet: Fleet, tmp_path: Path) -> None:
+async def test_counters_are_those_of_the_database_whatever_became_of_the_workers(
+    processes: WorkerProcesses, tmp_path: Path
+) -> None:
     """Proves T7. Workers leave in order, by SIGTERM, by kill -9, and come again; another forgets the dead one's row."""
-    async with serving_here(fleet.settings.url, tmp_path / "data") as served, served.client() as client:
+    async with serving_here(processes.settings.url, tmp_path / "data") as served, served.client() as client:
         sums: list[dict[str, float]] = []
 
         async def counted() -> dict[str, float]:
@@ -183,25 +188,25 @@ async def test_counters_are_those_of_the_database_whatever_became_of_the_workers
         async def agree() -> bool:
             """The scrape says what the record of all attempts says."""
             sums.append(await counted())
-            return sums[-1] == await recorded(fleet)
+            return sums[-1] == await recorded(processes)
 
-        member = fleet.start({"default": 4})
-        await some_jobs(fleet)
+        member = processes.start({"default": 4})
+        await some_jobs(processes)
         await eventually(agree, "counted while the worker lives")
         member.signal(signal.SIGTERM)
         assert await member.dead() == 0
         assert await agree(), "counted after it left"
-        member = fleet.start({"default": 4})
-        await some_jobs(fleet)
+        member = processes.start({"default": 4})
+        await some_jobs(processes)
         await eventually(agree, "counted again")
         member.kill()
         assert await agree(), "counted after kill -9"
-        fleet.start({"default": 4})
-        await some_jobs(fleet)
+        processes.start({"default": 4})
+        await some_jobs(processes)
         await eventually(agree, "counted when another has taken over")
 
         async def forgotten() -> bool:
-            return len(await fleet.store.workers.list()) == 1
+            return len(await processes.store.workers.list()) == 1
 
         await eventually(forgotten, "the dead worker's row is gone")
         assert await agree()
@@ -209,40 +214,40 @@ async def test_counters_are_those_of_the_database_whatever_became_of_the_workers
             assert all(before[name] <= after[name] for name in before), (before, after)
 
 
-async def some_jobs(fleet: Fleet) -> None:
-    jobs = [await fleet.sh(script) for script in ("true", "true", "exit 1")]
-    jobs.append(await fleet.sh("exit 2", max_attempts=2, retry={"base": 0, "cap": 0, "on": ["failed"]}))
+async def some_jobs(processes: WorkerProcesses) -> None:
+    jobs = [await processes.sh(script) for script in ("true", "true", "exit 1")]
+    jobs.append(await processes.sh("exit 2", max_attempts=2, retry={"base": 0, "cap": 0, "on": ["failed"]}))
     for job in jobs:
-        await fleet.ended(job)
+        await processes.ended(job)
 
 
-async def recorded(fleet: Fleet) -> dict[str, int]:
+async def recorded(processes: WorkerProcesses) -> dict[str, int]:
     """What the attempts in the database say."""
     ends = Counter[str]()
     claims = 0
-    for job in (await fleet.store.jobs.list(limit=1000)).items:
+    for job in (await processes.store.jobs.list(limit=1000)).items:
         claims += job.attempt
         ends[job.status] += 1
         ends["queued"] += job.attempt - 1
     return {name: ends[name] for name in ("succeeded", "failed", "queued")} | {"claims": claims}
 
 
-async def test_worker_whose_row_was_removed_counts_nothing_twice(rig: Rig) -> None:
+async def test_worker_whose_row_was_removed_counts_nothing_twice(workers: InProcessWorkers) -> None:
     """A person said that its host is gone; it was only cut off, and comes back with all that it ever counted."""
-    async with rig.worker() as worker:
-        await rig.ended(await rig.sh("true"), Status.SUCCEEDED)
+    async with workers.worker() as worker:
+        await workers.ended(await workers.sh("true"), Status.SUCCEEDED)
 
         async def sum_is(count: int) -> bool:
-            reports = [await rig.store.workers.totals(), *(w.figures for w in await rig.store.workers.list())]
+            reports = [await workers.store.workers.totals(), *(w.figures for w in await workers.store.workers.list())]
             return sum(int(report.get("claims", 0)) for report in reports) == count
 
         await eventually(lambda: sum_is(1), "it reports")
-        await rig.store.workers.forget(worker.id)
+        await workers.store.workers.forget(worker.id)
         assert await sum_is(1)
-        await rig.ended(await rig.sh("true"), Status.SUCCEEDED)
+        await workers.ended(await workers.sh("true"), Status.SUCCEEDED)
         await eventually(lambda: sum_is(2), "it registers and reports again")
     assert await sum_is(2)
-    assert (await rig.store.workers.totals())["finishes"] == {"succeeded": 2}
+    assert (await workers.store.workers.totals())["finishes"] == {"succeeded": 2}
 
 
 async def test_server_leaves_its_counts_behind(clean_url: str, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from holdfast.submission import PIPELINES, SPECS
 from tests.service.test_direct import direct
 from tests.support.engine import Daemon
 from tests.support.engine import image as busybox
-from tests.support.in_process_worker import Rig
+from tests.support.in_process_workers import InProcessWorkers
 from tests.support.service import Served, error_of, serving_here
 from tests.support.supervisor_harness import needs_root
 
@@ -201,9 +201,9 @@ async def test_root_needs_a_setting_also_for_admins_and_tools(clean_url: str, tm
             assert refused_field(await client.post("/v1/jobs", json=having(PROCESS, "user", "0"))) == "spec.user"
 
 
-async def test_direct_mode_refuses_privileged_fields(rig: Rig) -> None:
+async def test_direct_mode_refuses_privileged_fields(workers: InProcessWorkers) -> None:
     """Proves I1."""
-    async with direct(rig, allow_raw=True) as served:
+    async with direct(workers, allow_raw=True) as served:
         async with served.client(await served.token(Role.SUBMITTER)) as client:
             assert refused_field(await client.post("/v1/jobs", json=having(PROCESS, "user", "65532"))) == "spec.user"
             assert (await client.post("/v1/jobs", json=PROCESS)).json()["status"] == "succeeded"
@@ -228,9 +228,11 @@ async def test_the_command_line_says_which_field_is_refused(clean_url: str, tmp_
 
 
 @needs_root
-async def test_a_program_with_the_database_is_trusted_but_root_is_refused_by_the_worker(rig: Rig) -> None:
+async def test_a_program_with_the_database_is_trusted_but_root_is_refused_by_the_worker(
+    workers: InProcessWorkers,
+) -> None:
     """Proves I1."""
-    async with Holdfast(rig.settings.url) as app:
+    async with Holdfast(workers.settings.url) as app:
         other = await app.store.jobs.submit({"runner": "process", "spec": {"command": ["id", "-u"], "user": "12345"}})
         roots = [
             await app.store.jobs.submit(
@@ -238,59 +240,61 @@ async def test_a_program_with_the_database_is_trusted_but_root_is_refused_by_the
             )
             for user in ("0", "root", "0:5", "12345:0")
         ]
-    for parent in [rig.settings.state.parent, *rig.settings.state.parent.parents]:
+    for parent in [workers.settings.state.parent, *workers.settings.state.parent.parents]:
         if parent != Path("/") and not parent.stat().st_mode & 0o001:
             parent.chmod(parent.stat().st_mode | 0o011)
-    async with rig.worker():
-        await rig.ended(other, Status.SUCCEEDED)
+    async with workers.worker():
+        await workers.ended(other, Status.SUCCEEDED)
         for job in roots:
-            failed = await rig.ended(job, Status.FAILED)
+            failed = await workers.ended(job, Status.FAILED)
             assert failed.error is not None
             assert (failed.error.code, failed.attempt) == ("root_refused", 1)
             assert "HOLDFAST_ALLOW_ROOT_JOBS" in failed.error.message
-    assert await rig.log(other) == ["12345"]
-    rig.set(allow_root_jobs=True)
-    allowed = await rig.command("id", "-u", spec={"user": "0"})
-    async with rig.worker():
-        await rig.ended(allowed, Status.SUCCEEDED)
-    assert await rig.log(allowed) == ["0"]
+    assert await workers.log(other) == ["12345"]
+    workers.set(allow_root_jobs=True)
+    allowed = await workers.command("id", "-u", spec={"user": "0"})
+    async with workers.worker():
+        await workers.ended(allowed, Status.SUCCEEDED)
+    assert await workers.log(allowed) == ["0"]
 
 
 @needs_root
-async def test_a_check_is_not_run_as_root_either(rig: Rig, tmp_path: Path) -> None:
+async def test_a_check_is_not_run_as_root_either(workers: InProcessWorkers, tmp_path: Path) -> None:
     """Proves I1."""
     check = {"command": ["touch", str(tmp_path / "ran")], "timeout": 60}
-    job = await rig.sh("true", spec={"user": "root"}, check=check)
-    async with rig.worker():
-        failed = await rig.ended(job, Status.FAILED)
+    job = await workers.sh("true", spec={"user": "root"}, check=check)
+    async with workers.worker():
+        failed = await workers.ended(job, Status.FAILED)
     assert failed.error is not None
     assert failed.error.code == "root_refused"
     assert not (tmp_path / "ran").exists()
 
 
-async def test_root_of_an_image_is_refused_by_the_worker(rig: Rig, dock: Daemon) -> None:
+async def test_root_of_an_image_is_refused_by_the_worker(workers: InProcessWorkers, docker: Daemon) -> None:
     """By number, by a name of the image, by its group, and by the group that the image puts it into. Proves I1."""
-    dock.docker("import", "-", "holdfast-roots:1", stdin=with_users())
+    docker.docker("import", "-", "holdfast-roots:1", stdin=with_users())
     users = ("0", "12345:0", "toor", "ingroup", "member", "oddly")
-    jobs = [await rig.box("id", spec={"image": "holdfast-roots:1", "user": user}) for user in users]
-    fine = await rig.box("id -u; id -G", spec={"image": "holdfast-roots:1", "user": "plain"})
-    async with rig.worker():
+    jobs = [await workers.box("id", spec={"image": "holdfast-roots:1", "user": user}) for user in users]
+    fine = await workers.box("id -u; id -G", spec={"image": "holdfast-roots:1", "user": "plain"})
+    async with workers.worker():
         for job in jobs:
-            failed = await rig.ended(job, Status.FAILED)
+            failed = await workers.ended(job, Status.FAILED)
             assert failed.error is not None
             assert (failed.error.code, failed.attempt) == ("root_refused", 1), (job.spec, failed.error)
-        await rig.ended(fine, Status.SUCCEEDED)
-    assert await rig.log(fine) == ["4000", "4000"]
+        await workers.ended(fine, Status.SUCCEEDED)
+    assert await workers.log(fine) == ["4000", "4000"]
 
 
-async def test_users_of_an_image_that_cannot_be_looked_up_fail_the_start(rig: Rig, dock: Daemon) -> None:
+async def test_users_of_an_image_that_cannot_be_looked_up_fail_the_start(
+    workers: InProcessWorkers, docker: Daemon
+) -> None:
     """A list of groups behind a link is the engine's to follow, and not ours to read. Proves I1."""
-    dock.docker("import", "-", "holdfast-linked:1", stdin=with_users(linked=True))
-    job = await rig.box("id", spec={"image": "holdfast-linked:1", "user": "plain"})
-    number = await rig.box("id -u", spec={"image": "holdfast-linked:1", "user": "4000"})
-    async with rig.worker():
-        failed = await rig.ended(job, Status.FAILED)
-        await rig.ended(number, Status.SUCCEEDED)
+    docker.docker("import", "-", "holdfast-linked:1", stdin=with_users(linked=True))
+    job = await workers.box("id", spec={"image": "holdfast-linked:1", "user": "plain"})
+    number = await workers.box("id -u", spec={"image": "holdfast-linked:1", "user": "4000"})
+    async with workers.worker():
+        failed = await workers.ended(job, Status.FAILED)
+        await workers.ended(number, Status.SUCCEEDED)
     assert failed.error is not None
     assert (failed.error.code, failed.attempt) == ("start_failed", 1)
     assert "/etc/group of the image is not a regular file" in failed.error.message

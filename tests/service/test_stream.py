@@ -23,9 +23,9 @@ from holdfast.store import Store
 from holdfast.store.events import Events
 from holdfast.store.postgres import PostgresDatabase
 from holdfast.store.tokens import new_secret
-from tests.support.in_process_worker import Rig, eventually
+from tests.support.in_process_workers import InProcessWorkers, eventually
 from tests.support.service import FUNCTION, Served, error_of, events_of, opened, serving, serving_here
-from tests.support.store_fixture import Stage
+from tests.support.store_harness import StoreHarness
 
 PAIR = Claimable(queue="default", capability="function:f", domain="function")
 NDJSON = {"Accept": "application/x-ndjson"}
@@ -497,10 +497,10 @@ async def test_stream_goes_on_when_the_database_drops_every_connection(served: S
         assert events[-1]["event"] == "end"
 
 
-async def test_stream_that_begins_while_its_server_stops_is_cut_and_does_not_end(stage: Stage) -> None:
+async def test_stream_that_begins_while_its_server_stops_is_cut_and_does_not_end(harness: StoreHarness) -> None:
     """Proves E3, E4. A client that sees it end in order would take that for the end of the job."""
-    job = await stage.submit()
-    hub = Fanout(stage.store)
+    job = await harness.submit()
+    hub = Fanout(harness.store)
     hub.stop()
     sent: list[dict[str, Any]] = []
 
@@ -529,10 +529,10 @@ async def test_stream_that_begins_while_its_server_stops_is_cut_and_does_not_end
 
 
 async def test_hub_keeps_nothing_for_a_follower_that_left_while_it_read(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    harness: StoreHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves E5: what nobody follows takes no memory."""
-    job, hub, page = await stage.submit(), Fanout(stage.store), stage.store.events.page
+    job, hub, page = await harness.submit(), Fanout(harness.store), harness.store.events.page
     reading, go = asyncio.Event(), asyncio.Event()
 
     async def slowly(*asked: Any, **more: Any) -> Any:
@@ -542,8 +542,8 @@ async def test_hub_keeps_nothing_for_a_follower_that_left_while_it_read(
         return found
 
     async with hub.follow(job.id, tenant="default", after=0):
-        await stage.store.jobs.cancel(job.id)
-        monkeypatch.setattr(stage.store.events, "page", slowly)
+        await harness.store.jobs.cancel(job.id)
+        monkeypatch.setattr(harness.store.events, "page", slowly)
         look = asyncio.create_task(hub.look())
         await reading.wait()
     go.set()
@@ -580,16 +580,19 @@ async def test_server_that_is_told_to_stop_lets_streams_go_and_the_next_one_goes
             assert events[-1]["event"] == "end"
 
 
-async def test_real_process_is_followed_while_it_is_adopted(rig: Rig, tmp_path: Path) -> None:
+async def test_real_process_is_followed_while_it_is_adopted(workers: InProcessWorkers, tmp_path: Path) -> None:
     """Proves E3, E7."""
-    async with serving_here(rig.settings.database_url or "", tmp_path / "data") as served, served.client() as client:
+    async with (
+        serving_here(workers.settings.database_url or "", tmp_path / "data") as served,
+        served.client() as client,
+    ):
         script = 'for n in 1 2 3 4 5 6; do echo "line $n"; sleep 0.3; done; echo \'{"event":"progress","percent":9}\''
-        job = await rig.sh(script)
+        job = await workers.sh(script)
         following = asyncio.create_task(sse(client, job.id))
-        async with rig.worker():
-            await rig.says(job, "line 2")
-        async with rig.worker():
-            await rig.ended(job, Status.SUCCEEDED)
+        async with workers.worker():
+            await workers.says(job, "line 2")
+        async with workers.worker():
+            await workers.ended(job, Status.SUCCEEDED)
             events = [json.loads(event["data"]) for event in (await asyncio.wait_for(following, 60))[:-1]]
         assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
         lines = [line for event in events if event["type"] == "log" for line in event["data"]["lines"]]

@@ -12,7 +12,7 @@ from holdfast.duties.upload_cleaner import Uploads
 from holdfast.errors import NotFound
 from holdfast.model import Role, Status, new_id
 from holdfast.runner.uploads import JobUploads
-from tests.support.in_process_worker import Rig, eventually
+from tests.support.in_process_workers import InProcessWorkers, eventually
 from tests.support.service import Served, error_of, serving_here
 
 CAP = 100_000
@@ -42,9 +42,9 @@ def left(shared: Path) -> list[str]:
     return [str(path) for kind in ("uploads/*", "inputs") for path in shared.glob(f"{kind}/*")]
 
 
-async def test_job_gets_copies_of_what_was_uploaded_and_keeps_them_until_it_is_gone(rig: Rig) -> None:
-    url, shared = rig.settings.database_url or "", rig.settings.shared
-    async with serving_here(url, rig.settings.data_dir) as served, served.client() as client, rig.worker():
+async def test_job_gets_copies_of_what_was_uploaded_and_keeps_them_until_it_is_gone(workers: InProcessWorkers) -> None:
+    url, shared = workers.settings.database_url or "", workers.settings.shared
+    async with serving_here(url, workers.settings.data_dir) as served, served.client() as client, workers.worker():
         made = await client.post("/v1/uploads", files=files(a_txt=b"one", deep__b_txt=b"two"))
         assert made.status_code == 201, made.text
         assert made.json()["files"] == [{"path": "a.txt", "size": 3}, {"path": "deep/b.txt", "size": 3}]
@@ -52,10 +52,10 @@ async def test_job_gets_copies_of_what_was_uploaded_and_keeps_them_until_it_is_g
         first = (await client.post("/v1/jobs", json=cat(upload))).json()
         bulk = await client.post("/v1/jobs/bulk", json={"jobs": [cat(upload, max_attempts=2)]})
         for job in (first["id"], *bulk.json()["ids"]):
-            await rig.ended(job, Status.SUCCEEDED)
-            assert await rig.log(job) == ["./a.txt one", "./deep/b.txt two"], "and what a job changes is its own"
+            await workers.ended(job, Status.SUCCEEDED)
+            assert await workers.log(job) == ["./a.txt one", "./deep/b.txt two"], "and what a job changes is its own"
         inputs = JobUploads(shared)
-        sweep = Uploads(rig.store, inputs, grace=0, day=0)
+        sweep = Uploads(workers.store, inputs, grace=0, day=0)
         assert await sweep.run_once() == 1, "the upload is old, and both jobs are there"
         assert inputs.given(first["id"], [upload]).keys() == {"a.txt", "deep/b.txt"}
         late = await client.post("/v1/jobs", json=cat(upload))
@@ -121,16 +121,16 @@ async def cut_in_the_middle(served: Served, shared: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
-async def test_upload_is_its_tenants_and_a_tool_must_want_it(rig: Rig, tmp_path: Path) -> None:
+async def test_upload_is_its_tenants_and_a_tool_must_want_it(workers: InProcessWorkers, tmp_path: Path) -> None:
     """Proves N5, O8."""
     tools = tmp_path / "tools.toml"
     tools.write_text(TOOLS)
-    url = rig.settings.database_url or ""
-    async with serving_here(url, rig.settings.data_dir, tools=tools, upload_max_bytes=CAP) as served:
+    url = workers.settings.database_url or ""
+    async with serving_here(url, workers.settings.data_dir, tools=tools, upload_max_bytes=CAP) as served:
         blue, green = [await served.token(Role.SUBMITTER, tenant) for tenant in ("blue", "default")]
         async with served.client(blue) as client:
             foreign = (await client.post("/v1/uploads", files=files(a=b"x"))).json()["upload"]
-        async with served.client(green) as client, rig.worker():
+        async with served.client(green) as client, workers.worker():
             mine = (await client.post("/v1/uploads", files=files(deep__b_txt=b"two"))).json()["upload"]
             for job, status in (
                 ({"tool": "open", "uploads": [foreign]}, 404),
@@ -141,17 +141,17 @@ async def test_upload_is_its_tenants_and_a_tool_must_want_it(rig: Rig, tmp_path:
                 answer = await client.post("/v1/jobs", json=job)
                 assert answer.status_code == status, (job, answer.text)
             made = await client.post("/v1/jobs", json={"tool": "open", "uploads": [mine]})
-            await rig.ended(made.json()["id"], Status.SUCCEEDED)
-            assert await rig.log(made.json()["id"]) == ["two"]
+            await workers.ended(made.json()["id"], Status.SUCCEEDED)
+            assert await workers.log(made.json()["id"]) == ["two"]
             large = [("file", (name, b"x" * (CAP - 10))) for name in ("c", "d")]
             two = [(await client.post("/v1/uploads", files=[one])).json()["upload"] for one in large]
             assert (await client.post("/v1/jobs", json={"tool": "open", "uploads": two})).status_code == 413
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
-async def test_job_whose_files_are_not_here_says_so(rig: Rig) -> None:
-    async with rig.worker():
-        failed = await rig.ended(await rig.store.jobs.submit(cat(new_id())), Status.FAILED)
+async def test_job_whose_files_are_not_here_says_so(workers: InProcessWorkers) -> None:
+    async with workers.worker():
+        failed = await workers.ended(await workers.store.jobs.submit(cat(new_id())), Status.FAILED)
     assert failed.error is not None
     assert failed.error.code == "start_failed"
     assert "shared folder" in failed.error.message

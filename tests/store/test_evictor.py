@@ -19,7 +19,7 @@ from holdfast.store import Store, open_store
 from holdfast.store.snapshots import NewSnapshot
 from holdfast.store.tasks import PlannedTask
 from tests.support.disks import MIB, disk, missing
-from tests.support.store_fixture import TTL, Stage
+from tests.support.store_harness import TTL, StoreHarness
 
 PAIR = Claimable(queue="default", capability="function:f", domain="function")
 
@@ -72,37 +72,37 @@ class Bench:
 
 
 @pytest.fixture
-def bench(stage: Stage, tmp_path: Path) -> Bench:
-    return Bench(stage.store, tmp_path, most=10_000)
+def bench(harness: StoreHarness, tmp_path: Path) -> Bench:
+    return Bench(harness.store, tmp_path, most=10_000)
 
 
 def folders_left(bench: Bench) -> Sequence[str]:
     return [*bench.folders.names(), *os.listdir(bench.folders.root / TEMPORARY)]
 
 
-async def test_full_store_evicts_what_may_go_and_else_is_cache_full(stage: Stage, bench: Bench) -> None:
+async def test_full_store_evicts_what_may_go_and_else_is_cache_full(harness: StoreHarness, bench: Bench) -> None:
     """Proves P11."""
     lease = await bench.lease()
     old, used, fresh, last = (bench.plan(name).tasks[0] for name in ("old", "used", "fresh", "last"))
     for task in (old, used):
         await bench.build(lease, task, 3000)
-        await stage.advance(1)
+        await harness.advance(1)
     await bench.plans(await bench.lease(), used)
-    await stage.advance(3600)
-    await stage.store.leases.beat("w1", [lease], ttl=TTL)
+    await harness.advance(3600)
+    await harness.store.leases.beat("w1", [lease], ttl=TTL)
     assert await bench.build(lease, fresh, 3500) == "published"
     with pytest.raises(CacheFull, match="HOLDFAST_SNAPSHOTS_MAX_BYTES is 10000"):
         await bench.build(lease, last, 20_000)
     assert len(folders_left(bench)) == 3, "what can never fit evicts nothing"
     assert await bench.build(lease, last, 3500) == "published"
     ids = [task.snapshot for task in (old, used, fresh, last)]
-    there = await stage.store.snapshots.existing(ids, tenant="default")
+    there = await harness.store.snapshots.existing(ids, tenant="default")
     assert set(there) == {used.snapshot, fresh.snapshot, last.snapshot}
     another = bench.plan("another").tasks[0]
     with pytest.raises(CacheFull):
         await bench.build(lease, another, 3500)
     assert len(folders_left(bench)) == 3
-    await stage.store.snapshots.release(lease, another.snapshot)
+    await harness.store.snapshots.release(lease, another.snapshot)
 
 
 async def test_a_workspace_that_cannot_be_measured_says_why(bench: Bench, tmp_path: Path) -> None:
@@ -112,37 +112,37 @@ async def test_a_workspace_that_cannot_be_measured_says_why(bench: Bench, tmp_pa
     assert bench.folders.names() == []
 
 
-async def test_evictor_goes_from_the_high_mark_to_the_low_one(stage: Stage, bench: Bench) -> None:
+async def test_evictor_goes_from_the_high_mark_to_the_low_one(harness: StoreHarness, bench: Bench) -> None:
     """Proves P11."""
     lease = await bench.lease()
     for n in range(9):
         await bench.build(lease, bench.plan(str(n)).tasks[0])
-        await stage.advance(1)
-    await stage.advance(3600)
+        await harness.advance(1)
+    await harness.advance(3600)
     assert await bench.evictor.run_once() == 0, "below the high mark"
-    await stage.store.leases.beat("w1", [lease], ttl=TTL)
+    await harness.store.leases.beat("w1", [lease], ttl=TTL)
     await bench.build(lease, bench.plan("last").tasks[0])
     assert await bench.evictor.run_once() == 3
-    left = {one.task for one in (await stage.store.snapshots.list(tenant="default")).items}
+    left = {one.task for one in (await harness.store.snapshots.list(tenant="default")).items}
     assert left == {"3", "4", "5", "6", "7", "8", "last"}
     assert len(folders_left(bench)) == 7
 
 
 @pytest.mark.skipif(missing("ext4") is not None, reason=missing("ext4") or "")
-async def test_full_disk_evicts_what_may_go_and_else_is_cache_full(stage: Stage, tmp_path: Path) -> None:
+async def test_full_disk_evicts_what_may_go_and_else_is_cache_full(harness: StoreHarness, tmp_path: Path) -> None:
     """Proves P6, P11."""
     with disk(tmp_path, "ext4", 8 * MIB) as small:
-        bench = Bench(stage.store, tmp_path)
+        bench = Bench(harness.store, tmp_path)
         bench.folders.root = small / "snapshots"
         lease = await bench.lease()
         first, second = (bench.plan(name).tasks[0] for name in ("first", "second"))
         await bench.build(lease, first, 4 * MIB)
         with pytest.raises(CacheFull, match="No space left on device"):
             await bench.build(lease, second, 4 * MIB)
-        assert await stage.store.snapshots.existing([second.snapshot], tenant="default") == {}
+        assert await harness.store.snapshots.existing([second.snapshot], tenant="default") == {}
         assert len(folders_left(bench)) == 1
-        await stage.advance(3600)
-        await stage.store.leases.beat("w1", [lease], ttl=TTL)
+        await harness.advance(3600)
+        await harness.store.leases.beat("w1", [lease], ttl=TTL)
         assert await bench.build(lease, second, 4 * MIB) == "published"
         assert len(folders_left(bench)) == 1
 

@@ -20,81 +20,81 @@ from holdfast.model import (
 )
 from holdfast.store.store import Store, connect
 from holdfast.timing import ManualClock, backoff
-from tests.support.store_fixture import START, TTL, Stage
+from tests.support.store_harness import START, TTL, StoreHarness
 
 RETRY = Outcome.requeued(Cause.EXIT, error=Error(code="exit_nonzero", message="boom"))
 PROCESS = {"runner": "process", "spec": {"command": ["true"]}}
 
 
-async def orphan(stage: Stage, **fields: object) -> Lease:
+async def orphan(harness: StoreHarness, **fields: object) -> Lease:
     """A process job whose worker died after the start."""
-    await stage.submit(**{**PROCESS, **fields})
-    (lease,) = await stage.claim_process()
-    await stage.store.leases.start([lease])
-    await stage.advance(TTL + 1)
-    assert len(await stage.store.leases.reap()) == 1
+    await harness.submit(**{**PROCESS, **fields})
+    (lease,) = await harness.claim_process()
+    await harness.store.leases.start([lease])
+    await harness.advance(TTL + 1)
+    assert len(await harness.store.leases.reap()) == 1
     return lease
 
 
-async def test_claim_takes_jobs_in_order_of_priority_then_acceptance(stage: Stage) -> None:
+async def test_claim_takes_jobs_in_order_of_priority_then_acceptance(harness: StoreHarness) -> None:
     """Proves J8."""
-    low = await stage.submit(priority=-1)
-    first = await stage.submit()
-    second = await stage.submit()
-    high = await stage.submit(priority=5)
-    assert [lease.id for lease in await stage.claim()] == [high.id, first.id, second.id, low.id]
+    low = await harness.submit(priority=-1)
+    first = await harness.submit()
+    second = await harness.submit()
+    high = await harness.submit(priority=5)
+    assert [lease.id for lease in await harness.claim()] == [high.id, first.id, second.id, low.id]
 
 
-async def test_retry_keeps_its_place_once_due(stage: Stage) -> None:
+async def test_retry_keeps_its_place_once_due(harness: StoreHarness) -> None:
     """Proves J8."""
-    first, second = await stage.submit(max_attempts=2), await stage.submit()
-    (lease,) = await stage.claim(slots=1)
-    await stage.finish(lease, Outcome.requeued(Cause.EXIT, delay=5))
-    assert [lease.id for lease in await stage.claim(slots=1)] == [second.id]
-    await stage.submit()
-    await stage.advance(6)
-    await stage.store.gates.promote()
-    assert (await stage.claim(slots=1))[0].id == first.id
+    first, second = await harness.submit(max_attempts=2), await harness.submit()
+    (lease,) = await harness.claim(slots=1)
+    await harness.finish(lease, Outcome.requeued(Cause.EXIT, delay=5))
+    assert [lease.id for lease in await harness.claim(slots=1)] == [second.id]
+    await harness.submit()
+    await harness.advance(6)
+    await harness.store.gates.promote()
+    assert (await harness.claim(slots=1))[0].id == first.id
 
 
-async def test_order_holds_across_the_functions_of_one_worker(stage: Stage) -> None:
+async def test_order_holds_across_the_functions_of_one_worker(harness: StoreHarness) -> None:
     """Proves J8."""
-    jobs = [await stage.submit(spec={"name": name}) for name in ("f", "g", "f", "g", "g")]
+    jobs = [await harness.submit(spec={"name": name}) for name in ("f", "g", "f", "g", "g")]
     pairs = [Claimable(queue="default", capability=f"function:{name}", domain="function") for name in ("f", "g")]
-    claimed = (await stage.store.leases.claim("w1", pairs, slots=3, ttl=TTL)).claimed
+    claimed = (await harness.store.leases.claim("w1", pairs, slots=3, ttl=TTL)).claimed
     assert [lease.id for lease in claimed] == [job.id for job in jobs[:3]]
 
 
-async def test_claim_stays_within_free_slots(stage: Stage) -> None:
+async def test_claim_stays_within_free_slots(harness: StoreHarness) -> None:
     """Proves L2."""
     for _ in range(3):
-        await stage.submit()
-    assert len(await stage.claim(slots=2)) == 2
-    assert len(await stage.claim(slots=0)) == 0
-    assert len(await stage.claim(slots=5)) == 1
+        await harness.submit()
+    assert len(await harness.claim(slots=2)) == 2
+    assert len(await harness.claim(slots=0)) == 0
+    assert len(await harness.claim(slots=5)) == 1
 
 
-async def test_worker_claims_only_its_queues_and_what_it_can_run(stage: Stage) -> None:
+async def test_worker_claims_only_its_queues_and_what_it_can_run(harness: StoreHarness) -> None:
     """Proves J9, L21."""
-    await stage.submit(queue="other")
-    await stage.submit(spec={"name": "g"})
-    await stage.submit(**PROCESS)
-    mine = await stage.submit()
-    assert [lease.id for lease in await stage.claim()] == [mine.id]
+    await harness.submit(queue="other")
+    await harness.submit(spec={"name": "g"})
+    await harness.submit(**PROCESS)
+    mine = await harness.submit()
+    assert [lease.id for lease in await harness.claim()] == [mine.id]
 
 
-async def test_paused_queue_gives_nothing_until_resumed_even_after_a_restart(stage: Stage) -> None:
+async def test_paused_queue_gives_nothing_until_resumed_even_after_a_restart(harness: StoreHarness) -> None:
     """Proves J9."""
-    await stage.submit()
-    other = await stage.submit(queue="other")
-    await stage.store.queues.pause("default")
-    async with Store(await connect(stage.url, listen=False, clock=stage.clock)) as restarted:
+    await harness.submit()
+    other = await harness.submit(queue="other")
+    await harness.store.queues.pause("default")
+    async with Store(await connect(harness.url, listen=False, clock=harness.clock)) as restarted:
         pair = Claimable(queue="default", capability="function:f", domain="function")
         assert (await restarted.leases.claim("w9", [pair], slots=5, ttl=TTL)).claimed == []
         assert [(queue.queue, queue.paused) for queue in await restarted.queues.list()] == [("default", True)]
-    assert [lease.id for lease in await stage.claim(queue="other")] == [other.id]
-    await stage.store.queues.resume("default")
-    assert len(await stage.claim()) == 1
+    assert [lease.id for lease in await harness.claim(queue="other")] == [other.id]
+    await harness.store.queues.resume("default")
+    assert len(await harness.claim()) == 1
 
 
 def fail_behind(database: Any, patch: pytest.MonkeyPatch, *, claims: int) -> None:
@@ -117,119 +117,119 @@ def fail_behind(database: Any, patch: pytest.MonkeyPatch, *, claims: int) -> Non
 
 @pytest.mark.parametrize("queue", ["capped", "default"])
 async def test_claim_keeps_what_it_got_when_the_store_fails_behind_it(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, queue: str
+    harness: StoreHarness, monkeypatch: pytest.MonkeyPatch, queue: str
 ) -> None:
     """Proves L7."""
-    await stage.store.queues.limit("capped", cap=5)
+    await harness.store.queues.limit("capped", cap=5)
     for tenant in ("a", "b"):  # Two tenants take turns, so another statement looks for more.
-        await stage.submit(tenant=tenant, queue=queue)
+        await harness.submit(tenant=tenant, queue=queue)
     pairs = [Claimable(queue=name, capability="function:f", domain="function") for name in ("capped", "default")]
     with monkeypatch.context() as patch:
-        fail_behind(stage.store.database, patch, claims=0)
+        fail_behind(harness.store.database, patch, claims=0)
         with pytest.raises(StoreUnreachable):
-            await stage.store.leases.claim("w1", pairs, slots=10, ttl=TTL)
+            await harness.store.leases.claim("w1", pairs, slots=10, ttl=TTL)
     with monkeypatch.context() as patch:
-        fail_behind(stage.store.database, patch, claims=1)
-        claimed = (await stage.store.leases.claim("w2", pairs, slots=10, ttl=TTL)).claimed
+        fail_behind(harness.store.database, patch, claims=1)
+        claimed = (await harness.store.leases.claim("w2", pairs, slots=10, ttl=TTL)).claimed
     assert sorted(lease.tenant for lease in claimed) == ["a", "b"]
-    pulse = await stage.store.leases.beat("w2", claimed, ttl=TTL)
+    pulse = await harness.store.leases.beat("w2", claimed, ttl=TTL)
     assert [beat.answer for beat in pulse.jobs] == ["yours", "yours"]
 
 
-async def test_adoption_comes_before_any_claim_and_needs_no_slot(stage: Stage) -> None:
+async def test_adoption_comes_before_any_claim_and_needs_no_slot(harness: StoreHarness) -> None:
     """Proves L3, L4."""
-    dead = await orphan(stage)
-    await stage.submit(**PROCESS, priority=100)
+    dead = await orphan(harness)
+    await harness.submit(**PROCESS, priority=100)
     pair = Claimable(queue="default", capability="process", domain="host-a")
-    full = await stage.store.leases.claim("w2", [pair], slots=0, ttl=TTL, domains=["host-a"])
+    full = await harness.store.leases.claim("w2", [pair], slots=0, ttl=TTL, domains=["host-a"])
     assert [lease.id for lease in full.adopted] == [dead.id]
     assert full.claimed == []
     adopted = full.adopted[0]
     assert adopted.attempt == dead.attempt
     assert adopted.token == dead.token + 2  # one for the reaper, one for the adopter
-    assert (await stage.get(dead)).attempts == 1
+    assert (await harness.get(dead)).attempts == 1
 
 
-async def test_orphan_is_adopted_only_where_its_domain_can_be_reached(stage: Stage) -> None:
+async def test_orphan_is_adopted_only_where_its_domain_can_be_reached(harness: StoreHarness) -> None:
     """Proves L3."""
-    dead = await orphan(stage)
-    assert await stage.adopt(domains=["host-b", "function"]) == []
-    assert [lease.id for lease in await stage.adopt(domains=["host-b", "host-a"])] == [dead.id]
+    dead = await orphan(harness)
+    assert await harness.adopt(domains=["host-b", "function"]) == []
+    assert [lease.id for lease in await harness.adopt(domains=["host-b", "host-a"])] == [dead.id]
 
 
-async def test_orphan_that_wears_out_five_adopters_is_paused_for_a_person(stage: Stage) -> None:
+async def test_orphan_that_wears_out_five_adopters_is_paused_for_a_person(harness: StoreHarness) -> None:
     """Proves L3."""
-    dead = await orphan(stage, lane="L")
+    dead = await orphan(harness, lane="L")
     waits = []
     for n in range(5):
         wait = 0.0
-        while not (adopted := await stage.adopt(worker=f"w{n}")):
-            await stage.advance(1)
+        while not (adopted := await harness.adopt(worker=f"w{n}")):
+            await harness.advance(1)
             wait += 1
         waits.append(wait)
         assert adopted[0].adoption.adoptions == n + 1
-        await stage.advance(TTL + 1)
-        await stage.store.leases.reap(base=2, cap=9)
+        await harness.advance(TTL + 1)
+        await harness.store.leases.reap(base=2, cap=9)
     assert waits == [0, 2, 4, 8, 9]
-    assert await stage.store.leases.abandon() == 1
-    job = await stage.get(dead)
+    assert await harness.store.leases.abandon() == 1
+    job = await harness.get(dead)
     assert (job.status, job.error and job.error.code) == (Status.PAUSED, "internal")
-    assert (await stage.store.lanes.get("L")).blockers == (dead.id,)
+    assert (await harness.store.lanes.get("L")).blockers == (dead.id,)
 
 
-async def test_progress_ends_the_count_of_adoptions(stage: Stage) -> None:
+async def test_progress_ends_the_count_of_adoptions(harness: StoreHarness) -> None:
     """Proves L3."""
-    await orphan(stage)
+    await orphan(harness)
     for _ in range(6):
-        await stage.advance(600)
-        (lease,) = await stage.adopt()
+        await harness.advance(600)
+        (lease,) = await harness.adopt()
         assert lease.adoption.adoptions == 1
-        await stage.store.events.append(
+        await harness.store.events.append(
             lease,
             lease.adoption.batch + 1,
             [],
             offsets=(lease.adoption.batch + 1, 0),
             old_offsets=(lease.adoption.stdout_offset, 0),
         )
-        await stage.advance(TTL + 1)
-        await stage.store.leases.reap()
-    assert await stage.store.leases.abandon() == 0
+        await harness.advance(TTL + 1)
+        await harness.store.leases.reap()
+    assert await harness.store.leases.abandon() == 0
 
 
 @pytest.mark.parametrize("same_worker", [True, False])
-async def test_stale_token_changes_nothing_after_adoption(stage: Stage, same_worker: bool) -> None:
+async def test_stale_token_changes_nothing_after_adoption(harness: StoreHarness, same_worker: bool) -> None:
     """Proves L4, L9."""
-    old = await orphan(stage)
-    (new,) = await stage.adopt(worker="w1" if same_worker else "w2")
-    before, events = await stage.get(old), await stage.events(old)
-    leases = stage.store.leases
+    old = await orphan(harness)
+    (new,) = await harness.adopt(worker="w1" if same_worker else "w2")
+    before, events = await harness.get(old), await harness.events(old)
+    leases = harness.store.leases
     assert (await leases.beat("w1", [old], ttl=TTL)).jobs[-1].answer == "lost"
     assert await leases.finish([(old, Outcome.succeeded())]) == {old.id: None}
     assert await leases.finish([(old, RETRY)]) == {old.id: None}
     assert await leases.start([old]) == frozenset()
     assert await leases.hand_over([old]) == frozenset()
     assert not await leases.advance_stop(old, StopPhase.SIGNALLED)
-    appended = await stage.store.events.append(old, 1, [], offsets=(1, 0), old_offsets=(0, 0))
+    appended = await harness.store.events.append(old, 1, [], offsets=(1, 0), old_offsets=(0, 0))
     assert appended.answer == "lost"
-    assert (await stage.get(old), await stage.events(old)) == (before, events)
-    assert await stage.finish(new) is Status.SUCCEEDED
+    assert (await harness.get(old), await harness.events(old)) == (before, events)
+    assert await harness.finish(new) is Status.SUCCEEDED
 
 
-async def test_beat_just_after_the_reaper_does_not_revive_a_lease(stage: Stage) -> None:
+async def test_beat_just_after_the_reaper_does_not_revive_a_lease(harness: StoreHarness) -> None:
     """Proves L4, L5."""
-    lease = await orphan(stage)
-    assert [beat.answer for beat in (await stage.store.leases.beat("w1", [lease], ttl=TTL)).jobs] == ["lost"]
-    assert (await stage.get(lease)).lease is None
-    assert await stage.finish(lease) is None
+    lease = await orphan(harness)
+    assert [beat.answer for beat in (await harness.store.leases.beat("w1", [lease], ttl=TTL)).jobs] == ["lost"]
+    assert (await harness.get(lease)).lease is None
+    assert await harness.finish(lease) is None
 
 
-async def test_beat_answers_for_every_job_in_one_call(stage: Stage) -> None:
+async def test_beat_answers_for_every_job_in_one_call(harness: StoreHarness) -> None:
     """Proves L5."""
-    jobs = [await stage.submit() for _ in range(4)]
-    mine, stopping, taken, unknown = await stage.claim()
-    await stage.store.jobs.cancel(jobs[1].id)
-    await stage.finish(taken)
-    pulse = await stage.store.leases.beat("w1", [mine, stopping, taken], ttl=TTL)
+    jobs = [await harness.submit() for _ in range(4)]
+    mine, stopping, taken, unknown = await harness.claim()
+    await harness.store.jobs.cancel(jobs[1].id)
+    await harness.finish(taken)
+    pulse = await harness.store.leases.beat("w1", [mine, stopping, taken], ttl=TTL)
     answers = {beat.id: beat for beat in pulse.jobs}
     assert {job_id: beat.answer for job_id, beat in answers.items()} == {
         mine.id: "yours",
@@ -244,37 +244,37 @@ async def test_beat_answers_for_every_job_in_one_call(stage: Stage) -> None:
     assert not pulse.registered
 
 
-async def test_beat_tells_two_leases_of_one_job_apart(stage: Stage) -> None:
+async def test_beat_tells_two_leases_of_one_job_apart(harness: StoreHarness) -> None:
     """Proves L4, L5."""
-    await stage.submit()
-    (old,) = await stage.claim()
-    await stage.store.leases.hand_over([old])
-    (new,) = await stage.adopt(worker="w1")
-    pulse = await stage.store.leases.beat("w1", [old, new], ttl=TTL)
+    await harness.submit()
+    (old,) = await harness.claim()
+    await harness.store.leases.hand_over([old])
+    (new,) = await harness.adopt(worker="w1")
+    pulse = await harness.store.leases.beat("w1", [old, new], ttl=TTL)
     assert {(beat.token, beat.answer) for beat in pulse.jobs} == {(old.token, "lost"), (new.token, "yours")}
 
 
-async def test_expired_lease_can_be_renewed_until_it_is_reaped(stage: Stage) -> None:
+async def test_expired_lease_can_be_renewed_until_it_is_reaped(harness: StoreHarness) -> None:
     """Proves L7."""
-    job = await stage.submit()
-    (lease,) = await stage.claim()
-    await stage.advance(3 * TTL)
-    pulse = await stage.store.leases.beat("w1", [lease], ttl=TTL)
+    job = await harness.submit()
+    (lease,) = await harness.claim()
+    await harness.advance(3 * TTL)
+    pulse = await harness.store.leases.beat("w1", [lease], ttl=TTL)
     assert pulse.jobs[0].answer == "yours"
-    assert await stage.store.leases.reap() == []
-    await stage.advance(3 * TTL)
-    assert await stage.finish(lease) is Status.SUCCEEDED
-    assert await stage.status(job) is Status.SUCCEEDED
+    assert await harness.store.leases.reap() == []
+    await harness.advance(3 * TTL)
+    assert await harness.finish(lease) is Status.SUCCEEDED
+    assert await harness.status(job) is Status.SUCCEEDED
 
 
 @pytest.mark.parametrize("lane", [None, "L"])
 async def test_finish_repeated_after_a_lost_answer_knows_that_it_landed(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, lane: str | None
+    harness: StoreHarness, monkeypatch: pytest.MonkeyPatch, lane: str | None
 ) -> None:
     """Proves L7, L9."""
-    await stage.submit(lane=lane)
-    (lease,) = await stage.claim()
-    database = stage.store.database
+    await harness.submit(lane=lane)
+    (lease,) = await harness.claim()
+    database = harness.store.database
     method = "values" if lane is None else "transact"
     original = getattr(database, method)
 
@@ -284,46 +284,46 @@ async def test_finish_repeated_after_a_lost_answer_knows_that_it_landed(
 
     monkeypatch.setattr(database, method, cut)
     with pytest.raises(StoreUnreachable):
-        await stage.finish(lease, Outcome.succeeded("mine"))
+        await harness.finish(lease, Outcome.succeeded("mine"))
     monkeypatch.undo()
-    assert await stage.finish(lease, Outcome.succeeded("mine")) is Status.SUCCEEDED
-    assert await stage.finish(lease, Outcome.failed("late", "late")) is Status.SUCCEEDED
-    job = await stage.get(lease)
+    assert await harness.finish(lease, Outcome.succeeded("mine")) is Status.SUCCEEDED
+    assert await harness.finish(lease, Outcome.failed("late", "late")) is Status.SUCCEEDED
+    job = await harness.get(lease)
     assert (job.status, job.result) == (Status.SUCCEEDED, "mine")
-    assert [event.data["status"] for event in await stage.events(lease)] == ["queued", "running", "succeeded"]
+    assert [event.data["status"] for event in await harness.events(lease)] == ["queued", "running", "succeeded"]
 
 
-async def test_requeue_repeated_after_a_lost_answer_knows_that_it_landed(stage: Stage) -> None:
+async def test_requeue_repeated_after_a_lost_answer_knows_that_it_landed(harness: StoreHarness) -> None:
     """Proves L7."""
-    await stage.submit(max_attempts=2)
-    (lease,) = await stage.claim()
-    assert await stage.finish(lease, RETRY) is Status.QUEUED
-    assert await stage.finish(lease, RETRY) is Status.QUEUED
-    assert len(await stage.store.attempts.list(lease.id)) == 1
-    (again,) = await stage.claim()
-    assert await stage.finish(lease, RETRY) is None
+    await harness.submit(max_attempts=2)
+    (lease,) = await harness.claim()
+    assert await harness.finish(lease, RETRY) is Status.QUEUED
+    assert await harness.finish(lease, RETRY) is Status.QUEUED
+    assert len(await harness.store.attempts.list(lease.id)) == 1
+    (again,) = await harness.claim()
+    assert await harness.finish(lease, RETRY) is None
     assert (again.attempt, again.token) == (2, lease.token + 1)
 
 
-async def test_finish_clears_the_lease_and_opens_lane_and_dependants(stage: Stage) -> None:
+async def test_finish_clears_the_lease_and_opens_lane_and_dependants(harness: StoreHarness) -> None:
     """Proves L9."""
-    first = await stage.submit(lane="L")
-    second = await stage.submit(lane="L")
-    dependant = await stage.submit(needs=[first.id])
-    (lease,) = await stage.claim()
+    first = await harness.submit(lane="L")
+    second = await harness.submit(lane="L")
+    dependant = await harness.submit(needs=[first.id])
+    (lease,) = await harness.claim()
     assert lease.id == first.id
-    await stage.finish(lease)
-    assert (await stage.get(first)).lease is None
-    assert {lease.id for lease in await stage.claim()} == {second.id, dependant.id}
+    await harness.finish(lease)
+    assert (await harness.get(first)).lease is None
+    assert {lease.id for lease in await harness.claim()} == {second.id, dependant.id}
 
 
-async def test_many_finish_in_one_call_each_with_its_answer(stage: Stage) -> None:
+async def test_many_finish_in_one_call_each_with_its_answer(harness: StoreHarness) -> None:
     """Proves L9."""
     for n in range(6):
-        await stage.submit(lane="L" if n == 5 else None, max_attempts=3)
-    a, b, c, d, stale, laned = await stage.claim()
-    await stage.finish(stale)
-    answers = await stage.store.leases.finish(
+        await harness.submit(lane="L" if n == 5 else None, max_attempts=3)
+    a, b, c, d, stale, laned = await harness.claim()
+    await harness.finish(stale)
+    answers = await harness.store.leases.finish(
         [
             (a, Outcome.succeeded({"n": 1})),
             (b, Outcome.failed("exit_nonzero", "boom", exit_code=3)),
@@ -333,94 +333,94 @@ async def test_many_finish_in_one_call_each_with_its_answer(stage: Stage) -> Non
         ]
     )
     assert answers == {a.id: "succeeded", b.id: "failed", c.id: "timed_out", d.id: "queued", laned.id: "succeeded"}
-    assert (await stage.get(b)).exit_code == 3
+    assert (await harness.get(b)).exit_code == 3
 
 
-async def test_finish_refuses_a_job_named_twice_and_results_that_cannot_be_kept(stage: Stage) -> None:
-    await stage.submit()
-    (lease,) = await stage.claim()
+async def test_finish_refuses_a_job_named_twice_and_results_that_cannot_be_kept(harness: StoreHarness) -> None:
+    await harness.submit()
+    (lease,) = await harness.claim()
     with pytest.raises(Invalid, match="twice"):
-        await stage.store.leases.finish([(lease, Outcome.succeeded()), (lease, Outcome.succeeded())])
+        await harness.store.leases.finish([(lease, Outcome.succeeded()), (lease, Outcome.succeeded())])
     with pytest.raises(TooLarge, match="result"):
-        await stage.finish(lease, Outcome.succeeded("x" * 1024 * 1025))
+        await harness.finish(lease, Outcome.succeeded("x" * 1024 * 1025))
     with pytest.raises(Invalid, match="result"):
-        await stage.finish(lease, Outcome.succeeded(object()))
-    assert await stage.status(lease) is Status.RUNNING
+        await harness.finish(lease, Outcome.succeeded(object()))
+    assert await harness.status(lease) is Status.RUNNING
 
 
-async def test_reaper_clears_the_lease_and_nothing_else(stage: Stage) -> None:
+async def test_reaper_clears_the_lease_and_nothing_else(harness: StoreHarness) -> None:
     """Proves L10."""
-    await stage.submit(queue="other", **PROCESS)
+    await harness.submit(queue="other", **PROCESS)
     pair = Claimable(queue="other", capability="process", domain="host-a")
-    (lease,) = (await stage.store.leases.claim("w1", [pair], slots=1, ttl=TTL)).claimed
-    before = await stage.get(lease)
-    await stage.advance(TTL - 1)
-    assert await stage.store.leases.reap() == []
-    await stage.advance(2)
-    (reaped,) = await stage.store.leases.reap()
+    (lease,) = (await harness.store.leases.claim("w1", [pair], slots=1, ttl=TTL)).claimed
+    before = await harness.get(lease)
+    await harness.advance(TTL - 1)
+    assert await harness.store.leases.reap() == []
+    await harness.advance(2)
+    (reaped,) = await harness.store.leases.reap()
     assert (reaped.id, reaped.worker, reaped.attempt) == (lease.id, "w1", 1)
-    after = await stage.get(lease)
+    after = await harness.get(lease)
     assert (after.status, after.attempts, after.attempt) == (Status.RUNNING, before.attempts, before.attempt)
     assert after.lease is None
-    assert after.orphaned_at == stage.clock.now()
-    assert (await stage.events(lease))[-1].data == {"lease": "reaped", "worker": "w1", "token": lease.token + 1}
+    assert after.orphaned_at == harness.clock.now()
+    assert (await harness.events(lease))[-1].data == {"lease": "reaped", "worker": "w1", "token": lease.token + 1}
 
 
-async def test_reaper_bounds_one_pass(stage: Stage) -> None:
+async def test_reaper_bounds_one_pass(harness: StoreHarness) -> None:
     """Proves L10."""
     for _ in range(5):
-        await stage.submit()
-    await stage.claim()
-    await stage.advance(TTL + 1)
-    assert [len(await stage.store.leases.reap(limit=2)) for _ in range(4)] == [2, 2, 1, 0]
+        await harness.submit()
+    await harness.claim()
+    await harness.advance(TTL + 1)
+    assert [len(await harness.store.leases.reap(limit=2)) for _ in range(4)] == [2, 2, 1, 0]
 
 
-async def test_reaper_with_a_wrong_clock_reaps_nothing(stage: Stage) -> None:
+async def test_reaper_with_a_wrong_clock_reaps_nothing(harness: StoreHarness) -> None:
     """Proves L17."""
-    await stage.submit()
-    (lease,) = await stage.claim()
-    reaper = Reaper(stage.store, ttl=TTL)
+    await harness.submit()
+    (lease,) = await harness.claim()
+    reaper = Reaper(harness.store, ttl=TTL)
     assert await reaper.run_once() == 0
     # This host's clock falls hours behind the one that beats.
-    await stage.advance(-4 * 3600)
+    await harness.advance(-4 * 3600)
     assert await reaper.run_once() == 0
-    await stage.advance(4 * 3600)
+    await harness.advance(4 * 3600)
     # And hours ahead of one that still beats: what looks expired is being renewed.
     ahead = ManualClock(START)
     ahead.advance(4 * 3600)
-    if stage.kind == "postgres":
-        ahead = stage.clock  # Differs: one clock for all, so nothing looks expired in the first place.
-    async with Store(await connect(stage.url, listen=False, clock=ahead)) as wrong:
+    if harness.kind == "postgres":
+        ahead = harness.clock  # Differs: one clock for all, so nothing looks expired in the first place.
+    async with Store(await connect(harness.url, listen=False, clock=ahead)) as wrong:
         reaper = Reaper(wrong, ttl=TTL)
         for _ in range(3):
             assert await reaper.run_once() == 0
-            await stage.advance(TTL / 3)
-            assert (await stage.store.leases.beat("w1", [lease], ttl=TTL)).jobs[0].answer == "yours"
-    assert await stage.finish(lease) is Status.SUCCEEDED
+            await harness.advance(TTL / 3)
+            assert (await harness.store.leases.beat("w1", [lease], ttl=TTL)).jobs[0].answer == "yours"
+    assert await harness.finish(lease) is Status.SUCCEEDED
 
 
-async def test_stored_times_come_from_the_database(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stored_times_come_from_the_database(harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """Proves L17."""
     monkeypatch.setattr("time.time_ns", lambda: 4_000_000_000_000_000_000)
-    job = await stage.submit()
-    (lease,) = await stage.claim()
-    await stage.finish(lease)
-    job = await stage.get(job)
+    job = await harness.submit()
+    (lease,) = await harness.claim()
+    await harness.finish(lease)
+    job = await harness.get(job)
     assert {job.requested_at, job.started_at, job.finished_at} == {START}
 
 
-async def test_stored_times_never_go_back(stage: Stage) -> None:
+async def test_stored_times_never_go_back(harness: StoreHarness) -> None:
     """Proves J3."""
-    job = await stage.submit()
-    await stage.advance(-50)
-    (lease,) = await stage.claim()
-    await stage.advance(-50)
-    await stage.finish(lease)
-    job = await stage.get(job)
+    job = await harness.submit()
+    await harness.advance(-50)
+    (lease,) = await harness.claim()
+    await harness.advance(-50)
+    await harness.finish(lease)
+    job = await harness.get(job)
     assert job.started_at is not None
     assert job.finished_at is not None
     assert job.requested_at <= job.started_at <= job.finished_at
-    assert [event.at for event in await stage.events(job)] == sorted(event.at for event in await stage.events(job))
+    assert [event.at for event in await harness.events(job)] == sorted(event.at for event in await harness.events(job))
 
 
 @pytest.mark.parametrize(
@@ -434,32 +434,32 @@ async def test_stored_times_never_go_back(stage: Stage) -> None:
         ),
     ],
 )
-async def test_a_loss_ends_as_its_policy_says(stage: Stage, outcome: Outcome, status: Status) -> None:
+async def test_a_loss_ends_as_its_policy_says(harness: StoreHarness, outcome: Outcome, status: Status) -> None:
     """Proves L11, L13."""
-    dead = await orphan(stage, max_attempts=2)
-    (lease,) = await stage.adopt()
-    assert await stage.finish(lease, outcome) is status
-    job = await stage.get(dead)
+    dead = await orphan(harness, max_attempts=2)
+    (lease,) = await harness.adopt()
+    assert await harness.finish(lease, outcome) is status
+    job = await harness.get(dead)
     assert job.attempts == 1
     assert job.error == Error(code="lost", message="gone")
-    (attempt,) = await stage.store.attempts.list(dead.id)
+    (attempt,) = await harness.store.attempts.list(dead.id)
     assert attempt.cause is Cause.LOST
     if status is Status.QUEUED:
-        await stage.advance(6)
-        await stage.store.gates.promote()
-        (again,) = await stage.claim_process()
+        await harness.advance(6)
+        await harness.store.gates.promote()
+        (again,) = await harness.claim_process()
         assert (again.attempt, again.spent, again.attempts_left) == (2, 1, 0)
 
 
-async def test_policy_reaches_the_worker(stage: Stage) -> None:
+async def test_policy_reaches_the_worker(harness: StoreHarness) -> None:
     """Proves L11."""
     retry = {"base": 1, "cap": 8, "on": ["failed", "timed_out"]}
-    await stage.submit(on_lost="hold", retry=retry, timeout=9, stop_grace=0)
-    (lease,) = await stage.claim()
+    await harness.submit(on_lost="hold", retry=retry, timeout=9, stop_grace=0)
+    (lease,) = await harness.claim()
     policy = lease.policy
     assert (policy.on_lost, policy.timeout, policy.stop_grace, policy.idle_timeout) == ("hold", 9, 0, None)
     assert (policy.retry.base, policy.retry.cap, policy.retry.on) == (1, 8, ("failed", "timed_out"))
-    assert (await stage.get(lease)).policy == policy
+    assert (await harness.get(lease)).policy == policy
 
 
 def test_backoff_doubles_up_to_its_cap() -> None:
@@ -468,211 +468,213 @@ def test_backoff_doubles_up_to_its_cap() -> None:
     assert backoff(10_000, base=5, cap=300) == 300
 
 
-async def test_retry_waits_its_backoff(stage: Stage) -> None:
+async def test_retry_waits_its_backoff(harness: StoreHarness) -> None:
     """Proves L12."""
-    await stage.submit(max_attempts=5)
+    await harness.submit(max_attempts=5)
     for n in (1, 2, 3):
-        (lease,) = await stage.claim()
+        (lease,) = await harness.claim()
         delay = backoff(n, base=5, cap=300)
-        await stage.finish(lease, Outcome.requeued(Cause.EXIT, delay=delay))
-        assert await stage.store.next_due() == delay
-        await stage.advance(delay - 1)
-        assert await stage.store.gates.promote() == 0
-        await stage.advance(1)
-        assert await stage.store.gates.promote() == 1
+        await harness.finish(lease, Outcome.requeued(Cause.EXIT, delay=delay))
+        assert await harness.store.next_due() == delay
+        await harness.advance(delay - 1)
+        assert await harness.store.gates.promote() == 0
+        await harness.advance(1)
+        assert await harness.store.gates.promote() == 1
 
 
-async def test_attempts_count_what_started_and_was_not_drained(stage: Stage) -> None:
+async def test_attempts_count_what_started_and_was_not_drained(harness: StoreHarness) -> None:
     """Proves L13."""
-    job = await stage.submit(**PROCESS)
-    (lease,) = await stage.claim_process()
-    assert (lease.adoption.phase, (await stage.get(job)).attempts) == (Phase.CLAIMED, 0)
+    job = await harness.submit(**PROCESS)
+    (lease,) = await harness.claim_process()
+    assert (lease.adoption.phase, (await harness.get(job)).attempts) == (Phase.CLAIMED, 0)
     # Drained before the start: not counted, its ordinal not reused.
-    await stage.finish(lease, Outcome.requeued(Cause.DRAINED))
-    assert (await stage.get(job)).attempts == 0
-    (lease,) = await stage.claim_process()
+    await harness.finish(lease, Outcome.requeued(Cause.DRAINED))
+    assert (await harness.get(job)).attempts == 0
+    (lease,) = await harness.claim_process()
     assert (lease.attempt, lease.spent) == (2, 0)
-    assert await stage.store.leases.start([lease]) == {job.id}
-    assert (await stage.get(job)).attempts == 1
+    assert await harness.store.leases.start([lease]) == {job.id}
+    assert (await harness.get(job)).attempts == 1
     # A start that fails counts.
-    await stage.finish(lease, Outcome.requeued(Cause.START_FAILED))
-    assert (await stage.get(job)).attempts == 1
-    attempts = await stage.store.attempts.list(job.id)
+    await harness.finish(lease, Outcome.requeued(Cause.START_FAILED))
+    assert (await harness.get(job)).attempts == 1
+    attempts = await harness.store.attempts.list(job.id)
     assert [(a.attempt, a.cause) for a in attempts] == [(1, "drained"), (2, "start_failed")]
 
 
-async def test_drained_function_is_not_counted(stage: Stage) -> None:
+async def test_drained_function_is_not_counted(harness: StoreHarness) -> None:
     """Proves L13."""
-    job = await stage.submit()
-    (lease,) = await stage.claim()
-    assert (await stage.get(job)).attempts == 1
-    await stage.finish(lease, Outcome.requeued(Cause.DRAINED))
-    assert (await stage.get(job)).attempts == 0
-    (lease,) = await stage.claim()
+    job = await harness.submit()
+    (lease,) = await harness.claim()
+    assert (await harness.get(job)).attempts == 1
+    await harness.finish(lease, Outcome.requeued(Cause.DRAINED))
+    assert (await harness.get(job)).attempts == 0
+    (lease,) = await harness.claim()
     assert (lease.attempt, lease.spent) == (2, 0)
 
 
-async def test_worker_killed_between_claim_and_start_leaves_the_attempt_to_its_adopter(stage: Stage) -> None:
+async def test_worker_killed_between_claim_and_start_leaves_the_attempt_to_its_adopter(harness: StoreHarness) -> None:
     """Proves L13."""
-    job = await stage.submit(**PROCESS)
-    (old,) = await stage.claim_process()
-    await stage.advance(TTL + 1)
-    await stage.store.leases.reap()
-    (new,) = await stage.adopt()
+    job = await harness.submit(**PROCESS)
+    (old,) = await harness.claim_process()
+    await harness.advance(TTL + 1)
+    await harness.store.leases.reap()
+    (new,) = await harness.adopt()
     assert (new.attempt, new.adoption.phase) == (1, Phase.CLAIMED)
-    assert await stage.store.leases.start([old]) == frozenset()
-    assert await stage.store.leases.start([new]) == {job.id}
-    await stage.finish(new)
-    assert (await stage.get(job)).attempts == 1
-    assert len(await stage.store.attempts.list(job.id)) == 1
+    assert await harness.store.leases.start([old]) == frozenset()
+    assert await harness.store.leases.start([new]) == {job.id}
+    await harness.finish(new)
+    assert (await harness.get(job)).attempts == 1
+    assert len(await harness.store.attempts.list(job.id)) == 1
 
 
-async def test_hand_over_lets_the_next_worker_adopt_at_once(stage: Stage) -> None:
+async def test_hand_over_lets_the_next_worker_adopt_at_once(harness: StoreHarness) -> None:
     """Proves L4."""
-    job = await stage.submit(**PROCESS)
-    (lease,) = await stage.claim_process()
-    await stage.store.leases.start([lease])
-    assert await stage.store.leases.hand_over([lease]) == {job.id}
-    assert await stage.finish(lease) is None
-    (adopted,) = await stage.adopt()
+    job = await harness.submit(**PROCESS)
+    (lease,) = await harness.claim_process()
+    await harness.store.leases.start([lease])
+    assert await harness.store.leases.hand_over([lease]) == {job.id}
+    assert await harness.finish(lease) is None
+    (adopted,) = await harness.adopt()
     assert (adopted.attempt, adopted.adoption.phase, adopted.token) == (1, Phase.STARTED, lease.token + 2)
-    kinds = [event.data.get("lease") for event in await stage.events(job) if event.type == "lease"]
+    kinds = [event.data.get("lease") for event in await harness.events(job) if event.type == "lease"]
     assert kinds == ["handed_over", "adopted"]
 
 
-async def test_stop_request_is_seen_by_poll_and_carried_to_the_adopter(stage: Stage) -> None:
+async def test_stop_request_is_seen_by_poll_and_carried_to_the_adopter(harness: StoreHarness) -> None:
     """Proves C1, C2."""
-    job = await stage.submit(**PROCESS)
-    (lease,) = await stage.claim_process()
-    answer = await stage.store.jobs.cancel(job.id)
+    job = await harness.submit(**PROCESS)
+    (lease,) = await harness.claim_process()
+    answer = await harness.store.jobs.cancel(job.id)
     assert answer.outcome == "stopping"
     # Before the start: the worker looks and starts nothing.
-    assert (await stage.store.leases.stops("w1"))[job.id].kind is StopKind.CANCEL
-    assert await stage.store.leases.advance_stop(lease, StopPhase.SIGNALLED, grace=5)
-    await stage.store.leases.hand_over([lease])
-    (adopted,) = await stage.adopt()
+    assert (await harness.store.leases.stops("w1"))[job.id].kind is StopKind.CANCEL
+    assert await harness.store.leases.advance_stop(lease, StopPhase.SIGNALLED, grace=5)
+    await harness.store.leases.hand_over([lease])
+    (adopted,) = await harness.adopt()
     assert adopted.adoption.stop_request is not None
     assert adopted.adoption.stop_request.phase is StopPhase.SIGNALLED
-    assert adopted.adoption.stop_request.deadline_at == stage.later(5)
+    assert adopted.adoption.stop_request.deadline_at == harness.later(5)
 
 
-async def test_leader_is_one_and_the_next_takes_over(stage: Stage) -> None:
+async def test_leader_is_one_and_the_next_takes_over(harness: StoreHarness) -> None:
     """Proves L10."""
-    workers = stage.store.workers
+    workers = harness.store.workers
     assert await workers.lead("reaper", "a", ttl=30) == 1
     assert await workers.lead("reaper", "b", ttl=30) is None
     assert await workers.lead("reaper", "a", ttl=30) == 1
     assert await workers.lead("pruner", "b", ttl=30) == 1
-    await stage.advance(31)
+    await harness.advance(31)
     assert await workers.lead("reaper", "b", ttl=30) == 2
     assert await workers.lead("reaper", "a", ttl=30) is None
     await workers.resign("reaper", "b")
     assert await workers.lead("reaper", "a", ttl=30) == 3
 
 
-async def test_worker_ids_are_never_reused_and_workers_are_listed_with_their_jobs(stage: Stage) -> None:
+async def test_worker_ids_are_never_reused_and_workers_are_listed_with_their_jobs(harness: StoreHarness) -> None:
     """Proves L14."""
     assert len({new_worker_id() for _ in range(1000)}) == 1000
-    workers = stage.store.workers
+    workers = harness.store.workers
     fields = {"queues": {"default": 4}, "capabilities": ["process"], "domains": ["host-a"], "ttl": TTL}
     await workers.register("w1", host="a", pid=7, **fields)  # type: ignore[arg-type]
     with pytest.raises(Exception, match="never reused"):
         await workers.register("w1", host="b", pid=7, **fields)  # type: ignore[arg-type]
-    job = await stage.submit(**PROCESS)
-    (lease,) = await stage.claim_process()
+    job = await harness.submit(**PROCESS)
+    (lease,) = await harness.claim_process()
     (worker,) = await workers.list()
     assert (worker.queues, worker.domains, worker.jobs, worker.live) == ({"default": 4}, ("host-a",), (job.id,), True)
     await workers.drain("w1")
-    pulse = await stage.store.leases.beat("w1", [lease], ttl=TTL)
+    pulse = await harness.store.leases.beat("w1", [lease], ttl=TTL)
     assert (pulse.registered, pulse.draining) == (True, True)
-    await stage.advance(TTL + 1)
+    await harness.advance(TTL + 1)
     assert not (await workers.list())[0].live
     await workers.forget("w1")
     assert await workers.list() == []
 
 
-async def test_drain_of_a_host_is_heard_by_all_its_workers_and_no_other(stage: Stage) -> None:
+async def test_drain_of_a_host_is_heard_by_all_its_workers_and_no_other(harness: StoreHarness) -> None:
     """Proves C9."""
-    workers = stage.store.workers
+    workers = harness.store.workers
     for worker, host in (("w1", "a"), ("w2", "a"), ("w3", "b")):
         await workers.register(
             worker, host=host, pid=7, queues={"default": 4}, capabilities=["process"], domains=[host], ttl=TTL
         )
     assert await workers.drain_host("a") == ["w1", "w2"]
-    pulses = [await stage.store.leases.beat(worker, [], ttl=TTL) for worker in ("w1", "w2", "w3")]
+    pulses = [await harness.store.leases.beat(worker, [], ttl=TTL) for worker in ("w1", "w2", "w3")]
     assert [pulse.draining for pulse in pulses] == [True, True, False]
     with pytest.raises(NotFound, match="host c"):
         await workers.drain_host("c")
 
 
-async def test_events_name_the_worker_that_lost_the_lease(stage: Stage) -> None:
+async def test_events_name_the_worker_that_lost_the_lease(harness: StoreHarness) -> None:
     """Proves L10."""
-    await stage.submit(**PROCESS)
-    (lease,) = await stage.claim_process(worker="w1")
-    await stage.store.leases.hand_over([lease])
-    (lease,) = await stage.adopt(worker="w2", domains=["host-a"])
-    await stage.store.leases.hand_over([lease])
-    (lease,) = await stage.adopt(worker="w3", domains=["host-a"])
-    await stage.advance(TTL + 1)
-    (reaped,) = await stage.store.leases.reap()
+    await harness.submit(**PROCESS)
+    (lease,) = await harness.claim_process(worker="w1")
+    await harness.store.leases.hand_over([lease])
+    (lease,) = await harness.adopt(worker="w2", domains=["host-a"])
+    await harness.store.leases.hand_over([lease])
+    (lease,) = await harness.adopt(worker="w3", domains=["host-a"])
+    await harness.advance(TTL + 1)
+    (reaped,) = await harness.store.leases.reap()
     assert reaped.worker == "w3"
-    told = [(event.data["lease"], event.data["worker"]) for event in await stage.events(lease) if event.type == "lease"]
+    told = [
+        (event.data["lease"], event.data["worker"]) for event in await harness.events(lease) if event.type == "lease"
+    ]
     assert told == [
         *(("handed_over", "w1"), ("adopted", "w2"), ("handed_over", "w2")),
         *(("adopted", "w3"), ("reaped", "w3")),
     ]
 
 
-async def test_attempt_names_the_worker_that_began_and_the_one_that_finished_it(stage: Stage) -> None:
+async def test_attempt_names_the_worker_that_began_and_the_one_that_finished_it(harness: StoreHarness) -> None:
     """After an adoption the record tells who began an attempt and who ended it."""
-    job = await stage.submit(runner="process", spec={"command": ["x"]}, max_attempts=3)
-    (lease,) = await stage.claim_process(worker="w1")
-    (attempt,) = await stage.store.attempts.list(job.id)
+    job = await harness.submit(runner="process", spec={"command": ["x"]}, max_attempts=3)
+    (lease,) = await harness.claim_process(worker="w1")
+    (attempt,) = await harness.store.attempts.list(job.id)
     assert (attempt.worker, attempt.last_worker) == ("w1", "w1")
     for name in ("w2", "w3"):
-        await stage.store.leases.hand_over([lease])
-        (lease,) = await stage.adopt(worker=name)
-        (attempt,) = await stage.store.attempts.list(job.id)
+        await harness.store.leases.hand_over([lease])
+        (lease,) = await harness.adopt(worker=name)
+        (attempt,) = await harness.store.attempts.list(job.id)
         assert (attempt.worker, attempt.last_worker) == ("w1", name)
-    await stage.finish(lease, Outcome.requeued(Cause.EXIT))
-    (lease,) = await stage.claim_process(worker="w4")
-    assert await stage.finish(lease) is Status.SUCCEEDED
-    workers = [(one.worker, one.last_worker) for one in await stage.store.attempts.list(job.id)]
+    await harness.finish(lease, Outcome.requeued(Cause.EXIT))
+    (lease,) = await harness.claim_process(worker="w4")
+    assert await harness.finish(lease) is Status.SUCCEEDED
+    workers = [(one.worker, one.last_worker) for one in await harness.store.attempts.list(job.id)]
     assert workers == [("w1", "w3"), ("w4", "w4")]
 
 
-async def test_lost_attempt_names_the_worker_that_had_it_last(stage: Stage) -> None:
+async def test_lost_attempt_names_the_worker_that_had_it_last(harness: StoreHarness) -> None:
     """Who held an attempt last stays known when nobody ends it: by a duty, or by a person."""
-    jobs = [await stage.submit(runner="process", spec={"command": ["x"]}) for _ in range(2)]
-    leases = await stage.claim_process(worker="w1")
-    await stage.store.leases.start(leases)
-    await stage.store.leases.hand_over(leases)
-    await stage.adopt(worker="w2")
-    await stage.store.leases.orphan("w2")
-    first, second = await stage.store.leases.open_in(["host-a"])
-    await stage.store.leases.lose(first)
-    await stage.store.leases.strand(second)
-    await stage.store.jobs.resume(second.id, stopped=True)
+    jobs = [await harness.submit(runner="process", spec={"command": ["x"]}) for _ in range(2)]
+    leases = await harness.claim_process(worker="w1")
+    await harness.store.leases.start(leases)
+    await harness.store.leases.hand_over(leases)
+    await harness.adopt(worker="w2")
+    await harness.store.leases.orphan("w2")
+    first, second = await harness.store.leases.open_in(["host-a"])
+    await harness.store.leases.lose(first)
+    await harness.store.leases.strand(second)
+    await harness.store.jobs.resume(second.id, stopped=True)
     for job in jobs:
-        (attempt,) = await stage.store.attempts.list(job.id)
+        (attempt,) = await harness.store.attempts.list(job.id)
         assert (attempt.worker, attempt.last_worker) == ("w1", "w2")
 
 
-async def test_a_silent_job_may_be_handed_over_as_often_as_workers_are_replaced(stage: Stage) -> None:
+async def test_a_silent_job_may_be_handed_over_as_often_as_workers_are_replaced(harness: StoreHarness) -> None:
     """Only adopters that died or failed at it count, and not after ten minutes of life. Proves L3."""
-    await stage.submit(runner="process", spec={"command": ["sleep", "1"]})
-    (lease,) = await stage.claim_process()
-    await stage.store.leases.start([lease])
+    await harness.submit(runner="process", spec={"command": ["sleep", "1"]})
+    (lease,) = await harness.claim_process()
+    await harness.store.leases.start([lease])
     for _ in range(7):
-        await stage.store.leases.hand_over([lease])
-        (lease,) = await stage.adopt()
+        await harness.store.leases.hand_over([lease])
+        (lease,) = await harness.adopt()
         assert lease.adoption.adoptions == 1
-    await stage.store.leases.hand_over([lease], worn=True)
-    (lease,) = await stage.adopt()
+    await harness.store.leases.hand_over([lease], worn=True)
+    (lease,) = await harness.adopt()
     assert lease.adoption.adoptions == 2
     for _ in range(11):
-        await stage.advance(59)
-        await stage.store.leases.beat("w2", [lease], ttl=TTL)
-    await stage.store.leases.hand_over([lease], worn=True)
-    (lease,) = await stage.adopt()
+        await harness.advance(59)
+        await harness.store.leases.beat("w2", [lease], ttl=TTL)
+    await harness.store.leases.hand_over([lease], worn=True)
+    (lease,) = await harness.adopt()
     assert lease.adoption.adoptions == 1

@@ -21,17 +21,17 @@ from holdfast.timing import SystemClock
 from tests.conftest import clone, drop
 from tests.support.bulk_data import ENDED, FAILED, FUTURE, LANED, QUEUED, RUNNING, fill_postgres, fill_sqlite
 from tests.support.query_plans import plan_of, sqlite_connection, sqlite_explain
-from tests.support.store_fixture import START, Stage
+from tests.support.store_harness import START, StoreHarness
 
 TENANTS, KINDS, QUEUES = ("default", "other"), ("run", "build", "Ünusual=kind"), ("default", "heavy", "a'b")
 LANES = (None, None, "L1", "L2")
 LABELS: tuple[dict[str, str], ...] = ({}, {"team": "blue"}, {"team": "blue", "n": "1"}, {"team": "a=b"})
 
 
-async def mixed_jobs(stage: Stage, draw: Random, count: int = 80) -> None:
+async def mixed_jobs(harness: StoreHarness, draw: Random, count: int = 80) -> None:
     """Jobs of all sorts and statuses; many were requested at the same moment."""
     for _ in range(count):
-        await stage.submit(
+        await harness.submit(
             tenant=draw.choice(TENANTS),
             kind=draw.choice(KINDS),
             queue=draw.choice(QUEUES),
@@ -40,16 +40,16 @@ async def mixed_jobs(stage: Stage, draw: Random, count: int = 80) -> None:
             hold=draw.random() < 0.15,
         )
         if draw.random() < 0.3:
-            await stage.advance(1)
+            await harness.advance(1)
     ends = (Outcome.succeeded(), Outcome.failed("exit_nonzero", "boom"), Outcome(status=Status.TIMED_OUT))
     for queue in QUEUES:
-        for lease in await stage.claim(slots=20, queue=queue):
+        for lease in await harness.claim(slots=20, queue=queue):
             if draw.random() < 0.8:
-                await stage.finish(lease, draw.choice(ends))
+                await harness.finish(lease, draw.choice(ends))
     for tenant in TENANTS:
-        for job in draw.sample((await stage.store.jobs.list(tenant=tenant, limit=1000)).items, 5):
+        for job in draw.sample((await harness.store.jobs.list(tenant=tenant, limit=1000)).items, 5):
             if not job.status.terminal:
-                await stage.store.jobs.cancel(job.id, tenant=tenant)
+                await harness.store.jobs.cancel(job.id, tenant=tenant)
 
 
 def drawn(draw: Random) -> dict[str, Any]:
@@ -77,11 +77,11 @@ def fits(job: Job, given: dict[str, Any]) -> bool:
     )
 
 
-async def paged(stage: Stage, limit: int, **given: Any) -> list[str]:
+async def paged(harness: StoreHarness, limit: int, **given: Any) -> list[str]:
     found: list[str] = []
     cursor = None
     while True:
-        page = await stage.store.jobs.list(limit=limit, cursor=cursor, **given)
+        page = await harness.store.jobs.list(limit=limit, cursor=cursor, **given)
         found += [job.id for job in page.items]
         assert len(page.items) == limit or page.next_cursor is None
         if page.next_cursor is None:
@@ -89,11 +89,11 @@ async def paged(stage: Stage, limit: int, **given: Any) -> list[str]:
         cursor = page.next_cursor
 
 
-async def test_every_mix_of_filters_finds_what_a_look_at_each_job_finds(stage: Stage) -> None:
+async def test_every_mix_of_filters_finds_what_a_look_at_each_job_finds(harness: StoreHarness) -> None:
     """Proves J14: on pages of any size, in order, without a gap and without a repeat."""
     draw = Random(4711)
-    await mixed_jobs(stage, draw)
-    everything = {tenant: (await stage.store.jobs.list(tenant=tenant, limit=1000)).items for tenant in TENANTS}
+    await mixed_jobs(harness, draw)
+    everything = {tenant: (await harness.store.jobs.list(tenant=tenant, limit=1000)).items for tenant in TENANTS}
     met = {job.status for jobs in everything.values() for job in jobs}
     assert met >= {Status.PENDING, Status.QUEUED, Status.RUNNING, Status.SUCCEEDED, Status.FAILED, Status.CANCELLED}
     for jobs in everything.values():
@@ -101,20 +101,20 @@ async def test_every_mix_of_filters_finds_what_a_look_at_each_job_finds(stage: S
     for _ in range(150):
         tenant, given = draw.choice(TENANTS), drawn(draw)
         wanted = [job.id for job in everything[tenant] if fits(job, given)]
-        assert await paged(stage, draw.choice((1, 2, 5, 100)), tenant=tenant, **given) == wanted, given
+        assert await paged(harness, draw.choice((1, 2, 5, 100)), tenant=tenant, **given) == wanted, given
 
 
-async def test_a_deleted_job_leaves_no_label_behind(stage: Stage) -> None:
-    job = await stage.submit(labels={"team": "blue"})
-    await stage.submit(labels={"team": "blue"})
-    await stage.store.jobs.cancel(job.id)
-    await stage.store.jobs.delete(job.id)
-    assert len(await paged(stage, 1, labels={"team": "blue"})) == 1
-    database: Any = stage.store.database
+async def test_a_deleted_job_leaves_no_label_behind(harness: StoreHarness) -> None:
+    job = await harness.submit(labels={"team": "blue"})
+    await harness.submit(labels={"team": "blue"})
+    await harness.store.jobs.cancel(job.id)
+    await harness.store.jobs.delete(job.id)
+    assert len(await paged(harness, 1, labels={"team": "blue"})) == 1
+    database: Any = harness.store.database
     if isinstance(database, PostgresDatabase):
         assert len(await database.fetch("SELECT id FROM holdfast.labels")) == 1
     else:
-        with closing(sqlite3.connect(stage.url.removeprefix("sqlite:///"))) as connection:
+        with closing(sqlite3.connect(harness.url.removeprefix("sqlite:///"))) as connection:
             assert connection.execute("SELECT count(*) FROM labels").fetchone() == (1,)
 
 

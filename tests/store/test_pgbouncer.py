@@ -24,10 +24,10 @@ from tests.conftest import assert_healthy, clone, database_url, drop
 from tests.store.test_migrate import holdfast
 from tests.store.test_notify import heard
 from tests.store.test_queries import FINISH
-from tests.support.in_process_worker import eventually
+from tests.support.in_process_workers import eventually
 from tests.support.pooler import SERVERS, PgBouncerMissing, pgbouncer, through
 from tests.support.query_plans import plan_nodes
-from tests.support.store_fixture import START, TTL, Stage
+from tests.support.store_harness import START, TTL, StoreHarness
 
 NAMES = list(PLANNER)
 PLANNED = f"SELECT pg_backend_pid(), {', '.join(f'current_setting({name!r})' for name in NAMES)}"
@@ -56,13 +56,13 @@ async def pooled_url(pooler: str, clean_url: str) -> str:
 
 
 @pytest.fixture
-async def stage(kind: str, pooled_url: str) -> AsyncIterator[Stage]:
-    """The stage of the other tests, with a pooler before its store."""
+async def harness(kind: str, pooled_url: str) -> AsyncIterator[StoreHarness]:
+    """The harness of the other tests, with a pooler before its store."""
     clock = ManualClock(START)
     async with Store(await connect(pooled_url, listen=False, pooler="transaction")) as store:
-        stage = Stage(kind, pooled_url, store, clock)
-        await stage.sync_clock()
-        yield stage
+        harness = StoreHarness(kind, pooled_url, store, clock)
+        await harness.sync_clock()
+        yield harness
         await assert_healthy(store)
 
 
@@ -82,25 +82,25 @@ def postgres(store: Store) -> PostgresDatabase:
     return store.database
 
 
-async def test_every_server_plans_as_asked_and_keeps_nothing_of_it(stage: Stage) -> None:
+async def test_every_server_plans_as_asked_and_keeps_nothing_of_it(harness: StoreHarness) -> None:
     """Proves O5."""
-    database = postgres(stage.store)
+    database = postgres(harness.store)
     for statement in prepare("holdfast").values():
         await database.fetch("EXPLAIN " + statement.text, *[None] * len(statement.slots))
     seen = {tuple(*await database.fetch(PLANNED)) for _ in range(4 * SERVERS)}
     assert len({pid for pid, *_ in seen}) == SERVERS, "one client, many servers"
     assert {tuple(settings) for _, *settings in seen} == {tuple(PLANNER.values())}
 
-    other = await asyncpg.connect(stage.url, statement_cache_size=0)
+    other = await asyncpg.connect(harness.url, statement_cache_size=0)
     left = {tuple(row) for _ in range(4 * SERVERS) for row in await other.fetch(PLANNED)}
     await other.close()
     assert {pid for pid, *_ in left} == {pid for pid, *_ in seen}
     assert {tuple(settings) for _, *settings in left} == {("on", "auto", "on", "on", "on", "on")}
 
 
-async def test_finish_locks_in_order_because_its_plan_is_the_same(stage: Stage, clean_url: str) -> None:
+async def test_finish_locks_in_order_because_its_plan_is_the_same(harness: StoreHarness, clean_url: str) -> None:
     """Proves O5."""
-    ids = await stage.store.jobs.submit_many([{"runner": "function", "spec": {"name": "f"}}] * 200)
+    ids = await harness.store.jobs.submit_many([{"runner": "function", "spec": {"name": "f"}}] * 200)
     ends = [{**FINISH["rows"][0], "id": job_id} for job_id in ids]
     statement = prepare("holdfast")["finish"]
     explain, arguments = "EXPLAIN (FORMAT JSON) " + statement.text, statement.arguments({"rows": ends})
@@ -108,7 +108,7 @@ async def test_finish_locks_in_order_because_its_plan_is_the_same(stage: Stage, 
     await direct.execute("ANALYZE holdfast.jobs")
     assert joins(await direct.fetch(explain, *arguments)) != {"Nested Loop"}, "left alone, Postgres joins as it likes"
     await direct.close()
-    assert joins(await postgres(stage.store).fetch(explain, *arguments)) == {"Nested Loop"}
+    assert joins(await postgres(harness.store).fetch(explain, *arguments)) == {"Nested Loop"}
 
 
 def joins(explained: Sequence[Any]) -> set[str]:
@@ -116,32 +116,34 @@ def joins(explained: Sequence[Any]) -> set[str]:
     return {node["Node Type"] for node in nodes} & {"Nested Loop", "Hash Join", "Merge Join"}
 
 
-async def test_lanes_needs_heartbeats_and_fencing_hold(stage: Stage) -> None:
+async def test_lanes_needs_heartbeats_and_fencing_hold(harness: StoreHarness) -> None:
     """Proves O5."""
-    first, second = await stage.submit(lane="L"), await stage.submit(lane="L")
-    child = await stage.submit(needs=[second.id])
-    assert ((await stage.get(second)).gate, (await stage.get(child)).gate) == (Gate.LANE, Gate.NEEDS)
-    (lease,) = await stage.claim()
+    first, second = await harness.submit(lane="L"), await harness.submit(lane="L")
+    child = await harness.submit(needs=[second.id])
+    assert ((await harness.get(second)).gate, (await harness.get(child)).gate) == (Gate.LANE, Gate.NEEDS)
+    (lease,) = await harness.claim()
     assert lease.id == first.id
-    assert [beat.answer for beat in (await stage.store.leases.beat("w1", [lease], ttl=TTL)).jobs] == ["yours"]
-    await stage.advance(TTL + 1)
-    await stage.store.leases.reap()
-    (adopted,) = await stage.adopt()
-    assert await stage.finish(lease) is None, "the old token changes nothing"
-    assert await stage.finish(adopted) is Status.SUCCEEDED
-    assert [(await stage.run_one()).id for _ in range(2)] == [second.id, child.id]
-    assert [event.seq for event in await stage.events(first)] == list(range(1, (await stage.get(first)).last_seq + 1))
+    assert [beat.answer for beat in (await harness.store.leases.beat("w1", [lease], ttl=TTL)).jobs] == ["yours"]
+    await harness.advance(TTL + 1)
+    await harness.store.leases.reap()
+    (adopted,) = await harness.adopt()
+    assert await harness.finish(lease) is None, "the old token changes nothing"
+    assert await harness.finish(adopted) is Status.SUCCEEDED
+    assert [(await harness.run_one()).id for _ in range(2)] == [second.id, child.id]
+    assert [event.seq for event in await harness.events(first)] == list(
+        range(1, (await harness.get(first)).last_seq + 1)
+    )
 
 
-async def test_refused_operation_leaves_its_connection_clean(stage: Stage) -> None:
+async def test_refused_operation_leaves_its_connection_clean(harness: StoreHarness) -> None:
     for _ in range(5):  # One more than the store has connections.
         with pytest.raises(NotFound):
-            await stage.submit(needs=[new_id()])
-    assert await stage.status(await stage.submit()) is Status.QUEUED
+            await harness.submit(needs=[new_id()])
+    assert await harness.status(await harness.submit()) is Status.QUEUED
 
 
-async def test_cancelled_operation_leaves_no_transaction_open(stage: Stage, clean_url: str) -> None:
-    database = postgres(stage.store)
+async def test_cancelled_operation_leaves_no_transaction_open(harness: StoreHarness, clean_url: str) -> None:
+    database = postgres(harness.store)
     direct = await asyncpg.connect(clean_url)
     asleep = "SELECT count(*) FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(60)' AND state = 'active'"
     task = asyncio.create_task(database.fetch("SELECT pg_sleep(60)"))
@@ -151,7 +153,7 @@ async def test_cancelled_operation_leaves_no_transaction_open(stage: Stage, clea
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await stage.submit()
+        await harness.submit()
         open_ones = "SELECT query FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in%'"
         assert await direct.fetch(open_ones) == []
     await direct.close()

@@ -18,7 +18,7 @@ from holdfast.store import postgres
 from holdfast.store.lanes import lock_lanes
 from holdfast.store.postgres import PostgresDatabase, PostgresTx, array_text
 from holdfast.store.store import Store, connect
-from tests.support.in_process_worker import eventually
+from tests.support.in_process_workers import eventually
 from tests.support.proxy import Proxy
 
 LANE = ("default", "lane")

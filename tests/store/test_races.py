@@ -22,7 +22,7 @@ from holdfast.store.migrate import migrate, migrations
 from holdfast.store.store import connect, sqlite_path
 from tests.conftest import database_url, drop
 from tests.support import race_scripts
-from tests.support.race_scripts import LONG, Call, Crew, Pause, Report, claim, function, select
+from tests.support.race_scripts import LONG, Call, Pause, RaceProcesses, Report, claim, function, select
 
 CREW = 8
 # Rounds of the two great races; `make test-races` runs 10,000 of each.
@@ -34,10 +34,10 @@ SLOW = 0.004
 
 
 @pytest.fixture(scope="module")
-def crew() -> Iterator[Crew]:
-    crew = Crew(CREW)
-    yield crew
-    crew.close()
+def race_processes() -> Iterator[RaceProcesses]:
+    race_processes = RaceProcesses(CREW)
+    yield race_processes
+    race_processes.close()
 
 
 def seconds(default: float) -> float:
@@ -45,9 +45,9 @@ def seconds(default: float) -> float:
     return float(os.environ.get("HOLDFAST_TEST_SECONDS", default))
 
 
-async def race(crew: Crew, url: str, calls: Sequence[Call], *, within: float = 200.0) -> list[Any]:
+async def race(race_processes: RaceProcesses, url: str, calls: Sequence[Call], *, within: float = 200.0) -> list[Any]:
     """Race, and see that no deadlock and no repair was needed; return the racers' values."""
-    reports: list[Report] = await asyncio.to_thread(crew.race, url, calls, seconds=within)
+    reports: list[Report] = await asyncio.to_thread(race_processes.race, url, calls, seconds=within)
     assert sum(report.deadlocks for report in reports) == 0
     assert sum(report.gate_repairs for report in reports) == 0
     return [report.value for report in reports]
@@ -99,11 +99,11 @@ async def assert_lanes_single(url: str) -> None:
 # Claims
 
 
-async def test_each_job_is_claimed_by_one_of_eight_processes(clean_url: str, crew: Crew) -> None:
+async def test_each_job_is_claimed_by_one_of_eight_processes(clean_url: str, race_processes: RaceProcesses) -> None:
     """Proves L1."""
     async with await open_store(clean_url, listen=False) as store:
         ids = await store.jobs.submit_many([function() for _ in range(500)])
-    done = await race(crew, clean_url, [Call(race_scripts.work, {"slots": 4}) for _ in range(8)])
+    done = await race(race_processes, clean_url, [Call(race_scripts.work, {"slots": 4}) for _ in range(8)])
     taken = [attempt for part in done for attempt in part]
     assert Counter(job for job, *_ in taken) == Counter(ids)
     assert {(token, attempt, answer) for _, token, attempt, answer in taken} == {(1, 1, "succeeded")}
@@ -115,13 +115,13 @@ async def test_each_job_is_claimed_by_one_of_eight_processes(clean_url: str, cre
     await assert_sound(clean_url)
 
 
-async def test_cap_is_never_exceeded_by_eight_processes(clean_url: str, crew: Crew) -> None:
+async def test_cap_is_never_exceeded_by_eight_processes(clean_url: str, race_processes: RaceProcesses) -> None:
     """Proves J10."""
     cap = 3
     async with await open_store(clean_url, listen=False) as store:
         await store.queues.limit("default", cap=cap)
         await store.jobs.submit_many([function() for _ in range(300)])
-    done = await race(crew, clean_url, [Call(race_scripts.work, {"slots": 4}, slow=SLOW) for _ in range(8)])
+    done = await race(race_processes, clean_url, [Call(race_scripts.work, {"slots": 4}, slow=SLOW) for _ in range(8)])
     assert sum(bool(part) for part in done) > 1, "one process did it all: no race"
     spans = await select(clean_url, "SELECT claimed_at, ended_at FROM attempts")
     assert len(spans) == 300
@@ -136,7 +136,9 @@ async def test_cap_is_never_exceeded_by_eight_processes(clean_url: str, crew: Cr
 # Lanes
 
 
-async def test_submit_racing_a_finish_never_leaves_a_lane_hanging(clean_url: str, crew: Crew, tmp_path: Path) -> None:
+async def test_submit_racing_a_finish_never_leaves_a_lane_hanging(
+    clean_url: str, race_processes: RaceProcesses, tmp_path: Path
+) -> None:
     """Proves N2."""
     share = {"rounds": -(-ROUNDS // 3), "width": 3}
     flags = [tmp_path / f"submitted-{n}" for n in range(3)]
@@ -145,14 +147,16 @@ async def test_submit_racing_a_finish_never_leaves_a_lane_hanging(clean_url: str
         for n, flag in enumerate(flags)
     ]
     workers = [Call(race_scripts.work, {"flags": flags, "slots": 3}, slow=SLOW if n < 2 else 0.0) for n in range(4)]
-    values = await race(crew, clean_url, [*submitters, *workers], within=PATIENCE)
+    values = await race(race_processes, clean_url, [*submitters, *workers], within=PATIENCE)
     rounds = sum(values[:3])
     assert rounds >= ROUNDS
     await assert_sound(clean_url)
     assert Counter((await statuses(clean_url)).values()) == {"succeeded": 2 * rounds}
 
 
-async def test_lane_runs_one_job_at_a_time_in_order_of_acceptance(clean_url: str, crew: Crew, tmp_path: Path) -> None:
+async def test_lane_runs_one_job_at_a_time_in_order_of_acceptance(
+    clean_url: str, race_processes: RaceProcesses, tmp_path: Path
+) -> None:
     """Proves N1."""
     journal, flags = tmp_path / "journal", [tmp_path / f"submitted-{n}" for n in range(2)]
     halves = [["lane-1", "lane-2", "lane-3"], ["lane-4", "lane-5"]]
@@ -164,7 +168,7 @@ async def test_lane_runs_one_job_at_a_time_in_order_of_acceptance(clean_url: str
         for lanes, flag in zip(halves, flags, strict=True)
     ]
     work = Call(race_scripts.work, {"flags": flags, "journal": journal, "slots": 3}, slow=SLOW)
-    one, two, *_ = await race(crew, clean_url, [*submitters, *[work] * 6])
+    one, two, *_ = await race(race_processes, clean_url, [*submitters, *[work] * 6])
     accepted = [*waiting, *one, *two]
     expected: dict[str, list[str]] = defaultdict(list)
     for lane, job_id, twice in accepted:
@@ -182,7 +186,7 @@ async def test_lane_runs_one_job_at_a_time_in_order_of_acceptance(clean_url: str
 
 
 async def test_submit_with_needs_racing_the_parents_end_leaves_nobody_waiting(
-    clean_url: str, crew: Crew, tmp_path: Path
+    clean_url: str, race_processes: RaceProcesses, tmp_path: Path
 ) -> None:
     """Proves N6."""
     share = {"rounds": -(-ROUNDS // 3), "bulk": 20}
@@ -192,7 +196,7 @@ async def test_submit_with_needs_racing_the_parents_end_leaves_nobody_waiting(
         for n, flag in enumerate(flags)
     ]
     workers = [Call(race_scripts.work, {"flags": flags, "slots": 20}, slow=SLOW if n == 0 else 0.0) for n in range(3)]
-    values = await race(crew, clean_url, [*submitters, *workers], within=PATIENCE)
+    values = await race(race_processes, clean_url, [*submitters, *workers], within=PATIENCE)
     made = [one for part in values[:3] for one in part]
     assert len(made) >= ROUNDS
     await assert_sound(clean_url)
@@ -217,7 +221,7 @@ async def test_submit_with_needs_racing_the_parents_end_leaves_nobody_waiting(
 
 
 async def test_submit_with_needs_racing_a_resumed_parent_leaves_nobody_waiting(
-    clean_url: str, crew: Crew, tmp_path: Path
+    clean_url: str, race_processes: RaceProcesses, tmp_path: Path
 ) -> None:
     """Proves N6. Proves C8."""
     flags = [tmp_path / f"submitted-{n}" for n in range(3)]
@@ -226,7 +230,7 @@ async def test_submit_with_needs_racing_a_resumed_parent_leaves_nobody_waiting(
         for n, flag in enumerate(flags)
     ]
     workers = [Call(race_scripts.work, {"flags": flags, "slots": 4, "patience": 8.0}) for _ in range(3)]
-    values = await race(crew, clean_url, [*resumers, *workers])
+    values = await race(race_processes, clean_url, [*resumers, *workers])
     assert sum(len(part) for part in values[:3]) == 3 * 2 * 80
     await assert_sound(clean_url)
     assert set((await statuses(clean_url)).values()) == {"succeeded"}
@@ -311,7 +315,7 @@ async def test_finish_in_a_lane_and_a_dependant_of_two_of_its_jobs_do_not_deadlo
 
 
 async def test_finish_racing_the_reaper_has_one_winner_per_lease(
-    kind: str, clean_url: str, crew: Crew, tmp_path: Path
+    kind: str, clean_url: str, race_processes: RaceProcesses, tmp_path: Path
 ) -> None:
     """Proves L4. Proves L9. Proves L10."""
     jobs = 1_500 if kind == "postgres" else 600
@@ -319,7 +323,7 @@ async def test_finish_racing_the_reaper_has_one_winner_per_lease(
     async with await open_store(clean_url, listen=False) as store:
         ids = await store.jobs.submit_many([function() for _ in range(jobs)])
     finishers = [Call(race_scripts.finish_at_expiry, {"ttl": 0.05, "width": 5, "flag": flag}) for flag in flags]
-    values = await race(crew, clean_url, [*finishers, *[Call(race_scripts.reap, {"flags": flags})] * 2])
+    values = await race(race_processes, clean_url, [*finishers, *[Call(race_scripts.reap, {"flags": flags})] * 2])
     answers = [answer for part, _ in values[:6] for answer in part]
     renewed = sum(count for _, count in values[:6])
     reaped = Counter(one for part in values[6:] for one in part)
@@ -351,7 +355,9 @@ async def test_finish_racing_the_reaper_has_one_winner_per_lease(
     await assert_sound(clean_url)
 
 
-async def test_beat_after_reaping_never_revives_a_lease(kind: str, clean_url: str, crew: Crew, tmp_path: Path) -> None:
+async def test_beat_after_reaping_never_revives_a_lease(
+    kind: str, clean_url: str, race_processes: RaceProcesses, tmp_path: Path
+) -> None:
     """Proves L4. Proves L5."""
     share = 200 if kind == "postgres" else 50
     flags = [tmp_path / f"lost-{n}" for n in range(6)]
@@ -360,7 +366,7 @@ async def test_beat_after_reaping_never_revives_a_lease(kind: str, clean_url: st
     slow = POOLED or kind == "sqlite"  # Six who share one writer, or one pooler, need more room to come in time.
     aim = {"ttl": 0.1, "around": (-0.06, 0.04)} if slow else {"ttl": 0.02, "around": (-0.002, 0.004)}
     beaters = [Call(race_scripts.beat_past_expiry, {"jobs": share, "flag": flag, **aim}) for flag in flags]
-    values = await race(crew, clean_url, [*beaters, *[Call(race_scripts.reap, {"flags": flags})] * 2])
+    values = await race(race_processes, clean_url, [*beaters, *[Call(race_scripts.reap, {"flags": flags})] * 2])
     beaten = [one for part in values[:6] for one in part]
     assert len(beaten) == 6 * share
     for _, token, answers in beaten:
@@ -396,7 +402,7 @@ async def test_worker_that_adopts_its_own_orphan_is_told_that_its_old_lease_is_l
 
 
 async def test_stop_racing_a_failing_exit_with_retries_left_is_kept(
-    kind: str, clean_url: str, crew: Crew, tmp_path: Path
+    kind: str, clean_url: str, race_processes: RaceProcesses, tmp_path: Path
 ) -> None:
     """Proves C1."""
     rounds = 600 if kind == "postgres" else 240
@@ -407,7 +413,7 @@ async def test_stop_racing_a_failing_exit_with_retries_left_is_kept(
         for n, flag in enumerate(flags)
     ]
     workers = [Call(race_scripts.work, {"flags": flags, "slots": 8}, slow=SLOW if n == 0 else 0.0) for n in range(4)]
-    values = await race(crew, clean_url, [*stoppers, *workers], within=150)
+    values = await race(race_processes, clean_url, [*stoppers, *workers], within=150)
     stopped = [one for part in values[:4] for one in part]
     assert len(stopped) == rounds
     histories: dict[str, list[tuple[str, str]]] = defaultdict(list)
@@ -442,7 +448,7 @@ async def blocked_lanes(store: Store, count: int) -> tuple[list[str], list[str]]
 
 @pytest.mark.parametrize("other", ["dismiss", "resume"])
 async def test_resume_racing_another_verb_has_one_consistent_outcome(
-    other: str, clean_url: str, crew: Crew, tmp_path: Path
+    other: str, clean_url: str, race_processes: RaceProcesses, tmp_path: Path
 ) -> None:
     """Proves C8."""
     rounds = 200
@@ -456,7 +462,9 @@ async def test_resume_racing_another_verb_has_one_consistent_outcome(
         Call(race_scripts.say_to_each, {**aim, "verb": verb, "flag": flag}, slow=slow)
         for verb, flag, slow in zip(("resume", other), flags, (0.0, slow), strict=True)
     ]
-    one, two, *_ = await race(crew, clean_url, [*sides, *[Call(race_scripts.work, {"flags": flags, "slots": 20})] * 3])
+    one, two, *_ = await race(
+        race_processes, clean_url, [*sides, *[Call(race_scripts.work, {"flags": flags, "slots": 20})] * 3]
+    )
     accepted: dict[str, list[str]] = defaultdict(list)
     for job_id, verb, done in [*one, *two]:
         accepted[job_id] += [verb] if done else []
@@ -470,7 +478,9 @@ async def test_resume_racing_another_verb_has_one_consistent_outcome(
     await assert_sound(clean_url)
 
 
-async def test_resumed_job_runs_before_those_behind_it(clean_url: str, crew: Crew, tmp_path: Path) -> None:
+async def test_resumed_job_runs_before_those_behind_it(
+    clean_url: str, race_processes: RaceProcesses, tmp_path: Path
+) -> None:
     """Proves N1. Proves C8."""
     rounds = 200
     async with await open_store(clean_url, listen=False) as store:
@@ -478,7 +488,7 @@ async def test_resumed_job_runs_before_those_behind_it(clean_url: str, crew: Cre
     flag = tmp_path / "said"
     aim = {"ids": heads, "start": time.monotonic() + 0.5, "gap": 0.0, "verb": "resume", "flag": flag}
     calls = [Call(race_scripts.say_to_each, aim, slow=SLOW), *[Call(race_scripts.work, {"flags": [flag]})] * 3]
-    await race(crew, clean_url, calls)
+    await race(race_processes, clean_url, calls)
     claims = await select(clean_url, "SELECT job_id, max(claimed_at) FROM attempts GROUP BY job_id")
     claimed = {str(job): claimed_at for job, claimed_at in claims}
     early = [head for head, behind in zip(heads, followers, strict=True) if claimed[behind] < claimed[head]]
@@ -489,14 +499,16 @@ async def test_resumed_job_runs_before_those_behind_it(clean_url: str, crew: Cre
 # Migrations
 
 
-async def test_of_many_migrations_at_once_one_applies(kind: str, server: str, crew: Crew, tmp_path: Path) -> None:
+async def test_of_many_migrations_at_once_one_applies(
+    kind: str, server: str, race_processes: RaceProcesses, tmp_path: Path
+) -> None:
     """Proves O2."""
     name = f"holdfast_migrating_{os.getpid()}"
     for n in range(5):
         url = f"sqlite:///{tmp_path / f'{n}.db'}" if kind == "sqlite" else await create(server, name)
         try:
             call = Call(race_scripts.migrate_now, {"start": time.monotonic() + 0.2}, opens=False)
-            applied = await race(crew, url, [call] * CREW)
+            applied = await race(race_processes, url, [call] * CREW)
             every = [migration.name for migration in migrations("sqlite" if kind == "sqlite" else "postgres")]
             assert sorted(applied, key=len) == [[]] * (CREW - 1) + [every]
             async with await open_store(url, listen=False) as store:
@@ -518,25 +530,25 @@ async def create(server: str, name: str) -> str:
 # Everything at once
 
 
-async def test_everything_at_once_never_deadlocks(kind: str, clean_url: str, crew: Crew) -> None:
+async def test_everything_at_once_never_deadlocks(kind: str, clean_url: str, race_processes: RaceProcesses) -> None:
     """Proves L20. Proves E1."""
     duration = seconds(20.0 if kind == "postgres" else 6.0)
     calls = [
         Call(race_scripts.mix, {"seconds": duration, "seed": n}, slow=SLOW if n % 4 == 0 else 0.0, listen=True)
         for n in range(8)
     ]
-    done = await race(crew, clean_url, calls, within=duration + 180)
+    done = await race(race_processes, clean_url, calls, within=duration + 180)
     total = sum((Counter(part) for part in done), Counter[str]())
     assert min(total[what] for what in ("submitted", "taken", "finished", "said", "steered")) > 20, total
     await assert_sound(clean_url)
-    (live,) = await race(crew, clean_url, [Call(race_scripts.drain)])
+    (live,) = await race(race_processes, clean_url, [Call(race_scripts.drain)])
     assert live == 0, "jobs that nothing will ever run"
     await assert_sound(clean_url)
 
 
-async def test_eight_writers_leave_no_gap_in_the_events(clean_url: str, crew: Crew) -> None:
+async def test_eight_writers_leave_no_gap_in_the_events(clean_url: str, race_processes: RaceProcesses) -> None:
     """Proves E1."""
-    own = await race(crew, clean_url, [Call(race_scripts.append_own, {"batches": 40})] * 8)
+    own = await race(race_processes, clean_url, [Call(race_scripts.append_own, {"batches": 40})] * 8)
     assert len(set(own)) == 8
     for job_id in own:
         lines = f"""
@@ -548,7 +560,9 @@ async def test_eight_writers_leave_no_gap_in_the_events(clean_url: str, crew: Cr
         (shared,) = await store.jobs.submit_many([function()])
         _, (lease,) = await claim(store, "shared", 1)
     assert isinstance(lease, Lease)
-    values = await race(crew, clean_url, [Call(race_scripts.write_to_one, {"lease": lease, "batches": 60})] * 8)
+    values = await race(
+        race_processes, clean_url, [Call(race_scripts.write_to_one, {"lease": lease, "batches": 60})] * 8
+    )
     assert sum(landed for landed, _ in values) == 60, "each batch landed once"
     counts = f"SELECT type, count(*) FROM job_events WHERE job_id = '{shared}' GROUP BY type"
     found_counts = {str(type): n for type, n in await select(clean_url, counts)}
@@ -570,11 +584,13 @@ async def sqlite_url(folder: Path) -> str:
     return url
 
 
-async def test_sqlite_under_heavy_writes_of_four_processes_raises_no_error(tmp_path: Path, crew: Crew) -> None:
+async def test_sqlite_under_heavy_writes_of_four_processes_raises_no_error(
+    tmp_path: Path, race_processes: RaceProcesses
+) -> None:
     """Proves O6."""
     url, duration = await sqlite_url(tmp_path), seconds(15.0)
     calls = [Call(race_scripts.mix, {"seconds": duration, "seed": n}) for n in range(4)]
-    done = await race(crew, url, calls, within=duration + 180)
+    done = await race(race_processes, url, calls, within=duration + 180)
     assert all(part["finished"] > 0 for part in done), "one process was starved"
     await assert_sound(url)
 

@@ -12,7 +12,7 @@ from holdfast.model import Lease, Snapshot
 from holdfast.store.snapshots import NewSnapshot
 from holdfast.store.sqlite import SqliteDatabase
 from holdfast.store.tasks import PlannedTask
-from tests.support.store_fixture import TTL, Stage
+from tests.support.store_harness import TTL, StoreHarness
 
 MINUTE = 60.0
 
@@ -36,66 +36,68 @@ def new(
     )
 
 
-async def leased(stage: Stage, worker: str = "w1", **fields: Any) -> Lease:
-    await stage.submit(**fields)
-    (lease,) = await stage.claim(slots=1, worker=worker)
+async def leased(harness: StoreHarness, worker: str = "w1", **fields: Any) -> Lease:
+    await harness.submit(**fields)
+    (lease,) = await harness.claim(slots=1, worker=worker)
     return lease
 
 
-async def plans(stage: Stage, lease: Lease, made: NewSnapshot) -> None:
+async def plans(harness: StoreHarness, lease: Lease, made: NewSnapshot) -> None:
     """Put the task that makes a snapshot into the record."""
     task = PlannedTask(name=made.task, parent=made.parent, snapshot=made.id)
-    assert await stage.store.tasks.replan(lease, [task], done=0)
+    assert await harness.store.tasks.replan(lease, [task], done=0)
 
 
-async def building(stage: Stage, worker: str = "w1") -> Lease:
+async def building(harness: StoreHarness, worker: str = "w1") -> Lease:
     """A lease of a job that has snapshot a in its plan."""
-    lease = await leased(stage, worker)
-    await plans(stage, lease, new("a"))
+    lease = await leased(harness, worker)
+    await plans(harness, lease, new("a"))
     return lease
 
 
-async def built(stage: Stage, text: str, parent: str = "root", *, tenant: str = "default", **fields: Any) -> Snapshot:
+async def built(
+    harness: StoreHarness, text: str, parent: str = "root", *, tenant: str = "default", **fields: Any
+) -> Snapshot:
     """Build a snapshot in a job that has ended."""
-    lease = await leased(stage, tenant=tenant)
+    lease = await leased(harness, tenant=tenant)
     made = new(text, parent, **fields)
-    await plans(stage, lease, made)
-    assert (await stage.store.snapshots.take(lease, made.id)).answer == "yours"
-    assert await stage.store.snapshots.publish(lease, made) == "published"
-    await stage.finish(lease)
-    return await stage.store.snapshots.get(made.id, tenant=tenant)
+    await plans(harness, lease, made)
+    assert (await harness.store.snapshots.take(lease, made.id)).answer == "yours"
+    assert await harness.store.snapshots.publish(lease, made) == "published"
+    await harness.finish(lease)
+    return await harness.store.snapshots.get(made.id, tenant=tenant)
 
 
-async def test_chain_is_looked_up_at_once_and_tenants_do_not_share(stage: Stage) -> None:
+async def test_chain_is_looked_up_at_once_and_tenants_do_not_share(harness: StoreHarness) -> None:
     """Proves P4, P12."""
-    first = await built(stage, "a")
-    second = await built(stage, "b", "a")
+    first = await built(harness, "a")
+    second = await built(harness, "b", "a")
     ids = [first.id, second.id, name("c")]
-    assert await stage.store.snapshots.existing(ids, tenant="default") == {first.id: first, second.id: second}
-    assert await stage.store.snapshots.existing(ids, tenant="blue") == {}
-    assert await stage.store.snapshots.use(ids, tenant="blue") == {}
+    assert await harness.store.snapshots.existing(ids, tenant="default") == {first.id: first, second.id: second}
+    assert await harness.store.snapshots.existing(ids, tenant="blue") == {}
+    assert await harness.store.snapshots.use(ids, tenant="blue") == {}
     with pytest.raises(NotFound):
-        await stage.store.snapshots.get(first.id, tenant="blue")
+        await harness.store.snapshots.get(first.id, tenant="blue")
     with pytest.raises(NotFound):
-        await stage.store.snapshots.remove(first.id, tenant="blue", force=True)
-    assert (await stage.store.snapshots.list(tenant="blue")).items == []
-    assert (await stage.store.snapshots.near([first.parent], tenant="blue")) == []
+        await harness.store.snapshots.remove(first.id, tenant="blue", force=True)
+    assert (await harness.store.snapshots.list(tenant="blue")).items == []
+    assert (await harness.store.snapshots.near([first.parent], tenant="blue")) == []
     assert first.components == {"command": "a"}
 
 
-async def test_use_moves_the_time_of_last_use(stage: Stage) -> None:
+async def test_use_moves_the_time_of_last_use(harness: StoreHarness) -> None:
     """Proves P11."""
-    made = await built(stage, "a")
-    await stage.advance(MINUTE)
-    (used,) = (await stage.store.snapshots.use([made.id], tenant="default")).values()
-    assert used.used_at == stage.clock.now()
+    made = await built(harness, "a")
+    await harness.advance(MINUTE)
+    (used,) = (await harness.store.snapshots.use([made.id], tenant="default")).values()
+    assert used.used_at == harness.clock.now()
     assert used.made_at == made.made_at
 
 
-async def test_one_builds_and_the_others_wait_and_reuse(stage: Stage) -> None:
+async def test_one_builds_and_the_others_wait_and_reuse(harness: StoreHarness) -> None:
     """Proves P4, P5."""
-    leases = [await building(stage, worker=f"w{n}") for n in range(4)]
-    snapshots = stage.store.snapshots
+    leases = [await building(harness, worker=f"w{n}") for n in range(4)]
+    snapshots = harness.store.snapshots
     turns = await asyncio.gather(*(snapshots.take(lease, name("a")) for lease in leases))
     assert sorted(turn.answer for turn in turns) == ["busy", "busy", "busy", "yours"]
     builder = next(lease for lease, turn in zip(leases, turns, strict=True) if turn.answer == "yours")
@@ -105,18 +107,18 @@ async def test_one_builds_and_the_others_wait_and_reuse(stage: Stage) -> None:
     assert await snapshots.publish(builder, new("a")) == "published", "its first answer was lost"
     assert await snapshots.publish(builder, new("a", folder="other")) == "exists"
     assert [(await snapshots.take(lease, name("a"))).answer for lease in leases] == ["built"] * 4
-    assert await rows_of(stage, "builds") == 0
+    assert await rows_of(harness, "builds") == 0
 
 
-async def test_lock_falls_with_the_lease_and_the_old_builder_cannot_publish(stage: Stage) -> None:
+async def test_lock_falls_with_the_lease_and_the_old_builder_cannot_publish(harness: StoreHarness) -> None:
     """Proves P5."""
-    snapshots = stage.store.snapshots
-    builder, waiter = await building(stage), await building(stage, worker="w2")
+    snapshots = harness.store.snapshots
+    builder, waiter = await building(harness), await building(harness, worker="w2")
     assert (await snapshots.take(builder, name("a"))).answer == "yours"
-    await stage.advance(TTL + 1)
+    await harness.advance(TTL + 1)
     assert (await snapshots.take(waiter, name("a"))).answer == "busy", "an expired lease is still the owner's"
-    await stage.store.leases.beat("w2", [waiter], ttl=TTL)
-    await stage.store.leases.reap()
+    await harness.store.leases.beat("w2", [waiter], ttl=TTL)
+    await harness.store.leases.reap()
     assert (await snapshots.take(waiter, name("a"))).answer == "yours"
     assert (await snapshots.take(builder, name("a"))).answer == "busy"
     assert await snapshots.publish(builder, new("a", folder="late")) == "lost"
@@ -125,51 +127,51 @@ async def test_lock_falls_with_the_lease_and_the_old_builder_cannot_publish(stag
     assert (await snapshots.get(name("a"), tenant="default")).folder == "good"
 
 
-async def test_builder_whose_lease_was_cleared_loses_even_if_nobody_came(stage: Stage) -> None:
+async def test_builder_whose_lease_was_cleared_loses_even_if_nobody_came(harness: StoreHarness) -> None:
     """Proves P5."""
-    snapshots = stage.store.snapshots
-    builder = await building(stage)
+    snapshots = harness.store.snapshots
+    builder = await building(harness)
     assert (await snapshots.take(builder, name("a"))).answer == "yours"
-    await stage.advance(TTL + 1)
-    await stage.store.leases.reap()
+    await harness.advance(TTL + 1)
+    await harness.store.leases.reap()
     assert await snapshots.publish(builder, new("a")) == "lost"
     assert (await snapshots.take(builder, name("a"))).answer == "lost"
     assert await snapshots.existing([name("a")], tenant="default") == {}
 
 
-async def test_adopter_takes_its_own_jobs_lock_over(stage: Stage) -> None:
+async def test_adopter_takes_its_own_jobs_lock_over(harness: StoreHarness) -> None:
     """Proves P2, P5."""
-    snapshots = stage.store.snapshots
-    await stage.submit(runner="process", spec={"command": ["true"]})
-    (builder,) = await stage.claim_process()
-    await plans(stage, builder, new("a"))
+    snapshots = harness.store.snapshots
+    await harness.submit(runner="process", spec={"command": ["true"]})
+    (builder,) = await harness.claim_process()
+    await plans(harness, builder, new("a"))
     assert (await snapshots.take(builder, name("a"))).answer == "yours"
-    await stage.advance(TTL + 1)
-    await stage.store.leases.reap()
-    (adopter,) = await stage.adopt()
+    await harness.advance(TTL + 1)
+    await harness.store.leases.reap()
+    (adopter,) = await harness.adopt()
     assert await snapshots.publish(adopter, new("a")) == "lost", "the lock is its predecessor's"
     assert (await snapshots.take(adopter, name("a"))).answer == "yours"
     assert await snapshots.publish(builder, new("a")) == "lost"
     assert await snapshots.publish(adopter, new("a")) == "published"
 
 
-async def test_builder_that_ends_or_gives_up_lets_the_next_one_go_on(stage: Stage) -> None:
+async def test_builder_that_ends_or_gives_up_lets_the_next_one_go_on(harness: StoreHarness) -> None:
     """Proves P5."""
-    snapshots = stage.store.snapshots
-    first, second, third = [await leased(stage) for _ in range(3)]
+    snapshots = harness.store.snapshots
+    first, second, third = [await leased(harness) for _ in range(3)]
     assert (await snapshots.take(first, name("a"))).answer == "yours"
     await snapshots.release(second, name("a"))
     assert (await snapshots.take(second, name("a"))).answer == "busy"
     await snapshots.release(first, name("a"))
     assert (await snapshots.take(second, name("a"))).answer == "yours"
-    await stage.fail(second)
+    await harness.fail(second)
     assert (await snapshots.take(third, name("a"))).answer == "yours"
 
 
-async def test_of_builders_that_publish_at_once_one_wins(stage: Stage) -> None:
+async def test_of_builders_that_publish_at_once_one_wins(harness: StoreHarness) -> None:
     """Proves P5."""
-    snapshots = stage.store.snapshots
-    leases = [await building(stage, worker=f"w{n}") for n in range(4)]
+    snapshots = harness.store.snapshots
+    leases = [await building(harness, worker=f"w{n}") for n in range(4)]
 
     async def build(n: int, lease: Lease) -> str:
         turn = await snapshots.take(lease, name("a"))
@@ -183,48 +185,48 @@ async def test_of_builders_that_publish_at_once_one_wins(stage: Stage) -> None:
         await snapshots.remove(kept.id, tenant="default", force=True)
 
 
-async def test_only_what_the_job_planned_is_published(stage: Stage) -> None:
+async def test_only_what_the_job_planned_is_published(harness: StoreHarness) -> None:
     """Proves P5, P12: whatever a worker was told, the record says what a job may make, and from what."""
-    snapshots = stage.store.snapshots
-    lease = await building(stage)
-    other = await built(stage, "b")
+    snapshots = harness.store.snapshots
+    lease = await building(harness)
+    other = await built(harness, "b")
     for made in (new("c"), new("a", "b", folder="forged")):
         assert (await snapshots.take(lease, made.id)).answer == "yours"
         assert await snapshots.publish(lease, made) == "refused"
         assert await snapshots.existing([made.id], tenant="default") == {}
-    assert await rows_of(stage, "builds") == 0
+    assert await rows_of(harness, "builds") == 0
     assert (await snapshots.take(lease, name("a"))).answer == "yours"
     assert await snapshots.publish(lease, new("a")) == "published"
     assert await snapshots.get(other.id, tenant="default") == other
 
 
-async def test_snapshot_of_another_tenant_is_no_answer_to_a_builder(stage: Stage) -> None:
+async def test_snapshot_of_another_tenant_is_no_answer_to_a_builder(harness: StoreHarness) -> None:
     """Proves P12: who is told that it is there would wait for it for ever."""
-    snapshots = stage.store.snapshots
-    foreign = await built(stage, "a", tenant="blue")
-    lease = await building(stage)
+    snapshots = harness.store.snapshots
+    foreign = await built(harness, "a", tenant="blue")
+    lease = await building(harness)
     assert (await snapshots.take(lease, name("a"))).answer == "yours"
     assert await snapshots.publish(lease, new("a", folder="other")) == "refused"
     assert await snapshots.get(foreign.id, tenant="blue") == foreign
 
 
-async def test_old_locks_are_forgotten_and_held_ones_are_not(stage: Stage) -> None:
+async def test_old_locks_are_forgotten_and_held_ones_are_not(harness: StoreHarness) -> None:
     """Proves P5."""
-    snapshots = stage.store.snapshots
-    dead, alive = await leased(stage), await leased(stage, worker="w2")
+    snapshots = harness.store.snapshots
+    dead, alive = await leased(harness), await leased(harness, worker="w2")
     await snapshots.take(dead, name("a"))
     await snapshots.take(alive, name("b"))
-    await stage.fail(dead)
+    await harness.fail(dead)
     assert await snapshots.forget_builds(MINUTE) == 0
-    await stage.advance(MINUTE + 1)
+    await harness.advance(MINUTE + 1)
     assert await snapshots.forget_builds(MINUTE) == 1
-    assert await rows_of(stage, "builds") == 1
+    assert await rows_of(harness, "builds") == 1
 
 
-async def test_snapshots_are_listed_by_page_and_shown_by_the_beginning_of_an_id(stage: Stage) -> None:
+async def test_snapshots_are_listed_by_page_and_shown_by_the_beginning_of_an_id(harness: StoreHarness) -> None:
     """Proves P12."""
-    snapshots = stage.store.snapshots
-    made = [await built(stage, text, size=n) for n, text in enumerate(["a", "b", "c"])]
+    snapshots = harness.store.snapshots
+    made = [await built(harness, text, size=n) for n, text in enumerate(["a", "b", "c"])]
     listed: list[Snapshot] = []
     cursor = None
     while True:
@@ -239,7 +241,7 @@ async def test_snapshots_are_listed_by_page_and_shown_by_the_beginning_of_an_id(
         with pytest.raises(NotFound):
             await snapshots.get(text, tenant="default")
     twin = twin_of(made[0].id)
-    await built_as(stage, twin)
+    await built_as(harness, twin)
     with pytest.raises(Invalid, match="several snapshots' ids begin with"):
         await snapshots.get(made[0].id[:10], tenant="default")
     assert (await snapshots.get(made[0].id, tenant="default")).id == made[0].id
@@ -254,30 +256,30 @@ def twin_of(text: str) -> str:
     return text[:-1] + ("0" if text[-1] != "0" else "1")
 
 
-async def built_as(stage: Stage, snapshot: str) -> None:
-    lease = await leased(stage)
+async def built_as(harness: StoreHarness, snapshot: str) -> None:
+    lease = await leased(harness)
     made = NewSnapshot(
         id=snapshot, parent=name("root"), task="t", task_hash="h", components={}, folder="f", digest="d", size=10
     )
-    await plans(stage, lease, made)
-    await stage.store.snapshots.take(lease, snapshot)
-    assert await stage.store.snapshots.publish(lease, made) == "published"
-    await stage.finish(lease)
+    await plans(harness, lease, made)
+    await harness.store.snapshots.take(lease, snapshot)
+    assert await harness.store.snapshots.publish(lease, made) == "published"
+    await harness.finish(lease)
 
 
-async def test_removal_takes_care_of_children_and_users(stage: Stage) -> None:
+async def test_removal_takes_care_of_children_and_users(harness: StoreHarness) -> None:
     """Proves P12."""
-    snapshots = stage.store.snapshots
+    snapshots = harness.store.snapshots
     parent, child, grandchild = [
-        await built(stage, text, before) for text, before in [("a", "root"), ("b", "a"), ("c", "b")]
+        await built(harness, text, before) for text, before in [("a", "root"), ("b", "a"), ("c", "b")]
     ]
     with pytest.raises(Needed, match=r"has snapshots made from it \(1\); remove them too with recurse"):
         await snapshots.remove(parent.id, tenant="default", force=True)
     planned = await snapshots.remove(parent.id, tenant="default", recurse=True, dry_run=True)
     assert planned.outcome == "would_delete"
     assert {one.id for one in planned.snapshots} == {parent.id, child.id, grandchild.id}
-    user = await leased(stage)
-    await stage.store.tasks.replan(user, [PlannedTask(name="t", parent=child.id, snapshot=name("d"))], done=0)
+    user = await leased(harness)
+    await harness.store.tasks.replan(user, [PlannedTask(name="t", parent=child.id, snapshot=name("d"))], done=0)
     with pytest.raises(Needed, match=f"is in the plan of job {user.id}"):
         await snapshots.remove(parent.id, tenant="default", recurse=True)
     gone = await snapshots.remove(grandchild.id, tenant="default")
@@ -289,52 +291,52 @@ async def test_removal_takes_care_of_children_and_users(stage: Stage) -> None:
         await snapshots.remove(parent.id, tenant="default")
 
 
-async def test_job_that_ended_needs_no_snapshot(stage: Stage) -> None:
+async def test_job_that_ended_needs_no_snapshot(harness: StoreHarness) -> None:
     """Proves P12."""
-    made = await built(stage, "a")
-    user = await leased(stage)
-    await stage.store.tasks.replan(user, [PlannedTask(name="t", parent=name("root"), snapshot=made.id)], done=1)
+    made = await built(harness, "a")
+    user = await leased(harness)
+    await harness.store.tasks.replan(user, [PlannedTask(name="t", parent=name("root"), snapshot=made.id)], done=1)
     with pytest.raises(Needed):
-        await stage.store.snapshots.remove(made.id, tenant="default")
-    await stage.finish(user)
-    assert (await stage.store.snapshots.remove(made.id, tenant="default")).outcome == "deleted"
+        await harness.store.snapshots.remove(made.id, tenant="default")
+    await harness.finish(user)
+    assert (await harness.store.snapshots.remove(made.id, tenant="default")).outcome == "deleted"
 
 
-async def test_job_that_still_waits_needs_its_base(stage: Stage) -> None:
+async def test_job_that_still_waits_needs_its_base(harness: StoreHarness) -> None:
     """Proves P11, P12: a held one, for as long as it takes; its end lets the base go. Other tenants hold nothing."""
-    snapshots = stage.store.snapshots
-    base = await built(stage, "a")
+    snapshots = harness.store.snapshots
+    base = await built(harness, "a")
     asked: dict[str, Any] = {"runner": "process", "spec": {}, "tasks": [{"name": "t", "command": ["true"]}]}
-    await stage.submit(**asked, base=base.id, hold=True, tenant="blue")
-    await stage.submit(**asked, base=name("b"), hold=True)
-    waiting = await stage.submit(**asked, base=base.id, hold=True)
-    delayed = await stage.submit(**asked, base=base.id, available_at=stage.clock.now() + timedelta(days=1))
-    await stage.advance(60 * MINUTE)
+    await harness.submit(**asked, base=base.id, hold=True, tenant="blue")
+    await harness.submit(**asked, base=name("b"), hold=True)
+    waiting = await harness.submit(**asked, base=base.id, hold=True)
+    delayed = await harness.submit(**asked, base=base.id, available_at=harness.clock.now() + timedelta(days=1))
+    await harness.advance(60 * MINUTE)
     for job in (waiting, delayed):
         assert await snapshots.evict(grace=10 * MINUTE) is None
         assert await snapshots._evict(base.id, 10 * MINUTE) is None, "also where it was chosen before the submit"
         with pytest.raises(Needed, match="is in the plan of job"):
             await snapshots.remove(base.id, tenant="default")
-        await stage.store.jobs.cancel(job.id)
+        await harness.store.jobs.cancel(job.id)
     gone = await snapshots.evict(grace=10 * MINUTE)
     assert gone is not None
     assert gone.id == base.id
 
 
-async def test_oldest_then_largest_leaf_goes_first_and_nothing_that_is_needed(stage: Stage) -> None:
+async def test_oldest_then_largest_leaf_goes_first_and_nothing_that_is_needed(harness: StoreHarness) -> None:
     """Proves P11."""
-    snapshots = stage.store.snapshots
-    await built(stage, "inner", size=1)
-    await stage.advance(MINUTE)
-    await built(stage, "small", size=1)
-    large = await built(stage, "large", size=100)
-    await stage.advance(MINUTE)
-    leaf = await built(stage, "leaf", "inner", size=1)
-    used = await built(stage, "used")
-    user = await leased(stage)
-    await stage.store.tasks.replan(user, [PlannedTask(name="t", parent=used.id, snapshot=name("x"))], done=0)
-    await stage.advance(10 * MINUTE)
-    await built(stage, "fresh")
+    snapshots = harness.store.snapshots
+    await built(harness, "inner", size=1)
+    await harness.advance(MINUTE)
+    await built(harness, "small", size=1)
+    large = await built(harness, "large", size=100)
+    await harness.advance(MINUTE)
+    leaf = await built(harness, "leaf", "inner", size=1)
+    used = await built(harness, "used")
+    user = await leased(harness)
+    await harness.store.tasks.replan(user, [PlannedTask(name="t", parent=used.id, snapshot=name("x"))], done=0)
+    await harness.advance(10 * MINUTE)
+    await built(harness, "fresh")
     order = []
     while (gone := await snapshots.evict(grace=5 * MINUTE)) is not None:
         order.append(gone.task)
@@ -344,31 +346,31 @@ async def test_oldest_then_largest_leaf_goes_first_and_nothing_that_is_needed(st
     assert leaf.folder
 
 
-async def test_what_is_used_after_it_was_chosen_stays(stage: Stage) -> None:
+async def test_what_is_used_after_it_was_chosen_stays(harness: StoreHarness) -> None:
     """Proves P11."""
-    snapshots = stage.store.snapshots
-    made = await built(stage, "a")
-    user = await leased(stage)
-    await stage.advance(10 * MINUTE)
-    chosen = await stage.store.database.read("evictable_snapshots", grace=5 * MINUTE, limit=1)
+    snapshots = harness.store.snapshots
+    made = await built(harness, "a")
+    user = await leased(harness)
+    await harness.advance(10 * MINUTE)
+    chosen = await harness.store.database.read("evictable_snapshots", grace=5 * MINUTE, limit=1)
     assert [row["id"] for row in chosen] == [made.id]
-    await stage.store.tasks.replan(user, [PlannedTask(name="t", parent=made.id, snapshot=name("x"))], done=0)
+    await harness.store.tasks.replan(user, [PlannedTask(name="t", parent=made.id, snapshot=name("x"))], done=0)
     assert await snapshots._evict(made.id, 5 * MINUTE) is None
     assert list(await snapshots.existing([made.id], tenant="default")) == [made.id]
 
 
-async def test_damaged_snapshot_is_dropped_once(stage: Stage) -> None:
+async def test_damaged_snapshot_is_dropped_once(harness: StoreHarness) -> None:
     """Proves P6."""
-    damaged = await built(stage, "a", folder="bad")
-    assert await stage.store.snapshots.drop(damaged)
-    again = await built(stage, "a", folder="good")
-    assert not await stage.store.snapshots.drop(damaged), "another one stands for it"
-    assert await stage.store.snapshots.standing(["bad", "good"]) == {"good"}
-    assert await stage.store.snapshots.get(again.id, tenant="default") == again
+    damaged = await built(harness, "a", folder="bad")
+    assert await harness.store.snapshots.drop(damaged)
+    again = await built(harness, "a", folder="good")
+    assert not await harness.store.snapshots.drop(damaged), "another one stands for it"
+    assert await harness.store.snapshots.standing(["bad", "good"]) == {"good"}
+    assert await harness.store.snapshots.get(again.id, tenant="default") == again
 
 
-async def rows_of(stage: Stage, table: str) -> int:
-    database = stage.store.database
+async def rows_of(harness: StoreHarness, table: str) -> int:
+    database = harness.store.database
     if isinstance(database, SqliteDatabase):
         return int(await database.migrate(lambda raw: raw.execute(f"SELECT count(*) FROM {table}").fetchone()[0]))
     return int((await database.fetch(f"SELECT count(*) AS count FROM holdfast.{table}"))[0]["count"])

@@ -11,7 +11,7 @@ from holdfast.model import new_id
 from holdfast.permissions import tighten
 from holdfast.store import sqlite
 from holdfast.store.sqlite import SqliteDatabase
-from tests.support.store_fixture import TTL, Stage
+from tests.support.store_harness import TTL, StoreHarness
 
 JOB = {"runner": "function", "spec": {"name": "f"}}
 
@@ -21,21 +21,21 @@ def kind() -> str:
     return "sqlite"
 
 
-async def test_operations_that_wait_together_share_a_commit_and_fail_alone(stage: Stage) -> None:
-    taken = (await stage.submit()).id
-    calls = [stage.submit(id=taken if n % 3 == 0 else new_id(), lane="L" if n % 2 else None) for n in range(30)]
+async def test_operations_that_wait_together_share_a_commit_and_fail_alone(harness: StoreHarness) -> None:
+    taken = (await harness.submit()).id
+    calls = [harness.submit(id=taken if n % 3 == 0 else new_id(), lane="L" if n % 2 else None) for n in range(30)]
     answers = await asyncio.gather(*calls, return_exceptions=True)
     refused = [answer for answer in answers if isinstance(answer, Conflict)]
     assert len(refused) == 10
     assert all(taken in str(error) for error in refused)
-    assert len((await stage.store.jobs.list()).items) == 21
+    assert len((await harness.store.jobs.list()).items) == 21
 
 
-async def test_heartbeat_goes_ahead_of_what_waits(stage: Stage) -> None:
+async def test_heartbeat_goes_ahead_of_what_waits(harness: StoreHarness) -> None:
     """Proves O6."""
-    await stage.submit()
-    (lease,) = await stage.claim()
-    blocker = sqlite3.connect(stage.url.removeprefix("sqlite:///"), isolation_level=None)
+    await harness.submit()
+    (lease,) = await harness.claim()
+    blocker = sqlite3.connect(harness.url.removeprefix("sqlite:///"), isolation_level=None)
     blocker.execute("BEGIN IMMEDIATE")
     order: list[str] = []
 
@@ -46,10 +46,10 @@ async def test_heartbeat_goes_ahead_of_what_waits(stage: Stage) -> None:
     async with asyncio.TaskGroup() as group:
         # Enough for two rounds of the writer: the first is stuck behind the lock, the beat overtakes the second.
         for _ in range(80):
-            group.create_task(note("submit", asyncio.ensure_future(stage.store.jobs.submit(JOB))))
+            group.create_task(note("submit", asyncio.ensure_future(harness.store.jobs.submit(JOB))))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        group.create_task(note("beat", asyncio.ensure_future(stage.store.leases.beat("w1", [lease], ttl=TTL))))
+        group.create_task(note("beat", asyncio.ensure_future(harness.store.leases.beat("w1", [lease], ttl=TTL))))
         await asyncio.sleep(0.05)  # Reason: let all of them reach the writer's queue.
         blocker.execute("ROLLBACK")
     blocker.close()

@@ -48,7 +48,7 @@ from holdfast.store.postgres import PostgresDatabase
 from holdfast.store.store import connect
 from holdfast.timing import ManualClock
 from tests.support.reference import WEARY, Reference, RefJob, Refused
-from tests.support.store_fixture import START, TTL, Stage
+from tests.support.store_harness import START, TTL, StoreHarness
 
 T = TypeVar("T")
 Rule = TypeVar("Rule", bound=Callable[..., Any])
@@ -114,7 +114,7 @@ class Bench:
         self._loop = asyncio.new_event_loop()
         self.clock = ManualClock(START)
         self.store = Store(self.run(connect(url, listen=False, connections=1, clock=self.clock)))
-        self._stage = Stage(kind, url, self.store, self.clock)
+        self._stage = StoreHarness(kind, url, self.store, self.clock)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self._loop.run_until_complete(work)

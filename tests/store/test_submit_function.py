@@ -11,7 +11,7 @@ from holdfast.pipeline_spec import FIELDS as PIPELINE
 from holdfast.pipeline_spec import pipeline_of
 from holdfast.store.postgres import PostgresDatabase
 from holdfast.submission import Submission
-from tests.support.store_fixture import TTL, Stage
+from tests.support.store_harness import TTL, StoreHarness
 
 JOB = {"runner": "process", "spec": {"command": ["true"]}}
 
@@ -28,24 +28,24 @@ async def submit(connection: Any, *jobs: object) -> list[str]:
 
 
 @pytest.fixture
-async def connection(stage: Stage) -> Any:
-    connection = await asyncpg.connect(stage.url)
+async def connection(harness: StoreHarness) -> Any:
+    connection = await asyncpg.connect(harness.url)
     yield connection
     await connection.close()
 
 
 async def test_job_with_nothing_but_its_runner_gets_the_same_defaults_as_from_python(
-    stage: Stage, connection: Any
+    harness: StoreHarness, connection: Any
 ) -> None:
     (plain,) = await submit(connection, JOB)
-    by_sql, by_python = await stage.get(plain), await stage.submit(**JOB)
+    by_sql, by_python = await harness.get(plain), await harness.submit(**JOB)
     for field in type(by_sql).__struct_fields__:
         if field != "id":
             assert getattr(by_sql, field) == getattr(by_python, field), field
 
 
-async def test_every_field_of_a_submission_is_known_to_the_function(stage: Stage, connection: Any) -> None:
-    parent = await stage.submit()
+async def test_every_field_of_a_submission_is_known_to_the_function(harness: StoreHarness, connection: Any) -> None:
+    parent = await harness.submit()
     everything: dict[str, Any] = {
         **JOB,
         "id": new_id(),
@@ -58,7 +58,7 @@ async def test_every_field_of_a_submission_is_known_to_the_function(stage: Stage
         "inputs": {"n": 1},
         "needs": [parent.id],
         "hold": True,
-        "available_at": stage.later(60).isoformat(),
+        "available_at": harness.later(60).isoformat(),
         "reuse_key": "thumb",
         "rebuild": True,
         "max_attempts": 2,
@@ -76,22 +76,22 @@ async def test_every_field_of_a_submission_is_known_to_the_function(stage: Stage
     }
     assert set(everything) == set(Submission.__struct_fields__) - set(PIPELINE)
     (by_sql,) = await submit(connection, everything)
-    await stage.store.gates.resolve()
+    await harness.store.gates.resolve()
     await connection.execute("DELETE FROM holdfast.reuse")
-    by_python = await stage.submit(**{**everything, "id": new_id()})
-    record = await stage.get(by_sql)
+    by_python = await harness.submit(**{**everything, "id": new_id()})
+    record = await harness.get(by_sql)
     for field in type(record).__struct_fields__:
         if field != "id":
             assert getattr(record, field) == getattr(by_python, field), field
 
 
-async def test_a_pipelines_fields_stand_in_its_spec(stage: Stage, connection: Any) -> None:
+async def test_a_pipelines_fields_stand_in_its_spec(harness: StoreHarness, connection: Any) -> None:
     """Submitted in Python they are put there. Proves P1 for SQL."""
     asked = {"tasks": [{"name": "one", "command": ["true"]}], "connector": "files", "snapshot": "final"}
     (by_sql,) = await submit(connection, {"runner": "process", "spec": asked})
-    by_python = await stage.submit(runner="process", spec={}, **asked)
+    by_python = await harness.submit(runner="process", spec={}, **asked)
     pair = Claimable(queue="default", capability="process", domain="host")
-    leases = (await stage.store.leases.claim("w1", [pair], slots=2, ttl=TTL)).claimed
+    leases = (await harness.store.leases.claim("w1", [pair], slots=2, ttl=TTL)).claimed
     assert {lease.id for lease in leases} == {by_sql, by_python.id}
     first, second = (pipeline_of(lease.spec) for lease in leases)
     assert first == second is not None
@@ -99,29 +99,31 @@ async def test_a_pipelines_fields_stand_in_its_spec(stage: Stage, connection: An
         await submit(connection, {"runner": "process", **asked})
 
 
-async def test_rollback_leaves_nothing_and_an_open_transaction_delays_nobody(stage: Stage, connection: Any) -> None:
-    before = await stage.submit(lane="L")
+async def test_rollback_leaves_nothing_and_an_open_transaction_delays_nobody(
+    harness: StoreHarness, connection: Any
+) -> None:
+    before = await harness.submit(lane="L")
     transaction = connection.transaction()
     await transaction.start()
     await submit(connection, {**JOB, "lane": "L", "needs": [before.id]})
     # While it idles: the lane moves on, the parent ends, others join the lane.
-    after = await stage.submit(lane="L")
-    await stage.run_one()
-    assert [lease.id for lease in await stage.claim()] == [after.id]
+    after = await harness.submit(lane="L")
+    await harness.run_one()
+    assert [lease.id for lease in await harness.claim()] == [after.id]
     await transaction.rollback()
-    assert len((await stage.store.jobs.list()).items) == 2
+    assert len((await harness.store.jobs.list()).items) == 2
 
 
-async def test_committed_job_is_resolved_by_whoever_comes_next(stage: Stage, connection: Any) -> None:
+async def test_committed_job_is_resolved_by_whoever_comes_next(harness: StoreHarness, connection: Any) -> None:
     (job,) = await submit(connection, {"runner": "function", "spec": {"name": "f"}, "lane": "L"})
-    assert (await stage.get(job)).gate is Gate.UNRESOLVED
-    await stage.store.gates.resolve()
-    assert [lease.id for lease in await stage.claim()] == [job]
+    assert (await harness.get(job)).gate is Gate.UNRESOLVED
+    await harness.store.gates.resolve()
+    assert [lease.id for lease in await harness.claim()] == [job]
 
 
-async def test_bad_jobs_are_refused_whole(stage: Stage, connection: Any) -> None:
-    failed = await stage.submit(hold=True)
-    await stage.store.jobs.cancel(failed.id)
+async def test_bad_jobs_are_refused_whole(harness: StoreHarness, connection: Any) -> None:
+    failed = await harness.submit(hold=True)
+    await harness.store.jobs.cancel(failed.id)
     unknown = new_id()
     for bad, state, field in [
         ({**JOB, "colour": 1}, "HF422", "colour"),
@@ -139,7 +141,7 @@ async def test_bad_jobs_are_refused_whole(stage: Stage, connection: Any) -> None
         with pytest.raises(asyncpg.PostgresError) as caught:
             await submit(connection, JOB, bad)
         assert (caught.value.sqlstate, caught.value.detail) == (state, field), bad
-    assert [job.status for job in (await stage.store.jobs.list()).items] == [Status.CANCELLED]
+    assert [job.status for job in (await harness.store.jobs.list()).items] == [Status.CANCELLED]
 
 
 async def test_order_within_a_call_is_what_needs_refer_to(connection: Any) -> None:
@@ -150,8 +152,8 @@ async def test_order_within_a_call_is_what_needs_refer_to(connection: Any) -> No
     assert await submit(connection, {**JOB, "id": first}, {**JOB, "id": second, "needs": [first]}) == [first, second]
 
 
-async def test_ids_that_the_database_makes_are_uuid7(stage: Stage, connection: Any) -> None:
+async def test_ids_that_the_database_makes_are_uuid7(harness: StoreHarness, connection: Any) -> None:
     (job,) = await submit(connection, JOB)
     assert job[14] == "7"
     assert job[19] in "89ab"
-    assert isinstance(stage.store.database, PostgresDatabase)
+    assert isinstance(harness.store.database, PostgresDatabase)

@@ -23,8 +23,8 @@ from holdfast.store.postgres import PostgresDatabase
 from holdfast.timing import ManualClock
 from tests.conftest import assert_healthy
 from tests.support.cluster import binaries
-from tests.support.store_fixture import Stage
-from tests.support.submit_drivers import POSTGRES, SQLITE, Caller, open_caller
+from tests.support.store_harness import StoreHarness
+from tests.support.submit_drivers import POSTGRES, SQLITE, SubmitDriver, open_caller
 
 DOCS = Path(__file__).parents[2] / "docs" / "transactions.md"
 JOB: dict[str, Any] = {"runner": "function", "spec": {"name": "f"}}
@@ -45,18 +45,18 @@ def kind(driver: str) -> str:
 
 
 @pytest.fixture
-async def stage(kind: str, clean_url: str) -> AsyncIterator[Stage]:
+async def harness(kind: str, clean_url: str) -> AsyncIterator[StoreHarness]:
     """A clean store on real time, because a caller's connection knows no other."""
     async with await open_store(clean_url, listen=False) as store:
         await run_sql(store, "CREATE TABLE IF NOT EXISTS notes (note text)")
         await run_sql(store, "DELETE FROM notes")
-        yield Stage(kind, clean_url, store, ManualClock())
+        yield StoreHarness(kind, clean_url, store, ManualClock())
         await assert_healthy(store)
 
 
 @pytest.fixture
-async def caller(stage: Stage, driver: str) -> AsyncIterator[Caller]:
-    async with open_caller(driver, stage.url) as caller:
+async def caller(harness: StoreHarness, driver: str) -> AsyncIterator[SubmitDriver]:
+    async with open_caller(driver, harness.url) as caller:
         yield caller
 
 
@@ -71,26 +71,26 @@ async def run_sql(store: Store, sql: str) -> list[Any]:
         file.close()
 
 
-async def rows_left(stage: Stage) -> dict[str, int]:
-    counts = {table: (await run_sql(stage.store, f"SELECT count(*) FROM holdfast.{table}"))[0] for table in TABLES}
+async def rows_left(harness: StoreHarness) -> dict[str, int]:
+    counts = {table: (await run_sql(harness.store, f"SELECT count(*) FROM holdfast.{table}"))[0] for table in TABLES}
     return {table: count for table, count in counts.items() if count}
 
 
-async def notes(stage: Stage) -> list[str]:
-    return await run_sql(stage.store, "SELECT note FROM notes ORDER BY note")
+async def notes(harness: StoreHarness) -> list[str]:
+    return await run_sql(harness.store, "SELECT note FROM notes ORDER BY note")
 
 
-async def until_one_waits_for_a_lock(stage: Stage) -> None:
+async def until_one_waits_for_a_lock(harness: StoreHarness) -> None:
     sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
     async with asyncio.timeout(GUARD):
-        while (await run_sql(stage.store, sql))[0] == 0:
+        while (await run_sql(harness.store, sql))[0] == 0:
             pass
 
 
 # Every driver
 
 
-async def test_rollback_leaves_no_job(stage: Stage, caller: Caller) -> None:
+async def test_rollback_leaves_no_job(harness: StoreHarness, caller: SubmitDriver) -> None:
     """Proves J13."""
     parent = new_id()
     await caller.note("kept?")
@@ -98,12 +98,12 @@ async def test_rollback_leaves_no_job(stage: Stage, caller: Caller) -> None:
         {**JOB, "id": parent, "reuse_key": "R"}, {**JOB, "lane": "L", "needs": [parent]}, JOB, key="call-1"
     )
     await caller.rollback()
-    assert await rows_left(stage) == {}
-    assert await notes(stage) == []
+    assert await rows_left(harness) == {}
+    assert await notes(harness) == []
 
 
 async def test_commit_makes_jobs_claimable_and_any_resolver_settles_lane_and_needs(
-    stage: Stage, caller: Caller
+    harness: StoreHarness, caller: SubmitDriver
 ) -> None:
     """Proves J13."""
     parent = new_id()
@@ -114,20 +114,20 @@ async def test_commit_makes_jobs_claimable_and_any_resolver_settles_lane_and_nee
     child, own, second = (job.id for job in accepted)
     assert own == parent
     assert not any(job.reused for job in accepted)
-    assert await rows_left(stage) == {}  # Not before the commit.
+    assert await rows_left(harness) == {}  # Not before the commit.
     await caller.commit()
-    assert await notes(stage) == ["kept"]
-    assert (await stage.get(child)).gate is Gate.UNRESOLVED
-    assert [lease.id for lease in await stage.claim()] == [parent]
-    await stage.store.gates.resolve()
-    assert (await stage.get(child)).gate is Gate.NEEDS
-    (lease,) = await stage.claim()
+    assert await notes(harness) == ["kept"]
+    assert (await harness.get(child)).gate is Gate.UNRESOLVED
+    assert [lease.id for lease in await harness.claim()] == [parent]
+    await harness.store.gates.resolve()
+    assert (await harness.get(child)).gate is Gate.NEEDS
+    (lease,) = await harness.claim()
     assert (lease.id, lease.inputs) == (second, {"naïve": "✓"})
 
 
-async def test_answer_tells_what_exists_already(stage: Stage, caller: Caller) -> None:
+async def test_answer_tells_what_exists_already(harness: StoreHarness, caller: SubmitDriver) -> None:
     """Proves J12, N7."""
-    standing = await stage.submit(reuse_key="R")
+    standing = await harness.submit(reuse_key="R")
     first, second = await caller.submit({**JOB, "reuse_key": "R"}, JOB, key="K")
     assert (first.id, first.reused) == (standing.id, True)
     assert not second.reused
@@ -135,20 +135,22 @@ async def test_answer_tells_what_exists_already(stage: Stage, caller: Caller) ->
     assert [(job.id, job.reused) for job in replayed] == [(standing.id, True), (second.id, True)]
     await caller.commit()
     # The keys are the same ones that a store's own submit knows.
-    again = await stage.store.jobs.accept(({**JOB, "reuse_key": "R"}, JOB), key="K")
+    again = await harness.store.jobs.accept(({**JOB, "reuse_key": "R"}, JOB), key="K")
     assert [job.id for job in again] == [standing.id, second.id]
 
 
-async def test_refused_call_gives_the_typed_error_and_inserts_nothing(stage: Stage, caller: Caller, kind: str) -> None:
+async def test_refused_call_gives_the_typed_error_and_inserts_nothing(
+    harness: StoreHarness, caller: SubmitDriver, kind: str
+) -> None:
     """Proves J11, J12, J13."""
-    taken = await stage.submit(queue="other")
-    broken = await stage.submit(hold=True, queue="other")
-    await stage.store.jobs.cancel(broken.id)
-    await stage.store.queues.limit("small", depth=2)
-    await stage.store.jobs.accept([JOB], key="used")
-    deleted = (await stage.store.jobs.accept([{**JOB, "hold": True}], key="gone"))[0]
-    await stage.store.jobs.delete(deleted.id, force=True)
-    before, unknown = await rows_left(stage), new_id()
+    taken = await harness.submit(queue="other")
+    broken = await harness.submit(hold=True, queue="other")
+    await harness.store.jobs.cancel(broken.id)
+    await harness.store.queues.limit("small", depth=2)
+    await harness.store.jobs.accept([JOB], key="used")
+    deleted = (await harness.store.jobs.accept([{**JOB, "hold": True}], key="gone"))[0]
+    await harness.store.jobs.delete(deleted.id, force=True)
+    before, unknown = await rows_left(harness), new_id()
     refusals: list[tuple[type[HoldfastError], str, list[Any], dict[str, Any]]] = [
         (Invalid, "priority", [JOB, {**JOB, "priority": "high"}], {}),
         (Invalid, "spec", [{**JOB, "spec": {}}], {}),
@@ -168,20 +170,20 @@ async def test_refused_call_gives_the_typed_error_and_inserts_nothing(stage: Sta
             await caller.submit(*jobs, **options)
         assert type(caught.value) is error
         await (caller.commit() if kind == "sqlite" or error is Invalid else caller.rollback())
-    assert await rows_left(stage) == before
-    assert len(await notes(stage)) == (len(refusals) if kind == "sqlite" else 5)
+    assert await rows_left(harness) == before
+    assert len(await notes(harness)) == (len(refusals) if kind == "sqlite" else 5)
     await caller.submit(*[{**JOB, "queue": "small"}] * 2)
     await caller.commit()
 
 
 @pytest.mark.parametrize("driver", ONE_EACH)
-async def test_ten_thousand_in_one_call(stage: Stage, caller: Caller) -> None:
+async def test_ten_thousand_in_one_call(harness: StoreHarness, caller: SubmitDriver) -> None:
     """Proves J13."""
     accepted = await caller.submit(*[JOB] * 10_000)
     assert len({job.id for job in accepted}) == 10_000
     await caller.commit()
-    assert (await rows_left(stage)) == {"jobs": 10_000, "specs": 10_000}
-    assert len(await stage.claim(slots=100)) == 100
+    assert (await rows_left(harness)) == {"jobs": 10_000, "specs": 10_000}
+    assert len(await harness.claim(slots=100)) == 100
     with pytest.raises(Invalid, match="10001 jobs in one call"):
         await caller.submit(*[JOB] * 10_001)
 
@@ -190,77 +192,79 @@ async def test_ten_thousand_in_one_call(stage: Stage, caller: Caller) -> None:
 
 
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg", "connection over psycopg", "async session over asyncpg"])
-async def test_idle_transaction_after_a_submit_into_a_lane_delays_nobody(stage: Stage, caller: Caller) -> None:
+async def test_idle_transaction_after_a_submit_into_a_lane_delays_nobody(
+    harness: StoreHarness, caller: SubmitDriver
+) -> None:
     """Proves J13."""
-    first = await stage.submit(lane="L")
-    parent = await stage.submit()
+    first = await harness.submit(lane="L")
+    parent = await harness.submit()
     (idle,) = await caller.submit({**JOB, "lane": "L", "needs": [first.id, parent.id], "reuse_key": "R"}, key="K")
     async with asyncio.timeout(GUARD):
-        second, third = await stage.submit(lane="L"), await stage.submit(lane="L", needs=[parent.id])
-        await stage.store.jobs.accept([{**JOB, "lane": "L", "reuse_key": "other"}], key="other")
-        await stage.store.gates.resolve()
-        leases = {lease.id: lease for lease in await stage.claim()}
+        second, third = await harness.submit(lane="L"), await harness.submit(lane="L", needs=[parent.id])
+        await harness.store.jobs.accept([{**JOB, "lane": "L", "reuse_key": "other"}], key="other")
+        await harness.store.gates.resolve()
+        leases = {lease.id: lease for lease in await harness.claim()}
         assert set(leases) == {first.id, parent.id}
-        assert await stage.finish(leases[first.id]) is Status.SUCCEEDED
-        assert await stage.finish(leases[parent.id]) is Status.SUCCEEDED
-        await stage.store.gates.resolve()
-        assert (await stage.run_one()).id == second.id
-        assert (await stage.store.jobs.cancel(third.id)).outcome == "ended"
-        await stage.store.jobs.delete(second.id)
-        await stage.store.lanes.pause("L")
-        await stage.store.lanes.resume("L")
-        await stage.run_one()
-        await stage.store.gates.resolve()
+        assert await harness.finish(leases[first.id]) is Status.SUCCEEDED
+        assert await harness.finish(leases[parent.id]) is Status.SUCCEEDED
+        await harness.store.gates.resolve()
+        assert (await harness.run_one()).id == second.id
+        assert (await harness.store.jobs.cancel(third.id)).outcome == "ended"
+        await harness.store.jobs.delete(second.id)
+        await harness.store.lanes.pause("L")
+        await harness.store.lanes.resume("L")
+        await harness.run_one()
+        await harness.store.gates.resolve()
     await caller.commit()
-    await stage.store.gates.resolve()
-    assert [lease.id for lease in await stage.claim()] == [idle.id]
+    await harness.store.gates.resolve()
+    assert [lease.id for lease in await harness.claim()] == [idle.id]
 
 
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg", "session over psycopg", "async connection over asyncpg"])
 @pytest.mark.parametrize("first_commits", [True, False])
 async def test_same_keys_wait_and_then_join_or_replay(
-    stage: Stage, caller: Caller, driver: str, first_commits: bool
+    harness: StoreHarness, caller: SubmitDriver, driver: str, first_commits: bool
 ) -> None:
     """Proves J12, J13, N7."""
     for options, job in [({}, {**JOB, "reuse_key": "R"}), ({"key": "K"}, JOB)]:
         (mine,) = await caller.submit(job, **options)
-        async with open_caller(driver, stage.url) as other:
+        async with open_caller(driver, harness.url) as other:
             waiting = asyncio.create_task(other.submit(job, **options))
-            await until_one_waits_for_a_lock(stage)
+            await until_one_waits_for_a_lock(harness)
             await (caller.commit() if first_commits else caller.rollback())
             async with asyncio.timeout(GUARD):
                 (theirs,) = await waiting
             await other.commit()
         assert theirs.reused is first_commits
         assert (theirs.id == mine.id) is first_commits
-    assert len((await stage.store.jobs.list()).items) == 2
+    assert len((await harness.store.jobs.list()).items) == 2
 
 
 @pytest.mark.parametrize("driver", ONE_EACH)
-async def test_ten_parallel_submits_of_one_reuse_key_build_once(stage: Stage, driver: str) -> None:
+async def test_ten_parallel_submits_of_one_reuse_key_build_once(harness: StoreHarness, driver: str) -> None:
     """Proves J13, N7."""
 
-    async def one(caller: Caller) -> tuple[str, bool]:
+    async def one(caller: SubmitDriver) -> tuple[str, bool]:
         (accepted,) = await caller.submit({**JOB, "reuse_key": "R"})
         await caller.commit()
         return accepted.id, accepted.reused
 
     async with AsyncExitStack() as stack:
-        callers = [await stack.enter_async_context(open_caller(driver, stage.url)) for _ in range(10)]
+        callers = [await stack.enter_async_context(open_caller(driver, harness.url)) for _ in range(10)]
         answers = await asyncio.gather(*map(one, callers))
     assert len({job_id for job_id, _ in answers}) == 1
     assert sorted(reused for _, reused in answers) == [False] + [True] * 9
-    assert await rows_left(stage) == {"jobs": 1, "specs": 1, "reuse": 1}
+    assert await rows_left(harness) == {"jobs": 1, "specs": 1, "reuse": 1}
 
 
 @pytest.mark.parametrize("driver", ["asyncpg"])
 async def test_open_transactions_may_overshoot_a_depth_limit_but_never_wait_for_it(
-    stage: Stage, caller: Caller, driver: str
+    harness: StoreHarness, caller: SubmitDriver, driver: str
 ) -> None:
     """Proves J11, J13."""
-    await stage.store.queues.limit("small", depth=1)
+    await harness.store.queues.limit("small", depth=1)
     job = {**JOB, "queue": "small"}
-    async with open_caller(driver, stage.url) as other, asyncio.timeout(GUARD):
+    async with open_caller(driver, harness.url) as other, asyncio.timeout(GUARD):
         await caller.submit(job)
         await other.submit(job)
         await caller.commit()
@@ -274,9 +278,11 @@ async def test_open_transactions_may_overshoot_a_depth_limit_but_never_wait_for_
 
 
 @pytest.mark.parametrize("driver", ["psycopg async", "connection over psycopg"])
-async def test_workers_are_told_with_the_commit_unless_that_is_switched_off(stage: Stage, caller: Caller) -> None:
+async def test_workers_are_told_with_the_commit_unless_that_is_switched_off(
+    harness: StoreHarness, caller: SubmitDriver
+) -> None:
     """Proves J13."""
-    listener = await asyncpg.connect(stage.url)
+    listener = await asyncpg.connect(harness.url)
     heard: asyncio.Queue[str] = asyncio.Queue()
     await listener.add_listener("holdfast", lambda *args: heard.put_nowait(str(args[3])))
     for options, expected in [({"wake": False}, ["marker"]), ({}, ['["work"]', "marker"])]:
@@ -290,30 +296,32 @@ async def test_workers_are_told_with_the_commit_unless_that_is_switched_off(stag
 
 
 @pytest.mark.parametrize("driver", ["asyncpg"])
-async def test_codecs_of_the_callers_connection_do_not_matter(stage: Stage, caller: Caller) -> None:
+async def test_codecs_of_the_callers_connection_do_not_matter(harness: StoreHarness, caller: SubmitDriver) -> None:
     for name in ("json", "jsonb", "uuid"):
         await caller.connection.set_type_codec(name, schema="pg_catalog", encoder=repr, decoder=repr)
-    standing = await stage.submit(reuse_key="R")
+    standing = await harness.submit(reuse_key="R")
     accepted = await caller.submit({**JOB, "reuse_key": "R"}, JOB, key="K")
     await caller.commit()
     assert accepted[0].id == standing.id
-    assert await stage.status(accepted[1].id) is Status.QUEUED
+    assert await harness.status(accepted[1].id) is Status.QUEUED
 
 
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg", "connection over psycopg", "async connection over asyncpg"])
-async def test_savepoint_of_the_caller_keeps_its_other_work(stage: Stage, caller: Caller) -> None:
+async def test_savepoint_of_the_caller_keeps_its_other_work(harness: StoreHarness, caller: SubmitDriver) -> None:
     await caller.note("kept")
     await caller.execute("SAVEPOINT mine")
     with pytest.raises(NotFound):
         await caller.submit({**JOB, "needs": [new_id()]})
     await caller.execute("ROLLBACK TO SAVEPOINT mine")
     await caller.commit()
-    assert await notes(stage) == ["kept"]
+    assert await notes(harness) == ["kept"]
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "async connection over asyncpg", "sqlite3"])
-async def test_errors_that_are_not_about_the_request_stay_the_drivers(stage: Stage, driver: str, kind: str) -> None:
-    async with open_caller(driver, stage.url) as caller, open_caller(driver, stage.url) as other:
+async def test_errors_that_are_not_about_the_request_stay_the_drivers(
+    harness: StoreHarness, driver: str, kind: str
+) -> None:
+    async with open_caller(driver, harness.url) as caller, open_caller(driver, harness.url) as other:
         await caller.submit({**JOB, "reuse_key": "R"})
         await other.execute("PRAGMA busy_timeout = 0" if kind == "sqlite" else "SET LOCAL lock_timeout = '1ms'")
         with pytest.raises(Exception, match="lock") as caught:
@@ -324,23 +332,23 @@ async def test_errors_that_are_not_about_the_request_stay_the_drivers(stage: Sta
 
 
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg", "session over psycopg"])
-async def test_missing_schema_is_named_with_the_way_out(stage: Stage, caller: Caller) -> None:
+async def test_missing_schema_is_named_with_the_way_out(harness: StoreHarness, caller: SubmitDriver) -> None:
     with pytest.raises(StoreError, match="run `holdfast migrate`"):
         await caller.submit(JOB, schema="elsewhere")
     await caller.rollback()
     with pytest.raises(Invalid, match="schema"):
         await caller.submit(JOB, schema="x; DROP TABLE jobs")
-    assert await rows_left(stage) == {}
+    assert await rows_left(harness) == {}
 
 
 @pytest.mark.parametrize("driver", ["asyncpg"])
-async def test_documented_grants_are_enough(stage: Stage, caller: Caller) -> None:
+async def test_documented_grants_are_enough(harness: StoreHarness, caller: SubmitDriver) -> None:
     """A role that may only submit can submit, and cannot read what runs."""
     (grants,) = re.findall(r"```sql\n(GRANT .*?)```", DOCS.read_text(), re.DOTALL)
-    admin = await asyncpg.connect(stage.url)
+    admin = await asyncpg.connect(harness.url)
     await admin.execute("CREATE ROLE shop;" + grants)
     await admin.execute("GRANT SELECT ON holdfast.test_clock TO shop")  # The clock that only tests have.
-    parent = await stage.submit()
+    parent = await harness.submit()
     try:
         await caller.execute("SET LOCAL ROLE shop")
         await caller.submit({**JOB, "lane": "L", "needs": [parent.id], "reuse_key": "R"}, key="K")
@@ -353,29 +361,29 @@ async def test_documented_grants_are_enough(stage: Stage, caller: Caller) -> Non
     finally:
         await admin.execute("DROP OWNED BY shop; DROP ROLE shop")
         await admin.close()
-    assert len((await stage.store.jobs.list()).items) == 2
+    assert len((await harness.store.jobs.list()).items) == 2
 
 
 @pytest.mark.parametrize("driver", ["asyncpg"])
-async def test_sql_function_from_psql_as_documented(stage: Stage) -> None:
+async def test_sql_function_from_psql_as_documented(harness: StoreHarness) -> None:
     """Proves J13."""
     (script,) = re.findall(r"```sql\n(BEGIN;.*?)```", DOCS.read_text(), re.DOTALL)
-    await run_sql(stage.store, "CREATE TABLE IF NOT EXISTS orders (id integer, state text)")
-    await run_sql(stage.store, "TRUNCATE orders")
+    await run_sql(harness.store, "CREATE TABLE IF NOT EXISTS orders (id integer, state text)")
+    await run_sql(harness.store, "TRUNCATE orders")
 
     def psql(text: str) -> "subprocess.CompletedProcess[str]":
-        command = [str(binaries() / "psql"), stage.url, "-X", "-At", "-v", "ON_ERROR_STOP=1", "-f", "-"]
+        command = [str(binaries() / "psql"), harness.url, "-X", "-At", "-v", "ON_ERROR_STOP=1", "-f", "-"]
         return subprocess.run(command, input=text, capture_output=True, text=True, check=False)
 
     rolled_back = await asyncio.to_thread(psql, script.replace("COMMIT;", "ROLLBACK;"))
     assert rolled_back.returncode == 0, rolled_back.stderr
-    assert await rows_left(stage) == {}
+    assert await rows_left(harness) == {}
     done = await asyncio.to_thread(psql, script)
     assert done.returncode == 0, done.stderr
-    (job,) = (await stage.store.jobs.list()).items
+    (job,) = (await harness.store.jobs.list()).items
     assert f"{job.id}|queued|unresolved|f|{job.id}" in done.stdout.splitlines()
-    await stage.store.gates.resolve()
-    assert [lease.id for lease in await stage.claim_process()] == [job.id]
+    await harness.store.gates.resolve()
+    assert [lease.id for lease in await harness.claim_process()] == [job.id]
     refused = await asyncio.to_thread(psql, 'SELECT holdfast.holdfast_submit(\'{"runner": "process", "colour": 1}\')')
     assert refused.returncode != 0
     assert "colour" in refused.stderr
@@ -384,56 +392,56 @@ async def test_sql_function_from_psql_as_documented(stage: Stage) -> None:
 # SQLite
 
 
-def sqlite_file(stage: Stage, level: Any = "") -> Any:
-    return sqlite3.connect(stage.url.removeprefix("sqlite:///"), isolation_level=level)
+def sqlite_file(harness: StoreHarness, level: Any = "") -> Any:
+    return sqlite3.connect(harness.url.removeprefix("sqlite:///"), isolation_level=level)
 
 
 @pytest.mark.parametrize("driver", ["sqlite3"])
 @pytest.mark.parametrize("level", [None, "", "DEFERRED", "IMMEDIATE", "EXCLUSIVE"])
-async def test_isolation_level_decides_as_for_a_plain_insert(stage: Stage, level: Any) -> None:
+async def test_isolation_level_decides_as_for_a_plain_insert(harness: StoreHarness, level: Any) -> None:
     """Proves J13."""
-    file = sqlite_file(stage, level)
+    file = sqlite_file(harness, level)
     with pytest.raises(NotFound):
         holdfast.submit_inside(file, [JOB, {**JOB, "reuse_key": "R", "needs": [new_id()]}], key="K")
     assert not file.in_transaction
     holdfast.submit_inside(file, [JOB, JOB])
     plain_insert_commits = level is None
     assert file.in_transaction is not plain_insert_commits
-    assert await rows_left(stage) == ({"jobs": 2, "specs": 2} if plain_insert_commits else {})
+    assert await rows_left(harness) == ({"jobs": 2, "specs": 2} if plain_insert_commits else {})
     file.rollback()
     file.execute("BEGIN")
     holdfast.submit_inside(file, [JOB])
     assert file.in_transaction
     file.execute("ROLLBACK")
-    assert await rows_left(stage) == ({"jobs": 2, "specs": 2} if plain_insert_commits else {})
+    assert await rows_left(harness) == ({"jobs": 2, "specs": 2} if plain_insert_commits else {})
     file.close()
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="sqlite3 has no autocommit attribute before Python 3.12")
 @pytest.mark.parametrize("driver", ["sqlite3"])
 @pytest.mark.parametrize("autocommit", [True, False])
-async def test_autocommit_decides_as_for_a_plain_insert(stage: Stage, autocommit: bool) -> None:
+async def test_autocommit_decides_as_for_a_plain_insert(harness: StoreHarness, autocommit: bool) -> None:
     """Proves J13."""
-    file: Any = sqlite_file(stage)
+    file: Any = sqlite_file(harness)
     file.autocommit = autocommit
     with pytest.raises(NotFound):
         holdfast.submit_inside(file, [JOB, {**JOB, "reuse_key": "R", "needs": [new_id()]}], key="K")
     holdfast.submit_inside(file, [JOB, JOB])
-    assert await rows_left(stage) == ({"jobs": 2, "specs": 2} if autocommit else {})
+    assert await rows_left(harness) == ({"jobs": 2, "specs": 2} if autocommit else {})
     file.rollback()
-    assert await rows_left(stage) == ({"jobs": 2, "specs": 2} if autocommit else {})
+    assert await rows_left(harness) == ({"jobs": 2, "specs": 2} if autocommit else {})
     file.close()
 
 
 @pytest.mark.parametrize("driver", ["sqlite3"])
-async def test_connection_is_left_as_it_was(stage: Stage) -> None:
+async def test_connection_is_left_as_it_was(harness: StoreHarness) -> None:
     def as_dict(cursor: Any, row: Any) -> dict[str, Any]:
         return {column[0]: value for column, value in zip(cursor.description, row, strict=True)}
 
-    standing = await stage.submit(reuse_key="R")
-    await stage.store.queues.limit("default", depth=5)
+    standing = await harness.submit(reuse_key="R")
+    await harness.store.queues.limit("default", depth=5)
     for row_factory, text_factory in [(sqlite3.Row, bytes), (as_dict, lambda raw: raw[::-1])]:
-        file = sqlite_file(stage)
+        file = sqlite_file(harness)
         file.row_factory, file.text_factory = row_factory, text_factory
         before = file.execute("SELECT count(*) FROM pragma_function_list").fetchone()
         (joined,) = holdfast.submit_inside(file, [{**JOB, "reuse_key": "R"}], key="K")
@@ -447,9 +455,11 @@ async def test_connection_is_left_as_it_was(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("driver", ["sqlite3"])
-async def test_waits_for_another_writer_like_any_insert_and_sees_what_it_committed(stage: Stage, driver: str) -> None:
+async def test_waits_for_another_writer_like_any_insert_and_sees_what_it_committed(
+    harness: StoreHarness, driver: str
+) -> None:
     """Proves J13, N7."""
-    async with open_caller(driver, stage.url) as first, open_caller(driver, stage.url) as second:
+    async with open_caller(driver, harness.url) as first, open_caller(driver, harness.url) as second:
         (mine,) = await first.submit({**JOB, "reuse_key": "R"}, key="K")
         waiting = asyncio.create_task(second.submit({**JOB, "reuse_key": "R"}))
         await asyncio.sleep(0)
@@ -463,14 +473,14 @@ async def test_waits_for_another_writer_like_any_insert_and_sees_what_it_committ
 
 
 @pytest.mark.parametrize("driver", ["sqlite3"])
-async def test_other_connections_are_refused_with_a_list_of_those_that_are_not(stage: Stage) -> None:
+async def test_other_connections_are_refused_with_a_list_of_those_that_are_not(harness: StoreHarness) -> None:
     engine = create_engine("sqlite://")
     for thing in (object(), None, engine, "postgresql://", psycopg):
         with pytest.raises(Invalid, match=r"connection: .*psycopg Connection or Cursor.*SQLAlchemy.*sqlite3"):
             holdfast.submit_inside(thing, [JOB])
         with pytest.raises(Invalid, match=r"connection: .*asyncpg Connection.*psycopg AsyncConnection.*SQLAlchemy"):
             await holdfast.submit_inside_async(thing, [JOB])
-    file = sqlite_file(stage)
+    file = sqlite_file(harness)
     with pytest.raises(Invalid, match=r"sqlite3\.Connection is for submit_inside;"):
         await holdfast.submit_inside_async(file, [JOB])
     with pytest.raises(Invalid, match="jobs: is not a list"):

@@ -16,7 +16,7 @@ from tests.support.supervisor_harness import (
     AS_NOBODY,
     FOREVER,
     NOBODY,
-    Attempt,
+    SupervisedAttempt,
     boottime,
     ending,
     hand_over,
@@ -46,7 +46,7 @@ PROBE = "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_SH)
 
 class TestEnds:
     @pytest.mark.parametrize("code", [0, 1, 3, 124, 127, 255])
-    def test_exit_code_is_recorded(self, attempt: Attempt, code: int) -> None:
+    def test_exit_code_is_recorded(self, attempt: SupervisedAttempt, code: int) -> None:
         """Proves R20: cause `exit`, also for the codes that shells use for failures of their own."""
         exit = attempt.run(*shell(f"exit {code}"))
         assert ending(exit) == (ExitCause.EXIT, code, None)
@@ -54,13 +54,13 @@ class TestEnds:
         assert exit.tasks[0].code == code
         assert attempt.status() == code
 
-    def test_signal_is_recorded(self, attempt: Attempt) -> None:
+    def test_signal_is_recorded(self, attempt: SupervisedAttempt) -> None:
         """Proves R20."""
         exit = attempt.run(*shell("kill -SEGV $$"))
         assert ending(exit) == (ExitCause.EXIT, None, signal.SIGSEGV)
         assert attempt.status() == 128 + signal.SIGSEGV
 
-    def test_start_is_recorded_before_the_program_runs(self, attempt: Attempt) -> None:
+    def test_start_is_recorded_before_the_program_runs(self, attempt: SupervisedAttempt) -> None:
         """Proves R1: the child finds its identity in the folder and in its environment."""
         exit = attempt.run(
             *shell('cat "$FOLDER/started"; echo; echo "mark=$HOLDFAST_MARK"'), env={"FOLDER": str(attempt.folder.path)}
@@ -95,7 +95,7 @@ class TestEnds:
         ],
     )
     def test_failed_start_names_the_command_and_the_step(
-        self, attempt: Attempt, argv: tuple[str, ...], spec: dict[str, object], text: str
+        self, attempt: SupervisedAttempt, argv: tuple[str, ...], spec: dict[str, object], text: str
     ) -> None:
         """Proves R20: `start_failed` is told apart from a program that exits with 127."""
         exit = attempt.run(*argv, **spec)
@@ -103,7 +103,7 @@ class TestEnds:
         assert exit.text == text
         assert attempt.status() == 125
 
-    def test_file_without_a_format_is_not_given_to_a_shell(self, attempt: Attempt, tmp_path: Path) -> None:
+    def test_file_without_a_format_is_not_given_to_a_shell(self, attempt: SupervisedAttempt, tmp_path: Path) -> None:
         script = tmp_path / "script"
         script.write_text("echo surprise\n")
         script.chmod(0o755)
@@ -111,7 +111,7 @@ class TestEnds:
         assert ending(exit) == (ExitCause.START_FAILED, None, None)
         assert "Exec format error" in exit.text
 
-    def test_kill_for_memory_is_told_apart(self, attempt: Attempt, memory_group: Path) -> None:
+    def test_kill_for_memory_is_told_apart(self, attempt: SupervisedAttempt, memory_group: Path) -> None:
         """Proves R20: `out_of_memory`, from the counter of the control group."""
         attempt.write(*python("x = bytearray(200 << 20)"))
         attempt.supervise(wrap=("sh", "-c", f'echo $$ >{memory_group}/cgroup.procs; exec "$@"', "sh"))
@@ -119,11 +119,11 @@ class TestEnds:
         assert ending(exit) == (ExitCause.OUT_OF_MEMORY, None, signal.SIGKILL)
         assert exit.oom_kills >= 1
 
-    def test_kill_by_somebody_else_is_a_signal(self, attempt: Attempt) -> None:
+    def test_kill_by_somebody_else_is_a_signal(self, attempt: SupervisedAttempt) -> None:
         """Proves R20."""
         assert ending(attempt.run(*shell("kill -KILL $$"))) == (ExitCause.EXIT, None, signal.SIGKILL)
 
-    def test_second_supervisor_is_refused_while_the_first_runs(self, attempt: Attempt) -> None:
+    def test_second_supervisor_is_refused_while_the_first_runs(self, attempt: SupervisedAttempt) -> None:
         """Proves R1: start is exclusive by identity."""
         first = attempt.start(*shell(f"echo ready; {FOREVER}"))
         attempt.says(b"ready")
@@ -134,7 +134,7 @@ class TestEnds:
         attempt.tell("kill")
         attempt.status(first)
 
-    def test_of_many_supervisors_at_once_one_runs_it(self, attempt: Attempt) -> None:
+    def test_of_many_supervisors_at_once_one_runs_it(self, attempt: SupervisedAttempt) -> None:
         """Proves R1."""
         attempt.write(*shell("echo once"))
         pids = [attempt.supervise() for _ in range(8)]
@@ -143,14 +143,14 @@ class TestEnds:
         assert set(statuses[1:]) <= {120, 121}
         assert attempt.output() == b"once\n"
 
-    def test_folder_is_started_once(self, attempt: Attempt) -> None:
+    def test_folder_is_started_once(self, attempt: SupervisedAttempt) -> None:
         """Proves R2: a worker that wakes up late finds `started` and leaves."""
         attempt.run(*shell("echo once"))
         attempt.supervise()
         assert attempt.status() == 121
         assert attempt.output() == b"once\n"
 
-    def test_probes_never_keep_a_supervisor_from_starting(self, attempt: Attempt) -> None:
+    def test_probes_never_keep_a_supervisor_from_starting(self, attempt: SupervisedAttempt) -> None:
         attempt.write(*shell("exit 7"))
         (attempt.folder.path / "lock").touch()
         probe = [sys.executable, "-c", PROBE, str(attempt.folder.path / "lock")]
@@ -163,7 +163,7 @@ class TestEnds:
             holder.stdin.close()
         assert attempt.end().code == 7
 
-    def test_nothing_starts_after_the_start_by_deadline(self, attempt: Attempt) -> None:
+    def test_nothing_starts_after_the_start_by_deadline(self, attempt: SupervisedAttempt) -> None:
         """Proves R1: a worker that slept before the start touches nothing; the next one starts the attempt."""
         attempt.start(*shell("echo ran"), start_by=boottime() - 1)
         assert attempt.status() == 123
@@ -175,7 +175,7 @@ class TestEnds:
 
 
 class TestChild:
-    def test_environment_is_built_from_nothing(self, attempt: Attempt) -> None:
+    def test_environment_is_built_from_nothing(self, attempt: SupervisedAttempt) -> None:
         """Proves R25."""
         attempt.write("env", env={"GREETING": "hällo\nworld"})
         attempt.supervise(env={"HOLDFAST_ADMIN_TOKEN": "secret", "LD_PRELOAD": "/no/such.so"})
@@ -183,14 +183,14 @@ class TestChild:
         expected = {"PATH=/usr/local/bin:/usr/bin:/bin", "LC_ALL=C.UTF-8", "GREETING=hällo", "world"}
         assert set(attempt.output().decode().splitlines()) == expected | {f"HOLDFAST_MARK={attempt.mark}"}
 
-    def test_mark_cannot_be_set_by_the_spec(self, attempt: Attempt) -> None:
+    def test_mark_cannot_be_set_by_the_spec(self, attempt: SupervisedAttempt) -> None:
         attempt.run(
             tasks=(WireTask(name="a", argv=("env",), env={"HOLDFAST_MARK": "other"}),), env={"HOLDFAST_MARK": "other"}
         )
         assert attempt.output().count(b"HOLDFAST_MARK=") == 1
         assert f"HOLDFAST_MARK={attempt.mark}\n".encode() in attempt.output()
 
-    def test_child_has_three_descriptors_and_no_inherited_signal_settings(self, attempt: Attempt) -> None:
+    def test_child_has_three_descriptors_and_no_inherited_signal_settings(self, attempt: SupervisedAttempt) -> None:
         """Proves R25: nothing that the worker had open reaches the child."""
         code = "import os; print(sorted(os.listdir('/proc/self/fd'))); print(open('/proc/self/status').read())"
         attempt.run(*python(code))
@@ -202,23 +202,23 @@ class TestChild:
         assert int(status["SigIgn"], 16) & ~(1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1) == 0
         assert status["NoNewPrivs"] == "1"
 
-    def test_stdin_is_empty_unless_given(self, attempt: Attempt) -> None:
+    def test_stdin_is_empty_unless_given(self, attempt: SupervisedAttempt) -> None:
         assert attempt.run("cat").code == 0
         assert attempt.output() == b""
 
-    def test_stdin_is_the_file_of_that_name(self, attempt: Attempt) -> None:
+    def test_stdin_is_the_file_of_that_name(self, attempt: SupervisedAttempt) -> None:
         (attempt.folder.path / "stdin").write_bytes(b"from a file")
         attempt.run("cat")
         assert attempt.output() == b"from a file"
 
-    def test_folder_umask_and_limits_are_as_asked(self, attempt: Attempt, tmp_path: Path) -> None:
+    def test_folder_umask_and_limits_are_as_asked(self, attempt: SupervisedAttempt, tmp_path: Path) -> None:
         attempt.run(
             *shell("pwd; umask; ulimit -n; ulimit -c"), cwd=str(tmp_path), umask=0o027, limits={"nofile": 64, "core": 0}
         )
         assert attempt.output().decode().split() == [str(tmp_path), "0027", "64", "0"]
 
     @needs_root
-    def test_privileges_are_dropped_for_good(self, attempt: Attempt, tmp_path: Path) -> None:
+    def test_privileges_are_dropped_for_good(self, attempt: SupervisedAttempt, tmp_path: Path) -> None:
         """Proves R25: the child runs as its own user, without root's groups, and cannot read the admin token."""
         secret = tmp_path / "admin-token"
         secret.write_text("secret")
@@ -231,7 +231,7 @@ class TestChild:
         assert exit.code != 0
 
     @needs_root
-    def test_user_that_cannot_enter_its_folder_fails_to_start(self, attempt: Attempt, tmp_path: Path) -> None:
+    def test_user_that_cannot_enter_its_folder_fails_to_start(self, attempt: SupervisedAttempt, tmp_path: Path) -> None:
         closed = tmp_path / "closed"
         closed.mkdir(mode=0o700)
         exit = attempt.run("true", uid=NOBODY, gid=NOBODY, cwd=str(closed))
@@ -239,7 +239,9 @@ class TestChild:
         assert "could not enter its folder: Permission denied" in exit.text
 
     @needs_root
-    def test_change_of_user_without_the_right_to_it_fails_to_start(self, attempt: Attempt, tmp_path: Path) -> None:
+    def test_change_of_user_without_the_right_to_it_fails_to_start(
+        self, attempt: SupervisedAttempt, tmp_path: Path
+    ) -> None:
         """Proves R25: never runs as somebody else than asked."""
         attempt.write("true", uid=12345, gid=NOBODY)
         hand_over(attempt, tmp_path)
@@ -250,7 +252,7 @@ class TestChild:
 
 
 class TestTasks:
-    def test_tasks_run_in_order_each_with_its_own_settings(self, attempt: Attempt, tmp_path: Path) -> None:
+    def test_tasks_run_in_order_each_with_its_own_settings(self, attempt: SupervisedAttempt, tmp_path: Path) -> None:
         exit = attempt.run(
             tasks=(
                 WireTask(name="one", argv=shell('echo "$WHO $SHARED"'), env={"WHO": "first"}),
@@ -268,19 +270,19 @@ class TestTasks:
         output = [(frame.task, frame.data) for frame in attempt.frames() if frame.stream is not Stream.EVENTS]
         assert output == [(0, b"first yes\n"), (1, f"{tmp_path}\n".encode()), (2, b"all yes\n")]
 
-    def test_first_failure_ends_the_attempt(self, attempt: Attempt) -> None:
+    def test_first_failure_ends_the_attempt(self, attempt: SupervisedAttempt) -> None:
         exit = attempt.run(tasks=tuple(WireTask(name=f"t{i}", argv=shell(f"echo {i}; exit {i}")) for i in range(3)))
         assert ending(exit) == (ExitCause.EXIT, 1, None)
         assert [(task.name, task.code) for task in exit.tasks] == [("t0", 0), ("t1", 1)]
         assert attempt.output() == b"0\n1\n"
 
-    def test_later_task_that_cannot_start_fails_the_attempt(self, attempt: Attempt) -> None:
+    def test_later_task_that_cannot_start_fails_the_attempt(self, attempt: SupervisedAttempt) -> None:
         exit = attempt.run(tasks=(WireTask(name="a", argv=("true",)), WireTask(name="b", argv=("no-such-command",))))
         assert exit.cause == ExitCause.START_FAILED
         assert "no-such-command" in exit.text
         assert [task.cause for task in exit.tasks] == [ExitCause.EXIT, ExitCause.START_FAILED]
 
-    def test_stop_during_task_two_of_three_starts_no_third(self, attempt: Attempt) -> None:
+    def test_stop_during_task_two_of_three_starts_no_third(self, attempt: SupervisedAttempt) -> None:
         """Proves R8."""
         script = (shell("echo one"), shell(f"echo two; {FOREVER}"), shell("echo three"))
         attempt.start(tasks=tuple(WireTask(name=f"t{i}", argv=argv) for i, argv in enumerate(script)))
@@ -291,7 +293,7 @@ class TestTasks:
         assert [(task.name, task.cause) for task in exit.tasks] == [("t0", "exit"), ("t1", "cancelled")]
         assert attempt.output() == b"one\ntwo\n"
 
-    def test_task_has_a_timeout_of_its_own(self, attempt: Attempt) -> None:
+    def test_task_has_a_timeout_of_its_own(self, attempt: SupervisedAttempt) -> None:
         """Proves R8."""
         tasks = (
             WireTask(name="quick", argv=("true",), timeout=60),
@@ -301,14 +303,14 @@ class TestTasks:
         assert exit.cause == ExitCause.TIMED_OUT
         assert [task.cause for task in exit.tasks] == [ExitCause.EXIT, ExitCause.TIMED_OUT]
 
-    def test_timeout_of_the_attempt_spans_its_tasks(self, attempt: Attempt) -> None:
+    def test_timeout_of_the_attempt_spans_its_tasks(self, attempt: SupervisedAttempt) -> None:
         """Proves R8."""
         tasks = tuple(WireTask(name=f"t{i}", argv=("sleep", "0.4")) for i in range(100))
         exit = attempt.run(tasks=tasks, timeout=1.0, stop_grace=0)
         assert exit.cause == ExitCause.TIMED_OUT
         assert len(exit.tasks) < 10
 
-    def test_task_takes_what_it_left_behind_with_it(self, attempt: Attempt, tmp_path: Path) -> None:
+    def test_task_takes_what_it_left_behind_with_it(self, attempt: SupervisedAttempt, tmp_path: Path) -> None:
         """Proves R25: the next task starts clean."""
         leave = shell(f"setsid sh -c 'exec >/dev/null; {FOREVER}' & echo left=$! ; echo $! >{tmp_path}/left")
         look = shell(f"kill -0 $(cat {tmp_path}/left) || echo gone")
@@ -316,7 +318,7 @@ class TestTasks:
         assert exit.killed
         assert attempt.output().endswith(b"gone\n")
 
-    def test_thousand_tasks_fit_into_the_record(self, attempt: Attempt) -> None:
+    def test_thousand_tasks_fit_into_the_record(self, attempt: SupervisedAttempt) -> None:
         tasks = tuple(WireTask(name=f"{i:064d}", argv=("true",)) for i in range(1000))
         exit = attempt.run(tasks=tasks)
         assert len(exit.tasks) == 1000
@@ -352,7 +354,7 @@ class TestSpecs:
         ],
     )
     def test_malformed_spec_is_a_failed_start_that_says_why(
-        self, attempt: Attempt, data: bytes | None, text: str
+        self, attempt: SupervisedAttempt, data: bytes | None, text: str
     ) -> None:
         """Proves R24."""
         if data is not None:
@@ -366,7 +368,7 @@ class TestSpecs:
 
 
 class TestCosts:
-    def test_idle_supervisor_is_small(self, attempt: Attempt) -> None:
+    def test_idle_supervisor_is_small(self, attempt: SupervisedAttempt) -> None:
         """Proves R24."""
         attempt.start(*shell(f"echo ready; {FOREVER}"))
         attempt.says(b"ready")
@@ -375,13 +377,13 @@ class TestCosts:
         assert int(rollup.partition("Private_Dirty:")[2].split()[0]) < 300
         attempt.tell("kill")
 
-    def test_program_says_its_version(self, attempt: Attempt) -> None:
+    def test_program_says_its_version(self, attempt: SupervisedAttempt) -> None:
         """An old supervisor outlives an upgrade of the package; its files carry the version too."""
         done = subprocess.run([attempt.program, "--version"], capture_output=True, text=True, check=True)
         assert done.stdout == "holdfast-supervisor 1\n"
         assert subprocess.run([attempt.program], capture_output=True, check=False).returncode == 64
 
-    def test_missing_folder_is_said(self, attempt: Attempt, tmp_path: Path) -> None:
+    def test_missing_folder_is_said(self, attempt: SupervisedAttempt, tmp_path: Path) -> None:
         done = subprocess.run([attempt.program, tmp_path / "nowhere"], capture_output=True, text=True, check=False)
         assert done.returncode == 122
         assert "cannot open the folder" in done.stderr

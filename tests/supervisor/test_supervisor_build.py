@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.runner import supervisor
 from holdfast.runner.supervisor import build
-from tests.support.supervisor_harness import Attempt, shell
+from tests.support.supervisor_harness import SupervisedAttempt, shell
 
 LOAD, DYNAMIC, INTERPRETER, STACK, RELRO = 1, 2, 3, 0x6474E551, 0x6474E552
 """Kinds of program headers; only a dynamic program names an interpreter."""
@@ -31,7 +31,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Non
 
 
 def assert_works(program: Path, tmp_path: Path) -> None:
-    attempt = Attempt(tmp_path / "attempt", program)
+    attempt = SupervisedAttempt(tmp_path / "attempt", program)
     try:
         assert attempt.run(*shell("echo hello; exit 3")).code == 3
         assert attempt.output() == b"hello\n"

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from holdfast.runner.supervisor import build
 from holdfast.runner.wire import Command, Service, Spec, WireTask, encode_command, encode_spec
-from tests.support.supervisor_harness import Attempt, eventually
+from tests.support.supervisor_harness import SupervisedAttempt, eventually
 
 EXAMPLES = int(os.environ.get("HOLDFAST_FUZZ_EXAMPLES", "60"))
 FUZZ = settings(
@@ -132,11 +132,11 @@ commands = st.one_of(
 folders = itertools.count()
 
 
-def fresh(tmp_path: Path, program: Path) -> Attempt:
-    return Attempt(tmp_path / str(next(folders)), program)
+def fresh(tmp_path: Path, program: Path) -> SupervisedAttempt:
+    return SupervisedAttempt(tmp_path / str(next(folders)), program)
 
 
-def assert_sound(attempt: Attempt) -> None:
+def assert_sound(attempt: SupervisedAttempt) -> None:
     complaints = attempt.complaints.read_text()
     assert "Sanitizer" not in complaints, complaints
     assert "runtime error" not in complaints, complaints

@@ -9,40 +9,40 @@ import pytest
 
 from holdfast.runner.supervisor.protocol import ExitCause
 from holdfast.runner.wire import Service, WireTask
-from tests.support.supervisor_harness import FOREVER, Attempt, boottime, ending, eventually, running, shell
+from tests.support.supervisor_harness import FOREVER, SupervisedAttempt, boottime, ending, eventually, running, shell
 
 SERVER = "trap 'echo asked; exit 0' INT; echo up $$; while :; do sleep 0.05; done"
 
 
-def begin(attempt: Attempt, *scripts: str, service: str | None = None, **spec: Any) -> None:
+def begin(attempt: SupervisedAttempt, *scripts: str, service: str | None = None, **spec: Any) -> None:
     tasks = tuple(WireTask(name=f"t{n}", argv=shell(script)) for n, script in enumerate(scripts))
     server = None if service is None else Service(name="server", argv=shell(service), stop_signal=signal.SIGINT)
     attempt.start(tasks=tasks, hold=True, service=server, **spec)
 
 
-def holds(attempt: Attempt, task: int) -> None:
+def holds(attempt: SupervisedAttempt, task: int) -> None:
     eventually(lambda: [e["task"] for e in attempt.events("holding")][-1:] == [task], f"it holds before task {task}")
 
 
-def said(attempt: Attempt) -> str:
+def said(attempt: SupervisedAttempt) -> str:
     try:
         return (attempt.folder.path / "service").read_text()
     except FileNotFoundError:
         return ""
 
 
-def up(attempt: Attempt, times: int = 1) -> int:
+def up(attempt: SupervisedAttempt, times: int = 1) -> int:
     """Wait until the service has begun for the nth time; return its pid."""
     eventually(lambda: said(attempt).count("up ") >= times, "the service is up")
     return int(said(attempt).rpartition("up ")[2].split()[0])
 
 
-def down(attempt: Attempt, times: int = 1) -> dict[str, Any]:
+def down(attempt: SupervisedAttempt, times: int = 1) -> dict[str, Any]:
     return eventually(lambda: attempt.events("service_ended")[times - 1 : times], "the service ends")[0]
 
 
 class TestHold:
-    def test_every_task_and_the_end_wait_for_the_word(self, attempt: Attempt) -> None:
+    def test_every_task_and_the_end_wait_for_the_word(self, attempt: SupervisedAttempt) -> None:
         """Proves P1, R24."""
         begin(attempt, "echo zero", "echo one")
         for task, words in enumerate((b"", b"zero\n", b"zero\none\n")):
@@ -53,7 +53,7 @@ class TestHold:
         assert ending(exit) == (ExitCause.EXIT, 0, None)
         assert [(task.name, task.code) for task in exit.tasks] == [("t0", 0), ("t1", 0)]
 
-    def test_word_that_was_said_before_changes_nothing(self, attempt: Attempt) -> None:
+    def test_word_that_was_said_before_changes_nothing(self, attempt: SupervisedAttempt) -> None:
         """Proves P2: an adopter may send it again."""
         begin(attempt, "echo zero", f"echo one; {FOREVER}")
         holds(attempt, 0)
@@ -68,7 +68,7 @@ class TestHold:
         attempt.tell("kill")
         assert attempt.end().cause == ExitCause.CANCELLED
 
-    def test_tasks_may_be_left_out(self, attempt: Attempt) -> None:
+    def test_tasks_may_be_left_out(self, attempt: SupervisedAttempt) -> None:
         """Proves P4."""
         begin(attempt, "echo zero", "echo one", "echo two")
         holds(attempt, 0)
@@ -80,7 +80,7 @@ class TestHold:
         assert attempt.output() == b"two\n"
         assert attempt.status() == 0
 
-    def test_all_tasks_may_be_left_out(self, attempt: Attempt) -> None:
+    def test_all_tasks_may_be_left_out(self, attempt: SupervisedAttempt) -> None:
         """Proves P4."""
         begin(attempt, "echo zero")
         holds(attempt, 0)
@@ -88,14 +88,14 @@ class TestHold:
         exit = attempt.end()
         assert (ending(exit), exit.tasks, attempt.status()) == ((ExitCause.EXIT, 0, None), (), 0)
 
-    def test_first_failure_ends_the_attempt(self, attempt: Attempt) -> None:
+    def test_first_failure_ends_the_attempt(self, attempt: SupervisedAttempt) -> None:
         """Proves P1."""
         begin(attempt, "exit 3", "echo one")
         holds(attempt, 0)
         attempt.tell("go", task=0)
         assert ending(attempt.end()) == (ExitCause.EXIT, 3, None)
 
-    def test_end_with_a_text_is_a_failure(self, attempt: Attempt) -> None:
+    def test_end_with_a_text_is_a_failure(self, attempt: SupervisedAttempt) -> None:
         """Proves P7: what the owner found is in the record, for every reader."""
         begin(attempt, "true")
         holds(attempt, 0)
@@ -120,7 +120,9 @@ class TestHold:
             ({"verb": "service", "kind": "cancel"}, "unknown kind"),
         ],
     )
-    def test_word_that_makes_no_sense_is_refused(self, attempt: Attempt, command: dict[str, Any], why: str) -> None:
+    def test_word_that_makes_no_sense_is_refused(
+        self, attempt: SupervisedAttempt, command: dict[str, Any], why: str
+    ) -> None:
         """Proves R24, L6: one of a former owner too."""
         begin(attempt, "true")
         holds(attempt, 0)
@@ -129,7 +131,7 @@ class TestHold:
         attempt.tell("end")
         attempt.end()
 
-    def test_words_are_refused_while_a_task_runs(self, attempt: Attempt) -> None:
+    def test_words_are_refused_while_a_task_runs(self, attempt: SupervisedAttempt) -> None:
         """Proves P2: nothing is moved or ended under a task."""
         begin(attempt, f"echo zero; {FOREVER}", "true", service=SERVER)
         holds(attempt, 0)
@@ -146,7 +148,7 @@ class TestHold:
         attempt.tell("kill")
         attempt.end()
 
-    def test_stop_during_a_hold_ends_the_attempt(self, attempt: Attempt) -> None:
+    def test_stop_during_a_hold_ends_the_attempt(self, attempt: SupervisedAttempt) -> None:
         """Proves C1."""
         begin(attempt, "true", "true")
         holds(attempt, 0)
@@ -155,17 +157,17 @@ class TestHold:
         attempt.tell("stop", kind="interrupt")
         assert attempt.end().cause == ExitCause.INTERRUPTED
 
-    def test_limits_hold_during_a_hold(self, attempt: Attempt) -> None:
+    def test_limits_hold_during_a_hold(self, attempt: SupervisedAttempt) -> None:
         """Proves R8: with no worker alive. Silence is no idleness then."""
         begin(attempt, "true", timeout=0.5, idle_timeout=0.1)
         assert attempt.end().cause == ExitCause.TIMED_OUT
 
-    def test_stop_after_holds_during_a_hold(self, attempt: Attempt) -> None:
+    def test_stop_after_holds_during_a_hold(self, attempt: SupervisedAttempt) -> None:
         """Proves R21."""
         begin(attempt, "true", stop_after=boottime() + 0.3)
         assert attempt.end().cause == ExitCause.STOP_AFTER
 
-    def test_folder_is_put_in_the_place_of_the_tree(self, attempt: Attempt) -> None:
+    def test_folder_is_put_in_the_place_of_the_tree(self, attempt: SupervisedAttempt) -> None:
         """Proves P2: the old tree is kept under another name, so that a repeated command does not restore it."""
         space = attempt.folder.path / "space"
         for name in ("tree", "new"):
@@ -184,7 +186,7 @@ class TestHold:
         assert attempt.output() == b"new"
         assert (space / "was.new" / "what").read_text() == "tree"
 
-    def test_waiting_costs_nothing(self, attempt: Attempt) -> None:
+    def test_waiting_costs_nothing(self, attempt: SupervisedAttempt) -> None:
         begin(attempt, "true")
         holds(attempt, 0)
         before = os.times().elapsed, _cpu(attempt.pid)
@@ -201,7 +203,7 @@ def _cpu(pid: int) -> int:
 
 
 class TestService:
-    def test_service_stays_while_tasks_come_and_go(self, attempt: Attempt) -> None:
+    def test_service_stays_while_tasks_come_and_go(self, attempt: SupervisedAttempt) -> None:
         """Proves P8."""
         begin(attempt, "echo zero", "echo one", service=SERVER)
         holds(attempt, 0)
@@ -219,7 +221,7 @@ class TestService:
         assert said(attempt) == f"up {pid}\nasked\n"
         assert not running(pid)
 
-    def test_service_is_stopped_and_started_again_between_tasks(self, attempt: Attempt) -> None:
+    def test_service_is_stopped_and_started_again_between_tasks(self, attempt: SupervisedAttempt) -> None:
         """Proves P8."""
         begin(attempt, "true", "true", service=SERVER)
         holds(attempt, 0)
@@ -241,7 +243,7 @@ class TestService:
         assert attempt.end().code == 0
         assert len(attempt.events("service_started")) == len(attempt.events("service_ended")) == 2
 
-    def test_task_takes_what_it_left_behind_with_it_but_not_the_service(self, attempt: Attempt) -> None:
+    def test_task_takes_what_it_left_behind_with_it_but_not_the_service(self, attempt: SupervisedAttempt) -> None:
         """Proves P8, R25: nor what the service started, in a session of its own."""
         server = f"trap 'exit 0' INT; setsid sh -c 'echo child $$; {FOREVER}' & echo up $$; {FOREVER}"
         begin(attempt, f"setsid sh -c 'exec >/dev/null; {FOREVER}' & echo left=$! ;", "true", service=server)
@@ -260,7 +262,7 @@ class TestService:
         assert exit.killed  # What the service left behind goes with the attempt.
         assert not running(child)
 
-    def test_service_that_ends_by_itself_fails_the_attempt(self, attempt: Attempt) -> None:
+    def test_service_that_ends_by_itself_fails_the_attempt(self, attempt: SupervisedAttempt) -> None:
         """Proves P8."""
         begin(attempt, f"echo zero; {FOREVER}", service="echo up $$; read line < /dev/zero & sleep 0.3; exit 7")
         holds(attempt, 0)
@@ -270,7 +272,7 @@ class TestService:
         assert (exit.cause, exit.text) == (ExitCause.SERVICE_ENDED, "server ended by itself, exit code 7")
         assert attempt.status() == 125
 
-    def test_service_that_cannot_start_fails_the_attempt(self, attempt: Attempt) -> None:
+    def test_service_that_cannot_start_fails_the_attempt(self, attempt: SupervisedAttempt) -> None:
         """Proves P8."""
         tasks = (WireTask(name="t0", argv=("true",)),)
         attempt.start(tasks=tasks, hold=True, service=Service(name="server", argv=("no-such-program",)))
@@ -281,7 +283,7 @@ class TestService:
         assert exit.text == "cannot start no-such-program: could not run it: No such file or directory"
 
     @pytest.mark.parametrize("hold", [True, False])
-    def test_stop_asks_the_service_in_its_own_way(self, attempt: Attempt, hold: bool) -> None:
+    def test_stop_asks_the_service_in_its_own_way(self, attempt: SupervisedAttempt, hold: bool) -> None:
         """Proves P8, C1."""
         begin(attempt, f"echo zero; {FOREVER}", service=SERVER)
         holds(attempt, 0)
@@ -295,7 +297,7 @@ class TestService:
         assert (exit.cause, exit.killed) == (ExitCause.CANCELLED, False)
         assert said(attempt) == f"up {pid}\nasked\n"
 
-    def test_stubborn_service_is_killed_after_the_grace(self, attempt: Attempt) -> None:
+    def test_stubborn_service_is_killed_after_the_grace(self, attempt: SupervisedAttempt) -> None:
         """Proves P8, C4."""
         begin(attempt, "true", service=f"trap '' INT; echo up $$; {FOREVER}", stop_grace=0.3)
         holds(attempt, 0)
@@ -306,7 +308,7 @@ class TestService:
         assert (ending(exit), exit.killed) == ((ExitCause.EXIT, 0, None), True)
         assert not running(pid)
 
-    def test_service_dies_with_its_supervisor(self, attempt: Attempt) -> None:
+    def test_service_dies_with_its_supervisor(self, attempt: SupervisedAttempt) -> None:
         """Proves R22: nothing is left that a new attempt could meet."""
         begin(attempt, "true", service=SERVER)
         holds(attempt, 0)
@@ -316,7 +318,7 @@ class TestService:
         attempt.status()
         eventually(lambda: not running(pid), "the service is gone")
 
-    def test_service_without_a_hold_is_refused(self, attempt: Attempt) -> None:
+    def test_service_without_a_hold_is_refused(self, attempt: SupervisedAttempt) -> None:
         """Proves R24."""
         attempt.start("true", service=Service(name="server", argv=("true",)))
         assert attempt.end().text == "malformed spec: hold is missing"

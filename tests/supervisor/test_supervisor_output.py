@@ -16,7 +16,7 @@ from holdfast.runner.attempt_folder import AttemptFolder
 from holdfast.runner.frames import Stream, from_copy
 from holdfast.runner.supervisor.protocol import ExitCause
 from tests.support.supervisor_harness import (
-    Attempt,
+    SupervisedAttempt,
     ending,
     eventually,
     needs_root,
@@ -26,7 +26,7 @@ from tests.support.supervisor_harness import (
 
 
 class TestOutput:
-    def test_streams_are_kept_apart_and_whole(self, attempt: Attempt) -> None:
+    def test_streams_are_kept_apart_and_whole(self, attempt: SupervisedAttempt) -> None:
         """Proves R10: also the last line, which has no newline."""
         exit = attempt.run(*shell("for i in 1 2 3; do echo out $i; echo err $i >&2; done; printf last"))
         assert attempt.output() == b"out 1\nout 2\nout 3\nlast"
@@ -34,13 +34,13 @@ class TestOutput:
         assert (exit.stdout_length, exit.stderr_length) == (22, 18)
         assert exit.log_length == (attempt.folder.path / "log").stat().st_size
 
-    def test_output_byte_by_byte_costs_few_frames(self, attempt: Attempt) -> None:
+    def test_output_byte_by_byte_costs_few_frames(self, attempt: SupervisedAttempt) -> None:
         attempt.run(*python("import os\nfor i in range(20000): os.write(1, b'x')"))
         frames = [frame for frame in attempt.frames() if frame.stream is Stream.STDOUT]
         assert sum(len(frame.data) for frame in frames) == 20000
         assert len(frames) < 2000
 
-    def test_offsets_count_every_byte_of_a_stream(self, attempt: Attempt) -> None:
+    def test_offsets_count_every_byte_of_a_stream(self, attempt: SupervisedAttempt) -> None:
         """Proves R10."""
         attempt.run(*python("import os\nfor i in range(300): os.write(1 + i % 2, b'x' * i)"))
         for stream in (Stream.STDOUT, Stream.STDERR):
@@ -51,7 +51,7 @@ class TestOutput:
                     end = frame.end
             assert end == sum(i for i in range(300) if i % 2 == stream - 1)
 
-    def test_output_of_any_size_keeps_memory_flat(self, attempt: Attempt, tmp_path: Path) -> None:
+    def test_output_of_any_size_keeps_memory_flat(self, attempt: SupervisedAttempt, tmp_path: Path) -> None:
         """Proves R10: 50 MB of bytes, all of them kept, in less than a megabyte."""
         fifo = tmp_path / "go"
         os.mkfifo(fifo)
@@ -73,7 +73,7 @@ class TestOutput:
                 crc = zlib.crc32(frame.data, crc)
         assert crc == int(attempt.output(Stream.STDERR))
 
-    def test_output_over_the_cap_is_dropped_with_one_mark(self, attempt: Attempt) -> None:
+    def test_output_over_the_cap_is_dropped_with_one_mark(self, attempt: SupervisedAttempt) -> None:
         """Proves R10: the child is not blocked, the mark is visible, and what was dropped is counted."""
         exit = attempt.run(*shell("head -c 300000 /dev/zero; head -c 1000 /dev/zero >&2; exit 4"), output_cap=100_000)
         assert ending(exit) == (ExitCause.EXIT, 4, None)
@@ -82,12 +82,12 @@ class TestOutput:
         assert exit.stdout_dropped + exit.stderr_dropped == 201_000
         assert [event["cap"] for event in attempt.events("output_capped")] == [100_000]
 
-    def test_output_of_exactly_the_cap_has_no_mark(self, attempt: Attempt) -> None:
+    def test_output_of_exactly_the_cap_has_no_mark(self, attempt: SupervisedAttempt) -> None:
         attempt.run(*shell("head -c 5000 /dev/zero"), output_cap=5000)
         assert len(attempt.output()) == 5000
         assert attempt.events("output_capped") == []
 
-    def test_grandchild_that_keeps_stdout_open_is_not_waited_for(self, attempt: Attempt) -> None:
+    def test_grandchild_that_keeps_stdout_open_is_not_waited_for(self, attempt: SupervisedAttempt) -> None:
         """Proves R10: the drain is bounded, and what the grandchild wrote within it is kept."""
         exit = attempt.run(*shell("(echo early; exec sleep 600) & echo done; exit 6"), drain=1.0)
         assert ending(exit) == (ExitCause.EXIT, 6, None)
@@ -95,7 +95,9 @@ class TestOutput:
         assert exit.killed
         assert [event["reason"] for event in attempt.events("killed")] == ["leftovers"]
 
-    def test_writer_outside_of_the_attempt_does_not_keep_it_open(self, attempt: Attempt, tmp_path: Path) -> None:
+    def test_writer_outside_of_the_attempt_does_not_keep_it_open(
+        self, attempt: SupervisedAttempt, tmp_path: Path
+    ) -> None:
         """A descriptor can be handed to a stranger; the end of the attempt's own processes is the end."""
         path = str(tmp_path / "socket")
         with socket.socket(socket.AF_UNIX) as server:
@@ -112,7 +114,7 @@ class TestOutput:
             os.close(held)
             peer.close()
 
-    def test_copy_goes_to_stdout_as_lines_that_survive_any_log_driver(self, attempt: Attempt) -> None:
+    def test_copy_goes_to_stdout_as_lines_that_survive_any_log_driver(self, attempt: SupervisedAttempt) -> None:
         """Proves R24: the same frames as in the log, in ASCII, each line below 16 KiB."""
         reading, writing = os.pipe()
         attempt.write(*shell("head -c 100000 /dev/urandom; echo oops >&2; exit 9"))
@@ -127,7 +129,7 @@ class TestOutput:
         assert frames[-1].event["exit"] == json.loads((attempt.folder.path / "exit").read_text())
         assert len(attempt.output()) == 100_000
 
-    def test_copy_that_nobody_reads_blocks_neither_commands_nor_limits(self, attempt: Attempt) -> None:
+    def test_copy_that_nobody_reads_blocks_neither_commands_nor_limits(self, attempt: SupervisedAttempt) -> None:
         """Proves R24: an engine that is away holds the output back, not the supervisor; what it missed is counted."""
         reading, writing = os.pipe()
         attempt.write("yes", stop_grace=0.0)
@@ -142,7 +144,7 @@ class TestOutput:
 
     @pytest.mark.parametrize("bound", ["fsize", pytest.param("tmpfs", marks=needs_root)])
     def test_full_disk_drains_the_child_and_still_records_the_end(
-        self, attempt: Attempt, tmp_path: Path, bound: str
+        self, attempt: SupervisedAttempt, tmp_path: Path, bound: str
     ) -> None:
         """Proves R10: the log stops at a whole frame, `exit` has its reserved room and says what happened."""
         with small_disk(attempt, tmp_path) if bound == "tmpfs" else contextlib.nullcontext():
@@ -161,7 +163,7 @@ class TestOutput:
 
 
 @needs_root
-def test_disk_that_is_full_at_the_start_runs_nothing(attempt: Attempt, tmp_path: Path) -> None:
+def test_disk_that_is_full_at_the_start_runs_nothing(attempt: SupervisedAttempt, tmp_path: Path) -> None:
     """Proves R22: without room for its end an attempt does not begin."""
     with small_disk(attempt, tmp_path):
         attempt.write(*shell("echo ran"))
@@ -182,7 +184,7 @@ def memory(pid: int, field: str) -> int:
 
 
 @contextlib.contextmanager
-def small_disk(attempt: Attempt, tmp_path: Path) -> Iterator[None]:
+def small_disk(attempt: SupervisedAttempt, tmp_path: Path) -> Iterator[None]:
     """Put the attempt's folder on a disk of one megabyte."""
     disk = tmp_path / "disk"
     disk.mkdir()

@@ -11,7 +11,7 @@ import pytest
 from holdfast.runner.supervisor.protocol import ExitCause
 from holdfast.runner.wire import WireTask
 from tests.support.pipelines import open_folder
-from tests.support.supervisor_harness import Attempt, needs_root, shell
+from tests.support.supervisor_harness import SupervisedAttempt, needs_root, shell
 
 pytestmark = needs_root
 
@@ -20,15 +20,15 @@ OWN = {"uid": UID, "gid": UID, "sole_user": True, "private": True}
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Iterator[Attempt]:
+def own(tmp_path: Path) -> Iterator[SupervisedAttempt]:
     """An attempt whose user can get to its folder, which is below /tmp."""
     with open_folder() as folder:
-        attempt = Attempt(folder / "attempt")
+        attempt = SupervisedAttempt(folder / "attempt")
         yield attempt
         attempt.clean()
 
 
-def test_a_private_view_has_nothing_of_others(own: Attempt) -> None:
+def test_a_private_view_has_nothing_of_others(own: SupervisedAttempt) -> None:
     """Also under limits that hold for the program alone. Proves I1."""
     Path("/tmp/holdfast-not-for-jobs").touch()
     try:
@@ -48,7 +48,7 @@ def test_a_private_view_has_nothing_of_others(own: Attempt) -> None:
     assert not os.path.exists("/tmp/mine")
 
 
-def test_a_link_in_the_way_to_its_folder_is_not_followed(own: Attempt, tmp_path: Path) -> None:
+def test_a_link_in_the_way_to_its_folder_is_not_followed(own: SupervisedAttempt, tmp_path: Path) -> None:
     """The second task's view is made by root, in a /tmp that the first one could change. Proves I1."""
     top = own.folder.path.parent
     swap = f"mv {top} /tmp/away; ln -s /var/lib {top}; ls -d {top}"
@@ -58,7 +58,7 @@ def test_a_link_in_the_way_to_its_folder_is_not_followed(own: Attempt, tmp_path:
     assert sorted(os.listdir("/var/lib")) == before
 
 
-def test_everything_of_its_user_is_dead_before_the_end_is_recorded(own: Attempt) -> None:
+def test_everything_of_its_user_is_dead_before_the_end_is_recorded(own: SupervisedAttempt) -> None:
     """Also what does not descend from the supervisor. Proves I1."""
     stray = subprocess.Popen(["sleep", "600"], user=UID, group=UID, extra_groups=(), start_new_session=True)
     try:
@@ -70,6 +70,6 @@ def test_everything_of_its_user_is_dead_before_the_end_is_recorded(own: Attempt)
 
 
 @pytest.mark.parametrize("flag", ["sole_user", "private"])
-def test_neither_is_for_root(own: Attempt, flag: str) -> None:
+def test_neither_is_for_root(own: SupervisedAttempt, flag: str) -> None:
     ended = own.run("true", **{flag: True})
     assert (ended.cause, ended.text) == (ExitCause.START_FAILED, "malformed spec: a uid of its own is missing")

@@ -16,7 +16,7 @@ from tests.support.supervisor_harness import (
     FOREVER,
     NOBODY,
     STUBBORN,
-    Attempt,
+    SupervisedAttempt,
     boottime,
     ending,
     eventually,
@@ -31,7 +31,7 @@ PAGE = 4096
 
 
 class TestLimits:
-    def test_timeout_asks_politely_and_keeps_the_partial_output(self, attempt: Attempt) -> None:
+    def test_timeout_asks_politely_and_keeps_the_partial_output(self, attempt: SupervisedAttempt) -> None:
         """Proves R8: TERM first. A child that exits in time is not killed; the limit is the cause whatever its code."""
         exit = attempt.run(*shell(f"trap 'echo bye; exit 0' TERM; echo begin; {FOREVER}"), timeout=1.5, stop_grace=60)
         assert ending(exit) == (ExitCause.TIMED_OUT, 0, None)
@@ -40,7 +40,7 @@ class TestLimits:
         assert exit.lasted >= 1_500_000
         assert attempt.status() == 124
 
-    def test_timeout_kills_a_stubborn_child_and_its_grandchild(self, attempt: Attempt) -> None:
+    def test_timeout_kills_a_stubborn_child_and_its_grandchild(self, attempt: SupervisedAttempt) -> None:
         """Proves R8, R24: sleeper and grandchild gone, with no worker alive."""
         attempt.start(*shell(f'sh -c "{STUBBORN}" & echo grandchild=$! ; {STUBBORN}'), timeout=2.0, stop_grace=0.2)
         grandchild = attempt.number("grandchild")
@@ -50,14 +50,14 @@ class TestLimits:
         assert not running(grandchild)
         assert b"ready" in attempt.output()
 
-    def test_timeout_without_grace_kills_at_once(self, attempt: Attempt) -> None:
+    def test_timeout_without_grace_kills_at_once(self, attempt: SupervisedAttempt) -> None:
         """Proves R8."""
         exit = attempt.run(*shell(f"trap 'echo bye' TERM; {FOREVER}"), timeout=0.3, stop_grace=0)
         assert ending(exit) == (ExitCause.TIMED_OUT, None, signal.SIGKILL)
         assert attempt.output() == b""
         assert attempt.events("signalled") == []
 
-    def test_stopped_child_is_woken_to_hear_the_polite_word(self, attempt: Attempt) -> None:
+    def test_stopped_child_is_woken_to_hear_the_polite_word(self, attempt: SupervisedAttempt) -> None:
         """Proves R8."""
         exit = attempt.run(
             *shell("trap 'echo bye; exit 0' TERM; kill -STOP $$; sleep 600 & wait"), timeout=1.5, stop_grace=60
@@ -65,14 +65,14 @@ class TestLimits:
         assert exit.cause == ExitCause.TIMED_OUT
         assert attempt.output() == b"bye\n"
 
-    def test_silent_child_is_stopped(self, attempt: Attempt) -> None:
+    def test_silent_child_is_stopped(self, attempt: SupervisedAttempt) -> None:
         """Proves R9."""
         exit = attempt.run(*shell(f"echo one; {FOREVER}"), idle_timeout=1.5, stop_grace=0.1)
         assert exit.cause == ExitCause.IDLE_TIMEOUT
         assert attempt.output() == b"one\n"
         assert attempt.status() == 124
 
-    def test_output_on_either_stream_keeps_a_child_from_being_idle(self, attempt: Attempt) -> None:
+    def test_output_on_either_stream_keeps_a_child_from_being_idle(self, attempt: SupervisedAttempt) -> None:
         """Proves R9."""
         script = (
             "for i in 1 2 3 4 5 6 7 8; do sleep 0.3; if [ $((i % 2)) = 0 ]; then echo $i; else echo $i >&2; fi; done"
@@ -80,19 +80,19 @@ class TestLimits:
         exit = attempt.run(*shell(script), idle_timeout=2.0)
         assert ending(exit) == (ExitCause.EXIT, 0, None)
 
-    def test_stop_after_stops_the_child_without_a_worker(self, attempt: Attempt) -> None:
+    def test_stop_after_stops_the_child_without_a_worker(self, attempt: SupervisedAttempt) -> None:
         """Proves R21."""
         exit = attempt.run(*shell(STUBBORN), stop_after=boottime() + 1.5, stop_grace=0.2)
         assert ending(exit) == (ExitCause.STOP_AFTER, None, signal.SIGKILL)
         assert attempt.status() == 124
 
-    def test_stop_after_by_the_wall_clock_is_for_engines_on_other_hosts(self, attempt: Attempt) -> None:
+    def test_stop_after_by_the_wall_clock_is_for_engines_on_other_hosts(self, attempt: SupervisedAttempt) -> None:
         """Proves R21: converted once, when it is read."""
         exit = attempt.run(*shell(FOREVER), stop_after=time.time() + 0.5, clock="realtime", stop_grace=0)
         assert exit.cause == ExitCause.STOP_AFTER
         assert 300_000 < exit.lasted < 30_000_000
 
-    def test_nothing_starts_after_stop_after(self, attempt: Attempt) -> None:
+    def test_nothing_starts_after_stop_after(self, attempt: SupervisedAttempt) -> None:
         """Proves R21."""
         exit = attempt.run(*shell("echo ran"), stop_after=boottime() - 0.001)
         assert ending(exit) == (ExitCause.STOP_AFTER, None, None)
@@ -100,7 +100,7 @@ class TestLimits:
         assert attempt.folder.started() is None
         assert attempt.output() == b""
 
-    def test_beats_keep_a_child_from_stop_after(self, attempt: Attempt) -> None:
+    def test_beats_keep_a_child_from_stop_after(self, attempt: SupervisedAttempt) -> None:
         """Proves R21: the deadline is absolute and never goes back, in whatever order beats arrive."""
         end = boottime() + 3.0
         attempt.start(*shell(f"echo ready; {FOREVER}"), stop_after=end, stop_grace=0)
@@ -119,7 +119,7 @@ class TestLimits:
 
 class TestDescendants:
     @pytest.mark.parametrize("how", ["exit", "stop"])
-    def test_grandchild_with_its_own_session_is_gone(self, attempt: Attempt, how: str) -> None:
+    def test_grandchild_with_its_own_session_is_gone(self, attempt: SupervisedAttempt, how: str) -> None:
         """Proves R25."""
         attempt.start(
             *shell(f"setsid sh -c 'echo daemon=$$ ; {FOREVER}' & {'sleep 0.3' if how == 'exit' else FOREVER}")
@@ -132,7 +132,7 @@ class TestDescendants:
         assert not running(daemon)
 
     @pytest.mark.parametrize("how", ["exit", "kill"])
-    def test_double_forked_daemon_is_gone(self, attempt: Attempt, how: str) -> None:
+    def test_double_forked_daemon_is_gone(self, attempt: SupervisedAttempt, how: str) -> None:
         """Proves R25: no session, no parent, no output, no environment in common with the attempt."""
         attempt.start(*python(DAEMON.replace("WAIT", "0" if how == "exit" else "600")))
         daemon = attempt.number("daemon")
@@ -143,7 +143,7 @@ class TestDescendants:
         assert exit.code == (0 if how == "exit" else None)
         assert not running(daemon)
 
-    def test_daemon_hears_the_polite_word_too(self, attempt: Attempt) -> None:
+    def test_daemon_hears_the_polite_word_too(self, attempt: SupervisedAttempt) -> None:
         """Proves R25: within the grace, what the child started may end by itself."""
         daemon = "trap 'echo daemon ends; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
         attempt.start(*shell(f'setsid sh -c "{daemon}" & wait'))
@@ -153,7 +153,7 @@ class TestDescendants:
         assert not exit.killed
         assert b"daemon ends" in attempt.output()
 
-    def test_group_hears_the_polite_word_once(self, attempt: Attempt) -> None:
+    def test_group_hears_the_polite_word_once(self, attempt: SupervisedAttempt) -> None:
         code = (
             "import os, signal, time\nheard = 0\n"
             "def hear(*_):\n    global heard; heard += 1\n"
@@ -167,7 +167,7 @@ class TestDescendants:
         attempt.end()
         assert attempt.output().count(b"heard 1\n") == 2
 
-    def test_deep_tree_that_ignores_everything_is_gone(self, attempt: Attempt) -> None:
+    def test_deep_tree_that_ignores_everything_is_gone(self, attempt: SupervisedAttempt) -> None:
         """Proves R8: each level in a session of its own, deaf to TERM."""
         attempt.start(*python(DEEP))
         eventually(lambda: attempt.output().count(b"\n") == 20)
@@ -178,7 +178,9 @@ class TestDescendants:
         assert not any(map(running, pids))
 
     @needs_root
-    def test_what_cannot_be_killed_is_said_and_never_called_dead(self, attempt: Attempt, tmp_path: Path) -> None:
+    def test_what_cannot_be_killed_is_said_and_never_called_dead(
+        self, attempt: SupervisedAttempt, tmp_path: Path
+    ) -> None:
         """Proves R23: a program of another user outlives the kill; no `exit` until it is gone."""
         become = Path(shutil.copy("/usr/bin/setpriv", tmp_path / "become"))
         become.chmod(0o4755)
@@ -199,7 +201,7 @@ class TestDescendants:
         os.kill(other, signal.SIGKILL)
         assert attempt.end().cause == ExitCause.TIMED_OUT
 
-    def test_killed_supervisor_takes_its_child_along_and_writes_no_exit(self, attempt: Attempt) -> None:
+    def test_killed_supervisor_takes_its_child_along_and_writes_no_exit(self, attempt: SupervisedAttempt) -> None:
         """Proves R22, R7: the end cannot be known; what is left is found by its mark, not by a pid."""
         attempt.start(*shell(f"setsid sh -c 'echo daemon=$$ ; {FOREVER}' & echo main=$$ ; {FOREVER}"))
         daemon, main = attempt.number("daemon"), attempt.number("main")
@@ -216,7 +218,7 @@ class TestDescendants:
     def test_supervisor_killed_at_any_instant_never_ran_a_program_without_a_record(self, tmp_path: Path) -> None:
         """Proves R22, R1: what ran has left `started`; what has not may be started again, and then runs."""
         for step in range(40):
-            attempt = Attempt(tmp_path / f"attempt-{step}")
+            attempt = SupervisedAttempt(tmp_path / f"attempt-{step}")
             trace = tmp_path / f"trace-{step}"
             attempt.write(*shell(f"echo ran >>{trace}"))
             attempt.supervise()
@@ -234,7 +236,7 @@ class TestDescendants:
             attempt.clean()
 
     @needs_root
-    def test_child_that_changed_its_user_dies_with_the_supervisor(self, attempt: Attempt) -> None:
+    def test_child_that_changed_its_user_dies_with_the_supervisor(self, attempt: SupervisedAttempt) -> None:
         """Proves R25: changing the user clears the parent-death signal; it is set again."""
         attempt.start(*shell(f"echo main=$$ ; {FOREVER}"), uid=NOBODY, gid=NOBODY)
         main = attempt.number("main")
@@ -277,7 +279,7 @@ AS_PID_1 = (
 
 
 class TestCommands:
-    def test_lower_token_is_refused_equal_and_higher_are_obeyed(self, attempt: Attempt) -> None:
+    def test_lower_token_is_refused_equal_and_higher_are_obeyed(self, attempt: SupervisedAttempt) -> None:
         """Proves R3: an adopter raises the token; after that its predecessor has no say."""
         attempt.start(*shell(f"echo ready; {FOREVER}"), token=5)
         attempt.says(b"ready")
@@ -293,7 +295,7 @@ class TestCommands:
         assert attempt.tell("kill", token=9).ok
         assert attempt.end().token == 9
 
-    def test_stop_ends_as_the_kind_that_was_asked_for(self, attempt: Attempt) -> None:
+    def test_stop_ends_as_the_kind_that_was_asked_for(self, attempt: SupervisedAttempt) -> None:
         """Proves R20."""
         attempt.start(*shell(f"trap 'echo bye; exit 0' TERM; echo ready; {FOREVER}"))
         attempt.says(b"ready")
@@ -304,7 +306,7 @@ class TestCommands:
         assert exit.stopped_by == "command"
         assert attempt.output() == b"ready\nbye\n"
 
-    def test_first_reason_stays_and_a_later_word_only_brings_the_kill_forward(self, attempt: Attempt) -> None:
+    def test_first_reason_stays_and_a_later_word_only_brings_the_kill_forward(self, attempt: SupervisedAttempt) -> None:
         """Proves R8."""
         attempt.start(*shell(STUBBORN))
         attempt.says(b"ready")
@@ -316,7 +318,7 @@ class TestCommands:
         assert ending(exit) == (ExitCause.INTERRUPTED, None, signal.SIGKILL)
         assert len(attempt.events("signalled")) == 1
 
-    def test_exit_that_came_first_decides(self, attempt: Attempt) -> None:
+    def test_exit_that_came_first_decides(self, attempt: SupervisedAttempt) -> None:
         """Proves R20: a stop that finds the child ended changes nothing but the wait for what it left."""
         attempt.start(*shell("sleep 600 & echo main=$$ ; exit 3"), drain=600)
         main = attempt.number("main")
@@ -327,7 +329,7 @@ class TestCommands:
         assert exit.killed
 
     @needs_root
-    def test_supervisor_is_pid_1_of_a_container(self, attempt: Attempt) -> None:
+    def test_supervisor_is_pid_1_of_a_container(self, attempt: SupervisedAttempt) -> None:
         """Proves R24, R25: reaps orphans, obeys commands, and records the end, as on the host."""
         attempt.write(*shell(f"echo pid=$PPID ; (setsid sh -c 'echo orphan; {FOREVER}' &) ; {FOREVER}"))
         attempt.supervise("--copy", wrap=AS_PID_1)
@@ -339,7 +341,7 @@ class TestCommands:
         assert not exit.killed
         assert attempt.status() == 128 + signal.SIGTERM
 
-    def test_signal_to_the_supervisor_itself_is_an_interrupt(self, attempt: Attempt) -> None:
+    def test_signal_to_the_supervisor_itself_is_an_interrupt(self, attempt: SupervisedAttempt) -> None:
         """Proves R20: `docker stop`, or a shutdown of the host; `stopped_by` says that it was no command."""
         attempt.start(*shell(f"trap 'exit 0' TERM; echo ready; {FOREVER}"), stop_grace=60)
         attempt.says(b"ready")
@@ -348,7 +350,7 @@ class TestCommands:
         assert ending(exit) == (ExitCause.INTERRUPTED, 0, None)
         assert exit.stopped_by == "signal"
 
-    def test_adopter_reads_on_without_gap_or_repeat_and_the_timeout_runs_on(self, attempt: Attempt) -> None:
+    def test_adopter_reads_on_without_gap_or_repeat_and_the_timeout_runs_on(self, attempt: SupervisedAttempt) -> None:
         """Proves R3: total time stays below the timeout, whichever worker watches."""
         attempt.start(*shell("i=0; while :; do i=$((i+1)); echo $i; sleep 0.01; done"), timeout=2.0, stop_grace=0)
         first = attempt.folder.frames()
@@ -387,7 +389,7 @@ class TestCommands:
         ],
     )
     def test_malformed_command_is_refused_with_the_reason_and_removed(
-        self, attempt: Attempt, data: bytes, why: str
+        self, attempt: SupervisedAttempt, data: bytes, why: str
     ) -> None:
         """Proves R24."""
         attempt.start(*shell(f"echo ready; {FOREVER}"))
@@ -399,7 +401,7 @@ class TestCommands:
         assert list((attempt.folder.path / "cmd").iterdir()) == []
         assert attempt.tell("kill").ok
 
-    def test_what_is_no_file_is_refused(self, attempt: Attempt) -> None:
+    def test_what_is_no_file_is_refused(self, attempt: SupervisedAttempt) -> None:
         """Proves R24: nothing in the folder can block or mislead the supervisor."""
         attempt.start(*shell(f"echo ready; {FOREVER}"))
         attempt.says(b"ready")
@@ -412,7 +414,9 @@ class TestCommands:
         assert attempt.tell("kill").ok
 
     @needs_root
-    def test_command_that_an_engine_still_unpacks_is_waited_for(self, attempt: Attempt, tmp_path: Path) -> None:
+    def test_command_that_an_engine_still_unpacks_is_waited_for(
+        self, attempt: SupervisedAttempt, tmp_path: Path
+    ) -> None:
         """Proves R24: it is created first and made readable later. If it were refused, an adopter would lose it."""
         attempt.write(*shell(f"echo ready; {FOREVER}"))
         hand_over(attempt, tmp_path)
@@ -425,7 +429,7 @@ class TestCommands:
         os.chown(path, NOBODY, NOBODY)
         assert attempt.answer("hold").ok
 
-    def test_many_commands_are_obeyed_in_the_order_of_their_names(self, attempt: Attempt) -> None:
+    def test_many_commands_are_obeyed_in_the_order_of_their_names(self, attempt: SupervisedAttempt) -> None:
         attempt.start(*shell(f"echo ready; {FOREVER}"))
         attempt.says(b"ready")
         os.kill(attempt.pid, signal.SIGSTOP)
@@ -437,7 +441,7 @@ class TestCommands:
         assert all(ack.ok for ack in acks)
         assert attempt.tell("kill", token=100).ok
 
-    def test_command_that_was_there_before_the_start_counts(self, attempt: Attempt) -> None:
+    def test_command_that_was_there_before_the_start_counts(self, attempt: SupervisedAttempt) -> None:
         """Proves R8: a cancel that overtakes the start."""
         name = attempt.folder.send(Command(token=5, verb="kill"))
         exit = attempt.run(*shell(FOREVER))
@@ -445,7 +449,7 @@ class TestCommands:
         assert attempt.answer(name).ok
 
 
-def place(attempt: Attempt, name: str, data: bytes) -> None:
+def place(attempt: SupervisedAttempt, name: str, data: bytes) -> None:
     """Put a command as an archive would, under its final name; what could be read half-way, being large, at once."""
     path = attempt.folder.path / "cmd" / name
     if len(data) > PAGE:

@@ -9,7 +9,7 @@ from torture.history import Attempt, Call, Event, Fall, Fault, Follow, History, 
 LINES = 3
 
 
-class Tale:
+class HandMadeHistory:
     """Jobs as they went, one after the other: each takes ten seconds, from its call to its success."""
 
     def __init__(self) -> None:
@@ -109,20 +109,20 @@ class Tale:
         self.history.calls.append(msgspec.structs.replace(first, **again))
 
 
-def good() -> Tale:
-    tale = Tale()
-    tale.job("plain")
-    tale.job("lane 1", lane="lane")
-    tale.job("lane 2", lane="lane")
-    tale.job("dependant", needs=("plain",))
-    tale.job("builder", reuse_key="key")
-    tale.job("function", runner="function")
-    tale.repeat_call(0, ("plain",))
-    tale.fall("w1", -9)
-    tale.history.faults.append(Fault(kind="partition", at=tale.at - 20, until=tale.at - 10, target="w4.1"))
-    tale.fall("w4.2", NO_DATABASE)
+def good() -> HandMadeHistory:
+    example = HandMadeHistory()
+    example.job("plain")
+    example.job("lane 1", lane="lane")
+    example.job("lane 2", lane="lane")
+    example.job("dependant", needs=("plain",))
+    example.job("builder", reuse_key="key")
+    example.job("function", runner="function")
+    example.repeat_call(0, ("plain",))
+    example.fall("w1", -9)
+    example.history.faults.append(Fault(kind="partition", at=example.at - 20, until=example.at - 10, target="w4.1"))
+    example.fall("w4.2", NO_DATABASE)
     for part, status in (("w5", 0), ("w6", -15), ("w7", 1)):
-        tale.history.faults.append(Fault(kind="end worker", at=tale.at - 1, until=1e9, target=part))
-        tale.fall(part, status)
-    tale.history.faults.append(Fault(kind="end worker", at=tale.at, until=tale.at, target="w7"))
-    return tale
+        example.history.faults.append(Fault(kind="end worker", at=example.at - 1, until=1e9, target=part))
+        example.fall(part, status)
+    example.history.faults.append(Fault(kind="end worker", at=example.at, until=example.at, target="w7"))
+    return example

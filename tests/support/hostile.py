@@ -18,9 +18,9 @@ from holdfast.model import Job, Status
 from holdfast.runner.artifacts import remove_tree
 from holdfast.store.migrate import migrate
 from holdfast.store.store import connect
-from tests.support.in_process_worker import eventually
+from tests.support.in_process_workers import eventually
 from tests.support.supervisor_harness import AS_NOBODY, NOBODY, needs_root
-from tests.support.worker_processes import Fleet, Member, fleet_on
+from tests.support.worker_processes import Member, WorkerProcesses, worker_processes_on
 
 Runs = Literal["root", "ordinary user"]
 ORDINARY = NOBODY if os.geteuid() == 0 else os.geteuid()
@@ -81,20 +81,20 @@ class Facts:
 class Installation:
     """One worker process on a store, with a data folder that only its user is meant to read."""
 
-    def __init__(self, fleet: Fleet, runs: Runs, member: Member) -> None:
-        self.fleet = fleet
+    def __init__(self, processes: WorkerProcesses, runs: Runs, member: Member) -> None:
+        self.processes = processes
         self.runs = runs
         self.worker = member
 
     async def victim(self, **fields: Any) -> Facts:
         """Start a job of another tenant, and wait until it holds its secret."""
-        job = await self.fleet.command(
+        job = await self.processes.command(
             "python3", "-", spec={"stdin": VICTIM}, env={"SECRET": SECRET}, secrets=["WORKER_SECRET"], **fields
         )
 
         async def told() -> str | None:
             assert self.worker.status is None, self.worker.log
-            lines = await self.fleet.log(job)
+            lines = await self.processes.log(job)
             return next((line for line in lines if line.startswith("FACTS ")), None)
 
         line = await eventually(told, "the victim starts")
@@ -110,12 +110,12 @@ class Installation:
     async def submit(self, program: str, env: Mapping[str, str] | None = None, **fields: Any) -> Job:
         """Submit a Python program as a job of another tenant than the victim's."""
         spec = {"command": ["python3", "-"], "stdin": program, "env": dict(env or {}), **fields.pop("spec", {})}
-        return await self.fleet.store.jobs.submit({"runner": "process", "spec": spec, **fields}, tenant="red")
+        return await self.processes.store.jobs.submit({"runner": "process", "spec": spec, **fields}, tenant="red")
 
     async def ended(self, job: Job, *statuses: Status) -> Job:
         async def look() -> Job | None:
             assert self.worker.status is None, self.worker.log
-            found = await self.fleet.store.jobs.get(job.id, tenant="red")
+            found = await self.processes.store.jobs.get(job.id, tenant="red")
             return found if found.status.terminal or found.status is Status.PAUSED else None
 
         found = await eventually(look, "the hostile job ends")
@@ -123,12 +123,12 @@ class Installation:
         return found
 
     async def log(self, job: Job) -> list[str]:
-        events = (await self.fleet.store.events.page(job.id, tenant="red")).items
+        events = (await self.processes.store.events.page(job.id, tenant="red")).items
         return [line for event in events if event.type == "log" for line in event.data["lines"]]
 
     async def stop(self, job: Job) -> None:
-        await self.fleet.store.jobs.cancel(job.id)
-        await self.fleet.ended(job, Status.CANCELLED)
+        await self.processes.store.jobs.cancel(job.id)
+        await self.processes.ended(job, Status.CANCELLED)
 
 
 @contextlib.asynccontextmanager
@@ -143,12 +143,12 @@ async def installation(url: str, runs: Runs, *, slots: int = 4, **settings: Any)
             await database.close()
         through = () if runs == "root" or os.geteuid() != 0 else (*passable(), *AS_NOBODY)
         _hand_over(folder, runs)
-        async with fleet_on(url, folder) as fleet:
-            fleet.set(process_user=None)
+        async with worker_processes_on(url, folder) as processes:
+            processes.set(process_user=None)
             environment = {f"HOLDFAST_{name.upper()}": str(value) for name, value in settings.items()}
             environment |= {"HOME": str(folder), "HOLDFAST_SECRET_WORKER_SECRET": WORKER_SECRET}
-            member = fleet.start({"default": slots}, through=through, environment=environment)
-            yield Installation(fleet, runs, member)
+            member = processes.start({"default": slots}, through=through, environment=environment)
+            yield Installation(processes, runs, member)
     finally:
         await asyncio.to_thread(remove_tree, folder)
 

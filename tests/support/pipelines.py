@@ -11,7 +11,7 @@ from typing import Any
 from holdfast.model import Job, Snapshot, TaskRecord
 from holdfast.pipeline.sources import inputs_of
 from holdfast.runner.artifacts import Artifacts
-from tests.support.in_process_worker import Rig
+from tests.support.in_process_workers import InProcessWorkers
 
 RESULT = """printf '{"version": 1, "result": {"by": "%s"}}' NAME > "$HOLDFAST_WORK_DIR/result.json"; """
 
@@ -46,40 +46,40 @@ def open_folder() -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
-class Pipes:
-    """Submits pipelines on a rig. The marker's path is no secret to the cache, so it is the same for all."""
+class Pipelines:
+    """Submits pipelines on a workers. The marker's path is no secret to the cache, so it is the same for all."""
 
-    def __init__(self, rig: Rig, folder: Path) -> None:
-        self.rig = rig
+    def __init__(self, workers: InProcessWorkers, folder: Path) -> None:
+        self.workers = workers
         self.marker = folder / "marker"
-        self.inputs = inputs_of(rig.settings.shared, "default")
+        self.inputs = inputs_of(workers.settings.shared, "default")
         self.inputs.mkdir(parents=True)
 
     async def submit(self, *tasks: Mapping[str, Any], **fields: Any) -> Job:
         spec = {"env": {"MARKER": str(self.marker)}, **fields.pop("spec", {})}
         asked = {"runner": "process", "spec": spec, "tasks": list(tasks), **fields}
-        return await self.rig.store.jobs.submit(asked)
+        return await self.workers.store.jobs.submit(asked)
 
     def ran(self) -> list[str]:
         """The names of all tasks that ran, in order."""
         return self.marker.read_text().split() if self.marker.exists() else []
 
     async def tasks(self, job: Job) -> Sequence[TaskRecord]:
-        return await self.rig.store.tasks.list(job.id)
+        return await self.workers.store.tasks.list(job.id)
 
     async def statuses(self, job: Job) -> list[str]:
         """How each task stands, in one word."""
         return ["cached" if task.cached else str(task.status) for task in await self.tasks(job)]
 
     async def snapshots(self) -> Sequence[Snapshot]:
-        return (await self.rig.store.snapshots.list(tenant="default")).items
+        return (await self.workers.store.snapshots.list(tenant="default")).items
 
     async def kept(self) -> list[str]:
         """The names of the tasks whose results are stored."""
         return sorted(snapshot.task for snapshot in await self.snapshots())
 
     def folder_of(self, snapshot: Snapshot) -> Path:
-        return self.rig.settings.shared / "snapshots" / snapshot.folder
+        return self.workers.settings.shared / "snapshots" / snapshot.folder
 
     async def content(self, name: str, path: str = "made") -> str:
         """What is in a file of the one snapshot that a task left."""
@@ -87,11 +87,11 @@ class Pipes:
         return (self.folder_of(snapshot) / path).read_text()
 
 
-async def left_by(rig: Rig, job: Job) -> tuple[Any, dict[str, tuple[int, str]]]:
+async def left_by(workers: InProcessWorkers, job: Job) -> tuple[Any, dict[str, tuple[int, str]]]:
     """The result of a job, and its artifacts: path, size, digest."""
-    found = await rig.get(job)
-    last = [one for one in await rig.store.attempts.list(job.id) if one.ended_at is not None][-1]
-    artifacts = Artifacts(rig.settings.shared)
+    found = await workers.get(job)
+    last = [one for one in await workers.store.attempts.list(job.id) if one.ended_at is not None][-1]
+    artifacts = Artifacts(workers.settings.shared)
     files = {}
     for one in artifacts.list(job.id, last.attempt, last.token):
         with artifacts.open(job.id, last.attempt, last.token, one.path) as file:

@@ -1,4 +1,4 @@
-"""A crew of real processes for test_races.py, and what each of them does there.
+"""A race_processes of real processes for test_races.py, and what each of them does there.
 
 Every racer opens its own store on the database under test; all of a race start on one signal. Sleeps in here never hide
 a race: they aim several processes at one moment, or make a transaction slow so that more fits between its statements.
@@ -37,7 +37,7 @@ PAIR = Claimable(queue="default", capability="function:f", domain=FUNCTION_DOMAI
 DAWDLES = 0.1
 LIVE = (Status.PENDING, Status.QUEUED, Status.RUNNING)
 
-# The crew
+# The race_processes
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Report:
     failure: str | None = None
 
 
-class Crew:
+class RaceProcesses:
     """Processes that wait for a race. A race that is late ends with all of them killed."""
 
     def __init__(self, size: int) -> None:
@@ -70,16 +70,16 @@ class Crew:
         """Run each call in a process of its own, all at once; return their reports in order."""
         self._fill()
         assert len(calls) <= len(self._members)
-        pipes = [pipe for _, pipe in self._members[: len(calls)]]
+        pipelines = [pipe for _, pipe in self._members[: len(calls)]]
         deadline = time.monotonic() + seconds
         try:
-            for pipe, call in zip(pipes, calls, strict=True):
+            for pipe, call in zip(pipelines, calls, strict=True):
                 pipe.send((url, call))
-            early = [_receive(pipe, deadline) for pipe in pipes]
-            for pipe, answer in zip(pipes, early, strict=True):
+            early = [_receive(pipe, deadline) for pipe in pipelines]
+            for pipe, answer in zip(pipelines, early, strict=True):
                 if answer is None:
                     pipe.send("go")
-            reports = [answer or _receive(pipe, deadline) for pipe, answer in zip(pipes, early, strict=True)]
+            reports = [answer or _receive(pipe, deadline) for pipe, answer in zip(pipelines, early, strict=True)]
         except BaseException:
             self.close()
             raise

@@ -1,8 +1,8 @@
 """Runs a command in the sandbox that a systemd unit describes, without systemd.
 
 `python -m tests.support.sandbox UNIT FOLDER COMMAND…`, as root; FOLDER stands for the unit's state folder. Of the unit
-it applies what decides whether jobs work: the capabilities, no new privileges, a file system that is read-only but for the
-named folders, and the filter of system calls. It does not become the unit's user, who need not be there.
+it applies what decides whether jobs work: the capabilities, no new privileges, a file system that is read-only but for
+the named folders, and the filter of system calls. It does not become the unit's user, who need not be there.
 """
 
 import ctypes

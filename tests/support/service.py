@@ -26,7 +26,7 @@ FUNCTION = {"runner": "function", "spec": {"name": "f"}}
 
 
 def shared_beside(data: Path) -> Path:
-    """The shared folder: a test's server in a folder `data` of its own has that of the rig, which is beside it."""
+    """The shared folder: a test's server in a folder `data` of its own has that of the workers, which is beside it."""
     return data.parent / "shared" if data.name == "data" else data / "shared"
 
 

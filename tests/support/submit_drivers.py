@@ -20,7 +20,7 @@ from holdfast.submission import Accepted
 Step = Callable[..., Awaitable[Any]]
 
 
-class Caller:
+class SubmitDriver:
     """A connection, and the caller's own steps on it; those that block run in a thread."""
 
     def __init__(self, connection: Any, submit: Step, execute: Step, commit: Step, rollback: Step) -> None:
@@ -81,7 +81,7 @@ def _sqlite3(url: str) -> Opened:
 
 
 @asynccontextmanager
-async def blocking(opener: Callable[[str], Opened], url: str) -> AsyncIterator[Caller]:
+async def blocking(opener: Callable[[str], Opened], url: str) -> AsyncIterator[SubmitDriver]:
     """A caller whose every step runs in one thread of its own."""
     with ThreadPoolExecutor(1) as thread:
 
@@ -94,13 +94,13 @@ async def blocking(opener: Callable[[str], Opened], url: str) -> AsyncIterator[C
 
         connection, execute, ends, close = await step(opener)(url)
         try:
-            yield Caller(connection, step(submit_inside), step(execute), step(ends.commit), step(ends.rollback))
+            yield SubmitDriver(connection, step(submit_inside), step(execute), step(ends.commit), step(ends.rollback))
         finally:
             await step(close)()
 
 
 @asynccontextmanager
-async def _asyncpg(url: str) -> AsyncIterator[Caller]:
+async def _asyncpg(url: str) -> AsyncIterator[SubmitDriver]:
     connection = await asyncpg.connect(url)
     try:
         yield _asyncpg_caller(connection)
@@ -109,12 +109,12 @@ async def _asyncpg(url: str) -> AsyncIterator[Caller]:
 
 
 @asynccontextmanager
-async def _asyncpg_pool(url: str) -> AsyncIterator[Caller]:
+async def _asyncpg_pool(url: str) -> AsyncIterator[SubmitDriver]:
     async with asyncpg.create_pool(url, min_size=1, max_size=1) as pool, pool.acquire() as connection:
         yield _asyncpg_caller(connection)
 
 
-def _asyncpg_caller(connection: Any) -> Caller:
+def _asyncpg_caller(connection: Any) -> SubmitDriver:
     """Begins with the first step, as the other drivers do."""
 
     def begun(step: Step) -> Step:
@@ -125,7 +125,7 @@ def _asyncpg_caller(connection: Any) -> Caller:
 
         return run
 
-    return Caller(
+    return SubmitDriver(
         connection,
         begun(submit_inside_async),
         begun(connection.execute),
@@ -135,24 +135,24 @@ def _asyncpg_caller(connection: Any) -> Caller:
 
 
 @asynccontextmanager
-async def _psycopg_async(url: str) -> AsyncIterator[Caller]:
+async def _psycopg_async(url: str) -> AsyncIterator[SubmitDriver]:
     async with await psycopg.AsyncConnection.connect(url, row_factory=dict_row) as connection:
-        yield Caller(connection, submit_inside_async, connection.execute, connection.commit, connection.rollback)
+        yield SubmitDriver(connection, submit_inside_async, connection.execute, connection.commit, connection.rollback)
 
 
 @asynccontextmanager
-async def _core_async(url: str) -> AsyncIterator[Caller]:
+async def _core_async(url: str) -> AsyncIterator[SubmitDriver]:
     async with AsyncExitStack() as stack:
         engine = create_async_engine(url)
         stack.push_async_callback(engine.dispose)
         connection = await stack.enter_async_context(engine.connect())
-        yield Caller(
+        yield SubmitDriver(
             connection, submit_inside_async, connection.exec_driver_sql, connection.commit, connection.rollback
         )
 
 
 @asynccontextmanager
-async def _session_async(url: str) -> AsyncIterator[Caller]:
+async def _session_async(url: str) -> AsyncIterator[SubmitDriver]:
     async with AsyncExitStack() as stack:
         engine = create_async_engine(url)
         stack.push_async_callback(engine.dispose)
@@ -161,7 +161,7 @@ async def _session_async(url: str) -> AsyncIterator[Caller]:
         async def execute(sql: str) -> None:
             await session.execute(text(sql))
 
-        yield Caller(session, submit_inside_async, execute, session.commit, session.rollback)
+        yield SubmitDriver(session, submit_inside_async, execute, session.commit, session.rollback)
 
 
 def open_caller(driver: str, url: str) -> Any:

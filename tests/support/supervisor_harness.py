@@ -64,7 +64,7 @@ def running(pid: int) -> bool:
         return False
 
 
-class Attempt:
+class SupervisedAttempt:
     """The folder, the supervisors started on it, and shorthands for what tests ask."""
 
     def __init__(self, path: Path, program: Path | None = None) -> None:
@@ -177,7 +177,7 @@ def ending(exit: Exit) -> tuple[ExitCause, int | None, int | None]:
     return exit.cause, exit.code, exit.signal
 
 
-def hand_over(attempt: Attempt, tmp_path: Path) -> None:
+def hand_over(attempt: SupervisedAttempt, tmp_path: Path) -> None:
     """Make the folder nobody's, with a program of its own in it, and the way to it open."""
     attempt.program = Path(shutil.copy(attempt.program, attempt.folder.path / "program"))
     for folder in [tmp_path, *tmp_path.parents]:

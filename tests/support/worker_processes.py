@@ -26,7 +26,7 @@ from holdfast.store import Store
 from holdfast.store.store import connect
 from holdfast.worker.upkeep import Upkeep
 from tests.support.crashing_worker import Hook, Part
-from tests.support.in_process_worker import Rig, eventually
+from tests.support.in_process_workers import InProcessWorkers, eventually
 
 TTL = 3.0
 LONG_TTL = 10.0
@@ -91,17 +91,17 @@ class Member:
 
 
 @asynccontextmanager
-async def fleet_on(url: str, folder: Path) -> AsyncIterator["Fleet"]:
+async def worker_processes_on(url: str, folder: Path) -> AsyncIterator["WorkerProcesses"]:
     """Workers on a migrated store, while the block lasts."""
     async with Store(await connect(url)) as store:
-        fleet = Fleet(url, folder, store, await store.installation())
+        processes = WorkerProcesses(url, folder, store, await store.installation())
         try:
-            yield fleet
+            yield processes
         finally:
-            fleet.clear()
+            processes.clear()
 
 
-class Fleet(Rig):
+class WorkerProcesses(InProcessWorkers):
     """Workers on one database, on one or several hosts: each state folder is a host of its own."""
 
     def __init__(self, url: str, folder: Path, store: Store, installation: str) -> None:
@@ -128,7 +128,7 @@ class Fleet(Rig):
         through: Sequence[str] = (),
         **settings: Any,
     ) -> Member:
-        """Start a worker process, through a program if one is given; settings are those of the fleet, unless given."""
+        """Start a worker process, through a program if one is given; the others' settings hold unless given."""
         part = Part(
             queues=dict(queues), hooks=hooks, boot=boot, adopt_backoff=adopt_backoff, adopts=adopts,
             lose_answers=lose_answers,

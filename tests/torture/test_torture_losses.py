@@ -4,7 +4,7 @@ import pytest
 from torture.checker import check
 from torture.history import Fault
 
-from tests.support.hand_made_histories import Tale, good
+from tests.support.hand_made_histories import HandMadeHistory, good
 
 CLAIMED, BEGUN, ENDED = 1.0, 2.0, 2.6
 """Seconds of the job's time."""
@@ -12,34 +12,39 @@ CLAIMED, BEGUN, ENDED = 1.0, 2.0, 2.6
 
 def _told(
     *, runner: str = "docker", kind: str = "restart of dockerd", at: float = BEGUN + 0.1, ended: float = ENDED
-) -> Tale:
+) -> HandMadeHistory:
     """A job that nobody touched is lost in its start; something was done to the engine at this second of its time."""
-    tale = good()
-    tale.job("box", runner=runner)
-    began = tale.history.records["box"].requested
-    tale.history.lines = [line for line in tale.history.lines if line.job != "box" or line.what == "start"]
-    tale.history.faults.append(Fault(kind=kind, at=began + at, until=began + at + 1))
-    tale.history.events["box"] = [
-        *tale.history.events["box"][:2],
-        tale.event(3, ended - 10, "status", status="failed", attempt=1, cause="lost"),
+    example = good()
+    example.job("box", runner=runner)
+    began = example.history.records["box"].requested
+    example.history.lines = [line for line in example.history.lines if line.job != "box" or line.what == "start"]
+    example.history.faults.append(Fault(kind=kind, at=began + at, until=began + at + 1))
+    example.history.events["box"] = [
+        *example.history.events["box"][:2],
+        example.event(3, ended - 10, "status", status="failed", attempt=1, cause="lost"),
     ]
-    tale.history.follows = [follow for follow in tale.history.follows if follow.job != "box"]
-    tale.history.writes = [write for write in tale.history.writes if write.job != "box"]
-    tale.change_record("box", status="failed", seq=3, finished=began + ended)
-    tale.change_attempt("box", cause="lost", status="failed", exit_code=None, token=1, end_seq=3, ended=began + ended)
-    return tale
+    example.history.follows = [follow for follow in example.history.follows if follow.job != "box"]
+    example.history.writes = [write for write in example.history.writes if write.job != "box"]
+    example.change_record("box", status="failed", seq=3, finished=began + ended)
+    example.change_attempt(
+        "box", cause="lost", status="failed", exit_code=None, token=1, end_seq=3, ended=began + ended
+    )
+    return example
 
 
-def _beside(tale: Tale, *, runner: str, since: float, until: float) -> None:
+def _beside(example: HandMadeHistory, *, runner: str, since: float, until: float) -> None:
     """Another job's child gave a sign at these seconds of the lost one's time."""
-    tale.job("other", runner=runner)
-    began = tale.history.records["box"].requested - tale.at
-    tale.history.lines = [line for line in tale.history.lines if line.job != "other"]
-    tale.history.lines += [tale.line("other", "start", began + since), tale.line("other", "end", began + until, said=3)]
+    example.job("other", runner=runner)
+    began = example.history.records["box"].requested - example.at
+    example.history.lines = [line for line in example.history.lines if line.job != "other"]
+    example.history.lines += [
+        example.line("other", "start", began + since),
+        example.line("other", "end", began + until, said=3),
+    ]
 
 
-def _accused(tale: Tale) -> set[str]:
-    return {violation.rule for violation in check(tale.history) if violation.job == "box"}
+def _accused(example: HandMadeHistory) -> set[str]:
+    return {violation.rule for violation in check(example.history) if violation.job == "box"}
 
 
 @pytest.mark.parametrize("at", [CLAIMED + 0.1, BEGUN + 0.1])
@@ -77,6 +82,6 @@ def test_engine_that_sees_a_running_container_ends_none(
     runner: str, since: float, until: float, accused: set[str]
 ) -> None:
     """Proves R3, R5: one that starts or ends itself at that time is not seen, nor is a process."""
-    tale = _told()
-    _beside(tale, runner=runner, since=since, until=until)
-    assert _accused(tale) == accused
+    example = _told()
+    _beside(example, runner=runner, since=since, until=until)
+    assert _accused(example) == accused

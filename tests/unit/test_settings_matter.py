@@ -12,7 +12,7 @@ from holdfast import Holdfast, config
 from holdfast.config import Settings
 from holdfast.model import Job
 from tests.support.service import serving_here
-from tests.support.store_fixture import Stage
+from tests.support.store_harness import StoreHarness
 
 SOURCE = Path(holdfast.__file__).parent
 DERIVED = {"url": "database_url", "shared": "shared_dir", "state": "state_dir", "job_defaults": "max_attempts"}
@@ -56,14 +56,14 @@ def test_every_setting_is_read_by_something() -> None:
     assert unread == set()
 
 
-async def _by(way: str, stage: Stage, tmp_path: Path, job: dict[str, Any], settings: Settings) -> Job:
+async def _by(way: str, harness: StoreHarness, tmp_path: Path, job: dict[str, Any], settings: Settings) -> Job:
     if way == "http":
         chosen = {name: getattr(settings, name) for name in THROUGH_DEFAULTS}
-        async with serving_here(stage.url, tmp_path / "data", **chosen) as served, served.client() as client:
+        async with serving_here(harness.url, tmp_path / "data", **chosen) as served, served.client() as client:
             answer = await client.post("/v1/jobs", json=job)
             assert answer.status_code == 201, answer.text
-            return await stage.store.jobs.get(answer.json()["id"])
-    app = Holdfast(stage.url)
+            return await harness.store.jobs.get(answer.json()["id"])
+    app = Holdfast(harness.url)
     app.settings = settings
     app.function(name="f")(lambda: None)
     async with app:
@@ -73,14 +73,16 @@ async def _by(way: str, stage: Stage, tmp_path: Path, job: dict[str, Any], setti
 
 
 @pytest.mark.parametrize("way", ["http", "app"])
-async def test_retries_and_the_stop_are_set_for_jobs_that_do_not_say(stage: Stage, way: str, tmp_path: Path) -> None:
+async def test_retries_and_the_stop_are_set_for_jobs_that_do_not_say(
+    harness: StoreHarness, way: str, tmp_path: Path
+) -> None:
     environment = {"HOLDFAST_MAX_ATTEMPTS": "3", "HOLDFAST_BACKOFF_BASE": "2", "HOLDFAST_BACKOFF_CAP": "40"}
-    settings = config.load({"database_url": stage.url}, {**environment, "HOLDFAST_STOP_GRACE": "11"})
+    settings = config.load({"database_url": harness.url}, {**environment, "HOLDFAST_STOP_GRACE": "11"})
     plain: dict[str, Any] = {"runner": "function", "spec": {"name": "f"}}
-    job = await _by(way, stage, tmp_path, plain, settings)
+    job = await _by(way, harness, tmp_path, plain, settings)
     assert (job.max_attempts, job.policy.retry.base, job.policy.retry.cap, job.policy.stop_grace) == (3, 2, 40, 11)
-    some = await _by(way, stage, tmp_path, {**plain, "retry": {"on": ["timed_out"]}}, settings)
+    some = await _by(way, harness, tmp_path, {**plain, "retry": {"on": ["timed_out"]}}, settings)
     assert (some.policy.retry.base, some.policy.retry.cap, some.policy.retry.on) == (2, 40, ("timed_out",))
     own = {**plain, "max_attempts": 1, "retry": {"base": 7, "cap": 8}}
-    said = await _by(way, stage, tmp_path, own, settings)
+    said = await _by(way, harness, tmp_path, own, settings)
     assert (said.max_attempts, said.policy.retry.base, said.policy.retry.cap) == (1, 7, 8)

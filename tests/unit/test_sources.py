@@ -14,7 +14,7 @@ from holdfast.pipeline.sources import Sources, inputs_of
 from holdfast.runner.uploads import JobUploads
 from tests.support.cluster import binaries
 from tests.support.pipelines import open_folder
-from tests.support.store_fixture import Stage
+from tests.support.store_harness import StoreHarness
 from tests.support.supervisor_harness import needs_root
 from tests.support.users import as_nobody
 
@@ -161,12 +161,12 @@ def test_psql_answers_the_same_to_the_files_and_to_the_expanded_text(tmp_path: P
     assert said("-f", "main.sql") == said(text=files.sql(FIELD, "main.sql")[0])
 
 
-async def test_sweep_of_uploads_leaves_what_pipelines_read(stage: Stage, tmp_path: Path) -> None:
+async def test_sweep_of_uploads_leaves_what_pipelines_read(harness: StoreHarness, tmp_path: Path) -> None:
     """Proves N5."""
     read = inputs_of(tmp_path, "default") / "schema.sql"
     read.parent.mkdir(parents=True)
     read.write_text("SELECT 1;")
     inputs = JobUploads(tmp_path)
-    await Uploads(stage.store, inputs, grace=-1, day=-1).run_once()
+    await Uploads(harness.store, inputs, grace=-1, day=-1).run_once()
     assert read.exists()
     assert inputs_of(tmp_path, "default").parent not in {tmp_path / "inputs", tmp_path / "uploads"}

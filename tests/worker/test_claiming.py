@@ -10,29 +10,29 @@ from holdfast.duties.scheduler import Duties
 from holdfast.model import Status
 from holdfast.store.leases import Claimed, Leases
 from holdfast.store.notify import Notifications
-from tests.support.in_process_worker import Rig
+from tests.support.in_process_workers import InProcessWorkers
 
 
 async def test_a_job_that_comes_while_a_claim_is_under_way_waits_for_no_poll(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves R18."""
-    rig.set(poll_interval=300.0)
-    rig.functions.add(noop)
+    workers.set(poll_interval=300.0)
+    workers.functions.add(noop)
     found: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     claim = Leases.claim
 
     async def slow_claim(self: Leases, *args: Any, **more: Any) -> Claimed:
         claimed = await claim(self, *args, **more)
         if more["slots"] and not found.done():  # It saw nothing, and the job is there before its answer is.
-            found.set_result((await rig.submit("noop")).id)
+            found.set_result((await workers.submit("noop")).id)
             self._notifications.post(["work:default"])
             await asyncio.sleep(0.1)  # Reason: the wake-up is heard before the claim ends.
         return claimed
 
     monkeypatch.setattr(Leases, "claim", slow_claim)
-    async with asyncio.timeout(30), rig.worker():
-        await rig.ended(await found, Status.SUCCEEDED)
+    async with asyncio.timeout(30), workers.worker():
+        await workers.ended(await found, Status.SUCCEEDED)
 
 
 async def noop() -> None:
@@ -57,8 +57,10 @@ async def test_the_first_wake_up_goes_out_at_once_and_what_follows_goes_together
     assert sent == [["a"], ["b", "c"]]
 
 
-async def test_a_new_leader_begins_its_duties_at_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    rig.set(reaper_interval=2.0)
+async def test_a_new_leader_begins_its_duties_at_once(
+    workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers.set(reaper_interval=2.0)
     begun = asyncio.Event()
 
     async def reap(self: object) -> int:
@@ -66,13 +68,13 @@ async def test_a_new_leader_begins_its_duties_at_once(rig: Rig, monkeypatch: pyt
         return 0
 
     monkeypatch.setattr("holdfast.duties.reaper.Reaper.run_once", reap)
-    await rig.store.workers.lead("duties", "another", ttl=300)
-    duties = Duties(rig.store, "heir", rig.settings)
+    await workers.store.workers.lead("duties", "another", ttl=300)
+    duties = Duties(workers.store, "heir", workers.settings)
     task = asyncio.create_task(duties.run())
     try:
         await asyncio.sleep(0.2)  # Reason: the duties have had their first turn, without the lead.
         assert not begun.is_set()
-        await rig.store.workers.resign("duties", "another")
+        await workers.store.workers.resign("duties", "another")
         async with asyncio.timeout(1.6):  # One look for the lead, and no wait for the reaper's own timer behind it.
             await begun.wait()
     finally:

@@ -27,16 +27,16 @@ from holdfast.runner.base import EngineUnreachable
 from holdfast.runner.function import Context
 from holdfast.runner.secrets import Mask
 from holdfast.worker.log_reader import MAX_LINE, Lines
-from tests.support.in_process_worker import Rig
-from tests.support.store_fixture import Stage
+from tests.support.in_process_workers import InProcessWorkers
+from tests.support.store_harness import StoreHarness
 
 LIMITS = Limits(bytes=1000, entries=10)
 
 
-async def artifacts_of(rig: Rig, job: Job) -> dict[str, bytes]:
+async def artifacts_of(workers: InProcessWorkers, job: Job) -> dict[str, bytes]:
     """What the last attempt of a job left."""
-    last = (await rig.store.attempts.list(job.id))[-1]
-    kept = Artifacts(rig.settings.shared)
+    last = (await workers.store.attempts.list(job.id))[-1]
+    kept = Artifacts(workers.settings.shared)
     found = {}
     for artifact in kept.list(job.id, last.attempt, last.token):
         with kept.open(job.id, last.attempt, last.token, artifact.path) as file:
@@ -45,31 +45,31 @@ async def artifacts_of(rig: Rig, job: Job) -> dict[str, bytes]:
     return found
 
 
-async def test_a_result_file_gives_the_result_or_a_text_that_is_safe_to_show(rig: Rig) -> None:
+async def test_a_result_file_gives_the_result_or_a_text_that_is_safe_to_show(workers: InProcessWorkers) -> None:
     """Seven ways to leave one, or none. Proves R13."""
 
     def report(text: str, code: int = 0) -> str:
         return f"printf '%s' '{text}' > result.json; exit {code}"
 
     jobs = {
-        "none": await rig.sh("true"),
-        "good": await rig.sh(report('{"version":1,"result":{"rows":3}}')),
-        "contrary": await rig.sh(report('{"version":1,"status":"failed","error":{"message":"no rows"}}')),
-        "told": await rig.sh(
+        "none": await workers.sh("true"),
+        "good": await workers.sh(report('{"version":1,"result":{"rows":3}}')),
+        "contrary": await workers.sh(report('{"version":1,"status":"failed","error":{"message":"no rows"}}')),
+        "told": await workers.sh(
             report('{"version":1,"status":"failed","error":{"code":"bad_rows","message":"row 7"}}', 9)
         ),
-        "invalid": await rig.sh(report("{")),
-        "version": await rig.sh(report('{"version":2}')),
-        "big": await rig.sh("head -c 2000000 /dev/zero | tr '\\0' ' ' > result.json"),
-        "link": await rig.sh("ln -s /etc/passwd result.json"),
-        "fifo": await rig.sh("mkfifo result.json"),
-        "demanded": await rig.command("true", spec={"require_result": True}),
-        "failed anyway": await rig.sh(report('{"version":1}', 3)),
+        "invalid": await workers.sh(report("{")),
+        "version": await workers.sh(report('{"version":2}')),
+        "big": await workers.sh("head -c 2000000 /dev/zero | tr '\\0' ' ' > result.json"),
+        "link": await workers.sh("ln -s /etc/passwd result.json"),
+        "fifo": await workers.sh("mkfifo result.json"),
+        "demanded": await workers.command("true", spec={"require_result": True}),
+        "failed anyway": await workers.sh(report('{"version":1}', 3)),
     }
     ends = {}
-    async with rig.worker():
+    async with workers.worker():
         for name, job in jobs.items():
-            ended = await rig.ended(job)
+            ended = await workers.ended(job)
             ends[name] = (ended.status, ended.exit_code, ended.result, ended.error and ended.error.code)
     done, failed, broken = Status.SUCCEEDED, Status.FAILED, "contract_violation"
     assert ends == {
@@ -85,44 +85,44 @@ async def test_a_result_file_gives_the_result_or_a_text_that_is_safe_to_show(rig
         "demanded": (failed, 0, None, broken),
         "failed anyway": (failed, 3, None, "exit_nonzero"),
     }
-    told = (await rig.get(jobs["told"])).error
+    told = (await workers.get(jobs["told"])).error
     assert told is not None
     assert told.message == "row 7"
-    safe = (await rig.get(jobs["link"])).error
+    safe = (await workers.get(jobs["link"])).error
     assert safe is not None
     assert "passwd" not in safe.message
 
 
-async def test_files_under_output_are_the_artifacts_of_their_attempt(rig: Rig) -> None:
+async def test_files_under_output_are_the_artifacts_of_their_attempt(workers: InProcessWorkers) -> None:
     """One that fails, then succeeds, shows only the second's files. Proves R14."""
     script = "mkdir -p output/a/b; echo $HOLDFAST_ATTEMPT > output/a/b/n; touch output/only-$HOLDFAST_ATTEMPT; "
-    job = await rig.sh(script + "[ $HOLDFAST_ATTEMPT = 2 ]", max_attempts=2, retry={"base": 0.01, "cap": 0.01})
-    async with rig.worker():
-        await rig.ended(job, Status.SUCCEEDED)
-    assert await artifacts_of(rig, job) == {"a/b/n": b"2\n", "only-2": b""}
-    left = [path.name for path in (rig.settings.shared / "artifacts" / job.id).iterdir()]
+    job = await workers.sh(script + "[ $HOLDFAST_ATTEMPT = 2 ]", max_attempts=2, retry={"base": 0.01, "cap": 0.01})
+    async with workers.worker():
+        await workers.ended(job, Status.SUCCEEDED)
+    assert await artifacts_of(workers, job) == {"a/b/n": b"2\n", "only-2": b""}
+    left = [path.name for path in (workers.settings.shared / "artifacts" / job.id).iterdir()]
     assert sorted(name.split(".")[0] for name in left) == ["1", "2"]
 
 
-async def test_outputs_that_break_the_contract_are_not_taken(rig: Rig) -> None:
+async def test_outputs_that_break_the_contract_are_not_taken(workers: InProcessWorkers) -> None:
     """A job that failed by itself keeps its own error. Proves R14."""
-    rig.set(artifact_max_bytes=100_000)
+    workers.set(artifact_max_bytes=100_000)
     bad = {
         "size": "head -c 200000 /dev/zero > output/x",
         "sparse": "truncate -s 8G output/x",
         "no folder": "rmdir output; ln -s /etc output",
         "name": "touch \"output/$(printf 'a\\nb')\"",
     }
-    jobs = {name: await rig.sh(script) for name, script in bad.items()}
-    own = await rig.sh("truncate -s 8G output/x; exit 4")
-    async with rig.worker():
+    jobs = {name: await workers.sh(script) for name, script in bad.items()}
+    own = await workers.sh("truncate -s 8G output/x; exit 4")
+    async with workers.worker():
         for name, job in jobs.items():
-            ended = await rig.ended(job, Status.FAILED)
+            ended = await workers.ended(job, Status.FAILED)
             assert ended.error is not None, name
             assert ended.error.code == "contract_violation", name
-            assert await artifacts_of(rig, job) == {}
-        assert (await rig.ended(own, Status.FAILED)).exit_code == 4
-    assert list((rig.settings.shared / "artifacts").glob("*/.*")) == []
+            assert await artifacts_of(workers, job) == {}
+        assert (await workers.ended(own, Status.FAILED)).exit_code == 4
+    assert list((workers.settings.shared / "artifacts").glob("*/.*")) == []
 
 
 def tar(*members: tuple[tarfile.TarInfo, bytes]) -> io.BytesIO:
@@ -209,43 +209,43 @@ def test_reports_that_are_none() -> None:
 
 
 async def test_secrets_are_given_at_the_start_and_masked_in_everything(
-    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workers: InProcessWorkers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves R19."""
     folder = tmp_path / "secrets"
     folder.mkdir()
     (folder / "PEM").write_text("-----BEGIN-----\nabcdefghijkl\n-----END-----\n")
     monkeypatch.setenv("HOLDFAST_SECRET_TOKEN", 'hunter2-"quoted"')
-    rig.set(secrets_dir=folder)
+    workers.set(secrets_dir=folder)
     script = """
     echo "token $TOKEN"; echo "$PEM" >&2
     printf '{"event":"said","token":"hunter2-\\\\"quoted\\\\""}\\n'
     printf '{"version":1,"status":"failed","error":{"message":"with abcdefghijkl"}}' > result.json
     head -c 65530 /dev/zero | tr '\\0' x; printf '%s' "$TOKEN"; echo
     """
-    job = await rig.sh(script, secrets=["TOKEN", "PEM"])
-    missing = await rig.sh("echo never", secrets=["NO_SUCH"], max_attempts=3)
+    job = await workers.sh(script, secrets=["TOKEN", "PEM"])
+    missing = await workers.sh("echo never", secrets=["NO_SUCH"], max_attempts=3)
 
-    @rig.functions.add
+    @workers.functions.add
     def leaky(ctx: Context) -> str:
         ctx.log(f"has {ctx.secrets['TOKEN']}")
         return ctx.secrets["TOKEN"]
 
-    function = await rig.submit("leaky", secrets=["TOKEN"])
-    async with rig.worker():
-        ended = await rig.ended(job, Status.FAILED)
-        unknown = await rig.ended(missing, Status.FAILED)
-        returned = await rig.ended(function, Status.SUCCEEDED)
-    log = await rig.log(job)
+    function = await workers.submit("leaky", secrets=["TOKEN"])
+    async with workers.worker():
+        ended = await workers.ended(job, Status.FAILED)
+        unknown = await workers.ended(missing, Status.FAILED)
+        returned = await workers.ended(function, Status.SUCCEEDED)
+    log = await workers.log(job)
     assert log[0] == "token ***"
-    assert await rig.log(job, "stderr") == ["***", "***", "***"]
-    assert [event.data for event in await rig.events(job, "said")] == [{"token": "***"}]
+    assert await workers.log(job, "stderr") == ["***", "***", "***"]
+    assert [event.data for event in await workers.events(job, "said")] == [{"token": "***"}]
     assert ended.error is not None
     assert ended.error.message == "with ***"
-    assert (returned.result, await rig.log(function)) == ("***", ["has ***"])
+    assert (returned.result, await workers.log(function)) == ("***", ["has ***"])
     assert unknown.error is not None
     assert "secret NO_SUCH is not known" in unknown.error.message
-    everything = repr([await rig.events(one) for one in (job, function)])
+    everything = repr([await workers.events(one) for one in (job, function)])
     for value in ("hunter2", "abcdefghijkl"):
         assert value not in everything
 
@@ -261,44 +261,46 @@ def test_a_secret_is_never_cut_in_two() -> None:
         assert sum(piece.count(b"s3cret-value") for piece in pieces) == 1
 
 
-async def test_files_of_jobs_that_are_gone_and_of_lost_leases_are_swept(stage: Stage, tmp_path: Path) -> None:
+async def test_files_of_jobs_that_are_gone_and_of_lost_leases_are_swept(harness: StoreHarness, tmp_path: Path) -> None:
     """What the record names stays. Proves J16, R14."""
     kept = Artifacts(tmp_path)
-    job = await stage.submit()
-    (lease,) = await stage.claim()
+    job = await harness.submit()
+    (lease,) = await harness.claim()
     gone = "01890000-0000-7000-8000-000000000000"
     for job_id, token in ((job.id, lease.token), (job.id, 99), (gone, 1)):
         folder = kept.folder(job_id, 1, token)
         folder.mkdir(parents=True)
         (folder / "file").touch()
-    assert await Sweeper(stage.store, kept).run_once() == 0
-    assert await Sweeper(stage.store, kept, grace=0).run_once() == 2
+    assert await Sweeper(harness.store, kept).run_once() == 0
+    assert await Sweeper(harness.store, kept, grace=0).run_once() == 2
     assert kept.attempts(job.id) == [f"1.{lease.token}"]
     assert not (kept.root / gone).exists()
-    await stage.finish(lease)
-    assert await Sweeper(stage.store, kept, grace=0).run_once() == 0
-    await stage.store.jobs.delete(job.id)
-    await Sweeper(stage.store, kept, grace=0).run_once()
+    await harness.finish(lease)
+    assert await Sweeper(harness.store, kept, grace=0).run_once() == 0
+    await harness.store.jobs.delete(job.id)
+    await Sweeper(harness.store, kept, grace=0).run_once()
     assert kept.jobs("", 10) == []
 
 
-async def test_a_result_that_grows_beyond_its_limit_breaks_the_contract(rig: Rig) -> None:
+async def test_a_result_that_grows_beyond_its_limit_breaks_the_contract(workers: InProcessWorkers) -> None:
     script = """printf '{"version":1,"result":[' > result.json; yes 1e9, | head -n 150000 | tr -d '\\n' >> result.json
     printf '1]}' >> result.json"""
-    job = await rig.sh(script)
-    async with rig.worker():
-        ended = await rig.ended(job, Status.FAILED)
+    job = await workers.sh(script)
+    async with workers.worker():
+        ended = await workers.ended(job, Status.FAILED)
     assert ended.error is not None
     assert ended.error.code == "contract_violation"
 
 
-async def test_a_secret_is_masked_however_json_writes_it(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_secret_is_masked_however_json_writes_it(
+    workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Proves R19."""
     monkeypatch.setenv("HOLDFAST_SECRET_S", "pässw/rd+")
-    job = await rig.command("printf", "%s\\n", '{"event":"said","a":"p\\u00e4ssw\\/rd\\u002B"}', secrets=["S"])
-    async with rig.worker():
-        await rig.ended(job, Status.SUCCEEDED)
-    assert [event.data for event in await rig.events(job, "said")] == [{"a": "***"}]
+    job = await workers.command("printf", "%s\\n", '{"event":"said","a":"p\\u00e4ssw\\/rd\\u002B"}', secrets=["S"])
+    async with workers.worker():
+        await workers.ended(job, Status.SUCCEEDED)
+    assert [event.data for event in await workers.events(job, "said")] == [{"a": "***"}]
 
 
 def test_a_tree_of_any_depth_is_removed(tmp_path: Path) -> None:
@@ -344,12 +346,12 @@ def test_what_a_child_put_out_of_our_reach_breaks_the_contract(left: str, tmp_pa
             gathered.discard()
 
 
-async def test_name_that_is_too_long_where_it_is_to_be_kept_breaks_the_contract(rig: Rig) -> None:
+async def test_name_that_is_too_long_where_it_is_to_be_kept_breaks_the_contract(workers: InProcessWorkers) -> None:
     """Proves R14. It fits where the child made it, step by step; it is no trouble of ours that could pass."""
     script = "cd output; n=0; while [ $n -lt 16 ]; do mkdir $D; cd $D; n=$((n + 1)); done; echo x > f"
-    job = await rig.sh(script, env={"D": "d" * 254})
-    async with rig.worker():
-        ended = await rig.ended(job, Status.FAILED)
+    job = await workers.sh(script, env={"D": "d" * 254})
+    async with workers.worker():
+        ended = await workers.ended(job, Status.FAILED)
     assert ended.error is not None
     assert ended.error.code == "contract_violation"
 

@@ -22,9 +22,9 @@ from holdfast.store.migrate import migrate
 from holdfast.store.store import connect
 from tests.support import disks
 from tests.support.disks import MIB
-from tests.support.in_process_worker import Rig, eventually
+from tests.support.in_process_workers import InProcessWorkers, eventually
 from tests.support.service import Served, error_of, serving_here
-from tests.support.worker_processes import fleet_on
+from tests.support.worker_processes import worker_processes_on
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a filesystem")
 
@@ -110,11 +110,11 @@ def small(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 
 @asynccontextmanager
-async def rig_on(url: str, folder: Path, **settings: Any) -> AsyncIterator[Rig]:
+async def in_process_workers_on(url: str, folder: Path, **settings: Any) -> AsyncIterator[InProcessWorkers]:
     async with Store(await connect(url)) as store:
-        rig = Rig(url, folder, store)
-        rig.set(shared_dir=folder / "shared", disk_reserve=RESERVE, stop_grace=0.5, **settings)
-        yield rig
+        workers = InProcessWorkers(url, folder, store)
+        workers.set(shared_dir=folder / "shared", disk_reserve=RESERVE, stop_grace=0.5, **settings)
+        yield workers
 
 
 async def migrated(path: Path) -> str:
@@ -125,10 +125,10 @@ async def migrated(path: Path) -> str:
     return url
 
 
-async def hogged(rig: Rig, small: Path, **fields: Any) -> str:
+async def hogged(workers: InProcessWorkers, small: Path, **fields: Any) -> str:
     """Start the hog, and wait until it has met the end of the disk."""
-    job = await rig.sh(HOG, stop_grace=0.5, **fields)
-    await rig.running(job)
+    job = await workers.sh(HOG, stop_grace=0.5, **fields)
+    await workers.running(job)
 
     async def full() -> bool:
         return bool(glob.glob(f"{small}/**/attempts/*/{job.id}.1/work/full", recursive=True))
@@ -150,22 +150,22 @@ def submission(script: str) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def everything_on(small: Path) -> AsyncIterator[tuple[Rig, Served]]:
+async def everything_on(small: Path) -> AsyncIterator[tuple[InProcessWorkers, Served]]:
     """Database, state and shared folder on the small disk, a server and a store on them."""
     url = await migrated(small / "store.db")
-    async with rig_on(url, small / "data") as rig:
-        settings = {"shared_dir": rig.settings.shared, "disk_reserve": RESERVE, "docker_host": None}
+    async with in_process_workers_on(url, small / "data") as workers:
+        settings = {"shared_dir": workers.settings.shared, "disk_reserve": RESERVE, "docker_host": None}
         async with serving_here(url, small / "data", **settings) as served:
-            yield rig, served
+            yield workers, served
 
 
 async def test_cancel_works_on_a_full_disk_and_the_installation_recovers(small: Path) -> None:
     """SQLite, state and shared folder on the disk that a job fills."""
-    async with everything_on(small) as (rig, served), served.client() as client:
+    async with everything_on(small) as (workers, served), served.client() as client:
         before = (await client.post("/v1/jobs", json=submission("echo before"))).json()["id"]
-        async with rig.worker():
-            await rig.ended(before, Status.SUCCEEDED)
-            hog = await hogged(rig, small)
+        async with workers.worker():
+            await workers.ended(before, Status.SUCCEEDED)
+            hog = await hogged(workers, small)
             refused = await ready(client, 503)
             assert error_of(refused)["code"] == "not_ready"
             assert "HOLDFAST_DISK_RESERVE" in error_of(refused)["message"]
@@ -174,19 +174,19 @@ async def test_cancel_works_on_a_full_disk_and_the_installation_recovers(small: 
             assert "HOLDFAST_DISK_RESERVE" in error_of(answer)["message"]
             stopped = await client.post(f"/v1/jobs/{hog}/cancel", json={})
             assert stopped.status_code in (200, 202), stopped.text
-            ended = await rig.ended(hog, Status.CANCELLED)
+            ended = await workers.ended(hog, Status.CANCELLED)
             assert ended.attempts == 1
             await ready(client, 200)
             after = await client.post("/v1/jobs", json=submission("echo after"))
             assert after.status_code == 201
-            await rig.ended(after.json()["id"], Status.SUCCEEDED)
-        assert await rig.log(before) == ["before"]
-        assert await rig.log(after.json()["id"]) == ["after"]
+            await workers.ended(after.json()["id"], Status.SUCCEEDED)
+        assert await workers.log(before) == ["before"]
+        assert await workers.log(after.json()["id"]) == ["after"]
 
 
 async def test_delete_with_force_makes_room_on_a_full_disk(small: Path) -> None:
-    async with everything_on(small) as (rig, served), served.client() as client, rig.worker():
-        hog = await hogged(rig, small)
+    async with everything_on(small) as (workers, served), served.client() as client, workers.worker():
+        hog = await hogged(workers, small)
         answer = await client.delete(f"/v1/jobs/{hog}", params={"force": "true"})
         assert answer.status_code in (200, 202), answer.text
 
@@ -201,29 +201,29 @@ async def test_delete_with_force_makes_room_on_a_full_disk(small: Path) -> None:
         await eventually(room, "there is room again")
         await ready(client, 200)
         after = (await client.post("/v1/jobs", json=submission("echo after"))).json()["id"]
-        await rig.ended(after, Status.SUCCEEDED)
+        await workers.ended(after, Status.SUCCEEDED)
 
 
 async def test_jobs_that_wait_start_once_there_is_room_and_run_once(small: Path) -> None:
     """Nothing is lost and nothing runs twice: what was submitted before waits, and what ran beside the hog ends."""
-    async with everything_on(small) as (rig, served), served.client() as client:
+    async with everything_on(small) as (workers, served), served.client() as client:
         marker = small.parent / "ran"
-        async with rig.worker(queues={"default": 2}) as worker:
+        async with workers.worker(queues={"default": 2}) as worker:
             script = f"echo beside >> {marker}; while [ ! -e {marker}.go ]; do sleep 0.05; done; echo end"
-            beside = await rig.sh(script)
-            await rig.running(beside)
-            hog = await hogged(rig, small)
+            beside = await workers.sh(script)
+            await workers.running(beside)
+            hog = await hogged(workers, small)
 
             async def noticed() -> str | None:
                 return worker.short_of_room("process")
 
             await eventually(noticed, "the worker starts nothing more")
-            waiting = await rig.sh(f"echo waiting >> {marker}")
+            waiting = await workers.sh(f"echo waiting >> {marker}")
             (small.parent / "ran.go").touch()
             await ready(client, 503)
             assert (await client.delete(f"/v1/jobs/{hog}", params={"force": "true"})).status_code in (200, 202)
             for job in (beside, waiting):
-                assert (await rig.ended(job, Status.SUCCEEDED)).attempts == 1
+                assert (await workers.ended(job, Status.SUCCEEDED)).attempts == 1
         assert sorted(marker.read_text().split()) == ["beside", "waiting"]
 
 
@@ -233,15 +233,15 @@ async def test_a_worker_killed_on_the_full_disk_is_replaced_and_the_hog_can_be_c
     """kill -9 of the worker while the disk is full: the next one starts on the full disk, adopts, and cancels."""
     url = await migrated(small / "store.db")
     (small / "data").mkdir()
-    async with fleet_on(url, small / "data") as fleet:
+    async with worker_processes_on(url, small / "data") as processes:
         setting = {"HOLDFAST_DISK_RESERVE": str(RESERVE)}
-        first = fleet.start({"default": 2}, environment=setting)
-        hog = await hogged(fleet, small)
+        first = processes.start({"default": 2}, environment=setting)
+        hog = await hogged(processes, small)
         first.signal(9)
         await first.dead()
-        fleet.start({"default": 2}, environment=setting)
-        await fleet.store.jobs.cancel(hog)
-        ended = await fleet.ended(hog, Status.CANCELLED)
+        processes.start({"default": 2}, environment=setting)
+        await processes.store.jobs.cancel(hog)
+        ended = await processes.ended(hog, Status.CANCELLED)
         assert ended.attempts == 1
 
         async def room() -> bool:
@@ -253,9 +253,9 @@ async def test_a_worker_killed_on_the_full_disk_is_replaced_and_the_hog_can_be_c
 async def test_a_database_opens_on_a_full_disk_and_a_job_can_be_deleted(small: Path) -> None:
     """Nobody has it open when the disk fills, so its log is gone: what was set aside for opening it is given up."""
     url = await migrated(small / "store.db")
-    async with rig_on(url, small / "data") as rig, rig.worker():
-        job = await rig.sh("head -c 20000000 /dev/zero > output/large")
-        await rig.ended(job, Status.SUCCEEDED)
+    async with in_process_workers_on(url, small / "data") as workers, workers.worker():
+        job = await workers.sh("head -c 20000000 /dev/zero > output/large")
+        await workers.ended(job, Status.SUCCEEDED)
     assert (small / "store.db-room").exists()
     fill(small)
     with pytest.raises(OSError, match="No space"):
@@ -271,36 +271,36 @@ async def test_a_database_opens_on_a_full_disk_and_a_job_can_be_deleted(small: P
 async def test_only_the_workers_disk_is_full(process_database: str, kind: str, tmp_path: Path, clean_url: str) -> None:
     """The database is elsewhere: jobs are accepted and wait, and the hog can be cancelled. Both stores."""
     with small_disk(tmp_path, "ext4") as small:
-        async with rig_on(clean_url, small / "data") as rig, rig.worker():
-            hog = await hogged(rig, small)
+        async with in_process_workers_on(clean_url, small / "data") as workers, workers.worker():
+            hog = await hogged(workers, small)
 
             async def noticed() -> bool:
-                return any(worker.away for worker in await rig.store.workers.list())
+                return any(worker.away for worker in await workers.store.workers.list())
 
             await eventually(noticed, "the worker says that it starts no jobs")
-            waiting = await rig.sh("echo waited")
+            waiting = await workers.sh("echo waited")
 
             async def explained() -> bool:
-                why = await rig.store.explain.job(waiting.id)
+                why = await workers.store.explain.job(waiting.id)
                 return any("HOLDFAST_DISK_RESERVE" in reason.message for reason in why.reasons)
 
             await eventually(explained, "explain names the full disk")
-            await rig.store.jobs.cancel(hog)
-            await rig.ended(hog, Status.CANCELLED)
-            await rig.ended(waiting, Status.SUCCEEDED)
+            await workers.store.jobs.cancel(hog)
+            await workers.ended(hog, Status.CANCELLED)
+            await workers.ended(waiting, Status.SUCCEEDED)
 
 
 async def test_outputs_that_find_no_room_are_given_up_after_a_bound(clean_url: str, tmp_path: Path) -> None:
     with small_disk(tmp_path, "tmpfs") as small:
-        async with rig_on(clean_url, tmp_path / "data", outputs_timeout=2.0) as rig:
-            rig.set(shared_dir=small)
-            job = await rig.sh("while [ ! -e go ]; do sleep 0.05; done; head -c 1000000 /dev/zero > output/file")
-            async with rig.worker():
-                await rig.running(job)
+        async with in_process_workers_on(clean_url, tmp_path / "data", outputs_timeout=2.0) as workers:
+            workers.set(shared_dir=small)
+            job = await workers.sh("while [ ! -e go ]; do sleep 0.05; done; head -c 1000000 /dev/zero > output/file")
+            async with workers.worker():
+                await workers.running(job)
                 fill(small)
-                (folder,) = rig.folders
+                (folder,) = workers.folders
                 (folder / "work" / "go").touch()
-                ended = await rig.ended(job, Status.FAILED)
+                ended = await workers.ended(job, Status.FAILED)
             assert ended.error is not None
             assert ended.error.code == "outputs_not_stored"
             assert "HOLDFAST_OUTPUTS_TIMEOUT" in ended.error.message

@@ -11,9 +11,9 @@ from holdfast.errors import one_line
 from holdfast.model import Cause, Job, Outcome, Status
 from holdfast.worker.last_error import LastError
 from tests.support.engine import IMAGE, Daemon
-from tests.support.in_process_worker import Rig
-from tests.support.store_fixture import Stage
-from tests.support.worker_processes import Fleet
+from tests.support.in_process_workers import InProcessWorkers
+from tests.support.store_harness import StoreHarness
+from tests.support.worker_processes import WorkerProcesses
 
 VIOLATIONS = {
     "rmdir output; ln -s /etc output": "output is a symbolic link; it must be a folder",
@@ -33,68 +33,74 @@ VIOLATIONS = {
 }
 
 
-async def errors_of(rig: Rig, jobs: Mapping[str, Job]) -> dict[str, str]:
+async def errors_of(workers: InProcessWorkers, jobs: Mapping[str, Job]) -> dict[str, str]:
     """Wait for jobs that fail, and return what each says of it."""
     found = {}
-    async with rig.worker({"default": 3}):
+    async with workers.worker({"default": 3}):
         for name, job in jobs.items():
-            ended = await rig.ended(job, Status.FAILED)
+            ended = await workers.ended(job, Status.FAILED)
             assert ended.error is not None
             found[name] = ended.error.message
     return found
 
 
-async def test_violation_of_the_contract_names_the_file_and_the_rule(rig: Rig) -> None:
+async def test_violation_of_the_contract_names_the_file_and_the_rule(workers: InProcessWorkers) -> None:
     """Proves G7, R13."""
-    rig.set(artifact_max_bytes=100_000)
+    workers.set(artifact_max_bytes=100_000)
     name = "touch \"output/$(printf 'a\\nb')\""
     expected = {**VIOLATIONS, name: "output/a\\nb has a name with characters that cannot be printed"}
-    jobs = {script: await rig.sh(script) for script in expected}
-    jobs["demanded"] = await rig.command("true", spec={"require_result": True})
+    jobs = {script: await workers.sh(script) for script in expected}
+    jobs["demanded"] = await workers.command("true", spec={"require_result": True})
     expected["demanded"] = "result.json is missing; this job must leave one (require_result)"
-    assert await errors_of(rig, jobs) == expected
+    assert await errors_of(workers, jobs) == expected
 
 
-async def test_violation_in_a_container_names_the_file_and_the_rule(rig: Rig, dock: Daemon) -> None:
+async def test_violation_in_a_container_names_the_file_and_the_rule(workers: InProcessWorkers, docker: Daemon) -> None:
     """Proves G7, R13."""
-    rig.set(artifact_max_bytes=100_000)
-    jobs = {script: await rig.box(script) for script in VIOLATIONS}
-    assert await errors_of(rig, jobs) == VIOLATIONS
+    workers.set(artifact_max_bytes=100_000)
+    jobs = {script: await workers.box(script) for script in VIOLATIONS}
+    assert await errors_of(workers, jobs) == VIOLATIONS
 
 
-async def test_secret_in_the_name_of_a_file_is_masked(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_secret_in_the_name_of_a_file_is_masked(
+    workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Proves G7, R19."""
     monkeypatch.setenv("HOLDFAST_SECRET_TOKEN", "open-sesame-42")
-    rig.set(artifact_max_bytes=100)
-    large = await rig.sh('head -c 200 /dev/zero > "output/x-$TOKEN"', secrets=["TOKEN"])
-    link = await rig.sh('ln -s x "output/x-$TOKEN"', secrets=["TOKEN"])
-    assert await errors_of(rig, {"large": large}) == {"large": "with output/x-*** the output is larger than 100 bytes"}
-    async with rig.worker():
-        await rig.ended(link, Status.SUCCEEDED)
-    (event,) = await rig.events(link, "artifacts")
+    workers.set(artifact_max_bytes=100)
+    large = await workers.sh('head -c 200 /dev/zero > "output/x-$TOKEN"', secrets=["TOKEN"])
+    link = await workers.sh('ln -s x "output/x-$TOKEN"', secrets=["TOKEN"])
+    assert await errors_of(workers, {"large": large}) == {
+        "large": "with output/x-*** the output is larger than 100 bytes"
+    }
+    async with workers.worker():
+        await workers.ended(link, Status.SUCCEEDED)
+    (event,) = await workers.events(link, "artifacts")
     assert event.data == {"skipped": [{"path": "output/x-***", "reason": "is a symbolic link"}]}
 
 
 FAILS = "echo out; echo first >&2; printf 'boom \\033[1mhere\\033[0m %s\\n\\n' \"$TOKEN\" >&2; exit 3"
 
 
-async def test_exit_code_comes_with_the_last_error_line(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_exit_code_comes_with_the_last_error_line(
+    workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Proves G7, R19: masked, bounded, without control characters; also when the line is beyond the log's cap."""
     monkeypatch.setenv("HOLDFAST_SECRET_TOKEN", "open-sesame-42")
-    rig.set(log_max_bytes=1000)
+    workers.set(log_max_bytes=1000)
     capped = "seq 1 1000; echo beyond >&2; exit 4"
     jobs = {
-        "plain": await rig.sh(FAILS, secrets=["TOKEN"]),
-        "no line end": await rig.sh("printf last >&2; exit 5"),
-        "silent": await rig.sh("echo out; exit 6"),
-        "signal": await rig.sh("echo dying >&2; kill -SEGV $$"),
-        "capped": await rig.sh(capped),
-        "long": await rig.sh("head -c 100000 /dev/zero | tr '\\0' x >&2; echo >&2; exit 7"),
-        "reported": await rig.sh(
+        "plain": await workers.sh(FAILS, secrets=["TOKEN"]),
+        "no line end": await workers.sh("printf last >&2; exit 5"),
+        "silent": await workers.sh("echo out; exit 6"),
+        "signal": await workers.sh("echo dying >&2; kill -SEGV $$"),
+        "capped": await workers.sh(capped),
+        "long": await workers.sh("head -c 100000 /dev/zero | tr '\\0' x >&2; echo >&2; exit 7"),
+        "reported": await workers.sh(
             """echo err >&2; printf '{"version":1,"error":{"message":"own"}}' > result.json; exit 8"""
         ),
     }
-    found = await errors_of(rig, jobs)
+    found = await errors_of(workers, jobs)
     assert len(found.pop("long")) < 400
     assert found == {
         "plain": "exit code 3: boom here ***",
@@ -106,59 +112,61 @@ async def test_exit_code_comes_with_the_last_error_line(rig: Rig, monkeypatch: p
     }
 
 
-async def test_exit_code_of_a_container_comes_with_the_last_error_line(rig: Rig, dock: Daemon) -> None:
+async def test_exit_code_of_a_container_comes_with_the_last_error_line(
+    workers: InProcessWorkers, docker: Daemon
+) -> None:
     """Proves G7."""
-    assert await errors_of(rig, {"job": await rig.box(FAILS)}) == {"job": "exit code 3: boom here"}
+    assert await errors_of(workers, {"job": await workers.box(FAILS)}) == {"job": "exit code 3: boom here"}
 
 
 def tasks(*scripts: str) -> list[dict[str, Any]]:
     return [{"name": f"step {n}", "command": ["sh", "-c", script]} for n, script in enumerate(scripts)]
 
 
-async def test_error_of_a_pipeline_names_the_task_and_its_last_error_line(rig: Rig) -> None:
+async def test_error_of_a_pipeline_names_the_task_and_its_last_error_line(workers: InProcessWorkers) -> None:
     """Proves G7, P1: the lines of an earlier task are not the failing one's."""
     silent = ("echo before >&2", "exit 4")
     jobs = {
-        "loud": await rig.submit(runner="process", spec={}, tasks=tasks("echo before >&2", FAILS)),
-        "silent": await rig.submit(runner="process", spec={}, tasks=tasks(*silent)),
+        "loud": await workers.submit(runner="process", spec={}, tasks=tasks("echo before >&2", FAILS)),
+        "silent": await workers.submit(runner="process", spec={}, tasks=tasks(*silent)),
     }
-    assert await errors_of(rig, jobs) == {
+    assert await errors_of(workers, jobs) == {
         "loud": "task step 1: exit code 3: boom here",
         "silent": "task step 1: exit code 4",
     }
-    slow = await rig.submit(runner="process", spec={}, tasks=tasks("true", "sleep 600"), timeout=3)
-    unwanted = await rig.submit(runner="process", spec={}, tasks=tasks("echo here; sleep 600"))
-    async with rig.worker():
-        await rig.says(unwanted, "here")
-        await rig.store.jobs.cancel(unwanted.id)
-        stopped = await rig.ended(unwanted, Status.CANCELLED)
-        late = await rig.ended(slow, Status.TIMED_OUT)
+    slow = await workers.submit(runner="process", spec={}, tasks=tasks("true", "sleep 600"), timeout=3)
+    unwanted = await workers.submit(runner="process", spec={}, tasks=tasks("echo here; sleep 600"))
+    async with workers.worker():
+        await workers.says(unwanted, "here")
+        await workers.store.jobs.cancel(unwanted.id)
+        stopped = await workers.ended(unwanted, Status.CANCELLED)
+        late = await workers.ended(slow, Status.TIMED_OUT)
     assert [job.error and job.error.message for job in (late, stopped)] == [
         "task step 1: ran longer than 3 seconds",
         "cancelled by request",
     ]
 
 
-async def test_error_of_a_pipeline_in_a_container_names_the_task(rig: Rig, dock: Daemon) -> None:
+async def test_error_of_a_pipeline_in_a_container_names_the_task(workers: InProcessWorkers, docker: Daemon) -> None:
     """Proves G7, P1."""
-    job = await rig.submit(runner="docker", spec={"image": IMAGE}, tasks=tasks("true", FAILS))
-    assert await errors_of(rig, {"job": job}) == {"job": "task step 1: exit code 3: boom here"}
+    job = await workers.submit(runner="docker", spec={"image": IMAGE}, tasks=tasks("true", FAILS))
+    assert await errors_of(workers, {"job": job}) == {"job": "task step 1: exit code 3: boom here"}
 
 
-async def test_adopter_knows_the_last_error_line_that_its_predecessor_shipped(fleet: Fleet) -> None:
+async def test_adopter_knows_the_last_error_line_that_its_predecessor_shipped(processes: WorkerProcesses) -> None:
     """Proves G7, L3."""
     slow: Any = {"lease_ttl": 60.0, "heartbeat_interval": 1.0, "adopt_backoff": 0.1}
-    gate = fleet.folder / "gate"
+    gate = processes.folder / "gate"
     script = f"echo boom >&2; while [ ! -e {gate} ]; do sleep 0.05; done; exit 3"
-    single = await fleet.sh(script)
-    pipeline = await fleet.submit(runner="process", spec={}, tasks=tasks("true", script))
-    victim = fleet.start({"default": 2}, **slow)
+    single = await processes.sh(script)
+    pipeline = await processes.submit(runner="process", spec={}, tasks=tasks("true", script))
+    victim = processes.start({"default": 2}, **slow)
     for job in (single, pipeline):
-        await fleet.says(job, "boom", "stderr")
+        await processes.says(job, "boom", "stderr")
     victim.kill()
     gate.touch()
-    fleet.start({"default": 2}, **slow)
-    messages = [(await fleet.ended(job, Status.FAILED)).error for job in (single, pipeline)]
+    processes.start({"default": 2}, **slow)
+    messages = [(await processes.ended(job, Status.FAILED)).error for job in (single, pipeline)]
     assert [error and error.message for error in messages] == ["exit code 3: boom", "task step 1: exit code 3: boom"]
 
 
@@ -173,128 +181,133 @@ def test_error_of_psql_is_the_line_that_says_what_is_wrong() -> None:
     assert (heard.line("next"), heard.line(None)) == (None, None)
 
 
-async def message_of(stage: Stage, job: Job) -> str:
-    error = (await stage.get(job)).error
+async def message_of(harness: StoreHarness, job: Job) -> str:
+    error = (await harness.get(job)).error
     assert error is not None
     return error.message
 
 
-async def test_dependant_shows_the_error_of_the_job_that_it_needs(stage: Stage) -> None:
+async def test_dependant_shows_the_error_of_the_job_that_it_needs(harness: StoreHarness) -> None:
     """Proves G7, N6: and along a chain the first job that failed, without growing."""
-    chain = [await stage.submit()]
+    chain = [await harness.submit()]
     for _ in range(6):
-        chain.append(await stage.submit(needs=[chain[-1].id]))
-    (lease,) = await stage.claim()
-    await stage.fail(lease, "exit code 3: no such table")
+        chain.append(await harness.submit(needs=[chain[-1].id]))
+    (lease,) = await harness.claim()
+    await harness.fail(lease, "exit code 3: no such table")
     cause = f"needs job {chain[0].id}, which failed: exit code 3: no such table"
-    messages = [await message_of(stage, job) for job in chain[1:]]
+    messages = [await message_of(harness, job) for job in chain[1:]]
     assert messages[0] == cause
     assert messages[1:] == [f"needs job {need.id}, which failed: {cause}" for need in chain[1:-1]]
 
 
-async def test_error_of_a_need_is_one_bounded_line(stage: Stage) -> None:
+async def test_error_of_a_need_is_one_bounded_line(harness: StoreHarness) -> None:
     """Proves G7."""
-    root = await stage.submit()
-    child = await stage.submit(needs=[root.id])
-    (lease,) = await stage.claim()
-    await stage.fail(lease, "\x1b[31mred\x1b[0m\nsecond line " + "x" * 3000)
-    message = await message_of(stage, child)
+    root = await harness.submit()
+    child = await harness.submit(needs=[root.id])
+    (lease,) = await harness.claim()
+    await harness.fail(lease, "\x1b[31mred\x1b[0m\nsecond line " + "x" * 3000)
+    message = await message_of(harness, child)
     assert message.startswith(f"needs job {root.id}, which failed: red second line xxx")
     assert message.isprintable()
     assert len(message) < 600
 
 
-async def test_stop_of_a_running_job_shows_the_reason_of_the_caller(rig: Rig) -> None:
+async def test_stop_of_a_running_job_shows_the_reason_of_the_caller(workers: InProcessWorkers) -> None:
     """Proves G7, C1: for processes and functions."""
 
-    @rig.functions.add
+    @workers.functions.add
     async def sleepy() -> None:
         await asyncio.Event().wait()
 
-    jobs = [await rig.sh("sleep 600"), await rig.submit("sleepy"), await rig.sh("sleep 600"), await rig.sh("sleep 600")]
+    jobs = [
+        await workers.sh("sleep 600"),
+        await workers.submit("sleepy"),
+        await workers.sh("sleep 600"),
+        await workers.sh("sleep 600"),
+    ]
     process, function, interrupted, silent = jobs
-    async with rig.worker():
+    async with workers.worker():
         for job in jobs:
-            await rig.running(job)
-        await rig.store.jobs.cancel(process.id, reason="wrong\ncustomer")
-        await rig.store.jobs.cancel(function.id, reason="wrong customer")
-        await rig.store.jobs.interrupt(interrupted.id, reason="lunch")
-        await rig.store.jobs.cancel(silent.id)
-        ended = [(await rig.ended(job)).error for job in jobs]
+            await workers.running(job)
+        await workers.store.jobs.cancel(process.id, reason="wrong\ncustomer")
+        await workers.store.jobs.cancel(function.id, reason="wrong customer")
+        await workers.store.jobs.interrupt(interrupted.id, reason="lunch")
+        await workers.store.jobs.cancel(silent.id)
+        ended = [(await workers.ended(job)).error for job in jobs]
     assert [error and error.message for error in ended] == [
         "cancelled by request: wrong customer",
         "cancelled by request: wrong customer",
         "interrupted by request: lunch",
         "cancelled by request",
     ]
-    attempt = (await rig.store.attempts.list(process.id))[-1]
+    attempt = (await workers.store.attempts.list(process.id))[-1]
     assert attempt.error is not None
     assert attempt.error.message == "cancelled by request: wrong customer"
-    last = (await rig.events(process, "status"))[-1]
+    last = (await workers.events(process, "status"))[-1]
     assert last.data["message"] == "cancelled by request: wrong customer"
 
 
-async def test_stop_of_a_container_shows_the_reason_of_the_caller(rig: Rig, dock: Daemon) -> None:
+async def test_stop_of_a_container_shows_the_reason_of_the_caller(workers: InProcessWorkers, docker: Daemon) -> None:
     """Proves G7, C1."""
-    job = await rig.box("sleep 600", stop_grace=1)
-    async with rig.worker():
-        await rig.running(job)
-        await rig.store.jobs.cancel(job.id, reason="wrong customer")
-        ended = await rig.ended(job, Status.CANCELLED)
+    job = await workers.box("sleep 600", stop_grace=1)
+    async with workers.worker():
+        await workers.running(job)
+        await workers.store.jobs.cancel(job.id, reason="wrong customer")
+        ended = await workers.ended(job, Status.CANCELLED)
     assert ended.error is not None
     assert ended.error.message == "cancelled by request: wrong customer"
 
 
-async def test_stop_that_meets_a_retry_shows_the_reason_of_the_caller(stage: Stage) -> None:
+async def test_stop_that_meets_a_retry_shows_the_reason_of_the_caller(harness: StoreHarness) -> None:
     """Proves G7, C1: and one that waits, is paused or is deleted by force."""
     names = ("cancel", "interrupt", "delete", "waiting")
-    jobs = {name: await stage.submit() for name in names[:3]}
-    after = await stage.submit(needs=[jobs["delete"].id])
-    leases = {lease.id: lease for lease in await stage.claim()}
-    jobs["waiting"] = await stage.submit()
-    store = stage.store.jobs
+    jobs = {name: await harness.submit() for name in names[:3]}
+    after = await harness.submit(needs=[jobs["delete"].id])
+    leases = {lease.id: lease for lease in await harness.claim()}
+    jobs["waiting"] = await harness.submit()
+    store = harness.store.jobs
     await store.cancel(jobs["cancel"].id, reason="wrong customer")
     await store.interrupt(jobs["interrupt"].id, reason="lunch")
     await store.delete(jobs["delete"].id, force=True, reason="never wanted")
     await store.cancel(jobs["waiting"].id, reason="too late")
     for name in names[:3]:
-        await stage.finish(leases[jobs[name].id], Outcome.requeued(Cause.EXIT))
-    assert {name: await message_of(stage, job) for name, job in jobs.items()} == {
+        await harness.finish(leases[jobs[name].id], Outcome.requeued(Cause.EXIT))
+    assert {name: await message_of(harness, job) for name, job in jobs.items()} == {
         "cancel": "cancelled by request: wrong customer",
         "interrupt": "interrupted by request: lunch",
         "delete": "cancelled by request: never wanted",
         "waiting": "cancelled before it started: too late",
     }
     cause = f"needs job {jobs['delete'].id}, which was cancelled: never wanted"
-    assert await message_of(stage, after) == cause
+    assert await message_of(harness, after) == cause
     await store.cancel(jobs["interrupt"].id, reason="not today")
-    assert await message_of(stage, jobs["interrupt"]) == "cancelled: not today"
+    assert await message_of(harness, jobs["interrupt"]) == "cancelled: not today"
 
 
-async def test_reason_belongs_to_the_request_that_decides(stage: Stage) -> None:
+async def test_reason_belongs_to_the_request_that_decides(harness: StoreHarness) -> None:
     """Proves G7, C1: a resume forgets it, and a stronger request without one has none."""
-    resumed, stronger = await stage.submit(), await stage.submit()
-    first = {lease.id: lease for lease in await stage.claim()}
+    resumed, stronger = await harness.submit(), await harness.submit()
+    first = {lease.id: lease for lease in await harness.claim()}
     for job in (resumed, stronger):
-        await stage.store.jobs.interrupt(job.id, reason="lunch")
-    await stage.finish(first[resumed.id], Outcome.requeued(Cause.EXIT))
-    await stage.store.jobs.cancel(stronger.id)
-    await stage.finish(first[stronger.id], Outcome.requeued(Cause.EXIT))
-    assert await message_of(stage, stronger) == "cancelled by request"
-    await stage.store.jobs.resume(resumed.id)
-    (lease,) = await stage.claim()
-    await stage.store.jobs.cancel(resumed.id)
-    await stage.finish(lease, Outcome.requeued(Cause.EXIT))
-    assert await message_of(stage, resumed) == "cancelled by request"
+        await harness.store.jobs.interrupt(job.id, reason="lunch")
+    await harness.finish(first[resumed.id], Outcome.requeued(Cause.EXIT))
+    await harness.store.jobs.cancel(stronger.id)
+    await harness.finish(first[stronger.id], Outcome.requeued(Cause.EXIT))
+    assert await message_of(harness, stronger) == "cancelled by request"
+    await harness.store.jobs.resume(resumed.id)
+    (lease,) = await harness.claim()
+    await harness.store.jobs.cancel(resumed.id)
+    await harness.finish(lease, Outcome.requeued(Cause.EXIT))
+    assert await message_of(harness, resumed) == "cancelled by request"
 
 
-async def test_own_error_of_a_job_does_not_get_the_reason(stage: Stage) -> None:
+async def test_own_error_of_a_job_does_not_get_the_reason(harness: StoreHarness) -> None:
     """Proves G7: the exit came first, and decides."""
-    job = await stage.submit()
-    (lease,) = await stage.claim()
-    await stage.store.jobs.cancel(job.id, reason="wrong customer")
-    await stage.fail(lease, "exit code 3")
-    assert await message_of(stage, job) == "exit code 3"
+    job = await harness.submit()
+    (lease,) = await harness.claim()
+    await harness.store.jobs.cancel(job.id, reason="wrong customer")
+    await harness.fail(lease, "exit code 3")
+    assert await message_of(harness, job) == "exit code 3"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.model import Job, Status
 from tests.support.engine import Daemon
-from tests.support.in_process_worker import Rig, eventually
+from tests.support.in_process_workers import InProcessWorkers, eventually
 
 UNUSABLE: list[tuple[dict[str, Any], str, str]] = [
     ({"user": "4294967296"}, "contract_violation", "spec.user"),
@@ -31,13 +31,13 @@ UNUSABLE_IN_A_CONTAINER: list[tuple[dict[str, Any], str, str]] = [
 """What a spec may ask for past the checks of a submit, or what only the engine refuses."""
 
 
-async def change_spec(rig: Rig, job: Job, **spec: Any) -> None:
+async def change_spec(workers: InProcessWorkers, job: Job, **spec: Any) -> None:
     """Change what a job asks for past all checks, as a program with the database can."""
-    await change(rig, job, "spec", {**job.spec, **spec})
+    await change(workers, job, "spec", {**job.spec, **spec})
 
 
-async def change(rig: Rig, job: Job, column: str, value: Any) -> None:
-    url, text = rig.settings.url, json.dumps(value)
+async def change(workers: InProcessWorkers, job: Job, column: str, value: Any) -> None:
+    url, text = workers.settings.url, json.dumps(value)
     if url.startswith("sqlite"):
         with sqlite3.connect(url.removeprefix("sqlite:///")) as connection:
             changed = connection.execute(f"UPDATE specs SET {column} = ? WHERE id = ?", (text, job.id)).rowcount
@@ -50,72 +50,76 @@ async def change(rig: Rig, job: Job, column: str, value: Any) -> None:
     await database.close()
 
 
-async def assert_failed_once(rig: Rig, job: Job, code: str, words: str) -> None:
-    failed = await rig.ended(job, Status.FAILED)
+async def assert_failed_once(workers: InProcessWorkers, job: Job, code: str, words: str) -> None:
+    failed = await workers.ended(job, Status.FAILED)
     assert failed.error is not None
     assert (failed.error.code, failed.attempt) == (code, 1), failed.error
     assert words.lower() in failed.error.message.lower()
-    assert await rig.events(job, "lease") == []
+    assert await workers.events(job, "lease") == []
 
 
 @pytest.fixture
-def broken_secret(rig: Rig, tmp_path: Path) -> None:
+def broken_secret(workers: InProcessWorkers, tmp_path: Path) -> None:
     """A secret that cannot be read: its file is a folder. No runner expects that."""
     (tmp_path / "secrets" / "KEY").mkdir(parents=True)
-    rig.set(secrets_dir=tmp_path / "secrets")
+    workers.set(secrets_dir=tmp_path / "secrets")
 
 
 @pytest.mark.usefixtures("broken_secret")
-async def test_an_unexpected_error_at_the_start_fails_the_attempt_with_its_reason(rig: Rig) -> None:
+async def test_an_unexpected_error_at_the_start_fails_the_attempt_with_its_reason(workers: InProcessWorkers) -> None:
     """By the retry policy, without an adoption. Proves R12."""
-    once = await rig.sh("true", secrets=["KEY"])
-    twice = await rig.sh("true", secrets=["KEY"], max_attempts=2, retry={"on": ["failed"], "base": 0.1, "cap": 0.1})
-    async with rig.worker():
-        await assert_failed_once(rig, once, "start_failed", "IsADirectoryError")
-        failed = await rig.ended(twice, Status.FAILED)
+    once = await workers.sh("true", secrets=["KEY"])
+    twice = await workers.sh("true", secrets=["KEY"], max_attempts=2, retry={"on": ["failed"], "base": 0.1, "cap": 0.1})
+    async with workers.worker():
+        await assert_failed_once(workers, once, "start_failed", "IsADirectoryError")
+        failed = await workers.ended(twice, Status.FAILED)
     assert failed.attempt == 2
-    assert await rig.events(twice, "lease") == []
+    assert await workers.events(twice, "lease") == []
 
 
 @pytest.mark.usefixtures("broken_secret")
-async def test_an_unexpected_error_at_the_start_of_a_container_fails_the_attempt(rig: Rig, dock: Daemon) -> None:
+async def test_an_unexpected_error_at_the_start_of_a_container_fails_the_attempt(
+    workers: InProcessWorkers, docker: Daemon
+) -> None:
     """Proves R12."""
-    job = await rig.box("true", secrets=["KEY"])
-    async with rig.worker():
-        await assert_failed_once(rig, job, "start_failed", "IsADirectoryError")
+    job = await workers.box("true", secrets=["KEY"])
+    async with workers.worker():
+        await assert_failed_once(workers, job, "start_failed", "IsADirectoryError")
 
 
-async def test_a_spec_that_no_host_can_use_fails_at_the_start_once(rig: Rig) -> None:
+async def test_a_spec_that_no_host_can_use_fails_at_the_start_once(workers: InProcessWorkers) -> None:
     """A job that came past the checks of a submit. Proves R12."""
-    jobs = [await rig.sh("true") for _ in UNUSABLE]
+    jobs = [await workers.sh("true") for _ in UNUSABLE]
     for job, (spec, _, _) in zip(jobs, UNUSABLE, strict=True):
-        await change_spec(rig, job, **spec)
-    async with rig.worker():
+        await change_spec(workers, job, **spec)
+    async with workers.worker():
         for job, (_, code, words) in zip(jobs, UNUSABLE, strict=True):
-            await assert_failed_once(rig, job, code, words)
+            await assert_failed_once(workers, job, code, words)
 
 
-async def test_a_container_that_no_engine_can_make_fails_at_the_start_once(rig: Rig, dock: Daemon) -> None:
+async def test_a_container_that_no_engine_can_make_fails_at_the_start_once(
+    workers: InProcessWorkers, docker: Daemon
+) -> None:
     """Proves R12."""
-    jobs = [await rig.box("true") for _ in UNUSABLE_IN_A_CONTAINER]
+    jobs = [await workers.box("true") for _ in UNUSABLE_IN_A_CONTAINER]
     for job, (spec, _, _) in zip(jobs, UNUSABLE_IN_A_CONTAINER, strict=True):
-        await change_spec(rig, job, **spec)
-    async with rig.worker():
+        await change_spec(workers, job, **spec)
+    async with workers.worker():
         for job, (_, code, words) in zip(jobs, UNUSABLE_IN_A_CONTAINER, strict=True):
-            await assert_failed_once(rig, job, code, words)
+            await assert_failed_once(workers, job, code, words)
 
 
-async def test_a_backoff_that_no_database_can_keep_is_cut(rig: Rig) -> None:
+async def test_a_backoff_that_no_database_can_keep_is_cut(workers: InProcessWorkers) -> None:
     """Of a policy that came past the checks of a submit: the job is queued again, and not stuck. Proves R12."""
-    job = await rig.sh("exit 3", max_attempts=3)
-    await change(rig, job, "policy", {"retry": {"base": 1e300, "cap": 1e300}})
-    async with rig.worker():
+    job = await workers.sh("exit 3", max_attempts=3)
+    await change(workers, job, "policy", {"retry": {"base": 1e300, "cap": 1e300}})
+    async with workers.worker():
 
         async def look() -> Job | None:
-            found = await rig.get(job)
+            found = await workers.get(job)
             return found if found.status is Status.QUEUED and found.attempts == 1 else None
 
         queued = await eventually(look, "it is queued again")
     assert queued.available_at is not None
     assert queued.available_at.year > 2030
-    assert await rig.events(job, "lease") == []
+    assert await workers.events(job, "lease") == []

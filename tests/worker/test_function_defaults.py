@@ -11,98 +11,100 @@ import pytest
 from holdfast import Holdfast
 from holdfast.model import Job, Status
 from holdfast.store.submit_in_transaction import submit_inside, submit_inside_async
-from tests.support.in_process_worker import Rig
+from tests.support.in_process_workers import InProcessWorkers
 from tests.support.service import serving_here
-from tests.support.store_fixture import Stage
+from tests.support.store_harness import StoreHarness
 
 PLAY: dict[str, Any] = {"runner": "function", "spec": {"name": "play"}}
 
 
-async def registered(stage: Stage, revision: int = 0, /, **defaults: Any) -> None:
-    await stage.store.workers.register_functions([("play", revision, defaults)])
+async def registered(harness: StoreHarness, revision: int = 0, /, **defaults: Any) -> None:
+    await harness.store.workers.register_functions([("play", revision, defaults)])
 
 
-async def submitted(stage: Stage, way: str, job: dict[str, Any], tmp_path: Path) -> Job:
+async def submitted(harness: StoreHarness, way: str, job: dict[str, Any], tmp_path: Path) -> Job:
     """Submit a job in one of the ways that there are."""
     match way:
         case "store":
-            return await stage.store.jobs.submit(job)
+            return await harness.store.jobs.submit(job)
         case "http":
-            async with serving_here(stage.url, tmp_path / "data") as served, served.client() as client:
+            async with serving_here(harness.url, tmp_path / "data") as served, served.client() as client:
                 answer = await client.post("/v1/jobs", json=job)
                 assert answer.status_code == 201, answer.text
-                return await stage.store.jobs.get(answer.json()["id"])
+                return await harness.store.jobs.get(answer.json()["id"])
         case "app":
-            app = Holdfast(stage.url)
+            app = Holdfast(harness.url)
             app.function(name="play", queue="stale")(lambda: None)
             async with app:
                 return await app.submit("play")
         case "sql":
-            connection = await asyncpg.connect(stage.url)
+            connection = await asyncpg.connect(harness.url)
             found = await connection.fetchval("SELECT id FROM holdfast.holdfast_submit($1::jsonb)", json.dumps(job))
             await connection.close()
-            return await stage.store.jobs.get(str(found))
-        case _ if stage.kind == "sqlite":
-            with sqlite3.connect(stage.store.database.path) as own:  # type: ignore[union-attr]
+            return await harness.store.jobs.get(str(found))
+        case _ if harness.kind == "sqlite":
+            with sqlite3.connect(harness.store.database.path) as own:  # type: ignore[union-attr]
                 (accepted,) = submit_inside(own, [job])
             own.close()
-            return await stage.store.jobs.get(accepted.id)
-    connection = await asyncpg.connect(stage.url)
+            return await harness.store.jobs.get(accepted.id)
+    connection = await asyncpg.connect(harness.url)
     (accepted,) = await submit_inside_async(connection, [job])
     await connection.close()
-    return await stage.store.jobs.get(accepted.id)
+    return await harness.store.jobs.get(accepted.id)
 
 
 WAYS = [(kind, way) for kind in ("sqlite", "postgres") for way in ("store", "http", "app", "inside")]
 
 
 @pytest.mark.parametrize(("kind", "way"), [*WAYS, ("postgres", "sql")])
-async def test_defaults_of_a_function_hold_for_every_way_of_submitting(stage: Stage, way: str, tmp_path: Path) -> None:
+async def test_defaults_of_a_function_hold_for_every_way_of_submitting(
+    harness: StoreHarness, way: str, tmp_path: Path
+) -> None:
     """Proves G2. What a submit says itself wins."""
-    await registered(stage, queue="desktop", timeout=7)
-    job = await submitted(stage, way, PLAY, tmp_path)
+    await registered(harness, queue="desktop", timeout=7)
+    job = await submitted(harness, way, PLAY, tmp_path)
     assert (job.queue, job.policy.timeout) == ("desktop", 7)
     if way != "app":
-        job = await submitted(stage, way, {**PLAY, "queue": "default", "timeout": 9}, tmp_path)
+        job = await submitted(harness, way, {**PLAY, "queue": "default", "timeout": 9}, tmp_path)
         assert (job.queue, job.policy.timeout) == ("default", 9)
-        job = await submitted(stage, way, {"runner": "function", "spec": {"name": "other"}}, tmp_path)
+        job = await submitted(harness, way, {"runner": "function", "spec": {"name": "other"}}, tmp_path)
         assert (job.queue, job.policy.timeout) == ("default", None)
 
 
 @pytest.mark.parametrize("kind", ["postgres"])
-async def test_policy_of_a_job_from_sql_is_completed_not_replaced(stage: Stage, tmp_path: Path) -> None:
-    await registered(stage, queue="desktop", timeout=7)
-    job = await submitted(stage, "sql", {**PLAY, "policy": {"idle_timeout": 3}}, tmp_path)
+async def test_policy_of_a_job_from_sql_is_completed_not_replaced(harness: StoreHarness, tmp_path: Path) -> None:
+    await registered(harness, queue="desktop", timeout=7)
+    job = await submitted(harness, "sql", {**PLAY, "policy": {"idle_timeout": 3}}, tmp_path)
     assert (job.queue, job.policy.timeout, job.policy.idle_timeout) == ("desktop", 7, 3)
-    job = await submitted(stage, "sql", {**PLAY, "queue": None, "policy": {"timeout": 2}}, tmp_path)
+    job = await submitted(harness, "sql", {**PLAY, "queue": None, "policy": {"timeout": 2}}, tmp_path)
     assert (job.queue, job.policy.timeout) == ("desktop", 2)
 
 
-async def test_lower_revision_overwrites_nothing_and_a_higher_one_may_drop_a_default(stage: Stage) -> None:
+async def test_lower_revision_overwrites_nothing_and_a_higher_one_may_drop_a_default(harness: StoreHarness) -> None:
     """Proves G2. Two releases of a worker at once; a function that lost its default; jobs from before keep theirs."""
-    before = await stage.store.jobs.submit(PLAY)
-    await registered(stage, 2, queue="new")
-    await registered(stage, 1, queue="old")
-    assert (await stage.store.jobs.submit(PLAY)).queue == "new"
-    await registered(stage, 2, queue="newer")
-    assert (await stage.store.jobs.submit(PLAY)).queue == "newer"
-    await registered(stage, 3)
-    assert (await stage.store.jobs.submit(PLAY)).queue == "default"
-    assert (await stage.store.jobs.get(before.id)).queue == "default"
+    before = await harness.store.jobs.submit(PLAY)
+    await registered(harness, 2, queue="new")
+    await registered(harness, 1, queue="old")
+    assert (await harness.store.jobs.submit(PLAY)).queue == "new"
+    await registered(harness, 2, queue="newer")
+    assert (await harness.store.jobs.submit(PLAY)).queue == "newer"
+    await registered(harness, 3)
+    assert (await harness.store.jobs.submit(PLAY)).queue == "default"
+    assert (await harness.store.jobs.get(before.id)).queue == "default"
 
 
-async def test_app_knows_its_own_functions_before_any_worker_registered_them(stage: Stage) -> None:
-    app = Holdfast(stage.url)
+async def test_app_knows_its_own_functions_before_any_worker_registered_them(harness: StoreHarness) -> None:
+    app = Holdfast(harness.url)
     app.function(name="play", queue="mine", timeout=5)(lambda: None)
     async with app:
         job = await app.submit("play")
     assert (job.queue, job.policy.timeout) == ("mine", 5)
 
 
-async def test_worker_registers_its_functions_when_it_starts(rig: Rig) -> None:
+async def test_worker_registers_its_functions_when_it_starts(workers: InProcessWorkers) -> None:
     """Proves G2. The job is picked up in the queue that the decorator names."""
-    rig.functions.add(name="play", queue="desktop", revision=4)(lambda: "played")
-    async with rig.worker({"desktop": 1}) as worker:
+    workers.functions.add(name="play", queue="desktop", revision=4)(lambda: "played")
+    async with workers.worker({"desktop": 1}) as worker:
         await worker.started.wait()
-        ended = await rig.ended(await rig.submit("play"), Status.SUCCEEDED)
+        ended = await workers.ended(await workers.submit("play"), Status.SUCCEEDED)
     assert (ended.queue, ended.result) == ("desktop", "played")

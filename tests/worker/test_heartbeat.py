@@ -9,7 +9,7 @@ import pytest
 from holdfast.runner.function import Context
 from holdfast.store.postgres import PostgresDatabase
 from holdfast.store.sqlite import SqliteDatabase
-from tests.support.in_process_worker import Rig, eventually
+from tests.support.in_process_workers import InProcessWorkers, eventually
 
 JOBS = 20
 
@@ -35,20 +35,22 @@ class Asked:
         monkeypatch.setattr(database, method, noted)
 
 
-async def test_one_statement_renews_all_leases_of_a_worker(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_statement_renews_all_leases_of_a_worker(
+    workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Proves L5: a heartbeat is one statement, however many jobs the worker has."""
-    rig.set(heartbeat_interval=0.2)
+    workers.set(heartbeat_interval=0.2)
     asked = Asked(monkeypatch)
     done = asyncio.Event()
 
-    @rig.functions.add
+    @workers.functions.add
     async def wait(ctx: Context) -> None:
         await done.wait()
 
-    jobs = [await rig.submit("wait") for _ in range(JOBS)]
-    async with rig.worker({"default": JOBS}):
+    jobs = [await workers.submit("wait") for _ in range(JOBS)]
+    async with workers.worker({"default": JOBS}):
         for job in jobs:
-            await rig.running(job)
+            await workers.running(job)
         asked.statements.clear()
 
         async def beaten() -> list[tuple[str, int]] | None:
@@ -58,4 +60,4 @@ async def test_one_statement_renews_all_leases_of_a_worker(rig: Rig, monkeypatch
         assert set(await eventually(beaten, "it beats")) == {("beat", JOBS)}
         done.set()
         for job in jobs:
-            await rig.ended(job)
+            await workers.ended(job)

@@ -20,10 +20,10 @@ from holdfast.runner.job_files import JobFolders
 from holdfast.store.retention import Retention
 from tests.support.crashing_worker import Hook
 from tests.support.engine import Daemon
-from tests.support.in_process_worker import Rig, eventually
+from tests.support.in_process_workers import InProcessWorkers, eventually
 from tests.support.job_files import files_of
 from tests.support.service import Served, serving, serving_here
-from tests.support.worker_processes import Fleet
+from tests.support.worker_processes import WorkerProcesses
 
 LEAVES_FILES = "cp -r input/. output/; echo made > output/made"
 KEEPS_FILES = f"{LEAVES_FILES}; trap '' TERM; echo up; while :; do sleep 0.2; done"
@@ -45,12 +45,12 @@ def names(job: str, folder: Path) -> set[str]:
     return {Path(path).name for path in files_of(job, folder)}
 
 
-async def gone(rig: Rig, job: str) -> None:
+async def gone(workers: InProcessWorkers, job: str) -> None:
     """Wait until a job is no longer in the record."""
 
     async def look() -> bool:
         with contextlib.suppress(NotFound):
-            await rig.get(job)
+            await workers.get(job)
             return False
         return True
 
@@ -74,13 +74,13 @@ def busy(folder: Path) -> Iterator[None]:
         subprocess.run(["umount", place], check=True)
 
 
-async def test_no_file_of_a_job_is_left_when_delete_answers_deleted(rig: Rig, tmp_path: Path) -> None:
+async def test_no_file_of_a_job_is_left_when_delete_answers_deleted(workers: InProcessWorkers, tmp_path: Path) -> None:
     """Proves D7, J15: also that a dry run keeps all."""
-    url = rig.settings.database_url or ""
-    async with serving_here(url, rig.settings.data_dir) as served, served.client() as client:
-        async with rig.worker():
+    url = workers.settings.database_url or ""
+    async with serving_here(url, workers.settings.data_dir) as served, served.client() as client:
+        async with workers.worker():
             job = await submitted(client, LEAVES_FILES)
-            await rig.ended(job, Status.SUCCEEDED)
+            await workers.ended(job, Status.SUCCEEDED)
         assert names(job, tmp_path) >= GIVEN_AND_MADE
         dry = await client.delete(f"/v1/jobs/{job}?dry_run=true")
         assert (dry.status_code, dry.json()) == (200, {"outcome": "would_delete"})
@@ -88,18 +88,18 @@ async def test_no_file_of_a_job_is_left_when_delete_answers_deleted(rig: Rig, tm
         done = await client.delete(f"/v1/jobs/{job}")
         assert (done.status_code, done.json()) == (200, {"outcome": "deleted"})
         assert files_of(job, tmp_path) == []
-        folders = JobFolders(rig.settings.shared, rig.settings.state, await rig.store.installation())
+        folders = JobFolders(workers.settings.shared, workers.settings.state, await workers.store.installation())
         assert folders.all([job]) == {}
 
 
 async def test_refused_delete_keeps_the_files_and_a_forced_one_is_finished_after_the_server_died(
-    rig: Rig, tmp_path: Path
+    workers: InProcessWorkers, tmp_path: Path
 ) -> None:
     """Proves D7, J15."""
-    with serving(rig.settings.database_url or "", tmp_path / "data", reaper_interval="1") as served:
-        async with rig.worker(), served.client() as client:
+    with serving(workers.settings.database_url or "", tmp_path / "data", reaper_interval="1") as served:
+        async with workers.worker(), served.client() as client:
             job = await submitted(client, KEEPS_FILES, stop_grace=0.5)
-            await rig.says(job, "up")
+            await workers.says(job, "up")
             blocked = await client.delete(f"/v1/jobs/{job}")
             assert (blocked.status_code, blocked.json()["outcome"]) == (409, "blocked")
             dry = await client.delete(f"/v1/jobs/{job}?force=true&dry_run=true")
@@ -108,46 +108,48 @@ async def test_refused_delete_keeps_the_files_and_a_forced_one_is_finished_after
             forced = await client.delete(f"/v1/jobs/{job}?force=true")
             assert (forced.status_code, forced.json()) == (202, {"outcome": "deleting"})
             await asyncio.to_thread(served.kill)
-            await gone(rig, job)
+            await gone(workers, job)
             assert files_of(job, tmp_path) == [], "the record goes last"
         await asyncio.to_thread(served.start)
 
 
 @pytest.mark.parametrize("step", ["files", "record"])
 async def test_server_killed_between_the_steps_leaves_a_deletion_that_the_next_one_finishes(
-    rig: Rig, tmp_path: Path, step: str
+    workers: InProcessWorkers, tmp_path: Path, step: str
 ) -> None:
     """Proves D7: killed before the files go, and before the record does."""
-    served = Served(rig.settings.database_url or "", tmp_path / "data", reaper_interval="1")
+    served = Served(workers.settings.database_url or "", tmp_path / "data", reaper_interval="1")
     served.program = ("tests.support.dying_server", step)
     served.start()
     async with served.client() as client:
-        async with rig.worker():
+        async with workers.worker():
             job = await submitted(client, LEAVES_FILES)
-            await rig.ended(job, Status.SUCCEEDED)
+            await workers.ended(job, Status.SUCCEEDED)
         with pytest.raises(httpx.TransportError):
             await client.delete(f"/v1/jobs/{job}")
         assert served.process is not None
         assert served.process.wait(30) == -signal.SIGKILL
-        assert (await rig.get(job)).status is Status.SUCCEEDED, "the record stays as long as files may be left"
+        assert (await workers.get(job)).status is Status.SUCCEEDED, "the record stays as long as files may be left"
         assert (files_of(job, tmp_path) == []) is (step == "record")
     served.program = ("holdfast.cli.main", "serve")
     served.start()
     try:
-        await gone(rig, job)
+        await gone(workers, job)
         assert files_of(job, tmp_path) == []
     finally:
         served.stop()
 
 
-async def test_file_that_cannot_be_removed_keeps_the_record_and_is_tried_again(rig: Rig, tmp_path: Path) -> None:
+async def test_file_that_cannot_be_removed_keeps_the_record_and_is_tried_again(
+    workers: InProcessWorkers, tmp_path: Path
+) -> None:
     """Proves D7: the log says which file, once."""
-    with serving(rig.settings.database_url or "", tmp_path / "data", reaper_interval="1") as served:
+    with serving(workers.settings.database_url or "", tmp_path / "data", reaper_interval="1") as served:
         async with served.client() as client:
-            async with rig.worker():
+            async with workers.worker():
                 job = await submitted(client, LEAVES_FILES)
-                await rig.ended(job, Status.SUCCEEDED)
-            (folder,) = (rig.settings.shared / "artifacts" / job).iterdir()
+                await workers.ended(job, Status.SUCCEEDED)
+            (folder,) = (workers.settings.shared / "artifacts" / job).iterdir()
             with busy(folder):
                 answer = await client.delete(f"/v1/jobs/{job}")
                 assert (answer.status_code, answer.json()) == (202, {"outcome": "deleting"})
@@ -156,20 +158,20 @@ async def test_file_that_cannot_be_removed_keeps_the_record_and_is_tried_again(r
                 assert (await client.get(f"/v1/jobs/{job}")).status_code == 200
                 resumed = await client.post(f"/v1/jobs/{job}/resume", json={})
                 assert resumed.status_code == 409
-            await gone(rig, job)
+            await gone(workers, job)
             assert files_of(job, tmp_path) == []
         said = [line for line in served.log.read_text().splitlines() if job in line and "not deleted yet" in line]
         assert len(said) == 1, said
         assert str(folder) in said[0]
 
 
-async def test_jobs_whose_files_stay_do_not_keep_others_from_being_deleted(rig: Rig) -> None:
-    async with await store_of(rig.settings) as store:
-        async with rig.worker():
-            jobs = [await rig.sh("echo made > output/made") for _ in range(3)]
+async def test_jobs_whose_files_stay_do_not_keep_others_from_being_deleted(workers: InProcessWorkers) -> None:
+    async with await store_of(workers.settings) as store:
+        async with workers.worker():
+            jobs = [await workers.sh("echo made > output/made") for _ in range(3)]
             for job in jobs:
-                await rig.ended(job, Status.SUCCEEDED)
-        (folder,) = (rig.settings.shared / "artifacts" / jobs[0].id).iterdir()
+                await workers.ended(job, Status.SUCCEEDED)
+        (folder,) = (workers.settings.shared / "artifacts" / jobs[0].id).iterdir()
         with busy(folder):
             for job in jobs:
                 await store.database.rows("doom_job", id=job.id, tenant="default")
@@ -178,14 +180,14 @@ async def test_jobs_whose_files_stay_do_not_keep_others_from_being_deleted(rig: 
         assert not (await store.jobs.list()).items
 
 
-async def test_files_of_pruned_jobs_go_with_them(rig: Rig, tmp_path: Path) -> None:
+async def test_files_of_pruned_jobs_go_with_them(workers: InProcessWorkers, tmp_path: Path) -> None:
     """Proves D7, J16."""
-    async with rig.worker():
-        jobs = [await rig.sh("echo made > output/made") for _ in range(2)]
+    async with workers.worker():
+        jobs = [await workers.sh("echo made > output/made") for _ in range(2)]
         for job in jobs:
-            await rig.ended(job, Status.SUCCEEDED)
-    async with await store_of(rig.settings) as store:
-        (folder,) = (rig.settings.shared / "artifacts" / jobs[0].id).iterdir()
+            await workers.ended(job, Status.SUCCEEDED)
+    async with await store_of(workers.settings) as store:
+        (folder,) = (workers.settings.shared / "artifacts" / jobs[0].id).iterdir()
         with busy(folder):
             assert (await store.retain.prune(ALL)).removed == [jobs[1].id]
             assert files_of(jobs[1].id, tmp_path) == []
@@ -193,37 +195,41 @@ async def test_files_of_pruned_jobs_go_with_them(rig: Rig, tmp_path: Path) -> No
     assert files_of(jobs[0].id, tmp_path) == []
 
 
-async def test_folder_that_a_killed_worker_left_goes_before_the_record(fleet: Fleet, tmp_path: Path) -> None:
+async def test_folder_that_a_killed_worker_left_goes_before_the_record(
+    processes: WorkerProcesses, tmp_path: Path
+) -> None:
     """Proves D7: its worker died between the end of the job and the removal of its folder."""
-    host = str(fleet.host("a"))
-    member = fleet.start({"default": 1}, Hook(step="finished", do="kill"))
-    with serving(fleet.settings.database_url or "", tmp_path / "data", state_dir=host, lease_ttl="3",
+    host = str(processes.host("a"))
+    member = processes.start({"default": 1}, Hook(step="finished", do="kill"))
+    with serving(processes.settings.database_url or "", tmp_path / "data", state_dir=host, lease_ttl="3",
                  heartbeat_interval="1", reaper_interval="1") as served:  # fmt: skip
         async with served.client() as client:
             job = await submitted(client, LEAVES_FILES)
-            await fleet.ended(job, Status.SUCCEEDED)
+            await processes.ended(job, Status.SUCCEEDED)
             await member.dead()
             assert any("/attempts/" in path for path in files_of(job, tmp_path))
             answer = await client.delete(f"/v1/jobs/{job}")
             assert answer.json()["outcome"] == "deleting", "a mark stays until no other worker can start it"
-            await gone(fleet, job)
+            await gone(processes, job)
             assert files_of(job, tmp_path) == []
 
 
-async def test_worker_that_lost_its_lease_leaves_nothing_of_a_deleted_job(fleet: Fleet, tmp_path: Path) -> None:
+async def test_worker_that_lost_its_lease_leaves_nothing_of_a_deleted_job(
+    processes: WorkerProcesses, tmp_path: Path
+) -> None:
     """Proves D7: it had collected the outputs, slept, and woke after the job was deleted."""
-    sleeper = fleet.start({"default": 1}, Hook(step="gathered", do="stop"), host="a")
-    job = await fleet.sh("echo made > output/made")
+    sleeper = processes.start({"default": 1}, Hook(step="gathered", do="stop"), host="a")
+    job = await processes.sh("echo made > output/made")
     await sleeper.stopped()
-    other = fleet.start({"default": 1}, host="a")
-    await fleet.ended(job, Status.SUCCEEDED)
-    async with await store_of(fleet.settings) as store:
+    other = processes.start({"default": 1}, host="a")
+    await processes.ended(job, Status.SUCCEEDED)
+    async with await store_of(processes.settings) as store:
         await store.jobs.delete(job.id)
-        await gone(fleet, job.id)
+        await gone(processes, job.id)
     sleeper.signal(signal.SIGCONT)
 
     async def dropped() -> bool:
-        return not files_of(job.id, fleet.settings.shared)
+        return not files_of(job.id, processes.settings.shared)
 
     await eventually(dropped, "its outputs are removed")
     assert sleeper.status is None
@@ -232,28 +238,28 @@ async def test_worker_that_lost_its_lease_leaves_nothing_of_a_deleted_job(fleet:
 
 @pytest.mark.parametrize("kind", ["sqlite"])
 async def test_container_that_a_killed_worker_left_goes_before_the_record(
-    fleet: Fleet, fleet_dock: Daemon, tmp_path: Path
+    processes: WorkerProcesses, docker_for_processes: Daemon, tmp_path: Path
 ) -> None:
     """Proves D7, for containers and their volumes."""
-    member = fleet.start({"default": 1}, Hook(step="finished", do="kill"))
-    job = await fleet.box("echo made > output/made")
-    await fleet.ended(job, Status.SUCCEEDED)
+    member = processes.start({"default": 1}, Hook(step="finished", do="kill"))
+    job = await processes.box("echo made > output/made")
+    await processes.ended(job, Status.SUCCEEDED)
     await member.dead()
-    assert fleet_dock.containers() != []
-    async with await store_of(fleet.settings) as store:
+    assert docker_for_processes.containers() != []
+    async with await store_of(processes.settings) as store:
         assert (await store.jobs.delete(job.id)).outcome == "deleted"
-    assert (fleet_dock.containers(), fleet_dock.volumes()) == ([], [])
+    assert (docker_for_processes.containers(), docker_for_processes.volumes()) == ([], [])
     assert files_of(job.id, tmp_path) == []
 
 
 async def test_application_that_deletes_leaves_the_files_to_a_worker(
-    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workers: InProcessWorkers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves D7: an application has no shared folder of its own."""
     monkeypatch.chdir(tmp_path)
-    async with rig.worker(), Holdfast(rig.settings.database_url) as app:
-        job = await rig.sh("echo made > output/made")
-        await rig.ended(job, Status.SUCCEEDED)
+    async with workers.worker(), Holdfast(workers.settings.database_url) as app:
+        job = await workers.sh("echo made > output/made")
+        await workers.ended(job, Status.SUCCEEDED)
         assert (await app.store.jobs.delete(job.id)).outcome == "deleting"
-        await gone(rig, job.id)
+        await gone(workers, job.id)
         assert files_of(job.id, tmp_path) == []

@@ -9,10 +9,10 @@ from typing import Any
 
 from holdfast.model import Job, Status
 from tests.support.crashing_worker import Hook
-from tests.support.pipelines import Pipes, adds, task
+from tests.support.pipelines import Pipelines, adds, task
 from tests.support.service import Served, serving_here
 from tests.support.up import PROGRAM
-from tests.support.worker_processes import Fleet
+from tests.support.worker_processes import WorkerProcesses
 
 SLOW: dict[str, Any] = {"lease_ttl": 60.0, "heartbeat_interval": 1.0, "adopt_backoff": 0.1}
 
@@ -34,52 +34,52 @@ async def told(served: Served, job: Job) -> list[tuple[str, str]]:
     return [(item["status"], item["snapshot"]) for item in items]
 
 
-async def plans(fleet: Fleet, job: Job) -> list[tuple[str, bool]]:
+async def plans(processes: WorkerProcesses, job: Job) -> list[tuple[str, bool]]:
     """The plans in a job's history, and whether each took the place of another."""
-    events = [event.data for event in await fleet.events(job, "task") if "plan" in event.data]
+    events = [event.data for event in await processes.events(job, "task") if "plan" in event.data]
     return [(data["plan"], data.get("replanned", False)) for data in events]
 
 
-async def test_changed_file_is_planned_again_whole_or_not_at_all(fleet: Fleet, tmp_path: Path) -> None:
+async def test_changed_file_is_planned_again_whole_or_not_at_all(processes: WorkerProcesses, tmp_path: Path) -> None:
     """Proves P9: one worker dies between the old tasks and the new ones, the next one just behind them."""
-    pipes = Pipes(fleet, tmp_path)
-    source = pipes.inputs / "script"
+    pipelines = Pipelines(processes, tmp_path)
+    source = pipelines.inputs / "script"
     source.write_text("exit 7")
     runs = task("two", '. "$HOLDFAST_INPUTS/script"', files=["script"])
     asked = {
         "runner": "process",
-        "spec": {"env": {"MARKER": str(pipes.marker)}},
+        "spec": {"env": {"MARKER": str(pipelines.marker)}},
         "tasks": [adds("one"), runs, adds("three")],
     }
-    async with serving_here(fleet.settings.database_url or "", fleet.settings.data_dir) as served:
+    async with serving_here(processes.settings.database_url or "", processes.settings.data_dir) as served:
         file = tmp_path / "pipeline.json"
         file.write_text(json.dumps(asked))
-        job = await fleet.get((await cli(served, "submit", "--file", str(file))).strip())
-        first = fleet.start({"default": 1}, **SLOW)
-        await fleet.ended(job, Status.FAILED)
+        job = await processes.get((await cli(served, "submit", "--file", str(file))).strip())
+        first = processes.start({"default": 1}, **SLOW)
+        await processes.ended(job, Status.FAILED)
         first.kill()
         before = await told(served, job)
         assert [status for status, _ in before] == ["succeeded", "failed", "pending"]
 
         source.write_text("echo two >> made")
         await cli(served, "resume", job.id)
-        inside = fleet.start({"default": 1}, Hook(step="statement insert_tasks", do="kill"), **SLOW)
+        inside = processes.start({"default": 1}, Hook(step="statement insert_tasks", do="kill"), **SLOW)
         assert await inside.dead() == -signal.SIGKILL, inside.log
         assert await told(served, job) == before, "the plan that was there, with nothing missing"
-        assert await plans(fleet, job) == [(before[-1][1], False)]
+        assert await plans(processes, job) == [(before[-1][1], False)]
 
-        behind = fleet.start({"default": 1}, Hook(step="recorded", do="kill", job=job.id), **SLOW)
+        behind = processes.start({"default": 1}, Hook(step="recorded", do="kill", job=job.id), **SLOW)
         assert await behind.dead() == -signal.SIGKILL, behind.log
         after = await told(served, job)
         assert [status for status, _ in after] == ["succeeded", "pending", "pending"]
         assert [old[1] == new[1] for old, new in zip(before, after, strict=True)] == [True, False, False]
 
-        fleet.start({"default": 1}, **SLOW)
-        await fleet.ended(job, Status.SUCCEEDED)
+        processes.start({"default": 1}, **SLOW)
+        await processes.ended(job, Status.SUCCEEDED)
         assert await told(served, job) == [("succeeded", snapshot) for _, snapshot in after]
-        assert await plans(fleet, job) == [(before[-1][1], False), (after[-1][1], True)]
+        assert await plans(processes, job) == [(before[-1][1], False), (after[-1][1], True)]
         assert (await cli(served, "show", job.id)).count("succeeded") == 4
-    assert pipes.ran() == ["one", "two", "two", "three"]
-    assert await pipes.content("three") == "one\ntwo\nthree\n"
-    assert await pipes.kept() == ["one", "three", "two"]
-    await fleet.assert_true(job)
+    assert pipelines.ran() == ["one", "two", "two", "three"]
+    assert await pipelines.content("three") == "one\ntwo\nthree\n"
+    assert await pipelines.kept() == ["one", "three", "two"]
+    await processes.assert_true(job)

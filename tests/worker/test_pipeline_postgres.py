@@ -12,8 +12,8 @@ import pytest
 
 from holdfast.model import Snapshot, Status
 from tests.support.cluster import binaries
-from tests.support.in_process_worker import Rig
-from tests.support.pipelines import Pipes, open_folder
+from tests.support.in_process_workers import InProcessWorkers
+from tests.support.pipelines import Pipelines, open_folder
 from tests.support.worker_processes import alive
 
 USER = "postgres"
@@ -30,14 +30,14 @@ def kind() -> str:
 
 
 @pytest.fixture
-def pipes(rig: Rig) -> Iterator[Pipes]:
+def pipelines(workers: InProcessWorkers) -> Iterator[Pipelines]:
     with open_folder() as folder:
-        rig.set(data_dir=folder)
-        rig.set(process_user=None, process_uids_dir=folder / "uids")
-        pipes = Pipes(rig, folder)
+        workers.set(data_dir=folder)
+        workers.set(process_user=None, process_uids_dir=folder / "uids")
+        pipelines = Pipelines(workers, folder)
         for name, text in {"schema": SCHEMA, "seed": SEED, "migration": MIGRATION}.items():
-            (pipes.inputs / f"{name}.sql").write_text(text)
-        yield pipes
+            (pipelines.inputs / f"{name}.sql").write_text(text)
+        yield pipelines
 
 
 def sql(name: str) -> dict[str, Any]:
@@ -61,10 +61,10 @@ def scratch() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def query(pipes: Pipes, snapshot: Snapshot, scratch: Path, text: str) -> tuple[str, str]:
+def query(pipelines: Pipelines, snapshot: Snapshot, scratch: Path, text: str) -> tuple[str, str]:
     """Open a copy of a snapshot and ask it something; return the answer, and what the server said."""
     data = scratch / snapshot.id[:8]
-    subprocess.run(["cp", "-a", pipes.folder_of(snapshot) / "data", data], check=True)
+    subprocess.run(["cp", "-a", pipelines.folder_of(snapshot) / "data", data], check=True)
     if os.geteuid() == 0:
         subprocess.run(["chown", "-R", USER, data], check=True)
     control = binaries() / "pg_ctl"
@@ -77,147 +77,149 @@ def query(pipes: Pipes, snapshot: Snapshot, scratch: Path, text: str) -> tuple[s
     return answer.strip(), (scratch / "log").read_text()
 
 
-async def test_every_snapshot_opens_cleanly_and_holds_exactly_its_rows(pipes: Pipes, scratch: Path) -> None:
+async def test_every_snapshot_opens_cleanly_and_holds_exactly_its_rows(pipelines: Pipelines, scratch: Path) -> None:
     """Proves P8, P1, P7."""
-    rig = pipes.rig
-    async with rig.worker():
-        job = await rig.ended(await pipes.submit(*STEPS, connector="postgres"), Status.SUCCEEDED)
-    assert await pipes.statuses(job) == ["succeeded"] * 3
-    found = {snapshot.task: snapshot for snapshot in await pipes.snapshots()}
+    workers = pipelines.workers
+    async with workers.worker():
+        job = await workers.ended(await pipelines.submit(*STEPS, connector="postgres"), Status.SUCCEEDED)
+    assert await pipelines.statuses(job) == ["succeeded"] * 3
+    found = {snapshot.task: snapshot for snapshot in await pipelines.snapshots()}
     count = "SELECT count(*), coalesce(sum(id), 0) FROM fruit"
     expected = {"schema": "0|0", "seed": "1000|500500", "migration": "1000|500500"}
     for name, rows in expected.items():
-        answer, said = query(pipes, found[name], scratch, count)
+        answer, said = query(pipelines, found[name], scratch, count)
         assert (name, answer) == (name, rows)
         assert "not properly shut down" not in said
         assert "redo" not in said
         assert "FATAL" not in said
-    ripe, _ = query(pipes, found["migration"], scratch, "SELECT count(*) FROM fruit WHERE ripe")
+    ripe, _ = query(pipelines, found["migration"], scratch, "SELECT count(*) FROM fruit WHERE ripe")
     assert ripe == "500"
-    assert rig.folders == []
+    assert workers.folders == []
 
 
-async def test_second_run_starts_no_server(pipes: Pipes) -> None:
+async def test_second_run_starts_no_server(pipelines: Pipelines) -> None:
     """Proves P4, P8; and a new step begins with the rows of those before it, beside a command that connects."""
-    rig = pipes.rig
+    workers = pipelines.workers
     asks = 'psql -X -At -c "SELECT count(*) FROM fruit WHERE ripe"'
     command = {"name": "ask", "command": ["sh", "-c", asks]}
-    async with rig.worker():
-        await rig.ended(await pipes.submit(*STEPS, connector="postgres"), Status.SUCCEEDED)
-        again = await rig.ended(await pipes.submit(*STEPS, connector="postgres"), Status.SUCCEEDED)
-        more = await rig.ended(await pipes.submit(*STEPS, command, connector="postgres"), Status.SUCCEEDED)
-    assert (again.attempts, await pipes.statuses(again)) == (0, ["cached"] * 3)
-    assert await pipes.statuses(more) == ["cached"] * 3 + ["succeeded"]
-    assert await rig.log(more) == ["500"]
+    async with workers.worker():
+        await workers.ended(await pipelines.submit(*STEPS, connector="postgres"), Status.SUCCEEDED)
+        again = await workers.ended(await pipelines.submit(*STEPS, connector="postgres"), Status.SUCCEEDED)
+        more = await workers.ended(await pipelines.submit(*STEPS, command, connector="postgres"), Status.SUCCEEDED)
+    assert (again.attempts, await pipelines.statuses(again)) == (0, ["cached"] * 3)
+    assert await pipelines.statuses(more) == ["cached"] * 3 + ["succeeded"]
+    assert await workers.log(more) == ["500"]
 
 
-async def test_error_in_sql_fails_the_task_and_keeps_nothing(pipes: Pipes) -> None:
+async def test_error_in_sql_fails_the_task_and_keeps_nothing(pipelines: Pipelines) -> None:
     """Proves P8, P7: psql stops at the first error, and its words are in the log."""
-    rig = pipes.rig
-    (pipes.inputs / "wrong.sql").write_text("SELECT 1;\nSELECT nothing;\nSELECT 2;\n")
-    async with rig.worker():
-        job = await rig.ended(await pipes.submit(sql("schema"), sql("wrong"), connector="postgres"), Status.FAILED)
-    assert await pipes.statuses(job) == ["succeeded", "failed"], job.error
-    assert await pipes.kept() == ["schema"]
-    assert any('column "nothing" does not exist' in line for line in await rig.log(job, "stderr"))
+    workers = pipelines.workers
+    (pipelines.inputs / "wrong.sql").write_text("SELECT 1;\nSELECT nothing;\nSELECT 2;\n")
+    async with workers.worker():
+        job = await workers.ended(
+            await pipelines.submit(sql("schema"), sql("wrong"), connector="postgres"), Status.FAILED
+        )
+    assert await pipelines.statuses(job) == ["succeeded", "failed"], job.error
+    assert await pipelines.kept() == ["schema"]
+    assert any('column "nothing" does not exist' in line for line in await workers.log(job, "stderr"))
 
 
-async def test_error_in_sql_names_the_developers_own_file_and_line(pipes: Pipes) -> None:
+async def test_error_in_sql_names_the_developers_own_file_and_line(pipelines: Pipelines) -> None:
     """Proves G7: through includes, before and after them."""
-    rig = pipes.rig
-    (pipes.inputs / "parts").mkdir()
-    (pipes.inputs / "parts" / "good.sql").write_text("SELECT 1;\nSELECT 2;")
-    (pipes.inputs / "parts" / "bad.sql").write_text("SELECT 3;\n\nSELECT nothing;\n")
-    (pipes.inputs / "inner.sql").write_text("SELECT 0;\n\\i parts/good.sql\n\\ir parts/bad.sql\nSELECT 4;\n")
-    (pipes.inputs / "after.sql").write_text("\\i parts/good.sql\nSELECT 5;\nSELECT\n  nothing;\n")
+    workers = pipelines.workers
+    (pipelines.inputs / "parts").mkdir()
+    (pipelines.inputs / "parts" / "good.sql").write_text("SELECT 1;\nSELECT 2;")
+    (pipelines.inputs / "parts" / "bad.sql").write_text("SELECT 3;\n\nSELECT nothing;\n")
+    (pipelines.inputs / "inner.sql").write_text("SELECT 0;\n\\i parts/good.sql\n\\ir parts/bad.sql\nSELECT 4;\n")
+    (pipelines.inputs / "after.sql").write_text("\\i parts/good.sql\nSELECT 5;\nSELECT\n  nothing;\n")
     expected = {"inner": "parts/bad.sql:3", "after": "after.sql:4"}
-    jobs = {name: await pipes.submit(sql(name), connector="postgres") for name in expected}
-    async with rig.worker():
+    jobs = {name: await pipelines.submit(sql(name), connector="postgres") for name in expected}
+    async with workers.worker():
         for name, where in expected.items():
-            job = await rig.ended(jobs[name], Status.FAILED)
+            job = await workers.ended(jobs[name], Status.FAILED)
             line = f'psql:{where}: ERROR:  column "nothing" does not exist'
-            assert line in await rig.log(job, "stderr")
+            assert line in await workers.log(job, "stderr")
             assert job.error is not None
             assert job.error.message == f"task {name}: exit code 3: {line.replace('  ', ' ')}"
 
 
-async def test_cancel_stops_the_server_fast(pipes: Pipes) -> None:
+async def test_cancel_stops_the_server_fast(pipelines: Pipelines) -> None:
     """Proves P8, P7, C1: it shuts down by itself, within the grace."""
-    rig = pipes.rig
-    (pipes.inputs / "slow.sql").write_text("\\echo here\nSELECT pg_sleep(600);\n")
-    async with rig.worker():
-        job = await pipes.submit(sql("schema"), sql("slow"), connector="postgres", stop_grace=30)
-        await rig.says(job, "here")
-        (folder,) = rig.folders
+    workers = pipelines.workers
+    (pipelines.inputs / "slow.sql").write_text("\\echo here\nSELECT pg_sleep(600);\n")
+    async with workers.worker():
+        job = await pipelines.submit(sql("schema"), sql("slow"), connector="postgres", stop_grace=30)
+        await workers.says(job, "here")
+        (folder,) = workers.folders
         server = folder / "space" / "tree" / "data"
         pid = (server / "postmaster.pid").read_text().split()[0]
         assert alive(pid)
-        await rig.store.jobs.cancel(job.id)
-        await rig.ended(job, Status.CANCELLED)
+        await workers.store.jobs.cancel(job.id)
+        await workers.ended(job, Status.CANCELLED)
     assert not alive(pid)
     assert not server.exists()
-    assert await pipes.kept() == ["schema"]
-    phases = [event.data["cancel"] for event in await rig.events(job, "cancel")]
+    assert await pipelines.kept() == ["schema"]
+    phases = [event.data["cancel"] for event in await workers.events(job, "cancel")]
     assert phases == ["requested", "signalled", "dead"]
 
 
-async def test_server_that_dies_fails_the_job(pipes: Pipes) -> None:
+async def test_server_that_dies_fails_the_job(pipelines: Pipelines) -> None:
     """Proves P8: and what it was at is not kept."""
-    rig = pipes.rig
+    workers = pipelines.workers
     kills = {"name": "kill", "command": ["sh", "-c", "kill -KILL $(head -n 1 data/postmaster.pid); sleep 600"]}
-    async with rig.worker():
-        job = await rig.ended(await pipes.submit(sql("schema"), kills, connector="postgres"), Status.FAILED)
+    async with workers.worker():
+        job = await workers.ended(await pipelines.submit(sql("schema"), kills, connector="postgres"), Status.FAILED)
     assert job.error is not None
     assert job.error.code == "service_ended"
     assert "postgres ended by itself, signal 9; it said: " in job.error.message
     assert "database system is ready to accept connections" in job.error.message
-    assert await pipes.kept() == ["schema"]
+    assert await pipelines.kept() == ["schema"]
 
 
-async def test_server_that_does_not_shut_down_cleanly_is_not_copied(pipes: Pipes) -> None:
+async def test_server_that_does_not_shut_down_cleanly_is_not_copied(pipelines: Pipelines) -> None:
     """Proves P8: it ends when it is told to, but cannot write its last checkpoint."""
-    rig = pipes.rig
+    workers = pipelines.workers
     breaks = {"name": "break", "command": ["chmod", "400", "data/global/pg_control"]}
-    async with rig.worker():
-        asked = await pipes.submit(sql("schema"), breaks, connector="postgres")
-        job = await rig.ended(asked, Status.FAILED)
+    async with workers.worker():
+        asked = await pipelines.submit(sql("schema"), breaks, connector="postgres")
+        job = await workers.ended(asked, Status.FAILED)
     assert job.error is not None
     assert (job.error.code, job.error.message) == (
         "not_quiet",
         "Postgres was not shut down cleanly: it is in production",
     )
-    assert await pipes.kept() == ["schema"]
+    assert await pipelines.kept() == ["schema"]
 
 
 NO_ENTRY = 54321
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="about root")
-async def test_user_without_a_passwd_entry_has_a_server(pipes: Pipes) -> None:
+async def test_user_without_a_passwd_entry_has_a_server(pipelines: Pipelines) -> None:
     """Proves P8, R25: initdb refuses a user that it cannot look up; the cluster is that user's all the same."""
     with pytest.raises(KeyError):
         pwd.getpwuid(NO_ENTRY)
-    rig = pipes.rig
-    rig.set(process_user=str(NO_ENTRY))
+    workers = pipelines.workers
+    workers.set(process_user=str(NO_ENTRY))
     asks = "id -u; stat -c %u:%g:%a data data/PG_VERSION; psql -X -At -c 'SELECT count(*) FROM fruit'"
     command = {"name": "ask", "command": ["sh", "-ec", asks]}
-    async with rig.worker():
-        job = await rig.ended(await pipes.submit(*STEPS, command, connector="postgres"), Status.SUCCEEDED)
+    async with workers.worker():
+        job = await workers.ended(await pipelines.submit(*STEPS, command, connector="postgres"), Status.SUCCEEDED)
         more = {"name": "more", "command": ["sh", "-ec", f"{asks}; true"]}
-        again = await rig.ended(await pipes.submit(*STEPS, more, connector="postgres"), Status.SUCCEEDED)
+        again = await workers.ended(await pipelines.submit(*STEPS, more, connector="postgres"), Status.SUCCEEDED)
     owner = f"{NO_ENTRY}:{NO_ENTRY}"
     expected = [str(NO_ENTRY), f"{owner}:700", f"{owner}:600", "1000"]
-    assert ((await rig.log(job))[-4:], await rig.log(again)) == (expected, expected)
-    assert await pipes.statuses(again) == ["cached"] * 3 + ["succeeded"]
-    assert rig.folders == []
+    assert ((await workers.log(job))[-4:], await workers.log(again)) == (expected, expected)
+    assert await pipelines.statuses(again) == ["cached"] * 3 + ["succeeded"]
+    assert workers.folders == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="about root")
-async def test_postgres_as_root_is_refused_with_what_to_do(pipes: Pipes) -> None:
+async def test_postgres_as_root_is_refused_with_what_to_do(pipelines: Pipelines) -> None:
     """Proves P8, R17."""
-    rig = pipes.rig
-    rig.set(process_user="root")
-    async with rig.worker():
-        job = await rig.ended(await pipes.submit(sql("schema"), connector="postgres"), Status.FAILED)
+    workers = pipelines.workers
+    workers.set(process_user="root")
+    async with workers.worker():
+        job = await workers.ended(await pipelines.submit(sql("schema"), connector="postgres"), Status.FAILED)
     assert job.error is not None
     assert job.error.message.startswith("Postgres does not run as root: give the job a `user`")

@@ -15,9 +15,9 @@ import pytest
 from holdfast.model import Job, Status
 from holdfast.runner.attempt_folder import AttemptFolder
 from tests.support.engine import Daemon
-from tests.support.in_process_worker import Rig, eventually
+from tests.support.in_process_workers import InProcessWorkers, eventually
 from tests.support.supervisor_harness import needs_root
-from tests.support.worker_processes import Fleet, alive
+from tests.support.worker_processes import WorkerProcesses, alive
 
 WHO = "echo uid=$(id -u) gid=$(id -g) groups=$(id -G) $(grep NoNewPrivs /proc/self/status) > {path}"
 FIRST, LAST = 2_100_000_000, 2_100_000_063
@@ -40,27 +40,27 @@ def passable(folder: Path) -> None:
             parent.chmod(parent.stat().st_mode | 0o011)
 
 
-async def paused(rig: Rig, job: Job) -> str:
+async def paused(workers: InProcessWorkers, job: Job) -> str:
     """The message of a job that was not ready."""
-    found = await rig.ended(job, Status.PAUSED)
+    found = await workers.ended(job, Status.PAUSED)
     assert found.error is not None
     assert found.error.code == "not_ready"
     return found.error.message
 
 
 @pytest.fixture
-def isolated(rig: Rig, tmp_path: Path) -> Rig:
-    """A rig whose processes run as a user of their own."""
+def isolated(workers: InProcessWorkers, tmp_path: Path) -> InProcessWorkers:
+    """A workers whose processes run as a user of their own."""
     passable(tmp_path)
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
-    rig.set(process_user="65532")
-    return rig
+    workers.set(process_user="65532")
+    return workers
 
 
 @pytest.fixture
-def own(isolated: Rig, tmp_path: Path) -> Rig:
-    """A rig whose attempts have a uid each."""
+def own(isolated: InProcessWorkers, tmp_path: Path) -> InProcessWorkers:
+    """A workers whose attempts have a uid each."""
     isolated.set(process_user=None, process_uids=f"{FIRST}-{LAST}", process_uids_dir=tmp_path / "uids")
     return isolated
 
@@ -74,15 +74,15 @@ def outside() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-async def freed(rig: Rig) -> None:
+async def freed(workers: InProcessWorkers) -> None:
     async def look() -> bool:
-        return not [name for name in os.listdir(rig.settings.process_uids_dir) if name.isdigit()]
+        return not [name for name in os.listdir(workers.settings.process_uids_dir) if name.isdigit()]
 
     await eventually(look, "all uids are free")
 
 
 @needs_root
-async def test_a_check_has_a_uid_of_its_own(own: Rig, outside: Path) -> None:
+async def test_a_check_has_a_uid_of_its_own(own: InProcessWorkers, outside: Path) -> None:
     """Not that of the attempt, and free again when the check is over. Proves I1."""
     files = [outside / str(n) for n in range(2)]
     await own.store.lanes.set_check("db", check(f"id -u > {files[0]}"))
@@ -97,7 +97,7 @@ async def test_a_check_has_a_uid_of_its_own(own: Rig, outside: Path) -> None:
 
 
 @needs_root
-async def test_a_check_has_little_memory_few_processes_and_small_files(own: Rig, outside: Path) -> None:
+async def test_a_check_has_little_memory_few_processes_and_small_files(own: InProcessWorkers, outside: Path) -> None:
     """Proves I1."""
     script = (
         f"head -c 70000000 /dev/zero > big; stat -c %s big > {outside}/size;"
@@ -108,12 +108,12 @@ async def test_a_check_has_little_memory_few_processes_and_small_files(own: Rig,
     async with own.worker():
         await own.ended(job, Status.SUCCEEDED)
     assert (outside / "size").read_text() == "67108864\n"
-    data, processes = (outside / "limits").read_text().splitlines()
-    assert (data.split()[3], processes.split()[2]) == (str(2**31), "256")
+    data, most = (outside / "limits").read_text().splitlines()
+    assert (data.split()[3], most.split()[2]) == (str(2**31), "256")
 
 
 @needs_root
-async def test_nothing_of_a_check_is_left_when_its_supervisor_is_killed(own: Rig, outside: Path) -> None:
+async def test_nothing_of_a_check_is_left_when_its_supervisor_is_killed(own: InProcessWorkers, outside: Path) -> None:
     """What escaped is found by its uid, and the check is tried again. Proves I1."""
     pids, ready = outside / "pids", outside / "ready"
     job = await own.sh("true", check=check(f"[ -e {ready} ] && exit 0; {ESCAPE.format(pids=pids)} sleep 86399", 600.0))
@@ -131,28 +131,28 @@ async def test_nothing_of_a_check_is_left_when_its_supervisor_is_killed(own: Rig
 
 
 @needs_root
-async def test_a_check_runs_as_the_user_of_processes(isolated: Rig, tmp_path: Path) -> None:
+async def test_a_check_runs_as_the_user_of_processes(isolated: InProcessWorkers, tmp_path: Path) -> None:
     """Of a job, of a lane, of a function; not as root. Proves I1, C10."""
-    rig, files = isolated, [tmp_path / "open" / str(n) for n in range(4)]
-    rig.functions.add(name="f")(lambda: None)
+    workers, files = isolated, [tmp_path / "open" / str(n) for n in range(4)]
+    workers.functions.add(name="f")(lambda: None)
     checks = [check(WHO.format(path=path)) for path in files]
-    await rig.store.lanes.set_check("processes", checks[1])
-    await rig.store.lanes.set_check("functions", checks[3])
+    await workers.store.lanes.set_check("processes", checks[1])
+    await workers.store.lanes.set_check("functions", checks[3])
     jobs = [
-        await rig.sh("true", check=checks[0]),
-        await rig.sh("true", lane="processes"),
-        await rig.submit("f", check=checks[2]),
-        await rig.submit("f", lane="functions"),
+        await workers.sh("true", check=checks[0]),
+        await workers.sh("true", lane="processes"),
+        await workers.submit("f", check=checks[2]),
+        await workers.submit("f", lane="functions"),
     ]
-    async with rig.worker():
+    async with workers.worker():
         for job in jobs:
-            await rig.ended(job, Status.SUCCEEDED)
+            await workers.ended(job, Status.SUCCEEDED)
     assert [path.read_text().strip() for path in files] == [AS_65532] * 4
 
 
 @needs_root
 async def test_a_check_of_a_container_job_runs_on_the_host_as_the_user_of_processes(
-    isolated: Rig, dock: Daemon, tmp_path: Path
+    isolated: InProcessWorkers, docker: Daemon, tmp_path: Path
 ) -> None:
     """Proves I1, C10."""
     file = tmp_path / "open" / "file"
@@ -164,49 +164,49 @@ async def test_a_check_of_a_container_job_runs_on_the_host_as_the_user_of_proces
 
 @needs_root
 async def test_a_check_of_a_job_with_a_user_runs_as_that_user_and_one_of_a_lane_does_not(
-    isolated: Rig, tmp_path: Path
+    isolated: InProcessWorkers, tmp_path: Path
 ) -> None:
     """Who may name a lane's check need not be allowed to act as the user of an admin's job. Proves I1."""
-    rig, own, lane = isolated, tmp_path / "open" / "own", tmp_path / "open" / "lane"
-    await rig.store.lanes.set_check("db", check(WHO.format(path=lane)))
-    job = await rig.sh("true", spec={"user": "12345:12346"}, lane="db", check=check(WHO.format(path=own)))
-    async with rig.worker():
-        await rig.ended(job, Status.SUCCEEDED)
+    workers, own, lane = isolated, tmp_path / "open" / "own", tmp_path / "open" / "lane"
+    await workers.store.lanes.set_check("db", check(WHO.format(path=lane)))
+    job = await workers.sh("true", spec={"user": "12345:12346"}, lane="db", check=check(WHO.format(path=own)))
+    async with workers.worker():
+        await workers.ended(job, Status.SUCCEEDED)
     assert own.read_text().startswith("uid=12345 gid=12346 groups=12346 ")
     assert lane.read_text().strip() == AS_65532
 
 
 @needs_root
 async def test_a_check_has_a_clean_environment_no_input_and_a_folder_of_its_own(
-    isolated: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    isolated: InProcessWorkers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves I1, C10."""
-    rig, file = isolated, tmp_path / "open" / "file"
+    workers, file = isolated, tmp_path / "open" / "file"
     monkeypatch.setenv("HOLDFAST_SECRET_KEY", "hunter2hunter2")
     monkeypatch.setenv("WORKERS_OWN", "1")
     script = (
         f'exec > {file}; cat; echo x > mine; stat -c %u . mine; ls -A; [ "$PWD" = "$HOME" ] && echo home;'
         " tr '\\0' '\\n' < /proc/$$/environ | cut -d= -f1 | sort; ls /proc/$$/fd"
     )
-    job = await rig.sh("true", check=check(script))
-    async with rig.worker():
-        await rig.ended(job, Status.SUCCEEDED)
+    job = await workers.sh("true", check=check(script))
+    async with workers.worker():
+        await workers.ended(job, Status.SUCCEEDED)
     words = file.read_text().split()
     assert words[:4] == ["65532", "65532", "mine", "home"]
     assert [word for word in words[4:] if not word.isdigit()] == [
         "HOLDFAST_ATTEMPT", "HOLDFAST_JOB_ID", "HOLDFAST_MARK", "HOLDFAST_WORK_DIR", "HOME", "LANG", "PATH",
     ]  # fmt: skip
     assert {int(word) for word in words[4:] if word.isdigit()} <= {0, 1, 2, 10}
-    assert rig.folders == []
+    assert workers.folders == []
 
 
-async def test_the_output_of_a_check_is_capped(rig: Rig) -> None:
+async def test_the_output_of_a_check_is_capped(workers: InProcessWorkers) -> None:
     """What it says beyond the cap is neither kept nor read. Proves I1."""
-    job = await rig.sh("true", check=check("yes 0123456789abcdef | head -c 64000000; exit 1", 8.0))
+    job = await workers.sh("true", check=check("yes 0123456789abcdef | head -c 64000000; exit 1", 8.0))
     tracemalloc.start()
     try:
-        async with rig.worker():
-            said = await paused(rig, job)
+        async with workers.worker():
+            said = await paused(workers, job)
         assert tracemalloc.get_traced_memory()[1] < 16_000_000
     finally:
         tracemalloc.stop()
@@ -214,41 +214,43 @@ async def test_the_output_of_a_check_is_capped(rig: Rig) -> None:
     assert len(said) < 1000
 
 
-async def test_nothing_of_a_check_is_left_when_it_succeeds(rig: Rig, tmp_path: Path) -> None:
+async def test_nothing_of_a_check_is_left_when_it_succeeds(workers: InProcessWorkers, tmp_path: Path) -> None:
     """Also what double-forked, made a session of its own and cleared its environment. Proves I1."""
     pids = tmp_path / "pids"
-    job = await rig.sh("echo ran", check=check(ESCAPE.format(pids=pids), 60.0))
-    async with rig.worker():
-        await rig.ended(job, Status.SUCCEEDED)
+    job = await workers.sh("echo ran", check=check(ESCAPE.format(pids=pids), 60.0))
+    async with workers.worker():
+        await workers.ended(job, Status.SUCCEEDED)
         assert not alive(pids.read_text())
-    assert await rig.log(job) == ["ran"]
-    assert rig.folders == []
+    assert await workers.log(job) == ["ran"]
+    assert workers.folders == []
 
 
-async def test_nothing_of_a_check_is_left_when_its_time_is_over(rig: Rig, tmp_path: Path) -> None:
+async def test_nothing_of_a_check_is_left_when_its_time_is_over(workers: InProcessWorkers, tmp_path: Path) -> None:
     """Proves I1, C10."""
     pids = tmp_path / "pids"
-    job = await rig.sh("true", check=check(ESCAPE.format(pids=pids) + "echo waits; sleep 86399", 6.0))
-    async with rig.worker():
-        assert "waits" in await paused(rig, job)
+    job = await workers.sh("true", check=check(ESCAPE.format(pids=pids) + "echo waits; sleep 86399", 6.0))
+    async with workers.worker():
+        assert "waits" in await paused(workers, job)
         assert pids.read_text().split()
         assert not any(map(alive, pids.read_text().split()))
-    assert rig.folders == []
+    assert workers.folders == []
 
 
-async def test_nothing_of_a_check_is_left_when_its_job_is_cancelled(rig: Rig, tmp_path: Path) -> None:
+async def test_nothing_of_a_check_is_left_when_its_job_is_cancelled(workers: InProcessWorkers, tmp_path: Path) -> None:
     """Proves I1."""
     pids = tmp_path / "pids"
-    job = await rig.sh("true", check=check(ESCAPE.format(pids=pids) + "sleep 86399", 600.0))
-    async with rig.worker():
+    job = await workers.sh("true", check=check(ESCAPE.format(pids=pids) + "sleep 86399", 600.0))
+    async with workers.worker():
         await eventually(_written(pids), "the check runs")
-        await rig.store.jobs.cancel(job.id)
-        await rig.ended(job, Status.CANCELLED)
+        await workers.store.jobs.cancel(job.id)
+        await workers.ended(job, Status.CANCELLED)
         assert not alive(pids.read_text())
-    assert rig.folders == []
+    assert workers.folders == []
 
 
-async def test_the_output_of_a_check_is_masked(rig: Rig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_the_output_of_a_check_is_masked(
+    workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Also where the excerpt or the cap would cut a secret in two. Proves I1, C9."""
     secret = "correct-horse-battery-staple"
     monkeypatch.setenv("HOLDFAST_SECRET_KEY", secret)
@@ -260,58 +262,58 @@ async def test_the_output_of_a_check_is_masked(rig: Rig, monkeypatch: pytest.Mon
         f"cat {file}; head -c 490 /dev/zero | tr '\\0' x; exit 1",
         f"head -c 65520 /dev/zero | tr '\\0' x; cat {file}; exit 1",
     ]
-    jobs = [await rig.sh("true", secrets=["KEY"], check=check(script, 6.0)) for script in scripts]
-    async with rig.worker():
-        said = [await paused(rig, job) for job in jobs]
+    jobs = [await workers.sh("true", secrets=["KEY"], check=check(script, 6.0)) for script in scripts]
+    async with workers.worker():
+        said = [await paused(workers, job) for job in jobs]
     assert "***" in said[0]
     for message in said:
         assert not any(secret[n : n + 6] in message for n in range(len(secret) - 5)), message
 
 
 @pytest.mark.parametrize("host", ["a", "b"])
-async def test_a_worker_killed_during_a_check_leaves_nothing_running(fleet: Fleet, host: str) -> None:
+async def test_a_worker_killed_during_a_check_leaves_nothing_running(processes: WorkerProcesses, host: str) -> None:
     """An adopter on the same host ends the old check before its own; without one, it ends with the lease. What is left
     of it on disk is swept. Proves I1, R1.
     """
-    pids, ready = fleet.folder / "pids", fleet.folder / "ready"
+    pids, ready = processes.folder / "pids", processes.folder / "ready"
     script = f"[ -e {ready} ] && exit 0; {ESCAPE.format(pids=pids)} sleep 86399"
-    fleet.set(orphan_grace=1.0)
-    job = await fleet.sh("echo ran", check=check(script, 86_000.0), max_attempts=3)
-    first = fleet.start({"default": 1}, host="a")
+    processes.set(orphan_grace=1.0)
+    job = await processes.sh("echo ran", check=check(script, 86_000.0), max_attempts=3)
+    first = processes.start({"default": 1}, host="a")
     await eventually(_written(pids), "the check runs")
     first.signal(signal.SIGKILL)
     await first.dead()
     (old,) = pids.read_text().split()
     ready.touch()
     if host == "b":
-        await fleet.eventually(lambda: not alive(old), "what the check started is dead")
-    fleet.start({"default": 1}, host=host)
+        await processes.eventually(lambda: not alive(old), "what the check started is dead")
+    processes.start({"default": 1}, host=host)
     if host == "b":
-        await fleet.ended(job, Status.PAUSED)
-        await fleet.store.jobs.resume(job.id, stopped=True)
-    await fleet.ended(job, Status.SUCCEEDED)
+        await processes.ended(job, Status.PAUSED)
+        await processes.store.jobs.resume(job.id, stopped=True)
+    await processes.ended(job, Status.SUCCEEDED)
     assert not alive(old)
-    assert await fleet.log(job) == ["ran"]
-    await fleet.sweep("a", marks_for=0.0)
-    assert [folder for folder in fleet.folders_of("a") if "check" in folder.name] == []
+    assert await processes.log(job) == ["ran"]
+    await processes.sweep("a", marks_for=0.0)
+    assert [folder for folder in processes.folders_of("a") if "check" in folder.name] == []
 
 
-async def test_a_check_ends_with_the_lease_of_a_worker_that_sleeps(fleet: Fleet) -> None:
+async def test_a_check_ends_with_the_lease_of_a_worker_that_sleeps(processes: WorkerProcesses) -> None:
     """Before another worker can go on with the job; and the sleeper starts nothing later. Proves I1, R3."""
-    pids, ready = fleet.folder / "pids", fleet.folder / "ready"
+    pids, ready = processes.folder / "pids", processes.folder / "ready"
     script = f"[ -e {ready} ] && exit 0; {ESCAPE.format(pids=pids)} sleep 86399"
-    job = await fleet.sh("echo ran", check=check(script, 86_000.0), max_attempts=3)
-    sleeper = fleet.start({"default": 1}, host="a")
+    job = await processes.sh("echo ran", check=check(script, 86_000.0), max_attempts=3)
+    sleeper = processes.start({"default": 1}, host="a")
     await eventually(_written(pids), "the check runs")
     sleeper.signal(signal.SIGSTOP)
     (old,) = pids.read_text().split()
-    await fleet.eventually(lambda: not alive(old), "the check is over")
+    await processes.eventually(lambda: not alive(old), "the check is over")
     ready.touch()
-    fleet.start({"default": 1}, host="a")
-    await fleet.ended(job, Status.SUCCEEDED)
+    processes.start({"default": 1}, host="a")
+    await processes.ended(job, Status.SUCCEEDED)
     sleeper.signal(signal.SIGCONT)
-    await fleet.eventually(lambda: "lease lost" in sleeper.log, "the sleeper hears of it")
-    assert await fleet.log(job) == ["ran"]
+    await processes.eventually(lambda: "lease lost" in sleeper.log, "the sleeper hears of it")
+    assert await processes.log(job) == ["ran"]
     assert len(pids.read_text().split()) == 1
 
 

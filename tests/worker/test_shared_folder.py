@@ -18,14 +18,14 @@ from holdfast.errors import ConfigError
 from holdfast.model import Status
 from holdfast.runner.artifacts import Artifacts
 from holdfast.runner.shared_folder import FILE, adopt, make_id, prove, read_id
-from tests.support.in_process_worker import Rig, eventually
+from tests.support.in_process_workers import InProcessWorkers, eventually
 from tests.support.service import Served, error_of, serving_here
 
 RACERS = 8
 
 
 def holdfast(settings: Settings, *command: str) -> "subprocess.CompletedProcess[str]":
-    """Run the command line with the settings of a rig."""
+    """Run the command line with the settings of a workers."""
     environment = {
         "PATH": os.environ["PATH"],
         "HOLDFAST_DATABASE_URL": settings.database_url or "",
@@ -38,9 +38,9 @@ def holdfast(settings: Settings, *command: str) -> "subprocess.CompletedProcess[
     return subprocess.run(program, env=environment, capture_output=True, text=True, check=False, timeout=60)
 
 
-async def started(rig: Rig) -> None:
+async def started(workers: InProcessWorkers) -> None:
     """Start a worker for a moment."""
-    async with rig.worker():
+    async with workers.worker():
         pass
 
 
@@ -68,47 +68,51 @@ def read_only(folder: Path) -> Iterator[None]:
         subprocess.run(["umount", folder], check=True)
 
 
-async def test_worker_with_another_shared_folder_refuses_to_start_and_names_both(rig: Rig, tmp_path: Path) -> None:
+async def test_worker_with_another_shared_folder_refuses_to_start_and_names_both(
+    workers: InProcessWorkers, tmp_path: Path
+) -> None:
     """Proves D8."""
-    await started(rig)
-    first, other = rig.settings.shared, tmp_path / "other"
-    rig.set(shared_dir=other)
+    await started(workers)
+    first, other = workers.settings.shared, tmp_path / "other"
+    workers.set(shared_dir=other)
     with pytest.raises(ConfigError) as refused:
-        await started(rig)
+        await started(workers)
     assert str(first) in refused.value.message
     assert str(other) in refused.value.message
     assert not other.exists(), "and none is made"
-    given = make_id(other, await rig.store.installation())
+    given = make_id(other, await workers.store.installation())
     with pytest.raises(ConfigError) as refused:
-        await started(rig)
-    recorded = await rig.store.shared_folder.read()
+        await started(workers)
+    recorded = await workers.store.shared_folder.read()
     assert recorded is not None
     for part in (str(first), recorded.id, str(other), given.id, "holdfast shared-folder adopt"):
         assert part in refused.value.message
 
 
-async def test_unmounted_shared_folder_is_not_taken_for_a_first_start(rig: Rig) -> None:
+async def test_unmounted_shared_folder_is_not_taken_for_a_first_start(workers: InProcessWorkers) -> None:
     """Proves D8."""
-    async with rig.worker():
-        await rig.ended(await rig.sh("echo made > output/made"))
-    with away(rig.settings.shared), pytest.raises(ConfigError, match="is it mounted"):
-        await started(rig)
+    async with workers.worker():
+        await workers.ended(await workers.sh("echo made > output/made"))
+    with away(workers.settings.shared), pytest.raises(ConfigError, match="is it mounted"):
+        await started(workers)
 
 
-async def test_every_part_refuses_another_folder(rig: Rig, tmp_path: Path) -> None:
+async def test_every_part_refuses_another_folder(workers: InProcessWorkers, tmp_path: Path) -> None:
     """Proves D8, for server, direct mode, worker, prune and doctor."""
-    await started(rig)
-    first, other = str(rig.settings.shared), tmp_path / "other"
-    rig.set(shared_dir=other)
+    await started(workers)
+    first, other = str(workers.settings.shared), tmp_path / "other"
+    workers.set(shared_dir=other)
     for command in (["serve", "--port", "0"], ["worker"], ["prune"], ["up", "--port", "0"]):
-        done = await asyncio.to_thread(holdfast, rig.settings, *command)
+        done = await asyncio.to_thread(holdfast, workers.settings, *command)
         assert done.returncode == 2, (command, done.stderr)
         assert first in done.stderr
         assert str(other) in done.stderr
-    finding = next(one for one in await examine(rig.settings) if one.what == "shared folder")
+    finding = next(one for one in await examine(workers.settings) if one.what == "shared folder")
     assert not finding.ok
     assert first in finding.text
-    served = Served(rig.settings.database_url or "", tmp_path / "data", queue_enabled="false", shared_dir=str(other))
+    served = Served(
+        workers.settings.database_url or "", tmp_path / "data", queue_enabled="false", shared_dir=str(other)
+    )
     served.start(wait=False)
     assert served.process is not None
     assert await asyncio.to_thread(served.process.wait, 60) == 2
@@ -116,127 +120,129 @@ async def test_every_part_refuses_another_folder(rig: Rig, tmp_path: Path) -> No
     assert not other.exists()
 
 
-async def test_many_that_start_first_at_once_agree_on_one_folder(rig: Rig, tmp_path: Path) -> None:
+async def test_many_that_start_first_at_once_agree_on_one_folder(workers: InProcessWorkers, tmp_path: Path) -> None:
     """Also those with different folders: one is recorded, the others are refused."""
-    installation = await rig.store.installation()
+    installation = await workers.store.installation()
     proven = await asyncio.gather(
-        *(prove(tmp_path / "one", installation, rig.store.shared_folder) for _ in range(RACERS))
+        *(prove(tmp_path / "one", installation, workers.store.shared_folder) for _ in range(RACERS))
     )
     assert {folder.id for folder in proven} == {proven[0].id}
-    recorded = await rig.store.shared_folder.read()
+    recorded = await workers.store.shared_folder.read()
     assert recorded is not None
     assert recorded.id == proven[0].id
 
 
-async def test_of_many_different_folders_at_the_first_start_one_is_recorded(rig: Rig, tmp_path: Path) -> None:
-    installation = await rig.store.installation()
+async def test_of_many_different_folders_at_the_first_start_one_is_recorded(
+    workers: InProcessWorkers, tmp_path: Path
+) -> None:
+    installation = await workers.store.installation()
     folders = [tmp_path / f"folder-{n}" for n in range(RACERS)]
     answers = await asyncio.gather(
-        *(prove(folder, installation, rig.store.shared_folder) for folder in folders), return_exceptions=True
+        *(prove(folder, installation, workers.store.shared_folder) for folder in folders), return_exceptions=True
     )
     refused = [answer for answer in answers if isinstance(answer, ConfigError)]
     assert len(refused) == RACERS - 1, answers
     assert len([folder for folder in folders if read_id(folder) is not None]) == 1, "and the others have no id"
 
 
-async def test_installation_of_an_older_version_keeps_its_folder(rig: Rig) -> None:
+async def test_installation_of_an_older_version_keeps_its_folder(workers: InProcessWorkers) -> None:
     """Its database and its folder have no id yet."""
-    shared = rig.settings.shared
+    shared = workers.settings.shared
     (shared / "artifacts" / "of-a-job").mkdir(parents=True)
-    assert await rig.store.shared_folder.read() is None
-    await started(rig)
-    recorded, found = await rig.store.shared_folder.read(), read_id(shared)
+    assert await workers.store.shared_folder.read() is None
+    await started(workers)
+    recorded, found = await workers.store.shared_folder.read(), read_id(shared)
     assert recorded is not None
     assert found is not None
     assert recorded.id == found.id
     assert (shared / "artifacts" / "of-a-job").is_dir()
 
 
-async def test_start_that_dies_before_its_folder_is_recorded_is_finished_by_the_next(rig: Rig) -> None:
-    given = make_id(rig.settings.shared, await rig.store.installation())
-    await started(rig)
-    recorded = await rig.store.shared_folder.read()
+async def test_start_that_dies_before_its_folder_is_recorded_is_finished_by_the_next(workers: InProcessWorkers) -> None:
+    given = make_id(workers.settings.shared, await workers.store.installation())
+    await started(workers)
+    recorded = await workers.store.shared_folder.read()
     assert recorded is not None
     assert recorded.id == given.id
 
 
-async def test_folder_of_another_installation_is_refused(rig: Rig) -> None:
-    make_id(rig.settings.shared, "another")
+async def test_folder_of_another_installation_is_refused(workers: InProcessWorkers) -> None:
+    make_id(workers.settings.shared, "another")
     with pytest.raises(ConfigError, match="of another installation, another"):
-        await started(rig)
-    assert await rig.store.shared_folder.read() is None
+        await started(workers)
+    assert await workers.store.shared_folder.read() is None
 
 
-async def test_operator_can_make_another_folder_the_one(rig: Rig, tmp_path: Path) -> None:
+async def test_operator_can_make_another_folder_the_one(workers: InProcessWorkers, tmp_path: Path) -> None:
     """A process that runs with the old one notices."""
-    async with await store_of(rig.settings) as store:
-        old = await prove(rig.settings.shared, await store.installation(), store.shared_folder)
-        elsewhere = replace(rig.settings, shared_dir=tmp_path / "other")
+    async with await store_of(workers.settings) as store:
+        old = await prove(workers.settings.shared, await store.installation(), store.shared_folder)
+        elsewhere = replace(workers.settings, shared_dir=tmp_path / "other")
         shown = await asyncio.to_thread(holdfast, elsewhere, "shared-folder")
         assert (shown.returncode, old.id in shown.stdout) == (1, True), shown
         done = await asyncio.to_thread(holdfast, elsewhere, "shared-folder", "adopt")
         assert done.returncode == 0, done.stderr
-        rig.set(shared_dir=tmp_path / "other")
-        await started(rig)
-        rig.set(shared_dir=None)
+        workers.set(shared_dir=tmp_path / "other")
+        await started(workers)
+        workers.set(shared_dir=None)
         with pytest.raises(ConfigError, match=str(tmp_path / "other")):
-            await started(rig)
+            await started(workers)
         old.check()  # The folder is still what it was. What runs with it goes on until it is restarted.
 
 
-async def test_folder_taken_from_another_installation_gets_a_new_id(rig: Rig) -> None:
+async def test_folder_taken_from_another_installation_gets_a_new_id(workers: InProcessWorkers) -> None:
     """So that the other one stops using it."""
-    before = make_id(rig.settings.shared, "another")
-    recorded = await adopt(rig.settings.shared, await rig.store.installation(), rig.store.shared_folder)
+    before = make_id(workers.settings.shared, "another")
+    recorded = await adopt(workers.settings.shared, await workers.store.installation(), workers.store.shared_folder)
     assert recorded.id != before.id
-    await started(rig)
+    await started(workers)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="about root: only it may mount a filesystem")
-async def test_read_only_folder_is_refused(rig: Rig) -> None:
-    await started(rig)
-    with read_only(rig.settings.shared), pytest.raises(ConfigError, match="read-only"):
-        await started(rig)
+async def test_read_only_folder_is_refused(workers: InProcessWorkers) -> None:
+    await started(workers)
+    with read_only(workers.settings.shared), pytest.raises(ConfigError, match="read-only"):
+        await started(workers)
 
 
-async def test_damaged_id_is_named(rig: Rig) -> None:
-    await started(rig)
-    (rig.settings.shared / FILE).write_text("{")
+async def test_damaged_id_is_named(workers: InProcessWorkers) -> None:
+    await started(workers)
+    (workers.settings.shared / FILE).write_text("{")
     with pytest.raises(ConfigError, match=f"{FILE} is damaged"):
-        await started(rig)
+        await started(workers)
 
 
 async def test_outputs_wait_while_the_folder_is_away(
-    rig: Rig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    workers: InProcessWorkers, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Proves D8: nothing is written to the mount point, and nothing is lost."""
     gate = tmp_path / "gate"
-    async with rig.worker():
-        job = await rig.sh('echo up; until [ -e "$GATE" ]; do sleep 0.05; done; echo made > output/made',
+    async with workers.worker():
+        job = await workers.sh('echo up; until [ -e "$GATE" ]; do sleep 0.05; done; echo made > output/made',
                            env={"GATE": str(gate)})  # fmt: skip
-        await rig.says(job, "up")
-        with away(rig.settings.shared):
+        await workers.says(job, "up")
+        with away(workers.settings.shared):
             gate.touch()
 
             async def tried() -> bool:
                 return "its outputs cannot be stored yet" in caplog.text
 
             await eventually(tried, "its worker tries to keep what it left")
-            assert (await rig.get(job)).status is Status.RUNNING
-        await rig.ended(job, Status.SUCCEEDED)
-    (attempt,) = await rig.store.attempts.list(job.id)
-    kept = Artifacts(rig.settings.shared).list(job.id, attempt.attempt, attempt.token)
+            assert (await workers.get(job)).status is Status.RUNNING
+        await workers.ended(job, Status.SUCCEEDED)
+    (attempt,) = await workers.store.attempts.list(job.id)
+    kept = Artifacts(workers.settings.shared).list(job.id, attempt.attempt, attempt.token)
     assert [file.path for file in kept] == ["made"]
 
 
-async def test_server_answers_503_while_the_folder_is_away(rig: Rig) -> None:
+async def test_server_answers_503_while_the_folder_is_away(workers: InProcessWorkers) -> None:
     """Proves D8: no empty lists, no uploads into a mount point, no deletions that leave files."""
-    url = rig.settings.database_url or ""
-    async with serving_here(url, rig.settings.data_dir) as served, served.client() as client:
-        async with rig.worker():
-            job = await rig.sh("echo made > output/made")
-            await rig.ended(job, Status.SUCCEEDED)
-        with away(rig.settings.shared):
+    url = workers.settings.database_url or ""
+    async with serving_here(url, workers.settings.data_dir) as served, served.client() as client:
+        async with workers.worker():
+            job = await workers.sh("echo made > output/made")
+            await workers.ended(job, Status.SUCCEEDED)
+        with away(workers.settings.shared):
             answers = [
                 await client.get(f"/v1/jobs/{job.id}/artifacts"),
                 await client.get(f"/v1/jobs/{job.id}/artifacts/made"),
@@ -248,4 +254,4 @@ async def test_server_answers_503_while_the_folder_is_away(rig: Rig) -> None:
             assert (deleted.status_code, deleted.json()) == (202, {"outcome": "deleting"})
         deleted = await client.delete(f"/v1/jobs/{job.id}")
         assert (deleted.status_code, deleted.json()) == (200, {"outcome": "deleted"})
-        assert not (rig.settings.shared / "artifacts" / job.id).exists()
+        assert not (workers.settings.shared / "artifacts" / job.id).exists()

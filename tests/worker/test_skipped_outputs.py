@@ -12,8 +12,8 @@ from holdfast.model import Job, Status
 from holdfast.runner.artifacts import Gathered, Violation, take_folder, take_tar
 from tests.support.crashing_worker import Hook
 from tests.support.engine import IMAGE, Daemon
-from tests.support.in_process_worker import Rig
-from tests.support.worker_processes import Fleet
+from tests.support.in_process_workers import InProcessWorkers
+from tests.support.worker_processes import WorkerProcesses
 from tests.worker.test_collect import LIMITS, artifacts_of, member, tar
 
 SCRIPT = """
@@ -31,73 +31,79 @@ SKIPPED = [
 KEPT = {"fine": b"fine\n", "sub/deep": b"deep\n"}
 
 
-async def skipped_in(rig: Rig, job: Job) -> list[dict[str, str]]:
+async def skipped_in(workers: InProcessWorkers, job: Job) -> list[dict[str, str]]:
     """What the events of a job say was skipped, by path."""
-    events = await rig.events(job, "artifacts")
+    events = await workers.events(job, "artifacts")
     return sorted((one for event in events for one in event.data["skipped"]), key=lambda one: str(one["path"]))
 
 
-async def test_link_under_output_is_skipped_and_the_rest_of_a_process_is_kept(rig: Rig) -> None:
+async def test_link_under_output_is_skipped_and_the_rest_of_a_process_is_kept(workers: InProcessWorkers) -> None:
     """Proves R14: the job succeeds, no link is followed, and the events name what is missing."""
-    job, failed, plain = await rig.sh(SCRIPT), await rig.sh(SCRIPT + "exit 4"), await rig.sh("echo x > output/x")
-    async with rig.worker():
-        await rig.ended(job, Status.SUCCEEDED)
-        await rig.ended(failed, Status.FAILED)
-        await rig.ended(plain, Status.SUCCEEDED)
+    job, failed, plain = (
+        await workers.sh(SCRIPT),
+        await workers.sh(SCRIPT + "exit 4"),
+        await workers.sh("echo x > output/x"),
+    )
+    async with workers.worker():
+        await workers.ended(job, Status.SUCCEEDED)
+        await workers.ended(failed, Status.FAILED)
+        await workers.ended(plain, Status.SUCCEEDED)
     for one in (job, failed):
-        assert await artifacts_of(rig, one) == KEPT
-        assert await skipped_in(rig, one) == SKIPPED
-    assert await rig.events(plain, "artifacts") == []
+        assert await artifacts_of(workers, one) == KEPT
+        assert await skipped_in(workers, one) == SKIPPED
+    assert await workers.events(plain, "artifacts") == []
 
 
-async def test_file_with_a_second_name_is_skipped(rig: Rig) -> None:
+async def test_file_with_a_second_name_is_skipped(workers: InProcessWorkers) -> None:
     """Proves R14: the other name may be somebody else's file."""
-    job = await rig.sh("echo a > a; ln a output/linked; echo fine > output/fine")
-    async with rig.worker():
-        await rig.ended(job, Status.SUCCEEDED)
-    assert await artifacts_of(rig, job) == {"fine": b"fine\n"}
-    assert await skipped_in(rig, job) == [{"path": "output/linked", "reason": "is a hard link"}]
+    job = await workers.sh("echo a > a; ln a output/linked; echo fine > output/fine")
+    async with workers.worker():
+        await workers.ended(job, Status.SUCCEEDED)
+    assert await artifacts_of(workers, job) == {"fine": b"fine\n"}
+    assert await skipped_in(workers, job) == [{"path": "output/linked", "reason": "is a hard link"}]
 
 
-async def test_link_under_output_is_skipped_and_the_rest_of_a_container_is_kept(rig: Rig, dock: Daemon) -> None:
+async def test_link_under_output_is_skipped_and_the_rest_of_a_container_is_kept(
+    workers: InProcessWorkers, docker: Daemon
+) -> None:
     """Proves R14."""
-    job = await rig.box(SCRIPT)
-    async with rig.worker():
-        await rig.ended(job, Status.SUCCEEDED)
-    assert await artifacts_of(rig, job) == KEPT
-    assert await skipped_in(rig, job) == SKIPPED
+    job = await workers.box(SCRIPT)
+    async with workers.worker():
+        await workers.ended(job, Status.SUCCEEDED)
+    assert await artifacts_of(workers, job) == KEPT
+    assert await skipped_in(workers, job) == SKIPPED
 
 
-async def test_link_that_a_task_left_is_skipped_and_the_rest_is_kept(rig: Rig) -> None:
+async def test_link_that_a_task_left_is_skipped_and_the_rest_is_kept(workers: InProcessWorkers) -> None:
     """Proves R14 for pipelines of processes."""
     task = {"name": "make", "command": ["sh", "-ec", f'cd "$HOLDFAST_WORK_DIR"; {SCRIPT}']}
-    job = await rig.submit(runner="process", spec={}, tasks=[task])
-    async with rig.worker():
-        await rig.ended(job, Status.SUCCEEDED)
-    assert await artifacts_of(rig, job) == KEPT
-    assert await skipped_in(rig, job) == SKIPPED
+    job = await workers.submit(runner="process", spec={}, tasks=[task])
+    async with workers.worker():
+        await workers.ended(job, Status.SUCCEEDED)
+    assert await artifacts_of(workers, job) == KEPT
+    assert await skipped_in(workers, job) == SKIPPED
 
 
-async def test_link_that_a_task_left_in_a_container_is_skipped(rig: Rig, dock: Daemon) -> None:
+async def test_link_that_a_task_left_in_a_container_is_skipped(workers: InProcessWorkers, docker: Daemon) -> None:
     """Proves R14 for pipelines of containers."""
     task = {"name": "make", "command": ["sh", "-ec", f'cd "$HOLDFAST_WORK_DIR"; {SCRIPT}']}
-    job = await rig.submit(runner="docker", spec={"image": IMAGE}, tasks=[task])
-    async with rig.worker():
-        await rig.ended(job, Status.SUCCEEDED)
-    assert await artifacts_of(rig, job) == KEPT
-    assert await skipped_in(rig, job) == SKIPPED
+    job = await workers.submit(runner="docker", spec={"image": IMAGE}, tasks=[task])
+    async with workers.worker():
+        await workers.ended(job, Status.SUCCEEDED)
+    assert await artifacts_of(workers, job) == KEPT
+    assert await skipped_in(workers, job) == SKIPPED
 
 
-async def test_adopter_reports_a_skipped_link_only_once(fleet: Fleet) -> None:
+async def test_adopter_reports_a_skipped_link_only_once(processes: WorkerProcesses) -> None:
     """Proves R14: killed between the event and the finish, its successor does not repeat the event."""
-    job = await fleet.sh(SCRIPT)
+    job = await processes.sh(SCRIPT)
     slow: Any = {"lease_ttl": 60.0, "heartbeat_interval": 1.0, "adopt_backoff": 0.1}
-    victim = fleet.start({"default": 1}, Hook(step="classified", do="kill"), **slow)
+    victim = processes.start({"default": 1}, Hook(step="classified", do="kill"), **slow)
     assert await victim.dead() == -signal.SIGKILL
-    assert await skipped_in(fleet, job) == SKIPPED
-    fleet.start({"default": 1}, **slow)
-    await fleet.ended(job, Status.SUCCEEDED)
-    assert await skipped_in(fleet, job) == SKIPPED
+    assert await skipped_in(processes, job) == SKIPPED
+    processes.start({"default": 1}, **slow)
+    await processes.ended(job, Status.SUCCEEDED)
+    assert await skipped_in(processes, job) == SKIPPED
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from holdfast.model import Job, Pulse, Status
 from holdfast.runner.function import Context
 from holdfast.store.leases import Leases
 from holdfast.worker.worker import Worker
-from tests.support.in_process_worker import PATIENCE, Rig
+from tests.support.in_process_workers import PATIENCE, InProcessWorkers
 
 INTERVAL = 2 * PATIENCE
 
@@ -25,7 +25,7 @@ async def never(*_: object) -> None:
 
 
 @pytest.fixture
-def beats(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def beats(workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The heartbeats that were sent, by worker; a worker sends one when it starts, and the next one much later."""
     sent: list[str] = []
     beat = Leases.beat
@@ -35,14 +35,14 @@ def beats(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return await beat(self, worker, *more, **named)
 
     monkeypatch.setattr(Leases, "beat", counted)
-    rig.set(lease_ttl=3 * INTERVAL, heartbeat_interval=INTERVAL, poll_interval=Settings.poll_interval)
+    workers.set(lease_ttl=3 * INTERVAL, heartbeat_interval=INTERVAL, poll_interval=Settings.poll_interval)
     return sent
 
 
 @pytest.mark.parametrize(("verb", "status"), [("cancel", Status.CANCELLED), ("interrupt", Status.PAUSED)])
 @pytest.mark.parametrize(("way", "other"), [("wake-up", "_look_for_stops"), ("poll", "_listen")])
 async def test_stop_request_is_heard_before_the_next_heartbeat(
-    rig: Rig,
+    workers: InProcessWorkers,
     beats: list[str],
     verb: str,
     status: Status,
@@ -54,26 +54,26 @@ async def test_stop_request_is_heard_before_the_next_heartbeat(
     """Proves C1: a wake-up alone is enough, and so is the poll alone, for processes and for functions."""
     monkeypatch.setattr(Worker, other, never)
 
-    @rig.functions.add
+    @workers.functions.add
     async def nap(ctx: Context) -> None:
         ctx.log("begun")
         await asyncio.sleep(3600)
 
-    async with rig.worker():
+    async with workers.worker():
         for name, job in {
-            "process": await rig.sh("echo begun; exec sleep 3600"),
-            "function": await rig.submit("nap", stop_grace=0.1),
+            "process": await workers.sh("echo begun; exec sleep 3600"),
+            "function": await workers.submit("nap", stop_grace=0.1),
         }.items():
-            await rig.says(job, "begun")
+            await workers.says(job, "begun")
             before = len(beats)
-            await getattr(rig.store.jobs, verb)(job.id)
-            await rig.ended(job, status)
+            await getattr(workers.store.jobs, verb)(job.id)
+            await workers.ended(job, status)
             assert len(beats) == before == 1, "no heartbeat brought it"
-            seconds = await heard_after(rig, job)
+            seconds = await heard_after(workers, job)
             record_property(f"{verb} of a {name} by {way} alone", seconds)
 
 
-async def heard_after(rig: Rig, job: Job) -> float:
+async def heard_after(workers: InProcessWorkers, job: Job) -> float:
     """Seconds from the request to the first signal, by the job's own events."""
-    at = {event.data["cancel"]: event.at for event in await rig.events(job, "cancel")}
+    at = {event.data["cancel"]: event.at for event in await workers.events(job, "cancel")}
     return (at["signalled"] - at["requested"]).total_seconds()

@@ -7,7 +7,7 @@ import pytest
 from holdfast.api.tools import load_tools
 from holdfast.errors import ConfigError, Forbidden, Invalid, NotFound
 from holdfast.model import Role, Status
-from tests.support.in_process_worker import Rig
+from tests.support.in_process_workers import InProcessWorkers
 from tests.support.service import error_of, serving_here
 
 FILE = """
@@ -152,13 +152,13 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
         load_tools(tmp_path / "none.toml")
 
 
-async def test_submitter_runs_a_tool_over_http(rig: Rig, file: Path, tmp_path: Path) -> None:
+async def test_submitter_runs_a_tool_over_http(workers: InProcessWorkers, file: Path, tmp_path: Path) -> None:
     """Proves O8."""
-    url = rig.settings.database_url or ""
+    url = workers.settings.database_url or ""
     async with (
         serving_here(url, tmp_path / "data", tools=file) as served,
         served.client(await served.token(Role.SUBMITTER)) as client,
-        rig.worker(),
+        workers.worker(),
     ):
         listed = (await client.get("/v1/tools")).json()["items"]
         assert [tool["name"] for tool in listed] == ["box", "call", "plain", "render"]
@@ -167,8 +167,8 @@ async def test_submitter_runs_a_tool_over_http(rig: Rig, file: Path, tmp_path: P
         assert (wrong.status_code, error_of(wrong)["details"]["field"]) == (422, "inputs.title")
         made = await client.post("/v1/jobs", json={"tool": "plain", "inputs": {"title": "a; b"}})
         assert made.status_code == 201
-        await rig.ended(made.json()["id"], Status.SUCCEEDED)
-        assert await rig.log(made.json()["id"]) == ["a; b|"]
+        await workers.ended(made.json()["id"], Status.SUCCEEDED)
+        assert await workers.log(made.json()["id"]) == ["a; b|"]
 
 
 async def test_repeat_of_a_call_is_known_by_what_was_sent_not_by_what_the_tool_made_of_it(
@@ -215,7 +215,7 @@ check = {command = ["test", "-e", "READY"], timeout = 1}
 
 
 async def test_tool_brings_its_check_its_secrets_and_its_limits_to_the_worker(
-    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workers: InProcessWorkers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves C10, O8."""
     ready = tmp_path / "ready"
@@ -223,14 +223,14 @@ async def test_tool_brings_its_check_its_secrets_and_its_limits_to_the_worker(
     path.write_text(GUARDED.replace("READY", str(ready)))
     monkeypatch.setenv("HOLDFAST_SECRET_API_KEY", "open-sesame")
 
-    @rig.functions.add(name="called")
+    @workers.functions.add(name="called")
     def called() -> str:
         return "called"
 
     async with (
-        serving_here(rig.settings.database_url or "", tmp_path / "data", tools=path) as served,
+        serving_here(workers.settings.database_url or "", tmp_path / "data", tools=path) as served,
         served.client(await served.token(Role.OPERATOR)) as client,
-        rig.worker(),
+        workers.worker(),
     ):
 
         async def ask(tool: str) -> str:
@@ -240,18 +240,18 @@ async def test_tool_brings_its_check_its_secrets_and_its_limits_to_the_worker(
 
         guarded, function = await ask("guarded"), await ask("called")
         for job in (guarded, function):
-            paused = await rig.ended(job, Status.PAUSED)
+            paused = await workers.ended(job, Status.PAUSED)
             assert paused.error is not None
             assert paused.error.code == "not_ready"
-        assert f"no {ready} yet" in str((await rig.get(guarded)).error)
-        assert await rig.log(guarded) == []
+        assert f"no {ready} yet" in str((await workers.get(guarded)).error)
+        assert await workers.log(guarded) == []
         ready.touch()
         for job in (guarded, function):
             assert (await client.post(f"/v1/jobs/{job}/resume")).status_code == 200
-            await rig.ended(job, Status.SUCCEEDED)
-        assert await rig.log(guarded) == ["***"]
-        await rig.ended(await ask("short"), Status.TIMED_OUT)
-        failed = await rig.ended(await ask("exact"), Status.FAILED)
+            await workers.ended(job, Status.SUCCEEDED)
+        assert await workers.log(guarded) == ["***"]
+        await workers.ended(await ask("short"), Status.TIMED_OUT)
+        failed = await workers.ended(await ask("exact"), Status.FAILED)
         assert failed.error is not None
         assert failed.error.code == "contract_violation"
 

@@ -20,43 +20,45 @@ from holdfast.runner.state_folder import StateFolder
 from holdfast.runner.wire import Command
 from holdfast.worker.held_leases import boottime
 from tests.support.crashing_worker import Hook
-from tests.support.in_process_worker import Rig, eventually
-from tests.support.worker_processes import Fleet, alive
+from tests.support.in_process_workers import InProcessWorkers, eventually
+from tests.support.worker_processes import WorkerProcesses, alive
 
 LONG = 'echo $$ >> "$MARKER"; setsid sleep 1000 & echo $! >> "$MARKER"; echo begun; wait'
 """A child, and a grandchild that has left its session; both are marked."""
 ONCE: dict[str, Any] = {"retry": {"base": 0.1, "cap": 0.1, "on": ["failed"]}}
 
 
-async def long(fleet: Fleet, name: str, script: str = LONG, **fields: Any) -> Job:
-    return await fleet.sh(script, env={"MARKER": fleet.marker(name)}, **fields)
+async def long(processes: WorkerProcesses, name: str, script: str = LONG, **fields: Any) -> Job:
+    return await processes.sh(script, env={"MARKER": processes.marker(name)}, **fields)
 
 
-async def gone(fleet: Fleet, name: str) -> None:
-    await fleet.eventually(lambda: not any(alive(pid) for pid in fleet.marks(name)), f"{name}: its processes are gone")
+async def gone(processes: WorkerProcesses, name: str) -> None:
+    await processes.eventually(
+        lambda: not any(alive(pid) for pid in processes.marks(name)), f"{name}: its processes are gone"
+    )
 
 
 @pytest.mark.parametrize("watched", [True, False], ids=["watched", "unwatched"])
-async def test_killed_supervisor_is_a_loss_and_on_lost_decides(fleet: Fleet, watched: bool) -> None:
+async def test_killed_supervisor_is_a_loss_and_on_lost_decides(processes: WorkerProcesses, watched: bool) -> None:
     """Proves L11, R22, R1, L13: lost and run again counts two, nothing of the first attempt is left, none succeeded."""
     second = f'[ "$HOLDFAST_ATTEMPT" = 2 ] && exit 0; {LONG}'
     jobs = {
-        "requeue": await long(fleet, "requeue", second, max_attempts=2, **ONCE),
-        "none left": await long(fleet, "none left", **ONCE),
-        "fail": await long(fleet, "fail", max_attempts=2, on_lost="fail"),
-        "hold": await long(fleet, "hold", max_attempts=2, on_lost="hold"),
+        "requeue": await long(processes, "requeue", second, max_attempts=2, **ONCE),
+        "none left": await long(processes, "none left", **ONCE),
+        "fail": await long(processes, "fail", max_attempts=2, on_lost="fail"),
+        "hold": await long(processes, "hold", max_attempts=2, on_lost="hold"),
     }
-    worker = fleet.start({"default": 4})
+    worker = processes.start({"default": 4})
     for name, job in jobs.items():
-        await fleet.marked(name, 2)
-        await fleet.running(job)
+        await processes.marked(name, 2)
+        await processes.running(job)
     if not watched:
         worker.kill()
     for job in jobs.values():
-        os.kill(fleet.supervisor_of(job), signal.SIGKILL)
+        os.kill(processes.supervisor_of(job), signal.SIGKILL)
     if not watched:
-        fleet.start({"default": 4})
-    ended = {name: await fleet.ended(job) for name, job in jobs.items()}
+        processes.start({"default": 4})
+    ended = {name: await processes.ended(job) for name, job in jobs.items()}
     assert {name: job.status for name, job in ended.items()} == {
         "requeue": Status.SUCCEEDED,
         "none left": Status.FAILED,
@@ -66,183 +68,185 @@ async def test_killed_supervisor_is_a_loss_and_on_lost_decides(fleet: Fleet, wat
     assert [job.error and job.error.code for job in ended.values()] == [None, "lost", "lost", "lost"]
     assert [job.attempts for job in ended.values()] == [2, 1, 1, 1]
     for name, job in jobs.items():
-        assert (await fleet.store.attempts.list(job.id))[0].cause is Cause.LOST
-        assert not any(alive(pid) for pid in fleet.marks(name)), name
-        await fleet.assert_true(job)
+        assert (await processes.store.attempts.list(job.id))[0].cause is Cause.LOST
+        assert not any(alive(pid) for pid in processes.marks(name)), name
+        await processes.assert_true(job)
 
 
-async def test_supervisor_killed_while_its_child_ends_is_never_a_success(fleet: Fleet) -> None:
+async def test_supervisor_killed_while_its_child_ends_is_never_a_success(processes: WorkerProcesses) -> None:
     """Proves R22. The child ended well, but nobody saw it."""
-    job = await long(fleet, "ends", 'echo $$ >> "$MARKER"; while [ ! -e "$MARKER.go" ]; do sleep 0.05; done; exit 0')
-    fleet.start({"default": 1})
-    (child,) = await fleet.marked("ends")
-    supervisor = fleet.supervisor_of(job)
+    job = await long(
+        processes, "ends", 'echo $$ >> "$MARKER"; while [ ! -e "$MARKER.go" ]; do sleep 0.05; done; exit 0'
+    )
+    processes.start({"default": 1})
+    (child,) = await processes.marked("ends")
+    supervisor = processes.supervisor_of(job)
     os.kill(supervisor, signal.SIGSTOP)
-    fleet.touch("ends.marker.go")
-    await gone(fleet, "ends")
+    processes.touch("ends.marker.go")
+    await gone(processes, "ends")
     os.kill(supervisor, signal.SIGKILL)
-    ended = await fleet.ended(job, Status.FAILED)
+    ended = await processes.ended(job, Status.FAILED)
     assert ended.error is not None
     assert ended.error.code == "lost"
     assert not alive(child)
 
 
-async def test_limits_of_time_hold_with_no_worker_alive(fleet: Fleet) -> None:
+async def test_limits_of_time_hold_with_no_worker_alive(processes: WorkerProcesses) -> None:
     """Proves R8, R9, R3: sleeper and grandchild gone, `timed_out`, 124, and what it had said is kept."""
     jobs = {
-        "timeout": await long(fleet, "timeout", timeout=4.0, stop_grace=0.5),
-        "stubborn": await long(fleet, "stubborn", f"trap '' TERM; {LONG}; wait", timeout=4.0, stop_grace=0.5),
-        "idle": await long(fleet, "idle", idle_timeout=4.0, stop_grace=0.5),
+        "timeout": await long(processes, "timeout", timeout=4.0, stop_grace=0.5),
+        "stubborn": await long(processes, "stubborn", f"trap '' TERM; {LONG}; wait", timeout=4.0, stop_grace=0.5),
+        "idle": await long(processes, "idle", idle_timeout=4.0, stop_grace=0.5),
     }
-    worker = fleet.start({"default": 3})
+    worker = processes.start({"default": 3})
     for name, job in jobs.items():
-        await fleet.marked(name, 2)
-        await fleet.running(job)
+        await processes.marked(name, 2)
+        await processes.running(job)
     worker.kill()
     for name in jobs:
-        await gone(fleet, name)
-    fleet.start({"default": 3})
+        await gone(processes, name)
+    processes.start({"default": 3})
     for name, job in jobs.items():
-        ended = await fleet.ended(job, Status.TIMED_OUT)
+        ended = await processes.ended(job, Status.TIMED_OUT)
         assert ended.exit_code == 124, name
         assert ended.error is not None
         assert ended.error.code == ("idle_timeout" if name == "idle" else "timed_out")
-        assert await fleet.log(job) == ["begun"]
-        assert len(fleet.marks(name)) == 2
+        assert await processes.log(job) == ["begun"]
+        assert len(processes.marks(name)) == 2
 
 
-async def test_process_that_has_a_reused_pid_is_not_signalled(fleet: Fleet) -> None:
+async def test_process_that_has_a_reused_pid_is_not_signalled(processes: WorkerProcesses) -> None:
     """Proves R7. All that was recorded of the dead attempt leads to somebody else's process now."""
-    job = await long(fleet, "lost")
-    worker = fleet.start({"default": 1})
-    await fleet.marked("lost", 2)
-    await fleet.running(job)
+    job = await long(processes, "lost")
+    worker = processes.start({"default": 1})
+    await processes.marked("lost", 2)
+    await processes.running(job)
     worker.kill()
-    os.kill(fleet.supervisor_of(job), signal.SIGKILL)
+    os.kill(processes.supervisor_of(job), signal.SIGKILL)
     innocent = await asyncio.create_subprocess_exec("sleep", "1000", start_new_session=True)
     try:
-        path = fleet.folder_of(job).path / "started"
+        path = processes.folder_of(job).path / "started"
         started = json.loads(path.read_text())
         path.write_text(json.dumps({
             **started, "supervisor_pid": innocent.pid, "child_pid": innocent.pid, "child_session": innocent.pid,
         }))  # fmt: skip
-        fleet.start({"default": 1})
-        ended = await fleet.ended(job, Status.FAILED)
+        processes.start({"default": 1})
+        ended = await processes.ended(job, Status.FAILED)
         assert ended.error is not None
         assert ended.error.code == "lost"
-        await gone(fleet, "lost")
+        await gone(processes, "lost")
         assert innocent.returncode is None
     finally:
         innocent.kill()
         await innocent.wait()
 
 
-async def test_after_a_reboot_what_ran_is_lost_and_what_had_ended_is_collected(fleet: Fleet) -> None:
+async def test_after_a_reboot_what_ran_is_lost_and_what_had_ended_is_collected(processes: WorkerProcesses) -> None:
     """Proves R6, R2. A reboot is played: everything dies, and the next worker is told another boot id."""
-    ran = await long(fleet, "ran")
-    ended = await fleet.chatty("ended", gated=True)
-    worker = fleet.start({"default": 2})
-    await fleet.marked("ran", 2)
-    await fleet.marked("ended")
-    await fleet.running(ran)
-    await fleet.running(ended)
+    ran = await long(processes, "ran")
+    ended = await processes.chatty("ended", gated=True)
+    worker = processes.start({"default": 2})
+    await processes.marked("ran", 2)
+    await processes.marked("ended")
+    await processes.running(ran)
+    await processes.running(ended)
     worker.kill()
-    fleet.open_gate("ended")
-    await fleet.eventually(lambda: fleet.folder_of(ended).exit(), "it ends")
-    os.kill(fleet.supervisor_of(ran), signal.SIGKILL)
-    os.kill(int(fleet.marks("ran")[1]), signal.SIGKILL)
-    fleet.start({"default": 2}, boot="another")
-    lost = await fleet.ended(ran, Status.FAILED)
+    processes.open_gate("ended")
+    await processes.eventually(lambda: processes.folder_of(ended).exit(), "it ends")
+    os.kill(processes.supervisor_of(ran), signal.SIGKILL)
+    os.kill(int(processes.marks("ran")[1]), signal.SIGKILL)
+    processes.start({"default": 2}, boot="another")
+    lost = await processes.ended(ran, Status.FAILED)
     assert lost.error is not None
     assert (lost.error.code, lost.error.message) == ("lost", "the host was rebooted")
-    await fleet.assert_whole("ended", ended)
+    await processes.assert_whole("ended", ended)
 
 
-async def test_sigterm_hands_over_processes_and_lets_functions_end(fleet: Fleet) -> None:
+async def test_sigterm_hands_over_processes_and_lets_functions_end(processes: WorkerProcesses) -> None:
     """Proves C9, L13: adopted at once and started once; a drained attempt does not count."""
-    process = await fleet.chatty("process", gated=True, queue="work")
-    short = await fleet.submit("nap", inputs={"path": fleet.marker("short"), "seconds": 1.0}, queue="work")
-    endless = await fleet.submit("nap", inputs={"path": fleet.marker("endless"), "seconds": 60.0}, queue="work")
-    leaver = fleet.start({"work": 3}, drain_grace=3.0)
+    process = await processes.chatty("process", gated=True, queue="work")
+    short = await processes.submit("nap", inputs={"path": processes.marker("short"), "seconds": 1.0}, queue="work")
+    endless = await processes.submit("nap", inputs={"path": processes.marker("endless"), "seconds": 60.0}, queue="work")
+    leaver = processes.start({"work": 3}, drain_grace=3.0)
     for name in ("process", "short", "endless"):
-        await fleet.marked(name)
-    fleet.start({"other": 1})
-    await fleet.running(process)
-    await fleet.eventually(lambda: len(fleet.locks()) == 2, "the other is there")
+        await processes.marked(name)
+    processes.start({"other": 1})
+    await processes.running(process)
+    await processes.eventually(lambda: len(processes.locks()) == 2, "the other is there")
     leaver.signal(signal.SIGTERM)
     assert await leaver.dead() == 0
-    fleet.open_gate("process")
-    await fleet.assert_whole("process", process)
-    handed, adopted = await fleet.events(process, "lease")
+    processes.open_gate("process")
+    await processes.assert_whole("process", process)
+    handed, adopted = await processes.events(process, "lease")
     assert (handed.data["lease"], adopted.data["lease"]) == ("handed_over", "adopted")
     assert (adopted.at - handed.at).total_seconds() < 2
-    assert (await fleet.get(short)).status is Status.SUCCEEDED
-    assert len(fleet.marks("short")) == 2
-    drained = await fleet.get(endless)
+    assert (await processes.get(short)).status is Status.SUCCEEDED
+    assert len(processes.marks("short")) == 2
+    drained = await processes.get(endless)
     assert (drained.status, drained.attempts, drained.attempt) == (Status.QUEUED, 0, 1)
-    assert [attempt.cause for attempt in await fleet.store.attempts.list(endless.id)] == [Cause.DRAINED]
-    assert len(fleet.locks()) == 1
+    assert [attempt.cause for attempt in await processes.store.attempts.list(endless.id)] == [Cause.DRAINED]
+    assert len(processes.locks()) == 1
 
 
-async def test_what_a_worker_leaves_behind_is_explained_and_its_workers_are_named(fleet: Fleet) -> None:
+async def test_what_a_worker_leaves_behind_is_explained_and_its_workers_are_named(processes: WorkerProcesses) -> None:
     """Proves J17: a stop in order is no loss, a killed worker is not said to run its job, the record names each."""
-    job = await fleet.chatty("process", gated=True)
+    job = await processes.chatty("process", gated=True)
 
     async def why(text: str) -> bool:
-        (reason,) = (await fleet.store.explain.job(job.id)).reasons
+        (reason,) = (await processes.store.explain.job(job.id)).reasons
         return text in reason.message
 
-    first = fleet.start({"default": 1})
-    await fleet.marked("process")
-    await fleet.running(job)
-    began = (await fleet.store.attempts.list(job.id))[0].worker
+    first = processes.start({"default": 1})
+    await processes.marked("process")
+    await processes.running(job)
+    began = (await processes.store.attempts.list(job.id))[0].worker
     assert await why(f"attempt 1 runs on worker {began}; last heartbeat")
     first.signal(signal.SIGTERM)
     assert await first.dead() == 0
     assert await why(f"worker {began} stopped and handed attempt 1 over")
     assert await why(": start one there")
-    second = fleet.start({"default": 1})
-    await eventually(lambda: fleet.leases(job, "adopted"), "it is adopted")
-    adopter = (await fleet.store.attempts.list(job.id))[0].last_worker
+    second = processes.start({"default": 1})
+    await eventually(lambda: processes.leases(job, "adopted"), "it is adopted")
+    adopter = (await processes.store.attempts.list(job.id))[0].last_worker
     assert adopter != began
     second.kill()
     await second.dead()
     await eventually(lambda: why(f"worker {adopter} has sent no heartbeat for"), "it is silent")
     await eventually(lambda: why(f"the lease of worker {adopter} expired"), "its lease has expired")
     assert await why(": start one there")
-    fleet.start({"default": 1})
-    fleet.open_gate("process")
-    await fleet.assert_whole("process", job)
-    (attempt,) = await fleet.store.attempts.list(job.id)
+    processes.start({"default": 1})
+    processes.open_gate("process")
+    await processes.assert_whole("process", job)
+    (attempt,) = await processes.store.attempts.list(job.id)
     assert (attempt.worker, attempt.last_worker in (None, began, adopter)) == (began, False)
 
 
-async def test_second_signal_leaves_at_once(fleet: Fleet) -> None:
+async def test_second_signal_leaves_at_once(processes: WorkerProcesses) -> None:
     """Proves C9. What it held is recovered from its lock file, not after its lease."""
-    process = await fleet.chatty("process", gated=True)
-    endless = await fleet.submit(
-        "nap", inputs={"path": fleet.marker("endless"), "seconds": 60.0}, queue="work", on_lost="hold"
+    process = await processes.chatty("process", gated=True)
+    endless = await processes.submit(
+        "nap", inputs={"path": processes.marker("endless"), "seconds": 60.0}, queue="work", on_lost="hold"
     )
-    leaver = fleet.start({"default": 1, "work": 1}, drain_grace=60.0, lease_ttl=600.0)
-    await fleet.marked("endless")
-    await fleet.running(process)
+    leaver = processes.start({"default": 1, "work": 1}, drain_grace=60.0, lease_ttl=600.0)
+    await processes.marked("endless")
+    await processes.running(process)
     leaver.signal(signal.SIGTERM)
-    await eventually(lambda: fleet.leases(process, "handed_over"), "it hands over")
+    await eventually(lambda: processes.leases(process, "handed_over"), "it hands over")
     leaver.signal(signal.SIGTERM)
     assert await leaver.dead() == 1
-    fleet.open_gate("process")
-    fleet.start({"other": 1})
-    await fleet.assert_whole("process", process)
-    assert (await fleet.ended(endless, Status.PAUSED)).error is not None
+    processes.open_gate("process")
+    processes.start({"other": 1})
+    await processes.assert_whole("process", process)
+    assert (await processes.ended(endless, Status.PAUSED)).error is not None
 
 
-async def test_cancel_reaches_the_child_though_the_canceller_is_killed_at_once(fleet: Fleet) -> None:
+async def test_cancel_reaches_the_child_though_the_canceller_is_killed_at_once(processes: WorkerProcesses) -> None:
     """Proves C5, C1, C4, R25: all that it started is gone, it is not retried, and a resume is not cancelled again."""
     script = f'[ "$HOLDFAST_ATTEMPT" = 2 ] && exit 0; trap "exit 1" TERM; {LONG}'
-    job = await long(fleet, "job", script, max_attempts=3, stop_grace=1.0, **ONCE)
-    fleet.start({"default": 1})
-    await fleet.marked("job", 2)
-    await fleet.running(job)
+    job = await long(processes, "job", script, max_attempts=3, stop_grace=1.0, **ONCE)
+    processes.start({"default": 1})
+    await processes.marked("job", 2)
+    await processes.running(job)
     canceller = (
         "import asyncio, os, sys\n"
         "from holdfast.store import open_store\n"
@@ -252,34 +256,36 @@ async def test_cancel_reaches_the_child_though_the_canceller_is_killed_at_once(f
         "asyncio.run(main())\n"
     )
     done = await asyncio.to_thread(
-        subprocess.run, [sys.executable, "-c", canceller, str(fleet.settings.database_url), job.id], check=False
+        subprocess.run, [sys.executable, "-c", canceller, str(processes.settings.database_url), job.id], check=False
     )
     assert done.returncode == -signal.SIGKILL
-    ended = await fleet.ended(job, Status.CANCELLED)
+    ended = await processes.ended(job, Status.CANCELLED)
     assert ended.attempts == 1
-    assert not any(alive(pid) for pid in fleet.marks("job"))
-    assert (await fleet.cancels(job))[:2] == ["requested", "signalled"]
-    assert (await fleet.cancels(job))[-1] == "dead"
-    await fleet.store.jobs.resume(job.id)
-    assert (await fleet.ended(job, Status.SUCCEEDED)).attempts == 2
+    assert not any(alive(pid) for pid in processes.marks("job"))
+    assert (await processes.cancels(job))[:2] == ["requested", "signalled"]
+    assert (await processes.cancels(job))[-1] == "dead"
+    await processes.store.jobs.resume(job.id)
+    assert (await processes.ended(job, Status.SUCCEEDED)).attempts == 2
 
 
-async def test_cancel_that_races_the_start_wins(fleet: Fleet) -> None:
+async def test_cancel_that_races_the_start_wins(processes: WorkerProcesses) -> None:
     """Proves C2, L13. The job was claimed already, and nothing starts; that is no attempt."""
-    go = str(fleet.folder / "go")
-    job = await fleet.chatty("job")
-    other = await fleet.chatty("other", queue="other")
-    fleet.start({"default": 1, "other": 1}, Hook(step="claimed", do="wait", job=job.id, path=go))
-    await fleet.eventually(lambda: os.path.exists(f"{go}.here"), "the worker has claimed it")
-    await fleet.store.jobs.cancel(job.id)
-    fleet.touch("go")
-    ended = await fleet.ended(job, Status.CANCELLED)
+    go = str(processes.folder / "go")
+    job = await processes.chatty("job")
+    other = await processes.chatty("other", queue="other")
+    processes.start({"default": 1, "other": 1}, Hook(step="claimed", do="wait", job=job.id, path=go))
+    await processes.eventually(lambda: os.path.exists(f"{go}.here"), "the worker has claimed it")
+    await processes.store.jobs.cancel(job.id)
+    processes.touch("go")
+    ended = await processes.ended(job, Status.CANCELLED)
     assert ended.attempts == 0
-    assert fleet.marks("job") == []
-    await fleet.assert_whole("other", other)
+    assert processes.marks("job") == []
+    await processes.assert_whole("other", other)
 
 
-async def test_what_cannot_be_killed_is_never_called_cancelled(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_cannot_be_killed_is_never_called_cancelled(
+    workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Proves R23. It stays running and holds its lane until it is dead."""
     refuses, collect = True, Process.collect
 
@@ -287,23 +293,23 @@ async def test_what_cannot_be_killed_is_never_called_cancelled(rig: Rig, monkeyp
         return None if refuses else await collect(process)
 
     monkeypatch.setattr(Process, "collect", refuse)
-    async with rig.worker():
-        job = await rig.sh("echo begun; sleep 1000", lane="l")
-        behind = await rig.sh("true", lane="l")
-        await rig.says(job, "begun")
-        await rig.store.jobs.cancel(job.id)
-        await eventually(lambda: _told(rig, job, "not_dead"), "it is told")
+    async with workers.worker():
+        job = await workers.sh("echo begun; sleep 1000", lane="l")
+        behind = await workers.sh("true", lane="l")
+        await workers.says(job, "begun")
+        await workers.store.jobs.cancel(job.id)
+        await eventually(lambda: _told(workers, job, "not_dead"), "it is told")
         await asyncio.sleep(0.5)  # Reason: time in which it would wrongly be called cancelled.
-        assert (await rig.get(job)).status is Status.RUNNING
-        assert (await rig.get(behind)).started_at is None
+        assert (await workers.get(job)).status is Status.RUNNING
+        assert (await workers.get(behind)).started_at is None
         refuses = False
-        await rig.ended(job, Status.CANCELLED)
-        await rig.ended(behind, Status.SUCCEEDED)
-    assert await _told(rig, job, "dead")
+        await workers.ended(job, Status.CANCELLED)
+        await workers.ended(behind, Status.SUCCEEDED)
+    assert await _told(workers, job, "dead")
 
 
-async def _told(rig: Rig, job: Job, rung: str) -> bool:
-    return rung in [event.data["cancel"] for event in await rig.events(job, "cancel")]
+async def _told(workers: InProcessWorkers, job: Job, rung: str) -> bool:
+    return rung in [event.data["cancel"] for event in await workers.events(job, "cancel")]
 
 
 async def _no_doubt() -> None:

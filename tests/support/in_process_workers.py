@@ -32,7 +32,7 @@ async def eventually(look: Callable[[], Awaitable[T | None]], what: str = "") ->
     raise AssertionError(f"never came true: {what}")
 
 
-class Rig:
+class InProcessWorkers:
     """Settings with short times, a store, functions, and workers on them."""
 
     def __init__(self, url: str, folder: Path, store: Store) -> None:

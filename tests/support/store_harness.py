@@ -1,4 +1,4 @@
-"""A stage for tests: a migrated store on one of the two databases, and its clock in our hand."""
+"""A harness for tests: a migrated store on one of the two databases, and its clock in our hand."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ CREATE OR REPLACE FUNCTION holdfast.clock() RETURNS timestamptz LANGUAGE sql VOL
 
 
 @dataclass
-class Stage:
+class StoreHarness:
     """What a conformance test works with. `kind` is for messages only: a test must not ask for it."""
 
     kind: str
