@@ -75,7 +75,7 @@ class Draw:
         rng = self._rng
         chance = rng.random()
         body = self._runs(quick=chance < 0.2)
-        body |= {"stop_grace": 0.5, "on_lost": rng.choice(["requeue", "requeue", "requeue", "fail", "hold"])}
+        body |= {"stop_grace": 0.5, "on_lost": rng.choice(["requeue", "requeue", "requeue", "fail", "pause"])}
         if rng.random() < 0.5 and not hangs(body):
             body |= {"max_attempts": rng.choice([2, 3, 4]), "retry": FAST_RETRY}
         if chance < 0.2:

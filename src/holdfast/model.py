@@ -19,7 +19,8 @@ from holdfast import decoding
 
 Json = Any
 Runner = Literal["function", "process", "docker"]
-OnLost = Literal["requeue", "fail", "hold"]
+OnLost = Literal["requeue", "fail", "pause", "hold"]
+"""What follows a lost attempt. `hold` is the old name of `pause`: it is accepted everywhere and read as `pause`."""
 
 
 class Status(StrEnum):
@@ -197,6 +198,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     secrets: tuple[str, ...] = ()
     uploads: tuple[str, ...] = ()
     check: Check | None = None
+
+    def __post_init__(self) -> None:
+        # The database has what the caller wrote, also from before `pause` existed; nothing else compares with `hold`.
+        if self.on_lost == "hold":
+            msgspec.structs.force_setattr(self, "on_lost", "pause")
 
 
 class StopRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -84,6 +84,20 @@ async def test_reuse_and_idempotency_answer_200_with_reused(served: Served) -> N
         assert (gone.status_code, error_of(gone)["code"]) == (409, "gone")
 
 
+async def test_on_lost_hold_is_accepted_and_shown_as_pause(served: Served) -> None:
+    """Proves L11."""
+    async with served.client() as client:
+        for written in ("pause", "hold"):
+            headers = {"Idempotency-Key": written}
+            body = {**FUNCTION, "on_lost": written}
+            answers = [await client.post("/v1/jobs", json=body, headers=headers) for _ in range(2)]
+            assert [answer.status_code for answer in answers] == [201, 200]
+            read = await client.get(f"/v1/jobs/{answers[0].json()['id']}")
+            assert [answer.json()["policy"]["on_lost"] for answer in (*answers, read)] == ["pause"] * 3
+        wrong = await client.post("/v1/jobs", json={**FUNCTION, "on_lost": "panic"})
+        assert (wrong.status_code, error_of(wrong)["details"]["field"]) == (422, "on_lost")
+
+
 async def test_bulk_is_all_or_nothing(served: Served) -> None:
     """Proves J13."""
     async with served.client() as client:

@@ -1,5 +1,6 @@
 """What callers do with jobs: submit, read, list, release, stop, resume, resolve, dismiss, delete."""
 
+import json
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
@@ -23,6 +24,7 @@ from holdfast.model import (
 )
 from holdfast.store import open_store
 from holdfast.store.store import Store, connect
+from holdfast.submission import Submission, fingerprint, parse
 from tests.support.store_harness import START, TTL, StoreHarness
 
 PROCESS = {"runner": "process", "spec": {"command": ["true"]}}
@@ -633,6 +635,35 @@ async def test_closed_store_says_so(harness: StoreHarness) -> None:
     await store.close()
     with pytest.raises(HoldfastError):
         await store.jobs.list()
+
+
+@pytest.mark.parametrize("written", ["pause", "hold"])
+async def test_on_lost_hold_is_read_as_pause(harness: StoreHarness, written: Any) -> None:
+    """Jobs of callers and databases from before `pause` keep working. Proves L11."""
+    as_json = await harness.submit(**PROCESS, on_lost=written)
+    as_struct = await harness.store.jobs.submit(
+        Submission(runner="process", spec={"command": ["true"]}, on_lost=written)
+    )
+    (listed, _) = (await harness.store.jobs.list()).items
+    (lease, _) = await harness.claim_process(slots=2)
+    shown = [job.policy.on_lost for job in (as_json, as_struct, listed, lease)]
+    assert shown == ["pause"] * 4
+    assert lease.policy_json is not None
+    assert json.loads(lease.policy_json)["on_lost"] == written
+
+
+async def test_replay_of_a_call_with_on_lost_hold_matches_a_key_that_an_older_version_stored(
+    harness: StoreHarness,
+) -> None:
+    """The hashes are what the version before `pause` made of these bodies. Proves J12, L11."""
+    body = {**PROCESS, "on_lost": "hold"}
+    assert fingerprint([body]) == "9d4cacee-a800-7540-81a5-c85cd214e2c5"
+    assert fingerprint([parse(body)]) == "19eee03c-30db-55f6-cc48-d860afdb000b"
+    (first,) = await harness.store.jobs.accept([body], key="K")
+    (again,) = await harness.store.jobs.accept([body], key="K")
+    assert (again.id, again.reused) == (first.id, True)
+    with pytest.raises(Conflict, match="another body"):
+        await harness.store.jobs.accept([{**PROCESS, "on_lost": "pause"}], key="K")
 
 
 async def test_needs_are_checked_in_a_call_with_a_key_but_not_when_it_is_replayed(harness: StoreHarness) -> None:

@@ -454,10 +454,10 @@ async def test_a_loss_ends_as_its_policy_says(harness: StoreHarness, outcome: Ou
 async def test_policy_reaches_the_worker(harness: StoreHarness) -> None:
     """Proves L11."""
     retry = {"base": 1, "cap": 8, "on": ["failed", "timed_out"]}
-    await harness.submit(on_lost="hold", retry=retry, timeout=9, stop_grace=0)
+    await harness.submit(on_lost="pause", retry=retry, timeout=9, stop_grace=0)
     (lease,) = await harness.claim()
     policy = lease.policy
-    assert (policy.on_lost, policy.timeout, policy.stop_grace, policy.idle_timeout) == ("hold", 9, 0, None)
+    assert (policy.on_lost, policy.timeout, policy.stop_grace, policy.idle_timeout) == ("pause", 9, 0, None)
     assert (policy.retry.base, policy.retry.cap, policy.retry.on) == (1, 8, ("failed", "timed_out"))
     assert (await harness.get(lease)).policy == policy
 

@@ -214,6 +214,7 @@ async def test_orphaned_function_waits_for_any_worker(harness: StoreHarness) -> 
         ({"max_attempts": 2}, Status.QUEUED),
         ({"max_attempts": 1}, Status.FAILED),
         ({"max_attempts": 2, "on_lost": "fail"}, Status.FAILED),
+        ({"max_attempts": 2, "on_lost": "pause"}, Status.PAUSED),
         ({"max_attempts": 2, "on_lost": "hold"}, Status.PAUSED),
     ],
 )
@@ -378,7 +379,7 @@ async def test_what_a_person_decided_meanwhile_wins_over_recovery(harness: Store
 
 async def test_job_that_is_held_or_worn_out_is_not_recovered(harness: StoreHarness) -> None:
     """Proves R6, L3."""
-    held = await lost_host(harness, stop_after=10, on_lost="hold")
+    held = await lost_host(harness, stop_after=10, on_lost="pause")
     await orphan_settler.run_once(harness.store, grace=GRACE)
     await harness.submit(**PROCESS)
     await harness.claim_process()
@@ -479,6 +480,7 @@ async def test_host_that_a_person_calls_gone_is_settled_as_lost(harness: StoreHa
     [
         ({"max_attempts": 2}, Status.QUEUED),
         ({}, Status.FAILED),
+        ({"on_lost": "pause"}, Status.PAUSED),
         ({"on_lost": "hold"}, Status.PAUSED),
     ],
 )

@@ -83,7 +83,7 @@ wishes = st.fixed_dictionaries(
         "hold": seldom,
         "delay": st.sampled_from([None, None, None, 10.0, -5.0]),
         "max_attempts": st.integers(1, 3),
-        "on_lost": st.sampled_from(["fail", "hold"]),
+        "on_lost": st.sampled_from(["fail", "pause", "hold"]),
         "expires": seldom,
         "follows": st.booleans(),
     }

@@ -85,6 +85,15 @@ async def test_every_field_of_a_submission_is_known_to_the_function(harness: Sto
             assert getattr(record, field) == getattr(by_python, field), field
 
 
+async def test_on_lost_hold_is_the_old_name_of_pause_for_sql_too(harness: StoreHarness, connection: Any) -> None:
+    """Proves L11."""
+    for written in ("pause", "hold"):
+        (job,) = await submit(connection, {**JOB, "on_lost": written})
+        assert (await harness.get(job)).policy.on_lost == "pause"
+        stored = "SELECT policy ->> 'on_lost' FROM holdfast.specs WHERE id = $1"
+        assert await connection.fetchval(stored, job) == written
+
+
 async def test_a_pipelines_fields_stand_in_its_spec(harness: StoreHarness, connection: Any) -> None:
     """Submitted in Python they are put there. Proves P1 for SQL."""
     asked = {"tasks": [{"name": "one", "command": ["true"]}], "connector": "files", "snapshot": "final"}

@@ -64,7 +64,8 @@ TABLE: list[tuple[str, End, dict[str, Any], Status, str | None]] = [
     ("lost", End(cause=C.LOST), {"max_attempts": 2}, S.QUEUED, "lost"),
     ("lost, last attempt", End(cause=C.LOST), {}, S.FAILED, "lost"),
     ("lost, to fail", End(cause=C.LOST), {"max_attempts": 2, "on_lost": "fail"}, S.FAILED, "lost"),
-    ("lost, to hold", End(cause=C.LOST), {"max_attempts": 2, "on_lost": "hold"}, S.PAUSED, "lost"),
+    ("lost, to pause", End(cause=C.LOST), {"max_attempts": 2, "on_lost": "pause"}, S.PAUSED, "lost"),
+    ("lost, to pause by its old name", End(cause=C.LOST), {"max_attempts": 2, "on_lost": "hold"}, S.PAUSED, "lost"),
     ("drained", End(cause=C.DRAINED), {}, S.QUEUED, None),
 ]  # fmt: skip
 

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from holdfast import decoding
 from holdfast.api.tools import load_tools
 from holdfast.errors import ConfigError, Forbidden, Invalid, NotFound
-from holdfast.model import Role, Status
+from holdfast.model import Policy, Role, Status
+from holdfast.submission import parse
 from tests.support.in_process_workers import InProcessWorkers
 from tests.support.service import error_of, serving_here
 
@@ -64,6 +66,15 @@ def test_tool_becomes_a_job_with_its_slots_filled(file: Path) -> None:
     assert job["labels"] == {"a": "b"}
     assert tools.expand({"tool": "box"})["spec"] == {"image": "alpine:3", "command": ["true"], "memory": "64m"}
     assert tools.expand({"tool": "call", "inputs": {"x": [1]}})["spec"] == {"name": "f"}
+
+
+@pytest.mark.parametrize("written", ["pause", "hold"])
+def test_tool_sets_on_lost_by_its_new_and_its_old_name(tmp_path: Path, written: str) -> None:
+    """Proves L11."""
+    path = tmp_path / "tools.toml"
+    path.write_text(f'[tools.x]\nrunner = "function"\nname = "f"\non_lost = "{written}"\n')
+    job = parse(load_tools(path).expand({"tool": "x"}))
+    assert decoding.convert(job.policy, Policy).on_lost == "pause"
 
 
 GOOD = {"title": "a", "rows": 3}
