@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 from holdfast.errors import ConfigError
 from holdfast.limits import FILES, NAMES, SETTINGS, AttemptLimits, LimitSettings
-from holdfast.model import Policy, Retry
+from holdfast.model import Policy, RetryPolicy
 from holdfast.privileges import Ceiling, Ceilings
 from holdfast.spec_checks import UNITS, memory_bytes
 
@@ -291,7 +291,7 @@ class Settings:
         found: dict[str, Any] = {}
         if self.max_attempts != 1:
             found["max_attempts"] = self.max_attempts
-        if (self.backoff_base, self.backoff_cap) != (Retry().base, Retry().cap):
+        if (self.backoff_base, self.backoff_cap) != (RetryPolicy().base, RetryPolicy().cap):
             found["retry"] = {"base": self.backoff_base, "cap": self.backoff_cap}
         if self.stop_grace != Policy().stop_grace:
             found["stop_grace"] = self.stop_grace

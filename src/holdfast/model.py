@@ -18,7 +18,7 @@ import msgspec
 from holdfast import decoding
 
 Json = Any
-Runner = Literal["function", "process", "docker"]
+RunnerName = Literal["function", "process", "docker"]
 OnLost = Literal["requeue", "fail", "pause", "hold"]
 """What follows a lost attempt. `hold` is the old name of `pause`: it is accepted everywhere and read as `pause`."""
 
@@ -171,7 +171,7 @@ class Error(msgspec.Struct, frozen=True, kw_only=True):
     message: str
 
 
-class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     base: float = 5.0
     cap: float = 300.0
     on: tuple[Literal["failed", "timed_out"], ...] = ("failed",)
@@ -188,7 +188,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """A job's rules: retries, losses, limits of time and budget, its secrets and uploads, its readiness check."""
 
     on_lost: OnLost = "requeue"
-    retry: Retry = Retry()
+    retry: RetryPolicy = RetryPolicy()
     timeout: float | None = None
     queue_timeout: float | None = None
     idle_timeout: float | None = None
@@ -231,7 +231,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     gate: Gate | None
     priority: int
     labels: Mapping[str, str]
-    runner: Runner
+    runner: RunnerName
     spec: Json
     inputs: Json
     attempts: int
@@ -303,8 +303,8 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
     adoption_json: str | None = None
 
     @property
-    def runner(self) -> Runner:
-        return cast(Runner, self.capability.partition(":")[0])
+    def runner(self) -> RunnerName:
+        return cast(RunnerName, self.capability.partition(":")[0])
 
     @property
     def spec(self) -> Json:
@@ -526,7 +526,7 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
     depth: int | None
 
 
-class Worker(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     worker: str
     host: str
     pid: int

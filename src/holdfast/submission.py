@@ -18,8 +18,16 @@ from msgspec import Meta
 
 from holdfast import decoding
 from holdfast.errors import Invalid, TooLarge
-from holdfast.model import Check, OnLost, Policy, Retry, Runner, new_id
-from holdfast.pipeline_spec import FIELDS, NO_UPLOADS, Connector, Mode, Pipeline, Task, refuse_odd_tasks
+from holdfast.model import Check, OnLost, Policy, RetryPolicy, RunnerName, new_id
+from holdfast.pipeline_spec import (
+    NO_UPLOADS,
+    PIPELINE_FIELDS,
+    ConnectorName,
+    PipelineSpec,
+    SnapshotMode,
+    TaskSpec,
+    refuse_odd_tasks,
+)
 from holdfast.spec_checks import Cpus, Memory, Pids, check_names, check_values
 from holdfast.timing import LONGEST
 
@@ -70,7 +78,7 @@ class DockerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     require_result: bool = False
 
 
-class ProcessPipeline(Pipeline, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ProcessPipelineSpec(PipelineSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
     user: Name | None = None
     memory: Memory | None = None
     pids: Pids | None = None
@@ -78,7 +86,7 @@ class ProcessPipeline(Pipeline, frozen=True, kw_only=True, forbid_unknown_fields
     folder_size: Memory | None = None
 
 
-class DockerPipeline(Pipeline, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DockerPipelineSpec(PipelineSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
     image: Name
     memory: Memory | None = None
     cpus: Cpus | None = None
@@ -89,14 +97,18 @@ class DockerPipeline(Pipeline, frozen=True, kw_only=True, forbid_unknown_fields=
     user: Name | None = None
 
 
-SPECS: Mapping[Runner, type[msgspec.Struct]] = {"function": FunctionSpec, "process": ProcessSpec, "docker": DockerSpec}
-PIPELINES: Mapping[str, type[Pipeline]] = {"process": ProcessPipeline, "docker": DockerPipeline}
+SPECS: Mapping[RunnerName, type[msgspec.Struct]] = {
+    "function": FunctionSpec,
+    "process": ProcessSpec,
+    "docker": DockerSpec,
+}
+PIPELINES: Mapping[str, type[PipelineSpec]] = {"process": ProcessPipelineSpec, "docker": DockerPipelineSpec}
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One job as a caller asks for it."""
 
-    runner: Runner
+    runner: RunnerName
     spec: dict[str, Any]
     id: str | None = None
     tenant: Name | None = None
@@ -110,7 +122,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     hold: bool = False
     available_at: Annotated[datetime, Meta(tz=True)] | None = None
     max_attempts: Annotated[int, Meta(ge=1, le=1000)] | None = None
-    retry: Retry | None = None
+    retry: RetryPolicy | None = None
     on_lost: OnLost = "requeue"
     timeout: Seconds | None = None
     queue_timeout: Seconds | None = None
@@ -123,9 +135,9 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     check: Check | None = None
     reuse_key: Name | None = None
     rebuild: bool = False
-    tasks: tuple[Task, ...] = ()
-    connector: Connector | None = None
-    snapshot: Mode | None = None
+    tasks: tuple[TaskSpec, ...] = ()
+    connector: ConnectorName | None = None
+    snapshot: SnapshotMode | None = None
     base: str | None = None
 
     @property
@@ -144,7 +156,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 _POLICY = Policy.__struct_fields__
 _policy_of = attrgetter(*_POLICY)
-_said_of = attrgetter(*FIELDS)
+_pipeline_fields_of = attrgetter(*PIPELINE_FIELDS)
 _NO_POLICY = _policy_of(Submission(runner="process", spec={}))
 
 
@@ -188,10 +200,10 @@ class Batch(msgspec.Struct, frozen=True):
 
 def filled(job: Submission, defaults: Mapping[str, Any]) -> Submission:
     """Fill in fields that a job leaves out: from the defaults, else with the built-in values."""
-    unsaid = {name: value for name, value in defaults.items() if getattr(job, name, None) is None}
-    whole = {"queue": job.queue or QUEUE, "max_attempts": job.max_attempts or MAX_ATTEMPTS, **unsaid}
+    missing = {name: value for name, value in defaults.items() if getattr(job, name, None) is None}
+    whole = {"queue": job.queue or QUEUE, "max_attempts": job.max_attempts or MAX_ATTEMPTS, **missing}
     if whole.get("retry") is not None:
-        whole["retry"] = decoding.convert(whole["retry"], Retry)
+        whole["retry"] = decoding.convert(whole["retry"], RetryPolicy)
     return msgspec.structs.replace(job, **whole)
 
 
@@ -215,13 +227,15 @@ def gather(
     if not 1 <= len(tenant) <= 200 or not tenant.isprintable():
         raise Invalid("tenant", "is empty, over 200 characters, or has control characters")
     backoff = (defaults or {}).get("retry")
-    checked = [check(job if isinstance(job, Submission) else parse(_backing_off(job, backoff)), tenant) for job in jobs]
+    checked = [
+        check(job if isinstance(job, Submission) else parse(_complete_retry(job, backoff)), tenant) for job in jobs
+    ]
     ids = [job.id for job in checked if job.id is not None]
     body = None if key is None else fingerprint(sent or jobs)
     return Batch(in_order(checked), ids, tenant, key, body, defaults or {})
 
 
-def _backing_off(job: Mapping[str, Any], backoff: Mapping[str, Any] | None) -> Mapping[str, Any]:
+def _complete_retry(job: Mapping[str, Any], backoff: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """Complete a `retry` that only says what to retry on."""
     retry = job.get("retry") if backoff is not None and isinstance(job, Mapping) else None
     if not isinstance(retry, Mapping) or backoff is None:
@@ -283,7 +297,7 @@ def check(submission: Submission, tenant: str) -> Submission:
     """Check what types cannot express; set the job's tenant, and an id if it has none."""
     if submission.tenant is not None and submission.tenant != tenant:
         raise Invalid("tenant", f"{submission.tenant!r} is not the caller's")
-    submission = _folded(submission)
+    submission = _with_pipeline_in_spec(submission)
     check_spec(submission.runner, submission.spec)
     if not (submission.kind + (submission.queue or "") + (submission.lane or "")).isprintable():
         raise _unprintable(submission)
@@ -312,21 +326,21 @@ def check(submission: Submission, tenant: str) -> Submission:
     return msgspec.structs.replace(submission, id=job_id, tenant=tenant, needs=needs)
 
 
-def _folded(submission: Submission) -> Submission:
+def _with_pipeline_in_spec(submission: Submission) -> Submission:
     """Move the fields of a pipeline into its spec, where every database and worker finds them."""
-    if not any(_said_of(submission)):
+    if not any(_pipeline_fields_of(submission)):
         return submission
-    said = {name: value for name in FIELDS if (value := getattr(submission, name))}
+    given = {name: value for name in PIPELINE_FIELDS if (value := getattr(submission, name))}
     if not submission.tasks:
-        raise Invalid(next(iter(said)), "is for pipelines: give tasks, too")
-    for name in said:
+        raise Invalid(next(iter(given)), "is for pipelines: give tasks, too")
+    for name in given:
         if name in submission.spec:
             raise Invalid(f"spec.{name}", f"is given twice: here, and as {name} of the job")
-    spec = submission.spec | msgspec.to_builtins(said)
+    spec = submission.spec | msgspec.to_builtins(given)
     return msgspec.structs.replace(submission, spec=spec, tasks=(), connector=None, snapshot=None, base=None)
 
 
-def check_spec(runner: Runner, spec: Mapping[str, Any]) -> None:
+def check_spec(runner: RunnerName, spec: Mapping[str, Any]) -> None:
     """Check what a job wants to run. A submit by SQL does not check this; the worker then does."""
     pipeline = "tasks" in spec
     if pipeline and runner not in PIPELINES:
@@ -335,16 +349,16 @@ def check_spec(runner: Runner, spec: Mapping[str, Any]) -> None:
     try:
         checked = decoding.convert(spec, kind)
     except msgspec.ValidationError as error:
-        raise _placed(invalid_field(error, root="spec")) from None
+        raise _as_written(invalid_field(error, root="spec")) from None
     check_values(spec)
-    if isinstance(checked, Pipeline):
+    if isinstance(checked, PipelineSpec):
         refuse_odd_tasks(checked)
 
 
-def _placed(error: Invalid) -> Invalid:
+def _as_written(error: Invalid) -> Invalid:
     """Name a pipeline's field as the caller wrote it, beside the spec."""
     inner = error.field.removeprefix("spec.")
-    if re.split(r"[.\[]", inner)[0] in FIELDS:
+    if re.split(r"[.\[]", inner)[0] in PIPELINE_FIELDS:
         return Invalid(inner, error.message.removeprefix(f"{error.field}: "))
     return error
 
@@ -357,13 +371,13 @@ def in_order(submissions: Sequence[Submission]) -> list[Submission]:
         raise Invalid("id", f"job {twice} is in this batch twice")
     if not any(submission.needs for submission in submissions):
         return list(submissions)
-    if _stands_in_order(submissions, by_id):
+    if _is_in_order(submissions, by_id):
         return list(submissions)
     inside = {job_id: [need for need in job.needs if need in by_id] for job_id, job in by_id.items()}
     return [by_id[job_id] for job_id in _topological(inside)]
 
 
-def _stands_in_order(submissions: Sequence[Submission], by_id: Mapping[str, Submission]) -> bool:
+def _is_in_order(submissions: Sequence[Submission], by_id: Mapping[str, Submission]) -> bool:
     before: set[str] = set()
     for submission in submissions:
         if any(need in by_id and need not in before for need in submission.needs):

@@ -7,8 +7,7 @@ import asyncpg
 import pytest
 
 from holdfast.model import Claimable, Gate, Status, new_id
-from holdfast.pipeline_spec import FIELDS as PIPELINE
-from holdfast.pipeline_spec import pipeline_of
+from holdfast.pipeline_spec import PIPELINE_FIELDS, pipeline_of
 from holdfast.store.postgres import PostgresDatabase
 from holdfast.submission import Submission
 from tests.support.store_harness import TTL, StoreHarness
@@ -74,7 +73,7 @@ async def test_every_field_of_a_submission_is_known_to_the_function(harness: Sto
         "uploads": ["u"],
         "check": {"command": ["true"], "timeout": 1},
     }
-    assert set(everything) == set(Submission.__struct_fields__) - set(PIPELINE)
+    assert set(everything) == set(Submission.__struct_fields__) - set(PIPELINE_FIELDS)
     (by_sql,) = await submit(connection, everything)
     await harness.store.gates.resolve()
     await connection.execute("DELETE FROM holdfast.reuse")

@@ -13,7 +13,7 @@ from holdfast.api import VERSION, openapi
 from holdfast.api.auth import Access, first_admin
 from holdfast.api.connections import connection_limit
 from holdfast.api.depths import Depths
-from holdfast.api.direct import Executor
+from holdfast.api.direct import DirectExecutor
 from holdfast.api.dry_run import FactsOf
 from holdfast.api.errors import not_routed
 from holdfast.api.fanout import Fanout
@@ -46,7 +46,7 @@ from holdfast.store.audit import local_actor
 from holdfast.store.outage import asked_again
 
 NOUNS = (jobs, events, artifacts, uploads, snapshots, lanes, queues, workers, tools, tokens, audit, probes)
-Background = Callable[[Store], AbstractAsyncContextManager[Executor | None]]
+Background = Callable[[Store], AbstractAsyncContextManager[DirectExecutor | None]]
 """What runs beside the service, with its store: the duties, or what runs jobs in the request."""
 
 

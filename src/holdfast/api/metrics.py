@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 from holdfast.api import VERSION
 from holdfast.api.depths import Counted
 from holdfast.api.routing import Service
-from holdfast.model import Worker
+from holdfast.model import WorkerRecord
 from holdfast.store.queues import loads_of, oldest_of
 
 STATUS = {"held": "pending", "running": "running"}
@@ -67,7 +67,7 @@ def _queues(counted: Counted, tenant: str | None) -> Iterator[Metric]:
     yield waited
 
 
-def _workers(service: Service, workers: Sequence[Worker], totals: Mapping[str, Any]) -> Iterator[Metric]:
+def _workers(service: Service, workers: Sequence[WorkerRecord], totals: Mapping[str, Any]) -> Iterator[Metric]:
     live = GaugeMetricFamily("holdfast_workers", "Workers.", labels=["live"])
     for said, count in (("true", sum(w.live for w in workers)), ("false", sum(not w.live for w in workers))):
         live.add_metric([said], count)

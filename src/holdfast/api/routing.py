@@ -20,7 +20,7 @@ from starlette.responses import Response
 from holdfast import decoding
 from holdfast.api.auth import Access, Caller, checked_name
 from holdfast.api.depths import Depths
-from holdfast.api.direct import Executor
+from holdfast.api.direct import DirectExecutor
 from holdfast.api.dry_run import FactsOf
 from holdfast.api.errors import JSON, NoSuchMethod, ends_in_action, to_response
 from holdfast.api.fanout import Fanout
@@ -57,7 +57,7 @@ class Service:
     facts: FactsOf
     depths: Depths
     readiness: Readiness
-    direct: Executor | None = None
+    direct: DirectExecutor | None = None
     """What runs jobs in the request, where the queue is off."""
     large_bodies: LargeBodies = field(default_factory=LargeBodies)
     requests: Counter[tuple[str, str, int]] = field(default_factory=Counter)

@@ -20,8 +20,8 @@ from msgspec import Meta
 
 from holdfast import decoding
 from holdfast.errors import ConfigError, Forbidden, HoldfastError, Invalid, NotFound
-from holdfast.model import Check, OnLost, Retry, Runner
-from holdfast.pipeline_spec import FIELDS as PIPELINE_FIELDS
+from holdfast.model import Check, OnLost, RetryPolicy, RunnerName
+from holdfast.pipeline_spec import PIPELINE_FIELDS
 from holdfast.privileges import ROOT, names_root
 from holdfast.submission import Name, Seconds, check, parse
 
@@ -43,7 +43,7 @@ DIGEST = 16
 class Tool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A tool as the file defines it. A caller cannot set what is set here."""
 
-    runner: Runner
+    runner: RunnerName
     description: str = ""
     command: list[str] | None = None
     image: Name | None = None
@@ -65,7 +65,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     stop_grace: float | None = None
     stop_after: Seconds | None = None
     max_attempts: Annotated[int, Meta(ge=1, le=1000)] | None = None
-    retry: Retry | None = None
+    retry: RetryPolicy | None = None
     on_lost: OnLost | None = None
     budget: dict[Name, float] | None = None
     secrets: list[Name] | None = None

@@ -22,7 +22,7 @@ from holdfast import decoding
 from holdfast.client.outage import Outage, Reachability, ServerUnreachable, cause, rest
 from holdfast.client.streams import EventStream
 from holdfast.errors import ConfigError, HoldfastError
-from holdfast.model import Attempt, Event, Json, Lane, Snapshot, Status, TaskRecord, Worker, new_id
+from holdfast.model import Attempt, Event, Json, Lane, Snapshot, Status, TaskRecord, WorkerRecord, new_id
 from holdfast.response_types import ArtifactView, Explanation, JobView, PlanView, QueueView, ToolView
 
 MOST_PORT = 65_535
@@ -322,8 +322,8 @@ class AsyncClient:
     async def queues(self) -> Sequence[QueueView]:
         return await self._list("/v1/queues", QueueView)
 
-    async def workers(self) -> Sequence[Worker]:
-        return await self._list("/v1/workers", Worker)
+    async def workers(self) -> Sequence[WorkerRecord]:
+        return await self._list("/v1/workers", WorkerRecord)
 
     async def tools(self) -> Sequence[ToolView]:
         return await self._list("/v1/tools", ToolView)

@@ -13,11 +13,11 @@ from holdfast.errors import Invalid
 from holdfast.model import Json
 from holdfast.pipeline.identity import Components, root_of, snapshot_id, task_hash, text_hash
 from holdfast.pipeline.sources import Declared, Origin, Sources
-from holdfast.pipeline_spec import Connector, Mode, Pipeline, Task, pipeline_of
+from holdfast.pipeline_spec import ConnectorName, PipelineSpec, SnapshotMode, TaskSpec, pipeline_of
 
 SCHEMA = "2"
 """Part of every identity: raise it when older snapshots can no longer be reused."""
-CONNECTORS: Mapping[Connector, str] = {"files": "files 1", "postgres": "postgres 1"}
+CONNECTORS: Mapping[ConnectorName, str] = {"files": "files 1", "postgres": "postgres 1"}
 """Versions of how each connector leaves a workspace: a change invalidates its snapshots."""
 
 
@@ -55,8 +55,8 @@ class TaskPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str
-    connector: Connector
-    mode: Mode
+    connector: ConnectorName
+    mode: SnapshotMode
     base: str | None
     tasks: tuple[TaskPlan, ...]
 
@@ -112,7 +112,7 @@ def _inside(path: str) -> Path:
     return Path(*parts)
 
 
-def _tasks(pipeline: Pipeline, sources: Sources, shared: Components, tenant: str) -> Iterator[TaskPlan]:
+def _tasks(pipeline: PipelineSpec, sources: Sources, shared: Components, tenant: str) -> Iterator[TaskPlan]:
     parent = pipeline.base or root_of(tenant)
     for n, task in enumerate(pipeline.tasks):
         where = f"tasks[{n}]"
@@ -140,7 +140,7 @@ def _tasks(pipeline: Pipeline, sources: Sources, shared: Components, tenant: str
         parent = made
 
 
-def shared_components(connector: Connector, facts: Facts, inputs: Json, secrets: Sequence[str]) -> Components:
+def shared_components(connector: ConnectorName, facts: Facts, inputs: Json, secrets: Sequence[str]) -> Components:
     """Return the components that all tasks of a job share. Without inputs or secrets there is no such component."""
     found = {"schema": SCHEMA, "connector": CONNECTORS[connector]}
     if facts.image is not None:
@@ -155,7 +155,7 @@ def shared_components(connector: Connector, facts: Facts, inputs: Json, secrets:
     return found
 
 
-def components_of(task: Task, sql: str | None, files: Sequence[Declared], env: Mapping[str, str]) -> Components:
+def components_of(task: TaskSpec, sql: str | None, files: Sequence[Declared], env: Mapping[str, str]) -> Components:
     """Return the components of one task by name. Values that may be long or private are hashed."""
     found: dict[str, str] = {}
     if task.command is not None:

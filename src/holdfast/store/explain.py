@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
 from holdfast.errors import NotFound
-from holdfast.model import FUNCTION_DOMAIN, Gate, Job, LaneState, Queue, Status, TaskStatus, Worker
+from holdfast.model import FUNCTION_DOMAIN, Gate, Job, LaneState, Queue, Status, TaskStatus, WorkerRecord
 from holdfast.pipeline_spec import pipeline_of
 from holdfast.response_types import Explanation, Reason
 from holdfast.store.database import Database, Row
@@ -218,13 +218,13 @@ def _seconds(time: timedelta) -> str:
     return f"{time.total_seconds():.0f} s"
 
 
-def _away(job: Job, workers: Sequence[Worker]) -> str:
+def _away(job: Job, workers: Sequence[WorkerRecord]) -> str:
     """Say which workers could run the job if their engine were reachable."""
     away = [f"{worker.worker}: {worker.away[job.capability]}" for worker in workers if job.capability in worker.away]
     return "".join(f"; {text}" for text in away)
 
 
-def _workers(job: Job, workers: Sequence[Worker]) -> Iterator[Reason]:
+def _workers(job: Job, workers: Sequence[WorkerRecord]) -> Iterator[Reason]:
     """Say why no worker claims the job: none is alive, none serves its queue or can run it, or all slots are taken."""
     live = [worker for worker in workers if worker.live and not worker.draining]
     serving = [worker for worker in live if job.queue in worker.queues]

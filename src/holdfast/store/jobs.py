@@ -34,7 +34,7 @@ from holdfast.store.lanes import settle_lanes
 from holdfast.store.listing import Filters, JobPage, list_jobs
 from holdfast.store.outcomes import encoded_result
 from holdfast.store.rows import known_id, to_job, to_json
-from holdfast.store.transitions import Move, Moved, Plan, audit, change_job, event, is_lost, lock_job
+from holdfast.store.transitions import DecideMove, Move, Moved, audit, change_job, event, is_lost, lock_job
 from holdfast.submission import QUEUE, Accepted, Batch, Submission, gather
 
 ID_DIGITS = 32
@@ -203,10 +203,10 @@ class Jobs:
     async def release(self, job_id: str, *, tenant: str = "default", by: By = None) -> Job:
         """Queue a job that was submitted with `hold`."""
 
-        async def plan(_: Tx, row: Row) -> Move:
+        async def decide(_: Tx, row: Row) -> Move:
             return _queued(row, Verb.RELEASE, by, None)
 
-        await self._change(Verb.RELEASE, tenant, job_id, plan)
+        await self._change(Verb.RELEASE, tenant, job_id, decide)
         return await self.get(job_id, tenant=tenant)
 
     async def cancel(
@@ -237,7 +237,7 @@ class Jobs:
         its usage. `stopped` says that a person made sure that a lost attempt no longer runs.
         """
 
-        async def plan(tx: Tx, row: Row) -> Move:
+        async def decide(tx: Tx, row: Row) -> Move:
             if row["stop_kind"] == StopKind.DELETE:
                 raise Conflict(f"cannot resume job {job_id}: it is being deleted")
             if row["phase"] is not None and not stopped:
@@ -259,7 +259,7 @@ class Jobs:
                 await record(tx, by, "job.resume", row["id"], tenant=tenant, before=before, after=after, reason=reason)
             return _queued(row, Verb.RESUME, by, reason)
 
-        await self._change(Verb.RESUME, tenant, job_id, plan)
+        await self._change(Verb.RESUME, tenant, job_id, decide)
         return await self.get(job_id, tenant=tenant)
 
     async def resolve(
@@ -274,7 +274,7 @@ class Jobs:
         """Mark a paused, failed or timed-out job as succeeded, with the result that a person gives."""
         encoded_result(result)
 
-        async def plan(tx: Tx, row: Row) -> Move:
+        async def decide(tx: Tx, row: Row) -> Move:
             before, after = {"status": row["status"]}, {"status": str(Status.SUCCEEDED)}
             await record(tx, by, "job.resolve", row["id"], tenant=tenant, before=before, after=after, reason=reason)
             return Move(
@@ -286,13 +286,13 @@ class Jobs:
                 events=[*audit(Verb.RESOLVE, by, reason), event("status", status="succeeded", resolved=True)],
             )
 
-        await self._change(Verb.RESOLVE, tenant, job_id, plan)
+        await self._change(Verb.RESOLVE, tenant, job_id, decide)
         return await self.get(job_id, tenant=tenant)
 
     async def dismiss(self, job_id: str, *, tenant: str = "default", by: By = None, reason: str | None = None) -> Job:
         """Let the lane of a failed or timed-out job continue without it."""
 
-        async def plan(tx: Tx, row: Row) -> Move | None:
+        async def decide(tx: Tx, row: Row) -> Move | None:
             if row["dismissed"]:
                 return None
             before = {"status": row["status"]}
@@ -306,7 +306,7 @@ class Jobs:
                 events=events,
             )
 
-        await self._change(Verb.DISMISS, tenant, job_id, plan)
+        await self._change(Verb.DISMISS, tenant, job_id, decide)
         return await self.get(job_id, tenant=tenant)
 
     async def delete(
@@ -380,7 +380,7 @@ class Jobs:
         return ended
 
     async def _expire(self, tenant: str, job_id: str) -> bool:
-        async def plan(_: Tx, row: Row) -> Move | None:
+        async def decide(_: Tx, row: Row) -> Move | None:
             if not row["overdue"]:
                 return None
             error = Error(code="queue_timeout", message="no worker claimed the job within its queue timeout")
@@ -392,15 +392,15 @@ class Jobs:
             )
 
         try:
-            moved = await self._change(Verb.EXPIRE, tenant, job_id, plan)
+            moved = await self._change(Verb.EXPIRE, tenant, job_id, decide)
         except (Conflict, NotFound):
             return False
         return moved.status is Status.TIMED_OUT
 
     # Steps
 
-    async def _change(self, verb: Verb, tenant: str, job_id: str, plan: Plan) -> Moved:
-        moved = await change_job(self._database, verb, tenant, known_id(job_id), plan)
+    async def _change(self, verb: Verb, tenant: str, job_id: str, decide: DecideMove) -> Moved:
+        moved = await change_job(self._database, verb, tenant, known_id(job_id), decide)
         await self._tell(moved)
         return moved
 
@@ -418,7 +418,7 @@ class Jobs:
         outcome: Literal["ended", "stopping", "already"] = "already"
         why = one_line(reason, MAX_REASON) or None if reason else None
 
-        async def plan(tx: Tx, row: Row) -> Move | None:
+        async def decide(tx: Tx, row: Row) -> Move | None:
             nonlocal outcome
             outcome = "already"
             status = Status(row["status"])
@@ -452,7 +452,7 @@ class Jobs:
                 ],
             )
 
-        await self._change(verb, tenant, job_id, plan)
+        await self._change(verb, tenant, job_id, decide)
         if outcome == "stopping":
             self._notifications.post([notify.STOP])
         return Stopped(outcome=outcome, job=await self.get(job_id, tenant=tenant))

@@ -16,10 +16,10 @@ from holdfast.store.database import Row, json_text
 from holdfast.store.error_mapping import need_unknown
 from holdfast.submission import QUEUE, Batch, Submission, filled
 
-Run = Callable[..., Sequence[Row]]
+RunStatement = Callable[..., Sequence[Row]]
 
 
-def accept(run: Run, batch: Batch) -> Sequence[Row]:
+def accept(run: RunStatement, batch: Batch) -> Sequence[Row]:
     """Write a batch and return the jobs that exist already, as the SQL function does."""
     if batch.key is not None:
         used = run("used_key", tenant=batch.tenant, key=batch.key)
@@ -40,7 +40,7 @@ def accept(run: Run, batch: Batch) -> Sequence[Row]:
     return [{"id": standing, "asked": own} for own, standing in joined.items()]
 
 
-def _with_defaults(run: Run, batch: Batch) -> Batch:
+def _with_defaults(run: RunStatement, batch: Batch) -> Batch:
     """Fill in fields that the jobs leave out: from the defaults of their functions, else from the caller's settings."""
     registered: dict[str, Mapping[str, Any]] = {}
     if any(job.runner == "function" for job in batch.jobs):
@@ -62,7 +62,7 @@ def _labels(jobs: Sequence[Submission]) -> list[dict[str, str | None]]:
     ]
 
 
-def _replay(run: Run, batch: Batch, used: Row) -> Sequence[Row]:
+def _replay(run: RunStatement, batch: Batch, used: Row) -> Sequence[Row]:
     if used["body"] != batch.body:
         raise Conflict(f"idempotency key {batch.key} was used with another body")
     ids: list[str] = decoding.decode(used["jobs"], list[str])
@@ -72,7 +72,7 @@ def _replay(run: Run, batch: Batch, used: Row) -> Sequence[Row]:
     return [{"id": job_id, "asked": None} for job_id in ids]
 
 
-def _join(run: Run, jobs: Sequence[Submission]) -> dict[str, str]:
+def _join(run: RunStatement, jobs: Sequence[Submission]) -> dict[str, str]:
     """Return which of these jobs have a reuse key that another job already has, with that job."""
     joined: dict[str, str] = {}
     mine: dict[str, str] = {}
@@ -91,7 +91,7 @@ def _join(run: Run, jobs: Sequence[Submission]) -> dict[str, str]:
     return joined
 
 
-def _refuse_needs(run: Run, batch: Batch) -> None:
+def _refuse_needs(run: RunStatement, batch: Batch) -> None:
     outside = sorted({need for job in batch.jobs for need in job.needs}.difference(batch.ids))
     if not outside:
         return
@@ -109,7 +109,7 @@ def _with_needs(job: Submission, joined: Mapping[str, str]) -> Submission:
     return msgspec.structs.replace(job, needs=tuple(joined.get(need, need) for need in job.needs))
 
 
-def _refuse_overflow(run: Run, jobs: Sequence[Submission]) -> None:
+def _refuse_overflow(run: RunStatement, jobs: Sequence[Submission]) -> None:
     limits: dict[str, Any] = {row["queue"]: row["depth_limit"] for row in run("limited_queues")}
     if not limits:
         return

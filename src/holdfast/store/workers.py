@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from holdfast.errors import Conflict, NotFound
-from holdfast.model import FUNCTION_DOMAIN, Attempt, Worker
+from holdfast.model import FUNCTION_DOMAIN, Attempt, WorkerRecord
 from holdfast.store.audit import By, name_of, record
 from holdfast.store.database import Database, Tx, json_text
 from holdfast.store.orphans import Orphans
@@ -161,7 +161,7 @@ class Workers:
         rows = await self._database.rows("forget_long_dead", age=age, function=FUNCTION_DOMAIN, limit=limit)
         return len(rows)
 
-    async def list(self, *, tenant: str | None = None) -> Sequence[Worker]:
+    async def list(self, *, tenant: str | None = None) -> Sequence[WorkerRecord]:
         """Return all workers; with a tenant, only that tenant's jobs are named."""
         return [to_worker(row) for row in await self._database.read("list_workers", tenant=tenant)]
 

@@ -96,7 +96,7 @@ class Direct:
 
         async def claim() -> Lease | None:
             ttl = self._settings.lease_ttl
-            found, lease = await self._store.direct.accept(
+            found, lease = await self._store.direct_jobs.accept(
                 self._worker.id, job, domain=domain, ttl=ttl, tenant=tenant, key=key, sent=sent
             )
             accepted.append(found)
@@ -157,7 +157,7 @@ class Direct:
         if domain is None:
             return None
         ttl = self._settings.lease_ttl
-        claim = self._store.direct.claim
+        claim = self._store.direct_jobs.claim
         return await self._take(
             lambda: retried(lambda: claim(self._worker.id, job.id, domain=domain, ttl=ttl), "claiming a retry")
         )

@@ -25,55 +25,55 @@ SELECT r.* FROM holdfast.job_records AS r WHERE r.id = :id::uuid AND r.tenant = 
 SELECT n.need_id FROM holdfast.needs AS n WHERE n.job_id = :id::uuid AND NOT n.satisfied ORDER BY n.need_id;
 
 -- name: list_jobs
--- One stretch of a list, newest first: scan `walk` jobs along one index (specs_listed, specs_of_kind, labels_listed,
+-- One part of a list, newest first: read `scan` jobs along one index (specs_listed, specs_of_kind, labels_listed,
 -- jobs_of_lane, jobs_waiting with jobs_ended and jobs_running); return those that match, and always the last one: the
--- next stretch starts after it.
-WITH walked AS MATERIALIZED (
+-- next part starts after it.
+WITH scanned AS MATERIALIZED (
   (
     SELECT s.id, s.requested_at
     FROM holdfast.specs AS s
-    WHERE :way::text = 'newest'
+    WHERE :index_name::text = 'newest'
       AND s.tenant = :tenant::text
       AND (s.requested_at, s.id) < (coalesce(:before_at::timestamptz, 'infinity'), :before_id::uuid)
       AND s.requested_at >= coalesce(:since_at::timestamptz, '-infinity')
     ORDER BY s.requested_at DESC, s.id DESC
-    LIMIT :walk::integer
+    LIMIT :scan::integer
   )
   UNION ALL
   (
     SELECT s.id, s.requested_at
     FROM holdfast.specs AS s
-    WHERE :way::text = 'kind'
+    WHERE :index_name::text = 'kind'
       AND s.tenant = :tenant::text
       AND s.kind = :kind::text
       AND (s.requested_at, s.id) < (coalesce(:before_at::timestamptz, 'infinity'), :before_id::uuid)
       AND s.requested_at >= coalesce(:since_at::timestamptz, '-infinity')
     ORDER BY s.requested_at DESC, s.id DESC
-    LIMIT :walk::integer
+    LIMIT :scan::integer
   )
   UNION ALL
   (
     SELECT l.id, l.requested_at
     FROM holdfast.labels AS l
-    WHERE :way::text = 'label'
+    WHERE :index_name::text = 'label'
       AND l.tenant = :tenant::text
       AND l.label = md5(:label::text)::uuid
       AND (l.requested_at, l.id) < (coalesce(:before_at::timestamptz, 'infinity'), :before_id::uuid)
       AND l.requested_at >= coalesce(:since_at::timestamptz, '-infinity')
     ORDER BY l.requested_at DESC, l.id DESC
-    LIMIT :walk::integer
+    LIMIT :scan::integer
   )
   UNION ALL
   (
     SELECT j.id, j.requested_at
     FROM holdfast.jobs AS j
-    WHERE :way::text = 'lane'
+    WHERE :index_name::text = 'lane'
       AND j.tenant = :tenant::text
       AND j.lane = :lane::text
       AND (j.requested_at, j.id) < (coalesce(:before_at::timestamptz, 'infinity'), :before_id::uuid)
       AND j.requested_at >= coalesce(:since_at::timestamptz, '-infinity')
     ORDER BY j.requested_at DESC, j.id DESC
-    LIMIT :walk::integer
+    LIMIT :scan::integer
   )
   UNION ALL
   (
@@ -83,7 +83,7 @@ WITH walked AS MATERIALIZED (
       (
         SELECT j.id, j.requested_at
         FROM holdfast.jobs AS j
-        WHERE :way::text = 'status'
+        WHERE :index_name::text = 'status'
           AND j.tenant = :tenant::text
           AND j.status = g.status
           AND j.queue = g.queue
@@ -91,13 +91,13 @@ WITH walked AS MATERIALIZED (
           AND (j.requested_at, j.id) < (coalesce(:before_at::timestamptz, 'infinity'), :before_id::uuid)
           AND j.requested_at >= coalesce(:since_at::timestamptz, '-infinity')
         ORDER BY j.requested_at DESC, j.id DESC
-        LIMIT :walk::integer
+        LIMIT :scan::integer
       )
       UNION ALL
       (
         SELECT j.id, j.requested_at
         FROM holdfast.jobs AS j
-        WHERE :way::text = 'status'
+        WHERE :index_name::text = 'status'
           AND j.tenant = :tenant::text
           AND j.status = g.status
           AND j.queue = g.queue
@@ -105,13 +105,13 @@ WITH walked AS MATERIALIZED (
           AND (j.requested_at, j.id) < (coalesce(:before_at::timestamptz, 'infinity'), :before_id::uuid)
           AND j.requested_at >= coalesce(:since_at::timestamptz, '-infinity')
         ORDER BY j.requested_at DESC, j.id DESC
-        LIMIT :walk::integer
+        LIMIT :scan::integer
       )
       UNION ALL
       (
         SELECT j.id, j.requested_at
         FROM holdfast.jobs AS j
-        WHERE :way::text = 'status'
+        WHERE :index_name::text = 'status'
           AND j.tenant = :tenant::text
           AND j.status = g.status
           AND (g.queue IS NULL OR j.queue = g.queue)
@@ -120,15 +120,15 @@ WITH walked AS MATERIALIZED (
           AND (j.requested_at, j.id) < (coalesce(:before_at::timestamptz, 'infinity'), :before_id::uuid)
           AND j.requested_at >= coalesce(:since_at::timestamptz, '-infinity')
         ORDER BY j.requested_at DESC, j.id DESC
-        LIMIT :walk::integer
+        LIMIT :scan::integer
       )
     ) AS f
     ORDER BY f.requested_at DESC, f.id DESC
-    LIMIT :walk::integer
+    LIMIT :scan::integer
   )
 )
-SELECT r.*, f.fits, (SELECT count(*) FROM walked) AS walked
-FROM walked AS w
+SELECT r.*, f.fits, (SELECT count(*) FROM scanned) AS scanned
+FROM scanned AS w
 JOIN holdfast.job_records AS r ON r.id = w.id
 CROSS JOIN LATERAL (
   SELECT (:statuses::json IS NULL OR r.status IN (SELECT json_array_elements_text(:statuses::json)))
@@ -138,7 +138,7 @@ CROSS JOIN LATERAL (
     AND (:labels::jsonb IS NULL OR r.labels @> :labels::jsonb) AS fits
 ) AS f
 WHERE f.fits
-  OR w.id = (SELECT x.id FROM walked AS x ORDER BY x.requested_at, x.id LIMIT 1)
+  OR w.id = (SELECT x.id FROM scanned AS x ORDER BY x.requested_at, x.id LIMIT 1)
 ORDER BY w.requested_at DESC, w.id DESC
 LIMIT :limit::integer;
 

@@ -18,62 +18,62 @@ SELECT r.* FROM job_records AS r WHERE r.id = :id AND r.tenant = :tenant;
 SELECT n.need_id FROM needs AS n WHERE n.job_id = :id AND n.satisfied = 0 ORDER BY n.need_id;
 
 -- name: list_jobs
--- One stretch of a list, newest first: scan `walk` jobs along one index (specs_listed, specs_of_kind, labels_listed,
+-- One part of a list, newest first: read `scan` jobs along one index (specs_listed, specs_of_kind, labels_listed,
 -- jobs_of_lane, jobs_waiting with jobs_ended and jobs_running); return those that match, and always the last one: the
--- next stretch starts after it.
-WITH walked AS MATERIALIZED (
+-- next part starts after it.
+WITH scanned AS MATERIALIZED (
   SELECT * FROM (
     SELECT s.id, s.requested_at
     FROM specs AS s
-    WHERE :way = 'newest'
+    WHERE :index_name = 'newest'
       AND s.tenant = :tenant
       AND (s.requested_at, s.id) < (coalesce(:before_at, 9223372036854775807), :before_id)
       AND s.requested_at >= coalesce(:since_at, 0)
     ORDER BY s.requested_at DESC, s.id DESC
-    LIMIT :walk
+    LIMIT :scan
   )
   UNION ALL
   SELECT * FROM (
     SELECT s.id, s.requested_at
     FROM specs AS s
-    WHERE :way = 'kind'
+    WHERE :index_name = 'kind'
       AND s.tenant = :tenant
       AND s.kind = :kind
       AND (s.requested_at, s.id) < (coalesce(:before_at, 9223372036854775807), :before_id)
       AND s.requested_at >= coalesce(:since_at, 0)
     ORDER BY s.requested_at DESC, s.id DESC
-    LIMIT :walk
+    LIMIT :scan
   )
   UNION ALL
   SELECT * FROM (
     SELECT l.id, l.requested_at
     FROM labels AS l
-    WHERE :way = 'label'
+    WHERE :index_name = 'label'
       AND l.tenant = :tenant
       AND l.label = :label
       AND (l.requested_at, l.id) < (coalesce(:before_at, 9223372036854775807), :before_id)
       AND l.requested_at >= coalesce(:since_at, 0)
     ORDER BY l.requested_at DESC, l.id DESC
-    LIMIT :walk
+    LIMIT :scan
   )
   UNION ALL
   SELECT * FROM (
     SELECT j.id, j.requested_at
     FROM jobs AS j
-    WHERE :way = 'lane'
+    WHERE :index_name = 'lane'
       AND j.tenant = :tenant
       AND j.lane = :lane
       AND (j.requested_at, j.id) < (coalesce(:before_at, 9223372036854775807), :before_id)
       AND j.requested_at >= coalesce(:since_at, 0)
     ORDER BY j.requested_at DESC, j.id DESC
-    LIMIT :walk
+    LIMIT :scan
   )
   UNION ALL
   SELECT * FROM (
     SELECT j.id, j.requested_at
     FROM json_each(:ranges) AS g
     CROSS JOIN jobs AS j
-    WHERE :way = 'status'
+    WHERE :index_name = 'status'
       AND j.rowid IN (
         SELECT * FROM (
           SELECT f.rowid
@@ -85,7 +85,7 @@ WITH walked AS MATERIALIZED (
             AND (f.requested_at, f.id) < (coalesce(:before_at, 9223372036854775807), :before_id)
             AND f.requested_at >= coalesce(:since_at, 0)
           ORDER BY f.requested_at DESC, f.id DESC
-          LIMIT :walk
+          LIMIT :scan
         )
         UNION ALL
         SELECT * FROM (
@@ -98,7 +98,7 @@ WITH walked AS MATERIALIZED (
             AND (f.requested_at, f.id) < (coalesce(:before_at, 9223372036854775807), :before_id)
             AND f.requested_at >= coalesce(:since_at, 0)
           ORDER BY f.requested_at DESC, f.id DESC
-          LIMIT :walk
+          LIMIT :scan
         )
         UNION ALL
         SELECT * FROM (
@@ -112,14 +112,14 @@ WITH walked AS MATERIALIZED (
             AND (f.requested_at, f.id) < (coalesce(:before_at, 9223372036854775807), :before_id)
             AND f.requested_at >= coalesce(:since_at, 0)
           ORDER BY f.requested_at DESC, f.id DESC
-          LIMIT :walk
+          LIMIT :scan
         )
       )
     ORDER BY j.requested_at DESC, j.id DESC
-    LIMIT :walk
+    LIMIT :scan
   )
 )
-SELECT r.*, (SELECT count(*) FROM walked) AS walked,
+SELECT r.*, (SELECT count(*) FROM scanned) AS scanned,
   (:statuses IS NULL OR r.status IN (SELECT value FROM json_each(:statuses)))
   AND (:kind IS NULL OR r.kind = :kind)
   AND (:queue IS NULL OR r.queue = :queue)
@@ -127,10 +127,10 @@ SELECT r.*, (SELECT count(*) FROM walked) AS walked,
   AND (:labels IS NULL OR NOT EXISTS (
     SELECT 1 FROM json_each(:labels) AS w
     WHERE NOT EXISTS (SELECT 1 FROM json_each(r.labels) AS l WHERE l.key = w.key AND l.value = w.value))) AS fits
-FROM walked AS w
+FROM scanned AS w
 CROSS JOIN job_records AS r ON r.id = w.id
 WHERE fits
-  OR w.id = (SELECT x.id FROM walked AS x ORDER BY x.requested_at, x.id LIMIT 1)
+  OR w.id = (SELECT x.id FROM scanned AS x ORDER BY x.requested_at, x.id LIMIT 1)
 ORDER BY w.requested_at DESC, w.id DESC
 LIMIT :limit;
 
