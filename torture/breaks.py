@@ -164,7 +164,7 @@ def neighbours_taken_for_dead() -> None:
 
 def key_taken_by_a_resume() -> None:
     """An old build that is resumed makes its reuse key forget the good one."""
-    edit("take_reuse", "THEN job_id", "THEN NULL")
+    edit("take_reuse_key", "THEN job_id", "THEN NULL")
 
 
 def reaper_without_doubts() -> None:

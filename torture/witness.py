@@ -78,7 +78,7 @@ def _watch_events(fd: int, worker: str) -> None:
 
 def _watch_returns(fd: int, worker: str) -> None:
     """Both ways to give a lease back while the work goes on; noted before, as the answer may be lost."""
-    hand_over, give_back = Leases.hand_over, Leases.give_back
+    hand_over, release_unknown = Leases.hand_over, Leases.release_unknown
 
     async def handed(self: Leases, leases: Iterable[Lease], **more: Any) -> frozenset[str]:
         given = list(leases)
@@ -87,10 +87,10 @@ def _watch_returns(fd: int, worker: str) -> None:
 
     async def given_back(self: Leases, worker: str, beats: Sequence[Any]) -> frozenset[str]:
         _note_returns(fd, worker, [beat for beat in beats if beat.answer == "unknown"])
-        return await give_back(self, worker, beats)
+        return await release_unknown(self, worker, beats)
 
     Leases.hand_over = handed  # type: ignore[method-assign]
-    Leases.give_back = given_back  # type: ignore[method-assign]
+    Leases.release_unknown = given_back  # type: ignore[method-assign]
 
 
 def _note_returns(fd: int, worker: str, given: Iterable[Any]) -> None:

@@ -177,7 +177,7 @@ async def clear(store: Store) -> None:
         # Killed while it held a lease: the reaper's case, told by hand.
         assert job.lease is not None
         await finish_foreign(store, job.id, job.lease.token)
-    await store.jobs.purge()
+    await store.jobs.finish_deletions()
     assert (await store.jobs.list()).items == []
 
 

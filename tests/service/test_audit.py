@@ -299,7 +299,7 @@ async def test_rows_over_their_age_are_removed_in_bounded_steps(harness: StoreHa
         await harness.store.queues.pause(f"q{n}", by=ANN)
     await harness.advance(10 * DAY)
     await harness.store.queues.pause("new", by=ANN)
-    assert await harness.store.audit.forget(10 * DAY, limit=2) == 2
+    assert await harness.store.audit.prune(10 * DAY, limit=2) == 2
     assert [row.subject for row in await trail(harness.store)] == ["q2", "q3", "q4", "new"]
     await Pruner(harness.store, Retention()).run_once()
     assert len(await trail(harness.store)) == 4

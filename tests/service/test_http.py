@@ -250,7 +250,7 @@ async def test_workers_are_shown_drained_and_called_lost(served: Served) -> None
         assert (await client.post("/v1/workers/h1/drain")).json() == {"workers": ["w1"]}
         assert (await client.post("/v1/workers/h1/lost")).status_code == 409
         assert (await client.post("/v1/workers/h2/lost")).status_code == 404
-        await store.workers.forget("w1")
+        await store.workers.delete("w1")
 
 
 async def test_explain_says_why_in_words(served: Served) -> None:

@@ -242,7 +242,7 @@ async def test_worker_whose_row_was_removed_counts_nothing_twice(workers: InProc
             return sum(int(report.get("claims", 0)) for report in reports) == count
 
         await eventually(lambda: sum_is(1), "it reports")
-        await workers.store.workers.forget(worker.id)
+        await workers.store.workers.delete(worker.id)
         assert await sum_is(1)
         await workers.ended(await workers.sh("true"), Status.SUCCEEDED)
         await eventually(lambda: sum_is(2), "it registers and reports again")

@@ -193,7 +193,7 @@ async def test_deleted_job_ends_its_stream(served: Served) -> None:
         following = asyncio.create_task(sse(client, talker.id))
         await client.delete(f"/v1/jobs/{talker.id}?force=true")
         await talker.end(Outcome(status=Status.CANCELLED))
-        await store.jobs.purge()
+        await store.jobs.finish_deletions()
         *_, end = await asyncio.wait_for(following, 30)
         assert end["event"] == "end"
 

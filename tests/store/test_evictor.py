@@ -194,7 +194,7 @@ async def test_builder_that_dies_anywhere_leaves_a_whole_snapshot_or_none(
         assert (await store.snapshots.take(lease, found.hash)).answer == ("yours" if step == "remove" else "busy")
         await store.leases.clear("dying")
         assert await bench.build(lease, found.tasks[0]) == "published"
-        standing = await store.snapshots.standing(bench.folders.names())
+        standing = await store.snapshots.stored_folders(bench.folders.names())
         bench.folders.sweep(standing, grace=-1)
         assert folders_left(bench) == list(standing)
         assert len(standing) == 1

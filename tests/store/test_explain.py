@@ -178,7 +178,7 @@ async def test_worker_that_left_in_order_was_not_lost(harness: StoreHarness) -> 
     """Proves J17."""
     job, lease = await running(harness)
     await harness.store.leases.hand_over([lease])
-    await harness.store.workers.forget("w1")
+    await harness.store.workers.delete("w1")
     (reason,) = await reasons(harness, job)
     handed = "worker w1 stopped and handed attempt 1 over, which waits in host-a to be adopted"
     assert reason.message == f"{handed}, but no live worker reaches host-a: start one there"

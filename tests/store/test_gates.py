@@ -309,7 +309,7 @@ async def test_stuck_gates_are_found_mended_and_counted(harness: StoreHarness, m
     monkeypatch.undo()
     await harness.store.jobs.cancel(laned.id)
     await harness.finish(one if one.id == laned.id else two, Outcome(status=Status.CANCELLED, cause=Cause.CANCELLED))
-    await harness.store.database.rows("shut_jobs", ids=[follower.id])
+    await harness.store.database.rows("close_gates", ids=[follower.id])
     await harness.store.database.transact(sabotage)
     assert await harness.claim() == []
     assert await harness.store.gates.repair() == 2

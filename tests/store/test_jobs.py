@@ -308,7 +308,7 @@ async def test_only_resume_clears_a_stop_request(harness: StoreHarness) -> None:
     assert resumed.stop_request is None
     (lease,) = await harness.claim_process()
     assert lease.adoption.stop_request is None
-    assert await harness.store.leases.stops("w1") == {}
+    assert await harness.store.leases.stop_requests("w1") == {}
 
 
 async def test_interrupt_pauses_what_runs_and_cancels_what_waits(harness: StoreHarness) -> None:
@@ -424,7 +424,7 @@ async def test_forced_delete_that_a_duty_finishes_first_says_deleted(
         nonlocal looks
         looks += 1
         if looks > 1:
-            await jobs.purge()
+            await jobs.finish_deletions()
         return await get(job_id, tenant=tenant)
 
     monkeypatch.setattr(jobs, "get", after_the_duty)
@@ -437,9 +437,9 @@ async def test_forced_delete_of_a_running_job_is_finished_by_the_duty(harness: S
     job = await harness.submit(lane="L")
     (lease,) = await harness.claim()
     assert (await harness.store.jobs.delete(job.id, force=True)).outcome == "deleting"
-    assert await harness.store.jobs.purge() == 0
+    assert await harness.store.jobs.finish_deletions() == 0
     await harness.finish(lease, Outcome(status=status, cause=Cause.CANCELLED))
-    assert await harness.store.jobs.purge() == 1
+    assert await harness.store.jobs.finish_deletions() == 1
     with pytest.raises(NotFound):
         await harness.get(job)
 
@@ -458,14 +458,14 @@ async def test_accepted_delete_is_carried_through_every_other_move(harness: Stor
     """Proves C1."""
     job = await paused_and_doomed(harness)
     await getattr(harness.store.jobs, verb)(job.id)
-    assert await harness.store.jobs.purge() == 1
+    assert await harness.store.jobs.finish_deletions() == 1
 
 
 async def test_purge_of_a_paused_job_tells_its_dependants(harness: StoreHarness) -> None:
     """Proves N8."""
     job = await paused_and_doomed(harness)
     child = await harness.submit(needs=[job.id])
-    assert await harness.store.jobs.purge() == 1
+    assert await harness.store.jobs.finish_deletions() == 1
     assert await harness.status(child) is Status.FAILED
 
 

@@ -75,7 +75,7 @@ async def test_lane_does_not_wait_for_the_files_of_a_job_that_is_deleted(
         await harness.store.jobs.delete(first.id, force=True)
     await harness.fail(lease)
     if while_running:
-        await harness.store.jobs.purge()
+        await harness.store.jobs.finish_deletions()
     else:
         assert (await harness.store.jobs.delete(first.id)).outcome == "deleting"
     assert (await harness.get(first)).status is Status.FAILED

@@ -547,7 +547,7 @@ async def test_stop_request_is_seen_by_poll_and_carried_to_the_adopter(harness: 
     answer = await harness.store.jobs.cancel(job.id)
     assert answer.outcome == "stopping"
     # Before the start: the worker looks and starts nothing.
-    assert (await harness.store.leases.stops("w1"))[job.id].kind is StopKind.CANCEL
+    assert (await harness.store.leases.stop_requests("w1"))[job.id].kind is StopKind.CANCEL
     assert await harness.store.leases.advance_stop(lease, StopPhase.SIGNALLED, grace=5)
     await harness.store.leases.hand_over([lease])
     (adopted,) = await harness.adopt()
@@ -587,7 +587,7 @@ async def test_worker_ids_are_never_reused_and_workers_are_listed_with_their_job
     assert (pulse.registered, pulse.draining) == (True, True)
     await harness.advance(TTL + 1)
     assert not (await workers.list())[0].live
-    await workers.forget("w1")
+    await workers.delete("w1")
     assert await workers.list() == []
 
 
@@ -669,12 +669,12 @@ async def test_a_silent_job_may_be_handed_over_as_often_as_workers_are_replaced(
         await harness.store.leases.hand_over([lease])
         (lease,) = await harness.adopt()
         assert lease.adoption.adoptions == 1
-    await harness.store.leases.hand_over([lease], worn=True)
+    await harness.store.leases.hand_over([lease], adoption_failed=True)
     (lease,) = await harness.adopt()
     assert lease.adoption.adoptions == 2
     for _ in range(11):
         await harness.advance(59)
         await harness.store.leases.beat("w2", [lease], ttl=TTL)
-    await harness.store.leases.hand_over([lease], worn=True)
+    await harness.store.leases.hand_over([lease], adoption_failed=True)
     (lease,) = await harness.adopt()
     assert lease.adoption.adoptions == 1

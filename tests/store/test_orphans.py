@@ -111,8 +111,8 @@ async def test_lease_that_its_worker_never_heard_of_is_given_back(harness: Store
     await harness.claim()
     await harness.claim_process()
     beats = await unknown(harness)
-    assert await harness.store.leases.give_back("w1", beats) == {function.id, laned.id, process.id}
-    assert await harness.store.leases.give_back("w1", beats) == frozenset()
+    assert await harness.store.leases.release_unknown("w1", beats) == {function.id, laned.id, process.id}
+    assert await harness.store.leases.release_unknown("w1", beats) == frozenset()
     for job in (function, laned):
         record = await harness.get(job)
         assert (record.status, record.gate, record.attempts) == (Status.QUEUED, Gate.OPEN, 0)
@@ -130,12 +130,12 @@ async def test_give_back_is_fenced_and_respects_a_stop_request(harness: StoreHar
     job = await harness.submit()
     (lease,) = await harness.claim()
     beats = await unknown(harness)
-    assert await harness.store.leases.give_back("w2", beats) == frozenset()
+    assert await harness.store.leases.release_unknown("w2", beats) == frozenset()
     stale = [Beat(id=lease.id, token=lease.token - 1, answer="unknown")]
     known = [Beat(id=lease.id, token=lease.token, answer="yours")]
-    assert await harness.store.leases.give_back("w1", [*stale, *known]) == frozenset()
+    assert await harness.store.leases.release_unknown("w1", [*stale, *known]) == frozenset()
     await harness.store.jobs.cancel(job.id)
-    assert await harness.store.leases.give_back("w1", beats) == {job.id}
+    assert await harness.store.leases.release_unknown("w1", beats) == {job.id}
     assert await harness.status(job) is Status.CANCELLED
 
 
@@ -145,7 +145,7 @@ async def test_function_that_was_adopted_is_never_given_back_as_if_it_had_not_ru
     (lease,) = await harness.claim()
     await harness.store.leases.hand_over([lease])
     await harness.adopt(worker="w2")
-    assert await harness.store.leases.give_back("w2", await unknown(harness, "w2")) == {job.id}
+    assert await harness.store.leases.release_unknown("w2", await unknown(harness, "w2")) == {job.id}
     record = await harness.get(job)
     assert (record.status, record.attempts, record.lease) == (Status.RUNNING, 1, None)
 
@@ -443,7 +443,7 @@ async def test_who_resumes_a_lost_job_takes_the_interrupt_back(harness: StoreHar
     await harness.store.jobs.interrupt(lease.id)
     await harness.store.jobs.resume(lease.id, stopped=True)
     (again,) = await harness.claim_process(worker="w2", domain="host-b")
-    assert await harness.store.leases.stops("w2") == {}
+    assert await harness.store.leases.stop_requests("w2") == {}
     assert await harness.finish(again, Outcome.requeued(Cause.DRAINED)) is Status.QUEUED
 
 

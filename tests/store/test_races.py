@@ -298,7 +298,7 @@ async def test_finish_in_a_lane_and_a_dependant_of_two_of_its_jobs_do_not_deadlo
         _, (lease,) = await claim(quick, "worker", 1)
         assert lease.id == higher
         # The finish has ended the higher job, and is about to open the lower; the dependant locks both, lower first.
-        pause = Pause(slow, "open_jobs")
+        pause = Pause(slow, "open_gates")
         async with asyncio.timeout(20), asyncio.TaskGroup() as group:
             group.create_task(slow.leases.finish([(lease, Outcome.succeeded())]))
             await pause.reached.wait()
@@ -614,12 +614,12 @@ async def test_sqlite_process_that_is_idle_takes_no_write_lock(tmp_path: Path) -
                 assert not taken.adopted
                 assert await store.leases.reap() == []
                 assert await store.leases.abandon() == 0
-                assert await store.leases.stops("worker") == {}
+                assert await store.leases.stop_requests("worker") == {}
                 assert await store.gates.promote() == 0
                 assert await store.gates.resolve() == 0
                 assert await store.gates.repair() == 0
                 assert await store.jobs.expire() == 0
-                assert await store.jobs.purge() == 0
+                assert await store.jobs.finish_deletions() == 0
                 assert await store.next_due() is None
                 assert await store.workers.lead("reaper", "follower", ttl=LONG) is None
         finally:

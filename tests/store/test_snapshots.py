@@ -217,9 +217,9 @@ async def test_old_locks_are_forgotten_and_held_ones_are_not(harness: StoreHarne
     await snapshots.take(dead, name("a"))
     await snapshots.take(alive, name("b"))
     await harness.fail(dead)
-    assert await snapshots.forget_builds(MINUTE) == 0
+    assert await snapshots.prune_builds(MINUTE) == 0
     await harness.advance(MINUTE + 1)
-    assert await snapshots.forget_builds(MINUTE) == 1
+    assert await snapshots.prune_builds(MINUTE) == 1
     assert await rows_of(harness, "builds") == 1
 
 
@@ -365,7 +365,7 @@ async def test_damaged_snapshot_is_dropped_once(harness: StoreHarness) -> None:
     assert await harness.store.snapshots.drop(damaged)
     again = await built(harness, "a", folder="good")
     assert not await harness.store.snapshots.drop(damaged), "another one stands for it"
-    assert await harness.store.snapshots.standing(["bad", "good"]) == {"good"}
+    assert await harness.store.snapshots.stored_folders(["bad", "good"]) == {"good"}
     assert await harness.store.snapshots.get(again.id, tenant="default") == again
 
 

@@ -86,9 +86,9 @@ class Hooks:
         """Nobody can write to a SQLite database whose writer is stopped; that is not what these tests are about."""
         together = sqlite._write_together
 
-        def alone(connection: sqlite.Connection, tasks: list[sqlite._Task]) -> None:
+        def alone(connection: sqlite.Connection, requests: list[sqlite._Request]) -> None:
             with self._between_writes:
-                together(connection, tasks)
+                together(connection, requests)
 
         sqlite._write_together = alone
 

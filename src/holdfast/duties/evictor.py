@@ -50,9 +50,9 @@ class Evictor:
         if self._most is not None and (await self._size()) > HIGH * self._most:
             while gone < BATCH and await self._size() > LOW * self._most and await self.evict():
                 gone += 1
-        await self._store.snapshots.forget_builds(FORGET)
+        await self._store.snapshots.prune_builds(FORGET)
         names = await asyncio.to_thread(self._folders.names)
-        standing = await self._store.snapshots.standing(names)
+        standing = await self._store.snapshots.stored_folders(names)
         return gone + await asyncio.to_thread(self._folders.sweep, standing)
 
     async def evict(self) -> bool:

@@ -9,5 +9,5 @@ DEAD_SECONDS = 7 * 86_400.0
 
 async def run_once(store: Store) -> int:
     """Expire, purge and forget one bounded batch each; return how many jobs and workers were affected."""
-    jobs = await store.jobs.expire(BATCH) + await store.jobs.purge(BATCH)
-    return jobs + await store.workers.forget_long_dead(DEAD_SECONDS, BATCH)
+    jobs = await store.jobs.expire(BATCH) + await store.jobs.finish_deletions(BATCH)
+    return jobs + await store.workers.prune(DEAD_SECONDS, BATCH)

@@ -29,7 +29,7 @@ class Sweeper:
         self._after = jobs[-1] if len(jobs) == BATCH else ""
         if not jobs:
             return 0
-        standing = await self._store.attempts.standing([job for job in jobs if _is_id(job)])
+        standing = await self._store.attempts.tokens([job for job in jobs if _is_id(job)])
         kept = {(job, f"{attempt}.{token}") for job, attempt, token in standing}
         return await asyncio.to_thread(self._sweep, jobs, kept)
 

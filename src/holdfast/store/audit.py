@@ -143,9 +143,9 @@ class Audit:
             return False
         return await self._database.transact(change)
 
-    async def forget(self, age: float, limit: int = PRUNED) -> int:
+    async def prune(self, age: float, limit: int = PRUNED) -> int:
         """Remove rows that are older than `age` seconds, the oldest first and at most `limit`; return how many."""
-        return len(await self._database.rows("forget_audit", age=age, limit=limit))
+        return len(await self._database.rows("prune_audit", age=age, limit=limit))
 
 
 def _tools_in(rows: Sequence[Row]) -> Mapping[str, str]:

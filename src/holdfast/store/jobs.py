@@ -29,7 +29,7 @@ from holdfast.store.audit import By, record
 from holdfast.store.database import Database, Row, Tx
 from holdfast.store.error_mapping import id_taken, id_unusable
 from holdfast.store.files import Files, NoFiles
-from holdfast.store.gates import Gates, stand_again
+from holdfast.store.gates import Gates, take_reuse_key
 from holdfast.store.lanes import settle_lanes
 from holdfast.store.listing import Filters, JobPage, list_jobs
 from holdfast.store.outcomes import encoded_result
@@ -80,8 +80,8 @@ class Jobs:
         self._gates = gates
         self._notifications = wake_up
         self.files: Files = NoFiles()
-        self._purged: str | None = None
-        """Where the next purge starts: a job that cannot be deleted yet must not block the others."""
+        self._deleted_up_to: str | None = None
+        """Where the next `finish_deletions` starts: a job that cannot be deleted yet must not block the others."""
 
     # Submitting and reading
 
@@ -124,18 +124,20 @@ class Jobs:
         """
         batch = await _gathered(jobs, tenant, key, sent, {**self.defaults, **(defaults or {})})
         try:
-            known = await self._database.submit(batch)
+            existing = await self._database.submit(batch)
         except (Gone, NeedFailed, QueueFull):
             raise
         except Conflict:
             await self.refuse_taken_ids(batch)
             raise
-        answer = batch.answer(known)
-        if known and known[0]["asked"] is None:
+        answer = batch.answer(existing)
+        if existing and existing[0]["asked"] is None:
             return answer
         # A job with a priority, or with an id that the caller chose, may sort before jobs that already wait.
-        ahead = any(job.priority for job in batch.jobs) or any(_given_id(job) for job in jobs)
-        self._notifications.post({notify.work(queue) for queue in await self._queues_of(batch)}, behind=not ahead)
+        sorts_first = any(job.priority for job in batch.jobs) or any(_given_id(job) for job in jobs)
+        self._notifications.post(
+            {notify.work(queue) for queue in await self._queues_of(batch)}, sorts_last=not sorts_first
+        )
         await self._gates.follow_up(
             {(tenant, job.lane) for job in batch.jobs if job.lane is not None},
             [job.id for job in batch.jobs if job.id is not None and job.lane is None and job.needs],
@@ -145,8 +147,8 @@ class Jobs:
     async def _queues_of(self, batch: Batch) -> set[str]:
         """Return the queues of a batch's jobs. Registrations may be a second old: a notification is only a hint."""
         queues = {job.queue for job in batch.jobs if job.queue is not None}
-        unsaid = {job.capability for job in batch.jobs if job.queue is None}
-        named = any(capability.startswith("function:") for capability in unsaid)
+        without_queue = {job.capability for job in batch.jobs if job.queue is None}
+        named = any(capability.startswith("function:") for capability in without_queue)
         if named and time.monotonic() >= self._function_queues_until:
             self._function_queues_until = time.monotonic() + QUEUES_SECONDS
             with contextlib.suppress(StoreError):  # The jobs are accepted: the call must not fail now.
@@ -154,7 +156,7 @@ class Jobs:
                 found = {f"function:{row['function']}": msgspec.json.decode(row["defaults"]) for row in rows}
                 self._function_queues = {name: has["queue"] for name, has in found.items() if "queue" in has}
         otherwise = batch.defaults.get("queue", QUEUE)
-        return queues | {self._function_queues.get(capability, otherwise) for capability in unsaid}
+        return queues | {self._function_queues.get(capability, otherwise) for capability in without_queue}
 
     async def get(self, job_id: str, *, tenant: str = "default") -> Job:
         found = await self._database.read("get_job", id=known_id(job_id), tenant=tenant)
@@ -189,7 +191,7 @@ class Jobs:
         )
         return await list_jobs(self._database, filters, limit=limit, cursor=cursor)
 
-    async def beginning(self, prefix: str, *, tenant: str = "default", limit: int = 100) -> Sequence[Job]:
+    async def with_prefix(self, prefix: str, *, tenant: str = "default", limit: int = 100) -> Sequence[Job]:
         """Return jobs whose ids begin with `prefix`, by id."""
         digits = prefix.replace("-", "").lower()
         if not digits or len(digits) > ID_DIGITS or not set(digits) <= set("0123456789abcdef"):
@@ -248,7 +250,7 @@ class Jobs:
             if (spent := refusal(to_json(row["usage"], {}), to_json(row["budget"]), budget)) is not None:
                 raise Conflict(f"cannot resume job {job_id}: {spent}")
             if row["reuse_key"] is not None:
-                other = await stand_again(tx, row)
+                other = await take_reuse_key(tx, row)
                 if other is not None:
                     raise Conflict(f"cannot resume job {job_id}: job {other} is live for its reuse key")
             if budget is not None:
@@ -334,7 +336,7 @@ class Jobs:
             if job.status not in TERMINAL:
                 with contextlib.suppress(IllegalMove):  # The job ended between the two statements.
                     await self._stop(Verb.CANCEL, StopKind.DELETE, tenant, job_id, by, reason)
-            if await self._doom(tenant, job_id, by=by, force=force, reason=reason):
+            if await self._request_deletion(tenant, job_id, by=by, force=force, reason=reason):
                 return Deletion(outcome="deleted" if await self._remove(tenant, job_id) else "deleting")
             now = await self.get(job_id, tenant=tenant)
             if now.stop_request is not None and now.stop_request.kind is StopKind.DELETE:
@@ -346,15 +348,15 @@ class Jobs:
 
     # Duties
 
-    async def purge(self, limit: int = 100) -> int:
+    async def finish_deletions(self, limit: int = 100) -> int:
         """Delete jobs that are marked for deletion and have ended, their files first; return how many."""
-        doomed = await self._database.read("doomed_jobs", after_id=self._purged, limit=limit)
-        self._purged = doomed[-1]["id"] if len(doomed) == limit else None
-        ended = {row["id"]: row["tenant"] for row in doomed if await self._ended(row)}
-        for row in doomed:
+        deleting = await self._database.read("jobs_to_delete", after_id=self._deleted_up_to, limit=limit)
+        self._deleted_up_to = deleting[-1]["id"] if len(deleting) == limit else None
+        ended = {row["id"]: row["tenant"] for row in deleting if await self._ended(row)}
+        for row in deleting:
             if row["blocking"]:  # The job ended by itself before the stop request was carried out.
                 with contextlib.suppress(NotFound):
-                    await self._doom(row["tenant"], row["id"])
+                    await self._request_deletion(row["tenant"], row["id"])
         gone = await self.files.remove(list(ended)) if ended else ()
         removed = 0
         for job_id in gone:
@@ -457,23 +459,23 @@ class Jobs:
             self._notifications.post([notify.STOP])
         return Stopped(outcome=outcome, job=await self.get(job_id, tenant=tenant))
 
-    async def _doom(
+    async def _request_deletion(
         self, tenant: str, job_id: str, *, by: By = None, force: bool = False, reason: str | None = None
     ) -> bool:
         """Mark a job for deletion and let its lane advance; False if the job has not ended, NotFound if it is gone."""
 
         async def change(tx: Tx) -> tuple[bool, frozenset[str]]:
             row = await lock_job(tx, tenant, known_id(job_id))
-            doomed = bool(await tx.rows("doom_job", id=row["id"], tenant=tenant))
-            if doomed:
+            deleting = bool(await tx.rows("request_deletion", id=row["id"], tenant=tenant))
+            if deleting:
                 await _record_delete(tx, StopKind.DELETE, row, by, reason, force=force)
-            if not doomed or row["lane"] is None:
-                return doomed, frozenset()
+            if not deleting or row["lane"] is None:
+                return deleting, frozenset()
             return True, frozenset(await settle_lanes(tx, [(tenant, row["lane"])]))
 
-        doomed, queues = await self._database.transact(change)
+        deleting, queues = await self._database.transact(change)
         self._notifications.post(notify.work(queue) for queue in queues)
-        return doomed
+        return deleting
 
     async def _remove(self, tenant: str, job_id: str) -> bool:
         """Remove the files of a job that is marked for deletion, then its record; False if that is not possible yet."""
@@ -501,18 +503,18 @@ class Jobs:
 
     async def existing(self, ids: Sequence[str]) -> frozenset[str]:
         """Return which of these jobs exist, in any tenant."""
-        found = await self._database.read("existing", ids=[job_id for job_id in ids if _is_id(job_id)])
+        found = await self._database.read("existing_jobs", ids=[job_id for job_id in ids if _is_id(job_id)])
         return frozenset(row["id"] for row in found)
 
     async def refuse_taken_ids(self, batch: Batch) -> None:
         """Raise an error that names the id because of which the database refused a batch."""
-        for row in await self._database.read("existing", ids=list(batch.ids)):
+        for row in await self._database.read("existing_jobs", ids=list(batch.ids)):
             raise id_taken(row["id"]) if row["tenant"] == batch.tenant else id_unusable(row["id"])
 
     async def _refuse_open_attempt(self, tx: Tx, row: Row) -> NoReturn:
         """Refuse a resume: name the worker that will adopt the open attempt, or what a person must check first."""
         what = _may_still_run(row["id"], row["attempt"], row["domain"])
-        reaching = await tx.rows("reaching", domain=row["domain"]) if row["error_code"] == "lost" else ()
+        reaching = await tx.rows("workers_in_domain", domain=row["domain"]) if row["error_code"] == "lost" else ()
         if reaching:
             raise Conflict(
                 f"{what}, and worker {reaching[0]['worker']} is there and will adopt it; "
@@ -522,7 +524,7 @@ class Jobs:
 
     async def _refuse_given_up(self, tx: Tx, row: Row) -> None:
         """Refuse to resume a job that was cancelled while its host was unreachable: its attempt may still run."""
-        for attempt in await tx.rows("given_up", id=row["id"]):
+        for attempt in await tx.rows("unstopped_attempt", id=row["id"]):
             what = _may_still_run(row["id"], attempt["attempt"], attempt["domain"])
             raise Conflict(f"{what}; make sure that it does not, then resume with stopped=true")
 
@@ -533,14 +535,14 @@ class Jobs:
         if not needs:
             return
         states = await tx.rows("need_states", tenant=row["tenant"], ids=needs)
-        known = {state["id"]: Status(state["status"]) for state in states}
+        existing = {state["id"]: Status(state["status"]) for state in states}
         for need in needs:
-            if need not in known:
+            if need not in existing:
                 raise Conflict(
                     f"cannot resume job {row['id']}: it needs job {need}, which was deleted; submit a new job"
                 )
-            if known[need] in BROKEN:
-                raise NeedFailed(need, known[need])
+            if existing[need] in BROKEN:
+                raise NeedFailed(need, existing[need])
 
 
 async def _record_delete(tx: Tx, kind: StopKind, row: Row, by: By, reason: str | None, *, force: bool = True) -> None:

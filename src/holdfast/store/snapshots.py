@@ -124,9 +124,9 @@ class Snapshots:
         (row,) = await self._database.read("snapshot_totals", tenant=tenant)
         return Totals(count=row["count"], size=row["size"])
 
-    async def standing(self, folders: Sequence[str]) -> frozenset[str]:
+    async def stored_folders(self, folders: Sequence[str]) -> frozenset[str]:
         """Return which of these folders belong to a snapshot."""
-        rows = await self._database.read("standing_folders", folders=list(folders))
+        rows = await self._database.read("stored_folders", folders=list(folders))
         return frozenset(row["folder"] for row in rows)
 
     async def outputs(self, snapshot: Snapshot) -> Outputs | None:
@@ -188,9 +188,9 @@ class Snapshots:
 
         return await self._database.transact(change)
 
-    async def forget_builds(self, age: float) -> int:
+    async def prune_builds(self, age: float) -> int:
         """Delete build locks whose lease ended at least `age` seconds ago; return how many."""
-        return len(await self._database.rows("forget_builds", age=age))
+        return len(await self._database.rows("prune_builds", age=age))
 
     # Removing
 
@@ -211,7 +211,7 @@ class Snapshots:
         found = (await self.get(text, tenant=tenant)).id
 
         async def change(tx: Tx) -> Removal:
-            family = [row["id"] for row in await tx.rows("snapshot_family", id=found, tenant=tenant)]
+            family = [row["id"] for row in await tx.rows("snapshot_descendants", id=found, tenant=tenant)]
             locked = [to_snapshot(row) for row in await tx.rows("lock_snapshots", ids=family)]
             if found not in {snapshot.id for snapshot in locked}:
                 raise NotFound("snapshot", found)

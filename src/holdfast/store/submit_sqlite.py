@@ -22,7 +22,7 @@ RunStatement = Callable[..., Sequence[Row]]
 def accept(run: RunStatement, batch: Batch) -> Sequence[Row]:
     """Write a batch and return the jobs that exist already, as the SQL function does."""
     if batch.key is not None:
-        used = run("used_key", tenant=batch.tenant, key=batch.key)
+        used = run("find_idempotency_key", tenant=batch.tenant, key=batch.key)
         if used:
             return _replay(run, batch, used[0])
     batch = _with_defaults(run, batch)
@@ -32,11 +32,11 @@ def accept(run: RunStatement, batch: Batch) -> Sequence[Row]:
     _refuse_needs(run, batch)
     if batch.key is not None:
         ids = json_text([joined.get(str(job.id), job.id) for job in batch.jobs])
-        run("use_key", tenant=batch.tenant, key=batch.key, body=batch.body, jobs=ids)
+        run("store_idempotency_key", tenant=batch.tenant, key=batch.key, body=batch.body, jobs=ids)
     run("submit", jobs=jobs, labels=_labels(jobs))
     limited = {row["queue"] for row in run("limited_queues")}
     if limited:
-        run("mark_limited", ids=[job.id for job in jobs if job.queue in limited])
+        run("set_limited", ids=[job.id for job in jobs if job.queue in limited])
     return [{"id": standing, "asked": own} for own, standing in joined.items()]
 
 
@@ -81,13 +81,13 @@ def _join(run: RunStatement, jobs: Sequence[Submission]) -> dict[str, str]:
             continue
         standing = mine.get(job.reuse_key)
         if standing is None:
-            rows = run("standing", tenant=job.tenant, reuse_key=job.reuse_key, rebuild=job.rebuild)
+            rows = run("find_reusable", tenant=job.tenant, reuse_key=job.reuse_key, rebuild=job.rebuild)
             standing = rows[0]["job_id"] if rows else None
         if standing is not None:
             joined[str(job.id)] = standing
         else:
             mine[job.reuse_key] = str(job.id)
-            run("stand", tenant=job.tenant, reuse_key=job.reuse_key, id=job.id)
+            run("set_reuse_key", tenant=job.tenant, reuse_key=job.reuse_key, id=job.id)
     return joined
 
 

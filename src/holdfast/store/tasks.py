@@ -73,7 +73,7 @@ class Tasks:
                 return True
             await tx.rows("delete_tasks", id=lease.id)
             await tx.rows("insert_tasks", rows=[{"job_id": lease.id, **_row(task)} for task in wanted])
-            await tx.rows("note", id=lease.id, events=_told(before, wanted))
+            await tx.rows("add_events", id=lease.id, events=_told(before, wanted))
             return True
 
         return await self._database.transact(change)
@@ -99,7 +99,7 @@ class Tasks:
             said = {"status": status, "cached": cached, "exit_code": exit_code, "ago": ago}
             for row in await tx.rows("write_task", id=lease.id, n=n, **said):
                 event = _event(row["name"], status=status, cached=cached or None, exit_code=exit_code)
-                await tx.rows("note", id=lease.id, events=[event])
+                await tx.rows("add_events", id=lease.id, events=[event])
             return True
 
         return await self._database.transact(change)

@@ -79,7 +79,7 @@ class Tokens:
             raise NotFound("token", token_id[:60]) from None
 
         async def change(tx: Tx) -> str:
-            admins = [row["id"] for row in await tx.rows("lasting_admins")]
+            admins = [row["id"] for row in await tx.rows("permanent_admins")]
             if admins == [known]:
                 raise Conflict("this is the last admin token that does not expire; make another one first")
             gone = await tx.rows("remove_token", id=known)

@@ -108,7 +108,7 @@ async def lock_keys(tx: Tx, ids: Sequence[str], *, seconds: int = 0) -> None:
     if keys and seconds:
         await tx.rows("wait_for_locks", seconds=seconds)
     for row in keys:
-        await tx.rows("lock_reuse", tenant=row["tenant"], reuse_key=row["reuse_key"], id=row["id"])
+        await tx.rows("lock_reuse_key", tenant=row["tenant"], reuse_key=row["reuse_key"], id=row["id"])
     if keys and seconds:
         await tx.rows("wait_for_locks", seconds=0)
 

@@ -129,7 +129,7 @@ def hand_overs(store: Store) -> BatchWriter[Handed, bool]:
         given: set[str] = set()
         for delay, worn, reason in {(item.delay, item.worn, item.reason) for item in items}:
             leases = [item.lease for item in items if (item.delay, item.worn, item.reason) == (delay, worn, reason)]
-            given |= await store.leases.hand_over(leases, delay=delay, worn=worn, reason=reason)
+            given |= await store.leases.hand_over(leases, delay=delay, adoption_failed=worn, reason=reason)
         return [item.lease.id in given for item in items]
 
     return BatchWriter(write)

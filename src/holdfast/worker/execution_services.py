@@ -53,7 +53,7 @@ class ExecutionServices:
         self.disks.check(SHARED)
 
     async def _read_stops(self, leases: Sequence[Lease]) -> Sequence[StopRequest | None]:
-        stops = await self.store.leases.stops(self.worker)
+        stops = await self.store.leases.stop_requests(self.worker)
         return [stops.get(lease.id) for lease in leases]
 
     def writers(self) -> Sequence[BatchWriter[object, object]]:

@@ -194,7 +194,7 @@ class Execution:
         lease = self._lease
         if lease.adopted or lease.attempt > 1:
             self._event_writer.logged = await retried(
-                lambda: self._services.store.events.logged(lease.id), "reading the size of the log"
+                lambda: self._services.store.events.log_bytes(lease.id), "reading the size of the log"
             )
         if not lease.adopted:
             return await self._prepare() or await self._start()
@@ -355,7 +355,7 @@ class Execution:
         if not await until_trusted(self._held):
             raise Lost
         store, lease = self._services.store, self._lease
-        if not await retried(lambda: store.leases.holds(self._services.worker, lease), "checking the lease"):
+        if not await retried(lambda: store.leases.owns(self._services.worker, lease), "checking the lease"):
             raise Lost
         self._at("confirmed")
 
@@ -609,7 +609,7 @@ class Execution:
         lease = self._lease
         ours = (lease.id, lease.attempt, lease.token)
         try:
-            if ours not in await self._services.store.attempts.standing([lease.id]):
+            if ours not in await self._services.store.attempts.tokens([lease.id]):
                 await asyncio.to_thread(self._services.artifacts.remove, lease.id, f"{lease.attempt}.{lease.token}")
         except StoreError as error:
             log.info("job %s attempt %d: its outputs are left to the sweep: %s", lease.id, lease.attempt, error)

@@ -147,7 +147,7 @@ class Worker:
                 with contextlib.suppress(StoreError):
                     await duties.resign()
                     await upkeep.report()
-                    await self._store.workers.forget(self.id)
+                    await self._store.workers.delete(self.id)
         await self._runs.close()
         self.stuck = self._runs.stuck
 
@@ -393,7 +393,7 @@ class Worker:
             held.hear_stop(beat.stop_request)
         if heard.unknown and self._group is not None:
             log.warning("%d claims whose reply was lost; releasing them", len(heard.unknown))
-            self._group.create_task(self._quietly(self._store.leases.give_back(self.id, heard.unknown)))
+            self._group.create_task(self._quietly(self._store.leases.release_unknown(self.id, heard.unknown)))
         if not heard.registered and self._group is not None and not self._services.leaving.is_set():
             self._group.create_task(self._quietly(self._register()))
         if heard.draining and not self._services.leaving.is_set():
@@ -440,7 +440,7 @@ class Worker:
                 await self._quietly(self._hear_stops())
 
     async def _hear_stops(self) -> None:
-        for job_id, stop in (await self._store.leases.stops(self.id)).items():
+        for job_id, stop in (await self._store.leases.stop_requests(self.id)).items():
             held = self._held_leases.get(job_id)
             if held is not None:
                 held.hear_stop(stop)

@@ -99,7 +99,7 @@ async def submit_bulk(call: Call, body: dict[str, Any]) -> Reply:
 async def list_jobs(call: Call, query: ListJobs) -> Reply:
     """List jobs, newest first; or those whose ids begin with `id`."""
     if query.id is not None:
-        found = await call.store.jobs.beginning(query.id, tenant=call.tenant, limit=query.limit)
+        found = await call.store.jobs.with_prefix(query.id, tenant=call.tenant, limit=query.limit)
         return Reply(JobViews(items=await _views(call, found), next_cursor=None))
     for name, at in (("since", query.since), ("until", query.until)):
         if at is not None and not FIRST_YEAR <= at.year <= LAST_YEAR:

@@ -24,7 +24,7 @@ WHERE a.action = :action::text
 ORDER BY a.done_at DESC, a.id DESC
 LIMIT 1;
 
--- name: forget_audit
+-- name: prune_audit
 -- The oldest rows that are older than :age seconds. Uses audit_listed.
 DELETE FROM holdfast.audit AS a
 WHERE a.id IN (

@@ -23,7 +23,7 @@ WHERE a.action = :action
 ORDER BY a.done_at DESC, a.id DESC
 LIMIT 1;
 
--- name: forget_audit
+-- name: prune_audit
 -- The oldest rows that are older than :age seconds. Uses audit_listed.
 DELETE FROM audit
 WHERE id IN (
