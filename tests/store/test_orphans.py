@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.duties import orphan_settler, remover
+from holdfast.duties import orphan_settler, worker_pruner
 from holdfast.errors import Conflict, NotFound
 from holdfast.model import Beat, Cause, Claimable, Gate, LaneState, Lease, Outcome, Status, StopKind
 from holdfast.store import Store, notify, open_store
@@ -572,21 +572,21 @@ async def test_rows_of_dead_workers_go_after_a_week_when_nothing_waits_in_their_
 
     lease = await started(harness)
     await register(harness, "w2", host="b", domains=["host-b", "function"])
-    await harness.advance(remover.DEAD_SECONDS)
-    await remover.run_once(harness.store)
+    await harness.advance(worker_pruner.DEAD_SECONDS)
+    await worker_pruner.run_once(harness.store)
     assert await known() == ["w1", "w2"]
     await harness.advance(TTL + 1)
-    assert await remover.run_once(harness.store) == 1
+    assert await worker_pruner.run_once(harness.store) == 1
     assert await known() == ["w1"]  # Its lease was never cleared.
     await harness.store.leases.reap()
-    await remover.run_once(harness.store)
+    await worker_pruner.run_once(harness.store)
     assert await known() == ["w1"]
     await harness.advance(GRACE + 1)
     assert await orphan_settler.run_once(harness.store, grace=GRACE) == 1
-    await remover.run_once(harness.store)
+    await worker_pruner.run_once(harness.store)
     assert await known() == ["w1"]
     await harness.store.jobs.resume(lease.id, stopped=True)
-    assert await remover.run_once(harness.store) == 1
+    assert await worker_pruner.run_once(harness.store) == 1
     assert await known() == []
 
 

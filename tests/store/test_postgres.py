@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from holdfast.errors import Invalid, StoreError
 from holdfast.store import postgres
 from holdfast.store.lanes import lock_lanes
-from holdfast.store.postgres import PostgresDatabase, PostgresTx, array_text
+from holdfast.store.postgres import PostgresDatabase, PostgresTx
+from holdfast.store.postgres_parameters import array_text, element_text
 from holdfast.store.store import Store, connect
 from tests.support.in_process_workers import eventually
 from tests.support.proxy import Proxy
@@ -158,7 +159,7 @@ async def test_what_no_text_of_postgres_can_hold_is_refused(clean_url: str) -> N
 
 @given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), min_size=1))
 def test_the_quick_way_writes_what_the_careful_one_does(column: list[str]) -> None:
-    careful = ",".join(postgres._element(value) for value in column)
+    careful = ",".join(element_text(value) for value in column)
     assert array_text(column) == f"{{{careful}}}"
 
 

@@ -10,7 +10,8 @@ import asyncpg
 
 from holdfast.store import queries
 from holdfast.store.migrate import migrate
-from holdfast.store.postgres import SESSION, prepare
+from holdfast.store.postgres import SESSION
+from holdfast.store.postgres_parameters import prepare
 from holdfast.store.sqlite import SqliteDatabase
 from tests.conftest import clone, drop
 from tests.support.bulk_data import fill_postgres

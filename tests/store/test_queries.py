@@ -9,7 +9,8 @@ import pytest
 from holdfast.model import new_id
 from holdfast.store import queries
 from holdfast.store.migrate import migrate
-from holdfast.store.postgres import SESSION, prepare
+from holdfast.store.postgres import SESSION
+from holdfast.store.postgres_parameters import prepare
 from holdfast.store.sqlite import SqliteDatabase
 from holdfast.store.store import Store, connect
 from tests.conftest import clone, drop

@@ -30,6 +30,7 @@ from holdfast.store.database import Tx
 from holdfast.store.leases import Leases
 from holdfast.store.postgres import PostgresTx
 from holdfast.store.sqlite import SqliteTx
+from holdfast.store.sqlite_connection import Connection
 from holdfast.worker.worker import Worker
 
 functions = Functions()
@@ -86,7 +87,7 @@ class Hooks:
         """Nobody can write to a SQLite database whose writer is stopped; that is not what these tests are about."""
         together = sqlite._write_together
 
-        def alone(connection: sqlite.Connection, requests: list[sqlite._Request]) -> None:
+        def alone(connection: Connection, requests: list[sqlite._Request]) -> None:
             with self._between_writes:
                 together(connection, requests)
 

@@ -14,7 +14,7 @@ from holdfast.errors import Conflict, StoreError
 from holdfast.store import queries
 from holdfast.store.database import Row
 from holdfast.store.error_mapping import id_taken
-from holdfast.store.sqlite import Statements
+from holdfast.store.sqlite_connection import Statements
 from holdfast.store.submit_sqlite import accept
 from holdfast.submission import Batch
 from holdfast.timing import SystemClock, to_micros
