@@ -5,9 +5,7 @@ makes a whole call ready for a store.
 """
 
 import hashlib
-import re
 import uuid
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from operator import attrgetter
@@ -17,18 +15,12 @@ import msgspec
 from msgspec import Meta
 
 from holdfast import decoding
+from holdfast.dependency_order import in_order
 from holdfast.errors import Invalid, TooLarge
 from holdfast.model import Check, OnLost, Policy, RetryPolicy, RunnerName, new_id
-from holdfast.pipeline_spec import (
-    NO_UPLOADS,
-    PIPELINE_FIELDS,
-    ConnectorName,
-    PipelineSpec,
-    SnapshotMode,
-    TaskSpec,
-    refuse_odd_tasks,
-)
-from holdfast.spec_checks import Cpus, Memory, Pids, check_names, check_values
+from holdfast.pipeline_spec import NO_UPLOADS, PIPELINE_FIELDS, ConnectorName, SnapshotMode, TaskSpec
+from holdfast.runner_specs import Name, Seconds, check_spec, invalid_field
+from holdfast.spec_checks import check_names
 from holdfast.timing import LONGEST
 
 MAX_PAYLOAD = 1024 * 1024
@@ -42,67 +34,6 @@ MAX_ATTEMPTS = 1
 """The built-in default."""
 FIRST_YEAR, LAST_YEAR = 1970, 9000
 """The range of times that every database and time zone can represent."""
-
-Name = Annotated[str, Meta(min_length=1, max_length=200)]
-Seconds = Annotated[float, Meta(gt=0, le=LONGEST)]
-Text = Annotated[str, Meta(max_length=32_768)]
-
-
-class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    name: Name
-
-
-class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    command: Annotated[list[Text], Meta(min_length=1, max_length=4096)]
-    env: dict[Name, Text] = {}
-    stdin: str | None = None
-    user: Name | None = None
-    memory: Memory | None = None
-    pids: Pids | None = None
-    file_size: Memory | None = None
-    folder_size: Memory | None = None
-    require_result: bool = False
-
-
-class DockerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    image: Name
-    command: Annotated[list[Text], Meta(max_length=4096)] | None = None
-    env: dict[Name, Text] = {}
-    memory: Memory | None = None
-    cpus: Cpus | None = None
-    pids: Pids | None = None
-    file_size: Memory | None = None
-    folder_size: Memory | None = None
-    network: Name | None = None
-    user: Name | None = None
-    require_result: bool = False
-
-
-class ProcessPipelineSpec(PipelineSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    user: Name | None = None
-    memory: Memory | None = None
-    pids: Pids | None = None
-    file_size: Memory | None = None
-    folder_size: Memory | None = None
-
-
-class DockerPipelineSpec(PipelineSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    image: Name
-    memory: Memory | None = None
-    cpus: Cpus | None = None
-    pids: Pids | None = None
-    file_size: Memory | None = None
-    folder_size: Memory | None = None
-    network: Name | None = None
-    user: Name | None = None
-
-
-SPECS: Mapping[RunnerName, type[msgspec.Struct]] = {
-    "function": FunctionSpec,
-    "process": ProcessSpec,
-    "docker": DockerSpec,
-}
-PIPELINES: Mapping[str, type[PipelineSpec]] = {"process": ProcessPipelineSpec, "docker": DockerPipelineSpec}
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -340,70 +271,6 @@ def _with_pipeline_in_spec(submission: Submission) -> Submission:
     return msgspec.structs.replace(submission, spec=spec, tasks=(), connector=None, snapshot=None, base=None)
 
 
-def check_spec(runner: RunnerName, spec: Mapping[str, Any]) -> None:
-    """Check what a job wants to run. A submit by SQL does not check this; the worker then does."""
-    pipeline = "tasks" in spec
-    if pipeline and runner not in PIPELINES:
-        raise Invalid("tasks", f"a pipeline runs as process or docker, not as {runner}")
-    kind = PIPELINES[runner] if pipeline else SPECS[runner]
-    try:
-        checked = decoding.convert(spec, kind)
-    except msgspec.ValidationError as error:
-        raise _as_written(invalid_field(error, root="spec")) from None
-    check_values(spec)
-    if isinstance(checked, PipelineSpec):
-        refuse_odd_tasks(checked)
-
-
-def _as_written(error: Invalid) -> Invalid:
-    """Name a pipeline's field as the caller wrote it, beside the spec."""
-    inner = error.field.removeprefix("spec.")
-    if re.split(r"[.\[]", inner)[0] in PIPELINE_FIELDS:
-        return Invalid(inner, error.message.removeprefix(f"{error.field}: "))
-    return error
-
-
-def in_order(submissions: Sequence[Submission]) -> list[Submission]:
-    """Sort a batch so that each job comes after the ones it needs; refuse a cycle."""
-    by_id = {submission.id: submission for submission in submissions if submission.id is not None}
-    if len(by_id) < len(submissions):
-        ((twice, _),) = Counter(submission.id for submission in submissions).most_common(1)
-        raise Invalid("id", f"job {twice} is in this batch twice")
-    if not any(submission.needs for submission in submissions):
-        return list(submissions)
-    if _is_in_order(submissions, by_id):
-        return list(submissions)
-    inside = {job_id: [need for need in job.needs if need in by_id] for job_id, job in by_id.items()}
-    return [by_id[job_id] for job_id in _topological(inside)]
-
-
-def _is_in_order(submissions: Sequence[Submission], by_id: Mapping[str, Submission]) -> bool:
-    before: set[str] = set()
-    for submission in submissions:
-        if any(need in by_id and need not in before for need in submission.needs):
-            return False
-        before.add(str(submission.id))
-    return True
-
-
-def _topological(needs: Mapping[str, Sequence[str]]) -> list[str]:
-    waiting = {job_id: len(of) for job_id, of in needs.items()}
-    dependants: dict[str, list[str]] = {}
-    for job_id, of in needs.items():
-        for need in of:
-            dependants.setdefault(need, []).append(job_id)
-    order = [job_id for job_id, count in waiting.items() if count == 0]
-    for job_id in order:
-        for dependant in dependants.get(job_id, ()):
-            waiting[dependant] -= 1
-            if waiting[dependant] == 0:
-                order.append(dependant)
-    if len(order) < len(needs):
-        stuck = sorted(set(needs) - set(order))
-        raise Invalid("needs", f"jobs need each other in a cycle: {', '.join(stuck[:5])}")
-    return order
-
-
 def _canonical_id(field: str, text: str) -> str:
     try:
         return str(uuid.UUID(text))
@@ -446,16 +313,3 @@ def _has_nul(value: Any) -> bool:
     if isinstance(value, Mapping):
         return any(_has_nul(key) or _has_nul(item) for key, item in value.items())
     return isinstance(value, list | tuple) and any(_has_nul(item) for item in value)
-
-
-def invalid_field(error: msgspec.ValidationError, root: str = "") -> Invalid:
-    """Take the field out of a message like "Expected `int`, got `str` - at `$.priority`"."""
-    text = str(error)
-    at = re.search(r" - at `(?:key in )?\$\.?(.*?)`$", text)
-    path = at.group(1) if at else ""
-    text = text[: at.start()] if at else text
-    named = re.search(r"(?:unknown|required) field `([^`]+)`", text)
-    if named:
-        path = f"{path}.{named.group(1)}" if path else named.group(1)
-    field = ".".join(part for part in (root, path) if part) or "job"
-    return Invalid(field, text)

@@ -17,7 +17,7 @@ from holdfast.client.app import Holdfast
 from holdfast.errors import ConfigError
 from holdfast.model import Role, Status
 from holdfast.privileges import OPEN, PRIVILEGED, names_root
-from holdfast.submission import PIPELINES, SPECS
+from holdfast.runner_specs import PIPELINES, SPECS
 from tests.service.test_direct import direct
 from tests.support.engine import Daemon
 from tests.support.engine import image as busybox

@@ -18,7 +18,7 @@ from holdfast import decoding
 from holdfast.api.auth import says_json
 from holdfast.config import Settings
 from holdfast.errors import AtCapacity, BadRequest, HoldfastError, Invalid, TooLarge
-from holdfast.submission import invalid_field
+from holdfast.runner_specs import invalid_field
 
 LARGE = 64 * 1024
 """Bytes from which a body is decoded in a thread: for smaller ones the switch costs more."""

@@ -25,9 +25,10 @@ from holdfast.model import (
     WorkerRecord,
 )
 from holdfast.response_types import ArtifactView, JobView, QueueView, ToolView
+from holdfast.runner_specs import Name
 from holdfast.store.queues import MOST
 from holdfast.store.snapshots import Totals
-from holdfast.submission import FIRST_YEAR, LAST_YEAR, Name, Submission
+from holdfast.submission import FIRST_YEAR, LAST_YEAR, Submission
 
 BIGGEST = 2**63 - 1
 Limit = Annotated[int, Meta(ge=1, le=1000)]

@@ -33,8 +33,8 @@ from holdfast.config import Settings
 from holdfast.errors import Invalid
 from holdfast.model import Role
 from holdfast.runner.shared_folder import SharedFolder
+from holdfast.runner_specs import invalid_field
 from holdfast.store import Store
-from holdfast.submission import invalid_field
 
 NOBODY = Caller("nobody", Role.VIEWER, "default")
 NAMED = ("/{queue:path}", "/{lane:path}")

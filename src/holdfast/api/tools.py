@@ -23,7 +23,8 @@ from holdfast.errors import ConfigError, Forbidden, HoldfastError, Invalid, NotF
 from holdfast.model import Check, OnLost, RetryPolicy, RunnerName
 from holdfast.pipeline_spec import PIPELINE_FIELDS
 from holdfast.privileges import ROOT, names_root
-from holdfast.submission import Name, Seconds, check, parse
+from holdfast.runner_specs import Name, Seconds
+from holdfast.submission import check, parse
 
 SLOT = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "fish", "busybox"})

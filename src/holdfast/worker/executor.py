@@ -22,7 +22,7 @@ from holdfast.runner.base import CannotStart, End, EngineUnreachable, Identity, 
 from holdfast.runner.disk import DATABASE
 from holdfast.runner.process import EXHAUSTED
 from holdfast.runner.secrets import NO_MASK, Mask, find_secrets
-from holdfast.submission import check_spec
+from holdfast.runner_specs import check_spec
 from holdfast.timing import backoff, jitter
 from holdfast.worker.batch_writer import Handed, retried
 from holdfast.worker.classify import OUTPUTS_NOT_STORED, classify

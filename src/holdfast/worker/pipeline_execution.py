@@ -26,7 +26,7 @@ from holdfast.runner.disk import SHARED
 from holdfast.runner.secrets import NO_MASK
 from holdfast.runner.wire import Command, fitting
 from holdfast.runner.workspace import TREE, give_like, replaced_by
-from holdfast.submission import check_spec
+from holdfast.runner_specs import check_spec
 from holdfast.timing import jitter
 from holdfast.worker.collect import Collect
 from holdfast.worker.execution_services import ExecutionServices

@@ -34,8 +34,9 @@ from holdfast.privileges import refuse_privileged, refuse_root
 from holdfast.response_types import Explanation, JobView, Links, PlanView
 from holdfast.response_types import Reason as WhyNot
 from holdfast.runner.disk import DATABASE
+from holdfast.runner_specs import check_spec
 from holdfast.store.jobs import Stopped
-from holdfast.submission import FIRST_YEAR, LAST_YEAR, Submission, check, check_spec, parse, refuse_count
+from holdfast.submission import FIRST_YEAR, LAST_YEAR, Submission, check, parse, refuse_count
 
 routes = Routes()
 ONE = {200: JobView}
