@@ -87,7 +87,8 @@ def settings() -> str:
     return page(
         "Settings",
         "Defaults < file < environment < flags. `HOLDFAST_CONFIG` names the file, TOML with the names of the second "
-        f"column. {' and '.join(code(name) for name in sorted(PLATFORM_VARIABLES))} are read where holdfast's own are not set. "
+        f"column. {' and '.join(code(name) for name in sorted(PLATFORM_VARIABLES))} are read "
+        "where holdfast's own are not set. "
         "`holdfast check` shows what holds, and everything that is wrong, at once.",
         table(("environment", "in the file", "default", "what"), rows),
     )
