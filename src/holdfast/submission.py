@@ -119,13 +119,13 @@ class Batch(msgspec.Struct, frozen=True):
             return list(self.jobs)
         return [{**msgspec.to_builtins(job), "defaults": self.defaults} for job in self.jobs]
 
-    def answer(self, known: Sequence[Mapping[str, Any]]) -> list[Accepted]:
+    def answer(self, existing: Sequence[Mapping[str, Any]]) -> list[Accepted]:
         """Turn the rows of jobs that exist already, (id, asked), into the answer for all jobs."""
-        if known and known[0]["asked"] is None:
+        if existing and existing[0]["asked"] is None:
             # The rows of a repeat are in the order of the first call's jobs, which is not the order of its ids.
-            own = {job.id: row["id"] for job, row in zip(self.jobs, known, strict=True)}
+            own = {job.id: row["id"] for job, row in zip(self.jobs, existing, strict=True)}
             return [Accepted(own[job_id], True) for job_id in self.ids]
-        joined = {row["asked"]: row["id"] for row in known}
+        joined = {row["asked"]: row["id"] for row in existing}
         return [Accepted(joined.get(job_id, job_id), job_id in joined) for job_id in self.ids]
 
 

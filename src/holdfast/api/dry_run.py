@@ -36,24 +36,24 @@ async def foresee(
     secrets: Sequence[str] = (),
 ) -> PlanView:
     """Plan the pipeline of a job and compare it with the existing snapshots."""
-    sources, known = Sources(inputs_of(shared, tenant)), await facts(spec)
-    found = await run_in_threadpool(plan, spec, sources, known, tenant=tenant, inputs=inputs, secrets=secrets)
-    there = await store.snapshots.existing([task.snapshot for task in found.tasks], tenant=tenant)
+    sources, worker_facts = Sources(inputs_of(shared, tenant)), await facts(spec)
+    found = await run_in_threadpool(plan, spec, sources, worker_facts, tenant=tenant, inputs=inputs, secrets=secrets)
+    existing = await store.snapshots.existing([task.snapshot for task in found.tasks], tenant=tenant)
     near = await store.snapshots.near([task.parent for task in found.tasks], tenant=tenant)
-    return view(found, there, near)
+    return view(found, existing, near)
 
 
-def view(found: Plan, there: Mapping[str, Snapshot], near: Sequence[Snapshot]) -> PlanView:
+def view(found: Plan, existing: Mapping[str, Snapshot], near: Sequence[Snapshot]) -> PlanView:
     """Say for each task whether it is cached, and if not, why."""
-    known = [Known(id=one.id, parent=one.parent, components=one.components) for one in near]
-    done = found.latest(set(there))
+    candidates = [Known(id=one.id, parent=one.parent, components=one.components) for one in near]
+    done = found.latest(set(existing))
     tasks = []
     for task in found.tasks:
         if task.n < done:
-            reason = "its snapshot exists" if task.snapshot in there else "a later task's snapshot exists"
+            reason = "its snapshot exists" if task.snapshot in existing else "a later task's snapshot exists"
             tasks.append(TaskPlanView(name=task.name, snapshot=task.snapshot, cached=True, reason=reason))
             continue
-        miss = nearest(task.components, task.parent, known)
+        miss = nearest(task.components, task.parent, candidates)
         tasks.append(
             TaskPlanView(
                 name=task.name,

@@ -24,7 +24,7 @@ from holdfast.api.direct import DirectExecutor
 from holdfast.api.dry_run import FactsOf
 from holdfast.api.errors import JSON, NoSuchMethod, ends_in_action, to_response
 from holdfast.api.fanout import Fanout
-from holdfast.api.json_body import LargeBodies, read_body, said_size
+from holdfast.api.json_body import LargeBodies, declared_size, read_body
 from holdfast.api.readiness import Readiness
 from holdfast.api.request_types import NoQuery
 from holdfast.api.stream import OpenStreams
@@ -51,7 +51,7 @@ class Service:
     settings: Settings
     shared: SharedFolder
     access: Access
-    hub: Fanout
+    fanout: Fanout
     streams: OpenStreams
     tools: Tools
     facts: FactsOf
@@ -183,7 +183,7 @@ async def _answered(route: Route, call: Call, given: dict[str, Any]) -> Response
         reply = await route.run(call, **given)
     else:
         service, request = call.service, call.request
-        async with service.large_bodies.turn(said_size(request, service.settings.max_body_bytes)):
+        async with service.large_bodies.admitted(declared_size(request, service.settings.max_body_bytes)):
             body = await read_body(request, route.body, service.settings)
             reply = await route.run(call, **given, body=body)
     return reply if isinstance(reply, Response) else _encoded(reply)

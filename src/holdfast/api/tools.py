@@ -192,10 +192,10 @@ def _problems(name: str, tool: Tool, *, allow_root: bool) -> Iterator[str]:
 
 def _slot_problems(tool: Tool) -> Iterator[str]:
     command = tool.command or []
-    known = tool.inputs.get("properties", {})
+    properties = tool.inputs.get("properties", {})
     required = tool.inputs.get("required", [])
     for slot in dict.fromkeys(tool.slots):
-        kind = known.get(slot, {}).get("type") if isinstance(known.get(slot, {}), dict) else None
+        kind = properties.get(slot, {}).get("type") if isinstance(properties.get(slot, {}), dict) else None
         if slot not in required or kind not in PLAIN:
             yield f"slot {{{slot}}} needs a required input of type string, integer, number or boolean"
     if command and SLOT.search(command[0]):

@@ -52,8 +52,8 @@ class Evictor:
                 gone += 1
         await self._store.snapshots.prune_builds(FORGET)
         names = await asyncio.to_thread(self._folders.names)
-        standing = await self._store.snapshots.stored_folders(names)
-        return gone + await asyncio.to_thread(self._folders.sweep, standing)
+        stored = await self._store.snapshots.stored_folders(names)
+        return gone + await asyncio.to_thread(self._folders.sweep, stored)
 
     async def evict(self) -> bool:
         """Remove the least needed snapshot. Return False if all must stay."""

@@ -49,7 +49,7 @@ class JobFiles:
         self._containers = containers
         self._marks_for = marks_for
         self._at = at or (lambda step: None)
-        self._told: dict[str, str] = {}
+        self._reported_problems: dict[str, str] = {}
 
     async def remove(self, jobs: Sequence[str]) -> Set[str]:
         """Remove all files of ended jobs; return the jobs that have none left. The others are retried later."""
@@ -65,7 +65,7 @@ class JobFiles:
         self._tell(left)
         gone = frozenset(jobs) - left.keys()
         for job in gone:
-            if self._told.pop(job, None) is not None:
+            if self._reported_problems.pop(job, None) is not None:
                 log.info("the files of job %s are removed now", job)
         self._at("record")
         return gone
@@ -114,6 +114,6 @@ class JobFiles:
     def _tell(self, left: Mapping[str, str]) -> None:
         """Log why jobs are not deleted, once for each reason."""
         for job, problem in left.items():
-            if self._told.get(job) != problem:
-                self._told[job] = problem
+            if self._reported_problems.get(job) != problem:
+                self._reported_problems[job] = problem
                 log.warning("job %s is not deleted yet, retrying to remove its files: %s", job, problem)

@@ -128,13 +128,13 @@ class Audit:
         """Record which tools changed since a server last loaded them; `tools` maps names to digests."""
 
         async def change(tx: Tx) -> bool:
-            known = _tools_in(await tx.rows("last_of_action", action="tools.change"))
-            if known == tools:
+            recorded = _tools_in(await tx.rows("last_of_action", action="tools.change"))
+            if recorded == tools:
                 return False
             differing = {
-                "added": sorted(tools.keys() - known.keys()),
-                "changed": sorted(name for name in tools.keys() & known.keys() if tools[name] != known[name]),
-                "removed": sorted(known.keys() - tools.keys()),
+                "added": sorted(tools.keys() - recorded.keys()),
+                "changed": sorted(name for name in tools.keys() & recorded.keys() if tools[name] != recorded[name]),
+                "removed": sorted(recorded.keys() - tools.keys()),
             }
             await record(tx, by, "tools.change", path, after={**differing, "tools": dict(tools)})
             return True

@@ -63,10 +63,10 @@ class Explain:
         if not open_needs:
             return []
         states = await self._database.read("need_states", tenant=job.tenant, ids=open_needs)
-        known = {row["id"]: row["status"] for row in states}
-        waits = [need for need in open_needs if known.get(need) != Status.SUCCEEDED]
+        statuses = {row["id"]: row["status"] for row in states}
+        waits = [need for need in open_needs if statuses.get(need) != Status.SUCCEEDED]
         return [
-            Reason(about="needs", message=f"needs job {need}, which is {known.get(need, 'deleted')}", jobs=(need,))
+            Reason(about="needs", message=f"needs job {need}, which is {statuses.get(need, 'deleted')}", jobs=(need,))
             for need in waits
         ]
 

@@ -1,6 +1,6 @@
 """Gates: what a waiting job waits for, resolved when it changes, never while claiming.
 
-Lock, then look: each change is one short transaction that locks the lane, then the jobs (with those they need) in id
+Lock, then read: each change is one short transaction that locks the lane, then the jobs (with those they need) in id
 order, and then reads with a fresh snapshot. A job that ends only sets `unsettled` on its own row; its dependants are
 settled here, level by level. Every function is idempotent and safe to run concurrently.
 """
@@ -35,8 +35,8 @@ def dependency_message(need_id: str, status: str | None, error: str | None = Non
     """
     how = {"failed": "failed", "timed_out": "timed out", "cancelled": "was cancelled", None: "was deleted"}[status]
     message = f"needs job {need_id}, which {how}"
-    known = (CANCELLED if status == "cancelled" else BETWEEN).match(error or "")
-    cause = one_line((error or "")[known.end() if known else 0 :], MAX_NEED_ERROR)
+    prefix = (CANCELLED if status == "cancelled" else BETWEEN).match(error or "")
+    cause = one_line((error or "")[prefix.end() if prefix else 0 :], MAX_NEED_ERROR)
     return f"{message}: {cause}" if cause else message
 
 
@@ -138,11 +138,11 @@ class Gates:
         """Resolve some jobs of a lane; return how many (None if the lane was deleted) and the jobs that ended."""
 
         async def change(tx: Tx) -> tuple[int | None, list[str], set[str]]:
-            there = await lock_lanes(tx, [lane])
+            lane_exists = await lock_lanes(tx, [lane])
             found = await tx.rows("unresolved_in_lane", tenant=lane[0], lane=lane[1], limit=BATCH)
             if not found:
                 return 0, [], set()
-            if not there:
+            if not lane_exists:
                 return None, [], set()
             ids = [row["id"] for row in found]
             needing = [row["id"] for row in found if row["has_needs"]]

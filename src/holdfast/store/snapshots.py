@@ -181,10 +181,10 @@ class Snapshots:
                 refused = not await tx.rows("publish_snapshot", **made)
             await _leave(tx, lease, new.id)
             # Our own publish may have succeeded earlier with only its reply lost.
-            stands = await tx.rows("existing_snapshots", ids=[new.id], tenant=lease.tenant)
-            if not stands:
+            existing = await tx.rows("existing_snapshots", ids=[new.id], tenant=lease.tenant)
+            if not existing:
                 return "refused" if refused else "lost"
-            return "published" if stands[0]["folder"] == new.folder else "exists"
+            return "published" if existing[0]["folder"] == new.folder else "exists"
 
         return await self._database.transact(change)
 

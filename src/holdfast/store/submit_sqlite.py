@@ -37,7 +37,7 @@ def accept(run: RunStatement, batch: Batch) -> Sequence[Row]:
     limited = {row["queue"] for row in run("limited_queues")}
     if limited:
         run("set_limited", ids=[job.id for job in jobs if job.queue in limited])
-    return [{"id": standing, "asked": own} for own, standing in joined.items()]
+    return [{"id": reusable_id, "asked": own} for own, reusable_id in joined.items()]
 
 
 def _with_defaults(run: RunStatement, batch: Batch) -> Batch:
@@ -66,8 +66,8 @@ def _replay(run: RunStatement, batch: Batch, used: Row) -> Sequence[Row]:
     if used["body"] != batch.body:
         raise Conflict(f"idempotency key {batch.key} was used with another body")
     ids: list[str] = decoding.decode(used["jobs"], list[str])
-    there = {row["id"] for row in run("need_states", tenant=batch.tenant, ids=ids)}
-    if not there.issuperset(ids):
+    existing = {row["id"] for row in run("need_states", tenant=batch.tenant, ids=ids)}
+    if not existing.issuperset(ids):
         raise Gone(f"what idempotency key {batch.key} made was deleted")
     return [{"id": job_id, "asked": None} for job_id in ids]
 
@@ -75,18 +75,18 @@ def _replay(run: RunStatement, batch: Batch, used: Row) -> Sequence[Row]:
 def _join(run: RunStatement, jobs: Sequence[Submission]) -> dict[str, str]:
     """Return which of these jobs have a reuse key that another job already has, with that job."""
     joined: dict[str, str] = {}
-    mine: dict[str, str] = {}
+    own_keys: dict[str, str] = {}
     for job in jobs:
         if job.reuse_key is None:
             continue
-        standing = mine.get(job.reuse_key)
-        if standing is None:
+        reusable_id = own_keys.get(job.reuse_key)
+        if reusable_id is None:
             rows = run("find_reusable", tenant=job.tenant, reuse_key=job.reuse_key, rebuild=job.rebuild)
-            standing = rows[0]["job_id"] if rows else None
-        if standing is not None:
-            joined[str(job.id)] = standing
+            reusable_id = rows[0]["job_id"] if rows else None
+        if reusable_id is not None:
+            joined[str(job.id)] = reusable_id
         else:
-            mine[job.reuse_key] = str(job.id)
+            own_keys[job.reuse_key] = str(job.id)
             run("set_reuse_key", tenant=job.tenant, reuse_key=job.reuse_key, id=job.id)
     return joined
 
@@ -95,12 +95,12 @@ def _refuse_needs(run: RunStatement, batch: Batch) -> None:
     outside = sorted({need for job in batch.jobs for need in job.needs}.difference(batch.ids))
     if not outside:
         return
-    known = {row["id"]: Status(row["status"]) for row in run("need_states", tenant=batch.tenant, ids=outside)}
+    statuses = {row["id"]: Status(row["status"]) for row in run("need_states", tenant=batch.tenant, ids=outside)}
     for need in outside:
-        if need not in known:
+        if need not in statuses:
             raise need_unknown(need)
-        if known[need] in BROKEN:
-            raise NeedFailed(need, known[need])
+        if statuses[need] in BROKEN:
+            raise NeedFailed(need, statuses[need])
 
 
 def _with_needs(job: Submission, joined: Mapping[str, str]) -> Submission:
