@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.model import Lease, Outcome, Pulse, Status
+from holdfast.model import HeartbeatReply, Lease, Outcome, Status
 from holdfast.store.events import Appended, Events
 from holdfast.store.leases import Leases
 from torture.history import boottime
@@ -37,7 +37,7 @@ def watch(path: Path, worker: str) -> None:
 def _watch_beats(fd: int) -> None:
     beat = Leases.beat
 
-    async def watched(self: Leases, worker: str, leases: Iterable[Lease], *, ttl: float) -> Pulse:
+    async def watched(self: Leases, worker: str, leases: Iterable[Lease], *, ttl: float) -> HeartbeatReply:
         asked, renewed = boottime(), None
         try:
             pulse = await beat(self, worker, leases, ttl=ttl)

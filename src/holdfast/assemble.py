@@ -122,16 +122,16 @@ async def worker_of(
 ) -> AsyncIterator[Worker]:
     """Build a worker on its state folder, ready to run; it opens its own store unless one is given."""
     state = state or StateFolder(settings.state)
-    async with AsyncExitStack() as held:
+    async with AsyncExitStack() as stack:
         if store is None:
             store = await store_of(settings)
-            held.push_async_callback(store.close)
+            stack.push_async_callback(store.close)
         installation = await asked_again(store.installation)
         shared = await asked_again(lambda: prove(settings.shared, installation, store.shared_folder))
         user = user_for(settings.process_user, state.path)
         uids = uids_for(settings)
         if uids is not None:
-            held.callback(uids.close)
+            stack.callback(uids.close)
         processes = ProcessRunner(
             state,
             installation,
@@ -142,8 +142,8 @@ async def worker_of(
             marks_for=max(MARK_SECONDS, 2 * settings.lease_ttl),
             allow_root=settings.allow_root_jobs,
         )
-        held.callback(processes.close)
-        containers = await docker_of(settings, installation, held)
+        stack.callback(processes.close)
+        containers = await docker_of(settings, installation, stack)
         yield Worker(
             store,
             installation=installation,
@@ -160,7 +160,7 @@ async def worker_of(
         )
 
 
-async def docker_of(settings: Settings, installation: str, held: AsyncExitStack) -> list[Runner]:
+async def docker_of(settings: Settings, installation: str, stack: AsyncExitStack) -> list[Runner]:
     """Return the Docker runner if it is enabled and the extra is installed; the engine may come and go later."""
     if settings.docker_host is None:
         return []
@@ -171,7 +171,7 @@ async def docker_of(settings: Settings, installation: str, held: AsyncExitStack)
         log.info("Docker jobs are off: holdfast[docker] is not installed")
         return []
     engine = Engine(settings.docker_host)
-    held.push_async_callback(engine.close)
+    stack.push_async_callback(engine.close)
     limits = limits_of(settings)
     runner = DockerRunner(
         engine,

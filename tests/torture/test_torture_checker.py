@@ -375,12 +375,12 @@ def _reaped(example: HandMadeHistory) -> None:
 
 @breaks("no_gate_was_stuck", "a lane stood still until a duty noticed")
 def _stuck(example: HandMadeHistory) -> None:
-    example.history.mended.append("mended a stuck gate: needs of job plain, lane None")
+    example.history.mended.append("repaired a stuck gate: needs of job plain, lane None")
 
 
 @breaks("no_gate_was_stuck", "a lane without a holder stood still until a duty noticed")
 def _stuck_lane(example: HandMadeHistory) -> None:
-    example.history.mended.append("mended a stuck gate: lane of job None, lane ('default', 'lane')")
+    example.history.mended.append("repaired a stuck gate: lane of job None, lane ('default', 'lane')")
 
 
 @breaks("lanes_do_not_stand_still", "a lane is free, and those who come later pass the first in it")

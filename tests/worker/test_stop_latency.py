@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from holdfast.config import Settings
-from holdfast.model import Job, Pulse, Status
+from holdfast.model import HeartbeatReply, Job, Status
 from holdfast.runner.function import Context
 from holdfast.store.leases import Leases
 from holdfast.worker.worker import Worker
@@ -30,7 +30,7 @@ def beats(workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch) -> list[st
     sent: list[str] = []
     beat = Leases.beat
 
-    async def counted(self: Leases, worker: str, *more: Any, **named: Any) -> Pulse:
+    async def counted(self: Leases, worker: str, *more: Any, **named: Any) -> HeartbeatReply:
         sent.append(worker)
         return await beat(self, worker, *more, **named)
 

@@ -136,12 +136,12 @@ def _no_collection() -> Iterator[None]:
 
 def count_values(raw: bytes | bytearray) -> int:
     """Return an upper bound of the values in a JSON text: its commas and opening brackets outside of strings."""
-    total, inside, held = 0, 0, b""
+    total, inside, escape = 0, 0, b""
     for start in range(0, len(raw), PIECE):
-        piece = held + bytes(raw[start : start + PIECE])
+        piece = escape + bytes(raw[start : start + PIECE])
         piece = piece.replace(b"\\\\", b"")
-        held = b"\\" if piece.endswith(b"\\") else b""  # The character that it escapes is in the next piece.
-        parts = piece[: len(piece) - len(held)].replace(b'\\"', b"").split(b'"')
+        escape = b"\\" if piece.endswith(b"\\") else b""  # The character that it escapes is in the next piece.
+        parts = piece[: len(piece) - len(escape)].replace(b'\\"', b"").split(b'"')
         outside = b"".join(parts[inside::2])
         total += sum(outside.count(separator) for separator in SEPARATORS)
         inside ^= (len(parts) - 1) & 1

@@ -34,7 +34,7 @@ ERRORS = {
     429: "too many requests or streams with this token, or too many jobs in this queue",
     503: "the database does not answer; or `at_capacity`, where the queue is off",
 }
-PUBLIC_NAMES = {"RetryPolicy": "Retry", "TaskSpec": "Task", "WorkerRecord": "Worker"}
+PUBLIC_NAMES = {"LostHost": "Lost", "RetryPolicy": "Retry", "TaskSpec": "Task", "WorkerRecord": "Worker"}
 """Types whose schema has another name in the document: generated clients use these names."""
 PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
 

@@ -40,14 +40,14 @@ async def receive(
     try:
         form = _Form(incoming, options[b"boundary"])
         async with contextlib.aclosing(request.stream()) as chunks:
-            held = bytearray()
+            buffer = bytearray()
             async for chunk in chunks:
-                held += chunk
-                if len(held) >= PIECE:
+                buffer += chunk
+                if len(buffer) >= PIECE:
                     await readiness.require_room(SHARED)
-                    await run_in_threadpool(form.write, bytes(held))
-                    held.clear()
-        await run_in_threadpool(form.write, bytes(held))
+                    await run_in_threadpool(form.write, bytes(buffer))
+                    buffer.clear()
+        await run_in_threadpool(form.write, bytes(buffer))
         await run_in_threadpool(form.finish)
     except FormParserError as error:
         raise BadRequest(f"the form cannot be read: {error}") from error

@@ -124,7 +124,7 @@ def run_snapshot(
 
     async def serve() -> int:
         from holdfast import config
-        from holdfast.cli.signals import Ended, ended_by_signals, run_beside, wait_for_a_signal
+        from holdfast.cli.signals import EndedBySignal, ended_by_signals, run_beside, wait_for_a_signal
         from holdfast.pipeline.snapshots import Folders
         from holdfast.pipeline.throwaway import throwaway
         from holdfast.runner.attempt_users import AttemptUsers
@@ -142,13 +142,13 @@ def run_snapshot(
                 try:
                     if command:
                         return run_beside(command, server.env)
-                    with suppress(Ended):  # From here on Ctrl-C is a normal end.
+                    with suppress(EndedBySignal):  # From here on Ctrl-C is a normal end.
                         typer.echo(server.dsn)
                         wait_for_a_signal()
                     return 0
                 finally:
                     be_deaf()
-        except Ended as ended:
+        except EndedBySignal as ended:
             return ended.code
 
     raise typer.Exit(run(serve))

@@ -20,7 +20,7 @@ import msgspec
 
 from holdfast import decoding
 from holdfast.client.address import checked_url, find_token
-from holdfast.client.outage import Outage, Reachability, ServerUnreachable, cause, rest
+from holdfast.client.outage import Reachability, ServerOutage, ServerUnreachable, cause, rest
 from holdfast.client.streams import EventStream
 from holdfast.errors import HoldfastError
 from holdfast.model import Attempt, Event, Json, Lane, Snapshot, Status, TaskRecord, WorkerRecord, new_id
@@ -114,7 +114,7 @@ class AsyncClient:
 
     async def get(self, job_id: str, *, reconnect: bool = False) -> JobView:
         """Return the job as it is now. With `reconnect`, wait for an unreachable server, as `follow` and `wait` do."""
-        outage = Outage(self._server)
+        outage = ServerOutage(self._server)
         while True:
             try:
                 return await self._call("GET", _job(job_id), JobView)
@@ -266,7 +266,7 @@ class AsyncClient:
         A broken stream is resumed without gap or repeat. If the server stays unreachable for `reconnect_timeout`
         seconds, `ServerUnreachable` is raised.
         """
-        outage = Outage(self._server)
+        outage = ServerOutage(self._server)
         while True:
             stream = self._stream(job_id, after)
             try:

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 PATIENCE = 2.0
 """Seconds to wait for a worker of this host to remove an attempt that has just ended, as it always does."""
-LOOK = 0.02
+POLL_SECONDS = 0.02
 CONTAINERS = "docker:"
 
 
@@ -60,8 +60,8 @@ class JobFiles:
             self._tell(dict.fromkeys(jobs, error.message))
             return frozenset()
         await self._until_cleared(jobs)
-        held = await self._remove_containers(frozenset(jobs))
-        left = await asyncio.to_thread(self._remove, jobs, held)
+        blocked = await self._remove_containers(frozenset(jobs))
+        left = await asyncio.to_thread(self._remove, jobs, blocked)
         self._tell(left)
         gone = frozenset(jobs) - left.keys()
         for job in gone:
@@ -77,7 +77,7 @@ class JobFiles:
             found = await asyncio.to_thread(self._folders.attempts, jobs)
             if not any((folder / "spec").exists() for folders in found.values() for folder in folders):
                 return
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_SECONDS)
 
     async def _remove_containers(self, jobs: Set[str]) -> Mapping[str, str]:
         """Remove containers; return the jobs that still have one, and why.
@@ -93,11 +93,11 @@ class JobFiles:
         spaces = await asyncio.to_thread(self._folders.spaces, wanted)
         return dict.fromkeys(spaces, "its container cannot be removed: the Docker engine does not answer")
 
-    def _remove(self, jobs: Sequence[str], held: Mapping[str, str]) -> dict[str, str]:
+    def _remove(self, jobs: Sequence[str], blocked: Mapping[str, str]) -> dict[str, str]:
         """Remove folders; return the jobs with remaining files, and why."""
         attempts = self._folders.attempts(jobs)
-        spaces = self._folders.spaces([job for job in jobs if job not in held])
-        left = dict(held)
+        spaces = self._folders.spaces([job for job in jobs if job not in blocked])
+        left = dict(blocked)
         for job in jobs:
             problems = [remove(folder) for folder in (*self._folders.in_shared(job), *spaces.get(job, ()))]
             problems += [self._remove_attempt(folder) for folder in attempts.get(job, ())]

@@ -87,10 +87,10 @@ class Duties:
                 ("uploads", 60.0, uploads.run_once),
                 ("evictor", 60.0, evictor.run_once),
             ):
-                group.create_task(every(seconds, self._while_leading(name, duty)))
+                group.create_task(every(seconds, self._while_leading(name, duty), name=name))
             # A new worker should start with its backlog; it may also live for less than ten minutes.
             prune = self._while_leading("pruner", lambda: _prune(pruner))
-            group.create_task(every(600.0, prune, first=60.0))
+            group.create_task(every(600.0, prune, first=60.0, name="pruner"))
 
     async def resign(self) -> None:
         """Give up the leadership, so that another process can lead at once."""
@@ -126,16 +126,17 @@ class Duties:
         return work
 
 
-async def every(seconds: float, work: Duty, *, first: float = 0.0) -> None:
-    """Repeat some work every `seconds`, after `first` seconds; a failure is retried the next time."""
+async def every(seconds: float, work: Duty, *, first: float = 0.0, name: str | None = None) -> None:
+    """Repeat some work every `seconds`, after `first` seconds; a failure is logged and retried the next time."""
+    name = name or getattr(work, "__qualname__", "a duty")
     await asyncio.sleep(first)
     while True:
         try:
             await work()
         except StoreError as error:
-            log.log(level_of(error), "a duty failed, retrying: %s", error)
+            log.log(level_of(error), "%s failed, retrying in %g s: %s", name, seconds, error)
         except Exception:
-            log.exception("a duty failed, retrying")
+            log.exception("%s failed, retrying in %g s", name, seconds)
         await asyncio.sleep(jitter(seconds))
 
 

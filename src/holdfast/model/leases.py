@@ -144,7 +144,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     phase: Phase | None = None
 
 
-class Pulse(msgspec.Struct, frozen=True, kw_only=True):
+class HeartbeatReply(msgspec.Struct, frozen=True, kw_only=True):
     """What a heartbeat returns."""
 
     jobs: tuple[Beat, ...]

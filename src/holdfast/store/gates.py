@@ -93,7 +93,7 @@ class Gates:
             key = None if row["lane"] is None else (row["tenant"], row["lane"])
             changed = await self._repair_gate(key, row["id"], limit)
             if changed:
-                log.error("mended a stuck gate: %s of job %s, lane %s", row["what"], row["id"], key)
+                log.error("repaired a stuck gate: %s of job %s, lane %s", row["what"], row["id"], key)
                 repaired += 1
         self._database.counters.gate_repairs += repaired
         if repaired:

@@ -19,10 +19,10 @@ from holdfast.model import (
     Cause,
     Claimable,
     HandOverReason,
+    HeartbeatReply,
     Lease,
     Outcome,
     Phase,
-    Pulse,
     Status,
     StopPhase,
     StopRequest,
@@ -224,7 +224,7 @@ class Leases(Orphans):
         rows = await self._database.rows("start", rows=_tokens(leases))
         return frozenset(row["id"] for row in rows)
 
-    async def beat(self, worker: str, leases: Iterable[Lease], *, ttl: float) -> Pulse:
+    async def beat(self, worker: str, leases: Iterable[Lease], *, ttl: float) -> HeartbeatReply:
         """Renew all leases of a worker in one statement; return the state of each job's lease and stop request."""
         _check_ttl(ttl)
         rows = await self._database.rows("beat", urgent=True, worker=worker, rows=_tokens(leases), ttl=ttl)
@@ -241,7 +241,7 @@ class Leases(Orphans):
             if row["id"] is not None
         )
         draining = next(row["draining"] for row in rows if row["id"] is None)
-        return Pulse(jobs=jobs, registered=draining is not None, draining=bool(draining))
+        return HeartbeatReply(jobs=jobs, registered=draining is not None, draining=bool(draining))
 
     async def owns(self, worker: str, lease: Lease) -> bool:
         """Return whether this worker still owns a lease, without renewing it."""

@@ -21,7 +21,7 @@ from holdfast.errors import HoldfastError, Invalid, LockTimeout, StoreError, Sto
 from holdfast.store import queries
 from holdfast.store.database import Counters, Row, Tx, json_text
 from holdfast.store.error_mapping import denied, refusal
-from holdfast.store.outage import QUIET, Outage, outage_of
+from holdfast.store.outage import QUIET, DatabaseOutage, outage_of
 from holdfast.store.postgres_parameters import Prepared, prepare, submit_parameters
 from holdfast.submission import Batch
 
@@ -125,10 +125,10 @@ class PostgresDatabase:
         listen_url: str | None,
         answer_within: float | None = None,
         role: str | None = None,
-        outage: Outage | None = None,
+        outage: DatabaseOutage | None = None,
     ) -> None:
         self.counters = Counters()
-        self._outage = outage or Outage("of Postgres")
+        self._outage = outage or DatabaseOutage("of Postgres")
         self.schema = schema
         self._pool = pool
         self._pooled = pooled

@@ -46,7 +46,7 @@ class NewSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     outputs: Outputs = Outputs()
 
 
-class Turn(msgspec.Struct, frozen=True, kw_only=True):
+class BuildClaim(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to a request for a build lock.
 
     `built`: the snapshot exists. `yours`: build it. `busy`: `job` is building it; ask again. `lost`: the lease is gone.
@@ -139,22 +139,22 @@ class Snapshots:
 
     # Building
 
-    async def take(self, lease: Lease, snapshot: str) -> Turn:
+    async def take(self, lease: Lease, snapshot: str) -> BuildClaim:
         """Ask for the build lock of a snapshot. Its holder keeps the lock exactly as long as its lease."""
 
-        async def change(tx: Tx) -> Turn:
+        async def change(tx: Tx) -> BuildClaim:
             await tx.rows("lock_build", id=snapshot)
             (state,) = await tx.rows("build_state", id=snapshot, tenant=lease.tenant)
             if state["built"]:
                 await _leave(tx, lease, snapshot)
-                return Turn(answer="built")
+                return BuildClaim(answer="built")
             if state["live"] and (state["job_id"], state["token"]) != (lease.id, lease.token):
-                return Turn(answer="busy", job=state["job_id"])
+                return BuildClaim(answer="busy", job=state["job_id"])
             if not await tx.rows("lock_lease", id=lease.id, token=lease.token):
                 await _leave(tx, lease, snapshot)
-                return Turn(answer="lost")
+                return BuildClaim(answer="lost")
             await tx.rows("take_build", id=snapshot, job_id=lease.id, token=lease.token)
-            return Turn(answer="yours")
+            return BuildClaim(answer="yours")
 
         return await self._database.transact(change)
 

@@ -16,7 +16,7 @@ from holdfast.store.transitions import clean, event
 BATCH = 100
 
 
-class Lost(msgspec.Struct, frozen=True, kw_only=True):
+class LostHost(msgspec.Struct, frozen=True, kw_only=True):
     """The result of reporting a host as gone: its workers are deleted, and these jobs are settled as lost."""
 
     workers: tuple[str, ...]
@@ -115,7 +115,7 @@ class Workers:
 
         return await self._database.transact(change)
 
-    async def lost(self, host: str, *, by: By = None) -> Lost:
+    async def lost(self, host: str, *, by: By = None) -> LostHost:
         """Settle all attempts of a host, or of one domain, as lost: a person says that nothing runs there any more.
 
         The leases of its dead workers are cleared; orphans and jobs that are paused as lost in its domains are settled
@@ -139,7 +139,7 @@ class Workers:
             await self._orphans.clear(worker)
         jobs = [job_id async for job_id in self._lose_all(domains, host, name_of(by))]
         await self._database.rows("delete_dead_workers", workers=dead)
-        return Lost(workers=tuple(dead), jobs=tuple(jobs))
+        return LostHost(workers=tuple(dead), jobs=tuple(jobs))
 
     async def _lose_all(self, domains: set[str], host: str, by: str | None) -> AsyncIterator[str]:
         """Settle page by page, without attempts that a live worker reaches by now."""

@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 
 from holdfast.errors import HoldfastError
-from holdfast.model import Beat, Lease, Pulse
+from holdfast.model import Beat, HeartbeatReply, Lease
 from holdfast.store.outage import level_of
 from holdfast.timing import jitter
 from holdfast.worker.held_leases import HeldLease, HeldLeases, boottime
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class Beats(Protocol):
-    async def beat(self, worker: str, leases: list[Lease], *, ttl: float) -> Pulse: ...
+    async def beat(self, worker: str, leases: list[Lease], *, ttl: float) -> HeartbeatReply: ...
 
 
 class BeatAnswers(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,7 +143,7 @@ class Heartbeat:
                 self._main.call_soon_threadsafe(self._hear, heard)
         return True
 
-    def _unknown(self, pulse: Pulse, claiming: bool) -> tuple[Beat, ...]:
+    def _unknown(self, pulse: HeartbeatReply, claiming: bool) -> tuple[Beat, ...]:
         """Return leases that were unknown here in two consecutive beats, with no claim in progress at the second."""
         strangers = {
             (beat.id, beat.token): beat for beat in pulse.jobs if beat.answer == "unknown" and not self._knows(beat)
