@@ -1,7 +1,6 @@
 """Containers whose worker dies, stops or leaves: another one carries on, and nothing runs twice."""
 
 import signal
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +15,7 @@ from holdfast.runner.state_folder import StateFolder
 from holdfast.worker.upkeep import Upkeep
 from tests.support.crashing_worker import Hook
 from tests.support.engine import Daemon, Record, api
-from tests.support.in_process_workers import InProcessWorkers, eventually
+from tests.support.in_process_workers import PATIENCE, InProcessWorkers, eventually
 from tests.support.worker_processes import WorkerProcesses
 
 LINES = 16
@@ -202,17 +201,16 @@ async def test_a_worker_that_leaves_hands_over_and_the_next_adopts_at_once(
     workers: InProcessWorkers, docker: Daemon, record: Record
 ) -> None:
     """Proves C9, R3, L3: also without a free slot, and without the queue."""
+    workers.set(lease_ttl=4 * PATIENCE)  # Nobody waits for the lease to expire within this test.
     job = await chatty(workers, pace=0.5)
     async with workers.worker():
         await workers.says(job, "out 9")
-    left = time.monotonic()
     async with workers.worker({"other": 1}):
 
         async def adopted() -> bool:
             return any(event.data["lease"] == "adopted" for event in await workers.events(job, "lease"))
 
         await eventually(adopted, "it is adopted")
-        assert time.monotonic() - left < 2
         ended = await workers.ended(job, Status.SUCCEEDED)
     assert await workers.log(job) == [f"out {n}" for n in range(1, LINES + 1)] + ["last out"]
     assert ended.attempts == 1

@@ -64,7 +64,7 @@ async def test_an_engine_that_is_away_costs_nothing(
         await worker_row(workers, lambda row: "docker" not in row.capabilities, "the worker says that it is away")
         waiting = [await slow(workers, 1) for _ in range(3)]
         await workers.store.jobs.cancel(doomed.id)
-        await asyncio.sleep(6)  # Long enough for some of it to end.
+        await asyncio.sleep(6)  # Reason: the outage itself, in which `ending` ends.
         assert [(await workers.get(job)).status for job in waiting] == [Status.QUEUED] * 3
         explained = await workers.store.explain.job(waiting[0].id)
         assert [reason.about for reason in explained.reasons] == ["worker"]
@@ -93,7 +93,7 @@ async def test_an_engine_that_goes_in_the_middle_of_a_start_costs_no_attempt(
     job = await slow(workers, 20)
     async with workers.worker(at=at):
         await went.wait()
-        await asyncio.sleep(1)
+        await asyncio.sleep(1)  # Reason: time in which the start would wrongly be recorded as failed.
         assert (await workers.get(job)).status is Status.RUNNING
         await in_thread(docker.start)
         await assert_one_run(workers, job, *count(20))
@@ -106,7 +106,7 @@ async def test_what_waits_for_an_adopter_waits_for_its_engine_too(workers: InPro
         await workers.says(job, "up")
     await in_thread(docker.stop)
     async with workers.worker():
-        await asyncio.sleep(2)
+        await asyncio.sleep(2)  # Reason: time in which the worker would wrongly adopt it.
         assert (await workers.get(job)).lease is None
         reason = (await workers.store.explain.job(job.id)).reasons[0].message
         assert "docker:" in reason
@@ -153,7 +153,7 @@ async def test_another_engines_word_about_a_container_does_not_count(
         )
         here = await workers.box(ONE)
         await workers.ended(here, Status.SUCCEEDED)
-        await asyncio.sleep(1)
+        await asyncio.sleep(1)  # Reason: time in which the job would wrongly be recorded as lost.
         assert (await workers.get(job)).status is Status.RUNNING
         await in_thread(brittle_engine.stop)
         switch(docker_engine)

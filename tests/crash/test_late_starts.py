@@ -104,7 +104,9 @@ async def test_supervisor_that_leaves_too_late_costs_no_attempt(processes: Worke
         fcntl.flock(lock, fcntl.LOCK_EX)
         await owner.lose()
         processes.start({"other": 1})
-        with contextlib.suppress(TimeoutError):  # It sends to the owner of the lock; it should wait instead.
+        # A worker that sends a command to the owner of the lock is wrong, and what it breaks shows below. One that
+        # waits for the lock, as it should, never sends: then the limit ends this wait.
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(10):
                 await processes.eventually(lambda: list((folder.path / "cmd").iterdir()), "a command")
     finally:

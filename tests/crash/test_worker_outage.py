@@ -285,12 +285,13 @@ async def test_blocking_function_keeps_its_lease_and_the_next_leader_reaps_thoug
     """Proves L8, L10. The leader is killed; one whose only slot is taken reaps a worker of another host."""
     leader = processes.start({"leads": 1})
     await processes.eventually(processes.locks, "the leader is there")
+    slow_to_expire: dict[str, Any] = {"lease_ttl": 2 * TTL, "heartbeat_interval": TTL / 3}
     block = await processes.submit(
-        "block", inputs={"path": processes.marker("block"), "seconds": 3 * TTL}, queue="block"
+        "block", inputs={"path": processes.marker("block"), "seconds": 4 * TTL}, queue="block"
     )
     busy = await processes.chatty("busy", pace=TTL, queue="busy")
     far = await processes.chatty("far", pace=0.1, queue="far")
-    processes.start({"block": 1}, host="blocked")
+    processes.start({"block": 1}, host="blocked", **slow_to_expire)
     processes.start({"busy": 1})
     victim = processes.start({"far": 1}, Hook(step="started", do="kill"), host="far")
     await processes.marked("busy")

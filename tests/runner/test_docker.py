@@ -172,7 +172,7 @@ async def test_every_cause_of_an_end_is_in_the_ledger(workers: InProcessWorkers,
     quick: Any = {"stop_grace": 0.2}
     jobs = {
         Cause.EXIT: await workers.box("exit 3"),
-        Cause.TIMED_OUT: await workers.box("echo partial; sleep 60", timeout=0.3, **quick),
+        Cause.TIMED_OUT: await workers.box("echo partial; sleep 60", timeout=5, **quick),
         Cause.IDLE_TIMEOUT: await workers.box("sleep 60", idle_timeout=0.3, **quick),
         Cause.START_FAILED: await workers.box("", spec={"command": ["no-such-command"]}),
         Cause.OUT_OF_MEMORY: await workers.box("echo up; exec tail /dev/zero", spec={"memory": "16m"}),

@@ -142,7 +142,7 @@ async def test_starts_wait_for_their_turn_and_do_not_come_too_late_for_it(
 
         await eventually(claimed, "all are claimed")
         await workers.store.jobs.cancel(unwanted.id)
-        await asyncio.sleep(workers.settings.lease_ttl)  # What was to start by the end of its first lease is late now.
+        await asyncio.sleep(workers.settings.lease_ttl)  # Reason: a start within the first lease is too late now.
         assert list(left) == [first.id]
         slow.set()
         assert (await workers.ended(unwanted, Status.CANCELLED)).attempts == 0

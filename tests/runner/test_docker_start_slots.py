@@ -22,7 +22,7 @@ from holdfast.runner.docker.start_slots import StartSlots
 async def main():
     turn = await StartSlots(Path(sys.argv[1]), "engine", 1).take()
     print("mine", flush=True)
-    await asyncio.sleep(600)
+    await asyncio.sleep(600)  # Reason: it holds the slot until the test kills it.
 
 asyncio.run(main())
 """
@@ -45,7 +45,7 @@ def holder(folder: Path) -> "Iterator[subprocess.Popen[str]]":
 async def waiting(turns: StartSlots) -> "AsyncIterator[asyncio.Task[StartSlot]]":
     """One who wants a turn, and has looked for it."""
     task = asyncio.ensure_future(turns.take())
-    await asyncio.wait([task], timeout=0.2)
+    await asyncio.wait([task], timeout=0.2)  # Reason: time in which it would wrongly get one.
     try:
         yield task
     finally:
@@ -61,8 +61,8 @@ async def test_another_worker_waits_until_the_turn_ends(tmp_path: Path) -> None:
         first.end()
         (await third).end()
     second.end()
-    async with waiting(one), waiting(other) as last:
-        assert last.done()
+    async with asyncio.timeout(30), waiting(one), waiting(other) as last:
+        await last
 
 
 async def test_the_turn_of_a_worker_that_is_killed_is_over(tmp_path: Path) -> None:

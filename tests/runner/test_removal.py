@@ -64,7 +64,7 @@ async def test_a_slot_is_free_while_what_is_over_is_still_removed_and_not_withou
             await workers.ended(job, Status.SUCCEEDED)
         await asyncio.sleep(
             3 * workers.settings.poll_interval
-        )  # Long enough for a worker that would take the third one.
+        )  # Reason: time in which it would wrongly claim the third.
         assert (await workers.get(jobs[2])).status is Status.QUEUED
         assert len(workers.folders) == 2
         goes_on.set()

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import os
-import time
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -561,7 +560,6 @@ async def test_server_that_is_told_to_stop_lets_streams_go_and_the_next_one_goes
             await talker.say("before")
             seen: list[int] = []
             async with client.stream("GET", f"/v1/jobs/{talker.id}/events/stream") as response:
-                began = time.monotonic()
                 async for event in events_of(response):
                     assert event.get("event") != "end"
                     if "id" in event:
@@ -569,7 +567,6 @@ async def test_server_that_is_told_to_stop_lets_streams_go_and_the_next_one_goes
                     if len(seen) == 3 and served.process is not None and served.process.poll() is None:
                         served.process.terminate()
             assert await asyncio.to_thread(served.stop) == 0
-            assert time.monotonic() - began < 10
             await talker.say("while nobody served")
             await asyncio.to_thread(served.start)
             following = asyncio.create_task(sse(client, talker.id, **{"Last-Event-ID": str(seen[-1])}))

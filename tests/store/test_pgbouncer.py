@@ -147,7 +147,7 @@ async def test_cancelled_operation_leaves_no_transaction_open(harness: StoreHarn
     direct = await asyncpg.connect(clean_url)
     asleep = "SELECT count(*) FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(60)' AND state = 'active'"
     task = asyncio.create_task(database.fetch("SELECT pg_sleep(60)"))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not await direct.fetchval(asleep):
             pass  # Polling until it sleeps.
         task.cancel()

@@ -220,7 +220,7 @@ async def test_idle_claim_takes_no_write_lock(tmp_path: Path) -> None:
         pairs = [Claimable(queue=q, capability="function:f", domain=FUNCTION_DOMAIN) for q in ("default", "capped")]
         other = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             claimed = await store.leases.claim("w1", pairs, slots=4, ttl=TTL, domains=[FUNCTION_DOMAIN])
             assert (claimed.adopted, claimed.claimed) == ([], [])
             assert await store.leases.reap() == []

@@ -515,7 +515,7 @@ async def test_open_transaction_with_a_reuse_key_holds_up_no_heartbeat(clean_url
         resume = asyncio.create_task(store.jobs.resume(keyed))
         waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
         watcher = await asyncpg.connect(clean_url)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not await watcher.fetchval(waiting):
                 pass  # Until the resume waits for the key.
             pulse = await store.leases.beat("w1", leases, ttl=60)
@@ -543,7 +543,7 @@ async def test_open_transaction_with_a_reuse_key_delays_only_the_dependants_that
         transaction = connection.transaction()
         await transaction.start()
         await holdfast.submit_inside_async(connection, [{**job, "reuse_key": "k"}])
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await store.jobs.resume(parent)  # lands, and leaves its dependant for later
             await store.jobs.resume(other)
         assert (await store.jobs.get(plain)).status is Status.QUEUED

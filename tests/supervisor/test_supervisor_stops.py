@@ -33,16 +33,16 @@ PAGE = 4096
 class TestLimits:
     def test_timeout_asks_politely_and_keeps_the_partial_output(self, attempt: SupervisedAttempt) -> None:
         """Proves R8: TERM first. A child that exits in time is not killed; the limit is the cause whatever its code."""
-        exit = attempt.run(*shell(f"trap 'echo bye; exit 0' TERM; echo begin; {FOREVER}"), timeout=1.5, stop_grace=60)
+        exit = attempt.run(*shell(f"trap 'echo bye; exit 0' TERM; echo begin; {FOREVER}"), timeout=3, stop_grace=60)
         assert ending(exit) == (ExitCause.TIMED_OUT, 0, None)
         assert attempt.output() == b"begin\nbye\n"
         assert (exit.reason, exit.stopped_by) == ("timed_out", "limit")
-        assert exit.lasted >= 1_500_000
+        assert exit.lasted >= 3_000_000
         assert attempt.status() == 124
 
     def test_timeout_kills_a_stubborn_child_and_its_grandchild(self, attempt: SupervisedAttempt) -> None:
         """Proves R8, R24: sleeper and grandchild gone, with no worker alive."""
-        attempt.start(*shell(f'sh -c "{STUBBORN}" & echo grandchild=$! ; {STUBBORN}'), timeout=2.0, stop_grace=0.2)
+        attempt.start(*shell(f'sh -c "{STUBBORN}" & echo grandchild=$! ; {STUBBORN}'), timeout=4.0, stop_grace=0.2)
         grandchild = attempt.number("grandchild")
         exit = attempt.end()
         assert ending(exit) == (ExitCause.TIMED_OUT, None, signal.SIGKILL)
@@ -60,14 +60,14 @@ class TestLimits:
     def test_stopped_child_is_woken_to_hear_the_polite_word(self, attempt: SupervisedAttempt) -> None:
         """Proves R8."""
         exit = attempt.run(
-            *shell("trap 'echo bye; exit 0' TERM; kill -STOP $$; sleep 600 & wait"), timeout=1.5, stop_grace=60
+            *shell("trap 'echo bye; exit 0' TERM; kill -STOP $$; sleep 600 & wait"), timeout=3, stop_grace=60
         )
         assert exit.cause == ExitCause.TIMED_OUT
         assert attempt.output() == b"bye\n"
 
     def test_silent_child_is_stopped(self, attempt: SupervisedAttempt) -> None:
         """Proves R9."""
-        exit = attempt.run(*shell(f"echo one; {FOREVER}"), idle_timeout=1.5, stop_grace=0.1)
+        exit = attempt.run(*shell(f"echo one; {FOREVER}"), idle_timeout=3, stop_grace=0.1)
         assert exit.cause == ExitCause.IDLE_TIMEOUT
         assert attempt.output() == b"one\n"
         assert attempt.status() == 124
@@ -82,15 +82,16 @@ class TestLimits:
 
     def test_stop_after_stops_the_child_without_a_worker(self, attempt: SupervisedAttempt) -> None:
         """Proves R21."""
-        exit = attempt.run(*shell(STUBBORN), stop_after=boottime() + 1.5, stop_grace=0.2)
+        exit = attempt.run(*shell(STUBBORN), stop_after=boottime() + 4, stop_grace=0.2)
         assert ending(exit) == (ExitCause.STOP_AFTER, None, signal.SIGKILL)
         assert attempt.status() == 124
 
     def test_stop_after_by_the_wall_clock_is_for_engines_on_other_hosts(self, attempt: SupervisedAttempt) -> None:
         """Proves R21: converted once, when it is read."""
-        exit = attempt.run(*shell(FOREVER), stop_after=time.time() + 0.5, clock="realtime", stop_grace=0)
+        deadline = time.time() + 1
+        exit = attempt.run(*shell(FOREVER), stop_after=deadline, clock="realtime", stop_grace=0)
         assert exit.cause == ExitCause.STOP_AFTER
-        assert 300_000 < exit.lasted < 30_000_000
+        assert time.time() >= deadline
 
     def test_nothing_starts_after_stop_after(self, attempt: SupervisedAttempt) -> None:
         """Proves R21."""
@@ -102,7 +103,7 @@ class TestLimits:
 
     def test_beats_keep_a_child_from_stop_after(self, attempt: SupervisedAttempt) -> None:
         """Proves R21: the deadline is absolute and never goes back, in whatever order beats arrive."""
-        end = boottime() + 3.0
+        end = boottime() + 6.0
         attempt.start(*shell(f"echo ready; {FOREVER}"), stop_after=end, stop_grace=0)
         attempt.says(b"ready")
         ack = attempt.tell("beat", stop_after=end + 600)
@@ -119,11 +120,13 @@ class TestLimits:
 
 class TestDescendants:
     @pytest.mark.parametrize("how", ["exit", "stop"])
-    def test_grandchild_with_its_own_session_is_gone(self, attempt: SupervisedAttempt, how: str) -> None:
+    def test_grandchild_with_its_own_session_is_gone(
+        self, attempt: SupervisedAttempt, tmp_path: Path, how: str
+    ) -> None:
         """Proves R25."""
-        attempt.start(
-            *shell(f"setsid sh -c 'echo daemon=$$ ; {FOREVER}' & {'sleep 0.3' if how == 'exit' else FOREVER}")
-        )
+        up = tmp_path / "up"
+        rest = f"while [ ! -e {up} ]; do sleep 0.05; done" if how == "exit" else FOREVER
+        attempt.start(*shell(f"setsid sh -c 'echo daemon=$$ ; touch {up}; {FOREVER}' & {rest}"))
         daemon = attempt.number("daemon")
         if how == "stop":
             attempt.tell("stop", kind="cancel", grace=0.2)
@@ -159,6 +162,7 @@ class TestDescendants:
             "def hear(*_):\n    global heard; heard += 1\n"
             "signal.signal(signal.SIGTERM, hear); os.fork(); print('ready', flush=True)\n"
             "while not heard: time.sleep(0.01)\n"
+            # Reason for the sleep: time in which a second signal would arrive.
             "time.sleep(0.3); print(f'heard {heard}', flush=True)"
         )
         attempt.start(*python(code))
@@ -187,7 +191,7 @@ class TestDescendants:
         attempt.write(
             *shell(f"{become} --reuid=0 sleep 600 & echo other=$! ; {FOREVER}"),
             no_new_privs=False,
-            timeout=2.0,
+            timeout=5.0,
             stop_grace=0,
         )
         hand_over(attempt, tmp_path)
@@ -222,7 +226,7 @@ class TestDescendants:
             trace = tmp_path / f"trace-{step}"
             attempt.write(*shell(f"echo ran >>{trace}"))
             attempt.supervise()
-            time.sleep(step * 0.0001)  # the instant is what this test varies
+            time.sleep(step * 0.0001)  # Reason: the instant is what this test varies.
             os.kill(attempt.pid, signal.SIGKILL)
             attempt.status()
             eventually(lambda attempt=attempt: not attempt.folder.leftovers(attempt.mark))  # type: ignore[misc]
@@ -352,7 +356,7 @@ class TestCommands:
 
     def test_adopter_reads_on_without_gap_or_repeat_and_the_timeout_runs_on(self, attempt: SupervisedAttempt) -> None:
         """Proves R3: total time stays below the timeout, whichever worker watches."""
-        attempt.start(*shell("i=0; while :; do i=$((i+1)); echo $i; sleep 0.01; done"), timeout=2.0, stop_grace=0)
+        attempt.start(*shell("i=0; while :; do i=$((i+1)); echo $i; sleep 0.01; done"), timeout=5.0, stop_grace=0)
         first = attempt.folder.frames()
         seen: list[Frame] = []
         while len(seen) < 10:
@@ -365,7 +369,7 @@ class TestCommands:
         numbers = [int(line) for line in text.split()]
         assert numbers == list(range(1, len(numbers) + 1))
         assert exit.cause == ExitCause.TIMED_OUT
-        assert exit.lasted >= 2_000_000
+        assert exit.lasted >= 5_000_000
 
     @pytest.mark.parametrize(
         ("data", "why"),
@@ -425,7 +429,7 @@ class TestCommands:
         path = attempt.folder.path / "cmd" / "hold"
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(encode_command(Command(token=6, verb="hold")))
-        time.sleep(0.3)  # It looks several times meanwhile.
+        time.sleep(0.3)  # Reason: time in which it would wrongly refuse the command.
         os.chown(path, NOBODY, NOBODY)
         assert attempt.answer("hold").ok
 

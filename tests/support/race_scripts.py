@@ -32,6 +32,8 @@ from holdfast.submission import Batch
 T = TypeVar("T")
 
 LONG = 60.0
+UNTIL_SECONDS = 60.0
+"""How long a process waits for what another one does, also on a busy machine."""
 PAIR = Claimable(queue="default", capability="function:f", domain=FUNCTION_DOMAIN)
 # Of a slow process's transactions, so many are: all of them would only make everybody wait in line.
 DAWDLES = 0.1
@@ -76,9 +78,10 @@ class RaceProcesses:
             for pipe, call in zip(pipelines, calls, strict=True):
                 pipe.send((url, call))
             early = [_receive(pipe, deadline) for pipe in pipelines]
+            began = time.monotonic()
             for pipe, answer in zip(pipelines, early, strict=True):
                 if answer is None:
-                    pipe.send("go")
+                    pipe.send(began)
             reports = [answer or _receive(pipe, deadline) for pipe, answer in zip(pipelines, early, strict=True)]
         except BaseException:
             self.close()
@@ -124,15 +127,18 @@ def _member(pipe: Connection) -> None:
 async def _run(pipe: Connection, url: str, call: Call) -> Report:
     if not call.opens:
         pipe.send(None)
-        pipe.recv()
-        return Report(await call.racer(url, **call.arguments))
+        return Report(await call.racer(url, **_timed(call.arguments, pipe.recv())))
     async with await open_store(url, listen=call.listen) as store:
         if call.slow:
             _dawdle(store, call.slow)
         pipe.send(None)
-        pipe.recv()
-        value = await call.racer(store, **call.arguments)
+        value = await call.racer(store, **_timed(call.arguments, pipe.recv()))
     return Report(value, store.counters.deadlocks, store.counters.gate_repairs)
+
+
+def _timed(arguments: Mapping[str, Any], began: float) -> Mapping[str, Any]:
+    """Make the argument `start`, in seconds after the signal, a moment of the clock that all processes share."""
+    return {**arguments, "start": began + arguments["start"]} if "start" in arguments else arguments
 
 
 class _SlowTx:
@@ -146,7 +152,7 @@ class _SlowTx:
         return await self._tx.rows(name, **parameters)
 
     async def values(self, name: str, kind: type[T], /, **parameters: Any) -> Sequence[T]:
-        await asyncio.sleep(random.random() * self._limit)
+        await asyncio.sleep(random.random() * self._limit)  # Reason: as above.
         return await self._tx.values(name, kind, **parameters)
 
     async def submit(self, batch: Batch) -> Sequence[Mapping[str, Any]]:
@@ -252,11 +258,12 @@ async def at(moment: float) -> None:
 
 async def until(store: Store, job_id: str, reached: Callable[[Status], bool], *, ran: bool = False) -> None:
     """Wait for what another process does to a job; with `ran`, an attempt that has come and gone will do too."""
-    for _ in range(4000):
+    deadline = time.monotonic() + UNTIL_SECONDS
+    while time.monotonic() < deadline:
         job = await store.jobs.get(job_id)
         if reached(job.status) or (ran and job.attempt > 0):
             return
-        await asyncio.sleep(0.005)  # Reason: polling, for 20 s at most.
+        await asyncio.sleep(0.005)  # Reason: polling what another process does.
     raise TimeoutError(f"job {job_id} did not get there")
 
 
@@ -291,7 +298,12 @@ def outcome_of(lease: Lease) -> Outcome:
 
 
 async def work(
-    store: Store, *, slots: int = 10, flags: Iterable[Path] = (), journal: Path | None = None, patience: float = 20.0
+    store: Store,
+    *,
+    slots: int = 10,
+    flags: Iterable[Path] = (),
+    journal: Path | None = None,
+    patience: float = UNTIL_SECONDS,
 ) -> list[tuple[str, int, int, str | None]]:
     """Claim and finish as the jobs ask for, until all flags are there and nothing is live, or nothing moves for long.
 
@@ -445,7 +457,7 @@ async def resume_and_need(store: Store, *, rounds: int, width: int, flag: Path) 
                 ]
             )
             dependants += first
-            async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            async with asyncio.timeout(2 * UNTIL_SECONDS), asyncio.TaskGroup() as group:
                 for parent in parents:
                     group.create_task(one(parent))
                     group.create_task(another(parent))
@@ -488,7 +500,7 @@ async def finish_at_expiry(
 
     async def one() -> None:
         idle_since = time.monotonic()
-        while time.monotonic() - idle_since < 10:
+        while time.monotonic() - idle_since < UNTIL_SECONDS / 2:
             worker = worker_name()
             adopted, claimed = await claim(store, worker, 1, ttl=ttl, adopting=True)
             if adopted or claimed:

@@ -60,7 +60,8 @@ async def test_the_first_wake_up_goes_out_at_once_and_what_follows_goes_together
 async def test_a_new_leader_begins_its_duties_at_once(
     workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workers.set(reaper_interval=2.0)
+    workers.set(reaper_interval=600.0)
+    monkeypatch.setattr("holdfast.duties.scheduler.jitter", lambda seconds: 0.05 if seconds == 300.0 else seconds)
     begun = asyncio.Event()
 
     async def reap(self: object) -> int:
@@ -72,10 +73,10 @@ async def test_a_new_leader_begins_its_duties_at_once(
     duties = Duties(workers.store, "heir", workers.settings)
     task = asyncio.create_task(duties.run())
     try:
-        await asyncio.sleep(0.2)  # Reason: the duties have had their first turn, without the lead.
+        await asyncio.sleep(0.2)  # Reason: time in which the duties would wrongly run without the lead.
         assert not begun.is_set()
         await workers.store.workers.resign("duties", "another")
-        async with asyncio.timeout(1.6):  # One look for the lead, and no wait for the reaper's own timer behind it.
+        async with asyncio.timeout(60):  # It tries to lead every 0.05 s; the reaper's own timer is ten minutes.
             await begun.wait()
     finally:
         task.cancel()

@@ -134,7 +134,7 @@ async def test_error_of_a_pipeline_names_the_task_and_its_last_error_line(worker
         "loud": "task step 1: exit code 3: boom here",
         "silent": "task step 1: exit code 4",
     }
-    slow = await workers.submit(runner="process", spec={}, tasks=tasks("true", "sleep 600"), timeout=3)
+    slow = await workers.submit(runner="process", spec={}, tasks=tasks("true", "sleep 600"), timeout=8)
     unwanted = await workers.submit(runner="process", spec={}, tasks=tasks("echo here; sleep 600"))
     async with workers.worker():
         await workers.says(unwanted, "here")
@@ -142,7 +142,7 @@ async def test_error_of_a_pipeline_names_the_task_and_its_last_error_line(worker
         stopped = await workers.ended(unwanted, Status.CANCELLED)
         late = await workers.ended(slow, Status.TIMED_OUT)
     assert [job.error and job.error.message for job in (late, stopped)] == [
-        "task step 1: ran longer than 3 seconds",
+        "task step 1: ran longer than 8 seconds",
         "cancelled by request",
     ]
 

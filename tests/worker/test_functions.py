@@ -68,7 +68,7 @@ async def test_what_a_function_says_is_in_its_history(workers: InProcessWorkers)
         for n in range(3):
             ctx.log(f"line {n}")
             ctx.usage(tokens=10, pages=1)
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(0.6)  # Reason: the events before and after it are in different batches.
         ctx.progress(50, "half")
         ctx.event("halfway", at=1)
 
@@ -178,11 +178,11 @@ async def test_timeouts_of_the_job_and_of_the_function(workers: InProcessWorkers
     async def silent(ctx: Context) -> None:
         for _ in range(3):
             ctx.log("something")
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.8)  # Reason: shorter than the idle timeout, and longer all together.
         await asyncio.sleep(3600)
 
     one = await workers.submit("bounded", stop_grace=0)
-    two = await workers.submit("silent", stop_grace=0, idle_timeout=0.3)
+    two = await workers.submit("silent", stop_grace=0, idle_timeout=2)
     async with workers.worker():
         first = await workers.ended(one, Status.TIMED_OUT)
         second = await workers.ended(two, Status.TIMED_OUT)
@@ -247,11 +247,11 @@ async def test_a_function_nobody_knows_waits_and_explain_says_so(workers: InProc
 
 async def test_a_blocked_loop_keeps_its_leases(workers: InProcessWorkers) -> None:
     """An async function that blocks the worker's loop for longer than a lease lasts keeps it. Proves L8."""
-    workers.set(lease_ttl=1.0, heartbeat_interval=0.3)
+    workers.set(lease_ttl=4.0, heartbeat_interval=0.5)
 
     @workers.functions.add
     async def rude() -> str:
-        time.sleep(3.0)  # noqa: ASYNC251 three times the lease, and the loop stands still
+        time.sleep(6.0)  # noqa: ASYNC251 Reason: longer than the lease, and the loop stands still.
         return "done"
 
     job = await workers.submit("rude")
@@ -265,13 +265,12 @@ async def test_a_worker_that_leaves_lets_short_functions_end_and_gives_long_ones
     workers: InProcessWorkers,
 ) -> None:
     """Proves C9, L13: what was drained does not count."""
-    workers.set(drain_grace=0.5)
-    started = asyncio.Event()
+    workers.set(drain_grace=3.0)
+    leaving = asyncio.Event()
 
     @workers.functions.add
     async def short() -> str:
-        started.set()
-        await asyncio.sleep(0.2)
+        await leaving.wait()
         return "ended"
 
     @workers.functions.add
@@ -284,9 +283,11 @@ async def test_a_worker_that_leaves_lets_short_functions_end_and_gives_long_ones
         ctx.cancel.check()
 
     jobs = {name: await workers.submit(name) for name in ("short", "long", "considerate")}
-    async with workers.worker():
+    async with workers.worker() as worker:
         for job in jobs.values():
             await workers.running(job)
+        worker.leave()
+        leaving.set()
     assert (await workers.get(jobs["short"])).result == "ended"
     for name in ("long", "considerate"):
         left = await workers.get(jobs[name])
@@ -294,7 +295,6 @@ async def test_a_worker_that_leaves_lets_short_functions_end_and_gives_long_ones
         (attempt,) = await workers.store.attempts.list(left.id)
         assert attempt.cause is Cause.DRAINED
         await workers.store.jobs.cancel(left.id)
-    assert started.is_set()
 
 
 async def test_what_a_function_said_is_kept_when_its_worker_leaves_before_the_database_is_back(
@@ -428,7 +428,7 @@ async def test_a_function_that_ended_is_finished_however_slow_its_last_words_are
     job = await workers.submit("quick", stop_grace=0)
     async with workers.worker():
         await workers.running(job)
-        await asyncio.sleep(0.6)  # Past the timeout and its grace.
+        await asyncio.sleep(0.6)  # Reason: past the timeout and its grace, which must not matter.
         slow.set()
         assert (await workers.ended(job, Status.SUCCEEDED)).result == "done"
 
@@ -457,7 +457,7 @@ async def test_a_stop_that_comes_after_the_function_has_ended_does_not_cut_its_l
         await workers.running(job)
         await workers.store.jobs.cancel(job.id)
         await heard.wait()
-        await asyncio.sleep(0.1)  # Past its grace.
+        await asyncio.sleep(0.1)  # Reason: past its grace, which must not matter.
         slow.set()
         assert (await workers.ended(job, Status.SUCCEEDED)).result == "done"
     assert await workers.log(job) == ["last words"]
@@ -517,7 +517,7 @@ async def test_a_stop_request_may_grow_while_the_function_ends(workers: InProces
         await workers.store.jobs.interrupt(job.id)
         await eventually(lambda: _told(workers, job, "signalled"), "it is asked to stop")
         await workers.store.jobs.cancel(job.id)
-        await asyncio.sleep(0.5)  # For the worker to hear of it; what it ends as does not depend on when it does.
+        await asyncio.sleep(0.5)  # Reason: the worker may hear of it first; it ends cancelled either way.
         go.set()
         await workers.ended(job, Status.CANCELLED)
 

@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -65,15 +65,15 @@ async def test_task_ends_when_it_ends_however_long_its_copy_takes(pipelines: Pip
 
     def slowly(step: str, lease: Lease) -> None:
         if step == "copy":
+            time.sleep(1)  # Reason: this is the copy that takes long.
             copied.append(datetime.now(UTC))
-            time.sleep(1)  # A copy takes time, and that is what this is about.
 
     async with workers.worker(at=slowly):
         job = await workers.ended(await pipelines.submit(adds("one"), adds("two")), Status.SUCCEEDED)
-    for record, began in zip(await pipelines.tasks(job), copied, strict=True):
+    for record, copied_at in zip(await pipelines.tasks(job), copied, strict=True):
         assert record.started_at is not None
         assert record.ended_at is not None
-        assert record.started_at <= record.ended_at < began + timedelta(seconds=0.5)
+        assert record.started_at <= record.ended_at < copied_at
 
 
 async def test_second_job_starts_nothing(pipelines: Pipelines) -> None:
@@ -165,7 +165,7 @@ async def test_limits_of_time_hold_for_each_task_and_for_all(pipelines: Pipeline
     workers = pipelines.workers
     async with workers.worker():
         slow = task("two", "sleep 600") if whole else task("two", "sleep 600", timeout=0.5)
-        job = await pipelines.submit(adds("one"), slow, timeout=2 if whole else None, stop_grace=0)
+        job = await pipelines.submit(adds("one"), slow, timeout=8 if whole else None, stop_grace=0)
         job = await workers.ended(job, Status.TIMED_OUT)
     assert await pipelines.statuses(job) == ["succeeded", "timed_out"]
     assert await pipelines.kept() == ["one"]

@@ -146,7 +146,7 @@ async def test_every_cause_of_an_end_is_in_the_ledger(workers: InProcessWorkers)
     quick: Any = {"stop_grace": 0.2}
     jobs = {
         Cause.EXIT: await workers.sh("exit 3"),
-        Cause.TIMED_OUT: await workers.sh("echo partial; sleep 60", timeout=0.3, **quick),
+        Cause.TIMED_OUT: await workers.sh("echo partial; sleep 60", timeout=3, **quick),
         Cause.IDLE_TIMEOUT: await workers.sh("sleep 60", idle_timeout=0.3, **quick),
         Cause.START_FAILED: await workers.command("no-such-command"),
         Cause.CANCELLED: await workers.sh("echo up; sleep 60", **quick),
@@ -310,7 +310,7 @@ async def test_a_chatty_process_can_be_cancelled_while_the_database_is_slow(
     append = Events.append
 
     async def slow(*arguments: Any, **named: Any) -> Any:
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # Reason: this is the slow database.
         return await append(*arguments, **named)
 
     monkeypatch.setattr(Events, "append", slow)
