@@ -86,7 +86,7 @@ bench-worker: setup ## Workers alone: throughput beside PgQueuer, pickup, proces
 	$(BIN)/python -m bench.worker
 
 bench-pgbouncer: setup ## What PgBouncer in transaction mode costs: claim and finish through it against direct
-	$(BIN)/python -m bench.pooler
+	$(BIN)/python -m bench.pgbouncer
 
 bench-service: setup ## The service: submits against a constant, bulks against the store, 1,000 followers of one job
 	$(BIN)/python -m bench.service

@@ -18,10 +18,10 @@ from holdfast.store.migrate import migrate
 from holdfast.store.store import Store, connect
 from holdfast.timing import ManualClock
 from tests.support.cluster import PostgresMissing, cluster
-from tests.support.engine import Daemon, session_daemon
+from tests.support.docker_engine import DockerEngine, session_daemon
 from tests.support.in_process_workers import InProcessWorkers
-from tests.support.pooler import PgBouncerMissing, pgbouncer
-from tests.support.service import Served, serving, serving_here
+from tests.support.pgbouncer import PgBouncerMissing, pgbouncer
+from tests.support.service import Service, service_in_process, service_process_on
 from tests.support.store_harness import START, TEST_CLOCK, StoreHarness
 from tests.support.supervisor_harness import SupervisedAttempt
 from tests.support.worker_processes import WorkerProcesses, worker_processes_on
@@ -29,7 +29,7 @@ from tests.support.worker_processes import WorkerProcesses, worker_processes_on
 T = TypeVar("T")
 
 TEMPLATE = "holdfast_template"
-EXCUSES = (
+ALLOWED_SKIPS = (
     "only root can change users",
     "needs root to become somebody else",
     "about root",
@@ -52,7 +52,7 @@ SLOW = (
 )  # fmt: skip
 """Files that start servers, workers or programs, though no fixture says so: not in the quick tier."""
 QUICK = "quick"
-APART = {
+PROCESS_FIXTURES = {
     "server",
     "process_database",
     "docker_engine",
@@ -60,7 +60,7 @@ APART = {
     "processes",
     "workers",
     "attempt",
-    "served_apart",
+    "service_process",
 }
 """Fixtures with a database server, an engine or processes of their own. A test that uses none of them is quick."""
 _running = ExitStack()
@@ -69,7 +69,7 @@ _running = ExitStack()
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def apart(work: Coroutine[Any, Any, T]) -> T:
+def run_in_thread(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine in a thread of its own, where no loop runs yet."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, work).result()
@@ -85,7 +85,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     report = yield
     if report.skipped and os.environ.get("CI") and not hasattr(report, "wasxfail"):
         reason = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
-        if not any(excuse in reason for excuse in EXCUSES):
+        if not any(excuse in reason for excuse in ALLOWED_SKIPS):
             report.outcome = "failed"
             report.longrepr = f"skipped, and in CI nothing is: {reason}"
     return report
@@ -109,7 +109,7 @@ def is_quick(item: pytest.Item) -> bool:
     callspec = getattr(item, "callspec", None)
     kind = callspec.params.get("kind") if callspec else None
     long = item.path.stem in (*LONGEST, *SLOW)
-    return kind != "postgres" and not long and not APART & {*getattr(item, "fixturenames", ())}
+    return kind != "postgres" and not long and not PROCESS_FIXTURES & {*getattr(item, "fixturenames", ())}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -190,8 +190,8 @@ def process_database(server: str) -> Iterator[str]:
         return url
 
     name = f"holdfast_{os.environ.get('PYTEST_XDIST_WORKER', 'main')}_{os.getpid()}"
-    yield apart(prepare())
-    apart(drop(server, name))
+    yield run_in_thread(prepare())
+    run_in_thread(drop(server, name))
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -277,7 +277,7 @@ brittle_engine = session_daemon(live_restore=False)
 
 
 @pytest.fixture
-def docker(docker_engine: Daemon, workers: InProcessWorkers) -> Iterator[Daemon]:
+def docker(docker_engine: DockerEngine, workers: InProcessWorkers) -> Iterator[DockerEngine]:
     """The engine, made known to the workers; after the test nothing may be left on it."""
     workers.set(docker_host=docker_engine.host)
     docker_engine.ensure()
@@ -289,7 +289,7 @@ def docker(docker_engine: Daemon, workers: InProcessWorkers) -> Iterator[Daemon]
 
 
 @pytest.fixture
-def docker_for_processes(docker_engine: Daemon, processes: WorkerProcesses) -> Iterator[Daemon]:
+def docker_for_processes(docker_engine: DockerEngine, processes: WorkerProcesses) -> Iterator[DockerEngine]:
     """The engine, made known to a processes; what a test leaves on it is removed."""
     processes.set(docker_host=docker_engine.host)
     docker_engine.ensure()
@@ -299,14 +299,14 @@ def docker_for_processes(docker_engine: Daemon, processes: WorkerProcesses) -> I
 
 
 @pytest.fixture
-async def served(clean_url: str, tmp_path: Path) -> AsyncIterator[Served]:
+async def service(clean_url: str, tmp_path: Path) -> AsyncIterator[Service]:
     """A server in the test's own process, on a clean store."""
-    async with serving_here(clean_url, tmp_path / "data") as served:
-        yield served
+    async with service_in_process(clean_url, tmp_path / "data") as service:
+        yield service
 
 
 @pytest.fixture
-def served_apart(clean_url: str, tmp_path: Path) -> Iterator[Served]:
+def service_process(clean_url: str, tmp_path: Path) -> Iterator[Service]:
     """A real server in a process of its own, on a clean store."""
-    with serving(clean_url, tmp_path / "data") as served:
-        yield served
+    with service_process_on(clean_url, tmp_path / "data") as service:
+        yield service

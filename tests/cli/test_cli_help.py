@@ -13,7 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from holdfast.cli.main import app
-from tests.support.service import FUNCTION, Served
+from tests.support.service import FUNCTION, Service
 
 ISSUED = """
     up serve worker run submit ls show watch logs explain cancel interrupt resume resolve dismiss release rm lanes
@@ -73,36 +73,36 @@ def test_a_server_that_cannot_be_reached_is_said_with_what_to_do(env: dict[str, 
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
-async def test_a_list_loads_no_library_that_it_does_not_use(served_apart: Served) -> None:
+async def test_a_list_loads_no_library_that_it_does_not_use(service_process: Service) -> None:
     """Each of these takes longer to load than the list takes to make."""
-    loaded = loaded_by(served_apart, "ls")
+    loaded = loaded_by(service_process, "ls")
     assert "httpx" in loaded
     assert not loaded & {"pydantic", "click", "pygments", "fastapi", "asyncpg", "jsonschema", "uvicorn"}
 
 
-def loaded_by(served: Served, *arguments: str) -> set[str]:
+def loaded_by(service: Service, *arguments: str) -> set[str]:
     """The packages that a command imports."""
-    env = {"PATH": os.environ["PATH"], "HOLDFAST_URL": served.url, "HOLDFAST_DATA_DIR": str(served.data)}
+    env = {"PATH": os.environ["PATH"], "HOLDFAST_URL": service.url, "HOLDFAST_DATA_DIR": str(service.data)}
     command = [sys.executable, "-X", "importtime", "-m", "holdfast.cli.main", *arguments]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     return {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
-async def test_tab_offers_what_the_server_knows(served_apart: Served) -> None:
+async def test_tab_offers_what_the_server_knows(service_process: Service) -> None:
     """In a real bash: the script that `--show-completion` prints, and what it then offers."""
-    async with served_apart.client() as client:
+    async with service_process.client() as client:
         ids = [(await client.post("/v1/jobs", json={**FUNCTION, "lane": "crm-7"})).json()["id"] for _ in range(2)]
-    assert sorted(tab(served_apart, "show ")) == sorted(ids)
-    assert tab(served_apart, f"cancel {ids[1]}") == [ids[1]]
-    assert tab(served_apart, "ls --status ti") == ["timed_out"]
-    assert tab(served_apart, "lanes pause ") == ["crm-7"]
-    assert "default" in tab(served_apart, "submit --queue ")
-    assert "explain" in tab(served_apart, "exp")
-    assert tab(served_apart, "show ", url="http://127.0.0.1:1") == []
+    assert sorted(tab(service_process, "show ")) == sorted(ids)
+    assert tab(service_process, f"cancel {ids[1]}") == [ids[1]]
+    assert tab(service_process, "ls --status ti") == ["timed_out"]
+    assert tab(service_process, "lanes pause ") == ["crm-7"]
+    assert "default" in tab(service_process, "submit --queue ")
+    assert "explain" in tab(service_process, "exp")
+    assert tab(service_process, "show ", url="http://127.0.0.1:1") == []
 
 
-def tab(served: Served, line: str, url: str | None = None) -> list[str]:
+def tab(service: Service, line: str, url: str | None = None) -> list[str]:
     """What bash offers when Tab is pressed behind a line."""
     words = ["holdfast", *line.split(" ")]
     program = Path(sys.executable).with_name("holdfast")
@@ -115,8 +115,8 @@ def tab(served: Served, line: str, url: str | None = None) -> list[str]:
     )
     env = {
         "PATH": f"{program.parent}:{os.environ['PATH']}",
-        "HOLDFAST_URL": url or served.url,
-        "HOLDFAST_DATA_DIR": str(served.data),
+        "HOLDFAST_URL": url or service.url,
+        "HOLDFAST_DATA_DIR": str(service.data),
     }
     done = subprocess.run(["bash", "-c", script, "tab", *words], env=env, capture_output=True, text=True, check=False)
     assert done.stderr == "", done.stderr

@@ -20,7 +20,7 @@ from holdfast.model import Event
 from holdfast.response_types import PlanView
 from holdfast.store import open_store
 from tests.cli.test_cli_help import commands
-from tests.support.up import Up, running
+from tests.support.up_process import UpProcess, running
 
 TOOLS = """
 [tools.hello]
@@ -46,7 +46,7 @@ class Version(msgspec.Struct):
 
 
 @pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpProcess]:
     folder = tmp_path_factory.mktemp("json")
     (folder / "tools.toml").write_text(TOOLS)
     with running(folder, HOLDFAST_TOOLS=str(folder / "tools.toml")) as found:
@@ -77,7 +77,7 @@ def fits(value: Any, operation: str) -> Any:
 class Said:
     """Runs commands with `--json`, and remembers which."""
 
-    def __init__(self, up: Up) -> None:
+    def __init__(self, up: UpProcess) -> None:
         self.up = up
         self.commands: set[tuple[str, ...]] = set()
 
@@ -102,7 +102,7 @@ class Said:
         return found
 
 
-def test_json_of_every_command_fits_its_schema(up: Up) -> None:
+def test_json_of_every_command_fits_its_schema(up: UpProcess) -> None:
     """Proves O3, J15, C8."""
     said = Said(up)
     jobs_and_their_moves(said)

@@ -85,7 +85,7 @@ async def test_a_worker_told_to_drain_by_the_store_leaves(workers: InProcessWork
     """The process goes on and is adopted by the next worker. Proves C9."""
     job = await workers.sh("echo up; sleep 2; echo end")
     async with workers.worker() as worker:
-        await workers.says(job, "up")
+        await workers.wait_for_log(job, "up")
         await workers.store.workers.drain(worker.id)
 
         async def gone() -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.ports import free_port
-from tests.support.up import PATIENCE, PROGRAM, Up, eventually
+from tests.support.up_process import PATIENCE, PROGRAM, UpProcess, eventually
 
 WITH_NAME = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 WITHOUT_NAME = "/usr/bin:/bin"
@@ -86,7 +86,7 @@ def test_workers_leave_when_up_is_killed_and_their_job_runs_on(tmp_path: Path) -
     port = free_port()
     job = f"while [ ! -e {shlex.quote(str(tmp_path / 'go'))} ]; do sleep 0.1; done; echo through"
     with up_in(tmp_path, port, "--workers", "2") as process:
-        up = Up(tmp_path / "holdfast-data", port, process)
+        up = UpProcess(tmp_path / "holdfast-data", port, process)
 
         def workers(count: int) -> list[int]:
             assert process.poll() is None, (tmp_path / "up.log").read_text()
@@ -106,7 +106,7 @@ def test_workers_leave_when_up_is_killed_and_their_job_runs_on(tmp_path: Path) -
         for pid in filter(alive, pids):
             os.kill(pid, signal.SIGKILL)
     with up_in(tmp_path, port, "--workers", "1") as process:
-        up = Up(tmp_path / "holdfast-data", port, process)
+        up = UpProcess(tmp_path / "holdfast-data", port, process)
         eventually(lambda: workers(1))
         (tmp_path / "go").touch()
         assert up("logs", "-f", running) == "through\n"

@@ -14,7 +14,7 @@ from holdfast.runner.docker.runner import DockerRunner
 from holdfast.runner.state_folder import StateFolder
 from holdfast.worker.upkeep import Upkeep
 from tests.support.crashing_worker import Hook
-from tests.support.engine import Daemon, Record, api
+from tests.support.docker_engine import DockerEngine, Record, api
 from tests.support.in_process_workers import PATIENCE, InProcessWorkers, eventually
 from tests.support.worker_processes import WorkerProcesses
 
@@ -37,7 +37,7 @@ SLOW: Any = {"lease_ttl": 60.0, "heartbeat_interval": 1.0, "adopt_backoff": 0.1}
 
 
 async def chatty(workers: InProcessWorkers, *, pace: float = 0.1, **fields: Any) -> Job:
-    return await workers.box(CHATTY, env={"PACE": str(pace)}, **fields)
+    return await workers.container(CHATTY, env={"PACE": str(pace)}, **fields)
 
 
 async def chatty_for(processes: WorkerProcesses, step: str) -> Job:
@@ -62,12 +62,12 @@ def assert_ran_once(record: Record, *jobs: Job) -> None:
 
 
 @pytest.fixture
-def record(docker_engine: Daemon) -> Iterator[Record]:
+def record(docker_engine: DockerEngine) -> Iterator[Record]:
     with docker_engine.recorded() as record:
         yield record
 
 
-async def sweep(processes: WorkerProcesses, docker: Daemon, times: int = 1) -> None:
+async def sweep(processes: WorkerProcesses, docker: DockerEngine, times: int = 1) -> None:
     """What a worker does once a minute, so many times."""
     async with api(docker) as engine:
         runner = DockerRunner(
@@ -83,7 +83,7 @@ async def sweep(processes: WorkerProcesses, docker: Daemon, times: int = 1) -> N
 
 
 async def test_worker_killed_at_any_step_costs_nothing(
-    processes: WorkerProcesses, docker_for_processes: Daemon, record: Record, monkeypatch: pytest.MonkeyPatch
+    processes: WorkerProcesses, docker_for_processes: DockerEngine, record: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also between create and start: one attempt, one start. Proves R2, R3, R4, L13, L19, R10, R16."""
     survivor = processes.start({"other": 1}, **SLOW)
@@ -124,11 +124,11 @@ async def test_worker_killed_at_any_step_costs_nothing(
 
 
 async def test_adopter_killed_at_any_step_costs_nothing(
-    processes: WorkerProcesses, docker_for_processes: Daemon, record: Record
+    processes: WorkerProcesses, docker_for_processes: DockerEngine, record: Record
 ) -> None:
     """Proves L3, R3, R10."""
     script = f"while [ ! -e go ]; do sleep 0.1; done; {CHATTY}"
-    job = await processes.box(f"echo 'out 0'; {script}", env={"PACE": "0.1"}, queue="chain")
+    job = await processes.container(f"echo 'out 0'; {script}", env={"PACE": "0.1"}, queue="chain")
     for step in ("started", "found", "adopted", "shipped"):
         victim = processes.start({"chain": 1}, Hook(step=step, do="kill"), adopt_backoff=0.1)
         assert await victim.dead() == -signal.SIGKILL, step
@@ -141,7 +141,7 @@ async def test_adopter_killed_at_any_step_costs_nothing(
 
 
 async def test_worker_stopped_at_any_step_changes_nothing_when_it_wakes(
-    processes: WorkerProcesses, docker_for_processes: Daemon, record: Record, monkeypatch: pytest.MonkeyPatch
+    processes: WorkerProcesses, docker_for_processes: DockerEngine, record: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a woken worker created, and may not start, goes to the sweep. Proves L15, L6, R16."""
     jobs = {step: await chatty_for(processes, step) for step in [*STEPS, *CALLS]}
@@ -172,15 +172,15 @@ async def test_worker_stopped_at_any_step_changes_nothing_when_it_wakes(
 
 
 async def test_what_ends_while_nobody_watches_is_collected_and_the_timeout_runs_on(
-    processes: WorkerProcesses, docker_for_processes: Daemon, record: Record
+    processes: WorkerProcesses, docker_for_processes: DockerEngine, record: Record
 ) -> None:
     """Proves R2, R3, R8."""
-    quick = await processes.box("echo up; sleep 1; echo done")
-    limited = await processes.box("echo up; sleep 600", timeout=3, stop_grace=0.2)
-    failing = await processes.box("echo up; sleep 1; exit 7")
+    quick = await processes.container("echo up; sleep 1; echo done")
+    limited = await processes.container("echo up; sleep 600", timeout=3, stop_grace=0.2)
+    failing = await processes.container("echo up; sleep 1; exit 7")
     victim = processes.start({"default": 3}, **SLOW)
     for job in (quick, limited, failing):
-        await processes.says(job, "up")
+        await processes.wait_for_log(job, "up")
     victim.kill()
 
     async def all_ended() -> bool:
@@ -198,13 +198,13 @@ async def test_what_ends_while_nobody_watches_is_collected_and_the_timeout_runs_
 
 
 async def test_a_worker_that_leaves_hands_over_and_the_next_adopts_at_once(
-    workers: InProcessWorkers, docker: Daemon, record: Record
+    workers: InProcessWorkers, docker: DockerEngine, record: Record
 ) -> None:
     """Proves C9, R3, L3: also without a free slot, and without the queue."""
     workers.set(lease_ttl=4 * PATIENCE)  # Nobody waits for the lease to expire within this test.
     job = await chatty(workers, pace=0.5)
     async with workers.worker():
-        await workers.says(job, "out 9")
+        await workers.wait_for_log(job, "out 9")
     async with workers.worker({"other": 1}):
 
         async def adopted() -> bool:
@@ -217,11 +217,13 @@ async def test_a_worker_that_leaves_hands_over_and_the_next_adopts_at_once(
     assert_ran_once(record, job)
 
 
-async def test_a_stop_that_waited_for_an_adopter_is_carried_out(workers: InProcessWorkers, docker: Daemon) -> None:
+async def test_a_stop_that_waited_for_an_adopter_is_carried_out(
+    workers: InProcessWorkers, docker: DockerEngine
+) -> None:
     """Proves C1, C5."""
-    job = await workers.box("echo up; sleep 600", stop_grace=0.2)
+    job = await workers.container("echo up; sleep 600", stop_grace=0.2)
     async with workers.worker():
-        await workers.says(job, "up")
+        await workers.wait_for_log(job, "up")
     await workers.store.jobs.cancel(job.id)
     async with workers.worker():
         await workers.ended(job, Status.CANCELLED)
@@ -231,10 +233,10 @@ async def test_a_stop_that_waited_for_an_adopter_is_carried_out(workers: InProce
 
 
 async def test_a_container_of_another_making_with_our_name_fails_loudly(
-    workers: InProcessWorkers, docker: Daemon
+    workers: InProcessWorkers, docker: DockerEngine
 ) -> None:
     """It is neither adopted nor touched. Proves R1."""
-    job = await workers.box("echo hi", hold=True)
+    job = await workers.container("echo hi", hold=True)
     name = name_of(Identity(await workers.store.installation(), job.id, 1))
     docker.docker("create", "--name", name, "holdfast-test:1", "true")
     await workers.store.jobs.release(job.id)

@@ -81,7 +81,7 @@ async def test_supervisor_on_its_way_does_not_start_a_cancelled_job(processes: W
     processes.start({"other": 1})
     await processes.ended(job, Status.CANCELLED)
     await owner.start()
-    assert processes.marks("cancelled") == []
+    assert processes.marker_lines("cancelled") == []
 
 
 async def test_swept_attempt_is_not_started_again(processes: WorkerProcesses) -> None:
@@ -93,7 +93,7 @@ async def test_swept_attempt_is_not_started_again(processes: WorkerProcesses) ->
     await processes.sweep()
     owner.stage()
     await owner.start()
-    assert len(processes.marks("swept")) == 1
+    assert len(processes.marker_lines("swept")) == 1
 
 
 async def test_supervisor_that_leaves_too_late_costs_no_attempt(processes: WorkerProcesses) -> None:
@@ -112,10 +112,10 @@ async def test_supervisor_that_leaves_too_late_costs_no_attempt(processes: Worke
     finally:
         os.close(lock)
     await processes.ended(job, Status.SUCCEEDED)
-    assert len(processes.marks("left")) == 1
+    assert len(processes.marker_lines("left")) == 1
 
 
-class Late:
+class LateStarts:
     """Starts that come too late for their lease, for as long as it is said."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, tries: float) -> None:
@@ -137,7 +137,7 @@ async def test_what_is_late_again_and_again_can_be_cancelled(
     workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves C1: between two tries there is a pause, in which a stop request is heard."""
-    late = Late(monkeypatch, float("inf"))
+    late = LateStarts(monkeypatch, float("inf"))
     job = await workers.sh("true")
     async with workers.worker():
         await late.tried.wait()
@@ -149,7 +149,7 @@ async def test_what_was_late_starts_in_the_same_attempt(
     workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves L13."""
-    Late(monkeypatch, 2)
+    LateStarts(monkeypatch, 2)
     job = await workers.sh("true")
     async with workers.worker():
         assert (await workers.ended(job, Status.SUCCEEDED)).attempts == 1
@@ -158,7 +158,7 @@ async def test_what_was_late_starts_in_the_same_attempt(
 async def test_what_never_starts_in_time_ends(workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
     """Proves R22: on a machine that has too much to do for long, a job says so, and its policy decides."""
     monkeypatch.setattr(executor, "LATE_SECONDS", 0.01)
-    Late(monkeypatch, float("inf"))
+    LateStarts(monkeypatch, float("inf"))
     job = await workers.sh("true")
     async with workers.worker():
         failed = await workers.ended(job, Status.FAILED)

@@ -16,7 +16,7 @@ from holdfast.worker import pipeline_execution
 from tests.support.crashing_worker import Hook
 from tests.support.in_process_workers import eventually
 from tests.support.pipelines import Pipelines, adds, expected, leaves, left_by, task
-from tests.support.service import serving
+from tests.support.service import service_process_on
 from tests.support.worker_processes import WorkerProcesses, alive
 
 SLOW: dict[str, Any] = {"lease_ttl": 60.0, "heartbeat_interval": 1.0, "adopt_backoff": 0.1}
@@ -41,7 +41,7 @@ def pipelines(processes: WorkerProcesses, tmp_path: Path) -> Pipelines:
     return Pipelines(processes, tmp_path)
 
 
-def marks(pipelines: Pipelines, name: str) -> list[str]:
+def marker_lines(pipelines: Pipelines, name: str) -> list[str]:
     path = pipelines.marker.with_name(f"{name}.marks")
     return path.read_text().split() if path.exists() else []
 
@@ -89,7 +89,7 @@ async def test_worker_killed_at_any_step_repeats_no_task(processes: WorkerProces
     for step, job in jobs.items():
         ended = await processes.ended(job, Status.SUCCEEDED)
         tasks = ["one", "two", "three"] if step in known else ["one", "two"]
-        assert (step, marks(pipelines, step)) == (step, tasks)
+        assert (step, marker_lines(pipelines, step)) == (step, tasks)
         assert (step, await content(pipelines, job)) == (step, "".join(f"{name}\n" for name in tasks))
         assert (step, ended.attempts) == (step, 1)
         files = expected(**{name: name for name in tasks}, last=tasks[-1])
@@ -158,7 +158,7 @@ async def test_next_builds_when_the_builder_is_killed(processes: WorkerProcesses
     spec = {"env": {"MARKER": str(pipelines.marker), "GATE": str(gate)}}
     builder = await pipelines.submit(adds("one"), waits, spec=spec, queue="a")
     victim = processes.start({"a": 1}, **SLOW)
-    await processes.says(builder, "here")
+    await processes.wait_for_log(builder, "here")
     waiter = await pipelines.submit(adds("one"), waits, spec=spec, queue="b")
     processes.start({"b": 1}, **SLOW)
 
@@ -216,13 +216,13 @@ async def test_cancel_holds_when_all_who_heard_it_die(processes: WorkerProcesses
     job = await pipelines.submit(
         adds("one"), child, queue="a", stop_grace=0.5, max_attempts=3, retry={"on": ["failed"]}
     )
-    with serving(processes.settings.database_url or "", processes.settings.data_dir) as served:
+    with service_process_on(processes.settings.database_url or "", processes.settings.data_dir) as service:
         victim = processes.start({"a": 1}, Hook(step="told", do="kill", job=job.id), **SLOW)
-        await processes.says(job, "here")
+        await processes.wait_for_log(job, "here")
         pid = (processes.folder_of(job).path / "space" / "tree" / "pid").read_text().strip()
-        async with served.client() as client:
+        async with service.client() as client:
             assert (await client.post(f"/v1/jobs/{job.id}/cancel")).status_code == 202
-        await asyncio.to_thread(served.kill)
+        await asyncio.to_thread(service.kill)
         assert await victim.dead() == -signal.SIGKILL, victim.log
         processes.start({"other": 1}, **SLOW)
         await processes.ended(job, Status.CANCELLED)
@@ -261,7 +261,7 @@ async def test_lost_workspace_goes_on_behind_the_latest_snapshot(
         adds("one"), waits, spec=spec, snapshot=mode, max_attempts=2, retry={"base": 0, "cap": 0}
     )
     processes.start({"default": 1}, **SLOW)
-    await processes.says(job, "here")
+    await processes.wait_for_log(job, "here")
     os.kill(processes.supervisor_of(job), signal.SIGKILL)
     gate.touch()
     await processes.ended(job, Status.SUCCEEDED)
@@ -282,7 +282,7 @@ async def test_worker_that_sleeps_through_its_lease_moves_nothing(
     job = await pipelines.submit(adds("one"), waits, spec=spec, queue="a")
     victim = processes.start({"a": 1}, Hook(step="restored", do="stop", job=job.id))
     await victim.stopped()
-    await processes.says(job, "here")
+    await processes.wait_for_log(job, "here")
     victim.signal(signal.SIGCONT)
     again = await submit(pipelines, "again", queue="a")
     await processes.ended(again, Status.SUCCEEDED)

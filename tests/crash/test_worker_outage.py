@@ -22,7 +22,7 @@ from tests.support.cluster import Server
 from tests.support.crashing_worker import Hook
 from tests.support.in_process_workers import eventually
 from tests.support.proxy import Proxy
-from tests.support.service import serving
+from tests.support.service import service_process_on
 from tests.support.worker_processes import TTL, WorkerProcesses, worker_processes_on
 from torture import clocks
 
@@ -69,7 +69,7 @@ async def assert_once(processes: WorkerProcesses, jobs: dict[str, Job]) -> None:
             await processes.assert_whole(name, job)
         else:
             ended = await processes.ended(job, Status.SUCCEEDED)
-            assert len(processes.marks(name)) == 2, name
+            assert len(processes.marker_lines(name)) == 2, name
             assert ended.attempts == 1, name
             if ended.spec["name"] == "talk":
                 assert await processes.log(job) == [f"line {n}" for n in range(ended.result)]
@@ -101,7 +101,7 @@ async def test_postgres_restarted_under_load_loses_and_doubles_nothing(
     ids = await processes.store.jobs.submit_many(later * 100)
     workers = [processes.start({"default": 10}, **PATIENT) for _ in range(2)]
     for name in jobs:
-        await processes.marked(name)
+        await processes.wait_for_marker(name)
     for n in range(5):
         await asyncio.to_thread(own_server.stop, signal.SIGQUIT if n % 2 else signal.SIGINT)
         await asyncio.to_thread(own_server.start)
@@ -110,7 +110,7 @@ async def test_postgres_restarted_under_load_loses_and_doubles_nothing(
     await assert_once(processes, jobs)
     for job_id in ids:
         assert (await processes.ended(job_id, Status.SUCCEEDED)).attempts == 1
-    assert len(processes.marks("l")) == 200
+    assert len(processes.marker_lines("l")) == 200
     assert all(worker.status is None for worker in workers)
 
 
@@ -122,7 +122,7 @@ async def test_database_away_for_three_ttls_costs_no_job_its_child(
     jobs = await load(processes, 30, 20, pace=1.6, seconds=16.0)
     workers = [processes.start({"default": 20}) for _ in range(3)]
     for name in jobs:
-        await processes.marked(name)
+        await processes.wait_for_marker(name)
     await asyncio.to_thread(own_server.stop)
     await asyncio.sleep(3 * TTL)  # Reason: the outage itself.
     await asyncio.to_thread(own_server.start)
@@ -136,13 +136,13 @@ async def test_outage_is_two_lines_in_the_log_of_a_worker_and_of_a_server(
 ) -> None:
     """One when the database is lost, with the cause, one when it is back; no traceback, no riddles of a driver."""
     processes = own_processes
-    with serving(own_server.url, tmp_path / "data") as served:
+    with service_process_on(own_server.url, tmp_path / "data") as service:
         worker = processes.start({"default": 4}, **PATIENT)
         jobs = await load(processes, 2, 2, pace=0.3, seconds=6.0)
         for name in jobs:
-            await processes.marked(name)
+            await processes.wait_for_marker(name)
         await asyncio.to_thread(own_server.stop)
-        async with served.client() as client:
+        async with service.client() as client:
             for _ in range(5):
                 assert (await client.get("/v1/jobs")).status_code == 503
         await processes.eventually(lambda: "lost" in worker.log, "the worker notices")
@@ -151,8 +151,8 @@ async def test_outage_is_two_lines_in_the_log_of_a_worker_and_of_a_server(
         await answers_again(processes)
         await assert_once(processes, jobs)
         await processes.eventually(lambda: "back after" in worker.log, "the worker has it back")
-        await processes.eventually(lambda: "back after" in served.log.read_text(), "the server has it back")
-        for text in (worker.log, served.log.read_text()):
+        await processes.eventually(lambda: "back after" in service.log.read_text(), "the server has it back")
+        for text in (worker.log, service.log.read_text()):
             about = [line for line in text.splitlines() if "atabase" in line or "Postgres" in line]
             assert len(about) == 2, text
             assert "database 127.0.0.1" in about[0], text
@@ -196,7 +196,7 @@ async def test_killed_connections_lose_and_double_nothing(processes: WorkerProce
     jobs = await load(processes, 6, 6, pace=0.3, seconds=2.0)
     workers = [processes.start({"default": 8}, **PATIENT) for _ in range(2)]
     for name in jobs:
-        await processes.marked(name)
+        await processes.wait_for_marker(name)
     admin = await asyncpg.connect(clean_url)
     for _ in range(30):
         await admin.execute(
@@ -250,7 +250,7 @@ async def test_half_open_connections_are_given_up_and_made_anew(processes: Worke
         jobs = await load(processes, 3, 2, pace=0.8, seconds=8.0)
         worker = processes.start({"default": 5}, database_url=url, **PATIENT)
         for name in jobs:
-            await processes.marked(name)
+            await processes.wait_for_marker(name)
         assert proxy.swallow() >= 2
         await assert_once(processes, jobs)
         for job in jobs.values():
@@ -294,8 +294,8 @@ async def test_blocking_function_keeps_its_lease_and_the_next_leader_reaps_thoug
     processes.start({"block": 1}, host="blocked", **slow_to_expire)
     processes.start({"busy": 1})
     victim = processes.start({"far": 1}, Hook(step="started", do="kill"), host="far")
-    await processes.marked("busy")
-    await processes.marked("block")
+    await processes.wait_for_marker("busy")
+    await processes.wait_for_marker("block")
     assert await victim.dead() == -signal.SIGKILL
     leader.kill()
     await eventually(lambda: processes.leases(far, "reaped"), "the next leader reaps")
@@ -303,5 +303,5 @@ async def test_blocking_function_keeps_its_lease_and_the_next_leader_reaps_thoug
     processes.start({"other": 1}, host="far")
     await processes.assert_whole("far", far)
     ended = await processes.ended(block, Status.SUCCEEDED)
-    assert (len(processes.marks("block")), ended.attempts, await processes.leases(block)) == (2, 1, [])
-    os.kill(int(processes.marks("busy")[0]), signal.SIGKILL)
+    assert (len(processes.marker_lines("block")), ended.attempts, await processes.leases(block)) == (2, 1, [])
+    os.kill(int(processes.marker_lines("busy")[0]), signal.SIGKILL)

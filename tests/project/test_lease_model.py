@@ -5,7 +5,7 @@ import re
 import pytest
 from model import check
 
-from tests.support.pages import ROOT
+from tests.support.doc_pages import ROOT
 
 pytestmark = pytest.mark.skipif(check.missing() is not None, reason=f"{check.missing()} is missing (scripts/need-spin)")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.pages import ROOT, blocks, read_along
+from tests.support.doc_pages import ROOT, blocks, read_along
 
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NAMED = [page for page in PAGES if "adr" not in page.parts]

@@ -118,7 +118,7 @@ class TestAlive:
         """Proves R2, R3."""
         assert not attempt.folder.alive()
         attempt.start(*shell(f"echo ready; {FOREVER}"))
-        attempt.says(b"ready")
+        attempt.wait_for_output(b"ready")
         assert attempt.folder.alive()
         attempt.tell("kill")
         attempt.end()
@@ -140,7 +140,7 @@ class TestAlive:
         code = "import sys, time; from pathlib import Path; from holdfast.runner.attempt_folder import AttemptFolder\n"
         code += "AttemptFolder(Path(sys.argv[1])).start(); time.sleep(600)"
         with subprocess.Popen([sys.executable, "-c", code, attempt.folder.path]) as worker:
-            attempt.says(b"one")
+            attempt.wait_for_output(b"one")
             worker.kill()
         (attempt.folder.path / "fifo").write_text("go\n")
         exit = eventually(attempt.folder.exit)
@@ -189,7 +189,7 @@ class TestFiles:
         (attempt.folder.path / "cmd" / ".half.tmp").write_bytes(b"half")
         (attempt.folder.path / "cmd" / "half.tmp").write_bytes(b"half")
         attempt.start(*shell(f"echo ready; {FOREVER}"))
-        attempt.says(b"ready")
+        attempt.wait_for_output(b"ready")
         assert attempt.tell("kill").ok
         attempt.end()
         assert [ack.verb for ack in attempt.folder.acks()] == ["kill"]
@@ -249,7 +249,7 @@ class TestFiles:
 class TestLeftovers:
     def test_living_supervisor_is_not_a_leftover(self, attempt: SupervisedAttempt) -> None:
         attempt.start(*shell(f"echo ready; {FOREVER}"))
-        attempt.says(b"ready")
+        attempt.wait_for_output(b"ready")
         with pytest.raises(Conflict):
             attempt.folder.kill_leftovers(attempt.mark)
         assert attempt.pid not in attempt.folder.leftovers(attempt.mark)
@@ -257,20 +257,20 @@ class TestLeftovers:
 
     def test_other_attempt_of_the_same_job_is_not_a_leftover(self, attempt: SupervisedAttempt) -> None:
         """Proves R1: marks are compared whole."""
-        with marked(attempt.mark + "0") as stranger:
+        with marked_process(attempt.mark + "0") as stranger:
             assert leftovers.kill_leftovers(attempt.mark) == []
             assert running(stranger)
 
     def test_nothing_is_signalled_after_a_reboot(self, attempt: SupervisedAttempt) -> None:
         """Proves R7, R6."""
         before = leftovers.Session(boot_id="another", leader=os.getsid(0), start_ticks=0)
-        with marked(attempt.mark) as stranger:
+        with marked_process(attempt.mark) as stranger:
             assert leftovers.kill_leftovers(attempt.mark, before) == []
             assert running(stranger)
 
     def test_session_whose_leader_started_at_another_time_is_a_strangers(self, attempt: SupervisedAttempt) -> None:
         """Proves R7: the pid was reused; the innocent process is not signalled."""
-        with marked("elsewhere", new_session=True) as stranger:
+        with marked_process("elsewhere", new_session=True) as stranger:
             reused = leftovers.Session(boot_id=leftovers.boot_id(), leader=stranger, start_ticks=1)
             assert leftovers.find_leftovers(attempt.mark, reused) == []
             assert leftovers.kill_leftovers(attempt.mark, reused) == []
@@ -278,7 +278,7 @@ class TestLeftovers:
 
     def test_member_of_the_childs_own_session_is_found_without_a_mark(self, attempt: SupervisedAttempt) -> None:
         """Proves R25: an environment can be wiped."""
-        with marked("elsewhere", new_session=True) as child:
+        with marked_process("elsewhere", new_session=True) as child:
             ticks = int(Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[19])
             own = leftovers.Session(boot_id=leftovers.boot_id(), leader=child, start_ticks=ticks)
             assert leftovers.find_leftovers(attempt.mark, own) == [child]
@@ -289,7 +289,7 @@ class TestLeftovers:
         """Proves R25: the search is repeated until it finds nothing."""
         forking = "while :; do sleep 0.01 & sleep 0.01; done"
         attempt.start(*shell(f"setsid sh -c 'echo ready; {forking}' & {FOREVER}"))
-        attempt.says(b"ready")
+        attempt.wait_for_output(b"ready")
         os.kill(attempt.pid, signal.SIGKILL)
         attempt.status()
         assert attempt.folder.kill_leftovers(attempt.mark) == []
@@ -297,7 +297,7 @@ class TestLeftovers:
 
 
 @contextlib.contextmanager
-def marked(mark: str, *, new_session: bool = False) -> Iterator[int]:
+def marked_process(mark: str, *, new_session: bool = False) -> Iterator[int]:
     """A process of ours that carries a mark."""
     with subprocess.Popen(["sleep", "600"], env={"HOLDFAST_MARK": mark}, start_new_session=new_session) as process:
         try:

@@ -17,7 +17,7 @@ from holdfast.runner.docker.engine import Engine, Info, Refusal
 from holdfast.runner.docker.runner import DockerRunner
 from holdfast.worker.held_leases import boottime
 from tests.runner.test_docker_leftovers import owned, yes
-from tests.support.engine import Daemon, api
+from tests.support.docker_engine import DockerEngine, api
 from tests.support.in_process_workers import InProcessWorkers, eventually
 from tests.support.proxy import Proxy
 
@@ -31,7 +31,7 @@ def kind() -> str:
 
 
 async def test_connections_that_fell_silent_do_not_hide_the_end(
-    workers: InProcessWorkers, docker: Daemon, monkeypatch: pytest.MonkeyPatch
+    workers: InProcessWorkers, docker: DockerEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves R5, R10. What lies between us and a far engine drops quiet connections without a word."""
     monkeypatch.setattr(container, "WAIT_SECONDS", 1.0)
@@ -40,8 +40,8 @@ async def test_connections_that_fell_silent_do_not_hide_the_end(
     async with Proxy(docker.socket).run() as proxy:
         workers.set(docker_host=f"tcp://127.0.0.1:{proxy.port}")
         async with workers.worker():
-            job = await workers.box(WAITING)
-            await workers.says(job, "up")
+            job = await workers.container(WAITING)
+            await workers.wait_for_log(job, "up")
             assert proxy.swallow() >= 2
             (name,) = docker.containers()
             docker.docker("exec", "-u", "65532", name, "touch", "/holdfast/attempt/work/go")
@@ -50,7 +50,7 @@ async def test_connections_that_fell_silent_do_not_hide_the_end(
 
 
 async def test_log_that_is_refused_once_is_asked_for_again(
-    workers: InProcessWorkers, docker: Daemon, monkeypatch: pytest.MonkeyPatch
+    workers: InProcessWorkers, docker: DockerEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves R10. An engine that is short of something refuses for a moment; a job must not be silent until its end."""
     refused: list[str] = []
@@ -65,8 +65,8 @@ async def test_log_that_is_refused_once_is_asked_for_again(
 
     monkeypatch.setattr(Engine, "log", once)
     async with workers.worker():
-        job = await workers.box(WAITING)
-        await workers.says(job, "up")
+        job = await workers.container(WAITING)
+        await workers.wait_for_log(job, "up")
         (name,) = docker.containers()
         docker.docker("exec", "-u", "65532", name, "touch", "/holdfast/attempt/work/go")
         await workers.ended(job, Status.SUCCEEDED)
@@ -74,7 +74,7 @@ async def test_log_that_is_refused_once_is_asked_for_again(
 
 
 async def test_start_whose_engine_goes_away_leaves_nobody_reading(
-    workers: InProcessWorkers, docker: Daemon, monkeypatch: pytest.MonkeyPatch
+    workers: InProcessWorkers, docker: DockerEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves R5. Who adopts it reads for itself; two readers for ever would be two too many."""
     waits: list[Container] = []
@@ -86,7 +86,7 @@ async def test_start_whose_engine_goes_away_leaves_nobody_reading(
     async def nothing(self: Container) -> bool:
         return False
 
-    job = await workers.box("sleep 600", stop_grace=0.1)
+    job = await workers.container("sleep 600", stop_grace=0.1)
     with monkeypatch.context() as patch:
         patch.setattr(Container, "_has_started", away)
         patch.setattr(Container, "_speaks", nothing)
@@ -132,10 +132,10 @@ async def test_starts_wait_for_their_turn_and_do_not_come_too_late_for_it(
     monkeypatch.setattr(DockerRunner, "start", noted)
     monkeypatch.setattr(Engine, "start", slowly)
     async with workers.worker():
-        first = await workers.box("echo first")
+        first = await workers.container("echo first")
         await starting.wait()
-        later = [await workers.box("echo later") for _ in range(3)]
-        unwanted = await workers.box("echo unwanted")
+        later = [await workers.container("echo later") for _ in range(3)]
+        unwanted = await workers.container("echo unwanted")
 
         async def claimed() -> bool:
             return {(await workers.get(job)).status for job in [*later, unwanted]} == {Status.RUNNING}
@@ -169,17 +169,19 @@ async def test_container_that_does_not_begin_keeps_no_other_from_its_turn(
 
     monkeypatch.setattr(Container, "begun", late)
     async with workers.worker():
-        first = await workers.box("echo first")
+        first = await workers.container("echo first")
         await standing.wait()
-        await workers.ended(await workers.box("echo second"), Status.SUCCEEDED)
+        await workers.ended(await workers.container("echo second"), Status.SUCCEEDED)
         awake.set()
         await workers.ended(first, Status.SUCCEEDED)
 
 
 @pytest.mark.usefixtures("one_at_a_time")
-async def test_no_turn_is_lost_or_made_by_two_starts_of_one_attempt(workers: InProcessWorkers, docker: Daemon) -> None:
+async def test_no_turn_is_lost_or_made_by_two_starts_of_one_attempt(
+    workers: InProcessWorkers, docker: DockerEngine
+) -> None:
     """A worker may adopt what it has lost while its own start of it still hangs in the engine."""
-    job = await workers.box("sleep 600", stop_grace=0.1)
+    job = await workers.container("sleep 600", stop_grace=0.1)
     async with owned(workers, docker, job) as (runner, order):
 
         async def start() -> None:

@@ -14,11 +14,11 @@ import pytest
 
 from holdfast.permissions import is_system_folder, make_file, make_folder, make_passable, tighten
 from holdfast.runner.state_folder import StateFolder
-from tests.support.engine import IMAGE, Daemon
+from tests.support.docker_engine import IMAGE, DockerEngine
 from tests.support.pipelines import open_folder
 from tests.support.ports import free_port
 from tests.support.supervisor_harness import needs_root
-from tests.support.up import PATIENCE, PROGRAM, eventually
+from tests.support.up_process import PATIENCE, PROGRAM, eventually
 
 FIRST, LAST = 2_100_000_000, 2_100_065_535
 APP = """
@@ -123,7 +123,7 @@ def complaint(path: Path, top: Path) -> str | None:
 
 @needs_root
 @pytest.mark.parametrize("umask", [0o000, 0o077], ids=["umask000", "umask077"])
-def test_nobody_else_reads_what_is_on_disk(umask: int, docker_engine: Daemon, tmp_path: Path) -> None:
+def test_nobody_else_reads_what_is_on_disk(umask: int, docker_engine: DockerEngine, tmp_path: Path) -> None:
     """A full scenario; listed while jobs run, and after they ended. Proves I2."""
     docker_engine.ensure()
     with open_folder() as outer:

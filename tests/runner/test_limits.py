@@ -14,10 +14,10 @@ from holdfast.runner.folder_size import folder_size
 from holdfast.runner.wire import Command
 from tests.support.crashing_worker import Hook
 from tests.support.disks import MIB
-from tests.support.engine import Daemon
+from tests.support.docker_engine import DockerEngine
 from tests.support.in_process_workers import InProcessWorkers
 from tests.support.pipelines import Pipelines, task
-from tests.support.service import error_of, serving_here
+from tests.support.service import error_of, service_in_process
 from tests.support.supervisor_harness import FOREVER, SupervisedAttempt, needs_root, shell
 from tests.support.worker_processes import WorkerProcesses
 from tests.worker.test_readiness import passable
@@ -102,7 +102,7 @@ async def test_settings_give_the_default_and_the_ceiling(workers: InProcessWorke
 
 async def test_more_than_a_ceiling_is_refused_at_submit(clean_url: str, tmp_path: Path) -> None:
     settings = {"process_memory_max": 8 * 1024**3, "docker_host": None}
-    async with serving_here(clean_url, tmp_path / "data", **settings) as served, served.client() as client:
+    async with service_in_process(clean_url, tmp_path / "data", **settings) as service, service.client() as client:
         spec = {"command": ["true"], "memory": "9g"}
         refused = await client.post("/v1/jobs", json={"runner": "process", "spec": spec})
         assert (refused.status_code, error_of(refused)["details"]["field"]) == (422, "spec.memory")
@@ -118,7 +118,7 @@ async def test_an_adopter_keeps_the_limits_that_the_attempt_was_started_with(pro
     script = f"echo begun; while [ ! -e {gate} ]; do sleep 0.05; done; {GROWS}"
     first = processes.start({"default": 2}, environment={"HOLDFAST_FOLDER_SIZE": SMALL})
     job = await processes.sh(script)
-    await processes.says(job, "begun")
+    await processes.wait_for_log(job, "begun")
     first.signal(9)
     await first.dead()
     gate.touch()
@@ -190,10 +190,10 @@ def test_what_a_spec_gets_is_between_the_default_and_the_ceiling() -> None:
         settings.of({"memory": "1k"})
 
 
-async def test_containers_have_limits_of_files_too(workers: InProcessWorkers, docker: Daemon) -> None:
-    file = await workers.box("exec dd if=/dev/zero of=$HOLDFAST_WORK_DIR/big bs=64k", spec={"file_size": "1m"})
+async def test_containers_have_limits_of_files_too(workers: InProcessWorkers, docker: DockerEngine) -> None:
+    file = await workers.container("exec dd if=/dev/zero of=$HOLDFAST_WORK_DIR/big bs=64k", spec={"file_size": "1m"})
     script = f"cd $HOLDFAST_WORK_DIR; {GROWS}"
-    folder = await workers.box(script, spec={"folder_size": SMALL})
+    folder = await workers.container(script, spec={"folder_size": SMALL})
     async with workers.worker():
         failed_with(await workers.ended(file), "file_too_large")
         failed_with(await workers.ended(folder), "folder_too_large")

@@ -24,9 +24,9 @@ from holdfast.store.retention import Retention
 from holdfast.store.shared_folder import SharedFolderRecord
 from holdfast.store.tokens import SILENCE_DAYS, digest, new_secret
 from tests.crash.test_crash import JOB, PAIR, context, die_after
-from tests.support.service import FUNCTION, Served, error_of, opened, serving_here
+from tests.support.service import FUNCTION, Service, error_of, opened, service_in_process
 from tests.support.store_harness import StoreHarness
-from tests.support.up import running
+from tests.support.up_process import running
 
 ANN = Actor(name="ann", token_id="01890000-0000-7000-8000-000000000001", role=Role.OPERATOR, address="192.0.2.7")
 SECRET = "s3cret-value-of-a-check"
@@ -408,21 +408,21 @@ async def test_act_killed_at_any_statement_is_recorded_exactly_if_it_happened(cl
 # Over HTTP and from the command line
 
 
-async def test_only_admins_read_the_trail_and_nobody_writes_it(served: Served) -> None:
-    tokens = {role: await served.token(role) for role in Role}
+async def test_only_admins_read_the_trail_and_nobody_writes_it(service: Service) -> None:
+    tokens = {role: await service.token(role) for role in Role}
     for role, token in tokens.items():
-        async with served.client(token) as client:
+        async with service.client(token) as client:
             answer = await client.get("/v1/audit")
             assert answer.status_code == (200 if role is Role.ADMIN else 403), role
             for method in ("POST", "PUT", "PATCH", "DELETE"):
                 assert (await client.request(method, "/v1/audit")).status_code == 405
-    async with httpx.AsyncClient(base_url=served.url) as stranger:
+    async with httpx.AsyncClient(base_url=service.url) as stranger:
         assert (await stranger.get("/v1/audit")).status_code == 401
 
 
-async def test_acts_over_http_name_the_token_its_role_and_its_address(served: Served) -> None:
-    operator = await served.token(Role.OPERATOR, "blue", name="olga")
-    async with served.client() as admin, served.client(operator) as olga:
+async def test_acts_over_http_name_the_token_its_role_and_its_address(service: Service) -> None:
+    operator = await service.token(Role.OPERATOR, "blue", name="olga")
+    async with service.client() as admin, service.client(operator) as olga:
         made = (await admin.post("/v1/tokens", json={"name": "ci", "role": "viewer", "tenant": "blue"})).json()
         job = (await olga.post("/v1/jobs", json={**FUNCTION, "hold": True})).json()["id"]
         await olga.delete(f"/v1/jobs/{job}", params={"force": "true", "reason": "why not"})
@@ -452,7 +452,7 @@ async def test_acts_over_http_name_the_token_its_role_and_its_address(served: Se
         ids = {token["name"]: token["id"] for token in (await admin.get("/v1/tokens")).json()["items"]}
         assert {row["token_id"] for row in rows if row["actor"] == "olga"} == {ids["olga"]}
         assert {row["address"] for row in rows if row["role"] is not None} == {"127.0.0.1"}
-        for hidden in (SECRET, made["token"], digest(made["token"]), operator, digest(operator), served.admin):
+        for hidden in (SECRET, made["token"], digest(made["token"]), operator, digest(operator), service.admin):
             assert hidden not in answer.text
         paged = (await admin.get("/v1/audit", params={"limit": 1, "who": "olga"})).json()
         assert [row["action"] for row in paged["items"]] == ["lane.pause"]
@@ -482,9 +482,9 @@ async def test_guessed_tokens_leave_one_row_however_many(clean_url: str, tmp_pat
 
 
 async def test_first_use_of_a_token_is_recorded_with_its_address(clean_url: str, tmp_path: Path) -> None:
-    async with serving_here(clean_url, tmp_path / "data") as served:
-        token = await served.token(Role.VIEWER, "blue", name="vera")
-        async with served.client(token) as client:
+    async with service_in_process(clean_url, tmp_path / "data") as service:
+        token = await service.token(Role.VIEWER, "blue", name="vera")
+        async with service.client(token) as client:
             for _ in range(3):
                 assert (await client.get("/v1/jobs")).status_code == 200
     async with opened(clean_url) as store:
@@ -502,7 +502,7 @@ async def test_server_records_which_tools_changed_since_the_last_start(clean_url
         None,
     ):
         file.write_text(text or "")
-        async with serving_here(clean_url, tmp_path / "data", tools=file if text else None):
+        async with service_in_process(clean_url, tmp_path / "data", tools=file if text else None):
             pass
     async with opened(clean_url) as store:
         rows = await trail(store, what="tools")

@@ -25,7 +25,7 @@ from tests.store.test_migrate import holdfast
 from tests.store.test_notify import heard
 from tests.store.test_queries import FINISH
 from tests.support.in_process_workers import eventually
-from tests.support.pooler import SERVERS, PgBouncerMissing, pgbouncer, through
+from tests.support.pgbouncer import SERVERS, PgBouncerMissing, pgbouncer, through
 from tests.support.query_plans import plan_nodes
 from tests.support.store_harness import START, TTL, StoreHarness
 

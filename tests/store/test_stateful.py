@@ -47,7 +47,7 @@ from holdfast.store import Store
 from holdfast.store.postgres import PostgresDatabase
 from holdfast.store.store import connect
 from holdfast.timing import ManualClock
-from tests.support.reference import WEARY, Reference, RefJob, Refused
+from tests.support.reference_model import WEARY, Reference, RefJob, Refused
 from tests.support.store_harness import START, TTL, StoreHarness
 
 T = TypeVar("T")

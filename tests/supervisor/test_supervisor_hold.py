@@ -61,7 +61,7 @@ class TestHold:
         holds(attempt, 1)
         assert attempt.tell("go", task=0).ok
         assert attempt.tell("go", task=1).ok
-        attempt.says(b"one")
+        attempt.wait_for_output(b"one")
         assert attempt.tell("go", task=1).ok
         assert attempt.tell("go", task=0).ok
         assert attempt.output() == b"zero\none\n"
@@ -136,7 +136,7 @@ class TestHold:
         begin(attempt, f"echo zero; {FOREVER}", "true", service=SERVER)
         holds(attempt, 0)
         attempt.tell("go", task=0)
-        attempt.says(b"zero")
+        attempt.wait_for_output(b"zero")
         commands: list[dict[str, Any]] = [
             {"verb": "go", "task": 1},
             {"verb": "end"},
@@ -291,7 +291,7 @@ class TestService:
         pid = up(attempt)
         if not hold:
             attempt.tell("go", task=0)
-            attempt.says(b"zero")
+            attempt.wait_for_output(b"zero")
         attempt.tell("stop", kind="cancel", grace=30)
         exit = attempt.end()
         assert (exit.cause, exit.killed) == (ExitCause.CANCELLED, False)

@@ -105,7 +105,7 @@ class TestLimits:
         """Proves R21: the deadline is absolute and never goes back, in whatever order beats arrive."""
         end = boottime() + 6.0
         attempt.start(*shell(f"echo ready; {FOREVER}"), stop_after=end, stop_grace=0)
-        attempt.says(b"ready")
+        attempt.wait_for_output(b"ready")
         ack = attempt.tell("beat", stop_after=end + 600)
         assert ack.ok
         assert ack.stop_after == round((end + 600) * 1e6)
@@ -150,7 +150,7 @@ class TestDescendants:
         """Proves R25: within the grace, what the child started may end by itself."""
         daemon = "trap 'echo daemon ends; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
         attempt.start(*shell(f'setsid sh -c "{daemon}" & wait'))
-        attempt.says(b"ready")
+        attempt.wait_for_output(b"ready")
         attempt.tell("stop", kind="cancel", grace=60)
         exit = attempt.end()
         assert not exit.killed
@@ -286,7 +286,7 @@ class TestCommands:
     def test_lower_token_is_refused_equal_and_higher_are_obeyed(self, attempt: SupervisedAttempt) -> None:
         """Proves R3: an adopter raises the token; after that its predecessor has no say."""
         attempt.start(*shell(f"echo ready; {FOREVER}"), token=5)
-        attempt.says(b"ready")
+        attempt.wait_for_output(b"ready")
         assert attempt.tell("hold", token=5).ok
         raised = attempt.tell("hold", token=8)
         assert raised.ok
@@ -302,7 +302,7 @@ class TestCommands:
     def test_stop_ends_as_the_kind_that_was_asked_for(self, attempt: SupervisedAttempt) -> None:
         """Proves R20."""
         attempt.start(*shell(f"trap 'echo bye; exit 0' TERM; echo ready; {FOREVER}"))
-        attempt.says(b"ready")
+        attempt.wait_for_output(b"ready")
         ack = attempt.tell("stop", kind="interrupt", grace=60)
         assert (ack.ok, ack.verb, ack.reason) == (True, "stop", "interrupted")
         exit = attempt.end()
@@ -313,7 +313,7 @@ class TestCommands:
     def test_first_reason_stays_and_a_later_word_only_brings_the_kill_forward(self, attempt: SupervisedAttempt) -> None:
         """Proves R8."""
         attempt.start(*shell(STUBBORN))
-        attempt.says(b"ready")
+        attempt.wait_for_output(b"ready")
         assert attempt.tell("stop", kind="interrupt", grace=600).ok
         assert attempt.tell("stop", kind="cancel", grace=900).reason == "interrupted"
         assert attempt.folder.exit() is None
@@ -337,7 +337,7 @@ class TestCommands:
         """Proves R24, R25: reaps orphans, obeys commands, and records the end, as on the host."""
         attempt.write(*shell(f"echo pid=$PPID ; (setsid sh -c 'echo orphan; {FOREVER}' &) ; {FOREVER}"))
         attempt.supervise("--copy", wrap=AS_PID_1)
-        attempt.says(b"orphan")
+        attempt.wait_for_output(b"orphan")
         assert attempt.number("pid") == 1
         assert attempt.tell("stop", kind="cancel", grace=60).ok
         exit = attempt.end()
@@ -348,7 +348,7 @@ class TestCommands:
     def test_signal_to_the_supervisor_itself_is_an_interrupt(self, attempt: SupervisedAttempt) -> None:
         """Proves R20: `docker stop`, or a shutdown of the host; `stopped_by` says that it was no command."""
         attempt.start(*shell(f"trap 'exit 0' TERM; echo ready; {FOREVER}"), stop_grace=60)
-        attempt.says(b"ready")
+        attempt.wait_for_output(b"ready")
         os.kill(attempt.pid, signal.SIGTERM)
         exit = attempt.end()
         assert ending(exit) == (ExitCause.INTERRUPTED, 0, None)
@@ -397,7 +397,7 @@ class TestCommands:
     ) -> None:
         """Proves R24."""
         attempt.start(*shell(f"echo ready; {FOREVER}"))
-        attempt.says(b"ready")
+        attempt.wait_for_output(b"ready")
         place(attempt, "bad", data)
         ack = attempt.answer("bad")
         assert not ack.ok
@@ -408,7 +408,7 @@ class TestCommands:
     def test_what_is_no_file_is_refused(self, attempt: SupervisedAttempt) -> None:
         """Proves R24: nothing in the folder can block or mislead the supervisor."""
         attempt.start(*shell(f"echo ready; {FOREVER}"))
-        attempt.says(b"ready")
+        attempt.wait_for_output(b"ready")
         folder = attempt.folder.path / "cmd"
         os.mkfifo(folder / "fifo")
         (folder / "link").symlink_to("/etc/passwd")
@@ -425,7 +425,7 @@ class TestCommands:
         attempt.write(*shell(f"echo ready; {FOREVER}"))
         hand_over(attempt, tmp_path)
         attempt.supervise(wrap=AS_NOBODY)
-        attempt.says(b"ready")
+        attempt.wait_for_output(b"ready")
         path = attempt.folder.path / "cmd" / "hold"
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(encode_command(Command(token=6, verb="hold")))
@@ -435,7 +435,7 @@ class TestCommands:
 
     def test_many_commands_are_obeyed_in_the_order_of_their_names(self, attempt: SupervisedAttempt) -> None:
         attempt.start(*shell(f"echo ready; {FOREVER}"))
-        attempt.says(b"ready")
+        attempt.wait_for_output(b"ready")
         os.kill(attempt.pid, signal.SIGSTOP)
         names = [attempt.folder.send(Command(token=5 + i, verb="hold")) for i in range(50)]
         os.kill(attempt.pid, signal.SIGCONT)

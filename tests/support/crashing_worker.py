@@ -45,7 +45,7 @@ class Hook(msgspec.Struct, frozen=True, kw_only=True):
     """`wait`: hold there until this file is there; another one with `.here` at its end says that we wait."""
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     queues: dict[str, int]
     hooks: tuple[Hook, ...] = ()
     boot: str | None = None
@@ -194,7 +194,7 @@ async def opened(held: AsyncExitStack, worker: Callable[[], AbstractAsyncContext
             logging.warning("again: %s", error)
 
 
-async def main(part: Part) -> bool:
+async def main(part: WorkerOptions) -> bool:
     settings = config.load()
     if part.adopt_backoff is not None:
         orphans.BACKOFF_BASE = part.adopt_backoff
@@ -221,5 +221,5 @@ async def main(part: Part) -> bool:
 if __name__ == "__main__":
     sleep_truly()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    if asyncio.run(main(msgspec.json.decode(sys.argv[1], type=Part))):
+    if asyncio.run(main(msgspec.json.decode(sys.argv[1], type=WorkerOptions))):
         os._exit(0)

@@ -94,7 +94,7 @@ class InProcessWorkers:
             spec["env"] = dict(env)
         return await self.store.jobs.submit({"runner": "process", "spec": spec, **fields})
 
-    async def box(self, script: str, /, env: Mapping[str, str] | None = None, **fields: Any) -> Job:
+    async def container(self, script: str, /, env: Mapping[str, str] | None = None, **fields: Any) -> Job:
         """Submit a shell script as a container of the tests' image; `spec` adds to what it asks for."""
         spec: dict[str, Any] = {"image": "holdfast-test:1", "command": ["sh", "-c", script], **fields.pop("spec", {})}
         if env:
@@ -133,7 +133,7 @@ class InProcessWorkers:
         events = await self.events(job, "log")
         return [line for event in events if event.data["stream"] == stream for line in event.data["lines"]]
 
-    async def says(self, job: Job | str, line: str, stream: str = "stdout") -> None:
+    async def wait_for_log(self, job: Job | str, line: str, stream: str = "stdout") -> None:
         """Wait until a line is in the job's log."""
 
         async def look() -> bool:

@@ -36,7 +36,7 @@ UNTIL_SECONDS = 60.0
 """How long a process waits for what another one does, also on a busy machine."""
 PAIR = Claimable(queue="default", capability="function:f", domain=FUNCTION_DOMAIN)
 # Of a slow process's transactions, so many are: all of them would only make everybody wait in line.
-DAWDLES = 0.1
+SLOW_SHARE = 0.1
 LIVE = (Status.PENDING, Status.QUEUED, Status.RUNNING)
 
 # The race_processes
@@ -130,7 +130,7 @@ async def _run(pipe: Connection, url: str, call: Call) -> Report:
         return Report(await call.racer(url, **_timed(call.arguments, pipe.recv())))
     async with await open_store(url, listen=call.listen) as store:
         if call.slow:
-            _dawdle(store, call.slow)
+            _slow_transactions(store, call.slow)
         pipe.send(None)
         value = await call.racer(store, **_timed(call.arguments, pipe.recv()))
     return Report(value, store.counters.deadlocks, store.counters.gate_repairs)
@@ -159,14 +159,14 @@ class _SlowTx:
         return await self._tx.submit(batch)
 
 
-def _dawdle(store: Store, limit: float) -> None:
+def _slow_transactions(store: Store, limit: float) -> None:
     """Let other processes in between the statements of a transaction. SQLite lets nobody in, so nothing to do there."""
     if isinstance(store.database, SqliteDatabase):
         return
     transact = store.database.transact
 
     async def slowly(work: Callable[[Tx], Awaitable[T]]) -> T:
-        if random.random() < DAWDLES:
+        if random.random() < SLOW_SHARE:
             return await transact(lambda tx: work(_SlowTx(tx, limit)))
         return await transact(work)
 

@@ -30,7 +30,7 @@ def shared_beside(data: Path) -> Path:
     return data.parent / "shared" if data.name == "data" else data / "shared"
 
 
-class Served:
+class Service:
     """One server process, its store as the test sees it, and clients for every role."""
 
     def __init__(self, url: str, data: Path, **settings: str) -> None:
@@ -108,25 +108,25 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def serving_here(url: str, data: Path, **settings: Any) -> AsyncIterator[Served]:
+async def service_in_process(url: str, data: Path, **settings: Any) -> AsyncIterator[Service]:
     """Serve in the test's own process and loop, on a real socket: no start of a process to wait for."""
-    served = Served(url, data)
+    service = Service(url, data)
     usual: dict[str, Any] = {"rate_limit": None, "auth_off_as_root": True, "shared_dir": shared_beside(data)}
-    loaded = Settings(database_url=url, data_dir=data, port=served.port, **(usual | settings))
+    loaded = Settings(database_url=url, data_dir=data, port=service.port, **(usual | settings))
     app = api_of(loaded)
     with bind(loaded) as listener:
         async with app.running():
-            server = Quiet(app, loaded)
+            server = ServerWithoutSignals(app, loaded)
             task = asyncio.create_task(server.serve(sockets=[listener]))
             try:
-                yield served
+                yield service
             finally:
                 app.leave()
                 server.should_exit = True
                 await task
 
 
-class Quiet(Server):
+class ServerWithoutSignals(Server):
     """A server that leaves the signals to the test."""
 
     @contextlib.contextmanager
@@ -135,15 +135,15 @@ class Quiet(Server):
 
 
 @contextlib.contextmanager
-def serving(url: str, data: Path, **settings: str) -> Iterator[Served]:
+def service_process_on(url: str, data: Path, **settings: str) -> Iterator[Service]:
     """Serve while the block lasts; afterwards nothing of it runs, and nothing in its log was a surprise."""
-    served = Served(url, data, **settings)
-    served.start()
+    service = Service(url, data, **settings)
+    service.start()
     try:
-        yield served
+        yield service
     finally:
-        served.stop()
-    assert "Traceback" not in served.log.read_text(), served.log.read_text()
+        service.stop()
+    assert "Traceback" not in service.log.read_text(), service.log.read_text()
 
 
 @contextlib.asynccontextmanager

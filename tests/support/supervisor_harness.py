@@ -136,7 +136,7 @@ class SupervisedAttempt:
     def output(self, stream: Stream = Stream.STDOUT) -> bytes:
         return b"".join(frame.data for frame in self.frames() if frame.stream is stream)
 
-    def says(self, text: bytes, stream: Stream = Stream.STDOUT) -> None:
+    def wait_for_output(self, text: bytes, stream: Stream = Stream.STDOUT) -> None:
         """Wait until the child has written this."""
         eventually(lambda: text in self.output(stream), f"the child writes {text!r}")
 

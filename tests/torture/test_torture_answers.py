@@ -10,17 +10,17 @@ from torture.history import Call, Event
 
 from tests.support.hand_made_histories import HandMadeHistory, good
 
-Break = Callable[[HandMadeHistory], None]
-BROKEN: dict[str, list[tuple[str, Break]]] = {}
+Breakage = Callable[[HandMadeHistory], None]
+BROKEN: dict[str, list[tuple[str, Breakage]]] = {}
 PRICE = {"FIRST": "2", "EACH": "1", "LAST": "3", "LINES": "3"}
 SPENT = 8.0
 """Tokens that a run uses at this price."""
 
 
-def breaks(rule: str, what: str) -> Callable[[Break], Break]:
+def breaks(rule: str, what: str) -> Callable[[Breakage], Breakage]:
     """Register a way to break a good example, and the rule that must see it."""
 
-    def register(make: Break) -> Break:
+    def register(make: Breakage) -> Breakage:
         BROKEN.setdefault(rule, []).append((what, make))
         return make
 
@@ -150,7 +150,7 @@ def test_true_answers_pass() -> None:
     [(rule, what, make) for rule, ways in BROKEN.items() for what, make in ways],
     ids=[what for ways in BROKEN.values() for what, _ in ways],
 )
-def test_wrong_answer_is_seen(rule: str, what: str, make: Break) -> None:
+def test_wrong_answer_is_seen(rule: str, what: str, make: Breakage) -> None:
     """Proves H5, D6, D7 as far as a checker can."""
     example = whole()
     make(example)

@@ -15,10 +15,10 @@ from torture.history import Follow
 from torture.load import BULK, KEYS, LANES, Caller, Mix
 from torture.processes import family, proportional
 from torture.samples import CONNECTIONS, DEAD, DRAWN, FAILED, INDEXES, MEMORY, ROOM, ROWS, TABLES, Samples
-from torture.soak import Course, Findings, Followed, Removed, age_keys
+from torture.soak import Findings, Followed, Removed, SoakPlan, age_keys
 
 from holdfast.model import Status
-from tests.support.service import opened, serving_here
+from tests.support.service import opened, service_in_process
 
 SECONDS = 400.0
 
@@ -77,12 +77,12 @@ def test_of_many_lines_one_that_grows_is_drawn_however_small_and_none_is_left_ou
 
 @pytest.mark.parametrize("minutes", [2, 4, 30, 600])
 def test_retention_and_autovacuum_act_well_within_the_first_fifth(minutes: int) -> None:
-    course = Course(minutes * 60.0)
+    course = SoakPlan(minutes * 60.0)
     assert course.keep + 2 * course.vacuum + course.every < course.seconds / 5
 
 
 def test_each_quarter_has_the_same_pauses() -> None:
-    course = Course(SECONDS)
+    course = SoakPlan(SECONDS)
     quarters = [[course.pauses(n * 100 + at / 10) for at in range(1000)] for n in range(4)]
     shares = [sum(quarter) / len(quarter) for quarter in quarters]
     assert shares == pytest.approx([0.1] * 4, abs=0.01)
@@ -117,8 +117,8 @@ async def test_load_is_accepted_by_two_servers_and_a_call_made_twice_makes_nothi
     clean_url: str, tmp_path: Path
 ) -> None:
     async with (
-        serving_here(clean_url, tmp_path / "one", auth="off", shared_dir=tmp_path / "shared") as one,
-        serving_here(clean_url, tmp_path / "other", auth="off", shared_dir=tmp_path / "shared") as other,
+        service_in_process(clean_url, tmp_path / "one", auth="off", shared_dir=tmp_path / "shared") as one,
+        service_in_process(clean_url, tmp_path / "other", auth="off", shared_dir=tmp_path / "shared") as other,
         contextlib.aclosing(Caller([one.url, other.url], random.Random(0))) as caller,
     ):
         while caller.repeated < 3:
@@ -184,13 +184,13 @@ def found(**wrong: Any) -> Findings:
     ],
 )  # fmt: skip
 def test_whatever_goes_wrong_is_no_good_soak(wrong: dict[str, Any]) -> None:
-    assert found().well(Course(SECONDS))
-    assert not found(**wrong).well(Course(SECONDS))
+    assert found().well(SoakPlan(SECONDS))
+    assert not found(**wrong).well(SoakPlan(SECONDS))
 
 
 @pytest.mark.parametrize("nothing", [{"repeated": 0}, {"removed": Removed()}, {"followed": Followed()}])
 def test_soak_that_tried_nothing_is_no_good_soak(nothing: dict[str, Any]) -> None:
-    assert not found(**nothing).well(Course(SECONDS))
+    assert not found(**nothing).well(SoakPlan(SECONDS))
 
 
 @pytest.mark.parametrize(("seqs", "torn"), [([3, 4, 5], 0), ([], 0), ([4, 5], 1), ([3, 3, 4], 1), ([3, 5], 1)])

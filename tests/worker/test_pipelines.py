@@ -131,7 +131,7 @@ async def test_cancel_keeps_nothing_of_the_task_that_it_stops(pipelines: Pipelin
     workers = pipelines.workers
     async with workers.worker():
         job = await pipelines.submit(adds("one"), task("two", "echo here; sleep 600"), stop_grace=1)
-        await workers.says(job, "here")
+        await workers.wait_for_log(job, "here")
         await workers.store.jobs.cancel(job.id)
         await workers.ended(job, Status.CANCELLED)
     assert await pipelines.statuses(job) == ["succeeded", "cancelled"]
@@ -147,7 +147,7 @@ async def test_resumed_pipeline_goes_on_behind_what_it_had_kept(pipelines: Pipel
     waits = task("three", 'cat made; echo here; while [ ! -e "$GATE" ]; do sleep 0.05; done; echo three >> made')
     async with workers.worker():
         job = await pipelines.submit(adds("one"), adds("two"), waits, adds("four"), spec=spec, stop_grace=0)
-        await workers.says(job, "here")
+        await workers.wait_for_log(job, "here")
         await workers.store.jobs.cancel(job.id)
         await workers.ended(job, Status.CANCELLED)
         assert await pipelines.kept() == ["one", "two"]
@@ -194,7 +194,7 @@ async def test_waiter_builds_when_the_builder_is_cancelled(pipelines: Pipelines)
         spec = {"env": {"MARKER": str(pipelines.marker), "GATE": str(gate)}}
         tasks = [task("one", 'echo here; while [ ! -e "$GATE" ]; do sleep 0.05; done; echo one > made')]
         builder = await pipelines.submit(*tasks, spec=spec, stop_grace=0)
-        await workers.says(builder, "here")
+        await workers.wait_for_log(builder, "here")
         waiter = await pipelines.submit(*tasks, spec=spec)
 
         async def planned() -> bool:
@@ -202,7 +202,7 @@ async def test_waiter_builds_when_the_builder_is_cancelled(pipelines: Pipelines)
 
         await eventually(planned, "the waiter has planned")
         await workers.store.jobs.cancel(builder.id)
-        await workers.says(waiter, "here")
+        await workers.wait_for_log(waiter, "here")
         gate.touch()
         await workers.ended(waiter, Status.SUCCEEDED)
     assert pipelines.ran() == ["one", "one"]
@@ -215,7 +215,7 @@ async def test_waiter_can_be_cancelled(pipelines: Pipelines) -> None:
     async with workers.worker():
         tasks = [task("one", "echo here; sleep 600")]
         builder = await pipelines.submit(*tasks, stop_grace=0)
-        await workers.says(builder, "here")
+        await workers.wait_for_log(builder, "here")
         waiter = await pipelines.submit(*tasks)
 
         async def planned() -> bool:
@@ -524,7 +524,7 @@ async def test_pipeline_of_a_worker_that_leaves_is_taken_over_with_its_plan(pipe
     reads = task("three", 'cat "$HOLDFAST_INPUTS/word" >> made', files=["word"])
     async with workers.worker():
         job = await pipelines.submit(adds("one"), waits, reads, spec=spec)
-        await workers.says(job, "here")
+        await workers.wait_for_log(job, "here")
         planned = [record.snapshot for record in await pipelines.tasks(job)]
     source.write_text("another")
     gate.touch()

@@ -156,7 +156,7 @@ async def test_every_cause_of_an_end_is_in_the_ledger(workers: InProcessWorkers)
     by_signal = await workers.sh("kill -SEGV $$")
     async with workers.worker():
         for cause in (Cause.CANCELLED, Cause.INTERRUPTED, Cause.LOST):
-            await workers.says(jobs[cause], "up")
+            await workers.wait_for_log(jobs[cause], "up")
         await workers.store.jobs.cancel(jobs[Cause.CANCELLED].id)
         await workers.store.jobs.interrupt(jobs[Cause.INTERRUPTED].id)
         (folder,) = [folder for folder in workers.folders if jobs[Cause.LOST].id in folder.name]
@@ -199,7 +199,7 @@ async def test_a_stop_request_climbs_the_ladder_and_each_rung_is_told(workers: I
     script = "trap '' TERM; setsid sh -c 'trap \"\" TERM; echo pid=$$; sleep 600' & echo up; wait; sleep 600"
     job = await workers.sh(script, stop_grace=0.3)
     async with workers.worker():
-        await workers.says(job, "up")
+        await workers.wait_for_log(job, "up")
 
         async def pid() -> int | None:
             found = [line for line in await workers.log(job) if line.startswith("pid=")]
@@ -316,7 +316,7 @@ async def test_a_chatty_process_can_be_cancelled_while_the_database_is_slow(
     monkeypatch.setattr(Events, "append", slow)
     job = await workers.sh("while :; do echo chatter; done", stop_grace=0.2)
     async with workers.worker():
-        await workers.says(job, "chatter")
+        await workers.wait_for_log(job, "chatter")
         await workers.store.jobs.cancel(job.id)
         await workers.ended(job, Status.CANCELLED)
 
@@ -332,7 +332,7 @@ async def test_worker_that_has_to_give_up_leaving_says_that_it_leaves_something(
     job = await workers.sh("echo up; while [ ! -e go ]; do sleep 0.05; done; echo gone")
     locks = StateFolder(workers.settings.state).locks(await workers.store.installation())
     async with workers.worker() as worker:
-        await workers.says(job, "up")
+        await workers.wait_for_log(job, "up")
         (folder,) = workers.settings.state.glob(f"attempts/*/{job.id}.1")
         blocker = sqlite3.connect(sqlite_path(workers.settings.database_url or ""), isolation_level=None)
         blocker.execute("BEGIN IMMEDIATE")

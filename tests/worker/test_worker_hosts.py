@@ -35,7 +35,7 @@ async def test_a_lane_runs_one_job_at_a_time_in_order_on_any_number_of_workers(p
         processes.start({"default": 4})
     await all_ended(processes, jobs)
     for lane in range(5):
-        assert processes.marks(f"lane {lane}") == [f"{what} {n}" for n in range(12) for what in ("start", "end")]
+        assert processes.marker_lines(f"lane {lane}") == [f"{what} {n}" for n in range(12) for what in ("start", "end")]
 
 
 async def test_workers_together_stay_below_a_queues_cap(processes: WorkerProcesses) -> None:
@@ -46,7 +46,7 @@ async def test_workers_together_stay_below_a_queues_cap(processes: WorkerProcess
         processes.start({"capped": 4})
     await all_ended(processes, jobs)
     running, most = 0, 0
-    for line in processes.marks("capped"):
+    for line in processes.marker_lines("capped"):
         running += 1 if line.startswith("start") else -1
         most = max(most, running)
     assert (running, most) == (0, 2)
@@ -71,8 +71,8 @@ async def test_tenants_take_turns(processes: WorkerProcesses) -> None:
         await processes.store.jobs.submit(_named_nap(processes, f"a{n}"), tenant="a")
     last = [await processes.store.jobs.submit(_named_nap(processes, f"b{n}"), tenant="b") for n in range(2)]
     processes.start({"default": 2})
-    await processes.marked("turns", 64)
-    started = [line.split()[0] for line in processes.marks("turns") if " start " in line]
+    await processes.wait_for_marker("turns", 64)
+    started = [line.split()[0] for line in processes.marker_lines("turns") if " start " in line]
     assert started.index("b0") < 4
     assert started.index("b1") < 6
     for job in last:
@@ -101,7 +101,7 @@ async def test_host_that_was_cut_off_goes_on_where_it_was(processes: WorkerProce
         paused = await processes.ended(job, Status.PAUSED)
         assert paused.error is not None
         assert paused.error.code == "lost"
-        assert alive(processes.marks(host)[0])
+        assert alive(processes.marker_lines(host)[0])
         with pytest.raises(Conflict):
             await processes.store.jobs.resume(job.id)
         assert (await processes.get(behind[host])).started_at is None
@@ -129,7 +129,7 @@ async def test_stop_after_ends_the_child_before_the_next_attempt_starts_elsewher
         retry={"base": 0.1, "cap": 0.1, "on": []},
     )  # fmt: skip
     worker = processes.start({"default": 1}, host="a", heartbeat_interval=STOP_AFTER / 10)
-    await processes.marked("job", 2)
+    await processes.wait_for_marker("job", 2)
     since = boottime()
     held = await processes.running(job)
     assert held.lease is not None
@@ -142,13 +142,13 @@ async def test_stop_after_ends_the_child_before_the_next_attempt_starts_elsewher
         return boottime() > since + 3 * STOP_AFTER
 
     await processes.eventually(outlived, "beats keep it for three times its stop_after")
-    assert all(alive(pid) for pid in processes.marks("job"))
+    assert all(alive(pid) for pid in processes.marker_lines("job"))
     worker.kill()
     processes.start({"default": 1}, host="b", orphan_grace=0.5)
     stopped = await processes.eventually(folder.exit, "its supervisor stops it")
     await processes.ended(job, Status.SUCCEEDED)
     assert (stopped.cause, stopped.stopped_by) == (ExitCause.STOP_AFTER, "limit")
-    assert not any(alive(pid) for pid in processes.marks("job"))
+    assert not any(alive(pid) for pid in processes.marker_lines("job"))
     first, second = await processes.store.attempts.list(job.id)
     assert (first.cause, first.token > token) == (Cause.LOST, True)
     assert first.domain != second.domain
