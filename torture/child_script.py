@@ -51,7 +51,7 @@ done
 
 
 def script(*, lines: int, pace: float, code: int = 0, **ways: bool) -> dict[str, Any]:
-    """Return a script that prints this many lines per stream; it may `hang`, be `stubborn` (ignore TERM), or have `kin`.
+    """Return a script with this many lines per stream; it may `hang`, be `stubborn` (ignore TERM), or have `kin`.
 
     Each attempt uses one run, and tokens if it is told how many (`torture/token_usage.py`). One that succeeds leaves a
     file and a result, both with its number.

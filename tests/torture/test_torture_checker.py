@@ -57,23 +57,23 @@ def _gone_before(example: HandMadeHistory) -> None:
     example.ask("delete", "plain", answer="ok")
 
 
-@breaks("nobody_falls_by_itself", "a worker that nobody struck is gone")
+@breaks("processes_exit_only_when_told", "a worker that nobody struck is gone")
 def _fallen(example: HandMadeHistory) -> None:
     example.process_exit("w3", 1)
 
 
-@breaks("nobody_falls_by_itself", "a worker was killed, and not by us")
+@breaks("processes_exit_only_when_told", "a worker was killed, and not by us")
 def _killed_by_others(example: HandMadeHistory) -> None:
     example.process_exit("w3", -9)
 
 
-@breaks("nobody_falls_by_itself", "a worker that was told to leave ended with an error")
+@breaks("processes_exit_only_when_told", "a worker that was told to leave ended with an error")
 def _left_badly(example: HandMadeHistory) -> None:
     example.history.faults.append(Fault(kind="end worker", at=1.0, until=2.0, target="w3"))
     example.process_exit("w3", 1)
 
 
-@breaks("nobody_falls_by_itself", "a worker said that the database is away, and it was there")
+@breaks("processes_exit_only_when_told", "a worker said that the database is away, and it was there")
 def _no_reason(example: HandMadeHistory) -> None:
     example.at += 100
     example.process_exit("w3", NO_DATABASE)

@@ -15,7 +15,7 @@ from torture import mutants
 def test_every_broken_build_can_be_made() -> None:
     """In a process of its own: what is broken stays so."""
     code = "from torture import broken_builds; from holdfast.store import queries\n" + "".join(
-        f"breaks.apply({name!r})\n" for name in BROKEN_BUILDS
+        f"broken_builds.apply({name!r})\n" for name in BROKEN_BUILDS
     )
     code += "queries.load('sqlite'); queries.load('postgres')"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0

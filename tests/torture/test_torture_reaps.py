@@ -5,7 +5,7 @@ from torture.checker import check
 from torture.history import Beat, Fault, Lag
 
 from tests.support.hand_made_histories import HandMadeHistory, good
-from tests.torture.test_torture_checker import BrokenBuild
+from tests.torture.test_torture_checker import Breakage
 
 
 def _instead_of_the_kill(example: HandMadeHistory, *, lag: float = 0.0) -> float:
@@ -55,7 +55,7 @@ def _reaped_after_a_cut(example: HandMadeHistory) -> None:
         _reaped_after_a_cut,
     ],
 )  # fmt: skip
-def test_reap_without_a_reason_is_caught(make: BrokenBuild) -> None:
+def test_reap_without_a_reason_is_caught(make: Breakage) -> None:
     """Proves L18: a breach is seen."""
     example = good()
     make(example)
