@@ -46,7 +46,7 @@ def test_exit_codes_by_the_end_of_the_job(up: UpProcess) -> None:
     up("ls", "--limit", "0", code=2)
 
 
-def test_a_job_from_submit_to_rm(up: UpProcess, tmp_path: Path) -> None:
+def test_job_is_submitted_read_stopped_and_removed(up: UpProcess, tmp_path: Path) -> None:
     """Proves J15, J17, C8."""
     job = up("submit", "--hold", "--label", "team=blue", "--", "sh", "-c", "echo $A; cat request.json").strip()
     assert re.fullmatch(r"[0-9a-f-]{36}", job)
@@ -65,7 +65,7 @@ def test_a_job_from_submit_to_rm(up: UpProcess, tmp_path: Path) -> None:
     assert json.loads(up("run", "--file", "-", stdin=file.read_text())) == {"n": 1}
 
 
-def test_the_cursor_of_a_list_can_be_copied_from_a_narrow_terminal(up: UpProcess) -> None:
+def test_cursor_of_a_list_is_not_wrapped_in_a_narrow_terminal(up: UpProcess) -> None:
     older, newest = (up("submit", "--hold", "--", "true").strip() for _ in range(2))
     said = up("ls", "--limit", "1", COLUMNS="40").splitlines()[-1]
     cursor = re.fullmatch(r"more: --cursor (\S+)", said)
@@ -76,7 +76,7 @@ def test_the_cursor_of_a_list_can_be_copied_from_a_narrow_terminal(up: UpProcess
         up("rm", "--force", job)
 
 
-def test_an_id_is_whole_in_a_narrow_terminal_and_in_a_pipe(up: UpProcess) -> None:
+def test_id_is_not_cut_in_a_narrow_terminal_or_a_pipe(up: UpProcess) -> None:
     fields = ("--kind", "a-rather-long-kind", "--lane", "a-rather-long-lane", "--queue", "a-rather-long-queue")
     job = up("submit", "--hold", *fields, "--", "true").strip()
     assert job[:18] in up("ls", COLUMNS="60").split()
@@ -88,7 +88,7 @@ def test_an_id_is_whole_in_a_narrow_terminal_and_in_a_pipe(up: UpProcess) -> Non
     up("rm", "--force", job)
 
 
-def test_arguments_that_cannot_work_are_refused_with_what_can(up: UpProcess) -> None:
+def test_invalid_arguments_are_refused_with_the_valid_ones(up: UpProcess) -> None:
     """Proves O3."""
     refused = {
         ("ls", "--status", "nonsense"): "use one of pending, queued, running",
@@ -151,7 +151,7 @@ def test_a_pipeline_from_its_plan_to_its_snapshots(up: UpProcess, tmp_path: Path
     up("submit", "-f", str(file), code=2)
 
 
-def test_moves_of_a_job(up: UpProcess) -> None:
+def test_commands_that_move_a_job(up: UpProcess) -> None:
     """Proves C1, C6, C8."""
     failing = up.json("submit", "--lane", "l1", "--", "false")["id"]
     behind = up.json("submit", "--lane", "l1", "--", "true")["id"]
@@ -248,7 +248,7 @@ class Terminal:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
-def test_ctrl_c_asks_and_goes_on_detaches_or_stops(up: UpProcess) -> None:
+def test_ctrl_c_offers_to_continue_detach_or_stop(up: UpProcess) -> None:
     """Proves O7."""
     terminal = Terminal(up, "run", "--", "sh", "-c", "while :; do echo tick; sleep 0.2; done")
     terminal.until("tick")
@@ -304,7 +304,7 @@ def test_escape_sequences_of_a_job_do_not_reach_the_terminal(up: UpProcess) -> N
         ("\x1b\x1b[31m]0;x\x07", "\\x1b\x1b[31m]0;x\\x07\x1b[0m"),
     ],
 )
-def test_log_line_keeps_its_colours_alone(line: str, shown: str) -> None:
+def test_log_line_keeps_only_its_colours(line: str, shown: str) -> None:
     assert visible_line(line) == shown
 
 
@@ -318,7 +318,7 @@ def test_drain_ends_the_worker_and_not_the_server(tmp_path: Path) -> None:
         assert up.process.poll() is None
 
 
-def test_worker_apart_that_was_drained_is_not_started_again(tmp_path: Path) -> None:
+def test_drained_worker_process_is_not_restarted(tmp_path: Path) -> None:
     with running(tmp_path, "--workers", "1") as up:
         (worker,) = up.json("workers")["items"]
         up("workers", "drain", worker["host"])
@@ -327,7 +327,7 @@ def test_worker_apart_that_was_drained_is_not_started_again(tmp_path: Path) -> N
         assert up.json("ls")["items"] == []
 
 
-def test_workers_apart_are_started_again_when_they_die(tmp_path: Path) -> None:
+def test_dead_worker_processes_are_restarted(tmp_path: Path) -> None:
     """`--workers N`: processes of their own; what they ran goes on."""
     with running(tmp_path, "--workers", "1") as up:
 

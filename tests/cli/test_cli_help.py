@@ -30,7 +30,7 @@ def commands(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[
         yield from commands(inner, (*path, name))
 
 
-def test_every_command_is_there_and_says_what_it_does() -> None:
+def test_every_command_has_a_help_text() -> None:
     """Proves O3."""
     found = dict(commands())
     assert {path[0] for path in found if len(path) == 1} >= set(ISSUED.split())
@@ -42,7 +42,7 @@ def test_every_command_is_there_and_says_what_it_does() -> None:
 
 
 @pytest.mark.parametrize("path", [path for path, _ in commands()], ids=" ".join)
-def test_every_option_names_its_twin_in_help(path: tuple[str, ...]) -> None:
+def test_help_names_the_environment_variable_of_every_option(path: tuple[str, ...]) -> None:
     """Proves O9."""
     said = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": "400"}, terminal_width=400).stdout
     for option in dict(commands())[path].params:
@@ -51,7 +51,7 @@ def test_every_option_names_its_twin_in_help(path: tuple[str, ...]) -> None:
             assert f"[env var: {twin}" in said, option.name
 
 
-def test_a_twin_is_read(tmp_path: Path) -> None:
+def test_environment_variable_of_an_option_is_read(tmp_path: Path) -> None:
     """Proves O9."""
     env = {"HOLDFAST_JSON": "1", "HOLDFAST_MIGRATE_DRY_RUN": "1", "HOLDFAST_DATA_DIR": str(tmp_path)}
     found = CliRunner().invoke(app, ["migrate"], env=env)
@@ -67,13 +67,13 @@ def test_a_twin_is_read(tmp_path: Path) -> None:
         ({"HOLDFAST_URL": "http://[::1"}, 2, "use http://host:port"),
     ],
 )
-def test_a_server_that_cannot_be_reached_is_said_with_what_to_do(env: dict[str, str], code: int, text: str) -> None:
+def test_unreachable_server_error_says_what_to_do(env: dict[str, str], code: int, text: str) -> None:
     found = CliRunner().invoke(app, ["ls"], env=env)
     assert (found.exit_code, text in found.stderr) == (code, True), found.output
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
-async def test_a_list_loads_no_library_that_it_does_not_use(service_process: Service) -> None:
+async def test_list_command_imports_no_unused_library(service_process: Service) -> None:
     """Each of these takes longer to load than the list takes to make."""
     loaded = loaded_by(service_process, "ls")
     assert "httpx" in loaded
@@ -89,7 +89,7 @@ def loaded_by(service: Service, *arguments: str) -> set[str]:
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
-async def test_tab_offers_what_the_server_knows(service_process: Service) -> None:
+async def test_completion_offers_what_the_server_knows(service_process: Service) -> None:
     """In a real bash: the script that `--show-completion` prints, and what it then offers."""
     async with service_process.client() as client:
         ids = [(await client.post("/v1/jobs", json={**FUNCTION, "lane": "crm-7"})).json()["id"] for _ in range(2)]
@@ -128,7 +128,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
 
 
-def test_pages_name_only_commands_and_options_that_there_are() -> None:
+def test_docs_name_only_existing_commands_and_options() -> None:
     found = dict(commands())
     lines = [(page.name, line) for page in PAGES for line in SAID.findall(page.read_text())]
     assert len(lines) > 50

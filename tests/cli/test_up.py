@@ -123,7 +123,7 @@ def alive(pid: int) -> bool:
     return False
 
 
-def test_a_worker_whose_up_died_before_it_looked_leaves(tmp_path: Path) -> None:
+def test_worker_exits_if_up_died_before_it_started(tmp_path: Path) -> None:
     """Proves G8. The pipe has ended before the worker begins: there is no moment at which the death goes unnoticed."""
     looks, holds = os.pipe()
     os.close(holds)

@@ -171,7 +171,7 @@ async def test_worker_stopped_at_any_step_changes_nothing_when_it_wakes(
     assert (docker_for_processes.containers(), docker_for_processes.volumes()) == ([], [])
 
 
-async def test_what_ends_while_nobody_watches_is_collected_and_the_timeout_runs_on(
+async def test_end_without_a_worker_is_collected_and_the_timeout_still_applies(
     processes: WorkerProcesses, docker_for_processes: DockerEngine, record: Record
 ) -> None:
     """Proves R2, R3, R8."""
@@ -217,9 +217,7 @@ async def test_a_worker_that_leaves_hands_over_and_the_next_adopts_at_once(
     assert_ran_once(record, job)
 
 
-async def test_a_stop_that_waited_for_an_adopter_is_carried_out(
-    workers: InProcessWorkers, docker: DockerEngine
-) -> None:
+async def test_adopter_carries_out_a_pending_stop_request(workers: InProcessWorkers, docker: DockerEngine) -> None:
     """Proves C1, C5."""
     job = await workers.container("echo up; sleep 600", stop_grace=0.2)
     async with workers.worker():
@@ -232,9 +230,7 @@ async def test_a_stop_that_waited_for_an_adopter_is_carried_out(
     assert docker.containers() == []
 
 
-async def test_a_container_of_another_making_with_our_name_fails_loudly(
-    workers: InProcessWorkers, docker: DockerEngine
-) -> None:
+async def test_foreign_container_with_our_name_fails_the_start(workers: InProcessWorkers, docker: DockerEngine) -> None:
     """It is neither adopted nor touched. Proves R1."""
     job = await workers.container("echo hi", hold=True)
     name = name_of(Identity(await workers.store.installation(), job.id, 1))

@@ -50,7 +50,7 @@ def down(request: pytest.FixtureRequest) -> Callable[[DockerEngine], None]:
     return DockerEngine.stop if request.param == "stopped" else DockerEngine.kill
 
 
-async def test_an_engine_that_is_away_costs_nothing(
+async def test_engine_outage_fails_no_job(
     workers: InProcessWorkers, docker: DockerEngine, down: Callable[[DockerEngine], None]
 ) -> None:
     """Running jobs go on, or end meanwhile; a stop waits; claims wait. Proves R5, R3, R10."""
@@ -79,7 +79,7 @@ async def test_an_engine_that_is_away_costs_nothing(
 
 
 @pytest.mark.parametrize("step", ["prepared", "created", "confirmed", "spawned"])
-async def test_an_engine_that_goes_in_the_middle_of_a_start_costs_no_attempt(
+async def test_engine_outage_during_a_start_costs_no_attempt(
     workers: InProcessWorkers, docker: DockerEngine, step: str
 ) -> None:
     """Proves R5, R4, L13."""
@@ -99,9 +99,7 @@ async def test_an_engine_that_goes_in_the_middle_of_a_start_costs_no_attempt(
         await assert_one_run(workers, job, *count(20))
 
 
-async def test_what_waits_for_an_adopter_waits_for_its_engine_too(
-    workers: InProcessWorkers, docker: DockerEngine
-) -> None:
+async def test_orphan_waits_until_its_engine_is_back(workers: InProcessWorkers, docker: DockerEngine) -> None:
     """Proves R5, R6: a worker without the engine adopts nothing, and says what is missing."""
     job = await slow(workers, 100)
     async with workers.worker():
@@ -138,7 +136,7 @@ def switch(
     brittle_engine.ensure()
 
 
-async def test_another_engines_word_about_a_container_does_not_count(
+async def test_another_engine_that_does_not_know_a_container_proves_nothing(
     workers: InProcessWorkers,
     docker_engine: DockerEngine,
     brittle_engine: DockerEngine,
@@ -169,7 +167,7 @@ async def test_another_engines_word_about_a_container_does_not_count(
         await assert_one_run(workers, job, *count(100))
 
 
-async def test_containers_that_die_with_their_engine_are_lost_and_said_so(
+async def test_containers_that_die_with_their_engine_are_recorded_as_lost(
     workers: InProcessWorkers, brittle_engine: DockerEngine, down: Callable[[DockerEngine], None]
 ) -> None:
     """Without live-restore; `on_lost` decides. Proves R5, R22, L11."""

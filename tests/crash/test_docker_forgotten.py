@@ -43,7 +43,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("at_once")
-async def test_what_its_engine_forgot_to_have_started_is_not_started_again(
+async def test_container_whose_start_the_engine_forgot_is_not_started_again(
     processes: WorkerProcesses, docker_for_processes: DockerEngine, tmp_path: Path
 ) -> None:
     """It may still run, and nobody can tell: a person has to look. Proves R4, R5."""
@@ -58,7 +58,7 @@ async def test_what_its_engine_forgot_to_have_started_is_not_started_again(
     assert len(docker_for_processes.containers()) == 1
 
 
-async def test_what_began_and_ended_behind_its_engines_back_is_collected(
+async def test_container_that_ran_during_an_engine_outage_is_collected(
     processes: WorkerProcesses, docker_for_processes: DockerEngine, tmp_path: Path
 ) -> None:
     """Proves R4, R5, R22."""
@@ -73,7 +73,7 @@ async def test_what_began_and_ended_behind_its_engines_back_is_collected(
 
 
 @pytest.mark.parametrize("unknown", [255, 0])
-async def test_an_engine_that_does_not_know_an_end_is_no_witness_against_the_supervisor(
+async def test_supervisor_record_wins_over_an_engine_that_missed_the_end(
     workers: InProcessWorkers, docker: DockerEngine, monkeypatch: pytest.MonkeyPatch, unknown: int
 ) -> None:
     """One that was away when a container ended says 255, or 0; what the supervisor wrote counts. Proves R5, R22."""

@@ -96,7 +96,7 @@ async def test_swept_attempt_is_not_started_again(processes: WorkerProcesses) ->
     assert len(processes.marker_lines("swept")) == 1
 
 
-async def test_supervisor_that_leaves_too_late_costs_no_attempt(processes: WorkerProcesses) -> None:
+async def test_late_supervisor_costs_no_attempt(processes: WorkerProcesses) -> None:
     job, owner = await late_owner(processes, "left")
     folder = owner.stage()
     lock = os.open(folder.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
@@ -133,7 +133,7 @@ class LateStarts:
         monkeypatch.setattr(ProcessRunner, "start", late)
 
 
-async def test_what_is_late_again_and_again_can_be_cancelled(
+async def test_job_with_repeated_late_starts_can_be_cancelled(
     workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves C1: between two tries there is a pause, in which a stop request is heard."""
@@ -145,7 +145,7 @@ async def test_what_is_late_again_and_again_can_be_cancelled(
         assert (await workers.ended(job, Status.CANCELLED)).attempts == 0
 
 
-async def test_what_was_late_starts_in_the_same_attempt(
+async def test_late_start_is_retried_in_the_same_attempt(
     workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves L13."""
@@ -155,7 +155,7 @@ async def test_what_was_late_starts_in_the_same_attempt(
         assert (await workers.ended(job, Status.SUCCEEDED)).attempts == 1
 
 
-async def test_what_never_starts_in_time_ends(workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_job_that_never_starts_in_time_fails(workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
     """Proves R22: on a machine that has too much to do for long, a job says so, and its policy decides."""
     monkeypatch.setattr(executor, "LATE_SECONDS", 0.01)
     LateStarts(monkeypatch, float("inf"))
@@ -167,7 +167,7 @@ async def test_what_never_starts_in_time_ends(workers: InProcessWorkers, monkeyp
     assert "took longer than the lease allows" in failed.error.message
 
 
-async def test_order_that_outlived_its_lease_starts_nothing(
+async def test_start_after_the_lease_expired_starts_nothing(
     workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Proves L15: the order's own deadline is the trust in the lease when it was made, not when it is carried out.

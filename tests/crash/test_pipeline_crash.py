@@ -64,7 +64,7 @@ async def content(pipelines: Pipelines, job: Job) -> str:
     return (pipelines.folder_of(snapshot) / "made").read_text()
 
 
-def test_steps_are_all_that_there_are() -> None:
+def test_list_of_steps_is_complete() -> None:
     """A step that is new is one more place to be killed at."""
     told = "".join(Path(module.__file__ or "").read_text() for module in (pipeline_execution, snapshots))
     assert {*re.findall(r'_at\("([a-z ]+)"\)', told)} | {"spawned"} == {*STEPS} | SERVED | OTHERS
@@ -110,7 +110,7 @@ async def test_worker_killed_at_any_step_repeats_no_task(processes: WorkerProces
 
 
 @pytest.mark.parametrize(("mode", "ran"), [("always", "one two three"), ("final", "one two one three")])
-async def test_snapshot_that_goes_after_it_was_placed_is_not_missed(
+async def test_snapshot_removed_after_its_restore_is_not_needed(
     processes: WorkerProcesses, pipelines: Pipelines, mode: str, ran: str
 ) -> None:
     """Proves P2, P12: an adopter goes on in the workspace that is there.
@@ -148,7 +148,7 @@ async def _make_known(processes: WorkerProcesses, pipelines: Pipelines) -> None:
     maker.kill()
 
 
-async def test_next_builds_when_the_builder_is_killed(processes: WorkerProcesses, pipelines: Pipelines) -> None:
+async def test_next_job_builds_when_the_builder_is_killed(processes: WorkerProcesses, pipelines: Pipelines) -> None:
     """Proves P5: the one worker that is left adopts the task that runs, although the waiter has its one slot.
 
     The lock falls with the builder's lease: until the adoption the waiter may take it, and builds, too.
@@ -176,7 +176,7 @@ async def test_next_builds_when_the_builder_is_killed(processes: WorkerProcesses
 
 
 @pytest.mark.parametrize("workers", [4, 1])
-async def test_race_for_one_snapshot_goes_on_when_the_builder_is_killed(
+async def test_race_for_one_snapshot_survives_a_killed_builder(
     processes: WorkerProcesses, pipelines: Pipelines, workers: int
 ) -> None:
     """Proves P5: four jobs in four workers of one slot each, or all behind one slot. One builds, and is killed.
@@ -210,7 +210,7 @@ async def test_race_for_one_snapshot_goes_on_when_the_builder_is_killed(
     assert await pipelines.content("two") == "one\ntwo\n"
 
 
-async def test_cancel_holds_when_all_who_heard_it_die(processes: WorkerProcesses, pipelines: Pipelines) -> None:
+async def test_cancel_survives_the_death_of_server_and_worker(processes: WorkerProcesses, pipelines: Pipelines) -> None:
     """Proves C1, C5, P7: the server right behind its answer, and the worker as it passes the word on."""
     child = task("two", "echo $$ > pid; echo here; trap '' TERM; while :; do sleep 0.1; done")
     job = await pipelines.submit(
@@ -231,9 +231,7 @@ async def test_cancel_holds_when_all_who_heard_it_die(processes: WorkerProcesses
     assert await pipelines.kept() == ["one"]
 
 
-async def test_cancel_in_the_moment_of_a_failure_runs_nothing_again(
-    processes: WorkerProcesses, pipelines: Pipelines
-) -> None:
+async def test_cancel_during_a_failure_prevents_a_retry(processes: WorkerProcesses, pipelines: Pipelines) -> None:
     """Proves C1, P7: although the task has failed by itself, and the job has attempts left."""
     job = await pipelines.submit(
         adds("one"), task("two", "echo two >> made; exit 1"), max_attempts=3,
@@ -250,7 +248,7 @@ async def test_cancel_in_the_moment_of_a_failure_runs_nothing_again(
 
 
 @pytest.mark.parametrize(("mode", "ran"), [("always", ["one", "two", "two"]), ("none", ["one", "two", "one", "two"])])
-async def test_lost_workspace_goes_on_behind_the_latest_snapshot(
+async def test_lost_workspace_is_restored_from_the_latest_snapshot(
     processes: WorkerProcesses, pipelines: Pipelines, mode: str, ran: list[str]
 ) -> None:
     """Proves P2: its supervisor is killed in the middle of a task, and all that ran with it."""
@@ -271,7 +269,7 @@ async def test_lost_workspace_goes_on_behind_the_latest_snapshot(
         assert await pipelines.content("two") == "one\ntwo\n"
 
 
-async def test_worker_that_sleeps_through_its_lease_moves_nothing(
+async def test_worker_that_slept_past_its_lease_changes_no_workspace(
     processes: WorkerProcesses, pipelines: Pipelines
 ) -> None:
     """Proves P2, L15, L6: it wakes with a restored tree in its hands, while the next task of its adopter runs."""

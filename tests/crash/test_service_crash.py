@@ -19,7 +19,7 @@ async def kill_soon(service: Service, seconds: float) -> None:
     await asyncio.to_thread(service.kill)
 
 
-async def test_killed_during_submits_every_answered_job_is_there(clean_url: str, tmp_path: Path) -> None:
+async def test_server_killed_during_submits_keeps_every_answered_job(clean_url: str, tmp_path: Path) -> None:
     """Proves J1."""
     with service_process_on(clean_url, tmp_path / "data") as service:
         answered: list[str] = []
@@ -53,7 +53,7 @@ async def test_killed_during_submits_every_answered_job_is_there(clean_url: str,
                 assert [event.type for event in (await store.events.page(job_id)).items] == ["status"]
 
 
-async def test_killed_during_a_stream_the_client_goes_on_where_it_was(clean_url: str, tmp_path: Path) -> None:
+async def test_client_resumes_its_stream_after_the_server_was_killed(clean_url: str, tmp_path: Path) -> None:
     """Proves E3."""
     with service_process_on(clean_url, tmp_path / "data") as service:
         async with opened(clean_url) as store, service.client() as client:
@@ -92,7 +92,7 @@ async def test_killed_during_a_stream_the_client_goes_on_where_it_was(clean_url:
             assert seen == list(range(1, (await store.jobs.get(talker.id)).last_seq + 1))
 
 
-async def test_killed_right_after_cancel_the_child_is_stopped(workers: InProcessWorkers, tmp_path: Path) -> None:
+async def test_cancel_is_carried_out_after_the_server_was_killed(workers: InProcessWorkers, tmp_path: Path) -> None:
     """Proves C5."""
     with service_process_on(workers.settings.database_url or "", tmp_path / "data") as service:
         async with workers.worker(), service.client() as client:
@@ -108,7 +108,7 @@ async def test_killed_right_after_cancel_the_child_is_stopped(workers: InProcess
         await asyncio.to_thread(service.start)
 
 
-async def test_killed_right_after_force_the_job_is_removed_all_the_same(
+async def test_forced_delete_is_carried_out_after_the_server_was_killed(
     workers: InProcessWorkers, tmp_path: Path
 ) -> None:
     """Proves J15."""
@@ -128,7 +128,7 @@ async def test_killed_right_after_force_the_job_is_removed_all_the_same(
         await asyncio.to_thread(service.start)
 
 
-async def test_killed_during_cancels_a_job_is_cancelled_or_untouched(clean_url: str, tmp_path: Path) -> None:
+async def test_server_killed_during_cancels_leaves_no_half_cancelled_job(clean_url: str, tmp_path: Path) -> None:
     """Proves J2."""
     with service_process_on(clean_url, tmp_path / "data") as service:
         async with service.client() as client:

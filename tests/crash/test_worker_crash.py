@@ -181,7 +181,7 @@ async def test_stopped_worker_wakes_after_the_job_was_tried_again(processes: Wor
     assert [attempt.cause for attempt in await processes.store.attempts.list(job.id)] == ["exit", "exit"]
 
 
-async def test_orphan_that_crashes_its_adopters_does_not_kill_the_fleet(processes: WorkerProcesses) -> None:
+async def test_orphan_that_crashes_its_adopters_does_not_kill_every_worker(processes: WorkerProcesses) -> None:
     """Proves L3. After five adoptions without progress it waits for a person; other jobs run on."""
     job = await processes.sh(
         'echo $$ >> "$MARKER"; sleep 1000', env={"MARKER": processes.marker("poison")}, queue="poison"

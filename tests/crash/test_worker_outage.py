@@ -89,7 +89,7 @@ async def answers_again(processes: WorkerProcesses) -> None:
         await eventually(look, "the database answers")
 
 
-async def test_postgres_restarted_under_load_loses_and_doubles_nothing(
+async def test_postgres_restarts_under_load_lose_and_duplicate_nothing(
     own_processes: WorkerProcesses, own_server: Server
 ) -> None:
     """Proves L16, L7. Five times, by turns orderly and as a crash."""
@@ -114,9 +114,7 @@ async def test_postgres_restarted_under_load_loses_and_doubles_nothing(
     assert all(worker.status is None for worker in workers)
 
 
-async def test_database_away_for_three_ttls_costs_no_job_its_child(
-    own_processes: WorkerProcesses, own_server: Server
-) -> None:
+async def test_database_outage_of_three_ttls_loses_no_child(own_processes: WorkerProcesses, own_server: Server) -> None:
     """Proves L18, L7. Every lease has expired when it comes back; the first reaper doubts itself."""
     processes = own_processes
     jobs = await load(processes, 30, 20, pace=1.6, seconds=16.0)
@@ -191,7 +189,7 @@ CAUSES = (
 
 
 @postgres_only
-async def test_killed_connections_lose_and_double_nothing(processes: WorkerProcesses, clean_url: str) -> None:
+async def test_killed_connections_lose_and_duplicate_nothing(processes: WorkerProcesses, clean_url: str) -> None:
     """Proves L16, L7. Again and again, every connection of every worker is cut."""
     jobs = await load(processes, 6, 6, pace=0.3, seconds=2.0)
     workers = [processes.start({"default": 8}, **PATIENT) for _ in range(2)]
@@ -211,7 +209,7 @@ async def test_killed_connections_lose_and_double_nothing(processes: WorkerProce
 
 
 @postgres_only
-async def test_start_asks_again_when_its_connection_is_cut(clean_url: str) -> None:
+async def test_worker_start_retries_a_cut_connection(clean_url: str) -> None:
     """Proves L16: a worker that starts does not give up because of one connection."""
     store = await open_store(clean_url, connections=2, listen=False)
     admin = await asyncpg.connect(clean_url)
@@ -227,7 +225,7 @@ async def test_start_asks_again_when_its_connection_is_cut(clean_url: str) -> No
         await store.close()
 
 
-async def test_finish_whose_answer_was_lost_is_known_to_have_landed(processes: WorkerProcesses) -> None:
+async def test_finish_whose_reply_was_lost_is_applied_once(processes: WorkerProcesses) -> None:
     """Proves L7. One result, and the folder is removed."""
     process = await processes.chatty("process", queue="process")
     function = await processes.submit(
@@ -242,7 +240,7 @@ async def test_finish_whose_answer_was_lost_is_known_to_have_landed(processes: W
 
 
 @postgres_only
-async def test_half_open_connections_are_given_up_and_made_anew(processes: WorkerProcesses, clean_url: str) -> None:
+async def test_half_open_connections_are_replaced(processes: WorkerProcesses, clean_url: str) -> None:
     """Proves L16, L7. Nothing that is sent arrives, and nobody says so."""
     parts = urlsplit(clean_url)
     async with Proxy(parts.port or 0).run() as proxy:
@@ -279,7 +277,7 @@ async def test_worker_whose_clock_is_hours_off_does_no_harm(processes: WorkerPro
     assert (wrong.status, right.status) == (None, None)
 
 
-async def test_blocking_function_keeps_its_lease_and_the_next_leader_reaps_though_it_is_busy(
+async def test_blocking_function_keeps_its_lease_and_a_busy_worker_reaps_as_leader(
     processes: WorkerProcesses,
 ) -> None:
     """Proves L8, L10. The leader is killed; one whose only slot is taken reaps a worker of another host."""

@@ -22,7 +22,7 @@ def test_protocol_is_safe_in_every_state() -> None:
     assert verdict.unused == ()
 
 
-def test_every_job_ends_and_everybody_comes_to_rest() -> None:
+def test_every_job_ends_and_every_worker_becomes_idle() -> None:
     """However workers are killed and stopped, each job comes to its end once that is over, and each worker to rest."""
     holds(check.check_rest())
 
@@ -46,7 +46,7 @@ def test_no_assertion_catches_a_loop(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", check.STANDSTILLS)
-def test_a_standstill_is_a_job_that_never_ends(variant: str) -> None:
+def test_deadlock_is_found_as_a_job_that_never_ends(variant: str) -> None:
     verdict = check.check_standstill(variant)
     assert verdict.broken == "every job ends", verdict.story
 

@@ -184,7 +184,7 @@ class TestFiles:
         exit = attempt.run('/no/such/\udcff"\\\n')
         assert exit.text.startswith('cannot start /no/such/\N{REPLACEMENT CHARACTER}"\\\n: could not run it')
 
-    def test_nobody_sees_half_a_file(self, attempt: SupervisedAttempt) -> None:
+    def test_files_appear_whole(self, attempt: SupervisedAttempt) -> None:
         """Commands and specs appear whole; what a crash leaves is hidden and ignored."""
         (attempt.folder.path / "cmd" / ".half.tmp").write_bytes(b"half")
         (attempt.folder.path / "cmd" / "half.tmp").write_bytes(b"half")
@@ -194,7 +194,7 @@ class TestFiles:
         attempt.end()
         assert [ack.verb for ack in attempt.folder.acks()] == ["kill"]
 
-    def test_burial_that_is_cut_short_is_seen_and_done_again(
+    def test_interrupted_removal_of_a_folder_is_recognised_and_repeated(
         self, attempt: SupervisedAttempt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Proves R16: whatever has no spec any more counts as buried, and is left alone for an hour."""
@@ -268,7 +268,7 @@ class TestLeftovers:
             assert leftovers.kill_leftovers(attempt.mark, before) == []
             assert running(stranger)
 
-    def test_session_whose_leader_started_at_another_time_is_a_strangers(self, attempt: SupervisedAttempt) -> None:
+    def test_session_with_a_reused_pid_is_not_ours(self, attempt: SupervisedAttempt) -> None:
         """Proves R7: the pid was reused; the innocent process is not signalled."""
         with marked_process("elsewhere", new_session=True) as stranger:
             reused = leftovers.Session(boot_id=leftovers.boot_id(), leader=stranger, start_ticks=1)

@@ -108,7 +108,7 @@ async def test_event_lines_are_events_and_all_others_are_log_lines(workers: InPr
     assert (ended.progress, ended.usage) == ({"percent": 40}, {"tokens": 7})
 
 
-async def test_a_log_is_cut_at_its_cap_with_a_mark_and_event_lines_still_pass(workers: InProcessWorkers) -> None:
+async def test_log_is_truncated_at_its_cap_and_event_lines_still_pass(workers: InProcessWorkers) -> None:
     """Proves R10."""
     workers.set(log_max_bytes=10_000)
     job = await workers.container('seq 1 100000; echo \'{"event":"late"}\'')
@@ -150,7 +150,7 @@ async def test_output_that_the_engine_rotates_away_is_read_from_the_volume(
     assert seen == count + 1
 
 
-async def test_what_cannot_start_fails_at_once_and_is_not_retried(workers: InProcessWorkers) -> None:
+async def test_container_that_cannot_start_fails_without_a_retry(workers: InProcessWorkers) -> None:
     """The message names it, nothing is left behind. Proves R17."""
     jobs = {
         "no-such-command": await workers.container("", spec={"command": ["no-such-command"]}, max_attempts=5),
@@ -169,7 +169,7 @@ async def test_what_cannot_start_fails_at_once_and_is_not_retried(workers: InPro
     assert codes == ["command_missing", "image_missing", "image_missing", "start_failed", "start_failed"]
 
 
-async def test_every_cause_of_an_end_is_in_the_ledger(workers: InProcessWorkers, docker: DockerEngine) -> None:
+async def test_attempts_record_every_cause_of_an_end(workers: InProcessWorkers, docker: DockerEngine) -> None:
     """Proves R20, R8, R9, R15, R22."""
     quick: Any = {"stop_grace": 0.2}
     jobs = {
@@ -215,9 +215,7 @@ async def test_every_cause_of_an_end_is_in_the_ledger(workers: InProcessWorkers,
     assert await workers.log(jobs[Cause.TIMED_OUT]) == ["partial"]
 
 
-async def test_an_end_that_the_two_witnesses_tell_differently_is_lost(
-    workers: InProcessWorkers, docker: DockerEngine
-) -> None:
+async def test_exit_record_that_contradicts_the_engine_is_lost(workers: InProcessWorkers, docker: DockerEngine) -> None:
     """The child writes an `exit` of its own that says 0, and the engine says killed. Proves R22."""
     forge = """sed -e 's/"event":"x"//' > ../exit; echo forged; sleep 60"""
     job = await workers.container(f"echo '{json.dumps(EXIT)}' | {forge}")
@@ -252,9 +250,7 @@ async def test_a_job_that_fails_is_run_again_in_a_container_of_its_own(workers: 
     assert ended.attempts == 2
 
 
-async def test_a_stop_request_climbs_the_ladder_and_each_rung_is_told(
-    workers: InProcessWorkers, docker: DockerEngine
-) -> None:
+async def test_stop_sequence_records_each_step(workers: InProcessWorkers, docker: DockerEngine) -> None:
     """A child that ignores TERM is killed, and what left its group too. Proves C4, C5."""
     script = "trap '' TERM; setsid sh -c 'trap \"\" TERM; sleep 600' & echo up; wait; sleep 600"
     job = await workers.container(script, stop_grace=0.3)
@@ -277,7 +273,7 @@ async def test_over_its_budget_a_container_is_stopped_and_not_retried(workers: I
     assert (ended.error.code, ended.attempts) == ("budget_exceeded", 1)
 
 
-async def test_without_a_beat_for_stop_after_a_container_stops_by_itself(
+async def test_container_without_a_heartbeat_stops_after_stop_after(
     workers: InProcessWorkers, docker: DockerEngine
 ) -> None:
     """Proves R21: beats move the deadline; with no worker the child is gone before the next attempt starts."""
@@ -304,7 +300,7 @@ async def test_without_a_beat_for_stop_after_a_container_stops_by_itself(
     assert first.cause is Cause.LOST
 
 
-async def test_what_a_container_leaves_is_its_result_and_its_artifacts(workers: InProcessWorkers) -> None:
+async def test_files_of_a_container_become_its_result_and_artifacts(workers: InProcessWorkers) -> None:
     """Of each attempt its own, and nothing where nothing was left. Proves R13, R14."""
     script = "mkdir -p output/a; echo $HOLDFAST_ATTEMPT > output/a/n; touch output/only-$HOLDFAST_ATTEMPT; "
     twice = await workers.container(
@@ -327,7 +323,7 @@ async def test_what_a_container_leaves_is_its_result_and_its_artifacts(workers: 
     assert [await artifacts_of(workers, job) for job in (good, nothing, removed)] == [{}] * 3
 
 
-async def test_what_a_container_leaves_against_the_contract_is_not_taken(workers: InProcessWorkers) -> None:
+async def test_container_outputs_that_break_the_contract_are_not_collected(workers: InProcessWorkers) -> None:
     """Proves R13, R14."""
     workers.set(artifact_max_bytes=100_000)
     bad = {

@@ -72,7 +72,7 @@ async def test_limits_are_the_jobs_or_the_settings(workers: InProcessWorkers) ->
     assert (set_["memory"], set_["pids"], set_["cpu"].split()[0]) == (str(128 << 20), "50", "25000")
 
 
-async def test_a_memory_hog_is_out_of_memory_and_what_it_said_is_kept(workers: InProcessWorkers) -> None:
+async def test_out_of_memory_is_recorded_and_the_log_is_kept(workers: InProcessWorkers) -> None:
     """Also where the hog is a child of what then fails, and not where the job outlives it. Proves R15, R20."""
     small: Any = {"spec": {"memory": "16m"}}
     direct = await workers.container("echo up; exec tail /dev/zero", **small)
@@ -89,7 +89,7 @@ async def test_a_memory_hog_is_out_of_memory_and_what_it_said_is_kept(workers: I
     assert await workers.log(survivor) == ["up", "still here"]
 
 
-async def test_a_fork_bomb_is_held_and_can_be_stopped(workers: InProcessWorkers, docker: DockerEngine) -> None:
+async def test_fork_bomb_is_limited_and_can_be_stopped(workers: InProcessWorkers, docker: DockerEngine) -> None:
     """Proves R15, C4."""
     # The shell that bombs ends when it can fork no more; what it was started from stays, to be cancelled.
     bomb = "echo up; (f() { f | f & }; while :; do f; (sleep 600 &); done) 2>/dev/null & exec sleep 600"

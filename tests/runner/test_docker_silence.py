@@ -30,7 +30,7 @@ def kind() -> str:
     return "sqlite"
 
 
-async def test_connections_that_fell_silent_do_not_hide_the_end(
+async def test_silent_connections_do_not_hide_the_end(
     workers: InProcessWorkers, docker: DockerEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves R5, R10. What lies between us and a far engine drops quiet connections without a word."""
@@ -49,7 +49,7 @@ async def test_connections_that_fell_silent_do_not_hide_the_end(
     assert (ended.attempts, await workers.log(job)) == (1, ["up", "gone"])
 
 
-async def test_log_that_is_refused_once_is_asked_for_again(
+async def test_refused_log_request_is_retried(
     workers: InProcessWorkers, docker: DockerEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves R10. An engine that is short of something refuses for a moment; a job must not be silent until its end."""
@@ -73,7 +73,7 @@ async def test_log_that_is_refused_once_is_asked_for_again(
     assert (len(refused), await workers.log(job)) == (1, ["up", "gone"])
 
 
-async def test_start_whose_engine_goes_away_leaves_nobody_reading(
+async def test_start_that_loses_its_engine_leaves_no_log_reader(
     workers: InProcessWorkers, docker: DockerEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves R5. Who adopts it reads for itself; two readers for ever would be two too many."""
@@ -112,7 +112,7 @@ def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("docker", "one_at_a_time")
-async def test_starts_wait_for_their_turn_and_do_not_come_too_late_for_it(
+async def test_wait_for_a_start_slot_does_not_make_a_start_late(
     workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves R2, C1. Of many that start at once each would be so slow that its lease ends first; waiting is free."""
@@ -154,7 +154,7 @@ async def test_starts_wait_for_their_turn_and_do_not_come_too_late_for_it(
 
 
 @pytest.mark.usefixtures("docker", "one_at_a_time")
-async def test_container_that_does_not_begin_keeps_no_other_from_its_turn(
+async def test_container_that_does_not_begin_releases_its_start_slot(
     workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves R2. It is started, as far as its engine is concerned."""
@@ -177,7 +177,7 @@ async def test_container_that_does_not_begin_keeps_no_other_from_its_turn(
 
 
 @pytest.mark.usefixtures("one_at_a_time")
-async def test_no_turn_is_lost_or_made_by_two_starts_of_one_attempt(
+async def test_two_starts_of_one_attempt_neither_lose_nor_add_a_slot(
     workers: InProcessWorkers, docker: DockerEngine
 ) -> None:
     """A worker may adopt what it has lost while its own start of it still hangs in the engine."""

@@ -52,7 +52,7 @@ async def waiting(turns: StartSlots) -> "AsyncIterator[asyncio.Task[StartSlot]]"
         task.cancel()
 
 
-async def test_another_worker_waits_until_the_turn_ends(tmp_path: Path) -> None:
+async def test_another_worker_waits_until_a_slot_is_released(tmp_path: Path) -> None:
     one, other = StartSlots(tmp_path, "engine", 2), StartSlots(tmp_path, "engine", 2)
     first, second = await one.take(), await one.take()
     async with waiting(other) as third:
@@ -65,7 +65,7 @@ async def test_another_worker_waits_until_the_turn_ends(tmp_path: Path) -> None:
         await last
 
 
-async def test_the_turn_of_a_worker_that_is_killed_is_over(tmp_path: Path) -> None:
+async def test_slot_of_a_killed_worker_is_released(tmp_path: Path) -> None:
     with holder(tmp_path) as process:
         async with waiting(StartSlots(tmp_path, "engine", 1)) as turn:
             assert not turn.done()
@@ -74,7 +74,7 @@ async def test_the_turn_of_a_worker_that_is_killed_is_over(tmp_path: Path) -> No
                 (await turn).end()
 
 
-async def test_a_worker_that_is_stopped_keeps_nobody_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stopped_worker_blocks_a_slot_only_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start_slots, "LONGEST", 0.5)
     with holder(tmp_path) as process:
         os.kill(process.pid, signal.SIGSTOP)
@@ -91,7 +91,7 @@ async def test_a_worker_that_is_stopped_keeps_nobody_for_long(tmp_path: Path, mo
                 (await second).end()
 
 
-async def test_without_files_the_turns_of_one_worker_are_kept(tmp_path: Path) -> None:
+async def test_slots_of_one_worker_hold_without_lock_files(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     mine = StartSlots(tmp_path / "file", "engine", 1)
     turn = await mine.take()
@@ -102,7 +102,7 @@ async def test_without_files_the_turns_of_one_worker_are_kept(tmp_path: Path) ->
             (await next_).end()
 
 
-async def test_who_gives_up_waiting_takes_no_turn_along(tmp_path: Path) -> None:
+async def test_cancelled_wait_takes_no_slot(tmp_path: Path) -> None:
     mine, other = StartSlots(tmp_path, "engine", 1), StartSlots(tmp_path, "engine", 1)
     turn = await other.take()
     async with waiting(mine) as first:
@@ -113,7 +113,7 @@ async def test_who_gives_up_waiting_takes_no_turn_along(tmp_path: Path) -> None:
             (await mine.take()).end()
 
 
-async def test_engines_do_not_wait_for_each_other(tmp_path: Path) -> None:
+async def test_slots_of_different_engines_are_independent(tmp_path: Path) -> None:
     turn = await StartSlots(tmp_path, "one", 1).take()
     async with asyncio.timeout(30):
         (await StartSlots(tmp_path, "another", 1).take()).end()

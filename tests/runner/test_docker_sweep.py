@@ -53,7 +53,7 @@ def make(docker: DockerEngine, installation: str, *, start: bool = False) -> str
     return name
 
 
-async def test_leftovers_go_and_what_is_foreign_or_needed_stays(
+async def test_sweep_removes_leftovers_and_keeps_foreign_and_needed_containers(
     workers: InProcessWorkers, docker: DockerEngine, sweeper: Upkeep
 ) -> None:
     """Nothing goes at the first look. Proves R16, R1."""
@@ -81,7 +81,7 @@ async def test_leftovers_go_and_what_is_foreign_or_needed_stays(
     docker.clear()
 
 
-async def test_a_young_leftover_stays(
+async def test_sweep_keeps_a_young_leftover(
     workers: InProcessWorkers, docker: DockerEngine, sweeper: Upkeep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves R16."""
@@ -128,7 +128,7 @@ async def test_a_container_that_runs_although_its_job_moved_on_is_stopped(
     await eventually(gone, "it is stopped and removed")
 
 
-async def test_two_installations_on_one_engine_do_not_meet(
+async def test_two_installations_on_one_engine_are_independent(
     workers: InProcessWorkers, docker: DockerEngine, tmp_path: Path
 ) -> None:
     """Neither adopts, sweeps or mistakes what is the other's, not even a job with the same id. Proves R1, R16."""

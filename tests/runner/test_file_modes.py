@@ -212,7 +212,7 @@ def test_folders_and_files_are_made_with_their_modes(tmp_path: Path) -> None:
         assert modes == {"private": 0o700, "passable": 0o711, "file": 0o600}
 
 
-def test_what_is_there_is_tightened_and_a_shared_place_left_alone(tmp_path: Path) -> None:
+def test_existing_files_are_tightened_and_shared_places_left_alone(tmp_path: Path) -> None:
     """Proves I2."""
     for name, mode, wanted, after in (
         ("old", 0o755, 0o711, 0o711),
@@ -226,7 +226,7 @@ def test_what_is_there_is_tightened_and_a_shared_place_left_alone(tmp_path: Path
 
 
 @needs_root
-def test_an_installation_of_before_is_tightened_at_its_start(tmp_path: Path) -> None:
+def test_files_of_an_older_installation_are_tightened_at_start(tmp_path: Path) -> None:
     """Proves I2."""
     (tmp_path / "greeting.py").write_text(APP)
     with open_folder() as outer:
@@ -247,7 +247,7 @@ def test_an_installation_of_before_is_tightened_at_its_start(tmp_path: Path) -> 
         assert files == {0o600}
 
 
-def test_the_files_of_attempts_of_before_are_tightened(tmp_path: Path) -> None:
+def test_files_of_older_attempts_are_tightened(tmp_path: Path) -> None:
     """Proves I2."""
     state = StateFolder(tmp_path / "state")
     log = state.attempts("site") / "job.1" / "log"

@@ -142,7 +142,7 @@ def objects_of(uid: int, kind: str) -> list[str]:
 
 
 @needs_root
-async def test_nothing_of_a_user_is_left_for_its_next_owner(clean_url: str) -> None:
+async def test_nothing_of_a_uid_is_left_for_its_next_attempt(clean_url: str) -> None:
     """Neither files where everybody may write, nor System V objects, nor its folder. Proves I1."""
     async with installation(clean_url, "root") as site:
         job = await site.submit(LEAVES)

@@ -164,7 +164,7 @@ def test_the_size_of_a_folder_follows_no_links_and_counts_a_file_once(tmp_path: 
     assert folder_size(folder / "loop", 10) == 0
 
 
-def test_nothing_can_be_hidden_deep_below(tmp_path: Path) -> None:
+def test_deeply_nested_files_are_counted(tmp_path: Path) -> None:
     fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     for _ in range(300):
         os.mkdir("d", dir_fd=fd)
@@ -182,7 +182,7 @@ def test_a_sparse_file_counts_what_it_takes(tmp_path: Path) -> None:
     assert folder_size(tmp_path, 10**9) < 100_000
 
 
-def test_what_a_spec_gets_is_between_the_default_and_the_ceiling() -> None:
+def test_limits_of_a_spec_are_between_the_default_and_the_ceiling() -> None:
     settings = LimitSettings(default=AttemptLimits(memory=100, pids=5), most=AttemptLimits(memory=1000, file_size=7))
     assert settings.of({}) == AttemptLimits(memory=100, pids=5, file_size=7)
     assert settings.of({"memory": "1000", "pids": 1}) == AttemptLimits(memory=1000, pids=1, file_size=7)

@@ -45,7 +45,7 @@ async def test_a_folder_deeper_than_a_path_can_be_long_is_removed(tmp_path: Path
     children.close()
 
 
-async def test_a_slot_is_free_while_what_is_over_is_still_removed_and_not_without_end(
+async def test_removal_frees_its_slot_and_is_bounded(
     workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk that removes slowly holds no slot; once much waits for it, nothing new is taken. Leaving waits for it."""

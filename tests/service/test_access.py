@@ -132,7 +132,7 @@ async def test_no_token_is_answered_401_everywhere(service: Service) -> None:
             assert answer.status_code == 401
 
 
-async def test_tenants_do_not_meet(service: Service) -> None:
+async def test_tenants_cannot_see_each_other(service: Service) -> None:
     """Proves N5."""
     blue, green = await service.token(Role.OPERATOR, "blue"), await service.token(Role.OPERATOR, "green")
     async with service.client(blue) as mine, service.client(green) as other, service.client() as admin:
@@ -171,7 +171,7 @@ async def test_worker_names_jobs_of_the_caller_alone(service: Service) -> None:
         assert (await viewer.get("/v1/workers")).json()["items"][0]["jobs"] == []
 
 
-async def test_raw_commands_and_secrets_are_an_admins(clean_url: str, tmp_path: Path) -> None:
+async def test_only_admins_may_use_raw_commands_and_secrets(clean_url: str, tmp_path: Path) -> None:
     """Proves O8."""
     async with service_in_process(clean_url, tmp_path / "data") as service:
         token = await service.token(Role.OPERATOR)
@@ -228,7 +228,7 @@ async def test_first_admin_token_is_private_and_made_once(clean_url: str, tmp_pa
         assert [file.name for file in path.parent.iterdir()] == ["admin.token"]
 
 
-async def test_token_file_left_by_a_crash_is_made_known_and_a_strangers_is_refused(
+async def test_token_file_left_by_a_crash_is_registered_and_a_foreign_one_refused(
     clean_url: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "admin.token"
@@ -441,7 +441,7 @@ def test_every_error_has_a_status_a_code_and_the_one_shape() -> None:
     assert len(set(codes)) == len(codes)
 
 
-def test_unexpected_error_says_nothing_of_itself(caplog: pytest.LogCaptureFixture) -> None:
+def test_unexpected_error_reveals_nothing(caplog: pytest.LogCaptureFixture) -> None:
     response = to_response(RuntimeError("postgresql://user:password@host"))
     assert response.status_code == 500
     assert b"password" not in bytes(response.body)

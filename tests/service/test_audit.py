@@ -174,7 +174,7 @@ ACTS: dict[Callable[[StoreHarness], Awaitable[None]], Acts] = {
 
 
 @pytest.mark.parametrize("act", ACTS, ids=lambda act: act.__name__)
-async def test_act_leaves_one_row_and_no_change_leaves_none(
+async def test_each_act_writes_one_row_and_no_change_writes_none(
     harness: StoreHarness, act: Callable[[StoreHarness], Awaitable[None]]
 ) -> None:
     """Who, when, what, before and after; no secret, and nothing for an act that was refused or changed nothing."""
@@ -220,7 +220,7 @@ async def test_embedded_callers_are_named_by_their_account_and_what_they_say(har
     assert (second.actor, second.token_id, second.role) == ("embedded:deploy script", None, None)
 
 
-async def test_refused_acts_leave_no_row(harness: StoreHarness) -> None:
+async def test_refused_acts_write_no_row(harness: StoreHarness) -> None:
     only = await harness.store.tokens.add("only", Role.ADMIN, secret=new_secret(), by=ANN)
     for refused in (
         harness.store.tokens.add("only", Role.ADMIN, secret=new_secret(), by=ANN),
@@ -464,7 +464,7 @@ async def test_acts_over_http_name_the_token_its_role_and_its_address(service: S
             assert error_of(refused)["code"] == "invalid"
 
 
-async def test_guessed_tokens_leave_one_row_however_many(clean_url: str, tmp_path: Path) -> None:
+async def test_any_number_of_guessed_tokens_writes_one_row(clean_url: str, tmp_path: Path) -> None:
     app = asgi(clean_url, data_dir=tmp_path)
     transport = httpx.ASGITransport(app, client=("192.0.2.9", 1))
     async with app.running() as service, httpx.AsyncClient(transport=transport, base_url="http://x") as client:
@@ -529,6 +529,6 @@ def test_command_line_lists_the_trail_and_leaves_its_own_rows(tmp_path: Path) ->
         up("audit", code=4, HOLDFAST_TOKEN=viewer)
 
 
-def test_account_without_a_name_is_told_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_account_without_a_name_is_recorded_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 987_654)
     assert local_actor.__wrapped__("cli").name == f"cli:987654@{socket.gethostname()}"

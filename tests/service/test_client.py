@@ -45,7 +45,7 @@ async def test_a_submit_whose_answer_was_lost_is_repeated_and_makes_one_job(serv
         assert len(found) == (1 if submit == "submit" else 2)
 
 
-async def test_a_stream_that_fell_silent_is_taken_up_again(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_stream_is_reconnected(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half open: nothing arrives any more, and nothing says so. Proves E3."""
     monkeypatch.setattr(http, "SILENT_SECONDS", 1.0)
     async with (
@@ -96,7 +96,7 @@ async def test_answers_are_typed_and_wait_has_an_end(service: Service) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
-def test_the_client_that_blocks_has_the_same_calls(service_process: Service) -> None:
+def test_sync_client_has_the_same_calls(service_process: Service) -> None:
     def calls(kind: type) -> dict[str, list[str]]:
         found = inspect.getmembers(kind, lambda one: inspect.isfunction(one) or inspect.isasyncgenfunction(one))
         return {name: list(inspect.signature(one).parameters)[1:] for name, one in found if name[0] != "_"}

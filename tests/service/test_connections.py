@@ -31,7 +31,7 @@ async def closed(reader: asyncio.StreamReader) -> bool:
         return True
 
 
-async def test_half_a_request_is_closed_in_time_however_it_trickles(clean_url: str, tmp_path: Path) -> None:
+async def test_unfinished_request_is_closed_after_the_header_timeout(clean_url: str, tmp_path: Path) -> None:
     async with service_in_process(clean_url, tmp_path / "data", header_timeout=0.5) as service:
         reader, writer = await half_open(service)
 
@@ -59,7 +59,7 @@ async def test_idle_connection_is_closed_after_its_request(clean_url: str, tmp_p
         writer.close()
 
 
-async def test_full_server_lets_the_longest_waiting_go_and_answers_others(clean_url: str, tmp_path: Path) -> None:
+async def test_full_server_closes_the_longest_idle_connection(clean_url: str, tmp_path: Path) -> None:
     """Half-open requests must not keep others out, and a request in progress must not be closed for them."""
     limits = {"max_connections": 10, "header_timeout": 60.0}
     async with service_in_process(clean_url, tmp_path / "data", **limits) as service, service.client() as client:

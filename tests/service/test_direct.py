@@ -83,7 +83,7 @@ async def test_second_call_is_refused_at_once_while_the_first_runs(workers: InPr
         assert (again.json()["status"], again.json()["exit_code"]) == ("failed", 3)
 
 
-async def test_refusal_for_want_of_room_waits_for_nothing(workers: InProcessWorkers, tmp_path: Path) -> None:
+async def test_refusal_at_capacity_is_immediate(workers: InProcessWorkers, tmp_path: Path) -> None:
     """Proves O1: the fastest of many takes at most 100 ms longer than the fastest refusal for another reason.
 
     A busy machine delays both, and seldom all of one kind; a wait on the way would be in every one.
@@ -144,7 +144,7 @@ async def test_function_runs_in_the_request_and_its_result_is_the_answer(workers
 
 @pytest.mark.parametrize("kind", ["sqlite"])
 @pytest.mark.parametrize("on_disconnect", ["continue", "cancel"])
-async def test_client_that_goes_away_lets_the_job_go_on_or_takes_it_along(
+async def test_disconnect_continues_or_cancels_the_job(
     workers: InProcessWorkers, tmp_path: Path, on_disconnect: str
 ) -> None:
     """Proves O1."""
@@ -204,7 +204,7 @@ async def test_what_needs_a_queue_is_refused_by_name_and_leaves_nothing(workers:
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
-async def test_server_that_is_told_to_leave_answers_with_the_job_as_it_is_and_the_next_one_ends_it(
+async def test_stopping_server_answers_with_the_running_job_and_the_next_one_finishes_it(
     workers: InProcessWorkers, tmp_path: Path
 ) -> None:
     """Proves O1."""
@@ -224,9 +224,7 @@ async def test_server_that_is_told_to_leave_answers_with_the_job_as_it_is_and_th
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
-async def test_killed_in_the_middle_the_next_server_adopts_and_ends_it(
-    workers: InProcessWorkers, tmp_path: Path
-) -> None:
+async def test_next_server_adopts_the_job_of_a_killed_one(workers: InProcessWorkers, tmp_path: Path) -> None:
     """Proves O1."""
     gate, marker = tmp_path / "gate", tmp_path / "marker"
     settings = {

@@ -84,7 +84,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("role", [Role.SUBMITTER, Role.OPERATOR, Role.ADMIN], ids=str)
-async def test_no_field_takes_what_it_must_not_hold(clean_url: str, tmp_path: Path, role: Role) -> None:
+async def test_every_field_refuses_invalid_values(clean_url: str, tmp_path: Path, role: Role) -> None:
     """Alone and in a bulk; the answer is a refusal, and nothing is written."""
     async with service_in_process(clean_url, tmp_path / "data", allow_raw=True, docker_host=None) as service:
         token = await service.token(role)
@@ -102,7 +102,7 @@ async def test_no_field_takes_what_it_must_not_hold(clean_url: str, tmp_path: Pa
             assert (await client.get("/v1/jobs")).json()["items"] == []
 
 
-async def test_another_tenant_s_ids_and_names_tell_nothing(service: Service) -> None:
+async def test_ids_of_another_tenant_reveal_nothing(service: Service) -> None:
     """Whatever is done with a job of another tenant, the answer is that of a job that never was."""
     async with service.client(await service.token(Role.OPERATOR, "blue")) as owner:
         job = (await owner.post("/v1/jobs", json={**FUNCTION, "lane": "secret", "labels": {"a": "secret"}})).json()

@@ -115,7 +115,7 @@ async def test_cancel_answers_by_state(service: Service) -> None:
         assert audit == {"action": "cancel", "by": "admin", "reason": "why"}
 
 
-async def test_person_steers_a_failed_job(service: Service) -> None:
+async def test_failed_job_is_resumed_resolved_and_dismissed(service: Service) -> None:
     """Proves C8."""
     async with service.client() as client:
         job = (await client.post("/v1/jobs", json={**FUNCTION, "lane": "L"})).json()["id"]
@@ -239,7 +239,7 @@ async def test_workers_are_shown_drained_and_called_lost(service: Service) -> No
         await store.workers.forget("w1")
 
 
-async def test_explain_says_why_in_words(service: Service) -> None:
+async def test_explain_gives_the_reason(service: Service) -> None:
     """Proves J17."""
     async with service.client() as client:
         job = (await client.post("/v1/jobs", json=FUNCTION)).json()["id"]
@@ -377,7 +377,7 @@ async def test_huge_body_is_refused_by_its_length_and_by_its_bytes(service: Serv
         assert (await client.get("/v1/jobs")).json()["items"] == []
 
 
-async def test_form_or_text_is_not_taken_for_json(service: Service) -> None:
+async def test_only_json_bodies_are_accepted(service: Service) -> None:
     async with service.client() as client:
         for kind in ("text/plain", "application/x-www-form-urlencoded"):
             answer = await client.post("/v1/jobs", content=b"{}", headers={"Content-Type": kind})

@@ -55,7 +55,7 @@ async def test_jobs_are_counted_by_queue_and_status_and_the_oldest_has_an_age(se
             assert value(await figures(stranger), "holdfast_jobs") == 0
 
 
-async def test_what_workers_did_is_told_by_the_server_and_by_name(workers: InProcessWorkers, tmp_path: Path) -> None:
+async def test_server_reports_the_counters_of_each_worker(workers: InProcessWorkers, tmp_path: Path) -> None:
     url = workers.settings.database_url or ""
     async with (
         service_in_process(url, tmp_path / "data") as service,
@@ -176,9 +176,7 @@ async def test_depths_that_are_slow_to_count_are_kept_fresh_beside_the_answers(
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_counters_are_those_of_the_database_whatever_became_of_the_workers(
-    processes: WorkerProcesses, tmp_path: Path
-) -> None:
+async def test_counters_agree_with_the_database_after_worker_exits(processes: WorkerProcesses, tmp_path: Path) -> None:
     """Proves T7. Workers leave in order, by SIGTERM, by kill -9, and come again; another forgets the dead one's row."""
     async with service_in_process(processes.settings.url, tmp_path / "data") as service, service.client() as client:
         sums: list[dict[str, float]] = []
@@ -254,7 +252,7 @@ async def test_worker_whose_row_was_removed_counts_nothing_twice(workers: InProc
     assert (await workers.store.workers.totals())["finishes"] == {"succeeded": 2}
 
 
-async def test_server_leaves_its_counts_behind(clean_url: str, tmp_path: Path) -> None:
+async def test_server_adds_its_counters_to_the_totals_when_it_stops(clean_url: str, tmp_path: Path) -> None:
     async with service_in_process(clean_url, tmp_path / "data"):
         pass
     async with opened(clean_url) as store:

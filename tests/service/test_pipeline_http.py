@@ -137,7 +137,7 @@ async def test_final_snapshot_stands_for_all_tasks(service: Service, inputs: Pat
         ]
 
 
-async def test_job_tells_its_tasks(service: Service, inputs: Path) -> None:
+async def test_job_lists_its_tasks(service: Service, inputs: Path) -> None:
     """Proves P1."""
     async with service.client() as client:
         made = await client.post("/v1/jobs", json=PIPELINE)

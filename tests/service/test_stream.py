@@ -114,7 +114,7 @@ async def test_server_sent_events_have_ids_types_and_the_end(service: Service) -
         assert json.loads(end["data"]) == {"status": "failed", "reason": "exit_nonzero"}
 
 
-async def test_stream_cut_at_any_event_goes_on_with_the_next(service: Service) -> None:
+async def test_stream_resumes_after_any_event(service: Service) -> None:
     """Proves E3."""
     async with service.client() as client, opened(service.database_url) as store:
         talker = await Talker.start(store)
@@ -131,7 +131,7 @@ async def test_stream_cut_at_any_event_goes_on_with_the_next(service: Service) -
             assert seqs([event async for event in events_of(response) if "comment" not in event]) == [last]
 
 
-async def test_connection_cut_while_it_talks_loses_and_repeats_nothing(service: Service) -> None:
+async def test_cut_connection_loses_and_repeats_no_event(service: Service) -> None:
     """Proves E3."""
     async with service.client() as client, opened(service.database_url) as store:
         talker = await Talker.start(store)
@@ -291,7 +291,7 @@ async def test_stalled_reader_costs_little_and_catches_up(service: Service) -> N
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
-async def test_reader_that_stands_still_is_cut_and_comes_again_without_loss(clean_url: str, tmp_path: Path) -> None:
+async def test_stalled_reader_is_cut_and_resumes_without_loss(clean_url: str, tmp_path: Path) -> None:
     """Proves E5."""
     big = "x" * 60_000
     async with (
@@ -442,7 +442,7 @@ async def test_follower_that_goes_away_is_forgotten(service: Service) -> None:
 
 
 @pytest.mark.parametrize("kind", ["postgres"])
-async def test_two_servers_on_one_database_tell_the_same(clean_url: str, tmp_path: Path) -> None:
+async def test_two_servers_on_one_database_send_the_same_events(clean_url: str, tmp_path: Path) -> None:
     """Proves E2, N5."""
     one = service_in_process(clean_url, tmp_path / "data")
     two = service_in_process(clean_url, tmp_path / "data")
@@ -500,7 +500,7 @@ async def test_stream_goes_on_when_the_database_drops_every_connection(service: 
         assert events[-1]["event"] == "end"
 
 
-async def test_stream_that_begins_while_its_server_stops_is_cut_and_does_not_end(harness: StoreHarness) -> None:
+async def test_stream_opened_while_the_server_stops_is_cut_without_an_end(harness: StoreHarness) -> None:
     """Proves E3, E4. A client that sees it end in order would take that for the end of the job."""
     job = await harness.submit()
     hub = Fanout(harness.store)
@@ -554,9 +554,7 @@ async def test_hub_keeps_nothing_for_a_follower_that_left_while_it_read(
     assert (hub.followers, hub.kept_bytes) == (0, 0)
 
 
-async def test_server_that_is_told_to_stop_lets_streams_go_and_the_next_one_goes_on(
-    clean_url: str, tmp_path: Path
-) -> None:
+async def test_stopping_server_cuts_streams_and_the_next_one_resumes_them(clean_url: str, tmp_path: Path) -> None:
     """Proves E3."""
     with service_process_on(clean_url, tmp_path / "data") as service:
         async with service.client() as client, opened(clean_url) as store:

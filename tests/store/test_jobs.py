@@ -410,7 +410,7 @@ async def test_delete_refuses_what_is_active_unless_forced(harness: StoreHarness
             await harness.events(job)
 
 
-async def test_forced_delete_that_a_duty_finishes_first_says_deleted(
+async def test_forced_delete_that_a_duty_finished_answers_deleted(
     harness: StoreHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A caller that asked to delete a job is not told that there is none."""
@@ -452,14 +452,14 @@ async def paused_and_doomed(harness: StoreHarness) -> Job:
 
 
 @pytest.mark.parametrize("verb", ["resolve", "cancel"])
-async def test_accepted_delete_is_carried_through_every_other_move(harness: StoreHarness, verb: str) -> None:
+async def test_accepted_delete_survives_every_other_move(harness: StoreHarness, verb: str) -> None:
     """Proves C1."""
     job = await paused_and_doomed(harness)
     await getattr(harness.store.jobs, verb)(job.id)
     assert await harness.store.jobs.purge() == 1
 
 
-async def test_purge_of_a_paused_job_tells_its_dependants(harness: StoreHarness) -> None:
+async def test_purge_of_a_paused_job_settles_its_dependants(harness: StoreHarness) -> None:
     """Proves N8."""
     job = await paused_and_doomed(harness)
     child = await harness.submit(needs=[job.id])
@@ -613,7 +613,7 @@ async def test_resume_with_a_failed_need_names_it(harness: StoreHarness) -> None
         await harness.store.jobs.resume(child.id)
 
 
-async def test_stop_ladder_is_written_step_by_step(harness: StoreHarness) -> None:
+async def test_stop_sequence_is_recorded_step_by_step(harness: StoreHarness) -> None:
     """Proves C1."""
     job = await harness.submit()
     (lease,) = await harness.claim()

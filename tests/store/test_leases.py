@@ -116,7 +116,7 @@ def fail_behind(database: Any, patch: pytest.MonkeyPatch, *, claims: int) -> Non
 
 
 @pytest.mark.parametrize("queue", ["capped", "default"])
-async def test_claim_keeps_what_it_got_when_the_store_fails_behind_it(
+async def test_claim_keeps_its_leases_when_the_store_fails_later(
     harness: StoreHarness, monkeypatch: pytest.MonkeyPatch, queue: str
 ) -> None:
     """Proves L7."""
@@ -244,7 +244,7 @@ async def test_beat_answers_for_every_job_in_one_call(harness: StoreHarness) -> 
     assert not pulse.registered
 
 
-async def test_beat_tells_two_leases_of_one_job_apart(harness: StoreHarness) -> None:
+async def test_beat_distinguishes_two_leases_of_one_job(harness: StoreHarness) -> None:
     """Proves L4, L5."""
     await harness.submit()
     (old,) = await harness.claim()
@@ -268,7 +268,7 @@ async def test_expired_lease_can_be_renewed_until_it_is_reaped(harness: StoreHar
 
 
 @pytest.mark.parametrize("lane", [None, "L"])
-async def test_finish_repeated_after_a_lost_answer_knows_that_it_landed(
+async def test_finish_repeated_after_a_lost_reply_is_idempotent(
     harness: StoreHarness, monkeypatch: pytest.MonkeyPatch, lane: str | None
 ) -> None:
     """Proves L7, L9."""
@@ -293,7 +293,7 @@ async def test_finish_repeated_after_a_lost_answer_knows_that_it_landed(
     assert [event.data["status"] for event in await harness.events(lease)] == ["queued", "running", "succeeded"]
 
 
-async def test_requeue_repeated_after_a_lost_answer_knows_that_it_landed(harness: StoreHarness) -> None:
+async def test_requeue_repeated_after_a_lost_reply_is_idempotent(harness: StoreHarness) -> None:
     """Proves L7."""
     await harness.submit(max_attempts=2)
     (lease,) = await harness.claim()
@@ -591,7 +591,7 @@ async def test_worker_ids_are_never_reused_and_workers_are_listed_with_their_job
     assert await workers.list() == []
 
 
-async def test_drain_of_a_host_is_heard_by_all_its_workers_and_no_other(harness: StoreHarness) -> None:
+async def test_drain_of_a_host_reaches_all_its_workers_and_no_other(harness: StoreHarness) -> None:
     """Proves C9."""
     workers = harness.store.workers
     for worker, host in (("w1", "a"), ("w2", "a"), ("w3", "b")):

@@ -103,7 +103,7 @@ async def unknown(harness: StoreHarness, worker: str = "w1") -> Sequence[Beat]:
     return pulse.jobs
 
 
-async def test_lease_that_its_worker_never_heard_of_is_given_back(harness: StoreHarness) -> None:
+async def test_lease_whose_claim_reply_was_lost_is_released(harness: StoreHarness) -> None:
     """Proves L7, L13."""
     function, laned = await harness.submit(), await harness.submit(lane="L")
     behind = await harness.submit(lane="L")
@@ -125,7 +125,7 @@ async def test_lease_that_its_worker_never_heard_of_is_given_back(harness: Store
     assert [lease.id for lease in await harness.adopt()] == [process.id]
 
 
-async def test_give_back_is_fenced_and_respects_a_stop_request(harness: StoreHarness) -> None:
+async def test_release_of_a_lost_claim_is_fenced_and_respects_a_stop_request(harness: StoreHarness) -> None:
     """Proves C1, L4."""
     job = await harness.submit()
     (lease,) = await harness.claim()
@@ -139,7 +139,7 @@ async def test_give_back_is_fenced_and_respects_a_stop_request(harness: StoreHar
     assert await harness.status(job) is Status.CANCELLED
 
 
-async def test_function_that_was_adopted_is_never_given_back_as_if_it_had_not_run(harness: StoreHarness) -> None:
+async def test_adopted_function_is_not_requeued_as_not_started(harness: StoreHarness) -> None:
     """Proves L13."""
     job = await harness.submit()
     (lease,) = await harness.claim()
@@ -348,7 +348,7 @@ async def test_one_pass_of_recovery_is_bounded(harness: StoreHarness) -> None:
     assert [len(await harness.store.leases.recover(["host-a"], limit=2)) for _ in range(3)] == [2, 1, 0]
 
 
-async def test_stop_request_from_before_goes_to_whoever_adopts(harness: StoreHarness) -> None:
+async def test_earlier_stop_request_reaches_the_adopter(harness: StoreHarness) -> None:
     """Proves C1, R6."""
     lease = await lost_host(harness)
     await harness.store.jobs.cancel(lease.id)
@@ -360,7 +360,7 @@ async def test_stop_request_from_before_goes_to_whoever_adopts(harness: StoreHar
 
 
 @pytest.mark.parametrize("verb", ["cancel", "resolve", "resume"])
-async def test_what_a_person_decided_meanwhile_wins_over_recovery(harness: StoreHarness, verb: str) -> None:
+async def test_decision_of_a_person_wins_over_recovery(harness: StoreHarness, verb: str) -> None:
     """Proves R6, C8."""
     lease = await stranded(harness)
     jobs = harness.store.jobs
@@ -392,7 +392,7 @@ async def test_job_that_is_held_or_worn_out_is_not_recovered(harness: StoreHarne
     assert await harness.status(held) is Status.PAUSED
 
 
-async def test_resume_needs_a_persons_word_only_while_nobody_reaches_the_attempt(harness: StoreHarness) -> None:
+async def test_resume_needs_confirmation_only_while_the_attempt_is_out_of_reach(harness: StoreHarness) -> None:
     """Proves R6."""
     lease = await stranded(harness)
     with pytest.raises(Conflict, match=r"may still run in host-a; make sure .* stopped=true"):
@@ -407,7 +407,7 @@ async def test_resume_needs_a_persons_word_only_while_nobody_reaches_the_attempt
     assert await harness.finish(again, Outcome.succeeded()) is Status.SUCCEEDED
 
 
-async def test_who_cancels_a_lost_job_has_not_said_that_it_stopped(harness: StoreHarness) -> None:
+async def test_cancel_of_a_lost_job_does_not_confirm_that_it_stopped(harness: StoreHarness) -> None:
     """Proves R6, C8. Its attempt may still run on a host that is cut off, so another one wants a person's word."""
     lease = await stranded(harness)
     await harness.store.jobs.cancel(lease.id)
@@ -421,7 +421,7 @@ async def test_who_cancels_a_lost_job_has_not_said_that_it_stopped(harness: Stor
     assert (await harness.store.jobs.resume(lease.id)).status is Status.QUEUED
 
 
-async def test_who_interrupts_a_lost_job_is_remembered_until_somebody_adopts_it(harness: StoreHarness) -> None:
+async def test_interrupt_of_a_lost_job_is_kept_for_its_adopter(harness: StoreHarness) -> None:
     """Proves C1, R6. It is paused already, but it would go on when its host comes back."""
     lease = await stranded(harness)
     stopped = await harness.store.jobs.interrupt(lease.id)
@@ -436,7 +436,7 @@ async def test_who_interrupts_a_lost_job_is_remembered_until_somebody_adopts_it(
     assert adopted.adoption.stop_request.kind is StopKind.INTERRUPT
 
 
-async def test_who_resumes_a_lost_job_takes_the_interrupt_back(harness: StoreHarness) -> None:
+async def test_resume_of_a_lost_job_clears_its_interrupt(harness: StoreHarness) -> None:
     """Proves C1."""
     lease = await stranded(harness)
     await harness.store.jobs.interrupt(lease.id)
@@ -588,7 +588,7 @@ async def test_rows_of_dead_workers_go_after_a_week_when_nothing_waits_in_their_
     assert await known() == []
 
 
-async def test_losing_and_regaining_sight_races_with_everything_else_without_a_deadlock(clean_url: str) -> None:
+async def test_losing_and_regaining_domains_does_not_deadlock_with_other_operations(clean_url: str) -> None:
     """Proves L20, N1."""
     pair = [Claimable(queue="default", capability="process", domain="host-a")]
     rounds, ended = 60, 0

@@ -231,7 +231,7 @@ async def test_migrations_through_the_pooler_apply_once(server: str, pooler: str
         await drop(server, "holdfast_pooled_empty")
 
 
-async def test_pooler_that_nobody_told_us_of_is_named_with_the_setting(pooled_url: str) -> None:
+async def test_unconfigured_pooler_is_reported_with_the_setting(pooled_url: str) -> None:
     """Proves O5."""
     with pytest.raises(StoreError, match=r"HOLDFAST_POOLER=transaction.*unsupported startup parameter") as caught:
         await open_store(pooled_url)
@@ -247,7 +247,7 @@ async def list_often(url: str) -> None:
             await store.jobs.list()
 
 
-async def test_pooler_that_ignores_our_settings_is_found_out(server: str) -> None:
+async def test_pooler_that_ignores_our_settings_is_detected(server: str) -> None:
     """Proves O5."""
     name = "holdfast_unsaid"
     url = await clone(server, name)

@@ -15,7 +15,7 @@ from holdfast.store.store import connect
 from tests.support.store_harness import TTL, StoreHarness
 
 
-async def test_cap_holds_over_all_workers_and_full_fails_nobody(harness: StoreHarness) -> None:
+async def test_cap_holds_over_all_workers_and_fails_no_claim(harness: StoreHarness) -> None:
     """Proves J10."""
     await harness.store.queues.limit("default", cap=3)
     for _ in range(5):
@@ -75,7 +75,7 @@ async def test_other_queues_are_claimed_beside_a_capped_one(harness: StoreHarnes
     assert sorted(lease.queue for lease in claimed) == ["default", "default", "default", "heavy"]
 
 
-async def test_capped_queue_does_not_live_off_what_others_leave(harness: StoreHarness) -> None:
+async def test_capped_queue_gets_its_share_beside_others(harness: StoreHarness) -> None:
     """Proves J10."""
     await harness.store.queues.limit("capped", cap=2)
     await harness.submit(queue="capped")

@@ -382,7 +382,7 @@ async def test_beat_after_reaping_never_revives_a_lease(
     await assert_sound(clean_url)
 
 
-async def test_worker_that_adopts_its_own_orphan_is_told_that_its_old_lease_is_lost(clean_url: str) -> None:
+async def test_worker_that_adopts_its_own_orphan_loses_its_old_lease(clean_url: str) -> None:
     """Proves L4."""
     async with await open_store(clean_url, listen=False) as store:
         await store.jobs.submit_many([function()])
@@ -477,7 +477,7 @@ async def test_resume_racing_another_verb_has_one_consistent_outcome(
     await assert_sound(clean_url)
 
 
-async def test_resumed_job_runs_before_those_behind_it(
+async def test_resumed_job_runs_before_later_jobs_of_its_lane(
     clean_url: str, race_processes: RaceProcesses, tmp_path: Path
 ) -> None:
     """Proves N1. Proves C8."""
@@ -529,7 +529,7 @@ async def create(server: str, name: str) -> str:
 # Everything at once
 
 
-async def test_everything_at_once_never_deadlocks(kind: str, clean_url: str, race_processes: RaceProcesses) -> None:
+async def test_all_operations_at_once_never_deadlock(kind: str, clean_url: str, race_processes: RaceProcesses) -> None:
     """Proves L20. Proves E1."""
     duration = seconds(20.0 if kind == "postgres" else 6.0)
     calls = [

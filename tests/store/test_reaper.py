@@ -136,7 +136,7 @@ async def test_reaper_that_begins_after_an_outage_gives_every_live_worker_time_t
     assert (await harness.get(dead)).lease is None
 
 
-async def test_slow_look_reaps_nothing(harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_read_reaps_nothing(harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """Proves L18."""
     await owners(harness, "w1")
     reaper = await watching(harness)
@@ -247,7 +247,7 @@ async def test_orphan_that_wears_out_its_adopters_is_paused_whatever_the_reaper_
     assert (await harness.get(worn)).status is Status.PAUSED
 
 
-async def test_one_that_cannot_write_does_not_reap_by_what_it_reads(harness: StoreHarness) -> None:
+async def test_reaper_that_cannot_write_reaps_nothing(harness: StoreHarness) -> None:
     """Proves L18. On SQLite one can look while somebody keeps the write lock, and nobody can beat."""
     leases = await owners(harness, "w1", "w2")
     overdue = [0.0]
@@ -264,7 +264,7 @@ async def test_one_that_cannot_write_does_not_reap_by_what_it_reads(harness: Sto
     assert [await step(harness, reaper) for _ in range(3)] == [0, 0, 1]
 
 
-async def test_one_whose_write_came_late_looks_first(harness: StoreHarness) -> None:
+async def test_reaper_whose_write_was_late_looks_again_first(harness: StoreHarness) -> None:
     """Proves L18. It was stuck between two passes, and both were in time."""
     first, dead = await owners(harness, "w1", "w2")
     reaper = await watching(harness)

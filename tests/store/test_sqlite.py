@@ -31,7 +31,7 @@ async def test_operations_that_wait_together_share_a_commit_and_fail_alone(harne
     assert len((await harness.store.jobs.list()).items) == 21
 
 
-async def test_heartbeat_goes_ahead_of_what_waits(harness: StoreHarness) -> None:
+async def test_heartbeat_overtakes_waiting_writes(harness: StoreHarness) -> None:
     """Proves O6."""
     await harness.submit()
     (lease,) = await harness.claim()

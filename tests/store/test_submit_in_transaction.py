@@ -125,7 +125,7 @@ async def test_commit_makes_jobs_claimable_and_any_resolver_settles_lane_and_nee
     assert (lease.id, lease.inputs) == (second, {"naïve": "✓"})
 
 
-async def test_answer_tells_what_exists_already(harness: StoreHarness, caller: SubmitDriver) -> None:
+async def test_answer_lists_reused_jobs(harness: StoreHarness, caller: SubmitDriver) -> None:
     """Proves J12, N7."""
     standing = await harness.submit(reuse_key="R")
     first, second = await caller.submit({**JOB, "reuse_key": "R"}, JOB, key="K")

@@ -310,7 +310,7 @@ class TestTasks:
         assert exit.cause == ExitCause.TIMED_OUT
         assert len(exit.tasks) < 10
 
-    def test_task_takes_what_it_left_behind_with_it(self, attempt: SupervisedAttempt, tmp_path: Path) -> None:
+    def test_leftovers_of_a_task_are_killed_before_the_next(self, attempt: SupervisedAttempt, tmp_path: Path) -> None:
         """Proves R25: the next task starts clean."""
         leave = shell(f"setsid sh -c 'exec >/dev/null; {FOREVER}' & echo left=$! ; echo $! >{tmp_path}/left")
         look = shell(f"kill -0 $(cat {tmp_path}/left) || echo gone")
@@ -383,7 +383,7 @@ class TestCosts:
         assert done.stdout == "holdfast-supervisor 1\n"
         assert subprocess.run([attempt.program], capture_output=True, check=False).returncode == 64
 
-    def test_missing_folder_is_said(self, attempt: SupervisedAttempt, tmp_path: Path) -> None:
+    def test_missing_folder_is_reported(self, attempt: SupervisedAttempt, tmp_path: Path) -> None:
         done = subprocess.run([attempt.program, tmp_path / "nowhere"], capture_output=True, text=True, check=False)
         assert done.returncode == 122
         assert "cannot open the folder" in done.stderr

@@ -57,7 +57,7 @@ class TestLimits:
         assert attempt.output() == b""
         assert attempt.events("signalled") == []
 
-    def test_stopped_child_is_woken_to_hear_the_polite_word(self, attempt: SupervisedAttempt) -> None:
+    def test_stopped_child_is_continued_for_its_polite_signal(self, attempt: SupervisedAttempt) -> None:
         """Proves R8."""
         exit = attempt.run(
             *shell("trap 'echo bye; exit 0' TERM; kill -STOP $$; sleep 600 & wait"), timeout=3, stop_grace=60
@@ -146,7 +146,7 @@ class TestDescendants:
         assert exit.code == (0 if how == "exit" else None)
         assert not running(daemon)
 
-    def test_daemon_hears_the_polite_word_too(self, attempt: SupervisedAttempt) -> None:
+    def test_daemon_gets_the_polite_signal_too(self, attempt: SupervisedAttempt) -> None:
         """Proves R25: within the grace, what the child started may end by itself."""
         daemon = "trap 'echo daemon ends; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
         attempt.start(*shell(f'setsid sh -c "{daemon}" & wait'))
@@ -156,7 +156,7 @@ class TestDescendants:
         assert not exit.killed
         assert b"daemon ends" in attempt.output()
 
-    def test_group_hears_the_polite_word_once(self, attempt: SupervisedAttempt) -> None:
+    def test_process_group_gets_the_polite_signal_once(self, attempt: SupervisedAttempt) -> None:
         code = (
             "import os, signal, time\nheard = 0\n"
             "def hear(*_):\n    global heard; heard += 1\n"
@@ -182,7 +182,7 @@ class TestDescendants:
         assert not any(map(running, pids))
 
     @needs_root
-    def test_what_cannot_be_killed_is_said_and_never_called_dead(
+    def test_unkillable_process_is_reported_and_not_called_dead(
         self, attempt: SupervisedAttempt, tmp_path: Path
     ) -> None:
         """Proves R23: a program of another user outlives the kill; no `exit` until it is gone."""
@@ -205,7 +205,7 @@ class TestDescendants:
         os.kill(other, signal.SIGKILL)
         assert attempt.end().cause == ExitCause.TIMED_OUT
 
-    def test_killed_supervisor_takes_its_child_along_and_writes_no_exit(self, attempt: SupervisedAttempt) -> None:
+    def test_child_dies_with_its_killed_supervisor_and_no_exit_is_written(self, attempt: SupervisedAttempt) -> None:
         """Proves R22, R7: the end cannot be known; what is left is found by its mark, not by a pid."""
         attempt.start(*shell(f"setsid sh -c 'echo daemon=$$ ; {FOREVER}' & echo main=$$ ; {FOREVER}"))
         daemon, main = attempt.number("daemon"), attempt.number("main")
@@ -310,7 +310,7 @@ class TestCommands:
         assert exit.stopped_by == "command"
         assert attempt.output() == b"ready\nbye\n"
 
-    def test_first_reason_stays_and_a_later_word_only_brings_the_kill_forward(self, attempt: SupervisedAttempt) -> None:
+    def test_first_stop_reason_stays_and_a_later_stop_only_hastens_the_kill(self, attempt: SupervisedAttempt) -> None:
         """Proves R8."""
         attempt.start(*shell(STUBBORN))
         attempt.wait_for_output(b"ready")
@@ -354,7 +354,7 @@ class TestCommands:
         assert ending(exit) == (ExitCause.INTERRUPTED, 0, None)
         assert exit.stopped_by == "signal"
 
-    def test_adopter_reads_on_without_gap_or_repeat_and_the_timeout_runs_on(self, attempt: SupervisedAttempt) -> None:
+    def test_adopter_continues_the_log_and_the_timeout(self, attempt: SupervisedAttempt) -> None:
         """Proves R3: total time stays below the timeout, whichever worker watches."""
         attempt.start(*shell("i=0; while :; do i=$((i+1)); echo $i; sleep 0.01; done"), timeout=5.0, stop_grace=0)
         first = attempt.folder.frames()
@@ -405,7 +405,7 @@ class TestCommands:
         assert list((attempt.folder.path / "cmd").iterdir()) == []
         assert attempt.tell("kill").ok
 
-    def test_what_is_no_file_is_refused(self, attempt: SupervisedAttempt) -> None:
+    def test_command_that_is_not_a_regular_file_is_refused(self, attempt: SupervisedAttempt) -> None:
         """Proves R24: nothing in the folder can block or mislead the supervisor."""
         attempt.start(*shell(f"echo ready; {FOREVER}"))
         attempt.wait_for_output(b"ready")

@@ -141,7 +141,7 @@ def _unfinished(example: HandMadeHistory) -> None:
     example.ask("delete", "plain", answer="ok", outcome="deleting")
 
 
-def test_true_answers_pass() -> None:
+def test_correct_answers_pass() -> None:
     assert [str(violation) for violation in check(whole().history)] == []
 
 
@@ -150,7 +150,7 @@ def test_true_answers_pass() -> None:
     [(rule, what, make) for rule, ways in BROKEN.items() for what, make in ways],
     ids=[what for ways in BROKEN.values() for what, _ in ways],
 )
-def test_wrong_answer_is_seen(rule: str, what: str, make: Breakage) -> None:
+def test_wrong_answer_is_found(rule: str, what: str, make: Breakage) -> None:
     """Proves H5, D6, D7 as far as a checker can."""
     example = whole()
     make(example)

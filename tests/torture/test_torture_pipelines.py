@@ -390,7 +390,7 @@ def test_job_that_was_deleted_does_not_say_which_tasks_it_found_cached() -> None
     assert "tasks_run_in_order" in {violation.rule for violation in check(example.history)}
 
 
-def test_pipeline_that_joined_another_job_by_its_key_makes_none_of_it() -> None:
+def test_pipeline_that_joined_another_job_is_not_its_maker() -> None:
     """The call that made a job says what it is, not one that was answered with it."""
     example = good()
     example.job("made", ["c8.a"])

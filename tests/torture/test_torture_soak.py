@@ -38,13 +38,13 @@ def flat(samples: Samples) -> bool:
 
 
 @pytest.mark.parametrize("panel", ROOM)
-def test_line_that_stays_is_flat_and_one_that_doubles_grows(panel: str) -> None:
+def test_constant_line_is_flat_and_doubling_line_grows(panel: str) -> None:
     """A leak in whatever is measured is seen."""
     assert flat(measured(panel, 1000, 1000, 1000, 1000))
     assert not flat(measured(panel, 1000, 1000, 2000, 3000))
 
 
-def test_what_is_measured_in_the_first_quarter_counts_for_nothing() -> None:
+def test_first_quarter_is_ignored() -> None:
     assert flat(measured(TABLES, 1, 50, 50, 50))
 
 
@@ -52,7 +52,7 @@ def test_slow_leak_of_memory_is_seen() -> None:
     assert not flat(measured(MEMORY, 60, 70, 73, 76))
 
 
-def test_what_shrinks_is_flat() -> None:
+def test_shrinking_line_is_flat() -> None:
     assert flat(measured(DEAD, 100_000, 20_000, 10_000, 5_000))
 
 
@@ -183,13 +183,13 @@ def found(**wrong: Any) -> Findings:
         {"samples": measured(FAILED, 1, 0, 0, 0)}, {"samples": measured(ROWS, 0, 100, 200, 300)},
     ],
 )  # fmt: skip
-def test_whatever_goes_wrong_is_no_good_soak(wrong: dict[str, Any]) -> None:
+def test_soak_with_any_error_fails(wrong: dict[str, Any]) -> None:
     assert found().well(SoakPlan(SECONDS))
     assert not found(**wrong).well(SoakPlan(SECONDS))
 
 
 @pytest.mark.parametrize("nothing", [{"repeated": 0}, {"removed": Removed()}, {"followed": Followed()}])
-def test_soak_that_tried_nothing_is_no_good_soak(nothing: dict[str, Any]) -> None:
+def test_soak_that_tried_nothing_fails(nothing: dict[str, Any]) -> None:
     assert not found(**nothing).well(SoakPlan(SECONDS))
 
 

@@ -101,7 +101,7 @@ async def test_over_the_budget_no_other_attempt_follows(harness: StoreHarness, o
     assert ended.exit_code == outcome.exit_code
 
 
-async def test_what_a_person_or_the_time_ended_keeps_its_end(harness: StoreHarness) -> None:
+async def test_stop_or_timeout_keeps_its_outcome_over_budget(harness: StoreHarness) -> None:
     """Proves H5."""
     timed_out = Outcome(status=Status.TIMED_OUT, cause=Cause.TIMED_OUT, error=Error(code="timed_out", message="late"))
     wanted = {"cancel": Status.CANCELLED, "interrupt": Status.PAUSED, "timeout": Status.TIMED_OUT}
@@ -151,7 +151,7 @@ async def test_large_numbers_are_written_out(harness: StoreHarness) -> None:
     assert "used 1234567 tokens of 500000" in ended.error.message
 
 
-async def test_repeated_finish_hears_that_it_failed(harness: StoreHarness) -> None:
+async def test_repeated_finish_returns_failed(harness: StoreHarness) -> None:
     """Proves H5."""
     await harness.submit(budget={"tokens": 100})
     (lease,) = await harness.claim()

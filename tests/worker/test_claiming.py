@@ -13,7 +13,7 @@ from holdfast.store.notify import Notifications
 from tests.support.in_process_workers import InProcessWorkers
 
 
-async def test_a_job_that_comes_while_a_claim_is_under_way_waits_for_no_poll(
+async def test_job_submitted_during_a_claim_is_claimed_without_a_poll(
     workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves R18."""
@@ -39,7 +39,7 @@ async def noop() -> None:
     pass
 
 
-async def test_the_first_wake_up_goes_out_at_once_and_what_follows_goes_together() -> None:
+async def test_first_notification_is_sent_at_once_and_later_ones_together() -> None:
     sent: list[Sequence[str]] = []
 
     class Recorder:

@@ -325,6 +325,6 @@ async def test_own_error_of_a_job_does_not_get_the_reason(harness: StoreHarness)
         ("x" * 50, "x" * 19 + "…"),
     ],
 )
-def test_text_of_others_becomes_one_safe_line(text: str, line: str) -> None:
+def test_external_text_becomes_one_safe_line(text: str, line: str) -> None:
     """Proves G7."""
     assert one_line(text, 20) == line

@@ -57,7 +57,7 @@ async def test_an_exception_is_the_error_and_its_traceback_is_for_operators_alon
     assert "secret_local" in caplog.text or "raise LookupError" in caplog.text
 
 
-async def test_what_a_function_says_is_in_its_history(workers: InProcessWorkers) -> None:
+async def test_output_of_a_function_is_in_its_history(workers: InProcessWorkers) -> None:
     """Progress, usage, log and events of its own, from the loop and from a thread, also just before it returns.
 
     Proves R18, E7, C7.
@@ -228,7 +228,7 @@ async def test_a_result_that_is_no_json_fails_its_own_job_alone(workers: InProce
     assert "cannot be written as JSON" in ended.error.message
 
 
-async def test_a_function_nobody_knows_waits_and_explain_says_so(workers: InProcessWorkers) -> None:
+async def test_unknown_function_waits_and_explain_says_so(workers: InProcessWorkers) -> None:
     """10,000 jobs of an unknown function at the head keep nobody from the others. Proves L21."""
 
     @workers.functions.add
@@ -261,7 +261,7 @@ async def test_a_blocked_loop_keeps_its_leases(workers: InProcessWorkers) -> Non
     assert [event.data for event in await workers.events(job, "lease")] == []
 
 
-async def test_a_worker_that_leaves_lets_short_functions_end_and_gives_long_ones_back(
+async def test_draining_worker_finishes_short_functions_and_requeues_long_ones(
     workers: InProcessWorkers,
 ) -> None:
     """Proves C9, L13: what was drained does not count."""
@@ -297,7 +297,7 @@ async def test_a_worker_that_leaves_lets_short_functions_end_and_gives_long_ones
         await workers.store.jobs.cancel(left.id)
 
 
-async def test_what_a_function_said_is_kept_when_its_worker_leaves_before_the_database_is_back(
+async def test_log_of_a_function_is_kept_when_its_worker_drains_during_an_outage(
     workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves C9, E3: it has ended, and its worker's patience too; still its log comes first, and then its end."""
@@ -415,9 +415,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     return taken
 
 
-async def test_a_function_that_ended_is_finished_however_slow_its_last_words_are(
-    workers: InProcessWorkers, slow: asyncio.Event
-) -> None:
+async def test_timeout_after_a_function_returned_is_ignored(workers: InProcessWorkers, slow: asyncio.Event) -> None:
     """Its timeout fires while the database is slow to take them: too late to matter."""
 
     @workers.functions.add(timeout=0.2)
@@ -433,7 +431,7 @@ async def test_a_function_that_ended_is_finished_however_slow_its_last_words_are
         assert (await workers.ended(job, Status.SUCCEEDED)).result == "done"
 
 
-async def test_a_stop_that_comes_after_the_function_has_ended_does_not_cut_its_last_words(
+async def test_stop_after_a_function_returned_keeps_its_log_and_result(
     workers: InProcessWorkers, slow: asyncio.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves C1. There is nothing to stop any more: what it said and how it ended are on their way."""
@@ -463,7 +461,7 @@ async def test_a_stop_that_comes_after_the_function_has_ended_does_not_cut_its_l
     assert await workers.log(job) == ["last words"]
 
 
-async def test_a_function_that_outlives_its_cancellation_does_not_keep_the_worker(workers: InProcessWorkers) -> None:
+async def test_function_that_ignores_cancellation_does_not_block_the_worker(workers: InProcessWorkers) -> None:
     """Proves C9."""
     workers.set(drain_grace=0.2)
     go = asyncio.Event()
@@ -501,7 +499,7 @@ async def test_a_sync_function_may_raise_anything(workers: InProcessWorkers) -> 
             assert text in ended.error.message
 
 
-async def test_a_stop_request_may_grow_while_the_function_ends(workers: InProcessWorkers) -> None:
+async def test_stop_request_may_escalate_while_the_function_ends(workers: InProcessWorkers) -> None:
     """Interrupt, then cancel: it is cancelled. Proves C1."""
     go = asyncio.Event()
 
@@ -526,7 +524,7 @@ async def _told(workers: InProcessWorkers, job: Job, rung: str) -> bool:
     return rung in [event.data["cancel"] for event in await workers.events(job, "cancel")]
 
 
-async def test_one_who_says_a_lot_at_once_loses_nothing(workers: InProcessWorkers) -> None:
+async def test_large_burst_of_events_is_kept(workers: InProcessWorkers) -> None:
     """More than fits in one batch. Proves R10 for functions."""
 
     @workers.functions.add
@@ -542,7 +540,7 @@ async def test_one_who_says_a_lot_at_once_loses_nothing(workers: InProcessWorker
     assert ended.usage == {"tokens": 7}
 
 
-async def test_what_cannot_be_said_is_refused_where_it_is_said(workers: InProcessWorkers) -> None:
+async def test_invalid_events_are_refused_in_the_function(workers: InProcessWorkers) -> None:
     refused = []
 
     @workers.functions.add
@@ -570,7 +568,7 @@ async def test_what_cannot_be_said_is_refused_where_it_is_said(workers: InProces
     assert await workers.log(job) == ["lone ? surrogate"]
 
 
-async def test_events_that_the_database_cannot_keep_are_left_out_with_a_mark(
+async def test_events_that_cannot_be_stored_are_replaced_by_a_note(
     workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append = Events.append

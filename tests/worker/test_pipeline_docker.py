@@ -126,7 +126,7 @@ async def test_postgres_in_the_container_is_snapshot_and_goes_on(
 
 
 @pytest.mark.parametrize(("mode", "ran"), [("always", 1), ("none", 2)])
-async def test_lost_container_goes_on_behind_the_latest_snapshot(
+async def test_lost_container_continues_after_the_latest_snapshot(
     pipelines: Pipelines, docker: DockerEngine, mode: str, ran: int
 ) -> None:
     """Proves P2, P7: its container is removed in the middle of a task; what was not kept runs again."""

@@ -42,7 +42,7 @@ async def test_second_run_gives_the_result_and_artifacts_of_the_first(pipelines:
     assert await left_by(workers, again) == wanted
 
 
-async def test_tasks_behind_a_known_one_add_to_what_it_left(pipelines: Pipelines) -> None:
+async def test_outputs_of_later_tasks_are_added_to_those_of_a_cached_one(pipelines: Pipelines) -> None:
     """Proves D1: later tasks win where paths collide, also a file over a folder and a folder over a file."""
     workers = pipelines.workers
     one = leaves("one", "a", "both", "file", "folder/inner")
@@ -109,7 +109,7 @@ async def test_snapshot_that_goes_between_the_hit_and_the_copy_is_built_again(pi
     assert await left_by(workers, job) == ({"by": "one"}, expected(a="one"))
 
 
-async def test_base_hands_on_what_it_left(pipelines: Pipelines) -> None:
+async def test_base_snapshot_provides_its_outputs(pipelines: Pipelines) -> None:
     """Proves D1: a task is the same behind a base as behind the tasks that made it, so it leaves the same."""
     workers = pipelines.workers
     async with workers.worker():

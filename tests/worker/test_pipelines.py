@@ -59,7 +59,7 @@ async def test_tasks_run_in_order_in_one_workspace(pipelines: Pipelines) -> None
     assert workers.folders == []
 
 
-async def test_task_ends_when_it_ends_however_long_its_copy_takes(pipelines: Pipelines) -> None:
+async def test_end_of_a_task_does_not_include_its_copy(pipelines: Pipelines) -> None:
     """Proves P1."""
     workers, copied = pipelines.workers, []
 
@@ -88,7 +88,7 @@ async def test_second_job_starts_nothing(pipelines: Pipelines) -> None:
     assert len(await pipelines.snapshots()) == 2
 
 
-async def test_chain_goes_on_behind_its_latest_snapshot(pipelines: Pipelines) -> None:
+async def test_pipeline_continues_after_its_latest_snapshot(pipelines: Pipelines) -> None:
     """Proves P2, P4: what is known is restored, not run."""
     workers = pipelines.workers
     async with workers.worker():
@@ -139,7 +139,7 @@ async def test_cancel_keeps_nothing_of_the_task_that_it_stops(pipelines: Pipelin
     assert workers.folders == []
 
 
-async def test_resumed_pipeline_goes_on_behind_what_it_had_kept(pipelines: Pipelines) -> None:
+async def test_resumed_pipeline_continues_after_its_stored_tasks(pipelines: Pipelines) -> None:
     """Proves C1, C5, P2: it was cancelled; what was done is not done again, and the cancel does not come back."""
     workers = pipelines.workers
     gate = pipelines.marker.with_name("gate")
@@ -324,7 +324,7 @@ async def test_snapshot_is_the_base_of_another_job(pipelines: Pipelines) -> None
     assert unknown.attempts == 1
 
 
-async def test_words_to_the_supervisor_may_be_said_again_and_again(
+async def test_commands_to_the_supervisor_may_be_repeated(
     pipelines: Pipelines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves P2, P12. A worker that stood still, or its database, between a word and its answer says the word again."""
@@ -444,7 +444,7 @@ async def test_bad_pipelines_that_came_by_sql_fail_with_the_field(pipelines: Pip
     assert pipelines.ran() == []
 
 
-async def test_word_that_a_full_disk_has_no_room_for_is_said_again(
+async def test_command_that_did_not_fit_on_a_full_disk_is_retried(
     pipelines: Pipelines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves P2: the job waits for room, and does not fail by it."""
@@ -513,7 +513,7 @@ async def test_uploads_are_refused_also_by_a_worker(pipelines: Pipelines) -> Non
     assert await pipelines.snapshots() == []
 
 
-async def test_pipeline_of_a_worker_that_leaves_is_taken_over_with_its_plan(pipelines: Pipelines) -> None:
+async def test_pipeline_of_a_draining_worker_is_adopted_with_its_plan(pipelines: Pipelines) -> None:
     """Proves P2, P9, C9: in the middle of a task. A file that changes meanwhile changes nothing for what runs."""
     workers = pipelines.workers
     gate = pipelines.marker.with_name("gate")

@@ -82,7 +82,7 @@ async def test_event_lines_are_events_and_all_others_are_log_lines(workers: InPr
     assert statuses == ["queued", "running", "succeeded"]
 
 
-async def test_a_log_is_cut_at_its_cap_with_a_mark_and_event_lines_still_pass(workers: InProcessWorkers) -> None:
+async def test_log_is_truncated_at_its_cap_and_event_lines_still_pass(workers: InProcessWorkers) -> None:
     """Nothing is lost below the cap. Proves R10."""
     workers.set(log_max_bytes=10_000)
     script = 'seq 1 100000; echo \'{"event":"late"}\'; echo err >&2'
@@ -141,7 +141,7 @@ async def test_a_command_that_cannot_run_fails_at_once_and_is_not_retried(
     assert workers.folders == []
 
 
-async def test_every_cause_of_an_end_is_in_the_ledger(workers: InProcessWorkers) -> None:
+async def test_attempts_record_every_cause_of_an_end(workers: InProcessWorkers) -> None:
     """Proves R20, R8, R9."""
     quick: Any = {"stop_grace": 0.2}
     jobs = {
@@ -194,7 +194,7 @@ async def test_a_job_that_fails_is_run_again_in_a_folder_of_its_own(workers: InP
     assert ended.attempts == 2
 
 
-async def test_a_stop_request_climbs_the_ladder_and_each_rung_is_told(workers: InProcessWorkers) -> None:
+async def test_stop_sequence_records_each_step(workers: InProcessWorkers) -> None:
     """A child that ignores TERM is killed. Proves C4, R25: what left the group is gone too."""
     script = "trap '' TERM; setsid sh -c 'trap \"\" TERM; echo pid=$$; sleep 600' & echo up; wait; sleep 600"
     job = await workers.sh(script, stop_grace=0.3)
@@ -322,7 +322,7 @@ async def test_a_chatty_process_can_be_cancelled_while_the_database_is_slow(
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
-async def test_worker_that_has_to_give_up_leaving_says_that_it_leaves_something(
+async def test_worker_that_cannot_hand_over_keeps_its_lock_file(
     workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves L19. The database takes no hand-over: the host's next worker knows of it, and waits for no lease."""
@@ -361,7 +361,7 @@ async def test_exit_codes_that_a_supervisor_uses_itself_are_the_commands_own(
     assert (ended.exit_code, ended.attempts) == (code, 1)
 
 
-async def test_a_host_without_room_fails_no_job(workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_host_fails_no_job(workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
     """It waits for a better moment, and no attempt is counted. Proves R5 for a host."""
     full = [errno.ENOSPC, errno.EMFILE]
 
@@ -456,7 +456,7 @@ async def test_a_capped_queue_goes_on_as_soon_as_a_job_ends(workers: InProcessWo
             await workers.ended(job, Status.SUCCEEDED)
 
 
-async def test_a_drain_is_no_signal(workers: InProcessWorkers) -> None:
+async def test_drain_does_not_count_as_a_signal(workers: InProcessWorkers) -> None:
     """One signal after a drain by the database still gives functions their grace. Proves C9."""
     async with workers.worker() as worker:
         worker.leave()
@@ -465,7 +465,7 @@ async def test_a_drain_is_no_signal(workers: InProcessWorkers) -> None:
 
 
 @needs_root
-async def test_output_that_a_full_disk_lost_to_the_end_is_told(workers: InProcessWorkers, tmp_path: Path) -> None:
+async def test_log_reports_output_lost_on_a_full_disk(workers: InProcessWorkers, tmp_path: Path) -> None:
     """Proves R10. Where no frame stands behind the gap, the log still says how much is missing."""
     with small_disk(tmp_path / "disk") as disk:
         workers.set(state_dir=disk, disk_reserve=None)

@@ -84,7 +84,7 @@ def _named_nap(processes: WorkerProcesses, name: str) -> dict[str, object]:
     return {"runner": "function", "spec": {"name": "nap"}, "inputs": inputs}
 
 
-async def test_host_that_was_cut_off_goes_on_where_it_was(processes: WorkerProcesses) -> None:
+async def test_attempts_of_a_host_that_was_cut_off_continue(processes: WorkerProcesses) -> None:
     """Proves R6, N2, L6. Nobody knows whether the attempts run: they wait for a person, and nothing overlaps.
 
     One host's worker sleeps, another's is dead and nobody replaces it, until both come back and adopt what is theirs.

@@ -188,7 +188,7 @@ async def test_sigterm_hands_over_processes_and_lets_functions_end(processes: Wo
     assert len(processes.locks()) == 1
 
 
-async def test_what_a_worker_leaves_behind_is_explained_and_its_workers_are_named(processes: WorkerProcesses) -> None:
+async def test_orphans_of_a_stopped_worker_are_explained_and_name_it(processes: WorkerProcesses) -> None:
     """Proves J17: a stop in order is no loss, a killed worker is not said to run its job, the record names each."""
     job = await processes.chatty("process", gated=True)
 
@@ -221,7 +221,7 @@ async def test_what_a_worker_leaves_behind_is_explained_and_its_workers_are_name
     assert (attempt.worker, attempt.last_worker in (None, began, adopter)) == (began, False)
 
 
-async def test_second_signal_leaves_at_once(processes: WorkerProcesses) -> None:
+async def test_second_signal_exits_immediately(processes: WorkerProcesses) -> None:
     """Proves C9. What it held is recovered from its lock file, not after its lease."""
     process = await processes.chatty("process", gated=True)
     endless = await processes.submit(
@@ -283,7 +283,7 @@ async def test_cancel_that_races_the_start_wins(processes: WorkerProcesses) -> N
     await processes.assert_whole("other", other)
 
 
-async def test_what_cannot_be_killed_is_never_called_cancelled(
+async def test_unkillable_job_is_not_called_cancelled(
     workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves R23. It stays running and holds its lane until it is dead."""
@@ -340,9 +340,7 @@ async def test_worker_that_slept_just_before_the_start_starts_nothing(tmp_path: 
         runner.close()
 
 
-async def test_supervisor_that_was_first_and_left_too_late_has_started_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_late_first_supervisor_has_started_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Proves L13. The worker that met it starts the attempt again; it is not a loss."""
     met = asyncio.Event()
     begun_by_another = Process._begun_by_another
