@@ -36,7 +36,7 @@ ALLOWED_SKIPS = (
     "before Python",
     "without systemd",
 )
-"""What a machine may be without, in a reason to skip: the rights of root, a newer Python, systemd."""
+"""Reasons to skip a test that CI accepts: no root, an older Python, no systemd."""
 LONGEST = (
     "test_worker_crash", "test_races", "test_docker_adoption", "test_torture", "test_worker_outage",
     "test_worker_hosts", "test_stateful", "test_pipeline_docker", "test_docker_engine", "test_pipeline_crash",
@@ -62,7 +62,7 @@ PROCESS_FIXTURES = {
     "attempt",
     "service_process",
 }
-"""Fixtures with a database server, an engine or processes of their own. A test that uses none of them is quick."""
+"""Fixtures that start a database server, an engine or processes. A test that uses none of them is quick."""
 _running = ExitStack()
 # A shell starts what it puts into the background with SIGINT ignored, and children inherit that: a test that interrupts
 # one would wait for ever.
@@ -70,7 +70,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def run_in_thread(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in a thread of its own, where no loop runs yet."""
+    """Run a coroutine in a new thread, which has no event loop yet."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, work).result()
 
@@ -81,7 +81,7 @@ def database_url(server: str, name: str) -> str:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """In CI a test that cannot run for want of a part has failed."""
+    """Fail skipped tests in CI, unless the reason is an accepted one."""
     report = yield
     if report.skipped and os.environ.get("CI") and not hasattr(report, "wasxfail"):
         reason = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
@@ -92,9 +92,9 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files first that take minutes: else one process would be busy with the last of them, alone.
+    """Run the slowest files first, so that the run does not end with one process busy alone.
 
-    And mark each test with its tier, and those of the quick one.
+    Mark each test with its tier, and the quick ones with `quick`.
     """
     order = {name: n for n, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
@@ -113,7 +113,7 @@ def is_quick(item: pytest.Item) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Start the cluster once, in the process that leads the run, and make the migrated template in it."""
+    """Start the cluster once, in the controlling process, and create the migrated template in it."""
     if hasattr(config, "workerinput") or config.option.collectonly or config.option.help:
         return
     if config.option.markexpr == QUICK:
@@ -278,7 +278,7 @@ brittle_engine = session_daemon(live_restore=False)
 
 @pytest.fixture
 def docker(docker_engine: DockerEngine, workers: InProcessWorkers) -> Iterator[DockerEngine]:
-    """The engine, made known to the workers; after the test nothing may be left on it."""
+    """The engine, set for the workers; after the test nothing may be left on it."""
     workers.set(docker_host=docker_engine.host)
     docker_engine.ensure()
     yield docker_engine
@@ -290,7 +290,7 @@ def docker(docker_engine: DockerEngine, workers: InProcessWorkers) -> Iterator[D
 
 @pytest.fixture
 def docker_for_processes(docker_engine: DockerEngine, processes: WorkerProcesses) -> Iterator[DockerEngine]:
-    """The engine, made known to a processes; what a test leaves on it is removed."""
+    """The engine, set for the worker processes; what a test leaves on it is removed."""
     processes.set(docker_host=docker_engine.host)
     docker_engine.ensure()
     yield docker_engine

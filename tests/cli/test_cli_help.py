@@ -1,4 +1,4 @@
-"""What the command line says of itself: help, twins in the environment, and what Tab offers."""
+"""Help texts, the environment variables of options, and shell completion."""
 
 import os
 import re
@@ -23,7 +23,7 @@ OWN = {"help", "install_completion", "show_completion"}
 
 
 def commands(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every command with its path, groups among them."""
+    """Yield every command with its path, including groups."""
     found = typer.main.get_command(app) if command is None else command
     yield path, found
     for name, inner in getattr(found, "commands", {}).items():
@@ -103,7 +103,7 @@ async def test_completion_offers_what_the_server_knows(service_process: Service)
 
 
 def tab(service: Service, line: str, url: str | None = None) -> list[str]:
-    """What bash offers when Tab is pressed behind a line."""
+    """Return what bash offers when Tab is pressed after a line."""
     words = ["holdfast", *line.split(" ")]
     program = Path(sys.executable).with_name("holdfast")
     script = (

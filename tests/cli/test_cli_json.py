@@ -59,7 +59,7 @@ def document() -> dict[str, Any]:
 
 
 def fits(value: Any, operation: str) -> Any:
-    """Demand that this is what an operation of the document answers, with no field that it does not know."""
+    """Assert that this is a response of an operation of the document, without unknown fields."""
     (found,) = [
         entry
         for methods in document()["paths"].values()
@@ -177,7 +177,7 @@ def the_rest(said: Said) -> None:
 
 
 async def die_elsewhere(folder: Path) -> None:
-    """Leave the row of a worker whose host nobody hears of any more."""
+    """Leave the row of a worker on a host that is gone."""
     async with await open_store(f"sqlite:///{folder / 'holdfast.db'}") as store:
         await store.workers.register(
             "elsewhere:1:x", host="elsewhere", pid=1, queues={}, capabilities=[], domains=["process:x"], ttl=0.001

@@ -22,12 +22,12 @@ USER = "postgres"
 
 
 def _hear_hangups() -> None:
-    """Also where the tests were started with `nohup`."""
+    """Handle SIGHUP although the tests were started with `nohup`."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 class Site:
-    """Everything on one machine, in a data folder, and the commands to it."""
+    """One installation in a data folder, and its commands."""
 
     def __init__(self, data: Path) -> None:
         self.data = data
@@ -149,7 +149,7 @@ def test_throwaway_server_is_removed_after_every_kind_of_end(site: Site, tmp_pat
 
 
 def test_throwaway_counts_as_use_and_sweeps_what_a_killed_one_left(site: Site) -> None:
-    """Proves P11, P12: what is opened daily is not the one that nobody used."""
+    """Proves P11, P12: a snapshot that is opened daily does not count as unused."""
     snapshot = site.prepare()
 
     def used_at() -> str:

@@ -1,4 +1,4 @@
-"""`holdfast up`: what it prints can be pasted, and what it started leaves with it."""
+"""`holdfast up`: the printed commands work, and the processes that it started exit with it."""
 
 import contextlib
 import json
@@ -117,14 +117,14 @@ def test_workers_leave_when_up_is_killed_and_their_job_runs_on(tmp_path: Path) -
 
 
 def alive(pid: int) -> bool:
-    """Whether it runs: not gone, and not one that ended and nobody has waited for."""
+    """Return whether a process runs; a zombie does not."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
 
 
 def test_worker_exits_if_up_died_before_it_started(tmp_path: Path) -> None:
-    """Proves G8. The pipe has ended before the worker begins: there is no moment at which the death goes unnoticed."""
+    """Proves G8. The pipe is closed before the worker starts, so that the death cannot go unnoticed."""
     looks, holds = os.pipe()
     os.close(holds)
     with subprocess.Popen(

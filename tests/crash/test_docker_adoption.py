@@ -1,4 +1,4 @@
-"""Containers whose worker dies, stops or leaves: another one carries on, and nothing runs twice."""
+"""Containers whose worker dies, stops or exits: another worker adopts them, and nothing runs twice."""
 
 import signal
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ async def chatty(workers: InProcessWorkers, *, pace: float = 0.1, **fields: Any)
 
 
 async def chatty_for(processes: WorkerProcesses, step: str) -> Job:
-    """A job for a worker that is struck at a step; what is shipped must still run when its worker comes to ship it."""
+    """Submit a job for a worker that is killed at a step; its output must last until the worker ships it."""
     return await chatty(processes, pace=1.0 if step == "shipped" else 0.1, queue=step)
 
 
@@ -68,7 +68,7 @@ def record(docker_engine: DockerEngine) -> Iterator[Record]:
 
 
 async def sweep(processes: WorkerProcesses, docker: DockerEngine, times: int = 1) -> None:
-    """What a worker does once a minute, so many times."""
+    """Sweep several times, as a worker does once a minute."""
     async with api(docker) as engine:
         runner = DockerRunner(
             engine, processes.installation, limits=Limits(), log_cap=1 << 20, state=processes.settings.state
@@ -112,7 +112,7 @@ async def test_worker_killed_at_any_step_costs_nothing(
     (its_id,) = [worker.worker for worker in await processes.store.workers.list() if worker.pid == survivor.pid]
 
     async def removed_by_the_survivor() -> bool:
-        """What is left belongs to those who died between a job's end and its removal."""
+        """Return the containers that a surviving worker must remove."""
         names = docker_for_processes.containers()
         left = [job for job in jobs.values() if any(job.id in name for name in names)]
         return its_id not in [(await processes.store.attempts.list(job.id))[-1].worker for job in left]
@@ -143,7 +143,7 @@ async def test_adopter_killed_at_any_step_costs_nothing(
 async def test_worker_stopped_at_any_step_changes_nothing_when_it_wakes(
     processes: WorkerProcesses, docker_for_processes: DockerEngine, record: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a woken worker created, and may not start, goes to the sweep. Proves L15, L6, R16."""
+    """A container that a woken worker created and may not start is swept. Proves L15, L6, R16."""
     jobs = {step: await chatty_for(processes, step) for step in [*STEPS, *CALLS]}
     victims = await processes.start_and_stop(
         {step: Hook(step=step, do="stop", job=job.id if step in STEPS else None) for step, job in jobs.items()}

@@ -1,4 +1,4 @@
-"""A Docker engine that goes away and comes back: under running jobs, under claims, in the middle of a start."""
+"""A Docker engine outage: during running jobs, during claims, in the middle of a start."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -46,14 +46,14 @@ async def in_thread(work: Callable[..., object], *arguments: object) -> None:
 
 @pytest.fixture(params=["stopped", "killed"])
 def down(request: pytest.FixtureRequest) -> Callable[[DockerEngine], None]:
-    """How an engine goes away."""
+    """How the engine ends."""
     return DockerEngine.stop if request.param == "stopped" else DockerEngine.kill
 
 
 async def test_engine_outage_fails_no_job(
     workers: InProcessWorkers, docker: DockerEngine, down: Callable[[DockerEngine], None]
 ) -> None:
-    """Running jobs go on, or end meanwhile; a stop waits; claims wait. Proves R5, R3, R10."""
+    """Running jobs continue or end; stop requests and claims wait. Proves R5, R3, R10."""
     async with workers.worker({"default": 16}):
         running = await slow(workers, 150)
         ending = await slow(workers, 30)
@@ -142,7 +142,7 @@ async def test_another_engine_that_does_not_know_a_container_proves_nothing(
     brittle_engine: DockerEngine,
     switch: Callable[[DockerEngine], None],
 ) -> None:
-    """It does not know the container, which proves nothing. Proves R5, R6."""
+    """It does not know the container; the job is not recorded as lost. Proves R5, R6."""
     job = await slow(workers, 100)
     held = await workers.container(WAITING)
     async with workers.worker():

@@ -1,4 +1,4 @@
-"""Engines that were killed at a bad moment forget: that a container was started, or how it ended."""
+"""Engines that were killed and forgot that a container was started, or how it ended."""
 
 import json
 import signal
@@ -24,7 +24,7 @@ STARTED = {
 
 
 async def only_created(processes: WorkerProcesses, docker: DockerEngine, folder: Path, **files: dict[str, Any]) -> Job:
-    """A job whose container was never started, by its engine's word; what its volume says is put there."""
+    """Make a job whose container was never started according to its engine, with these files in its volume."""
     job = await processes.container("echo again", queue="forgotten")
     victim = processes.start({"forgotten": 1}, Hook(step="created", do="kill"))
     assert await victim.dead() == -signal.SIGKILL
@@ -37,7 +37,7 @@ async def only_created(processes: WorkerProcesses, docker: DockerEngine, folder:
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Adopters that fail come again without a pause."""
+    """Let failed adopters retry without a pause."""
     monkeypatch.setattr(worker, "CRASHED_DELAY", 0.05)
     monkeypatch.setattr(orphans, "BACKOFF_BASE", 0.05)
 
@@ -46,7 +46,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_container_whose_start_the_engine_forgot_is_not_started_again(
     processes: WorkerProcesses, docker_for_processes: DockerEngine, tmp_path: Path
 ) -> None:
-    """It may still run, and nobody can tell: a person has to look. Proves R4, R5."""
+    """It may still run, so a person has to check. Proves R4, R5."""
     with docker_for_processes.recorded() as record:
         job = await only_created(processes, docker_for_processes, tmp_path, started=STARTED)
         async with processes.worker():

@@ -1,6 +1,6 @@
-"""Starts that come late: an owner that lost its lease is still on the way when others have ended the job.
+"""Late starts: a worker that lost its lease starts the job after others have ended it.
 
-The test plays the first owner: it claims, stages, and comes to its start late. A real worker adopts.
+The test acts as the first owner: it claims and stages the job, and starts it late. A real worker adopts.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ class LateOwner:
         return self.folder
 
     async def lose(self) -> None:
-        """It is known to be dead, or the database's clock jumped: its lease is gone before its time."""
+        """Clear its lease early, as if it were known to be dead or the database's clock had jumped."""
         await self._processes.store.leases.orphan(OWNER)
 
     async def start(self) -> None:
@@ -116,7 +116,7 @@ async def test_late_supervisor_costs_no_attempt(processes: WorkerProcesses) -> N
 
 
 class LateStarts:
-    """Starts that come too late for their lease, for as long as it is said."""
+    """Make the first starts fail with `TooLate`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, tries: float) -> None:
         self.tried = asyncio.Event()
@@ -136,7 +136,7 @@ class LateStarts:
 async def test_job_with_repeated_late_starts_can_be_cancelled(
     workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Proves C1: between two tries there is a pause, in which a stop request is heard."""
+    """Proves C1: a stop request is carried out in the pause between two tries."""
     late = LateStarts(monkeypatch, float("inf"))
     job = await workers.sh("true")
     async with workers.worker():
@@ -156,7 +156,7 @@ async def test_late_start_is_retried_in_the_same_attempt(
 
 
 async def test_job_that_never_starts_in_time_fails(workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Proves R22: on a machine that has too much to do for long, a job says so, and its policy decides."""
+    """Proves R22: on an overloaded machine the job fails with this reason, and its policy decides."""
     monkeypatch.setattr(executor, "LATE_SECONDS", 0.01)
     LateStarts(monkeypatch, float("inf"))
     job = await workers.sh("true")
@@ -170,9 +170,9 @@ async def test_job_that_never_starts_in_time_fails(workers: InProcessWorkers, mo
 async def test_start_after_the_lease_expired_starts_nothing(
     workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Proves L15: the order's own deadline is the trust in the lease when it was made, not when it is carried out.
+    """Proves L15: the deadline of a start is set when the order is made, not when it is carried out.
 
-    The worker stalls for longer than the lease between its last look at it and the spawn: its supervisor must leave.
+    The worker stalls for longer than the lease before the spawn, so its supervisor must exit.
     """
     workers.set(lease_ttl=3.0, heartbeat_interval=0.5)
     marker = tmp_path / "marker"

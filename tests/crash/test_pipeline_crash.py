@@ -1,4 +1,4 @@
-"""Workers that are killed at every step of a pipeline: each task runs once, and nothing half-made is ever used."""
+"""Workers killed at every step of a pipeline: each task runs once, and no partial result is used."""
 
 import asyncio
 import os
@@ -47,7 +47,7 @@ def marker_lines(pipelines: Pipelines, name: str) -> list[str]:
 
 
 async def submit(pipelines: Pipelines, name: str, *more: dict[str, Any], **fields: Any) -> Job:
-    """A pipeline of its own: another environment makes other results."""
+    """Submit a pipeline with its own results, by another environment."""
     spec = {"env": {"MARKER": str(pipelines.marker.with_name(f"{name}.marks"))}}
     return await pipelines.submit(brings("one"), brings("two"), *more, spec=spec, **fields)
 
@@ -65,7 +65,7 @@ async def content(pipelines: Pipelines, job: Job) -> str:
 
 
 def test_list_of_steps_is_complete() -> None:
-    """A step that is new is one more place to be killed at."""
+    """A new step must be added to the tests that kill a worker there."""
     told = "".join(Path(module.__file__ or "").read_text() for module in (pipeline_execution, snapshots))
     assert {*re.findall(r'_at\("([a-z ]+)"\)', told)} | {"spawned"} == {*STEPS} | SERVED | OTHERS
 
@@ -113,7 +113,7 @@ async def test_worker_killed_at_any_step_repeats_no_task(processes: WorkerProces
 async def test_snapshot_removed_after_its_restore_is_not_needed(
     processes: WorkerProcesses, pipelines: Pipelines, mode: str, ran: str
 ) -> None:
-    """Proves P2, P12: an adopter goes on in the workspace that is there.
+    """Proves P2, P12: an adopter continues in the existing workspace.
 
     With `final`, the worker that dies has just begun with the first task when somebody else makes the first two.
     """
@@ -142,7 +142,7 @@ async def test_snapshot_removed_after_its_restore_is_not_needed(
 
 
 async def _make_known(processes: WorkerProcesses, pipelines: Pipelines) -> None:
-    """Have the first two tasks done by a job of their own, and its worker gone."""
+    """Run the first two tasks in another job, and stop its worker."""
     maker = processes.start({"other": 1}, **SLOW)
     await processes.ended(await pipelines.submit(adds("one"), adds("two"), queue="other"), Status.SUCCEEDED)
     maker.kill()
@@ -151,7 +151,7 @@ async def _make_known(processes: WorkerProcesses, pipelines: Pipelines) -> None:
 async def test_next_job_builds_when_the_builder_is_killed(processes: WorkerProcesses, pipelines: Pipelines) -> None:
     """Proves P5: the one worker that is left adopts the task that runs, although the waiter has its one slot.
 
-    The lock falls with the builder's lease: until the adoption the waiter may take it, and builds, too.
+    The lock ends with the builder's lease: until the adoption the waiter may take it and build too.
     """
     waits = task("three", 'echo here; while [ ! -e "$GATE" ]; do sleep 0.05; done; echo three >> made')
     gate = pipelines.marker.with_name("gate")
@@ -211,7 +211,7 @@ async def test_race_for_one_snapshot_survives_a_killed_builder(
 
 
 async def test_cancel_survives_the_death_of_server_and_worker(processes: WorkerProcesses, pipelines: Pipelines) -> None:
-    """Proves C1, C5, P7: the server right behind its answer, and the worker as it passes the word on."""
+    """Proves C1, C5, P7: the server is killed right after its answer, and the worker while it sends the stop."""
     child = task("two", "echo $$ > pid; echo here; trap '' TERM; while :; do sleep 0.1; done")
     job = await pipelines.submit(
         adds("one"), child, queue="a", stop_grace=0.5, max_attempts=3, retry={"on": ["failed"]}
@@ -232,7 +232,7 @@ async def test_cancel_survives_the_death_of_server_and_worker(processes: WorkerP
 
 
 async def test_cancel_during_a_failure_prevents_a_retry(processes: WorkerProcesses, pipelines: Pipelines) -> None:
-    """Proves C1, P7: although the task has failed by itself, and the job has attempts left."""
+    """Proves C1, P7: although the task failed by itself and the job has attempts left."""
     job = await pipelines.submit(
         adds("one"), task("two", "echo two >> made; exit 1"), max_attempts=3,
         retry={"base": 0, "cap": 0, "on": ["failed"]},
@@ -272,7 +272,7 @@ async def test_lost_workspace_is_restored_from_the_latest_snapshot(
 async def test_worker_that_slept_past_its_lease_changes_no_workspace(
     processes: WorkerProcesses, pipelines: Pipelines
 ) -> None:
-    """Proves P2, L15, L6: it wakes with a restored tree in its hands, while the next task of its adopter runs."""
+    """Proves P2, L15, L6: it wakes after it restored the tree, while the adopter runs the next task."""
     await processes.ended(await _known(processes, pipelines), Status.SUCCEEDED)
     gate = pipelines.marker.with_name("gate")
     spec = {"env": {"MARKER": str(pipelines.marker), "GATE": str(gate)}}
@@ -290,7 +290,7 @@ async def test_worker_that_slept_past_its_lease_changes_no_workspace(
 
 
 async def _known(processes: WorkerProcesses, pipelines: Pipelines) -> Job:
-    """A first task that is known, and a worker that lives."""
+    """Store the result of the first task, and start a worker."""
     processes.start({"other": 2})
     gate = pipelines.marker.with_name("gate")
     spec = {"env": {"MARKER": str(pipelines.marker), "GATE": str(gate)}}

@@ -1,4 +1,4 @@
-"""A server killed with -9 in the middle of things: what it answered holds, the rest is whole or not there."""
+"""A server killed during requests: what it answered is kept, and the rest is complete or absent."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Workers that are killed or stopped at every step of an execution: the child runs once, and its record is whole."""
+"""Workers killed or stopped at every step of an execution: the child runs once, and its record is complete."""
 
 import asyncio
 import os
@@ -39,9 +39,9 @@ async def cancel_when_running(processes: WorkerProcesses, job: Job) -> None:
 
 
 async def assert_swept(processes: WorkerProcesses) -> None:
-    """At most the marks that keep a sleeping worker from a second start are left, and in time not even those.
+    """Assert that only start markers are left, and that these are removed later.
 
-    Of its files a job has those that its last owner took, and no others.
+    A job has the artifacts that its last owner collected, and no others.
     """
     await Sweeper(processes.store, processes.artifacts, grace=0.0).run_once()
     for job in processes.artifacts.jobs("", 100):
@@ -49,7 +49,7 @@ async def assert_swept(processes: WorkerProcesses) -> None:
     await processes.sweep()
 
     def only_marks() -> bool:
-        """Also where an `rm` is still at it, whose worker was killed meanwhile. What was half made goes later."""
+        """Return whether only start markers are left; a removal of a killed worker may still be running."""
         whole = [folder for folder in processes.folders_of() if not folder.name.startswith(".")]
         return all({path.name for path in folder.glob("*")} <= TOMBSTONE for folder in whole)
 

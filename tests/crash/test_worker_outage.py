@@ -1,4 +1,4 @@
-"""Databases that go away, connections that lie, clocks that are wrong, leaders that die: nothing is lost or doubled."""
+"""Database outages, half-open connections, wrong clocks and dead leaders lose and duplicate nothing."""
 
 import asyncio
 import contextlib
@@ -63,7 +63,7 @@ async def load(
 
 
 async def assert_once(processes: WorkerProcesses, jobs: dict[str, Job]) -> None:
-    """Each succeeded in one run, with a whole record."""
+    """Assert that each job succeeded in one run, with a complete record."""
     for name, job in jobs.items():
         if name.startswith("process"):
             await processes.assert_whole(name, job)
@@ -77,7 +77,7 @@ async def assert_once(processes: WorkerProcesses, jobs: dict[str, Job]) -> None:
 
 
 async def answers_again(processes: WorkerProcesses) -> None:
-    """Wait until our own store has whole connections again."""
+    """Wait until our own store has working connections again."""
 
     async def look() -> bool:
         with contextlib.suppress(StoreError):
@@ -92,7 +92,7 @@ async def answers_again(processes: WorkerProcesses) -> None:
 async def test_postgres_restarts_under_load_lose_and_duplicate_nothing(
     own_processes: WorkerProcesses, own_server: Server
 ) -> None:
-    """Proves L16, L7. Five times, by turns orderly and as a crash."""
+    """Proves L16, L7. Five restarts, alternating between orderly and crash."""
     processes = own_processes
     jobs = await load(processes, 8, 8, pace=0.7, seconds=5.0)
     later = [
@@ -115,7 +115,7 @@ async def test_postgres_restarts_under_load_lose_and_duplicate_nothing(
 
 
 async def test_database_outage_of_three_ttls_loses_no_child(own_processes: WorkerProcesses, own_server: Server) -> None:
-    """Proves L18, L7. Every lease has expired when it comes back; the first reaper doubts itself."""
+    """Proves L18, L7. Every lease has expired when it is back; the first reaper waits before it reaps."""
     processes = own_processes
     jobs = await load(processes, 30, 20, pace=1.6, seconds=16.0)
     workers = [processes.start({"default": 20}) for _ in range(3)]
@@ -132,7 +132,7 @@ async def test_database_outage_of_three_ttls_loses_no_child(own_processes: Worke
 async def test_outage_is_two_lines_in_the_log_of_a_worker_and_of_a_server(
     own_processes: WorkerProcesses, own_server: Server, tmp_path: Path
 ) -> None:
-    """One when the database is lost, with the cause, one when it is back; no traceback, no riddles of a driver."""
+    """One line when the database is lost, with the cause, and one when it is back; no traceback."""
     processes = own_processes
     with service_process_on(own_server.url, tmp_path / "data") as service:
         worker = processes.start({"default": 4}, **PATIENT)
@@ -241,7 +241,7 @@ async def test_finish_whose_reply_was_lost_is_applied_once(processes: WorkerProc
 
 @postgres_only
 async def test_half_open_connections_are_replaced(processes: WorkerProcesses, clean_url: str) -> None:
-    """Proves L16, L7. Nothing that is sent arrives, and nobody says so."""
+    """Proves L16, L7. Nothing that is sent arrives, and no error is raised."""
     parts = urlsplit(clean_url)
     async with Proxy(parts.port or 0).run() as proxy:
         url = urlunsplit(parts._replace(netloc=f"{parts.username}@127.0.0.1:{proxy.port}"))
@@ -262,7 +262,7 @@ async def test_half_open_connections_are_replaced(processes: WorkerProcesses, cl
 @needs_faketime
 @pytest.mark.parametrize("shift", ["+6h", "-6h"])
 async def test_worker_whose_clock_is_hours_off_does_no_harm(processes: WorkerProcesses, kind: str, shift: str) -> None:
-    """Proves L17. On Postgres nobody looks at its clock; on SQLite it knows better than to reap by it."""
+    """Proves L17. On Postgres its clock is not used; on SQLite it detects the difference and does not reap."""
     wrong = processes.start({"wrong": 1}, environment=clocks.shifted(shift), **PATIENT)
     await processes.eventually(processes.locks, "it leads")
     right = processes.start({"right": 2}, **PATIENT)
@@ -280,7 +280,7 @@ async def test_worker_whose_clock_is_hours_off_does_no_harm(processes: WorkerPro
 async def test_blocking_function_keeps_its_lease_and_a_busy_worker_reaps_as_leader(
     processes: WorkerProcesses,
 ) -> None:
-    """Proves L8, L10. The leader is killed; one whose only slot is taken reaps a worker of another host."""
+    """Proves L8, L10. The leader is killed; a worker whose only slot is in use reaps a worker of another host."""
     leader = processes.start({"leads": 1})
     await processes.eventually(processes.locks, "the leader is there")
     slow_to_expire: dict[str, Any] = {"lease_ttl": 2 * TTL, "heartbeat_interval": TTL / 3}

@@ -23,7 +23,7 @@ def test_protocol_is_safe_in_every_state() -> None:
 
 
 def test_every_job_ends_and_every_worker_becomes_idle() -> None:
-    """However workers are killed and stopped, each job comes to its end once that is over, and each worker to rest."""
+    """After any kills and stops each job ends and each worker becomes idle."""
     holds(check.check_rest())
 
 
@@ -41,7 +41,7 @@ def test_broken_protocol_is_caught_by_the_property_that_is_named(variant: str) -
 
 @pytest.mark.parametrize("variant", check.LOOPS)
 def test_no_assertion_catches_a_loop(variant: str) -> None:
-    """So what catches it is the formula, and nothing else would."""
+    """Only the formula catches it."""
     holds(check.check_loop_is_safe(variant))
 
 

@@ -1,4 +1,4 @@
-"""Artifacts over HTTP: listed, downloaded as attachments, never run by a browser, never from elsewhere."""
+"""Artifacts over HTTP: listed and downloaded as attachments; no path leads outside."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def shared(service: Service) -> Path:
 
 
 async def left(service: Service, files: dict[str, bytes]) -> str:
-    """A job that ended and left files; return its id."""
+    """Make a job that ended with artifacts; return its id."""
     async with service.client() as client:
         answer = await client.post("/v1/jobs", json={"runner": "process", "spec": {"command": ["true"]}})
         job: str = answer.json()["id"]

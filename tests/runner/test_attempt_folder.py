@@ -1,4 +1,4 @@
-"""The attempt folder as a worker sees it: reading from any offset, who lives, what is left, and what cannot be read."""
+"""The attempt folder as a worker sees it: log offsets, liveness, leftovers, and damaged files."""
 
 import contextlib
 import fcntl
@@ -150,7 +150,7 @@ class TestAlive:
 
 
 def before(work: Callable[..., Any], first: Callable[[], object]) -> Callable[..., Any]:
-    """Do something else first, which may fail."""
+    """Run something else first, which may fail."""
 
     def both(*arguments: Any, **named: Any) -> Any:
         first()

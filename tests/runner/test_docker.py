@@ -1,4 +1,4 @@
-"""Containers in a worker: what they get, what becomes of their output, and how each end is recorded."""
+"""Containers in a worker: their environment, their output, and how each end is recorded."""
 
 import asyncio
 import base64

@@ -1,4 +1,4 @@
-"""Containers in which nothing ran, and which stand in the way: left too late, or half removed by their engine."""
+"""Leftover containers in which nothing ran: started too late, or half removed by their engine."""
 
 import contextlib
 import json
@@ -25,13 +25,13 @@ OWNER = "first-owner"
 
 @pytest.fixture
 def kind() -> str:
-    """A container knows nothing of the store."""
+    """One store is enough: containers do not depend on it."""
     return "sqlite"
 
 
 @contextlib.asynccontextmanager
 async def owned(workers: InProcessWorkers, docker: DockerEngine, job: Job) -> AsyncIterator[tuple[DockerRunner, Order]]:
-    """The test plays a worker that claimed a job; afterwards it is known to be dead."""
+    """Act as a worker that claimed a job; afterwards it is known to be dead."""
     async with api(docker) as engine:
         installation = await workers.store.installation()
         runner = DockerRunner(engine, installation, limits=Limits(), log_cap=1 << 20, state=workers.settings.state)
@@ -48,7 +48,7 @@ async def owned(workers: InProcessWorkers, docker: DockerEngine, job: Job) -> As
 
 
 async def yes() -> None:
-    """It is still ours, as far as we know."""
+    """Confirm that the lease is still ours."""
 
 
 async def lost() -> None:

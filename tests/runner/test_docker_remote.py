@@ -1,4 +1,4 @@
-"""A Docker engine on the network, which lets in only those whose certificate it knows."""
+"""A Docker engine on the network that accepts only clients with a known certificate."""
 
 import subprocess
 from collections.abc import Iterator

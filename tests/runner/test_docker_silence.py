@@ -1,4 +1,4 @@
-"""An engine that is there and does not do what we wait for: silent connections, a log refused, slow starts."""
+"""An engine that runs but does not respond: silent connections, a refused log, slow starts."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -26,14 +26,14 @@ WAITING = "echo up; while [ ! -e go ]; do sleep 0.1; done; echo gone"
 
 @pytest.fixture
 def kind() -> str:
-    """A container knows nothing of the store."""
+    """One store is enough: containers do not depend on it."""
     return "sqlite"
 
 
 async def test_silent_connections_do_not_hide_the_end(
     workers: InProcessWorkers, docker: DockerEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Proves R5, R10. What lies between us and a far engine drops quiet connections without a word."""
+    """Proves R5, R10. A firewall before a remote engine may drop idle connections silently."""
     monkeypatch.setattr(container, "WAIT_SECONDS", 1.0)
     monkeypatch.setattr(container, "STALL_SECONDS", 1.0)
     monkeypatch.setattr(engine, "QUICK", aiohttp.ClientTimeout(total=1.0))
@@ -76,7 +76,7 @@ async def test_refused_log_request_is_retried(
 async def test_start_that_loses_its_engine_leaves_no_log_reader(
     workers: InProcessWorkers, docker: DockerEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Proves R5. Who adopts it reads for itself; two readers for ever would be two too many."""
+    """Proves R5. The adopter starts its own reader, so the old one must end."""
     waits: list[Container] = []
 
     async def away(self: Container) -> bool:
@@ -115,7 +115,7 @@ def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_wait_for_a_start_slot_does_not_make_a_start_late(
     workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Proves R2, C1. Of many that start at once each would be so slow that its lease ends first; waiting is free."""
+    """Proves R2, C1. Many starts at once would each take longer than a lease; waiting for a slot does not."""
     left: dict[str, float] = {}
     slow, starting = asyncio.Event(), asyncio.Event()
     begin, start = DockerRunner.start, Engine.start
@@ -157,7 +157,7 @@ async def test_wait_for_a_start_slot_does_not_make_a_start_late(
 async def test_container_that_does_not_begin_releases_its_start_slot(
     workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Proves R2. It is started, as far as its engine is concerned."""
+    """Proves R2. For its engine it has started."""
     standing, awake = asyncio.Event(), asyncio.Event()
     begun = Container.begun
 

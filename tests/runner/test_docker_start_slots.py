@@ -1,4 +1,4 @@
-"""Workers that share an engine start containers in turns, whatever becomes of those whose turn it is."""
+"""Start slots: workers that share an engine start a limited number of containers at a time, also after crashes."""
 
 import asyncio
 import os
@@ -30,7 +30,7 @@ asyncio.run(main())
 
 @contextmanager
 def holder(folder: Path) -> "Iterator[subprocess.Popen[str]]":
-    """Another worker, whose turn it is."""
+    """Run another worker that holds the slot."""
     process = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -43,7 +43,7 @@ def holder(folder: Path) -> "Iterator[subprocess.Popen[str]]":
 
 @asynccontextmanager
 async def waiting(turns: StartSlots) -> "AsyncIterator[asyncio.Task[StartSlot]]":
-    """One who wants a turn, and has looked for it."""
+    """Start a task that waits for a slot."""
     task = asyncio.ensure_future(turns.take())
     await asyncio.wait([task], timeout=0.2)  # Reason: time in which it would wrongly get one.
     try:

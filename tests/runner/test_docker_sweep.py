@@ -1,4 +1,4 @@
-"""Leftovers on an engine: those of this installation go, in time; all else stays."""
+"""The sweep of an engine: leftovers of this installation are removed after a while, and nothing else."""
 
 import logging
 import uuid
@@ -111,7 +111,7 @@ async def test_an_unusual_share_stops_the_sweep(
 async def test_a_container_that_runs_although_its_job_moved_on_is_stopped(
     workers: InProcessWorkers, docker: DockerEngine, sweeper: Upkeep
 ) -> None:
-    """A person said that it had stopped, and it had not. Proves R16, R6."""
+    """A person said that it had stopped, but it had not. Proves R16, R6."""
     job = await workers.container("echo up; sleep 600", stop_grace=0.2)
     async with workers.worker():
         await workers.wait_for_log(job, "up")
@@ -131,7 +131,7 @@ async def test_a_container_that_runs_although_its_job_moved_on_is_stopped(
 async def test_two_installations_on_one_engine_are_independent(
     workers: InProcessWorkers, docker: DockerEngine, tmp_path: Path
 ) -> None:
-    """Neither adopts, sweeps or mistakes what is the other's, not even a job with the same id. Proves R1, R16."""
+    """Neither adopts or sweeps a container of the other one, not even for the same job id. Proves R1, R16."""
     url = f"sqlite:///{tmp_path / 'other.db'}"
     database = await connect(url)
     await migrate(database)

@@ -1,4 +1,4 @@
-"""Who can read what is on disk: all is its owner's alone, whatever the umask; folders to pass through are 0711."""
+"""File modes: everything is readable only by its owner, with any umask; folders to pass through are 0711."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Folders that are over go, many at a time, whatever a child left in them."""
+"""Removal of attempt folders: many at a time, with any content."""
 
 import asyncio
 import os
@@ -48,7 +48,10 @@ async def test_a_folder_deeper_than_a_path_can_be_long_is_removed(tmp_path: Path
 async def test_removal_frees_its_slot_and_is_bounded(
     workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that removes slowly holds no slot; once much waits for it, nothing new is taken. Leaving waits for it."""
+    """A slow removal holds no slot. If many folders wait for removal, the worker claims nothing.
+
+    Exiting waits for them.
+    """
     goes_on = asyncio.Event()
     really = Removals._remove
 

@@ -1,4 +1,4 @@
-"""The folders of snapshots: whole or not there, whatever dies at which step; copied in the way that the disk can."""
+"""Snapshot folders: complete or absent after a crash at any step, and copied as the file system allows."""
 
 import ctypes
 import errno

@@ -1,4 +1,4 @@
-"""The workspace of an attempt on the disk: whose it is, and which plan it has."""
+"""The workspace of an attempt on disk: its owner and its plan."""
 
 import os
 from pathlib import Path
@@ -37,7 +37,7 @@ class Staging:
 
 
 async def test_next_owner_replaces_a_plan_that_never_started(tmp_path: Path) -> None:
-    """Proves P9, R4: what another owner put in place and never started is replaced as a whole."""
+    """Proves P9, R4: what another owner staged and never started is replaced completely."""
     runner = ProcessRunner(StateFolder(tmp_path), "test", user=None, log_cap=1 << 20)
 
     async def confirm() -> None:

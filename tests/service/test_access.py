@@ -1,4 +1,4 @@
-"""Access: who may call what, whose jobs they see, and what a web page can do (nothing)."""
+"""Access: which role may call what, which jobs it sees, and that a web page can do nothing."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""The clients over HTTP: typed answers, one effect per submit, and streams that go on where they broke."""
+"""The HTTP clients: typed answers, idempotent submits, and streams that resume."""
 
 import asyncio
 import inspect
@@ -17,7 +17,7 @@ from tests.support.service import FUNCTION, Service, opened, service_process_on
 
 
 class Forgetful(httpx.AsyncHTTPTransport):
-    """A network that loses the answer to the first call: the server has done it, and nobody hears of it."""
+    """A network that loses the reply to the first call, which the server has carried out."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ async def test_a_submit_whose_answer_was_lost_is_repeated_and_makes_one_job(serv
 
 
 async def test_silent_stream_is_reconnected(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half open: nothing arrives any more, and nothing says so. Proves E3."""
+    """The connection is half open: nothing arrives, and no error is raised. Proves E3."""
     monkeypatch.setattr(http, "SILENT_SECONDS", 1.0)
     async with (
         Proxy(service.port).run() as proxy,

@@ -1,4 +1,4 @@
-"""A server that goes away while somebody follows: the clients and the command line wait, go on, and end quietly."""
+"""Server outages while a client follows: clients and the command line wait, resume, and exit without noise."""
 
 import asyncio
 import contextlib
@@ -206,7 +206,7 @@ BREAK, RAISE, PRESS, GO_ON = "break", "1 / 0", "os.kill(os.getpid(), signal.SIGI
     ],
 )
 def test_following_ends_without_a_complaint(service_process: Service, script: str, ended: bool, says: str) -> None:
-    """Proves G4. However the loop is left, nothing is printed at exit."""
+    """Proves G4. However the loop ends, nothing is printed at exit."""
     with Client(service_process.url, token=service_process.admin) as client:
         job = client.submit(FUNCTION)
         if ended:
@@ -258,7 +258,7 @@ async def test_a_slow_reader_of_a_long_history_holds_it_back_and_can_leave(servi
 
 @contextlib.contextmanager
 def in_its_place(port: int) -> Iterator[threading.Event]:
-    """Something that listens on the server's port and hangs up on everybody; the event: on many."""
+    """Listen on the server's port and close every connection; the event is set after many."""
     many = threading.Event()
     with socket.create_server(("127.0.0.1", port)) as listener:
 
@@ -329,7 +329,7 @@ def test_commands_outlast_a_killed_server(service_process: Service, command: str
 
 @pytest.mark.parametrize("kind", ["sqlite"])
 def test_ctrl_c_leaves_a_command_whose_server_is_away(service_process: Service) -> None:
-    """Proves G4. Nobody can be asked there, and nobody can stop the job: it says so."""
+    """Proves G4. It cannot stop the job then, and says so."""
     with Client(service_process.url, token=service_process.admin) as client:
         job = client.submit(FUNCTION).id
     with command_line(service_process, "watch", "--json", job) as process:

@@ -1,4 +1,4 @@
-"""Direct mode: the queue is off, jobs run in the request that submits them, and the record is as true as with it."""
+"""Direct mode: without a queue, jobs run in the request that submits them, with the same record."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ class Here(Service):
 
 @contextlib.asynccontextmanager
 async def direct(workers: InProcessWorkers, **settings: Any) -> AsyncIterator[Here]:
-    """A server without a queue, with the workers's functions and state folder."""
+    """A server without a queue, with the functions and state folder of the workers."""
     service = Here(workers.settings.database_url or "", workers.settings.data_dir)
     found: Settings = replace(workers.settings, port=service.port, queue_enabled=False, rate_limit=None, **settings)
     service.app = app = api_of(found, background=direct_of(found, workers.functions))
@@ -86,7 +86,7 @@ async def test_second_call_is_refused_at_once_while_the_first_runs(workers: InPr
 async def test_refusal_at_capacity_is_immediate(workers: InProcessWorkers, tmp_path: Path) -> None:
     """Proves O1: the fastest of many takes at most 100 ms longer than the fastest refusal for another reason.
 
-    A busy machine delays both, and seldom all of one kind; a wait on the way would be in every one.
+    A busy machine delays both kinds; a wait in the code would be in every refusal.
     """
     gate = tmp_path / "gate"
     seconds: dict[str, list[float]] = {"at_capacity": [], "invalid": []}

@@ -105,7 +105,7 @@ async def test_adoptions_and_losses_are_counted(workers: InProcessWorkers, tmp_p
 
 
 def kill_supervisor(folder: Path) -> None:
-    """Kill -9 what watches over an attempt; what it watched dies with it."""
+    """Kill the supervisor of an attempt; its child dies with it."""
     started = AttemptFolder(folder).started()
     assert started is not None
     os.kill(started.supervisor_pid, signal.SIGKILL)
@@ -235,7 +235,7 @@ async def recorded(processes: WorkerProcesses) -> dict[str, int]:
 
 
 async def test_worker_whose_row_was_removed_counts_nothing_twice(workers: InProcessWorkers) -> None:
-    """A person said that its host is gone; it was only cut off, and comes back with all that it ever counted."""
+    """A person declared its host gone, but it was only cut off, and reports its counters again."""
     async with workers.worker() as worker:
         await workers.ended(await workers.sh("true"), Status.SUCCEEDED)
 

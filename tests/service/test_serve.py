@@ -1,4 +1,4 @@
-"""`holdfast serve`: it says in one sentence why it does not start, and leaves when it is told to."""
+"""`holdfast serve`: why it does not start, in one sentence, and how it stops."""
 
 import asyncio
 import signal

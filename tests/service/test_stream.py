@@ -1,4 +1,4 @@
-"""Streams: replay and follow, cut and resumed, slow and many, always to the end."""
+"""Streams: replay, follow, resume after a cut, slow readers, many readers, and the end."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ NDJSON = {"Accept": "application/x-ndjson"}
 
 
 class Talker:
-    """A running job that says what it is told to say."""
+    """A running job whose log the test writes."""
 
     def __init__(self, store: Store, lease: Lease) -> None:
         self._store = store
@@ -501,7 +501,7 @@ async def test_stream_goes_on_when_the_database_drops_every_connection(service: 
 
 
 async def test_stream_opened_while_the_server_stops_is_cut_without_an_end(harness: StoreHarness) -> None:
-    """Proves E3, E4. A client that sees it end in order would take that for the end of the job."""
+    """Proves E3, E4. A client that sees an orderly end would take it for the end of the job."""
     job = await harness.submit()
     hub = Fanout(harness.store)
     hub.stop()

@@ -1,4 +1,4 @@
-"""Uploads: staged whole or not at all, given to jobs as files, and gone when nobody needs them."""
+"""Uploads: stored completely or not at all, copied to jobs, and removed when unused."""
 
 import asyncio
 from pathlib import Path

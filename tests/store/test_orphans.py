@@ -1,4 +1,4 @@
-"""Attempts whose worker is gone: handed over, given back, settled as lost, paused for a person, taken back."""
+"""Orphans: handed over, released, settled as lost, paused for a person, adopted again."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What only Postgres has: arrays in its own text, and connections that fall silent at the wrong moment."""
+"""Postgres only: the text format of arrays, and connections that fall silent."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Snapshots in the store: found by id, one builder at a time, published by the lease that built, removed with care."""
+"""Snapshots in the store: lookup by id, one builder at a time, publishing under a lease, removal."""
 
 import asyncio
 import hashlib

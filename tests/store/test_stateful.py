@@ -1,7 +1,7 @@
 """Random operations of several workers and callers, under a clock that moves, against a model in plain Python.
 
-After every step the whole store must be what the reference says, and keep the promises of DESIGN §1 on its own. In the
-end a person tidies up, and then every job must end. Every run tries the same examples, but with
+After every step the whole store must be what the reference says, and keep the promises of DESIGN §1 on its own. At the
+end a person settles everything, and then every job must end. Every run tries the same examples, but with
 `HOLDFAST_MACHINE_EXAMPLES=5000` and `--timeout=0` it searches longer, with new seeds.
 """
 
@@ -108,7 +108,7 @@ outcomes = st.sampled_from(
 
 
 class Bench:
-    """A store on a loop of its own, emptied for each example, its clock in our hand."""
+    """A store on its own event loop, emptied for each example, with a manual clock."""
 
     def __init__(self, kind: str, url: str) -> None:
         self._loop = asyncio.new_event_loop()

@@ -1,4 +1,4 @@
-"""The supervisor with tasks that wait for the word, and with a service beside them."""
+"""The supervisor with tasks that wait for commands, and with a service beside them."""
 
 import os
 import signal

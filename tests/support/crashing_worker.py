@@ -1,6 +1,6 @@
-"""A real worker in a process of its own, which kills, stops or holds itself at a step. See worker_processes.py.
+"""A real worker process that kills, stops or pauses itself at a step. See worker_processes.py.
 
-Its settings come from the environment, its part from one argument of JSON.
+Its settings come from the environment, its options from one argument of JSON.
 """
 
 import asyncio
@@ -134,7 +134,7 @@ def step_after_engine_calls(hooks: Hooks) -> None:
 
 
 def step_before_statements(hooks: Hooks, *names: str) -> None:
-    """So are some statements in the middle of a transaction."""
+    """Make some statements in the middle of a transaction steps too."""
 
     def tell(rows: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def told(tx: Tx, name: str, /, **parameters: Any) -> Any:
@@ -157,7 +157,7 @@ def note(path: str, text: str) -> None:
 
 @functions.add
 def nap(path: str, seconds: float, name: str = "nap") -> str:
-    """Sleep, and hear nothing meanwhile."""
+    """Sleep, and ignore every stop request."""
     note(path, f"{name} start {os.getpid()}")
     time.sleep(seconds)
     note(path, f"{name} end {os.getpid()}")
@@ -174,7 +174,7 @@ async def block(path: str, seconds: float) -> None:
 
 @functions.add
 async def talk(path: str, seconds: float, ctx: Context) -> int:
-    """Say something now and then; stop when told to."""
+    """Log a line now and then; stop on request."""
     note(path, f"talk start {os.getpid()}")
     said = 0
     while said < seconds * 10 and not ctx.cancel.requested:

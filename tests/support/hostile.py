@@ -67,7 +67,7 @@ while True:
 
 @dataclass
 class VictimDetails:
-    """What an attacker may know of a running victim."""
+    """What an attacker knows about a running victim."""
 
     job: Job
     pid: int

@@ -1,4 +1,4 @@
-"""A worker on a real store, in the test's own process: submit, run, wait, look."""
+"""Workers on a real store, in the test's own process."""
 
 import asyncio
 import time

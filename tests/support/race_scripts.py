@@ -1,4 +1,4 @@
-"""A race_processes of real processes for test_races.py, and what each of them does there.
+"""The processes of test_races.py, and the scripts that they run.
 
 Every racer opens its own store on the database under test; all of a race start on one signal. Sleeps in here never hide
 a race: they aim several processes at one moment, or make a transaction slow so that more fits between its statements.
@@ -35,16 +35,16 @@ LONG = 60.0
 UNTIL_SECONDS = 60.0
 """How long a process waits for what another one does, also on a busy machine."""
 PAIR = Claimable(queue="default", capability="function:f", domain=FUNCTION_DOMAIN)
-# Of a slow process's transactions, so many are: all of them would only make everybody wait in line.
+# The share of a slow process's transactions that are slow. With all of them slow, the others would only wait.
 SLOW_SHARE = 0.1
 LIVE = (Status.PENDING, Status.QUEUED, Status.RUNNING)
 
-# The race_processes
+# The processes
 
 
 @dataclass(frozen=True)
 class Call:
-    """One process's part in a race. `slow` is how long it dawdles at most before each statement of a transaction."""
+    """One process's part in a race. `slow` is the longest delay before each statement of a transaction."""
 
     racer: Callable[..., Coroutine[Any, Any, Any]]
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -160,7 +160,7 @@ class _SlowTx:
 
 
 def _slow_transactions(store: Store, limit: float) -> None:
-    """Let other processes in between the statements of a transaction. SQLite lets nobody in, so nothing to do there."""
+    """Delay the statements of some transactions, so that others run in between. On SQLite nothing can."""
     if isinstance(store.database, SqliteDatabase):
         return
     transact = store.database.transact

@@ -80,13 +80,13 @@ class Service:
         raise AssertionError(f"the server was not ready:\n{self.log.read_text()}")
 
     def kill(self) -> None:
-        """End it at once, whatever it is doing."""
+        """Kill it."""
         assert self.process is not None
         self.process.kill()
         self.process.wait(30)
 
     def stop(self) -> int:
-        """Ask it to leave."""
+        """Stop it with SIGTERM; return its exit status."""
         assert self.process is not None
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
@@ -127,7 +127,7 @@ async def service_in_process(url: str, data: Path, **settings: Any) -> AsyncIter
 
 
 class ServerWithoutSignals(Server):
-    """A server that leaves the signals to the test."""
+    """A server that does not handle signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -136,7 +136,7 @@ class ServerWithoutSignals(Server):
 
 @contextlib.contextmanager
 def service_process_on(url: str, data: Path, **settings: str) -> Iterator[Service]:
-    """Serve while the block lasts; afterwards nothing of it runs, and nothing in its log was a surprise."""
+    """Run `holdfast serve` while the block lasts; afterwards its log must have no traceback."""
     service = Service(url, data, **settings)
     service.start()
     try:

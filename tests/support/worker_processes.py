@@ -1,6 +1,6 @@
-"""Real worker processes on one database, that tests kill and stop: start them, look at what became of their jobs.
+"""Real worker processes on one database, which tests kill and stop.
 
-Afterwards nothing of them is left: workers, supervisors and children are found by what only this test's have.
+Afterwards all their processes are killed: workers, supervisors and children are found by the test's own folder.
 """
 
 import contextlib
@@ -197,13 +197,13 @@ class WorkerProcesses(InProcessWorkers):
         (self.folder / name).touch()
 
     def marker_lines(self, name: str) -> list[str]:
-        """What was noted in a marker file, a line each."""
+        """Return the lines of a marker file."""
         with contextlib.suppress(FileNotFoundError):
             return Path(self.marker(name)).read_text().split("\n")[:-1]
         return []
 
     async def wait_for_marker(self, name: str, lines: int = 1) -> list[str]:
-        """Wait until so many lines are in a marker file."""
+        """Wait until a marker file has this many lines."""
 
         async def look() -> list[str] | None:
             return found if len(found := self.marker_lines(name)) >= lines else None
@@ -217,7 +217,7 @@ class WorkerProcesses(InProcessWorkers):
             raise AssertionError(f"{error}\n{await self._story(job)}") from None
 
     async def _story(self, job: Job | str) -> str:
-        """What is known of a job that did not end as it should, and the last words of all workers."""
+        """Describe a job that did not end as expected, with the last log lines of all workers."""
         found = await self.get(job)
         told = [f"{found.status} in {found.queue}, attempt {found.attempt}, {found.error}"]
         told += [f"{event.at:%T} {event.type} {event.data}" for event in await self.events(job)][-20:]

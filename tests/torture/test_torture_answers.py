@@ -163,7 +163,7 @@ def test_every_rule_about_answers_is_broken_once() -> None:
 
 
 def test_job_over_its_budget_that_a_person_resolved_passes() -> None:
-    """Proves H5 as far as a checker may not cry."""
+    """Proves H5 as far as the checker must not raise a false alarm."""
     example = whole()
     _use_up(example)
     _budget(example, SPENT - 1)
@@ -173,7 +173,7 @@ def test_job_over_its_budget_that_a_person_resolved_passes() -> None:
 
 
 def test_job_that_was_resumed_with_a_higher_budget_passes() -> None:
-    """Proves H5 as far as a checker may not cry."""
+    """Proves H5 as far as the checker must not raise a false alarm."""
     example = whole()
     _use_up(example)
     _resume(example, "spender", given={"budget": {"tokens": 2 * SPENT}})
@@ -182,7 +182,7 @@ def test_job_that_was_resumed_with_a_higher_budget_passes() -> None:
 
 @pytest.mark.parametrize("way", ["good", "rebuilt", "old succeeded", "rebuild failed", "deleted", "unknown rebuild"])
 def test_key_may_be_answered_otherwise_for_a_reason(way: str) -> None:
-    """Proves D6, N7 as far as a checker may not cry."""
+    """Proves D6, N7 as far as the checker must not raise a false alarm."""
     example = whole()
     match way:
         case "good":

@@ -460,7 +460,7 @@ def _ended_early(example: HandMadeHistory) -> None:
 
 
 def test_good_history_passes() -> None:
-    """Proves L1, R3, N1, E3 as far as a checker that cries for nothing proves nothing."""
+    """Proves L1, R3, N1, E3 as far as the checker raises no false alarm."""
     assert [str(violation) for violation in check(good().history)] == []
 
 
@@ -499,7 +499,10 @@ def test_worker_that_cannot_begin_because_nobody_can_write_passes(kind: str, tar
 
 
 def test_stop_that_nobody_could_carry_out_passes() -> None:
-    """Proves C1 as far as a checker may not cry: nobody held the job, its holder was stopped, or it ended in time."""
+    """Proves C1 as far as the checker must not raise a false alarm.
+
+    Nobody held the job, its holder was stopped, or it ended in time.
+    """
     for at, until, stopped in ((3.0, 10.0, 0.0), (6.0, 10.0, 0.0), (6.0, 16.0, 8.0)):
         example = good()
         _ask_to_stop(example, at=at, until=until)
@@ -509,7 +512,7 @@ def test_stop_that_nobody_could_carry_out_passes() -> None:
 
 
 def test_lost_job_that_a_person_resolved_has_left_nothing() -> None:
-    """Proves R14 as far as a checker may not cry: nobody was there to take what its attempt left."""
+    """Proves R14 as far as the checker must not raise a false alarm: nobody was there to take what its attempt left."""
     example = good()
     example.change_event("plain", 8, status="paused", code="lost")
     example.change_attempt("plain", cause="lost", end_seq=None)
@@ -521,7 +524,7 @@ def test_lost_job_that_a_person_resolved_has_left_nothing() -> None:
 
 
 def test_child_that_stopped_by_itself_may_be_lost() -> None:
-    """Proves R21 as far as a checker may not cry: nobody had renewed its lease for that time."""
+    """Proves R21 as far as the checker must not raise a false alarm: nobody had renewed its lease for that time."""
     example = good()
     _lost(example)
     example.change_record("plain", policy={"stop_grace": 1.0, "stop_after": 3.0})
@@ -529,7 +532,7 @@ def test_child_that_stopped_by_itself_may_be_lost() -> None:
 
 
 def test_lease_that_its_holder_gave_back_passes() -> None:
-    """Proves L19 as far as a checker may not cry."""
+    """Proves L19 as far as the checker must not raise a false alarm."""
     example = good()
     _taken(example)
     begin = example.history.records["plain"].requested

@@ -63,7 +63,7 @@ def test_reap_without_a_reason_is_caught(make: Breakage) -> None:
 
 
 def test_reap_of_a_worker_that_got_no_turn_for_half_a_lease_passes() -> None:
-    """Proves L18 as far as a checker may not cry for a machine that has other things to do."""
+    """Proves L18 as far as the checker must not raise a false alarm for a machine that has other things to do."""
     example = good()
     _instead_of_the_kill(example, lag=2.5)
     assert [str(violation) for violation in check(example.history)] == []

@@ -1,4 +1,4 @@
-"""The witness within a tortured worker: it notes heartbeats, writes with their tokens, and when its process stood."""
+"""The probe inside a worker under test: it records heartbeats, writes with their tokens, and stalls."""
 
 import os
 import signal
@@ -48,8 +48,10 @@ while b"lag" not in Path(sys.argv[1]).read_bytes():
 
 
 def test_heartbeats_writes_and_lags_are_noted(tmp_path: Path) -> None:
-    """Proves L4, L18 as far as the witness is heard: a beat that renewed, one that failed, writes that landed and those
-    with an older token that did not, and the time without a turn.
+    """Proves L4, L18 as far as the probe can tell.
+
+    It records a beat that renewed, one that failed, writes that landed, writes with an older token that did not, and
+    the time without CPU.
     """
     began = boottime()
     command = [sys.executable, "-c", WORKER, str(tmp_path / "witness"), f"sqlite:///{tmp_path}/store.db"]

@@ -1,4 +1,4 @@
-"""The leases in a worker's hands."""
+"""The leases that a worker holds in memory."""
 
 from holdfast.model import Lease, StopKind, StopPhase, StopRequest
 from holdfast.worker.held_leases import HeldLeases, boottime

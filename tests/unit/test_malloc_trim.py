@@ -1,4 +1,4 @@
-"""Freed memory goes back to the system, although something that is still used lies behind it."""
+"""Freed memory is returned to the system although live objects are above it in the heap."""
 
 import asyncio
 import os

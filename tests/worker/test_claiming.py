@@ -1,4 +1,4 @@
-"""How a worker claims: no wake-up is lost, and nothing waits for a timer that a nudge has overtaken."""
+"""How a worker claims: no notification is lost, and no job waits for a poll after one."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What a child leaves: its result, its files, its secrets; and what is refused."""
+"""Outputs of a child: its result, artifacts and masked secrets, and what is refused."""
 
 import io
 import os
@@ -322,7 +322,7 @@ NOBODY = 65534
 
 @pytest.mark.parametrize("left", ["folder", "file"])
 def test_unreadable_outputs_break_the_contract(left: str, tmp_path: Path) -> None:
-    """Proves R14. No waiting mends it; a worker without rights is no more than the child's own user."""
+    """Proves R14. Waiting does not help; a worker without root is the child's own user."""
     with tempfile.TemporaryDirectory(prefix="holdfast-test-") as name:
         work = Path(name)
         work.chmod(0o755)

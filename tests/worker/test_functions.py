@@ -1,4 +1,4 @@
-"""Functions in a worker: what they get, what becomes of what they return, raise or say, and how they are stopped."""
+"""Functions in a worker: their inputs, results, errors and events, and how they are stopped."""
 
 import asyncio
 import contextlib
@@ -300,7 +300,7 @@ async def test_draining_worker_finishes_short_functions_and_requeues_long_ones(
 async def test_log_of_a_function_is_kept_when_its_worker_drains_during_an_outage(
     workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Proves C9, E3: it has ended, and its worker's patience too; still its log comes first, and then its end."""
+    """Proves C9, E3. The function has returned and the drain grace is over: its log is written first, then its end."""
     workers.set(drain_grace=0.1)
     append, give_up = Events.append, FunctionRun.give_up
     tried, given_up, back = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -403,7 +403,7 @@ def test_functions_that_cannot_work_are_refused_when_they_are_registered() -> No
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """Until this is set, the database takes no words."""
+    """Until this event is set, the database accepts no events."""
     taken = asyncio.Event()
     append = Events.append
 
@@ -416,7 +416,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
 
 
 async def test_timeout_after_a_function_returned_is_ignored(workers: InProcessWorkers, slow: asyncio.Event) -> None:
-    """Its timeout fires while the database is slow to take them: too late to matter."""
+    """Its timeout fires while the database is slow to store its last events."""
 
     @workers.functions.add(timeout=0.2)
     async def quick(ctx: Context) -> str:
@@ -434,7 +434,7 @@ async def test_timeout_after_a_function_returned_is_ignored(workers: InProcessWo
 async def test_stop_after_a_function_returned_keeps_its_log_and_result(
     workers: InProcessWorkers, slow: asyncio.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Proves C1. There is nothing to stop any more: what it said and how it ended are on their way."""
+    """Proves C1. There is nothing to stop: its events and its result are being written."""
     heard = asyncio.Event()
     hear = HeldLease.hear_stop
 

@@ -109,7 +109,7 @@ async def test_mode_says_what_is_kept(pipelines: Pipelines, mode: str, kept: lis
 
 
 async def test_first_failure_fails_the_job_and_keeps_nothing_of_it(pipelines: Pipelines) -> None:
-    """Proves P1, P7. A resume goes on behind what was kept."""
+    """Proves P1, P7. A resume continues after the stored tasks."""
     workers = pipelines.workers
     async with workers.worker():
         tasks = (adds("one"), task("two", 'test -e "$GATE"; echo two >> made'), adds("three"))
@@ -327,7 +327,10 @@ async def test_snapshot_is_the_base_of_another_job(pipelines: Pipelines) -> None
 async def test_commands_to_the_supervisor_may_be_repeated(
     pipelines: Pipelines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Proves P2, P12. A worker that stood still, or its database, between a word and its answer says the word again."""
+    """Proves P2, P12.
+
+    If the worker or its database stalls between a command and its reply, the worker sends the command again.
+    """
     workers = pipelines.workers
     monkeypatch.setattr(pipeline_execution, "SAY_AGAIN", 0.0)
     async with workers.worker():

@@ -1,4 +1,4 @@
-"""Processes in a worker: what they get, what becomes of their output, and how each end is recorded."""
+"""Processes in a worker: their environment, their output, and how each end is recorded."""
 
 import asyncio
 import contextlib
@@ -402,7 +402,7 @@ async def test_outputs_that_cannot_be_stored_yet_wait_and_nothing_is_lost(
 async def test_job_whose_outputs_find_no_room_can_be_cancelled(
     workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Proves C1. It waits for room as long as nobody wants it to end."""
+    """Proves C1. It waits for room until it is cancelled."""
     tried = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -466,7 +466,7 @@ async def test_drain_does_not_count_as_a_signal(workers: InProcessWorkers) -> No
 
 @needs_root
 async def test_log_reports_output_lost_on_a_full_disk(workers: InProcessWorkers, tmp_path: Path) -> None:
-    """Proves R10. Where no frame stands behind the gap, the log still says how much is missing."""
+    """Proves R10. If no frame follows the gap, the log still says how much is missing."""
     with small_disk(tmp_path / "disk") as disk:
         workers.set(state_dir=disk, disk_reserve=None)
         async with workers.worker():

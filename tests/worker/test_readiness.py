@@ -50,7 +50,7 @@ async def paused(workers: InProcessWorkers, job: Job) -> str:
 
 @pytest.fixture
 def isolated(workers: InProcessWorkers, tmp_path: Path) -> InProcessWorkers:
-    """A workers whose processes run as a user of their own."""
+    """Workers whose processes run as another user."""
     passable(tmp_path)
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
@@ -60,7 +60,7 @@ def isolated(workers: InProcessWorkers, tmp_path: Path) -> InProcessWorkers:
 
 @pytest.fixture
 def own(isolated: InProcessWorkers, tmp_path: Path) -> InProcessWorkers:
-    """A workers whose attempts have a uid each."""
+    """Workers whose attempts have a uid each."""
     isolated.set(process_user=None, process_uids=f"{FIRST}-{LAST}", process_uids_dir=tmp_path / "uids")
     return isolated
 

@@ -1,4 +1,4 @@
-"""The shared folder is proven: a part with another one, or with none, refuses to start and names both."""
+"""The shared folder is verified: a process with another one, or with none, refuses to start and names both."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ RACERS = 8
 
 
 def holdfast(settings: Settings, *command: str) -> "subprocess.CompletedProcess[str]":
-    """Run the command line with the settings of a workers."""
+    """Run the command line with the settings of the workers."""
     environment = {
         "PATH": os.environ["PATH"],
         "HOLDFAST_DATABASE_URL": settings.database_url or "",

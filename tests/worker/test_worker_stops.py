@@ -1,4 +1,4 @@
-"""What ends while nobody watches, and what is told to end: supervisors that die, limits of time, cancels, SIGTERM."""
+"""Ends without a worker and ends on request: dead supervisors, time limits, cancels, SIGTERM."""
 
 import asyncio
 import fcntl
@@ -116,7 +116,7 @@ async def test_limits_of_time_hold_with_no_worker_alive(processes: WorkerProcess
 
 
 async def test_process_that_has_a_reused_pid_is_not_signalled(processes: WorkerProcesses) -> None:
-    """Proves R7. All that was recorded of the dead attempt leads to somebody else's process now."""
+    """Proves R7. The recorded pids of the dead attempt belong to another process now."""
     job = await long(processes, "lost")
     worker = processes.start({"default": 1})
     await processes.wait_for_marker("lost", 2)
@@ -142,7 +142,7 @@ async def test_process_that_has_a_reused_pid_is_not_signalled(processes: WorkerP
 
 
 async def test_after_a_reboot_what_ran_is_lost_and_what_had_ended_is_collected(processes: WorkerProcesses) -> None:
-    """Proves R6, R2. A reboot is played: everything dies, and the next worker is told another boot id."""
+    """Proves R6, R2. The test simulates a reboot: everything dies, and the next worker gets another boot id."""
     ran = await long(processes, "ran")
     ended = await processes.chatty("ended", gated=True)
     worker = processes.start({"default": 2})
@@ -317,10 +317,7 @@ async def _no_doubt() -> None:
 
 
 async def test_worker_that_slept_just_before_the_start_starts_nothing(tmp_path: Path) -> None:
-    """Proves L15. Its lease's time is over, or others ran the attempt and cleaned up: either keeps it from a start.
-
-    Nor does it stumble over what is gone.
-    """
+    """Proves L15. Its lease is over, or others ran the attempt and cleaned up; removed files cause no error."""
     runner = ProcessRunner(StateFolder(tmp_path), "site", user=None, log_cap=1 << 20)
     spec = {"command": ["sh", "-c", f"echo ran >> {tmp_path}/marker"]}
     order = Order(
