@@ -28,7 +28,7 @@ class Part:
         self.up_at = 0.0
         """Not to be started before this time."""
         self.struck = False
-        """Whether a fault has it in its hands, and nobody else may wake or start it."""
+        """Whether a fault uses it; then nothing else may wake or start it."""
 
     @property
     def id(self) -> str:

@@ -291,7 +291,7 @@ async def test_stuck_gates_are_found_mended_and_counted(harness: StoreHarness, m
     parent = await harness.submit()
     child = await harness.submit(needs=[parent.id])
     laned = await harness.submit(lane="L")
-    # What no operation does: the parent ends behind everybody's back, and the lane forgets its holder.
+    # What no operation does: the parent ends without a follow-up, and the lane loses its holder.
     (one, two) = await harness.claim()
     assert {one.id, two.id} == {parent.id, laned.id}
     follower = await harness.submit(lane="L")

@@ -42,8 +42,8 @@ async def proxy(clean_url: str) -> AsyncIterator[Proxy]:
 async def through(proxy: Proxy, url: str) -> PostgresDatabase:
     """A database of one connection behind a proxy, as a heartbeat has it."""
     parts = urlsplit(url)
-    apart = urlunsplit(parts._replace(netloc=f"{parts.username}@127.0.0.1:{proxy.port}"))
-    database = await connect(apart, connections=1, listen=False, answer_within=ANSWER)
+    proxied = urlunsplit(parts._replace(netloc=f"{parts.username}@127.0.0.1:{proxy.port}"))
+    database = await connect(proxied, connections=1, listen=False, answer_within=ANSWER)
     assert isinstance(database, PostgresDatabase)
     return database
 

@@ -250,8 +250,8 @@ async def test_ten_parallel_submits_of_one_reuse_key_build_once(harness: StoreHa
         return accepted.id, accepted.reused
 
     async with AsyncExitStack() as stack:
-        callers = [await stack.enter_async_context(open_caller(driver, harness.url)) for _ in range(10)]
-        answers = await asyncio.gather(*map(one, callers))
+        drivers = [await stack.enter_async_context(open_caller(driver, harness.url)) for _ in range(10)]
+        answers = await asyncio.gather(*map(one, drivers))
     assert len({job_id for job_id, _ in answers}) == 1
     assert sorted(reused for _, reused in answers) == [False] + [True] * 9
     assert await rows_left(harness) == {"jobs": 1, "specs": 1, "reuse": 1}

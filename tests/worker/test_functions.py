@@ -420,7 +420,7 @@ async def test_timeout_after_a_function_returned_is_ignored(workers: InProcessWo
 
     @workers.functions.add(timeout=0.2)
     async def quick(ctx: Context) -> str:
-        ctx.log("last words")
+        ctx.log("last line")
         return "done"
 
     job = await workers.submit("quick", stop_grace=0)
@@ -447,7 +447,7 @@ async def test_stop_after_a_function_returned_keeps_its_log_and_result(
 
     @workers.functions.add
     async def quick(ctx: Context) -> str:
-        ctx.log("last words")
+        ctx.log("last line")
         return "done"
 
     job = await workers.submit("quick", stop_grace=0)
@@ -458,7 +458,7 @@ async def test_stop_after_a_function_returned_keeps_its_log_and_result(
         await asyncio.sleep(0.1)  # Reason: past its grace, which must not matter.
         slow.set()
         assert (await workers.ended(job, Status.SUCCEEDED)).result == "done"
-    assert await workers.log(job) == ["last words"]
+    assert await workers.log(job) == ["last line"]
 
 
 async def test_function_that_ignores_cancellation_does_not_block_the_worker(workers: InProcessWorkers) -> None:

@@ -470,7 +470,7 @@ async def test_log_reports_output_lost_on_a_full_disk(workers: InProcessWorkers,
     with small_disk(tmp_path / "disk") as disk:
         workers.set(state_dir=disk, disk_reserve=None)
         async with workers.worker():
-            job = await workers.sh("yes line | head -c 3000000; echo last words >&2")
+            job = await workers.sh("yes line | head -c 3000000; echo last line >&2")
             await workers.ended(job, Status.SUCCEEDED)
         logs = [event.data for event in await workers.events(job, "log") if event.data["stream"] == "stdout"]
         kept = sum(len(line) + 1 for data in logs if "missing" not in data for line in data["lines"])
