@@ -211,7 +211,7 @@ def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
         await database.close()
 
     path = tmp_path_factory.mktemp("migrated") / "store.db"
-    apart(prepare())
+    run_in_thread(prepare())
     return path
 
 

@@ -65,9 +65,8 @@ async def test_removal_frees_its_slot_and_is_bounded(
     async with workers.worker({"default": 1}):
         for job in jobs[:2]:
             await workers.ended(job, Status.SUCCEEDED)
-        await asyncio.sleep(
-            3 * workers.settings.poll_interval
-        )  # Reason: time in which it would wrongly claim the third.
+        # Reason: time in which it would wrongly claim the third.
+        await asyncio.sleep(3 * workers.settings.poll_interval)
         assert (await workers.get(jobs[2])).status is Status.QUEUED
         assert len(workers.folders) == 2
         goes_on.set()

@@ -462,7 +462,7 @@ async def test_waits_for_another_writer_like_any_insert_and_sees_what_it_committ
     async with open_caller(driver, harness.url) as first, open_caller(driver, harness.url) as second:
         (mine,) = await first.submit({**JOB, "reuse_key": "R"}, key="K")
         waiting = asyncio.create_task(second.submit({**JOB, "reuse_key": "R"}))
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # Reason: let the submit begin.
         await first.commit()
         (theirs,) = await waiting
         await second.commit()

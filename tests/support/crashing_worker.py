@@ -80,7 +80,7 @@ class Hooks:
                 assert hook.path is not None
                 Path(f"{hook.path}.here").touch()
                 while not Path(hook.path).exists():
-                    time.sleep(0.005)
+                    time.sleep(0.005)  # Reason: polling for a file; the hook blocks the worker on purpose.
 
     def stop_between_writes(self) -> None:
         """Nobody can write to a SQLite database whose writer is stopped; that is not what these tests are about."""
@@ -159,7 +159,7 @@ def note(path: str, text: str) -> None:
 def nap(path: str, seconds: float, name: str = "nap") -> str:
     """Sleep, and ignore every stop request."""
     note(path, f"{name} start {os.getpid()}")
-    time.sleep(seconds)
+    time.sleep(seconds)  # Reason: this is the work of the job.
     note(path, f"{name} end {os.getpid()}")
     return name
 
@@ -168,7 +168,7 @@ def nap(path: str, seconds: float, name: str = "nap") -> str:
 async def block(path: str, seconds: float) -> None:
     """Block the worker's whole loop."""
     note(path, f"block start {os.getpid()}")
-    time.sleep(seconds)  # noqa: ASYNC251
+    time.sleep(seconds)  # noqa: ASYNC251 Reason: this blocks the loop on purpose.
     note(path, f"block end {os.getpid()}")
 
 
@@ -180,7 +180,7 @@ async def talk(path: str, seconds: float, ctx: Context) -> int:
     while said < seconds * 10 and not ctx.cancel.requested:
         ctx.log(f"line {said}")
         said += 1
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # Reason: this is the pace of the job.
     note(path, f"talk end {os.getpid()}")
     return said
 

@@ -132,7 +132,7 @@ class DockerEngine:
                 return True
             if self._process is None or self._process.poll() is not None:
                 break
-            time.sleep(0.02)
+            time.sleep(0.02)  # Reason: the probe is the signal; this only spaces the questions.
         return False
 
     def stop(self) -> None:
@@ -175,7 +175,7 @@ class DockerEngine:
         shape = "{{.Action}} {{.Actor.Attributes.name}} {{.Actor.Attributes.exitCode}}"
         with path.open("wb") as file:
             process = subprocess.Popen([*command, shape], stdout=file)
-        time.sleep(0.2)  # There is no sign of when it listens.
+        time.sleep(0.2)  # Reason: nothing signals when it listens.
         try:
             yield Record(path)
         finally:
@@ -191,7 +191,7 @@ class DockerEngine:
             except subprocess.CalledProcessError:
                 if time.monotonic() > last:
                     raise
-                time.sleep(0.2)
+                time.sleep(0.2)  # Reason: the removal by another worker sends no event.
         if names := self.volumes():
             self.docker("volume", "rm", "-f", *names)
 

@@ -28,7 +28,7 @@ async def eventually(look: Callable[[], Awaitable[T | None]], what: str = "") ->
     while time.monotonic() < deadline:
         if answer := await look():
             return answer
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # Reason: the look is the signal; this only spaces the questions.
     raise AssertionError(f"never came true: {what}")
 
 

@@ -40,7 +40,7 @@ def eventually(condition: Callable[[], T | None], what: str = "") -> T:
     while time.monotonic() < deadline:
         if answer := condition():
             return answer
-        time.sleep(0.005)
+        time.sleep(0.005)  # Reason: the condition is the signal; this only spaces the questions.
     raise AssertionError(f"never came true: {what or condition}")
 
 

@@ -279,7 +279,7 @@ async def test_usage_in_the_last_statement_of_a_function(workers: InProcessWorke
 
     @workers.functions.add
     async def on_the_loop(ctx: Context) -> str:
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # Reason: yield once, so that it runs on the loop.
         ctx.usage(tokens=120)
         return "done"
 
@@ -369,7 +369,7 @@ async def test_usage_counts_of_a_function_that_does_not_leave_in_time(workers: I
         await ctx.cancel.requested_async()
         ctx.usage(tokens=120)
         said.set()
-        await asyncio.sleep(3600)
+        await asyncio.sleep(3600)  # Reason: the job does not end by itself.
 
     job = await workers.submit("spend", budget={"tokens": 100}, max_attempts=4)
     started = asyncio.Event()

@@ -48,11 +48,11 @@ async def test_first_notification_is_sent_at_once_and_later_ones_together() -> N
 
     wake = Notifications(Recorder())  # type: ignore[arg-type]
     wake.post(["a"])
-    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # Reason: let the sender run.
     assert sent == [["a"]]
     for topic in ("b", "c", "b"):
         wake.post([topic])
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # Reason: let the sender run.
     await wake.close()
     assert sent == [["a"], ["b", "c"]]
 

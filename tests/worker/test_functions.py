@@ -126,7 +126,7 @@ async def test_cancel_and_interrupt_reach_a_function_through_its_token(workers: 
 
     @workers.functions.add
     async def deaf() -> None:
-        await asyncio.sleep(3600)
+        await asyncio.sleep(3600)  # Reason: the job does not end by itself.
 
     jobs = [await workers.submit(name, stop_grace=0.2) for name in ("polite", "blocking", "deaf")]
     async with workers.worker():
@@ -172,14 +172,14 @@ async def test_timeouts_of_the_job_and_of_the_function(workers: InProcessWorkers
 
     @workers.functions.add(timeout=0.2)
     async def bounded() -> None:
-        await asyncio.sleep(3600)
+        await asyncio.sleep(3600)  # Reason: the job does not end by itself.
 
     @workers.functions.add
     async def silent(ctx: Context) -> None:
         for _ in range(3):
             ctx.log("something")
             await asyncio.sleep(0.8)  # Reason: shorter than the idle timeout, and longer all together.
-        await asyncio.sleep(3600)
+        await asyncio.sleep(3600)  # Reason: the job does not end by itself.
 
     one = await workers.submit("bounded", stop_grace=0)
     two = await workers.submit("silent", stop_grace=0, idle_timeout=2)
@@ -275,7 +275,7 @@ async def test_draining_worker_finishes_short_functions_and_requeues_long_ones(
 
     @workers.functions.add
     async def long() -> None:
-        await asyncio.sleep(3600)
+        await asyncio.sleep(3600)  # Reason: the job does not end by itself.
 
     @workers.functions.add
     async def considerate(ctx: Context) -> None:
@@ -478,7 +478,7 @@ async def test_function_that_ignores_cancellation_does_not_block_the_worker(work
     assert worker.stuck
     assert (await workers.get(job)).status is Status.QUEUED
     go.set()
-    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # Reason: let the function return.
     await workers.store.jobs.cancel(job.id)
 
 

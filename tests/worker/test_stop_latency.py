@@ -57,7 +57,7 @@ async def test_stop_request_is_heard_before_the_next_heartbeat(
     @workers.functions.add
     async def nap(ctx: Context) -> None:
         ctx.log("begun")
-        await asyncio.sleep(3600)
+        await asyncio.sleep(3600)  # Reason: the job does not end by itself.
 
     async with workers.worker():
         for name, job in {
