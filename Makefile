@@ -6,7 +6,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 STORE_TESTS := tests/store tests/crash/test_crash.py
-SHORT_TESTS := tests/unit tests/store tests/runner/test_attempt_folder.py tests/worker/test_functions.py tests/service/test_client.py tests/service/test_metrics.py
+SHORT_TESTS := tests/unit tests/store tests/runner/test_attempt_folder.py tests/worker/test_functions.py tests/worker/test_function_stops.py tests/service/test_client.py tests/service/test_metrics.py
 SUPERVISOR := src/holdfast/runner/supervisor/holdfast-supervisor
 
 help: ## List the targets

@@ -21,7 +21,8 @@ from holdfast.store.migrate import migrate, migrations
 from holdfast.store.store import connect, sqlite_path
 from tests.conftest import database_url, drop
 from tests.support import race_scripts
-from tests.support.race_scripts import LONG, Call, Pause, RaceProcesses, Report, claim, function, select
+from tests.support.race_processes import Call, Pause, RaceProcesses, Report
+from tests.support.race_scripts import LONG, claim, function, select
 
 CREW = 8
 # Rounds of the two great races; `make test-races` runs 10,000 of each.
