@@ -113,7 +113,7 @@ def kill_supervisor(folder: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["postgres"])
 async def test_database_that_does_not_answer_is_counted(clean_url: str, tmp_path: Path) -> None:
-    times = {"lease_ttl": 1.5, "heartbeat_interval": 0.5}
+    times = {"lease_ttl": 9.0, "heartbeat_interval": 3.0}
     async with service_in_process(clean_url, tmp_path / "data", **times) as service, service.client() as client:
         before = value(await figures(client), "holdfast_errors_total", worker="server")
         other = await asyncpg.connect(clean_url)

@@ -404,7 +404,7 @@ async def test_stream_ends_with_its_token(service: Service, monkeypatch: pytest.
     async with service.client() as admin, opened(service.database_url) as store:
         job = (await admin.post("/v1/jobs", json=FUNCTION)).json()["id"]
         secret = new_secret()
-        expires = datetime.now(UTC) + timedelta(seconds=3) if end == "expired" else None
+        expires = datetime.now(UTC) + timedelta(seconds=8) if end == "expired" else None
         token = await store.tokens.add("t", Role.VIEWER, secret=secret, tenant="default", expires_at=expires)
         async with service.client(secret) as client, asyncio.timeout(60):
             async with client.stream("GET", f"/v1/jobs/{job}/events/stream") as sse:

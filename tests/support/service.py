@@ -83,14 +83,14 @@ class Service:
         """Kill it."""
         assert self.process is not None
         self.process.kill()
-        self.process.wait(30)
+        self.process.wait(60)
 
     def stop(self) -> int:
         """Stop it with SIGTERM; return its exit status."""
         assert self.process is not None
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(30)
+        return self.process.wait(60)
 
     def client(self, token: str | None = None, **headers: str) -> httpx.AsyncClient:
         """A client with this token, an admin's if it is left out."""

@@ -22,7 +22,7 @@ from holdfast.runner.state_folder import StateFolder
 from holdfast.runner.users import user_for
 from holdfast.store.events import Events
 from holdfast.store.store import sqlite_path
-from tests.support.in_process_workers import InProcessWorkers, eventually
+from tests.support.in_process_workers import PATIENCE, InProcessWorkers, eventually
 from tests.support.supervisor_harness import needs_root
 from tests.support.supervisor_harness import running as alive
 
@@ -447,8 +447,8 @@ def _says(pid: str, command: bytes) -> bool:
 
 
 async def test_a_capped_queue_goes_on_as_soon_as_a_job_ends(workers: InProcessWorkers) -> None:
-    """Without waiting for a poll: this one would take half a minute each. Proves J10."""
-    workers.set(poll_interval=30.0)
+    """Without waiting for a poll, which would come later than this test waits. Proves J10."""
+    workers.set(poll_interval=2 * PATIENCE)
     await workers.store.queues.limit("narrow", cap=1)
     jobs = [await workers.sh("true", queue="narrow") for _ in range(5)]
     async with workers.worker({"narrow": 4}):

@@ -11,9 +11,10 @@ from holdfast.model import Cause, Job, Status
 from holdfast.runner.supervisor.protocol import ExitCause
 from holdfast.worker.held_leases import boottime
 from tests.support.crashing_worker import Hook
+from tests.support.in_process_workers import PATIENCE
 from tests.support.worker_processes import WorkerProcesses, alive
 
-STOP_AFTER = 5.0
+STOP_AFTER = 8.0
 """Seconds; ten heartbeats, so that a machine with other things to do does not use them up."""
 STARTS_AND_ENDS = 'echo "start $NAME" >> "$MARKER"; sleep 0.1; echo "end $NAME" >> "$MARKER"'
 
@@ -53,16 +54,16 @@ async def test_workers_together_stay_below_a_queues_cap(processes: WorkerProcess
 
 
 async def test_delayed_job_starts_when_it_is_due(processes: WorkerProcesses) -> None:
-    """Proves J7. The worker polls twice a minute, and does not wait for that, also while it rests."""
+    """Proves J7. The worker polls less often than this test waits, so it does not wait for a poll."""
     soon = datetime.now(UTC) + timedelta(seconds=4)
     first = await processes.chatty("first", available_at=soon)
-    processes.start({"default": 2}, poll_interval=30.0)
+    processes.start({"default": 2}, poll_interval=2 * PATIENCE)
     await processes.eventually(processes.locks, "the worker is there")
     second = await processes.chatty("second", available_at=soon + timedelta(seconds=1))
     for job in (first, second):
         started = (await processes.ended(job, Status.SUCCEEDED)).started_at
         assert started is not None
-        assert timedelta(0) <= started - job.available_at < timedelta(seconds=15)
+        assert started >= job.available_at
 
 
 async def test_tenants_take_turns(processes: WorkerProcesses) -> None:

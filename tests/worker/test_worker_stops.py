@@ -94,9 +94,9 @@ async def test_supervisor_killed_while_its_child_ends_is_never_a_success(process
 async def test_limits_of_time_hold_with_no_worker_alive(processes: WorkerProcesses) -> None:
     """Proves R8, R9, R3: sleeper and grandchild gone, `timed_out`, 124, and what it had said is kept."""
     jobs = {
-        "timeout": await long(processes, "timeout", timeout=4.0, stop_grace=0.5),
-        "stubborn": await long(processes, "stubborn", f"trap '' TERM; {LONG}; wait", timeout=4.0, stop_grace=0.5),
-        "idle": await long(processes, "idle", idle_timeout=4.0, stop_grace=0.5),
+        "timeout": await long(processes, "timeout", timeout=12.0, stop_grace=0.5),
+        "stubborn": await long(processes, "stubborn", f"trap '' TERM; {LONG}; wait", timeout=12.0, stop_grace=0.5),
+        "idle": await long(processes, "idle", idle_timeout=12.0, stop_grace=0.5),
     }
     worker = processes.start({"default": 3})
     for name, job in jobs.items():
