@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable
 from holdfast.config import Settings
 from holdfast.duties import (
     expirer,
+    job_deleter,
     malloc_trim,
     orphan_settler,
     promoter,
-    remover,
     repairer,
     resolver,
     store_reserve,
@@ -79,7 +79,7 @@ class Duties:
                 ("promoter", 1.0, lambda: promoter.run_once(store)),
                 ("resolver", 1.0, lambda: resolver.run_once(store)),
                 ("expirer", 5.0, lambda: expirer.run_once(store)),
-                ("remover", 5.0, lambda: remover.run_once(store)),
+                ("remover", 5.0, lambda: job_deleter.run_once(store)),
                 ("worker_pruner", 5.0, lambda: worker_pruner.run_once(store)),
                 ("repairer", 60.0, lambda: repairer.run_once(store)),
                 ("room", store_reserve.EVERY, lambda: store_reserve.run_once(store, disks)),
