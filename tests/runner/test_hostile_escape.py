@@ -42,10 +42,10 @@ while os.environ.get("STAY"):
 
 
 async def escaped_pid(site: Installation, job: Any) -> int:
-    async def told() -> str | None:
+    async def reported() -> str | None:
         return next((line for line in await site.log(job) if line.startswith("PID ")), None)
 
-    return int((await eventually(told, "the job has escaped")).split()[1])
+    return int((await eventually(reported, "the job has escaped")).split()[1])
 
 
 @by_both
@@ -242,8 +242,8 @@ async def test_check_has_the_rights_of_a_job_and_leaves_nothing_running(clean_ur
         ended = await site.ended(job, Status.PAUSED)
         assert ended.error is not None
         assert ended.error.code == "not_ready"
-        told = [event.data for event in (await site.processes.store.events.page(job.id, tenant="red")).items]
-        text = str(told) + ended.error.message
+        reported = [event.data for event in (await site.processes.store.events.page(job.id, tenant="red")).items]
+        text = str(reported) + ended.error.message
         assert "hf_secret" not in text
         assert "WORKER_SECRET" not in text
         assert "started" not in await site.log(job)

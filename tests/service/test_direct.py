@@ -114,7 +114,7 @@ async def test_record_is_the_same_as_with_the_queue(workers: InProcessWorkers) -
         files = (await client.get(ran["links"]["artifacts"])).json()["items"]
     async with workers.worker():
         queued = await workers.ended(await workers.store.jobs.submit(asked))
-    told = []
+    records = []
     for job in (await workers.get(ran["id"]), queued):
         assert job.started_at is not None
         assert job.finished_at is not None
@@ -122,8 +122,8 @@ async def test_record_is_the_same_as_with_the_queue(workers: InProcessWorkers) -
         attempts = await workers.store.attempts.list(job.id)
         events = [(event.type, sorted(event.data), event.data.get("status")) for event in await workers.events(job)]
         ends = [(one.attempt, one.cause, one.exit_code, one.error, one.phase) for one in attempts]
-        told.append((job.status, job.exit_code, job.error, job.attempts, job.lease, job.last_seq, ends, events))
-    assert told[0] == told[1]
+        records.append((job.status, job.exit_code, job.error, job.attempts, job.lease, job.last_seq, ends, events))
+    assert records[0] == records[1]
     assert [file["path"] for file in files] == ["file"]
 
 

@@ -294,7 +294,7 @@ async def test_root_of_an_image_is_refused_by_the_worker(workers: InProcessWorke
 async def test_users_of_an_image_that_cannot_be_looked_up_fail_the_start(
     workers: InProcessWorkers, docker: DockerEngine
 ) -> None:
-    """A list of groups behind a link is the engine's to follow, and not ours to read. Proves I1."""
+    """A list of groups that is a symbolic link is not read. Proves I1."""
     docker.docker("import", "-", "holdfast-linked:1", stdin=with_users(linked=True))
     job = await workers.container("id", spec={"image": "holdfast-linked:1", "user": "plain"})
     number = await workers.container("id -u", spec={"image": "holdfast-linked:1", "user": "4000"})

@@ -58,7 +58,7 @@ async def statuses(url: str) -> dict[str, str]:
 
 
 async def assert_sound(url: str) -> None:
-    """The record as a whole: no gate left behind, histories without gaps, the last status event true, lanes single."""
+    """Check the whole record: no stuck gate, no gap in a history, true last status events, one job per lane."""
     async with await open_store(url, listen=False) as store:
         assert [dict(row) for row in await store.database.read("stuck_gates", limit=10)] == []
     assert await select(url, "SELECT id, lane FROM jobs WHERE gate = 'unresolved' OR unsettled") == []
@@ -436,7 +436,7 @@ async def test_stop_racing_a_failing_exit_with_retries_left_is_kept(
 
 
 async def blocked_lanes(store: Store, count: int) -> tuple[list[str], list[str]]:
-    """Lanes with a failed job at the head and one waiting behind it; return heads and followers."""
+    """Make lanes with a failed job at the head and a waiting one after it; return both."""
     ends = {"ends": ["fail", "succeed"]}
     heads = list(await store.jobs.submit_many([function(lane=f"lane-{n}", inputs=ends) for n in range(count)]))
     followers = list(await store.jobs.submit_many([function(lane=f"lane-{n}") for n in range(count)]))

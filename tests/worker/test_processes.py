@@ -208,8 +208,8 @@ async def test_stop_sequence_records_each_step(workers: InProcessWorkers) -> Non
         grandchild = await eventually(pid, "the grandchild says who it is")
         await workers.store.jobs.cancel(job.id, by="someone")
         await workers.ended(job, Status.CANCELLED)
-    told = [event.data["cancel"] for event in await workers.events(job, "cancel")]
-    assert told == ["requested", "signalled", "killed", "dead"]
+    phases = [event.data["cancel"] for event in await workers.events(job, "cancel")]
+    assert phases == ["requested", "signalled", "killed", "dead"]
     assert not alive(grandchild)
 
 
