@@ -182,7 +182,7 @@ for top in ("output", "."):
         pytest.param("open('result.json', 'w').write('[' * 1_000_000)", "cannot be read", id="nested result"),
     ],
 )
-async def test_broken_contract_is_named_and_leaves_nothing(
+async def test_contract_violation_names_the_file_and_stores_nothing(
     clean_url: str, runs: Runs, program: str, reported: str
 ) -> None:
     async with installation(clean_url, runs) as site:

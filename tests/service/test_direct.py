@@ -182,7 +182,7 @@ async def test_repeat_of_a_call_joins_the_job_and_needs_no_room(workers: InProce
         assert (await client.post("/v1/jobs", json=sh("true"), headers=key)).status_code == 409
 
 
-async def test_what_needs_a_queue_is_refused_by_name_and_leaves_nothing(workers: InProcessWorkers) -> None:
+async def test_fields_that_need_a_queue_are_refused_by_name(workers: InProcessWorkers) -> None:
     """Proves O1."""
     async with direct(workers) as service, service.client() as client:
         later = "2100-01-01T00:00:00Z"

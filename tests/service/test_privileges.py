@@ -117,7 +117,7 @@ async def test_privileged_fields_are_for_admins(clean_url: str, tmp_path: Path) 
                         assert refused_field(await client.post("/v1/jobs", json={**job, "plan_only": True}))
 
 
-async def test_what_gives_no_more_than_the_default_is_for_every_submitter(clean_url: str, tmp_path: Path) -> None:
+async def test_unprivileged_fields_are_open_to_every_submitter(clean_url: str, tmp_path: Path) -> None:
     """Proves O8."""
     async with (
         raw_for_all(clean_url, tmp_path) as service,

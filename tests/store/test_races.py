@@ -136,7 +136,7 @@ async def test_cap_is_never_exceeded_by_eight_processes(clean_url: str, race_pro
 # Lanes
 
 
-async def test_submit_racing_a_finish_never_leaves_a_lane_hanging(
+async def test_submit_racing_a_finish_never_blocks_a_lane(
     clean_url: str, race_processes: RaceProcesses, tmp_path: Path
 ) -> None:
     """Proves N2."""
@@ -185,7 +185,7 @@ async def test_lane_runs_one_job_at_a_time_in_order_of_acceptance(
 # Dependencies
 
 
-async def test_submit_with_needs_racing_the_parents_end_leaves_nobody_waiting(
+async def test_submit_with_needs_racing_the_parents_end_strands_no_dependant(
     clean_url: str, race_processes: RaceProcesses, tmp_path: Path
 ) -> None:
     """Proves N6."""
@@ -220,7 +220,7 @@ async def test_submit_with_needs_racing_the_parents_end_leaves_nobody_waiting(
     assert after > 0, "no parent ever ended before its dependant came"
 
 
-async def test_submit_with_needs_racing_a_resumed_parent_leaves_nobody_waiting(
+async def test_submit_with_needs_racing_a_resumed_parent_strands_no_dependant(
     clean_url: str, race_processes: RaceProcesses, tmp_path: Path
 ) -> None:
     """Proves N6. Proves C8."""
@@ -499,7 +499,7 @@ async def test_resumed_job_runs_before_later_jobs_of_its_lane(
 # Migrations
 
 
-async def test_of_many_migrations_at_once_one_applies(
+async def test_one_of_many_concurrent_migrations_applies(
     kind: str, server: str, race_processes: RaceProcesses, tmp_path: Path
 ) -> None:
     """Proves O2."""

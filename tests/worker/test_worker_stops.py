@@ -141,7 +141,7 @@ async def test_process_that_has_a_reused_pid_is_not_signalled(processes: WorkerP
         await innocent.wait()
 
 
-async def test_after_a_reboot_what_ran_is_lost_and_what_had_ended_is_collected(processes: WorkerProcesses) -> None:
+async def test_after_a_reboot_running_attempts_are_lost_and_ended_ones_collected(processes: WorkerProcesses) -> None:
     """Proves R6, R2. The test simulates a reboot: everything dies, and the next worker gets another boot id."""
     ran = await long(processes, "ran")
     ended = await processes.chatty("ended", gated=True)
