@@ -231,7 +231,7 @@ async def test_next_server_adopts_the_job_of_a_killed_one(workers: InProcessWork
         "queue_enabled": "false",
         "process_user": "root",
         "docker_host": "none",
-        "lease_ttl": "6",
+        "lease_ttl": "60",
         "heartbeat_interval": "1",
         "on_disconnect": "cancel",
     }
