@@ -1,4 +1,4 @@
-"""README and quickstart do what they say, typed by a newcomer; and what the docs point at exists."""
+"""README and quickstart work as typed, and everything that the docs refer to exists."""
 
 import os
 import re

@@ -60,7 +60,7 @@ async def test_double_fork_does_not_outlive_its_job(clean_url: str, runs: Runs) 
 
 @needs_root
 async def test_nothing_of_a_job_outlives_a_supervisor_that_was_killed(clean_url: str) -> None:
-    """Root knows what is left by its user, also where neither its environment nor its session tells. Proves I1."""
+    """As root, leftovers are found by their user, also without the environment and the session. Proves I1."""
     async with installation(clean_url, "root") as site:
         job = await site.submit(ESCAPE, env={"STAY": "1"}, on_lost="fail")
         pid = await escaped_pid(site, job)
@@ -88,7 +88,7 @@ time.sleep(600)
 
 @needs_root
 async def test_local_user_gets_nothing_from_a_job_that_opens_its_folders(clean_url: str) -> None:
-    """Its user is another job's one day: who could become it now, or keep its program open, could do so then too.
+    """Its uid is used again later, so no local user may become it or keep its program open.
 
     Proves I1.
     """

@@ -1,4 +1,4 @@
-"""What a hostile job leaves and says: links, devices, rights, races, floods, lines that look like holdfast's own."""
+"""Outputs and logs of a hostile job: links, devices, permissions, races, floods, forged lines."""
 
 import itertools
 import os

@@ -90,7 +90,7 @@ def test_a_uid_is_not_freed_while_its_folder_is_there(tmp_path: Path) -> None:
 
 
 def test_only_its_owner_frees_a_uid(tmp_path: Path) -> None:
-    """The slower one of two that free the same uid does not free it for its next owner."""
+    """The slower of two processes that free the same uid does not free it again for its next owner."""
     uids = Uids(FIRST, FIRST, tmp_path / "uids")
     first, second = tmp_path / "site" / "first.1", tmp_path / "site" / "second.1"
     uid = uids.claim(first)

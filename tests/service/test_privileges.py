@@ -1,4 +1,4 @@
-"""Fields that give a job more than the default: who may use them, on every way in, and who may be root."""
+"""Privileged fields of a job: who may use them, by every way of submitting, and who may be root."""
 
 import asyncio
 import io
@@ -172,7 +172,7 @@ async def test_limits_of_processes_have_the_same_ceilings(clean_url: str, tmp_pa
 
 
 async def test_tools_may_use_privileged_fields(clean_url: str, tmp_path: Path) -> None:
-    """Their operator wrote them; who calls one cannot change them. Proves I1, O8."""
+    """The operator wrote them, and callers cannot change them. Proves I1, O8."""
     (tmp_path / "tools.toml").write_text(TOOLS)
     async with (
         raw_for_all(clean_url, tmp_path, tools=tmp_path / "tools.toml") as service,

@@ -1,4 +1,4 @@
-"""Why is this job not running: one case per gate, and what the queue and the workers say."""
+"""Why a job is not running: one case per gate, and the reasons of queue and workers."""
 
 from collections.abc import Sequence
 from typing import Any

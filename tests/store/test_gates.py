@@ -1,4 +1,4 @@
-"""Dependencies: who waits for whom, how failures travel, and how they come back."""
+"""Dependencies: waiting, failures of dependencies, and revival."""
 
 import pytest
 

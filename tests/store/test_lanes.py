@@ -1,4 +1,4 @@
-"""Lanes: one job at a time, in order; what blocks them, and what lets them go on."""
+"""Lanes: one job at a time, in order; what blocks and unblocks them."""
 
 from collections.abc import Iterable
 
@@ -322,7 +322,7 @@ async def test_readiness_check_that_cannot_work_is_refused_by_its_field(
 
 
 async def test_idle_lane_is_forgotten_and_comes_back_with_its_next_job(harness: StoreHarness) -> None:
-    """Proves N1. A lane that nobody uses any more takes no room."""
+    """Proves N1. An unused lane has no row."""
     await harness.submit(lane="L")
     assert await harness.store.retain.forget_lanes() == 0
     await harness.run_one()

@@ -81,7 +81,7 @@ def acl(rights: int) -> bytes:
 
 
 def everything(folder: Path) -> dict[str, Any]:
-    """All that there is to say about a folder's entries. Files with two names are known by the first one."""
+    """Return all attributes of a folder's entries. Hard links are reported under the first name."""
     names: dict[int, str] = {}
     told = {}
     for path in (folder, *sorted(folder.rglob("*"))):

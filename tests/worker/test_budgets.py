@@ -1,4 +1,4 @@
-"""Budgets: a job that used more than it was given never succeeds, and is resumed only with a raised budget."""
+"""Budgets: a job over its budget never succeeds, and is resumed only with a higher budget."""
 
 import asyncio
 from collections.abc import Mapping

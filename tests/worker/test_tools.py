@@ -1,4 +1,4 @@
-"""Tools: what callers may ask for by name; their inputs reach arguments, never options and never a shell."""
+"""Tools: jobs by name, whose inputs become arguments, never options or shell code."""
 
 from pathlib import Path
 
