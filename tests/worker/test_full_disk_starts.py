@@ -345,7 +345,7 @@ def test_start_marker_is_written_on_a_full_disk(tmp_path: Path) -> None:
 
 def test_pauses_grow_while_starts_fail_and_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(start_pause.time, "monotonic", lambda: now)
+    monkeypatch.setattr("holdfast.runner.start_pause.time.monotonic", lambda: now)
     pause = StartPause()
     found = []
     for _ in range(8):
