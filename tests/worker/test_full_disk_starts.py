@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,10 +14,14 @@ from holdfast.model import Attempt, Cause, Job, Status
 from holdfast.runner import start_pause
 from holdfast.runner.attempt_folder import AttemptFolder, write_new
 from holdfast.runner.base import NoSpace
+from holdfast.runner.docker import container_config
+from holdfast.runner.docker.engine import Engine, Refusal
 from holdfast.runner.start_pause import StartPause, needs_space
+from holdfast.runner.supervisor.protocol import ExitStatus
 from holdfast.worker import classify, pipeline_execution
 from tests.support.crashing_worker import Hook
 from tests.support.disks import MIB
+from tests.support.engine import Daemon
 from tests.support.in_process_workers import InProcessWorkers, eventually
 from tests.support.pipelines import Pipelines, adds, task
 from tests.support.service import serving_here
@@ -162,9 +167,11 @@ async def test_worker_pauses_at_once_and_says_why(workers: InProcessWorkers, dis
         await worker.started.wait()
         disk.leave(0)
         job = await workers.sh("true")
-        await given_back(workers, job)
-        assert worker.short_of_room("process") is not None
-        assert worker.domain_of("process") is None
+
+        async def pauses() -> bool:
+            return worker.short_of_room("process") is not None and worker.domain_of("process") is None
+
+        await eventually(pauses, "the worker starts nothing for now")
 
         async def explained() -> bool:
             why = await workers.store.explain.job(job.id)
@@ -367,3 +374,51 @@ def test_full_disk_and_full_quota_are_no_space(number: int) -> None:
         raise OSError(number, os.strerror(number))
     with pytest.raises(PermissionError), needs_space("cannot write"):
         raise PermissionError(errno.EACCES, "no")
+
+
+# Containers
+
+
+@pytest.mark.parametrize("call", ["create", "put", "start"])
+@pytest.mark.usefixtures("quick")
+async def test_engine_without_space_gives_the_job_back(
+    workers: InProcessWorkers, docker: Daemon, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """The engine's own disk is full: at the container, its files, or its start. Nothing is left, and it runs once."""
+    full = [1]
+    real = getattr(Engine, call)
+
+    async def refused(self: Engine, *arguments: Any) -> Any:
+        if full.pop() if full else 0:
+            raise Refusal(500, "write /var/lib/docker/volumes/x: no space left on device")
+        return await real(self, *arguments)
+
+    monkeypatch.setattr(Engine, call, refused)
+    job = await workers.box("echo ran")
+    async with workers.worker():
+        ended = await workers.ended(job, Status.SUCCEEDED)
+    assert (ended.attempts, await workers.log(job)) == (1, ["ran"])
+    first, last = await attempts_of(workers, job)
+    assert_only_waited([first])
+    assert last.cause is Cause.EXIT
+
+
+@pytest.mark.usefixtures("quick")
+async def test_container_whose_supervisor_has_no_space_gives_the_job_back(
+    workers: InProcessWorkers, docker: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its volume is full: the supervisor exits with the status that says so."""
+    program = container_config.program
+    full = [1]
+
+    def without_space() -> bytes:
+        return f"#!/bin/sh\nexit {ExitStatus.LEFT_FULL}\n".encode() if full and full.pop() else program()
+
+    monkeypatch.setattr(container_config, "program", without_space)
+    job = await workers.box("echo ran")
+    async with workers.worker():
+        ended = await workers.ended(job, Status.SUCCEEDED)
+    assert (ended.attempts, await workers.log(job)) == (1, ["ran"])
+    first, last = await attempts_of(workers, job)
+    assert_only_waited([first])
+    assert last.cause is Cause.EXIT
