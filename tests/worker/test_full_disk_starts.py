@@ -16,6 +16,7 @@ from holdfast.runner.attempt_folder import AttemptFolder, write_new
 from holdfast.runner.base import NoSpace
 from holdfast.runner.docker import container_config
 from holdfast.runner.docker.engine import Engine, Refusal
+from holdfast.runner.spare_markers import SPARES, SpareMarkers
 from holdfast.runner.start_pause import StartPause, needs_space
 from holdfast.runner.supervisor.protocol import ExitStatus
 from holdfast.worker import classify, pipeline_execution
@@ -305,25 +306,63 @@ async def test_worker_killed_at_any_step_on_a_full_disk_runs_nothing_twice(
 
 
 @needs_root
-@pytest.mark.usefixtures("quick")
-async def test_orphan_whose_worker_was_killed_before_the_start_can_be_cancelled_on_a_full_disk(
-    processes: WorkerProcesses, tmp_path: Path
+@pytest.mark.parametrize("step", ["prepared", "no space"])
+async def test_orphan_that_never_started_can_be_cancelled_on_a_full_disk(
+    processes: WorkerProcesses, tmp_path: Path, step: str
 ) -> None:
-    """Its folder was made, so there is a reserved block for the start marker."""
+    """Its start marker needs no new block: there is a reserved one in its folder or, if that is missing, a spare."""
     with tmpfs(tmp_path / "disk", "size=2m") as place:
         disk = FullDisk(place, "pages")
         environment = {"HOLDFAST_STATE_DIR": str(place / "state"), "HOLDFAST_DISK_RESERVE": "none"}
         await with_state(processes, environment)
         disk.leave(8)
         job = await processes.sh("echo ran")
-        victim = processes.start({"default": 1}, Hook(step="no space", do="kill"), environment=environment)
+        victim = processes.start({"default": 1}, Hook(step=step, do="kill"), environment=environment)
         assert await victim.dead() == -9
-        (folder,) = [path for path in (place / "state").glob("attempts/*/*") if (path / "spec").exists()]
-        assert (folder / "spare.0").exists()
+        made = [path for path in (place / "state").glob("attempts/*/*") if (path / "spare.0").exists()]
+        assert len(made) == (step == "no space")
         disk.leave(0)
         await processes.store.jobs.cancel(job.id)
         processes.start({"default": 1}, environment=environment)
         assert (await processes.ended(job, Status.CANCELLED)).attempts == 0
+
+
+@needs_root
+@pytest.mark.parametrize("what", ["pages", "files"])
+def test_missing_folder_is_forbidden_by_a_spare_marker_on_a_full_disk(tmp_path: Path, what: str) -> None:
+    with tmpfs(tmp_path / "disk", "size=256k,nr_inodes=80") as place:
+        disk, markers = FullDisk(place, what), SpareMarkers(place / "spare")
+        (place / "attempts").mkdir()
+        markers.refill()
+        for n in range(SPARES):
+            os.utime(place / "spare" / str(n), (0, 0))
+        disk.leave(0)
+        folders = [AttemptFolder(place / "attempts" / f"job.{n}") for n in range(SPARES + 1)]
+        for folder in folders[:SPARES]:
+            assert markers.forbid(folder)
+            assert folder.forbidden()
+            assert folder.path.stat().st_mtime > 0, "it is kept as long as one that is made now"
+            assert markers.forbid(folder)
+        with pytest.raises(OSError, match="No space"):
+            markers.forbid(folders[-1])
+        assert not folders[-1].path.exists()
+        disk.clear()
+        assert markers.forbid(folders[-1])
+        markers.refill()
+        assert len(list((place / "spare").iterdir())) == SPARES
+
+
+@pytest.mark.parametrize("name", ["started", "exit"])
+def test_folder_that_appears_first_is_not_replaced_by_a_marker(tmp_path: Path, name: str) -> None:
+    """A slow previous owner made it between our look and our rename."""
+    markers = SpareMarkers(tmp_path / "spare")
+    markers.refill()
+    folder = AttemptFolder(tmp_path / "job.1")
+    folder.create()
+    (folder.path / name).write_text("{}")
+    assert not markers._place(folder.path)
+    assert not markers.forbid(folder)
+    assert (folder.path / name).read_text() == "{}"
 
 
 def test_file_that_does_not_fit_whole_is_an_error(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from holdfast.runner.folder_size import folder_size
 from holdfast.runner.frames import Frame, FrameReader
 from holdfast.runner.ownership import give, give_if_there
 from holdfast.runner.removal import Removals
+from holdfast.runner.spare_markers import SpareMarkers
 from holdfast.runner.start_pause import StartPause
 from holdfast.runner.state_folder import StateFolder
 from holdfast.runner.supervisor.protocol import ExitCause, ExitStatus, Limit
@@ -85,6 +86,7 @@ class ProcessRunner:
         self.domain = state.domain
         self.domains = state.domains
         self.root = state.attempts(installation).resolve()
+        self.markers = SpareMarkers(state.spare_markers(installation))
         self.users = AttemptUsers(user, uids, self.root, allow_root=allow_root)
         self._boot = state.boot
         self._log_cap = log_cap
@@ -122,6 +124,7 @@ class ProcessRunner:
 
     async def watch(self, changed: Callable[[], None]) -> None:
         """Call `changed` when starts stop for lack of resources, uids or disk space, and when they resume."""
+        await self.in_thread(self.markers.refill)
         while await self._doubted.wait():
             self._doubted.clear()
             changed()
@@ -158,7 +161,7 @@ class ProcessRunner:
 
     async def forbid(self, identity: Identity, domain: str) -> bool:
         try:
-            return await self.in_thread(self.folder(identity).forbid)
+            return await self.in_thread(lambda: self.markers.forbid(self.folder(identity)))
         except OSError as error:
             raise EngineUnreachable(f"cannot write the start marker: {error.strerror}") from error
 
@@ -336,9 +339,10 @@ class ProcessRunner:
         return swept and checks_gone
 
     async def sweep_halves(self, older: float) -> int:
-        """Remove incomplete folders whose makers must be dead, and free unused uids."""
+        """Remove incomplete folders whose makers must be dead, and free unused uids; refill the spare markers."""
         gone = await self.slowly(lambda: self._sweep_halves(older))
         await self.slowly(lambda: self.users.sweep(max(CLAIM_SECONDS, self._marks_for)))
+        await self.slowly(self.markers.refill)
         return gone
 
     def _sweep_halves(self, older: float) -> int:
