@@ -14,14 +14,14 @@ import pytest
 from holdfast.api import connections, linger
 from holdfast.api.connections import MOST_HEAD, REPEATS, ConnectionLimits, FewRepeats, FirstHead, connection_limit
 from holdfast.config import Settings
-from tests.support.service import FUNCTION, Served, serving, serving_here
+from tests.support.service import FUNCTION, Service, service_in_process, service_process_on
 
 HALF = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Slow: "
 
 
-async def half_open(served: Served) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def half_open(service: Service) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A connection with a request whose head is not finished."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
     writer.write(HALF)
     await writer.drain()
     return reader, writer
@@ -35,9 +35,9 @@ async def closed(reader: asyncio.StreamReader) -> bool:
         return True
 
 
-async def test_half_a_request_is_closed_in_time_however_it_trickles(clean_url: str, tmp_path: Path) -> None:
-    async with serving_here(clean_url, tmp_path / "data", header_timeout=0.5) as served:
-        reader, writer = await half_open(served)
+async def test_unfinished_request_is_closed_after_the_header_timeout(clean_url: str, tmp_path: Path) -> None:
+    async with service_in_process(clean_url, tmp_path / "data", header_timeout=0.5) as service:
+        reader, writer = await half_open(service)
 
         async def trickle() -> None:
             while not writer.is_closing():
@@ -48,14 +48,14 @@ async def test_half_a_request_is_closed_in_time_however_it_trickles(clean_url: s
         assert await closed(reader)
         writer.close()
         await slow
-        silent, other = await asyncio.open_connection("127.0.0.1", served.port)
+        silent, other = await asyncio.open_connection("127.0.0.1", service.port)
         assert await closed(silent)
         other.close()
 
 
 async def test_idle_connection_is_closed_after_its_request(clean_url: str, tmp_path: Path) -> None:
-    async with serving_here(clean_url, tmp_path / "data") as served:
-        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    async with service_in_process(clean_url, tmp_path / "data") as service:
+        reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")
         async with asyncio.timeout(30):
@@ -63,15 +63,15 @@ async def test_idle_connection_is_closed_after_its_request(clean_url: str, tmp_p
         writer.close()
 
 
-async def test_full_server_lets_the_longest_waiting_go_and_answers_others(clean_url: str, tmp_path: Path) -> None:
+async def test_full_server_closes_the_longest_idle_connection(clean_url: str, tmp_path: Path) -> None:
     """Half-open requests must not keep others out, and a request in progress must not be closed for them."""
     limits = {"max_connections": 10, "header_timeout": 60.0}
-    async with serving_here(clean_url, tmp_path / "data", **limits) as served, served.client() as client:
+    async with service_in_process(clean_url, tmp_path / "data", **limits) as service, service.client() as client:
         job = (await client.post("/v1/jobs", json=FUNCTION)).json()["id"]
         async with client.stream("GET", f"/v1/jobs/{job}/events/stream") as stream:
             lines = stream.aiter_lines()
             assert await anext(lines) == ": holdfast"
-            held = [await half_open(served) for _ in range(40)]
+            held = [await half_open(service) for _ in range(40)]
             assert (await client.get("/v1/jobs")).status_code == 200
             assert await closed(held[0][0])
             await client.post(f"/v1/jobs/{job}/cancel", json={})
@@ -96,27 +96,27 @@ async def test_more_half_open_requests_than_descriptors_leave_the_server_answeri
 ) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-    served = None
+    service = None
     try:
-        with serving(clean_url, tmp_path / "data") as served:  # It fails if a traceback is in the log.
+        with service_process_on(clean_url, tmp_path / "data") as service:  # It fails if a traceback is in the log.
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            held = [await half_open(served) for _ in range(600)]
-            async with served.client() as client:
+            held = [await half_open(service) for _ in range(600)]
+            async with service.client() as client:
                 for _ in range(5):
                     assert (await client.get("/v1/jobs")).status_code == 200
             for _, writer in held:
                 writer.close()
-        assert served.log.stat().st_size < 20_000
+        assert service.log.stat().st_size < 20_000
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-async def test_body_that_comes_too_slowly_is_answered_408(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_body_that_comes_too_slowly_is_answered_408(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linger, "GRACE_SECONDS", 0.2)
-    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
     writer.write(
         b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        b"Authorization: Bearer %b\r\nContent-Length: 1000\r\n\r\n{" % served.admin.encode()
+        b"Authorization: Bearer %b\r\nContent-Length: 1000\r\n\r\n{" % service.admin.encode()
     )
     async with asyncio.timeout(30):
         assert b" 408 " in await reader.readline()
@@ -240,9 +240,9 @@ async def test_connection_that_closes_before_its_head_leaves_nothing(limits: Con
         assert first._deadline.cancelled()
 
 
-async def answers(served: Served, *packets: bytes) -> bytes:
+async def answers(service: Service, *packets: bytes) -> bytes:
     """Send packets one after the other, and return all that comes until the server closes."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
     writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
         for packet in packets:
@@ -261,44 +261,44 @@ LAST = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
 
 async def test_server_answers_a_request_however_it_is_cut_into_packets(clean_url: str, tmp_path: Path) -> None:
-    async with serving_here(clean_url, tmp_path / "data") as served:
+    async with service_in_process(clean_url, tmp_path / "data") as service:
         end = len(LAST)
         cuts = [[LAST], [LAST[: end - n] for n in (1,)] + [LAST[end - 1 :]], [LAST[: end - 2], LAST[end - 2 :]]]
         cuts += [[LAST[: end - 3], LAST[end - 3 :]], [bytes([byte]) for byte in LAST]]
         for packets in cuts:
-            assert (await answers(served, *packets)).startswith(b"HTTP/1.1 200"), packets
-        assert (await answers(served, GET + LAST)).count(b"HTTP/1.1 200") == 2
-        assert (await answers(served, GET + LAST[:20], LAST[20:])).count(b"HTTP/1.1 200") == 2
+            assert (await answers(service, *packets)).startswith(b"HTTP/1.1 200"), packets
+        assert (await answers(service, GET + LAST)).count(b"HTTP/1.1 200") == 2
+        assert (await answers(service, GET + LAST[:20], LAST[20:])).count(b"HTTP/1.1 200") == 2
 
 
-async def test_body_in_the_packet_of_the_head_is_read(served: Served) -> None:
+async def test_body_in_the_packet_of_the_head_is_read(service: Service) -> None:
     body = b'{"runner": "function", "spec": {"name": "f"}}'
     head = (
         b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
-        b"Authorization: Bearer %b\r\nContent-Length: %d\r\n\r\n" % (served.admin.encode(), len(body))
+        b"Authorization: Bearer %b\r\nContent-Length: %d\r\n\r\n" % (service.admin.encode(), len(body))
     )
     for packets in ([head + body], [head + body[:5], body[5:]], [head[:-1], head[-1:] + body]):
-        assert (await answers(served, *packets)).startswith(b"HTTP/1.1 201"), packets
+        assert (await answers(service, *packets)).startswith(b"HTTP/1.1 201"), packets
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
 async def test_head_over_16_kib_and_tls_on_the_plain_port_are_refused_quietly(clean_url: str, tmp_path: Path) -> None:
-    with serving(clean_url, tmp_path / "data") as served:  # It fails if a traceback is in the log.
+    with service_process_on(clean_url, tmp_path / "data") as service:  # It fails if a traceback is in the log.
         long = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Long: " + b"x" * 2 * MOST_HEAD
-        assert (await answers(served, long)).startswith(b"HTTP/1.1 4")
+        assert (await answers(service, long)).startswith(b"HTTP/1.1 4")
         whole = long.replace(b"x" * 2 * MOST_HEAD, b"x" * (MOST_HEAD + 1)) + b"\r\nConnection: close\r\n\r\n"
-        assert (await answers(served, whole)).startswith(b"HTTP/1.1 ")
+        assert (await answers(service, whole)).startswith(b"HTTP/1.1 ")
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         with pytest.raises((ssl.SSLError, ConnectionError)):
             async with asyncio.timeout(30):
-                await asyncio.open_connection("127.0.0.1", served.port, ssl=context)
-        assert (await answers(served, LAST)).startswith(b"HTTP/1.1 200")
+                await asyncio.open_connection("127.0.0.1", service.port, ssl=context)
+        assert (await answers(service, LAST)).startswith(b"HTTP/1.1 200")
 
 
 async def test_connections_that_close_at_once_make_room(clean_url: str, tmp_path: Path) -> None:
-    async with serving_here(clean_url, tmp_path / "data", max_connections=10, header_timeout=60.0) as served:
+    async with service_in_process(clean_url, tmp_path / "data", max_connections=10, header_timeout=60.0) as service:
         for _ in range(100):
-            _, writer = await asyncio.open_connection("127.0.0.1", served.port)
+            _, writer = await asyncio.open_connection("127.0.0.1", service.port)
             writer.close()
-        assert (await answers(served, LAST)).startswith(b"HTTP/1.1 200")
+        assert (await answers(service, LAST)).startswith(b"HTTP/1.1 200")

@@ -22,10 +22,10 @@ from holdfast.runner.supervisor.protocol import ExitStatus
 from holdfast.worker import classify, pipeline_execution
 from tests.support.crashing_worker import Hook
 from tests.support.disks import MIB
-from tests.support.engine import Daemon
+from tests.support.docker_engine import DockerEngine
 from tests.support.in_process_workers import InProcessWorkers, eventually
 from tests.support.pipelines import Pipelines, adds, task
-from tests.support.service import serving_here
+from tests.support.service import service_in_process
 from tests.support.supervisor_harness import needs_root
 from tests.support.worker_processes import WorkerProcesses
 
@@ -215,8 +215,8 @@ async def test_inputs_that_find_no_space_wait(workers: InProcessWorkers, tmp_pat
     with tmpfs(tmp_path / "disk", "size=2m") as place:
         disk = FullDisk(place, "pages")
         state_on(workers, disk)
-        served = serving_here(workers.settings.url, tmp_path, disk_reserve=None, docker_host=None)
-        async with served as server, server.client() as client, workers.worker():
+        service = service_in_process(workers.settings.url, tmp_path, disk_reserve=None, docker_host=None)
+        async with service as server, server.client() as client, workers.worker():
             form = [("file", ("large", b"x" * MIB))]
             upload = (await client.post("/v1/uploads", files=form)).json()["upload"]
             disk.leave(100)
@@ -421,7 +421,7 @@ def test_full_disk_and_full_quota_are_no_space(number: int) -> None:
 @pytest.mark.parametrize("call", ["create", "put", "start"])
 @pytest.mark.usefixtures("quick")
 async def test_engine_without_space_gives_the_job_back(
-    workers: InProcessWorkers, docker: Daemon, monkeypatch: pytest.MonkeyPatch, call: str
+    workers: InProcessWorkers, docker: DockerEngine, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     """The engine's own disk is full: at the container, its files, or its start. Nothing is left, and it runs once."""
     full = [1]
@@ -433,7 +433,7 @@ async def test_engine_without_space_gives_the_job_back(
         return await real(self, *arguments)
 
     monkeypatch.setattr(Engine, call, refused)
-    job = await workers.box("echo ran")
+    job = await workers.container("echo ran")
     async with workers.worker():
         ended = await workers.ended(job, Status.SUCCEEDED)
     assert (ended.attempts, await workers.log(job)) == (1, ["ran"])
@@ -444,7 +444,7 @@ async def test_engine_without_space_gives_the_job_back(
 
 @pytest.mark.usefixtures("quick")
 async def test_container_whose_supervisor_has_no_space_gives_the_job_back(
-    workers: InProcessWorkers, docker: Daemon, monkeypatch: pytest.MonkeyPatch
+    workers: InProcessWorkers, docker: DockerEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its volume is full: the supervisor exits with the status that says so."""
     program = container_config.program
@@ -454,7 +454,7 @@ async def test_container_whose_supervisor_has_no_space_gives_the_job_back(
         return f"#!/bin/sh\nexit {ExitStatus.LEFT_FULL}\n".encode() if full and full.pop() else program()
 
     monkeypatch.setattr(container_config, "program", without_space)
-    job = await workers.box("echo ran")
+    job = await workers.container("echo ran")
     async with workers.worker():
         ended = await workers.ended(job, Status.SUCCEEDED)
     assert (ended.attempts, await workers.log(job)) == (1, ["ran"])
