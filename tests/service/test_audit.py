@@ -4,6 +4,7 @@ import asyncio
 import signal
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from holdfast.store.retention import Retention
 from holdfast.store.shared_folder import SharedFolderRecord
 from holdfast.store.tokens import SILENCE_DAYS, new_secret
 from tests.crash.test_crash import JOB, PAIR, context, die_after
+from tests.support.service import opened
 from tests.support.store_harness import StoreHarness
 
 ANN = Actor(name="ann", token_id="01890000-0000-7000-8000-000000000001", role=Role.OPERATOR, address="192.0.2.7")
@@ -298,6 +300,30 @@ async def test_rows_over_their_age_are_removed_in_bounded_steps(harness: StoreHa
     assert len(await trail(harness.store)) == 4
     await Pruner(harness.store, Retention(), audit_age=10 * DAY).run_once()
     assert [row.subject for row in await trail(harness.store)] == ["new"]
+
+
+async def test_tools_that_did_not_change_leave_no_row_though_the_last_one_is_old(harness: StoreHarness) -> None:
+    """The row that later servers compare with is not removed by age; older ones of its kind are."""
+    audit = harness.store.audit
+    assert await audit.tools_loaded(ANN, "tools.toml", {"a": "1"})
+    await harness.advance(DAY)
+    assert await audit.tools_loaded(ANN, "tools.toml", {"a": "2"})
+    await harness.advance(20 * DAY)
+    assert await audit.forget(10 * DAY) == 1
+    assert await audit.forget(10 * DAY) == 0
+    assert not await audit.tools_loaded(ANN, "tools.toml", {"a": "2"})
+    (row,) = await trail(harness.store)
+    assert row.after is not None
+    assert (row.after["changed"], row.after["tools"]) == (["a"], {"a": "2"})
+
+
+async def test_servers_that_start_together_record_a_change_of_tools_once(clean_url: str) -> None:
+    async with AsyncExitStack() as stack:
+        stores = [await stack.enter_async_context(opened(clean_url)) for _ in range(4)]
+        tools = {"a": "1", "b": "2"}
+        told = await asyncio.gather(*(store.audit.tools_loaded(ANN, "tools.toml", tools) for store in stores))
+        assert sorted(told) == [False, False, False, True]
+        assert len(await trail(stores[0], what="tools.change")) == 1
 
 
 def test_refused_tokens_are_counted_in_bounded_memory_and_one_bounded_row() -> None:
