@@ -205,10 +205,15 @@ async def test_a_worker_that_leaves_hands_over_and_the_next_adopts_at_once(
     job = await chatty(workers, pace=0.5)
     async with workers.worker():
         await workers.wait_for_log(job, "out 9")
+
+    async def leases() -> list[str]:
+        return [str(event.data["lease"]) for event in await workers.events(job, "lease")]
+
+    assert await leases() == ["handed_over"]
     async with workers.worker({"other": 1}):
 
         async def adopted() -> bool:
-            return any(event.data["lease"] == "adopted" for event in await workers.events(job, "lease"))
+            return await leases() == ["handed_over", "adopted"]
 
         await eventually(adopted, "it is adopted")
         ended = await workers.ended(job, Status.SUCCEEDED)
@@ -225,8 +230,8 @@ async def test_adopter_carries_out_a_pending_stop_request(workers: InProcessWork
     await workers.store.jobs.cancel(job.id)
     async with workers.worker():
         await workers.ended(job, Status.CANCELLED)
-    told = [event.data["cancel"] for event in await workers.events(job, "cancel")]
-    assert told == ["requested", "signalled", "dead"]
+    phases = [event.data["cancel"] for event in await workers.events(job, "cancel")]
+    assert phases == ["requested", "signalled", "dead"]
     assert docker.containers() == []
 
 

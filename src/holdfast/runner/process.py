@@ -20,20 +20,22 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from holdfast.errors import Invalid
+from holdfast.errors import CacheFull, Invalid
 from holdfast.limits import AttemptLimits, LimitSettings
 from holdfast.model import Cause, Error
 from holdfast.permissions import make_file, make_folder, make_passable_for
 from holdfast.runner.artifacts import Gathered, remove_tree, take_folder
-from holdfast.runner.attempt_folder import AttemptFolder, Exit, write_new
+from holdfast.runner.attempt_folder import FULL, AttemptFolder, Exit, write_new
 from holdfast.runner.attempt_users import AttemptUsers, RunsAs
-from holdfast.runner.base import CannotStart, Confirm, End, EngineUnreachable, Identity, Order, State, TooLate
+from holdfast.runner.base import CannotStart, Confirm, End, EngineUnreachable, Identity, NoSpace, Order, State, TooLate
 from holdfast.runner.checks import Checks, identity_in, sweep_checks
 from holdfast.runner.exits import ProcessExits, Watch
 from holdfast.runner.folder_size import folder_size
 from holdfast.runner.frames import Frame, FrameReader
 from holdfast.runner.ownership import give, give_if_there
 from holdfast.runner.removal import Removals
+from holdfast.runner.spare_markers import SpareMarkers
+from holdfast.runner.start_pause import StartPause
 from holdfast.runner.state_folder import StateFolder
 from holdfast.runner.supervisor.protocol import ExitCause, ExitStatus, Limit
 from holdfast.runner.uids import CLAIM_SECONDS, Uids, UidsExhausted
@@ -47,9 +49,8 @@ log = logging.getLogger(__name__)
 OUTPUT_FACTOR = 16
 LEAST_OUTPUT = 64 * 1024 * 1024
 """Output is kept on disk up to OUTPUT_FACTOR times the log's cap: above the cap only event lines matter."""
-EXHAUSTED = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.EIO, errno.EROFS}
-)
+EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.EIO, errno.EROFS})
+"""Errors of a host that lacks something else than disk space."""
 NO_ROOM = "this host ran out of resources a moment ago"
 EXHAUSTED_SECONDS = 10.0
 """Seconds in which nothing is started after the host ran out of resources."""
@@ -85,6 +86,7 @@ class ProcessRunner:
         self.domain = state.domain
         self.domains = state.domains
         self.root = state.attempts(installation).resolve()
+        self.markers = SpareMarkers(state.spare_markers(installation))
         self.users = AttemptUsers(user, uids, self.root, allow_root=allow_root)
         self._boot = state.boot
         self._log_cap = log_cap
@@ -97,22 +99,36 @@ class ProcessRunner:
         self.checks = Checks(self.root, self.users, self._children, self._limits.default)
         self._exhausted_until = 0.0
         self._exhausted_for = NO_ROOM
+        self._pause = StartPause()
         self._doubted = asyncio.Event()
 
     @property
     def away(self) -> str | None:
-        return self._exhausted_for if time.monotonic() < self._exhausted_until else None
+        return self._exhausted_for if time.monotonic() < self._exhausted_until else self._pause.why
+
+    def pause(self, why: str) -> None:
+        self._pause.begin(why)
+        self._doubted.set()
+
+    @property
+    def paused(self) -> str | None:
+        return self._pause.why
 
     def doubt(self) -> None:
         self._exhausted_until = time.monotonic() + EXHAUSTED_SECONDS
         self._doubted.set()
 
+    @property
+    def _left(self) -> float:
+        return max(self._exhausted_until - time.monotonic(), self._pause.left)
+
     async def watch(self, changed: Callable[[], None]) -> None:
-        """Call `changed` when starts stop for lack of resources or uids, and when they resume."""
+        """Call `changed` when starts stop for lack of resources, uids or disk space, and when they resume."""
+        await self.in_thread(self.markers.refill)
         while await self._doubted.wait():
             self._doubted.clear()
             changed()
-            while (left := self._exhausted_until - time.monotonic()) > 0:  # noqa: ASYNC110 - it may be extended
+            while (left := self._left) > 0:  # noqa: ASYNC110 - it may be extended
                 await asyncio.sleep(left)
             self._exhausted_for = NO_ROOM
             changed()
@@ -145,7 +161,7 @@ class ProcessRunner:
 
     async def forbid(self, identity: Identity, domain: str) -> bool:
         try:
-            return await self.in_thread(self.folder(identity).forbid)
+            return await self.in_thread(lambda: self.markers.forbid(self.folder(identity)))
         except OSError as error:
             raise EngineUnreachable(f"cannot write the start marker: {error.strerror}") from error
 
@@ -182,6 +198,8 @@ class ProcessRunner:
                 self._restage(folder, order)
         except Invalid as error:
             raise CannotStart("contract_violation", str(error)) from error
+        except CacheFull as error:
+            raise NoSpace(f"cannot prepare the attempt's folder: {error}") from error
         except OSError as error:
             raise _trouble(error, "cannot prepare the attempt's folder") from error
 
@@ -321,9 +339,10 @@ class ProcessRunner:
         return swept and checks_gone
 
     async def sweep_halves(self, older: float) -> int:
-        """Remove incomplete folders whose makers must be dead, and free unused uids."""
+        """Remove incomplete folders whose makers must be dead, and free unused uids; refill the spare markers."""
         gone = await self.slowly(lambda: self._sweep_halves(older))
         await self.slowly(lambda: self.users.sweep(max(CLAIM_SECONDS, self._marks_for)))
+        await self.slowly(self.markers.refill)
         return gone
 
     def _sweep_halves(self, older: float) -> int:
@@ -342,6 +361,8 @@ def sweep_attempt(folder: AttemptFolder, mark: str, *, marks_for: float, uid: in
     The start marker stays for `marks_for` seconds, so that a late supervisor does not start the attempt again. `uid` is
     the attempt's own user, if it has one.
     """
+    if not folder.path.exists():
+        return True
     if folder.alive():
         started = folder.started()
         token = started.token if started else 1
@@ -406,6 +427,8 @@ class Process:
             return  # It ran and has ended already: the status is the command's.
         if status == ExitStatus.LEFT_LATE:
             raise TooLate
+        if status == ExitStatus.LEFT_FULL:
+            raise NoSpace("the supervisor had no space for its files: No space left on device")
         if status == ExitStatus.LEFT_BROKEN:
             raise CannotStart("start_failed", "the supervisor could not use the attempt's folder")
         if status in (ExitStatus.LEFT_HELD, ExitStatus.LEFT_STARTED):
@@ -552,6 +575,8 @@ def _spawn(folder: AttemptFolder) -> int:
 def _trouble(error: OSError, what: str) -> Exception:
     """Map an OSError: an exhausted host is not the job's fault, so the job waits or runs on another host."""
     message = f"{what}: {error.strerror}"
+    if error.errno in FULL:
+        return NoSpace(message)
     return EngineUnreachable(message) if error.errno in EXHAUSTED else CannotStart("start_failed", message)
 
 

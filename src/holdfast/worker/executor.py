@@ -18,14 +18,26 @@ from holdfast.budgets import EXCEEDED
 from holdfast.errors import Invalid, NotFound, SharedFolderAway, SnapshotDamaged, SnapshotFailed, StoreError
 from holdfast.limits import AttemptLimits
 from holdfast.model import Cause, Error, Outcome, Phase, Status, StopKind, StopPhase, StopRequest
-from holdfast.runner.base import CannotStart, End, EngineUnreachable, Identity, Order, Runner, Running, State, TooLate
+from holdfast.runner.attempt_folder import FULL
+from holdfast.runner.base import (
+    CannotStart,
+    End,
+    EngineUnreachable,
+    Identity,
+    NoSpace,
+    Order,
+    Runner,
+    Running,
+    State,
+    TooLate,
+)
 from holdfast.runner.disk import DATABASE
 from holdfast.runner.process import EXHAUSTED
 from holdfast.runner.secrets import NO_MASK, Mask, find_secrets
 from holdfast.runner_specs import check_spec
 from holdfast.timing import backoff, jitter
 from holdfast.worker.batch_writer import Handed, retried
-from holdfast.worker.classify import OUTPUTS_NOT_STORED, classify
+from holdfast.worker.classify import DISK_FULL, OUTPUTS_NOT_STORED, classify
 from holdfast.worker.collect import Collect, OutputsWait, take_outputs
 from holdfast.worker.event_writer import EventWriter
 from holdfast.worker.execution_services import ExecutionServices
@@ -79,6 +91,8 @@ class Execution:
         self._limits = AttemptLimits()
         self._mask = NO_MASK
         self._ended = False
+        self._without_space = False
+        """Whether the attempt ends unstarted because the disk is full."""
         self._pipeline: PipelineExecution | None = None
         if "tasks" in self._lease.spec:
             self._pipeline = PipelineExecution(services, runner, held, self._stopped_or_leaving)
@@ -118,9 +132,12 @@ class Execution:
 
     async def clear(self) -> None:
         """Remove the remains of an attempt whose end is recorded. What cannot be removed now is left to the sweep."""
-        if self._ended and self._running is not None:
+        if self._ended and (self._running is not None or self._without_space):
             try:
-                await self._running.remove(others_held_it=self._lease.adopted)
+                if self._running is not None:
+                    await self._running.remove(others_held_it=self._lease.adopted)
+                else:
+                    await self._runner.sweep(self._identity)
                 self._at("removed")
             except Exception as error:
                 log.warning(
@@ -163,9 +180,30 @@ class Execution:
         except SharedFolderAway as error:
             raise EngineUnreachable(error.message) from error
         except Exception as error:
+            if isinstance(error, NoSpace) or (isinstance(error, OSError) and error.errno in FULL):
+                return await self._no_space(error)
             if isinstance(error, OSError) and error.errno in EXHAUSTED:
                 raise EngineUnreachable(f"this host is exhausted: {error.strerror}") from error
             return await self._not_begun(error)
+
+    async def _no_space(self, error: Exception) -> Running | End:
+        """Give back a job whose start found the disk full: nothing ran. If it does run, adopt it.
+
+        Only an attempt that nobody else ever held, and that its runner says does not run, needs no start marker.
+        """
+        lease = self._lease
+        log.warning("job %s attempt %d: not started, as the disk is full: %s", lease.id, lease.attempt, error)
+        self._runner.pause(f"the disk was full at a start: {error}")
+        if not await until_trusted(self._held):
+            raise Lost
+        if (running := (await self._find_begun())[1]) is not None:
+            return running
+        sure = isinstance(error, NoSpace) and not lease.adopted
+        if not sure and not await self._runner.forbid(self._identity, lease.domain):
+            raise EngineUnreachable("the attempt was started by a previous owner") from error
+        self._over = self._without_space = True
+        self._at("no space")
+        return End(cause=Cause.DRAINED, error=Error(code=DISK_FULL, message=str(error)[:MAX_MESSAGE]))
 
     async def _not_begun(self, error: Exception) -> Running | End:
         """Fail an attempt that does not run, and make sure that it never will; if it does run, adopt it."""

@@ -21,13 +21,14 @@ from holdfast.pipeline.plan import Plan, TaskPlan
 from holdfast.pipeline.snapshots import SNAPSHOTS, Changed, Folders
 from holdfast.pipeline_spec import NO_UPLOADS
 from holdfast.runner.artifacts import Limits, Violation, remove_tree
-from holdfast.runner.base import CannotStart, End, EngineUnreachable, Runner, Running
+from holdfast.runner.base import CannotStart, End, EngineUnreachable, NoSpace, Runner, Running
 from holdfast.runner.disk import SHARED
 from holdfast.runner.secrets import NO_MASK
+from holdfast.runner.start_pause import needs_space
 from holdfast.runner.wire import Command, fitting
 from holdfast.runner.workspace import TREE, give_like, replaced_by
 from holdfast.runner_specs import check_spec
-from holdfast.timing import jitter
+from holdfast.timing import backoff, jitter
 from holdfast.worker.collect import Collect
 from holdfast.worker.execution_services import ExecutionServices
 from holdfast.worker.held_leases import HeldLease, Lost, until_trusted
@@ -45,6 +46,8 @@ PACE = 0.1
 WAIT = 0.25
 """Seconds between polls for a snapshot that another job builds."""
 SAY_AGAIN = 5.0
+NO_SPACE_BASE, NO_SPACE_CAP = 1.0, 30.0
+"""Seconds before a workspace is restored again after the disk was full: the first time, and at most."""
 TASK_ENDS = {"timed_out": TaskStatus.TIMED_OUT, "idle_timeout": TaskStatus.TIMED_OUT}
 
 
@@ -138,11 +141,18 @@ class PipelineExecution:
 
     async def drive(self, running: Running) -> None:
         """Decide at every task boundary what comes next. Runs until the caller cancels it at the end of the attempt."""
+        full = 0
         while True:
             await self._until(lambda: self.progress.holding is not None)
             assert self.progress.holding is not None
             try:
                 await self._go_on(running, self.progress.holding)
+                full = 0
+            except NoSpace as error:  # No task runs, and a stop request reaches the supervisor meanwhile.
+                full += 1
+                log.warning("job %s attempt %d waits for disk space: %s", self._lease.id, self._lease.attempt, error)
+                self._runner.pause(f"the disk was full: {error}")
+                await asyncio.sleep(jitter(backoff(full, base=NO_SPACE_BASE, cap=NO_SPACE_CAP)))
             except (CacheFull, SnapshotDamaged, SnapshotFailed) as error:
                 await self._give_up(running, error.code, str(error))
             except (NotQuiet, Changed) as error:
@@ -170,7 +180,9 @@ class PipelineExecution:
         if self._interrupted():
             await self._until(lambda: self.progress.holding != behind)
         elif following == len(self._plan.tasks):
-            if self.progress.at < following and not await self.outputs.inherit_last(running, self._lease.token):
+            with needs_space("cannot copy the outputs of cached tasks"):
+                known = self.progress.at >= following or await self.outputs.inherit_last(running, self._lease.token)
+            if not known:
                 await self._plan_again(done)
                 return
             self._at("ending")
@@ -314,13 +326,17 @@ class PipelineExecution:
         name = tree_name(behind, self._lease.token)
         target = running.space / name
         try:
-            await asyncio.to_thread(lambda: self._fill(target, row))
-            self._at("restored")
-            await self.outputs.inherit(running, row, name)
-            self._at("inherited")
+            with needs_space("cannot restore the workspace"):
+                await asyncio.to_thread(lambda: self._fill(target, row))
+                self._at("restored")
+                await self.outputs.inherit(running, row, name)
+                self._at("inherited")
         except SnapshotDamaged:
             await self._task_store.drop(row)
             return False
+        except NoSpace:
+            await asyncio.to_thread(lambda: self._unfill(target))
+            raise
         place = Command(token=self._lease.token, verb="place", name=name)
         await self._say(running, place, lambda: self.progress.at == behind)
         self._at("placed")
@@ -329,12 +345,16 @@ class PipelineExecution:
 
     def _fill(self, target: Path, row: Snapshot) -> None:
         """Restore next to the workspace, then move the tree in: the tasks own everything inside."""
-        made = target.parent.parent / f".{target.name}"
-        for leftover in (made, target, replaced_by(target)):
-            remove_tree(leftover)
+        self._unfill(target)
+        made = _made(target)
         self._folders.restore(row.folder, row.digest, made)
         give_like(made, target.parent / TREE)
         made.rename(target)
+
+    def _unfill(self, target: Path) -> None:
+        """Remove what an earlier try to restore left."""
+        for leftover in (_made(target), target, replaced_by(target)):
+            remove_tree(leftover)
 
     async def _quiet(self, running: Running) -> None:
         if self.progress.serving:
@@ -389,3 +409,8 @@ class PipelineExecution:
 
     def _at(self, step: str) -> None:
         self._services.at(step, self._lease)
+
+
+def _made(target: Path) -> Path:
+    """Where a tree is restored before it is moved into the workspace."""
+    return target.parent.parent / f".{target.name}"

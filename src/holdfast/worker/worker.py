@@ -210,8 +210,9 @@ class Worker:
 
     def short_of_room(self, capability: str) -> str | None:
         """Name the full disk that blocks attempts of this capability; None if no disk does, or it cannot run anyway."""
-        low = self._services.disks.low
-        return self._away.get(capability) if low else None
+        runner = self._runners.get(capability)
+        full = self._services.disks.low or (runner is not None and runner.paused is not None)
+        return self._away.get(capability) if full else None
 
     def domain_of(self, capability: str) -> str | None:
         """Return the domain in which an attempt of this capability would run; None if it cannot start here now."""

@@ -22,7 +22,7 @@ from holdfast.limits import AttemptLimits
 from holdfast.model import Cause, Error
 from holdfast.runner.artifacts import Gathered, pour, take_tar
 from holdfast.runner.attempt_folder import Exit, Started, Unreadable, decode
-from holdfast.runner.base import End, EngineUnreachable, Identity, State, TooLate
+from holdfast.runner.base import End, EngineUnreachable, Identity, NoSpace, State, TooLate
 from holdfast.runner.docker.archive import Archive, only_file
 from holdfast.runner.docker.container_config import ATTEMPT, UNTOUCHED, VOLUME, WORK, WORKSPACE, limits_from
 from holdfast.runner.docker.engine import Gone, Refusal, Seen, to_seconds
@@ -53,7 +53,10 @@ UNKNOWN = (0, 255)
 """Exit codes of engines that do not know how a container ended: they do not contradict the supervisor."""
 BEING_REMOVED = ("removing", "dead")
 """A container is `dead` if the engine failed to remove it: nothing of it runs, and its exit code proves nothing."""
-NEVER_BEGAN = (ExitStatus.LEFT_HELD, ExitStatus.LEFT_STARTED, ExitStatus.LEFT_BROKEN, ExitStatus.LEFT_LATE)
+NEVER_BEGAN = (
+    *(ExitStatus.LEFT_FULL, ExitStatus.LEFT_HELD, ExitStatus.LEFT_STARTED, ExitStatus.LEFT_BROKEN),
+    ExitStatus.LEFT_LATE,
+)
 """Statuses with which a supervisor exits before it has begun."""
 
 
@@ -160,12 +163,14 @@ class Container:
         task.add_done_callback(self._tasks.discard)
 
     async def begun(self) -> None:
-        """Wait until the supervisor began (by its output or `started`) or ended. Raise TooLate if it never began."""
+        """Wait until the supervisor began (by its output or `started`) or ended. Raise if it never began."""
         self.open()
         try:
             while not (self.over or await self._speaks() or await self._has_started()):
                 pass
             if self.over and await self.look() == "missing":
+                if self._seen is not None and self._seen.exit_code == ExitStatus.LEFT_FULL:
+                    raise NoSpace("the supervisor had no space for its files in the container's volume")
                 raise TooLate
         except BaseException:  # Nobody else can close it yet.
             self.close()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.errors import Invalid
-from holdfast.runner.base import CannotStart, Confirm, EngineUnreachable, Identity, Limits, Order, State
+from holdfast.runner.base import CannotStart, Confirm, EngineUnreachable, Identity, Limits, NoSpace, Order, State
 from holdfast.runner.docker import container_config
 from holdfast.runner.docker.archive import only_file
 from holdfast.runner.docker.container import Container, boottime
@@ -24,6 +24,7 @@ from holdfast.runner.docker.docker_workspace import DockerWorkspaces
 from holdfast.runner.docker.engine import Engine, Gone, Image, Info, Refusal, Seen
 from holdfast.runner.docker.start_slots import StartSlot, StartSlots
 from holdfast.runner.process import LEAST_OUTPUT, OUTPUT_FACTOR
+from holdfast.runner.start_pause import StartPause, needs_space
 from holdfast.runner.users import User, refuse_root
 from holdfast.runner.wire import Command
 from holdfast.timing import jitter
@@ -55,6 +56,8 @@ GOING_DOWN = (
     "ttrpc",
 )
 """Error texts of an engine that fails because it is shutting down, not because of the request."""
+NO_SPACE = ("no space left on device", "disk quota exceeded")
+"""Error texts of an engine whose disk is full."""
 
 
 class DockerRunner:
@@ -79,6 +82,7 @@ class DockerRunner:
         self._output_cap = max(log_cap * OUTPUT_FACTOR, LEAST_OUTPUT)
         self._domain = ""
         self._away: str | None = f"the Docker engine at {engine.host} has not been contacted yet"
+        self._pause = StartPause()
         self._verified = ("", -1)
         self._doubted = asyncio.Event()
         self._state = state
@@ -91,7 +95,15 @@ class DockerRunner:
 
     @property
     def away(self) -> str | None:
-        return self._away
+        return self._away or self._pause.why
+
+    def pause(self, why: str) -> None:
+        self._pause.begin(why)
+        self._doubted.set()
+
+    @property
+    def paused(self) -> str | None:
+        return self._pause.why
 
     @property
     def domain(self) -> str:
@@ -197,7 +209,8 @@ class DockerRunner:
 
     async def _start(self, order: Order, confirm: Confirm) -> Container:
         image = await self._image(order.spec, order.domain)
-        space = None if order.pipeline is None else self.spaces.make(order.identity, self.engine.host)
+        with needs_space("cannot make the workspace"):
+            space = None if order.pipeline is None else self.spaces.make(order.identity, self.engine.host)
         for _ in range(TRIES):
             try:
                 created = await self.engine.create(
@@ -266,7 +279,8 @@ class DockerRunner:
             clock = await self._fresh_clock()
             spec = container_config.spec_of(order, image, user, clock, limits=self._limits, output_cap=self._output_cap)
             if order.pipeline is not None and space is not None:
-                await self.spaces.fill(space, order.pipeline, user)
+                with needs_space("cannot fill the workspace"):
+                    await self.spaces.fill(space, order.pipeline, user)
             files = await asyncio.to_thread(container_config.files_of, order, spec, user)
             await self.engine.put(created, container_config.VOLUME, files)
             # The record names its engine. Any other engine does not know the id, and the start fails.
@@ -274,7 +288,7 @@ class DockerRunner:
             await confirm()
             await self.engine.start(created)
             return await self.engine.inspect(created)
-        except (CannotStart, Invalid):
+        except (CannotStart, Invalid, NoSpace):
             await self._drop(created)
             raise
         except Gone as error:
@@ -297,7 +311,7 @@ class DockerRunner:
         with contextlib.suppress(Refusal):
             await self.engine.remove(created)
 
-    async def _cannot(self, error: Refusal, domain: str, what: str, created: str | None = None) -> CannotStart:
+    async def _cannot(self, error: Refusal, domain: str, what: str, created: str | None = None) -> Exception:
         """Return the error for a refused call. Raise EngineUnreachable if the engine is shutting down."""
         if error.status >= 500:
             await asyncio.sleep(SETTLE_SECONDS)
@@ -308,7 +322,10 @@ class DockerRunner:
                 raise EngineUnreachable(
                     f"the Docker engine at {self.engine.host} failed a start that it carried out: {error}"
                 )
-        return CannotStart("start_failed", f"the Docker engine could not {what}: {error}")
+        message = f"the Docker engine could not {what}: {error}"
+        if any(words in message.lower() for words in NO_SPACE):
+            return NoSpace(message)
+        return CannotStart("start_failed", message)
 
     async def find(self, identity: Identity, domain: str, *, stdout: int, stderr: int) -> tuple[State, Container]:
         try:

@@ -7,6 +7,9 @@
 
 #include "files.h"
 
+/* Whether a write failed because the disk is full, or the user's share of it. */
+bool is_full(int error) { return error == ENOSPC || error == EDQUOT; }
+
 bool write_all(int fd, const void *data, size_t length) {
     for (const char *at = data; length;) {
         ssize_t n = write(fd, at, length);

@@ -110,7 +110,7 @@ static bool cover_open_places(void) {
     return true;
 }
 
-static bool make_tmp(void) {
+bool make_private_tmp(void) {
     return (mkdirat(folder, "tmp", 0700) == 0 || errno == EEXIST) &&
            fchownat(folder, "tmp", (uid_t)spec.uid, (gid_t)spec.gid, AT_SYMLINK_NOFOLLOW) == 0;
 }
@@ -119,7 +119,7 @@ static bool make_tmp(void) {
  * The new /proc shows it no processes but its own; where the kernel cannot do that, the old one stays. */
 bool see_privately(void) {
     const char *scratch = access("/dev/shm", F_OK) == 0 ? "/dev/shm" : "/tmp";
-    if (!make_tmp() || unshare(CLONE_NEWNS | CLONE_NEWIPC) < 0 || mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) < 0)
+    if (!make_private_tmp() || unshare(CLONE_NEWNS | CLONE_NEWIPC) < 0 || mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) < 0)
         return false;
     if (mount("tmpfs", scratch, "tmpfs", MS_NOSUID | MS_NODEV, SCRATCH_ROOM) < 0 || !name_user(scratch) || !cover_open_places())
         return false;

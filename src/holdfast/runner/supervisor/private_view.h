@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 
+bool make_private_tmp(void);
 bool see_privately(void);
 int probe_privacy(void);
 

@@ -14,6 +14,7 @@
 #include "log.h"
 #include "loop.h"
 #include "output.h"
+#include "private_view.h"
 #include "proc.h"
 #include "service.h"
 #include "spec.h"
@@ -24,6 +25,7 @@
 struct held held;
 micros attempt_begun, attempt_begun_at;
 
+/* Record that the attempt has begun; on failure, errno says why. */
 static bool record_started(void) {
     char data[2048], boot[64];
     struct text t = {.data = data, .size = sizeof data};
@@ -40,11 +42,13 @@ static bool record_started(void) {
     put(&t, ",\"started_at\":%" PRId64 ",\"boottime\":%" PRId64 "}\n", attempt_begun_at, attempt_begun);
     int fd = openat(folder, "started.tmp", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
     bool written = fd >= 0 && write_all(fd, t.data, t.used) && renameat(folder, "started.tmp", folder, "started") == 0;
+    int error = errno;
     if (!written) {
-        snprintf(failure, sizeof failure, "cannot write `started`: %s", strerror(errno));
+        snprintf(failure, sizeof failure, "cannot write `started`: %s", strerror(error));
         unlinkat(folder, "started.tmp", 0);
     }
     close_fd(&fd);
+    errno = error;
     return written;
 }
 
@@ -53,27 +57,46 @@ static void fail_start(struct task *task) {
     task->code = -1;
 }
 
-/* The first child waits while `started` is written: a program that ran without that mark could run twice. */
-static bool start_attempt(struct task *task) {
+/* Make what the attempt writes to from its first moment; `started` last, as nothing may fail for lack of space after it. */
+static bool make_files(void) {
+    if (!open_log())
+        return false;
+    if (spec.private_view && !make_private_tmp()) {
+        int error = errno;
+        snprintf(failure, sizeof failure, "cannot make `tmp`: %s", strerror(error));
+        errno = error;
+        return false;
+    }
+    return record_started();
+}
+
+/* The first child waits while `started` is written: a program that ran without that mark could run twice. The answer is 0, or the
+ * exit status of a supervisor that leaves without a trace. */
+static int start_attempt(struct task *task) {
     if (!fork_child(task)) {
         fail_start(task);
-        return true;
+        return 0;
     }
     attempt_begun = boottime();
     attempt_begun_at = walltime();
     if (attempt_begun >= spec.start_by) {
         dismiss_child();
-        return false;
+        return LEFT_LATE;
     }
     if (attempt_begun >= spec.stop_after) {
         stop_state.reason = CAUSE_STOP_AFTER;
         stop_state.by = "limit";
         dismiss_child();
-    } else if (!open_log() || !record_started()) {
-        fail_start(task);
+    } else if (!make_files()) {
+        bool full = is_full(errno);
         dismiss_child();
+        if (full) {
+            unlinkat(folder, "log", 0);
+            return LEFT_FULL;
+        }
+        fail_start(task);
     }
-    return true;
+    return 0;
 }
 
 static bool begin_task(struct task *task) {
@@ -161,12 +184,12 @@ static void end_service(void) {
     }
 }
 
-/* Run the tasks one after the other; the first that fails ends the attempt. False: too late, and nothing was touched. */
-bool run_tasks(void) {
-    if (!start_attempt(spec.tasks))
-        return false;
-    if (!running.main)
-        return true;
+/* Run the tasks one after the other; the first that fails ends the attempt. The answer is 0, or if nothing ran because it is too
+ * late or the disk is full, the exit status that says so. */
+int run_tasks(void) {
+    int left = start_attempt(spec.tasks);
+    if (left || !running.main)
+        return left;
     if (spec.hold)
         dismiss_child(); /* it was there to be recorded: which task is first is not known yet */
     while (spec.hold ? hold() : held.next < spec.task_count) {
@@ -181,5 +204,5 @@ bool run_tasks(void) {
     }
     if (spec.hold)
         end_service();
-    return true;
+    return 0;
 }
