@@ -16,11 +16,11 @@ import msgspec
 
 from holdfast.duties.reaper import Reaper
 from holdfast.runner.process import ProcessRunner
-from holdfast.runner.state_folder import Locks
+from holdfast.runner.state_folder import WorkerLocks
 from holdfast.store import gates, lanes, queries
 from holdfast.store.events import Events
 from holdfast.worker import executor
-from holdfast.worker.executor import Execution
+from holdfast.worker.executor import AttemptExecution
 from holdfast.worker.held_leases import HeldLease
 from torture.breaks_answers import ANSWERS
 from torture.breaks_pipelines import PIPELINES
@@ -96,31 +96,31 @@ def lane_read_before_its_lock() -> None:
 
 def adoption_that_restarts() -> None:
     """What is found running is not looked at: the attempt is started again."""
-    find = Execution._find
+    find = AttemptExecution._find
 
-    async def restart(self: Execution) -> Any:
+    async def restart(self: AttemptExecution) -> Any:
         if isinstance(self._runner, ProcessRunner):
             _put_aside(self._runner, self._identity)
             return None
         return await find(self)
 
-    Execution._find = restart  # type: ignore[method-assign]
+    AttemptExecution._find = restart  # type: ignore[method-assign]
 
 
 def start_that_is_not_exclusive() -> None:
     """A start asks nobody: it may be late, and what others started in its place is put aside."""
     stage, spec = ProcessRunner._stage, ProcessRunner._spec
 
-    def staged(self: ProcessRunner, folder: Any, order: Any) -> None:
-        _put_aside(self, order.identity)
-        stage(self, folder, order)
+    def staged(self: ProcessRunner, folder: Any, request: Any) -> None:
+        _put_aside(self, request.identity)
+        stage(self, folder, request)
 
     async def trusts(*_: object, **__: object) -> bool:
         return True
 
     ProcessRunner._stage = staged  # type: ignore[method-assign]
-    ProcessRunner._spec = lambda self, folder, order, runs_as: msgspec.structs.replace(  # type: ignore[method-assign]
-        spec(self, folder, order, runs_as), start_by=FOREVER
+    ProcessRunner._spec = lambda self, folder, request, runs_as: msgspec.structs.replace(  # type: ignore[method-assign]
+        spec(self, folder, request, runs_as), start_by=FOREVER
     )
     vars(executor)["until_trusted"] = trusts
 
@@ -147,19 +147,19 @@ def events_without_fence() -> None:
 
 
 def stop_not_heard() -> None:
-    HeldLease.hear_stop = lambda *_: None  # type: ignore[method-assign]
+    HeldLease.receive_stop = lambda *_: None  # type: ignore[method-assign]
 
 
 def neighbours_taken_for_dead() -> None:
     """Now and then a worker takes a neighbour's lock file for one that nobody holds."""
-    taken_from_dead = Locks.taken_from_dead
+    taken_from_dead = WorkerLocks.taken_from_dead
 
     @contextlib.contextmanager
-    def hasty(self: Locks, worker: str) -> Iterator[bool]:
+    def hasty(self: WorkerLocks, worker: str) -> Iterator[bool]:
         with taken_from_dead(self, worker) as dead:
             yield dead or random.random() < HASTE
 
-    Locks.taken_from_dead = hasty  # type: ignore[method-assign]
+    WorkerLocks.taken_from_dead = hasty  # type: ignore[method-assign]
 
 
 def key_taken_by_a_resume() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from holdfast.model import Claimable, Job, Status
 from holdfast.runner.attempt_folder import AttemptFolder
-from holdfast.runner.base import Identity, Order, Running, TooLate
+from holdfast.runner.base import AttemptHandle, Identity, StartRequest, TooLate
 from holdfast.runner.process import ProcessRunner
 from holdfast.runner.state_folder import StateFolder
 from holdfast.worker import executor
@@ -42,7 +42,7 @@ class LateOwner:
     async def claim(self) -> None:
         pair = Claimable(queue=self._job.queue, capability="process", domain=self._domain)
         (lease,) = (await self._processes.store.leases.claim(OWNER, [pair], slots=1, ttl=60)).claimed
-        self._order = Order(
+        self._order = StartRequest(
             identity=Identity(self._processes.installation, lease.id, lease.attempt),
             domain=lease.domain,
             token=lease.token,
@@ -120,7 +120,7 @@ class Late:
         self.tried = asyncio.Event()
         start = ProcessRunner.start
 
-        async def late(runner: ProcessRunner, *args: Any) -> Running:
+        async def late(runner: ProcessRunner, *args: Any) -> AttemptHandle:
             nonlocal tries
             tries -= 1
             if tries < 0:
@@ -177,7 +177,7 @@ async def test_order_that_outlived_its_lease_starts_nothing(
     ran: list[str] = []
     stage_and_spawn = ProcessRunner._stage_and_spawn
 
-    def stalled(runner: ProcessRunner, folder: AttemptFolder, order: Order) -> int:
+    def stalled(runner: ProcessRunner, folder: AttemptFolder, order: StartRequest) -> int:
         if ran:
             ran.append(marker.read_text() if marker.exists() else "")
             return stage_and_spawn(runner, folder, order)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast.model import Cause, Job, Status, new_id
-from holdfast.runner.artifacts import Limits
+from holdfast.runner.artifacts import ArtifactLimits
 from holdfast.runner.uploads import JobUploads
 from tests.support.engine import ENTRY, EXIT, Daemon
 from tests.support.in_process_workers import InProcessWorkers, eventually
@@ -57,7 +57,7 @@ async def test_the_environment_is_the_images_and_the_jobs_and_says_who_it_is(
 
 async def test_what_was_uploaded_for_a_job_is_in_its_work_folder(workers: InProcessWorkers) -> None:
     inputs = JobUploads(workers.settings.shared)
-    incoming = inputs.receive("default", Limits(bytes=1000))
+    incoming = inputs.receive("default", ArtifactLimits(bytes=1000))
     for name in ("a.txt", "deep/er/b.txt"):
         incoming.begin(name)
         incoming.write(name.encode())

@@ -12,9 +12,9 @@ import pytest
 from holdfast.client.app import Holdfast
 from holdfast.errors import ConfigError, Invalid, StoreUnreachable
 from holdfast.model import Cause, Job, Status, StopRequest
-from holdfast.runner.function import Cancelled, Context, Functions
+from holdfast.runner.function import Cancelled, Context, FunctionRegistry
 from holdfast.store.events import Events
-from holdfast.worker.functions import FunctionRun
+from holdfast.worker.functions import FunctionCall
 from holdfast.worker.held_leases import HeldLease
 from tests.support.in_process_workers import InProcessWorkers, eventually
 
@@ -302,7 +302,7 @@ async def test_what_a_function_said_is_kept_when_its_worker_leaves_before_the_da
 ) -> None:
     """Proves C9, E3: it has ended, and its worker's patience too; still its log comes first, and then its end."""
     workers.set(drain_grace=0.1)
-    append, give_up = Events.append, FunctionRun.give_up
+    append, give_up = Events.append, FunctionCall.give_up
     tried, given_up, back = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def away(self: Events, *args: Any, **fields: Any) -> Any:
@@ -311,12 +311,12 @@ async def test_what_a_function_said_is_kept_when_its_worker_leaves_before_the_da
             raise StoreUnreachable("away")
         return await append(self, *args, **fields)
 
-    def told(self: FunctionRun) -> None:
+    def told(self: FunctionCall) -> None:
         give_up(self)
         given_up.set()
 
     monkeypatch.setattr(Events, "append", away)
-    monkeypatch.setattr(FunctionRun, "give_up", told)
+    monkeypatch.setattr(FunctionCall, "give_up", told)
 
     @workers.functions.add
     async def talkative(ctx: Context) -> str:
@@ -326,7 +326,7 @@ async def test_what_a_function_said_is_kept_when_its_worker_leaves_before_the_da
     job = await workers.submit("talkative")
     async with workers.worker() as worker:
         await tried.wait()
-        worker.leave()
+        worker.drain()
         await given_up.wait()
         back.set()
     assert (await workers.get(job)).result == "ended"
@@ -388,7 +388,7 @@ async def test_an_application_submits_its_functions(workers: InProcessWorkers) -
 
 
 def test_functions_that_cannot_work_are_refused_when_they_are_registered() -> None:
-    functions = Functions()
+    functions = FunctionRegistry()
 
     @functions.add
     def once() -> None: ...
@@ -438,14 +438,14 @@ async def test_a_stop_that_comes_after_the_function_has_ended_does_not_cut_its_l
 ) -> None:
     """Proves C1. There is nothing to stop any more: what it said and how it ended are on their way."""
     heard = asyncio.Event()
-    hear = HeldLease.hear_stop
+    hear = HeldLease.receive_stop
 
     def noted(self: HeldLease, stop: StopRequest | None) -> None:
         hear(self, stop)
         if stop is not None:
             heard.set()
 
-    monkeypatch.setattr(HeldLease, "hear_stop", noted)
+    monkeypatch.setattr(HeldLease, "receive_stop", noted)
 
     @workers.functions.add
     async def quick(ctx: Context) -> str:
@@ -522,8 +522,8 @@ async def test_a_stop_request_may_grow_while_the_function_ends(workers: InProces
         await workers.ended(job, Status.CANCELLED)
 
 
-async def _told(workers: InProcessWorkers, job: Job, rung: str) -> bool:
-    return rung in [event.data["cancel"] for event in await workers.events(job, "cancel")]
+async def _told(workers: InProcessWorkers, job: Job, phase: str) -> bool:
+    return phase in [event.data["cancel"] for event in await workers.events(job, "cancel")]
 
 
 async def test_one_who_says_a_lot_at_once_loses_nothing(workers: InProcessWorkers) -> None:

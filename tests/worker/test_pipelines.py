@@ -15,8 +15,8 @@ import pytest
 
 from holdfast.errors import Invalid
 from holdfast.model import Lease, Status
-from holdfast.pipeline.snapshots import TEMPORARY, Folders
-from holdfast.runner.process import Process
+from holdfast.pipeline.snapshots import TEMPORARY, SnapshotFolders
+from holdfast.runner.process import ProcessHandle
 from holdfast.runner.wire import Command
 from holdfast.worker import pipeline_execution
 from tests.support.disks import MIB, disk, missing
@@ -349,7 +349,7 @@ async def test_snapshot_that_finds_no_room_fails_the_job_and_leaves_nothing(pipe
         assert job.error is not None
         assert (job.error.code, await pipelines.kept()) == ("cache_full", ["small"])
         assert "HOLDFAST_SNAPSHOTS_MAX_BYTES is 1000" in job.error.message
-        assert len(Folders.below(workers.settings.shared).names()) == 1
+        assert len(SnapshotFolders.below(workers.settings.shared).names()) == 1
         await workers.ended(await pipelines.submit(adds("small"), adds("other")), Status.SUCCEEDED)
     assert await pipelines.kept() == ["other", "small"]
 
@@ -367,7 +367,7 @@ async def test_full_disk_fails_the_job_whatever_its_path_is_called(workers: InPr
         assert (job.error.code, await pipelines.kept()) == ("cache_full", ["small"])
         assert job.error.message.startswith("No space left on device: free some, or remove snapshots")
         assert await pipelines.statuses(job) == ["succeeded", "succeeded"]
-        folders = Folders.below(workers.settings.shared)
+        folders = SnapshotFolders.below(workers.settings.shared)
         assert folders.names() == [one.folder for one in await pipelines.snapshots()]
         assert list((folders.root / TEMPORARY).iterdir()) == []
 
@@ -448,16 +448,16 @@ async def test_word_that_a_full_disk_has_no_room_for_is_said_again(
     pipelines: Pipelines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves P2: the job waits for room, and does not fail by it."""
-    tell = Process.tell
+    tell = ProcessHandle.send
     refused: list[str] = []
 
-    async def no_room(self: Process, command: Command) -> str:
+    async def no_room(self: ProcessHandle, command: Command) -> str:
         if len(refused) < 2:
             refused.append(command.verb)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return await tell(self, command)
 
-    monkeypatch.setattr(Process, "tell", no_room)
+    monkeypatch.setattr(ProcessHandle, "send", no_room)
     async with pipelines.workers.worker():
         job = await pipelines.workers.ended(await pipelines.submit(adds("one"), adds("two")), Status.SUCCEEDED)
     assert (refused, await pipelines.statuses(job), pipelines.ran()) == (
@@ -487,8 +487,8 @@ async def test_workspace_on_btrfs_is_copied_in_one_step_from_the_first_task_on(
         assert len(shown) == 3
         assert not [text for text in shown if re.search(r"Parent UUID:\s+-", text)], "each was made from another one"
         for snapshot in await pipelines.snapshots():
-            Folders.below(workers.settings.shared).remove(snapshot.folder)
-        assert (workers.folders, Folders.below(workers.settings.shared).names()) == ([], [])
+            SnapshotFolders.below(workers.settings.shared).remove(snapshot.folder)
+        assert (workers.folders, SnapshotFolders.below(workers.settings.shared).names()) == ([], [])
         assert subvolume("list", mounted) == ""
 
 

@@ -58,18 +58,18 @@ SHOWN = 200
 """Characters of a name in a text."""
 
 
-class Violation(Exception):
+class ContractViolation(Exception):
     """What the child left breaks the contract. The text names the file, relative to the work folder, and the rule."""
 
 
-class Skipped(msgspec.Struct, frozen=True):
+class SkippedEntry(msgspec.Struct, frozen=True):
     """An entry of `output/` that was not taken."""
 
     path: str
     reason: str
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class ArtifactLimits(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     entries: int = 100_000
 
@@ -79,7 +79,7 @@ class ReportedError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     code: str = "reported_failure"
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ResultReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`result.json`: what the child says of its end, in words that are safe to show."""
 
     version: int
@@ -88,23 +88,25 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     error: ReportedError | None = None
 
 
-def parse_report(data: bytes) -> Report:
+def parse_report(data: bytes) -> ResultReport:
     try:
         version = decoding.decode(data, dict[str, Any]).get("version")
         if version != 1:
-            raise Violation(f"result.json has version {shown(repr(version))}; this holdfast reads version 1")
-        report = decoding.decode(data, Report)
+            raise ContractViolation(f"result.json has version {shown(repr(version))}; this holdfast reads version 1")
+        report = decoding.decode(data, ResultReport)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise Violation(f"result.json cannot be read: {shown(str(error))}") from error
+        raise ContractViolation(f"result.json cannot be read: {shown(str(error))}") from error
     if report.error is not None and not report.error.code.replace("_", "").isalnum():
-        raise Violation(f"result.json: error.code {shown(report.error.code)!r} is not letters, digits and underscores")
+        raise ContractViolation(
+            f"result.json: error.code {shown(report.error.code)!r} is not letters, digits and underscores"
+        )
     return report
 
 
-class Gathered:
+class CollectedOutputs:
     """Collects outputs under a temporary name; nothing is there until something was collected."""
 
-    def __init__(self, target: Path, limits: Limits, check: Callable[[], None] | None = None) -> None:
+    def __init__(self, target: Path, limits: ArtifactLimits, check: Callable[[], None] | None = None) -> None:
         self.target = target
         self._limits = limits
         self._check = check
@@ -112,7 +114,7 @@ class Gathered:
         self._bytes = 0
         self._entries = 0
         self._skipped = 0
-        self.skipped: list[Skipped] = []
+        self.skipped: list[SkippedEntry] = []
         """The first entries that were skipped; `unnamed` counts the others."""
         self.report: bytes | None = None
 
@@ -121,7 +123,7 @@ class Gathered:
         return self._skipped - len(self.skipped)
 
     @property
-    def place(self) -> Path:
+    def staging(self) -> Path:
         """Where the files are until they are published."""
         return self._temporary
 
@@ -130,20 +132,20 @@ class Gathered:
         return self._entries == 0
 
     def folder(self, name: str) -> None:
-        path = self._place(name)
-        with _to_blame(BAD_NAME, name):
+        path = self._path_for(name)
+        with _blame_child_for(BAD_NAME, name):
             make_folder(path)
 
     def file(self, name: str, source: IO[bytes]) -> None:
-        path = self._place(name)
-        with _to_blame(BAD_NAME, name):
+        path = self._path_for(name)
+        with _blame_child_for(BAD_NAME, name):
             make_folder(path.parent)
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with open(fd, "wb") as target:
             while block := source.read(BLOCK):
                 self._bytes += len(block)
                 if self._bytes > self._limits.bytes:
-                    raise Violation(f"with {_below(name)} the output is larger than {self._limits.bytes} bytes")
+                    raise ContractViolation(f"with {_below(name)} the output is larger than {self._limits.bytes} bytes")
                 target.write(block)
 
     def skip(self, name: str, reason: str) -> None:
@@ -151,7 +153,7 @@ class Gathered:
         self._skipped += 1
         self._check_entries()
         if len(self.skipped) < NAMED:
-            self.skipped.append(Skipped(_below(name), reason))
+            self.skipped.append(SkippedEntry(_below(name), reason))
 
     def holds(self, name: str) -> bool:
         """Whether something was gathered under this name, or a file in the place of one of its folders."""
@@ -181,17 +183,17 @@ class Gathered:
     def discard(self) -> None:
         remove_tree(self._temporary)
 
-    def _place(self, name: str) -> Path:
+    def _path_for(self, name: str) -> Path:
         self._entries += 1
         self._check_entries()
         if self._check is not None and self._entries == 1:
             self._check()
         make_folder(self._temporary)
-        return self._temporary / plain(name, below="output/")
+        return self._temporary / checked_name(name, below="output/")
 
     def _check_entries(self) -> None:
         if self._entries + self._skipped > self._limits.entries:
-            raise Violation(f"output has more than {self._limits.entries} entries")
+            raise ContractViolation(f"output has more than {self._limits.entries} entries")
 
 
 def shown(text: str) -> str:
@@ -206,17 +208,17 @@ def _below(name: str) -> str:
 
 
 @contextlib.contextmanager
-def _to_blame(numbers: frozenset[int], name: str) -> Iterator[None]:
+def _blame_child_for(numbers: frozenset[int], name: str) -> Iterator[None]:
     """Map errors that the child caused, and that waiting does not fix, to Violation; all others are ours."""
     try:
         yield
     except OSError as error:
         if error.errno not in numbers:
             raise
-        raise Violation(f"{_below(name)} cannot be taken: {error.strerror}") from error
+        raise ContractViolation(f"{_below(name)} cannot be taken: {error.strerror}") from error
 
 
-def plain(name: str, below: str = "") -> str:
+def checked_name(name: str, below: str = "") -> str:
     """Return a relative name that stays where it is put, or refuse it; `below` goes before the name in a refusal."""
     parts = name.split("/")
     if (
@@ -224,50 +226,50 @@ def plain(name: str, below: str = "") -> str:
         or len(parts) > MAX_DEPTH
         or any(part in ("", ".", "..") or len(os.fsencode(part)) > MAX_NAME for part in parts)
     ):
-        raise Violation(f"{below}{shown(name)!r} is not a plain relative name")
+        raise ContractViolation(f"{below}{shown(name)!r} is not a plain relative name")
     if not name.isprintable():
-        raise Violation(f"{below}{shown(name)} has a name with characters that cannot be printed")
+        raise ContractViolation(f"{below}{shown(name)} has a name with characters that cannot be printed")
     return name
 
 
-def take_folder(work: Path, gathered: Gathered) -> None:
+def collect_folder(work: Path, collected: CollectedOutputs) -> None:
     """Take the outputs of a process from its work folder. Its processes are dead: nothing changes meanwhile."""
     with contextlib.suppress(FileNotFoundError):
-        gathered.report = _read_report(work / "result.json")
+        collected.report = _read_report(work / "result.json")
     try:
         fd = os.open(work / "output", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return
     except OSError as error:
-        raise Violation(f"output {_kind_of(work / 'output', error)}; it must be a folder") from error
+        raise ContractViolation(f"output {_kind_of(work / 'output', error)}; it must be a folder") from error
     try:
-        _take(fd, "", gathered)
+        _take(fd, "", collected)
     finally:
         os.close(fd)
 
 
-def _take(folder: int, prefix: str, gathered: Gathered, depth: int = 0) -> None:
+def _take(folder: int, prefix: str, collected: CollectedOutputs, depth: int = 0) -> None:
     if depth > MAX_DEPTH:
-        raise Violation(f"{_below(prefix)} is nested deeper than {MAX_DEPTH} folders")
+        raise ContractViolation(f"{_below(prefix)} is nested deeper than {MAX_DEPTH} folders")
     for name in sorted(os.listdir(folder)):
         whole = prefix + name
-        with _to_blame(OUT_OF_REACH, whole):
+        with _blame_child_for(OUT_OF_REACH, whole):
             about = os.stat(name, dir_fd=folder, follow_symlinks=False)
         if stat.S_ISDIR(about.st_mode):
-            gathered.folder(whole)
-            with _to_blame(OUT_OF_REACH, whole):
+            collected.folder(whole)
+            with _blame_child_for(OUT_OF_REACH, whole):
                 inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
             try:
-                _take(inner, f"{whole}/", gathered, depth + 1)
+                _take(inner, f"{whole}/", collected, depth + 1)
             finally:
                 os.close(inner)
         elif stat.S_ISREG(about.st_mode) and about.st_nlink == 1:
-            with _to_blame(OUT_OF_REACH, whole):
+            with _blame_child_for(OUT_OF_REACH, whole):
                 source = _open_regular(name, folder)
             with source:
-                gathered.file(whole, source)
+                collected.file(whole, source)
         else:
-            gathered.skip(whole, _kind(about.st_mode))
+            collected.skip(whole, _kind(about.st_mode))
 
 
 def _kind(mode: int) -> str:
@@ -347,7 +349,7 @@ def _open_regular(name: str | Path, folder: int | None = None) -> IO[bytes]:
     about = os.fstat(fd)
     if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1:
         os.close(fd)
-        raise Violation(f"{shown(os.path.basename(name))} {_kind(about.st_mode)}; it must be a regular file")
+        raise ContractViolation(f"{shown(os.path.basename(name))} {_kind(about.st_mode)}; it must be a regular file")
     return open(fd, "rb")
 
 
@@ -358,9 +360,9 @@ def _read_report(path: Path) -> bytes:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise Violation(f"result.json {_kind_of(path, error)}; it must be a regular file") from error
+        raise ContractViolation(f"result.json {_kind_of(path, error)}; it must be a regular file") from error
     if len(data) > MAX_RESULT:
-        raise Violation(f"result.json is larger than {MAX_RESULT} bytes")
+        raise ContractViolation(f"result.json is larger than {MAX_RESULT} bytes")
     return data
 
 
@@ -395,40 +397,40 @@ def _write(sink: IO[bytes], chunk: bytes) -> None:
         view = view[sink.write(view) :]
 
 
-def take_tar(stream: IO[bytes], gathered: Gathered) -> None:
+def collect_tar(stream: IO[bytes], collected: CollectedOutputs) -> None:
     """Take the outputs of a container from an archive of `result.json` or of `output`."""
     try:
         with tarfile.open(fileobj=stream, mode="r|") as archive:
             for member in archive:
-                _take_member(archive, member, gathered)
+                _take_member(archive, member, collected)
     except tarfile.TarError as error:
-        raise Violation(f"the archive of its output cannot be read: {error}") from error
+        raise ContractViolation(f"the archive of its output cannot be read: {error}") from error
 
 
-def _take_member(archive: tarfile.TarFile, member: tarfile.TarInfo, gathered: Gathered) -> None:
+def _take_member(archive: tarfile.TarFile, member: tarfile.TarInfo, collected: CollectedOutputs) -> None:
     name = member.name.rstrip("/")
     if name == "result.json":
         source = archive.extractfile(member) if member.isreg() else None
         if source is None:
-            raise Violation(f"result.json {_kind_in_tar(member)}; it must be a regular file")
+            raise ContractViolation(f"result.json {_kind_in_tar(member)}; it must be a regular file")
         if member.size > MAX_RESULT:
-            raise Violation(f"result.json is larger than {MAX_RESULT} bytes")
-        gathered.report = source.read()
+            raise ContractViolation(f"result.json is larger than {MAX_RESULT} bytes")
+        collected.report = source.read()
         return
     if name == "output" and member.isdir():
         return
     if name == "output":
-        raise Violation(f"output {_kind_in_tar(member)}; it must be a folder")
+        raise ContractViolation(f"output {_kind_in_tar(member)}; it must be a folder")
     if not name.startswith("output/"):
-        raise Violation(f"{shown(name)} is not below output")
+        raise ContractViolation(f"{shown(name)} is not below output")
     inside = name.removeprefix("output/")
     source = archive.extractfile(member) if member.isreg() else None
     if member.isdir():
-        gathered.folder(inside)
+        collected.folder(inside)
     elif source is not None:
-        gathered.file(inside, source)
+        collected.file(inside, source)
     else:
-        gathered.skip(inside, _kind_in_tar(member))
+        collected.skip(inside, _kind_in_tar(member))
 
 
 def _kind_in_tar(member: tarfile.TarInfo) -> str:
@@ -440,7 +442,7 @@ class Artifact(msgspec.Struct, frozen=True, kw_only=True):
     size: int
 
 
-class Artifacts:
+class ArtifactStore:
     """The outputs of all attempts, in the folder that all hosts share.
 
     `check` is called before something is written: it raises if another folder, or none, is in its place.
@@ -453,8 +455,8 @@ class Artifacts:
     def folder(self, job_id: str, attempt: int, token: int) -> Path:
         return self.root / job_id / f"{attempt}.{token}"
 
-    def gather(self, job_id: str, attempt: int, token: int, limits: Limits) -> Gathered:
-        return Gathered(self.folder(job_id, attempt, token), limits, self._check)
+    def collection(self, job_id: str, attempt: int, token: int, limits: ArtifactLimits) -> CollectedOutputs:
+        return CollectedOutputs(self.folder(job_id, attempt, token), limits, self._check)
 
     def list(self, job_id: str, attempt: int, token: int) -> Sequence[Artifact]:
         """The files that one attempt left, by name."""
@@ -463,7 +465,7 @@ class Artifacts:
     def open(self, job_id: str, attempt: int, token: int, path: str) -> IO[bytes]:
         """Open one file for reading, looking again at every step of the way: no link is followed."""
         try:
-            parts = plain(path).split("/")
+            parts = checked_name(path).split("/")
             fd = os.open(self.folder(job_id, attempt, token), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 for part in parts[:-1]:
@@ -473,7 +475,7 @@ class Artifacts:
                 return _open_regular(parts[-1], fd)
             finally:
                 os.close(fd)
-        except (Violation, OSError):
+        except (ContractViolation, OSError):
             raise NotFound("artifact", path) from None
 
     def jobs(self, after: str, limit: int) -> Sequence[str]:

@@ -9,9 +9,9 @@ import msgspec
 from holdfast.runner.base import CannotStart
 from holdfast.runner.leftovers import kill_leftovers
 from holdfast.runner.ownership import give_if_there
-from holdfast.runner.uids import Uids, owner_of
+from holdfast.runner.uids import UidPool, owner_of
 from holdfast.runner.users import User, find_job_user
-from holdfast.runner.workspace import SPACE
+from holdfast.runner.workspace import WORKSPACE
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class RunsAs(msgspec.Struct, frozen=True, kw_only=True):
 class AttemptUsers:
     """`uids` are those of attempts, one for each; without them `user` is whom all run as, else ourselves."""
 
-    def __init__(self, user: User | None, uids: Uids | None, attempts: Path, *, allow_root: bool = False) -> None:
+    def __init__(self, user: User | None, uids: UidPool | None, attempts: Path, *, allow_root: bool = False) -> None:
         self._user = user
         self._uids = uids
         self._attempts = attempts
@@ -71,7 +71,7 @@ class AttemptUsers:
         assert self._uids is not None
         return RunsAs(user=User(uid, uid), own=True, private=self._uids.private)
 
-    def _keep_claims(self, uids: Uids) -> None:
+    def _keep_claims(self, uids: UidPool) -> None:
         """Make sure that the files of every attempt belong to a uid that is claimed for it.
 
         A power failure may have lost the claim. If another attempt has the uid by now, the files become ours: they are
@@ -83,5 +83,5 @@ class AttemptUsers:
             if uid is None or uid not in uids or name.startswith(".") or uids.reclaim(uid, folder):
                 continue
             log.warning("%s belonged to uid %d, which another attempt has; taking its files over", folder, uid)
-            for part in ("work", "tmp", SPACE):
+            for part in ("work", "tmp", WORKSPACE):
                 give_if_there(folder / part, os.geteuid(), os.getegid())

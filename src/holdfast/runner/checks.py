@@ -16,13 +16,13 @@ import msgspec
 from holdfast.limits import AttemptLimits
 from holdfast.permissions import make_passable_for
 from holdfast.runner.artifacts import remove_tree
-from holdfast.runner.attempt_folder import AttemptFolder, Exit, write_new
+from holdfast.runner.attempt_folder import AttemptFolder, ExitRecord, write_new
 from holdfast.runner.attempt_users import AttemptUsers, RunsAs
 from holdfast.runner.base import EngineUnreachable, Identity
 from holdfast.runner.exits import ProcessExits
 from holdfast.runner.frames import Stream
 from holdfast.runner.supervisor.protocol import ExitCause, Limit
-from holdfast.runner.wire import PATH, Command, Spec, WireTask, encode_spec
+from holdfast.runner.wire import PATH, Command, SupervisorSpec, WireTask, encode_spec
 
 CHECK = "check-"
 KEPT_BYTES = 64 * 1024
@@ -37,7 +37,7 @@ OVER_TOKEN = 1 << 60
 """Above every lease's token: a command with it needs no lease."""
 
 
-class CheckOrder(msgspec.Struct, frozen=True, kw_only=True):
+class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One run of a check. `timeout` is in seconds; `user` is named by the job, else as for every attempt."""
 
     identity: Identity
@@ -47,7 +47,7 @@ class CheckOrder(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None
 
 
-class CheckEnd(msgspec.Struct, frozen=True, kw_only=True):
+class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     """How a run ended: whether it succeeded, else why not, and what it said, at most KEPT_BYTES."""
 
     ready: bool
@@ -59,7 +59,7 @@ class CheckEnd(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it said more than was kept."""
 
 
-class Checks:
+class ReadinessChecks:
     """Runs checks in the folder of one installation's attempts, each run as a user like an attempt's."""
 
     def __init__(self, root: Path, users: AttemptUsers, children: ProcessExits, limits: AttemptLimits) -> None:
@@ -69,31 +69,31 @@ class Checks:
         self._children = children
 
     async def run(
-        self, order: CheckOrder, *, trusted_until: Callable[[], float], unwanted: Callable[[], bool]
-    ) -> CheckEnd:
+        self, request: CheckRequest, *, trusted_until: Callable[[], float], unwanted: Callable[[], bool]
+    ) -> CheckResult:
         """Run a check once. It never outlives `trusted_until`, a moment of CLOCK_BOOTTIME that moves while it runs.
 
         CannotStart: its user cannot be used here.
         """
         folder = AttemptFolder(
-            self._root / f"{order.identity.job}.{order.identity.attempt}.{CHECK}{os.urandom(4).hex()}"
+            self._root / f"{request.identity.job}.{request.identity.attempt}.{CHECK}{os.urandom(4).hex()}"
         )
         try:
             deadline = trusted_until()
-            pid = await asyncio.to_thread(self._stage_and_spawn, folder, order, deadline)
-            await self._attend(folder, order, self._children.watch(pid), deadline, trusted_until, unwanted)
+            pid = await asyncio.to_thread(self._stage_and_spawn, folder, request, deadline)
+            await self._attend(folder, request, self._children.watch(pid), deadline, trusted_until, unwanted)
             return await asyncio.to_thread(_end_of, folder)
         except OSError as error:
-            return CheckEnd(ready=False, reason=f"it could not be started: {error.strerror}")
+            return CheckResult(ready=False, reason=f"it could not be started: {error.strerror}")
         except EngineUnreachable as error:
-            return CheckEnd(ready=False, reason=str(error))
+            return CheckResult(ready=False, reason=str(error))
         finally:
             await asyncio.shield(asyncio.to_thread(sweep_check, folder, self._users))
 
     async def _attend(
         self,
         folder: AttemptFolder,
-        order: CheckOrder,
+        request: CheckRequest,
         status: "asyncio.Future[int]",
         deadline: float,
         trusted_until: Callable[[], float],
@@ -104,22 +104,22 @@ class Checks:
             await asyncio.wait([status], timeout=LOOK_SECONDS)
             if (later := trusted_until()) > deadline:
                 deadline = later
-                beat = Command(token=order.token, verb="beat", stop_after=later)
+                beat = Command(token=request.token, verb="beat", stop_after=later)
                 await asyncio.to_thread(folder.send, beat)
         if not status.done():
-            await asyncio.to_thread(folder.send, Command(token=order.token, verb="kill", kind="cancel"))
+            await asyncio.to_thread(folder.send, Command(token=request.token, verb="kill", kind="cancel"))
             await asyncio.wait([status], timeout=KILL_SECONDS)
 
     async def clear(self, identity: Identity) -> bool:
         """Stop checks that previous owners of an attempt left; return whether all are gone."""
         return await asyncio.to_thread(sweep_checks, self._root, identity, self._users)
 
-    def _stage_and_spawn(self, folder: AttemptFolder, order: CheckOrder, deadline: float) -> int:
+    def _stage_and_spawn(self, folder: AttemptFolder, request: CheckRequest, deadline: float) -> int:
         """Make the folder under another name, rename it into place, and start a supervisor on it."""
-        runs_as = self._users.assign(folder.path, order.user)
+        runs_as = self._users.assign(folder.path, request.user)
         temporary = folder.path.with_name(f".{folder.path.name}.{os.urandom(4).hex()}")
         try:
-            _fill(temporary, _spec(folder, order, runs_as, _rlimits(self._limits, runs_as), deadline))
+            _fill(temporary, _spec(folder, request, runs_as, _rlimits(self._limits, runs_as), deadline))
             temporary.rename(folder.path)
         except BaseException:
             remove_tree(temporary)
@@ -175,7 +175,7 @@ def mark_of(folder: AttemptFolder) -> str:
     return "/".join((folder.path.parent.name, *folder.path.name.split(".")))
 
 
-def _fill(path: Path, spec: Spec) -> None:
+def _fill(path: Path, spec: SupervisorSpec) -> None:
     for part in (path, path / "cmd", path / "work"):
         part.mkdir(mode=0o700)
     if spec.sole_user and spec.gid is not None:
@@ -198,20 +198,20 @@ def _rlimits(limits: AttemptLimits, runs_as: RunsAs) -> Mapping[Limit, int]:
 
 
 def _spec(
-    folder: AttemptFolder, order: CheckOrder, runs_as: RunsAs, limits: Mapping[Limit, int], deadline: float
-) -> Spec:
+    folder: AttemptFolder, request: CheckRequest, runs_as: RunsAs, limits: Mapping[Limit, int], deadline: float
+) -> SupervisorSpec:
     user = runs_as.user
     work = str((folder.path / "work").absolute())
-    return Spec(
-        token=order.token,
+    return SupervisorSpec(
+        token=request.token,
         mark=mark_of(folder),
-        tasks=(WireTask(name="check", argv=order.command),),
+        tasks=(WireTask(name="check", argv=request.command),),
         env={
             "PATH": PATH,
             "HOME": work,
             "LANG": "C.UTF-8",
-            "HOLDFAST_JOB_ID": order.identity.job,
-            "HOLDFAST_ATTEMPT": str(order.identity.attempt),
+            "HOLDFAST_JOB_ID": request.identity.job,
+            "HOLDFAST_ATTEMPT": str(request.identity.attempt),
             "HOLDFAST_WORK_DIR": work,
         },
         cwd=work,
@@ -221,7 +221,7 @@ def _spec(
         private=runs_as.private,
         limits=limits,
         output_cap=KEPT_BYTES,
-        timeout=order.timeout,
+        timeout=request.timeout,
         stop_grace=0.0,
         drain=DRAIN_SECONDS,
         start_by=deadline,
@@ -229,17 +229,17 @@ def _spec(
     )
 
 
-def _end_of(folder: AttemptFolder) -> CheckEnd:
+def _end_of(folder: AttemptFolder) -> CheckResult:
     ended = folder.exit()
     if ended is None:
         if folder.started() is None:
-            return CheckEnd(ready=False, reason="it could not be started in time")
-        return CheckEnd(ready=False, reason="its supervisor was killed")
+            return CheckResult(ready=False, reason="it could not be started in time")
+        return CheckResult(ready=False, reason="its supervisor was killed")
     said: dict[Stream, bytes] = {Stream.STDOUT: b"", Stream.STDERR: b""}
     for frame in folder.frames().read(2 * KEPT_BYTES):
         if frame.stream in said:
             said[frame.stream] += frame.data
-    return CheckEnd(
+    return CheckResult(
         ready=ended.cause is ExitCause.EXIT and ended.code == 0,
         timed_out=ended.cause is ExitCause.TIMED_OUT,
         reason=_reason(ended),
@@ -249,7 +249,7 @@ def _end_of(folder: AttemptFolder) -> CheckEnd:
     )
 
 
-def _reason(ended: Exit) -> str:
+def _reason(ended: ExitRecord) -> str:
     match ended.cause:
         case ExitCause.EXIT | ExitCause.OUT_OF_MEMORY if ended.signal is not None:
             return f"ended by signal {ended.signal}"

@@ -13,7 +13,7 @@ LOOK_SECONDS = 1.0
 """How often to look at the lock of a supervisor that a pidfd watches, for good measure."""
 
 
-class Watch:
+class SupervisorWatch:
     """Notices the end of a supervisor that is not our child: by pidfd if possible, else by polling its lock."""
 
     def __init__(self, folder: AttemptFolder, on_end: Callable[[], None]) -> None:

@@ -171,7 +171,7 @@ class Function(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
 
-class Functions:
+class FunctionRegistry:
     """The functions that an application registered, by name."""
 
     def __init__(self) -> None:

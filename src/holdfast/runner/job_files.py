@@ -30,7 +30,7 @@ class JobFolders:
     def __init__(self, shared: Path, state: Path, installation: str) -> None:
         self._shared = shared
         self._attempts = state / "attempts" / installation
-        self._spaces = state / "spaces" / installation
+        self._workspaces = state / "spaces" / installation
         self._installation = installation
 
     def in_shared(self, job_id: str) -> list[Path]:
@@ -42,20 +42,20 @@ class JobFolders:
         """The attempt folders of jobs on this host, half-made ones too."""
         return _named(self._attempts, jobs)
 
-    def spaces(self, jobs: Collection[str]) -> Mapping[str, list[Path]]:
+    def workspaces(self, jobs: Collection[str]) -> Mapping[str, list[Path]]:
         """The workspaces of containers on this host."""
-        return _named(self._spaces, jobs)
+        return _named(self._workspaces, jobs)
 
     def all(self, jobs: Collection[str]) -> Mapping[str, list[Path]]:
         """Every folder of each of these jobs; a job without any is not in the answer."""
-        attempts, spaces = self.attempts(jobs), self.spaces(jobs)
+        attempts, spaces = self.attempts(jobs), self.workspaces(jobs)
         found = {job: [*self.in_shared(job), *attempts.get(job, ()), *spaces.get(job, ())] for job in jobs}
         return {job: folders for job, folders in found.items() if folders}
 
-    def remove_attempt(self, folder: Path, *, marks_for: float) -> str | None:
+    def remove_attempt(self, folder: Path, *, keep_marker_for: float) -> str | None:
         """Remove the folder of an attempt that is over; return why that is not possible yet.
 
-        Its mark stays for `marks_for` seconds, as after every attempt that might have had two owners.
+        Its mark stays for `keep_marker_for` seconds, as after every attempt that might have had two owners.
         """
         if folder.name.startswith("."):
             return remove(folder)
@@ -63,10 +63,12 @@ class JobFolders:
             return None if sweep_check(AttemptFolder(folder)) else f"{folder}: its processes are being stopped"
         job, _, attempt = folder.name.rpartition(".")
         identity = Identity(self._installation, job, int(attempt))
-        if not sweep_attempt(AttemptFolder(folder), identity.mark, marks_for=marks_for) and _unburied(folder):
+        if not sweep_attempt(AttemptFolder(folder), identity.mark, keep_marker_for=keep_marker_for) and _unburied(
+            folder
+        ):
             return f"{folder}: its processes are being stopped"
-        if os.path.lexists(folder) and time.time() - folder.stat().st_mtime < marks_for:
-            return f"{folder}: the mark against a late start stays for {marks_for:g} s"
+        if os.path.lexists(folder) and time.time() - folder.stat().st_mtime < keep_marker_for:
+            return f"{folder}: the mark against a late start stays for {keep_marker_for:g} s"
         return remove(folder)
 
 

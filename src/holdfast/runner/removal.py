@@ -13,7 +13,7 @@ from holdfast.runner.artifacts import remove_tree
 from holdfast.runner.exits import ProcessExits
 
 
-class Removals:
+class FolderRemover:
     """Removes folders for all jobs of a runner."""
 
     def __init__(self, children: ProcessExits) -> None:

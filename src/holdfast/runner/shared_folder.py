@@ -31,7 +31,7 @@ class FolderId(msgspec.Struct, frozen=True, kw_only=True):
     installation: str
 
 
-class Record(Protocol):
+class FolderRecord(Protocol):
     """What a database knows of its shared folder."""
 
     async def read(self) -> RecordedFolder | None: ...
@@ -61,7 +61,7 @@ class SharedFolder:
             )
 
 
-async def prove(path: Path, installation: str, record: Record) -> SharedFolder:
+async def open_shared_folder(path: Path, installation: str, record: FolderRecord) -> SharedFolder:
     """Return the shared folder if it is the one that the database names. At the first start it becomes that one."""
     try:
         recorded = await record.read()
@@ -78,7 +78,7 @@ async def prove(path: Path, installation: str, record: Record) -> SharedFolder:
     return SharedFolder(path, recorded.id)
 
 
-async def adopt(path: Path, installation: str, record: Record) -> RecordedFolder:
+async def adopt(path: Path, installation: str, record: FolderRecord) -> RecordedFolder:
     """Make this folder the one that the database names, whatever it named before.
 
     A folder of another installation gets a new id, so that the other one notices.
@@ -147,7 +147,7 @@ def make_id(path: Path, installation: str) -> FolderId:
     return found
 
 
-async def _first_use(path: Path, installation: str, record: Record) -> RecordedFolder:
+async def _first_use(path: Path, installation: str, record: FolderRecord) -> RecordedFolder:
     """Give the folder an id and record it. Of two that do so at once with different folders, one is refused."""
     found = read_id(path)
     if (problem := mismatch(path, installation, found, None)) is not None:

@@ -61,33 +61,33 @@ class StateFolder:
         _tighten_attempts(folder)
         return folder
 
-    def locks(self, installation: str) -> "Locks":
+    def locks(self, installation: str) -> "WorkerLocks":
         folder = self.path / "workers" / installation
         make_folder(folder)
-        return Locks(folder)
+        return WorkerLocks(folder)
 
 
-class Held:
+class WorkerLock:
     """A lock file that this process holds."""
 
     leaves_something = False
 
 
-class Locks:
+class WorkerLocks:
     """The lock files of one installation's workers on this host."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     @contextlib.contextmanager
-    def hold(self, worker: str) -> Iterator["Held"]:
+    def hold(self, worker: str) -> Iterator["WorkerLock"]:
         """Hold a worker's lock file while it lives. The kernel releases the lock when the worker dies.
 
         A clean exit removes the file. If leases are left, the file stays, so that another worker hands them over.
         """
         path = self._file(worker)
         fd = _locked(path)
-        held = Held()
+        held = WorkerLock()
         try:
             yield held
             if not held.leaves_something:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from holdfast.runner.artifacts import remove_tree
 
-OPEN_PLACES = ("/tmp", "/var/tmp", "/run/lock", "/dev/shm", "/dev/mqueue")
+OPEN_FOLDERS = ("/tmp", "/var/tmp", "/run/lock", "/dev/shm", "/dev/mqueue")
 REMOVE = 0
 """IPC_RMID."""
 SYSTEM_V = Path("/proc/sysvipc")
@@ -20,16 +20,16 @@ SYSTEM_V = Path("/proc/sysvipc")
 
 def remove_strays(uid: int) -> list[str]:
     """Remove what belongs to a user that nothing runs as; return what could not be removed."""
-    left = [entry for place in OPEN_PLACES for entry in _remove_files(place, uid)]
+    left = [entry for folder in OPEN_FOLDERS for entry in _remove_files(folder, uid)]
     for kind in ("shm", "msg", "sem"):
         left += _remove_objects(kind, uid)
     return left
 
 
-def _remove_files(place: str, uid: int) -> list[str]:
+def _remove_files(folder: str, uid: int) -> list[str]:
     left = []
     with contextlib.suppress(OSError):
-        for entry in list(os.scandir(place)):
+        for entry in list(os.scandir(folder)):
             with contextlib.suppress(FileNotFoundError):
                 if entry.stat(follow_symlinks=False).st_uid == uid and not _remove(entry):
                     left.append(entry.path)

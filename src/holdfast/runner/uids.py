@@ -47,7 +47,7 @@ class UidsExhausted(EngineUnreachable):
     """Every uid of the range is in use: the job waits."""
 
 
-class Claim(msgspec.Struct, frozen=True):
+class UidClaim(msgspec.Struct, frozen=True):
     """A uid and the folder of the attempt that has it. `age` is in seconds."""
 
     uid: int
@@ -55,7 +55,7 @@ class Claim(msgspec.Struct, frozen=True):
     age: float = 0.0
 
 
-class Uids:
+class UidPool:
     """The uids of a range. `private`: attempts have a /tmp of their own, so that they leave nothing elsewhere."""
 
     def __init__(self, first: int, last: int, folder: Path, *, private: bool = True) -> None:
@@ -130,7 +130,7 @@ class Uids:
             if not self._locked():
                 return False
             try:
-                if self.owner(uid) != attempt or self._in_use(Claim(uid, attempt)):
+                if self.owner(uid) != attempt or self._in_use(UidClaim(uid, attempt)):
                     return False
                 if not self.private and (left := remove_strays(uid)):
                     log.warning("uid %d stays in use: %s could not be removed", uid, ", ".join(left[:10]))
@@ -142,7 +142,7 @@ class Uids:
             finally:
                 fcntl.flock(self._lock, fcntl.LOCK_UN)
 
-    def claims(self, below: Path | None = None) -> Iterator[Claim]:
+    def claims(self, below: Path | None = None) -> Iterator[UidClaim]:
         """All claims, or those of attempts whose folders are directly below one."""
         now = time.time()
         for name in os.listdir(self._root):
@@ -152,9 +152,9 @@ class Uids:
             with contextlib.suppress(OSError):
                 folder = Path(os.readlink(f"{self._root}/{name}"))
                 if below is None or folder.parent == below:
-                    yield Claim(uid, folder, now - os.lstat(f"{self._root}/{name}").st_mtime)
+                    yield UidClaim(uid, folder, now - os.lstat(f"{self._root}/{name}").st_mtime)
 
-    def stale(self, below: Path, older: float = CLAIM_SECONDS) -> list[Claim]:
+    def stale(self, below: Path, older: float = CLAIM_SECONDS) -> list[UidClaim]:
         """Claims whose attempts are gone: nothing of their folder is left, and they are too old to be just starting."""
         half_made = {_final(name) for name in os.listdir(below) if name.startswith(".")}
         return [
@@ -163,7 +163,7 @@ class Uids:
             if claim.age > older and not self._in_use(claim) and claim.folder.name not in half_made
         ]
 
-    def _in_use(self, claim: Claim) -> bool:
+    def _in_use(self, claim: UidClaim) -> bool:
         owner = owner_of(claim.folder)
         return owner == claim.uid if owner is not None else _holds_files(claim.folder)
 

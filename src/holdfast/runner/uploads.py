@@ -21,17 +21,17 @@ from typing import IO
 from holdfast.errors import Conflict, Invalid, NotFound, TooLarge
 from holdfast.model import new_id
 from holdfast.permissions import make_file, make_folder
-from holdfast.runner.artifacts import Limits, Violation, plain, remove_tree
+from holdfast.runner.artifacts import ArtifactLimits, ContractViolation, checked_name, remove_tree
 
 NAMED = frozenset({errno.EEXIST, errno.ENOTDIR, errno.EISDIR})
 STAGED = 10
 """How many times the size of one upload a tenant may have staged."""
 
 
-class Incoming:
+class IncomingUpload:
     """One upload on its way in."""
 
-    def __init__(self, target: Path, limits: Limits) -> None:
+    def __init__(self, target: Path, limits: ArtifactLimits) -> None:
         self.id = target.name
         self.files: dict[str, int] = {}
         self._target = target
@@ -42,13 +42,13 @@ class Incoming:
 
     def begin(self, name: str) -> None:
         try:
-            self._name = plain(name)
+            self._name = checked_name(name)
             if len(self.files) >= self._limits.entries:
                 raise TooLarge("file", f"over {self._limits.entries} files in one upload")
             path = self._temporary / name
             make_folder(path.parent)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        except Violation as error:
+        except ContractViolation as error:
             raise Invalid("file", str(error)) from error
         except OSError as error:
             if error.errno not in NAMED:
@@ -85,12 +85,12 @@ class JobUploads:
         self._uploads = shared / "uploads"
         self._given = shared / "inputs"
 
-    def receive(self, tenant: str, limits: Limits) -> Incoming:
+    def receive(self, tenant: str, limits: ArtifactLimits) -> IncomingUpload:
         """Begin an upload, unless too much is staged already."""
         folder = self._of(tenant)
         if sum(path.stat().st_size for path in _files(folder).values()) > STAGED * limits.bytes:
             raise Conflict(f"upload quota of {STAGED * limits.bytes} bytes exceeded; unused uploads expire after 24 h")
-        return Incoming(folder / new_id(), limits)
+        return IncomingUpload(folder / new_id(), limits)
 
     def give(self, tenant: str, job_id: str, uploads: Sequence[str], limit: int) -> None:
         """Link uploads of this tenant for a job that is about to be submitted."""

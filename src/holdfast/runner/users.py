@@ -12,7 +12,7 @@ from holdfast.config import Settings
 from holdfast.errors import ConfigError
 from holdfast.runner import supervisor
 from holdfast.runner.base import CannotStart
-from holdfast.runner.uids import Uids, unusable
+from holdfast.runner.uids import UidPool, unusable
 
 
 class User(msgspec.Struct, frozen=True):
@@ -73,14 +73,14 @@ def user_for(name: str | None, state: Path) -> User | None:
     return user
 
 
-def uids_for(settings: Settings) -> Uids | None:
+def uids_for(settings: Settings) -> UidPool | None:
     """The uids of attempts, if each is to have one of its own."""
     if os.geteuid() != 0 or settings.process_user is not None:
         return None
     first, last = settings.uid_range
     if (problem := unusable(first, last)) is not None:
         raise ConfigError([problem])
-    return Uids(first, last, settings.process_uids_dir.absolute(), private=can_be_private())
+    return UidPool(first, last, settings.process_uids_dir.absolute(), private=can_be_private())
 
 
 def can_be_private() -> bool:

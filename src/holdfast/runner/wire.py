@@ -31,7 +31,7 @@ from holdfast.runner.supervisor.protocol import (
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """Where the commands of jobs are looked for."""
 
-Record = tuple[SpecKey | ProgramKey | TaskKey, str | int]
+SpecRecord = tuple[SpecKey | ProgramKey | TaskKey, str | int]
 CommandRecord = tuple[CommandKey, str | int]
 
 
@@ -55,7 +55,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     stop_signal: int = signal.SIGTERM
 
 
-class Spec(msgspec.Struct, frozen=True, kw_only=True):
+class SupervisorSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt: its tasks, run one after the other, and what holds for all of them.
 
     `start_by` and `stop_after` are moments of `clock`, in seconds: CLOCK_BOOTTIME on the same host, the wall clock of
@@ -103,7 +103,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     text: str | None = None
 
 
-def encode_spec(spec: Spec) -> bytes:
+def encode_spec(spec: SupervisorSpec) -> bytes:
     """Return the spec file's bytes; raise Invalid for what the supervisor would refuse anyway."""
     if spec.uid is not None and spec.gid is None:
         raise Invalid("gid", "a user needs a group, or it keeps that of the worker")
@@ -125,7 +125,7 @@ def micros(seconds: float) -> int:
     return max(0, round(seconds * 1_000_000))
 
 
-def _encode(title: str, records: Iterator[Record] | Iterator[CommandRecord]) -> bytes:
+def _encode(title: str, records: Iterator[SpecRecord] | Iterator[CommandRecord]) -> bytes:
     parts = [f"{title} {VERSION}\n".encode()]
     for key, value in records:
         # Paths and arguments may hold bytes that are not UTF-8; Python carries them as surrogates.
@@ -137,7 +137,7 @@ def _encode(title: str, records: Iterator[Record] | Iterator[CommandRecord]) -> 
     return b"".join(parts)
 
 
-def _spec_records(spec: Spec) -> Iterator[Record]:
+def _spec_records(spec: SupervisorSpec) -> Iterator[SpecRecord]:
     key: SpecKey
     yield "token", spec.token
     yield "mark", spec.mark
@@ -169,7 +169,7 @@ def _spec_records(spec: Spec) -> Iterator[Record]:
         yield from _task_records(task)
 
 
-def _program_records(key: ProgramKey, program: WireTask | Service) -> Iterator[Record]:
+def _program_records(key: ProgramKey, program: WireTask | Service) -> Iterator[SpecRecord]:
     if not program.argv:
         raise Invalid("argv", f"{key} {program.name} has no command")
     if not 0 < len(program.name.encode()) <= MAX_NAME:
@@ -181,13 +181,13 @@ def _program_records(key: ProgramKey, program: WireTask | Service) -> Iterator[R
         yield "cwd", program.cwd
 
 
-def _task_records(task: WireTask) -> Iterator[Record]:
+def _task_records(task: WireTask) -> Iterator[SpecRecord]:
     yield from _program_records("task", task)
     if task.timeout is not None:
         yield "timeout", micros(task.timeout)
 
 
-def _environment(env: Mapping[str, str]) -> Iterator[Record]:
+def _environment(env: Mapping[str, str]) -> Iterator[SpecRecord]:
     for name, value in env.items():
         if not name or "=" in name:
             raise Invalid("env", f"{name!r} cannot name an environment entry")

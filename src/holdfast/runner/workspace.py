@@ -26,7 +26,7 @@ from holdfast.runner.artifacts import remove_tree
 from holdfast.runner.ownership import give
 from holdfast.runner.wire import Service, WireTask
 
-SPACE, TREE, INPUTS, PLAN = "space", "tree", "inputs", "plan"
+WORKSPACE, TREE, INPUTS, PLAN = "space", "tree", "inputs", "plan"
 
 
 def replaced_by(tree: Path) -> Path:
@@ -34,7 +34,7 @@ def replaced_by(tree: Path) -> Path:
     return tree.with_name(f"was.{tree.name}")
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class WorkspacePaths(msgspec.Struct, frozen=True, kw_only=True):
     """Where tasks find their things, in their own words: inside a container the paths are others than outside.
 
     `socket` is a folder for sockets, with a short path; it need not be there yet. `root` says whether they run as root.
@@ -53,12 +53,12 @@ class Programs(msgspec.Struct, frozen=True, kw_only=True):
     service: Service | None = None
 
 
-class Staging(Protocol):
+class PipelineStaging(Protocol):
     """A pipeline on its way to a runner; `plan` is kept as it is."""
 
     plan: bytes
 
-    def programs(self, place: Place) -> Programs:
+    def programs(self, paths: WorkspacePaths) -> Programs:
         """Say what to run there."""
 
     def make_tree(self, tree: Path) -> None:
@@ -71,21 +71,23 @@ class Staging(Protocol):
         """Put the declared files into a folder."""
 
 
-def make_space(folder: Path, staging: Staging, uid: int | None, gid: int | None, *, own: bool = False) -> None:
+def make_workspace(
+    folder: Path, staging: PipelineStaging, uid: int | None, gid: int | None, *, own: bool = False
+) -> None:
     """Make the space of an attempt below its folder, for the user whom its tasks run as; `own`: all of it theirs."""
-    space = folder / SPACE
-    make_passable(space)
+    workspace = folder / WORKSPACE
+    make_passable(workspace)
     for name, make in ((TREE, staging.make_tree), (INPUTS, Path.mkdir)):
-        remove_tree(space / name)  # Of a try that never started.
-        make(space / name)
-        (space / name).chmod(0o700)
-    staging.stage(space / INPUTS)
-    _write_plan(space.with_name(PLAN), staging.plan)
+        remove_tree(workspace / name)  # Of a try that never started.
+        make(workspace / name)
+        (workspace / name).chmod(0o700)
+    staging.stage(workspace / INPUTS)
+    _write_plan(workspace.with_name(PLAN), staging.plan)
     if uid is not None and gid is not None:
-        give(space / TREE, uid, gid)
-        give(space / INPUTS, uid, gid)
+        give(workspace / TREE, uid, gid)
+        give(workspace / INPUTS, uid, gid)
         if own:
-            os.chown(space, uid, gid)
+            os.chown(workspace, uid, gid)
 
 
 def _write_plan(path: Path, plan: bytes) -> None:
@@ -95,9 +97,9 @@ def _write_plan(path: Path, plan: bytes) -> None:
         file.write(plan)
 
 
-def read_plan(space: Path) -> bytes:
+def read_plan(workspace: Path) -> bytes:
     """Read the plan of a workspace. Only a regular file counts: links are not followed, and nothing blocks."""
-    path = space.with_name(PLAN)
+    path = workspace.with_name(PLAN)
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "not a plain file", str(path))

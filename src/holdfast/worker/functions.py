@@ -18,15 +18,15 @@ import msgspec
 from holdfast.budgets import EXCEEDED
 from holdfast.errors import HoldfastError
 from holdfast.model import Cause, Error, NewEvent, Outcome, Policy, Status, StopKind, StopPhase
-from holdfast.runner.base import CannotStart, End
-from holdfast.runner.function import Cancelled, CancelToken, Context, Function, Functions
+from holdfast.runner.base import AttemptEnd, CannotStart
+from holdfast.runner.function import Cancelled, CancelToken, Context, Function, FunctionRegistry
 from holdfast.runner.secrets import NO_MASK, Mask, find_secrets
-from holdfast.worker.batch_writer import retried
+from holdfast.worker.batch_writer import with_retries
 from holdfast.worker.classify import classify
 from holdfast.worker.event_writer import EventWriter
 from holdfast.worker.execution_services import ExecutionServices
 from holdfast.worker.held_leases import HeldLease
-from holdfast.worker.readiness import Unready, make_ready
+from holdfast.worker.readiness import NotReady, make_ready
 
 log = logging.getLogger(__name__)
 
@@ -45,17 +45,22 @@ _decode = msgspec.json.Decoder().decode
 _NO_POLICY = Policy()
 
 
-class FunctionRuns:
+class FunctionExecutor:
     """All function calls in progress in this worker."""
 
     def __init__(
-        self, services: ExecutionServices, functions: Functions, *, threads: int, done: Callable[[HeldLease], None]
+        self,
+        services: ExecutionServices,
+        functions: FunctionRegistry,
+        *,
+        threads: int,
+        done: Callable[[HeldLease], None],
     ) -> None:
         self.services = services
         self._functions = functions
         self.threads = ThreadPoolExecutor(threads, thread_name_prefix="holdfast-function")
         self._done = done
-        self._runs: set[FunctionRun] = set()
+        self._executor: set[FunctionCall] = set()
         self._empty = asyncio.Event()
         self.thread = threading.get_ident()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -64,8 +69,8 @@ class FunctionRuns:
 
     def launch(self, held: HeldLease) -> None:
         """Start a function job that was just claimed."""
-        run = FunctionRun(self, held)
-        self._runs.add(run)
+        run = FunctionCall(self, held)
+        self._executor.add(run)
         # Reason for a bare task: a function that ignores its cancellation must not keep the worker from exiting.
         run.task = asyncio.create_task(run.run())
         self._tasks.add(run.task)
@@ -75,15 +80,15 @@ class FunctionRuns:
         """Finish an orphaned function job: the function died with its worker."""
         stop = held.lease.adoption.stop_request
         if stop is None:
-            end = End(cause=Cause.LOST)
+            end = AttemptEnd(cause=Cause.LOST)
         else:
-            end = End(cause=Cause.INTERRUPTED if stop.kind is StopKind.INTERRUPT else Cause.CANCELLED)
+            end = AttemptEnd(cause=Cause.INTERRUPTED if stop.kind is StopKind.INTERRUPT else Cause.CANCELLED)
         self.finish(held, classify(end, held.lease))
 
     def find(self, name: str) -> Function | None:
         return self._functions.get(name)
 
-    def finish(self, held: HeldLease, outcome: Outcome, run: "FunctionRun | None" = None) -> None:
+    def finish(self, held: HeldLease, outcome: Outcome, run: "FunctionCall | None" = None) -> None:
         """Submit an outcome to be written. The lease is dropped when it is recorded or found to be lost."""
 
         def answer(found: Status | Exception | None) -> None:
@@ -99,29 +104,29 @@ class FunctionRuns:
         held.finishing = True
         self.services.finishes.put((held.lease, outcome), answer)
 
-    def drop(self, run: "FunctionRun") -> None:
+    def drop(self, run: "FunctionCall") -> None:
         """Forget a run whose lease is lost."""
         self._forget(run)
         self._done(run.held)
 
-    def _forget(self, run: "FunctionRun | None") -> None:
+    def _forget(self, run: "FunctionCall | None") -> None:
         if run is not None:
-            self._runs.discard(run)
-            if not self._runs:
+            self._executor.discard(run)
+            if not self._executor:
                 self._empty.set()
 
     async def drain(self, grace: float) -> None:
         """Wait up to `grace` for functions to end; then requeue the jobs of the others as `drained`."""
-        for run in list(self._runs):
+        for run in list(self._executor):
             run.stop(DRAIN)
-        if self._runs:
+        if self._executor:
             self._empty.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(grace):
                     await self._empty.wait()
-        for run in list(self._runs):
+        for run in list(self._executor):
             run.give_up()
-        if self._runs:
+        if self._executor:
             await self._empty.wait()
 
     @property
@@ -136,22 +141,22 @@ class FunctionRuns:
         self.threads.shutdown(wait=False, cancel_futures=True)
 
 
-class FunctionRun:
+class FunctionCall:
     """One call of one function."""
 
     __slots__ = (
         "_deadline",
         "_end",
         "_event_writer",
+        "_executor",
         "_gave_up",
         "_heard_at",
         "_idle",
         "_loop",
         "_mask",
         "_policy",
-        "_rung_lock",
-        "_runs",
         "_shipping",
+        "_stop_phase_lock",
         "_thread",
         "_timeout",
         "cancel",
@@ -159,10 +164,10 @@ class FunctionRun:
         "task",
     )  # fmt: skip
 
-    def __init__(self, runs: FunctionRuns, held: HeldLease) -> None:
+    def __init__(self, executor: FunctionExecutor, held: HeldLease) -> None:
         self.held = held
         self.task: asyncio.Task[None] | None = None
-        self._runs = runs
+        self._executor = executor
         self._policy = _NO_POLICY if held.lease.policy_json is None else held.lease.policy
         self._loop = asyncio.get_running_loop()
         self.cancel = CancelToken(self._loop)
@@ -175,8 +180,8 @@ class FunctionRun:
         self._thread = False
         self._gave_up = False
         self._mask = NO_MASK
-        self._end: End | None = None
-        self._rung_lock: asyncio.Lock | None = None
+        self._end: AttemptEnd | None = None
+        self._stop_phase_lock: asyncio.Lock | None = None
         held.on_change = self._changed
 
     async def run(self) -> None:
@@ -187,13 +192,13 @@ class FunctionRun:
         if self._gave_up:
             return
         if self.held.lost:
-            self._runs.drop(self)
+            self._executor.drop(self)
             return
         if self.held.stop is not None:
-            await self._tell_rung(StopPhase.DEAD)
-        self._runs.finish(self.held, classify(self._end, self.held.lease), self)
+            await self._record_stop_phase(StopPhase.DEAD)
+        self._executor.finish(self.held, classify(self._end, self.held.lease), self)
 
-    async def _safely(self) -> End:
+    async def _safely(self) -> AttemptEnd:
         try:
             return await self._call()
         except asyncio.CancelledError:
@@ -204,12 +209,12 @@ class FunctionRun:
         finally:
             self._cancel_timers()
 
-    async def _call(self) -> End:
+    async def _call(self) -> AttemptEnd:
         lease = self.held.lease
-        self._runs.services.at("claimed", lease)
-        function = self._runs.find(lease.capability.removeprefix("function:"))
+        self._executor.services.at("claimed", lease)
+        function = self._executor.find(lease.capability.removeprefix("function:"))
         if function is None:
-            return End(cause=Cause.DRAINED)
+            return AttemptEnd(cause=Cause.DRAINED)
         checked = lease.lane is not None or self._policy.check is not None
         if checked and (unready := await self._unready()) is not None:
             return unready
@@ -219,9 +224,9 @@ class FunctionRun:
         secrets: Mapping[str, str] = {}
         if self._policy.secrets:
             try:
-                secrets = find_secrets(self._policy.secrets, self._runs.services.settings.secrets_dir)
+                secrets = find_secrets(self._policy.secrets, self._executor.services.settings.secrets_dir)
             except CannotStart as error:
-                return End(cause=Cause.START_FAILED, error=error.error)
+                return AttemptEnd(cause=Cause.START_FAILED, error=error.error)
             self._mask = Mask(secrets.values())
         if function.context is not None:
             inputs[function.context] = self._context(secrets)
@@ -234,51 +239,51 @@ class FunctionRun:
             return self._stopped() or _failed("function_error", "the function cancelled itself")
         except BaseException as error:
             if self.cancel.reason not in (None, DRAIN):
-                return self._stopped() or End(cause=Cause.EXIT)
+                return self._stopped() or AttemptEnd(cause=Cause.EXIT)
             log.info("job %s: function %s failed", lease.id, function.name, exc_info=error)
             return _failed("function_error", self._mask.text(f"{type(error).__name__}: {error}"))
         if self.cancel.reason not in (None, DRAIN):
-            return self._stopped() or End(cause=Cause.EXIT)
-        return End(cause=Cause.EXIT, result=self._mask.data(result) if self._mask else result)
+            return self._stopped() or AttemptEnd(cause=Cause.EXIT)
+        return AttemptEnd(cause=Cause.EXIT, result=self._mask.data(result) if self._mask else result)
 
     async def _invoke(self, function: Function, inputs: dict[str, Any]) -> Any:
         if function.is_async:
             return await function.call(**inputs)
         self._thread = True
         context = contextvars.copy_context()
-        call = self._loop.run_in_executor(self._runs.threads, context.run, _caught, function.call, inputs)
+        call = self._loop.run_in_executor(self._executor.threads, context.run, _caught, function.call, inputs)
         while not call.done():  # A thread cannot be cancelled: keep waiting for it when this task is cancelled.
             try:
                 await asyncio.wait([call])
             except asyncio.CancelledError:
                 if self._gave_up:
-                    self._runs.stuck_threads += 1
+                    self._executor.stuck_threads += 1
                     raise
         result, error = call.result()
         if error is not None:
             raise error
         return await result if asyncio.iscoroutine(result) else result
 
-    async def _unready(self) -> End | None:
+    async def _unready(self) -> AttemptEnd | None:
         try:
-            await make_ready(self._runs.services, self.held, until=lambda: self.cancel.requested)
+            await make_ready(self._executor.services, self.held, until=lambda: self.cancel.requested)
         except CannotStart as error:
-            return End(cause=Cause.START_FAILED, error=error.error)
-        except Unready as error:
-            return End(cause=Cause.INTERRUPTED, error=Error(code="not_ready", message=str(error)))
+            return AttemptEnd(cause=Cause.START_FAILED, error=error.error)
+        except NotReady as error:
+            return AttemptEnd(cause=Cause.INTERRUPTED, error=Error(code="not_ready", message=str(error)))
         return self._stopped() if self.cancel.requested else None
 
-    def _stopped(self) -> End | None:
+    def _stopped(self) -> AttemptEnd | None:
         """Return the end that a stop leads to, or None without a stop. The request may have escalated meanwhile."""
         reason = self.cancel.reason
         if reason is None:
             return None
         if self.held.stop is not None:
-            return End(cause=Cause.INTERRUPTED if self.held.stop.kind is StopKind.INTERRUPT else Cause.CANCELLED)
+            return AttemptEnd(cause=Cause.INTERRUPTED if self.held.stop.kind is StopKind.INTERRUPT else Cause.CANCELLED)
         if reason == "budget":
             over = self._event_writer.over_budget(self._policy.budget) if self._event_writer else None
-            return End(cause=Cause.CANCELLED, error=Error(code=EXCEEDED, message=over or "over its budget"))
-        return End(cause=CAUSES.get(reason, Cause.DRAINED))
+            return AttemptEnd(cause=Cause.CANCELLED, error=Error(code=EXCEEDED, message=over or "over its budget"))
+        return AttemptEnd(cause=CAUSES.get(reason, Cause.DRAINED))
 
     # Stopping
 
@@ -300,7 +305,7 @@ class FunctionRun:
         self.cancel._set(reason)
         if reason != DRAIN:
             if self.held.stop is not None:
-                self._told(StopPhase.SIGNALLED)
+                self._record_stop_phase_soon(StopPhase.SIGNALLED)
             self._deadline = self._loop.call_later(self._policy.stop_grace, self._insist)
 
     def _insist(self) -> None:
@@ -308,7 +313,7 @@ class FunctionRun:
             return
         if self._thread:
             if self.held.stop is not None:
-                self._told(StopPhase.NOT_DEAD)
+                self._record_stop_phase_soon(StopPhase.NOT_DEAD)
             log.warning("job %s: the function did not stop within its grace; still waiting", self.held.lease.id)
         elif self.task is not None:
             self.task.cancel()
@@ -324,37 +329,37 @@ class FunctionRun:
         self._gave_up = True
         if self.task is not None:
             self.task.cancel()
-        # Reason for a bare task: the function's own task may not end. `_TELLING` keeps a reference.
+        # Reason for a bare task: the function's own task may not end. `_BACKGROUND` keeps a reference.
         task = self._loop.create_task(self._hand_back())
-        _TELLING.add(task)
-        task.add_done_callback(_TELLING.discard)
+        _BACKGROUND.add(task)
+        task.add_done_callback(_BACKGROUND.discard)
 
     async def _hand_back(self) -> None:
         """Write the events so far, because their usage counts, then finish as drained."""
         if self._event_writer is not None and not await self._flush():
-            self._runs.drop(self)
+            self._executor.drop(self)
             return
-        self._runs.finish(self.held, classify(End(cause=Cause.DRAINED), self.held.lease), self)
+        self._executor.finish(self.held, classify(AttemptEnd(cause=Cause.DRAINED), self.held.lease), self)
 
-    def _told(self, rung: StopPhase) -> None:
-        # Reason for a bare task: the function's own task may be blocked. `_TELLING` keeps a reference.
-        task = self._loop.create_task(self._tell_rung(rung))
-        _TELLING.add(task)
-        task.add_done_callback(_TELLING.discard)
+    def _record_stop_phase_soon(self, phase: StopPhase) -> None:
+        # Reason for a bare task: the function's own task may be blocked. `_BACKGROUND` keeps a reference.
+        task = self._loop.create_task(self._record_stop_phase(phase))
+        _BACKGROUND.add(task)
+        task.add_done_callback(_BACKGROUND.discard)
 
-    async def _tell_rung(self, rung: StopPhase) -> None:
+    async def _record_stop_phase(self, phase: StopPhase) -> None:
         lease = self.held.lease
-        grace = self._policy.stop_grace if rung is StopPhase.SIGNALLED else None
-        if self._rung_lock is None:
-            self._rung_lock = asyncio.Lock()
-        async with self._rung_lock:  # Phases are written one at a time, in order.
-            advance = self._runs.services.store.leases.advance_stop
-            await retried(lambda: advance(lease, rung, grace=grace), "recording a stop phase")
+        grace = self._policy.stop_grace if phase is StopPhase.SIGNALLED else None
+        if self._stop_phase_lock is None:
+            self._stop_phase_lock = asyncio.Lock()
+        async with self._stop_phase_lock:  # Phases are written one at a time, in order.
+            advance = self._executor.services.store.leases.advance_stop
+            await with_retries(lambda: advance(lease, phase, grace=grace), "recording a stop phase")
 
     # Timeouts
 
     def _set_timers(self, function: Function) -> None:
-        timeout = self._policy.timeout or function.timeout or self._runs.services.settings.timeout
+        timeout = self._policy.timeout or function.timeout or self._executor.services.settings.timeout
         if timeout is not None:
             self._timeout = self._loop.call_later(timeout, self.stop, "timeout")
         if self._policy.idle_timeout is not None:
@@ -390,21 +395,21 @@ class FunctionRun:
 
     def _emit_soon(self, event: NewEvent) -> None:
         """Queue an event. One emitted in a thread reaches the loop before the function's return does."""
-        if threading.get_ident() == self._runs.thread:
+        if threading.get_ident() == self._executor.thread:
             self._emit(event)
         else:
             self._loop.call_soon_threadsafe(self._emit, event)
 
     def _emit(self, event: NewEvent) -> None:
         if self._event_writer is None:
-            self._event_writer = EventWriter(self._runs.services.store, self.held.lease)
+            self._event_writer = EventWriter(self._executor.services.store, self.held.lease)
         self._heard_at = self._loop.time()
         if self._mask:
             event = NewEvent(type=event.type, data=self._mask.data(event.data))
         size = 0
         if event.type == "log":
             size = sum(len(line.encode(errors="replace")) + 1 for line in event.data["lines"])
-            if self._event_writer.cut(size, self._runs.services.settings.log_max_bytes):
+            if self._event_writer.cut(size, self._executor.services.settings.log_max_bytes):
                 return
         if event.type != "usage" and self._event_writer.full(event):
             return
@@ -416,8 +421,8 @@ class FunctionRun:
         self._shipping = None
         # Reason for a bare task: the function's own task may be busy. `run` flushes after it; flushes are serialised.
         task = self._loop.create_task(self._flush())
-        _TELLING.add(task)
-        task.add_done_callback(_TELLING.discard)
+        _BACKGROUND.add(task)
+        task.add_done_callback(_BACKGROUND.discard)
 
     async def _flush(self) -> bool:
         """Append the waiting events. Return False if the lease is lost."""
@@ -430,7 +435,7 @@ class FunctionRun:
         return landed
 
 
-_TELLING: set[asyncio.Task[Any]] = set()
+_BACKGROUND: set[asyncio.Task[Any]] = set()
 
 
 def _caught(call: Callable[..., Any], inputs: Mapping[str, Any]) -> tuple[Any, BaseException | None]:
@@ -443,5 +448,5 @@ def _caught(call: Callable[..., Any], inputs: Mapping[str, Any]) -> tuple[Any, B
         return None, error
 
 
-def _failed(code: str, message: str) -> End:
-    return End(cause=Cause.EXIT, error=Error(code=code, message=message))
+def _failed(code: str, message: str) -> AttemptEnd:
+    return AttemptEnd(cause=Cause.EXIT, error=Error(code=code, message=message))

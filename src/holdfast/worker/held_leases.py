@@ -15,7 +15,7 @@ MARGIN = 0.1
 """The share at the end of a lease's time in which it is no longer trusted."""
 
 
-class Lost(Exception):
+class LeaseLost(Exception):
     """The lease is lost: another worker owns the job, or nobody does."""
 
 
@@ -53,7 +53,7 @@ class HeldLease:
         self.lost = True
         self._changed()
 
-    def hear_stop(self, stop: StopRequest | None) -> None:
+    def receive_stop(self, stop: StopRequest | None) -> None:
         """Keep a stop request if it is new or escalates the one we know."""
         if stop is not None and stop.kind.escalates(None if self.stop is None else self.stop.kind):
             self.stop = stop

@@ -37,7 +37,7 @@ UNCONNECTED = 900
 """What aiodocker calls the status of an engine that could not be reached."""
 
 
-class Refusal(Exception):
+class EngineError(Exception):
     """The engine answered with an error."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -45,11 +45,11 @@ class Refusal(Exception):
         self.status = status
 
 
-class Gone(Refusal):
+class NoSuchObject(EngineError):
     """The engine does not know it."""
 
 
-class Info(msgspec.Struct, frozen=True, kw_only=True):
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Which engine this is, how many processors it has, and its wall clock when it answered, in seconds."""
 
     id: str
@@ -59,7 +59,7 @@ class Info(msgspec.Struct, frozen=True, kw_only=True):
     time: float
 
 
-class Image(msgspec.Struct, frozen=True, kw_only=True):
+class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     env: Sequence[str]
     command: Sequence[str]
@@ -67,7 +67,7 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class ContainerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A container as the engine sees it. `status`: created, running, paused, restarting, removing, exited or dead."""
 
     id: str
@@ -107,9 +107,9 @@ class Engine:
         async with self._ask("GET", "_ping", timeout=LOOK, versioned_api=False) as answer:
             await answer.read()
 
-    async def info(self) -> Info:
+    async def info(self) -> EngineInfo:
         found = await self._json("GET", "info", timeout=LOOK)
-        return Info(
+        return EngineInfo(
             id=found["ID"],
             root=found["DockerRootDir"],
             host=found["Name"],
@@ -117,12 +117,12 @@ class Engine:
             time=to_seconds(found["SystemTime"]),
         )
 
-    async def image(self, name: str) -> Image:
+    async def image(self, name: str) -> ImageInfo:
         if not IMAGE.fullmatch(name) or ".." in name:
-            raise Gone(404, f"{name} cannot be an image's name")
+            raise NoSuchObject(404, f"{name} cannot be an image's name")
         found = await self._json("GET", f"images/{name}/json")
         config = found.get("Config") or {}
-        return Image(
+        return ImageInfo(
             id=found["Id"],
             env=config.get("Env") or (),
             command=config.get("Cmd") or (),
@@ -139,10 +139,10 @@ class Engine:
         async with self._ask("POST", f"containers/{container}/start") as answer:
             await answer.read()
 
-    async def inspect(self, container: str) -> Seen:
+    async def inspect(self, container: str) -> ContainerInfo:
         found = await self._json("GET", f"containers/{container}/json")
         state = found["State"]
-        return Seen(
+        return ContainerInfo(
             id=found["Id"],
             labels=found["Config"].get("Labels") or {},
             status=state["Status"],
@@ -176,7 +176,9 @@ class Engine:
         try:
             async with self._quick.session.head(url, params={"path": path}, timeout=QUICK) as answer:
                 if answer.status >= 400:
-                    raise (Gone if answer.status == 404 else Refusal)(answer.status, f"{path} cannot be looked at")
+                    raise (NoSuchObject if answer.status == 404 else EngineError)(
+                        answer.status, f"{path} cannot be looked at"
+                    )
                 about = json.loads(base64.b64decode(answer.headers["X-Docker-Container-Path-Stat"]))
                 return to_seconds(about["mtime"])
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError) as error:
@@ -263,7 +265,7 @@ class Engine:
         except aiodocker.DockerError as error:
             if error.status >= UNCONNECTED or error.status < 400:
                 raise EngineUnreachable(f"the Docker engine at {self.host} does not answer: {error.message}") from error
-            raise (Gone if error.status == 404 else Refusal)(error.status, error.message) from error
+            raise (NoSuchObject if error.status == 404 else EngineError)(error.status, error.message) from error
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise self._unreachable(error) from error
 
