@@ -309,7 +309,7 @@ def test_log_line_keeps_its_colours_alone(line: str, shown: str) -> None:
 
 
 def test_drain_ends_the_worker_and_not_the_server(tmp_path: Path) -> None:
-    with running(tmp_path) as up:
+    with running(tmp_path, HOLDFAST_HEARTBEAT_INTERVAL="1") as up:  # A heartbeat's answer says that it is to drain.
         (worker,) = up.json("workers")["items"]
         up("workers", "drain", worker["host"])
         eventually(lambda: not any(one["live"] for one in up.json("workers")["items"]))
@@ -319,7 +319,7 @@ def test_drain_ends_the_worker_and_not_the_server(tmp_path: Path) -> None:
 
 
 def test_worker_apart_that_was_drained_is_not_started_again(tmp_path: Path) -> None:
-    with running(tmp_path, "--workers", "1") as up:
+    with running(tmp_path, "--workers", "1", HOLDFAST_HEARTBEAT_INTERVAL="1") as up:
         (worker,) = up.json("workers")["items"]
         up("workers", "drain", worker["host"])
         eventually(lambda: "it is not restarted" in (tmp_path / "up.log").read_text())
