@@ -6,7 +6,7 @@ from typing import Any
 
 from holdfast.model import Outputs, Snapshot
 from holdfast.pipeline.snapshots import CopiedFolder, SnapshotFolders
-from holdfast.runner.artifacts import CollectedOutputs
+from holdfast.runner.collected_outputs import CollectedOutputs
 from holdfast.worker.pipeline_execution import PipelineExecution
 from holdfast.worker.task_store import TaskStore
 

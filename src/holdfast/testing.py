@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.model import Cause
-from holdfast.runner.artifacts import ArtifactLimits, CollectedOutputs
 from holdfast.runner.base import AttemptEnd, AttemptHandle, Identity, Runner, StartRequest, TooLate
+from holdfast.runner.collected_outputs import ArtifactLimits, CollectedOutputs
 from holdfast.runner.frames import Stream
 from holdfast.runner.wire import Command
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast.model import Cause, Job, Status, new_id
-from holdfast.runner.artifacts import ArtifactLimits
+from holdfast.runner.collected_outputs import ArtifactLimits
 from holdfast.runner.uploads import JobUploads
 from tests.support.engine import ENTRY, EXIT, Daemon
 from tests.support.in_process_workers import InProcessWorkers, eventually

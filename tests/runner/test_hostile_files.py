@@ -16,15 +16,11 @@ from holdfast.model import Job, Status
 from holdfast.pipeline.connectors.postgres import DATA
 from holdfast.pipeline.snapshots import SnapshotFolders
 from holdfast.pipeline.throwaway import throwaway
-from holdfast.runner.artifacts import (
-    ArtifactLimits,
-    ArtifactStore,
-    CollectedOutputs,
-    ContractViolation,
-    collect_folder,
-    remove_tree,
-)
+from holdfast.runner.artifacts import ArtifactStore
 from holdfast.runner.attempt_users import AttemptUsers
+from holdfast.runner.collected_outputs import ArtifactLimits, CollectedOutputs, ContractViolation
+from holdfast.runner.output_sources import collect_folder
+from holdfast.runner.tree_removal import remove_tree
 from holdfast.runner.workspace import socket_folder
 from tests.support.hostile import Installation, Runs, by_both, installation
 from tests.support.in_process_workers import eventually

@@ -9,8 +9,8 @@ import pytest
 from holdfast.errors import Invalid
 from holdfast.limits import AttemptLimits, LimitSettings
 from holdfast.model import Job, Status
-from holdfast.runner.artifacts import remove_tree
 from holdfast.runner.folder_size import folder_size
+from holdfast.runner.tree_removal import remove_tree
 from holdfast.runner.wire import Command
 from tests.support.crashing_worker import Hook
 from tests.support.disks import MIB

@@ -12,20 +12,14 @@ import pytest
 from holdfast.duties.sweeper import Sweeper
 from holdfast.errors import NotFound
 from holdfast.model import Job, Status
-from holdfast.runner.artifacts import (
-    ArtifactLimits,
-    ArtifactStore,
-    CollectedOutputs,
-    ContractViolation,
-    collect_folder,
-    collect_tar,
-    parse_report,
-    pour,
-    remove_tree,
-)
+from holdfast.runner.artifacts import ArtifactStore
 from holdfast.runner.base import EngineUnreachable
+from holdfast.runner.collected_outputs import ArtifactLimits, CollectedOutputs, ContractViolation
 from holdfast.runner.function import Context
+from holdfast.runner.output_sources import collect_folder, collect_tar, pour
+from holdfast.runner.result_report import parse_report
 from holdfast.runner.secrets import Mask
+from holdfast.runner.tree_removal import remove_tree
 from holdfast.worker.log_reader import MAX_LINE, LineSplitter
 from tests.support.in_process_workers import InProcessWorkers
 from tests.support.store_harness import StoreHarness

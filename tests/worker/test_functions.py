@@ -14,7 +14,7 @@ from holdfast.errors import ConfigError, Invalid, StoreUnreachable
 from holdfast.model import Cause, Job, Status, StopRequest
 from holdfast.runner.function import Cancelled, Context, FunctionRegistry
 from holdfast.store.events import Events
-from holdfast.worker.functions import FunctionCall
+from holdfast.worker.function_call import FunctionCall
 from holdfast.worker.held_leases import HeldLease
 from tests.support.in_process_workers import InProcessWorkers, eventually
 

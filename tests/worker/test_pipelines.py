@@ -16,7 +16,7 @@ import pytest
 from holdfast.errors import Invalid
 from holdfast.model import Lease, Status
 from holdfast.pipeline.snapshots import TEMPORARY, SnapshotFolders
-from holdfast.runner.process import ProcessHandle
+from holdfast.runner.process_handle import ProcessHandle
 from holdfast.runner.wire import Command
 from holdfast.worker import pipeline_execution
 from tests.support.disks import MIB, disk, missing

@@ -16,8 +16,9 @@ import pytest
 
 from holdfast.errors import ConfigError
 from holdfast.model import Cause, Job, Status
-from holdfast.runner.artifacts import ArtifactStore, CollectedOutputs
+from holdfast.runner.artifacts import ArtifactStore
 from holdfast.runner.attempt_folder import AttemptFolder, write_new
+from holdfast.runner.collected_outputs import CollectedOutputs
 from holdfast.runner.state_folder import StateFolder
 from holdfast.runner.users import user_for
 from holdfast.store.events import Events

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from holdfast.model import Job, Status
-from holdfast.runner.artifacts import CollectedOutputs, ContractViolation, collect_folder, collect_tar
+from holdfast.runner.collected_outputs import CollectedOutputs, ContractViolation
+from holdfast.runner.output_sources import collect_folder, collect_tar
 from tests.support.crashing_worker import Hook
 from tests.support.engine import IMAGE, Daemon
 from tests.support.in_process_workers import InProcessWorkers

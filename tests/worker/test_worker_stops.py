@@ -15,7 +15,8 @@ import pytest
 
 from holdfast.model import Cause, Job, Status
 from holdfast.runner.base import AttemptEnd, Identity, StartRequest, TooLate
-from holdfast.runner.process import ProcessHandle, ProcessRunner
+from holdfast.runner.process import ProcessRunner
+from holdfast.runner.process_handle import ProcessHandle
 from holdfast.runner.state_folder import StateFolder
 from holdfast.runner.wire import Command
 from holdfast.worker.held_leases import boottime

@@ -14,7 +14,7 @@ from holdfast.api.readiness import Readiness
 from holdfast.config import Settings
 from holdfast.errors import BadRequest, DiskFull, Invalid
 from holdfast.model import new_id
-from holdfast.runner.artifacts import ArtifactLimits
+from holdfast.runner.collected_outputs import ArtifactLimits
 from holdfast.runner.disk import SHARED
 from holdfast.runner.shared_folder import SharedFolder
 from holdfast.runner.uploads import IncomingUpload, JobUploads

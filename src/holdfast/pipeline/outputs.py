@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import IO
 
 from holdfast.model import OutputFile, Outputs
-from holdfast.runner.artifacts import BLOCK, CollectedOutputs
+from holdfast.runner.collected_outputs import BLOCK, CollectedOutputs
 
 
 class ContentDiffers(Exception):

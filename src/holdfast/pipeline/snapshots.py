@@ -35,7 +35,7 @@ from holdfast.pipeline.copying import (
 )
 from holdfast.pipeline.identity import framed
 from holdfast.pipeline.outputs import ContentDiffers, copy_outputs
-from holdfast.runner.artifacts import CollectedOutputs
+from holdfast.runner.collected_outputs import CollectedOutputs
 from holdfast.runner.ownership import PLAIN, take_over
 
 SNAPSHOTS = "snapshots"

@@ -21,10 +21,10 @@ from holdfast.permissions import FILE, make_passable, make_passable_for, write_f
 from holdfast.pipeline.connectors.postgres import DATA, SERVER, PostgresConnector
 from holdfast.pipeline.copying import opened
 from holdfast.pipeline.snapshots import SnapshotFolders
-from holdfast.runner.artifacts import remove_tree
 from holdfast.runner.attempt_users import AttemptUsers
 from holdfast.runner.leftovers import kill_leftovers
 from holdfast.runner.ownership import give
+from holdfast.runner.tree_removal import remove_tree
 from holdfast.runner.uids import WORK
 from holdfast.runner.wire import PATH
 

@@ -24,10 +24,10 @@ from holdfast.errors import Conflict, HoldfastError
 from holdfast.limits import AttemptLimits
 from holdfast.permissions import make_folder, make_passable
 from holdfast.runner import supervisor
-from holdfast.runner.artifacts import remove_tree
 from holdfast.runner.frames import FrameReader, Stream
 from holdfast.runner.leftovers import PATIENCE, Session, find_leftovers, kill_leftovers
 from holdfast.runner.supervisor.protocol import VERSION, ExitCause
+from holdfast.runner.tree_removal import remove_tree
 from holdfast.runner.wire import Command, SupervisorSpec, encode_command, encode_spec
 
 T = TypeVar("T")

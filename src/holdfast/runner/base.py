@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.limits import AttemptLimits, LimitSettings
 from holdfast.model import Cause, Error, Json
-from holdfast.runner.artifacts import CollectedOutputs
+from holdfast.runner.collected_outputs import CollectedOutputs
 from holdfast.runner.frames import Frame
 from holdfast.runner.wire import Command
 from holdfast.runner.workspace import PipelineStaging

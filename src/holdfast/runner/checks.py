@@ -15,13 +15,13 @@ import msgspec
 
 from holdfast.limits import AttemptLimits
 from holdfast.permissions import make_passable_for
-from holdfast.runner.artifacts import remove_tree
 from holdfast.runner.attempt_folder import AttemptFolder, ExitRecord, write_new
 from holdfast.runner.attempt_users import AttemptUsers, RunsAs
 from holdfast.runner.base import EngineUnreachable, Identity
 from holdfast.runner.exits import ProcessExits
 from holdfast.runner.frames import Stream
 from holdfast.runner.supervisor.protocol import ExitCause, Limit
+from holdfast.runner.tree_removal import remove_tree
 from holdfast.runner.wire import PATH, Command, SupervisorSpec, WireTask, encode_spec
 
 CHECK = "check-"

@@ -15,11 +15,11 @@ import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from holdfast.runner.artifacts import remove_tree
 from holdfast.runner.attempt_folder import AttemptFolder
+from holdfast.runner.attempt_sweep import sweep_attempt
 from holdfast.runner.base import Identity
 from holdfast.runner.checks import identity_in, sweep_check
-from holdfast.runner.process import sweep_attempt
+from holdfast.runner.tree_removal import remove_tree
 
 SHARED_FOLDERS = ("artifacts", "inputs")
 

@@ -22,13 +22,11 @@ import msgspec
 
 from holdfast.errors import Invalid
 from holdfast.limits import AttemptLimits, LimitSettings
-from holdfast.model import Cause, Error
 from holdfast.permissions import make_file, make_folder, make_passable_for
-from holdfast.runner.artifacts import CollectedOutputs, collect_folder, remove_tree
-from holdfast.runner.attempt_folder import AttemptFolder, ExitRecord, write_new
+from holdfast.runner.attempt_folder import AttemptFolder, write_new
+from holdfast.runner.attempt_sweep import sweep_attempt
 from holdfast.runner.attempt_users import AttemptUsers, RunsAs
 from holdfast.runner.base import (
-    AttemptEnd,
     AttemptState,
     CannotStart,
     ConfirmLease,
@@ -38,16 +36,16 @@ from holdfast.runner.base import (
     TooLate,
 )
 from holdfast.runner.checks import ReadinessChecks, identity_in, sweep_checks
-from holdfast.runner.exits import ProcessExits, SupervisorWatch
-from holdfast.runner.folder_size import folder_size
-from holdfast.runner.frames import Frame, FrameReader
+from holdfast.runner.exits import ProcessExits
 from holdfast.runner.ownership import give, give_if_there
+from holdfast.runner.process_handle import ProcessHandle, start_steps
 from holdfast.runner.removal import FolderRemover
 from holdfast.runner.state_folder import StateFolder
-from holdfast.runner.supervisor.protocol import ExitCause, ExitStatus, Limit
+from holdfast.runner.supervisor.protocol import Limit
+from holdfast.runner.tree_removal import remove_tree
 from holdfast.runner.uids import CLAIM_SECONDS, UidPool, UidsExhausted
 from holdfast.runner.users import User
-from holdfast.runner.wire import PATH, Command, SupervisorSpec, WireTask, encode_spec
+from holdfast.runner.wire import PATH, SupervisorSpec, WireTask, encode_spec
 from holdfast.runner.workspace import (
     INPUTS,
     TREE,
@@ -71,12 +69,8 @@ EXHAUSTED = frozenset(
 NO_ROOM = "this host ran out of resources a moment ago"
 EXHAUSTED_SECONDS = 10.0
 """Seconds in which nothing is started after the host ran out of resources."""
-START_STEPS = (0.001, 0.001, 0.002, 0.002, 0.005, 0.005, 0.01)
 MARKER_SECONDS = 3600.0
 """Minimum lifetime of the start marker of an ended attempt: longer than any lease that might still start it."""
-LAST_WORDS = 500
-"""Characters of a service's last output in the error that reports its end."""
-MISSING = ("No such file or directory", "Permission denied", "Exec format error", "Not a directory", "Is a directory")
 
 
 class ProcessRunner:
@@ -104,7 +98,7 @@ class ProcessRunner:
         self.domains = state.domains
         self.root = state.attempts(installation).resolve()
         self.users = AttemptUsers(user, uids, self.root, allow_root=allow_root)
-        self._boot = state.boot
+        self.boot = state.boot
         self._log_cap = log_cap
         self._keep_marker_for = keep_marker_for
         self._files = ThreadPoolExecutor(4, thread_name_prefix="holdfast-files")
@@ -156,7 +150,7 @@ class ProcessRunner:
     ) -> tuple[AttemptState, "ProcessHandle"]:
         """Read the folder. A lock alone proves nothing: its supervisor may still exit because it was too late."""
         process = ProcessHandle(self, identity, stdout=stdout, stderr=stderr)
-        for step in _steps():
+        for step in start_steps():
             state = await self.in_thread(process.read_state)
             if state != "running" or (process.folder.path / "started").exists():
                 return state, process
@@ -356,192 +350,6 @@ class ProcessRunner:
         return gone
 
 
-def sweep_attempt(folder: AttemptFolder, mark: str, *, keep_marker_for: float, uid: int | None = None) -> bool:
-    """Remove the remains of an attempt that is over; stop it first if it runs. Return whether that is done.
-
-    The start marker stays for `keep_marker_for` seconds, so that a late supervisor does not start the attempt again.
-    `uid` is the attempt's own user, if it has one.
-    """
-    if folder.alive():
-        started = folder.started()
-        token = started.token if started else 1
-        folder.send(Command(token=max(token, 1) + (1 << 40), verb="stop", kind="cancel"))
-        return False
-    buried = not (folder.path / "spec").exists()
-    with contextlib.suppress(FileNotFoundError):
-        if buried and time.time() - folder.path.stat().st_mtime < keep_marker_for:
-            return False
-    if folder.started() and not folder.exit() and folder.kill_leftovers(mark, uid):
-        return False
-    remove_tree(socket_folder(mark))
-    if buried:
-        remove_tree(folder.path)
-    else:
-        folder.reduce_to_marker()
-    return True
-
-
-class ProcessHandle:
-    """One attempt on this host."""
-
-    def __init__(self, runner: ProcessRunner, identity: Identity, *, stdout: int, stderr: int) -> None:
-        self.identity = identity
-        self.folder = runner.folder(identity)
-        self._runner = runner
-        self._log: FrameReader = self.folder.frames(stdout=stdout, stderr=stderr)
-        self._child: asyncio.Future[int] | None = None
-        self._watch: SupervisorWatch | None = None
-
-    @property
-    def workspace(self) -> Path:
-        return self.folder.path / WORKSPACE
-
-    def read_state(self) -> AttemptState:
-        """Read the state from the folder. The lock is checked first: a supervisor may end meanwhile, not restart."""
-        alive = self.folder.alive()
-        if self.folder.exit() is not None:
-            return "exited"
-        if alive:
-            return "running"
-        if self.folder.forbidden():
-            return "forbidden"
-        if self.folder.started() is None:
-            return "missing"
-        return "exited" if self.folder.exit() is not None else "died"
-
-    def watch_child(self, status: "asyncio.Future[int]") -> None:
-        self._child = status
-
-    async def wait_until_begun(self) -> None:
-        """Wait until our supervisor has begun, or has exited because another one was first."""
-        assert self._child is not None
-        for step in _steps():
-            if self._child.done():
-                break
-            if (self.folder.path / "started").exists():
-                return
-            await asyncio.wait([self._child], timeout=step)
-        status = self._child.result()
-        if self.read_state() in ("exited", "died"):
-            return  # It ran and has ended already: the status is the command's.
-        if status == ExitStatus.LEFT_LATE:
-            raise TooLate
-        if status == ExitStatus.LEFT_BROKEN:
-            raise CannotStart("start_failed", "the supervisor could not use the attempt's folder")
-        if status in (ExitStatus.LEFT_HELD, ExitStatus.LEFT_STARTED):
-            self._child = None
-            await self._wait_for_other_supervisor()
-        elif self.read_state() == "missing":
-            raise CannotStart("start_failed", f"the supervisor exited with status {status} before it began")
-
-    async def _wait_for_other_supervisor(self) -> None:
-        """Wait for the supervisor that was first; it may still exit without a trace because it is too late."""
-        for step in _steps():
-            if not self.folder.alive() or (self.folder.path / "started").exists():
-                break
-            await asyncio.sleep(step)
-        if self.read_state() == "missing":
-            raise TooLate
-
-    async def frames(self, most: int) -> Sequence[Frame]:
-        try:
-            if os.stat(self._log.path).st_size == self._log.position:
-                return ()
-        except FileNotFoundError:
-            return ()
-        return await self._runner.in_thread(lambda: self._log.read(most))
-
-    async def send(self, command: Command) -> str:
-        try:
-            return await self._runner.in_thread(lambda: self.folder.send(command))
-        except FileNotFoundError:
-            return ""  # The new owner has removed the folder: we will notice that the lease is lost.
-        except OSError as error:
-            raise EngineUnreachable(f"cannot write a command into the attempt's folder: {error.strerror}") from error
-
-    def send_from_thread(self, command: Command) -> None:
-        """Send a command from any thread. If that fails, the next heartbeat sends it again."""
-        try:
-            self.folder.send(command)
-        except OSError as error:
-            log.warning(
-                "cannot send a command to the supervisor of %s; the next beat retries: %s",
-                self.identity.mark,
-                error.strerror,
-            )
-
-    def watch(self, on_end: Callable[[], None]) -> None:
-        if self._child is not None:
-            self._child.add_done_callback(lambda _: on_end())
-        else:
-            self._watch = SupervisorWatch(self.folder, on_end)
-
-    @property
-    def over(self) -> bool:
-        if self._child is not None:
-            return self._child.done()
-        return self._watch is not None and self._watch.over
-
-    async def outputs(self, collected: CollectedOutputs) -> None:
-        if self.folder.left_nothing():
-            return
-        await self._runner.slowly(lambda: collect_folder(self.folder.path / "work", collected))
-
-    async def limits(self) -> AttemptLimits:
-        return await self._runner.in_thread(self.folder.limits)
-
-    async def size(self, most: int) -> int:
-        return await self._runner.measure(lambda: folder_size(self.folder.path, most))
-
-    async def secrets(self) -> Sequence[str]:
-        return await self._runner.in_thread(self.folder.secrets)
-
-    async def collect(self) -> AttemptEnd | None:
-        state = self.read_state()
-        if state == "running":
-            return None
-        if state == "died":
-            return await self._lost()
-        if state == "forbidden":
-            return AttemptEnd(cause=Cause.DRAINED)  # Nothing ran: a previous owner ended it just before we started it.
-        if state == "missing":
-            return AttemptEnd(cause=Cause.LOST, error=Error(code="lost", message="the attempt's folder is gone"))
-        ended = self.folder.exit()
-        assert ended is not None
-        fell = ended.cause is ExitCause.SERVICE_ENDED
-        return to_end(ended, await self._runner.in_thread(self.folder.service) if fell else b"")
-
-    async def _lost(self) -> AttemptEnd | None:
-        """Kill the processes of a supervisor that died without an exit record; then the attempt is lost."""
-        started = await self._runner.in_thread(self.folder.started)
-        rebooted = started is not None and started.boot_id != self._runner._boot
-        if not rebooted:
-            uid = self._runner.users.uid_of(self.folder.path)
-            left = await self._runner.slowly(lambda: self.folder.kill_leftovers(self.identity.mark, uid))
-            if left:
-                return None
-        message = "the host was rebooted" if rebooted else "its supervisor was killed, so its end cannot be known"
-        return AttemptEnd(cause=Cause.LOST, error=Error(code="lost", message=message))
-
-    async def remove(self, *, had_other_owners: bool) -> None:
-        """Remove the folder. If a suspended worker might still start it, the start marker stays for a while."""
-        self.close()
-        users, uid = self._runner.users, self._runner.users.uid_of(self.folder.path)
-        over = [socket_folder(self.identity.mark)]
-        if had_other_owners:
-            await self._runner.slowly(self.folder.reduce_to_marker)
-        else:
-            over.append(self.folder.path)
-        await self._runner.removals.remove(*over)
-        if uid is not None:
-            await self._runner.in_thread(lambda: users.free(self.folder.path, uid))
-
-    def close(self) -> None:
-        if self._watch is not None:
-            self._watch.close()
-            self._watch = None
-
-
 def _make_workspace(folder: Path, staging: PipelineStaging, spec: SupervisorSpec) -> None:
     make_workspace(folder, staging, spec.uid, spec.gid)
     tree = folder / WORKSPACE / TREE
@@ -575,12 +383,6 @@ def _trouble(error: OSError, what: str) -> Exception:
     return EngineUnreachable(message) if error.errno in EXHAUSTED else CannotStart("start_failed", message)
 
 
-def _steps() -> Any:
-    yield from START_STEPS
-    while True:
-        yield 0.02
-
-
 def rlimits(limits: AttemptLimits, *, own_user: bool = False) -> Mapping[Limit, int]:
     """Return the limits that the kernel enforces for each process of an attempt.
 
@@ -606,27 +408,3 @@ def environment(request: StartRequest, work: str) -> Mapping[str, str]:
         "HOLDFAST_LEASE_TOKEN": str(request.token),
         "HOLDFAST_WORK_DIR": work,
     }
-
-
-def to_end(ended: ExitRecord, service: bytes = b"") -> AttemptEnd:
-    """Map a supervisor's exit record to an End. `service` is the last output of a service that ended by itself."""
-    match ended.cause:
-        case ExitCause.STOP_AFTER:
-            message = "the supervisor stopped the attempt: no heartbeat reached it within stop_after"
-            return AttemptEnd(cause=Cause.LOST, error=Error(code="lost", message=message))
-        case ExitCause.INTERRUPTED if ended.stopped_by == "signal":
-            message = "its supervisor was stopped by a signal from outside holdfast"
-            return AttemptEnd(cause=Cause.LOST, error=Error(code="lost", message=message))
-        case ExitCause.START_FAILED:
-            missing = "could not run it: " in ended.text and ended.text.rpartition(": ")[2] in MISSING
-            code = "command_missing" if missing else "start_failed"
-            return AttemptEnd(cause=Cause.START_FAILED, error=Error(code=code, message=ended.text))
-        case ExitCause.SERVICE_ENDED:
-            last = service.decode("utf-8", "replace").strip()[-LAST_WORDS:]
-            message = f"{ended.text}; it said: {last}" if last else ended.text
-            return AttemptEnd(cause=Cause.EXIT, error=Error(code="service_ended", message=message))
-        case ExitCause.FAILED:
-            code, _, message = ended.text.partition(": ")
-            return AttemptEnd(cause=Cause.EXIT, error=Error(code=code, message=message))
-    kept = (ended.stdout_length - ended.stdout_dropped, ended.stderr_length - ended.stderr_dropped)
-    return AttemptEnd(cause=Cause(ended.cause), exit_code=ended.code, signal=ended.signal, said=kept)

@@ -9,8 +9,8 @@ import os
 import shutil
 from pathlib import Path
 
-from holdfast.runner.artifacts import remove_tree
 from holdfast.runner.exits import ProcessExits
+from holdfast.runner.tree_removal import remove_tree
 
 
 class FolderRemover:

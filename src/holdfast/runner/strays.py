@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.runner.artifacts import remove_tree
+from holdfast.runner.tree_removal import remove_tree
 
 OPEN_FOLDERS = ("/tmp", "/var/tmp", "/run/lock", "/dev/shm", "/dev/mqueue")
 REMOVE = 0

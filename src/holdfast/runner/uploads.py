@@ -21,7 +21,8 @@ from typing import IO
 from holdfast.errors import Conflict, Invalid, NotFound, TooLarge
 from holdfast.model import new_id
 from holdfast.permissions import make_file, make_folder
-from holdfast.runner.artifacts import ArtifactLimits, ContractViolation, checked_name, remove_tree
+from holdfast.runner.collected_outputs import ArtifactLimits, ContractViolation, checked_name
+from holdfast.runner.tree_removal import remove_tree
 
 NAMED = frozenset({errno.EEXIST, errno.ENOTDIR, errno.EISDIR})
 STAGED = 10

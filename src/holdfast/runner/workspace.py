@@ -22,8 +22,8 @@ from typing import Protocol
 import msgspec
 
 from holdfast.permissions import make_passable
-from holdfast.runner.artifacts import remove_tree
 from holdfast.runner.ownership import give
+from holdfast.runner.tree_removal import remove_tree
 from holdfast.runner.wire import Service, WireTask
 
 WORKSPACE, TREE, INPUTS, PLAN = "space", "tree", "inputs", "plan"

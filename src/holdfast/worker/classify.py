@@ -11,8 +11,9 @@ import msgspec
 from holdfast.budgets import EXCEEDED
 from holdfast.model import Cause, Error, Lease, Outcome, Policy, Status
 from holdfast.retry import after_loss, requeued
-from holdfast.runner.artifacts import ContractViolation, parse_report
 from holdfast.runner.base import AttemptEnd
+from holdfast.runner.collected_outputs import ContractViolation
+from holdfast.runner.result_report import parse_report
 from holdfast.runner.secrets import NO_MASK, Mask
 
 TIMEOUT_CODE = 124

@@ -9,8 +9,8 @@ import msgspec
 
 from holdfast.errors import Invalid, SharedFolderAway
 from holdfast.model import Cause, Lease, NewEvent
-from holdfast.runner.artifacts import ArtifactLimits, CollectedOutputs, ContractViolation
 from holdfast.runner.base import AttemptEnd
+from holdfast.runner.collected_outputs import ArtifactLimits, CollectedOutputs, ContractViolation
 from holdfast.runner.secrets import Mask
 from holdfast.store.outcomes import encoded_result as check_result
 from holdfast.worker.classify import broken, reported

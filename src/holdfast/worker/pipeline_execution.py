@@ -20,10 +20,11 @@ from holdfast.pipeline.connectors.postgres import own_line
 from holdfast.pipeline.plan import PipelinePlan, TaskPlan
 from holdfast.pipeline.snapshots import SNAPSHOTS, SnapshotFolders, WorkspaceChanged
 from holdfast.pipeline_spec import NO_UPLOADS
-from holdfast.runner.artifacts import ArtifactLimits, ContractViolation, remove_tree
 from holdfast.runner.base import AttemptEnd, AttemptHandle, CannotStart, EngineUnreachable, Runner
+from holdfast.runner.collected_outputs import ArtifactLimits, ContractViolation
 from holdfast.runner.disk import SHARED
 from holdfast.runner.secrets import NO_MASK
+from holdfast.runner.tree_removal import remove_tree
 from holdfast.runner.wire import Command, fitting
 from holdfast.runner.workspace import TREE, give_like, replaced_by
 from holdfast.submission import check_spec

@@ -31,9 +31,11 @@ from holdfast.pipeline.copying import full_disk_named
 from holdfast.pipeline.outputs import ContentDiffers, copy_outputs, digest_of, files_in
 from holdfast.pipeline.plan import PipelinePlan
 from holdfast.pipeline.snapshots import SnapshotFolders
-from holdfast.runner.artifacts import ArtifactLimits, CollectedOutputs, ContractViolation, parse_report, remove_tree
 from holdfast.runner.base import AttemptEnd, AttemptHandle
+from holdfast.runner.collected_outputs import ArtifactLimits, CollectedOutputs, ContractViolation
+from holdfast.runner.result_report import parse_report
 from holdfast.runner.secrets import Mask
+from holdfast.runner.tree_removal import remove_tree
 from holdfast.store.outcomes import encoded_result as check_result
 from holdfast.worker.collect import CollectOutputs
 from holdfast.worker.pipeline_progress import PipelineProgress, tasks_in, tree_name

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from holdfast.pipeline.connectors.base import NotQuiet, command_of, path_variables
 from holdfast.pipeline.plan import TaskPlan
-from holdfast.runner.artifacts import remove_tree
 from holdfast.runner.base import CannotStart
+from holdfast.runner.tree_removal import remove_tree
 from holdfast.runner.wire import PATH, Service, WireTask
 from holdfast.runner.workspace import WorkspacePaths
 

@@ -20,15 +20,16 @@ import msgspec
 from holdfast import decoding
 from holdfast.limits import AttemptLimits
 from holdfast.model import Cause, Error
-from holdfast.runner.artifacts import CollectedOutputs, collect_tar, pour
+from holdfast.runner.attempt_end import to_end
 from holdfast.runner.attempt_folder import ExitRecord, StartRecord, UnreadableRecord, decode
 from holdfast.runner.base import AttemptEnd, AttemptState, EngineUnreachable, Identity, TooLate
+from holdfast.runner.collected_outputs import CollectedOutputs
 from holdfast.runner.docker.archive import Archive, only_file
 from holdfast.runner.docker.container_config import ATTEMPT, UNTOUCHED, VOLUME, WORK, WORKSPACE_LABEL, limits_from
 from holdfast.runner.docker.engine import ContainerInfo, EngineError, NoSuchObject, to_seconds
 from holdfast.runner.folder_size import folder_size
 from holdfast.runner.frames import HEADER, Frame, NotAFrame, Stream, fresh, from_copy, parse_frame
-from holdfast.runner.process import to_end
+from holdfast.runner.output_sources import collect_tar, pour
 from holdfast.runner.supervisor.protocol import ExitCause, ExitStatus
 from holdfast.runner.wire import Command, encode_command
 from holdfast.timing import backoff, jitter

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.permissions import PASSABLE, make_folder
-from holdfast.runner.artifacts import remove_tree
 from holdfast.runner.base import CannotStart, Identity
+from holdfast.runner.tree_removal import remove_tree
 from holdfast.runner.users import User
 from holdfast.runner.workspace import WORKSPACE, PipelineStaging, make_workspace
 
