@@ -1,9 +1,7 @@
-"""What an attempt leaves: files under `output/` and an optional `result.json`, taken only if they keep the contract.
+"""The artifacts of all attempts, in the shared folder: list, open, remove.
 
-Regular files and folders with plain relative names, within caps on bytes and entries, no way out of the folder. Links,
-FIFOs, sockets and devices are skipped, never followed, and named to the caller. What is taken is gathered under a
-temporary name and published by one rename, into a folder that carries attempt and token: only the one that the job's
-finish names is ever shown.
+The folder of an attempt is named by attempt and token. Only the one that is recorded with the end of the job is ever
+shown. How outputs are collected is in `collected_outputs.py` and `output_sources.py`.
 """
 
 import os
@@ -25,10 +23,7 @@ class Artifact(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArtifactStore:
-    """The outputs of all attempts, in the folder that all hosts share.
-
-    `check` is called before something is written: it raises if another folder, or none, is in its place.
-    """
+    """The artifacts of all attempts. `check` runs before the first write and raises if the shared folder is away."""
 
     def __init__(self, shared: Path, *, check: Callable[[], None] | None = None) -> None:
         self.root = shared / "artifacts"
@@ -41,11 +36,11 @@ class ArtifactStore:
         return CollectedOutputs(self.folder(job_id, attempt, token), limits, self._check)
 
     def list(self, job_id: str, attempt: int, token: int) -> Sequence[Artifact]:
-        """The files that one attempt left, by name."""
+        """Return the artifacts of one attempt, sorted by path."""
         return list(self._files(self.folder(job_id, attempt, token)))
 
     def open(self, job_id: str, attempt: int, token: int, path: str) -> IO[bytes]:
-        """Open one file for reading, looking again at every step of the way: no link is followed."""
+        """Open one artifact for reading. Every folder on the path is opened separately, and no link is followed."""
         try:
             parts = checked_name(path).split("/")
             fd = os.open(self.folder(job_id, attempt, token), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -69,7 +64,7 @@ class ArtifactStore:
         return names[:limit]
 
     def attempts(self, job_id: str) -> Sequence[str]:
-        """The names of a job's folders, also of those that were never published."""
+        """Return the names of a job's folders, including unpublished ones."""
         try:
             return sorted(os.listdir(self.root / job_id))
         except FileNotFoundError:

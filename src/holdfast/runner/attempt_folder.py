@@ -211,7 +211,7 @@ class AttemptFolder:
         mark = "started" if (self.path / "started").exists() else "exit"
         with contextlib.suppress(FileNotFoundError):
             found = [entry for entry in os.scandir(self.path) if entry.name not in (mark, "lock")]
-            # `spec` goes last: without it the folder counts as buried, and an interrupted call is repeated.
+            # `spec` goes last: without it the folder counts as reduced; an interrupted call is repeated.
             for entry in sorted(found, key=lambda entry: entry.name == "spec"):
                 if entry.is_dir(follow_symlinks=False):
                     remove_tree(Path(entry.path))

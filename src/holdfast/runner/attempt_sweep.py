@@ -22,14 +22,14 @@ def sweep_attempt(folder: AttemptFolder, mark: str, *, keep_marker_for: float, u
         token = started.token if started else 1
         folder.send(Command(token=max(token, 1) + (1 << 40), verb="stop", kind="cancel"))
         return False
-    buried = not (folder.path / "spec").exists()
+    only_marker = not (folder.path / "spec").exists()
     with contextlib.suppress(FileNotFoundError):
-        if buried and time.time() - folder.path.stat().st_mtime < keep_marker_for:
+        if only_marker and time.time() - folder.path.stat().st_mtime < keep_marker_for:
             return False
     if folder.started() and not folder.exit() and folder.kill_leftovers(mark, uid):
         return False
     remove_tree(socket_folder(mark))
-    if buried:
+    if only_marker:
         remove_tree(folder.path)
     else:
         folder.reduce_to_marker()

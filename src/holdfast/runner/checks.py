@@ -1,8 +1,8 @@
-"""Readiness checks: commands that run on the worker's host before a job starts, each under a supervisor of its own.
+"""Readiness checks: commands that run on the worker's host before a job starts, each under its own supervisor.
 
-A run of a check is an attempt's folder in small, beside those of the attempts: `JOB.ATTEMPT.check-RANDOM`. Its
-supervisor keeps the time limit and the cap on output, kills everything that the check started once it is over, and ends
-it by itself when the lease that it runs for is no longer renewed. What a dead worker leaves is swept with the attempt.
+Each run has a folder next to the attempt folders: `JOB.ATTEMPT.check-RANDOM`. Its supervisor enforces the time limit
+and the output cap, kills all processes that the check started, and stops the check if the lease is no longer renewed.
+The remains of a dead worker's checks are swept with the attempt.
 """
 
 import asyncio
@@ -26,19 +26,19 @@ from holdfast.runner.wire import PATH, Command, SupervisorSpec, WireTask, encode
 
 CHECK = "check-"
 KEPT_BYTES = 64 * 1024
-"""Output of one run that is kept and read."""
+"""Maximum output that is kept of one run."""
 MOST_FILE = 64 * 1024 * 1024
 MOST_PROCESSES = 256
 DRAIN_SECONDS = 0.2
 LOOK_SECONDS = 0.2
 KILL_SECONDS = 5.0
-"""How long to wait for the end of a run that was killed; what takes longer is left to the sweep."""
+"""How long to wait for the end of a killed run; after that it is left to the sweep."""
 OVER_TOKEN = 1 << 60
-"""Above every lease's token: a command with it needs no lease."""
+"""Higher than the token of any lease, so that a command with it is never refused."""
 
 
 class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of a check. `timeout` is in seconds; `user` is named by the job, else as for every attempt."""
+    """One run of a check. `timeout` is in seconds. `user` is the one that the job names; None: as for any attempt."""
 
     identity: Identity
     token: int
@@ -48,7 +48,7 @@ class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run ended: whether it succeeded, else why not, and what it said, at most KEPT_BYTES."""
+    """How a run ended: whether it succeeded, the reason if not, and up to KEPT_BYTES of its output."""
 
     ready: bool
     timed_out: bool = False
@@ -56,11 +56,11 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     stdout: bytes = b""
     stderr: bytes = b""
     cut: bool = False
-    """Whether it said more than was kept."""
+    """Whether some of its output was not kept."""
 
 
 class ReadinessChecks:
-    """Runs checks in the folder of one installation's attempts, each run as a user like an attempt's."""
+    """Runs checks in the attempts folder of one installation, as users that are assigned as for attempts."""
 
     def __init__(self, root: Path, users: AttemptUsers, children: ProcessExits, limits: AttemptLimits) -> None:
         self._root = root
@@ -71,9 +71,9 @@ class ReadinessChecks:
     async def run(
         self, request: CheckRequest, *, trusted_until: Callable[[], float], unwanted: Callable[[], bool]
     ) -> CheckResult:
-        """Run a check once. It never outlives `trusted_until`, a moment of CLOCK_BOOTTIME that moves while it runs.
+        """Run a check once. It is stopped at `trusted_until`, a time of CLOCK_BOOTTIME that moves while it runs.
 
-        CannotStart: its user cannot be used here.
+        Raise CannotStart if its user cannot be used here.
         """
         folder = AttemptFolder(
             self._root / f"{request.identity.job}.{request.identity.attempt}.{CHECK}{os.urandom(4).hex()}"
@@ -99,7 +99,7 @@ class ReadinessChecks:
         trusted_until: Callable[[], float],
         unwanted: Callable[[], bool],
     ) -> None:
-        """Wait for the end. Renew the deadline as long as the lease is renewed; kill it when nobody wants it."""
+        """Wait for the end. Extend the deadline while the lease is renewed; kill a check that is no longer needed."""
         while not status.done() and not unwanted():
             await asyncio.wait([status], timeout=LOOK_SECONDS)
             if (later := trusted_until()) > deadline:
@@ -127,12 +127,14 @@ class ReadinessChecks:
                 self._users.free(folder.path, runs_as.user.uid)
             raise
         if runs_as.own and self._users.uid_of(folder.path) is None:
-            raise EngineUnreachable("its uid was freed before it could start")  # We were suspended for very long.
+            raise EngineUnreachable(
+                "its uid was freed before it could start"
+            )  # This worker was suspended for very long.
         return folder.start()
 
 
 def identity_in(root: Path, name: str) -> Identity | None:
-    """The attempt that a check's folder belongs to, by its name; None for other folders."""
+    """Return the attempt that the folder of a check belongs to; None for other folders."""
     job, attempt, kind = (*name.split("."), "", "")[:3]
     if not job or not attempt.isdigit() or not kind.startswith(CHECK) or name.count(".") != 2:
         return None
@@ -140,7 +142,7 @@ def identity_in(root: Path, name: str) -> Identity | None:
 
 
 def sweep_checks(root: Path, identity: Identity, users: AttemptUsers) -> bool:
-    """Remove all checks of an attempt; say whether none is left."""
+    """Remove all checks of an attempt. Return whether none is left."""
     prefix = f"{identity.job}.{identity.attempt}.{CHECK}"
     with contextlib.suppress(FileNotFoundError):
         found = [name for name in os.listdir(root) if name.startswith(prefix)]
@@ -151,7 +153,7 @@ def sweep_checks(root: Path, identity: Identity, users: AttemptUsers) -> bool:
 def sweep_check(folder: AttemptFolder, users: AttemptUsers | None = None) -> bool:
     """Remove the remains of one run; kill it first if it is still running. Return whether it is gone.
 
-    With `users`, its uid is freed; else that is left to the sweep of uids.
+    With `users` its uid is freed; otherwise the sweep of uids frees it later.
     """
     if not folder.path.exists():
         return True
@@ -188,7 +190,7 @@ def _fill(path: Path, spec: SupervisorSpec) -> None:
 
 
 def _rlimits(limits: AttemptLimits, runs_as: RunsAs) -> Mapping[Limit, int]:
-    """What a check may use: no more than an attempt by default, and less where little is enough."""
+    """Return the limits of a check: at most those of an attempt, and lower where a check needs little."""
     found: dict[Limit, int] = {"core": 0, "fsize": min(MOST_FILE, limits.file_size or MOST_FILE)}
     if limits.memory is not None:
         found["data"] = limits.memory

@@ -21,19 +21,19 @@ MAX_NAME = 255
 MAX_PATH = 4096
 BLOCK = 1024 * 1024
 BAD_NAME = frozenset({errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ})
-"""What a name can be, so that we cannot write it."""
+"""Errors of a name that the filesystem cannot store."""
 NAMED = 100
-"""How many skipped entries are named; the others are counted."""
+"""How many skipped entries are listed by name; the others are only counted."""
 SHOWN = 200
-"""Characters of a name in a text."""
+"""Characters of a name in a message."""
 
 
 class ContractViolation(Exception):
-    """What the child left breaks the contract. The text names the file, relative to the work folder, and the rule."""
+    """An output breaks the contract. The message names the file, relative to the work folder, and the rule."""
 
 
 class SkippedEntry(msgspec.Struct, frozen=True):
-    """An entry of `output/` that was not taken."""
+    """An entry of `output/` that was not collected."""
 
     path: str
     reason: str
@@ -45,7 +45,7 @@ class ArtifactLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectedOutputs:
-    """Collects outputs under a temporary name; nothing is there until something was collected."""
+    """Collects outputs in a temporary folder, which is created with the first entry."""
 
     def __init__(self, target: Path, limits: ArtifactLimits, check: Callable[[], None] | None = None) -> None:
         self.target = target
@@ -65,7 +65,7 @@ class CollectedOutputs:
 
     @property
     def staging(self) -> Path:
-        """Where the files are until they are published."""
+        """The folder of the files until they are published."""
         return self._temporary
 
     @property
@@ -92,20 +92,20 @@ class CollectedOutputs:
                 target.write(block)
 
     def skip(self, name: str, reason: str) -> None:
-        """Leave an entry out. It counts like one that is taken."""
+        """Skip an entry. It counts towards the limit of entries."""
         self._skipped += 1
         self._check_entries()
         if len(self.skipped) < NAMED:
             self.skipped.append(SkippedEntry(below_output(name), reason))
 
     def holds(self, name: str) -> bool:
-        """Whether something was gathered under this name, or a file in the place of one of its folders."""
+        """Return whether this path was collected, or a file under the name of one of its folders."""
         path = self._temporary / name
         folders = [folder for folder in path.parents if folder.is_relative_to(self._temporary)]
         return os.path.lexists(path) or any(folder.is_file() for folder in folders)
 
     def drop(self, name: str) -> None:
-        """Forget a file that was gathered, and the folders that are empty without it."""
+        """Remove a collected file, and the folders that become empty."""
         path = self._temporary / name
         self._bytes -= path.stat().st_size
         self._entries -= 1
@@ -117,7 +117,7 @@ class CollectedOutputs:
                 folder.rmdir()
 
     def publish(self) -> None:
-        """Put all of it in place at once. What is there already was put there by ourselves, before a crash."""
+        """Move everything to its final folder with one rename. One that exists is ours, from before a crash."""
         if self.empty:
             return
         remove_tree(self.target)
@@ -140,7 +140,7 @@ class CollectedOutputs:
 
 
 def shown(text: str) -> str:
-    """Make a text that a child chose safe to show: no control characters, and not too long."""
+    """Make a text from a child safe to show: escape control characters and limit its length."""
     text = text[: SHOWN + 1]
     safe = text if text.isprintable() else "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
     return safe if len(safe) <= SHOWN else f"{safe[:SHOWN]}…"
@@ -152,7 +152,7 @@ def below_output(name: str) -> str:
 
 @contextlib.contextmanager
 def blame_child_for(numbers: frozenset[int], name: str) -> Iterator[None]:
-    """Map errors that the child caused, and that waiting does not fix, to Violation; all others are ours."""
+    """Map errors that the child caused, and that a retry cannot fix, to ContractViolation."""
     try:
         yield
     except OSError as error:
@@ -162,7 +162,7 @@ def blame_child_for(numbers: frozenset[int], name: str) -> Iterator[None]:
 
 
 def checked_name(name: str, below: str = "") -> str:
-    """Return a relative name that stays where it is put, or refuse it; `below` goes before the name in a refusal."""
+    """Return a relative path that stays inside its folder, or raise. `below` is put before it in the message."""
     parts = name.split("/")
     if (
         not 0 < len(name.encode("utf-8", "surrogateescape")) <= MAX_PATH

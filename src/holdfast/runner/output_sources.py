@@ -24,7 +24,7 @@ from holdfast.runner.collected_outputs import (
 from holdfast.runner.result_report import MAX_RESULT
 
 OUT_OF_REACH = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENOTDIR})
-"""What a child can do to what it leaves, so that we cannot read it."""
+"""Errors of an entry that the child made unreadable for us."""
 KINDS = {
     stat.S_IFLNK: "is a symbolic link",
     stat.S_IFIFO: "is a FIFO",
@@ -45,7 +45,7 @@ TAR_KINDS = {
 
 
 def collect_folder(work: Path, collected: CollectedOutputs) -> None:
-    """Take the outputs of a process from its work folder. Its processes are dead: nothing changes meanwhile."""
+    """Collect the outputs of a process from its work folder. Its processes are dead, so nothing changes meanwhile."""
     with contextlib.suppress(FileNotFoundError):
         collected.report = _read_report(work / "result.json")
     try:
@@ -85,19 +85,19 @@ def _take(folder: int, prefix: str, collected: CollectedOutputs, depth: int = 0)
 
 
 def _kind(mode: int) -> str:
-    """Say what an entry is that is not taken; a regular file is one that has a second name."""
+    """Describe an entry that is skipped. A regular file is skipped because it has a second name."""
     return KINDS.get(stat.S_IFMT(mode), "is not a regular file")
 
 
 def _kind_of(path: Path, error: OSError) -> str:
-    """Say what is there instead of what was to be opened."""
+    """Describe what was found instead of the expected file or folder."""
     mode = path.lstat().st_mode
     wrong = error.errno in (errno.ELOOP, errno.ENOTDIR) and not stat.S_ISREG(mode)
     return _kind(mode) if wrong else f"cannot be opened: {error.strerror}"
 
 
 def open_regular(name: str | Path, folder: int | None = None) -> IO[bytes]:
-    """Open a regular file that has one name only: another one might be somebody else's."""
+    """Open a regular file that has only one name: with a second name it may be another user's file."""
     fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     about = os.fstat(fd)
     if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1:
@@ -120,7 +120,7 @@ def _read_report(path: Path) -> bytes:
 
 
 async def pour(chunks: AsyncIterator[bytes], take: Callable[[IO[bytes]], None]) -> None:
-    """Hand a stream to something that reads it, in a thread of its own; nothing is read if nothing comes."""
+    """Pass a stream to a function that reads it in a thread. The function is not called for an empty stream."""
     first = await anext(chunks, b"")
     if not first:
         return
@@ -132,7 +132,7 @@ async def pour(chunks: AsyncIterator[bytes], take: Callable[[IO[bytes]], None]) 
             async for chunk in chunks:
                 await asyncio.to_thread(_write, sink, chunk)
     except BaseException:
-        # It broke off on its way to us: that is why it cannot be read to its end, and not for what is in it.
+        # The stream broke off. An error of the reader is only a consequence, so it is dropped.
         await asyncio.wait([taking])
         taking.exception()
         raise
@@ -151,7 +151,7 @@ def _write(sink: IO[bytes], chunk: bytes) -> None:
 
 
 def collect_tar(stream: IO[bytes], collected: CollectedOutputs) -> None:
-    """Take the outputs of a container from an archive of `result.json` or of `output`."""
+    """Collect the outputs of a container from a tar archive of `result.json` or of `output`."""
     try:
         with tarfile.open(fileobj=stream, mode="r|") as archive:
             for member in archive:

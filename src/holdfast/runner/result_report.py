@@ -16,7 +16,7 @@ class ReportedError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class ResultReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`result.json`: what the child says of its end, in words that are safe to show."""
+    """The content of `result.json`."""
 
     version: int
     status: Literal["succeeded", "failed"] = "succeeded"

@@ -1,7 +1,7 @@
-"""What an attempt without places of its own left on the host: files where everybody may write, System V objects.
+"""Removes what an attempt without a private view left on the host: files in world-writable folders, System V objects.
 
-Needed where the kernel does not let us make mount namespaces. Only the top of each place is looked at, and whole
-folders of the user's are removed: deeper down nobody else lets it write.
+Needed where the kernel does not allow mount namespaces. Only the top level of each folder is searched; below it, only
+the user's own folders are writable for the user, and those are removed whole.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ SYSTEM_V = Path("/proc/sysvipc")
 
 
 def remove_strays(uid: int) -> list[str]:
-    """Remove what belongs to a user that nothing runs as; return what could not be removed."""
+    """Remove what belongs to a user that has no processes. Return what could not be removed."""
     left = [entry for folder in OPEN_FOLDERS for entry in _remove_files(folder, uid)]
     for kind in ("shm", "msg", "sem"):
         left += _remove_objects(kind, uid)
@@ -46,7 +46,7 @@ def _remove(entry: "os.DirEntry[str]") -> bool:
 
 
 def _remove_objects(kind: str, uid: int) -> list[str]:
-    """Remove the shared memory, queues or semaphores that a user made or owns."""
+    """Remove the shared memory, queues or semaphores that a user created or owns."""
     libc = ctypes.CDLL(None, use_errno=True)
     remove: dict[str, Callable[[int], int]] = {
         "shm": lambda number: libc.shmctl(number, REMOVE, None),

@@ -12,10 +12,10 @@ MOST_ROUNDS = 1000
 
 
 def remove_tree(root: Path) -> None:
-    """Remove a folder with all that is in it, however deep; what cannot be removed stays, and is no error.
+    """Remove a folder tree of any depth. Entries that cannot be removed stay; that is not an error.
 
-    A child may have made folders deeper than a path can be long, or than Python may recurse: the deepest ones are moved
-    up before they are removed. A link or file in the place of the folder is removed itself.
+    Folders may be nested deeper than the limits of paths or of Python's recursion: the deepest ones are moved up before
+    they are removed. If the path is a link or a file, that is removed.
     """
     for _ in range(MOST_ROUNDS):
         with contextlib.suppress(RecursionError):
@@ -29,7 +29,7 @@ def remove_tree(root: Path) -> None:
 
 
 def _flatten(root: Path) -> bool:
-    """Move what is deep below a folder to its top; say whether there was anything."""
+    """Move deeply nested folders to the top of a tree. Return whether there were any."""
     moved = False
     try:
         fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -46,7 +46,7 @@ def _flatten(root: Path) -> bool:
 
 
 def _lift(root: int, name: str) -> bool:
-    """Go down along the first folders, and hang what is below them at the top."""
+    """Descend along the first folder of each level, and move what is below MAX_DEPTH to the top."""
     here = os.dup(root)
     try:
         for _ in range(MAX_DEPTH):

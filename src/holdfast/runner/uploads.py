@@ -1,7 +1,7 @@
 """Files that callers give to jobs, in the folder that all hosts share.
 
-    uploads/<tenant>/<upload>/…     what was uploaded and may be given to jobs, for a day
-    inputs/<job>/<upload>/…         what a job was given: links to the same files, for as long as the job is there
+    uploads/<tenant>/<upload>/…     uploaded files, which may be given to jobs for a day
+    inputs/<job>/<upload>/…         the files of a job: links to the same files, kept until the job is removed
 
 An upload never changes: it is received under another name and renamed when complete. The inputs of a job are named by
 their upload, so giving one is idempotent, also after a crash.
@@ -26,11 +26,11 @@ from holdfast.runner.tree_removal import remove_tree
 
 NAMED = frozenset({errno.EEXIST, errno.ENOTDIR, errno.EISDIR})
 STAGED = 10
-"""How many times the size of one upload a tenant may have staged."""
+"""A tenant may have this many times the maximum size of one upload waiting."""
 
 
 class IncomingUpload:
-    """One upload on its way in."""
+    """One upload that is being received."""
 
     def __init__(self, target: Path, limits: ArtifactLimits) -> None:
         self.id = target.name

@@ -1,7 +1,7 @@
-"""The two files that the supervisor reads: what to run (`spec`), and the commands that follow.
+"""Encodes the files that the supervisor reads: what to run (`spec`), and commands.
 
-Both are records of "key length\\nbytes\\n" after a title line with the version, closed by "end 0". Durations are
-seconds here and whole microseconds there.
+Both are records of "key length\\nbytes\\n" after a title line with the version, ended by "end 0". Durations are seconds
+here, and whole microseconds in the files.
 """
 
 import signal
@@ -29,14 +29,14 @@ from holdfast.runner.supervisor.protocol import (
 )
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""Where the commands of jobs are looked for."""
+"""The PATH of jobs."""
 
 SpecRecord = tuple[SpecKey | ProgramKey | TaskKey, str | int]
 CommandRecord = tuple[CommandKey, str | int]
 
 
 class WireTask(msgspec.Struct, frozen=True, kw_only=True):
-    """One command. Its environment and folder go before those of the spec."""
+    """One task. Its environment and folder override those of the spec."""
 
     name: str
     argv: tuple[str, ...]
@@ -46,7 +46,7 @@ class WireTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Service(msgspec.Struct, frozen=True, kw_only=True):
-    """What runs beside the tasks, started and stopped by command. `stop_signal` asks it to end."""
+    """A program that runs along with the tasks, started and stopped by command. `stop_signal` asks it to end."""
 
     name: str
     argv: tuple[str, ...]
@@ -56,12 +56,12 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SupervisorSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt: its tasks, run one after the other, and what holds for all of them.
+    """One attempt: its tasks, which run one after the other, and the settings that apply to all of them.
 
-    `start_by` and `stop_after` are moments of `clock`, in seconds: CLOCK_BOOTTIME on the same host, the wall clock of
-    the engine's host for a container. The environment is exactly `env`, the task's and the mark. With `hold` no task
-    begins, and the attempt does not end, without a command. `sole_user`: nothing else on the host runs as `uid`, so all
-    of it is killed before the end. `private`: the programs have /tmp, shared memory, queues and /proc of their own.
+    `start_by` and `stop_after` are times of `clock` in seconds: CLOCK_BOOTTIME on this host, the wall clock of the
+    engine's host for a container. The environment is exactly `env`, the task's own entries and the mark. With `hold`
+    the supervisor waits for a command before each task and before the end. `sole_user`: no other process has this uid,
+    so all processes of the uid are killed before the end. `private`: own /tmp, shared memory, queues and /proc.
     """
 
     token: int
@@ -104,7 +104,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode_spec(spec: SupervisorSpec) -> bytes:
-    """Return the spec file's bytes; raise Invalid for what the supervisor would refuse anyway."""
+    """Encode a spec. Raise Invalid for values that the supervisor would refuse."""
     if spec.uid is not None and spec.gid is None:
         raise Invalid("gid", "a user needs a group, or it keeps that of the worker")
     if not 0 < len(spec.tasks) <= MAX_TASKS:
@@ -117,7 +117,7 @@ def encode_command(command: Command) -> bytes:
 
 
 def fitting(text: str) -> str:
-    """Cut a text to what a supervisor takes, at the border of a character."""
+    """Cut a text to the maximum length that a supervisor accepts, between two characters."""
     return text.encode(errors="replace")[:MAX_WORD].decode(errors="ignore")
 
 
@@ -128,7 +128,7 @@ def micros(seconds: float) -> int:
 def _encode(title: str, records: Iterator[SpecRecord] | Iterator[CommandRecord]) -> bytes:
     parts = [f"{title} {VERSION}\n".encode()]
     for key, value in records:
-        # Paths and arguments may hold bytes that are not UTF-8; Python carries them as surrogates.
+        # Paths and arguments may contain bytes that are not UTF-8; Python represents them as surrogates.
         data = str(value).encode("utf-8", "surrogateescape")
         if b"\0" in data:
             raise Invalid(key, "cannot hold a zero byte")

@@ -178,7 +178,7 @@ class LogReader:
         size = 0
         if stream is Stream.STDERR and self._own_line is not None:
             lines = [self._own_line(self._task, line) for line in lines]
-        lines = [self._mask.blot(line) for line in lines]
+        lines = [self._mask.mask_bytes(line) for line in lines]
         if stream is Stream.STDERR:
             self._note_errors(lines)
         for line in lines:

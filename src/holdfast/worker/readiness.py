@@ -95,6 +95,6 @@ class _ReadinessChecks:
         for data in (end.stdout, end.stderr):
             # A secret that the cap cut in two cannot be recognised.
             whole = data[: max(0, len(data) - self._mask.longest)] if end.cut and self._mask else data
-            said.append(self._mask.blot(whole).decode("utf-8", "replace").strip())
+            said.append(self._mask.mask_bytes(whole).decode("utf-8", "replace").strip())
         text = one_line("\n".join(filter(None, said))[-TAIL:], TAIL)
         return f"{end.reason}: {text}" if text else end.reason

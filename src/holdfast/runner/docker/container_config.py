@@ -36,15 +36,15 @@ WORKSPACE_LABEL = "holdfast.workspace"
 LIMITS_LABEL = "holdfast.limits"
 UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 LOG = {"Type": "json-file", "Config": {"max-size": "8m", "max-file": "3"}}
-"""With a single file, what is written while it is rotated is lost. What was rotated away is in the volume."""
+"""With a single file, output that is written during a rotation is lost. The volume has all output."""
 UNTOUCHED = 1
-"""The time of a folder, in seconds, into which its job has put nothing."""
+"""Modification time of an output folder that the job has not written to."""
 STOP_SECONDS = 5
-"""Seconds that an engine which shuts down grants a supervisor beyond the job's own grace."""
+"""Seconds that an engine gives the supervisor at shutdown, in addition to the job's own grace."""
 
 
 class Clock(msgspec.Struct, frozen=True):
-    """A reading of the engine's wall clock, and our own CLOCK_BOOTTIME when we had it: its clock is at least there."""
+    """A reading of the engine's wall clock, and our CLOCK_BOOTTIME when it arrived, which is not earlier."""
 
     theirs: float
     ours: float
@@ -69,7 +69,7 @@ def identity_in(labels: Mapping[str, str]) -> Identity | None:
 
 
 def hash_of(request: StartRequest) -> str:
-    """Tell orders apart by what the caller asked for. Tokens and deadlines change with every owner, and stay out."""
+    """Hash what the caller asked for. Tokens and deadlines are left out, because they change with every owner."""
     whole = msgspec.json.encode(
         [request.spec, request.inputs, request.timeout, request.idle_timeout], order="deterministic"
     )
@@ -77,7 +77,7 @@ def hash_of(request: StartRequest) -> str:
 
 
 def to_bytes(size: str) -> int:
-    """Read an amount of memory such as 512m."""
+    """Parse an amount of memory such as 512m."""
     unit = UNITS.get(size[-1].lower(), 1)
     return int(size[:-1] if unit > 1 else size) * unit
 
@@ -100,7 +100,7 @@ def user_in(request: StartRequest) -> str:
 
 
 def to_user(name: str, passwd: bytes | None = None) -> User | None:
-    """Read `uid` or `uid:gid`, or look a name up in an image's list of users; None if it is not there."""
+    """Parse `uid` or `uid:gid`, or look up a name in an image's list of users; None if it is not there."""
     uid, _, gid = name.partition(":")
     if uid.isdecimal() and (gid or uid).isdecimal():
         return User(int(uid), int(gid or uid))
@@ -112,7 +112,7 @@ def to_user(name: str, passwd: bytes | None = None) -> User | None:
 
 
 def root_group(group: bytes) -> Sequence[str]:
-    """The members of root's group in an image's list of groups."""
+    """Return the members of root's group in an image's list of groups."""
     lines = [line.split(":") for line in group.decode("utf-8", "replace").splitlines()]
     members = [fields[3] for fields in lines if len(fields) > 3 and names_root(fields[2])]
     return [name.strip() for names in members for name in names.split(",")]
@@ -121,7 +121,7 @@ def root_group(group: bytes) -> Sequence[str]:
 def config_of(
     request: StartRequest, image: ImageInfo, limits: ContainerLimits, workspace: Path | None
 ) -> Mapping[str, Any]:
-    """The body of the call that creates a container. `space` is where a pipeline's workspace is on the host."""
+    """Return the body of the call that creates a container. `workspace` is the path of the workspace on the host."""
     asked = request.spec
     memory = to_bytes(asked.get("memory") or limits.memory)
     labels = labels_of(request.identity)
@@ -157,7 +157,7 @@ def config_of(
             "Init": False,
             "LogConfig": LOG,
             "Mounts": [
-                # Without a name it is removed together with its container, in one call.
+                # A volume without a name is removed together with its container.
                 {"Type": "volume", "Target": VOLUME, "VolumeOptions": {"NoCopy": True, "Labels": labels}},
                 *(
                     [{"Type": "bind", "Source": str(workspace), "Target": f"{ATTEMPT}/{WORKSPACE}"}]
@@ -170,7 +170,7 @@ def config_of(
 
 
 def tmpfs_for(user: User | None) -> str:
-    """The options of /tmp: the user's own, since the mode that the image gives it stays and may be for root alone."""
+    """Return the mount options of /tmp. The user owns it, because the image's mode is kept and may exclude others."""
     owner = f",uid={user.uid},gid={user.gid}" if user else ""
     return f"rw,nosuid,nodev,exec,mode=1777{owner}"
 
@@ -208,7 +208,7 @@ def programs_of(request: StartRequest, image: ImageInfo, user: User) -> Programs
 
 
 def argv_of(request: StartRequest, image: ImageInfo) -> tuple[str, ...]:
-    """As with `docker run`: the image's entrypoint, then the command, or the image's own if there is none."""
+    """Return the arguments as `docker run` does: the image's entrypoint, then the job's or image's command."""
     command: Sequence[str] = request.spec.get("command") or image.command
     argv = (*image.entrypoint, *command)
     if not argv:
@@ -234,7 +234,7 @@ def environment(request: StartRequest, image: ImageInfo) -> Mapping[str, str]:
 
 
 def files_of(request: StartRequest, spec: SupervisorSpec, user: User) -> bytes:
-    """What goes into the volume before the start. A folder inside of it, as the engine skips an archive's own `.`."""
+    """Build the content of the volume. It is a folder inside it: the engine ignores an archive's `.`."""
     archive = Archive(user.uid, user.gid)
     archive.file("supervisor", program(), 0o755, roots=True)
     archive.folder("attempt", 0o755)

@@ -1,4 +1,4 @@
-"""The workspaces of pipelines on this host, which are mounted into their containers."""
+"""Workspaces of pipelines in containers: folders on this host that are mounted into the containers."""
 
 import asyncio
 import os
