@@ -19,8 +19,8 @@ from holdfast.runner.process import ProcessRunner
 from holdfast.runner.state_folder import WorkerLocks
 from holdfast.store import gates, lanes, queries
 from holdfast.store.events import Events
-from holdfast.worker import executor
-from holdfast.worker.executor import AttemptExecution
+from holdfast.worker import attempt_start, executor
+from holdfast.worker.attempt_start import AttemptStarter
 from holdfast.worker.held_leases import HeldLease
 from torture.breaks_answers import ANSWERS
 from torture.breaks_pipelines import PIPELINES
@@ -96,15 +96,15 @@ def lane_read_before_its_lock() -> None:
 
 def adoption_that_restarts() -> None:
     """What is found running is not looked at: the attempt is started again."""
-    find = AttemptExecution._find
+    find = AttemptStarter._find
 
-    async def restart(self: AttemptExecution) -> Any:
+    async def restart(self: AttemptStarter) -> Any:
         if isinstance(self._runner, ProcessRunner):
             _put_aside(self._runner, self._identity)
             return None
         return await find(self)
 
-    AttemptExecution._find = restart  # type: ignore[method-assign]
+    AttemptStarter._find = restart  # type: ignore[method-assign]
 
 
 def start_that_is_not_exclusive() -> None:
@@ -122,7 +122,8 @@ def start_that_is_not_exclusive() -> None:
     ProcessRunner._spec = lambda self, folder, request, runs_as: msgspec.structs.replace(  # type: ignore[method-assign]
         spec(self, folder, request, runs_as), start_by=FOREVER
     )
-    vars(executor)["until_trusted"] = trusts
+    for module in (attempt_start, executor):
+        vars(module)["until_trusted"] = trusts
 
 
 def _put_aside(runner: ProcessRunner, identity: Any) -> None:

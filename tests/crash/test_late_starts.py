@@ -18,7 +18,7 @@ from holdfast.runner.attempt_folder import AttemptFolder
 from holdfast.runner.base import AttemptHandle, Identity, StartRequest, TooLate
 from holdfast.runner.process import ProcessRunner
 from holdfast.runner.state_folder import StateFolder
-from holdfast.worker import executor
+from holdfast.worker import attempt_start
 from holdfast.worker.held_leases import boottime
 from tests.support.crashing_worker import Hook
 from tests.support.in_process_workers import InProcessWorkers
@@ -155,7 +155,7 @@ async def test_what_was_late_starts_in_the_same_attempt(
 
 async def test_what_never_starts_in_time_ends(workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
     """Proves R22: on a machine that has too much to do for long, a job says so, and its policy decides."""
-    monkeypatch.setattr(executor, "LATE_SECONDS", 0.01)
+    monkeypatch.setattr(attempt_start, "LATE_SECONDS", 0.01)
     Late(monkeypatch, float("inf"))
     job = await workers.sh("true")
     async with workers.worker():

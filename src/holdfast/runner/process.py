@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from holdfast.errors import Invalid
-from holdfast.limits import AttemptLimits, LimitSettings
+from holdfast.limits import LimitSettings
 from holdfast.permissions import make_file, make_folder, make_passable_for
 from holdfast.runner.attempt_folder import AttemptFolder, write_new
 from holdfast.runner.attempt_sweep import sweep_attempt
@@ -40,8 +40,8 @@ from holdfast.runner.exits import ProcessExits
 from holdfast.runner.ownership import give, give_if_there
 from holdfast.runner.process_handle import ProcessHandle, start_steps
 from holdfast.runner.removal import FolderRemover
+from holdfast.runner.spec_limits import LEAST_OUTPUT, OUTPUT_FACTOR, rlimits
 from holdfast.runner.state_folder import StateFolder
-from holdfast.runner.supervisor.protocol import Limit
 from holdfast.runner.tree_removal import remove_tree
 from holdfast.runner.uids import CLAIM_SECONDS, UidPool, UidsExhausted
 from holdfast.runner.users import User
@@ -60,9 +60,6 @@ from holdfast.runner.workspace import (
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-OUTPUT_FACTOR = 16
-LEAST_OUTPUT = 64 * 1024 * 1024
-"""Output is kept on disk up to OUTPUT_FACTOR times the log's cap: above the cap only event lines matter."""
 EXHAUSTED = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.EIO, errno.EROFS}
 )
@@ -381,18 +378,6 @@ def _trouble(error: OSError, what: str) -> Exception:
     """Map an OSError: an exhausted host is not the job's fault, so the job waits or runs on another host."""
     message = f"{what}: {error.strerror}"
     return EngineUnreachable(message) if error.errno in EXHAUSTED else CannotStart("start_failed", message)
-
-
-def rlimits(limits: AttemptLimits, *, own_user: bool = False) -> Mapping[Limit, int]:
-    """Return the limits that the kernel enforces for each process of an attempt.
-
-    `data` and not `as`: programs map far more than they use. The kernel counts processes per user, so `nproc` is set
-    only if the attempt has a user of its own.
-    """
-    wanted: dict[Limit, int | None] = {"data": limits.memory, "fsize": limits.file_size}
-    if own_user:
-        wanted["nproc"] = limits.pids
-    return {name: value for name, value in wanted.items() if value is not None}
 
 
 def environment(request: StartRequest, work: str) -> Mapping[str, str]:

@@ -9,7 +9,7 @@ import random
 import msgspec
 
 from holdfast.budgets import EXCEEDED
-from holdfast.model import Cause, Error, Lease, Outcome, Policy, Status
+from holdfast.model import Cause, Error, Lease, Outcome, Policy, Status, StopKind, StopRequest
 from holdfast.retry import after_loss, requeued
 from holdfast.runner.base import AttemptEnd
 from holdfast.runner.collected_outputs import ContractViolation
@@ -72,6 +72,18 @@ def classify(end: AttemptEnd, lease: Lease, source: random.Random | None = None)
         case Cause.EXIT if end.exit_code is None and end.signal is None and end.error is None:
             return Outcome(status=Status.SUCCEEDED, result=end.result)
     return _again_or(_failed(end), "failed", lease, source)
+
+
+def stop_cause(stop: StopRequest) -> Cause:
+    """Return the cause of an end by this stop request."""
+    return Cause.INTERRUPTED if stop.kind is StopKind.INTERRUPT else Cause.CANCELLED
+
+
+def unless_stopped(stop: StopRequest | None, end: AttemptEnd) -> AttemptEnd:
+    """Let a stop request decide the end of an attempt that it stopped, or that was already dead."""
+    if stop is None or end.cause not in (Cause.CANCELLED, Cause.INTERRUPTED, Cause.LOST):
+        return end
+    return AttemptEnd(cause=stop_cause(stop), exit_code=end.exit_code, signal=end.signal)
 
 
 def _failed(end: AttemptEnd) -> Outcome:

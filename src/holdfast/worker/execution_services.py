@@ -20,6 +20,10 @@ def _no_step(name: str, lease: Lease) -> None:
     """Do nothing at a step; tests pass a function that stops or kills the worker there."""
 
 
+class HandOverRequested(Exception):
+    """This worker drains. The attempt keeps running, and the next worker adopts it."""
+
+
 class ExecutionServices:
     def __init__(
         self,

@@ -18,7 +18,7 @@ from holdfast.runner.base import AttemptEnd, CannotStart
 from holdfast.runner.function import Cancelled, CancelToken, Context, Function
 from holdfast.runner.secrets import NO_MASK, Mask, find_secrets
 from holdfast.worker.batch_writer import with_retries
-from holdfast.worker.classify import classify
+from holdfast.worker.classify import classify, stop_cause
 from holdfast.worker.event_writer import EventWriter
 from holdfast.worker.held_leases import HeldLease
 from holdfast.worker.readiness import NotReady, make_ready
@@ -180,7 +180,7 @@ class FunctionCall:
         if reason is None:
             return None
         if self.held.stop is not None:
-            return AttemptEnd(cause=Cause.INTERRUPTED if self.held.stop.kind is StopKind.INTERRUPT else Cause.CANCELLED)
+            return AttemptEnd(cause=stop_cause(self.held.stop))
         if reason == "budget":
             over = self._event_writer.over_budget(self._policy.budget) if self._event_writer else None
             return AttemptEnd(cause=Cause.CANCELLED, error=Error(code=EXCEEDED, message=over or "over its budget"))

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from holdfast.errors import HoldfastError
-from holdfast.model import Cause, Outcome, Status, StopKind
+from holdfast.model import Cause, Outcome, Status
 from holdfast.runner.base import AttemptEnd
 from holdfast.runner.function import Function, FunctionRegistry
-from holdfast.worker.classify import classify
+from holdfast.worker.classify import classify, stop_cause
 from holdfast.worker.execution_services import ExecutionServices
 from holdfast.worker.function_call import DRAIN, FunctionCall
 from holdfast.worker.held_leases import HeldLease
@@ -59,10 +59,7 @@ class FunctionExecutor:
     def settle_orphan(self, held: HeldLease) -> None:
         """Finish an orphaned function job: the function died with its worker."""
         stop = held.lease.adoption.stop_request
-        if stop is None:
-            end = AttemptEnd(cause=Cause.LOST)
-        else:
-            end = AttemptEnd(cause=Cause.INTERRUPTED if stop.kind is StopKind.INTERRUPT else Cause.CANCELLED)
+        end = AttemptEnd(cause=Cause.LOST if stop is None else stop_cause(stop))
         self.finish(held, classify(end, held.lease))
 
     def find(self, name: str) -> Function | None:

@@ -48,6 +48,11 @@ class HeldLease:
     def trusted(self) -> bool:
         return not self.lost and boottime() < self.trusted_until
 
+    def check(self) -> None:
+        """Raise LeaseLost if the lease is lost."""
+        if self.lost:
+            raise LeaseLost
+
     def lose(self) -> None:
         """Mark the lease as lost: its execution stops and writes nothing more."""
         self.lost = True

@@ -20,7 +20,7 @@ from holdfast.runner import supervisor
 from holdfast.runner.base import CannotStart, ContainerLimits, Identity, StartRequest
 from holdfast.runner.docker.archive import Archive
 from holdfast.runner.docker.engine import ImageInfo
-from holdfast.runner.process import rlimits
+from holdfast.runner.spec_limits import rlimits
 from holdfast.runner.users import User
 from holdfast.runner.wire import PATH, SupervisorSpec, WireTask, encode_spec
 from holdfast.runner.workspace import INPUTS, TREE, WORKSPACE, Programs, WorkspacePaths

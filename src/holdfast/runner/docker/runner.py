@@ -31,7 +31,7 @@ from holdfast.runner.docker.container_config import Clock
 from holdfast.runner.docker.docker_workspace import DockerWorkspaces
 from holdfast.runner.docker.engine import ContainerInfo, Engine, EngineError, EngineInfo, ImageInfo, NoSuchObject
 from holdfast.runner.docker.start_slots import StartSlot, StartSlots
-from holdfast.runner.process import LEAST_OUTPUT, OUTPUT_FACTOR
+from holdfast.runner.spec_limits import LEAST_OUTPUT, OUTPUT_FACTOR
 from holdfast.runner.users import User, refuse_root
 from holdfast.runner.wire import Command
 from holdfast.timing import jitter
