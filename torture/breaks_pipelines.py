@@ -74,8 +74,8 @@ def earlier_outputs_win() -> None:
                 self.drop(name)
         return holds(self, name)
 
-    holds = CollectedOutputs.holds
-    CollectedOutputs.holds = never  # type: ignore[method-assign]
+    holds = CollectedOutputs.has
+    CollectedOutputs.has = never  # type: ignore[method-assign]
 
 
 KNOWN_AGAIN = ["known_results_are_not_built_again", "one_builder_per_snapshot"]

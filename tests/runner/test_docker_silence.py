@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.model import Status
 from holdfast.runner.base import ConfirmLease, EngineUnreachable, StartRequest
-from holdfast.runner.docker import container, engine
+from holdfast.runner.docker import container, container_log, engine
 from holdfast.runner.docker import runner as docker_runner
 from holdfast.runner.docker.container import ContainerHandle
 from holdfast.runner.docker.engine import Engine, EngineError, EngineInfo
@@ -35,7 +35,7 @@ async def test_connections_that_fell_silent_do_not_hide_the_end(
 ) -> None:
     """Proves R5, R10. What lies between us and a far engine drops quiet connections without a word."""
     monkeypatch.setattr(container, "WAIT_SECONDS", 1.0)
-    monkeypatch.setattr(container, "STALL_SECONDS", 1.0)
+    monkeypatch.setattr(container_log, "STALL_SECONDS", 1.0)
     monkeypatch.setattr(engine, "QUICK", aiohttp.ClientTimeout(total=1.0))
     async with Proxy(docker.socket).run() as proxy:
         workers.set(docker_host=f"tcp://127.0.0.1:{proxy.port}")

@@ -57,10 +57,10 @@ async def test_another_worker_waits_until_the_turn_ends(tmp_path: Path) -> None:
     first, second = await one.take(), await one.take()
     async with waiting(other) as third:
         assert not third.done()
-        first.end()
-        first.end()
-        (await third).end()
-    second.end()
+        first.release()
+        first.release()
+        (await third).release()
+    second.release()
     async with waiting(one), waiting(other) as last:
         assert last.done()
 
@@ -71,7 +71,7 @@ async def test_the_turn_of_a_worker_that_is_killed_is_over(tmp_path: Path) -> No
             assert not turn.done()
             process.kill()
             async with asyncio.timeout(30):
-                (await turn).end()
+                (await turn).release()
 
 
 async def test_a_worker_that_is_stopped_keeps_nobody_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,9 +86,9 @@ async def test_a_worker_that_is_stopped_keeps_nobody_for_long(tmp_path: Path, mo
         process.wait()
         async with waiting(StartSlots(tmp_path, "engine", 1)) as second:
             assert not second.done()  # What was taken from the stopped one is as good as any.
-            first.end()
+            first.release()
             async with asyncio.timeout(30):
-                (await second).end()
+                (await second).release()
 
 
 async def test_without_files_the_turns_of_one_worker_are_kept(tmp_path: Path) -> None:
@@ -97,9 +97,9 @@ async def test_without_files_the_turns_of_one_worker_are_kept(tmp_path: Path) ->
     turn = await mine.take()
     async with waiting(mine) as next_:
         assert not next_.done()
-        turn.end()
+        turn.release()
         async with asyncio.timeout(30):
-            (await next_).end()
+            (await next_).release()
 
 
 async def test_who_gives_up_waiting_takes_no_turn_along(tmp_path: Path) -> None:
@@ -108,13 +108,13 @@ async def test_who_gives_up_waiting_takes_no_turn_along(tmp_path: Path) -> None:
     async with waiting(mine) as first:
         first.cancel()
         await asyncio.wait([first])
-        turn.end()
+        turn.release()
         async with asyncio.timeout(30):
-            (await mine.take()).end()
+            (await mine.take()).release()
 
 
 async def test_engines_do_not_wait_for_each_other(tmp_path: Path) -> None:
     turn = await StartSlots(tmp_path, "one", 1).take()
     async with asyncio.timeout(30):
-        (await StartSlots(tmp_path, "another", 1).take()).end()
-    turn.end()
+        (await StartSlots(tmp_path, "another", 1).take()).release()
+    turn.release()

@@ -329,7 +329,7 @@ async def test_words_to_the_supervisor_may_be_said_again_and_again(
 ) -> None:
     """Proves P2, P12. A worker that stood still, or its database, between a word and its answer says the word again."""
     workers = pipelines.workers
-    monkeypatch.setattr(pipeline_execution, "SAY_AGAIN", 0.0)
+    monkeypatch.setattr(pipeline_execution, "RESEND_SECONDS", 0.0)
     async with workers.worker():
         first = await workers.ended(await pipelines.submit(adds("one"), adds("two")), Status.SUCCEEDED)
         base = (await pipelines.tasks(first))[-1].snapshot

@@ -78,8 +78,8 @@ def copy_folder(source: Path, target: Path, *, to_disk: bool = False) -> Strateg
 def _copy_entries(source: Path, target: Path, *, to_disk: bool) -> None:
     """Copy the content of a folder, big files in parallel to the rest.
 
-    A big file has a temporary name until `cp` has finished its folder. Until then an empty file with the same time is
-    in its place, which `cp --update` skips as up to date. The rename changes the folder's times, so they are set again.
+    A big file has a temporary name until `cp` has finished its folder. Until then an empty file with the same time has
+    its name, which `cp --update` skips as up to date. The rename changes the folder's times, so they are set again.
     """
     big = [(source / path, target / path, f".{secrets.token_hex(16)}") for path in _big_files(source)]
     for file, copy, _ in big:

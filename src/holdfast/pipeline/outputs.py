@@ -31,7 +31,7 @@ def digest_of(path: Path) -> str:
 def copy_outputs(folder: Path, outputs: Outputs, collected: CollectedOutputs) -> None:
     """Collect the stored files of a manifest, except those whose names are already collected."""
     for file in outputs.files:
-        if collected.holds(file.path):
+        if collected.has(file.path):
             continue
         with (folder / file.path).open("rb") as source:
             checked = _Checked(source)

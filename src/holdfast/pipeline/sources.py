@@ -203,16 +203,16 @@ def _whole_line(text: str) -> str:
     return text if not text or text.endswith("\n") else text + "\n"
 
 
-def _after(text: str, mark: str, at: int) -> int:
-    found = text.find(mark, at)
-    return len(text) if found < 0 else found + len(mark)
+def _after(text: str, delimiter: str, at: int) -> int:
+    found = text.find(delimiter, at)
+    return len(text) if found < 0 else found + len(delimiter)
 
 
 def _comment_end(text: str, at: int) -> int:
     """Return where a comment ends; comments nest."""
     depth = 1
-    for mark in _COMMENT.finditer(text, at):
-        depth += 1 if mark[0] == "/*" else -1
+    for token in _COMMENT.finditer(text, at):
+        depth += 1 if token[0] == "/*" else -1
         if depth == 0:
-            return mark.end()
+            return token.end()
     return len(text)

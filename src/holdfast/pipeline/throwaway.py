@@ -104,7 +104,7 @@ def serving(tree: Path, socket: Path, log: Path) -> Iterator[None]:
             group=owner.st_gid if as_root else None,
             extra_groups=[] if as_root else None,
             start_new_session=True,
-            preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, and no thread of ours holds a lock
+            preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, and none of our threads has a lock
         )
     try:
         while not PostgresConnector().ready(tree):

@@ -208,9 +208,9 @@ class AttemptFolder:
         """Remove everything except the start marker, so that a late supervisor does not start the attempt again."""
         if not (self.path / "started").exists() and not (self.path / "exit").exists():
             self.forbid()
-        mark = "started" if (self.path / "started").exists() else "exit"
+        marker = "started" if (self.path / "started").exists() else "exit"
         with contextlib.suppress(FileNotFoundError):
-            found = [entry for entry in os.scandir(self.path) if entry.name not in (mark, "lock")]
+            found = [entry for entry in os.scandir(self.path) if entry.name not in (marker, "lock")]
             # `spec` goes last: without it the folder counts as reduced; an interrupted call is repeated.
             for entry in sorted(found, key=lambda entry: entry.name == "spec"):
                 if entry.is_dir(follow_symlinks=False):

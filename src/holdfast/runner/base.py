@@ -1,4 +1,6 @@
-"""The interface of all runners: start, find, forbid and sweep attempts. Nothing here knows queues, leases or SQL.
+"""The interface of all runners: `Runner` starts, finds and sweeps attempts, `AttemptHandle` is one of them.
+
+Nothing here knows queues, leases or SQL.
 
 An attempt has an identity that never changes: installation, job, attempt. By it a runner finds attempts that another
 worker started; the token of the lease is not part of it.
@@ -20,6 +22,8 @@ from holdfast.runner.workspace import PipelineStaging
 
 
 class Identity(msgspec.Struct, frozen=True):
+    """Names an attempt. `mark` is its text form, which every process of the attempt has in its environment."""
+
     installation: str
     job: str
     attempt: int
@@ -75,7 +79,7 @@ class ContainerLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CannotStart(Exception):
-    """The order cannot be carried out; nothing runs. `code` tells whether another attempt would fail too."""
+    """The attempt cannot be started; nothing runs. `code` tells whether another attempt would fail too."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)

@@ -98,7 +98,7 @@ class CollectedOutputs:
         if len(self.skipped) < NAMED:
             self.skipped.append(SkippedEntry(below_output(name), reason))
 
-    def holds(self, name: str) -> bool:
+    def has(self, name: str) -> bool:
         """Return whether this path was collected, or a file under the name of one of its folders."""
         path = self._temporary / name
         folders = [folder for folder in path.parents if folder.is_relative_to(self._temporary)]

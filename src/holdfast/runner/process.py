@@ -187,7 +187,7 @@ class ProcessRunner:
         return _spawn(folder)
 
     def _stage(self, folder: AttemptFolder, request: StartRequest) -> None:
-        """Make the attempt's folder; if it exists, write this order's spec into it."""
+        """Make the attempt's folder; if it exists, write the spec of this request into it."""
         try:
             if folder.path.exists() or not self._make(folder, request):
                 self._restage(folder, request)

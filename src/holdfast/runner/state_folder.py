@@ -68,9 +68,9 @@ class StateFolder:
 
 
 class WorkerLock:
-    """A lock file that this process holds."""
+    """The lock file of this worker. With `keep_file` it stays after a clean exit."""
 
-    leaves_something = False
+    keep_file = False
 
 
 class WorkerLocks:
@@ -80,17 +80,17 @@ class WorkerLocks:
         self._folder = folder
 
     @contextlib.contextmanager
-    def hold(self, worker: str) -> Iterator["WorkerLock"]:
-        """Hold a worker's lock file while it lives. The kernel releases the lock when the worker dies.
+    def acquire(self, worker: str) -> Iterator["WorkerLock"]:
+        """Lock a worker's file while it lives. The kernel releases the lock when the worker dies.
 
         A clean exit removes the file. If leases are left, the file stays, so that another worker hands them over.
         """
         path = self._file(worker)
         fd = _locked(path)
-        held = WorkerLock()
+        lock = WorkerLock()
         try:
-            yield held
-            if not held.leaves_something:
+            yield lock
+            if not lock.keep_file:
                 path.unlink(missing_ok=True)
         finally:
             os.close(fd)
@@ -175,7 +175,7 @@ def _note_boot(path: Path, boot: str) -> list[str]:
 
 
 def _filesystem(path: Path) -> str:
-    """Return the type of the filesystem that holds a folder."""
+    """Return the type of the filesystem of a folder."""
     device = path.stat().st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     for line in Path("/proc/self/mountinfo").read_text().splitlines():

@@ -38,7 +38,7 @@ LOCK = "lock"
 TRIES = 32
 """Uids that are tried one after the other; if all are taken, the folder is listed to find a free one."""
 LOCK_SECONDS = 1.0
-"""How long to wait for a lock that is usually held for microseconds."""
+"""How long to wait for a lock that others usually have for microseconds."""
 CLAIM_SECONDS = 600.0
 """A claim without a folder is freed after this time. `start_by` makes sure that a start is over by then."""
 

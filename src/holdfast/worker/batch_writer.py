@@ -104,7 +104,7 @@ def finishes(store: Store) -> BatchWriter[Finish, Status | None]:
 
 
 def starts(store: Store) -> BatchWriter[Lease, bool]:
-    """Batch the writes of phase `started`. The answer tells whether the lease was still ours."""
+    """Batch the writes of phase `started`. The answer is whether the lease was still ours."""
 
     async def write(leases: Sequence[Lease]) -> Sequence[bool]:
         mine = await store.leases.start(leases)

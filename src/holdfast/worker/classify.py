@@ -1,7 +1,7 @@
 """Maps the end of an attempt to the outcome of its job: one pure function, no I/O.
 
 If we sent a signal before the exit, its reason is the cause; if the exit came first, the exit decides. The runner
-reports which (`End.cause`); here the job's rules for retries, losses and budget turn it into an outcome.
+reports which (`AttemptEnd.cause`); here the job's rules for retries, losses and budget turn it into an outcome.
 """
 
 import random

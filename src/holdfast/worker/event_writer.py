@@ -85,7 +85,7 @@ class EventWriter:
             self._deltas[name] = self._deltas.get(name, 0) + value
 
     def full(self, event: NewEvent) -> bool:
-        """Tell whether the buffer has no room for this event; the first time, add a note to the log."""
+        """Return whether the buffer has no room for this event; the first time, add a note to the log."""
         self._waiting_bytes += len(msgspec.json.encode(event.data))
         if self._waiting_bytes <= MOST_WAITING:
             return False
@@ -99,7 +99,7 @@ class EventWriter:
         return True
 
     def cut(self, size: int, cap: int) -> bool:
-        """Tell whether `size` more bytes of log exceed the cap; the first time, add a note to the log."""
+        """Return whether `size` more bytes of log exceed the cap; the first time, add a note to the log."""
         if self.logged + self._log_bytes + size <= cap:
             return False
         if not self._cut:
@@ -143,8 +143,8 @@ class EventWriter:
                 "job %s: dropping %d events that the database rejected: %s", self._lease.id, len(part.events), error
             )
             text = f"[holdfast: {len(part.events)} events could not be kept]"
-            mark = NewEvent(type="log", data={"stream": "stdout", "lines": [text]})
-            kept = [mark, *(event for event in part.events if event.type == "usage")]
+            note = NewEvent(type="log", data={"stream": "stdout", "lines": [text]})
+            kept = [note, *(event for event in part.events if event.type == "usage")]
             rest = EventBatch(kept, deltas=part.deltas, log_bytes=part.log_bytes)
             appended = await self._land(rest, offsets)
         if appended.answer == "lost":

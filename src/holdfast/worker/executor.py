@@ -364,12 +364,12 @@ class AttemptExecution:
         error = Error(code=OUTPUTS_NOT_STORED, message=message)
         return msgspec.structs.replace(end, error=error, result=None)
 
-    async def _explained(self, end: AttemptEnd, heard: LastError) -> AttemptEnd:
+    async def _explained(self, end: AttemptEnd, stderr: LastError) -> AttemptEnd:
         """Add the task that failed, and the last line on stderr, which a previous owner may have shipped."""
         if end.error is not None or end.cause not in ITS_OWN or (end.cause is Cause.EXIT and end.exit_code == 0):
             return end
         task = None if self._pipeline is None else self._pipeline.progress.failed
-        last = heard.line(task)
+        last = stderr.line(task)
         if last is None and self._lease.adopted:
             shipped = LastError()
             shipped.add_events(await recent_events(self._services.store, self._lease))

@@ -131,16 +131,16 @@ class Heartbeat:
         for listener in self._held_leases.renewed([held for held, _ in yours], requested):
             # In another thread: the callbacks write files, and a disk may be slow or full.
             asyncio.get_running_loop().run_in_executor(None, listener, requested)
-        heard = HeartbeatResult(
+        result = HeartbeatResult(
             lost=tuple(held_leases[beat.id] for beat in pulse.jobs if beat.answer == "lost"),
             stops=tuple((held, beat) for held, beat in yours if beat.stop_request is not None),
             unknown=self._unknown(pulse, claiming),
             registered=pulse.registered,
             draining=pulse.draining,
         )
-        if heard.lost or heard.stops or heard.unknown or heard.draining or not heard.registered:
+        if result.lost or result.stops or result.unknown or result.draining or not result.registered:
             with contextlib.suppress(RuntimeError):
-                self._main.call_soon_threadsafe(self._on_result, heard)
+                self._main.call_soon_threadsafe(self._on_result, result)
         return True
 
     def _unknown(self, pulse: Pulse, claiming: bool) -> tuple[Beat, ...]:

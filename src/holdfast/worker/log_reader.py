@@ -115,7 +115,7 @@ class LogReader:
         self._events_capped = False
 
     async def ship(self) -> bool:
-        """Ship a bounded part of the available output; `more` tells whether there is more. False: the lease is lost."""
+        """Ship a bounded part of the available output; `more` is true if there is more. False: the lease is lost."""
         if not self._short_of_room():
             self._since_short = 0
             self._note_left_out()
@@ -204,7 +204,7 @@ class LogReader:
         self._put_log(stream, plain, size)
 
     def _leaves_out(self, stream: Stream, size: int) -> bool:
-        """Tell whether to drop a line: below the reserve of the database's disk, only a small amount is kept."""
+        """Return whether to drop a line: below the reserve of the database's disk, only a small amount is kept."""
         if not self._short_of_room():
             return False
         self._since_short += size

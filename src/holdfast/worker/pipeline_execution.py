@@ -39,13 +39,13 @@ from holdfast.worker.task_store import TaskStore
 
 log = logging.getLogger(__name__)
 
-LOOK = 0.02
+POLL_SECONDS = 0.02
 """Seconds between polls while we wait for an event of the supervisor or for the service to become ready."""
-PACE = 0.1
+TASK_POLL_SECONDS = 0.1
 """Seconds between polls while a task runs."""
-WAIT = 0.25
+BUILD_POLL_SECONDS = 0.25
 """Seconds between polls for a snapshot that another job builds."""
-SAY_AGAIN = 5.0
+RESEND_SECONDS = 5.0
 TASK_ENDS = {"timed_out": TaskStatus.TIMED_OUT, "idle_timeout": TaskStatus.TIMED_OUT}
 
 
@@ -135,7 +135,7 @@ class PipelineExecution:
 
     @property
     def pace(self) -> float:
-        return LOOK if self.progress.running is None else PACE
+        return POLL_SECONDS if self.progress.running is None else TASK_POLL_SECONDS
 
     async def drive(self, running: AttemptHandle) -> None:
         """Decide at every task boundary what comes next. Runs until the caller cancels it at the end of the attempt."""
@@ -143,7 +143,7 @@ class PipelineExecution:
             await self._until(lambda: self.progress.waiting_before is not None)
             assert self.progress.waiting_before is not None
             try:
-                await self._go_on(running, self.progress.waiting_before)
+                await self._continue(running, self.progress.waiting_before)
             except (CacheFull, SnapshotDamaged, SnapshotFailed) as error:
                 await self._give_up(running, error.code, str(error))
             except (NotQuiet, WorkspaceChanged) as error:
@@ -159,8 +159,8 @@ class PipelineExecution:
         """Return how to collect the outputs of an ended attempt: only the work folder if its plan is gone."""
         return self.outputs.collector(running, end) if self.names else running.outputs
 
-    async def _go_on(self, running: AttemptHandle, done_tasks: int) -> None:
-        """Keep the result of the last task, and start the next one that has to run; `behind` tasks are done.
+    async def _continue(self, running: AttemptHandle, done_tasks: int) -> None:
+        """Keep the result of the last task, and start the next one that has to run; `done_tasks` tasks are done.
 
         The workspace may be ahead of the supervisor: a previous owner may have restored a snapshot into it. That stays
         valid, even if the snapshot is gone by now.
@@ -175,21 +175,21 @@ class PipelineExecution:
                 await self._plan_again(done)
                 return
             self._at("ending")
-            await self._say(running, Command(token=self._lease.token, verb="end"), lambda: False)
+            await self._send_until(running, Command(token=self._lease.token, verb="end"), lambda: False)
         else:
             if not await self._restore(running, following):
                 await self._plan_again(done)
                 return
-            await self._serve(running)
+            await self._start_service(running)
             await self._task_store.write(following, TaskStatus.RUNNING)
             self._at("going")
             go = Command(token=self._lease.token, verb="go", task=following)
-            await self._say(running, go, lambda: self.progress.waiting_before != done_tasks)
+            await self._send_until(running, go, lambda: self.progress.waiting_before != done_tasks)
 
     async def _plan_again(self, done: int) -> None:
         """Record that only `done` tasks are done: the snapshot that was to be restored is gone."""
         await self._task_store.plan(done)
-        await asyncio.sleep(jitter(WAIT))
+        await asyncio.sleep(jitter(BUILD_POLL_SECONDS))
 
     async def settle(self) -> None:
         """Record how each task ended, after the end of the attempt. A task cut off by a loss becomes pending again."""
@@ -207,7 +207,7 @@ class PipelineExecution:
     # Which snapshots exist, and who builds those that are missing
 
     async def _secure(self, n: int) -> int:
-        """Return the first task from the nth on that has to run, holding the build lock of the snapshot it leads to.
+        """Return the first task from the nth on that has to run, with the build lock of its snapshot taken.
 
         Return the number of tasks if none has to run. The snapshot is looked up again under the lock, because another
         job may have built it in the meantime.
@@ -246,7 +246,7 @@ class PipelineExecution:
             self._locked = snapshot
             self._at("locked")
         else:
-            await asyncio.sleep(jitter(WAIT))
+            await asyncio.sleep(jitter(BUILD_POLL_SECONDS))
 
     async def _keep(self, running: AttemptHandle, done_tasks: int) -> None:
         """Record that a task is done. Store its result first if that is wanted and no snapshot exists yet."""
@@ -283,7 +283,7 @@ class PipelineExecution:
         return True
 
     async def _publish(self, running: AttemptHandle, task: TaskPlan, to_store: OutputsToStore) -> None:
-        await self._quiet(running)
+        await self._stop_service(running)
         tree = running.workspace / TREE
         await asyncio.to_thread(lambda: self._connector.check_quiet(tree))
         self._at("quiet")
@@ -302,10 +302,10 @@ class PipelineExecution:
     # The workspace and the service, while the supervisor waits at a task boundary
 
     async def _restore(self, running: AttemptHandle, done_tasks: int) -> bool:
-        """Restore the workspace to the state after `behind` tasks. Return False if that snapshot is gone."""
+        """Restore the workspace to the state after `done_tasks` tasks. Return False if that snapshot is gone."""
         if self.progress.at == done_tasks:
             return True
-        await self._quiet(running)
+        await self._stop_service(running)
         snapshot = self._plan.tasks[done_tasks - 1].snapshot if done_tasks else self._plan.base
         assert snapshot is not None  # Without a base, the empty workspace is the state after 0 tasks.
         if (row := await self._task_store.use(snapshot)) is None:
@@ -323,7 +323,7 @@ class PipelineExecution:
             await self._task_store.drop(row)
             return False
         move_in = Command(token=self._lease.token, verb="place", name=name)
-        await self._say(running, move_in, lambda: self.progress.at == done_tasks)
+        await self._send_until(running, move_in, lambda: self.progress.at == done_tasks)
         self._at("placed")
         await asyncio.to_thread(lambda: remove_tree(replaced_by(target)))
         return True
@@ -337,28 +337,28 @@ class PipelineExecution:
         give_like(made, target.parent / TREE)
         made.rename(target)
 
-    async def _quiet(self, running: AttemptHandle) -> None:
+    async def _stop_service(self, running: AttemptHandle) -> None:
         if self.progress.serving:
             stop = Command(token=self._lease.token, verb="service", kind="stop")
-            await self._say(running, stop, lambda: not self.progress.serving)
+            await self._send_until(running, stop, lambda: not self.progress.serving)
 
-    async def _serve(self, running: AttemptHandle) -> None:
+    async def _start_service(self, running: AttemptHandle) -> None:
         if not self._connector.serves:
             return
         if not self.progress.serving:
             start = Command(token=self._lease.token, verb="service", kind="start")
-            await self._say(running, start, lambda: self.progress.serving)
+            await self._send_until(running, start, lambda: self.progress.serving)
         await self._until(lambda: self._connector.ready(running.workspace / TREE))
         self._at("serving")
 
     async def _give_up(self, running: AttemptHandle, code: str, message: str) -> None:
         log.warning("job %s attempt %d cannot continue, ending it: %s", self._lease.id, self._lease.attempt, message)
         text = fitting(f"{code}: {message}")
-        await self._say(running, Command(token=self._lease.token, verb="end", text=text), lambda: False)
+        await self._send_until(running, Command(token=self._lease.token, verb="end", text=text), lambda: False)
 
     # Commands to the supervisor
 
-    async def _say(self, running: AttemptHandle, command: Command, done: Callable[[], bool]) -> None:
+    async def _send_until(self, running: AttemptHandle, command: Command, done: Callable[[], bool]) -> None:
         """Repeat a command until it is carried out; one that ends the attempt, until the caller cancels us."""
         while not done():
             await self._trusted()
@@ -372,17 +372,17 @@ class PipelineExecution:
                     command.verb,
                     error,
                 )
-                await asyncio.sleep(WAIT)
+                await asyncio.sleep(BUILD_POLL_SECONDS)
                 continue
             try:
-                async with asyncio.timeout(SAY_AGAIN):
+                async with asyncio.timeout(RESEND_SECONDS):
                     await self._until(done)
             except TimeoutError:
                 pass
 
     async def _until(self, done: Callable[[], bool]) -> None:
         while not done():  # noqa: ASYNC110 - the service writes its ready file without an event
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_SECONDS)
 
     async def _trusted(self) -> None:
         if not await until_trusted(self._held):

@@ -81,7 +81,7 @@ class TaskOutputs:
         self._progress = progress
 
     async def whole(self, row: Snapshot) -> bool:
-        """Tell whether the outputs of a snapshot are complete; without them the task must run again."""
+        """Return whether the outputs of a snapshot are complete; without them the task must run again."""
         try:
             outputs = await self._task_store.outputs(row)
         except SnapshotDamaged:
@@ -143,7 +143,7 @@ class TaskOutputs:
         return True
 
     async def inherit(self, running: AttemptHandle, row: Snapshot, name: str) -> None:
-        """Copy the outputs of a snapshot next to the workspace; they count once the tree of this name is placed.
+        """Copy the outputs of a snapshot next to the workspace; they count once the tree of this name is moved in.
 
         The snapshot may be evicted after that. A snapshot of an older version has no outputs and can only be a base.
         """

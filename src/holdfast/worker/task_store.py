@@ -87,10 +87,10 @@ class TaskStore:
 
     async def lock(self, snapshot: str) -> bool:
         """Try to take the build lock of a snapshot. False: another job has it, or the snapshot exists."""
-        turn = await with_retries(lambda: self._store.snapshots.take(self._lease, snapshot), "taking a build lock")
-        if turn.answer == "lost":
+        lock = await with_retries(lambda: self._store.snapshots.take(self._lease, snapshot), "taking a build lock")
+        if lock.answer == "lost":
             raise LeaseLost
-        return turn.answer == "yours"
+        return lock.answer == "yours"
 
     async def unlock(self, snapshot: str) -> None:
         await with_retries(lambda: self._store.snapshots.release(self._lease, snapshot), "releasing a build lock")

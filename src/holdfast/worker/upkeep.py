@@ -24,7 +24,7 @@ INCOMPLETE_SECONDS = 600.0
 
 
 class Upkeep:
-    """`held` tells whether this worker holds a job's lease: the sweep leaves such jobs alone."""
+    """`held` returns whether this worker has a job's lease: the sweep leaves such jobs alone."""
 
     def __init__(
         self,

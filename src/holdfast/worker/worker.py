@@ -111,7 +111,7 @@ class Worker:
 
     async def run(self, *, once: bool = False) -> None:
         """Work until drained; with `once`, until nothing is left to claim."""
-        with self._locks.hold(self.id) as lock:
+        with self._locks.acquire(self.id) as lock:
             await asked_again(self._register)
             await asked_again(self._register_functions)
             heartbeat = Heartbeat(
@@ -142,7 +142,7 @@ class Worker:
                 await self._drain()
                 for helper in helpers:
                     helper.cancel()
-            lock.leaves_something = bool(self._held_leases)
+            lock.keep_file = bool(self._held_leases)
             if not self._held_leases:
                 with contextlib.suppress(StoreError):
                     await duties.resign()
@@ -386,19 +386,19 @@ class Worker:
 
     # Notifications and stop requests
 
-    def _on_heartbeat(self, heard: HeartbeatResult) -> None:
+    def _on_heartbeat(self, result: HeartbeatResult) -> None:
         """Act on the answers of a heartbeat. For a job that is being finished, only the finish decides."""
-        for held in heard.lost:
+        for held in result.lost:
             if self._held_leases.get(held.lease.id) is held and not held.finishing:
                 held.lose()
-        for held, beat in heard.stops:
+        for held, beat in result.stops:
             held.receive_stop(beat.stop_request)
-        if heard.unknown and self._group is not None:
-            log.warning("%d claims whose reply was lost; releasing them", len(heard.unknown))
-            self._group.create_task(self._log_failure(self._store.leases.give_back(self.id, heard.unknown)))
-        if not heard.registered and self._group is not None and not self._services.draining.is_set():
+        if result.unknown and self._group is not None:
+            log.warning("%d claims whose reply was lost; releasing them", len(result.unknown))
+            self._group.create_task(self._log_failure(self._store.leases.give_back(self.id, result.unknown)))
+        if not result.registered and self._group is not None and not self._services.draining.is_set():
             self._group.create_task(self._log_failure(self._register()))
-        if heard.draining and not self._services.draining.is_set():
+        if result.draining and not self._services.draining.is_set():
             self.drain()
 
     def _runner_changed(self) -> None:

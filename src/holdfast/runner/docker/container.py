@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,9 +25,10 @@ from holdfast.runner.base import AttemptEnd, AttemptState, EngineUnreachable, Id
 from holdfast.runner.collected_outputs import CollectedOutputs
 from holdfast.runner.docker.archive import Archive, only_file
 from holdfast.runner.docker.container_config import ATTEMPT, UNTOUCHED, VOLUME, WORK, WORKSPACE_LABEL, limits_from
-from holdfast.runner.docker.engine import ContainerInfo, EngineError, NoSuchObject, to_seconds
+from holdfast.runner.docker.container_log import ContainerLog
+from holdfast.runner.docker.engine import ContainerInfo, EngineError, NoSuchObject
 from holdfast.runner.folder_size import folder_size
-from holdfast.runner.frames import HEADER, Frame, NotAFrame, Stream, fresh, from_copy, parse_frame
+from holdfast.runner.frames import Frame
 from holdfast.runner.output_sources import collect_tar, pour
 from holdfast.runner.supervisor.protocol import ExitCause, ExitStatus
 from holdfast.runner.wire import Command, encode_command
@@ -40,16 +40,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-BUFFER = 4 << 20
-"""Bytes of output buffered here; beyond that we stop reading and the engine keeps them."""
 BEGIN_SECONDS = 10.0
 """How long to wait for the first output of a start before we look into its volume."""
-LAST_SECONDS = 10.0
-"""How long the engine may take to return the rest of the log of an ended container."""
 WAIT_SECONDS = 60.0
 """How long a call waits for the end before we inspect the container."""
-STALL_SECONDS = 15.0
-"""After this silence the log is requested again: following a log stalls at a rotation."""
 UNKNOWN = (0, 255)
 """Exit codes of engines that do not know how a container ended: they do not contradict the supervisor."""
 BEING_REMOVED = ("removing", "dead")
@@ -87,18 +81,19 @@ class ContainerHandle:
         self.id = seen.id if seen is not None else ""
         self._seen = seen
         self._ours = ours
-        self._offsets = {Stream.STDOUT: stdout, Stream.STDERR: stderr, Stream.EVENTS: 0}
-        self._waiting: deque[Frame] = deque()
-        self._size = 0
-        self._room = asyncio.Event()
-        self._at = ""
-        self._log_ended = asyncio.Event()
-        self._output_seen = asyncio.Event()
-        self._volume: AsyncIterator[Frame] | None = None
-        self._whole = False
         self._ended = asyncio.Event()
         if seen is None or not seen.runs:
             self._ended.set()
+        self._log = ContainerLog(
+            runner,
+            self.id,
+            stdout=stdout,
+            stderr=stderr,
+            ended=self._ended,
+            exists=lambda: self._seen is not None,
+            read_exit=self._read_exit,
+            on_event=self._on_event,
+        )
         self._exit: ExitRecord | None = None
         self._sent: set[str] = set()
         self._ahead: float | None = None
@@ -151,7 +146,7 @@ class ContainerHandle:
         """Start reading the log and waiting for the end."""
         if self._tasks or self._seen is None:
             return
-        self._spawn(self._read_log())
+        self._spawn(self._log.read())
         if not self.over:
             self._spawn(self._await_end())
 
@@ -175,7 +170,7 @@ class ContainerHandle:
     async def _wait_for_output(self) -> bool:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(BEGIN_SECONDS):
-                return await self._output_seen.wait()
+                return await self._log.output_seen.wait()
         return False
 
     async def _has_started(self) -> bool:
@@ -217,7 +212,7 @@ class ContainerHandle:
             n += 1
             await asyncio.sleep(jitter(backoff(n, base=0.1, cap=2.0)))
         self._ended.set()
-        self._output_seen.set()
+        self._log.output_seen.set()
         if self._on_end is not None:
             self._on_end()
 
@@ -229,159 +224,8 @@ class ContainerHandle:
             return False
         return True
 
-    # Output
-
-    async def _read_log(self) -> None:
-        """Read the engine's log to its end, reconnecting when it breaks off."""
-        n = 0
-        while True:
-            n += 1
-            try:
-                if await self._follow():
-                    n = 0
-                    continue
-                if await self._ends_soon():
-                    break
-            except EngineUnreachable:
-                self._runner.note_failure()
-            except EngineError as error:
-                if self.over or isinstance(error, NoSuchObject):
-                    break  # The volume has the rest.
-            await asyncio.sleep(jitter(backoff(n, base=0.05, cap=2.0)))
-        self._log_ended.set()
-
-    async def _follow(self) -> bool:
-        """Read on from the last line that we know. Return whether the log stalled instead of ending."""
-        async with contextlib.aclosing(self._engine.log(self.id, since=to_since(self._at))) as lines:
-            while True:
-                try:
-                    async with asyncio.timeout(STALL_SECONDS):
-                        self._at, line = await anext(lines)
-                except StopAsyncIteration:
-                    return False
-                except TimeoutError:
-                    return True
-                with contextlib.suppress(NotAFrame):
-                    await self._take(from_copy(line))
-
-    async def _ends_soon(self) -> bool:
-        """Return whether the container ends now: a log also ends when the engine is restarted."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(0.5):
-                await self._ended.wait()
-        return self.over
-
-    async def _take(self, frame: Frame) -> None:
-        if frame.end <= self._offsets[frame.stream]:
-            return
-        self._output_seen.set()
-        if frame.stream is Stream.EVENTS:
-            self._on_event(frame.event)
-        while self._size > BUFFER:
-            self._room.clear()
-            await self._room.wait()
-        self._waiting.append(frame)
-        self._size += len(frame.data)
-
     async def frames(self, most: int) -> Sequence[Frame]:
-        """Return new frames. While the engine is unreachable: none, or after the attempt's end, raise."""
-        try:
-            taken = await self._next(most)
-            while not taken and self.over and not self._whole:
-                last = await self._await_last()
-                taken = await self._next(most)
-                if last and not taken:
-                    taken = await self._check_whole(most)
-            return taken
-        except EngineUnreachable:
-            self._runner.note_failure()
-            if self.over:
-                raise
-            return ()
-
-    async def _next(self, most: int) -> list[Frame]:
-        """Return unread frames: from the volume while a gap is filled, else from the engine's log."""
-        taken: list[Frame] = []
-        while most > 0:
-            try:
-                frame = await self._next_one()
-            except EngineUnreachable:
-                if taken:  # These count as read already.
-                    break
-                raise
-            if frame is None:
-                break
-            if (new := fresh(frame, self._offsets)) is not None:
-                taken.append(new)
-                most -= len(new.data) + HEADER.size
-        return taken
-
-    async def _next_one(self) -> Frame | None:
-        if self._volume is not None:
-            try:
-                return await anext(self._volume)
-            except StopAsyncIteration:
-                self._volume = None
-            except EngineUnreachable:
-                self._volume = None
-                self._whole = False
-                raise
-            return self._pop()
-        if self._waiting and self._waiting[0].offset > self._offsets[self._waiting[0].stream]:
-            self._volume = self._in_volume()
-            return await self._next_one()
-        return self._pop()
-
-    def _pop(self) -> Frame | None:
-        if not self._waiting:
-            return None
-        frame = self._waiting.popleft()
-        self._size -= len(frame.data)
-        self._room.set()
-        return frame
-
-    async def _in_volume(self) -> AsyncIterator[Frame]:
-        """Yield the frames of the supervisor's own log written so far."""
-        if self._seen is None:
-            return
-        buffer = b""
-        with contextlib.suppress(NoSuchObject, NotAFrame):
-            async with contextlib.aclosing(self._engine.get(self.id, f"{ATTEMPT}/log")) as tar:
-                async for chunk in only_file(tar):
-                    buffer += chunk
-                    start = 0
-                    while frame := parse_frame(buffer, start):
-                        start += HEADER.size + len(frame.data)
-                        yield frame
-                    buffer = buffer[start:]
-
-    async def _await_last(self) -> bool:
-        """Wait for more of the log. Return True if it has ended, or the engine takes too long."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST_SECONDS):
-                while not self._waiting:
-                    if self._log_ended.is_set():
-                        return True
-                    await asyncio.sleep(0.005)
-                return False
-        return True
-
-    async def _check_whole(self, most: int) -> list[Frame]:
-        """At the end, compare with the exit record, and read the supervisor's log if output is missing."""
-        ended = await self._read_exit()
-        self._whole = True
-        if ended is not None and self._has_all(ended):
-            return []
-        self._volume = self._in_volume()
-        return await self._next(most)
-
-    def _has_all(self, ended: ExitRecord) -> bool:
-        return (
-            self._log_ended.is_set()
-            and ended.copy_lost == 0
-            and self._offsets[Stream.STDOUT] >= ended.stdout_length - ended.stdout_dropped
-            and self._offsets[Stream.STDERR] >= ended.stderr_length - ended.stderr_dropped
-        )
+        return await self._log.frames(most)
 
     # Commands
 
@@ -521,15 +365,6 @@ def status_of(ended: ExitRecord) -> int:
     if unstarted or (ended.code is None and ended.signal is None):
         return ExitStatus.ENDED_UNSTARTED
     return 128 + ended.signal if ended.signal is not None else ended.code or 0
-
-
-def to_since(at: str) -> str:
-    """Convert a time of the engine's log to the format of its `since`: seconds and nanoseconds."""
-    whole, _, rest = at.removesuffix("Z").partition(".")
-    try:
-        return f"{to_seconds(whole + 'Z'):.0f}.{rest.ljust(9, '0')}"
-    except ValueError:
-        return ""
 
 
 def boottime() -> float:

@@ -179,7 +179,7 @@ class DockerRunner:
 
     @contextlib.asynccontextmanager
     async def start_slot(self) -> AsyncIterator[None]:
-        """Hold a start slot until the engine has started the container.
+        """Take a start slot until the engine has started the container.
 
         The slot belongs to the task, not to the attempt: there may be two executions of an attempt here, when we adopt
         one that we lost a moment before.
@@ -191,8 +191,8 @@ class DockerRunner:
             self._release_slot()
 
     def _release_slot(self) -> None:
-        if (turn := self._starting.pop(asyncio.current_task(), None)) is not None:
-            turn.end()
+        if (slot := self._starting.pop(asyncio.current_task(), None)) is not None:
+            slot.release()
 
     async def start(self, request: StartRequest, confirm: ConfirmLease) -> ContainerHandle:
         try:
