@@ -225,7 +225,7 @@ async def test_exit_record_that_contradicts_the_engine_is_lost(workers: InProces
         ended = await workers.ended(job, Status.FAILED)
     assert ended.error is not None
     assert ended.error.code == "lost"
-    assert "its supervisor says that it ended with 0, the engine 137" in ended.error.message
+    assert "its exit record says status 0, its engine says 137" in ended.error.message
 
 
 async def test_a_container_that_somebody_removes_is_lost(workers: InProcessWorkers, docker: DockerEngine) -> None:

@@ -128,7 +128,8 @@ async def test_an_adopter_keeps_the_limits_that_the_attempt_was_started_with(pro
 
 async def test_a_worker_killed_after_it_stopped_the_attempt_leaves_the_reason(processes: WorkerProcesses) -> None:
     """kill -9 between the stop and the end: the next worker reads the reason, and runs nothing again."""
-    first = processes.start({"default": 2}, Hook(step="stop_sent", do="kill"), environment={"HOLDFAST_FOLDER_SIZE": SMALL})
+    settings = {"HOLDFAST_FOLDER_SIZE": SMALL}
+    first = processes.start({"default": 2}, Hook(step="stop_sent", do="kill"), environment=settings)
     job = await processes.sh(f"rm -rf x; {GROWS}", max_attempts=3)
     await first.dead()
     processes.start({"default": 2}, environment={"HOLDFAST_FOLDER_SIZE": "none"})

@@ -15,14 +15,7 @@ import pytest
 from holdfast.runner.attempt_folder import AttemptFolder
 from holdfast.runner.frames import Stream, from_copy
 from holdfast.runner.supervisor.protocol import ExitCause
-from tests.support.supervisor_harness import (
-    SupervisedAttempt,
-    ending,
-    eventually,
-    needs_root,
-    python,
-    shell,
-)
+from tests.support.supervisor_harness import SupervisedAttempt, ending, eventually, needs_root, python, shell
 
 
 class TestOutput:

@@ -333,7 +333,7 @@ def test_unreadable_outputs_break_the_contract(left: str, tmp_path: Path) -> Non
             work.chmod(0o777)
             os.seteuid(NOBODY)
         try:
-            with pytest.raises(ContractViolation, match="output/shut cannot be taken: Permission denied"):
+            with pytest.raises(ContractViolation, match="output/shut cannot be collected: Permission denied"):
                 collect_folder(work, gathered)
         finally:
             os.seteuid(was)

@@ -82,7 +82,7 @@ def make_plan(
     """Plan a job's pipeline, without side effects. Every error names the field. `secrets` are names."""
     pipeline = pipeline_of(spec)
     if pipeline is None:
-        raise Invalid("tasks", "this job is no pipeline")
+        raise Invalid("tasks", "this job is not a pipeline")
     if "image" in spec and facts.image is None:
         raise Invalid("spec.image", f"{spec['image']} does not resolve to a digest")
     shared = shared_components(pipeline.connector, facts, inputs, secrets)

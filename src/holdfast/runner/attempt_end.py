@@ -2,9 +2,7 @@
 
 from holdfast.model import Cause, Error
 from holdfast.runner.attempt_folder import ExitRecord
-from holdfast.runner.base import (
-    AttemptEnd,
-)
+from holdfast.runner.base import AttemptEnd
 from holdfast.runner.supervisor.protocol import ExitCause
 
 LAST_WORDS = 500
@@ -27,7 +25,7 @@ def to_end(ended: ExitRecord, service: bytes = b"") -> AttemptEnd:
             return AttemptEnd(cause=Cause.START_FAILED, error=Error(code=code, message=ended.text))
         case ExitCause.SERVICE_ENDED:
             last = service.decode("utf-8", "replace").strip()[-LAST_WORDS:]
-            message = f"{ended.text}; it said: {last}" if last else ended.text
+            message = f"{ended.text}; its last output: {last}" if last else ended.text
             return AttemptEnd(cause=Cause.EXIT, error=Error(code="service_ended", message=message))
         case ExitCause.FAILED:
             code, _, message = ended.text.partition(": ")

@@ -6,9 +6,7 @@ import time
 from holdfast.runner.attempt_folder import AttemptFolder
 from holdfast.runner.tree_removal import remove_tree
 from holdfast.runner.wire import Command
-from holdfast.runner.workspace import (
-    socket_folder,
-)
+from holdfast.runner.workspace import socket_folder
 
 
 def sweep_attempt(folder: AttemptFolder, mark: str, *, keep_marker_for: float, uid: int | None = None) -> bool:

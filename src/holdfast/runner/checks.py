@@ -261,4 +261,4 @@ def _reason(ended: ExitRecord) -> str:
             return ended.text
         case ExitCause.TIMED_OUT:
             return "it did not answer"
-    return "no longer wanted"
+    return "the check was stopped"

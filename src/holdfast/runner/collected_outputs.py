@@ -158,7 +158,7 @@ def blame_child_for(numbers: frozenset[int], name: str) -> Iterator[None]:
     except OSError as error:
         if error.errno not in numbers:
             raise
-        raise ContractViolation(f"{below_output(name)} cannot be taken: {error.strerror}") from error
+        raise ContractViolation(f"{below_output(name)} cannot be collected: {error.strerror}") from error
 
 
 def checked_name(name: str, below: str = "") -> str:

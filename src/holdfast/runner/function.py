@@ -118,7 +118,7 @@ class Context:
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_USED:
                 raise Invalid(name, f"{value!r} is not a number between 0 and {MOST_USED:g}")
             if len(name) > MAX_NAME or not name.isprintable():
-                raise Invalid("usage", f"{name[:MAX_NAME]!r} is no name with at most {MAX_NAME} characters")
+                raise Invalid("usage", f"{name[:MAX_NAME]!r} is not a name of at most {MAX_NAME} printable characters")
         self._emit_event("usage", deltas)
 
     def event(self, type: str, **data: Json) -> None:
@@ -126,7 +126,7 @@ class Context:
         if type in OURS:
             raise Invalid("type", f"{type} events are written by holdfast alone; use another name")
         if not 0 < len(type) <= MAX_NAME or not type.isprintable():
-            raise Invalid("type", f"{type[:MAX_NAME]!r} is no name with 1 to {MAX_NAME} characters")
+            raise Invalid("type", f"{type[:MAX_NAME]!r} is not a name of 1 to {MAX_NAME} printable characters")
         self._emit_event(type, data)
 
     def _emit_event(self, type: str, data: Json) -> None:
@@ -237,7 +237,9 @@ def _function(call: Callable[..., Any], name: str, queue: str, timeout: float | 
         if parameter.kind is parameter.POSITIONAL_ONLY and parameter.default is parameter.empty
     ]
     if positional:
-        raise ConfigError([f"function {name}: inputs are passed by name, and {positional[0]} cannot be"])
+        raise ConfigError(
+            [f"function {name}: parameter {positional[0]} is positional-only, but inputs are passed by name"]
+        )
     return Function(
         name=name,
         call=call,

@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.limits import AttemptLimits
 from holdfast.model import Cause, Error
 from holdfast.runner.attempt_end import to_end
-from holdfast.runner.base import (
-    AttemptEnd,
-    AttemptState,
-    CannotStart,
-    EngineUnreachable,
-    Identity,
-    TooLate,
-)
+from holdfast.runner.base import AttemptEnd, AttemptState, CannotStart, EngineUnreachable, Identity, TooLate
 from holdfast.runner.collected_outputs import CollectedOutputs
 from holdfast.runner.exits import SupervisorWatch
 from holdfast.runner.folder_size import folder_size
@@ -25,10 +18,7 @@ from holdfast.runner.frames import Frame, FrameReader
 from holdfast.runner.output_sources import collect_folder
 from holdfast.runner.supervisor.protocol import ExitCause, ExitStatus
 from holdfast.runner.wire import Command
-from holdfast.runner.workspace import (
-    WORKSPACE,
-    socket_folder,
-)
+from holdfast.runner.workspace import WORKSPACE, socket_folder
 
 if TYPE_CHECKING:
     from holdfast.runner.process import ProcessRunner

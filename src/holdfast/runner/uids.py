@@ -133,7 +133,9 @@ class UidPool:
                 if self.owner(uid) != attempt or self._in_use(UidClaim(uid, attempt)):
                     return False
                 if not self.private and (left := remove_strays(uid)):
-                    log.warning("uid %d stays in use: %s could not be removed", uid, ", ".join(left[:10]))
+                    log.warning(
+                        "uid %d stays in use until the next sweep: %s could not be removed", uid, ", ".join(left[:10])
+                    )
                     return False
                 os.unlink(f"{self._root}/{uid}")
                 return True

@@ -54,7 +54,7 @@ class IncomingUpload:
         except OSError as error:
             if error.errno not in NAMED:
                 raise
-            raise Invalid("file", f"{name[:200]!r} is there already, as a file or as a folder") from error
+            raise Invalid("file", f"{name[:200]!r} exists already, as a file or a folder") from error
         self._open = os.fdopen(descriptor, "wb")
         self.files[name] = 0
 
@@ -101,7 +101,7 @@ class JobUploads:
             if not files:
                 raise NotFound("upload", upload[:60])
             if both := found.keys() & files.keys():
-                raise Invalid("uploads", f"two of them have a file {min(both)}")
+                raise Invalid("uploads", f"two uploads have a file {min(both)}")
             found |= files
         if sum(path.stat().st_size for path in found.values()) > limit:
             raise TooLarge("uploads", f"over {limit} bytes for one job")

@@ -106,7 +106,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
 def encode_spec(spec: SupervisorSpec) -> bytes:
     """Encode a spec. Raise Invalid for values that the supervisor would refuse."""
     if spec.uid is not None and spec.gid is None:
-        raise Invalid("gid", "a user needs a group, or it keeps that of the worker")
+        raise Invalid("gid", "a uid needs a gid; otherwise the child would keep the worker's group")
     if not 0 < len(spec.tasks) <= MAX_TASKS:
         raise Invalid("tasks", f"between 1 and {MAX_TASKS}")
     return _encode(SPEC_TITLE, _spec_records(spec))
@@ -131,7 +131,7 @@ def _encode(title: str, records: Iterator[SpecRecord] | Iterator[CommandRecord])
         # Paths and arguments may contain bytes that are not UTF-8; Python represents them as surrogates.
         data = str(value).encode("utf-8", "surrogateescape")
         if b"\0" in data:
-            raise Invalid(key, "cannot hold a zero byte")
+            raise Invalid(key, "must not contain a zero byte")
         parts.append(b"%s %d\n%s\n" % (key.encode(), len(data), data))
     parts.append(b"end 0\n\n")
     return b"".join(parts)

@@ -91,7 +91,7 @@ class AttemptStarter:
         """Fail an attempt that does not run, and make sure that it never will; if it does run, adopt it."""
         lease = self._lease
         log.error(
-            "job %s attempt %d: unexpected error while starting",
+            "job %s attempt %d: unexpected error while starting; failing it unless it runs",
             lease.id,
             lease.attempt,
             exc_info=error,
@@ -217,7 +217,12 @@ class AttemptStarter:
             except TooLate:
                 took = boottime() - began
                 log.warning(
-                    "job %s attempt %d: start %d missed its deadline (%.1f s)", lease.id, lease.attempt, late, took
+                    "job %s attempt %d: start %d of %d missed its deadline, after %.1f s",
+                    lease.id,
+                    lease.attempt,
+                    late,
+                    LATE_STARTS,
+                    took,
                 )
                 if late < LATE_STARTS:  # Spread starts that were late together.
                     await self._wait(jitter(backoff(late, base=max(RETRY_SECONDS, took), cap=LATE_SECONDS), 0.9))

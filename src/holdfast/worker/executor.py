@@ -17,13 +17,7 @@ from holdfast.budgets import EXCEEDED
 from holdfast.errors import SnapshotDamaged, SnapshotFailed, StoreError
 from holdfast.limits import AttemptLimits
 from holdfast.model import Cause, Error, Outcome, Phase, Status, StopPhase
-from holdfast.runner.base import (
-    AttemptEnd,
-    AttemptHandle,
-    CannotStart,
-    EngineUnreachable,
-    Runner,
-)
+from holdfast.runner.base import AttemptEnd, AttemptHandle, CannotStart, EngineUnreachable, Runner
 from holdfast.runner.disk import DATABASE
 from holdfast.runner.secrets import NO_MASK, Mask, find_secrets
 from holdfast.timing import backoff, jitter
@@ -345,7 +339,9 @@ class AttemptExecution:
                 return await collect_outputs(self._services, self._lease, collect, end, self._mask, self._event_writer)
             except (OutputsNotStored, EngineUnreachable) as error:
                 n += 1
-                log.warning("job %s attempt %d: %s", self._lease.id, self._lease.attempt, error)
+                log.warning(
+                    "job %s attempt %d: retrying to store its outputs: %s", self._lease.id, self._lease.attempt, error
+                )
                 waits = isinstance(error, OutputsNotStored)
                 if self._held.stop is not None and n >= STOPPED_TRIES and waits:
                     return AttemptEnd(cause=stop_cause(self._held.stop), exit_code=end.exit_code, signal=end.signal)

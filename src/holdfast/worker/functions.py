@@ -71,7 +71,7 @@ class FunctionExecutor:
         def answer(found: Status | Exception | None) -> None:
             if isinstance(found, Exception):
                 message = str(found) if isinstance(found, HoldfastError) else "the outcome could not be written"
-                log.error("job %s: %s", held.lease.id, found)
+                log.error("job %s: its outcome cannot be written, failing the job instead: %s", held.lease.id, found)
                 self.finish(held, Outcome.failed("function_error", message), call)
                 return
             self.services.at("finished", held.lease)

@@ -114,7 +114,11 @@ class PipelineExecution:
         try:
             self._follow(await asyncio.to_thread(lambda: plan_in(running.workspace)))
         except FileNotFoundError:
-            log.warning("job %s attempt %d: its workspace is gone", self._lease.id, self._lease.attempt)
+            log.warning(
+                "job %s attempt %d: its workspace is gone; only its work folder can be collected",
+                self._lease.id,
+                self._lease.attempt,
+            )
 
     def _follow(self, found: PipelinePlan) -> None:
         self._plan = found
@@ -274,7 +278,9 @@ class PipelineExecution:
                 collect = partial(self.outputs.collect_into, folder, running, limits, self.mask)
                 to_store = await self._evictor.with_room(collect)
             except (ContractViolation, Invalid) as error:
-                log.warning("job %s: task %s is not snapshotted: %s", self._lease.id, task.name, error)
+                log.warning(
+                    "job %s: no snapshot of task %s, continuing without it: %s", self._lease.id, task.name, error
+                )
                 await self._task_store.unlock(task.snapshot)
                 self._locked = None
                 return False

@@ -120,7 +120,7 @@ class Upkeep:
         except EngineUnreachable:
             raise
         except Exception:
-            log.exception("cannot remove the remains of attempt %s", one.mark)
+            log.exception("cannot remove the remains of attempt %s; the next sweep tries again", one.mark)
             return False
 
     async def _over(self, found: Sequence[Identity]) -> AsyncIterator[Identity]:

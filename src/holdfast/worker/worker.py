@@ -414,9 +414,9 @@ class Worker:
         while True:
             low = await self._services.disks.look()
             for name in low.keys() - before.keys():
-                log.warning("no job starts here for now: %s", low[name])
+                log.warning("no job starts here until there is room again: %s", low[name])
             for name in before.keys() - low.keys():
-                log.warning("the disk of the %s has room again", name)
+                log.warning("the disk of the %s has room again; jobs start here again", name)
             if low.keys() != before.keys():
                 self._runner_changed()
             before = low
@@ -452,7 +452,12 @@ class Worker:
         try:
             await work
         except Exception as error:
-            log.log(level_of(error), "%s", error, exc_info=not isinstance(error, StoreError))
+            log.log(
+                level_of(error),
+                "background call failed, a later one repeats it: %s",
+                error,
+                exc_info=not isinstance(error, StoreError),
+            )
 
     # Draining
 

@@ -232,7 +232,7 @@ class ContainerHandle:
     async def send(self, command: Command) -> str:
         name = f"{time.time_ns():020d}-{os.urandom(4).hex()}"
         self._sent.add(name)
-        user = await self._runner.user_of(self._seen)
+        user = await self._runner.users.user_of(self._seen)
         archive = Archive(user.uid, user.gid) if user else Archive(0, 0)
         # Readable by all: the supervisor may read the file before the engine has changed its owner.
         archive.file(name, encode_command(self._in_their_time(command)), 0o644)
@@ -280,7 +280,7 @@ class ContainerHandle:
                 return AttemptEnd(cause=Cause.OUT_OF_MEMORY)
             return _lost(f"its supervisor left no exit record; the engine reports exit code {seen.exit_code}")
         if seen.exit_code not in (status_of(ended), *UNKNOWN):
-            return _lost(f"its supervisor says that it ended with {status_of(ended)}, the engine {seen.exit_code}")
+            return _lost(f"its exit record says status {status_of(ended)}, its engine says {seen.exit_code}")
         killed = ended.signal == 9 or ended.code == 137
         if ended.cause is ExitCause.EXIT and killed and seen.out_of_memory:
             return AttemptEnd(cause=Cause.OUT_OF_MEMORY, exit_code=ended.code, signal=ended.signal)

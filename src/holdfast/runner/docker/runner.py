@@ -8,7 +8,6 @@ owner has removed its container. A container that was only created ran nothing; 
 import asyncio
 import contextlib
 import logging
-import tarfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,14 +24,13 @@ from holdfast.runner.base import (
     StartRequest,
 )
 from holdfast.runner.docker import container_config
-from holdfast.runner.docker.archive import only_file
 from holdfast.runner.docker.container import ContainerHandle, boottime
 from holdfast.runner.docker.container_config import Clock
 from holdfast.runner.docker.docker_workspace import DockerWorkspaces
 from holdfast.runner.docker.engine import ContainerInfo, Engine, EngineError, EngineInfo, ImageInfo, NoSuchObject
+from holdfast.runner.docker.image_users import ImageUsers
 from holdfast.runner.docker.start_slots import StartSlot, StartSlots
 from holdfast.runner.spec_limits import LEAST_OUTPUT, OUTPUT_FACTOR
-from holdfast.runner.users import User, refuse_root
 from holdfast.runner.wire import Command
 from holdfast.timing import jitter
 
@@ -46,8 +44,6 @@ STARTS = 2
 TRIES = 5
 """How often a container is created again that another worker removed before its start."""
 SETTLE_SECONDS = 0.5
-MOST_USERS = 1024 * 1024
-"""Maximum bytes of an image's /etc/passwd or /etc/group."""
 USUAL_ROOT = "/var/lib/docker"
 GRACE_SECONDS = 300.0
 """Containers younger than this many seconds are not swept."""
@@ -83,7 +79,7 @@ class DockerRunner:
         self.clock = Clock(0.0, 0.0)
         self._installation = installation
         self._limits = limits
-        self._allow_root = allow_root
+        self.users = ImageUsers(engine, allow_root=allow_root)
         self._output_cap = max(log_cap * OUTPUT_FACTOR, LEAST_OUTPUT)
         self._domain = ""
         self._away: str | None = f"the Docker engine at {engine.host} has not been contacted yet"
@@ -273,7 +269,7 @@ class DockerRunner:
     ) -> ContainerInfo | None:
         """Copy the files in, check the lease, and start the container. None: another worker removed it before."""
         try:
-            user = await self._user(created, container_config.user_in(request), request.spec["image"])
+            user = await self.users.find(created, container_config.user_in(request), request.spec["image"])
             clock = await self._fresh_clock()
             spec = container_config.spec_of(
                 request, image, user, clock, limits=self._limits, output_cap=self._output_cap
@@ -344,49 +340,6 @@ class DockerRunner:
             await self.verify(domain)
             return None
         return seen if container_config.identity_in(seen.labels) == identity else None
-
-    async def user_of(self, seen: ContainerInfo | None) -> User | None:
-        """Return the numeric user of a container."""
-        if seen is None:
-            return None
-        return container_config.to_user(seen.user) or container_config.to_user(seen.user, await self._passwd(seen.id))
-
-    async def _user(self, created: str, name: str, image: str) -> User:
-        user = container_config.to_user(name) or container_config.to_user(name, await self._passwd(created))
-        if user is None:
-            raise CannotStart("command_missing", f"there is no user {name} in image {image}")
-        await self._refuse_root(created, name, user, image)
-        return user
-
-    async def _refuse_root(self, created: str, name: str, user: User, image: str) -> None:
-        """Refuse root, and root's group: a user given by name also gets the groups that the image lists."""
-        if self._allow_root:
-            return
-        refuse_root(user, f"user {name} of image {image}", allow_root=False)
-        if container_config.to_user(name) is None and name in container_config.root_group(
-            await self._file(created, "/etc/group")
-        ):
-            message = f"user {name} of image {image} is in root's group; see HOLDFAST_ALLOW_ROOT_JOBS of the worker"
-            raise CannotStart("root_refused", message)
-
-    async def _passwd(self, container: str) -> bytes:
-        return await self._file(container, "/etc/passwd")
-
-    async def _file(self, container: str, path: str) -> bytes:
-        """Read a small regular file of an image; empty if it does not exist."""
-        found = b""
-        try:
-            async with contextlib.aclosing(self.engine.get(container, path)) as tar:
-                async for chunk in only_file(tar):
-                    found += chunk
-                    if len(found) > MOST_USERS:
-                        raise CannotStart("start_failed", f"{path} of the image is too large: give the user as a uid")
-        except NoSuchObject:
-            return b""
-        except tarfile.HeaderError as error:
-            message = f"{path} of the image is not a regular file: give the user as a uid"
-            raise CannotStart("start_failed", message) from error
-        return found
 
     # Sweeping
 
