@@ -1,4 +1,4 @@
-"""Copies a folder in the cheapest way: as a btrfs subvolume, by reflink, or plainly, found out by trying.
+"""Copies a folder in the cheapest way that the filesystem supports: a btrfs subvolume, reflinks, or a plain copy.
 
 A subvolume is copied in one step, whatever its size. Everything else goes through `cp -a`, which keeps owners, modes,
 times, links, holes and attributes, and shares blocks if the filesystem can. Each big file has its own `cp`, in parallel

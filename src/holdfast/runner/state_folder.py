@@ -1,4 +1,4 @@
-"""The state folder: what holdfast keeps on this host's own disk, and what identifies the host.
+"""The state folder: holdfast's files on the local disk of this host, and the id of the host.
 
 host                 a random id; machine ids are cloned with images
 boots                every boot of this host that ran attempts, the latest last

@@ -1,4 +1,4 @@
-"""Files that callers give to jobs, in the folder that all hosts share.
+"""Uploads: files that callers give to jobs, in the shared folder.
 
     uploads/<tenant>/<upload>/…     uploaded files, which may be given to jobs for a day
     inputs/<job>/<upload>/…         the files of a job: links to the same files, kept until the job is removed

@@ -1,4 +1,4 @@
-"""Whom commands run as: without root, ourselves; as root, a uid of each attempt's own, or one user that is set."""
+"""Selects the users of commands: without root the worker's own; as root one uid per attempt, or one configured user."""
 
 import os
 import pwd

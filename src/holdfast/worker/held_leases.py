@@ -1,4 +1,4 @@
-"""The leases that this worker holds.
+"""The leases that this worker has.
 
 A `HeldLease` is one lease with its state: until when it is trusted, whether it was lost, which stop request waits. The
 table of all of them is shared with the heartbeat's thread, which renews them even while the event loop is blocked.

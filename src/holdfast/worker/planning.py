@@ -1,4 +1,4 @@
-"""Makes the plan of a leased pipeline, and stages it: the programs and files that the runner puts in place."""
+"""Makes the plan of a leased pipeline, and stages it: the programs and files that the runner needs."""
 
 import asyncio
 from pathlib import Path
