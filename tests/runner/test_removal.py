@@ -9,7 +9,7 @@ import pytest
 from holdfast.model import Status
 from holdfast.runner.exits import ProcessExits
 from holdfast.runner.removal import FolderRemover
-from holdfast.worker import worker
+from holdfast.worker import queue_slots
 from tests.support.in_process_workers import InProcessWorkers
 
 
@@ -60,7 +60,7 @@ async def test_removal_frees_its_slot_and_is_bounded(
         await really(self, folders)
 
     monkeypatch.setattr(FolderRemover, "_remove", slowly)
-    monkeypatch.setattr(worker, "CLEARING", 2)
+    monkeypatch.setattr(queue_slots, "CLEARING", 2)
     jobs = [await workers.sh("true") for _ in range(3)]
     async with workers.worker({"default": 1}):
         for job in jobs[:2]:

@@ -215,7 +215,7 @@ async def test_jobs_that_wait_start_once_there_is_room_and_run_once(small: Path)
             hog = await hogged(workers, small)
 
             async def noticed() -> str | None:
-                return worker.short_of_room("process")
+                return worker.capabilities.short_of_room("process")
 
             await eventually(noticed, "the worker starts nothing more")
             waiting = await workers.sh(f"echo waiting >> {marker}")

@@ -17,8 +17,8 @@ from holdfast.worker.classify import broken, reported
 from holdfast.worker.event_writer import EventWriter
 from holdfast.worker.execution_services import ExecutionServices
 from holdfast.worker.held_leases import LeaseLost
-from holdfast.worker.limits import FOLDER_TOO_LARGE
-from holdfast.worker.recent import recent_events
+from holdfast.worker.limit_checks import FOLDER_TOO_LARGE
+from holdfast.worker.recent_events import recent_events
 
 log = logging.getLogger(__name__)
 

@@ -82,8 +82,8 @@ class DirectExecutor:
             raise AtCapacity(f"this server runs its maximum of {most} jobs; retry when one has ended")
 
     def _domain(self, capability: str) -> str:
-        domain = self._worker.domain_of(capability)
-        if domain is None and (why := self._worker.short_of_room(capability)) is not None:
+        domain = self._worker.capabilities.domain_of(capability)
+        if domain is None and (why := self._worker.capabilities.short_of_room(capability)) is not None:
             raise DiskFull(why)
         if domain is None:
             raise Conflict(f"this server has no queue and cannot run {capability} itself")
@@ -153,7 +153,7 @@ class DirectExecutor:
         return None
 
     async def _again(self, job: Job) -> asyncio.Event | None:
-        domain = self._worker.domain_of(job.capability)
+        domain = self._worker.capabilities.domain_of(job.capability)
         if domain is None:
             return None
         ttl = self._settings.lease_ttl

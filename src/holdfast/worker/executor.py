@@ -29,10 +29,10 @@ from holdfast.worker.event_writer import EventWriter
 from holdfast.worker.execution_services import ExecutionServices, HandOverRequested
 from holdfast.worker.held_leases import HeldLease, LeaseLost, boottime, until_trusted
 from holdfast.worker.last_error import LastError
-from holdfast.worker.limits import broken_limit, watch_folder
+from holdfast.worker.limit_checks import broken_limit, watch_folder
 from holdfast.worker.log_reader import LogReader
 from holdfast.worker.pipeline_execution import PipelineExecution
-from holdfast.worker.recent import recent_events
+from holdfast.worker.recent_events import recent_events
 from holdfast.worker.supervisor_link import SupervisorLink
 
 log = logging.getLogger(__name__)

@@ -10,16 +10,15 @@ import contextlib
 import logging
 import os
 import socket
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
 from holdfast.config import Settings
 from holdfast.duties.scheduler import Duties
 from holdfast.errors import StoreError
-from holdfast.model import FUNCTION_DOMAIN, Claimable, Lease, new_worker_id
+from holdfast.model import Claimable, Lease, new_worker_id
 from holdfast.runner.base import Runner
 from holdfast.runner.checks import ReadinessChecks
-from holdfast.runner.disk import DATABASE, LOOK_SECONDS
+from holdfast.runner.disk import LOOK_SECONDS
 from holdfast.runner.function import FunctionRegistry
 from holdfast.runner.shared_folder import SharedFolder
 from holdfast.runner.state_folder import WorkerLocks
@@ -28,11 +27,13 @@ from holdfast.store.notify import Signal
 from holdfast.store.outage import asked_again, level_of
 from holdfast.timing import backoff, jitter
 from holdfast.worker.batch_writer import HandOverRequest
+from holdfast.worker.capabilities import Capabilities
 from holdfast.worker.execution_services import ExecutionServices, StepHook
 from holdfast.worker.executor import AttemptExecution
 from holdfast.worker.functions import FunctionExecutor
 from holdfast.worker.heartbeat import Heartbeat, HeartbeatResult, HeartbeatStore
 from holdfast.worker.held_leases import HeldLease, HeldLeases, boottime
+from holdfast.worker.queue_slots import QueueSlots
 from holdfast.worker.upkeep import Upkeep
 
 log = logging.getLogger(__name__)
@@ -41,8 +42,6 @@ CRASHED_DELAY = 5.0
 PROMOTE = 1000
 CLAIM = 500
 """Maximum jobs per claim: while these run, the database selects the next ones."""
-CLEARING = 32
-"""Maximum ended attempts that are still being cleaned up; above this, nothing new is claimed."""
 DRAIN_SECONDS = 10.0
 """Time limit for the last writes of a draining worker; after that its leases have to expire."""
 
@@ -69,8 +68,7 @@ class Worker:
         self.id = worker_id or new_worker_id()
         self._store = store
         self._settings = settings
-        self._queues = dict(queues)
-        self._runners = {runner.capability: runner for runner in runners}
+        self._slots = QueueSlots(queues)
         self._functions = functions
         self._locks = locks
         self._connect_beats = connect_beats
@@ -78,13 +76,7 @@ class Worker:
         self._services = ExecutionServices(store, self.id, settings, installation, shared, checks, at)
         threads = sum(queues.values()) or settings.max_concurrency
         self._function_executor = FunctionExecutor(self._services, functions, threads=threads, done=self._release)
-        self._busy: Counter[str] = Counter()
-        self._clearing = 0
-        """Ended attempts whose slots are free but whose files are still being removed."""
-        self._queues_to_claim = set(self._queues)
-        """Queues that may have something to claim."""
-        self._capped: set[str] = set()
-        """Queues with a cap across all workers, as of the last claims."""
+        self.capabilities = Capabilities(runners, functions, self._services.disks)
         self._wake_up = asyncio.Event()
         self._settled = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
@@ -132,7 +124,7 @@ class Worker:
                         self._listen(signal),
                         self._poll_stops(),
                         self._watch_disks(),
-                        *(runner.watch(self._runner_changed) for runner in self._runners.values()),
+                        *(runner.watch(self._runner_changed) for runner in self.capabilities.runners.values()),
                         upkeep.run(),
                         duties.run(),
                     )
@@ -166,10 +158,10 @@ class Worker:
             self.id,
             host=socket.gethostname(),
             pid=os.getpid(),
-            queues=self._queues,
-            capabilities=self._capabilities,
-            domains=self._domains,
-            away=self._away,
+            queues=self._slots.queues,
+            capabilities=self.capabilities.available,
+            domains=self.capabilities.domains,
+            away=self.capabilities.away,
             ttl=self._settings.lease_ttl,
         )
 
@@ -177,27 +169,6 @@ class Worker:
         await self._store.workers.register_functions(
             [(function.name, function.revision, function.defaults) for function in self._functions.all]
         )
-
-    @property
-    def _capabilities(self) -> list[str]:
-        away = self._away
-        known = [*self._runners, *(f"function:{name}" for name in self._functions.names)]
-        return [capability for capability in known if capability not in away]
-
-    @property
-    def _away(self) -> Mapping[str, str]:
-        """Capabilities that cannot start jobs here now, and why: an unreachable engine or a full disk."""
-        low = self._services.disks.low
-        away = {runner.capability: why for runner in self._runners.values() if (why := runner.away) is not None}
-        if low:
-            away = {**dict.fromkeys(self._runners, next(iter(low.values()))), **away}
-        if DATABASE in low:  # A function writes nothing but its result.
-            away |= {f"function:{name}": low[DATABASE] for name in self._functions.names}
-        return away
-
-    @property
-    def _domains(self) -> list[str]:
-        return [FUNCTION_DOMAIN, *(domain for runner in self._runners.values() for domain in runner.domains)]
 
     @property
     def draining(self) -> bool:
@@ -208,24 +179,13 @@ class Worker:
         """How many of its running jobs were adopted from another worker."""
         return sum(held.lease.adopted for held in self._held_leases.all())
 
-    def short_of_room(self, capability: str) -> str | None:
-        """Name the full disk that blocks attempts of this capability; None if no disk does, or it cannot run anyway."""
-        low = self._services.disks.low
-        return self._away.get(capability) if low else None
-
-    def domain_of(self, capability: str) -> str | None:
-        """Return the domain in which an attempt of this capability would run; None if it cannot start here now."""
-        if capability not in self._capabilities:
-            return None
-        return FUNCTION_DOMAIN if capability.startswith("function:") else self._runners[capability].domain
-
     def _upkeep(self) -> Upkeep:
         return Upkeep(
             self._store,
             self.id,
             self._settings,
             locks=self._locks,
-            runners=list(self._runners.values()),
+            runners=list(self.capabilities.runners.values()),
             held=lambda job_id: self._held_leases.get(job_id) is not None,
         )
 
@@ -238,11 +198,11 @@ class Worker:
             try:
                 await self._claim_round()
                 failures = 0
-                if self._backlog():
+                if self._slots.backlog:
                     continue
-                if once and not self._queues_to_claim and not self._held_leases:
+                if once and not self._slots.to_claim and not self._held_leases:
                     return
-                await self._sleep(await self._until_due() if self._room() else self._settings.poll_interval)
+                await self._sleep(await self._until_due() if self._slots.any_free else self._settings.poll_interval)
             except Exception as error:
                 # The next claim may work. A worker that exits here would take its running functions with it.
                 failures += 1
@@ -251,32 +211,25 @@ class Worker:
                 )
                 await self._sleep(backoff(failures, base=0.1, cap=5.0))
 
-    def _backlog(self) -> bool:
-        """Whether a queue that may have work has room for it."""
-        return any(self._free(queue) > 0 for queue in self._queues_to_claim)
-
-    def _room(self) -> bool:
-        return any(self._free(queue) > 0 for queue in self._queues)
-
-    def _free(self, queue: str) -> int:
-        return self._queues[queue] - self._busy[queue] if self._clearing < CLEARING else 0
-
     async def _claim_round(self) -> None:
         """Adopt, then claim from each queue that may have something, up to its free slots."""
-        queues = [queue for queue in self._queues if queue in self._queues_to_claim and self._free(queue) > 0]
+        slots = self._slots
+        queues = [queue for queue in slots.queues if queue in slots.to_claim and slots.free(queue) > 0]
         if not queues:
-            await self._claim([], 0, self._domains)
+            await self._claim([], 0, self.capabilities.domains)
         for n, queue in enumerate(queues):
-            claimed = slots = min(self._free(queue), CLAIM)
+            claimed = most = min(slots.free(queue), CLAIM)
             # Before the claim: a notification during the claim may be for a job that it did not see.
-            self._queues_to_claim.discard(queue)
+            slots.to_claim.discard(queue)
             try:
-                claimed = await self._claim(self._pairs(queue), slots, self._domains if n == 0 else ())
+                claimed = await self._claim(
+                    self.capabilities.claimable(queue), most, self.capabilities.domains if n == 0 else ()
+                )
             finally:
-                if claimed == slots:
-                    self._queues_to_claim.add(queue)
+                if claimed == most:
+                    slots.to_claim.add(queue)
             caps = await self._store.queues.caps()
-            self._capped = {queue for queue in self._queues if queue in caps}
+            slots.capped = {queue for queue in slots.queues if queue in caps}
 
     async def _claim(self, pairs: Sequence[Claimable], slots: int, domains: Sequence[str]) -> int:
         """Adopt and claim jobs and run them. Return how many were claimed."""
@@ -300,20 +253,6 @@ class Worker:
             self._launch(held)
         return held_leases
 
-    def _pairs(self, queue: str) -> list[Claimable]:
-        able = self._capabilities
-        functions = [
-            Claimable(queue=queue, capability=capability, domain=FUNCTION_DOMAIN)
-            for capability in able
-            if capability not in self._runners
-        ]
-        runners = [
-            Claimable(queue=queue, capability=runner.capability, domain=runner.domain)
-            for runner in self._runners.values()
-            if runner.capability in able
-        ]
-        return functions + runners
-
     async def _until_due(self) -> float:
         """Return the seconds until the next claim: a poll, or sooner if a delayed job falls due. Promotes due jobs."""
         poll = jitter(self._settings.poll_interval)
@@ -330,15 +269,14 @@ class Worker:
             async with asyncio.timeout(seconds):
                 await self._wake_up.wait()
         except TimeoutError:
-            self._queues_to_claim.update(self._queues)
+            self._slots.claim_from_all()
 
     # Running
 
     def _launch(self, held: HeldLease) -> None:
         assert self._group is not None
         lease = held.lease
-        if lease.queue in self._queues:
-            self._busy[lease.queue] += 1
+        self._slots.take(lease.queue)
         if lease.runner != "function":
             self._group.create_task(self._execute(held))
         elif lease.adopted:
@@ -348,7 +286,7 @@ class Worker:
 
     async def _execute(self, held: HeldLease) -> None:
         """Run an attempt. If this task is cancelled, the lease stays ours: the next worker of this host recovers it."""
-        execution = AttemptExecution(self._services, self._runners[held.lease.runner], held)
+        execution = AttemptExecution(self._services, self.capabilities.runners[held.lease.runner], held)
         try:
             await execution.run()
         except Exception:
@@ -361,13 +299,12 @@ class Worker:
         await self._clear(execution)
 
     async def _clear(self, execution: AttemptExecution) -> None:
-        self._clearing += 1
+        self._slots.clearing += 1
         try:
             await execution.clear()
         finally:
-            self._clearing -= 1
             self._settled.set()
-            if self._clearing == CLEARING - 1:
+            if self._slots.end_clearing():
                 self._wake_up.set()
 
     def _release(self, held: HeldLease) -> None:
@@ -377,12 +314,9 @@ class Worker:
         if held.on_release is not None:
             held.on_release()
         queue = held.lease.queue
-        if queue in self._queues:
-            self._busy[queue] -= 1
-            if queue in self._capped:
-                self._queues_to_claim.add(queue)  # The last claim may have been short only because of the cap.
-            if queue in self._queues_to_claim or not self._held_leases:
-                self._wake_up.set()
+        self._slots.release(queue)
+        if queue in self._slots.queues and (queue in self._slots.to_claim or not self._held_leases):
+            self._wake_up.set()
 
     # Notifications and stop requests
 
@@ -405,7 +339,7 @@ class Worker:
         """Register again after an engine or disk became available or unavailable, and try to claim."""
         if self._group is not None and not self._services.draining.is_set():
             self._group.create_task(self._log_failure(self._register()))
-            self._queues_to_claim.update(self._queues)
+            self._slots.claim_from_all()
             self._wake_up.set()
 
     async def _watch_disks(self) -> None:
@@ -426,9 +360,9 @@ class Worker:
         while True:
             topics = await signal.wait(3600.0)
             if "*" in topics:
-                self._queues_to_claim.update(self._queues)
+                self._slots.claim_from_all()
             else:
-                self._queues_to_claim.update(queue for queue in self._queues if notify.work(queue) in topics)
+                self._slots.to_claim.update(queue for queue in self._slots.queues if notify.work(queue) in topics)
             if topics:
                 self._wake_up.set()
             if topics & {"*", notify.STOP} and len(self._held_leases):
@@ -470,7 +404,7 @@ class Worker:
         try:
             async with asyncio.timeout(self._settings.drain_grace + DRAIN_SECONDS):
                 await self._function_executor.drain(self._settings.drain_grace)
-                while self._held_leases or self._clearing:
+                while self._held_leases or self._slots.clearing:
                     self._settled.clear()
                     await self._settled.wait()
         except TimeoutError:
