@@ -1,4 +1,4 @@
-"""How soon an idle worker begins a job: from before the submit call to the first line of the function."""
+"""Pickup latency: from before the submit call to the first line of the function, on an idle worker."""
 
 import asyncio
 import time

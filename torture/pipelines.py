@@ -102,7 +102,7 @@ def lines(trail: str) -> int:
 
 
 class KnownSnapshots:
-    """The snapshots that are there, as far as clients know: (id, trail)."""
+    """The stored snapshots that clients know of: (id, trail)."""
 
     def __init__(self) -> None:
         self.snapshots: Sequence[tuple[str, str]] = ()

@@ -225,8 +225,8 @@ async def test_adopter_carries_out_a_pending_stop_request(workers: InProcessWork
     await workers.store.jobs.cancel(job.id)
     async with workers.worker():
         await workers.ended(job, Status.CANCELLED)
-    told = [event.data["cancel"] for event in await workers.events(job, "cancel")]
-    assert told == ["requested", "signalled", "dead"]
+    phases = [event.data["cancel"] for event in await workers.events(job, "cancel")]
+    assert phases == ["requested", "signalled", "dead"]
     assert docker.containers() == []
 
 

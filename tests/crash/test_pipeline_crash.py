@@ -66,8 +66,8 @@ async def content(pipelines: Pipelines, job: Job) -> str:
 
 def test_list_of_steps_is_complete() -> None:
     """A new step must be added to the tests that kill a worker there."""
-    told = "".join(Path(module.__file__ or "").read_text() for module in (pipeline_execution, snapshots))
-    assert {*re.findall(r'_at\("([a-z ]+)"\)', told)} | {"spawned"} == {*STEPS} | SERVED | OTHERS
+    source = "".join(Path(module.__file__ or "").read_text() for module in (pipeline_execution, snapshots))
+    assert {*re.findall(r'_at\("([a-z ]+)"\)', source)} | {"spawned"} == {*STEPS} | SERVED | OTHERS
 
 
 async def test_worker_killed_at_any_step_repeats_no_task(processes: WorkerProcesses, pipelines: Pipelines) -> None:

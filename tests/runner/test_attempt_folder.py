@@ -134,7 +134,7 @@ class TestAlive:
         attempt.pids.append(attempt.folder.start())
         assert attempt.end().code == 2
 
-    def test_adopter_collects_what_ended_while_nobody_watched(self, attempt: SupervisedAttempt) -> None:
+    def test_adopter_collects_an_attempt_that_ended_without_a_worker(self, attempt: SupervisedAttempt) -> None:
         """Proves R2: the supervisor of a killed worker finishes; the next worker finds the end and the whole log."""
         attempt.write(*shell("echo one; read x < $FIFO; echo two; exit 3"), env={"FIFO": str(make_fifo(attempt))})
         code = "import sys, time; from pathlib import Path; from holdfast.runner.attempt_folder import AttemptFolder\n"

@@ -1,4 +1,4 @@
-"""What a hostile job leaves and says: links, devices, rights, races, floods, lines that look like holdfast's own."""
+"""Outputs and logs of a hostile job: links, devices, permissions, races, floods, forged lines."""
 
 import itertools
 import os
@@ -79,8 +79,8 @@ async def test_links_devices_and_rights_are_not_taken(clean_url: str, runs: Runs
         for name, about in found.items():
             assert stat.S_ISREG(about.st_mode), name
             assert (about.st_uid, stat.S_IMODE(about.st_mode) & 0o7007, about.st_nlink) == (owner, 0, 1), name
-        (told,) = await events(site, job, "artifacts")
-        assert {one["path"].removeprefix("output/") for one in told["skipped"]} == {
+        (reported,) = await events(site, job, "artifacts")
+        assert {one["path"].removeprefix("output/") for one in reported["skipped"]} == {
             "link", "folder-link", "proc-link", "plain", "twin", "fifo", "socket",
         }  # fmt: skip
 
@@ -172,7 +172,7 @@ for top in ("output", "."):
 
 @by_both
 @pytest.mark.parametrize(
-    ("program", "told"),
+    ("program", "reported"),
     [
         pytest.param("open('output/x', 'w').truncate(8 << 30)", "larger than", id="sparse"),
         pytest.param(DEEP, NESTED, id="deep"),
@@ -185,16 +185,18 @@ for top in ("output", "."):
         pytest.param("open('result.json', 'w').write('[' * 1_000_000)", "cannot be read", id="nested result"),
     ],
 )
-async def test_broken_contract_is_named_and_leaves_nothing(clean_url: str, runs: Runs, program: str, told: str) -> None:
+async def test_contract_violation_names_the_file_and_stores_nothing(
+    clean_url: str, runs: Runs, program: str, reported: str
+) -> None:
     async with installation(clean_url, runs) as site:
         job = await site.submit(program)
         ended = await site.ended(job, Status.FAILED)
         assert ended.error is not None
-        if told == NESTED and ended.error.code == "folder_too_large":
-            told = "nested deeper"  # The worker looked at the folder's size while the job was still at it.
+        if reported == NESTED and ended.error.code == "folder_too_large":
+            reported = "nested deeper"  # The worker looked at the folder's size while the job was still at it.
         else:
             assert ended.error.code == "contract_violation"
-        assert told in ended.error.message
+        assert reported in ended.error.message
         assert "\x1b" not in ended.error.message
         assert await artifacts(site, job) == {}
 

@@ -177,7 +177,7 @@ def test_deeply_nested_files_are_counted(tmp_path: Path) -> None:
     remove_tree(tmp_path / "d")
 
 
-def test_a_sparse_file_counts_what_it_takes(tmp_path: Path) -> None:
+def test_sparse_file_counts_its_blocks(tmp_path: Path) -> None:
     with (tmp_path / "sparse").open("wb") as file:
         file.truncate(10**9)
     assert folder_size(tmp_path, 10**9) < 100_000

@@ -125,7 +125,7 @@ async def test_a_job_waits_while_all_uids_are_in_use(own: InProcessWorkers) -> N
     assert ended.attempts == 1
 
 
-async def test_what_a_killed_supervisor_left_is_found_by_its_uid(own: InProcessWorkers) -> None:
+async def test_leftovers_of_a_killed_supervisor_are_found_by_uid(own: InProcessWorkers) -> None:
     """Also in a session of its own and without the mark in its environment; the uid is free after that. Proves I1."""
     job = await own.sh(
         "setsid env -i sh -c 'echo $$ > pid; exec sleep 600' & while [ ! -s pid ]; do sleep 0.01; done; wait"

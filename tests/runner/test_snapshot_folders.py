@@ -59,7 +59,7 @@ def fill(work: Path) -> Path:
 
 
 @needs_root
-def test_a_snapshot_belongs_to_holdfast_and_lends_no_rights(folders: SnapshotFolders, workspace: Path) -> None:
+def test_snapshot_belongs_to_holdfast_and_grants_no_rights(folders: SnapshotFolders, workspace: Path) -> None:
     """Whatever the tasks did to their files: their uid is another attempt's one day. Proves I1, I2."""
     for path in (workspace, workspace / "base", workspace / "base" / "1", workspace / "link"):
         os.chown(path, 65532, 65532, follow_symlinks=False)
@@ -98,7 +98,7 @@ def test_copy_and_restore_keep_everything(folders: SnapshotFolders, workspace: P
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_crash_at_any_step_leaves_no_half_snapshot(folders: SnapshotFolders, workspace: Path, step: str) -> None:
+def test_crash_at_any_step_leaves_no_partial_snapshot(folders: SnapshotFolders, workspace: Path, step: str) -> None:
     """Proves P6."""
     died = subprocess.run([sys.executable, "-c", DIE, folders.root, workspace, step, ID], check=False)
     assert died.returncode == -signal.SIGKILL
@@ -113,7 +113,7 @@ def test_crash_at_any_step_leaves_no_half_snapshot(folders: SnapshotFolders, wor
     assert folders.verify(made.folder, made.digest)
 
 
-def test_sweep_leaves_a_builder_that_lives(folders: SnapshotFolders, workspace: Path) -> None:
+def test_sweep_keeps_the_files_of_a_live_builder(folders: SnapshotFolders, workspace: Path) -> None:
     """Proves P6."""
     swept = []
     busy = SnapshotFolders(
@@ -125,7 +125,7 @@ def test_sweep_leaves_a_builder_that_lives(folders: SnapshotFolders, workspace: 
 
 
 @pytest.mark.parametrize("harm", ["cut", "gone", "added", "mode", "all"])
-def test_snapshot_that_is_not_what_was_published_is_refused(
+def test_snapshot_that_differs_from_the_published_one_is_refused(
     folders: SnapshotFolders, workspace: Path, tmp_path: Path, harm: str
 ) -> None:
     """Proves P6."""
@@ -295,7 +295,7 @@ def dirty_pages(path: Path) -> int | None:
 
 
 @pytest.mark.skipif(missing("ext4") is not None, reason=missing("ext4") or "")
-def test_copy_for_the_disk_is_written_while_it_goes_on(tmp_path: Path) -> None:
+def test_copy_is_written_back_while_it_runs(tmp_path: Path) -> None:
     """A sync at the end has only the rest to do. Here the writer has not ended, and nobody else syncs this disk."""
     with disk(tmp_path, "ext4", 32 * MIB) as place:
         script = f"exec 3> made; head -c {8 * MIB} /dev/zero >&3; echo whole; read gate"

@@ -61,7 +61,7 @@ def test_lock_file_stays_if_the_recovery_failed(tmp_path: Path) -> None:
 
 
 def test_lock_file_that_was_taken_while_it_was_made_is_made_again(tmp_path: Path) -> None:
-    """One who looks for dead workers may come between the making of a lock file and its lock."""
+    """Another worker may take the lock file between its creation and its lock."""
     locks = StateFolder(tmp_path).locks("site")
     path = tmp_path / "workers" / "site" / "w:1.lock"
     fd = os.open(path, os.O_RDWR | os.O_CREAT)
@@ -87,7 +87,7 @@ def test_a_state_folder_that_cannot_be_used_is_refused_by_name(tmp_path: Path) -
 
 
 def test_worker_that_leaves_attempts_keeps_its_lock_file(tmp_path: Path) -> None:
-    """So that the next one hands that over at once. Proves L19."""
+    """So that the next worker hands them over immediately. Proves L19."""
     locks = StateFolder(tmp_path).locks("site")
     with locks.acquire("w:1") as held:
         held.keep_file = True

@@ -90,7 +90,7 @@ def test_a_uid_is_not_freed_while_its_folder_is_there(tmp_path: Path) -> None:
 
 
 def test_only_its_owner_frees_a_uid(tmp_path: Path) -> None:
-    """The slower one of two that free the same uid does not free it for its next owner."""
+    """The slower of two processes that free the same uid does not free it again for its next owner."""
     uids = UidPool(FIRST, FIRST, tmp_path / "uids")
     first, second = tmp_path / "site" / "first.1", tmp_path / "site" / "second.1"
     uid = uids.claim(first)
@@ -100,7 +100,7 @@ def test_only_its_owner_frees_a_uid(tmp_path: Path) -> None:
     assert uids.owner(uid) == second
 
 
-def test_a_process_that_sleeps_with_the_lock_delays_nobody_for_long(tmp_path: Path) -> None:
+def test_stopped_holder_of_the_lock_delays_others_only_briefly(tmp_path: Path) -> None:
     """What could not be freed then is left to the sweep."""
     uids = UidPool(FIRST, FIRST + 20, tmp_path / "uids")
     attempt = tmp_path / "site" / "job.1"
@@ -166,7 +166,7 @@ def test_the_folder_of_the_uids_is_the_owners_alone(tmp_path: Path) -> None:
 
 
 @needs_root
-def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
+def test_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     (tmp_path / "uids").mkdir()
     os.chown(tmp_path / "uids", 65532, 65532)
     with pytest.raises(ConfigError, match="belongs to uid 65532"):
@@ -202,7 +202,7 @@ def test_everything_of_a_uid_is_killed_and_nothing_else() -> None:
 
 
 @needs_root
-def test_the_sweep_kills_what_runs_as_a_uid_before_it_frees_it(tmp_path: Path) -> None:
+def test_sweep_kills_the_processes_of_a_uid_before_it_frees_it(tmp_path: Path) -> None:
     """As after a crash between the removal of a folder and the end of its claim. Proves I1."""
     site = tmp_path / "site"
     buried = site / "job.1"
@@ -226,7 +226,7 @@ def test_the_sweep_kills_what_runs_as_a_uid_before_it_frees_it(tmp_path: Path) -
 
 
 @needs_root
-def test_without_namespaces_what_a_uid_left_on_the_host_is_removed_before_it_is_freed(tmp_path: Path) -> None:
+def test_without_namespaces_files_of_a_uid_are_removed_before_it_is_freed(tmp_path: Path) -> None:
     """Files in open places, links not followed, and System V shared memory. Proves I1."""
     uids = UidPool(FIRST + 40, FIRST + 60, tmp_path / "uids", private=False)
     attempt = tmp_path / "site" / "job.1"

@@ -83,7 +83,7 @@ async def test_plan_knows_the_names_of_a_jobs_secrets(service: Service, inputs: 
         assert (name, cached, reason) == ("one", False, f"nearest is {first[:12]}: secrets removed")
 
 
-async def test_plan_says_what_would_run_and_what_differs_and_does_nothing(
+async def test_plan_lists_tasks_and_differences_and_changes_nothing(
     service: Service, inputs: Path, tmp_path: Path
 ) -> None:
     """Proves P10."""

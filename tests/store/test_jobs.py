@@ -248,7 +248,7 @@ async def test_resolve_ends_a_failed_job_with_a_person_s_result(harness: StoreHa
     assert (resolved.status, resolved.result, resolved.error) == (Status.SUCCEEDED, {"ok": 1}, None)
 
 
-async def test_resume_of_an_attempt_that_may_still_run_needs_a_person_s_word(harness: StoreHarness) -> None:
+async def test_resume_of_an_attempt_that_may_still_run_needs_confirmation(harness: StoreHarness) -> None:
     """Proves C8."""
     job = await harness.submit(**PROCESS)
     await harness.claim_process()

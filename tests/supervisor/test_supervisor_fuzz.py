@@ -161,9 +161,7 @@ SERVICE = Service(name="server", argv=("/bin/sleep", "600"))
 
 @FUZZ
 @given(batch=st.lists(commands, min_size=10, max_size=20), hold=st.booleans())
-def test_any_commands_leave_the_supervisor_sound_and_listening(
-    sanitized: Path, tmp_path: Path, batch: list[bytes], hold: bool
-) -> None:
+def test_supervisor_survives_any_commands(sanitized: Path, tmp_path: Path, batch: list[bytes], hold: bool) -> None:
     """Proves R24: each is answered or, if a good one ended the attempt, the end is recorded."""
     attempt = fresh(tmp_path, sanitized)
     attempt.write("/bin/sleep", "600", token=TOKEN, hold=hold, service=SERVICE if hold else None)

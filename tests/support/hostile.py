@@ -92,12 +92,12 @@ class Installation:
             "python3", "-", spec={"stdin": VICTIM}, env={"SECRET": SECRET}, secrets=["WORKER_SECRET"], **fields
         )
 
-        async def told() -> str | None:
+        async def reported() -> str | None:
             assert self.worker.status is None, self.worker.log
             lines = await self.processes.log(job)
             return next((line for line in lines if line.startswith("FACTS ")), None)
 
-        line = await eventually(told, "the victim starts")
+        line = await eventually(reported, "the victim starts")
         return VictimDetails(job=job, **json.loads(line.removeprefix("FACTS ")))
 
     async def attack(self, targets: Mapping[str, Any]) -> dict[str, Any]:

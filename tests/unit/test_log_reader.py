@@ -56,7 +56,7 @@ def test_a_line_without_an_end_is_cut_between_characters_always_at_the_same_plac
         assert [len(line) for line in lines][:2] == [MAX_LINE - 1, MAX_LINE]
 
 
-def test_a_gap_in_the_log_is_told_and_what_came_before_it_is_a_line() -> None:
+def test_gap_in_the_log_is_reported_and_ends_a_line() -> None:
     lines = LineSplitter(0)
     assert lines.feed(0, b"one\ntw") == ([b"one"], 0)
     assert lines.feed(100, b"rest\n") == ([b"tw", b"rest"], 94)

@@ -177,7 +177,7 @@ def test_mode_says_what_is_kept(files: Sources, mode: str, kept: list[bool]) -> 
     assert made(files, snapshot=mode).hash == made(files).hash
 
 
-def test_latest_snapshot_says_where_to_go_on(files: Sources) -> None:
+def test_latest_snapshot_decides_where_to_continue(files: Sources) -> None:
     """Proves P2."""
     found = made(files)
     first, second = (task.snapshot for task in found.tasks)

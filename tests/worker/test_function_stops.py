@@ -49,8 +49,8 @@ async def test_cancel_and_interrupt_reach_a_function_through_its_token(workers: 
     assert seen == ["interrupt"]
     assert paused.error is not None
     assert paused.error.code == "interrupted"
-    told = [event.data["cancel"] for event in await workers.events(jobs[2], "cancel")]
-    assert told == ["requested", "signalled", "dead"]
+    phases = [event.data["cancel"] for event in await workers.events(jobs[2], "cancel")]
+    assert phases == ["requested", "signalled", "dead"]
 
 
 async def test_a_sync_function_that_does_not_end_stays_running_until_it_returns(workers: InProcessWorkers) -> None:
@@ -314,12 +314,12 @@ async def test_stop_request_may_escalate_while_the_function_ends(workers: InProc
     async with workers.worker():
         await workers.running(job)
         await workers.store.jobs.interrupt(job.id)
-        await eventually(lambda: _told(workers, job, "signalled"), "it is asked to stop")
+        await eventually(lambda: _reached_phase(workers, job, "signalled"), "it is asked to stop")
         await workers.store.jobs.cancel(job.id)
         await asyncio.sleep(0.5)  # Reason: the worker may hear of it first; it ends cancelled either way.
         go.set()
         await workers.ended(job, Status.CANCELLED)
 
 
-async def _told(workers: InProcessWorkers, job: Job, rung: str) -> bool:
-    return rung in [event.data["cancel"] for event in await workers.events(job, "cancel")]
+async def _reached_phase(workers: InProcessWorkers, job: Job, phase: str) -> bool:
+    return phase in [event.data["cancel"] for event in await workers.events(job, "cancel")]

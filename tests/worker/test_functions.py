@@ -123,7 +123,7 @@ async def test_inputs_that_do_not_fit_fail_at_once_and_are_not_retried(workers: 
             assert ended.attempts == 1
 
 
-async def test_a_result_that_is_no_json_fails_its_own_job_alone(workers: InProcessWorkers) -> None:
+async def test_result_that_is_not_json_fails_only_its_own_job(workers: InProcessWorkers) -> None:
     @workers.functions.add
     async def bad() -> object:
         return object()

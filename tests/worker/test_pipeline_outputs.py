@@ -110,7 +110,7 @@ async def test_snapshot_that_goes_between_the_hit_and_the_copy_is_built_again(pi
 
 
 async def test_base_snapshot_provides_its_outputs(pipelines: Pipelines) -> None:
-    """Proves D1: a task is the same behind a base as behind the tasks that made it, so it leaves the same."""
+    """Proves D1: a task has the same outputs after a base as after the tasks that made the base."""
     workers = pipelines.workers
     async with workers.worker():
         first = await workers.ended(await pipelines.submit(leaves("one", "a")), Status.SUCCEEDED)
@@ -125,7 +125,7 @@ async def test_base_snapshot_provides_its_outputs(pipelines: Pipelines) -> None:
 
 
 @pytest.mark.parametrize("rest", [0, 1])
-async def test_tasks_that_somebody_else_did_meanwhile_replace_what_was_done_here(
+async def test_tasks_stored_by_another_job_meanwhile_replace_ours(
     pipelines: Pipelines, tmp_path: Path, rest: int
 ) -> None:
     """Proves D1: in the middle of an attempt, the next tasks are found known: the rest of them, or all but one."""

@@ -399,7 +399,7 @@ async def test_damaged_snapshot_is_built_again(pipelines: Pipelines) -> None:
         ({"files": ["../outside"]}, "tasks[0].files[0]: "),
     ],
 )
-async def test_what_cannot_be_planned_fails_at_once(
+async def test_pipeline_that_cannot_be_planned_fails_at_once(
     pipelines: Pipelines, asked: dict[str, object], message: str
 ) -> None:
     """Proves P10, R17: and nothing is published."""

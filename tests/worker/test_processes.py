@@ -41,7 +41,7 @@ async def test_a_process_runs_and_its_output_is_kept_apart_and_in_order(workers:
     assert workers.folders == []
 
 
-async def test_the_environment_is_built_from_nothing_and_says_who_it_is(
+async def test_environment_is_built_from_nothing_and_has_the_identity(
     workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves R1, R25."""
@@ -112,7 +112,7 @@ async def test_output_that_is_no_text_and_lines_without_an_end_do_no_harm(worker
     assert len(max(log, key=len).encode()) <= 3 * 65_536
 
 
-async def test_stdin_is_what_the_job_says_or_nothing(workers: InProcessWorkers) -> None:
+async def test_stdin_is_the_given_text_or_empty(workers: InProcessWorkers) -> None:
     one = await workers.command("cat", spec={"stdin": "to be read"})
     two = await workers.command("cat")
     async with workers.worker():
@@ -209,8 +209,8 @@ async def test_stop_sequence_records_each_step(workers: InProcessWorkers) -> Non
         grandchild = await eventually(pid, "the grandchild says who it is")
         await workers.store.jobs.cancel(job.id, by="someone")
         await workers.ended(job, Status.CANCELLED)
-    told = [event.data["cancel"] for event in await workers.events(job, "cancel")]
-    assert told == ["requested", "signalled", "killed", "dead"]
+    phases = [event.data["cancel"] for event in await workers.events(job, "cancel")]
+    assert phases == ["requested", "signalled", "killed", "dead"]
     assert not alive(grandchild)
 
 
@@ -447,7 +447,7 @@ def _says(pid: str, command: bytes) -> bool:
         return False
 
 
-async def test_a_capped_queue_goes_on_as_soon_as_a_job_ends(workers: InProcessWorkers) -> None:
+async def test_capped_queue_continues_as_soon_as_a_job_ends(workers: InProcessWorkers) -> None:
     """Without waiting for a poll, which would come later than this test waits. Proves J10."""
     workers.set(poll_interval=2 * PATIENCE)
     await workers.store.queues.limit("narrow", cap=1)

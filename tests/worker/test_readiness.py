@@ -1,4 +1,4 @@
-"""Readiness checks: whose rights they have, what they may leave behind, and what of their output comes back."""
+"""Readiness checks: their user, their leftovers, and their output."""
 
 import contextlib
 import os

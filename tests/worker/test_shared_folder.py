@@ -120,7 +120,7 @@ async def test_every_part_refuses_another_folder(workers: InProcessWorkers, tmp_
     assert not other.exists()
 
 
-async def test_many_that_start_first_at_once_agree_on_one_folder(workers: InProcessWorkers, tmp_path: Path) -> None:
+async def test_concurrent_first_starts_agree_on_one_folder(workers: InProcessWorkers, tmp_path: Path) -> None:
     """Also those with different folders: one is recorded, the others are refused."""
     installation = await workers.store.installation()
     proven = await asyncio.gather(
@@ -132,7 +132,7 @@ async def test_many_that_start_first_at_once_agree_on_one_folder(workers: InProc
     assert recorded.id == proven[0].id
 
 
-async def test_of_many_different_folders_at_the_first_start_one_is_recorded(
+async def test_one_of_many_different_folders_is_recorded_at_the_first_start(
     workers: InProcessWorkers, tmp_path: Path
 ) -> None:
     installation = await workers.store.installation()

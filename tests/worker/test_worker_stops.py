@@ -142,7 +142,7 @@ async def test_process_that_has_a_reused_pid_is_not_signalled(processes: WorkerP
         await innocent.wait()
 
 
-async def test_after_a_reboot_what_ran_is_lost_and_what_had_ended_is_collected(processes: WorkerProcesses) -> None:
+async def test_after_a_reboot_running_attempts_are_lost_and_ended_ones_collected(processes: WorkerProcesses) -> None:
     """Proves R6, R2. The test simulates a reboot: everything dies, and the next worker gets another boot id."""
     ran = await long(processes, "ran")
     ended = await processes.chatty("ended", gated=True)
@@ -299,17 +299,17 @@ async def test_unkillable_job_is_not_called_cancelled(
         behind = await workers.sh("true", lane="l")
         await workers.wait_for_log(job, "begun")
         await workers.store.jobs.cancel(job.id)
-        await eventually(lambda: _told(workers, job, "not_dead"), "it is told")
+        await eventually(lambda: _reached_phase(workers, job, "not_dead"), "it is told")
         await asyncio.sleep(0.5)  # Reason: time in which it would wrongly be called cancelled.
         assert (await workers.get(job)).status is Status.RUNNING
         assert (await workers.get(behind)).started_at is None
         refuses = False
         await workers.ended(job, Status.CANCELLED)
         await workers.ended(behind, Status.SUCCEEDED)
-    assert await _told(workers, job, "dead")
+    assert await _reached_phase(workers, job, "dead")
 
 
-async def _told(workers: InProcessWorkers, job: Job, phase: str) -> bool:
+async def _reached_phase(workers: InProcessWorkers, job: Job, phase: str) -> bool:
     return phase in [event.data["cancel"] for event in await workers.events(job, "cancel")]
 
 
@@ -343,11 +343,11 @@ async def test_late_first_supervisor_has_started_nothing(tmp_path: Path, monkeyp
     met = asyncio.Event()
     begun_by_another = ProcessHandle._wait_for_other_supervisor
 
-    async def told(attempt: ProcessHandle) -> None:
+    async def noted(attempt: ProcessHandle) -> None:
         met.set()
         await begun_by_another(attempt)
 
-    monkeypatch.setattr(ProcessHandle, "_wait_for_other_supervisor", told)
+    monkeypatch.setattr(ProcessHandle, "_wait_for_other_supervisor", noted)
     runner = ProcessRunner(StateFolder(tmp_path), "site", user=None, log_cap=1 << 20)
     identity = Identity("site", "job", 1)
     order = StartRequest(

@@ -34,6 +34,8 @@ T = TypeVar("T")
 LAST_SAID = 4096
 SPARES, SPARE_BYTES = 3, 512
 """Enough for an adoption, a stop and a more urgent stop. A command is a few hundred bytes and fits into a block."""
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Errors of a full disk, and of a full quota."""
 FORBIDDEN = b'{"version":1,"forbidden":true}\n'
 """Content of `started` as a start marker: nothing ran, and nothing may start."""
 
@@ -191,18 +193,29 @@ class AttemptFolder:
     def forbid(self) -> bool:
         """Write a start marker, so that nothing starts here. Return False if a supervisor is there or was."""
         self.create()
-        fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = self._open_lock()
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not self.forbidden():
                 if any((self.path / name).exists() for name in ("started", "exit")):
                     return False
-                self._write_atomically("started", FORBIDDEN)
+                self._write_even_if_full("started", FORBIDDEN)
             return True
         except BlockingIOError:
             return False
         finally:
             os.close(fd)
+
+    def _open_lock(self) -> int:
+        """Open the lock, which may be new. A disk without a free inode gets one back from a reserved file."""
+        for n in reversed(range(SPARES)):
+            try:
+                return os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise
+                (self.path / f"spare.{n}").unlink(missing_ok=True)
+        return os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def reduce_to_marker(self) -> None:
         """Remove everything except the start marker, so that a late supervisor does not start the attempt again."""
@@ -243,20 +256,23 @@ class AttemptFolder:
         return FrameReader(self.path / "log", stdout=stdout, stderr=stderr, events=events)
 
     def write_spares(self) -> None:
-        """Reserve disk blocks for a few commands: an attempt that filled the disk must still be stoppable."""
+        """Reserve disk blocks for a few commands or a start marker: they must be written even on a full disk."""
         for n in range(SPARES):
             write_new(f"{self.path}/spare.{n}", bytes(SPARE_BYTES))
 
     def send(self, command: Command) -> str:
         """Send a command to the supervisor and return its name, which the acknowledgement carries."""
         name = f"{time.time_ns():020d}-{os.urandom(4).hex()}"
-        data = encode_command(command)
-        try:
-            self._write_atomically(f"cmd/{name}", data)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not self._write_into_spare(f"cmd/{name}", data):
-                raise
+        self._write_even_if_full(f"cmd/{name}", encode_command(command))
         return name
+
+    def _write_even_if_full(self, name: str, data: bytes) -> None:
+        """Write a small file, on a full disk into a reserved block."""
+        try:
+            self._write_atomically(name, data)
+        except OSError as error:
+            if error.errno not in FULL or not self._write_into_spare(name, data):
+                raise
 
     def _write_into_spare(self, name: str, data: bytes) -> bool:
         """Write a small file into a reserved block. Return False if all are used."""
@@ -315,9 +331,11 @@ class AttemptFolder:
 
 
 def write_new(path: str | Path, data: bytes) -> None:
-    """Write a new file, accessible only to its owner."""
+    """Write a new file, accessible only to its owner. On a disk that is nearly full a write may be short."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb", 0) as file:
-        file.write(data)
+        written = file.write(data)
+        while written < len(data):
+            written += file.write(data[written:])
 
 
 def decode(data: bytes, type: type[T], where: str) -> T:

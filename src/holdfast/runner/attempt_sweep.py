@@ -15,6 +15,8 @@ def sweep_attempt(folder: AttemptFolder, mark: str, *, keep_marker_for: float, u
     The start marker stays for `keep_marker_for` seconds, so that a late supervisor does not start the attempt again.
     `uid` is the attempt's own user, if it has one.
     """
+    if not folder.path.exists():
+        return True
     if folder.alive():
         started = folder.started()
         token = started.token if started else 1

@@ -90,6 +90,10 @@ class TooLate(Exception):
     """The deadline for the start has passed; nothing runs."""
 
 
+class NoSpace(Exception):
+    """The disk is full, so the attempt could not be started; nothing runs. The job waits for space."""
+
+
 class EngineUnreachable(Exception):
     """The engine does not answer, or is not the same as before. The attempt's state is unknown; it is not lost."""
 
@@ -162,6 +166,13 @@ class Runner(Protocol):
     @property
     def away(self) -> str | None:
         """Why no attempt can start now, as a text for people; None if attempts can start."""
+
+    def pause(self, why: str) -> None:
+        """Start nothing for a while: a start found the disk full. Attempts here can still be found and swept."""
+
+    @property
+    def paused(self) -> str | None:
+        """Why nothing starts for now, if a start found the disk full; this is also `away`."""
 
     def note_failure(self) -> None:
         """Note that the engine did not answer or the host is exhausted: check it, and start nothing for now."""

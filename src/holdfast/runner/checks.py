@@ -15,12 +15,12 @@ import msgspec
 
 from holdfast.limits import AttemptLimits
 from holdfast.permissions import make_passable_for
-from holdfast.runner.attempt_folder import AttemptFolder, ExitRecord, write_new
+from holdfast.runner.attempt_folder import FULL, AttemptFolder, ExitRecord, write_new
 from holdfast.runner.attempt_users import AttemptUsers, RunsAs
-from holdfast.runner.base import EngineUnreachable, Identity
+from holdfast.runner.base import EngineUnreachable, Identity, NoSpace
 from holdfast.runner.exits import ProcessExits
 from holdfast.runner.frames import Stream
-from holdfast.runner.supervisor.protocol import ExitCause, Limit
+from holdfast.runner.supervisor.protocol import ExitCause, ExitStatus, Limit
 from holdfast.runner.tree_removal import remove_tree
 from holdfast.runner.wire import PATH, Command, SupervisorSpec, WireTask, encode_spec
 
@@ -73,7 +73,7 @@ class ReadinessChecks:
     ) -> CheckResult:
         """Run a check once. It is stopped at `trusted_until`, a time of CLOCK_BOOTTIME that moves while it runs.
 
-        Raise CannotStart if its user cannot be used here.
+        Raise CannotStart if its user cannot be used here, NoSpace if the disk is full and it did not run.
         """
         folder = AttemptFolder(
             self._root / f"{request.identity.job}.{request.identity.attempt}.{CHECK}{os.urandom(4).hex()}"
@@ -81,9 +81,15 @@ class ReadinessChecks:
         try:
             deadline = trusted_until()
             pid = await asyncio.to_thread(self._stage_and_spawn, folder, request, deadline)
-            await self._attend(folder, request, self._children.watch(pid), deadline, trusted_until, unwanted)
+            status = self._children.watch(pid)
+            await self._attend(folder, request, status, deadline, trusted_until, unwanted)
+            if status.done() and status.result() == ExitStatus.LEFT_FULL and not folder.exit():
+                await asyncio.to_thread(self._remove, folder)
+                raise NoSpace("cannot run a readiness check: No space left on device")
             return await asyncio.to_thread(_end_of, folder)
         except OSError as error:
+            if error.errno in FULL:
+                raise NoSpace(f"cannot run a readiness check: {error.strerror}") from error
             return CheckResult(ready=False, reason=f"it could not be started: {error.strerror}")
         except EngineUnreachable as error:
             return CheckResult(ready=False, reason=str(error))
@@ -109,6 +115,12 @@ class ReadinessChecks:
         if not status.done():
             await asyncio.to_thread(folder.send, Command(token=request.token, verb="kill", kind="cancel"))
             await asyncio.wait([status], timeout=KILL_SECONDS)
+
+    def _remove(self, folder: AttemptFolder) -> None:
+        """Remove a run that never began, and whose supervisor has exited: nobody else starts it."""
+        uid = self._users.uid_of(folder.path)
+        remove_tree(folder.path)
+        self._users.free(folder.path, uid)
 
     async def clear(self, identity: Identity) -> bool:
         """Stop checks that previous owners of an attempt left; return whether all are gone."""

@@ -20,10 +20,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from holdfast.errors import Invalid
+from holdfast.errors import CacheFull, Invalid
 from holdfast.limits import LimitSettings
 from holdfast.permissions import make_file, make_folder, make_passable_for
-from holdfast.runner.attempt_folder import AttemptFolder, write_new
+from holdfast.runner.attempt_folder import FULL, AttemptFolder, write_new
 from holdfast.runner.attempt_sweep import sweep_attempt
 from holdfast.runner.attempt_users import AttemptUsers, RunsAs
 from holdfast.runner.base import (
@@ -32,6 +32,7 @@ from holdfast.runner.base import (
     ConfirmLease,
     EngineUnreachable,
     Identity,
+    NoSpace,
     StartRequest,
     TooLate,
 )
@@ -40,7 +41,9 @@ from holdfast.runner.exits import ProcessExits
 from holdfast.runner.ownership import give, give_if_there
 from holdfast.runner.process_handle import ProcessHandle, start_steps
 from holdfast.runner.removal import FolderRemover
+from holdfast.runner.spare_markers import SpareMarkers
 from holdfast.runner.spec_limits import LEAST_OUTPUT, OUTPUT_FACTOR, rlimits
+from holdfast.runner.start_pause import StartPause
 from holdfast.runner.state_folder import StateFolder
 from holdfast.runner.tree_removal import remove_tree
 from holdfast.runner.uids import CLAIM_SECONDS, UidPool, UidsExhausted
@@ -60,9 +63,8 @@ from holdfast.runner.workspace import (
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-EXHAUSTED = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.EIO, errno.EROFS}
-)
+EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.EIO, errno.EROFS})
+"""Errors of a host that lacks something else than disk space."""
 NO_ROOM = "this host ran out of resources a moment ago"
 EXHAUSTED_SECONDS = 10.0
 """Seconds in which nothing is started after the host ran out of resources."""
@@ -94,6 +96,7 @@ class ProcessRunner:
         self.domain = state.domain
         self.domains = state.domains
         self.root = state.attempts(installation).resolve()
+        self.markers = SpareMarkers(state.spare_markers(installation))
         self.users = AttemptUsers(user, uids, self.root, allow_root=allow_root)
         self.boot = state.boot
         self._log_cap = log_cap
@@ -106,22 +109,36 @@ class ProcessRunner:
         self.checks = ReadinessChecks(self.root, self.users, self._children, self._limits.default)
         self._exhausted_until = 0.0
         self._exhausted_for = NO_ROOM
+        self._pause = StartPause()
         self._failure_noted = asyncio.Event()
 
     @property
     def away(self) -> str | None:
-        return self._exhausted_for if time.monotonic() < self._exhausted_until else None
+        return self._exhausted_for if time.monotonic() < self._exhausted_until else self._pause.why
+
+    def pause(self, why: str) -> None:
+        self._pause.begin(why)
+        self._failure_noted.set()
+
+    @property
+    def paused(self) -> str | None:
+        return self._pause.why
 
     def note_failure(self) -> None:
         self._exhausted_until = time.monotonic() + EXHAUSTED_SECONDS
         self._failure_noted.set()
 
+    @property
+    def _left(self) -> float:
+        return max(self._exhausted_until - time.monotonic(), self._pause.left)
+
     async def watch(self, changed: Callable[[], None]) -> None:
-        """Call `changed` when starts stop for lack of resources or uids, and when they resume."""
+        """Call `changed` when starts stop for lack of resources, uids or disk space, and when they resume."""
+        await self.in_thread(self.markers.refill)
         while await self._failure_noted.wait():
             self._failure_noted.clear()
             changed()
-            while (left := self._exhausted_until - time.monotonic()) > 0:  # noqa: ASYNC110 - it may be extended
+            while (left := self._left) > 0:  # noqa: ASYNC110 - it may be extended
                 await asyncio.sleep(left)
             self._exhausted_for = NO_ROOM
             changed()
@@ -156,7 +173,7 @@ class ProcessRunner:
 
     async def forbid(self, identity: Identity, domain: str) -> bool:
         try:
-            return await self.in_thread(self.folder(identity).forbid)
+            return await self.in_thread(lambda: self.markers.forbid(self.folder(identity)))
         except OSError as error:
             raise EngineUnreachable(f"cannot write the start marker: {error.strerror}") from error
 
@@ -193,6 +210,8 @@ class ProcessRunner:
                 self._restage(folder, request)
         except Invalid as error:
             raise CannotStart("contract_violation", str(error)) from error
+        except CacheFull as error:
+            raise NoSpace(f"cannot prepare the attempt's folder: {error}") from error
         except OSError as error:
             raise _trouble(error, "cannot prepare the attempt's folder") from error
 
@@ -332,9 +351,10 @@ class ProcessRunner:
         return swept and checks_gone
 
     async def sweep_incomplete(self, older: float) -> int:
-        """Remove incomplete folders whose makers must be dead, and free unused uids."""
+        """Remove incomplete folders whose makers must be dead, and free unused uids; refill the spare markers."""
         gone = await self.slowly(lambda: self._sweep_incomplete(older))
         await self.slowly(lambda: self.users.sweep(max(CLAIM_SECONDS, self._keep_marker_for)))
+        await self.slowly(self.markers.refill)
         return gone
 
     def _sweep_incomplete(self, older: float) -> int:
@@ -377,6 +397,8 @@ def _spawn(folder: AttemptFolder) -> int:
 def _trouble(error: OSError, what: str) -> Exception:
     """Map an OSError: an exhausted host is not the job's fault, so the job waits or runs on another host."""
     message = f"{what}: {error.strerror}"
+    if error.errno in FULL:
+        return NoSpace(message)
     return EngineUnreachable(message) if error.errno in EXHAUSTED else CannotStart("start_failed", message)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.limits import AttemptLimits
 from holdfast.model import Cause, Error
 from holdfast.runner.attempt_end import to_end
-from holdfast.runner.base import AttemptEnd, AttemptState, CannotStart, EngineUnreachable, Identity, TooLate
+from holdfast.runner.base import AttemptEnd, AttemptState, CannotStart, EngineUnreachable, Identity, NoSpace, TooLate
 from holdfast.runner.collected_outputs import CollectedOutputs
 from holdfast.runner.exits import SupervisorWatch
 from holdfast.runner.folder_size import folder_size
@@ -73,6 +73,8 @@ class ProcessHandle:
             return  # It ran and has ended already: the status is the command's.
         if status == ExitStatus.LEFT_LATE:
             raise TooLate
+        if status == ExitStatus.LEFT_FULL:
+            raise NoSpace("the supervisor had no space for its files: No space left on device")
         if status == ExitStatus.LEFT_BROKEN:
             raise CannotStart("start_failed", "the supervisor could not use the attempt's folder")
         if status in (ExitStatus.LEFT_HELD, ExitStatus.LEFT_STARTED):

@@ -4,6 +4,7 @@ host                 a random id; machine ids are cloned with images
 boots                every boot of this host that ran attempts, the latest last
 workers/SITE/…lock   locked by a worker while it lives; if it can be locked, the worker is dead
 attempts/SITE/…      the attempt folders of one installation
+spare-markers/SITE/ start markers made in advance, for a full disk
 turns/ENGINE/…       start slots: locked while a container starts on that engine
 """
 
@@ -60,6 +61,9 @@ class StateFolder:
         make_passable(folder)
         _tighten_attempts(folder)
         return folder
+
+    def spare_markers(self, installation: str) -> Path:
+        return self.path / "spare-markers" / installation
 
     def locks(self, installation: str) -> "WorkerLocks":
         folder = self.path / "workers" / installation

@@ -128,6 +128,7 @@ class Audit:
         """Record which tools changed since a server last loaded them; `tools` maps names to digests."""
 
         async def change(tx: Tx) -> bool:
+            await tx.rows("lock_tools")
             known = _tools_in(await tx.rows("last_of_action", action="tools.change"))
             if known == tools:
                 return False

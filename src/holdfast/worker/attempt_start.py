@@ -12,6 +12,7 @@ from pathlib import Path
 
 from holdfast.errors import Invalid, NotFound, SharedFolderAway, StoreError
 from holdfast.model import Cause, Error, Phase
+from holdfast.runner.attempt_folder import FULL
 from holdfast.runner.base import (
     AttemptEnd,
     AttemptHandle,
@@ -19,6 +20,7 @@ from holdfast.runner.base import (
     CannotStart,
     EngineUnreachable,
     Identity,
+    NoSpace,
     Runner,
     StartRequest,
     TooLate,
@@ -28,7 +30,7 @@ from holdfast.runner.secrets import NO_MASK, Mask, find_secrets
 from holdfast.submission import check_spec
 from holdfast.timing import backoff, jitter
 from holdfast.worker.batch_writer import with_retries
-from holdfast.worker.classify import stop_cause, unless_stopped
+from holdfast.worker.classify import DISK_FULL, stop_cause, unless_stopped
 from holdfast.worker.event_writer import EventWriter
 from holdfast.worker.execution_services import ExecutionServices, HandOverRequested
 from holdfast.worker.held_leases import HeldLease, LeaseLost, boottime, until_trusted
@@ -73,6 +75,8 @@ class AttemptStarter:
         self._wait = wait
         self._over = False
         """Whether it is certain that the attempt cannot start any more."""
+        self.without_space = False
+        """Whether the attempt ends unstarted because the disk is full."""
 
     async def begin(self) -> AttemptHandle | AttemptEnd:
         """Begin. An unexpected error fails the attempt with its message: another worker would hit it too."""
@@ -83,9 +87,34 @@ class AttemptStarter:
         except SharedFolderAway as error:
             raise EngineUnreachable(error.message) from error
         except Exception as error:
+            if isinstance(error, NoSpace) or (isinstance(error, OSError) and error.errno in FULL):
+                return await self._no_space(error)
             if isinstance(error, OSError) and error.errno in EXHAUSTED:
                 raise EngineUnreachable(f"this host is exhausted: {error.strerror}") from error
             return await self._not_begun(error)
+
+    async def sweep(self) -> None:
+        """Remove the remains of an attempt that was not started."""
+        await self._runner.sweep(self._identity)
+
+    async def _no_space(self, error: Exception) -> AttemptHandle | AttemptEnd:
+        """Requeue a job whose start found the disk full: nothing ran. If the attempt does run, adopt it.
+
+        No start marker is needed if no other worker had the attempt and its runner says that it does not run.
+        """
+        lease = self._lease
+        log.warning("job %s attempt %d: not started, as the disk is full: %s", lease.id, lease.attempt, error)
+        self._runner.pause(f"the disk was full at a start: {error}")
+        if not await until_trusted(self._held):
+            raise LeaseLost
+        if (running := (await self._find_begun())[1]) is not None:
+            return running
+        sure = isinstance(error, NoSpace) and not lease.adopted
+        if not sure and not await self._runner.forbid(self._identity, lease.domain):
+            raise EngineUnreachable("the attempt was started by a previous owner") from error
+        self._over = self.without_space = True
+        self._at("no space")
+        return AttemptEnd(cause=Cause.DRAINED, error=Error(code=DISK_FULL, message=str(error)[:MAX_MESSAGE]))
 
     async def _not_begun(self, error: Exception) -> AttemptHandle | AttemptEnd:
         """Fail an attempt that does not run, and make sure that it never will; if it does run, adopt it."""

@@ -39,7 +39,9 @@ class Capabilities:
 
     def short_of_room(self, capability: str) -> str | None:
         """Name the full disk that blocks attempts of this capability; None if no disk does, or it cannot run anyway."""
-        return self.away.get(capability) if self._disks.low else None
+        runner = self.runners.get(capability)
+        full = self._disks.low or (runner is not None and runner.paused is not None)
+        return self.away.get(capability) if full else None
 
     def domain_of(self, capability: str) -> str | None:
         """Return the domain in which an attempt of this capability would run; None if it cannot start here now."""

@@ -15,10 +15,14 @@ from holdfast.runner.base import AttemptEnd
 from holdfast.runner.collected_outputs import ContractViolation
 from holdfast.runner.result_report import parse_report
 from holdfast.runner.secrets import NO_MASK, Mask
+from holdfast.timing import backoff, jitter
 
 TIMEOUT_CODE = 124
 MAX_VIOLATION = 1000
 OUTPUTS_NOT_STORED = "outputs_not_stored"
+DISK_FULL = "disk_full"
+NO_SPACE_BASE, NO_SPACE_CAP = 1.0, 60.0
+"""Seconds before a job is claimed again whose start found the disk full: the first time, and at most."""
 PERMANENT = frozenset(
     {
         *("command_missing", "image_missing", "root_refused", EXCEEDED, "contract_violation", OUTPUTS_NOT_STORED),
@@ -55,8 +59,11 @@ def broken(end: AttemptEnd, violation: str) -> AttemptEnd:
 def classify(end: AttemptEnd, lease: Lease, source: random.Random | None = None) -> Outcome:
     """Return the outcome of the job. The store turns a requeue into a stop if a stop request is waiting."""
     match end.cause:
-        case Cause.DRAINED:
+        case Cause.DRAINED if end.error is None:
             return Outcome.requeued(Cause.DRAINED)
+        case Cause.DRAINED:  # The disk was full, and may be the next time.
+            wait = backoff(max(1, lease.attempt - lease.spent), base=NO_SPACE_BASE, cap=NO_SPACE_CAP)
+            return Outcome.requeued(Cause.DRAINED, delay=jitter(wait, source=source), error=end.error)
         case Cause.CANCELLED | Cause.INTERRUPTED if end.error is not None and end.error.code == EXCEEDED:
             return _ended(Status.FAILED, end, EXCEEDED, "over its budget")
         case Cause.CANCELLED:

@@ -117,9 +117,12 @@ class AttemptExecution:
 
     async def clear(self) -> None:
         """Remove the remains of an attempt whose end is recorded. What cannot be removed now is left to the sweep."""
-        if self._ended and self._running is not None:
+        if self._ended and (self._running is not None or self._starter.without_space):
             try:
-                await self._running.remove(had_other_owners=self._lease.adopted)
+                if self._running is not None:
+                    await self._running.remove(had_other_owners=self._lease.adopted)
+                else:
+                    await self._starter.sweep()
                 self._at("removed")
             except Exception as error:
                 log.warning(

@@ -20,15 +20,16 @@ from holdfast.pipeline.connectors.postgres import own_line
 from holdfast.pipeline.plan import PipelinePlan, TaskPlan
 from holdfast.pipeline.snapshots import SNAPSHOTS, SnapshotFolders, WorkspaceChanged
 from holdfast.pipeline_spec import NO_UPLOADS
-from holdfast.runner.base import AttemptEnd, AttemptHandle, CannotStart, EngineUnreachable, Runner
+from holdfast.runner.base import AttemptEnd, AttemptHandle, CannotStart, EngineUnreachable, NoSpace, Runner
 from holdfast.runner.collected_outputs import ArtifactLimits, ContractViolation
 from holdfast.runner.disk import SHARED
 from holdfast.runner.secrets import NO_MASK
+from holdfast.runner.start_pause import needs_space
 from holdfast.runner.tree_removal import remove_tree
 from holdfast.runner.wire import Command, fitting
 from holdfast.runner.workspace import TREE, give_like, replaced_by
 from holdfast.submission import check_spec
-from holdfast.timing import jitter
+from holdfast.timing import backoff, jitter
 from holdfast.worker.collect import CollectOutputs
 from holdfast.worker.execution_services import ExecutionServices
 from holdfast.worker.held_leases import HeldLease, LeaseLost, until_trusted
@@ -46,6 +47,8 @@ TASK_POLL_SECONDS = 0.1
 BUILD_POLL_SECONDS = 0.25
 """Seconds between polls for a snapshot that another job builds."""
 RESEND_SECONDS = 5.0
+NO_SPACE_BASE, NO_SPACE_CAP = 1.0, 30.0
+"""Seconds before a workspace is restored again after the disk was full: the first time, and at most."""
 TASK_ENDS = {"timed_out": TaskStatus.TIMED_OUT, "idle_timeout": TaskStatus.TIMED_OUT}
 
 
@@ -143,11 +146,18 @@ class PipelineExecution:
 
     async def drive(self, running: AttemptHandle) -> None:
         """Decide at every task boundary what comes next. Runs until the caller cancels it at the end of the attempt."""
+        full = 0
         while True:
             await self._until(lambda: self.progress.waiting_before is not None)
             assert self.progress.waiting_before is not None
             try:
                 await self._continue(running, self.progress.waiting_before)
+                full = 0
+            except NoSpace as error:  # No task runs, and a stop request reaches the supervisor meanwhile.
+                full += 1
+                log.warning("job %s attempt %d waits for disk space: %s", self._lease.id, self._lease.attempt, error)
+                self._runner.pause(f"the disk was full: {error}")
+                await asyncio.sleep(jitter(backoff(full, base=NO_SPACE_BASE, cap=NO_SPACE_CAP)))
             except (CacheFull, SnapshotDamaged, SnapshotFailed) as error:
                 await self._give_up(running, error.code, str(error))
             except (NotQuiet, WorkspaceChanged) as error:
@@ -175,7 +185,9 @@ class PipelineExecution:
         if self._interrupted():
             await self._until(lambda: self.progress.waiting_before != done_tasks)
         elif following == len(self._plan.tasks):
-            if self.progress.at < following and not await self.outputs.inherit_last(running, self._lease.token):
+            with needs_space("cannot copy the outputs of cached tasks"):
+                known = self.progress.at >= following or await self.outputs.inherit_last(running, self._lease.token)
+            if not known:
                 await self._plan_again(done)
                 return
             self._at("ending")
@@ -321,13 +333,17 @@ class PipelineExecution:
         name = tree_name(done_tasks, self._lease.token)
         target = running.workspace / name
         try:
-            await asyncio.to_thread(lambda: self._fill(target, row))
-            self._at("restored")
-            await self.outputs.inherit(running, row, name)
-            self._at("inherited")
+            with needs_space("cannot restore the workspace"):
+                await asyncio.to_thread(lambda: self._fill(target, row))
+                self._at("restored")
+                await self.outputs.inherit(running, row, name)
+                self._at("inherited")
         except SnapshotDamaged:
             await self._task_store.drop(row)
             return False
+        except NoSpace:
+            await asyncio.to_thread(lambda: self._unfill(target))
+            raise
         move_in = Command(token=self._lease.token, verb="place", name=name)
         await self._send_until(running, move_in, lambda: self.progress.at == done_tasks)
         self._at("placed")
@@ -336,12 +352,16 @@ class PipelineExecution:
 
     def _fill(self, target: Path, row: Snapshot) -> None:
         """Restore next to the workspace, then move the tree in: the tasks own everything inside."""
-        made = target.parent.parent / f".{target.name}"
-        for leftover in (made, target, replaced_by(target)):
-            remove_tree(leftover)
+        self._unfill(target)
+        made = _made(target)
         self._folders.restore(row.folder, row.digest, made)
         give_like(made, target.parent / TREE)
         made.rename(target)
+
+    def _unfill(self, target: Path) -> None:
+        """Remove what an earlier try to restore left."""
+        for leftover in (_made(target), target, replaced_by(target)):
+            remove_tree(leftover)
 
     async def _stop_service(self, running: AttemptHandle) -> None:
         if self.progress.serving:
@@ -396,3 +416,8 @@ class PipelineExecution:
 
     def _at(self, step: str) -> None:
         self._services.at(step, self._lease)
+
+
+def _made(target: Path) -> Path:
+    """Where a tree is restored before it is moved into the workspace."""
+    return target.parent.parent / f".{target.name}"

@@ -100,7 +100,7 @@ class Upkeep:
         swept = 0
         for runner in self._runners:
             try:
-                swept += await self._sweep(runner) if runner.away is None else 0
+                swept += await self._sweep(runner) if runner.domains else 0
             except EngineUnreachable as error:
                 log.warning("sweep skipped until the next round: %s", error)
         return swept

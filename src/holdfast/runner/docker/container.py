@@ -21,7 +21,7 @@ from holdfast.limits import AttemptLimits
 from holdfast.model import Cause, Error
 from holdfast.runner.attempt_end import to_end
 from holdfast.runner.attempt_folder import ExitRecord, StartRecord, UnreadableRecord, decode
-from holdfast.runner.base import AttemptEnd, AttemptState, EngineUnreachable, Identity, TooLate
+from holdfast.runner.base import AttemptEnd, AttemptState, EngineUnreachable, Identity, NoSpace, TooLate
 from holdfast.runner.collected_outputs import CollectedOutputs
 from holdfast.runner.docker.archive import Archive, only_file
 from holdfast.runner.docker.container_config import ATTEMPT, UNTOUCHED, VOLUME, WORK, WORKSPACE_LABEL, limits_from
@@ -48,7 +48,10 @@ UNKNOWN = (0, 255)
 """Exit codes of engines that do not know how a container ended: they do not contradict the supervisor."""
 BEING_REMOVED = ("removing", "dead")
 """A container is `dead` if the engine failed to remove it: nothing of it runs, and its exit code proves nothing."""
-NEVER_BEGAN = (ExitStatus.LEFT_HELD, ExitStatus.LEFT_STARTED, ExitStatus.LEFT_BROKEN, ExitStatus.LEFT_LATE)
+NEVER_BEGAN = (
+    *(ExitStatus.LEFT_FULL, ExitStatus.LEFT_HELD, ExitStatus.LEFT_STARTED, ExitStatus.LEFT_BROKEN),
+    ExitStatus.LEFT_LATE,
+)
 """Statuses with which a supervisor exits before it has begun."""
 
 
@@ -156,12 +159,14 @@ class ContainerHandle:
         task.add_done_callback(self._tasks.discard)
 
     async def wait_until_begun(self) -> None:
-        """Wait until the supervisor began (by its output or `started`) or ended. Raise TooLate if it never began."""
+        """Wait until the supervisor began (by its output or `started`) or ended. Raise if it never began."""
         self.open()
         try:
             while not (self.over or await self._wait_for_output() or await self._has_started()):
                 pass
             if self.over and await self.read_state() == "missing":
+                if self._seen is not None and self._seen.exit_code == ExitStatus.LEFT_FULL:
+                    raise NoSpace("the supervisor had no space for its files in the container's volume")
                 raise TooLate
         except BaseException:  # Nobody else can close it yet.
             self.close()

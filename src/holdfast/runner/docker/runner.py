@@ -21,6 +21,7 @@ from holdfast.runner.base import (
     ContainerLimits,
     EngineUnreachable,
     Identity,
+    NoSpace,
     StartRequest,
 )
 from holdfast.runner.docker import container_config
@@ -31,6 +32,7 @@ from holdfast.runner.docker.engine import ContainerInfo, Engine, EngineError, En
 from holdfast.runner.docker.image_users import ImageUsers
 from holdfast.runner.docker.start_slots import StartSlot, StartSlots
 from holdfast.runner.spec_limits import LEAST_OUTPUT, OUTPUT_FACTOR
+from holdfast.runner.start_pause import StartPause, needs_space
 from holdfast.runner.wire import Command
 from holdfast.timing import jitter
 
@@ -59,6 +61,8 @@ GOING_DOWN = (
     "ttrpc",
 )
 """Error texts of an engine that fails because it is shutting down, not because of the request."""
+NO_SPACE = ("no space left on device", "disk quota exceeded")
+"""Error texts of an engine whose disk is full."""
 
 
 class DockerRunner:
@@ -83,6 +87,7 @@ class DockerRunner:
         self._output_cap = max(log_cap * OUTPUT_FACTOR, LEAST_OUTPUT)
         self._domain = ""
         self._away: str | None = f"the Docker engine at {engine.host} has not been contacted yet"
+        self._pause = StartPause()
         self._verified = ("", -1)
         self._failure_noted = asyncio.Event()
         self._state = state
@@ -95,7 +100,15 @@ class DockerRunner:
 
     @property
     def away(self) -> str | None:
-        return self._away
+        return self._away or self._pause.why
+
+    def pause(self, why: str) -> None:
+        self._pause.begin(why)
+        self._failure_noted.set()
+
+    @property
+    def paused(self) -> str | None:
+        return self._pause.why
 
     @property
     def domain(self) -> str:
@@ -201,7 +214,8 @@ class DockerRunner:
 
     async def _start(self, request: StartRequest, confirm: ConfirmLease) -> ContainerHandle:
         image = await self._image(request.spec, request.domain)
-        workspace = None if request.pipeline is None else self.workspaces.make(request.identity, self.engine.host)
+        with needs_space("cannot make the workspace"):
+            workspace = None if request.pipeline is None else self.workspaces.make(request.identity, self.engine.host)
         for _ in range(TRIES):
             try:
                 created = await self.engine.create(
@@ -275,7 +289,8 @@ class DockerRunner:
                 request, image, user, clock, limits=self._limits, output_cap=self._output_cap
             )
             if request.pipeline is not None and workspace is not None:
-                await self.workspaces.fill(workspace, request.pipeline, user)
+                with needs_space("cannot fill the workspace"):
+                    await self.workspaces.fill(workspace, request.pipeline, user)
             files = await asyncio.to_thread(container_config.files_of, request, spec, user)
             await self.engine.put(created, container_config.VOLUME, files)
             # The record names its engine. Any other engine does not know the id, and the start fails.
@@ -283,7 +298,7 @@ class DockerRunner:
             await confirm()
             await self.engine.start(created)
             return await self.engine.inspect(created)
-        except (CannotStart, Invalid):
+        except (CannotStart, Invalid, NoSpace):
             await self._drop(created)
             raise
         except NoSuchObject as error:
@@ -306,7 +321,7 @@ class DockerRunner:
         with contextlib.suppress(EngineError):
             await self.engine.remove(created)
 
-    async def _cannot(self, error: EngineError, domain: str, what: str, created: str | None = None) -> CannotStart:
+    async def _cannot(self, error: EngineError, domain: str, what: str, created: str | None = None) -> Exception:
         """Return the error for a refused call. Raise EngineUnreachable if the engine is shutting down."""
         if error.status >= 500:
             await asyncio.sleep(SETTLE_SECONDS)
@@ -317,7 +332,10 @@ class DockerRunner:
                 raise EngineUnreachable(
                     f"the Docker engine at {self.engine.host} failed a start that it carried out: {error}"
                 )
-        return CannotStart("start_failed", f"the Docker engine could not {what}: {error}")
+        message = f"the Docker engine could not {what}: {error}"
+        if any(words in message.lower() for words in NO_SPACE):
+            return NoSpace(message)
+        return CannotStart("start_failed", message)
 
     async def find(
         self, identity: Identity, domain: str, *, stdout: int, stderr: int

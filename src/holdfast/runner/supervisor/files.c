@@ -7,6 +7,9 @@
 
 #include "files.h"
 
+/* Return whether a write failed because the disk or the user's quota is full. */
+bool is_full(int error) { return error == ENOSPC || error == EDQUOT; }
+
 bool write_all(int fd, const void *data, size_t length) {
     for (const char *at = data; length;) {
         ssize_t n = write(fd, at, length);

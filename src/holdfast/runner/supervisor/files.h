@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <sys/types.h>
 
+bool is_full(int error);
 bool write_all(int fd, const void *data, size_t length);
 ssize_t read_fd(int fd, char *data, size_t size);
 bool read_text(const char *path, char *data, size_t size);

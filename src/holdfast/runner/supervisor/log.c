@@ -41,10 +41,13 @@ static struct {
 static unsigned char event_data[HEADER + EVENT_ROOM];
 static struct text event_text = {.data = (char *)event_data + HEADER, .size = EVENT_ROOM};
 
+/* On failure, errno says why. */
 bool open_log(void) {
     log_.fd = openat(folder, "log", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+    int error = errno;
     if (log_.fd < 0)
-        snprintf(failure, sizeof failure, "cannot open the log: %s", strerror(errno));
+        snprintf(failure, sizeof failure, "cannot open the log: %s", strerror(error));
+    errno = error;
     return log_.fd >= 0;
 }
 

@@ -32,6 +32,7 @@
 #include "attempt.h"
 #include "commands.h"
 #include "exit_file.h"
+#include "files.h"
 #include "log.h"
 #include "loop.h"
 #include "private_view.h"
@@ -98,6 +99,15 @@ static int exit_with(int status, const char *what) {
     return status;
 }
 
+/* Return the exit status for a file that could not be created, by errno. */
+static int broken_or_full(void) { return is_full(errno) ? LEFT_FULL : LEFT_BROKEN; }
+
+static int exit_unreserved(void) {
+    int status = broken_or_full();
+    release_exit();
+    return exit_with(status, "no room for `exit`");
+}
+
 static bool exists(const char *name) {
     struct stat about;
     return fstatat(folder, name, &about, AT_SYMLINK_NOFOLLOW) == 0 || errno != ENOENT;
@@ -105,25 +115,27 @@ static bool exists(const char *name) {
 
 static int supervise(void) {
     if (!take_lock())
-        return lock_fd < 0 ? exit_with(LEFT_BROKEN, "cannot open `lock`") : exit_with(LEFT_HELD, "another supervisor holds this folder");
+        return lock_fd < 0 ? exit_with(broken_or_full(), "cannot open `lock`") : exit_with(LEFT_HELD, "another supervisor holds this folder");
     if (exists("started") || exists("exit"))
         return exit_with(LEFT_STARTED, "this attempt was started before");
     if (!reserve_exit(0))
-        return exit_with(LEFT_BROKEN, "no room for `exit`");
+        return exit_unreserved();
     if (!read_spec())
         return end_attempt();
     if (!reserve_exit(spec.task_count)) {
+        if (is_full(errno))
+            return exit_unreserved();
         snprintf(failure, sizeof failure, "no room for `exit`: %s", strerror(errno));
         return end_attempt();
     }
     highest_token = spec.token;
     count_oom_kills();
     watch_commands();
-    if (!run_tasks()) {
-        release_exit();
-        return exit_with(LEFT_LATE, "too late to start");
-    }
-    return end_attempt();
+    int left = run_tasks();
+    if (!left)
+        return end_attempt();
+    release_exit();
+    return exit_with(left, left == LEFT_LATE ? "too late to start" : failure);
 }
 
 static int kill_user_command(const char *name) {

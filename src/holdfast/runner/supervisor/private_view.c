@@ -110,7 +110,7 @@ static bool cover_shared_folders(void) {
     return true;
 }
 
-static bool make_tmp(void) {
+bool make_private_tmp(void) {
     return (mkdirat(folder, "tmp", 0700) == 0 || errno == EEXIST) &&
            fchownat(folder, "tmp", (uid_t)spec.uid, (gid_t)spec.gid, AT_SYMLINK_NOFOLLOW) == 0;
 }
@@ -119,7 +119,7 @@ static bool make_tmp(void) {
  * /proc shows only its own processes; if the kernel does not support that, the old one stays. */
 bool enter_private_view(void) {
     const char *scratch = access("/dev/shm", F_OK) == 0 ? "/dev/shm" : "/tmp";
-    if (!make_tmp() || unshare(CLONE_NEWNS | CLONE_NEWIPC) < 0 || mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) < 0)
+    if (!make_private_tmp() || unshare(CLONE_NEWNS | CLONE_NEWIPC) < 0 || mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) < 0)
         return false;
     if (mount("tmpfs", scratch, "tmpfs", MS_NOSUID | MS_NODEV, SCRATCH_OPTIONS) < 0 || !add_user_entries(scratch) || !cover_shared_folders())
         return false;

@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 
+bool make_private_tmp(void);
 bool enter_private_view(void);
 int probe_private_view(void);
 

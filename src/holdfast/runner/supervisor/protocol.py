@@ -71,10 +71,12 @@ class ExitCause(StrEnum):
 class ExitStatus(IntEnum):
     """The supervisor's own exit status, where it is not the child's code or 128 + signal.
 
-    LEFT_*: it wrote no `exit`. ENDED_*: it wrote `exit`, after a time limit, or for a child that could not be started.
+    LEFT_*: it wrote no `exit`, and nothing ran. LEFT_FULL: the disk had no space for its files. ENDED_*: it wrote
+    `exit`, after a time limit, or for a child that could not be started.
     """
 
     LEFT_USAGE = 64
+    LEFT_FULL = 119
     LEFT_HELD = 120
     LEFT_STARTED = 121
     LEFT_BROKEN = 122

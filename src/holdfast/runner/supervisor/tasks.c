@@ -14,6 +14,7 @@
 #include "log.h"
 #include "loop.h"
 #include "output.h"
+#include "private_view.h"
 #include "proc.h"
 #include "service.h"
 #include "spec.h"
@@ -24,6 +25,7 @@
 struct boundary boundary;
 micros attempt_begun, attempt_begun_at;
 
+/* Record that the attempt has begun; on failure, errno says why. */
 static bool record_started(void) {
     char data[2048], boot[64];
     struct text t = {.data = data, .size = sizeof data};
@@ -40,11 +42,13 @@ static bool record_started(void) {
     put(&t, ",\"started_at\":%" PRId64 ",\"boottime\":%" PRId64 "}\n", attempt_begun_at, attempt_begun);
     int fd = openat(folder, "started.tmp", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
     bool written = fd >= 0 && write_all(fd, t.data, t.used) && renameat(folder, "started.tmp", folder, "started") == 0;
+    int error = errno;
     if (!written) {
-        snprintf(failure, sizeof failure, "cannot write `started`: %s", strerror(errno));
+        snprintf(failure, sizeof failure, "cannot write `started`: %s", strerror(error));
         unlinkat(folder, "started.tmp", 0);
     }
     close_fd(&fd);
+    errno = error;
     return written;
 }
 
@@ -53,27 +57,46 @@ static void fail_start(struct task *task) {
     task->code = -1;
 }
 
-/* The first child waits until `started` is written: a program that ran without that file could run twice. */
-static bool start_attempt(struct task *task) {
+/* Create the files that the attempt writes from its beginning. `started` comes last: nothing after it may fail for lack of space. */
+static bool make_files(void) {
+    if (!open_log())
+        return false;
+    if (spec.private_view && !make_private_tmp()) {
+        int error = errno;
+        snprintf(failure, sizeof failure, "cannot make `tmp`: %s", strerror(error));
+        errno = error;
+        return false;
+    }
+    return record_started();
+}
+
+/* Start the attempt. The first child waits until `started` is written: a program that ran without that file could run twice. Return
+ * 0, or the exit status of a supervisor that exits without having written anything. */
+static int start_attempt(struct task *task) {
     if (!fork_child(task)) {
         fail_start(task);
-        return true;
+        return 0;
     }
     attempt_begun = boottime();
     attempt_begun_at = walltime();
     if (attempt_begun >= spec.start_by) {
         discard_child();
-        return false;
+        return LEFT_LATE;
     }
     if (attempt_begun >= spec.stop_after) {
         stop_state.reason = CAUSE_STOP_AFTER;
         stop_state.by = "limit";
         discard_child();
-    } else if (!open_log() || !record_started()) {
-        fail_start(task);
+    } else if (!make_files()) {
+        bool full = is_full(errno);
         discard_child();
+        if (full) {
+            unlinkat(folder, "log", 0);
+            return LEFT_FULL;
+        }
+        fail_start(task);
     }
-    return true;
+    return 0;
 }
 
 static bool begin_task(struct task *task) {
@@ -161,12 +184,12 @@ static void end_service(void) {
     }
 }
 
-/* Run the tasks one after the other. The first failure ends the attempt. Return false if it was too late to start; then nothing ran. */
-bool run_tasks(void) {
-    if (!start_attempt(spec.tasks))
-        return false;
-    if (!running.main)
-        return true;
+/* Run the tasks one after the other. The first failure ends the attempt. Return 0, or if nothing ran because it was too late or the
+ * disk was full, the exit status for that. */
+int run_tasks(void) {
+    int left = start_attempt(spec.tasks);
+    if (left || !running.main)
+        return left;
     if (spec.hold)
         discard_child(); /* it was needed only for `started`: a command will say which task is first */
     while (spec.hold ? wait_at_boundary() : boundary.next < spec.task_count) {
@@ -181,5 +204,5 @@ bool run_tasks(void) {
     }
     if (spec.hold)
         end_service();
-    return true;
+    return 0;
 }

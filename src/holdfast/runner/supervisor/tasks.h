@@ -15,6 +15,6 @@ extern struct boundary {
 
 extern micros attempt_begun, attempt_begun_at; /* on CLOCK_BOOTTIME, and on the wall clock */
 
-bool run_tasks(void);
+int run_tasks(void);
 
 #endif
