@@ -50,7 +50,7 @@ async def in_one_process(site: Installation) -> list[float]:
             try:
                 return await waits(shared)
             finally:
-                worker.leave()
+                worker.drain()
 
 
 async def bench(server: str) -> list[Figure]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast.model import Cause, Job, Status
-from holdfast.runner.base import Identity, Limits
+from holdfast.runner.base import ContainerLimits, Identity
 from holdfast.runner.docker import runner as docker_runner
 from holdfast.runner.docker.container_config import name_of
 from holdfast.runner.docker.runner import DockerRunner
@@ -71,7 +71,7 @@ async def sweep(processes: WorkerProcesses, docker: DockerEngine, times: int = 1
     """Sweep several times, as a worker does once a minute."""
     async with api(docker) as engine:
         runner = DockerRunner(
-            engine, processes.installation, limits=Limits(), log_cap=1 << 20, state=processes.settings.state
+            engine, processes.installation, limits=ContainerLimits(), log_cap=1 << 20, state=processes.settings.state
         )
         await runner.check()
         locks = StateFolder(processes.host("sweeper")).locks(processes.installation)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast.model import Cause, Job, Status, new_id
-from holdfast.runner.artifacts import Limits
+from holdfast.runner.collected_outputs import ArtifactLimits
 from holdfast.runner.uploads import JobUploads
 from tests.support.docker_engine import ENTRY, EXIT, DockerEngine
 from tests.support.in_process_workers import InProcessWorkers, eventually
@@ -57,7 +57,7 @@ async def test_environment_merges_image_job_and_identity(
 
 async def test_uploads_of_a_job_are_in_its_work_folder(workers: InProcessWorkers) -> None:
     inputs = JobUploads(workers.settings.shared)
-    incoming = inputs.receive("default", Limits(bytes=1000))
+    incoming = inputs.receive("default", ArtifactLimits(bytes=1000))
     for name in ("a.txt", "deep/er/b.txt"):
         incoming.begin(name)
         incoming.write(name.encode())
@@ -225,7 +225,7 @@ async def test_exit_record_that_contradicts_the_engine_is_lost(workers: InProces
         ended = await workers.ended(job, Status.FAILED)
     assert ended.error is not None
     assert ended.error.code == "lost"
-    assert "its supervisor says that it ended with 0, the engine 137" in ended.error.message
+    assert "its exit record says status 0, its engine says 137" in ended.error.message
 
 
 async def test_removed_container_is_lost(workers: InProcessWorkers, docker: DockerEngine) -> None:

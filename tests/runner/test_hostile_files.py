@@ -14,10 +14,13 @@ import pytest
 from holdfast.errors import Conflict
 from holdfast.model import Job, Status
 from holdfast.pipeline.connectors.postgres import DATA
-from holdfast.pipeline.snapshots import Folders
+from holdfast.pipeline.snapshots import SnapshotFolders
 from holdfast.pipeline.throwaway import throwaway
-from holdfast.runner.artifacts import Artifacts, Gathered, Limits, Violation, remove_tree, take_folder
+from holdfast.runner.artifacts import ArtifactStore
 from holdfast.runner.attempt_users import AttemptUsers
+from holdfast.runner.collected_outputs import ArtifactLimits, CollectedOutputs, ContractViolation
+from holdfast.runner.output_sources import collect_folder
+from holdfast.runner.tree_removal import remove_tree
 from holdfast.runner.workspace import socket_folder
 from tests.support.hostile import Installation, Runs, by_both, installation
 from tests.support.in_process_workers import eventually
@@ -52,7 +55,7 @@ os.chmod(".", 0o7777)
 
 async def artifacts(site: Installation, job: Job) -> dict[str, os.stat_result]:
     last = (await site.processes.store.attempts.list(job.id, tenant="red"))[-1]
-    kept = Artifacts(site.processes.settings.shared)
+    kept = ArtifactStore(site.processes.settings.shared)
     found = {}
     for artifact in kept.list(job.id, last.attempt, last.token):
         with kept.open(job.id, last.attempt, last.token, artifact.path) as file:
@@ -119,13 +122,13 @@ def test_swap_for_a_link_while_outputs_are_taken_leads_nowhere(tmp_path: Path, s
             for n in itertools.count():
                 if taken >= 30 or time.monotonic() > deadline:
                     break
-                gathered = Gathered(tmp_path / f"taken-{n}", Limits(bytes=10**6))
+                gathered = CollectedOutputs(tmp_path / f"taken-{n}", ArtifactLimits(bytes=10**6))
                 try:
-                    take_folder(work, gathered)
-                    found = [file for file in gathered.place.rglob("*") if not file.is_dir()]
+                    collect_folder(work, gathered)
+                    found = [file for file in gathered.staging.rglob("*") if not file.is_dir()]
                     assert all(not file.is_symlink() and file.read_text() in ("", "own") for file in found)
                     taken += len(found)
-                except (Violation, FileNotFoundError):
+                except (ContractViolation, FileNotFoundError):
                     continue
                 finally:
                     gathered.discard()
@@ -282,15 +285,15 @@ async def test_link_in_the_place_of_a_service_s_folder_does_not_stop_the_sweep(c
         try:
             await site.processes.store.jobs.cancel(job.id, tenant="red")
             await site.ended(job, Status.CANCELLED)
-            await site.processes.sweep(marks_for=0.0)
-            await site.processes.sweep(marks_for=0.0)
+            await site.processes.sweep(keep_marker_for=0.0)
+            await site.processes.sweep(keep_marker_for=0.0)
             assert site.processes.folders_of() == []
             assert site.processes.settings.data_dir.is_dir()
         finally:
             link[0].unlink(missing_ok=True)
 
 
-class Restored(Folders):
+class Restored(SnapshotFolders):
     """A store whose snapshots are all of a job that left a link as its cluster."""
 
     def __init__(self, target: Path) -> None:

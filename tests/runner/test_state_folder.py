@@ -25,7 +25,7 @@ def test_a_host_keeps_its_id_and_remembers_its_boots(tmp_path: Path) -> None:
 
 
 def hold_forever(path: Path, ready: "multiprocessing.synchronize.Event") -> None:
-    with StateFolder(path).locks("site").hold("w:1"):
+    with StateFolder(path).locks("site").acquire("w:1"):
         ready.set()
         signal.pause()
 
@@ -89,9 +89,9 @@ def test_a_state_folder_that_cannot_be_used_is_refused_by_name(tmp_path: Path) -
 def test_worker_that_leaves_attempts_keeps_its_lock_file(tmp_path: Path) -> None:
     """So that the next worker hands them over immediately. Proves L19."""
     locks = StateFolder(tmp_path).locks("site")
-    with locks.hold("w:1") as held:
-        held.leaves_something = True
+    with locks.acquire("w:1") as held:
+        held.keep_file = True
     assert locks.others("w:2") == ["w:1"]
-    with locks.hold("w:3"):
+    with locks.acquire("w:3"):
         pass
     assert locks.others("w:2") == ["w:1"]

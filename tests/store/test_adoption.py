@@ -2,15 +2,7 @@
 
 import pytest
 
-from holdfast.model import (
-    Cause,
-    Claimable,
-    Outcome,
-    Phase,
-    Status,
-    StopKind,
-    StopPhase,
-)
+from holdfast.model import Cause, Claimable, Outcome, Phase, Status, StopKind, StopPhase
 from tests.store.test_leases import PROCESS, RETRY, orphan
 from tests.support.store_harness import TTL, StoreHarness
 

@@ -8,18 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import Conflict, HoldfastError, IllegalMove, Invalid, NeedFailed, NotFound
-from holdfast.model import (
-    MOVES,
-    Cause,
-    Error,
-    Gate,
-    Job,
-    Lease,
-    Outcome,
-    Status,
-    Verb,
-    new_id,
-)
+from holdfast.model import MOVES, Cause, Error, Gate, Job, Lease, Outcome, Status, Verb, new_id
 from holdfast.store import open_store
 from holdfast.store.store import Store, connect
 from holdfast.submission import Submission, fingerprint, parse

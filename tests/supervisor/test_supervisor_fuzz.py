@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from holdfast.runner.supervisor import build
-from holdfast.runner.wire import Command, Service, Spec, WireTask, encode_command, encode_spec
+from holdfast.runner.wire import Command, Service, SupervisorSpec, WireTask, encode_command, encode_spec
 from tests.support.supervisor_harness import SupervisedAttempt, eventually
 
 EXAMPLES = int(os.environ.get("HOLDFAST_FUZZ_EXAMPLES", "60"))
@@ -99,7 +99,7 @@ def records(title: bytes, keys: st.SearchStrategy[bytes], values: st.SearchStrat
 
 
 good_spec = encode_spec(
-    Spec(
+    SupervisorSpec(
         token=TOKEN,
         mark="fuzz",
         tasks=(

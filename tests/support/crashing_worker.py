@@ -23,7 +23,7 @@ from holdfast.assemble import worker_of
 from holdfast.errors import StoreUnreachable
 from holdfast.model import Lease, Outcome, Status
 from holdfast.runner.docker.engine import Engine
-from holdfast.runner.function import Context, Functions
+from holdfast.runner.function import Context, FunctionRegistry
 from holdfast.runner.state_folder import StateFolder
 from holdfast.store import orphans, sqlite
 from holdfast.store.database import Tx
@@ -33,7 +33,7 @@ from holdfast.store.sqlite import SqliteTx
 from holdfast.store.sqlite_connection import Connection
 from holdfast.worker.worker import Worker
 
-functions = Functions()
+functions = FunctionRegistry()
 
 
 class Hook(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import pytest
 
 from holdfast.model import Job, Status
-from holdfast.runner.artifacts import remove_tree
+from holdfast.runner.tree_removal import remove_tree
 from holdfast.store.migrate import migrate
 from holdfast.store.store import connect
 from tests.support.in_process_workers import eventually

@@ -12,7 +12,7 @@ from holdfast.errors import StoreUnreachable
 from holdfast.model import Cause, Job, Status, StopRequest
 from holdfast.runner.function import Cancelled, Context
 from holdfast.store.events import Events
-from holdfast.worker.functions import FunctionRun
+from holdfast.worker.function_call import FunctionCall
 from holdfast.worker.held_leases import HeldLease
 from tests.support.in_process_workers import InProcessWorkers, eventually
 
@@ -141,7 +141,7 @@ async def test_draining_worker_finishes_short_functions_and_requeues_long_ones(
     async with workers.worker() as worker:
         for job in jobs.values():
             await workers.running(job)
-        worker.leave()
+        worker.drain()
         leaving.set()
     assert (await workers.get(jobs["short"])).result == "ended"
     for name in ("long", "considerate"):
@@ -157,7 +157,7 @@ async def test_log_of_a_function_is_kept_when_its_worker_drains_during_an_outage
 ) -> None:
     """Proves C9, E3. The function has returned and the drain grace is over: its log is written first, then its end."""
     workers.set(drain_grace=0.1)
-    append, give_up = Events.append, FunctionRun.give_up
+    append, give_up = Events.append, FunctionCall.give_up
     tried, given_up, back = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def away(self: Events, *args: Any, **fields: Any) -> Any:
@@ -166,12 +166,12 @@ async def test_log_of_a_function_is_kept_when_its_worker_drains_during_an_outage
             raise StoreUnreachable("away")
         return await append(self, *args, **fields)
 
-    def told(self: FunctionRun) -> None:
+    def told(self: FunctionCall) -> None:
         give_up(self)
         given_up.set()
 
     monkeypatch.setattr(Events, "append", away)
-    monkeypatch.setattr(FunctionRun, "give_up", told)
+    monkeypatch.setattr(FunctionCall, "give_up", told)
 
     @workers.functions.add
     async def talkative(ctx: Context) -> str:
@@ -181,7 +181,7 @@ async def test_log_of_a_function_is_kept_when_its_worker_drains_during_an_outage
     job = await workers.submit("talkative")
     async with workers.worker() as worker:
         await tried.wait()
-        worker.leave()
+        worker.drain()
         await given_up.wait()
         back.set()
     assert (await workers.get(job)).result == "ended"
@@ -254,14 +254,14 @@ async def test_stop_after_a_function_returned_keeps_its_log_and_result(
 ) -> None:
     """Proves C1. There is nothing to stop: its events and its result are being written."""
     heard = asyncio.Event()
-    hear = HeldLease.hear_stop
+    hear = HeldLease.receive_stop
 
     def noted(self: HeldLease, stop: StopRequest | None) -> None:
         hear(self, stop)
         if stop is not None:
             heard.set()
 
-    monkeypatch.setattr(HeldLease, "hear_stop", noted)
+    monkeypatch.setattr(HeldLease, "receive_stop", noted)
 
     @workers.functions.add
     async def quick(ctx: Context) -> str:

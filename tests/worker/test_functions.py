@@ -10,7 +10,7 @@ import pytest
 from holdfast.client.app import Holdfast
 from holdfast.errors import ConfigError, Invalid
 from holdfast.model import Status
-from holdfast.runner.function import Context, Functions
+from holdfast.runner.function import Context, FunctionRegistry
 from holdfast.store.events import Events
 from tests.support.in_process_workers import InProcessWorkers
 
@@ -182,7 +182,7 @@ async def test_an_application_submits_its_functions(workers: InProcessWorkers) -
 
 
 def test_functions_that_cannot_work_are_refused_when_they_are_registered() -> None:
-    functions = Functions()
+    functions = FunctionRegistry()
 
     @functions.add
     def once() -> None: ...

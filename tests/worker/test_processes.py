@@ -16,8 +16,9 @@ import pytest
 
 from holdfast.errors import ConfigError
 from holdfast.model import Cause, Job, Status
-from holdfast.runner.artifacts import Artifacts, Gathered
+from holdfast.runner.artifacts import ArtifactStore
 from holdfast.runner.attempt_folder import AttemptFolder, write_new
+from holdfast.runner.collected_outputs import CollectedOutputs
 from holdfast.runner.state_folder import StateFolder
 from holdfast.runner.users import user_for
 from holdfast.store.events import Events
@@ -326,7 +327,7 @@ async def test_worker_that_cannot_hand_over_keeps_its_lock_file(
     workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves L19. The database takes no hand-over: the host's next worker knows of it, and waits for no lease."""
-    monkeypatch.setattr("holdfast.worker.worker.LEAVE_SECONDS", 0.1)
+    monkeypatch.setattr("holdfast.worker.worker.DRAIN_SECONDS", 0.1)
     monkeypatch.setattr("holdfast.store.sqlite.BUSY_SECONDS", 1.0)
     workers.set(drain_grace=0.1)
     job = await workers.sh("echo up; while [ ! -e go ]; do sleep 0.05; done; echo gone")
@@ -382,20 +383,20 @@ async def test_full_host_fails_no_job(workers: InProcessWorkers, monkeypatch: py
 async def test_outputs_that_cannot_be_stored_yet_wait_and_nothing_is_lost(
     workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publish = Gathered.publish
+    publish = CollectedOutputs.publish
     away = [errno.ESTALE, errno.ENOSPC]
 
-    def refused(self: Gathered) -> None:
+    def refused(self: CollectedOutputs) -> None:
         if away:
             raise OSError(away.pop(), "away")
         publish(self)
 
-    monkeypatch.setattr(Gathered, "publish", refused)
+    monkeypatch.setattr(CollectedOutputs, "publish", refused)
     job = await workers.sh("echo kept > output/file")
     async with workers.worker():
         ended = await workers.ended(job, Status.SUCCEEDED)
     (attempt,) = await workers.store.attempts.list(job.id)
-    kept = Artifacts(workers.settings.shared).list(job.id, attempt.attempt, attempt.token)
+    kept = ArtifactStore(workers.settings.shared).list(job.id, attempt.attempt, attempt.token)
     assert ([artifact.path for artifact in kept], ended.attempts, away) == (["file"], 1, [])
 
 
@@ -406,11 +407,11 @@ async def test_job_whose_outputs_find_no_room_can_be_cancelled(
     tried = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def refused(self: Gathered) -> None:
+    def refused(self: CollectedOutputs) -> None:
         loop.call_soon_threadsafe(tried.set)
         raise OSError(errno.ENOSPC, "no room")
 
-    monkeypatch.setattr(Gathered, "publish", refused)
+    monkeypatch.setattr(CollectedOutputs, "publish", refused)
     job = await workers.sh("echo kept > output/file")
     async with workers.worker():
         await tried.wait()
@@ -459,8 +460,8 @@ async def test_capped_queue_continues_as_soon_as_a_job_ends(workers: InProcessWo
 async def test_drain_does_not_count_as_a_signal(workers: InProcessWorkers) -> None:
     """One signal after a drain by the database still gives functions their grace. Proves C9."""
     async with workers.worker() as worker:
-        worker.leave()
-        worker.leave()
+        worker.drain()
+        worker.drain()
         worker.signalled()
 
 

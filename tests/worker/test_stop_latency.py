@@ -40,7 +40,7 @@ def beats(workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch) -> list[st
 
 
 @pytest.mark.parametrize(("verb", "status"), [("cancel", Status.CANCELLED), ("interrupt", Status.PAUSED)])
-@pytest.mark.parametrize(("way", "other"), [("wake-up", "_look_for_stops"), ("poll", "_listen")])
+@pytest.mark.parametrize(("way", "other"), [("wake-up", "_poll_stops"), ("poll", "_listen")])
 async def test_stop_request_is_heard_before_the_next_heartbeat(
     workers: InProcessWorkers,
     beats: list[str],
