@@ -67,7 +67,7 @@ TABLE: list[tuple[str, AttemptEnd, dict[str, Any], Status, str | None]] = [
     ("lost, last attempt", AttemptEnd(cause=C.LOST), {}, S.FAILED, "lost"),
     ("lost, to fail", AttemptEnd(cause=C.LOST), {"max_attempts": 2, "on_lost": "fail"}, S.FAILED, "lost"),
     ("lost, to pause", AttemptEnd(cause=C.LOST), {"max_attempts": 2, "on_lost": "pause"}, S.PAUSED, "lost"),
-    ("lost, to pause by its old name", AttemptEnd(cause=C.LOST), {"max_attempts": 2, "on_lost": "hold"}, S.PAUSED, "lost"),
+    ("lost, to pause (old name)", AttemptEnd(cause=C.LOST), {"max_attempts": 2, "on_lost": "hold"}, S.PAUSED, "lost"),
     ("drained", AttemptEnd(cause=C.DRAINED), {}, S.QUEUED, None),
 ]  # fmt: skip
 
