@@ -140,7 +140,7 @@ async def assert_true_records(store: Store) -> None:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-async def test_operation_killed_at_any_statement_leaves_a_true_record(clean_url: str, operation: str) -> None:
+async def test_operation_killed_at_any_statement_leaves_a_consistent_record(clean_url: str, operation: str) -> None:
     """Proves J2."""
     completed = False
     async with await open_store(clean_url, listen=False) as store:

@@ -28,7 +28,8 @@ from torture import clocks
 
 needs_faketime = pytest.mark.skipif(clocks.LIBRARY is None, reason="wants Debian's faketime")
 postgres_only = pytest.mark.parametrize("kind", ["postgres"])
-PATIENT: dict[str, Any] = {"lease_ttl": 9.0, "heartbeat_interval": 1.0}
+PATIENT: dict[str, Any] = {"lease_ttl": 15.0, "heartbeat_interval": 1.0}
+"""A lease that a busy machine does not let expire by itself."""
 
 
 @pytest.fixture

@@ -205,7 +205,7 @@ async def test_rows_name_the_tenant_and_the_reason(harness: StoreHarness) -> Non
     assert (installation.tenant, installation.reason) == (None, None)
 
 
-async def test_embedded_callers_are_named_by_their_account_and_what_they_say(harness: StoreHarness) -> None:
+async def test_embedded_callers_are_recorded_by_account_and_given_name(harness: StoreHarness) -> None:
     await harness.store.queues.pause("q")
     await harness.store.queues.resume("q", by="deploy script")
     first, second = await trail(harness.store)
@@ -229,7 +229,7 @@ async def test_refused_acts_write_no_row(harness: StoreHarness) -> None:
     assert [row.action for row in await trail(harness.store)] == ["token.make"]
 
 
-async def test_use_of_a_token_is_recorded_when_it_was_silent_for_long(harness: StoreHarness) -> None:
+async def test_use_of_a_token_is_recorded_after_a_long_pause(harness: StoreHarness) -> None:
     token = await harness.store.tokens.add("ci", Role.VIEWER, secret=new_secret(), tenant="blue")
     for days in (0.0, 1.0, SILENCE_DAYS + 1, 1.0):
         await harness.advance(days * DAY)

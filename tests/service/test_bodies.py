@@ -89,7 +89,7 @@ async def test_upload_over_its_limit_is_answered_too(service: Service) -> None:
         assert answer.status_code == 413
 
 
-async def test_connection_stays_open_after_a_small_body_that_nobody_read(service: Service) -> None:
+async def test_connection_stays_open_after_a_small_unread_body(service: Service) -> None:
     async with httpx.AsyncClient(base_url=service.url) as client:
         for _ in range(2):
             answer = await client.post("/v1/jobs", json=FUNCTION)

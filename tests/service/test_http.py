@@ -207,7 +207,7 @@ async def test_lane_is_readable_and_can_be_paused(service: Service) -> None:
         assert (await client.get("/v1/lanes", params={"cursor": page["next_cursor"]})).json()["items"] == []
 
 
-async def test_queue_counts_pauses_and_keeps_what_is_not_said(service: Service) -> None:
+async def test_queue_counts_pauses_and_keeps_omitted_fields(service: Service) -> None:
     """Proves J9, J11."""
     async with service.client() as client:
         await client.post("/v1/jobs", json={**FUNCTION, "queue": "heavy/one"})

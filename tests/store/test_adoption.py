@@ -2,15 +2,7 @@
 
 import pytest
 
-from holdfast.model import (
-    Cause,
-    Claimable,
-    Outcome,
-    Phase,
-    Status,
-    StopKind,
-    StopPhase,
-)
+from holdfast.model import Cause, Claimable, Outcome, Phase, Status, StopKind, StopPhase
 from tests.store.test_leases import PROCESS, RETRY, orphan
 from tests.support.store_harness import TTL, StoreHarness
 
@@ -149,10 +141,10 @@ async def test_events_name_the_worker_that_lost_the_lease(harness: StoreHarness)
     await harness.advance(TTL + 1)
     (reaped,) = await harness.store.leases.reap()
     assert reaped.worker == "w3"
-    told = [
+    holders = [
         (event.data["lease"], event.data["worker"]) for event in await harness.events(lease) if event.type == "lease"
     ]
-    assert told == [
+    assert holders == [
         *(("handed_over", "w1"), ("adopted", "w2"), ("handed_over", "w2")),
         *(("adopted", "w3"), ("reaped", "w3")),
     ]

@@ -3,12 +3,7 @@
 import pytest
 
 from holdfast.errors import Conflict, NotFound
-from holdfast.model import (
-    Cause,
-    Job,
-    Outcome,
-    Status,
-)
+from holdfast.model import Cause, Job, Outcome, Status
 from tests.store.test_jobs import in_status
 from tests.support.store_harness import StoreHarness
 

@@ -7,18 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import Conflict, HoldfastError, IllegalMove, Invalid, NeedFailed, NotFound
-from holdfast.model import (
-    MOVES,
-    Cause,
-    Error,
-    Gate,
-    Job,
-    Lease,
-    Outcome,
-    Status,
-    Verb,
-    new_id,
-)
+from holdfast.model import MOVES, Cause, Error, Gate, Job, Lease, Outcome, Status, Verb, new_id
 from holdfast.store import open_store
 from holdfast.store.store import Store, connect
 from tests.support.store_harness import START, StoreHarness
@@ -259,7 +248,7 @@ async def test_resolve_ends_a_failed_job_with_a_person_s_result(harness: StoreHa
     assert (resolved.status, resolved.result, resolved.error) == (Status.SUCCEEDED, {"ok": 1}, None)
 
 
-async def test_resume_of_an_attempt_that_may_still_run_needs_a_person_s_word(harness: StoreHarness) -> None:
+async def test_resume_of_an_attempt_that_may_still_run_needs_confirmation(harness: StoreHarness) -> None:
     """Proves C8."""
     job = await harness.submit(**PROCESS)
     await harness.claim_process()

@@ -6,17 +6,7 @@ import pytest
 
 from holdfast.duties.reaper import Reaper
 from holdfast.errors import Invalid, NotFound, StoreUnreachable, TooLarge
-from holdfast.model import (
-    Cause,
-    Claimable,
-    Error,
-    Lease,
-    Outcome,
-    Phase,
-    Status,
-    StopKind,
-    new_worker_id,
-)
+from holdfast.model import Cause, Claimable, Error, Lease, Outcome, Phase, Status, StopKind, new_worker_id
 from holdfast.store.store import Store, connect
 from holdfast.timing import ManualClock, backoff
 from tests.support.store_harness import START, TTL, StoreHarness

@@ -227,7 +227,7 @@ async def test_host_with_a_live_worker_is_not_gone(harness: StoreHarness) -> Non
         await harness.store.workers.lost("function")
 
 
-async def test_rebooted_host_gives_up_what_ran_before_the_boot(harness: StoreHarness) -> None:
+async def test_attempts_from_before_a_reboot_are_lost(harness: StoreHarness) -> None:
     """Proves R6."""
     lease = await started(harness, max_attempts=2)
     await harness.advance(TTL + 1)

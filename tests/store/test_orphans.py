@@ -256,7 +256,7 @@ async def test_stop_after_counts_from_the_last_heartbeat_with_grace_and_margin(h
 async def test_orphan_whose_stop_after_is_longer_than_the_grace_waits_for_it(
     harness: StoreHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Proves R21, R6. No person is asked where time answers, and those behind it are settled meanwhile."""
+    """Proves R21, R6. It is not paused for a person, and later orphans are settled meanwhile."""
     monkeypatch.setattr(orphan_settler, "BATCH", 1)
     await register(harness)
     waits = await started(harness, stop_after=10 * GRACE, max_attempts=2)

@@ -123,7 +123,7 @@ AWKWARD = ['"', "\\", '\\"', "{", "}", ",", "", " ", "NULL", "null", "a\nb", "ä
         ("text", []),
     ],
 )
-async def test_what_is_written_as_an_array_is_read_as_it_was(clean_url: str, kind_: str, column: list[Any]) -> None:
+async def test_array_is_read_as_it_was_written(clean_url: str, kind_: str, column: list[Any]) -> None:
     database = await connect(clean_url, connections=1, listen=False)
     assert isinstance(database, PostgresDatabase)
     try:
@@ -133,7 +133,7 @@ async def test_what_is_written_as_an_array_is_read_as_it_was(clean_url: str, kin
         await database.close()
 
 
-async def test_json_in_an_array_is_read_as_it_was(clean_url: str) -> None:
+async def test_json_array_is_read_as_it_was_written(clean_url: str) -> None:
     values: list[Any] = [{"a": ['"', "\\", "{,}", None]}, [1, "NULL"], "{}"]
     database = await connect(clean_url, connections=1, listen=False)
     assert isinstance(database, PostgresDatabase)
@@ -144,7 +144,7 @@ async def test_json_in_an_array_is_read_as_it_was(clean_url: str) -> None:
         await database.close()
 
 
-async def test_what_no_text_of_postgres_can_hold_is_refused(clean_url: str) -> None:
+async def test_text_that_postgres_cannot_store_is_refused(clean_url: str) -> None:
     database = await connect(clean_url, connections=1, listen=False)
     assert isinstance(database, PostgresDatabase)
     try:

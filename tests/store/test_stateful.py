@@ -149,7 +149,7 @@ class Machine(RuleBasedStateMachine):
     def __init__(self, bench: Bench) -> None:
         super().__init__()
         bench.clear()
-        bench.store.notifications.returns += 1  # Ids are used again: marks behind the old ones must go.
+        bench.store.notifications.returns += 1  # Ids are reused, so what is remembered of the old ones must go.
         self.bench = bench
         self.store = bench.store
         self.reference = Reference(bench.clock)

@@ -144,7 +144,7 @@ async def test_bad_jobs_are_refused_whole(harness: StoreHarness, connection: Any
     assert [job.status for job in (await harness.store.jobs.list()).items] == [Status.CANCELLED]
 
 
-async def test_order_within_a_call_is_what_needs_refer_to(connection: Any) -> None:
+async def test_needs_may_refer_to_earlier_jobs_of_a_call(connection: Any) -> None:
     first, second = new_id(), new_id()
     with pytest.raises(asyncpg.PostgresError) as caught:
         await submit(connection, {**JOB, "id": second, "needs": [first]}, {**JOB, "id": first})

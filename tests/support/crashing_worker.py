@@ -23,7 +23,7 @@ from holdfast.assemble import worker_of
 from holdfast.errors import StoreUnreachable
 from holdfast.model import Lease, Outcome, Status
 from holdfast.runner.docker.engine import Engine
-from holdfast.runner.function import Context, Functions
+from holdfast.runner.function import Context, FunctionRegistry
 from holdfast.runner.state_folder import StateFolder
 from holdfast.store import orphans, sqlite
 from holdfast.store.database import Tx
@@ -32,7 +32,7 @@ from holdfast.store.postgres import PostgresTx
 from holdfast.store.sqlite import SqliteTx
 from holdfast.worker.worker import Worker
 
-functions = Functions()
+functions = FunctionRegistry()
 
 
 class Hook(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,12 +122,12 @@ def step_after_engine_calls(hooks: Hooks) -> None:
     """Calls to the Docker engine are steps too; an execution does not tell them apart."""
 
     def tell(call: Callable[..., Awaitable[Any]], step: str) -> Callable[..., Awaitable[Any]]:
-        async def told(*arguments: Any) -> Any:
+        async def noted(*arguments: Any) -> Any:
             answer = await call(*arguments)
             hooks.at(step, None)
             return answer
 
-        return told
+        return noted
 
     for name in ("create", "put", "start", "remove"):
         setattr(Engine, name, tell(getattr(Engine, name), f"engine {name}"))
@@ -137,12 +137,12 @@ def step_before_statements(hooks: Hooks, *names: str) -> None:
     """Make some statements in the middle of a transaction steps too."""
 
     def tell(rows: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        async def told(tx: Tx, name: str, /, **parameters: Any) -> Any:
+        async def noted(tx: Tx, name: str, /, **parameters: Any) -> Any:
             if name in names:
                 hooks.at(f"statement {name}", None)
             return await rows(tx, name, **parameters)
 
-        return told
+        return noted
 
     for kind in (SqliteTx, PostgresTx):
         kind.rows = tell(kind.rows)  # type: ignore[method-assign, assignment]

@@ -464,7 +464,7 @@ def test_good_history_passes() -> None:
     assert [str(violation) for violation in check(good().history)] == []
 
 
-def test_missing_job_that_somebody_asked_to_delete_passes() -> None:
+def test_missing_job_with_a_delete_request_passes() -> None:
     """Also one whose delete was not answered, and what others are told of it afterwards."""
     for answer in ("ok", "unknown"):
         example = good()
@@ -490,7 +490,7 @@ def test_broken_history_is_caught(rule: str, make: Breakage) -> None:
 @pytest.mark.parametrize(
     ("kind", "target"), [("full disk", "data"), ("stopped writer", "w9"), ("crash of Postgres", "")]
 )
-def test_worker_that_cannot_begin_because_nobody_can_write_passes(kind: str, target: str) -> None:
+def test_worker_that_cannot_start_without_a_writable_database_passes(kind: str, target: str) -> None:
     example = good()
     example.at += 100
     example.history.faults.append(Fault(kind=kind, at=example.at - 12, until=example.at - 8, target=target))
@@ -498,7 +498,7 @@ def test_worker_that_cannot_begin_because_nobody_can_write_passes(kind: str, tar
     assert [str(violation) for violation in check(example.history)] == []
 
 
-def test_stop_that_nobody_could_carry_out_passes() -> None:
+def test_stop_request_without_a_working_owner_passes() -> None:
     """Proves C1 as far as the checker must not raise a false alarm.
 
     Nobody held the job, its holder was stopped, or it ended in time.

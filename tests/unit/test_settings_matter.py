@@ -16,7 +16,7 @@ from tests.support.store_harness import StoreHarness
 
 SOURCE = Path(holdfast.__file__).parent
 DERIVED = {"url": "database_url", "shared": "shared_dir", "state": "state_dir", "job_defaults": "max_attempts"}
-"""Properties of the settings, each with a setting behind it."""
+"""Properties of the settings, each with the setting that it depends on."""
 THROUGH_DEFAULTS = {"max_attempts", "backoff_base", "backoff_cap", "stop_grace"}
 """Reach every submit as `Settings.job_defaults`: tested below."""
 THROUGH_CEILINGS = {"docker_memory_max", "docker_cpus_max", "docker_pids_max"}

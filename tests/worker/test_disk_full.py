@@ -1,4 +1,4 @@
-"""A job that fills the disk: the installation goes on answering, cancels and deletes, and recovers by itself."""
+"""A job that fills the disk: the installation still answers, cancels and deletes, and recovers by itself."""
 
 import contextlib
 import glob

@@ -15,7 +15,7 @@ from holdfast.runner import start_pause
 from holdfast.runner.attempt_folder import AttemptFolder, write_new
 from holdfast.runner.base import NoSpace
 from holdfast.runner.docker import container_config
-from holdfast.runner.docker.engine import Engine, Refusal
+from holdfast.runner.docker.engine import Engine, EngineError
 from holdfast.runner.spare_markers import SPARES, SpareMarkers
 from holdfast.runner.start_pause import StartPause, needs_space
 from holdfast.runner.supervisor.protocol import ExitStatus
@@ -181,7 +181,10 @@ async def test_worker_pauses_at_once_and_says_why(workers: InProcessWorkers, dis
         job = await workers.sh("true")
 
         async def pauses() -> bool:
-            return worker.short_of_room("process") is not None and worker.domain_of("process") is None
+            return (
+                worker.capabilities.short_of_room("process") is not None
+                and worker.capabilities.domain_of("process") is None
+            )
 
         await eventually(pauses, "the worker starts nothing for now")
 
@@ -275,7 +278,7 @@ async def test_workspace_that_cannot_be_restored_waits_for_space(workers: InProc
                 await workers.running(job)
 
             async def waits() -> str | None:
-                return worker.short_of_room("process")
+                return worker.capabilities.short_of_room("process")
 
             await eventually(waits, "the disk is full at the restore")
 
@@ -396,7 +399,7 @@ def test_start_marker_is_written_on_a_full_disk(tmp_path: Path) -> None:
         FullDisk(place, "pages").leave(0)
         assert folder.forbid()
         assert folder.forbidden()
-        folder.bury()
+        folder.reduce_to_marker()
         assert {path.name for path in folder.path.iterdir()} == {"lock", "started"}
 
 
@@ -440,7 +443,7 @@ async def test_engine_without_space_gives_the_job_back(
 
     async def refused(self: Engine, *arguments: Any) -> Any:
         if full.pop() if full else 0:
-            raise Refusal(500, "write /var/lib/docker/volumes/x: no space left on device")
+            raise EngineError(500, "write /var/lib/docker/volumes/x: no space left on device")
         return await real(self, *arguments)
 
     monkeypatch.setattr(Engine, call, refused)

@@ -1,7 +1,7 @@
 """How a stop request reaches the worker that holds the job: by a wake-up or by a poll, not by its next heartbeat.
 
-Heartbeats are further apart here than a test waits for anything, and one of the two ways is taken away: what was
-stopped was stopped by the other. `pytest --junit-xml` reports the seconds that it took.
+The heartbeat interval is longer than any test waits, and one of the two ways is disabled, so that the other one must
+have stopped the job. `pytest --junit-xml` reports the seconds that it took.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ def beats(workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch) -> list[st
 
 
 @pytest.mark.parametrize(("verb", "status"), [("cancel", Status.CANCELLED), ("interrupt", Status.PAUSED)])
-@pytest.mark.parametrize(("way", "other"), [("wake-up", "_look_for_stops"), ("poll", "_listen")])
+@pytest.mark.parametrize(("way", "other"), [("wake-up", "_poll_stops"), ("poll", "_listen")])
 async def test_stop_request_is_heard_before_the_next_heartbeat(
     workers: InProcessWorkers,
     beats: list[str],

@@ -40,7 +40,7 @@ from holdfast.api.tools import Tools, load_tools
 from holdfast.config import Settings
 from holdfast.errors import StoreError
 from holdfast.runner.disk import disks_of
-from holdfast.runner.shared_folder import prove
+from holdfast.runner.shared_folder import open_shared_folder
 from holdfast.store import Store
 from holdfast.store.audit import local_actor
 from holdfast.store.outage import asked_again
@@ -111,7 +111,9 @@ class Api(FastAPI):
             await asked_again(lambda: self._record_tools(store, tools))
             hub = Fanout(store)
             installation = await asked_again(store.installation)
-            shared = await asked_again(lambda: prove(self.settings.shared, installation, store.shared_folder))
+            shared = await asked_again(
+                lambda: open_shared_folder(self.settings.shared, installation, store.shared_folder)
+            )
             depths = Depths(store)
             streams = OpenStreams(self.settings.streams_per_token, connection_limit(self.settings) * 3 // 4)
             access = Access(store.tokens, store.audit, self.settings)

@@ -18,7 +18,7 @@ from holdfast.runner import supervisor
 from holdfast.runner.base import EngineUnreachable
 from holdfast.runner.shared_folder import mismatch, read_id
 from holdfast.runner.state_folder import StateFolder
-from holdfast.runner.uids import CLAIM_SECONDS, Uids, unusable
+from holdfast.runner.uids import CLAIM_SECONDS, UidPool, unusable
 from holdfast.runner.users import can_be_private, known_users, user_for
 from holdfast.store.migrate import require_current
 from holdfast.store.store import Store, connect
@@ -133,7 +133,7 @@ def _claimed_by_users(first: int, last: int) -> str | None:
 
 def _uids_in_use(settings: Settings) -> tuple[int, int]:
     """Count the claimed uids, and those claimed from other state folders for attempts whose folders are gone."""
-    uids = Uids(*settings.uid_range, settings.process_uids_dir)
+    uids = UidPool(*settings.uid_range, settings.process_uids_dir)
     try:
         claims = list(uids.claims())
     finally:
@@ -172,7 +172,7 @@ async def _docker(settings: Settings) -> Finding:
     if host == usual and not _there(host):
         return Finding(what="docker", ok=True, text="no engine here: no containers, until one is there")
     try:
-        from holdfast.runner.docker.engine import Engine, Refusal
+        from holdfast.runner.docker.engine import Engine, EngineError
     except ModuleNotFoundError:
         text = "its client is not installed: no containers"
         return Finding(what="docker", ok=host == usual, text=text, fix="pip install 'holdfast[docker]'")
@@ -180,7 +180,7 @@ async def _docker(settings: Settings) -> Finding:
     try:
         found = await engine.info()
         return Finding(what="docker", ok=True, text=f"{host}, engine {found.id[:12]} on {found.host}")
-    except (EngineUnreachable, Refusal) as error:
+    except (EngineUnreachable, EngineError) as error:
         fix = "start the engine, set HOLDFAST_DOCKER_HOST to where it is, or to none if there is to be none"
         return Finding(what="docker", ok=False, text=str(error), fix=fix)
     finally:

@@ -40,14 +40,14 @@ class JobFiles:
         folders: JobFolders,
         *,
         containers: Containers | None,
-        marks_for: float,
+        keep_marker_for: float,
         at: Callable[[str], None] | None = None,
     ) -> None:
         self._store = store
         self._shared = shared
         self._folders = folders
         self._containers = containers
-        self._marks_for = marks_for
+        self._keep_marker_for = keep_marker_for
         self._at = at or (lambda step: None)
         self._told: dict[str, str] = {}
 
@@ -90,13 +90,13 @@ class JobFiles:
         left = await self._containers.remove(wanted)
         if left is not None:
             return dict.fromkeys(left, "its container is being stopped and removed")
-        spaces = await asyncio.to_thread(self._folders.spaces, wanted)
+        spaces = await asyncio.to_thread(self._folders.workspaces, wanted)
         return dict.fromkeys(spaces, "its container cannot be removed: the Docker engine does not answer")
 
     def _remove(self, jobs: Sequence[str], held: Mapping[str, str]) -> dict[str, str]:
         """Remove folders; return the jobs with remaining files, and why."""
         attempts = self._folders.attempts(jobs)
-        spaces = self._folders.spaces([job for job in jobs if job not in held])
+        spaces = self._folders.workspaces([job for job in jobs if job not in held])
         left = dict(held)
         for job in jobs:
             problems = [remove(folder) for folder in (*self._folders.in_shared(job), *spaces.get(job, ()))]
@@ -107,7 +107,7 @@ class JobFiles:
 
     def _remove_attempt(self, folder: Path) -> str | None:
         try:
-            return self._folders.remove_attempt(folder, marks_for=self._marks_for)
+            return self._folders.remove_attempt(folder, keep_marker_for=self._keep_marker_for)
         except Exception as error:
             return f"{folder}: {error}"
 

@@ -17,8 +17,8 @@ from holdfast.duties.sweeper import Sweeper
 from holdfast.duties.upload_cleaner import Uploads
 from holdfast.errors import StoreError
 from holdfast.model import TERMINAL
-from holdfast.pipeline.snapshots import Folders
-from holdfast.runner.artifacts import Artifacts
+from holdfast.pipeline.snapshots import SnapshotFolders
+from holdfast.runner.artifacts import ArtifactStore
 from holdfast.runner.disk import disks_of
 from holdfast.runner.uploads import JobUploads
 from holdfast.store import Store
@@ -52,9 +52,9 @@ class Duties:
         store, settings = self._store, self._settings
         reaper = Reaper(store, ttl=settings.lease_ttl, interval=settings.reaper_interval, stuck=self._overdue)
         pruner = Pruner(store, retention_of(settings), audit_age=settings.audit_days * 86_400)
-        sweeper = Sweeper(store, Artifacts(settings.shared))
+        sweeper = Sweeper(store, ArtifactStore(settings.shared))
         uploads = Uploads(store, JobUploads(settings.shared))
-        evictor = Evictor(store, Folders.below(settings.shared), most=settings.snapshots_max_bytes)
+        evictor = Evictor(store, SnapshotFolders.below(settings.shared), most=settings.snapshots_max_bytes)
         disks = disks_of(settings, state=False)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._lead(reaper))

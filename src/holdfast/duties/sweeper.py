@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Sequence, Set
 
-from holdfast.runner.artifacts import Artifacts
+from holdfast.runner.artifacts import ArtifactStore
 from holdfast.store import Store
 
 BATCH = 500
@@ -17,7 +17,7 @@ DELETED_GRACE = 60.0
 class Sweeper:
     """Walks through the artifacts of all jobs, a bounded step per call, then starts over."""
 
-    def __init__(self, store: Store, artifacts: Artifacts, *, grace: float = GRACE) -> None:
+    def __init__(self, store: Store, artifacts: ArtifactStore, *, grace: float = GRACE) -> None:
         self._store = store
         self._artifacts = artifacts
         self._grace = grace

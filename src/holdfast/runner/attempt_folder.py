@@ -24,11 +24,11 @@ from holdfast.errors import Conflict, HoldfastError
 from holdfast.limits import AttemptLimits
 from holdfast.permissions import make_folder, make_passable
 from holdfast.runner import supervisor
-from holdfast.runner.artifacts import remove_tree
 from holdfast.runner.frames import FrameReader, Stream
 from holdfast.runner.leftovers import PATIENCE, Session, find_leftovers, kill_leftovers
 from holdfast.runner.supervisor.protocol import VERSION, ExitCause
-from holdfast.runner.wire import Command, Spec, encode_command, encode_spec
+from holdfast.runner.tree_removal import remove_tree
+from holdfast.runner.wire import Command, SupervisorSpec, encode_command, encode_spec
 
 T = TypeVar("T")
 LAST_SAID = 4096
@@ -40,7 +40,7 @@ FORBIDDEN = b'{"version":1,"forbidden":true}\n'
 """Content of `started` as a start marker: nothing ran, and nothing may start."""
 
 
-class Started(msgspec.Struct, frozen=True, kw_only=True):
+class StartRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What the supervisor wrote before the first program ran. The pids are for people; they are never signalled."""
 
     version: int
@@ -72,7 +72,7 @@ class TaskExit(msgspec.Struct, frozen=True, kw_only=True):
     signal: int | None = None
 
 
-class Exit(msgspec.Struct, frozen=True, kw_only=True):
+class ExitRecord(msgspec.Struct, frozen=True, kw_only=True):
     """How the attempt ended. Times are microseconds. `token` is the highest that the supervisor had seen."""
 
     version: int
@@ -118,7 +118,7 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True):
     stop_after: int | None = None
 
 
-class Unreadable(HoldfastError):
+class UnreadableRecord(HoldfastError):
     """A file of the supervisor that this version cannot read: it is newer, or damaged."""
 
     code = "unreadable"
@@ -136,16 +136,16 @@ class AttemptFolder:
             make_passable(self.path)
         make_folder(self.path / "cmd")
 
-    def write_spec(self, spec: Spec) -> None:
-        self._place("spec", encode_spec(spec))
+    def write_spec(self, spec: SupervisorSpec) -> None:
+        self._write_atomically("spec", encode_spec(spec))
 
     def write_secrets(self, values: Iterable[str]) -> None:
         """Keep the secrets that the child was given, to mask its output later."""
-        self._place("secrets", msgspec.json.encode(sorted(values)))
+        self._write_atomically("secrets", msgspec.json.encode(sorted(values)))
 
     def write_limits(self, limits: AttemptLimits) -> None:
         """Keep the limits of the attempt for an adopter: the settings may have changed by then."""
-        self._place("limits", msgspec.json.encode(limits))
+        self._write_atomically("limits", msgspec.json.encode(limits))
 
     def limits(self) -> AttemptLimits:
         """Return the limits of the attempt; none if an older version started it."""
@@ -180,8 +180,8 @@ class AttemptFolder:
             os.close(fd)
         return False
 
-    def started(self) -> Started | None:
-        return None if self.forbidden() else self._read("started", Started)
+    def started(self) -> StartRecord | None:
+        return None if self.forbidden() else self._read("started", StartRecord)
 
     def forbidden(self) -> bool:
         """Return whether there is a start marker that prevents every start."""
@@ -199,7 +199,7 @@ class AttemptFolder:
             if not self.forbidden():
                 if any((self.path / name).exists() for name in ("started", "exit")):
                     return False
-                self._place_anyhow("started", FORBIDDEN)
+                self._write_even_if_full("started", FORBIDDEN)
             return True
         except BlockingIOError:
             return False
@@ -217,22 +217,22 @@ class AttemptFolder:
                 (self.path / f"spare.{n}").unlink(missing_ok=True)
         return os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
-    def bury(self) -> None:
+    def reduce_to_marker(self) -> None:
         """Remove everything except the start marker, so that a late supervisor does not start the attempt again."""
         if not (self.path / "started").exists() and not (self.path / "exit").exists():
             self.forbid()
-        mark = "started" if (self.path / "started").exists() else "exit"
+        marker = "started" if (self.path / "started").exists() else "exit"
         with contextlib.suppress(FileNotFoundError):
-            found = [entry for entry in os.scandir(self.path) if entry.name not in (mark, "lock")]
-            # `spec` goes last: without it the folder counts as buried, and an interrupted call is repeated.
+            found = [entry for entry in os.scandir(self.path) if entry.name not in (marker, "lock")]
+            # `spec` goes last: without it the folder counts as reduced; an interrupted call is repeated.
             for entry in sorted(found, key=lambda entry: entry.name == "spec"):
                 if entry.is_dir(follow_symlinks=False):
                     remove_tree(Path(entry.path))
                 else:
                     Path(entry.path).unlink(missing_ok=True)  # Another process may be removing it too.
 
-    def exit(self) -> Exit | None:
-        return self._read("exit", Exit)
+    def exit(self) -> ExitRecord | None:
+        return self._read("exit", ExitRecord)
 
     def left_nothing(self) -> bool:
         """Return whether the child left neither a report nor anything in its output folder."""
@@ -263,18 +263,18 @@ class AttemptFolder:
     def send(self, command: Command) -> str:
         """Send a command to the supervisor and return its name, which the acknowledgement carries."""
         name = f"{time.time_ns():020d}-{os.urandom(4).hex()}"
-        self._place_anyhow(f"cmd/{name}", encode_command(command))
+        self._write_even_if_full(f"cmd/{name}", encode_command(command))
         return name
 
-    def _place_anyhow(self, name: str, data: bytes) -> None:
+    def _write_even_if_full(self, name: str, data: bytes) -> None:
         """Write a small file, on a full disk into a reserved block."""
         try:
-            self._place(name, data)
+            self._write_atomically(name, data)
         except OSError as error:
-            if error.errno not in FULL or not self._place_spare(name, data):
+            if error.errno not in FULL or not self._write_into_spare(name, data):
                 raise
 
-    def _place_spare(self, name: str, data: bytes) -> bool:
+    def _write_into_spare(self, name: str, data: bytes) -> bool:
         """Write a small file into a reserved block. Return False if all are used."""
         for n in range(SPARES):
             spare = self.path / f"spare.{n}"
@@ -310,7 +310,7 @@ class AttemptFolder:
         started = self.started()
         return kill_leftovers(mark, started.session if started else None, uid, patience=patience)
 
-    def _place(self, name: str, data: bytes) -> None:
+    def _write_atomically(self, name: str, data: bytes) -> None:
         """Write a file under another name and rename it, so that nobody reads it half-written."""
         target = self.path / name
         temporary = target.with_name(f".{target.name}.{os.urandom(4).hex()}.tmp")
@@ -344,7 +344,7 @@ def decode(data: bytes, type: type[T], where: str) -> T:
         # The supervisor passes names on as they are, UTF-8 or not.
         found = msgspec.json.decode(data.decode("utf-8", "replace"))
         if found["version"] != VERSION:
-            raise Unreadable(f"{where} has version {found['version']}; this holdfast reads {VERSION}")
+            raise UnreadableRecord(f"{where} has version {found['version']}; this holdfast reads {VERSION}")
         return decoding.convert(found, type)
     except (msgspec.MsgspecError, KeyError, TypeError) as error:
-        raise Unreadable(f"{where} cannot be read: {error}") from error
+        raise UnreadableRecord(f"{where} cannot be read: {error}") from error

@@ -10,8 +10,8 @@ import os
 from pathlib import Path
 
 from holdfast.permissions import make_folder
-from holdfast.runner.artifacts import remove_tree
 from holdfast.runner.attempt_folder import FULL, AttemptFolder
+from holdfast.runner.tree_removal import remove_tree
 
 SPARES = 8
 

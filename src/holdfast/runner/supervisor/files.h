@@ -1,4 +1,4 @@
-/* Whole reads and writes of descriptors and small files. */
+/* Complete reads and writes of descriptors and small files. Implemented in files.c. */
 #ifndef FILES_H
 #define FILES_H
 
