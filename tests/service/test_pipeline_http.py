@@ -162,7 +162,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"runner": "docker", "spec": {"image": "nowhere:0"}, "plan_only": True}, "spec.image", "does not resolve"),
     ({"plan_only": "yes"}, "plan_only", "true or false"),
     ({"uploads": ["01a1df11-0000-7000-8000-000000000000"]}, "uploads", "put files below the sources"),
-    ({"tasks": [], "spec": {"command": ["x"]}, "plan_only": True}, "tasks", "no pipeline"),
+    ({"tasks": [], "spec": {"command": ["x"]}, "plan_only": True}, "tasks", "not a pipeline"),
 ]
 
 

@@ -4,7 +4,7 @@ import errno
 import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +60,9 @@ class FullDisk:
                 left = os.statvfs(self.place).f_bavail - free
                 file.write(b"x" * PAGE * max(0, left))
             return
-        for n in range(os.statvfs(self.place).f_favail - free):
-            (self.place / f"filler.{n}").touch()
+        with suppress(OSError):  # A worker may take one of them at the same time.
+            for n in range(os.statvfs(self.place).f_favail - free):
+                (self.place / f"filler.{n}").touch()
 
     def clear(self) -> None:
         for path in self.place.glob("filler*"):

@@ -328,7 +328,7 @@ async def test_worker_that_cannot_hand_over_keeps_its_lock_file(
 ) -> None:
     """Proves L19. The database takes no hand-over: the host's next worker knows of it, and waits for no lease."""
     monkeypatch.setattr("holdfast.worker.worker.DRAIN_SECONDS", 0.1)
-    monkeypatch.setattr("holdfast.store.sqlite.BUSY_SECONDS", 1.0)
+    monkeypatch.setattr("holdfast.store.sqlite_connection.BUSY_SECONDS", 1.0)
     workers.set(drain_grace=0.1)
     job = await workers.sh("echo up; while [ ! -e go ]; do sleep 0.05; done; echo gone")
     locks = StateFolder(workers.settings.state).locks(await workers.store.installation())
