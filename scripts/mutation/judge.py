@@ -1,0 +1,94 @@
+"""Run one mutant against its tests, and say what became of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scripts.mutation.coverage_map import CoverageMap
+from scripts.mutation.mutant import Mutant
+from scripts.mutation.tree import Ran, Tree
+
+MOST_SECONDS = 240.0
+"""Of the tests of a mutant, as measured: slower ones are left out once these are used up."""
+START_SECONDS = 120.0
+SLOWNESS = 6.0
+"""How much slower than measured a test may be on a busy machine before it counts as hanging."""
+TEST_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    mutant: Mutant
+    killed_by: str
+    """The test, or what else noticed it; empty for a survivor."""
+    tests: int
+    """How many of the tests that execute the mutant were chosen."""
+    left_out: int
+    seconds: float = 0.0
+
+    @property
+    def survived(self) -> bool:
+        return not self.killed_by
+
+
+def chosen(tests: Sequence[str], known: CoverageMap) -> list[str]:
+    """As many as fit into MOST_SECONDS; at least one."""
+    found: list[str] = []
+    total = 0.0
+    for test in tests:
+        total += known.seconds[test]
+        if not found or total <= MOST_SECONDS:
+            found.append(test)
+    return found
+
+
+def judge(tree: Tree, mutant: Mutant, known: CoverageMap) -> Verdict:
+    """Run the quick tests, then the others; the first failure kills the mutant."""
+    every = known.tests_of(mutant)
+    tests = chosen(every, known)
+    left_out = len(every) - len(tests)
+    quick = set(known.quick)
+    with tree.holding(mutant):
+        for part in ([test for test in tests if test in quick], [test for test in tests if test not in quick]):
+            killed_by = run(tree, part, known) if part else ""
+            if killed_by:
+                return Verdict(mutant, killed_by, len(tests), left_out)
+    return Verdict(mutant, "", len(tests), left_out)
+
+
+def run(tree: Tree, tests: Sequence[str], known: CoverageMap) -> str:
+    """Run tests until one fails, and return what failed. A failure that may be due to load must happen twice."""
+    quick = set(known.quick).issuperset(tests)
+    ran = _pytest(tree, tests, known)
+    killed_by = _noticed(ran, tests)
+    if killed_by in tests and not (quick and not ran.timed_out):
+        again = _noticed(_pytest(tree, [killed_by], known), [killed_by])
+        if not again:
+            rest = tests[tests.index(killed_by) + 1 :]
+            return run(tree, rest, known) if rest else ""
+    return killed_by
+
+
+def _pytest(tree: Tree, tests: Sequence[str], known: CoverageMap) -> Ran:
+    measured = [known.seconds[test] for test in tests]
+    longest = max(TEST_SECONDS, SLOWNESS * max(measured))
+    order = tree.root.parent / f"{tree.root.name}.tests"
+    order.write_text("\n".join(tests))
+    quick = ("-m", "quick") if set(known.quick).issuperset(tests) else ()
+    files = sorted({test.partition("::")[0] for test in tests})
+    return tree.pytest(
+        *("-x", f"--timeout={longest:.0f}", *quick, *files),
+        seconds=START_SECONDS + SLOWNESS * sum(measured),
+        environment={"MUTATION_TESTS": str(order)},
+    )
+
+
+def _noticed(ran: Ran, tests: Sequence[str]) -> str:
+    failed = next((result.test for result in ran.results if result.outcome == "failed"), "")
+    if failed:
+        return failed
+    if ran.timed_out:
+        done = {result.test for result in ran.results}
+        return next((test for test in tests if test not in done), "the time limit")
+    if ran.code:
+        return f"the start of pytest: {ran.output.strip().splitlines()[-1]}"
+    return ""
