@@ -4,6 +4,7 @@ import argparse
 import os
 import queue
 import re
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -36,6 +37,7 @@ def main() -> int:
         return 0
     reasons = survivors.accepted(survivors.FILE.read_text())
     os.nice(10)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with trees(options.at_once) as copies:
         known = coverage_map(copies[0])
         print(f"{len(known.seconds)} tests, {len(known.units)} blocks and statements; seed {options.seed}", flush=True)
@@ -59,7 +61,13 @@ def judged(copies: Sequence[Tree], mutants: Sequence[Mutant], known: CoverageMap
             free.put(tree)
 
     with ThreadPoolExecutor(len(copies)) as pool:
-        yield from pool.map(one, mutants)
+        try:
+            yield from pool.map(one, mutants)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for copy in copies:
+                copy.stop()
+            raise
 
 
 def shown(verdicts: Iterator[Verdict], reasons: dict[tuple[str, str], str]) -> Iterator[Verdict]:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +37,6 @@ class Ran:
     code: int
     results: Sequence[Result]
     output: str
-    started: Sequence[str] = field(default=())
 
     @property
     def timed_out(self) -> bool:
@@ -49,6 +49,8 @@ class Tree:
 
     root: Path
     server: str
+    running: list[subprocess.Popen[str]] = field(default_factory=list)
+    stopped: threading.Event = field(default_factory=threading.Event)
 
     @contextlib.contextmanager
     def holding(self, mutant: Mutant) -> Iterator[None]:
@@ -82,8 +84,21 @@ class Tree:
             "MUTATION_RESULTS": str(results),
             **(environment or {}),
         }
-        done = subprocess.run(command, cwd=self.root, env=variables, capture_output=True, text=True, check=False)
-        return Ran(done.returncode, _read(results), done.stdout + done.stderr)
+        process = subprocess.Popen(
+            command, cwd=self.root, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self.running.append(process)
+        if self.stopped.is_set():
+            process.terminate()
+        output, _ = process.communicate()
+        self.running.remove(process)
+        return Ran(process.returncode, _read(results), output)
+
+    def stop(self) -> None:
+        """End what runs in this tree, and what would be started in it; `bounded` ends the descendants."""
+        self.stopped.set()
+        for process in list(self.running):
+            process.terminate()
 
 
 def _read(path: Path) -> list[Result]:
