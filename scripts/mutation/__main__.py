@@ -21,6 +21,7 @@ from scripts.mutation.tree import ROOT, Tree, trees
 SEED = 1
 COUNT = 100
 AT_ONCE = 2
+MOST_SECONDS = 60.0
 
 
 def main() -> int:
@@ -28,6 +29,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--count", type=int, default=COUNT)
     parser.add_argument("--at-once", type=int, default=AT_ONCE, help="how many mutants run side by side")
+    parser.add_argument(
+        "--most-seconds",
+        type=float,
+        default=MOST_SECONDS,
+        help="of tests for one mutant, as measured; the slowest are left out",
+    )
     parser.add_argument("--only", default="", help="a regular expression: run only drawn mutants that match")
     parser.add_argument("--list", action="store_true", help="show the mutants and run none")
     options = parser.parse_args()
@@ -43,11 +50,13 @@ def main() -> int:
         print(f"{len(known.seconds)} tests, {len(known.units)} blocks and statements; seed {options.seed}", flush=True)
         for test in known.failed:
             print(f"fails without a mutant, and is not used: {test}", flush=True)
-        verdicts = list(shown(judged(copies, mutants, known), reasons))
+        verdicts = list(shown(judged(copies, mutants, known, options.most_seconds), reasons))
     return summary(verdicts, reasons)
 
 
-def judged(copies: Sequence[Tree], mutants: Sequence[Mutant], known: CoverageMap) -> Iterator[Verdict]:
+def judged(
+    copies: Sequence[Tree], mutants: Sequence[Mutant], known: CoverageMap, most_seconds: float
+) -> Iterator[Verdict]:
     """Run mutants side by side, one per copy of the tree."""
     free: queue.SimpleQueue[Tree] = queue.SimpleQueue()
     for copy in copies:
@@ -56,7 +65,7 @@ def judged(copies: Sequence[Tree], mutants: Sequence[Mutant], known: CoverageMap
     def one(mutant: Mutant) -> Verdict:
         tree, began = free.get(), time.monotonic()
         try:
-            return replace(judge(tree, mutant, known), seconds=time.monotonic() - began)
+            return replace(judge(tree, mutant, known, most_seconds), seconds=time.monotonic() - began)
         finally:
             free.put(tree)
 

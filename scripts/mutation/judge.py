@@ -7,8 +7,6 @@ from scripts.mutation.coverage_map import CoverageMap
 from scripts.mutation.mutant import Mutant
 from scripts.mutation.tree import Ran, Tree
 
-MOST_SECONDS = 240.0
-"""Of the tests of a mutant, as measured: slower ones are left out once these are used up."""
 START_SECONDS = 120.0
 SLOWNESS = 6.0
 """How much slower than measured a test may be on a busy machine before it counts as hanging."""
@@ -31,43 +29,47 @@ class Verdict:
         return not self.killed_by
 
 
-def chosen(tests: Sequence[str], known: CoverageMap) -> list[str]:
-    """As many as fit into MOST_SECONDS; at least one."""
+def chosen(tests: Sequence[str], known: CoverageMap, most_seconds: float) -> list[str]:
+    """As many as fit into these seconds, as measured; at least one."""
     found: list[str] = []
     total = 0.0
     for test in tests:
         total += known.seconds[test]
-        if not found or total <= MOST_SECONDS:
+        if not found or total <= most_seconds:
             found.append(test)
     return found
 
 
-def judge(tree: Tree, mutant: Mutant, known: CoverageMap) -> Verdict:
+def judge(tree: Tree, mutant: Mutant, known: CoverageMap, most_seconds: float) -> Verdict:
     """Run the quick tests, then the others; the first failure kills the mutant."""
     every = known.tests_of(mutant)
-    tests = chosen(every, known)
+    tests = chosen(every, known, most_seconds)
     left_out = len(every) - len(tests)
     quick = set(known.quick)
-    with tree.holding(mutant):
-        for part in ([test for test in tests if test in quick], [test for test in tests if test not in quick]):
-            killed_by = run(tree, part, known) if part else ""
-            if killed_by:
-                return Verdict(mutant, killed_by, len(tests), left_out)
+    for part in ([test for test in tests if test in quick], [test for test in tests if test not in quick]):
+        killed_by = killer(tree, mutant, part, known) if part else ""
+        if killed_by:
+            return Verdict(mutant, killed_by, len(tests), left_out)
     return Verdict(mutant, "", len(tests), left_out)
 
 
-def run(tree: Tree, tests: Sequence[str], known: CoverageMap) -> str:
-    """Run tests until one fails, and return what failed. A failure that may be due to load must happen twice."""
-    ran = _pytest(tree, tests, known)
+def killer(tree: Tree, mutant: Mutant, tests: Sequence[str], known: CoverageMap) -> str:
+    """Run tests until one fails, and return what failed.
+
+    Load can make a test fail that is not quick. It counts only if it then passes without the mutant and fails with it.
+    """
+    with tree.holding(mutant):
+        ran = _pytest(tree, tests, known)
     killed_by = _noticed(ran, tests)
-    certain = killed_by in known.quick and not ran.timed_out
-    if not killed_by or certain:
+    if not killed_by or (killed_by in known.quick and not ran.timed_out):
         return killed_by
     suspects = [killed_by] if killed_by in tests else tests
-    if _noticed(_pytest(tree, suspects, known), suspects):
-        return killed_by
+    if not _noticed(_pytest(tree, suspects, known), suspects):
+        with tree.holding(mutant):
+            if _noticed(_pytest(tree, suspects, known), suspects):
+                return killed_by
     rest = tests[tests.index(killed_by) + 1 :] if killed_by in tests else ()
-    return run(tree, rest, known) if rest else ""
+    return killer(tree, mutant, rest, known) if rest else ""
 
 
 def _pytest(tree: Tree, tests: Sequence[str], known: CoverageMap) -> Ran:
