@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import Conflict, HoldfastError, IllegalMove, Invalid, NeedFailed, NotFound
+from holdfast.errors import Conflict, HoldfastError, IllegalMove, Invalid, NeedFailed, NotFound, StoreError
 from holdfast.model import (
     MOVES,
     Cause,
@@ -648,3 +648,27 @@ async def test_needs_are_checked_in_a_call_with_a_key_but_not_when_it_is_replaye
         await harness.store.jobs.accept([child], key="other")
     (again,) = await harness.store.jobs.accept([child], key="K")
     assert (again.id, again.reused) == (first.id, True)
+
+
+async def test_forced_delete_of_a_job_that_is_cancelled_meanwhile_is_finished_by_the_duty(
+    harness: StoreHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = await harness.submit()
+
+    async def cancelled_after_this_look(*_: object, **__: object) -> Job:
+        patch.undo()
+        found = await harness.get(job)
+        await harness.store.jobs.cancel(job.id)
+        patch.setattr(harness.store.jobs, "_doom", dies)
+        return found
+
+    async def dies(*_: object, **__: object) -> bool:
+        raise StoreError("the process dies here")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(harness.store.jobs, "get", cancelled_after_this_look)
+        with pytest.raises(StoreError):
+            await harness.store.jobs.delete(job.id, force=True)
+    assert await harness.store.jobs.purge() == 1
+    with pytest.raises(NotFound):
+        await harness.get(job)
