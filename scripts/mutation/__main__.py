@@ -36,9 +36,11 @@ def main() -> int:
         help="of tests for one mutant, as measured; the slowest are left out",
     )
     parser.add_argument("--only", default="", help="a regular expression: run only drawn mutants that match")
+    parser.add_argument("--skip", type=int, default=0, help="leave out the first ones, after an interruption")
     parser.add_argument("--list", action="store_true", help="show the mutants and run none")
     options = parser.parse_args()
     mutants = [m for m in drawn(ROOT, options.seed, options.count) if re.search(options.only, str(m))]
+    mutants = mutants[options.skip :]
     if options.list:
         print("\n".join(map(str, mutants)))
         return 0

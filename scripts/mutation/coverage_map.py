@@ -22,7 +22,7 @@ TESTS = ("tests/unit", "tests/store", "tests/worker", "tests/service", "tests/cr
 IGNORED = (
     "tests/store/test_races.py", "tests/store/test_pgbouncer.py", "tests/worker/test_worker_hosts.py",
     "tests/service/test_systemd.py", "tests/service/test_connections.py", "tests/service/test_client_outage.py",
-    "tests/service/test_openapi.py", "tests/crash/test_worker_outage.py", "tests/crash/test_service_crash.py",
+    "tests/service/test_openapi.py", "tests/crash/test_service_crash.py",
 )  # fmt: skip
 """Files that take minutes, or that hardly concern the store and the worker."""
 MEASURE_SECONDS = 3600.0

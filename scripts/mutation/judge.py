@@ -10,6 +10,8 @@ from scripts.mutation.tree import Ran, Tree
 START_SECONDS = 120.0
 SLOWNESS = 6.0
 """How much slower than measured a test may be on a busy machine before it counts as hanging."""
+SHORT_SECONDS = 2.0
+"""A test that takes less waits for nothing that load could delay until it fails."""
 TEST_SECONDS = 45.0
 """What any test may take."""
 
@@ -56,12 +58,12 @@ def judge(tree: Tree, mutant: Mutant, known: CoverageMap, most_seconds: float) -
 def killer(tree: Tree, mutant: Mutant, tests: Sequence[str], known: CoverageMap) -> str:
     """Run tests until one fails, and return what failed.
 
-    Load can make a test fail that is not quick. It counts only if it then passes without the mutant and fails with it.
+    Load can make a long test fail. It counts only if it then passes without the mutant and fails with it.
     """
     with tree.holding(mutant):
         ran = _pytest(tree, tests, known)
     killed_by = _noticed(ran, tests)
-    if not killed_by or (killed_by in known.quick and not ran.timed_out):
+    if not killed_by or (killed_by in tests and known.seconds[killed_by] < SHORT_SECONDS and not ran.timed_out):
         return killed_by
     suspects = [killed_by] if killed_by in tests else tests
     if not _noticed(_pytest(tree, suspects, known), suspects):
