@@ -1,6 +1,6 @@
 """What callers do with jobs: submit, read, list, release, stop, resume, resolve, dismiss, delete."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -440,6 +440,25 @@ async def test_forced_delete_of_a_running_job_is_finished_by_the_duty(harness: S
     assert await harness.store.jobs.purge() == 1
     with pytest.raises(NotFound):
         await harness.get(job)
+
+
+async def test_duty_removes_no_files_of_a_job_that_still_runs(
+    harness: StoreHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = await harness.submit()
+    (lease,) = await harness.claim()
+    jobs, removed = harness.store.jobs, list[str]()
+    remove = jobs.files.remove
+
+    async def noting(job_ids: Sequence[str]) -> Collection[str]:
+        removed.extend(job_ids)
+        return await remove(job_ids)
+
+    assert (await jobs.delete(job.id, force=True)).outcome == "deleting"
+    monkeypatch.setattr(jobs.files, "remove", noting)
+    assert (await jobs.purge(), removed) == (0, [])
+    await harness.finish(lease, Outcome(status=Status.CANCELLED, cause=Cause.CANCELLED))
+    assert (await jobs.purge(), removed) == (1, [job.id])
 
 
 async def paused_and_doomed(harness: StoreHarness) -> Job:
