@@ -6,7 +6,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 STORE_TESTS := tests/store tests/crash/test_crash.py
-SHORT_TESTS := tests/unit tests/store tests/runner/test_attempt_folder.py tests/worker/test_functions.py tests/service/test_client.py tests/service/test_metrics.py
+SHORT_TESTS := tests/unit tests/store tests/runner/test_attempt_folder.py tests/worker/test_functions.py tests/worker/test_function_stops.py tests/service/test_client.py tests/service/test_metrics.py
 SUPERVISOR := src/holdfast/runner/supervisor/holdfast-supervisor
 
 help: ## List the targets
@@ -86,7 +86,7 @@ bench-worker: setup ## Workers alone: throughput beside PgQueuer, pickup, proces
 	$(BIN)/python -m bench.worker
 
 bench-pgbouncer: setup ## What PgBouncer in transaction mode costs: claim and finish through it against direct
-	$(BIN)/python -m bench.pooler
+	$(BIN)/python -m bench.pgbouncer
 
 bench-service: setup ## The service: submits against a constant, bulks against the store, 1,000 followers of one job
 	$(BIN)/python -m bench.service

@@ -5,14 +5,14 @@ import signal
 import time
 
 from bench.figures import Figure
+from bench.installation import Installation, on_postgres, until
 from bench.processes import RUNNING, SLEEP, end, running, supervisors
-from bench.sites import Site, on_postgres, until
 
 TTL, BEAT, REAP = 6.0, 2.0, 2.0
 SHORT = {"lease_ttl": str(TTL), "heartbeat_interval": str(BEAT), "reaper_interval": str(REAP)}
 
 
-async def adopted(site: Site, how: signal.Signals, *, lock: bool = True, **settings: str) -> tuple[float, int]:
+async def adopted(site: Installation, how: signal.Signals, *, lock: bool = True, **settings: str) -> tuple[float, int]:
     """End a worker with many running attempts; return the seconds until another has them all, and the new starts."""
     dying, heir = f"dying-{time.monotonic_ns()}", f"heir-{time.monotonic_ns()}"
     with site.worker(RUNNING, worker_id=dying, **settings) as old:
@@ -34,11 +34,11 @@ async def adopted(site: Site, how: signal.Signals, *, lock: bool = True, **setti
     return took, restarted
 
 
-async def registered(site: Site, worker: str) -> bool:
+async def registered(site: Installation, worker: str) -> bool:
     return bool(await site.fetch(f"SELECT 1 FROM {site.table('workers')} WHERE worker = '{worker}'"))
 
 
-async def owned(site: Site, worker: str) -> bool:
+async def owned(site: Installation, worker: str) -> bool:
     return await site.count(f"status = 'running' AND owner = '{worker}'") == RUNNING
 
 

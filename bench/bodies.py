@@ -16,9 +16,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from tests.support.service import Served, serving
+from tests.support.service import Service, service_process_on
 
-from bench.sites import empty_databases, load
+from bench.installation import empty_databases, load
 
 MOST_WAIT = 0.2
 MOST_GROWTH = 150 * 10**6
@@ -101,9 +101,9 @@ def _reset(pid: int) -> None:
     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
-async def _longest_wait(served: Served, stop: asyncio.Event) -> float:
+async def _longest_wait(service: Service, stop: asyncio.Event) -> float:
     longest = 0.0
-    async with served.client() as client:
+    async with service.client() as client:
         while not stop.is_set():
             began = time.perf_counter()
             await client.get("/healthz")
@@ -114,26 +114,29 @@ async def _longest_wait(served: Served, stop: asyncio.Event) -> float:
 
 async def measure(body: bytes, url: str) -> tuple[int, float, float, float, int]:
     """Send a body; return the status, its seconds, the longest wait of others before and meanwhile, and the growth."""
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder, serving(url, Path(folder)) as served:
-        assert served.process is not None
-        async with served.client() as client:
+    with (
+        tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder,
+        service_process_on(url, Path(folder)) as service,
+    ):
+        assert service.process is not None
+        async with service.client() as client:
             await client.post("/v1/jobs/bulk", json={"jobs": [JOB]})
             stop = asyncio.Event()
-            idle = asyncio.create_task(_longest_wait(served, stop))
+            idle = asyncio.create_task(_longest_wait(service, stop))
             await asyncio.sleep(IDLE_SECONDS)
             stop.set()
             before_it = await idle
             stop.clear()
-            waits = asyncio.create_task(_longest_wait(served, stop))
-            _reset(served.process.pid)
-            before = _peak(served.process.pid)
+            waits = asyncio.create_task(_longest_wait(service, stop))
+            _reset(service.process.pid)
+            before = _peak(service.process.pid)
             began = time.perf_counter()
             path = "/v1/jobs/bulk" if body.startswith(b'{"jobs"') else "/v1/jobs"
             answer = await client.post(path, content=body, headers={"Content-Type": "application/json"}, timeout=120)
             took = time.perf_counter() - began
             await asyncio.sleep(0.2)
             stop.set()
-            return answer.status_code, took, before_it, await waits, _peak(served.process.pid) - before
+            return answer.status_code, took, before_it, await waits, _peak(service.process.pid) - before
 
 
 async def main(names: list[str]) -> bool:

@@ -21,7 +21,7 @@ import httpx
 from tests.support.bulk_data import ENDED, FAILED, QUEUED, fill_sqlite
 from tests.support.cluster import cluster
 from tests.support.ports import free_port
-from tests.support.service import serving
+from tests.support.service import service_process_on
 
 from bench.figures import HEAD, Figure
 from bench.scale import database, filled, scaled
@@ -81,9 +81,9 @@ def answering(client: httpx.Client) -> float:
 
 
 def lists(where: str, url: str, data: Path) -> Iterator[Figure]:
-    with serving(url, data) as served:
-        env = {"HOLDFAST_URL": served.url, "HOLDFAST_DATA_DIR": str(data)}
-        with httpx.Client(base_url=served.url, headers={"Authorization": f"Bearer {served.admin}"}) as client:
+    with service_process_on(url, data) as service:
+        env = {"HOLDFAST_URL": service.url, "HOLDFAST_DATA_DIR": str(data)}
+        with httpx.Client(base_url=service.url, headers={"Authorization": f"Bearer {service.admin}"}) as client:
             yield Figure(f"{where}: GET /v1/jobs?limit=20, a million jobs", answering(client), ANSWERED, unit=" ms")
         for name in LISTS:
             took = milliseconds(*name.split(), **env)

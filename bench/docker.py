@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from tests.support.crashing_worker import Part
-from tests.support.engine import IMAGE, Daemon, daemon, missing
+from tests.support.crashing_worker import WorkerOptions
+from tests.support.docker_engine import IMAGE, DockerEngine, daemon, missing
 
 from holdfast.model import Job, Status
 from holdfast.runner.frames import Stream, from_copy
@@ -37,7 +37,7 @@ MOST_SECONDS = 5.0
 class Bench:
     """A SQLite store with fsync on, and worker processes on it."""
 
-    def __init__(self, store: Store, url: str, folder: Path, engine: Daemon) -> None:
+    def __init__(self, store: Store, url: str, folder: Path, engine: DockerEngine) -> None:
         self.store = store
         self.engine = engine
         self._env = {
@@ -48,7 +48,7 @@ class Bench:
         }
 
     def worker(self, slots: int) -> "subprocess.Popen[bytes]":
-        part = msgspec.json.encode(Part(queues={"default": slots})).decode()
+        part = msgspec.json.encode(WorkerOptions(queues={"default": slots})).decode()
         command = [sys.executable, "-m", "tests.support.crashing_worker", part]
         return subprocess.Popen(command, env={**os.environ, **self._env}, stderr=subprocess.DEVNULL)
 
@@ -106,7 +106,7 @@ async def adoption(bench: Bench) -> tuple[float, int]:
     return (max(held.values()) - killed).total_seconds(), len(after ^ before)
 
 
-def held_at(engine: Daemon, container: str) -> datetime:
+def held_at(engine: DockerEngine, container: str) -> datetime:
     """When a supervisor acknowledged its new owner, by its own clock."""
     frames = [from_copy(line.encode()) for line in engine.docker("logs", container).splitlines()]
     events = ((frame.at, frame.event) for frame in frames if frame.stream is Stream.EVENTS)

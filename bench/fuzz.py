@@ -29,9 +29,9 @@ from schemathesis.core.failures import Failure, FailureGroup
 from schemathesis.core.result import Ok
 from schemathesis.generation.stateful.state_machine import StepOutput
 from tests.support.cluster import cluster
-from tests.support.service import Served, serving
+from tests.support.service import Service, service_process_on
 
-from bench.sites import new_database
+from bench.installation import new_database
 from holdfast.model import Role
 from holdfast.store.migrate import migrate
 from holdfast.store.store import connect
@@ -116,14 +116,14 @@ class Tally:
 class Fuzzer:
     """Calls one server with one token, and tallies what the checks say instead of stopping at the first fault."""
 
-    def __init__(self, served: Served, token: str, own: str, tally: Tally) -> None:
+    def __init__(self, service: Service, token: str, own: str, tally: Tally) -> None:
         self.tally = tally
-        self._base = served.url
+        self._base = service.url
         self._own = own
         self._headers = {"Authorization": f"Bearer {token}"}
         self._session = requests.Session()
         self._turns = itertools.count()
-        document = requests.get(f"{served.url}/openapi.json", timeout=30).json()
+        document = requests.get(f"{service.url}/openapi.json", timeout=30).json()
         self.schema = schemathesis.openapi.from_dict(document)
         schemathesis.checks.load_all_checks()
         self._checks = [schemathesis.checks.CHECKS.get_one(name) for name in CHECKS]
@@ -226,17 +226,17 @@ async def _migrated(url: str) -> None:
     await database.close()
 
 
-async def _token(served: Served, role: str) -> tuple[str, str]:
+async def _token(service: Service, role: str) -> tuple[str, str]:
     """Make a token past the service; return its secret and its id."""
-    secret = await served.token(Role(role), name=f"fuzz-{role}")
-    async with served.client() as client:
+    secret = await service.token(Role(role), name=f"fuzz-{role}")
+    async with service.client() as client:
         tokens = (await client.get("/v1/tokens")).json()["items"]
     (own,) = (token["id"] for token in tokens if token["name"] == f"fuzz-{role}")
     return secret, own
 
 
 @contextlib.contextmanager
-def _server(store: str, role: str, postgres: str | None) -> Iterator[Served]:
+def _server(store: str, role: str, postgres: str | None) -> Iterator[Service]:
     """A server on an empty store, where submitters may submit commands too."""
     with tempfile.TemporaryDirectory(prefix="holdfast-fuzz-") as folder:
         url = f"sqlite:///{folder}/holdfast.db"
@@ -245,14 +245,14 @@ def _server(store: str, role: str, postgres: str | None) -> Iterator[Served]:
         asyncio.run(_migrated(url))
         tools = Path(folder) / "tools.toml"
         tools.write_text(TOOL)
-        with serving(url, Path(folder) / "data", allow_raw="true", tools=str(tools)) as served:
-            asyncio.run(_fill(served))
-            yield served
+        with service_process_on(url, Path(folder) / "data", allow_raw="true", tools=str(tools)) as service:
+            asyncio.run(_fill(service))
+            yield service
 
 
-async def _fill(served: Served) -> None:
+async def _fill(service: Service) -> None:
     """Submit jobs as an admin, and bring some of them to other states: those who may only read have what to read."""
-    async with served.client() as client:
+    async with service.client() as client:
         for job in (*ACCEPTED, *ACCEPTED):
             answer = await client.post("/v1/jobs", json=job)
             answer.raise_for_status()
@@ -264,12 +264,12 @@ async def _fill(served: Served) -> None:
 
 def fuzz(store: str, role: str, postgres: str | None, wanted: argparse.Namespace) -> Tally:
     tally = Tally(store, role)
-    with _server(store, role, postgres) as served:
-        secret, own = asyncio.run(_token(served, role))
-        fuzzer = Fuzzer(served, secret, own, tally)
+    with _server(store, role, postgres) as service:
+        secret, own = asyncio.run(_token(service, role))
+        fuzzer = Fuzzer(service, secret, own, tally)
         fuzzer.examples(wanted.examples, wanted.seed)
         fuzzer.sequences(wanted.sequences, wanted.seed)
-        answer = requests.get(f"{served.url}/v1/jobs", headers={"Authorization": f"Bearer {secret}"}, timeout=60)
+        answer = requests.get(f"{service.url}/v1/jobs", headers={"Authorization": f"Bearer {secret}"}, timeout=60)
         if answer.status_code != 200:
             tally.fail("token still works", "GET /v1/jobs", answer.text)
     return tally

@@ -4,8 +4,8 @@ import time
 from pathlib import Path
 
 from bench.figures import Figure
+from bench.installation import Installation, on_postgres, until
 from bench.processes import TRUE
-from bench.sites import Site, on_postgres, until
 from holdfast.model import Status
 
 LINES, WIDTH = 2_000_000, 100
@@ -20,7 +20,7 @@ def resident_mb(pid: int) -> float:
     return next(int(line.split()[1]) for line in fields if line.startswith("VmRSS:")) / 1024
 
 
-async def print_it(site: Site) -> tuple[str, float, float]:
+async def print_it(site: Installation) -> tuple[str, float, float]:
     """Run it; return the job, how long it took, and how far the worker's memory moved meanwhile."""
     with site.worker(2) as worker:
         await site.submit(10, TRUE)
@@ -38,7 +38,7 @@ async def print_it(site: Site) -> tuple[str, float, float]:
         return job_id, time.monotonic() - started, max(abs(mb - before) for mb in seen)
 
 
-async def kept(site: Site, job_id: str) -> tuple[list[str], bool]:
+async def kept(site: Installation, job_id: str) -> tuple[list[str], bool]:
     """Return the lines in the record, and whether a mark says that it was cut."""
     lines: list[str] = []
     marked = False

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.figures import HEAD, Figure
-from bench.sites import Site, on_sqlite
+from bench.installation import Installation, on_sqlite
 from holdfast.model import Snapshot
 from holdfast.pipeline.connectors.postgres import programs
 from holdfast.pipeline.snapshots import Folders
@@ -35,7 +35,7 @@ STEPS = {
 }
 
 
-async def run(site: Site, *tasks: dict[str, Any], snapshot: str = "always") -> tuple[float, int]:
+async def run(site: Installation, *tasks: dict[str, Any], snapshot: str = "always") -> tuple[float, int]:
     """Run a pipeline; return the seconds from its claim to its end, as its record tells them, and its attempts."""
     asked = {"runner": "process", "connector": "postgres", "snapshot": snapshot, "tasks": list(tasks), "timeout": 3600}
     job = await site.store.jobs.submit(asked)
@@ -58,7 +58,7 @@ def sh(script: str, *arguments: str | Path) -> None:
     subprocess.run(["sh", "-ec", script, "sh", *map(str, arguments)], check=True, stdout=subprocess.DEVNULL)
 
 
-async def twice(site: Site) -> list[Figure]:
+async def twice(site: Installation) -> list[Figure]:
     inputs = inputs_of(site.folder / "shared", "default")
     inputs.mkdir(parents=True, exist_ok=True)
     for name, sql in STEPS.items():
@@ -73,7 +73,7 @@ async def twice(site: Site) -> list[Figure]:
     ]
 
 
-async def copies(site: Site, snapshot: Snapshot) -> list[Figure]:
+async def copies(site: Installation, snapshot: Snapshot) -> list[Figure]:
     """A snapshot of a quiet data folder, which ends on the disk, beside `cp` of the same, which ends in memory.
 
     In turns; the server's stop and start before and after it are part of what a task's snapshot takes.
@@ -120,7 +120,7 @@ async def copies(site: Site, snapshot: Snapshot) -> list[Figure]:
     ]
 
 
-async def opens(site: Site, snapshot: Snapshot) -> list[Figure]:
+async def opens(site: Installation, snapshot: Snapshot) -> list[Figure]:
     """How soon a snapshot is open, beside `pg_restore` of the same data."""
     folders = Folders.below(site.folder / "shared")
     runs, dump = site.folder / "runs", site.folder / "dump"

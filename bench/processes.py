@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.figures import Figure, against
-from bench.sites import Site, on_postgres, on_sqlite
+from bench.installation import Installation, on_postgres, on_sqlite
 
 AT_ONCE = 16
 JOBS = 1000
@@ -30,7 +30,7 @@ async def bare() -> float:
     return JOBS / (time.perf_counter() - started)
 
 
-async def ours(site: Site) -> float:
+async def ours(site: Installation) -> float:
     ids = await site.submit(JOBS, TRUE)
     with site.worker(AT_ONCE, "--once") as worker:
         await asyncio.to_thread(worker.wait)
@@ -44,7 +44,7 @@ async def ours(site: Site) -> float:
     return (JOBS - 1) / (span / 1e6 if isinstance(span, int) else span.total_seconds())
 
 
-async def rates(site: Site) -> Figure:
+async def rates(site: Installation) -> Figure:
     mine: list[float] = []
     plain: list[float] = []
     for _ in range(ROUNDS):
@@ -74,7 +74,7 @@ def supervisors(folder: Path) -> Iterator[int]:
                 yield int(path.name)
 
 
-async def memory(site: Site) -> Figure:
+async def memory(site: Installation) -> Figure:
     """Megabytes for each of many attempts that run: the supervisor, and its share of the worker."""
     with site.worker(RUNNING) as worker:
         warm = await site.submit(AT_ONCE, TRUE)
@@ -95,12 +95,12 @@ async def memory(site: Site) -> Figure:
     )
 
 
-async def running(site: Site, count: int) -> None:
+async def running(site: Installation, count: int) -> None:
     """Wait until so many attempts run."""
     await site.all_in("running' AND phase = 'started", count)
 
 
-async def end(site: Site, ids: list[str]) -> None:
+async def end(site: Installation, ids: list[str]) -> None:
     """Cancel jobs and wait for their end."""
     for job_id in ids:
         await site.store.jobs.cancel(job_id)

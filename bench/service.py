@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 from tests.support.cluster import cluster
-from tests.support.service import Served, serving
+from tests.support.service import Service, service_process_on
 
 from holdfast.model import Claimable, Lease, NewEvent, Outcome
 from holdfast.store import Store, open_store
@@ -42,9 +42,9 @@ Work = Callable[[], Awaitable[None]]
 class Line:
     """One connection that is kept open: as little client as possible, so that the server is what is measured."""
 
-    def __init__(self, served: Served) -> None:
-        self._served = served
-        self._head = f"Host: 127.0.0.1\r\nAuthorization: Bearer {served.admin}\r\n"
+    def __init__(self, service: Service) -> None:
+        self._served = service
+        self._head = f"Host: 127.0.0.1\r\nAuthorization: Bearer {service.admin}\r\n"
 
     async def open(self) -> "Line":
         self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self._served.port, limit=2**22)
@@ -80,8 +80,8 @@ async def rate(works: list[Work]) -> float:
     return done / (time.monotonic() - began)
 
 
-async def submits(served: Served) -> None:
-    lines = [await Line(served).open() for _ in range(CONNECTIONS)]
+async def submits(service: Service) -> None:
+    lines = [await Line(service).open() for _ in range(CONNECTIONS)]
     body = msgspec.json.encode(FUNCTION)
 
     def calls(request: bytes) -> list[Work]:
@@ -99,8 +99,8 @@ async def submits(served: Served) -> None:
     report(f"submit over HTTP, {CONNECTIONS} connections", ours, constant, 0.3, "jobs/s", "a constant")
 
 
-async def bulks(served: Served, store: Store) -> None:
-    line = await Line(served).open()
+async def bulks(service: Service, store: Store) -> None:
+    line = await Line(service).open()
     jobs: list[dict[str, Any]] = [FUNCTION] * BULK
     request = line.request("POST", "/v1/jobs/bulk", msgspec.json.encode({"jobs": jobs}))
 
@@ -125,20 +125,20 @@ def report(name: str, ours: list[float], other: list[float], target: float, unit
     print(f"{name}: {mine:,.0f} {unit}, {ratio:.2f} of {against} ({theirs:,.0f}/s); target {target} {verdict}")
 
 
-async def followers(served: Served, store: Store) -> None:
+async def followers(service: Service, store: Store) -> None:
     job = await store.jobs.submit(FUNCTION, tenant="default")
     lease = await claim(store, job.id)
-    before = resident(served)
+    before = resident(service)
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "bench.service", "follow", str(served.port), served.admin, job.id, str(FOLLOWERS)),
+        *(sys.executable, "-m", "bench.service", "follow", str(service.port), service.admin, job.id, str(FOLLOWERS)),
         stdout=asyncio.subprocess.PIPE,
         limit=2**26,
     )
     assert child.stdout is not None
     assert (await child.stdout.readline()).strip() == b"all follow"
-    reads = await reads_of(served)
+    reads = await reads_of(service)
     most = 0
-    cpu = ticks(served)
+    cpu = ticks(service)
     began = time.monotonic()
     for n in range(TALK_SECONDS * APPENDS):
         text = [f"{time.time():.6f} line {n}.{m} of a job that talks a lot" for m in range(LINES)]
@@ -149,14 +149,14 @@ async def followers(served: Served, store: Store) -> None:
             offsets=(0, 0),
             old_offsets=(0, 0),
         )
-        most = max(most, resident(served))
+        most = max(most, resident(service))
         await asyncio.sleep(max(0.0, began + (n + 1) / APPENDS - time.monotonic()))
     took = time.monotonic() - began
-    cpu = ticks(served) - cpu
+    cpu = ticks(service) - cpu
     await store.leases.finish([(lease, Outcome.succeeded())])
     answer = json.loads(await child.stdout.readline())
     await child.wait()
-    reads = await reads_of(served) - reads
+    reads = await reads_of(service) - reads
     wanted = TALK_SECONDS * APPENDS * LINES
     per_client = (most - before) / FOLLOWERS / 1000
     print(f"{FOLLOWERS} followers of one job, {wanted / took:,.0f} lines/s for {took:.1f} s:")
@@ -169,8 +169,8 @@ async def followers(served: Served, store: Store) -> None:
     print(f"  server: {cpu / took:.0%} of a core")
 
 
-async def reads_of(served: Served) -> int:
-    line = await Line(served).open()
+async def reads_of(service: Service) -> int:
+    line = await Line(service).open()
     text = (await line.call(line.request("GET", "/metrics"))).decode()
     line.close()
     name = "holdfast_stream_reads_total "
@@ -236,9 +236,9 @@ async def follow(port: int, token: str, job_id: str, count: int) -> None:
     print(json.dumps(answer), flush=True)
 
 
-async def end_to_end(served: Served, store: Store) -> None:
+async def end_to_end(service: Service, store: Store) -> None:
     """How long after a child printed a line a follower has it: supervisor, worker, database, reader, socket."""
-    environment = {**os.environ, "HOLDFAST_DATABASE_URL": served.database_url, "HOLDFAST_DATA_DIR": str(served.data)}
+    environment = {**os.environ, "HOLDFAST_DATABASE_URL": service.database_url, "HOLDFAST_DATA_DIR": str(service.data)}
     worker = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "holdfast.cli.main", "worker", "--queue", "talk:2"),
         env={**environment, "HOLDFAST_PROCESS_USER": "root"},
@@ -247,8 +247,8 @@ async def end_to_end(served: Served, store: Store) -> None:
     try:
         script = "for n in $(seq 200); do date +%s.%N; sleep 0.05; done"
         job = await store.jobs.submit({"runner": "process", "spec": {"command": ["sh", "-c", script]}, "queue": "talk"})
-        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
-        head = f"Host: 127.0.0.1\r\nAuthorization: Bearer {served.admin}\r\nConnection: close\r\n\r\n"
+        reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
+        head = f"Host: 127.0.0.1\r\nAuthorization: Bearer {service.admin}\r\nConnection: close\r\n\r\n"
         writer.write(f"GET /v1/jobs/{job.id}/events/stream HTTP/1.1\r\n{head}".encode())
         delays: list[float] = []
         async for line in reader:
@@ -266,16 +266,16 @@ async def end_to_end(served: Served, store: Store) -> None:
     )
 
 
-def resident(served: Served) -> int:
-    assert served.process is not None
-    pages = int(Path(f"/proc/{served.process.pid}/statm").read_text().split()[1])
+def resident(service: Service) -> int:
+    assert service.process is not None
+    pages = int(Path(f"/proc/{service.process.pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def ticks(served: Served) -> float:
+def ticks(service: Service) -> float:
     """CPU seconds of the server so far."""
-    assert served.process is not None
-    fields = Path(f"/proc/{served.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+    assert service.process is not None
+    fields = Path(f"/proc/{service.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
@@ -292,16 +292,16 @@ def installed() -> Iterator[tuple[str, Path]]:
         yield server, Path(folder)
 
 
-async def measure(served: Served) -> None:
-    async with await open_store(served.database_url, listen=False) as store:
-        await submits(served)
-        await bulks(served, store)
-        await end_to_end(served, store)
+async def measure(service: Service) -> None:
+    async with await open_store(service.database_url, listen=False) as store:
+        await submits(service)
+        await bulks(service, store)
+        await end_to_end(service, store)
 
 
-async def measure_followers(served: Served) -> None:
-    async with await open_store(served.database_url, listen=False) as store:
-        await followers(served, store)
+async def measure_followers(service: Service) -> None:
+    async with await open_store(service.database_url, listen=False) as store:
+        await followers(service, store)
 
 
 def main() -> None:
@@ -312,12 +312,12 @@ def main() -> None:
     with installed() as (url, folder):
         only = sys.argv[1:]
         print(f"load before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
-        with serving(url, folder / "a") as served:
+        with service_process_on(url, folder / "a") as service:
             if only != ["followers"]:
-                asyncio.run(measure(served))
+                asyncio.run(measure(service))
         # The second server finds an admin in the database, so it shares the first one's data folder.
-        with serving(url, folder / "a") as served:
-            asyncio.run(measure_followers(served))
+        with service_process_on(url, folder / "a") as service:
+            asyncio.run(measure_followers(service))
 
 
 if __name__ == "__main__":

@@ -16,10 +16,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.support.service import Served, serving
+from tests.support.service import Service, service_process_on
 
 from bench.figures import percentile
-from bench.sites import empty_databases, load
+from bench.installation import empty_databases, load
 
 SOCKETS = 5000
 ROUNDS = 3
@@ -68,15 +68,15 @@ def _attacker(port: int, seconds: float) -> None:
     asyncio.run(_attack(port, seconds))
 
 
-async def _waits(served: Served, seconds: float) -> list[float]:
+async def _waits(service: Service, seconds: float) -> list[float]:
     """How long each request of an honest client took, connection and all."""
     waits = []
     head = "GET /v1/jobs HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
-    head += f"Authorization: Bearer {served.admin}\r\n\r\n"
+    head += f"Authorization: Bearer {service.admin}\r\n\r\n"
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         began = time.perf_counter()
-        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
         writer.write(head.encode())
         answer = await reader.read()
         assert answer.startswith(b"HTTP/1.1 200"), answer[:200]
@@ -86,38 +86,38 @@ async def _waits(served: Served, seconds: float) -> list[float]:
     return waits
 
 
-def _processor_seconds(served: Served) -> float:
+def _processor_seconds(service: Service) -> float:
     """What the server has used so far; unlike a wait, this does not depend on what else runs here."""
-    assert served.process is not None
-    fields = Path(f"/proc/{served.process.pid}/stat").read_text().rpartition(")")[2].split()
+    assert service.process is not None
+    fields = Path(f"/proc/{service.process.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _open_descriptors(served: Served) -> int:
-    assert served.process is not None
-    return len(os.listdir(f"/proc/{served.process.pid}/fd"))
+def _open_descriptors(service: Service) -> int:
+    assert service.process is not None
+    return len(os.listdir(f"/proc/{service.process.pid}/fd"))
 
 
-async def _most_open(served: Served, stop: asyncio.Event) -> int:
+async def _most_open(service: Service, stop: asyncio.Event) -> int:
     """The most descriptors that the server had open until `stop`: whether there was an attack at all."""
     most = 0
     while not stop.is_set():
-        most = max(most, _open_descriptors(served))
+        most = max(most, _open_descriptors(service))
         await asyncio.sleep(0.5)
     return most
 
 
-async def _attacked(served: Served) -> tuple[list[float], float, int]:
+async def _attacked(service: Service) -> tuple[list[float], float, int]:
     """Attack the server; return what others waited, its share of a processor, and how many connections it held."""
-    before = _open_descriptors(served)
-    attacker = multiprocessing.get_context("spawn").Process(target=_attacker, args=(served.port, SECONDS), daemon=True)
+    before = _open_descriptors(service)
+    attacker = multiprocessing.get_context("spawn").Process(target=_attacker, args=(service.port, SECONDS), daemon=True)
     attacker.start()
     stop = asyncio.Event()
-    most = asyncio.create_task(_most_open(served, stop))
+    most = asyncio.create_task(_most_open(service, stop))
     await asyncio.sleep(1.0)
-    began, used = time.monotonic(), _processor_seconds(served)
-    waits = await _waits(served, SECONDS - 1.0)
-    share = (_processor_seconds(served) - used) / (time.monotonic() - began)
+    began, used = time.monotonic(), _processor_seconds(service)
+    waits = await _waits(service, SECONDS - 1.0)
+    share = (_processor_seconds(service) - used) / (time.monotonic() - began)
     stop.set()
     held = await most - before
     await asyncio.to_thread(attacker.join, 60)
@@ -131,17 +131,17 @@ async def measure(store: str, url: str, folder: Path) -> bool:
     idle: list[float] = []
     attacked: list[float] = []
     rounds: list[str] = []
-    with serving(url, folder) as served:
-        await _waits(served, 1.0)
+    with service_process_on(url, folder) as service:
+        await _waits(service, 1.0)
         for _ in range(ROUNDS):
-            calm = await _waits(served, IDLE_SECONDS)
-            rough, share, held = await _attacked(served)
-            await _waits(served, 1.0)  # What the attacker left open is closed meanwhile.
+            calm = await _waits(service, IDLE_SECONDS)
+            rough, share, held = await _attacked(service)
+            await _waits(service, 1.0)  # What the attacker left open is closed meanwhile.
             ratio = percentile(rough, 0.95) / percentile(calm, 0.95)
             rounds.append(f"{ratio:.2f} with {held} held at {share:.0%} of a processor")
             idle += calm
             attacked += rough
-        log = served.log.stat().st_size
+        log = service.log.stat().st_size
     one, other = percentile(idle, 0.95), percentile(attacked, 0.95)
     ratio = other / one
     print(

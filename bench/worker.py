@@ -8,15 +8,15 @@ import sys
 
 from tests.support.cluster import cluster
 
-from bench import adoption, drain, output, pickup, processes, stops
+from bench import adoption, backlog, output, pickup_latency, processes, stop_latency
 from bench.figures import HEAD
 
 PARTS = {
-    "drain": drain,
-    "pickup": pickup,
+    "drain": backlog,
+    "pickup": pickup_latency,
     "processes": processes,
     "adoption": adoption,
-    "stops": stops,
+    "stops": stop_latency,
     "output": output,
 }
 

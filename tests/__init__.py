@@ -1,6 +1,6 @@
 import os
 
 if os.environ.get("HOLDFAST_TEST_POOLER"):
-    from tests.support.pooler import reroute
+    from tests.support.pgbouncer import reroute
 
     reroute()

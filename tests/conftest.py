@@ -2,10 +2,12 @@
 
 import asyncio
 import os
+import shutil
 import signal
+import sqlite3
 from collections.abc import AsyncIterator, Coroutine, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
@@ -18,10 +20,10 @@ from holdfast.store.migrate import migrate
 from holdfast.store.store import Store, connect
 from holdfast.timing import ManualClock
 from tests.support.cluster import PostgresMissing, cluster
-from tests.support.engine import Daemon, session_daemon
+from tests.support.docker_engine import DockerEngine, session_daemon
 from tests.support.in_process_workers import InProcessWorkers
-from tests.support.pooler import PgBouncerMissing, pgbouncer
-from tests.support.service import Served, serving, serving_here
+from tests.support.pgbouncer import PgBouncerMissing, pgbouncer
+from tests.support.service import Service, service_in_process, service_process_on
 from tests.support.store_harness import START, TEST_CLOCK, StoreHarness
 from tests.support.supervisor_harness import SupervisedAttempt
 from tests.support.worker_processes import WorkerProcesses, worker_processes_on
@@ -29,14 +31,14 @@ from tests.support.worker_processes import WorkerProcesses, worker_processes_on
 T = TypeVar("T")
 
 TEMPLATE = "holdfast_template"
-EXCUSES = (
+ALLOWED_SKIPS = (
     "only root can change users",
     "needs root to become somebody else",
     "about root",
     "before Python",
     "without systemd",
 )
-"""What a machine may be without, in a reason to skip: the rights of root, a newer Python, systemd."""
+"""Reasons to skip a test that CI accepts: no root, an older Python, no systemd."""
 LONGEST = (
     "test_worker_crash", "test_races", "test_docker_adoption", "test_torture", "test_worker_outage",
     "test_worker_hosts", "test_stateful", "test_pipeline_docker", "test_docker_engine", "test_pipeline_crash",
@@ -48,11 +50,11 @@ SLOW = (
     "test_systemd", "test_up", "test_hostile", "test_hostile_escape", "test_hostile_submitter", "test_crash",
     "test_stream", "test_connections", "test_serve", "test_client_outage", "test_conformance", "test_requirements",
     "test_protocol", "test_cli_worker", "test_cli_json", "test_file_modes", "test_postgres", "test_submit_function",
-    "test_submit_in_transaction",
+    "test_submit_in_transaction", "test_audit_http", "test_stream_readers",
 )  # fmt: skip
 """Files that start servers, workers or programs, though no fixture says so: not in the quick tier."""
 QUICK = "quick"
-APART = {
+PROCESS_FIXTURES = {
     "server",
     "process_database",
     "docker_engine",
@@ -60,17 +62,17 @@ APART = {
     "processes",
     "workers",
     "attempt",
-    "served_apart",
+    "service_process",
 }
-"""Fixtures with a database server, an engine or processes of their own. A test that uses none of them is quick."""
+"""Fixtures that start a database server, an engine or processes. A test that uses none of them is quick."""
 _running = ExitStack()
 # A shell starts what it puts into the background with SIGINT ignored, and children inherit that: a test that interrupts
 # one would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def apart(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in a thread of its own, where no loop runs yet."""
+def run_in_thread(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in a new thread, which has no event loop yet."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, work).result()
 
@@ -81,20 +83,20 @@ def database_url(server: str, name: str) -> str:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """In CI a test that cannot run for want of a part has failed."""
+    """Fail skipped tests in CI, unless the reason is an accepted one."""
     report = yield
     if report.skipped and os.environ.get("CI") and not hasattr(report, "wasxfail"):
         reason = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
-        if not any(excuse in reason for excuse in EXCUSES):
+        if not any(excuse in reason for excuse in ALLOWED_SKIPS):
             report.outcome = "failed"
             report.longrepr = f"skipped, and in CI nothing is: {reason}"
     return report
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files first that take minutes: else one process would be busy with the last of them, alone.
+    """Run the slowest files first, so that the run does not end with one process busy alone.
 
-    And mark each test with its tier, and those of the quick one.
+    Mark each test with its tier, and the quick ones with `quick`.
     """
     order = {name: n for n, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
@@ -109,11 +111,11 @@ def is_quick(item: pytest.Item) -> bool:
     callspec = getattr(item, "callspec", None)
     kind = callspec.params.get("kind") if callspec else None
     long = item.path.stem in (*LONGEST, *SLOW)
-    return kind != "postgres" and not long and not APART & {*getattr(item, "fixturenames", ())}
+    return kind != "postgres" and not long and not PROCESS_FIXTURES & {*getattr(item, "fixturenames", ())}
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Start the cluster once, in the process that leads the run, and make the migrated template in it."""
+    """Start the cluster once, in the controlling process, and create the migrated template in it."""
     if hasattr(config, "workerinput") or config.option.collectonly or config.option.help:
         return
     if config.option.markexpr == QUICK:
@@ -190,8 +192,8 @@ def process_database(server: str) -> Iterator[str]:
         return url
 
     name = f"holdfast_{os.environ.get('PYTEST_XDIST_WORKER', 'main')}_{os.getpid()}"
-    yield apart(prepare())
-    apart(drop(server, name))
+    yield run_in_thread(prepare())
+    run_in_thread(drop(server, name))
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -199,15 +201,30 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.fixture(scope="session")
+def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated SQLite file to copy: migrating takes ten times as long."""
+
+    async def prepare() -> None:
+        database = await connect(f"sqlite:///{path}")
+        await migrate(database)
+        await database.close()
+
+    path = tmp_path_factory.mktemp("migrated") / "store.db"
+    run_in_thread(prepare())
+    return path
+
+
 @pytest.fixture
 async def clean_url(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> str:
     """The URL of an empty, migrated store that runs on real time; for tests with several processes."""
     if kind == "sqlite":
-        url = f"sqlite:///{tmp_path / 'store.db'}"
-        database = await connect(url)
-        await migrate(database)
-        await database.close()
-        return url
+        path = tmp_path / "store.db"
+        shutil.copy(request.getfixturevalue("migrated_sqlite"), path)
+        with closing(sqlite3.connect(path)) as file, file:
+            file.execute("PRAGMA synchronous = OFF")
+            file.execute("UPDATE installation SET id = lower(hex(randomblob(16)))")
+        return f"sqlite:///{path}"
     url = request.getfixturevalue("process_database")
     connection = await asyncpg.connect(url)
     await connection.execute(
@@ -216,7 +233,10 @@ async def clean_url(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -
         " holdfast.idempotency, holdfast.tasks, holdfast.snapshots, holdfast.builds,"
         " holdfast.totals, holdfast.functions, holdfast.audit, holdfast.test_clock"
     )
-    await connection.execute("UPDATE holdfast.installation SET shared_folder = NULL, shared_path = NULL")
+    await connection.execute(
+        "UPDATE holdfast.installation"
+        " SET id = replace(gen_random_uuid()::text, '-', ''), shared_folder = NULL, shared_path = NULL"
+    )
     await connection.close()
     return str(url)
 
@@ -277,8 +297,8 @@ brittle_engine = session_daemon(live_restore=False)
 
 
 @pytest.fixture
-def docker(docker_engine: Daemon, workers: InProcessWorkers) -> Iterator[Daemon]:
-    """The engine, made known to the workers; after the test nothing may be left on it."""
+def docker(docker_engine: DockerEngine, workers: InProcessWorkers) -> Iterator[DockerEngine]:
+    """The engine, set for the workers; after the test nothing may be left on it."""
     workers.set(docker_host=docker_engine.host)
     docker_engine.ensure()
     yield docker_engine
@@ -289,8 +309,8 @@ def docker(docker_engine: Daemon, workers: InProcessWorkers) -> Iterator[Daemon]
 
 
 @pytest.fixture
-def docker_for_processes(docker_engine: Daemon, processes: WorkerProcesses) -> Iterator[Daemon]:
-    """The engine, made known to a processes; what a test leaves on it is removed."""
+def docker_for_processes(docker_engine: DockerEngine, processes: WorkerProcesses) -> Iterator[DockerEngine]:
+    """The engine, set for the worker processes; what a test leaves on it is removed."""
     processes.set(docker_host=docker_engine.host)
     docker_engine.ensure()
     yield docker_engine
@@ -299,14 +319,14 @@ def docker_for_processes(docker_engine: Daemon, processes: WorkerProcesses) -> I
 
 
 @pytest.fixture
-async def served(clean_url: str, tmp_path: Path) -> AsyncIterator[Served]:
+async def service(clean_url: str, tmp_path: Path) -> AsyncIterator[Service]:
     """A server in the test's own process, on a clean store."""
-    async with serving_here(clean_url, tmp_path / "data") as served:
-        yield served
+    async with service_in_process(clean_url, tmp_path / "data") as service:
+        yield service
 
 
 @pytest.fixture
-def served_apart(clean_url: str, tmp_path: Path) -> Iterator[Served]:
+def service_process(clean_url: str, tmp_path: Path) -> Iterator[Service]:
     """A real server in a process of its own, on a clean store."""
-    with serving(clean_url, tmp_path / "data") as served:
-        yield served
+    with service_process_on(clean_url, tmp_path / "data") as service:
+        yield service

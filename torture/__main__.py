@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from torture.breaks import BREAKS
+from torture.broken_builds import BROKEN_BUILDS
 from torture.checker import check
 from torture.history import History
 from torture.run import Plan, run
@@ -48,11 +48,13 @@ def main() -> None:
     parser.add_argument("--store", choices=["sqlite", "postgres"], default="sqlite")
     parser.add_argument("--runners", default="process,pipeline")
     parser.add_argument("--pause", type=float, default=1.0, help="seconds between two faults, on average")
-    parser.add_argument("--breaking", default="", choices=["", *BREAKS], help="run a broken build: it must be caught")
+    parser.add_argument(
+        "--breaking", default="", choices=["", *BROKEN_BUILDS], help="run a broken build: it must be caught"
+    )
     parser.add_argument("--history", type=Path, help="write the history into this file")
     parser.add_argument("--check", type=Path, help="check this history again, and run nothing")
     given = parser.parse_args()
-    if given.breaking and given.store != (needed := BREAKS[given.breaking].focus.store):
+    if given.breaking and given.store != (needed := BROKEN_BUILDS[given.breaking].focus.store):
         parser.error(f"{given.breaking} is a build for --store {needed}")
     logging.disable(logging.CRITICAL)  # The history reports a database that is away.
     if given.check:

@@ -11,7 +11,7 @@ from holdfast.errors import HoldfastError, StoreError
 from holdfast.model import new_id
 from holdfast.store import Store
 from torture.history import Call, History, boottime
-from torture.world import SERVERS, World
+from torture.installation import SERVERS, Installation
 
 Submitted = tuple[Sequence[str], bool]
 
@@ -19,8 +19,8 @@ Submitted = tuple[Sequence[str], bool]
 class OverHttp:
     """Calls to one of the servers, drawn for each call; a server that does not answer leaves a call unknown."""
 
-    def __init__(self, world: World, rng: random.Random) -> None:
-        self._clients = [AsyncClient(world.url_of(server), tries=1) for server in SERVERS]
+    def __init__(self, installation: Installation, rng: random.Random) -> None:
+        self._clients = [AsyncClient(installation.url_of(server), tries=1) for server in SERVERS]
         self._rng = rng
 
     async def close(self) -> None:

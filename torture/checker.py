@@ -13,24 +13,24 @@ from torture.checks import (
     budgets,
     builds,
     deletes,
-    falls,
-    leavings,
+    exits,
     order,
     pipelines,
     reaps,
     records,
+    results,
     runs,
     stops,
     streams,
     writes,
 )
 from torture.history import History
-from torture.story import story
+from torture.timeline import timeline
 
 Rule = Callable[[History, Mapping[str, Case]], Iterator[tuple[str, str]]]
 RULES: tuple[Rule, ...] = (
     *records.RULES, *runs.RULES, *stops.RULES, *reaps.RULES, *writes.RULES, *order.RULES, *streams.RULES,
-    *leavings.RULES, *pipelines.RULES, *budgets.RULES, *builds.RULES, *deletes.RULES, *falls.RULES,
+    *results.RULES, *pipelines.RULES, *budgets.RULES, *builds.RULES, *deletes.RULES, *exits.RULES,
 )  # fmt: skip
 
 
@@ -38,17 +38,17 @@ class Violation(msgspec.Struct, frozen=True):
     rule: str
     job: str
     what: str
-    story: str
+    timeline: str
 
     def __str__(self) -> str:
-        return f"VIOLATION {self.rule}: {self.what}\n{self.story}"
+        return f"VIOLATION {self.rule}: {self.what}\n{self.timeline}"
 
 
 def check(history: History) -> list[Violation]:
     """Hold a history against every rule."""
     found = cases(history)
     return [
-        Violation(rule.__name__, job, what, story(found[job]) if job in found else _last_words(history, job))
+        Violation(rule.__name__, job, what, timeline(found[job]) if job in found else _last_words(history, job))
         for rule in RULES
         for job, what in rule(history, found)
     ]
@@ -56,5 +56,8 @@ def check(history: History) -> list[Violation]:
 
 def _last_words(history: History, part: str) -> str:
     """What a worker or server said before it fell, or else the database, if either has said anything."""
-    words = next((fall.words for fall in history.falls if fall.part == part), "\n".join(history.deadlocks))
+    words = next(
+        (process_exit.words for process_exit in history.exits if process_exit.part == part),
+        "\n".join(history.deadlocks),
+    )
     return words or f"  nobody else has heard of {part}"

@@ -12,11 +12,11 @@ from tests.support.service import events_of
 
 from holdfast.model import new_id
 from torture.calls import Recorder
-from torture.final import Rows, fetch
+from torture.final_state import Rows, fetch
 from torture.history import Call, Follow
-from torture.jobs import Draw, hangs
-from torture.prices import RAISED
-from torture.world import SERVERS, World
+from torture.installation import SERVERS, Installation
+from torture.jobs import JobGenerator, hangs
+from torture.token_usage import RAISED
 
 KNOWN = 200
 """Jobs that clients remember, to do something with them."""
@@ -42,7 +42,7 @@ ORDER BY random() LIMIT 1
 
 
 class Known:
-    """The jobs that were accepted lately, shared by all clients, and how many are under way."""
+    """The recently accepted jobs, shared by all clients, and how many are live."""
 
     def __init__(self) -> None:
         self.ids: deque[str] = deque(maxlen=KNOWN)
@@ -51,9 +51,11 @@ class Known:
         self.live = 0
 
 
-async def submit_on(world: World, recorder: Recorder, draw: Draw, known: Known, rng: random.Random) -> None:
-    """Submit, and meddle with what was submitted, until the calm."""
-    while not world.calm:
+async def submit_on(
+    installation: Installation, recorder: Recorder, draw: JobGenerator, known: Known, rng: random.Random
+) -> None:
+    """Submit jobs, and sometimes stop, resume or repeat them, until the calm."""
+    while not installation.calm:
         await asyncio.sleep(rng.expovariate(4.0))
         mixed = draw.profile == "mixed"
         if known.live > (MOST_LIVE if mixed else FEW_LIVE):
@@ -70,9 +72,9 @@ async def submit_on(world: World, recorder: Recorder, draw: Draw, known: Known, 
             await _meddle(recorder, rng.choice(known.ids), rng)
 
 
-async def stop_on(world: World, recorder: Recorder, known: Known, rng: random.Random) -> None:
+async def stop_on(installation: Installation, recorder: Recorder, known: Known, rng: random.Random) -> None:
     """Stop what hangs, one after the other, and what was submitted a moment ago; in the calm, all that hangs."""
-    while not world.calm:
+    while not installation.calm:
         await asyncio.sleep(rng.expovariate(1.5))
         verb = rng.choice(["cancel", "cancel", "interrupt"])
         if known.hanging:
@@ -85,23 +87,23 @@ async def stop_on(world: World, recorder: Recorder, known: Known, rng: random.Ra
         await recorder.move("cancel", job)
 
 
-async def delete_on(world: World, recorder: Recorder, known: Known, rng: random.Random) -> None:
+async def delete_on(installation: Installation, recorder: Recorder, known: Known, rng: random.Random) -> None:
     """Delete a job now and then: one that left files, or any; what has not ended by force, or not at all."""
-    while not world.calm:
+    while not installation.calm:
         await asyncio.sleep(rng.expovariate(0.7))
-        left = [str(row["id"]) for row in await _asked(world, WITH_FILES)] if rng.random() < 0.7 else []
+        left = [str(row["id"]) for row in await _asked(installation, WITH_FILES)] if rng.random() < 0.7 else []
         for job in left or list(known.ids)[-1:]:
             await recorder.move("delete", job, **({"force": True} if rng.random() < 0.6 else {}))
 
 
-async def revive_on(world: World, recorder: Recorder, draw: Draw, rng: random.Random) -> None:
+async def revive_on(installation: Installation, recorder: Recorder, draw: JobGenerator, rng: random.Random) -> None:
     """Resume what failed: old builds, and what used up its budget, which needs a higher one.
 
     A client that resumes a build asks for it meanwhile, and again when it may have ended.
     """
-    while not world.calm:
+    while not installation.calm:
         await asyncio.sleep(rng.expovariate(1.0))
-        for row in await _asked(world, FAILED):
+        for row in await _asked(installation, FAILED):
             job, key = str(row["id"]), row["reuse_key"]
             if row["error_code"] == OVER_BUDGET:
                 budget = {"budget": {"tokens": RAISED}} if rng.random() < 0.5 else {}
@@ -113,16 +115,16 @@ async def revive_on(world: World, recorder: Recorder, draw: Draw, rng: random.Ra
             await recorder.submit([draw.build(key)])
 
 
-async def _asked(world: World, query: str) -> Rows:
+async def _asked(installation: Installation, query: str) -> Rows:
     """Ask the database by plain SQL; no rows while it is away."""
     try:
-        (rows,) = await fetch(world.url, query)
+        (rows,) = await fetch(installation.url, query)
     except OSError:
         return []
     return rows
 
 
-def _bulk(draw: Draw, rng: random.Random) -> list[dict[str, object]]:
+def _bulk(draw: JobGenerator, rng: random.Random) -> list[dict[str, object]]:
     """Several jobs in one call, some of which need others of the same call; or many small ones."""
     if rng.random() < 0.5:
         return [draw.small() for _ in range(rng.randint(20, 100))]
@@ -155,24 +157,24 @@ async def _meddle(recorder: Recorder, job: str, rng: random.Random) -> None:
     await recorder.move(verb, job, **({"force": True} if verb == "delete" and rng.random() < 0.5 else {}))
 
 
-async def follow_on(world: World, known: Known, rng: random.Random) -> None:
+async def follow_on(installation: Installation, known: Known, rng: random.Random) -> None:
     """Follow one job after the other to its end, over many cuts."""
-    while not world.calm:
+    while not installation.calm:
         await asyncio.sleep(0.1)
         if known.ids:
-            await _follow(world, known.ids[-1 - rng.randrange(min(10, len(known.ids)))], rng)
+            await _follow(installation, known.ids[-1 - rng.randrange(min(10, len(known.ids)))], rng)
 
 
-async def _follow(world: World, job: str, rng: random.Random) -> None:
+async def _follow(installation: Installation, job: str, rng: random.Random) -> None:
     after, tries = 0, 0
-    while tries < 30 and not world.calm:
+    while tries < 30 and not installation.calm:
         follow = Follow(job=job, after=after)
         events: list[tuple[int, str]] = []
         most = rng.choice([1, 3, 10, 1000])
         read = _ndjson if rng.random() < 0.5 else _server_sent
         with contextlib.suppress(httpx.HTTPError, TimeoutError, _Gone):
             async with asyncio.timeout(rng.uniform(0.5, 6)):
-                async for seq, type in read(world.url_of(rng.choice(SERVERS)), job, after):
+                async for seq, type in read(installation.url_of(rng.choice(SERVERS)), job, after):
                     if type == "end":
                         follow.ended = True
                         break
@@ -182,7 +184,7 @@ async def _follow(world: World, job: str, rng: random.Random) -> None:
                 else:
                     follow.ended = read is _ndjson
         follow.events = events
-        world.history.follows.append(follow)
+        installation.history.follows.append(follow)
         after += len(events)
         tries += 1
         if follow.ended:

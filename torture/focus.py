@@ -33,9 +33,9 @@ ANYTHING = Focus()
 LATE_FINISHES = Focus(
     faults=("kill_worker",), pause=10.0, waits=0.1, step="classified", profile="failing", one_host=True
 )
-"""A worker stands still with an end in its hand, until the job is in its next attempt elsewhere."""
+"""A worker is stopped before it writes an end, until the job is in its next attempt elsewhere."""
 LATE_STARTS = Focus(faults=("kill_worker",), pause=10.0, waits=0.1, step="prepared", profile="failing", one_host=True)
-"""A worker stands still with a start in its hand, until another has adopted the job and started it."""
+"""A worker is stopped before a start, until another has adopted the job and started it."""
 STOPS = Focus(profile="failing")
 """Jobs that are tried again and again, and stopped meanwhile."""
 HANGING = Focus(faults=("kill_worker",), pause=5.0, waits=0.0, profile="hanging")

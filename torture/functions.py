@@ -6,7 +6,7 @@ import time
 
 from holdfast.client.app import Holdfast
 from holdfast.runner.function import Context
-from torture.child import note
+from torture.child_script import note
 
 app = Holdfast()
 

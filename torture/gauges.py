@@ -1,15 +1,15 @@
-"""The gauges of a soak: each reads something of a world, and adds it to the samples."""
+"""The gauges of a soak: each reads something of an installation, and adds it to the samples."""
 
 import os
 from pathlib import Path
 
 from holdfast.store.store import sqlite_path
 from torture import samples as panels
-from torture.final import Rows, fetch
-from torture.janitor import LIVE
+from torture.final_state import Rows, fetch
+from torture.installation import Installation
 from torture.processes import children, family, proportional
 from torture.samples import Samples
-from torture.world import World
+from torture.simulated_operator import LIVE
 
 FAILED = "SELECT count(*) AS n FROM {schema}jobs WHERE status IN ('failed', 'timed_out', 'cancelled')"
 ON_POSTGRES = """
@@ -20,17 +20,17 @@ ON_SQLITE = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LI
 CONNECTIONS = "SELECT count(*) AS n FROM pg_stat_activity WHERE backend_type = 'client backend'"
 
 
-async def read(world: World, samples: Samples) -> None:
+async def read(installation: Installation, samples: Samples) -> None:
     """Read every gauge once."""
-    _read_processes(world, samples)
-    live, failed = await fetch(world.url, LIVE, FAILED)
+    _read_processes(installation, samples)
+    live, failed = await fetch(installation.url, LIVE, FAILED)
     samples.add(panels.LIVE, "jobs", live[0]["n"])
     samples.add(panels.FAILED, "jobs", failed[0]["n"])
-    if world.postgres is None:
-        _read_files(sqlite_path(world.url), samples)
+    if installation.postgres is None:
+        _read_files(sqlite_path(installation.url), samples)
     else:
-        _read_postgres(world.postgres.pid, samples)
-    await read_tables(world.url, samples)
+        _read_postgres(installation.postgres.pid, samples)
+    await read_tables(installation.url, samples)
 
 
 async def live(url: str) -> int:
@@ -65,11 +65,11 @@ def _read_files(path: Path, samples: Samples) -> None:
         samples.add(panels.DATABASE, file.name, file.stat().st_size / 1e6 if file.exists() else 0.0)
 
 
-def _read_processes(world: World, samples: Samples) -> None:
-    for part in world.parts.values():
+def _read_processes(installation: Installation, samples: Samples) -> None:
+    for part in installation.parts.values():
         samples.add(panels.MEMORY, part.name, _memory(part.pid))
         samples.add(panels.FILES, part.name, len(os.listdir(f"/proc/{part.pid}/fd")))
-    samples.add(panels.SUPERVISORS, "supervisors", sum(child.supervisor for child in children(world.folder)))
+    samples.add(panels.SUPERVISORS, "supervisors", sum(child.supervisor for child in children(installation.folder)))
 
 
 def _read_postgres(postmaster: int, samples: Samples) -> None:

@@ -1,4 +1,4 @@
-"""What happened in a run, as those saw it who do not trust holdfast; plain values that can be written to a file.
+"""The recorded history of a run, from sources independent of holdfast; plain values that can be saved to a file.
 
 Clients note their calls and the answers, children their lines in a journal of their own, the harness its faults, a
 witness within each worker its heartbeats. The database is read once, at the end, by plain SQL. Times are seconds of
@@ -87,7 +87,7 @@ class Write(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Lag(msgspec.Struct, frozen=True, array_like=True):
-    """A time in which a worker's process, or the harness, got no turn, though it wanted one."""
+    """A time in which a worker's process, or the harness, was ready to run and got no CPU."""
 
     worker: str
     begin: float
@@ -106,8 +106,8 @@ class Fault(msgspec.Struct, kw_only=True):
     """The attempts whose children it struck."""
 
 
-class Fall(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of a worker's or server's process: when it was noticed, its status, and its last words."""
+class ProcessExit(msgspec.Struct, frozen=True, kw_only=True):
+    """The exit of a worker or server process: when it was noticed, its status, and its last log lines."""
 
     part: str
     at: float
@@ -168,8 +168,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None
 
 
-class Alive(msgspec.Struct, frozen=True, array_like=True):
-    """A process of an attempt that lived when all was over."""
+class SurvivingProcess(msgspec.Struct, frozen=True, array_like=True):
+    """A process of an attempt that was still alive at the end."""
 
     job: str
     attempt: int
@@ -187,7 +187,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     snapshot: str
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
+class StoredSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot as it stands at the end, with every file that is in it."""
 
     id: str
@@ -217,12 +217,12 @@ class History(msgspec.Struct, kw_only=True):
     writes: list[Write] = []
     lags: list[Lag] = []
     faults: list[Fault] = []
-    falls: list[Fall] = []
+    exits: list[ProcessExit] = []
     follows: list[Follow] = []
     records: dict[str, Record] = {}
     events: dict[str, list[Event]] = {}
     attempts: dict[str, list[Attempt]] = {}
-    alive: list[Alive] = []
+    alive: list[SurvivingProcess] = []
     mended: list[str] = []
     """What workers and servers said they had to mend."""
     made: dict[str, str] = {}
@@ -232,7 +232,7 @@ class History(msgspec.Struct, kw_only=True):
     tasks: dict[str, list[Task]] = {}
     outputs: dict[str, Mapping[str, str]] = {}
     """The artifacts of each pipeline's last attempt: what is in which file."""
-    kept: list[Kept] = []
+    kept: list[StoredSnapshot] = []
     unnamed: list[str] = []
     """What was left in the store of snapshots that is no snapshot, after a sweep."""
     removals: list[Removal] = []
@@ -249,8 +249,8 @@ class History(msgspec.Struct, kw_only=True):
         return msgspec.json.decode(path.read_bytes(), type=cls)
 
 
-def read_witness(path: Path, history: "History") -> None:
-    """Add what was seen within the workers (witness.py) to a history."""
+def read_probe(path: Path, history: "History") -> None:
+    """Add what was seen within the workers (worker_probe.py) to a history."""
     for text in path.read_bytes().splitlines() if path.exists() else ():
         what, *fields = msgspec.json.decode(text)
         if what == "beat":

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
-from tests.support.engine import IMAGE
+from tests.support.docker_engine import IMAGE
 
-from torture.child import script
+from torture.child_script import script
 from torture.history import boottime
-from torture.pipelines import Chains, Shelf
-from torture.prices import has_a_price, price
+from torture.pipelines import Chains, KnownSnapshots
+from torture.token_usage import has_a_price, price
 
 LANES = 12
 KEYS = 12
@@ -29,7 +29,7 @@ MOMENT, MEETING = 2.0, 4
 """Seconds after which the lanes of the moment are left for new ones, and how many these are."""
 
 
-class Draw:
+class JobGenerator:
     """Draws jobs. `port` is where containers send their journal's lines, `upload` the files that some are given."""
 
     def __init__(
@@ -39,14 +39,14 @@ class Draw:
         journal: str,
         port: int,
         profile: Profile = "mixed",
-        shelf: Shelf | None = None,
+        shelf: KnownSnapshots | None = None,
         upload: str = "",
     ) -> None:
         self.profile = profile
         self._upload = upload
         self._rng = rng
         self._runners = runners
-        self._chains = Chains(rng, shelf or Shelf(), journal, port)
+        self._chains = Chains(rng, shelf or KnownSnapshots(), journal, port)
         self._journal = journal
         self._port = port
 

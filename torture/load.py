@@ -11,7 +11,7 @@ from typing import Any
 
 from holdfast.client.http import AsyncClient
 from holdfast.model import new_id
-from torture.child import SCRIPT
+from torture.child_script import SCRIPT
 from torture.clients import Known
 from torture.jobs import FAST_RETRY, Body
 

@@ -13,7 +13,7 @@ from dataclasses import asdict
 
 import msgspec
 
-from torture.breaks import BREAKS
+from torture.broken_builds import BROKEN_BUILDS
 from torture.checker import Violation, check
 from torture.focus import Focus
 from torture.run import Plan, run
@@ -42,7 +42,7 @@ HEAD = f"{'':<5} {'build':<32} {'store':<9} {'seed':>4} {'seconds':>8}  found"
 
 def hunt(name: str) -> Row:
     """Run a broken build with one seed after the other, until a rule that fits catches it."""
-    broken, began = BREAKS[name], time.monotonic()
+    broken, began = BROKEN_BUILDS[name], time.monotonic()
     for seed in range(1, SEEDS + 1):
         violations = _violations(broken.focus, seed, breaking=name)
         odd = [violation for violation in violations if violation.rule not in broken.seen_by]
@@ -75,8 +75,8 @@ def _counted(violations: Sequence[Violation]) -> str:
 
 def rows(names: Sequence[str]) -> Iterator[Row]:
     """Every build, and for every focus a healthy one."""
-    for focus in dict.fromkeys(BREAKS[name].focus for name in names):
-        sharing = [name for name in names if BREAKS[name].focus == focus]
+    for focus in dict.fromkeys(BROKEN_BUILDS[name].focus for name in names):
+        sharing = [name for name in names if BROKEN_BUILDS[name].focus == focus]
         yield control(sharing, focus)
         for name in sharing:
             yield hunt(name)
@@ -94,7 +94,7 @@ def judge(names: Sequence[str]) -> int:
 
 def main() -> None:
     logging.disable(logging.CRITICAL)
-    sys.exit(judge(sys.argv[1:] or list(BREAKS)))
+    sys.exit(judge(sys.argv[1:] or list(BROKEN_BUILDS)))
 
 
 if __name__ == "__main__":

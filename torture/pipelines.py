@@ -12,15 +12,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support.engine import IMAGE
+from tests.support.docker_engine import IMAGE
 
 from holdfast.client.http import AsyncClient, Refused, ServerUnreachable
 from holdfast.pipeline.snapshots import OUTPUTS, TEMPORARY, Folders
 from holdfast.runner.artifacts import Artifacts
-from torture import servers
-from torture.final import fetch, to_boottime
-from torture.history import Kept, Removal, boottime
-from torture.world import SERVERS, World
+from torture import postgres_pipelines
+from torture.final_state import fetch, to_boottime
+from torture.history import Removal, StoredSnapshot, boottime
+from torture.installation import SERVERS, Installation
 
 SCRIPT = r"""
 n=0
@@ -101,16 +101,16 @@ def lines(trail: str) -> int:
     return zlib.crc32(trail.encode()) % 7
 
 
-class Shelf:
+class KnownSnapshots:
     """The snapshots that are there, as far as clients know: (id, trail)."""
 
     def __init__(self) -> None:
         self.snapshots: Sequence[tuple[str, str]] = ()
 
-    async def look(self, world: World) -> None:
-        while not world.calm:
+    async def look(self, installation: Installation) -> None:
+        while not installation.calm:
             with contextlib.suppress(OSError):
-                (rows,) = await fetch(world.url, SNAPSHOTS)
+                (rows,) = await fetch(installation.url, SNAPSHOTS)
                 self.snapshots = [(str(row["id"]), str(row["task"])) for row in rows]
             await asyncio.sleep(0.5)
 
@@ -118,12 +118,12 @@ class Shelf:
 class Chains:
     """Draws pipelines. `port` is where containers send their journal's lines."""
 
-    def __init__(self, rng: random.Random, shelf: Shelf, journal: str, port: int) -> None:
+    def __init__(self, rng: random.Random, shelf: KnownSnapshots, journal: str, port: int) -> None:
         self._rng = rng
         self._shelf = shelf
         self._journal = journal
         self._port = port
-        self._served = FEW if servers.possible() else 0.0
+        self._served = FEW if postgres_pipelines.possible() else 0.0
         self._drawn = 0
 
     def draw(self, *, docker: bool) -> Body:
@@ -146,7 +146,7 @@ class Chains:
             "snapshot": rng.choice(["always", "always", "always", "final", "none"]),
         }
         if kind == SERVED:
-            body |= {"connector": "postgres", "queue": servers.QUEUE}
+            body |= {"connector": "postgres", "queue": postgres_pipelines.QUEUE}
         if base is not None:
             body["base"] = base
         if rng.random() < 0.1 and kind != SERVED:
@@ -157,14 +157,14 @@ class Chains:
         if kind == CONTAINER:
             return {"image": IMAGE, "network": "host", "env": {"PORT": str(self._port)}}
         if kind == SERVED:
-            return {"user": servers.USER}
+            return {"user": postgres_pipelines.USER}
         return {"env": {"JOURNAL": self._journal, "PORT": ""}}
 
     def _task(self, trail: str) -> Body:
         """What the trail says, and nothing else: jobs that name it mean the same."""
         behind = steps(trail)[:-1]
         if trail.startswith(SERVED):
-            return servers.task(trail, behind, lines(trail), self._journal)
+            return postgres_pipelines.task(trail, behind, lines(trail), self._journal)
         env = {
             "TRAIL": trail,
             "BEHIND": "\n".join([*behind, *behind[-1:]]),
@@ -176,16 +176,16 @@ class Chains:
         return {"name": trail, "command": ["sh", "-c", SCRIPT], "env": env}
 
 
-async def remove_on(world: World, shelf: Shelf, rng: random.Random) -> None:
+async def remove_on(installation: Installation, shelf: KnownSnapshots, rng: random.Random) -> None:
     """Remove a snapshot now and then, with all that was made from it, whether or not it is needed."""
-    clients = [AsyncClient(world.url_of(server), tries=1) for server in SERVERS]
-    while not world.calm:
+    clients = [AsyncClient(installation.url_of(server), tries=1) for server in SERVERS]
+    while not installation.calm:
         await asyncio.sleep(rng.expovariate(0.2))
-        if not shelf.snapshots or world.calm:
+        if not shelf.snapshots or installation.calm:
             continue
         id, trail = rng.choice(shelf.snapshots)
         removal = Removal(trail=trail, sent=boottime())
-        world.history.removals.append(removal)
+        installation.history.removals.append(removal)
         with contextlib.suppress(Refused, ServerUnreachable):
             query = {"force": "true", "recurse": "true"}
             await rng.choice(clients).request("DELETE", f"/v1/snapshots/{id}", query=query)
@@ -194,38 +194,42 @@ async def remove_on(world: World, shelf: Shelf, rng: random.Random) -> None:
         await client.close()
 
 
-def read_outputs(world: World) -> None:
+def read_outputs(installation: Installation) -> None:
     """Add the artifacts of every pipeline's last attempt to the history, which has the database's rows by now."""
-    history, artifacts = world.history, Artifacts(world.shared)
+    history, artifacts = installation.history, Artifacts(installation.shared)
     for job in history.tasks:
         if attempts := history.attempts.get(job):
             history.outputs[job] = _files(artifacts.folder(job, attempts[-1].attempt, attempts[-1].token))
 
 
-async def read_snapshots(world: World) -> None:
+async def read_snapshots(installation: Installation) -> None:
     """Add what is in the store to the history: everything that has a row, and what a sweep does not take away.
 
     Nobody may be alive who builds.
     """
-    (rows,) = await fetch(world.url, SNAPSHOTS)
-    folders = Folders.below(world.shared)
+    (rows,) = await fetch(installation.url, SNAPSHOTS)
+    folders = Folders.below(installation.shared)
     standing = {str(row["folder"]) for row in rows}
     folders.sweep(standing, grace=0.0)
     temporary = folders.root / TEMPORARY
-    world.history.unnamed = [name for name in folders.names() if name not in standing]
-    world.history.unnamed += _without_their_snapshot(folders)
-    world.history.unnamed += sorted(path.name for path in temporary.iterdir()) if temporary.is_dir() else []
+    installation.history.unnamed = [name for name in folders.names() if name not in standing]
+    installation.history.unnamed += _without_their_snapshot(folders)
+    installation.history.unnamed += sorted(path.name for path in temporary.iterdir()) if temporary.is_dir() else []
     for row in rows:
         id, trail, folder, digest = (str(row[name]) for name in ("id", "task", "folder", "digest"))
         if verified := folders.verify(folder, digest):
             served = trail.startswith(SERVED)
-            runs = world.folder / "runs"
-            files = servers.rows_of(folders, id, folder, digest, runs) if served else _files(folders.root / folder)
-        kept = Kept(
+            runs = installation.folder / "runs"
+            files = (
+                postgres_pipelines.rows_of(folders, id, folder, digest, runs)
+                if served
+                else _files(folders.root / folder)
+            )
+        kept = StoredSnapshot(
             id=id, trail=trail, parent=str(row["parent"]), job=str(row["job_id"]), made=to_boottime(row["made_at"]),
             verified=verified, files=files if verified else {},
         )  # fmt: skip
-        world.history.kept.append(kept)
+        installation.history.kept.append(kept)
 
 
 def _without_their_snapshot(folders: Folders) -> list[str]:

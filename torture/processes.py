@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
-from tests.support.engine import Daemon
+from tests.support.docker_engine import DockerEngine
 
 ROOT = Path(__file__).parent.parent
 LAST_WORDS = 4000
@@ -28,7 +28,7 @@ class Part:
         self.up_at = 0.0
         """Not to be started before this time."""
         self.struck = False
-        """Whether a fault has it in its hands, and nobody else may wake or start it."""
+        """Whether a fault uses it; then nothing else may wake or start it."""
 
     @property
     def id(self) -> str:
@@ -90,7 +90,7 @@ def children(folder: Path) -> Iterator[Child]:
             yield Child(pid, job, int(attempt), False)
 
 
-def containers(engine: Daemon) -> list[tuple[str, Child]]:
+def containers(engine: DockerEngine) -> list[tuple[str, Child]]:
     """The attempts that run in containers, each with its container's name."""
     shape = '{{.Names}} {{.Label "holdfast.job"}} {{.Label "holdfast.attempt"}}'
     lines = [line.split() for line in engine.docker("ps", "--format", shape).splitlines()]

@@ -1,4 +1,4 @@
-"""One run: build the world, let clients and faults loose on it, let it come to rest, and read what happened."""
+"""One run: start the installation, run clients and faults, wait until all jobs have ended, and read what happened."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.cluster import FAST, Server
-from tests.support.engine import daemon
+from tests.support.docker_engine import daemon
 
 from holdfast.assemble import ANSWER_SHARE, store_of
 from holdfast.client.http import AsyncClient
@@ -22,14 +22,14 @@ from holdfast.store.migrate import migrate
 from holdfast.store.store import connect
 from torture.calls import OnStore, OverHttp, Recorder
 from torture.clients import Known, delete_on, follow_on, revive_on, stop_on, submit_on
-from torture.faults import torment
-from torture.final import read_database
-from torture.history import Alive, History, boottime, read_journal, read_witness
-from torture.janitor import Janitor
-from torture.jobs import Draw, Profile
-from torture.pipelines import Shelf, read_outputs, read_snapshots, remove_on
+from torture.faults import inject_faults
+from torture.final_state import read_database
+from torture.history import History, SurvivingProcess, boottime, read_journal, read_probe
+from torture.installation import DATA, DIRECT, SMALL, TTL, Installation
+from torture.jobs import JobGenerator, Profile
+from torture.pipelines import KnownSnapshots, read_outputs, read_snapshots, remove_on
 from torture.processes import children, containers, kill
-from torture.world import DATA, DIRECT, SMALL, TTL, World
+from torture.simulated_operator import Operator
 
 DISKS = {SMALL: 24 << 20, DATA: 2 << 30}
 CLIENTS = 6
@@ -64,7 +64,7 @@ class Plan:
 async def run(plan: Plan) -> History:
     """Run a plan and return its history."""
     history = History(seed=plan.seed, store=plan.store, ttl=TTL)
-    async with in_a_world(
+    async with running_installation(
         history,
         plan.store,
         docker="docker" in plan.runners,
@@ -73,27 +73,30 @@ async def run(plan: Plan) -> History:
         lingers=plan.lingers,
         one_host=plan.one_host,
         breaking=plan.breaking,
-    ) as world:
-        await _torture(world, plan)
-        world.end()
-        history.lines = read_journal(world.journal)
-        read_witness(world.witness, history)
-        left = [*children(world.folder), *(child for _, child in (containers(world.engine) if world.engine else ()))]
-        history.alive = [Alive(child.job, child.attempt, child.pid) for child in left]
-        history.mended = world.mended()
-        history.made = world.made()
-        history.deadlocks = world.deadlocks()
-        history.damaged = world.damaged()
-        await read_database(world.url, history)
-        gone = [job for job in world.jobs_with_files() if job not in history.records]
-        history.files = {job: world.files_of(job) for job in gone}
-        await read_snapshots(world)
-        read_outputs(world)
+    ) as installation:
+        await _torture(installation, plan)
+        installation.end()
+        history.lines = read_journal(installation.journal)
+        read_probe(installation.witness, history)
+        left = [
+            *children(installation.folder),
+            *(child for _, child in (containers(installation.engine) if installation.engine else ())),
+        ]
+        history.alive = [SurvivingProcess(child.job, child.attempt, child.pid) for child in left]
+        history.mended = installation.mended()
+        history.made = installation.made()
+        history.deadlocks = installation.deadlocks()
+        history.damaged = installation.damaged()
+        await read_database(installation.url, history)
+        gone = [job for job in installation.jobs_with_files() if job not in history.records]
+        history.files = {job: installation.files_of(job) for job in gone}
+        await read_snapshots(installation)
+        read_outputs(installation)
     return history
 
 
 @contextlib.asynccontextmanager
-async def in_a_world(
+async def running_installation(
     history: History,
     store: str,
     *,
@@ -105,8 +108,8 @@ async def in_a_world(
     lingers: str = "",
     one_host: bool = False,
     breaking: str = "",
-) -> AsyncIterator[World]:
-    """A world that runs while the block lasts, on a new database; afterwards nothing of it is left.
+) -> AsyncIterator[Installation]:
+    """An installation that runs while the block lasts, on a new database; afterwards nothing of it is left.
 
     Nor when the process is told to end: its task, which must not change meanwhile, is cancelled then.
     """
@@ -114,65 +117,72 @@ async def in_a_world(
     assert task is not None
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    with contextlib.ExitStack() as held:
-        folder = Path(held.enter_context(_folder()))
-        disks = held.enter_context(_disks({SMALL: folder / "hosts" / SMALL, DATA: folder / "data"}))
-        postgres = held.enter_context(_postgres(postgres_settings)) if store == "postgres" else None
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(_folder()))
+        disks = stack.enter_context(_disks({SMALL: folder / "hosts" / SMALL, DATA: folder / "data"}))
+        postgres = stack.enter_context(_postgres(postgres_settings)) if store == "postgres" else None
         url = f"sqlite:///{folder / 'data' / 'store.db'}" if postgres is None else postgres.url
         database = await connect(url, listen=False)
         await migrate(database)
         await database.close()
-        world = World(
+        installation = Installation(
             folder=folder, url=url, history=history, rng=random.Random(f"{history.seed}/world"), postgres=postgres,
-            engine=held.enter_context(daemon(live_restore=True)) if docker else None, settings=settings or {},
+            engine=stack.enter_context(daemon(live_restore=True)) if docker else None, settings=settings or {},
             disks=disks, breaking=breaking, waits=waits, step=step,
             lingers=lingers, one_host=one_host,
         )  # fmt: skip
-        async with world.running():
-            await world.ready()
-            yield world
+        async with installation.running():
+            await installation.ready()
+            yield installation
 
 
-async def _torture(world: World, plan: Plan) -> None:
-    known, shelf, upload = Known(), Shelf(), await _upload(world)
+async def _torture(installation: Installation, plan: Plan) -> None:
+    known, shelf, upload = Known(), KnownSnapshots(), await _upload(installation)
 
     def rng(name: str) -> random.Random:
         return random.Random(f"{plan.seed}/{name}")
 
-    async with asyncio.TaskGroup() as group, _journal_server(world) as port, _recorders(world, rng("calls")) as (
-        callers, person,
-    ):  # fmt: skip
-        janitor = Janitor(world, person, known, rng("janitor"))
-        keeping = [group.create_task(janitor.keep()), group.create_task(janitor.count_on())]
-        tending = [group.create_task(janitor.tend_engine())] if world.engine else []
-        tasks = [group.create_task(torment(world, rng("faults"), pause=plan.pause, only=plan.faults))]
+    async with (
+        asyncio.TaskGroup() as group,
+        _journal_server(installation) as port,
+        _recorders(installation, rng("calls")) as (callers, person),
+    ):
+        operator = Operator(installation, person, known, rng("janitor"))
+        keeping = [group.create_task(operator.keep()), group.create_task(operator.count_on())]
+        tending = [group.create_task(operator.tend_engine())] if installation.engine else []
+        tasks = [group.create_task(inject_faults(installation, rng("faults"), pause=plan.pause, only=plan.faults))]
         for n, recorder in enumerate(callers):
-            draw = Draw(rng(f"draw {n}"), plan.runners, str(world.journal), port, plan.profile, shelf, upload)
-            tasks.append(group.create_task(submit_on(world, recorder, draw, known, rng(f"client {n}"))))
-        tasks.append(group.create_task(stop_on(world, callers[0], known, rng("stops"))))
+            draw = JobGenerator(
+                rng(f"draw {n}"), plan.runners, str(installation.journal), port, plan.profile, shelf, upload
+            )
+            tasks.append(group.create_task(submit_on(installation, recorder, draw, known, rng(f"client {n}"))))
+        tasks.append(group.create_task(stop_on(installation, callers[0], known, rng("stops"))))
         if plan.profile in ("mixed", "files"):
-            tasks.append(group.create_task(delete_on(world, callers[1], known, rng("deletes"))))
+            tasks.append(group.create_task(delete_on(installation, callers[1], known, rng("deletes"))))
         if plan.profile in ("mixed", "budgets", "builds"):
-            draw = Draw(rng("draw builds"), plan.runners, str(world.journal), port)
-            tasks.append(group.create_task(revive_on(world, callers[2], draw, rng("revivals"))))
-        tasks += [group.create_task(follow_on(world, known, rng(f"follower {n}"))) for n in range(2)]
+            draw = JobGenerator(rng("draw builds"), plan.runners, str(installation.journal), port)
+            tasks.append(group.create_task(revive_on(installation, callers[2], draw, rng("revivals"))))
+        tasks += [group.create_task(follow_on(installation, known, rng(f"follower {n}"))) for n in range(2)]
         if "pipeline" in plan.runners:
-            tasks += [group.create_task(shelf.look(world)), group.create_task(remove_on(world, shelf, rng("removals")))]
+            tasks += [
+                group.create_task(shelf.look(installation)),
+                group.create_task(remove_on(installation, shelf, rng("removals"))),
+            ]
         await asyncio.sleep(plan.seconds)
-        world.calm = True
+        installation.calm = True
         await asyncio.gather(*tasks)
         for task in keeping:
             task.cancel()
-        await _come_to_rest(janitor)
+        await _come_to_rest(operator)
         for task in tending:
             task.cancel()
 
 
-async def _upload(world: World) -> str:
+async def _upload(installation: Installation) -> str:
     """Upload a file that jobs are given."""
-    file = world.folder / "given"
+    file = installation.folder / "given"
     file.write_text("given\n")
-    client = AsyncClient(world.url_of(DIRECT))
+    client = AsyncClient(installation.url_of(DIRECT))
     try:
         return await client.upload(file)
     finally:
@@ -180,27 +190,27 @@ async def _upload(world: World) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _recorders(world: World, rng: random.Random) -> AsyncIterator[tuple[list[Recorder], Recorder]]:
-    """Clients over HTTP, clients on the store, and the janitor's own way in."""
+async def _recorders(installation: Installation, rng: random.Random) -> AsyncIterator[tuple[list[Recorder], Recorder]]:
+    """Clients over HTTP, clients on the store, and the operator's own connection."""
     settings = Settings(
-        database_url=world.url, state_dir=world.host("client"), shared_dir=world.shared, docker_host=None,
-        lease_ttl=ANSWER_SHARE * ANSWER, heartbeat_interval=ANSWER,
+        database_url=installation.url, state_dir=installation.host("client"), shared_dir=installation.shared,
+        docker_host=None, lease_ttl=ANSWER_SHARE * ANSWER, heartbeat_interval=ANSWER,
     )  # fmt: skip
     async with await store_of(settings, listen=False) as store:
-        direct = Recorder(world.history, OnStore(store), world.files_of)
-        callers = [OverHttp(world, rng) for _ in range(CLIENTS)]
-        yield [*(Recorder(world.history, caller, world.files_of) for caller in callers), direct], direct
+        direct = Recorder(installation.history, OnStore(store), installation.files_of)
+        callers = [OverHttp(installation, rng) for _ in range(CLIENTS)]
+        yield [*(Recorder(installation.history, caller, installation.files_of) for caller in callers), direct], direct
         for caller in callers:
             await caller.close()
 
 
-async def _come_to_rest(janitor: Janitor) -> None:
+async def _come_to_rest(operator: Operator) -> None:
     """Let all jobs end, with a person's help; give up when nothing ends any more."""
     left, since = -1, boottime()
     while True:
         with contextlib.suppress(OSError):
-            await janitor.look()
-            now = await janitor.live()
+            await operator.look()
+            now = await operator.live()
             if now == 0:
                 return
             if now != left:
@@ -211,13 +221,13 @@ async def _come_to_rest(janitor: Janitor) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _journal_server(world: World) -> AsyncIterator[int]:
+async def _journal_server(installation: Installation) -> AsyncIterator[int]:
     """Take lines of the journal from containers, which have no other way out."""
 
     async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         line = await reader.readline()
         if line.endswith(b"\n"):
-            with world.journal.open("ab", buffering=0) as journal:
+            with installation.journal.open("ab", buffering=0) as journal:
                 journal.write(line)
         writer.close()
 

@@ -22,13 +22,13 @@ from holdfast.store import Store, open_store
 from holdfast.store.retention import Retention
 from torture import gauges
 from torture.clients import follow_on
-from torture.final import fetch
+from torture.final_state import fetch
 from torture.history import Follow, History
+from torture.installation import SERVERS, TTL, Installation
 from torture.load import BULK, Caller
 from torture.plot import svg
-from torture.run import in_a_world
+from torture.run import running_installation
 from torture.samples import FAILED, Drift, Samples
-from torture.world import SERVERS, TTL, World
 
 MEASURE_SECONDS = 20.0
 BACKLOG = 300
@@ -41,7 +41,7 @@ UPDATE {{schema}}idempotency SET made_at = made_at - {day} WHERE made_at <= {now
 
 
 @dataclass(frozen=True)
-class Course:
+class SoakPlan:
     """How a soak of so many seconds goes."""
 
     seconds: float
@@ -66,18 +66,18 @@ class Course:
         return at % (self.seconds / 12) > 0.9 * self.seconds / 12
 
 
-async def capacity(world: World, caller: Caller) -> float:
+async def capacity(installation: Installation, caller: Caller) -> float:
     """Jobs per second when there is always a backlog; submitted over HTTP too, as the load that is measured by it."""
     began = time.monotonic()
     while time.monotonic() - began < MEASURE_SECONDS:
-        if await gauges.live(world.url) < BACKLOG:
+        if await gauges.live(installation.url) < BACKLOG:
             await asyncio.gather(*(caller.submit(BULK) for _ in range(BACKLOG // BULK)))
         await asyncio.sleep(0.1)
-    ((row,),) = await fetch(world.url, ENDED)
+    ((row,),) = await fetch(installation.url, ENDED)
     return float(row["n"] / (time.monotonic() - began))
 
 
-async def load(caller: Caller, rate: float, course: Course) -> None:
+async def load(caller: Caller, rate: float, course: SoakPlan) -> None:
     """Submit at a steady rate but for the pauses."""
     began, before, due, size = time.monotonic(), 0.0, 0.0, caller.size()
     while (now := time.monotonic() - began) < course.seconds:
@@ -98,7 +98,7 @@ class Removed:
     first: float = 0.0
 
 
-async def prune_on(url: str, store: Store, course: Course, removed: Removed, over: asyncio.Event) -> None:
+async def prune_on(url: str, store: Store, course: SoakPlan, removed: Removed, over: asyncio.Event) -> None:
     """Remove what ended longer ago than it is kept, again and again: the duty of a worker does it every ten minutes."""
     pruner = Pruner(store, Retention(ages=dict.fromkeys(TERMINAL, course.keep), grace=course.keep))
     began, going = time.monotonic(), True
@@ -137,11 +137,13 @@ class Followed:
         follows.clear()
 
 
-async def sample_on(world: World, course: Course, samples: Samples, followed: Followed, over: asyncio.Event) -> None:
+async def sample_on(
+    installation: Installation, course: SoakPlan, samples: Samples, followed: Followed, over: asyncio.Event
+) -> None:
     going = True
     while going:
-        await gauges.read(world, samples)
-        followed.take(world.history.follows)
+        await gauges.read(installation, samples)
+        followed.take(installation.history.follows)
         going = await _goes_on(over, course.every)
 
 
@@ -170,13 +172,13 @@ class Findings:
     followed: Followed = field(default_factory=Followed)
     samples: Samples = field(default_factory=Samples)
 
-    def well(self, course: Course) -> bool:
+    def well(self, course: SoakPlan) -> bool:
         """Whether all is flat and nothing went wrong; and whether that says something."""
         wrong = self.left or self.samples.most(FAILED) or self.doubled or self.followed.torn or self.fallen
         tried = self.removed.count and self.followed.streams and self.repeated
         return bool(not wrong and tried and not self._grown(course))
 
-    def said(self, course: Course) -> Sequence[str]:
+    def said(self, course: SoakPlan) -> Sequence[str]:
         drifts, grown = self.samples.drifts(course.seconds), self._grown(course)
         removed, failed = self.removed, self.samples.most(FAILED)
         return [
@@ -190,49 +192,49 @@ class Findings:
             "flat" if not grown else f"{len(grown)} of {len(drifts)} lines grow",
         ]
 
-    def _grown(self, course: Course) -> Sequence[Drift]:
+    def _grown(self, course: SoakPlan) -> Sequence[Drift]:
         return [drift for drift in self.samples.drifts(course.seconds) if not drift.flat]
 
 
-async def soak(course: Course, store_kind: str) -> Findings:
-    """Soak a world."""
+async def soak(course: SoakPlan, store_kind: str) -> Findings:
+    """Soak an installation."""
     history = History(seed=0, store=store_kind, ttl=TTL)
     settings = {"RETENTION_DAYS": str(course.keep / 86_400)}
     async with (
-        in_a_world(
+        running_installation(
             history, store_kind, settings=settings, postgres_settings=[f"autovacuum_naptime={course.vacuum}"]
-        ) as world,
-        await open_store(world.url, listen=False) as store,
-        contextlib.aclosing(Caller([world.url_of(name) for name in SERVERS], random.Random(0))) as caller,
+        ) as installation,
+        await open_store(installation.url, listen=False) as store,
+        contextlib.aclosing(Caller([installation.url_of(name) for name in SERVERS], random.Random(0))) as caller,
     ):
-        most = await capacity(world, caller)
+        most = await capacity(installation, caller)
         before = caller.submitted
         found = Findings(most=most)
-        await _soak(world, store, caller, course, found)
-        found.left = await _left(world)
+        await _soak(installation, store, caller, course, found)
+        found.left = await _left(installation)
         found.submitted = caller.submitted - before
-        found.repeated, found.doubled, found.fallen = caller.repeated, caller.doubled, len(history.falls)
+        found.repeated, found.doubled, found.fallen = caller.repeated, caller.doubled, len(history.exits)
     return found
 
 
-async def _soak(world: World, store: Store, caller: Caller, course: Course, found: Findings) -> None:
+async def _soak(installation: Installation, store: Store, caller: Caller, course: SoakPlan, found: Findings) -> None:
     """The load, and all that goes on beside it; nothing of that is cut off in the middle."""
     over = asyncio.Event()
     async with asyncio.TaskGroup() as group:
-        group.create_task(sample_on(world, course, found.samples, found.followed, over))
-        group.create_task(prune_on(world.url, store, course, found.removed, over))
+        group.create_task(sample_on(installation, course, found.samples, found.followed, over))
+        group.create_task(prune_on(installation.url, store, course, found.removed, over))
         for n in range(FOLLOWERS):
-            group.create_task(follow_on(world, caller.known, random.Random(n)))
+            group.create_task(follow_on(installation, caller.known, random.Random(n)))
         await load(caller, found.most / 2, course)
         over.set()
-        world.calm = True
-    found.followed.take(world.history.follows)
+        installation.calm = True
+    found.followed.take(installation.history.follows)
 
 
-async def _left(world: World) -> int:
+async def _left(installation: Installation) -> int:
     """How many jobs have not ended, though the load has."""
     until = time.monotonic() + SETTLE_SECONDS
-    while (left := await gauges.live(world.url)) and time.monotonic() < until:  # noqa: ASYNC110 - a database sends no event for it
+    while (left := await gauges.live(installation.url)) and time.monotonic() < until:  # noqa: ASYNC110 - a database sends no event for it
         await asyncio.sleep(0.5)
     return left
 
@@ -243,7 +245,7 @@ def main() -> None:
     parser.add_argument("--store", choices=["sqlite", "postgres"], default="postgres")
     parser.add_argument("--out", type=Path, default=Path("soak.svg"))
     given = parser.parse_args()
-    course = Course(given.hours * 3600)
+    course = SoakPlan(given.hours * 3600)
     found = asyncio.run(soak(course, given.store))
     given.out.write_text(svg(found.samples.panels(course.seconds)))
     print("\n".join([*found.said(course), f"drawn in {given.out}"]))

@@ -15,16 +15,16 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.terminal import visible_line
-from tests.support.up import PATIENCE, PROGRAM, Up, eventually, running
+from tests.support.up_process import PATIENCE, PROGRAM, UpProcess, eventually, running
 
 
 @pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpProcess]:
     with running(tmp_path_factory.mktemp("up"), "--queue", "default:4,other:1") as found:
         yield found
 
 
-def test_run_feels_like_running_the_command(up: Up) -> None:
+def test_run_feels_like_running_the_command(up: UpProcess) -> None:
     """Each stream where it belongs, and its own exit code. Proves O7."""
     done = up.run("run", "--", "sh", "-c", "echo out; echo err >&2; exit 7")
     assert (done.returncode, done.stdout) == (7, "out\n")
@@ -32,7 +32,7 @@ def test_run_feels_like_running_the_command(up: Up) -> None:
     assert up("run", "--", "printf", "a\\nb") == "a\nb\n"
 
 
-def test_exit_codes_by_the_end_of_the_job(up: Up) -> None:
+def test_exit_codes_by_the_end_of_the_job(up: UpProcess) -> None:
     """Proves O3, O7."""
     up("run", "--timeout", "0.3", "--", "sleep", "60", code=124)
     up("run", "--", "no-such-command", code=1)
@@ -46,7 +46,7 @@ def test_exit_codes_by_the_end_of_the_job(up: Up) -> None:
     up("ls", "--limit", "0", code=2)
 
 
-def test_a_job_from_submit_to_rm(up: Up, tmp_path: Path) -> None:
+def test_job_is_submitted_read_stopped_and_removed(up: UpProcess, tmp_path: Path) -> None:
     """Proves J15, J17, C8."""
     job = up("submit", "--hold", "--label", "team=blue", "--", "sh", "-c", "echo $A; cat request.json").strip()
     assert re.fullmatch(r"[0-9a-f-]{36}", job)
@@ -65,7 +65,7 @@ def test_a_job_from_submit_to_rm(up: Up, tmp_path: Path) -> None:
     assert json.loads(up("run", "--file", "-", stdin=file.read_text())) == {"n": 1}
 
 
-def test_the_cursor_of_a_list_can_be_copied_from_a_narrow_terminal(up: Up) -> None:
+def test_cursor_of_a_list_is_not_wrapped_in_a_narrow_terminal(up: UpProcess) -> None:
     older, newest = (up("submit", "--hold", "--", "true").strip() for _ in range(2))
     said = up("ls", "--limit", "1", COLUMNS="40").splitlines()[-1]
     cursor = re.fullmatch(r"more: --cursor (\S+)", said)
@@ -76,7 +76,7 @@ def test_the_cursor_of_a_list_can_be_copied_from_a_narrow_terminal(up: Up) -> No
         up("rm", "--force", job)
 
 
-def test_an_id_is_whole_in_a_narrow_terminal_and_in_a_pipe(up: Up) -> None:
+def test_id_is_not_cut_in_a_narrow_terminal_or_a_pipe(up: UpProcess) -> None:
     fields = ("--kind", "a-rather-long-kind", "--lane", "a-rather-long-lane", "--queue", "a-rather-long-queue")
     job = up("submit", "--hold", *fields, "--", "true").strip()
     assert job[:18] in up("ls", COLUMNS="60").split()
@@ -88,7 +88,7 @@ def test_an_id_is_whole_in_a_narrow_terminal_and_in_a_pipe(up: Up) -> None:
     up("rm", "--force", job)
 
 
-def test_arguments_that_cannot_work_are_refused_with_what_can(up: Up) -> None:
+def test_invalid_arguments_are_refused_with_the_valid_ones(up: UpProcess) -> None:
     """Proves O3."""
     refused = {
         ("ls", "--status", "nonsense"): "use one of pending, queued, running",
@@ -101,14 +101,14 @@ def test_arguments_that_cannot_work_are_refused_with_what_can(up: Up) -> None:
         assert (found.exit_code, said in found.stderr) == (2, True), found.output
 
 
-def test_an_image_needs_no_command(up: Up) -> None:
+def test_an_image_needs_no_command(up: UpProcess) -> None:
     job = up.json("submit", "--hold", "--image", "alpine", "--env", "A=1")
     assert (job["runner"], job["spec"]["image"], job["spec"]["env"]) == ("docker", "alpine", {"A": "1"})
     assert not job["spec"].get("command")
     up("rm", "--force", job["id"])
 
 
-def test_more_lanes_than_a_page_holds_are_all_listed(up: Up) -> None:
+def test_more_lanes_than_a_page_holds_are_all_listed(up: UpProcess) -> None:
     ids = [up.json("submit", "--hold", "--lane", f"page-{n}", "--", "true")["id"] for n in range(3)]
     first = up.here("lanes", "--limit", "1", "--cursor", "page-").stdout.splitlines()
     assert first[1].startswith("page-0 ")
@@ -118,7 +118,7 @@ def test_more_lanes_than_a_page_holds_are_all_listed(up: Up) -> None:
         up.here("rm", "--force", job)
 
 
-def test_a_pipeline_from_its_plan_to_its_snapshots(up: Up, tmp_path: Path) -> None:
+def test_a_pipeline_from_its_plan_to_its_snapshots(up: UpProcess, tmp_path: Path) -> None:
     """Proves P4, P10, P12."""
     seed = up.folder / "shared" / "sources" / "default" / "seed.csv"
     seed.parent.mkdir(parents=True)
@@ -151,7 +151,7 @@ def test_a_pipeline_from_its_plan_to_its_snapshots(up: Up, tmp_path: Path) -> No
     up("submit", "-f", str(file), code=2)
 
 
-def test_moves_of_a_job(up: Up) -> None:
+def test_commands_that_move_a_job(up: UpProcess) -> None:
     """Proves C1, C6, C8."""
     failing = up.json("submit", "--lane", "l1", "--", "false")["id"]
     behind = up.json("submit", "--lane", "l1", "--", "true")["id"]
@@ -170,7 +170,7 @@ def test_moves_of_a_job(up: Up) -> None:
     up("watch", sleeping, code=130)
 
 
-def test_resume_of_a_job_whose_budget_is_spent(up: Up, tmp_path: Path) -> None:
+def test_resume_of_a_job_whose_budget_is_spent(up: UpProcess, tmp_path: Path) -> None:
     """Proves H5."""
     command = ["echo", '{"event": "usage", "tokens": 120}']
     file = tmp_path / "job.json"
@@ -185,7 +185,7 @@ def test_resume_of_a_job_whose_budget_is_spent(up: Up, tmp_path: Path) -> None:
     up("watch", job["id"])
 
 
-def test_queues_workers_and_tokens(up: Up) -> None:
+def test_queues_workers_and_tokens(up: UpProcess) -> None:
     """Proves J9, O8."""
     up("queues", "pause", "other")
     waiting = up.json("submit", "--queue", "other", "--", "true")["id"]
@@ -204,7 +204,7 @@ def test_queues_workers_and_tokens(up: Up) -> None:
     assert up("tools").strip() == "no tools"
 
 
-def test_doctor_and_check(up: Up) -> None:
+def test_doctor_and_check(up: UpProcess) -> None:
     """Proves O3, O9."""
     assert all(finding["ok"] for finding in up.json("doctor"))
     ill = up.run("doctor", HOLDFAST_URL="http://127.0.0.1:1")
@@ -220,7 +220,7 @@ def test_doctor_and_check(up: Up) -> None:
 class Terminal:
     """A command in a terminal of its own."""
 
-    def __init__(self, up: Up, *arguments: str) -> None:
+    def __init__(self, up: UpProcess, *arguments: str) -> None:
         self.seen = ""
         self.pid, self._fd = pty.fork()
         if self.pid == 0:
@@ -248,7 +248,7 @@ class Terminal:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
-def test_ctrl_c_asks_and_goes_on_detaches_or_stops(up: Up) -> None:
+def test_ctrl_c_offers_to_continue_detach_or_stop(up: UpProcess) -> None:
     """Proves O7."""
     terminal = Terminal(up, "run", "--", "sh", "-c", "while :; do echo tick; sleep 0.2; done")
     terminal.until("tick")
@@ -275,7 +275,7 @@ HOSTILE = "\x1b]0;owned\x07 \x1b[2J \x1b]52;c;aGk=\x07 a\rb \x9b5n \u202ex \x1b[
 OBEYED = ("\x1b]", "\x1b[2J", "\x07", "\x9b", "\u202e", "\x1b[8m")
 
 
-def test_escape_sequences_of_a_job_do_not_reach_the_terminal(up: Up) -> None:
+def test_escape_sequences_of_a_job_do_not_reach_the_terminal(up: UpProcess) -> None:
     print_it = f"print({HOSTILE!r})"
     asked = ("--label", f"a={HOSTILE}", "--", sys.executable, "-c", print_it)
     job = up("submit", *asked).strip()
@@ -304,12 +304,12 @@ def test_escape_sequences_of_a_job_do_not_reach_the_terminal(up: Up) -> None:
         ("\x1b\x1b[31m]0;x\x07", "\\x1b\x1b[31m]0;x\\x07\x1b[0m"),
     ],
 )
-def test_log_line_keeps_its_colours_alone(line: str, shown: str) -> None:
+def test_log_line_keeps_only_its_colours(line: str, shown: str) -> None:
     assert visible_line(line) == shown
 
 
 def test_drain_ends_the_worker_and_not_the_server(tmp_path: Path) -> None:
-    with running(tmp_path) as up:
+    with running(tmp_path, HOLDFAST_HEARTBEAT_INTERVAL="1") as up:  # A heartbeat's answer says that it is to drain.
         (worker,) = up.json("workers")["items"]
         up("workers", "drain", worker["host"])
         eventually(lambda: not any(one["live"] for one in up.json("workers")["items"]))
@@ -318,8 +318,8 @@ def test_drain_ends_the_worker_and_not_the_server(tmp_path: Path) -> None:
         assert up.process.poll() is None
 
 
-def test_worker_apart_that_was_drained_is_not_started_again(tmp_path: Path) -> None:
-    with running(tmp_path, "--workers", "1") as up:
+def test_drained_worker_process_is_not_restarted(tmp_path: Path) -> None:
+    with running(tmp_path, "--workers", "1", HOLDFAST_HEARTBEAT_INTERVAL="1") as up:
         (worker,) = up.json("workers")["items"]
         up("workers", "drain", worker["host"])
         eventually(lambda: "it is not restarted" in (tmp_path / "up.log").read_text())
@@ -327,7 +327,7 @@ def test_worker_apart_that_was_drained_is_not_started_again(tmp_path: Path) -> N
         assert up.json("ls")["items"] == []
 
 
-def test_workers_apart_are_started_again_when_they_die(tmp_path: Path) -> None:
+def test_dead_worker_processes_are_restarted(tmp_path: Path) -> None:
     """`--workers N`: processes of their own; what they ran goes on."""
     with running(tmp_path, "--workers", "1") as up:
 

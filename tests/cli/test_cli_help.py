@@ -1,4 +1,4 @@
-"""What the command line says of itself: help, twins in the environment, and what Tab offers."""
+"""Help texts, the environment variables of options, and shell completion."""
 
 import os
 import re
@@ -13,7 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from holdfast.cli.main import app
-from tests.support.service import FUNCTION, Served
+from tests.support.service import FUNCTION, Service
 
 ISSUED = """
     up serve worker run submit ls show watch logs explain cancel interrupt resume resolve dismiss release rm lanes
@@ -23,14 +23,14 @@ OWN = {"help", "install_completion", "show_completion"}
 
 
 def commands(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every command with its path, groups among them."""
+    """Yield every command with its path, including groups."""
     found = typer.main.get_command(app) if command is None else command
     yield path, found
     for name, inner in getattr(found, "commands", {}).items():
         yield from commands(inner, (*path, name))
 
 
-def test_every_command_is_there_and_says_what_it_does() -> None:
+def test_every_command_has_a_help_text() -> None:
     """Proves O3."""
     found = dict(commands())
     assert {path[0] for path in found if len(path) == 1} >= set(ISSUED.split())
@@ -42,7 +42,7 @@ def test_every_command_is_there_and_says_what_it_does() -> None:
 
 
 @pytest.mark.parametrize("path", [path for path, _ in commands()], ids=" ".join)
-def test_every_option_names_its_twin_in_help(path: tuple[str, ...]) -> None:
+def test_help_names_the_environment_variable_of_every_option(path: tuple[str, ...]) -> None:
     """Proves O9."""
     said = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": "400"}, terminal_width=400).stdout
     for option in dict(commands())[path].params:
@@ -51,7 +51,7 @@ def test_every_option_names_its_twin_in_help(path: tuple[str, ...]) -> None:
             assert f"[env var: {twin}" in said, option.name
 
 
-def test_a_twin_is_read(tmp_path: Path) -> None:
+def test_environment_variable_of_an_option_is_read(tmp_path: Path) -> None:
     """Proves O9."""
     env = {"HOLDFAST_JSON": "1", "HOLDFAST_MIGRATE_DRY_RUN": "1", "HOLDFAST_DATA_DIR": str(tmp_path)}
     found = CliRunner().invoke(app, ["migrate"], env=env)
@@ -67,43 +67,43 @@ def test_a_twin_is_read(tmp_path: Path) -> None:
         ({"HOLDFAST_URL": "http://[::1"}, 2, "use http://host:port"),
     ],
 )
-def test_a_server_that_cannot_be_reached_is_said_with_what_to_do(env: dict[str, str], code: int, text: str) -> None:
+def test_unreachable_server_error_says_what_to_do(env: dict[str, str], code: int, text: str) -> None:
     found = CliRunner().invoke(app, ["ls"], env=env)
     assert (found.exit_code, text in found.stderr) == (code, True), found.output
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
-async def test_a_list_loads_no_library_that_it_does_not_use(served_apart: Served) -> None:
+async def test_list_command_imports_no_unused_library(service_process: Service) -> None:
     """Each of these takes longer to load than the list takes to make."""
-    loaded = loaded_by(served_apart, "ls")
+    loaded = loaded_by(service_process, "ls")
     assert "httpx" in loaded
     assert not loaded & {"pydantic", "click", "pygments", "fastapi", "asyncpg", "jsonschema", "uvicorn"}
 
 
-def loaded_by(served: Served, *arguments: str) -> set[str]:
+def loaded_by(service: Service, *arguments: str) -> set[str]:
     """The packages that a command imports."""
-    env = {"PATH": os.environ["PATH"], "HOLDFAST_URL": served.url, "HOLDFAST_DATA_DIR": str(served.data)}
+    env = {"PATH": os.environ["PATH"], "HOLDFAST_URL": service.url, "HOLDFAST_DATA_DIR": str(service.data)}
     command = [sys.executable, "-X", "importtime", "-m", "holdfast.cli.main", *arguments]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     return {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
-async def test_tab_offers_what_the_server_knows(served_apart: Served) -> None:
+async def test_completion_offers_what_the_server_knows(service_process: Service) -> None:
     """In a real bash: the script that `--show-completion` prints, and what it then offers."""
-    async with served_apart.client() as client:
+    async with service_process.client() as client:
         ids = [(await client.post("/v1/jobs", json={**FUNCTION, "lane": "crm-7"})).json()["id"] for _ in range(2)]
-    assert sorted(tab(served_apart, "show ")) == sorted(ids)
-    assert tab(served_apart, f"cancel {ids[1]}") == [ids[1]]
-    assert tab(served_apart, "ls --status ti") == ["timed_out"]
-    assert tab(served_apart, "lanes pause ") == ["crm-7"]
-    assert "default" in tab(served_apart, "submit --queue ")
-    assert "explain" in tab(served_apart, "exp")
-    assert tab(served_apart, "show ", url="http://127.0.0.1:1") == []
+    assert sorted(tab(service_process, "show ")) == sorted(ids)
+    assert tab(service_process, f"cancel {ids[1]}") == [ids[1]]
+    assert tab(service_process, "ls --status ti") == ["timed_out"]
+    assert tab(service_process, "lanes pause ") == ["crm-7"]
+    assert "default" in tab(service_process, "submit --queue ")
+    assert "explain" in tab(service_process, "exp")
+    assert tab(service_process, "show ", url="http://127.0.0.1:1") == []
 
 
-def tab(served: Served, line: str, url: str | None = None) -> list[str]:
-    """What bash offers when Tab is pressed behind a line."""
+def tab(service: Service, line: str, url: str | None = None) -> list[str]:
+    """Return what bash offers when Tab is pressed after a line."""
     words = ["holdfast", *line.split(" ")]
     program = Path(sys.executable).with_name("holdfast")
     script = (
@@ -115,8 +115,8 @@ def tab(served: Served, line: str, url: str | None = None) -> list[str]:
     )
     env = {
         "PATH": f"{program.parent}:{os.environ['PATH']}",
-        "HOLDFAST_URL": url or served.url,
-        "HOLDFAST_DATA_DIR": str(served.data),
+        "HOLDFAST_URL": url or service.url,
+        "HOLDFAST_DATA_DIR": str(service.data),
     }
     done = subprocess.run(["bash", "-c", script, "tab", *words], env=env, capture_output=True, text=True, check=False)
     assert done.stderr == "", done.stderr
@@ -128,7 +128,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
 
 
-def test_pages_name_only_commands_and_options_that_there_are() -> None:
+def test_docs_name_only_existing_commands_and_options() -> None:
     found = dict(commands())
     lines = [(page.name, line) for page in PAGES for line in SAID.findall(page.read_text())]
     assert len(lines) > 50

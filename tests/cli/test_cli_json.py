@@ -20,7 +20,7 @@ from holdfast.model import Event
 from holdfast.response_types import PlanView
 from holdfast.store import open_store
 from tests.cli.test_cli_help import commands
-from tests.support.up import Up, running
+from tests.support.up_process import UpProcess, running
 
 TOOLS = """
 [tools.hello]
@@ -46,7 +46,7 @@ class Version(msgspec.Struct):
 
 
 @pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpProcess]:
     folder = tmp_path_factory.mktemp("json")
     (folder / "tools.toml").write_text(TOOLS)
     with running(folder, HOLDFAST_TOOLS=str(folder / "tools.toml")) as found:
@@ -59,7 +59,7 @@ def document() -> dict[str, Any]:
 
 
 def fits(value: Any, operation: str) -> Any:
-    """Demand that this is what an operation of the document answers, with no field that it does not know."""
+    """Assert that this is a response of an operation of the document, without unknown fields."""
     (found,) = [
         entry
         for methods in document()["paths"].values()
@@ -77,7 +77,7 @@ def fits(value: Any, operation: str) -> Any:
 class Said:
     """Runs commands with `--json`, and remembers which."""
 
-    def __init__(self, up: Up) -> None:
+    def __init__(self, up: UpProcess) -> None:
         self.up = up
         self.commands: set[tuple[str, ...]] = set()
 
@@ -102,7 +102,7 @@ class Said:
         return found
 
 
-def test_json_of_every_command_fits_its_schema(up: Up) -> None:
+def test_json_of_every_command_fits_its_schema(up: UpProcess) -> None:
     """Proves O3, J15, C8."""
     said = Said(up)
     jobs_and_their_moves(said)
@@ -177,7 +177,7 @@ def the_rest(said: Said) -> None:
 
 
 async def die_elsewhere(folder: Path) -> None:
-    """Leave the row of a worker whose host nobody hears of any more."""
+    """Leave the row of a worker on a host that is gone."""
     async with await open_store(f"sqlite:///{folder / 'holdfast.db'}") as store:
         await store.workers.register(
             "elsewhere:1:x", host="elsewhere", pid=1, queues={}, capabilities=[], domains=["process:x"], ttl=0.001

@@ -37,7 +37,7 @@ def test_queues_with_their_slots() -> None:
     assert len(refused.value.problems) == 5
 
 
-async def test_once_runs_what_is_there_and_ends(workers: InProcessWorkers, tmp_path: Path) -> None:
+async def test_once_runs_the_queued_jobs_and_exits(workers: InProcessWorkers, tmp_path: Path) -> None:
     """Proves O3, L2: two slots, never three at once."""
     (tmp_path / "greetings.py").write_text(APP)
     spans = tmp_path / "spans"
@@ -64,7 +64,7 @@ async def test_once_runs_what_is_there_and_ends(workers: InProcessWorkers, tmp_p
     assert await workers.store.workers.list() == []
 
 
-async def test_a_living_worker_shows_what_it_is(workers: InProcessWorkers) -> None:
+async def test_live_worker_has_a_row_with_its_settings(workers: InProcessWorkers) -> None:
     """Proves L14."""
     job = await workers.sh("sleep 30", stop_grace=0)
     async with workers.worker({"default": 3, "heavy": 1}) as worker:
@@ -81,11 +81,11 @@ async def test_a_living_worker_shows_what_it_is(workers: InProcessWorkers) -> No
         await workers.ended(job, Status.CANCELLED)
 
 
-async def test_a_worker_told_to_drain_by_the_store_leaves(workers: InProcessWorkers) -> None:
+async def test_worker_drained_through_the_store_exits(workers: InProcessWorkers) -> None:
     """The process goes on and is adopted by the next worker. Proves C9."""
     job = await workers.sh("echo up; sleep 2; echo end")
     async with workers.worker() as worker:
-        await workers.says(job, "up")
+        await workers.wait_for_log(job, "up")
         await workers.store.workers.drain(worker.id)
 
         async def gone() -> bool:
@@ -110,7 +110,7 @@ async def test_a_worker_told_to_drain_by_the_store_leaves(workers: InProcessWork
         ([], {"HOLDFAST_DATABASE_URL": "sqlite:///empty.db"}, 4, "holdfast migrate"),
     ],
 )
-def test_what_cannot_work_is_said_in_one_line(
+def test_invalid_settings_are_reported_in_one_line(
     tmp_path: Path, arguments: list[str], env: dict[str, str], code: int, text: str
 ) -> None:
     """Proves L5, O2, O3."""

@@ -22,12 +22,12 @@ USER = "postgres"
 
 
 def _hear_hangups() -> None:
-    """Also where the tests were started with `nohup`."""
+    """Handle SIGHUP although the tests were started with `nohup`."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 class Site:
-    """Everything on one machine, in a data folder, and the commands to it."""
+    """One installation in a data folder, and its commands."""
 
     def __init__(self, data: Path) -> None:
         self.data = data
@@ -121,7 +121,7 @@ def test_example_prepares_a_database_once_and_opens_it_in_seconds(site: Site) ->
     assert not socket_of(dsn).exists()
 
 
-def test_throwaway_is_put_away_however_it_is_asked_to_end(site: Site, tmp_path: Path) -> None:
+def test_throwaway_server_is_removed_after_every_kind_of_end(site: Site, tmp_path: Path) -> None:
     """Proves P12: while it serves, beside a command, and in the middle of the restore."""
     snapshot = site.prepare()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -148,8 +148,8 @@ def test_throwaway_is_put_away_however_it_is_asked_to_end(site: Site, tmp_path: 
         assert (number, server.returncode, site.runs) == (number, 128 + number, [])
 
 
-def test_throwaway_counts_as_use_and_the_next_one_sweeps_after_one_that_was_killed(site: Site) -> None:
-    """Proves P11, P12: what is opened daily is not the one that nobody used."""
+def test_throwaway_counts_as_use_and_sweeps_what_a_killed_one_left(site: Site) -> None:
+    """Proves P11, P12: a snapshot that is opened daily does not count as unused."""
     snapshot = site.prepare()
 
     def used_at() -> str:

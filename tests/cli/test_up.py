@@ -1,4 +1,4 @@
-"""`holdfast up`: what it prints can be pasted, and what it started leaves with it."""
+"""`holdfast up`: the printed commands work, and the processes that it started exit with it."""
 
 import contextlib
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.ports import free_port
-from tests.support.up import PATIENCE, PROGRAM, Up, eventually
+from tests.support.up_process import PATIENCE, PROGRAM, UpProcess, eventually
 
 WITH_NAME = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 WITHOUT_NAME = "/usr/bin:/bin"
@@ -86,7 +86,7 @@ def test_workers_leave_when_up_is_killed_and_their_job_runs_on(tmp_path: Path) -
     port = free_port()
     job = f"while [ ! -e {shlex.quote(str(tmp_path / 'go'))} ]; do sleep 0.1; done; echo through"
     with up_in(tmp_path, port, "--workers", "2") as process:
-        up = Up(tmp_path / "holdfast-data", port, process)
+        up = UpProcess(tmp_path / "holdfast-data", port, process)
 
         def workers(count: int) -> list[int]:
             assert process.poll() is None, (tmp_path / "up.log").read_text()
@@ -106,7 +106,7 @@ def test_workers_leave_when_up_is_killed_and_their_job_runs_on(tmp_path: Path) -
         for pid in filter(alive, pids):
             os.kill(pid, signal.SIGKILL)
     with up_in(tmp_path, port, "--workers", "1") as process:
-        up = Up(tmp_path / "holdfast-data", port, process)
+        up = UpProcess(tmp_path / "holdfast-data", port, process)
         eventually(lambda: workers(1))
         (tmp_path / "go").touch()
         assert up("logs", "-f", running) == "through\n"
@@ -117,14 +117,14 @@ def test_workers_leave_when_up_is_killed_and_their_job_runs_on(tmp_path: Path) -
 
 
 def alive(pid: int) -> bool:
-    """Whether it runs: not gone, and not one that ended and nobody has waited for."""
+    """Return whether a process runs; a zombie does not."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
 
 
-def test_a_worker_whose_up_died_before_it_looked_leaves(tmp_path: Path) -> None:
-    """Proves G8. The pipe has ended before the worker begins: there is no moment at which the death goes unnoticed."""
+def test_worker_exits_if_up_died_before_it_started(tmp_path: Path) -> None:
+    """Proves G8. The pipe is closed before the worker starts, so that the death cannot go unnoticed."""
     looks, holds = os.pipe()
     os.close(holds)
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Operations killed with -9 after every statement: the record stays true, and the resolver finishes the rest."""
+"""Operations killed after every statement: the record stays consistent, and the resolver finishes the rest."""
 
 import asyncio
 import multiprocessing
@@ -60,7 +60,7 @@ async def pause_lane(store: Store, jobs: dict[str, str]) -> None:
 
 
 async def strand(store: Store) -> None:
-    """Add a job to the scene whose host nobody reaches, with another one behind it."""
+    """Add a job whose host cannot be reached, and another one after it in its lane."""
     await store.jobs.submit_many([{**PROCESS, "lane": "N", "on_lost": "fail"}, {**PROCESS, "lane": "N"}])
     await store.leases.claim("w1", PROCESS_PAIR, slots=1, ttl=60)
     await store.leases.orphan("w1")

@@ -1,4 +1,4 @@
-"""A Docker engine that goes away and comes back: under running jobs, under claims, in the middle of a start."""
+"""A Docker engine outage: during running jobs, during claims, in the middle of a start."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.model import Cause, Job, Lease, Status, Worker
-from tests.support.engine import Daemon
+from tests.support.docker_engine import DockerEngine
 from tests.support.in_process_workers import InProcessWorkers, eventually
 
 ONE = "own=$(cat /proc/sys/kernel/random/uuid); echo $own; echo up"
@@ -18,7 +18,7 @@ WAITING = f"{ONE}; while [ ! -e go ]; do sleep 0.1; done; echo gone; echo $own"
 
 
 async def slow(workers: InProcessWorkers, count: int, **fields: Any) -> Job:
-    return await workers.box(SLOW, env={"COUNT": str(count)}, **fields)
+    return await workers.container(SLOW, env={"COUNT": str(count)}, **fields)
 
 
 async def assert_one_run(workers: InProcessWorkers, job: Job, *lines: str) -> None:
@@ -45,26 +45,26 @@ async def in_thread(work: Callable[..., object], *arguments: object) -> None:
 
 
 @pytest.fixture(params=["stopped", "killed"])
-def down(request: pytest.FixtureRequest) -> Callable[[Daemon], None]:
-    """How an engine goes away."""
-    return Daemon.stop if request.param == "stopped" else Daemon.kill
+def down(request: pytest.FixtureRequest) -> Callable[[DockerEngine], None]:
+    """How the engine ends."""
+    return DockerEngine.stop if request.param == "stopped" else DockerEngine.kill
 
 
-async def test_an_engine_that_is_away_costs_nothing(
-    workers: InProcessWorkers, docker: Daemon, down: Callable[[Daemon], None]
+async def test_engine_outage_fails_no_job(
+    workers: InProcessWorkers, docker: DockerEngine, down: Callable[[DockerEngine], None]
 ) -> None:
-    """Running jobs go on, or end meanwhile; a stop waits; claims wait. Proves R5, R3, R10."""
+    """Running jobs continue or end; stop requests and claims wait. Proves R5, R3, R10."""
     async with workers.worker({"default": 16}):
         running = await slow(workers, 150)
         ending = await slow(workers, 30)
-        doomed = await workers.box("echo up; sleep 600", stop_grace=0.2)
+        doomed = await workers.container("echo up; sleep 600", stop_grace=0.2)
         for job in (running, ending, doomed):
-            await workers.says(job, "up")
+            await workers.wait_for_log(job, "up")
         await in_thread(down, docker)
         await worker_row(workers, lambda row: "docker" not in row.capabilities, "the worker says that it is away")
         waiting = [await slow(workers, 1) for _ in range(3)]
         await workers.store.jobs.cancel(doomed.id)
-        await asyncio.sleep(6)  # Long enough for some of it to end.
+        await asyncio.sleep(6)  # Reason: the outage itself, in which `ending` ends.
         assert [(await workers.get(job)).status for job in waiting] == [Status.QUEUED] * 3
         explained = await workers.store.explain.job(waiting[0].id)
         assert [reason.about for reason in explained.reasons] == ["worker"]
@@ -79,8 +79,8 @@ async def test_an_engine_that_is_away_costs_nothing(
 
 
 @pytest.mark.parametrize("step", ["prepared", "created", "confirmed", "spawned"])
-async def test_an_engine_that_goes_in_the_middle_of_a_start_costs_no_attempt(
-    workers: InProcessWorkers, docker: Daemon, step: str
+async def test_engine_outage_during_a_start_costs_no_attempt(
+    workers: InProcessWorkers, docker: DockerEngine, step: str
 ) -> None:
     """Proves R5, R4, L13."""
     went = asyncio.Event()
@@ -93,20 +93,20 @@ async def test_an_engine_that_goes_in_the_middle_of_a_start_costs_no_attempt(
     job = await slow(workers, 20)
     async with workers.worker(at=at):
         await went.wait()
-        await asyncio.sleep(1)
+        await asyncio.sleep(1)  # Reason: time in which the start would wrongly be recorded as failed.
         assert (await workers.get(job)).status is Status.RUNNING
         await in_thread(docker.start)
         await assert_one_run(workers, job, *count(20))
 
 
-async def test_what_waits_for_an_adopter_waits_for_its_engine_too(workers: InProcessWorkers, docker: Daemon) -> None:
+async def test_orphan_waits_until_its_engine_is_back(workers: InProcessWorkers, docker: DockerEngine) -> None:
     """Proves R5, R6: a worker without the engine adopts nothing, and says what is missing."""
     job = await slow(workers, 100)
     async with workers.worker():
-        await workers.says(job, "up")
+        await workers.wait_for_log(job, "up")
     await in_thread(docker.stop)
     async with workers.worker():
-        await asyncio.sleep(2)
+        await asyncio.sleep(2)  # Reason: time in which the worker would wrongly adopt it.
         assert (await workers.get(job)).lease is None
         reason = (await workers.store.explain.job(job.id)).reasons[0].message
         assert "docker:" in reason
@@ -118,12 +118,12 @@ async def test_what_waits_for_an_adopter_waits_for_its_engine_too(workers: InPro
 
 @pytest.fixture
 def switch(
-    workers: InProcessWorkers, docker_engine: Daemon, brittle_engine: Daemon, tmp_path: Path
-) -> Iterator[Callable[[Daemon], None]]:
+    workers: InProcessWorkers, docker_engine: DockerEngine, brittle_engine: DockerEngine, tmp_path: Path
+) -> Iterator[Callable[[DockerEngine], None]]:
     """A socket that leads to one engine or to the other, both with the same id in their keys."""
     socket = Path(f"{docker_engine.folder}.sock")
 
-    def to(engine: Daemon) -> None:
+    def to(engine: DockerEngine) -> None:
         socket.unlink(missing_ok=True)
         socket.symlink_to(engine.socket)
 
@@ -136,24 +136,27 @@ def switch(
     brittle_engine.ensure()
 
 
-async def test_another_engines_word_about_a_container_does_not_count(
-    workers: InProcessWorkers, docker_engine: Daemon, brittle_engine: Daemon, switch: Callable[[Daemon], None]
+async def test_another_engine_that_does_not_know_a_container_proves_nothing(
+    workers: InProcessWorkers,
+    docker_engine: DockerEngine,
+    brittle_engine: DockerEngine,
+    switch: Callable[[DockerEngine], None],
 ) -> None:
-    """It does not know the container, which proves nothing. Proves R5, R6."""
+    """It does not know the container; the job is not recorded as lost. Proves R5, R6."""
     job = await slow(workers, 100)
-    held = await workers.box(WAITING)
+    held = await workers.container(WAITING)
     async with workers.worker():
-        await workers.says(job, "up")
-        await workers.says(held, "up")
+        await workers.wait_for_log(job, "up")
+        await workers.wait_for_log(held, "up")
         await in_thread(docker_engine.stop)
         switch(brittle_engine)
         other = str(brittle_engine.folder)
         await worker_row(
             workers, lambda row: any(other in domain for domain in row.domains), "the worker sees the other"
         )
-        here = await workers.box(ONE)
+        here = await workers.container(ONE)
         await workers.ended(here, Status.SUCCEEDED)
-        await asyncio.sleep(1)
+        await asyncio.sleep(1)  # Reason: time in which the job would wrongly be recorded as lost.
         assert (await workers.get(job)).status is Status.RUNNING
         await in_thread(brittle_engine.stop)
         switch(docker_engine)
@@ -164,18 +167,18 @@ async def test_another_engines_word_about_a_container_does_not_count(
         await assert_one_run(workers, job, *count(100))
 
 
-async def test_containers_that_die_with_their_engine_are_lost_and_said_so(
-    workers: InProcessWorkers, brittle_engine: Daemon, down: Callable[[Daemon], None]
+async def test_containers_that_die_with_their_engine_are_recorded_as_lost(
+    workers: InProcessWorkers, brittle_engine: DockerEngine, down: Callable[[DockerEngine], None]
 ) -> None:
     """Without live-restore; `on_lost` decides. Proves R5, R22, L11."""
     workers.set(docker_host=brittle_engine.host)
     script = "echo attempt $HOLDFAST_ATTEMPT; [ $HOLDFAST_ATTEMPT = 2 ] || sleep 600"
-    again = await workers.box(script, max_attempts=2, retry={"base": 0.01, "cap": 0.01})
-    failing = await workers.box(script)
-    held = await workers.box(script, on_lost="hold")
+    again = await workers.container(script, max_attempts=2, retry={"base": 0.01, "cap": 0.01})
+    failing = await workers.container(script)
+    held = await workers.container(script, on_lost="hold")
     async with workers.worker():
         for job in (again, failing, held):
-            await workers.says(job, "attempt 1")
+            await workers.wait_for_log(job, "attempt 1")
         await in_thread(down, brittle_engine)
         await in_thread(brittle_engine.start)
         await workers.ended(again, Status.SUCCEEDED)

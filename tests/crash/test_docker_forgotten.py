@@ -1,4 +1,4 @@
-"""Engines that were killed at a bad moment forget: that a container was started, or how it ended."""
+"""Engines that were killed and forgot that a container was started, or how it ended."""
 
 import json
 import signal
@@ -13,7 +13,7 @@ from holdfast.runner.docker.engine import Engine, Seen
 from holdfast.store import orphans
 from holdfast.worker import worker
 from tests.support.crashing_worker import Hook
-from tests.support.engine import EXIT, Daemon
+from tests.support.docker_engine import EXIT, DockerEngine
 from tests.support.in_process_workers import InProcessWorkers
 from tests.support.worker_processes import WorkerProcesses
 
@@ -23,9 +23,9 @@ STARTED = {
 }  # fmt: skip
 
 
-async def only_created(processes: WorkerProcesses, docker: Daemon, folder: Path, **files: dict[str, Any]) -> Job:
-    """A job whose container was never started, by its engine's word; what its volume says is put there."""
-    job = await processes.box("echo again", queue="forgotten")
+async def only_created(processes: WorkerProcesses, docker: DockerEngine, folder: Path, **files: dict[str, Any]) -> Job:
+    """Make a job whose container was never started according to its engine, with these files in its volume."""
+    job = await processes.container("echo again", queue="forgotten")
     victim = processes.start({"forgotten": 1}, Hook(step="created", do="kill"))
     assert await victim.dead() == -signal.SIGKILL
     (name,) = docker.containers()
@@ -37,16 +37,16 @@ async def only_created(processes: WorkerProcesses, docker: Daemon, folder: Path,
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Adopters that fail come again without a pause."""
+    """Let failed adopters retry without a pause."""
     monkeypatch.setattr(worker, "CRASHED_DELAY", 0.05)
     monkeypatch.setattr(orphans, "BACKOFF_BASE", 0.05)
 
 
 @pytest.mark.usefixtures("at_once")
-async def test_what_its_engine_forgot_to_have_started_is_not_started_again(
-    processes: WorkerProcesses, docker_for_processes: Daemon, tmp_path: Path
+async def test_container_whose_start_the_engine_forgot_is_not_started_again(
+    processes: WorkerProcesses, docker_for_processes: DockerEngine, tmp_path: Path
 ) -> None:
-    """It may still run, and nobody can tell: a person has to look. Proves R4, R5."""
+    """It may still run, so a person has to check. Proves R4, R5."""
     with docker_for_processes.recorded() as record:
         job = await only_created(processes, docker_for_processes, tmp_path, started=STARTED)
         async with processes.worker():
@@ -58,8 +58,8 @@ async def test_what_its_engine_forgot_to_have_started_is_not_started_again(
     assert len(docker_for_processes.containers()) == 1
 
 
-async def test_what_began_and_ended_behind_its_engines_back_is_collected(
-    processes: WorkerProcesses, docker_for_processes: Daemon, tmp_path: Path
+async def test_container_that_ran_during_an_engine_outage_is_collected(
+    processes: WorkerProcesses, docker_for_processes: DockerEngine, tmp_path: Path
 ) -> None:
     """Proves R4, R5, R22."""
     with docker_for_processes.recorded() as record:
@@ -73,8 +73,8 @@ async def test_what_began_and_ended_behind_its_engines_back_is_collected(
 
 
 @pytest.mark.parametrize("unknown", [255, 0])
-async def test_an_engine_that_does_not_know_an_end_is_no_witness_against_the_supervisor(
-    workers: InProcessWorkers, docker: Daemon, monkeypatch: pytest.MonkeyPatch, unknown: int
+async def test_supervisor_record_wins_over_an_engine_that_missed_the_end(
+    workers: InProcessWorkers, docker: DockerEngine, monkeypatch: pytest.MonkeyPatch, unknown: int
 ) -> None:
     """One that was away when a container ended says 255, or 0; what the supervisor wrote counts. Proves R5, R22."""
     inspect = Engine.inspect
@@ -84,7 +84,7 @@ async def test_an_engine_that_does_not_know_an_end_is_no_witness_against_the_sup
         return seen if seen.status != "exited" else msgspec.structs.replace(seen, exit_code=unknown)
 
     monkeypatch.setattr(Engine, "inspect", forgetful)
-    good, bad = await workers.box("echo good"), await workers.box("echo bad; exit 7")
+    good, bad = await workers.container("echo good"), await workers.container("echo bad; exit 7")
     async with workers.worker():
         assert (await workers.ended(good, Status.SUCCEEDED)).exit_code == 0
         failed = await workers.ended(bad, Status.FAILED)

@@ -1,6 +1,6 @@
-"""Starts that come late: an owner that lost its lease is still on the way when others have ended the job.
+"""Late starts: a worker that lost its lease starts the job after others have ended it.
 
-The test plays the first owner: it claims, stages, and comes to its start late. A real worker adopts.
+The test acts as the first owner: it claims and stages the job, and starts it late. A real worker adopts.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ class LateOwner:
         return self.folder
 
     async def lose(self) -> None:
-        """It is known to be dead, or the database's clock jumped: its lease is gone before its time."""
+        """Clear its lease early, as if it were known to be dead or the database's clock had jumped."""
         await self._processes.store.leases.orphan(OWNER)
 
     async def start(self) -> None:
@@ -81,7 +81,7 @@ async def test_supervisor_on_its_way_does_not_start_a_cancelled_job(processes: W
     processes.start({"other": 1})
     await processes.ended(job, Status.CANCELLED)
     await owner.start()
-    assert processes.marks("cancelled") == []
+    assert processes.marker_lines("cancelled") == []
 
 
 async def test_swept_attempt_is_not_started_again(processes: WorkerProcesses) -> None:
@@ -93,10 +93,10 @@ async def test_swept_attempt_is_not_started_again(processes: WorkerProcesses) ->
     await processes.sweep()
     owner.stage()
     await owner.start()
-    assert len(processes.marks("swept")) == 1
+    assert len(processes.marker_lines("swept")) == 1
 
 
-async def test_supervisor_that_leaves_too_late_costs_no_attempt(processes: WorkerProcesses) -> None:
+async def test_late_supervisor_costs_no_attempt(processes: WorkerProcesses) -> None:
     job, owner = await late_owner(processes, "left")
     folder = owner.stage()
     lock = os.open(folder.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
@@ -104,17 +104,19 @@ async def test_supervisor_that_leaves_too_late_costs_no_attempt(processes: Worke
         fcntl.flock(lock, fcntl.LOCK_EX)
         await owner.lose()
         processes.start({"other": 1})
-        with contextlib.suppress(TimeoutError):  # It sends to the owner of the lock; it should wait instead.
+        # A worker that sends a command to the owner of the lock is wrong, and what it breaks shows below. One that
+        # waits for the lock, as it should, never sends: then the limit ends this wait.
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(10):
                 await processes.eventually(lambda: list((folder.path / "cmd").iterdir()), "a command")
     finally:
         os.close(lock)
     await processes.ended(job, Status.SUCCEEDED)
-    assert len(processes.marks("left")) == 1
+    assert len(processes.marker_lines("left")) == 1
 
 
-class Late:
-    """Starts that come too late for their lease, for as long as it is said."""
+class LateStarts:
+    """Make the first starts fail with `TooLate`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, tries: float) -> None:
         self.tried = asyncio.Event()
@@ -131,11 +133,11 @@ class Late:
         monkeypatch.setattr(ProcessRunner, "start", late)
 
 
-async def test_what_is_late_again_and_again_can_be_cancelled(
+async def test_job_with_repeated_late_starts_can_be_cancelled(
     workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Proves C1: between two tries there is a pause, in which a stop request is heard."""
-    late = Late(monkeypatch, float("inf"))
+    """Proves C1: a stop request is carried out in the pause between two tries."""
+    late = LateStarts(monkeypatch, float("inf"))
     job = await workers.sh("true")
     async with workers.worker():
         await late.tried.wait()
@@ -143,20 +145,20 @@ async def test_what_is_late_again_and_again_can_be_cancelled(
         assert (await workers.ended(job, Status.CANCELLED)).attempts == 0
 
 
-async def test_what_was_late_starts_in_the_same_attempt(
+async def test_late_start_is_retried_in_the_same_attempt(
     workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves L13."""
-    Late(monkeypatch, 2)
+    LateStarts(monkeypatch, 2)
     job = await workers.sh("true")
     async with workers.worker():
         assert (await workers.ended(job, Status.SUCCEEDED)).attempts == 1
 
 
-async def test_what_never_starts_in_time_ends(workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Proves R22: on a machine that has too much to do for long, a job says so, and its policy decides."""
+async def test_job_that_never_starts_in_time_fails(workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proves R22: on an overloaded machine the job fails with this reason, and its policy decides."""
     monkeypatch.setattr(executor, "LATE_SECONDS", 0.01)
-    Late(monkeypatch, float("inf"))
+    LateStarts(monkeypatch, float("inf"))
     job = await workers.sh("true")
     async with workers.worker():
         failed = await workers.ended(job, Status.FAILED)
@@ -165,12 +167,12 @@ async def test_what_never_starts_in_time_ends(workers: InProcessWorkers, monkeyp
     assert "took longer than the lease allows" in failed.error.message
 
 
-async def test_order_that_outlived_its_lease_starts_nothing(
+async def test_start_after_the_lease_expired_starts_nothing(
     workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Proves L15: the order's own deadline is the trust in the lease when it was made, not when it is carried out.
+    """Proves L15: the deadline of a start is set when the order is made, not when it is carried out.
 
-    The worker stalls for longer than the lease between its last look at it and the spawn: its supervisor must leave.
+    The worker stalls for longer than the lease before the spawn, so its supervisor must exit.
     """
     workers.set(lease_ttl=3.0, heartbeat_interval=0.5)
     marker = tmp_path / "marker"

@@ -20,7 +20,7 @@ async def _started(processes: WorkerProcesses, **fields: Any) -> Job:
     job = await processes.submit(
         "nap", inputs={"path": processes.marker("nap"), "seconds": 600}, max_attempts=2, retry=WAITS, **fields
     )
-    await processes.marked("nap")
+    await processes.wait_for_marker("nap")
     return job
 
 
@@ -29,7 +29,7 @@ async def test_lost_function_runs_again_at_once_on_the_killed_workers_host(proce
     job = await _started(processes)
     processes.start({"default": 1})
     killed.kill()
-    await processes.marked("nap", 2)
+    await processes.wait_for_marker("nap", 2)
     first, _ = await processes.store.attempts.list(job.id)
     assert first.cause is Cause.LOST
 
@@ -40,7 +40,7 @@ async def test_lost_function_runs_again_at_the_reap_on_another_host(processes: W
     job = await _started(processes)
     processes.start({"default": 1}, host="other")
     killed.kill()
-    await processes.marked("nap", 2)
+    await processes.wait_for_marker("nap", 2)
     first, _ = await processes.store.attempts.list(job.id)
     assert first.cause is Cause.LOST
     assert "reaped" in await processes.leases(job)

@@ -1,4 +1,4 @@
-"""Workers that are killed at every step of a pipeline: each task runs once, and nothing half-made is ever used."""
+"""Workers killed at every step of a pipeline: each task runs once, and no partial result is used."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ from holdfast.worker import pipeline_execution
 from tests.support.crashing_worker import Hook
 from tests.support.in_process_workers import eventually
 from tests.support.pipelines import Pipelines, adds, expected, leaves, left_by, task
-from tests.support.service import serving
+from tests.support.service import service_process_on
 from tests.support.worker_processes import WorkerProcesses, alive
 
 SLOW: dict[str, Any] = {"lease_ttl": 60.0, "heartbeat_interval": 1.0, "adopt_backoff": 0.1}
@@ -41,13 +41,13 @@ def pipelines(processes: WorkerProcesses, tmp_path: Path) -> Pipelines:
     return Pipelines(processes, tmp_path)
 
 
-def marks(pipelines: Pipelines, name: str) -> list[str]:
+def marker_lines(pipelines: Pipelines, name: str) -> list[str]:
     path = pipelines.marker.with_name(f"{name}.marks")
     return path.read_text().split() if path.exists() else []
 
 
 async def submit(pipelines: Pipelines, name: str, *more: dict[str, Any], **fields: Any) -> Job:
-    """A pipeline of its own: another environment makes other results."""
+    """Submit a pipeline with its own results, by another environment."""
     spec = {"env": {"MARKER": str(pipelines.marker.with_name(f"{name}.marks"))}}
     return await pipelines.submit(brings("one"), brings("two"), *more, spec=spec, **fields)
 
@@ -64,8 +64,8 @@ async def content(pipelines: Pipelines, job: Job) -> str:
     return (pipelines.folder_of(snapshot) / "made").read_text()
 
 
-def test_steps_are_all_that_there_are() -> None:
-    """A step that is new is one more place to be killed at."""
+def test_list_of_steps_is_complete() -> None:
+    """A new step must be added to the tests that kill a worker there."""
     told = "".join(Path(module.__file__ or "").read_text() for module in (pipeline_execution, snapshots))
     assert {*re.findall(r'_at\("([a-z ]+)"\)', told)} | {"spawned"} == {*STEPS} | SERVED | OTHERS
 
@@ -89,7 +89,7 @@ async def test_worker_killed_at_any_step_repeats_no_task(processes: WorkerProces
     for step, job in jobs.items():
         ended = await processes.ended(job, Status.SUCCEEDED)
         tasks = ["one", "two", "three"] if step in known else ["one", "two"]
-        assert (step, marks(pipelines, step)) == (step, tasks)
+        assert (step, marker_lines(pipelines, step)) == (step, tasks)
         assert (step, await content(pipelines, job)) == (step, "".join(f"{name}\n" for name in tasks))
         assert (step, ended.attempts) == (step, 1)
         files = expected(**{name: name for name in tasks}, last=tasks[-1])
@@ -110,10 +110,10 @@ async def test_worker_killed_at_any_step_repeats_no_task(processes: WorkerProces
 
 
 @pytest.mark.parametrize(("mode", "ran"), [("always", "one two three"), ("final", "one two one three")])
-async def test_snapshot_that_goes_after_it_was_placed_is_not_missed(
+async def test_snapshot_removed_after_its_restore_is_not_needed(
     processes: WorkerProcesses, pipelines: Pipelines, mode: str, ran: str
 ) -> None:
-    """Proves P2, P12: an adopter goes on in the workspace that is there.
+    """Proves P2, P12: an adopter continues in the existing workspace.
 
     With `final`, the worker that dies has just begun with the first task when somebody else makes the first two.
     """
@@ -142,23 +142,23 @@ async def test_snapshot_that_goes_after_it_was_placed_is_not_missed(
 
 
 async def _make_known(processes: WorkerProcesses, pipelines: Pipelines) -> None:
-    """Have the first two tasks done by a job of their own, and its worker gone."""
+    """Run the first two tasks in another job, and stop its worker."""
     maker = processes.start({"other": 1}, **SLOW)
     await processes.ended(await pipelines.submit(adds("one"), adds("two"), queue="other"), Status.SUCCEEDED)
     maker.kill()
 
 
-async def test_next_builds_when_the_builder_is_killed(processes: WorkerProcesses, pipelines: Pipelines) -> None:
+async def test_next_job_builds_when_the_builder_is_killed(processes: WorkerProcesses, pipelines: Pipelines) -> None:
     """Proves P5: the one worker that is left adopts the task that runs, although the waiter has its one slot.
 
-    The lock falls with the builder's lease: until the adoption the waiter may take it, and builds, too.
+    The lock ends with the builder's lease: until the adoption the waiter may take it and build too.
     """
     waits = task("three", 'echo here; while [ ! -e "$GATE" ]; do sleep 0.05; done; echo three >> made')
     gate = pipelines.marker.with_name("gate")
     spec = {"env": {"MARKER": str(pipelines.marker), "GATE": str(gate)}}
     builder = await pipelines.submit(adds("one"), waits, spec=spec, queue="a")
     victim = processes.start({"a": 1}, **SLOW)
-    await processes.says(builder, "here")
+    await processes.wait_for_log(builder, "here")
     waiter = await pipelines.submit(adds("one"), waits, spec=spec, queue="b")
     processes.start({"b": 1}, **SLOW)
 
@@ -176,7 +176,7 @@ async def test_next_builds_when_the_builder_is_killed(processes: WorkerProcesses
 
 
 @pytest.mark.parametrize("workers", [4, 1])
-async def test_race_for_one_snapshot_goes_on_when_the_builder_is_killed(
+async def test_race_for_one_snapshot_survives_a_killed_builder(
     processes: WorkerProcesses, pipelines: Pipelines, workers: int
 ) -> None:
     """Proves P5: four jobs in four workers of one slot each, or all behind one slot. One builds, and is killed.
@@ -210,19 +210,19 @@ async def test_race_for_one_snapshot_goes_on_when_the_builder_is_killed(
     assert await pipelines.content("two") == "one\ntwo\n"
 
 
-async def test_cancel_holds_when_all_who_heard_it_die(processes: WorkerProcesses, pipelines: Pipelines) -> None:
-    """Proves C1, C5, P7: the server right behind its answer, and the worker as it passes the word on."""
+async def test_cancel_survives_the_death_of_server_and_worker(processes: WorkerProcesses, pipelines: Pipelines) -> None:
+    """Proves C1, C5, P7: the server is killed right after its answer, and the worker while it sends the stop."""
     child = task("two", "echo $$ > pid; echo here; trap '' TERM; while :; do sleep 0.1; done")
     job = await pipelines.submit(
         adds("one"), child, queue="a", stop_grace=0.5, max_attempts=3, retry={"on": ["failed"]}
     )
-    with serving(processes.settings.database_url or "", processes.settings.data_dir) as served:
+    with service_process_on(processes.settings.database_url or "", processes.settings.data_dir) as service:
         victim = processes.start({"a": 1}, Hook(step="told", do="kill", job=job.id), **SLOW)
-        await processes.says(job, "here")
+        await processes.wait_for_log(job, "here")
         pid = (processes.folder_of(job).path / "space" / "tree" / "pid").read_text().strip()
-        async with served.client() as client:
+        async with service.client() as client:
             assert (await client.post(f"/v1/jobs/{job.id}/cancel")).status_code == 202
-        await asyncio.to_thread(served.kill)
+        await asyncio.to_thread(service.kill)
         assert await victim.dead() == -signal.SIGKILL, victim.log
         processes.start({"other": 1}, **SLOW)
         await processes.ended(job, Status.CANCELLED)
@@ -231,10 +231,8 @@ async def test_cancel_holds_when_all_who_heard_it_die(processes: WorkerProcesses
     assert await pipelines.kept() == ["one"]
 
 
-async def test_cancel_in_the_moment_of_a_failure_runs_nothing_again(
-    processes: WorkerProcesses, pipelines: Pipelines
-) -> None:
-    """Proves C1, P7: although the task has failed by itself, and the job has attempts left."""
+async def test_cancel_during_a_failure_prevents_a_retry(processes: WorkerProcesses, pipelines: Pipelines) -> None:
+    """Proves C1, P7: although the task failed by itself and the job has attempts left."""
     job = await pipelines.submit(
         adds("one"), task("two", "echo two >> made; exit 1"), max_attempts=3,
         retry={"base": 0, "cap": 0, "on": ["failed"]},
@@ -250,7 +248,7 @@ async def test_cancel_in_the_moment_of_a_failure_runs_nothing_again(
 
 
 @pytest.mark.parametrize(("mode", "ran"), [("always", ["one", "two", "two"]), ("none", ["one", "two", "one", "two"])])
-async def test_lost_workspace_goes_on_behind_the_latest_snapshot(
+async def test_lost_workspace_is_restored_from_the_latest_snapshot(
     processes: WorkerProcesses, pipelines: Pipelines, mode: str, ran: list[str]
 ) -> None:
     """Proves P2: its supervisor is killed in the middle of a task, and all that ran with it."""
@@ -261,7 +259,7 @@ async def test_lost_workspace_goes_on_behind_the_latest_snapshot(
         adds("one"), waits, spec=spec, snapshot=mode, max_attempts=2, retry={"base": 0, "cap": 0}
     )
     processes.start({"default": 1}, **SLOW)
-    await processes.says(job, "here")
+    await processes.wait_for_log(job, "here")
     os.kill(processes.supervisor_of(job), signal.SIGKILL)
     gate.touch()
     await processes.ended(job, Status.SUCCEEDED)
@@ -271,10 +269,10 @@ async def test_lost_workspace_goes_on_behind_the_latest_snapshot(
         assert await pipelines.content("two") == "one\ntwo\n"
 
 
-async def test_worker_that_sleeps_through_its_lease_moves_nothing(
+async def test_worker_that_slept_past_its_lease_changes_no_workspace(
     processes: WorkerProcesses, pipelines: Pipelines
 ) -> None:
-    """Proves P2, L15, L6: it wakes with a restored tree in its hands, while the next task of its adopter runs."""
+    """Proves P2, L15, L6: it wakes after it restored the tree, while the adopter runs the next task."""
     await processes.ended(await _known(processes, pipelines), Status.SUCCEEDED)
     gate = pipelines.marker.with_name("gate")
     spec = {"env": {"MARKER": str(pipelines.marker), "GATE": str(gate)}}
@@ -282,7 +280,7 @@ async def test_worker_that_sleeps_through_its_lease_moves_nothing(
     job = await pipelines.submit(adds("one"), waits, spec=spec, queue="a")
     victim = processes.start({"a": 1}, Hook(step="restored", do="stop", job=job.id))
     await victim.stopped()
-    await processes.says(job, "here")
+    await processes.wait_for_log(job, "here")
     victim.signal(signal.SIGCONT)
     again = await submit(pipelines, "again", queue="a")
     await processes.ended(again, Status.SUCCEEDED)
@@ -292,7 +290,7 @@ async def test_worker_that_sleeps_through_its_lease_moves_nothing(
 
 
 async def _known(processes: WorkerProcesses, pipelines: Pipelines) -> Job:
-    """A first task that is known, and a worker that lives."""
+    """Store the result of the first task, and start a worker."""
     processes.start({"other": 2})
     gate = pipelines.marker.with_name("gate")
     spec = {"env": {"MARKER": str(pipelines.marker), "GATE": str(gate)}}

@@ -1,4 +1,4 @@
-"""A server killed with -9 in the middle of things: what it answered holds, the rest is whole or not there."""
+"""A server killed during requests: what it answered is kept, and the rest is complete or absent."""
 
 import asyncio
 import contextlib
@@ -9,23 +9,23 @@ import httpx
 from holdfast.model import Status, new_id
 from tests.service.test_stream import Talker, seqs
 from tests.support.in_process_workers import InProcessWorkers, eventually
-from tests.support.service import FUNCTION, Served, events_of, opened, serving
+from tests.support.service import FUNCTION, Service, events_of, opened, service_process_on
 
 ROUNDS = 3
 
 
-async def kill_soon(served: Served, seconds: float) -> None:
+async def kill_soon(service: Service, seconds: float) -> None:
     await asyncio.sleep(seconds)  # Reason: somewhere in the middle of what the clients do.
-    await asyncio.to_thread(served.kill)
+    await asyncio.to_thread(service.kill)
 
 
-async def test_killed_during_submits_every_answered_job_is_there(clean_url: str, tmp_path: Path) -> None:
+async def test_server_killed_during_submits_keeps_every_answered_job(clean_url: str, tmp_path: Path) -> None:
     """Proves J1."""
-    with serving(clean_url, tmp_path / "data") as served:
+    with service_process_on(clean_url, tmp_path / "data") as service:
         answered: list[str] = []
         asked: list[str] = []
         for n in range(ROUNDS):
-            async with served.client() as client, asyncio.TaskGroup() as group:
+            async with service.client() as client, asyncio.TaskGroup() as group:
 
                 async def submit(client: httpx.AsyncClient = client) -> None:
                     with contextlib.suppress(httpx.TransportError):
@@ -38,8 +38,8 @@ async def test_killed_during_submits_every_answered_job_is_there(clean_url: str,
 
                 for _ in range(4):
                     group.create_task(submit())
-                group.create_task(kill_soon(served, 0.5 + 0.3 * n))
-            await asyncio.to_thread(served.start)
+                group.create_task(kill_soon(service, 0.5 + 0.3 * n))
+            await asyncio.to_thread(service.start)
         async with opened(clean_url) as store:
             await store.gates.resolve()
             page = await store.jobs.list(limit=1000)
@@ -53,10 +53,10 @@ async def test_killed_during_submits_every_answered_job_is_there(clean_url: str,
                 assert [event.type for event in (await store.events.page(job_id)).items] == ["status"]
 
 
-async def test_killed_during_a_stream_the_client_goes_on_where_it_was(clean_url: str, tmp_path: Path) -> None:
+async def test_client_resumes_its_stream_after_the_server_was_killed(clean_url: str, tmp_path: Path) -> None:
     """Proves E3."""
-    with serving(clean_url, tmp_path / "data") as served:
-        async with opened(clean_url) as store, served.client() as client:
+    with service_process_on(clean_url, tmp_path / "data") as service:
+        async with opened(clean_url) as store, service.client() as client:
             talker = await Talker.start(store)
             stop = asyncio.Event()
 
@@ -78,7 +78,7 @@ async def test_killed_during_a_stream_the_client_goes_on_where_it_was(clean_url:
                 with contextlib.suppress(httpx.TransportError):
                     async with client.stream("GET", url, headers=headers) as response:
                         if n < ROUNDS:
-                            killing = asyncio.create_task(kill_soon(served, 0.4))
+                            killing = asyncio.create_task(kill_soon(service, 0.4))
                         else:
                             stop.set()
                         async for event in events_of(response):
@@ -86,52 +86,52 @@ async def test_killed_during_a_stream_the_client_goes_on_where_it_was(clean_url:
                             seen += seqs([event])
                 if killing is not None:
                     await killing
-                    await asyncio.to_thread(served.start)
+                    await asyncio.to_thread(service.start)
             await talking
             assert events[-1]["event"] == "end"
             assert seen == list(range(1, (await store.jobs.get(talker.id)).last_seq + 1))
 
 
-async def test_killed_right_after_cancel_the_child_is_stopped(workers: InProcessWorkers, tmp_path: Path) -> None:
+async def test_cancel_is_carried_out_after_the_server_was_killed(workers: InProcessWorkers, tmp_path: Path) -> None:
     """Proves C5."""
-    with serving(workers.settings.database_url or "", tmp_path / "data") as served:
-        async with workers.worker(), served.client() as client:
+    with service_process_on(workers.settings.database_url or "", tmp_path / "data") as service:
+        async with workers.worker(), service.client() as client:
             job = await workers.sh("sleep 600")
             await workers.running(job)
             answer = await client.post(f"/v1/jobs/{job.id}/cancel", json={"reason": "enough"})
             assert answer.status_code == 202
-            await asyncio.to_thread(served.kill)
+            await asyncio.to_thread(service.kill)
             ended = await workers.ended(job, Status.CANCELLED)
             assert ended.error is not None
             events = [event.data for event in await workers.events(job) if event.type == "audit"]
             assert events == [{"action": "cancel", "by": "admin", "reason": "enough"}]
-        await asyncio.to_thread(served.start)
+        await asyncio.to_thread(service.start)
 
 
-async def test_killed_right_after_force_the_job_is_removed_all_the_same(
+async def test_forced_delete_is_carried_out_after_the_server_was_killed(
     workers: InProcessWorkers, tmp_path: Path
 ) -> None:
     """Proves J15."""
-    with serving(workers.settings.database_url or "", tmp_path / "data", reaper_interval="1") as served:
-        async with workers.worker(), served.client() as client:
+    with service_process_on(workers.settings.database_url or "", tmp_path / "data", reaper_interval="1") as service:
+        async with workers.worker(), service.client() as client:
             # One that does not obey: else it may be gone before the answer.
             job = await workers.sh("trap '' TERM; echo up; while :; do sleep 0.2; done", stop_grace=2)
-            await workers.says(job, "up")
+            await workers.wait_for_log(job, "up")
             answer = await client.delete(f"/v1/jobs/{job.id}?force=true")
             assert (answer.status_code, answer.json()) == (202, {"outcome": "deleting"})
-            await asyncio.to_thread(served.kill)
+            await asyncio.to_thread(service.kill)
 
             async def gone() -> bool:
                 return not (await workers.store.jobs.list()).items
 
             await eventually(gone, "the duty removes it")
-        await asyncio.to_thread(served.start)
+        await asyncio.to_thread(service.start)
 
 
-async def test_killed_during_cancels_a_job_is_cancelled_or_untouched(clean_url: str, tmp_path: Path) -> None:
+async def test_server_killed_during_cancels_leaves_no_half_cancelled_job(clean_url: str, tmp_path: Path) -> None:
     """Proves J2."""
-    with serving(clean_url, tmp_path / "data") as served:
-        async with served.client() as client:
+    with service_process_on(clean_url, tmp_path / "data") as service:
+        async with service.client() as client:
             ids = (await client.post("/v1/jobs/bulk", json={"jobs": [FUNCTION] * 300})).json()["ids"]
             said: set[str] = set()
 
@@ -141,8 +141,8 @@ async def test_killed_during_cancels_a_job_is_cancelled_or_untouched(clean_url: 
                         if (await client.post(f"/v1/jobs/{job_id}/cancel")).status_code == 200:
                             said.add(job_id)
 
-            await asyncio.gather(*(cancel(ids[n::4]) for n in range(4)), kill_soon(served, 0.4))
-        await asyncio.to_thread(served.start)
+            await asyncio.gather(*(cancel(ids[n::4]) for n in range(4)), kill_soon(service, 0.4))
+        await asyncio.to_thread(service.start)
         async with opened(clean_url) as store:
             for job in (await store.jobs.list(limit=1000)).items:
                 events = (await store.events.page(job.id)).items

@@ -1,4 +1,4 @@
-"""Workers that are killed or stopped at every step of an execution: the child runs once, and its record is whole."""
+"""Workers killed or stopped at every step of an execution: the child runs once, and its record is complete."""
 
 import asyncio
 import os
@@ -33,15 +33,15 @@ async def submit_all(processes: WorkerProcesses) -> tuple[dict[str, Job], Job]:
 
 
 async def cancel_when_running(processes: WorkerProcesses, job: Job) -> None:
-    await processes.marked("told")
+    await processes.wait_for_marker("told")
     await processes.running(job)
     await processes.store.jobs.cancel(job.id)
 
 
 async def assert_swept(processes: WorkerProcesses) -> None:
-    """At most the marks that keep a sleeping worker from a second start are left, and in time not even those.
+    """Assert that only start markers are left, and that these are removed later.
 
-    Of its files a job has those that its last owner took, and no others.
+    A job has the artifacts that its last owner collected, and no others.
     """
     await Sweeper(processes.store, processes.artifacts, grace=0.0).run_once()
     for job in processes.artifacts.jobs("", 100):
@@ -49,7 +49,7 @@ async def assert_swept(processes: WorkerProcesses) -> None:
     await processes.sweep()
 
     def only_marks() -> bool:
-        """Also where an `rm` is still at it, whose worker was killed meanwhile. What was half made goes later."""
+        """Return whether only start markers are left; a removal of a killed worker may still be running."""
         whole = [folder for folder in processes.folders_of() if not folder.name.startswith(".")]
         return all({path.name for path in folder.glob("*")} <= TOMBSTONE for folder in whole)
 
@@ -77,8 +77,8 @@ async def test_worker_killed_at_any_step_costs_nothing(processes: WorkerProcesse
         assert bool(leases) or step in FINISHED, step
         assert await processes.statuses(job) == ["queued", "running", "succeeded"], step
     await processes.ended(told, Status.CANCELLED)
-    assert len(processes.marks("told")) == 1
-    assert not alive(processes.marks("told")[0])
+    assert len(processes.marker_lines("told")) == 1
+    assert not alive(processes.marker_lines("told")[0])
     assert await processes.cancels(told) == ["requested", "signalled", "killed", "dead"]
     await processes.eventually(lambda: len(processes.locks()) == 1, "the locks of the dead are gone")
     await assert_swept(processes)
@@ -124,7 +124,7 @@ async def test_worker_stopped_at_any_step_changes_nothing_when_it_wakes(
         await processes.assert_whole(f"{step} again", job)
     for step, job in jobs.items():
         assert await processes.get(job) == before[step], step
-        assert len(processes.marks(step)) == 1, step
+        assert len(processes.marker_lines(step)) == 1, step
     assert all(member.status is None for member in (*victims.values(), survivor))
     assert not any("Traceback" in member.log for member in victims.values())
     await assert_swept(processes)
@@ -176,12 +176,12 @@ async def test_stopped_worker_wakes_after_the_job_was_tried_again(processes: Wor
     others = [await processes.chatty(f"other {n}") for n in range(3)]
     for n, other in enumerate(others):
         await processes.assert_whole(f"other {n}", other)
-    assert [line.split()[0] for line in processes.marks("twice")] == ["1", "2"]
+    assert [line.split()[0] for line in processes.marker_lines("twice")] == ["1", "2"]
     assert await processes.get(job) == before
     assert [attempt.cause for attempt in await processes.store.attempts.list(job.id)] == ["exit", "exit"]
 
 
-async def test_orphan_that_crashes_its_adopters_does_not_kill_the_fleet(processes: WorkerProcesses) -> None:
+async def test_orphan_that_crashes_its_adopters_does_not_kill_every_worker(processes: WorkerProcesses) -> None:
     """Proves L3. After five adoptions without progress it waits for a person; other jobs run on."""
     job = await processes.sh(
         'echo $$ >> "$MARKER"; sleep 1000', env={"MARKER": processes.marker("poison")}, queue="poison"
@@ -208,7 +208,7 @@ async def test_orphan_that_crashes_its_adopters_does_not_kill_the_fleet(processe
     for n, other in enumerate(others):
         await processes.assert_whole(f"other {n}", other)
     assert [member.status for member in race_processes] == [-signal.SIGKILL] * 5 + [None]
-    (pid,) = processes.marks("poison")
+    (pid,) = processes.marker_lines("poison")
     os.kill(int(pid), 0)
 
 

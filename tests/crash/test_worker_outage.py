@@ -1,4 +1,4 @@
-"""Databases that go away, connections that lie, clocks that are wrong, leaders that die: nothing is lost or doubled."""
+"""Database outages, half-open connections, wrong clocks and dead leaders lose and duplicate nothing."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ from tests.support.cluster import Server
 from tests.support.crashing_worker import Hook
 from tests.support.in_process_workers import eventually
 from tests.support.proxy import Proxy
-from tests.support.service import serving
+from tests.support.service import service_process_on
 from tests.support.worker_processes import TTL, WorkerProcesses, worker_processes_on
 from torture import clocks
 
@@ -63,13 +63,13 @@ async def load(
 
 
 async def assert_once(processes: WorkerProcesses, jobs: dict[str, Job]) -> None:
-    """Each succeeded in one run, with a whole record."""
+    """Assert that each job succeeded in one run, with a complete record."""
     for name, job in jobs.items():
         if name.startswith("process"):
             await processes.assert_whole(name, job)
         else:
             ended = await processes.ended(job, Status.SUCCEEDED)
-            assert len(processes.marks(name)) == 2, name
+            assert len(processes.marker_lines(name)) == 2, name
             assert ended.attempts == 1, name
             if ended.spec["name"] == "talk":
                 assert await processes.log(job) == [f"line {n}" for n in range(ended.result)]
@@ -77,7 +77,7 @@ async def assert_once(processes: WorkerProcesses, jobs: dict[str, Job]) -> None:
 
 
 async def answers_again(processes: WorkerProcesses) -> None:
-    """Wait until our own store has whole connections again."""
+    """Wait until our own store has working connections again."""
 
     async def look() -> bool:
         with contextlib.suppress(StoreError):
@@ -89,10 +89,10 @@ async def answers_again(processes: WorkerProcesses) -> None:
         await eventually(look, "the database answers")
 
 
-async def test_postgres_restarted_under_load_loses_and_doubles_nothing(
+async def test_postgres_restarts_under_load_lose_and_duplicate_nothing(
     own_processes: WorkerProcesses, own_server: Server
 ) -> None:
-    """Proves L16, L7. Five times, by turns orderly and as a crash."""
+    """Proves L16, L7. Five restarts, alternating between orderly and crash."""
     processes = own_processes
     jobs = await load(processes, 8, 8, pace=0.7, seconds=5.0)
     later = [
@@ -101,7 +101,7 @@ async def test_postgres_restarted_under_load_loses_and_doubles_nothing(
     ids = await processes.store.jobs.submit_many(later * 100)
     workers = [processes.start({"default": 10}, **PATIENT) for _ in range(2)]
     for name in jobs:
-        await processes.marked(name)
+        await processes.wait_for_marker(name)
     for n in range(5):
         await asyncio.to_thread(own_server.stop, signal.SIGQUIT if n % 2 else signal.SIGINT)
         await asyncio.to_thread(own_server.start)
@@ -110,19 +110,17 @@ async def test_postgres_restarted_under_load_loses_and_doubles_nothing(
     await assert_once(processes, jobs)
     for job_id in ids:
         assert (await processes.ended(job_id, Status.SUCCEEDED)).attempts == 1
-    assert len(processes.marks("l")) == 200
+    assert len(processes.marker_lines("l")) == 200
     assert all(worker.status is None for worker in workers)
 
 
-async def test_database_away_for_three_ttls_costs_no_job_its_child(
-    own_processes: WorkerProcesses, own_server: Server
-) -> None:
-    """Proves L18, L7. Every lease has expired when it comes back; the first reaper doubts itself."""
+async def test_database_outage_of_three_ttls_loses_no_child(own_processes: WorkerProcesses, own_server: Server) -> None:
+    """Proves L18, L7. Every lease has expired when it is back; the first reaper waits before it reaps."""
     processes = own_processes
     jobs = await load(processes, 30, 20, pace=1.6, seconds=16.0)
     workers = [processes.start({"default": 20}) for _ in range(3)]
     for name in jobs:
-        await processes.marked(name)
+        await processes.wait_for_marker(name)
     await asyncio.to_thread(own_server.stop)
     await asyncio.sleep(3 * TTL)  # Reason: the outage itself.
     await asyncio.to_thread(own_server.start)
@@ -134,15 +132,15 @@ async def test_database_away_for_three_ttls_costs_no_job_its_child(
 async def test_outage_is_two_lines_in_the_log_of_a_worker_and_of_a_server(
     own_processes: WorkerProcesses, own_server: Server, tmp_path: Path
 ) -> None:
-    """One when the database is lost, with the cause, one when it is back; no traceback, no riddles of a driver."""
+    """One line when the database is lost, with the cause, and one when it is back; no traceback."""
     processes = own_processes
-    with serving(own_server.url, tmp_path / "data") as served:
+    with service_process_on(own_server.url, tmp_path / "data") as service:
         worker = processes.start({"default": 4}, **PATIENT)
         jobs = await load(processes, 2, 2, pace=0.3, seconds=6.0)
         for name in jobs:
-            await processes.marked(name)
+            await processes.wait_for_marker(name)
         await asyncio.to_thread(own_server.stop)
-        async with served.client() as client:
+        async with service.client() as client:
             for _ in range(5):
                 assert (await client.get("/v1/jobs")).status_code == 503
         await processes.eventually(lambda: "lost" in worker.log, "the worker notices")
@@ -151,8 +149,8 @@ async def test_outage_is_two_lines_in_the_log_of_a_worker_and_of_a_server(
         await answers_again(processes)
         await assert_once(processes, jobs)
         await processes.eventually(lambda: "back after" in worker.log, "the worker has it back")
-        await processes.eventually(lambda: "back after" in served.log.read_text(), "the server has it back")
-        for text in (worker.log, served.log.read_text()):
+        await processes.eventually(lambda: "back after" in service.log.read_text(), "the server has it back")
+        for text in (worker.log, service.log.read_text()):
             about = [line for line in text.splitlines() if "atabase" in line or "Postgres" in line]
             assert len(about) == 2, text
             assert "database 127.0.0.1" in about[0], text
@@ -191,12 +189,12 @@ CAUSES = (
 
 
 @postgres_only
-async def test_killed_connections_lose_and_double_nothing(processes: WorkerProcesses, clean_url: str) -> None:
+async def test_killed_connections_lose_and_duplicate_nothing(processes: WorkerProcesses, clean_url: str) -> None:
     """Proves L16, L7. Again and again, every connection of every worker is cut."""
     jobs = await load(processes, 6, 6, pace=0.3, seconds=2.0)
     workers = [processes.start({"default": 8}, **PATIENT) for _ in range(2)]
     for name in jobs:
-        await processes.marked(name)
+        await processes.wait_for_marker(name)
     admin = await asyncpg.connect(clean_url)
     for _ in range(30):
         await admin.execute(
@@ -211,7 +209,7 @@ async def test_killed_connections_lose_and_double_nothing(processes: WorkerProce
 
 
 @postgres_only
-async def test_start_asks_again_when_its_connection_is_cut(clean_url: str) -> None:
+async def test_worker_start_retries_a_cut_connection(clean_url: str) -> None:
     """Proves L16: a worker that starts does not give up because of one connection."""
     store = await open_store(clean_url, connections=2, listen=False)
     admin = await asyncpg.connect(clean_url)
@@ -227,7 +225,7 @@ async def test_start_asks_again_when_its_connection_is_cut(clean_url: str) -> No
         await store.close()
 
 
-async def test_finish_whose_answer_was_lost_is_known_to_have_landed(processes: WorkerProcesses) -> None:
+async def test_finish_whose_reply_was_lost_is_applied_once(processes: WorkerProcesses) -> None:
     """Proves L7. One result, and the folder is removed."""
     process = await processes.chatty("process", queue="process")
     function = await processes.submit(
@@ -242,15 +240,15 @@ async def test_finish_whose_answer_was_lost_is_known_to_have_landed(processes: W
 
 
 @postgres_only
-async def test_half_open_connections_are_given_up_and_made_anew(processes: WorkerProcesses, clean_url: str) -> None:
-    """Proves L16, L7. Nothing that is sent arrives, and nobody says so."""
+async def test_half_open_connections_are_replaced(processes: WorkerProcesses, clean_url: str) -> None:
+    """Proves L16, L7. Nothing that is sent arrives, and no error is raised."""
     parts = urlsplit(clean_url)
     async with Proxy(parts.port or 0).run() as proxy:
         url = urlunsplit(parts._replace(netloc=f"{parts.username}@127.0.0.1:{proxy.port}"))
         jobs = await load(processes, 3, 2, pace=0.8, seconds=8.0)
         worker = processes.start({"default": 5}, database_url=url, **PATIENT)
         for name in jobs:
-            await processes.marked(name)
+            await processes.wait_for_marker(name)
         assert proxy.swallow() >= 2
         await assert_once(processes, jobs)
         for job in jobs.values():
@@ -264,7 +262,7 @@ async def test_half_open_connections_are_given_up_and_made_anew(processes: Worke
 @needs_faketime
 @pytest.mark.parametrize("shift", ["+6h", "-6h"])
 async def test_worker_whose_clock_is_hours_off_does_no_harm(processes: WorkerProcesses, kind: str, shift: str) -> None:
-    """Proves L17. On Postgres nobody looks at its clock; on SQLite it knows better than to reap by it."""
+    """Proves L17. On Postgres its clock is not used; on SQLite it detects the difference and does not reap."""
     wrong = processes.start({"wrong": 1}, environment=clocks.shifted(shift), **PATIENT)
     await processes.eventually(processes.locks, "it leads")
     right = processes.start({"right": 2}, **PATIENT)
@@ -279,22 +277,23 @@ async def test_worker_whose_clock_is_hours_off_does_no_harm(processes: WorkerPro
     assert (wrong.status, right.status) == (None, None)
 
 
-async def test_blocking_function_keeps_its_lease_and_the_next_leader_reaps_though_it_is_busy(
+async def test_blocking_function_keeps_its_lease_and_a_busy_worker_reaps_as_leader(
     processes: WorkerProcesses,
 ) -> None:
-    """Proves L8, L10. The leader is killed; one whose only slot is taken reaps a worker of another host."""
+    """Proves L8, L10. The leader is killed; a worker whose only slot is in use reaps a worker of another host."""
     leader = processes.start({"leads": 1})
     await processes.eventually(processes.locks, "the leader is there")
+    slow_to_expire: dict[str, Any] = {"lease_ttl": 2 * TTL, "heartbeat_interval": TTL / 3}
     block = await processes.submit(
-        "block", inputs={"path": processes.marker("block"), "seconds": 3 * TTL}, queue="block"
+        "block", inputs={"path": processes.marker("block"), "seconds": 4 * TTL}, queue="block"
     )
     busy = await processes.chatty("busy", pace=TTL, queue="busy")
     far = await processes.chatty("far", pace=0.1, queue="far")
-    processes.start({"block": 1}, host="blocked")
+    processes.start({"block": 1}, host="blocked", **slow_to_expire)
     processes.start({"busy": 1})
     victim = processes.start({"far": 1}, Hook(step="started", do="kill"), host="far")
-    await processes.marked("busy")
-    await processes.marked("block")
+    await processes.wait_for_marker("busy")
+    await processes.wait_for_marker("block")
     assert await victim.dead() == -signal.SIGKILL
     leader.kill()
     await eventually(lambda: processes.leases(far, "reaped"), "the next leader reaps")
@@ -302,5 +301,5 @@ async def test_blocking_function_keeps_its_lease_and_the_next_leader_reaps_thoug
     processes.start({"other": 1}, host="far")
     await processes.assert_whole("far", far)
     ended = await processes.ended(block, Status.SUCCEEDED)
-    assert (len(processes.marks("block")), ended.attempts, await processes.leases(block)) == (2, 1, [])
-    os.kill(int(processes.marks("busy")[0]), signal.SIGKILL)
+    assert (len(processes.marker_lines("block")), ended.attempts, await processes.leases(block)) == (2, 1, [])
+    os.kill(int(processes.marker_lines("busy")[0]), signal.SIGKILL)

@@ -73,7 +73,7 @@ def test_page_that_agrees_with_the_tests_stays_as_it_is() -> None:
     assert written(PAGE, [ONE, TWO]) == PAGE
 
 
-def test_last_column_is_written_but_for_what_is_open() -> None:
+def test_last_column_is_written_unless_the_row_is_open() -> None:
     empty = PAGE.replace("`test_a.py::test_one`, `test_b.py::TestIt::test_two`", "").replace(
         "`test_a.py::test_one`", ""
     )

@@ -1,16 +1,73 @@
 """The check of words finds what it should, and its list of exceptions can only shrink."""
 
+import pytest
 from scripts.glossary import problems
 
 
-def test_module_with_a_replaced_name_is_found() -> None:
-    (problem,) = problems([("src/holdfast/worker/desk.py", ""), ("src/holdfast/worker/worker.py", "")], {})
-    assert problem == "src/holdfast/worker/desk.py: `desk` is not a name for a module; see docs/glossary.md"
+@pytest.mark.parametrize(
+    "path",
+    [
+        "src/holdfast/worker/desk.py",
+        "src/holdfast/store/sql/sqlite/moves.sql",
+        "src/holdfast/duties/orphans.py",
+        "tests/support/racers.py",
+        "tests/worker/test_taking.py",
+        "torture/world.py",
+        "torture/checks/falls.py",
+        "bench/sites.py",
+    ],
+)
+def test_module_with_a_replaced_name_is_found(path: str) -> None:
+    (problem,) = problems([(path, ""), ("src/holdfast/worker/worker.py", "")], {})
+    assert problem.startswith(f"{path}: `")
+    assert problem.endswith("is not a name for a module; see docs/glossary.md")
+
+
+def test_name_that_is_wrong_in_one_folder_is_fine_in_another() -> None:
+    assert list(problems([("src/holdfast/store/orphans.py", ""), ("src/holdfast/runner/uploads.py", "")], {})) == []
+
+
+def test_replaced_identifier_is_found_in_its_folder_and_not_in_strings() -> None:
+    code = 'fleet = Hold("fleet")  # the fleet\n'
+    assert [problem.split(" is ")[0] for problem in problems([("tests/a.py", code)], {})] == [
+        "tests/a.py:1: `fleet`",
+        "tests/a.py:1: `Hold`",
+    ]
+    assert [problem.split(" is ")[0] for problem in problems([("bench/a.py", code)], {})] == ["bench/a.py:1: `Hold`"]
 
 
 def test_phrase_is_found_with_its_line_and_a_better_one() -> None:
     (problem,) = problems([("docs/a.md", "Fine.\nWhoever adopts it reads the log.\nForeseen.")], {})
     assert problem.startswith("docs/a.md:2: 'whoever' reads oddly; write: ")
+
+
+@pytest.mark.parametrize(
+    "text", ["is behind the\nlast event", "# is behind the\n# last event", "-- behind\n  -- the last"]
+)
+def test_phrase_is_found_across_lines(text: str) -> None:
+    (problem,) = problems([("docs/a.md", f"Fine.\n{text}")], {})
+    assert problem.startswith("docs/a.md:2: 'behind the last' reads oddly; write: ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "7 is behind the last event",
+        "Twice is once.",
+        "no claim: %s",
+        "told a second time: leaving at once",
+        "%d jobs were claimed by this worker, and it never heard of them",
+        "is the tool's to say; leave it out",
+        "is not one that a list answered",
+        "over N bytes are uploaded and wait",
+        "they go after a day",
+        "what it left does not keep the contract of result.json and output/",
+        "See to it the workspace has so many tasks behind it",
+        "what should bring it there is gone",
+    ],
+)
+def test_every_example_of_the_style_is_found(text: str) -> None:
+    assert list(problems([("docs/a.md", text)], {}))
 
 
 def test_exception_holds_for_as_many_as_it_says() -> None:

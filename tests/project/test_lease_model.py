@@ -5,7 +5,7 @@ import re
 import pytest
 from model import check
 
-from tests.support.pages import ROOT
+from tests.support.doc_pages import ROOT
 
 pytestmark = pytest.mark.skipif(check.missing() is not None, reason=f"{check.missing()} is missing (scripts/need-spin)")
 
@@ -22,8 +22,8 @@ def test_protocol_is_safe_in_every_state() -> None:
     assert verdict.unused == ()
 
 
-def test_every_job_ends_and_everybody_comes_to_rest() -> None:
-    """However workers are killed and stopped, each job comes to its end once that is over, and each worker to rest."""
+def test_every_job_ends_and_every_worker_becomes_idle() -> None:
+    """After any kills and stops each job ends and each worker becomes idle."""
     holds(check.check_rest())
 
 
@@ -41,12 +41,12 @@ def test_broken_protocol_is_caught_by_the_property_that_is_named(variant: str) -
 
 @pytest.mark.parametrize("variant", check.LOOPS)
 def test_no_assertion_catches_a_loop(variant: str) -> None:
-    """So what catches it is the formula, and nothing else would."""
+    """Only the formula catches it."""
     holds(check.check_loop_is_safe(variant))
 
 
 @pytest.mark.parametrize("variant", check.STANDSTILLS)
-def test_a_standstill_is_a_job_that_never_ends(variant: str) -> None:
+def test_deadlock_is_found_as_a_job_that_never_ends(variant: str) -> None:
     verdict = check.check_standstill(variant)
     assert verdict.broken == "every job ends", verdict.story
 

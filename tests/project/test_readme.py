@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.pages import ROOT, blocks, read_along
+from tests.support.doc_pages import ROOT, blocks, read_along
 
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NAMED = [page for page in PAGES if "adr" not in page.parts]
 
 
-def test_the_quickstart_as_a_newcomer_types_it(tmp_path: Path) -> None:
+def test_quickstart_works_as_typed(tmp_path: Path) -> None:
     """In a clean clone with an empty home folder. Proves O3, O7, R3, C8."""
     said = read_along(ROOT / "docs" / "quickstart.md", tmp_path)
     assert "hello\ndone\n" in said
@@ -26,7 +26,7 @@ def test_the_quickstart_as_a_newcomer_types_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is missing: run scripts/need-curl")
-def test_the_readme_as_a_newcomer_types_it(tmp_path: Path) -> None:
+def test_readme_works_as_typed(tmp_path: Path) -> None:
     """Proves O3, R3."""
     said = read_along(ROOT / "README.md", tmp_path)
     assert "hello\ndone\n" in said
@@ -35,7 +35,7 @@ def test_the_readme_as_a_newcomer_types_it(tmp_path: Path) -> None:
     assert re.search(r'"status":"(queued|running|succeeded)"', said), "a worker may be quicker than the answer"
 
 
-def test_what_a_page_does_not_run_is_run_elsewhere() -> None:
+def test_skipped_blocks_of_a_page_are_run_elsewhere() -> None:
     for page in (ROOT / "README.md", ROOT / "docs" / "quickstart.md"):
         for block in blocks(page):
             assert block.how is None or block.how == "until ready" or block.how.startswith("elsewhere, "), block
@@ -51,7 +51,7 @@ def run(*arguments: str, cwd: Path) -> str:
     return done.stdout
 
 
-def test_the_store_by_itself_runs_as_printed(tmp_path: Path) -> None:
+def test_store_example_runs_as_printed(tmp_path: Path) -> None:
     (code,) = [block.text for block in blocks(ROOT / "docs" / "architecture.md") if block.kind == "python"]
     assert run("-c", code, cwd=tmp_path).splitlines()[-1] == "{'text': 'Hello Ada'}"
 

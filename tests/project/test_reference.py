@@ -23,7 +23,7 @@ def test_reference_page_is_current(name: str) -> None:
     assert kept.read_text() == PAGES[name](), f"{name} is not current: `make docs` writes it again"
 
 
-def test_words_of_the_record_are_explained() -> None:
+def test_reference_explains_every_code() -> None:
     text = "\n".join(path.read_text() for end in ("py", "sql") for path in SOURCES.rglob(f"*.{end}"))
     used = {one or other for one, other in CODE.findall(text)}
     assert len(used) > 10

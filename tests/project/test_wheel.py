@@ -74,7 +74,7 @@ def supervisor_in(wheel: Path) -> bytes:
 
 
 def run_a_job(env: Path, folder: Path, path: str) -> None:
-    """From nothing to a job that a worker ran, with nothing but what was installed."""
+    """Run a job with only what was installed."""
     shell = {"PATH": f"{env / 'bin'}{os.pathsep}{path}", "HOME": str(folder), "HOLDFAST_PROCESS_USER": "root"}
 
     def holdfast(*arguments: str) -> str:

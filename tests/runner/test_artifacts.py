@@ -1,4 +1,4 @@
-"""Artifacts over HTTP: listed, downloaded as attachments, never run by a browser, never from elsewhere."""
+"""Artifacts over HTTP: listed and downloaded as attachments; no path leads outside."""
 
 from pathlib import Path
 
@@ -8,22 +8,22 @@ from holdfast.client.http import AsyncClient, Refused
 from holdfast.model import Claimable, Outcome, Role
 from holdfast.runner.artifacts import Artifacts
 from holdfast.store import open_store
-from tests.support.service import Served, shared_beside
+from tests.support.service import Service, shared_beside
 
 
-def shared(served: Served) -> Path:
-    return shared_beside(served.data)
+def shared(service: Service) -> Path:
+    return shared_beside(service.data)
 
 
-async def left(served: Served, files: dict[str, bytes]) -> str:
-    """A job that ended and left files; return its id."""
-    async with served.client() as client:
+async def left(service: Service, files: dict[str, bytes]) -> str:
+    """Make a job that ended with artifacts; return its id."""
+    async with service.client() as client:
         answer = await client.post("/v1/jobs", json={"runner": "process", "spec": {"command": ["true"]}})
         job: str = answer.json()["id"]
     pair = Claimable(queue="default", capability="process", domain="here")
-    async with await open_store(served.database_url, listen=False) as store:
+    async with await open_store(service.database_url, listen=False) as store:
         (lease,) = (await store.leases.claim("w", [pair], slots=1, ttl=60)).claimed
-        folder = Artifacts(shared(served)).folder(job, lease.attempt, lease.token)
+        folder = Artifacts(shared(service)).folder(job, lease.attempt, lease.token)
         for name, data in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(data)
@@ -31,10 +31,10 @@ async def left(served: Served, files: dict[str, bytes]) -> str:
     return job
 
 
-async def test_artifacts_are_listed_and_downloaded_as_attachments(served: Served, tmp_path: Path) -> None:
+async def test_artifacts_are_listed_and_downloaded_as_attachments(service: Service, tmp_path: Path) -> None:
     """Proves R14."""
-    job = await left(served, {"page.html": b"<script>", "deep/ö ä.bin": b"x" * 300_000})
-    async with served.client() as client:
+    job = await left(service, {"page.html": b"<script>", "deep/ö ä.bin": b"x" * 300_000})
+    async with service.client() as client:
         listed = (await client.get(f"/v1/jobs/{job}/artifacts")).json()["items"]
         assert [(item["path"], item["size"]) for item in listed] == [("deep/ö ä.bin", 300_000), ("page.html", 8)]
         answer = await client.get(listed[1]["href"])
@@ -44,7 +44,7 @@ async def test_artifacts_are_listed_and_downloaded_as_attachments(served: Served
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert answer.headers["content-security-policy"].startswith("sandbox")
         assert len((await client.get(listed[0]["href"])).content) == 300_000
-    async with AsyncClient(served.url, token=served.admin) as typed:
+    async with AsyncClient(service.url, token=service.admin) as typed:
         (first, _) = await typed.artifacts(job)
         await typed.download(job, first.path, tmp_path / "copy")
         assert (tmp_path / "copy").read_bytes() == b"x" * 300_000
@@ -54,16 +54,16 @@ async def test_artifacts_are_listed_and_downloaded_as_attachments(served: Served
         assert not (tmp_path / "none").exists()
 
 
-async def test_no_path_leads_out_of_a_jobs_artifacts(served: Served) -> None:
+async def test_no_path_leads_out_of_a_jobs_artifacts(service: Service) -> None:
     """Proves R14."""
-    job = await left(served, {"fine": b"fine"})
-    (shared(served) / "secret").write_text("secret")
-    folder = next((shared(served) / "artifacts" / job).iterdir())
-    (folder / "link").symlink_to(shared(served) / "secret")
-    async with served.client() as client:
+    job = await left(service, {"fine": b"fine"})
+    (shared(service) / "secret").write_text("secret")
+    folder = next((shared(service) / "artifacts" / job).iterdir())
+    (folder / "link").symlink_to(shared(service) / "secret")
+    async with service.client() as client:
         for path in ("link", "../secret", "%2e%2e/secret", "..%2f..%2fsecret", "/etc/passwd", "%00", "%2e"):
             answer = await client.get(f"/v1/jobs/{job}/artifacts/{path}")
             assert answer.status_code in (404, 422), (path, answer.status_code)
-    async with served.client(await served.token(Role.VIEWER, tenant="other")) as stranger:
+    async with service.client(await service.token(Role.VIEWER, tenant="other")) as stranger:
         assert (await stranger.get(f"/v1/jobs/{job}/artifacts")).status_code == 404
         assert (await stranger.get(f"/v1/jobs/{job}/artifacts/fine")).status_code == 404

@@ -1,4 +1,4 @@
-"""The attempt folder as a worker sees it: reading from any offset, who lives, what is left, and what cannot be read."""
+"""The attempt folder as a worker sees it: log offsets, liveness, leftovers, and damaged files."""
 
 import contextlib
 import fcntl
@@ -118,7 +118,7 @@ class TestAlive:
         """Proves R2, R3."""
         assert not attempt.folder.alive()
         attempt.start(*shell(f"echo ready; {FOREVER}"))
-        attempt.says(b"ready")
+        attempt.wait_for_output(b"ready")
         assert attempt.folder.alive()
         attempt.tell("kill")
         attempt.end()
@@ -140,7 +140,7 @@ class TestAlive:
         code = "import sys, time; from pathlib import Path; from holdfast.runner.attempt_folder import AttemptFolder\n"
         code += "AttemptFolder(Path(sys.argv[1])).start(); time.sleep(600)"
         with subprocess.Popen([sys.executable, "-c", code, attempt.folder.path]) as worker:
-            attempt.says(b"one")
+            attempt.wait_for_output(b"one")
             worker.kill()
         (attempt.folder.path / "fifo").write_text("go\n")
         exit = eventually(attempt.folder.exit)
@@ -150,7 +150,7 @@ class TestAlive:
 
 
 def before(work: Callable[..., Any], first: Callable[[], object]) -> Callable[..., Any]:
-    """Do something else first, which may fail."""
+    """Run something else first, which may fail."""
 
     def both(*arguments: Any, **named: Any) -> Any:
         first()
@@ -184,17 +184,17 @@ class TestFiles:
         exit = attempt.run('/no/such/\udcff"\\\n')
         assert exit.text.startswith('cannot start /no/such/\N{REPLACEMENT CHARACTER}"\\\n: could not run it')
 
-    def test_nobody_sees_half_a_file(self, attempt: SupervisedAttempt) -> None:
+    def test_files_appear_whole(self, attempt: SupervisedAttempt) -> None:
         """Commands and specs appear whole; what a crash leaves is hidden and ignored."""
         (attempt.folder.path / "cmd" / ".half.tmp").write_bytes(b"half")
         (attempt.folder.path / "cmd" / "half.tmp").write_bytes(b"half")
         attempt.start(*shell(f"echo ready; {FOREVER}"))
-        attempt.says(b"ready")
+        attempt.wait_for_output(b"ready")
         assert attempt.tell("kill").ok
         attempt.end()
         assert [ack.verb for ack in attempt.folder.acks()] == ["kill"]
 
-    def test_burial_that_is_cut_short_is_seen_and_done_again(
+    def test_interrupted_removal_of_a_folder_is_recognised_and_repeated(
         self, attempt: SupervisedAttempt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Proves R16: whatever has no spec any more counts as buried, and is left alone for an hour."""
@@ -249,7 +249,7 @@ class TestFiles:
 class TestLeftovers:
     def test_living_supervisor_is_not_a_leftover(self, attempt: SupervisedAttempt) -> None:
         attempt.start(*shell(f"echo ready; {FOREVER}"))
-        attempt.says(b"ready")
+        attempt.wait_for_output(b"ready")
         with pytest.raises(Conflict):
             attempt.folder.kill_leftovers(attempt.mark)
         assert attempt.pid not in attempt.folder.leftovers(attempt.mark)
@@ -257,20 +257,20 @@ class TestLeftovers:
 
     def test_other_attempt_of_the_same_job_is_not_a_leftover(self, attempt: SupervisedAttempt) -> None:
         """Proves R1: marks are compared whole."""
-        with marked(attempt.mark + "0") as stranger:
+        with marked_process(attempt.mark + "0") as stranger:
             assert leftovers.kill_leftovers(attempt.mark) == []
             assert running(stranger)
 
     def test_nothing_is_signalled_after_a_reboot(self, attempt: SupervisedAttempt) -> None:
         """Proves R7, R6."""
         before = leftovers.Session(boot_id="another", leader=os.getsid(0), start_ticks=0)
-        with marked(attempt.mark) as stranger:
+        with marked_process(attempt.mark) as stranger:
             assert leftovers.kill_leftovers(attempt.mark, before) == []
             assert running(stranger)
 
-    def test_session_whose_leader_started_at_another_time_is_a_strangers(self, attempt: SupervisedAttempt) -> None:
+    def test_session_with_a_reused_pid_is_not_ours(self, attempt: SupervisedAttempt) -> None:
         """Proves R7: the pid was reused; the innocent process is not signalled."""
-        with marked("elsewhere", new_session=True) as stranger:
+        with marked_process("elsewhere", new_session=True) as stranger:
             reused = leftovers.Session(boot_id=leftovers.boot_id(), leader=stranger, start_ticks=1)
             assert leftovers.find_leftovers(attempt.mark, reused) == []
             assert leftovers.kill_leftovers(attempt.mark, reused) == []
@@ -278,7 +278,7 @@ class TestLeftovers:
 
     def test_member_of_the_childs_own_session_is_found_without_a_mark(self, attempt: SupervisedAttempt) -> None:
         """Proves R25: an environment can be wiped."""
-        with marked("elsewhere", new_session=True) as child:
+        with marked_process("elsewhere", new_session=True) as child:
             ticks = int(Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[19])
             own = leftovers.Session(boot_id=leftovers.boot_id(), leader=child, start_ticks=ticks)
             assert leftovers.find_leftovers(attempt.mark, own) == [child]
@@ -289,7 +289,7 @@ class TestLeftovers:
         """Proves R25: the search is repeated until it finds nothing."""
         forking = "while :; do sleep 0.01 & sleep 0.01; done"
         attempt.start(*shell(f"setsid sh -c 'echo ready; {forking}' & {FOREVER}"))
-        attempt.says(b"ready")
+        attempt.wait_for_output(b"ready")
         os.kill(attempt.pid, signal.SIGKILL)
         attempt.status()
         assert attempt.folder.kill_leftovers(attempt.mark) == []
@@ -297,7 +297,7 @@ class TestLeftovers:
 
 
 @contextlib.contextmanager
-def marked(mark: str, *, new_session: bool = False) -> Iterator[int]:
+def marked_process(mark: str, *, new_session: bool = False) -> Iterator[int]:
     """A process of ours that carries a mark."""
     with subprocess.Popen(["sleep", "600"], env={"HOLDFAST_MARK": mark}, start_new_session=new_session) as process:
         try:

@@ -12,7 +12,7 @@ from holdfast.runner.docker.runner import DockerRunner
 from holdfast.runner.process import ProcessRunner
 from holdfast.runner.state_folder import StateFolder
 from holdfast.testing import INSTALLATION, RunnerSuite
-from tests.support.engine import IMAGE, Daemon
+from tests.support.docker_engine import IMAGE, DockerEngine
 
 
 class TestProcessRunner(RunnerSuite):
@@ -28,7 +28,7 @@ class TestProcessRunner(RunnerSuite):
 
 class TestDockerRunner(RunnerSuite):
     @pytest.fixture
-    async def runner(self, docker_engine: Daemon, tmp_path: Path) -> AsyncIterator[DockerRunner]:
+    async def runner(self, docker_engine: DockerEngine, tmp_path: Path) -> AsyncIterator[DockerRunner]:
         engine = Engine(docker_engine.host)
         runner = DockerRunner(engine, INSTALLATION, limits=Limits(), log_cap=1 << 20, state=tmp_path)
         await runner.check()

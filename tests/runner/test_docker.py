@@ -1,4 +1,4 @@
-"""Containers in a worker: what they get, what becomes of their output, and how each end is recorded."""
+"""Containers in a worker: their environment, their output, and how each end is recorded."""
 
 import asyncio
 import base64
@@ -12,21 +12,21 @@ import pytest
 from holdfast.model import Cause, Job, Status, new_id
 from holdfast.runner.artifacts import Limits
 from holdfast.runner.uploads import JobUploads
-from tests.support.engine import ENTRY, EXIT, Daemon
+from tests.support.docker_engine import ENTRY, EXIT, DockerEngine
 from tests.support.in_process_workers import InProcessWorkers, eventually
 from tests.worker.test_collect import artifacts_of
 
 pytestmark = pytest.mark.usefixtures("docker")
 
 
-def name_of(docker: Daemon, job: Job) -> str:
+def name_of(docker: DockerEngine, job: Job) -> str:
     (name,) = [name for name in docker.containers() if job.id in name]
     return name
 
 
 async def test_a_container_runs_and_its_output_is_kept_apart_and_in_order(workers: InProcessWorkers) -> None:
     """The last line before the exit is there, with or without a line end; nothing is left. Proves R10, R16, R24."""
-    job = await workers.box("for n in 1 2 3; do echo out $n; echo err $n >&2; done; printf 'no line end'")
+    job = await workers.container("for n in 1 2 3; do echo out $n; echo err $n >&2; done; printf 'no line end'")
     async with workers.worker():
         ended = await workers.ended(job, Status.SUCCEEDED)
     assert await workers.log(job) == ["out 1", "out 2", "out 3", "no line end"]
@@ -41,7 +41,7 @@ async def test_the_environment_is_the_images_and_the_jobs_and_says_who_it_is(
     """Proves R1."""
     monkeypatch.setenv("SECRET_OF_THE_WORKER", "x")
     env = {"A": "1", "HOLDFAST_JOB_ID": "forged"}
-    job = await workers.box("env; echo WORK=$(pwd); cat request.json", env=env, inputs={"rows": 3})
+    job = await workers.container("env; echo WORK=$(pwd); cat request.json", env=env, inputs={"rows": 3})
     async with workers.worker():
         await workers.ended(job, Status.SUCCEEDED)
     lines = await workers.log(job)
@@ -66,7 +66,7 @@ async def test_what_was_uploaded_for_a_job_is_in_its_work_folder(workers: InProc
     job_id = new_id()
     inputs.give("default", job_id, [incoming.id], 1000)
     script = "cat input/a.txt; echo; cat input/deep/er/b.txt; echo x >> input/a.txt"
-    await workers.box(script, id=job_id, uploads=[incoming.id])
+    await workers.container(script, id=job_id, uploads=[incoming.id])
     async with workers.worker():
         await workers.ended(job_id, Status.SUCCEEDED)
     assert await workers.log(job_id) == ["a.txt", "deep/er/b.txt"]
@@ -78,9 +78,11 @@ async def test_an_image_has_an_entrypoint_a_command_and_a_folder_of_its_own(work
         return await workers.submit(runner="docker", spec=spec)
 
     own, given = await submit(None), await submit(["a", "caller"])
-    inside = await workers.box("pwd; id -u; id -g; touch $HOLDFAST_WORK_DIR/mine && echo mine", spec={"user": "worker"})
-    numbers = await workers.box("id -u; id -g", spec={"user": "77:88"})
-    unknown = await workers.box("id", spec={"user": "nosuchuser"}, max_attempts=3)
+    inside = await workers.container(
+        "pwd; id -u; id -g; touch $HOLDFAST_WORK_DIR/mine && echo mine", spec={"user": "worker"}
+    )
+    numbers = await workers.container("id -u; id -g", spec={"user": "77:88"})
+    unknown = await workers.container("id", spec={"user": "nosuchuser"}, max_attempts=3)
     bare = await workers.submit(runner="docker", spec={"image": "holdfast-test:1"})
     async with workers.worker():
         for job in (own, given, inside, numbers):
@@ -97,7 +99,7 @@ async def test_an_image_has_an_entrypoint_a_command_and_a_folder_of_its_own(work
 
 async def test_event_lines_are_events_and_all_others_are_log_lines(workers: InProcessWorkers) -> None:
     """Proves R11, C7."""
-    job = await workers.box(
+    job = await workers.container(
         'echo \'{"event":"progress","percent":40}\'; echo plain; echo \'{"event":"usage","tokens":7}\''
     )
     async with workers.worker():
@@ -106,10 +108,10 @@ async def test_event_lines_are_events_and_all_others_are_log_lines(workers: InPr
     assert (ended.progress, ended.usage) == ({"percent": 40}, {"tokens": 7})
 
 
-async def test_a_log_is_cut_at_its_cap_with_a_mark_and_event_lines_still_pass(workers: InProcessWorkers) -> None:
+async def test_log_is_truncated_at_its_cap_and_event_lines_still_pass(workers: InProcessWorkers) -> None:
     """Proves R10."""
     workers.set(log_max_bytes=10_000)
-    job = await workers.box('seq 1 100000; echo \'{"event":"late"}\'')
+    job = await workers.container('seq 1 100000; echo \'{"event":"late"}\'')
     async with workers.worker():
         await workers.ended(job, Status.SUCCEEDED)
     log = await workers.log(job)
@@ -119,15 +121,15 @@ async def test_a_log_is_cut_at_its_cap_with_a_mark_and_event_lines_still_pass(wo
 
 
 async def test_output_that_the_engine_rotates_away_is_read_from_the_volume(
-    workers: InProcessWorkers, docker: Daemon
+    workers: InProcessWorkers, docker: DockerEngine
 ) -> None:
     """More than the engine keeps, written while nobody reads, and bytes that are no text. Proves R10, R3."""
     workers.set(log_max_bytes=100_000_000)
     count = 3_000_000
     wait = "while [ ! -e go ]; do sleep 0.1; done"
-    job = await workers.box(f"printf 'a\\377\\000b\\n'; {wait}; seq 1 {count}")
+    job = await workers.container(f"printf 'a\\377\\000b\\n'; {wait}; seq 1 {count}")
     async with workers.worker():
-        await workers.says(job, "a\ufffd\0b")
+        await workers.wait_for_log(job, "a\ufffd\0b")
     (name,) = docker.containers()
     docker.docker("exec", "-u", "65532", name, "touch", "/holdfast/attempt/work/go")
 
@@ -148,14 +150,14 @@ async def test_output_that_the_engine_rotates_away_is_read_from_the_volume(
     assert seen == count + 1
 
 
-async def test_what_cannot_start_fails_at_once_and_is_not_retried(workers: InProcessWorkers) -> None:
+async def test_container_that_cannot_start_fails_without_a_retry(workers: InProcessWorkers) -> None:
     """The message names it, nothing is left behind. Proves R17."""
     jobs = {
-        "no-such-command": await workers.box("", spec={"command": ["no-such-command"]}, max_attempts=5),
-        "no-such-image:7": await workers.box("", spec={"image": "no-such-image:7"}, max_attempts=5),
-        "../containers/x": await workers.box("", spec={"image": "../containers/x"}, max_attempts=5),
-        "no-such-network": await workers.box("true", spec={"network": "no-such-network"}),
-        "memory": await workers.box("true", spec={"memory": "1k"}),
+        "no-such-command": await workers.container("", spec={"command": ["no-such-command"]}, max_attempts=5),
+        "no-such-image:7": await workers.container("", spec={"image": "no-such-image:7"}, max_attempts=5),
+        "../containers/x": await workers.container("", spec={"image": "../containers/x"}, max_attempts=5),
+        "no-such-network": await workers.container("true", spec={"network": "no-such-network"}),
+        "memory": await workers.container("true", spec={"memory": "1k"}),
     }
     async with workers.worker():
         ends = {name: await workers.ended(job, Status.FAILED) for name, job in jobs.items()}
@@ -167,23 +169,23 @@ async def test_what_cannot_start_fails_at_once_and_is_not_retried(workers: InPro
     assert codes == ["command_missing", "image_missing", "image_missing", "start_failed", "start_failed"]
 
 
-async def test_every_cause_of_an_end_is_in_the_ledger(workers: InProcessWorkers, docker: Daemon) -> None:
+async def test_attempts_record_every_cause_of_an_end(workers: InProcessWorkers, docker: DockerEngine) -> None:
     """Proves R20, R8, R9, R15, R22."""
     quick: Any = {"stop_grace": 0.2}
     jobs = {
-        Cause.EXIT: await workers.box("exit 3"),
-        Cause.TIMED_OUT: await workers.box("echo partial; sleep 60", timeout=0.3, **quick),
-        Cause.IDLE_TIMEOUT: await workers.box("sleep 60", idle_timeout=0.3, **quick),
-        Cause.START_FAILED: await workers.box("", spec={"command": ["no-such-command"]}),
-        Cause.OUT_OF_MEMORY: await workers.box("echo up; exec tail /dev/zero", spec={"memory": "16m"}),
-        Cause.CANCELLED: await workers.box("echo up; sleep 60", **quick),
-        Cause.INTERRUPTED: await workers.box("echo up; sleep 60", **quick),
-        Cause.LOST: await workers.box("echo up; sleep 60", **quick),
+        Cause.EXIT: await workers.container("exit 3"),
+        Cause.TIMED_OUT: await workers.container("echo partial; sleep 60", timeout=5, **quick),
+        Cause.IDLE_TIMEOUT: await workers.container("sleep 60", idle_timeout=0.3, **quick),
+        Cause.START_FAILED: await workers.container("", spec={"command": ["no-such-command"]}),
+        Cause.OUT_OF_MEMORY: await workers.container("echo up; exec tail /dev/zero", spec={"memory": "16m"}),
+        Cause.CANCELLED: await workers.container("echo up; sleep 60", **quick),
+        Cause.INTERRUPTED: await workers.container("echo up; sleep 60", **quick),
+        Cause.LOST: await workers.container("echo up; sleep 60", **quick),
     }
-    by_signal = await workers.box("kill -SEGV $$")
+    by_signal = await workers.container("kill -SEGV $$")
     async with workers.worker({"default": 4}):
         for cause in (Cause.CANCELLED, Cause.INTERRUPTED, Cause.LOST):
-            await workers.says(jobs[cause], "up")
+            await workers.wait_for_log(jobs[cause], "up")
             match cause:
                 case Cause.CANCELLED:
                     await workers.store.jobs.cancel(jobs[cause].id)
@@ -213,14 +215,12 @@ async def test_every_cause_of_an_end_is_in_the_ledger(workers: InProcessWorkers,
     assert await workers.log(jobs[Cause.TIMED_OUT]) == ["partial"]
 
 
-async def test_an_end_that_the_two_witnesses_tell_differently_is_lost(
-    workers: InProcessWorkers, docker: Daemon
-) -> None:
+async def test_exit_record_that_contradicts_the_engine_is_lost(workers: InProcessWorkers, docker: DockerEngine) -> None:
     """The child writes an `exit` of its own that says 0, and the engine says killed. Proves R22."""
     forge = """sed -e 's/"event":"x"//' > ../exit; echo forged; sleep 60"""
-    job = await workers.box(f"echo '{json.dumps(EXIT)}' | {forge}")
+    job = await workers.container(f"echo '{json.dumps(EXIT)}' | {forge}")
     async with workers.worker():
-        await workers.says(job, "forged")
+        await workers.wait_for_log(job, "forged")
         docker.docker("kill", name_of(docker, job))
         ended = await workers.ended(job, Status.FAILED)
     assert ended.error is not None
@@ -228,11 +228,11 @@ async def test_an_end_that_the_two_witnesses_tell_differently_is_lost(
     assert "its supervisor says that it ended with 0, the engine 137" in ended.error.message
 
 
-async def test_a_container_that_somebody_removes_is_lost(workers: InProcessWorkers, docker: Daemon) -> None:
+async def test_a_container_that_somebody_removes_is_lost(workers: InProcessWorkers, docker: DockerEngine) -> None:
     """Proves R22."""
-    job = await workers.box("echo up; sleep 60")
+    job = await workers.container("echo up; sleep 60")
     async with workers.worker():
-        await workers.says(job, "up")
+        await workers.wait_for_log(job, "up")
         docker.docker("rm", "-fv", name_of(docker, job))
         ended = await workers.ended(job, Status.FAILED)
     assert ended.error is not None
@@ -242,7 +242,7 @@ async def test_a_container_that_somebody_removes_is_lost(workers: InProcessWorke
 async def test_a_job_that_fails_is_run_again_in_a_container_of_its_own(workers: InProcessWorkers) -> None:
     """Attempt 2 knows nothing of attempt 1. Proves R1, L13."""
     script = "echo attempt $HOLDFAST_ATTEMPT; ls; touch was-here; [ $HOLDFAST_ATTEMPT = 2 ]"
-    job = await workers.box(script, max_attempts=3, retry={"base": 0.01, "cap": 0.01})
+    job = await workers.container(script, max_attempts=3, retry={"base": 0.01, "cap": 0.01})
     async with workers.worker():
         ended = await workers.ended(job, Status.SUCCEEDED)
     fresh = ["output", "request.json"]
@@ -250,14 +250,12 @@ async def test_a_job_that_fails_is_run_again_in_a_container_of_its_own(workers: 
     assert ended.attempts == 2
 
 
-async def test_a_stop_request_climbs_the_ladder_and_each_rung_is_told(
-    workers: InProcessWorkers, docker: Daemon
-) -> None:
+async def test_stop_sequence_records_each_step(workers: InProcessWorkers, docker: DockerEngine) -> None:
     """A child that ignores TERM is killed, and what left its group too. Proves C4, C5."""
     script = "trap '' TERM; setsid sh -c 'trap \"\" TERM; sleep 600' & echo up; wait; sleep 600"
-    job = await workers.box(script, stop_grace=0.3)
+    job = await workers.container(script, stop_grace=0.3)
     async with workers.worker():
-        await workers.says(job, "up")
+        await workers.wait_for_log(job, "up")
         await workers.store.jobs.cancel(job.id, by="someone")
         await workers.ended(job, Status.CANCELLED)
     told = [event.data["cancel"] for event in await workers.events(job, "cancel")]
@@ -268,15 +266,15 @@ async def test_a_stop_request_climbs_the_ladder_and_each_rung_is_told(
 async def test_over_its_budget_a_container_is_stopped_and_not_retried(workers: InProcessWorkers) -> None:
     """Proves C6, C7."""
     script = 'while :; do echo \'{"event":"usage","tokens":30}\'; sleep 0.05; done'
-    job = await workers.box(script, budget={"tokens": 100}, max_attempts=4, stop_grace=1)
+    job = await workers.container(script, budget={"tokens": 100}, max_attempts=4, stop_grace=1)
     async with workers.worker():
         ended = await workers.ended(job, Status.FAILED)
     assert ended.error is not None
     assert (ended.error.code, ended.attempts) == ("budget_exceeded", 1)
 
 
-async def test_without_a_beat_for_stop_after_a_container_stops_by_itself(
-    workers: InProcessWorkers, docker: Daemon
+async def test_container_without_a_heartbeat_stops_after_stop_after(
+    workers: InProcessWorkers, docker: DockerEngine
 ) -> None:
     """Proves R21: beats move the deadline; with no worker the child is gone before the next attempt starts."""
     script = "echo attempt $HOLDFAST_ATTEMPT; [ $HOLDFAST_ATTEMPT = 2 ] || sleep 600"
@@ -284,9 +282,11 @@ async def test_without_a_beat_for_stop_after_a_container_stops_by_itself(
     async def stopped() -> bool:
         return await asyncio.to_thread(docker.docker, "ps", "-q") == ""
 
-    job = await workers.box(script, stop_after=8, max_attempts=2, stop_grace=0.2, retry={"base": 0.01, "cap": 0.01})
+    job = await workers.container(
+        script, stop_after=8, max_attempts=2, stop_grace=0.2, retry={"base": 0.01, "cap": 0.01}
+    )
     async with workers.worker():
-        await workers.says(job, "attempt 1")
+        await workers.wait_for_log(job, "attempt 1")
         until = time.monotonic() + 9.5
         while time.monotonic() < until:
             assert not await stopped(), "beats move the deadline"
@@ -300,16 +300,18 @@ async def test_without_a_beat_for_stop_after_a_container_stops_by_itself(
     assert first.cause is Cause.LOST
 
 
-async def test_what_a_container_leaves_is_its_result_and_its_artifacts(workers: InProcessWorkers) -> None:
+async def test_files_of_a_container_become_its_result_and_artifacts(workers: InProcessWorkers) -> None:
     """Of each attempt its own, and nothing where nothing was left. Proves R13, R14."""
     script = "mkdir -p output/a; echo $HOLDFAST_ATTEMPT > output/a/n; touch output/only-$HOLDFAST_ATTEMPT; "
-    twice = await workers.box(script + "[ $HOLDFAST_ATTEMPT = 2 ]", max_attempts=2, retry={"base": 0.01, "cap": 0.01})
-    good = await workers.box("""echo '{"version":1,"result":{"rows":3}}' > result.json""")
-    contrary = await workers.box(
+    twice = await workers.container(
+        script + "[ $HOLDFAST_ATTEMPT = 2 ]", max_attempts=2, retry={"base": 0.01, "cap": 0.01}
+    )
+    good = await workers.container("""echo '{"version":1,"result":{"rows":3}}' > result.json""")
+    contrary = await workers.container(
         """echo '{"version":1,"status":"failed","error":{"message":"no rows"}}' > result.json"""
     )
-    nothing = await workers.box("true")
-    removed = await workers.box("rm -r output")
+    nothing = await workers.container("true")
+    removed = await workers.container("rm -r output")
     async with workers.worker({"default": 3}):
         for job in (twice, good, nothing, removed):
             await workers.ended(job, Status.SUCCEEDED)
@@ -321,7 +323,7 @@ async def test_what_a_container_leaves_is_its_result_and_its_artifacts(workers: 
     assert [await artifacts_of(workers, job) for job in (good, nothing, removed)] == [{}] * 3
 
 
-async def test_what_a_container_leaves_against_the_contract_is_not_taken(workers: InProcessWorkers) -> None:
+async def test_container_outputs_that_break_the_contract_are_not_collected(workers: InProcessWorkers) -> None:
     """Proves R13, R14."""
     workers.set(artifact_max_bytes=100_000)
     bad = {
@@ -331,7 +333,7 @@ async def test_what_a_container_leaves_against_the_contract_is_not_taken(workers
         "result fifo": "mkfifo result.json",
         "result folder": "mkdir result.json",
     }
-    jobs = {name: await workers.box(script) for name, script in bad.items()}
+    jobs = {name: await workers.container(script) for name, script in bad.items()}
     async with workers.worker({"default": 3}):
         for name, job in jobs.items():
             ended = await workers.ended(job, Status.FAILED)
@@ -341,16 +343,18 @@ async def test_what_a_container_leaves_against_the_contract_is_not_taken(workers
 
 
 async def test_secrets_of_a_container_are_given_and_masked_also_by_an_adopter(
-    workers: InProcessWorkers, docker: Daemon, monkeypatch: pytest.MonkeyPatch
+    workers: InProcessWorkers, docker: DockerEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine's description of the container does not show them. Its log does, as docs/docker.md says.
 
     Proves R19.
     """
     monkeypatch.setenv("HOLDFAST_SECRET_TOKEN", "open-sesame-42")
-    job = await workers.box("echo a $TOKEN; while [ ! -e go ]; do sleep 0.1; done; echo b $TOKEN", secrets=("TOKEN",))
+    job = await workers.container(
+        "echo a $TOKEN; while [ ! -e go ]; do sleep 0.1; done; echo b $TOKEN", secrets=("TOKEN",)
+    )
     async with workers.worker():
-        await workers.says(job, "a ***")
+        await workers.wait_for_log(job, "a ***")
         name = name_of(docker, job)
         assert "open-sesame" not in docker.docker("inspect", name)
         logged = b"".join(base64.b64decode(line) for line in docker.docker("logs", name).splitlines())

@@ -1,4 +1,4 @@
-"""Containers in which nothing ran, and which stand in the way: left too late, or half removed by their engine."""
+"""Leftover containers in which nothing ran: started too late, or half removed by their engine."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ from holdfast.runner.docker.container_config import name_of
 from holdfast.runner.docker.engine import Engine, Seen
 from holdfast.runner.docker.runner import DockerRunner
 from holdfast.worker.held_leases import Lost, boottime
-from tests.support.engine import Daemon, api
+from tests.support.docker_engine import DockerEngine, api
 from tests.support.in_process_workers import InProcessWorkers
 
 OWNER = "first-owner"
@@ -25,13 +25,13 @@ OWNER = "first-owner"
 
 @pytest.fixture
 def kind() -> str:
-    """A container knows nothing of the store."""
+    """One store is enough: containers do not depend on it."""
     return "sqlite"
 
 
 @contextlib.asynccontextmanager
-async def owned(workers: InProcessWorkers, docker: Daemon, job: Job) -> AsyncIterator[tuple[DockerRunner, Order]]:
-    """The test plays a worker that claimed a job; afterwards it is known to be dead."""
+async def owned(workers: InProcessWorkers, docker: DockerEngine, job: Job) -> AsyncIterator[tuple[DockerRunner, Order]]:
+    """Act as a worker that claimed a job; afterwards it is known to be dead."""
     async with api(docker) as engine:
         installation = await workers.store.installation()
         runner = DockerRunner(engine, installation, limits=Limits(), log_cap=1 << 20, state=workers.settings.state)
@@ -48,7 +48,7 @@ async def owned(workers: InProcessWorkers, docker: Daemon, job: Job) -> AsyncIte
 
 
 async def yes() -> None:
-    """It is still ours, as far as we know."""
+    """Confirm that the lease is still ours."""
 
 
 async def lost() -> None:
@@ -56,10 +56,10 @@ async def lost() -> None:
 
 
 async def test_container_that_was_started_too_late_does_not_hold_up_a_cancelled_job(
-    workers: InProcessWorkers, docker: Daemon
+    workers: InProcessWorkers, docker: DockerEngine
 ) -> None:
     """Proves C1, L15: its supervisor left with nothing done, and nobody waits for it."""
-    job = await workers.box("echo ran")
+    job = await workers.container("echo ran")
     async with owned(workers, docker, job) as (runner, order):
         with pytest.raises(TooLate):
             await runner.start(late(order), yes)
@@ -71,11 +71,11 @@ async def test_container_that_was_started_too_late_does_not_hold_up_a_cancelled_
 
 
 async def test_start_that_comes_too_late_on_a_slow_engine_is_no_loss(
-    workers: InProcessWorkers, docker: Daemon, monkeypatch: pytest.MonkeyPatch
+    workers: InProcessWorkers, docker: DockerEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves L13, R22: an engine that says nothing for long does not make a start of what never began."""
     monkeypatch.setattr(container, "BEGIN_SECONDS", 0.01)
-    job = await workers.box("echo ran")
+    job = await workers.container("echo ran")
     async with owned(workers, docker, job) as (runner, order):
         with pytest.raises(TooLate):
             await runner.start(late(order), yes)
@@ -84,7 +84,7 @@ async def test_start_that_comes_too_late_on_a_slow_engine_is_no_loss(
 
 
 async def test_container_that_never_began_is_no_loss_though_its_engine_does_not_know(
-    workers: InProcessWorkers, docker: Daemon, monkeypatch: pytest.MonkeyPatch
+    workers: InProcessWorkers, docker: DockerEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves R4, L13: an engine that was killed in the middle of the start says 255, and the volume says nothing."""
     inspect = Engine.inspect
@@ -93,7 +93,7 @@ async def test_container_that_never_began_is_no_loss_though_its_engine_does_not_
         seen = await inspect(self, name)
         return msgspec.structs.replace(seen, exit_code=255) if seen.exit_code == 123 else seen
 
-    job = await workers.box("echo ran")
+    job = await workers.container("echo ran")
     async with owned(workers, docker, job) as (runner, order):
         with pytest.raises(TooLate):
             await runner.start(late(order), yes)
@@ -105,9 +105,9 @@ async def test_container_that_never_began_is_no_loss_though_its_engine_does_not_
 
 
 @pytest.mark.skipif(shutil.which("chattr") is None, reason="there is no chattr")
-async def test_half_removed_container_is_no_loss(workers: InProcessWorkers, docker: Daemon) -> None:
+async def test_half_removed_container_is_no_loss(workers: InProcessWorkers, docker: DockerEngine) -> None:
     """Proves R4, L13: the engine calls it dead, with the exit code 0. Nothing of the attempt ran, so it starts."""
-    job = await workers.box("echo ran")
+    job = await workers.container("echo ran")
     async with owned(workers, docker, job) as (runner, order):
         with pytest.raises(Lost):
             await runner.start(order, lost)
@@ -124,12 +124,12 @@ def late(order: Order) -> Order:
     return msgspec.structs.replace(order, start_by=boottime() - 1)
 
 
-def state(docker: Daemon, order: Order) -> Any:
+def state(docker: DockerEngine, order: Order) -> Any:
     return json.loads(docker.docker("inspect", name_of(order.identity)))[0]["State"]
 
 
 @contextlib.contextmanager
-def unremovable(docker: Daemon, order: Order) -> Any:
+def unremovable(docker: DockerEngine, order: Order) -> Any:
     """While the block lasts, the engine fails to remove a container, and leaves it half-way."""
     (found,) = json.loads(docker.docker("inspect", name_of(order.identity)))
     upper = found["GraphDriver"]["Data"]["UpperDir"]

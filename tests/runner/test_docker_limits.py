@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from holdfast.model import Status
-from tests.support.engine import Daemon
+from tests.support.docker_engine import DockerEngine
 from tests.support.in_process_workers import InProcessWorkers
 
 pytestmark = pytest.mark.usefixtures("docker")
@@ -38,7 +38,7 @@ say cpu $(first /sys/fs/cgroup/cpu/cpu.cfs_quota_us /sys/fs/cgroup/cpu.max)
 
 
 async def probe(workers: InProcessWorkers, **spec: Any) -> dict[str, str]:
-    job = await workers.box(PROBE, spec=spec)
+    job = await workers.container(PROBE, spec=spec)
     async with workers.worker():
         await workers.ended(job, Status.SUCCEEDED)
     return dict(line.split("=", 1) for line in await workers.log(job))
@@ -72,13 +72,13 @@ async def test_limits_are_the_jobs_or_the_settings(workers: InProcessWorkers) ->
     assert (set_["memory"], set_["pids"], set_["cpu"].split()[0]) == (str(128 << 20), "50", "25000")
 
 
-async def test_a_memory_hog_is_out_of_memory_and_what_it_said_is_kept(workers: InProcessWorkers) -> None:
+async def test_out_of_memory_is_recorded_and_the_log_is_kept(workers: InProcessWorkers) -> None:
     """Also where the hog is a child of what then fails, and not where the job outlives it. Proves R15, R20."""
     small: Any = {"spec": {"memory": "16m"}}
-    direct = await workers.box("echo up; exec tail /dev/zero", **small)
-    child = await workers.box("echo up; tail /dev/zero", **small)
-    tmpfs = await workers.box("echo up; dd if=/dev/zero of=/tmp/x bs=1M count=64", **small)
-    survivor = await workers.box("echo up; tail /dev/zero; echo still here", **small)
+    direct = await workers.container("echo up; exec tail /dev/zero", **small)
+    child = await workers.container("echo up; tail /dev/zero", **small)
+    tmpfs = await workers.container("echo up; dd if=/dev/zero of=/tmp/x bs=1M count=64", **small)
+    survivor = await workers.container("echo up; tail /dev/zero; echo still here", **small)
     async with workers.worker({"default": 2}):
         for job in (direct, child, tmpfs):
             ended = await workers.ended(job, Status.FAILED)
@@ -89,14 +89,14 @@ async def test_a_memory_hog_is_out_of_memory_and_what_it_said_is_kept(workers: I
     assert await workers.log(survivor) == ["up", "still here"]
 
 
-async def test_a_fork_bomb_is_held_and_can_be_stopped(workers: InProcessWorkers, docker: Daemon) -> None:
+async def test_fork_bomb_is_limited_and_can_be_stopped(workers: InProcessWorkers, docker: DockerEngine) -> None:
     """Proves R15, C4."""
     # The shell that bombs ends when it can fork no more; what it was started from stays, to be cancelled.
     bomb = "echo up; (f() { f | f & }; while :; do f; (sleep 600 &); done) 2>/dev/null & exec sleep 600"
-    job = await workers.box(bomb, spec={"pids": 30, "cpus": 0.5}, stop_grace=0.2)
-    other = await workers.box("echo fine")
+    job = await workers.container(bomb, spec={"pids": 30, "cpus": 0.5}, stop_grace=0.2)
+    other = await workers.container("echo fine")
     async with workers.worker():
-        await workers.says(job, "up")
+        await workers.wait_for_log(job, "up")
         await workers.ended(other, Status.SUCCEEDED)
         (name,) = [name for name in docker.containers() if job.id in name]
         assert len(docker.docker("top", name).splitlines()) <= 31

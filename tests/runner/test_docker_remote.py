@@ -1,4 +1,4 @@
-"""A Docker engine on the network, which lets in only those whose certificate it knows."""
+"""A Docker engine on the network that accepts only clients with a known certificate."""
 
 import subprocess
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import pytest
 from holdfast.errors import ConfigError
 from holdfast.model import Status
 from holdfast.runner.artifacts import Artifacts
-from tests.support.engine import Daemon, daemon, skip_without
+from tests.support.docker_engine import DockerEngine, daemon, skip_without
 from tests.support.in_process_workers import InProcessWorkers, eventually
 from tests.support.ports import free_port
 
@@ -41,7 +41,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def remote(certificates: Path) -> Iterator[tuple[Daemon, str]]:
+def remote(certificates: Path) -> Iterator[tuple[DockerEngine, str]]:
     """An engine and its address on the network."""
     skip_without()
     address = f"tcp://127.0.0.1:{free_port()}"
@@ -55,7 +55,7 @@ def remote(certificates: Path) -> Iterator[tuple[Daemon, str]]:
 @pytest.mark.parametrize("kind", ["sqlite"])
 async def test_an_engine_on_the_network_runs_jobs_for_those_it_knows(
     workers: InProcessWorkers,
-    remote: tuple[Daemon, str],
+    remote: tuple[DockerEngine, str],
     certificates: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -63,7 +63,7 @@ async def test_an_engine_on_the_network_runs_jobs_for_those_it_knows(
     """Files go in and out by archive: nothing is shared with its host. Proves R4, R5, R13, R14."""
     engine, address = remote
     workers.set(docker_host=address)
-    job = await workers.box("cat request.json; echo made > output/made", inputs={"a": 1})
+    job = await workers.container("cat request.json; echo made > output/made", inputs={"a": 1})
     async with workers.worker():  # Without certificates nobody is let in, and nothing is lost.
 
         async def refused() -> bool:

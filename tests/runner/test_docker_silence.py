@@ -1,4 +1,4 @@
-"""An engine that is there and does not do what we wait for: silent connections, a log refused, slow starts."""
+"""An engine that runs but does not respond: silent connections, a refused log, slow starts."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -17,7 +17,7 @@ from holdfast.runner.docker.engine import Engine, Info, Refusal
 from holdfast.runner.docker.runner import DockerRunner
 from holdfast.worker.held_leases import boottime
 from tests.runner.test_docker_leftovers import owned, yes
-from tests.support.engine import Daemon, api
+from tests.support.docker_engine import DockerEngine, api
 from tests.support.in_process_workers import InProcessWorkers, eventually
 from tests.support.proxy import Proxy
 
@@ -26,22 +26,22 @@ WAITING = "echo up; while [ ! -e go ]; do sleep 0.1; done; echo gone"
 
 @pytest.fixture
 def kind() -> str:
-    """A container knows nothing of the store."""
+    """One store is enough: containers do not depend on it."""
     return "sqlite"
 
 
-async def test_connections_that_fell_silent_do_not_hide_the_end(
-    workers: InProcessWorkers, docker: Daemon, monkeypatch: pytest.MonkeyPatch
+async def test_silent_connections_do_not_hide_the_end(
+    workers: InProcessWorkers, docker: DockerEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Proves R5, R10. What lies between us and a far engine drops quiet connections without a word."""
+    """Proves R5, R10. A firewall before a remote engine may drop idle connections silently."""
     monkeypatch.setattr(container, "WAIT_SECONDS", 1.0)
     monkeypatch.setattr(container, "STALL_SECONDS", 1.0)
     monkeypatch.setattr(engine, "QUICK", aiohttp.ClientTimeout(total=1.0))
     async with Proxy(docker.socket).run() as proxy:
         workers.set(docker_host=f"tcp://127.0.0.1:{proxy.port}")
         async with workers.worker():
-            job = await workers.box(WAITING)
-            await workers.says(job, "up")
+            job = await workers.container(WAITING)
+            await workers.wait_for_log(job, "up")
             assert proxy.swallow() >= 2
             (name,) = docker.containers()
             docker.docker("exec", "-u", "65532", name, "touch", "/holdfast/attempt/work/go")
@@ -49,8 +49,8 @@ async def test_connections_that_fell_silent_do_not_hide_the_end(
     assert (ended.attempts, await workers.log(job)) == (1, ["up", "gone"])
 
 
-async def test_log_that_is_refused_once_is_asked_for_again(
-    workers: InProcessWorkers, docker: Daemon, monkeypatch: pytest.MonkeyPatch
+async def test_refused_log_request_is_retried(
+    workers: InProcessWorkers, docker: DockerEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves R10. An engine that is short of something refuses for a moment; a job must not be silent until its end."""
     refused: list[str] = []
@@ -65,18 +65,18 @@ async def test_log_that_is_refused_once_is_asked_for_again(
 
     monkeypatch.setattr(Engine, "log", once)
     async with workers.worker():
-        job = await workers.box(WAITING)
-        await workers.says(job, "up")
+        job = await workers.container(WAITING)
+        await workers.wait_for_log(job, "up")
         (name,) = docker.containers()
         docker.docker("exec", "-u", "65532", name, "touch", "/holdfast/attempt/work/go")
         await workers.ended(job, Status.SUCCEEDED)
     assert (len(refused), await workers.log(job)) == (1, ["up", "gone"])
 
 
-async def test_start_whose_engine_goes_away_leaves_nobody_reading(
-    workers: InProcessWorkers, docker: Daemon, monkeypatch: pytest.MonkeyPatch
+async def test_start_that_loses_its_engine_leaves_no_log_reader(
+    workers: InProcessWorkers, docker: DockerEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Proves R5. Who adopts it reads for itself; two readers for ever would be two too many."""
+    """Proves R5. The adopter starts its own reader, so the old one must end."""
     waits: list[Container] = []
 
     async def away(self: Container) -> bool:
@@ -86,7 +86,7 @@ async def test_start_whose_engine_goes_away_leaves_nobody_reading(
     async def nothing(self: Container) -> bool:
         return False
 
-    job = await workers.box("sleep 600", stop_grace=0.1)
+    job = await workers.container("sleep 600", stop_grace=0.1)
     with monkeypatch.context() as patch:
         patch.setattr(Container, "_has_started", away)
         patch.setattr(Container, "_speaks", nothing)
@@ -112,10 +112,10 @@ def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("docker", "one_at_a_time")
-async def test_starts_wait_for_their_turn_and_do_not_come_too_late_for_it(
+async def test_wait_for_a_start_slot_does_not_make_a_start_late(
     workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Proves R2, C1. Of many that start at once each would be so slow that its lease ends first; waiting is free."""
+    """Proves R2, C1. Many starts at once would each take longer than a lease; waiting for a slot does not."""
     left: dict[str, float] = {}
     slow, starting = asyncio.Event(), asyncio.Event()
     begin, start = DockerRunner.start, Engine.start
@@ -132,17 +132,17 @@ async def test_starts_wait_for_their_turn_and_do_not_come_too_late_for_it(
     monkeypatch.setattr(DockerRunner, "start", noted)
     monkeypatch.setattr(Engine, "start", slowly)
     async with workers.worker():
-        first = await workers.box("echo first")
+        first = await workers.container("echo first")
         await starting.wait()
-        later = [await workers.box("echo later") for _ in range(3)]
-        unwanted = await workers.box("echo unwanted")
+        later = [await workers.container("echo later") for _ in range(3)]
+        unwanted = await workers.container("echo unwanted")
 
         async def claimed() -> bool:
             return {(await workers.get(job)).status for job in [*later, unwanted]} == {Status.RUNNING}
 
         await eventually(claimed, "all are claimed")
         await workers.store.jobs.cancel(unwanted.id)
-        await asyncio.sleep(workers.settings.lease_ttl)  # What was to start by the end of its first lease is late now.
+        await asyncio.sleep(workers.settings.lease_ttl)  # Reason: a start within the first lease is too late now.
         assert list(left) == [first.id]
         slow.set()
         assert (await workers.ended(unwanted, Status.CANCELLED)).attempts == 0
@@ -154,10 +154,10 @@ async def test_starts_wait_for_their_turn_and_do_not_come_too_late_for_it(
 
 
 @pytest.mark.usefixtures("docker", "one_at_a_time")
-async def test_container_that_does_not_begin_keeps_no_other_from_its_turn(
+async def test_container_that_does_not_begin_releases_its_start_slot(
     workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Proves R2. It is started, as far as its engine is concerned."""
+    """Proves R2. For its engine it has started."""
     standing, awake = asyncio.Event(), asyncio.Event()
     begun = Container.begun
 
@@ -169,17 +169,19 @@ async def test_container_that_does_not_begin_keeps_no_other_from_its_turn(
 
     monkeypatch.setattr(Container, "begun", late)
     async with workers.worker():
-        first = await workers.box("echo first")
+        first = await workers.container("echo first")
         await standing.wait()
-        await workers.ended(await workers.box("echo second"), Status.SUCCEEDED)
+        await workers.ended(await workers.container("echo second"), Status.SUCCEEDED)
         awake.set()
         await workers.ended(first, Status.SUCCEEDED)
 
 
 @pytest.mark.usefixtures("one_at_a_time")
-async def test_no_turn_is_lost_or_made_by_two_starts_of_one_attempt(workers: InProcessWorkers, docker: Daemon) -> None:
+async def test_two_starts_of_one_attempt_neither_lose_nor_add_a_slot(
+    workers: InProcessWorkers, docker: DockerEngine
+) -> None:
     """A worker may adopt what it has lost while its own start of it still hangs in the engine."""
-    job = await workers.box("sleep 600", stop_grace=0.1)
+    job = await workers.container("sleep 600", stop_grace=0.1)
     async with owned(workers, docker, job) as (runner, order):
 
         async def start() -> None:

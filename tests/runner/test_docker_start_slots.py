@@ -1,4 +1,4 @@
-"""Workers that share an engine start containers in turns, whatever becomes of those whose turn it is."""
+"""Start slots: workers that share an engine start a limited number of containers at a time, also after crashes."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ from holdfast.runner.docker.start_slots import StartSlots
 async def main():
     turn = await StartSlots(Path(sys.argv[1]), "engine", 1).take()
     print("mine", flush=True)
-    await asyncio.sleep(600)
+    await asyncio.sleep(600)  # Reason: it holds the slot until the test kills it.
 
 asyncio.run(main())
 """
@@ -30,7 +30,7 @@ asyncio.run(main())
 
 @contextmanager
 def holder(folder: Path) -> "Iterator[subprocess.Popen[str]]":
-    """Another worker, whose turn it is."""
+    """Run another worker that holds the slot."""
     process = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -43,16 +43,16 @@ def holder(folder: Path) -> "Iterator[subprocess.Popen[str]]":
 
 @asynccontextmanager
 async def waiting(turns: StartSlots) -> "AsyncIterator[asyncio.Task[StartSlot]]":
-    """One who wants a turn, and has looked for it."""
+    """Start a task that waits for a slot."""
     task = asyncio.ensure_future(turns.take())
-    await asyncio.wait([task], timeout=0.2)
+    await asyncio.wait([task], timeout=0.2)  # Reason: time in which it would wrongly get one.
     try:
         yield task
     finally:
         task.cancel()
 
 
-async def test_another_worker_waits_until_the_turn_ends(tmp_path: Path) -> None:
+async def test_another_worker_waits_until_a_slot_is_released(tmp_path: Path) -> None:
     one, other = StartSlots(tmp_path, "engine", 2), StartSlots(tmp_path, "engine", 2)
     first, second = await one.take(), await one.take()
     async with waiting(other) as third:
@@ -61,11 +61,11 @@ async def test_another_worker_waits_until_the_turn_ends(tmp_path: Path) -> None:
         first.end()
         (await third).end()
     second.end()
-    async with waiting(one), waiting(other) as last:
-        assert last.done()
+    async with asyncio.timeout(30), waiting(one), waiting(other) as last:
+        await last
 
 
-async def test_the_turn_of_a_worker_that_is_killed_is_over(tmp_path: Path) -> None:
+async def test_slot_of_a_killed_worker_is_released(tmp_path: Path) -> None:
     with holder(tmp_path) as process:
         async with waiting(StartSlots(tmp_path, "engine", 1)) as turn:
             assert not turn.done()
@@ -74,7 +74,7 @@ async def test_the_turn_of_a_worker_that_is_killed_is_over(tmp_path: Path) -> No
                 (await turn).end()
 
 
-async def test_a_worker_that_is_stopped_keeps_nobody_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stopped_worker_blocks_a_slot_only_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start_slots, "LONGEST", 0.5)
     with holder(tmp_path) as process:
         os.kill(process.pid, signal.SIGSTOP)
@@ -91,7 +91,7 @@ async def test_a_worker_that_is_stopped_keeps_nobody_for_long(tmp_path: Path, mo
                 (await second).end()
 
 
-async def test_without_files_the_turns_of_one_worker_are_kept(tmp_path: Path) -> None:
+async def test_slots_of_one_worker_hold_without_lock_files(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     mine = StartSlots(tmp_path / "file", "engine", 1)
     turn = await mine.take()
@@ -102,7 +102,7 @@ async def test_without_files_the_turns_of_one_worker_are_kept(tmp_path: Path) ->
             (await next_).end()
 
 
-async def test_who_gives_up_waiting_takes_no_turn_along(tmp_path: Path) -> None:
+async def test_cancelled_wait_takes_no_slot(tmp_path: Path) -> None:
     mine, other = StartSlots(tmp_path, "engine", 1), StartSlots(tmp_path, "engine", 1)
     turn = await other.take()
     async with waiting(mine) as first:
@@ -113,7 +113,7 @@ async def test_who_gives_up_waiting_takes_no_turn_along(tmp_path: Path) -> None:
             (await mine.take()).end()
 
 
-async def test_engines_do_not_wait_for_each_other(tmp_path: Path) -> None:
+async def test_slots_of_different_engines_are_independent(tmp_path: Path) -> None:
     turn = await StartSlots(tmp_path, "one", 1).take()
     async with asyncio.timeout(30):
         (await StartSlots(tmp_path, "another", 1).take()).end()

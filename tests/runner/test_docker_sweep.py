@@ -1,4 +1,4 @@
-"""Leftovers on an engine: those of this installation go, in time; all else stays."""
+"""The sweep of an engine: leftovers of this installation are removed after a while, and nothing else."""
 
 import logging
 import uuid
@@ -18,7 +18,7 @@ from holdfast.store.migrate import migrate
 from holdfast.store.store import Store, connect
 from holdfast.worker import upkeep
 from holdfast.worker.upkeep import Upkeep
-from tests.support.engine import IMAGE, Daemon, api
+from tests.support.docker_engine import IMAGE, DockerEngine, api
 from tests.support.in_process_workers import InProcessWorkers, eventually
 
 
@@ -29,7 +29,7 @@ def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def sweeper(workers: InProcessWorkers, docker: Daemon) -> AsyncIterator[Upkeep]:
+async def sweeper(workers: InProcessWorkers, docker: DockerEngine) -> AsyncIterator[Upkeep]:
     async with api(docker) as engine:
         yield await chores_of(workers, engine)
 
@@ -43,7 +43,7 @@ async def chores_of(workers: InProcessWorkers, engine: object) -> Upkeep:
     return Upkeep(workers.store, "sweeper", workers.settings, locks=locks, runners=[runner], held=lambda _: False)
 
 
-def make(docker: Daemon, installation: str, *, start: bool = False) -> str:
+def make(docker: DockerEngine, installation: str, *, start: bool = False) -> str:
     """Make a container as a worker of an installation would, of a job that its database does not know."""
     identity = Identity(installation, str(uuid.uuid4()), 1)
     labels = {LABEL: installation, JOB: identity.job, NUMBER: "1"}
@@ -53,8 +53,8 @@ def make(docker: Daemon, installation: str, *, start: bool = False) -> str:
     return name
 
 
-async def test_leftovers_go_and_what_is_foreign_or_needed_stays(
-    workers: InProcessWorkers, docker: Daemon, sweeper: Upkeep
+async def test_sweep_removes_leftovers_and_keeps_foreign_and_needed_containers(
+    workers: InProcessWorkers, docker: DockerEngine, sweeper: Upkeep
 ) -> None:
     """Nothing goes at the first look. Proves R16, R1."""
     own = await workers.store.installation()
@@ -64,9 +64,9 @@ async def test_leftovers_go_and_what_is_foreign_or_needed_stays(
     docker.docker("volume", "create", "somebodys")
     docker.docker("volume", "create", "--label", f"{LABEL}={'f' * 32}", "of-another")
     docker.docker("volume", "create", "--label", f"{LABEL}={own}", "loose")
-    job = await workers.box("echo up; while [ ! -e go ]; do sleep 0.1; done")
+    job = await workers.container("echo up; while [ ! -e go ]; do sleep 0.1; done")
     async with workers.worker():
-        await workers.says(job, "up")
+        await workers.wait_for_log(job, "up")
         (needed,) = [name for name in docker.containers() if job.id in name]
         await sweeper.sweep()
         assert "loose" not in docker.volumes(), "a volume without an owner, swept by the first worker"
@@ -81,8 +81,8 @@ async def test_leftovers_go_and_what_is_foreign_or_needed_stays(
     docker.clear()
 
 
-async def test_a_young_leftover_stays(
-    workers: InProcessWorkers, docker: Daemon, sweeper: Upkeep, monkeypatch: pytest.MonkeyPatch
+async def test_sweep_keeps_a_young_leftover(
+    workers: InProcessWorkers, docker: DockerEngine, sweeper: Upkeep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves R16."""
     monkeypatch.setattr(docker_runner, "GRACE_SECONDS", 300.0)
@@ -94,7 +94,7 @@ async def test_a_young_leftover_stays(
 
 
 async def test_an_unusual_share_stops_the_sweep(
-    workers: InProcessWorkers, docker: Daemon, sweeper: Upkeep, caplog: pytest.LogCaptureFixture
+    workers: InProcessWorkers, docker: DockerEngine, sweeper: Upkeep, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As after a database was restored from an old copy. Proves R16."""
     own = await workers.store.installation()
@@ -109,12 +109,12 @@ async def test_an_unusual_share_stops_the_sweep(
 
 
 async def test_a_container_that_runs_although_its_job_moved_on_is_stopped(
-    workers: InProcessWorkers, docker: Daemon, sweeper: Upkeep
+    workers: InProcessWorkers, docker: DockerEngine, sweeper: Upkeep
 ) -> None:
-    """A person said that it had stopped, and it had not. Proves R16, R6."""
-    job = await workers.box("echo up; sleep 600", stop_grace=0.2)
+    """A person said that it had stopped, but it had not. Proves R16, R6."""
+    job = await workers.container("echo up; sleep 600", stop_grace=0.2)
     async with workers.worker():
-        await workers.says(job, "up")
+        await workers.wait_for_log(job, "up")
     domain = (await workers.store.attempts.list(job.id))[0].domain
     assert domain is not None
     await workers.store.workers.lost(domain)
@@ -128,10 +128,10 @@ async def test_a_container_that_runs_although_its_job_moved_on_is_stopped(
     await eventually(gone, "it is stopped and removed")
 
 
-async def test_two_installations_on_one_engine_do_not_meet(
-    workers: InProcessWorkers, docker: Daemon, tmp_path: Path
+async def test_two_installations_on_one_engine_are_independent(
+    workers: InProcessWorkers, docker: DockerEngine, tmp_path: Path
 ) -> None:
-    """Neither adopts, sweeps or mistakes what is the other's, not even a job with the same id. Proves R1, R16."""
+    """Neither adopts or sweeps a container of the other one, not even for the same job id. Proves R1, R16."""
     url = f"sqlite:///{tmp_path / 'other.db'}"
     database = await connect(url)
     await migrate(database)
@@ -140,12 +140,12 @@ async def test_two_installations_on_one_engine_do_not_meet(
         other.set(docker_host=docker.host)
         script = "echo $HOLDFAST_MARK; echo up; while [ ! -e go ]; do sleep 0.1; done"
         job_id = str(uuid.uuid4())
-        jobs = [(one, await one.box(script, id=job_id)) for one in (workers, other)]
+        jobs = [(one, await one.container(script, id=job_id)) for one in (workers, other)]
         async with api(docker) as engine:
             sweepers = [await chores_of(one, engine) for one in (workers, other)]
             async with workers.worker(), other.worker():
                 for one, job in jobs:
-                    await one.says(job, "up")
+                    await one.wait_for_log(job, "up")
                 for sweeper in sweepers * 3:
                     assert await sweeper.sweep() == 0
                 assert len(docker.containers()) == 2

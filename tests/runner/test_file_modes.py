@@ -1,4 +1,4 @@
-"""Who can read what is on disk: all is its owner's alone, whatever the umask; folders to pass through are 0711."""
+"""File modes: everything is readable only by its owner, with any umask; folders to pass through are 0711."""
 
 import os
 import signal
@@ -14,11 +14,11 @@ import pytest
 
 from holdfast.permissions import is_system_folder, make_file, make_folder, make_passable, tighten
 from holdfast.runner.state_folder import StateFolder
-from tests.support.engine import IMAGE, Daemon
+from tests.support.docker_engine import IMAGE, DockerEngine
 from tests.support.pipelines import open_folder
 from tests.support.ports import free_port
 from tests.support.supervisor_harness import needs_root
-from tests.support.up import PATIENCE, PROGRAM, eventually
+from tests.support.up_process import PATIENCE, PROGRAM, eventually
 
 FIRST, LAST = 2_100_000_000, 2_100_065_535
 APP = """
@@ -123,7 +123,7 @@ def complaint(path: Path, top: Path) -> str | None:
 
 @needs_root
 @pytest.mark.parametrize("umask", [0o000, 0o077], ids=["umask000", "umask077"])
-def test_nobody_else_reads_what_is_on_disk(umask: int, docker_engine: Daemon, tmp_path: Path) -> None:
+def test_nobody_else_reads_what_is_on_disk(umask: int, docker_engine: DockerEngine, tmp_path: Path) -> None:
     """A full scenario; listed while jobs run, and after they ended. Proves I2."""
     docker_engine.ensure()
     with open_folder() as outer:
@@ -212,7 +212,7 @@ def test_folders_and_files_are_made_with_their_modes(tmp_path: Path) -> None:
         assert modes == {"private": 0o700, "passable": 0o711, "file": 0o600}
 
 
-def test_what_is_there_is_tightened_and_a_shared_place_left_alone(tmp_path: Path) -> None:
+def test_existing_files_are_tightened_and_shared_places_left_alone(tmp_path: Path) -> None:
     """Proves I2."""
     for name, mode, wanted, after in (
         ("old", 0o755, 0o711, 0o711),
@@ -226,7 +226,7 @@ def test_what_is_there_is_tightened_and_a_shared_place_left_alone(tmp_path: Path
 
 
 @needs_root
-def test_an_installation_of_before_is_tightened_at_its_start(tmp_path: Path) -> None:
+def test_files_of_an_older_installation_are_tightened_at_start(tmp_path: Path) -> None:
     """Proves I2."""
     (tmp_path / "greeting.py").write_text(APP)
     with open_folder() as outer:
@@ -247,7 +247,7 @@ def test_an_installation_of_before_is_tightened_at_its_start(tmp_path: Path) -> 
         assert files == {0o600}
 
 
-def test_the_files_of_attempts_of_before_are_tightened(tmp_path: Path) -> None:
+def test_files_of_older_attempts_are_tightened(tmp_path: Path) -> None:
     """Proves I2."""
     state = StateFolder(tmp_path / "state")
     log = state.attempts("site") / "job.1" / "log"

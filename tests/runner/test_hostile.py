@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tests.support.hostile import ORDINARY, SECRET, Facts, Installation, installation
+from tests.support.hostile import ORDINARY, SECRET, Installation, VictimDetails, installation
 from tests.support.supervisor_harness import needs_root
 
 WORKER_ENVIRONMENT = (
@@ -15,7 +15,7 @@ WORKER_ENVIRONMENT = (
 )
 
 
-def targets_of(site: Installation, victim: Facts) -> dict[str, Any]:
+def targets_of(site: Installation, victim: VictimDetails) -> dict[str, Any]:
     """Everything that an attacker who knows holdfast's source would look for."""
     processes = site.processes
     supervisor = processes.supervisor_of(victim.job)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from holdfast.model import Status
-from tests.support.engine import Daemon
+from tests.support.docker_engine import DockerEngine
 from tests.support.in_process_workers import InProcessWorkers, eventually
 
 SECRET = "correct-horse-battery-staple"
@@ -57,10 +57,10 @@ CANNOT = (
 @pytest.mark.usefixtures("docker")
 async def test_hostile_container_reaches_nothing_of_others(workers: InProcessWorkers) -> None:
     """Neither another container, nor the engine, nor the host; and nothing of it is left running."""
-    victim = await workers.box(VICTIM, env={"SECRET": SECRET})
+    victim = await workers.container(VICTIM, env={"SECRET": SECRET})
     async with workers.worker():
-        await workers.says(victim, "up")
-        attacker = await workers.box(ATTACK)
+        await workers.wait_for_log(victim, "up")
+        attacker = await workers.container(ATTACK)
         ended = await workers.ended(attacker, Status.SUCCEEDED)
         found = dict(line.split("=", 1) for line in await workers.log(attacker))
         assert {name: found[name] for name in CANNOT} == dict.fromkeys(CANNOT, "no")
@@ -84,12 +84,12 @@ async def test_hostile_container_reaches_nothing_of_others(workers: InProcessWor
         pytest.param("x=x; while :; do x=$x$x$x$x; done", id="eats memory"),
     ],
 )
-async def test_container_harms_itself_alone(workers: InProcessWorkers, docker: Daemon, script: str) -> None:
+async def test_container_harms_itself_alone(workers: InProcessWorkers, docker: DockerEngine, script: str) -> None:
     """Whatever it does to its own supervisor, it does not succeed by it, and others go on."""
     workers.set(docker_pids=64, docker_memory="64m")
     async with workers.worker():
-        job = await workers.box(script, timeout=15, on_lost="fail")
-        other = await workers.box("echo fine")
+        job = await workers.container(script, timeout=15, on_lost="fail")
+        other = await workers.container("echo fine")
         await workers.ended(other, Status.SUCCEEDED)
         ended = await workers.ended(job)
         assert ended.status in (Status.FAILED, Status.TIMED_OUT), ended.error

@@ -142,7 +142,7 @@ def objects_of(uid: int, kind: str) -> list[str]:
 
 
 @needs_root
-async def test_nothing_of_a_user_is_left_for_its_next_owner(clean_url: str) -> None:
+async def test_nothing_of_a_uid_is_left_for_its_next_attempt(clean_url: str) -> None:
     """Neither files where everybody may write, nor System V objects, nor its folder. Proves I1."""
     async with installation(clean_url, "root") as site:
         job = await site.submit(LEAVES)
@@ -184,8 +184,11 @@ TELLS = """
 import json, os, time
 with open("result.json", "w") as file:
     json.dump({"version": 1, "result": os.getresuid() + os.getresgid()}, file)
-time.sleep(1)
+print("up", flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.05)
 """
+"""Writes its users and groups as its result, and stays until there is a file `go`."""
 
 
 @needs_root
@@ -193,6 +196,10 @@ async def test_attempts_have_different_users_and_none_is_root(clean_url: str) ->
     """Proves I1."""
     async with installation(clean_url, "root") as site:
         jobs = [await site.submit(TELLS) for _ in range(4)]
+        for job in jobs:
+            await eventually(lambda job=job: site.log(job), "it runs")  # type: ignore[misc]
+        for job in jobs:  # All run at once: a user who is free again may be used again.
+            (site.processes.folder_of(job).path / "work" / "go").touch()
         ids = [(await site.ended(job, Status.SUCCEEDED)).result for job in jobs]
         assert all(len(set(one)) == 1 for one in ids)
         assert len({one[0] for one in ids}) == len(jobs)

@@ -135,7 +135,7 @@ def test_swap_for_a_link_while_outputs_are_taken_leads_nowhere(tmp_path: Path, s
 
 
 @pytest.mark.parametrize("kind", ["link", "dangling link", "file"])
-def test_link_in_the_place_of_a_folder_is_removed_and_not_followed(tmp_path: Path, kind: str) -> None:
+def test_link_instead_of_a_folder_is_removed_and_not_followed(tmp_path: Path, kind: str) -> None:
     other = tmp_path / "other"
     (other / "kept").mkdir(parents=True)
     place = tmp_path / "place"

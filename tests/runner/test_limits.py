@@ -14,10 +14,10 @@ from holdfast.runner.folder_size import folder_size
 from holdfast.runner.wire import Command
 from tests.support.crashing_worker import Hook
 from tests.support.disks import MIB
-from tests.support.engine import Daemon
+from tests.support.docker_engine import DockerEngine
 from tests.support.in_process_workers import InProcessWorkers
 from tests.support.pipelines import Pipelines, task
-from tests.support.service import error_of, serving_here
+from tests.support.service import error_of, service_in_process
 from tests.support.supervisor_harness import FOREVER, SupervisedAttempt, needs_root, shell
 from tests.support.worker_processes import WorkerProcesses
 from tests.worker.test_readiness import passable
@@ -102,7 +102,7 @@ async def test_settings_give_the_default_and_the_ceiling(workers: InProcessWorke
 
 async def test_more_than_a_ceiling_is_refused_at_submit(clean_url: str, tmp_path: Path) -> None:
     settings = {"process_memory_max": 8 * 1024**3, "docker_host": None}
-    async with serving_here(clean_url, tmp_path / "data", **settings) as served, served.client() as client:
+    async with service_in_process(clean_url, tmp_path / "data", **settings) as service, service.client() as client:
         spec = {"command": ["true"], "memory": "9g"}
         refused = await client.post("/v1/jobs", json={"runner": "process", "spec": spec})
         assert (refused.status_code, error_of(refused)["details"]["field"]) == (422, "spec.memory")
@@ -118,7 +118,7 @@ async def test_an_adopter_keeps_the_limits_that_the_attempt_was_started_with(pro
     script = f"echo begun; while [ ! -e {gate} ]; do sleep 0.05; done; {GROWS}"
     first = processes.start({"default": 2}, environment={"HOLDFAST_FOLDER_SIZE": SMALL})
     job = await processes.sh(script)
-    await processes.says(job, "begun")
+    await processes.wait_for_log(job, "begun")
     first.signal(9)
     await first.dead()
     gate.touch()
@@ -164,7 +164,7 @@ def test_the_size_of_a_folder_follows_no_links_and_counts_a_file_once(tmp_path: 
     assert folder_size(folder / "loop", 10) == 0
 
 
-def test_nothing_can_be_hidden_deep_below(tmp_path: Path) -> None:
+def test_deeply_nested_files_are_counted(tmp_path: Path) -> None:
     fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     for _ in range(300):
         os.mkdir("d", dir_fd=fd)
@@ -182,7 +182,7 @@ def test_a_sparse_file_counts_what_it_takes(tmp_path: Path) -> None:
     assert folder_size(tmp_path, 10**9) < 100_000
 
 
-def test_what_a_spec_gets_is_between_the_default_and_the_ceiling() -> None:
+def test_limits_of_a_spec_are_between_the_default_and_the_ceiling() -> None:
     settings = LimitSettings(default=AttemptLimits(memory=100, pids=5), most=AttemptLimits(memory=1000, file_size=7))
     assert settings.of({}) == AttemptLimits(memory=100, pids=5, file_size=7)
     assert settings.of({"memory": "1000", "pids": 1}) == AttemptLimits(memory=1000, pids=1, file_size=7)
@@ -190,10 +190,10 @@ def test_what_a_spec_gets_is_between_the_default_and_the_ceiling() -> None:
         settings.of({"memory": "1k"})
 
 
-async def test_containers_have_limits_of_files_too(workers: InProcessWorkers, docker: Daemon) -> None:
-    file = await workers.box("exec dd if=/dev/zero of=$HOLDFAST_WORK_DIR/big bs=64k", spec={"file_size": "1m"})
+async def test_containers_have_limits_of_files_too(workers: InProcessWorkers, docker: DockerEngine) -> None:
+    file = await workers.container("exec dd if=/dev/zero of=$HOLDFAST_WORK_DIR/big bs=64k", spec={"file_size": "1m"})
     script = f"cd $HOLDFAST_WORK_DIR; {GROWS}"
-    folder = await workers.box(script, spec={"folder_size": SMALL})
+    folder = await workers.container(script, spec={"folder_size": SMALL})
     async with workers.worker():
         failed_with(await workers.ended(file), "file_too_large")
         failed_with(await workers.ended(folder), "folder_too_large")

@@ -28,7 +28,7 @@ STEPS = ("prepared", "spawned", "started", "collected", "classified", "finished"
 
 @pytest.fixture
 def own(workers: InProcessWorkers) -> Iterator[InProcessWorkers]:
-    """A workers whose attempts have users of their own."""
+    """Workers whose attempts have their own users."""
     with open_folder() as folder:
         workers.set(data_dir=folder, process_user=None, process_uids=RANGE, process_uids_dir=folder / "uids")
         yield workers
@@ -36,7 +36,7 @@ def own(workers: InProcessWorkers) -> Iterator[InProcessWorkers]:
 
 @pytest.fixture
 def own_processes(processes: WorkerProcesses) -> Iterator[WorkerProcesses]:
-    """A processes whose attempts have users of their own."""
+    """Worker processes whose attempts have their own users."""
     with open_folder() as folder:
         processes.folder = folder
         processes.set(data_dir=folder, process_user=None, process_uids=RANGE, process_uids_dir=folder / "uids")

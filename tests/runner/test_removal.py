@@ -1,4 +1,4 @@
-"""Folders that are over go, many at a time, whatever a child left in them."""
+"""Removal of attempt folders: many at a time, with any content."""
 
 import asyncio
 import os
@@ -45,10 +45,13 @@ async def test_a_folder_deeper_than_a_path_can_be_long_is_removed(tmp_path: Path
     children.close()
 
 
-async def test_a_slot_is_free_while_what_is_over_is_still_removed_and_not_without_end(
+async def test_removal_frees_its_slot_and_is_bounded(
     workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that removes slowly holds no slot; once much waits for it, nothing new is taken. Leaving waits for it."""
+    """A slow removal holds no slot. If many folders wait for removal, the worker claims nothing.
+
+    Exiting waits for them.
+    """
     goes_on = asyncio.Event()
     really = Removals._remove
 
@@ -62,9 +65,8 @@ async def test_a_slot_is_free_while_what_is_over_is_still_removed_and_not_withou
     async with workers.worker({"default": 1}):
         for job in jobs[:2]:
             await workers.ended(job, Status.SUCCEEDED)
-        await asyncio.sleep(
-            3 * workers.settings.poll_interval
-        )  # Long enough for a worker that would take the third one.
+        # Reason: time in which it would wrongly claim the third.
+        await asyncio.sleep(3 * workers.settings.poll_interval)
         assert (await workers.get(jobs[2])).status is Status.QUEUED
         assert len(workers.folders) == 2
         goes_on.set()

@@ -51,7 +51,7 @@ def test_only_a_dead_workers_lock_can_be_taken(tmp_path: Path) -> None:
     assert locks.others("w:2") == []
 
 
-def test_a_lock_whose_recovery_failed_stays_for_the_next_one(tmp_path: Path) -> None:
+def test_lock_file_stays_if_the_recovery_failed(tmp_path: Path) -> None:
     locks = StateFolder(tmp_path).locks("site")
     folder = tmp_path / "workers" / "site"
     (folder / "w:1.lock").touch()
@@ -60,7 +60,7 @@ def test_a_lock_whose_recovery_failed_stays_for_the_next_one(tmp_path: Path) -> 
     assert locks.others("w:2") == ["w:1"]
 
 
-def test_a_lock_that_is_taken_while_it_is_made_is_made_again(tmp_path: Path) -> None:
+def test_lock_file_that_was_taken_while_it_was_made_is_made_again(tmp_path: Path) -> None:
     """One who looks for dead workers may come between the making of a lock file and its lock."""
     locks = StateFolder(tmp_path).locks("site")
     path = tmp_path / "workers" / "site" / "w:1.lock"
@@ -86,7 +86,7 @@ def test_a_state_folder_that_cannot_be_used_is_refused_by_name(tmp_path: Path) -
         StateFolder(tmp_path / "file")
 
 
-def test_a_worker_that_leaves_something_behind_leaves_its_lock_file_too(tmp_path: Path) -> None:
+def test_worker_that_leaves_attempts_keeps_its_lock_file(tmp_path: Path) -> None:
     """So that the next one hands that over at once. Proves L19."""
     locks = StateFolder(tmp_path).locks("site")
     with locks.hold("w:1") as held:

@@ -1,4 +1,4 @@
-"""The workspace of an attempt on the disk: whose it is, and which plan it has."""
+"""The workspace of an attempt on disk: its owner and its plan."""
 
 import os
 from pathlib import Path
@@ -36,8 +36,8 @@ class Staging:
         (inputs / self._name).write_text(self._name)
 
 
-async def test_whoever_comes_next_brings_its_own_plan(tmp_path: Path) -> None:
-    """Proves P9, R4: what another owner put in place and never started is replaced as a whole."""
+async def test_next_owner_replaces_a_plan_that_never_started(tmp_path: Path) -> None:
+    """Proves P9, R4: what another owner staged and never started is replaced completely."""
     runner = ProcessRunner(StateFolder(tmp_path), "test", user=None, log_cap=1 << 20)
 
     async def confirm() -> None:
@@ -61,7 +61,7 @@ async def test_whoever_comes_next_brings_its_own_plan(tmp_path: Path) -> None:
     runner.close()
 
 
-def test_plan_lies_where_no_task_gets_to_and_only_a_plain_file_is_one(tmp_path: Path) -> None:
+def test_plan_is_out_of_reach_of_tasks_and_must_be_a_regular_file(tmp_path: Path) -> None:
     """Proves P2, R25: a container has the space alone; no link is followed, and nobody waits for a FIFO's writer."""
     make_space(tmp_path, Staging("file"), None, None, own=True)
     space, plan = tmp_path / "space", tmp_path / "plan"

@@ -1,4 +1,4 @@
-"""Access: who may call what, whose jobs they see, and what a web page can do (nothing)."""
+"""Access: which role may call what, which jobs it sees, and that a web page can do nothing."""
 
 import asyncio
 import os
@@ -26,7 +26,7 @@ from holdfast.errors import ConfigError, HoldfastError
 from holdfast.model import Claimable, Role, new_id
 from holdfast.store.migrate import migrate
 from holdfast.store.store import Store, connect
-from tests.support.service import FUNCTION, Served, error_of, opened, serving_here
+from tests.support.service import FUNCTION, Service, error_of, opened, service_in_process
 
 RAW = {"runner": "process", "spec": {"command": ["true"]}}
 NEEDS: dict[tuple[str, str], Role | None] = {
@@ -96,18 +96,18 @@ def path_of(route: str, job: str) -> str:
     return route.replace("{token_id}", new_id()).replace("{snapshot_id}", "0" * 64)
 
 
-async def test_every_route_is_open_to_its_role_and_those_above_it_alone(served: Served) -> None:
+async def test_every_route_is_open_to_its_role_and_those_above_it_alone(service: Service) -> None:
     """Proves O8."""
     routes = {(route.method, route.path): route.role for route in declared()}
     assert routes == NEEDS, "a route is new, gone or changed: say here who may call it"
-    tokens = {role: await served.token(role) for role in Role}
-    async with served.client() as client:
+    tokens = {role: await service.token(role) for role in Role}
+    async with service.client() as client:
         job = (await client.post("/v1/jobs", json=FUNCTION)).json()["id"]
         await client.post(f"/v1/jobs/{job}/cancel")
     seen: Counter[int] = Counter()
     for (method, route), needed in NEEDS.items():
         for role, token in tokens.items():
-            async with served.client(token) as client:
+            async with service.client(token) as client:
                 body = BODIES.get((method, route), {}) if method in ("POST", "PUT", "PATCH") else None
                 answer = await client.request(method, path_of(route, job), json=body)
             allowed = needed is None or role.includes(needed)
@@ -117,9 +117,9 @@ async def test_every_route_is_open_to_its_role_and_those_above_it_alone(served: 
     assert seen[403] > 30
 
 
-async def test_no_token_is_answered_401_everywhere(served: Served) -> None:
+async def test_no_token_is_answered_401_everywhere(service: Service) -> None:
     """Proves O8."""
-    async with httpx.AsyncClient(base_url=served.url) as client:
+    async with httpx.AsyncClient(base_url=service.url) as client:
         for (method, route), needed in NEEDS.items():
             for headers in ({}, {"Authorization": "Bearer hf_nonsense"}, {"Authorization": "Basic hf_x"}):
                 answer = await client.request(method, path_of(route, new_id()), headers=headers)
@@ -132,10 +132,10 @@ async def test_no_token_is_answered_401_everywhere(served: Served) -> None:
             assert answer.status_code == 401
 
 
-async def test_tenants_do_not_meet(served: Served) -> None:
+async def test_tenants_cannot_see_each_other(service: Service) -> None:
     """Proves N5."""
-    blue, green = await served.token(Role.OPERATOR, "blue"), await served.token(Role.OPERATOR, "green")
-    async with served.client(blue) as mine, served.client(green) as other, served.client() as admin:
+    blue, green = await service.token(Role.OPERATOR, "blue"), await service.token(Role.OPERATOR, "green")
+    async with service.client(blue) as mine, service.client(green) as other, service.client() as admin:
         job = (await mine.post("/v1/jobs", json={**FUNCTION, "lane": "L"})).json()
         assert job["tenant"] == "blue"
         for (method, route), _ in NEEDS.items():
@@ -157,10 +157,10 @@ async def test_tenants_do_not_meet(served: Served) -> None:
         assert (await mine.get(f"/v1/jobs/{job['id']}")).json()["status"] == "queued"
 
 
-async def test_worker_names_jobs_of_the_caller_alone(served: Served) -> None:
+async def test_worker_names_jobs_of_the_caller_alone(service: Service) -> None:
     """Proves N5."""
-    blue = await served.token(Role.VIEWER, "blue")
-    async with served.client() as admin, served.client(blue) as viewer, opened(served.database_url) as store:
+    blue = await service.token(Role.VIEWER, "blue")
+    async with service.client() as admin, service.client(blue) as viewer, opened(service.database_url) as store:
         job = (await admin.post("/v1/jobs", json=FUNCTION)).json()["id"]
         await store.workers.register(
             "w1", host="h", pid=1, queues={"default": 1}, capabilities=["function:f"], domains=["d"], ttl=60
@@ -171,11 +171,11 @@ async def test_worker_names_jobs_of_the_caller_alone(served: Served) -> None:
         assert (await viewer.get("/v1/workers")).json()["items"][0]["jobs"] == []
 
 
-async def test_raw_commands_and_secrets_are_an_admins(clean_url: str, tmp_path: Path) -> None:
+async def test_only_admins_may_use_raw_commands_and_secrets(clean_url: str, tmp_path: Path) -> None:
     """Proves O8."""
-    async with serving_here(clean_url, tmp_path / "data") as served:
-        token = await served.token(Role.OPERATOR)
-        async with served.client(token) as client, served.client() as admin:
+    async with service_in_process(clean_url, tmp_path / "data") as service:
+        token = await service.token(Role.OPERATOR)
+        async with service.client(token) as client, service.client() as admin:
             docker = {"runner": "docker", "spec": {"image": "alpine"}}
             for job in (RAW, docker):
                 assert (await client.post("/v1/jobs", json=job)).status_code == 403
@@ -185,15 +185,18 @@ async def test_raw_commands_and_secrets_are_an_admins(clean_url: str, tmp_path: 
             assert (await client.put("/v1/lanes/L", json=check)).status_code == 403
             assert (await client.post("/v1/jobs", json={**FUNCTION, "secrets": ["A"]})).status_code == 403
             assert len((await client.get("/v1/jobs")).json()["items"]) == 2
-    async with serving_here(clean_url, tmp_path / "data", allow_raw=True) as served, served.client(token) as client:
+    async with (
+        service_in_process(clean_url, tmp_path / "data", allow_raw=True) as service,
+        service.client(token) as client,
+    ):
         assert (await client.post("/v1/jobs", json=RAW)).status_code == 201
         assert (await client.post("/v1/jobs", json={**RAW, "secrets": ["A"]})).status_code == 403
         assert (await client.put("/v1/lanes/L", json=check)).status_code == 200
 
 
-async def test_token_is_made_shown_once_used_and_taken_back(served: Served) -> None:
+async def test_token_is_made_shown_once_used_and_taken_back(service: Service) -> None:
     """Proves O8."""
-    async with served.client() as admin:
+    async with service.client() as admin:
         made = await admin.post("/v1/tokens", json={"name": "ci", "role": "submitter", "tenant": "blue"})
         assert (made.status_code, made.headers["cache-control"]) == (201, "no-store")
         secret = made.json()["token"]
@@ -201,7 +204,7 @@ async def test_token_is_made_shown_once_used_and_taken_back(served: Served) -> N
         assert secret not in listed.text
         assert [token["name"] for token in listed.json()["items"]] == ["admin", "ci"]
         assert (await admin.post("/v1/tokens", json={"name": "ci", "role": "admin"})).status_code == 409
-        async with served.client(secret) as client:
+        async with service.client(secret) as client:
             assert (await client.post("/v1/jobs", json=FUNCTION)).json()["tenant"] == "blue"
             assert (await admin.delete(f"/v1/tokens/{made.json()['id']}")).status_code == 200
             assert (await client.get("/v1/jobs")).status_code == 401
@@ -225,7 +228,7 @@ async def test_first_admin_token_is_private_and_made_once(clean_url: str, tmp_pa
         assert [file.name for file in path.parent.iterdir()] == ["admin.token"]
 
 
-async def test_token_file_left_by_a_crash_is_made_known_and_a_strangers_is_refused(
+async def test_token_file_left_by_a_crash_is_registered_and_a_foreign_one_refused(
     clean_url: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "admin.token"
@@ -281,16 +284,16 @@ CROSS: list[tuple[str, dict[str, str], int]] = [
 
 async def test_without_tokens_no_web_page_reaches_it(clean_url: str, tmp_path: Path) -> None:
     """Proves O8."""
-    async with serving_here(clean_url, tmp_path / "data", auth="off") as served:
-        async with httpx.AsyncClient(base_url=served.url) as client:
+    async with service_in_process(clean_url, tmp_path / "data", auth="off") as service:
+        async with httpx.AsyncClient(base_url=service.url) as client:
             for what, headers, status in CROSS:
-                said = {**OFF, **{name: value.format(port=served.port) for name, value in headers.items()}}
+                said = {**OFF, **{name: value.format(port=service.port) for name, value in headers.items()}}
                 answer = await client.post("/v1/jobs", json=FUNCTION, headers=said)
                 assert answer.status_code == status, (what, answer.text)
                 if status == 403:
                     assert (await client.get("/v1/jobs", headers=said)).status_code == 403, what
             assert (await client.post(f"/v1/jobs/{new_id()}/cancel")).status_code == 400
-            assert (await client.get("/v1/jobs", headers={"Host": f"localhost:{served.port}"})).status_code == 200
+            assert (await client.get("/v1/jobs", headers={"Host": f"localhost:{service.port}"})).status_code == 200
             preflight = await client.options("/v1/jobs", headers={"Origin": "https://evil.example"})
             assert preflight.status_code == 405
             assert "access-control-allow-origin" not in preflight.headers
@@ -308,9 +311,9 @@ async def test_without_tokens_an_application_elsewhere_refuses_strangers(clean_u
                 assert (await caller.get("/v1/jobs")).status_code == status
 
 
-async def test_pages_load_nothing_from_elsewhere_and_run_no_script(served: Served) -> None:
+async def test_pages_load_nothing_from_elsewhere_and_run_no_script(service: Service) -> None:
     """Proves I3."""
-    async with httpx.AsyncClient(base_url=served.url) as client:
+    async with httpx.AsyncClient(base_url=service.url) as client:
         page = await client.get("/docs")
     assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
     policy = dict(part.strip().split(" ", 1) for part in page.headers["content-security-policy"].split(";"))
@@ -335,13 +338,13 @@ def test_page_shows_markup_in_a_description_as_text() -> None:
 @pytest.mark.parametrize("path", ["/docs", "/openapi.json", "/healthz"])
 async def test_without_tokens_pages_have_the_same_guard(clean_url: str, tmp_path: Path, path: str) -> None:
     """Proves I3."""
-    async with serving_here(clean_url, tmp_path / "data", auth="off") as served:
+    async with service_in_process(clean_url, tmp_path / "data", auth="off") as service:
         for headers, status in (
             ({}, 200),
             ({"Host": "rebound.example"}, 403),
             ({"Origin": "https://evil.example"}, 403),
         ):
-            async with httpx.AsyncClient(base_url=served.url, headers=headers) as client:
+            async with httpx.AsyncClient(base_url=service.url, headers=headers) as client:
                 assert (await client.get(path)).status_code == status
 
 
@@ -366,16 +369,19 @@ def test_tokens_cannot_be_off_for_root_unless_that_is_said() -> None:
 async def test_without_tokens_nothing_that_a_proxy_forwards_is_answered(
     clean_url: str, tmp_path: Path, name: str
 ) -> None:
-    async with serving_here(clean_url, tmp_path / "data", auth="off") as served, served.client("none") as client:
+    async with (
+        service_in_process(clean_url, tmp_path / "data", auth="off") as service,
+        service.client("none") as client,
+    ):
         answer = await client.get("/v1/jobs", headers={name: "for=10.0.0.1"})
     assert (answer.status_code, name.lower() in error_of(answer)["message"]) == (403, True)
 
 
 async def test_requests_of_one_token_are_limited_and_others_are_not(clean_url: str, tmp_path: Path) -> None:
     """Proves O8."""
-    async with serving_here(clean_url, tmp_path / "data", rate_limit=5.0) as served:
-        other = await served.token(Role.VIEWER)
-        async with served.client() as client, served.client(other) as second:
+    async with service_in_process(clean_url, tmp_path / "data", rate_limit=5.0) as service:
+        other = await service.token(Role.VIEWER)
+        async with service.client() as client, service.client(other) as second:
             answers = [await client.get("/v1/queues") for _ in range(40)]
             refused = [answer for answer in answers if answer.status_code == 429]
             assert refused
@@ -390,9 +396,9 @@ def every_error(kind: type[HoldfastError] = HoldfastError) -> list[type[Holdfast
 
 async def test_guesses_of_tokens_are_limited_and_known_tokens_are_not(clean_url: str, tmp_path: Path) -> None:
     async with (
-        serving_here(clean_url, tmp_path / "data", auth_failures=0.01) as served,
-        served.client() as admin,
-        served.client("hf_guess") as stranger,
+        service_in_process(clean_url, tmp_path / "data", auth_failures=0.01) as service,
+        service.client() as admin,
+        service.client("hf_guess") as stranger,
     ):
         assert (await admin.get("/v1/jobs")).status_code == 200
         seen = [await stranger.get("/v1/jobs") for _ in range(3)]
@@ -435,7 +441,7 @@ def test_every_error_has_a_status_a_code_and_the_one_shape() -> None:
     assert len(set(codes)) == len(codes)
 
 
-def test_unexpected_error_says_nothing_of_itself(caplog: pytest.LogCaptureFixture) -> None:
+def test_unexpected_error_reveals_nothing(caplog: pytest.LogCaptureFixture) -> None:
     response = to_response(RuntimeError("postgresql://user:password@host"))
     assert response.status_code == 500
     assert b"password" not in bytes(response.body)

@@ -17,7 +17,7 @@ from holdfast.api import json_body
 from holdfast.api.json_body import PIECE, count_values
 from holdfast.errors import AtCapacity
 from holdfast.submission import Submission
-from tests.support.service import FUNCTION, Served, error_of
+from tests.support.service import FUNCTION, Service, error_of
 
 MIB = 1024 * 1024
 LIMIT = 16 * MIB
@@ -36,21 +36,21 @@ def _post(url: str, token: str, size: int) -> tuple[int, bytes]:
 
 
 @pytest.mark.parametrize("size", [LIMIT + 1, 3 * LIMIT])
-async def test_urllib_reads_the_413(served: Served, size: int) -> None:
+async def test_urllib_reads_the_413(service: Service, size: int) -> None:
     """Proves I4."""
-    status, body = await asyncio.to_thread(_post, f"{served.url}/v1/jobs", served.admin, size)
+    status, body = await asyncio.to_thread(_post, f"{service.url}/v1/jobs", service.admin, size)
     assert (status, b'"too_large"' in body) == (413, True)
 
 
-async def test_urllib_reads_the_401_for_a_large_body(served: Served) -> None:
+async def test_urllib_reads_the_401_for_a_large_body(service: Service) -> None:
     """Proves I4."""
-    status, body = await asyncio.to_thread(_post, f"{served.url}/v1/jobs", "hf_nobody", LIMIT + 1)
+    status, body = await asyncio.to_thread(_post, f"{service.url}/v1/jobs", "hf_nobody", LIMIT + 1)
     assert (status, b'"unauthorized"' in body) == (401, True)
 
 
 @pytest.mark.parametrize("close", [False, True])
 @pytest.mark.parametrize("chunked", [False, True])
-async def test_httpx_reads_the_413(served: Served, chunked: bool, close: bool) -> None:
+async def test_httpx_reads_the_413(service: Service, chunked: bool, close: bool) -> None:
     """Proves I4."""
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -58,7 +58,7 @@ async def test_httpx_reads_the_413(served: Served, chunked: bool, close: bool) -
             yield bytes(MIB)
 
     headers = {"Content-Type": "application/json"} | ({"Connection": "close"} if close else {})
-    async with served.client() as client:
+    async with service.client() as client:
         answer = await client.post("/v1/jobs", content=pieces() if chunked else bytes(40 * MIB), headers=headers)
         assert (answer.status_code, error_of(answer)["code"]) == (413, "too_large")
         assert answer.headers["connection"] == "close"
@@ -67,12 +67,12 @@ async def test_httpx_reads_the_413(served: Served, chunked: bool, close: bool) -
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 @pytest.mark.parametrize("expect", ["Expect:", "Expect: 100-continue"])
-async def test_curl_reads_the_413(served: Served, tmp_path: object, expect: str) -> None:
+async def test_curl_reads_the_413(service: Service, tmp_path: object, expect: str) -> None:
     """Proves I4."""
     curl = await asyncio.create_subprocess_exec(
         *("curl", "--silent", "--show-error", "--data-binary", "@-", "--header", expect),
-        *("--header", f"Authorization: Bearer {served.admin}", "--header", "Content-Type: application/json"),
-        *("--write-out", " %{http_code}", f"{served.url}/v1/jobs"),
+        *("--header", f"Authorization: Bearer {service.admin}", "--header", "Content-Type: application/json"),
+        *("--write-out", " %{http_code}", f"{service.url}/v1/jobs"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -81,16 +81,16 @@ async def test_curl_reads_the_413(served: Served, tmp_path: object, expect: str)
     assert (said[-4:], b'"too_large"' in said, errors, curl.returncode) == (b" 413", True, b"", 0)
 
 
-async def test_upload_over_its_limit_is_answered_too(served: Served) -> None:
+async def test_upload_over_its_limit_is_answered_too(service: Service) -> None:
     """Proves I4."""
     files = {"file": ("big", bytes(120 * MIB))}
-    async with served.client() as client:
+    async with service.client() as client:
         answer = await client.post("/v1/uploads", files=files, headers={"Connection": "close"})
         assert answer.status_code == 413
 
 
-async def test_connection_stays_open_after_a_small_body_that_nobody_read(served: Served) -> None:
-    async with httpx.AsyncClient(base_url=served.url) as client:
+async def test_connection_stays_open_after_a_small_body_that_nobody_read(service: Service) -> None:
+    async with httpx.AsyncClient(base_url=service.url) as client:
         for _ in range(2):
             answer = await client.post("/v1/jobs", json=FUNCTION)
             assert (answer.status_code, "connection" in answer.headers) == (401, False)
@@ -105,28 +105,28 @@ def test_values_are_counted_outside_of_strings() -> None:
 
 
 async def test_too_many_values_are_refused_before_they_are_decoded(
-    served: Served, monkeypatch: pytest.MonkeyPatch
+    service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def decode(raw: object) -> None:
         raise AssertionError("it was decoded")
 
     body = b'{"jobs":[' + b"{}," * 400_000 + b"{}]}"
-    async with served.client() as client:
+    async with service.client() as client:
         with monkeypatch.context() as patched:
             patched.setattr("holdfast.api.json_body.msgspec.json.decode", decode)
             answer = await client.post("/v1/jobs/bulk", content=body, headers={"Content-Type": "application/json"})
         assert (answer.status_code, error_of(answer)["details"]["field"]) == (413, "body")
 
 
-async def test_too_many_jobs_are_refused_before_anybody_looks_at_one(served: Served) -> None:
-    async with served.client() as client:
+async def test_too_many_jobs_are_refused_before_anybody_looks_at_one(service: Service) -> None:
+    async with service.client() as client:
         answer = await client.post("/v1/jobs/bulk", json={"jobs": [{"unknown": 1}] * 10_001})
         assert (answer.status_code, error_of(answer)["details"]["field"]) == (422, "jobs")
         assert "10001 jobs" in error_of(answer)["message"]
 
 
 async def test_large_bulk_is_decoded_and_checked_off_the_event_loop(
-    served: Served, monkeypatch: pytest.MonkeyPatch
+    service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: dict[str, set[int]] = {"decode": set(), "check": set()}
     decode, check = json_body.decode, submission.check
@@ -141,7 +141,7 @@ async def test_large_bulk_is_decoded_and_checked_off_the_event_loop(
 
     monkeypatch.setattr(json_body, "decode", decoding)
     monkeypatch.setattr(submission, "check", checking)
-    async with served.client() as client:
+    async with service.client() as client:
         answer = await client.post("/v1/jobs/bulk", json={"jobs": [{**FUNCTION, "inputs": {"a": "x" * 100}}] * 1000})
         assert answer.status_code == 201
         wrong = await client.post("/v1/jobs/bulk", json={"jobs": [FUNCTION] * 1999 + [{**FUNCTION, "priority": "x"}]})

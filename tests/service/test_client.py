@@ -1,4 +1,4 @@
-"""The clients over HTTP: typed answers, one effect per submit, and streams that go on where they broke."""
+"""The HTTP clients: typed answers, idempotent submits, and streams that resume."""
 
 import asyncio
 import inspect
@@ -13,11 +13,11 @@ from holdfast.errors import ConfigError
 from holdfast.model import Status
 from holdfast.response_types import Explanation, JobView
 from tests.support.proxy import Proxy
-from tests.support.service import FUNCTION, Served, opened, serving
+from tests.support.service import FUNCTION, Service, opened, service_process_on
 
 
 class Forgetful(httpx.AsyncHTTPTransport):
-    """A network that loses the answer to the first call: the server has done it, and nobody hears of it."""
+    """A network that loses the reply to the first call, which the server has carried out."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,11 +32,11 @@ class Forgetful(httpx.AsyncHTTPTransport):
         return answer
 
 
-async def test_a_submit_whose_answer_was_lost_is_repeated_and_makes_one_job(served: Served) -> None:
+async def test_a_submit_whose_answer_was_lost_is_repeated_and_makes_one_job(service: Service) -> None:
     """Proves J12."""
     for submit in ("submit", "submit_many"):
         network = Forgetful()
-        async with AsyncClient(served.url, token=served.admin, transport=network) as client:
+        async with AsyncClient(service.url, token=service.admin, transport=network) as client:
             kind = {**FUNCTION, "kind": submit}
             await getattr(client, submit)(kind if submit == "submit" else [kind, kind])
             assert len(network.keys) == 2
@@ -45,13 +45,13 @@ async def test_a_submit_whose_answer_was_lost_is_repeated_and_makes_one_job(serv
         assert len(found) == (1 if submit == "submit" else 2)
 
 
-async def test_a_stream_that_fell_silent_is_taken_up_again(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half open: nothing arrives any more, and nothing says so. Proves E3."""
+async def test_silent_stream_is_reconnected(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection is half open: nothing arrives, and no error is raised. Proves E3."""
     monkeypatch.setattr(http, "SILENT_SECONDS", 1.0)
     async with (
-        Proxy(served.port).run() as proxy,
-        opened(served.database_url) as store,
-        AsyncClient(f"http://127.0.0.1:{proxy.port}", token=served.admin) as client,
+        Proxy(service.port).run() as proxy,
+        opened(service.database_url) as store,
+        AsyncClient(f"http://127.0.0.1:{proxy.port}", token=service.admin) as client,
     ):
         job = await client.submit(FUNCTION)
         seen = []
@@ -66,21 +66,21 @@ async def test_a_stream_that_fell_silent_is_taken_up_again(served: Served, monke
 @pytest.mark.parametrize("kind", ["sqlite"])
 async def test_a_stream_outlasts_its_server(clean_url: str, tmp_path: Any) -> None:
     """Proves E3."""
-    with serving(clean_url, tmp_path / "data") as served:
-        async with AsyncClient(served.url, token=served.admin, tries=60) as client, opened(clean_url) as store:
+    with service_process_on(clean_url, tmp_path / "data") as service:
+        async with AsyncClient(service.url, token=service.admin, tries=60) as client, opened(clean_url) as store:
             job = await client.submit(FUNCTION)
             seen = []
             async for event in client.follow(job.id):
                 seen.append(event.seq)
                 if len(seen) == 1:
-                    await asyncio.to_thread(served.kill)
+                    await asyncio.to_thread(service.kill)
                     await store.jobs.cancel(job.id)
-                    served.start(wait=False)
+                    service.start(wait=False)
             assert seen == list(range(1, (await client.get(job.id)).last_seq + 1))
 
 
-async def test_answers_are_typed_and_wait_has_an_end(served: Served) -> None:
-    async with AsyncClient(served.url, token=served.admin) as client:
+async def test_answers_are_typed_and_wait_has_an_end(service: Service) -> None:
+    async with AsyncClient(service.url, token=service.admin) as client:
         job = await client.submit({**FUNCTION, "labels": {"team": "blue"}, "lane": "l"})
         assert isinstance(job, JobView)
         assert job.links.self.endswith(job.id)
@@ -96,13 +96,13 @@ async def test_answers_are_typed_and_wait_has_an_end(served: Served) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
-def test_the_client_that_blocks_has_the_same_calls(served_apart: Served) -> None:
+def test_sync_client_has_the_same_calls(service_process: Service) -> None:
     def calls(kind: type) -> dict[str, list[str]]:
         found = inspect.getmembers(kind, lambda one: inspect.isfunction(one) or inspect.isasyncgenfunction(one))
         return {name: list(inspect.signature(one).parameters)[1:] for name, one in found if name[0] != "_"}
 
     assert calls(Client) == calls(AsyncClient)
-    with Client(served_apart.url, token=served_apart.admin) as client:
+    with Client(service_process.url, token=service_process.admin) as client:
         job = client.submit(FUNCTION)
         client.cancel(job.id)
         assert [event.type for event in client.follow(job.id)][-1] == "status"

@@ -1,4 +1,4 @@
-"""A server that goes away while somebody follows: the clients and the command line wait, go on, and end quietly."""
+"""Server outages while a client follows: clients and the command line wait, resume, and exit without noise."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ from holdfast import AsyncClient, Client
 from holdfast.client import outage
 from holdfast.client.http import ServerUnreachable
 from holdfast.model import Status
-from tests.support.service import FUNCTION, Served, opened, serving
+from tests.support.service import FUNCTION, Service, opened, service_process_on
 
 MORE_TRIES = 8
 """More than the five tries after which a plain call gives up."""
@@ -56,11 +56,11 @@ def away_and_back(records: list[str]) -> tuple[int, int]:
     return sum("cannot reach" in text for text in records), sum("is back" in text for text in records)
 
 
-def restart(served: Served, network: Refusals) -> None:
+def restart(service: Service, network: Refusals) -> None:
     """Kill the server, let the client try for longer than a plain call would, and start the server again."""
-    served.kill()
+    service.kill()
     assert network.many.wait(60)
-    served.start()
+    service.start()
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
@@ -69,14 +69,14 @@ async def test_follow_and_wait_outlast_a_killed_server(
 ) -> None:
     """Proves G4. No event is missing or repeated, and both say once that it is away and once that it is back."""
     network = Refusals(3 * MORE_TRIES)
-    with serving(clean_url, tmp_path / "data") as served:
+    with service_process_on(clean_url, tmp_path / "data") as service:
         async with (
-            AsyncClient(served.url, token=served.admin, transport=network) as client,
+            AsyncClient(service.url, token=service.admin, transport=network) as client,
             opened(clean_url) as store,
         ):
 
             async def restart_and_cancel() -> None:
-                await asyncio.to_thread(restart, served, network)
+                await asyncio.to_thread(restart, service, network)
                 await store.jobs.cancel(job.id)
 
             job = await client.submit(FUNCTION)
@@ -100,11 +100,11 @@ def test_the_blocking_client_outlasts_a_killed_server(
     """Proves G4."""
     network = Refusals()
     with (
-        serving(clean_url, tmp_path / "data") as served,
-        Client(served.url, token=served.admin, transport=network) as client,
+        service_process_on(clean_url, tmp_path / "data") as service,
+        Client(service.url, token=service.admin, transport=network) as client,
     ):
         job = client.submit(FUNCTION)
-        restarting = threading.Thread(target=_restart_and_cancel, args=(served, network, job.id))
+        restarting = threading.Thread(target=_restart_and_cancel, args=(service, network, job.id))
         restarting.start()
         assert client.wait(job.id).status is Status.CANCELLED
         restarting.join()
@@ -113,9 +113,9 @@ def test_the_blocking_client_outlasts_a_killed_server(
     assert away_and_back(caplog.messages) == (1, 1)
 
 
-def _restart_and_cancel(served: Served, network: Refusals, job: str) -> None:
-    restart(served, network)
-    with Client(served.url, token=served.admin) as other:
+def _restart_and_cancel(service: Service, network: Refusals, job: str) -> None:
+    restart(service, network)
+    with Client(service.url, token=service.admin) as other:
         other.cancel(job)
 
 
@@ -205,14 +205,14 @@ BREAK, RAISE, PRESS, GO_ON = "break", "1 / 0", "os.kill(os.getpid(), signal.SIGI
         *("break", "error", "interrupt", "end", "never-closed"),
     ],
 )
-def test_following_ends_without_a_complaint(served_apart: Served, script: str, ended: bool, says: str) -> None:
-    """Proves G4. However the loop is left, nothing is printed at exit."""
-    with Client(served_apart.url, token=served_apart.admin) as client:
+def test_following_ends_without_a_complaint(service_process: Service, script: str, ended: bool, says: str) -> None:
+    """Proves G4. However the loop ends, nothing is printed at exit."""
+    with Client(service_process.url, token=service_process.admin) as client:
         job = client.submit(FUNCTION)
         if ended:
             client.cancel(job.id)
     done = subprocess.run(
-        [sys.executable, "-W", "default", "-c", script, served_apart.url, served_apart.admin, job.id],
+        [sys.executable, "-W", "default", "-c", script, service_process.url, service_process.admin, job.id],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
@@ -222,27 +222,27 @@ def test_following_ends_without_a_complaint(served_apart: Served, script: str, e
 
 @pytest.mark.parametrize("kind", ["sqlite"])
 @pytest.mark.parametrize("script", [ASYNC.format(act=GO_ON), BLOCKING.format(act=GO_ON)], ids=["async", "blocking"])
-def test_ctrl_c_ends_following_while_the_server_is_away(served_apart: Served, script: str) -> None:
+def test_ctrl_c_ends_following_while_the_server_is_away(service_process: Service, script: str) -> None:
     """Proves G4."""
-    with Client(served_apart.url, token=served_apart.admin) as client:
+    with Client(service_process.url, token=service_process.admin) as client:
         job = client.submit(FUNCTION)
     with subprocess.Popen(
-        [sys.executable, "-W", "default", "-c", script, served_apart.url, served_apart.admin, job.id],
+        [sys.executable, "-W", "default", "-c", script, service_process.url, service_process.admin, job.id],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.readline() == "event\n"
-        served_apart.kill()
+        service_process.kill()
         assert "cannot reach" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
         said, complaints = process.communicate(timeout=60)
     assert (process.returncode, said, complaints) == (0, "KeyboardInterrupt\n", "")
 
 
-async def test_a_slow_reader_of_a_long_history_holds_it_back_and_can_leave(served: Served) -> None:
+async def test_a_slow_reader_of_a_long_history_holds_it_back_and_can_leave(service: Service) -> None:
     """What is read ahead is bounded, and leaving in the middle of it closes the connection."""
-    async with AsyncClient(served.url, token=served.admin) as client, opened(served.database_url) as store:
+    async with AsyncClient(service.url, token=service.admin) as client, opened(service.database_url) as store:
         job = await store.jobs.submit(FUNCTION)
         for _ in range(150):
             await store.jobs.cancel(job.id)
@@ -258,7 +258,7 @@ async def test_a_slow_reader_of_a_long_history_holds_it_back_and_can_leave(serve
 
 @contextlib.contextmanager
 def in_its_place(port: int) -> Iterator[threading.Event]:
-    """Something that listens on the server's port and hangs up on everybody; the event: on many."""
+    """Listen on the server's port and close every connection; the event is set after many."""
     many = threading.Event()
     with socket.create_server(("127.0.0.1", port)) as listener:
 
@@ -281,9 +281,9 @@ def in_its_place(port: int) -> Iterator[threading.Event]:
             thread.join()
 
 
-def command_line(served: Served, *arguments: str) -> "subprocess.Popen[str]":
+def command_line(service: Service, *arguments: str) -> "subprocess.Popen[str]":
     known = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
-    known |= {"HOLDFAST_URL": served.url, "HOLDFAST_TOKEN": served.admin, "PYTHONWARNINGS": "default"}
+    known |= {"HOLDFAST_URL": service.url, "HOLDFAST_TOKEN": service.admin, "PYTHONWARNINGS": "default"}
     return subprocess.Popen(
         [*PROGRAM, *arguments], env=known, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True,
@@ -299,24 +299,24 @@ def read_until(stream: Any, text: str) -> str:
 
 @pytest.mark.parametrize("kind", ["sqlite"])
 @pytest.mark.parametrize("command", ["watch", "logs", "run"])
-def test_commands_outlast_a_killed_server(served_apart: Served, command: str) -> None:
+def test_commands_outlast_a_killed_server(service_process: Service, command: str) -> None:
     """Proves G4."""
-    with Client(served_apart.url, token=served_apart.admin) as client:
+    with Client(service_process.url, token=service_process.admin) as client:
         if command == "run":
-            process = command_line(served_apart, "run", "--queue", "nobody", "--", "true")
+            process = command_line(service_process, "run", "--queue", "nobody", "--", "true")
             job = read_until(process.stderr, "job ").split()[1]
         else:
             job = client.submit(FUNCTION).id
             following = ("-f",) if command == "logs" else ()
-            process = command_line(served_apart, command, *following, "--json", job)
+            process = command_line(service_process, command, *following, "--json", job)
             assert process.stdout is not None
             first = process.stdout.readline()
         with process:
-            served_apart.kill()
-            with in_its_place(served_apart.port) as many:
+            service_process.kill()
+            with in_its_place(service_process.port) as many:
                 read_until(process.stderr, "cannot reach")
                 assert many.wait(60)
-            served_apart.start()
+            service_process.start()
             client.cancel(job)
             said, errors = process.communicate(timeout=60)
         assert process.returncode == 130, errors
@@ -328,14 +328,14 @@ def test_commands_outlast_a_killed_server(served_apart: Served, command: str) ->
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
-def test_ctrl_c_leaves_a_command_whose_server_is_away(served_apart: Served) -> None:
-    """Proves G4. Nobody can be asked there, and nobody can stop the job: it says so."""
-    with Client(served_apart.url, token=served_apart.admin) as client:
+def test_ctrl_c_leaves_a_command_whose_server_is_away(service_process: Service) -> None:
+    """Proves G4. It cannot stop the job then, and says so."""
+    with Client(service_process.url, token=service_process.admin) as client:
         job = client.submit(FUNCTION).id
-    with command_line(served_apart, "watch", "--json", job) as process:
+    with command_line(service_process, "watch", "--json", job) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        served_apart.kill()
+        service_process.kill()
         read_until(process.stderr, "cannot reach")
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)

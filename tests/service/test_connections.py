@@ -10,14 +10,14 @@ import pytest
 from holdfast.api import linger
 from holdfast.api.connections import REPEATS, FewRepeats, connection_limit
 from holdfast.config import Settings
-from tests.support.service import FUNCTION, Served, serving, serving_here
+from tests.support.service import FUNCTION, Service, service_in_process, service_process_on
 
 HALF = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Slow: "
 
 
-async def half_open(served: Served) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def half_open(service: Service) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A connection with a request whose head is not finished."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
     writer.write(HALF)
     await writer.drain()
     return reader, writer
@@ -31,9 +31,9 @@ async def closed(reader: asyncio.StreamReader) -> bool:
         return True
 
 
-async def test_half_a_request_is_closed_in_time_however_it_trickles(clean_url: str, tmp_path: Path) -> None:
-    async with serving_here(clean_url, tmp_path / "data", header_timeout=0.5) as served:
-        reader, writer = await half_open(served)
+async def test_unfinished_request_is_closed_after_the_header_timeout(clean_url: str, tmp_path: Path) -> None:
+    async with service_in_process(clean_url, tmp_path / "data", header_timeout=0.5) as service:
+        reader, writer = await half_open(service)
 
         async def trickle() -> None:
             while not writer.is_closing():
@@ -44,14 +44,14 @@ async def test_half_a_request_is_closed_in_time_however_it_trickles(clean_url: s
         assert await closed(reader)
         writer.close()
         await slow
-        silent, other = await asyncio.open_connection("127.0.0.1", served.port)
+        silent, other = await asyncio.open_connection("127.0.0.1", service.port)
         assert await closed(silent)
         other.close()
 
 
 async def test_idle_connection_is_closed_after_its_request(clean_url: str, tmp_path: Path) -> None:
-    async with serving_here(clean_url, tmp_path / "data") as served:
-        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    async with service_in_process(clean_url, tmp_path / "data") as service:
+        reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")
         async with asyncio.timeout(30):
@@ -59,15 +59,15 @@ async def test_idle_connection_is_closed_after_its_request(clean_url: str, tmp_p
         writer.close()
 
 
-async def test_full_server_lets_the_longest_waiting_go_and_answers_others(clean_url: str, tmp_path: Path) -> None:
+async def test_full_server_closes_the_longest_idle_connection(clean_url: str, tmp_path: Path) -> None:
     """Half-open requests must not keep others out, and a request in progress must not be closed for them."""
     limits = {"max_connections": 10, "header_timeout": 60.0}
-    async with serving_here(clean_url, tmp_path / "data", **limits) as served, served.client() as client:
+    async with service_in_process(clean_url, tmp_path / "data", **limits) as service, service.client() as client:
         job = (await client.post("/v1/jobs", json=FUNCTION)).json()["id"]
         async with client.stream("GET", f"/v1/jobs/{job}/events/stream") as stream:
             lines = stream.aiter_lines()
             assert await anext(lines) == ": holdfast"
-            held = [await half_open(served) for _ in range(40)]
+            held = [await half_open(service) for _ in range(40)]
             assert (await client.get("/v1/jobs")).status_code == 200
             assert await closed(held[0][0])
             await client.post(f"/v1/jobs/{job}/cancel", json={})
@@ -92,27 +92,27 @@ async def test_more_half_open_requests_than_descriptors_leave_the_server_answeri
 ) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-    served = None
+    service = None
     try:
-        with serving(clean_url, tmp_path / "data") as served:  # It fails if a traceback is in the log.
+        with service_process_on(clean_url, tmp_path / "data") as service:  # It fails if a traceback is in the log.
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            held = [await half_open(served) for _ in range(600)]
-            async with served.client() as client:
+            held = [await half_open(service) for _ in range(600)]
+            async with service.client() as client:
                 for _ in range(5):
                     assert (await client.get("/v1/jobs")).status_code == 200
             for _, writer in held:
                 writer.close()
-        assert served.log.stat().st_size < 20_000
+        assert service.log.stat().st_size < 20_000
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-async def test_body_that_comes_too_slowly_is_answered_408(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_body_that_comes_too_slowly_is_answered_408(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linger, "GRACE_SECONDS", 0.2)
-    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
     writer.write(
         b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        b"Authorization: Bearer %b\r\nContent-Length: 1000\r\n\r\n{" % served.admin.encode()
+        b"Authorization: Bearer %b\r\nContent-Length: 1000\r\n\r\n{" % service.admin.encode()
     )
     async with asyncio.timeout(30):
         assert b" 408 " in await reader.readline()

@@ -1,4 +1,4 @@
-"""Direct mode: the queue is off, jobs run in the request that submits them, and the record is as true as with it."""
+"""Direct mode: without a queue, jobs run in the request that submits them, with the same record."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from holdfast.cli.serve import bind
 from holdfast.config import Settings
 from holdfast.model import Role, Status
 from tests.support.in_process_workers import InProcessWorkers, eventually
-from tests.support.service import Quiet, Served, error_of, serving
+from tests.support.service import ServerWithoutSignals, Service, error_of, service_process_on
 
 REFUSALS = 8
 WAIT_FOR = 'echo began; while [ ! -e "$GATE" ]; do sleep 0.05; done; echo done'
@@ -30,7 +30,7 @@ def sh(script: str, /, gate: Path | None = None, **fields: Any) -> dict[str, Any
     return {"runner": "process", "spec": spec, **fields}
 
 
-class Here(Served):
+class Here(Service):
     """A server in the test's own process, which can be told to leave."""
 
     app: Api
@@ -38,16 +38,16 @@ class Here(Served):
 
 @contextlib.asynccontextmanager
 async def direct(workers: InProcessWorkers, **settings: Any) -> AsyncIterator[Here]:
-    """A server without a queue, with the workers's functions and state folder."""
-    served = Here(workers.settings.database_url or "", workers.settings.data_dir)
-    found: Settings = replace(workers.settings, port=served.port, queue_enabled=False, rate_limit=None, **settings)
-    served.app = app = api_of(found, background=direct_of(found, workers.functions))
+    """A server without a queue, with the functions and state folder of the workers."""
+    service = Here(workers.settings.database_url or "", workers.settings.data_dir)
+    found: Settings = replace(workers.settings, port=service.port, queue_enabled=False, rate_limit=None, **settings)
+    service.app = app = api_of(found, background=direct_of(found, workers.functions))
     with bind(found) as listener:
         async with app.running():
-            server = Quiet(app, found)
+            server = ServerWithoutSignals(app, found)
             task = asyncio.create_task(server.serve(sockets=[listener]))
             try:
-                yield served
+                yield service
             finally:
                 app.leave()
                 server.should_exit = True
@@ -67,7 +67,7 @@ async def begun(workers: InProcessWorkers) -> str:
 async def test_second_call_is_refused_at_once_while_the_first_runs(workers: InProcessWorkers, tmp_path: Path) -> None:
     """Proves O1."""
     gate = tmp_path / "gate"
-    async with direct(workers) as served, served.client() as client:
+    async with direct(workers) as service, service.client() as client:
         first = asyncio.create_task(client.post("/v1/jobs", json=sh(WAIT_FOR, gate)))
         job_id = await begun(workers)
         full = await client.post("/v1/jobs", json=sh("true"))
@@ -83,14 +83,14 @@ async def test_second_call_is_refused_at_once_while_the_first_runs(workers: InPr
         assert (again.json()["status"], again.json()["exit_code"]) == ("failed", 3)
 
 
-async def test_refusal_for_want_of_room_waits_for_nothing(workers: InProcessWorkers, tmp_path: Path) -> None:
+async def test_refusal_at_capacity_is_immediate(workers: InProcessWorkers, tmp_path: Path) -> None:
     """Proves O1: the fastest of many takes at most 100 ms longer than the fastest refusal for another reason.
 
-    A busy machine delays both, and seldom all of one kind; a wait on the way would be in every one.
+    A busy machine delays both kinds; a wait in the code would be in every refusal.
     """
     gate = tmp_path / "gate"
     seconds: dict[str, list[float]] = {"at_capacity": [], "invalid": []}
-    async with direct(workers) as served, served.client() as client:
+    async with direct(workers) as service, service.client() as client:
         first = asyncio.create_task(client.post("/v1/jobs", json=sh(WAIT_FOR, gate)))
         await begun(workers)
         for _ in range(REFUSALS):
@@ -107,7 +107,7 @@ async def test_refusal_for_want_of_room_waits_for_nothing(workers: InProcessWork
 async def test_record_is_the_same_as_with_the_queue(workers: InProcessWorkers) -> None:
     """Proves O1."""
     asked = sh("echo hello; echo out > output/file; echo x >&2; exit 3", max_attempts=2, retry={"base": 0, "cap": 0})
-    async with direct(workers) as served, served.client() as client:
+    async with direct(workers) as service, service.client() as client:
         answer = await client.post("/v1/jobs", json=asked)
         assert answer.status_code == 201
         ran = answer.json()
@@ -135,7 +135,7 @@ async def test_function_runs_in_the_request_and_its_result_is_the_answer(workers
     def double(n: int) -> int:
         return 2 * n
 
-    async with direct(workers) as served, served.client(await served.token(Role.SUBMITTER)) as client:
+    async with direct(workers) as service, service.client(await service.token(Role.SUBMITTER)) as client:
         asked = {"runner": "function", "spec": {"name": "double"}, "inputs": {"n": 4}}
         assert (await client.post("/v1/jobs", json=asked)).json()["result"] == 8
         unknown = await client.post("/v1/jobs", json={**asked, "spec": {"name": "triple"}})
@@ -144,13 +144,13 @@ async def test_function_runs_in_the_request_and_its_result_is_the_answer(workers
 
 @pytest.mark.parametrize("kind", ["sqlite"])
 @pytest.mark.parametrize("on_disconnect", ["continue", "cancel"])
-async def test_client_that_goes_away_lets_the_job_go_on_or_takes_it_along(
+async def test_disconnect_continues_or_cancels_the_job(
     workers: InProcessWorkers, tmp_path: Path, on_disconnect: str
 ) -> None:
     """Proves O1."""
     gate = tmp_path / "gate"
-    async with direct(workers, on_disconnect=on_disconnect) as served:
-        async with served.client() as client:
+    async with direct(workers, on_disconnect=on_disconnect) as service:
+        async with service.client() as client:
             call = asyncio.create_task(client.post("/v1/jobs", json=sh(WAIT_FOR, gate)))
             job_id = await begun(workers)
             call.cancel()
@@ -167,7 +167,7 @@ async def test_client_that_goes_away_lets_the_job_go_on_or_takes_it_along(
 async def test_repeat_of_a_call_joins_the_job_and_needs_no_room(workers: InProcessWorkers, tmp_path: Path) -> None:
     """Proves O1, J12."""
     gate = tmp_path / "gate"
-    async with direct(workers) as served, served.client() as client:
+    async with direct(workers) as service, service.client() as client:
         key = {"Idempotency-Key": "once"}
         first = asyncio.create_task(client.post("/v1/jobs", json=sh(WAIT_FOR, gate), headers=key))
         job_id = await begun(workers)
@@ -184,7 +184,7 @@ async def test_repeat_of_a_call_joins_the_job_and_needs_no_room(workers: InProce
 
 async def test_what_needs_a_queue_is_refused_by_name_and_leaves_nothing(workers: InProcessWorkers) -> None:
     """Proves O1."""
-    async with direct(workers) as served, served.client() as client:
+    async with direct(workers) as service, service.client() as client:
         later = "2100-01-01T00:00:00Z"
         waits: dict[str, Any] = {"lane": "a", "hold": True, "available_at": later, "queue_timeout": 5}
         for field, value in waits.items():
@@ -204,15 +204,15 @@ async def test_what_needs_a_queue_is_refused_by_name_and_leaves_nothing(workers:
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
-async def test_server_that_is_told_to_leave_answers_with_the_job_as_it_is_and_the_next_one_ends_it(
+async def test_stopping_server_answers_with_the_running_job_and_the_next_one_finishes_it(
     workers: InProcessWorkers, tmp_path: Path
 ) -> None:
     """Proves O1."""
     gate = tmp_path / "gate"
-    async with direct(workers) as served, served.client() as client:
+    async with direct(workers) as service, service.client() as client:
         call = asyncio.create_task(client.post("/v1/jobs", json=sh(WAIT_FOR, gate)))
         job_id = await begun(workers)
-        served.app.leave()
+        service.app.leave()
         answer = await call
         assert (answer.status_code, answer.json()["id"], answer.json()["status"]) == (201, job_id, "running")
         late = await client.post("/v1/jobs", json=sh("true"))
@@ -224,9 +224,7 @@ async def test_server_that_is_told_to_leave_answers_with_the_job_as_it_is_and_th
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
-async def test_killed_in_the_middle_the_next_server_adopts_and_ends_it(
-    workers: InProcessWorkers, tmp_path: Path
-) -> None:
+async def test_next_server_adopts_the_job_of_a_killed_one(workers: InProcessWorkers, tmp_path: Path) -> None:
     """Proves O1."""
     gate, marker = tmp_path / "gate", tmp_path / "marker"
     settings = {
@@ -237,14 +235,14 @@ async def test_killed_in_the_middle_the_next_server_adopts_and_ends_it(
         "heartbeat_interval": "1",
         "on_disconnect": "cancel",
     }
-    with serving(workers.settings.database_url or "", workers.settings.data_dir, **settings) as served:
-        async with served.client() as client:
+    with service_process_on(workers.settings.database_url or "", workers.settings.data_dir, **settings) as service:
+        async with service.client() as client:
             call = asyncio.create_task(client.post("/v1/jobs", json=sh(f"echo >> {marker}; {WAIT_FOR}", gate)))
             job_id = await begun(workers)
-            await asyncio.to_thread(served.kill)
+            await asyncio.to_thread(service.kill)
             with pytest.raises(httpx.TransportError):
                 await call
-            await asyncio.to_thread(served.start)
+            await asyncio.to_thread(service.start)
             full = await eventually(lambda: refused(client), "what it adopted counts")
             assert error_of(full)["code"] == "at_capacity"
             gate.touch()

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from holdfast.model import Role
-from tests.support.service import Served, error_of, serving_here
+from tests.support.service import Service, error_of, service_in_process
 
 COMMAND = {"command": ["true"]}
 FUNCTION: dict[str, Any] = {"runner": "function", "spec": {"name": "f"}}
@@ -84,11 +84,11 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("role", [Role.SUBMITTER, Role.OPERATOR, Role.ADMIN], ids=str)
-async def test_no_field_takes_what_it_must_not_hold(clean_url: str, tmp_path: Path, role: Role) -> None:
+async def test_every_field_refuses_invalid_values(clean_url: str, tmp_path: Path, role: Role) -> None:
     """Alone and in a bulk; the answer is a refusal, and nothing is written."""
-    async with serving_here(clean_url, tmp_path / "data", allow_raw=True, docker_host=None) as served:
-        token = await served.token(role)
-        async with served.client(token) as client:
+    async with service_in_process(clean_url, tmp_path / "data", allow_raw=True, docker_host=None) as service:
+        token = await service.token(role)
+        async with service.client(token) as client:
             for field, job in REFUSED:
                 if role is Role.ADMIN and field in ("secrets", "tenant"):
                     continue  # Admins may.
@@ -98,16 +98,16 @@ async def test_no_field_takes_what_it_must_not_hold(clean_url: str, tmp_path: Pa
                     assert answer.status_code in (400, 403, 413, 422), (field, str(job)[:200], answer.text[:300])
                     assert len(error_of(answer)["message"]) < 1000
                     assert "\0" not in error_of(answer)["message"]
-        async with served.client() as client:
+        async with service.client() as client:
             assert (await client.get("/v1/jobs")).json()["items"] == []
 
 
-async def test_another_tenant_s_ids_and_names_tell_nothing(served: Served) -> None:
+async def test_ids_of_another_tenant_reveal_nothing(service: Service) -> None:
     """Whatever is done with a job of another tenant, the answer is that of a job that never was."""
-    async with served.client(await served.token(Role.OPERATOR, "blue")) as owner:
+    async with service.client(await service.token(Role.OPERATOR, "blue")) as owner:
         job = (await owner.post("/v1/jobs", json={**FUNCTION, "lane": "secret", "labels": {"a": "secret"}})).json()
         never = "01a1e9bd-7da3-7000-88c1-93bf7e2ec6e7"
-        async with served.client(await served.token(Role.OPERATOR, "red")) as stranger:
+        async with service.client(await service.token(Role.OPERATOR, "red")) as stranger:
             for method, path, body in (
                 ("GET", "/v1/jobs/{}", None), ("GET", "/v1/jobs/{}/events", None),
                 ("GET", "/v1/jobs/{}/attempts", None), ("GET", "/v1/jobs/{}/events/stream", None),
@@ -146,27 +146,29 @@ async def test_another_tenant_s_ids_and_names_tell_nothing(served: Served) -> No
         "%2e%2e%2f%2e%2e%2f", "a" * 5000,
     ],
 )  # fmt: skip
-async def test_no_path_of_an_artifact_leads_out(served: Served, path: str) -> None:
-    async with served.client(await served.token(Role.SUBMITTER)) as client:
+async def test_no_path_of_an_artifact_leads_out(service: Service, path: str) -> None:
+    async with service.client(await service.token(Role.SUBMITTER)) as client:
         job = (await client.post("/v1/jobs", json=FUNCTION)).json()["id"]
-        url = httpx.URL(served.url).copy_with(raw_path=f"/v1/jobs/{job}/artifacts/{path}".encode())
+        url = httpx.URL(service.url).copy_with(raw_path=f"/v1/jobs/{job}/artifacts/{path}".encode())
         answer = await client.send(client.build_request("GET", url))
         assert answer.status_code in (400, 404, 414, 422), answer.text[:200]
-        assert served.admin not in answer.text
+        assert service.admin not in answer.text
         assert "root:" not in answer.text
 
 
 @pytest.mark.parametrize("name", ["../../x", "/etc/cron.d/x", "a/../../x", "..", "a\0b", "x" * 300, "a//b", "\x1b[2J"])
-async def test_no_name_of_an_upload_leads_out(served: Served, name: str) -> None:
-    async with served.client(await served.token(Role.SUBMITTER)) as client:
+async def test_no_name_of_an_upload_leads_out(service: Service, name: str) -> None:
+    async with service.client(await service.token(Role.SUBMITTER)) as client:
         answer = await client.post("/v1/uploads", files={"file": (name, b"x")})
         assert answer.status_code in (400, 422) or (answer.status_code == 201 and ".." not in answer.text), answer.text
-        shared = served.data.parent / "shared"
-        assert [path for path in served.data.parent.rglob("*") if path.name == "x" and shared not in path.parents] == []
+        shared = service.data.parent / "shared"
+        assert [
+            path for path in service.data.parent.rglob("*") if path.name == "x" and shared not in path.parents
+        ] == []
 
 
-async def test_headers_and_cursors_of_others_are_refused(served: Served) -> None:
-    async with served.client(await served.token(Role.SUBMITTER, "red")) as client:
+async def test_headers_and_cursors_of_others_are_refused(service: Service) -> None:
+    async with service.client(await service.token(Role.SUBMITTER, "red")) as client:
         for headers in ({"Holdfast-Tenant": "blue"}, {"Holdfast-Tenant": "x" * 201}, {"Holdfast-Tenant": "\x7f"}):
             assert (await client.get("/v1/jobs", headers=headers)).status_code in (403, 422), headers
         for query in ("cursor=x", "cursor=" + "A" * 500, "limit=0", "limit=-1", f"limit={HUGE}", "label=x", "status=x",
@@ -174,7 +176,7 @@ async def test_headers_and_cursors_of_others_are_refused(served: Served) -> None
             assert (await client.get(f"/v1/jobs?{query}")).status_code == 422, query
         key = {"Idempotency-Key": "k"}
         first = await client.post("/v1/jobs", json=FUNCTION, headers=key)
-        async with served.client(await served.token(Role.SUBMITTER, "blue")) as other:
+        async with service.client(await service.token(Role.SUBMITTER, "blue")) as other:
             second = await other.post("/v1/jobs", json=FUNCTION, headers=key)
             assert (first.status_code, second.status_code) == (201, 201)
             assert first.json()["id"] != second.json()["id"]

@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 from holdfast.model import Claimable, Outcome, Role, new_id
-from tests.support.service import FUNCTION, Served, error_of, opened
+from tests.support.service import FUNCTION, Service, error_of, opened
 
 PAIR = Claimable(queue="default", capability="function:f", domain="function")
 
@@ -18,9 +18,9 @@ async def fail_one(url: str) -> str:
         return lease.id
 
 
-async def test_job_is_there_when_its_submit_is_answered_100_of_100(served: Served) -> None:
+async def test_job_is_there_when_its_submit_is_answered_100_of_100(service: Service) -> None:
     """Proves J1."""
-    async with served.client() as client:
+    async with service.client() as client:
         for _ in range(100):
             made = await client.post("/v1/jobs", json=FUNCTION)
             assert made.status_code == 201
@@ -30,8 +30,8 @@ async def test_job_is_there_when_its_submit_is_answered_100_of_100(served: Serve
             assert read.json()["started_at"] is None
 
 
-async def test_job_has_the_promised_shape(served: Served) -> None:
-    async with served.client() as client:
+async def test_job_has_the_promised_shape(service: Service) -> None:
+    async with service.client() as client:
         asked: dict[str, Any] = {
             "runner": "process",
             "spec": {"command": ["sh", "-c", "echo hello"], "env": {"A": "1"}, "stdin": None},
@@ -57,9 +57,9 @@ async def test_job_has_the_promised_shape(served: Served) -> None:
     assert job["links"]["stream"] == f"/v1/jobs/{job['id']}/events/stream"
 
 
-async def test_reuse_and_idempotency_answer_200_with_reused(served: Served) -> None:
+async def test_reuse_and_idempotency_answer_200_with_reused(service: Service) -> None:
     """Proves J12."""
-    async with served.client() as client:
+    async with service.client() as client:
         first = await client.post("/v1/jobs", json={**FUNCTION, "reuse_key": "a"})
         again = await client.post("/v1/jobs", json={**FUNCTION, "reuse_key": "a"})
         assert (first.status_code, again.status_code) == (201, 200)
@@ -84,9 +84,9 @@ async def test_reuse_and_idempotency_answer_200_with_reused(served: Served) -> N
         assert (gone.status_code, error_of(gone)["code"]) == (409, "gone")
 
 
-async def test_bulk_is_all_or_nothing(served: Served) -> None:
+async def test_bulk_is_all_or_nothing(service: Service) -> None:
     """Proves J13."""
-    async with served.client() as client:
+    async with service.client() as client:
         wrong = await client.post("/v1/jobs/bulk", json={"jobs": [FUNCTION, {**FUNCTION, "priority": "high"}]})
         assert (wrong.status_code, error_of(wrong)["details"]["field"]) == (422, "jobs[1].priority")
         assert (await client.get("/v1/jobs")).json()["items"] == []
@@ -95,9 +95,9 @@ async def test_bulk_is_all_or_nothing(served: Served) -> None:
         assert (await client.post("/v1/jobs/bulk", json={"jobs": chain})).json() == {"ids": ids}
 
 
-async def test_cancel_answers_by_state(served: Served) -> None:
+async def test_cancel_answers_by_state(service: Service) -> None:
     """Proves C3."""
-    async with served.client() as client, opened(served.database_url) as store:
+    async with service.client() as client, opened(service.database_url) as store:
         waiting = (await client.post("/v1/jobs", json=FUNCTION)).json()["id"]
         assert (await client.post(f"/v1/jobs/{waiting}/cancel")).status_code == 200
         assert (await client.post(f"/v1/jobs/{waiting}/cancel", json={"reason": "again"})).status_code == 200
@@ -115,17 +115,17 @@ async def test_cancel_answers_by_state(served: Served) -> None:
         assert audit == {"action": "cancel", "by": "admin", "reason": "why"}
 
 
-async def test_person_steers_a_failed_job(served: Served) -> None:
+async def test_failed_job_is_resumed_resolved_and_dismissed(service: Service) -> None:
     """Proves C8."""
-    async with served.client() as client:
+    async with service.client() as client:
         job = (await client.post("/v1/jobs", json={**FUNCTION, "lane": "L"})).json()["id"]
-        assert await fail_one(served.database_url) == job
+        assert await fail_one(service.database_url) == job
         assert (await client.get("/v1/lanes/L")).json()["state"] == "blocked"
         assert (await client.post(f"/v1/jobs/{job}/dismiss", json={"reason": "known"})).json()["dismissed"]
         assert (await client.get("/v1/lanes/L")).json()["state"] == "idle"
         again = await client.post(f"/v1/jobs/{job}/resume", json={"budget": {"tokens": 5}})
         assert (again.status_code, again.json()["status"]) == (200, "queued")
-        await fail_one(served.database_url)
+        await fail_one(service.database_url)
         done = await client.post(f"/v1/jobs/{job}/resolve", json={"result": {"rows": 3}})
         assert (done.json()["status"], done.json()["result"]) == ("succeeded", {"rows": 3})
         assert (await client.post(f"/v1/jobs/{job}/release")).status_code == 409
@@ -139,9 +139,9 @@ async def test_person_steers_a_failed_job(served: Served) -> None:
         assert [attempt["cause"] for attempt in attempts] == ["exit", "exit"]
 
 
-async def test_job_that_never_started_is_readable_by_every_endpoint(served: Served) -> None:
+async def test_job_that_never_started_is_readable_by_every_endpoint(service: Service) -> None:
     """Proves J5."""
-    async with served.client() as client:
+    async with service.client() as client:
         job = (await client.post("/v1/jobs", json={**FUNCTION, "hold": True})).json()
         assert job["status"] == "pending"
         assert (await client.post(f"/v1/jobs/{job['id']}/release")).json()["status"] == "queued"
@@ -150,9 +150,9 @@ async def test_job_that_never_started_is_readable_by_every_endpoint(served: Serv
             assert (await client.get(f"/v1/jobs/{job['id']}{end}")).status_code == 200, end
 
 
-async def test_list_filters_and_pages(served: Served) -> None:
+async def test_list_filters_and_pages(service: Service) -> None:
     """Proves J14."""
-    async with served.client() as client:
+    async with service.client() as client:
         jobs = [{**FUNCTION, "kind": "a" if n % 2 else "b", "labels": {"n": str(n % 3)}} for n in range(25)]
         ids = (await client.post("/v1/jobs/bulk", json={"jobs": jobs})).json()["ids"]
         seen: list[str] = []
@@ -169,9 +169,9 @@ async def test_list_filters_and_pages(served: Served) -> None:
         assert (await client.get("/v1/jobs?since=2999-01-01T00:00:00Z")).json()["items"] == []
 
 
-async def test_delete_in_its_four_cases(served: Served) -> None:
+async def test_delete_in_its_four_cases(service: Service) -> None:
     """Proves J15."""
-    async with served.client() as client, opened(served.database_url) as store:
+    async with service.client() as client, opened(service.database_url) as store:
         job = (await client.post("/v1/jobs", json=FUNCTION)).json()["id"]
         blocked = await client.delete(f"/v1/jobs/{job}")
         assert (blocked.status_code, blocked.json()["outcome"], error_of(blocked)["code"]) == (
@@ -190,9 +190,9 @@ async def test_delete_in_its_four_cases(served: Served) -> None:
         assert (await client.get(f"/v1/jobs/{job}")).status_code == 404
 
 
-async def test_lane_is_readable_and_can_be_paused(served: Served) -> None:
+async def test_lane_is_readable_and_can_be_paused(service: Service) -> None:
     """Proves N3."""
-    async with served.client() as client:
+    async with service.client() as client:
         for _ in range(2):
             await client.post("/v1/jobs", json={**FUNCTION, "lane": "team/db one"})
         (lane,) = (await client.get("/v1/lanes")).json()["items"]
@@ -207,9 +207,9 @@ async def test_lane_is_readable_and_can_be_paused(served: Served) -> None:
         assert (await client.get("/v1/lanes", params={"cursor": page["next_cursor"]})).json()["items"] == []
 
 
-async def test_queue_counts_pauses_and_keeps_what_is_not_said(served: Served) -> None:
+async def test_queue_counts_pauses_and_keeps_what_is_not_said(service: Service) -> None:
     """Proves J9, J11."""
-    async with served.client() as client:
+    async with service.client() as client:
         await client.post("/v1/jobs", json={**FUNCTION, "queue": "heavy/one"})
         changed = (await client.patch("/v1/queues/heavy/one", json={"max_running": 2, "max_depth": 1})).json()
         assert (changed["max_running"], changed["max_depth"], changed["counts"]["open"]) == (2, 1, 1)
@@ -223,8 +223,8 @@ async def test_queue_counts_pauses_and_keeps_what_is_not_said(served: Served) ->
         assert not (await client.post("/v1/queues/heavy/one/resume")).json()["paused"]
 
 
-async def test_workers_are_shown_drained_and_called_lost(served: Served) -> None:
-    async with served.client() as client, opened(served.database_url) as store:
+async def test_workers_are_shown_drained_and_called_lost(service: Service) -> None:
+    async with service.client() as client, opened(service.database_url) as store:
         assert (await client.get("/readyz")).json()["workers"] == 0
         assert "no worker lives" in (await client.get("/readyz")).json()["warnings"][0]
         await store.workers.register(
@@ -239,16 +239,16 @@ async def test_workers_are_shown_drained_and_called_lost(served: Served) -> None
         await store.workers.forget("w1")
 
 
-async def test_explain_says_why_in_words(served: Served) -> None:
+async def test_explain_gives_the_reason(service: Service) -> None:
     """Proves J17."""
-    async with served.client() as client:
+    async with service.client() as client:
         job = (await client.post("/v1/jobs", json=FUNCTION)).json()["id"]
         (reason,) = (await client.get(f"/v1/jobs/{job}/explain")).json()["reasons"]
         assert "no live worker" in reason["message"]
 
 
-async def test_metrics_count_requests_by_route(served: Served) -> None:
-    async with served.client() as client:
+async def test_metrics_count_requests_by_route(service: Service) -> None:
+    async with service.client() as client:
         await client.get(f"/v1/jobs/{new_id()}")
         text = (await client.get("/metrics")).text
         assert 'holdfast_http_requests_total{method="GET",route="/v1/jobs/{job_id}",status="404"} 1' in text
@@ -340,8 +340,8 @@ BAD: list[tuple[str, str, Any, int, str]] = [
 ]
 
 
-async def test_bad_input_is_refused_with_what_and_where_and_nothing_is_written(served: Served) -> None:
-    async with served.client() as client:
+async def test_bad_input_is_refused_with_what_and_where_and_nothing_is_written(service: Service) -> None:
+    async with service.client() as client:
         for method, path, body, status, what in BAD:
             raw = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
             answer = await client.request(method, path, content=raw, headers={"Content-Type": "application/json"})
@@ -356,12 +356,12 @@ async def test_bad_input_is_refused_with_what_and_where_and_nothing_is_written(s
         assert len((await client.get("/v1/tokens")).json()["items"]) == 1
 
 
-async def test_huge_body_is_refused_by_its_length_and_by_its_bytes(served: Served) -> None:
-    async with served.client() as client:
-        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+async def test_huge_body_is_refused_by_its_length_and_by_its_bytes(service: Service) -> None:
+    async with service.client() as client:
+        reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
         writer.write(
             b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            b"Authorization: Bearer %b\r\nContent-Length: 1000000000\r\n\r\n" % served.admin.encode()
+            b"Authorization: Bearer %b\r\nContent-Length: 1000000000\r\n\r\n" % service.admin.encode()
         )
         assert b" 413 " in await reader.readline()
         writer.close()
@@ -377,15 +377,15 @@ async def test_huge_body_is_refused_by_its_length_and_by_its_bytes(served: Serve
         assert (await client.get("/v1/jobs")).json()["items"] == []
 
 
-async def test_form_or_text_is_not_taken_for_json(served: Served) -> None:
-    async with served.client() as client:
+async def test_only_json_bodies_are_accepted(service: Service) -> None:
+    async with service.client() as client:
         for kind in ("text/plain", "application/x-www-form-urlencoded"):
             answer = await client.post("/v1/jobs", content=b"{}", headers={"Content-Type": kind})
             assert (answer.status_code, error_of(answer)["code"]) == (400, "bad_request")
 
 
-async def test_many_at_once_are_each_answered(served: Served) -> None:
-    async with served.client(await served.token(Role.SUBMITTER)) as client:
+async def test_many_at_once_are_each_answered(service: Service) -> None:
+    async with service.client(await service.token(Role.SUBMITTER)) as client:
         answers = await asyncio.gather(*(client.post("/v1/jobs", json=FUNCTION) for _ in range(64)))
         assert {answer.status_code for answer in answers} == {201}
         assert len({answer.json()["id"] for answer in answers}) == 64

@@ -17,7 +17,7 @@ from holdfast.api.depths import Depths
 from holdfast.model import Role, Status
 from holdfast.runner.attempt_folder import AttemptFolder
 from tests.support.in_process_workers import InProcessWorkers, eventually
-from tests.support.service import FUNCTION, Served, opened, serving_here
+from tests.support.service import FUNCTION, Service, opened, service_in_process
 from tests.support.store_harness import StoreHarness
 from tests.support.worker_processes import WorkerProcesses
 
@@ -41,8 +41,8 @@ def value(found: Figures, name: str, /, **labels: str) -> float:
     )
 
 
-async def test_jobs_are_counted_by_queue_and_status_and_the_oldest_has_an_age(served: Served) -> None:
-    async with served.client() as client:
+async def test_jobs_are_counted_by_queue_and_status_and_the_oldest_has_an_age(service: Service) -> None:
+    async with service.client() as client:
         for extra in ({}, {}, {"hold": True}, {"queue": "other", "available_at": "2100-01-01T00:00:00Z"}):
             assert (await client.post("/v1/jobs", json={**FUNCTION, **extra})).status_code == 201
         found = await figures(client)
@@ -51,13 +51,17 @@ async def test_jobs_are_counted_by_queue_and_status_and_the_oldest_has_an_age(se
         assert value(found, "holdfast_jobs", queue="other", gate="future") == 1
         assert value(found, "holdfast_oldest_queued_seconds", queue="default") > 0
         assert value(found, "holdfast_oldest_queued_seconds", queue="other") == 0
-        async with served.client(await served.token(Role.VIEWER, "blue")) as stranger:
+        async with service.client(await service.token(Role.VIEWER, "blue")) as stranger:
             assert value(await figures(stranger), "holdfast_jobs") == 0
 
 
-async def test_what_workers_did_is_told_by_the_server_and_by_name(workers: InProcessWorkers, tmp_path: Path) -> None:
+async def test_server_reports_the_counters_of_each_worker(workers: InProcessWorkers, tmp_path: Path) -> None:
     url = workers.settings.database_url or ""
-    async with serving_here(url, tmp_path / "data") as served, served.client() as client, workers.worker() as worker:
+    async with (
+        service_in_process(url, tmp_path / "data") as service,
+        service.client() as client,
+        workers.worker() as worker,
+    ):
         await workers.ended(await workers.sh("true"), Status.SUCCEEDED)
         await workers.ended(await workers.sh("exit 1", max_attempts=2, retry={"base": 0, "cap": 0}), Status.FAILED)
 
@@ -79,8 +83,8 @@ async def test_what_workers_did_is_told_by_the_server_and_by_name(workers: InPro
 @pytest.mark.parametrize("kind", ["sqlite"])
 async def test_adoptions_and_losses_are_counted(workers: InProcessWorkers, tmp_path: Path) -> None:
     async with (
-        serving_here(workers.settings.database_url or "", tmp_path / "data") as served,
-        served.client() as client,
+        service_in_process(workers.settings.database_url or "", tmp_path / "data") as service,
+        service.client() as client,
     ):
         kept, lost = await workers.sh("sleep 600"), await workers.sh("sleep 600")
         async with workers.worker():
@@ -101,7 +105,7 @@ async def test_adoptions_and_losses_are_counted(workers: InProcessWorkers, tmp_p
 
 
 def kill_supervisor(folder: Path) -> None:
-    """Kill -9 what watches over an attempt; what it watched dies with it."""
+    """Kill the supervisor of an attempt; its child dies with it."""
     started = AttemptFolder(folder).started()
     assert started is not None
     os.kill(started.supervisor_pid, signal.SIGKILL)
@@ -109,8 +113,8 @@ def kill_supervisor(folder: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["postgres"])
 async def test_database_that_does_not_answer_is_counted(clean_url: str, tmp_path: Path) -> None:
-    times = {"lease_ttl": 1.5, "heartbeat_interval": 0.5}
-    async with serving_here(clean_url, tmp_path / "data", **times) as served, served.client() as client:
+    times = {"lease_ttl": 9.0, "heartbeat_interval": 3.0}
+    async with service_in_process(clean_url, tmp_path / "data", **times) as service, service.client() as client:
         before = value(await figures(client), "holdfast_errors_total", worker="server")
         other = await asyncpg.connect(clean_url)
         async with other.transaction():
@@ -134,11 +138,11 @@ async def submit(url: str, jobs: list[dict[str, object]]) -> None:
             await store.jobs.submit_many(jobs[n : n + 5000])
 
 
-async def test_a_deep_queue_hides_no_other(served: Served) -> None:
+async def test_a_deep_queue_hides_no_other(service: Service) -> None:
     """Proves T7."""
     jobs = in_queue(15_000, "aaa") + in_queue(3, "zzz") + in_queue(2, "zzz", hold=True)
-    await submit(served.database_url, jobs)
-    async with served.client() as client:
+    await submit(service.database_url, jobs)
+    async with service.client() as client:
         found = await figures(client)
         assert value(found, "holdfast_jobs", queue="aaa") == 15_000
         assert value(found, "holdfast_jobs", queue="zzz", gate="open") == 3
@@ -172,11 +176,9 @@ async def test_depths_that_are_slow_to_count_are_kept_fresh_beside_the_answers(
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_counters_are_those_of_the_database_whatever_became_of_the_workers(
-    processes: WorkerProcesses, tmp_path: Path
-) -> None:
+async def test_counters_agree_with_the_database_after_worker_exits(processes: WorkerProcesses, tmp_path: Path) -> None:
     """Proves T7. Workers leave in order, by SIGTERM, by kill -9, and come again; another forgets the dead one's row."""
-    async with serving_here(processes.settings.url, tmp_path / "data") as served, served.client() as client:
+    async with service_in_process(processes.settings.url, tmp_path / "data") as service, service.client() as client:
         sums: list[dict[str, float]] = []
 
         async def counted() -> dict[str, float]:
@@ -233,7 +235,7 @@ async def recorded(processes: WorkerProcesses) -> dict[str, int]:
 
 
 async def test_worker_whose_row_was_removed_counts_nothing_twice(workers: InProcessWorkers) -> None:
-    """A person said that its host is gone; it was only cut off, and comes back with all that it ever counted."""
+    """A person declared its host gone, but it was only cut off, and reports its counters again."""
     async with workers.worker() as worker:
         await workers.ended(await workers.sh("true"), Status.SUCCEEDED)
 
@@ -250,8 +252,8 @@ async def test_worker_whose_row_was_removed_counts_nothing_twice(workers: InProc
     assert (await workers.store.workers.totals())["finishes"] == {"succeeded": 2}
 
 
-async def test_server_leaves_its_counts_behind(clean_url: str, tmp_path: Path) -> None:
-    async with serving_here(clean_url, tmp_path / "data"):
+async def test_server_adds_its_counters_to_the_totals_when_it_stops(clean_url: str, tmp_path: Path) -> None:
+    async with service_in_process(clean_url, tmp_path / "data"):
         pass
     async with opened(clean_url) as store:
         assert set(await store.workers.totals()) >= {"claims", "reaped", "errors", "finishes"}

@@ -1,4 +1,4 @@
-"""The OpenAPI document: it says what is there, and whatever is made from it is never answered with a 500."""
+"""The OpenAPI document is complete, and no request generated from it is answered with a 500."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from schemathesis.core.result import Ok
 
 from holdfast.api import openapi
 from holdfast.api.app import declared
-from tests.support.service import Served
+from tests.support.service import Service
 
 EXAMPLES = 8
 """Per operation and kind of example, in the suite; `make fuzz` takes 200, and sequences of calls, for every role."""
@@ -45,8 +45,8 @@ def test_document_has_every_route_with_types_and_the_error_shape() -> None:
             assert "requestBody" in operation, (method, path)
 
 
-async def test_document_says_what_the_service_does(served: Served) -> None:
-    async with served.client() as client:
+async def test_document_says_what_the_service_does(service: Service) -> None:
+    async with service.client() as client:
         document = (await client.get("/openapi.json")).json()
         headers = {one["name"]: one["schema"] for one in document["paths"]["/v1/jobs"]["post"]["parameters"]}
         for length, status in ((200, 200), (201, 422)):
@@ -71,9 +71,9 @@ async def test_document_says_what_the_service_does(served: Served) -> None:
     ],
 )
 async def test_method_that_is_not_there_names_those_that_are(
-    served: Served, method: str, path: str, allowed: str
+    service: Service, method: str, path: str, allowed: str
 ) -> None:
-    async with served.client() as client:
+    async with service.client() as client:
         answer = await client.request(method, path, json={} if method in ("PATCH", "PUT") else None)
         assert (answer.status_code, answer.headers.get("allow")) == (405, allowed)
         assert (await client.get("/v1/queues")).json()["items"] == []
@@ -85,7 +85,7 @@ async def test_method_that_is_not_there_names_those_that_are(
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize("mode", list(schemathesis.GenerationMode), ids=str)
 def test_nothing_that_the_document_allows_or_forbids_ends_in_a_500(
-    served_apart: Served, mode: schemathesis.GenerationMode
+    service_process: Service, mode: schemathesis.GenerationMode
 ) -> None:
     """Proves O8."""
     schemathesis.checks.load_all_checks()
@@ -93,8 +93,8 @@ def test_nothing_that_the_document_allows_or_forbids_ends_in_a_500(
         schemathesis.checks.CHECKS.get_one(name)
         for name in ("not_a_server_error", "status_code_conformance", "response_schema_conformance")
     ]
-    headers = {"Authorization": f"Bearer {served_apart.admin}"}
-    document = httpx.get(f"{served_apart.url}/openapi.json").json()
+    headers = {"Authorization": f"Bearer {service_process.admin}"}
+    document = httpx.get(f"{service_process.url}/openapi.json").json()
     schema = schemathesis.openapi.from_dict(document)
     called: Counter[str] = Counter()
     with requests.Session() as session:
@@ -107,7 +107,7 @@ def test_nothing_that_the_document_allows_or_forbids_ends_in_a_500(
             @given(case=operation.as_strategy(generation_mode=mode))
             def call(case: Any) -> None:
                 case.headers = CaseInsensitiveDict({**(case.headers or {}), **headers})
-                response = case.call(base_url=served_apart.url, session=session, timeout=20)
+                response = case.call(base_url=service_process.url, session=session, timeout=20)
                 called[case.operation.label] += 1
                 assert response.status_code in (405, *ALLOWED) or response.status_code < 300, response.text
                 case.validate_response(response, checks=checks)
@@ -117,4 +117,4 @@ def test_nothing_that_the_document_allows_or_forbids_ends_in_a_500(
             except Unsatisfiable:
                 continue  # Nothing in it can be made wrong.
     assert len(called) > 20, called
-    assert "Traceback" not in served_apart.log.read_text()
+    assert "Traceback" not in service_process.log.read_text()

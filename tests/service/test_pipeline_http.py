@@ -18,7 +18,7 @@ from holdfast.pipeline.sources import Sources, inputs_of
 from holdfast.store.snapshots import NewSnapshot
 from holdfast.store.tasks import PlannedTask
 from holdfast.submission import check, parse
-from tests.support.service import FUNCTION, Served, error_of, opened, shared_beside
+from tests.support.service import FUNCTION, Service, error_of, opened, shared_beside
 
 PAIR = Claimable(queue="default", capability="function:f", domain="function")
 PIPELINE: dict[str, Any] = {
@@ -31,16 +31,16 @@ PIPELINE: dict[str, Any] = {
 
 
 @pytest.fixture
-def inputs(served: Served) -> Path:
-    folder = inputs_of(shared_beside(served.data), "default")
+def inputs(service: Service) -> Path:
+    folder = inputs_of(shared_beside(service.data), "default")
     folder.mkdir(parents=True)
     (folder / "seed.csv").write_text("1\n2\n")
     return folder
 
 
-async def build(served: Served, job: dict[str, Any], names: Sequence[str], tmp_path: Path) -> list[str]:
+async def build(service: Service, job: dict[str, Any], names: Sequence[str], tmp_path: Path) -> list[str]:
     """Store snapshots of some tasks of a pipeline, as a worker would."""
-    shared = shared_beside(served.data)
+    shared = shared_beside(service.data)
     asked = check(parse(job), "default")
     sources = Sources(inputs_of(shared, "default"))
     found = plan(asked.spec, sources, Facts(), tenant="default", inputs=asked.inputs, secrets=asked.secrets)
@@ -48,7 +48,7 @@ async def build(served: Served, job: dict[str, Any], names: Sequence[str], tmp_p
     work.mkdir(exist_ok=True)
     (work / "file").write_text("result")
     made = []
-    async with opened(served.database_url) as store:
+    async with opened(service.database_url) as store:
         await store.jobs.submit(FUNCTION)
         (lease,) = (await store.leases.claim("w1", [PAIR], slots=1, ttl=60)).claimed
         planned = [PlannedTask(name=one.name, parent=one.parent, snapshot=one.snapshot) for one in found.tasks]
@@ -73,26 +73,26 @@ async def planned(client: httpx.AsyncClient, job: dict[str, Any]) -> list[tuple[
     return [(task["name"], task["cached"], task["reason"]) for task in answer.json()["tasks"]]
 
 
-async def test_plan_knows_the_names_of_a_jobs_secrets(served: Served, inputs: Path, tmp_path: Path) -> None:
+async def test_plan_knows_the_names_of_a_jobs_secrets(service: Service, inputs: Path, tmp_path: Path) -> None:
     """Proves P10, D1: as the worker does."""
     with_secret = {**PIPELINE, "secrets": ["PASSWORD"]}
-    first, _ = await build(served, with_secret, ["one", "two"], tmp_path)
-    async with served.client() as client:
+    first, _ = await build(service, with_secret, ["one", "two"], tmp_path)
+    async with service.client() as client:
         assert [cached for _, cached, _ in await planned(client, with_secret)] == [True, True]
         (name, cached, reason), _ = await planned(client, PIPELINE)
         assert (name, cached, reason) == ("one", False, f"nearest is {first[:12]}: secrets removed")
 
 
 async def test_plan_says_what_would_run_and_what_differs_and_does_nothing(
-    served: Served, inputs: Path, tmp_path: Path
+    service: Service, inputs: Path, tmp_path: Path
 ) -> None:
     """Proves P10."""
-    async with served.client() as client:
+    async with service.client() as client:
         unknown = "no snapshot is known yet"
         assert await planned(client, PIPELINE) == [("one", False, unknown), ("two", False, unknown)]
         assert (await client.get("/v1/jobs")).json()["items"] == []
-        assert not (shared_beside(served.data) / "snapshots").exists()
-        ids = await build(served, PIPELINE, ["one", "two"], tmp_path)
+        assert not (shared_beside(service.data) / "snapshots").exists()
+        ids = await build(service, PIPELINE, ["one", "two"], tmp_path)
         assert [cached for _, cached, _ in await planned(client, PIPELINE)] == [True, True]
         (inputs / "seed.csv").write_text("3\n")
         assert await planned(client, PIPELINE) == [
@@ -112,11 +112,11 @@ async def test_plan_says_what_would_run_and_what_differs_and_does_nothing(
         assert "there is no file seed.csv" in explained["reasons"][-1]["message"]
 
 
-async def test_other_inputs_are_another_result(served: Served, inputs: Path, tmp_path: Path) -> None:
+async def test_other_inputs_are_another_result(service: Service, inputs: Path, tmp_path: Path) -> None:
     """Proves P3, P10: in what is planned, and for a job that waits."""
     job = {**PIPELINE, "inputs": {"rows": 3}}
-    ids = await build(served, job, ["one", "two"], tmp_path)
-    async with served.client() as client:
+    ids = await build(service, job, ["one", "two"], tmp_path)
+    async with service.client() as client:
         assert [cached for _, cached, _ in await planned(client, job)] == [True, True]
         other = {**job, "inputs": {"rows": 4}}
         assert (await planned(client, other))[0] == ("one", False, f"nearest is {ids[0][:12]}: inputs changed")
@@ -126,20 +126,20 @@ async def test_other_inputs_are_another_result(served: Served, inputs: Path, tmp
         assert explained["differs"] == [{"component": "inputs", "change": "changed"}]
 
 
-async def test_final_snapshot_stands_for_all_tasks(served: Served, inputs: Path, tmp_path: Path) -> None:
+async def test_final_snapshot_stands_for_all_tasks(service: Service, inputs: Path, tmp_path: Path) -> None:
     """Proves P10."""
     job = {**PIPELINE, "snapshot": "final"}
-    await build(served, job, ["two"], tmp_path)
-    async with served.client() as client:
+    await build(service, job, ["two"], tmp_path)
+    async with service.client() as client:
         assert await planned(client, job) == [
             ("one", True, "a later task's snapshot exists"),
             ("two", True, "its snapshot exists"),
         ]
 
 
-async def test_job_tells_its_tasks(served: Served, inputs: Path) -> None:
+async def test_job_lists_its_tasks(service: Service, inputs: Path) -> None:
     """Proves P1."""
-    async with served.client() as client:
+    async with service.client() as client:
         made = await client.post("/v1/jobs", json=PIPELINE)
         assert made.status_code == 201, made.text
         job = made.json()
@@ -166,10 +166,10 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-async def test_bad_pipelines_are_refused_before_they_are_accepted(served: Served, inputs: Path) -> None:
+async def test_bad_pipelines_are_refused_before_they_are_accepted(service: Service, inputs: Path) -> None:
     """Proves P10."""
     (inputs / "loop.sql").write_text("\\ir loop.sql\n")
-    async with served.client() as client:
+    async with service.client() as client:
         for change, field, message in BAD:
             answer = await client.post("/v1/jobs", json={**PIPELINE, **change})
             assert (answer.status_code, error_of(answer)["details"]["field"]) == (422, field), answer.text
@@ -181,14 +181,14 @@ async def test_bad_pipelines_are_refused_before_they_are_accepted(served: Served
 
 
 @pytest.mark.parametrize("kind", ["postgres"])
-async def test_bad_pipelines_that_came_by_sql_can_be_shown_explained_and_cancelled(served: Served) -> None:
+async def test_bad_pipelines_that_came_by_sql_can_be_shown_explained_and_cancelled(service: Service) -> None:
     """Proves P10: it is their worker that refuses them."""
     specs = [{"tasks": "x"}, {"tasks": [{"name": "a"}]}, {"tasks": PIPELINE["tasks"][:1], "connector": "mysql"}]
     jobs = json.dumps([{"runner": "process", "spec": spec} for spec in specs])
-    sql = await asyncpg.connect(served.database_url)
+    sql = await asyncpg.connect(service.database_url)
     ids = [str(row["id"]) for row in await sql.fetch("SELECT id FROM holdfast.holdfast_submit($1::jsonb)", jobs)]
     await sql.close()
-    async with served.client() as client:
+    async with service.client() as client:
         for job, field in zip(ids, ("tasks", "tasks[0]", "connector"), strict=True):
             for path in ("", "/tasks", "/events"):
                 assert (await client.get(f"/v1/jobs/{job}{path}")).status_code == 200
@@ -197,16 +197,16 @@ async def test_bad_pipelines_that_came_by_sql_can_be_shown_explained_and_cancell
             assert (await client.post(f"/v1/jobs/{job}/cancel")).status_code == 200
 
 
-async def test_file_that_cannot_be_read_is_a_refusal_and_no_failure_of_the_server(served: Served) -> None:
+async def test_file_that_cannot_be_read_is_a_refusal_and_no_failure_of_the_server(service: Service) -> None:
     """Proves P10: also for root there is a file that cannot be read, and below `/proc` it is always the same."""
-    folder = inputs_of(shared_beside(served.data), "default")
+    folder = inputs_of(shared_beside(service.data), "default")
     folder.parent.mkdir(parents=True)
     folder.symlink_to(f"/proc/{os.getpid()}")
     asked: list[tuple[str, dict[str, Any]]] = [
         ("tasks[0].files[0]", {"tasks": [{"name": "a", "command": ["x"], "files": ["mem"]}]}),
         ("tasks[0].sql", {"tasks": [{"name": "a", "sql": "mem"}], "connector": "postgres"}),
     ]
-    async with served.client() as client:
+    async with service.client() as client:
         for field, job in asked:
             for plan_only in (True, False):
                 answer = await client.post("/v1/jobs", json={**PIPELINE, **job, "plan_only": plan_only})
@@ -215,12 +215,12 @@ async def test_file_that_cannot_be_read_is_a_refusal_and_no_failure_of_the_serve
 
 
 async def test_snapshots_are_listed_shown_removed_and_used_as_a_base(
-    served: Served, inputs: Path, tmp_path: Path
+    service: Service, inputs: Path, tmp_path: Path
 ) -> None:
     """Proves P12."""
-    first, second = await build(served, PIPELINE, ["one", "two"], tmp_path)
-    blue = await served.token(Role.OPERATOR, "blue")
-    async with served.client() as client, served.client(blue) as foreign:
+    first, second = await build(service, PIPELINE, ["one", "two"], tmp_path)
+    blue = await service.token(Role.OPERATOR, "blue")
+    async with service.client() as client, service.client(blue) as foreign:
         listed = (await client.get("/v1/snapshots")).json()
         assert {one["id"] for one in listed["items"]} == {first, second}
         assert listed["totals"] == {"count": 2, "size": 12}
@@ -252,7 +252,7 @@ async def test_snapshots_are_listed_shown_removed_and_used_as_a_base(
         assert (await client.post(f"/v1/jobs/{job['id']}/cancel")).status_code == 200
         dry = (await client.delete(f"/v1/snapshots/{first}?recurse=true&dry_run=true")).json()
         assert (dry["outcome"], sorted(dry["snapshots"]), dry["size"]) == ("would_delete", sorted([first, second]), 12)
-        folders = Folders.below(shared_beside(served.data))
+        folders = Folders.below(shared_beside(service.data))
         assert len(folders.names()) == 2
         gone = (await client.delete(f"/v1/snapshots/{first}?recurse=true")).json()
         assert (gone["outcome"], sorted(gone["snapshots"])) == ("deleted", sorted([first, second]))
@@ -260,10 +260,10 @@ async def test_snapshots_are_listed_shown_removed_and_used_as_a_base(
         assert (await client.get(f"/v1/snapshots/{first}")).status_code == 404
 
 
-async def test_every_answer_with_a_job_has_its_tasks(served: Served) -> None:
+async def test_every_answer_with_a_job_has_its_tasks(service: Service) -> None:
     """A pipeline from a list, from a move and by itself is the same: its tasks are never missing."""
     tasks = [{"name": name, "command": ["true"]} for name in ("one", "two")]
-    async with served.client() as client, AsyncClient(served.url, token=served.admin) as api:
+    async with service.client() as client, AsyncClient(service.url, token=service.admin) as api:
         made = (await client.post("/v1/jobs", json={"runner": "process", "tasks": tasks, "queue": "idle"})).json()
         plain = (await client.post("/v1/jobs", json={**FUNCTION, "queue": "idle"})).json()
         whole = (await client.get(f"/v1/jobs/{made['id']}")).json()

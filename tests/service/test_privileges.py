@@ -19,10 +19,10 @@ from holdfast.model import Role, Status
 from holdfast.privileges import OPEN, PRIVILEGED, names_root
 from holdfast.submission import PIPELINES, SPECS
 from tests.service.test_direct import direct
-from tests.support.engine import Daemon
-from tests.support.engine import image as busybox
+from tests.support.docker_engine import DockerEngine
+from tests.support.docker_engine import image as busybox
 from tests.support.in_process_workers import InProcessWorkers
-from tests.support.service import Served, error_of, serving_here
+from tests.support.service import Service, error_of, service_in_process
 from tests.support.supervisor_harness import needs_root
 
 PROCESS: dict[str, Any] = {"runner": "process", "spec": {"command": ["true"]}}
@@ -79,10 +79,10 @@ def having(job: dict[str, Any], field: str, value: Any) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def raw_for_all(url: str, folder: Path, **settings: Any) -> AsyncIterator[Served]:
+async def raw_for_all(url: str, folder: Path, **settings: Any) -> AsyncIterator[Service]:
     """A server that lets every submitter give commands and images of their own."""
-    async with serving_here(url, folder / "data", allow_raw=True, docker_host=None, **settings) as served:
-        yield served
+    async with service_in_process(url, folder / "data", allow_raw=True, docker_host=None, **settings) as service:
+        yield service
 
 
 def refused_field(answer: httpx.Response) -> str:
@@ -99,9 +99,9 @@ def test_every_field_of_every_spec_is_decided() -> None:
 
 async def test_privileged_fields_are_for_admins(clean_url: str, tmp_path: Path) -> None:
     """Over the roles; alone, in a bulk, and as a plan. Proves I1, O8."""
-    async with raw_for_all(clean_url, tmp_path) as served:
+    async with raw_for_all(clean_url, tmp_path) as service:
         for role in Role:
-            async with served.client(await served.token(role)) as client:
+            async with service.client(await service.token(role)) as client:
                 for base, field, value in MORE:
                     job = having(base, field, value)
                     alone = await client.post("/v1/jobs", json=job)
@@ -119,7 +119,10 @@ async def test_privileged_fields_are_for_admins(clean_url: str, tmp_path: Path) 
 
 async def test_what_gives_no_more_than_the_default_is_for_every_submitter(clean_url: str, tmp_path: Path) -> None:
     """Proves O8."""
-    async with raw_for_all(clean_url, tmp_path) as served, served.client(await served.token(Role.SUBMITTER)) as client:
+    async with (
+        raw_for_all(clean_url, tmp_path) as service,
+        service.client(await service.token(Role.SUBMITTER)) as client,
+    ):
         for job in NO_MORE:
             assert (await client.post("/v1/jobs", json=having(*job))).status_code == 201, job
 
@@ -130,7 +133,10 @@ async def test_malformed_values_are_no_way_around(clean_url: str, tmp_path: Path
         ("memory", 0), ("memory", "2G "), ("memory", ["2g"]), ("cpus", "8"), ("cpus", True), ("cpus", -1),
         ("pids", 1e9), ("pids", "9"), ("network", ["host"]), ("network", ""), ("user", 0), ("user", ["0"]),
     ]  # fmt: skip
-    async with raw_for_all(clean_url, tmp_path) as served, served.client(await served.token(Role.SUBMITTER)) as client:
+    async with (
+        raw_for_all(clean_url, tmp_path) as service,
+        service.client(await service.token(Role.SUBMITTER)) as client,
+    ):
         for field, value in odd:
             answer = await client.post("/v1/jobs", json=having(DOCKER, field, value))
             assert answer.status_code in (403, 422), (field, value, answer.text)
@@ -142,8 +148,8 @@ async def test_the_ceilings_are_settings(clean_url: str, tmp_path: Path) -> None
     """Proves I1."""
     ceilings = {"docker_memory_max": "4g", "docker_cpus_max": 2.0, "docker_pids_max": 1000}
     async with (
-        raw_for_all(clean_url, tmp_path, **ceilings) as served,
-        served.client(await served.token(Role.SUBMITTER)) as client,
+        raw_for_all(clean_url, tmp_path, **ceilings) as service,
+        service.client(await service.token(Role.SUBMITTER)) as client,
     ):
         for field, most, more in (("memory", "4g", "5g"), ("cpus", 2, 2.01), ("pids", 1000, 1001)):
             assert (await client.post("/v1/jobs", json=having(DOCKER, field, most))).status_code == 201
@@ -156,8 +162,8 @@ async def test_limits_of_processes_have_the_same_ceilings(clean_url: str, tmp_pa
     limits |= {"file_size": 2**20, "folder_size": None}
     asked = [("memory", "1g", "2g"), ("pids", 200, 201), ("file_size", "1m", "2m"), ("folder_size", "900g", "0")]
     async with (
-        raw_for_all(clean_url, tmp_path, **limits) as served,
-        served.client(await served.token(Role.SUBMITTER)) as client,
+        raw_for_all(clean_url, tmp_path, **limits) as service,
+        service.client(await service.token(Role.SUBMITTER)) as client,
     ):
         for field, most, more in asked:
             made = await client.post("/v1/jobs", json=having(PROCESS, field, most))
@@ -169,8 +175,8 @@ async def test_tools_may_use_privileged_fields(clean_url: str, tmp_path: Path) -
     """Their operator wrote them; who calls one cannot change them. Proves I1, O8."""
     (tmp_path / "tools.toml").write_text(TOOLS)
     async with (
-        raw_for_all(clean_url, tmp_path, tools=tmp_path / "tools.toml") as served,
-        served.client(await served.token(Role.SUBMITTER)) as client,
+        raw_for_all(clean_url, tmp_path, tools=tmp_path / "tools.toml") as service,
+        service.client(await service.token(Role.SUBMITTER)) as client,
     ):
         for tool in ("big", "other"):
             made = await client.post("/v1/jobs", json={"tool": tool})
@@ -181,7 +187,7 @@ async def test_tools_may_use_privileged_fields(clean_url: str, tmp_path: Path) -
 async def test_root_needs_a_setting_also_for_admins_and_tools(clean_url: str, tmp_path: Path) -> None:
     """Proves I1."""
     assert all(map(names_root, ROOTS))
-    async with raw_for_all(clean_url, tmp_path) as served, served.client() as admin:
+    async with raw_for_all(clean_url, tmp_path) as service, service.client() as admin:
         for user in ROOTS:
             for job in (PROCESS, DOCKER, {**PROCESS, "spec": {}, "tasks": TASKS}):
                 answer = await admin.post("/v1/jobs", json=having(job, "user", user))
@@ -192,33 +198,33 @@ async def test_root_needs_a_setting_also_for_admins_and_tools(clean_url: str, tm
         async with raw_for_all(clean_url, tmp_path, tools=tmp_path / "tools.toml"):
             pass
     async with (
-        raw_for_all(clean_url, tmp_path, tools=tmp_path / "tools.toml", allow_root_jobs=True) as served,
-        served.client() as admin,
+        raw_for_all(clean_url, tmp_path, tools=tmp_path / "tools.toml", allow_root_jobs=True) as service,
+        service.client() as admin,
     ):
         assert (await admin.post("/v1/jobs", json=having(PROCESS, "user", "0"))).status_code == 201
         assert (await admin.post("/v1/jobs", json={"tool": "a"})).status_code == 201
-        async with served.client(await served.token(Role.OPERATOR)) as client:
+        async with service.client(await service.token(Role.OPERATOR)) as client:
             assert refused_field(await client.post("/v1/jobs", json=having(PROCESS, "user", "0"))) == "spec.user"
 
 
 async def test_direct_mode_refuses_privileged_fields(workers: InProcessWorkers) -> None:
     """Proves I1."""
-    async with direct(workers, allow_raw=True) as served:
-        async with served.client(await served.token(Role.SUBMITTER)) as client:
+    async with direct(workers, allow_raw=True) as service:
+        async with service.client(await service.token(Role.SUBMITTER)) as client:
             assert refused_field(await client.post("/v1/jobs", json=having(PROCESS, "user", "65532"))) == "spec.user"
             assert (await client.post("/v1/jobs", json=PROCESS)).json()["status"] == "succeeded"
-        async with served.client() as admin:
+        async with service.client() as admin:
             assert refused_field(await admin.post("/v1/jobs", json=having(PROCESS, "user", "0"))) == "spec.user"
 
 
 async def test_the_command_line_says_which_field_is_refused(clean_url: str, tmp_path: Path) -> None:
     """Proves I1, O7."""
     (tmp_path / "job.json").write_text('{"runner": "process", "spec": {"command": ["true"], "user": "65532"}}')
-    async with raw_for_all(clean_url, tmp_path) as served:
+    async with raw_for_all(clean_url, tmp_path) as service:
         for role, code in ((Role.SUBMITTER, 4), (Role.OPERATOR, 4), (Role.VIEWER, 4), (Role.ADMIN, 0)):
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "holdfast.cli.main", "submit", "--file", str(tmp_path / "job.json")),
-                env={**os.environ, "HOLDFAST_URL": served.url, "HOLDFAST_TOKEN": await served.token(role)},
+                env={**os.environ, "HOLDFAST_URL": service.url, "HOLDFAST_TOKEN": await service.token(role)},
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
             )
@@ -270,12 +276,12 @@ async def test_a_check_is_not_run_as_root_either(workers: InProcessWorkers, tmp_
     assert not (tmp_path / "ran").exists()
 
 
-async def test_root_of_an_image_is_refused_by_the_worker(workers: InProcessWorkers, docker: Daemon) -> None:
+async def test_root_of_an_image_is_refused_by_the_worker(workers: InProcessWorkers, docker: DockerEngine) -> None:
     """By number, by a name of the image, by its group, and by the group that the image puts it into. Proves I1."""
     docker.docker("import", "-", "holdfast-roots:1", stdin=with_users())
     users = ("0", "12345:0", "toor", "ingroup", "member", "oddly")
-    jobs = [await workers.box("id", spec={"image": "holdfast-roots:1", "user": user}) for user in users]
-    fine = await workers.box("id -u; id -G", spec={"image": "holdfast-roots:1", "user": "plain"})
+    jobs = [await workers.container("id", spec={"image": "holdfast-roots:1", "user": user}) for user in users]
+    fine = await workers.container("id -u; id -G", spec={"image": "holdfast-roots:1", "user": "plain"})
     async with workers.worker():
         for job in jobs:
             failed = await workers.ended(job, Status.FAILED)
@@ -286,12 +292,12 @@ async def test_root_of_an_image_is_refused_by_the_worker(workers: InProcessWorke
 
 
 async def test_users_of_an_image_that_cannot_be_looked_up_fail_the_start(
-    workers: InProcessWorkers, docker: Daemon
+    workers: InProcessWorkers, docker: DockerEngine
 ) -> None:
     """A list of groups behind a link is the engine's to follow, and not ours to read. Proves I1."""
     docker.docker("import", "-", "holdfast-linked:1", stdin=with_users(linked=True))
-    job = await workers.box("id", spec={"image": "holdfast-linked:1", "user": "plain"})
-    number = await workers.box("id -u", spec={"image": "holdfast-linked:1", "user": "4000"})
+    job = await workers.container("id", spec={"image": "holdfast-linked:1", "user": "plain"})
+    number = await workers.container("id -u", spec={"image": "holdfast-linked:1", "user": "4000"})
     async with workers.worker():
         failed = await workers.ended(job, Status.FAILED)
         await workers.ended(number, Status.SUCCEEDED)

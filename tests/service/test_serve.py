@@ -1,4 +1,4 @@
-"""`holdfast serve`: it says in one sentence why it does not start, and leaves when it is told to."""
+"""`holdfast serve`: why it does not start, in one sentence, and how it stops."""
 
 import asyncio
 import signal
@@ -15,7 +15,7 @@ from holdfast.config import Settings
 from holdfast.store import Store
 from holdfast.store.migrate import migrate
 from holdfast.store.store import connect
-from tests.support.service import FUNCTION, Served
+from tests.support.service import FUNCTION, Service
 
 
 def serve(tmp_path: Path, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
@@ -99,14 +99,14 @@ def test_malformed_address_of_the_server_is_named(url: str) -> None:
     assert (done.returncode, f"HOLDFAST_URL is {url!r}: use http://host:port" in done.stderr) == (2, True), done.stderr
 
 
-def test_signal_ends_it_with_0_and_it_says_where_it_is(served_apart: Served) -> None:
-    text = served_apart.log.read_text()
-    assert f"holdfast serves on {served_apart.url}" in text
-    assert f"the first admin token is in {served_apart.data / 'admin.token'}" in text
-    assert served_apart.admin not in text
-    assert served_apart.process is not None
-    served_apart.process.send_signal(signal.SIGINT)
-    assert served_apart.process.wait(30) == 0
+def test_signal_ends_it_with_0_and_it_says_where_it_is(service_process: Service) -> None:
+    text = service_process.log.read_text()
+    assert f"holdfast serves on {service_process.url}" in text
+    assert f"the first admin token is in {service_process.data / 'admin.token'}" in text
+    assert service_process.admin not in text
+    assert service_process.process is not None
+    service_process.process.send_signal(signal.SIGINT)
+    assert service_process.process.wait(30) == 0
 
 
 async def test_application_that_nobody_started_starts_with_its_first_request(clean_url: str, tmp_path: Path) -> None:

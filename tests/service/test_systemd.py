@@ -13,10 +13,10 @@ import pytest
 
 from holdfast.store.migrate import migrate
 from holdfast.store.store import connect
-from tests.support.pages import ROOT
+from tests.support.doc_pages import ROOT
 from tests.support.sandbox import read_unit
-from tests.support.service import FUNCTION, Served
-from tests.support.up import PROGRAM, eventually, running
+from tests.support.service import FUNCTION, Service
+from tests.support.up_process import PROGRAM, eventually, running
 
 PAGE = (ROOT / "docs" / "howto" / "systemd.md").read_text()
 NAMES = ("server", "worker with an account of its own", "worker as root")
@@ -111,12 +111,12 @@ async def test_server_serves_in_the_sandbox_of_its_unit(place: Path) -> None:
     database = await connect(url)
     await migrate(database)
     await database.close()
-    served = Served(url, place / "data")
+    service = Service(url, place / "data")
     unit = written(place, "server")
-    served.program = ("tests.support.sandbox", str(unit), str(place), *PROGRAM, "serve")
-    served.start()
+    service.program = ("tests.support.sandbox", str(unit), str(place), *PROGRAM, "serve")
+    service.start()
     try:
-        async with served.client() as client:
+        async with service.client() as client:
             assert (await client.post("/v1/jobs", json=FUNCTION)).status_code == 201
     finally:
-        assert served.stop() == 0
+        assert service.stop() == 0

@@ -1,4 +1,4 @@
-"""Uploads: staged whole or not at all, given to jobs as files, and gone when nobody needs them."""
+"""Uploads: stored completely or not at all, copied to jobs, and removed when unused."""
 
 import asyncio
 from pathlib import Path
@@ -13,7 +13,7 @@ from holdfast.errors import NotFound
 from holdfast.model import Role, Status, new_id
 from holdfast.runner.uploads import JobUploads
 from tests.support.in_process_workers import InProcessWorkers, eventually
-from tests.support.service import Served, error_of, serving_here
+from tests.support.service import Service, error_of, service_in_process
 
 CAP = 100_000
 TOOLS = """
@@ -44,7 +44,11 @@ def left(shared: Path) -> list[str]:
 
 async def test_job_gets_copies_of_what_was_uploaded_and_keeps_them_until_it_is_gone(workers: InProcessWorkers) -> None:
     url, shared = workers.settings.database_url or "", workers.settings.shared
-    async with serving_here(url, workers.settings.data_dir) as served, served.client() as client, workers.worker():
+    async with (
+        service_in_process(url, workers.settings.data_dir) as service,
+        service.client() as client,
+        workers.worker(),
+    ):
         made = await client.post("/v1/uploads", files=files(a_txt=b"one", deep__b_txt=b"two"))
         assert made.status_code == 201, made.text
         assert made.json()["files"] == [{"path": "a.txt", "size": 3}, {"path": "deep/b.txt", "size": 3}]
@@ -73,7 +77,10 @@ async def test_job_gets_copies_of_what_was_uploaded_and_keeps_them_until_it_is_g
 async def test_bad_forms_are_refused_and_leave_nothing(clean_url: str, tmp_path: Path) -> None:
     """Proves O8."""
     shared = tmp_path / "shared"
-    async with serving_here(clean_url, tmp_path / "data", upload_max_bytes=CAP) as served, served.client() as client:
+    async with (
+        service_in_process(clean_url, tmp_path / "data", upload_max_bytes=CAP) as service,
+        service.client() as client,
+    ):
         for name in ("../x", "/etc/x", "a/../../x", "a//b", ".", "x" * 300):
             refused = await client.post("/v1/uploads", files=[("file", (name, b"x"))])
             assert (refused.status_code, error_of(refused)["details"]["field"]) == (422, "file"), name
@@ -95,7 +102,7 @@ async def test_bad_forms_are_refused_and_leave_nothing(clean_url: str, tmp_path:
             refused = await client.post("/v1/uploads", content=body, headers={"Content-Type": kind})
             assert refused.status_code in (400, 422), (kind, refused.text)
             assert error_of(refused)["message"]
-        await cut_in_the_middle(served, shared)
+        await cut_in_the_middle(service, shared)
         assert left(shared) == []
         for upload in (new_id(), "../../etc", "x", "*"):
             assert (await client.post("/v1/jobs", json=cat(upload))).status_code == 404
@@ -103,10 +110,10 @@ async def test_bad_forms_are_refused_and_leave_nothing(clean_url: str, tmp_path:
             JobUploads(shared).given(new_id(), ["../../uploads"])
 
 
-async def cut_in_the_middle(served: Served, shared: Path) -> None:
+async def cut_in_the_middle(service: Service, shared: Path) -> None:
     """Send half a file and go away."""
-    _, writer = await asyncio.open_connection("127.0.0.1", served.port)
-    head = f"POST /v1/uploads HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {served.admin}\r\n"
+    _, writer = await asyncio.open_connection("127.0.0.1", service.port)
+    head = f"POST /v1/uploads HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {service.admin}\r\n"
     kind = "Content-Type: multipart/form-data; boundary=b\r\nContent-Length: 99999999\r\n\r\n"
     form = "--b\r\nContent-Disposition: form-data; name=f; filename=a\r\n\r\n"
     writer.write(f"{head}{kind}{form}".encode() + b"x" * 50_000)
@@ -126,11 +133,11 @@ async def test_upload_is_its_tenants_and_a_tool_must_want_it(workers: InProcessW
     tools = tmp_path / "tools.toml"
     tools.write_text(TOOLS)
     url = workers.settings.database_url or ""
-    async with serving_here(url, workers.settings.data_dir, tools=tools, upload_max_bytes=CAP) as served:
-        blue, green = [await served.token(Role.SUBMITTER, tenant) for tenant in ("blue", "default")]
-        async with served.client(blue) as client:
+    async with service_in_process(url, workers.settings.data_dir, tools=tools, upload_max_bytes=CAP) as service:
+        blue, green = [await service.token(Role.SUBMITTER, tenant) for tenant in ("blue", "default")]
+        async with service.client(blue) as client:
             foreign = (await client.post("/v1/uploads", files=files(a=b"x"))).json()["upload"]
-        async with served.client(green) as client, workers.worker():
+        async with service.client(green) as client, workers.worker():
             mine = (await client.post("/v1/uploads", files=files(deep__b_txt=b"two"))).json()["upload"]
             for job, status in (
                 ({"tool": "open", "uploads": [foreign]}, 404),
@@ -162,10 +169,10 @@ async def test_client_uploads_also_where_tokens_are_off_and_a_page_cannot(clean_
     """Proves O8."""
     path = tmp_path / "a.txt"
     path.write_bytes(b"one")
-    async with serving_here(clean_url, tmp_path / "data", auth="off") as served:
-        async with httpx.AsyncClient(base_url=served.url) as page:
+    async with service_in_process(clean_url, tmp_path / "data", auth="off") as service:
+        async with httpx.AsyncClient(base_url=service.url) as page:
             assert (await page.post("/v1/uploads", files=files(a=b"x"))).status_code == 400
-        async with AsyncClient(served.url, data_dir=tmp_path / "none") as client:
+        async with AsyncClient(service.url, data_dir=tmp_path / "none") as client:
             upload = await client.upload(path)
             job = await client.submit(cat(upload))
             assert job.policy.uploads == (upload,)

@@ -11,7 +11,7 @@ def lines(*text: str) -> NewEvent:
     return NewEvent(type="log", data={"stream": "stdout", "lines": list(text)})
 
 
-async def test_batch_lands_once_and_moves_the_offsets(harness: StoreHarness) -> None:
+async def test_batch_is_appended_once_and_moves_the_offsets(harness: StoreHarness) -> None:
     """Proves E1, E7."""
     job = await harness.submit()
     (lease,) = await harness.claim()
@@ -40,7 +40,7 @@ async def test_batch_out_of_step_is_refused(harness: StoreHarness) -> None:
     assert len(await harness.events(job)) == 2
 
 
-async def test_adopter_goes_on_where_the_log_stands(harness: StoreHarness) -> None:
+async def test_adopter_continues_at_the_stored_offsets(harness: StoreHarness) -> None:
     """Proves E1."""
     job = await harness.submit(runner="process", spec={"command": ["true"]})
     (lease,) = await harness.claim_process()

@@ -80,7 +80,7 @@ def folders_left(bench: Bench) -> Sequence[str]:
     return [*bench.folders.names(), *os.listdir(bench.folders.root / TEMPORARY)]
 
 
-async def test_full_store_evicts_what_may_go_and_else_is_cache_full(harness: StoreHarness, bench: Bench) -> None:
+async def test_full_store_evicts_unused_snapshots_or_fails_with_cache_full(harness: StoreHarness, bench: Bench) -> None:
     """Proves P11."""
     lease = await bench.lease()
     old, used, fresh, last = (bench.plan(name).tasks[0] for name in ("old", "used", "fresh", "last"))
@@ -129,7 +129,9 @@ async def test_evictor_goes_from_the_high_mark_to_the_low_one(harness: StoreHarn
 
 
 @pytest.mark.skipif(missing("ext4") is not None, reason=missing("ext4") or "")
-async def test_full_disk_evicts_what_may_go_and_else_is_cache_full(harness: StoreHarness, tmp_path: Path) -> None:
+async def test_full_disk_evicts_unused_snapshots_or_fails_with_cache_full(
+    harness: StoreHarness, tmp_path: Path
+) -> None:
     """Proves P6, P11."""
     with disk(tmp_path, "ext4", 8 * MIB) as small:
         bench = Bench(harness.store, tmp_path)
@@ -174,7 +176,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("step", STEPS)
-async def test_builder_that_dies_anywhere_leaves_a_whole_snapshot_or_none(
+async def test_builder_killed_at_any_step_leaves_a_whole_snapshot_or_none(
     clean_url: str, tmp_path: Path, step: str
 ) -> None:
     """Proves P5, P6."""

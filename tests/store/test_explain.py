@@ -79,7 +79,7 @@ async def test_all_slots_taken(harness: StoreHarness) -> None:
     assert (reason.about, reason.message, reason.workers) == ("worker", "all slots are taken: w1", ("w1",))
 
 
-async def test_held_due_and_needs_are_told_together(harness: StoreHarness) -> None:
+async def test_all_reasons_to_wait_are_listed_together(harness: StoreHarness) -> None:
     """Proves J17."""
     await worker(harness)
     parent = await harness.submit(queue="slow")
@@ -153,7 +153,7 @@ async def test_running_job_tells_how_fresh_its_heartbeat_is(harness: StoreHarnes
     assert reason.message == "attempt 1 runs on worker w1; last heartbeat 0 s ago"
 
 
-async def test_worker_that_stopped_beating_is_not_said_to_run_its_job(harness: StoreHarness) -> None:
+async def test_worker_without_heartbeats_is_not_reported_as_running_its_job(harness: StoreHarness) -> None:
     """Proves J17."""
     job, _ = await running(harness)
     nobody = "no live worker reaches host-a: start one there"
@@ -174,7 +174,7 @@ async def test_worker_that_stopped_beating_is_not_said_to_run_its_job(harness: S
     assert (reason.message, reason.workers) == (lost, ("w2",))
 
 
-async def test_worker_that_left_in_order_was_not_lost(harness: StoreHarness) -> None:
+async def test_worker_that_stopped_is_not_reported_as_lost(harness: StoreHarness) -> None:
     """Proves J17."""
     job, lease = await running(harness)
     await harness.store.leases.hand_over([lease])
@@ -190,7 +190,7 @@ async def test_worker_that_left_in_order_was_not_lost(harness: StoreHarness) -> 
     assert (reason.message, reason.workers) == (f"{handed}, but no live worker reaches host-a: start one there", ())
 
 
-async def test_dead_worker_and_an_engine_that_is_away_are_told_apart(harness: StoreHarness) -> None:
+async def test_dead_worker_and_missing_engine_are_different_reasons(harness: StoreHarness) -> None:
     """Proves J17."""
     job, lease = await running(harness)
     await worker(harness, "w2")

@@ -39,7 +39,7 @@ async def test_need_that_already_succeeded_is_no_gate(harness: StoreHarness) -> 
         (Outcome(status=Status.CANCELLED, cause=Cause.CANCELLED), "was cancelled"),
     ],
 )
-async def test_failure_travels_through_the_whole_tree_and_names_its_cause(
+async def test_failure_reaches_all_dependants_and_names_its_cause(
     harness: StoreHarness, outcome: Outcome, words: str
 ) -> None:
     """Proves N6."""
@@ -268,7 +268,7 @@ async def test_resolver_finishes_what_a_dead_caller_or_worker_left(
     assert [lease.id for lease in await harness.claim()] == [child.id]
 
 
-async def test_thousand_dependants_of_one_job_all_come_through(harness: StoreHarness) -> None:
+async def test_thousand_dependants_of_one_job_all_become_claimable(harness: StoreHarness) -> None:
     """Proves N6."""
     parent = await harness.submit()
     await harness.store.jobs.submit_many([{**JOB, "needs": [parent.id]} for _ in range(1000)])
@@ -323,7 +323,7 @@ async def test_stuck_gates_are_found_mended_and_counted(harness: StoreHarness, m
     parent = await harness.submit()
     child = await harness.submit(needs=[parent.id])
     laned = await harness.submit(lane="L")
-    # What no operation does: the parent ends behind everybody's back, and the lane forgets its holder.
+    # What no operation does: the parent ends without a follow-up, and the lane loses its holder.
     (one, two) = await harness.claim()
     assert {one.id, two.id} == {parent.id, laned.id}
     follower = await harness.submit(lane="L")

@@ -1,12 +1,12 @@
-"""What callers do with jobs: submit, read, list, release, stop, resume, resolve, dismiss, delete."""
+"""What callers do with jobs: submit, read, list, release, resume, resolve, dismiss."""
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from holdfast.errors import Conflict, HoldfastError, IllegalMove, Invalid, NeedFailed, NotFound, StoreError
+from holdfast.errors import Conflict, HoldfastError, IllegalMove, Invalid, NeedFailed, NotFound
 from holdfast.model import (
     MOVES,
     Cause,
@@ -16,14 +16,12 @@ from holdfast.model import (
     Lease,
     Outcome,
     Status,
-    StopKind,
-    StopPhase,
     Verb,
     new_id,
 )
 from holdfast.store import open_store
 from holdfast.store.store import Store, connect
-from tests.support.store_harness import START, TTL, StoreHarness
+from tests.support.store_harness import START, StoreHarness
 
 PROCESS = {"runner": "process", "spec": {"command": ["true"]}}
 CALLERS_VERBS = (Verb.RELEASE, Verb.CANCEL, Verb.INTERRUPT, Verb.RESUME, Verb.RESOLVE, Verb.DISMISS)
@@ -226,101 +224,6 @@ async def test_record_and_last_status_event_agree_after_every_move(harness: Stor
     await agree(Status.SUCCEEDED)
 
 
-async def test_job_cancelled_before_its_start_is_readable_everywhere(harness: StoreHarness) -> None:
-    """Proves J3, J5."""
-    job = await harness.submit(lane="L")
-    await harness.advance(5)
-    answer = await harness.store.jobs.cancel(job.id, by="ada", reason="wrong file")
-    assert answer.outcome == "ended"
-    record = await harness.get(job)
-    assert (record.status, record.started_at, record.finished_at) == (Status.CANCELLED, None, harness.clock.now())
-    assert record.error == Error(code="cancelled", message="cancelled before it started: wrong file")
-    (listed,) = (await harness.store.jobs.list(status=[Status.CANCELLED])).items
-    assert listed == record
-    audit = [event.data for event in await harness.events(job) if event.type == "audit"]
-    assert audit == [{"action": "cancel", "by": "ada", "reason": "wrong file"}]
-    assert await harness.store.attempts.list(job.id) == []
-    assert (await harness.store.lanes.get("L")).depth == 0
-
-
-async def test_cancel_is_answered_by_the_state_of_the_job(harness: StoreHarness) -> None:
-    """Proves C1."""
-    running = await in_status(harness, Status.RUNNING)
-    assert [(await harness.store.jobs.cancel(running.id)).outcome for _ in range(2)] == ["stopping", "stopping"]
-    requests = [event for event in await harness.events(running) if event.type == "cancel"]
-    assert [event.data for event in requests] == [{"cancel": "requested", "kind": "cancel"}]
-    waiting = await harness.submit()
-    assert [(await harness.store.jobs.cancel(waiting.id)).outcome for _ in range(2)] == ["ended", "already"]
-
-
-async def test_later_stop_request_only_escalates(harness: StoreHarness) -> None:
-    """Proves C1."""
-    job = await in_status(harness, Status.RUNNING)
-
-    async def kind() -> StopKind | None:
-        request = (await harness.get(job)).stop_request
-        return None if request is None else request.kind
-
-    await harness.store.jobs.interrupt(job.id)
-    assert await kind() is StopKind.INTERRUPT
-    await harness.store.jobs.cancel(job.id)
-    assert await kind() is StopKind.CANCEL
-    await harness.store.jobs.interrupt(job.id)
-    assert await kind() is StopKind.CANCEL
-    await harness.store.jobs.delete(job.id, force=True)
-    assert await kind() is StopKind.DELETE
-    await harness.store.jobs.cancel(job.id)
-    assert await kind() is StopKind.DELETE
-
-
-@pytest.mark.parametrize("lane", [None, "L"])
-@pytest.mark.parametrize(
-    ("stop", "status", "code"),
-    [("cancel", Status.CANCELLED, "cancelled"), ("interrupt", Status.PAUSED, "interrupted")],
-)
-async def test_stop_request_turns_a_requeue_into_the_stop(
-    harness: StoreHarness, stop: str, status: Status, code: str, lane: str | None
-) -> None:
-    """Proves C1, C6."""
-    job = await harness.submit(max_attempts=3, lane=lane)
-    (lease,) = await harness.claim()
-    await getattr(harness.store.jobs, stop)(job.id)
-    assert await harness.finish(lease, Outcome.requeued(Cause.EXIT, delay=5)) is status
-    record = await harness.get(job)
-    assert (record.status, record.error and record.error.code) == (status, code)
-    assert await harness.claim() == []
-
-
-async def test_only_resume_clears_a_stop_request(harness: StoreHarness) -> None:
-    """Proves C1, C8."""
-    job = await harness.submit(**PROCESS, max_attempts=3)
-    (lease,) = await harness.claim_process()
-    await harness.store.jobs.interrupt(job.id)
-    await harness.advance(TTL + 1)
-    await harness.store.leases.reap()
-    (lease,) = await harness.adopt()
-    assert lease.adoption.stop_request is not None
-    await harness.finish(lease, Outcome.requeued(Cause.LOST))
-    assert await harness.status(job) is Status.PAUSED
-    resumed = await harness.store.jobs.resume(job.id)
-    assert resumed.stop_request is None
-    (lease,) = await harness.claim_process()
-    assert lease.adoption.stop_request is None
-    assert await harness.store.leases.stops("w1") == {}
-
-
-async def test_interrupt_pauses_what_runs_and_cancels_what_waits(harness: StoreHarness) -> None:
-    """Proves C6."""
-    running = await in_status(harness, Status.RUNNING)
-    assert (await harness.store.jobs.interrupt(running.id)).outcome == "stopping"
-    waiting, held = await harness.submit(), await harness.submit(hold=True)
-    for job in (waiting, held):
-        assert (await harness.store.jobs.interrupt(job.id)).job.status is Status.CANCELLED
-    paused = await in_status(harness, Status.PAUSED)
-    assert (await harness.store.jobs.interrupt(paused.id)).outcome == "already"
-    assert await harness.status(paused) is Status.PAUSED
-
-
 async def test_over_budget_is_a_failure_that_is_not_retried(harness: StoreHarness) -> None:
     """Proves C6."""
     job = await harness.submit(budget={"tokens": 10}, max_attempts=5)
@@ -388,102 +291,6 @@ async def test_queue_timeout_ends_a_job_that_nobody_claims(harness: StoreHarness
     record = await harness.get(job)
     assert (record.status, record.error and record.error.code) == (Status.TIMED_OUT, "queue_timeout")
     assert await harness.status(claimed) is Status.RUNNING
-
-
-async def test_delete_refuses_what_is_active_unless_forced(harness: StoreHarness) -> None:
-    jobs = harness.store.jobs
-    for status in (Status.PENDING, Status.QUEUED, Status.RUNNING, Status.PAUSED):
-        job = await in_status(harness, status)
-        with pytest.raises(Conflict, match=f"blocked: job {job.id} is {status}"):
-            await jobs.delete(job.id)
-        assert (await jobs.delete(job.id, force=True, dry_run=True)).outcome == "would_delete"
-        assert await harness.status(job) is status
-        outcome = (await jobs.delete(job.id, force=True)).outcome
-        assert outcome == ("deleting" if status is Status.RUNNING else "deleted")
-    for status in (Status.SUCCEEDED, Status.FAILED, Status.TIMED_OUT, Status.CANCELLED):
-        job = await in_status(harness, status)
-        assert (await jobs.delete(job.id, dry_run=True)).outcome == "would_delete"
-        assert (await jobs.delete(job.id)).outcome == "deleted"
-        with pytest.raises(NotFound):
-            await harness.get(job)
-        with pytest.raises(NotFound):
-            await harness.events(job)
-
-
-async def test_forced_delete_that_a_duty_finishes_first_says_deleted(
-    harness: StoreHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A caller that asked to delete a job is not told that there is none."""
-    job = await harness.submit()
-    jobs, get = harness.store.jobs, harness.store.jobs.get
-    looks = 0
-
-    async def after_the_duty(job_id: str, *, tenant: str = "default") -> Job:
-        nonlocal looks
-        looks += 1
-        if looks > 1:
-            await jobs.purge()
-        return await get(job_id, tenant=tenant)
-
-    monkeypatch.setattr(jobs, "get", after_the_duty)
-    assert (await jobs.delete(job.id, force=True)).outcome == "deleted"
-    assert looks > 1
-
-
-@pytest.mark.parametrize("status", [Status.SUCCEEDED, Status.CANCELLED])
-async def test_forced_delete_of_a_running_job_is_finished_by_the_duty(harness: StoreHarness, status: Status) -> None:
-    job = await harness.submit(lane="L")
-    (lease,) = await harness.claim()
-    assert (await harness.store.jobs.delete(job.id, force=True)).outcome == "deleting"
-    assert await harness.store.jobs.purge() == 0
-    await harness.finish(lease, Outcome(status=status, cause=Cause.CANCELLED))
-    assert await harness.store.jobs.purge() == 1
-    with pytest.raises(NotFound):
-        await harness.get(job)
-
-
-async def test_duty_removes_no_files_of_a_job_that_still_runs(
-    harness: StoreHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = await harness.submit()
-    (lease,) = await harness.claim()
-    jobs, removed = harness.store.jobs, list[str]()
-    remove = jobs.files.remove
-
-    async def noting(job_ids: Sequence[str]) -> Collection[str]:
-        removed.extend(job_ids)
-        return await remove(job_ids)
-
-    assert (await jobs.delete(job.id, force=True)).outcome == "deleting"
-    monkeypatch.setattr(jobs.files, "remove", noting)
-    assert (await jobs.purge(), removed) == (0, [])
-    await harness.finish(lease, Outcome(status=Status.CANCELLED, cause=Cause.CANCELLED))
-    assert (await jobs.purge(), removed) == (1, [job.id])
-
-
-async def paused_and_doomed(harness: StoreHarness) -> Job:
-    """A job that was to be deleted while it ran, and ended paused."""
-    job = await harness.submit()
-    (lease,) = await harness.claim(slots=1)
-    assert (await harness.store.jobs.delete(job.id, force=True)).outcome == "deleting"
-    await harness.finish(lease, Outcome(status=Status.PAUSED, cause=Cause.INTERRUPTED))
-    return job
-
-
-@pytest.mark.parametrize("verb", ["resolve", "cancel"])
-async def test_accepted_delete_is_carried_through_every_other_move(harness: StoreHarness, verb: str) -> None:
-    """Proves C1."""
-    job = await paused_and_doomed(harness)
-    await getattr(harness.store.jobs, verb)(job.id)
-    assert await harness.store.jobs.purge() == 1
-
-
-async def test_purge_of_a_paused_job_tells_its_dependants(harness: StoreHarness) -> None:
-    """Proves N8."""
-    job = await paused_and_doomed(harness)
-    child = await harness.submit(needs=[job.id])
-    assert await harness.store.jobs.purge() == 1
-    assert await harness.status(child) is Status.FAILED
 
 
 async def test_dismiss_keeps_a_partial_result(harness: StoreHarness) -> None:
@@ -632,21 +439,6 @@ async def test_resume_with_a_failed_need_names_it(harness: StoreHarness) -> None
         await harness.store.jobs.resume(child.id)
 
 
-async def test_stop_ladder_is_written_step_by_step(harness: StoreHarness) -> None:
-    """Proves C1."""
-    job = await harness.submit()
-    (lease,) = await harness.claim()
-    assert not await harness.store.leases.advance_stop(lease, StopPhase.SIGNALLED)  # nobody asked
-    await harness.store.jobs.cancel(job.id)
-    for phase in (StopPhase.SIGNALLED, StopPhase.KILLED, StopPhase.DEAD):
-        assert await harness.store.leases.advance_stop(lease, phase, grace=2)
-    await harness.finish(
-        lease, Outcome(status=Status.CANCELLED, cause=Cause.CANCELLED, error=Error(code="cancelled", message="by ada"))
-    )
-    steps = [event.data["cancel"] for event in await harness.events(job) if event.type == "cancel"]
-    assert steps == ["requested", "signalled", "killed", "dead"]
-
-
 async def test_closed_store_says_so(harness: StoreHarness) -> None:
     store = Store(await connect(harness.url, listen=False, clock=harness.clock))
     await store.close()
@@ -667,27 +459,3 @@ async def test_needs_are_checked_in_a_call_with_a_key_but_not_when_it_is_replaye
         await harness.store.jobs.accept([child], key="other")
     (again,) = await harness.store.jobs.accept([child], key="K")
     assert (again.id, again.reused) == (first.id, True)
-
-
-async def test_forced_delete_of_a_job_that_is_cancelled_meanwhile_is_finished_by_the_duty(
-    harness: StoreHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = await harness.submit()
-
-    async def cancelled_after_this_look(*_: object, **__: object) -> Job:
-        patch.undo()
-        found = await harness.get(job)
-        await harness.store.jobs.cancel(job.id)
-        patch.setattr(harness.store.jobs, "_doom", dies)
-        return found
-
-    async def dies(*_: object, **__: object) -> bool:
-        raise StoreError("the process dies here")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(harness.store.jobs, "get", cancelled_after_this_look)
-        with pytest.raises(StoreError):
-            await harness.store.jobs.delete(job.id, force=True)
-    assert await harness.store.jobs.purge() == 1
-    with pytest.raises(NotFound):
-        await harness.get(job)

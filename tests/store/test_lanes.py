@@ -26,7 +26,7 @@ async def test_lane_runs_one_job_at_a_time_in_order_of_acceptance(harness: Store
     assert [job_id for job_id in ran if job_id != other.id] == [job.id for job in jobs]
 
 
-async def test_lanes_of_two_tenants_do_not_meet(harness: StoreHarness) -> None:
+async def test_lanes_of_two_tenants_are_independent(harness: StoreHarness) -> None:
     """Proves N1."""
     await harness.submit(lane="L")
     await harness.submit(lane="L", tenant="someone")
@@ -113,9 +113,7 @@ async def test_resumed_job_keeps_its_place_before_others_that_were_resumed(harne
     assert [lease.id for lease in await harness.claim()] == [first.id]
 
 
-async def test_nobody_overtakes_a_resumed_job_that_nobody_has_looked_at_yet(
-    harness: StoreHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_unresolved_resumed_job_is_not_overtaken(harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """Proves N1, C8."""
     first, second = await harness.submit(lane="L"), await harness.submit(lane="L")
     (lease,) = await harness.claim()
@@ -348,7 +346,7 @@ async def test_lane_that_somebody_needs_is_not_forgotten(harness: StoreHarness) 
     assert [lane.lane for lane in await harness.store.lanes.list()] == ["checked", "fails", "paused", "runs", "waits"]
 
 
-async def test_who_comes_back_to_a_forgotten_lane_keeps_its_place(harness: StoreHarness) -> None:
+async def test_job_resumed_in_a_forgotten_lane_keeps_its_place(harness: StoreHarness) -> None:
     """Proves N1."""
     first, cancelled = await harness.submit(lane="L"), await harness.submit(lane="L")
     delayed = await harness.submit(lane="L", available_at=harness.later(60).isoformat())

@@ -89,7 +89,7 @@ async def paged(harness: StoreHarness, limit: int, **given: Any) -> list[str]:
         cursor = page.next_cursor
 
 
-async def test_every_mix_of_filters_finds_what_a_look_at_each_job_finds(harness: StoreHarness) -> None:
+async def test_any_combination_of_filters_finds_the_matching_jobs(harness: StoreHarness) -> None:
     """Proves J14: on pages of any size, in order, without a gap and without a repeat."""
     draw = Random(4711)
     await mixed_jobs(harness, draw)
@@ -104,7 +104,7 @@ async def test_every_mix_of_filters_finds_what_a_look_at_each_job_finds(harness:
         assert await paged(harness, draw.choice((1, 2, 5, 100)), tenant=tenant, **given) == wanted, given
 
 
-async def test_a_deleted_job_leaves_no_label_behind(harness: StoreHarness) -> None:
+async def test_deleted_job_leaves_no_labels(harness: StoreHarness) -> None:
     job = await harness.submit(labels={"team": "blue"})
     await harness.submit(labels={"team": "blue"})
     await harness.store.jobs.cancel(job.id)
@@ -177,7 +177,7 @@ async def reads_of(database: Database, given: dict[str, Any]) -> list[tuple[str,
     return reads
 
 
-async def test_no_page_reads_more_than_its_stretch_on_postgres_among_100_000_jobs(server: str) -> None:
+async def test_page_reads_only_its_index_range_on_postgres_among_100_000_jobs(server: str) -> None:
     """Proves J14. Looks at the plans that our sessions use, which are made without a look at the values."""
     url = await clone(server, "holdfast_listing")
     connection = await asyncpg.connect(url, server_settings=SESSION)
@@ -201,7 +201,7 @@ def rows_of(node: dict[str, Any]) -> int:
     return int((node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"])
 
 
-async def test_no_page_reads_more_than_its_stretch_on_sqlite_among_100_000_jobs(tmp_path: Path) -> None:
+async def test_page_reads_only_its_index_range_on_sqlite_among_100_000_jobs(tmp_path: Path) -> None:
     """Proves J14. SQLite counts its steps, not its rows: a page takes some dozens for each job on it."""
     path = tmp_path / "store.db"
     database = SqliteDatabase(path)

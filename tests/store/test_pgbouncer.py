@@ -25,7 +25,7 @@ from tests.store.test_migrate import holdfast
 from tests.store.test_notify import heard
 from tests.store.test_queries import FINISH
 from tests.support.in_process_workers import eventually
-from tests.support.pooler import SERVERS, PgBouncerMissing, pgbouncer, through
+from tests.support.pgbouncer import SERVERS, PgBouncerMissing, pgbouncer, through
 from tests.support.query_plans import plan_nodes
 from tests.support.store_harness import START, TTL, StoreHarness
 
@@ -147,7 +147,7 @@ async def test_cancelled_operation_leaves_no_transaction_open(harness: StoreHarn
     direct = await asyncpg.connect(clean_url)
     asleep = "SELECT count(*) FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(60)' AND state = 'active'"
     task = asyncio.create_task(database.fetch("SELECT pg_sleep(60)"))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not await direct.fetchval(asleep):
             pass  # Polling until it sleeps.
         task.cancel()
@@ -231,7 +231,7 @@ async def test_migrations_through_the_pooler_apply_once(server: str, pooler: str
         await drop(server, "holdfast_pooled_empty")
 
 
-async def test_pooler_that_nobody_told_us_of_is_named_with_the_setting(pooled_url: str) -> None:
+async def test_unconfigured_pooler_is_reported_with_the_setting(pooled_url: str) -> None:
     """Proves O5."""
     with pytest.raises(StoreError, match=r"HOLDFAST_POOLER=transaction.*unsupported startup parameter") as caught:
         await open_store(pooled_url)
@@ -247,7 +247,7 @@ async def list_often(url: str) -> None:
             await store.jobs.list()
 
 
-async def test_pooler_that_ignores_our_settings_is_found_out(server: str) -> None:
+async def test_pooler_that_ignores_our_settings_is_detected(server: str) -> None:
     """Proves O5."""
     name = "holdfast_unsaid"
     url = await clone(server, name)

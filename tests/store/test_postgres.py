@@ -1,4 +1,4 @@
-"""What only Postgres has: arrays in its own text, and connections that fall silent at the wrong moment."""
+"""Postgres only: the text format of arrays, and connections that fall silent."""
 
 import asyncio
 import contextlib
@@ -42,13 +42,13 @@ async def proxy(clean_url: str) -> AsyncIterator[Proxy]:
 async def through(proxy: Proxy, url: str) -> PostgresDatabase:
     """A database of one connection behind a proxy, as a heartbeat has it."""
     parts = urlsplit(url)
-    apart = urlunsplit(parts._replace(netloc=f"{parts.username}@127.0.0.1:{proxy.port}"))
-    database = await connect(apart, connections=1, listen=False, answer_within=ANSWER)
+    proxied = urlunsplit(parts._replace(netloc=f"{parts.username}@127.0.0.1:{proxy.port}"))
+    database = await connect(proxied, connections=1, listen=False, answer_within=ANSWER)
     assert isinstance(database, PostgresDatabase)
     return database
 
 
-async def test_connection_that_falls_silent_while_it_is_set_up_is_given_up(clean_url: str, proxy: Proxy) -> None:
+async def test_connection_that_falls_silent_during_setup_is_aborted(clean_url: str, proxy: Proxy) -> None:
     """Proves L7, L16. Else the pool would wait for it for ever, and a worker would never beat again."""
     database = await through(proxy, clean_url)
     proxy.greets_only = True
@@ -61,9 +61,7 @@ async def test_connection_that_falls_silent_while_it_is_set_up_is_given_up(clean
     await database.close()
 
 
-async def test_connection_that_falls_silent_while_it_is_made_is_given_up_like_an_answer(
-    clean_url: str, proxy: Proxy
-) -> None:
+async def test_connection_that_falls_silent_during_connect_is_aborted(clean_url: str, proxy: Proxy) -> None:
     """Proves L7, L18. The pool makes it by itself, and nobody else may try meanwhile: so many beats would be missed."""
     database = await through(proxy, clean_url)
     proxy.cut_off = True
@@ -83,7 +81,7 @@ async def test_connection_that_falls_silent_while_it_is_made_is_given_up_like_an
     await database.close()
 
 
-async def test_silent_transaction_does_not_keep_a_lane_for_ever(
+async def test_silent_transaction_does_not_block_a_lane_forever(
     clean_url: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves L15, L16, N2. Its owner was cut off in the middle of it, and the connection looks alive."""
@@ -157,12 +155,12 @@ async def test_what_no_text_of_postgres_can_hold_is_refused(clean_url: str) -> N
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), min_size=1))
-def test_the_quick_way_writes_what_the_careful_one_does(column: list[str]) -> None:
+def test_fast_array_encoding_equals_the_general_one(column: list[str]) -> None:
     careful = ",".join(postgres._element(value) for value in column)
     assert array_text(column) == f"{{{careful}}}"
 
 
-def test_a_column_of_nothing_is_left_to_unnest() -> None:
+def test_empty_column_is_left_to_unnest() -> None:
     assert array_text([None, None]) == "{}"
 
 

@@ -67,7 +67,7 @@ async def test_statements_use_the_indexes_that_they_promise_on_sqlite(tmp_path: 
     assert not missing, "\n".join(f"{name} promises {index}:\n{plans[name]}" for name, index in sorted(missing))
 
 
-async def test_only_lists_walk_along_the_indexes_of_lists_on_sqlite(tmp_path: Path) -> None:
+async def test_only_list_statements_scan_the_list_indexes_on_sqlite(tmp_path: Path) -> None:
     """A look for little work must not read all jobs that there are."""
     plans = await sqlite_plans(tmp_path)
     walks = [

@@ -15,7 +15,7 @@ from holdfast.store.store import connect
 from tests.support.store_harness import TTL, StoreHarness
 
 
-async def test_cap_holds_over_all_workers_and_full_fails_nobody(harness: StoreHarness) -> None:
+async def test_cap_holds_over_all_workers_and_fails_no_claim(harness: StoreHarness) -> None:
     """Proves J10."""
     await harness.store.queues.limit("default", cap=3)
     for _ in range(5):
@@ -75,7 +75,7 @@ async def test_other_queues_are_claimed_beside_a_capped_one(harness: StoreHarnes
     assert sorted(lease.queue for lease in claimed) == ["default", "default", "default", "heavy"]
 
 
-async def test_capped_queue_does_not_live_off_what_others_leave(harness: StoreHarness) -> None:
+async def test_capped_queue_gets_its_share_beside_others(harness: StoreHarness) -> None:
     """Proves J10."""
     await harness.store.queues.limit("capped", cap=2)
     await harness.submit(queue="capped")
@@ -220,7 +220,7 @@ async def test_idle_claim_takes_no_write_lock(tmp_path: Path) -> None:
         pairs = [Claimable(queue=q, capability="function:f", domain=FUNCTION_DOMAIN) for q in ("default", "capped")]
         other = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             claimed = await store.leases.claim("w1", pairs, slots=4, ttl=TTL, domains=[FUNCTION_DOMAIN])
             assert (claimed.adopted, claimed.claimed) == ([], [])
             assert await store.leases.reap() == []

@@ -1,4 +1,4 @@
-"""The reaper that doubts itself before it doubts others."""
+"""The reaper checks its own clock and database access before it reaps."""
 
 from collections.abc import Sequence
 
@@ -24,14 +24,14 @@ async def owners(harness: StoreHarness, *workers: str) -> Sequence[Lease]:
 
 
 async def watching(harness: StoreHarness, clock: ManualClock | None = None) -> Reaper:
-    """A reaper that has had its first look."""
+    """Return a reaper after its first pass."""
     reaper = Reaper(harness.store, ttl=TTL, interval=INTERVAL, clock=clock or harness.clock)
     assert await reaper.run_once() == 0
     return reaper
 
 
 async def step(harness: StoreHarness, reaper: Reaper, *alive: Lease) -> int:
-    """Let an interval pass; those who are alive beat."""
+    """Let an interval pass, in which the live workers beat."""
     await harness.advance(INTERVAL)
     for lease in alive:
         (job,) = (await harness.store.leases.beat(await owner(harness, lease), [lease], ttl=TTL)).jobs
@@ -146,7 +146,7 @@ async def test_reaper_that_begins_after_an_outage_gives_every_live_worker_time_t
     assert (await harness.get(dead)).lease is None
 
 
-async def test_slow_look_reaps_nothing(harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_read_reaps_nothing(harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """Proves L18."""
     await owners(harness, "w1")
     reaper = await watching(harness)
@@ -257,8 +257,8 @@ async def test_orphan_that_wears_out_its_adopters_is_paused_whatever_the_reaper_
     assert (await harness.get(worn)).status is Status.PAUSED
 
 
-async def test_one_that_cannot_write_does_not_reap_by_what_it_reads(harness: StoreHarness) -> None:
-    """Proves L18. On SQLite one can look while somebody keeps the write lock, and nobody can beat."""
+async def test_reaper_that_cannot_write_reaps_nothing(harness: StoreHarness) -> None:
+    """Proves L18. On SQLite one can read while another process holds the write lock and no worker can beat."""
     leases = await owners(harness, "w1", "w2")
     overdue = [0.0]
     reaper = Reaper(harness.store, ttl=TTL, interval=INTERVAL, clock=harness.clock, stuck=lambda: overdue[0])
@@ -274,8 +274,8 @@ async def test_one_that_cannot_write_does_not_reap_by_what_it_reads(harness: Sto
     assert [await step(harness, reaper) for _ in range(3)] == [0, 0, 1]
 
 
-async def test_one_whose_write_came_late_looks_first(harness: StoreHarness) -> None:
-    """Proves L18. It was stuck between two passes, and both were in time."""
+async def test_reaper_whose_write_was_late_looks_again_first(harness: StoreHarness) -> None:
+    """Proves L18. It was stuck between two passes that were both in time."""
     first, dead = await owners(harness, "w1", "w2")
     reaper = await watching(harness)
     assert [await step(harness, reaper, first) for _ in range(4)] == [0, 0, 0, 0]
@@ -286,7 +286,7 @@ async def test_one_whose_write_came_late_looks_first(harness: StoreHarness) -> N
 
 
 async def test_only_what_had_expired_at_the_look_is_reaped(harness: StoreHarness) -> None:
-    """Proves L18. However long the act waits for its lock."""
+    """Proves L18. The reap itself may wait long for its lock."""
     early, late = await owners(harness, "w1", "w2")
     await harness.advance(TTL / 2)
     await harness.store.leases.beat("w2", [late], ttl=TTL)

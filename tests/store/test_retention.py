@@ -48,7 +48,7 @@ async def test_jobs_go_when_the_age_of_their_status_is_over(harness: StoreHarnes
     assert await left(harness) == {cancelled.id}
 
 
-async def test_nothing_of_a_removed_job_stays_behind(harness: StoreHarness) -> None:
+async def test_removed_job_leaves_nothing(harness: StoreHarness) -> None:
     """Proves J16."""
     job = await harness.submit(reuse_key="thumb")
     await harness.run_one()
@@ -119,7 +119,7 @@ async def test_parent_of_a_waiting_job_stays_until_its_needs_are_ticked_off(harn
     assert [lease.id for lease in await harness.claim()] == [child.id]
 
 
-async def test_pruner_goes_along_all_jobs_in_bounded_steps(harness: StoreHarness) -> None:
+async def test_pruner_visits_all_jobs_in_bounded_steps(harness: StoreHarness) -> None:
     """Proves J16."""
     for _ in range(7):
         await harness.submit()
@@ -134,7 +134,7 @@ async def test_pruner_goes_along_all_jobs_in_bounded_steps(harness: StoreHarness
 @pytest.mark.parametrize(
     "bad", [{"ages": {Status.RUNNING: 1.0}}, {"ages": {Status.FAILED: -1.0}}, {"newest": 0}], ids=str
 )
-def test_retention_that_cannot_be_meant_is_refused(bad: dict[str, object]) -> None:
+def test_invalid_retention_is_refused(bad: dict[str, object]) -> None:
     """Proves J16."""
     with pytest.raises(Invalid):
         Retention(**bad)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Snapshots in the store: found by id, one builder at a time, published by the lease that built, removed with care."""
+"""Snapshots in the store: lookup by id, one builder at a time, publishing under a lease, removal."""
 
 import asyncio
 import hashlib
@@ -110,7 +110,7 @@ async def test_one_builds_and_the_others_wait_and_reuse(harness: StoreHarness) -
     assert await rows_of(harness, "builds") == 0
 
 
-async def test_lock_falls_with_the_lease_and_the_old_builder_cannot_publish(harness: StoreHarness) -> None:
+async def test_lock_ends_with_the_lease_and_the_old_builder_cannot_publish(harness: StoreHarness) -> None:
     """Proves P5."""
     snapshots = harness.store.snapshots
     builder, waiter = await building(harness), await building(harness, worker="w2")
@@ -127,7 +127,7 @@ async def test_lock_falls_with_the_lease_and_the_old_builder_cannot_publish(harn
     assert (await snapshots.get(name("a"), tenant="default")).folder == "good"
 
 
-async def test_builder_whose_lease_was_cleared_loses_even_if_nobody_came(harness: StoreHarness) -> None:
+async def test_builder_whose_lease_was_cleared_cannot_publish(harness: StoreHarness) -> None:
     """Proves P5."""
     snapshots = harness.store.snapshots
     builder = await building(harness)

@@ -31,7 +31,7 @@ async def test_operations_that_wait_together_share_a_commit_and_fail_alone(harne
     assert len((await harness.store.jobs.list()).items) == 21
 
 
-async def test_heartbeat_goes_ahead_of_what_waits(harness: StoreHarness) -> None:
+async def test_heartbeat_overtakes_waiting_writes(harness: StoreHarness) -> None:
     """Proves O6."""
     await harness.submit()
     (lease,) = await harness.claim()
@@ -47,7 +47,7 @@ async def test_heartbeat_goes_ahead_of_what_waits(harness: StoreHarness) -> None
         # Enough for two rounds of the writer: the first is stuck behind the lock, the beat overtakes the second.
         for _ in range(80):
             group.create_task(note("submit", asyncio.ensure_future(harness.store.jobs.submit(JOB))))
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # Twice, so that the submits are in the writer's queue before the heartbeat is.
         await asyncio.sleep(0)
         group.create_task(note("beat", asyncio.ensure_future(harness.store.leases.beat("w1", [lease], ttl=TTL))))
         await asyncio.sleep(0.05)  # Reason: let all of them reach the writer's queue.

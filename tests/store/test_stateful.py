@@ -1,7 +1,7 @@
 """Random operations of several workers and callers, under a clock that moves, against a model in plain Python.
 
-After every step the whole store must be what the reference says, and keep the promises of DESIGN §1 on its own. In the
-end a person tidies up, and then every job must end. Every run tries the same examples, but with
+After every step the whole store must be what the reference says, and keep the promises of DESIGN §1 on its own. At the
+end a person settles everything, and then every job must end. Every run tries the same examples, but with
 `HOLDFAST_MACHINE_EXAMPLES=5000` and `--timeout=0` it searches longer, with new seeds.
 """
 
@@ -47,7 +47,7 @@ from holdfast.store import Store
 from holdfast.store.postgres import PostgresDatabase
 from holdfast.store.store import connect
 from holdfast.timing import ManualClock
-from tests.support.reference import WEARY, Reference, RefJob, Refused
+from tests.support.reference_model import WEARY, Reference, RefJob, Refused
 from tests.support.store_harness import START, TTL, StoreHarness
 
 T = TypeVar("T")
@@ -108,7 +108,7 @@ outcomes = st.sampled_from(
 
 
 class Bench:
-    """A store on a loop of its own, emptied for each example, its clock in our hand."""
+    """A store on its own event loop, emptied for each example, with a manual clock."""
 
     def __init__(self, kind: str, url: str) -> None:
         self._loop = asyncio.new_event_loop()

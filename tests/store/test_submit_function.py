@@ -114,7 +114,7 @@ async def test_rollback_leaves_nothing_and_an_open_transaction_delays_nobody(
     assert len((await harness.store.jobs.list()).items) == 2
 
 
-async def test_committed_job_is_resolved_by_whoever_comes_next(harness: StoreHarness, connection: Any) -> None:
+async def test_committed_job_is_resolved_by_the_next_operation(harness: StoreHarness, connection: Any) -> None:
     (job,) = await submit(connection, {"runner": "function", "spec": {"name": "f"}, "lane": "L"})
     assert (await harness.get(job)).gate is Gate.UNRESOLVED
     await harness.store.gates.resolve()

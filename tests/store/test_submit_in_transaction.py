@@ -125,7 +125,7 @@ async def test_commit_makes_jobs_claimable_and_any_resolver_settles_lane_and_nee
     assert (lease.id, lease.inputs) == (second, {"naïve": "✓"})
 
 
-async def test_answer_tells_what_exists_already(harness: StoreHarness, caller: SubmitDriver) -> None:
+async def test_answer_lists_reused_jobs(harness: StoreHarness, caller: SubmitDriver) -> None:
     """Proves J12, N7."""
     standing = await harness.submit(reuse_key="R")
     first, second = await caller.submit({**JOB, "reuse_key": "R"}, JOB, key="K")
@@ -250,8 +250,8 @@ async def test_ten_parallel_submits_of_one_reuse_key_build_once(harness: StoreHa
         return accepted.id, accepted.reused
 
     async with AsyncExitStack() as stack:
-        callers = [await stack.enter_async_context(open_caller(driver, harness.url)) for _ in range(10)]
-        answers = await asyncio.gather(*map(one, callers))
+        drivers = [await stack.enter_async_context(open_caller(driver, harness.url)) for _ in range(10)]
+        answers = await asyncio.gather(*map(one, drivers))
     assert len({job_id for job_id, _ in answers}) == 1
     assert sorted(reused for _, reused in answers) == [False] + [True] * 9
     assert await rows_left(harness) == {"jobs": 1, "specs": 1, "reuse": 1}
@@ -462,7 +462,7 @@ async def test_waits_for_another_writer_like_any_insert_and_sees_what_it_committ
     async with open_caller(driver, harness.url) as first, open_caller(driver, harness.url) as second:
         (mine,) = await first.submit({**JOB, "reuse_key": "R"}, key="K")
         waiting = asyncio.create_task(second.submit({**JOB, "reuse_key": "R"}))
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # Reason: let the submit begin.
         await first.commit()
         (theirs,) = await waiting
         await second.commit()
@@ -515,7 +515,7 @@ async def test_open_transaction_with_a_reuse_key_holds_up_no_heartbeat(clean_url
         resume = asyncio.create_task(store.jobs.resume(keyed))
         waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
         watcher = await asyncpg.connect(clean_url)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not await watcher.fetchval(waiting):
                 pass  # Until the resume waits for the key.
             pulse = await store.leases.beat("w1", leases, ttl=60)
@@ -543,7 +543,7 @@ async def test_open_transaction_with_a_reuse_key_delays_only_the_dependants_that
         transaction = connection.transaction()
         await transaction.start()
         await holdfast.submit_inside_async(connection, [{**job, "reuse_key": "k"}])
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await store.jobs.resume(parent)  # lands, and leaves its dependant for later
             await store.jobs.resume(other)
         assert (await store.jobs.get(plain)).status is Status.QUEUED

@@ -57,7 +57,7 @@ async def test_waiting_pipeline_shows_its_tasks_from_its_spec(harness: StoreHarn
         await harness.store.tasks.list(job.id, tenant="blue")
 
 
-async def test_tasks_run_in_order_and_tell_it(harness: StoreHarness) -> None:
+async def test_tasks_run_in_order_with_events(harness: StoreHarness) -> None:
     """Proves P1, P4."""
     lease = await leased(harness)
     tasks = harness.store.tasks
@@ -136,7 +136,7 @@ async def test_drift_replaces_the_plan_in_one_transaction(harness: StoreHarness)
     )
 
 
-async def test_lost_workspace_puts_tasks_behind_the_snapshot_back(harness: StoreHarness) -> None:
+async def test_lost_workspace_resets_the_tasks_after_its_snapshot(harness: StoreHarness) -> None:
     """Proves P2."""
     lease = await leased(harness)
     tasks = harness.store.tasks

@@ -71,7 +71,7 @@ async def test_loads_count_by_queue_and_tenant(harness: StoreHarness) -> None:
     assert (blue[0], blue[1].open + blue[1].running) == ("a", 1)
 
 
-async def test_heads_say_how_far_and_whether_it_goes_on(harness: StoreHarness) -> None:
+async def test_heads_return_the_last_seq_and_whether_the_job_is_live(harness: StoreHarness) -> None:
     job = await harness.submit()
     lease = await harness.run_one()
     heads = await harness.store.events.heads([job.id, new_id()])

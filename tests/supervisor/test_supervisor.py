@@ -126,7 +126,7 @@ class TestEnds:
     def test_second_supervisor_is_refused_while_the_first_runs(self, attempt: SupervisedAttempt) -> None:
         """Proves R1: start is exclusive by identity."""
         first = attempt.start(*shell(f"echo ready; {FOREVER}"))
-        attempt.says(b"ready")
+        attempt.wait_for_output(b"ready")
         second = attempt.supervise()
         assert attempt.status(second) == 120
         assert attempt.folder.alive()
@@ -286,7 +286,7 @@ class TestTasks:
         """Proves R8."""
         script = (shell("echo one"), shell(f"echo two; {FOREVER}"), shell("echo three"))
         attempt.start(tasks=tuple(WireTask(name=f"t{i}", argv=argv) for i, argv in enumerate(script)))
-        attempt.says(b"two")
+        attempt.wait_for_output(b"two")
         attempt.tell("stop", kind="cancel", grace=0.1)
         exit = attempt.end()
         assert exit.cause == ExitCause.CANCELLED
@@ -310,7 +310,7 @@ class TestTasks:
         assert exit.cause == ExitCause.TIMED_OUT
         assert len(exit.tasks) < 10
 
-    def test_task_takes_what_it_left_behind_with_it(self, attempt: SupervisedAttempt, tmp_path: Path) -> None:
+    def test_leftovers_of_a_task_are_killed_before_the_next(self, attempt: SupervisedAttempt, tmp_path: Path) -> None:
         """Proves R25: the next task starts clean."""
         leave = shell(f"setsid sh -c 'exec >/dev/null; {FOREVER}' & echo left=$! ; echo $! >{tmp_path}/left")
         look = shell(f"kill -0 $(cat {tmp_path}/left) || echo gone")
@@ -371,7 +371,7 @@ class TestCosts:
     def test_idle_supervisor_is_small(self, attempt: SupervisedAttempt) -> None:
         """Proves R24."""
         attempt.start(*shell(f"echo ready; {FOREVER}"))
-        attempt.says(b"ready")
+        attempt.wait_for_output(b"ready")
         rollup = Path(f"/proc/{attempt.pid}/smaps_rollup").read_text()
         # What is clean is the program itself, shared by all supervisors.
         assert int(rollup.partition("Private_Dirty:")[2].split()[0]) < 300
@@ -383,7 +383,7 @@ class TestCosts:
         assert done.stdout == "holdfast-supervisor 1\n"
         assert subprocess.run([attempt.program], capture_output=True, check=False).returncode == 64
 
-    def test_missing_folder_is_said(self, attempt: SupervisedAttempt, tmp_path: Path) -> None:
+    def test_missing_folder_is_reported(self, attempt: SupervisedAttempt, tmp_path: Path) -> None:
         done = subprocess.run([attempt.program, tmp_path / "nowhere"], capture_output=True, text=True, check=False)
         assert done.returncode == 122
         assert "cannot open the folder" in done.stderr

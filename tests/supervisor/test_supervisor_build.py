@@ -39,7 +39,7 @@ def assert_works(program: Path, tmp_path: Path) -> None:
         attempt.clean()
 
 
-def test_built_program_needs_nothing_of_the_machine() -> None:
+def test_built_program_is_static() -> None:
     """Proves R24: static, so that it can be PID 1 of any image."""
     program = supervisor.path().read_bytes()
     (start,), (size, count) = struct.unpack_from("<Q", program, 32), struct.unpack_from("<HH", program, 54)
@@ -103,7 +103,7 @@ def test_compiler_that_cannot_link_statically_is_not_used(
     assert build.system_compiler() is None
 
 
-def test_missing_compilers_are_said_with_what_to_do(
+def test_missing_compilers_error_says_what_to_do(
     tmp_path: Path, no_compiler: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves R24."""

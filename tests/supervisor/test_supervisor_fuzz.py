@@ -144,7 +144,7 @@ def assert_sound(attempt: SupervisedAttempt) -> None:
 
 @FUZZ
 @given(data=specs)
-def test_any_spec_ends_with_a_record_or_an_orderly_leave(sanitized: Path, tmp_path: Path, data: bytes) -> None:
+def test_any_spec_ends_with_a_record_or_a_clean_exit(sanitized: Path, tmp_path: Path, data: bytes) -> None:
     """Proves R24."""
     attempt = fresh(tmp_path, sanitized)
     (attempt.folder.path / "spec").write_bytes(data)

@@ -1,4 +1,4 @@
-"""The supervisor with tasks that wait for the word, and with a service beside them."""
+"""The supervisor with tasks that wait for commands, and with a service beside them."""
 
 import os
 import signal
@@ -42,7 +42,7 @@ def down(attempt: SupervisedAttempt, times: int = 1) -> dict[str, Any]:
 
 
 class TestHold:
-    def test_every_task_and_the_end_wait_for_the_word(self, attempt: SupervisedAttempt) -> None:
+    def test_every_task_and_the_end_wait_for_a_command(self, attempt: SupervisedAttempt) -> None:
         """Proves P1, R24."""
         begin(attempt, "echo zero", "echo one")
         for task, words in enumerate((b"", b"zero\n", b"zero\none\n")):
@@ -53,7 +53,7 @@ class TestHold:
         assert ending(exit) == (ExitCause.EXIT, 0, None)
         assert [(task.name, task.code) for task in exit.tasks] == [("t0", 0), ("t1", 0)]
 
-    def test_word_that_was_said_before_changes_nothing(self, attempt: SupervisedAttempt) -> None:
+    def test_repeated_command_changes_nothing(self, attempt: SupervisedAttempt) -> None:
         """Proves P2: an adopter may send it again."""
         begin(attempt, "echo zero", f"echo one; {FOREVER}")
         holds(attempt, 0)
@@ -61,14 +61,14 @@ class TestHold:
         holds(attempt, 1)
         assert attempt.tell("go", task=0).ok
         assert attempt.tell("go", task=1).ok
-        attempt.says(b"one")
+        attempt.wait_for_output(b"one")
         assert attempt.tell("go", task=1).ok
         assert attempt.tell("go", task=0).ok
         assert attempt.output() == b"zero\none\n"
         attempt.tell("kill")
         assert attempt.end().cause == ExitCause.CANCELLED
 
-    def test_tasks_may_be_left_out(self, attempt: SupervisedAttempt) -> None:
+    def test_tasks_may_be_skipped(self, attempt: SupervisedAttempt) -> None:
         """Proves P4."""
         begin(attempt, "echo zero", "echo one", "echo two")
         holds(attempt, 0)
@@ -80,7 +80,7 @@ class TestHold:
         assert attempt.output() == b"two\n"
         assert attempt.status() == 0
 
-    def test_all_tasks_may_be_left_out(self, attempt: SupervisedAttempt) -> None:
+    def test_all_tasks_may_be_skipped(self, attempt: SupervisedAttempt) -> None:
         """Proves P4."""
         begin(attempt, "echo zero")
         holds(attempt, 0)
@@ -120,9 +120,7 @@ class TestHold:
             ({"verb": "service", "kind": "cancel"}, "unknown kind"),
         ],
     )
-    def test_word_that_makes_no_sense_is_refused(
-        self, attempt: SupervisedAttempt, command: dict[str, Any], why: str
-    ) -> None:
+    def test_invalid_command_is_refused(self, attempt: SupervisedAttempt, command: dict[str, Any], why: str) -> None:
         """Proves R24, L6: one of a former owner too."""
         begin(attempt, "true")
         holds(attempt, 0)
@@ -131,12 +129,12 @@ class TestHold:
         attempt.tell("end")
         attempt.end()
 
-    def test_words_are_refused_while_a_task_runs(self, attempt: SupervisedAttempt) -> None:
+    def test_commands_are_refused_while_a_task_runs(self, attempt: SupervisedAttempt) -> None:
         """Proves P2: nothing is moved or ended under a task."""
         begin(attempt, f"echo zero; {FOREVER}", "true", service=SERVER)
         holds(attempt, 0)
         attempt.tell("go", task=0)
-        attempt.says(b"zero")
+        attempt.wait_for_output(b"zero")
         commands: list[dict[str, Any]] = [
             {"verb": "go", "task": 1},
             {"verb": "end"},
@@ -167,7 +165,7 @@ class TestHold:
         begin(attempt, "true", stop_after=boottime() + 0.3)
         assert attempt.end().cause == ExitCause.STOP_AFTER
 
-    def test_folder_is_put_in_the_place_of_the_tree(self, attempt: SupervisedAttempt) -> None:
+    def test_restored_folder_replaces_the_tree(self, attempt: SupervisedAttempt) -> None:
         """Proves P2: the old tree is kept under another name, so that a repeated command does not restore it."""
         space = attempt.folder.path / "space"
         for name in ("tree", "new"):
@@ -243,7 +241,7 @@ class TestService:
         assert attempt.end().code == 0
         assert len(attempt.events("service_started")) == len(attempt.events("service_ended")) == 2
 
-    def test_task_takes_what_it_left_behind_with_it_but_not_the_service(self, attempt: SupervisedAttempt) -> None:
+    def test_leftovers_of_a_task_are_killed_but_not_the_service(self, attempt: SupervisedAttempt) -> None:
         """Proves P8, R25: nor what the service started, in a session of its own."""
         server = f"trap 'exit 0' INT; setsid sh -c 'echo child $$; {FOREVER}' & echo up $$; {FOREVER}"
         begin(attempt, f"setsid sh -c 'exec >/dev/null; {FOREVER}' & echo left=$! ;", "true", service=server)
@@ -283,7 +281,7 @@ class TestService:
         assert exit.text == "cannot start no-such-program: could not run it: No such file or directory"
 
     @pytest.mark.parametrize("hold", [True, False])
-    def test_stop_asks_the_service_in_its_own_way(self, attempt: SupervisedAttempt, hold: bool) -> None:
+    def test_stop_uses_the_stop_signal_of_the_service(self, attempt: SupervisedAttempt, hold: bool) -> None:
         """Proves P8, C1."""
         begin(attempt, f"echo zero; {FOREVER}", service=SERVER)
         holds(attempt, 0)
@@ -291,7 +289,7 @@ class TestService:
         pid = up(attempt)
         if not hold:
             attempt.tell("go", task=0)
-            attempt.says(b"zero")
+            attempt.wait_for_output(b"zero")
         attempt.tell("stop", kind="cancel", grace=30)
         exit = attempt.end()
         assert (exit.cause, exit.killed) == (ExitCause.CANCELLED, False)

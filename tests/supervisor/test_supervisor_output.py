@@ -62,7 +62,7 @@ class TestOutput:
             "sys.stdout.flush(); print(crc, file=sys.stderr, flush=True); open(sys.argv[1]).read()"
         )
         attempt.start(*python(code), str(fifo))
-        attempt.says(b"\n", Stream.STDERR)
+        attempt.wait_for_output(b"\n", Stream.STDERR)
         assert memory(attempt.pid, "VmHWM") < 3000
         assert memory(attempt.pid, "RssAnon") < 500
         fifo.open("w").close()

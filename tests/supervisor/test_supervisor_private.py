@@ -1,4 +1,4 @@
-"""The private view of the host, and the end of everything of a user that is an attempt's alone."""
+"""The private mounts of an attempt, and the kill of every process of its user."""
 
 import os
 import signal

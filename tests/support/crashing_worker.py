@@ -1,6 +1,6 @@
-"""A real worker in a process of its own, which kills, stops or holds itself at a step. See worker_processes.py.
+"""A real worker process that kills, stops or pauses itself at a step. See worker_processes.py.
 
-Its settings come from the environment, its part from one argument of JSON.
+Its settings come from the environment, its options from one argument of JSON.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class Hook(msgspec.Struct, frozen=True, kw_only=True):
     """`wait`: hold there until this file is there; another one with `.here` at its end says that we wait."""
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     queues: dict[str, int]
     hooks: tuple[Hook, ...] = ()
     boot: str | None = None
@@ -80,7 +80,7 @@ class Hooks:
                 assert hook.path is not None
                 Path(f"{hook.path}.here").touch()
                 while not Path(hook.path).exists():
-                    time.sleep(0.005)
+                    time.sleep(0.005)  # Reason: polling for a file; the hook blocks the worker on purpose.
 
     def stop_between_writes(self) -> None:
         """Nobody can write to a SQLite database whose writer is stopped; that is not what these tests are about."""
@@ -134,7 +134,7 @@ def step_after_engine_calls(hooks: Hooks) -> None:
 
 
 def step_before_statements(hooks: Hooks, *names: str) -> None:
-    """So are some statements in the middle of a transaction."""
+    """Make some statements in the middle of a transaction steps too."""
 
     def tell(rows: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def told(tx: Tx, name: str, /, **parameters: Any) -> Any:
@@ -157,9 +157,9 @@ def note(path: str, text: str) -> None:
 
 @functions.add
 def nap(path: str, seconds: float, name: str = "nap") -> str:
-    """Sleep, and hear nothing meanwhile."""
+    """Sleep, and ignore every stop request."""
     note(path, f"{name} start {os.getpid()}")
-    time.sleep(seconds)
+    time.sleep(seconds)  # Reason: this is the work of the job.
     note(path, f"{name} end {os.getpid()}")
     return name
 
@@ -168,19 +168,19 @@ def nap(path: str, seconds: float, name: str = "nap") -> str:
 async def block(path: str, seconds: float) -> None:
     """Block the worker's whole loop."""
     note(path, f"block start {os.getpid()}")
-    time.sleep(seconds)  # noqa: ASYNC251
+    time.sleep(seconds)  # noqa: ASYNC251 Reason: this blocks the loop on purpose.
     note(path, f"block end {os.getpid()}")
 
 
 @functions.add
 async def talk(path: str, seconds: float, ctx: Context) -> int:
-    """Say something now and then; stop when told to."""
+    """Log a line now and then; stop on request."""
     note(path, f"talk start {os.getpid()}")
     said = 0
     while said < seconds * 10 and not ctx.cancel.requested:
         ctx.log(f"line {said}")
         said += 1
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # Reason: this is the pace of the job.
     note(path, f"talk end {os.getpid()}")
     return said
 
@@ -194,7 +194,7 @@ async def opened(held: AsyncExitStack, worker: Callable[[], AbstractAsyncContext
             logging.warning("again: %s", error)
 
 
-async def main(part: Part) -> bool:
+async def main(part: WorkerOptions) -> bool:
     settings = config.load()
     if part.adopt_backoff is not None:
         orphans.BACKOFF_BASE = part.adopt_backoff
@@ -221,5 +221,5 @@ async def main(part: Part) -> bool:
 if __name__ == "__main__":
     sleep_truly()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    if asyncio.run(main(msgspec.json.decode(sys.argv[1], type=Part))):
+    if asyncio.run(main(msgspec.json.decode(sys.argv[1], type=WorkerOptions))):
         os._exit(0)

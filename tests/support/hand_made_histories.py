@@ -3,8 +3,8 @@
 from typing import Any
 
 import msgspec
-from torture.checks.falls import NO_DATABASE
-from torture.history import Attempt, Call, Event, Fall, Fault, Follow, History, Line, Record, Write
+from torture.checks.exits import NO_DATABASE
+from torture.history import Attempt, Call, Event, Fault, Follow, History, Line, ProcessExit, Record, Write
 
 LINES = 3
 
@@ -61,8 +61,8 @@ class HandMadeHistory:
         self.at += 10
         return name
 
-    def fall(self, part: str, status: int) -> None:
-        self.history.falls.append(Fall(part=part, at=self.at, status=status, words="Traceback"))
+    def process_exit(self, part: str, status: int) -> None:
+        self.history.exits.append(ProcessExit(part=part, at=self.at, status=status, words="Traceback"))
 
     def event(self, seq: int, seconds: float, type: str, **data: Any) -> Event:
         return Event(seq=seq, at=self.at + seconds, type=type, data=data)
@@ -118,11 +118,11 @@ def good() -> HandMadeHistory:
     example.job("builder", reuse_key="key")
     example.job("function", runner="function")
     example.repeat_call(0, ("plain",))
-    example.fall("w1", -9)
+    example.process_exit("w1", -9)
     example.history.faults.append(Fault(kind="partition", at=example.at - 20, until=example.at - 10, target="w4.1"))
-    example.fall("w4.2", NO_DATABASE)
+    example.process_exit("w4.2", NO_DATABASE)
     for part, status in (("w5", 0), ("w6", -15), ("w7", 1)):
         example.history.faults.append(Fault(kind="end worker", at=example.at - 1, until=1e9, target=part))
-        example.fall(part, status)
+        example.process_exit(part, status)
     example.history.faults.append(Fault(kind="end worker", at=example.at, until=example.at, target="w7"))
     return example

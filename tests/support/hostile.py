@@ -20,7 +20,7 @@ from holdfast.store.migrate import migrate
 from holdfast.store.store import connect
 from tests.support.in_process_workers import eventually
 from tests.support.supervisor_harness import AS_NOBODY, NOBODY, needs_root
-from tests.support.worker_processes import Member, WorkerProcesses, worker_processes_on
+from tests.support.worker_processes import WorkerProcess, WorkerProcesses, worker_processes_on
 
 Runs = Literal["root", "ordinary user"]
 ORDINARY = NOBODY if os.geteuid() == 0 else os.geteuid()
@@ -66,8 +66,8 @@ while True:
 
 
 @dataclass
-class Facts:
-    """What an attacker may know of a running victim."""
+class VictimDetails:
+    """What an attacker knows about a running victim."""
 
     job: Job
     pid: int
@@ -81,12 +81,12 @@ class Facts:
 class Installation:
     """One worker process on a store, with a data folder that only its user is meant to read."""
 
-    def __init__(self, processes: WorkerProcesses, runs: Runs, member: Member) -> None:
+    def __init__(self, processes: WorkerProcesses, runs: Runs, member: WorkerProcess) -> None:
         self.processes = processes
         self.runs = runs
         self.worker = member
 
-    async def victim(self, **fields: Any) -> Facts:
+    async def victim(self, **fields: Any) -> VictimDetails:
         """Start a job of another tenant, and wait until it holds its secret."""
         job = await self.processes.command(
             "python3", "-", spec={"stdin": VICTIM}, env={"SECRET": SECRET}, secrets=["WORKER_SECRET"], **fields
@@ -98,7 +98,7 @@ class Installation:
             return next((line for line in lines if line.startswith("FACTS ")), None)
 
         line = await eventually(told, "the victim starts")
-        return Facts(job=job, **json.loads(line.removeprefix("FACTS ")))
+        return VictimDetails(job=job, **json.loads(line.removeprefix("FACTS ")))
 
     async def attack(self, targets: Mapping[str, Any]) -> dict[str, Any]:
         """Run the hostile program as a job of another tenant, and return what it found."""

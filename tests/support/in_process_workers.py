@@ -1,4 +1,4 @@
-"""A worker on a real store, in the test's own process: submit, run, wait, look."""
+"""Workers on a real store, in the test's own process."""
 
 import asyncio
 import time
@@ -28,7 +28,7 @@ async def eventually(look: Callable[[], Awaitable[T | None]], what: str = "") ->
     while time.monotonic() < deadline:
         if answer := await look():
             return answer
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # Reason: the look is the signal; this only spaces the questions.
     raise AssertionError(f"never came true: {what}")
 
 
@@ -94,7 +94,7 @@ class InProcessWorkers:
             spec["env"] = dict(env)
         return await self.store.jobs.submit({"runner": "process", "spec": spec, **fields})
 
-    async def box(self, script: str, /, env: Mapping[str, str] | None = None, **fields: Any) -> Job:
+    async def container(self, script: str, /, env: Mapping[str, str] | None = None, **fields: Any) -> Job:
         """Submit a shell script as a container of the tests' image; `spec` adds to what it asks for."""
         spec: dict[str, Any] = {"image": "holdfast-test:1", "command": ["sh", "-c", script], **fields.pop("spec", {})}
         if env:
@@ -133,7 +133,7 @@ class InProcessWorkers:
         events = await self.events(job, "log")
         return [line for event in events if event.data["stream"] == stream for line in event.data["lines"]]
 
-    async def says(self, job: Job | str, line: str, stream: str = "stdout") -> None:
+    async def wait_for_log(self, job: Job | str, line: str, stream: str = "stdout") -> None:
         """Wait until a line is in the job's log."""
 
         async def look() -> bool:

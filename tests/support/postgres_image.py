@@ -7,7 +7,7 @@ import tarfile
 from pathlib import Path
 
 from tests.support.cluster import binaries
-from tests.support.engine import TOOLS
+from tests.support.docker_engine import TOOLS
 
 NAME = "holdfast-postgres:1"
 USER = 65532

@@ -76,7 +76,7 @@ class Proxy:
             if self.greets_only and writer is connection.server and data[:1] in b"PQ":
                 connection.silent = True  # The first query of a Postgres client.
             if self.delay:
-                await asyncio.sleep(self.delay)
+                await asyncio.sleep(self.delay)  # Reason: this is the delay of the network.
             if not connection.silent:
                 writer.write(data)
                 await writer.drain()

@@ -1,209 +1,34 @@
-"""A race_processes of real processes for test_races.py, and what each of them does there.
+"""The scripts that the processes of test_races.py run.
 
 Every racer opens its own store on the database under test; all of a race start on one signal. Sleeps in here never hide
 a race: they aim several processes at one moment, or make a transaction slow so that more fits between its statements.
 """
 
 import asyncio
-import multiprocessing
 import os
 import random
 import sqlite3
 import time
-import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import asyncpg
 
 from holdfast.errors import Conflict, HoldfastError, IllegalMove, NotFound, StoreError
 from holdfast.model import FUNCTION_DOMAIN, Cause, Claimable, Lease, NewEvent, Outcome, Status, StopPhase, new_id
-from holdfast.store import Store, open_store
-from holdfast.store.database import Tx
+from holdfast.store import Store
 from holdfast.store.migrate import migrate
-from holdfast.store.sqlite import SqliteDatabase
 from holdfast.store.store import connect, sqlite_path
-from holdfast.submission import Batch
-
-T = TypeVar("T")
 
 LONG = 60.0
+UNTIL_SECONDS = 60.0
+"""How long a process waits for what another one does, also on a busy machine."""
 PAIR = Claimable(queue="default", capability="function:f", domain=FUNCTION_DOMAIN)
-# Of a slow process's transactions, so many are: all of them would only make everybody wait in line.
-DAWDLES = 0.1
 LIVE = (Status.PENDING, Status.QUEUED, Status.RUNNING)
 
-# The race_processes
-
-
-@dataclass(frozen=True)
-class Call:
-    """One process's part in a race. `slow` is how long it dawdles at most before each statement of a transaction."""
-
-    racer: Callable[..., Coroutine[Any, Any, Any]]
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    slow: float = 0.0
-    listen: bool = False
-    opens: bool = True
-
-
-@dataclass(frozen=True)
-class Report:
-    value: Any
-    deadlocks: int = 0
-    gate_repairs: int = 0
-    failure: str | None = None
-
-
-class RaceProcesses:
-    """Processes that wait for a race. A race that is late ends with all of them killed."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._members: list[tuple[multiprocessing.process.BaseProcess, Connection]] = []
-
-    def race(self, url: str, calls: Sequence[Call], *, seconds: float = 100.0) -> list[Report]:
-        """Run each call in a process of its own, all at once; return their reports in order."""
-        self._fill()
-        assert len(calls) <= len(self._members)
-        pipelines = [pipe for _, pipe in self._members[: len(calls)]]
-        deadline = time.monotonic() + seconds
-        try:
-            for pipe, call in zip(pipelines, calls, strict=True):
-                pipe.send((url, call))
-            early = [_receive(pipe, deadline) for pipe in pipelines]
-            for pipe, answer in zip(pipelines, early, strict=True):
-                if answer is None:
-                    pipe.send("go")
-            reports = [answer or _receive(pipe, deadline) for pipe, answer in zip(pipelines, early, strict=True)]
-        except BaseException:
-            self.close()
-            raise
-        failures = [report.failure for report in reports if report and report.failure]
-        assert not failures, "\n".join(failures)
-        return [report for report in reports if report is not None]
-
-    def close(self) -> None:
-        for process, pipe in self._members:
-            process.kill()
-            process.join()
-            pipe.close()
-        self._members = []
-
-    def _fill(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        while len(self._members) < self._size:
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_member, args=(theirs,), daemon=True)
-            process.start()
-            theirs.close()
-            self._members.append((process, ours))
-
-
-def _receive(pipe: Connection, deadline: float) -> Report | None:
-    assert pipe.poll(max(0.0, deadline - time.monotonic())), "a racer is late: it hangs, or the machine is too busy"
-    answer: Report | None = pipe.recv()
-    return answer
-
-
-def _member(pipe: Connection) -> None:
-    with suppress(EOFError, KeyboardInterrupt):
-        while True:
-            url, call = pipe.recv()
-            try:
-                report = asyncio.run(_run(pipe, url, call))
-            except Exception:
-                report = Report(None, failure=f"{call.racer.__name__}: {traceback.format_exc()}")
-            pipe.send(report)
-
-
-async def _run(pipe: Connection, url: str, call: Call) -> Report:
-    if not call.opens:
-        pipe.send(None)
-        pipe.recv()
-        return Report(await call.racer(url, **call.arguments))
-    async with await open_store(url, listen=call.listen) as store:
-        if call.slow:
-            _dawdle(store, call.slow)
-        pipe.send(None)
-        pipe.recv()
-        value = await call.racer(store, **call.arguments)
-    return Report(value, store.counters.deadlocks, store.counters.gate_repairs)
-
-
-class _SlowTx:
-    def __init__(self, tx: Tx, limit: float) -> None:
-        self._tx = tx
-        self._limit = limit
-
-    async def rows(self, name: str, /, **parameters: Any) -> Sequence[Mapping[str, Any]]:
-        # Reason: other processes commit between two statements of this transaction, which is what is under test.
-        await asyncio.sleep(random.random() * self._limit)
-        return await self._tx.rows(name, **parameters)
-
-    async def values(self, name: str, kind: type[T], /, **parameters: Any) -> Sequence[T]:
-        await asyncio.sleep(random.random() * self._limit)
-        return await self._tx.values(name, kind, **parameters)
-
-    async def submit(self, batch: Batch) -> Sequence[Mapping[str, Any]]:
-        return await self._tx.submit(batch)
-
-
-def _dawdle(store: Store, limit: float) -> None:
-    """Let other processes in between the statements of a transaction. SQLite lets nobody in, so nothing to do there."""
-    if isinstance(store.database, SqliteDatabase):
-        return
-    transact = store.database.transact
-
-    async def slowly(work: Callable[[Tx], Awaitable[T]]) -> T:
-        if random.random() < DAWDLES:
-            return await transact(lambda tx: work(_SlowTx(tx, limit)))
-        return await transact(work)
-
-    setattr(store.database, "transact", slowly)  # noqa: B010
-
-
-class Pause:
-    """Stops one transaction of a Postgres store just before a named statement, until told to go on."""
-
-    def __init__(self, store: Store, name: str) -> None:
-        self.reached, self.go_on = asyncio.Event(), asyncio.Event()
-        self._name = name
-        transact = store.database.transact
-
-        async def pausing(work: Callable[[Tx], Awaitable[T]]) -> T:
-            return await transact(lambda tx: work(_PausingTx(tx, self)))
-
-        setattr(store.database, "transact", pausing)  # noqa: B010
-
-    async def before(self, name: str) -> None:
-        if name == self._name and not self.reached.is_set():
-            self.reached.set()
-            await self.go_on.wait()
-
-
-class _PausingTx:
-    def __init__(self, tx: Tx, pause: Pause) -> None:
-        self._tx = tx
-        self._pause = pause
-
-    async def rows(self, name: str, /, **parameters: Any) -> Sequence[Mapping[str, Any]]:
-        await self._pause.before(name)
-        return await self._tx.rows(name, **parameters)
-
-    async def values(self, name: str, kind: type[T], /, **parameters: Any) -> Sequence[T]:
-        await self._pause.before(name)
-        return await self._tx.values(name, kind, **parameters)
-
-    async def submit(self, batch: Batch) -> Sequence[Mapping[str, Any]]:
-        return await self._tx.submit(batch)
-
-
-# Looking at the whole record, past the store
+# Reading the record without the store
 
 
 async def select(url: str, sql: str) -> list[tuple[Any, ...]]:
@@ -224,7 +49,7 @@ async def select(url: str, sql: str) -> list[tuple[Any, ...]]:
         await postgres.close()
 
 
-# What racers share
+# Shared by the scripts
 
 
 def function(**fields: Any) -> dict[str, Any]:
@@ -252,11 +77,12 @@ async def at(moment: float) -> None:
 
 async def until(store: Store, job_id: str, reached: Callable[[Status], bool], *, ran: bool = False) -> None:
     """Wait for what another process does to a job; with `ran`, an attempt that has come and gone will do too."""
-    for _ in range(4000):
+    deadline = time.monotonic() + UNTIL_SECONDS
+    while time.monotonic() < deadline:
         job = await store.jobs.get(job_id)
         if reached(job.status) or (ran and job.attempt > 0):
             return
-        await asyncio.sleep(0.005)  # Reason: polling, for 20 s at most.
+        await asyncio.sleep(0.005)  # Reason: polling what another process does.
     raise TimeoutError(f"job {job_id} did not get there")
 
 
@@ -287,11 +113,16 @@ def outcome_of(lease: Lease) -> Outcome:
             return Outcome.failed("exit_nonzero", "boom", exit_code=1)
 
 
-# Racers
+# The scripts
 
 
 async def work(
-    store: Store, *, slots: int = 10, flags: Iterable[Path] = (), journal: Path | None = None, patience: float = 20.0
+    store: Store,
+    *,
+    slots: int = 10,
+    flags: Iterable[Path] = (),
+    journal: Path | None = None,
+    patience: float = UNTIL_SECONDS,
 ) -> list[tuple[str, int, int, str | None]]:
     """Claim and finish as the jobs ask for, until all flags are there and nothing is live, or nothing moves for long.
 
@@ -445,7 +276,7 @@ async def resume_and_need(store: Store, *, rounds: int, width: int, flag: Path) 
                 ]
             )
             dependants += first
-            async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            async with asyncio.timeout(2 * UNTIL_SECONDS), asyncio.TaskGroup() as group:
                 for parent in parents:
                     group.create_task(one(parent))
                     group.create_task(another(parent))
@@ -488,7 +319,7 @@ async def finish_at_expiry(
 
     async def one() -> None:
         idle_since = time.monotonic()
-        while time.monotonic() - idle_since < 10:
+        while time.monotonic() - idle_since < UNTIL_SECONDS / 2:
             worker = worker_name()
             adopted, claimed = await claim(store, worker, 1, ttl=ttl, adopting=True)
             if adopted or claimed:

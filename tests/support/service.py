@@ -30,7 +30,7 @@ def shared_beside(data: Path) -> Path:
     return data.parent / "shared" if data.name == "data" else data / "shared"
 
 
-class Served:
+class Service:
     """One server process, its store as the test sees it, and clients for every role."""
 
     def __init__(self, url: str, data: Path, **settings: str) -> None:
@@ -80,17 +80,17 @@ class Served:
         raise AssertionError(f"the server was not ready:\n{self.log.read_text()}")
 
     def kill(self) -> None:
-        """End it at once, whatever it is doing."""
+        """Kill it."""
         assert self.process is not None
         self.process.kill()
-        self.process.wait(30)
+        self.process.wait(60)
 
     def stop(self) -> int:
-        """Ask it to leave."""
+        """Stop it with SIGTERM; return its exit status."""
         assert self.process is not None
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(30)
+        return self.process.wait(60)
 
     def client(self, token: str | None = None, **headers: str) -> httpx.AsyncClient:
         """A client with this token, an admin's if it is left out."""
@@ -108,26 +108,26 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def serving_here(url: str, data: Path, **settings: Any) -> AsyncIterator[Served]:
+async def service_in_process(url: str, data: Path, **settings: Any) -> AsyncIterator[Service]:
     """Serve in the test's own process and loop, on a real socket: no start of a process to wait for."""
-    served = Served(url, data)
+    service = Service(url, data)
     usual: dict[str, Any] = {"rate_limit": None, "auth_off_as_root": True, "shared_dir": shared_beside(data)}
-    loaded = Settings(database_url=url, data_dir=data, port=served.port, **(usual | settings))
+    loaded = Settings(database_url=url, data_dir=data, port=service.port, **(usual | settings))
     app = api_of(loaded)
     with bind(loaded) as listener:
         async with app.running():
-            server = Quiet(app, loaded)
+            server = ServerWithoutSignals(app, loaded)
             task = asyncio.create_task(server.serve(sockets=[listener]))
             try:
-                yield served
+                yield service
             finally:
                 app.leave()
                 server.should_exit = True
                 await task
 
 
-class Quiet(Server):
-    """A server that leaves the signals to the test."""
+class ServerWithoutSignals(Server):
+    """A server that does not handle signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -135,15 +135,15 @@ class Quiet(Server):
 
 
 @contextlib.contextmanager
-def serving(url: str, data: Path, **settings: str) -> Iterator[Served]:
-    """Serve while the block lasts; afterwards nothing of it runs, and nothing in its log was a surprise."""
-    served = Served(url, data, **settings)
-    served.start()
+def service_process_on(url: str, data: Path, **settings: str) -> Iterator[Service]:
+    """Run `holdfast serve` while the block lasts; afterwards its log must have no traceback."""
+    service = Service(url, data, **settings)
+    service.start()
     try:
-        yield served
+        yield service
     finally:
-        served.stop()
-    assert "Traceback" not in served.log.read_text(), served.log.read_text()
+        service.stop()
+    assert "Traceback" not in service.log.read_text(), service.log.read_text()
 
 
 @contextlib.asynccontextmanager

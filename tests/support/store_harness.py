@@ -1,4 +1,4 @@
-"""A harness for tests: a migrated store on one of the two databases, and its clock in our hand."""
+"""A harness for tests: a migrated store on one of the two databases, with a manual clock."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

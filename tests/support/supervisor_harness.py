@@ -40,7 +40,7 @@ def eventually(condition: Callable[[], T | None], what: str = "") -> T:
     while time.monotonic() < deadline:
         if answer := condition():
             return answer
-        time.sleep(0.005)
+        time.sleep(0.005)  # Reason: the condition is the signal; this only spaces the questions.
     raise AssertionError(f"never came true: {what or condition}")
 
 
@@ -136,7 +136,7 @@ class SupervisedAttempt:
     def output(self, stream: Stream = Stream.STDOUT) -> bytes:
         return b"".join(frame.data for frame in self.frames() if frame.stream is stream)
 
-    def says(self, text: bytes, stream: Stream = Stream.STDOUT) -> None:
+    def wait_for_output(self, text: bytes, stream: Stream = Stream.STDOUT) -> None:
         """Wait until the child has written this."""
         eventually(lambda: text in self.output(stream), f"the child writes {text!r}")
 

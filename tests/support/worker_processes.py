@@ -1,6 +1,6 @@
-"""Real worker processes on one database, that tests kill and stop: start them, look at what became of their jobs.
+"""Real worker processes on one database, which tests kill and stop.
 
-Afterwards nothing of them is left: workers, supervisors and children are found by what only this test's have.
+Afterwards all their processes are killed: workers, supervisors and children are found by the test's own folder.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from holdfast.runner.state_folder import StateFolder
 from holdfast.store import Store
 from holdfast.store.store import connect
 from holdfast.worker.upkeep import Upkeep
-from tests.support.crashing_worker import Hook, Part
+from tests.support.crashing_worker import Hook, WorkerOptions
 from tests.support.in_process_workers import InProcessWorkers, eventually
 
 TTL = 3.0
@@ -46,7 +46,7 @@ printf 'last out'; printf 'last err' >&2
 """Marks that it ran; says some lines at once and some over time, leaves a file, and ends in the middle of a line."""
 
 
-class Member:
+class WorkerProcess:
     """One worker process."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", log: Path) -> None:
@@ -110,7 +110,7 @@ class WorkerProcesses(InProcessWorkers):
         self.folder = folder
         self.artifacts = Artifacts(self.settings.shared)
         self.installation = installation
-        self.members: list[Member] = []
+        self.members: list[WorkerProcess] = []
 
     def host(self, name: str) -> Path:
         return self.folder / "hosts" / name
@@ -127,9 +127,9 @@ class WorkerProcesses(InProcessWorkers):
         environment: Mapping[str, str] | None = None,
         through: Sequence[str] = (),
         **settings: Any,
-    ) -> Member:
+    ) -> WorkerProcess:
         """Start a worker process, through a program if one is given; the others' settings hold unless given."""
-        part = Part(
+        part = WorkerOptions(
             queues=dict(queues), hooks=hooks, boot=boot, adopt_backoff=adopt_backoff, adopts=adopts,
             lose_answers=lose_answers,
         )  # fmt: skip
@@ -143,16 +143,16 @@ class WorkerProcesses(InProcessWorkers):
                 stderr=file,
                 cwd=Path(__file__).parents[2],
             )
-        self.members.append(Member(process, log))
+        self.members.append(WorkerProcess(process, log))
         return self.members[-1]
 
-    async def start_and_stop(self, hooks: Mapping[str, Hook]) -> dict[str, Member]:
+    async def start_and_stop(self, hooks: Mapping[str, Hook]) -> dict[str, WorkerProcess]:
         """Start a worker for each queue and wait until its hook has stopped it; return them by queue.
 
         Each must keep its lease until it gets there. So only a few start at once, and their leases last long enough for
         a busy machine; none adopts the jobs of the others.
         """
-        stopped: dict[str, Member] = {}
+        stopped: dict[str, WorkerProcess] = {}
         waiting = list(hooks)
         while waiting:
             queues, waiting = waiting[:AT_ONCE], waiting[AT_ONCE:]
@@ -196,17 +196,17 @@ class WorkerProcesses(InProcessWorkers):
     def touch(self, name: str) -> None:
         (self.folder / name).touch()
 
-    def marks(self, name: str) -> list[str]:
-        """What was noted in a marker file, a line each."""
+    def marker_lines(self, name: str) -> list[str]:
+        """Return the lines of a marker file."""
         with contextlib.suppress(FileNotFoundError):
             return Path(self.marker(name)).read_text().split("\n")[:-1]
         return []
 
-    async def marked(self, name: str, lines: int = 1) -> list[str]:
-        """Wait until so many lines are in a marker file."""
+    async def wait_for_marker(self, name: str, lines: int = 1) -> list[str]:
+        """Wait until a marker file has this many lines."""
 
         async def look() -> list[str] | None:
-            return found if len(found := self.marks(name)) >= lines else None
+            return found if len(found := self.marker_lines(name)) >= lines else None
 
         return await eventually(look, f"{name} is marked")
 
@@ -217,7 +217,7 @@ class WorkerProcesses(InProcessWorkers):
             raise AssertionError(f"{error}\n{await self._story(job)}") from None
 
     async def _story(self, job: Job | str) -> str:
-        """What is known of a job that did not end as it should, and the last words of all workers."""
+        """Describe a job that did not end as expected, with the last log lines of all workers."""
         found = await self.get(job)
         told = [f"{found.status} in {found.queue}, attempt {found.attempt}, {found.error}"]
         told += [f"{event.at:%T} {event.type} {event.data}" for event in await self.events(job)][-20:]
@@ -246,7 +246,7 @@ class WorkerProcesses(InProcessWorkers):
     async def assert_whole(self, name: str, job: Job, *, attempts: int = 1) -> None:
         """The job succeeded in one start of its child, and its record is complete and true."""
         job = await self.ended(job, Status.SUCCEEDED)
-        assert len(self.marks(name)) == attempts, name
+        assert len(self.marker_lines(name)) == attempts, name
         assert (job.attempts, job.attempt) == (attempts, attempts), name
         for stream, word in (("stdout", "out"), ("stderr", "err")):
             expected = [f"{word} {n}" for n in range(1, LINES + 1)] + [f"last {word}"]

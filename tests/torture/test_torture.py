@@ -12,7 +12,7 @@ SECONDS = 60
 
 
 @pytest.mark.timeout(600)
-def test_nothing_is_lost_doubled_or_out_of_order_under_fire(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_lost_duplicated_or_out_of_order_under_faults(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Proves L1, L4, L6, L9, L10, L13, L15, L16, L18, L19, R2, R3, R8, R10, R22, C1, C9, N1, N2, N6, N7, E1, E3.
 
     And J12: calls are repeated with their keys. And P1, P2, P4, P5, P6: pipelines race for the same snapshots.

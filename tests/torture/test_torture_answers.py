@@ -10,17 +10,17 @@ from torture.history import Call, Event
 
 from tests.support.hand_made_histories import HandMadeHistory, good
 
-Break = Callable[[HandMadeHistory], None]
-BROKEN: dict[str, list[tuple[str, Break]]] = {}
+Breakage = Callable[[HandMadeHistory], None]
+BROKEN: dict[str, list[tuple[str, Breakage]]] = {}
 PRICE = {"FIRST": "2", "EACH": "1", "LAST": "3", "LINES": "3"}
 SPENT = 8.0
 """Tokens that a run uses at this price."""
 
 
-def breaks(rule: str, what: str) -> Callable[[Break], Break]:
+def breaks(rule: str, what: str) -> Callable[[Breakage], Breakage]:
     """Register a way to break a good example, and the rule that must see it."""
 
-    def register(make: Break) -> Break:
+    def register(make: Breakage) -> Breakage:
         BROKEN.setdefault(rule, []).append((what, make))
         return make
 
@@ -141,7 +141,7 @@ def _unfinished(example: HandMadeHistory) -> None:
     example.ask("delete", "plain", answer="ok", outcome="deleting")
 
 
-def test_true_answers_pass() -> None:
+def test_correct_answers_pass() -> None:
     assert [str(violation) for violation in check(whole().history)] == []
 
 
@@ -150,7 +150,7 @@ def test_true_answers_pass() -> None:
     [(rule, what, make) for rule, ways in BROKEN.items() for what, make in ways],
     ids=[what for ways in BROKEN.values() for what, _ in ways],
 )
-def test_wrong_answer_is_seen(rule: str, what: str, make: Break) -> None:
+def test_wrong_answer_is_found(rule: str, what: str, make: Breakage) -> None:
     """Proves H5, D6, D7 as far as a checker can."""
     example = whole()
     make(example)
@@ -163,7 +163,7 @@ def test_every_rule_about_answers_is_broken_once() -> None:
 
 
 def test_job_over_its_budget_that_a_person_resolved_passes() -> None:
-    """Proves H5 as far as a checker may not cry."""
+    """Proves H5 as far as the checker must not raise a false alarm."""
     example = whole()
     _use_up(example)
     _budget(example, SPENT - 1)
@@ -173,7 +173,7 @@ def test_job_over_its_budget_that_a_person_resolved_passes() -> None:
 
 
 def test_job_that_was_resumed_with_a_higher_budget_passes() -> None:
-    """Proves H5 as far as a checker may not cry."""
+    """Proves H5 as far as the checker must not raise a false alarm."""
     example = whole()
     _use_up(example)
     _resume(example, "spender", given={"budget": {"tokens": 2 * SPENT}})
@@ -182,7 +182,7 @@ def test_job_that_was_resumed_with_a_higher_budget_passes() -> None:
 
 @pytest.mark.parametrize("way", ["good", "rebuilt", "old succeeded", "rebuild failed", "deleted", "unknown rebuild"])
 def test_key_may_be_answered_otherwise_for_a_reason(way: str) -> None:
-    """Proves D6, N7 as far as a checker may not cry."""
+    """Proves D6, N7 as far as the checker must not raise a false alarm."""
     example = whole()
     match way:
         case "good":

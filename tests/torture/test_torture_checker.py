@@ -7,19 +7,19 @@ import msgspec
 import pytest
 from torture.checker import RULES, check
 from torture.checks import budgets, builds, deletes, pipelines
-from torture.checks.falls import NO_DATABASE
-from torture.history import Alive, Event, Fault, History, Write
+from torture.checks.exits import NO_DATABASE
+from torture.history import Event, Fault, History, SurvivingProcess, Write
 
 from tests.support.hand_made_histories import HandMadeHistory, good
 
-Break = Callable[[HandMadeHistory], None]
-BROKEN: dict[str, list[tuple[str, Break]]] = {}
+Breakage = Callable[[HandMadeHistory], None]
+BROKEN: dict[str, list[tuple[str, Breakage]]] = {}
 
 
-def breaks(rule: str, what: str) -> Callable[[Break], Break]:
+def breaks(rule: str, what: str) -> Callable[[Breakage], Breakage]:
     """Register a way to break a good example, and the rule that must see it."""
 
-    def register(make: Break) -> Break:
+    def register(make: Breakage) -> Breakage:
         BROKEN.setdefault(rule, []).append((what, make))
         return make
 
@@ -57,26 +57,26 @@ def _gone_before(example: HandMadeHistory) -> None:
     example.ask("delete", "plain", answer="ok")
 
 
-@breaks("nobody_falls_by_itself", "a worker that nobody struck is gone")
+@breaks("processes_exit_only_when_told", "a worker that nobody struck is gone")
 def _fallen(example: HandMadeHistory) -> None:
-    example.fall("w3", 1)
+    example.process_exit("w3", 1)
 
 
-@breaks("nobody_falls_by_itself", "a worker was killed, and not by us")
+@breaks("processes_exit_only_when_told", "a worker was killed, and not by us")
 def _killed_by_others(example: HandMadeHistory) -> None:
-    example.fall("w3", -9)
+    example.process_exit("w3", -9)
 
 
-@breaks("nobody_falls_by_itself", "a worker that was told to leave ended with an error")
+@breaks("processes_exit_only_when_told", "a worker that was told to leave ended with an error")
 def _left_badly(example: HandMadeHistory) -> None:
     example.history.faults.append(Fault(kind="end worker", at=1.0, until=2.0, target="w3"))
-    example.fall("w3", 1)
+    example.process_exit("w3", 1)
 
 
-@breaks("nobody_falls_by_itself", "a worker said that the database is away, and it was there")
+@breaks("processes_exit_only_when_told", "a worker said that the database is away, and it was there")
 def _no_reason(example: HandMadeHistory) -> None:
     example.at += 100
-    example.fall("w3", NO_DATABASE)
+    example.process_exit("w3", NO_DATABASE)
 
 
 @breaks("calls_are_done_whole_and_once", "a call that was repeated made a second job")
@@ -274,7 +274,7 @@ def _silent(example: HandMadeHistory) -> None:
 def _taken(example: HandMadeHistory) -> None:
     example.change_event("plain", 4, lease="handed_over")
     example.history.faults.clear()
-    example.history.falls.clear()
+    example.history.exits.clear()
 
 
 @breaks("results_are_of_the_end", "the result is that of an earlier attempt")
@@ -349,12 +349,12 @@ def _kin(example: HandMadeHistory) -> None:
 
 @breaks("nothing_runs_after_the_end", "a process is left when all is over")
 def _left(example: HandMadeHistory) -> None:
-    example.history.alive.append(Alive("plain", 1, 10))
+    example.history.alive.append(SurvivingProcess("plain", 1, 10))
 
 
 @breaks("nothing_runs_after_the_end", "a process of a job that nobody knows is left")
 def _left_unknown(example: HandMadeHistory) -> None:
-    example.history.alive.append(Alive("nobody's", 1, 10))
+    example.history.alive.append(SurvivingProcess("nobody's", 1, 10))
 
 
 @breaks("losses_have_a_reason", "a child that stops by itself is called lost while somebody beats for it")
@@ -460,7 +460,7 @@ def _ended_early(example: HandMadeHistory) -> None:
 
 
 def test_good_history_passes() -> None:
-    """Proves L1, R3, N1, E3 as far as a checker that cries for nothing proves nothing."""
+    """Proves L1, R3, N1, E3 as far as the checker raises no false alarm."""
     assert [str(violation) for violation in check(good().history)] == []
 
 
@@ -478,13 +478,13 @@ def test_missing_job_that_somebody_asked_to_delete_passes() -> None:
 @pytest.mark.parametrize(
     ("rule", "make"), [pytest.param(rule, make, id=what) for rule, found in BROKEN.items() for what, make in found]
 )
-def test_broken_history_is_caught(rule: str, make: Break) -> None:
+def test_broken_history_is_caught(rule: str, make: Breakage) -> None:
     """Proves J1, J2, J4, J12, L4, L13, L15, L18, R2, R3, R8, R10, R22, C1, N1, N2, N6, N7, E1, E3: a breach is seen."""
     example = good()
     make(example)
     found = check(example.history)
     assert rule in {violation.rule for violation in found}
-    assert all(violation.story for violation in found if violation.rule == rule)
+    assert all(violation.timeline for violation in found if violation.rule == rule)
 
 
 @pytest.mark.parametrize(
@@ -494,12 +494,15 @@ def test_worker_that_cannot_begin_because_nobody_can_write_passes(kind: str, tar
     example = good()
     example.at += 100
     example.history.faults.append(Fault(kind=kind, at=example.at - 12, until=example.at - 8, target=target))
-    example.fall("w8", NO_DATABASE)
+    example.process_exit("w8", NO_DATABASE)
     assert [str(violation) for violation in check(example.history)] == []
 
 
 def test_stop_that_nobody_could_carry_out_passes() -> None:
-    """Proves C1 as far as a checker may not cry: nobody held the job, its holder was stopped, or it ended in time."""
+    """Proves C1 as far as the checker must not raise a false alarm.
+
+    Nobody held the job, its holder was stopped, or it ended in time.
+    """
     for at, until, stopped in ((3.0, 10.0, 0.0), (6.0, 10.0, 0.0), (6.0, 16.0, 8.0)):
         example = good()
         _ask_to_stop(example, at=at, until=until)
@@ -509,7 +512,7 @@ def test_stop_that_nobody_could_carry_out_passes() -> None:
 
 
 def test_lost_job_that_a_person_resolved_has_left_nothing() -> None:
-    """Proves R14 as far as a checker may not cry: nobody was there to take what its attempt left."""
+    """Proves R14 as far as the checker must not raise a false alarm: nobody was there to take what its attempt left."""
     example = good()
     example.change_event("plain", 8, status="paused", code="lost")
     example.change_attempt("plain", cause="lost", end_seq=None)
@@ -521,7 +524,7 @@ def test_lost_job_that_a_person_resolved_has_left_nothing() -> None:
 
 
 def test_child_that_stopped_by_itself_may_be_lost() -> None:
-    """Proves R21 as far as a checker may not cry: nobody had renewed its lease for that time."""
+    """Proves R21 as far as the checker must not raise a false alarm: nobody had renewed its lease for that time."""
     example = good()
     _lost(example)
     example.change_record("plain", policy={"stop_grace": 1.0, "stop_after": 3.0})
@@ -529,7 +532,7 @@ def test_child_that_stopped_by_itself_may_be_lost() -> None:
 
 
 def test_lease_that_its_holder_gave_back_passes() -> None:
-    """Proves L19 as far as a checker may not cry."""
+    """Proves L19 as far as the checker must not raise a false alarm."""
     example = good()
     _taken(example)
     begin = example.history.records["plain"].requested

@@ -37,14 +37,14 @@ def test_wall_clock_is_off_and_time_passes_as_it_should(shift: str, seconds: int
 
 
 @pytest.mark.parametrize("shift", ["+6h", "-6h"])
-def test_who_has_a_wrong_clock_can_sleep(shift: str) -> None:
+def test_process_with_a_wrong_clock_can_sleep(shift: str) -> None:
     began = time.monotonic()
     with start(shift, SLEEP) as process:
         assert process.wait(30) == 0
     assert time.monotonic() - began >= 0.2
 
 
-def test_what_a_killed_one_left_is_removed_and_what_a_living_one_needs_is_kept() -> None:
+def test_leftovers_of_killed_processes_are_removed_and_those_of_live_ones_kept() -> None:
     """A process id comes round again, and faketime refuses to start under one whose names are taken."""
     with start("+1h") as killed, start("+1h") as living:
         for process in (killed, living):

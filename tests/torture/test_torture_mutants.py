@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from torture.breaks import BREAKS
+from torture.broken_builds import BROKEN_BUILDS
 from torture.checker import RULES, Violation
 from torture.focus import Focus
 from torture.processes import ROOT
@@ -14,8 +14,8 @@ from torture import mutants
 
 def test_every_broken_build_can_be_made() -> None:
     """In a process of its own: what is broken stays so."""
-    code = "from torture import breaks; from holdfast.store import queries\n" + "".join(
-        f"breaks.apply({name!r})\n" for name in BREAKS
+    code = "from torture import broken_builds; from holdfast.store import queries\n" + "".join(
+        f"broken_builds.apply({name!r})\n" for name in BROKEN_BUILDS
     )
     code += "queries.load('sqlite'); queries.load('postgres')"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0
@@ -23,7 +23,7 @@ def test_every_broken_build_can_be_made() -> None:
 
 def test_every_broken_build_is_looked_for_by_rules_that_there_are() -> None:
     known = {rule.__name__ for rule in RULES}
-    assert all(broken.seen_by and known.issuperset(broken.seen_by) for broken in BREAKS.values())
+    assert all(broken.seen_by and known.issuperset(broken.seen_by) for broken in BROKEN_BUILDS.values())
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from torture.cases import cases
 from torture.checker import check
 from torture.checks.pipelines import RULES
-from torture.history import Attempt, Call, Event, Fault, History, Kept, Line, Record, Removal, Task
+from torture.history import Attempt, Call, Event, Fault, History, Line, Record, Removal, StoredSnapshot, Task
 from torture.pipelines import content, lines, outputs, steps
 
 ROOT = "r" * 64
@@ -91,7 +91,7 @@ class PipelineHistory:
         self.history.lines.append(Line(what, name, attempt, token, 10, self.at, said, trail))
 
     def keep(self, name: str, trail: str) -> None:
-        kept = Kept(
+        kept = StoredSnapshot(
             id=_id(trail), trail=trail, parent=_parent(trail), job=name, made=self.at, verified=True,
             files=content(trail),
         )  # fmt: skip
@@ -128,12 +128,12 @@ def _parent(trail: str) -> str:
 
 
 LONG = steps("c0.a.b.a")
-Break = Callable[[PipelineHistory], None]
-BROKEN: dict[str, list[tuple[str, Break]]] = {}
+Breakage = Callable[[PipelineHistory], None]
+BROKEN: dict[str, list[tuple[str, Breakage]]] = {}
 
 
-def breaks(rule: str, what: str) -> Callable[[Break], Break]:
-    def register(make: Break) -> Break:
+def breaks(rule: str, what: str) -> Callable[[Breakage], Breakage]:
+    def register(make: Breakage) -> Breakage:
         BROKEN.setdefault(rule, []).append((what, make))
         return make
 
@@ -311,7 +311,7 @@ def test_good_history_passes() -> None:
 @pytest.mark.parametrize(
     ("rule", "make"), [pytest.param(rule, make, id=what) for rule, found in BROKEN.items() for what, make in found]
 )
-def test_broken_history_is_caught(rule: str, make: Break) -> None:
+def test_broken_history_is_caught(rule: str, make: Breakage) -> None:
     """Proves P1, P2, P4, P5, P6: a breach is seen."""
     example = good()
     make(example)
@@ -390,7 +390,7 @@ def test_job_that_was_deleted_does_not_say_which_tasks_it_found_cached() -> None
     assert "tasks_run_in_order" in {violation.rule for violation in check(example.history)}
 
 
-def test_pipeline_that_joined_another_job_by_its_key_makes_none_of_it() -> None:
+def test_pipeline_that_joined_another_job_is_not_its_maker() -> None:
     """The call that made a job says what it is, not one that was answered with it."""
     example = good()
     example.job("made", ["c8.a"])

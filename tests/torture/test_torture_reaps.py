@@ -5,7 +5,7 @@ from torture.checker import check
 from torture.history import Beat, Fault, Lag
 
 from tests.support.hand_made_histories import HandMadeHistory, good
-from tests.torture.test_torture_checker import Break
+from tests.torture.test_torture_checker import Breakage
 
 
 def _instead_of_the_kill(example: HandMadeHistory, *, lag: float = 0.0) -> float:
@@ -55,7 +55,7 @@ def _reaped_after_a_cut(example: HandMadeHistory) -> None:
         _reaped_after_a_cut,
     ],
 )  # fmt: skip
-def test_reap_without_a_reason_is_caught(make: Break) -> None:
+def test_reap_without_a_reason_is_caught(make: Breakage) -> None:
     """Proves L18: a breach is seen."""
     example = good()
     make(example)
@@ -63,7 +63,7 @@ def test_reap_without_a_reason_is_caught(make: Break) -> None:
 
 
 def test_reap_of_a_worker_that_got_no_turn_for_half_a_lease_passes() -> None:
-    """Proves L18 as far as a checker may not cry for a machine that has other things to do."""
+    """Proves L18 as far as the checker must not raise a false alarm for a machine that has other things to do."""
     example = good()
     _instead_of_the_kill(example, lag=2.5)
     assert [str(violation) for violation in check(example.history)] == []

@@ -15,10 +15,10 @@ from torture.history import Follow
 from torture.load import BULK, KEYS, LANES, Caller, Mix
 from torture.processes import family, proportional
 from torture.samples import CONNECTIONS, DEAD, DRAWN, FAILED, INDEXES, MEMORY, ROOM, ROWS, TABLES, Samples
-from torture.soak import Course, Findings, Followed, Removed, age_keys
+from torture.soak import Findings, Followed, Removed, SoakPlan, age_keys
 
 from holdfast.model import Status
-from tests.support.service import opened, serving_here
+from tests.support.service import opened, service_in_process
 
 SECONDS = 400.0
 
@@ -38,13 +38,13 @@ def flat(samples: Samples) -> bool:
 
 
 @pytest.mark.parametrize("panel", ROOM)
-def test_line_that_stays_is_flat_and_one_that_doubles_grows(panel: str) -> None:
+def test_constant_line_is_flat_and_doubling_line_grows(panel: str) -> None:
     """A leak in whatever is measured is seen."""
     assert flat(measured(panel, 1000, 1000, 1000, 1000))
     assert not flat(measured(panel, 1000, 1000, 2000, 3000))
 
 
-def test_what_is_measured_in_the_first_quarter_counts_for_nothing() -> None:
+def test_first_quarter_is_ignored() -> None:
     assert flat(measured(TABLES, 1, 50, 50, 50))
 
 
@@ -52,7 +52,7 @@ def test_slow_leak_of_memory_is_seen() -> None:
     assert not flat(measured(MEMORY, 60, 70, 73, 76))
 
 
-def test_what_shrinks_is_flat() -> None:
+def test_shrinking_line_is_flat() -> None:
     assert flat(measured(DEAD, 100_000, 20_000, 10_000, 5_000))
 
 
@@ -77,12 +77,12 @@ def test_of_many_lines_one_that_grows_is_drawn_however_small_and_none_is_left_ou
 
 @pytest.mark.parametrize("minutes", [2, 4, 30, 600])
 def test_retention_and_autovacuum_act_well_within_the_first_fifth(minutes: int) -> None:
-    course = Course(minutes * 60.0)
+    course = SoakPlan(minutes * 60.0)
     assert course.keep + 2 * course.vacuum + course.every < course.seconds / 5
 
 
 def test_each_quarter_has_the_same_pauses() -> None:
-    course = Course(SECONDS)
+    course = SoakPlan(SECONDS)
     quarters = [[course.pauses(n * 100 + at / 10) for at in range(1000)] for n in range(4)]
     shares = [sum(quarter) / len(quarter) for quarter in quarters]
     assert shares == pytest.approx([0.1] * 4, abs=0.01)
@@ -117,8 +117,8 @@ async def test_load_is_accepted_by_two_servers_and_a_call_made_twice_makes_nothi
     clean_url: str, tmp_path: Path
 ) -> None:
     async with (
-        serving_here(clean_url, tmp_path / "one", auth="off", shared_dir=tmp_path / "shared") as one,
-        serving_here(clean_url, tmp_path / "other", auth="off", shared_dir=tmp_path / "shared") as other,
+        service_in_process(clean_url, tmp_path / "one", auth="off", shared_dir=tmp_path / "shared") as one,
+        service_in_process(clean_url, tmp_path / "other", auth="off", shared_dir=tmp_path / "shared") as other,
         contextlib.aclosing(Caller([one.url, other.url], random.Random(0))) as caller,
     ):
         while caller.repeated < 3:
@@ -183,14 +183,14 @@ def found(**wrong: Any) -> Findings:
         {"samples": measured(FAILED, 1, 0, 0, 0)}, {"samples": measured(ROWS, 0, 100, 200, 300)},
     ],
 )  # fmt: skip
-def test_whatever_goes_wrong_is_no_good_soak(wrong: dict[str, Any]) -> None:
-    assert found().well(Course(SECONDS))
-    assert not found(**wrong).well(Course(SECONDS))
+def test_soak_with_any_error_fails(wrong: dict[str, Any]) -> None:
+    assert found().well(SoakPlan(SECONDS))
+    assert not found(**wrong).well(SoakPlan(SECONDS))
 
 
 @pytest.mark.parametrize("nothing", [{"repeated": 0}, {"removed": Removed()}, {"followed": Followed()}])
-def test_soak_that_tried_nothing_is_no_good_soak(nothing: dict[str, Any]) -> None:
-    assert not found(**nothing).well(Course(SECONDS))
+def test_soak_that_tried_nothing_fails(nothing: dict[str, Any]) -> None:
+    assert not found(**nothing).well(SoakPlan(SECONDS))
 
 
 @pytest.mark.parametrize(("seqs", "torn"), [([3, 4, 5], 0), ([], 0), ([4, 5], 1), ([3, 3, 4], 1), ([3, 5], 1)])

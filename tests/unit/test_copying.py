@@ -125,7 +125,7 @@ def test_copy_is_what_cp_makes(source: Path, tmp_path: Path, to_disk: bool) -> N
 
 
 @needs_root
-def test_who_may_not_write_to_a_folder_copies_the_big_file_in_it() -> None:
+def test_big_file_in_a_read_only_folder_is_copied() -> None:
     with tempfile.TemporaryDirectory() as place:
         top = Path(place)
         (top / "source" / "shut").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The leases in a worker's hands."""
+"""The leases that a worker holds in memory."""
 
 from holdfast.model import Lease, StopKind, StopPhase, StopRequest
 from holdfast.worker.held_leases import HeldLeases, boottime
@@ -8,7 +8,7 @@ def lease(token: int) -> Lease:
     return Lease("job", token, 1, "host", "default", "default", "process", None, "run", 0, 1, "{}", "{}")
 
 
-def test_a_job_that_is_adopted_again_takes_the_older_hold_away() -> None:
+def test_second_adoption_replaces_the_older_lease() -> None:
     """A worker that slept may adopt its own job: what it did for it before has lost its lease. Proves L6."""
     holds = HeldLeases(60.0)
     (old,) = holds.take([lease(1)], boottime())
@@ -18,7 +18,7 @@ def test_a_job_that_is_adopted_again_takes_the_older_hold_away() -> None:
     assert holds.get("job") is new
 
 
-def test_a_stop_request_only_grows() -> None:
+def test_stop_request_only_escalates() -> None:
     """A late answer to an older question takes nothing back. Proves C1."""
     (hold,) = HeldLeases(60.0).take([lease(1)], boottime())
     for kind in (StopKind.INTERRUPT, StopKind.CANCEL, StopKind.INTERRUPT):
@@ -27,7 +27,7 @@ def test_a_stop_request_only_grows() -> None:
     assert hold.stop.kind is StopKind.CANCEL
 
 
-def test_a_lease_is_trusted_from_its_request_on_and_not_for_all_of_its_time() -> None:
+def test_lease_is_trusted_from_its_request_and_not_until_its_expiry() -> None:
     """Proves L7."""
     holds = HeldLeases(10.0)
     (hold,) = holds.take([lease(1)], boottime() - 8.9)

@@ -1,4 +1,4 @@
-"""Bytes become lines: whatever the pieces they come in, wherever a reader begins again."""
+"""Bytes are split into lines, independent of the chunks they come in and of where a reader resumes."""
 
 import itertools
 

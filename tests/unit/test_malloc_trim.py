@@ -1,4 +1,4 @@
-"""Freed memory goes back to the system, although something that is still used lies behind it."""
+"""Freed memory is returned to the system although live objects are above it in the heap."""
 
 import asyncio
 import os
@@ -29,7 +29,7 @@ def resident() -> int:
 
 
 @pytest.mark.skipif(malloc_trim._trim is None, reason="this C library keeps what was freed")
-def test_what_was_freed_between_two_things_is_given_back() -> None:
+def test_memory_freed_between_live_objects_is_returned() -> None:
     """In a process of its own: nothing else moves its memory."""
     done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, check=True)
     assert int(done.stdout) > 50_000_000

@@ -60,7 +60,7 @@ def test_identities_are_the_golden_ones(files: Sources) -> None:
     }
 
 
-def test_fields_do_not_run_together() -> None:
+def test_identity_separates_its_fields() -> None:
     """Proves P3."""
     assert framed(["a1", "2"]) != framed(["a", "12"])
     assert framed(["a"]) != framed(["a", ""])
@@ -99,7 +99,7 @@ def test_whatever_matters_changes_the_last_identity(files: Sources, change: dict
 
 
 @pytest.mark.parametrize("name", ["seed.csv", "schema.sql", "more.sql"])
-def test_content_changes_an_identity_and_those_behind_it(files: Sources, name: str) -> None:
+def test_content_changes_an_identity_and_all_later_ones(files: Sources, name: str) -> None:
     """Proves P3."""
     before = made(files)
     with (files.root / name).open("a") as file:

@@ -11,7 +11,7 @@ import holdfast
 from holdfast import Holdfast, config
 from holdfast.config import Settings
 from holdfast.model import Job
-from tests.support.service import serving_here
+from tests.support.service import service_in_process
 from tests.support.store_harness import StoreHarness
 
 SOURCE = Path(holdfast.__file__).parent
@@ -59,7 +59,7 @@ def test_every_setting_is_read_by_something() -> None:
 async def _by(way: str, harness: StoreHarness, tmp_path: Path, job: dict[str, Any], settings: Settings) -> Job:
     if way == "http":
         chosen = {name: getattr(settings, name) for name in THROUGH_DEFAULTS}
-        async with serving_here(harness.url, tmp_path / "data", **chosen) as served, served.client() as client:
+        async with service_in_process(harness.url, tmp_path / "data", **chosen) as service, service.client() as client:
             answer = await client.post("/v1/jobs", json=job)
             assert answer.status_code == 201, answer.text
             return await harness.store.jobs.get(answer.json()["id"])

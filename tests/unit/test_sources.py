@@ -56,7 +56,7 @@ def test_includes_are_expanded_from_the_folder_and_from_the_including_file(tmp_p
         "\\if true\n\\endif\n\\set x 1\n",
     ],
 )
-def test_what_psql_would_not_run_is_left_as_it_is(tmp_path: Path, text: str) -> None:
+def test_sql_that_psql_does_not_expand_is_left_unchanged(tmp_path: Path, text: str) -> None:
     """Proves P3."""
     assert write(tmp_path, main=text).sql(FIELD, "main.sql")[0] == text
 
@@ -64,7 +64,7 @@ def test_what_psql_would_not_run_is_left_as_it_is(tmp_path: Path, text: str) -> 
 @pytest.mark.parametrize(
     "text", ["SELECT 1 \\; SELECT 2;\n\\i b.sql\n", "\\echo x \\i b.sql\n", "SELECT $1; \\i b.sql\n"]
 )
-def test_include_behind_other_commands_is_found(tmp_path: Path, text: str) -> None:
+def test_include_after_other_commands_is_found(tmp_path: Path, text: str) -> None:
     assert "SELECT 'b';" in write(tmp_path, main=text, b="SELECT 'b';").sql(FIELD, "main.sql")[0]
 
 
@@ -95,7 +95,7 @@ def test_includes_that_multiply_are_too_large(tmp_path: Path, monkeypatch: pytes
 
 
 @needs_root
-def test_what_may_not_be_read_is_refused_with_the_reason() -> None:
+def test_unreadable_file_is_refused_with_the_reason() -> None:
     """Proves P10: a missing right is not our own fault, and not a missing file."""
     with open_folder() as top:
         files = write(top, main="\\i shut.sql\n", shut="SELECT 1;", folder__a="SELECT 1;")

@@ -15,7 +15,7 @@ from holdfast.store import open_store
 from holdfast.timing import ManualClock
 from tests.support.in_process_workers import InProcessWorkers
 from tests.support.pipelines import Pipelines, task
-from tests.support.service import Served, error_of
+from tests.support.service import Service, error_of
 from tests.support.store_harness import START, StoreHarness
 from tests.support.worker_processes import WorkerProcesses
 
@@ -101,7 +101,7 @@ async def test_over_the_budget_no_other_attempt_follows(harness: StoreHarness, o
     assert ended.exit_code == outcome.exit_code
 
 
-async def test_what_a_person_or_the_time_ended_keeps_its_end(harness: StoreHarness) -> None:
+async def test_stop_or_timeout_keeps_its_outcome_over_budget(harness: StoreHarness) -> None:
     """Proves H5."""
     timed_out = Outcome(status=Status.TIMED_OUT, cause=Cause.TIMED_OUT, error=Error(code="timed_out", message="late"))
     wanted = {"cancel": Status.CANCELLED, "interrupt": Status.PAUSED, "timeout": Status.TIMED_OUT}
@@ -151,7 +151,7 @@ async def test_large_numbers_are_written_out(harness: StoreHarness) -> None:
     assert "used 1234567 tokens of 500000" in ended.error.message
 
 
-async def test_repeated_finish_hears_that_it_failed(harness: StoreHarness) -> None:
+async def test_repeated_finish_returns_failed(harness: StoreHarness) -> None:
     """Proves H5."""
     await harness.submit(budget={"tokens": 100})
     (lease,) = await harness.claim()
@@ -241,16 +241,16 @@ async def test_job_within_its_budget_is_resumed_as_it_is(harness: StoreHarness) 
     assert (resumed.status, resumed.policy.budget) == (Status.QUEUED, {"tokens": 100, "pages": 0})
 
 
-async def test_resume_over_http_and_by_the_client_names_the_way_out(served: Served) -> None:
+async def test_resume_over_http_and_by_the_client_names_the_way_out(service: Service) -> None:
     """Proves H5."""
-    async with served.client() as client, await open_store(served.database_url, listen=False) as store:
-        harness = StoreHarness("", served.database_url, store, ManualClock(START))
+    async with service.client() as client, await open_store(service.database_url, listen=False) as store:
+        harness = StoreHarness("", service.database_url, store, ManualClock(START))
         job = await spent(harness, {"tokens": 120}, budget={"tokens": 100})
         refused = await client.post(f"/v1/jobs/{job.id}/resume")
         assert (refused.status_code, error_of(refused)["code"]) == (409, "conflict")
         assert "used 120 tokens of its budget of 100" in error_of(refused)["message"]
         assert "--budget tokens=N" in error_of(refused)["message"]
-        async with AsyncClient(served.url, token=served.admin) as api:
+        async with AsyncClient(service.url, token=service.admin) as api:
             with pytest.raises(Refused, match="above 120"):
                 await api.resume(job.id)
             raised = await api.resume(job.id, budget={"tokens": 200})
@@ -279,7 +279,7 @@ async def test_usage_in_the_last_statement_of_a_function(workers: InProcessWorke
 
     @workers.functions.add
     async def on_the_loop(ctx: Context) -> str:
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # Reason: yield once, so that it runs on the loop.
         ctx.usage(tokens=120)
         return "done"
 
@@ -304,7 +304,7 @@ async def test_usage_in_the_last_statement_of_a_function(workers: InProcessWorke
 
 async def test_usage_in_the_last_line_of_a_container(workers: InProcessWorkers, docker: object) -> None:
     """Proves H5."""
-    job = await workers.box(usage_line(120), budget={"tokens": 100}, max_attempts=4)
+    job = await workers.container(usage_line(120), budget={"tokens": 100}, max_attempts=4)
     async with workers.worker():
         ended = await workers.ended(job)
     assert error_code(ended) == (Status.FAILED, OVER)
@@ -369,7 +369,7 @@ async def test_usage_counts_of_a_function_that_does_not_leave_in_time(workers: I
         await ctx.cancel.requested_async()
         ctx.usage(tokens=120)
         said.set()
-        await asyncio.sleep(3600)
+        await asyncio.sleep(3600)  # Reason: the job does not end by itself.
 
     job = await workers.submit("spend", budget={"tokens": 100}, max_attempts=4)
     started = asyncio.Event()
@@ -386,11 +386,11 @@ async def test_exit_that_an_adopter_collects_is_held_to_the_budget(processes: Wo
     script = f'echo up >"$MARKER"; while [ ! -e {gate} ]; do sleep 0.05; done; {usage_line(120)}; echo out >>"$MARKER"'
     job = await processes.sh(script, env={"MARKER": processes.marker("spend")}, budget={"tokens": 100}, max_attempts=4)
     first = processes.start({"default": 4})
-    await processes.marked("spend")
+    await processes.wait_for_marker("spend")
     first.kill()
     await first.dead()
     processes.open_gate("spend")
-    await processes.marked("spend", lines=2)
+    await processes.wait_for_marker("spend", lines=2)
     processes.start({"default": 4})
     ended = await processes.ended(job)
     assert error_code(ended) == (Status.FAILED, OVER)

@@ -1,4 +1,4 @@
-"""What a child leaves: its result, its files, its secrets; and what is refused."""
+"""Outputs of a child: its result, artifacts and masked secrets, and what is refused."""
 
 import io
 import os
@@ -201,7 +201,7 @@ def test_a_download_follows_no_link_and_leaves_no_folder(tmp_path: Path) -> None
     assert [artifact.path for artifact in kept.list("job", 1, 1)] == ["fine"]
 
 
-def test_reports_that_are_none() -> None:
+def test_invalid_result_files() -> None:
     for data in (b"", b"[]", b"1", b'{"version":"1"}', b'{"version":1,"more":2}', b'{"version":1,"status":"odd"}',
                  b'{"version":1,"error":{"code":"<b>","message":"x"}}', b"[" * 100_000, b"\xff"):  # fmt: skip
         with pytest.raises(Violation):
@@ -321,8 +321,8 @@ NOBODY = 65534
 
 
 @pytest.mark.parametrize("left", ["folder", "file"])
-def test_what_a_child_put_out_of_our_reach_breaks_the_contract(left: str, tmp_path: Path) -> None:
-    """Proves R14. No waiting mends it; a worker without rights is no more than the child's own user."""
+def test_unreadable_outputs_break_the_contract(left: str, tmp_path: Path) -> None:
+    """Proves R14. Waiting does not help; a worker without root is the child's own user."""
     with tempfile.TemporaryDirectory(prefix="holdfast-test-") as name:
         work = Path(name)
         work.chmod(0o755)

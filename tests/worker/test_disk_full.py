@@ -23,7 +23,7 @@ from holdfast.store.store import connect
 from tests.support import disks
 from tests.support.disks import MIB
 from tests.support.in_process_workers import InProcessWorkers, eventually
-from tests.support.service import Served, error_of, serving_here
+from tests.support.service import Service, error_of, service_in_process
 from tests.support.worker_processes import worker_processes_on
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a filesystem")
@@ -150,18 +150,18 @@ def submission(script: str) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def everything_on(small: Path) -> AsyncIterator[tuple[InProcessWorkers, Served]]:
+async def everything_on(small: Path) -> AsyncIterator[tuple[InProcessWorkers, Service]]:
     """Database, state and shared folder on the small disk, a server and a store on them."""
     url = await migrated(small / "store.db")
     async with in_process_workers_on(url, small / "data") as workers:
         settings = {"shared_dir": workers.settings.shared, "disk_reserve": RESERVE, "docker_host": None}
-        async with serving_here(url, small / "data", **settings) as served:
-            yield workers, served
+        async with service_in_process(url, small / "data", **settings) as service:
+            yield workers, service
 
 
 async def test_cancel_works_on_a_full_disk_and_the_installation_recovers(small: Path) -> None:
     """SQLite, state and shared folder on the disk that a job fills."""
-    async with everything_on(small) as (workers, served), served.client() as client:
+    async with everything_on(small) as (workers, service), service.client() as client:
         before = (await client.post("/v1/jobs", json=submission("echo before"))).json()["id"]
         async with workers.worker():
             await workers.ended(before, Status.SUCCEEDED)
@@ -185,7 +185,7 @@ async def test_cancel_works_on_a_full_disk_and_the_installation_recovers(small: 
 
 
 async def test_delete_with_force_makes_room_on_a_full_disk(small: Path) -> None:
-    async with everything_on(small) as (workers, served), served.client() as client, workers.worker():
+    async with everything_on(small) as (workers, service), service.client() as client, workers.worker():
         hog = await hogged(workers, small)
         answer = await client.delete(f"/v1/jobs/{hog}", params={"force": "true"})
         assert answer.status_code in (200, 202), answer.text
@@ -206,7 +206,7 @@ async def test_delete_with_force_makes_room_on_a_full_disk(small: Path) -> None:
 
 async def test_jobs_that_wait_start_once_there_is_room_and_run_once(small: Path) -> None:
     """Nothing is lost and nothing runs twice: what was submitted before waits, and what ran beside the hog ends."""
-    async with everything_on(small) as (workers, served), served.client() as client:
+    async with everything_on(small) as (workers, service), service.client() as client:
         marker = small.parent / "ran"
         async with workers.worker(queues={"default": 2}) as worker:
             script = f"echo beside >> {marker}; while [ ! -e {marker}.go ]; do sleep 0.05; done; echo end"
@@ -261,7 +261,7 @@ async def test_a_database_opens_on_a_full_disk_and_a_job_can_be_deleted(small: P
     with pytest.raises(OSError, match="No space"):
         (small / "more").write_bytes(b"x" * 65536)
     settings = {"shared_dir": small / "data" / "shared", "disk_reserve": RESERVE, "docker_host": None}
-    async with serving_here(url, small / "data", **settings) as served, served.client() as client:
+    async with service_in_process(url, small / "data", **settings) as service, service.client() as client:
         await ready(client, 503)
         deleted = await client.delete(f"/v1/jobs/{job.id}", params={"force": "true"})
         assert deleted.status_code in (200, 202), deleted.text
@@ -310,7 +310,7 @@ async def test_outputs_that_find_no_room_are_given_up_after_a_bound(clean_url: s
 async def test_uploads_are_refused_below_the_reserve(clean_url: str, tmp_path: Path) -> None:
     with small_disk(tmp_path, "tmpfs") as small:
         settings = {"shared_dir": small, "disk_reserve": RESERVE, "docker_host": None}
-        async with serving_here(clean_url, tmp_path / "data", **settings) as served, served.client() as client:
+        async with service_in_process(clean_url, tmp_path / "data", **settings) as service, service.client() as client:
             fine = await client.post("/v1/uploads", files={"a.txt": b"small"})
             assert fine.status_code == 201, fine.text
             with (small / "fill").open("wb", 0) as file:
@@ -332,7 +332,10 @@ async def test_uploads_are_refused_below_the_reserve(clean_url: str, tmp_path: P
 
 async def test_readyz_tests_a_write(clean_url: str, kind: str, tmp_path: Path) -> None:
     """A database that answers reads and takes no writes is not ready; many probes cost one write."""
-    async with serving_here(clean_url, tmp_path / "data", docker_host=None) as served, served.client() as client:
+    async with (
+        service_in_process(clean_url, tmp_path / "data", docker_host=None) as service,
+        service.client() as client,
+    ):
         await ready(client, 200)
         async with writes_refused(clean_url, kind):
 

@@ -10,7 +10,7 @@ import pytest
 from holdfast.errors import one_line
 from holdfast.model import Cause, Job, Outcome, Status
 from holdfast.worker.last_error import LastError
-from tests.support.engine import IMAGE, Daemon
+from tests.support.docker_engine import IMAGE, DockerEngine
 from tests.support.in_process_workers import InProcessWorkers
 from tests.support.store_harness import StoreHarness
 from tests.support.worker_processes import WorkerProcesses
@@ -55,10 +55,12 @@ async def test_violation_of_the_contract_names_the_file_and_the_rule(workers: In
     assert await errors_of(workers, jobs) == expected
 
 
-async def test_violation_in_a_container_names_the_file_and_the_rule(workers: InProcessWorkers, docker: Daemon) -> None:
+async def test_violation_in_a_container_names_the_file_and_the_rule(
+    workers: InProcessWorkers, docker: DockerEngine
+) -> None:
     """Proves G7, R13."""
     workers.set(artifact_max_bytes=100_000)
-    jobs = {script: await workers.box(script) for script in VIOLATIONS}
+    jobs = {script: await workers.container(script) for script in VIOLATIONS}
     assert await errors_of(workers, jobs) == VIOLATIONS
 
 
@@ -113,10 +115,10 @@ async def test_exit_code_comes_with_the_last_error_line(
 
 
 async def test_exit_code_of_a_container_comes_with_the_last_error_line(
-    workers: InProcessWorkers, docker: Daemon
+    workers: InProcessWorkers, docker: DockerEngine
 ) -> None:
     """Proves G7."""
-    assert await errors_of(workers, {"job": await workers.box(FAILS)}) == {"job": "exit code 3: boom here"}
+    assert await errors_of(workers, {"job": await workers.container(FAILS)}) == {"job": "exit code 3: boom here"}
 
 
 def tasks(*scripts: str) -> list[dict[str, Any]]:
@@ -134,20 +136,22 @@ async def test_error_of_a_pipeline_names_the_task_and_its_last_error_line(worker
         "loud": "task step 1: exit code 3: boom here",
         "silent": "task step 1: exit code 4",
     }
-    slow = await workers.submit(runner="process", spec={}, tasks=tasks("true", "sleep 600"), timeout=3)
+    slow = await workers.submit(runner="process", spec={}, tasks=tasks("true", "sleep 600"), timeout=8)
     unwanted = await workers.submit(runner="process", spec={}, tasks=tasks("echo here; sleep 600"))
     async with workers.worker():
-        await workers.says(unwanted, "here")
+        await workers.wait_for_log(unwanted, "here")
         await workers.store.jobs.cancel(unwanted.id)
         stopped = await workers.ended(unwanted, Status.CANCELLED)
         late = await workers.ended(slow, Status.TIMED_OUT)
     assert [job.error and job.error.message for job in (late, stopped)] == [
-        "task step 1: ran longer than 3 seconds",
+        "task step 1: ran longer than 8 seconds",
         "cancelled by request",
     ]
 
 
-async def test_error_of_a_pipeline_in_a_container_names_the_task(workers: InProcessWorkers, docker: Daemon) -> None:
+async def test_error_of_a_pipeline_in_a_container_names_the_task(
+    workers: InProcessWorkers, docker: DockerEngine
+) -> None:
     """Proves G7, P1."""
     job = await workers.submit(runner="docker", spec={"image": IMAGE}, tasks=tasks("true", FAILS))
     assert await errors_of(workers, {"job": job}) == {"job": "task step 1: exit code 3: boom here"}
@@ -162,7 +166,7 @@ async def test_adopter_knows_the_last_error_line_that_its_predecessor_shipped(pr
     pipeline = await processes.submit(runner="process", spec={}, tasks=tasks("true", script))
     victim = processes.start({"default": 2}, **slow)
     for job in (single, pipeline):
-        await processes.says(job, "boom", "stderr")
+        await processes.wait_for_log(job, "boom", "stderr")
     victim.kill()
     gate.touch()
     processes.start({"default": 2}, **slow)
@@ -247,9 +251,11 @@ async def test_stop_of_a_running_job_shows_the_reason_of_the_caller(workers: InP
     assert last.data["message"] == "cancelled by request: wrong customer"
 
 
-async def test_stop_of_a_container_shows_the_reason_of_the_caller(workers: InProcessWorkers, docker: Daemon) -> None:
+async def test_stop_of_a_container_shows_the_reason_of_the_caller(
+    workers: InProcessWorkers, docker: DockerEngine
+) -> None:
     """Proves G7, C1."""
-    job = await workers.box("sleep 600", stop_grace=1)
+    job = await workers.container("sleep 600", stop_grace=1)
     async with workers.worker():
         await workers.running(job)
         await workers.store.jobs.cancel(job.id, reason="wrong customer")
@@ -319,6 +325,6 @@ async def test_own_error_of_a_job_does_not_get_the_reason(harness: StoreHarness)
         ("x" * 50, "x" * 19 + "…"),
     ],
 )
-def test_text_of_others_becomes_one_safe_line(text: str, line: str) -> None:
+def test_external_text_becomes_one_safe_line(text: str, line: str) -> None:
     """Proves G7."""
     assert one_line(text, 20) == line

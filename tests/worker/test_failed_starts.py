@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from holdfast.model import Job, Status
-from tests.support.engine import Daemon
+from tests.support.docker_engine import DockerEngine
 from tests.support.in_process_workers import InProcessWorkers, eventually
 
 UNUSABLE: list[tuple[dict[str, Any], str, str]] = [
@@ -79,10 +79,10 @@ async def test_an_unexpected_error_at_the_start_fails_the_attempt_with_its_reaso
 
 @pytest.mark.usefixtures("broken_secret")
 async def test_an_unexpected_error_at_the_start_of_a_container_fails_the_attempt(
-    workers: InProcessWorkers, docker: Daemon
+    workers: InProcessWorkers, docker: DockerEngine
 ) -> None:
     """Proves R12."""
-    job = await workers.box("true", secrets=["KEY"])
+    job = await workers.container("true", secrets=["KEY"])
     async with workers.worker():
         await assert_failed_once(workers, job, "start_failed", "IsADirectoryError")
 
@@ -98,10 +98,10 @@ async def test_a_spec_that_no_host_can_use_fails_at_the_start_once(workers: InPr
 
 
 async def test_a_container_that_no_engine_can_make_fails_at_the_start_once(
-    workers: InProcessWorkers, docker: Daemon
+    workers: InProcessWorkers, docker: DockerEngine
 ) -> None:
     """Proves R12."""
-    jobs = [await workers.box("true") for _ in UNUSABLE_IN_A_CONTAINER]
+    jobs = [await workers.container("true") for _ in UNUSABLE_IN_A_CONTAINER]
     for job, (spec, _, _) in zip(jobs, UNUSABLE_IN_A_CONTAINER, strict=True):
         await change_spec(workers, job, **spec)
     async with workers.worker():

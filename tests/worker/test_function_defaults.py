@@ -12,7 +12,7 @@ from holdfast import Holdfast
 from holdfast.model import Job, Status
 from holdfast.store.submit_in_transaction import submit_inside, submit_inside_async
 from tests.support.in_process_workers import InProcessWorkers
-from tests.support.service import serving_here
+from tests.support.service import service_in_process
 from tests.support.store_harness import StoreHarness
 
 PLAY: dict[str, Any] = {"runner": "function", "spec": {"name": "play"}}
@@ -28,7 +28,7 @@ async def submitted(harness: StoreHarness, way: str, job: dict[str, Any], tmp_pa
         case "store":
             return await harness.store.jobs.submit(job)
         case "http":
-            async with serving_here(harness.url, tmp_path / "data") as served, served.client() as client:
+            async with service_in_process(harness.url, tmp_path / "data") as service, service.client() as client:
                 answer = await client.post("/v1/jobs", json=job)
                 assert answer.status_code == 201, answer.text
                 return await harness.store.jobs.get(answer.json()["id"])

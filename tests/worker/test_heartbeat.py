@@ -1,4 +1,4 @@
-"""The heartbeat's cost: what a worker asks of the database for all its jobs together."""
+"""The cost of a heartbeat: one statement for all jobs of a worker."""
 
 import asyncio
 import threading

@@ -19,10 +19,10 @@ from holdfast.model import Status
 from holdfast.runner.job_files import JobFolders
 from holdfast.store.retention import Retention
 from tests.support.crashing_worker import Hook
-from tests.support.engine import Daemon
+from tests.support.docker_engine import DockerEngine
 from tests.support.in_process_workers import InProcessWorkers, eventually
 from tests.support.job_files import files_of
-from tests.support.service import Served, serving, serving_here
+from tests.support.service import Service, service_in_process, service_process_on
 from tests.support.worker_processes import WorkerProcesses
 
 LEAVES_FILES = "cp -r input/. output/; echo made > output/made"
@@ -77,7 +77,7 @@ def busy(folder: Path) -> Iterator[None]:
 async def test_no_file_of_a_job_is_left_when_delete_answers_deleted(workers: InProcessWorkers, tmp_path: Path) -> None:
     """Proves D7, J15: also that a dry run keeps all."""
     url = workers.settings.database_url or ""
-    async with serving_here(url, workers.settings.data_dir) as served, served.client() as client:
+    async with service_in_process(url, workers.settings.data_dir) as service, service.client() as client:
         async with workers.worker():
             job = await submitted(client, LEAVES_FILES)
             await workers.ended(job, Status.SUCCEEDED)
@@ -96,10 +96,10 @@ async def test_refused_delete_keeps_the_files_and_a_forced_one_is_finished_after
     workers: InProcessWorkers, tmp_path: Path
 ) -> None:
     """Proves D7, J15."""
-    with serving(workers.settings.database_url or "", tmp_path / "data", reaper_interval="1") as served:
-        async with workers.worker(), served.client() as client:
+    with service_process_on(workers.settings.database_url or "", tmp_path / "data", reaper_interval="1") as service:
+        async with workers.worker(), service.client() as client:
             job = await submitted(client, KEEPS_FILES, stop_grace=0.5)
-            await workers.says(job, "up")
+            await workers.wait_for_log(job, "up")
             blocked = await client.delete(f"/v1/jobs/{job}")
             assert (blocked.status_code, blocked.json()["outcome"]) == (409, "blocked")
             dry = await client.delete(f"/v1/jobs/{job}?force=true&dry_run=true")
@@ -107,10 +107,10 @@ async def test_refused_delete_keeps_the_files_and_a_forced_one_is_finished_after
             assert names(job, tmp_path) >= GIVEN_AND_MADE
             forced = await client.delete(f"/v1/jobs/{job}?force=true")
             assert (forced.status_code, forced.json()) == (202, {"outcome": "deleting"})
-            await asyncio.to_thread(served.kill)
+            await asyncio.to_thread(service.kill)
             await gone(workers, job)
             assert files_of(job, tmp_path) == [], "the record goes last"
-        await asyncio.to_thread(served.start)
+        await asyncio.to_thread(service.start)
 
 
 @pytest.mark.parametrize("step", ["files", "record"])
@@ -118,34 +118,34 @@ async def test_server_killed_between_the_steps_leaves_a_deletion_that_the_next_o
     workers: InProcessWorkers, tmp_path: Path, step: str
 ) -> None:
     """Proves D7: killed before the files go, and before the record does."""
-    served = Served(workers.settings.database_url or "", tmp_path / "data", reaper_interval="1")
-    served.program = ("tests.support.dying_server", step)
-    served.start()
-    async with served.client() as client:
+    service = Service(workers.settings.database_url or "", tmp_path / "data", reaper_interval="1")
+    service.program = ("tests.support.dying_server", step)
+    service.start()
+    async with service.client() as client:
         async with workers.worker():
             job = await submitted(client, LEAVES_FILES)
             await workers.ended(job, Status.SUCCEEDED)
         with pytest.raises(httpx.TransportError):
             await client.delete(f"/v1/jobs/{job}")
-        assert served.process is not None
-        assert served.process.wait(30) == -signal.SIGKILL
+        assert service.process is not None
+        assert service.process.wait(30) == -signal.SIGKILL
         assert (await workers.get(job)).status is Status.SUCCEEDED, "the record stays as long as files may be left"
         assert (files_of(job, tmp_path) == []) is (step == "record")
-    served.program = ("holdfast.cli.main", "serve")
-    served.start()
+    service.program = ("holdfast.cli.main", "serve")
+    service.start()
     try:
         await gone(workers, job)
         assert files_of(job, tmp_path) == []
     finally:
-        served.stop()
+        service.stop()
 
 
 async def test_file_that_cannot_be_removed_keeps_the_record_and_is_tried_again(
     workers: InProcessWorkers, tmp_path: Path
 ) -> None:
     """Proves D7: the log says which file, once."""
-    with serving(workers.settings.database_url or "", tmp_path / "data", reaper_interval="1") as served:
-        async with served.client() as client:
+    with service_process_on(workers.settings.database_url or "", tmp_path / "data", reaper_interval="1") as service:
+        async with service.client() as client:
             async with workers.worker():
                 job = await submitted(client, LEAVES_FILES)
                 await workers.ended(job, Status.SUCCEEDED)
@@ -160,7 +160,7 @@ async def test_file_that_cannot_be_removed_keeps_the_record_and_is_tried_again(
                 assert resumed.status_code == 409
             await gone(workers, job)
             assert files_of(job, tmp_path) == []
-        said = [line for line in served.log.read_text().splitlines() if job in line and "not deleted yet" in line]
+        said = [line for line in service.log.read_text().splitlines() if job in line and "not deleted yet" in line]
         assert len(said) == 1, said
         assert str(folder) in said[0]
 
@@ -201,9 +201,9 @@ async def test_folder_that_a_killed_worker_left_goes_before_the_record(
     """Proves D7: its worker died between the end of the job and the removal of its folder."""
     host = str(processes.host("a"))
     member = processes.start({"default": 1}, Hook(step="finished", do="kill"))
-    with serving(processes.settings.database_url or "", tmp_path / "data", state_dir=host, lease_ttl="3",
-                 heartbeat_interval="1", reaper_interval="1") as served:  # fmt: skip
-        async with served.client() as client:
+    with service_process_on(processes.settings.database_url or "", tmp_path / "data", state_dir=host, lease_ttl="3",
+                 heartbeat_interval="1", reaper_interval="1") as service:  # fmt: skip
+        async with service.client() as client:
             job = await submitted(client, LEAVES_FILES)
             await processes.ended(job, Status.SUCCEEDED)
             await member.dead()
@@ -238,11 +238,11 @@ async def test_worker_that_lost_its_lease_leaves_nothing_of_a_deleted_job(
 
 @pytest.mark.parametrize("kind", ["sqlite"])
 async def test_container_that_a_killed_worker_left_goes_before_the_record(
-    processes: WorkerProcesses, docker_for_processes: Daemon, tmp_path: Path
+    processes: WorkerProcesses, docker_for_processes: DockerEngine, tmp_path: Path
 ) -> None:
     """Proves D7, for containers and their volumes."""
     member = processes.start({"default": 1}, Hook(step="finished", do="kill"))
-    job = await processes.box("echo made > output/made")
+    job = await processes.container("echo made > output/made")
     await processes.ended(job, Status.SUCCEEDED)
     await member.dead()
     assert docker_for_processes.containers() != []

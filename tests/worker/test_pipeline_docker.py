@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.model import Job, Status
 from tests.support.crashing_worker import Hook
-from tests.support.engine import IMAGE, Daemon
+from tests.support.docker_engine import IMAGE, DockerEngine
 from tests.support.in_process_workers import InProcessWorkers
 from tests.support.pipelines import Pipelines, expected, left_by
 from tests.support.postgres_image import NAME, image
@@ -25,7 +25,7 @@ SEED = "INSERT INTO fruit SELECT n, 'fruit ' || n FROM generate_series(1, 1000) 
 
 
 @pytest.fixture(scope="session")
-def postgres_image(docker_engine: Daemon) -> str:
+def postgres_image(docker_engine: DockerEngine) -> str:
     docker_engine.docker("import", "-", NAME, stdin=image())
     return NAME
 
@@ -37,7 +37,7 @@ def kind() -> str:
 
 
 @pytest.fixture
-def pipelines(workers: InProcessWorkers, docker: Daemon, tmp_path: Path) -> Pipelines:
+def pipelines(workers: InProcessWorkers, docker: DockerEngine, tmp_path: Path) -> Pipelines:
     return with_sql(workers, tmp_path)
 
 
@@ -67,7 +67,9 @@ STEPS: list[dict[str, Any]] = [{"name": "schema", "sql": "schema.sql"}, {"name":
 ASKS = sh("ask", 'psql -X -At -c "SELECT count(*), sum(id) FROM fruit"')
 
 
-async def test_tasks_share_a_container_and_its_results_are_known_later(pipelines: Pipelines, docker: Daemon) -> None:
+async def test_tasks_share_a_container_and_its_results_are_known_later(
+    pipelines: Pipelines, docker: DockerEngine
+) -> None:
     """Proves P1, P2, P4, P7: one container, non-root, and none at all for what is known."""
     workers = pipelines.workers
     tasks = [sh("one", "id -u; hostname > /tmp/host; echo one > made"), sh("two", "cat /tmp/host; echo two >> made")]
@@ -85,13 +87,13 @@ async def test_tasks_share_a_container_and_its_results_are_known_later(pipelines
 
 
 async def test_a_pipeline_mounts_its_workspace_and_nothing_else_of_the_host(
-    pipelines: Pipelines, docker: Daemon
+    pipelines: Pipelines, docker: DockerEngine
 ) -> None:
     """As docs/docker.md says."""
     workers = pipelines.workers
     job = await submit(pipelines, sh("wait", "echo up; while [ ! -e go ]; do sleep 0.1; done"))
     async with workers.worker():
-        await workers.says(job, "up")
+        await workers.wait_for_log(job, "up")
         (name,) = [name for name in docker.containers() if job.id in name]
         own, space = sorted(
             json.loads(docker.docker("inspect", name))[0]["Mounts"], key=lambda mount: mount["Destination"]
@@ -106,7 +108,7 @@ async def test_a_pipeline_mounts_its_workspace_and_nothing_else_of_the_host(
 
 
 async def test_postgres_in_the_container_is_snapshot_and_goes_on(
-    pipelines: Pipelines, docker: Daemon, postgres_image: str
+    pipelines: Pipelines, docker: DockerEngine, postgres_image: str
 ) -> None:
     """Proves P8: stopped, copied and started again in a container that stays up; the restored rows are the same."""
     workers = pipelines.workers
@@ -124,8 +126,8 @@ async def test_postgres_in_the_container_is_snapshot_and_goes_on(
 
 
 @pytest.mark.parametrize(("mode", "ran"), [("always", 1), ("none", 2)])
-async def test_lost_container_goes_on_behind_the_latest_snapshot(
-    pipelines: Pipelines, docker: Daemon, mode: str, ran: int
+async def test_lost_container_continues_after_the_latest_snapshot(
+    pipelines: Pipelines, docker: DockerEngine, mode: str, ran: int
 ) -> None:
     """Proves P2, P7: its container is removed in the middle of a task; what was not kept runs again."""
     workers = pipelines.workers
@@ -135,7 +137,7 @@ async def test_lost_container_goes_on_behind_the_latest_snapshot(
             pipelines, sh("one", "echo ran; echo one > made"), waits, sh("three", "cat made"), snapshot=mode,
             max_attempts=2, retry={"base": 0, "cap": 0},
         )  # fmt: skip
-        await workers.says(job, "here")
+        await workers.wait_for_log(job, "here")
         docker.docker("rm", "-fv", *docker.containers())
         await workers.ended(job, Status.SUCCEEDED)
     assert (await workers.log(job)).count("ran") == ran
@@ -155,7 +157,7 @@ def brings(name: str, script: str = "") -> dict[str, Any]:
 
 @pytest.mark.parametrize("mode", ["always", "final", "none"])
 async def test_second_run_gives_the_result_and_artifacts_of_the_first(
-    pipelines: Pipelines, docker: Daemon, mode: str
+    pipelines: Pipelines, docker: DockerEngine, mode: str
 ) -> None:
     """Proves D1: also where a part of it comes from the cache."""
     workers = pipelines.workers
@@ -172,13 +174,13 @@ async def test_second_run_gives_the_result_and_artifacts_of_the_first(
         assert await left_by(workers, job) == ("two", expected(one="one", two="two", last="two"))
 
 
-async def test_lost_container_takes_nothing_from_the_tasks_before(pipelines: Pipelines, docker: Daemon) -> None:
+async def test_lost_container_takes_nothing_from_the_tasks_before(pipelines: Pipelines, docker: DockerEngine) -> None:
     """Proves D2."""
     workers = pipelines.workers
     waits = sh("two", "echo here; if [ $HOLDFAST_ATTEMPT = 1 ]; then sleep 600; fi")
     async with workers.worker():
         job = await submit(pipelines, brings("one", "echo ran"), waits, max_attempts=2, retry={"base": 0, "cap": 0})
-        await workers.says(job, "here")
+        await workers.wait_for_log(job, "here")
         docker.docker("rm", "-fv", *docker.containers())
         await workers.ended(job, Status.SUCCEEDED)
     assert (await workers.log(job)).count("ran") == 1
@@ -190,7 +192,7 @@ DYING = ["serving", "quiet", "copy", "copied"]
 
 
 async def test_worker_killed_in_a_snapshot_is_followed_by_another(
-    processes: WorkerProcesses, docker_for_processes: Daemon, postgres_image: str, tmp_path: Path
+    processes: WorkerProcesses, docker_for_processes: DockerEngine, postgres_image: str, tmp_path: Path
 ) -> None:
     """Proves P2, P6, P8: the container and what is in it go on; no task runs twice, which its SQL would not survive."""
     pipelines = with_sql(processes, tmp_path)
@@ -219,7 +221,7 @@ async def test_worker_killed_in_a_snapshot_is_followed_by_another(
 
 
 async def test_worker_killed_in_a_task_is_followed_by_another(
-    processes: WorkerProcesses, docker_for_processes: Daemon, postgres_image: str, tmp_path: Path
+    processes: WorkerProcesses, docker_for_processes: DockerEngine, postgres_image: str, tmp_path: Path
 ) -> None:
     """Proves P2, P8: the task that runs is adopted, beside its server."""
     pipelines = with_sql(processes, tmp_path)
@@ -229,7 +231,7 @@ async def test_worker_killed_in_a_task_is_followed_by_another(
     job = await submit(pipelines, *STEPS, waits, ASKS, image=postgres_image, connector="postgres")
     with docker_for_processes.recorded() as record:
         victim = processes.start({"default": 1}, **SLOW)
-        await processes.says(job, "here")
+        await processes.wait_for_log(job, "here")
         victim.kill()
         processes.start({"other": 1}, **SLOW)
         (tree,) = processes.folder.rglob("space/tree")
@@ -242,14 +244,14 @@ async def test_worker_killed_in_a_task_is_followed_by_another(
 
 
 async def test_task_cannot_give_its_adopter_another_plan(
-    processes: WorkerProcesses, docker_for_processes: Daemon, tmp_path: Path
+    processes: WorkerProcesses, docker_for_processes: DockerEngine, tmp_path: Path
 ) -> None:
     """Proves P2, P5: what is mounted belongs to the task; an adopter reads nothing there, and does not wait."""
     pipelines = with_sql(processes, tmp_path)
     forges = sh("one", "cd ..; rm -f plan; mkfifo plan; echo here; until [ -e tree/gate ]; do sleep 0.05; done")
     job = await submit(pipelines, forges, sh("two", "echo two > made"))
     victim = processes.start({"default": 1}, **SLOW)
-    await processes.says(job, "here")
+    await processes.wait_for_log(job, "here")
     planned = {record.snapshot for record in await pipelines.tasks(job)}
     victim.kill()
     processes.start({"other": 1}, **SLOW)
@@ -260,7 +262,7 @@ async def test_task_cannot_give_its_adopter_another_plan(
     assert {snapshot.id for snapshot in await pipelines.snapshots()} == planned
 
 
-async def test_tag_that_does_not_resolve_fails_the_job_clearly(pipelines: Pipelines, docker: Daemon) -> None:
+async def test_tag_that_does_not_resolve_fails_the_job_clearly(pipelines: Pipelines, docker: DockerEngine) -> None:
     """Proves P3, R17: the worker's engine has the last word on it; nothing runs, and nothing is published."""
     workers = pipelines.workers
     async with workers.worker():
@@ -273,7 +275,7 @@ async def test_tag_that_does_not_resolve_fails_the_job_clearly(pipelines: Pipeli
     assert (await pipelines.snapshots(), docker.containers()) == ([], [])
 
 
-async def test_remote_engine_is_refused_clearly(pipelines: Pipelines, docker: Daemon) -> None:
+async def test_remote_engine_is_refused_clearly(pipelines: Pipelines, docker: DockerEngine) -> None:
     """Proves R17: a workspace is a folder of this host. The engine is reached over TCP, as one elsewhere would be."""
     workers = pipelines.workers
     async with over_tcp(docker) as host:
@@ -286,7 +288,7 @@ async def test_remote_engine_is_refused_clearly(pipelines: Pipelines, docker: Da
 
 
 @asynccontextmanager
-async def over_tcp(docker: Daemon) -> AsyncIterator[str]:
+async def over_tcp(docker: DockerEngine) -> AsyncIterator[str]:
     """A port of this machine that leads to the engine's socket."""
 
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -10,15 +10,15 @@ from typing import Any
 from holdfast.model import Job, Status
 from tests.support.crashing_worker import Hook
 from tests.support.pipelines import Pipelines, adds, task
-from tests.support.service import Served, serving_here
-from tests.support.up import PROGRAM
+from tests.support.service import Service, service_in_process
+from tests.support.up_process import PROGRAM
 from tests.support.worker_processes import WorkerProcesses
 
 SLOW: dict[str, Any] = {"lease_ttl": 60.0, "heartbeat_interval": 1.0, "adopt_backoff": 0.1}
 
 
-async def cli(served: Served, *arguments: str) -> str:
-    environment = {**os.environ, "HOLDFAST_URL": served.url, "HOLDFAST_TOKEN": served.admin}
+async def cli(service: Service, *arguments: str) -> str:
+    environment = {**os.environ, "HOLDFAST_URL": service.url, "HOLDFAST_TOKEN": service.admin}
     process = await asyncio.create_subprocess_exec(
         *PROGRAM, *arguments, env=environment, stdout=asyncio.subprocess.PIPE
     )
@@ -27,9 +27,9 @@ async def cli(served: Served, *arguments: str) -> str:
     return said.decode()
 
 
-async def told(served: Served, job: Job) -> list[tuple[str, str]]:
+async def told(service: Service, job: Job) -> list[tuple[str, str]]:
     """What the service says of a job's tasks."""
-    async with served.client() as client:
+    async with service.client() as client:
         items = (await client.get(f"/v1/jobs/{job.id}/tasks")).json()["items"]
     return [(item["status"], item["snapshot"]) for item in items]
 
@@ -51,34 +51,34 @@ async def test_changed_file_is_planned_again_whole_or_not_at_all(processes: Work
         "spec": {"env": {"MARKER": str(pipelines.marker)}},
         "tasks": [adds("one"), runs, adds("three")],
     }
-    async with serving_here(processes.settings.database_url or "", processes.settings.data_dir) as served:
+    async with service_in_process(processes.settings.database_url or "", processes.settings.data_dir) as service:
         file = tmp_path / "pipeline.json"
         file.write_text(json.dumps(asked))
-        job = await processes.get((await cli(served, "submit", "--file", str(file))).strip())
+        job = await processes.get((await cli(service, "submit", "--file", str(file))).strip())
         first = processes.start({"default": 1}, **SLOW)
         await processes.ended(job, Status.FAILED)
         first.kill()
-        before = await told(served, job)
+        before = await told(service, job)
         assert [status for status, _ in before] == ["succeeded", "failed", "pending"]
 
         source.write_text("echo two >> made")
-        await cli(served, "resume", job.id)
+        await cli(service, "resume", job.id)
         inside = processes.start({"default": 1}, Hook(step="statement insert_tasks", do="kill"), **SLOW)
         assert await inside.dead() == -signal.SIGKILL, inside.log
-        assert await told(served, job) == before, "the plan that was there, with nothing missing"
+        assert await told(service, job) == before, "the plan that was there, with nothing missing"
         assert await plans(processes, job) == [(before[-1][1], False)]
 
         behind = processes.start({"default": 1}, Hook(step="recorded", do="kill", job=job.id), **SLOW)
         assert await behind.dead() == -signal.SIGKILL, behind.log
-        after = await told(served, job)
+        after = await told(service, job)
         assert [status for status, _ in after] == ["succeeded", "pending", "pending"]
         assert [old[1] == new[1] for old, new in zip(before, after, strict=True)] == [True, False, False]
 
         processes.start({"default": 1}, **SLOW)
         await processes.ended(job, Status.SUCCEEDED)
-        assert await told(served, job) == [("succeeded", snapshot) for _, snapshot in after]
+        assert await told(service, job) == [("succeeded", snapshot) for _, snapshot in after]
         assert await plans(processes, job) == [(before[-1][1], False), (after[-1][1], True)]
-        assert (await cli(served, "show", job.id)).count("succeeded") == 4
+        assert (await cli(service, "show", job.id)).count("succeeded") == 4
     assert pipelines.ran() == ["one", "two", "two", "three"]
     assert await pipelines.content("three") == "one\ntwo\nthree\n"
     assert await pipelines.kept() == ["one", "three", "two"]

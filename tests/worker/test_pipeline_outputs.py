@@ -42,7 +42,7 @@ async def test_second_run_gives_the_result_and_artifacts_of_the_first(pipelines:
     assert await left_by(workers, again) == wanted
 
 
-async def test_tasks_behind_a_known_one_add_to_what_it_left(pipelines: Pipelines) -> None:
+async def test_outputs_of_later_tasks_are_added_to_those_of_a_cached_one(pipelines: Pipelines) -> None:
     """Proves D1: later tasks win where paths collide, also a file over a folder and a folder over a file."""
     workers = pipelines.workers
     one = leaves("one", "a", "both", "file", "folder/inner")
@@ -67,7 +67,7 @@ async def test_supervisor_killed_in_a_later_task_takes_nothing_from_the_earlier_
     waits = task("two", f"echo here; while [ ! -e {gate} ]; do sleep 0.05; done")
     job = await pipelines.submit(leaves("one", "a", "deep/b"), waits, **RETRY)
     processes.start({"default": 1}, **SLOW)
-    await processes.says(job, "here")
+    await processes.wait_for_log(job, "here")
     os.kill(processes.supervisor_of(job), signal.SIGKILL)
     gate.touch()
     ended = await processes.ended(job, Status.SUCCEEDED)
@@ -109,7 +109,7 @@ async def test_snapshot_that_goes_between_the_hit_and_the_copy_is_built_again(pi
     assert await left_by(workers, job) == ({"by": "one"}, expected(a="one"))
 
 
-async def test_base_hands_on_what_it_left(pipelines: Pipelines) -> None:
+async def test_base_snapshot_provides_its_outputs(pipelines: Pipelines) -> None:
     """Proves D1: a task is the same behind a base as behind the tasks that made it, so it leaves the same."""
     workers = pipelines.workers
     async with workers.worker():
@@ -137,7 +137,7 @@ async def test_tasks_that_somebody_else_did_meanwhile_replace_what_was_done_here
     more = [leaves("three", "last", "c", result=False)][:rest]
     async with workers.worker():
         slow = await pipelines.submit(*tasks, *more, snapshot="none")
-        await workers.says(slow, "here")
+        await workers.wait_for_log(slow, "here")
         fast = await workers.ended(await pipelines.submit(*tasks), Status.SUCCEEDED)
         gate.touch()
         await workers.ended(slow, Status.SUCCEEDED)
@@ -287,7 +287,7 @@ async def test_worker_killed_when_the_rest_was_known_loses_nothing(
     tasks = [leaves("one", "a", "both", then=waits), leaves("two", "both")]
     job = await pipelines.submit(*tasks, snapshot="none", queue="a")
     victim = processes.start({"a": 1}, Hook(step=step, do="kill", job=job.id), **SLOW)
-    await processes.says(job, "here")
+    await processes.wait_for_log(job, "here")
     processes.start({"other": 1}, **SLOW)
     await processes.ended(await pipelines.submit(*tasks, snapshot="final", queue="other"), Status.SUCCEEDED)
     gate.touch()

@@ -149,7 +149,7 @@ async def test_cancel_stops_the_server_fast(pipelines: Pipelines) -> None:
     (pipelines.inputs / "slow.sql").write_text("\\echo here\nSELECT pg_sleep(600);\n")
     async with workers.worker():
         job = await pipelines.submit(sql("schema"), sql("slow"), connector="postgres", stop_grace=30)
-        await workers.says(job, "here")
+        await workers.wait_for_log(job, "here")
         (folder,) = workers.folders
         server = folder / "space" / "tree" / "data"
         pid = (server / "postmaster.pid").read_text().split()[0]

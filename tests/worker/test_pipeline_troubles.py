@@ -1,4 +1,4 @@
-"""Pipelines whose worker may not read or write what it has to: they end with a word that says why, and harm nobody."""
+"""Pipelines whose worker lacks a permission: they fail with the reason, and affect no other job."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Processes in a worker: what they get, what becomes of their output, and how each end is recorded."""
+"""Processes in a worker: their environment, their output, and how each end is recorded."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ from holdfast.runner.state_folder import StateFolder
 from holdfast.runner.users import user_for
 from holdfast.store.events import Events
 from holdfast.store.store import sqlite_path
-from tests.support.in_process_workers import InProcessWorkers, eventually
+from tests.support.in_process_workers import PATIENCE, InProcessWorkers, eventually
 from tests.support.supervisor_harness import needs_root
 from tests.support.supervisor_harness import running as alive
 
@@ -82,7 +82,7 @@ async def test_event_lines_are_events_and_all_others_are_log_lines(workers: InPr
     assert statuses == ["queued", "running", "succeeded"]
 
 
-async def test_a_log_is_cut_at_its_cap_with_a_mark_and_event_lines_still_pass(workers: InProcessWorkers) -> None:
+async def test_log_is_truncated_at_its_cap_and_event_lines_still_pass(workers: InProcessWorkers) -> None:
     """Nothing is lost below the cap. Proves R10."""
     workers.set(log_max_bytes=10_000)
     script = 'seq 1 100000; echo \'{"event":"late"}\'; echo err >&2'
@@ -141,12 +141,12 @@ async def test_a_command_that_cannot_run_fails_at_once_and_is_not_retried(
     assert workers.folders == []
 
 
-async def test_every_cause_of_an_end_is_in_the_ledger(workers: InProcessWorkers) -> None:
+async def test_attempts_record_every_cause_of_an_end(workers: InProcessWorkers) -> None:
     """Proves R20, R8, R9."""
     quick: Any = {"stop_grace": 0.2}
     jobs = {
         Cause.EXIT: await workers.sh("exit 3"),
-        Cause.TIMED_OUT: await workers.sh("echo partial; sleep 60", timeout=0.3, **quick),
+        Cause.TIMED_OUT: await workers.sh("echo partial; sleep 60", timeout=3, **quick),
         Cause.IDLE_TIMEOUT: await workers.sh("sleep 60", idle_timeout=0.3, **quick),
         Cause.START_FAILED: await workers.command("no-such-command"),
         Cause.CANCELLED: await workers.sh("echo up; sleep 60", **quick),
@@ -156,7 +156,7 @@ async def test_every_cause_of_an_end_is_in_the_ledger(workers: InProcessWorkers)
     by_signal = await workers.sh("kill -SEGV $$")
     async with workers.worker():
         for cause in (Cause.CANCELLED, Cause.INTERRUPTED, Cause.LOST):
-            await workers.says(jobs[cause], "up")
+            await workers.wait_for_log(jobs[cause], "up")
         await workers.store.jobs.cancel(jobs[Cause.CANCELLED].id)
         await workers.store.jobs.interrupt(jobs[Cause.INTERRUPTED].id)
         (folder,) = [folder for folder in workers.folders if jobs[Cause.LOST].id in folder.name]
@@ -194,12 +194,12 @@ async def test_a_job_that_fails_is_run_again_in_a_folder_of_its_own(workers: InP
     assert ended.attempts == 2
 
 
-async def test_a_stop_request_climbs_the_ladder_and_each_rung_is_told(workers: InProcessWorkers) -> None:
+async def test_stop_sequence_records_each_step(workers: InProcessWorkers) -> None:
     """A child that ignores TERM is killed. Proves C4, R25: what left the group is gone too."""
     script = "trap '' TERM; setsid sh -c 'trap \"\" TERM; echo pid=$$; sleep 600' & echo up; wait; sleep 600"
     job = await workers.sh(script, stop_grace=0.3)
     async with workers.worker():
-        await workers.says(job, "up")
+        await workers.wait_for_log(job, "up")
 
         async def pid() -> int | None:
             found = [line for line in await workers.log(job) if line.startswith("pid=")]
@@ -310,19 +310,19 @@ async def test_a_chatty_process_can_be_cancelled_while_the_database_is_slow(
     append = Events.append
 
     async def slow(*arguments: Any, **named: Any) -> Any:
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # Reason: this is the slow database.
         return await append(*arguments, **named)
 
     monkeypatch.setattr(Events, "append", slow)
     job = await workers.sh("while :; do echo chatter; done", stop_grace=0.2)
     async with workers.worker():
-        await workers.says(job, "chatter")
+        await workers.wait_for_log(job, "chatter")
         await workers.store.jobs.cancel(job.id)
         await workers.ended(job, Status.CANCELLED)
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
-async def test_worker_that_has_to_give_up_leaving_says_that_it_leaves_something(
+async def test_worker_that_cannot_hand_over_keeps_its_lock_file(
     workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves L19. The database takes no hand-over: the host's next worker knows of it, and waits for no lease."""
@@ -332,7 +332,7 @@ async def test_worker_that_has_to_give_up_leaving_says_that_it_leaves_something(
     job = await workers.sh("echo up; while [ ! -e go ]; do sleep 0.05; done; echo gone")
     locks = StateFolder(workers.settings.state).locks(await workers.store.installation())
     async with workers.worker() as worker:
-        await workers.says(job, "up")
+        await workers.wait_for_log(job, "up")
         (folder,) = workers.settings.state.glob(f"attempts/*/{job.id}.1")
         blocker = sqlite3.connect(sqlite_path(workers.settings.database_url or ""), isolation_level=None)
         blocker.execute("BEGIN IMMEDIATE")
@@ -361,7 +361,7 @@ async def test_exit_codes_that_a_supervisor_uses_itself_are_the_commands_own(
     assert (ended.exit_code, ended.attempts) == (code, 1)
 
 
-async def test_a_host_without_room_fails_no_job(workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_host_fails_no_job(workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
     """It waits for a better moment, and no attempt is counted. Proves R5 for a host."""
     full = [errno.ENOSPC, errno.EMFILE]
 
@@ -402,7 +402,7 @@ async def test_outputs_that_cannot_be_stored_yet_wait_and_nothing_is_lost(
 async def test_job_whose_outputs_find_no_room_can_be_cancelled(
     workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Proves C1. It waits for room as long as nobody wants it to end."""
+    """Proves C1. It waits for room until it is cancelled."""
     tried = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -447,8 +447,8 @@ def _says(pid: str, command: bytes) -> bool:
 
 
 async def test_a_capped_queue_goes_on_as_soon_as_a_job_ends(workers: InProcessWorkers) -> None:
-    """Without waiting for a poll: this one would take half a minute each. Proves J10."""
-    workers.set(poll_interval=30.0)
+    """Without waiting for a poll, which would come later than this test waits. Proves J10."""
+    workers.set(poll_interval=2 * PATIENCE)
     await workers.store.queues.limit("narrow", cap=1)
     jobs = [await workers.sh("true", queue="narrow") for _ in range(5)]
     async with workers.worker({"narrow": 4}):
@@ -456,7 +456,7 @@ async def test_a_capped_queue_goes_on_as_soon_as_a_job_ends(workers: InProcessWo
             await workers.ended(job, Status.SUCCEEDED)
 
 
-async def test_a_drain_is_no_signal(workers: InProcessWorkers) -> None:
+async def test_drain_does_not_count_as_a_signal(workers: InProcessWorkers) -> None:
     """One signal after a drain by the database still gives functions their grace. Proves C9."""
     async with workers.worker() as worker:
         worker.leave()
@@ -465,12 +465,12 @@ async def test_a_drain_is_no_signal(workers: InProcessWorkers) -> None:
 
 
 @needs_root
-async def test_output_that_a_full_disk_lost_to_the_end_is_told(workers: InProcessWorkers, tmp_path: Path) -> None:
-    """Proves R10. Where no frame stands behind the gap, the log still says how much is missing."""
+async def test_log_reports_output_lost_on_a_full_disk(workers: InProcessWorkers, tmp_path: Path) -> None:
+    """Proves R10. If no frame follows the gap, the log still says how much is missing."""
     with small_disk(tmp_path / "disk") as disk:
         workers.set(state_dir=disk, disk_reserve=None)
         async with workers.worker():
-            job = await workers.sh("yes line | head -c 3000000; echo last words >&2")
+            job = await workers.sh("yes line | head -c 3000000; echo last line >&2")
             await workers.ended(job, Status.SUCCEEDED)
         logs = [event.data for event in await workers.events(job, "log") if event.data["stream"] == "stdout"]
         kept = sum(len(line) + 1 for data in logs if "missing" not in data for line in data["lines"])

@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.model import Job, Status
 from holdfast.runner.attempt_folder import AttemptFolder
-from tests.support.engine import Daemon
+from tests.support.docker_engine import DockerEngine
 from tests.support.in_process_workers import InProcessWorkers, eventually
 from tests.support.supervisor_harness import needs_root
 from tests.support.worker_processes import WorkerProcesses, alive
@@ -50,7 +50,7 @@ async def paused(workers: InProcessWorkers, job: Job) -> str:
 
 @pytest.fixture
 def isolated(workers: InProcessWorkers, tmp_path: Path) -> InProcessWorkers:
-    """A workers whose processes run as a user of their own."""
+    """Workers whose processes run as another user."""
     passable(tmp_path)
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
@@ -60,7 +60,7 @@ def isolated(workers: InProcessWorkers, tmp_path: Path) -> InProcessWorkers:
 
 @pytest.fixture
 def own(isolated: InProcessWorkers, tmp_path: Path) -> InProcessWorkers:
-    """A workers whose attempts have a uid each."""
+    """Workers whose attempts have a uid each."""
     isolated.set(process_user=None, process_uids=f"{FIRST}-{LAST}", process_uids_dir=tmp_path / "uids")
     return isolated
 
@@ -152,11 +152,11 @@ async def test_a_check_runs_as_the_user_of_processes(isolated: InProcessWorkers,
 
 @needs_root
 async def test_a_check_of_a_container_job_runs_on_the_host_as_the_user_of_processes(
-    isolated: InProcessWorkers, docker: Daemon, tmp_path: Path
+    isolated: InProcessWorkers, docker: DockerEngine, tmp_path: Path
 ) -> None:
     """Proves I1, C10."""
     file = tmp_path / "open" / "file"
-    job = await isolated.box("true", check=check(WHO.format(path=file)))
+    job = await isolated.container("true", check=check(WHO.format(path=file)))
     async with isolated.worker():
         await isolated.ended(job, Status.SUCCEEDED)
     assert file.read_text().strip() == AS_65532

@@ -1,4 +1,4 @@
-"""The shared folder is proven: a part with another one, or with none, refuses to start and names both."""
+"""The shared folder is verified: a process with another one, or with none, refuses to start and names both."""
 
 import asyncio
 import contextlib
@@ -19,13 +19,13 @@ from holdfast.model import Status
 from holdfast.runner.artifacts import Artifacts
 from holdfast.runner.shared_folder import FILE, adopt, make_id, prove, read_id
 from tests.support.in_process_workers import InProcessWorkers, eventually
-from tests.support.service import Served, error_of, serving_here
+from tests.support.service import Service, error_of, service_in_process
 
 RACERS = 8
 
 
 def holdfast(settings: Settings, *command: str) -> "subprocess.CompletedProcess[str]":
-    """Run the command line with the settings of a workers."""
+    """Run the command line with the settings of the workers."""
     environment = {
         "PATH": os.environ["PATH"],
         "HOLDFAST_DATABASE_URL": settings.database_url or "",
@@ -110,13 +110,13 @@ async def test_every_part_refuses_another_folder(workers: InProcessWorkers, tmp_
     finding = next(one for one in await examine(workers.settings) if one.what == "shared folder")
     assert not finding.ok
     assert first in finding.text
-    served = Served(
+    service = Service(
         workers.settings.database_url or "", tmp_path / "data", queue_enabled="false", shared_dir=str(other)
     )
-    served.start(wait=False)
-    assert served.process is not None
-    assert await asyncio.to_thread(served.process.wait, 60) == 2
-    assert first in served.log.read_text()
+    service.start(wait=False)
+    assert service.process is not None
+    assert await asyncio.to_thread(service.process.wait, 60) == 2
+    assert first in service.log.read_text()
     assert not other.exists()
 
 
@@ -220,7 +220,7 @@ async def test_outputs_wait_while_the_folder_is_away(
     async with workers.worker():
         job = await workers.sh('echo up; until [ -e "$GATE" ]; do sleep 0.05; done; echo made > output/made',
                            env={"GATE": str(gate)})  # fmt: skip
-        await workers.says(job, "up")
+        await workers.wait_for_log(job, "up")
         with away(workers.settings.shared):
             gate.touch()
 
@@ -238,7 +238,7 @@ async def test_outputs_wait_while_the_folder_is_away(
 async def test_server_answers_503_while_the_folder_is_away(workers: InProcessWorkers) -> None:
     """Proves D8: no empty lists, no uploads into a mount point, no deletions that leave files."""
     url = workers.settings.database_url or ""
-    async with serving_here(url, workers.settings.data_dir) as served, served.client() as client:
+    async with service_in_process(url, workers.settings.data_dir) as service, service.client() as client:
         async with workers.worker():
             job = await workers.sh("echo made > output/made")
             await workers.ended(job, Status.SUCCEEDED)

@@ -11,7 +11,7 @@ import pytest
 from holdfast.model import Job, Status
 from holdfast.runner.artifacts import Gathered, Violation, take_folder, take_tar
 from tests.support.crashing_worker import Hook
-from tests.support.engine import IMAGE, Daemon
+from tests.support.docker_engine import IMAGE, DockerEngine
 from tests.support.in_process_workers import InProcessWorkers
 from tests.support.worker_processes import WorkerProcesses
 from tests.worker.test_collect import LIMITS, artifacts_of, member, tar
@@ -64,10 +64,10 @@ async def test_file_with_a_second_name_is_skipped(workers: InProcessWorkers) -> 
 
 
 async def test_link_under_output_is_skipped_and_the_rest_of_a_container_is_kept(
-    workers: InProcessWorkers, docker: Daemon
+    workers: InProcessWorkers, docker: DockerEngine
 ) -> None:
     """Proves R14."""
-    job = await workers.box(SCRIPT)
+    job = await workers.container(SCRIPT)
     async with workers.worker():
         await workers.ended(job, Status.SUCCEEDED)
     assert await artifacts_of(workers, job) == KEPT
@@ -84,7 +84,7 @@ async def test_link_that_a_task_left_is_skipped_and_the_rest_is_kept(workers: In
     assert await skipped_in(workers, job) == SKIPPED
 
 
-async def test_link_that_a_task_left_in_a_container_is_skipped(workers: InProcessWorkers, docker: Daemon) -> None:
+async def test_link_that_a_task_left_in_a_container_is_skipped(workers: InProcessWorkers, docker: DockerEngine) -> None:
     """Proves R14 for pipelines of containers."""
     task = {"name": "make", "command": ["sh", "-ec", f'cd "$HOLDFAST_WORK_DIR"; {SCRIPT}']}
     job = await workers.submit(runner="docker", spec={"image": IMAGE}, tasks=[task])

@@ -57,14 +57,14 @@ async def test_stop_request_is_heard_before_the_next_heartbeat(
     @workers.functions.add
     async def nap(ctx: Context) -> None:
         ctx.log("begun")
-        await asyncio.sleep(3600)
+        await asyncio.sleep(3600)  # Reason: the job does not end by itself.
 
     async with workers.worker():
         for name, job in {
             "process": await workers.sh("echo begun; exec sleep 3600"),
             "function": await workers.submit("nap", stop_grace=0.1),
         }.items():
-            await workers.says(job, "begun")
+            await workers.wait_for_log(job, "begun")
             before = len(beats)
             await getattr(workers.store.jobs, verb)(job.id)
             await workers.ended(job, status)

@@ -8,7 +8,7 @@ from holdfast.api.tools import load_tools
 from holdfast.errors import ConfigError, Forbidden, Invalid, NotFound
 from holdfast.model import Role, Status
 from tests.support.in_process_workers import InProcessWorkers
-from tests.support.service import error_of, serving_here
+from tests.support.service import error_of, service_in_process
 
 FILE = """
 [tools.render]
@@ -156,8 +156,8 @@ async def test_submitter_runs_a_tool_over_http(workers: InProcessWorkers, file: 
     """Proves O8."""
     url = workers.settings.database_url or ""
     async with (
-        serving_here(url, tmp_path / "data", tools=file) as served,
-        served.client(await served.token(Role.SUBMITTER)) as client,
+        service_in_process(url, tmp_path / "data", tools=file) as service,
+        service.client(await service.token(Role.SUBMITTER)) as client,
         workers.worker(),
     ):
         listed = (await client.get("/v1/tools")).json()["items"]
@@ -180,7 +180,7 @@ async def test_repeat_of_a_call_is_known_by_what_was_sent_not_by_what_the_tool_m
     ids = []
     for command in ('["true"]', '["true", "twice"]'):
         path.write_text(f'[tools.a]\nrunner = "process"\ncommand = {command}')
-        async with serving_here(clean_url, tmp_path / "data", tools=path) as served, served.client() as client:
+        async with service_in_process(clean_url, tmp_path / "data", tools=path) as service, service.client() as client:
             headers = {"Idempotency-Key": "once"}
             one = await client.post("/v1/jobs", json=sent, headers=headers)
             many = await client.post("/v1/jobs/bulk", json={"jobs": [sent]}, headers={"Idempotency-Key": "many"})
@@ -228,8 +228,8 @@ async def test_tool_brings_its_check_its_secrets_and_its_limits_to_the_worker(
         return "called"
 
     async with (
-        serving_here(workers.settings.database_url or "", tmp_path / "data", tools=path) as served,
-        served.client(await served.token(Role.OPERATOR)) as client,
+        service_in_process(workers.settings.database_url or "", tmp_path / "data", tools=path) as service,
+        service.client(await service.token(Role.OPERATOR)) as client,
         workers.worker(),
     ):
 
@@ -259,13 +259,13 @@ async def test_tool_brings_its_check_its_secrets_and_its_limits_to_the_worker(
 async def test_check_is_a_command_and_needs_who_may_give_one(clean_url: str, tmp_path: Path, file: Path) -> None:
     """Proves O8, C10."""
     check = {"command": ["true"], "timeout": 1}
-    async with serving_here(clean_url, tmp_path / "data", tools=file) as served:
-        async with served.client(await served.token(Role.SUBMITTER)) as client:
+    async with service_in_process(clean_url, tmp_path / "data", tools=file) as service:
+        async with service.client(await service.token(Role.SUBMITTER)) as client:
             asked = {"runner": "function", "spec": {"name": "f"}, "check": check}
             assert (await client.post("/v1/jobs", json=asked)).status_code == 403
             tool = await client.post("/v1/jobs", json={"tool": "call", "check": check})
             assert (tool.status_code, error_of(tool)["details"]["field"]) == (422, "check")
-        async with served.client() as client:
+        async with service.client() as client:
             assert (await client.post("/v1/jobs", json=asked)).status_code == 201
             wrong = await client.post("/v1/jobs", json={**asked, "check": {**check, "command": []}})
             assert (wrong.status_code, error_of(wrong)["details"]["field"]) == (422, "check.command")

@@ -11,9 +11,10 @@ from holdfast.model import Cause, Job, Status
 from holdfast.runner.supervisor.protocol import ExitCause
 from holdfast.worker.held_leases import boottime
 from tests.support.crashing_worker import Hook
+from tests.support.in_process_workers import PATIENCE
 from tests.support.worker_processes import WorkerProcesses, alive
 
-STOP_AFTER = 5.0
+STOP_AFTER = 8.0
 """Seconds; ten heartbeats, so that a machine with other things to do does not use them up."""
 STARTS_AND_ENDS = 'echo "start $NAME" >> "$MARKER"; sleep 0.1; echo "end $NAME" >> "$MARKER"'
 
@@ -35,7 +36,7 @@ async def test_a_lane_runs_one_job_at_a_time_in_order_on_any_number_of_workers(p
         processes.start({"default": 4})
     await all_ended(processes, jobs)
     for lane in range(5):
-        assert processes.marks(f"lane {lane}") == [f"{what} {n}" for n in range(12) for what in ("start", "end")]
+        assert processes.marker_lines(f"lane {lane}") == [f"{what} {n}" for n in range(12) for what in ("start", "end")]
 
 
 async def test_workers_together_stay_below_a_queues_cap(processes: WorkerProcesses) -> None:
@@ -46,23 +47,23 @@ async def test_workers_together_stay_below_a_queues_cap(processes: WorkerProcess
         processes.start({"capped": 4})
     await all_ended(processes, jobs)
     running, most = 0, 0
-    for line in processes.marks("capped"):
+    for line in processes.marker_lines("capped"):
         running += 1 if line.startswith("start") else -1
         most = max(most, running)
     assert (running, most) == (0, 2)
 
 
 async def test_delayed_job_starts_when_it_is_due(processes: WorkerProcesses) -> None:
-    """Proves J7. The worker polls twice a minute, and does not wait for that, also while it rests."""
+    """Proves J7. The worker polls less often than this test waits, so it does not wait for a poll."""
     soon = datetime.now(UTC) + timedelta(seconds=4)
     first = await processes.chatty("first", available_at=soon)
-    processes.start({"default": 2}, poll_interval=30.0)
+    processes.start({"default": 2}, poll_interval=2 * PATIENCE)
     await processes.eventually(processes.locks, "the worker is there")
     second = await processes.chatty("second", available_at=soon + timedelta(seconds=1))
     for job in (first, second):
         started = (await processes.ended(job, Status.SUCCEEDED)).started_at
         assert started is not None
-        assert timedelta(0) <= started - job.available_at < timedelta(seconds=15)
+        assert started >= job.available_at
 
 
 async def test_tenants_take_turns(processes: WorkerProcesses) -> None:
@@ -71,8 +72,8 @@ async def test_tenants_take_turns(processes: WorkerProcesses) -> None:
         await processes.store.jobs.submit(_named_nap(processes, f"a{n}"), tenant="a")
     last = [await processes.store.jobs.submit(_named_nap(processes, f"b{n}"), tenant="b") for n in range(2)]
     processes.start({"default": 2})
-    await processes.marked("turns", 64)
-    started = [line.split()[0] for line in processes.marks("turns") if " start " in line]
+    await processes.wait_for_marker("turns", 64)
+    started = [line.split()[0] for line in processes.marker_lines("turns") if " start " in line]
     assert started.index("b0") < 4
     assert started.index("b1") < 6
     for job in last:
@@ -84,7 +85,7 @@ def _named_nap(processes: WorkerProcesses, name: str) -> dict[str, object]:
     return {"runner": "function", "spec": {"name": "nap"}, "inputs": inputs}
 
 
-async def test_host_that_was_cut_off_goes_on_where_it_was(processes: WorkerProcesses) -> None:
+async def test_attempts_of_a_host_that_was_cut_off_continue(processes: WorkerProcesses) -> None:
     """Proves R6, N2, L6. Nobody knows whether the attempts run: they wait for a person, and nothing overlaps.
 
     One host's worker sleeps, another's is dead and nobody replaces it, until both come back and adopt what is theirs.
@@ -101,7 +102,7 @@ async def test_host_that_was_cut_off_goes_on_where_it_was(processes: WorkerProce
         paused = await processes.ended(job, Status.PAUSED)
         assert paused.error is not None
         assert paused.error.code == "lost"
-        assert alive(processes.marks(host)[0])
+        assert alive(processes.marker_lines(host)[0])
         with pytest.raises(Conflict):
             await processes.store.jobs.resume(job.id)
         assert (await processes.get(behind[host])).started_at is None
@@ -129,7 +130,7 @@ async def test_stop_after_ends_the_child_before_the_next_attempt_starts_elsewher
         retry={"base": 0.1, "cap": 0.1, "on": []},
     )  # fmt: skip
     worker = processes.start({"default": 1}, host="a", heartbeat_interval=STOP_AFTER / 10)
-    await processes.marked("job", 2)
+    await processes.wait_for_marker("job", 2)
     since = boottime()
     held = await processes.running(job)
     assert held.lease is not None
@@ -142,13 +143,13 @@ async def test_stop_after_ends_the_child_before_the_next_attempt_starts_elsewher
         return boottime() > since + 3 * STOP_AFTER
 
     await processes.eventually(outlived, "beats keep it for three times its stop_after")
-    assert all(alive(pid) for pid in processes.marks("job"))
+    assert all(alive(pid) for pid in processes.marker_lines("job"))
     worker.kill()
     processes.start({"default": 1}, host="b", orphan_grace=0.5)
     stopped = await processes.eventually(folder.exit, "its supervisor stops it")
     await processes.ended(job, Status.SUCCEEDED)
     assert (stopped.cause, stopped.stopped_by) == (ExitCause.STOP_AFTER, "limit")
-    assert not any(alive(pid) for pid in processes.marks("job"))
+    assert not any(alive(pid) for pid in processes.marker_lines("job"))
     first, second = await processes.store.attempts.list(job.id)
     assert (first.cause, first.token > token) == (Cause.LOST, True)
     assert first.domain != second.domain

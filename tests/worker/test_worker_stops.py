@@ -1,4 +1,4 @@
-"""What ends while nobody watches, and what is told to end: supervisors that die, limits of time, cancels, SIGTERM."""
+"""Ends without a worker and ends on request: dead supervisors, time limits, cancels, SIGTERM."""
 
 import asyncio
 import fcntl
@@ -34,7 +34,7 @@ async def long(processes: WorkerProcesses, name: str, script: str = LONG, **fiel
 
 async def gone(processes: WorkerProcesses, name: str) -> None:
     await processes.eventually(
-        lambda: not any(alive(pid) for pid in processes.marks(name)), f"{name}: its processes are gone"
+        lambda: not any(alive(pid) for pid in processes.marker_lines(name)), f"{name}: its processes are gone"
     )
 
 
@@ -50,7 +50,7 @@ async def test_killed_supervisor_is_a_loss_and_on_lost_decides(processes: Worker
     }
     worker = processes.start({"default": 4})
     for name, job in jobs.items():
-        await processes.marked(name, 2)
+        await processes.wait_for_marker(name, 2)
         await processes.running(job)
     if not watched:
         worker.kill()
@@ -69,7 +69,7 @@ async def test_killed_supervisor_is_a_loss_and_on_lost_decides(processes: Worker
     assert [job.attempts for job in ended.values()] == [2, 1, 1, 1]
     for name, job in jobs.items():
         assert (await processes.store.attempts.list(job.id))[0].cause is Cause.LOST
-        assert not any(alive(pid) for pid in processes.marks(name)), name
+        assert not any(alive(pid) for pid in processes.marker_lines(name)), name
         await processes.assert_true(job)
 
 
@@ -79,7 +79,7 @@ async def test_supervisor_killed_while_its_child_ends_is_never_a_success(process
         processes, "ends", 'echo $$ >> "$MARKER"; while [ ! -e "$MARKER.go" ]; do sleep 0.05; done; exit 0'
     )
     processes.start({"default": 1})
-    (child,) = await processes.marked("ends")
+    (child,) = await processes.wait_for_marker("ends")
     supervisor = processes.supervisor_of(job)
     os.kill(supervisor, signal.SIGSTOP)
     processes.touch("ends.marker.go")
@@ -94,13 +94,13 @@ async def test_supervisor_killed_while_its_child_ends_is_never_a_success(process
 async def test_limits_of_time_hold_with_no_worker_alive(processes: WorkerProcesses) -> None:
     """Proves R8, R9, R3: sleeper and grandchild gone, `timed_out`, 124, and what it had said is kept."""
     jobs = {
-        "timeout": await long(processes, "timeout", timeout=4.0, stop_grace=0.5),
-        "stubborn": await long(processes, "stubborn", f"trap '' TERM; {LONG}; wait", timeout=4.0, stop_grace=0.5),
-        "idle": await long(processes, "idle", idle_timeout=4.0, stop_grace=0.5),
+        "timeout": await long(processes, "timeout", timeout=12.0, stop_grace=0.5),
+        "stubborn": await long(processes, "stubborn", f"trap '' TERM; {LONG}; wait", timeout=12.0, stop_grace=0.5),
+        "idle": await long(processes, "idle", idle_timeout=12.0, stop_grace=0.5),
     }
     worker = processes.start({"default": 3})
     for name, job in jobs.items():
-        await processes.marked(name, 2)
+        await processes.wait_for_marker(name, 2)
         await processes.running(job)
     worker.kill()
     for name in jobs:
@@ -112,14 +112,14 @@ async def test_limits_of_time_hold_with_no_worker_alive(processes: WorkerProcess
         assert ended.error is not None
         assert ended.error.code == ("idle_timeout" if name == "idle" else "timed_out")
         assert await processes.log(job) == ["begun"]
-        assert len(processes.marks(name)) == 2
+        assert len(processes.marker_lines(name)) == 2
 
 
 async def test_process_that_has_a_reused_pid_is_not_signalled(processes: WorkerProcesses) -> None:
-    """Proves R7. All that was recorded of the dead attempt leads to somebody else's process now."""
+    """Proves R7. The recorded pids of the dead attempt belong to another process now."""
     job = await long(processes, "lost")
     worker = processes.start({"default": 1})
-    await processes.marked("lost", 2)
+    await processes.wait_for_marker("lost", 2)
     await processes.running(job)
     worker.kill()
     os.kill(processes.supervisor_of(job), signal.SIGKILL)
@@ -142,19 +142,19 @@ async def test_process_that_has_a_reused_pid_is_not_signalled(processes: WorkerP
 
 
 async def test_after_a_reboot_what_ran_is_lost_and_what_had_ended_is_collected(processes: WorkerProcesses) -> None:
-    """Proves R6, R2. A reboot is played: everything dies, and the next worker is told another boot id."""
+    """Proves R6, R2. The test simulates a reboot: everything dies, and the next worker gets another boot id."""
     ran = await long(processes, "ran")
     ended = await processes.chatty("ended", gated=True)
     worker = processes.start({"default": 2})
-    await processes.marked("ran", 2)
-    await processes.marked("ended")
+    await processes.wait_for_marker("ran", 2)
+    await processes.wait_for_marker("ended")
     await processes.running(ran)
     await processes.running(ended)
     worker.kill()
     processes.open_gate("ended")
     await processes.eventually(lambda: processes.folder_of(ended).exit(), "it ends")
     os.kill(processes.supervisor_of(ran), signal.SIGKILL)
-    os.kill(int(processes.marks("ran")[1]), signal.SIGKILL)
+    os.kill(int(processes.marker_lines("ran")[1]), signal.SIGKILL)
     processes.start({"default": 2}, boot="another")
     lost = await processes.ended(ran, Status.FAILED)
     assert lost.error is not None
@@ -169,7 +169,7 @@ async def test_sigterm_hands_over_processes_and_lets_functions_end(processes: Wo
     endless = await processes.submit("nap", inputs={"path": processes.marker("endless"), "seconds": 60.0}, queue="work")
     leaver = processes.start({"work": 3}, drain_grace=3.0)
     for name in ("process", "short", "endless"):
-        await processes.marked(name)
+        await processes.wait_for_marker(name)
     processes.start({"other": 1})
     await processes.running(process)
     await processes.eventually(lambda: len(processes.locks()) == 2, "the other is there")
@@ -181,14 +181,14 @@ async def test_sigterm_hands_over_processes_and_lets_functions_end(processes: Wo
     assert (handed.data["lease"], adopted.data["lease"]) == ("handed_over", "adopted")
     assert (adopted.at - handed.at).total_seconds() < 2
     assert (await processes.get(short)).status is Status.SUCCEEDED
-    assert len(processes.marks("short")) == 2
+    assert len(processes.marker_lines("short")) == 2
     drained = await processes.get(endless)
     assert (drained.status, drained.attempts, drained.attempt) == (Status.QUEUED, 0, 1)
     assert [attempt.cause for attempt in await processes.store.attempts.list(endless.id)] == [Cause.DRAINED]
     assert len(processes.locks()) == 1
 
 
-async def test_what_a_worker_leaves_behind_is_explained_and_its_workers_are_named(processes: WorkerProcesses) -> None:
+async def test_orphans_of_a_stopped_worker_are_explained_and_name_it(processes: WorkerProcesses) -> None:
     """Proves J17: a stop in order is no loss, a killed worker is not said to run its job, the record names each."""
     job = await processes.chatty("process", gated=True)
 
@@ -197,7 +197,7 @@ async def test_what_a_worker_leaves_behind_is_explained_and_its_workers_are_name
         return text in reason.message
 
     first = processes.start({"default": 1})
-    await processes.marked("process")
+    await processes.wait_for_marker("process")
     await processes.running(job)
     began = (await processes.store.attempts.list(job.id))[0].worker
     assert await why(f"attempt 1 runs on worker {began}; last heartbeat")
@@ -221,14 +221,14 @@ async def test_what_a_worker_leaves_behind_is_explained_and_its_workers_are_name
     assert (attempt.worker, attempt.last_worker in (None, began, adopter)) == (began, False)
 
 
-async def test_second_signal_leaves_at_once(processes: WorkerProcesses) -> None:
+async def test_second_signal_exits_immediately(processes: WorkerProcesses) -> None:
     """Proves C9. What it held is recovered from its lock file, not after its lease."""
     process = await processes.chatty("process", gated=True)
     endless = await processes.submit(
         "nap", inputs={"path": processes.marker("endless"), "seconds": 60.0}, queue="work", on_lost="hold"
     )
     leaver = processes.start({"default": 1, "work": 1}, drain_grace=60.0, lease_ttl=600.0)
-    await processes.marked("endless")
+    await processes.wait_for_marker("endless")
     await processes.running(process)
     leaver.signal(signal.SIGTERM)
     await eventually(lambda: processes.leases(process, "handed_over"), "it hands over")
@@ -245,7 +245,7 @@ async def test_cancel_reaches_the_child_though_the_canceller_is_killed_at_once(p
     script = f'[ "$HOLDFAST_ATTEMPT" = 2 ] && exit 0; trap "exit 1" TERM; {LONG}'
     job = await long(processes, "job", script, max_attempts=3, stop_grace=1.0, **ONCE)
     processes.start({"default": 1})
-    await processes.marked("job", 2)
+    await processes.wait_for_marker("job", 2)
     await processes.running(job)
     canceller = (
         "import asyncio, os, sys\n"
@@ -261,7 +261,7 @@ async def test_cancel_reaches_the_child_though_the_canceller_is_killed_at_once(p
     assert done.returncode == -signal.SIGKILL
     ended = await processes.ended(job, Status.CANCELLED)
     assert ended.attempts == 1
-    assert not any(alive(pid) for pid in processes.marks("job"))
+    assert not any(alive(pid) for pid in processes.marker_lines("job"))
     assert (await processes.cancels(job))[:2] == ["requested", "signalled"]
     assert (await processes.cancels(job))[-1] == "dead"
     await processes.store.jobs.resume(job.id)
@@ -279,11 +279,11 @@ async def test_cancel_that_races_the_start_wins(processes: WorkerProcesses) -> N
     processes.touch("go")
     ended = await processes.ended(job, Status.CANCELLED)
     assert ended.attempts == 0
-    assert processes.marks("job") == []
+    assert processes.marker_lines("job") == []
     await processes.assert_whole("other", other)
 
 
-async def test_what_cannot_be_killed_is_never_called_cancelled(
+async def test_unkillable_job_is_not_called_cancelled(
     workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves R23. It stays running and holds its lane until it is dead."""
@@ -296,7 +296,7 @@ async def test_what_cannot_be_killed_is_never_called_cancelled(
     async with workers.worker():
         job = await workers.sh("echo begun; sleep 1000", lane="l")
         behind = await workers.sh("true", lane="l")
-        await workers.says(job, "begun")
+        await workers.wait_for_log(job, "begun")
         await workers.store.jobs.cancel(job.id)
         await eventually(lambda: _told(workers, job, "not_dead"), "it is told")
         await asyncio.sleep(0.5)  # Reason: time in which it would wrongly be called cancelled.
@@ -317,10 +317,7 @@ async def _no_doubt() -> None:
 
 
 async def test_worker_that_slept_just_before_the_start_starts_nothing(tmp_path: Path) -> None:
-    """Proves L15. Its lease's time is over, or others ran the attempt and cleaned up: either keeps it from a start.
-
-    Nor does it stumble over what is gone.
-    """
+    """Proves L15. Its lease is over, or others ran the attempt and cleaned up; removed files cause no error."""
     runner = ProcessRunner(StateFolder(tmp_path), "site", user=None, log_cap=1 << 20)
     spec = {"command": ["sh", "-c", f"echo ran >> {tmp_path}/marker"]}
     order = Order(
@@ -340,9 +337,7 @@ async def test_worker_that_slept_just_before_the_start_starts_nothing(tmp_path: 
         runner.close()
 
 
-async def test_supervisor_that_was_first_and_left_too_late_has_started_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_late_first_supervisor_has_started_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Proves L13. The worker that met it starts the attempt again; it is not a loss."""
     met = asyncio.Event()
     begun_by_another = Process._begun_by_another

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 
 from torture.cases import Case
 from torture.checks.runs import BLUR
-from torture.checks.streams import marked
+from torture.checks.streams import has_log_gap
 from torture.history import History
-from torture.prices import spent_by_a_run
+from torture.token_usage import spent_by_a_run
 
 Found = Iterator[tuple[str, str]]
 
@@ -28,7 +28,7 @@ def budgets_are_kept(history: History, cases: Mapping[str, Case]) -> Found:
 
 def _spent(case: Case) -> float:
     """What those runs have used that were heard to their end."""
-    if case.submitted is None or marked(case, "stdout"):
+    if case.submitted is None or has_log_gap(case, "stdout"):
         return 0.0
     whole = {line.attempt for line in case.lines if line.what == "end"}
     heard = {row.attempt for row in case.attempts if row.cause == "exit" and row.end_seq is not None}

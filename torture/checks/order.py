@@ -99,9 +99,11 @@ def lanes_do_not_stand_still(history: History, cases: Mapping[str, Case]) -> Fou
     for lane, laned in _by_lane(cases).items():
         for case, (_, answered) in _told(laned):
             claim = _first_claim(case)
-            held = [span.end for other in laned if other is not case for span in _holding(other) if span.begin < claim]
+            held_until = [
+                span.end for other in laned if other is not case for span in _holding(other) if span.begin < claim
+            ]
             gone = [_deleted_at(other) for other in deleted.get(str(lane), ()) if _sent(other) < claim]
-            ready = max([answered, *held, *gone])
+            ready = max([answered, *held_until, *gone])
             passed = [
                 other for at, sent, other in others
                 if sent > ready + STILL and at < claim - STILL and claim < math.inf and _alike(case, other)

@@ -1,11 +1,11 @@
-"""Was a lease taken only from a worker that was gone? By the faults, and by the witness within each worker."""
+"""Was a lease taken only from a worker that was gone? By the faults, and by the probe inside each worker."""
 
 from collections.abc import Iterator, Mapping
 
 from torture.cases import Case
 from torture.checks.runs import BLUR
 from torture.history import Event, History
-from torture.holders import witnesses
+from torture.lease_holders import activities
 
 Found = Iterator[tuple[str, str]]
 
@@ -23,7 +23,7 @@ def reaps_have_a_reason(history: History, cases: Mapping[str, Case]) -> Found:
 
     That the database was away is no reason: it was away for those who beat, and they get the time to beat again.
     """
-    seen = witnesses(history)
+    seen = activities(history)
     for case in cases.values():
         for event in case.events:
             if event.type != "lease" or event.data["lease"] != "reaped":
@@ -55,8 +55,8 @@ def _taken(case: Case, reaped: Event) -> float:
 
 def returns_have_a_reason(history: History, cases: Mapping[str, Case]) -> Found:
     """L19: leases are handed over by their holder, or by a neighbour when the holder's process is gone."""
-    seen = witnesses(history)
-    fallen = {fall.part: fall.at - NOTICED for fall in history.falls}
+    seen = activities(history)
+    fallen = {process_exit.part: process_exit.at - NOTICED for process_exit in history.exits}
     for case in cases.values():
         for event in case.events:
             if event.type == "lease" and event.data["lease"] == "handed_over":

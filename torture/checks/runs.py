@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from torture.cases import APART, Case
 from torture.history import Attempt, History
-from torture.holders import Witness, held, witnesses
+from torture.lease_holders import WorkerActivity, activities, lease_holdings
 
 Found = Iterator[tuple[str, str]]
 
@@ -84,7 +84,7 @@ def nothing_runs_after_the_end(history: History, cases: Mapping[str, Case]) -> F
 
 def losses_have_a_reason(history: History, cases: Mapping[str, Case]) -> Found:
     """R2, R3, R5, L18: a child is called lost only if something killed it; else it is adopted, whatever dies."""
-    seen = witnesses(history)
+    seen = activities(history)
     for case in _apart(cases):
         for row in case.attempts:
             lost = row.cause == "lost" and row.end_seq is not None
@@ -92,7 +92,7 @@ def losses_have_a_reason(history: History, cases: Mapping[str, Case]) -> Found:
                 yield case.job, f"attempt {row.attempt} was called lost, and nobody had touched its child"
 
 
-def _may_be_lost(seen: Mapping[str, Witness], case: Case, row: Attempt) -> bool:
+def _may_be_lost(seen: Mapping[str, WorkerActivity], case: Case, row: Attempt) -> bool:
     """Whether something was done to its child, or it stopped by itself because nobody beat for it any more (R21).
 
     Then nobody had when it gave its last sign, or nobody had for longer than it may run without an owner.
@@ -104,9 +104,9 @@ def _may_be_lost(seen: Mapping[str, Witness], case: Case, row: Attempt) -> bool:
     return max(_unrenewed(seen, case, last) + SIGN, _unrenewed(seen, case, row.ended)) > float(stop_after)
 
 
-def _unrenewed(seen: Mapping[str, Witness], case: Case, at: float) -> float:
+def _unrenewed(seen: Mapping[str, WorkerActivity], case: Case, at: float) -> float:
     """For how long a job's lease had been neither given nor renewed at a time."""
-    given = [mine for mine in held(case) if mine.begin < at]
+    given = [mine for mine in lease_holdings(case) if mine.begin < at]
     beats = (seen[mine.worker].last_beat(case.job, at) for mine in given)
     return at - max((*beats, *(mine.begin for mine in given)), default=0.0)
 

@@ -5,7 +5,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from torture.cases import APART, TERMINAL, Case
 from torture.checks.runs import BLUR
 from torture.history import Attempt, Call, Event, Fault, History
-from torture.holders import AWAY, BUSY, ENGINE, Interval, Witness, clipped, held, length, witnesses
+from torture.lease_holders import (
+    AWAY,
+    BUSY,
+    ENGINE,
+    Interval,
+    WorkerActivity,
+    activities,
+    clipped,
+    lease_holdings,
+    length,
+)
 
 Found = Iterator[tuple[str, str]]
 
@@ -63,7 +73,7 @@ def stops_are_carried_out(history: History, cases: Mapping[str, Case]) -> Found:
 
     Time does not count while nobody owned it, or while its owner was under a fault or held up.
     """
-    seen = witnesses(history)
+    seen = activities(history)
     for case in cases.values():
         if case.record is None or case.runner not in APART:
             continue
@@ -84,7 +94,7 @@ def _grace(case: Case) -> float:
     return float(policy.get("stop_grace", STOP_GRACE))
 
 
-def _idle(history: History, seen: Mapping[str, Witness], case: Case, since: float, until: float) -> float:
+def _idle(history: History, seen: Mapping[str, WorkerActivity], case: Case, since: float, until: float) -> float:
     """For how long somebody held a job and could have done something."""
     kept = [
         (fault.at, fault.until)
@@ -92,7 +102,7 @@ def _idle(history: History, seen: Mapping[str, Witness], case: Case, since: floa
         if fault.kind in AWAY | BUSY or (fault.kind in ENGINE and case.runner == "docker")
     ]
     own: list[Interval] = []
-    for mine in held(case):
+    for mine in lease_holdings(case):
         own.append((mine.begin, mine.end))
         witness = seen[mine.worker]
         kept += clipped([*witness.struck(), *witness.slow()], mine.begin, mine.end)

@@ -20,10 +20,10 @@ def logs_are_whole(history: History, cases: Mapping[str, Case]) -> Found:
             said = max((line.said for line in case.runs.get(row.attempt, [])), default=0)
             for stream in ("stdout", "stderr") if case.runner in APART else ("stdout",):
                 numbers = _said(case, row.attempt, stream)
-                whole = numbers == list(range(1, len(numbers) + 1)) or marked(case, stream)
+                whole = numbers == list(range(1, len(numbers) + 1)) or has_log_gap(case, stream)
                 if numbers != sorted(set(numbers)) or not whole:
                     yield case.job, f"attempt {row.attempt}, {stream}: the log has the lines {numbers}"
-                elif _in_full(case, row) and len(numbers) < said and not marked(case, stream):
+                elif _in_full(case, row) and len(numbers) < said and not has_log_gap(case, stream):
                     yield case.job, f"attempt {row.attempt}, {stream}: {len(numbers)} lines in the log of {said}"
 
 
@@ -33,7 +33,7 @@ def _in_full(case: Case, row: Attempt) -> bool:
     return row.cause in TOLD_IN_FULL and row.end_seq is not None and not stopped
 
 
-def marked(case: Case, stream: str) -> bool:
+def has_log_gap(case: Case, stream: str) -> bool:
     """Whether the log says that a part of it could not be kept: its disk was full."""
     return any(
         event.type == "log" and event.data["stream"] == stream and "missing" in event.data for event in case.events

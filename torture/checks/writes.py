@@ -1,4 +1,4 @@
-"""Did only the holder of a lease write about a job? By the witness within each worker; and did nobody wait for ever?"""
+"""Did only the holder of a lease write about a job? By the probe inside each worker; and did nobody wait for ever?"""
 
 from collections.abc import Iterator, Mapping
 

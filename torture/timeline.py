@@ -1,11 +1,11 @@
-"""A job's whole story, from all witnesses, in the order of time: what a violation is printed with."""
+"""A job's timeline from all sources, in order of time; printed with a violation."""
 
 from torture.cases import Case
 
 Told = tuple[float, str, str]
 
 
-def story(case: Case) -> str:
+def timeline(case: Case) -> str:
     """Tell it, a line for each thing that happened."""
     told: list[Told] = [*_calls(case), *_children(case), *_record(case), *_faults(case)]
     if not told:

@@ -1,4 +1,4 @@
-"""A witness within a worker: how its heartbeats and writes went, and when its process got no turn.
+"""A probe inside a worker: it records heartbeats, writes, and the times in which the process got no CPU.
 
 Whether a lease was taken for a reason cannot be seen from outside: a machine that is busy with other things may keep a
 worker from its beats. So somebody in the same process looks at the clock, and writes into a file of the harness. Nor
@@ -95,8 +95,8 @@ def _watch_returns(fd: int, worker: str) -> None:
 
 def _note_returns(fd: int, worker: str, given: Iterable[Any]) -> None:
     now = boottime()
-    for held in given:
-        _write(fd, "write", worker, "hand_over", held.id, held.token, now, now, True)
+    for lease in given:
+        _write(fd, "write", worker, "hand_over", lease.id, lease.token, now, now, True)
 
 
 def _tick_on(fd: int, worker: str) -> None:

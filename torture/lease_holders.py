@@ -1,4 +1,4 @@
-"""Who held a job's lease, from when to when, and what kept a worker from its work meanwhile."""
+"""Which worker held a job's lease and when, and what kept that worker from working."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,40 +11,40 @@ from torture.history import Beat, Fault, History, Lag, Write
 Interval = tuple[float, float]
 
 CUT_OFF = frozenset({"kill worker", "stop worker", "end worker", "partition", "slow partition", "half-close"})
-"""What keeps one worker from its heartbeats."""
+"""Faults that keep one worker from its heartbeats."""
 AWAY = frozenset({"restart of Postgres", "crash of Postgres"})
-"""What keeps everybody from them."""
+"""Faults that keep every worker from them."""
 ENGINE = frozenset({"restart of dockerd", "crash of dockerd", "hung dockerd"})
 BUSY = frozenset({"starve", "stopped writer", "full disk", "latency"})
-"""What keeps everybody, or nearly, from doing anything in time."""
+"""Faults that slow down nearly every process."""
 
 
-class Held(msgspec.Struct, frozen=True):
-    """A lease in one worker's hands; the end of one that nobody has taken is open."""
+class LeaseHolding(msgspec.Struct, frozen=True):
+    """The time in which one worker held a lease; `end` is infinite while it still does."""
 
     worker: str
     begin: float
     end: float
 
 
-def held(case: Case) -> list[Held]:
-    """Who held a job, in the order of time."""
-    found: list[Held] = []
+def lease_holdings(case: Case) -> list[LeaseHolding]:
+    """Return who held a job, in order of time."""
+    found: list[LeaseHolding] = []
     for event in case.events:
         taken = event.type == "lease" and event.data["lease"] == "adopted"
         if event.type == "status" or (event.type == "lease" and not taken):
-            found[-1:] = [_until(held, event.at) for held in found[-1:]]
+            found[-1:] = [_until(holding, event.at) for holding in found[-1:]]
         if taken or (event.type == "status" and event.data["status"] == "running" and "worker" in event.data):
-            found.append(Held(str(event.data["worker"]), event.at, float("inf")))
+            found.append(LeaseHolding(str(event.data["worker"]), event.at, float("inf")))
     return found
 
 
-def _until(held: Held, at: float) -> Held:
-    return msgspec.structs.replace(held, end=min(held.end, at))
+def _until(holding: LeaseHolding, at: float) -> LeaseHolding:
+    return msgspec.structs.replace(holding, end=min(holding.end, at))
 
 
-class Witness:
-    """What is known of one worker."""
+class WorkerActivity:
+    """Everything known about one worker."""
 
     def __init__(self, away: Sequence[Interval]) -> None:
         self.beats: list[Beat] = []
@@ -81,7 +81,7 @@ class Witness:
         return [(fault.at, fault.until) for fault in self.faults]
 
     def slow(self) -> list[Interval]:
-        """When its process got no turn, or a heartbeat no answer."""
+        """Return when its process got no CPU, or a heartbeat no answer."""
         return [(lag.begin, lag.end) for lag in self.lags] + [(beat.asked, beat.answered) for beat in self.beats]
 
     def held_up(self, since: float, until: float) -> float:
@@ -90,9 +90,9 @@ class Witness:
         return length([*within, *self._away]) - length(self._away)
 
 
-def witnesses(history: History) -> Mapping[str, Witness]:
+def activities(history: History) -> Mapping[str, WorkerActivity]:
     away = [(fault.at, fault.until) for fault in history.faults if fault.kind in AWAY]
-    found: dict[str, Witness] = defaultdict(lambda: Witness(away))
+    found: dict[str, WorkerActivity] = defaultdict(lambda: WorkerActivity(away))
     for beat in history.beats:
         found[beat.worker].beats.append(beat)
     for lag in history.lags:

@@ -22,7 +22,7 @@ PROGRAM = (sys.executable, "-m", "holdfast.cli.main")
 
 
 @dataclass
-class Up:
+class UpProcess:
     """A running `holdfast up`, and how to call commands beside it."""
 
     folder: Path
@@ -70,7 +70,7 @@ class Up:
 
 
 @contextmanager
-def running(folder: Path, *arguments: str, through: Sequence[str] = (), **env: str) -> Iterator[Up]:
+def running(folder: Path, *arguments: str, through: Sequence[str] = (), **env: str) -> Iterator[UpProcess]:
     """Everything on SQLite in a folder of its own, while the block lasts; `through` is a program that starts it."""
     port = free_port()
     known = {"HOLDFAST_DATA_DIR": str(folder), "HOLDFAST_PORT": str(port), "HOLDFAST_PROCESS_USER": "root"}
@@ -78,7 +78,7 @@ def running(folder: Path, *arguments: str, through: Sequence[str] = (), **env: s
         process = subprocess.Popen(
             [*through, *PROGRAM, "up", *arguments], env={**os.environ, **known, **env}, stdout=log, stderr=log
         )
-    running = Up(folder, port, process)
+    running = UpProcess(folder, port, process)
     deadline = time.monotonic() + PATIENCE
     try:
         while running.here("workers", "--json").stdout.count('"live": true') != 1:

@@ -1,4 +1,4 @@
-"""Broken builds of budgets and deletes, for breaks.py: each takes one of their safeguards out."""
+"""Broken builds of budgets and deletes, for broken_builds.py: each removes one of their safeguards."""
 
 from collections.abc import Callable, Sequence, Set
 from typing import Any
@@ -9,7 +9,7 @@ from torture.focus import BUDGETS, FILES, Focus
 
 
 def budgets_not_held_at_the_end() -> None:
-    """What a worker calls a success is one, whatever was used."""
+    """A success is accepted although the job is over its budget."""
 
     async def trusting(_: object, ends: Sequence[Any]) -> Sequence[Any]:
         return ends
@@ -19,12 +19,12 @@ def budgets_not_held_at_the_end() -> None:
 
 
 def spent_budgets_resumed() -> None:
-    """A resume is not asked for a higher budget."""
+    """A job is resumed although its budget is spent."""
     vars(jobs)["refusal"] = lambda *_: None
 
 
 def files_left_behind() -> None:
-    """The files of a deleted job are called removed, and are left to the sweep."""
+    """A delete reports the files as removed, and leaves them to the sweep."""
 
     async def nothing(self: JobFiles, jobs: Sequence[str]) -> Set[str]:
         return frozenset(jobs)

@@ -1,7 +1,7 @@
-"""The world that is tortured: a database, hosts with their workers, servers, and what keeps them running.
+"""The installation under test: a database, hosts with their workers, servers, and what keeps them running.
 
 Each host is a state folder of its own. The keeper restarts a dead process after a while. A worker that waits
-in the middle of a step (see entry.py) is stopped there by the keeper, for longer than a lease lasts.
+in the middle of a step (see instrumented_cli.py) is stopped there by the keeper, for longer than a lease lasts.
 """
 
 import asyncio
@@ -18,16 +18,16 @@ from pathlib import Path
 
 import httpx
 from tests.support.cluster import Server
-from tests.support.engine import Daemon
+from tests.support.docker_engine import DockerEngine
 from tests.support.ports import free_port
 from tests.support.proxy import Proxy
 
 from holdfast.store.store import sqlite_path
 from torture import clocks
-from torture.history import HARNESS, Fall, Fault, History, Lag, boottime
+from torture.history import HARNESS, Fault, History, Lag, ProcessExit, boottime
+from torture.postgres_pipelines import QUEUE
 from torture.processes import Part, state
-from torture.servers import QUEUE
-from torture.witness import LATE, TICK
+from torture.worker_probe import LATE, TICK
 
 TTL = 6.0
 SETTINGS = {
@@ -54,7 +54,7 @@ DAMAGED = re.compile(r"snapshot ([0-9a-f]{64}) is not what was published")
 
 
 @dataclass
-class World:
+class Installation:
     """All that runs, and the history that is written of it."""
 
     folder: Path
@@ -62,9 +62,9 @@ class World:
     history: History
     rng: random.Random
     postgres: Server | None = None
-    engine: Daemon | None = None
+    engine: DockerEngine | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Settings of this world alone."""
+    """Settings of this installation only."""
     postgres_struck: bool = False
     engine_struck: bool = False
     disks: Mapping[str, Path] = field(default_factory=dict)
@@ -128,11 +128,11 @@ class World:
         part.generation += 1
         python = sys.executable
         if part.name in SERVERS:
-            command = [python, "-m", "torture.entry", "serve", "--port", str(self.ports[part.name])]
+            command = [python, "-m", "torture.instrumented_cli", "serve", "--port", str(self.ports[part.name])]
         else:
             queues = f"default:{SLOTS}" + (f",{QUEUE}:1" if part.host != SMALL else "")
             command = [
-                python, "-m", "torture.entry", "worker", "--queue", queues, "--worker-id", part.id,
+                python, "-m", "torture.instrumented_cli", "worker", "--queue", queues, "--worker-id", part.id,
                 "--app", "torture.functions:app",
             ]  # fmt: skip
         part.start(command, {**_plain_environment(), **self._settings(part)})
@@ -175,7 +175,7 @@ class World:
                 if part.struck:
                     continue
                 if not part.alive and boottime() >= part.up_at:
-                    self._note_fall(part)
+                    self._note_exit(part)
                     self.start(part)
                 elif (waits := self.folder / "waits" / part.id).exists():
                     if self.calm or self._struck_workers() >= MOST_STOPPED:
@@ -187,10 +187,12 @@ class World:
                     task.add_done_callback(stops.discard)
             await asyncio.sleep(0.05)
 
-    def _note_fall(self, part: Part) -> None:
+    def _note_exit(self, part: Part) -> None:
         if part.process is not None:
-            fall = Fall(part=part.id, at=boottime(), status=part.process.returncode, words=part.last_words)
-            self.history.falls.append(fall)
+            process_exit = ProcessExit(
+                part=part.id, at=boottime(), status=part.process.returncode, words=part.last_words
+            )
+            self.history.exits.append(process_exit)
 
     def _struck_workers(self) -> int:
         return sum(part.struck for part in self.workers)
@@ -241,7 +243,7 @@ class World:
                 connection.execute("ROLLBACK")
 
     async def ready(self) -> None:
-        """Wait until every server answers; a world that cannot begin says why."""
+        """Wait until every server answers; an installation that cannot start says why."""
         async with httpx.AsyncClient(timeout=5) as client:
             for server in SERVERS:
                 while not await _answers(client, f"{self.url_of(server)}/readyz"):
@@ -257,7 +259,7 @@ class World:
         self.folder.chmod(0o711)
         self.journal.touch()
         self.journal.chmod(0o666)
-        async with contextlib.AsyncExitStack() as held:
+        async with contextlib.AsyncExitStack() as stack:
             for name, host in WORKERS.items():
                 self.parts[name] = Part(name, "a" if self.one_host else host, self.folder / f"{name}.log")
             for name in SERVERS:
@@ -265,11 +267,11 @@ class World:
                 self.ports[name] = free_port()
             if self.postgres is not None:
                 for name in self.parts.keys() - {DIRECT}:
-                    self.proxies[name] = await held.enter_async_context(Proxy(self.postgres.port).run())
+                    self.proxies[name] = await stack.enter_async_context(Proxy(self.postgres.port).run())
             keeper, witness = asyncio.create_task(self.keep()), asyncio.create_task(self.watch_itself())
-            held.callback(self.end)
-            held.callback(keeper.cancel)
-            held.callback(witness.cancel)
+            stack.callback(self.end)
+            stack.callback(keeper.cancel)
+            stack.callback(witness.cancel)
             yield
 
     def mended(self) -> list[str]:

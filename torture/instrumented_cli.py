@@ -1,8 +1,9 @@
-"""The way into a worker or a server that is tortured: holdfast's own command line, and now and then a wait.
+"""The command line of the workers and servers under test: holdfast's own, with waits at random steps.
 
 At a step of an attempt that the seed picks, a worker leaves a file and waits until it is gone; the harness stops the
-whole process meanwhile. That strikes where a signal from outside would rarely hit: between a look and the act. Broken
-builds (breaks.py) are made here too, so that the product itself has no switch, and a witness (witness.py) is let in.
+whole process meanwhile. A signal from outside would rarely hit there: between a check and the act. Broken builds
+(broken_builds.py) are made here too, so that the product itself has no switch, and the probe (worker_probe.py) starts
+here.
 """
 
 import asyncio
@@ -22,14 +23,14 @@ from holdfast.model import Lease
 from holdfast.store.database import Row
 from holdfast.store.postgres import PostgresTx
 from torture.clocks import sleep_truly
-from torture.witness import watch
+from torture.worker_probe import watch
 
 PATIENCE = 5.0
 LINGER = 0.15
 
 
-class Waits:
-    """Waits at a step, by chance."""
+class StepWaits:
+    """Wait at a random step."""
 
     def __init__(self, path: Path, chance: float, step: str, seed: str) -> None:
         self._step = step
@@ -46,8 +47,8 @@ class Waits:
             self._path.unlink(missing_ok=True)
 
 
-def linger_behind(statement: str, rng: random.Random) -> None:
-    """Let transactions on Postgres stand for a moment behind a statement, before they act on what they read."""
+def pause_after_statements(statement: str, rng: random.Random) -> None:
+    """Pause transactions on Postgres after a statement, before they act on what they read."""
     rows = PostgresTx.rows
 
     async def slowly(self: PostgresTx, name: str, /, **parameters: Any) -> Sequence[Row]:
@@ -63,14 +64,14 @@ def main() -> None:
     sleep_truly()
     if path := os.environ.get("TORTURE_WAITS"):
         chance, step, seed = (os.environ[f"TORTURE_{name}"] for name in ("CHANCE", "STEP", "SEED"))
-        waits = Waits(Path(path), float(chance), step, seed)
+        waits = StepWaits(Path(path), float(chance), step, seed)
         vars(worker_command)["worker_of"] = functools.partial(worker_of, at=waits.at)
     if statement := os.environ.get("TORTURE_LINGER"):
-        linger_behind(statement, random.Random(os.environ["TORTURE_SEED"]))
+        pause_after_statements(statement, random.Random(os.environ["TORTURE_SEED"]))
     if path := os.environ.get("TORTURE_WITNESS"):
         watch(Path(path), os.environ["TORTURE_PART"])
     if name := os.environ.get("TORTURE_BREAK"):
-        from torture.breaks import apply  # noqa: PLC0415 - a worker that is not broken starts without it
+        from torture.broken_builds import apply  # noqa: PLC0415 - a worker that is not broken starts without it
 
         apply(name)
     sys.argv[0] = "holdfast"

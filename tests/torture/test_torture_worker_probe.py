@@ -1,4 +1,4 @@
-"""The witness within a tortured worker: it notes heartbeats, writes with their tokens, and when its process stood."""
+"""The probe inside a worker under test: it records heartbeats, writes with their tokens, and stalls."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from torture.history import History, boottime, read_witness
+from torture.history import History, boottime, read_probe
 from torture.processes import ROOT, state
 
 STOPPED_SECONDS = 0.6
@@ -18,7 +18,7 @@ import msgspec
 from holdfast.model import Claimable, Outcome
 from holdfast.store.migrate import migrate
 from holdfast.store.store import Store, connect
-from torture.witness import watch
+from torture.worker_probe import watch
 
 async def main():
     database = await connect(sys.argv[2])
@@ -48,8 +48,10 @@ while b"lag" not in Path(sys.argv[1]).read_bytes():
 
 
 def test_heartbeats_writes_and_lags_are_noted(tmp_path: Path) -> None:
-    """Proves L4, L18 as far as the witness is heard: a beat that renewed, one that failed, writes that landed and those
-    with an older token that did not, and the time without a turn.
+    """Proves L4, L18 as far as the probe can tell.
+
+    It records a beat that renewed, one that failed, writes that landed, writes with an older token that did not, and
+    the time without CPU.
     """
     began = boottime()
     command = [sys.executable, "-c", WORKER, str(tmp_path / "witness"), f"sqlite:///{tmp_path}/store.db"]
@@ -63,7 +65,7 @@ def test_heartbeats_writes_and_lags_are_noted(tmp_path: Path) -> None:
         os.kill(worker.pid, signal.SIGCONT)
         assert worker.wait(30) == 0
     history = History(seed=0, store="sqlite", ttl=60.0)
-    read_witness(tmp_path / "witness", history)
+    read_probe(tmp_path / "witness", history)
     assert [(beat.worker, beat.renewed) for beat in history.beats] == [("w1", [(job, int(token))]), ("w1", None)]
     assert all(began < beat.asked <= beat.answered for beat in history.beats)
     now, old = int(token), int(token) - 1

@@ -1,4 +1,4 @@
-"""Broken builds of pipelines, for breaks.py: each takes one of their safeguards out."""
+"""Broken builds of pipelines, for broken_builds.py: each removes one of their safeguards."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from holdfast.worker.task_store import TaskStore
 
 
 def known_results_overlooked() -> None:
-    """What is known is not looked for again under the lock."""
+    """Stored results are not looked up again under the lock."""
     lock = TaskStore.lock
 
     async def blind(self: TaskStore, snapshot: str) -> bool:
@@ -26,7 +26,7 @@ def known_results_overlooked() -> None:
 
 
 def build_without_lock() -> None:
-    """Who finds a builder at work begins, too."""
+    """A job starts to build although another one holds the lock."""
     lock = TaskStore.lock
 
     async def impatient(self: TaskStore, snapshot: str) -> bool:
@@ -37,7 +37,7 @@ def build_without_lock() -> None:
 
 
 def snapshot_without_a_file() -> None:
-    """A copy that loses something is published as it is."""
+    """A snapshot that lacks a file is published."""
     copy = Folders.copy
 
     def lossy(self: Folders, snapshot: str, workspace: Any, outputs: Any = None) -> Made:
@@ -48,7 +48,7 @@ def snapshot_without_a_file() -> None:
 
 
 def tasks_called_cached() -> None:
-    """What ran is written down as if it had been found."""
+    """A task that ran is recorded as cached."""
 
     async def wrong(self: TaskStore, n: int, status: Any, end: Any) -> None:
         await self.write(n, status, cached=status == "succeeded")
@@ -57,7 +57,7 @@ def tasks_called_cached() -> None:
 
 
 def known_outputs_dropped() -> None:
-    """What is known from a snapshot brings its workspace, and not what its tasks left."""
+    """A restored snapshot brings its workspace, but not its outputs."""
 
     async def nothing(self: TaskStore, snapshot: Snapshot) -> Outputs | None:
         return Outputs()
@@ -66,7 +66,7 @@ def known_outputs_dropped() -> None:
 
 
 def earlier_outputs_win() -> None:
-    """What was inherited is put over what the tasks left that ran after it."""
+    """Inherited outputs overwrite those of the tasks that ran later."""
 
     def never(self: Gathered, name: str) -> bool:
         if name == "last":

@@ -1,4 +1,4 @@
-"""Reads the whole database at the end of a run, by plain SQL, past all of holdfast's own reading."""
+"""Reads the whole database at the end of a run, by plain SQL, without holdfast's own code."""
 
 import contextlib
 import json

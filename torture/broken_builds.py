@@ -1,7 +1,7 @@
-"""Broken builds: each takes one safeguard out of holdfast, so that a torture run has something to find.
+"""Broken builds: each removes one safeguard of holdfast, so that a torture run has something to find.
 
-They patch the running process from outside (entry.py); the product has no switch. Each says where to look for it, and
-which rules may see it.
+They patch the running process from outside (instrumented_cli.py); the product has no switch. Each names its focus and
+the rules that may detect it.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ from holdfast.store.events import Events
 from holdfast.worker import executor
 from holdfast.worker.executor import Execution
 from holdfast.worker.held_leases import HeldLease
-from torture.breaks_answers import ANSWERS
-from torture.breaks_pipelines import PIPELINES
+from torture.broken_budgets import ANSWERS
+from torture.broken_pipelines import PIPELINES
 from torture.focus import (
     ANYTHING,
     BUILDS,
@@ -43,8 +43,8 @@ HASTE = 0.02
 
 
 @dataclass(frozen=True)
-class Break:
-    """One safeguard taken out."""
+class BrokenBuild:
+    """One removed safeguard."""
 
     apply: Callable[[], None]
     seen_by: Sequence[str]
@@ -78,13 +78,13 @@ def no_token_growth_at_reap() -> None:
 
 
 def stop_cleared_at_claim() -> None:
-    """A requeue leaves the stop request to the next claim, which forgets it."""
+    """A requeue keeps the stop request, and the next claim clears it."""
     edit("finish", "WHERE status = 'queued'\n  AND stop_kind IS NOT NULL", "WHERE 0")
     edit("claim", "queue_deadline_at = NULL,", "queue_deadline_at = NULL, stop_kind = NULL, stop_phase = NULL,")
 
 
 def lane_read_before_its_lock() -> None:
-    """Nobody waits before a lane is read: neither for its row nor for the rows of the jobs that it would move."""
+    """A lane is read without its lock, and without the locks of the jobs that would move."""
     edit("lock_lanes", "FOR NO KEY UPDATE OF l", "", "postgres")
 
     async def nobody(*_: object) -> set[str]:
@@ -95,7 +95,7 @@ def lane_read_before_its_lock() -> None:
 
 
 def adoption_that_restarts() -> None:
-    """What is found running is not looked at: the attempt is started again."""
+    """An adopter starts the attempt again without looking whether it runs."""
     find = Execution._find
 
     async def restart(self: Execution) -> Any:
@@ -108,7 +108,7 @@ def adoption_that_restarts() -> None:
 
 
 def start_that_is_not_exclusive() -> None:
-    """A start asks nobody: it may be late, and what others started in its place is put aside."""
+    """A start takes no lock: it may be late, and replaces what another worker started."""
     stage, spec = ProcessRunner._stage, ProcessRunner._spec
 
     def staged(self: ProcessRunner, folder: Any, order: Any) -> None:
@@ -132,7 +132,7 @@ def _put_aside(runner: ProcessRunner, identity: Any) -> None:
 
 
 def offsets_apart_from_their_events() -> None:
-    """Events are appended, and how far the log was read is not written down with them."""
+    """Events are appended without the log offsets that belong to them."""
     append = Events.append
 
     async def forgetful(self: Events, *lease: Any, **fields: Any) -> Any:
@@ -151,7 +151,7 @@ def stop_not_heard() -> None:
 
 
 def neighbours_taken_for_dead() -> None:
-    """Now and then a worker takes a neighbour's lock file for one that nobody holds."""
+    """Sometimes a worker takes a live neighbour's lock file for a dead one's."""
     taken_from_dead = Locks.taken_from_dead
 
     @contextlib.contextmanager
@@ -163,7 +163,7 @@ def neighbours_taken_for_dead() -> None:
 
 
 def key_taken_by_a_resume() -> None:
-    """An old build that is resumed makes its reuse key forget the good one."""
+    """An old build that is resumed takes the reuse key from the good one."""
     edit("take_reuse", "THEN job_id", "THEN NULL")
 
 
@@ -171,32 +171,32 @@ def reaper_without_doubts() -> None:
     Reaper._trusts_itself = lambda *_: True  # type: ignore[method-assign]
 
 
-BREAKS: dict[str, Break] = {
-    "no_token_growth_at_reap": Break(no_token_growth_at_reap, ["tokens_grow"]),
-    "adoption_that_restarts": Break(adoption_that_restarts, ["attempts_start_once"]),
-    "offsets_apart_from_their_events": Break(offsets_apart_from_their_events, ["logs_are_whole"]),
-    "stop_cleared_at_claim": Break(stop_cleared_at_claim, ["stops_are_carried"], STOPS),
-    "finish_without_fence": Break(
+BROKEN_BUILDS: dict[str, BrokenBuild] = {
+    "no_token_growth_at_reap": BrokenBuild(no_token_growth_at_reap, ["tokens_grow"]),
+    "adoption_that_restarts": BrokenBuild(adoption_that_restarts, ["attempts_start_once"]),
+    "offsets_apart_from_their_events": BrokenBuild(offsets_apart_from_their_events, ["logs_are_whole"]),
+    "stop_cleared_at_claim": BrokenBuild(stop_cleared_at_claim, ["stops_are_carried"], STOPS),
+    "finish_without_fence": BrokenBuild(
         finish_without_fence,
         ["writes_hold_their_lease", "success_has_its_witness", "nothing_runs_after_the_end", "attempts_never_overlap"],
         LATE_FINISHES,
     ),
-    "start_that_is_not_exclusive": Break(start_that_is_not_exclusive, ["attempts_start_once"], LATE_STARTS),
-    "lane_read_before_its_lock": Break(
+    "start_that_is_not_exclusive": BrokenBuild(start_that_is_not_exclusive, ["attempts_start_once"], LATE_STARTS),
+    "lane_read_before_its_lock": BrokenBuild(
         lane_read_before_its_lock,
         ["lanes_hold_one_job", "lanes_keep_order", "lanes_do_not_stand_still", "every_job_ended", "no_gate_was_stuck"],
         SHORT_LANES,
     ),
-    "events_without_fence": Break(events_without_fence, ["writes_hold_their_lease"]),
-    "neighbours_taken_for_dead": Break(neighbours_taken_for_dead, ["returns_have_a_reason"]),
-    "stop_not_heard": Break(stop_not_heard, ["stops_are_carried_out"], HANGING),
-    "reaper_without_doubts": Break(reaper_without_doubts, ["reaps_have_a_reason"], OUTAGES),
-    "key_taken_by_a_resume": Break(key_taken_by_a_resume, ["good_builds_keep_their_key"], BUILDS),
+    "events_without_fence": BrokenBuild(events_without_fence, ["writes_hold_their_lease"]),
+    "neighbours_taken_for_dead": BrokenBuild(neighbours_taken_for_dead, ["returns_have_a_reason"]),
+    "stop_not_heard": BrokenBuild(stop_not_heard, ["stops_are_carried_out"], HANGING),
+    "reaper_without_doubts": BrokenBuild(reaper_without_doubts, ["reaps_have_a_reason"], OUTAGES),
+    "key_taken_by_a_resume": BrokenBuild(key_taken_by_a_resume, ["good_builds_keep_their_key"], BUILDS),
 }
 
-BREAKS |= {name: Break(make, rules, SHARED_SNAPSHOTS) for name, (make, rules) in PIPELINES.items()}
-BREAKS |= {name: Break(make, rules, focus) for name, (make, rules, focus) in ANSWERS.items()}
+BROKEN_BUILDS |= {name: BrokenBuild(make, rules, SHARED_SNAPSHOTS) for name, (make, rules) in PIPELINES.items()}
+BROKEN_BUILDS |= {name: BrokenBuild(make, rules, focus) for name, (make, rules, focus) in ANSWERS.items()}
 
 
 def apply(name: str) -> None:
-    BREAKS[name].apply()
+    BROKEN_BUILDS[name].apply()

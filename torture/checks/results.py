@@ -1,9 +1,9 @@
-"""Is what a job left what its last attempt left, and what it used the sum of all?"""
+"""Are a job's result and artifacts those of its last attempt, and is its usage the sum over all attempts?"""
 
 from collections.abc import Iterator, Mapping
 
 from torture.cases import APART, Case
-from torture.checks.streams import TOLD_IN_FULL, marked
+from torture.checks.streams import TOLD_IN_FULL, has_log_gap
 from torture.history import History
 
 Found = Iterator[tuple[str, str]]
@@ -12,7 +12,7 @@ Found = Iterator[tuple[str, str]]
 def results_are_of_the_end(history: History, cases: Mapping[str, Case]) -> Found:
     """L6, R13, R14: the result and the artifact of a success are those of the attempt that succeeded.
 
-    One that a person resolved has no end of its own in the ledger, and left what it was given.
+    A job that a person resolved has no end of its own among the attempts, and has the result that it was given.
     """
     for case in _plain(cases):
         row = case.attempts[-1] if case.attempts else None
@@ -26,18 +26,18 @@ def results_are_of_the_end(history: History, cases: Mapping[str, Case]) -> Found
 
 
 def usage_adds_up(history: History, cases: Mapping[str, Case]) -> Found:
-    """R11, C7: every attempt says once that it runs, and the sum of what was heard is what the job used."""
+    """R11, C7: every attempt reports one run, and the job's usage is the sum of the reports."""
     for case in _plain(cases):
         began = {line.attempt for line in case.lines if line.what == "start"}
         told = {row.attempt for row in case.attempts if row.cause in TOLD_IN_FULL and row.end_seq is not None}
         used = case.record.usage.get("runs", 0) if case.record is not None else 0
-        least = 0 if marked(case, "stdout") else len(began & told)
+        least = 0 if has_log_gap(case, "stdout") else len(began & told)
         if not least <= used <= len(began):
             yield case.job, f"{len(began)} attempts ran, {least} of them were heard to the end, and it used {used:g}"
 
 
 def _plain(cases: Mapping[str, Case]) -> Iterator[Case]:
-    """Jobs with children that are no pipelines."""
+    """Yield the jobs with child processes that are not pipelines."""
     return (case for case in cases.values() if case.record and case.runner in APART and not case.pipeline)
 
 

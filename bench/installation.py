@@ -49,7 +49,7 @@ async def new_database(server: str, name: str) -> str:
 
 
 @dataclass
-class Site:
+class Installation:
     """One database with its workers."""
 
     kind: str
@@ -111,15 +111,15 @@ class Site:
 
 
 @contextlib.asynccontextmanager
-async def site(kind: str, url: str, folder: Path) -> AsyncIterator[Site]:
+async def site(kind: str, url: str, folder: Path) -> AsyncIterator[Installation]:
     database = await connect(url, listen=True)
     await migrate(database)
     async with Store(database) as store:
-        yield Site(kind, url, folder, store)
+        yield Installation(kind, url, folder, store)
 
 
 @contextlib.asynccontextmanager
-async def on_postgres(server: str, name: str) -> AsyncIterator[Site]:
+async def on_postgres(server: str, name: str) -> AsyncIterator[Installation]:
     """A site on a database of its own."""
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
         async with site("Postgres", await new_database(server, name), Path(folder)) as made:
@@ -127,7 +127,7 @@ async def on_postgres(server: str, name: str) -> AsyncIterator[Site]:
 
 
 @contextlib.asynccontextmanager
-async def on_sqlite() -> AsyncIterator[Site]:
+async def on_sqlite() -> AsyncIterator[Installation]:
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
         async with site("SQLite", f"sqlite:///{folder}/holdfast.db", Path(folder)) as made:
             yield made

@@ -9,7 +9,7 @@ import statistics
 import time
 
 from tests.support.cluster import cluster
-from tests.support.pooler import pgbouncer
+from tests.support.pgbouncer import pgbouncer
 
 from bench.store import CONNECTIONS, PAIRS, RESULT, drain_all, submissions, timed
 from holdfast.model import Outcome

@@ -5,8 +5,8 @@ import time
 from pathlib import Path
 
 from bench.figures import Figure, percentile
+from bench.installation import Installation, on_postgres, until
 from bench.processes import running
-from bench.sites import Site, on_postgres, until
 
 JOBS = 20
 CHILD = 'trap \'date +%s%N >"$1.part"; mv "$1.part" "$1"; exit 0\' TERM; touch "$1.ready"; sleep 600 & wait'
@@ -17,7 +17,7 @@ def child(note: Path) -> dict[str, object]:
     return {"runner": "process", "spec": {"command": ["/bin/sh", "-c", CHILD, "sh", str(note)]}}
 
 
-async def waits(site: Site, **settings: str) -> list[float]:
+async def waits(site: Installation, **settings: str) -> list[float]:
     """Cancel running processes one by one; return the seconds until each had its signal."""
     with site.worker(JOBS, **settings):
         notes = {

@@ -51,10 +51,10 @@ done
 
 
 def script(*, lines: int, pace: float, code: int = 0, **ways: bool) -> dict[str, Any]:
-    """A child that says so many lines on each stream; it may `hang`, be `stubborn` (heed no TERM), or have `kin`.
+    """Return a script with this many lines per stream; it may `hang`, be `stubborn` (ignore TERM), or have `kin`.
 
-    Each attempt uses one run, and tokens if it is told how many (`torture/prices.py`). One that comes to its end well
-    leaves a file and a result, both with its number.
+    Each attempt uses one run, and tokens if it is told how many (`torture/token_usage.py`). One that succeeds leaves a
+    file and a result, both with its number.
     """
     env = {"LINES": str(lines), "PACE": f"{pace:.2f}", "CODE": str(code), "HANG": "", "STUBBORN": "", "KIN": ""}
     env |= {name.upper(): "1" for name, so in ways.items() if so and name != "kin"}

@@ -1,4 +1,4 @@
-"""The person who looks after what waits for one: resumes, resolves, dismisses, and makes sure before it says so."""
+"""A simulated operator: resumes, resolves and dismisses the jobs that wait for a person, after checking them."""
 
 import asyncio
 import contextlib
@@ -9,11 +9,11 @@ from typing import Any
 
 from torture.calls import Recorder
 from torture.clients import Known
-from torture.final import fetch
+from torture.final_state import fetch
 from torture.history import boottime
-from torture.prices import RAISED
+from torture.installation import FOREVER, Installation
 from torture.processes import children, containers, kill
-from torture.world import FOREVER, World
+from torture.token_usage import RAISED
 
 WAITING = """
 SELECT id, status, lane, attempt, phase, domain, error_code, dismissed, started_at FROM {schema}jobs
@@ -27,45 +27,45 @@ ENGINE_HANGS = 30.0
 """Seconds without an answer from a container engine, after which a person starts it again."""
 
 
-class Janitor:
-    def __init__(self, world: World, recorder: Recorder, known: Known, rng: random.Random) -> None:
-        self._world = world
+class Operator:
+    def __init__(self, installation: Installation, recorder: Recorder, known: Known, rng: random.Random) -> None:
+        self._world = installation
         self._recorder = recorder
         self._known = known
         self._rng = rng
 
     async def keep(self) -> None:
-        """Look around twice a second. While the database is away, so is the janitor."""
+        """Look for work twice a second; do nothing while the database is away."""
         while True:
             with contextlib.suppress(OSError):
                 await self.look()
             await asyncio.sleep(0.5)
 
     async def count_on(self) -> None:
-        """Tell the clients how many jobs are under way, whatever the janitor is waiting for."""
+        """Tell the clients how many jobs are live, also while the operator waits."""
         while True:
             with contextlib.suppress(OSError):
                 self._known.live = await self.live()
             await asyncio.sleep(0.5)
 
     async def tend_engine(self) -> None:
-        """Start an engine again that answers no question about itself: it hangs, and its containers run on without it.
+        """Restart an engine that does not answer; its containers keep running.
 
         Debian's dockerd 20.10 does: networks and their endpoints wait for each other's locks.
         """
-        world, silent_since = self._world, boottime()
-        assert world.engine is not None
+        installation, silent_since = self._world, boottime()
+        assert installation.engine is not None
         while True:
-            answer = await asyncio.to_thread(world.engine.get, "info")
-            if answer or world.engine_struck:
+            answer = await asyncio.to_thread(installation.engine.get, "info")
+            if answer or installation.engine_struck:
                 silent_since = boottime()
             elif boottime() - silent_since > ENGINE_HANGS:
-                world.engine_struck = True
-                fault = world.note("hung dockerd", lasts=FOREVER)
-                await asyncio.to_thread(world.engine.kill)
-                await asyncio.to_thread(world.engine.start)
+                installation.engine_struck = True
+                fault = installation.note("hung dockerd", lasts=FOREVER)
+                await asyncio.to_thread(installation.engine.kill)
+                await asyncio.to_thread(installation.engine.start)
                 fault.until = boottime()
-                world.engine_struck = False
+                installation.engine_struck = False
             await asyncio.sleep(1.0)
 
     async def live(self) -> int:
@@ -74,7 +74,7 @@ class Janitor:
         return int(row["n"])
 
     async def look(self) -> None:
-        """Do something about what waits for a person."""
+        """Handle the jobs that wait for a person."""
         (waiting,) = await fetch(self._world.url, WAITING)
         for row in waiting:
             if self._world.calm or self._rng.random() < 0.3:
@@ -109,7 +109,7 @@ class Janitor:
             await self._recorder.move("resume", job, stopped=True, budget={"tokens": RAISED})
 
     def _end(self, job: str, attempt: int) -> None:
-        """End whatever runs of an attempt."""
+        """Kill the processes of an attempt."""
         for child in list(children(self._world.folder)):
             if (child.job, child.attempt) == (job, attempt):
                 kill(child.pid)

@@ -5,8 +5,8 @@ import asyncio
 import asyncpg
 
 from bench.figures import Figure, against
-from bench.peers import PgQueuer
-from bench.sites import Site, new_database, on_postgres
+from bench.installation import Installation, new_database, on_postgres
+from bench.pgqueuer import PgQueuer
 from bench.store import raw_postgres, raw_postgres_drain, raw_postgres_submit, timed
 
 JOBS = 20_000
@@ -21,7 +21,7 @@ RATE = (
 """Jobs that ended behind the first batch, by the time between the first end and the last: no process start in it."""
 
 
-async def ours(site: Site, slots: int) -> float:
+async def ours(site: Installation, slots: int) -> float:
     await site.submit(JOBS, {"runner": "function", "spec": {"name": "noop"}})
     with site.worker(slots, "--once") as worker:
         await asyncio.to_thread(worker.wait)

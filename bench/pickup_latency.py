@@ -6,7 +6,7 @@ from functools import partial
 
 from bench.figures import Figure, percentile
 from bench.functions import app
-from bench.sites import Site, on_postgres, on_sqlite, until
+from bench.installation import Installation, on_postgres, on_sqlite, until
 from holdfast.assemble import worker_of
 from holdfast.config import load
 from holdfast.model import Status
@@ -16,7 +16,7 @@ EVERY = 0.05
 STAMP = {"runner": "function", "spec": {"name": "stamp"}}
 
 
-async def waits(site: Site) -> list[float]:
+async def waits(site: Installation) -> list[float]:
     """Submit one job at a time to an idle worker; return the milliseconds until each began."""
     warm = (await site.submit(1, STAMP))[0]
     await until("the first job", partial(ended, site, warm))
@@ -31,20 +31,20 @@ async def waits(site: Site) -> list[float]:
     return [(int(job.result) - begun[job.id]) / 1e6 for job in found]
 
 
-async def ended(site: Site, job_id: str) -> bool:
+async def ended(site: Installation, job_id: str) -> bool:
     return (await site.store.jobs.get(job_id)).status is Status.SUCCEEDED
 
 
-async def across_processes(site: Site) -> list[float]:
+async def across_processes(site: Installation) -> list[float]:
     with site.worker(10):
         return await waits(site)
 
 
-async def in_one_process(site: Site) -> list[float]:
+async def in_one_process(site: Installation) -> list[float]:
     """The application that submits also runs the worker: they share the process, and its wake-ups."""
     settings = load({"database_url": site.url, "data_dir": site.folder, "process_user": "root"}, {})
     async with worker_of(settings, queues={"default": 10}, functions=app.functions) as worker:
-        shared = Site(site.kind, site.url, site.folder, worker._store)
+        shared = Installation(site.kind, site.url, site.folder, worker._store)
         async with asyncio.TaskGroup() as group:
             group.create_task(worker.run())
             try:

@@ -75,7 +75,7 @@ class _Direct(HTTPConnection):
         self.sock.connect(str(self._path))
 
 
-class Daemon:
+class DockerEngine:
     """One engine, with a containerd of its own beside it. With `live_restore`, its containers outlive it."""
 
     def __init__(self, folder: Path, *, live_restore: bool, options: Sequence[str] = ()) -> None:
@@ -132,7 +132,7 @@ class Daemon:
                 return True
             if self._process is None or self._process.poll() is not None:
                 break
-            time.sleep(0.02)
+            time.sleep(0.02)  # Reason: the probe is the signal; this only spaces the questions.
         return False
 
     def stop(self) -> None:
@@ -175,7 +175,7 @@ class Daemon:
         shape = "{{.Action}} {{.Actor.Attributes.name}} {{.Actor.Attributes.exitCode}}"
         with path.open("wb") as file:
             process = subprocess.Popen([*command, shape], stdout=file)
-        time.sleep(0.2)  # There is no sign of when it listens.
+        time.sleep(0.2)  # Reason: nothing signals when it listens.
         try:
             yield Record(path)
         finally:
@@ -191,7 +191,7 @@ class Daemon:
             except subprocess.CalledProcessError:
                 if time.monotonic() > last:
                     raise
-                time.sleep(0.2)
+                time.sleep(0.2)  # Reason: the removal by another worker sends no event.
         if names := self.volumes():
             self.docker("volume", "rm", "-f", *names)
 
@@ -246,9 +246,9 @@ def image() -> bytes:
 
 
 @contextlib.contextmanager
-def daemon(*, live_restore: bool, options: Sequence[str] = ()) -> Iterator[Daemon]:
+def daemon(*, live_restore: bool, options: Sequence[str] = ()) -> Iterator[DockerEngine]:
     """An engine with an image, in short folders: the paths of sockets may not be long."""
-    engine = Daemon(Path(tempfile.mkdtemp(prefix="hfd-", dir="/tmp")), live_restore=live_restore, options=options)
+    engine = DockerEngine(Path(tempfile.mkdtemp(prefix="hfd-", dir="/tmp")), live_restore=live_restore, options=options)
     try:
         engine.start()
         # One with an environment and an entrypoint of its own, as many images have.
@@ -268,7 +268,7 @@ def skip_without() -> None:
 
 def session_daemon(*, live_restore: bool) -> Any:
     @pytest.fixture(scope="session")
-    def fixture() -> Iterator[Daemon]:
+    def fixture() -> Iterator[DockerEngine]:
         skip_without()
         with daemon(live_restore=live_restore) as engine:
             yield engine
@@ -277,7 +277,7 @@ def session_daemon(*, live_restore: bool) -> Any:
 
 
 @contextlib.asynccontextmanager
-async def api(daemon: Daemon) -> Any:
+async def api(daemon: DockerEngine) -> Any:
     engine = Engine(daemon.host)
     try:
         yield engine
