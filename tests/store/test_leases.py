@@ -14,6 +14,7 @@ from holdfast.model import (
     Outcome,
     Phase,
     Status,
+    StopPhase,
     StopKind,
     new_worker_id,
 )
