@@ -14,8 +14,8 @@ from holdfast.model import (
     Outcome,
     Phase,
     Status,
-    StopPhase,
     StopKind,
+    StopPhase,
     new_worker_id,
 )
 from holdfast.store.store import Store, connect
