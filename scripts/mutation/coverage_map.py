@@ -17,7 +17,7 @@ from scripts.mutation.python_code import FUNCTIONS, block_of, blocks, is_docstri
 from scripts.mutation.sample import FOLDERS, files
 from scripts.mutation.tree import ROOT, Result, Tree
 
-TESTS = ("tests/unit", "tests/store", "tests/worker", "tests/service", "tests/crash")
+TESTS = ("tests/unit", "tests/store", "tests/worker", "tests/service", "tests/cli", "tests/crash")
 """The tiers whose tests use the store or a worker."""
 IGNORED = (
     "tests/store/test_races.py", "tests/store/test_pgbouncer.py", "tests/worker/test_worker_hosts.py",
