@@ -4,9 +4,10 @@ import contextlib
 import os
 import shutil
 import subprocess
-import sys
+import sysconfig
 import tempfile
 import threading
+import venv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,13 +74,13 @@ class Tree:
         """Run tests of this tree; after `seconds` it is ended, with everything that it started."""
         results = self.root.parent / f"{self.root.name}.results"
         results.write_text("")
+        python = str(self.root / ".venv/bin/python")
         command = [
-            *(sys.executable, "-m", "scripts.mutation.bounded", str(seconds)),
-            *(sys.executable, "-m", "pytest", "-q", "-p", "scripts.mutation.plugin", "--tb=short", *arguments),
+            *(python, "-m", "scripts.mutation.bounded", str(seconds)),
+            *(python, "-m", "pytest", "-q", "-p", "scripts.mutation.plugin", "--tb=short", *arguments),
         ]
         variables = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "HOLDFAST_"))},
-            "PYTHONPATH": f"{self.root / 'src'}:{self.root}",
             "HOLDFAST_TEST_POSTGRES_URL": self.server,
             "MUTATION_RESULTS": str(results),
             **(environment or {}),
@@ -134,4 +135,15 @@ def copied(root: Path, server: str) -> Tree:
         if source.is_file():
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target)
+    make_environment(root)
     return Tree(root, server)
+
+
+def make_environment(root: Path) -> None:
+    """Give a copy a Python whose `holdfast` is its own, also for programs that a test starts with no environment."""
+    venv.create(root / ".venv", symlinks=True)
+    (packages,) = (root / ".venv/lib").glob("python*/site-packages")
+    (packages / "tree.pth").write_text(f"{root / 'src'}\n{sysconfig.get_path('purelib')}\n")
+    command = root / ".venv/bin/holdfast"
+    command.write_text(f"#!{root}/.venv/bin/python\nfrom holdfast.cli.main import app\n\napp()\n")
+    command.chmod(0o755)
