@@ -268,6 +268,22 @@ async def test_resolver_finishes_what_a_dead_caller_or_worker_left(
     assert [lease.id for lease in await harness.claim()] == [child.id]
 
 
+async def test_resolving_one_lane_leaves_the_jobs_of_others_to_theirs(
+    harness: StoreHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nothing(*_: object, **__: object) -> None:
+        """The process that should follow up has died."""
+
+    monkeypatch.setattr(harness.store.gates, "follow_up", nothing)
+    places = [("a", "L"), ("a", "M"), ("b", "L"), ("a", None)]
+    jobs = [await harness.store.jobs.submit({**JOB, "lane": lane}, tenant=tenant) for tenant, lane in places]
+    before = [job.gate for job in jobs]
+    await harness.store.gates.resolve_lanes([("a", "L")])
+    after = [(await harness.store.jobs.get(job.id, tenant=job.tenant)).gate for job in jobs]
+    assert after == [Gate.OPEN, *before[1:]]
+    assert before[:3] == [Gate.UNRESOLVED] * 3
+
+
 async def test_thousand_dependants_of_one_job_all_become_claimable(harness: StoreHarness) -> None:
     """Proves N6."""
     parent = await harness.submit()
