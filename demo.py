@@ -1,4 +1,4 @@
-"""A story that plays by itself: what happens to work when the worker that ran it is killed, and more.
+"""A demo that runs by itself: what happens to a job when its worker is killed, and more.
 
 Run it with `make demo`. It starts a server and workers of its own in a temporary folder, and ends them.
 """

@@ -1,4 +1,4 @@
-"""What a worker's death costs: how soon another one has adopted all that it ran, with nothing started again."""
+"""How soon another worker has adopted all attempts of a killed one, with nothing started again."""
 
 import asyncio
 import signal

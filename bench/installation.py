@@ -1,4 +1,4 @@
-"""A place to measure workers in: a migrated database, a folder, and workers as real processes."""
+"""An installation to measure: a migrated database, a folder, and worker processes."""
 
 import asyncio
 import contextlib
@@ -120,7 +120,7 @@ async def site(kind: str, url: str, folder: Path) -> AsyncIterator[Installation]
 
 @contextlib.asynccontextmanager
 async def on_postgres(server: str, name: str) -> AsyncIterator[Installation]:
-    """A site on a database of its own."""
+    """An installation on its own database."""
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
         async with site("Postgres", await new_database(server, name), Path(folder)) as made:
             yield made

@@ -1,4 +1,4 @@
-"""A process that prints 200 MB: the worker's memory stays flat, and the record keeps the first lines, all of them."""
+"""A process that prints 200 MB: the worker's memory stays flat, and the record keeps every line up to the cap."""
 
 import time
 from pathlib import Path

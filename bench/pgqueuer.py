@@ -1,4 +1,4 @@
-"""PgQueuer beside us: its own virtual environment, its own database, its best documented settings.
+"""PgQueuer for comparison: its own virtual environment and database, and its best documented settings.
 
 uvloop, batches of 1,000, one connection per worker as its own benchmark has it. What it keeps of a job is a log row for
 each change of status; by those of `successful` it is measured, as we are by `finished_at`.

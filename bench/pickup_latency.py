@@ -1,4 +1,4 @@
-"""How soon an idle worker begins a job: from before the submit call to the first line of the function."""
+"""Pickup latency: from before the submit call to the first line of the function, on an idle worker."""
 
 import asyncio
 import time
@@ -50,7 +50,7 @@ async def in_one_process(site: Installation) -> list[float]:
             try:
                 return await waits(shared)
             finally:
-                worker.leave()
+                worker.drain()
 
 
 async def bench(server: str) -> list[Figure]:

@@ -17,7 +17,7 @@ from bench.figures import HEAD, Figure
 from bench.installation import Installation, on_sqlite
 from holdfast.model import Snapshot
 from holdfast.pipeline.connectors.postgres import programs
-from holdfast.pipeline.snapshots import Folders
+from holdfast.pipeline.snapshots import SnapshotFolders
 from holdfast.pipeline.sources import inputs_of
 from holdfast.pipeline.throwaway import serving, throwaway
 from holdfast.runner.attempt_users import AttemptUsers
@@ -78,7 +78,7 @@ async def copies(site: Installation, snapshot: Snapshot) -> list[Figure]:
 
     In turns; the server's stop and start before and after it are part of what a task's snapshot takes.
     """
-    folders = Folders.below(site.folder / "shared")
+    folders = SnapshotFolders.below(site.folder / "shared")
     tree, copy, socket = site.folder / "tree", site.folder / "copy", Path(f"/tmp/hf-bench-{os.getpid()}")
     folders.restore(snapshot.folder, snapshot.digest, tree)
     whole: list[float] = []
@@ -122,7 +122,7 @@ async def copies(site: Installation, snapshot: Snapshot) -> list[Figure]:
 
 async def opens(site: Installation, snapshot: Snapshot) -> list[Figure]:
     """How soon a snapshot is open, beside `pg_restore` of the same data."""
-    folders = Folders.below(site.folder / "shared")
+    folders = SnapshotFolders.below(site.folder / "shared")
     runs, dump = site.folder / "runs", site.folder / "dump"
     users = AttemptUsers(find_user("postgres") if os.geteuid() == 0 else None, None, runs)
     seconds: list[float] = []

@@ -1,4 +1,4 @@
-"""What slows other queues down must not slow this one: crowds, an old transaction, a prune in the background.
+"""Conditions that slow other queues down: many jobs, an old transaction, a prune in the background.
 
 Run by `make bench`. Each figure is a ratio of two measurements of the same thing in the same run. HOLDFAST_BENCH_SCALE
 makes the crowd smaller (0.1) for a quick look.

@@ -1,4 +1,4 @@
-"""The service against the same server answering a constant, and followers of one job: lines, memory, reads, delay.
+"""The service compared with a server that answers a constant, and followers of one job: memory, reads, delay.
 
 Run by `make bench-service`, on Postgres with its default durability (fsync on). What counts are the ratios; the
 absolute figures belong to the machine.

@@ -1,4 +1,4 @@
-"""How soon a cancelled process has its signal, with wake-ups and by polling alone."""
+"""Stop latency: from a cancel to the signal, with notifications and with polling alone."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ CHILD = 'trap \'date +%s%N >"$1.part"; mv "$1.part" "$1"; exit 0\' TERM; touch "
 
 
 def child(note: Path) -> dict[str, object]:
-    """A process that notes when it was told to end."""
+    """Return a command that records when it was signalled."""
     return {"runner": "process", "spec": {"command": ["/bin/sh", "-c", CHILD, "sh", str(note)]}}
 
 

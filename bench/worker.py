@@ -1,4 +1,4 @@
-"""Workers as people run them, in real processes: how fast, how soon, how much memory, and what a death costs.
+"""Worker processes: throughput, latency, memory, and the cost of a death.
 
 Run by `make bench` and `make bench-worker`. Ours and the reference alternate in rounds of the same run.
 """

@@ -31,7 +31,7 @@ FORMULAS = {"every job ends": "ENDS", "everybody comes to rest": "RESTS"}
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to break the protocol, the scene in which it is caught, and the property that catches it."""
+    """A way to break the protocol, the scene that shows it, and the property that detects it."""
 
     scene: int
     caught_as: tuple[str, ...]
@@ -104,7 +104,7 @@ def check_safety() -> Verdict:
 
 
 def check_rest() -> Verdict:
-    """That every job ends and everybody comes to rest, in all scenes, however unfair the schedule."""
+    """Check that every job ends and every process becomes idle, in all scenes, with any schedule."""
     return check(formula="everybody comes to rest", optimise="-O1")
 
 

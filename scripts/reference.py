@@ -17,7 +17,7 @@ from holdfast.api import openapi
 from holdfast.api.app import declared
 from holdfast.catalogue import ACTIONS, CODES, EVENTS, FREE
 from holdfast.cli.main import app
-from holdfast.config import PREFIX, USUAL, Settings
+from holdfast.config import PLATFORM_VARIABLES, PREFIX, Settings
 from holdfast.store.migrate import migrations, script
 
 ROOT = Path(__file__).parents[1]
@@ -87,7 +87,8 @@ def settings() -> str:
     return page(
         "Settings",
         "Defaults < file < environment < flags. `HOLDFAST_CONFIG` names the file, TOML with the names of the second "
-        f"column. {' and '.join(code(name) for name in sorted(USUAL))} are read where holdfast's own are not set. "
+        f"column. {' and '.join(code(name) for name in sorted(PLATFORM_VARIABLES))} are read "
+        "where holdfast's own are not set. "
         "`holdfast check` shows what holds, and everything that is wrong, at once.",
         table(("environment", "in the file", "default", "what"), rows),
     )

@@ -16,11 +16,11 @@ import msgspec
 
 from holdfast.duties.reaper import Reaper
 from holdfast.runner.process import ProcessRunner
-from holdfast.runner.state_folder import Locks
+from holdfast.runner.state_folder import WorkerLocks
 from holdfast.store import gates, lanes, queries
 from holdfast.store.events import Events
-from holdfast.worker import executor
-from holdfast.worker.executor import Execution
+from holdfast.worker import attempt_start, executor
+from holdfast.worker.attempt_start import AttemptStarter
 from holdfast.worker.held_leases import HeldLease
 from torture.broken_budgets import ANSWERS
 from torture.broken_pipelines import PIPELINES
@@ -96,33 +96,34 @@ def lane_read_before_its_lock() -> None:
 
 def adoption_that_restarts() -> None:
     """An adopter starts the attempt again without looking whether it runs."""
-    find = Execution._find
+    find = AttemptStarter._find
 
-    async def restart(self: Execution) -> Any:
+    async def restart(self: AttemptStarter) -> Any:
         if isinstance(self._runner, ProcessRunner):
             _put_aside(self._runner, self._identity)
             return None
         return await find(self)
 
-    Execution._find = restart  # type: ignore[method-assign]
+    AttemptStarter._find = restart  # type: ignore[method-assign]
 
 
 def start_that_is_not_exclusive() -> None:
     """A start takes no lock: it may be late, and replaces what another worker started."""
     stage, spec = ProcessRunner._stage, ProcessRunner._spec
 
-    def staged(self: ProcessRunner, folder: Any, order: Any) -> None:
-        _put_aside(self, order.identity)
-        stage(self, folder, order)
+    def staged(self: ProcessRunner, folder: Any, request: Any) -> None:
+        _put_aside(self, request.identity)
+        stage(self, folder, request)
 
     async def trusts(*_: object, **__: object) -> bool:
         return True
 
     ProcessRunner._stage = staged  # type: ignore[method-assign]
-    ProcessRunner._spec = lambda self, folder, order, runs_as: msgspec.structs.replace(  # type: ignore[method-assign]
-        spec(self, folder, order, runs_as), start_by=FOREVER
+    ProcessRunner._spec = lambda self, folder, request, runs_as: msgspec.structs.replace(  # type: ignore[method-assign]
+        spec(self, folder, request, runs_as), start_by=FOREVER
     )
-    vars(executor)["until_trusted"] = trusts
+    for module in (attempt_start, executor):
+        vars(module)["until_trusted"] = trusts
 
 
 def _put_aside(runner: ProcessRunner, identity: Any) -> None:
@@ -147,24 +148,24 @@ def events_without_fence() -> None:
 
 
 def stop_not_heard() -> None:
-    HeldLease.hear_stop = lambda *_: None  # type: ignore[method-assign]
+    HeldLease.receive_stop = lambda *_: None  # type: ignore[method-assign]
 
 
 def neighbours_taken_for_dead() -> None:
     """Sometimes a worker takes a live neighbour's lock file for a dead one's."""
-    taken_from_dead = Locks.taken_from_dead
+    taken_from_dead = WorkerLocks.taken_from_dead
 
     @contextlib.contextmanager
-    def hasty(self: Locks, worker: str) -> Iterator[bool]:
+    def hasty(self: WorkerLocks, worker: str) -> Iterator[bool]:
         with taken_from_dead(self, worker) as dead:
             yield dead or random.random() < HASTE
 
-    Locks.taken_from_dead = hasty  # type: ignore[method-assign]
+    WorkerLocks.taken_from_dead = hasty  # type: ignore[method-assign]
 
 
 def key_taken_by_a_resume() -> None:
     """An old build that is resumed takes the reuse key from the good one."""
-    edit("take_reuse", "THEN job_id", "THEN NULL")
+    edit("take_reuse_key", "THEN job_id", "THEN NULL")
 
 
 def reaper_without_doubts() -> None:

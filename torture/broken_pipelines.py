@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from holdfast.model import Outputs, Snapshot
-from holdfast.pipeline.snapshots import Folders, Made
-from holdfast.runner.artifacts import Gathered
+from holdfast.pipeline.snapshots import CopiedFolder, SnapshotFolders
+from holdfast.runner.collected_outputs import CollectedOutputs
 from holdfast.worker.pipeline_execution import PipelineExecution
 from holdfast.worker.task_store import TaskStore
 
@@ -38,13 +38,13 @@ def build_without_lock() -> None:
 
 def snapshot_without_a_file() -> None:
     """A snapshot that lacks a file is published."""
-    copy = Folders.copy
+    copy = SnapshotFolders.copy
 
-    def lossy(self: Folders, snapshot: str, workspace: Any, outputs: Any = None) -> Made:
+    def lossy(self: SnapshotFolders, snapshot: str, workspace: Any, outputs: Any = None) -> CopiedFolder:
         (workspace / "whole").unlink(missing_ok=True)
         return copy(self, snapshot, workspace, outputs)
 
-    Folders.copy = lossy  # type: ignore[method-assign]
+    SnapshotFolders.copy = lossy  # type: ignore[method-assign]
 
 
 def tasks_called_cached() -> None:
@@ -68,14 +68,14 @@ def known_outputs_dropped() -> None:
 def earlier_outputs_win() -> None:
     """Inherited outputs overwrite those of the tasks that ran later."""
 
-    def never(self: Gathered, name: str) -> bool:
+    def never(self: CollectedOutputs, name: str) -> bool:
         if name == "last":
             with contextlib.suppress(FileNotFoundError):
                 self.drop(name)
         return holds(self, name)
 
-    holds = Gathered.holds
-    Gathered.holds = never  # type: ignore[method-assign]
+    holds = CollectedOutputs.has
+    CollectedOutputs.has = never  # type: ignore[method-assign]
 
 
 KNOWN_AGAIN = ["known_results_are_not_built_again", "one_builder_per_snapshot"]

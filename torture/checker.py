@@ -1,4 +1,4 @@
-"""The checker: a pure function from a history to what was wrong in it.
+"""The checker: a pure function from a history to its violations.
 
 Every rule is a generator over all cases that yields a job, or a worker, and a sentence. Each rule states one promise;
 the rows of the behaviours that it stands for are in its docstring.

@@ -1,4 +1,4 @@
-"""Where a run looks hardest: the faults, steps and jobs that bring out one kind of mistake.
+"""The focus of a run: the faults, steps and jobs that expose one kind of mistake.
 
 What a focused run finds in a broken build counts only if the same focus finds nothing in a healthy one.
 """

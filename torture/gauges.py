@@ -1,4 +1,4 @@
-"""The gauges of a soak: each reads something of an installation, and adds it to the samples."""
+"""The gauges of a soak: each reads one value of the installation and adds it to the samples."""
 
 import os
 from pathlib import Path

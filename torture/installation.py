@@ -49,7 +49,7 @@ MOST_STARTS = 5
 MOST_STOPPED = 2
 """Workers in the hands of faults above which none is stopped at a step: somebody has to be there to adopt."""
 DEADLOCK, DETAILS = "deadlock detected", 12
-MENDED = "mended a stuck gate"
+MENDED = "repaired a stuck gate"
 DAMAGED = re.compile(r"snapshot ([0-9a-f]{64}) is not what was published")
 
 

@@ -1,4 +1,4 @@
-"""What clients ask for: jobs of every kind, drawn from a seed."""
+"""Random jobs of every kind, drawn from a seed."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -75,7 +75,7 @@ class JobGenerator:
         rng = self._rng
         chance = rng.random()
         body = self._runs(quick=chance < 0.2)
-        body |= {"stop_grace": 0.5, "on_lost": rng.choice(["requeue", "requeue", "requeue", "fail", "hold"])}
+        body |= {"stop_grace": 0.5, "on_lost": rng.choice(["requeue", "requeue", "requeue", "fail", "pause"])}
         if rng.random() < 0.5 and not hangs(body):
             body |= {"max_attempts": rng.choice([2, 3, 4]), "retry": FAST_RETRY}
         if chance < 0.2:
@@ -117,7 +117,7 @@ class JobGenerator:
         return {**body, "max_attempts": 4, "retry": FAST_RETRY}
 
     def small(self) -> Body:
-        """A function that is over at once."""
+        """A function that returns immediately."""
         return {"runner": "function", "spec": {"name": "talk"}, "inputs": {"lines": 1, "pace": 0.01, "fail": False}}
 
     def _failing(self) -> Body:

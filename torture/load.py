@@ -1,7 +1,7 @@
 """The load of a soak: bulks of jobs of many kinds, over HTTP to both servers, and some calls made twice.
 
-Nothing here is meant to go wrong: a job that fails is tried again and succeeds, and none in a lane fails, for that
-would block its lane until a person comes.
+Nothing here should go wrong: a job that fails is retried and succeeds. No job in a lane fails, which would block the
+lane.
 """
 
 import random

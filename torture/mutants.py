@@ -1,4 +1,4 @@
-"""`python -m torture.mutants [NAME…]`: run every broken build until it is caught; one that survives is a hole.
+"""`python -m torture.mutants [NAME…]`: run every broken build until it is caught. A survivor is a gap in the checker.
 
 A catch is fair only if the same run of a healthy build is clean: every focus is tried with one too.
 """

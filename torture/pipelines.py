@@ -15,8 +15,8 @@ from typing import Any
 from tests.support.docker_engine import IMAGE
 
 from holdfast.client.http import AsyncClient, Refused, ServerUnreachable
-from holdfast.pipeline.snapshots import OUTPUTS, TEMPORARY, Folders
-from holdfast.runner.artifacts import Artifacts
+from holdfast.pipeline.snapshots import OUTPUTS, TEMPORARY, SnapshotFolders
+from holdfast.runner.artifacts import ArtifactStore
 from torture import postgres_pipelines
 from torture.final_state import fetch, to_boottime
 from torture.history import Removal, StoredSnapshot, boottime
@@ -102,7 +102,7 @@ def lines(trail: str) -> int:
 
 
 class KnownSnapshots:
-    """The snapshots that are there, as far as clients know: (id, trail)."""
+    """The stored snapshots that clients know of: (id, trail)."""
 
     def __init__(self) -> None:
         self.snapshots: Sequence[tuple[str, str]] = ()
@@ -196,7 +196,7 @@ async def remove_on(installation: Installation, shelf: KnownSnapshots, rng: rand
 
 def read_outputs(installation: Installation) -> None:
     """Add the artifacts of every pipeline's last attempt to the history, which has the database's rows by now."""
-    history, artifacts = installation.history, Artifacts(installation.shared)
+    history, artifacts = installation.history, ArtifactStore(installation.shared)
     for job in history.tasks:
         if attempts := history.attempts.get(job):
             history.outputs[job] = _files(artifacts.folder(job, attempts[-1].attempt, attempts[-1].token))
@@ -208,7 +208,7 @@ async def read_snapshots(installation: Installation) -> None:
     Nobody may be alive who builds.
     """
     (rows,) = await fetch(installation.url, SNAPSHOTS)
-    folders = Folders.below(installation.shared)
+    folders = SnapshotFolders.below(installation.shared)
     standing = {str(row["folder"]) for row in rows}
     folders.sweep(standing, grace=0.0)
     temporary = folders.root / TEMPORARY
@@ -232,7 +232,7 @@ async def read_snapshots(installation: Installation) -> None:
         installation.history.kept.append(kept)
 
 
-def _without_their_snapshot(folders: Folders) -> list[str]:
+def _without_their_snapshot(folders: SnapshotFolders) -> list[str]:
     """The folders of outputs whose snapshot's own folder is gone."""
     found = folders.root.glob(f"*{OUTPUTS}")
     return sorted(path.name for path in found if not path.with_name(path.name.removesuffix(OUTPUTS)).is_dir())

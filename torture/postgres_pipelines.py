@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.pipeline.connectors.postgres import programs
-from holdfast.pipeline.snapshots import Folders
+from holdfast.pipeline.snapshots import SnapshotFolders
 from holdfast.pipeline.throwaway import ServerFailed, throwaway
 from holdfast.runner.attempt_users import AttemptUsers
 from holdfast.runner.base import CannotStart
@@ -53,7 +53,7 @@ def task(trail: str, behind: list[str], lines: int, journal: str) -> dict[str, A
     return {"name": trail, "command": ["sh", "-c", SCRIPT], "env": env}
 
 
-def rows_of(folders: Folders, snapshot: str, folder: str, digest: str, runs: Path) -> dict[str, str]:
+def rows_of(folders: SnapshotFolders, snapshot: str, folder: str, digest: str, runs: Path) -> dict[str, str]:
     """What a server says that was started from a snapshot, as if it were a file."""
     try:
         users = AttemptUsers(find_user(USER), None, runs)

@@ -1,4 +1,4 @@
-"""Processes of a run: the parts that the harness starts and strikes, and the children that it finds in /proc."""
+"""Processes of a run: workers and servers that the harness starts, and children that it finds in /proc."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ LAST_WORDS = 4000
 
 
 class Part:
-    """One worker or server, started again and again; each time it has a new id."""
+    """One worker or server, restarted many times, each time with a new id."""
 
     def __init__(self, name: str, host: str, log: Path) -> None:
         self.name = name
@@ -49,7 +49,7 @@ class Part:
 
     @property
     def last_words(self) -> str:
-        """The end of what its present process has said."""
+        """Return the last log lines of its current process."""
         with self.log.open("rb") as log:
             log.seek(self._said)
             return log.read()[-LAST_WORDS:].decode(errors="replace")

@@ -6,7 +6,7 @@ Told = tuple[float, str, str]
 
 
 def timeline(case: Case) -> str:
-    """Tell it, a line for each thing that happened."""
+    """Return a line for each thing that happened."""
     told: list[Told] = [*_calls(case), *_children(case), *_record(case), *_faults(case)]
     if not told:
         return f"  nobody but the caller has heard of job {case.job}"

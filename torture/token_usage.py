@@ -1,4 +1,4 @@
-"""Jobs that use tokens and have a budget: how much each run of one uses, and when, is known beforehand."""
+"""Jobs that use tokens and have a budget. How much each run uses, and when, is known in advance."""
 
 import random
 from collections.abc import Mapping

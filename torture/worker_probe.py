@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.model import Lease, Outcome, Pulse, Status
+from holdfast.model import HeartbeatReply, Lease, Outcome, Status
 from holdfast.store.events import Appended, Events
 from holdfast.store.leases import Leases
 from torture.history import boottime
@@ -37,7 +37,7 @@ def watch(path: Path, worker: str) -> None:
 def _watch_beats(fd: int) -> None:
     beat = Leases.beat
 
-    async def watched(self: Leases, worker: str, leases: Iterable[Lease], *, ttl: float) -> Pulse:
+    async def watched(self: Leases, worker: str, leases: Iterable[Lease], *, ttl: float) -> HeartbeatReply:
         asked, renewed = boottime(), None
         try:
             pulse = await beat(self, worker, leases, ttl=ttl)
@@ -78,7 +78,7 @@ def _watch_events(fd: int, worker: str) -> None:
 
 def _watch_returns(fd: int, worker: str) -> None:
     """Both ways to give a lease back while the work goes on; noted before, as the answer may be lost."""
-    hand_over, give_back = Leases.hand_over, Leases.give_back
+    hand_over, release_unknown = Leases.hand_over, Leases.release_unknown
 
     async def handed(self: Leases, leases: Iterable[Lease], **more: Any) -> frozenset[str]:
         given = list(leases)
@@ -87,10 +87,10 @@ def _watch_returns(fd: int, worker: str) -> None:
 
     async def given_back(self: Leases, worker: str, beats: Sequence[Any]) -> frozenset[str]:
         _note_returns(fd, worker, [beat for beat in beats if beat.answer == "unknown"])
-        return await give_back(self, worker, beats)
+        return await release_unknown(self, worker, beats)
 
     Leases.hand_over = handed  # type: ignore[method-assign]
-    Leases.give_back = given_back  # type: ignore[method-assign]
+    Leases.release_unknown = given_back  # type: ignore[method-assign]
 
 
 def _note_returns(fd: int, worker: str, given: Iterable[Any]) -> None:

@@ -17,23 +17,23 @@ from holdfast.errors import Invalid, StoreError
 from holdfast.model import new_worker_id
 from holdfast.permissions import PASSABLE, tighten
 from holdfast.pipeline.connectors import CONNECTORS
-from holdfast.pipeline.plan import Facts
+from holdfast.pipeline.plan import PlanFacts
 from holdfast.pipeline_spec import pipeline_of
-from holdfast.runner.base import CannotStart, EngineUnreachable, Limits, Runner
+from holdfast.runner.base import CannotStart, ContainerLimits, EngineUnreachable, Runner
 from holdfast.runner.disk import disks_of
-from holdfast.runner.function import Functions
+from holdfast.runner.function import FunctionRegistry
 from holdfast.runner.job_files import JobFolders
-from holdfast.runner.process import MARK_SECONDS, ProcessRunner
-from holdfast.runner.shared_folder import prove
+from holdfast.runner.process import MARKER_SECONDS, ProcessRunner
+from holdfast.runner.shared_folder import open_shared_folder
 from holdfast.runner.state_folder import StateFolder
 from holdfast.runner.users import uids_for, user_for
 from holdfast.store import Store
 from holdfast.store.outage import asked_again
 from holdfast.store.sqlite import SqliteDatabase
 from holdfast.store.store import open_store
-from holdfast.worker.direct import Direct
-from holdfast.worker.execution_services import Step
-from holdfast.worker.heartbeat import Beats
+from holdfast.worker.direct import DirectExecutor
+from holdfast.worker.execution_services import StepHook
+from holdfast.worker.heartbeat import HeartbeatStore
 from holdfast.worker.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -60,12 +60,12 @@ async def equip(store: Store, settings: Settings, *, at: Callable[[str], None] |
     with suppress(FileNotFoundError):
         tighten(settings.data_dir, PASSABLE)
     installation = await asked_again(store.installation)
-    shared = await asked_again(lambda: prove(settings.shared, installation, store.shared_folder))
+    shared = await asked_again(lambda: open_shared_folder(settings.shared, installation, store.shared_folder))
     folders = JobFolders(settings.shared, settings.state, installation)
     containers = containers_of(settings, installation)
     # Twice the lease, as a worker that lost its lease may learn of it late.
-    marks_for = 2 * settings.lease_ttl
-    store.delete_with(JobFiles(store, shared, folders, containers=containers, marks_for=marks_for, at=at))
+    keep_marker_for = 2 * settings.lease_ttl
+    store.delete_with(JobFiles(store, shared, folders, containers=containers, keep_marker_for=keep_marker_for, at=at))
 
 
 def containers_of(settings: Settings, installation: str) -> Containers | None:
@@ -85,9 +85,9 @@ def containers_of(settings: Settings, installation: str) -> Containers | None:
     )
 
 
-def limits_of(settings: Settings) -> Limits:
+def limits_of(settings: Settings) -> ContainerLimits:
     """Return the default limits of containers."""
-    return Limits(
+    return ContainerLimits(
         memory=settings.docker_memory,
         cpus=settings.docker_cpus,
         pids=settings.docker_pids,
@@ -114,24 +114,24 @@ async def worker_of(
     settings: Settings,
     *,
     queues: Mapping[str, int],
-    functions: Functions | None = None,
+    functions: FunctionRegistry | None = None,
     worker_id: str | None = None,
-    at: Step | None = None,
+    at: StepHook | None = None,
     state: StateFolder | None = None,
     store: Store | None = None,
 ) -> AsyncIterator[Worker]:
     """Build a worker on its state folder, ready to run; it opens its own store unless one is given."""
     state = state or StateFolder(settings.state)
-    async with AsyncExitStack() as held:
+    async with AsyncExitStack() as stack:
         if store is None:
             store = await store_of(settings)
-            held.push_async_callback(store.close)
+            stack.push_async_callback(store.close)
         installation = await asked_again(store.installation)
-        shared = await asked_again(lambda: prove(settings.shared, installation, store.shared_folder))
+        shared = await asked_again(lambda: open_shared_folder(settings.shared, installation, store.shared_folder))
         user = user_for(settings.process_user, state.path)
         uids = uids_for(settings)
         if uids is not None:
-            held.callback(uids.close)
+            stack.callback(uids.close)
         processes = ProcessRunner(
             state,
             installation,
@@ -139,11 +139,11 @@ async def worker_of(
             uids=uids,
             log_cap=settings.log_max_bytes,
             limits=settings.attempt_limits,
-            marks_for=max(MARK_SECONDS, 2 * settings.lease_ttl),
+            keep_marker_for=max(MARKER_SECONDS, 2 * settings.lease_ttl),
             allow_root=settings.allow_root_jobs,
         )
-        held.callback(processes.close)
-        containers = await docker_of(settings, installation, held)
+        stack.callback(processes.close)
+        containers = await docker_of(settings, installation, stack)
         yield Worker(
             store,
             installation=installation,
@@ -152,7 +152,7 @@ async def worker_of(
             queues=queues,
             runners=[processes, *containers],
             checks=processes.checks,
-            functions=functions or Functions(),
+            functions=functions or FunctionRegistry(),
             locks=state.locks(installation),
             connect_beats=beats_of(store, settings),
             worker_id=worker_id,
@@ -160,7 +160,7 @@ async def worker_of(
         )
 
 
-async def docker_of(settings: Settings, installation: str, held: AsyncExitStack) -> list[Runner]:
+async def docker_of(settings: Settings, installation: str, stack: AsyncExitStack) -> list[Runner]:
     """Return the Docker runner if it is enabled and the extra is installed; the engine may come and go later."""
     if settings.docker_host is None:
         return []
@@ -171,7 +171,7 @@ async def docker_of(settings: Settings, installation: str, held: AsyncExitStack)
         log.info("Docker jobs are off: holdfast[docker] is not installed")
         return []
     engine = Engine(settings.docker_host)
-    held.push_async_callback(engine.close)
+    stack.push_async_callback(engine.close)
     limits = limits_of(settings)
     runner = DockerRunner(
         engine,
@@ -195,12 +195,12 @@ def api_of(settings: Settings, *, background: Background | None = None) -> Api:
 def facts_of(settings: Settings) -> FactsOf:
     """Return the function that finds the facts of a pipeline on this host: its image, or the installed server."""
 
-    async def facts(spec: Mapping[str, Any]) -> Facts:
+    async def facts(spec: Mapping[str, Any]) -> PlanFacts:
         pipeline = pipeline_of(spec)
         if pipeline is None or "image" in spec:
-            return Facts(image=await image_of(settings, spec["image"]) if pipeline else None)
+            return PlanFacts(image=await image_of(settings, spec["image"]) if pipeline else None)
         try:
-            return Facts(engine=await asyncio.to_thread(CONNECTORS[pipeline.connector].engine))
+            return PlanFacts(engine=await asyncio.to_thread(CONNECTORS[pipeline.connector].engine))
         except CannotStart as error:
             raise Invalid("connector", error.error.message) from None
 
@@ -212,28 +212,28 @@ async def image_of(settings: Settings, name: str) -> str | None:
     if settings.docker_host is None:
         return None
     try:  # Only here: what it needs is an extra.
-        from holdfast.runner.docker.engine import Engine, Refusal  # noqa: PLC0415
+        from holdfast.runner.docker.engine import Engine, EngineError  # noqa: PLC0415
     except ModuleNotFoundError:
         return None
     engine = Engine(settings.docker_host)
     try:
         return (await engine.image(name)).id
-    except (Refusal, EngineUnreachable):
+    except (EngineError, EngineUnreachable):
         return None
     finally:
         await engine.close()
 
 
-def beside(settings: Settings, functions: Functions | None = None) -> Background:
+def beside(settings: Settings, functions: FunctionRegistry | None = None) -> Background:
     """Return what runs beside a server: the duties and, where the queue is off, what runs the jobs."""
     return duties_of(settings) if settings.queue_enabled else direct_of(settings, functions)
 
 
-def direct_of(settings: Settings, functions: Functions | None = None) -> Background:
+def direct_of(settings: Settings, functions: FunctionRegistry | None = None) -> Background:
     """Return a worker that claims nothing, for a server that runs jobs in the request; it also runs the duties."""
 
     @asynccontextmanager
-    async def running(store: Store) -> AsyncIterator[Direct]:
+    async def running(store: Store) -> AsyncIterator[DirectExecutor]:
         async with worker_of(settings, queues={}, functions=functions, store=store) as worker:
             # Not a group: the block may be entered and left in different tasks.
             task = asyncio.create_task(worker.run())
@@ -242,10 +242,10 @@ def direct_of(settings: Settings, functions: Functions | None = None) -> Backgro
             started.cancel()
             try:
                 if not task.done():
-                    yield Direct(worker, store, settings)
+                    yield DirectExecutor(worker, store, settings)
             finally:
                 if not task.done():
-                    worker.leave()
+                    worker.drain()
                 await task
 
     return running
@@ -269,7 +269,7 @@ def duties_of(settings: Settings) -> Background:
     return running
 
 
-def asgi(url: str | None = None, *, functions: Functions | None = None, **settings: object) -> Api:
+def asgi(url: str | None = None, *, functions: FunctionRegistry | None = None, **settings: object) -> Api:
     """Build the service as an ASGI application, to serve or to mount: `app.mount("/jobs", holdfast.asgi())`.
 
     `url` is the database's; other settings are given by name, or come from the environment. `functions` are those of an
@@ -279,19 +279,21 @@ def asgi(url: str | None = None, *, functions: Functions | None = None, **settin
     return api_of(loaded, background=beside(loaded, functions))
 
 
-def beats_of(store: Store, settings: Settings) -> Callable[[], Awaitable[tuple[Beats, Callable[[], Awaitable[None]]]]]:
+def beats_of(
+    store: Store, settings: Settings
+) -> Callable[[], Awaitable[tuple[HeartbeatStore, Callable[[], Awaitable[None]]]]]:
     """Return how the heartbeat reaches the store from its own thread.
 
     SQLite has one writer thread per process, where a beat is urgent. On Postgres the heartbeat has its own connection.
     """
 
-    async def share() -> tuple[Beats, Callable[[], Awaitable[None]]]:
+    async def share() -> tuple[HeartbeatStore, Callable[[], Awaitable[None]]]:
         async def nothing() -> None:
             pass
 
         return store.leases, nothing
 
-    async def connect() -> tuple[Beats, Callable[[], Awaitable[None]]]:
+    async def connect() -> tuple[HeartbeatStore, Callable[[], Awaitable[None]]]:
         own = await connected(settings, connections=1, listen=False)
         return own.leases, own.close
 

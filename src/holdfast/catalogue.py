@@ -31,6 +31,8 @@ CODES: Mapping[str, str] = {
     "exit_nonzero": "The command exited with a code other than 0, or was ended by a signal.",
     "reported_failure": "The command exited with 0, but its `result.json` reports a failure.",
     "start_failed": "The attempt could not be started: the message says why.",
+    "disk_full": "The disk was full when the attempt was to start. Nothing ran, the attempt does not count, and the "
+    "job waits in its queue.",
     "command_missing": "The command does not exist or cannot be executed. Never retried.",
     "root_refused": "The job would run as root, and `HOLDFAST_ALLOW_ROOT_JOBS` is not set. Never retried.",
     "image_missing": "The engine does not have the image. Never retried.",

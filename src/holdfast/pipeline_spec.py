@@ -13,22 +13,22 @@ from msgspec import Meta
 from holdfast import decoding
 from holdfast.errors import Invalid
 
-Connector = Literal["files", "postgres"]
-Mode = Literal["always", "final", "none"]
+ConnectorName = Literal["files", "postgres"]
+SnapshotMode = Literal["always", "final", "none"]
 Text = Annotated[str, Meta(max_length=32_768)]
-Label = Annotated[str, Meta(min_length=1, max_length=64)]
+TaskName = Annotated[str, Meta(min_length=1, max_length=64)]
 SnapshotId = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
 MAX_TASKS = 1000
-FIELDS = ("tasks", "connector", "snapshot", "base")
+PIPELINE_FIELDS = ("tasks", "connector", "snapshot", "base")
 NO_UPLOADS = (
     "are not for pipelines: a result is known by what its tasks declare; put files below the sources, and name them"
 )
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One task: a command, or a SQL file for the connector's server. Paths are below the tenant's sources."""
 
-    name: Label
+    name: TaskName
     command: Annotated[tuple[Text, ...], Meta(min_length=1, max_length=4096)] | None = None
     sql: Annotated[str, Meta(min_length=1, max_length=4096)] | None = None
     files: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=4096)], ...], Meta(max_length=1000)] = ()
@@ -36,12 +36,12 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     timeout: Annotated[float, Meta(gt=0, le=10 * 366 * 86_400)] | None = None
 
 
-class Pipeline(msgspec.Struct, frozen=True, kw_only=True):
+class PipelineSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a pipeline's spec that is the same for every runner."""
 
-    tasks: Annotated[tuple[Task, ...], Meta(min_length=1, max_length=MAX_TASKS)]
-    connector: Connector = "files"
-    snapshot: Mode = "always"
+    tasks: Annotated[tuple[TaskSpec, ...], Meta(min_length=1, max_length=MAX_TASKS)]
+    connector: ConnectorName = "files"
+    snapshot: SnapshotMode = "always"
     base: SnapshotId | None = None
     env: dict[Annotated[str, Meta(min_length=1, max_length=200)], Text] = {}
 
@@ -50,12 +50,12 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True):
         return self.snapshot == "always" or (self.snapshot == "final" and n == len(self.tasks) - 1)
 
 
-def pipeline_of(spec: Mapping[str, Any]) -> Pipeline | None:
+def pipeline_of(spec: Mapping[str, Any]) -> PipelineSpec | None:
     """Return the pipeline in the spec of a job; None for any other job."""
-    return decoding.convert(spec, Pipeline) if "tasks" in spec else None
+    return decoding.convert(spec, PipelineSpec) if "tasks" in spec else None
 
 
-def refuse_odd_tasks(pipeline: Pipeline) -> None:
+def refuse_odd_tasks(pipeline: PipelineSpec) -> None:
     """Refuse tasks that the types accept but that are invalid."""
     names: set[str] = set()
     for n, task in enumerate(pipeline.tasks):

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from holdfast.errors import FieldForbidden
-from holdfast.pipeline_spec import FIELDS as PIPELINE_FIELDS
+from holdfast.pipeline_spec import PIPELINE_FIELDS
 from holdfast.spec_checks import memory_bytes
 
 RUNS = frozenset({"command", "env", "require_result", *PIPELINE_FIELDS})

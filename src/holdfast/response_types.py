@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from holdfast.model import Job, Runner, Status, TaskRecord
+from holdfast.model import Job, RunnerName, Status, TaskRecord
 
 Subject = Literal["status", "held", "due", "needs", "lane", "unresolved", "queue", "worker", "plan", "build"]
 
@@ -95,5 +95,5 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
 class ToolView(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     description: str
-    runner: Runner
+    runner: RunnerName
     inputs: Mapping[str, Any]

@@ -21,7 +21,7 @@ def after_loss(
     `lost` is the end as a failure; `spent` counts the attempts before it.
     """
     match policy.on_lost:
-        case "hold":
+        case "pause":
             return msgspec.structs.replace(lost, status=Status.PAUSED)
         case "requeue" if attempts_left(spent, max_attempts) > 0:
             return requeued(lost, policy, spent=spent, source=source)

@@ -5,9 +5,7 @@ makes a whole call ready for a store.
 """
 
 import hashlib
-import re
 import uuid
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from operator import attrgetter
@@ -17,10 +15,12 @@ import msgspec
 from msgspec import Meta
 
 from holdfast import decoding
+from holdfast.dependency_order import in_order
 from holdfast.errors import Invalid, TooLarge
-from holdfast.model import Check, OnLost, Policy, Retry, Runner, new_id
-from holdfast.pipeline_spec import FIELDS, NO_UPLOADS, Connector, Mode, Pipeline, Task, refuse_odd_tasks
-from holdfast.spec_checks import Cpus, Memory, Pids, check_names, check_values
+from holdfast.model import Check, OnLost, Policy, RetryPolicy, RunnerName, new_id
+from holdfast.pipeline_spec import NO_UPLOADS, PIPELINE_FIELDS, ConnectorName, SnapshotMode, TaskSpec
+from holdfast.runner_specs import Name, Seconds, check_spec, invalid_field
+from holdfast.spec_checks import check_names
 from holdfast.timing import LONGEST
 
 MAX_PAYLOAD = 1024 * 1024
@@ -35,68 +35,11 @@ MAX_ATTEMPTS = 1
 FIRST_YEAR, LAST_YEAR = 1970, 9000
 """The range of times that every database and time zone can represent."""
 
-Name = Annotated[str, Meta(min_length=1, max_length=200)]
-Seconds = Annotated[float, Meta(gt=0, le=LONGEST)]
-Text = Annotated[str, Meta(max_length=32_768)]
-
-
-class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    name: Name
-
-
-class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    command: Annotated[list[Text], Meta(min_length=1, max_length=4096)]
-    env: dict[Name, Text] = {}
-    stdin: str | None = None
-    user: Name | None = None
-    memory: Memory | None = None
-    pids: Pids | None = None
-    file_size: Memory | None = None
-    folder_size: Memory | None = None
-    require_result: bool = False
-
-
-class DockerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    image: Name
-    command: Annotated[list[Text], Meta(max_length=4096)] | None = None
-    env: dict[Name, Text] = {}
-    memory: Memory | None = None
-    cpus: Cpus | None = None
-    pids: Pids | None = None
-    file_size: Memory | None = None
-    folder_size: Memory | None = None
-    network: Name | None = None
-    user: Name | None = None
-    require_result: bool = False
-
-
-class ProcessPipeline(Pipeline, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    user: Name | None = None
-    memory: Memory | None = None
-    pids: Pids | None = None
-    file_size: Memory | None = None
-    folder_size: Memory | None = None
-
-
-class DockerPipeline(Pipeline, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    image: Name
-    memory: Memory | None = None
-    cpus: Cpus | None = None
-    pids: Pids | None = None
-    file_size: Memory | None = None
-    folder_size: Memory | None = None
-    network: Name | None = None
-    user: Name | None = None
-
-
-SPECS: Mapping[Runner, type[msgspec.Struct]] = {"function": FunctionSpec, "process": ProcessSpec, "docker": DockerSpec}
-PIPELINES: Mapping[str, type[Pipeline]] = {"process": ProcessPipeline, "docker": DockerPipeline}
-
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One job as a caller asks for it."""
 
-    runner: Runner
+    runner: RunnerName
     spec: dict[str, Any]
     id: str | None = None
     tenant: Name | None = None
@@ -110,7 +53,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     hold: bool = False
     available_at: Annotated[datetime, Meta(tz=True)] | None = None
     max_attempts: Annotated[int, Meta(ge=1, le=1000)] | None = None
-    retry: Retry | None = None
+    retry: RetryPolicy | None = None
     on_lost: OnLost = "requeue"
     timeout: Seconds | None = None
     queue_timeout: Seconds | None = None
@@ -123,9 +66,9 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     check: Check | None = None
     reuse_key: Name | None = None
     rebuild: bool = False
-    tasks: tuple[Task, ...] = ()
-    connector: Connector | None = None
-    snapshot: Mode | None = None
+    tasks: tuple[TaskSpec, ...] = ()
+    connector: ConnectorName | None = None
+    snapshot: SnapshotMode | None = None
     base: str | None = None
 
     @property
@@ -144,7 +87,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 _POLICY = Policy.__struct_fields__
 _policy_of = attrgetter(*_POLICY)
-_said_of = attrgetter(*FIELDS)
+_pipeline_fields_of = attrgetter(*PIPELINE_FIELDS)
 _NO_POLICY = _policy_of(Submission(runner="process", spec={}))
 
 
@@ -176,22 +119,22 @@ class Batch(msgspec.Struct, frozen=True):
             return list(self.jobs)
         return [{**msgspec.to_builtins(job), "defaults": self.defaults} for job in self.jobs]
 
-    def answer(self, known: Sequence[Mapping[str, Any]]) -> list[Accepted]:
+    def answer(self, existing: Sequence[Mapping[str, Any]]) -> list[Accepted]:
         """Turn the rows of jobs that exist already, (id, asked), into the answer for all jobs."""
-        if known and known[0]["asked"] is None:
+        if existing and existing[0]["asked"] is None:
             # The rows of a repeat are in the order of the first call's jobs, which is not the order of its ids.
-            own = {job.id: row["id"] for job, row in zip(self.jobs, known, strict=True)}
+            own = {job.id: row["id"] for job, row in zip(self.jobs, existing, strict=True)}
             return [Accepted(own[job_id], True) for job_id in self.ids]
-        joined = {row["asked"]: row["id"] for row in known}
+        joined = {row["asked"]: row["id"] for row in existing}
         return [Accepted(joined.get(job_id, job_id), job_id in joined) for job_id in self.ids]
 
 
 def filled(job: Submission, defaults: Mapping[str, Any]) -> Submission:
     """Fill in fields that a job leaves out: from the defaults, else with the built-in values."""
-    unsaid = {name: value for name, value in defaults.items() if getattr(job, name, None) is None}
-    whole = {"queue": job.queue or QUEUE, "max_attempts": job.max_attempts or MAX_ATTEMPTS, **unsaid}
+    missing = {name: value for name, value in defaults.items() if getattr(job, name, None) is None}
+    whole = {"queue": job.queue or QUEUE, "max_attempts": job.max_attempts or MAX_ATTEMPTS, **missing}
     if whole.get("retry") is not None:
-        whole["retry"] = decoding.convert(whole["retry"], Retry)
+        whole["retry"] = decoding.convert(whole["retry"], RetryPolicy)
     return msgspec.structs.replace(job, **whole)
 
 
@@ -215,13 +158,15 @@ def gather(
     if not 1 <= len(tenant) <= 200 or not tenant.isprintable():
         raise Invalid("tenant", "is empty, over 200 characters, or has control characters")
     backoff = (defaults or {}).get("retry")
-    checked = [check(job if isinstance(job, Submission) else parse(_backing_off(job, backoff)), tenant) for job in jobs]
+    checked = [
+        check(job if isinstance(job, Submission) else parse(_complete_retry(job, backoff)), tenant) for job in jobs
+    ]
     ids = [job.id for job in checked if job.id is not None]
     body = None if key is None else fingerprint(sent or jobs)
     return Batch(in_order(checked), ids, tenant, key, body, defaults or {})
 
 
-def _backing_off(job: Mapping[str, Any], backoff: Mapping[str, Any] | None) -> Mapping[str, Any]:
+def _complete_retry(job: Mapping[str, Any], backoff: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """Complete a `retry` that only says what to retry on."""
     retry = job.get("retry") if backoff is not None and isinstance(job, Mapping) else None
     if not isinstance(retry, Mapping) or backoff is None:
@@ -283,7 +228,7 @@ def check(submission: Submission, tenant: str) -> Submission:
     """Check what types cannot express; set the job's tenant, and an id if it has none."""
     if submission.tenant is not None and submission.tenant != tenant:
         raise Invalid("tenant", f"{submission.tenant!r} is not the caller's")
-    submission = _folded(submission)
+    submission = _with_pipeline_in_spec(submission)
     check_spec(submission.runner, submission.spec)
     if not (submission.kind + (submission.queue or "") + (submission.lane or "")).isprintable():
         raise _unprintable(submission)
@@ -312,82 +257,18 @@ def check(submission: Submission, tenant: str) -> Submission:
     return msgspec.structs.replace(submission, id=job_id, tenant=tenant, needs=needs)
 
 
-def _folded(submission: Submission) -> Submission:
+def _with_pipeline_in_spec(submission: Submission) -> Submission:
     """Move the fields of a pipeline into its spec, where every database and worker finds them."""
-    if not any(_said_of(submission)):
+    if not any(_pipeline_fields_of(submission)):
         return submission
-    said = {name: value for name in FIELDS if (value := getattr(submission, name))}
+    given = {name: value for name in PIPELINE_FIELDS if (value := getattr(submission, name))}
     if not submission.tasks:
-        raise Invalid(next(iter(said)), "is for pipelines: give tasks, too")
-    for name in said:
+        raise Invalid(next(iter(given)), "is for pipelines: give tasks, too")
+    for name in given:
         if name in submission.spec:
             raise Invalid(f"spec.{name}", f"is given twice: here, and as {name} of the job")
-    spec = submission.spec | msgspec.to_builtins(said)
+    spec = submission.spec | msgspec.to_builtins(given)
     return msgspec.structs.replace(submission, spec=spec, tasks=(), connector=None, snapshot=None, base=None)
-
-
-def check_spec(runner: Runner, spec: Mapping[str, Any]) -> None:
-    """Check what a job wants to run. A submit by SQL does not check this; the worker then does."""
-    pipeline = "tasks" in spec
-    if pipeline and runner not in PIPELINES:
-        raise Invalid("tasks", f"a pipeline runs as process or docker, not as {runner}")
-    kind = PIPELINES[runner] if pipeline else SPECS[runner]
-    try:
-        checked = decoding.convert(spec, kind)
-    except msgspec.ValidationError as error:
-        raise _placed(invalid_field(error, root="spec")) from None
-    check_values(spec)
-    if isinstance(checked, Pipeline):
-        refuse_odd_tasks(checked)
-
-
-def _placed(error: Invalid) -> Invalid:
-    """Name a pipeline's field as the caller wrote it, beside the spec."""
-    inner = error.field.removeprefix("spec.")
-    if re.split(r"[.\[]", inner)[0] in FIELDS:
-        return Invalid(inner, error.message.removeprefix(f"{error.field}: "))
-    return error
-
-
-def in_order(submissions: Sequence[Submission]) -> list[Submission]:
-    """Sort a batch so that each job comes after the ones it needs; refuse a cycle."""
-    by_id = {submission.id: submission for submission in submissions if submission.id is not None}
-    if len(by_id) < len(submissions):
-        ((twice, _),) = Counter(submission.id for submission in submissions).most_common(1)
-        raise Invalid("id", f"job {twice} is in this batch twice")
-    if not any(submission.needs for submission in submissions):
-        return list(submissions)
-    if _stands_in_order(submissions, by_id):
-        return list(submissions)
-    inside = {job_id: [need for need in job.needs if need in by_id] for job_id, job in by_id.items()}
-    return [by_id[job_id] for job_id in _topological(inside)]
-
-
-def _stands_in_order(submissions: Sequence[Submission], by_id: Mapping[str, Submission]) -> bool:
-    before: set[str] = set()
-    for submission in submissions:
-        if any(need in by_id and need not in before for need in submission.needs):
-            return False
-        before.add(str(submission.id))
-    return True
-
-
-def _topological(needs: Mapping[str, Sequence[str]]) -> list[str]:
-    waiting = {job_id: len(of) for job_id, of in needs.items()}
-    dependants: dict[str, list[str]] = {}
-    for job_id, of in needs.items():
-        for need in of:
-            dependants.setdefault(need, []).append(job_id)
-    order = [job_id for job_id, count in waiting.items() if count == 0]
-    for job_id in order:
-        for dependant in dependants.get(job_id, ()):
-            waiting[dependant] -= 1
-            if waiting[dependant] == 0:
-                order.append(dependant)
-    if len(order) < len(needs):
-        stuck = sorted(set(needs) - set(order))
-        raise Invalid("needs", f"jobs need each other in a cycle: {', '.join(stuck[:5])}")
-    return order
 
 
 def _canonical_id(field: str, text: str) -> str:
@@ -432,16 +313,3 @@ def _has_nul(value: Any) -> bool:
     if isinstance(value, Mapping):
         return any(_has_nul(key) or _has_nul(item) for key, item in value.items())
     return isinstance(value, list | tuple) and any(_has_nul(item) for item in value)
-
-
-def invalid_field(error: msgspec.ValidationError, root: str = "") -> Invalid:
-    """Take the field out of a message like "Expected `int`, got `str` - at `$.priority`"."""
-    text = str(error)
-    at = re.search(r" - at `(?:key in )?\$\.?(.*?)`$", text)
-    path = at.group(1) if at else ""
-    text = text[: at.start()] if at else text
-    named = re.search(r"(?:unknown|required) field `([^`]+)`", text)
-    if named:
-        path = f"{path}.{named.group(1)}" if path else named.group(1)
-    field = ".".join(part for part in (root, path) if part) or "job"
-    return Invalid(field, text)

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.model import Cause
-from holdfast.runner.artifacts import Gathered, Limits
-from holdfast.runner.base import End, Identity, Order, Runner, Running, TooLate
+from holdfast.runner.base import AttemptEnd, AttemptHandle, Identity, Runner, StartRequest, TooLate
+from holdfast.runner.collected_outputs import ArtifactLimits, CollectedOutputs
 from holdfast.runner.frames import Stream
 from holdfast.runner.wire import Command
 
@@ -38,7 +38,7 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 class Watched:
     """An attempt, and its output so far."""
 
-    def __init__(self, running: Running) -> None:
+    def __init__(self, running: AttemptHandle) -> None:
         self.running = running
         self.output = {Stream.STDOUT: b"", Stream.STDERR: b""}
         self.events: list[dict[str, Any]] = []
@@ -59,7 +59,7 @@ class Watched:
             await self.read()
             await asyncio.sleep(0.01)
 
-    async def end(self) -> End:
+    async def end(self) -> AttemptEnd:
         """Wait for its end, read the rest, and collect it."""
         await until(lambda: self.running.over, "it ends")
         await self.read()
@@ -77,17 +77,19 @@ class RunnerSuite:
         """The spec of a job that runs a shell script."""
         raise NotImplementedError
 
-    def order(self, runner: Runner, script: str, **more: Any) -> Order:
+    def order(self, runner: Runner, script: str, **more: Any) -> StartRequest:
         identity = more.pop("identity", None) or Identity(INSTALLATION, str(uuid.uuid4()), 1)
         start_by = more.pop("start_by", time.clock_gettime(time.CLOCK_BOOTTIME) + 60)
         fields = {"token": 1, "inputs": {"n": 1}, "stop_grace": 1.0, **more}
-        return Order(identity=identity, domain=runner.domain, spec=self.spec(script), start_by=start_by, **fields)
+        return StartRequest(
+            identity=identity, domain=runner.domain, spec=self.spec(script), start_by=start_by, **fields
+        )
 
-    async def started(self, runner: Runner, script: str, **more: Any) -> tuple[Order, Watched]:
+    async def started(self, runner: Runner, script: str, **more: Any) -> tuple[StartRequest, Watched]:
         order = self.order(runner, script, **more)
         return order, Watched(await runner.start(order, confirmed))
 
-    async def found(self, runner: Runner, order: Order, **offsets: int) -> tuple[str, Running]:
+    async def found(self, runner: Runner, order: StartRequest, **offsets: int) -> tuple[str, AttemptHandle]:
         given = {"stdout": 0, "stderr": 0, **offsets}
         return await runner.find(order.identity, order.domain, **given)
 
@@ -98,7 +100,7 @@ class RunnerSuite:
         assert (end.cause, end.exit_code) == (Cause.EXIT, 3)
         assert attempt.output[Stream.STDOUT] == b"out\nend"
         assert attempt.output[Stream.STDERR] == b"err\n"
-        await attempt.running.remove(others_held_it=False)
+        await attempt.running.remove(had_other_owners=False)
 
     async def test_identity_and_inputs(self, runner: Runner) -> None:
         """Proves R1."""
@@ -108,7 +110,7 @@ class RunnerSuite:
         )
         await attempt.end()
         assert attempt.output[Stream.STDOUT] == f'{order.identity.job} 1 1\n{{"n":1}}'.encode()
-        await attempt.running.remove(others_held_it=False)
+        await attempt.running.remove(had_other_owners=False)
 
     async def test_what_runs_is_found_and_read_on(self, runner: Runner) -> None:
         """An adopter continues at the recorded offsets, without gap or repeat. Proves R3."""
@@ -120,7 +122,7 @@ class RunnerSuite:
         adopter = Watched(running)
         assert (await adopter.end()).exit_code == 0
         assert adopter.output[Stream.STDOUT] == b"two\n"
-        await running.remove(others_held_it=True)
+        await running.remove(had_other_owners=True)
 
     async def test_what_ended_unwatched_is_found(self, runner: Runner) -> None:
         """Proves R2."""
@@ -132,7 +134,7 @@ class RunnerSuite:
         adopter = Watched(running)
         assert (await adopter.end()).exit_code == 4
         assert adopter.output[Stream.STDOUT] == b"done\n"
-        await running.remove(others_held_it=False)
+        await running.remove(had_other_owners=False)
 
     async def test_nothing_is_missing(self, runner: Runner) -> None:
         order = self.order(runner, "true")
@@ -149,7 +151,7 @@ class RunnerSuite:
         await attempt.end()
         assert again.output[Stream.STDOUT] == attempt.output[Stream.STDOUT] == b"ran\n"
         again.running.close()
-        await attempt.running.remove(others_held_it=False)
+        await attempt.running.remove(had_other_owners=False)
 
     async def test_a_start_that_comes_too_late_starts_nothing(self, runner: Runner) -> None:
         """Proves L15."""
@@ -174,19 +176,19 @@ class RunnerSuite:
         """Even if it ignores the polite signal. Proves C4."""
         order, attempt = await self.started(runner, "trap '' TERM; echo up; while :; do sleep 1; done")
         await attempt.says(b"up\n")
-        await attempt.running.tell(Command(token=order.token, verb="stop", kind="interrupt", grace=0.3))
+        await attempt.running.send(Command(token=order.token, verb="stop", kind="interrupt", grace=0.3))
         assert (await attempt.end()).cause is Cause.INTERRUPTED
-        await attempt.running.remove(others_held_it=False)
+        await attempt.running.remove(had_other_owners=False)
 
     async def test_a_former_owners_word_counts_no_more(self, runner: Runner) -> None:
         """Proves L6."""
         order, attempt = await self.started(runner, "echo up; sleep 1.5; echo end")
         await attempt.says(b"up\n")
-        await attempt.running.tell(Command(token=order.token + 1, verb="hold"))
-        await attempt.running.tell(Command(token=order.token, verb="stop", kind="cancel", grace=0.1))
+        await attempt.running.send(Command(token=order.token + 1, verb="hold"))
+        await attempt.running.send(Command(token=order.token, verb="stop", kind="cancel", grace=0.1))
         assert (await attempt.end()).exit_code == 0
         assert attempt.output[Stream.STDOUT] == b"up\nend\n"
-        await attempt.running.remove(others_held_it=False)
+        await attempt.running.remove(had_other_owners=False)
 
     async def test_limits_of_time_hold_by_themselves(self, runner: Runner) -> None:
         """Proves R8, R9."""
@@ -194,7 +196,7 @@ class RunnerSuite:
         for name, limits in (("timeout", {"timeout": 0.5}), ("idle", {"idle_timeout": 0.5})):
             _, attempt = await self.started(runner, "sleep 60", stop_grace=0.2, **limits)
             ends[name] = (await attempt.end()).cause
-            await attempt.running.remove(others_held_it=False)
+            await attempt.running.remove(had_other_owners=False)
         assert ends == {"timeout": Cause.TIMED_OUT, "idle": Cause.IDLE_TIMEOUT}
 
     async def test_outputs(self, runner: Runner, tmp_path: Path) -> None:
@@ -203,25 +205,25 @@ class RunnerSuite:
             runner, 'cd "$HOLDFAST_WORK_DIR" && mkdir -p output/a && echo x > output/a/b && echo {} > result.json'
         )
         await attempt.end()
-        gathered = Gathered(tmp_path / "kept", Limits(bytes=1000))
+        gathered = CollectedOutputs(tmp_path / "kept", ArtifactLimits(bytes=1000))
         await attempt.running.outputs(gathered)
         gathered.publish()
         assert gathered.report == b"{}\n"
         assert (tmp_path / "kept" / "a" / "b").read_bytes() == b"x\n"
-        await attempt.running.remove(others_held_it=False)
+        await attempt.running.remove(had_other_owners=False)
 
     async def test_what_is_left_over_is_listed_and_swept(self, runner: Runner) -> None:
         """Proves R12, R16."""
         order, attempt = await self.started(runner, "true")
         await attempt.end()
         attempt.running.close()
-        assert order.identity in await runner.left_over()
+        assert order.identity in await runner.remaining_attempts()
         await runner.sweep(order.identity)
         state, running = await self.found(runner, order)
         running.close()
         assert state in ("missing", "exited", "died", "forbidden")
 
-    async def cleared(self, runner: Runner, order: Order) -> None:
+    async def cleared(self, runner: Runner, order: StartRequest) -> None:
         """Remove all traces of an attempt that never ran."""
         await runner.sweep(order.identity)
 

@@ -25,7 +25,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpProcess]:
 
 
 def test_run_feels_like_running_the_command(up: UpProcess) -> None:
-    """Each stream where it belongs, and its own exit code. Proves O7."""
+    """Both streams and the exit code are those of the command. Proves O7."""
     done = up.run("run", "--", "sh", "-c", "echo out; echo err >&2; exit 7")
     assert (done.returncode, done.stdout) == (7, "out\n")
     assert "err\n" in done.stderr
@@ -227,7 +227,7 @@ class Terminal:
             os.execve(PROGRAM[0], [*PROGRAM, *arguments], up.env | {"TERM": "xterm"})
 
     def until(self, text: str, *, more: bool = False) -> None:
-        """Read until a text has appeared; `more`: once more than so far."""
+        """Read until a text has appeared; with `more`, once more than before."""
         before = self.seen.count(text) if more else 0
         deadline = time.monotonic() + PATIENCE
         while self.seen.count(text) <= before:

@@ -81,7 +81,7 @@ def test_the_commands_of_the_banner_work_as_printed(
     assert "succeeded" in said[2]
 
 
-def test_workers_leave_when_up_is_killed_and_their_job_runs_on(tmp_path: Path) -> None:
+def test_workers_exit_when_up_is_killed_and_their_job_continues(tmp_path: Path) -> None:
     """Proves G8."""
     port = free_port()
     job = f"while [ ! -e {shlex.quote(str(tmp_path / 'go'))} ]; do sleep 0.1; done; echo through"

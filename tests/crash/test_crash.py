@@ -140,7 +140,7 @@ async def assert_true_records(store: Store) -> None:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-async def test_operation_killed_at_any_statement_leaves_a_true_record(clean_url: str, operation: str) -> None:
+async def test_operation_killed_at_any_statement_leaves_a_consistent_record(clean_url: str, operation: str) -> None:
     """Proves J2."""
     completed = False
     async with await open_store(clean_url, listen=False) as store:
@@ -177,7 +177,7 @@ async def clear(store: Store) -> None:
         # Killed while it held a lease: the reaper's case, told by hand.
         assert job.lease is not None
         await finish_foreign(store, job.id, job.lease.token)
-    await store.jobs.purge()
+    await store.jobs.finish_deletions()
     assert (await store.jobs.list()).items == []
 
 

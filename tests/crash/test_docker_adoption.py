@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast.model import Cause, Job, Status
-from holdfast.runner.base import Identity, Limits
+from holdfast.runner.base import ContainerLimits, Identity
 from holdfast.runner.docker import runner as docker_runner
 from holdfast.runner.docker.container_config import name_of
 from holdfast.runner.docker.runner import DockerRunner
@@ -71,7 +71,7 @@ async def sweep(processes: WorkerProcesses, docker: DockerEngine, times: int = 1
     """Sweep several times, as a worker does once a minute."""
     async with api(docker) as engine:
         runner = DockerRunner(
-            engine, processes.installation, limits=Limits(), log_cap=1 << 20, state=processes.settings.state
+            engine, processes.installation, limits=ContainerLimits(), log_cap=1 << 20, state=processes.settings.state
         )
         await runner.check()
         locks = StateFolder(processes.host("sweeper")).locks(processes.installation)
@@ -205,10 +205,15 @@ async def test_a_worker_that_leaves_hands_over_and_the_next_adopts_at_once(
     job = await chatty(workers, pace=0.5)
     async with workers.worker():
         await workers.wait_for_log(job, "out 9")
+
+    async def leases() -> list[str]:
+        return [str(event.data["lease"]) for event in await workers.events(job, "lease")]
+
+    assert await leases() == ["handed_over"]
     async with workers.worker({"other": 1}):
 
         async def adopted() -> bool:
-            return any(event.data["lease"] == "adopted" for event in await workers.events(job, "lease"))
+            return await leases() == ["handed_over", "adopted"]
 
         await eventually(adopted, "it is adopted")
         ended = await workers.ended(job, Status.SUCCEEDED)
@@ -225,8 +230,8 @@ async def test_adopter_carries_out_a_pending_stop_request(workers: InProcessWork
     await workers.store.jobs.cancel(job.id)
     async with workers.worker():
         await workers.ended(job, Status.CANCELLED)
-    told = [event.data["cancel"] for event in await workers.events(job, "cancel")]
-    assert told == ["requested", "signalled", "dead"]
+    phases = [event.data["cancel"] for event in await workers.events(job, "cancel")]
+    assert phases == ["requested", "signalled", "dead"]
     assert docker.containers() == []
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.model import Cause, Job, Lease, Status, Worker
+from holdfast.model import Cause, Job, Lease, Status, WorkerRecord
 from tests.support.docker_engine import DockerEngine
 from tests.support.in_process_workers import InProcessWorkers, eventually
 
@@ -33,7 +33,7 @@ def count(n: int) -> list[str]:
     return [f"line {i}" for i in range(1, n + 1)]
 
 
-async def worker_row(workers: InProcessWorkers, fits: Callable[[Worker], bool], what: str) -> None:
+async def worker_row(workers: InProcessWorkers, fits: Callable[[WorkerRecord], bool], what: str) -> None:
     async def look() -> bool:
         return any(fits(worker) for worker in await workers.store.workers.list())
 

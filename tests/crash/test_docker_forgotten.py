@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from holdfast.model import Job, Status
-from holdfast.runner.docker.engine import Engine, Seen
+from holdfast.runner.docker.engine import ContainerInfo, Engine
 from holdfast.store import orphans
 from holdfast.worker import worker
 from tests.support.crashing_worker import Hook
@@ -79,7 +79,7 @@ async def test_supervisor_record_wins_over_an_engine_that_missed_the_end(
     """One that was away when a container ended says 255, or 0; what the supervisor wrote counts. Proves R5, R22."""
     inspect = Engine.inspect
 
-    async def forgetful(self: Engine, container: str) -> Seen:
+    async def forgetful(self: Engine, container: str) -> ContainerInfo:
         seen = await inspect(self, container)
         return seen if seen.status != "exited" else msgspec.structs.replace(seen, exit_code=unknown)
 

@@ -15,10 +15,10 @@ import pytest
 
 from holdfast.model import Claimable, Job, Status
 from holdfast.runner.attempt_folder import AttemptFolder
-from holdfast.runner.base import Identity, Order, Running, TooLate
+from holdfast.runner.base import AttemptHandle, Identity, StartRequest, TooLate
 from holdfast.runner.process import ProcessRunner
 from holdfast.runner.state_folder import StateFolder
-from holdfast.worker import executor
+from holdfast.worker import attempt_start
 from holdfast.worker.held_leases import boottime
 from tests.support.crashing_worker import Hook
 from tests.support.in_process_workers import InProcessWorkers
@@ -42,7 +42,7 @@ class LateOwner:
     async def claim(self) -> None:
         pair = Claimable(queue=self._job.queue, capability="process", domain=self._domain)
         (lease,) = (await self._processes.store.leases.claim(OWNER, [pair], slots=1, ttl=60)).claimed
-        self._order = Order(
+        self._order = StartRequest(
             identity=Identity(self._processes.installation, lease.id, lease.attempt),
             domain=lease.domain,
             token=lease.token,
@@ -122,7 +122,7 @@ class LateStarts:
         self.tried = asyncio.Event()
         start = ProcessRunner.start
 
-        async def late(runner: ProcessRunner, *args: Any) -> Running:
+        async def late(runner: ProcessRunner, *args: Any) -> AttemptHandle:
             nonlocal tries
             tries -= 1
             if tries < 0:
@@ -157,7 +157,7 @@ async def test_late_start_is_retried_in_the_same_attempt(
 
 async def test_job_that_never_starts_in_time_fails(workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
     """Proves R22: on an overloaded machine the job fails with this reason, and its policy decides."""
-    monkeypatch.setattr(executor, "LATE_SECONDS", 0.01)
+    monkeypatch.setattr(attempt_start, "LATE_SECONDS", 0.01)
     LateStarts(monkeypatch, float("inf"))
     job = await workers.sh("true")
     async with workers.worker():
@@ -179,7 +179,7 @@ async def test_start_after_the_lease_expired_starts_nothing(
     ran: list[str] = []
     stage_and_spawn = ProcessRunner._stage_and_spawn
 
-    def stalled(runner: ProcessRunner, folder: AttemptFolder, order: Order) -> int:
+    def stalled(runner: ProcessRunner, folder: AttemptFolder, order: StartRequest) -> int:
         if ran:
             ran.append(marker.read_text() if marker.exists() else "")
             return stage_and_spawn(runner, folder, order)

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.model import Job, Status
 from holdfast.pipeline import snapshots
-from holdfast.pipeline.snapshots import TEMPORARY, Folders
+from holdfast.pipeline.snapshots import TEMPORARY, SnapshotFolders
 from holdfast.worker import pipeline_execution
 from tests.support.crashing_worker import Hook
 from tests.support.in_process_workers import eventually
@@ -66,8 +66,8 @@ async def content(pipelines: Pipelines, job: Job) -> str:
 
 def test_list_of_steps_is_complete() -> None:
     """A new step must be added to the tests that kill a worker there."""
-    told = "".join(Path(module.__file__ or "").read_text() for module in (pipeline_execution, snapshots))
-    assert {*re.findall(r'_at\("([a-z ]+)"\)', told)} | {"spawned"} == {*STEPS} | SERVED | OTHERS
+    source = "".join(Path(module.__file__ or "").read_text() for module in (pipeline_execution, snapshots))
+    assert {*re.findall(r'_at\("([a-z ]+)"\)', source)} | {"spawned"} == {*STEPS} | SERVED | OTHERS
 
 
 async def test_worker_killed_at_any_step_repeats_no_task(processes: WorkerProcesses, pipelines: Pipelines) -> None:
@@ -97,7 +97,7 @@ async def test_worker_killed_at_any_step_repeats_no_task(processes: WorkerProces
         await processes.assert_true(job)
     stored = await pipelines.snapshots()
     assert len(stored) == 2 * len(jobs) + len(known)
-    folders = Folders.below(processes.settings.shared)
+    folders = SnapshotFolders.below(processes.settings.shared)
     standing = {snapshot.folder for snapshot in stored}
     assert len({*folders.names()} - standing) >= len(UNNAMED & {*jobs})
     folders.sweep(standing, grace=0.0)
@@ -105,7 +105,7 @@ async def test_worker_killed_at_any_step_repeats_no_task(processes: WorkerProces
     assert {path.name for path in folders.root.glob("*.outputs")} == {f"{name}.outputs" for name in standing}
     assert list((folders.root / TEMPORARY).iterdir()) == []
     await processes.sweep()
-    await processes.sweep(marks_for=0.0)
+    await processes.sweep(keep_marker_for=0.0)
     assert processes.folders_of() == []
 
 
@@ -217,7 +217,7 @@ async def test_cancel_survives_the_death_of_server_and_worker(processes: WorkerP
         adds("one"), child, queue="a", stop_grace=0.5, max_attempts=3, retry={"on": ["failed"]}
     )
     with service_process_on(processes.settings.database_url or "", processes.settings.data_dir) as service:
-        victim = processes.start({"a": 1}, Hook(step="told", do="kill", job=job.id), **SLOW)
+        victim = processes.start({"a": 1}, Hook(step="stop_sent", do="kill", job=job.id), **SLOW)
         await processes.wait_for_log(job, "here")
         pid = (processes.folder_of(job).path / "space" / "tree" / "pid").read_text().strip()
         async with service.client() as client:

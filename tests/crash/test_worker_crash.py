@@ -19,7 +19,7 @@ OWN_STEPS = [
     "claimed", "prepared", "spawned", "started", "shipped", "exited", "collected", "gathered", "classified", "finished",
     "removed",
 ]  # fmt: skip
-"""The steps of a worker that claimed the job itself; `told` comes with a stop, `found` and `adopted` with an orphan."""
+"""The steps of a worker that claims; `stop_sent` comes with a stop, `found` and `adopted` with an orphan."""
 FINISHED = ("finished", "removed")
 TOMBSTONE = {"lock", "started"}
 STUBBORN = "trap '' TERM; echo $$ >> \"$MARKER\"; while :; do sleep 0.2; done"
@@ -28,12 +28,14 @@ STUBBORN = "trap '' TERM; echo $$ >> \"$MARKER\"; while :; do sleep 0.2; done"
 async def submit_all(processes: WorkerProcesses) -> tuple[dict[str, Job], Job]:
     """A job for each step, in a queue of its own; and one that is to be cancelled and does not obey."""
     jobs = {step: await processes.chatty(step, queue=step) for step in OWN_STEPS}
-    told = await processes.sh(STUBBORN, env={"MARKER": processes.marker("told")}, queue="told", stop_grace=0.5)
-    return jobs, told
+    doomed = await processes.sh(
+        STUBBORN, env={"MARKER": processes.marker("stop_sent")}, queue="stop_sent", stop_grace=0.5
+    )
+    return jobs, doomed
 
 
 async def cancel_when_running(processes: WorkerProcesses, job: Job) -> None:
-    await processes.wait_for_marker("told")
+    await processes.wait_for_marker("stop_sent")
     await processes.running(job)
     await processes.store.jobs.cancel(job.id)
 
@@ -54,7 +56,7 @@ async def assert_swept(processes: WorkerProcesses) -> None:
         return all({path.name for path in folder.glob("*")} <= TOMBSTONE for folder in whole)
 
     await processes.eventually(only_marks, "nothing but marks is left")
-    await processes.sweep(marks_for=0.0)
+    await processes.sweep(keep_marker_for=0.0)
     assert processes.folders_of() == []
 
 
@@ -62,12 +64,12 @@ async def test_worker_killed_at_any_step_costs_nothing(processes: WorkerProcesse
     """Proves L3, L13, L19, R2, R3, R10, R12, R14, C1. Its lease would last a minute."""
     slow: dict[str, Any] = {"lease_ttl": 60.0, "heartbeat_interval": 1.0, "adopt_backoff": 0.1}
     survivor = processes.start({"other": 1}, **slow)
-    jobs, told = await submit_all(processes)
+    jobs, doomed = await submit_all(processes)
     victims = {
         step: processes.start({step: 1}, Hook(step=step, do="kill", job=job.id), adopts=False, **slow)
-        for step, job in {**jobs, "told": told}.items()
+        for step, job in {**jobs, "stop_sent": doomed}.items()
     }
-    await cancel_when_running(processes, told)
+    await cancel_when_running(processes, doomed)
     for step, victim in victims.items():
         assert await victim.dead() == -signal.SIGKILL, step
     for step, job in jobs.items():
@@ -76,10 +78,10 @@ async def test_worker_killed_at_any_step_costs_nothing(processes: WorkerProcesse
         assert leases == ["handed_over", "adopted"] * (len(leases) // 2), step
         assert bool(leases) or step in FINISHED, step
         assert await processes.statuses(job) == ["queued", "running", "succeeded"], step
-    await processes.ended(told, Status.CANCELLED)
-    assert len(processes.marker_lines("told")) == 1
-    assert not alive(processes.marker_lines("told")[0])
-    assert await processes.cancels(told) == ["requested", "signalled", "killed", "dead"]
+    await processes.ended(doomed, Status.CANCELLED)
+    assert len(processes.marker_lines("stop_sent")) == 1
+    assert not alive(processes.marker_lines("stop_sent")[0])
+    assert await processes.cancels(doomed) == ["requested", "signalled", "killed", "dead"]
     await processes.eventually(lambda: len(processes.locks()) == 1, "the locks of the dead are gone")
     await assert_swept(processes)
     assert survivor.status is None
@@ -101,10 +103,10 @@ async def test_worker_stopped_at_any_step_changes_nothing_when_it_wakes(
     processes: WorkerProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves L15, L6, L10, R3, R14. Others adopt, finish and clean up; then it wakes, and runs the next job."""
-    jobs, told = await submit_all(processes)
-    hooks = {step: Hook(step=step, do="stop", job=job.id) for step, job in {"told": told, **jobs}.items()}
+    jobs, doomed = await submit_all(processes)
+    hooks = {step: Hook(step=step, do="stop", job=job.id) for step, job in {"stop_sent": doomed, **jobs}.items()}
     async with asyncio.TaskGroup() as group:
-        group.create_task(cancel_when_running(processes, told))
+        group.create_task(cancel_when_running(processes, doomed))
         stopping = group.create_task(processes.start_and_stop(hooks))
     victims = stopping.result()
     survivor = processes.start({"other": 1})
@@ -113,8 +115,8 @@ async def test_worker_stopped_at_any_step_changes_nothing_when_it_wakes(
         leases = await processes.leases(job)
         assert leases == ["reaped", "adopted"] * (len(leases) // 2), step
         assert bool(leases) or step in FINISHED, step
-    await processes.ended(told, Status.CANCELLED)
-    jobs["told"] = told
+    await processes.ended(doomed, Status.CANCELLED)
+    jobs["stop_sent"] = doomed
     await processes.sweep()
     before = {step: await processes.get(job) for step, job in jobs.items()}
     for victim in victims.values():

@@ -16,7 +16,7 @@ import pytest
 from holdfast.errors import StoreError, StoreUnreachable
 from holdfast.model import Job, Status
 from holdfast.store.migrate import migrate
-from holdfast.store.outage import SETTLE_SECONDS, Outage, asked_again
+from holdfast.store.outage import SETTLE_SECONDS, DatabaseOutage, asked_again
 from holdfast.store.store import connect, open_store
 from tests.support.cluster import Server
 from tests.support.crashing_worker import Hook
@@ -28,7 +28,8 @@ from torture import clocks
 
 needs_faketime = pytest.mark.skipif(clocks.LIBRARY is None, reason="wants Debian's faketime")
 postgres_only = pytest.mark.parametrize("kind", ["postgres"])
-PATIENT: dict[str, Any] = {"lease_ttl": 9.0, "heartbeat_interval": 1.0}
+PATIENT: dict[str, Any] = {"lease_ttl": 15.0, "heartbeat_interval": 1.0}
+"""A lease that a busy machine does not let expire by itself."""
 
 
 @pytest.fixture
@@ -163,7 +164,7 @@ async def test_outage_is_two_lines_in_the_log_of_a_worker_and_of_a_server(
 
 def test_answers_of_a_server_that_shuts_down_do_not_end_its_outage(caplog: pytest.LogCaptureFixture) -> None:
     """It cuts its connections one by one, and some still answer. That must not look like several outages."""
-    outage = Outage("db")
+    outage = DatabaseOutage("db")
     before = time.monotonic()
     outage.lost(StoreUnreachable("cut"))
     outage.back(before)

@@ -1,4 +1,4 @@
-"""README and quickstart do what they say, typed by a newcomer; and what the docs point at exists."""
+"""README and quickstart work as typed, and everything that the docs refer to exists."""
 
 import os
 import re
@@ -65,7 +65,7 @@ def test_the_example_of_a_test_passes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", NAMED, ids=lambda page: str(page.relative_to(ROOT)))
 def test_tests_and_pages_that_a_page_names_exist(page: Path) -> None:
     text = page.read_text()
-    sources = "\n".join(path.read_text() for path in (ROOT / "tests").glob("test_*.py"))
+    sources = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     for name in re.findall(r"`(test_\w+)`", text):
         assert f"def {name}(" in sources, name
     for name in re.findall(r"`(tests/[\w/]+\.py)`", text):

@@ -28,9 +28,9 @@ def test_reference_explains_every_code() -> None:
     used = {one or other for one, other in CODE.findall(text)}
     assert len(used) > 10
     assert used <= set(CODES), "holdfast.catalogue says what a code means"
-    told = {one or other for one, other in TYPE.findall(text)}
-    assert told >= {"status", "lease", "cancel", "audit", "log"}
-    assert told <= set(EVENTS), "holdfast.catalogue says what an event means"
+    documented = {one or other for one, other in TYPE.findall(text)}
+    assert documented >= {"status", "lease", "cancel", "audit", "log"}
+    assert documented <= set(EVENTS), "holdfast.catalogue says what an event means"
     assert {"status", "log", "end"} <= OURS
 
 

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from holdfast.errors import Conflict, Invalid
 from holdfast.runner import attempt_folder as folder_module
 from holdfast.runner import leftovers
-from holdfast.runner.attempt_folder import AttemptFolder, Unreadable
+from holdfast.runner.attempt_folder import AttemptFolder, UnreadableRecord
 from holdfast.runner.frames import HEADER, Frame, FrameReader, NotAFrame, Stream, from_copy
-from holdfast.runner.wire import Command, Spec, WireTask, encode_command, encode_spec
+from holdfast.runner.wire import Command, SupervisorSpec, WireTask, encode_command, encode_spec
 from tests.support.supervisor_harness import FOREVER, SupervisedAttempt, eventually, python, running, shell
 
 
@@ -134,7 +134,7 @@ class TestAlive:
         attempt.pids.append(attempt.folder.start())
         assert attempt.end().code == 2
 
-    def test_adopter_collects_what_ended_while_nobody_watched(self, attempt: SupervisedAttempt) -> None:
+    def test_adopter_collects_an_attempt_that_ended_without_a_worker(self, attempt: SupervisedAttempt) -> None:
         """Proves R2: the supervisor of a killed worker finishes; the next worker finds the end and the whole log."""
         attempt.write(*shell("echo one; read x < $FIFO; echo two; exit 3"), env={"FIFO": str(make_fifo(attempt))})
         code = "import sys, time; from pathlib import Path; from holdfast.runner.attempt_folder import AttemptFolder\n"
@@ -162,7 +162,7 @@ def before(work: Callable[..., Any], first: Callable[[], object]) -> Callable[..
 class TestFiles:
     def test_newer_record_is_refused_by_name(self, attempt: SupervisedAttempt) -> None:
         (attempt.folder.path / "exit").write_text('{"version": 2}')
-        with pytest.raises(Unreadable, match="has version 2; this holdfast reads 1"):
+        with pytest.raises(UnreadableRecord, match="has version 2; this holdfast reads 1"):
             attempt.folder.exit()
         (attempt.folder.path / "exit").unlink()
 
@@ -170,7 +170,7 @@ class TestFiles:
     def test_damaged_record_is_an_error_and_never_an_end(self, attempt: SupervisedAttempt, data: str) -> None:
         """Proves R22."""
         (attempt.folder.path / "exit").write_text(data)
-        with pytest.raises(Unreadable):
+        with pytest.raises(UnreadableRecord):
             attempt.folder.exit()
         (attempt.folder.path / "exit").unlink()
 
@@ -209,10 +209,10 @@ class TestFiles:
             with monkeypatch.context() as patched, contextlib.suppress(StopIteration):
                 for owner, name in ((folder_module, "remove_tree"), (Path, "unlink")):
                     patched.setattr(owner, name, before(getattr(owner, name), partial(next, left)))
-                folder.bury()
+                folder.reduce_to_marker()
             found = set(os.listdir(folder.path))
             assert "spec" in found or found == {"started", "lock"}, (cut, found)
-            folder.bury()
+            folder.reduce_to_marker()
             assert set(os.listdir(folder.path)) == {"started", "lock"}
 
     def test_folder_is_closed_to_others(self, tmp_path: Path) -> None:
@@ -226,15 +226,15 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("spec", "field"),
         [
-            (Spec(token=1, mark="m", tasks=()), "tasks"),
-            (Spec(token=1, mark="m", tasks=(WireTask(name="a", argv=("a",)),), uid=1), "gid"),
-            (Spec(token=1, mark="m", tasks=(WireTask(name="a", argv=()),)), "argv"),
-            (Spec(token=1, mark="m", tasks=(WireTask(name="", argv=("a",)),)), "name"),
-            (Spec(token=1, mark="m", tasks=(WireTask(name="a", argv=("a\0b",)),)), "arg"),
-            (Spec(token=1, mark="m", tasks=(WireTask(name="a", argv=("a",)),), env={"A=B": "c"}), "env"),
+            (SupervisorSpec(token=1, mark="m", tasks=()), "tasks"),
+            (SupervisorSpec(token=1, mark="m", tasks=(WireTask(name="a", argv=("a",)),), uid=1), "gid"),
+            (SupervisorSpec(token=1, mark="m", tasks=(WireTask(name="a", argv=()),)), "argv"),
+            (SupervisorSpec(token=1, mark="m", tasks=(WireTask(name="", argv=("a",)),)), "name"),
+            (SupervisorSpec(token=1, mark="m", tasks=(WireTask(name="a", argv=("a\0b",)),)), "arg"),
+            (SupervisorSpec(token=1, mark="m", tasks=(WireTask(name="a", argv=("a",)),), env={"A=B": "c"}), "env"),
         ],
     )
-    def test_spec_that_cannot_be_written_names_the_field(self, spec: Spec, field: str) -> None:
+    def test_spec_that_cannot_be_written_names_the_field(self, spec: SupervisorSpec, field: str) -> None:
         with pytest.raises(Invalid) as raised:
             encode_spec(spec)
         assert raised.value.field == field

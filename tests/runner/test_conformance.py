@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.runner.base import Limits
+from holdfast.runner.base import ContainerLimits
 from holdfast.runner.docker.engine import Engine
 from holdfast.runner.docker.runner import DockerRunner
 from holdfast.runner.process import ProcessRunner
@@ -30,7 +30,7 @@ class TestDockerRunner(RunnerSuite):
     @pytest.fixture
     async def runner(self, docker_engine: DockerEngine, tmp_path: Path) -> AsyncIterator[DockerRunner]:
         engine = Engine(docker_engine.host)
-        runner = DockerRunner(engine, INSTALLATION, limits=Limits(), log_cap=1 << 20, state=tmp_path)
+        runner = DockerRunner(engine, INSTALLATION, limits=ContainerLimits(), log_cap=1 << 20, state=tmp_path)
         await runner.check()
         yield runner
         await engine.close()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast.model import Cause, Job, Status, new_id
-from holdfast.runner.artifacts import Limits
+from holdfast.runner.collected_outputs import ArtifactLimits
 from holdfast.runner.uploads import JobUploads
 from tests.support.docker_engine import ENTRY, EXIT, DockerEngine
 from tests.support.in_process_workers import InProcessWorkers, eventually
@@ -35,7 +35,7 @@ async def test_a_container_runs_and_its_output_is_kept_apart_and_in_order(worker
     assert [event.type for event in await workers.events(job)][-1] == "status"
 
 
-async def test_the_environment_is_the_images_and_the_jobs_and_says_who_it_is(
+async def test_environment_merges_image_job_and_identity(
     workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves R1."""
@@ -55,9 +55,9 @@ async def test_the_environment_is_the_images_and_the_jobs_and_says_who_it_is(
     assert json.loads(lines[-1]) == {"rows": 3}
 
 
-async def test_what_was_uploaded_for_a_job_is_in_its_work_folder(workers: InProcessWorkers) -> None:
+async def test_uploads_of_a_job_are_in_its_work_folder(workers: InProcessWorkers) -> None:
     inputs = JobUploads(workers.settings.shared)
-    incoming = inputs.receive("default", Limits(bytes=1000))
+    incoming = inputs.receive("default", ArtifactLimits(bytes=1000))
     for name in ("a.txt", "deep/er/b.txt"):
         incoming.begin(name)
         incoming.write(name.encode())
@@ -225,10 +225,10 @@ async def test_exit_record_that_contradicts_the_engine_is_lost(workers: InProces
         ended = await workers.ended(job, Status.FAILED)
     assert ended.error is not None
     assert ended.error.code == "lost"
-    assert "its supervisor says that it ended with 0, the engine 137" in ended.error.message
+    assert "its exit record says status 0, its engine says 137" in ended.error.message
 
 
-async def test_a_container_that_somebody_removes_is_lost(workers: InProcessWorkers, docker: DockerEngine) -> None:
+async def test_removed_container_is_lost(workers: InProcessWorkers, docker: DockerEngine) -> None:
     """Proves R22."""
     job = await workers.container("echo up; sleep 60")
     async with workers.worker():
@@ -258,8 +258,8 @@ async def test_stop_sequence_records_each_step(workers: InProcessWorkers, docker
         await workers.wait_for_log(job, "up")
         await workers.store.jobs.cancel(job.id, by="someone")
         await workers.ended(job, Status.CANCELLED)
-    told = [event.data["cancel"] for event in await workers.events(job, "cancel")]
-    assert told == ["requested", "signalled", "killed", "dead"]
+    phases = [event.data["cancel"] for event in await workers.events(job, "cancel")]
+    assert phases == ["requested", "signalled", "killed", "dead"]
     assert docker.containers() == []
 
 

@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 from holdfast.model import Claimable, Job, Status
-from holdfast.runner.base import Identity, Limits, Order, TooLate
+from holdfast.runner.base import ContainerLimits, Identity, StartRequest, TooLate
 from holdfast.runner.docker import container
 from holdfast.runner.docker.container_config import name_of
-from holdfast.runner.docker.engine import Engine, Seen
+from holdfast.runner.docker.engine import ContainerInfo, Engine
 from holdfast.runner.docker.runner import DockerRunner
-from holdfast.worker.held_leases import Lost, boottime
+from holdfast.worker.held_leases import LeaseLost, boottime
 from tests.support.docker_engine import DockerEngine, api
 from tests.support.in_process_workers import InProcessWorkers
 
@@ -30,16 +30,20 @@ def kind() -> str:
 
 
 @contextlib.asynccontextmanager
-async def owned(workers: InProcessWorkers, docker: DockerEngine, job: Job) -> AsyncIterator[tuple[DockerRunner, Order]]:
+async def owned(
+    workers: InProcessWorkers, docker: DockerEngine, job: Job
+) -> AsyncIterator[tuple[DockerRunner, StartRequest]]:
     """Act as a worker that claimed a job; afterwards it is known to be dead."""
     async with api(docker) as engine:
         installation = await workers.store.installation()
-        runner = DockerRunner(engine, installation, limits=Limits(), log_cap=1 << 20, state=workers.settings.state)
+        runner = DockerRunner(
+            engine, installation, limits=ContainerLimits(), log_cap=1 << 20, state=workers.settings.state
+        )
         await runner.check()
         pair = Claimable(queue=job.queue, capability="docker", domain=runner.domain)
         (lease,) = (await workers.store.leases.claim(OWNER, [pair], slots=1, ttl=60)).claimed
         identity = Identity(installation, lease.id, lease.attempt)
-        order = Order(
+        order = StartRequest(
             identity=identity, domain=lease.domain, token=lease.token, spec=lease.spec, inputs=lease.inputs,
             start_by=boottime() + 50,
         )  # fmt: skip
@@ -52,7 +56,7 @@ async def yes() -> None:
 
 
 async def lost() -> None:
-    raise Lost
+    raise LeaseLost
 
 
 async def test_container_that_was_started_too_late_does_not_hold_up_a_cancelled_job(
@@ -89,7 +93,7 @@ async def test_container_that_never_began_is_no_loss_though_its_engine_does_not_
     """Proves R4, L13: an engine that was killed in the middle of the start says 255, and the volume says nothing."""
     inspect = Engine.inspect
 
-    async def forgetful(self: Engine, name: str) -> Seen:
+    async def forgetful(self: Engine, name: str) -> ContainerInfo:
         seen = await inspect(self, name)
         return msgspec.structs.replace(seen, exit_code=255) if seen.exit_code == 123 else seen
 
@@ -109,7 +113,7 @@ async def test_half_removed_container_is_no_loss(workers: InProcessWorkers, dock
     """Proves R4, L13: the engine calls it dead, with the exit code 0. Nothing of the attempt ran, so it starts."""
     job = await workers.container("echo ran")
     async with owned(workers, docker, job) as (runner, order):
-        with pytest.raises(Lost):
+        with pytest.raises(LeaseLost):
             await runner.start(order, lost)
     with unremovable(docker, order):
         with pytest.raises(subprocess.CalledProcessError):
@@ -120,16 +124,16 @@ async def test_half_removed_container_is_no_loss(workers: InProcessWorkers, dock
     assert (ended.attempts, await workers.log(job)) == (1, ["ran"])
 
 
-def late(order: Order) -> Order:
+def late(order: StartRequest) -> StartRequest:
     return msgspec.structs.replace(order, start_by=boottime() - 1)
 
 
-def state(docker: DockerEngine, order: Order) -> Any:
+def state(docker: DockerEngine, order: StartRequest) -> Any:
     return json.loads(docker.docker("inspect", name_of(order.identity)))[0]["State"]
 
 
 @contextlib.contextmanager
-def unremovable(docker: DockerEngine, order: Order) -> Any:
+def unremovable(docker: DockerEngine, order: StartRequest) -> Any:
     """While the block lasts, the engine fails to remove a container, and leaves it half-way."""
     (found,) = json.loads(docker.docker("inspect", name_of(order.identity)))
     upper = found["GraphDriver"]["Data"]["UpperDir"]

@@ -1,4 +1,4 @@
-"""What a container cannot do: probed from inside of it."""
+"""The limits of a container, probed from inside."""
 
 from typing import Any
 
@@ -73,7 +73,10 @@ async def test_limits_are_the_jobs_or_the_settings(workers: InProcessWorkers) ->
 
 
 async def test_out_of_memory_is_recorded_and_the_log_is_kept(workers: InProcessWorkers) -> None:
-    """Also where the hog is a child of what then fails, and not where the job outlives it. Proves R15, R20."""
+    """Also if a child of the command was killed and the command then failed, but not if the job outlived it.
+
+    Proves R15, R20.
+    """
     small: Any = {"spec": {"memory": "16m"}}
     direct = await workers.container("echo up; exec tail /dev/zero", **small)
     child = await workers.container("echo up; tail /dev/zero", **small)

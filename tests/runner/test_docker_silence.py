@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from holdfast.model import Status
-from holdfast.runner.base import Confirm, EngineUnreachable, Order
-from holdfast.runner.docker import container, engine
+from holdfast.runner.base import ConfirmLease, EngineUnreachable, StartRequest
+from holdfast.runner.docker import container, container_log, engine
 from holdfast.runner.docker import runner as docker_runner
-from holdfast.runner.docker.container import Container
-from holdfast.runner.docker.engine import Engine, Info, Refusal
+from holdfast.runner.docker.container import ContainerHandle
+from holdfast.runner.docker.engine import Engine, EngineError, EngineInfo
 from holdfast.runner.docker.runner import DockerRunner
 from holdfast.worker.held_leases import boottime
 from tests.runner.test_docker_leftovers import owned, yes
@@ -35,7 +35,7 @@ async def test_silent_connections_do_not_hide_the_end(
 ) -> None:
     """Proves R5, R10. A firewall before a remote engine may drop idle connections silently."""
     monkeypatch.setattr(container, "WAIT_SECONDS", 1.0)
-    monkeypatch.setattr(container, "STALL_SECONDS", 1.0)
+    monkeypatch.setattr(container_log, "STALL_SECONDS", 1.0)
     monkeypatch.setattr(engine, "QUICK", aiohttp.ClientTimeout(total=1.0))
     async with Proxy(docker.socket).run() as proxy:
         workers.set(docker_host=f"tcp://127.0.0.1:{proxy.port}")
@@ -59,7 +59,7 @@ async def test_refused_log_request_is_retried(
     async def once(self: Engine, name: str, **more: Any) -> AsyncGenerator[tuple[str, bytes], None]:
         if not refused:
             refused.append(name)
-            raise Refusal(500, "too many open files")
+            raise EngineError(500, "too many open files")
         async for line in log(self, name, **more):
             yield line
 
@@ -77,19 +77,19 @@ async def test_start_that_loses_its_engine_leaves_no_log_reader(
     workers: InProcessWorkers, docker: DockerEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves R5. The adopter starts its own reader, so the old one must end."""
-    waits: list[Container] = []
+    waits: list[ContainerHandle] = []
 
-    async def away(self: Container) -> bool:
+    async def away(self: ContainerHandle) -> bool:
         waits.append(self)
         raise EngineUnreachable("it went away")
 
-    async def nothing(self: Container) -> bool:
+    async def nothing(self: ContainerHandle) -> bool:
         return False
 
     job = await workers.container("sleep 600", stop_grace=0.1)
     with monkeypatch.context() as patch:
-        patch.setattr(Container, "_has_started", away)
-        patch.setattr(Container, "_speaks", nothing)
+        patch.setattr(ContainerHandle, "_has_started", away)
+        patch.setattr(ContainerHandle, "_wait_for_output", nothing)
         async with owned(workers, docker, job) as (runner, order), api(docker):
             with pytest.raises(EngineUnreachable):
                 await runner.start(order, yes)
@@ -104,7 +104,7 @@ async def test_start_that_loses_its_engine_leaves_no_log_reader(
 def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     info = Engine.info
 
-    async def with_one_processor(self: Engine) -> Info:
+    async def with_one_processor(self: Engine) -> EngineInfo:
         return msgspec.structs.replace(await info(self), processors=1)
 
     monkeypatch.setattr(Engine, "info", with_one_processor)
@@ -120,7 +120,7 @@ async def test_wait_for_a_start_slot_does_not_make_a_start_late(
     slow, starting = asyncio.Event(), asyncio.Event()
     begin, start = DockerRunner.start, Engine.start
 
-    async def noted(self: DockerRunner, order: Order, confirm: Confirm) -> Container:
+    async def noted(self: DockerRunner, order: StartRequest, confirm: ConfirmLease) -> ContainerHandle:
         left[order.identity.job] = order.start_by - boottime()
         return await begin(self, order, confirm)
 
@@ -159,15 +159,15 @@ async def test_container_that_does_not_begin_releases_its_start_slot(
 ) -> None:
     """Proves R2. For its engine it has started."""
     standing, awake = asyncio.Event(), asyncio.Event()
-    begun = Container.begun
+    begun = ContainerHandle.wait_until_begun
 
-    async def late(self: Container) -> None:
+    async def late(self: ContainerHandle) -> None:
         if not standing.is_set():
             standing.set()
             await awake.wait()
         await begun(self)
 
-    monkeypatch.setattr(Container, "begun", late)
+    monkeypatch.setattr(ContainerHandle, "wait_until_begun", late)
     async with workers.worker():
         first = await workers.container("echo first")
         await standing.wait()
@@ -185,14 +185,14 @@ async def test_two_starts_of_one_attempt_neither_lose_nor_add_a_slot(
     async with owned(workers, docker, job) as (runner, order):
 
         async def start() -> None:
-            async with runner.turn():
+            async with runner.start_slot():
                 (await runner.start(order, yes)).close()
 
         async with asyncio.timeout(60):
             await asyncio.gather(*(start() for _ in range(3)))
-            async with runner.turn():
-                assert runner._turns._free.locked()
-        assert not runner._turns._free.locked()
+            async with runner.start_slot():
+                assert runner._start_slots._free.locked()
+        assert not runner._start_slots._free.locked()
     await workers.store.jobs.cancel(job.id)
     async with workers.worker():
         await workers.ended(job, Status.CANCELLED)

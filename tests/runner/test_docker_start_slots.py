@@ -57,10 +57,10 @@ async def test_another_worker_waits_until_a_slot_is_released(tmp_path: Path) -> 
     first, second = await one.take(), await one.take()
     async with waiting(other) as third:
         assert not third.done()
-        first.end()
-        first.end()
-        (await third).end()
-    second.end()
+        first.release()
+        first.release()
+        (await third).release()
+    second.release()
     async with asyncio.timeout(30), waiting(one), waiting(other) as last:
         await last
 
@@ -71,7 +71,7 @@ async def test_slot_of_a_killed_worker_is_released(tmp_path: Path) -> None:
             assert not turn.done()
             process.kill()
             async with asyncio.timeout(30):
-                (await turn).end()
+                (await turn).release()
 
 
 async def test_stopped_worker_blocks_a_slot_only_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,9 +86,9 @@ async def test_stopped_worker_blocks_a_slot_only_for_a_while(tmp_path: Path, mon
         process.wait()
         async with waiting(StartSlots(tmp_path, "engine", 1)) as second:
             assert not second.done()  # What was taken from the stopped one is as good as any.
-            first.end()
+            first.release()
             async with asyncio.timeout(30):
-                (await second).end()
+                (await second).release()
 
 
 async def test_slots_of_one_worker_hold_without_lock_files(tmp_path: Path) -> None:
@@ -97,9 +97,9 @@ async def test_slots_of_one_worker_hold_without_lock_files(tmp_path: Path) -> No
     turn = await mine.take()
     async with waiting(mine) as next_:
         assert not next_.done()
-        turn.end()
+        turn.release()
         async with asyncio.timeout(30):
-            (await next_).end()
+            (await next_).release()
 
 
 async def test_cancelled_wait_takes_no_slot(tmp_path: Path) -> None:
@@ -108,13 +108,13 @@ async def test_cancelled_wait_takes_no_slot(tmp_path: Path) -> None:
     async with waiting(mine) as first:
         first.cancel()
         await asyncio.wait([first])
-        turn.end()
+        turn.release()
         async with asyncio.timeout(30):
-            (await mine.take()).end()
+            (await mine.take()).release()
 
 
 async def test_slots_of_different_engines_are_independent(tmp_path: Path) -> None:
     turn = await StartSlots(tmp_path, "one", 1).take()
     async with asyncio.timeout(30):
-        (await StartSlots(tmp_path, "another", 1).take()).end()
-    turn.end()
+        (await StartSlots(tmp_path, "another", 1).take()).release()
+    turn.release()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.model import Status
-from holdfast.runner.base import Identity, Limits
+from holdfast.runner.base import ContainerLimits, Identity
 from holdfast.runner.docker import runner as docker_runner
 from holdfast.runner.docker.container_config import INSTALLATION as LABEL
 from holdfast.runner.docker.container_config import JOB, NUMBER, name_of
@@ -25,7 +25,7 @@ from tests.support.in_process_workers import InProcessWorkers, eventually
 @pytest.fixture(autouse=True)
 def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(docker_runner, "GRACE_SECONDS", -10.0)
-    monkeypatch.setattr(upkeep, "HALF_MADE_SECONDS", -10.0)
+    monkeypatch.setattr(upkeep, "INCOMPLETE_SECONDS", -10.0)
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ async def sweeper(workers: InProcessWorkers, docker: DockerEngine) -> AsyncItera
 async def chores_of(workers: InProcessWorkers, engine: object) -> Upkeep:
     installation = await workers.store.installation()
     state = workers.settings.state
-    runner = DockerRunner(engine, installation, limits=Limits(), log_cap=1 << 20, state=state)  # type: ignore[arg-type]
+    runner = DockerRunner(engine, installation, limits=ContainerLimits(), log_cap=1 << 20, state=state)  # type: ignore[arg-type]
     await runner.check()
     locks = StateFolder(state).locks(installation)
     return Upkeep(workers.store, "sweeper", workers.settings, locks=locks, runners=[runner], held=lambda _: False)

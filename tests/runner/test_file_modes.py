@@ -123,7 +123,7 @@ def complaint(path: Path, top: Path) -> str | None:
 
 @needs_root
 @pytest.mark.parametrize("umask", [0o000, 0o077], ids=["umask000", "umask077"])
-def test_nobody_else_reads_what_is_on_disk(umask: int, docker_engine: DockerEngine, tmp_path: Path) -> None:
+def test_other_users_can_read_nothing_on_disk(umask: int, docker_engine: DockerEngine, tmp_path: Path) -> None:
     """A full scenario; listed while jobs run, and after they ended. Proves I2."""
     docker_engine.ensure()
     with open_folder() as outer:

@@ -84,8 +84,8 @@ async def test_hostile_job_of_root_reaches_nothing_of_others(clean_url: str) -> 
         await site.stop(victim.job)
 
 
-async def test_ordinary_user_s_jobs_are_trusted_as_that_user_and_reach_nobody_else(clean_url: str) -> None:
-    """Without root a job is its worker's user, as the documentation says; other users are as safe as anywhere."""
+async def test_jobs_of_an_ordinary_user_have_only_its_rights(clean_url: str) -> None:
+    """Without root a job runs as its worker's user, as documented; it cannot reach other users."""
     async with installation(clean_url, "ordinary user") as site:
         victim = await site.victim()
         result = await site.attack(targets_of(site, victim))

@@ -85,7 +85,7 @@ async def test_hostile_container_reaches_nothing_of_others(workers: InProcessWor
     ],
 )
 async def test_container_harms_itself_alone(workers: InProcessWorkers, docker: DockerEngine, script: str) -> None:
-    """Whatever it does to its own supervisor, it does not succeed by it, and others go on."""
+    """Attacks on its own supervisor do not make it succeed, and other jobs continue."""
     workers.set(docker_pids=64, docker_memory="64m")
     async with workers.worker():
         job = await workers.container(script, timeout=15, on_lost="fail")

@@ -42,10 +42,10 @@ while os.environ.get("STAY"):
 
 
 async def escaped_pid(site: Installation, job: Any) -> int:
-    async def told() -> str | None:
+    async def reported() -> str | None:
         return next((line for line in await site.log(job) if line.startswith("PID ")), None)
 
-    return int((await eventually(told, "the job has escaped")).split()[1])
+    return int((await eventually(reported, "the job has escaped")).split()[1])
 
 
 @by_both
@@ -60,7 +60,7 @@ async def test_double_fork_does_not_outlive_its_job(clean_url: str, runs: Runs) 
 
 @needs_root
 async def test_nothing_of_a_job_outlives_a_supervisor_that_was_killed(clean_url: str) -> None:
-    """Root knows what is left by its user, also where neither its environment nor its session tells. Proves I1."""
+    """As root, leftovers are found by their user, also without the environment and the session. Proves I1."""
     async with installation(clean_url, "root") as site:
         job = await site.submit(ESCAPE, env={"STAY": "1"}, on_lost="fail")
         pid = await escaped_pid(site, job)
@@ -88,7 +88,7 @@ time.sleep(600)
 
 @needs_root
 async def test_local_user_gets_nothing_from_a_job_that_opens_its_folders(clean_url: str) -> None:
-    """Its user is another job's one day: who could become it now, or keep its program open, could do so then too.
+    """Its uid is used again later, so no local user may become it or keep its program open.
 
     Proves I1.
     """
@@ -242,8 +242,8 @@ async def test_check_has_the_rights_of_a_job_and_leaves_nothing_running(clean_ur
         ended = await site.ended(job, Status.PAUSED)
         assert ended.error is not None
         assert ended.error.code == "not_ready"
-        told = [event.data for event in (await site.processes.store.events.page(job.id, tenant="red")).items]
-        text = str(told) + ended.error.message
+        reported = [event.data for event in (await site.processes.store.events.page(job.id, tenant="red")).items]
+        text = str(reported) + ended.error.message
         assert "hf_secret" not in text
         assert "WORKER_SECRET" not in text
         assert "started" not in await site.log(job)

@@ -1,4 +1,4 @@
-"""What a hostile job leaves and says: links, devices, rights, races, floods, lines that look like holdfast's own."""
+"""Outputs and logs of a hostile job: links, devices, permissions, races, floods, forged lines."""
 
 import itertools
 import os
@@ -14,10 +14,13 @@ import pytest
 from holdfast.errors import Conflict
 from holdfast.model import Job, Status
 from holdfast.pipeline.connectors.postgres import DATA
-from holdfast.pipeline.snapshots import Folders
+from holdfast.pipeline.snapshots import SnapshotFolders
 from holdfast.pipeline.throwaway import throwaway
-from holdfast.runner.artifacts import Artifacts, Gathered, Limits, Violation, remove_tree, take_folder
+from holdfast.runner.artifacts import ArtifactStore
 from holdfast.runner.attempt_users import AttemptUsers
+from holdfast.runner.collected_outputs import ArtifactLimits, CollectedOutputs, ContractViolation
+from holdfast.runner.output_sources import collect_folder
+from holdfast.runner.tree_removal import remove_tree
 from holdfast.runner.workspace import socket_folder
 from tests.support.hostile import Installation, Runs, by_both, installation
 from tests.support.in_process_workers import eventually
@@ -52,7 +55,7 @@ os.chmod(".", 0o7777)
 
 async def artifacts(site: Installation, job: Job) -> dict[str, os.stat_result]:
     last = (await site.processes.store.attempts.list(job.id, tenant="red"))[-1]
-    kept = Artifacts(site.processes.settings.shared)
+    kept = ArtifactStore(site.processes.settings.shared)
     found = {}
     for artifact in kept.list(job.id, last.attempt, last.token):
         with kept.open(job.id, last.attempt, last.token, artifact.path) as file:
@@ -76,8 +79,8 @@ async def test_links_devices_and_rights_are_not_taken(clean_url: str, runs: Runs
         for name, about in found.items():
             assert stat.S_ISREG(about.st_mode), name
             assert (about.st_uid, stat.S_IMODE(about.st_mode) & 0o7007, about.st_nlink) == (owner, 0, 1), name
-        (told,) = await events(site, job, "artifacts")
-        assert {one["path"].removeprefix("output/") for one in told["skipped"]} == {
+        (reported,) = await events(site, job, "artifacts")
+        assert {one["path"].removeprefix("output/") for one in reported["skipped"]} == {
             "link", "folder-link", "proc-link", "plain", "twin", "fifo", "socket",
         }  # fmt: skip
 
@@ -119,13 +122,13 @@ def test_swap_for_a_link_while_outputs_are_taken_leads_nowhere(tmp_path: Path, s
             for n in itertools.count():
                 if taken >= 30 or time.monotonic() > deadline:
                     break
-                gathered = Gathered(tmp_path / f"taken-{n}", Limits(bytes=10**6))
+                gathered = CollectedOutputs(tmp_path / f"taken-{n}", ArtifactLimits(bytes=10**6))
                 try:
-                    take_folder(work, gathered)
-                    found = [file for file in gathered.place.rglob("*") if not file.is_dir()]
+                    collect_folder(work, gathered)
+                    found = [file for file in gathered.staging.rglob("*") if not file.is_dir()]
                     assert all(not file.is_symlink() and file.read_text() in ("", "own") for file in found)
                     taken += len(found)
-                except (Violation, FileNotFoundError):
+                except (ContractViolation, FileNotFoundError):
                     continue
                 finally:
                     gathered.discard()
@@ -169,7 +172,7 @@ for top in ("output", "."):
 
 @by_both
 @pytest.mark.parametrize(
-    ("program", "told"),
+    ("program", "reported"),
     [
         pytest.param("open('output/x', 'w').truncate(8 << 30)", "larger than", id="sparse"),
         pytest.param(DEEP, NESTED, id="deep"),
@@ -182,16 +185,18 @@ for top in ("output", "."):
         pytest.param("open('result.json', 'w').write('[' * 1_000_000)", "cannot be read", id="nested result"),
     ],
 )
-async def test_broken_contract_is_named_and_leaves_nothing(clean_url: str, runs: Runs, program: str, told: str) -> None:
+async def test_contract_violation_names_the_file_and_stores_nothing(
+    clean_url: str, runs: Runs, program: str, reported: str
+) -> None:
     async with installation(clean_url, runs) as site:
         job = await site.submit(program)
         ended = await site.ended(job, Status.FAILED)
         assert ended.error is not None
-        if told == NESTED and ended.error.code == "folder_too_large":
-            told = "nested deeper"  # The worker looked at the folder's size while the job was still at it.
+        if reported == NESTED and ended.error.code == "folder_too_large":
+            reported = "nested deeper"  # The worker looked at the folder's size while the job was still at it.
         else:
             assert ended.error.code == "contract_violation"
-        assert told in ended.error.message
+        assert reported in ended.error.message
         assert "\x1b" not in ended.error.message
         assert await artifacts(site, job) == {}
 
@@ -280,15 +285,15 @@ async def test_link_in_the_place_of_a_service_s_folder_does_not_stop_the_sweep(c
         try:
             await site.processes.store.jobs.cancel(job.id, tenant="red")
             await site.ended(job, Status.CANCELLED)
-            await site.processes.sweep(marks_for=0.0)
-            await site.processes.sweep(marks_for=0.0)
+            await site.processes.sweep(keep_marker_for=0.0)
+            await site.processes.sweep(keep_marker_for=0.0)
             assert site.processes.folders_of() == []
             assert site.processes.settings.data_dir.is_dir()
         finally:
             link[0].unlink(missing_ok=True)
 
 
-class Restored(Folders):
+class Restored(SnapshotFolders):
     """A store whose snapshots are all of a job that left a link as its cluster."""
 
     def __init__(self, target: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 from holdfast.errors import Invalid
 from holdfast.limits import AttemptLimits, LimitSettings
 from holdfast.model import Job, Status
-from holdfast.runner.artifacts import remove_tree
 from holdfast.runner.folder_size import folder_size
+from holdfast.runner.tree_removal import remove_tree
 from holdfast.runner.wire import Command
 from tests.support.crashing_worker import Hook
 from tests.support.disks import MIB
@@ -128,7 +128,8 @@ async def test_an_adopter_keeps_the_limits_that_the_attempt_was_started_with(pro
 
 async def test_a_worker_killed_after_it_stopped_the_attempt_leaves_the_reason(processes: WorkerProcesses) -> None:
     """kill -9 between the stop and the end: the next worker reads the reason, and runs nothing again."""
-    first = processes.start({"default": 2}, Hook(step="told", do="kill"), environment={"HOLDFAST_FOLDER_SIZE": SMALL})
+    settings = {"HOLDFAST_FOLDER_SIZE": SMALL}
+    first = processes.start({"default": 2}, Hook(step="stop_sent", do="kill"), environment=settings)
     job = await processes.sh(f"rm -rf x; {GROWS}", max_attempts=3)
     await first.dead()
     processes.start({"default": 2}, environment={"HOLDFAST_FOLDER_SIZE": "none"})
@@ -176,7 +177,7 @@ def test_deeply_nested_files_are_counted(tmp_path: Path) -> None:
     remove_tree(tmp_path / "d")
 
 
-def test_a_sparse_file_counts_what_it_takes(tmp_path: Path) -> None:
+def test_sparse_file_counts_its_blocks(tmp_path: Path) -> None:
     with (tmp_path / "sparse").open("wb") as file:
         file.truncate(10**9)
     assert folder_size(tmp_path, 10**9) < 100_000

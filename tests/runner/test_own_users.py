@@ -12,7 +12,7 @@ import pytest
 from holdfast.model import Status
 from holdfast.runner.process import ProcessRunner
 from holdfast.runner.state_folder import StateFolder
-from holdfast.runner.uids import Uids
+from holdfast.runner.uids import UidPool
 from tests.support.crashing_worker import Hook
 from tests.support.in_process_workers import InProcessWorkers, eventually
 from tests.support.pipelines import open_folder
@@ -125,7 +125,7 @@ async def test_a_job_waits_while_all_uids_are_in_use(own: InProcessWorkers) -> N
     assert ended.attempts == 1
 
 
-async def test_what_a_killed_supervisor_left_is_found_by_its_uid(own: InProcessWorkers) -> None:
+async def test_leftovers_of_a_killed_supervisor_are_found_by_uid(own: InProcessWorkers) -> None:
     """Also in a session of its own and without the mark in its environment; the uid is free after that. Proves I1."""
     job = await own.sh(
         "setsid env -i sh -c 'echo $$ > pid; exec sleep 600' & while [ ! -s pid ]; do sleep 0.01; done; wait"
@@ -168,7 +168,7 @@ async def test_an_attempt_whose_claim_was_lost_gets_it_back(own: InProcessWorker
         (attempts / name / "work" / "file").touch()
         os.chown(attempts / name / "work", uid, uid)
         os.chown(attempts / name / "work" / "file", uid, uid)
-    uids = Uids(FIRST, LAST, own.settings.process_uids_dir)
+    uids = UidPool(FIRST, LAST, own.settings.process_uids_dir)
     assert uids.reclaim(FIRST + 1, Path("/elsewhere/c.1"))
     async with own.worker():
         assert uids.owner(FIRST) == attempts / "a.1"
@@ -190,15 +190,20 @@ async def test_a_worker_killed_at_any_step_keeps_one_uid_and_leaves_none(own_pro
         assert FIRST <= int(first) == int(second) <= LAST, step
     survivor.signal(signal.SIGTERM)
     await survivor.dead()
-    uids = Uids(FIRST, LAST, processes.settings.process_uids_dir)
+    uids = UidPool(FIRST, LAST, processes.settings.process_uids_dir)
     runner = ProcessRunner(
-        StateFolder(processes.host("a")), processes.installation, user=None, uids=uids, log_cap=1 << 20, marks_for=0
+        StateFolder(processes.host("a")),
+        processes.installation,
+        user=None,
+        uids=uids,
+        log_cap=1 << 20,
+        keep_marker_for=0,
     )
 
     async def swept() -> bool:  # Not at once: what the last worker began to remove may still be on its way.
-        for identity in await runner.left_over():
+        for identity in await runner.remaining_attempts():
             await runner.sweep(identity)
-        await runner.sweep_halves(-1)  # A worker may have been killed while a thread of it was making the folder.
+        await runner.sweep_incomplete(-1)  # A worker may have been killed while a thread of it was making the folder.
         await runner.slowly(lambda: runner.users.sweep(-1))
         return not claims(processes)
 

@@ -8,8 +8,8 @@ import pytest
 
 from holdfast.model import Status
 from holdfast.runner.exits import ProcessExits
-from holdfast.runner.removal import Removals
-from holdfast.worker import worker
+from holdfast.runner.removal import FolderRemover
+from holdfast.worker import queue_slots
 from tests.support.in_process_workers import InProcessWorkers
 
 
@@ -18,7 +18,7 @@ async def test_many_folders_are_removed_together(tmp_path: Path, rm: bool, monke
     if not rm:
         monkeypatch.setattr("shutil.which", lambda *_, **__: None)
     children = ProcessExits()
-    removals = Removals(children)
+    removals = FolderRemover(children)
     folders = [tmp_path / f"-{n} of '50'\n" for n in range(50)]
     for folder in folders:
         (folder / "work" / "output").mkdir(parents=True)
@@ -40,7 +40,7 @@ async def test_a_folder_deeper_than_a_path_can_be_long_is_removed(tmp_path: Path
         fd = inner
     os.close(fd)
     children = ProcessExits()
-    await Removals(children).remove(folder)
+    await FolderRemover(children).remove(folder)
     assert not folder.exists()
     children.close()
 
@@ -53,14 +53,14 @@ async def test_removal_frees_its_slot_and_is_bounded(
     Exiting waits for them.
     """
     goes_on = asyncio.Event()
-    really = Removals._remove
+    really = FolderRemover._remove
 
-    async def slowly(self: Removals, folders: list[Path]) -> None:
+    async def slowly(self: FolderRemover, folders: list[Path]) -> None:
         await goes_on.wait()
         await really(self, folders)
 
-    monkeypatch.setattr(Removals, "_remove", slowly)
-    monkeypatch.setattr(worker, "CLEARING", 2)
+    monkeypatch.setattr(FolderRemover, "_remove", slowly)
+    monkeypatch.setattr(queue_slots, "CLEARING", 2)
     jobs = [await workers.sh("true") for _ in range(3)]
     async with workers.worker({"default": 1}):
         for job in jobs[:2]:

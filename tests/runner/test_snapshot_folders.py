@@ -16,8 +16,8 @@ import pytest
 
 from holdfast.errors import CacheFull, SnapshotDamaged, SnapshotFailed
 from holdfast.pipeline import copying
-from holdfast.pipeline.copying import SUBVOLUME_ROOT, copy_folder, make_folder, probe, write_behind
-from holdfast.pipeline.snapshots import TEMPORARY, Changed, Folders, look
+from holdfast.pipeline.copying import SUBVOLUME_ROOT, copy_folder, make_folder, probe, start_writeback
+from holdfast.pipeline.snapshots import TEMPORARY, SnapshotFolders, WorkspaceChanged, summarise
 from tests.support.disks import MIB, disk, missing
 from tests.support.pipelines import open_folder
 from tests.support.supervisor_harness import NOBODY, needs_root
@@ -28,13 +28,13 @@ STEPS = ["copy", "sync", "rename", "sync parent", "row"]
 DIE = """
 import os, signal, sys
 from pathlib import Path
-from holdfast.pipeline.snapshots import Folders
+from holdfast.pipeline.snapshots import SnapshotFolders
 
 def at(step):
     if step == sys.argv[3]:
         os.kill(os.getpid(), signal.SIGKILL)
 
-Folders(Path(sys.argv[1]), at=at).copy(sys.argv[4], Path(sys.argv[2]))
+SnapshotFolders(Path(sys.argv[1]), at=at).copy(sys.argv[4], Path(sys.argv[2]))
 """
 
 
@@ -59,7 +59,7 @@ def fill(work: Path) -> Path:
 
 
 @needs_root
-def test_a_snapshot_belongs_to_holdfast_and_lends_no_rights(folders: Folders, workspace: Path) -> None:
+def test_snapshot_belongs_to_holdfast_and_grants_no_rights(folders: SnapshotFolders, workspace: Path) -> None:
     """Whatever the tasks did to their files: their uid is another attempt's one day. Proves I1, I2."""
     for path in (workspace, workspace / "base", workspace / "base" / "1", workspace / "link"):
         os.chown(path, 65532, 65532, follow_symlinks=False)
@@ -81,11 +81,11 @@ def contents(folder: Path) -> dict[str, object]:
 
 
 @pytest.fixture
-def folders(tmp_path: Path) -> Folders:
-    return Folders(tmp_path / "snapshots")
+def folders(tmp_path: Path) -> SnapshotFolders:
+    return SnapshotFolders(tmp_path / "snapshots")
 
 
-def test_copy_and_restore_keep_everything(folders: Folders, workspace: Path, tmp_path: Path) -> None:
+def test_copy_and_restore_keep_everything(folders: SnapshotFolders, workspace: Path, tmp_path: Path) -> None:
     """Proves P6."""
     made = folders.copy(ID, workspace)
     assert made.size == 100_003
@@ -93,12 +93,12 @@ def test_copy_and_restore_keep_everything(folders: Folders, workspace: Path, tmp
     assert os.listdir(folders.root / TEMPORARY) == []
     folders.restore(made.folder, made.digest, tmp_path / "again")
     assert contents(tmp_path / "again") == contents(workspace)
-    assert look(tmp_path / "again").digest == made.digest
-    assert look(tmp_path / "again").shape == look(workspace).shape
+    assert summarise(tmp_path / "again").digest == made.digest
+    assert summarise(tmp_path / "again").shape == summarise(workspace).shape
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_crash_at_any_step_leaves_no_half_snapshot(folders: Folders, workspace: Path, step: str) -> None:
+def test_crash_at_any_step_leaves_no_partial_snapshot(folders: SnapshotFolders, workspace: Path, step: str) -> None:
     """Proves P6."""
     died = subprocess.run([sys.executable, "-c", DIE, folders.root, workspace, step, ID], check=False)
     assert died.returncode == -signal.SIGKILL
@@ -113,18 +113,20 @@ def test_crash_at_any_step_leaves_no_half_snapshot(folders: Folders, workspace: 
     assert folders.verify(made.folder, made.digest)
 
 
-def test_sweep_leaves_a_builder_that_lives(folders: Folders, workspace: Path) -> None:
+def test_sweep_keeps_the_files_of_a_live_builder(folders: SnapshotFolders, workspace: Path) -> None:
     """Proves P6."""
     swept = []
-    busy = Folders(folders.root, at=lambda step: swept.append(folders.sweep((), grace=-1)) if step == "sync" else None)
+    busy = SnapshotFolders(
+        folders.root, at=lambda step: swept.append(folders.sweep((), grace=-1)) if step == "sync" else None
+    )
     made = busy.copy(ID, workspace)
     assert swept == [0]
     assert folders.verify(made.folder, made.digest)
 
 
 @pytest.mark.parametrize("harm", ["cut", "gone", "added", "mode", "all"])
-def test_snapshot_that_is_not_what_was_published_is_refused(
-    folders: Folders, workspace: Path, tmp_path: Path, harm: str
+def test_snapshot_that_differs_from_the_published_one_is_refused(
+    folders: SnapshotFolders, workspace: Path, tmp_path: Path, harm: str
 ) -> None:
     """Proves P6."""
     made = folders.copy(ID, workspace)
@@ -146,7 +148,9 @@ def test_snapshot_that_is_not_what_was_published_is_refused(
     assert not (tmp_path / "again").exists()
 
 
-def test_snapshot_is_not_damaged_where_the_shared_folder_is_not_mounted(folders: Folders, workspace: Path) -> None:
+def test_snapshot_is_not_damaged_where_the_shared_folder_is_not_mounted(
+    folders: SnapshotFolders, workspace: Path
+) -> None:
     """Proves P6: its row must stay, for those who have the folder."""
     made = folders.copy(ID, workspace)
     folders.root.rename(folders.root.with_name("elsewhere"))
@@ -167,7 +171,7 @@ def test_snapshot_is_not_damaged_for_being_shut_to_us(shut: str) -> None:
         (work / "file").write_text("kept")
         (work / "file").chmod(0o600)
         work.chmod(0o700 if shut == "folder" else 0o755)
-        folders = Folders(top / "snapshots")
+        folders = SnapshotFolders(top / "snapshots")
         made = folders.copy(ID, work)
         with as_nobody(), pytest.raises(SnapshotFailed, match=r"Permission denied, be the owner.*/snapshots/a"):
             folders.restore(made.folder, made.digest, top / "again")
@@ -186,14 +190,14 @@ def test_workspace_that_changes_while_it_is_copied_is_not_published(
         return done
 
     monkeypatch.setattr("holdfast.pipeline.snapshots.copy_folder", restless)
-    folders = Folders(tmp_path / "snapshots")
-    with pytest.raises(Changed):
+    folders = SnapshotFolders(tmp_path / "snapshots")
+    with pytest.raises(WorkspaceChanged):
         folders.copy(ID, workspace)
     assert folders.names() == os.listdir(folders.root / TEMPORARY) == []
 
 
 def test_copy_that_does_not_reach_the_disk_is_not_published(
-    folders: Folders, workspace: Path, monkeypatch: pytest.MonkeyPatch
+    folders: SnapshotFolders, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves P6. The folder is compared while it is synced; the rename waits for both."""
 
@@ -210,7 +214,7 @@ def test_copy_that_does_not_reach_the_disk_is_not_published(
 def test_full_disk_is_cache_full_and_leaves_nothing(workspace: Path, tmp_path: Path) -> None:
     """Proves P6, P11."""
     with disk(tmp_path, "ext4", 8 * MIB) as small:
-        folders = Folders(small / "snapshots")
+        folders = SnapshotFolders(small / "snapshots")
         made = folders.copy(ID, workspace)
         (workspace / "big").write_bytes(os.urandom(10 * MIB))
         with pytest.raises(CacheFull, match="No space left on device"):
@@ -234,7 +238,7 @@ def cow(tmp_path: Path) -> Iterator[Path]:
 
 def test_subvolumes_are_copied_in_one_step_and_stay_apart(cow: Path) -> None:
     """Proves P6."""
-    folders = Folders(cow / "snapshots")
+    folders = SnapshotFolders(cow / "snapshots")
     assert folders.strategy == "subvolume"
     make_folder(cow / "work")
     fill(cow / "work")
@@ -255,11 +259,11 @@ def test_plain_folder_on_btrfs_shares_blocks_and_becomes_a_subvolume(cow: Path) 
     """Proves P6."""
     (cow / "work").mkdir()
     (cow / "work" / "big").write_bytes(os.urandom(int(shutil.disk_usage(cow).free * 0.6)))
-    folders = Folders(cow / "snapshots")
+    folders = SnapshotFolders(cow / "snapshots")
     made = folders.copy(ID, cow / "work")  # Does not fit twice: it is there only if its blocks are shared.
     assert os.lstat(folders.root / made.folder).st_ino == SUBVOLUME_ROOT
     folders.restore(made.folder, made.digest, cow / "again")
-    assert look(cow / "again").shape == look(cow / "work").shape
+    assert summarise(cow / "again").shape == summarise(cow / "work").shape
 
 
 def test_nested_subvolume_is_not_lost(cow: Path) -> None:
@@ -267,7 +271,7 @@ def test_nested_subvolume_is_not_lost(cow: Path) -> None:
     make_folder(cow / "work")
     make_folder(cow / "work" / "inner")
     (cow / "work" / "inner" / "file").write_text("kept")
-    folders = Folders(cow / "snapshots")
+    folders = SnapshotFolders(cow / "snapshots")
     made = folders.copy(ID, cow / "work")
     assert (folders.root / made.folder / "inner" / "file").read_text() == "kept"
 
@@ -291,7 +295,7 @@ def dirty_pages(path: Path) -> int | None:
 
 
 @pytest.mark.skipif(missing("ext4") is not None, reason=missing("ext4") or "")
-def test_copy_for_the_disk_is_written_while_it_goes_on(tmp_path: Path) -> None:
+def test_copy_is_written_back_while_it_runs(tmp_path: Path) -> None:
     """A sync at the end has only the rest to do. Here the writer has not ended, and nobody else syncs this disk."""
     with disk(tmp_path, "ext4", 32 * MIB) as place:
         script = f"exec 3> made; head -c {8 * MIB} /dev/zero >&3; echo whole; read gate"
@@ -301,7 +305,7 @@ def test_copy_for_the_disk_is_written_while_it_goes_on(tmp_path: Path) -> None:
             assert writer.stdout.readline() == b"whole\n"
             if (before := dirty_pages(place / "made")) is None:
                 pytest.skip("this kernel does not say what is dirty")
-            behind = threading.Thread(target=write_behind, args=(writer, place))
+            behind = threading.Thread(target=start_writeback, args=(writer, place))
             behind.start()
             deadline = time.monotonic() + 60
             while (left := dirty_pages(place / "made")) and time.monotonic() < deadline:

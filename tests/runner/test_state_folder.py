@@ -25,7 +25,7 @@ def test_a_host_keeps_its_id_and_remembers_its_boots(tmp_path: Path) -> None:
 
 
 def hold_forever(path: Path, ready: "multiprocessing.synchronize.Event") -> None:
-    with StateFolder(path).locks("site").hold("w:1"):
+    with StateFolder(path).locks("site").acquire("w:1"):
         ready.set()
         signal.pause()
 
@@ -61,7 +61,7 @@ def test_lock_file_stays_if_the_recovery_failed(tmp_path: Path) -> None:
 
 
 def test_lock_file_that_was_taken_while_it_was_made_is_made_again(tmp_path: Path) -> None:
-    """One who looks for dead workers may come between the making of a lock file and its lock."""
+    """Another worker may take the lock file between its creation and its lock."""
     locks = StateFolder(tmp_path).locks("site")
     path = tmp_path / "workers" / "site" / "w:1.lock"
     fd = os.open(path, os.O_RDWR | os.O_CREAT)
@@ -87,11 +87,11 @@ def test_a_state_folder_that_cannot_be_used_is_refused_by_name(tmp_path: Path) -
 
 
 def test_worker_that_leaves_attempts_keeps_its_lock_file(tmp_path: Path) -> None:
-    """So that the next one hands that over at once. Proves L19."""
+    """So that the next worker hands them over immediately. Proves L19."""
     locks = StateFolder(tmp_path).locks("site")
-    with locks.hold("w:1") as held:
-        held.leaves_something = True
+    with locks.acquire("w:1") as held:
+        held.keep_file = True
     assert locks.others("w:2") == ["w:1"]
-    with locks.hold("w:3"):
+    with locks.acquire("w:3"):
         pass
     assert locks.others("w:2") == ["w:1"]

@@ -13,7 +13,7 @@ from holdfast.errors import ConfigError
 from holdfast.runner import supervisor
 from holdfast.runner.attempt_users import AttemptUsers
 from holdfast.runner.leftovers import find_leftovers, kill_leftovers
-from holdfast.runner.uids import Uids, UidsExhausted, unusable
+from holdfast.runner.uids import UidPool, UidsExhausted, unusable
 from tests.support.supervisor_harness import needs_root
 
 FIRST = 2_100_000_000
@@ -29,8 +29,8 @@ def attempt_in(folder: Path, uid: int | None = None) -> Path:
 
 def test_a_uid_is_claimed_once(tmp_path: Path) -> None:
     """Also by two installations, and with ranges that overlap. Proves I1."""
-    one = Uids(FIRST, FIRST + 20, tmp_path / "uids")
-    other = Uids(FIRST + 10, FIRST + 30, tmp_path / "uids")
+    one = UidPool(FIRST, FIRST + 20, tmp_path / "uids")
+    other = UidPool(FIRST + 10, FIRST + 30, tmp_path / "uids")
     claimed = [one.claim(tmp_path / f"a.{n}") for n in range(21)] + [
         other.claim(tmp_path / f"b.{n}") for n in range(10)
     ]
@@ -43,8 +43,8 @@ def test_a_uid_is_claimed_once(tmp_path: Path) -> None:
 def test_processes_that_claim_at_the_same_time_get_different_uids(tmp_path: Path) -> None:
     """Proves I1."""
     script = (
-        "import sys; from pathlib import Path; from holdfast.runner.uids import Uids\n"
-        f"uids = Uids({FIRST}, {FIRST + 199}, Path(sys.argv[1]))\n"
+        "import sys; from pathlib import Path; from holdfast.runner.uids import UidPool\n"
+        f"uids = UidPool({FIRST}, {FIRST + 199}, Path(sys.argv[1]))\n"
         "for n in range(50): print(uids.claim(Path(sys.argv[2]) / f'{n}.1'))"
     )
     processes = [
@@ -56,7 +56,7 @@ def test_processes_that_claim_at_the_same_time_get_different_uids(tmp_path: Path
 
 
 def test_the_record_of_a_claim_names_the_attempt(tmp_path: Path) -> None:
-    uids = Uids(FIRST, FIRST + 20, tmp_path / "uids")
+    uids = UidPool(FIRST, FIRST + 20, tmp_path / "uids")
     attempt = tmp_path / "site" / "job.1"
     uid = uids.claim(attempt)
     assert uids.owner(uid) == attempt
@@ -67,19 +67,19 @@ def test_the_record_of_a_claim_names_the_attempt(tmp_path: Path) -> None:
 @needs_root
 def test_an_adopter_finds_the_uid_by_the_folder(tmp_path: Path) -> None:
     """A folder whose owner's claim is another attempt's has no uid of its own. Proves I1."""
-    uids = Uids(FIRST, FIRST + 20, tmp_path / "uids")
+    uids = UidPool(FIRST, FIRST + 20, tmp_path / "uids")
     attempt = tmp_path / "site" / "job.1"
     uid = uids.claim(attempt)
     assert uids.of(attempt) is None
     attempt_in(attempt, uid)
-    assert Uids(FIRST, FIRST + 20, tmp_path / "uids").of(attempt) == uid
+    assert UidPool(FIRST, FIRST + 20, tmp_path / "uids").of(attempt) == uid
     assert uids.of(attempt_in(tmp_path / "site" / "other.1", uid)) is None
 
 
 @needs_root
 def test_a_uid_is_not_freed_while_its_folder_is_there(tmp_path: Path) -> None:
     """Proves I1."""
-    uids = Uids(FIRST, FIRST + 20, tmp_path / "uids")
+    uids = UidPool(FIRST, FIRST + 20, tmp_path / "uids")
     attempt = tmp_path / "site" / "job.1"
     uid = uids.claim(attempt)
     attempt_in(attempt, uid)
@@ -90,8 +90,8 @@ def test_a_uid_is_not_freed_while_its_folder_is_there(tmp_path: Path) -> None:
 
 
 def test_only_its_owner_frees_a_uid(tmp_path: Path) -> None:
-    """The slower one of two that free the same uid does not free it for its next owner."""
-    uids = Uids(FIRST, FIRST, tmp_path / "uids")
+    """The slower of two processes that free the same uid does not free it again for its next owner."""
+    uids = UidPool(FIRST, FIRST, tmp_path / "uids")
     first, second = tmp_path / "site" / "first.1", tmp_path / "site" / "second.1"
     uid = uids.claim(first)
     assert uids.free(uid, first)
@@ -100,9 +100,9 @@ def test_only_its_owner_frees_a_uid(tmp_path: Path) -> None:
     assert uids.owner(uid) == second
 
 
-def test_a_process_that_sleeps_with_the_lock_delays_nobody_for_long(tmp_path: Path) -> None:
+def test_stopped_holder_of_the_lock_delays_others_only_briefly(tmp_path: Path) -> None:
     """What could not be freed then is left to the sweep."""
-    uids = Uids(FIRST, FIRST + 20, tmp_path / "uids")
+    uids = UidPool(FIRST, FIRST + 20, tmp_path / "uids")
     attempt = tmp_path / "site" / "job.1"
     uid = uids.claim(attempt)
     with (tmp_path / "uids" / "lock").open() as sleeper:
@@ -116,13 +116,13 @@ def test_a_claim_whose_owner_was_killed_before_it_made_the_folder_is_stale(tmp_p
     site = tmp_path / "site"
     site.mkdir()
     script = (
-        "import os, signal, sys; from pathlib import Path; from holdfast.runner.uids import Uids\n"
-        f"Uids({FIRST}, {FIRST + 20}, Path(sys.argv[1])).claim(Path(sys.argv[2]))\n"
+        "import os, signal, sys; from pathlib import Path; from holdfast.runner.uids import UidPool\n"
+        f"UidPool({FIRST}, {FIRST + 20}, Path(sys.argv[1])).claim(Path(sys.argv[2]))\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run([sys.executable, "-c", script, tmp_path / "uids", site / "job.1"], check=False)
     assert done.returncode == -signal.SIGKILL
-    uids = Uids(FIRST, FIRST + 20, tmp_path / "uids")
+    uids = UidPool(FIRST, FIRST + 20, tmp_path / "uids")
     assert uids.stale(site) == []
     (half,) = [site / ".job.1.abcdef01"]
     half.mkdir()
@@ -136,7 +136,7 @@ def test_a_claim_whose_owner_was_killed_before_it_made_the_folder_is_stale(tmp_p
 @needs_root
 def test_a_claim_in_use_is_never_stale(tmp_path: Path) -> None:
     """Proves I1."""
-    uids = Uids(FIRST, FIRST + 20, tmp_path / "uids")
+    uids = UidPool(FIRST, FIRST + 20, tmp_path / "uids")
     site = tmp_path / "site"
     used = uids.claim(site / "used.1")
     attempt_in(site / "used.1", used)
@@ -145,7 +145,7 @@ def test_a_claim_in_use_is_never_stale(tmp_path: Path) -> None:
 
 
 def test_a_claim_that_a_crash_of_the_machine_lost_is_made_again(tmp_path: Path) -> None:
-    uids = Uids(FIRST, FIRST + 20, tmp_path / "uids")
+    uids = UidPool(FIRST, FIRST + 20, tmp_path / "uids")
     attempt = tmp_path / "site" / "job.1"
     assert uids.reclaim(FIRST + 7, attempt)
     assert uids.reclaim(FIRST + 7, attempt)
@@ -155,22 +155,22 @@ def test_a_claim_that_a_crash_of_the_machine_lost_is_made_again(tmp_path: Path) 
 def test_the_folder_of_the_uids_is_the_owners_alone(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        Uids(FIRST, FIRST + 20, tmp_path / "new" / "uids").close()
+        UidPool(FIRST, FIRST + 20, tmp_path / "new" / "uids").close()
     finally:
         os.umask(before)
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o711
     assert (tmp_path / "new" / "uids").stat().st_mode & 0o777 == 0o700
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="HOLDFAST_PROCESS_UIDS_DIR"):
-        Uids(FIRST, FIRST + 20, tmp_path / "file" / "uids")
+        UidPool(FIRST, FIRST + 20, tmp_path / "file" / "uids")
 
 
 @needs_root
-def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
+def test_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     (tmp_path / "uids").mkdir()
     os.chown(tmp_path / "uids", 65532, 65532)
     with pytest.raises(ConfigError, match="belongs to uid 65532"):
-        Uids(FIRST, FIRST + 20, tmp_path / "uids")
+        UidPool(FIRST, FIRST + 20, tmp_path / "uids")
 
 
 def test_a_range_that_is_not_mapped_here_is_refused() -> None:
@@ -202,13 +202,13 @@ def test_everything_of_a_uid_is_killed_and_nothing_else() -> None:
 
 
 @needs_root
-def test_the_sweep_kills_what_runs_as_a_uid_before_it_frees_it(tmp_path: Path) -> None:
+def test_sweep_kills_the_processes_of_a_uid_before_it_frees_it(tmp_path: Path) -> None:
     """As after a crash between the removal of a folder and the end of its claim. Proves I1."""
     site = tmp_path / "site"
     buried = site / "job.1"
     buried.mkdir(parents=True)
     (buried / "started").touch()
-    uids = Uids(FIRST, FIRST + 20, tmp_path / "uids")
+    uids = UidPool(FIRST, FIRST + 20, tmp_path / "uids")
     users = AttemptUsers(None, uids, site)
     uid, used = uids.claim(buried), uids.claim(site / "used.1")
     attempt_in(site / "used.1", used)
@@ -226,9 +226,9 @@ def test_the_sweep_kills_what_runs_as_a_uid_before_it_frees_it(tmp_path: Path) -
 
 
 @needs_root
-def test_without_namespaces_what_a_uid_left_on_the_host_is_removed_before_it_is_freed(tmp_path: Path) -> None:
+def test_without_namespaces_files_of_a_uid_are_removed_before_it_is_freed(tmp_path: Path) -> None:
     """Files in open places, links not followed, and System V shared memory. Proves I1."""
-    uids = Uids(FIRST + 40, FIRST + 60, tmp_path / "uids", private=False)
+    uids = UidPool(FIRST + 40, FIRST + 60, tmp_path / "uids", private=False)
     attempt = tmp_path / "site" / "job.1"
     uid = uids.claim(attempt)
     name = f"holdfast-test-{os.urandom(4).hex()}"

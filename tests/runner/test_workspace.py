@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.runner.base import Identity, Order, TooLate
+from holdfast.runner.base import Identity, StartRequest, TooLate
 from holdfast.runner.process import ProcessRunner
 from holdfast.runner.state_folder import StateFolder
 from holdfast.runner.wire import WireTask
-from holdfast.runner.workspace import Place, Programs, give_like, make_space, read_plan
+from holdfast.runner.workspace import Programs, WorkspacePaths, give_like, make_workspace, read_plan
 from tests.support.supervisor_harness import NOBODY, needs_root
 
 IDENTITY = Identity("test", "01a1dfaf-a325-7000-8cd1-5ad758728aef", 1)
@@ -23,7 +23,7 @@ class Staging:
         self.plan = name.encode()
         self._name = name
 
-    def programs(self, place: Place) -> Programs:
+    def programs(self, place: WorkspacePaths) -> Programs:
         return Programs(tasks=(WireTask(name="one", argv=("cat", f"{place.inputs}/{self._name}"), cwd=place.tree),))
 
     def make_tree(self, tree: Path) -> None:
@@ -43,9 +43,9 @@ async def test_next_owner_replaces_a_plan_that_never_started(tmp_path: Path) -> 
     async def confirm() -> None:
         pass
 
-    def order(name: str, **more: Any) -> Order:
+    def order(name: str, **more: Any) -> StartRequest:
         spec: dict[str, Any] = {"tasks": []}
-        return Order(
+        return StartRequest(
             identity=IDENTITY, domain=runner.domain, token=1, spec=spec, inputs={},
             start_by=0.0, pipeline=Staging(name), **more,
         )  # fmt: skip
@@ -63,7 +63,7 @@ async def test_next_owner_replaces_a_plan_that_never_started(tmp_path: Path) -> 
 
 def test_plan_is_out_of_reach_of_tasks_and_must_be_a_regular_file(tmp_path: Path) -> None:
     """Proves P2, R25: a container has the space alone; no link is followed, and nobody waits for a FIFO's writer."""
-    make_space(tmp_path, Staging("file"), None, None, own=True)
+    make_workspace(tmp_path, Staging("file"), None, None, own=True)
     space, plan = tmp_path / "space", tmp_path / "plan"
     assert sorted(os.listdir(space)) == ["inputs", "tree"]
     assert (read_plan(space), plan.stat().st_mode & 0o777) == (b"file", 0o600)
@@ -80,7 +80,7 @@ def test_plan_is_out_of_reach_of_tasks_and_must_be_a_regular_file(tmp_path: Path
 @needs_root
 def test_tree_and_inputs_are_the_users_and_the_rest_is_not(tmp_path: Path) -> None:
     """Proves R25: a link in the workspace is changed itself, and not what it leads to."""
-    make_space(tmp_path, Staging("file"), NOBODY, NOBODY)
+    make_workspace(tmp_path, Staging("file"), NOBODY, NOBODY)
     space = tmp_path / "space"
     assert space.stat().st_uid == os.geteuid()
     assert {path.stat().st_uid for path in (space / "tree", space / "inputs", space / "inputs" / "file")} == {NOBODY}

@@ -358,7 +358,7 @@ def test_tokens_cannot_be_off_where_others_reach_it(host: str) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="about root")
-def test_tokens_cannot_be_off_for_root_unless_that_is_said() -> None:
+def test_tokens_cannot_be_off_for_root_without_a_setting() -> None:
     """A process of a job reaches the loopback, so it could submit a job that runs as root."""
     with pytest.raises(ConfigError, match="HOLDFAST_AUTH_OFF_AS_ROOT"):
         load(environment={"HOLDFAST_AUTH": "off"})

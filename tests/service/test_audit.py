@@ -4,6 +4,7 @@ import asyncio
 import signal
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from holdfast.store.retention import Retention
 from holdfast.store.shared_folder import SharedFolderRecord
 from holdfast.store.tokens import SILENCE_DAYS, new_secret
 from tests.crash.test_crash import JOB, PAIR, context, die_after
+from tests.support.service import opened
 from tests.support.store_harness import StoreHarness
 
 ANN = Actor(name="ann", token_id="01890000-0000-7000-8000-000000000001", role=Role.OPERATOR, address="192.0.2.7")
@@ -203,7 +205,7 @@ async def test_rows_name_the_tenant_and_the_reason(harness: StoreHarness) -> Non
     assert (installation.tenant, installation.reason) == (None, None)
 
 
-async def test_embedded_callers_are_named_by_their_account_and_what_they_say(harness: StoreHarness) -> None:
+async def test_embedded_callers_are_recorded_by_account_and_given_name(harness: StoreHarness) -> None:
     await harness.store.queues.pause("q")
     await harness.store.queues.resume("q", by="deploy script")
     first, second = await trail(harness.store)
@@ -227,7 +229,7 @@ async def test_refused_acts_write_no_row(harness: StoreHarness) -> None:
     assert [row.action for row in await trail(harness.store)] == ["token.make"]
 
 
-async def test_use_of_a_token_is_recorded_when_it_was_silent_for_long(harness: StoreHarness) -> None:
+async def test_use_of_a_token_is_recorded_after_a_long_pause(harness: StoreHarness) -> None:
     token = await harness.store.tokens.add("ci", Role.VIEWER, secret=new_secret(), tenant="blue")
     for days in (0.0, 1.0, SILENCE_DAYS + 1, 1.0):
         await harness.advance(days * DAY)
@@ -292,12 +294,36 @@ async def test_rows_over_their_age_are_removed_in_bounded_steps(harness: StoreHa
         await harness.store.queues.pause(f"q{n}", by=ANN)
     await harness.advance(10 * DAY)
     await harness.store.queues.pause("new", by=ANN)
-    assert await harness.store.audit.forget(10 * DAY, limit=2) == 2
+    assert await harness.store.audit.prune(10 * DAY, limit=2) == 2
     assert [row.subject for row in await trail(harness.store)] == ["q2", "q3", "q4", "new"]
     await Pruner(harness.store, Retention()).run_once()
     assert len(await trail(harness.store)) == 4
     await Pruner(harness.store, Retention(), audit_age=10 * DAY).run_once()
     assert [row.subject for row in await trail(harness.store)] == ["new"]
+
+
+async def test_tools_that_did_not_change_leave_no_row_though_the_last_one_is_old(harness: StoreHarness) -> None:
+    """The row that later servers compare with is not removed by age; older ones of its kind are."""
+    audit = harness.store.audit
+    assert await audit.tools_loaded(ANN, "tools.toml", {"a": "1"})
+    await harness.advance(DAY)
+    assert await audit.tools_loaded(ANN, "tools.toml", {"a": "2"})
+    await harness.advance(20 * DAY)
+    assert await audit.prune(10 * DAY) == 1
+    assert await audit.prune(10 * DAY) == 0
+    assert not await audit.tools_loaded(ANN, "tools.toml", {"a": "2"})
+    (row,) = await trail(harness.store)
+    assert row.after is not None
+    assert (row.after["changed"], row.after["tools"]) == (["a"], {"a": "2"})
+
+
+async def test_servers_that_start_together_record_a_change_of_tools_once(clean_url: str) -> None:
+    async with AsyncExitStack() as stack:
+        stores = [await stack.enter_async_context(opened(clean_url)) for _ in range(4)]
+        tools = {"a": "1", "b": "2"}
+        told = await asyncio.gather(*(store.audit.tools_loaded(ANN, "tools.toml", tools) for store in stores))
+        assert sorted(told) == [False, False, False, True]
+        assert len(await trail(stores[0], what="tools.change")) == 1
 
 
 def test_refused_tokens_are_counted_in_bounded_memory_and_one_bounded_row() -> None:

@@ -17,7 +17,7 @@ from tests.support.service import FUNCTION, Service, error_of, opened, service_i
 from tests.support.up_process import running
 
 
-async def test_only_admins_read_the_trail_and_nobody_writes_it(service: Service) -> None:
+async def test_only_admins_read_the_trail_and_it_is_read_only(service: Service) -> None:
     tokens = {role: await service.token(role) for role in Role}
     for role, token in tokens.items():
         async with service.client(token) as client:
@@ -122,7 +122,7 @@ async def test_server_records_which_tools_changed_since_the_last_start(clean_url
         assert SECRET not in repr(rows)
 
 
-def test_command_line_lists_the_trail_and_leaves_its_own_rows(tmp_path: Path) -> None:
+def test_command_line_lists_the_trail_and_writes_its_own_rows(tmp_path: Path) -> None:
     with running(tmp_path) as up:
         up("queues", "pause", "slow")
         up("prune", "--days", "3")
@@ -131,7 +131,9 @@ def test_command_line_lists_the_trail_and_leaves_its_own_rows(tmp_path: Path) ->
         assert "slow" in said
         rows = up.json("audit", "--what", "jobs.prune")["items"]
         assert [(row["actor"], row["after"]["retention_days"]) for row in rows] == [(local_actor("cli").name, 3.0)]
-        assert up.json("audit", "--who", "admin", "--since", "2020-01-01", "-n", "1")["items"][0]["subject"] == "slow"
+        # The first use of the admin's token is a row too, which the server writes some time later.
+        found = ("--who", "admin", "--what", "queue.pause", "--since", "2020-01-01", "-n", "1")
+        assert [row["subject"] for row in up.json("audit", *found)["items"]] == ["slow"]
         assert up.json("audit", "--since", "2999-01-01")["items"] == []
         up("audit", "--since", "yesterday", code=2)
         viewer = json.loads(up("token", "make", "v", "--role", "viewer", "--json"))["token"]

@@ -89,7 +89,7 @@ async def test_upload_over_its_limit_is_answered_too(service: Service) -> None:
         assert answer.status_code == 413
 
 
-async def test_connection_stays_open_after_a_small_body_that_nobody_read(service: Service) -> None:
+async def test_connection_stays_open_after_a_small_unread_body(service: Service) -> None:
     async with httpx.AsyncClient(base_url=service.url) as client:
         for _ in range(2):
             answer = await client.post("/v1/jobs", json=FUNCTION)
@@ -153,10 +153,10 @@ async def test_large_bulk_is_decoded_and_checked_off_the_event_loop(
 
 async def test_only_a_few_large_bodies_are_held_at_once() -> None:
     bodies = json_body.LargeBodies(most=1, wait=0.01)
-    async with bodies.turn(json_body.LARGE + 1):
-        async with bodies.turn(json_body.LARGE):
+    async with bodies.admitted(json_body.LARGE + 1):
+        async with bodies.admitted(json_body.LARGE):
             pass
         with pytest.raises(AtCapacity):
-            await bodies.turn(json_body.LARGE + 1).__aenter__()
-    async with bodies.turn(json_body.LARGE + 1):
+            await bodies.admitted(json_body.LARGE + 1).__aenter__()
+    async with bodies.admitted(json_body.LARGE + 1):
         pass

@@ -240,7 +240,7 @@ def test_ctrl_c_ends_following_while_the_server_is_away(service_process: Service
     assert (process.returncode, said, complaints) == (0, "KeyboardInterrupt\n", "")
 
 
-async def test_a_slow_reader_of_a_long_history_holds_it_back_and_can_leave(service: Service) -> None:
+async def test_slow_reader_bounds_what_is_read_ahead_and_can_leave(service: Service) -> None:
     """What is read ahead is bounded, and leaving in the middle of it closes the connection."""
     async with AsyncClient(service.url, token=service.admin) as client, opened(service.database_url) as store:
         job = await store.jobs.submit(FUNCTION)
@@ -328,7 +328,7 @@ def test_commands_outlast_a_killed_server(service_process: Service, command: str
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
-def test_ctrl_c_leaves_a_command_whose_server_is_away(service_process: Service) -> None:
+def test_ctrl_c_ends_a_command_during_a_server_outage(service_process: Service) -> None:
     """Proves G4. It cannot stop the job then, and says so."""
     with Client(service_process.url, token=service_process.admin) as client:
         job = client.submit(FUNCTION).id

@@ -114,7 +114,7 @@ async def test_record_is_the_same_as_with_the_queue(workers: InProcessWorkers) -
         files = (await client.get(ran["links"]["artifacts"])).json()["items"]
     async with workers.worker():
         queued = await workers.ended(await workers.store.jobs.submit(asked))
-    told = []
+    records = []
     for job in (await workers.get(ran["id"]), queued):
         assert job.started_at is not None
         assert job.finished_at is not None
@@ -122,8 +122,8 @@ async def test_record_is_the_same_as_with_the_queue(workers: InProcessWorkers) -
         attempts = await workers.store.attempts.list(job.id)
         events = [(event.type, sorted(event.data), event.data.get("status")) for event in await workers.events(job)]
         ends = [(one.attempt, one.cause, one.exit_code, one.error, one.phase) for one in attempts]
-        told.append((job.status, job.exit_code, job.error, job.attempts, job.lease, job.last_seq, ends, events))
-    assert told[0] == told[1]
+        records.append((job.status, job.exit_code, job.error, job.attempts, job.lease, job.last_seq, ends, events))
+    assert records[0] == records[1]
     assert [file["path"] for file in files] == ["file"]
 
 
@@ -182,7 +182,7 @@ async def test_repeat_of_a_call_joins_the_job_and_needs_no_room(workers: InProce
         assert (await client.post("/v1/jobs", json=sh("true"), headers=key)).status_code == 409
 
 
-async def test_what_needs_a_queue_is_refused_by_name_and_leaves_nothing(workers: InProcessWorkers) -> None:
+async def test_fields_that_need_a_queue_are_refused_by_name(workers: InProcessWorkers) -> None:
     """Proves O1."""
     async with direct(workers) as service, service.client() as client:
         later = "2100-01-01T00:00:00Z"
@@ -231,7 +231,7 @@ async def test_next_server_adopts_the_job_of_a_killed_one(workers: InProcessWork
         "queue_enabled": "false",
         "process_user": "root",
         "docker_host": "none",
-        "lease_ttl": "6",
+        "lease_ttl": "60",
         "heartbeat_interval": "1",
         "on_disconnect": "cancel",
     }

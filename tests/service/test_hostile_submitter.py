@@ -1,4 +1,4 @@
-"""A hostile submitter: every field with what it must not hold, ids of others, names that mislead."""
+"""A hostile submitter: invalid values in every field, ids of other tenants, misleading names."""
 
 import json
 from pathlib import Path
@@ -103,7 +103,7 @@ async def test_every_field_refuses_invalid_values(clean_url: str, tmp_path: Path
 
 
 async def test_ids_of_another_tenant_reveal_nothing(service: Service) -> None:
-    """Whatever is done with a job of another tenant, the answer is that of a job that never was."""
+    """Every call about a job of another tenant is answered as if the job did not exist."""
     async with service.client(await service.token(Role.OPERATOR, "blue")) as owner:
         job = (await owner.post("/v1/jobs", json={**FUNCTION, "lane": "secret", "labels": {"a": "secret"}})).json()
         never = "01a1e9bd-7da3-7000-88c1-93bf7e2ec6e7"

@@ -84,6 +84,20 @@ async def test_reuse_and_idempotency_answer_200_with_reused(service: Service) ->
         assert (gone.status_code, error_of(gone)["code"]) == (409, "gone")
 
 
+async def test_on_lost_hold_is_accepted_and_shown_as_pause(service: Service) -> None:
+    """Proves L11."""
+    async with service.client() as client:
+        for written in ("pause", "hold"):
+            headers = {"Idempotency-Key": written}
+            body = {**FUNCTION, "on_lost": written}
+            answers = [await client.post("/v1/jobs", json=body, headers=headers) for _ in range(2)]
+            assert [answer.status_code for answer in answers] == [201, 200]
+            read = await client.get(f"/v1/jobs/{answers[0].json()['id']}")
+            assert [answer.json()["policy"]["on_lost"] for answer in (*answers, read)] == ["pause"] * 3
+        wrong = await client.post("/v1/jobs", json={**FUNCTION, "on_lost": "panic"})
+        assert (wrong.status_code, error_of(wrong)["details"]["field"]) == (422, "on_lost")
+
+
 async def test_bulk_is_all_or_nothing(service: Service) -> None:
     """Proves J13."""
     async with service.client() as client:
@@ -207,7 +221,7 @@ async def test_lane_is_readable_and_can_be_paused(service: Service) -> None:
         assert (await client.get("/v1/lanes", params={"cursor": page["next_cursor"]})).json()["items"] == []
 
 
-async def test_queue_counts_pauses_and_keeps_what_is_not_said(service: Service) -> None:
+async def test_queue_counts_pauses_and_keeps_omitted_fields(service: Service) -> None:
     """Proves J9, J11."""
     async with service.client() as client:
         await client.post("/v1/jobs", json={**FUNCTION, "queue": "heavy/one"})
@@ -236,7 +250,7 @@ async def test_workers_are_shown_drained_and_called_lost(service: Service) -> No
         assert (await client.post("/v1/workers/h1/drain")).json() == {"workers": ["w1"]}
         assert (await client.post("/v1/workers/h1/lost")).status_code == 409
         assert (await client.post("/v1/workers/h2/lost")).status_code == 404
-        await store.workers.forget("w1")
+        await store.workers.delete("w1")
 
 
 async def test_explain_gives_the_reason(service: Service) -> None:

@@ -65,11 +65,11 @@ async def test_server_reports_the_counters_of_each_worker(workers: InProcessWork
         await workers.ended(await workers.sh("true"), Status.SUCCEEDED)
         await workers.ended(await workers.sh("exit 1", max_attempts=2, retry={"base": 0, "cap": 0}), Status.FAILED)
 
-        async def told() -> Figures | None:
+        async def reported() -> Figures | None:
             found = await figures(client)
             return found if value(found, "holdfast_finishes_total", worker=worker.id) == 3 else None
 
-        found = await eventually(told, "the worker reports")
+        found = await eventually(reported, "the worker reports")
         assert value(found, "holdfast_claims_total", worker=worker.id) == 3
         assert [
             value(found, "holdfast_finishes_total", status=status) for status in ("succeeded", "failed", "queued")
@@ -97,11 +97,11 @@ async def test_adoptions_and_losses_are_counted(workers: InProcessWorkers, tmp_p
             await workers.store.jobs.cancel(kept.id)
             await workers.ended(kept, Status.CANCELLED)
 
-            async def told() -> bool:
+            async def reported() -> bool:
                 found = await figures(client)
                 return (value(found, "holdfast_adoptions_total"), value(found, "holdfast_losses_total")) == (2, 1)
 
-            await eventually(told, "two were adopted, one was lost")
+            await eventually(reported, "two were adopted, one was lost")
 
 
 def kill_supervisor(folder: Path) -> None:
@@ -244,7 +244,7 @@ async def test_worker_whose_row_was_removed_counts_nothing_twice(workers: InProc
             return sum(int(report.get("claims", 0)) for report in reports) == count
 
         await eventually(lambda: sum_is(1), "it reports")
-        await workers.store.workers.forget(worker.id)
+        await workers.store.workers.delete(worker.id)
         assert await sum_is(1)
         await workers.ended(await workers.sh("true"), Status.SUCCEEDED)
         await eventually(lambda: sum_is(2), "it registers and reports again")

@@ -15,7 +15,7 @@ from schemathesis.core.result import Ok
 
 from holdfast.api import openapi
 from holdfast.api.app import declared
-from tests.support.service import Service
+from tests.support.service import FUNCTION, Service
 
 EXAMPLES = 8
 """Per operation and kind of example, in the suite; `make fuzz` takes 200, and sequences of calls, for every role."""
@@ -57,6 +57,19 @@ async def test_document_says_what_the_service_does(service: Service) -> None:
         for query in ("until=null", "since=NULL", "limit=null"):
             assert (await client.get(f"/v1/jobs?{query}")).status_code == 422, query
         assert (await client.get("/v1/jobs?kind=null&label=a:null")).status_code == 200
+
+
+@pytest.mark.parametrize("preference", ["", "wait=0", "respond-async", "wait=soon", "x" * 300])
+async def test_preference_that_is_not_understood_is_ignored_as_the_document_says(
+    service: Service, preference: str
+) -> None:
+    """RFC 7240: a server refuses no preference. The document allows every text."""
+    async with service.client() as client:
+        made = await client.post("/v1/jobs", json=FUNCTION, headers={"Prefer": preference})
+        assert made.status_code == 201, made.text
+        operation = (await client.get("/openapi.json")).json()["paths"]["/v1/jobs"]["post"]
+    (schema,) = [one["schema"] for one in operation["parameters"] if one["name"] == "Prefer"]
+    assert schema == {"type": "string"}
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import pytest
 
 from holdfast import AsyncClient
 from holdfast.model import Claimable, Outcome, Role, Status
-from holdfast.pipeline.plan import Facts, plan
-from holdfast.pipeline.snapshots import Folders
+from holdfast.pipeline.plan import PlanFacts, make_plan
+from holdfast.pipeline.snapshots import SnapshotFolders
 from holdfast.pipeline.sources import Sources, inputs_of
 from holdfast.store.snapshots import NewSnapshot
 from holdfast.store.tasks import PlannedTask
@@ -43,7 +43,7 @@ async def build(service: Service, job: dict[str, Any], names: Sequence[str], tmp
     shared = shared_beside(service.data)
     asked = check(parse(job), "default")
     sources = Sources(inputs_of(shared, "default"))
-    found = plan(asked.spec, sources, Facts(), tenant="default", inputs=asked.inputs, secrets=asked.secrets)
+    found = make_plan(asked.spec, sources, PlanFacts(), tenant="default", inputs=asked.inputs, secrets=asked.secrets)
     work = tmp_path / "work"
     work.mkdir(exist_ok=True)
     (work / "file").write_text("result")
@@ -55,7 +55,7 @@ async def build(service: Service, job: dict[str, Any], names: Sequence[str], tmp
         await store.tasks.replan(lease, planned, done=0)
         for task in found.tasks:
             if task.name in names:
-                folder = Folders.below(shared).copy(task.snapshot, work)
+                folder = SnapshotFolders.below(shared).copy(task.snapshot, work)
                 new = NewSnapshot(
                     id=task.snapshot, parent=task.parent, task=task.name, task_hash=task.hash,
                     components=task.components, folder=folder.folder, digest=folder.digest, size=folder.size,
@@ -83,7 +83,7 @@ async def test_plan_knows_the_names_of_a_jobs_secrets(service: Service, inputs: 
         assert (name, cached, reason) == ("one", False, f"nearest is {first[:12]}: secrets removed")
 
 
-async def test_plan_says_what_would_run_and_what_differs_and_does_nothing(
+async def test_plan_lists_tasks_and_differences_and_changes_nothing(
     service: Service, inputs: Path, tmp_path: Path
 ) -> None:
     """Proves P10."""
@@ -252,7 +252,7 @@ async def test_snapshots_are_listed_shown_removed_and_used_as_a_base(
         assert (await client.post(f"/v1/jobs/{job['id']}/cancel")).status_code == 200
         dry = (await client.delete(f"/v1/snapshots/{first}?recurse=true&dry_run=true")).json()
         assert (dry["outcome"], sorted(dry["snapshots"]), dry["size"]) == ("would_delete", sorted([first, second]), 12)
-        folders = Folders.below(shared_beside(service.data))
+        folders = SnapshotFolders.below(shared_beside(service.data))
         assert len(folders.names()) == 2
         gone = (await client.delete(f"/v1/snapshots/{first}?recurse=true")).json()
         assert (gone["outcome"], sorted(gone["snapshots"])) == ("deleted", sorted([first, second]))

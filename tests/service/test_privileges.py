@@ -1,4 +1,4 @@
-"""Fields that give a job more than the default: who may use them, on every way in, and who may be root."""
+"""Privileged fields of a job: who may use them, by every way of submitting, and who may be root."""
 
 import asyncio
 import io
@@ -17,7 +17,7 @@ from holdfast.client.app import Holdfast
 from holdfast.errors import ConfigError
 from holdfast.model import Role, Status
 from holdfast.privileges import OPEN, PRIVILEGED, names_root
-from holdfast.submission import PIPELINES, SPECS
+from holdfast.runner_specs import PIPELINES, SPECS
 from tests.service.test_direct import direct
 from tests.support.docker_engine import DockerEngine
 from tests.support.docker_engine import image as busybox
@@ -117,7 +117,7 @@ async def test_privileged_fields_are_for_admins(clean_url: str, tmp_path: Path) 
                         assert refused_field(await client.post("/v1/jobs", json={**job, "plan_only": True}))
 
 
-async def test_what_gives_no_more_than_the_default_is_for_every_submitter(clean_url: str, tmp_path: Path) -> None:
+async def test_unprivileged_fields_are_open_to_every_submitter(clean_url: str, tmp_path: Path) -> None:
     """Proves O8."""
     async with (
         raw_for_all(clean_url, tmp_path) as service,
@@ -172,7 +172,7 @@ async def test_limits_of_processes_have_the_same_ceilings(clean_url: str, tmp_pa
 
 
 async def test_tools_may_use_privileged_fields(clean_url: str, tmp_path: Path) -> None:
-    """Their operator wrote them; who calls one cannot change them. Proves I1, O8."""
+    """The operator wrote them, and callers cannot change them. Proves I1, O8."""
     (tmp_path / "tools.toml").write_text(TOOLS)
     async with (
         raw_for_all(clean_url, tmp_path, tools=tmp_path / "tools.toml") as service,
@@ -294,7 +294,7 @@ async def test_root_of_an_image_is_refused_by_the_worker(workers: InProcessWorke
 async def test_users_of_an_image_that_cannot_be_looked_up_fail_the_start(
     workers: InProcessWorkers, docker: DockerEngine
 ) -> None:
-    """A list of groups behind a link is the engine's to follow, and not ours to read. Proves I1."""
+    """A list of groups that is a symbolic link is not read. Proves I1."""
     docker.docker("import", "-", "holdfast-linked:1", stdin=with_users(linked=True))
     job = await workers.container("id", spec={"image": "holdfast-linked:1", "user": "plain"})
     number = await workers.container("id -u", spec={"image": "holdfast-linked:1", "user": "4000"})

@@ -82,7 +82,7 @@ IMPOSSIBLE = (
         ("serve", "HOLDFAST_PORT", "99999"),
     ],
 )
-def test_start_that_fails_says_why_in_words(tmp_path: Path, command: str, name: str, value: str) -> None:
+def test_failed_start_gives_the_reason(tmp_path: Path, command: str, name: str, value: str) -> None:
     known = {"PATH": "/usr/bin:/bin", "HOLDFAST_DATA_DIR": str(tmp_path), name: value}
     program = [sys.executable, "-m", "holdfast.cli.main", command]
     done = subprocess.run(program, env=known, capture_output=True, text=True, check=False, timeout=60)
@@ -99,7 +99,7 @@ def test_malformed_address_of_the_server_is_named(url: str) -> None:
     assert (done.returncode, f"HOLDFAST_URL is {url!r}: use http://host:port" in done.stderr) == (2, True), done.stderr
 
 
-def test_signal_ends_it_with_0_and_it_says_where_it_is(service_process: Service) -> None:
+def test_signal_exits_with_0_and_the_address_is_logged(service_process: Service) -> None:
     text = service_process.log.read_text()
     assert f"holdfast serves on {service_process.url}" in text
     assert f"the first admin token is in {service_process.data / 'admin.token'}" in text
@@ -109,7 +109,7 @@ def test_signal_ends_it_with_0_and_it_says_where_it_is(service_process: Service)
     assert service_process.process.wait(30) == 0
 
 
-async def test_application_that_nobody_started_starts_with_its_first_request(clean_url: str, tmp_path: Path) -> None:
+async def test_application_starts_with_its_first_request(clean_url: str, tmp_path: Path) -> None:
     app = asgi(clean_url, data_dir=tmp_path)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
         assert (await client.get("/readyz")).status_code == 200

@@ -199,7 +199,7 @@ async def test_hub_keeps_nothing_for_a_follower_that_left_while_it_read(
     async with hub.follow(job.id, tenant="default", after=0):
         await harness.store.jobs.cancel(job.id)
         monkeypatch.setattr(harness.store.events, "page", slowly)
-        look = asyncio.create_task(hub.look())
+        look = asyncio.create_task(hub.poll())
         await reading.wait()
     go.set()
     await look

@@ -156,7 +156,7 @@ async def test_upload_is_its_tenants_and_a_tool_must_want_it(workers: InProcessW
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
-async def test_job_whose_files_are_not_here_says_so(workers: InProcessWorkers) -> None:
+async def test_job_with_missing_uploads_gives_the_reason(workers: InProcessWorkers) -> None:
     async with workers.worker():
         failed = await workers.ended(await workers.store.jobs.submit(cat(new_id())), Status.FAILED)
     assert failed.error is not None

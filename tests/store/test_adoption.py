@@ -2,15 +2,7 @@
 
 import pytest
 
-from holdfast.model import (
-    Cause,
-    Claimable,
-    Outcome,
-    Phase,
-    Status,
-    StopKind,
-    StopPhase,
-)
+from holdfast.model import Cause, Claimable, Outcome, Phase, Status, StopKind, StopPhase
 from tests.store.test_leases import PROCESS, RETRY, orphan
 from tests.support.store_harness import TTL, StoreHarness
 
@@ -129,7 +121,7 @@ async def test_stop_request_is_seen_by_poll_and_carried_to_the_adopter(harness: 
     answer = await harness.store.jobs.cancel(job.id)
     assert answer.outcome == "stopping"
     # Before the start: the worker looks and starts nothing.
-    assert (await harness.store.leases.stops("w1"))[job.id].kind is StopKind.CANCEL
+    assert (await harness.store.leases.stop_requests("w1"))[job.id].kind is StopKind.CANCEL
     assert await harness.store.leases.advance_stop(lease, StopPhase.SIGNALLED, grace=5)
     await harness.store.leases.hand_over([lease])
     (adopted,) = await harness.adopt()
@@ -149,10 +141,10 @@ async def test_events_name_the_worker_that_lost_the_lease(harness: StoreHarness)
     await harness.advance(TTL + 1)
     (reaped,) = await harness.store.leases.reap()
     assert reaped.worker == "w3"
-    told = [
+    holders = [
         (event.data["lease"], event.data["worker"]) for event in await harness.events(lease) if event.type == "lease"
     ]
-    assert told == [
+    assert holders == [
         *(("handed_over", "w1"), ("adopted", "w2"), ("handed_over", "w2")),
         *(("adopted", "w3"), ("reaped", "w3")),
     ]
@@ -202,12 +194,12 @@ async def test_a_silent_job_may_be_handed_over_as_often_as_workers_are_replaced(
         await harness.store.leases.hand_over([lease])
         (lease,) = await harness.adopt()
         assert lease.adoption.adoptions == 1
-    await harness.store.leases.hand_over([lease], worn=True)
+    await harness.store.leases.hand_over([lease], adoption_failed=True)
     (lease,) = await harness.adopt()
     assert lease.adoption.adoptions == 2
     for _ in range(11):
         await harness.advance(59)
         await harness.store.leases.beat("w2", [lease], ttl=TTL)
-    await harness.store.leases.hand_over([lease], worn=True)
+    await harness.store.leases.hand_over([lease], adoption_failed=True)
     (lease,) = await harness.adopt()
     assert lease.adoption.adoptions == 1

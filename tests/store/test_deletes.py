@@ -5,12 +5,7 @@ from collections.abc import Collection, Sequence
 import pytest
 
 from holdfast.errors import Conflict, NotFound, StoreError
-from holdfast.model import (
-    Cause,
-    Job,
-    Outcome,
-    Status,
-)
+from holdfast.model import Cause, Job, Outcome, Status
 from tests.store.test_jobs import in_status
 from tests.support.store_harness import StoreHarness
 
@@ -47,7 +42,7 @@ async def test_forced_delete_that_a_duty_finished_answers_deleted(
         nonlocal looks
         looks += 1
         if looks > 1:
-            await jobs.purge()
+            await jobs.finish_deletions()
         return await get(job_id, tenant=tenant)
 
     monkeypatch.setattr(jobs, "get", after_the_duty)
@@ -60,9 +55,9 @@ async def test_forced_delete_of_a_running_job_is_finished_by_the_duty(harness: S
     job = await harness.submit(lane="L")
     (lease,) = await harness.claim()
     assert (await harness.store.jobs.delete(job.id, force=True)).outcome == "deleting"
-    assert await harness.store.jobs.purge() == 0
+    assert await harness.store.jobs.finish_deletions() == 0
     await harness.finish(lease, Outcome(status=status, cause=Cause.CANCELLED))
-    assert await harness.store.jobs.purge() == 1
+    assert await harness.store.jobs.finish_deletions() == 1
     with pytest.raises(NotFound):
         await harness.get(job)
 
@@ -81,14 +76,14 @@ async def test_accepted_delete_survives_every_other_move(harness: StoreHarness, 
     """Proves C1."""
     job = await paused_and_doomed(harness)
     await getattr(harness.store.jobs, verb)(job.id)
-    assert await harness.store.jobs.purge() == 1
+    assert await harness.store.jobs.finish_deletions() == 1
 
 
 async def test_purge_of_a_paused_job_settles_its_dependants(harness: StoreHarness) -> None:
     """Proves N8."""
     job = await paused_and_doomed(harness)
     child = await harness.submit(needs=[job.id])
-    assert await harness.store.jobs.purge() == 1
+    assert await harness.store.jobs.finish_deletions() == 1
     assert await harness.status(child) is Status.FAILED
 
 
@@ -106,9 +101,9 @@ async def test_duty_removes_no_files_of_a_job_that_still_runs(
 
     assert (await jobs.delete(job.id, force=True)).outcome == "deleting"
     monkeypatch.setattr(jobs.files, "remove", noting)
-    assert (await jobs.purge(), removed) == (0, [])
+    assert (await jobs.finish_deletions(), removed) == (0, [])
     await harness.finish(lease, Outcome(status=Status.CANCELLED, cause=Cause.CANCELLED))
-    assert (await jobs.purge(), removed) == (1, [job.id])
+    assert (await jobs.finish_deletions(), removed) == (1, [job.id])
 
 
 async def test_forced_delete_of_a_job_that_is_cancelled_meanwhile_is_finished_by_the_duty(
@@ -120,7 +115,7 @@ async def test_forced_delete_of_a_job_that_is_cancelled_meanwhile_is_finished_by
         patch.undo()
         found = await harness.get(job)
         await harness.store.jobs.cancel(job.id)
-        patch.setattr(harness.store.jobs, "_doom", dies)
+        patch.setattr(harness.store.jobs, "_request_deletion", dies)
         return found
 
     async def dies(*_: object, **__: object) -> bool:
@@ -130,6 +125,6 @@ async def test_forced_delete_of_a_job_that_is_cancelled_meanwhile_is_finished_by
         patch.setattr(harness.store.jobs, "get", cancelled_after_this_look)
         with pytest.raises(StoreError):
             await harness.store.jobs.delete(job.id, force=True)
-    assert await harness.store.jobs.purge() == 1
+    assert await harness.store.jobs.finish_deletions() == 1
     with pytest.raises(NotFound):
         await harness.get(job)

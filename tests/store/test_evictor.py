@@ -12,8 +12,8 @@ import pytest
 from holdfast.duties.evictor import Evictor
 from holdfast.errors import CacheFull, SnapshotFailed
 from holdfast.model import Claimable, Lease
-from holdfast.pipeline.plan import Facts, Plan, TaskPlan, plan
-from holdfast.pipeline.snapshots import TEMPORARY, Folders
+from holdfast.pipeline.plan import PipelinePlan, PlanFacts, TaskPlan, make_plan
+from holdfast.pipeline.snapshots import TEMPORARY, SnapshotFolders
 from holdfast.pipeline.sources import Sources
 from holdfast.store import Store, open_store
 from holdfast.store.snapshots import NewSnapshot
@@ -29,13 +29,13 @@ class Bench:
 
     def __init__(self, store: Store, root: Path, *, most: int | None = None) -> None:
         self.store = store
-        self.folders = Folders(root / "snapshots")
+        self.folders = SnapshotFolders(root / "snapshots")
         self.evictor = Evictor(store, self.folders, most=most)
         self.root = root
 
-    def plan(self, *names: str, base: str | None = None) -> Plan:
+    def plan(self, *names: str, base: str | None = None) -> PipelinePlan:
         tasks = [{"name": name, "command": [name]} for name in names]
-        return plan({"tasks": tasks, "base": base}, Sources(self.root), Facts(), tenant="default", inputs={})
+        return make_plan({"tasks": tasks, "base": base}, Sources(self.root), PlanFacts(), tenant="default", inputs={})
 
     def workspace(self, size: int = 1000) -> Path:
         folder = self.root / "work"
@@ -196,7 +196,7 @@ async def test_builder_killed_at_any_step_leaves_a_whole_snapshot_or_none(
         assert (await store.snapshots.take(lease, found.hash)).answer == ("yours" if step == "remove" else "busy")
         await store.leases.clear("dying")
         assert await bench.build(lease, found.tasks[0]) == "published"
-        standing = await store.snapshots.standing(bench.folders.names())
+        standing = await store.snapshots.stored_folders(bench.folders.names())
         bench.folders.sweep(standing, grace=-1)
         assert folders_left(bench) == list(standing)
         assert len(standing) == 1

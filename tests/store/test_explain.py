@@ -1,4 +1,4 @@
-"""Why is this job not running: one case per gate, and what the queue and the workers say."""
+"""Why a job is not running: one case per gate, and the reasons of queue and workers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -182,7 +182,7 @@ async def test_worker_that_stopped_is_not_reported_as_lost(harness: StoreHarness
     """Proves J17."""
     job, lease = await running(harness)
     await harness.store.leases.hand_over([lease])
-    await harness.store.workers.forget("w1")
+    await harness.store.workers.delete("w1")
     (reason,) = await reasons(harness, job)
     handed = "worker w1 stopped and handed attempt 1 over, which waits in host-a to be adopted"
     assert reason.message == f"{handed}, but no live worker reaches host-a: start one there"
@@ -243,9 +243,9 @@ async def test_pipeline_that_waits_for_a_builder_names_it(harness: StoreHarness)
     await harness.store.snapshots.take(builder, "b" * 64)
     for job, waits in zip(jobs, (False, True, False), strict=True):
         assert [reason.about for reason in await reasons(harness, job)] == ["status", "build"][: 1 + waits]
-    told = (await reasons(harness, jobs[1]))[1]
-    assert told.message == f"task b waits for job {builder.id}, which builds its snapshot"
-    assert told.jobs == (builder.id,)
+    reason = (await reasons(harness, jobs[1]))[1]
+    assert reason.message == f"task b waits for job {builder.id}, which builds its snapshot"
+    assert reason.jobs == (builder.id,)
     await harness.store.tasks.write(final, 0, TaskStatus.RUNNING)
     assert [reason.about for reason in await reasons(harness, jobs[1])] == ["status"]
     await harness.store.tasks.write(final, 0, TaskStatus.PENDING)

@@ -1,4 +1,4 @@
-"""Dependencies: who waits for whom, how failures travel, and how they come back."""
+"""Dependencies: waiting, failures of dependencies, and revival."""
 
 from collections.abc import Awaitable, Callable
 
@@ -223,7 +223,7 @@ async def test_deleted_need_never_leaves_a_dependant_waiting(harness: StoreHarne
 
 
 @pytest.mark.parametrize("succeeded", [True, False])
-async def test_need_deleted_before_the_dependant_was_looked_at_still_counts_as_it_ended(
+async def test_need_deleted_before_its_dependant_was_resolved_counts_as_it_ended(
     harness: StoreHarness, monkeypatch: pytest.MonkeyPatch, succeeded: bool
 ) -> None:
     """Proves N8."""
@@ -248,7 +248,7 @@ async def test_need_deleted_before_the_dependant_was_looked_at_still_counts_as_i
         assert record.error == Error(code="dependency_failed", message=f"needs job {parent.id}, which was deleted")
 
 
-async def test_resolver_finishes_what_a_dead_caller_or_worker_left(
+async def test_resolver_finishes_the_follow_up_of_a_dead_process(
     harness: StoreHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves N6."""
@@ -335,7 +335,9 @@ async def test_delayed_dependant_waits_for_both(harness: StoreHarness) -> None:
     assert (await harness.get(child)).gate is Gate.OPEN
 
 
-async def test_stuck_gates_are_found_mended_and_counted(harness: StoreHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stuck_gates_are_found_repaired_and_counted(
+    harness: StoreHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parent = await harness.submit()
     child = await harness.submit(needs=[parent.id])
     laned = await harness.submit(lane="L")
@@ -357,7 +359,7 @@ async def test_stuck_gates_are_found_mended_and_counted(harness: StoreHarness, m
     monkeypatch.undo()
     await harness.store.jobs.cancel(laned.id)
     await harness.finish(one if one.id == laned.id else two, Outcome(status=Status.CANCELLED, cause=Cause.CANCELLED))
-    await harness.store.database.rows("shut_jobs", ids=[follower.id])
+    await harness.store.database.rows("close_gates", ids=[follower.id])
     await harness.store.database.transact(sabotage)
     assert await harness.claim() == []
     assert await harness.store.gates.repair() == 2

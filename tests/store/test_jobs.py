@@ -1,5 +1,6 @@
 """What callers do with jobs: submit, read, list, release, resume, resolve, dismiss."""
 
+import json
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
@@ -7,20 +8,10 @@ from typing import Any
 import pytest
 
 from holdfast.errors import Conflict, HoldfastError, IllegalMove, Invalid, NeedFailed, NotFound
-from holdfast.model import (
-    MOVES,
-    Cause,
-    Error,
-    Gate,
-    Job,
-    Lease,
-    Outcome,
-    Status,
-    Verb,
-    new_id,
-)
+from holdfast.model import MOVES, Cause, Error, Gate, Job, Lease, Outcome, Status, Verb, new_id
 from holdfast.store import open_store
 from holdfast.store.store import Store, connect
+from holdfast.submission import Submission, fingerprint, parse
 from tests.support.store_harness import START, StoreHarness
 
 PROCESS = {"runner": "process", "spec": {"command": ["true"]}}
@@ -259,7 +250,7 @@ async def test_resolve_ends_a_failed_job_with_a_person_s_result(harness: StoreHa
     assert (resolved.status, resolved.result, resolved.error) == (Status.SUCCEEDED, {"ok": 1}, None)
 
 
-async def test_resume_of_an_attempt_that_may_still_run_needs_a_person_s_word(harness: StoreHarness) -> None:
+async def test_resume_of_an_attempt_that_may_still_run_needs_confirmation(harness: StoreHarness) -> None:
     """Proves C8."""
     job = await harness.submit(**PROCESS)
     await harness.claim_process()
@@ -459,3 +450,32 @@ async def test_needs_are_checked_in_a_call_with_a_key_but_not_when_it_is_replaye
         await harness.store.jobs.accept([child], key="other")
     (again,) = await harness.store.jobs.accept([child], key="K")
     assert (again.id, again.reused) == (first.id, True)
+
+
+@pytest.mark.parametrize("written", ["pause", "hold"])
+async def test_on_lost_hold_is_read_as_pause(harness: StoreHarness, written: Any) -> None:
+    """Jobs of callers and databases from before `pause` keep working. Proves L11."""
+    as_json = await harness.submit(**PROCESS, on_lost=written)
+    as_struct = await harness.store.jobs.submit(
+        Submission(runner="process", spec={"command": ["true"]}, on_lost=written)
+    )
+    (listed, _) = (await harness.store.jobs.list()).items
+    (lease, _) = await harness.claim_process(slots=2)
+    shown = [job.policy.on_lost for job in (as_json, as_struct, listed, lease)]
+    assert shown == ["pause"] * 4
+    assert lease.policy_json is not None
+    assert json.loads(lease.policy_json)["on_lost"] == written
+
+
+async def test_replay_of_a_call_with_on_lost_hold_matches_a_key_that_an_older_version_stored(
+    harness: StoreHarness,
+) -> None:
+    """The hashes are what the version before `pause` made of these bodies. Proves J12, L11."""
+    body = {**PROCESS, "on_lost": "hold"}
+    assert fingerprint([body]) == "9d4cacee-a800-7540-81a5-c85cd214e2c5"
+    assert fingerprint([parse(body)]) == "19eee03c-30db-55f6-cc48-d860afdb000b"
+    (first,) = await harness.store.jobs.accept([body], key="K")
+    (again,) = await harness.store.jobs.accept([body], key="K")
+    assert (again.id, again.reused) == (first.id, True)
+    with pytest.raises(Conflict, match="another body"):
+        await harness.store.jobs.accept([{**PROCESS, "on_lost": "pause"}], key="K")

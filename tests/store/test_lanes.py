@@ -1,4 +1,4 @@
-"""Lanes: one job at a time, in order; what blocks them, and what lets them go on."""
+"""Lanes: one job at a time, in order; what blocks and unblocks them."""
 
 from collections.abc import Iterable
 
@@ -54,7 +54,7 @@ async def test_bad_end_blocks_its_lane_only_until_a_person_acts(harness: StoreHa
 
 
 @pytest.mark.parametrize("verb", ["resolve", "dismiss", "delete"])
-async def test_lane_goes_on_when_its_blocker_is_dealt_with(harness: StoreHarness, verb: str) -> None:
+async def test_lane_continues_when_its_blocker_is_settled(harness: StoreHarness, verb: str) -> None:
     """Proves C8, N2."""
     first, second = await harness.submit(lane="L"), await harness.submit(lane="L")
     (lease,) = await harness.claim()
@@ -75,7 +75,7 @@ async def test_lane_does_not_wait_for_the_files_of_a_job_that_is_deleted(
         await harness.store.jobs.delete(first.id, force=True)
     await harness.fail(lease)
     if while_running:
-        await harness.store.jobs.purge()
+        await harness.store.jobs.finish_deletions()
     else:
         assert (await harness.store.jobs.delete(first.id)).outcome == "deleting"
     assert (await harness.get(first)).status is Status.FAILED
@@ -322,7 +322,7 @@ async def test_readiness_check_that_cannot_work_is_refused_by_its_field(
 
 
 async def test_idle_lane_is_forgotten_and_comes_back_with_its_next_job(harness: StoreHarness) -> None:
-    """Proves N1. A lane that nobody uses any more takes no room."""
+    """Proves N1. An unused lane has no row."""
     await harness.submit(lane="L")
     assert await harness.store.retain.forget_lanes() == 0
     await harness.run_one()
@@ -332,7 +332,7 @@ async def test_idle_lane_is_forgotten_and_comes_back_with_its_next_job(harness: 
     assert [(await harness.run_one()).id for _ in range(2)] == [first.id, second.id]
 
 
-async def test_lane_that_somebody_needs_is_not_forgotten(harness: StoreHarness) -> None:
+async def test_lane_in_use_is_not_forgotten(harness: StoreHarness) -> None:
     """Proves N1, N2, N3: it runs, waits, is blocked, paused, or has a check."""
     for lane in ("runs", "runs", "fails"):
         await harness.submit(lane=lane)

@@ -6,18 +6,7 @@ import pytest
 
 from holdfast.duties.reaper import Reaper
 from holdfast.errors import Invalid, NotFound, StoreUnreachable, TooLarge
-from holdfast.model import (
-    Cause,
-    Claimable,
-    Error,
-    Lease,
-    Outcome,
-    Phase,
-    Status,
-    StopKind,
-    StopPhase,
-    new_worker_id,
-)
+from holdfast.model import Cause, Claimable, Error, Lease, Outcome, Phase, Status, StopKind, StopPhase, new_worker_id
 from holdfast.store.store import Store, connect
 from holdfast.timing import ManualClock, backoff
 from tests.support.store_harness import START, TTL, StoreHarness
@@ -397,10 +386,10 @@ async def test_a_loss_ends_as_its_policy_says(harness: StoreHarness, outcome: Ou
 async def test_policy_reaches_the_worker(harness: StoreHarness) -> None:
     """Proves L11."""
     retry = {"base": 1, "cap": 8, "on": ["failed", "timed_out"]}
-    await harness.submit(on_lost="hold", retry=retry, timeout=9, stop_grace=0)
+    await harness.submit(on_lost="pause", retry=retry, timeout=9, stop_grace=0)
     (lease,) = await harness.claim()
     policy = lease.policy
-    assert (policy.on_lost, policy.timeout, policy.stop_grace, policy.idle_timeout) == ("hold", 9, 0, None)
+    assert (policy.on_lost, policy.timeout, policy.stop_grace, policy.idle_timeout) == ("pause", 9, 0, None)
     assert (policy.retry.base, policy.retry.cap, policy.retry.on) == (1, 8, ("failed", "timed_out"))
     assert (await harness.get(lease)).policy == policy
 
@@ -486,7 +475,7 @@ async def test_worker_ids_are_never_reused_and_workers_are_listed_with_their_job
     assert (pulse.registered, pulse.draining) == (True, True)
     await harness.advance(TTL + 1)
     assert not (await workers.list())[0].live
-    await workers.forget("w1")
+    await workers.delete("w1")
     assert await workers.list() == []
 
 

@@ -16,7 +16,8 @@ from holdfast.store.database import Database
 from holdfast.store.listing import Filters, list_jobs
 from holdfast.store.migrate import migrate
 from holdfast.store.postgres import SESSION, PostgresDatabase
-from holdfast.store.sqlite import Connection, SqliteDatabase
+from holdfast.store.sqlite import SqliteDatabase
+from holdfast.store.sqlite_connection import Connection
 from holdfast.timing import SystemClock
 from tests.conftest import clone, drop
 from tests.support.bulk_data import ENDED, FAILED, FUTURE, LANED, QUEUED, RUNNING, fill_postgres, fill_sqlite

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.duties import orphan_settler, remover
+from holdfast.duties import orphan_settler, worker_pruner
 from holdfast.errors import Conflict, NotFound
 from holdfast.model import Cause, Claimable, LaneState, Outcome, Status, StopKind
 from holdfast.store import Store, notify, open_store
@@ -87,7 +87,7 @@ async def test_decision_of_a_person_wins_over_recovery(harness: StoreHarness, ve
 
 async def test_job_that_is_held_or_worn_out_is_not_recovered(harness: StoreHarness) -> None:
     """Proves R6, L3."""
-    held = await lost_host(harness, stop_after=10, on_lost="hold")
+    held = await lost_host(harness, stop_after=10, on_lost="pause")
     await orphan_settler.run_once(harness.store, grace=GRACE)
     await harness.submit(**PROCESS)
     await harness.claim_process()
@@ -151,7 +151,7 @@ async def test_resume_of_a_lost_job_clears_its_interrupt(harness: StoreHarness) 
     await harness.store.jobs.interrupt(lease.id)
     await harness.store.jobs.resume(lease.id, stopped=True)
     (again,) = await harness.claim_process(worker="w2", domain="host-b")
-    assert await harness.store.leases.stops("w2") == {}
+    assert await harness.store.leases.stop_requests("w2") == {}
     assert await harness.finish(again, Outcome.requeued(Cause.DRAINED)) is Status.QUEUED
 
 
@@ -185,6 +185,7 @@ async def test_host_that_a_person_calls_gone_is_settled_as_lost(harness: StoreHa
     [
         ({"max_attempts": 2}, Status.QUEUED),
         ({}, Status.FAILED),
+        ({"on_lost": "pause"}, Status.PAUSED),
         ({"on_lost": "hold"}, Status.PAUSED),
     ],
 )
@@ -230,7 +231,7 @@ async def test_host_with_a_live_worker_is_not_gone(harness: StoreHarness) -> Non
         await harness.store.workers.lost("function")
 
 
-async def test_rebooted_host_gives_up_what_ran_before_the_boot(harness: StoreHarness) -> None:
+async def test_attempts_from_before_a_reboot_are_lost(harness: StoreHarness) -> None:
     """Proves R6."""
     lease = await started(harness, max_attempts=2)
     await harness.advance(TTL + 1)
@@ -276,21 +277,21 @@ async def test_rows_of_dead_workers_go_after_a_week_when_nothing_waits_in_their_
 
     lease = await started(harness)
     await register(harness, "w2", host="b", domains=["host-b", "function"])
-    await harness.advance(remover.DEAD_SECONDS)
-    await remover.run_once(harness.store)
+    await harness.advance(worker_pruner.DEAD_SECONDS)
+    await worker_pruner.run_once(harness.store)
     assert await known() == ["w1", "w2"]
     await harness.advance(TTL + 1)
-    assert await remover.run_once(harness.store) == 1
+    assert await worker_pruner.run_once(harness.store) == 1
     assert await known() == ["w1"]  # Its lease was never cleared.
     await harness.store.leases.reap()
-    await remover.run_once(harness.store)
+    await worker_pruner.run_once(harness.store)
     assert await known() == ["w1"]
     await harness.advance(GRACE + 1)
     assert await orphan_settler.run_once(harness.store, grace=GRACE) == 1
-    await remover.run_once(harness.store)
+    await worker_pruner.run_once(harness.store)
     assert await known() == ["w1"]
     await harness.store.jobs.resume(lease.id, stopped=True)
-    assert await remover.run_once(harness.store) == 1
+    assert await worker_pruner.run_once(harness.store) == 1
     assert await known() == []
 
 

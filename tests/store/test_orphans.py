@@ -107,8 +107,8 @@ async def test_lease_whose_claim_reply_was_lost_is_released(harness: StoreHarnes
     await harness.claim()
     await harness.claim_process()
     beats = await unknown(harness)
-    assert await harness.store.leases.give_back("w1", beats) == {function.id, laned.id, process.id}
-    assert await harness.store.leases.give_back("w1", beats) == frozenset()
+    assert await harness.store.leases.release_unknown("w1", beats) == {function.id, laned.id, process.id}
+    assert await harness.store.leases.release_unknown("w1", beats) == frozenset()
     for job in (function, laned):
         record = await harness.get(job)
         assert (record.status, record.gate, record.attempts) == (Status.QUEUED, Gate.OPEN, 0)
@@ -126,12 +126,12 @@ async def test_release_of_a_lost_claim_is_fenced_and_respects_a_stop_request(har
     job = await harness.submit()
     (lease,) = await harness.claim()
     beats = await unknown(harness)
-    assert await harness.store.leases.give_back("w2", beats) == frozenset()
+    assert await harness.store.leases.release_unknown("w2", beats) == frozenset()
     stale = [Beat(id=lease.id, token=lease.token - 1, answer="unknown")]
     known = [Beat(id=lease.id, token=lease.token, answer="yours")]
-    assert await harness.store.leases.give_back("w1", [*stale, *known]) == frozenset()
+    assert await harness.store.leases.release_unknown("w1", [*stale, *known]) == frozenset()
     await harness.store.jobs.cancel(job.id)
-    assert await harness.store.leases.give_back("w1", beats) == {job.id}
+    assert await harness.store.leases.release_unknown("w1", beats) == {job.id}
     assert await harness.status(job) is Status.CANCELLED
 
 
@@ -141,7 +141,7 @@ async def test_adopted_function_is_not_requeued_as_not_started(harness: StoreHar
     (lease,) = await harness.claim()
     await harness.store.leases.hand_over([lease])
     await harness.adopt(worker="w2")
-    assert await harness.store.leases.give_back("w2", await unknown(harness, "w2")) == {job.id}
+    assert await harness.store.leases.release_unknown("w2", await unknown(harness, "w2")) == {job.id}
     record = await harness.get(job)
     assert (record.status, record.attempts, record.lease) == (Status.RUNNING, 1, None)
 
@@ -210,6 +210,7 @@ async def test_orphaned_function_waits_for_any_worker(harness: StoreHarness) -> 
         ({"max_attempts": 2}, Status.QUEUED),
         ({"max_attempts": 1}, Status.FAILED),
         ({"max_attempts": 2, "on_lost": "fail"}, Status.FAILED),
+        ({"max_attempts": 2, "on_lost": "pause"}, Status.PAUSED),
         ({"max_attempts": 2, "on_lost": "hold"}, Status.PAUSED),
     ],
 )
@@ -256,7 +257,7 @@ async def test_stop_after_counts_from_the_last_heartbeat_with_grace_and_margin(h
 async def test_orphan_whose_stop_after_is_longer_than_the_grace_waits_for_it(
     harness: StoreHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Proves R21, R6. No person is asked where time answers, and those behind it are settled meanwhile."""
+    """Proves R21, R6. It is not paused for a person, and later orphans are settled meanwhile."""
     monkeypatch.setattr(orphan_settler, "BATCH", 1)
     await register(harness)
     waits = await started(harness, stop_after=10 * GRACE, max_attempts=2)

@@ -17,7 +17,8 @@ from holdfast.model import FUNCTION_DOMAIN, Claimable, Gate, Outcome, Status, ne
 from holdfast.store import Store, open_store
 from holdfast.store.migrate import migrate, migrations
 from holdfast.store.notify import work
-from holdfast.store.postgres import PATIENCE, PLANNER, PostgresDatabase, prepare
+from holdfast.store.postgres import PATIENCE, PLANNER, PostgresDatabase
+from holdfast.store.postgres_parameters import prepare
 from holdfast.store.store import connect
 from holdfast.timing import ManualClock
 from tests.conftest import assert_healthy, clone, database_url, drop

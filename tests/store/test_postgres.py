@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from holdfast.errors import Invalid, StoreError
 from holdfast.store import postgres
 from holdfast.store.lanes import lock_lanes
-from holdfast.store.postgres import PostgresDatabase, PostgresTx, array_text
+from holdfast.store.postgres import PostgresDatabase, PostgresTx
+from holdfast.store.postgres_parameters import array_text, element_text
 from holdfast.store.store import Store, connect
 from tests.support.in_process_workers import eventually
 from tests.support.proxy import Proxy
@@ -123,7 +124,7 @@ AWKWARD = ['"', "\\", '\\"', "{", "}", ",", "", " ", "NULL", "null", "a\nb", "ä
         ("text", []),
     ],
 )
-async def test_what_is_written_as_an_array_is_read_as_it_was(clean_url: str, kind_: str, column: list[Any]) -> None:
+async def test_array_is_read_as_it_was_written(clean_url: str, kind_: str, column: list[Any]) -> None:
     database = await connect(clean_url, connections=1, listen=False)
     assert isinstance(database, PostgresDatabase)
     try:
@@ -133,7 +134,7 @@ async def test_what_is_written_as_an_array_is_read_as_it_was(clean_url: str, kin
         await database.close()
 
 
-async def test_json_in_an_array_is_read_as_it_was(clean_url: str) -> None:
+async def test_json_array_is_read_as_it_was_written(clean_url: str) -> None:
     values: list[Any] = [{"a": ['"', "\\", "{,}", None]}, [1, "NULL"], "{}"]
     database = await connect(clean_url, connections=1, listen=False)
     assert isinstance(database, PostgresDatabase)
@@ -144,7 +145,7 @@ async def test_json_in_an_array_is_read_as_it_was(clean_url: str) -> None:
         await database.close()
 
 
-async def test_what_no_text_of_postgres_can_hold_is_refused(clean_url: str) -> None:
+async def test_text_that_postgres_cannot_store_is_refused(clean_url: str) -> None:
     database = await connect(clean_url, connections=1, listen=False)
     assert isinstance(database, PostgresDatabase)
     try:
@@ -156,7 +157,7 @@ async def test_what_no_text_of_postgres_can_hold_is_refused(clean_url: str) -> N
 
 @given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), min_size=1))
 def test_fast_array_encoding_equals_the_general_one(column: list[str]) -> None:
-    careful = ",".join(postgres._element(value) for value in column)
+    careful = ",".join(element_text(value) for value in column)
     assert array_text(column) == f"{{{careful}}}"
 
 

@@ -10,7 +10,8 @@ import asyncpg
 
 from holdfast.store import queries
 from holdfast.store.migrate import migrate
-from holdfast.store.postgres import SESSION, prepare
+from holdfast.store.postgres import SESSION
+from holdfast.store.postgres_parameters import prepare
 from holdfast.store.sqlite import SqliteDatabase
 from tests.conftest import clone, drop
 from tests.support.bulk_data import fill_postgres
@@ -27,7 +28,7 @@ NAME = re.compile(r"\b[a-z]+_[a-z_]+\b")
 
 
 def promised(dialect: queries.Dialect) -> dict[str, frozenset[str]]:
-    """The indexes that the comment over each statement names behind the word Uses."""
+    """Return the indexes that the comment of each statement names after the word Uses."""
     texts = "\n".join(file.read_text() for file in sorted((SQL / dialect).glob("*.sql")))
     parts = re.split(r"^-- name: (\w+)\n", texts, flags=re.MULTILINE)
     found = {}

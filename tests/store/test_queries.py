@@ -9,7 +9,8 @@ import pytest
 from holdfast.model import new_id
 from holdfast.store import queries
 from holdfast.store.migrate import migrate
-from holdfast.store.postgres import SESSION, prepare
+from holdfast.store.postgres import SESSION
+from holdfast.store.postgres_parameters import prepare
 from holdfast.store.sqlite import SqliteDatabase
 from holdfast.store.store import Store, connect
 from tests.conftest import clone, drop
@@ -17,7 +18,7 @@ from tests.support.bulk_data import DUE, ENDED, MIXED, fill_postgres, fill_sqlit
 from tests.support.query_plans import plan_of, sqlite_connection, sqlite_explain
 
 SQL = Path(queries.__file__).parent / "sql"
-PAIRS = [{"queue": "default", "capability": "function:f", "domain": "function", "turn": "", "after_id": None}]
+PAIRS = [{"queue": "default", "capability": "function:f", "domain": "function", "last_tenant": "", "after_id": None}]
 CLAIM = {
     "worker": "w1",
     "domains": ["function"],
@@ -131,7 +132,7 @@ async def test_hot_statements_read_their_indexes_on_sqlite_among_200_000_jobs(tm
     await database.close()
     with sqlite_connection(path, writes=True) as connection:
         fill_sqlite(connection.raw, new_id, MIXED if name == "claim" else [(2_000, DUE), (20_000, ENDED)])
-        connection.raw.execute("INSERT INTO lines VALUES ('default', 'function:f', 'function', 'default', 0)")
+        connection.raw.execute("INSERT INTO backlogs VALUES ('default', 'function:f', 'function', 'default', 0)")
         statements = queries.load("sqlite")[name].statements
         plans = [(statement, sqlite_explain(connection, statement)) for statement in statements]
     for statement, plan in plans:

@@ -127,7 +127,7 @@ async def test_depth_counts_jobs_that_wait_for_any_reason(harness: StoreHarness)
     assert await harness.submit() is not None
 
 
-async def test_what_waits_when_a_depth_limit_is_set_counts(harness: StoreHarness) -> None:
+async def test_jobs_that_already_wait_count_against_a_new_depth_limit(harness: StoreHarness) -> None:
     """Proves J11."""
     for _ in range(3):
         await harness.submit()

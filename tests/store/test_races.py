@@ -58,7 +58,7 @@ async def statuses(url: str) -> dict[str, str]:
 
 
 async def assert_sound(url: str) -> None:
-    """The record as a whole: no gate left behind, histories without gaps, the last status event true, lanes single."""
+    """Check the whole record: no stuck gate, no gap in a history, true last status events, one job per lane."""
     async with await open_store(url, listen=False) as store:
         assert [dict(row) for row in await store.database.read("stuck_gates", limit=10)] == []
     assert await select(url, "SELECT id, lane FROM jobs WHERE gate = 'unresolved' OR unsettled") == []
@@ -136,7 +136,7 @@ async def test_cap_is_never_exceeded_by_eight_processes(clean_url: str, race_pro
 # Lanes
 
 
-async def test_submit_racing_a_finish_never_leaves_a_lane_hanging(
+async def test_submit_racing_a_finish_never_blocks_a_lane(
     clean_url: str, race_processes: RaceProcesses, tmp_path: Path
 ) -> None:
     """Proves N2."""
@@ -185,7 +185,7 @@ async def test_lane_runs_one_job_at_a_time_in_order_of_acceptance(
 # Dependencies
 
 
-async def test_submit_with_needs_racing_the_parents_end_leaves_nobody_waiting(
+async def test_submit_with_needs_racing_the_parents_end_strands_no_dependant(
     clean_url: str, race_processes: RaceProcesses, tmp_path: Path
 ) -> None:
     """Proves N6."""
@@ -220,7 +220,7 @@ async def test_submit_with_needs_racing_the_parents_end_leaves_nobody_waiting(
     assert after > 0, "no parent ever ended before its dependant came"
 
 
-async def test_submit_with_needs_racing_a_resumed_parent_leaves_nobody_waiting(
+async def test_submit_with_needs_racing_a_resumed_parent_strands_no_dependant(
     clean_url: str, race_processes: RaceProcesses, tmp_path: Path
 ) -> None:
     """Proves N6. Proves C8."""
@@ -298,7 +298,7 @@ async def test_finish_in_a_lane_and_a_dependant_of_two_of_its_jobs_do_not_deadlo
         _, (lease,) = await claim(quick, "worker", 1)
         assert lease.id == higher
         # The finish has ended the higher job, and is about to open the lower; the dependant locks both, lower first.
-        pause = Pause(slow, "open_jobs")
+        pause = Pause(slow, "open_gates")
         async with asyncio.timeout(60), asyncio.TaskGroup() as group:
             group.create_task(slow.leases.finish([(lease, Outcome.succeeded())]))
             await pause.reached.wait()
@@ -436,7 +436,7 @@ async def test_stop_racing_a_failing_exit_with_retries_left_is_kept(
 
 
 async def blocked_lanes(store: Store, count: int) -> tuple[list[str], list[str]]:
-    """Lanes with a failed job at the head and one waiting behind it; return heads and followers."""
+    """Make lanes with a failed job at the head and a waiting one after it; return both."""
     ends = {"ends": ["fail", "succeed"]}
     heads = list(await store.jobs.submit_many([function(lane=f"lane-{n}", inputs=ends) for n in range(count)]))
     followers = list(await store.jobs.submit_many([function(lane=f"lane-{n}") for n in range(count)]))
@@ -499,7 +499,7 @@ async def test_resumed_job_runs_before_later_jobs_of_its_lane(
 # Migrations
 
 
-async def test_of_many_migrations_at_once_one_applies(
+async def test_one_of_many_concurrent_migrations_applies(
     kind: str, server: str, race_processes: RaceProcesses, tmp_path: Path
 ) -> None:
     """Proves O2."""
@@ -614,12 +614,12 @@ async def test_sqlite_process_that_is_idle_takes_no_write_lock(tmp_path: Path) -
                 assert not taken.adopted
                 assert await store.leases.reap() == []
                 assert await store.leases.abandon() == 0
-                assert await store.leases.stops("worker") == {}
+                assert await store.leases.stop_requests("worker") == {}
                 assert await store.gates.promote() == 0
                 assert await store.gates.resolve() == 0
                 assert await store.gates.repair() == 0
                 assert await store.jobs.expire() == 0
-                assert await store.jobs.purge() == 0
+                assert await store.jobs.finish_deletions() == 0
                 assert await store.next_due() is None
                 assert await store.workers.lead("reaper", "follower", ttl=LONG) is None
         finally:

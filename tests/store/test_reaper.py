@@ -70,7 +70,7 @@ async def test_reaping_wakes_those_who_can_adopt(harness: StoreHarness) -> None:
         assert await signal.wait(0) == set()
 
 
-async def test_most_owners_at_once_are_held_for_one_ttl_and_then_reaped(harness: StoreHarness) -> None:
+async def test_expiry_of_most_owners_is_reaped_only_after_one_ttl(harness: StoreHarness) -> None:
     """Proves L18."""
     alive, _, back = await owners(harness, "w1", "w2", "w3")
     reaper = await watching(harness)
@@ -79,7 +79,7 @@ async def test_most_owners_at_once_are_held_for_one_ttl_and_then_reaped(harness:
     assert [await step(harness, reaper, alive, back) for _ in range(4)] == [0, 0, 0, 1]
 
 
-async def test_what_is_still_expired_after_the_hold_is_reaped_and_not_held_again(harness: StoreHarness) -> None:
+async def test_leases_still_expired_after_the_wait_are_reaped(harness: StoreHarness) -> None:
     """Proves L18."""
     await owners(harness, "w1", "w2")
     reaper = await watching(harness)
@@ -285,7 +285,7 @@ async def test_reaper_whose_write_was_late_looks_again_first(harness: StoreHarne
     assert (await harness.get(dead)).lease is None
 
 
-async def test_only_what_had_expired_at_the_look_is_reaped(harness: StoreHarness) -> None:
+async def test_only_leases_expired_at_the_read_are_reaped(harness: StoreHarness) -> None:
     """Proves L18. The reap itself may wait long for its lock."""
     early, late = await owners(harness, "w1", "w2")
     await harness.advance(TTL / 2)

@@ -38,7 +38,7 @@ async def test_succeeded_is_returned_unless_a_rebuild_is_asked_for(harness: Stor
 
 
 @pytest.mark.parametrize("end", ["failed", "cancelled", "deleted"])
-async def test_what_ended_badly_or_is_gone_is_rebuilt(harness: StoreHarness, end: str) -> None:
+async def test_failed_or_deleted_build_is_rebuilt(harness: StoreHarness, end: str) -> None:
     """Proves N7."""
     first = await harness.submit(reuse_key="thumb")
     if end == "failed":
@@ -140,7 +140,7 @@ async def test_several_old_builds_may_be_resumed_in_turn(harness: StoreHarness) 
 
 @pytest.mark.parametrize("how", ["delete", "prune"])
 @pytest.mark.parametrize("gone", ["good", "old", "both"])
-async def test_key_follows_what_is_left(harness: StoreHarness, how: str, gone: str) -> None:
+async def test_key_falls_back_to_the_remaining_build(harness: StoreHarness, how: str, gone: str) -> None:
     """Proves D6."""
     old, good = await old_and_good(harness)
     await harness.store.jobs.resume(old.id)
@@ -159,7 +159,7 @@ async def test_key_follows_what_is_left(harness: StoreHarness, how: str, gone: s
     assert joined.id == again.id
 
 
-async def test_good_build_that_goes_while_an_old_one_is_resumed_leaves_one_live_build(harness: StoreHarness) -> None:
+async def test_good_build_deleted_during_a_resume_leaves_one_live_build(harness: StoreHarness) -> None:
     """Proves D6, N7."""
     old, good = await old_and_good(harness)
     await harness.store.jobs.resume(old.id)
@@ -305,7 +305,7 @@ async def test_two_dependants_of_one_key_are_not_both_revived(harness: StoreHarn
     assert sorted(statuses) == [Status.FAILED, Status.QUEUED]
 
 
-async def test_settling_that_revives_nobody_leaves_the_key_where_it_is(harness: StoreHarness) -> None:
+async def test_settling_without_a_revival_leaves_the_key(harness: StoreHarness) -> None:
     """Proves N7."""
     p, q = await harness.submit(), await harness.submit()
     broken = await harness.submit(needs=[p.id, q.id], reuse_key="k")

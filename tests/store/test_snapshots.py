@@ -139,7 +139,7 @@ async def test_builder_whose_lease_was_cleared_cannot_publish(harness: StoreHarn
     assert await snapshots.existing([name("a")], tenant="default") == {}
 
 
-async def test_adopter_takes_its_own_jobs_lock_over(harness: StoreHarness) -> None:
+async def test_adopter_takes_over_the_lock_of_its_job(harness: StoreHarness) -> None:
     """Proves P2, P5."""
     snapshots = harness.store.snapshots
     await harness.submit(runner="process", spec={"command": ["true"]})
@@ -168,7 +168,7 @@ async def test_builder_that_ends_or_gives_up_lets_the_next_one_go_on(harness: St
     assert (await snapshots.take(third, name("a"))).answer == "yours"
 
 
-async def test_of_builders_that_publish_at_once_one_wins(harness: StoreHarness) -> None:
+async def test_one_of_concurrent_publishers_wins(harness: StoreHarness) -> None:
     """Proves P5."""
     snapshots = harness.store.snapshots
     leases = [await building(harness, worker=f"w{n}") for n in range(4)]
@@ -217,9 +217,9 @@ async def test_old_locks_are_forgotten_and_held_ones_are_not(harness: StoreHarne
     await snapshots.take(dead, name("a"))
     await snapshots.take(alive, name("b"))
     await harness.fail(dead)
-    assert await snapshots.forget_builds(MINUTE) == 0
+    assert await snapshots.prune_builds(MINUTE) == 0
     await harness.advance(MINUTE + 1)
-    assert await snapshots.forget_builds(MINUTE) == 1
+    assert await snapshots.prune_builds(MINUTE) == 1
     assert await rows_of(harness, "builds") == 1
 
 
@@ -346,7 +346,7 @@ async def test_oldest_then_largest_leaf_goes_first_and_nothing_that_is_needed(ha
     assert leaf.folder
 
 
-async def test_what_is_used_after_it_was_chosen_stays(harness: StoreHarness) -> None:
+async def test_snapshot_used_after_it_was_chosen_for_eviction_stays(harness: StoreHarness) -> None:
     """Proves P11."""
     snapshots = harness.store.snapshots
     made = await built(harness, "a")
@@ -365,7 +365,7 @@ async def test_damaged_snapshot_is_dropped_once(harness: StoreHarness) -> None:
     assert await harness.store.snapshots.drop(damaged)
     again = await built(harness, "a", folder="good")
     assert not await harness.store.snapshots.drop(damaged), "another one stands for it"
-    assert await harness.store.snapshots.standing(["bad", "good"]) == {"good"}
+    assert await harness.store.snapshots.stored_folders(["bad", "good"]) == {"good"}
     assert await harness.store.snapshots.get(again.id, tenant="default") == again
 
 

@@ -83,7 +83,7 @@ wishes = st.fixed_dictionaries(
         "hold": seldom,
         "delay": st.sampled_from([None, None, None, 10.0, -5.0]),
         "max_attempts": st.integers(1, 3),
-        "on_lost": st.sampled_from(["fail", "hold"]),
+        "on_lost": st.sampled_from(["fail", "pause", "hold"]),
         "expires": seldom,
         "follows": st.booleans(),
     }
@@ -149,7 +149,7 @@ class Machine(RuleBasedStateMachine):
     def __init__(self, bench: Bench) -> None:
         super().__init__()
         bench.clear()
-        bench.store.notifications.returns += 1  # Ids are used again: marks behind the old ones must go.
+        bench.store.notifications.returns += 1  # Ids are reused, so what is remembered of the old ones must go.
         self.bench = bench
         self.store = bench.store
         self.reference = Reference(bench.clock)
@@ -540,7 +540,7 @@ class Machine(RuleBasedStateMachine):
         duties: Mapping[str, tuple[Callable[[], Awaitable[object]], Callable[[], object]]] = {
             "promote": (store.gates.promote, reference.promote),
             "expire": (store.jobs.expire, reference.expire),
-            "purge": (store.jobs.purge, reference.purge),
+            "purge": (store.jobs.finish_deletions, reference.purge),
             "abandon": (store.leases.abandon, reference.abandon),
             "resolve": (store.gates.resolve, lambda: 0),
             "reap": (self._reap, reference.reap),
@@ -553,7 +553,10 @@ class Machine(RuleBasedStateMachine):
 
     def _hand_over(self, lease: Lease, delay: float, *, worn: bool = False) -> bool:
         held = self.reference.hand_over(lease, delay, worn=worn)
-        self._agree(self.store.leases.hand_over([lease], delay=delay, worn=worn), lambda: {lease.id} if held else set())
+        self._agree(
+            self.store.leases.hand_over([lease], delay=delay, adoption_failed=worn),
+            lambda: {lease.id} if held else set(),
+        )
         return held
 
     def _domains(self, worker: str) -> Sequence[str]:

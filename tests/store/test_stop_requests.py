@@ -2,14 +2,7 @@
 
 import pytest
 
-from holdfast.model import (
-    Cause,
-    Error,
-    Outcome,
-    Status,
-    StopKind,
-    StopPhase,
-)
+from holdfast.model import Cause, Error, Outcome, Status, StopKind, StopPhase
 from tests.store.test_jobs import PROCESS, in_status
 from tests.support.store_harness import TTL, StoreHarness
 
@@ -94,10 +87,10 @@ async def test_only_resume_clears_a_stop_request(harness: StoreHarness) -> None:
     assert resumed.stop_request is None
     (lease,) = await harness.claim_process()
     assert lease.adoption.stop_request is None
-    assert await harness.store.leases.stops("w1") == {}
+    assert await harness.store.leases.stop_requests("w1") == {}
 
 
-async def test_interrupt_pauses_what_runs_and_cancels_what_waits(harness: StoreHarness) -> None:
+async def test_interrupt_pauses_a_running_job_and_cancels_a_waiting_one(harness: StoreHarness) -> None:
     """Proves C6."""
     running = await in_status(harness, Status.RUNNING)
     assert (await harness.store.jobs.interrupt(running.id)).outcome == "stopping"

@@ -7,8 +7,7 @@ import asyncpg
 import pytest
 
 from holdfast.model import Claimable, Gate, Status, new_id
-from holdfast.pipeline_spec import FIELDS as PIPELINE
-from holdfast.pipeline_spec import pipeline_of
+from holdfast.pipeline_spec import PIPELINE_FIELDS, pipeline_of
 from holdfast.store.postgres import PostgresDatabase
 from holdfast.submission import Submission
 from tests.support.store_harness import TTL, StoreHarness
@@ -74,7 +73,7 @@ async def test_every_field_of_a_submission_is_known_to_the_function(harness: Sto
         "uploads": ["u"],
         "check": {"command": ["true"], "timeout": 1},
     }
-    assert set(everything) == set(Submission.__struct_fields__) - set(PIPELINE)
+    assert set(everything) == set(Submission.__struct_fields__) - set(PIPELINE_FIELDS)
     (by_sql,) = await submit(connection, everything)
     await harness.store.gates.resolve()
     await connection.execute("DELETE FROM holdfast.reuse")
@@ -83,6 +82,15 @@ async def test_every_field_of_a_submission_is_known_to_the_function(harness: Sto
     for field in type(record).__struct_fields__:
         if field != "id":
             assert getattr(record, field) == getattr(by_python, field), field
+
+
+async def test_on_lost_hold_is_the_old_name_of_pause_for_sql_too(harness: StoreHarness, connection: Any) -> None:
+    """Proves L11."""
+    for written in ("pause", "hold"):
+        (job,) = await submit(connection, {**JOB, "on_lost": written})
+        assert (await harness.get(job)).policy.on_lost == "pause"
+        stored = "SELECT policy ->> 'on_lost' FROM holdfast.specs WHERE id = $1"
+        assert await connection.fetchval(stored, job) == written
 
 
 async def test_a_pipelines_fields_stand_in_its_spec(harness: StoreHarness, connection: Any) -> None:
@@ -144,7 +152,7 @@ async def test_bad_jobs_are_refused_whole(harness: StoreHarness, connection: Any
     assert [job.status for job in (await harness.store.jobs.list()).items] == [Status.CANCELLED]
 
 
-async def test_order_within_a_call_is_what_needs_refer_to(connection: Any) -> None:
+async def test_needs_may_refer_to_earlier_jobs_of_a_call(connection: Any) -> None:
     first, second = new_id(), new_id()
     with pytest.raises(asyncpg.PostgresError) as caught:
         await submit(connection, {**JOB, "id": second, "needs": [first]}, {**JOB, "id": first})

@@ -192,7 +192,7 @@ async def test_ten_thousand_in_one_call(harness: StoreHarness, caller: SubmitDri
 
 
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg", "connection over psycopg", "async session over asyncpg"])
-async def test_idle_transaction_after_a_submit_into_a_lane_delays_nobody(
+async def test_idle_transaction_after_a_submit_into_a_lane_blocks_nothing(
     harness: StoreHarness, caller: SubmitDriver
 ) -> None:
     """Proves J13."""
@@ -278,9 +278,7 @@ async def test_open_transactions_may_overshoot_a_depth_limit_but_never_wait_for_
 
 
 @pytest.mark.parametrize("driver", ["psycopg async", "connection over psycopg"])
-async def test_workers_are_told_with_the_commit_unless_that_is_switched_off(
-    harness: StoreHarness, caller: SubmitDriver
-) -> None:
+async def test_commit_notifies_workers_unless_switched_off(harness: StoreHarness, caller: SubmitDriver) -> None:
     """Proves J13."""
     listener = await asyncpg.connect(harness.url)
     heard: asyncio.Queue[str] = asyncio.Queue()

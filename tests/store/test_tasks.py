@@ -1,4 +1,4 @@
-"""Tasks of a pipeline in the store: planned and moved by the lease alone, with the events that tell it."""
+"""Tasks of a pipeline in the store: written only under the lease, with their events."""
 
 from datetime import timedelta
 from typing import Any

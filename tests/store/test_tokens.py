@@ -1,4 +1,4 @@
-"""Tokens in the store: found by their secret alone, gone when they expire or are taken back."""
+"""Tokens in the store: found by their secret, invalid after they expire or are removed."""
 
 import asyncio
 

@@ -8,10 +8,10 @@ import pytest
 
 from holdfast.runner.supervisor import build, protocol
 from holdfast.runner.supervisor.protocol import CommandKey, ProgramKey, SpecKey, TaskKey
-from holdfast.runner.wire import Command, Service, Spec, WireTask, encode_command, encode_spec
+from holdfast.runner.wire import Command, Service, SupervisorSpec, WireTask, encode_command, encode_spec
 
 PROGRAM: dict[str, Any] = {"argv": ("true",), "env": {"A": "b"}, "cwd": "/"}
-FULL_SPEC = Spec(
+FULL_SPEC = SupervisorSpec(
     token=1,
     mark="mark",
     tasks=(WireTask(name="task", timeout=1.0, **PROGRAM),),

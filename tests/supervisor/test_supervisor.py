@@ -111,7 +111,7 @@ class TestEnds:
         assert ending(exit) == (ExitCause.START_FAILED, None, None)
         assert "Exec format error" in exit.text
 
-    def test_kill_for_memory_is_told_apart(self, attempt: SupervisedAttempt, memory_group: Path) -> None:
+    def test_out_of_memory_kill_is_recognised(self, attempt: SupervisedAttempt, memory_group: Path) -> None:
         """Proves R20: `out_of_memory`, from the counter of the control group."""
         attempt.write(*python("x = bytearray(200 << 20)"))
         attempt.supervise(wrap=("sh", "-c", f'echo $$ >{memory_group}/cgroup.procs; exec "$@"', "sh"))
@@ -119,7 +119,7 @@ class TestEnds:
         assert ending(exit) == (ExitCause.OUT_OF_MEMORY, None, signal.SIGKILL)
         assert exit.oom_kills >= 1
 
-    def test_kill_by_somebody_else_is_a_signal(self, attempt: SupervisedAttempt) -> None:
+    def test_kill_by_another_process_is_recorded_as_a_signal(self, attempt: SupervisedAttempt) -> None:
         """Proves R20."""
         assert ending(attempt.run(*shell("kill -KILL $$"))) == (ExitCause.EXIT, None, signal.SIGKILL)
 
@@ -134,7 +134,7 @@ class TestEnds:
         attempt.tell("kill")
         attempt.status(first)
 
-    def test_of_many_supervisors_at_once_one_runs_it(self, attempt: SupervisedAttempt) -> None:
+    def test_of_many_concurrent_supervisors_one_runs(self, attempt: SupervisedAttempt) -> None:
         """Proves R1."""
         attempt.write(*shell("echo once"))
         pids = [attempt.supervise() for _ in range(8)]
@@ -353,7 +353,7 @@ class TestSpecs:
             (b"holdfast-spec 1\ncwd 2\n/\nend 0\n\n", "malformed spec: not in records"),
         ],
     )
-    def test_malformed_spec_is_a_failed_start_that_says_why(
+    def test_malformed_spec_fails_the_start_with_the_reason(
         self, attempt: SupervisedAttempt, data: bytes | None, text: str
     ) -> None:
         """Proves R24."""
@@ -377,7 +377,7 @@ class TestCosts:
         assert int(rollup.partition("Private_Dirty:")[2].split()[0]) < 300
         attempt.tell("kill")
 
-    def test_program_says_its_version(self, attempt: SupervisedAttempt) -> None:
+    def test_program_prints_its_version(self, attempt: SupervisedAttempt) -> None:
         """An old supervisor outlives an upgrade of the package; its files carry the version too."""
         done = subprocess.run([attempt.program, "--version"], capture_output=True, text=True, check=True)
         assert done.stdout == "holdfast-supervisor 1\n"

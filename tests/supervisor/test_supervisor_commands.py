@@ -171,9 +171,7 @@ class TestCommands:
         assert attempt.tell("kill").ok
 
     @needs_root
-    def test_command_that_an_engine_still_unpacks_is_waited_for(
-        self, attempt: SupervisedAttempt, tmp_path: Path
-    ) -> None:
+    def test_command_that_is_not_readable_yet_is_retried(self, attempt: SupervisedAttempt, tmp_path: Path) -> None:
         """Proves R24: it is created first and made readable later. If it were refused, an adopter would lose it."""
         attempt.write(*shell(f"echo ready; {FOREVER}"))
         hand_over(attempt, tmp_path)

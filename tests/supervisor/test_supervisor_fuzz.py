@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from holdfast.runner.supervisor import build
-from holdfast.runner.wire import Command, Service, Spec, WireTask, encode_command, encode_spec
+from holdfast.runner.wire import Command, Service, SupervisorSpec, WireTask, encode_command, encode_spec
 from tests.support.supervisor_harness import SupervisedAttempt, eventually
 
 EXAMPLES = int(os.environ.get("HOLDFAST_FUZZ_EXAMPLES", "60"))
@@ -99,7 +99,7 @@ def records(title: bytes, keys: st.SearchStrategy[bytes], values: st.SearchStrat
 
 
 good_spec = encode_spec(
-    Spec(
+    SupervisorSpec(
         token=TOKEN,
         mark="fuzz",
         tasks=(
@@ -161,9 +161,7 @@ SERVICE = Service(name="server", argv=("/bin/sleep", "600"))
 
 @FUZZ
 @given(batch=st.lists(commands, min_size=10, max_size=20), hold=st.booleans())
-def test_any_commands_leave_the_supervisor_sound_and_listening(
-    sanitized: Path, tmp_path: Path, batch: list[bytes], hold: bool
-) -> None:
+def test_supervisor_survives_any_commands(sanitized: Path, tmp_path: Path, batch: list[bytes], hold: bool) -> None:
     """Proves R24: each is answered or, if a good one ended the attempt, the end is recorded."""
     attempt = fresh(tmp_path, sanitized)
     attempt.write("/bin/sleep", "600", token=TOKEN, hold=hold, service=SERVICE if hold else None)

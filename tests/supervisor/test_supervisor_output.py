@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.runner.attempt_folder import AttemptFolder
 from holdfast.runner.frames import Stream, from_copy
-from holdfast.runner.supervisor.protocol import ExitCause
+from holdfast.runner.supervisor.protocol import ExitCause, ExitStatus
 from tests.support.supervisor_harness import (
     SupervisedAttempt,
     ending,
@@ -164,17 +164,38 @@ class TestOutput:
 
 @needs_root
 def test_disk_that_is_full_at_the_start_runs_nothing(attempt: SupervisedAttempt, tmp_path: Path) -> None:
-    """Proves R22: without room for its end an attempt does not begin."""
+    """Proves R22: without space for its end, or for `started`, an attempt does not begin, and leaves no trace.
+
+    `exit` needs three pages, and `started` one.
+    """
     with small_disk(attempt, tmp_path):
         attempt.write(*shell("echo ran"))
-        filler = ["dd", "if=/dev/zero", f"of={tmp_path / 'disk' / 'filler'}", "bs=4096"]
-        assert subprocess.run(filler, capture_output=True, check=False).returncode != 0
+        filler = tmp_path / "disk" / "filler"
+        dd = ["dd", "if=/dev/zero", f"of={filler}", "bs=4096"]
+        assert subprocess.run(dd, capture_output=True, check=False).returncode != 0
+        for free in range(4):
+            attempt.supervise()
+            assert attempt.status() == ExitStatus.LEFT_FULL, free
+            assert {path.name for path in attempt.folder.path.iterdir()} == {"cmd", "lock", "spec"}
+            os.truncate(filler, filler.stat().st_size - 4096)
+        filler.unlink()
         attempt.supervise()
-        assert attempt.status() == 122
-        assert attempt.folder.started() is None
-        assert attempt.folder.exit() is None
+        assert attempt.end().code == 0
+        assert attempt.output() == b"ran\n"
+
+
+@needs_root
+def test_folder_without_space_for_the_lock_runs_nothing(attempt: SupervisedAttempt, tmp_path: Path) -> None:
+    """The disk has no free inode."""
+    with small_disk(attempt, tmp_path, inodes=5):
+        attempt.write(*shell("echo ran"))
+        (tmp_path / "disk" / "filler").touch()
+        attempt.supervise()
+        assert attempt.status() == ExitStatus.LEFT_FULL
         (tmp_path / "disk" / "filler").unlink()
-        assert attempt.run(*shell("echo ran")).code == 0
+        attempt.supervise()
+        assert attempt.status() == ExitStatus.LEFT_FULL
+        assert {path.name for path in attempt.folder.path.iterdir()} == {"cmd", "lock", "spec"}
 
 
 def memory(pid: int, field: str) -> int:
@@ -184,11 +205,11 @@ def memory(pid: int, field: str) -> int:
 
 
 @contextlib.contextmanager
-def small_disk(attempt: SupervisedAttempt, tmp_path: Path) -> Iterator[None]:
-    """Put the attempt's folder on a disk of one megabyte."""
+def small_disk(attempt: SupervisedAttempt, tmp_path: Path, *, inodes: int = 0) -> Iterator[None]:
+    """Put the attempt's folder on a disk of one megabyte; with so many inodes, if that is not 0."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size=1m,nr_inodes={inodes}", "tmpfs", disk], check=True)
     attempt.folder = AttemptFolder(disk / "attempt")
     attempt.folder.create()
     try:

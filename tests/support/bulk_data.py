@@ -49,7 +49,7 @@ MIXED = [(25_000, LANED), (75_000, FUTURE), (10_000, RUNNING), (25_000, FAILED),
 
 
 def _selects(kinds: list[tuple[int, dict[str, str]]], **times: str) -> Iterator[tuple[int, str]]:
-    """For each kind: how many, and the values of its columns behind the id."""
+    """Yield for each kind its number of jobs, and the values of the columns after the id."""
     for count, kind in kinds:
         values = {**DEFAULTS, **kind}
         columns = [name.strip() for name in COLUMNS.split(",")][1:]

@@ -23,16 +23,17 @@ from holdfast.assemble import worker_of
 from holdfast.errors import StoreUnreachable
 from holdfast.model import Lease, Outcome, Status
 from holdfast.runner.docker.engine import Engine
-from holdfast.runner.function import Context, Functions
+from holdfast.runner.function import Context, FunctionRegistry
 from holdfast.runner.state_folder import StateFolder
 from holdfast.store import orphans, sqlite
 from holdfast.store.database import Tx
 from holdfast.store.leases import Leases
 from holdfast.store.postgres import PostgresTx
 from holdfast.store.sqlite import SqliteTx
+from holdfast.store.sqlite_connection import Connection
 from holdfast.worker.worker import Worker
 
-functions = Functions()
+functions = FunctionRegistry()
 
 
 class Hook(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,9 +87,9 @@ class Hooks:
         """Nobody can write to a SQLite database whose writer is stopped; that is not what these tests are about."""
         together = sqlite._write_together
 
-        def alone(connection: sqlite.Connection, tasks: list[sqlite._Task]) -> None:
+        def alone(connection: Connection, requests: list[sqlite._Request]) -> None:
             with self._between_writes:
-                together(connection, tasks)
+                together(connection, requests)
 
         sqlite._write_together = alone
 
@@ -122,12 +123,12 @@ def step_after_engine_calls(hooks: Hooks) -> None:
     """Calls to the Docker engine are steps too; an execution does not tell them apart."""
 
     def tell(call: Callable[..., Awaitable[Any]], step: str) -> Callable[..., Awaitable[Any]]:
-        async def told(*arguments: Any) -> Any:
+        async def noted(*arguments: Any) -> Any:
             answer = await call(*arguments)
             hooks.at(step, None)
             return answer
 
-        return told
+        return noted
 
     for name in ("create", "put", "start", "remove"):
         setattr(Engine, name, tell(getattr(Engine, name), f"engine {name}"))
@@ -137,12 +138,12 @@ def step_before_statements(hooks: Hooks, *names: str) -> None:
     """Make some statements in the middle of a transaction steps too."""
 
     def tell(rows: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        async def told(tx: Tx, name: str, /, **parameters: Any) -> Any:
+        async def noted(tx: Tx, name: str, /, **parameters: Any) -> Any:
             if name in names:
                 hooks.at(f"statement {name}", None)
             return await rows(tx, name, **parameters)
 
-        return told
+        return noted
 
     for kind in (SqliteTx, PostgresTx):
         kind.rows = tell(kind.rows)  # type: ignore[method-assign, assignment]

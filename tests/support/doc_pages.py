@@ -35,7 +35,7 @@ class Block:
 
     @property
     def commands(self) -> str:
-        """What stands behind a prompt, and the lines that a backslash continues."""
+        """Return what follows a prompt, with the lines that a backslash continues."""
         found = []
         going_on = False
         for line in self.text.splitlines():

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import pytest
 
 from holdfast.model import Job, Status
-from holdfast.runner.artifacts import remove_tree
+from holdfast.runner.tree_removal import remove_tree
 from holdfast.store.migrate import migrate
 from holdfast.store.store import connect
 from tests.support.in_process_workers import eventually
@@ -92,12 +92,12 @@ class Installation:
             "python3", "-", spec={"stdin": VICTIM}, env={"SECRET": SECRET}, secrets=["WORKER_SECRET"], **fields
         )
 
-        async def told() -> str | None:
+        async def reported() -> str | None:
             assert self.worker.status is None, self.worker.log
             lines = await self.processes.log(job)
             return next((line for line in lines if line.startswith("FACTS ")), None)
 
-        line = await eventually(told, "the victim starts")
+        line = await eventually(reported, "the victim starts")
         return VictimDetails(job=job, **json.loads(line.removeprefix("FACTS ")))
 
     async def attack(self, targets: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 from holdfast.assemble import worker_of
 from holdfast.config import Settings
 from holdfast.model import Event, Job, Status
-from holdfast.runner.function import Functions
+from holdfast.runner.function import FunctionRegistry
 from holdfast.runner.state_folder import StateFolder
 from holdfast.store import Store
-from holdfast.worker.execution_services import Step
+from holdfast.worker.execution_services import StepHook
 from holdfast.worker.worker import Worker
 
 T = TypeVar("T")
@@ -48,7 +48,7 @@ class InProcessWorkers:
             drain_grace=2.0,
         )
         self.store = store
-        self.functions = Functions()
+        self.functions = FunctionRegistry()
 
     def set(self, **settings: Any) -> None:
         self.settings = replace(self.settings, **settings)
@@ -58,7 +58,7 @@ class InProcessWorkers:
         self,
         queues: Mapping[str, int] | None = None,
         *,
-        at: Step | None = None,
+        at: StepHook | None = None,
         state: StateFolder | None = None,
         worker_id: str | None = None,
     ) -> AsyncIterator[Worker]:
@@ -76,7 +76,7 @@ class InProcessWorkers:
                 yield worker
             finally:
                 if not task.done():
-                    worker.leave()
+                    worker.drain()
                 await task
 
     async def submit(self, function: str | None = None, /, **fields: Any) -> Job:

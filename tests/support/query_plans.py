@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.store import queries
-from holdfast.store.postgres import prepare
-from holdfast.store.sqlite import Connection
+from holdfast.store.postgres_parameters import prepare
+from holdfast.store.sqlite_connection import Connection
 from holdfast.timing import SystemClock
 
 

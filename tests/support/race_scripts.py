@@ -92,7 +92,7 @@ async def anything_live(store: Store) -> bool:
 
 @asynccontextmanager
 async def announcing(flag: Path) -> AsyncIterator[None]:
-    """Leave a file behind when done, for workers that wait for more."""
+    """Create a file when done, for workers that wait for more jobs."""
     try:
         yield
     finally:
@@ -171,7 +171,7 @@ async def _hold(journal: Path, leases: Sequence[Lease]) -> None:
 
 
 async def submit_behind_each_other(store: Store, *, rounds: int, width: int, flag: Path) -> int:
-    """Submit a job into a fresh lane and, while it runs, one behind it; return how many lanes.
+    """Submit a job into a new lane and, while it runs, another one; return how many lanes.
 
     A lane is never used again: the next submit would move a lane that hangs, and hide it.
     """

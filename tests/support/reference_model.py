@@ -425,7 +425,7 @@ class Reference:
             job.tell(self.now, "audit:lost")
             job.end_attempt(Cause.LOST)
             job.result = None
-            self._move(job, Status.PAUSED if job.on_lost == "hold" else Status.FAILED, error="lost")
+            self._move(job, Status.PAUSED if job.on_lost in ("pause", "hold") else Status.FAILED, error="lost")
             self._settle()
         return [job.id for job in found] or refuse(NotFound)
 

@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 import pytest
 
 from holdfast.runner import supervisor
-from holdfast.runner.attempt_folder import Ack, AttemptFolder, Exit
+from holdfast.runner.attempt_folder import Ack, AttemptFolder, ExitRecord
 from holdfast.runner.frames import Frame, Stream
 from holdfast.runner.supervisor.protocol import ExitCause
-from holdfast.runner.wire import Command, Spec, WireTask
+from holdfast.runner.wire import Command, SupervisorSpec, WireTask
 
 T = TypeVar("T")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change users and mount")
@@ -83,7 +83,7 @@ class SupervisedAttempt:
     def write(self, *argv: str, tasks: tuple[WireTask, ...] = (), **spec: Any) -> None:
         tasks = tasks or (WireTask(name="main", argv=argv),)
         env = ENV | spec.pop("env", {})
-        self.folder.write_spec(Spec(token=spec.pop("token", 5), mark=self.mark, tasks=tasks, env=env, **spec))
+        self.folder.write_spec(SupervisorSpec(token=spec.pop("token", 5), mark=self.mark, tasks=tasks, env=env, **spec))
 
     def start(self, *argv: str, **spec: Any) -> int:
         """Write the spec and start a supervisor."""
@@ -115,12 +115,12 @@ class SupervisedAttempt:
                 self.statuses[pid] = os.waitstatus_to_exitcode(status)
         return pid in self.statuses
 
-    def run(self, *argv: str, **spec: Any) -> Exit:
+    def run(self, *argv: str, **spec: Any) -> ExitRecord:
         """Start, and wait for the end."""
         self.start(*argv, **spec)
         return self.end()
 
-    def end(self) -> Exit:
+    def end(self) -> ExitRecord:
         self.status()
         found = self.folder.exit()
         assert found is not None
@@ -173,7 +173,7 @@ class SupervisedAttempt:
         assert not (ended and left), f"left behind: {left}"
 
 
-def ending(exit: Exit) -> tuple[ExitCause, int | None, int | None]:
+def ending(exit: ExitRecord) -> tuple[ExitCause, int | None, int | None]:
     return exit.cause, exit.code, exit.signal
 
 

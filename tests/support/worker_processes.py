@@ -18,7 +18,7 @@ import msgspec
 
 from holdfast.config import Settings
 from holdfast.model import Event, Job, Status
-from holdfast.runner.artifacts import Artifacts
+from holdfast.runner.artifacts import ArtifactStore
 from holdfast.runner.attempt_folder import AttemptFolder
 from holdfast.runner.process import ProcessRunner
 from holdfast.runner.state_folder import StateFolder
@@ -108,7 +108,7 @@ class WorkerProcesses(InProcessWorkers):
         super().__init__(url, folder, store)
         self.settings = replace(self.settings, lease_ttl=TTL, heartbeat_interval=TTL / 3)
         self.folder = folder
-        self.artifacts = Artifacts(self.settings.shared)
+        self.artifacts = ArtifactStore(self.settings.shared)
         self.installation = installation
         self.members: list[WorkerProcess] = []
 
@@ -283,18 +283,20 @@ class WorkerProcesses(InProcessWorkers):
     def locks(self, host: str = "a") -> list[str]:
         return sorted(path.name for path in (self.host(host) / "workers" / self.installation).glob("*.lock"))
 
-    async def sweep(self, host: str = "a", *, marks_for: float = 3600.0) -> None:
+    async def sweep(self, host: str = "a", *, keep_marker_for: float = 3600.0) -> None:
         """What a worker of this host does once a minute."""
         state = StateFolder(self.host(host))
-        runner = ProcessRunner(state, self.installation, user=None, log_cap=1 << 20, marks_for=marks_for)
+        runner = ProcessRunner(state, self.installation, user=None, log_cap=1 << 20, keep_marker_for=keep_marker_for)
         chores = Upkeep(
             self.store, "sweeper", self.settings, locks=state.locks(self.installation),
             runners=[runner], held=lambda _: False,
         )  # fmt: skip
         try:
             await chores.sweep()
-            if marks_for == 0.0:  # As if hours had passed: what a worker was killed over while it made it goes too.
-                await runner.sweep_halves(0.0)
+            if (
+                keep_marker_for == 0.0
+            ):  # As if hours had passed: what a worker was killed over while it made it goes too.
+                await runner.sweep_incomplete(0.0)
         finally:
             runner.close()
 

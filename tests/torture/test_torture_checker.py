@@ -375,12 +375,12 @@ def _reaped(example: HandMadeHistory) -> None:
 
 @breaks("no_gate_was_stuck", "a lane stood still until a duty noticed")
 def _stuck(example: HandMadeHistory) -> None:
-    example.history.mended.append("mended a stuck gate: needs of job plain, lane None")
+    example.history.mended.append("repaired a stuck gate: needs of job plain, lane None")
 
 
 @breaks("no_gate_was_stuck", "a lane without a holder stood still until a duty noticed")
 def _stuck_lane(example: HandMadeHistory) -> None:
-    example.history.mended.append("mended a stuck gate: lane of job None, lane ('default', 'lane')")
+    example.history.mended.append("repaired a stuck gate: lane of job None, lane ('default', 'lane')")
 
 
 @breaks("lanes_do_not_stand_still", "a lane is free, and those who come later pass the first in it")
@@ -464,7 +464,7 @@ def test_good_history_passes() -> None:
     assert [str(violation) for violation in check(good().history)] == []
 
 
-def test_missing_job_that_somebody_asked_to_delete_passes() -> None:
+def test_missing_job_with_a_delete_request_passes() -> None:
     """Also one whose delete was not answered, and what others are told of it afterwards."""
     for answer in ("ok", "unknown"):
         example = good()
@@ -490,7 +490,7 @@ def test_broken_history_is_caught(rule: str, make: Breakage) -> None:
 @pytest.mark.parametrize(
     ("kind", "target"), [("full disk", "data"), ("stopped writer", "w9"), ("crash of Postgres", "")]
 )
-def test_worker_that_cannot_begin_because_nobody_can_write_passes(kind: str, target: str) -> None:
+def test_worker_that_cannot_start_without_a_writable_database_passes(kind: str, target: str) -> None:
     example = good()
     example.at += 100
     example.history.faults.append(Fault(kind=kind, at=example.at - 12, until=example.at - 8, target=target))
@@ -498,7 +498,7 @@ def test_worker_that_cannot_begin_because_nobody_can_write_passes(kind: str, tar
     assert [str(violation) for violation in check(example.history)] == []
 
 
-def test_stop_that_nobody_could_carry_out_passes() -> None:
+def test_stop_request_without_a_working_owner_passes() -> None:
     """Proves C1 as far as the checker must not raise a false alarm.
 
     Nobody held the job, its holder was stopped, or it ended in time.

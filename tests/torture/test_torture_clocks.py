@@ -1,4 +1,4 @@
-"""Processes whose clock is wrong: by how much, and what killed ones leave behind."""
+"""Processes with a wrong clock: by how much, and what killed ones leave."""
 
 import os
 import signal

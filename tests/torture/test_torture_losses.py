@@ -48,23 +48,23 @@ def _accused(example: HandMadeHistory) -> set[str]:
 
 
 @pytest.mark.parametrize("at", [CLAIMED + 0.1, BEGUN + 0.1])
-def test_container_may_be_lost_whose_engine_was_told_to_end_while_it_started_it(at: float) -> None:
+def test_container_may_be_lost_if_its_engine_stopped_during_the_start(at: float) -> None:
     """Proves R5 as far as the engine is to blame: before its first sign or right after it."""
     assert _accused(_told(at=at)) == set()
 
 
 @pytest.mark.parametrize(("at", "ended"), [(CLAIMED - 0.1, ENDED), (BEGUN + 0.55, ENDED), (BEGUN + 0.3, BEGUN + 0.2)])
-def test_container_is_not_lost_by_an_engine_that_was_told_to_end_at_another_time(at: float, ended: float) -> None:
+def test_engine_stopped_at_another_time_loses_no_container(at: float, ended: float) -> None:
     """Proves R3, R5: before it was claimed, when it ran, when it was lost already."""
     assert _accused(_told(at=at, ended=ended)) == {"losses_have_a_reason"}
 
 
-def test_container_is_not_lost_by_an_engine_that_was_killed() -> None:
+def test_killed_engine_loses_no_container() -> None:
     """Proves R3, R5."""
     assert _accused(_told(kind="crash of dockerd")) == {"losses_have_a_reason"}
 
 
-def test_process_is_not_lost_by_an_engine() -> None:
+def test_engine_loses_no_process() -> None:
     """Proves R3, R5."""
     assert _accused(_told(runner="process")) == {"losses_have_a_reason"}
 

@@ -322,7 +322,7 @@ def test_every_rule_is_broken_once() -> None:
     assert {rule.__name__ for rule in RULES} == set(BROKEN)
 
 
-def test_what_a_person_removed_may_be_built_again() -> None:
+def test_removed_snapshot_may_be_built_again() -> None:
     """Removed itself, or with what it was made from; but not before it was made."""
     for removed, caught in ((LONG[1], False), (LONG[0], False), (LONG[2], True)):
         example = good()
@@ -349,7 +349,7 @@ def test_builder_whose_lease_was_taken_may_be_joined_by_another() -> None:
     assert "one_builder_per_snapshot" not in {violation.rule for violation in check(example.history)}
 
 
-def test_attempt_that_a_person_gave_up_says_nothing_of_the_next_one() -> None:
+def test_abandoned_attempt_does_not_affect_the_next() -> None:
     """It has no end in the history: what the next attempt found in the store is not its own word."""
     example = good()
     attempt, events = example.history.attempts["first"][0], example.history.events["first"]
@@ -361,7 +361,7 @@ def test_attempt_that_a_person_gave_up_says_nothing_of_the_next_one() -> None:
     assert "cached_tasks_do_not_run" not in {violation.rule for violation in check(example.history)}
 
 
-def test_what_was_removed_before_the_next_task_began_may_be_built_again() -> None:
+def test_snapshot_removed_before_the_next_task_may_be_built_again() -> None:
     """The next task's start says that it was made, not that it is still there."""
     example = good()
     ended = next(line.at for line in example.history.lines if (line.what, line.task) == ("end", LONG[0]))

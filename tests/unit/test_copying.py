@@ -81,7 +81,7 @@ def acl(rights: int) -> bytes:
 
 
 def everything(folder: Path) -> dict[str, Any]:
-    """All that there is to say about a folder's entries. Files with two names are known by the first one."""
+    """Return all attributes of a folder's entries. Hard links are reported under the first name."""
     names: dict[int, str] = {}
     told = {}
     for path in (folder, *sorted(folder.rglob("*"))):
@@ -118,7 +118,7 @@ def data_of(path: Path) -> Iterator[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("to_disk", [True, False])
-def test_copy_is_what_cp_makes(source: Path, tmp_path: Path, to_disk: bool) -> None:
+def test_copy_equals_that_of_cp(source: Path, tmp_path: Path, to_disk: bool) -> None:
     subprocess.run(["cp", "-a", "-T", source, tmp_path / "cp"], check=True)
     assert copy_folder(source, tmp_path / "made", to_disk=to_disk) == "copy"
     assert everything(tmp_path / "made") == everything(tmp_path / "cp") == everything(source)

@@ -22,7 +22,7 @@ def test_stop_request_only_escalates() -> None:
     """A late answer to an older question takes nothing back. Proves C1."""
     (hold,) = HeldLeases(60.0).take([lease(1)], boottime())
     for kind in (StopKind.INTERRUPT, StopKind.CANCEL, StopKind.INTERRUPT):
-        hold.hear_stop(StopRequest(kind=kind, phase=StopPhase.REQUESTED))
+        hold.receive_stop(StopRequest(kind=kind, phase=StopPhase.REQUESTED))
     assert hold.stop is not None
     assert hold.stop.kind is StopKind.CANCEL
 

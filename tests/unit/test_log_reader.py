@@ -5,12 +5,12 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.worker.log_reader import MAX_LINE, Lines, as_event
+from holdfast.worker.log_reader import MAX_LINE, LineSplitter, as_event
 
 
 def fed(data: bytes, cuts: list[int], start: int = 0) -> tuple[list[bytes], int]:
     """Feed bytes in pieces; return the lines and where they end."""
-    lines = Lines(start)
+    lines = LineSplitter(start)
     found: list[bytes] = []
     edges = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
     for begin, end in itertools.pairwise(edges):
@@ -38,7 +38,7 @@ def test_a_reader_that_begins_again_at_a_line_end_misses_and_repeats_nothing(
 ) -> None:
     """What an adopter does. Proves R3, R10."""
     whole, _ = fed(data, [])
-    first = Lines(0)
+    first = LineSplitter(0)
     before, _ = first.feed(0, data[:stop])
     after, _ = fed(data[first.end :], cuts, first.end)
     assert before + after == whole
@@ -56,8 +56,8 @@ def test_a_line_without_an_end_is_cut_between_characters_always_at_the_same_plac
         assert [len(line) for line in lines][:2] == [MAX_LINE - 1, MAX_LINE]
 
 
-def test_a_gap_in_the_log_is_told_and_what_came_before_it_is_a_line() -> None:
-    lines = Lines(0)
+def test_gap_in_the_log_is_reported_and_ends_a_line() -> None:
+    lines = LineSplitter(0)
     assert lines.feed(0, b"one\ntw") == ([b"one"], 0)
     assert lines.feed(100, b"rest\n") == ([b"tw", b"rest"], 94)
     assert lines.end == 105

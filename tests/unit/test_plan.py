@@ -7,8 +7,8 @@ import pytest
 
 from holdfast.errors import Invalid
 from holdfast.pipeline import identity
-from holdfast.pipeline.identity import Known, explain, framed, nearest, root_of, snapshot_id, task_hash
-from holdfast.pipeline.plan import Facts, Plan, plan, stage
+from holdfast.pipeline.identity import KnownSnapshot, explain, framed, nearest, root_of, snapshot_id, task_hash
+from holdfast.pipeline.plan import PipelinePlan, PlanFacts, make_plan, stage_files
 from holdfast.pipeline.sources import Sources
 from holdfast.submission import check, parse
 
@@ -16,7 +16,7 @@ TASKS: list[dict[str, Any]] = [
     {"name": "schema", "sql": "schema.sql"},
     {"name": "seed", "command": ["sh", "-c", "load seed.csv"], "files": ["seed.csv"], "env": {"ROWS": "3"}},
 ]
-FACTS = Facts(engine="postgres 15.8")
+FACTS = PlanFacts(engine="postgres 15.8")
 
 
 def spec_of(**fields: Any) -> dict[str, Any]:
@@ -32,9 +32,9 @@ def files(tmp_path: Path) -> Sources:
     return Sources(tmp_path)
 
 
-def made(files: Sources, facts: Facts = FACTS, *, tenant: str = "default", **fields: Any) -> Plan:
+def made(files: Sources, facts: PlanFacts = FACTS, *, tenant: str = "default", **fields: Any) -> PipelinePlan:
     inputs = fields.pop("inputs", {})
-    return plan(spec_of(**fields), files, facts, tenant=tenant, inputs=inputs)
+    return make_plan(spec_of(**fields), files, facts, tenant=tenant, inputs=inputs)
 
 
 def test_identities_are_the_golden_ones(files: Sources) -> None:
@@ -88,7 +88,7 @@ def test_names_and_paths_are_no_part_of_an_identity(files: Sources) -> None:
         {"spec": {"env": {"A": "1"}}},
         {"base": "0" * 64},
         {"tenant": "blue"},
-        {"facts": Facts(engine="postgres 16.0")},
+        {"facts": PlanFacts(engine="postgres 16.0")},
         {"inputs": {"rows": 3}},
     ],
     ids=lambda change: next(iter(change)),
@@ -137,7 +137,7 @@ def test_names_of_secrets_are_part_of_every_identity(files: Sources) -> None:
     spec = spec_of()
 
     def ids(*secrets: str) -> list[str]:
-        found = plan(spec, files, FACTS, tenant="default", inputs={}, secrets=secrets)
+        found = make_plan(spec, files, FACTS, tenant="default", inputs={}, secrets=secrets)
         return [task.snapshot for task in found.tasks]
 
     assert ids() == [task.snapshot for task in made(files).tasks]
@@ -148,10 +148,10 @@ def test_names_of_secrets_are_part_of_every_identity(files: Sources) -> None:
 def test_image_counts_by_its_digest_and_must_resolve(files: Sources) -> None:
     """Proves P3."""
     job: dict[str, Any] = {"runner": "docker", "spec": {"image": "postgres:15"}}
-    first, second = (made(files, Facts(image=f"sha256:{n}"), **job) for n in "12")
+    first, second = (made(files, PlanFacts(image=f"sha256:{n}"), **job) for n in "12")
     assert first.hash != second.hash
     with pytest.raises(Invalid, match="postgres:15 does not resolve"):
-        made(files, Facts(), **job)
+        made(files, PlanFacts(), **job)
 
 
 def test_sql_runs_as_it_was_hashed(files: Sources) -> None:
@@ -164,11 +164,11 @@ def test_declared_files_are_staged_under_their_paths(files: Sources, tmp_path: P
     tasks = [{"name": "one", "command": ["true"], "files": ["seed.csv", "./sub/../more.sql"]}]
     (files.root / "sub").mkdir()
     (task,) = made(files, tasks=tasks).tasks
-    stage(task, files, tmp_path / "work")
+    stage_files(task, files, tmp_path / "work")
     assert sorted(path.name for path in (tmp_path / "work").iterdir()) == ["more.sql", "seed.csv"]
     (files.root / "seed.csv").write_text("other")
     with pytest.raises(Invalid, match=r"tasks\[0\].files\[0\]: seed.csv changed"):
-        stage(task, files, tmp_path / "again")
+        stage_files(task, files, tmp_path / "again")
 
 
 @pytest.mark.parametrize(("mode", "kept"), [("always", [True, True]), ("final", [False, True]), ("none", [False] * 2)])
@@ -177,7 +177,7 @@ def test_mode_says_what_is_kept(files: Sources, mode: str, kept: list[bool]) -> 
     assert made(files, snapshot=mode).hash == made(files).hash
 
 
-def test_latest_snapshot_says_where_to_go_on(files: Sources) -> None:
+def test_latest_snapshot_decides_where_to_continue(files: Sources) -> None:
     """Proves P2."""
     found = made(files)
     first, second = (task.snapshot for task in found.tasks)
@@ -186,7 +186,9 @@ def test_latest_snapshot_says_where_to_go_on(files: Sources) -> None:
 
 def test_miss_names_the_components_that_differ(files: Sources) -> None:
     """Proves P10."""
-    known = [Known(id=task.snapshot, parent=task.parent, components=task.components) for task in made(files).tasks]
+    known = [
+        KnownSnapshot(id=task.snapshot, parent=task.parent, components=task.components) for task in made(files).tasks
+    ]
     (files.root / "seed.csv").write_text("4\n")
     tasks = [TASKS[0], {**TASKS[1], "env": {}}]
     task = made(files, tasks=tasks).tasks[1]

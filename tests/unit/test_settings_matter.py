@@ -16,14 +16,14 @@ from tests.support.store_harness import StoreHarness
 
 SOURCE = Path(holdfast.__file__).parent
 DERIVED = {"url": "database_url", "shared": "shared_dir", "state": "state_dir", "job_defaults": "max_attempts"}
-"""Properties of the settings, each with a setting behind it."""
+"""Properties of the settings, each with the setting that it depends on."""
 THROUGH_DEFAULTS = {"max_attempts", "backoff_base", "backoff_cap", "stop_grace"}
 """Reach every submit as `Settings.job_defaults`: tested below."""
 THROUGH_CEILINGS = {"docker_memory_max", "docker_cpus_max", "docker_pids_max"}
 """Reach every submit as `Settings.ceilings`: tested in test_privileges.py."""
 
 REFUSALS = {"auth_off_as_root"}
-"""Decides in config.py itself whether the settings are accepted at all; its own tests are with that check."""
+"""Decides in `config` itself whether the settings are accepted at all; its own tests are with that check."""
 
 LIMITS = {
     *("process_memory", "process_pids", "file_size", "folder_size"),
@@ -33,10 +33,10 @@ LIMITS = {
 
 
 def _read_outside() -> set[str]:
-    """The names that are read as an attribute of something called settings, anywhere but in config.py."""
+    """The names that are read as an attribute of something called settings, anywhere but in `config`."""
     found = set()
     for path in SOURCE.rglob("*.py"):
-        if path.name == "config.py":
+        if path.parent.name == "config":
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute):

@@ -1,4 +1,4 @@
-"""The files that tasks name: SQL expanded as psql reads it, declared files by content, and no way out of the folder."""
+"""The files that tasks name: SQL expanded as by psql, declared files by content, nothing outside the folder."""
 
 import itertools
 import os

@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.runner.wire import Command
 from holdfast.worker import supervisor_link
-from holdfast.worker.held_leases import HeldLeases, Lost, boottime
+from holdfast.worker.held_leases import HeldLeases, LeaseLost, boottime
 from holdfast.worker.supervisor_link import SupervisorLink
 from tests.unit.test_held_leases import lease
 
@@ -18,7 +18,7 @@ class Supervisor:
     def __init__(self) -> None:
         self.told: list[tuple[str, int]] = []
 
-    async def tell(self, command: Command) -> None:
+    async def send(self, command: Command) -> None:
         self.told.append((command.verb, command.token))
 
 
@@ -30,18 +30,18 @@ async def test_adopter_repeats_its_hold_only_after_a_while_and_until_it_is_ackno
     link = SupervisorLink(cast(Any, SimpleNamespace(at=lambda step, _: steps.append(step))), held)
     supervisor = Supervisor()
     running = cast(Any, supervisor)
-    await link.hold_if_adopting(running)
+    await link.take_control_if_adopting(running)
     assert supervisor.told == []
     link.adopted.clear()
     for _ in range(3):
-        await link.hold_if_adopting(running)
+        await link.take_control_if_adopting(running)
     assert supervisor.told == [("hold", 3)]
     monkeypatch.setattr(supervisor_link, "ACK_SECONDS", -1.0)
-    link.hear({"event": "ack", "ok": True, "token": 2, "verb": "hold"})
-    await link.hold_if_adopting(running)
+    link.on_event({"event": "ack", "ok": True, "token": 2, "verb": "hold"})
+    await link.take_control_if_adopting(running)
     assert (supervisor.told, link.adopted.is_set(), steps) == ([("hold", 3)] * 2, False, [])
-    link.hear({"event": "ack", "ok": True, "token": 3, "verb": "hold"})
-    await link.hold_if_adopting(running)
+    link.on_event({"event": "ack", "ok": True, "token": 3, "verb": "hold"})
+    await link.take_control_if_adopting(running)
     assert (supervisor.told, link.adopted.is_set(), steps) == ([("hold", 3)] * 2, True, ["adopted"])
 
 
@@ -51,6 +51,6 @@ async def test_adopter_that_lost_its_lease_tells_the_supervisor_nothing() -> Non
     link.adopted.clear()
     held.lose()
     supervisor = Supervisor()
-    with pytest.raises(Lost):
-        await link.hold_if_adopting(cast(Any, supervisor))
+    with pytest.raises(LeaseLost):
+        await link.take_control_if_adopting(cast(Any, supervisor))
     assert supervisor.told == []

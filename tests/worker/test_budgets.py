@@ -1,4 +1,4 @@
-"""Budgets: a job that used more than it was given never succeeds, and is resumed only with a raised budget."""
+"""Budgets: a job over its budget never succeeds, and is resumed only with a higher budget."""
 
 import asyncio
 from collections.abc import Mapping
@@ -359,7 +359,7 @@ async def test_usage_counts_though_the_events_beside_it_cannot_be_kept(
     assert [event.data for event in await workers.events(job, "usage")] == [{"tokens": 120}]
 
 
-async def test_usage_counts_of_a_function_that_does_not_leave_in_time(workers: InProcessWorkers) -> None:
+async def test_usage_of_a_function_that_outlasts_the_drain_grace_counts(workers: InProcessWorkers) -> None:
     """Proves H5."""
     workers.set(drain_grace=0.1)
     said = asyncio.Event()

@@ -12,31 +12,25 @@ import pytest
 from holdfast.duties.sweeper import Sweeper
 from holdfast.errors import NotFound
 from holdfast.model import Job, Status
-from holdfast.runner.artifacts import (
-    Artifacts,
-    Gathered,
-    Limits,
-    Violation,
-    parse_report,
-    pour,
-    remove_tree,
-    take_folder,
-    take_tar,
-)
+from holdfast.runner.artifacts import ArtifactStore
 from holdfast.runner.base import EngineUnreachable
+from holdfast.runner.collected_outputs import ArtifactLimits, CollectedOutputs, ContractViolation
 from holdfast.runner.function import Context
+from holdfast.runner.output_sources import collect_folder, collect_tar, pour
+from holdfast.runner.result_report import parse_report
 from holdfast.runner.secrets import Mask
-from holdfast.worker.log_reader import MAX_LINE, Lines
+from holdfast.runner.tree_removal import remove_tree
+from holdfast.worker.log_reader import MAX_LINE, LineSplitter
 from tests.support.in_process_workers import InProcessWorkers
 from tests.support.store_harness import StoreHarness
 
-LIMITS = Limits(bytes=1000, entries=10)
+LIMITS = ArtifactLimits(bytes=1000, entries=10)
 
 
 async def artifacts_of(workers: InProcessWorkers, job: Job) -> dict[str, bytes]:
     """What the last attempt of a job left."""
     last = (await workers.store.attempts.list(job.id))[-1]
-    kept = Artifacts(workers.settings.shared)
+    kept = ArtifactStore(workers.settings.shared)
     found = {}
     for artifact in kept.list(job.id, last.attempt, last.token):
         with kept.open(job.id, last.attempt, last.token, artifact.path) as file:
@@ -143,14 +137,14 @@ def member(name: str, type: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.
 
 
 def test_an_archive_is_taken_like_a_folder(tmp_path: Path) -> None:
-    gathered = Gathered(tmp_path / "job" / "1.1", LIMITS)
+    gathered = CollectedOutputs(tmp_path / "job" / "1.1", LIMITS)
     archive = tar(
         (member("result.json"), b'{"version":1}'),
         (member("output", tarfile.DIRTYPE), b""),
         (member("output/a", tarfile.DIRTYPE), b""),
         (member("output/a/b"), b"data"),
     )
-    take_tar(archive, gathered)
+    collect_tar(archive, gathered)
     gathered.publish()
     assert gathered.report == b'{"version":1}'
     assert (tmp_path / "job" / "1.1" / "a" / "b").read_bytes() == b"data"
@@ -170,23 +164,23 @@ def test_an_archive_is_taken_like_a_folder(tmp_path: Path) -> None:
 )
 def test_a_hostile_archive_is_refused(tmp_path: Path, bad: tarfile.TarInfo) -> None:
     """Proves R14."""
-    gathered = Gathered(tmp_path / "job" / "1.1", LIMITS)
-    with pytest.raises(Violation):
-        take_tar(tar((bad, b"")), gathered)
+    gathered = CollectedOutputs(tmp_path / "job" / "1.1", LIMITS)
+    with pytest.raises(ContractViolation):
+        collect_tar(tar((bad, b"")), gathered)
 
 
 def test_counts_and_sizes_are_capped(tmp_path: Path) -> None:
     """Proves R14."""
     many = tar(*((member(f"output/{n}"), b"") for n in range(11)))
-    with pytest.raises(Violation, match="more than 10 entries"):
-        take_tar(many, Gathered(tmp_path / "1", LIMITS))
-    with pytest.raises(Violation, match="with output/x the output is larger than 1000 bytes"):
-        take_tar(tar((member("output/x"), b"x" * 1001)), Gathered(tmp_path / "2", LIMITS))
+    with pytest.raises(ContractViolation, match="more than 10 entries"):
+        collect_tar(many, CollectedOutputs(tmp_path / "1", LIMITS))
+    with pytest.raises(ContractViolation, match="with output/x the output is larger than 1000 bytes"):
+        collect_tar(tar((member("output/x"), b"x" * 1001)), CollectedOutputs(tmp_path / "2", LIMITS))
 
 
 def test_a_download_follows_no_link_and_leaves_no_folder(tmp_path: Path) -> None:
     """What was good when it was taken is looked at again. Proves R14."""
-    kept = Artifacts(tmp_path)
+    kept = ArtifactStore(tmp_path)
     folder = kept.folder("job", 1, 1)
     folder.mkdir(parents=True)
     (folder / "fine").write_text("fine")
@@ -204,7 +198,7 @@ def test_a_download_follows_no_link_and_leaves_no_folder(tmp_path: Path) -> None
 def test_invalid_result_files() -> None:
     for data in (b"", b"[]", b"1", b'{"version":"1"}', b'{"version":1,"more":2}', b'{"version":1,"status":"odd"}',
                  b'{"version":1,"error":{"code":"<b>","message":"x"}}', b"[" * 100_000, b"\xff"):  # fmt: skip
-        with pytest.raises(Violation):
+        with pytest.raises(ContractViolation):
             parse_report(data)
 
 
@@ -255,7 +249,7 @@ def test_a_secret_is_never_cut_in_two() -> None:
     mask = Mask(["s3cret-value"])
     for before in range(MAX_LINE - 14, MAX_LINE + 2):
         data = b"x" * before + b"s3cret-value" + b"y" * 100_000
-        lines = Lines(0, mask)
+        lines = LineSplitter(0, mask)
         pieces = lines.feed(0, data)[0] + lines.rest()
         assert b"".join(pieces) == data
         assert sum(piece.count(b"s3cret-value") for piece in pieces) == 1
@@ -263,7 +257,7 @@ def test_a_secret_is_never_cut_in_two() -> None:
 
 async def test_files_of_jobs_that_are_gone_and_of_lost_leases_are_swept(harness: StoreHarness, tmp_path: Path) -> None:
     """What the record names stays. Proves J16, R14."""
-    kept = Artifacts(tmp_path)
+    kept = ArtifactStore(tmp_path)
     job = await harness.submit()
     (lease,) = await harness.claim()
     gone = "01890000-0000-7000-8000-000000000000"
@@ -331,16 +325,16 @@ def test_unreadable_outputs_break_the_contract(left: str, tmp_path: Path) -> Non
         path = work / "output" / "shut"
         path.mkdir() if left == "folder" else path.touch()
         path.chmod(0)
-        gathered = Gathered(tmp_path / "kept", LIMITS)
+        gathered = CollectedOutputs(tmp_path / "kept", LIMITS)
         was = os.geteuid()
         if was == 0:
             tmp_path.chmod(0o777)
-            gathered = Gathered(work / "kept", LIMITS)
+            gathered = CollectedOutputs(work / "kept", LIMITS)
             work.chmod(0o777)
             os.seteuid(NOBODY)
         try:
-            with pytest.raises(Violation, match="output/shut cannot be taken: Permission denied"):
-                take_folder(work, gathered)
+            with pytest.raises(ContractViolation, match="output/shut cannot be collected: Permission denied"):
+                collect_folder(work, gathered)
         finally:
             os.seteuid(was)
             gathered.discard()
@@ -368,12 +362,12 @@ async def test_archive_that_breaks_off_on_its_way_is_not_the_childs_fault(tmp_pa
         yield whole.getvalue()[:700]
         raise EngineUnreachable("it went away")
 
-    gathered = Gathered(tmp_path / "kept", LIMITS)
+    gathered = CollectedOutputs(tmp_path / "kept", LIMITS)
     with pytest.raises(EngineUnreachable, match="it went away"):
-        await pour(broken(), lambda stream: take_tar(stream, gathered))
+        await pour(broken(), lambda stream: collect_tar(stream, gathered))
 
     async def short() -> AsyncIterator[bytes]:
         yield whole.getvalue()[:700]
 
-    with pytest.raises(Violation, match="cannot be read"):
-        await pour(short(), lambda stream: take_tar(stream, Gathered(tmp_path / "other", LIMITS)))
+    with pytest.raises(ContractViolation, match="cannot be read"):
+        await pour(short(), lambda stream: collect_tar(stream, CollectedOutputs(tmp_path / "other", LIMITS)))

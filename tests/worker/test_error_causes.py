@@ -177,11 +177,13 @@ async def test_adopter_knows_the_last_error_line_that_its_predecessor_shipped(pr
 def test_error_of_psql_is_the_line_that_says_what_is_wrong() -> None:
     """Proves G7: not the ones after it that show where."""
     heard = LastError()
-    heard.hear(None, ["psql:a.sql:1: NOTICE:  x", "psql:a.sql:2: ERROR:  no column", "LINE 1: SELECT x", "    ^", ""])
+    heard.add_lines(
+        None, ["psql:a.sql:1: NOTICE:  x", "psql:a.sql:2: ERROR:  no column", "LINE 1: SELECT x", "    ^", ""]
+    )
     assert heard.line(None) == "psql:a.sql:2: ERROR: no column"
-    heard.hear(None, ["DETAIL:  y", "make: *** [all] Error 3"])
+    heard.add_lines(None, ["DETAIL:  y", "make: *** [all] Error 3"])
     assert heard.line(None) == "make: *** [all] Error 3"
-    heard.hear("next", [])
+    heard.add_lines("next", [])
     assert (heard.line("next"), heard.line(None)) == (None, None)
 
 

@@ -1,4 +1,4 @@
-"""Starts that fail: once, with the reason, by the job's own rules, whatever the error was."""
+"""Failed starts: recorded once, with the reason, and handled by the job's retry policy."""
 
 import json
 import sqlite3

@@ -1,4 +1,4 @@
-"""What the decorator of a function says holds for its jobs, whichever way they are submitted."""
+"""The options of a function's decorator apply to its jobs, by every way of submitting."""
 
 import json
 import sqlite3

@@ -12,7 +12,7 @@ from holdfast.errors import StoreUnreachable
 from holdfast.model import Cause, Job, Status, StopRequest
 from holdfast.runner.function import Cancelled, Context
 from holdfast.store.events import Events
-from holdfast.worker.functions import FunctionRun
+from holdfast.worker.function_call import FunctionCall
 from holdfast.worker.held_leases import HeldLease
 from tests.support.in_process_workers import InProcessWorkers, eventually
 
@@ -49,8 +49,8 @@ async def test_cancel_and_interrupt_reach_a_function_through_its_token(workers: 
     assert seen == ["interrupt"]
     assert paused.error is not None
     assert paused.error.code == "interrupted"
-    told = [event.data["cancel"] for event in await workers.events(jobs[2], "cancel")]
-    assert told == ["requested", "signalled", "dead"]
+    phases = [event.data["cancel"] for event in await workers.events(jobs[2], "cancel")]
+    assert phases == ["requested", "signalled", "dead"]
 
 
 async def test_a_sync_function_that_does_not_end_stays_running_until_it_returns(workers: InProcessWorkers) -> None:
@@ -141,7 +141,7 @@ async def test_draining_worker_finishes_short_functions_and_requeues_long_ones(
     async with workers.worker() as worker:
         for job in jobs.values():
             await workers.running(job)
-        worker.leave()
+        worker.drain()
         leaving.set()
     assert (await workers.get(jobs["short"])).result == "ended"
     for name in ("long", "considerate"):
@@ -157,7 +157,7 @@ async def test_log_of_a_function_is_kept_when_its_worker_drains_during_an_outage
 ) -> None:
     """Proves C9, E3. The function has returned and the drain grace is over: its log is written first, then its end."""
     workers.set(drain_grace=0.1)
-    append, give_up = Events.append, FunctionRun.give_up
+    append, give_up = Events.append, FunctionCall.give_up
     tried, given_up, back = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def away(self: Events, *args: Any, **fields: Any) -> Any:
@@ -166,12 +166,12 @@ async def test_log_of_a_function_is_kept_when_its_worker_drains_during_an_outage
             raise StoreUnreachable("away")
         return await append(self, *args, **fields)
 
-    def told(self: FunctionRun) -> None:
+    def told(self: FunctionCall) -> None:
         give_up(self)
         given_up.set()
 
     monkeypatch.setattr(Events, "append", away)
-    monkeypatch.setattr(FunctionRun, "give_up", told)
+    monkeypatch.setattr(FunctionCall, "give_up", told)
 
     @workers.functions.add
     async def talkative(ctx: Context) -> str:
@@ -181,7 +181,7 @@ async def test_log_of_a_function_is_kept_when_its_worker_drains_during_an_outage
     job = await workers.submit("talkative")
     async with workers.worker() as worker:
         await tried.wait()
-        worker.leave()
+        worker.drain()
         await given_up.wait()
         back.set()
     assert (await workers.get(job)).result == "ended"
@@ -254,14 +254,14 @@ async def test_stop_after_a_function_returned_keeps_its_log_and_result(
 ) -> None:
     """Proves C1. There is nothing to stop: its events and its result are being written."""
     heard = asyncio.Event()
-    hear = HeldLease.hear_stop
+    hear = HeldLease.receive_stop
 
     def noted(self: HeldLease, stop: StopRequest | None) -> None:
         hear(self, stop)
         if stop is not None:
             heard.set()
 
-    monkeypatch.setattr(HeldLease, "hear_stop", noted)
+    monkeypatch.setattr(HeldLease, "receive_stop", noted)
 
     @workers.functions.add
     async def quick(ctx: Context) -> str:
@@ -314,12 +314,12 @@ async def test_stop_request_may_escalate_while_the_function_ends(workers: InProc
     async with workers.worker():
         await workers.running(job)
         await workers.store.jobs.interrupt(job.id)
-        await eventually(lambda: _told(workers, job, "signalled"), "it is asked to stop")
+        await eventually(lambda: _reached_phase(workers, job, "signalled"), "it is asked to stop")
         await workers.store.jobs.cancel(job.id)
         await asyncio.sleep(0.5)  # Reason: the worker may hear of it first; it ends cancelled either way.
         go.set()
         await workers.ended(job, Status.CANCELLED)
 
 
-async def _told(workers: InProcessWorkers, job: Job, rung: str) -> bool:
-    return rung in [event.data["cancel"] for event in await workers.events(job, "cancel")]
+async def _reached_phase(workers: InProcessWorkers, job: Job, phase: str) -> bool:
+    return phase in [event.data["cancel"] for event in await workers.events(job, "cancel")]

@@ -10,7 +10,7 @@ import pytest
 from holdfast.client.app import Holdfast
 from holdfast.errors import ConfigError, Invalid
 from holdfast.model import Status
-from holdfast.runner.function import Context, Functions
+from holdfast.runner.function import Context, FunctionRegistry
 from holdfast.store.events import Events
 from tests.support.in_process_workers import InProcessWorkers
 
@@ -140,7 +140,7 @@ async def test_inputs_that_do_not_fit_fail_at_once_and_are_not_retried(workers: 
             assert ended.attempts == 1
 
 
-async def test_a_result_that_is_no_json_fails_its_own_job_alone(workers: InProcessWorkers) -> None:
+async def test_result_that_is_not_json_fails_only_its_own_job(workers: InProcessWorkers) -> None:
     @workers.functions.add
     async def bad() -> object:
         return object()
@@ -199,7 +199,7 @@ async def test_an_application_submits_its_functions(workers: InProcessWorkers) -
 
 
 def test_functions_that_cannot_work_are_refused_when_they_are_registered() -> None:
-    functions = Functions()
+    functions = FunctionRegistry()
 
     @functions.add
     def once() -> None: ...

@@ -174,9 +174,9 @@ async def test_jobs_whose_files_stay_do_not_keep_others_from_being_deleted(worke
         (folder,) = (workers.settings.shared / "artifacts" / jobs[0].id).iterdir()
         with busy(folder):
             for job in jobs:
-                await store.database.rows("doom_job", id=job.id, tenant="default")
-            assert [await store.jobs.purge(limit=1) for _ in range(4)] == [0, 1, 1, 0]
-        assert await store.jobs.purge() == 1
+                await store.database.rows("request_deletion", id=job.id, tenant="default")
+            assert [await store.jobs.finish_deletions(limit=1) for _ in range(4)] == [0, 1, 1, 0]
+        assert await store.jobs.finish_deletions() == 1
         assert not (await store.jobs.list()).items
 
 
@@ -191,7 +191,7 @@ async def test_files_of_pruned_jobs_go_with_them(workers: InProcessWorkers, tmp_
         with busy(folder):
             assert (await store.retain.prune(ALL)).removed == [jobs[1].id]
             assert files_of(jobs[1].id, tmp_path) == []
-        assert await store.jobs.purge() == 1
+        assert await store.jobs.finish_deletions() == 1
     assert files_of(jobs[0].id, tmp_path) == []
 
 

@@ -107,7 +107,7 @@ async def test_a_pipeline_mounts_its_workspace_and_nothing_else_of_the_host(
     assert list((workers.settings.state / "spaces").glob("*/*")) == []
 
 
-async def test_postgres_in_the_container_is_snapshot_and_goes_on(
+async def test_postgres_in_the_container_is_snapshotted_and_continues(
     pipelines: Pipelines, docker: DockerEngine, postgres_image: str
 ) -> None:
     """Proves P8: stopped, copied and started again in a container that stays up; the restored rows are the same."""

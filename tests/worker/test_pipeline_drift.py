@@ -41,7 +41,7 @@ async def plans(processes: WorkerProcesses, job: Job) -> list[tuple[str, bool]]:
 
 
 async def test_changed_file_is_planned_again_whole_or_not_at_all(processes: WorkerProcesses, tmp_path: Path) -> None:
-    """Proves P9: one worker dies between the old tasks and the new ones, the next one just behind them."""
+    """Proves P9: one worker dies between the old tasks and the new ones, the next one just after them."""
     pipelines = Pipelines(processes, tmp_path)
     source = pipelines.inputs / "script"
     source.write_text("exit 7")

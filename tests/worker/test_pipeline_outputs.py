@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from holdfast.model import Lease, Status
-from holdfast.pipeline.snapshots import Folders
+from holdfast.pipeline.snapshots import SnapshotFolders
 from holdfast.store.store import sqlite_path
 from tests.support.crashing_worker import Hook
 from tests.support.in_process_workers import InProcessWorkers, eventually
@@ -84,7 +84,7 @@ async def test_snapshot_that_goes_later_takes_nothing_from_finished_jobs(pipelin
         (stored,) = await pipelines.snapshots()
         removed = await workers.store.snapshots.remove(stored.id, tenant="default")
         assert [one.id for one in removed.snapshots] == [stored.id]
-    folders = Folders.below(workers.settings.shared)
+    folders = SnapshotFolders.below(workers.settings.shared)
     folders.remove(stored.folder)
     assert list(folders.root.glob("[!.]*")) == []
     assert await left_by(workers, again) == ({"by": "one"}, expected(a="one"))
@@ -101,7 +101,7 @@ async def test_snapshot_that_goes_between_the_hit_and_the_copy_is_built_again(pi
     def remove(step: str, lease: Lease) -> None:
         if step == "reused" and not removed:
             removed.append(stored.folder)
-            Folders.below(workers.settings.shared).remove(stored.folder)
+            SnapshotFolders.below(workers.settings.shared).remove(stored.folder)
 
     async with workers.worker(at=remove):
         job = await workers.ended(await pipelines.submit(leaves("one", "a")), Status.SUCCEEDED)
@@ -110,7 +110,7 @@ async def test_snapshot_that_goes_between_the_hit_and_the_copy_is_built_again(pi
 
 
 async def test_base_snapshot_provides_its_outputs(pipelines: Pipelines) -> None:
-    """Proves D1: a task is the same behind a base as behind the tasks that made it, so it leaves the same."""
+    """Proves D1: a task has the same outputs after a base as after the tasks that made the base."""
     workers = pipelines.workers
     async with workers.worker():
         first = await workers.ended(await pipelines.submit(leaves("one", "a")), Status.SUCCEEDED)
@@ -125,7 +125,7 @@ async def test_base_snapshot_provides_its_outputs(pipelines: Pipelines) -> None:
 
 
 @pytest.mark.parametrize("rest", [0, 1])
-async def test_tasks_that_somebody_else_did_meanwhile_replace_what_was_done_here(
+async def test_tasks_stored_by_another_job_meanwhile_replace_ours(
     pipelines: Pipelines, tmp_path: Path, rest: int
 ) -> None:
     """Proves D1: in the middle of an attempt, the next tasks are found known: the rest of them, or all but one."""
@@ -335,7 +335,7 @@ async def test_damaged_outputs_are_built_again(pipelines: Pipelines, spoilt: str
     async with workers.worker():
         await workers.ended(await pipelines.submit(leaves("one", "a")), Status.SUCCEEDED)
         (stored,) = await pipelines.snapshots()
-        file = Folders.below(workers.settings.shared).outputs_of(stored.folder) / "a"
+        file = SnapshotFolders.below(workers.settings.shared).outputs_of(stored.folder) / "a"
         if spoilt == "gone":
             file.unlink()
         else:
@@ -358,7 +358,7 @@ async def test_outputs_count_against_the_limit_of_the_store(pipelines: Pipelines
         job = await workers.ended(await pipelines.submit(large), Status.FAILED)
     assert job.error is not None
     assert (job.error.code, await pipelines.kept()) == ("cache_full", ["one"])
-    folders = Folders.below(workers.settings.shared)
+    folders = SnapshotFolders.below(workers.settings.shared)
     assert [path.name for path in folders.root.glob("*.outputs")] == [f"{stored.folder}.outputs"]
     assert folders.sweep((), grace=0.0) == 1
     assert list(folders.root.glob("[!.]*")) == []

@@ -171,7 +171,7 @@ async def test_server_that_dies_fails_the_job(pipelines: Pipelines) -> None:
         job = await workers.ended(await pipelines.submit(sql("schema"), kills, connector="postgres"), Status.FAILED)
     assert job.error is not None
     assert job.error.code == "service_ended"
-    assert "postgres ended by itself, signal 9; it said: " in job.error.message
+    assert "postgres ended by itself, signal 9; its last output: " in job.error.message
     assert "database system is ready to accept connections" in job.error.message
     assert await pipelines.kept() == ["schema"]
 

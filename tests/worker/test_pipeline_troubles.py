@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.model import Job, Status
-from holdfast.pipeline.snapshots import Folders
+from holdfast.pipeline.snapshots import SnapshotFolders
 from tests.support.pipelines import Pipelines, adds, task
 from tests.support.supervisor_harness import needs_root
 from tests.support.users import MEEK
@@ -64,7 +64,7 @@ async def test_workspace_that_cannot_be_copied_fails_the_job_at_once(
     assert (code, hands, await pipelines.kept()) == ("snapshot_failed", 0, ["one"])
     assert "Permission denied, the worker must be able to read what tasks leave" in message
     assert "shut" in message.rpartition("(")[2]
-    assert len(Folders.below(processes.settings.shared).names()) == 1
+    assert len(SnapshotFolders.below(processes.settings.shared).names()) == 1
 
 
 async def test_snapshots_that_may_not_be_written_fail_the_job_at_once(

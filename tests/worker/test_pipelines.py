@@ -15,8 +15,8 @@ import pytest
 
 from holdfast.errors import Invalid
 from holdfast.model import Lease, Status
-from holdfast.pipeline.snapshots import TEMPORARY, Folders
-from holdfast.runner.process import Process
+from holdfast.pipeline.snapshots import TEMPORARY, SnapshotFolders
+from holdfast.runner.process_handle import ProcessHandle
 from holdfast.runner.wire import Command
 from holdfast.worker import pipeline_execution
 from tests.support.disks import MIB, disk, missing
@@ -332,7 +332,7 @@ async def test_commands_to_the_supervisor_may_be_repeated(
     If the worker or its database stalls between a command and its reply, the worker sends the command again.
     """
     workers = pipelines.workers
-    monkeypatch.setattr(pipeline_execution, "SAY_AGAIN", 0.0)
+    monkeypatch.setattr(pipeline_execution, "RESEND_SECONDS", 0.0)
     async with workers.worker():
         first = await workers.ended(await pipelines.submit(adds("one"), adds("two")), Status.SUCCEEDED)
         base = (await pipelines.tasks(first))[-1].snapshot
@@ -352,7 +352,7 @@ async def test_snapshot_that_finds_no_room_fails_the_job_and_leaves_nothing(pipe
         assert job.error is not None
         assert (job.error.code, await pipelines.kept()) == ("cache_full", ["small"])
         assert "HOLDFAST_SNAPSHOTS_MAX_BYTES is 1000" in job.error.message
-        assert len(Folders.below(workers.settings.shared).names()) == 1
+        assert len(SnapshotFolders.below(workers.settings.shared).names()) == 1
         await workers.ended(await pipelines.submit(adds("small"), adds("other")), Status.SUCCEEDED)
     assert await pipelines.kept() == ["other", "small"]
 
@@ -370,7 +370,7 @@ async def test_full_disk_fails_the_job_whatever_its_path_is_called(workers: InPr
         assert (job.error.code, await pipelines.kept()) == ("cache_full", ["small"])
         assert job.error.message.startswith("No space left on device: free some, or remove snapshots")
         assert await pipelines.statuses(job) == ["succeeded", "succeeded"]
-        folders = Folders.below(workers.settings.shared)
+        folders = SnapshotFolders.below(workers.settings.shared)
         assert folders.names() == [one.folder for one in await pipelines.snapshots()]
         assert list((folders.root / TEMPORARY).iterdir()) == []
 
@@ -399,7 +399,7 @@ async def test_damaged_snapshot_is_built_again(pipelines: Pipelines) -> None:
         ({"files": ["../outside"]}, "tasks[0].files[0]: "),
     ],
 )
-async def test_what_cannot_be_planned_fails_at_once(
+async def test_pipeline_that_cannot_be_planned_fails_at_once(
     pipelines: Pipelines, asked: dict[str, object], message: str
 ) -> None:
     """Proves P10, R17: and nothing is published."""
@@ -451,16 +451,16 @@ async def test_command_that_did_not_fit_on_a_full_disk_is_retried(
     pipelines: Pipelines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves P2: the job waits for room, and does not fail by it."""
-    tell = Process.tell
+    tell = ProcessHandle.send
     refused: list[str] = []
 
-    async def no_room(self: Process, command: Command) -> str:
+    async def no_room(self: ProcessHandle, command: Command) -> str:
         if len(refused) < 2:
             refused.append(command.verb)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return await tell(self, command)
 
-    monkeypatch.setattr(Process, "tell", no_room)
+    monkeypatch.setattr(ProcessHandle, "send", no_room)
     async with pipelines.workers.worker():
         job = await pipelines.workers.ended(await pipelines.submit(adds("one"), adds("two")), Status.SUCCEEDED)
     assert (refused, await pipelines.statuses(job), pipelines.ran()) == (
@@ -490,8 +490,8 @@ async def test_workspace_on_btrfs_is_copied_in_one_step_from_the_first_task_on(
         assert len(shown) == 3
         assert not [text for text in shown if re.search(r"Parent UUID:\s+-", text)], "each was made from another one"
         for snapshot in await pipelines.snapshots():
-            Folders.below(workers.settings.shared).remove(snapshot.folder)
-        assert (workers.folders, Folders.below(workers.settings.shared).names()) == ([], [])
+            SnapshotFolders.below(workers.settings.shared).remove(snapshot.folder)
+        assert (workers.folders, SnapshotFolders.below(workers.settings.shared).names()) == ([], [])
         assert subvolume("list", mounted) == ""
 
 

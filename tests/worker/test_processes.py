@@ -16,8 +16,9 @@ import pytest
 
 from holdfast.errors import ConfigError
 from holdfast.model import Cause, Job, Status
-from holdfast.runner.artifacts import Artifacts, Gathered
+from holdfast.runner.artifacts import ArtifactStore
 from holdfast.runner.attempt_folder import AttemptFolder, write_new
+from holdfast.runner.collected_outputs import CollectedOutputs
 from holdfast.runner.state_folder import StateFolder
 from holdfast.runner.users import user_for
 from holdfast.store.events import Events
@@ -40,7 +41,7 @@ async def test_a_process_runs_and_its_output_is_kept_apart_and_in_order(workers:
     assert workers.folders == []
 
 
-async def test_the_environment_is_built_from_nothing_and_says_who_it_is(
+async def test_environment_is_built_from_nothing_and_has_the_identity(
     workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves R1, R25."""
@@ -111,7 +112,7 @@ async def test_output_that_is_no_text_and_lines_without_an_end_do_no_harm(worker
     assert len(max(log, key=len).encode()) <= 3 * 65_536
 
 
-async def test_stdin_is_what_the_job_says_or_nothing(workers: InProcessWorkers) -> None:
+async def test_stdin_is_the_given_text_or_empty(workers: InProcessWorkers) -> None:
     one = await workers.command("cat", spec={"stdin": "to be read"})
     two = await workers.command("cat")
     async with workers.worker():
@@ -208,8 +209,8 @@ async def test_stop_sequence_records_each_step(workers: InProcessWorkers) -> Non
         grandchild = await eventually(pid, "the grandchild says who it is")
         await workers.store.jobs.cancel(job.id, by="someone")
         await workers.ended(job, Status.CANCELLED)
-    told = [event.data["cancel"] for event in await workers.events(job, "cancel")]
-    assert told == ["requested", "signalled", "killed", "dead"]
+    phases = [event.data["cancel"] for event in await workers.events(job, "cancel")]
+    assert phases == ["requested", "signalled", "killed", "dead"]
     assert not alive(grandchild)
 
 
@@ -326,7 +327,7 @@ async def test_worker_that_cannot_hand_over_keeps_its_lock_file(
     workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves L19. The database takes no hand-over: the host's next worker knows of it, and waits for no lease."""
-    monkeypatch.setattr("holdfast.worker.worker.LEAVE_SECONDS", 0.1)
+    monkeypatch.setattr("holdfast.worker.worker.DRAIN_SECONDS", 0.1)
     monkeypatch.setattr("holdfast.store.sqlite.BUSY_SECONDS", 1.0)
     workers.set(drain_grace=0.1)
     job = await workers.sh("echo up; while [ ! -e go ]; do sleep 0.05; done; echo gone")
@@ -382,20 +383,20 @@ async def test_full_host_fails_no_job(workers: InProcessWorkers, monkeypatch: py
 async def test_outputs_that_cannot_be_stored_yet_wait_and_nothing_is_lost(
     workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publish = Gathered.publish
+    publish = CollectedOutputs.publish
     away = [errno.ESTALE, errno.ENOSPC]
 
-    def refused(self: Gathered) -> None:
+    def refused(self: CollectedOutputs) -> None:
         if away:
             raise OSError(away.pop(), "away")
         publish(self)
 
-    monkeypatch.setattr(Gathered, "publish", refused)
+    monkeypatch.setattr(CollectedOutputs, "publish", refused)
     job = await workers.sh("echo kept > output/file")
     async with workers.worker():
         ended = await workers.ended(job, Status.SUCCEEDED)
     (attempt,) = await workers.store.attempts.list(job.id)
-    kept = Artifacts(workers.settings.shared).list(job.id, attempt.attempt, attempt.token)
+    kept = ArtifactStore(workers.settings.shared).list(job.id, attempt.attempt, attempt.token)
     assert ([artifact.path for artifact in kept], ended.attempts, away) == (["file"], 1, [])
 
 
@@ -406,11 +407,11 @@ async def test_job_whose_outputs_find_no_room_can_be_cancelled(
     tried = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def refused(self: Gathered) -> None:
+    def refused(self: CollectedOutputs) -> None:
         loop.call_soon_threadsafe(tried.set)
         raise OSError(errno.ENOSPC, "no room")
 
-    monkeypatch.setattr(Gathered, "publish", refused)
+    monkeypatch.setattr(CollectedOutputs, "publish", refused)
     job = await workers.sh("echo kept > output/file")
     async with workers.worker():
         await tried.wait()
@@ -446,7 +447,7 @@ def _says(pid: str, command: bytes) -> bool:
         return False
 
 
-async def test_a_capped_queue_goes_on_as_soon_as_a_job_ends(workers: InProcessWorkers) -> None:
+async def test_capped_queue_continues_as_soon_as_a_job_ends(workers: InProcessWorkers) -> None:
     """Without waiting for a poll, which would come later than this test waits. Proves J10."""
     workers.set(poll_interval=2 * PATIENCE)
     await workers.store.queues.limit("narrow", cap=1)
@@ -459,8 +460,8 @@ async def test_a_capped_queue_goes_on_as_soon_as_a_job_ends(workers: InProcessWo
 async def test_drain_does_not_count_as_a_signal(workers: InProcessWorkers) -> None:
     """One signal after a drain by the database still gives functions their grace. Proves C9."""
     async with workers.worker() as worker:
-        worker.leave()
-        worker.leave()
+        worker.drain()
+        worker.drain()
         worker.signalled()
 
 

@@ -1,4 +1,4 @@
-"""Readiness checks: whose rights they have, what they may leave behind, and what of their output comes back."""
+"""Readiness checks: their user, their leftovers, and their output."""
 
 import contextlib
 import os
@@ -294,7 +294,7 @@ async def test_a_worker_killed_during_a_check_leaves_nothing_running(processes: 
     await processes.ended(job, Status.SUCCEEDED)
     assert not alive(old)
     assert await processes.log(job) == ["ran"]
-    await processes.sweep("a", marks_for=0.0)
+    await processes.sweep("a", keep_marker_for=0.0)
     assert [folder for folder in processes.folders_of("a") if "check" in folder.name] == []
 
 

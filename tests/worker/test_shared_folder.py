@@ -16,8 +16,8 @@ from holdfast.cli.doctor import examine
 from holdfast.config import Settings
 from holdfast.errors import ConfigError
 from holdfast.model import Status
-from holdfast.runner.artifacts import Artifacts
-from holdfast.runner.shared_folder import FILE, adopt, make_id, prove, read_id
+from holdfast.runner.artifacts import ArtifactStore
+from holdfast.runner.shared_folder import FILE, adopt, make_id, open_shared_folder, read_id
 from tests.support.in_process_workers import InProcessWorkers, eventually
 from tests.support.service import Service, error_of, service_in_process
 
@@ -120,11 +120,11 @@ async def test_every_part_refuses_another_folder(workers: InProcessWorkers, tmp_
     assert not other.exists()
 
 
-async def test_many_that_start_first_at_once_agree_on_one_folder(workers: InProcessWorkers, tmp_path: Path) -> None:
+async def test_concurrent_first_starts_agree_on_one_folder(workers: InProcessWorkers, tmp_path: Path) -> None:
     """Also those with different folders: one is recorded, the others are refused."""
     installation = await workers.store.installation()
     proven = await asyncio.gather(
-        *(prove(tmp_path / "one", installation, workers.store.shared_folder) for _ in range(RACERS))
+        *(open_shared_folder(tmp_path / "one", installation, workers.store.shared_folder) for _ in range(RACERS))
     )
     assert {folder.id for folder in proven} == {proven[0].id}
     recorded = await workers.store.shared_folder.read()
@@ -132,13 +132,14 @@ async def test_many_that_start_first_at_once_agree_on_one_folder(workers: InProc
     assert recorded.id == proven[0].id
 
 
-async def test_of_many_different_folders_at_the_first_start_one_is_recorded(
+async def test_one_of_many_different_folders_is_recorded_at_the_first_start(
     workers: InProcessWorkers, tmp_path: Path
 ) -> None:
     installation = await workers.store.installation()
     folders = [tmp_path / f"folder-{n}" for n in range(RACERS)]
     answers = await asyncio.gather(
-        *(prove(folder, installation, workers.store.shared_folder) for folder in folders), return_exceptions=True
+        *(open_shared_folder(folder, installation, workers.store.shared_folder) for folder in folders),
+        return_exceptions=True,
     )
     refused = [answer for answer in answers if isinstance(answer, ConfigError)]
     assert len(refused) == RACERS - 1, answers
@@ -176,7 +177,7 @@ async def test_folder_of_another_installation_is_refused(workers: InProcessWorke
 async def test_operator_can_make_another_folder_the_one(workers: InProcessWorkers, tmp_path: Path) -> None:
     """A process that runs with the old one notices."""
     async with await store_of(workers.settings) as store:
-        old = await prove(workers.settings.shared, await store.installation(), store.shared_folder)
+        old = await open_shared_folder(workers.settings.shared, await store.installation(), store.shared_folder)
         elsewhere = replace(workers.settings, shared_dir=tmp_path / "other")
         shown = await asyncio.to_thread(holdfast, elsewhere, "shared-folder")
         assert (shown.returncode, old.id in shown.stdout) == (1, True), shown
@@ -231,7 +232,7 @@ async def test_outputs_wait_while_the_folder_is_away(
             assert (await workers.get(job)).status is Status.RUNNING
         await workers.ended(job, Status.SUCCEEDED)
     (attempt,) = await workers.store.attempts.list(job.id)
-    kept = Artifacts(workers.settings.shared).list(job.id, attempt.attempt, attempt.token)
+    kept = ArtifactStore(workers.settings.shared).list(job.id, attempt.attempt, attempt.token)
     assert [file.path for file in kept] == ["made"]
 
 

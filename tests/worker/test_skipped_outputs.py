@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from holdfast.model import Job, Status
-from holdfast.runner.artifacts import Gathered, Violation, take_folder, take_tar
+from holdfast.runner.collected_outputs import CollectedOutputs, ContractViolation
+from holdfast.runner.output_sources import collect_folder, collect_tar
 from tests.support.crashing_worker import Hook
 from tests.support.docker_engine import IMAGE, DockerEngine
 from tests.support.in_process_workers import InProcessWorkers
@@ -119,8 +120,8 @@ async def test_adopter_reports_a_skipped_link_only_once(processes: WorkerProcess
 )
 def test_archive_is_taken_without_its_links(tmp_path: Path, link: tarfile.TarInfo, reason: str) -> None:
     """Proves R14."""
-    gathered = Gathered(tmp_path / "job" / "1.1", LIMITS)
-    take_tar(tar((link, b""), (member("output/fine"), b"fine")), gathered)
+    gathered = CollectedOutputs(tmp_path / "job" / "1.1", LIMITS)
+    collect_tar(tar((link, b""), (member("output/fine"), b"fine")), gathered)
     gathered.publish()
     assert [path.name for path in gathered.target.iterdir()] == ["fine"]
     assert [(one.path, one.reason) for one in gathered.skipped] == [("output/x", reason)]
@@ -131,10 +132,10 @@ def test_socket_in_a_folder_is_skipped(tmp_path: Path) -> None:
     output = tmp_path / "work" / "output"
     output.mkdir(parents=True)
     (output / "fine").write_text("fine")
-    gathered = Gathered(tmp_path / "1.1", LIMITS)
+    gathered = CollectedOutputs(tmp_path / "1.1", LIMITS)
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(output / "socket"))
-        take_folder(tmp_path / "work", gathered)
+        collect_folder(tmp_path / "work", gathered)
     gathered.publish()
     assert [path.name for path in gathered.target.iterdir()] == ["fine"]
     assert [(one.path, one.reason) for one in gathered.skipped] == [("output/socket", "is a socket")]
@@ -146,9 +147,9 @@ def test_links_alone_publish_nothing_and_count_as_entries(tmp_path: Path) -> Non
     output.mkdir(parents=True)
     for n in range(10):
         (output / str(n)).symlink_to("x")
-    gathered = Gathered(tmp_path / "1.1", LIMITS)
-    take_folder(tmp_path / "work", gathered)
+    gathered = CollectedOutputs(tmp_path / "1.1", LIMITS)
+    collect_folder(tmp_path / "work", gathered)
     assert (gathered.empty, len(gathered.skipped)) == (True, 10)
     (output / "more").symlink_to("x")
-    with pytest.raises(Violation, match="output has more than 10 entries"):
-        take_folder(tmp_path / "work", Gathered(tmp_path / "1.2", LIMITS))
+    with pytest.raises(ContractViolation, match="output has more than 10 entries"):
+        collect_folder(tmp_path / "work", CollectedOutputs(tmp_path / "1.2", LIMITS))

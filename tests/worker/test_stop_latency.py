@@ -1,7 +1,7 @@
 """How a stop request reaches the worker that holds the job: by a wake-up or by a poll, not by its next heartbeat.
 
-Heartbeats are further apart here than a test waits for anything, and one of the two ways is taken away: what was
-stopped was stopped by the other. `pytest --junit-xml` reports the seconds that it took.
+The heartbeat interval is longer than any test waits, and one of the two ways is disabled, so that the other one must
+have stopped the job. `pytest --junit-xml` reports the seconds that it took.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from holdfast.config import Settings
-from holdfast.model import Job, Pulse, Status
+from holdfast.model import HeartbeatReply, Job, Status
 from holdfast.runner.function import Context
 from holdfast.store.leases import Leases
 from holdfast.worker.worker import Worker
@@ -30,7 +30,7 @@ def beats(workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch) -> list[st
     sent: list[str] = []
     beat = Leases.beat
 
-    async def counted(self: Leases, worker: str, *more: Any, **named: Any) -> Pulse:
+    async def counted(self: Leases, worker: str, *more: Any, **named: Any) -> HeartbeatReply:
         sent.append(worker)
         return await beat(self, worker, *more, **named)
 
@@ -40,7 +40,7 @@ def beats(workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch) -> list[st
 
 
 @pytest.mark.parametrize(("verb", "status"), [("cancel", Status.CANCELLED), ("interrupt", Status.PAUSED)])
-@pytest.mark.parametrize(("way", "other"), [("wake-up", "_look_for_stops"), ("poll", "_listen")])
+@pytest.mark.parametrize(("way", "other"), [("wake-up", "_poll_stops"), ("poll", "_listen")])
 async def test_stop_request_is_heard_before_the_next_heartbeat(
     workers: InProcessWorkers,
     beats: list[str],

@@ -6,8 +6,8 @@ import pytest
 
 from holdfast.model import Outputs
 from holdfast.pipeline.plan import TaskPlan
-from holdfast.pipeline.snapshots import Made
-from holdfast.worker.held_leases import Lost
+from holdfast.pipeline.snapshots import CopiedFolder
+from holdfast.worker.held_leases import LeaseLost
 from holdfast.worker.task_store import TaskStore
 from tests.support.store_harness import TTL, StoreHarness
 
@@ -23,8 +23,8 @@ async def test_snapshot_is_not_published_with_a_lost_lease(harness: StoreHarness
         hash="h", components={}, keep=True,
     )  # fmt: skip
     store = TaskStore(harness.store, lease, cast(Any, None))
-    with pytest.raises(Lost):
-        await store.publish(task, Made(folder="f", size=1, digest="d"), Outputs())
-    with pytest.raises(Lost):
+    with pytest.raises(LeaseLost):
+        await store.publish(task, CopiedFolder(folder="f", size=1, digest="d"), Outputs())
+    with pytest.raises(LeaseLost):
         await store.lock(task.snapshot)
     assert await store.use(task.snapshot) is None

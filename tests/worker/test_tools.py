@@ -1,12 +1,14 @@
-"""Tools: what callers may ask for by name; their inputs reach arguments, never options and never a shell."""
+"""Tools: jobs by name, whose inputs become arguments, never options or shell code."""
 
 from pathlib import Path
 
 import pytest
 
+from holdfast import decoding
 from holdfast.api.tools import load_tools
 from holdfast.errors import ConfigError, Forbidden, Invalid, NotFound
-from holdfast.model import Role, Status
+from holdfast.model import Policy, Role, Status
+from holdfast.submission import parse
 from tests.support.in_process_workers import InProcessWorkers
 from tests.support.service import error_of, service_in_process
 
@@ -64,6 +66,15 @@ def test_tool_becomes_a_job_with_its_slots_filled(file: Path) -> None:
     assert job["labels"] == {"a": "b"}
     assert tools.expand({"tool": "box"})["spec"] == {"image": "alpine:3", "command": ["true"], "memory": "64m"}
     assert tools.expand({"tool": "call", "inputs": {"x": [1]}})["spec"] == {"name": "f"}
+
+
+@pytest.mark.parametrize("written", ["pause", "hold"])
+def test_tool_sets_on_lost_by_its_new_and_its_old_name(tmp_path: Path, written: str) -> None:
+    """Proves L11."""
+    path = tmp_path / "tools.toml"
+    path.write_text(f'[tools.x]\nrunner = "function"\nname = "f"\non_lost = "{written}"\n')
+    job = parse(load_tools(path).expand({"tool": "x"}))
+    assert decoding.convert(job.policy, Policy).on_lost == "pause"
 
 
 GOOD = {"title": "a", "rows": 3}
@@ -171,9 +182,7 @@ async def test_submitter_runs_a_tool_over_http(workers: InProcessWorkers, file: 
         assert await workers.log(made.json()["id"]) == ["a; b|"]
 
 
-async def test_repeat_of_a_call_is_known_by_what_was_sent_not_by_what_the_tool_made_of_it(
-    clean_url: str, tmp_path: Path
-) -> None:
+async def test_idempotency_compares_the_request_and_not_the_filled_tool(clean_url: str, tmp_path: Path) -> None:
     """Proves J12."""
     path = tmp_path / "tools.toml"
     sent = {"tool": "a", "inputs": {}}
@@ -256,7 +265,7 @@ async def test_tool_brings_its_check_its_secrets_and_its_limits_to_the_worker(
         assert failed.error.code == "contract_violation"
 
 
-async def test_check_is_a_command_and_needs_who_may_give_one(clean_url: str, tmp_path: Path, file: Path) -> None:
+async def test_readiness_check_needs_the_right_to_run_commands(clean_url: str, tmp_path: Path, file: Path) -> None:
     """Proves O8, C10."""
     check = {"command": ["true"], "timeout": 1}
     async with service_in_process(clean_url, tmp_path / "data", tools=file) as service:

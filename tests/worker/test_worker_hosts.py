@@ -1,4 +1,4 @@
-"""Many workers on one database: order, caps and turns between them, and hosts that cannot be reached for a while."""
+"""Many workers on one database: order, caps, fairness, and hosts that cannot be reached for a while."""
 
 import signal
 from datetime import UTC, datetime, timedelta

@@ -14,8 +14,9 @@ import msgspec
 import pytest
 
 from holdfast.model import Cause, Job, Status
-from holdfast.runner.base import End, Identity, Order, TooLate
-from holdfast.runner.process import Process, ProcessRunner
+from holdfast.runner.base import AttemptEnd, Identity, StartRequest, TooLate
+from holdfast.runner.process import ProcessRunner
+from holdfast.runner.process_handle import ProcessHandle
 from holdfast.runner.state_folder import StateFolder
 from holdfast.runner.wire import Command
 from holdfast.worker.held_leases import boottime
@@ -141,7 +142,7 @@ async def test_process_that_has_a_reused_pid_is_not_signalled(processes: WorkerP
         await innocent.wait()
 
 
-async def test_after_a_reboot_what_ran_is_lost_and_what_had_ended_is_collected(processes: WorkerProcesses) -> None:
+async def test_after_a_reboot_running_attempts_are_lost_and_ended_ones_collected(processes: WorkerProcesses) -> None:
     """Proves R6, R2. The test simulates a reboot: everything dies, and the next worker gets another boot id."""
     ran = await long(processes, "ran")
     ended = await processes.chatty("ended", gated=True)
@@ -287,29 +288,29 @@ async def test_unkillable_job_is_not_called_cancelled(
     workers: InProcessWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves R23. It stays running and holds its lane until it is dead."""
-    refuses, collect = True, Process.collect
+    refuses, collect = True, ProcessHandle.collect
 
-    async def refuse(process: Process) -> End | None:
+    async def refuse(process: ProcessHandle) -> AttemptEnd | None:
         return None if refuses else await collect(process)
 
-    monkeypatch.setattr(Process, "collect", refuse)
+    monkeypatch.setattr(ProcessHandle, "collect", refuse)
     async with workers.worker():
         job = await workers.sh("echo begun; sleep 1000", lane="l")
         behind = await workers.sh("true", lane="l")
         await workers.wait_for_log(job, "begun")
         await workers.store.jobs.cancel(job.id)
-        await eventually(lambda: _told(workers, job, "not_dead"), "it is told")
+        await eventually(lambda: _reached_phase(workers, job, "not_dead"), "it is told")
         await asyncio.sleep(0.5)  # Reason: time in which it would wrongly be called cancelled.
         assert (await workers.get(job)).status is Status.RUNNING
         assert (await workers.get(behind)).started_at is None
         refuses = False
         await workers.ended(job, Status.CANCELLED)
         await workers.ended(behind, Status.SUCCEEDED)
-    assert await _told(workers, job, "dead")
+    assert await _reached_phase(workers, job, "dead")
 
 
-async def _told(workers: InProcessWorkers, job: Job, rung: str) -> bool:
-    return rung in [event.data["cancel"] for event in await workers.events(job, "cancel")]
+async def _reached_phase(workers: InProcessWorkers, job: Job, phase: str) -> bool:
+    return phase in [event.data["cancel"] for event in await workers.events(job, "cancel")]
 
 
 async def _no_doubt() -> None:
@@ -320,7 +321,7 @@ async def test_worker_that_slept_just_before_the_start_starts_nothing(tmp_path: 
     """Proves L15. Its lease is over, or others ran the attempt and cleaned up; removed files cause no error."""
     runner = ProcessRunner(StateFolder(tmp_path), "site", user=None, log_cap=1 << 20)
     spec = {"command": ["sh", "-c", f"echo ran >> {tmp_path}/marker"]}
-    order = Order(
+    order = StartRequest(
         identity=Identity("site", "job", 1), domain=runner.domain, token=1, spec=spec, inputs={}, start_by=1e9
     )
     try:
@@ -329,8 +330,8 @@ async def test_worker_that_slept_just_before_the_start_starts_nothing(tmp_path: 
         adopter = await runner.start(msgspec.structs.replace(order, token=2), _no_doubt)
         adopter.watch(lambda: None)
         await eventually(adopter.collect, "it ends")
-        await adopter.remove(others_held_it=True)
-        await adopter.tell(Command(token=1, verb="hold"))
+        await adopter.remove(had_other_owners=True)
+        await adopter.send(Command(token=1, verb="hold"))
         await runner.start(order, _no_doubt)
         assert (tmp_path / "marker").read_text() == "ran\n"
     finally:
@@ -340,16 +341,16 @@ async def test_worker_that_slept_just_before_the_start_starts_nothing(tmp_path: 
 async def test_late_first_supervisor_has_started_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Proves L13. The worker that met it starts the attempt again; it is not a loss."""
     met = asyncio.Event()
-    begun_by_another = Process._begun_by_another
+    begun_by_another = ProcessHandle._wait_for_other_supervisor
 
-    async def told(attempt: Process) -> None:
+    async def noted(attempt: ProcessHandle) -> None:
         met.set()
         await begun_by_another(attempt)
 
-    monkeypatch.setattr(Process, "_begun_by_another", told)
+    monkeypatch.setattr(ProcessHandle, "_wait_for_other_supervisor", noted)
     runner = ProcessRunner(StateFolder(tmp_path), "site", user=None, log_cap=1 << 20)
     identity = Identity("site", "job", 1)
-    order = Order(
+    order = StartRequest(
         identity=identity, domain=runner.domain, token=1, spec={"command": ["true"]}, inputs={}, start_by=1e12
     )
     folder = runner.folder(identity)

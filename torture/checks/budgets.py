@@ -1,4 +1,4 @@
-"""Was nothing called a success that used more than it was given, and nothing resumed that had nothing left?"""
+"""Did no job over its budget succeed, and was none with a spent budget resumed?"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -27,7 +27,7 @@ def budgets_are_kept(history: History, cases: Mapping[str, Case]) -> Found:
 
 
 def _spent(case: Case) -> float:
-    """What those runs have used that were heard to their end."""
+    """Return what the runs used whose end was recorded."""
     if case.submitted is None or has_log_gap(case, "stdout"):
         return 0.0
     whole = {line.attempt for line in case.lines if line.what == "end"}

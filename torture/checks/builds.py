@@ -1,4 +1,4 @@
-"""Did a good build keep its reuse key? Who asks for a key gets the newest success, whatever becomes of older builds."""
+"""Did a good build keep its reuse key? A submit with the key gets the newest success, whatever older builds do."""
 
 import math
 from collections import defaultdict

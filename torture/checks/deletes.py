@@ -1,4 +1,4 @@
-"""Was all of a job gone that somebody deleted, its record and its files?"""
+"""Did a delete remove both the record and the files?"""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -20,7 +20,7 @@ def deleted_jobs_leave_no_files(history: History, cases: Mapping[str, Case]) -> 
 
 
 def deletes_are_finished(history: History, cases: Mapping[str, Case]) -> Found:
-    """D7, J15: a delete that was answered is carried out, whatever became of who answered."""
+    """D7, J15: a delete that was answered is carried out, also if the server that answered was killed."""
     for case in cases.values():
         for call in case.called("delete") if case.record is not None else ():
             if call.answer == "ok":

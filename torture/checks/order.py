@@ -1,4 +1,4 @@
-"""Was order kept where order was asked for? Lanes, dependencies, one builder per reuse key."""
+"""Was order kept? Lanes, dependencies, one builder per reuse key."""
 
 import math
 from collections import defaultdict
@@ -177,7 +177,7 @@ def _live(case: Case) -> Iterator[Span]:
 
 
 def no_gate_was_stuck(history: History, cases: Mapping[str, Case]) -> Found:
-    """N2, N6: no lane or dependant waited for nothing, until a duty noticed."""
+    """N2, N6: no lane or dependant was stuck until a duty repaired it."""
     for line in history.mended:
         yield next((case.job for case in cases.values() if _is_named(case, line)), ""), line
 

@@ -1,4 +1,4 @@
-"""Did pipelines keep their promises? Tasks in order, known results reused, one builder, snapshots whole or not there.
+"""Did pipelines keep their promises? Tasks in order, stored results reused, one builder, complete snapshots.
 
 Of a task its trail is known (see torture/pipelines.py), which stands for its snapshot, and what every job asked for.
 """

@@ -1,4 +1,4 @@
-"""Was a lease taken only from a worker that was gone? By the faults, and by the probe inside each worker."""
+"""Was a lease taken only from a worker that was gone? By the faults and the probe inside each worker."""
 
 from collections.abc import Iterator, Mapping
 

@@ -1,4 +1,4 @@
-"""Is the record whole and true? Nothing missing, nothing doubled, only legal moves, tokens that grow."""
+"""Is the record complete and consistent? No loss, no duplicate, only legal moves, growing tokens."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence

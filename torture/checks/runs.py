@@ -1,4 +1,4 @@
-"""Did every attempt run as it should? Once, alone, with a witness for its end, nothing of it alive afterwards."""
+"""Did every attempt run once, without overlap, with evidence of its end and no process left?"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping

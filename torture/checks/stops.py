@@ -1,4 +1,4 @@
-"""Was what should stop stopped? By a person, or by its own limits, whichever worker owns it, however often it moved."""
+"""Were stop requests and time limits carried out, whichever worker owned the job?"""
 
 from collections.abc import Iterator, Mapping, Sequence
 

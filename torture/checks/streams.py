@@ -1,4 +1,4 @@
-"""Did what children said arrive, once and in order? And did followers get every event, once, over every cut?"""
+"""Are logs complete and in order, and did followers get every event once, over every cut?"""
 
 from collections.abc import Iterator, Mapping, Sequence
 

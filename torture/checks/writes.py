@@ -1,4 +1,4 @@
-"""Did only the holder of a lease write about a job? By the probe inside each worker; and did nobody wait for ever?"""
+"""Did only the holder of a lease write about a job? By the probe in each worker; and did no transaction deadlock?"""
 
 from collections.abc import Iterator, Mapping
 
@@ -32,7 +32,7 @@ def _newer(case: Case, write: Write) -> float | None:
 
 
 def nobody_waits_in_a_circle(history: History, cases: Mapping[str, Case]) -> Found:
-    """L20: there is one order of locks, so the database never has to end a deadlock."""
+    """L20: locks have one order, so the database never has to break a deadlock."""
     for line in history.deadlocks:
         yield "the database", line.partition("\n")[0]
 

@@ -13,7 +13,7 @@ from holdfast.api import VERSION, openapi
 from holdfast.api.auth import Access, first_admin
 from holdfast.api.connections import connection_limit
 from holdfast.api.depths import Depths
-from holdfast.api.direct import Executor
+from holdfast.api.direct import DirectExecutor
 from holdfast.api.dry_run import FactsOf
 from holdfast.api.errors import not_routed
 from holdfast.api.fanout import Fanout
@@ -40,13 +40,13 @@ from holdfast.api.tools import Tools, load_tools
 from holdfast.config import Settings
 from holdfast.errors import StoreError
 from holdfast.runner.disk import disks_of
-from holdfast.runner.shared_folder import prove
+from holdfast.runner.shared_folder import open_shared_folder
 from holdfast.store import Store
 from holdfast.store.audit import local_actor
 from holdfast.store.outage import asked_again
 
 NOUNS = (jobs, events, artifacts, uploads, snapshots, lanes, queues, workers, tools, tokens, audit, probes)
-Background = Callable[[Store], AbstractAsyncContextManager[Executor | None]]
+Background = Callable[[Store], AbstractAsyncContextManager[DirectExecutor | None]]
 """What runs beside the service, with its store: the duties, or what runs jobs in the request."""
 
 
@@ -109,17 +109,21 @@ class Api(FastAPI):
             if self.settings.auth == "on":
                 self.made_admin = await first_admin(store.tokens, self.settings.admin_token)
             await asked_again(lambda: self._record_tools(store, tools))
-            hub = Fanout(store)
+            fanout = Fanout(store)
             installation = await asked_again(store.installation)
-            shared = await asked_again(lambda: prove(self.settings.shared, installation, store.shared_folder))
+            shared = await asked_again(
+                lambda: open_shared_folder(self.settings.shared, installation, store.shared_folder)
+            )
             depths = Depths(store)
             streams = OpenStreams(self.settings.streams_per_token, connection_limit(self.settings) * 3 // 4)
             access = Access(store.tokens, store.audit, self.settings)
             readiness = Readiness(store, disks_of(self.settings, state=False))
-            service = Service(store, self.settings, shared, access, hub, streams, tools, self._facts, depths, readiness)
-            await stack.enter_async_context(_task(hub.run()))
+            service = Service(
+                store, self.settings, shared, access, fanout, streams, tools, self._facts, depths, readiness
+            )
+            await stack.enter_async_context(_task(fanout.run()))
             await stack.enter_async_context(_task(depths.run()))
-            stack.callback(hub.stop)
+            stack.callback(fanout.stop)
             stack.push_async_callback(access.note_rest)
             await stack.enter_async_context(_task(access.keep_noting()))
             if self._background is not None:
@@ -145,7 +149,7 @@ class Api(FastAPI):
     def leave(self) -> None:
         """End the streams and hand over running jobs, so that a stopping server does not wait for them."""
         if self._service is not None:
-            self._service.hub.stop()
+            self._service.fanout.stop()
             if self._service.direct is not None:
                 self._service.direct.leave()
 

@@ -1,7 +1,7 @@
 """Direct mode: the queue is off, and a job runs in the request that submits it.
 
-The `Executor` that runs the job is passed in. This module is the caller's side: fields that need a queue are refused,
-the response is sent when the job ends, and a setting says whether a job continues when its client disconnects.
+The `DirectExecutor` that runs the job is passed in. This module is the caller's side: fields that need a queue are
+refused, the response is sent when the job ends, and a setting says whether a job continues when its client disconnects.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ WAIT = re.compile(r"(?:^|[,;\s])wait=(\d{1,9})(?:$|[,;\s])")
 GONE = "its client went away"
 
 
-class Run(Protocol):
+class DirectRun(Protocol):
     """One job that a client waits for; `over` when it has ended, or this server no longer runs it."""
 
     job_id: str
@@ -33,10 +33,10 @@ class Run(Protocol):
     over: asyncio.Event
 
 
-class Executor(Protocol):
+class DirectExecutor(Protocol):
     on_disconnect: OnDisconnect
 
-    async def submit(self, job: Mapping[str, Any], *, tenant: str, key: str | None, sent: Sequence[Any]) -> Run:
+    async def submit(self, job: Mapping[str, Any], *, tenant: str, key: str | None, sent: Sequence[Any]) -> DirectRun:
         """Accept a job and start it, or refuse it at once."""
 
     def leave(self) -> None:
@@ -44,7 +44,13 @@ class Executor(Protocol):
 
 
 async def run_in_request(
-    executor: Executor, store: Store, request: Request, who: Caller, job: Mapping[str, Any], *, sent: Sequence[Any]
+    executor: DirectExecutor,
+    store: Store,
+    request: Request,
+    who: Caller,
+    job: Mapping[str, Any],
+    *,
+    sent: Sequence[Any],
 ) -> Job:
     """Run a job and return it when it ends; earlier if the caller prefers so or disconnects."""
     for field in WAITING:
@@ -60,7 +66,7 @@ async def run_in_request(
     return msgspec.structs.replace(found, reused=run.reused)
 
 
-async def _ended(run: Run, request: Request, wait: float | None) -> bool:
+async def _ended(run: DirectRun, request: Request, wait: float | None) -> bool:
     """Wait for the end, at most `wait` seconds; return False if the client disconnects first."""
     over, gone = (asyncio.ensure_future(work) for work in (run.over.wait(), _gone(request)))
     try:
@@ -78,5 +84,5 @@ async def _gone(request: Request) -> None:
 
 def _wait(request: Request) -> float | None:
     """Return how long the caller prefers to wait (`Prefer: wait=10`, RFC 7240); None means until the end."""
-    said = WAIT.search(request.headers.get("prefer", ""))
-    return None if said is None else float(said.group(1))
+    preference = WAIT.search(request.headers.get("prefer", ""))
+    return None if preference is None else float(preference.group(1))

@@ -10,20 +10,20 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 
 from holdfast.model import Json, Snapshot
-from holdfast.pipeline.identity import Known, explain, nearest
-from holdfast.pipeline.plan import Facts, Plan, plan
+from holdfast.pipeline.identity import KnownSnapshot, explain, nearest
+from holdfast.pipeline.plan import PipelinePlan, PlanFacts, make_plan
 from holdfast.pipeline.sources import Sources, inputs_of
 from holdfast.response_types import PlanView, TaskPlanView
 from holdfast.store import Store
 
-FactsOf = Callable[[Mapping[str, Any]], Awaitable[Facts]]
+FactsOf = Callable[[Mapping[str, Any]], Awaitable[PlanFacts]]
 """Returns the facts of the host where the pipeline of a spec would run. It may raise Invalid."""
-UNKNOWN = Facts(image="not asked for")
+UNKNOWN = PlanFacts(image="not asked for")
 
 
 async def refuse_bad_sources(spec: Mapping[str, Any], shared: Path, tenant: str) -> None:
     """Refuse a pipeline whose files cannot be read, before it is accepted."""
-    await run_in_threadpool(plan, spec, Sources(inputs_of(shared, tenant)), UNKNOWN, tenant=tenant, inputs={})
+    await run_in_threadpool(make_plan, spec, Sources(inputs_of(shared, tenant)), UNKNOWN, tenant=tenant, inputs={})
 
 
 async def foresee(
@@ -36,24 +36,26 @@ async def foresee(
     secrets: Sequence[str] = (),
 ) -> PlanView:
     """Plan the pipeline of a job and compare it with the existing snapshots."""
-    sources, known = Sources(inputs_of(shared, tenant)), await facts(spec)
-    found = await run_in_threadpool(plan, spec, sources, known, tenant=tenant, inputs=inputs, secrets=secrets)
-    there = await store.snapshots.existing([task.snapshot for task in found.tasks], tenant=tenant)
+    sources, worker_facts = Sources(inputs_of(shared, tenant)), await facts(spec)
+    found = await run_in_threadpool(
+        make_plan, spec, sources, worker_facts, tenant=tenant, inputs=inputs, secrets=secrets
+    )
+    existing = await store.snapshots.existing([task.snapshot for task in found.tasks], tenant=tenant)
     near = await store.snapshots.near([task.parent for task in found.tasks], tenant=tenant)
-    return view(found, there, near)
+    return view(found, existing, near)
 
 
-def view(found: Plan, there: Mapping[str, Snapshot], near: Sequence[Snapshot]) -> PlanView:
+def view(found: PipelinePlan, existing: Mapping[str, Snapshot], near: Sequence[Snapshot]) -> PlanView:
     """Say for each task whether it is cached, and if not, why."""
-    known = [Known(id=one.id, parent=one.parent, components=one.components) for one in near]
-    done = found.latest(set(there))
+    candidates = [KnownSnapshot(id=one.id, parent=one.parent, components=one.components) for one in near]
+    done = found.latest(set(existing))
     tasks = []
     for task in found.tasks:
         if task.n < done:
-            reason = "its snapshot exists" if task.snapshot in there else "a later task's snapshot exists"
+            reason = "its snapshot exists" if task.snapshot in existing else "a later task's snapshot exists"
             tasks.append(TaskPlanView(name=task.name, snapshot=task.snapshot, cached=True, reason=reason))
             continue
-        miss = nearest(task.components, task.parent, known)
+        miss = nearest(task.components, task.parent, candidates)
         tasks.append(
             TaskPlanView(
                 name=task.name,

@@ -51,7 +51,7 @@ def to_response(error: Exception) -> Response:
     if isinstance(error, HTTPException):
         return _http_response(error)
     if not isinstance(error, HoldfastError):
-        log.error("a request failed", exc_info=error)
+        log.error("a request failed with an unexpected error; answered 500", exc_info=error)
         return _respond(500, Problem(code="internal", message="holdfast failed; its log says why"))
     headers = {}
     if isinstance(error, StoreError | ConfigError):

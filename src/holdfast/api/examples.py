@@ -1,4 +1,4 @@
-"""Examples for the OpenAPI document: requests that work as they stand, and what they are answered."""
+"""Examples for the OpenAPI document: requests that work unchanged, and their responses."""
 
 from typing import Any
 

@@ -104,12 +104,12 @@ class Follower:
 class Feed:
     """One followed job: the head of its history, and its followers. Without a head the job was deleted."""
 
-    def __init__(self, hub: "Fanout", job_id: str, head: Head) -> None:
+    def __init__(self, fanout: "Fanout", job_id: str, head: Head) -> None:
         self.job_id = job_id
         self.tenant = head.tenant
         self.head: Head | None = head
         self.followers: set[Follower] = set()
-        self._hub = hub
+        self._fanout = fanout
         self._lock = asyncio.Lock()
 
     def tell(self, head: Head | None) -> bool:
@@ -125,16 +125,16 @@ class Feed:
 
     async def block(self, number: int) -> Block:
         """Return the block as far as it is written; the first follower that needs it reads it for all."""
-        if self._whole(block := self._hub.kept(self.job_id, number)):
+        if self._whole(block := self._fanout.kept(self.job_id, number)):
             return block
         async with self._lock:
-            if self._whole(block := self._hub.kept(self.job_id, number)):
+            if self._whole(block := self._fanout.kept(self.job_id, number)):
                 return block
-            self._hub.reads += 1
+            self._fanout.reads += 1
             limit = BLOCK - len(block.seqs)
-            page = await self._hub.store.events.page(self.job_id, tenant=self.tenant, after=block.last, limit=limit)
+            page = await self._fanout.store.events.page(self.job_id, tenant=self.tenant, after=block.last, limit=limit)
             block.extend(page.items)
-            self._hub.keep(self.job_id, number, block)
+            self._fanout.keep(self.job_id, number, block)
             return block
 
     def _whole(self, block: Block) -> bool:
@@ -147,7 +147,7 @@ class Fanout:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.reads = 0
-        self.looks = 0
+        self.polls = 0
         self.cut = 0
         """Clients disconnected because they read nothing for too long."""
         self.lag = 0.0
@@ -169,7 +169,7 @@ class Fanout:
                 self._work.clear()
             await self._work.wait()
             try:
-                await self.look()
+                await self.poll()
             except StoreError as error:
                 log.log(level_of(error), "streams wait for the database: %s", error)
                 await asyncio.sleep(1.0)
@@ -178,9 +178,9 @@ class Fanout:
                 await asyncio.sleep(1.0)
             await asyncio.sleep(jitter(POLL_SECONDS))
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Find which followed jobs have new events, read them, and wake their followers."""
-        self.looks += 1
+        self.polls += 1
         feeds = list(self._feeds.values())
         heads = await self.store.events.heads([feed.job_id for feed in feeds])
         changed = [feed for feed in feeds if feed.tell(heads.get(feed.job_id))]

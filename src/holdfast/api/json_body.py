@@ -18,12 +18,12 @@ from holdfast import decoding
 from holdfast.api.auth import says_json
 from holdfast.config import Settings
 from holdfast.errors import AtCapacity, BadRequest, HoldfastError, Invalid, TooLarge
-from holdfast.submission import invalid_field
+from holdfast.runner_specs import invalid_field
 
 LARGE = 64 * 1024
 """Bytes from which a body is decoded in a thread: for smaller ones the switch costs more."""
 LARGE_AT_ONCE = 3
-TURN_SECONDS = 10.0
+SLOT_SECONDS = 10.0
 MOST_VALUES = 250_000
 """Ten thousand jobs of 25 values. Decoding them holds the GIL for some 50 ms."""
 PIECE = 64 * 1024
@@ -36,37 +36,37 @@ T = TypeVar("T")
 class LargeBodies:
     """A semaphore for large bodies, so that many at once use no more memory than a few."""
 
-    def __init__(self, most: int = LARGE_AT_ONCE, wait: float = TURN_SECONDS) -> None:
-        self._turns = asyncio.Semaphore(most)
+    def __init__(self, most: int = LARGE_AT_ONCE, wait: float = SLOT_SECONDS) -> None:
+        self._slots = asyncio.Semaphore(most)
         self._wait = wait
 
     @asynccontextmanager
-    async def turn(self, size: int) -> AsyncIterator[None]:
+    async def admitted(self, size: int) -> AsyncIterator[None]:
         """Admit a body of this size for the duration of the block; small ones are always admitted."""
         if size <= LARGE:
             yield
             return
         try:
             async with asyncio.timeout(self._wait):
-                await self._turns.acquire()
+                await self._slots.acquire()
         except TimeoutError:
             raise AtCapacity("other large requests are being read; try again, or send smaller ones") from None
         try:
             yield
         finally:
-            self._turns.release()
+            self._slots.release()
 
 
-def said_size(request: Request, limit: int) -> int:
+def declared_size(request: Request, limit: int) -> int:
     """Return the declared size of a body; one of unknown length counts as the limit."""
     if "transfer-encoding" in request.headers:
         return limit
-    said = request.headers.get("content-length", "0")
-    if not (said.isascii() and said.isdigit()):
+    content_length = request.headers.get("content-length", "0")
+    if not (content_length.isascii() and content_length.isdigit()):
         return 0
-    if len(said) > 18 or int(said) > limit:
-        raise TooLarge("body", f"{said[:18]} bytes; at most {limit} are accepted")
-    return int(said)
+    if len(content_length) > 18 or int(content_length) > limit:
+        raise TooLarge("body", f"{content_length[:18]} bytes; at most {limit} are accepted")
+    return int(content_length)
 
 
 async def read_body(request: Request, kind: Any, settings: Settings) -> Any:
@@ -136,12 +136,12 @@ def _no_collection() -> Iterator[None]:
 
 def count_values(raw: bytes | bytearray) -> int:
     """Return an upper bound of the values in a JSON text: its commas and opening brackets outside of strings."""
-    total, inside, held = 0, 0, b""
+    total, inside, escape = 0, 0, b""
     for start in range(0, len(raw), PIECE):
-        piece = held + bytes(raw[start : start + PIECE])
+        piece = escape + bytes(raw[start : start + PIECE])
         piece = piece.replace(b"\\\\", b"")
-        held = b"\\" if piece.endswith(b"\\") else b""  # The character that it escapes is in the next piece.
-        parts = piece[: len(piece) - len(held)].replace(b'\\"', b"").split(b'"')
+        escape = b"\\" if piece.endswith(b"\\") else b""  # The character that it escapes is in the next piece.
+        parts = piece[: len(piece) - len(escape)].replace(b'\\"', b"").split(b'"')
         outside = b"".join(parts[inside::2])
         total += sum(outside.count(separator) for separator in SEPARATORS)
         inside ^= (len(parts) - 1) & 1

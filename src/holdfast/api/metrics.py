@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 from holdfast.api import VERSION
 from holdfast.api.depths import Counted
 from holdfast.api.routing import Service
-from holdfast.model import Worker
+from holdfast.model import WorkerRecord
 from holdfast.store.queues import loads_of, oldest_of
 
 STATUS = {"held": "pending", "running": "running"}
@@ -67,10 +67,10 @@ def _queues(counted: Counted, tenant: str | None) -> Iterator[Metric]:
     yield waited
 
 
-def _workers(service: Service, workers: Sequence[Worker], totals: Mapping[str, Any]) -> Iterator[Metric]:
+def _workers(service: Service, workers: Sequence[WorkerRecord], totals: Mapping[str, Any]) -> Iterator[Metric]:
     live = GaugeMetricFamily("holdfast_workers", "Workers.", labels=["live"])
-    for said, count in (("true", sum(w.live for w in workers)), ("false", sum(not w.live for w in workers))):
-        live.add_metric([said], count)
+    for live_label, count in (("true", sum(w.live for w in workers)), ("false", sum(not w.live for w in workers))):
+        live.add_metric([live_label], count)
     yield live
     reports = {worker.worker: worker.figures for worker in workers if worker.figures}
     reports[DEPARTED] = totals
@@ -103,9 +103,9 @@ def _server(service: Service) -> Iterator[Metric]:
     for (method, path, status), count in sorted(service.requests.items()):
         requests.add_metric([method, path, str(status)], count)
     yield requests
-    hub = service.hub
-    yield GaugeMetricFamily("holdfast_stream_followers", "Clients that follow a job.", value=hub.followers)
-    yield GaugeMetricFamily("holdfast_stream_lag_seconds", "Age of the last event when it was read.", value=hub.lag)
-    yield CounterMetricFamily("holdfast_stream_looks", "Polls of all followed jobs.", value=hub.looks)
-    yield CounterMetricFamily("holdfast_stream_reads", "Blocks of events read.", value=hub.reads)
-    yield CounterMetricFamily("holdfast_stream_cuts", "Clients disconnected as too slow.", value=hub.cut)
+    fanout = service.fanout
+    yield GaugeMetricFamily("holdfast_stream_followers", "Clients that follow a job.", value=fanout.followers)
+    yield GaugeMetricFamily("holdfast_stream_lag_seconds", "Age of the last event when it was read.", value=fanout.lag)
+    yield CounterMetricFamily("holdfast_stream_looks", "Polls of all followed jobs.", value=fanout.polls)
+    yield CounterMetricFamily("holdfast_stream_reads", "Blocks of events read.", value=fanout.reads)
+    yield CounterMetricFamily("holdfast_stream_cuts", "Clients disconnected as too slow.", value=fanout.cut)

@@ -34,6 +34,8 @@ ERRORS = {
     429: "too many requests or streams with this token, or too many jobs in this queue",
     503: "the database does not answer; or `at_capacity`, where the queue is off",
 }
+PUBLIC_NAMES = {"LostHost": "Lost", "RetryPolicy": "Retry", "TaskSpec": "Task", "WorkerRecord": "Worker"}
+"""Types whose schema has another name in the document: generated clients use these names."""
 PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
 
 
@@ -41,11 +43,12 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
     shapes = [ErrorAnswer, BlockedAnswer, *(kind for route in routes for kind in _kinds(route))]
     unique = list(dict.fromkeys(kind for kind in shapes if kind not in (None, str, dict)))
     schemas, components = msgspec.json.schema_components(unique, ref_template=REF)
-    known = dict(zip(unique, schemas, strict=True))
+    schemas, components = _with_public_names(schemas), _with_public_names(components)
+    schema_of = dict(zip(unique, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         path = PARAMETER.sub(r"{\1}", route.path)
-        paths.setdefault(path, {})[route.method.lower()] = _operation(route, known)
+        paths.setdefault(path, {})[route.method.lower()] = _operation(route, schema_of)
     return {
         "openapi": "3.1.0",
         "info": {"title": "holdfast", "version": VERSION, "description": ABOUT},
@@ -57,6 +60,15 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
     }
 
 
+def _with_public_names(part: Any) -> Any:
+    """Return schemas in which every reference, title and key uses the public name of a type."""
+    text = msgspec.json.encode(part).decode()
+    for name, public in PUBLIC_NAMES.items():
+        text = text.replace(f'"{REF.format(name=name)}"', f'"{REF.format(name=public)}"')
+        text = text.replace(f'"title":"{name}"', f'"title":"{public}"').replace(f'"{name}":{{', f'"{public}":{{')
+    return msgspec.json.decode(text)
+
+
 def _kinds(route: Route) -> Iterable[Any]:
     for kind in route.answers.values():
         yield from kind if isinstance(kind, tuple) else (kind,)
@@ -64,19 +76,19 @@ def _kinds(route: Route) -> Iterable[Any]:
         yield route.shape
 
 
-def _operation(route: Route, known: Mapping[Any, Any]) -> dict[str, Any]:
+def _operation(route: Route, schema_of: Mapping[Any, Any]) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": route.run.__name__,
         "summary": route.summary,
         "tags": [route.path.split("/")[2] if route.path.startswith("/v1/") else "probes"],
         "parameters": [*_path_parameters(route), *_query_parameters(route), *_headers(route)],
-        "responses": {**_answers(route, known), **_refusals(route, known)},
+        "responses": {**_answers(route, schema_of), **_refusals(route, schema_of)},
     }
     if route.role is not None:
         operation["security"] = [{"token": []}]
         operation["description"] = f"Needs the role `{route.role}`."
     if route.shape is not None:
-        content: dict[str, Any] = {"schema": known[route.shape]}
+        content: dict[str, Any] = {"schema": schema_of[route.shape]}
         if route.shape in EXAMPLES:
             content["examples"] = EXAMPLES[route.shape]
         required = any(field.required for field in msgspec.structs.fields(route.shape)) or route.body is dict
@@ -94,13 +106,13 @@ def _path_parameters(route: Route) -> list[dict[str, Any]]:
 def _query_parameters(route: Route) -> list[dict[str, Any]]:
     found = []
     for field in msgspec.structs.fields(route.query):
-        schema = msgspec.json.schema(_said(field.type), ref_template=REF)
+        schema = msgspec.json.schema(_without_null(field.type), ref_template=REF)
         schema.pop("$defs", None) if "$ref" not in str(schema) else _inline(schema)
         found.append({"name": field.name, "in": "query", "required": field.required, "schema": schema})
     return found
 
 
-def _said(kind: Any) -> Any:
+def _without_null(kind: Any) -> Any:
     """Drop null from a query field's type: an optional field is given or left out."""
     if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
         (kind,) = (part for part in typing.get_args(kind) if part is not type(None))
@@ -121,8 +133,8 @@ def _headers(route: Route) -> list[dict[str, Any]]:
         about = "the same call with the same key returns the same answer for 24 hours"
         headers.append(("Idempotency-Key", about, _text(MAX_KEY)))
     if route.path == "/v1/jobs" and route.method == "POST":
-        about = "`wait=10`: where the queue is off, answer after at most 10 seconds"
-        headers.append(("Prefer", about, _text(MAX_NAME)))
+        about = "`wait=10`: where the queue is off, answer after at most 10 seconds; other preferences are ignored"
+        headers.append(("Prefer", about, {"type": "string"}))  # RFC 7240: what is not understood is not refused.
     if route.path.endswith("/events/stream"):
         seq = {"type": "string", "pattern": "^[0-9]{1,19}$"}
         headers.append(("Last-Event-ID", "the last seq that was seen; takes precedence over `after`", seq))
@@ -133,10 +145,10 @@ def _text(most: int) -> dict[str, Any]:
     return {"type": "string", "minLength": 1, "maxLength": most}
 
 
-def _answers(route: Route, known: Mapping[Any, Any]) -> dict[str, Any]:
+def _answers(route: Route, schema_of: Mapping[Any, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for status, kind in route.answers.items():
-        schema = {"anyOf": [known[one] for one in kind]} if isinstance(kind, tuple) else known.get(kind)
+        schema = {"anyOf": [schema_of[one] for one in kind]} if isinstance(kind, tuple) else schema_of.get(kind)
         content: dict[str, Any] = {"schema": schema or {"type": "string"}}
         if kind in EXAMPLES:
             content["examples"] = EXAMPLES[kind]
@@ -149,12 +161,12 @@ def _answers(route: Route, known: Mapping[Any, Any]) -> dict[str, Any]:
     return found
 
 
-def _refusals(route: Route, known: Mapping[Any, Any]) -> dict[str, Any]:
+def _refusals(route: Route, schema_of: Mapping[Any, Any]) -> dict[str, Any]:
     statuses = set(ERRORS) - ({408, 409, 413, 400} if route.method == "GET" else set())
     if route.role in (None, Role.VIEWER) and route.role is None:
         statuses = {400, 403, 422, 503}
     refusals = {}
     for status in sorted(statuses):
         kind = BlockedAnswer if status == 409 and route.method == "DELETE" else ErrorAnswer
-        refusals[str(status)] = {"description": ERRORS[status], "content": {JSON: {"schema": known[kind]}}}
+        refusals[str(status)] = {"description": ERRORS[status], "content": {JSON: {"schema": schema_of[kind]}}}
     return refusals

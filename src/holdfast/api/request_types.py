@@ -18,16 +18,17 @@ from holdfast.model import (
     Json,
     Lane,
     Role,
-    Runner,
+    RunnerName,
     Snapshot,
     Status,
     TaskRecord,
-    Worker,
+    WorkerRecord,
 )
 from holdfast.response_types import ArtifactView, JobView, QueueView, ToolView
+from holdfast.runner_specs import Name
 from holdfast.store.queues import MOST
 from holdfast.store.snapshots import Totals
-from holdfast.submission import FIRST_YEAR, LAST_YEAR, Name, Submission
+from holdfast.submission import FIRST_YEAR, LAST_YEAR, Submission
 
 BIGGEST = 2**63 - 1
 Limit = Annotated[int, Meta(ge=1, le=1000)]
@@ -78,7 +79,7 @@ class UploadView(Answer, frozen=True):
 class JobRequest(Submission, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A job: `runner` and `spec`; or the name of a `tool`; or `runner` and `tasks`, a pipeline."""
 
-    runner: Runner | None = None  # type: ignore[assignment]
+    runner: RunnerName | None = None  # type: ignore[assignment]
     spec: dict[str, Any] | None = None  # type: ignore[assignment]
     tool: Name | None = None
     plan_only: bool = False
@@ -225,7 +226,7 @@ class PatchQueue(Body, frozen=True):
 
 
 class Workers(Answer, frozen=True):
-    items: Sequence[Worker]
+    items: Sequence[WorkerRecord]
 
 
 class Drained(Answer, frozen=True):

@@ -20,11 +20,11 @@ from starlette.responses import Response
 from holdfast import decoding
 from holdfast.api.auth import Access, Caller, checked_name
 from holdfast.api.depths import Depths
-from holdfast.api.direct import Executor
+from holdfast.api.direct import DirectExecutor
 from holdfast.api.dry_run import FactsOf
 from holdfast.api.errors import JSON, NoSuchMethod, ends_in_action, to_response
 from holdfast.api.fanout import Fanout
-from holdfast.api.json_body import LargeBodies, read_body, said_size
+from holdfast.api.json_body import LargeBodies, declared_size, read_body
 from holdfast.api.readiness import Readiness
 from holdfast.api.request_types import NoQuery
 from holdfast.api.stream import OpenStreams
@@ -33,8 +33,8 @@ from holdfast.config import Settings
 from holdfast.errors import Invalid
 from holdfast.model import Role
 from holdfast.runner.shared_folder import SharedFolder
+from holdfast.runner_specs import invalid_field
 from holdfast.store import Store
-from holdfast.submission import invalid_field
 
 NOBODY = Caller("nobody", Role.VIEWER, "default")
 NAMED = ("/{queue:path}", "/{lane:path}")
@@ -51,13 +51,13 @@ class Service:
     settings: Settings
     shared: SharedFolder
     access: Access
-    hub: Fanout
+    fanout: Fanout
     streams: OpenStreams
     tools: Tools
     facts: FactsOf
     depths: Depths
     readiness: Readiness
-    direct: Executor | None = None
+    direct: DirectExecutor | None = None
     """What runs jobs in the request, where the queue is off."""
     large_bodies: LargeBodies = field(default_factory=LargeBodies)
     requests: Counter[tuple[str, str, int]] = field(default_factory=Counter)
@@ -183,7 +183,7 @@ async def _answered(route: Route, call: Call, given: dict[str, Any]) -> Response
         reply = await route.run(call, **given)
     else:
         service, request = call.service, call.request
-        async with service.large_bodies.turn(said_size(request, service.settings.max_body_bytes)):
+        async with service.large_bodies.admitted(declared_size(request, service.settings.max_body_bytes)):
             body = await read_body(request, route.body, service.settings)
             reply = await route.run(call, **given, body=body)
     return reply if isinstance(reply, Response) else _encoded(reply)

@@ -118,7 +118,7 @@ class Streamed(Response):
 
     def __init__(
         self,
-        hub: Fanout,
+        fanout: Fanout,
         job_id: str,
         *,
         streams: OpenStreams,
@@ -136,7 +136,7 @@ class Streamed(Response):
         self._streams = streams
         self._by = by
         self._valid = valid
-        self._hub = hub
+        self._fanout = fanout
         self._job_id = job_id
         self._tenant = tenant
         self._after = after
@@ -155,13 +155,13 @@ class Streamed(Response):
     async def opened(self) -> "Streamed":
         """Refuse before the status is sent: too many streams, an unknown job, a cursor past the end."""
         self._streams.refuse_more(self._by)
-        async with self._hub.follow(self._job_id, tenant=self._tenant, after=self._after):
+        async with self._fanout.follow(self._job_id, tenant=self._tenant, after=self._after):
             return self
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             with self._streams.one(self._by):
-                async with self._hub.follow(self._job_id, tenant=self._tenant, after=self._after) as follower:
+                async with self._fanout.follow(self._job_id, tenant=self._tenant, after=self._after) as follower:
                     await self._send(follower, receive, send)
         except HoldfastError as error:  # The job was deleted since the stream was opened.
             log.info("a stream of job %s did not begin: %s", self._job_id, error)
@@ -195,7 +195,7 @@ class Streamed(Response):
                 await send({"type": "http.response.body", "body": part, "more_body": True})
         except TimeoutError:
             log.info("a follower of job %s read nothing for %g seconds; disconnecting it", self._job_id, self._stall)
-            self._hub.cut += 1
+            self._fanout.cut += 1
             self._stalled = True
             follower.leave()
 

@@ -20,10 +20,11 @@ from msgspec import Meta
 
 from holdfast import decoding
 from holdfast.errors import ConfigError, Forbidden, HoldfastError, Invalid, NotFound
-from holdfast.model import Check, OnLost, Retry, Runner
-from holdfast.pipeline_spec import FIELDS as PIPELINE_FIELDS
+from holdfast.model import Check, OnLost, RetryPolicy, RunnerName
+from holdfast.pipeline_spec import PIPELINE_FIELDS
 from holdfast.privileges import ROOT, names_root
-from holdfast.submission import Name, Seconds, check, parse
+from holdfast.runner_specs import Name, Seconds
+from holdfast.submission import check, parse
 
 SLOT = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "fish", "busybox"})
@@ -43,7 +44,7 @@ DIGEST = 16
 class Tool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A tool as the file defines it. A caller cannot set what is set here."""
 
-    runner: Runner
+    runner: RunnerName
     description: str = ""
     command: list[str] | None = None
     image: Name | None = None
@@ -65,7 +66,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     stop_grace: float | None = None
     stop_after: Seconds | None = None
     max_attempts: Annotated[int, Meta(ge=1, le=1000)] | None = None
-    retry: Retry | None = None
+    retry: RetryPolicy | None = None
     on_lost: OnLost | None = None
     budget: dict[Name, float] | None = None
     secrets: list[Name] | None = None
@@ -191,10 +192,10 @@ def _problems(name: str, tool: Tool, *, allow_root: bool) -> Iterator[str]:
 
 def _slot_problems(tool: Tool) -> Iterator[str]:
     command = tool.command or []
-    known = tool.inputs.get("properties", {})
+    properties = tool.inputs.get("properties", {})
     required = tool.inputs.get("required", [])
     for slot in dict.fromkeys(tool.slots):
-        kind = known.get(slot, {}).get("type") if isinstance(known.get(slot, {}), dict) else None
+        kind = properties.get(slot, {}).get("type") if isinstance(properties.get(slot, {}), dict) else None
         if slot not in required or kind not in PLAIN:
             yield f"slot {{{slot}}} needs a required input of type string, integer, number or boolean"
     if command and SLOT.search(command[0]):

@@ -14,10 +14,10 @@ from holdfast.api.readiness import Readiness
 from holdfast.config import Settings
 from holdfast.errors import BadRequest, DiskFull, Invalid
 from holdfast.model import new_id
-from holdfast.runner.artifacts import Limits
+from holdfast.runner.collected_outputs import ArtifactLimits
 from holdfast.runner.disk import SHARED
 from holdfast.runner.shared_folder import SharedFolder
-from holdfast.runner.uploads import Incoming, JobUploads
+from holdfast.runner.uploads import IncomingUpload, JobUploads
 from holdfast.submission import check, parse
 
 MULTIPART = "multipart/form-data"
@@ -28,26 +28,26 @@ PIECE = 256 * 1024
 
 async def receive(
     request: Request, tenant: str, settings: Settings, shared: SharedFolder, readiness: Readiness
-) -> Incoming:
+) -> IncomingUpload:
     """Store the files of a form: all of them when this returns, none if it raises."""
     kind, options = parse_options_header(request.headers.get("content-type"))
     if kind != MULTIPART.encode() or not options.get(b"boundary"):
         raise BadRequest(f"an upload must be a form with files: Content-Type: {MULTIPART}, with a boundary")
-    limits = Limits(bytes=settings.upload_max_bytes, entries=MOST_FILES)
+    limits = ArtifactLimits(bytes=settings.upload_max_bytes, entries=MOST_FILES)
     await readiness.require_room(SHARED)
     await run_in_threadpool(shared.check)
     incoming = await run_in_threadpool(JobUploads(settings.shared).receive, tenant, limits)
     try:
         form = _Form(incoming, options[b"boundary"])
         async with contextlib.aclosing(request.stream()) as chunks:
-            held = bytearray()
+            buffer = bytearray()
             async for chunk in chunks:
-                held += chunk
-                if len(held) >= PIECE:
+                buffer += chunk
+                if len(buffer) >= PIECE:
                     await readiness.require_room(SHARED)
-                    await run_in_threadpool(form.write, bytes(held))
-                    held.clear()
-        await run_in_threadpool(form.write, bytes(held))
+                    await run_in_threadpool(form.write, bytes(buffer))
+                    buffer.clear()
+        await run_in_threadpool(form.write, bytes(buffer))
         await run_in_threadpool(form.finish)
     except FormParserError as error:
         raise BadRequest(f"the form cannot be read: {error}") from error
@@ -61,7 +61,7 @@ async def receive(
 class _Form:
     """The parser's callbacks for a form: every part is a file."""
 
-    def __init__(self, incoming: Incoming, boundary: bytes) -> None:
+    def __init__(self, incoming: IncomingUpload, boundary: bytes) -> None:
         self._incoming = incoming
         self._field = b""
         self._value = b""

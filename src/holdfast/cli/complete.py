@@ -15,11 +15,11 @@ Offer = list[tuple[str, str]]
 
 
 def jobs(context: typer.Context, incomplete: str) -> Offer:
-    async def look(client: "AsyncClient") -> Offer:
+    async def read(client: "AsyncClient") -> Offer:
         found, _ = await client.jobs(id=incomplete or None, limit=MOST)
         return [(job.id, f"{job.status} {job.kind}") for job in found]
 
-    return _offer(context, incomplete, look)
+    return _offer(context, incomplete, read)
 
 
 def statuses(context: typer.Context, incomplete: str) -> Offer:
@@ -29,47 +29,47 @@ def statuses(context: typer.Context, incomplete: str) -> Offer:
 
 
 def lanes(context: typer.Context, incomplete: str) -> Offer:
-    async def look(client: "AsyncClient") -> Offer:
+    async def read(client: "AsyncClient") -> Offer:
         return [(lane.lane, str(lane.state)) for lane in await client.lanes()]
 
-    return _offer(context, incomplete, look)
+    return _offer(context, incomplete, read)
 
 
 def queues(context: typer.Context, incomplete: str) -> Offer:
-    async def look(client: "AsyncClient") -> Offer:
+    async def read(client: "AsyncClient") -> Offer:
         return [(queue.queue, "paused" if queue.paused else "") for queue in await client.queues()]
 
-    return _offer(context, incomplete, look)
+    return _offer(context, incomplete, read)
 
 
 def hosts(context: typer.Context, incomplete: str) -> Offer:
-    async def look(client: "AsyncClient") -> Offer:
+    async def read(client: "AsyncClient") -> Offer:
         return sorted({(worker.host, "") for worker in await client.workers()})
 
-    return _offer(context, incomplete, look)
+    return _offer(context, incomplete, read)
 
 
 def tools(context: typer.Context, incomplete: str) -> Offer:
-    async def look(client: "AsyncClient") -> Offer:
+    async def read(client: "AsyncClient") -> Offer:
         return [(tool.name, tool.description) for tool in await client.tools()]
 
-    return _offer(context, incomplete, look)
+    return _offer(context, incomplete, read)
 
 
-def _offer(context: typer.Context, incomplete: str, look: "Callable[[AsyncClient], Awaitable[Offer]]") -> Offer:
+def _offer(context: typer.Context, incomplete: str, read: "Callable[[AsyncClient], Awaitable[Offer]]") -> Offer:
     """Ask the server that the command line names so far; print no error, as it would disturb the line being typed."""
     import asyncio
 
     from holdfast.client.http import AsyncClient
 
-    said = context.find_root().params
+    options = context.find_root().params
 
     async def whole() -> Offer:
         async with asyncio.timeout(SECONDS):
             async with AsyncClient(
-                said.get("url"), token=said.get("token"), tenant=said.get("tenant"), tries=1
+                options.get("url"), token=options.get("token"), tenant=options.get("tenant"), tries=1
             ) as client:
-                return await look(client)
+                return await read(client)
 
     try:
         return _beginning(incomplete, asyncio.run(whole()))

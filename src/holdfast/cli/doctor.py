@@ -18,7 +18,7 @@ from holdfast.runner import supervisor
 from holdfast.runner.base import EngineUnreachable
 from holdfast.runner.shared_folder import mismatch, read_id
 from holdfast.runner.state_folder import StateFolder
-from holdfast.runner.uids import CLAIM_SECONDS, Uids, unusable
+from holdfast.runner.uids import CLAIM_SECONDS, UidPool, unusable
 from holdfast.runner.users import can_be_private, known_users, user_for
 from holdfast.store.migrate import require_current
 from holdfast.store.store import Store, connect
@@ -38,8 +38,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 async def examine(settings: Settings) -> Sequence[Finding]:
     """Run all checks; a check that raises is a finding, not an error."""
-    findings = [_look("supervisor", _supervisor), _look("state folder", lambda: _state(settings))]
-    findings.append(_look("isolation", lambda: _isolation(settings)))
+    findings = [_checked("supervisor", _supervisor), _checked("state folder", lambda: _state(settings))]
+    findings.append(_checked("isolation", lambda: _isolation(settings)))
     findings.append(await _docker(settings))
     try:
         database = await connect(
@@ -56,24 +56,24 @@ async def examine(settings: Settings) -> Sequence[Finding]:
             fix = "run `holdfast migrate`"
             return [*findings, Finding(what="schema", ok=False, text=error.message, fix=fix), await _server()]
         findings.append(Finding(what="schema", ok=True, text="current"))
-        findings.append(await _asked("shared folder", lambda store: _shared(store, settings), store))
-        for what, look in (("clock", _clock), ("workers", _workers)):
-            findings.append(await _asked(what, look, store))
+        findings.append(await _checked_with_store("shared folder", lambda store: _shared(store, settings), store))
+        for what, check in (("clock", _clock), ("workers", _workers)):
+            findings.append(await _checked_with_store(what, check, store))
         if settings.auth == "on":
-            findings.append(await _asked("tokens", lambda store: _tokens(store, settings), store))
+            findings.append(await _checked_with_store("tokens", lambda store: _tokens(store, settings), store))
     return [*findings, await _server()]
 
 
-def _look(what: str, look: Callable[[], Finding]) -> Finding:
+def _checked(what: str, check: Callable[[], Finding]) -> Finding:
     try:
-        return look()
+        return check()
     except (HoldfastError, OSError) as error:
         return Finding(what=what, ok=False, text=str(error))
 
 
-async def _asked(what: str, look: Callable[[Store], Awaitable[Finding]], store: Store) -> Finding:
+async def _checked_with_store(what: str, check: Callable[[Store], Awaitable[Finding]], store: Store) -> Finding:
     try:
-        return await look(store)
+        return await check(store)
     except HoldfastError as error:
         return Finding(what=what, ok=False, text=error.message)
     except OSError as error:
@@ -133,7 +133,7 @@ def _claimed_by_users(first: int, last: int) -> str | None:
 
 def _uids_in_use(settings: Settings) -> tuple[int, int]:
     """Count the claimed uids, and those claimed from other state folders for attempts whose folders are gone."""
-    uids = Uids(*settings.uid_range, settings.process_uids_dir)
+    uids = UidPool(*settings.uid_range, settings.process_uids_dir)
     try:
         claims = list(uids.claims())
     finally:
@@ -172,7 +172,7 @@ async def _docker(settings: Settings) -> Finding:
     if host == usual and not _there(host):
         return Finding(what="docker", ok=True, text="no engine here: no containers, until one is there")
     try:
-        from holdfast.runner.docker.engine import Engine, Refusal
+        from holdfast.runner.docker.engine import Engine, EngineError
     except ModuleNotFoundError:
         text = "its client is not installed: no containers"
         return Finding(what="docker", ok=host == usual, text=text, fix="pip install 'holdfast[docker]'")
@@ -180,7 +180,7 @@ async def _docker(settings: Settings) -> Finding:
     try:
         found = await engine.info()
         return Finding(what="docker", ok=True, text=f"{host}, engine {found.id[:12]} on {found.host}")
-    except (EngineUnreachable, Refusal) as error:
+    except (EngineUnreachable, EngineError) as error:
         fix = "start the engine, set HOLDFAST_DOCKER_HOST to where it is, or to none if there is to be none"
         return Finding(what="docker", ok=False, text=str(error), fix=fix)
     finally:
@@ -205,8 +205,8 @@ async def _tokens(store: Store, settings: Settings) -> Finding:
 
 async def _clock(store: Store) -> Finding:
     before = datetime.now(UTC)
-    there = (await store.leases.owners()).now_at
-    off = (there - before).total_seconds()
+    database_time = (await store.leases.owners()).now_at
+    off = (database_time - before).total_seconds()
     text = f"the database is {abs(off):.1f} s {'ahead' if off > 0 else 'behind'}"
     fix = "let a time service set this host's clock; leases follow the database's, so jobs are safe meanwhile"
     return Finding(what="clock", ok=abs(off) < CLOCK_SECONDS, text=text, fix=fix)

@@ -60,12 +60,12 @@ def describe(
         except (OSError, ValueError) as error:
             fail(f"--file {file}: {error}", 2)
     ways = {"a command": command, "--tool": tool, "--function": function, "--file": file, "--image": image}
-    said = [name for name, value in ways.items() if value and not (name == "--image" and command)]
-    if len(said) != 1:
+    given_ways = [name for name, value in ways.items() if value and not (name == "--image" and command)]
+    if len(given_ways) != 1:
         one_of = "a command after --, --image, --tool, --function, --file"
-        fail(f"give one of: {one_of} ({' and '.join(said) or 'none'} given)", 2)
+        fail(f"give one of: {one_of} ({' and '.join(given_ways) or 'none'} given)", 2)
     if env and not (command or image):
-        fail(f"--env is for a command or an image; {said[0]} brings its own", 2)
+        fail(f"--env is for a command or an image; {given_ways[0]} brings its own", 2)
     if tool:
         job["tool"] = tool
     elif function:
@@ -153,12 +153,12 @@ def list_jobs(
     _refuse_unknown(status or [])
     wanted = _pairs("--label", labels or [])
 
-    async def look(client: "AsyncClient") -> "tuple[Sequence[JobView], str | None]":
+    async def read(client: "AsyncClient") -> "tuple[Sequence[JobView], str | None]":
         return await client.jobs(
             status=status or (), kind=kind, queue=queue, lane=lane, labels=wanted, limit=limit, cursor=cursor
         )
 
-    items, following = talk(context, look)
+    items, following = talk(context, read)
     if as_json:
         print_json({"items": items, "next_cursor": following})
         return
@@ -180,11 +180,11 @@ def _refuse_unknown(statuses: Sequence[str]) -> None:
 def show(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
     """Show one job and its attempts."""
 
-    async def look(client: "AsyncClient") -> "tuple[JobView, Sequence[Attempt], Sequence[TaskRecord]]":
+    async def read(client: "AsyncClient") -> "tuple[JobView, Sequence[Attempt], Sequence[TaskRecord]]":
         found = await find(client, job_id)
         return await client.get(found), await client.attempts(found), await client.tasks(found)
 
-    job, attempts, tasks = talk(context, look)
+    job, attempts, tasks = talk(context, read)
     if as_json:
         print_json(job)
     else:
@@ -199,10 +199,10 @@ def show(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> None
 def explain(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
     """Explain why a job is not running."""
 
-    async def look(client: "AsyncClient") -> "Explanation":
+    async def read(client: "AsyncClient") -> "Explanation":
         return await client.explain(await find(client, job_id))
 
-    why = talk(context, look)
+    why = talk(context, read)
     if as_json:
         print_json(why)
         return

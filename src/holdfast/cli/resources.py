@@ -119,7 +119,7 @@ def pause_queue(context: typer.Context, queue: QueueName, as_json: AsJson = Fals
 @queues.command("resume")
 def resume_queue(context: typer.Context, queue: QueueName, as_json: AsJson = False) -> None:
     """Resume a paused queue."""
-    _done(_ask(context, "POST", f"/v1/queues/{quote(queue, safe='')}/resume"), as_json, f"queue {queue} goes on")
+    _done(_ask(context, "POST", f"/v1/queues/{quote(queue, safe='')}/resume"), as_json, f"queue {queue} is resumed")
 
 
 @queues.command("limit")

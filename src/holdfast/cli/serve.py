@@ -50,7 +50,7 @@ class Server(uvicorn.Server):
         self._app = app
         for name in NOISY:
             logger = logging.getLogger(name)
-            if not any(isinstance(known, FewRepeats) for known in logger.filters):
+            if not any(isinstance(present, FewRepeats) for present in logger.filters):
                 logger.addFilter(FewRepeats())
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

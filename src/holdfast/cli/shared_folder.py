@@ -35,7 +35,7 @@ def show(
     """Show the shared folder of these settings and the one that the database names; exit 1 if they differ."""
     if context.invoked_subcommand is not None:
         return
-    _print(run(lambda: _look({"database_url": database_url, "data_dir": data_dir}, adopting=False)), as_json)
+    _print(run(lambda: _inspect({"database_url": database_url, "data_dir": data_dir}, adopting=False)), as_json)
 
 
 @shared_folder.command("adopt")
@@ -44,10 +44,10 @@ def adopt(database_url: DatabaseUrl = None, data_dir: DataDir = None, as_json: A
 
     Servers and workers that run with the old one must be restarted.
     """
-    _print(run(lambda: _look({"database_url": database_url, "data_dir": data_dir}, adopting=True)), as_json)
+    _print(run(lambda: _inspect({"database_url": database_url, "data_dir": data_dir}, adopting=True)), as_json)
 
 
-async def _look(flags: Mapping[str, object], *, adopting: bool) -> Shown:
+async def _inspect(flags: Mapping[str, object], *, adopting: bool) -> Shown:
     from holdfast import config
     from holdfast.assemble import connected
     from holdfast.errors import ConfigError

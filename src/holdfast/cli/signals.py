@@ -17,7 +17,7 @@ from typing import NoReturn
 from holdfast.cli.session import fail
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-LOOK = 1.0
+POLL_SECONDS = 1.0
 """Seconds between polls: a signal that arrives just before we wait does not wake us."""
 PATIENCE = 10.0
 """Seconds that our child command may take to end after a signal before it is killed."""
@@ -25,7 +25,7 @@ CANNOT_RUN = 127
 """The exit code of a shell for a missing command."""
 
 
-class Ended(BaseException):
+class EndedBySignal(BaseException):
     """A signal asked us to end. A BaseException, so that error handlers do not catch it."""
 
     def __init__(self, number: int) -> None:
@@ -53,7 +53,7 @@ def ended_by_signals() -> Iterator[Callable[[], None]]:
 
     def end(number: int, frame: FrameType | None) -> None:
         be_deaf()
-        raise Ended(number)
+        raise EndedBySignal(number)
 
     for number in heard:
         signal.signal(number, end)
@@ -67,7 +67,7 @@ def ended_by_signals() -> Iterator[Callable[[], None]]:
 def wait_for_a_signal() -> NoReturn:
     """Wait for a terminating signal."""
     while True:
-        time.sleep(LOOK)
+        time.sleep(POLL_SECONDS)
 
 
 def run_beside(command: Sequence[str], env: Mapping[str, str]) -> int:
@@ -79,7 +79,7 @@ def run_beside(command: Sequence[str], env: Mapping[str, str]) -> int:
         fail(f"cannot run {command[0]}: {error.strerror}", CANNOT_RUN)
     try:
         code = _wait(process)
-    except Ended as ended:
+    except EndedBySignal as ended:
         code = _end(process, ended.number)
     return code if code >= 0 else 128 - code
 
@@ -89,7 +89,7 @@ def _wait(process: "subprocess.Popen[bytes]") -> int:
     try:
         poll = select.poll()
         poll.register(handle, select.POLLIN)
-        while not poll.poll(LOOK * 1000):
+        while not poll.poll(POLL_SECONDS * 1000):
             pass
         return process.wait()
     finally:

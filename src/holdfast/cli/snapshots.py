@@ -124,8 +124,8 @@ def run_snapshot(
 
     async def serve() -> int:
         from holdfast import config
-        from holdfast.cli.signals import Ended, ended_by_signals, run_beside, wait_for_a_signal
-        from holdfast.pipeline.snapshots import Folders
+        from holdfast.cli.signals import EndedBySignal, ended_by_signals, run_beside, wait_for_a_signal
+        from holdfast.pipeline.snapshots import SnapshotFolders
         from holdfast.pipeline.throwaway import throwaway
         from holdfast.runner.attempt_users import AttemptUsers
         from holdfast.runner.shared_folder import SharedFolder
@@ -135,20 +135,20 @@ def run_snapshot(
         SharedFolder(settings.shared, found["shared_folder"]).check()
         runs = settings.state / "runs"
         users = AttemptUsers(user_for(settings.process_user, settings.state), uids_for(settings), runs)
-        folders = Folders.below(settings.shared)
+        folders = SnapshotFolders.below(settings.shared)
         copy = throwaway(folders, found["id"], found["folder"], found["digest"], runs, users)
         try:
             with ended_by_signals() as be_deaf, copy as server:
                 try:
                     if command:
                         return run_beside(command, server.env)
-                    with suppress(Ended):  # From here on Ctrl-C is a normal end.
+                    with suppress(EndedBySignal):  # From here on Ctrl-C is a normal end.
                         typer.echo(server.dsn)
                         wait_for_a_signal()
                     return 0
                 finally:
                     be_deaf()
-        except Ended as ended:
+        except EndedBySignal as ended:
             return ended.code
 
     raise typer.Exit(run(serve))

@@ -1,6 +1,6 @@
 """Text of jobs and servers on a terminal: control characters are shown, not interpreted.
 
-A job's output, names and errors may hold escape sequences that rename the window, write to the clipboard, or hide and
+Output, names and errors of a job may have escape sequences that rename the window, write to the clipboard, or hide and
 forge lines. On a terminal each control character becomes visible (`\\x1b`). Colours of log lines stay, reset at the end
 of their line. If the output is not a terminal, text passes unchanged, so `holdfast logs ID | cat -v` and
 `holdfast logs ID > file` get everything that the job wrote.

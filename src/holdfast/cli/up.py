@@ -134,12 +134,12 @@ async def _migrate(settings: Settings) -> None:
 @contextlib.contextmanager
 def _alive() -> Iterator[int]:
     """Open a pipe that stays open while we live; worker processes exit when it closes."""
-    looks, holds = os.pipe()
+    read_end, write_end = os.pipe()
     try:
-        yield looks
+        yield read_end
     finally:
-        os.close(looks)
-        os.close(holds)
+        os.close(read_end)
+        os.close(write_end)
 
 
 async def _keep_worker(

@@ -14,7 +14,7 @@ from holdfast.assemble import worker_of
 from holdfast.client.app import Holdfast
 from holdfast.config import Settings
 from holdfast.errors import ConfigError
-from holdfast.runner.function import Functions
+from holdfast.runner.function import FunctionRegistry
 
 SLOTS = 1
 MOST_SLOTS = 10_000
@@ -52,11 +52,11 @@ def load_app(name: str) -> Holdfast:
     return found
 
 
-def configure(application: str | None, **flags: object) -> tuple[Settings, Functions]:
+def configure(application: str | None, **flags: object) -> tuple[Settings, FunctionRegistry]:
     """Return the settings and the application's functions. The application's database URL comes last."""
     settings = config.load(flags)
     if application is None:
-        return settings, Functions()
+        return settings, FunctionRegistry()
     app = load_app(application)
     if settings.database_url is None and app.settings.database_url is not None:
         settings = replace(settings, database_url=app.settings.database_url)
@@ -64,7 +64,7 @@ def configure(application: str | None, **flags: object) -> tuple[Settings, Funct
 
 
 async def run_worker(
-    settings: Settings, queues: Mapping[str, int], functions: Functions, *, once: bool, worker_id: str | None
+    settings: Settings, queues: Mapping[str, int], functions: FunctionRegistry, *, once: bool, worker_id: str | None
 ) -> bool:
     """Run a worker until a signal or, with `once`, until it is idle; return whether a function is stuck."""
     async with worker_of(settings, queues=queues, functions=functions, worker_id=worker_id) as worker:

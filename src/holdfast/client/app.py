@@ -7,7 +7,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 from holdfast import config
 from holdfast.errors import Invalid
 from holdfast.model import Job
-from holdfast.runner.function import Functions
+from holdfast.runner.function import FunctionRegistry
 from holdfast.store import Store
 from holdfast.store.files import FilesLeftToDuties
 from holdfast.store.store import open_store
@@ -31,7 +31,7 @@ class Holdfast:
     def __init__(self, url: str | None = None, *, tenant: str = "default") -> None:
         self.settings = config.load({"database_url": url} if url else None)
         self.tenant = tenant
-        self.functions = Functions()
+        self.functions = FunctionRegistry()
         self._store: Store | None = None
 
     def function(

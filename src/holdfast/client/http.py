@@ -19,13 +19,13 @@ import httpx
 import msgspec
 
 from holdfast import decoding
-from holdfast.client.outage import Outage, Reachability, ServerUnreachable, cause, rest
+from holdfast.client.address import checked_url, find_token
+from holdfast.client.outage import Reachability, ServerOutage, ServerUnreachable, cause, rest
 from holdfast.client.streams import EventStream
-from holdfast.errors import ConfigError, HoldfastError
-from holdfast.model import Attempt, Event, Json, Lane, Snapshot, Status, TaskRecord, Worker, new_id
+from holdfast.errors import HoldfastError
+from holdfast.model import Attempt, Event, Json, Lane, Snapshot, Status, TaskRecord, WorkerRecord, new_id
 from holdfast.response_types import ArtifactView, Explanation, JobView, PlanView, QueueView, ToolView
 
-MOST_PORT = 65_535
 T = TypeVar("T")
 
 __all__ = ["AsyncClient", "Refused", "ServerUnreachable", "find_token"]
@@ -56,17 +56,6 @@ class Page(msgspec.Struct, frozen=True):
     next_after: int | None = None
 
 
-def find_token(data_dir: Path | None = None) -> str | None:
-    """Return the token of `HOLDFAST_TOKEN`, else the one that the first start wrote to the data folder."""
-    if token := os.environ.get("HOLDFAST_TOKEN"):
-        return token
-    folder = data_dir or Path(os.environ.get("HOLDFAST_DATA_DIR") or "holdfast-data")
-    try:
-        return (folder / "admin.token").read_text().strip()
-    except OSError:
-        return None
-
-
 class AsyncClient:
     """A client of a server. `url` defaults to `HOLDFAST_URL`; the token is found as on the command line."""
 
@@ -81,7 +70,7 @@ class AsyncClient:
         reconnect_timeout: float = RECONNECT_SECONDS,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self.url = _address(url or os.environ.get("HOLDFAST_URL") or URL)
+        self.url = checked_url(url or os.environ.get("HOLDFAST_URL") or URL)
         self._tries = tries
         self._server = Reachability(self.url, reconnect_timeout)
         self._tenant = tenant
@@ -125,7 +114,7 @@ class AsyncClient:
 
     async def get(self, job_id: str, *, reconnect: bool = False) -> JobView:
         """Return the job as it is now. With `reconnect`, wait for an unreachable server, as `follow` and `wait` do."""
-        outage = Outage(self._server)
+        outage = ServerOutage(self._server)
         while True:
             try:
                 return await self._call("GET", _job(job_id), JobView)
@@ -277,7 +266,7 @@ class AsyncClient:
         A broken stream is resumed without gap or repeat. If the server stays unreachable for `reconnect_timeout`
         seconds, `ServerUnreachable` is raised.
         """
-        outage = Outage(self._server)
+        outage = ServerOutage(self._server)
         while True:
             stream = self._stream(job_id, after)
             try:
@@ -322,8 +311,8 @@ class AsyncClient:
     async def queues(self) -> Sequence[QueueView]:
         return await self._list("/v1/queues", QueueView)
 
-    async def workers(self) -> Sequence[Worker]:
-        return await self._list("/v1/workers", Worker)
+    async def workers(self) -> Sequence[WorkerRecord]:
+        return await self._list("/v1/workers", WorkerRecord)
 
     async def tools(self) -> Sequence[ToolView]:
         return await self._list("/v1/tools", ToolView)
@@ -378,16 +367,6 @@ class AsyncClient:
             self._server.answered()
             _raise(answer)
         self._server.answered()
-
-
-def _address(text: str) -> str:
-    try:
-        url = httpx.URL(text.rstrip("/"))
-        if url.scheme in ("http", "https") and url.host and (url.port or 0) <= MOST_PORT:
-            return str(url)
-    except httpx.InvalidURL:
-        pass
-    raise ConfigError([f"HOLDFAST_URL is {text!r}: use http://host:port"])
 
 
 def _job(job_id: str, part: str = "") -> str:

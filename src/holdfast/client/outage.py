@@ -35,7 +35,7 @@ class Reachability:
             log.warning("%s is back", self.url)
 
 
-class Outage:
+class ServerOutage:
     """How long one call could not reach its server, and the pauses between its retries."""
 
     def __init__(self, server: Reachability) -> None:

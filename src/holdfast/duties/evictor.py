@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from holdfast.errors import CacheFull
-from holdfast.pipeline.snapshots import Folders, Made
+from holdfast.pipeline.snapshots import CopiedFolder, SnapshotFolders
 from holdfast.store import Store
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ class Evictor:
     def __init__(
         self,
         store: Store,
-        folders: Folders,
+        folders: SnapshotFolders,
         *,
         most: int | None,
         just_used: float = JUST_USED,
@@ -50,10 +50,10 @@ class Evictor:
         if self._most is not None and (await self._size()) > HIGH * self._most:
             while gone < BATCH and await self._size() > LOW * self._most and await self.evict():
                 gone += 1
-        await self._store.snapshots.forget_builds(FORGET)
+        await self._store.snapshots.prune_builds(FORGET)
         names = await asyncio.to_thread(self._folders.names)
-        standing = await self._store.snapshots.standing(names)
-        return gone + await asyncio.to_thread(self._folders.sweep, standing)
+        stored = await self._store.snapshots.stored_folders(names)
+        return gone + await asyncio.to_thread(self._folders.sweep, stored)
 
     async def evict(self) -> bool:
         """Remove the least needed snapshot. Return False if all must stay."""
@@ -64,7 +64,7 @@ class Evictor:
         await asyncio.to_thread(self._folders.remove, gone.folder)
         return True
 
-    async def copy(self, snapshot: str, workspace: Path, outputs: Path | None = None, *, more: int = 0) -> Made:
+    async def copy(self, snapshot: str, workspace: Path, outputs: Path | None = None, *, more: int = 0) -> CopiedFolder:
         """Copy a quiet workspace to a folder that has no row yet, evicting snapshots to make space if needed.
 
         `outputs` are moved next to the copy (see Folders.copy); `more` is their size in bytes.

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 PATIENCE = 2.0
 """Seconds to wait for a worker of this host to remove an attempt that has just ended, as it always does."""
-LOOK = 0.02
+POLL_SECONDS = 0.02
 CONTAINERS = "docker:"
 
 
@@ -40,16 +40,16 @@ class JobFiles:
         folders: JobFolders,
         *,
         containers: Containers | None,
-        marks_for: float,
+        keep_marker_for: float,
         at: Callable[[str], None] | None = None,
     ) -> None:
         self._store = store
         self._shared = shared
         self._folders = folders
         self._containers = containers
-        self._marks_for = marks_for
+        self._keep_marker_for = keep_marker_for
         self._at = at or (lambda step: None)
-        self._told: dict[str, str] = {}
+        self._reported_problems: dict[str, str] = {}
 
     async def remove(self, jobs: Sequence[str]) -> Set[str]:
         """Remove all files of ended jobs; return the jobs that have none left. The others are retried later."""
@@ -60,12 +60,12 @@ class JobFiles:
             self._tell(dict.fromkeys(jobs, error.message))
             return frozenset()
         await self._until_cleared(jobs)
-        held = await self._remove_containers(frozenset(jobs))
-        left = await asyncio.to_thread(self._remove, jobs, held)
+        blocked = await self._remove_containers(frozenset(jobs))
+        left = await asyncio.to_thread(self._remove, jobs, blocked)
         self._tell(left)
         gone = frozenset(jobs) - left.keys()
         for job in gone:
-            if self._told.pop(job, None) is not None:
+            if self._reported_problems.pop(job, None) is not None:
                 log.info("the files of job %s are removed now", job)
         self._at("record")
         return gone
@@ -77,7 +77,7 @@ class JobFiles:
             found = await asyncio.to_thread(self._folders.attempts, jobs)
             if not any((folder / "spec").exists() for folders in found.values() for folder in folders):
                 return
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_SECONDS)
 
     async def _remove_containers(self, jobs: Set[str]) -> Mapping[str, str]:
         """Remove containers; return the jobs that still have one, and why.
@@ -90,14 +90,14 @@ class JobFiles:
         left = await self._containers.remove(wanted)
         if left is not None:
             return dict.fromkeys(left, "its container is being stopped and removed")
-        spaces = await asyncio.to_thread(self._folders.spaces, wanted)
+        spaces = await asyncio.to_thread(self._folders.workspaces, wanted)
         return dict.fromkeys(spaces, "its container cannot be removed: the Docker engine does not answer")
 
-    def _remove(self, jobs: Sequence[str], held: Mapping[str, str]) -> dict[str, str]:
+    def _remove(self, jobs: Sequence[str], blocked: Mapping[str, str]) -> dict[str, str]:
         """Remove folders; return the jobs with remaining files, and why."""
         attempts = self._folders.attempts(jobs)
-        spaces = self._folders.spaces([job for job in jobs if job not in held])
-        left = dict(held)
+        spaces = self._folders.workspaces([job for job in jobs if job not in blocked])
+        left = dict(blocked)
         for job in jobs:
             problems = [remove(folder) for folder in (*self._folders.in_shared(job), *spaces.get(job, ()))]
             problems += [self._remove_attempt(folder) for folder in attempts.get(job, ())]
@@ -107,13 +107,13 @@ class JobFiles:
 
     def _remove_attempt(self, folder: Path) -> str | None:
         try:
-            return self._folders.remove_attempt(folder, marks_for=self._marks_for)
+            return self._folders.remove_attempt(folder, keep_marker_for=self._keep_marker_for)
         except Exception as error:
             return f"{folder}: {error}"
 
     def _tell(self, left: Mapping[str, str]) -> None:
         """Log why jobs are not deleted, once for each reason."""
         for job, problem in left.items():
-            if self._told.get(job) != problem:
-                self._told[job] = problem
+            if self._reported_problems.get(job) != problem:
+                self._reported_problems[job] = problem
                 log.warning("job %s is not deleted yet, retrying to remove its files: %s", job, problem)

@@ -37,7 +37,7 @@ class Pruner:
         await self._store.retain.forget_keys()
         await self._store.retain.forget_lanes()
         if self._audit_age is not None:
-            await self._store.audit.forget(self._audit_age)
+            await self._store.audit.prune(self._audit_age)
         pruned = await self._store.retain.prune(self._retention, after=self._after)
         self._after = pruned.next_after
         self.rest = REST * (time.monotonic() - started)

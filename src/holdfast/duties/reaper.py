@@ -36,7 +36,7 @@ BEATS_PER_TTL = 3
 class _Pass(msgspec.Struct, frozen=True):
     """What a pass saw, and when, by the monotonic clock."""
 
-    look: Owners
+    owners: Owners
     at: float
 
 
@@ -65,8 +65,8 @@ class Reaper:
         self._began = False
         self._doubted = False
         self._before: _Pass | None = None
-        self._hold_until = 0.0
-        self._held_for_many = False
+        self._wait_until = 0.0
+        self._waited_for_many = False
 
     def doubt(self, stuck: float) -> None:
         """Note that a write of this process was late by `stuck` seconds: if that is much, its last pass is stale."""
@@ -81,53 +81,53 @@ class Reaper:
         now = _Pass(await self._store.leases.owners(), self._clock.monotonic())
         reaped = 0
         if self._trusts_itself(started, now, before):
-            seen = now.look.now_at
-            reaped = len(await self._store.leases.reap(limit=BATCH, seen=seen)) if now.look.expired else 0
+            seen = now.owners.now_at
+            reaped = len(await self._store.leases.reap(limit=BATCH, seen=seen)) if now.owners.expired else 0
             if reaped < BATCH:
-                now = _Pass(msgspec.structs.replace(now.look, expired=0, expired_beat_at=None), now.at)
+                now = _Pass(msgspec.structs.replace(now.owners, expired=0, expired_beat_at=None), now.at)
         await self._store.leases.abandon()  # This goes by a count, not by a clock, so it is always safe.
         self._before = now
         return reaped
 
     def _trusts_itself(self, started: float, now: _Pass, before: _Pass | None) -> bool:
         if before is None:
-            self._hold(now, self._patience, "the last pass failed" if self._began else "this is the first pass")
+            self._wait(now, self._patience, "the last pass failed" if self._began else "this is the first pass")
             self._began = True
             return False
         if now.at - started > self._beat:
-            self._hold(now, self._patience, f"the query took {now.at - started:.1f} s")
+            self._wait(now, self._patience, f"the query took {now.at - started:.1f} s")
         if started - before.at > self._late:
-            self._hold(now, self._patience, f"the last pass was {started - before.at:.1f} s ago")
+            self._wait(now, self._patience, f"the last pass was {started - before.at:.1f} s ago")
         if self._stuck() > self._beat:
-            self._hold(now, self._patience, f"this process could not write for {self._stuck():.1f} s")
+            self._wait(now, self._patience, f"this process could not write for {self._stuck():.1f} s")
         if abs(_drift(now, before)) > self._ttl / 2:
-            self._hold(now, self._ttl, f"wall and monotonic clock drifted by {_drift(now, before):+.1f} s")
-        many = now.look.expired > max(1, now.look.owners / 2)
-        if many and not self._held_for_many:
-            self._held_for_many = True
-            self._hold(now, self._ttl, f"{now.look.expired} of {now.look.owners} owners expired at once")
-        if self._clock_is_off(now.look, before.look):
-            self._hold(now, self._ttl, "this host's clock disagrees with the heartbeats of live workers")
-        if now.at < self._hold_until:
+            self._wait(now, self._ttl, f"wall and monotonic clock drifted by {_drift(now, before):+.1f} s")
+        many = now.owners.expired > max(1, now.owners.owners / 2)
+        if many and not self._waited_for_many:
+            self._waited_for_many = True
+            self._wait(now, self._ttl, f"{now.owners.expired} of {now.owners.owners} owners expired at once")
+        if self._clock_is_off(now.owners, before.owners):
+            self._wait(now, self._ttl, "this host's clock disagrees with the heartbeats of live workers")
+        if now.at < self._wait_until:
             return False
-        self._held_for_many = many
+        self._waited_for_many = many
         return True
 
-    def _hold(self, now: _Pass, seconds: float, why: str) -> None:
-        self._hold_until = max(self._hold_until, now.at + seconds)
-        if now.look.expired:
-            log.warning("not reaping for %.1f s: %s", self._hold_until - now.at, why)
+    def _wait(self, now: _Pass, seconds: float, why: str) -> None:
+        self._wait_until = max(self._wait_until, now.at + seconds)
+        if now.owners.expired:
+            log.warning("not reaping for %.1f s: %s", self._wait_until - now.at, why)
 
-    def _clock_is_off(self, look: Owners, before: Owners) -> bool:
-        if look.beat_at is not None and (look.beat_at - look.now_at).total_seconds() > self._ttl:
+    def _clock_is_off(self, owners: Owners, before: Owners) -> bool:
+        if owners.beat_at is not None and (owners.beat_at - owners.now_at).total_seconds() > self._ttl:
             return True
-        if look.expired_beat_at is None:
+        if owners.expired_beat_at is None:
             return False
         if before.expired_beat_at is None:
-            return (before.now_at - look.expired_beat_at).total_seconds() > self._ttl
-        return look.expired_beat_at > before.expired_beat_at
+            return (before.now_at - owners.expired_beat_at).total_seconds() > self._ttl
+        return owners.expired_beat_at > before.expired_beat_at
 
 
 def _drift(now: _Pass, before: _Pass) -> float:
     """Return by how much more the database's clock advanced than the monotonic one since the last pass."""
-    return (now.look.now_at - before.look.now_at).total_seconds() - (now.at - before.at)
+    return (now.owners.now_at - before.owners.now_at).total_seconds() - (now.at - before.at)

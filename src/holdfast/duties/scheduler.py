@@ -9,7 +9,17 @@ import time
 from collections.abc import Awaitable, Callable
 
 from holdfast.config import Settings
-from holdfast.duties import malloc_trim, orphan_settler, promoter, remover, repairer, resolver, store_reserve
+from holdfast.duties import (
+    expirer,
+    job_deleter,
+    malloc_trim,
+    orphan_settler,
+    promoter,
+    repairer,
+    resolver,
+    store_reserve,
+    worker_pruner,
+)
 from holdfast.duties.evictor import Evictor
 from holdfast.duties.pruner import Pruner
 from holdfast.duties.reaper import Reaper
@@ -17,8 +27,8 @@ from holdfast.duties.sweeper import Sweeper
 from holdfast.duties.upload_cleaner import Uploads
 from holdfast.errors import StoreError
 from holdfast.model import TERMINAL
-from holdfast.pipeline.snapshots import Folders
-from holdfast.runner.artifacts import Artifacts
+from holdfast.pipeline.snapshots import SnapshotFolders
+from holdfast.runner.artifacts import ArtifactStore
 from holdfast.runner.disk import disks_of
 from holdfast.runner.uploads import JobUploads
 from holdfast.store import Store
@@ -52,9 +62,9 @@ class Duties:
         store, settings = self._store, self._settings
         reaper = Reaper(store, ttl=settings.lease_ttl, interval=settings.reaper_interval, stuck=self._overdue)
         pruner = Pruner(store, retention_of(settings), audit_age=settings.audit_days * 86_400)
-        sweeper = Sweeper(store, Artifacts(settings.shared))
+        sweeper = Sweeper(store, ArtifactStore(settings.shared))
         uploads = Uploads(store, JobUploads(settings.shared))
-        evictor = Evictor(store, Folders.below(settings.shared), most=settings.snapshots_max_bytes)
+        evictor = Evictor(store, SnapshotFolders.below(settings.shared), most=settings.snapshots_max_bytes)
         disks = disks_of(settings, state=False)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._lead(reaper))
@@ -68,17 +78,19 @@ class Duties:
                 ),
                 ("promoter", 1.0, lambda: promoter.run_once(store)),
                 ("resolver", 1.0, lambda: resolver.run_once(store)),
-                ("remover", 5.0, lambda: remover.run_once(store)),
+                ("expirer", 5.0, lambda: expirer.run_once(store)),
+                ("remover", 5.0, lambda: job_deleter.run_once(store)),
+                ("worker_pruner", 5.0, lambda: worker_pruner.run_once(store)),
                 ("repairer", 60.0, lambda: repairer.run_once(store)),
                 ("room", store_reserve.EVERY, lambda: store_reserve.run_once(store, disks)),
                 ("sweeper", 60.0, sweeper.run_once),
                 ("uploads", 60.0, uploads.run_once),
                 ("evictor", 60.0, evictor.run_once),
             ):
-                group.create_task(every(seconds, self._while_leading(name, duty)))
+                group.create_task(every(seconds, self._while_leading(name, duty), name=name))
             # A new worker should start with its backlog; it may also live for less than ten minutes.
             prune = self._while_leading("pruner", lambda: _prune(pruner))
-            group.create_task(every(600.0, prune, first=60.0))
+            group.create_task(every(600.0, prune, first=60.0, name="pruner"))
 
     async def resign(self) -> None:
         """Give up the leadership, so that another process can lead at once."""
@@ -114,16 +126,17 @@ class Duties:
         return work
 
 
-async def every(seconds: float, work: Duty, *, first: float = 0.0) -> None:
-    """Repeat some work every `seconds`, after `first` seconds; a failure is retried the next time."""
+async def every(seconds: float, work: Duty, *, first: float = 0.0, name: str | None = None) -> None:
+    """Repeat some work every `seconds`, after `first` seconds; a failure is logged and retried the next time."""
+    name = name or getattr(work, "__qualname__", "a duty")
     await asyncio.sleep(first)
     while True:
         try:
             await work()
         except StoreError as error:
-            log.log(level_of(error), "a duty failed, retrying: %s", error)
+            log.log(level_of(error), "%s failed, retrying in %g s: %s", name, seconds, error)
         except Exception:
-            log.exception("a duty failed, retrying")
+            log.exception("%s failed, retrying in %g s", name, seconds)
         await asyncio.sleep(jitter(seconds))
 
 

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Sequence, Set
 
-from holdfast.runner.artifacts import Artifacts
+from holdfast.runner.artifacts import ArtifactStore
 from holdfast.store import Store
 
 BATCH = 500
@@ -17,7 +17,7 @@ DELETED_GRACE = 60.0
 class Sweeper:
     """Walks through the artifacts of all jobs, a bounded step per call, then starts over."""
 
-    def __init__(self, store: Store, artifacts: Artifacts, *, grace: float = GRACE) -> None:
+    def __init__(self, store: Store, artifacts: ArtifactStore, *, grace: float = GRACE) -> None:
         self._store = store
         self._artifacts = artifacts
         self._grace = grace
@@ -29,21 +29,21 @@ class Sweeper:
         self._after = jobs[-1] if len(jobs) == BATCH else ""
         if not jobs:
             return 0
-        standing = await self._store.attempts.standing([job for job in jobs if _is_id(job)])
-        kept = {(job, f"{attempt}.{token}") for job, attempt, token in standing}
+        tokens = await self._store.attempts.tokens([job for job in jobs if _is_id(job)])
+        kept = {(job, f"{attempt}.{token}") for job, attempt, token in tokens}
         return await asyncio.to_thread(self._sweep, jobs, kept)
 
     def _sweep(self, jobs: Sequence[str], kept: Set[tuple[str, str]]) -> int:
         gone = 0
         now = time.time()
-        known = {job for job, _ in kept}
+        existing_jobs = {job for job, _ in kept}
         for job in jobs:
-            grace = self._grace if job in known else min(self._grace, DELETED_GRACE)
+            grace = self._grace if job in existing_jobs else min(self._grace, DELETED_GRACE)
             for name in self._artifacts.attempts(job):
                 if (job, name) not in kept and self._artifacts.age(job, name, now) >= grace:
                     self._artifacts.remove(job, name)
                     gone += 1
-            if job not in known and not self._artifacts.attempts(job):
+            if job not in existing_jobs and not self._artifacts.attempts(job):
                 self._artifacts.remove(job)
         return gone
 

@@ -28,9 +28,9 @@ class Uploads:
         self._after = jobs[-1] if len(jobs) == BATCH else ""
         if not jobs:
             return gone
-        there = await self._store.jobs.existing(jobs)
+        existing = await self._store.jobs.existing(jobs)
         for job in jobs:
-            if job not in there:
+            if job not in existing:
                 await asyncio.to_thread(self._inputs.remove, job)
                 gone += 1
         return gone

@@ -1,4 +1,4 @@
-"""Copies a folder in the cheapest way: as a btrfs subvolume, by reflink, or plainly, found out by trying.
+"""Copies a folder in the cheapest way that the filesystem supports: a btrfs subvolume, reflinks, or a plain copy.
 
 A subvolume is copied in one step, whatever its size. Everything else goes through `cp -a`, which keeps owners, modes,
 times, links, holes and attributes, and shares blocks if the filesystem can. Each big file has its own `cp`, in parallel
@@ -33,7 +33,7 @@ SUBVOLUME_ROOT = 256
 _CREATE = struct.Struct("=q4088s")
 _SNAPSHOT = struct.Struct("=qQQ32x4040s")
 SYNC_FILE_RANGE_WRITE = 2
-BEHIND = 0.01
+WRITEBACK_SECONDS = 0.01
 """Seconds between flushes of the copied data to the disk: some ten megabytes."""
 BIG = 64 * 2**20
 """Minimum size for a `cp` process of its own, which costs a few milliseconds: a tenth of the copy."""
@@ -78,25 +78,25 @@ def copy_folder(source: Path, target: Path, *, to_disk: bool = False) -> Strateg
 def _copy_entries(source: Path, target: Path, *, to_disk: bool) -> None:
     """Copy the content of a folder, big files in parallel to the rest.
 
-    A big file has a temporary name until `cp` has finished its folder. Until then an empty file with the same time is
-    in its place, which `cp --update` skips as up to date. The rename changes the folder's times, so they are set again.
+    A big file has a temporary name until `cp` has finished its folder. Until then an empty file with the same time has
+    its name, which `cp --update` skips as up to date. The rename changes the folder's times, so they are set again.
     """
     big = [(source / path, target / path, f".{secrets.token_hex(16)}") for path in _big_files(source)]
-    for file, place, _ in big:
-        private.make_folder(place.parent)
-        place.touch(mode=private.FILE)
-        _copy_times(file, place)
+    for file, copy, _ in big:
+        private.make_folder(copy.parent)
+        copy.touch(mode=private.FILE)
+        _copy_times(file, copy)
     with _cp(source, target, "--update") as rest:
-        for file, place, name in big:
-            with _cp(file, place.with_name(name)) as one:
+        for file, copy, name in big:
+            with _cp(file, copy.with_name(name)) as one:
                 if to_disk:
-                    write_behind(one, target)
+                    start_writeback(one, target)
         if to_disk:
-            write_behind(rest, target)
-    for file, place, name in big:
-        place.unlink()  # Else ext4 writes the file out before the rename: 0.4 s for a gigabyte that need not be synced.
-        place.with_name(name).rename(place)
-        _copy_times(file.parent, place.parent)
+            start_writeback(rest, target)
+    for file, copy, name in big:
+        copy.unlink()  # Else ext4 writes the file out before the rename: 0.4 s for a gigabyte that need not be synced.
+        copy.with_name(name).rename(copy)
+        _copy_times(file.parent, copy.parent)
 
 
 def _big_files(folder: Path) -> Iterator[Path]:
@@ -147,7 +147,7 @@ def _number_in(said: str) -> int:
     return next((number for number in errno.errorcode if said.endswith(os.strerror(number))), errno.EIO)
 
 
-def write_behind(writer: "subprocess.Popen[bytes]", target: Path) -> None:
+def start_writeback(writer: "subprocess.Popen[bytes]", target: Path) -> None:
     """Until a writer ends, start writing out the data of the files that it has open.
 
     The kernel would wait for much more dirty data, and the sync at the end would have nearly all of it to write.
@@ -155,7 +155,7 @@ def write_behind(writer: "subprocess.Popen[bytes]", target: Path) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     while True:
         with suppress(subprocess.TimeoutExpired):
-            writer.wait(BEHIND)
+            writer.wait(WRITEBACK_SECONDS)
             return
         for handle in _open_below(writer.pid, target):
             libc.sync_file_range(handle, ctypes.c_int64(0), ctypes.c_int64(0), SYNC_FILE_RANGE_WRITE)
@@ -173,7 +173,7 @@ def _open_below(pid: int, target: Path) -> Iterator[int]:
 
 
 @contextmanager
-def full_disk_named(place: Path) -> Iterator[None]:
+def full_disk_named(target: Path) -> Iterator[None]:
     """Map a full disk to CacheFull. The advice comes before the path, because a long message is cut at the end."""
     try:
         yield
@@ -181,7 +181,7 @@ def full_disk_named(place: Path) -> Iterator[None]:
         if error.errno not in FULL:
             raise
         reason = os.strerror(error.errno)
-        raise CacheFull(f"{reason}: free some, or remove snapshots; none fits into {place.parent}") from error
+        raise CacheFull(f"{reason}: free some, or remove snapshots; none fits into {target.parent}") from error
 
 
 def sync_filesystem(folder: Path) -> None:

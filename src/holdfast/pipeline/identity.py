@@ -50,7 +50,7 @@ def snapshot_id(parent: str, task: str) -> str:
     return framed((SNAPSHOT, parent, task))
 
 
-class Known(msgspec.Struct, frozen=True, kw_only=True):
+class KnownSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """What a comparison needs of an existing snapshot."""
 
     id: str
@@ -58,14 +58,14 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     components: Components
 
 
-class Miss(msgspec.Struct, frozen=True, kw_only=True):
+class CacheMiss(msgspec.Struct, frozen=True, kw_only=True):
     """Why a task has no snapshot: the nearest existing one, and what differs."""
 
     nearest: str
     differs: tuple[Difference, ...]
 
 
-def differences(components: Components, parent: str, known: Known) -> tuple[Difference, ...]:
+def differences(components: Components, parent: str, known: KnownSnapshot) -> tuple[Difference, ...]:
     """Return the names of components in which a task differs from a known snapshot."""
     mine, theirs = {**components, PARENT: parent}, {**known.components, PARENT: known.parent}
     found = []
@@ -79,13 +79,13 @@ def differences(components: Components, parent: str, known: Known) -> tuple[Diff
     return tuple(found)
 
 
-def nearest(components: Components, parent: str, known: Sequence[Known]) -> Miss | None:
+def nearest(components: Components, parent: str, known: Sequence[KnownSnapshot]) -> CacheMiss | None:
     """Return the known snapshot that differs least, the first of several; None if none is known."""
-    misses = [Miss(nearest=one.id, differs=differences(components, parent, one)) for one in known]
+    misses = [CacheMiss(nearest=one.id, differs=differences(components, parent, one)) for one in known]
     return min(misses, key=lambda miss: len(miss.differs), default=None)
 
 
-def explain(miss: Miss | None) -> str:
+def explain(miss: CacheMiss | None) -> str:
     """Describe a miss in words."""
     if miss is None:
         return "no snapshot is known yet"

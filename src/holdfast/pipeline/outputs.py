@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import IO
 
 from holdfast.model import OutputFile, Outputs
-from holdfast.runner.artifacts import BLOCK, Gathered
+from holdfast.runner.collected_outputs import BLOCK, CollectedOutputs
 
 
 class ContentDiffers(Exception):
@@ -28,14 +28,14 @@ def digest_of(path: Path) -> str:
         return hashlib.file_digest(source, "sha256").hexdigest()
 
 
-def copy_outputs(place: Path, outputs: Outputs, gathered: Gathered) -> None:
+def copy_outputs(folder: Path, outputs: Outputs, collected: CollectedOutputs) -> None:
     """Collect the stored files of a manifest, except those whose names are already collected."""
     for file in outputs.files:
-        if gathered.holds(file.path):
+        if collected.has(file.path):
             continue
-        with (place / file.path).open("rb") as source:
+        with (folder / file.path).open("rb") as source:
             checked = _Checked(source)
-            gathered.file(file.path, checked)  # type: ignore[arg-type]
+            collected.file(file.path, checked)  # type: ignore[arg-type]
         if (checked.size, checked.digest.hexdigest()) != (file.size, file.sha256):
             raise ContentDiffers(f"{file.path} is not what was stored")
 

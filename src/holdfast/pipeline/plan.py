@@ -12,16 +12,16 @@ import msgspec
 from holdfast.errors import Invalid
 from holdfast.model import Json
 from holdfast.pipeline.identity import Components, root_of, snapshot_id, task_hash, text_hash
-from holdfast.pipeline.sources import Declared, Origin, Sources
-from holdfast.pipeline_spec import Connector, Mode, Pipeline, Task, pipeline_of
+from holdfast.pipeline.sources import DeclaredFile, LineOrigin, Sources
+from holdfast.pipeline_spec import ConnectorName, PipelineSpec, SnapshotMode, TaskSpec, pipeline_of
 
 SCHEMA = "2"
 """Part of every identity: raise it when older snapshots can no longer be reused."""
-CONNECTORS: Mapping[Connector, str] = {"files": "files 1", "postgres": "postgres 1"}
+CONNECTORS: Mapping[ConnectorName, str] = {"files": "files 1", "postgres": "postgres 1"}
 """Versions of how each connector leaves a workspace: a change invalidates its snapshots."""
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
+class PlanFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What depends on where the pipeline runs: the digest of the image, the version of the connector's server.
 
     `image` is None for processes; `engine` is None without a server, or if the image determines it.
@@ -41,9 +41,9 @@ class TaskPlan(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     command: tuple[str, ...] | None
     sql: str | None
-    origins: tuple[Origin, ...] = ()
+    origins: tuple[LineOrigin, ...] = ()
     """Where the lines of `sql` come from, for error messages; not part of the task's identity."""
-    files: tuple[Declared, ...]
+    files: tuple[DeclaredFile, ...]
     env: Mapping[str, str]
     timeout: float | None
     components: Components
@@ -53,10 +53,10 @@ class TaskPlan(msgspec.Struct, frozen=True, kw_only=True):
     keep: bool
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class PipelinePlan(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str
-    connector: Connector
-    mode: Mode
+    connector: ConnectorName
+    mode: SnapshotMode
     base: str | None
     tasks: tuple[TaskPlan, ...]
 
@@ -70,23 +70,23 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return next((task.n + 1 for task in reversed(self.tasks) if task.snapshot in existing), 0)
 
 
-def plan(
+def make_plan(
     spec: Mapping[str, Any],
     sources: Sources,
-    facts: Facts,
+    facts: PlanFacts,
     *,
     tenant: str,
     inputs: Json,
     secrets: Sequence[str] = (),
-) -> Plan:
+) -> PipelinePlan:
     """Plan a job's pipeline, without side effects. Every error names the field. `secrets` are names."""
     pipeline = pipeline_of(spec)
     if pipeline is None:
-        raise Invalid("tasks", "this job is no pipeline")
+        raise Invalid("tasks", "this job is not a pipeline")
     if "image" in spec and facts.image is None:
         raise Invalid("spec.image", f"{spec['image']} does not resolve to a digest")
     shared = shared_components(pipeline.connector, facts, inputs, secrets)
-    return Plan(
+    return PipelinePlan(
         tenant=tenant,
         connector=pipeline.connector,
         mode=pipeline.snapshot,
@@ -95,7 +95,7 @@ def plan(
     )
 
 
-def stage(task: TaskPlan, sources: Sources, folder: Path) -> None:
+def stage_files(task: TaskPlan, sources: Sources, folder: Path) -> None:
     """Copy a task's declared files into a folder under their own paths; refuse one that changed since."""
     for n, file in enumerate(task.files):
         sources.copy(f"tasks[{task.n}].files[{n}]", file, folder / _inside(file.path))
@@ -112,7 +112,7 @@ def _inside(path: str) -> Path:
     return Path(*parts)
 
 
-def _tasks(pipeline: Pipeline, sources: Sources, shared: Components, tenant: str) -> Iterator[TaskPlan]:
+def _tasks(pipeline: PipelineSpec, sources: Sources, shared: Components, tenant: str) -> Iterator[TaskPlan]:
     parent = pipeline.base or root_of(tenant)
     for n, task in enumerate(pipeline.tasks):
         where = f"tasks[{n}]"
@@ -140,7 +140,7 @@ def _tasks(pipeline: Pipeline, sources: Sources, shared: Components, tenant: str
         parent = made
 
 
-def shared_components(connector: Connector, facts: Facts, inputs: Json, secrets: Sequence[str]) -> Components:
+def shared_components(connector: ConnectorName, facts: PlanFacts, inputs: Json, secrets: Sequence[str]) -> Components:
     """Return the components that all tasks of a job share. Without inputs or secrets there is no such component."""
     found = {"schema": SCHEMA, "connector": CONNECTORS[connector]}
     if facts.image is not None:
@@ -155,7 +155,7 @@ def shared_components(connector: Connector, facts: Facts, inputs: Json, secrets:
     return found
 
 
-def components_of(task: Task, sql: str | None, files: Sequence[Declared], env: Mapping[str, str]) -> Components:
+def components_of(task: TaskSpec, sql: str | None, files: Sequence[DeclaredFile], env: Mapping[str, str]) -> Components:
     """Return the components of one task by name. Values that may be long or private are hashed."""
     found: dict[str, str] = {}
     if task.command is not None:

@@ -35,7 +35,7 @@ from holdfast.pipeline.copying import (
 )
 from holdfast.pipeline.identity import framed
 from holdfast.pipeline.outputs import ContentDiffers, copy_outputs
-from holdfast.runner.artifacts import Gathered
+from holdfast.runner.collected_outputs import CollectedOutputs
 from holdfast.runner.ownership import PLAIN, take_over
 
 SNAPSHOTS = "snapshots"
@@ -55,11 +55,11 @@ NOT_READ = {
 """Advice for a snapshot that cannot be read although it is not damaged."""
 NOT_MADE = "the worker must be able to read what tasks leave, and to write to HOLDFAST_SHARED_DIR"
 
-At = Callable[[str], None]
+StepHook = Callable[[str], None]
 """Called before each step of a copy or a removal, so that tests can crash there."""
 
 
-class Made(msgspec.Struct, frozen=True, kw_only=True):
+class CopiedFolder(msgspec.Struct, frozen=True, kw_only=True):
     """A synced folder that has no row yet. `digest` is what `verify` compares."""
 
     folder: str
@@ -67,7 +67,7 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
 
 
-class Tree(msgspec.Struct, frozen=True, kw_only=True):
+class TreeSummary(msgspec.Struct, frozen=True, kw_only=True):
     """A summary of every entry of a folder; contents are not read.
 
     `shape` must be equal in a copy and its source; `digest` adds owners and times, which do not change unless somebody
@@ -79,18 +79,18 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
 
 
-class Changed(Exception):
+class WorkspaceChanged(Exception):
     """A workspace changed while it was copied: it was not quiet."""
 
 
-class Folders:
-    def __init__(self, root: Path, *, at: At | None = None, check: Callable[[], None] | None = None) -> None:
+class SnapshotFolders:
+    def __init__(self, root: Path, *, at: StepHook | None = None, check: Callable[[], None] | None = None) -> None:
         self.root = root
         self._check = check or (lambda: None)
         self._at = at or (lambda step: None)
 
     @classmethod
-    def below(cls, shared: Path) -> "Folders":
+    def below(cls, shared: Path) -> "SnapshotFolders":
         """The folders of this installation."""
         return cls(shared / SNAPSHOTS)
 
@@ -100,7 +100,7 @@ class Folders:
         self._ready()
         return probe(self.root)
 
-    def copy(self, snapshot: str, workspace: Path, outputs: Path | None = None) -> Made:
+    def copy(self, snapshot: str, workspace: Path, outputs: Path | None = None) -> CopiedFolder:
         """Copy a quiet workspace to a new folder. Raise CacheFull on a full disk, SnapshotFailed on other errors.
 
         Neither leaves anything on the disk. `outputs` are files below the same root, which are moved next to the copy.
@@ -108,18 +108,18 @@ class Folders:
         with _trouble_named(workspace), full_disk_named(self.root / snapshot):
             self._ready()
             name = f"{snapshot}.{secrets.token_hex(8)}"
-            with self.temporary(name) as place:
+            with self.temporary(name) as path:
                 self._at("copy")
-                copied = place / DATA
+                copied = path / DATA
                 copy_folder(workspace, copied, to_disk=True)
                 take_over(copied)
                 self._at("sync")
                 with ThreadPoolExecutor(1) as beside:
                     synced = beside.submit(sync_filesystem, copied)
-                    before, made = look(workspace), look(copied)
+                    before, made = summarise(workspace), summarise(copied)
                 synced.result()
                 if before.shape != made.shape:
-                    raise Changed(f"{workspace} changed while it was copied")
+                    raise WorkspaceChanged(f"{workspace} changed while it was copied")
                 self._at("rename")
                 copied.rename(self.root / name)
                 if outputs is not None:
@@ -128,12 +128,12 @@ class Folders:
                 self._at("sync parent")
                 sync_folder(self.root)
         self._at("row")
-        return Made(folder=name, size=made.size, digest=made.digest)
+        return CopiedFolder(folder=name, size=made.size, digest=made.digest)
 
     def needs(self, workspace: Path) -> int:
         """Return the size of a copy of a workspace. Raise SnapshotFailed if it cannot be read, like the copy itself."""
         with _trouble_named(workspace):
-            return look(workspace).size
+            return summarise(workspace).size
 
     def verify(self, folder: str, digest: str) -> bool:
         """Return whether a folder is unchanged since it was published.
@@ -141,7 +141,7 @@ class Folders:
         Raise SnapshotFailed if we cannot read it, or if the root is missing too: other hosts may still read it.
         """
         try:
-            return look(self.root / folder).digest == digest
+            return summarise(self.root / folder).digest == digest
         except OSError as error:
             if error.errno in GONE and self.root.is_dir():
                 return False
@@ -170,27 +170,27 @@ class Folders:
 
     def outputs_whole(self, folder: str, outputs: Outputs) -> bool:
         """Return whether all files of a manifest exist with their sizes. Raise SnapshotFailed on read errors."""
-        place = self.outputs_of(folder)
+        path = self.outputs_of(folder)
         try:
-            return all(os.lstat(place / file.path).st_size == file.size for file in outputs.files)
+            return all(os.lstat(path / file.path).st_size == file.size for file in outputs.files)
         except OSError as error:
             if error.errno in GONE and self.root.is_dir():
                 return False
-            raise self._not_read(place.name, error) from error
+            raise self._not_read(path.name, error) from error
 
-    def take_outputs(self, folder: str, outputs: Outputs, gathered: Gathered) -> None:
+    def take_outputs(self, folder: str, outputs: Outputs, collected: CollectedOutputs) -> None:
         """Copy the outputs of a snapshot, comparing the contents with the manifest."""
-        place = self.outputs_of(folder)
+        path = self.outputs_of(folder)
         try:
-            copy_outputs(place, outputs, gathered)
+            copy_outputs(path, outputs, collected)
         except ContentDiffers as error:
             raise SnapshotDamaged(f"snapshot folder {folder}: {error}") from error
         except OSError as error:
-            if error.filename is None or not Path(str(error.filename)).is_relative_to(place):
+            if error.filename is None or not Path(str(error.filename)).is_relative_to(path):
                 raise  # The target of the copy failed, not the snapshot.
             if error.errno in GONE and self.root.is_dir():
                 raise SnapshotDamaged(f"snapshot folder {folder} has lost {error.filename}") from error
-            raise self._not_read(place.name, error) from error
+            raise self._not_read(path.name, error) from error
 
     def remove(self, folder: str) -> None:
         """Remove a folder whose row is gone or was never written. After a crash, the sweep removes the rest."""
@@ -211,10 +211,10 @@ class Folders:
         before = time.time() - grace
         gone = 0
         for name in self.names():
-            places = [place for place in (self.root / name, self.outputs_of(name)) if place.exists()]
-            if name not in standing and all(_older(place, before) for place in places):
-                for place in places:
-                    shutil.rmtree(place, ignore_errors=True)
+            paths = [path for path in (self.root / name, self.outputs_of(name)) if path.exists()]
+            if name not in standing and all(_older(path, before) for path in paths):
+                for path in paths:
+                    shutil.rmtree(path, ignore_errors=True)
                 gone += 1
         temporary = self.root / TEMPORARY
         for name in sorted(os.listdir(temporary)) if temporary.is_dir() else ():
@@ -238,16 +238,16 @@ class Folders:
     @contextmanager
     def temporary(self, name: str) -> Iterator[Path]:
         """Open a temporary folder that is locked while we live and removed after the block."""
-        place = self.root / TEMPORARY / name
-        with _trouble_named(place), full_disk_named(place):
+        path = self.root / TEMPORARY / name
+        with _trouble_named(path), full_disk_named(path):
             self._ready()
-            place.mkdir(mode=0o700)
+            path.mkdir(mode=0o700)
         try:
-            with opened(place) as handle:
+            with opened(path) as handle:
                 fcntl.flock(handle, fcntl.LOCK_EX)
-                yield place
+                yield path
         finally:
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager
@@ -263,7 +263,7 @@ def _trouble_named(workspace: Path) -> Iterator[None]:
         raise SnapshotFailed(f"a snapshot cannot be made: {reason}{way_out} ({where})") from error
 
 
-def look(folder: Path) -> Tree:
+def summarise(folder: Path) -> TreeSummary:
     """Summarise every entry below a folder, sorted by name."""
     size, shape, whole = 0, [TREE], [TREE]
     for path, entry in _entries(folder, ""):
@@ -274,7 +274,7 @@ def look(folder: Path) -> Tree:
         fields = [os.fsencode(path).hex(), kind, oct(entry.st_mode), str(length), link]
         shape += [*fields[:2], oct(entry.st_mode & PLAIN), *fields[3:]]
         whole += [*fields, str(entry.st_uid), str(entry.st_gid), str(entry.st_mtime_ns) if kind == "f" else ""]
-    return Tree(size=size, shape=framed(shape), digest=framed(whole))
+    return TreeSummary(size=size, shape=framed(shape), digest=framed(whole))
 
 
 def _entries(folder: Path, below: str) -> Iterator[tuple[str, os.stat_result]]:
@@ -295,10 +295,10 @@ def _older(path: Path, before: float) -> bool:
         return False
 
 
-def _abandoned(place: Path) -> bool:
+def _abandoned(path: Path) -> bool:
     """Return whether the builder of a temporary folder is dead. If locks do not work, judge by the folder's age."""
     try:
-        with opened(place) as handle:
+        with opened(path) as handle:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False

@@ -37,7 +37,7 @@ _COPY = re.compile(r"\s*copy\b.*\bfrom\s+stdin\b", re.IGNORECASE | re.DOTALL)
 _COPY_END = re.compile(r"^\\\.[ \t]*$", re.MULTILINE)
 
 
-class Origin(msgspec.Struct, frozen=True, array_like=True):
+class LineOrigin(msgspec.Struct, frozen=True, array_like=True):
     """The lines of an expanded text from `at` on are those of `path` from `line` on."""
 
     at: int
@@ -45,7 +45,7 @@ class Origin(msgspec.Struct, frozen=True, array_like=True):
     line: int
 
 
-class Declared(msgspec.Struct, frozen=True, kw_only=True):
+class DeclaredFile(msgspec.Struct, frozen=True, kw_only=True):
     """A declared file as it was when the plan was made."""
 
     path: str
@@ -65,14 +65,14 @@ class Sources:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def declared(self, field: str, path: str) -> Declared:
+    def declared(self, field: str, path: str) -> DeclaredFile:
         whole, size = hashlib.sha256(), 0
         for block in self.blocks(field, path):
             whole.update(block)
             size += len(block)
-        return Declared(path=path, digest=whole.hexdigest(), size=size)
+        return DeclaredFile(path=path, digest=whole.hexdigest(), size=size)
 
-    def copy(self, field: str, file: Declared, target: Path) -> None:
+    def copy(self, field: str, file: DeclaredFile, target: Path) -> None:
         """Copy a declared file; refuse one that changed since the plan was made."""
         whole = hashlib.sha256()
         make_folder(target.parent)
@@ -85,7 +85,7 @@ class Sources:
             target.unlink()
             raise Invalid(field, f"{file.path} changed since the plan was made; submit or resume the job once more")
 
-    def sql(self, field: str, path: str) -> tuple[str, tuple[Origin, ...]]:
+    def sql(self, field: str, path: str) -> tuple[str, tuple[LineOrigin, ...]]:
         """Return a file of SQL with its includes expanded, and where its lines come from."""
         expansion = _Expansion(self, field)
         return expansion.expand(path, ()), tuple(expansion.origins)
@@ -130,7 +130,7 @@ class _Expansion:
         self._field = field
         self._left = MAX_SQL
         self._line = 1
-        self.origins: list[Origin] = []
+        self.origins: list[LineOrigin] = []
 
     def expand(self, path: str, above: tuple[Path, ...]) -> str:
         found = self._sources.locate(self._field, path)
@@ -157,7 +157,7 @@ class _Expansion:
         """Add a piece of a file, which starts a new line of the text."""
         piece = text[start:end]
         if piece:
-            self.origins.append(Origin(self._line, os.path.normpath(path), text.count("\n", 0, start) + 1))
+            self.origins.append(LineOrigin(self._line, os.path.normpath(path), text.count("\n", 0, start) + 1))
             self._line += piece.count("\n")
         return piece
 
@@ -203,16 +203,16 @@ def _whole_line(text: str) -> str:
     return text if not text or text.endswith("\n") else text + "\n"
 
 
-def _after(text: str, mark: str, at: int) -> int:
-    found = text.find(mark, at)
-    return len(text) if found < 0 else found + len(mark)
+def _after(text: str, delimiter: str, at: int) -> int:
+    found = text.find(delimiter, at)
+    return len(text) if found < 0 else found + len(delimiter)
 
 
 def _comment_end(text: str, at: int) -> int:
     """Return where a comment ends; comments nest."""
     depth = 1
-    for mark in _COMMENT.finditer(text, at):
-        depth += 1 if mark[0] == "/*" else -1
+    for token in _COMMENT.finditer(text, at):
+        depth += 1 if token[0] == "/*" else -1
         if depth == 0:
-            return mark.end()
+            return token.end()
     return len(text)

@@ -18,13 +18,13 @@ import msgspec
 
 from holdfast.errors import Conflict, HoldfastError
 from holdfast.permissions import FILE, make_passable, make_passable_for, write_file
-from holdfast.pipeline.connectors.postgres import DATA, SERVER, Postgres
+from holdfast.pipeline.connectors.postgres import DATA, SERVER, PostgresConnector
 from holdfast.pipeline.copying import opened
-from holdfast.pipeline.snapshots import Folders
-from holdfast.runner.artifacts import remove_tree
+from holdfast.pipeline.snapshots import SnapshotFolders
 from holdfast.runner.attempt_users import AttemptUsers
 from holdfast.runner.leftovers import kill_leftovers
 from holdfast.runner.ownership import give
+from holdfast.runner.tree_removal import remove_tree
 from holdfast.runner.uids import WORK
 from holdfast.runner.wire import PATH
 
@@ -41,7 +41,7 @@ class ServerFailed(HoldfastError):
     code = "start_failed"
 
 
-class Open(msgspec.Struct, frozen=True, kw_only=True):
+class ThrowawayServer(msgspec.Struct, frozen=True, kw_only=True):
     """A running server: its URL, and the environment variables for Postgres's own programs."""
 
     dsn: str
@@ -50,31 +50,31 @@ class Open(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextmanager
 def throwaway(
-    folders: Folders, snapshot: str, folder: str, digest: str, runs: Path, users: AttemptUsers
-) -> Iterator[Open]:
+    folders: SnapshotFolders, snapshot: str, folder: str, digest: str, runs: Path, users: AttemptUsers
+) -> Iterator[ThrowawayServer]:
     """Run a copy of a snapshot during the block. `runs` is the folder of copies; those of dead runs are removed.
 
     As root the server runs as a user that `users` assigns, as an attempt would.
     """
     make_passable(runs)
     _sweep(runs, users)
-    place = runs / f"{snapshot[:12]}.{secrets.token_hex(4)}"
+    run_folder = runs / f"{snapshot[:12]}.{secrets.token_hex(4)}"
     socket = Path(tempfile.gettempdir(), f"holdfast-{secrets.token_hex(8)}")
     try:
-        make_passable(place)
-        with opened(place) as handle:
+        make_passable(run_folder)
+        with opened(run_folder) as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
-            write_file(place / SOCKET, str(socket).encode())
-            tree = place / WORK
+            write_file(run_folder / SOCKET, str(socket).encode())
+            tree = run_folder / WORK
             folders.restore(folder, digest, tree)
             if (tree / DATA).is_symlink() or not (tree / DATA).is_dir():
                 raise Conflict(NO_SERVER.format(id=snapshot))
             _give(tree, users)
-            with serving(tree, socket, place / "log"):
+            with serving(tree, socket, run_folder / "log"):
                 dsn = f"postgresql://postgres@/postgres?host={quote(str(socket), safe='/')}"
-                yield Open(dsn=dsn, env=_variables(socket) | {"DATABASE_URL": dsn})
+                yield ThrowawayServer(dsn=dsn, env=_variables(socket) | {"DATABASE_URL": dsn})
     finally:
-        _remove(place, users)
+        _remove(run_folder, users)
 
 
 def _give(tree: Path, users: AttemptUsers) -> None:
@@ -104,10 +104,10 @@ def serving(tree: Path, socket: Path, log: Path) -> Iterator[None]:
             group=owner.st_gid if as_root else None,
             extra_groups=[] if as_root else None,
             start_new_session=True,
-            preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, and no thread of ours holds a lock
+            preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, and none of our threads has a lock
         )
     try:
-        while not Postgres().ready(tree):
+        while not PostgresConnector().ready(tree):
             if server.poll() is not None:
                 said = log.read_text(errors="replace").strip()[-1000:]
                 raise ServerFailed(f"Postgres did not start (exit code {server.returncode}): {said}")
@@ -148,14 +148,14 @@ def _sweep(runs: Path, users: AttemptUsers) -> None:
             continue
 
 
-def _remove(place: Path, users: AttemptUsers) -> None:
+def _remove(run_folder: Path, users: AttemptUsers) -> None:
     """Remove the folder of a run's socket, then its copy, which has the only record of where that folder is."""
-    uid = users.uid_of(place)
+    uid = users.uid_of(run_folder)
     if uid is not None and kill_leftovers(None, uid=uid):
         return
     with suppress(OSError):
-        named = Path((place / SOCKET).read_text())
+        named = Path((run_folder / SOCKET).read_text())
         if re.fullmatch(r"holdfast-[0-9a-f]{16}", named.name):
             remove_tree(named)
-    remove_tree(place)
-    users.free(place, uid)
+    remove_tree(run_folder)
+    users.free(run_folder, uid)

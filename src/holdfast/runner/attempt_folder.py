@@ -24,21 +24,23 @@ from holdfast.errors import Conflict, HoldfastError
 from holdfast.limits import AttemptLimits
 from holdfast.permissions import make_folder, make_passable
 from holdfast.runner import supervisor
-from holdfast.runner.artifacts import remove_tree
 from holdfast.runner.frames import FrameReader, Stream
 from holdfast.runner.leftovers import PATIENCE, Session, find_leftovers, kill_leftovers
 from holdfast.runner.supervisor.protocol import VERSION, ExitCause
-from holdfast.runner.wire import Command, Spec, encode_command, encode_spec
+from holdfast.runner.tree_removal import remove_tree
+from holdfast.runner.wire import Command, SupervisorSpec, encode_command, encode_spec
 
 T = TypeVar("T")
 LAST_SAID = 4096
 SPARES, SPARE_BYTES = 3, 512
 """Enough for an adoption, a stop and a more urgent stop. A command is a few hundred bytes and fits into a block."""
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Errors of a full disk, and of a full quota."""
 FORBIDDEN = b'{"version":1,"forbidden":true}\n'
 """Content of `started` as a start marker: nothing ran, and nothing may start."""
 
 
-class Started(msgspec.Struct, frozen=True, kw_only=True):
+class StartRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What the supervisor wrote before the first program ran. The pids are for people; they are never signalled."""
 
     version: int
@@ -70,7 +72,7 @@ class TaskExit(msgspec.Struct, frozen=True, kw_only=True):
     signal: int | None = None
 
 
-class Exit(msgspec.Struct, frozen=True, kw_only=True):
+class ExitRecord(msgspec.Struct, frozen=True, kw_only=True):
     """How the attempt ended. Times are microseconds. `token` is the highest that the supervisor had seen."""
 
     version: int
@@ -116,7 +118,7 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True):
     stop_after: int | None = None
 
 
-class Unreadable(HoldfastError):
+class UnreadableRecord(HoldfastError):
     """A file of the supervisor that this version cannot read: it is newer, or damaged."""
 
     code = "unreadable"
@@ -134,16 +136,16 @@ class AttemptFolder:
             make_passable(self.path)
         make_folder(self.path / "cmd")
 
-    def write_spec(self, spec: Spec) -> None:
-        self._place("spec", encode_spec(spec))
+    def write_spec(self, spec: SupervisorSpec) -> None:
+        self._write_atomically("spec", encode_spec(spec))
 
     def write_secrets(self, values: Iterable[str]) -> None:
         """Keep the secrets that the child was given, to mask its output later."""
-        self._place("secrets", msgspec.json.encode(sorted(values)))
+        self._write_atomically("secrets", msgspec.json.encode(sorted(values)))
 
     def write_limits(self, limits: AttemptLimits) -> None:
         """Keep the limits of the attempt for an adopter: the settings may have changed by then."""
-        self._place("limits", msgspec.json.encode(limits))
+        self._write_atomically("limits", msgspec.json.encode(limits))
 
     def limits(self) -> AttemptLimits:
         """Return the limits of the attempt; none if an older version started it."""
@@ -178,8 +180,8 @@ class AttemptFolder:
             os.close(fd)
         return False
 
-    def started(self) -> Started | None:
-        return None if self.forbidden() else self._read("started", Started)
+    def started(self) -> StartRecord | None:
+        return None if self.forbidden() else self._read("started", StartRecord)
 
     def forbidden(self) -> bool:
         """Return whether there is a start marker that prevents every start."""
@@ -191,35 +193,46 @@ class AttemptFolder:
     def forbid(self) -> bool:
         """Write a start marker, so that nothing starts here. Return False if a supervisor is there or was."""
         self.create()
-        fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = self._open_lock()
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not self.forbidden():
                 if any((self.path / name).exists() for name in ("started", "exit")):
                     return False
-                self._place("started", FORBIDDEN)
+                self._write_even_if_full("started", FORBIDDEN)
             return True
         except BlockingIOError:
             return False
         finally:
             os.close(fd)
 
-    def bury(self) -> None:
+    def _open_lock(self) -> int:
+        """Open the lock, which may be new. A disk without a free inode gets one back from a reserved file."""
+        for n in reversed(range(SPARES)):
+            try:
+                return os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise
+                (self.path / f"spare.{n}").unlink(missing_ok=True)
+        return os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def reduce_to_marker(self) -> None:
         """Remove everything except the start marker, so that a late supervisor does not start the attempt again."""
         if not (self.path / "started").exists() and not (self.path / "exit").exists():
             self.forbid()
-        mark = "started" if (self.path / "started").exists() else "exit"
+        marker = "started" if (self.path / "started").exists() else "exit"
         with contextlib.suppress(FileNotFoundError):
-            found = [entry for entry in os.scandir(self.path) if entry.name not in (mark, "lock")]
-            # `spec` goes last: without it the folder counts as buried, and an interrupted call is repeated.
+            found = [entry for entry in os.scandir(self.path) if entry.name not in (marker, "lock")]
+            # `spec` goes last: without it the folder counts as reduced; an interrupted call is repeated.
             for entry in sorted(found, key=lambda entry: entry.name == "spec"):
                 if entry.is_dir(follow_symlinks=False):
                     remove_tree(Path(entry.path))
                 else:
                     Path(entry.path).unlink(missing_ok=True)  # Another process may be removing it too.
 
-    def exit(self) -> Exit | None:
-        return self._read("exit", Exit)
+    def exit(self) -> ExitRecord | None:
+        return self._read("exit", ExitRecord)
 
     def left_nothing(self) -> bool:
         """Return whether the child left neither a report nor anything in its output folder."""
@@ -243,22 +256,25 @@ class AttemptFolder:
         return FrameReader(self.path / "log", stdout=stdout, stderr=stderr, events=events)
 
     def write_spares(self) -> None:
-        """Reserve disk blocks for a few commands: an attempt that filled the disk must still be stoppable."""
+        """Reserve disk blocks for a few commands or a start marker: they must be written even on a full disk."""
         for n in range(SPARES):
             write_new(f"{self.path}/spare.{n}", bytes(SPARE_BYTES))
 
     def send(self, command: Command) -> str:
         """Send a command to the supervisor and return its name, which the acknowledgement carries."""
         name = f"{time.time_ns():020d}-{os.urandom(4).hex()}"
-        data = encode_command(command)
-        try:
-            self._place(f"cmd/{name}", data)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not self._place_spare(f"cmd/{name}", data):
-                raise
+        self._write_even_if_full(f"cmd/{name}", encode_command(command))
         return name
 
-    def _place_spare(self, name: str, data: bytes) -> bool:
+    def _write_even_if_full(self, name: str, data: bytes) -> None:
+        """Write a small file, on a full disk into a reserved block."""
+        try:
+            self._write_atomically(name, data)
+        except OSError as error:
+            if error.errno not in FULL or not self._write_into_spare(name, data):
+                raise
+
+    def _write_into_spare(self, name: str, data: bytes) -> bool:
         """Write a small file into a reserved block. Return False if all are used."""
         for n in range(SPARES):
             spare = self.path / f"spare.{n}"
@@ -294,7 +310,7 @@ class AttemptFolder:
         started = self.started()
         return kill_leftovers(mark, started.session if started else None, uid, patience=patience)
 
-    def _place(self, name: str, data: bytes) -> None:
+    def _write_atomically(self, name: str, data: bytes) -> None:
         """Write a file under another name and rename it, so that nobody reads it half-written."""
         target = self.path / name
         temporary = target.with_name(f".{target.name}.{os.urandom(4).hex()}.tmp")
@@ -315,9 +331,11 @@ class AttemptFolder:
 
 
 def write_new(path: str | Path, data: bytes) -> None:
-    """Write a new file, accessible only to its owner."""
+    """Write a new file, accessible only to its owner. On a disk that is nearly full a write may be short."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb", 0) as file:
-        file.write(data)
+        written = file.write(data)
+        while written < len(data):
+            written += file.write(data[written:])
 
 
 def decode(data: bytes, type: type[T], where: str) -> T:
@@ -326,7 +344,7 @@ def decode(data: bytes, type: type[T], where: str) -> T:
         # The supervisor passes names on as they are, UTF-8 or not.
         found = msgspec.json.decode(data.decode("utf-8", "replace"))
         if found["version"] != VERSION:
-            raise Unreadable(f"{where} has version {found['version']}; this holdfast reads {VERSION}")
+            raise UnreadableRecord(f"{where} has version {found['version']}; this holdfast reads {VERSION}")
         return decoding.convert(found, type)
     except (msgspec.MsgspecError, KeyError, TypeError) as error:
-        raise Unreadable(f"{where} cannot be read: {error}") from error
+        raise UnreadableRecord(f"{where} cannot be read: {error}") from error

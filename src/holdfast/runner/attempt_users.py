@@ -1,4 +1,4 @@
-"""Which user each attempt on this host runs as, from its start to the end of its folder."""
+"""Assigns a user to each attempt on this host, from its start until its folder is removed."""
 
 import logging
 import os
@@ -9,15 +9,15 @@ import msgspec
 from holdfast.runner.base import CannotStart
 from holdfast.runner.leftovers import kill_leftovers
 from holdfast.runner.ownership import give_if_there
-from holdfast.runner.uids import Uids, owner_of
+from holdfast.runner.uids import UidPool, owner_of
 from holdfast.runner.users import User, find_job_user
-from holdfast.runner.workspace import SPACE
+from holdfast.runner.workspace import WORKSPACE
 
 log = logging.getLogger(__name__)
 
 
 class RunsAs(msgspec.Struct, frozen=True, kw_only=True):
-    """Whom an attempt runs as; None: ourselves. `own`: nothing else on the host does. `private`: with its own /tmp."""
+    """The user of an attempt; None means the worker's user. `own`: no other attempt has it. `private`: own /tmp."""
 
     user: User | None
     own: bool = False
@@ -25,9 +25,9 @@ class RunsAs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttemptUsers:
-    """`uids` are those of attempts, one for each; without them `user` is whom all run as, else ourselves."""
+    """Each attempt gets one of `uids`. Without `uids` all attempts run as `user`, or else as the worker's user."""
 
-    def __init__(self, user: User | None, uids: Uids | None, attempts: Path, *, allow_root: bool = False) -> None:
+    def __init__(self, user: User | None, uids: UidPool | None, attempts: Path, *, allow_root: bool = False) -> None:
         self._user = user
         self._uids = uids
         self._attempts = attempts
@@ -36,7 +36,7 @@ class AttemptUsers:
             self._keep_claims(uids)
 
     def assign(self, folder: Path, named: str | None) -> RunsAs:
-        """Say whom an attempt runs as whose folder is not there yet, or has no uid of its own; may claim one for it."""
+        """Return the user for an attempt that has no uid of its own yet. May claim a uid for it."""
         if named is not None:
             user = find_job_user(named, allow_root=self._allow_root)
             if self._uids is not None and (user.uid in self._uids or user.gid in self._uids):
@@ -48,20 +48,20 @@ class AttemptUsers:
         return self._own(self._uids.claim(folder))
 
     def found(self, folder: Path) -> RunsAs | None:
-        """Whom an attempt runs as by its folder, if it has a uid of its own."""
+        """Return the user that owns an attempt's folder, if it is a uid of its own."""
         uid = self.uid_of(folder)
         return None if uid is None else self._own(uid)
 
     def uid_of(self, folder: Path) -> int | None:
-        """The uid that is an attempt's own, if it has one."""
+        """Return the attempt's own uid, if it has one."""
         return None if self._uids is None else self._uids.of(folder)
 
     def free(self, folder: Path, uid: int | None) -> bool:
-        """Free the uid of an attempt of which nothing runs, if its folder is gone."""
+        """Free the uid of an attempt that has no processes, if its folder is gone."""
         return self._uids is not None and uid is not None and self._uids.free(uid, folder)
 
     def sweep(self, older: float) -> int:
-        """Free the uids of attempts that are gone, once nothing runs as them; return how many."""
+        """Free the uids of removed attempts once no process runs as them; return how many."""
         if self._uids is None:
             return 0
         stale = self._uids.stale(self._attempts, older)
@@ -71,17 +71,19 @@ class AttemptUsers:
         assert self._uids is not None
         return RunsAs(user=User(uid, uid), own=True, private=self._uids.private)
 
-    def _keep_claims(self, uids: Uids) -> None:
+    def _keep_claims(self, uids: UidPool) -> None:
         """Make sure that the files of every attempt belong to a uid that is claimed for it.
 
-        A power failure may have lost the claim. If another attempt has the uid by now, the files become ours: they are
-        of an attempt that did not survive either.
+        A power failure may have lost the claim. If another attempt has the uid by now, the worker takes ownership of
+        the files: their attempt did not survive the power failure either.
         """
         for name in os.listdir(self._attempts) if self._attempts.is_dir() else ():
             folder = self._attempts / name
             uid = owner_of(folder)
             if uid is None or uid not in uids or name.startswith(".") or uids.reclaim(uid, folder):
                 continue
-            log.warning("%s belonged to uid %d, which another attempt has; taking its files over", folder, uid)
-            for part in ("work", "tmp", SPACE):
+            log.warning(
+                "%s belongs to uid %d, which another attempt has now; changing its owner to the worker", folder, uid
+            )
+            for part in ("work", "tmp", WORKSPACE):
                 give_if_there(folder / part, os.geteuid(), os.getegid())

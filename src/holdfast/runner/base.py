@@ -1,4 +1,6 @@
-"""The interface of all runners: start, find, forbid and sweep attempts. Nothing here knows queues, leases or SQL.
+"""The interface of all runners: `Runner` starts, finds and sweeps attempts, `AttemptHandle` is one of them.
+
+Nothing here knows queues, leases or SQL.
 
 An attempt has an identity that never changes: installation, job, attempt. By it a runner finds attempts that another
 worker started; the token of the lease is not part of it.
@@ -13,13 +15,15 @@ import msgspec
 
 from holdfast.limits import AttemptLimits, LimitSettings
 from holdfast.model import Cause, Error, Json
-from holdfast.runner.artifacts import Gathered
+from holdfast.runner.collected_outputs import CollectedOutputs
 from holdfast.runner.frames import Frame
 from holdfast.runner.wire import Command
-from holdfast.runner.workspace import Staging
+from holdfast.runner.workspace import PipelineStaging
 
 
 class Identity(msgspec.Struct, frozen=True):
+    """Names an attempt. `mark` is its text form, which every process of the attempt has in its environment."""
+
     installation: str
     job: str
     attempt: int
@@ -29,7 +33,7 @@ class Identity(msgspec.Struct, frozen=True):
         return f"{self.installation}/{self.job}/{self.attempt}"
 
 
-class End(msgspec.Struct, frozen=True, kw_only=True):
+class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True):
     """How an attempt ended, as its runner saw it. `error` is more specific than the cause."""
 
     cause: Cause
@@ -45,7 +49,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes written to stdout and stderr, if known, without those above the output cap."""
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
+class StartRequest(msgspec.Struct, frozen=True, kw_only=True):
     """An attempt to start, in the recorded domain. `start_by` and `stop_after` are times of CLOCK_BOOTTIME."""
 
     identity: Identity
@@ -61,10 +65,10 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     secrets: Mapping[str, str] = {}
     files: Mapping[str, Path] = {}
     """Files for `input/` of the work folder: relative names, and where to copy them from."""
-    pipeline: Staging | None = None
+    pipeline: PipelineStaging | None = None
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class ContainerLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Default limits of a container."""
 
     memory: str = "1g"
@@ -75,7 +79,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CannotStart(Exception):
-    """The order cannot be carried out; nothing runs. `code` tells whether another attempt would fail too."""
+    """The attempt cannot be started; nothing runs. `code` tells whether another attempt would fail too."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -86,27 +90,31 @@ class TooLate(Exception):
     """The deadline for the start has passed; nothing runs."""
 
 
+class NoSpace(Exception):
+    """The disk is full, so the attempt could not be started; nothing runs. The job waits for space."""
+
+
 class EngineUnreachable(Exception):
     """The engine does not answer, or is not the same as before. The attempt's state is unknown; it is not lost."""
 
 
-State = Literal["missing", "running", "exited", "died", "forbidden"]
+AttemptState = Literal["missing", "running", "exited", "died", "forbidden"]
 """`forbidden`: nothing ran, and a start marker prevents any start."""
-Confirm = Callable[[], Awaitable[None]]
+ConfirmLease = Callable[[], Awaitable[None]]
 """Checks in the record that the lease is still ours, just before a start; raises if it is not."""
 
 
-class Running(Protocol):
+class AttemptHandle(Protocol):
     """One attempt under its supervisor, started by us or by another worker."""
 
     @property
-    def space(self) -> Path:
+    def workspace(self) -> Path:
         """The folder of a pipeline's workspace, as this worker sees it."""
 
     async def frames(self, most: int) -> Sequence[Frame]:
         """Return the next complete frames of the log; none if there is nothing new."""
 
-    async def tell(self, command: Command) -> str:
+    async def send(self, command: Command) -> str:
         """Send a command and return the name that its `ack` will carry."""
 
     def watch(self, on_end: Callable[[], None]) -> None:
@@ -116,13 +124,13 @@ class Running(Protocol):
     def over(self) -> bool:
         """Whether the supervisor has ended."""
 
-    def tell_now(self, command: Command) -> None:
+    def send_from_thread(self, command: Command) -> None:
         """Send a command from any thread, without waiting."""
 
-    async def collect(self) -> End | None:
+    async def collect(self) -> AttemptEnd | None:
         """Return how the attempt ended; None if some of its processes could not be killed."""
 
-    async def outputs(self, gathered: Gathered) -> None:
+    async def outputs(self, collected: CollectedOutputs) -> None:
         """Collect the files under `output/`, and `result.json`."""
 
     async def limits(self) -> AttemptLimits:
@@ -137,7 +145,7 @@ class Running(Protocol):
     def close(self) -> None:
         """Release our resources; the attempt keeps running."""
 
-    async def remove(self, *, others_held_it: bool) -> None:
+    async def remove(self, *, had_other_owners: bool) -> None:
         """Remove the files of the attempt, after its end is recorded."""
 
 
@@ -159,7 +167,14 @@ class Runner(Protocol):
     def away(self) -> str | None:
         """Why no attempt can start now, as a text for people; None if attempts can start."""
 
-    def doubt(self) -> None:
+    def pause(self, why: str) -> None:
+        """Start nothing for a while: a start found the disk full. Attempts here can still be found and swept."""
+
+    @property
+    def paused(self) -> str | None:
+        """Why nothing starts for now, if a start found the disk full; this is also `away`."""
+
+    def note_failure(self) -> None:
         """Note that the engine did not answer or the host is exhausted: check it, and start nothing for now."""
 
     async def watch(self, changed: Callable[[], None]) -> None:
@@ -168,19 +183,21 @@ class Runner(Protocol):
     async def digest(self, spec: Mapping[str, Any], domain: str) -> str | None:
         """Return the digest of the image that a spec names; None for runners without images."""
 
-    def turn(self) -> AbstractAsyncContextManager[None]:
+    def start_slot(self) -> AbstractAsyncContextManager[None]:
         """Wait for a start slot, so that an engine is not asked for more starts than it can do at once."""
 
-    async def start(self, order: Order, confirm: Confirm) -> Running:
+    async def start(self, request: StartRequest, confirm: ConfirmLease) -> AttemptHandle:
         """Start an attempt. If it has started already, return that one."""
 
-    async def find(self, identity: Identity, domain: str, *, stdout: int, stderr: int) -> tuple[State, Running]:
+    async def find(
+        self, identity: Identity, domain: str, *, stdout: int, stderr: int
+    ) -> tuple[AttemptState, AttemptHandle]:
         """Look for an attempt in the domain where it was started, to read its log from these offsets."""
 
     async def forbid(self, identity: Identity, domain: str) -> bool:
         """Prevent an attempt from ever starting, even by a slow previous owner. Return False if it has started."""
 
-    async def left_over(self) -> Sequence[Identity]:
+    async def remaining_attempts(self) -> Sequence[Identity]:
         """Return all attempts of this installation that have remains here."""
 
     def to_sweep(self, over: Sequence[Identity], found: int) -> Sequence[Identity]:
@@ -189,5 +206,5 @@ class Runner(Protocol):
     async def sweep(self, identity: Identity) -> bool:
         """Remove the remains of an attempt whose end is recorded, stopping it first. Return whether it is gone."""
 
-    async def sweep_halves(self, older: float) -> int:
+    async def sweep_incomplete(self, older: float) -> int:
         """Remove incomplete folders or volumes older than `older` seconds; return how many."""

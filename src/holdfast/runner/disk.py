@@ -1,6 +1,6 @@
-"""How much room the disks of an installation have left, and whether that is less than its reserve.
+"""Free space on the disks of an installation, compared with the reserve.
 
-Below the reserve (`HOLDFAST_DISK_RESERVE`) nothing new starts and nothing is accepted on that disk, so that what runs
+Below the reserve (`HOLDFAST_DISK_RESERVE`) no job starts and nothing new is stored on that disk, so that running jobs
 can end, and jobs can be cancelled and deleted.
 """
 
@@ -15,12 +15,12 @@ from holdfast.config import Settings
 from holdfast.limits import size_text
 
 LOOK_SECONDS = 1.0
-"""How old an answer may be: a question costs a system call for each disk, and a network disk may be slow."""
+"""How long a measurement is valid: it costs a system call per disk, and a network disk may be slow."""
 WAY_OUT = "make room, delete jobs with force, or lower the reserve"
 
 
 def free_bytes(folder: Path) -> int:
-    """Bytes that anybody may still write on the disk of a folder, or of the nearest folder above it that exists."""
+    """Return the free bytes on the disk of a folder, or of the nearest parent that exists."""
     while not folder.exists():
         folder = folder.parent
     about = os.statvfs(folder)
@@ -28,10 +28,7 @@ def free_bytes(folder: Path) -> int:
 
 
 class Disks:
-    """The disks of the database, the state folder and the shared folder; `low` is what the last look found.
-
-    A reserve of None is none: then nothing is ever low.
-    """
+    """The disks of the database, the state folder and the shared folder. Without a reserve, no disk is ever low."""
 
     def __init__(self, folders: Mapping[str, Path], reserve: int | None) -> None:
         self._folders = folders
@@ -39,10 +36,10 @@ class Disks:
         self._looked = float("-inf")
         self._looking = asyncio.Lock()
         self.low: Mapping[str, str] = {}
-        """The disks below the reserve, each with what to tell people."""
+        """The disks that were below the reserve at the last measurement, each with a message for people."""
 
     async def look(self) -> Mapping[str, str]:
-        """Ask how much is free, unless that was asked a moment ago; in a thread, as a disk may not answer."""
+        """Measure all disks, unless that was done a moment ago. Runs in a thread, because a disk may not answer."""
         async with self._looking:
             if self.reserve is not None and time.monotonic() - self._looked >= LOOK_SECONDS:
                 self.low = await asyncio.to_thread(self._look)
@@ -54,7 +51,7 @@ class Disks:
         return {name: why for name, why in found.items() if why is not None}
 
     def shortage(self, name: str) -> str | None:
-        """Look at one disk now, in this thread; return what to tell people if it is below the reserve."""
+        """Measure one disk now, in this thread. Return a message for people if it is below the reserve."""
         if self.reserve is None or name not in self._folders:
             return None
         try:
@@ -69,7 +66,7 @@ class Disks:
         )
 
     def check(self, name: str) -> None:
-        """Raise the error of a full disk if this one is below the reserve."""
+        """Raise OSError (ENOSPC) if this disk is below the reserve."""
         if (why := self.shortage(name)) is not None:
             raise OSError(errno.ENOSPC, why)
 
@@ -78,7 +75,7 @@ DATABASE, STATE, SHARED = "database", "state folder", "shared folder"
 
 
 def disks_of(settings: Settings, *, state: bool) -> Disks:
-    """The disks of an installation as this process sees them; only a worker uses the state folder."""
+    """Return the disks that this process uses; only a worker uses the state folder."""
     folders = {SHARED: settings.shared}
     if state:
         folders[STATE] = settings.state

@@ -1,4 +1,4 @@
-"""The ends of processes: of those that this process started, and of supervisors that another one did."""
+"""Notices the exits of processes: our own children, and supervisors that another worker started."""
 
 import asyncio
 import contextlib
@@ -10,10 +10,10 @@ from pathlib import Path
 from holdfast.runner.attempt_folder import AttemptFolder
 
 LOOK_SECONDS = 1.0
-"""How often to look at the lock of a supervisor that a pidfd watches, for good measure."""
+"""Seconds between checks of a supervisor's lock, in addition to its pidfd."""
 
 
-class Watch:
+class SupervisorWatch:
     """Notices the end of a supervisor that is not our child: by pidfd if possible, else by polling its lock."""
 
     def __init__(self, folder: AttemptFolder, on_end: Callable[[], None]) -> None:
@@ -47,7 +47,7 @@ class Watch:
 
 
 class ProcessExits:
-    """Reaps the supervisors that this process started, whatever happens to their jobs."""
+    """Reaps the child processes of this worker."""
 
     def __init__(self) -> None:
         self._pidfds: dict[int, int] = {}
@@ -76,7 +76,7 @@ class ProcessExits:
 
 
 def _pidfd_of(folder: AttemptFolder) -> int | None:
-    """A pidfd of a folder's supervisor, if it is certain: it lives after we opened it, and began when it said."""
+    """Open a pidfd of a folder's supervisor; None unless its start time and lock prove that it is the right process."""
     started = folder.started()
     if started is None:
         return None

@@ -1,6 +1,6 @@
-"""How much room a folder takes on its disk: walked by descriptor, following no link, with a bound on the work.
+"""Measures how much disk space a folder uses: by descriptors, without following links, with a limit on the work.
 
-What its owner removes or moves meanwhile is not an error. Files that were removed and are still open are not seen.
+Entries that are removed or moved meanwhile are not an error. Removed files that are still open are not counted.
 """
 
 import contextlib
@@ -9,14 +9,14 @@ import stat
 from pathlib import Path
 
 LEAST = 512
-"""What an entry counts at least: an empty file takes an inode."""
+"""Minimum bytes counted per entry: an empty file still uses an inode."""
 MOST_DEPTH = 256
-"""A folder that is nested deeper counts as too large: each that is open on the way needs a descriptor, and what is not
-looked at could be of any size."""
+"""A folder that is nested deeper counts as too large: each level needs an open descriptor, and the rest could have
+any size."""
 
 
 class _Enough(Exception):
-    """The rest need not be looked at."""
+    """The limit is exceeded; the rest need not be measured."""
 
 
 class _Walk:
@@ -26,7 +26,7 @@ class _Walk:
         self.total = 0
 
     def add(self, about: os.stat_result) -> None:
-        """Count an entry once, also a file with several names."""
+        """Count an entry. A file with several names is counted once."""
         if about.st_nlink > 1 and not stat.S_ISDIR(about.st_mode):
             if (about.st_dev, about.st_ino) in self._linked:
                 return
@@ -56,7 +56,7 @@ class _Walk:
 
 
 def folder_size(path: Path, most: int) -> int:
-    """Return the bytes that a folder takes; once it is more than `most`, the rest is not counted."""
+    """Return the bytes that a folder uses, counted until they exceed `most`."""
     walk = _Walk(most)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

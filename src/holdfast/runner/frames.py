@@ -1,4 +1,4 @@
-"""The supervisor's log: frames of stdout, stderr and events, read whole and from any offset."""
+"""Reads the supervisor's log: complete frames of stdout, stderr and events, from any offset."""
 
 import binascii
 import contextlib
@@ -19,7 +19,7 @@ MAGIC = b"HFF1"
 HEADER = struct.Struct("<4sBBHIIQQ")
 MOST = 1 << 20
 BLOCK = 1 << 18
-"""Several of the largest frames."""
+"""Bytes read at once: several of the largest frames."""
 
 
 class Stream(IntEnum):
@@ -32,7 +32,7 @@ STREAMS = tuple(Stream)
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True):
-    """Some bytes of one stream. `offset` counts every byte that the child wrote, also those that were not kept."""
+    """Some bytes of one stream. `offset` counts every byte that the child wrote, including those that were not kept."""
 
     stream: Stream
     task: int
@@ -52,11 +52,11 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NotAFrame(ValueError):
-    """Bytes where a frame should be: torn, or not a log."""
+    """These bytes are not a frame: an incomplete write, or not a log."""
 
 
 def parse_frame(block: bytes, start: int = 0) -> Frame | None:
-    """Return the frame that starts here, or None if it is not whole."""
+    """Return the frame that starts here, or None if it is incomplete."""
     header = block[start : start + HEADER.size]
     if len(header) < HEADER.size:
         return None
@@ -70,7 +70,7 @@ def parse_frame(block: bytes, start: int = 0) -> Frame | None:
 
 
 def whole_frames(block: bytes) -> Iterator[Frame]:
-    """Yield frames until one is cut off or is none."""
+    """Yield frames up to the first that is incomplete or invalid."""
     start = 0
     with contextlib.suppress(NotAFrame):
         while frame := parse_frame(block, start):
@@ -91,9 +91,9 @@ def from_copy(line: bytes) -> Frame:
 
 
 class FrameReader:
-    """Reads a log that may still grow, from given offsets of its streams on, each byte once.
+    """Reads a log that may still grow, from given offsets of its streams, each byte once.
 
-    `torn` says that bytes follow which are no frame (yet): a write that is under way, or one that never ended.
+    `torn` is true if the remaining bytes are not a frame: a write in progress, or one that was interrupted.
     """
 
     def __init__(self, path: Path, *, stdout: int = 0, stderr: int = 0, events: int = 0) -> None:
@@ -103,7 +103,7 @@ class FrameReader:
         self.torn = False
 
     def read(self, most: int = MOST) -> list[Frame]:
-        """Return the next whole frames, with about `most` bytes in all; none if there is nothing new."""
+        """Return the next complete frames, about `most` bytes in total; none if there is nothing new."""
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -132,7 +132,7 @@ class FrameReader:
 
 
 def fresh(frame: Frame, offsets: dict[Stream, int]) -> Frame | None:
-    """Return the part of a frame that was not read before, and note that it is read now."""
+    """Return the part of a frame that was not read before, and advance the offset."""
     known = offsets[frame.stream]
     if frame.end <= known:
         return None

@@ -1,7 +1,7 @@
-"""Functions that run inside the worker: how they are registered, and what they are given.
+"""Registered functions, and the context that they get when they run inside a worker.
 
-A function's parameters are the job's inputs. One that is annotated with `Context` gets the context: progress, log,
-usage, and the cancel token, which tells it to stop.
+A function's parameters are the job's inputs. A parameter annotated with `Context` gets the context: progress, log,
+usage, and the cancel token, which tells the function to stop.
 """
 
 import asyncio
@@ -20,10 +20,10 @@ from holdfast.model import Json, NewEvent
 P = ParamSpec("P")
 R = TypeVar("R")
 OURS = frozenset({*EVENTS, "end"}) - FREE
-"""Types of events that only holdfast writes; `end` is the last word of a stream."""
+"""Types of events that only holdfast writes; `end` closes a stream."""
 MAX_NAME = 64
 MOST_USED = 1e12
-"""The most that one report of usage may say of one thing: sums stay whole numbers on every database."""
+"""Maximum of one amount in one usage report: sums of whole numbers stay exact on every database."""
 
 
 class Cancelled(Exception):
@@ -52,7 +52,7 @@ class CancelToken:
             raise Cancelled(self.reason)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Block a sync function until it should stop, or the time is over; say whether it should."""
+        """Block a sync function until it should stop, or until the timeout. Return whether it should stop."""
         if self._event is None:
             self._event = threading.Event()
         if self.reason is None:
@@ -67,7 +67,7 @@ class CancelToken:
             await waiter
 
     def _set(self, reason: str) -> None:
-        """Called on the worker's loop. The first reason stays."""
+        """Set the reason, on the worker's loop. The first reason stays."""
         if self.reason is not None:
             return
         self.reason = reason
@@ -101,7 +101,7 @@ class Context:
         """The lease's token: pass it on to fence side effects."""
         self.cancel = cancel
         self.secrets = secrets
-        """The secrets that the job names; they are masked in what it says, returns and raises."""
+        """The secrets that the job names. They are masked in its output, result and errors."""
         self._emit = emit
 
     def log(self, *lines: str) -> None:
@@ -110,26 +110,26 @@ class Context:
 
     def progress(self, percent: float | None = None, message: str | None = None, **more: Json) -> None:
         known = {"percent": percent, "message": message}
-        self._say("progress", {k: v for k, v in known.items() if v is not None} | more)
+        self._emit_event("progress", {k: v for k, v in known.items() if v is not None} | more)
 
     def usage(self, **deltas: float) -> None:
-        """Report what was used since the last report; over the job's budget it is stopped."""
+        """Report usage since the last report. A job that exceeds its budget is stopped."""
         for name, value in deltas.items():
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_USED:
                 raise Invalid(name, f"{value!r} is not a number between 0 and {MOST_USED:g}")
             if len(name) > MAX_NAME or not name.isprintable():
-                raise Invalid("usage", f"{name[:MAX_NAME]!r} is no name with at most {MAX_NAME} characters")
-        self._say("usage", deltas)
+                raise Invalid("usage", f"{name[:MAX_NAME]!r} is not a name of at most {MAX_NAME} printable characters")
+        self._emit_event("usage", deltas)
 
     def event(self, type: str, **data: Json) -> None:
         """Add an event with a name of your own to the job's history."""
         if type in OURS:
             raise Invalid("type", f"{type} events are written by holdfast alone; use another name")
         if not 0 < len(type) <= MAX_NAME or not type.isprintable():
-            raise Invalid("type", f"{type[:MAX_NAME]!r} is no name with 1 to {MAX_NAME} characters")
-        self._say(type, data)
+            raise Invalid("type", f"{type[:MAX_NAME]!r} is not a name of 1 to {MAX_NAME} printable characters")
+        self._emit_event(type, data)
 
-    def _say(self, type: str, data: Json) -> None:
+    def _emit_event(self, type: str, data: Json) -> None:
         """Emit an event; raise here, in the function, if its data is not valid JSON."""
         try:
             msgspec.json.encode(data)
@@ -139,7 +139,7 @@ class Context:
 
 
 class Function(msgspec.Struct, frozen=True, kw_only=True):
-    """A registered function, and how its jobs are submitted unless they say otherwise."""
+    """A registered function, and the defaults of its jobs."""
 
     name: str
     call: Callable[..., Any]
@@ -153,12 +153,12 @@ class Function(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """What holds for its jobs unless they say otherwise, by the names of a submission's fields."""
+        """The defaults of its jobs, by field of a submission."""
         said = {"queue": None if self.queue == "default" else self.queue, "timeout": self.timeout}
         return {name: value for name, value in said.items() if value is not None}
 
     def arguments(self, inputs: Mapping[str, Any]) -> str | None:
-        """Say what is wrong with a job's inputs as arguments of this function, or None."""
+        """Return why a job's inputs do not fit as arguments of this function, or None."""
         names = dict(inputs)
         if self.context is not None:
             if self.context in names:
@@ -171,7 +171,7 @@ class Function(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
 
-class Functions:
+class FunctionRegistry:
     """The functions that an application registered, by name."""
 
     def __init__(self) -> None:
@@ -189,7 +189,7 @@ class Functions:
         return self._named.get(name)
 
     def of(self, call: Callable[..., Any]) -> Function | None:
-        """The registration of a function."""
+        """Return the registration of a function."""
         return next((function for function in self._named.values() if function.call is call), None)
 
     @overload
@@ -237,7 +237,9 @@ def _function(call: Callable[..., Any], name: str, queue: str, timeout: float | 
         if parameter.kind is parameter.POSITIONAL_ONLY and parameter.default is parameter.empty
     ]
     if positional:
-        raise ConfigError([f"function {name}: inputs are passed by name, and {positional[0]} cannot be"])
+        raise ConfigError(
+            [f"function {name}: parameter {positional[0]} is positional-only, but inputs are passed by name"]
+        )
     return Function(
         name=name,
         call=call,

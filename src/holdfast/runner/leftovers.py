@@ -1,8 +1,8 @@
-"""Processes that a killed supervisor left: found by user, mark in the environment or session; killed by pidfd.
+"""Finds and kills processes that a killed supervisor left: by user, by HOLDFAST_MARK in the environment, or by session.
 
-A stored pid is never signalled. A process counts as ours when it runs as a uid that is the attempt's alone, when its
-environment carries the attempt's mark, or when it is in the child's session and that session's leader is verifiably the
-child. After a reboot nothing is.
+A stored pid is never signalled, only a pidfd. A process is ours if it runs as the attempt's own uid, if its environment
+has the attempt's mark, or if it is in the child's session and that session's leader is verifiably the child. After a
+reboot no process is ours.
 """
 
 import os
@@ -35,23 +35,23 @@ def boot_id() -> str:
 
 
 def find_leftovers(mark: str | None, session: Session | None = None, uid: int | None = None) -> list[int]:
-    """Return the pids of what is left, to be looked at, not to be signalled."""
+    """Return the pids of leftover processes, for people to look at; they must not be signalled by pid."""
     with ExitStack() as held:
-        return [pid for pid, _ in _hold_all(mark, session, uid, held)]
+        return [pid for pid, _ in _open_all(mark, session, uid, held)]
 
 
 def kill_leftovers(
     mark: str | None, session: Session | None = None, uid: int | None = None, *, patience: float = PATIENCE
 ) -> list[int]:
-    """Kill what is left, and what that starts meanwhile; return the pids of what is not dead after `patience`.
+    """Kill leftover processes and their new children. Return the pids of those that are not dead after `patience`.
 
-    `uid` is a user that nothing else on this host runs as. All of its processes are killed in one step, so that none
-    gets away by starting others faster than they are found.
+    `uid` is a user that only this attempt has. All of its processes are killed in one call, so that none escapes by
+    forking faster than we find them.
     """
     deadline = time.monotonic() + patience
     while True:
         with ExitStack() as held:
-            left = list(_hold_all(mark, session, uid, held))
+            left = list(_open_all(mark, session, uid, held))
             if not left or time.monotonic() >= deadline:
                 return [pid for pid, _ in left]
             if uid is not None:
@@ -62,12 +62,12 @@ def kill_leftovers(
 
 
 def kill_user(uid: int) -> None:
-    """Kill everything that runs as a user. By a process of its own, since only one that is that user can do it."""
+    """Kill all processes of a user. A separate process does it, because it has to become that user first."""
     subprocess.run([supervisor.path(), "--kill-user", str(uid)], capture_output=True, check=False)
 
 
-def _hold_all(mark: str | None, session: Session | None, uid: int | None, held: ExitStack) -> Iterator[tuple[int, int]]:
-    """Yield (pid, pidfd) of each process that is ours: with the pidfd in hand we look again, and signal what we saw."""
+def _open_all(mark: str | None, session: Session | None, uid: int | None, held: ExitStack) -> Iterator[tuple[int, int]]:
+    """Yield (pid, pidfd) of each process that is ours. It is checked again after the pidfd is open."""
     if session is not None and session.boot_id != boot_id():
         return
     known = session if session is not None and _is_leader(session) else None
@@ -106,7 +106,7 @@ def _environment(pid: int) -> list[bytes]:
 
 
 def _uids(pid: int) -> list[str]:
-    """Return the user ids of a process that is no zombie: real, effective, saved and for files."""
+    """Return the real, effective, saved and filesystem uid of a process; none for a zombie."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
     except OSError:
@@ -116,7 +116,7 @@ def _uids(pid: int) -> list[str]:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Return the fields after the name, which may hold anything: state, parent, group, session …"""
+    """Return the fields after the name (which may contain anything): state, parent, group, session …"""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -127,7 +127,7 @@ def _signal(pidfd: int) -> None:
     try:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     except OSError:
-        return  # ended, or not ours to kill: the next look tells
+        return  # It has ended, or we may not kill it: the next search shows which.
 
 
 def _wait_for_ends(pidfds: list[int], deadline: float) -> None:

@@ -1,7 +1,7 @@
-"""Passing trees between holdfast and the users of attempts.
+"""Changes the owner of folder trees, between holdfast and the users of attempts.
 
-A tree may be a child's own work, with links in it that lead anywhere: every step is taken from the descriptor of the
-folder before, no link is followed, and what is not what it was a moment ago is refused by the kernel.
+A child may have put links anywhere into a tree. So each entry is opened relative to the descriptor of its folder, no
+link is followed, and the kernel refuses an entry that changed its type meanwhile.
 """
 
 import contextlib
@@ -13,13 +13,13 @@ from pathlib import Path
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 DEEPEST = 256
-"""Folders within folders; each is a descriptor that is open."""
+"""Maximum nesting of folders; each level needs an open descriptor."""
 PLAIN = 0o777
-"""The mode bits that may pass from a child to holdfast: nothing runs with its owner's rights."""
+"""The mode bits that are kept of a child's files: not setuid, setgid or sticky."""
 
 
 def give(top: Path, uid: int, gid: int) -> None:
-    """Make a folder and all that is in it a user's."""
+    """Make a user the owner of a folder tree."""
     with _opened(top) as fd:
         os.fchown(fd, uid, gid)
         for folder, name, _ in _below(fd):
@@ -32,7 +32,7 @@ def give_if_there(top: Path, uid: int, gid: int) -> None:
 
 
 def take_over(top: Path) -> None:
-    """Make a folder and all that is in it ours, and take the bits off that lend rights. Without root it is ours."""
+    """Make ourselves the owner of a folder tree, and clear setuid and setgid bits. Without root we own it already."""
     uid, gid = os.geteuid(), os.getegid()
     with _opened(top) as fd:
         _take(os.fstat(fd), fd, uid, gid)
@@ -52,7 +52,7 @@ def _take(about: os.stat_result, fd: int, uid: int, gid: int) -> None:
 
 
 def _below(top: int, depth: int = 1) -> Iterator[tuple[int, str, os.stat_result]]:
-    """Yield (descriptor of its folder, name, status) of each entry below a folder, a folder before what is in it."""
+    """Yield (descriptor of its folder, name, status) of each entry below a folder, parents first."""
     if depth > DEEPEST:
         raise OSError(errno.ENAMETOOLONG, f"folders are nested deeper than {DEEPEST}")
     for name in os.listdir(top):

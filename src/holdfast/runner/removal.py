@@ -1,7 +1,7 @@
-"""Folders that are over, removed many at a time.
+"""Removes the folders of ended attempts, many at a time.
 
-A tree costs dozens of system calls, and after each of them a thread of ours waits for Python's lock again: `rm` does
-them in a process of its own, one for all that came while the last one ran. What it leaves is for the sweep.
+Removing a tree takes dozens of system calls, and a Python thread waits for the interpreter's lock after each of them.
+So `rm` does it, in one process for all folders that arrived while the last one ran. The sweep removes what is left.
 """
 
 import asyncio
@@ -9,12 +9,12 @@ import os
 import shutil
 from pathlib import Path
 
-from holdfast.runner.artifacts import remove_tree
 from holdfast.runner.exits import ProcessExits
+from holdfast.runner.tree_removal import remove_tree
 
 
-class Removals:
-    """Removes folders for all jobs of a runner."""
+class FolderRemover:
+    """Removes folders for all attempts of a runner."""
 
     def __init__(self, children: ProcessExits) -> None:
         self._children = children
@@ -23,7 +23,7 @@ class Removals:
         self._lock = asyncio.Lock()
 
     async def remove(self, *folders: Path) -> None:
-        """Remove folders, if they are there; return when it was tried."""
+        """Remove folders that exist. Returns after the attempt, even if something is left."""
         mine = self._waiting
         mine.extend(folders)
         async with self._lock:

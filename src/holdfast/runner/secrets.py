@@ -1,7 +1,7 @@
-"""Secrets: found by name where the worker runs, given to the child at its start, masked in all that it says.
+"""Secrets: looked up by name on the worker's host, given to the child at its start, masked in its output.
 
-A secret's value is never in the database. It is in the environment of the worker (`HOLDFAST_SECRET_NAME`) or in a file
-of the secrets folder.
+The value of a secret is never in the database. It is in the environment of the worker (`HOLDFAST_SECRET_NAME`) or in a
+file of the secrets folder.
 """
 
 import os
@@ -18,12 +18,12 @@ from holdfast.runner.base import CannotStart
 PREFIX = "HOLDFAST_SECRET_"
 MASK = "***"
 SHORTEST = 4
-"""Shorter values are not masked: they would blot out the log, and a guess finds them anyway."""
+"""Shorter values are not masked: they would hide too much of the log, and can be guessed anyway."""
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
 
 def find_secrets(names: Iterable[str], folder: Path | None) -> dict[str, str]:
-    """Look secrets up by name; one that is not there, or has no usable name, stops the start."""
+    """Look up secrets by name. Raise CannotStart for one that is missing or has an invalid name."""
     found = {}
     for name in names:
         if not NAME.fullmatch(name):
@@ -41,7 +41,7 @@ def find_secrets(names: Iterable[str], folder: Path | None) -> dict[str, str]:
 
 
 class Mask:
-    """Blots secrets out of bytes, texts and data. Each line of a secret of several lines is one of its own."""
+    """Masks secrets in bytes, texts and data. Each line of a multi-line secret is masked separately."""
 
     def __init__(self, values: Iterable[str]) -> None:
         lines = {line.strip() for value in values for line in [value, *value.splitlines()]}
@@ -55,14 +55,14 @@ class Mask:
     def __bool__(self) -> bool:
         return self._text is not None
 
-    def blot(self, data: bytes) -> bytes:
+    def mask_bytes(self, data: bytes) -> bytes:
         return data if self._bytes is None else self._bytes.sub(MASK.encode(), data)
 
     def text(self, text: str) -> str:
         return text if self._text is None else self._text.sub(MASK, text)
 
     def data(self, value: Any) -> Any:
-        """Blot secrets out of every text in JSON data, keys as well."""
+        """Mask secrets in every string of JSON data, including keys."""
         if self._text is None:
             return value
         if isinstance(value, str):
@@ -77,7 +77,7 @@ class Mask:
         return error and Error(code=error.code, message=self.text(error.message))
 
     def cut(self, data: bytes, at: int) -> int:
-        """Return where to cut data, at a place or a little before it, so that no secret is cut in two."""
+        """Return where to cut data: at `at`, or a little before it, so that no secret is split."""
         if self._bytes is None:
             return at
         for found in self._bytes.finditer(data, max(0, at - self.longest), at + self.longest):

@@ -1,7 +1,7 @@
-"""The identity of the shared folder: a file with a random id in it, which the database records at the first start.
+"""The identity of the shared folder: a file with a random id, which the database records at the first start.
 
-From then on a part whose folder has no id, or another one, refuses to start: its files would be where nobody looks for
-them. An empty mount point looks like a new folder, so a folder without an id is never made one once an id is recorded.
+From then on a server or worker whose folder has no id, or another one, refuses to start: its files would be lost to the
+others. An empty mount point looks like a new folder, so once an id is recorded, a folder without an id never gets one.
 """
 
 import contextlib
@@ -20,35 +20,35 @@ from holdfast.permissions import PRIVATE, make_folder, make_parents, tighten
 
 FILE = "holdfast-folder.json"
 READS = 20
-"""How often a file is read that is not whole: another process may be writing it where links do not work."""
+"""How often an incomplete file is read again: where links do not work, another process may still be writing it."""
 ADOPT = "if this folder is to take its place, run `holdfast shared-folder adopt`"
 
 
 class FolderId(msgspec.Struct, frozen=True, kw_only=True):
-    """What a shared folder says of itself. `installation` is the id of the database that it belongs to."""
+    """The content of the id file. `installation` is the id of the database that the folder belongs to."""
 
     id: str
     installation: str
 
 
-class Record(Protocol):
-    """What a database knows of its shared folder."""
+class FolderRecord(Protocol):
+    """The shared folder that is recorded in a database."""
 
     async def read(self) -> RecordedFolder | None: ...
 
     async def write(self, recorded: RecordedFolder, *, instead_of: RecordedFolder | None) -> bool:
-        """Record a folder; False if the record is no longer what it was."""
+        """Record a folder. Return False if the record has changed meanwhile."""
 
 
 class SharedFolder:
-    """A shared folder that was proven when this process started."""
+    """A shared folder that was verified when this process started."""
 
     def __init__(self, path: Path, folder_id: str) -> None:
         self.path = path
         self.id = folder_id
 
     def check(self) -> None:
-        """Refuse to use the folder while another one, or an empty mount point, is in its place."""
+        """Raise SharedFolderAway if another folder, or an empty mount point, is there instead."""
         try:
             found = read_id(self.path)
         except OSError as error:
@@ -61,8 +61,8 @@ class SharedFolder:
             )
 
 
-async def prove(path: Path, installation: str, record: Record) -> SharedFolder:
-    """Return the shared folder if it is the one that the database names. At the first start it becomes that one."""
+async def open_shared_folder(path: Path, installation: str, record: FolderRecord) -> SharedFolder:
+    """Return the shared folder if it is the recorded one. At the first start, record it."""
     try:
         recorded = await record.read()
         if recorded is None:
@@ -78,10 +78,10 @@ async def prove(path: Path, installation: str, record: Record) -> SharedFolder:
     return SharedFolder(path, recorded.id)
 
 
-async def adopt(path: Path, installation: str, record: Record) -> RecordedFolder:
-    """Make this folder the one that the database names, whatever it named before.
+async def adopt(path: Path, installation: str, record: FolderRecord) -> RecordedFolder:
+    """Record this folder as the shared folder of the database, instead of any other.
 
-    A folder of another installation gets a new id, so that the other one notices.
+    A folder of another installation gets a new id, so that the other installation notices.
     """
     try:
         found = read_id(path)
@@ -94,12 +94,12 @@ async def adopt(path: Path, installation: str, record: Record) -> RecordedFolder
         raise ConfigError([f"the shared folder {path} cannot be used: {error.strerror}"]) from error
     recorded = RecordedFolder(id=found.id, path=str(path))
     while not await record.write(recorded, instead_of=await record.read()):
-        pass  # Another process recorded one in this moment: the person who runs this command has the last word.
+        pass  # Another process recorded a folder at the same time; the operator who runs this command decides.
     return recorded
 
 
 def mismatch(path: Path, installation: str, found: FolderId | None, recorded: RecordedFolder | None) -> str | None:
-    """Say why a folder is not the one that a database names; None if it is, or can become that one."""
+    """Return why a folder cannot be the shared folder of a database, or None if it can."""
     if recorded is None:
         if found is None or found.installation == installation:
             return None
@@ -119,19 +119,19 @@ def mismatch(path: Path, installation: str, found: FolderId | None, recorded: Re
 
 
 def read_id(path: Path) -> FolderId | None:
-    """Read a folder's id; None if there is none, or no folder."""
+    """Read the id of a folder; None if there is no id or no folder."""
     for _ in range(READS):
         try:
             return decoding.decode((path / FILE).read_bytes(), FolderId)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except msgspec.MsgspecError:
-            time.sleep(0.05)  # Reason: it may be half written, and there is nothing to wait for.
+            time.sleep(0.05)  # Reason: it may be incomplete, and there is no event to wait for.
     raise OSError(errno.EINVAL, f"its {FILE} is damaged; restore it from a backup, or remove it and adopt the folder")
 
 
 def make_id(path: Path, installation: str) -> FolderId:
-    """Give a folder an id, unless another process is faster; return the one that it has then."""
+    """Give a folder an id, unless another process is faster. Return the id that it has."""
     make_parents(path)
     make_folder(path)
     data = msgspec.json.encode(FolderId(id=os.urandom(16).hex(), installation=installation))
@@ -147,8 +147,8 @@ def make_id(path: Path, installation: str) -> FolderId:
     return found
 
 
-async def _first_use(path: Path, installation: str, record: Record) -> RecordedFolder:
-    """Give the folder an id and record it. Of two that do so at once with different folders, one is refused."""
+async def _first_use(path: Path, installation: str, record: FolderRecord) -> RecordedFolder:
+    """Give the folder an id and record it. If two processes do so with different folders, one is refused."""
     found = read_id(path)
     if (problem := mismatch(path, installation, found, None)) is not None:
         raise ConfigError([problem])
@@ -158,13 +158,15 @@ async def _first_use(path: Path, installation: str, record: Record) -> RecordedF
     recorded = await record.read()
     if recorded is None:
         raise ConfigError([f"the shared folder {path} could not be recorded in the database"])
-    if made and recorded.id != found.id:  # Ours never was one: the next start must not take it for another's.
+    if (
+        made and recorded.id != found.id
+    ):  # Ours is not used: remove its id, so that the next start does not take it for another shared folder.
         (path / FILE).unlink(missing_ok=True)
     return recorded
 
 
 def _link(source: Path, target: Path, data: bytes) -> None:
-    """Put a file in its place whole, if none is there; on a filesystem without links, nearly so."""
+    """Create a file atomically unless it exists; on a filesystem without links, almost atomically."""
     try:
         os.link(source, target)
     except FileExistsError:
@@ -181,7 +183,7 @@ def _replace(target: Path, data: bytes) -> None:
 
 
 def _written(target: Path, data: bytes) -> Path:
-    """Write a file beside its target, to the disk."""
+    """Write and sync a temporary file next to its target."""
     temporary = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
     with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
         file.write(data)

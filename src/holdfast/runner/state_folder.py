@@ -1,9 +1,10 @@
-"""The state folder: what holdfast keeps on this host's own disk, and what identifies the host.
+"""The state folder: holdfast's files on the local disk of this host, and the id of the host.
 
 host                 a random id; machine ids are cloned with images
 boots                every boot of this host that ran attempts, the latest last
 workers/SITE/…lock   locked by a worker while it lives; if it can be locked, the worker is dead
 attempts/SITE/…      the attempt folders of one installation
+spare-markers/SITE/ start markers made in advance, for a full disk
 turns/ENGINE/…       start slots: locked while a container starts on that engine
 """
 
@@ -61,36 +62,39 @@ class StateFolder:
         _tighten_attempts(folder)
         return folder
 
-    def locks(self, installation: str) -> "Locks":
+    def spare_markers(self, installation: str) -> Path:
+        return self.path / "spare-markers" / installation
+
+    def locks(self, installation: str) -> "WorkerLocks":
         folder = self.path / "workers" / installation
         make_folder(folder)
-        return Locks(folder)
+        return WorkerLocks(folder)
 
 
-class Held:
-    """A lock file that this process holds."""
+class WorkerLock:
+    """The lock file of this worker. With `keep_file` it stays after a clean exit."""
 
-    leaves_something = False
+    keep_file = False
 
 
-class Locks:
+class WorkerLocks:
     """The lock files of one installation's workers on this host."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     @contextlib.contextmanager
-    def hold(self, worker: str) -> Iterator["Held"]:
-        """Hold a worker's lock file while it lives. The kernel releases the lock when the worker dies.
+    def acquire(self, worker: str) -> Iterator["WorkerLock"]:
+        """Lock a worker's file while it lives. The kernel releases the lock when the worker dies.
 
         A clean exit removes the file. If leases are left, the file stays, so that another worker hands them over.
         """
         path = self._file(worker)
         fd = _locked(path)
-        held = Held()
+        lock = WorkerLock()
         try:
-            yield held
-            if not held.leaves_something:
+            yield lock
+            if not lock.keep_file:
                 path.unlink(missing_ok=True)
         finally:
             os.close(fd)
@@ -175,7 +179,7 @@ def _note_boot(path: Path, boot: str) -> list[str]:
 
 
 def _filesystem(path: Path) -> str:
-    """Return the type of the filesystem that holds a folder."""
+    """Return the type of the filesystem of a folder."""
     device = path.stat().st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     for line in Path("/proc/self/mountinfo").read_text().splitlines():

@@ -1,7 +1,7 @@
-"""What an attempt without places of its own left on the host: files where everybody may write, System V objects.
+"""Removes what an attempt without a private view left on the host: files in world-writable folders, System V objects.
 
-Needed where the kernel does not let us make mount namespaces. Only the top of each place is looked at, and whole
-folders of the user's are removed: deeper down nobody else lets it write.
+Needed where the kernel does not allow mount namespaces. Only the top level of each folder is searched; below it, only
+the user's own folders are writable for the user, and those are removed whole.
 """
 
 import contextlib
@@ -10,26 +10,26 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.runner.artifacts import remove_tree
+from holdfast.runner.tree_removal import remove_tree
 
-OPEN_PLACES = ("/tmp", "/var/tmp", "/run/lock", "/dev/shm", "/dev/mqueue")
+OPEN_FOLDERS = ("/tmp", "/var/tmp", "/run/lock", "/dev/shm", "/dev/mqueue")
 REMOVE = 0
 """IPC_RMID."""
 SYSTEM_V = Path("/proc/sysvipc")
 
 
 def remove_strays(uid: int) -> list[str]:
-    """Remove what belongs to a user that nothing runs as; return what could not be removed."""
-    left = [entry for place in OPEN_PLACES for entry in _remove_files(place, uid)]
+    """Remove what belongs to a user that has no processes. Return what could not be removed."""
+    left = [entry for folder in OPEN_FOLDERS for entry in _remove_files(folder, uid)]
     for kind in ("shm", "msg", "sem"):
         left += _remove_objects(kind, uid)
     return left
 
 
-def _remove_files(place: str, uid: int) -> list[str]:
+def _remove_files(folder: str, uid: int) -> list[str]:
     left = []
     with contextlib.suppress(OSError):
-        for entry in list(os.scandir(place)):
+        for entry in list(os.scandir(folder)):
             with contextlib.suppress(FileNotFoundError):
                 if entry.stat(follow_symlinks=False).st_uid == uid and not _remove(entry):
                     left.append(entry.path)
@@ -46,7 +46,7 @@ def _remove(entry: "os.DirEntry[str]") -> bool:
 
 
 def _remove_objects(kind: str, uid: int) -> list[str]:
-    """Remove the shared memory, queues or semaphores that a user made or owns."""
+    """Remove the shared memory, queues or semaphores that a user created or owns."""
     libc = ctypes.CDLL(None, use_errno=True)
     remove: dict[str, Callable[[int], int]] = {
         "shm": lambda number: libc.shmctl(number, REMOVE, None),

@@ -33,21 +33,21 @@ log = logging.getLogger(__name__)
 
 WORK = "work"
 FILES = (WORK, "tmp", "space")
-"""What can belong to the user in an attempt's folder."""
+"""Entries of an attempt folder that can belong to its user."""
 LOCK = "lock"
 TRIES = 32
 """Uids that are tried one after the other; if all are taken, the folder is listed to find a free one."""
 LOCK_SECONDS = 1.0
-"""How long to wait for a lock that is usually held for microseconds."""
+"""How long to wait for a lock that others usually have for microseconds."""
 CLAIM_SECONDS = 600.0
-"""A claim without a folder is freed after this time. A start must be well over by then, which `start_by` sees to."""
+"""A claim without a folder is freed after this time. `start_by` makes sure that a start is over by then."""
 
 
 class UidsExhausted(EngineUnreachable):
     """Every uid of the range is in use: the job waits."""
 
 
-class Claim(msgspec.Struct, frozen=True):
+class UidClaim(msgspec.Struct, frozen=True):
     """A uid and the folder of the attempt that has it. `age` is in seconds."""
 
     uid: int
@@ -55,7 +55,7 @@ class Claim(msgspec.Struct, frozen=True):
     age: float = 0.0
 
 
-class Uids:
+class UidPool:
     """The uids of a range. `private`: attempts have a /tmp of their own, so that they leave nothing elsewhere."""
 
     def __init__(self, first: int, last: int, folder: Path, *, private: bool = True) -> None:
@@ -89,7 +89,7 @@ class Uids:
         return self.first <= uid <= self.last
 
     def claim(self, attempt: Path) -> int:
-        """Take a free uid for an attempt's folder, which need not be there yet; raises UidsExhausted."""
+        """Claim a free uid for an attempt folder, which need not exist yet. Raise UidsExhausted if there is none."""
         target = str(attempt)
         for _ in range(TRIES):
             if self._take(uid := self._step(), target):
@@ -109,31 +109,33 @@ class Uids:
         return self._take(uid, str(attempt)) or self.owner(uid) == attempt
 
     def owner(self, uid: int) -> Path | None:
-        """The folder of the attempt that has a uid."""
+        """Return the folder of the attempt that has a uid."""
         try:
             return Path(os.readlink(f"{self._root}/{uid}"))
         except OSError:
             return None
 
     def of(self, attempt: Path) -> int | None:
-        """The uid of an attempt, if its folder is there and the uid is its own."""
+        """Return the uid of an attempt, if its folder exists and the uid is claimed for it."""
         uid = owner_of(attempt)
         return uid if uid is not None and uid in self and self.owner(uid) == attempt else None
 
     def free(self, uid: int, attempt: Path) -> bool:
         """Free the uid of an attempt if it is still that attempt's, and nothing of its folder is left.
 
-        The caller knows that nothing runs as the uid. Under a lock, so that of two who free it at the same time the
-        slower one does not free it for its next owner. If somebody sleeps with the lock, the sweep does it later.
+        The caller knows that no process runs as the uid. A lock makes sure that of two workers that free it, the slower
+        one does not take it away from its next owner. If a suspended process has the lock, the sweep frees it later.
         """
         with self._mutex:
             if not self._locked():
                 return False
             try:
-                if self.owner(uid) != attempt or self._in_use(Claim(uid, attempt)):
+                if self.owner(uid) != attempt or self._in_use(UidClaim(uid, attempt)):
                     return False
                 if not self.private and (left := remove_strays(uid)):
-                    log.warning("uid %d stays in use: %s could not be removed", uid, ", ".join(left[:10]))
+                    log.warning(
+                        "uid %d stays in use until the next sweep: %s could not be removed", uid, ", ".join(left[:10])
+                    )
                     return False
                 os.unlink(f"{self._root}/{uid}")
                 return True
@@ -142,8 +144,8 @@ class Uids:
             finally:
                 fcntl.flock(self._lock, fcntl.LOCK_UN)
 
-    def claims(self, below: Path | None = None) -> Iterator[Claim]:
-        """All claims, or those of attempts whose folders are directly below one."""
+    def claims(self, below: Path | None = None) -> Iterator[UidClaim]:
+        """Yield all claims, or those of attempts whose folders are directly below a folder."""
         now = time.time()
         for name in os.listdir(self._root):
             uid = _number(name)
@@ -152,10 +154,10 @@ class Uids:
             with contextlib.suppress(OSError):
                 folder = Path(os.readlink(f"{self._root}/{name}"))
                 if below is None or folder.parent == below:
-                    yield Claim(uid, folder, now - os.lstat(f"{self._root}/{name}").st_mtime)
+                    yield UidClaim(uid, folder, now - os.lstat(f"{self._root}/{name}").st_mtime)
 
-    def stale(self, below: Path, older: float = CLAIM_SECONDS) -> list[Claim]:
-        """Claims whose attempts are gone: nothing of their folder is left, and they are too old to be just starting."""
+    def stale(self, below: Path, older: float = CLAIM_SECONDS) -> list[UidClaim]:
+        """Return claims whose attempt folder is gone, and that are too old for an attempt that is just starting."""
         half_made = {_final(name) for name in os.listdir(below) if name.startswith(".")}
         return [
             claim
@@ -163,7 +165,7 @@ class Uids:
             if claim.age > older and not self._in_use(claim) and claim.folder.name not in half_made
         ]
 
-    def _in_use(self, claim: Claim) -> bool:
+    def _in_use(self, claim: UidClaim) -> bool:
         owner = owner_of(claim.folder)
         return owner == claim.uid if owner is not None else _holds_files(claim.folder)
 
@@ -196,7 +198,7 @@ class Uids:
 
 
 def owner_of(attempt: Path) -> int | None:
-    """The uid that owns an attempt's `work` folder; None if it is not there. Only root can have changed it."""
+    """Return the owner of an attempt's `work` folder; None if there is none. Only root can change it."""
     try:
         about = os.lstat(f"{attempt}/{WORK}")
     except (FileNotFoundError, NotADirectoryError):
@@ -205,12 +207,12 @@ def owner_of(attempt: Path) -> int | None:
 
 
 def _holds_files(attempt: Path) -> bool:
-    """Whether anything that the attempt's user owns may be left; an attempt that is over may leave a mark of ours."""
+    """Return whether the attempt's user may still own files there. A start marker does not count: it is ours."""
     return any(os.path.lexists(f"{attempt}/{name}") for name in FILES)
 
 
 def unusable(first: int, last: int) -> str | None:
-    """Say why a range cannot be used here: a user namespace may not map it."""
+    """Return why a range cannot be used here, or None: a user namespace may not map it."""
     for kind in ("uid", "gid"):
         with contextlib.suppress(FileNotFoundError):
             lines = Path(f"/proc/self/{kind}_map").read_text().splitlines()
@@ -228,5 +230,5 @@ def _number(name: str) -> int | None:
 
 
 def _final(name: str) -> str:
-    """The name that a folder gets which is being made as `.JOB.ATTEMPT.RANDOM`."""
+    """Return the final name of a folder that is being made as `.JOB.ATTEMPT.RANDOM`."""
     return name[1:].rpartition(".")[0]

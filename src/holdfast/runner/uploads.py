@@ -1,7 +1,7 @@
-"""Files that callers give to jobs, in the folder that all hosts share.
+"""Uploads: files that callers give to jobs, in the shared folder.
 
-    uploads/<tenant>/<upload>/…     what was uploaded and may be given to jobs, for a day
-    inputs/<job>/<upload>/…         what a job was given: links to the same files, for as long as the job is there
+    uploads/<tenant>/<upload>/…     uploaded files, which may be given to jobs for a day
+    inputs/<job>/<upload>/…         the files of a job: links to the same files, kept until the job is removed
 
 An upload never changes: it is received under another name and renamed when complete. The inputs of a job are named by
 their upload, so giving one is idempotent, also after a crash.
@@ -21,17 +21,18 @@ from typing import IO
 from holdfast.errors import Conflict, Invalid, NotFound, TooLarge
 from holdfast.model import new_id
 from holdfast.permissions import make_file, make_folder
-from holdfast.runner.artifacts import Limits, Violation, plain, remove_tree
+from holdfast.runner.collected_outputs import ArtifactLimits, ContractViolation, checked_name
+from holdfast.runner.tree_removal import remove_tree
 
 NAMED = frozenset({errno.EEXIST, errno.ENOTDIR, errno.EISDIR})
 STAGED = 10
-"""How many times the size of one upload a tenant may have staged."""
+"""A tenant may have this many times the maximum size of one upload waiting."""
 
 
-class Incoming:
-    """One upload on its way in."""
+class IncomingUpload:
+    """One upload that is being received."""
 
-    def __init__(self, target: Path, limits: Limits) -> None:
+    def __init__(self, target: Path, limits: ArtifactLimits) -> None:
         self.id = target.name
         self.files: dict[str, int] = {}
         self._target = target
@@ -42,18 +43,18 @@ class Incoming:
 
     def begin(self, name: str) -> None:
         try:
-            self._name = plain(name)
+            self._name = checked_name(name)
             if len(self.files) >= self._limits.entries:
                 raise TooLarge("file", f"over {self._limits.entries} files in one upload")
             path = self._temporary / name
             make_folder(path.parent)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        except Violation as error:
+        except ContractViolation as error:
             raise Invalid("file", str(error)) from error
         except OSError as error:
             if error.errno not in NAMED:
                 raise
-            raise Invalid("file", f"{name[:200]!r} is there already, as a file or as a folder") from error
+            raise Invalid("file", f"{name[:200]!r} exists already, as a file or a folder") from error
         self._open = os.fdopen(descriptor, "wb")
         self.files[name] = 0
 
@@ -85,12 +86,12 @@ class JobUploads:
         self._uploads = shared / "uploads"
         self._given = shared / "inputs"
 
-    def receive(self, tenant: str, limits: Limits) -> Incoming:
+    def receive(self, tenant: str, limits: ArtifactLimits) -> IncomingUpload:
         """Begin an upload, unless too much is staged already."""
         folder = self._of(tenant)
         if sum(path.stat().st_size for path in _files(folder).values()) > STAGED * limits.bytes:
             raise Conflict(f"upload quota of {STAGED * limits.bytes} bytes exceeded; unused uploads expire after 24 h")
-        return Incoming(folder / new_id(), limits)
+        return IncomingUpload(folder / new_id(), limits)
 
     def give(self, tenant: str, job_id: str, uploads: Sequence[str], limit: int) -> None:
         """Link uploads of this tenant for a job that is about to be submitted."""
@@ -100,7 +101,7 @@ class JobUploads:
             if not files:
                 raise NotFound("upload", upload[:60])
             if both := found.keys() & files.keys():
-                raise Invalid("uploads", f"two of them have a file {min(both)}")
+                raise Invalid("uploads", f"two uploads have a file {min(both)}")
             found |= files
         if sum(path.stat().st_size for path in found.values()) > limit:
             raise TooLarge("uploads", f"over {limit} bytes for one job")

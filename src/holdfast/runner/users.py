@@ -1,4 +1,4 @@
-"""Whom commands run as: without root, ourselves; as root, a uid of each attempt's own, or one user that is set."""
+"""Selects the users of commands: without root the worker's own; as root one uid per attempt, or one configured user."""
 
 import os
 import pwd
@@ -12,7 +12,7 @@ from holdfast.config import Settings
 from holdfast.errors import ConfigError
 from holdfast.runner import supervisor
 from holdfast.runner.base import CannotStart
-from holdfast.runner.uids import Uids, unusable
+from holdfast.runner.uids import UidPool, unusable
 
 
 class User(msgspec.Struct, frozen=True):
@@ -37,7 +37,7 @@ def find_user(name: str) -> User:
 
 
 def find_job_user(name: str, *, allow_root: bool) -> User:
-    """Look up the user that a job names. Who that is, only this host can say: so root is refused here."""
+    """Look up the user that a job names. Root is refused here, because only this host knows the uid of a name."""
     user = find_user(name)
     refuse_root(user, f"user {name} of this host", allow_root=allow_root)
     return user
@@ -54,9 +54,9 @@ def refuse_root(user: User, who: str, *, allow_root: bool) -> None:
 
 
 def user_for(name: str | None, state: Path) -> User | None:
-    """The one user whom all commands run as; None: ourselves, or with no name and as root, one for each attempt.
+    """Return the user that all commands run as. None: the worker's user, or as root without a name, one per attempt.
 
-    The user, or every one of them, must be able to reach the state folder.
+    Raise ConfigError if such a user cannot reach the state folder.
     """
     if os.geteuid() != 0:
         return None
@@ -73,23 +73,23 @@ def user_for(name: str | None, state: Path) -> User | None:
     return user
 
 
-def uids_for(settings: Settings) -> Uids | None:
-    """The uids of attempts, if each is to have one of its own."""
+def uids_for(settings: Settings) -> UidPool | None:
+    """Return the pool of uids if each attempt gets its own, else None."""
     if os.geteuid() != 0 or settings.process_user is not None:
         return None
     first, last = settings.uid_range
     if (problem := unusable(first, last)) is not None:
         raise ConfigError([problem])
-    return Uids(first, last, settings.process_uids_dir.absolute(), private=can_be_private())
+    return UidPool(first, last, settings.process_uids_dir.absolute(), private=can_be_private())
 
 
 def can_be_private() -> bool:
-    """Whether attempts can have places of their own here: a container may not have the right to mount."""
+    """Return whether attempts can have a private view here: a container may lack the privilege to mount."""
     return subprocess.run([supervisor.path(), "--probe-private"], capture_output=True, check=False).returncode == 0
 
 
 def known_users(first: int, last: int) -> list[str]:
-    """The users of this host whose uid is within a range, or whose group's number is."""
+    """Return the users of this host whose uid or gid is within a range."""
     return [one.pw_name for one in pwd.getpwall() if first <= one.pw_uid <= last or first <= one.pw_gid <= last]
 
 

@@ -1,7 +1,7 @@
-"""The two files that the supervisor reads: what to run (`spec`), and the commands that follow.
+"""Encodes the files that the supervisor reads: what to run (`spec`), and commands.
 
-Both are records of "key length\\nbytes\\n" after a title line with the version, closed by "end 0". Durations are
-seconds here and whole microseconds there.
+Both are records of "key length\\nbytes\\n" after a title line with the version, ended by "end 0". Durations are seconds
+here, and whole microseconds in the files.
 """
 
 import signal
@@ -29,14 +29,14 @@ from holdfast.runner.supervisor.protocol import (
 )
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""Where the commands of jobs are looked for."""
+"""The PATH of jobs."""
 
-Record = tuple[SpecKey | ProgramKey | TaskKey, str | int]
+SpecRecord = tuple[SpecKey | ProgramKey | TaskKey, str | int]
 CommandRecord = tuple[CommandKey, str | int]
 
 
 class WireTask(msgspec.Struct, frozen=True, kw_only=True):
-    """One command. Its environment and folder go before those of the spec."""
+    """One task. Its environment and folder override those of the spec."""
 
     name: str
     argv: tuple[str, ...]
@@ -46,7 +46,7 @@ class WireTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Service(msgspec.Struct, frozen=True, kw_only=True):
-    """What runs beside the tasks, started and stopped by command. `stop_signal` asks it to end."""
+    """A program that runs along with the tasks, started and stopped by command. `stop_signal` asks it to end."""
 
     name: str
     argv: tuple[str, ...]
@@ -55,13 +55,13 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     stop_signal: int = signal.SIGTERM
 
 
-class Spec(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt: its tasks, run one after the other, and what holds for all of them.
+class SupervisorSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt: its tasks, which run one after the other, and the settings that apply to all of them.
 
-    `start_by` and `stop_after` are moments of `clock`, in seconds: CLOCK_BOOTTIME on the same host, the wall clock of
-    the engine's host for a container. The environment is exactly `env`, the task's and the mark. With `hold` no task
-    begins, and the attempt does not end, without a command. `sole_user`: nothing else on the host runs as `uid`, so all
-    of it is killed before the end. `private`: the programs have /tmp, shared memory, queues and /proc of their own.
+    `start_by` and `stop_after` are times of `clock` in seconds: CLOCK_BOOTTIME on this host, the wall clock of the
+    engine's host for a container. The environment is exactly `env`, the task's own entries and the mark. With `hold`
+    the supervisor waits for a command before each task and before the end. `sole_user`: no other process has this uid,
+    so all processes of the uid are killed before the end. `private`: own /tmp, shared memory, queues and /proc.
     """
 
     token: int
@@ -103,10 +103,10 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     text: str | None = None
 
 
-def encode_spec(spec: Spec) -> bytes:
-    """Return the spec file's bytes; raise Invalid for what the supervisor would refuse anyway."""
+def encode_spec(spec: SupervisorSpec) -> bytes:
+    """Encode a spec. Raise Invalid for values that the supervisor would refuse."""
     if spec.uid is not None and spec.gid is None:
-        raise Invalid("gid", "a user needs a group, or it keeps that of the worker")
+        raise Invalid("gid", "a uid needs a gid; otherwise the child would keep the worker's group")
     if not 0 < len(spec.tasks) <= MAX_TASKS:
         raise Invalid("tasks", f"between 1 and {MAX_TASKS}")
     return _encode(SPEC_TITLE, _spec_records(spec))
@@ -117,7 +117,7 @@ def encode_command(command: Command) -> bytes:
 
 
 def fitting(text: str) -> str:
-    """Cut a text to what a supervisor takes, at the border of a character."""
+    """Cut a text to the maximum length that a supervisor accepts, between two characters."""
     return text.encode(errors="replace")[:MAX_WORD].decode(errors="ignore")
 
 
@@ -125,19 +125,19 @@ def micros(seconds: float) -> int:
     return max(0, round(seconds * 1_000_000))
 
 
-def _encode(title: str, records: Iterator[Record] | Iterator[CommandRecord]) -> bytes:
+def _encode(title: str, records: Iterator[SpecRecord] | Iterator[CommandRecord]) -> bytes:
     parts = [f"{title} {VERSION}\n".encode()]
     for key, value in records:
-        # Paths and arguments may hold bytes that are not UTF-8; Python carries them as surrogates.
+        # Paths and arguments may contain bytes that are not UTF-8; Python represents them as surrogates.
         data = str(value).encode("utf-8", "surrogateescape")
         if b"\0" in data:
-            raise Invalid(key, "cannot hold a zero byte")
+            raise Invalid(key, "must not contain a zero byte")
         parts.append(b"%s %d\n%s\n" % (key.encode(), len(data), data))
     parts.append(b"end 0\n\n")
     return b"".join(parts)
 
 
-def _spec_records(spec: Spec) -> Iterator[Record]:
+def _spec_records(spec: SupervisorSpec) -> Iterator[SpecRecord]:
     key: SpecKey
     yield "token", spec.token
     yield "mark", spec.mark
@@ -169,7 +169,7 @@ def _spec_records(spec: Spec) -> Iterator[Record]:
         yield from _task_records(task)
 
 
-def _program_records(key: ProgramKey, program: WireTask | Service) -> Iterator[Record]:
+def _program_records(key: ProgramKey, program: WireTask | Service) -> Iterator[SpecRecord]:
     if not program.argv:
         raise Invalid("argv", f"{key} {program.name} has no command")
     if not 0 < len(program.name.encode()) <= MAX_NAME:
@@ -181,13 +181,13 @@ def _program_records(key: ProgramKey, program: WireTask | Service) -> Iterator[R
         yield "cwd", program.cwd
 
 
-def _task_records(task: WireTask) -> Iterator[Record]:
+def _task_records(task: WireTask) -> Iterator[SpecRecord]:
     yield from _program_records("task", task)
     if task.timeout is not None:
         yield "timeout", micros(task.timeout)
 
 
-def _environment(env: Mapping[str, str]) -> Iterator[Record]:
+def _environment(env: Mapping[str, str]) -> Iterator[SpecRecord]:
     for name, value in env.items():
         if not name or "=" in name:
             raise Invalid("env", f"{name!r} cannot name an environment entry")

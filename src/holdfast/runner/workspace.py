@@ -1,14 +1,14 @@
-"""What the tasks of a pipeline work on: a folder `space` beside the attempt's other files.
+"""The workspace of a pipeline: the folder `space` in its attempt folder.
 
-    plan            the plan of this attempt, for an adopter: files may have changed since
-    space/tree      where tasks run; what becomes a snapshot
-    space/inputs    the files that they declared, and their SQL
-    space/NAME      a restored tree that waits to take the place of `tree`
-    space/was.NAME  the tree that it replaced
+    plan            the plan of this attempt, for an adopter: source files may have changed since
+    space/tree      the current folder of the tasks; it becomes the snapshot
+    space/inputs    the files that the tasks declared, and their SQL
+    space/NAME      a restored tree that will replace `tree`
+    space/was.NAME  the tree that NAME replaced
 
-`tree` and `inputs` are the tasks' own, and in a container, where the supervisor is no other user than they are, so is
-`space`. So a worker never writes below it: what it restores is made beside `space` and moved in. And what it believes
-is not kept there: the plan lies beside `space`, which is all that a container has of this folder.
+The tasks own `tree` and `inputs`. In a container, where the supervisor runs as the same user, they also own `space`. So
+a worker never writes inside `space`: it restores trees next to it and moves them in. The plan is next to `space` as
+well, where tasks cannot change it: only `space` is mounted into a container.
 """
 
 import errno
@@ -22,22 +22,22 @@ from typing import Protocol
 import msgspec
 
 from holdfast.permissions import make_passable
-from holdfast.runner.artifacts import remove_tree
 from holdfast.runner.ownership import give
+from holdfast.runner.tree_removal import remove_tree
 from holdfast.runner.wire import Service, WireTask
 
-SPACE, TREE, INPUTS, PLAN = "space", "tree", "inputs", "plan"
+WORKSPACE, TREE, INPUTS, PLAN = "space", "tree", "inputs", "plan"
 
 
 def replaced_by(tree: Path) -> Path:
-    """Return where the tree is that a restored one replaced."""
+    """Return the path of the tree that a restored one replaced."""
     return tree.with_name(f"was.{tree.name}")
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where tasks find their things, in their own words: inside a container the paths are others than outside.
+class WorkspacePaths(msgspec.Struct, frozen=True, kw_only=True):
+    """The paths of a workspace as its tasks see them; inside a container they differ from those on the host.
 
-    `socket` is a folder for sockets, with a short path; it need not be there yet. `root` says whether they run as root.
+    `socket` is a folder for sockets, with a short path; it need not exist yet. `root`: whether the tasks run as root.
     """
 
     tree: str
@@ -47,57 +47,59 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Programs(msgspec.Struct, frozen=True, kw_only=True):
-    """What a supervisor is to run."""
+    """The programs of a supervisor: its tasks and the optional service."""
 
     tasks: tuple[WireTask, ...]
     service: Service | None = None
 
 
-class Staging(Protocol):
-    """A pipeline on its way to a runner; `plan` is kept as it is."""
+class PipelineStaging(Protocol):
+    """A planned pipeline as a runner needs it. `plan` is stored unchanged."""
 
     plan: bytes
 
-    def programs(self, place: Place) -> Programs:
-        """Say what to run there."""
+    def programs(self, paths: WorkspacePaths) -> Programs:
+        """Return the programs for these paths."""
 
     def make_tree(self, tree: Path) -> None:
-        """Make the empty folder that is going to be copied."""
+        """Create the empty folder that snapshots are made of."""
 
     def prepare(self, tree: Path, uid: int) -> bool:
-        """Put into an empty tree what this user of the host cannot make; say whether there was anything."""
+        """Add to an empty tree what this host's user cannot create. Return whether anything was added."""
 
     def stage(self, inputs: Path) -> None:
-        """Put the declared files into a folder."""
+        """Copy the declared files into a folder."""
 
 
-def make_space(folder: Path, staging: Staging, uid: int | None, gid: int | None, *, own: bool = False) -> None:
-    """Make the space of an attempt below its folder, for the user whom its tasks run as; `own`: all of it theirs."""
-    space = folder / SPACE
-    make_passable(space)
+def make_workspace(
+    folder: Path, staging: PipelineStaging, uid: int | None, gid: int | None, *, own: bool = False
+) -> None:
+    """Create a workspace in an attempt folder for the user of its tasks. `own`: that user owns `space` as well."""
+    workspace = folder / WORKSPACE
+    make_passable(workspace)
     for name, make in ((TREE, staging.make_tree), (INPUTS, Path.mkdir)):
-        remove_tree(space / name)  # Of a try that never started.
-        make(space / name)
-        (space / name).chmod(0o700)
-    staging.stage(space / INPUTS)
-    _write_plan(space.with_name(PLAN), staging.plan)
+        remove_tree(workspace / name)  # From a start that failed.
+        make(workspace / name)
+        (workspace / name).chmod(0o700)
+    staging.stage(workspace / INPUTS)
+    _write_plan(workspace.with_name(PLAN), staging.plan)
     if uid is not None and gid is not None:
-        give(space / TREE, uid, gid)
-        give(space / INPUTS, uid, gid)
+        give(workspace / TREE, uid, gid)
+        give(workspace / INPUTS, uid, gid)
         if own:
-            os.chown(space, uid, gid)
+            os.chown(workspace, uid, gid)
 
 
 def _write_plan(path: Path, plan: bytes) -> None:
-    """Put a plan in the place of one that never started; for its owner alone."""
+    """Write the plan, readable only by its owner. It replaces the plan of a start that failed."""
     path.unlink(missing_ok=True)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
         file.write(plan)
 
 
-def read_plan(space: Path) -> bytes:
+def read_plan(workspace: Path) -> bytes:
     """Read the plan of a workspace. Only a regular file counts: links are not followed, and nothing blocks."""
-    path = space.with_name(PLAN)
+    path = workspace.with_name(PLAN)
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "not a plain file", str(path))
@@ -112,7 +114,7 @@ def give_like(top: Path, other: Path) -> None:
 
 
 def socket_folder(mark: str, *, private: bool = False) -> Path:
-    """Where the service of an attempt on this host has its socket: the paths of sockets may not be long.
+    """Return the folder for the socket of an attempt's service; the path of a socket must be short.
 
     In a private view it is below the attempt's own /tmp.
     """

@@ -128,13 +128,14 @@ class Audit:
         """Record which tools changed since a server last loaded them; `tools` maps names to digests."""
 
         async def change(tx: Tx) -> bool:
-            known = _tools_in(await tx.rows("last_of_action", action="tools.change"))
-            if known == tools:
+            await tx.rows("lock_tools")
+            recorded = _tools_in(await tx.rows("last_of_action", action="tools.change"))
+            if recorded == tools:
                 return False
             differing = {
-                "added": sorted(tools.keys() - known.keys()),
-                "changed": sorted(name for name in tools.keys() & known.keys() if tools[name] != known[name]),
-                "removed": sorted(known.keys() - tools.keys()),
+                "added": sorted(tools.keys() - recorded.keys()),
+                "changed": sorted(name for name in tools.keys() & recorded.keys() if tools[name] != recorded[name]),
+                "removed": sorted(recorded.keys() - tools.keys()),
             }
             await record(tx, by, "tools.change", path, after={**differing, "tools": dict(tools)})
             return True
@@ -143,9 +144,9 @@ class Audit:
             return False
         return await self._database.transact(change)
 
-    async def forget(self, age: float, limit: int = PRUNED) -> int:
+    async def prune(self, age: float, limit: int = PRUNED) -> int:
         """Remove rows that are older than `age` seconds, the oldest first and at most `limit`; return how many."""
-        return len(await self._database.rows("forget_audit", age=age, limit=limit))
+        return len(await self._database.rows("prune_audit", age=age, limit=limit))
 
 
 def _tools_in(rows: Sequence[Row]) -> Mapping[str, str]:

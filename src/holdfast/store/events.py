@@ -108,9 +108,9 @@ class Events:
             raise Invalid("batch", f"{batch} does not follow batch {state[0]['batch']}, or its old offsets differ")
         return Appended(answer="lost")
 
-    async def logged(self, job_id: str) -> int:
+    async def log_bytes(self, job_id: str) -> int:
         """Return how many bytes of log are stored for a job, over all attempts."""
-        rows = await self._database.read("logged", id=job_id)
+        rows = await self._database.read("log_bytes", id=job_id)
         return int(rows[0]["log_bytes"]) if rows else 0
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
 from holdfast.errors import NotFound
-from holdfast.model import FUNCTION_DOMAIN, Gate, Job, LaneState, Queue, Status, TaskStatus, Worker
+from holdfast.model import FUNCTION_DOMAIN, Gate, Job, LaneState, Queue, Status, TaskRecord, TaskStatus, WorkerRecord
 from holdfast.pipeline_spec import pipeline_of
 from holdfast.response_types import Explanation, Reason
 from holdfast.store.database import Database, Row
@@ -38,7 +38,7 @@ class Explain:
         if job.status in (Status.QUEUED, Status.PENDING):
             reasons = [*await self._gates(job), *await self._outside(job)]
         else:
-            reasons = [await self._status(job), *await self._build(job)]
+            reasons = [await self._status(job), *await self._next_task(job)]
         return Explanation(id=job.id, status=job.status, reasons=tuple(reasons))
 
     async def _gates(self, job: Job) -> list[Reason]:
@@ -53,7 +53,8 @@ class Explain:
         now = (await self._database.read("now"))[0]["now_at"]
         if job.available_at > now:
             what = f"attempt {job.attempt + 1} waits" if job.attempt else "not due"
-            reasons.append(Reason(about="due", message=f"{what} until {job.available_at.isoformat()}"))
+            why = f", as attempt {job.attempt} ended: {job.error.code}, {job.error.message}" if job.error else ""
+            reasons.append(Reason(about="due", message=f"{what} until {job.available_at.isoformat()}{why}"))
         if job.lane is not None and job.gate is not Gate.OPEN:
             reasons += await self._lane(job, job.lane)
         return reasons
@@ -63,10 +64,10 @@ class Explain:
         if not open_needs:
             return []
         states = await self._database.read("need_states", tenant=job.tenant, ids=open_needs)
-        known = {row["id"]: row["status"] for row in states}
-        waits = [need for need in open_needs if known.get(need) != Status.SUCCEEDED]
+        statuses = {row["id"]: row["status"] for row in states}
+        waits = [need for need in open_needs if statuses.get(need) != Status.SUCCEEDED]
         return [
-            Reason(about="needs", message=f"needs job {need}, which is {known.get(need, 'deleted')}", jobs=(need,))
+            Reason(about="needs", message=f"needs job {need}, which is {statuses.get(need, 'deleted')}", jobs=(need,))
             for need in waits
         ]
 
@@ -141,14 +142,25 @@ class Explain:
         text = _unattended(row) + ("" if reach else _nobody(row["domain"])) + _away(job, live)
         return Reason(about="worker", message=text, workers=tuple(reach))
 
-    async def _build(self, job: Job) -> list[Reason]:
-        """Return the job whose snapshot a running pipeline waits for while it runs no task."""
+    async def _next_task(self, job: Job) -> list[Reason]:
+        """Return what a running pipeline waits for while it runs no task: disk space, or a snapshot of another job."""
         pipeline = pipeline_of(job.spec)
         if pipeline is None or job.lease is None:
             return []
         left = [task for task in await self._tasks.of(job) if task.status is not TaskStatus.SUCCEEDED]
-        wanted = next((task for task in left if pipeline.keeps(task.n)), None)
-        if wanted is None or wanted.snapshot is None or left[0].status is not TaskStatus.PENDING:
+        if not left or left[0].status is not TaskStatus.PENDING:
+            return []
+        owner = [worker for worker in await self._workers.list() if worker.worker == job.lease.owner]
+        away = [
+            Reason(about="worker", message=f"task {left[0].name} has not started{why}", workers=(job.lease.owner,))
+            for why in [_away(job, owner)]
+            if why
+        ]
+        return [*away, *await self._build(job, next((task for task in left if pipeline.keeps(task.n)), None))]
+
+    async def _build(self, job: Job, wanted: TaskRecord | None) -> list[Reason]:
+        """Return the job whose snapshot a running pipeline waits for."""
+        if wanted is None or wanted.snapshot is None:
             return []
         builds = await self._database.read("build_state", id=wanted.snapshot, tenant=job.tenant)
         builders = [row["job_id"] for row in builds if row["live"] and row["job_id"] != job.id]
@@ -218,13 +230,13 @@ def _seconds(time: timedelta) -> str:
     return f"{time.total_seconds():.0f} s"
 
 
-def _away(job: Job, workers: Sequence[Worker]) -> str:
-    """Say which workers could run the job if their engine were reachable."""
+def _away(job: Job, workers: Sequence[WorkerRecord]) -> str:
+    """Say which workers could run the job if their engine were reachable, or their disk had space."""
     away = [f"{worker.worker}: {worker.away[job.capability]}" for worker in workers if job.capability in worker.away]
     return "".join(f"; {text}" for text in away)
 
 
-def _workers(job: Job, workers: Sequence[Worker]) -> Iterator[Reason]:
+def _workers(job: Job, workers: Sequence[WorkerRecord]) -> Iterator[Reason]:
     """Say why no worker claims the job: none is alive, none serves its queue or can run it, or all slots are taken."""
     live = [worker for worker in workers if worker.live and not worker.draining]
     serving = [worker for worker in live if job.queue in worker.queues]

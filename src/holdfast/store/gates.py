@@ -1,6 +1,6 @@
 """Gates: what a waiting job waits for, resolved when it changes, never while claiming.
 
-Lock, then look: each change is one short transaction that locks the lane, then the jobs (with those they need) in id
+Lock, then read: each change is one short transaction that locks the lane, then the jobs (with those they need) in id
 order, and then reads with a fresh snapshot. A job that ends only sets `unsettled` on its own row; its dependants are
 settled here, level by level. Every function is idempotent and safe to run concurrently.
 """
@@ -35,8 +35,8 @@ def dependency_message(need_id: str, status: str | None, error: str | None = Non
     """
     how = {"failed": "failed", "timed_out": "timed out", "cancelled": "was cancelled", None: "was deleted"}[status]
     message = f"needs job {need_id}, which {how}"
-    known = (CANCELLED if status == "cancelled" else BETWEEN).match(error or "")
-    cause = one_line((error or "")[known.end() if known else 0 :], MAX_NEED_ERROR)
+    prefix = (CANCELLED if status == "cancelled" else BETWEEN).match(error or "")
+    cause = one_line((error or "")[prefix.end() if prefix else 0 :], MAX_NEED_ERROR)
     return f"{message}: {cause}" if cause else message
 
 
@@ -88,19 +88,19 @@ class Gates:
     async def repair(self, limit: int = 100) -> int:
         """Find gates that nothing will ever open, repair them, and count each one: it is a bug in holdfast."""
         stuck = await self._database.read("stuck_gates", limit=limit)
-        mended = 0
+        repaired = 0
         for row in stuck:
             key = None if row["lane"] is None else (row["tenant"], row["lane"])
-            changed = await self._mend(key, row["id"], limit)
+            changed = await self._repair_gate(key, row["id"], limit)
             if changed:
-                log.error("mended a stuck gate: %s of job %s, lane %s", row["what"], row["id"], key)
-                mended += 1
-        self._database.counters.gate_repairs += mended
-        if mended:
+                log.error("repaired a stuck gate: %s of job %s, lane %s", row["what"], row["id"], key)
+                repaired += 1
+        self._database.counters.gate_repairs += repaired
+        if repaired:
             await self.resolve()
-        return mended
+        return repaired
 
-    async def _mend(self, key: LaneKey | None, job_id: str | None, limit: int) -> bool:
+    async def _repair_gate(self, key: LaneKey | None, job_id: str | None, limit: int) -> bool:
         async def change(tx: Tx) -> bool:
             if key is not None:
                 await lock_lanes_and_jobs(tx, [key], [] if job_id is None else [job_id])
@@ -138,17 +138,17 @@ class Gates:
         """Resolve some jobs of a lane; return how many (None if the lane was deleted) and the jobs that ended."""
 
         async def change(tx: Tx) -> tuple[int | None, list[str], set[str]]:
-            there = await lock_lanes(tx, [lane])
+            lane_exists = await lock_lanes(tx, [lane])
             found = await tx.rows("unresolved_in_lane", tenant=lane[0], lane=lane[1], limit=BATCH)
             if not found:
                 return 0, [], set()
-            if not there:
+            if not lane_exists:
                 return None, [], set()
             ids = [row["id"] for row in found]
             needing = [row["id"] for row in found if row["has_needs"]]
             await tx.rows("lock_with_needs", ids=[*ids, *await lane_jobs(tx, [lane])])
-            await tx.rows("place_in_lane", ids=ids, tenant=lane[0], lane=lane[1])
-            broken = await _look_at_needs(tx, needing) if needing else []
+            await tx.rows("set_lane_positions", ids=ids, tenant=lane[0], lane=lane[1])
+            broken = await _update_needs(tx, needing) if needing else []
             await tx.rows("set_gates", ids=ids)
             return len(ids), broken, await settle_lanes(tx, [lane])
 
@@ -174,7 +174,7 @@ class Gates:
             mine = [row["id"] for row in locked if row["gate"] == "unresolved" and row["id"] in ids]
             if not mine:
                 return [], set()
-            broken = await _look_at_needs(tx, mine)
+            broken = await _update_needs(tx, mine)
             opened = await tx.rows("set_gates", ids=mine)
             return broken, {row["queue"] for row in opened if row["gate"] == "open"}
 
@@ -228,12 +228,12 @@ class Gates:
             after = page[-1]["id"]
 
 
-async def stand_again(tx: Tx, row: Row) -> str | None:
+async def take_reuse_key(tx: Tx, row: Row) -> str | None:
     """Give a locked reuse key back to a job; return the other job that is live for the key, if there is one."""
     key = {"tenant": row["tenant"], "reuse_key": row["reuse_key"]}
-    if await tx.rows("take_reuse", id=row["id"], **key):
+    if await tx.rows("take_reuse_key", id=row["id"], **key):
         return None
-    (other,) = await tx.rows("standing_for", **key)
+    (other,) = await tx.rows("job_with_reuse_key", **key)
     return str(other["job_id"])
 
 
@@ -243,21 +243,21 @@ async def _without_replaced(tx: Tx, ids: list[str]) -> list[str]:
     given: dict[tuple[str, str], str] = {}
     for row in await tx.rows("revivable_keys", ids=ids):
         key = (row["tenant"], row["reuse_key"])
-        other = given.get(key) or await stand_again(tx, row)
+        other = given.get(key) or await take_reuse_key(tx, row)
         given.setdefault(key, row["id"])
         if other is not None:
             replaced.add(row["id"])
-            await tx.rows("note", id=row["id"], events=[event("audit", action="stays_failed", live=other)])
+            await tx.rows("add_events", id=row["id"], events=[event("audit", action="stays_failed", live=other)])
     return [job_id for job_id in ids if job_id not in replaced]
 
 
-async def _look_at_needs(tx: Tx, ids: list[str]) -> list[str]:
+async def _update_needs(tx: Tx, ids: list[str]) -> list[str]:
     """Mark needs that succeeded, mark jobs that have waiting dependants, fail jobs whose dependency cannot succeed.
 
     Return the jobs that failed.
     """
     await tx.rows("satisfy_needs", ids=ids)
-    await tx.rows("mark_parents", ids=ids)
+    await tx.rows("set_has_dependants", ids=ids)
     broken = await tx.rows("broken_needs", ids=ids)
     if broken:
         rows = [

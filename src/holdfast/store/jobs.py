@@ -1,12 +1,8 @@
-"""What callers do with jobs: submit, read, list, release, stop, resume, resolve, dismiss, delete."""
+"""What callers do with jobs: release, stop, resume, resolve, dismiss, delete; `JobSubmit` submits, reads and lists."""
 
-import asyncio
 import contextlib
-import time
-import uuid
-from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import Any, Literal, NoReturn
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import msgspec
 
@@ -14,33 +10,23 @@ from holdfast.budgets import raised_budget, refusal
 from holdfast.errors import (
     Blocked,
     Conflict,
-    Gone,
     IllegalMove,
-    Invalid,
-    NeedFailed,
     NotFound,
-    QueueFull,
-    StoreError,
     one_line,
 )
-from holdfast.model import BROKEN, TERMINAL, WAITING, Error, Gate, Job, Json, Status, StopKind, Verb
+from holdfast.model import TERMINAL, WAITING, Error, Gate, Job, Json, Status, StopKind, Verb
 from holdfast.store import notify
 from holdfast.store.audit import By, record
 from holdfast.store.database import Database, Row, Tx
-from holdfast.store.error_mapping import id_taken, id_unusable
 from holdfast.store.files import Files, NoFiles
-from holdfast.store.gates import Gates, stand_again
+from holdfast.store.gates import Gates, take_reuse_key
+from holdfast.store.job_submit import JobSubmit
 from holdfast.store.lanes import settle_lanes
-from holdfast.store.listing import Filters, JobPage, list_jobs
 from holdfast.store.outcomes import encoded_result
-from holdfast.store.rows import known_id, to_job, to_json
-from holdfast.store.transitions import Move, Moved, Plan, audit, change_job, event, is_lost, lock_job
-from holdfast.submission import QUEUE, Accepted, Batch, Submission, gather
+from holdfast.store.resume_checks import refuse_broken_needs, refuse_open_attempt, refuse_unstopped_attempt
+from holdfast.store.rows import known_id, to_json
+from holdfast.store.transitions import DecideMove, Move, Moved, audit, change_job, event, is_lost, lock_job
 
-ID_DIGITS = 32
-QUEUES_SECONDS = 1.0
-FEW = 64
-"""Batches up to this size are checked on the event loop; a larger one would block every other request."""
 MAX_REASON = 1000
 """Characters of a caller's reason in the error message of a job; the audit event has all of it."""
 
@@ -56,157 +42,26 @@ class Deletion(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Literal["deleted", "deleting", "would_delete"]
 
 
-async def _gathered(
-    jobs: Sequence[Submission | Mapping[str, Any]],
-    tenant: str,
-    key: str | None,
-    sent: Sequence[Any] | None,
-    defaults: Mapping[str, Any],
-) -> Batch:
-    if len(jobs) <= FEW:
-        return gather(jobs, tenant, key, sent, defaults)
-    return await asyncio.to_thread(gather, jobs, tenant, key, sent, defaults)
+class Jobs(JobSubmit):
+    """Every operation on jobs that needs no lease."""
 
-
-class Jobs:
     def __init__(
         self, database: Database, gates: Gates, wake_up: notify.Notifications, defaults: Mapping[str, Any] | None = None
     ) -> None:
-        self.defaults = dict(defaults or {})
-        """Values from this process's settings for fields that a job leaves out."""
-        self._function_queues: Mapping[str, str] = {}
-        self._function_queues_until = 0.0
-        self._database = database
-        self._gates = gates
-        self._notifications = wake_up
+        super().__init__(database, gates, wake_up, defaults)
         self.files: Files = NoFiles()
-        self._purged: str | None = None
-        """Where the next purge starts: a job that cannot be deleted yet must not block the others."""
-
-    # Submitting and reading
-
-    async def submit(
-        self,
-        job: Submission | Mapping[str, Any],
-        *,
-        tenant: str = "default",
-        key: str | None = None,
-        sent: Sequence[Any] | None = None,
-        defaults: Mapping[str, Any] | None = None,
-    ) -> Job:
-        """Accept one job: when this returns, it is in the database. An existing job is returned as `reused`.
-
-        `defaults` apply to fields that neither the job nor the registered defaults of its function set.
-        """
-        (accepted,) = await self.accept([job], tenant=tenant, key=key, sent=sent, defaults=defaults)
-        job_now = await self.get(accepted.id, tenant=tenant)
-        return msgspec.structs.replace(job_now, reused=accepted.reused)
-
-    async def submit_many(
-        self, jobs: Sequence[Submission | Mapping[str, Any]], *, tenant: str = "default", key: str | None = None
-    ) -> Sequence[str]:
-        """Accept many jobs in one transaction, all or none; return their ids in the order given."""
-        return [accepted.id for accepted in await self.accept(jobs, tenant=tenant, key=key)]
-
-    async def accept(
-        self,
-        jobs: Sequence[Submission | Mapping[str, Any]],
-        *,
-        tenant: str = "default",
-        key: str | None = None,
-        sent: Sequence[Any] | None = None,
-        defaults: Mapping[str, Any] | None = None,
-    ) -> Sequence[Accepted]:
-        """Accept many jobs in one transaction, all or none.
-
-        `key` is an idempotency key: for 24 hours, the same call with the same key returns the same ids. If the jobs
-        were built from a request, `sent` is that request, and calls are compared by it.
-        """
-        batch = await _gathered(jobs, tenant, key, sent, {**self.defaults, **(defaults or {})})
-        try:
-            known = await self._database.submit(batch)
-        except (Gone, NeedFailed, QueueFull):
-            raise
-        except Conflict:
-            await self.refuse_taken_ids(batch)
-            raise
-        answer = batch.answer(known)
-        if known and known[0]["asked"] is None:
-            return answer
-        # A job with a priority, or with an id that the caller chose, may sort before jobs that already wait.
-        ahead = any(job.priority for job in batch.jobs) or any(_given_id(job) for job in jobs)
-        self._notifications.post({notify.work(queue) for queue in await self._queues_of(batch)}, behind=not ahead)
-        await self._gates.follow_up(
-            {(tenant, job.lane) for job in batch.jobs if job.lane is not None},
-            [job.id for job in batch.jobs if job.id is not None and job.lane is None and job.needs],
-        )
-        return answer
-
-    async def _queues_of(self, batch: Batch) -> set[str]:
-        """Return the queues of a batch's jobs. Registrations may be a second old: a notification is only a hint."""
-        queues = {job.queue for job in batch.jobs if job.queue is not None}
-        unsaid = {job.capability for job in batch.jobs if job.queue is None}
-        named = any(capability.startswith("function:") for capability in unsaid)
-        if named and time.monotonic() >= self._function_queues_until:
-            self._function_queues_until = time.monotonic() + QUEUES_SECONDS
-            with contextlib.suppress(StoreError):  # The jobs are accepted: the call must not fail now.
-                rows = await self._database.read("function_defaults")
-                found = {f"function:{row['function']}": msgspec.json.decode(row["defaults"]) for row in rows}
-                self._function_queues = {name: has["queue"] for name, has in found.items() if "queue" in has}
-        otherwise = batch.defaults.get("queue", QUEUE)
-        return queues | {self._function_queues.get(capability, otherwise) for capability in unsaid}
-
-    async def get(self, job_id: str, *, tenant: str = "default") -> Job:
-        found = await self._database.read("get_job", id=known_id(job_id), tenant=tenant)
-        if not found:
-            raise NotFound("job", job_id)
-        return to_job(found[0])
-
-    async def list(
-        self,
-        *,
-        tenant: str = "default",
-        status: Sequence[Status] = (),
-        kind: str | None = None,
-        queue: str | None = None,
-        lane: str | None = None,
-        labels: Mapping[str, str] | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        limit: int = 100,
-        cursor: str | None = None,
-    ) -> JobPage:
-        """List jobs, newest first. The order never changes, so a cursor neither skips nor repeats."""
-        filters = Filters(
-            tenant=tenant,
-            statuses=[Status(one) for one in dict.fromkeys(status)],
-            kind=kind,
-            queue=queue,
-            lane=lane,
-            labels=labels or {},
-            since=since,
-            until=until,
-        )
-        return await list_jobs(self._database, filters, limit=limit, cursor=cursor)
-
-    async def beginning(self, prefix: str, *, tenant: str = "default", limit: int = 100) -> Sequence[Job]:
-        """Return jobs whose ids begin with `prefix`, by id."""
-        digits = prefix.replace("-", "").lower()
-        if not digits or len(digits) > ID_DIGITS or not set(digits) <= set("0123456789abcdef"):
-            raise Invalid("id", f"{prefix[:60]!r} is not the beginning of an id")
-        least, most = (str(uuid.UUID(digits.ljust(ID_DIGITS, fill))) for fill in "0f")
-        rows = await self._database.read("jobs_between", tenant=tenant, least=least, most=most, limit=limit)
-        return [to_job(row) for row in rows]
+        self._deleted_up_to: str | None = None
+        """Where the next `finish_deletions` starts: a job that cannot be deleted yet must not block the others."""
 
     # Moving one job
 
     async def release(self, job_id: str, *, tenant: str = "default", by: By = None) -> Job:
         """Queue a job that was submitted with `hold`."""
 
-        async def plan(_: Tx, row: Row) -> Move:
+        async def decide(_: Tx, row: Row) -> Move:
             return _queued(row, Verb.RELEASE, by, None)
 
-        await self._change(Verb.RELEASE, tenant, job_id, plan)
+        await self._change(Verb.RELEASE, tenant, job_id, decide)
         return await self.get(job_id, tenant=tenant)
 
     async def cancel(
@@ -237,18 +92,18 @@ class Jobs:
         its usage. `stopped` says that a person made sure that a lost attempt no longer runs.
         """
 
-        async def plan(tx: Tx, row: Row) -> Move:
+        async def decide(tx: Tx, row: Row) -> Move:
             if row["stop_kind"] == StopKind.DELETE:
                 raise Conflict(f"cannot resume job {job_id}: it is being deleted")
             if row["phase"] is not None and not stopped:
-                await self._refuse_open_attempt(tx, row)
+                await refuse_open_attempt(tx, row)
             if row["status"] == Status.CANCELLED and not stopped:
-                await self._refuse_given_up(tx, row)
-            await self._refuse_broken_needs(tx, row)
+                await refuse_unstopped_attempt(tx, row)
+            await refuse_broken_needs(tx, row)
             if (spent := refusal(to_json(row["usage"], {}), to_json(row["budget"]), budget)) is not None:
                 raise Conflict(f"cannot resume job {job_id}: {spent}")
             if row["reuse_key"] is not None:
-                other = await stand_again(tx, row)
+                other = await take_reuse_key(tx, row)
                 if other is not None:
                     raise Conflict(f"cannot resume job {job_id}: job {other} is live for its reuse key")
             if budget is not None:
@@ -259,7 +114,7 @@ class Jobs:
                 await record(tx, by, "job.resume", row["id"], tenant=tenant, before=before, after=after, reason=reason)
             return _queued(row, Verb.RESUME, by, reason)
 
-        await self._change(Verb.RESUME, tenant, job_id, plan)
+        await self._change(Verb.RESUME, tenant, job_id, decide)
         return await self.get(job_id, tenant=tenant)
 
     async def resolve(
@@ -274,7 +129,7 @@ class Jobs:
         """Mark a paused, failed or timed-out job as succeeded, with the result that a person gives."""
         encoded_result(result)
 
-        async def plan(tx: Tx, row: Row) -> Move:
+        async def decide(tx: Tx, row: Row) -> Move:
             before, after = {"status": row["status"]}, {"status": str(Status.SUCCEEDED)}
             await record(tx, by, "job.resolve", row["id"], tenant=tenant, before=before, after=after, reason=reason)
             return Move(
@@ -286,13 +141,13 @@ class Jobs:
                 events=[*audit(Verb.RESOLVE, by, reason), event("status", status="succeeded", resolved=True)],
             )
 
-        await self._change(Verb.RESOLVE, tenant, job_id, plan)
+        await self._change(Verb.RESOLVE, tenant, job_id, decide)
         return await self.get(job_id, tenant=tenant)
 
     async def dismiss(self, job_id: str, *, tenant: str = "default", by: By = None, reason: str | None = None) -> Job:
         """Let the lane of a failed or timed-out job continue without it."""
 
-        async def plan(tx: Tx, row: Row) -> Move | None:
+        async def decide(tx: Tx, row: Row) -> Move | None:
             if row["dismissed"]:
                 return None
             before = {"status": row["status"]}
@@ -306,7 +161,7 @@ class Jobs:
                 events=events,
             )
 
-        await self._change(Verb.DISMISS, tenant, job_id, plan)
+        await self._change(Verb.DISMISS, tenant, job_id, decide)
         return await self.get(job_id, tenant=tenant)
 
     async def delete(
@@ -334,7 +189,7 @@ class Jobs:
             if job.status not in TERMINAL:
                 with contextlib.suppress(IllegalMove):  # The job ended between the two statements.
                     await self._stop(Verb.CANCEL, StopKind.DELETE, tenant, job_id, by, reason)
-            if await self._doom(tenant, job_id, by=by, force=force, reason=reason):
+            if await self._request_deletion(tenant, job_id, by=by, force=force, reason=reason):
                 return Deletion(outcome="deleted" if await self._remove(tenant, job_id) else "deleting")
             now = await self.get(job_id, tenant=tenant)
             if now.stop_request is not None and now.stop_request.kind is StopKind.DELETE:
@@ -346,15 +201,15 @@ class Jobs:
 
     # Duties
 
-    async def purge(self, limit: int = 100) -> int:
+    async def finish_deletions(self, limit: int = 100) -> int:
         """Delete jobs that are marked for deletion and have ended, their files first; return how many."""
-        doomed = await self._database.read("doomed_jobs", after_id=self._purged, limit=limit)
-        self._purged = doomed[-1]["id"] if len(doomed) == limit else None
-        ended = {row["id"]: row["tenant"] for row in doomed if await self._ended(row)}
-        for row in doomed:
+        deleting = await self._database.read("jobs_to_delete", after_id=self._deleted_up_to, limit=limit)
+        self._deleted_up_to = deleting[-1]["id"] if len(deleting) == limit else None
+        ended = {row["id"]: row["tenant"] for row in deleting if await self._ended(row)}
+        for row in deleting:
             if row["blocking"]:  # The job ended by itself before the stop request was carried out.
                 with contextlib.suppress(NotFound):
-                    await self._doom(row["tenant"], row["id"])
+                    await self._request_deletion(row["tenant"], row["id"])
         gone = await self.files.remove(list(ended)) if ended else ()
         removed = 0
         for job_id in gone:
@@ -380,7 +235,7 @@ class Jobs:
         return ended
 
     async def _expire(self, tenant: str, job_id: str) -> bool:
-        async def plan(_: Tx, row: Row) -> Move | None:
+        async def decide(_: Tx, row: Row) -> Move | None:
             if not row["overdue"]:
                 return None
             error = Error(code="queue_timeout", message="no worker claimed the job within its queue timeout")
@@ -392,15 +247,15 @@ class Jobs:
             )
 
         try:
-            moved = await self._change(Verb.EXPIRE, tenant, job_id, plan)
+            moved = await self._change(Verb.EXPIRE, tenant, job_id, decide)
         except (Conflict, NotFound):
             return False
         return moved.status is Status.TIMED_OUT
 
     # Steps
 
-    async def _change(self, verb: Verb, tenant: str, job_id: str, plan: Plan) -> Moved:
-        moved = await change_job(self._database, verb, tenant, known_id(job_id), plan)
+    async def _change(self, verb: Verb, tenant: str, job_id: str, decide: DecideMove) -> Moved:
+        moved = await change_job(self._database, verb, tenant, known_id(job_id), decide)
         await self._tell(moved)
         return moved
 
@@ -418,7 +273,7 @@ class Jobs:
         outcome: Literal["ended", "stopping", "already"] = "already"
         why = one_line(reason, MAX_REASON) or None if reason else None
 
-        async def plan(tx: Tx, row: Row) -> Move | None:
+        async def decide(tx: Tx, row: Row) -> Move | None:
             nonlocal outcome
             outcome = "already"
             status = Status(row["status"])
@@ -452,28 +307,28 @@ class Jobs:
                 ],
             )
 
-        await self._change(verb, tenant, job_id, plan)
+        await self._change(verb, tenant, job_id, decide)
         if outcome == "stopping":
             self._notifications.post([notify.STOP])
         return Stopped(outcome=outcome, job=await self.get(job_id, tenant=tenant))
 
-    async def _doom(
+    async def _request_deletion(
         self, tenant: str, job_id: str, *, by: By = None, force: bool = False, reason: str | None = None
     ) -> bool:
         """Mark a job for deletion and let its lane advance; False if the job has not ended, NotFound if it is gone."""
 
         async def change(tx: Tx) -> tuple[bool, frozenset[str]]:
             row = await lock_job(tx, tenant, known_id(job_id))
-            doomed = bool(await tx.rows("doom_job", id=row["id"], tenant=tenant))
-            if doomed:
+            deleting = bool(await tx.rows("request_deletion", id=row["id"], tenant=tenant))
+            if deleting:
                 await _record_delete(tx, StopKind.DELETE, row, by, reason, force=force)
-            if not doomed or row["lane"] is None:
-                return doomed, frozenset()
+            if not deleting or row["lane"] is None:
+                return deleting, frozenset()
             return True, frozenset(await settle_lanes(tx, [(tenant, row["lane"])]))
 
-        doomed, queues = await self._database.transact(change)
+        deleting, queues = await self._database.transact(change)
         self._notifications.post(notify.work(queue) for queue in queues)
-        return doomed
+        return deleting
 
     async def _remove(self, tenant: str, job_id: str) -> bool:
         """Remove the files of a job that is marked for deletion, then its record; False if that is not possible yet."""
@@ -499,59 +354,12 @@ class Jobs:
         self._notifications.post(notify.work(queue) for queue in queues)
         return gone
 
-    async def existing(self, ids: Sequence[str]) -> frozenset[str]:
-        """Return which of these jobs exist, in any tenant."""
-        found = await self._database.read("existing", ids=[job_id for job_id in ids if _is_id(job_id)])
-        return frozenset(row["id"] for row in found)
-
-    async def refuse_taken_ids(self, batch: Batch) -> None:
-        """Raise an error that names the id because of which the database refused a batch."""
-        for row in await self._database.read("existing", ids=list(batch.ids)):
-            raise id_taken(row["id"]) if row["tenant"] == batch.tenant else id_unusable(row["id"])
-
-    async def _refuse_open_attempt(self, tx: Tx, row: Row) -> NoReturn:
-        """Refuse a resume: name the worker that will adopt the open attempt, or what a person must check first."""
-        what = _may_still_run(row["id"], row["attempt"], row["domain"])
-        reaching = await tx.rows("reaching", domain=row["domain"]) if row["error_code"] == "lost" else ()
-        if reaching:
-            raise Conflict(
-                f"{what}, and worker {reaching[0]['worker']} is there and will adopt it; "
-                "wait for it, or stop the attempt and resume with stopped=true"
-            )
-        raise Conflict(f"{what}; make sure that it does not, then resume with stopped=true")
-
-    async def _refuse_given_up(self, tx: Tx, row: Row) -> None:
-        """Refuse to resume a job that was cancelled while its host was unreachable: its attempt may still run."""
-        for attempt in await tx.rows("given_up", id=row["id"]):
-            what = _may_still_run(row["id"], attempt["attempt"], attempt["domain"])
-            raise Conflict(f"{what}; make sure that it does not, then resume with stopped=true")
-
-    async def _refuse_broken_needs(self, tx: Tx, row: Row) -> None:
-        if not row["has_needs"]:
-            return
-        needs = [need["need_id"] for need in await tx.rows("open_needs", id=row["id"])]
-        if not needs:
-            return
-        states = await tx.rows("need_states", tenant=row["tenant"], ids=needs)
-        known = {state["id"]: Status(state["status"]) for state in states}
-        for need in needs:
-            if need not in known:
-                raise Conflict(
-                    f"cannot resume job {row['id']}: it needs job {need}, which was deleted; submit a new job"
-                )
-            if known[need] in BROKEN:
-                raise NeedFailed(need, known[need])
-
 
 async def _record_delete(tx: Tx, kind: StopKind, row: Row, by: By, reason: str | None, *, force: bool = True) -> None:
     """Record the decision to delete a job in the audit trail once; the duty that carries it out adds no second row."""
     if kind is StopKind.DELETE and row["stop_kind"] != StopKind.DELETE:
         before, after = {"status": row["status"]}, {"force": force}
         await record(tx, by, "job.delete", row["id"], tenant=row["tenant"], before=before, after=after, reason=reason)
-
-
-def _may_still_run(job_id: str, attempt: int, domain: str) -> str:
-    return f"cannot resume job {job_id}: its attempt {attempt} may still run in {domain}"
 
 
 def _queued(row: Row, verb: Verb, by: By, reason: str | None) -> Move:
@@ -571,14 +379,3 @@ def _queued(row: Row, verb: Verb, by: By, reason: str | None) -> Move:
         unsettle=verb is Verb.RESUME,
         events=[*audit(verb, by, reason), event("status", status="queued", by=str(verb))],
     )
-
-
-def _is_id(text: str) -> bool:
-    try:
-        return str(uuid.UUID(text)) == text
-    except ValueError:
-        return False
-
-
-def _given_id(job: Submission | Mapping[str, Any]) -> bool:
-    return (job.id if isinstance(job, Submission) else job.get("id")) is not None

@@ -86,7 +86,7 @@ async def settle_lanes(tx: Tx, lanes: Iterable[LaneKey]) -> set[str]:
     states = await tx.rows("lane_states", lanes=keys(lanes))
     steps = [(lane, decide(lane)) for lane in states]
     to_shut = [step.shut for _, step in steps if step.shut]
-    shut = {row["id"] for row in await tx.rows("shut_jobs", ids=to_shut)} if to_shut else set()
+    shut = {row["id"] for row in await tx.rows("close_gates", ids=to_shut)} if to_shut else set()
     # A holder whose gate could not be closed was claimed meanwhile: it keeps the lane.
     steps = [
         (lane, step if step.shut is None or step.shut in shut else Step(holder=lane["holder"])) for lane, step in steps
@@ -99,7 +99,7 @@ async def settle_lanes(tx: Tx, lanes: Iterable[LaneKey]) -> set[str]:
     if changed:
         await tx.rows("set_holders", rows=changed)
     to_open = [step.open for _, step in steps if step.open]
-    opened: Sequence[Row] = await tx.rows("open_jobs", ids=to_open) if to_open else ()
+    opened: Sequence[Row] = await tx.rows("open_gates", ids=to_open) if to_open else ()
     return {row["queue"] for row in opened}
 
 

@@ -19,10 +19,10 @@ from holdfast.model import (
     Cause,
     Claimable,
     HandOverReason,
+    HeartbeatReply,
     Lease,
     Outcome,
     Phase,
-    Pulse,
     Status,
     StopPhase,
     StopRequest,
@@ -40,7 +40,7 @@ from holdfast.store.rows import STATUSES, to_stop
 log = logging.getLogger(__name__)
 
 ADOPT_LIMIT = 1000
-MARK_SECONDS = 1.0
+LAST_CLAIMED_SECONDS = 1.0
 """How long claims may start their scan after the last claimed job; an earlier job that appears waits at most this."""
 
 
@@ -67,7 +67,7 @@ class Owners(msgspec.Struct, frozen=True, kw_only=True):
     now_at: datetime
 
 
-class _Mark(msgspec.Struct, frozen=True):
+class _LastClaimed(msgspec.Struct, frozen=True):
     """The last job claimed for a (queue, capability) pair, and its tenant: where the next claim starts its scan."""
 
     tenant: str
@@ -80,8 +80,8 @@ class Leases(Orphans):
     def __init__(self, database: Database, gates: Gates, queues: Queues, wake_up: notify.Notifications) -> None:
         super().__init__(database, gates, wake_up)
         self._queues = queues
-        self._turns: dict[str, str] = {}
-        self._marks: dict[tuple[str, str, str], _Mark] = {}
+        self._last_tenants: dict[str, str] = {}
+        self._last_claimed: dict[tuple[str, str, str], _LastClaimed] = {}
         self._rounds: Counter[str] = Counter()
 
     async def claim(
@@ -105,7 +105,7 @@ class Leases(Orphans):
         adopted: list[Lease] = []
         claimed: list[Lease] = []
         try:
-            for queue in self._in_turn(worker, [None, *capped]):
+            for queue in self._rotated(worker, [None, *capped]):
                 if queue is None:
                     async for orphans, found in self._claim(worker, uncapped, slots - len(claimed), ttl, domains):
                         adopted += orphans
@@ -121,7 +121,7 @@ class Leases(Orphans):
         self._database.counters.adoptions += len(adopted)
         return Claimed(adopted=sorted(adopted, key=attrgetter("id")), claimed=claimed)
 
-    def _in_turn(self, worker: str, groups: list[str | None]) -> list[str | None]:
+    def _rotated(self, worker: str, groups: list[str | None]) -> list[str | None]:
         """Rotate which capped queue, or group of uncapped ones, goes first, so that none gets only leftover slots."""
         self._rounds[worker] += 1
         first = self._rounds[worker] % len(groups)
@@ -135,22 +135,22 @@ class Leases(Orphans):
         Yield what each statement adopted and claimed.
         """
         slots = max(slots, 0)
-        key = _turns_of(worker, pairs)
+        key = _rotation_key(worker, pairs)
         while True:
-            turns = [self._turn(key, pair) for pair in pairs]
+            rows = [self._pair_row(key, pair) for pair in pairs]
             leases = await self._database.values(
-                "claim", Lease, **_claiming(worker, turns, slots, ttl, domains, capped=False)
+                "claim", Lease, **_claiming(worker, rows, slots, ttl, domains, capped=False)
             )
             old = sum(lease.adopted for lease in leases)
             new = leases[old:]
             self._remember(key, new, slots=slots)
             yield leases[:old], new
             slots -= len(new)
-            marked = any(turn["after_id"] is not None for turn in turns)
-            if slots <= 0 or not (marked or len({lease.tenant for lease in new}) > 1):
+            resumes = any(row["after_id"] is not None for row in rows)
+            if slots <= 0 or not (resumes or len({lease.tenant for lease in new}) > 1):
                 return
-            if marked:
-                self._drop_marks(key)
+            if resumes:
+                self._clear_last_claimed(key)
             domains = ()
 
     async def _claim_capped(
@@ -159,7 +159,7 @@ class Leases(Orphans):
         """Lock the queue, count its running jobs, and claim at most as many as its cap still allows."""
         if slots <= 0 or not await self._database.read("claimable_in_queue", queue=queue):
             return []
-        key = _turns_of(worker, pairs)
+        key = _rotation_key(worker, pairs)
 
         async def change(tx: Tx) -> Sequence[Lease]:
             locked = await tx.rows("lock_queue", queue=queue)
@@ -168,59 +168,63 @@ class Leases(Orphans):
             free = slots if cap is None else min(slots, cap - running["running"])
             if free <= 0:
                 return []
-            turns = [self._turn(key, pair) for pair in pairs]
-            return await tx.values("claim", Lease, **_claiming(worker, turns, free, ttl, (), capped=True))
+            rows = [self._pair_row(key, pair) for pair in pairs]
+            return await tx.values("claim", Lease, **_claiming(worker, rows, free, ttl, (), capped=True))
 
         leases = await self._database.transact(change)
         self._remember(key, leases, slots=0)
         return leases
 
-    def _turn(self, key: str, pair: Claimable) -> dict[str, str | None]:
-        turn = self._turns.get(key, "")
-        mark = self._marks.get((key, pair.queue, pair.capability))
+    def _pair_row(self, key: str, pair: Claimable) -> dict[str, str | None]:
+        last_tenant = self._last_tenants.get(key, "")
+        last = self._last_claimed.get((key, pair.queue, pair.capability))
         fresh = (
-            mark is not None
-            and mark.tenant == turn
-            and mark.returns == self._notifications.returns
-            and time.monotonic() - mark.at < MARK_SECONDS
+            last is not None
+            and last.tenant == last_tenant
+            and last.returns == self._notifications.returns
+            and time.monotonic() - last.at < LAST_CLAIMED_SECONDS
         )
         return {
             "queue": pair.queue,
             "capability": pair.capability,
             "domain": pair.domain,
-            "turn": turn,
-            "after_id": mark.after_id if mark and fresh else None,
+            "last_tenant": last_tenant,
+            "after_id": last.after_id if last and fresh else None,
         }
 
     def _remember(self, key: str, leases: Sequence[Lease], *, slots: int) -> None:
         """Record which tenant was served last and, where a backlog is left, after which job the next claim starts.
 
-        A mark inherits the age of the mark it replaces, so that it still expires after MARK_SECONDS.
+        A new entry inherits the age of the one it replaces, so that it still expires after LAST_CLAIMED_SECONDS.
         """
         if not leases:
             return
-        before = self._turns.get(key, "")
-        turn = max({lease.tenant for lease in leases}, key=lambda tenant: (tenant == before, tenant < before, tenant))
-        self._turns[key] = turn
+        before = self._last_tenants.get(key, "")
+        tenants = {lease.tenant for lease in leases}
+        last_tenant = max(tenants, key=lambda tenant: (tenant == before, tenant < before, tenant))
+        self._last_tenants[key] = last_tenant
         if len(leases) < slots or not slots:
             return
         now = time.monotonic()
-        last = {(key, lease.queue, lease.capability): lease.id for lease in leases if lease.tenant == turn}
-        for line, after_id in last.items():
-            mark = self._marks.get(line)
-            kept = mark is not None and mark.tenant == turn and now - mark.at < MARK_SECONDS
-            self._marks[line] = _Mark(turn, after_id, mark.at if mark and kept else now, self._notifications.returns)
+        last_ids = {(key, lease.queue, lease.capability): lease.id for lease in leases if lease.tenant == last_tenant}
+        returns = self._notifications.returns
+        for pair_key, after_id in last_ids.items():
+            last = self._last_claimed.get(pair_key)
+            kept = last is not None and last.tenant == last_tenant and now - last.at < LAST_CLAIMED_SECONDS
+            self._last_claimed[pair_key] = _LastClaimed(
+                last_tenant, after_id, last.at if last and kept else now, returns
+            )
 
-    def _drop_marks(self, key: str) -> None:
-        for line in [line for line in self._marks if line[0] == key]:
-            del self._marks[line]
+    def _clear_last_claimed(self, key: str) -> None:
+        for pair_key in [pair_key for pair_key in self._last_claimed if pair_key[0] == key]:
+            del self._last_claimed[pair_key]
 
     async def start(self, leases: Iterable[Lease]) -> frozenset[str]:
         """Record that these attempts now run; return the ids of those whose lease is still valid."""
         rows = await self._database.rows("start", rows=_tokens(leases))
         return frozenset(row["id"] for row in rows)
 
-    async def beat(self, worker: str, leases: Iterable[Lease], *, ttl: float) -> Pulse:
+    async def beat(self, worker: str, leases: Iterable[Lease], *, ttl: float) -> HeartbeatReply:
         """Renew all leases of a worker in one statement; return the state of each job's lease and stop request."""
         _check_ttl(ttl)
         rows = await self._database.rows("beat", urgent=True, worker=worker, rows=_tokens(leases), ttl=ttl)
@@ -237,15 +241,15 @@ class Leases(Orphans):
             if row["id"] is not None
         )
         draining = next(row["draining"] for row in rows if row["id"] is None)
-        return Pulse(jobs=jobs, registered=draining is not None, draining=bool(draining))
+        return HeartbeatReply(jobs=jobs, registered=draining is not None, draining=bool(draining))
 
-    async def holds(self, worker: str, lease: Lease) -> bool:
+    async def owns(self, worker: str, lease: Lease) -> bool:
         """Return whether this worker still owns a lease, without renewing it."""
-        return bool(await self._database.read("held", worker=worker, rows=_tokens([lease])))
+        return bool(await self._database.read("owned_leases", worker=worker, rows=_tokens([lease])))
 
-    async def stops(self, worker: str) -> Mapping[str, StopRequest]:
+    async def stop_requests(self, worker: str) -> Mapping[str, StopRequest]:
         """Return the pending stop requests for a worker's jobs. The worker polls this between beats."""
-        rows = await self._database.read("stops", worker=worker)
+        rows = await self._database.read("stop_requests", worker=worker)
         return {row["id"]: stop for row in rows if (stop := to_stop(row)) is not None}
 
     async def advance_stop(self, lease: Lease, phase: StopPhase, *, grace: float | None = None) -> bool:
@@ -270,7 +274,7 @@ class Leases(Orphans):
         missed = [lease for lease, _ in ends if lease.id not in answers]
         if missed:
             answers |= dict.fromkeys((lease.id for lease in missed), None)
-            landed = await self._database.read("landed", rows=_tokens(missed))
+            landed = await self._database.read("recorded_ends", rows=_tokens(missed))
             answers |= {row["id"]: Status(row["status"]) for row in landed}
         counters = self._database.counters
         counters.finishes.update(end.status for end in done)
@@ -311,19 +315,21 @@ class Leases(Orphans):
         leases: Iterable[Lease],
         *,
         delay: float = 0.0,
-        worn: bool = False,
+        adoption_failed: bool = False,
         reason: HandOverReason = "leaving",
     ) -> frozenset[str]:
         """Release leases while the attempts keep running; another worker adopts them after `delay` seconds.
 
-        `worn` says that the adopting worker failed with the attempt; only such adoptions are counted. The event records
-        `reason`.
+        `adoption_failed` says that the adopting worker failed with the attempt; only such adoptions are counted. The
+        event records `reason`.
         """
         return self._handed(
-            await self._database.rows("hand_over", rows=_tokens(leases), delay=delay, worn=worn, reason=reason)
+            await self._database.rows(
+                "hand_over", rows=_tokens(leases), delay=delay, adoption_failed=adoption_failed, reason=reason
+            )
         )
 
-    async def give_back(self, worker: str, beats: Sequence[Beat]) -> frozenset[str]:
+    async def release_unknown(self, worker: str, beats: Sequence[Beat]) -> frozenset[str]:
         """Release leases that a beat reported as `unknown`: the reply to their claim was lost, so nothing ran here.
 
         A claimed function is requeued as `drained`. Everything else is handed over, including an adopted function: it
@@ -332,7 +338,7 @@ class Leases(Orphans):
         unknown = [beat for beat in beats if beat.answer == "unknown"]
         if not unknown:
             return frozenset()
-        held = await self._database.read("held", worker=worker, rows=_tokens(unknown))
+        held = await self._database.read("owned_leases", worker=worker, rows=_tokens(unknown))
         fresh = [row for row in held if row["capability"].startswith("function:") and not row["adoptions"]]
         drained = Outcome.requeued(Cause.DRAINED)
         done = await self._end(
@@ -342,7 +348,9 @@ class Leases(Orphans):
         others = [{"id": row["id"], "token": row["token"]} for row in held if row not in fresh]
         if not others:
             return frozenset(end.id for end in done)
-        handed = await self._database.rows("hand_over", rows=others, delay=0.0, worn=True, reason="unanswered_claim")
+        handed = await self._database.rows(
+            "hand_over", rows=others, delay=0.0, adoption_failed=True, reason="unanswered_claim"
+        )
         return self._handed(handed) | {end.id for end in done}
 
     async def reap(
@@ -364,14 +372,14 @@ class Leases(Orphans):
         return Owners(**row)
 
 
-def _turns_of(worker: str, pairs: Sequence[Claimable]) -> str:
+def _rotation_key(worker: str, pairs: Sequence[Claimable]) -> str:
     """Return the key of the tenant rotation: a worker that claims queue by queue keeps one rotation per queue."""
     return "\n".join([worker, *sorted({pair.queue for pair in pairs})])
 
 
 def _claiming(
     worker: str,
-    turns: Sequence[Mapping[str, str | None]],
+    rows: Sequence[Mapping[str, str | None]],
     slots: int,
     ttl: float,
     domains: Sequence[str],
@@ -383,7 +391,7 @@ def _claiming(
         "worker": worker,
         "domains": list(domains),
         "orphans": ADOPT_LIMIT,
-        "pairs": list(turns),
+        "pairs": list(rows),
         "slots": slots,
         "ttl": ttl,
         "capped": capped,

@@ -1,8 +1,8 @@
 """Lists of jobs, newest first, page by page. The order never changes, so a cursor neither skips nor repeats.
 
-A page is read by a walk along an index in the order of the list. Each filter has one (`_ways`). With several filters
-the most selective one is not known beforehand, so their walks alternate, in stretches that grow, until one of them
-has filled the page or reached its end: a page costs as much as the best walk, times the number of walks.
+A page is read by a scan along an index in the order of the list. Each filter has one (`_indexes`). With several filters
+the most selective one is not known beforehand, so their scans alternate, in parts that grow, until one of them has
+filled the page or reached its end: a page costs as much as the best scan, times the number of scans.
 """
 
 import base64
@@ -21,13 +21,13 @@ from holdfast.store.database import Database
 from holdfast.store.rows import to_job
 from holdfast.timing import from_micros, to_micros
 
-Way = Literal["newest", "kind", "label", "lane", "status"]
+IndexName = Literal["newest", "kind", "label", "lane", "status"]
 Range = Mapping[str, str | None]
 """A status and a queue."""
 
 FIRST_ID = str(uuid.UUID(int=0))
-LONGEST = 10_000
-"""The longest stretch: another read on the same thread waits for no more than this."""
+MOST_ROWS = 10_000
+"""The most rows of one scan: another read on the same thread waits for no more than this."""
 
 
 class JobPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,24 +70,24 @@ async def list_jobs(database: Database, filters: Filters, *, limit: int, cursor:
             raise Invalid(name, "has no time zone")
     before = _earlier(_read_cursor(cursor), (filters.until, FIRST_ID))
     ranges = await _ranges(database, filters)
-    walks = [_Walk(database, filters, way, ranges, before, limit + 1) for way in _ways(filters)]
-    jobs = await _first_to_arrive(walks, limit + 1)
+    scans = [_IndexScan(database, filters, index, ranges, before, limit + 1) for index in _indexes(filters)]
+    jobs = await _first_complete(scans, limit + 1)
     return JobPage(items=jobs[:limit], next_cursor=_cursor(jobs[limit - 1]) if len(jobs) > limit else None)
 
 
-def _ways(filters: Filters) -> Sequence[Way]:
+def _indexes(filters: Filters) -> Sequence[IndexName]:
     """Return the indexes along which these jobs can be found."""
-    given: dict[Way, bool] = {
+    given: dict[IndexName, bool] = {
         "lane": filters.lane is not None,
         "label": bool(filters.labels),
         "kind": filters.kind is not None,
         "status": bool(filters.statuses) or filters.queue is not None,
     }
-    return [way for way, said in given.items() if said] or ["newest"]
+    return [index for index, usable in given.items() if usable] or ["newest"]
 
 
 async def _ranges(database: Database, filters: Filters) -> Sequence[Range]:
-    """Return the statuses and queues for the walk `status`, whose indexes are by both; running jobs are one range."""
+    """Return the statuses and queues for the index `status`, whose indexes are by both; running jobs are one range."""
     statuses = [str(status) for status in filters.statuses or Status]
     if filters.queue is not None:
         return [{"status": status, "queue": filters.queue} for status in statuses]
@@ -98,37 +98,43 @@ async def _ranges(database: Database, filters: Filters) -> Sequence[Range]:
     return running + [{"status": row["status"], "queue": row["queue"]} for row in found]
 
 
-async def _first_to_arrive(walks: "Sequence[_Walk]", stretch: int) -> Sequence[Job]:
+async def _first_complete(scans: "Sequence[_IndexScan]", size: int) -> Sequence[Job]:
     while True:
-        for walk in walks:
-            if await walk.go_on(stretch):
-                return list(walk.found.values())
-        stretch = min(stretch * 4, LONGEST)
+        for scan in scans:
+            if await scan.read_more(size):
+                return list(scan.found.values())
+        size = min(size * 4, MOST_ROWS)
 
 
 Position = tuple[datetime | None, str]
 
 
-class _Walk:
-    """A walk along one index: what it has found, and its position."""
+class _IndexScan:
+    """A scan along one index: the jobs that match, and its position."""
 
     def __init__(
-        self, database: Database, filters: Filters, way: Way, ranges: Sequence[Range], before: Position, limit: int
+        self,
+        database: Database,
+        filters: Filters,
+        index: IndexName,
+        ranges: Sequence[Range],
+        before: Position,
+        limit: int,
     ) -> None:
-        self.found: dict[str, Job] = {}  # By id: a job that moved between two stretches may be found twice.
+        self.found: dict[str, Job] = {}  # By id: a job that moved between two reads may be found twice.
         self._database = database
-        self._given = {**filters.parameters(), "way": way, "ranges": list(ranges), "limit": limit}
+        self._given = {**filters.parameters(), "index_name": index, "ranges": list(ranges), "limit": limit}
         self._before = before
         self._limit = limit
 
-    async def go_on(self, stretch: int) -> bool:
-        """Walk another stretch; return whether the page is full or the walk has ended."""
+    async def read_more(self, size: int) -> bool:
+        """Read `size` more rows; return whether the page is full or the scan has ended."""
         before_at, before_id = self._before
         rows = await self._database.read(
-            "list_jobs", **self._given, walk=stretch, before_at=before_at, before_id=before_id
+            "list_jobs", **self._given, scan=size, before_at=before_at, before_id=before_id
         )
         self.found.update((row["id"], to_job(row)) for row in rows if row["fits"])
-        if len(self.found) >= self._limit or not rows or rows[-1]["walked"] < stretch:
+        if len(self.found) >= self._limit or not rows or rows[-1]["scanned"] < size:
             return True
         self._before = rows[-1]["requested_at"], rows[-1]["id"]
         return False

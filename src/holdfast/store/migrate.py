@@ -46,8 +46,8 @@ async def version(database: SqliteDatabase | PostgresDatabase) -> int:
     """Return the number of the last migration that this database has; 0 for none."""
     if isinstance(database, SqliteDatabase):
         return await database.migrate(_sqlite_version)
-    rows = await database.fetch("SELECT to_regclass($1) IS NOT NULL AS there", f"{database.schema}.migrations")
-    if not rows[0]["there"]:
+    rows = await database.fetch("SELECT to_regclass($1) IS NOT NULL AS found", f"{database.schema}.migrations")
+    if not rows[0]["found"]:
         return 0
     rows = await database.fetch(f"SELECT coalesce(max(number), 0) AS number FROM {database.schema}.migrations")
     return int(rows[0]["number"])
@@ -82,8 +82,8 @@ def script(dialect: Dialect, number: int, schema: str) -> str:
 
 
 def _sqlite_version(connection: sqlite3.Connection) -> int:
-    there = connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'migrations'").fetchone()
-    if not there:
+    table = connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'migrations'").fetchone()
+    if not table:
         return 0
     return int(connection.execute("SELECT coalesce(max(number), 0) FROM migrations").fetchone()[0])
 

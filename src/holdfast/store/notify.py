@@ -50,17 +50,20 @@ class Notifications:
         self._pending: set[str] = set()
         self._sender: asyncio.Task[None] | None = None
         self.returns = 0
-        """How often a job may have become claimable that sorts before the last claimed one; it ends a claim's mark."""
+        """How often a job may have become claimable that sorts before the last claimed one.
 
-    def post(self, topics: Iterable[str], *, behind: bool = False) -> None:
+        The next claim then scans from the start.
+        """
+
+    def post(self, topics: Iterable[str], *, sorts_last: bool = False) -> None:
         """Notify this process at once, and the others within milliseconds.
 
-        `behind` says that it is only about new jobs, which sort after all waiting ones.
+        `sorts_last` says that it is only about new jobs, which sort after all waiting ones.
         """
         topics = set(topics)
         if not topics:
             return
-        if not behind:
+        if not sorts_last:
             self.returns += 1
         for signal in self._signals:
             signal.set(topics)

@@ -63,7 +63,7 @@ class Orphans:
 
         async def change(tx: Tx) -> Sequence[Row]:
             # Lock the worker's row before its jobs, in the same order as a heartbeat.
-            await tx.rows("forget_worker", worker=worker)
+            await tx.rows("delete_worker", worker=worker)
             return await tx.rows("orphan", worker=worker, base=BACKOFF_BASE, cap=BACKOFF_CAP)
 
         return self._handed(await self._database.transact(change))
@@ -83,7 +83,7 @@ class Orphans:
         Functions are not included: `orphaned_functions` are settled as soon as they are due.
         """
         rows = await self._database.read(
-            "unreachable", grace=grace, function=FUNCTION_DOMAIN, after_id=after, limit=limit
+            "unreachable_orphans", grace=grace, function=FUNCTION_DOMAIN, after_id=after, limit=limit
         )
         return [_orphan(row) for row in rows]
 
@@ -94,7 +94,7 @@ class Orphans:
 
     async def open_in(self, domains: Sequence[str], *, after: str | None = None, limit: int = 100) -> Sequence[Orphan]:
         """Return a page of orphans and of jobs paused as lost in these domains, by id."""
-        rows = await self._database.read("open_in", domains=list(domains), after_id=after, limit=limit)
+        rows = await self._database.read("open_in_domains", domains=list(domains), after_id=after, limit=limit)
         return [_orphan(row) for row in rows]
 
     async def lose(
@@ -151,7 +151,7 @@ class Orphans:
             if row["status"] == Status.PAUSED and await _take_back(tx, row) is None:
                 return [], set()
             if events:
-                await tx.rows("note", id=row["id"], events=list(events))
+                await tx.rows("add_events", id=row["id"], events=list(events))
             ended = await tx.values("finish", Ended, rows=await within_budgets(tx, [end]))
             lane = row["lane"]
             return ended, await settle_lanes(tx, [(row["tenant"], lane)]) if lane is not None else set()
@@ -201,9 +201,9 @@ class Orphans:
 
     async def abandon(self, limit: int = 100) -> int:
         """Pause orphans that were adopted repeatedly without progress, for a person to inspect; return how many."""
-        worn = await self._database.read("worn_orphans", adoptions=ADOPTIONS_WITHOUT_PROGRESS, limit=limit)
+        failing = await self._database.read("failing_orphans", adoptions=ADOPTIONS_WITHOUT_PROGRESS, limit=limit)
         paused = 0
-        for row in worn:
+        for row in failing:
             message = f"adopted {row['adoptions']} times without progress"
             paused += await self._pause(row["tenant"], row["id"], "internal", message, token=row["token"])
         return paused

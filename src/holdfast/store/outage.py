@@ -23,7 +23,7 @@ STARTS = 5
 """How often a starting process tries before it gives up: about two seconds."""
 
 
-class Outage:
+class DatabaseOutage:
     """Whether a database is unreachable. All stores of a process share one, also the heartbeat's in its own thread."""
 
     def __init__(self, name: str) -> None:
@@ -55,14 +55,14 @@ class Outage:
         log.warning("database %s back after %.1f s", self._name, seconds)
 
 
-_known: dict[str, Outage] = {}
+_known: dict[str, DatabaseOutage] = {}
 
 
-def outage_of(url: str) -> Outage:
+def outage_of(url: str) -> DatabaseOutage:
     """Return the one `Outage` of a database in this process."""
     parts = urlsplit(url)
     name = f"{parts.hostname or 'local'}{f':{parts.port}' if parts.port else ''}{parts.path}"
-    return _known.setdefault(name, Outage(name))
+    return _known.setdefault(name, DatabaseOutage(name))
 
 
 def level_of(error: BaseException) -> int:

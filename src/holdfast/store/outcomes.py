@@ -72,7 +72,7 @@ async def within_budgets(tx: Tx, ends: Sequence[Ending]) -> list[Ending]:
 
     Only here the last usage is certain to be recorded: a worker appends it before it finishes, both with its token.
     """
-    spending = {row["id"]: row for row in await tx.rows("spending", ids=[end.id for end in ends])}
+    spending = {row["id"]: row for row in await tx.rows("usage_of_jobs", ids=[end.id for end in ends])}
     return [_within_budget(end, spending[end.id]) if end.id in spending else end for end in ends]
 
 

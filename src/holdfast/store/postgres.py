@@ -9,8 +9,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
-from dataclasses import dataclass
-from types import NoneType
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -21,9 +19,10 @@ from holdfast import decoding
 from holdfast.config import Pooler
 from holdfast.errors import HoldfastError, Invalid, LockTimeout, StoreError, StoreFull, StoreUnreachable
 from holdfast.store import queries
-from holdfast.store.database import Counters, Row, Tx, json_text, tuples
+from holdfast.store.database import Counters, Row, Tx, json_text
 from holdfast.store.error_mapping import denied, refusal
-from holdfast.store.outage import QUIET, Outage, outage_of
+from holdfast.store.outage import QUIET, DatabaseOutage, outage_of
+from holdfast.store.postgres_parameters import Prepared, prepare, submit_parameters
 from holdfast.submission import Batch
 
 T = TypeVar("T")
@@ -52,10 +51,9 @@ SESSION = {**NAME, **PLANNER, **PATIENCE}
 BEGIN = "; ".join(["BEGIN", *(f"SET LOCAL {name} = {value}" for name, value in {**PLANNER, **PATIENCE}.items())])
 DATA_ERRORS = ("22", "54")
 """SQLSTATE classes of a value that cannot be stored, or of a limit. The database is fine; a retry would fail again."""
-SEPARATOR = '","'
 STATEMENTS = 100  # asyncpg's own default for the prepared statements that a connection keeps.
-UNSAID = (
-    "a pooler stands between holdfast and Postgres: set HOLDFAST_POOLER=transaction"
+POOLER_NOT_SET = (
+    "there is a pooler between holdfast and Postgres: set HOLDFAST_POOLER=transaction"
     ' (in code, `pooler="transaction"`), or use a URL that leads to Postgres itself'
 )
 _RETRIED = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
@@ -72,85 +70,6 @@ _AWAY = (
 )
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A statement in the form that asyncpg takes."""
-
-    text: str
-    slots: tuple[queries.Slot, ...]
-
-    def arguments(self, given: dict[str, Any]) -> list[Any]:
-        columns = {name: _columns(given[name], self.slots, name) for name in {s.name for s in self.slots if s.column}}
-        return [
-            columns[slot.name][slot.column]
-            if slot.column
-            else given[slot.name]
-            if slot.array
-            else _value(given[slot.name])
-            for slot in self.slots
-        ]
-
-
-def _columns(rows: Sequence[Any], slots: Sequence[queries.Slot], name: str) -> dict[str | None, str]:
-    names = [slot.column for slot in slots if slot.name == name and slot.column is not None]
-    turned = list(zip(*tuples(rows, names), strict=True)) if rows else [()] * len(names)
-    return dict(zip(names, map(array_text, turned), strict=True))
-
-
-def array_text(column: Sequence[Any]) -> str:
-    """Write a column as the text of a Postgres array. If all values are None it is empty, and `unnest` pads it.
-
-    The driver would inspect every value several times: 2 of the 11 µs that a finish costs here.
-    """
-    kinds = set(map(type, column))
-    if kinds <= {NoneType}:
-        return "{}"
-    if kinds == {int}:
-        return f"{{{','.join(map(str, column))}}}"
-    if kinds == {str}:
-        joined = "\0".join(column)
-        if joined.count("\0") == len(column) - 1:
-            return f'{{"{_escaped(joined).replace(chr(0), SEPARATOR)}"}}'
-    return f"{{{','.join(map(_element, column))}}}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"')
-
-
-def _element(value: Any) -> str:
-    match value:
-        case None:
-            return "NULL"
-        case bool() | int() | float():
-            return repr(value)
-    return f'"{_escaped(str(_value(value)))}"'
-
-
-def _submitting(batch: Batch) -> dict[str, Any]:
-    """Return the parameters of the statement `submit`."""
-    return {
-        "jobs": batch.with_defaults,
-        "wake": False,
-        "key": batch.key,
-        "tenant": batch.tenant,
-        "body": batch.body,
-    }
-
-
-def _value(value: Any) -> Any:
-    return json_text(value) if isinstance(value, list | tuple | dict) else value
-
-
-def prepare(schema: str) -> dict[str, Prepared]:
-    """Prepare every named statement for this schema."""
-    prepared = {}
-    for name, query in queries.load("postgres").items():
-        (statement,) = query.statements
-        prepared[name] = Prepared(*queries.positional(queries.in_schema(statement.text, schema)))
-    return prepared
-
-
 class PostgresTx:
     def __init__(self, connection: Any, named: dict[str, Prepared]) -> None:
         self._connection = connection
@@ -165,7 +84,7 @@ class PostgresTx:
         return [kind(*row) for row in await self.rows(name, **parameters)]
 
     async def submit(self, batch: Batch) -> Sequence[Row]:
-        return await self.rows("submit", **_submitting(batch))
+        return await self.rows("submit", **submit_parameters(batch))
 
 
 class _Limit:
@@ -206,10 +125,10 @@ class PostgresDatabase:
         listen_url: str | None,
         answer_within: float | None = None,
         role: str | None = None,
-        outage: Outage | None = None,
+        outage: DatabaseOutage | None = None,
     ) -> None:
         self.counters = Counters()
-        self._outage = outage or Outage("of Postgres")
+        self._outage = outage or DatabaseOutage("of Postgres")
         self.schema = schema
         self._pool = pool
         self._pooled = pooled
@@ -252,7 +171,7 @@ class PostgresDatabase:
             )
         except (*_AWAY, asyncpg.PostgresError, ValueError) as error:
             if _from_pooler(error):
-                raise StoreError(f"{UNSAID} ({error})") from error
+                raise StoreError(f"{POOLER_NOT_SET} ({error})") from error
             unreachable = StoreUnreachable(f"cannot reach Postgres: {str(error) or 'no answer in time'}")
             unreachable.reported = outage.away
             raise unreachable from error
@@ -282,7 +201,7 @@ class PostgresDatabase:
         return [kind(*row) for row in await self.rows(name, **parameters)]
 
     async def submit(self, batch: Batch) -> Sequence[Row]:
-        return await self.rows("submit", **_submitting(batch))
+        return await self.rows("submit", **submit_parameters(batch))
 
     async def transact(self, work: Callable[[Tx], Awaitable[T]]) -> T:
         return await self.with_transaction(lambda connection: work(PostgresTx(connection, self._named)))
@@ -415,7 +334,7 @@ async def _set_up_session(connection: Any) -> None:
     """Refuse a session without our settings: a pooler may be configured to ignore startup parameters."""
     await _set_up(connection)
     if await connection.fetchval("SELECT current_setting('enable_mergejoin')") != "off":
-        raise StoreError(UNSAID)
+        raise StoreError(POOLER_NOT_SET)
 
 
 @asynccontextmanager
@@ -458,7 +377,7 @@ def _cause(error: Exception) -> str:
 
 def _mapped(error: Exception, schema: str, role: str) -> HoldfastError:
     if _from_pooler(error):
-        return StoreError(f"{UNSAID} ({error.args[0]})")
+        return StoreError(f"{POOLER_NOT_SET} ({error.args[0]})")
     if not isinstance(error, asyncpg.PostgresError) or isinstance(error, _AWAY):
         return StoreUnreachable(f"Postgres went away: {_cause(error)}")
     message = str(error.args[0])

@@ -1,7 +1,7 @@
 """Named statements from the SQL files.
 
 A file holds entries that start with `-- name: x`. On Postgres an entry is one statement. On SQLite it may be several:
-they run in one transaction, and the last one returns the rows. Two directives, only for SQLite: `-- look` before a
+they run in one transaction, and the last one returns the rows. Two directives, only for SQLite: `-- precheck` before a
 SELECT that runs first, without the write lock (no row: nothing to do); `-- each: rows` before a statement that runs
 once per element of `:rows`, with its fields by position (`-- each: rows with x`: only for elements that have x).
 
@@ -28,7 +28,7 @@ _COMMENT = re.compile(r"--[^\n]*")
 class Statement:
     text: str
     parameters: tuple[str, ...]
-    look: bool = False
+    is_precheck: bool = False
     each: str | None = None
     having: str | None = None
 
@@ -48,8 +48,8 @@ class Query:
     statements: tuple[Statement, ...]
 
     @cached_property
-    def looks(self) -> bool:
-        return any(statement.look for statement in self.statements)
+    def has_precheck(self) -> bool:
+        return any(statement.is_precheck for statement in self.statements)
 
     @cached_property
     def values(self) -> frozenset[str]:
@@ -118,13 +118,13 @@ def _statements(body: str) -> tuple[Statement, ...]:
         text = _COMMENT.sub("", piece).strip()
         if text:
             each = re.search(r"^-- each: (\w+)(?: with (\w+))?$", piece, re.MULTILINE)
-            look = re.search(r"^-- look$", piece, re.MULTILINE) is not None
+            is_precheck = re.search(r"^-- precheck$", piece, re.MULTILINE) is not None
             names = tuple(_PARAMETER.findall(text))
             if each:
                 text = _PARAMETER.sub("?", text)
             else:
                 names = tuple(dict.fromkeys(names))
-            found.append(Statement(text, names, look, *(each.groups() if each else ())))
+            found.append(Statement(text, names, is_precheck, *(each.groups() if each else ())))
     return tuple(found)
 
 

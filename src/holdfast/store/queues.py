@@ -134,7 +134,7 @@ class Queues:
         while isinstance(depth, int):  # Jobs that already wait count too.
             (step,) = await self._database.rows("count_waiting", queue=queue, after_id=after, scan=COUNTED)
             after = step["last_id"]
-            if step["seen"] < COUNTED:
+            if step["scanned"] < COUNTED:
                 break
         self._caps_until = 0.0
         self._notifications.post([work(queue)])

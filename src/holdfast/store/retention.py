@@ -67,9 +67,9 @@ class Retain:
         could not compare yet are removed by the next one.
         """
         if retention.newest is not None:
-            await self._database.rows("sign", after_id=after, scan=scan)
+            await self._database.rows("set_signatures", after_id=after, scan=scan)
         rows = await self._database.rows(
-            "prune",
+            "prune_jobs",
             after_id=after,
             scan=scan,
             grace=retention.grace,
@@ -79,24 +79,24 @@ class Retain:
         if not rows:
             return Pruned(removed=(), next_after=None)
         row = rows[0]
-        doomed = to_json(row["doomed"], [])
-        gone = await self.files.remove(doomed) if doomed else ()
+        to_delete = to_json(row["to_delete"], [])
+        gone = await self.files.remove(to_delete) if to_delete else ()
         removed = await self._database.rows("delete_jobs", ids=sorted(gone)) if gone else ()
         return Pruned(
-            removed=[one["id"] for one in removed], next_after=row["last_id"] if row["seen"] == scan else None
+            removed=[one["id"] for one in removed], next_after=row["last_id"] if row["scanned"] == scan else None
         )
 
     async def forget_keys(self, limit: int = 1000) -> int:
         """Delete idempotency keys that are older than 24 hours; return how many."""
-        return len(await self._database.rows("forget_keys", limit=limit))
+        return len(await self._database.rows("prune_idempotency_keys", limit=limit))
 
     async def forget_lanes(self, limit: int = 1000) -> int:
         """Delete lanes that are idle and have no settings; return how many.
 
         The next job creates such a lane again.
         """
-        return len(await self._database.rows("forget_lanes", limit=limit))
+        return len(await self._database.rows("prune_lanes", limit=limit))
 
     async def counts(self) -> Counts:
-        (row,) = await self._database.read("counts", most=MOST)
+        (row,) = await self._database.read("count_jobs", most=MOST)
         return Counts(**{name: int(row[name]) for name in Counts.__struct_fields__})

@@ -25,7 +25,7 @@ from holdfast.model import (
     StopKind,
     StopPhase,
     StopRequest,
-    Worker,
+    WorkerRecord,
 )
 from holdfast.store.database import Row
 
@@ -153,11 +153,11 @@ def to_lane(row: Row) -> Lane:
     )
 
 
-def to_worker(row: Row) -> Worker:
+def to_worker(row: Row) -> WorkerRecord:
     def decoded(name: str) -> Any:
         return to_json(row[name], [])
 
-    return Worker(
+    return WorkerRecord(
         worker=row["worker"],
         host=row["host"],
         pid=row["pid"],

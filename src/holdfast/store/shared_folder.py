@@ -18,10 +18,10 @@ class SharedFolderRecord:
 
     async def write(self, recorded: RecordedFolder, *, instead_of: RecordedFolder | None) -> bool:
         """Record a folder; False if the record is no longer what it was."""
-        known = None if instead_of is None else instead_of.id
+        replaced_id = None if instead_of is None else instead_of.id
 
         async def change(tx: Tx) -> bool:
-            rows = await tx.rows("record_shared_folder", id=recorded.id, path=recorded.path, instead_of=known)
+            rows = await tx.rows("record_shared_folder", id=recorded.id, path=recorded.path, instead_of=replaced_id)
             if rows and self._by is not None:
                 before = None if instead_of is None else {"id": instead_of.id, "path": instead_of.path}
                 after = {"id": recorded.id, "path": recorded.path}

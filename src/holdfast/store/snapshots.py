@@ -46,7 +46,7 @@ class NewSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     outputs: Outputs = Outputs()
 
 
-class Turn(msgspec.Struct, frozen=True, kw_only=True):
+class BuildClaim(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to a request for a build lock.
 
     `built`: the snapshot exists. `yours`: build it. `busy`: `job` is building it; ask again. `lost`: the lease is gone.
@@ -124,9 +124,9 @@ class Snapshots:
         (row,) = await self._database.read("snapshot_totals", tenant=tenant)
         return Totals(count=row["count"], size=row["size"])
 
-    async def standing(self, folders: Sequence[str]) -> frozenset[str]:
+    async def stored_folders(self, folders: Sequence[str]) -> frozenset[str]:
         """Return which of these folders belong to a snapshot."""
-        rows = await self._database.read("standing_folders", folders=list(folders))
+        rows = await self._database.read("stored_folders", folders=list(folders))
         return frozenset(row["folder"] for row in rows)
 
     async def outputs(self, snapshot: Snapshot) -> Outputs | None:
@@ -139,22 +139,22 @@ class Snapshots:
 
     # Building
 
-    async def take(self, lease: Lease, snapshot: str) -> Turn:
+    async def take(self, lease: Lease, snapshot: str) -> BuildClaim:
         """Ask for the build lock of a snapshot. Its holder keeps the lock exactly as long as its lease."""
 
-        async def change(tx: Tx) -> Turn:
+        async def change(tx: Tx) -> BuildClaim:
             await tx.rows("lock_build", id=snapshot)
             (state,) = await tx.rows("build_state", id=snapshot, tenant=lease.tenant)
             if state["built"]:
                 await _leave(tx, lease, snapshot)
-                return Turn(answer="built")
+                return BuildClaim(answer="built")
             if state["live"] and (state["job_id"], state["token"]) != (lease.id, lease.token):
-                return Turn(answer="busy", job=state["job_id"])
+                return BuildClaim(answer="busy", job=state["job_id"])
             if not await tx.rows("lock_lease", id=lease.id, token=lease.token):
                 await _leave(tx, lease, snapshot)
-                return Turn(answer="lost")
+                return BuildClaim(answer="lost")
             await tx.rows("take_build", id=snapshot, job_id=lease.id, token=lease.token)
-            return Turn(answer="yours")
+            return BuildClaim(answer="yours")
 
         return await self._database.transact(change)
 
@@ -181,16 +181,16 @@ class Snapshots:
                 refused = not await tx.rows("publish_snapshot", **made)
             await _leave(tx, lease, new.id)
             # Our own publish may have succeeded earlier with only its reply lost.
-            stands = await tx.rows("existing_snapshots", ids=[new.id], tenant=lease.tenant)
-            if not stands:
+            existing = await tx.rows("existing_snapshots", ids=[new.id], tenant=lease.tenant)
+            if not existing:
                 return "refused" if refused else "lost"
-            return "published" if stands[0]["folder"] == new.folder else "exists"
+            return "published" if existing[0]["folder"] == new.folder else "exists"
 
         return await self._database.transact(change)
 
-    async def forget_builds(self, age: float) -> int:
+    async def prune_builds(self, age: float) -> int:
         """Delete build locks whose lease ended at least `age` seconds ago; return how many."""
-        return len(await self._database.rows("forget_builds", age=age))
+        return len(await self._database.rows("prune_builds", age=age))
 
     # Removing
 
@@ -211,7 +211,7 @@ class Snapshots:
         found = (await self.get(text, tenant=tenant)).id
 
         async def change(tx: Tx) -> Removal:
-            family = [row["id"] for row in await tx.rows("snapshot_family", id=found, tenant=tenant)]
+            family = [row["id"] for row in await tx.rows("snapshot_descendants", id=found, tenant=tenant)]
             locked = [to_snapshot(row) for row in await tx.rows("lock_snapshots", ids=family)]
             if found not in {snapshot.id for snapshot in locked}:
                 raise NotFound("snapshot", found)

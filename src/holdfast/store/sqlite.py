@@ -7,168 +7,30 @@ the writer thread can run it from start to end without a pause; operations that 
 
 import asyncio
 import contextlib
-import hashlib
 import itertools
 import queue
 import sqlite3
 import threading
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from datetime import datetime
-from functools import partial
-from operator import getitem
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
-
-from holdfast import decoding
 from holdfast.errors import Conflict, Invalid, StoreError, StoreFull, StoreUnreachable
 from holdfast.permissions import FILE, make_file, make_parents, tighten
 from holdfast.store import queries, sqlite_reserve
-from holdfast.store.database import Counters, Row, Tx, json_text, tuples
+from holdfast.store.database import Counters, Row, Tx
+from holdfast.store.sqlite_connection import Connection, try_wal
 from holdfast.store.submit_sqlite import accept
 from holdfast.submission import Batch
-from holdfast.timing import Clock, SystemClock, from_micros, to_micros
+from holdfast.timing import Clock, SystemClock
 
 T = TypeVar("T")
 
-BUSY_SECONDS = 30.0
 LISTEN_SECONDS = 0.02
-CACHE_KIB = 65_536
 GROUP = 64
 DATA_ERRORS = ("integer overflow", "malformed JSON", "string or blob too big")
 """Errors about a value: the database is fine; a retry would fail again."""
-_PLAIN = frozenset({str, int, float, bool, type(None)})
 _URGENT, _NORMAL, _LAST = 0, 1, 2
-
-
-class Statements:
-    """Runs named statements on our own connection or on the caller's."""
-
-    def __init__(self, raw: Any) -> None:
-        self.raw = raw
-        self._shapes: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
-
-    def run(self, query: queries.Query, parameters: Mapping[str, Any]) -> list[Row]:
-        """Run the statements of a query except its `look`; return the rows of the last one."""
-        plain = {name: _value(parameters[name]) for name in query.values}
-        rows: list[Row] = []
-        for statement in query.statements:
-            if statement.each is not None:
-                self.raw.executemany(statement.text, _records(parameters[statement.each], statement))
-            elif not statement.look:
-                rows = self._fetch(statement, plain)
-        return rows
-
-    def values(self, query: queries.Query, kind: type[T], parameters: Mapping[str, Any]) -> list[T]:
-        """Run a query whose last statement returns one JSON text: an array of arrays.
-
-        Each row that Python fetches releases the GIL once and creates an object per column. This releases it once in
-        all, and the decoder creates the structs directly (measured: 2 µs a row instead of 8).
-        """
-        (row,) = self.run(query, parameters)
-        (text,) = row.values()
-        found: list[T] = decoding.decoder(list[kind], strict=False).decode(text)  # type: ignore[valid-type]
-        return found
-
-    def looks(self, query: queries.Query, parameters: Mapping[str, Any]) -> bool:
-        """Return whether there is anything to do, without taking a lock."""
-        plain = {name: _value(parameters[name]) for name in query.values}
-        return all(self._fetch(statement, plain) for statement in query.statements if statement.look)
-
-    def _fetch(self, statement: queries.Statement, plain: Mapping[str, Any]) -> list[Row]:
-        cursor = self.raw.execute(statement.text, {name: plain[name] for name in statement.parameters})
-        if cursor.description is None:
-            return []
-        found = cursor.fetchall()
-        if not found:
-            return []
-        shape = self._shapes.get(statement.text)
-        if shape is None:
-            names = tuple(column[0] for column in cursor.description)
-            shape = self._shapes[statement.text] = (names, tuple(name for name in names if name.endswith("_at")))
-        names, times = shape
-        rows: list[dict[str, Any]] = [dict(zip(names, values, strict=True)) for values in found]
-        for row in rows:
-            for name in times:
-                if row[name] is not None:
-                    row[name] = from_micros(row[name])
-        return list(rows)
-
-
-class Connection(Statements):
-    """One SQLite connection and the clock that its statements see."""
-
-    def __init__(self, path: Path, clock: Clock, *, writes: bool) -> None:
-        super().__init__(
-            sqlite3.connect(
-                path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=512
-            )
-        )
-        self._clock = clock
-        self._now = [0]
-        # A builtin: a Python function would cost an interpreter frame per row.
-        now: Callable[[], int] = partial(getitem, self._now, 0)  # type: ignore[assignment]
-        self.raw.create_function("clock", 0, now, deterministic=True)
-        self.raw.execute("PRAGMA synchronous = FULL")
-        self.raw.execute("PRAGMA temp_store = MEMORY")
-        self.raw.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
-        if writes:
-            _use_wal(self.raw)
-            self.raw.create_function("signature", 4, _signature, deterministic=True)
-            self.raw.executescript(queries.session_script("sqlite"))
-        else:
-            self.raw.execute("PRAGMA query_only = ON")
-
-    def tick(self) -> None:
-        """Update the clock of this connection; called once per transaction."""
-        self._now[0] = to_micros(self._clock.now())
-
-
-def _try_wal(path: Path) -> None:
-    connection = sqlite3.connect(path, timeout=BUSY_SECONDS)
-    try:
-        _use_wal(connection)
-    finally:
-        connection.close()
-
-
-def _use_wal(connection: sqlite3.Connection) -> None:
-    """Switch the file to WAL. When several connections do so at once, SQLite refuses some without waiting: retry."""
-    deadline = time.monotonic() + BUSY_SECONDS
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-            return
-        except sqlite3.OperationalError as error:
-            if "locked" not in str(error) or time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
-
-
-def _signature(kind: str, runner: str, spec: str, inputs: str) -> str:
-    """Return the signature of a job, which does not depend on the order of keys."""
-    parts = (kind, runner, msgspec.json.decode(spec), msgspec.json.decode(inputs))
-    return hashlib.md5(msgspec.json.encode(parts, order="deterministic"), usedforsecurity=False).hexdigest()
-
-
-def _value(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return to_micros(value)
-    if isinstance(value, list | tuple | dict):
-        return json_text(value)
-    return value
-
-
-def _records(rows: Sequence[Any], statement: queries.Statement) -> list[tuple[Any, ...]]:
-    if statement.having is not None:
-        rows = [row for row in rows if getattr(row, statement.having)]
-    columns = list(zip(*tuples(rows, statement.parameters), strict=True))
-    for n, column in enumerate(columns):
-        if not _PLAIN.issuperset(map(type, column)):
-            columns[n] = tuple(map(_value, column))
-    return list(zip(*columns, strict=True))
 
 
 class SqliteTx:
@@ -201,12 +63,12 @@ def _drive(coroutine: Coroutine[Any, Any, T]) -> T:
 Work = Callable[[Connection], Any]
 
 
-class _Task:
-    """One piece of work for a thread, the look that decides whether it is needed, and the caller's future."""
+class _Request:
+    """One piece of work for a thread, the precheck that decides whether it is needed, and the caller's future."""
 
-    def __init__(self, work: Work, look: Work | None) -> None:
+    def __init__(self, work: Work, precheck: Work | None) -> None:
         self.work = work
-        self.look = look
+        self.precheck = precheck
         self._loop = asyncio.get_running_loop()
         self.future: asyncio.Future[Any] = self._loop.create_future()
 
@@ -224,17 +86,17 @@ class _Task:
 
 
 class _Thread:
-    """A thread that owns one connection and runs the tasks it is given, urgent ones first."""
+    """A thread that owns one connection and runs the requests it is given, urgent ones first."""
 
     def __init__(
         self,
         name: str,
         connect: Callable[[], Connection],
-        run: Callable[[Connection, list[_Task]], None],
+        run: Callable[[Connection, list[_Request]], None],
         counters: Counters,
     ) -> None:
         self._counters = counters
-        self._queue: queue.PriorityQueue[tuple[int, int, _Task | None]] = queue.PriorityQueue()
+        self._queue: queue.PriorityQueue[tuple[int, int, _Request | None]] = queue.PriorityQueue()
         self._count = itertools.count()
         self._connect = connect
         self._run = run
@@ -242,15 +104,15 @@ class _Thread:
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
         self._thread.start()
 
-    async def do(self, work: Callable[[Connection], T], *, look: Work | None = None, priority: int = _NORMAL) -> T:
+    async def do(self, work: Callable[[Connection], T], *, precheck: Work | None = None, priority: int = _NORMAL) -> T:
         if self._closed.is_set():
             raise StoreUnreachable("the store is closed")
-        task = _Task(work, look)
-        self._queue.put((priority, next(self._count), task))
+        request = _Request(work, precheck)
+        self._queue.put((priority, next(self._count), request))
         if self._closed.is_set():  # The thread may have exited without reading the queue again.
-            self._turn_away("the store is closed")
+            self._refuse_waiting("the store is closed")
         try:
-            answer: T = await task.future
+            answer: T = await request.future
         except StoreError:
             self._counters.errors += 1
             raise
@@ -265,85 +127,85 @@ class _Thread:
         try:
             connection = self._connect()
             try:
-                while tasks := self._next():
-                    self._run(connection, tasks)
+                while requests := self._next():
+                    self._run(connection, requests)
             finally:
                 connection.raw.close()
         except sqlite3.Error as error:
             reason = f"SQLite: {error}"
         finally:
             self._closed.set()
-            self._turn_away(reason)
+            self._refuse_waiting(reason)
 
-    def _turn_away(self, reason: str) -> None:
-        """Fail all tasks that wait for a thread that has exited."""
+    def _refuse_waiting(self, reason: str) -> None:
+        """Fail all requests that wait for a thread that has exited."""
         with contextlib.suppress(queue.Empty):
             while True:
-                _, _, task = self._queue.get_nowait()
-                if task is not None:
-                    task.settle(None, StoreUnreachable(reason))
+                _, _, request = self._queue.get_nowait()
+                if request is not None:
+                    request.settle(None, StoreUnreachable(reason))
 
-    def _next(self) -> list[_Task]:
-        """Wait for a task and return it with all others that wait; an empty list means stop."""
-        tasks: list[_Task] = []
+    def _next(self) -> list[_Request]:
+        """Wait for a request and return it with all others that wait; an empty list means stop."""
+        requests: list[_Request] = []
         block = True
-        while len(tasks) < GROUP:
+        while len(requests) < GROUP:
             try:
-                _, _, task = self._queue.get(block)
+                _, _, request = self._queue.get(block)
             except queue.Empty:
                 break
-            if task is None:
-                if tasks:
+            if request is None:
+                if requests:
                     self._queue.put((_LAST, next(self._count), None))
                 break
-            tasks.append(task)
+            requests.append(request)
             block = False
-        return tasks
+        return requests
 
 
-def _read_each(connection: Connection, tasks: list[_Task]) -> None:
-    for task in tasks:
+def _read_each(connection: Connection, requests: list[_Request]) -> None:
+    for request in requests:
         connection.tick()
-        task.settle(*_attempt(lambda task=task: task.work(connection)))  # type: ignore[misc]
+        request.settle(*_attempt(lambda request=request: request.work(connection)))  # type: ignore[misc]
 
 
-def _write_together(connection: Connection, tasks: list[_Task]) -> None:
-    """Run all waiting tasks in one transaction, each in its own savepoint: one fsync for all of them.
+def _write_together(connection: Connection, requests: list[_Request]) -> None:
+    """Run all waiting requests in one transaction, each in its own savepoint: one fsync for all of them.
 
-    No caller gets a result before the commit; a task that fails rolls back only its own changes. A task whose look
-    finds nothing to do takes no lock.
+    No caller gets a result before the commit; a request that fails rolls back only its own changes. A request
+    whose precheck finds nothing to do takes no lock.
     """
-    tasks = [task for task in tasks if _wanted(connection, task)]
-    if not tasks:
+    requests = [request for request in requests if _wanted(connection, request)]
+    if not requests:
         return
     results: list[tuple[Any, BaseException | None]] = []
 
     def whole() -> None:
         connection.raw.execute("BEGIN IMMEDIATE")
         connection.tick()
-        for task in tasks:
-            connection.raw.execute("SAVEPOINT task")
-            results.append(_attempt(lambda task=task: task.work(connection)))  # type: ignore[misc]
+        for request in requests:
+            connection.raw.execute("SAVEPOINT request")
+            results.append(_attempt(lambda request=request: request.work(connection)))  # type: ignore[misc]
             if results[-1][1] is not None:
-                connection.raw.execute("ROLLBACK TO task")
-            connection.raw.execute("RELEASE task")
+                connection.raw.execute("ROLLBACK TO request")
+            connection.raw.execute("RELEASE request")
         connection.raw.execute("COMMIT")
 
     _, error = _attempt(whole)
     if error is not None and connection.raw.in_transaction:
         _attempt(lambda: connection.raw.execute("ROLLBACK"))
-    for n, task in enumerate(tasks):
-        task.settle(*((None, error) if error is not None else results[n]))
+    for n, request in enumerate(requests):
+        request.settle(*((None, error) if error is not None else results[n]))
 
 
-def _wanted(connection: Connection, task: _Task) -> bool:
-    if task.look is None:
+def _wanted(connection: Connection, request: _Request) -> bool:
+    if request.precheck is None:
         return True
-    look = task.look
+    precheck = request.precheck
     connection.tick()
-    found, error = _attempt(lambda: look(connection))
+    found, error = _attempt(lambda: precheck(connection))
     if error is not None or not found:
-        task.settle([], error)
+        request.settle([], error)
     return error is None and bool(found)
 
 
@@ -399,11 +261,11 @@ class SqliteDatabase:
                 with contextlib.suppress(FileNotFoundError):
                     tighten(file, FILE)
             try:
-                _try_wal(path)
+                try_wal(path)
             except sqlite3.OperationalError:
                 if not sqlite_reserve.release_room(path):
                     raise
-                _try_wal(path)
+                try_wal(path)
         except (OSError, sqlite3.Error) as error:
             raise StoreUnreachable(f"cannot open the SQLite file {path}: {error}") from error
 
@@ -420,17 +282,19 @@ class SqliteDatabase:
     async def rows(self, name: str, /, *, urgent: bool = False, **parameters: Any) -> Sequence[Row]:
         query = self._named[name]
         priority = _URGENT if urgent else _NORMAL
-        look = self._look(query, parameters)
-        return await self._writer.do(lambda connection: connection.run(query, parameters), look=look, priority=priority)
+        precheck = self._precheck(query, parameters)
+        return await self._writer.do(
+            lambda connection: connection.run(query, parameters), precheck=precheck, priority=priority
+        )
 
     async def values(self, name: str, kind: type[T], /, **parameters: Any) -> Sequence[T]:
         query = self._named[name]
-        look = self._look(query, parameters)
-        return await self._writer.do(lambda connection: connection.values(query, kind, parameters), look=look)
+        precheck = self._precheck(query, parameters)
+        return await self._writer.do(lambda connection: connection.values(query, kind, parameters), precheck=precheck)
 
     @staticmethod
-    def _look(query: queries.Query, parameters: Mapping[str, Any]) -> Work | None:
-        return (lambda connection: connection.looks(query, parameters)) if query.looks else None
+    def _precheck(query: queries.Query, parameters: Mapping[str, Any]) -> Work | None:
+        return (lambda connection: connection.passes_precheck(query, parameters)) if query.has_precheck else None
 
     async def submit(self, batch: Batch) -> Sequence[Row]:
         return await self.transact(lambda tx: tx.submit(batch))

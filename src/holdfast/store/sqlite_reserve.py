@@ -32,7 +32,7 @@ def free_pages(connection: Any) -> int:
 def add_pages(connection: Any) -> None:
     """Grow the file by pages with content: only those have blocks on the disk. `drop_pages` frees them."""
     size = int(connection.execute("PRAGMA page_size").fetchone()[0])
-    connection.execute("CREATE TABLE room_to_free (filler BLOB)")
+    connection.execute("CREATE TABLE IF NOT EXISTS room_to_free (filler BLOB)")  # Another process may be at it too.
     connection.execute("INSERT INTO room_to_free VALUES (zeroblob(?))", (PAGES * size,))
 
 

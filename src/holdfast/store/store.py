@@ -10,7 +10,7 @@ from holdfast.config import Pooler
 from holdfast.errors import Invalid
 from holdfast.store.audit import Audit
 from holdfast.store.database import Counters
-from holdfast.store.direct import Direct
+from holdfast.store.direct_jobs import DirectJobs
 from holdfast.store.events import Events
 from holdfast.store.explain import Explain
 from holdfast.store.files import Files
@@ -41,7 +41,7 @@ class Store:
         self.lanes = Lanes(database, self.notifications)
         self.gates = Gates(database, self.lanes, self.notifications)
         self.jobs = Jobs(database, self.gates, self.notifications, defaults)
-        self.direct = Direct(database, self.jobs)
+        self.direct_jobs = DirectJobs(database, self.jobs)
         self.queues = Queues(database, self.notifications)
         self.leases = Leases(database, self.gates, self.queues, self.notifications)
         self.events = Events(database)

@@ -22,10 +22,10 @@ from holdfast.store.error_mapping import refusal
 from holdfast.store.submit_on_connection import accept_as_guest
 from holdfast.submission import Accepted, Batch, Submission, gather
 
-Call = tuple[Batch, str, bool]
+SubmitCall = tuple[Batch, str, bool]
 """What to submit, the schema, and whether to notify workers."""
 
-Way = TypeVar("Way")
+Submitter = TypeVar("Submitter")
 
 _SYNC = "a psycopg Connection or Cursor, a SQLAlchemy Connection or Session, or a sqlite3 Connection"
 _ASYNC = (
@@ -47,7 +47,7 @@ def submit_inside(
     Takes a psycopg Connection or Cursor, a SQLAlchemy Connection or Session (Postgres or SQLite), or a sqlite3
     Connection. `key` is an idempotency key. `schema` and `wake` (send a NOTIFY with the commit) are for Postgres.
     """
-    submit = _known(connection, _SYNC_WAYS, _SYNC, "submit_inside_async", _ASYNC_WAYS)
+    submit = _submitter_for(connection, _SYNC_SUBMITTERS, _SYNC, "submit_inside_async", _ASYNC_SUBMITTERS)
     batch = gather(jobs, tenant, key)
     try:
         return batch.answer(submit(connection, (batch, schema, wake)))
@@ -68,7 +68,7 @@ async def submit_inside_async(
     wake: bool = True,
 ) -> list[Accepted]:
     """Like `submit_inside`, on an asyncpg Connection, a psycopg AsyncConnection, or SQLAlchemy's asynchronous ones."""
-    submit = _known(connection, _ASYNC_WAYS, _ASYNC, "submit_inside", _SYNC_WAYS)
+    submit = _submitter_for(connection, _ASYNC_SUBMITTERS, _ASYNC, "submit_inside", _SYNC_SUBMITTERS)
     batch = gather(jobs, tenant, key)
     try:
         return batch.answer(await submit(connection, (batch, schema, wake)))
@@ -82,34 +82,34 @@ async def submit_inside_async(
 # One function per class of connection
 
 
-def _psycopg(connection: Any, call: Call) -> Sequence[Row]:
+def _psycopg(connection: Any, call: SubmitCall) -> Sequence[Row]:
     text, values = _statement(call, "%s")
     # Not connection.cursor(), whose class and rows are the caller's choice.
     with sys.modules["psycopg"].Cursor(connection, row_factory=_plain_rows) as cursor:
         return _rows(cursor.execute(text, values).fetchall())
 
 
-def _psycopg_cursor(cursor: Any, call: Call) -> Sequence[Row]:
+def _psycopg_cursor(cursor: Any, call: SubmitCall) -> Sequence[Row]:
     return _psycopg(cursor.connection, call)
 
 
-async def _psycopg_async(connection: Any, call: Call) -> Sequence[Row]:
+async def _psycopg_async(connection: Any, call: SubmitCall) -> Sequence[Row]:
     text, values = _statement(call, "%s")
     async with sys.modules["psycopg"].AsyncCursor(connection, row_factory=_plain_rows) as cursor:
         await cursor.execute(text, values)
         return _rows(await cursor.fetchall())
 
 
-async def _psycopg_async_cursor(cursor: Any, call: Call) -> Sequence[Row]:
+async def _psycopg_async_cursor(cursor: Any, call: SubmitCall) -> Sequence[Row]:
     return await _psycopg_async(cursor.connection, call)
 
 
-async def _asyncpg(connection: Any, call: Call) -> Sequence[Row]:
+async def _asyncpg(connection: Any, call: SubmitCall) -> Sequence[Row]:
     text, values = _statement(call, "$")
     return _rows(await connection.fetch(text, *values))
 
 
-def _sqlalchemy(connection: Any, call: Call) -> Sequence[Row]:
+def _sqlalchemy(connection: Any, call: SubmitCall) -> Sequence[Row]:
     dialect = connection.dialect
     if dialect.name == "postgresql":
         text, values = _statement(call, "$" if dialect.paramstyle == "numeric_dollar" else "%s")
@@ -122,24 +122,24 @@ def _sqlalchemy(connection: Any, call: Call) -> Sequence[Row]:
     raise Invalid("connection", f"uses {dialect.name}; jobs are stored in Postgres or SQLite")
 
 
-def _sqlalchemy_session(session: Any, call: Call) -> Sequence[Row]:
+def _sqlalchemy_session(session: Any, call: SubmitCall) -> Sequence[Row]:
     return _sqlalchemy(session.connection(), call)
 
 
-async def _sqlalchemy_async(connection: Any, call: Call) -> Sequence[Row]:
+async def _sqlalchemy_async(connection: Any, call: SubmitCall) -> Sequence[Row]:
     found: Sequence[Row] = await connection.run_sync(_sqlalchemy, call)
     return found
 
 
-async def _sqlalchemy_async_session(session: Any, call: Call) -> Sequence[Row]:
+async def _sqlalchemy_async_session(session: Any, call: SubmitCall) -> Sequence[Row]:
     return await _sqlalchemy_async(await session.connection(), call)
 
 
-def _sqlite3(connection: Any, call: Call) -> Sequence[Row]:
+def _sqlite3(connection: Any, call: SubmitCall) -> Sequence[Row]:
     return accept_as_guest(connection, connection, call[0])
 
 
-_SYNC_WAYS = {
+_SYNC_SUBMITTERS = {
     "psycopg.Connection": _psycopg,
     "psycopg.Cursor": _psycopg_cursor,
     "sqlalchemy.Connection": _sqlalchemy,
@@ -147,7 +147,7 @@ _SYNC_WAYS = {
     "sqlalchemy.scoped_session": _sqlalchemy_session,
     "sqlite3.Connection": _sqlite3,
 }
-_ASYNC_WAYS = {
+_ASYNC_SUBMITTERS = {
     "asyncpg.Connection": _asyncpg,
     "asyncpg.PoolConnectionProxy": _asyncpg,
     "psycopg.AsyncConnection": _psycopg_async,
@@ -163,11 +163,13 @@ def _names(connection: Any) -> list[str]:
     return [f"{base.__module__.partition('.')[0]}.{base.__name__}" for base in type(connection).__mro__]
 
 
-def _known(connection: Any, ways: Mapping[str, Way], accepted: str, twin: str, twins: Mapping[str, Any]) -> Way:
+def _submitter_for(
+    connection: Any, submitters: Mapping[str, Submitter], accepted: str, twin: str, twins: Mapping[str, Any]
+) -> Submitter:
     names = _names(connection)
     for name in names:
-        if name in ways:
-            return ways[name]
+        if name in submitters:
+            return submitters[name]
     if any(name in twins for name in names):
         raise Invalid("connection", f"{names[0]} is for {twin}; here it takes {accepted}")
     raise Invalid("connection", f"cannot submit on {names[0]}; it takes {accepted}")
@@ -177,18 +179,18 @@ def _known(connection: Any, ways: Mapping[str, Way], accepted: str, twin: str, t
 
 
 @cache
-def _text(schema: str, mark: str) -> tuple[str, tuple[str, ...]]:
+def _text(schema: str, placeholder: str) -> tuple[str, tuple[str, ...]]:
     """Return the call of the SQL function in a driver's parameter style, and the parameters' names in order."""
     if not schema.isidentifier() or len(schema) > 60:
         raise Invalid("schema", f"{schema!r} is not a valid name: use letters, digits and underscores")
     (statement,) = queries.load("postgres")["submit"].statements
     text, slots = queries.positional(queries.in_schema(statement.text, schema))
-    return text if mark == "$" else re.sub(r"\$\d+", mark, text), tuple(slot.name for slot in slots)
+    return text if placeholder == "$" else re.sub(r"\$\d+", placeholder, text), tuple(slot.name for slot in slots)
 
 
-def _statement(call: Call, mark: str) -> tuple[str, tuple[Any, ...]]:
+def _statement(call: SubmitCall, placeholder: str) -> tuple[str, tuple[Any, ...]]:
     batch, schema, wake = call
-    text, names = _text(schema, mark)
+    text, names = _text(schema, placeholder)
     values = {
         "jobs": json_text(batch.with_defaults),
         "wake": wake,

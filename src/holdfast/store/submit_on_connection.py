@@ -14,7 +14,7 @@ from holdfast.errors import Conflict, StoreError
 from holdfast.store import queries
 from holdfast.store.database import Row
 from holdfast.store.error_mapping import id_taken
-from holdfast.store.sqlite import Statements
+from holdfast.store.sqlite_connection import Statements
 from holdfast.store.submit_sqlite import accept
 from holdfast.submission import Batch
 from holdfast.timing import SystemClock, to_micros
@@ -44,7 +44,7 @@ def accept_as_guest(connection: Any, settings: Any, batch: Batch) -> Sequence[Ro
                 return accept(run, batch)
         except Exception as error:
             if _is(error, "sqlite3.IntegrityError"):
-                taken = run("existing", ids=list(batch.ids))
+                taken = run("existing_jobs", ids=list(batch.ids))
                 raise (id_taken(taken[0]["id"]) if taken else Conflict(f"refused by the database: {error}")) from error
             if _is(error, "sqlite3.OperationalError") and "no such table" in str(error):
                 raise StoreError(f"{error}: run `holdfast migrate`") from error

@@ -16,13 +16,13 @@ from holdfast.store.database import Row, json_text
 from holdfast.store.error_mapping import need_unknown
 from holdfast.submission import QUEUE, Batch, Submission, filled
 
-Run = Callable[..., Sequence[Row]]
+RunStatement = Callable[..., Sequence[Row]]
 
 
-def accept(run: Run, batch: Batch) -> Sequence[Row]:
+def accept(run: RunStatement, batch: Batch) -> Sequence[Row]:
     """Write a batch and return the jobs that exist already, as the SQL function does."""
     if batch.key is not None:
-        used = run("used_key", tenant=batch.tenant, key=batch.key)
+        used = run("find_idempotency_key", tenant=batch.tenant, key=batch.key)
         if used:
             return _replay(run, batch, used[0])
     batch = _with_defaults(run, batch)
@@ -32,15 +32,15 @@ def accept(run: Run, batch: Batch) -> Sequence[Row]:
     _refuse_needs(run, batch)
     if batch.key is not None:
         ids = json_text([joined.get(str(job.id), job.id) for job in batch.jobs])
-        run("use_key", tenant=batch.tenant, key=batch.key, body=batch.body, jobs=ids)
+        run("store_idempotency_key", tenant=batch.tenant, key=batch.key, body=batch.body, jobs=ids)
     run("submit", jobs=jobs, labels=_labels(jobs))
     limited = {row["queue"] for row in run("limited_queues")}
     if limited:
-        run("mark_limited", ids=[job.id for job in jobs if job.queue in limited])
-    return [{"id": standing, "asked": own} for own, standing in joined.items()]
+        run("set_limited", ids=[job.id for job in jobs if job.queue in limited])
+    return [{"id": reusable_id, "asked": own} for own, reusable_id in joined.items()]
 
 
-def _with_defaults(run: Run, batch: Batch) -> Batch:
+def _with_defaults(run: RunStatement, batch: Batch) -> Batch:
     """Fill in fields that the jobs leave out: from the defaults of their functions, else from the caller's settings."""
     registered: dict[str, Mapping[str, Any]] = {}
     if any(job.runner == "function" for job in batch.jobs):
@@ -62,45 +62,45 @@ def _labels(jobs: Sequence[Submission]) -> list[dict[str, str | None]]:
     ]
 
 
-def _replay(run: Run, batch: Batch, used: Row) -> Sequence[Row]:
+def _replay(run: RunStatement, batch: Batch, used: Row) -> Sequence[Row]:
     if used["body"] != batch.body:
         raise Conflict(f"idempotency key {batch.key} was used with another body")
     ids: list[str] = decoding.decode(used["jobs"], list[str])
-    there = {row["id"] for row in run("need_states", tenant=batch.tenant, ids=ids)}
-    if not there.issuperset(ids):
+    existing = {row["id"] for row in run("need_states", tenant=batch.tenant, ids=ids)}
+    if not existing.issuperset(ids):
         raise Gone(f"what idempotency key {batch.key} made was deleted")
     return [{"id": job_id, "asked": None} for job_id in ids]
 
 
-def _join(run: Run, jobs: Sequence[Submission]) -> dict[str, str]:
+def _join(run: RunStatement, jobs: Sequence[Submission]) -> dict[str, str]:
     """Return which of these jobs have a reuse key that another job already has, with that job."""
     joined: dict[str, str] = {}
-    mine: dict[str, str] = {}
+    own_keys: dict[str, str] = {}
     for job in jobs:
         if job.reuse_key is None:
             continue
-        standing = mine.get(job.reuse_key)
-        if standing is None:
-            rows = run("standing", tenant=job.tenant, reuse_key=job.reuse_key, rebuild=job.rebuild)
-            standing = rows[0]["job_id"] if rows else None
-        if standing is not None:
-            joined[str(job.id)] = standing
+        reusable_id = own_keys.get(job.reuse_key)
+        if reusable_id is None:
+            rows = run("find_reusable", tenant=job.tenant, reuse_key=job.reuse_key, rebuild=job.rebuild)
+            reusable_id = rows[0]["job_id"] if rows else None
+        if reusable_id is not None:
+            joined[str(job.id)] = reusable_id
         else:
-            mine[job.reuse_key] = str(job.id)
-            run("stand", tenant=job.tenant, reuse_key=job.reuse_key, id=job.id)
+            own_keys[job.reuse_key] = str(job.id)
+            run("set_reuse_key", tenant=job.tenant, reuse_key=job.reuse_key, id=job.id)
     return joined
 
 
-def _refuse_needs(run: Run, batch: Batch) -> None:
+def _refuse_needs(run: RunStatement, batch: Batch) -> None:
     outside = sorted({need for job in batch.jobs for need in job.needs}.difference(batch.ids))
     if not outside:
         return
-    known = {row["id"]: Status(row["status"]) for row in run("need_states", tenant=batch.tenant, ids=outside)}
+    statuses = {row["id"]: Status(row["status"]) for row in run("need_states", tenant=batch.tenant, ids=outside)}
     for need in outside:
-        if need not in known:
+        if need not in statuses:
             raise need_unknown(need)
-        if known[need] in BROKEN:
-            raise NeedFailed(need, known[need])
+        if statuses[need] in BROKEN:
+            raise NeedFailed(need, statuses[need])
 
 
 def _with_needs(job: Submission, joined: Mapping[str, str]) -> Submission:
@@ -109,7 +109,7 @@ def _with_needs(job: Submission, joined: Mapping[str, str]) -> Submission:
     return msgspec.structs.replace(job, needs=tuple(joined.get(need, need) for need in job.needs))
 
 
-def _refuse_overflow(run: Run, jobs: Sequence[Submission]) -> None:
+def _refuse_overflow(run: RunStatement, jobs: Sequence[Submission]) -> None:
     limits: dict[str, Any] = {row["queue"]: row["depth_limit"] for row in run("limited_queues")}
     if not limits:
         return

@@ -43,10 +43,10 @@ class Tasks:
         pipelines = [job for job in jobs if "tasks" in job.spec]
         if not pipelines:
             return {}
-        known: dict[str, list[TaskRecord]] = {}
+        records: dict[str, list[TaskRecord]] = {}
         for row in await self._database.read("tasks_of_jobs", ids=[job.id for job in pipelines]):
-            known.setdefault(row["job_id"], []).append(_to_task(row))
-        return {job.id: known.get(job.id) or _waiting(job.spec) for job in pipelines}
+            records.setdefault(row["job_id"], []).append(_to_task(row))
+        return {job.id: records.get(job.id) or _waiting(job.spec) for job in pipelines}
 
     async def _of(self, job_id: str, spec: Mapping[str, Any]) -> Sequence[TaskRecord]:
         if "tasks" not in spec:
@@ -73,7 +73,7 @@ class Tasks:
                 return True
             await tx.rows("delete_tasks", id=lease.id)
             await tx.rows("insert_tasks", rows=[{"job_id": lease.id, **_row(task)} for task in wanted])
-            await tx.rows("note", id=lease.id, events=_told(before, wanted))
+            await tx.rows("add_events", id=lease.id, events=_task_events(before, wanted))
             return True
 
         return await self._database.transact(change)
@@ -96,10 +96,10 @@ class Tasks:
         async def change(tx: Tx) -> bool:
             if not await tx.rows("lock_lease", id=lease.id, token=lease.token):
                 return False
-            said = {"status": status, "cached": cached, "exit_code": exit_code, "ago": ago}
-            for row in await tx.rows("write_task", id=lease.id, n=n, **said):
+            fields = {"status": status, "cached": cached, "exit_code": exit_code, "ago": ago}
+            for row in await tx.rows("write_task", id=lease.id, n=n, **fields):
                 event = _event(row["name"], status=status, cached=cached or None, exit_code=exit_code)
-                await tx.rows("note", id=lease.id, events=[event])
+                await tx.rows("add_events", id=lease.id, events=[event])
             return True
 
         return await self._database.transact(change)
@@ -128,16 +128,16 @@ def _merged(before: Sequence[TaskRecord], tasks: Sequence[PlannedTask], done: in
     return merged
 
 
-def _told(before: Sequence[TaskRecord], wanted: Sequence[TaskRecord]) -> list[dict[str, str]]:
+def _task_events(before: Sequence[TaskRecord], wanted: Sequence[TaskRecord]) -> list[dict[str, str]]:
     """Return the events of a new plan: the plan, then each task that need not run."""
     plan = _event(None, plan=wanted[-1].snapshot, tasks=[task.name for task in wanted], replanned=bool(before) or None)
-    known = {(task.name, task.snapshot) for task in before if task.cached}
+    was_cached = {(task.name, task.snapshot) for task in before if task.cached}
     return [
         plan,
         *(
             _event(task.name, status=task.status, cached=True, snapshot=task.snapshot)
             for task in wanted
-            if task.cached and (task.name, task.snapshot) not in known
+            if task.cached and (task.name, task.snapshot) not in was_cached
         ),
     ]
 

@@ -74,17 +74,17 @@ class Tokens:
     async def remove(self, token_id: str, *, by: By = None) -> str:
         """Delete a token and return its name. The last admin token that never expires cannot be deleted."""
         try:
-            known = str(uuid.UUID(token_id))
+            canonical_id = str(uuid.UUID(token_id))
         except ValueError:
             raise NotFound("token", token_id[:60]) from None
 
         async def change(tx: Tx) -> str:
-            admins = [row["id"] for row in await tx.rows("lasting_admins")]
-            if admins == [known]:
+            admins = [row["id"] for row in await tx.rows("permanent_admins")]
+            if admins == [canonical_id]:
                 raise Conflict("this is the last admin token that does not expire; make another one first")
-            gone = await tx.rows("remove_token", id=known)
+            gone = await tx.rows("remove_token", id=canonical_id)
             if not gone:
-                raise NotFound("token", known)
+                raise NotFound("token", canonical_id)
             token = _to_token(gone[0])
             await record(tx, by, "token.remove", token.id, tenant=token.tenant, before=_brief(token))
             return token.name

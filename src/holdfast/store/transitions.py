@@ -79,11 +79,11 @@ class Moved:
     unresolved: bool = False
 
 
-Plan = Callable[[Tx, Row], Awaitable[Move | None]]
+DecideMove = Callable[[Tx, Row], Awaitable[Move | None]]
 
 
-async def change_job(database: Database, verb: Verb, tenant: str, job_id: str, plan: Plan) -> Moved:
-    """Apply the move that `plan` returns to one job, or refuse; if `plan` returns None, nothing changes."""
+async def change_job(database: Database, verb: Verb, tenant: str, job_id: str, decide: DecideMove) -> Moved:
+    """Apply the move that `decide` returns to one job, or refuse; if `decide` returns None, nothing changes."""
 
     async def change(tx: Tx) -> Moved:
         if verb is Verb.RESUME:
@@ -91,7 +91,7 @@ async def change_job(database: Database, verb: Verb, tenant: str, job_id: str, p
         row = await lock_job(tx, tenant, job_id)
         if not legal(verb, Status(row["status"])):
             raise IllegalMove(verb, job_id, row["status"], [str(status) for status in MOVES[verb]])
-        move = await plan(tx, row)
+        move = await decide(tx, row)
         if move is None:
             return Moved(row, Status(row["status"]))
         return await write_move(tx, verb, row, move)
@@ -108,7 +108,7 @@ async def lock_keys(tx: Tx, ids: Sequence[str], *, seconds: int = 0) -> None:
     if keys and seconds:
         await tx.rows("wait_for_locks", seconds=seconds)
     for row in keys:
-        await tx.rows("lock_reuse", tenant=row["tenant"], reuse_key=row["reuse_key"], id=row["id"])
+        await tx.rows("lock_reuse_key", tenant=row["tenant"], reuse_key=row["reuse_key"], id=row["id"])
     if keys and seconds:
         await tx.rows("wait_for_locks", seconds=0)
 

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from holdfast.errors import Conflict, NotFound
-from holdfast.model import FUNCTION_DOMAIN, Attempt, Worker
+from holdfast.model import FUNCTION_DOMAIN, Attempt, WorkerRecord
 from holdfast.store.audit import By, name_of, record
 from holdfast.store.database import Database, Tx, json_text
 from holdfast.store.orphans import Orphans
@@ -16,7 +16,7 @@ from holdfast.store.transitions import clean, event
 BATCH = 100
 
 
-class Lost(msgspec.Struct, frozen=True, kw_only=True):
+class LostHost(msgspec.Struct, frozen=True, kw_only=True):
     """The result of reporting a host as gone: its workers are deleted, and these jobs are settled as lost."""
 
     workers: tuple[str, ...]
@@ -88,9 +88,9 @@ class Workers:
         """Add the counters of a process that has no row, such as a server that exits."""
         await self._database.rows("add_totals", figures=dict(figures))
 
-    async def forget(self, worker: str) -> None:
+    async def delete(self, worker: str) -> None:
         """Delete a worker's row; its counters stay in the totals."""
-        await self._database.rows("forget_worker", worker=worker)
+        await self._database.rows("delete_worker", worker=worker)
 
     async def drain(self, worker: str, *, by: By = None) -> None:
         """Ask a worker to claim nothing more and hand over; it learns of it with its next heartbeat."""
@@ -115,14 +115,14 @@ class Workers:
 
         return await self._database.transact(change)
 
-    async def lost(self, host: str, *, by: By = None) -> Lost:
+    async def lost(self, host: str, *, by: By = None) -> LostHost:
         """Settle all attempts of a host, or of one domain, as lost: a person says that nothing runs there any more.
 
         The leases of its dead workers are cleared; orphans and jobs that are paused as lost in its domains are settled
         by their `on_lost`. A domain that a live worker of another host reaches is left to that worker, and functions to
         the duties. Repeat the call after a crash: it continues, because the workers are deleted last.
         """
-        workers = await self._database.read("workers_of", host=host)
+        workers = await self._database.read("workers_of_host", host=host)
         for row in workers:
             if row["live"]:
                 raise Conflict(
@@ -138,8 +138,8 @@ class Workers:
         for worker in dead:
             await self._orphans.clear(worker)
         jobs = [job_id async for job_id in self._lose_all(domains, host, name_of(by))]
-        await self._database.rows("forget_dead", workers=dead)
-        return Lost(workers=tuple(dead), jobs=tuple(jobs))
+        await self._database.rows("delete_dead_workers", workers=dead)
+        return LostHost(workers=tuple(dead), jobs=tuple(jobs))
 
     async def _lose_all(self, domains: set[str], host: str, by: str | None) -> AsyncIterator[str]:
         """Settle page by page, without attempts that a live worker reaches by now."""
@@ -156,12 +156,12 @@ class Workers:
                 return
             after = page[-1].id
 
-    async def forget_long_dead(self, age: float, limit: int = BATCH) -> int:
+    async def prune(self, age: float, limit: int = BATCH) -> int:
         """Delete workers that died at least `age` seconds ago, own no job and have no orphan in their domains."""
-        rows = await self._database.rows("forget_long_dead", age=age, function=FUNCTION_DOMAIN, limit=limit)
+        rows = await self._database.rows("prune_workers", age=age, function=FUNCTION_DOMAIN, limit=limit)
         return len(rows)
 
-    async def list(self, *, tenant: str | None = None) -> Sequence[Worker]:
+    async def list(self, *, tenant: str | None = None) -> Sequence[WorkerRecord]:
         """Return all workers; with a tenant, only that tenant's jobs are named."""
         return [to_worker(row) for row in await self._database.read("list_workers", tenant=tenant)]
 
@@ -191,9 +191,9 @@ class Attempts:
         found = await self._database.read("current_attempts", rows=rows)
         return frozenset((row["id"], row["attempt"]) for row in found)
 
-    async def standing(self, ids: Sequence[str]) -> frozenset[tuple[str, int, int]]:
+    async def tokens(self, ids: Sequence[str]) -> frozenset[tuple[str, int, int]]:
         """Return every recorded (job, attempt, token) of these jobs: files of these attempts belong to their jobs."""
-        rows = await self._database.read("standing_attempts", ids=list(ids))
+        rows = await self._database.read("attempt_tokens", ids=list(ids))
         return frozenset((row["id"], row["attempt"], row["token"]) for row in rows)
 
     async def in_domains(self, prefix: str, ids: Sequence[str]) -> frozenset[str]:

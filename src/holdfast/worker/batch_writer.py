@@ -90,13 +90,13 @@ class BatchWriter(Generic[I, A]):
                 return
 
 
-Ending = tuple[Lease, Outcome]
+Finish = tuple[Lease, Outcome]
 
 
-def finishes(store: Store) -> BatchWriter[Ending, Status | None]:
+def finishes(store: Store) -> BatchWriter[Finish, Status | None]:
     """Batch the ends of attempts. The answer is the job's new status, or None if the lease was lost."""
 
-    async def write(ends: Sequence[Ending]) -> Sequence[Status | None]:
+    async def write(ends: Sequence[Finish]) -> Sequence[Status | None]:
         answers = await store.leases.finish(ends)
         return [answers[lease.id] for lease, _ in ends]
 
@@ -104,7 +104,7 @@ def finishes(store: Store) -> BatchWriter[Ending, Status | None]:
 
 
 def starts(store: Store) -> BatchWriter[Lease, bool]:
-    """Batch the writes of phase `started`. The answer tells whether the lease was still ours."""
+    """Batch the writes of phase `started`. The answer is whether the lease was still ours."""
 
     async def write(leases: Sequence[Lease]) -> Sequence[bool]:
         mine = await store.leases.start(leases)
@@ -113,29 +113,29 @@ def starts(store: Store) -> BatchWriter[Lease, bool]:
     return BatchWriter(write)
 
 
-class Handed(msgspec.Struct, frozen=True):
-    """A lease to hand over, and why. `worn` means that we failed at the job: such adoptions are counted."""
+class HandOverRequest(msgspec.Struct, frozen=True):
+    """A lease to hand over, and why. `failed`: this worker failed with the attempt, and such adoptions are counted."""
 
     lease: Lease
     delay: float = 0.0
-    worn: bool = False
+    failed: bool = False
     reason: HandOverReason = "leaving"
 
 
-def hand_overs(store: Store) -> BatchWriter[Handed, bool]:
+def hand_overs(store: Store) -> BatchWriter[HandOverRequest, bool]:
     """Batch the hand-overs of leases whose attempts keep running, to be adopted immediately or after a delay."""
 
-    async def write(items: Sequence[Handed]) -> Sequence[bool]:
+    async def write(items: Sequence[HandOverRequest]) -> Sequence[bool]:
         given: set[str] = set()
-        for delay, worn, reason in {(item.delay, item.worn, item.reason) for item in items}:
-            leases = [item.lease for item in items if (item.delay, item.worn, item.reason) == (delay, worn, reason)]
-            given |= await store.leases.hand_over(leases, delay=delay, worn=worn, reason=reason)
+        for delay, failed, reason in {(item.delay, item.failed, item.reason) for item in items}:
+            leases = [item.lease for item in items if (item.delay, item.failed, item.reason) == (delay, failed, reason)]
+            given |= await store.leases.hand_over(leases, delay=delay, adoption_failed=failed, reason=reason)
         return [item.lease.id in given for item in items]
 
     return BatchWriter(write)
 
 
-async def retried(work: Callable[[], Awaitable[A]], what: str) -> A:
+async def with_retries(work: Callable[[], Awaitable[A]], what: str) -> A:
     """Repeat a store operation until the database answers. `what` names it in the log, as a gerund."""
     n = 0
     while True:

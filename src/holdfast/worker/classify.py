@@ -1,7 +1,7 @@
 """Maps the end of an attempt to the outcome of its job: one pure function, no I/O.
 
 If we sent a signal before the exit, its reason is the cause; if the exit came first, the exit decides. The runner
-reports which (`End.cause`); here the job's rules for retries, losses and budget turn it into an outcome.
+reports which (`AttemptEnd.cause`); here the job's rules for retries, losses and budget turn it into an outcome.
 """
 
 import random
@@ -9,15 +9,20 @@ import random
 import msgspec
 
 from holdfast.budgets import EXCEEDED
-from holdfast.model import Cause, Error, Lease, Outcome, Policy, Status
+from holdfast.model import Cause, Error, Lease, Outcome, Policy, Status, StopKind, StopRequest
 from holdfast.retry import after_loss, requeued
-from holdfast.runner.artifacts import Violation, parse_report
-from holdfast.runner.base import End
+from holdfast.runner.base import AttemptEnd
+from holdfast.runner.collected_outputs import ContractViolation
+from holdfast.runner.result_report import parse_report
 from holdfast.runner.secrets import NO_MASK, Mask
+from holdfast.timing import backoff, jitter
 
 TIMEOUT_CODE = 124
 MAX_VIOLATION = 1000
 OUTPUTS_NOT_STORED = "outputs_not_stored"
+DISK_FULL = "disk_full"
+NO_SPACE_BASE, NO_SPACE_CAP = 1.0, 60.0
+"""Seconds before a job is claimed again whose start found the disk full: the first time, and at most."""
 PERMANENT = frozenset(
     {
         *("command_missing", "image_missing", "root_refused", EXCEEDED, "contract_violation", OUTPUTS_NOT_STORED),
@@ -27,35 +32,38 @@ PERMANENT = frozenset(
 """Errors that a second attempt would hit again."""
 
 
-def reported(end: End, data: bytes | None, mask: Mask = NO_MASK, *, required: bool = False) -> End:
+def reported(end: AttemptEnd, data: bytes | None, mask: Mask = NO_MASK, *, required: bool = False) -> AttemptEnd:
     """Merge the child's `result.json` into its end. The exit code decides, but a reported failure fails a success."""
     if end.cause is not Cause.EXIT:
         return end
     if data is None:
         if required and end.exit_code == 0:
-            raise Violation("result.json is missing; this job must leave one (require_result)")
+            raise ContractViolation("result.json is missing; this job must leave one (require_result)")
         return end
     report = parse_report(data)
     if end.exit_code == 0 and report.status == "succeeded":
         return msgspec.structs.replace(end, result=mask.data(report.result))
-    told = report.error
-    error = end.error if told is None else Error(code=told.code, message=told.message)
+    named = report.error
+    error = end.error if named is None else Error(code=named.code, message=named.message)
     if end.exit_code == 0 and error is None:
         error = Error(code="reported_failure", message="it reported failure")
     return msgspec.structs.replace(end, error=mask.error(error))
 
 
-def broken(end: End, violation: str) -> End:
+def broken(end: AttemptEnd, violation: str) -> AttemptEnd:
     """Turn a success whose outputs break the contract into a failure; `violation` names the file and the rule."""
     message = violation[:MAX_VIOLATION]
     return msgspec.structs.replace(end, error=Error(code="contract_violation", message=message))
 
 
-def classify(end: End, lease: Lease, source: random.Random | None = None) -> Outcome:
+def classify(end: AttemptEnd, lease: Lease, source: random.Random | None = None) -> Outcome:
     """Return the outcome of the job. The store turns a requeue into a stop if a stop request is waiting."""
     match end.cause:
-        case Cause.DRAINED:
+        case Cause.DRAINED if end.error is None:
             return Outcome.requeued(Cause.DRAINED)
+        case Cause.DRAINED:  # The disk was full, and may be the next time.
+            wait = backoff(max(1, lease.attempt - lease.spent), base=NO_SPACE_BASE, cap=NO_SPACE_CAP)
+            return Outcome.requeued(Cause.DRAINED, delay=jitter(wait, source=source), error=end.error)
         case Cause.CANCELLED | Cause.INTERRUPTED if end.error is not None and end.error.code == EXCEEDED:
             return _ended(Status.FAILED, end, EXCEEDED, "over its budget")
         case Cause.CANCELLED:
@@ -73,7 +81,19 @@ def classify(end: End, lease: Lease, source: random.Random | None = None) -> Out
     return _again_or(_failed(end), "failed", lease, source)
 
 
-def _failed(end: End) -> Outcome:
+def stop_cause(stop: StopRequest) -> Cause:
+    """Return the cause of an end by this stop request."""
+    return Cause.INTERRUPTED if stop.kind is StopKind.INTERRUPT else Cause.CANCELLED
+
+
+def unless_stopped(stop: StopRequest | None, end: AttemptEnd) -> AttemptEnd:
+    """Let a stop request decide the end of an attempt that it stopped, or that was already dead."""
+    if stop is None or end.cause not in (Cause.CANCELLED, Cause.INTERRUPTED, Cause.LOST):
+        return end
+    return AttemptEnd(cause=stop_cause(stop), exit_code=end.exit_code, signal=end.signal)
+
+
+def _failed(end: AttemptEnd) -> Outcome:
     match end.cause:
         case Cause.OUT_OF_MEMORY:
             return _ended(Status.FAILED, end, "out_of_memory", "killed for using too much memory")
@@ -85,7 +105,7 @@ def _failed(end: End) -> Outcome:
     return _ended(Status.FAILED, end, "exit_nonzero", how)
 
 
-def _timed_out(end: End, policy: Policy) -> Outcome:
+def _timed_out(end: AttemptEnd, policy: Policy) -> Outcome:
     if end.cause is Cause.IDLE_TIMEOUT:
         message = f"no output for {policy.idle_timeout:g} seconds" if policy.idle_timeout else "no output for too long"
         outcome = _ended(Status.TIMED_OUT, end, "idle_timeout", message)
@@ -95,7 +115,7 @@ def _timed_out(end: End, policy: Policy) -> Outcome:
     return msgspec.structs.replace(outcome, exit_code=TIMEOUT_CODE)
 
 
-def _lost(end: End, lease: Lease, source: random.Random | None) -> Outcome:
+def _lost(end: AttemptEnd, lease: Lease, source: random.Random | None) -> Outcome:
     lost = _ended(Status.FAILED, end, "lost", "the attempt was lost with its worker")
     return after_loss(lost, lease.policy, spent=lease.spent, max_attempts=lease.max_attempts, source=source)
 
@@ -108,7 +128,7 @@ def _again_or(outcome: Outcome, kind: str, lease: Lease, source: random.Random |
     return requeued(outcome, lease.policy, spent=lease.spent, source=source)
 
 
-def _ended(status: Status, end: End, code: str, message: str) -> Outcome:
+def _ended(status: Status, end: AttemptEnd, code: str, message: str) -> Outcome:
     return Outcome(
         status=status,
         cause=end.cause,

@@ -9,31 +9,36 @@ import msgspec
 
 from holdfast.errors import Invalid, SharedFolderAway
 from holdfast.model import Cause, Lease, NewEvent
-from holdfast.runner.artifacts import Gathered, Limits, Violation
-from holdfast.runner.base import End
+from holdfast.runner.base import AttemptEnd
+from holdfast.runner.collected_outputs import ArtifactLimits, CollectedOutputs, ContractViolation
 from holdfast.runner.secrets import Mask
 from holdfast.store.outcomes import encoded_result as check_result
 from holdfast.worker.classify import broken, reported
 from holdfast.worker.event_writer import EventWriter
 from holdfast.worker.execution_services import ExecutionServices
-from holdfast.worker.held_leases import Lost
-from holdfast.worker.limits import FOLDER_TOO_LARGE
-from holdfast.worker.recent import recent_events
+from holdfast.worker.held_leases import LeaseLost
+from holdfast.worker.limit_checks import FOLDER_TOO_LARGE
+from holdfast.worker.recent_events import recent_events
 
 log = logging.getLogger(__name__)
 
 
-Collect = Callable[[Gathered], Awaitable[None]]
+CollectOutputs = Callable[[CollectedOutputs], Awaitable[None]]
 """Collects the outputs of an attempt, wherever they are."""
 
 
-class OutputsWait(Exception):
+class OutputsNotStored(Exception):
     """The outputs exist but cannot be stored now: the disk is full, or the shared folder is away."""
 
 
-async def take_outputs(
-    services: ExecutionServices, lease: Lease, collect: Collect, end: End, mask: Mask, event_writer: EventWriter
-) -> End:
+async def collect_outputs(
+    services: ExecutionServices,
+    lease: Lease,
+    collect: CollectOutputs,
+    end: AttemptEnd,
+    mask: Mask,
+    event_writer: EventWriter,
+) -> AttemptEnd:
     """Collect the outputs. Links and special files are skipped, and an event names them.
 
     Any other contract violation turns a success into a failure, and nothing is stored.
@@ -42,17 +47,17 @@ async def take_outputs(
         return end
     if end.error is not None and end.error.code == FOLDER_TOO_LARGE:  # A copy of the folder would be too large as well.
         return end
-    limits = Limits(bytes=services.settings.artifact_max_bytes)
-    gathered = services.artifacts.gather(lease.id, lease.attempt, lease.token, limits)
+    limits = ArtifactLimits(bytes=services.settings.artifact_max_bytes)
+    collected = services.artifacts.collection(lease.id, lease.attempt, lease.token, limits)
     try:
-        await collect(gathered)
-        end = reported(end, gathered.report, mask, required=bool(lease.spec.get("require_result")))
+        await collect(collected)
+        end = reported(end, collected.report, mask, required=bool(lease.spec.get("require_result")))
         check_result(end.result)
-        if not gathered.empty:
-            await asyncio.to_thread(gathered.publish)
+        if not collected.empty:
+            await asyncio.to_thread(collected.publish)
             services.at("gathered", lease)
-        await _report_skipped(services, lease, gathered, mask, event_writer)
-    except (Violation, Invalid) as violation:
+        await _report_skipped(services, lease, collected, mask, event_writer)
+    except (ContractViolation, Invalid) as violation:
         log.warning(
             "job %s attempt %d: its outputs break the contract and are not stored: %s",
             lease.id,
@@ -61,28 +66,28 @@ async def take_outputs(
         )
         return end if end.cause is not Cause.EXIT or end.exit_code != 0 else broken(end, str(violation))
     except SharedFolderAway as error:
-        raise OutputsWait(f"its outputs cannot be stored yet: {error.message}") from error
+        raise OutputsNotStored(f"its outputs cannot be stored yet: {error.message}") from error
     except OSError as error:
-        raise OutputsWait(f"its outputs cannot be stored yet: {error.strerror}") from error
+        raise OutputsNotStored(f"its outputs cannot be stored yet: {error.strerror}") from error
     finally:
-        if not gathered.empty:
-            await asyncio.to_thread(gathered.discard)
+        if not collected.empty:
+            await asyncio.to_thread(collected.discard)
     return end
 
 
 async def _report_skipped(
-    services: ExecutionServices, lease: Lease, gathered: Gathered, mask: Mask, event_writer: EventWriter
+    services: ExecutionServices, lease: Lease, collected: CollectedOutputs, mask: Mask, event_writer: EventWriter
 ) -> None:
     """Name the skipped entries in the job's events, once per attempt: a previous owner may have done so already."""
-    if not gathered.skipped:
+    if not collected.skipped:
         return
-    data: dict[str, Any] = {"skipped": [mask.data(msgspec.to_builtins(entry)) for entry in gathered.skipped]}
-    if gathered.unnamed:
-        data["more"] = gathered.unnamed
+    data: dict[str, Any] = {"skipped": [mask.data(msgspec.to_builtins(entry)) for entry in collected.skipped]}
+    if collected.unnamed:
+        data["more"] = collected.unnamed
     if lease.adopted:
         known = [event.data for event in await recent_events(services.store, lease) if event.type == "artifacts"]
         if data in known:
             return
     event_writer.add(NewEvent(type="artifacts", data=data))
     if not await event_writer.flush():
-        raise Lost
+        raise LeaseLost

@@ -15,11 +15,11 @@ from holdfast.model import Gate, Job, Lease, Status
 from holdfast.store import Store
 from holdfast.submission import Accepted, check, fingerprint, parse
 from holdfast.timing import jitter
-from holdfast.worker.batch_writer import retried
+from holdfast.worker.batch_writer import with_retries
 from holdfast.worker.worker import Worker
 
 
-class Run:
+class DirectRun:
     """A job that this server runs, or found running, and whose end a caller can wait for."""
 
     def __init__(self, job_id: str, tenant: str, *, reused: bool) -> None:
@@ -28,14 +28,14 @@ class Run:
         self.reused = reused
         self.over = asyncio.Event()
 
-    def joined(self) -> "Run":
+    def joined(self) -> "DirectRun":
         """Return the same job for another caller, as reused."""
-        run = Run(self.job_id, self.tenant, reused=True)
+        run = DirectRun(self.job_id, self.tenant, reused=True)
         run.over = self.over
         return run
 
 
-class Direct:
+class DirectExecutor:
     """Runs at most `max_concurrency` jobs at once, retries included."""
 
     def __init__(self, worker: Worker, store: Store, settings: Settings) -> None:
@@ -44,14 +44,14 @@ class Direct:
         self._settings = settings
         self.on_disconnect = settings.on_disconnect
         self._admitted = 0
-        self._keys: dict[tuple[str, str, str], Run] = {}
+        self._keys: dict[tuple[str, str, str], DirectRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def leave(self) -> None:
         """Drain: accept nothing new, and hand over."""
-        self._worker.leave()
+        self._worker.drain()
 
-    async def submit(self, job: Mapping[str, Any], *, tenant: str, key: str | None, sent: Sequence[Any]) -> Run:
+    async def submit(self, job: Mapping[str, Any], *, tenant: str, key: str | None, sent: Sequence[Any]) -> DirectRun:
         """Accept and start a job, or raise AtCapacity. A repeated call whose job runs here joins that job."""
         again = None if key is None else (tenant, key, fingerprint(sent))
         if again is not None and again in self._keys:
@@ -65,7 +65,7 @@ class Direct:
         finally:
             if released is None:  # Refused, or the job existed already.
                 self._admitted -= 1
-        run = Run(accepted.id, tenant, reused=accepted.reused)
+        run = DirectRun(accepted.id, tenant, reused=accepted.reused)
         if again is not None:
             self._keys[again] = run
         # Reason for a bare task: it outlives the request. `_tasks` keeps a reference.
@@ -75,15 +75,15 @@ class Direct:
         return run
 
     def _refuse_if_full(self) -> None:
-        if self._worker.leaving:
+        if self._worker.draining:
             raise AtCapacity("this server is shutting down; use another one, or retry in a moment")
         most = self._settings.max_concurrency
         if self._admitted + self._worker.adopted >= most:
             raise AtCapacity(f"this server runs its maximum of {most} jobs; retry when one has ended")
 
     def _domain(self, capability: str) -> str:
-        domain = self._worker.domain_of(capability)
-        if domain is None and (why := self._worker.short_of_room(capability)) is not None:
+        domain = self._worker.capabilities.domain_of(capability)
+        if domain is None and (why := self._worker.capabilities.short_of_room(capability)) is not None:
             raise DiskFull(why)
         if domain is None:
             raise Conflict(f"this server has no queue and cannot run {capability} itself")
@@ -96,7 +96,7 @@ class Direct:
 
         async def claim() -> Lease | None:
             ttl = self._settings.lease_ttl
-            found, lease = await self._store.direct.accept(
+            found, lease = await self._store.direct_jobs.accept(
                 self._worker.id, job, domain=domain, ttl=ttl, tenant=tenant, key=key, sent=sent
             )
             accepted.append(found)
@@ -118,13 +118,13 @@ class Direct:
             return released
         return None
 
-    def _over(self, run: Run, task: "asyncio.Task[None]", key: tuple[str, str, str] | None) -> None:
+    def _over(self, run: DirectRun, task: "asyncio.Task[None]", key: tuple[str, str, str] | None) -> None:
         run.over.set()
         self._tasks.discard(task)
         if key is not None:
             self._keys.pop(key, None)
 
-    async def _carry(self, run: Run, released: asyncio.Event | None) -> None:
+    async def _carry(self, run: DirectRun, released: asyncio.Event | None) -> None:
         """Run a job to its end, including its retries."""
         try:
             while released is not None:
@@ -133,17 +133,17 @@ class Direct:
         finally:
             self._admitted -= 1
 
-    async def _look_on(self, run: Run) -> None:
+    async def _look_on(self, run: DirectRun) -> None:
         """Wait for the end of a job that another server or worker runs."""
-        while not self._worker.leaving:
+        while not self._worker.draining:
             job = await self._job(run)
             if job is None or job.status is not Status.RUNNING:
                 return
             await asyncio.sleep(jitter(self._settings.poll_interval / 4))
 
-    async def _retry(self, run: Run) -> asyncio.Event | None:
+    async def _retry(self, run: DirectRun) -> asyncio.Event | None:
         """Wait for the backoff, then claim the next attempt. Return None if the job has ended or is not ours."""
-        while not self._worker.leaving:
+        while not self._worker.draining:
             job = await self._job(run)
             if job is None or job.status is not Status.QUEUED:
                 return None
@@ -153,17 +153,17 @@ class Direct:
         return None
 
     async def _again(self, job: Job) -> asyncio.Event | None:
-        domain = self._worker.domain_of(job.capability)
+        domain = self._worker.capabilities.domain_of(job.capability)
         if domain is None:
             return None
         ttl = self._settings.lease_ttl
-        claim = self._store.direct.claim
+        claim = self._store.direct_jobs.claim
         return await self._take(
-            lambda: retried(lambda: claim(self._worker.id, job.id, domain=domain, ttl=ttl), "claiming a retry")
+            lambda: with_retries(lambda: claim(self._worker.id, job.id, domain=domain, ttl=ttl), "claiming a retry")
         )
 
-    async def _job(self, run: Run) -> Job | None:
+    async def _job(self, run: DirectRun) -> Job | None:
         try:
-            return await retried(lambda: self._store.jobs.get(run.job_id, tenant=run.tenant), "reading a job")
+            return await with_retries(lambda: self._store.jobs.get(run.job_id, tenant=run.tenant), "reading a job")
         except NotFound:
             return None

@@ -15,7 +15,7 @@ from holdfast.errors import Invalid
 from holdfast.model import Json, Lease, NewEvent
 from holdfast.store import Store
 from holdfast.store.events import Appended
-from holdfast.worker.batch_writer import retried
+from holdfast.worker.batch_writer import with_retries
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ MOST_WAITING = 16 * 1024 * 1024
 """Bytes of events buffered while the database is unavailable; events beyond that are dropped, with a note."""
 
 
-class Waiting(msgspec.Struct, frozen=True):
+class EventBatch(msgspec.Struct, frozen=True):
     """The content of one batch."""
 
     events: list[NewEvent]
@@ -85,7 +85,7 @@ class EventWriter:
             self._deltas[name] = self._deltas.get(name, 0) + value
 
     def full(self, event: NewEvent) -> bool:
-        """Tell whether the buffer has no room for this event; the first time, add a note to the log."""
+        """Return whether the buffer has no room for this event; the first time, add a note to the log."""
         self._waiting_bytes += len(msgspec.json.encode(event.data))
         if self._waiting_bytes <= MOST_WAITING:
             return False
@@ -99,7 +99,7 @@ class EventWriter:
         return True
 
     def cut(self, size: int, cap: int) -> bool:
-        """Tell whether `size` more bytes of log exceed the cap; the first time, add a note to the log."""
+        """Return whether `size` more bytes of log exceed the cap; the first time, add a note to the log."""
         if self.logged + self._log_bytes + size <= cap:
             return False
         if not self._cut:
@@ -121,18 +121,20 @@ class EventWriter:
         offsets = offsets or self.committed
         if self.lost or (not self.waiting and offsets == self.committed):
             return not self.lost
-        waiting = Waiting(self._events, self._progress, self._deltas, self._log_bytes)
+        waiting = EventBatch(self._events, self._progress, self._deltas, self._log_bytes)
         self._events, self._progress, self._deltas, self._log_bytes = [], None, {}, 0
         self._waiting_bytes, self._overfull = 0, False
         parts = _parts(waiting.events)
         for n, events in enumerate(parts):
             last = n == len(parts) - 1
-            part = Waiting(events, waiting.progress, waiting.deltas, waiting.log_bytes) if last else Waiting(events)
+            part = (
+                EventBatch(events, waiting.progress, waiting.deltas, waiting.log_bytes) if last else EventBatch(events)
+            )
             if not await self._append(part, offsets if last else self.committed):
                 return False
         return True
 
-    async def _append(self, part: "Waiting", offsets: Offsets) -> bool:
+    async def _append(self, part: "EventBatch", offsets: Offsets) -> bool:
         """Append one batch. Events that the database rejects are dropped with a note; usage is always counted."""
         try:
             appended = await self._land(part, offsets)
@@ -141,9 +143,9 @@ class EventWriter:
                 "job %s: dropping %d events that the database rejected: %s", self._lease.id, len(part.events), error
             )
             text = f"[holdfast: {len(part.events)} events could not be kept]"
-            mark = NewEvent(type="log", data={"stream": "stdout", "lines": [text]})
-            kept = [mark, *(event for event in part.events if event.type == "usage")]
-            rest = Waiting(kept, deltas=part.deltas, log_bytes=part.log_bytes)
+            note = NewEvent(type="log", data={"stream": "stdout", "lines": [text]})
+            kept = [note, *(event for event in part.events if event.type == "usage")]
+            rest = EventBatch(kept, deltas=part.deltas, log_bytes=part.log_bytes)
             appended = await self._land(rest, offsets)
         if appended.answer == "lost":
             self.lost = True
@@ -154,9 +156,9 @@ class EventWriter:
         self.logged = appended.log_bytes
         return True
 
-    async def _land(self, part: "Waiting", offsets: Offsets) -> Appended:
+    async def _land(self, part: "EventBatch", offsets: Offsets) -> Appended:
         batch = self._batch + 1
-        return await retried(
+        return await with_retries(
             lambda: self._store.events.append(
                 self._lease,
                 batch,

@@ -5,19 +5,23 @@ from collections.abc import Callable, Sequence
 
 from holdfast.config import Settings
 from holdfast.model import Lease, StopRequest
-from holdfast.runner.artifacts import Artifacts
-from holdfast.runner.checks import Checks
+from holdfast.runner.artifacts import ArtifactStore
+from holdfast.runner.checks import ReadinessChecks
 from holdfast.runner.disk import SHARED, disks_of
 from holdfast.runner.shared_folder import SharedFolder
 from holdfast.runner.uploads import JobUploads
 from holdfast.store import Store
 from holdfast.worker.batch_writer import BatchWriter, finishes, hand_overs, starts
 
-Step = Callable[[str, Lease], None]
+StepHook = Callable[[str, Lease], None]
 
 
 def _no_step(name: str, lease: Lease) -> None:
     """Do nothing at a step; tests pass a function that stops or kills the worker there."""
+
+
+class HandOverRequested(Exception):
+    """This worker drains. The attempt keeps running, and the next worker adopts it."""
 
 
 class ExecutionServices:
@@ -28,8 +32,8 @@ class ExecutionServices:
         settings: Settings,
         installation: str,
         shared: SharedFolder,
-        checks: Checks,
-        at: Step | None = None,
+        checks: ReadinessChecks,
+        at: StepHook | None = None,
     ) -> None:
         self.store = store
         self.worker = worker
@@ -39,13 +43,13 @@ class ExecutionServices:
         self.checks = checks
         self.at = at or _no_step
         self.disks = disks_of(settings, state=True)
-        self.artifacts = Artifacts(settings.shared, check=self._check_shared)
+        self.artifacts = ArtifactStore(settings.shared, check=self._check_shared)
         self.inputs = JobUploads(settings.shared)
         self.finishes = finishes(store)
         self.starts = starts(store)
         self.hand_overs = hand_overs(store)
         self.stops: BatchWriter[Lease, StopRequest | None] = BatchWriter(self._read_stops, linger=0.0)
-        self.leaving = asyncio.Event()
+        self.draining = asyncio.Event()
 
     def _check_shared(self) -> None:
         """Raise unless the shared folder is the right one and has free space."""
@@ -53,7 +57,7 @@ class ExecutionServices:
         self.disks.check(SHARED)
 
     async def _read_stops(self, leases: Sequence[Lease]) -> Sequence[StopRequest | None]:
-        stops = await self.store.leases.stops(self.worker)
+        stops = await self.store.leases.stop_requests(self.worker)
         return [stops.get(lease.id) for lease in leases]
 
     def writers(self) -> Sequence[BatchWriter[object, object]]:

@@ -6,56 +6,41 @@ function runs, a few times a second, and only if there are any.
 
 import asyncio
 import contextlib
-import contextvars
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
-import msgspec
-
-from holdfast.budgets import EXCEEDED
 from holdfast.errors import HoldfastError
-from holdfast.model import Cause, Error, NewEvent, Outcome, Policy, Status, StopKind, StopPhase
-from holdfast.runner.base import CannotStart, End
-from holdfast.runner.function import Cancelled, CancelToken, Context, Function, Functions
-from holdfast.runner.secrets import NO_MASK, Mask, find_secrets
-from holdfast.worker.batch_writer import retried
-from holdfast.worker.classify import classify
-from holdfast.worker.event_writer import EventWriter
+from holdfast.model import Cause, Outcome, Status
+from holdfast.runner.base import AttemptEnd
+from holdfast.runner.function import Function, FunctionRegistry
+from holdfast.worker.classify import classify, stop_cause
 from holdfast.worker.execution_services import ExecutionServices
+from holdfast.worker.function_call import DRAIN, FunctionCall
 from holdfast.worker.held_leases import HeldLease
-from holdfast.worker.readiness import Unready, make_ready
 
 log = logging.getLogger(__name__)
 
-SHIP_SECONDS = 0.25
 LAST_SECONDS = 0.5
-DRAIN = "drain"
-CAUSES = {
-    "cancel": Cause.CANCELLED,
-    "interrupt": Cause.INTERRUPTED,
-    "timeout": Cause.TIMED_OUT,
-    "idle_timeout": Cause.IDLE_TIMEOUT,
-    "budget": Cause.CANCELLED,
-    DRAIN: Cause.DRAINED,
-}
-_decode = msgspec.json.Decoder().decode
-_NO_POLICY = Policy()
 
 
-class FunctionRuns:
+class FunctionExecutor:
     """All function calls in progress in this worker."""
 
     def __init__(
-        self, services: ExecutionServices, functions: Functions, *, threads: int, done: Callable[[HeldLease], None]
+        self,
+        services: ExecutionServices,
+        functions: FunctionRegistry,
+        *,
+        threads: int,
+        done: Callable[[HeldLease], None],
     ) -> None:
         self.services = services
         self._functions = functions
         self.threads = ThreadPoolExecutor(threads, thread_name_prefix="holdfast-function")
         self._done = done
-        self._runs: set[FunctionRun] = set()
+        self._calls: set[FunctionCall] = set()
         self._empty = asyncio.Event()
         self.thread = threading.get_ident()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -64,64 +49,61 @@ class FunctionRuns:
 
     def launch(self, held: HeldLease) -> None:
         """Start a function job that was just claimed."""
-        run = FunctionRun(self, held)
-        self._runs.add(run)
+        call = FunctionCall(self, held)
+        self._calls.add(call)
         # Reason for a bare task: a function that ignores its cancellation must not keep the worker from exiting.
-        run.task = asyncio.create_task(run.run())
-        self._tasks.add(run.task)
-        run.task.add_done_callback(self._tasks.discard)
+        call.task = asyncio.create_task(call.run())
+        self._tasks.add(call.task)
+        call.task.add_done_callback(self._tasks.discard)
 
     def settle_orphan(self, held: HeldLease) -> None:
         """Finish an orphaned function job: the function died with its worker."""
         stop = held.lease.adoption.stop_request
-        if stop is None:
-            end = End(cause=Cause.LOST)
-        else:
-            end = End(cause=Cause.INTERRUPTED if stop.kind is StopKind.INTERRUPT else Cause.CANCELLED)
+        end = AttemptEnd(cause=Cause.LOST if stop is None else stop_cause(stop))
         self.finish(held, classify(end, held.lease))
 
     def find(self, name: str) -> Function | None:
         return self._functions.get(name)
 
-    def finish(self, held: HeldLease, outcome: Outcome, run: "FunctionRun | None" = None) -> None:
+    def finish(self, held: HeldLease, outcome: Outcome, call: FunctionCall | None = None) -> None:
         """Submit an outcome to be written. The lease is dropped when it is recorded or found to be lost."""
 
         def answer(found: Status | Exception | None) -> None:
             if isinstance(found, Exception):
                 message = str(found) if isinstance(found, HoldfastError) else "the outcome could not be written"
-                log.error("job %s: %s", held.lease.id, found)
-                self.finish(held, Outcome.failed("function_error", message), run)
+                log.error("job %s: its outcome cannot be written, failing the job instead: %s", held.lease.id, found)
+                self.finish(held, Outcome.failed("function_error", message), call)
                 return
             self.services.at("finished", held.lease)
-            self._forget(run)
+            self._forget(call)
             self._done(held)
 
         held.finishing = True
         self.services.finishes.put((held.lease, outcome), answer)
 
-    def drop(self, run: "FunctionRun") -> None:
+    def drop(self, call: FunctionCall) -> None:
         """Forget a run whose lease is lost."""
-        self._forget(run)
-        self._done(run.held)
+        self._forget(call)
+        self._done(call.held)
 
-    def _forget(self, run: "FunctionRun | None") -> None:
-        if run is not None:
-            self._runs.discard(run)
-            if not self._runs:
+    def _forget(self, call: FunctionCall | None) -> None:
+        if call is not None:
+            self._calls.discard(call)
+            if not self._calls:
                 self._empty.set()
 
     async def drain(self, grace: float) -> None:
         """Wait up to `grace` for functions to end; then requeue the jobs of the others as `drained`."""
-        for run in list(self._runs):
-            run.stop(DRAIN)
-        if self._runs:
+        for call in list(self._calls):
+            call.stop(DRAIN)
+        if self._calls:
             self._empty.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(grace):
                     await self._empty.wait()
-        for run in list(self._runs):
-            run.give_up()
-        if self._runs:
+        for call in list(self._calls):
+            call.give_up()
+        if self._calls:
             await self._empty.wait()
 
     @property
@@ -134,314 +116,3 @@ class FunctionRuns:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=LAST_SECONDS)
         self.threads.shutdown(wait=False, cancel_futures=True)
-
-
-class FunctionRun:
-    """One call of one function."""
-
-    __slots__ = (
-        "_deadline",
-        "_end",
-        "_event_writer",
-        "_gave_up",
-        "_heard_at",
-        "_idle",
-        "_loop",
-        "_mask",
-        "_policy",
-        "_rung_lock",
-        "_runs",
-        "_shipping",
-        "_thread",
-        "_timeout",
-        "cancel",
-        "held",
-        "task",
-    )  # fmt: skip
-
-    def __init__(self, runs: FunctionRuns, held: HeldLease) -> None:
-        self.held = held
-        self.task: asyncio.Task[None] | None = None
-        self._runs = runs
-        self._policy = _NO_POLICY if held.lease.policy_json is None else held.lease.policy
-        self._loop = asyncio.get_running_loop()
-        self.cancel = CancelToken(self._loop)
-        self._event_writer: EventWriter | None = None
-        self._shipping: asyncio.TimerHandle | None = None
-        self._timeout: asyncio.TimerHandle | None = None
-        self._idle: asyncio.TimerHandle | None = None
-        self._deadline: asyncio.TimerHandle | None = None
-        self._heard_at = 0.0
-        self._thread = False
-        self._gave_up = False
-        self._mask = NO_MASK
-        self._end: End | None = None
-        self._rung_lock: asyncio.Lock | None = None
-        held.on_change = self._changed
-
-    async def run(self) -> None:
-        """Call the function and submit its outcome. Once the function has ended, nothing cancels this task any more."""
-        self._end = await self._safely()
-        if self._event_writer is not None and not self.held.lost and not self._gave_up and not await self._flush():
-            self.held.lose()
-        if self._gave_up:
-            return
-        if self.held.lost:
-            self._runs.drop(self)
-            return
-        if self.held.stop is not None:
-            await self._tell_rung(StopPhase.DEAD)
-        self._runs.finish(self.held, classify(self._end, self.held.lease), self)
-
-    async def _safely(self) -> End:
-        try:
-            return await self._call()
-        except asyncio.CancelledError:
-            return self._stopped() or _failed("internal", "the function was cancelled for an unknown reason")
-        except Exception as error:
-            log.exception("job %s: internal error while running the function; failing the attempt", self.held.lease.id)
-            return _failed("internal", f"the worker failed: {error}")
-        finally:
-            self._cancel_timers()
-
-    async def _call(self) -> End:
-        lease = self.held.lease
-        self._runs.services.at("claimed", lease)
-        function = self._runs.find(lease.capability.removeprefix("function:"))
-        if function is None:
-            return End(cause=Cause.DRAINED)
-        checked = lease.lane is not None or self._policy.check is not None
-        if checked and (unready := await self._unready()) is not None:
-            return unready
-        inputs = _decode(lease.inputs_json)
-        if (inputs or not function.plain) and (wrong := function.arguments(inputs)) is not None:
-            return _failed("contract_violation", f"the inputs do not fit function {function.name}: {wrong}")
-        secrets: Mapping[str, str] = {}
-        if self._policy.secrets:
-            try:
-                secrets = find_secrets(self._policy.secrets, self._runs.services.settings.secrets_dir)
-            except CannotStart as error:
-                return End(cause=Cause.START_FAILED, error=error.error)
-            self._mask = Mask(secrets.values())
-        if function.context is not None:
-            inputs[function.context] = self._context(secrets)
-        self._set_timers(function)
-        try:
-            result = await self._invoke(function, inputs)
-        except Cancelled:
-            return self._stopped() or _failed("function_error", "the function raised Cancelled without a stop request")
-        except asyncio.CancelledError:
-            return self._stopped() or _failed("function_error", "the function cancelled itself")
-        except BaseException as error:
-            if self.cancel.reason not in (None, DRAIN):
-                return self._stopped() or End(cause=Cause.EXIT)
-            log.info("job %s: function %s failed", lease.id, function.name, exc_info=error)
-            return _failed("function_error", self._mask.text(f"{type(error).__name__}: {error}"))
-        if self.cancel.reason not in (None, DRAIN):
-            return self._stopped() or End(cause=Cause.EXIT)
-        return End(cause=Cause.EXIT, result=self._mask.data(result) if self._mask else result)
-
-    async def _invoke(self, function: Function, inputs: dict[str, Any]) -> Any:
-        if function.is_async:
-            return await function.call(**inputs)
-        self._thread = True
-        context = contextvars.copy_context()
-        call = self._loop.run_in_executor(self._runs.threads, context.run, _caught, function.call, inputs)
-        while not call.done():  # A thread cannot be cancelled: keep waiting for it when this task is cancelled.
-            try:
-                await asyncio.wait([call])
-            except asyncio.CancelledError:
-                if self._gave_up:
-                    self._runs.stuck_threads += 1
-                    raise
-        result, error = call.result()
-        if error is not None:
-            raise error
-        return await result if asyncio.iscoroutine(result) else result
-
-    async def _unready(self) -> End | None:
-        try:
-            await make_ready(self._runs.services, self.held, until=lambda: self.cancel.requested)
-        except CannotStart as error:
-            return End(cause=Cause.START_FAILED, error=error.error)
-        except Unready as error:
-            return End(cause=Cause.INTERRUPTED, error=Error(code="not_ready", message=str(error)))
-        return self._stopped() if self.cancel.requested else None
-
-    def _stopped(self) -> End | None:
-        """Return the end that a stop leads to, or None without a stop. The request may have escalated meanwhile."""
-        reason = self.cancel.reason
-        if reason is None:
-            return None
-        if self.held.stop is not None:
-            return End(cause=Cause.INTERRUPTED if self.held.stop.kind is StopKind.INTERRUPT else Cause.CANCELLED)
-        if reason == "budget":
-            over = self._event_writer.over_budget(self._policy.budget) if self._event_writer else None
-            return End(cause=Cause.CANCELLED, error=Error(code=EXCEEDED, message=over or "over its budget"))
-        return End(cause=CAUSES.get(reason, Cause.DRAINED))
-
-    # Stopping
-
-    def _changed(self) -> None:
-        """React to a lost lease or a stop request."""
-        if self.held.lost:
-            self.stop("lost")
-        elif self.held.stop is not None:
-            self.stop("interrupt" if self.held.stop.kind is StopKind.INTERRUPT else "cancel")
-
-    def stop(self, reason: str) -> None:
-        """Set the cancel token. An async function that has not ended after the grace period is cancelled."""
-        if self._end is not None:
-            return
-        if self.cancel.reason is not None and self.cancel.reason != DRAIN:
-            return
-        if self.cancel.reason == DRAIN:
-            self.cancel.reason = reason
-        self.cancel._set(reason)
-        if reason != DRAIN:
-            if self.held.stop is not None:
-                self._told(StopPhase.SIGNALLED)
-            self._deadline = self._loop.call_later(self._policy.stop_grace, self._insist)
-
-    def _insist(self) -> None:
-        if self._end is not None:
-            return
-        if self._thread:
-            if self.held.stop is not None:
-                self._told(StopPhase.NOT_DEAD)
-            log.warning("job %s: the function did not stop within its grace; still waiting", self.held.lease.id)
-        elif self.task is not None:
-            self.task.cancel()
-            self._deadline = self._loop.call_later(5.0, self._insist)
-
-    def give_up(self) -> None:
-        """Requeue the job because the worker exits. A thread that still runs the function ends with the process.
-
-        A function that has ended is not given up: its events and its outcome are about to be written.
-        """
-        if self._end is not None:
-            return
-        self._gave_up = True
-        if self.task is not None:
-            self.task.cancel()
-        # Reason for a bare task: the function's own task may not end. `_TELLING` keeps a reference.
-        task = self._loop.create_task(self._hand_back())
-        _TELLING.add(task)
-        task.add_done_callback(_TELLING.discard)
-
-    async def _hand_back(self) -> None:
-        """Write the events so far, because their usage counts, then finish as drained."""
-        if self._event_writer is not None and not await self._flush():
-            self._runs.drop(self)
-            return
-        self._runs.finish(self.held, classify(End(cause=Cause.DRAINED), self.held.lease), self)
-
-    def _told(self, rung: StopPhase) -> None:
-        # Reason for a bare task: the function's own task may be blocked. `_TELLING` keeps a reference.
-        task = self._loop.create_task(self._tell_rung(rung))
-        _TELLING.add(task)
-        task.add_done_callback(_TELLING.discard)
-
-    async def _tell_rung(self, rung: StopPhase) -> None:
-        lease = self.held.lease
-        grace = self._policy.stop_grace if rung is StopPhase.SIGNALLED else None
-        if self._rung_lock is None:
-            self._rung_lock = asyncio.Lock()
-        async with self._rung_lock:  # Phases are written one at a time, in order.
-            advance = self._runs.services.store.leases.advance_stop
-            await retried(lambda: advance(lease, rung, grace=grace), "recording a stop phase")
-
-    # Timeouts
-
-    def _set_timers(self, function: Function) -> None:
-        timeout = self._policy.timeout or function.timeout or self._runs.services.settings.timeout
-        if timeout is not None:
-            self._timeout = self._loop.call_later(timeout, self.stop, "timeout")
-        if self._policy.idle_timeout is not None:
-            self._heard_at = self._loop.time()
-            self._idle = self._loop.call_later(self._policy.idle_timeout, self._look_idle)
-
-    def _look_idle(self) -> None:
-        assert self._policy.idle_timeout is not None
-        silent = self._loop.time() - self._heard_at
-        if silent >= self._policy.idle_timeout:
-            self.stop("idle_timeout")
-        else:
-            self._idle = self._loop.call_later(self._policy.idle_timeout - silent, self._look_idle)
-
-    def _cancel_timers(self) -> None:
-        for timer in (self._timeout, self._idle, self._deadline, self._shipping):
-            if timer is not None:
-                timer.cancel()
-
-    # Events
-
-    def _context(self, secrets: Mapping[str, str]) -> Context:
-        lease = self.held.lease
-        return Context(
-            job_id=lease.id,
-            tenant=lease.tenant,
-            attempt=lease.attempt,
-            token=lease.token,
-            cancel=self.cancel,
-            emit=self._emit_soon,
-            secrets=secrets,
-        )
-
-    def _emit_soon(self, event: NewEvent) -> None:
-        """Queue an event. One emitted in a thread reaches the loop before the function's return does."""
-        if threading.get_ident() == self._runs.thread:
-            self._emit(event)
-        else:
-            self._loop.call_soon_threadsafe(self._emit, event)
-
-    def _emit(self, event: NewEvent) -> None:
-        if self._event_writer is None:
-            self._event_writer = EventWriter(self._runs.services.store, self.held.lease)
-        self._heard_at = self._loop.time()
-        if self._mask:
-            event = NewEvent(type=event.type, data=self._mask.data(event.data))
-        size = 0
-        if event.type == "log":
-            size = sum(len(line.encode(errors="replace")) + 1 for line in event.data["lines"])
-            if self._event_writer.cut(size, self._runs.services.settings.log_max_bytes):
-                return
-        if event.type != "usage" and self._event_writer.full(event):
-            return
-        self._event_writer.add(event, size)
-        if self._shipping is None:
-            self._shipping = self._loop.call_later(SHIP_SECONDS, self._ship)
-
-    def _ship(self) -> None:
-        self._shipping = None
-        # Reason for a bare task: the function's own task may be busy. `run` flushes after it; flushes are serialised.
-        task = self._loop.create_task(self._flush())
-        _TELLING.add(task)
-        task.add_done_callback(_TELLING.discard)
-
-    async def _flush(self) -> bool:
-        """Append the waiting events. Return False if the lease is lost."""
-        assert self._event_writer is not None
-        landed = await self._event_writer.flush()
-        if not landed:
-            self.held.lose()
-        elif self._event_writer.over_budget(self._policy.budget) is not None:
-            self.stop("budget")
-        return landed
-
-
-_TELLING: set[asyncio.Task[Any]] = set()
-
-
-def _caught(call: Callable[..., Any], inputs: Mapping[str, Any]) -> tuple[Any, BaseException | None]:
-    """Call a function in its thread. A future cannot carry a StopIteration, so errors come back as values."""
-    try:
-        return call(**inputs), None
-    except StopIteration as error:
-        return None, RuntimeError(f"StopIteration: {error}")
-    except BaseException as error:
-        return None, error
-
-
-def _failed(code: str, message: str) -> End:
-    return End(cause=Cause.EXIT, error=Error(code=code, message=message))

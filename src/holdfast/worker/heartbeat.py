@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 
 from holdfast.errors import HoldfastError
-from holdfast.model import Beat, Lease, Pulse
+from holdfast.model import Beat, HeartbeatReply, Lease
 from holdfast.store.outage import level_of
 from holdfast.timing import jitter
 from holdfast.worker.held_leases import HeldLease, HeldLeases, boottime
@@ -24,11 +24,11 @@ from holdfast.worker.held_leases import HeldLease, HeldLeases, boottime
 log = logging.getLogger(__name__)
 
 
-class Beats(Protocol):
-    async def beat(self, worker: str, leases: list[Lease], *, ttl: float) -> Pulse: ...
+class HeartbeatStore(Protocol):
+    async def beat(self, worker: str, leases: list[Lease], *, ttl: float) -> HeartbeatReply: ...
 
 
-class BeatAnswers(msgspec.Struct, frozen=True, kw_only=True):
+class HeartbeatResult(msgspec.Struct, frozen=True, kw_only=True):
     """The answers of one heartbeat, for the worker's loop to act on."""
 
     lost: tuple[HeldLease, ...]
@@ -47,14 +47,14 @@ class Heartbeat:
         held_leases: HeldLeases,
         *,
         interval: float,
-        connect: Callable[[], Awaitable[tuple[Beats, Callable[[], Awaitable[None]]]]],
-        hear: Callable[[BeatAnswers], None],
+        connect: Callable[[], Awaitable[tuple[HeartbeatStore, Callable[[], Awaitable[None]]]]],
+        on_result: Callable[[HeartbeatResult], None],
     ) -> None:
         self._worker = worker
         self._held_leases = held_leases
         self._interval = interval
         self._connect = connect
-        self._hear = hear
+        self._on_result = on_result
         self._main = asyncio.get_running_loop()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
@@ -76,14 +76,14 @@ class Heartbeat:
     def _run(self) -> None:
         while self._stop is None or not self._stop.is_set():
             try:
-                asyncio.run(self._beat_on())
+                asyncio.run(self._beat_loop())
             except Exception:
                 log.exception("heartbeat thread failed; restarting it")
                 time.sleep(1.0)
             finally:
                 self._ready.set()
 
-    async def _beat_on(self) -> None:
+    async def _beat_loop(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         self._ready.set()
@@ -97,21 +97,21 @@ class Heartbeat:
                     error,
                     exc_info=not isinstance(error, HoldfastError),
                 )
-                await self._rest(min(1.0, self._interval))
+                await self._sleep(min(1.0, self._interval))
                 continue
             try:
                 while not self._stop.is_set():
                     ok = await self._once(beats)
-                    await self._rest(jitter(self._interval) if ok else min(1.0, self._interval / 4))
+                    await self._sleep(jitter(self._interval) if ok else min(1.0, self._interval / 4))
             finally:
                 await close()
 
-    async def _rest(self, seconds: float) -> None:
+    async def _sleep(self, seconds: float) -> None:
         assert self._stop is not None
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stop.wait(), seconds)
 
-    async def _once(self, beats: Beats) -> bool:
+    async def _once(self, beats: HeartbeatStore) -> bool:
         """Renew all leases held now; return whether the database answered."""
         claiming = self._held_leases.claiming
         held_leases = {held.lease.id: held for held in self._held_leases.all()}
@@ -131,19 +131,19 @@ class Heartbeat:
         for listener in self._held_leases.renewed([held for held, _ in yours], requested):
             # In another thread: the callbacks write files, and a disk may be slow or full.
             asyncio.get_running_loop().run_in_executor(None, listener, requested)
-        heard = BeatAnswers(
+        result = HeartbeatResult(
             lost=tuple(held_leases[beat.id] for beat in pulse.jobs if beat.answer == "lost"),
             stops=tuple((held, beat) for held, beat in yours if beat.stop_request is not None),
             unknown=self._unknown(pulse, claiming),
             registered=pulse.registered,
             draining=pulse.draining,
         )
-        if heard.lost or heard.stops or heard.unknown or heard.draining or not heard.registered:
+        if result.lost or result.stops or result.unknown or result.draining or not result.registered:
             with contextlib.suppress(RuntimeError):
-                self._main.call_soon_threadsafe(self._hear, heard)
+                self._main.call_soon_threadsafe(self._on_result, result)
         return True
 
-    def _unknown(self, pulse: Pulse, claiming: bool) -> tuple[Beat, ...]:
+    def _unknown(self, pulse: HeartbeatReply, claiming: bool) -> tuple[Beat, ...]:
         """Return leases that were unknown here in two consecutive beats, with no claim in progress at the second."""
         strangers = {
             (beat.id, beat.token): beat for beat in pulse.jobs if beat.answer == "unknown" and not self._knows(beat)

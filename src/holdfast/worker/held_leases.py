@@ -1,4 +1,4 @@
-"""The leases that this worker holds.
+"""The leases that this worker has.
 
 A `HeldLease` is one lease with its state: until when it is trusted, whether it was lost, which stop request waits. The
 table of all of them is shared with the heartbeat's thread, which renews them even while the event loop is blocked.
@@ -15,7 +15,7 @@ MARGIN = 0.1
 """The share at the end of a lease's time in which it is no longer trusted."""
 
 
-class Lost(Exception):
+class LeaseLost(Exception):
     """The lease is lost: another worker owns the job, or nobody does."""
 
 
@@ -48,12 +48,17 @@ class HeldLease:
     def trusted(self) -> bool:
         return not self.lost and boottime() < self.trusted_until
 
+    def check(self) -> None:
+        """Raise LeaseLost if the lease is lost."""
+        if self.lost:
+            raise LeaseLost
+
     def lose(self) -> None:
         """Mark the lease as lost: its execution stops and writes nothing more."""
         self.lost = True
         self._changed()
 
-    def hear_stop(self, stop: StopRequest | None) -> None:
+    def receive_stop(self, stop: StopRequest | None) -> None:
         """Keep a stop request if it is new or escalates the one we know."""
         if stop is not None and stop.kind.escalates(None if self.stop is None else self.stop.kind):
             self.stop = stop

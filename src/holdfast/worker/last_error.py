@@ -24,7 +24,7 @@ class LastError:
         self._line = ""
         self._of_psql = False
 
-    def hear(self, task: str | None, lines: list[str]) -> None:
+    def add_lines(self, task: str | None, lines: list[str]) -> None:
         if task != self._task:
             self._task, self._line, self._of_psql = task, "", False
         for line in lines[-TAIL:]:
@@ -32,11 +32,11 @@ class LastError:
                 continue
             self._line, self._of_psql = line, _PSQL.match(line) is not None
 
-    def hear_again(self, events: Iterable[Event]) -> None:
+    def add_events(self, events: Iterable[Event]) -> None:
         """Feed the lines that are already in the record, in order."""
         for event in events:
             if event.type == "log" and event.data.get("stream") == "stderr":
-                self.hear(event.task, event.data["lines"])
+                self.add_lines(event.task, event.data["lines"])
 
     def line(self, task: str | None) -> str | None:
         """Return the last line of a task, or of a job without tasks."""

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from holdfast.model import NewEvent
-from holdfast.runner.base import Running
+from holdfast.runner.base import AttemptHandle
 from holdfast.runner.frames import Frame, Stream
 from holdfast.runner.function import MAX_NAME, MOST_USED, OURS
 from holdfast.runner.secrets import NO_MASK, Mask
@@ -26,7 +26,7 @@ KEPT_WITHOUT_ROOM = 64 * 1024
 NAMES = {Stream.STDOUT: "stdout", Stream.STDERR: "stderr"}
 
 
-class Lines:
+class LineSplitter:
     """Splits the bytes of one stream into lines. `end` is the offset where the last complete line ended."""
 
     def __init__(self, end: int, mask: Mask = NO_MASK) -> None:
@@ -83,11 +83,11 @@ class LogReader:
 
     def __init__(
         self,
-        running: Running,
+        running: AttemptHandle,
         event_writer: EventWriter,
         *,
         cap: int,
-        hear: Callable[[dict[str, Any]], None],
+        on_event: Callable[[dict[str, Any]], None],
         mask: Mask = NO_MASK,
         tasks: Sequence[str] = (),
         own_line: Callable[[str | None, bytes], bytes] | None = None,
@@ -103,9 +103,9 @@ class LogReader:
         self._running = running
         self._event_writer = event_writer
         self._cap = cap
-        self._hear = hear
+        self._on_event = on_event
         stdout, stderr = event_writer.committed
-        self._lines = {Stream.STDOUT: Lines(stdout, mask), Stream.STDERR: Lines(stderr, mask)}
+        self._lines = {Stream.STDOUT: LineSplitter(stdout, mask), Stream.STDERR: LineSplitter(stderr, mask)}
         self.more = False
         self._ended = False
         self.last_error = LastError()
@@ -115,10 +115,10 @@ class LogReader:
         self._events_capped = False
 
     async def ship(self) -> bool:
-        """Ship a bounded part of the available output; `more` tells whether there is more. False: the lease is lost."""
+        """Ship a bounded part of the available output; `more` is true if there is more. False: the lease is lost."""
         if not self._short_of_room():
             self._since_short = 0
-            self._mark_left_out()
+            self._note_left_out()
         frames = await self._running.frames(BLOCK)
         self.more = sum(len(frame.data) for frame in frames) >= BLOCK
         self._ended = not frames
@@ -132,16 +132,16 @@ class LogReader:
             if not await self.ship():
                 return False
         self._add_rest()
-        self._mark_left_out()
+        self._note_left_out()
         return await self._flush()
 
-    async def mark_missing(self, said: tuple[int, int]) -> bool:
+    async def note_missing(self, said: tuple[int, int]) -> bool:
         """Note what is missing at the end of a log: on a disk that stayed full, no frame follows the gap."""
         for stream, length in zip((Stream.STDOUT, Stream.STDERR), said, strict=True):
             missing = length - self._lines[stream].end
             if missing > 0:
                 self._lines[stream].end = length
-                self._mark(stream, f"{missing} bytes of output were not kept", missing=missing)
+                self._note(stream, f"{missing} bytes of output were not kept", missing=missing)
         return await self._flush()
 
     async def _flush(self) -> bool:
@@ -152,15 +152,15 @@ class LogReader:
     def _take(self, frames: Sequence[Frame]) -> None:
         for frame in frames:
             if frame.stream is Stream.EVENTS:
-                self._hear(frame.event)
+                self._on_event(frame.event)
                 continue
-            self._turn_to(frame.task)
+            self._switch_to(frame.task)
             lines, missing = self._lines[frame.stream].feed(frame.offset, frame.data)
             if missing:
-                self._mark(frame.stream, f"{missing} bytes of output were not kept", missing=missing)
+                self._note(frame.stream, f"{missing} bytes of output were not kept", missing=missing)
             self._add(frame.stream, lines)
 
-    def _turn_to(self, task: int) -> None:
+    def _switch_to(self, task: int) -> None:
         """Switch to the output of another task; an unterminated line of the previous one becomes a line."""
         name = self._tasks[task] if task < len(self._tasks) else None
         if name != self._task:
@@ -178,7 +178,7 @@ class LogReader:
         size = 0
         if stream is Stream.STDERR and self._own_line is not None:
             lines = [self._own_line(self._task, line) for line in lines]
-        lines = [self._mask.blot(line) for line in lines]
+        lines = [self._mask.mask_bytes(line) for line in lines]
         if stream is Stream.STDERR:
             self._note_errors(lines)
         for line in lines:
@@ -194,7 +194,7 @@ class LogReader:
                     self._put_log(stream, plain, size)
                     plain, size = [], 0
                     self._log_capped = True
-                    self._mark(stream, f"the log is over {self._cap} bytes; what follows is not kept", capped=True)
+                    self._note(stream, f"the log is over {self._cap} bytes; what follows is not kept", capped=True)
                     continue
                 plain.append(line.decode("utf-8", "replace"))
                 size += len(line) + 1
@@ -204,7 +204,7 @@ class LogReader:
         self._put_log(stream, plain, size)
 
     def _leaves_out(self, stream: Stream, size: int) -> bool:
-        """Tell whether to drop a line: below the reserve of the database's disk, only a small amount is kept."""
+        """Return whether to drop a line: below the reserve of the database's disk, only a small amount is kept."""
         if not self._short_of_room():
             return False
         self._since_short += size
@@ -213,17 +213,17 @@ class LogReader:
         self._left_out[stream] += size
         return True
 
-    def _mark_left_out(self) -> None:
+    def _note_left_out(self) -> None:
         for stream, missing in self._left_out.items():
             if missing:
                 self._left_out[stream] = 0
                 text = f"{missing} bytes of output were not kept: the disk of the database was below its reserve"
-                self._mark(stream, text, missing=missing)
+                self._note(stream, text, missing=missing)
 
     def _note_errors(self, lines: Sequence[bytes]) -> None:
         """Remember the last line of stderr, even above the cap of the log."""
         last = [line.decode("utf-8", "replace") for line in lines[-TAIL:] if as_event(line) is None]
-        self.last_error.hear(self._task, last)
+        self.last_error.add_lines(self._task, last)
 
     def _put_log(self, stream: Stream, lines: list[str], size: int) -> None:
         if lines:
@@ -240,9 +240,9 @@ class LogReader:
             self._event_writer.charge(event.data)
         if not self._events_capped:
             self._events_capped = True
-            self._mark(Stream.STDOUT, f"its events are over {self._cap} bytes; what follows is not kept", capped=True)
+            self._note(Stream.STDOUT, f"its events are over {self._cap} bytes; what follows is not kept", capped=True)
 
-    def _mark(self, stream: Stream, text: str, **more: Any) -> None:
+    def _note(self, stream: Stream, text: str, **more: Any) -> None:
         data = {"stream": NAMES[stream], "lines": [f"[holdfast: {text}]"], **more}
         self._event_writer.add(NewEvent(type="log", data=data, task=self._task))
 

@@ -17,34 +17,38 @@ from holdfast.errors import CacheFull, Invalid, SnapshotDamaged, SnapshotFailed
 from holdfast.model import Cause, Error, Snapshot, TaskStatus
 from holdfast.pipeline.connectors import CONNECTORS, NotQuiet
 from holdfast.pipeline.connectors.postgres import own_line
-from holdfast.pipeline.plan import Plan, TaskPlan
-from holdfast.pipeline.snapshots import SNAPSHOTS, Changed, Folders
+from holdfast.pipeline.plan import PipelinePlan, TaskPlan
+from holdfast.pipeline.snapshots import SNAPSHOTS, SnapshotFolders, WorkspaceChanged
 from holdfast.pipeline_spec import NO_UPLOADS
-from holdfast.runner.artifacts import Limits, Violation, remove_tree
-from holdfast.runner.base import CannotStart, End, EngineUnreachable, Runner, Running
+from holdfast.runner.base import AttemptEnd, AttemptHandle, CannotStart, EngineUnreachable, NoSpace, Runner
+from holdfast.runner.collected_outputs import ArtifactLimits, ContractViolation
 from holdfast.runner.disk import SHARED
 from holdfast.runner.secrets import NO_MASK
+from holdfast.runner.start_pause import needs_space
+from holdfast.runner.tree_removal import remove_tree
 from holdfast.runner.wire import Command, fitting
 from holdfast.runner.workspace import TREE, give_like, replaced_by
-from holdfast.submission import check_spec
-from holdfast.timing import jitter
-from holdfast.worker.collect import Collect
+from holdfast.runner_specs import check_spec
+from holdfast.timing import backoff, jitter
+from holdfast.worker.collect import CollectOutputs
 from holdfast.worker.execution_services import ExecutionServices
-from holdfast.worker.held_leases import HeldLease, Lost, until_trusted
+from holdfast.worker.held_leases import HeldLease, LeaseLost, until_trusted
 from holdfast.worker.pipeline_progress import PipelineProgress, tree_name
-from holdfast.worker.planning import Staged, facts_for, plan_for, plan_in, sources_for
-from holdfast.worker.task_outputs import Collected, TaskOutputs, in_threads
+from holdfast.worker.planning import StagedPipeline, facts_for, plan_for, plan_in, sources_for
+from holdfast.worker.task_outputs import OutputsToStore, TaskOutputs, in_threads
 from holdfast.worker.task_store import TaskStore
 
 log = logging.getLogger(__name__)
 
-LOOK = 0.02
+POLL_SECONDS = 0.02
 """Seconds between polls while we wait for an event of the supervisor or for the service to become ready."""
-PACE = 0.1
+TASK_POLL_SECONDS = 0.1
 """Seconds between polls while a task runs."""
-WAIT = 0.25
+BUILD_POLL_SECONDS = 0.25
 """Seconds between polls for a snapshot that another job builds."""
-SAY_AGAIN = 5.0
+RESEND_SECONDS = 5.0
+NO_SPACE_BASE, NO_SPACE_CAP = 1.0, 30.0
+"""Seconds before a workspace is restored again after the disk was full: the first time, and at most."""
 TASK_ENDS = {"timed_out": TaskStatus.TIMED_OUT, "idle_timeout": TaskStatus.TIMED_OUT}
 
 
@@ -59,7 +63,7 @@ class PipelineExecution:
         self._held = held
         self._lease = held.lease
         self._interrupted = interrupted
-        self._folders = Folders(services.settings.shared / SNAPSHOTS, at=self._at, check=services.shared.check)
+        self._folders = SnapshotFolders(services.settings.shared / SNAPSHOTS, at=self._at, check=services.shared.check)
         self._evictor = Evictor(
             services.store,
             self._folders,
@@ -74,7 +78,7 @@ class PipelineExecution:
 
     # Before the start
 
-    async def begin(self) -> End | None:
+    async def begin(self) -> AttemptEnd | None:
         """Plan from the current files, and wait for the build lock of the first snapshot that is missing.
 
         Return an End if the pipeline needs no start: every task is cached, or it cannot be planned.
@@ -82,13 +86,13 @@ class PipelineExecution:
         try:
             await self._plan_now()
             if await self._secure(0) == len(self._plan.tasks):
-                return End(cause=Cause.EXIT, exit_code=0)
+                return AttemptEnd(cause=Cause.EXIT, exit_code=0)
         except Invalid as error:
-            return End(cause=Cause.START_FAILED, error=Error(code="contract_violation", message=str(error)))
+            return AttemptEnd(cause=Cause.START_FAILED, error=Error(code="contract_violation", message=str(error)))
         except CannotStart as error:
-            return End(cause=Cause.START_FAILED, error=error.error)
+            return AttemptEnd(cause=Cause.START_FAILED, error=error.error)
         except SnapshotFailed as error:
-            return End(cause=Cause.START_FAILED, error=Error(code=error.code, message=str(error)))
+            return AttemptEnd(cause=Cause.START_FAILED, error=Error(code=error.code, message=str(error)))
         return None
 
     async def _plan_now(self) -> None:
@@ -105,17 +109,21 @@ class PipelineExecution:
         await self._task_store.plan(await self._done())
         self._at("recorded")
 
-    def staged(self) -> Staged:
-        return Staged(self._plan, sources_for(self._lease, self._services.settings))
+    def staged(self) -> StagedPipeline:
+        return StagedPipeline(self._plan, sources_for(self._lease, self._services.settings))
 
-    async def adopt(self, running: Running) -> None:
+    async def adopt(self, running: AttemptHandle) -> None:
         """Continue with the plan that the attempt was started with, unless its workspace was removed."""
         try:
-            self._follow(await asyncio.to_thread(lambda: plan_in(running.space)))
+            self._follow(await asyncio.to_thread(lambda: plan_in(running.workspace)))
         except FileNotFoundError:
-            log.warning("job %s attempt %d: its workspace is gone", self._lease.id, self._lease.attempt)
+            log.warning(
+                "job %s attempt %d: its workspace is gone; only its work folder can be collected",
+                self._lease.id,
+                self._lease.attempt,
+            )
 
-    def _follow(self, found: Plan) -> None:
+    def _follow(self, found: PipelinePlan) -> None:
         self._plan = found
         self._connector = CONNECTORS[found.connector]
         self._task_store = TaskStore(self._services.store, self._lease, found)
@@ -134,18 +142,25 @@ class PipelineExecution:
 
     @property
     def pace(self) -> float:
-        return LOOK if self.progress.running is None else PACE
+        return POLL_SECONDS if self.progress.running is None else TASK_POLL_SECONDS
 
-    async def drive(self, running: Running) -> None:
+    async def drive(self, running: AttemptHandle) -> None:
         """Decide at every task boundary what comes next. Runs until the caller cancels it at the end of the attempt."""
+        full = 0
         while True:
-            await self._until(lambda: self.progress.holding is not None)
-            assert self.progress.holding is not None
+            await self._until(lambda: self.progress.waiting_before is not None)
+            assert self.progress.waiting_before is not None
             try:
-                await self._go_on(running, self.progress.holding)
+                await self._continue(running, self.progress.waiting_before)
+                full = 0
+            except NoSpace as error:  # No task runs, and a stop request reaches the supervisor meanwhile.
+                full += 1
+                log.warning("job %s attempt %d waits for disk space: %s", self._lease.id, self._lease.attempt, error)
+                self._runner.pause(f"the disk was full: {error}")
+                await asyncio.sleep(jitter(backoff(full, base=NO_SPACE_BASE, cap=NO_SPACE_CAP)))
             except (CacheFull, SnapshotDamaged, SnapshotFailed) as error:
                 await self._give_up(running, error.code, str(error))
-            except (NotQuiet, Changed) as error:
+            except (NotQuiet, WorkspaceChanged) as error:
                 await self._give_up(running, "not_quiet", str(error))
             except CannotStart as error:
                 await self._give_up(running, error.error.code, error.error.message)
@@ -154,41 +169,43 @@ class PipelineExecution:
             except OSError as error:
                 await self._give_up(running, SnapshotFailed.code, str(error))
 
-    def collector(self, running: Running, end: End) -> Collect:
+    def collector(self, running: AttemptHandle, end: AttemptEnd) -> CollectOutputs:
         """Return how to collect the outputs of an ended attempt: only the work folder if its plan is gone."""
         return self.outputs.collector(running, end) if self.names else running.outputs
 
-    async def _go_on(self, running: Running, behind: int) -> None:
-        """Keep the result of the last task, and start the next one that has to run; `behind` tasks are done.
+    async def _continue(self, running: AttemptHandle, done_tasks: int) -> None:
+        """Keep the result of the last task, and start the next one that has to run; `done_tasks` tasks are done.
 
         The workspace may be ahead of the supervisor: a previous owner may have restored a snapshot into it. That stays
         valid, even if the snapshot is gone by now.
         """
-        await self._keep(running, behind)
-        done = max(behind, self.progress.at)
+        await self._keep(running, done_tasks)
+        done = max(done_tasks, self.progress.at)
         following = await self._secure(done)
         if self._interrupted():
-            await self._until(lambda: self.progress.holding != behind)
+            await self._until(lambda: self.progress.waiting_before != done_tasks)
         elif following == len(self._plan.tasks):
-            if self.progress.at < following and not await self.outputs.inherit_last(running, self._lease.token):
+            with needs_space("cannot copy the outputs of cached tasks"):
+                known = self.progress.at >= following or await self.outputs.inherit_last(running, self._lease.token)
+            if not known:
                 await self._plan_again(done)
                 return
             self._at("ending")
-            await self._say(running, Command(token=self._lease.token, verb="end"), lambda: False)
+            await self._send_until(running, Command(token=self._lease.token, verb="end"), lambda: False)
         else:
             if not await self._restore(running, following):
                 await self._plan_again(done)
                 return
-            await self._serve(running)
+            await self._start_service(running)
             await self._task_store.write(following, TaskStatus.RUNNING)
             self._at("going")
             go = Command(token=self._lease.token, verb="go", task=following)
-            await self._say(running, go, lambda: self.progress.holding != behind)
+            await self._send_until(running, go, lambda: self.progress.waiting_before != done_tasks)
 
     async def _plan_again(self, done: int) -> None:
         """Record that only `done` tasks are done: the snapshot that was to be restored is gone."""
         await self._task_store.plan(done)
-        await asyncio.sleep(jitter(WAIT))
+        await asyncio.sleep(jitter(BUILD_POLL_SECONDS))
 
     async def settle(self) -> None:
         """Record how each task ended, after the end of the attempt. A task cut off by a loss becomes pending again."""
@@ -206,7 +223,7 @@ class PipelineExecution:
     # Which snapshots exist, and who builds those that are missing
 
     async def _secure(self, n: int) -> int:
-        """Return the first task from the nth on that has to run, holding the build lock of the snapshot it leads to.
+        """Return the first task from the nth on that has to run, with the build lock of its snapshot taken.
 
         Return the number of tasks if none has to run. The snapshot is looked up again under the lock, because another
         job may have built it in the meantime.
@@ -245,13 +262,13 @@ class PipelineExecution:
             self._locked = snapshot
             self._at("locked")
         else:
-            await asyncio.sleep(jitter(WAIT))
+            await asyncio.sleep(jitter(BUILD_POLL_SECONDS))
 
-    async def _keep(self, running: Running, behind: int) -> None:
+    async def _keep(self, running: AttemptHandle, done_tasks: int) -> None:
         """Record that a task is done. Store its result first if that is wanted and no snapshot exists yet."""
-        if behind == 0 or self.progress.at != behind or behind - 1 not in self.progress.ends:
+        if done_tasks == 0 or self.progress.at != done_tasks or done_tasks - 1 not in self.progress.ends:
             return
-        task = self._plan.tasks[behind - 1]
+        task = self._plan.tasks[done_tasks - 1]
         while task.keep and not self._interrupted() and not await self._task_store.known([task.snapshot]):
             if self._locked != task.snapshot:
                 await self._lock(task.snapshot)
@@ -261,33 +278,35 @@ class PipelineExecution:
             await self._task_store.close(task.n, TaskStatus.SUCCEEDED, self.progress.ends[task.n])
             self._at("kept")
 
-    async def _store(self, running: Running, task: TaskPlan) -> bool:
+    async def _store(self, running: AttemptHandle, task: TaskPlan) -> bool:
         """Snapshot the workspace and all outputs up to a task. Return False if the outputs must not be reused.
 
         A reported failure, or outputs that break the contract, are judged at the end of the job, as without snapshots:
         a later task may still replace them.
         """
-        limits = Limits(bytes=self._services.settings.artifact_max_bytes)
-        async with in_threads(self._folders.temporary(f"outputs.{secrets.token_hex(8)}")) as place:
+        limits = ArtifactLimits(bytes=self._services.settings.artifact_max_bytes)
+        async with in_threads(self._folders.temporary(f"outputs.{secrets.token_hex(8)}")) as folder:
             try:
-                collect = partial(self.outputs.collect_into, place, running, limits, self.mask)
-                collected = await self._evictor.with_room(collect)
-            except (Violation, Invalid) as error:
-                log.warning("job %s: task %s is not snapshotted: %s", self._lease.id, task.name, error)
+                collect = partial(self.outputs.collect_into, folder, running, limits, self.mask)
+                to_store = await self._evictor.with_room(collect)
+            except (ContractViolation, Invalid) as error:
+                log.warning(
+                    "job %s: no snapshot of task %s, continuing without it: %s", self._lease.id, task.name, error
+                )
                 await self._task_store.unlock(task.snapshot)
                 self._locked = None
                 return False
             self._at("outputs")
-            await self._publish(running, task, collected)
+            await self._publish(running, task, to_store)
         return True
 
-    async def _publish(self, running: Running, task: TaskPlan, collected: Collected) -> None:
-        await self._quiet(running)
-        tree = running.space / TREE
+    async def _publish(self, running: AttemptHandle, task: TaskPlan, to_store: OutputsToStore) -> None:
+        await self._stop_service(running)
+        tree = running.workspace / TREE
         await asyncio.to_thread(lambda: self._connector.check_quiet(tree))
         self._at("quiet")
-        outputs = collected.outputs
-        made = await self._evictor.copy(task.snapshot, tree, collected.folder, more=outputs.size)
+        outputs = to_store.outputs
+        made = await self._evictor.copy(task.snapshot, tree, to_store.folder, more=outputs.size)
         self._at("copied")
         await self._trusted()
         if self._interrupted():
@@ -300,69 +319,77 @@ class PipelineExecution:
 
     # The workspace and the service, while the supervisor waits at a task boundary
 
-    async def _restore(self, running: Running, behind: int) -> bool:
-        """Restore the workspace to the state after `behind` tasks. Return False if that snapshot is gone."""
-        if self.progress.at == behind:
+    async def _restore(self, running: AttemptHandle, done_tasks: int) -> bool:
+        """Restore the workspace to the state after `done_tasks` tasks. Return False if that snapshot is gone."""
+        if self.progress.at == done_tasks:
             return True
-        await self._quiet(running)
-        snapshot = self._plan.tasks[behind - 1].snapshot if behind else self._plan.base
+        await self._stop_service(running)
+        snapshot = self._plan.tasks[done_tasks - 1].snapshot if done_tasks else self._plan.base
         assert snapshot is not None  # Without a base, the empty workspace is the state after 0 tasks.
         if (row := await self._task_store.use(snapshot)) is None:
-            if not behind:
+            if not done_tasks:
                 raise SnapshotDamaged(f"snapshot {snapshot}, the base of this pipeline, is gone")
             return False
-        name = tree_name(behind, self._lease.token)
-        target = running.space / name
+        name = tree_name(done_tasks, self._lease.token)
+        target = running.workspace / name
         try:
-            await asyncio.to_thread(lambda: self._fill(target, row))
-            self._at("restored")
-            await self.outputs.inherit(running, row, name)
-            self._at("inherited")
+            with needs_space("cannot restore the workspace"):
+                await asyncio.to_thread(lambda: self._fill(target, row))
+                self._at("restored")
+                await self.outputs.inherit(running, row, name)
+                self._at("inherited")
         except SnapshotDamaged:
             await self._task_store.drop(row)
             return False
-        place = Command(token=self._lease.token, verb="place", name=name)
-        await self._say(running, place, lambda: self.progress.at == behind)
+        except NoSpace:
+            await asyncio.to_thread(lambda: self._unfill(target))
+            raise
+        move_in = Command(token=self._lease.token, verb="place", name=name)
+        await self._send_until(running, move_in, lambda: self.progress.at == done_tasks)
         self._at("placed")
         await asyncio.to_thread(lambda: remove_tree(replaced_by(target)))
         return True
 
     def _fill(self, target: Path, row: Snapshot) -> None:
         """Restore next to the workspace, then move the tree in: the tasks own everything inside."""
-        made = target.parent.parent / f".{target.name}"
-        for leftover in (made, target, replaced_by(target)):
-            remove_tree(leftover)
+        self._unfill(target)
+        made = _made(target)
         self._folders.restore(row.folder, row.digest, made)
         give_like(made, target.parent / TREE)
         made.rename(target)
 
-    async def _quiet(self, running: Running) -> None:
+    def _unfill(self, target: Path) -> None:
+        """Remove what an earlier try to restore left."""
+        for leftover in (_made(target), target, replaced_by(target)):
+            remove_tree(leftover)
+
+    async def _stop_service(self, running: AttemptHandle) -> None:
         if self.progress.serving:
             stop = Command(token=self._lease.token, verb="service", kind="stop")
-            await self._say(running, stop, lambda: not self.progress.serving)
+            await self._send_until(running, stop, lambda: not self.progress.serving)
 
-    async def _serve(self, running: Running) -> None:
+    async def _start_service(self, running: AttemptHandle) -> None:
         if not self._connector.serves:
             return
         if not self.progress.serving:
             start = Command(token=self._lease.token, verb="service", kind="start")
-            await self._say(running, start, lambda: self.progress.serving)
-        await self._until(lambda: self._connector.ready(running.space / TREE))
+            await self._send_until(running, start, lambda: self.progress.serving)
+        await self._until(lambda: self._connector.ready(running.workspace / TREE))
         self._at("serving")
 
-    async def _give_up(self, running: Running, code: str, message: str) -> None:
+    async def _give_up(self, running: AttemptHandle, code: str, message: str) -> None:
         log.warning("job %s attempt %d cannot continue, ending it: %s", self._lease.id, self._lease.attempt, message)
         text = fitting(f"{code}: {message}")
-        await self._say(running, Command(token=self._lease.token, verb="end", text=text), lambda: False)
+        await self._send_until(running, Command(token=self._lease.token, verb="end", text=text), lambda: False)
 
     # Commands to the supervisor
 
-    async def _say(self, running: Running, command: Command, done: Callable[[], bool]) -> None:
+    async def _send_until(self, running: AttemptHandle, command: Command, done: Callable[[], bool]) -> None:
         """Repeat a command until it is carried out; one that ends the attempt, until the caller cancels us."""
         while not done():
             await self._trusted()
             try:
-                await running.tell(command)
+                await running.send(command)
             except (EngineUnreachable, OSError) as error:  # A full disk may have room soon.
                 log.warning(
                     "job %s attempt %d: cannot send command %s, retrying: %s",
@@ -371,21 +398,26 @@ class PipelineExecution:
                     command.verb,
                     error,
                 )
-                await asyncio.sleep(WAIT)
+                await asyncio.sleep(BUILD_POLL_SECONDS)
                 continue
             try:
-                async with asyncio.timeout(SAY_AGAIN):
+                async with asyncio.timeout(RESEND_SECONDS):
                     await self._until(done)
             except TimeoutError:
                 pass
 
     async def _until(self, done: Callable[[], bool]) -> None:
         while not done():  # noqa: ASYNC110 - the service writes its ready file without an event
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_SECONDS)
 
     async def _trusted(self) -> None:
         if not await until_trusted(self._held):
-            raise Lost
+            raise LeaseLost
 
     def _at(self, step: str) -> None:
         self._services.at(step, self._lease)
+
+
+def _made(target: Path) -> Path:
+    """Where a tree is restored before it is moved into the workspace."""
+    return target.parent.parent / f".{target.name}"

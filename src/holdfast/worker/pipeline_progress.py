@@ -33,9 +33,9 @@ class PipelineProgress:
     def __init__(self, names: Sequence[str], *, at: int) -> None:
         self._numbers = {name: n for n, name in enumerate(names)}
         self.at = at
-        self.placed: str | None = None
+        self.restored_tree: str | None = None
         """The name of the restored tree that was moved in last; None if the workspace began empty."""
-        self.holding: int | None = None
+        self.waiting_before: int | None = None
         """The task before which the supervisor waits; after the last task, the number of tasks."""
         self.serving = False
         self.running: int | None = None
@@ -46,12 +46,12 @@ class PipelineProgress:
         """The name of the task that failed."""
         return next((name for name, n in self._numbers.items() if n in self.ends and not self.ends[n].well), None)
 
-    def hear(self, event: Mapping[str, Any]) -> None:
+    def on_event(self, event: Mapping[str, Any]) -> None:
         match event.get("event"):
             case "holding":
-                self.holding = int(event["task"])
+                self.waiting_before = int(event["task"])
             case "task_started":
-                self.holding = None
+                self.waiting_before = None
                 self.running = self._numbers[event["name"]]
             case "task_ended":
                 n = self._numbers[event["name"]]
@@ -65,7 +65,7 @@ class PipelineProgress:
                 self.ends[n] = end
                 self.at = n + 1 if end.well else self.at
             case "placed":
-                self.placed = event["name"]
+                self.restored_tree = event["name"]
                 self.at = tasks_in(event["name"])
             case "service_started":
                 self.serving = True

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from holdfast.errors import one_line
 from holdfast.model import Check
 from holdfast.runner.base import Identity
-from holdfast.runner.checks import CheckEnd, CheckOrder
+from holdfast.runner.checks import CheckRequest, CheckResult
 from holdfast.runner.secrets import NO_MASK, Mask, find_secrets
-from holdfast.worker.batch_writer import retried
+from holdfast.worker.batch_writer import with_retries
 from holdfast.worker.execution_services import ExecutionServices
 from holdfast.worker.held_leases import HeldLease
 
@@ -20,7 +20,7 @@ NAME = 100
 """Characters of the program's name in an error."""
 
 
-class Unready(Exception):
+class NotReady(Exception):
     """A check did not succeed in time; the message gives the last reason."""
 
 
@@ -33,10 +33,12 @@ async def make_ready(services: ExecutionServices, held: HeldLease, *, until: Cal
     lane = lease.lane
     found = None
     if lane is not None:
-        found = await retried(lambda: services.store.lanes.check_of(lease.tenant, lane), "reading the check of a lane")
+        found = await with_retries(
+            lambda: services.store.lanes.check_of(lease.tenant, lane), "reading the check of a lane"
+        )
     if found is None and lease.policy.check is None:
         return
-    ready = _Readiness(services, held, until)
+    ready = _ReadinessChecks(services, held, until)
     if found is not None:
         await ready.succeed(found, f"lane {lane}", None)  # A lane's check never runs as the job's own user.
     if lease.policy.check is not None:
@@ -44,7 +46,7 @@ async def make_ready(services: ExecutionServices, held: HeldLease, *, until: Cal
         await ready.succeed(lease.policy.check, lease.kind, user)
 
 
-class _Readiness:
+class _ReadinessChecks:
     """The checks of one attempt."""
 
     def __init__(self, services: ExecutionServices, held: HeldLease, until: Callable[[], bool]) -> None:
@@ -68,31 +70,31 @@ class _Readiness:
             if end.ready:
                 return
             if not end.timed_out or reason is None:
-                reason = self._told(end)
+                reason = self._describe(end)
             await asyncio.sleep(min(PAUSE, max(0.0, deadline - time.monotonic())))
         if not self._until():
             how = f"{check.command[0][:NAME]}: {reason or 'it did not answer'}"
-            raise Unready(self._mask.text(f"{what} was not ready within {check.timeout:g} seconds: {how}"))
+            raise NotReady(self._mask.text(f"{what} was not ready within {check.timeout:g} seconds: {how}"))
 
     async def _clear(self) -> bool:
         """Stop checks that a previous owner of the attempt left running here, before another one starts."""
         self._cleared = self._cleared or await self._services.checks.clear(self._identity)
         return self._cleared
 
-    async def _run(self, check: Check, left: float, user: str | None) -> CheckEnd:
-        order = CheckOrder(
+    async def _run(self, check: Check, left: float, user: str | None) -> CheckResult:
+        request = CheckRequest(
             identity=self._identity, token=self._held.lease.token, command=check.command, timeout=left, user=user
         )
         return await self._services.checks.run(
-            order, trusted_until=lambda: self._held.trusted_until, unwanted=lambda: self._held.lost or self._until()
+            request, trusted_until=lambda: self._held.trusted_until, unwanted=lambda: self._held.lost or self._until()
         )
 
-    def _told(self, end: CheckEnd) -> str:
+    def _describe(self, end: CheckResult) -> str:
         """Describe how a run ended: the reason and the end of its output, masked before it is cut."""
         said = []
         for data in (end.stdout, end.stderr):
             # A secret that the cap cut in two cannot be recognised.
             whole = data[: max(0, len(data) - self._mask.longest)] if end.cut and self._mask else data
-            said.append(self._mask.blot(whole).decode("utf-8", "replace").strip())
+            said.append(self._mask.mask_bytes(whole).decode("utf-8", "replace").strip())
         text = one_line("\n".join(filter(None, said))[-TAIL:], TAIL)
         return f"{end.reason}: {text}" if text else end.reason

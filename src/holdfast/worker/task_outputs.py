@@ -29,38 +29,40 @@ from holdfast.model import Cause, Outputs, Snapshot
 from holdfast.permissions import write_file
 from holdfast.pipeline.copying import full_disk_named
 from holdfast.pipeline.outputs import ContentDiffers, copy_outputs, digest_of, files_in
-from holdfast.pipeline.plan import Plan
-from holdfast.pipeline.snapshots import Folders
-from holdfast.runner.artifacts import Gathered, Limits, Violation, parse_report, remove_tree
-from holdfast.runner.base import End, Running
+from holdfast.pipeline.plan import PipelinePlan
+from holdfast.pipeline.snapshots import SnapshotFolders
+from holdfast.runner.base import AttemptEnd, AttemptHandle
+from holdfast.runner.collected_outputs import ArtifactLimits, CollectedOutputs, ContractViolation
+from holdfast.runner.result_report import parse_report
 from holdfast.runner.secrets import Mask
+from holdfast.runner.tree_removal import remove_tree
 from holdfast.store.outcomes import encoded_result as check_result
-from holdfast.worker.collect import Collect
+from holdfast.worker.collect import CollectOutputs
 from holdfast.worker.pipeline_progress import PipelineProgress, tasks_in, tree_name
 from holdfast.worker.task_store import TaskStore
 
 T = TypeVar("T")
 INHERITED, FILES, ABOUT = "inherited", "files", "outputs.json"
-UNLIMITED = Limits(bytes=sys.maxsize, entries=sys.maxsize)
+UNLIMITED = ArtifactLimits(bytes=sys.maxsize, entries=sys.maxsize)
 """For copies of outputs that were collected before; the limits are checked when the job collects them."""
 
 
-class Replaced(msgspec.Struct, frozen=True, kw_only=True):
+class ReplacedOutputs(msgspec.Struct, frozen=True, kw_only=True):
     """Digests of what was in the work folder when outputs were inherited: the inherited ones replace it."""
 
     files: Mapping[str, str] = {}
     report: str | None = None
 
 
-NOTHING_REPLACED = Replaced()
+NOTHING_REPLACED = ReplacedOutputs()
 
 
-class Inherited(msgspec.Struct, frozen=True, kw_only=True):
+class InheritedOutputs(msgspec.Struct, frozen=True, kw_only=True):
     outputs: Outputs
-    replaced: Replaced
+    replaced: ReplacedOutputs
 
 
-class Collected(msgspec.Struct, frozen=True, kw_only=True):
+class OutputsToStore(msgspec.Struct, frozen=True, kw_only=True):
     """The outputs of all tasks up to one, about to be stored; `folder` is None if there are no files."""
 
     outputs: Outputs
@@ -70,62 +72,66 @@ class Collected(msgspec.Struct, frozen=True, kw_only=True):
 class TaskOutputs:
     """The outputs of one pipeline, during an attempt in this worker."""
 
-    def __init__(self, folders: Folders, task_store: TaskStore, plan: Plan, progress: PipelineProgress) -> None:
+    def __init__(
+        self, folders: SnapshotFolders, task_store: TaskStore, plan: PipelinePlan, progress: PipelineProgress
+    ) -> None:
         self._folders = folders
         self._task_store = task_store
         self._plan = plan
         self._progress = progress
 
     async def whole(self, row: Snapshot) -> bool:
-        """Tell whether the outputs of a snapshot are complete; without them the task must run again."""
+        """Return whether the outputs of a snapshot are complete; without them the task must run again."""
         try:
             outputs = await self._task_store.outputs(row)
         except SnapshotDamaged:
             return False
         return outputs is not None and await asyncio.to_thread(self._folders.outputs_whole, row.folder, outputs)
 
-    async def take_known(self, gathered: Gathered) -> None:
+    async def collect_cached(self, collected: CollectedOutputs) -> None:
         """Collect the cached outputs of a job that has nothing to run. Raise SnapshotDamaged if they are gone."""
         row = await self._task_store.use(self._plan.hash)
         outputs = None if row is None else await self._task_store.outputs(row)
         if row is None or outputs is None:
             raise SnapshotDamaged(f"snapshot {self._plan.hash} is gone")
         try:
-            await asyncio.to_thread(lambda: self._folders.take_outputs(row.folder, outputs, gathered))
+            await asyncio.to_thread(lambda: self._folders.take_outputs(row.folder, outputs, collected))
         except SnapshotDamaged:
             await self._task_store.drop(row)
             raise
-        gathered.report = _encoded(outputs)
+        collected.report = _encoded(outputs)
 
-    def collector(self, running: Running, end: End) -> Collect:
+    def collector(self, running: AttemptHandle, end: AttemptEnd) -> CollectOutputs:
         """Return how to collect the outputs of an ended attempt."""
         tasks, well = len(self._plan.tasks), end.cause is Cause.EXIT and end.exit_code == 0
         if well and self._progress.at < tasks:  # The last tasks were cached; the workspace was not restored to them.
-            return _collector(running, _last_inherited(running.space, tasks))
-        return _collector(running, self._progress.placed)
+            return _collector(running, _last_inherited(running.workspace, tasks))
+        return _collector(running, self._progress.restored_tree)
 
-    async def collect_into(self, place: Path, running: Running, limits: Limits, mask: Mask) -> Collected:
+    async def collect_into(
+        self, folder: Path, running: AttemptHandle, limits: ArtifactLimits, mask: Mask
+    ) -> OutputsToStore:
         """Collect the outputs of all tasks so far into a folder. Raise Violation if they must not be reused.
 
         Raise CacheFull if the disk is full; the call may then be repeated.
         """
-        gathered = Gathered(place / FILES, limits)
-        with full_disk_named(place):
+        collected = CollectedOutputs(folder / FILES, limits)
+        with full_disk_named(folder):
             try:
-                await _collector(running, self._progress.placed)(gathered)
-                report = None if gathered.report is None else parse_report(gathered.report)
+                await _collector(running, self._progress.restored_tree)(collected)
+                report = None if collected.report is None else parse_report(collected.report)
                 if report is not None and report.status != "succeeded":
-                    raise Violation("result.json reports a failure")
-                files = await asyncio.to_thread(lambda: files_in(gathered.place))
+                    raise ContractViolation("result.json reports a failure")
+                files = await asyncio.to_thread(lambda: files_in(collected.staging))
                 result = None if report is None else mask.data(report.result)
                 check_result(result)
-                await asyncio.to_thread(gathered.publish)
+                await asyncio.to_thread(collected.publish)
             finally:
-                await asyncio.to_thread(gathered.discard)
+                await asyncio.to_thread(collected.discard)
         outputs = Outputs(files=files, report=None if report is None else {"version": 1, "result": result})
-        return Collected(outputs=outputs, folder=place / FILES if files else None)
+        return OutputsToStore(outputs=outputs, folder=folder / FILES if files else None)
 
-    async def inherit_last(self, running: Running, token: int) -> bool:
+    async def inherit_last(self, running: AttemptHandle, token: int) -> bool:
         """Inherit the outputs of all tasks: the last ones are cached and do not run. Return False if they are gone."""
         if (row := await self._task_store.use(self._plan.hash)) is None:
             return False
@@ -136,8 +142,8 @@ class TaskOutputs:
             return False
         return True
 
-    async def inherit(self, running: Running, row: Snapshot, name: str) -> None:
-        """Copy the outputs of a snapshot next to the workspace; they count once the tree of this name is placed.
+    async def inherit(self, running: AttemptHandle, row: Snapshot, name: str) -> None:
+        """Copy the outputs of a snapshot next to the workspace; they count once the tree of this name is moved in.
 
         The snapshot may be evicted after that. A snapshot of an older version has no outputs and can only be a base.
         """
@@ -147,7 +153,7 @@ class TaskOutputs:
         found = outputs or Outputs()
         before = await _replaced(running) if self._progress.ends else NOTHING_REPLACED
         take = partial(self._folders.take_outputs, row.folder, found)
-        await asyncio.to_thread(lambda: _inherit(running.space, name, found, before, take))
+        await asyncio.to_thread(lambda: _inherit(running.workspace, name, found, before, take))
 
 
 def _encoded(outputs: Outputs) -> bytes | None:
@@ -155,77 +161,79 @@ def _encoded(outputs: Outputs) -> bytes | None:
     return None if outputs.report is None else msgspec.json.encode(outputs.report)
 
 
-def _collector(running: Running, name: str | None) -> Collect:
+def _collector(running: AttemptHandle, name: str | None) -> CollectOutputs:
     """Return how to collect the outputs of all tasks: those in the work folder and those inherited under a name."""
 
-    async def collect(gathered: Gathered) -> None:
-        await running.outputs(gathered)
+    async def collect(collected: CollectedOutputs) -> None:
+        await running.outputs(collected)
         if name is not None:
-            await asyncio.to_thread(lambda: _add(gathered, running.space.with_name(INHERITED) / name))
+            await asyncio.to_thread(lambda: _add(collected, running.workspace.with_name(INHERITED) / name))
 
     return collect
 
 
-def _add(gathered: Gathered, folder: Path) -> None:
+def _add(collected: CollectedOutputs, folder: Path) -> None:
     """Merge inherited outputs into those of the work folder, which win unless they are older than the inheritance."""
     try:
-        inherited = decoding.decode((folder / ABOUT).read_bytes(), Inherited)
+        inherited = decoding.decode((folder / ABOUT).read_bytes(), InheritedOutputs)
     except FileNotFoundError:
         return  # An older version started the attempt.
     gone = inherited.replaced
     for path, digest in gone.files.items():
-        if (gathered.place / path).is_file() and digest_of(gathered.place / path) == digest:
-            gathered.drop(path)
-    if gathered.report is None or _digest(gathered.report) == gone.report:
-        gathered.report = _encoded(inherited.outputs)
+        if (collected.staging / path).is_file() and digest_of(collected.staging / path) == digest:
+            collected.drop(path)
+    if collected.report is None or _digest(collected.report) == gone.report:
+        collected.report = _encoded(inherited.outputs)
     try:
-        copy_outputs(folder / FILES, inherited.outputs, gathered)
+        copy_outputs(folder / FILES, inherited.outputs, collected)
     except ContentDiffers as error:
-        raise Violation(f"damaged copy on this host: an earlier task's output/{error}") from error
+        raise ContractViolation(f"damaged copy on this host: an earlier task's output/{error}") from error
 
 
-async def _replaced(running: Running) -> Replaced:
+async def _replaced(running: AttemptHandle) -> ReplacedOutputs:
     """Return digests of the outputs of this attempt so far. A contract violation is reported at its end, not here."""
-    gathered = Gathered(_made(running.space) / "replaced", UNLIMITED)
+    collected = CollectedOutputs(_made(running.workspace) / "replaced", UNLIMITED)
     try:
-        await running.outputs(gathered)
-        files = await asyncio.to_thread(lambda: files_in(gathered.place))
-    except Violation:
+        await running.outputs(collected)
+        files = await asyncio.to_thread(lambda: files_in(collected.staging))
+    except ContractViolation:
         return NOTHING_REPLACED
     finally:
-        await asyncio.to_thread(gathered.discard)
-    report = None if gathered.report is None else _digest(gathered.report)
-    return Replaced(files={file.path: file.sha256 for file in files}, report=report)
+        await asyncio.to_thread(collected.discard)
+    report = None if collected.report is None else _digest(collected.report)
+    return ReplacedOutputs(files={file.path: file.sha256 for file in files}, report=report)
 
 
-def _inherit(space: Path, name: str, outputs: Outputs, before: Replaced, take: Callable[[Gathered], None]) -> None:
+def _inherit(
+    workspace: Path, name: str, outputs: Outputs, before: ReplacedOutputs, take: Callable[[CollectedOutputs], None]
+) -> None:
     """Copy outputs next to a workspace, under the name of their tree, atomically."""
-    folder = _made(space) / name
+    folder = _made(workspace) / name
     temporary = folder.with_name(f".{name}")
     for leftover in (temporary, folder):
         remove_tree(leftover)
     temporary.mkdir(mode=0o700)
-    gathered = Gathered(temporary / FILES, UNLIMITED)
-    take(gathered)
-    gathered.publish()
-    write_file(temporary / ABOUT, msgspec.json.encode(Inherited(outputs=outputs, replaced=before)))
+    collected = CollectedOutputs(temporary / FILES, UNLIMITED)
+    take(collected)
+    collected.publish()
+    write_file(temporary / ABOUT, msgspec.json.encode(InheritedOutputs(outputs=outputs, replaced=before)))
     temporary.rename(folder)
 
 
-def _last_inherited(space: Path, tasks: int) -> str | None:
+def _last_inherited(workspace: Path, tasks: int) -> str | None:
     """Return the name under which the latest owner inherited the outputs of `tasks` tasks."""
     try:
-        names = os.listdir(space.with_name(INHERITED))
+        names = os.listdir(workspace.with_name(INHERITED))
     except FileNotFoundError:
         return None
     known = [name for name in names if not name.startswith(".") and tasks_in(name) == tasks]
     return max(known, key=lambda name: int(name.rpartition(".")[2]), default=None)
 
 
-def _made(space: Path) -> Path:
-    place = space.with_name(INHERITED)
-    place.mkdir(mode=0o700, exist_ok=True)
-    return place
+def _made(workspace: Path) -> Path:
+    folder = workspace.with_name(INHERITED)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
 
 
 def _digest(data: bytes) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from holdfast.config import Settings
 from holdfast.duties.scheduler import every
 from holdfast.runner.base import EngineUnreachable, Identity, Runner
-from holdfast.runner.state_folder import Locks
+from holdfast.runner.state_folder import WorkerLocks
 from holdfast.store import Store
 
 log = logging.getLogger(__name__)
@@ -20,11 +20,11 @@ SWEEP_SECONDS = 60.0
 SWEEP_BATCH = 500
 REPORT_SECONDS = 1.0
 """Seconds between writes of the counters: a killed worker loses what it counted since the last one."""
-HALF_MADE_SECONDS = 600.0
+INCOMPLETE_SECONDS = 600.0
 
 
 class Upkeep:
-    """`held` tells whether this worker holds a job's lease: the sweep leaves such jobs alone."""
+    """`held` returns whether this worker has a job's lease: the sweep leaves such jobs alone."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Upkeep:
         worker: str,
         settings: Settings,
         *,
-        locks: Locks,
+        locks: WorkerLocks,
         runners: Sequence[Runner],
         held: Callable[[str], bool],
     ) -> None:
@@ -100,18 +100,18 @@ class Upkeep:
         swept = 0
         for runner in self._runners:
             try:
-                swept += await self._sweep(runner) if runner.away is None else 0
+                swept += await self._sweep(runner) if runner.domains else 0
             except EngineUnreachable as error:
                 log.warning("sweep skipped until the next round: %s", error)
         return swept
 
     async def _sweep(self, runner: Runner) -> int:
-        found = await runner.left_over()
+        found = await runner.remaining_attempts()
         swept = 0
         for one in runner.to_sweep([one async for one in self._over(found)], len(found)):
             if not self._held(one.job):
                 swept += await self._swept(runner, one)
-        return swept + await runner.sweep_halves(HALF_MADE_SECONDS)
+        return swept + await runner.sweep_incomplete(INCOMPLETE_SECONDS)
 
     async def _swept(self, runner: Runner, one: Identity) -> bool:
         """Sweep one attempt. An error with one must not block the others."""
@@ -120,7 +120,7 @@ class Upkeep:
         except EngineUnreachable:
             raise
         except Exception:
-            log.exception("cannot remove the remains of attempt %s", one.mark)
+            log.exception("cannot remove the remains of attempt %s; the next sweep tries again", one.mark)
             return False
 
     async def _over(self, found: Sequence[Identity]) -> AsyncIterator[Identity]:

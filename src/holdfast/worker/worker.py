@@ -10,29 +10,30 @@ import contextlib
 import logging
 import os
 import socket
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
 from holdfast.config import Settings
 from holdfast.duties.scheduler import Duties
 from holdfast.errors import StoreError
-from holdfast.model import FUNCTION_DOMAIN, Claimable, Lease, new_worker_id
+from holdfast.model import Claimable, Lease, new_worker_id
 from holdfast.runner.base import Runner
-from holdfast.runner.checks import Checks
-from holdfast.runner.disk import DATABASE, LOOK_SECONDS
-from holdfast.runner.function import Functions
+from holdfast.runner.checks import ReadinessChecks
+from holdfast.runner.disk import LOOK_SECONDS
+from holdfast.runner.function import FunctionRegistry
 from holdfast.runner.shared_folder import SharedFolder
-from holdfast.runner.state_folder import Locks
+from holdfast.runner.state_folder import WorkerLocks
 from holdfast.store import Store, notify
 from holdfast.store.notify import Signal
 from holdfast.store.outage import asked_again, level_of
 from holdfast.timing import backoff, jitter
-from holdfast.worker.batch_writer import Handed
-from holdfast.worker.execution_services import ExecutionServices, Step
-from holdfast.worker.executor import Execution
-from holdfast.worker.functions import FunctionRuns
-from holdfast.worker.heartbeat import BeatAnswers, Beats, Heartbeat
+from holdfast.worker.batch_writer import HandOverRequest
+from holdfast.worker.capabilities import Capabilities
+from holdfast.worker.execution_services import ExecutionServices, StepHook
+from holdfast.worker.executor import AttemptExecution
+from holdfast.worker.functions import FunctionExecutor
+from holdfast.worker.heartbeat import Heartbeat, HeartbeatResult, HeartbeatStore
 from holdfast.worker.held_leases import HeldLease, HeldLeases, boottime
+from holdfast.worker.queue_slots import QueueSlots
 from holdfast.worker.upkeep import Upkeep
 
 log = logging.getLogger(__name__)
@@ -41,9 +42,7 @@ CRASHED_DELAY = 5.0
 PROMOTE = 1000
 CLAIM = 500
 """Maximum jobs per claim: while these run, the database selects the next ones."""
-CLEARING = 32
-"""Maximum ended attempts that are still being cleaned up; above this, nothing new is claimed."""
-LEAVE_SECONDS = 10.0
+DRAIN_SECONDS = 10.0
 """Time limit for the last writes of a draining worker; after that its leases have to expire."""
 
 
@@ -59,33 +58,26 @@ class Worker:
         settings: Settings,
         queues: Mapping[str, int],
         runners: Sequence[Runner],
-        checks: Checks,
-        functions: Functions,
-        locks: Locks,
-        connect_beats: Callable[[], Awaitable[tuple[Beats, Callable[[], Awaitable[None]]]]],
+        checks: ReadinessChecks,
+        functions: FunctionRegistry,
+        locks: WorkerLocks,
+        connect_beats: Callable[[], Awaitable[tuple[HeartbeatStore, Callable[[], Awaitable[None]]]]],
         worker_id: str | None = None,
-        at: Step | None = None,
+        at: StepHook | None = None,
     ) -> None:
         self.id = worker_id or new_worker_id()
         self._store = store
         self._settings = settings
-        self._queues = dict(queues)
-        self._runners = {runner.capability: runner for runner in runners}
+        self._slots = QueueSlots(queues)
         self._functions = functions
         self._locks = locks
         self._connect_beats = connect_beats
         self._held_leases = HeldLeases(settings.lease_ttl)
         self._services = ExecutionServices(store, self.id, settings, installation, shared, checks, at)
         threads = sum(queues.values()) or settings.max_concurrency
-        self._runs = FunctionRuns(self._services, functions, threads=threads, done=self._release)
-        self._busy: Counter[str] = Counter()
-        self._clearing = 0
-        """Ended attempts whose slots are free but whose files are still being removed."""
-        self._hungry = set(self._queues)
-        """Queues that may have something to claim."""
-        self._capped: set[str] = set()
-        """Queues with a cap across all workers, as of the last claims."""
-        self._nudge = asyncio.Event()
+        self._function_executor = FunctionExecutor(self._services, functions, threads=threads, done=self._release)
+        self.capabilities = Capabilities(runners, functions, self._services.disks)
+        self._wake_up = asyncio.Event()
         self._settled = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
         self.started = asyncio.Event()
@@ -99,19 +91,19 @@ class Worker:
         if self._signals > 1:
             log.warning("second signal: exiting immediately; %d leases will expire", len(self._held_leases))
             os._exit(1)
-        self.leave()
+        self.drain()
 
-    def leave(self) -> None:
+    def drain(self) -> None:
         """Drain: stop claiming, hand over and exit."""
-        self._services.leaving.set()
-        self._nudge.set()
+        self._services.draining.set()
+        self._wake_up.set()
         for held in self._held_leases.all():
             if held.on_change is not None and held.lease.runner != "function":
                 held.on_change()
 
     async def run(self, *, once: bool = False) -> None:
         """Work until drained; with `once`, until nothing is left to claim."""
-        with self._locks.hold(self.id) as lock:
+        with self._locks.acquire(self.id) as lock:
             await asked_again(self._register)
             await asked_again(self._register_functions)
             heartbeat = Heartbeat(
@@ -119,7 +111,7 @@ class Worker:
                 self._held_leases,
                 interval=self._settings.heartbeat_interval,
                 connect=self._connect_beats,
-                hear=self._heard,
+                on_result=self._on_heartbeat,
             )
             await self._services.disks.look()
             duties = Duties(self._store, self.id, self._settings)
@@ -130,26 +122,26 @@ class Worker:
                     for loop in (
                         *(writer.run() for writer in self._services.writers()),
                         self._listen(signal),
-                        self._look_for_stops(),
+                        self._poll_stops(),
                         self._watch_disks(),
-                        *(runner.watch(self._runner_changed) for runner in self._runners.values()),
+                        *(runner.watch(self._runner_changed) for runner in self.capabilities.runners.values()),
                         upkeep.run(),
                         duties.run(),
                     )
                 ]
                 self.started.set()
-                await self._claim_on(once=once)
-                await self._wind_up()
+                await self._claim_loop(once=once)
+                await self._drain()
                 for helper in helpers:
                     helper.cancel()
-            lock.leaves_something = bool(self._held_leases)
+            lock.keep_file = bool(self._held_leases)
             if not self._held_leases:
                 with contextlib.suppress(StoreError):
                     await duties.resign()
                     await upkeep.report()
-                    await self._store.workers.forget(self.id)
-        await self._runs.close()
-        self.stuck = self._runs.stuck
+                    await self._store.workers.delete(self.id)
+        await self._function_executor.close()
+        self.stuck = self._function_executor.stuck
 
     @contextlib.asynccontextmanager
     async def _all_tasks(self) -> AsyncIterator[asyncio.TaskGroup]:
@@ -158,7 +150,7 @@ class Worker:
             async with asyncio.TaskGroup() as group:
                 self._group = group
                 yield group
-        except* _Given:
+        except* _DrainTimedOut:
             log.warning("draining took too long; exiting, and %d leases will expire", len(self._held_leases))
 
     async def _register(self) -> None:
@@ -166,10 +158,10 @@ class Worker:
             self.id,
             host=socket.gethostname(),
             pid=os.getpid(),
-            queues=self._queues,
-            capabilities=self._capabilities,
-            domains=self._domains,
-            away=self._away,
+            queues=self._slots.queues,
+            capabilities=self.capabilities.available,
+            domains=self.capabilities.domains,
+            away=self.capabilities.away,
             ttl=self._settings.lease_ttl,
         )
 
@@ -179,45 +171,13 @@ class Worker:
         )
 
     @property
-    def _capabilities(self) -> list[str]:
-        away = self._away
-        known = [*self._runners, *(f"function:{name}" for name in self._functions.names)]
-        return [capability for capability in known if capability not in away]
-
-    @property
-    def _away(self) -> Mapping[str, str]:
-        """Capabilities that cannot start jobs here now, and why: an unreachable engine or a full disk."""
-        low = self._services.disks.low
-        away = {runner.capability: why for runner in self._runners.values() if (why := runner.away) is not None}
-        if low:
-            away = {**dict.fromkeys(self._runners, next(iter(low.values()))), **away}
-        if DATABASE in low:  # A function writes nothing but its result.
-            away |= {f"function:{name}": low[DATABASE] for name in self._functions.names}
-        return away
-
-    @property
-    def _domains(self) -> list[str]:
-        return [FUNCTION_DOMAIN, *(domain for runner in self._runners.values() for domain in runner.domains)]
-
-    @property
-    def leaving(self) -> bool:
-        return self._services.leaving.is_set()
+    def draining(self) -> bool:
+        return self._services.draining.is_set()
 
     @property
     def adopted(self) -> int:
         """How many of its running jobs were adopted from another worker."""
         return sum(held.lease.adopted for held in self._held_leases.all())
-
-    def short_of_room(self, capability: str) -> str | None:
-        """Name the full disk that blocks attempts of this capability; None if no disk does, or it cannot run anyway."""
-        low = self._services.disks.low
-        return self._away.get(capability) if low else None
-
-    def domain_of(self, capability: str) -> str | None:
-        """Return the domain in which an attempt of this capability would run; None if it cannot start here now."""
-        if capability not in self._capabilities:
-            return None
-        return FUNCTION_DOMAIN if capability.startswith("function:") else self._runners[capability].domain
 
     def _upkeep(self) -> Upkeep:
         return Upkeep(
@@ -225,58 +185,51 @@ class Worker:
             self.id,
             self._settings,
             locks=self._locks,
-            runners=list(self._runners.values()),
+            runners=list(self.capabilities.runners.values()),
             held=lambda job_id: self._held_leases.get(job_id) is not None,
         )
 
     # Claiming
 
-    async def _claim_on(self, *, once: bool) -> None:
+    async def _claim_loop(self, *, once: bool) -> None:
         failures = 0
-        while not self._services.leaving.is_set():
-            self._nudge.clear()
+        while not self._services.draining.is_set():
+            self._wake_up.clear()
             try:
                 await self._claim_round()
                 failures = 0
-                if self._backlog():
+                if self._slots.backlog:
                     continue
-                if once and not self._hungry and not self._held_leases:
+                if once and not self._slots.to_claim and not self._held_leases:
                     return
-                await self._rest(await self._until_due() if self._room() else self._settings.poll_interval)
+                await self._sleep(await self._until_due() if self._slots.any_free else self._settings.poll_interval)
             except Exception as error:
                 # The next claim may work. A worker that exits here would take its running functions with it.
                 failures += 1
                 log.log(
                     level_of(error), "claim failed, retrying: %s", error, exc_info=not isinstance(error, StoreError)
                 )
-                await self._rest(backoff(failures, base=0.1, cap=5.0))
-
-    def _backlog(self) -> bool:
-        """Whether a queue that may have work has room for it."""
-        return any(self._free(queue) > 0 for queue in self._hungry)
-
-    def _room(self) -> bool:
-        return any(self._free(queue) > 0 for queue in self._queues)
-
-    def _free(self, queue: str) -> int:
-        return self._queues[queue] - self._busy[queue] if self._clearing < CLEARING else 0
+                await self._sleep(backoff(failures, base=0.1, cap=5.0))
 
     async def _claim_round(self) -> None:
         """Adopt, then claim from each queue that may have something, up to its free slots."""
-        queues = [queue for queue in self._queues if queue in self._hungry and self._free(queue) > 0]
+        slots = self._slots
+        queues = [queue for queue in slots.queues if queue in slots.to_claim and slots.free(queue) > 0]
         if not queues:
-            await self._claim([], 0, self._domains)
+            await self._claim([], 0, self.capabilities.domains)
         for n, queue in enumerate(queues):
-            claimed = slots = min(self._free(queue), CLAIM)
+            claimed = most = min(slots.free(queue), CLAIM)
             # Before the claim: a notification during the claim may be for a job that it did not see.
-            self._hungry.discard(queue)
+            slots.to_claim.discard(queue)
             try:
-                claimed = await self._claim(self._pairs(queue), slots, self._domains if n == 0 else ())
+                claimed = await self._claim(
+                    self.capabilities.claimable(queue), most, self.capabilities.domains if n == 0 else ()
+                )
             finally:
-                if claimed == slots:
-                    self._hungry.add(queue)
+                if claimed == most:
+                    slots.to_claim.add(queue)
             caps = await self._store.queues.caps()
-            self._capped = {queue for queue in self._queues if queue in caps}
+            slots.capped = {queue for queue in slots.queues if queue in caps}
 
     async def _claim(self, pairs: Sequence[Claimable], slots: int, domains: Sequence[str]) -> int:
         """Adopt and claim jobs and run them. Return how many were claimed."""
@@ -300,20 +253,6 @@ class Worker:
             self._launch(held)
         return held_leases
 
-    def _pairs(self, queue: str) -> list[Claimable]:
-        able = self._capabilities
-        functions = [
-            Claimable(queue=queue, capability=capability, domain=FUNCTION_DOMAIN)
-            for capability in able
-            if capability not in self._runners
-        ]
-        runners = [
-            Claimable(queue=queue, capability=runner.capability, domain=runner.domain)
-            for runner in self._runners.values()
-            if runner.capability in able
-        ]
-        return functions + runners
-
     async def _until_due(self) -> float:
         """Return the seconds until the next claim: a poll, or sooner if a delayed job falls due. Promotes due jobs."""
         poll = jitter(self._settings.poll_interval)
@@ -324,49 +263,49 @@ class Worker:
             return poll
         return due
 
-    async def _rest(self, seconds: float) -> None:
+    async def _sleep(self, seconds: float) -> None:
         """Wait for a nudge, at most `seconds`; after a timeout, every queue may have jobs."""
         try:
             async with asyncio.timeout(seconds):
-                await self._nudge.wait()
+                await self._wake_up.wait()
         except TimeoutError:
-            self._hungry.update(self._queues)
+            self._slots.claim_from_all()
 
     # Running
 
     def _launch(self, held: HeldLease) -> None:
         assert self._group is not None
         lease = held.lease
-        if lease.queue in self._queues:
-            self._busy[lease.queue] += 1
+        self._slots.take(lease.queue)
         if lease.runner != "function":
             self._group.create_task(self._execute(held))
         elif lease.adopted:
-            self._runs.settle_orphan(held)
+            self._function_executor.settle_orphan(held)
         else:
-            self._runs.launch(held)
+            self._function_executor.launch(held)
 
     async def _execute(self, held: HeldLease) -> None:
         """Run an attempt. If this task is cancelled, the lease stays ours: the next worker of this host recovers it."""
-        execution = Execution(self._services, self._runners[held.lease.runner], held)
+        execution = AttemptExecution(self._services, self.capabilities.runners[held.lease.runner], held)
         try:
             await execution.run()
         except Exception:
             log.exception("job %s: internal error in its execution; handing it over", held.lease.id)
             with contextlib.suppress(Exception):
-                await self._services.hand_overs.ask(Handed(held.lease, delay=CRASHED_DELAY, worn=True, reason="failed"))
+                await self._services.hand_overs.ask(
+                    HandOverRequest(held.lease, delay=CRASHED_DELAY, failed=True, reason="failed")
+                )
         self._release(held)
         await self._clear(execution)
 
-    async def _clear(self, execution: Execution) -> None:
-        self._clearing += 1
+    async def _clear(self, execution: AttemptExecution) -> None:
+        self._slots.clearing += 1
         try:
             await execution.clear()
         finally:
-            self._clearing -= 1
             self._settled.set()
-            if self._clearing == CLEARING - 1:
-                self._nudge.set()
+            if self._slots.end_clearing():
+                self._wake_up.set()
 
     def _release(self, held: HeldLease) -> None:
         """Drop a lease and free its slot."""
@@ -375,36 +314,33 @@ class Worker:
         if held.on_release is not None:
             held.on_release()
         queue = held.lease.queue
-        if queue in self._queues:
-            self._busy[queue] -= 1
-            if queue in self._capped:
-                self._hungry.add(queue)  # The last claim may have been short only because of the cap.
-            if queue in self._hungry or not self._held_leases:
-                self._nudge.set()
+        self._slots.release(queue)
+        if queue in self._slots.queues and (queue in self._slots.to_claim or not self._held_leases):
+            self._wake_up.set()
 
     # Notifications and stop requests
 
-    def _heard(self, heard: BeatAnswers) -> None:
+    def _on_heartbeat(self, result: HeartbeatResult) -> None:
         """Act on the answers of a heartbeat. For a job that is being finished, only the finish decides."""
-        for held in heard.lost:
+        for held in result.lost:
             if self._held_leases.get(held.lease.id) is held and not held.finishing:
                 held.lose()
-        for held, beat in heard.stops:
-            held.hear_stop(beat.stop_request)
-        if heard.unknown and self._group is not None:
-            log.warning("%d claims whose reply was lost; releasing them", len(heard.unknown))
-            self._group.create_task(self._quietly(self._store.leases.give_back(self.id, heard.unknown)))
-        if not heard.registered and self._group is not None and not self._services.leaving.is_set():
-            self._group.create_task(self._quietly(self._register()))
-        if heard.draining and not self._services.leaving.is_set():
-            self.leave()
+        for held, beat in result.stops:
+            held.receive_stop(beat.stop_request)
+        if result.unknown and self._group is not None:
+            log.warning("%d claims whose reply was lost; releasing them", len(result.unknown))
+            self._group.create_task(self._log_failure(self._store.leases.release_unknown(self.id, result.unknown)))
+        if not result.registered and self._group is not None and not self._services.draining.is_set():
+            self._group.create_task(self._log_failure(self._register()))
+        if result.draining and not self._services.draining.is_set():
+            self.drain()
 
     def _runner_changed(self) -> None:
         """Register again after an engine or disk became available or unavailable, and try to claim."""
-        if self._group is not None and not self._services.leaving.is_set():
-            self._group.create_task(self._quietly(self._register()))
-            self._hungry.update(self._queues)
-            self._nudge.set()
+        if self._group is not None and not self._services.draining.is_set():
+            self._group.create_task(self._log_failure(self._register()))
+            self._slots.claim_from_all()
+            self._wake_up.set()
 
     async def _watch_disks(self) -> None:
         """Stop claiming while a disk is below its reserve, and resume when it has room again."""
@@ -412,9 +348,9 @@ class Worker:
         while True:
             low = await self._services.disks.look()
             for name in low.keys() - before.keys():
-                log.warning("no job starts here for now: %s", low[name])
+                log.warning("no job starts here until there is room again: %s", low[name])
             for name in before.keys() - low.keys():
-                log.warning("the disk of the %s has room again", name)
+                log.warning("the disk of the %s has room again; jobs start here again", name)
             if low.keys() != before.keys():
                 self._runner_changed()
             before = low
@@ -424,51 +360,56 @@ class Worker:
         while True:
             topics = await signal.wait(3600.0)
             if "*" in topics:
-                self._hungry.update(self._queues)
+                self._slots.claim_from_all()
             else:
-                self._hungry.update(queue for queue in self._queues if notify.work(queue) in topics)
+                self._slots.to_claim.update(queue for queue in self._slots.queues if notify.work(queue) in topics)
             if topics:
-                self._nudge.set()
+                self._wake_up.set()
             if topics & {"*", notify.STOP} and len(self._held_leases):
-                await self._quietly(self._hear_stops())
+                await self._log_failure(self._read_stops())
 
-    async def _look_for_stops(self) -> None:
+    async def _poll_stops(self) -> None:
         """Poll for stop requests, in case a notification is lost."""
         while True:
             await asyncio.sleep(jitter(min(self._settings.poll_interval, 0.8)))
             if len(self._held_leases):
-                await self._quietly(self._hear_stops())
+                await self._log_failure(self._read_stops())
 
-    async def _hear_stops(self) -> None:
-        for job_id, stop in (await self._store.leases.stops(self.id)).items():
+    async def _read_stops(self) -> None:
+        for job_id, stop in (await self._store.leases.stop_requests(self.id)).items():
             held = self._held_leases.get(job_id)
             if held is not None:
-                held.hear_stop(stop)
+                held.receive_stop(stop)
 
-    async def _quietly(self, work: Awaitable[object]) -> None:
+    async def _log_failure(self, work: Awaitable[object]) -> None:
         """Await something whose failure is only logged, because it is retried later anyway."""
         try:
             await work
         except Exception as error:
-            log.log(level_of(error), "%s", error, exc_info=not isinstance(error, StoreError))
+            log.log(
+                level_of(error),
+                "background call failed, a later one repeats it: %s",
+                error,
+                exc_info=not isinstance(error, StoreError),
+            )
 
     # Draining
 
-    async def _wind_up(self) -> None:
+    async def _drain(self) -> None:
         """Drain: functions get their grace period, supervised attempts are handed over immediately."""
-        self._services.leaving.set()
+        self._services.draining.set()
         for held in self._held_leases.all():
             if held.on_change is not None and held.lease.runner != "function":
                 held.on_change()
         try:
-            async with asyncio.timeout(self._settings.drain_grace + LEAVE_SECONDS):
-                await self._runs.drain(self._settings.drain_grace)
-                while self._held_leases or self._clearing:
+            async with asyncio.timeout(self._settings.drain_grace + DRAIN_SECONDS):
+                await self._function_executor.drain(self._settings.drain_grace)
+                while self._held_leases or self._slots.clearing:
                     self._settled.clear()
                     await self._settled.wait()
         except TimeoutError:
-            raise _Given from None
+            raise _DrainTimedOut from None
 
 
-class _Given(Exception):
+class _DrainTimedOut(Exception):
     """Draining took too long."""

@@ -374,7 +374,7 @@ BEGIN
     CONTINUE WHEN jsonb_typeof(value) = 'null' AND field <> 'on_lost';
     wanted := CASE
       WHEN field = 'on_lost' THEN
-        CASE WHEN value NOT IN ('"requeue"', '"fail"', '"hold"') THEN 'must be requeue, fail or hold' END
+        CASE WHEN value NOT IN ('"requeue"', '"fail"', '"pause"', '"hold"') THEN 'must be requeue, fail or pause' END
       WHEN field IN ('timeout', 'queue_timeout', 'idle_timeout', 'stop_after') THEN
         CASE WHEN jsonb_typeof(value) <> 'number' OR value <= '0' THEN 'must be a number of seconds above 0' END
       WHEN field = 'stop_grace' THEN

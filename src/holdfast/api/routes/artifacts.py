@@ -12,7 +12,7 @@ from holdfast.api.routing import Call, Reply, Routes
 from holdfast.errors import NotFound
 from holdfast.model import Attempt, Role
 from holdfast.response_types import ArtifactView
-from holdfast.runner.artifacts import Artifacts
+from holdfast.runner.artifacts import ArtifactStore
 
 routes = Routes()
 CHUNK = 256 * 1024
@@ -60,8 +60,8 @@ def _chunks(file: IO[bytes]) -> Iterator[bytes]:
             yield chunk
 
 
-def _kept(call: Call) -> Artifacts:
-    return Artifacts(call.service.settings.shared)
+def _kept(call: Call) -> ArtifactStore:
+    return ArtifactStore(call.service.settings.shared)
 
 
 async def _last(call: Call, job_id: str) -> Attempt | None:

@@ -43,7 +43,7 @@ async def download_events(call: Call, job_id: str, query: NoQuery) -> Response:
 async def _streamed(call: Call, job_id: str, after: int, form: Form, **more: Any) -> Response:
     service = call.service
     streamed = Streamed(
-        service.hub,
+        service.fanout,
         known_id(job_id),
         streams=service.streams,
         by=call.who.by,
@@ -58,9 +58,13 @@ async def _streamed(call: Call, job_id: str, after: int, form: Form, **more: Any
 
 
 def _last_seen(call: Call, after: int) -> int:
-    said = call.request.headers.get("last-event-id", "").strip()
-    if not said:
+    last_event_id = call.request.headers.get("last-event-id", "").strip()
+    if not last_event_id:
         return after
-    if not (said.isascii() and said.isdigit()) or len(said) > DIGITS or int(said) > BIGGEST:
-        raise Invalid("Last-Event-ID", f"{said[:30]!r} is not the seq of an event")
-    return int(said)
+    if (
+        not (last_event_id.isascii() and last_event_id.isdigit())
+        or len(last_event_id) > DIGITS
+        or int(last_event_id) > BIGGEST
+    ):
+        raise Invalid("Last-Event-ID", f"{last_event_id[:30]!r} is not the seq of an event")
+    return int(last_event_id)

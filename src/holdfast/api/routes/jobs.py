@@ -34,8 +34,9 @@ from holdfast.privileges import refuse_privileged, refuse_root
 from holdfast.response_types import Explanation, JobView, Links, PlanView
 from holdfast.response_types import Reason as WhyNot
 from holdfast.runner.disk import DATABASE
+from holdfast.runner_specs import check_spec
 from holdfast.store.jobs import Stopped
-from holdfast.submission import FIRST_YEAR, LAST_YEAR, Submission, check, check_spec, parse, refuse_count
+from holdfast.submission import FIRST_YEAR, LAST_YEAR, Submission, check, parse, refuse_count
 
 routes = Routes()
 ONE = {200: JobView}
@@ -99,7 +100,7 @@ async def submit_bulk(call: Call, body: dict[str, Any]) -> Reply:
 async def list_jobs(call: Call, query: ListJobs) -> Reply:
     """List jobs, newest first; or those whose ids begin with `id`."""
     if query.id is not None:
-        found = await call.store.jobs.beginning(query.id, tenant=call.tenant, limit=query.limit)
+        found = await call.store.jobs.with_prefix(query.id, tenant=call.tenant, limit=query.limit)
         return Reply(JobViews(items=await _views(call, found), next_cursor=None))
     for name, at in (("since", query.since), ("until", query.until)):
         if at is not None and not FIRST_YEAR <= at.year <= LAST_YEAR:

@@ -49,12 +49,12 @@ async def _one(call: Call, queue: str) -> Reply:
 
 
 async def _queues(call: Call) -> list[QueueView]:
-    known = {queue.queue: queue for queue in await call.store.queues.list()}
+    recorded = {queue.queue: queue for queue in await call.store.queues.list()}
     counted = await call.service.depths.get()
     loads = loads_of(counted.depths, None if call.who.admin else call.tenant)
     views = []
-    for name in sorted({*known, *loads}):
-        queue = known.get(name) or Queue(queue=name, paused=False, cap=None, depth=None)
+    for name in sorted({*recorded, *loads}):
+        queue = recorded.get(name) or Queue(queue=name, paused=False, cap=None, depth=None)
         counts = loads.get(name, Load())
         views.append(
             QueueView(queue=name, paused=queue.paused, max_running=queue.cap, max_depth=queue.depth, counts=counts)

@@ -7,7 +7,7 @@ from holdfast.api.request_types import DeleteSnapshot, ListSnapshots, Nothing, R
 from holdfast.api.routing import Call, Reply, Routes
 from holdfast.errors import NotFound
 from holdfast.model import Role, Snapshot
-from holdfast.pipeline.snapshots import Folders
+from holdfast.pipeline.snapshots import SnapshotFolders
 
 routes = Routes()
 
@@ -48,7 +48,7 @@ async def delete_snapshot(call: Call, snapshot_id: str, query: DeleteSnapshot) -
         by=call.who.actor,
     )
     if done.outcome == "deleted":
-        folders = Folders.below(call.service.settings.shared)
+        folders = SnapshotFolders.below(call.service.settings.shared)
         for snapshot in done.snapshots:
             await run_in_threadpool(folders.remove, snapshot.folder)
     return Reply(

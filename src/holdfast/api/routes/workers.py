@@ -3,7 +3,7 @@
 from holdfast.api.request_types import Drained, Nothing, Workers
 from holdfast.api.routing import Call, Reply, Routes
 from holdfast.model import Role
-from holdfast.store.workers import Lost
+from holdfast.store.workers import LostHost
 
 routes = Routes()
 
@@ -15,7 +15,7 @@ async def list_workers(call: Call) -> Reply:
     return Reply(Workers(items=await call.store.workers.list(tenant=tenant)))
 
 
-@routes.add("POST", "/v1/workers/{host:path}/lost", role=Role.ADMIN, answers={200: Lost})
+@routes.add("POST", "/v1/workers/{host:path}/lost", role=Role.ADMIN, answers={200: LostHost})
 async def lose_host(call: Call, host: str, body: Nothing) -> Reply:
     """Report that a host, or one domain, is gone and nothing runs there: its attempts are settled as lost."""
     return Reply(await call.store.workers.lost(host, by=call.who.actor))

@@ -8,10 +8,10 @@ postgres.py  a server in the workspace, stopped before it is copied
 from collections.abc import Mapping
 
 from holdfast.pipeline.connectors.base import Connector, NotQuiet
-from holdfast.pipeline.connectors.files import Files
-from holdfast.pipeline.connectors.postgres import Postgres
-from holdfast.pipeline_spec import Connector as Name
+from holdfast.pipeline.connectors.files import FilesConnector
+from holdfast.pipeline.connectors.postgres import PostgresConnector
+from holdfast.pipeline_spec import ConnectorName
 
 __all__ = ["CONNECTORS", "Connector", "NotQuiet"]
 
-CONNECTORS: Mapping[Name, Connector] = {"files": Files(), "postgres": Postgres()}
+CONNECTORS: Mapping[ConnectorName, Connector] = {"files": FilesConnector(), "postgres": PostgresConnector()}

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from holdfast.pipeline.plan import TaskPlan
 from holdfast.runner.wire import Service, WireTask
-from holdfast.runner.workspace import Place
+from holdfast.runner.workspace import WorkspacePaths
 
 
 class NotQuiet(Exception):
@@ -24,10 +24,10 @@ class Connector(Protocol):
         Raise CannotStart if a server is needed and there is none.
         """
 
-    def service(self, place: Place) -> Service | None:
+    def service(self, paths: WorkspacePaths) -> Service | None:
         """Return the service that runs along with the tasks, if any."""
 
-    def task(self, plan: TaskPlan, place: Place) -> WireTask:
+    def task(self, plan: TaskPlan, paths: WorkspacePaths) -> WireTask:
         """Return the program of a task."""
 
     def prepare(self, tree: Path, uid: int) -> bool:
@@ -43,18 +43,18 @@ class Connector(Protocol):
         """Verify that the service left the workspace consistent; raise NotQuiet if not."""
 
 
-def command_of(plan: TaskPlan, place: Place, **env: str) -> WireTask:
+def command_of(plan: TaskPlan, paths: WorkspacePaths, **env: str) -> WireTask:
     """Build a task that runs its own command in the workspace."""
     assert plan.command is not None
     return WireTask(
         name=plan.name,
         argv=plan.command,
-        env={**env, **plan.env, **places(place)},
-        cwd=place.tree,
+        env={**env, **plan.env, **path_variables(paths)},
+        cwd=paths.tree,
         timeout=plan.timeout,
     )
 
 
-def places(place: Place) -> dict[str, str]:
+def path_variables(paths: WorkspacePaths) -> dict[str, str]:
     """Return the environment that tells a task where its folders are."""
-    return {"HOLDFAST_WORKSPACE": place.tree, "HOLDFAST_INPUTS": place.inputs}
+    return {"HOLDFAST_WORKSPACE": paths.tree, "HOLDFAST_INPUTS": paths.inputs}

@@ -5,20 +5,20 @@ from pathlib import Path
 from holdfast.pipeline.connectors.base import command_of
 from holdfast.pipeline.plan import TaskPlan
 from holdfast.runner.wire import WireTask
-from holdfast.runner.workspace import Place
+from holdfast.runner.workspace import WorkspacePaths
 
 
-class Files:
+class FilesConnector:
     serves = False
 
     def engine(self) -> None:
         return None
 
-    def service(self, place: Place) -> None:
+    def service(self, paths: WorkspacePaths) -> None:
         return None
 
-    def task(self, plan: TaskPlan, place: Place) -> WireTask:
-        return command_of(plan, place)
+    def task(self, plan: TaskPlan, paths: WorkspacePaths) -> WireTask:
+        return command_of(plan, paths)
 
     def prepare(self, tree: Path, uid: int) -> bool:
         return False

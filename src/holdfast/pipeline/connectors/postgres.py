@@ -15,12 +15,12 @@ import struct
 import subprocess
 from pathlib import Path
 
-from holdfast.pipeline.connectors.base import NotQuiet, command_of, places
+from holdfast.pipeline.connectors.base import NotQuiet, command_of, path_variables
 from holdfast.pipeline.plan import TaskPlan
-from holdfast.runner.artifacts import remove_tree
 from holdfast.runner.base import CannotStart
+from holdfast.runner.tree_removal import remove_tree
 from holdfast.runner.wire import PATH, Service, WireTask
-from holdfast.runner.workspace import Place
+from holdfast.runner.workspace import WorkspacePaths
 
 DEBIAN = "/usr/lib/postgresql"
 DATA = "data"
@@ -65,7 +65,7 @@ exec postgres -D {DATA} -c listen_addresses= -c unix_socket_directories="$PGHOST
 """
 
 
-class Postgres:
+class PostgresConnector:
     serves = True
 
     def engine(self) -> str:
@@ -74,25 +74,25 @@ class Postgres:
         except NotQuiet as error:
             raise CannotStart("start_failed", str(error)) from error
 
-    def service(self, place: Place) -> Service:
-        if place.root:
+    def service(self, paths: WorkspacePaths) -> Service:
+        if paths.root:
             raise CannotStart("contract_violation", ROOT)
         return Service(
             name="postgres",
             argv=("sh", "-c", SERVER),
-            env=_connection(place),
-            cwd=place.tree,
+            env=_connection(paths),
+            cwd=paths.tree,
             stop_signal=signal.SIGINT,  # A fast shutdown: clients are disconnected, everything is written.
         )
 
-    def task(self, plan: TaskPlan, place: Place) -> WireTask:
+    def task(self, plan: TaskPlan, paths: WorkspacePaths) -> WireTask:
         if plan.sql is None:
-            return command_of(plan, place, **_connection(place))
+            return command_of(plan, paths, **_connection(paths))
         return WireTask(
             name=plan.name,
-            argv=("psql", "-X", "-v", "ON_ERROR_STOP=1", "-f", f"{place.inputs}/{SQL.format(n=plan.n)}"),
-            env={**_connection(place), **plan.env, **places(place)},
-            cwd=place.tree,
+            argv=("psql", "-X", "-v", "ON_ERROR_STOP=1", "-f", f"{paths.inputs}/{SQL.format(n=plan.n)}"),
+            env={**_connection(paths), **plan.env, **path_variables(paths)},
+            cwd=paths.tree,
             timeout=plan.timeout,
         )
 
@@ -232,5 +232,5 @@ def _say(program: str, *arguments: str) -> str:
     return done.stdout.decode(errors="replace").strip()
 
 
-def _connection(place: Place) -> dict[str, str]:
-    return {"PGHOST": place.socket, "PGUSER": "postgres", "PGDATABASE": "postgres"}
+def _connection(paths: WorkspacePaths) -> dict[str, str]:
+    return {"PGHOST": paths.socket, "PGUSER": "postgres", "PGDATABASE": "postgres"}

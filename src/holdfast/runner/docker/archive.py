@@ -1,4 +1,4 @@
-"""Files in and out of a container, as tar: what the engine's archive calls speak."""
+"""Tar archives, in which the engine's API copies files into and out of containers."""
 
 import io
 import tarfile
@@ -10,7 +10,7 @@ PLAIN = (tarfile.REGTYPE, tarfile.AREGTYPE)
 
 
 class Archive:
-    """A tar archive in the making. Owners are numbers: the engine looks no names up."""
+    """A tar archive that is being built. Owners are numeric: the engine does not look up names."""
 
     def __init__(self, uid: int, gid: int) -> None:
         self._uid = uid
@@ -20,14 +20,14 @@ class Archive:
         self._now = int(time.time())
 
     def folder(self, name: str, mode: int = 0o700, *, at: int | None = None) -> None:
-        """Add a folder, of a given time if it is one to be recognised by."""
+        """Add a folder, optionally with a given modification time."""
         entry = self._entry(name, mode)
         entry.type = tarfile.DIRTYPE
         entry.mtime = self._now if at is None else at
         self._tar.addfile(entry)
 
     def file(self, name: str, data: bytes, mode: int = 0o600, *, roots: bool = False) -> None:
-        """Add a file; one that is root's is not its user's to change."""
+        """Add a file. With `roots` it belongs to root, so that the user cannot change it."""
         entry = self._entry(name, mode)
         entry.size = len(data)
         if roots:
@@ -45,7 +45,7 @@ class Archive:
 
 
 async def only_file(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the bytes of the first file in a tar stream; one that breaks off ends early, as the file grew meanwhile."""
+    """Yield the bytes of the first file in a tar stream. A stream may end early: the file grew meanwhile."""
     buffer = b""
     left: int | None = None
     skip = 0
@@ -60,7 +60,7 @@ async def only_file(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             buffer = buffer[BLOCK:]
             if entry.type in PLAIN:
                 left = entry.size
-            else:  # A long name, or what an extended header says: of no interest here.
+            else:  # A long name or an extended header: not needed here.
                 skip = -(-entry.size // BLOCK) * BLOCK
         if left is not None:
             piece, buffer = buffer[:left], b""

@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,15 +19,17 @@ import msgspec
 from holdfast import decoding
 from holdfast.limits import AttemptLimits
 from holdfast.model import Cause, Error
-from holdfast.runner.artifacts import Gathered, pour, take_tar
-from holdfast.runner.attempt_folder import Exit, Started, Unreadable, decode
-from holdfast.runner.base import End, EngineUnreachable, Identity, State, TooLate
+from holdfast.runner.attempt_end import to_end
+from holdfast.runner.attempt_folder import ExitRecord, StartRecord, UnreadableRecord, decode
+from holdfast.runner.base import AttemptEnd, AttemptState, EngineUnreachable, Identity, NoSpace, TooLate
+from holdfast.runner.collected_outputs import CollectedOutputs
 from holdfast.runner.docker.archive import Archive, only_file
-from holdfast.runner.docker.container_config import ATTEMPT, UNTOUCHED, VOLUME, WORK, WORKSPACE, limits_from
-from holdfast.runner.docker.engine import Gone, Refusal, Seen, to_seconds
+from holdfast.runner.docker.container_config import ATTEMPT, UNTOUCHED, VOLUME, WORK, WORKSPACE_LABEL, limits_from
+from holdfast.runner.docker.container_log import ContainerLog
+from holdfast.runner.docker.engine import ContainerInfo, EngineError, NoSuchObject
 from holdfast.runner.folder_size import folder_size
-from holdfast.runner.frames import HEADER, Frame, NotAFrame, Stream, fresh, from_copy, parse_frame
-from holdfast.runner.process import to_end
+from holdfast.runner.frames import Frame
+from holdfast.runner.output_sources import collect_tar, pour
 from holdfast.runner.supervisor.protocol import ExitCause, ExitStatus
 from holdfast.runner.wire import Command, encode_command
 from holdfast.timing import backoff, jitter
@@ -39,25 +40,22 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-BUFFER = 4 << 20
-"""Bytes of output buffered here; beyond that we stop reading and the engine keeps them."""
 BEGIN_SECONDS = 10.0
 """How long to wait for the first output of a start before we look into its volume."""
-LAST_SECONDS = 10.0
-"""How long the engine may take to return the rest of the log of an ended container."""
 WAIT_SECONDS = 60.0
 """How long a call waits for the end before we inspect the container."""
-STALL_SECONDS = 15.0
-"""After this silence the log is requested again: following a log stalls at a rotation."""
 UNKNOWN = (0, 255)
 """Exit codes of engines that do not know how a container ended: they do not contradict the supervisor."""
 BEING_REMOVED = ("removing", "dead")
 """A container is `dead` if the engine failed to remove it: nothing of it runs, and its exit code proves nothing."""
-NEVER_BEGAN = (ExitStatus.LEFT_HELD, ExitStatus.LEFT_STARTED, ExitStatus.LEFT_BROKEN, ExitStatus.LEFT_LATE)
+NEVER_BEGAN = (
+    *(ExitStatus.LEFT_FULL, ExitStatus.LEFT_HELD, ExitStatus.LEFT_STARTED, ExitStatus.LEFT_BROKEN),
+    ExitStatus.LEFT_LATE,
+)
 """Statuses with which a supervisor exits before it has begun."""
 
 
-class OfTwoMinds(Exception):
+class EngineDisagrees(Exception):
     """The engine and the volume contradict each other. If that lasts, a person has to look."""
 
 
@@ -67,12 +65,12 @@ def _size_of(folders: Sequence[Path], most: int) -> int | None:
     return sum(folder_size(path, most) for path in here) if here else None
 
 
-class Container:
+class ContainerHandle:
     def __init__(
         self,
         runner: "DockerRunner",
         identity: Identity,
-        seen: Seen | None,
+        seen: ContainerInfo | None,
         domain: str,
         *,
         stdout: int = 0,
@@ -86,20 +84,21 @@ class Container:
         self.id = seen.id if seen is not None else ""
         self._seen = seen
         self._ours = ours
-        self._offsets = {Stream.STDOUT: stdout, Stream.STDERR: stderr, Stream.EVENTS: 0}
-        self._waiting: deque[Frame] = deque()
-        self._size = 0
-        self._room = asyncio.Event()
-        self._at = ""
-        self._log_ended = asyncio.Event()
-        self._spoke = asyncio.Event()
-        self._volume: AsyncIterator[Frame] | None = None
-        self._whole = False
         self._ended = asyncio.Event()
         if seen is None or not seen.runs:
             self._ended.set()
-        self._exit: Exit | None = None
-        self._told: set[str] = set()
+        self._log = ContainerLog(
+            runner,
+            self.id,
+            stdout=stdout,
+            stderr=stderr,
+            ended=self._ended,
+            exists=lambda: self._seen is not None,
+            read_exit=self._read_exit,
+            on_event=self._on_event,
+        )
+        self._exit: ExitRecord | None = None
+        self._sent: set[str] = set()
         self._ahead: float | None = None
         self._on_end: Callable[[], None] | None = None
         self._loop = asyncio.get_running_loop()
@@ -107,8 +106,8 @@ class Container:
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
-    def space(self) -> Path:
-        return Path(self._seen.labels.get(WORKSPACE, "")) if self._seen else Path()
+    def workspace(self) -> Path:
+        return Path(self._seen.labels.get(WORKSPACE_LABEL, "")) if self._seen else Path()
 
     async def limits(self) -> AttemptLimits:
         return limits_from(self._seen.labels) if self._seen is not None else AttemptLimits()
@@ -116,33 +115,33 @@ class Container:
     async def size(self, most: int) -> int | None:
         """Measure the volume and the workspace if they are on this host."""
         volume = Path(self._seen.mounts.get(VOLUME, "") if self._seen is not None else "")
-        folders = (volume, self.space) if self._engine.host.startswith("unix://") else ()
+        folders = (volume, self.workspace) if self._engine.host.startswith("unix://") else ()
         return await asyncio.to_thread(_size_of, folders, most)
 
     # Looking
 
-    async def look(self) -> State:
+    async def read_state(self) -> AttemptState:
         """Return the state. A container that was only created, or whose supervisor never began, ran nothing."""
         seen = self._seen
         if seen is None or seen.status in BEING_REMOVED:
             return "missing"
         if seen.status == "created":
-            return await self._look_behind_the_engine()
+            return await self._state_in_volume()
         if seen.runs:
             return "running"
         if await self._read_exit() is not None:
             return "exited"
-        if seen.exit_code in (*NEVER_BEGAN, *UNKNOWN) and await self._file("started", Started) is None:
+        if seen.exit_code in (*NEVER_BEGAN, *UNKNOWN) and await self._file("started", StartRecord) is None:
             return "missing"
         return "died"
 
-    async def _look_behind_the_engine(self) -> State:
+    async def _state_in_volume(self) -> AttemptState:
         """Check the volume: an engine that crashed during a start may report the container as never started."""
         if await self._read_exit() is not None:
             return "exited"
-        if await self._file("started", Started) is None:
+        if await self._file("started", StartRecord) is None:
             return "missing"
-        raise OfTwoMinds(
+        raise EngineDisagrees(
             f"container {self.id[:12]} has begun, but its engine says that it was never started: it may still run"
         )
 
@@ -150,7 +149,7 @@ class Container:
         """Start reading the log and waiting for the end."""
         if self._tasks or self._seen is None:
             return
-        self._spawn(self._read_log())
+        self._spawn(self._log.read())
         if not self.over:
             self._spawn(self._await_end())
 
@@ -159,27 +158,29 @@ class Container:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def begun(self) -> None:
-        """Wait until the supervisor began (by its output or `started`) or ended. Raise TooLate if it never began."""
+    async def wait_until_begun(self) -> None:
+        """Wait until the supervisor began (by its output or `started`) or ended. Raise if it never began."""
         self.open()
         try:
-            while not (self.over or await self._speaks() or await self._has_started()):
+            while not (self.over or await self._wait_for_output() or await self._has_started()):
                 pass
-            if self.over and await self.look() == "missing":
+            if self.over and await self.read_state() == "missing":
+                if self._seen is not None and self._seen.exit_code == ExitStatus.LEFT_FULL:
+                    raise NoSpace("the supervisor had no space for its files in the container's volume")
                 raise TooLate
         except BaseException:  # Nobody else can close it yet.
             self.close()
             raise
 
-    async def _speaks(self) -> bool:
+    async def _wait_for_output(self) -> bool:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(BEGIN_SECONDS):
-                return await self._spoke.wait()
+                return await self._log.output_seen.wait()
         return False
 
     async def _has_started(self) -> bool:
-        with contextlib.suppress(Refusal):
-            return await self._file("started", Started) is not None
+        with contextlib.suppress(EngineError):
+            return await self._file("started", StartRecord) is not None
         return False
 
     def watch(self, on_end: Callable[[], None]) -> None:
@@ -206,17 +207,17 @@ class Container:
                 if not self._seen.runs:
                     break
             except EngineUnreachable:
-                self._runner.doubt()
-            except Gone:
+                self._runner.note_failure()
+            except NoSuchObject:
                 if await self._is_gone():
                     self._seen = None
                     break
-            except Refusal:
+            except EngineError:
                 pass
             n += 1
             await asyncio.sleep(jitter(backoff(n, base=0.1, cap=2.0)))
         self._ended.set()
-        self._spoke.set()
+        self._log.output_seen.set()
         if self._on_end is not None:
             self._on_end()
 
@@ -228,189 +229,38 @@ class Container:
             return False
         return True
 
-    # Output
-
-    async def _read_log(self) -> None:
-        """Read the engine's log to its end, reconnecting when it breaks off."""
-        n = 0
-        while True:
-            n += 1
-            try:
-                if await self._follow():
-                    n = 0
-                    continue
-                if await self._ends_soon():
-                    break
-            except EngineUnreachable:
-                self._runner.doubt()
-            except Refusal as error:
-                if self.over or isinstance(error, Gone):
-                    break  # The volume has the rest.
-            await asyncio.sleep(jitter(backoff(n, base=0.05, cap=2.0)))
-        self._log_ended.set()
-
-    async def _follow(self) -> bool:
-        """Read on from the last line that we know. Return whether the log stalled instead of ending."""
-        async with contextlib.aclosing(self._engine.log(self.id, since=to_since(self._at))) as lines:
-            while True:
-                try:
-                    async with asyncio.timeout(STALL_SECONDS):
-                        self._at, line = await anext(lines)
-                except StopAsyncIteration:
-                    return False
-                except TimeoutError:
-                    return True
-                with contextlib.suppress(NotAFrame):
-                    await self._take(from_copy(line))
-
-    async def _ends_soon(self) -> bool:
-        """Return whether the container ends now: a log also ends when the engine is restarted."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(0.5):
-                await self._ended.wait()
-        return self.over
-
-    async def _take(self, frame: Frame) -> None:
-        if frame.end <= self._offsets[frame.stream]:
-            return
-        self._spoke.set()
-        if frame.stream is Stream.EVENTS:
-            self._hear(frame.event)
-        while self._size > BUFFER:
-            self._room.clear()
-            await self._room.wait()
-        self._waiting.append(frame)
-        self._size += len(frame.data)
-
     async def frames(self, most: int) -> Sequence[Frame]:
-        """Return new frames. While the engine is unreachable: none, or after the attempt's end, raise."""
-        try:
-            taken = await self._next(most)
-            while not taken and self.over and not self._whole:
-                last = await self._await_last()
-                taken = await self._next(most)
-                if last and not taken:
-                    taken = await self._check_whole(most)
-            return taken
-        except EngineUnreachable:
-            self._runner.doubt()
-            if self.over:
-                raise
-            return ()
-
-    async def _next(self, most: int) -> list[Frame]:
-        """Return unread frames: from the volume while a gap is filled, else from the engine's log."""
-        taken: list[Frame] = []
-        while most > 0:
-            try:
-                frame = await self._next_one()
-            except EngineUnreachable:
-                if taken:  # These count as read already.
-                    break
-                raise
-            if frame is None:
-                break
-            if (new := fresh(frame, self._offsets)) is not None:
-                taken.append(new)
-                most -= len(new.data) + HEADER.size
-        return taken
-
-    async def _next_one(self) -> Frame | None:
-        if self._volume is not None:
-            try:
-                return await anext(self._volume)
-            except StopAsyncIteration:
-                self._volume = None
-            except EngineUnreachable:
-                self._volume = None
-                self._whole = False
-                raise
-            return self._pop()
-        if self._waiting and self._waiting[0].offset > self._offsets[self._waiting[0].stream]:
-            self._volume = self._in_volume()
-            return await self._next_one()
-        return self._pop()
-
-    def _pop(self) -> Frame | None:
-        if not self._waiting:
-            return None
-        frame = self._waiting.popleft()
-        self._size -= len(frame.data)
-        self._room.set()
-        return frame
-
-    async def _in_volume(self) -> AsyncIterator[Frame]:
-        """Yield the frames of the supervisor's own log written so far."""
-        if self._seen is None:
-            return
-        buffer = b""
-        with contextlib.suppress(Gone, NotAFrame):
-            async with contextlib.aclosing(self._engine.get(self.id, f"{ATTEMPT}/log")) as tar:
-                async for chunk in only_file(tar):
-                    buffer += chunk
-                    start = 0
-                    while frame := parse_frame(buffer, start):
-                        start += HEADER.size + len(frame.data)
-                        yield frame
-                    buffer = buffer[start:]
-
-    async def _await_last(self) -> bool:
-        """Wait for more of the log. Return True if it has ended, or the engine takes too long."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST_SECONDS):
-                while not self._waiting:
-                    if self._log_ended.is_set():
-                        return True
-                    await asyncio.sleep(0.005)
-                return False
-        return True
-
-    async def _check_whole(self, most: int) -> list[Frame]:
-        """At the end, compare with the exit record, and read the supervisor's log if output is missing."""
-        ended = await self._read_exit()
-        self._whole = True
-        if ended is not None and self._has_all(ended):
-            return []
-        self._volume = self._in_volume()
-        return await self._next(most)
-
-    def _has_all(self, ended: Exit) -> bool:
-        return (
-            self._log_ended.is_set()
-            and ended.copy_lost == 0
-            and self._offsets[Stream.STDOUT] >= ended.stdout_length - ended.stdout_dropped
-            and self._offsets[Stream.STDERR] >= ended.stderr_length - ended.stderr_dropped
-        )
+        return await self._log.frames(most)
 
     # Commands
 
-    async def tell(self, command: Command) -> str:
+    async def send(self, command: Command) -> str:
         name = f"{time.time_ns():020d}-{os.urandom(4).hex()}"
-        self._told.add(name)
-        user = await self._runner.user_of(self._seen)
+        self._sent.add(name)
+        user = await self._runner.users.user_of(self._seen)
         archive = Archive(user.uid, user.gid) if user else Archive(0, 0)
         # Readable by all: the supervisor may read the file before the engine has changed its owner.
         archive.file(name, encode_command(self._in_their_time(command)), 0o644)
         try:
             await self._engine.put(self.id, f"{ATTEMPT}/cmd", archive.finish())
-        except Refusal as error:  # Also if the supervisor obeyed and removed it before the engine was done.
+        except EngineError as error:  # Also if the supervisor obeyed and removed it before the engine was done.
             log.debug("a command to container %s was refused: %s", self.id[:12], error)
         return name
 
-    def tell_now(self, command: Command) -> None:
+    def send_from_thread(self, command: Command) -> None:
         with contextlib.suppress(RuntimeError):  # The loop is closed: the worker exits.
-            self._loop.call_soon_threadsafe(lambda: self._spawn(self._tell_quietly(command)))
+            self._loop.call_soon_threadsafe(lambda: self._spawn(self._send_quietly(command)))
 
-    async def _tell_quietly(self, command: Command) -> None:
+    async def _send_quietly(self, command: Command) -> None:
         with contextlib.suppress(EngineUnreachable):
-            await self.tell(command)
+            await self.send(command)
 
-    def _hear(self, event: dict[str, Any]) -> None:
+    def _on_event(self, event: dict[str, Any]) -> None:
         """Take the exit record from an event, and learn by how much the supervisor's clock is ahead, at least."""
         if event.get("event") == "exit":
-            with contextlib.suppress(Unreadable):  # Then the file is read instead.
-                self._exit = decode(msgspec.json.encode(event.get("exit")), Exit, f"`exit` of {self.id[:12]}")
-        if self._ours or event.get("command") in self._told:
+            with contextlib.suppress(UnreadableRecord):  # Then the file is read instead.
+                self._exit = decode(msgspec.json.encode(event.get("exit")), ExitRecord, f"`exit` of {self.id[:12]}")
+        if self._ours or event.get("command") in self._sent:
             ahead = event["boottime"] / 1e6 - boottime()
             self._ahead = ahead if self._ahead is None else max(self._ahead, ahead)
 
@@ -425,26 +275,26 @@ class Container:
 
     # The end
 
-    async def collect(self) -> End | None:
+    async def collect(self) -> AttemptEnd | None:
         seen = self._seen
         if seen is None or (seen.status in BEING_REMOVED and self._exit is None):
             return _lost("its container was removed by someone other than holdfast")
         ended = await self._read_exit()
         if ended is None:
             if seen.out_of_memory:
-                return End(cause=Cause.OUT_OF_MEMORY)
+                return AttemptEnd(cause=Cause.OUT_OF_MEMORY)
             return _lost(f"its supervisor left no exit record; the engine reports exit code {seen.exit_code}")
         if seen.exit_code not in (status_of(ended), *UNKNOWN):
-            return _lost(f"its supervisor says that it ended with {status_of(ended)}, the engine {seen.exit_code}")
+            return _lost(f"its exit record says status {status_of(ended)}, its engine says {seen.exit_code}")
         killed = ended.signal == 9 or ended.code == 137
         if ended.cause is ExitCause.EXIT and killed and seen.out_of_memory:
-            return End(cause=Cause.OUT_OF_MEMORY, exit_code=ended.code, signal=ended.signal)
+            return AttemptEnd(cause=Cause.OUT_OF_MEMORY, exit_code=ended.code, signal=ended.signal)
         said = await self._bytes("service") if ended.cause is ExitCause.SERVICE_ENDED else None
         return to_end(ended, said or b"")
 
-    async def _read_exit(self) -> Exit | None:
+    async def _read_exit(self) -> ExitRecord | None:
         if self._exit is None:
-            self._exit = await self._file("exit", Exit)
+            self._exit = await self._file("exit", ExitRecord)
         return self._exit
 
     async def _file(self, name: str, type: type[T]) -> T | None:
@@ -460,14 +310,14 @@ class Container:
         try:
             async with contextlib.aclosing(self._engine.get(self.id, path)) as tar:
                 return b"".join([chunk async for chunk in only_file(tar)])
-        except Gone:
+        except NoSuchObject:
             await self._runner.verify(self._domain)
             return None
 
-    async def outputs(self, gathered: Gathered) -> None:
+    async def outputs(self, collected: CollectedOutputs) -> None:
         for name in ("result.json", "output"):
             if await self._left(name):
-                await pour(self._entry(name), lambda tar: take_tar(tar, gathered))
+                await pour(self._entry(name), lambda tar: collect_tar(tar, collected))
 
     async def _left(self, name: str) -> bool:
         """Return whether the attempt left something there: an unused folder keeps the time that we gave it."""
@@ -475,10 +325,10 @@ class Container:
             return False
         try:
             return await self._engine.changed_at(self.id, f"{WORK}/{name}") != UNTOUCHED
-        except Gone:
+        except NoSuchObject:
             await self._runner.same_engine(self._domain)
             return False
-        except Refusal:
+        except EngineError:
             return True  # Fetching it will show why.
 
     async def secrets(self) -> Sequence[str]:
@@ -489,30 +339,30 @@ class Container:
         """Yield one entry of the work folder as a tar stream; nothing if it does not exist."""
         if self._seen is None:
             return
-        with contextlib.suppress(Gone):
+        with contextlib.suppress(NoSuchObject):
             async with contextlib.aclosing(self._engine.get(self.id, f"{WORK}/{name}")) as tar:
                 async for chunk in tar:
                     yield chunk
 
-    async def remove(self, *, others_held_it: bool) -> None:
+    async def remove(self, *, had_other_owners: bool) -> None:
         """Remove container and volume. A late start would use the container's id, which is gone then."""
         self.close()
         if self._seen is not None:
             try:
                 await self._engine.remove(self.id)
-            except Gone:
+            except NoSuchObject:
                 pass
-            except (EngineUnreachable, Refusal) as error:
+            except (EngineUnreachable, EngineError) as error:
                 log.warning("container %s is left to the sweep: %s", self.id[:12], error)
                 return
-        await self._runner.spaces.clear(self.identity)
+        await self._runner.workspaces.clear(self.identity)
 
     def close(self) -> None:
         for task in list(self._tasks):
             task.cancel()
 
 
-def status_of(ended: Exit) -> int:
+def status_of(ended: ExitRecord) -> int:
     """Return the exit status of a supervisor that wrote this exit record."""
     if ended.cause in (ExitCause.TIMED_OUT, ExitCause.IDLE_TIMEOUT, ExitCause.STOP_AFTER):
         return ExitStatus.ENDED_LATE
@@ -522,18 +372,9 @@ def status_of(ended: Exit) -> int:
     return 128 + ended.signal if ended.signal is not None else ended.code or 0
 
 
-def to_since(at: str) -> str:
-    """Convert a time of the engine's log to the format of its `since`: seconds and nanoseconds."""
-    whole, _, rest = at.removesuffix("Z").partition(".")
-    try:
-        return f"{to_seconds(whole + 'Z'):.0f}.{rest.ljust(9, '0')}"
-    except ValueError:
-        return ""
-
-
 def boottime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def _lost(message: str) -> End:
-    return End(cause=Cause.LOST, error=Error(code="lost", message=message))
+def _lost(message: str) -> AttemptEnd:
+    return AttemptEnd(cause=Cause.LOST, error=Error(code="lost", message=message))

@@ -17,13 +17,13 @@ from holdfast.errors import Invalid
 from holdfast.limits import FILES, AttemptLimits
 from holdfast.privileges import names_root
 from holdfast.runner import supervisor
-from holdfast.runner.base import CannotStart, Identity, Limits, Order
+from holdfast.runner.base import CannotStart, ContainerLimits, Identity, StartRequest
 from holdfast.runner.docker.archive import Archive
-from holdfast.runner.docker.engine import Image
-from holdfast.runner.process import rlimits
+from holdfast.runner.docker.engine import ImageInfo
+from holdfast.runner.spec_limits import rlimits
 from holdfast.runner.users import User
-from holdfast.runner.wire import PATH, Spec, WireTask, encode_spec
-from holdfast.runner.workspace import INPUTS, SPACE, TREE, Place, Programs
+from holdfast.runner.wire import PATH, SupervisorSpec, WireTask, encode_spec
+from holdfast.runner.workspace import INPUTS, TREE, WORKSPACE, Programs, WorkspacePaths
 
 VOLUME = "/holdfast"
 PROGRAM = f"{VOLUME}/supervisor"
@@ -32,19 +32,19 @@ WORK = f"{ATTEMPT}/work"
 INSTALLATION, JOB, NUMBER, HASH = (f"holdfast.{name}" for name in ("installation", "job", "attempt", "spec"))
 SOCKET = "/tmp/service"
 NOBODY = "65532"
-WORKSPACE = "holdfast.workspace"
-LIMITS = "holdfast.limits"
+WORKSPACE_LABEL = "holdfast.workspace"
+LIMITS_LABEL = "holdfast.limits"
 UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 LOG = {"Type": "json-file", "Config": {"max-size": "8m", "max-file": "3"}}
-"""With a single file, what is written while it is rotated is lost. What was rotated away is in the volume."""
+"""With a single file, output that is written during a rotation is lost. The volume has all output."""
 UNTOUCHED = 1
-"""The time of a folder, in seconds, into which its job has put nothing."""
+"""Modification time of an output folder that the job has not written to."""
 STOP_SECONDS = 5
-"""Seconds that an engine which shuts down grants a supervisor beyond the job's own grace."""
+"""Seconds that an engine gives the supervisor at shutdown, in addition to the job's own grace."""
 
 
 class Clock(msgspec.Struct, frozen=True):
-    """A reading of the engine's wall clock, and our own CLOCK_BOOTTIME when we had it: its clock is at least there."""
+    """A reading of the engine's wall clock, and our CLOCK_BOOTTIME when it arrived, which is not earlier."""
 
     theirs: float
     ours: float
@@ -68,37 +68,39 @@ def identity_in(labels: Mapping[str, str]) -> Identity | None:
     return Identity(labels[INSTALLATION], labels[JOB], int(labels[NUMBER]))
 
 
-def hash_of(order: Order) -> str:
-    """Tell orders apart by what the caller asked for. Tokens and deadlines change with every owner, and stay out."""
-    whole = msgspec.json.encode([order.spec, order.inputs, order.timeout, order.idle_timeout], order="deterministic")
+def hash_of(request: StartRequest) -> str:
+    """Hash what the caller asked for. Tokens and deadlines are left out, because they change with every owner."""
+    whole = msgspec.json.encode(
+        [request.spec, request.inputs, request.timeout, request.idle_timeout], order="deterministic"
+    )
     return hashlib.sha256(whole).hexdigest()
 
 
 def to_bytes(size: str) -> int:
-    """Read an amount of memory such as 512m."""
+    """Parse an amount of memory such as 512m."""
     unit = UNITS.get(size[-1].lower(), 1)
     return int(size[:-1] if unit > 1 else size) * unit
 
 
-def limits_in(order: Order, limits: Limits) -> AttemptLimits:
+def limits_in(request: StartRequest, limits: ContainerLimits) -> AttemptLimits:
     """Return the limits of files; the engine enforces those of memory and processes."""
     try:
-        return limits.attempt.of(order.spec, FILES)
+        return limits.attempt.of(request.spec, FILES)
     except Invalid as error:
         raise CannotStart("contract_violation", str(error)) from error
 
 
 def limits_from(labels: Mapping[str, str]) -> AttemptLimits:
     """Return the limits that a container was created with; none if an older version created it."""
-    return decoding.decode(labels.get(LIMITS, "{}").encode(), AttemptLimits)
+    return decoding.decode(labels.get(LIMITS_LABEL, "{}").encode(), AttemptLimits)
 
 
-def user_in(order: Order) -> str:
-    return order.spec.get("user") or NOBODY
+def user_in(request: StartRequest) -> str:
+    return request.spec.get("user") or NOBODY
 
 
 def to_user(name: str, passwd: bytes | None = None) -> User | None:
-    """Read `uid` or `uid:gid`, or look a name up in an image's list of users; None if it is not there."""
+    """Parse `uid` or `uid:gid`, or look up a name in an image's list of users; None if it is not there."""
     uid, _, gid = name.partition(":")
     if uid.isdecimal() and (gid or uid).isdecimal():
         return User(int(uid), int(gid or uid))
@@ -110,33 +112,35 @@ def to_user(name: str, passwd: bytes | None = None) -> User | None:
 
 
 def root_group(group: bytes) -> Sequence[str]:
-    """The members of root's group in an image's list of groups."""
+    """Return the members of root's group in an image's list of groups."""
     lines = [line.split(":") for line in group.decode("utf-8", "replace").splitlines()]
     members = [fields[3] for fields in lines if len(fields) > 3 and names_root(fields[2])]
     return [name.strip() for names in members for name in names.split(",")]
 
 
-def config_of(order: Order, image: Image, limits: Limits, space: Path | None) -> Mapping[str, Any]:
-    """The body of the call that creates a container. `space` is where a pipeline's workspace is on the host."""
-    asked = order.spec
+def config_of(
+    request: StartRequest, image: ImageInfo, limits: ContainerLimits, workspace: Path | None
+) -> Mapping[str, Any]:
+    """Return the body of the call that creates a container. `workspace` is the path of the workspace on the host."""
+    asked = request.spec
     memory = to_bytes(asked.get("memory") or limits.memory)
-    labels = labels_of(order.identity)
-    user = to_user(user_in(order))
+    labels = labels_of(request.identity)
+    user = to_user(user_in(request))
     return {
         "Image": image.id,
-        "User": f"{user.uid}:{user.gid}" if user else user_in(order),
+        "User": f"{user.uid}:{user.gid}" if user else user_in(request),
         "Entrypoint": [PROGRAM, ATTEMPT, "--copy"],
         "Cmd": [],
         "WorkingDir": "/",
         "Labels": {
             **labels,
-            HASH: hash_of(order),
-            LIMITS: msgspec.json.encode(limits_in(order, limits)).decode(),
-            **({WORKSPACE: str(space)} if space else {}),
+            HASH: hash_of(request),
+            LIMITS_LABEL: msgspec.json.encode(limits_in(request, limits)).decode(),
+            **({WORKSPACE_LABEL: str(workspace)} if workspace else {}),
         },
         "Healthcheck": {"Test": ["NONE"]},
         "StopSignal": "SIGTERM",
-        "StopTimeout": int(order.stop_grace) + STOP_SECONDS,
+        "StopTimeout": int(request.stop_grace) + STOP_SECONDS,
         "NetworkDisabled": False,
         "HostConfig": {
             "AutoRemove": False,
@@ -153,60 +157,66 @@ def config_of(order: Order, image: Image, limits: Limits, space: Path | None) ->
             "Init": False,
             "LogConfig": LOG,
             "Mounts": [
-                # Without a name it is removed together with its container, in one call.
+                # A volume without a name is removed together with its container.
                 {"Type": "volume", "Target": VOLUME, "VolumeOptions": {"NoCopy": True, "Labels": labels}},
-                *([{"Type": "bind", "Source": str(space), "Target": f"{ATTEMPT}/{SPACE}"}] if space else []),
+                *(
+                    [{"Type": "bind", "Source": str(workspace), "Target": f"{ATTEMPT}/{WORKSPACE}"}]
+                    if workspace
+                    else []
+                ),
             ],
         },
     }
 
 
 def tmpfs_for(user: User | None) -> str:
-    """The options of /tmp: the user's own, since the mode that the image gives it stays and may be for root alone."""
+    """Return the mount options of /tmp. The user owns it, because the image's mode is kept and may exclude others."""
     owner = f",uid={user.uid},gid={user.gid}" if user else ""
     return f"rw,nosuid,nodev,exec,mode=1777{owner}"
 
 
-def spec_of(order: Order, image: Image, user: User, clock: Clock, *, limits: Limits, output_cap: int) -> Spec:
-    programs = programs_of(order, image, user)
-    return Spec(
-        token=order.token,
-        mark=order.identity.mark,
+def spec_of(
+    request: StartRequest, image: ImageInfo, user: User, clock: Clock, *, limits: ContainerLimits, output_cap: int
+) -> SupervisorSpec:
+    programs = programs_of(request, image, user)
+    return SupervisorSpec(
+        token=request.token,
+        mark=request.identity.mark,
         tasks=programs.tasks,
         service=programs.service,
-        hold=order.pipeline is not None,
-        env=environment(order, image),
+        hold=request.pipeline is not None,
+        env=environment(request, image),
         cwd=image.folder if image.folder not in ("", "/") else WORK,
-        limits=rlimits(limits_in(order, limits)),
+        limits=rlimits(limits_in(request, limits)),
         output_cap=output_cap,
-        timeout=order.timeout,
-        idle_timeout=order.idle_timeout,
-        stop_grace=order.stop_grace,
+        timeout=request.timeout,
+        idle_timeout=request.idle_timeout,
+        stop_grace=request.stop_grace,
         clock="realtime",
-        start_by=clock.at(order.start_by),
-        stop_after=None if order.stop_after is None else clock.at(order.stop_after),
+        start_by=clock.at(request.start_by),
+        stop_after=None if request.stop_after is None else clock.at(request.stop_after),
     )
 
 
-def programs_of(order: Order, image: Image, user: User) -> Programs:
-    if order.pipeline is None:
-        return Programs(tasks=(WireTask(name="main", argv=argv_of(order, image)),))
-    space = f"{ATTEMPT}/{SPACE}"
-    return order.pipeline.programs(
-        Place(tree=f"{space}/{TREE}", inputs=f"{space}/{INPUTS}", socket=SOCKET, root=user.uid == 0)
+def programs_of(request: StartRequest, image: ImageInfo, user: User) -> Programs:
+    if request.pipeline is None:
+        return Programs(tasks=(WireTask(name="main", argv=argv_of(request, image)),))
+    workspace = f"{ATTEMPT}/{WORKSPACE}"
+    return request.pipeline.programs(
+        WorkspacePaths(tree=f"{workspace}/{TREE}", inputs=f"{workspace}/{INPUTS}", socket=SOCKET, root=user.uid == 0)
     )
 
 
-def argv_of(order: Order, image: Image) -> tuple[str, ...]:
-    """As with `docker run`: the image's entrypoint, then the command, or the image's own if there is none."""
-    command: Sequence[str] = order.spec.get("command") or image.command
+def argv_of(request: StartRequest, image: ImageInfo) -> tuple[str, ...]:
+    """Return the arguments as `docker run` does: the image's entrypoint, then the job's or image's command."""
+    command: Sequence[str] = request.spec.get("command") or image.command
     argv = (*image.entrypoint, *command)
     if not argv:
-        raise CannotStart("command_missing", f"image {order.spec['image']} has no command of its own: give one")
+        raise CannotStart("command_missing", f"image {request.spec['image']} has no command of its own: give one")
     return argv
 
 
-def environment(order: Order, image: Image) -> Mapping[str, str]:
+def environment(request: StartRequest, image: ImageInfo) -> Mapping[str, str]:
     """Return the image's environment, then the job's; the job cannot override holdfast's variables."""
     own = dict(entry.split("=", 1) for entry in image.env if "=" in entry)
     return {
@@ -214,27 +224,27 @@ def environment(order: Order, image: Image) -> Mapping[str, str]:
         "LANG": "C.UTF-8",
         **own,
         "HOME": "/tmp",
-        **order.spec.get("env", {}),
-        **order.secrets,
-        "HOLDFAST_JOB_ID": order.identity.job,
-        "HOLDFAST_ATTEMPT": str(order.identity.attempt),
-        "HOLDFAST_LEASE_TOKEN": str(order.token),
+        **request.spec.get("env", {}),
+        **request.secrets,
+        "HOLDFAST_JOB_ID": request.identity.job,
+        "HOLDFAST_ATTEMPT": str(request.identity.attempt),
+        "HOLDFAST_LEASE_TOKEN": str(request.token),
         "HOLDFAST_WORK_DIR": WORK,
     }
 
 
-def files_of(order: Order, spec: Spec, user: User) -> bytes:
-    """What goes into the volume before the start. A folder inside of it, as the engine skips an archive's own `.`."""
+def files_of(request: StartRequest, spec: SupervisorSpec, user: User) -> bytes:
+    """Build the content of the volume. It is a folder inside it: the engine ignores an archive's `.`."""
     archive = Archive(user.uid, user.gid)
     archive.file("supervisor", program(), 0o755, roots=True)
     archive.folder("attempt", 0o755)
     archive.folder("attempt/cmd")
     archive.folder("attempt/work")
     archive.folder("attempt/work/output", at=UNTOUCHED)
-    archive.file("attempt/work/request.json", msgspec.json.encode(order.inputs))
-    _add_inputs(archive, order.files)
-    if order.secrets:
-        archive.file("attempt/secrets", msgspec.json.encode(sorted(order.secrets.values())))
+    archive.file("attempt/work/request.json", msgspec.json.encode(request.inputs))
+    _add_inputs(archive, request.files)
+    if request.secrets:
+        archive.file("attempt/secrets", msgspec.json.encode(sorted(request.secrets.values())))
     archive.file("attempt/spec", encode_spec(spec))
     return archive.finish()
 

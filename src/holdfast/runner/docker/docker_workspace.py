@@ -1,4 +1,4 @@
-"""The workspaces of pipelines on this host, which are mounted into their containers."""
+"""Workspaces of pipelines in containers: folders on this host that are mounted into the containers."""
 
 import asyncio
 import os
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.permissions import PASSABLE, make_folder
-from holdfast.runner.artifacts import remove_tree
 from holdfast.runner.base import CannotStart, Identity
+from holdfast.runner.tree_removal import remove_tree
 from holdfast.runner.users import User
-from holdfast.runner.workspace import SPACE, Staging, make_space
+from holdfast.runner.workspace import WORKSPACE, PipelineStaging, make_workspace
 
 REMOTE = (
     "a pipeline's workspace is a folder that is mounted into its container, so it needs a Docker engine on this host; "
@@ -32,16 +32,16 @@ class DockerWorkspaces:
         """
         if not host.startswith("unix:"):
             raise CannotStart("contract_violation", REMOTE.format(host=host))
-        space = self._of(identity) / os.urandom(4).hex() / SPACE
+        workspace = self._of(identity) / os.urandom(4).hex() / WORKSPACE
         try:
-            make_folder(space, PASSABLE)
+            make_folder(workspace, PASSABLE)
         except OSError as error:
             raise CannotStart("start_failed", f"cannot make the workspace: {error.strerror}") from error
-        return space
+        return workspace
 
-    async def fill(self, space: Path, staging: Staging, user: User) -> None:
+    async def fill(self, workspace: Path, staging: PipelineStaging, user: User) -> None:
         try:
-            await asyncio.to_thread(lambda: make_space(space.parent, staging, user.uid, user.gid, own=True))
+            await asyncio.to_thread(lambda: make_workspace(workspace.parent, staging, user.uid, user.gid, own=True))
         except PermissionError as error:
             raise CannotStart("start_failed", f"{OWNER.format(user=user.uid)}: {error.strerror}") from error
         except OSError as error:

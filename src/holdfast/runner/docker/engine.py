@@ -1,7 +1,7 @@
-"""The Docker engine's API, as far as holdfast uses it. Nothing else knows aiodocker.
+"""The calls of the Docker engine's API that holdfast uses. No other module uses aiodocker.
 
-An error answer of the engine is a `Refusal` or `Gone`; everything else is EngineUnreachable, which proves nothing about
-any container.
+An error response of the engine is an `EngineError` or `NoSuchObject`. Any other failure is EngineUnreachable, which
+says nothing about the state of a container.
 """
 
 import base64
@@ -26,31 +26,31 @@ from holdfast.runner.base import EngineUnreachable
 from holdfast.timing import EPOCH
 
 QUICK = aiohttp.ClientTimeout(total=60.0, sock_connect=5.0)
-"""Starting a container may take long on a busy machine; connecting may not."""
+"""A container may start slowly on a busy machine; a connection should not."""
 LOOK = aiohttp.ClientTimeout(total=5.0)
 PATIENT = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
 FLOWING = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=60.0)
-"""Limit for pauses in an answer of any length: a connection that falls silent is given up."""
+"""Limits the pauses in a response of any length: a silent connection is closed."""
 MULTIPLEXED = struct.Struct(">BxxxL")
 IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@-]*")
 UNCONNECTED = 900
-"""What aiodocker calls the status of an engine that could not be reached."""
+"""The status that aiodocker reports for an engine that cannot be reached."""
 
 
-class Refusal(Exception):
-    """The engine answered with an error."""
+class EngineError(Exception):
+    """The engine returned an error."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
 
 
-class Gone(Refusal):
-    """The engine does not know it."""
+class NoSuchObject(EngineError):
+    """The engine has no such container, image, volume or file."""
 
 
-class Info(msgspec.Struct, frozen=True, kw_only=True):
-    """Which engine this is, how many processors it has, and its wall clock when it answered, in seconds."""
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The identity of an engine, its number of processors, and its wall clock in seconds when it answered."""
 
     id: str
     root: str
@@ -59,7 +59,7 @@ class Info(msgspec.Struct, frozen=True, kw_only=True):
     time: float
 
 
-class Image(msgspec.Struct, frozen=True, kw_only=True):
+class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     env: Sequence[str]
     command: Sequence[str]
@@ -67,7 +67,7 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class ContainerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A container as the engine sees it. `status`: created, running, paused, restarting, removing, exited or dead."""
 
     id: str
@@ -78,7 +78,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     out_of_memory: bool
     error: str
     mounts: Mapping[str, str] = {}
-    """Where the engine's host has what is mounted, by the path in the container."""
+    """The paths of mounts on the engine's host, by their path in the container."""
 
     @property
     def runs(self) -> bool:
@@ -86,7 +86,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Engine:
-    """One engine, by its URL. Made inside the loop that uses it."""
+    """One engine. Created inside the event loop that uses it."""
 
     def __init__(self, host: str) -> None:
         self.host = host
@@ -107,9 +107,9 @@ class Engine:
         async with self._ask("GET", "_ping", timeout=LOOK, versioned_api=False) as answer:
             await answer.read()
 
-    async def info(self) -> Info:
+    async def info(self) -> EngineInfo:
         found = await self._json("GET", "info", timeout=LOOK)
-        return Info(
+        return EngineInfo(
             id=found["ID"],
             root=found["DockerRootDir"],
             host=found["Name"],
@@ -117,12 +117,12 @@ class Engine:
             time=to_seconds(found["SystemTime"]),
         )
 
-    async def image(self, name: str) -> Image:
+    async def image(self, name: str) -> ImageInfo:
         if not IMAGE.fullmatch(name) or ".." in name:
-            raise Gone(404, f"{name} cannot be an image's name")
+            raise NoSuchObject(404, f"{name} cannot be an image's name")
         found = await self._json("GET", f"images/{name}/json")
         config = found.get("Config") or {}
-        return Image(
+        return ImageInfo(
             id=found["Id"],
             env=config.get("Env") or (),
             command=config.get("Cmd") or (),
@@ -139,10 +139,10 @@ class Engine:
         async with self._ask("POST", f"containers/{container}/start") as answer:
             await answer.read()
 
-    async def inspect(self, container: str) -> Seen:
+    async def inspect(self, container: str) -> ContainerInfo:
         found = await self._json("GET", f"containers/{container}/json")
         state = found["State"]
-        return Seen(
+        return ContainerInfo(
             id=found["Id"],
             labels=found["Config"].get("Labels") or {},
             status=state["Status"],
@@ -154,12 +154,12 @@ class Engine:
         )
 
     async def wait(self, container: str) -> None:
-        """Wait until a container does not run; ends early when the engine goes away."""
+        """Wait until a container stops. Ends early if the engine disappears."""
         async with self._ask("POST", f"containers/{container}/wait", patient=True) as answer:
             await answer.read()
 
     async def remove(self, container: str) -> None:
-        """Remove a container that does not run, and the volume that is its own."""
+        """Remove a stopped container and its own volume."""
         async with self._ask("DELETE", f"containers/{container}", params={"v": "1"}) as answer:
             await answer.read()
 
@@ -170,13 +170,15 @@ class Engine:
             await answer.read()
 
     async def changed_at(self, container: str, path: str) -> float:
-        """When a file or folder was last changed: a look costs a thirtieth of fetching it."""
-        # Not by aiodocker's own call, which takes the answer to a HEAD for broken when it is a refusal.
+        """Return when a file or folder was last changed. This takes a thirtieth of the time of fetching it."""
+        # Not by aiodocker's own call, which fails on an error response to a HEAD request.
         url = self._quick._canonicalize_url(f"containers/{container}/archive")
         try:
             async with self._quick.session.head(url, params={"path": path}, timeout=QUICK) as answer:
                 if answer.status >= 400:
-                    raise (Gone if answer.status == 404 else Refusal)(answer.status, f"{path} cannot be looked at")
+                    raise (NoSuchObject if answer.status == 404 else EngineError)(
+                        answer.status, f"{path} cannot be inspected"
+                    )
                 about = json.loads(base64.b64decode(answer.headers["X-Docker-Container-Path-Stat"]))
                 return to_seconds(about["mtime"])
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError) as error:
@@ -193,7 +195,7 @@ class Engine:
     async def log(
         self, container: str, *, since: str = "", follow: bool = True, stream: str = "stdout"
     ) -> AsyncGenerator[tuple[str, bytes], None]:
-        """Yield the lines of a container's log with their times, as the engine kept them, from a time on."""
+        """Yield the lines of a container's log with their timestamps, starting at `since`."""
         params = {stream: "1", "timestamps": "1", "follow": "1" if follow else "0"} | (
             {"since": since} if since else {}
         )
@@ -219,7 +221,7 @@ class Engine:
         return [(one["Id"], one["Labels"], float(one["Created"])) for one in found]
 
     async def loose_volumes(self, label: str) -> Sequence[tuple[str, float]]:
-        """Return name and time of creation of the volumes with a label that no container has."""
+        """Return name and time of creation of the volumes with a label that no container uses."""
         filters = json.dumps({"label": [label], "dangling": ["true"]})
         found = await self._json("GET", "volumes", params={"filters": filters})
         return [(one["Name"], to_seconds(one["CreatedAt"])) for one in found.get("Volumes") or ()]
@@ -263,7 +265,7 @@ class Engine:
         except aiodocker.DockerError as error:
             if error.status >= UNCONNECTED or error.status < 400:
                 raise EngineUnreachable(f"the Docker engine at {self.host} does not answer: {error.message}") from error
-            raise (Gone if error.status == 404 else Refusal)(error.status, error.message) from error
+            raise (NoSuchObject if error.status == 404 else EngineError)(error.status, error.message) from error
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise self._unreachable(error) from error
 
@@ -275,7 +277,7 @@ class Engine:
 def _client(
     host: str, timeout: aiohttp.ClientTimeout, connected: Callable[..., Awaitable[None]] | None = None
 ) -> aiodocker.Docker:
-    """A client without a limit of connections: every container has two that last as long as it runs."""
+    """Create a client without a limit on connections: each running container uses two."""
     scheme, _, where = host.partition("://")
     connector: aiohttp.BaseConnector
     if scheme == "unix":

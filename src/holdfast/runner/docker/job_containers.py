@@ -4,8 +4,8 @@ import logging
 from collections.abc import Set
 from pathlib import Path
 
-from holdfast.runner.base import EngineUnreachable, Identity, Limits
-from holdfast.runner.docker.engine import Engine, Refusal
+from holdfast.runner.base import ContainerLimits, EngineUnreachable, Identity
+from holdfast.runner.docker.engine import Engine, EngineError
 from holdfast.runner.docker.runner import DockerRunner
 
 log = logging.getLogger(__name__)
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 class JobContainers:
     """Connects for each call: jobs are deleted rarely, and a server needs no engine otherwise."""
 
-    def __init__(self, host: str, installation: str, *, limits: Limits, log_cap: int, state: Path) -> None:
+    def __init__(self, host: str, installation: str, *, limits: ContainerLimits, log_cap: int, state: Path) -> None:
         self._host = host
         self._installation = installation
         self._limits = limits
@@ -32,11 +32,11 @@ class JobContainers:
             if runner.away is not None:
                 return None
             left = set()
-            for one in await runner.left_over():
+            for one in await runner.remaining_attempts():
                 if one.job in jobs and not await self._removed(runner, one):
                     left.add(one.job)
             return left
-        except (EngineUnreachable, Refusal) as error:
+        except (EngineUnreachable, EngineError) as error:
             log.info("containers of deleted jobs are left to the workers: %s", error)
             return None
         finally:
@@ -45,5 +45,5 @@ class JobContainers:
     async def _removed(self, runner: DockerRunner, identity: Identity) -> bool:
         try:
             return await runner.sweep(identity)
-        except Refusal:  # A worker removes it at this moment.
+        except EngineError:  # A worker removes it at this moment.
             return False

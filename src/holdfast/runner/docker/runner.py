@@ -8,23 +8,31 @@ owner has removed its container. A container that was only created ran nothing; 
 import asyncio
 import contextlib
 import logging
-import tarfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from holdfast.errors import Invalid
-from holdfast.runner.base import CannotStart, Confirm, EngineUnreachable, Identity, Limits, Order, State
+from holdfast.runner.base import (
+    AttemptState,
+    CannotStart,
+    ConfirmLease,
+    ContainerLimits,
+    EngineUnreachable,
+    Identity,
+    NoSpace,
+    StartRequest,
+)
 from holdfast.runner.docker import container_config
-from holdfast.runner.docker.archive import only_file
-from holdfast.runner.docker.container import Container, boottime
+from holdfast.runner.docker.container import ContainerHandle, boottime
 from holdfast.runner.docker.container_config import Clock
 from holdfast.runner.docker.docker_workspace import DockerWorkspaces
-from holdfast.runner.docker.engine import Engine, Gone, Image, Info, Refusal, Seen
+from holdfast.runner.docker.engine import ContainerInfo, Engine, EngineError, EngineInfo, ImageInfo, NoSuchObject
+from holdfast.runner.docker.image_users import ImageUsers
 from holdfast.runner.docker.start_slots import StartSlot, StartSlots
-from holdfast.runner.process import LEAST_OUTPUT, OUTPUT_FACTOR
-from holdfast.runner.users import User, refuse_root
+from holdfast.runner.spec_limits import LEAST_OUTPUT, OUTPUT_FACTOR
+from holdfast.runner.start_pause import StartPause, needs_space
 from holdfast.runner.wire import Command
 from holdfast.timing import jitter
 
@@ -38,8 +46,6 @@ STARTS = 2
 TRIES = 5
 """How often a container is created again that another worker removed before its start."""
 SETTLE_SECONDS = 0.5
-MOST_USERS = 1024 * 1024
-"""Maximum bytes of an image's /etc/passwd or /etc/group."""
 USUAL_ROOT = "/var/lib/docker"
 GRACE_SECONDS = 300.0
 """Containers younger than this many seconds are not swept."""
@@ -55,6 +61,8 @@ GOING_DOWN = (
     "ttrpc",
 )
 """Error texts of an engine that fails because it is shutting down, not because of the request."""
+NO_SPACE = ("no space left on device", "disk quota exceeded")
+"""Error texts of an engine whose disk is full."""
 
 
 class DockerRunner:
@@ -65,24 +73,25 @@ class DockerRunner:
         engine: Engine,
         installation: str,
         *,
-        limits: Limits,
+        limits: ContainerLimits,
         log_cap: int,
         state: Path,
         allow_root: bool = False,
     ) -> None:
         self.engine = engine
-        self.spaces = DockerWorkspaces(state / "spaces" / installation)
+        self.workspaces = DockerWorkspaces(state / "spaces" / installation)
         self.clock = Clock(0.0, 0.0)
         self._installation = installation
         self._limits = limits
-        self._allow_root = allow_root
+        self.users = ImageUsers(engine, allow_root=allow_root)
         self._output_cap = max(log_cap * OUTPUT_FACTOR, LEAST_OUTPUT)
         self._domain = ""
         self._away: str | None = f"the Docker engine at {engine.host} has not been contacted yet"
+        self._pause = StartPause()
         self._verified = ("", -1)
-        self._doubted = asyncio.Event()
+        self._failure_noted = asyncio.Event()
         self._state = state
-        self._turns = StartSlots(state / "turns", "", STARTS)
+        self._start_slots = StartSlots(state / "turns", "", STARTS)
         self._starting: dict[asyncio.Task[Any] | None, StartSlot] = {}
         self._created: dict[Identity, float] = {}
         self._over: frozenset[Identity] | None = None
@@ -91,7 +100,15 @@ class DockerRunner:
 
     @property
     def away(self) -> str | None:
-        return self._away
+        return self._away or self._pause.why
+
+    def pause(self, why: str) -> None:
+        self._pause.begin(why)
+        self._failure_noted.set()
+
+    @property
+    def paused(self) -> str | None:
+        return self._pause.why
 
     @property
     def domain(self) -> str:
@@ -102,21 +119,21 @@ class DockerRunner:
         return [self._domain] if self._away is None else []
 
     async def watch(self, changed: Callable[[], None]) -> None:
-        told = (self.domains, self.away)
+        reported = (self.domains, self.away)
         while True:
             await self.check()
-            if told != (self.domains, self.away):
-                told = (self.domains, self.away)
+            if reported != (self.domains, self.away):
+                reported = (self.domains, self.away)
                 changed()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(jitter(LOOK_SECONDS)):
-                    await self._doubted.wait()
-            self._doubted.clear()
+                    await self._failure_noted.wait()
+            self._failure_noted.clear()
             await asyncio.sleep(0.05)
 
-    def doubt(self) -> None:
+    def note_failure(self) -> None:
         """Check the engine now, because it did not answer a call."""
-        self._doubted.set()
+        self._failure_noted.set()
 
     async def check(self) -> None:
         """Check whether the engine is reachable, and whether it is the same one."""
@@ -127,7 +144,7 @@ class DockerRunner:
             self._known(await self.engine.info())
         except EngineUnreachable as error:
             self._gone(str(error))
-        except Refusal as error:
+        except EngineError as error:
             self._gone(f"the Docker engine at {self.engine.host} refuses us: {error}")
 
     def _gone(self, why: str) -> None:
@@ -135,25 +152,25 @@ class DockerRunner:
             log.warning("%s; its containers are not touched until it is back", why)
         self._away = why
 
-    def _known(self, info: Info) -> None:
+    def _known(self, info: EngineInfo) -> None:
         """Note the engine's identity and its clock, which was read now or a little earlier."""
         self.clock = Clock(info.time, boottime())
         domain = domain_of(info)
         if self._away is not None or domain != self._domain:
             log.info("the Docker engine at %s is %s on %s", self.engine.host, domain, info.host)
         self._domain, self._away = domain, None
-        if (made_for := (domain, STARTS * max(1, info.processors))) != self._turns.made_for:
-            self._turns = StartSlots(self._state / "turns", *made_for)
+        if (made_for := (domain, STARTS * max(1, info.processors))) != self._start_slots.made_for:
+            self._start_slots = StartSlots(self._state / "turns", *made_for)
 
     async def verify(self, domain: str) -> None:
         """Verify that the engine which just answered is the one of this domain; only then does "not found" count."""
         connections = self.engine.connections
         try:
             info = await self.engine.info()
-        except Refusal as error:
+        except EngineError as error:
             raise EngineUnreachable(f"the Docker engine at {self.engine.host} returned an error: {error}") from error
         if domain_of(info) != domain:
-            self.doubt()
+            self.note_failure()
             raise EngineUnreachable(f"the Docker engine at {self.engine.host} is {domain_of(info)}, not {domain}")
         self._verified = (domain, connections)
 
@@ -170,134 +187,141 @@ class DockerRunner:
     # Start and find
 
     @contextlib.asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Hold a start slot until the engine has started the container.
+    async def start_slot(self) -> AsyncIterator[None]:
+        """Take a start slot until the engine has started the container.
 
         The slot belongs to the task, not to the attempt: there may be two executions of an attempt here, when we adopt
         one that we lost a moment before.
         """
-        self._starting[asyncio.current_task()] = await self._turns.take()
+        self._starting[asyncio.current_task()] = await self._start_slots.take()
         try:
             yield
         finally:
-            self._end_turn()
+            self._release_slot()
 
-    def _end_turn(self) -> None:
-        if (turn := self._starting.pop(asyncio.current_task(), None)) is not None:
-            turn.end()
+    def _release_slot(self) -> None:
+        if (slot := self._starting.pop(asyncio.current_task(), None)) is not None:
+            slot.release()
 
-    async def start(self, order: Order, confirm: Confirm) -> Container:
+    async def start(self, request: StartRequest, confirm: ConfirmLease) -> ContainerHandle:
         try:
-            return await self._start(order, confirm)
+            return await self._start(request, confirm)
         except EngineUnreachable:
-            self.doubt()
+            self.note_failure()
             raise
         except Invalid as error:
             raise CannotStart("contract_violation", str(error)) from error
 
-    async def _start(self, order: Order, confirm: Confirm) -> Container:
-        image = await self._image(order.spec, order.domain)
-        space = None if order.pipeline is None else self.spaces.make(order.identity, self.engine.host)
+    async def _start(self, request: StartRequest, confirm: ConfirmLease) -> ContainerHandle:
+        image = await self._image(request.spec, request.domain)
+        with needs_space("cannot make the workspace"):
+            workspace = None if request.pipeline is None else self.workspaces.make(request.identity, self.engine.host)
         for _ in range(TRIES):
             try:
                 created = await self.engine.create(
-                    container_config.name_of(order.identity),
-                    container_config.config_of(order, image, self._limits, space),
+                    container_config.name_of(request.identity),
+                    container_config.config_of(request, image, self._limits, workspace),
                 )
-            except Refusal as error:
+            except EngineError as error:
                 if error.status != 409:
-                    raise await self._cannot(error, order.domain, "create its container") from error
-                found = await self._already_there(order, confirm)
+                    raise await self._cannot(error, request.domain, "create its container") from error
+                found = await self._already_there(request, confirm)
                 if found is not None:
                     return found
                 continue
-            seen = await self._fill_and_start(created, order, image, space, confirm)
+            seen = await self._fill_and_start(created, request, image, workspace, confirm)
             if seen is not None:
-                self._end_turn()
-                container = Container(self, order.identity, seen, order.domain, ours=True)
-                await container.begun()
+                self._release_slot()
+                container = ContainerHandle(self, request.identity, seen, request.domain, ours=True)
+                await container.wait_until_begun()
                 return container
         raise CannotStart("start_failed", f"its container was removed {TRIES} times before it could start")
 
     async def digest(self, spec: Mapping[str, Any], domain: str) -> str | None:
         return (await self._image(spec, domain)).id
 
-    async def _image(self, spec: Mapping[str, Any], domain: str) -> Image:
+    async def _image(self, spec: Mapping[str, Any], domain: str) -> ImageInfo:
         name = spec["image"]
         try:
             return await self.engine.image(name)
-        except Gone:
+        except NoSuchObject:
             await self.verify(domain)
             message = f"there is no image {name} on the Docker engine at {self.engine.host}: pull or build it there"
             raise CannotStart("image_missing", message) from None
-        except Refusal as error:
+        except EngineError as error:
             raise await self._cannot(error, domain, f"look at image {name}") from error
 
-    async def _already_there(self, order: Order, confirm: Confirm) -> Container | None:
+    async def _already_there(self, request: StartRequest, confirm: ConfirmLease) -> ContainerHandle | None:
         """Return the container that has this attempt's name; if it never ran, remove it and return None.
 
         Raise CannotStart if it was not made for this attempt.
         """
-        name = container_config.name_of(order.identity)
+        name = container_config.name_of(request.identity)
         try:
             seen = await self.engine.inspect(name)
-        except Gone:
+        except NoSuchObject:
             return None
-        wanted = {**container_config.labels_of(order.identity), container_config.HASH: container_config.hash_of(order)}
+        wanted = {
+            **container_config.labels_of(request.identity),
+            container_config.HASH: container_config.hash_of(request),
+        }
         if any(seen.labels.get(label) != value for label, value in wanted.items()):
             message = f"container {name} exists but was not made for this attempt: remove it, and resume the job"
             raise CannotStart("start_failed", message)
-        container = Container(self, order.identity, seen, order.domain)
-        if await container.look() != "missing":
+        container = ContainerHandle(self, request.identity, seen, request.domain)
+        if await container.read_state() != "missing":
             return container
         container.close()
         await confirm()
         # Without force: if a resumed worker starts it at this moment, the removal fails and the next round adopts it.
-        with contextlib.suppress(Refusal):
+        with contextlib.suppress(EngineError):
             await self.engine.remove(seen.id)
         return None
 
     async def _fill_and_start(
-        self, created: str, order: Order, image: Image, space: Path | None, confirm: Confirm
-    ) -> Seen | None:
+        self, created: str, request: StartRequest, image: ImageInfo, workspace: Path | None, confirm: ConfirmLease
+    ) -> ContainerInfo | None:
         """Copy the files in, check the lease, and start the container. None: another worker removed it before."""
         try:
-            user = await self._user(created, container_config.user_in(order), order.spec["image"])
+            user = await self.users.find(created, container_config.user_in(request), request.spec["image"])
             clock = await self._fresh_clock()
-            spec = container_config.spec_of(order, image, user, clock, limits=self._limits, output_cap=self._output_cap)
-            if order.pipeline is not None and space is not None:
-                await self.spaces.fill(space, order.pipeline, user)
-            files = await asyncio.to_thread(container_config.files_of, order, spec, user)
+            spec = container_config.spec_of(
+                request, image, user, clock, limits=self._limits, output_cap=self._output_cap
+            )
+            if request.pipeline is not None and workspace is not None:
+                with needs_space("cannot fill the workspace"):
+                    await self.workspaces.fill(workspace, request.pipeline, user)
+            files = await asyncio.to_thread(container_config.files_of, request, spec, user)
             await self.engine.put(created, container_config.VOLUME, files)
             # The record names its engine. Any other engine does not know the id, and the start fails.
-            await self.same_engine(order.domain)
+            await self.same_engine(request.domain)
             await confirm()
             await self.engine.start(created)
             return await self.engine.inspect(created)
-        except (CannotStart, Invalid):
+        except (CannotStart, Invalid, NoSpace):
             await self._drop(created)
             raise
-        except Gone as error:
-            return await self._unless_gone(created, order, error)
-        except Refusal as error:
-            cannot = await self._cannot(error, order.domain, "start its container", created)
+        except NoSuchObject as error:
+            return await self._unless_gone(created, request, error)
+        except EngineError as error:
+            cannot = await self._cannot(error, request.domain, "start its container", created)
             await self._drop(created)
             raise cannot from error
 
-    async def _unless_gone(self, created: str, order: Order, error: Gone) -> Seen | None:
+    async def _unless_gone(self, created: str, request: StartRequest, error: NoSuchObject) -> ContainerInfo | None:
         """Return None if the container is gone; raise if something that it names is missing, such as a network."""
         try:
             await self.engine.inspect(created)
-        except Gone:
+        except NoSuchObject:
             return None
         await self._drop(created)
-        raise await self._cannot(error, order.domain, "start its container") from error
+        raise await self._cannot(error, request.domain, "start its container") from error
 
     async def _drop(self, created: str) -> None:
-        with contextlib.suppress(Refusal):
+        with contextlib.suppress(EngineError):
             await self.engine.remove(created)
 
-    async def _cannot(self, error: Refusal, domain: str, what: str, created: str | None = None) -> CannotStart:
+    async def _cannot(self, error: EngineError, domain: str, what: str, created: str | None = None) -> Exception:
         """Return the error for a refused call. Raise EngineUnreachable if the engine is shutting down."""
         if error.status >= 500:
             await asyncio.sleep(SETTLE_SECONDS)
@@ -308,70 +332,32 @@ class DockerRunner:
                 raise EngineUnreachable(
                     f"the Docker engine at {self.engine.host} failed a start that it carried out: {error}"
                 )
-        return CannotStart("start_failed", f"the Docker engine could not {what}: {error}")
+        message = f"the Docker engine could not {what}: {error}"
+        if any(words in message.lower() for words in NO_SPACE):
+            return NoSpace(message)
+        return CannotStart("start_failed", message)
 
-    async def find(self, identity: Identity, domain: str, *, stdout: int, stderr: int) -> tuple[State, Container]:
+    async def find(
+        self, identity: Identity, domain: str, *, stdout: int, stderr: int
+    ) -> tuple[AttemptState, ContainerHandle]:
         try:
             seen = await self._seen(identity, domain)
-            container = Container(self, identity, seen, domain, stdout=stdout, stderr=stderr)
-            return await container.look(), container
+            container = ContainerHandle(self, identity, seen, domain, stdout=stdout, stderr=stderr)
+            return await container.read_state(), container
         except EngineUnreachable:
-            self.doubt()
+            self.note_failure()
             raise
-        except Refusal as error:
+        except EngineError as error:
             raise EngineUnreachable(f"the Docker engine at {self.engine.host} returned an error: {error}") from error
 
-    async def _seen(self, identity: Identity, domain: str) -> Seen | None:
+    async def _seen(self, identity: Identity, domain: str) -> ContainerInfo | None:
         """Look for an attempt's container. Return None only if the engine it ran on says that there is none."""
         try:
             seen = await self.engine.inspect(container_config.name_of(identity))
-        except Gone:
+        except NoSuchObject:
             await self.verify(domain)
             return None
         return seen if container_config.identity_in(seen.labels) == identity else None
-
-    async def user_of(self, seen: Seen | None) -> User | None:
-        """Return the numeric user of a container."""
-        if seen is None:
-            return None
-        return container_config.to_user(seen.user) or container_config.to_user(seen.user, await self._passwd(seen.id))
-
-    async def _user(self, created: str, name: str, image: str) -> User:
-        user = container_config.to_user(name) or container_config.to_user(name, await self._passwd(created))
-        if user is None:
-            raise CannotStart("command_missing", f"there is no user {name} in image {image}")
-        await self._refuse_root(created, name, user, image)
-        return user
-
-    async def _refuse_root(self, created: str, name: str, user: User, image: str) -> None:
-        """Refuse root, and root's group: a user given by name also gets the groups that the image lists."""
-        if self._allow_root:
-            return
-        refuse_root(user, f"user {name} of image {image}", allow_root=False)
-        if container_config.to_user(name) is None and name in container_config.root_group(
-            await self._file(created, "/etc/group")
-        ):
-            message = f"user {name} of image {image} is in root's group; see HOLDFAST_ALLOW_ROOT_JOBS of the worker"
-            raise CannotStart("root_refused", message)
-
-    async def _passwd(self, container: str) -> bytes:
-        return await self._file(container, "/etc/passwd")
-
-    async def _file(self, container: str, path: str) -> bytes:
-        """Read a small regular file of an image; empty if it does not exist."""
-        found = b""
-        try:
-            async with contextlib.aclosing(self.engine.get(container, path)) as tar:
-                async for chunk in only_file(tar):
-                    found += chunk
-                    if len(found) > MOST_USERS:
-                        raise CannotStart("start_failed", f"{path} of the image is too large: give the user as a uid")
-        except Gone:
-            return b""
-        except tarfile.HeaderError as error:
-            message = f"{path} of the image is not a regular file: give the user as a uid"
-            raise CannotStart("start_failed", message) from error
-        return found
 
     # Sweeping
 
@@ -387,12 +373,12 @@ class DockerRunner:
         seen = await self._seen(identity, domain)
         if seen is None:
             return True
-        if await Container(self, identity, seen, domain).look() != "missing":
+        if await ContainerHandle(self, identity, seen, domain).read_state() != "missing":
             return False
         await self._drop(seen.id)
         return await self._seen(identity, domain) is None
 
-    async def left_over(self) -> Sequence[Identity]:
+    async def remaining_attempts(self) -> Sequence[Identity]:
         found = await self.engine.containers(self._label)
         self._created = {
             one: at for _, labels, at in found if (one := container_config.identity_in(labels)) is not None
@@ -421,20 +407,20 @@ class DockerRunner:
         if seen is None:
             return True
         if seen.runs:
-            container = Container(self, identity, seen, self._domain)
-            await container.tell(Command(token=time.time_ns(), verb="stop", kind="cancel"))
+            container = ContainerHandle(self, identity, seen, self._domain)
+            await container.send(Command(token=time.time_ns(), verb="stop", kind="cancel"))
             container.close()
             return False
-        with contextlib.suppress(Gone):
+        with contextlib.suppress(NoSuchObject):
             await self.engine.remove(seen.id)
-        await self.spaces.clear(identity)
+        await self.workspaces.clear(identity)
         return True
 
-    async def sweep_halves(self, older: float) -> int:
+    async def sweep_incomplete(self, older: float) -> int:
         """Remove volumes and workspaces of this installation that belong to no container."""
-        gone = await self.spaces.sweep(await self.left_over(), older)
+        gone = await self.workspaces.sweep(await self.remaining_attempts(), older)
         async for name in self._loose(older):
-            with contextlib.suppress(Refusal):
+            with contextlib.suppress(EngineError):
                 await self.engine.remove_volume(name)
                 gone += 1
         return gone
@@ -446,6 +432,6 @@ class DockerRunner:
                 yield name
 
 
-def domain_of(info: Info) -> str:
+def domain_of(info: EngineInfo) -> str:
     """Name an engine. Engines on the same host may share their id, but not their data folder."""
     return f"docker:{info.id}" if info.root == USUAL_ROOT else f"docker:{info.id}:{info.root}"

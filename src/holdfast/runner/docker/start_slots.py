@@ -27,7 +27,7 @@ class StartSlot:
         self._fd = fd
         self._over = False
 
-    def end(self) -> None:
+    def release(self) -> None:
         if self._over:
             return
         self._over = True

@@ -1,4 +1,4 @@
-"""The supervisor: one static program, built with the package. `main.c` says what it does."""
+"""The supervisor: one static C program, built with the package. The head of `main.c` describes it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-/* What every part knows about the attempt: its folder, and why it failed. main.c defines these. */
+/* Variables that every file uses: the attempt's folder, its lock, and the text of a failure. Defined in main.c. */
 #ifndef ATTEMPT_H
 #define ATTEMPT_H
 
@@ -6,6 +6,6 @@
 
 extern int folder;              /* the attempt's folder */
 extern int lock_fd;             /* its `lock`, held while this program lives */
-extern char failure[TEXT_ROOM]; /* what `exit` says as its text */
+extern char failure[TEXT_ROOM]; /* the `text` of the exit record */
 
 #endif

@@ -36,9 +36,9 @@ HARDENING = (
     ("-static", "-fstack-protector-strong"),
     ("-static",),
 )
-"""From the most to the least: a compiler, or its C library, may not have all of it."""
+"""From the strictest to the weakest: a compiler or its C library may not support all of them."""
 WORDS = ("SpecKey", "ProgramKey", "TaskKey", "CommandKey", "Verb", "StopKind", "ServiceKind", "ClockName", "Limit")
-"""The sets of words in `protocol.py`: `SpecKey` has the word "uid", C has SPEC_KEY_UID and SPEC_KEY_COUNT."""
+"""The sets of words in `protocol.py`. From the word "uid" in `SpecKey`, C gets SPEC_KEY_UID and SPEC_KEY_COUNT."""
 
 
 class BuildFailed(Exception):
@@ -92,11 +92,11 @@ def _compile(
     flags: Sequence[str] = (*FLAGS, "-static"),
     check: Callable[[Path], str] = lambda program: "",
 ) -> str:
-    """Compile into a temporary file and rename it; the answer is what went wrong, or nothing."""
+    """Compile into a temporary file and rename it. Return what went wrong, or an empty text."""
     handle, name = tempfile.mkstemp(dir=target.parent.absolute(), prefix=".build-")
     os.close(handle)
     try:
-        # From everywhere alike: zig's cache of the C library, half a minute of work, knows it by the way from here.
+        # A fixed current folder: zig's cache of the C library, which takes half a minute to build, depends on it.
         done = subprocess.run(
             [*command, *flags, "-o", name, *map(str, sources)], capture_output=True, text=True, check=False, cwd="/"
         )
@@ -136,12 +136,12 @@ def zig_compiler() -> tuple[str, ...] | None:
 
 
 def _build_hardened(command: Sequence[str], target: Path) -> str:
-    """Build with as much hardening as the compiler has, into a program that runs; the answer is what went wrong."""
+    """Build with the strictest hardening that gives a working program. Return what went wrong, or an empty text."""
     problem = ""
     with tempfile.TemporaryDirectory() as folder:
         write_protocol(Path(folder))
         for hardening in HARDENING:
-            # Not all that links starts: a C library may have no start-up code for a static program at any address.
+            # A program that links may not start: a C library may lack the start-up code of static-pie programs.
             problem = _compile(command, SOURCES, target, (*FLAGS, *hardening, "-I", folder), check=_runs)
             if not problem:
                 break
@@ -157,7 +157,7 @@ def _runs(program: Path) -> str:
 
 
 def build(target: Path = TARGET) -> Path:
-    """Build the supervisor, and say which compilers failed and why if none can."""
+    """Build the supervisor. If no compiler can, raise BuildFailed with the errors of each."""
     problems = []
     for command in (system_compiler(), zig_compiler()):
         if command is None:

@@ -1,6 +1,6 @@
-/* Turns a forked child into its program: descriptors, limits, user, environment, exec. Runs in the child alone, but for
- * describe_report. Its view of the host is in private_view.c; the fork, and what follows in the parent, in task_process.c and
- * service.c. */
+/* Turns a forked child into its program: descriptors, limits, user, environment, exec. Everything here runs in the child,
+ * except describe_report. The private view of the host is in private_view.c. The fork, and what the parent does after it, is
+ * in task_process.c and service.c. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <grp.h>
@@ -29,7 +29,7 @@ static _Noreturn void give_up(int report, enum step step, int error) {
     _exit(ENDED_UNSTARTED);
 }
 
-/* Say in `failure` what the child could not do; false for a report that is none. */
+/* Describe in `failure` what the child could not do. Return false if the report is not valid. */
 bool describe_report(const struct report *r, const char *program) {
     if (r->step < 0 || r->step > STEP_EXEC)
         return false;
@@ -37,7 +37,7 @@ bool describe_report(const struct report *r, const char *program) {
     return true;
 }
 
-/* By the system call: the C library does not let its own two signals be touched, and passes them on ignored. */
+/* Use the system call: the C library does not allow changes to its two internal signals, and exec would inherit them ignored. */
 static void default_signals(void) {
     static const unsigned char defaults[64];
     for (int i = 1; i <= 64; i++)
@@ -87,7 +87,7 @@ static bool overridden(const char *entry, const struct strings *by) {
     return same_key(entry, "HOLDFAST_MARK=");
 }
 
-/* From nothing: the spec's entries, the task's instead of those of the same name, and the mark. */
+/* Build the environment from scratch: the entries of the spec, overridden by those of the task, and HOLDFAST_MARK. */
 static char **build_environment(const struct task *task) {
     static const struct strings none;
     char *mark = malloc(strlen(spec.mark) + sizeof "HOLDFAST_MARK=");
@@ -110,7 +110,7 @@ static const char *search_path(char **env) {
     return "/usr/local/bin:/usr/bin:/bin";
 }
 
-/* execvpe, but never a shell for a file without a format, and the same with every C library. Returns the errno. */
+/* Like execvpe, but never runs a shell for a file of unknown format, and behaves the same with every C library. Return errno. */
 static int execute(char **argv, char **env) {
     char path[PATH_MAX];
     int error = ENOENT;
@@ -137,9 +137,9 @@ static void die_with_parent(pid_t parent) {
         _exit(ENDED_UNSTARTED);
 }
 
-static void await_go(const struct child_fds *fds) {
+static void wait_for_go(const struct child_fds *fds) {
     char byte;
-    close(fds->go_writer); /* the parent's end: with it open here, its death would not be seen */
+    close(fds->go_writer); /* close the parent's end, or we would not notice its death */
     if (read(fds->go, &byte, 1) != 1)
         _exit(ENDED_UNSTARTED);
 }
@@ -150,14 +150,14 @@ _Noreturn void become_child(const struct task *task, pid_t parent, const struct 
     die_with_parent(parent);
     close(lock_fd);
     if (fds->go >= 0)
-        await_go(fds);
+        wait_for_go(fds);
     if (dup2(fds->in, 0) < 0 || dup2(fds->out, 1) < 0 || dup2(fds->err, 2) < 0)
         give_up(report, STEP_DESCRIPTORS, errno);
-    if (spec.private_view && !see_privately()) /* before the limits: one on the size of files would hold for it too */
+    if (spec.private_view && !enter_private_view()) /* before the limits: a limit on file sizes would apply here too */
         give_up(report, STEP_PRIVATE, errno);
     set_limits(report);
     drop_privileges(report);
-    die_with_parent(parent); /* a change of user has cleared it */
+    die_with_parent(parent); /* again: the change of user cleared it */
     umask((mode_t)spec.umask);
     const char *cwd = task->cwd ? task->cwd : spec.cwd ? spec.cwd : "/";
     if (chdir(cwd) < 0)

@@ -1,4 +1,4 @@
-/* The child between fork and exec. */
+/* The child between fork and exec. Implemented in child.c. */
 #ifndef CHILD_H
 #define CHILD_H
 
@@ -7,12 +7,12 @@
 
 #include "spec.h"
 
-/* What a child writes into `report` before it gives up; exec closes that pipe. */
+/* What a child writes to the pipe `report` when it cannot start its program. A successful exec closes the pipe. */
 struct report {
     int step, error;
 };
 
-/* `go` is where a task waits until it may begin, `go_writer` the parent's end of it; a service has neither. */
+/* A task reads `go` and waits there until it may begin; `go_writer` is the parent's end. A service has neither. */
 struct child_fds {
     int go, go_writer, report, in, out, err;
 };

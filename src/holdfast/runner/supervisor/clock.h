@@ -1,5 +1,5 @@
-/* Time, in whole microseconds. Deadlines are on CLOCK_BOOTTIME, which also counts while the machine sleeps; the wall clock is for
- * times that people read. Which deadlines there are is in stop.c and loop.c. */
+/* Time in whole microseconds. Deadlines use CLOCK_BOOTTIME, which also advances while the machine sleeps. The wall clock is
+ * only for times that people read. The deadlines themselves are in stop.c and loop.c. */
 #ifndef CLOCK_H
 #define CLOCK_H
 
@@ -25,8 +25,8 @@ static inline micros walltime(void) { return read_clock(CLOCK_REALTIME); }
 static inline micros later(micros from, micros by) { return by > NEVER - from ? NEVER : from + by; }
 static inline micros sooner(micros a, micros b) { return a < b ? a : b; }
 
-/* Convert a deadline of the wall clock once; later jumps of that clock change nothing. */
-static inline micros in_boottime(micros deadline, bool wall) {
+/* Convert a deadline of the wall clock to CLOCK_BOOTTIME, so that later jumps of the wall clock do not move it. */
+static inline micros to_boottime(micros deadline, bool wall) {
     if (!wall || deadline == NEVER)
         return deadline;
     return boottime() + (deadline - walltime());

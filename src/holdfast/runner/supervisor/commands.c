@@ -1,7 +1,7 @@
-/* Takes commands from `cmd`, does what they say and acknowledges them in the log. How records are written is in records.c; the names
- * of keys, verbs and kinds, which Python shares, come from protocol.py.
+/* Reads commands from the folder `cmd`, carries them out and acknowledges them in the log. The format is parsed in records.c. The
+ * names of keys, verbs and kinds come from protocol.py, which Python shares.
  *
- * Every command carries a token, and one below the highest seen is refused. */
+ * Every command carries a token. A command whose token is lower than the highest seen is refused. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -29,11 +29,11 @@
 #define MAX_COMMAND 4096u
 #define COMMANDS_PER_PASS 64
 #define TORN_COMMAND (2 * SECOND)
-#define POLL_COMMANDS (250 * MS) /* without notices */
-#define POLL_ANYWAY (1 * SECOND) /* with them: a missed notice, and a machine that slept */
+#define POLL_COMMANDS (250 * MS) /* if the kernel sends no notifications */
+#define POLL_ANYWAY (1 * SECOND) /* if it does: a notification may be missed, and the machine may sleep */
 
 uint64_t highest_token;
-micros next_look;
+micros next_poll;
 static int watched = -1;
 
 struct command {
@@ -73,24 +73,24 @@ static enum parse parse_command(char *data, size_t length, struct command *c, ch
     return parsed;
 }
 
-/* Begin with a task, and leave out those before it. A command that was given before changes nothing. */
-static const char *go_on(const struct command *c) {
+/* `go`: run this task next and skip those before it. A repeated command changes nothing. */
+static const char *command_go(const struct command *c) {
     if (c->task < 0 || (size_t)c->task >= spec.task_count)
         return "there is no such task";
-    if (c->task < held.next || (!held.on && c->task == held.next))
+    if (c->task < boundary.next || (!boundary.waiting && c->task == boundary.next))
         return NULL;
-    if (!held.on || held.go || held.end)
+    if (!boundary.waiting || boundary.go || boundary.end)
         return "not holding";
-    held.next = (unsigned)c->task;
-    held.go = true;
+    boundary.next = (unsigned)c->task;
+    boundary.go = true;
     return NULL;
 }
 
-/* End here, well, or with a text that says what failed. */
-static const char *end_here(const struct command *c) {
-    if (!held.on || held.go)
+/* `end`: end the attempt here as a success, or as a failure if there is a text. */
+static const char *command_end(const struct command *c) {
+    if (!boundary.waiting || boundary.go)
         return "not holding";
-    held.end = true;
+    boundary.end = true;
     if (c->text && !stop_state.reason) {
         snprintf(failure, sizeof failure, "%s", c->text);
         stop_state.reason = CAUSE_FAILED;
@@ -103,10 +103,11 @@ static bool plain_name(const char *name) {
     return *name && *name != '.' && !strchr(name, '/');
 }
 
-/* Put a folder of `space` in the place of the tree, which is kept as `was.NAME`: not by its name, or a repeated command would
- * bring it back. By us, who know the highest token: a worker that slept since it was the owner moves nothing. */
-static const char *place(const struct command *c) {
-    if (!held.on || held.go || held.end)
+/* `place`: replace `tree` by another folder of `space`. The old tree becomes `was.NAME`; under its own name, a repeated command
+ * would bring it back. The supervisor does this, because it knows the highest token: a worker that lost its lease while it was
+ * suspended cannot replace anything. */
+static const char *command_place(const struct command *c) {
+    if (!boundary.waiting || boundary.go || boundary.end)
         return "not holding";
     if (service.pid)
         return "the service runs";
@@ -141,7 +142,7 @@ static const char *command_service(const struct command *c) {
         return "unknown kind";
     if (!spec.service.name)
         return "there is no service";
-    if (!held.on || held.go || held.end)
+    if (!boundary.waiting || boundary.go || boundary.end)
         return "not holding";
     if (!stops)
         return start_service();
@@ -150,17 +151,17 @@ static const char *command_service(const struct command *c) {
     return NULL;
 }
 
-static const char *beat(const struct command *c) {
+static const char *command_beat(const struct command *c) {
     if (c->stop_after == NEVER)
         return "stop_after is missing";
-    micros deadline = in_boottime(c->stop_after, c->wall_clock);
+    micros deadline = to_boottime(c->stop_after, c->wall_clock);
     if (spec.stop_after == NEVER || deadline > spec.stop_after)
-        spec.stop_after = deadline; /* a beat that comes late takes nothing back */
+        spec.stop_after = deadline; /* a late beat does not shorten the deadline */
     return NULL;
 }
 
-/* `fail`: it broke a limit that its owner watches; the text says which, and `exit` repeats it. */
-static const char *stop_for(const struct command *c, micros grace) {
+/* Begin the stop sequence. Kind `fail`: the attempt broke a limit that the worker checks; the text names it and goes into `exit`. */
+static const char *stop_as_asked(const struct command *c, micros grace) {
     bool interrupts = is_kind(c, STOP_KIND_INTERRUPT), fails = is_kind(c, STOP_KIND_FAIL);
     if (c->kind && !interrupts && !fails && !is_kind(c, STOP_KIND_CANCEL))
         return "unknown kind";
@@ -173,22 +174,27 @@ static const char *stop_for(const struct command *c, micros grace) {
     return NULL;
 }
 
-static const char *hold_on(const struct command *c) {
-    (void)c; /* its token is all that counts */
+static const char *command_hold(const struct command *c) {
+    (void)c; /* it only raises the highest token */
     return NULL;
 }
 
-static const char *stop_gently(const struct command *c) { return stop_for(c, c->grace == NEVER ? spec.stop_grace : c->grace); }
-static const char *stop_at_once(const struct command *c) { return stop_for(c, 0); }
+static const char *command_stop(const struct command *c) {
+    return stop_as_asked(c, c->grace == NEVER ? spec.stop_grace : c->grace);
+}
+
+static const char *command_kill(const struct command *c) { return stop_as_asked(c, 0); }
 
 static const struct {
     const char *verb;
     const char *(*obey)(const struct command *);
-} VERBS[] = {{VERB_HOLD, hold_on}, {VERB_BEAT, beat},    {VERB_STOP, stop_gently}, {VERB_KILL, stop_at_once},
-             {VERB_GO, go_on},     {VERB_END, end_here}, {VERB_PLACE, place},      {VERB_SERVICE, command_service}};
+} VERBS[] = {
+    {VERB_HOLD, command_hold}, {VERB_BEAT, command_beat}, {VERB_STOP, command_stop},   {VERB_KILL, command_kill},
+    {VERB_GO, command_go},     {VERB_END, command_end},   {VERB_PLACE, command_place}, {VERB_SERVICE, command_service},
+};
 _Static_assert(COUNT_OF(VERBS) == VERB_COUNT, "a verb of protocol.py is missing");
 
-/* Do what a command says. The answer is why not, or NULL. */
+/* Carry out a command. Return why it was refused, or NULL. */
 static const char *obey(const struct command *c) {
     if (!c->token || !c->verb)
         return "verb or token is missing";
@@ -217,7 +223,7 @@ static void acknowledge(const char *name, const struct command *c, const char *w
     send_event();
 }
 
-/* A file that an engine is still unpacking ends too early, or is not ours yet; it gets a moment. */
+/* A file that an engine is still unpacking may be incomplete or not readable yet: try it again for a moment. */
 static bool still_being_written(const struct stat *about) {
     micros changed = (micros)about->st_ctim.tv_sec * SECOND + about->st_ctim.tv_nsec / 1000, age = walltime() - changed;
     return age > -TORN_COMMAND && age < TORN_COMMAND;
@@ -247,14 +253,14 @@ static void take_command(int commands, const char *name) {
     }
     close_fd(&fd);
     if (unlinkat(commands, name, 0) < 0 && unlinkat(commands, name, AT_REMOVEDIR) < 0)
-        return; /* obeyed again and again it would be worse than not at all */
+        return; /* a command that cannot be removed would be carried out again and again */
     const char *refused = parsed == END ? obey(&c) : why;
     acknowledge(name, &c, refused);
 }
 
 static int by_name(const void *a, const void *b) { return strcmp(a, b); }
 
-/* Commands in the order of their names. */
+/* Read the commands in the order of their names. */
 static void take_commands(void) {
     static char names[COMMANDS_PER_PASS][NAME_MAX + 1];
     size_t count = 0;
@@ -276,16 +282,16 @@ static void take_commands(void) {
     closedir(commands);
 }
 
-void look_for_commands(bool noticed) {
+void poll_commands(bool noticed) {
     micros now = boottime();
-    if (!noticed && now < next_look)
+    if (!noticed && now < next_poll)
         return;
     take_commands();
-    next_look = now + (watched >= 0 ? POLL_ANYWAY : POLL_COMMANDS);
+    next_poll = now + (watched >= 0 ? POLL_ANYWAY : POLL_COMMANDS);
 }
 
-/* Directory notification by SIGIO. inotify would do, but a user may have only 128 of it, and every attempt would take one
- * from everything else that runs as this user. */
+/* Use directory notification by SIGIO. A user may have only 128 inotify instances, and each attempt would take one away from the
+ * other programs of this user. */
 void watch_commands(void) {
     mkdirat(folder, "cmd", 0700);
     watched = openat(folder, "cmd", O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);

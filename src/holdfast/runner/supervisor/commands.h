@@ -1,4 +1,4 @@
-/* Commands of the owner. */
+/* Commands from the worker that owns the attempt. Implemented in commands.c. */
 #ifndef COMMANDS_H
 #define COMMANDS_H
 
@@ -7,10 +7,10 @@
 
 #include "clock.h"
 
-extern uint64_t highest_token; /* a command with a lower one is refused */
-extern micros next_look;       /* when `cmd` is looked at without a notice */
+extern uint64_t highest_token; /* a command with a lower token is refused */
+extern micros next_poll;       /* when `cmd` is read even without a notification */
 
 void watch_commands(void);
-void look_for_commands(bool noticed);
+void poll_commands(bool noticed);
 
 #endif

@@ -1,5 +1,5 @@
-/* Writes `exit`: JSON, fsynced, written last and only when no descendant lives. Its room on the disk is reserved before anything
- * runs, so that a full disk cannot keep the end from being recorded. */
+/* Writes the exit record `exit`: JSON, fsynced, written last and only when no descendant is alive. Disk space for it is reserved
+ * before anything runs, so that the end can be recorded on a full disk. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -22,12 +22,12 @@
 #include "tasks.h"
 #include "text.h"
 
-#define EXIT_ROOM 8192
-#define TASK_ROOM 640
-#define RECORD_FOR (30 * SECOND)
+#define EXIT_SIZE 8192
+#define TASK_SIZE 640
+#define RECORD_SECONDS (30 * SECOND)
 
 static int reserved = -1;
-static size_t exit_room = EXIT_ROOM;
+static size_t exit_room = EXIT_SIZE;
 
 static bool reserve(size_t size) {
     if (reserved < 0)
@@ -46,9 +46,9 @@ static bool reserve(size_t size) {
     return !error;
 }
 
-/* Reserve the room that `exit` needs with so many tasks. */
+/* Reserve the disk space that `exit` needs for this number of tasks. */
 bool reserve_exit(size_t tasks) {
-    exit_room = EXIT_ROOM + tasks * TASK_ROOM;
+    exit_room = EXIT_SIZE + tasks * TASK_SIZE;
     return reserve(exit_room);
 }
 
@@ -57,7 +57,7 @@ void release_exit(void) { unlinkat(folder, "exit.tmp", 0); }
 static enum cause final_cause(const struct task *last) {
     if (stop_state.reason)
         return stop_state.reason;
-    if (held.end)
+    if (boundary.end)
         return CAUSE_EXIT;
     if (!last || last->cause == CAUSE_NONE)
         return CAUSE_START_FAILED;
@@ -65,7 +65,7 @@ static enum cause final_cause(const struct task *last) {
 }
 
 static void put_end(struct text *t, const struct task *task) {
-    if (!task && held.end && !stop_state.reason)
+    if (!task && boundary.end && !stop_state.reason)
         put(t, ",\"code\":0");
     if (task && task->ended && task->code >= 0)
         put(t, ",\"code\":%d", task->code);
@@ -132,7 +132,7 @@ static bool record_end(const struct text *t) {
         return false;
     if (pwrite(reserved, t->data, t->used, 0) != (ssize_t)t->used || ftruncate(reserved, (off_t)t->used) < 0)
         return false;
-    fsync(reserved); /* a disk that cannot sync may still keep it */
+    fsync(reserved); /* if the sync fails, the file may still be kept */
     if (renameat(folder, "exit.tmp", folder, "exit") < 0)
         return false;
     fsync(folder);
@@ -150,9 +150,9 @@ static int exit_status(const struct task *last) {
     return last->signal ? 128 + last->signal : last->code;
 }
 
-/* Write `exit`, with patience for a disk that comes back. */
-static bool record_with_patience(const struct text *t) {
-    micros until = boottime() + RECORD_FOR;
+/* Write `exit`, retrying for a while: a failing disk may recover. */
+static bool record_with_retries(const struct text *t) {
+    micros until = boottime() + RECORD_SECONDS;
     while (!record_end(t)) {
         int error = errno;
         if (boottime() >= until || error == ENOENT || error == EROFS) {
@@ -169,12 +169,12 @@ int end_attempt(void) {
     const struct task *last = last_task();
     struct text t = {.data = malloc(exit_room), .size = exit_room};
     if (spec.sole_user && geteuid() == 0)
-        kill_user((uid_t)spec.uid); /* no descendant is left; should anything else be, it must not outlive the attempt */
+        kill_user((uid_t)spec.uid); /* no descendant is left; nothing else of this user may outlive the attempt */
     finish_copy();
     if (!t.data)
         return LEFT_BROKEN;
     describe_end(&t, last);
-    bool recorded = record_with_patience(&t);
+    bool recorded = record_with_retries(&t);
     if (recorded)
         copy_end(&t);
     free(t.data);

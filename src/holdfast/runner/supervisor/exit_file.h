@@ -1,4 +1,4 @@
-/* The `exit` file: how the attempt ended. */
+/* The exit record `exit`: how the attempt ended. Implemented in exit_file.c. */
 #ifndef EXIT_FILE_H
 #define EXIT_FILE_H
 

@@ -1,4 +1,4 @@
-/* Whole reads and writes of descriptors and small files. The attempt's own files are written in log.c, tasks.c (`started`) and
+/* Complete reads and writes of descriptors and small files. The files of the attempt are written in log.c, tasks.c (`started`) and
  * exit_file.c. */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -6,6 +6,9 @@
 #include <unistd.h>
 
 #include "files.h"
+
+/* Return whether a write failed because the disk or the user's quota is full. */
+bool is_full(int error) { return error == ENOSPC || error == EDQUOT; }
 
 bool write_all(int fd, const void *data, size_t length) {
     for (const char *at = data; length;) {
@@ -20,7 +23,7 @@ bool write_all(int fd, const void *data, size_t length) {
     return true;
 }
 
-/* Read up to `size` bytes of a small file; the answer is its length, or -1. */
+/* Read up to `size` bytes of a small file. Return the number of bytes, or -1. */
 ssize_t read_fd(int fd, char *data, size_t size) {
     size_t used = 0;
     while (used < size) {

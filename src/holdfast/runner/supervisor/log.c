@@ -1,10 +1,10 @@
-/* Writes `log`: frames of stdout, stderr and events, and with --copy each of them also to our stdout as a line of base64, since an
- * engine's log may not keep bytes that are not UTF-8. Where output comes from is in output.c.
+/* Writes `log`: frames of stdout, stderr and events. With --copy each frame is also written to our stdout as a line of base64,
+ * because an engine's log may not keep bytes that are not UTF-8. The output is read in output.c.
  *
  * A frame is a header of 32 bytes and then the bytes, little endian, in one write:
  *   "HFF1", u8 stream (1 stdout, 2 stderr, 3 events), u8 0, u16 task, u32 length,
  *   u32 CRC-32 of the other header bytes, u64 offset within the stream, u64 wall clock in µs
- * The offset counts every byte of the child, also those that are not kept. */
+ * The offset counts every byte that the child wrote, including those that were not kept. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -19,7 +19,7 @@
 #include "clock.h"
 #include "log.h"
 
-#define COPY_CHUNK 8192 /* one line of base64 stays below the 16 KiB at which engines cut lines */
+#define COPY_CHUNK 8192 /* so that a line of base64 stays below 16 KiB, at which engines split lines */
 #define COPY_ROOM 65536
 #define EVENT_ROOM 7168
 
@@ -33,7 +33,7 @@ static struct {
 } log_ = {.fd = -1};
 
 static struct {
-    char *data; /* lines that stdout has not taken yet */
+    char *data; /* lines that are not written to stdout yet */
     size_t size, used;
     uint64_t lost;
 } copying;
@@ -41,10 +41,13 @@ static struct {
 static unsigned char event_data[HEADER + EVENT_ROOM];
 static struct text event_text = {.data = (char *)event_data + HEADER, .size = EVENT_ROOM};
 
+/* On failure, errno says why. */
 bool open_log(void) {
     log_.fd = openat(folder, "log", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+    int error = errno;
     if (log_.fd < 0)
-        snprintf(failure, sizeof failure, "cannot open the log: %s", strerror(errno));
+        snprintf(failure, sizeof failure, "cannot open the log: %s", strerror(error));
+    errno = error;
     return log_.fd >= 0;
 }
 
@@ -99,10 +102,10 @@ void flush_copy(void) {
     }
 }
 
-/* Room for one more full frame and a few events; else the child has to wait, as it would without us. */
+/* Return whether the buffer has room for one more full frame and a few events. If not, we do not read, and the child has to wait. */
 bool copy_has_room(void) { return !log_.copy || copying.used < copying.size / 2; }
 
-bool copy_waits(void) { return copying.used > 0; }
+bool copy_pending(void) { return copying.used > 0; }
 
 static void copy_frame(const unsigned char *data, size_t length) {
     static const char DIGITS[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
@@ -130,7 +133,7 @@ static void copy_frame(const unsigned char *data, size_t length) {
 }
 
 void finish_copy(void) {
-    micros until = boottime() + FLUSH_COPY;
+    micros until = boottime() + FLUSH_SECONDS;
     while (copying.used && boottime() < until) {
         struct pollfd out = {.fd = STDOUT_FILENO, .events = POLLOUT};
         poll(&out, 1, 100);
@@ -139,7 +142,7 @@ void finish_copy(void) {
     copying.lost += copying.used;
 }
 
-/* Write one frame. `room` has HEADER free bytes before the payload. What the disk does not take is counted as lost. */
+/* Write one frame. `room` has HEADER free bytes before the payload. Bytes that cannot be written are counted as lost. */
 static void write_frame(unsigned char *room, int stream, size_t length) {
     size_t whole = HEADER + length;
     fill_header(room, stream, log_.offsets[stream], length);
@@ -173,7 +176,7 @@ void send_event(void) {
     write_frame(event_data, EVENT, event_text.used);
 }
 
-/* Write output up to the cap, 0 for none; what is past it is counted. `room` is as for write_frame. */
+/* Write output up to the cap (0: no cap), and count the bytes above it. `room` is as in write_frame. */
 void keep_output(unsigned char *room, int stream, size_t length, uint64_t cap) {
     uint64_t kept = log_.offsets[OUT] + log_.offsets[ERR] - log_.dropped[OUT] - log_.dropped[ERR];
     uint64_t left = cap ? (kept < cap ? cap - kept : 0) : UINT64_MAX;
@@ -191,8 +194,8 @@ void keep_output(unsigned char *room, int stream, size_t length, uint64_t cap) {
     }
 }
 
-/* The last line of the copy is `exit` itself, once it is written: a reader of an engine's log need not fetch the file. It is
- * not in `log`, and left out where it does not fit or where nothing reads the copy. */
+/* Write the exit record as the last line of the copy, so that a reader of the engine's log need not fetch the file. It is not in
+ * `log`. It is left out if it does not fit, or if nothing reads the copy. */
 void copy_end(const struct text *end) {
     if (!log_.copy || copying.lost || end->used + 128 > EVENT_ROOM)
         return;

@@ -1,4 +1,4 @@
-/* The `log`: frames of output and events. */
+/* The file `log`: frames of output and events. Implemented in log.c. */
 #ifndef LOG_H
 #define LOG_H
 
@@ -13,7 +13,7 @@ enum { OUT = 1, ERR = 2, EVENT = 3 };
 
 #define HEADER 32
 #define CHUNK 65536             /* the largest payload of output */
-#define FLUSH_COPY (5 * SECOND) /* how long a reader of the copy is waited for */
+#define FLUSH_SECONDS (5 * SECOND) /* how long we wait for a reader of the copy */
 
 bool open_log(void);
 void number_frames(unsigned task);
@@ -25,7 +25,7 @@ void send_event(void);
 
 void start_copy(void);
 bool copy_has_room(void);
-bool copy_waits(void);
+bool copy_pending(void);
 void flush_copy(void);
 void finish_copy(void);
 void copy_end(const struct text *end);

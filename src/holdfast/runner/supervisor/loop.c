@@ -1,4 +1,4 @@
-/* Waits for whatever comes next: a signal, output, a command or a deadline. What is done about it is in tasks.c. */
+/* Waits for the next signal, output, command or deadline. What follows is in tasks.c. */
 #define _GNU_SOURCE
 #include <poll.h>
 #include <signal.h>
@@ -22,7 +22,7 @@ void prepare_signals(void) {
     static const int OWN_FAULTS[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP};
     sigset_t blocked, awaited;
     struct sigaction action = {.sa_handler = SIG_DFL};
-    sigaction(SIGCHLD, &action, NULL); /* ignored by the worker, it would reap our children */
+    sigaction(SIGCHLD, &action, NULL); /* if we inherited it as ignored, the kernel would reap our children */
     sigfillset(&blocked);
     for (size_t i = 0; i < COUNT_OF(OWN_FAULTS); i++)
         sigdelset(&blocked, OWN_FAULTS[i]);
@@ -37,22 +37,22 @@ void prepare_signals(void) {
 
 static micros next_deadline(void) {
     enum cause ignored;
-    micros at = next_look;
-    if ((running.main || held.on) && !stop_state.stopping)
+    micros at = next_poll;
+    if ((running.main || boundary.waiting) && !stop_state.stopping)
         at = sooner(at, limit_of(&ignored));
     if (stop_state.stopping && !stop_state.killing)
         at = sooner(at, stop_state.kill_at);
-    if (!running.main && !held.on && !stop_state.stopping && !stop_state.killing)
+    if (!running.main && !boundary.waiting && !stop_state.stopping && !stop_state.killing)
         at = sooner(at, running.drain_until);
     if (stop_state.killing && running.children_left)
         at = sooner(at, stop_state.next);
     for (int stream = OUT; stream <= ERR; stream++)
-        if (!rested(stream))
-            at = sooner(at, running.rest_until[stream]);
+        if (!may_read(stream))
+            at = sooner(at, running.read_after[stream]);
     return at;
 }
 
-/* The answer is whether the folder of commands has changed. */
+/* Return whether the folder of commands has changed. */
 static bool read_signals(void) {
     struct signalfd_siginfo info;
     bool noticed = false;
@@ -64,14 +64,14 @@ static bool read_signals(void) {
     return noticed;
 }
 
-/* Sleep until something happens or is due; the answer is whether a command may have come. */
-bool wait_for_news(void) {
+/* Sleep until something happens or a deadline passes. Return whether there may be a new command. */
+bool wait_for_activity(void) {
     bool reading = copy_has_room();
     struct pollfd polled[] = {{.fd = signals, .events = POLLIN},
                               {.fd = running.report, .events = POLLIN},
-                              {.fd = reading && rested(OUT) ? running.out : -1, .events = POLLIN},
-                              {.fd = reading && rested(ERR) ? running.err : -1, .events = POLLIN},
-                              {.fd = copy_waits() ? STDOUT_FILENO : -1, .events = POLLOUT}};
+                              {.fd = reading && may_read(OUT) ? running.out : -1, .events = POLLIN},
+                              {.fd = reading && may_read(ERR) ? running.err : -1, .events = POLLIN},
+                              {.fd = copy_pending() ? STDOUT_FILENO : -1, .events = POLLOUT}};
     micros now = boottime(), due = next_deadline();
     micros wait = due <= now ? 0 : sooner((due - now + 999) / 1000, 1000);
     poll(polled, COUNT_OF(polled), (int)wait);

@@ -1,10 +1,10 @@
-/* The wait for whatever comes next: a signal, output, a command or a deadline. */
+/* Waiting for the next signal, output, command or deadline. Implemented in loop.c. */
 #ifndef LOOP_H
 #define LOOP_H
 
 #include <stdbool.h>
 
 void prepare_signals(void);
-bool wait_for_news(void);
+bool wait_for_activity(void);
 
 #endif

@@ -1,21 +1,21 @@
 /* holdfast-supervisor FOLDER [--copy] | --kill-user UID | --probe-private
  *
- * Runs the process of one attempt, so that a worker may die at any instant and another one adopts what runs. It needs no
- * worker to keep the limits of time, to keep the output and to record the end. One per attempt; on the host it leads a
- * session of its own, in a container it is PID 1. docs/supervisor.md is the long form of what follows.
+ * Runs the processes of one attempt, so that a worker may die at any time and another worker can adopt the attempt. It enforces
+ * the time limits, keeps the output and records the end, all without a worker. There is one supervisor per attempt. On the host
+ * it leads its own session; in a container it is PID 1. docs/supervisor.md describes everything in detail.
  *
- *   lock       held exclusively (flock) for as long as this program lives; others probe with a shared lock
- *   spec       in:  what to run; records of "key length\nbytes\n" after "holdfast-spec 1\n", closed by "end 0\n\n"
- *   stdin      in:  optional; else the child reads /dev/null
- *   cmd/NAME   in:  commands, the same records after "holdfast-command 1\n"; removed, and acknowledged in the log
- *   started    out: JSON, there before the child's program runs; a folder that has one is never started again
- *   log        out: frames of output and events; log.c has their format
- *   space/     in and out: the folder `tree` that the tasks of a held spec work in, and what is to take its place
- *   tmp/       out: what the child of a private spec has as /tmp
- *   service    out: what a service says
- *   exit       out: JSON, fsynced, written last and only when no descendant lives
+ *   lock       locked exclusively (flock) while this program lives; others test it with a shared lock
+ *   spec       in:  what to run: records of "key length\nbytes\n" after "holdfast-spec 1\n", ended by "end 0\n\n"
+ *   stdin      in:  optional; without it the child reads /dev/null
+ *   cmd/NAME   in:  commands: the same records after "holdfast-command 1\n"; each is removed, and acknowledged in the log
+ *   started    out: JSON, written before the child's program runs; an attempt with this file is never started again
+ *   log        out: frames of output and events; their format is in log.c
+ *   space/     in and out: the folder `tree`, in which the tasks of a pipeline work, and folders that are to replace it
+ *   tmp/       out: the /tmp of a child with a private view
+ *   service    out: the output of the service
+ *   exit       out: JSON, fsynced, written last and only when no descendant is alive
  *
- * Here: the command line, the lock, and the order of an attempt. Each other file says at its top what lives there. */
+ * This file has the command line, the lock, and the main steps of an attempt. The head of every other file says what it has. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -32,6 +32,7 @@
 #include "attempt.h"
 #include "commands.h"
 #include "exit_file.h"
+#include "files.h"
 #include "log.h"
 #include "loop.h"
 #include "private_view.h"
@@ -47,8 +48,8 @@
 #define SYS_close_range 436
 #endif
 
-#define LOCK_TRIES 10000 /* of a millisecond */
-#define HELD_TRIES 200
+#define LOCK_TRIES 10000 /* one per millisecond */
+#define TAKEN_TRIES 200
 
 int folder = -1, lock_fd = -1;
 char failure[TEXT_ROOM];
@@ -62,7 +63,7 @@ static void open_standard_descriptors(void) {
         close(fd);
 }
 
-/* What the worker had open is not ours to keep open, nor the child's. */
+/* Close the descriptors of the worker, so that neither we nor the child keep them open. */
 static void close_inherited(void) {
     if (syscall(SYS_close_range, 3u, ~0u, 0u) == 0)
         return;
@@ -76,13 +77,13 @@ static void close_inherited(void) {
     closedir(open_fds);
 }
 
-/* A probe holds a shared lock for an instant. So does, exclusively, the child of a supervisor that was killed between fork
- * and exec: it dies at once, but not sooner than we may come. */
+/* Retry, because others may hold the lock for a moment: a worker that tests it (shared), or the child of a supervisor that was
+ * killed between fork and exec (exclusively, until it dies too). */
 static bool take_lock(void) {
     lock_fd = openat(folder, "lock", O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (lock_fd < 0)
         return false;
-    for (int tries = 0, taken = 0; tries < LOCK_TRIES && taken < HELD_TRIES; tries++) {
+    for (int tries = 0, taken = 0; tries < LOCK_TRIES && taken < TAKEN_TRIES; tries++) {
         if (flock(lock_fd, LOCK_EX | LOCK_NB) == 0)
             return true;
         if (flock(lock_fd, LOCK_SH | LOCK_NB) < 0)
@@ -93,9 +94,18 @@ static bool take_lock(void) {
     return false;
 }
 
-static int leave(int status, const char *what) {
+static int exit_with(int status, const char *what) {
     fprintf(stderr, "holdfast-supervisor: %s\n", what);
     return status;
+}
+
+/* Return the exit status for a file that could not be created, by errno. */
+static int broken_or_full(void) { return is_full(errno) ? LEFT_FULL : LEFT_BROKEN; }
+
+static int exit_unreserved(void) {
+    int status = broken_or_full();
+    release_exit();
+    return exit_with(status, "no room for `exit`");
 }
 
 static bool exists(const char *name) {
@@ -105,57 +115,59 @@ static bool exists(const char *name) {
 
 static int supervise(void) {
     if (!take_lock())
-        return lock_fd < 0 ? leave(LEFT_BROKEN, "cannot open `lock`") : leave(LEFT_HELD, "another supervisor holds this folder");
+        return lock_fd < 0 ? exit_with(broken_or_full(), "cannot open `lock`") : exit_with(LEFT_HELD, "another supervisor holds this folder");
     if (exists("started") || exists("exit"))
-        return leave(LEFT_STARTED, "this attempt was started before");
+        return exit_with(LEFT_STARTED, "this attempt was started before");
     if (!reserve_exit(0))
-        return leave(LEFT_BROKEN, "no room for `exit`");
+        return exit_unreserved();
     if (!read_spec())
         return end_attempt();
     if (!reserve_exit(spec.task_count)) {
+        if (is_full(errno))
+            return exit_unreserved();
         snprintf(failure, sizeof failure, "no room for `exit`: %s", strerror(errno));
         return end_attempt();
     }
     highest_token = spec.token;
-    note_oom_kills();
+    count_oom_kills();
     watch_commands();
-    if (!run_tasks()) {
-        release_exit();
-        return leave(LEFT_LATE, "too late to start");
-    }
-    return end_attempt();
+    int left = run_tasks();
+    if (!left)
+        return end_attempt();
+    release_exit();
+    return exit_with(left, left == LEFT_LATE ? "too late to start" : failure);
 }
 
-static int kill_user_called(const char *name) {
+static int kill_user_command(const char *name) {
     uint64_t uid;
     if (!parse_number(name, UINT32_MAX - 1, &uid) || !uid)
-        return leave(LEFT_USAGE, "--kill-user needs a uid, and not root's");
-    return kill_user((uid_t)uid) ? 0 : leave(1, "cannot become that user");
+        return exit_with(LEFT_USAGE, "--kill-user needs a uid, and not root's");
+    return kill_user((uid_t)uid) ? 0 : exit_with(1, "cannot become that user");
 }
 
 int main(int argc, char **argv) {
     bool copy = argc == 3 && strcmp(argv[2], "--copy") == 0;
     if (argc == 3 && strcmp(argv[1], "--kill-user") == 0)
-        return kill_user_called(argv[2]);
+        return kill_user_command(argv[2]);
     if (argc == 2 && strcmp(argv[1], "--probe-private") == 0)
-        return probe_privacy();
+        return probe_private_view();
     if (argc == 2 && strcmp(argv[1], "--version") == 0) {
         puts("holdfast-supervisor " VERSION_TEXT);
         return 0;
     }
     if (argc < 2 || argc > 3 || (argc == 3 && !copy) || argv[1][0] == '-')
-        return leave(LEFT_USAGE, "usage: holdfast-supervisor FOLDER [--copy]");
+        return exit_with(LEFT_USAGE, "usage: holdfast-supervisor FOLDER [--copy]");
     open_standard_descriptors();
     close_inherited();
     prepare_signals();
     umask(077);
-    setsid(); /* fails where we lead one already */
+    setsid(); /* fails if we lead a session already */
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
     folder = open(argv[1], O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (folder < 0)
-        return leave(LEFT_BROKEN, "cannot open the folder");
-    if (chdir("/") < 0) /* a folder of the worker's is not to be kept busy */
-        return leave(LEFT_BROKEN, "cannot enter /");
+        return exit_with(LEFT_BROKEN, "cannot open the folder");
+    if (chdir("/") < 0) /* do not keep the worker's folder busy */
+        return exit_with(LEFT_BROKEN, "cannot enter /");
     if (copy)
         start_copy();
     return supervise();

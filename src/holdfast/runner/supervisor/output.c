@@ -1,4 +1,4 @@
-/* Reads the output of the task that runs from its pipes. How it is kept is in log.c. */
+/* Reads the output of the running task from its pipes. It is written in log.c. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <unistd.h>
@@ -10,11 +10,11 @@
 #include "spec.h"
 #include "task_process.h"
 
-#define FULL_PIPE 256   /* chunks that a pipe can hold at most */
-#define REST (2 * MS)   /* after a short read: a child that writes byte by byte would cost a frame for each */
+#define FULL_PIPE 256 /* maximum number of chunks in a pipe */
+#define READ_PAUSE (2 * MS) /* after a short read: a child that writes byte by byte would otherwise cause a frame per byte */
 #define SHORT_READ 4096
 
-/* Read one chunk; the answer is whether there may be more. */
+/* Read one chunk. Return whether there may be more. */
 static bool read_output(int *fd, int stream) {
     static unsigned char room[HEADER + CHUNK];
     if (*fd < 0)
@@ -27,25 +27,25 @@ static bool read_output(int *fd, int stream) {
         return false;
     }
     running.last_output = boottime();
-    running.rest_until[stream] = n < SHORT_READ ? running.last_output + REST : 0;
+    running.read_after[stream] = n < SHORT_READ ? running.last_output + READ_PAUSE : 0;
     keep_output(room, stream, (size_t)n, spec.cap);
     return true;
 }
 
-bool rested(int stream) { return boottime() >= running.rest_until[stream]; }
+bool may_read(int stream) { return boottime() >= running.read_after[stream]; }
 
 void read_outputs(void) {
     if (!copy_has_room()) {
-        running.last_output = boottime(); /* it cannot write because we do not read: not idle */
+        running.last_output = boottime(); /* it is not idle: it cannot write, because we do not read */
         return;
     }
-    if (rested(OUT))
+    if (may_read(OUT))
         read_output(&running.out, OUT);
-    if (rested(ERR))
+    if (may_read(ERR))
         read_output(&running.err, ERR);
 }
 
-/* Read what is in the pipes; false if the copy has no room for all of it yet. */
+/* Read what is in the pipes. Return false if the copy has no room for all of it yet. */
 bool drain_outputs(void) {
     for (int i = 0; i < FULL_PIPE && copy_has_room() && read_output(&running.out, OUT); i++)
         ;

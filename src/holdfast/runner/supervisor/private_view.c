@@ -1,4 +1,4 @@
-/* What the child of a private spec sees of the host: /tmp, shared memory, queues and /proc of its own, and a line for its user in
+/* Gives a child a private view of the host: its own /tmp, shared memory, message queues and /proc, and an entry for its user in
  * /etc/passwd. Called in the child, as root, before it changes its user (child.c). */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -17,15 +17,15 @@
 #include "private_view.h"
 #include "spec.h"
 
-/* Where everybody may write. What a job leaves there would outlive it, as files of a user id that a later attempt gets. */
-static const char *const OPEN_PLACES[] = {"/tmp", "/var/tmp", "/run/lock"};
+/* Folders that every user can write to. Files left there would outlive the attempt and belong to a uid that a later attempt gets. */
+static const char *const SHARED_FOLDERS[] = {"/tmp", "/var/tmp", "/run/lock"};
 #define PASSWD_ROOM (1u << 20)
-/* Shared memory is no process's own, so no limit of a process counts it; without a size each job could take half of the host's. */
-#define SCRATCH_ROOM "mode=1777,size=256m,nr_inodes=65536"
+/* No limit of a process counts shared memory; without a size, each job could use half of the host's memory. */
+#define SCRATCH_OPTIONS "mode=1777,size=256m,nr_inodes=65536"
 
 static bool ignore_missing(int result) { return result == 0 || errno == ENOENT; }
 
-/* Cover a file below /etc with a copy that has one more line; the copy is on the child's own tmpfs and has no other name. */
+/* Mount a copy with one more line over a file in /etc. The copy is on the child's own tmpfs, and its name there is removed. */
 static bool add_line(const char *path, const char *scratch, const char *line) {
     static char data[PASSWD_ROOM];
     char copy[64];
@@ -49,8 +49,8 @@ static bool add_line(const char *path, const char *scratch, const char *line) {
     return done;
 }
 
-/* Programs look their user up, and initdb fails where there is none. */
-static bool name_user(const char *scratch) {
+/* Programs look up their own user, and initdb fails without an entry. */
+static bool add_user_entries(const char *scratch) {
     char line[PATH_MAX + 128];
     snprintf(line, sizeof line, "holdfast-%" PRId64 ":x:%" PRId64 ":%" PRId64 "::%s:/bin/sh\n", spec.uid, spec.uid, spec.gid,
              spec.cwd ? spec.cwd : "/");
@@ -60,8 +60,8 @@ static bool name_user(const char *scratch) {
     return add_line("/etc/group", scratch, line);
 }
 
-/* Open a folder of the one above it, which is made if it is not there; that one is closed. The child may have put a link there. */
-static int step_down(int above, const char *name) {
+/* Open a folder inside `above`, creating it if needed, and close `above`. Links are refused: the child may have made one. */
+static int open_or_make_folder(int above, const char *name) {
     int fd = -1;
     if (mkdirat(above, name, 0711) == 0 || errno == EEXIST)
         fd = openat(above, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
@@ -71,16 +71,16 @@ static int step_down(int above, const char *name) {
     return fd;
 }
 
-/* Where a private folder covers the attempt's own folder, make its path again and put the folder there. */
-static bool uncover(int there, const char *path, const char *place) {
+/* If the attempt's folder is below a covered folder, create its path there and mount it again. */
+static bool expose_attempt_folder(int there, const char *path, const char *covered) {
     char names[PATH_MAX], source[40], target[40];
-    size_t skip = strlen(place);
-    if (strncmp(path, place, skip) != 0 || path[skip] != '/')
+    size_t skip = strlen(covered);
+    if (strncmp(path, covered, skip) != 0 || path[skip] != '/')
         return true;
     snprintf(names, sizeof names, "%s", path + skip + 1);
-    int at = open(place, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int at = open(covered, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     for (char *save = NULL, *name = strtok_r(names, "/", &save); name && at >= 0; name = strtok_r(NULL, "/", &save))
-        at = step_down(at, name);
+        at = open_or_make_folder(at, name);
     if (at < 0)
         return false;
     snprintf(source, sizeof source, "/proc/self/fd/%d", there);
@@ -88,40 +88,40 @@ static bool uncover(int there, const char *path, const char *place) {
     return mount(source, target, NULL, MS_BIND, NULL) == 0;
 }
 
-/* The attempt's own folder `tmp` takes the place of each folder where everybody may write. */
-static bool cover_open_places(void) {
+/* Mount the attempt's own folder `tmp` over each folder that every user can write to. */
+static bool cover_shared_folders(void) {
     char source[40], path[PATH_MAX];
     snprintf(source, sizeof source, "/proc/self/fd/%d", folder);
     ssize_t length = readlink(source, path, sizeof path - 1);
     if (length < 0)
         return false;
     path[length] = 0;
-    /* Once more, by its name: the descriptor that we have belongs to the host's mounts. */
+    /* Open it again by name: the descriptor that we have belongs to the mounts of the host. */
     int there = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
     int tmp = openat(there, "tmp", O_PATH | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
     if (there < 0 || tmp < 0)
         return false;
     snprintf(source, sizeof source, "/proc/self/fd/%d", tmp);
-    for (size_t i = 0; i < COUNT_OF(OPEN_PLACES); i++)
-        if (!ignore_missing(mount(source, OPEN_PLACES[i], NULL, MS_BIND, NULL)) || !uncover(there, path, OPEN_PLACES[i]))
+    for (size_t i = 0; i < COUNT_OF(SHARED_FOLDERS); i++)
+        if (!ignore_missing(mount(source, SHARED_FOLDERS[i], NULL, MS_BIND, NULL)) || !expose_attempt_folder(there, path, SHARED_FOLDERS[i]))
             return false;
     close(there);
     close(tmp);
     return true;
 }
 
-static bool make_tmp(void) {
+bool make_private_tmp(void) {
     return (mkdirat(folder, "tmp", 0700) == 0 || errno == EEXIST) &&
            fchownat(folder, "tmp", (uid_t)spec.uid, (gid_t)spec.gid, AT_SYMLINK_NOFOLLOW) == 0;
 }
 
-/* Mounts, System V objects and message queues of its own: what the child leaves there is gone with it, and it sees no other job's.
- * The new /proc shows it no processes but its own; where the kernel cannot do that, the old one stays. */
-bool see_privately(void) {
+/* Create mount and IPC namespaces: what the child leaves there disappears with it, and it sees nothing of other jobs. The new
+ * /proc shows only its own processes; if the kernel does not support that, the old one stays. */
+bool enter_private_view(void) {
     const char *scratch = access("/dev/shm", F_OK) == 0 ? "/dev/shm" : "/tmp";
-    if (!make_tmp() || unshare(CLONE_NEWNS | CLONE_NEWIPC) < 0 || mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) < 0)
+    if (!make_private_tmp() || unshare(CLONE_NEWNS | CLONE_NEWIPC) < 0 || mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) < 0)
         return false;
-    if (mount("tmpfs", scratch, "tmpfs", MS_NOSUID | MS_NODEV, SCRATCH_ROOM) < 0 || !name_user(scratch) || !cover_open_places())
+    if (mount("tmpfs", scratch, "tmpfs", MS_NOSUID | MS_NODEV, SCRATCH_OPTIONS) < 0 || !add_user_entries(scratch) || !cover_shared_folders())
         return false;
     if (!ignore_missing(mount("mqueue", "/dev/mqueue", "mqueue", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL)))
         return false;
@@ -129,8 +129,8 @@ bool see_privately(void) {
     return true;
 }
 
-/* Whether the kernel lets us: a container may not have the right. */
-int probe_privacy(void) {
+/* Test whether the kernel allows a private view; a container may lack the privilege. */
+int probe_private_view(void) {
     if (unshare(CLONE_NEWNS | CLONE_NEWIPC) < 0 || mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) < 0)
         return errno == EPERM ? 1 : 2;
     return mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777") < 0;

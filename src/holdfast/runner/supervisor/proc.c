@@ -1,5 +1,5 @@
-/* Reads what the kernel says, in /proc and /sys/fs/cgroup, about a process, this boot, and the memory limit of our control group.
- * Who descends from us is in process_tree.c. */
+/* Reads /proc and /sys/fs/cgroup: the status of a process, the boot id, and how often the memory limit of our control group has
+ * killed. The search for descendants is in process_tree.c. */
 #define _GNU_SOURCE
 #include <inttypes.h>
 #include <stdio.h>
@@ -16,7 +16,7 @@ bool read_stat(pid_t pid, struct stat_line *out) {
     snprintf(path, sizeof path, "/proc/%d/stat", pid);
     if (!read_text(path, line, sizeof line))
         return false;
-    char *after = strrchr(line, ')'); /* the name may hold anything */
+    char *after = strrchr(line, ')'); /* the name may contain anything */
     return after && sscanf(after + 1, " %*c %d %d %d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %" SCNu64, &out->parent,
                            &out->group, &out->session, &out->start_ticks) == 4;
 }
@@ -35,7 +35,7 @@ static uint64_t counter_in(const char *path) {
     return at ? strtoull(at + 9, NULL, 10) : UINT64_MAX;
 }
 
-/* How often the memory limit of our control group has killed, in either version; a container may see its group as root. */
+/* Return how often the memory limit of our control group (version 1 or 2) has killed; a container may see its group as the root. */
 static uint64_t oom_kills(void) {
     char groups[4096], path[4096 + 64];
     if (!read_text("/proc/self/cgroup", groups, sizeof groups))
@@ -61,7 +61,7 @@ static uint64_t oom_kills(void) {
     return 0;
 }
 
-void note_oom_kills(void) { oom_before = oom_kills(); }
+void count_oom_kills(void) { oom_before = oom_kills(); }
 
 uint64_t new_oom_kills(void) {
     uint64_t kills = oom_kills();

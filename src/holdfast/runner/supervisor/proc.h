@@ -1,4 +1,4 @@
-/* What the kernel says about a process, this boot, and the memory limit of our control group. */
+/* The status of a process, the boot id, and kills by the memory limit of our control group. Implemented in proc.c. */
 #ifndef PROC_H
 #define PROC_H
 
@@ -14,7 +14,7 @@ struct stat_line {
 
 bool read_stat(pid_t pid, struct stat_line *out);
 void read_boot_id(char *id, size_t size);
-void note_oom_kills(void);
-uint64_t new_oom_kills(void); /* since they were noted */
+void count_oom_kills(void);
+uint64_t new_oom_kills(void); /* since count_oom_kills was called */
 
 #endif

@@ -1,7 +1,7 @@
-/* Finds our descendants and signals them, and kills all that runs as a user. When and why is in stop.c.
+/* Finds and signals our descendants, and kills all processes of a user. stop.c decides when and why.
  *
- * "No child left" (ECHILD) means no descendant left, since this program is their subreaper. A pid is signalled only while it cannot
- * have been reused: our own unreaped children directly, those further down by pidfd. */
+ * "No child left" (ECHILD) means that no descendant is left, because this program is their subreaper. A pid is signalled only while
+ * it cannot have been reused: unreaped children directly, other descendants by pidfd. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <fcntl.h>
@@ -26,7 +26,7 @@
 #endif
 
 #define MAX_TREE 65536u
-#define MOST_TOLD 100
+#define MAX_LISTED 100
 
 struct member {
     pid_t pid, parent;
@@ -35,7 +35,7 @@ struct member {
 static struct {
     struct member *items;
     size_t count, room;
-    pid_t spare; /* left out, and what descends from it */
+    pid_t spare; /* this child and its descendants are left out */
 } tree;
 
 static void add_member(pid_t pid, pid_t parent) {
@@ -84,7 +84,7 @@ static void add_children(pid_t parent) {
     closedir(threads);
 }
 
-/* For kernels without `children` files: only those whose parent we are, which is all of them in the end. */
+/* For kernels without `children` files: find only direct children. Others become our children when their parents end. */
 static void add_own_children_by_scan(void) {
     DIR *proc = opendir("/proc");
     struct stat_line line;
@@ -106,7 +106,7 @@ static void collect_children(pid_t spare) {
         add_own_children_by_scan();
 }
 
-/* Whether anything lives beside the spared child. The list may miss one while another ends, so an empty one is asked for twice. */
+/* Return whether any child other than the spared one is alive. The list may miss one while another ends, so read an empty one twice. */
 bool others_left(pid_t spare) {
     collect_children(spare);
     if (!tree.count)
@@ -120,8 +120,8 @@ static void collect_tree(pid_t spare) {
         add_children(tree.items[i].pid);
 }
 
-/* A child of ours cannot be reused before we reap it. Others are held by a pidfd while we look whether they are still what
- * we saw; one that moved up in between is met in the next round. */
+/* The pid of our own child cannot be reused before we reap it. For others, open a pidfd, then check that the process is still the
+ * one we found. One whose parent changed in between is signalled in the next round. */
 static void signal_member(const struct member *m, int sig) {
     struct stat_line line;
     if (m->parent == getpid()) {
@@ -144,10 +144,10 @@ void signal_tree(int sig, pid_t except_group, pid_t spare) {
             signal_member(&tree.items[i], sig);
 }
 
-/* List the pids that were last looked at. */
+/* List the pids of the last search. */
 void put_tree(struct text *t) {
     put(t, "[");
-    for (size_t i = 0; i < tree.count && i < MOST_TOLD; i++)
+    for (size_t i = 0; i < tree.count && i < MAX_LISTED; i++)
         put(t, "%s%d", i ? "," : "", tree.items[i].pid);
     put(t, "]");
 }
@@ -158,8 +158,8 @@ static bool may_kill_others(void) {
     return syscall(SYS_capget, &header, data) < 0 || data[0].effective & (1u << CAP_KILL);
 }
 
-/* Kill whatever runs as a user, wherever it is; nothing else, whatever the state of our own rights. No process escapes the kernel's
- * walk by forking. */
+/* Kill all processes of a user and nothing else, even if we have too many privileges. No process can escape by forking, because the
+ * kernel signals all of them in one call. */
 bool kill_user(uid_t uid) {
     uid_t r, e, s;
     if (!uid || setresuid(uid, uid, 0) < 0)

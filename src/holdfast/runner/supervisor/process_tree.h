@@ -1,4 +1,5 @@
-/* Our descendants, and how they are signalled. `spare` is a child that is left out with all that descends from it; 0 for none. */
+/* Our descendants, and how they are signalled. `spare` is a child that is left out with its descendants; 0 for none. Implemented in
+ * process_tree.c. */
 #ifndef PROCESS_TREE_H
 #define PROCESS_TREE_H
 

@@ -1,5 +1,5 @@
-/* Parses the format of `spec` and of commands, and the values that both have. Values stay where they were read: a record points
- * into the file's bytes. Which keys there are is in spec.c and commands.c. */
+/* Parses the format of `spec` and of commands, and the types of values that both use. Values are not copied: a record points into
+ * the bytes of the file. The keys are in spec.c and commands.c. */
 #define _GNU_SOURCE
 #include <stdint.h>
 #include <stdio.h>
@@ -48,7 +48,7 @@ enum parse take_record(struct records *r, struct record *out) {
     return RECORD;
 }
 
-/* Check the first line, "<kind> <version>". */
+/* Read and check the first line, "<kind> <version>". */
 enum parse take_title(struct records *r, const char *kind, char *why, size_t room) {
     char *line;
     size_t length = strlen(kind);
@@ -86,7 +86,7 @@ bool set_duration(char *value, void *into) { return set_number(value, MAX_SECOND
 bool set_deadline(char *value, void *into) { return set_number(value, INT64_MAX / 2, into); }
 bool set_id(char *value, void *into) { return set_number(value, UINT32_MAX - 1, into); }
 
-/* The second of two words is true. */
+/* Set true for the second of two words, false for the first. */
 static bool set_choice(const char *value, const char *no, const char *yes, bool *into) {
     *into = strcmp(value, yes) == 0;
     return *into || strcmp(value, no) == 0;

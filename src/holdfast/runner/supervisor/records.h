@@ -1,5 +1,5 @@
-/* The format of `spec` and of commands: a title line, then records of "key length\nbytes\n", closed by "end 0\n\n". Which keys
- * there are is in spec.c and commands.c. */
+/* The format of `spec` and of commands: a title line, then records of "key length\nbytes\n", ended by "end 0\n\n". The keys are in
+ * spec.c and commands.c. Implemented in records.c. */
 #ifndef RECORDS_H
 #define RECORDS_H
 
@@ -23,7 +23,7 @@ enum parse { RECORD, END, TORN, MALFORMED };
 enum parse take_title(struct records *r, const char *kind, char *why, size_t room);
 enum parse take_record(struct records *r, struct record *out);
 
-/* What a key is called, what its value may be, and where that goes within its struct. */
+/* The name of a key, the function that checks and stores its value, and the offset of the value in its struct. */
 struct key {
     const char *name;
     bool (*set)(char *value, void *into);
@@ -32,7 +32,7 @@ struct key {
 
 bool take_key(const struct key *keys, size_t count, void *base, const struct record *r);
 
-/* The value, and what `into` points to: */
+/* Functions that store a value. Each comment gives the value, and the type that `into` points to. */
 bool set_count(char *value, void *into);    /* a number above 0; uint64_t */
 bool set_duration(char *value, void *into); /* microseconds; micros */
 bool set_deadline(char *value, void *into); /* microseconds since the boot or since 1970; micros */

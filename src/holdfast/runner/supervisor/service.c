@@ -1,4 +1,4 @@
-/* Starts the service, asks it to end, and notes its end. When it has to end is in commands.c and tasks.c. */
+/* Starts the service, asks it to end, and records its end. commands.c and tasks.c decide when it ends. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -22,7 +22,7 @@ static int open_service_log(void) {
     return openat(folder, "service", O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
 }
 
-/* Start the service and wait until its program runs, or could not. */
+/* Start the service, and wait until its program runs or has failed to start. */
 const char *start_service(void) {
     if (service.pid)
         return service.asked ? "it is about to end" : NULL;
@@ -37,14 +37,14 @@ const char *start_service(void) {
     close_fd(&in);
     close_fd(&out);
     close_fd(&report[1]);
-    service.asked = service.fell = false;
+    service.asked = service.ended_unasked = false;
     service.pid = pid > 0 ? pid : 0;
     if (pid > 0 && read_fd(report[0], (char *)&r, sizeof r) == sizeof r)
         describe_report(&r, spec.service.argv.items[0]);
     close_fd(&report[0]);
     if (pid < 0) {
         snprintf(failure, sizeof failure, "cannot start a process: %s", strerror(error));
-        service.fell = true;
+        service.ended_unasked = true;
         return failure;
     }
     running.children_left = true;
@@ -63,15 +63,15 @@ void ask_service_to_end(void) {
     service.asked = true;
 }
 
-/* One that was not told to end takes the attempt with it. */
+/* Record the end of the service. If it was not asked to end, the attempt ends too. */
 void service_ended(int status) {
     struct text *t = event("service_ended");
     put(t, WIFEXITED(status) ? ",\"code\":%d" : ",\"signal\":%d", WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status));
     put(t, ",\"asked\":%s", service.asked ? "true" : "false");
     send_event();
     service.pid = 0;
-    service.fell = !service.asked;
-    if (service.fell && !*failure)
+    service.ended_unasked = !service.asked;
+    if (service.ended_unasked && !*failure)
         snprintf(failure, sizeof failure, "%.64s ended by itself, %s %d", spec.service.name, WIFEXITED(status) ? "exit code" : "signal",
                  WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status));
 }

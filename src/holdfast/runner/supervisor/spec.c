@@ -1,5 +1,5 @@
-/* Reads and checks `spec`: which keys there are, and what must be given. How records are written is in records.c; the names of the
- * keys, which Python shares, come from protocol.py. */
+/* Reads and checks `spec`: its keys, and which of them are required. The format is parsed in records.c. The names of the keys come
+ * from protocol.py, which Python shares. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -119,7 +119,7 @@ static bool add_service(struct record *r) {
     return r->length && r->length <= MAX_NAME && !spec.task_count;
 }
 
-/* What stands after a task's name belongs to it, and the same with the service, which stands before the tasks. */
+/* Records after the name of a task belong to that task. So do those after the name of the service, which comes before the tasks. */
 static bool take_spec_record(struct record *r) {
     if (strcmp(r->key, PROGRAM_KEY_TASK) == 0)
         return add_task(r);
@@ -133,7 +133,7 @@ static bool take_spec_record(struct record *r) {
 static bool check_spec(void) {
     const char *missing = NULL;
     if (spec.uid >= 0 && spec.gid < 0)
-        missing = "gid"; /* a user with root's group has not given up much */
+        missing = "gid"; /* otherwise the child would keep root's group */
     if ((spec.sole_user || spec.private_view) && spec.uid <= 0)
         missing = "a uid of its own";
     if (!spec.mark)
@@ -148,7 +148,7 @@ static bool check_spec(void) {
     if (spec.service.name && !spec.service.argv.count)
         missing = "arg";
     if (spec.service.name && !spec.hold)
-        missing = "hold"; /* nobody else starts it */
+        missing = "hold"; /* without `hold` no command could start it */
     if (spec.stop_signal < 1 || spec.stop_signal > 31)
         missing = "a stop_signal that exists";
     if (missing)
@@ -172,8 +172,8 @@ static bool parse_spec(char *data, size_t length) {
         snprintf(failure, sizeof failure, "malformed spec: %s", *why ? why : parsed == TORN ? "it ends too early" : "not in records");
         return false;
     }
-    spec.start_by = in_boottime(spec.start_by, spec.wall_clock);
-    spec.stop_after = in_boottime(spec.stop_after, spec.wall_clock);
+    spec.start_by = to_boottime(spec.start_by, spec.wall_clock);
+    spec.stop_after = to_boottime(spec.stop_after, spec.wall_clock);
     return check_spec();
 }
 

@@ -1,4 +1,4 @@
-/* What is to run: the content of `spec`, and what became of each task. */
+/* The content of `spec`, and the progress of each task. Implemented in spec.c. */
 #ifndef SPEC_H
 #define SPEC_H
 
@@ -16,7 +16,7 @@ struct task {
     char *name, *cwd;
     struct strings argv, env;
     micros timeout;
-    /* What became of it. */
+    /* Its progress. */
     bool begun, ended;
     enum cause cause;
     int code, signal;
@@ -43,7 +43,7 @@ extern struct spec {
     micros timeout, idle_timeout, stop_grace, drain, start_by, stop_after;
     struct task *tasks, service;
     size_t task_count;
-    int64_t stop_signal; /* asks the service to end */
+    int64_t stop_signal; /* the signal that asks the service to end */
 } spec;
 
 bool read_spec(void);

@@ -1,7 +1,7 @@
-/* The stop sequence: ask, wait, kill everything, until nothing is left; and the limits of time that begin it. Who is signalled is
- * in process_tree.c.
+/* The stop sequence: SIGTERM, a grace period, then SIGKILL until no process is left; and the time limits that start it. The
+ * processes are signalled in process_tree.c.
  *
- * A reason that we signalled for before the child ended is the cause; otherwise the child's own end is. */
+ * If we sent a signal before the child ended, its reason is the cause of the end. Otherwise the child's own end is the cause. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <inttypes.h>
@@ -22,10 +22,10 @@ const char *const CAUSES[] = {CAUSE_NAMES};
 
 struct stop_state stop_state;
 
-/* A group is signalled only while its leader is unreaped: after that its number may be anybody's. */
+/* Signal a process group only while its leader is not reaped: after that its number may be reused. */
 static void signal_group(int sig) {
     if (running.main && kill(-running.main, sig) < 0 && errno == ESRCH)
-        kill(running.main, sig); /* it has not made its group yet */
+        kill(running.main, sig); /* it has not created its group yet */
 }
 
 void start_killing(void) {
@@ -35,7 +35,7 @@ void start_killing(void) {
     stop_state.killing = true;
     stop_state.since = stop_state.next = now;
     stop_state.pause = 2 * MS;
-    stop_state.tell_at = later(now, NOT_DEAD_AFTER);
+    stop_state.report_at = later(now, NOT_DEAD_AFTER);
     if (!running.children_left)
         return;
     stop_state.killed = true;
@@ -43,12 +43,12 @@ void start_killing(void) {
     send_event();
 }
 
-static void tell_not_dead(micros now) {
+static void report_not_dead(micros now) {
     struct text *t = event("not_dead");
     put(t, ",\"for\":%" PRId64 ",\"pids\":", now - stop_state.since);
     put_tree(t);
     send_event();
-    stop_state.tell_at = now + 2 * (now - stop_state.since);
+    stop_state.report_at = now + 2 * (now - stop_state.since);
 }
 
 static void kill_round(void) {
@@ -58,17 +58,17 @@ static void kill_round(void) {
     signal_tree(SIGKILL, 0, spared_service());
     stop_state.next = now + stop_state.pause;
     stop_state.pause = sooner(stop_state.pause * 2, 5 * SECOND);
-    if (now >= stop_state.tell_at)
-        tell_not_dead(now);
+    if (now >= stop_state.report_at)
+        report_not_dead(now);
 }
 
 static bool unfinished(void) {
     const struct task *task = &spec.tasks[running.number];
     bool more = spec.hold || running.number + 1 < spec.task_count;
-    return !held.end && (running.main || held.on || (more && task->cause == CAUSE_EXIT && task->code == 0));
+    return !boundary.end && (running.main || boundary.waiting || (more && task->cause == CAUSE_EXIT && task->code == 0));
 }
 
-/* Stop for a reason. The first one stays; a later one can only bring the kill forward. */
+/* Begin the stop sequence. The first reason stays; a later call can only move the kill to an earlier time. */
 void stop(enum cause reason, const char *by, micros grace) {
     micros now = boottime();
     reap(); /* if the exit came first, the exit decides */
@@ -89,7 +89,7 @@ void stop(enum cause reason, const char *by, micros grace) {
     put(t, ",\"grace\":%" PRId64, grace);
     send_event();
     ask_service_to_end();
-    /* Those outside of the group first: once the group ends, they change their parent while we look for them. */
+    /* Processes outside the group first: when the group ends, their parents change during the search. */
     signal_tree(SIGTERM, running.main, spared_service());
     signal_group(SIGTERM);
     signal_group(SIGCONT);
@@ -107,12 +107,13 @@ void advance_stop(void) {
         kill_round();
 }
 
-/* Return when the first limit is reached, and which it is. Limits hold for the child; what it leaves behind is not waited for anyway. */
+/* Return when the first time limit is reached, and which one it is. Limits apply to the main process of a task; its descendants are
+ * killed soon after it ends anyway. */
 micros limit_of(enum cause *reason) {
     struct task *task = &spec.tasks[running.number];
     static const enum cause reasons[] = {CAUSE_TIMED_OUT, CAUSE_TIMED_OUT, CAUSE_IDLE_TIMEOUT, CAUSE_STOP_AFTER};
-    micros limits[] = {later(attempt_begun, spec.timeout), held.on ? NEVER : later(running.begun, task->timeout),
-                       held.on ? NEVER : later(running.last_output, spec.idle_timeout), spec.stop_after};
+    micros limits[] = {later(attempt_begun, spec.timeout), boundary.waiting ? NEVER : later(running.begun, task->timeout),
+                       boundary.waiting ? NEVER : later(running.last_output, spec.idle_timeout), spec.stop_after};
     size_t first = 0;
     for (size_t i = 1; i < COUNT_OF(limits); i++)
         if (limits[i] < limits[first])
@@ -123,8 +124,8 @@ micros limit_of(enum cause *reason) {
 
 void check_limits(void) {
     enum cause reason;
-    if (service.fell && !stop_state.stopping)
+    if (service.ended_unasked && !stop_state.stopping)
         stop(CAUSE_SERVICE_ENDED, "service", spec.stop_grace);
-    if ((running.main || held.on) && !stop_state.stopping && boottime() >= limit_of(&reason))
+    if ((running.main || boundary.waiting) && !stop_state.stopping && boottime() >= limit_of(&reason))
         stop(reason, "limit", spec.stop_grace);
 }

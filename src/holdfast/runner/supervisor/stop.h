@@ -1,4 +1,4 @@
-/* The stop sequence: ask, wait, kill everything, until nothing is left. */
+/* The stop sequence: SIGTERM, a grace period, SIGKILL until no process is left. Implemented in stop.c. */
 #ifndef STOP_H
 #define STOP_H
 
@@ -10,10 +10,10 @@
 extern const char *const CAUSES[CAUSE_COUNT];
 
 extern struct stop_state {
-    enum cause reason; /* the first one that was signalled for */
-    const char *by;    /* command, signal or limit */
+    enum cause reason; /* the reason of the first signal */
+    const char *by;    /* command, signal, limit or service */
     bool stopping, killing, killed;
-    micros kill_at, next, pause, since, tell_at;
+    micros kill_at, next, pause, since, report_at;
 } stop_state;
 
 void stop(enum cause reason, const char *by, micros grace);

@@ -1,5 +1,5 @@
-/* Forks the process of a task, releases or dismisses it, reads its report of a failed start, and reaps it and all else that ends.
- * What the child does before its program runs is in child.c, its output in output.c, the order of the tasks in tasks.c. */
+/* Forks the process of a task, lets it run or discards it, reads its report of a failed start, and reaps all processes that end.
+ * The steps of the child before exec are in child.c, its output is read in output.c, the order of the tasks is in tasks.c. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -34,7 +34,7 @@ void close_task(void) {
     close_fd(&running.err);
 }
 
-/* Fork the child, which waits for `go` before it does anything of its own. */
+/* Fork the child. It waits for `go` before it does anything else. */
 bool fork_child(struct task *task) {
     int go[2] = {-1, -1}, report[2] = {-1, -1}, out[2] = {-1, -1}, err[2] = {-1, -1}, in = open_stdin();
     pid_t parent = getpid(), pid = -1;
@@ -67,8 +67,8 @@ bool fork_child(struct task *task) {
     return true;
 }
 
-/* The child is not to run after all: without `go` it leaves. */
-void dismiss_child(void) {
+/* Discard a child that must not run: without `go` it exits. */
+void discard_child(void) {
     close_task();
     if (running.main) {
         kill(running.main, SIGKILL);
@@ -92,7 +92,7 @@ void release_child(struct task *task) {
     close_fd(&running.go);
 }
 
-/* exec has either closed the pipe, or its failure is in it. */
+/* Read the report pipe: exec has closed it, or it contains the failure. */
 void read_report(void) {
     struct report r;
     struct task *task = &spec.tasks[running.number];
@@ -125,7 +125,7 @@ static void main_ended(int status) {
         task->cause = CAUSE_EXIT;
 }
 
-/* Reap everything that has ended; say whether something had. */
+/* Reap all processes that have ended. Return whether there were any. */
 bool reap(void) {
     bool any = false;
     for (;;) {
@@ -144,6 +144,6 @@ bool reap(void) {
             service_ended(status);
     }
     if (any && stop_state.killing)
-        stop_state.next = boottime(); /* what it left behind is ours now */
+        stop_state.next = boottime(); /* its children are ours now */
     return any;
 }

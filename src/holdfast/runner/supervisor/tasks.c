@@ -1,5 +1,5 @@
-/* Runs the tasks of the attempt one after the other, and holds between them if the spec says so. Also writes `started`, which is
- * there before the first program runs. The process of one task is in task_process.c. */
+/* Runs the tasks of the attempt one after the other. In a pipeline it waits for a command at every task boundary. Also writes
+ * `started`, before the first program runs. The process of one task is in task_process.c. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -14,6 +14,7 @@
 #include "log.h"
 #include "loop.h"
 #include "output.h"
+#include "private_view.h"
 #include "proc.h"
 #include "service.h"
 #include "spec.h"
@@ -21,9 +22,10 @@
 #include "task_process.h"
 #include "tasks.h"
 
-struct held held;
+struct boundary boundary;
 micros attempt_begun, attempt_begun_at;
 
+/* Record that the attempt has begun; on failure, errno says why. */
 static bool record_started(void) {
     char data[2048], boot[64];
     struct text t = {.data = data, .size = sizeof data};
@@ -40,11 +42,13 @@ static bool record_started(void) {
     put(&t, ",\"started_at\":%" PRId64 ",\"boottime\":%" PRId64 "}\n", attempt_begun_at, attempt_begun);
     int fd = openat(folder, "started.tmp", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
     bool written = fd >= 0 && write_all(fd, t.data, t.used) && renameat(folder, "started.tmp", folder, "started") == 0;
+    int error = errno;
     if (!written) {
-        snprintf(failure, sizeof failure, "cannot write `started`: %s", strerror(errno));
+        snprintf(failure, sizeof failure, "cannot write `started`: %s", strerror(error));
         unlinkat(folder, "started.tmp", 0);
     }
     close_fd(&fd);
+    errno = error;
     return written;
 }
 
@@ -53,27 +57,46 @@ static void fail_start(struct task *task) {
     task->code = -1;
 }
 
-/* The first child waits while `started` is written: a program that ran without that mark could run twice. */
-static bool start_attempt(struct task *task) {
+/* Create the files that the attempt writes from its beginning. `started` comes last: nothing after it may fail for lack of space. */
+static bool make_files(void) {
+    if (!open_log())
+        return false;
+    if (spec.private_view && !make_private_tmp()) {
+        int error = errno;
+        snprintf(failure, sizeof failure, "cannot make `tmp`: %s", strerror(error));
+        errno = error;
+        return false;
+    }
+    return record_started();
+}
+
+/* Start the attempt. The first child waits until `started` is written: a program that ran without that file could run twice. Return
+ * 0, or the exit status of a supervisor that exits without having written anything. */
+static int start_attempt(struct task *task) {
     if (!fork_child(task)) {
         fail_start(task);
-        return true;
+        return 0;
     }
     attempt_begun = boottime();
     attempt_begun_at = walltime();
     if (attempt_begun >= spec.start_by) {
-        dismiss_child();
-        return false;
+        discard_child();
+        return LEFT_LATE;
     }
     if (attempt_begun >= spec.stop_after) {
         stop_state.reason = CAUSE_STOP_AFTER;
         stop_state.by = "limit";
-        dismiss_child();
-    } else if (!open_log() || !record_started()) {
+        discard_child();
+    } else if (!make_files()) {
+        bool full = is_full(errno);
+        discard_child();
+        if (full) {
+            unlinkat(folder, "log", 0);
+            return LEFT_FULL;
+        }
         fail_start(task);
-        dismiss_child();
     }
-    return true;
+    return 0;
 }
 
 static bool begin_task(struct task *task) {
@@ -86,14 +109,14 @@ static bool begin_task(struct task *task) {
     return true;
 }
 
-/* No descendant lives, so what is in the pipes is all there will be; a process elsewhere may hold them open for ever. */
+/* If no descendant is alive, nothing more will be written to the pipes, even if another process keeps them open forever. */
 static bool task_over(void) {
     if (running.main || running.children_left)
         return false;
-    return drain_outputs() || boottime() >= later(running.drain_until, FLUSH_COPY);
+    return drain_outputs() || boottime() >= later(running.drain_until, FLUSH_SECONDS);
 }
 
-static void tell_task_ended(const struct task *task) {
+static void report_task_ended(const struct task *task) {
     struct text *t = event("task_ended");
     put_field(t, "name", task->name);
     put_field(t, "cause", CAUSES[task->cause]);
@@ -104,39 +127,39 @@ static void tell_task_ended(const struct task *task) {
     send_event();
 }
 
-static void see_task_through(struct task *task) {
+static void supervise_task(struct task *task) {
     while (!task_over()) {
-        bool noticed = wait_for_news();
+        bool noticed = wait_for_activity();
         read_report();
         read_outputs();
-        look_for_commands(noticed);
+        poll_commands(noticed);
         check_limits();
         advance_stop();
     }
     close_task();
-    tell_task_ended(task);
+    report_task_ended(task);
 }
 
-/* Wait for the command to go on: meanwhile the owner of the attempt restores, keeps or replaces what the tasks work on. The answer is
- * whether there is a task to run. */
-static bool hold(void) {
-    held.on = true;
-    held.go = held.end = false;
-    put(event("holding"), ",\"task\":%u", held.next);
+/* Wait for a command at a task boundary. Meanwhile the worker may copy or replace the workspace. Return whether there is a task to
+ * run. */
+static bool wait_at_boundary(void) {
+    boundary.waiting = true;
+    boundary.go = boundary.end = false;
+    put(event("holding"), ",\"task\":%u", boundary.next);
     send_event();
-    while (!held.go && !held.end && !stop_state.reason) {
-        look_for_commands(wait_for_news());
+    while (!boundary.go && !boundary.end && !stop_state.reason) {
+        poll_commands(wait_for_activity());
         check_limits();
     }
-    held.on = false;
-    return held.go && !stop_state.reason;
+    boundary.waiting = false;
+    return boundary.go && !stop_state.reason;
 }
 
-/* Between two tasks a stop or a deadline counts as if it had come during one. */
-static bool may_go_on(const struct task *before) {
+/* Return whether the next task may run. A stop or a deadline between two tasks has the same effect as during a task. */
+static bool may_continue(const struct task *before) {
     if (before->cause != CAUSE_EXIT || before->code != 0)
         return false;
-    look_for_commands(true);
+    poll_commands(true);
     if (!stop_state.reason && boottime() >= spec.stop_after) {
         stop_state.reason = CAUSE_STOP_AFTER;
         stop_state.by = "limit";
@@ -144,7 +167,7 @@ static bool may_go_on(const struct task *before) {
     return !stop_state.reason;
 }
 
-/* The service goes last. It has the grace of a stop, and is killed with all that is left then. */
+/* End the service, after all tasks. It gets the grace period of a stop, then it is killed with all other processes. */
 static void end_service(void) {
     if (service.pid)
         ask_service_to_end();
@@ -154,32 +177,32 @@ static void end_service(void) {
     stop_state.stopping = true;
     reap();
     while (running.children_left) {
-        look_for_commands(wait_for_news());
+        poll_commands(wait_for_activity());
         if (!service.pid)
             start_killing();
         advance_stop();
     }
 }
 
-/* Run the tasks one after the other; the first that fails ends the attempt. False: too late, and nothing was touched. */
-bool run_tasks(void) {
-    if (!start_attempt(spec.tasks))
-        return false;
-    if (!running.main)
-        return true;
+/* Run the tasks one after the other. The first failure ends the attempt. Return 0, or if nothing ran because it was too late or the
+ * disk was full, the exit status for that. */
+int run_tasks(void) {
+    int left = start_attempt(spec.tasks);
+    if (left || !running.main)
+        return left;
     if (spec.hold)
-        dismiss_child(); /* it was there to be recorded: which task is first is not known yet */
-    while (spec.hold ? hold() : held.next < spec.task_count) {
-        struct task *task = &spec.tasks[running.number = held.next];
+        discard_child(); /* it was needed only for `started`: a command will say which task is first */
+    while (spec.hold ? wait_at_boundary() : boundary.next < spec.task_count) {
+        struct task *task = &spec.tasks[running.number = boundary.next];
         number_frames(running.number);
         if (!begin_task(task))
             break;
-        see_task_through(task);
-        held.next++;
-        if ((spec.hold || held.next < spec.task_count) && !may_go_on(task))
+        supervise_task(task);
+        boundary.next++;
+        if ((spec.hold || boundary.next < spec.task_count) && !may_continue(task))
             break;
     }
     if (spec.hold)
         end_service();
-    return true;
+    return 0;
 }

@@ -1,4 +1,4 @@
-/* The tasks of the attempt, one after the other. */
+/* The tasks of the attempt, one after the other. Implemented in tasks.c. */
 #ifndef TASKS_H
 #define TASKS_H
 
@@ -6,14 +6,15 @@
 
 #include "clock.h"
 
-extern struct held {
-    bool on;       /* no task runs, and a command is awaited */
-    bool go, end;  /* the command that came */
-    unsigned next; /* the task that is next, from 0; the number of tasks if none is */
-} held;
+/* A task boundary: before the first task, between two tasks, or after the last. */
+extern struct boundary {
+    bool waiting;  /* no task runs, and we wait for a command */
+    bool go, end;  /* the command that we received */
+    unsigned next; /* index of the next task, from 0; the number of tasks if there is none */
+} boundary;
 
 extern micros attempt_begun, attempt_begun_at; /* on CLOCK_BOOTTIME, and on the wall clock */
 
-bool run_tasks(void);
+int run_tasks(void);
 
 #endif

@@ -1,5 +1,5 @@
-/* Text of a bounded size, JSON strings, decimal numbers, lists of strings. What is too long for a text is cut off. Nothing here
- * knows about attempts; files.c reads and writes. */
+/* Texts of limited size, JSON strings, decimal numbers, lists of strings. A text that becomes too long is cut off. Nothing here
+ * knows about attempts; files are in files.c. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@ void put(struct text *t, const char *format, ...) {
         t->used = (size_t)n < t->size - t->used ? t->used + (size_t)n : t->size - 1;
 }
 
-/* Bytes that are not UTF-8 pass as they are; readers of the JSON replace them. */
+/* Bytes that are not UTF-8 are written unchanged; readers of the JSON replace them. */
 void put_string(struct text *t, const char *value) {
     put(t, "\"");
     for (const unsigned char *c = (const unsigned char *)value; *c; c++)

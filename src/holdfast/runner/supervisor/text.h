@@ -1,4 +1,4 @@
-/* Text of a bounded size, JSON strings, decimal numbers, lists of strings. Nothing here knows about attempts. */
+/* Texts of limited size, JSON strings, decimal numbers, lists of strings. Implemented in text.c. */
 #ifndef TEXT_H
 #define TEXT_H
 

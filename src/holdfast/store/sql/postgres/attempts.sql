@@ -27,7 +27,7 @@ FROM holdfast.attempts AS a
 WHERE a.job_id = ANY (ARRAY(SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e))
   AND a.cause = 'lost';
 
--- name: standing_attempts
+-- name: attempt_tokens
 -- Every attempt of these jobs with the token of its end, or the current one. Uses the primary keys.
 SELECT a.job_id AS id, a.attempt, a.token
 FROM holdfast.attempts AS a

@@ -24,13 +24,25 @@ WHERE a.action = :action::text
 ORDER BY a.done_at DESC, a.id DESC
 LIMIT 1;
 
--- name: forget_audit
--- The oldest rows that are older than :age seconds. Uses audit_listed.
+-- name: lock_tools
+-- One server at a time compares its tools with those loaded last.
+SELECT 1 AS locked
+FROM holdfast.installation AS i
+FOR UPDATE;
+
+-- name: prune_audit
+-- The oldest rows that are older than :age seconds, except the one that says which tools were loaded last: the next
+-- server compares its own with it. Uses audit_listed.
 DELETE FROM holdfast.audit AS a
 WHERE a.id IN (
   SELECT o.id
   FROM holdfast.audit AS o
   WHERE o.done_at <= holdfast.clock() - make_interval(secs => :age::float8)
+    AND (o.action <> 'tools.change' OR EXISTS (
+      SELECT 1
+      FROM holdfast.audit AS n
+      WHERE n.action = 'tools.change'
+        AND (n.done_at, n.id) > (o.done_at, o.id)))
   ORDER BY o.done_at, o.id
   LIMIT :limit::integer)
 RETURNING a.id;

@@ -26,7 +26,7 @@ WITH job AS (
     AND j.stdout_offset = :old_stdout_offset::bigint
     AND j.stderr_offset = :old_stderr_offset::bigint
   RETURNING j.id, j.seq, j.updated_at, j.usage, j.log_bytes
-), told AS (
+), new_events AS (
   INSERT INTO holdfast.events (job_id, seq, at, type, task, data)
   SELECT job.id, job.seq - json_array_length(:events::json) + e.n, job.updated_at, e.event ->> 'type',
     e.event ->> 'task', (e.event ->> 'data')::json
@@ -43,7 +43,7 @@ WHERE j.id = :id::uuid
   AND j.token = :token::bigint
   AND j.status = 'running';
 
--- name: logged
+-- name: log_bytes
 -- How many bytes of log are stored for a job. Uses the primary key.
 SELECT j.log_bytes
 FROM holdfast.jobs AS j

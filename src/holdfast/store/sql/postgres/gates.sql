@@ -74,7 +74,7 @@ WHERE n.job_id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e
   AND p.id = n.need_id
   AND p.status = 'succeeded';
 
--- name: mark_parents
+-- name: set_has_dependants
 -- Mark, under its lock, a job that has waiting dependants: its end then sets `unsettled`.
 UPDATE holdfast.jobs AS p
 SET has_dependants = true
@@ -113,7 +113,7 @@ WITH failed AS (
   WHERE j.id = r.id
     AND j.status IN ('pending', 'queued')
   RETURNING j.id, j.seq, j.updated_at, j.has_dependants, r.need_id, r.message
-), told AS (
+), new_events AS (
   INSERT INTO holdfast.events (job_id, seq, at, type, data)
   SELECT f.id, f.seq, f.updated_at, 'status',
     json_build_object('status', 'failed', 'code', 'dependency_failed', 'message', f.message, 'need', f.need_id)
@@ -121,23 +121,23 @@ WITH failed AS (
 )
 SELECT f.id, f.has_dependants FROM failed AS f;
 
--- name: place_in_lane
+-- name: set_lane_positions
 -- Give a position to jobs that have none, in the order given; the lane's row is locked.
-WITH placed AS MATERIALIZED (
-  SELECT j.id, row_number() OVER (ORDER BY e.n) AS place
+WITH ordered AS MATERIALIZED (
+  SELECT j.id, row_number() OVER (ORDER BY e.n) AS ordinal
   FROM json_array_elements_text(:ids::json) WITH ORDINALITY AS e(id, n)
   JOIN holdfast.jobs AS j ON j.id = e.id::uuid
   WHERE j.lane_position IS NULL
 ), taken AS (
   UPDATE holdfast.lanes AS l
-  SET next_position = l.next_position + (SELECT count(*) FROM placed)
+  SET next_position = l.next_position + (SELECT count(*) FROM ordered)
   WHERE l.tenant = :tenant::text
     AND l.lane = :lane::text
-  RETURNING l.next_position - (SELECT count(*) FROM placed) AS base
+  RETURNING l.next_position - (SELECT count(*) FROM ordered) AS base
 )
 UPDATE holdfast.jobs AS j
-SET lane_position = t.base + p.place - 1
-FROM placed AS p
+SET lane_position = t.base + p.ordinal - 1
+FROM ordered AS p
 CROSS JOIN taken AS t
 WHERE j.id = p.id;
 
@@ -214,7 +214,7 @@ WITH revived AS (
         AND NOT n.satisfied
         AND (p.id IS NULL OR p.status IN ('failed', 'timed_out', 'cancelled')))
   RETURNING j.id, j.seq, j.updated_at, j.status
-), told AS (
+), new_events AS (
   INSERT INTO holdfast.events (job_id, seq, at, type, data)
   SELECT r.id, r.seq, r.updated_at, 'status', json_build_object('status', r.status, 'revived_by', :id::text)
   FROM revived AS r

@@ -7,7 +7,7 @@ SELECT s.id::text AS id, s.asked::text AS asked
 FROM holdfast.holdfast_submit(:jobs::text::jsonb, :wake::boolean, :key::text, :tenant::text, :body::text::uuid) AS s
 WHERE s.reused;
 
--- name: existing
+-- name: existing_jobs
 -- Which of these ids exist, and their tenants.
 SELECT j.id, j.tenant FROM holdfast.jobs AS j WHERE j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e);
 
@@ -25,55 +25,55 @@ SELECT r.* FROM holdfast.job_records AS r WHERE r.id = :id::uuid AND r.tenant = 
 SELECT n.need_id FROM holdfast.needs AS n WHERE n.job_id = :id::uuid AND NOT n.satisfied ORDER BY n.need_id;
 
 -- name: list_jobs
--- One stretch of a list, newest first: scan `walk` jobs along one index (specs_listed, specs_of_kind, labels_listed,
+-- One part of a list, newest first: read `scan` jobs along one index (specs_listed, specs_of_kind, labels_listed,
 -- jobs_of_lane, jobs_waiting with jobs_ended and jobs_running); return those that match, and always the last one: the
--- next stretch starts after it.
-WITH walked AS MATERIALIZED (
+-- next part starts after it.
+WITH scanned AS MATERIALIZED (
   (
     SELECT s.id, s.requested_at
     FROM holdfast.specs AS s
-    WHERE :way::text = 'newest'
+    WHERE :index_name::text = 'newest'
       AND s.tenant = :tenant::text
       AND (s.requested_at, s.id) < (coalesce(:before_at::timestamptz, 'infinity'), :before_id::uuid)
       AND s.requested_at >= coalesce(:since_at::timestamptz, '-infinity')
     ORDER BY s.requested_at DESC, s.id DESC
-    LIMIT :walk::integer
+    LIMIT :scan::integer
   )
   UNION ALL
   (
     SELECT s.id, s.requested_at
     FROM holdfast.specs AS s
-    WHERE :way::text = 'kind'
+    WHERE :index_name::text = 'kind'
       AND s.tenant = :tenant::text
       AND s.kind = :kind::text
       AND (s.requested_at, s.id) < (coalesce(:before_at::timestamptz, 'infinity'), :before_id::uuid)
       AND s.requested_at >= coalesce(:since_at::timestamptz, '-infinity')
     ORDER BY s.requested_at DESC, s.id DESC
-    LIMIT :walk::integer
+    LIMIT :scan::integer
   )
   UNION ALL
   (
     SELECT l.id, l.requested_at
     FROM holdfast.labels AS l
-    WHERE :way::text = 'label'
+    WHERE :index_name::text = 'label'
       AND l.tenant = :tenant::text
       AND l.label = md5(:label::text)::uuid
       AND (l.requested_at, l.id) < (coalesce(:before_at::timestamptz, 'infinity'), :before_id::uuid)
       AND l.requested_at >= coalesce(:since_at::timestamptz, '-infinity')
     ORDER BY l.requested_at DESC, l.id DESC
-    LIMIT :walk::integer
+    LIMIT :scan::integer
   )
   UNION ALL
   (
     SELECT j.id, j.requested_at
     FROM holdfast.jobs AS j
-    WHERE :way::text = 'lane'
+    WHERE :index_name::text = 'lane'
       AND j.tenant = :tenant::text
       AND j.lane = :lane::text
       AND (j.requested_at, j.id) < (coalesce(:before_at::timestamptz, 'infinity'), :before_id::uuid)
       AND j.requested_at >= coalesce(:since_at::timestamptz, '-infinity')
     ORDER BY j.requested_at DESC, j.id DESC
-    LIMIT :walk::integer
+    LIMIT :scan::integer
   )
   UNION ALL
   (
@@ -83,7 +83,7 @@ WITH walked AS MATERIALIZED (
       (
         SELECT j.id, j.requested_at
         FROM holdfast.jobs AS j
-        WHERE :way::text = 'status'
+        WHERE :index_name::text = 'status'
           AND j.tenant = :tenant::text
           AND j.status = g.status
           AND j.queue = g.queue
@@ -91,13 +91,13 @@ WITH walked AS MATERIALIZED (
           AND (j.requested_at, j.id) < (coalesce(:before_at::timestamptz, 'infinity'), :before_id::uuid)
           AND j.requested_at >= coalesce(:since_at::timestamptz, '-infinity')
         ORDER BY j.requested_at DESC, j.id DESC
-        LIMIT :walk::integer
+        LIMIT :scan::integer
       )
       UNION ALL
       (
         SELECT j.id, j.requested_at
         FROM holdfast.jobs AS j
-        WHERE :way::text = 'status'
+        WHERE :index_name::text = 'status'
           AND j.tenant = :tenant::text
           AND j.status = g.status
           AND j.queue = g.queue
@@ -105,13 +105,13 @@ WITH walked AS MATERIALIZED (
           AND (j.requested_at, j.id) < (coalesce(:before_at::timestamptz, 'infinity'), :before_id::uuid)
           AND j.requested_at >= coalesce(:since_at::timestamptz, '-infinity')
         ORDER BY j.requested_at DESC, j.id DESC
-        LIMIT :walk::integer
+        LIMIT :scan::integer
       )
       UNION ALL
       (
         SELECT j.id, j.requested_at
         FROM holdfast.jobs AS j
-        WHERE :way::text = 'status'
+        WHERE :index_name::text = 'status'
           AND j.tenant = :tenant::text
           AND j.status = g.status
           AND (g.queue IS NULL OR j.queue = g.queue)
@@ -120,15 +120,15 @@ WITH walked AS MATERIALIZED (
           AND (j.requested_at, j.id) < (coalesce(:before_at::timestamptz, 'infinity'), :before_id::uuid)
           AND j.requested_at >= coalesce(:since_at::timestamptz, '-infinity')
         ORDER BY j.requested_at DESC, j.id DESC
-        LIMIT :walk::integer
+        LIMIT :scan::integer
       )
     ) AS f
     ORDER BY f.requested_at DESC, f.id DESC
-    LIMIT :walk::integer
+    LIMIT :scan::integer
   )
 )
-SELECT r.*, f.fits, (SELECT count(*) FROM walked) AS walked
-FROM walked AS w
+SELECT r.*, f.fits, (SELECT count(*) FROM scanned) AS scanned
+FROM scanned AS w
 JOIN holdfast.job_records AS r ON r.id = w.id
 CROSS JOIN LATERAL (
   SELECT (:statuses::json IS NULL OR r.status IN (SELECT json_array_elements_text(:statuses::json)))
@@ -138,7 +138,7 @@ CROSS JOIN LATERAL (
     AND (:labels::jsonb IS NULL OR r.labels @> :labels::jsonb) AS fits
 ) AS f
 WHERE f.fits
-  OR w.id = (SELECT x.id FROM walked AS x ORDER BY x.requested_at, x.id LIMIT 1)
+  OR w.id = (SELECT x.id FROM scanned AS x ORDER BY x.requested_at, x.id LIMIT 1)
 ORDER BY w.requested_at DESC, w.id DESC
 LIMIT :limit::integer;
 
@@ -238,7 +238,7 @@ WITH moved AS (
   JOIN holdfast.jobs AS j ON j.id = m.id
   WHERE :close_attempt::boolean
     AND j.phase IS NOT NULL
-), told AS (
+), new_events AS (
   INSERT INTO holdfast.events (job_id, seq, at, type, data)
   SELECT m.id, m.seq - json_array_length(:events::json) + e.n, m.updated_at, e.event ->> 'type', (e.event ->> 'data')::json
   FROM moved AS m
@@ -246,7 +246,7 @@ WITH moved AS (
 )
 SELECT m.id, m.status, m.queue, m.gate, m.has_dependants FROM moved AS m;
 
--- name: given_up
+-- name: unstopped_attempt
 -- The last attempt of a cancelled job, unless it is known to have stopped.
 SELECT a.attempt, a.domain
 FROM holdfast.jobs AS j
@@ -267,7 +267,7 @@ WITH asked AS (
   WHERE j.id = :id::uuid
     AND j.phase IS NOT NULL
   RETURNING j.id, j.seq, j.updated_at, j.owner
-), told AS (
+), new_events AS (
   INSERT INTO holdfast.events (job_id, seq, at, type, data)
   SELECT a.id, a.seq - json_array_length(:events::json) + e.n, a.updated_at, e.event ->> 'type', (e.event ->> 'data')::json
   FROM asked AS a
@@ -280,9 +280,9 @@ UPDATE holdfast.specs AS s
 SET policy = jsonb_set(coalesce(s.policy, '{}'), '{budget}', :budget::jsonb)
 WHERE s.id = :id::uuid;
 
--- name: note
+-- name: add_events
 -- Write events about a locked job whose status does not change.
-WITH noted AS (
+WITH changed AS (
   UPDATE holdfast.jobs AS j
   SET seq = j.seq + json_array_length(:events::json)
   WHERE j.id = :id::uuid
@@ -291,16 +291,16 @@ WITH noted AS (
 INSERT INTO holdfast.events (job_id, seq, at, type, task, data)
 SELECT n.id, n.seq - json_array_length(:events::json) + e.n, greatest(holdfast.clock(), n.updated_at), e.event ->> 'type',
   e.event ->> 'task', (e.event ->> 'data')::json
-FROM noted AS n
+FROM changed AS n
 CROSS JOIN json_array_elements(:events::json) WITH ORDINALITY AS e(event, n);
 
--- name: lock_reuse
+-- name: lock_reuse_key
 -- Lock a reuse key; the next statement reads which job has it.
 INSERT INTO holdfast.reuse AS r (tenant, reuse_key, job_id)
 VALUES (:tenant::text, :reuse_key::text, :id::uuid)
 ON CONFLICT (tenant, reuse_key) DO UPDATE SET job_id = r.job_id;
 
--- name: take_reuse
+-- name: take_reuse_key
 -- Give a reuse key back to a job, unless another job with the key is live. A succeeded job stays the answer for the key
 -- until this one succeeds too.
 UPDATE holdfast.reuse AS r
@@ -318,7 +318,7 @@ WHERE r.tenant = :tenant::text
     WHERE j.id = r.job_id AND j.id <> :id::uuid AND j.status IN ('pending', 'queued', 'running', 'paused'))
 RETURNING r.job_id;
 
--- name: standing_for
+-- name: job_with_reuse_key
 SELECT r.job_id FROM holdfast.reuse AS r WHERE r.tenant = :tenant::text AND r.reuse_key = :reuse_key::text;
 
 -- name: reuse_keys
@@ -356,7 +356,7 @@ WHERE j.status = 'queued'
 ORDER BY j.queue_deadline_at
 LIMIT :limit::integer;
 
--- name: doomed_jobs
+-- name: jobs_to_delete
 -- Ended jobs that are marked for deletion, the next ones after :after_id. Uses jobs_deleting.
 SELECT j.id, j.tenant, j.status,
   j.lane IS NOT NULL AND NOT j.dismissed AND j.status IN ('failed', 'timed_out') AS blocking
@@ -367,7 +367,7 @@ WHERE j.stop_kind = 'delete'
 ORDER BY j.id
 LIMIT :limit::integer;
 
--- name: doom_job
+-- name: request_deletion
 -- Mark an ended job for deletion. From then on its status is final, no reuse key returns it, and it blocks no lane:
 -- removing its files may take a while.
 UPDATE holdfast.jobs AS j
@@ -381,7 +381,7 @@ RETURNING j.id;
 
 -- name: delete_jobs
 -- Delete jobs that are marked for deletion and whose files are gone.
-WITH doomed AS MATERIALIZED (
+WITH to_delete AS MATERIALIZED (
   SELECT j.id, j.status
   FROM holdfast.jobs AS j
   WHERE j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e)
@@ -392,10 +392,10 @@ WITH doomed AS MATERIALIZED (
   FOR UPDATE OF j SKIP LOCKED
 ), freed AS MATERIALIZED ( -- a key that a submit has locked stays: it names a deleted job, which is harmless
   SELECT r.tenant, r.reuse_key, CASE
-      WHEN r.job_id NOT IN (SELECT g.id FROM doomed AS g) THEN r.job_id
-      WHEN r.succeeded_id NOT IN (SELECT g.id FROM doomed AS g) THEN r.succeeded_id
+      WHEN r.job_id NOT IN (SELECT g.id FROM to_delete AS g) THEN r.job_id
+      WHEN r.succeeded_id NOT IN (SELECT g.id FROM to_delete AS g) THEN r.succeeded_id
     END AS left_id
-  FROM doomed AS d
+  FROM to_delete AS d
   JOIN holdfast.specs AS s ON s.id = d.id
   JOIN holdfast.reuse AS r ON r.tenant = s.tenant AND r.reuse_key = s.reuse_key AND d.id IN (r.job_id, r.succeeded_id)
   FOR UPDATE OF r SKIP LOCKED
@@ -409,22 +409,22 @@ WITH doomed AS MATERIALIZED (
   WHERE r.tenant = f.tenant AND r.reuse_key = f.reuse_key AND f.left_id IS NULL
 ), satisfied AS (
   UPDATE holdfast.needs AS n SET satisfied = true
-  FROM doomed AS d
-  WHERE n.need_id = d.id AND NOT n.satisfied AND d.status = 'succeeded' AND n.job_id NOT IN (SELECT id FROM doomed)
+  FROM to_delete AS d
+  WHERE n.need_id = d.id AND NOT n.satisfied AND d.status = 'succeeded' AND n.job_id NOT IN (SELECT id FROM to_delete)
 ), jobs AS (
-  DELETE FROM holdfast.jobs AS j USING doomed AS d WHERE j.id = d.id
+  DELETE FROM holdfast.jobs AS j USING to_delete AS d WHERE j.id = d.id
 ), specs AS (
-  DELETE FROM holdfast.specs AS s USING doomed AS d WHERE s.id = d.id
+  DELETE FROM holdfast.specs AS s USING to_delete AS d WHERE s.id = d.id
 ), attempts AS (
-  DELETE FROM holdfast.attempts AS a USING doomed AS d WHERE a.job_id = d.id
+  DELETE FROM holdfast.attempts AS a USING to_delete AS d WHERE a.job_id = d.id
 ), needs AS (
-  DELETE FROM holdfast.needs AS n USING doomed AS d WHERE n.job_id = d.id
+  DELETE FROM holdfast.needs AS n USING to_delete AS d WHERE n.job_id = d.id
 ), events AS (
-  DELETE FROM holdfast.events AS e USING doomed AS d WHERE e.job_id = d.id
+  DELETE FROM holdfast.events AS e USING to_delete AS d WHERE e.job_id = d.id
 ), tasks AS (
-  DELETE FROM holdfast.tasks AS t USING doomed AS d WHERE t.job_id = d.id
+  DELETE FROM holdfast.tasks AS t USING to_delete AS d WHERE t.job_id = d.id
 )
-SELECT d.id FROM doomed AS d;
+SELECT d.id FROM to_delete AS d;
 
 -- name: next_due
 -- When the next delayed job is due. Uses jobs_future.

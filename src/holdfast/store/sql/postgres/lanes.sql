@@ -42,7 +42,7 @@ LEFT JOIN LATERAL (
   WHERE w.gate = 'lane' AND w.tenant = l.tenant AND w.lane = l.lane
   ORDER BY w.lane_position LIMIT 1) AS n ON true;
 
--- name: shut_jobs
+-- name: close_gates
 -- Make claimable jobs unclaimable; one that was claimed meanwhile keeps its lane.
 UPDATE holdfast.jobs AS j
 SET gate = 'lane'
@@ -50,7 +50,7 @@ WHERE j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e)
   AND j.gate = 'open'
 RETURNING j.id;
 
--- name: open_jobs
+-- name: open_gates
 UPDATE holdfast.jobs AS j
 SET gate = 'open'
 WHERE j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e)
@@ -64,7 +64,7 @@ FROM json_to_recordset(:rows::json) AS r(tenant text, lane text, holder uuid)
 WHERE l.tenant = r.tenant
   AND l.lane = r.lane;
 
--- name: forget_lanes
+-- name: prune_lanes
 -- Delete lanes without holder, waiting job, blocker, pause and readiness check. A job that is delayed, held or waits
 -- for needs creates its lane again when it is ready. A locked lane is in use. Uses jobs_unresolved, jobs_lane_waiting,
 -- jobs_lane_blocking.

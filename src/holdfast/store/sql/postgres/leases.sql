@@ -37,23 +37,23 @@ WITH RECURSIVE clock AS MATERIALIZED (
   CROSS JOIN clock AS t
   WHERE j.id = o.id
   RETURNING j.*
-), told AS (
+), new_events AS (
   INSERT INTO holdfast.events (job_id, seq, at, type, data)
   SELECT a.id, a.seq, a.updated_at, 'lease',
     json_build_object('lease', 'adopted', 'attempt', a.attempt, 'worker', a.owner, 'token', a.token)
   FROM adopted AS a
 ), pairs AS MATERIALIZED (
-  SELECT p.queue, p.capability, p.domain, p.turn, m.id AS mark_id, -m.priority AS mark_rank, m.requested_at AS mark_at
-  FROM :pairs AS p(queue text, capability text, domain text, turn text, after_id uuid)
+  SELECT p.queue, p.capability, p.domain, p.last_tenant, m.id AS last_id, -m.priority AS last_rank, m.requested_at AS last_at
+  FROM :pairs AS p(queue text, capability text, domain text, last_tenant text, after_id uuid)
   LEFT JOIN holdfast.jobs AS m ON m.id = p.after_id
   WHERE :slots::integer > 0
     AND NOT EXISTS (
       SELECT 1 FROM holdfast.queues AS q
       WHERE q.queue = p.queue AND (q.paused OR (q.cap IS NOT NULL AND NOT :capped::boolean)))
-), ahead AS (
+), later_tenants AS (
   SELECT p.queue, p.capability, p.domain, 1 AS n, (
     SELECT j.tenant FROM holdfast.jobs AS j
-    WHERE j.gate = 'open' AND j.queue = p.queue AND j.capability = p.capability AND j.tenant > p.turn
+    WHERE j.gate = 'open' AND j.queue = p.queue AND j.capability = p.capability AND j.tenant > p.last_tenant
     ORDER BY j.tenant LIMIT 1) AS tenant
   FROM pairs AS p
   UNION ALL
@@ -61,86 +61,86 @@ WITH RECURSIVE clock AS MATERIALIZED (
     SELECT j.tenant FROM holdfast.jobs AS j
     WHERE j.gate = 'open' AND j.queue = t.queue AND j.capability = t.capability AND j.tenant > t.tenant
     ORDER BY j.tenant LIMIT 1)
-  FROM ahead AS t
+  FROM later_tenants AS t
   WHERE t.tenant IS NOT NULL AND t.n < :slots::integer + 8
-), behind AS (
-  SELECT p.queue, p.capability, p.domain, p.turn, 1 AS n, (
+), earlier_tenants AS (
+  SELECT p.queue, p.capability, p.domain, p.last_tenant, 1 AS n, (
     SELECT j.tenant FROM holdfast.jobs AS j
-    WHERE j.gate = 'open' AND j.queue = p.queue AND j.capability = p.capability AND j.tenant < p.turn
+    WHERE j.gate = 'open' AND j.queue = p.queue AND j.capability = p.capability AND j.tenant < p.last_tenant
     ORDER BY j.tenant LIMIT 1) AS tenant
   FROM pairs AS p
-  WHERE p.turn <> '' AND (SELECT count(DISTINCT t.tenant) FROM ahead AS t) < :slots::integer + 8
+  WHERE p.last_tenant <> '' AND (SELECT count(DISTINCT t.tenant) FROM later_tenants AS t) < :slots::integer + 8
   UNION ALL
-  SELECT t.queue, t.capability, t.domain, t.turn, t.n + 1, (
+  SELECT t.queue, t.capability, t.domain, t.last_tenant, t.n + 1, (
     SELECT j.tenant FROM holdfast.jobs AS j
     WHERE j.gate = 'open' AND j.queue = t.queue AND j.capability = t.capability
-      AND j.tenant > t.tenant AND j.tenant < t.turn
+      AND j.tenant > t.tenant AND j.tenant < t.last_tenant
     ORDER BY j.tenant LIMIT 1)
-  FROM behind AS t
+  FROM earlier_tenants AS t
   WHERE t.tenant IS NOT NULL AND t.n < :slots::integer + 8
-), lines AS MATERIALIZED (
-  SELECT t.queue, t.capability, t.domain, t.tenant, 0 AS lap, NULL::integer AS mark_rank, NULL::timestamptz AS mark_at,
-    NULL::uuid AS mark_id
-  FROM ahead AS t WHERE t.tenant IS NOT NULL
+), backlogs AS MATERIALIZED (
+  SELECT t.queue, t.capability, t.domain, t.tenant, 0 AS rotation, NULL::integer AS last_rank, NULL::timestamptz AS last_at,
+    NULL::uuid AS last_id
+  FROM later_tenants AS t WHERE t.tenant IS NOT NULL
   UNION ALL
-  SELECT t.queue, t.capability, t.domain, t.tenant, 1, NULL, NULL, NULL FROM behind AS t WHERE t.tenant IS NOT NULL
+  SELECT t.queue, t.capability, t.domain, t.tenant, 1, NULL, NULL, NULL FROM earlier_tenants AS t WHERE t.tenant IS NOT NULL
   UNION ALL
-  SELECT p.queue, p.capability, p.domain, p.turn, 2, p.mark_rank, p.mark_at, p.mark_id
+  SELECT p.queue, p.capability, p.domain, p.last_tenant, 2, p.last_rank, p.last_at, p.last_id
   FROM pairs AS p
-  WHERE p.turn <> ''
+  WHERE p.last_tenant <> ''
     AND ( -- a single tenant shares with no other, so there is no need to check for work first
-      (SELECT count(t.tenant) FROM ahead AS t) + (SELECT count(t.tenant) FROM behind AS t) = 0
+      (SELECT count(t.tenant) FROM later_tenants AS t) + (SELECT count(t.tenant) FROM earlier_tenants AS t) = 0
       OR EXISTS (
         SELECT 1 FROM holdfast.jobs AS j
-        WHERE j.gate = 'open' AND j.queue = p.queue AND j.capability = p.capability AND j.tenant = p.turn
-          AND (-j.priority, j.requested_at, j.id) > (coalesce(p.mark_rank, -2147483648),
-            coalesce(p.mark_at, '-infinity'), coalesce(p.mark_id, '00000000-0000-0000-0000-000000000000'))))
+        WHERE j.gate = 'open' AND j.queue = p.queue AND j.capability = p.capability AND j.tenant = p.last_tenant
+          AND (-j.priority, j.requested_at, j.id) > (coalesce(p.last_rank, -2147483648),
+            coalesce(p.last_at, '-infinity'), coalesce(p.last_id, '00000000-0000-0000-0000-000000000000'))))
 ), ranked AS (
-  SELECT l.queue, l.capability, l.domain, l.tenant, l.mark_rank, l.mark_at, l.mark_id,
-    dense_rank() OVER (ORDER BY l.lap, l.tenant) AS turn, count(*) OVER (PARTITION BY l.tenant) AS lines
+  SELECT l.queue, l.capability, l.domain, l.tenant, l.last_rank, l.last_at, l.last_id,
+    dense_rank() OVER (ORDER BY l.rotation, l.tenant) AS tenant_rank, count(*) OVER (PARTITION BY l.tenant) AS backlogs
   FROM (
-    SELECT l.queue, l.capability, l.domain, l.tenant, l.mark_rank, l.mark_at, l.mark_id,
-      min(l.lap) OVER (PARTITION BY l.tenant) AS lap
-    FROM lines AS l) AS l
+    SELECT l.queue, l.capability, l.domain, l.tenant, l.last_rank, l.last_at, l.last_id,
+      min(l.rotation) OVER (PARTITION BY l.tenant) AS rotation
+    FROM backlogs AS l) AS l
 ), chosen AS MATERIALIZED (
-  SELECT r.queue, r.capability, r.domain, r.tenant, r.mark_rank, r.mark_at, r.mark_id, r.turn
+  SELECT r.queue, r.capability, r.domain, r.tenant, r.last_rank, r.last_at, r.last_id, r.tenant_rank
   FROM ranked AS r
-  WHERE r.turn <= :slots::integer + 8 -- a few more, since other workers may claim the same rows
-  ORDER BY r.turn
+  WHERE r.tenant_rank <= :slots::integer + 8 -- a few more, since other workers may claim the same rows
+  ORDER BY r.tenant_rank
 ), shares AS MATERIALIZED (
-  SELECT ceil(:slots::float8 / least(greatest(max(c.turn), 1), greatest(:slots::integer, 1)))::integer AS share, count(*) > max(c.turn) AS merging
+  SELECT ceil(:slots::float8 / least(greatest(max(c.tenant_rank), 1), greatest(:slots::integer, 1)))::integer AS share, count(*) > max(c.tenant_rank) AS merging
   FROM chosen AS c
-), turns AS MATERIALIZED (
-  SELECT c.queue, c.capability, c.domain, c.tenant, c.turn, c.mark_rank, c.mark_at, c.mark_id, s.share
+), tenant_shares AS MATERIALIZED (
+  SELECT c.queue, c.capability, c.domain, c.tenant, c.tenant_rank, c.last_rank, c.last_at, c.last_id, s.share
   FROM chosen AS c
   CROSS JOIN shares AS s
   WHERE NOT s.merging -- one (queue, capability) pair per tenant
   UNION ALL
-  SELECT h.queue, h.capability, h.domain, h.tenant, h.turn, h.mark_rank, h.mark_at, h.mark_id, count(*)
+  SELECT h.queue, h.capability, h.domain, h.tenant, h.tenant_rank, h.last_rank, h.last_at, h.last_id, count(*)
   FROM (
-    SELECT c.queue, c.capability, c.domain, c.tenant, c.turn, c.mark_rank, c.mark_at, c.mark_id, s.share,
-      row_number() OVER (PARTITION BY c.turn ORDER BY h.priority DESC, h.requested_at, h.id) AS place
+    SELECT c.queue, c.capability, c.domain, c.tenant, c.tenant_rank, c.last_rank, c.last_at, c.last_id, s.share,
+      row_number() OVER (PARTITION BY c.tenant_rank ORDER BY h.priority DESC, h.requested_at, h.id) AS job_rank
     FROM chosen AS c
     CROSS JOIN shares AS s
     CROSS JOIN LATERAL (
       SELECT j.priority, j.requested_at, j.id FROM holdfast.jobs AS j
       WHERE j.gate = 'open' AND j.queue = c.queue AND j.capability = c.capability AND j.tenant = c.tenant
-        AND (-j.priority, j.requested_at, j.id) > (coalesce(c.mark_rank, -2147483648),
-          coalesce(c.mark_at, '-infinity'), coalesce(c.mark_id, '00000000-0000-0000-0000-000000000000'))
+        AND (-j.priority, j.requested_at, j.id) > (coalesce(c.last_rank, -2147483648),
+          coalesce(c.last_at, '-infinity'), coalesce(c.last_id, '00000000-0000-0000-0000-000000000000'))
       ORDER BY -j.priority, j.requested_at, j.id
       LIMIT s.share) AS h
     WHERE s.merging) AS h
-  WHERE h.place <= h.share
-  GROUP BY h.queue, h.capability, h.domain, h.tenant, h.turn, h.mark_rank, h.mark_at, h.mark_id
-  ORDER BY turn
+  WHERE h.job_rank <= h.share
+  GROUP BY h.queue, h.capability, h.domain, h.tenant, h.tenant_rank, h.last_rank, h.last_at, h.last_id
+  ORDER BY tenant_rank
 ), picked AS MATERIALIZED (
-  SELECT j.ctid AS place, t.domain
-  FROM turns AS t
+  SELECT j.ctid AS job_ctid, t.domain
+  FROM tenant_shares AS t
   CROSS JOIN LATERAL (
     SELECT j.ctid FROM holdfast.jobs AS j
     WHERE j.gate = 'open' AND j.queue = t.queue AND j.capability = t.capability AND j.tenant = t.tenant
-      AND (-j.priority, j.requested_at, j.id) > (coalesce(t.mark_rank, -2147483648),
-        coalesce(t.mark_at, '-infinity'), coalesce(t.mark_id, '00000000-0000-0000-0000-000000000000'))
+      AND (-j.priority, j.requested_at, j.id) > (coalesce(t.last_rank, -2147483648),
+        coalesce(t.last_at, '-infinity'), coalesce(t.last_id, '00000000-0000-0000-0000-000000000000'))
     ORDER BY -j.priority, j.requested_at, j.id
     LIMIT t.share
     FOR NO KEY UPDATE SKIP LOCKED) AS j
@@ -171,7 +171,7 @@ WITH RECURSIVE clock AS MATERIALIZED (
       seq = j.seq + 1
   FROM picked AS p
   CROSS JOIN clock AS t
-  WHERE j.ctid = p.place -- locked, so its ctid cannot change
+  WHERE j.ctid = p.job_ctid -- locked, so its ctid cannot change
   RETURNING j.id, j.token, j.attempt, j.domain, j.tenant, j.queue, j.capability, j.lane, j.spent, j.max_attempts, j.usage,
     j.priority, j.requested_at
 )
@@ -233,7 +233,7 @@ JOIN holdfast.specs AS s ON s.id = c.id;
 
 -- name: start
 -- Write phase `started` for attempts that now run.
-WITH mine AS MATERIALIZED (
+WITH owned AS MATERIALIZED (
   SELECT j.id, j.token
   FROM holdfast.jobs AS j
   JOIN :rows AS r(id uuid, token bigint) ON r.id = j.id AND r.token = j.token
@@ -246,7 +246,7 @@ SET phase = 'started',
     attempt_started_at = coalesce(j.attempt_started_at, greatest(holdfast.clock(), j.updated_at)),
     adoptions = 0,
     updated_at = greatest(holdfast.clock(), j.updated_at)
-FROM mine AS m
+FROM owned AS m
 WHERE j.id = m.id
   AND j.token = m.token
   AND j.status = 'running'
@@ -256,12 +256,12 @@ RETURNING j.id;
 -- Renew all leases of a worker; return for each job: yours, lost, or unknown to the worker. Uses jobs_running.
 -- If an adopter has held a silent job for ten minutes, the job did not kill it: its adoptions no longer count.
 -- The row without an id is the worker's own.
-WITH told AS MATERIALIZED (
+WITH reported AS MATERIALIZED (
   SELECT r.id, r.token FROM :rows AS r(id uuid, token bigint)
-), mine AS MATERIALIZED (
-  SELECT j.id, j.token, j.capability, j.phase, j.stop_kind, j.stop_phase, j.stop_deadline_at, t.id IS NOT NULL AS known
+), owned AS MATERIALIZED (
+  SELECT j.id, j.token, j.capability, j.phase, j.stop_kind, j.stop_phase, j.stop_deadline_at, t.id IS NOT NULL AS is_reported
   FROM holdfast.jobs AS j
-  LEFT JOIN told AS t ON t.id = j.id AND t.token = j.token
+  LEFT JOIN reported AS t ON t.id = j.id AND t.token = j.token
   WHERE j.phase IS NOT NULL
     AND j.status = 'running'
     AND j.owner = :worker::text
@@ -272,13 +272,13 @@ WITH told AS MATERIALIZED (
   SET lease_expires_at = holdfast.clock() + make_interval(secs => :ttl::float8),
       last_beat_at = holdfast.clock(),
       adoptions = CASE WHEN holdfast.clock() < j.updated_at + interval '10 minutes' THEN j.adoptions ELSE 0 END
-  FROM mine AS m
+  FROM owned AS m
   WHERE j.id = m.id
-    AND m.known
+    AND m.is_reported
     AND j.token = m.token
     AND j.owner = :worker::text
   RETURNING j.id, j.token
-), seen AS (
+), seen_worker AS (
   UPDATE holdfast.workers AS w
   SET seen_at = greatest(holdfast.clock(), w.seen_at),
       expires_at = holdfast.clock() + make_interval(secs => :ttl::float8)
@@ -286,18 +286,18 @@ WITH told AS MATERIALIZED (
   RETURNING w.draining
 )
 SELECT NULL::uuid AS id, NULL::bigint AS token, 'worker' AS answer, NULL AS capability, NULL AS phase, NULL AS stop_kind,
-  NULL AS stop_phase, NULL::timestamptz AS stop_deadline_at, (SELECT draining FROM seen) AS draining
+  NULL AS stop_phase, NULL::timestamptz AS stop_deadline_at, (SELECT draining FROM seen_worker) AS draining
 UNION ALL
-SELECT m.id, m.token, CASE WHEN m.known THEN 'yours' ELSE 'unknown' END, m.capability, m.phase, m.stop_kind,
+SELECT m.id, m.token, CASE WHEN m.is_reported THEN 'yours' ELSE 'unknown' END, m.capability, m.phase, m.stop_kind,
   m.stop_phase, m.stop_deadline_at, false
-FROM mine AS m
-WHERE NOT m.known OR EXISTS (SELECT 1 FROM renewed AS r WHERE r.id = m.id)
+FROM owned AS m
+WHERE NOT m.is_reported OR EXISTS (SELECT 1 FROM renewed AS r WHERE r.id = m.id)
 UNION ALL
 SELECT t.id, t.token, 'lost', NULL, NULL, NULL, NULL, NULL, false
-FROM told AS t
+FROM reported AS t
 WHERE NOT EXISTS (SELECT 1 FROM renewed AS r WHERE r.id = t.id AND r.token = t.token);
 
--- name: stops
+-- name: stop_requests
 -- The pending stop requests for a worker's own jobs. Uses jobs_running.
 SELECT j.id, j.token, j.stop_kind, j.stop_phase, j.stop_deadline_at
 FROM holdfast.jobs AS j
@@ -320,14 +320,14 @@ WITH stopped AS (
     AND j.status = 'running'
     AND j.stop_kind IS NOT NULL
   RETURNING j.id, j.seq, j.updated_at, j.stop_kind
-), told AS (
+), new_events AS (
   INSERT INTO holdfast.events (job_id, seq, at, type, data)
   SELECT s.id, s.seq, s.updated_at, 'cancel', json_build_object('cancel', :phase::text, 'kind', s.stop_kind)
   FROM stopped AS s
 )
 SELECT s.id FROM stopped AS s;
 
--- name: spending
+-- name: usage_of_jobs
 -- The usage and budgets of locked jobs. Uses the primary key.
 SELECT j.id, j.usage, s.policy ->> 'budget' AS budget, j.stop_kind
 FROM holdfast.jobs AS j
@@ -416,7 +416,7 @@ WITH clock AS MATERIALIZED (
 )
 SELECT e.id::text, e.status, e.queue, e.gate, e.has_dependants FROM ended AS e;
 
--- name: landed
+-- name: recorded_ends
 -- Which of these ends are already recorded: same token, no open attempt.
 SELECT j.id, j.status
 FROM holdfast.jobs AS j
@@ -425,7 +425,7 @@ WHERE j.phase IS NULL;
 
 -- name: hand_over
 -- Release leases while the attempts keep running: another worker adopts them.
-WITH mine AS MATERIALIZED (
+WITH owned AS MATERIALIZED (
   SELECT j.id, j.token, j.owner
   FROM holdfast.jobs AS j
   JOIN :rows AS r(id uuid, token bigint) ON r.id = j.id AND r.token = j.token
@@ -440,15 +440,15 @@ WITH mine AS MATERIALIZED (
       lease_expires_at = NULL,
       orphaned_at = greatest(holdfast.clock(), j.updated_at),
       adopt_after_at = holdfast.clock() + make_interval(secs => :delay::float8),
-      adoptions = CASE WHEN :worn::boolean THEN j.adoptions ELSE 0 END,
+      adoptions = CASE WHEN :adoption_failed::boolean THEN j.adoptions ELSE 0 END,
       updated_at = greatest(holdfast.clock(), j.updated_at),
       seq = j.seq + 1
-  FROM mine AS m
+  FROM owned AS m
   WHERE j.id = m.id
     AND j.token = m.token
     AND j.owner IS NOT NULL
   RETURNING j.id, j.seq, j.updated_at, m.owner AS worker, j.token
-), told AS (
+), new_events AS (
   INSERT INTO holdfast.events (job_id, seq, at, type, data)
   SELECT h.id, h.seq, h.updated_at, 'lease', json_build_object('lease', 'handed_over', 'worker', h.worker, 'token', h.token, 'reason', :reason::text)
   FROM handed AS h
@@ -487,7 +487,7 @@ WITH expired AS MATERIALIZED (
     AND j.status = 'running'
     AND j.lease_expires_at < least(holdfast.clock(), :seen_at::timestamptz)
   RETURNING j.id, j.seq, j.updated_at, e.owner AS worker, j.token, j.attempt, j.adoptions
-), told AS (
+), new_events AS (
   INSERT INTO holdfast.events (job_id, seq, at, type, data)
   SELECT r.id, r.seq, r.updated_at, 'lease', json_build_object('lease', 'reaped', 'worker', r.worker, 'token', r.token)
   FROM reaped AS r

@@ -2,7 +2,7 @@
 
 -- name: orphan
 -- Clear all leases of a worker that is known to be dead; the jobs stay running and can be adopted. Uses jobs_running.
-WITH mine AS MATERIALIZED (
+WITH owned AS MATERIALIZED (
   SELECT j.id, j.token
   FROM holdfast.jobs AS j
   WHERE j.phase IS NOT NULL
@@ -22,12 +22,12 @@ WITH mine AS MATERIALIZED (
       END),
       updated_at = greatest(holdfast.clock(), j.updated_at),
       seq = j.seq + 1
-  FROM mine AS m
+  FROM owned AS m
   WHERE j.id = m.id
     AND j.token = m.token
     AND j.owner = :worker::text
   RETURNING j.id, j.seq, j.updated_at, j.token
-), told AS (
+), new_events AS (
   INSERT INTO holdfast.events (job_id, seq, at, type, data)
   SELECT h.id, h.seq, h.updated_at, 'lease',
     json_build_object('lease', 'handed_over', 'worker', :worker::text, 'token', h.token, 'reason', 'dead')
@@ -35,7 +35,7 @@ WITH mine AS MATERIALIZED (
 )
 SELECT h.id FROM handed AS h;
 
--- name: held
+-- name: owned_leases
 -- Which of these leases a worker still holds, with the columns that it needs to release them.
 SELECT j.id, j.token, j.tenant, j.lane, j.capability, j.adoptions
 FROM holdfast.jobs AS j
@@ -44,7 +44,7 @@ WHERE j.status = 'running'
   AND j.owner = :worker::text
 ORDER BY j.id;
 
--- name: unreachable
+-- name: unreachable_orphans
 -- Orphans in domains that no worker has had for longer than :grace. A live worker's row expires in the future. Uses
 -- jobs_orphaned, as do the next ones: orphans are collected first, because by id the planner would scan all jobs.
 WITH reachable AS MATERIALIZED (
@@ -84,7 +84,7 @@ WHERE j.phase IS NOT NULL
 ORDER BY j.adopt_after_at, j.id
 LIMIT :limit::integer;
 
--- name: open_in
+-- name: open_in_domains
 -- Orphans, and jobs that are paused as lost, in these domains. Uses jobs_orphaned.
 WITH unowned AS MATERIALIZED (
   SELECT j.id, j.tenant, j.token, j.attempt, j.domain, j.spent, j.max_attempts, j.last_beat_at, j.status, j.error_code
@@ -119,7 +119,7 @@ WHERE u.status = 'paused'
 ORDER BY u.id
 LIMIT :limit::integer;
 
--- name: worn_orphans
+-- name: failing_orphans
 -- Orphans that were adopted repeatedly without progress. Uses jobs_orphaned.
 WITH unowned AS MATERIALIZED (
   SELECT j.id, j.tenant, j.token, j.adoptions, j.status

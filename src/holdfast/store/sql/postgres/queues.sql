@@ -31,7 +31,7 @@ SELECT count(*) AS running FROM holdfast.jobs AS j WHERE j.phase IS NOT NULL AND
 
 -- name: count_waiting
 -- Let jobs that wait in a queue count against its new depth limit: one bounded step along all jobs. Uses jobs_pkey.
-WITH seen AS MATERIALIZED (
+WITH scanned AS MATERIALIZED (
   SELECT j.id
   FROM holdfast.jobs AS j
   WHERE j.id > coalesce(:after_id::uuid, '00000000-0000-0000-0000-000000000000')
@@ -39,7 +39,7 @@ WITH seen AS MATERIALIZED (
   LIMIT :scan::integer
 ), waiting AS MATERIALIZED (
   SELECT j.id
-  FROM seen AS s
+  FROM scanned AS s
   JOIN holdfast.jobs AS j ON j.id = s.id
   WHERE j.queue = :queue::text
     AND j.gate IS NOT NULL
@@ -49,7 +49,7 @@ WITH seen AS MATERIALIZED (
 ), counted AS (
   UPDATE holdfast.jobs AS j SET limited = true FROM waiting AS w WHERE j.id = w.id
 )
-SELECT (SELECT count(*) FROM seen) AS seen, (SELECT s.id FROM seen AS s ORDER BY s.id DESC LIMIT 1) AS last_id;
+SELECT (SELECT count(*) FROM scanned) AS scanned, (SELECT s.id FROM scanned AS s ORDER BY s.id DESC LIMIT 1) AS last_id;
 
 -- name: waiting_depths
 -- How many jobs wait at each gate, per tenant and queue, and how many seconds the oldest claimable job has waited.

@@ -1,8 +1,8 @@
 -- Retention: ended jobs that no other job needs are removed, in bounded steps along the ids, which grow with time.
 
--- name: sign
+-- name: set_signatures
 -- Sign the next :scan jobs after :after_id: a hash of kind, runner, spec and inputs.
-WITH seen AS MATERIALIZED (
+WITH scanned AS MATERIALIZED (
   SELECT j.id
   FROM holdfast.jobs AS j
   WHERE j.id > coalesce(:after_id::uuid, '00000000-0000-0000-0000-000000000000')
@@ -10,7 +10,7 @@ WITH seen AS MATERIALIZED (
   LIMIT :scan::integer
 ), unsigned AS MATERIALIZED ( -- by id: expecting few unsigned rows, the planner would search the whole table
   SELECT o.id
-  FROM seen AS d
+  FROM scanned AS d
   CROSS JOIN LATERAL (SELECT s.id, s.signature FROM holdfast.specs AS s WHERE s.id = d.id OFFSET 0) AS o
   WHERE o.signature IS NULL
 )
@@ -19,19 +19,19 @@ SET signature = md5(concat_ws(E'\n', s.kind, s.runner, s.spec, s.inputs))::uuid
 FROM unsigned AS u
 WHERE s.id = u.id;
 
--- name: prune
--- Look at the next :scan jobs after :after_id, and mark for deletion those that are over their age, or older than the
+-- name: prune_jobs
+-- Read the next :scan jobs after :after_id, and mark for deletion those that are over their age, or older than the
 -- newest :newest of their signature. Never a job that is active, blocks a lane, has just ended, is unsettled, or
 -- is needed by a job that has not ended. Uses jobs_pkey, specs_signed, needs_open.
-WITH seen AS MATERIALIZED (
+WITH scanned AS MATERIALIZED (
   SELECT j.id, j.tenant, j.status, j.lane, j.started_at, j.finished_at, j.requested_at, j.dismissed, j.unsettled
   FROM holdfast.jobs AS j
   WHERE j.id > coalesce(:after_id::uuid, '00000000-0000-0000-0000-000000000000')
   ORDER BY j.id
   LIMIT :scan::integer
-), doomed AS MATERIALIZED (
+), to_delete AS MATERIALIZED (
   SELECT j.id
-  FROM seen AS d
+  FROM scanned AS d
   JOIN holdfast.jobs AS j ON j.id = d.id
   JOIN holdfast.specs AS s ON s.id = d.id
   WHERE j.finished_at <= holdfast.clock() - make_interval(secs => :grace::float8)
@@ -51,17 +51,17 @@ WITH seen AS MATERIALIZED (
           LIMIT :newest::integer) AS newer)))
   ORDER BY j.id
   FOR UPDATE OF j SKIP LOCKED
-), marked AS (
+), updated AS (
   UPDATE holdfast.jobs AS j
   SET stop_kind = 'delete',
       stop_phase = coalesce(j.stop_phase, 'requested')
-  FROM doomed AS d
+  FROM to_delete AS d
   WHERE j.id = d.id
 )
-SELECT (SELECT count(*) FROM seen) AS seen, (SELECT s.id FROM seen AS s ORDER BY s.id DESC LIMIT 1) AS last_id,
-  (SELECT json_agg(d.id) FROM doomed AS d) AS doomed;
+SELECT (SELECT count(*) FROM scanned) AS scanned, (SELECT s.id FROM scanned AS s ORDER BY s.id DESC LIMIT 1) AS last_id,
+  (SELECT json_agg(d.id) FROM to_delete AS d) AS to_delete;
 
--- name: forget_keys
+-- name: prune_idempotency_keys
 -- Idempotency keys whose 24 hours are over. Uses idempotency_made.
 DELETE FROM holdfast.idempotency AS i
 WHERE (i.tenant, i.key) IN (
@@ -71,7 +71,7 @@ WHERE (i.tenant, i.key) IN (
   LIMIT :limit::integer)
 RETURNING i.key;
 
--- name: counts
+-- name: count_jobs
 -- How many jobs wait and run, exact up to :most, from the small indexes; all jobs as the last ANALYZE estimated them.
 SELECT
   (SELECT count(*) FROM (SELECT 1 FROM holdfast.jobs AS j WHERE j.gate = 'open' LIMIT :most::integer) AS x) AS open,

@@ -111,7 +111,7 @@ DELETE FROM holdfast.builds AS b
 WHERE b.id = :id::text
   AND (b.job_id IS NULL OR (b.job_id = :job_id::uuid AND b.token = :token::bigint));
 
--- name: forget_builds
+-- name: prune_builds
 -- Build locks whose lease ended a while ago and that no other job took.
 DELETE FROM holdfast.builds AS b
 WHERE b.id IN (
@@ -137,14 +137,14 @@ WHERE EXISTS (
 ON CONFLICT (id) DO NOTHING
 RETURNING id;
 
--- name: snapshot_family
+-- name: snapshot_descendants
 -- A snapshot and all that was made from it. Uses snapshots_parent.
-WITH RECURSIVE family AS (
+WITH RECURSIVE descendants AS (
   SELECT s.id FROM holdfast.snapshots AS s WHERE s.id = :id::text AND s.tenant = :tenant::text
   UNION
-  SELECT c.id FROM family AS f JOIN holdfast.snapshots AS c ON c.parent = f.id
+  SELECT c.id FROM descendants AS f JOIN holdfast.snapshots AS c ON c.parent = f.id
 )
-SELECT f.id FROM family AS f ORDER BY f.id;
+SELECT f.id FROM descendants AS f ORDER BY f.id;
 
 -- name: lock_snapshots
 -- Locked in order; the next statement reads which jobs need them.
@@ -206,7 +206,7 @@ WHERE s.id IN (SELECT e FROM json_array_elements_text(:ids::json) AS e)
     SELECT 1 FROM holdfast.specs AS p JOIN holdfast.jobs AS j ON j.id = p.id
     WHERE p.tenant = s.tenant AND p.spec ->> 'base' = s.id AND j.finished_at IS NULL);
 
--- name: standing_folders
+-- name: stored_folders
 -- Which of these folders have a row. Uses snapshots_folder.
 SELECT s.folder
 FROM holdfast.snapshots AS s

@@ -20,7 +20,7 @@ VALUES (:id::uuid, :name::text, :role::text, :tenant::text, :hash::text, holdfas
 ON CONFLICT DO NOTHING
 RETURNING id, name, role, tenant, created_at, created_by, expires_at, used_at;
 
--- name: lasting_admins
+-- name: permanent_admins
 -- Admin tokens that never expire, locked in order: one of them must remain.
 SELECT t.id
 FROM holdfast.tokens AS t

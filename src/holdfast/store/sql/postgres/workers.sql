@@ -68,7 +68,7 @@ SELECT t.counter, t.status, t.count FROM holdfast.totals AS t;
 -- Add the counters of a process without a row.
 SELECT 1 AS one FROM (SELECT holdfast.add_figures(:figures::json)) AS added;
 
--- name: forget_worker
+-- name: delete_worker
 DELETE FROM holdfast.workers AS w WHERE w.worker = :worker::text;
 
 -- name: drain_worker
@@ -85,7 +85,7 @@ SELECT w.worker, w.host, w.pid, w.queues, w.capabilities, w.domains, w.away, w.r
 FROM holdfast.workers AS w
 ORDER BY w.worker;
 
--- name: workers_of
+-- name: workers_of_host
 -- The workers of a host, or those with this domain.
 SELECT w.worker, w.host, w.domains, w.expires_at > holdfast.clock() AS live
 FROM holdfast.workers AS w
@@ -99,14 +99,14 @@ FROM holdfast.workers AS w
 CROSS JOIN LATERAL json_array_elements_text(w.domains) AS d(domain)
 WHERE w.expires_at > holdfast.clock();
 
--- name: forget_dead
+-- name: delete_dead_workers
 -- Delete these workers, except one that turns out to be alive.
 DELETE FROM holdfast.workers AS w
 WHERE w.worker = ANY (:workers::text[])
   AND w.expires_at <= holdfast.clock()
 RETURNING w.worker;
 
--- name: forget_long_dead
+-- name: prune_workers
 -- Workers that died :age ago, own no job, and have no orphan in their domains. Uses jobs_running, jobs_orphaned.
 DELETE FROM holdfast.workers AS w
 WHERE w.worker IN (
@@ -123,7 +123,7 @@ WHERE w.worker IN (
   LIMIT :limit::integer)
 RETURNING w.worker;
 
--- name: reaching
+-- name: workers_in_domain
 -- Live workers that can adopt attempts in a domain.
 SELECT w.worker
 FROM holdfast.workers AS w

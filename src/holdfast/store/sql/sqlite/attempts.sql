@@ -27,7 +27,7 @@ FROM attempts AS a
 WHERE a.job_id IN (SELECT value FROM json_each(:ids))
   AND a.cause = 'lost';
 
--- name: standing_attempts
+-- name: attempt_tokens
 -- Every attempt of these jobs with the token of its end, or the current one. Uses the primary keys.
 SELECT a.job_id AS id, a.attempt, a.token
 FROM attempts AS a

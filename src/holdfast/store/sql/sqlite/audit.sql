@@ -23,13 +23,23 @@ WHERE a.action = :action
 ORDER BY a.done_at DESC, a.id DESC
 LIMIT 1;
 
--- name: forget_audit
--- The oldest rows that are older than :age seconds. Uses audit_listed.
+-- name: lock_tools
+-- One server at a time compares its tools with those loaded last. Differs: the write lock is held already.
+SELECT 1 AS locked;
+
+-- name: prune_audit
+-- The oldest rows that are older than :age seconds, except the one that says which tools were loaded last: the next
+-- server compares its own with it. Uses audit_listed.
 DELETE FROM audit
 WHERE id IN (
   SELECT o.id
   FROM audit AS o
   WHERE o.done_at <= clock() - CAST(:age * 1000000 AS INTEGER)
+    AND (o.action <> 'tools.change' OR EXISTS (
+      SELECT 1
+      FROM audit AS n
+      WHERE n.action = 'tools.change'
+        AND (n.done_at, n.id) > (o.done_at, o.id)))
   ORDER BY o.done_at, o.id
   LIMIT :limit)
 RETURNING id;

@@ -2,8 +2,8 @@
 
 -- name: append_events
 -- Append batch n of a running attempt and move its offsets, only if batch n - 1 and the old offsets are recorded.
-DELETE FROM told;
-INSERT INTO told (id, token)
+DELETE FROM affected;
+INSERT INTO affected (id, token)
 SELECT j.id, j.seq
 FROM jobs AS j
 WHERE j.id = :id
@@ -28,13 +28,13 @@ SET seq = seq + json_array_length(:events),
     log_bytes = log_bytes + :log_bytes,
     adoptions = 0,
     updated_at = max(clock(), updated_at)
-WHERE id IN (SELECT id FROM told);
+WHERE id IN (SELECT id FROM affected);
 INSERT INTO events (job_id, seq, at, type, task, data)
 SELECT t.id, t.token + e.key + 1, j.updated_at, e.value ->> 'type', e.value ->> 'task', e.value ->> 'data'
-FROM told AS t
+FROM affected AS t
 CROSS JOIN jobs AS j ON j.id = t.id
 CROSS JOIN json_each(:events) AS e;
-SELECT j.seq, j.usage, j.log_bytes FROM told AS t CROSS JOIN jobs AS j ON j.id = t.id;
+SELECT j.seq, j.usage, j.log_bytes FROM affected AS t CROSS JOIN jobs AS j ON j.id = t.id;
 
 -- name: append_state
 -- Why an append was not applied: it is a repeat, or the lease is lost.
@@ -44,7 +44,7 @@ WHERE j.id = :id
   AND j.token = :token
   AND j.status = 'running';
 
--- name: logged
+-- name: log_bytes
 -- How many bytes of log are stored for a job. Uses the primary key.
 SELECT j.log_bytes
 FROM jobs AS j

@@ -2,7 +2,7 @@
 
 -- name: promote
 -- Move due jobs from gate `future` to `open`, or to `unresolved` where a lane decides. Uses jobs_future.
--- look
+-- precheck
 SELECT 1 FROM jobs AS j WHERE j.gate = 'future' AND j.available_at <= clock() LIMIT 1;
 UPDATE jobs
 SET gate = CASE WHEN lane IS NULL THEN 'open' ELSE 'unresolved' END
@@ -66,7 +66,7 @@ WHERE job_id IN (SELECT value FROM json_each(:ids))
     JOIN jobs AS p ON p.id = n.need_id
     WHERE n.job_id IN (SELECT value FROM json_each(:ids)) AND p.status = 'succeeded');
 
--- name: mark_parents
+-- name: set_has_dependants
 -- Mark, under its lock, a job that has waiting dependants: its end then sets `unsettled`.
 UPDATE jobs
 SET has_dependants = 1
@@ -92,8 +92,8 @@ GROUP BY n.job_id
 ORDER BY n.job_id;
 
 -- name: fail_dependants
-DELETE FROM told;
-INSERT INTO told (id)
+DELETE FROM affected;
+INSERT INTO affected (id)
 SELECT j.id
 FROM json_each(:rows) AS r
 JOIN jobs AS j ON j.id = r.value ->> 'id'
@@ -110,29 +110,29 @@ SET status = 'failed',
     seq = seq + 1
 FROM json_each(:rows) AS r
 WHERE jobs.id = r.value ->> 'id'
-  AND jobs.id IN (SELECT t.id FROM told AS t);
+  AND jobs.id IN (SELECT t.id FROM affected AS t);
 INSERT INTO events (job_id, seq, at, type, data)
 SELECT f.id, f.seq, f.updated_at, 'status',
   json_object('status', 'failed', 'code', 'dependency_failed', 'message', f.error_message, 'need', r.value ->> 'need_id')
-FROM told AS t
+FROM affected AS t
 CROSS JOIN jobs AS f ON f.id = t.id
 JOIN json_each(:rows) AS r ON r.value ->> 'id' = t.id;
-SELECT f.id, f.has_dependants FROM told AS t CROSS JOIN jobs AS f ON f.id = t.id;
+SELECT f.id, f.has_dependants FROM affected AS t CROSS JOIN jobs AS f ON f.id = t.id;
 
--- name: place_in_lane
+-- name: set_lane_positions
 -- Give a position to jobs that have none, in the order given; the lane's row is locked.
-DELETE FROM told;
-INSERT INTO told (id, token)
+DELETE FROM affected;
+INSERT INTO affected (id, token)
 SELECT j.id, row_number() OVER (ORDER BY e.key)
 FROM json_each(:ids) AS e
 JOIN jobs AS j ON j.id = e.value
 WHERE j.lane_position IS NULL;
 UPDATE jobs
 SET lane_position = (SELECT l.next_position FROM lanes AS l WHERE l.tenant = :tenant AND l.lane = :lane) + t.token - 1
-FROM told AS t
+FROM affected AS t
 WHERE jobs.id = t.id;
 UPDATE lanes
-SET next_position = next_position + (SELECT count(*) FROM told)
+SET next_position = next_position + (SELECT count(*) FROM affected)
 WHERE tenant = :tenant
   AND lane = :lane;
 
@@ -184,8 +184,8 @@ WHERE id IN (SELECT value FROM json_each(:ids))
 
 -- name: revive_dependants
 -- Requeue jobs that failed only because of needs that no longer block them.
-DELETE FROM told;
-INSERT INTO told (id)
+DELETE FROM affected;
+INSERT INTO affected (id)
 SELECT j.id
 FROM jobs AS j
 WHERE j.id IN (SELECT value FROM json_each(:ids))
@@ -210,12 +210,12 @@ SET status = CASE WHEN held THEN 'pending' ELSE 'queued' END,
     error_message = NULL,
     unsettled = unsettled OR has_dependants,
     seq = seq + 1
-WHERE id IN (SELECT id FROM told);
+WHERE id IN (SELECT id FROM affected);
 INSERT INTO events (job_id, seq, at, type, data)
 SELECT r.id, r.seq, r.updated_at, 'status', json_object('status', r.status, 'revived_by', :id)
-FROM told AS t
+FROM affected AS t
 CROSS JOIN jobs AS r ON r.id = t.id;
-SELECT t.id FROM told AS t;
+SELECT t.id FROM affected AS t;
 
 -- name: settled
 -- Mark a job as settled, unless it changed again meanwhile.

@@ -1,6 +1,6 @@
 -- Statements for callers: submit, read, and move one job under its lock.
 
--- name: existing
+-- name: existing_jobs
 -- Which of these ids exist, and their tenants.
 SELECT j.id, j.tenant FROM json_each(:ids) AS e JOIN jobs AS j ON j.id = e.value;
 
@@ -18,62 +18,62 @@ SELECT r.* FROM job_records AS r WHERE r.id = :id AND r.tenant = :tenant;
 SELECT n.need_id FROM needs AS n WHERE n.job_id = :id AND n.satisfied = 0 ORDER BY n.need_id;
 
 -- name: list_jobs
--- One stretch of a list, newest first: scan `walk` jobs along one index (specs_listed, specs_of_kind, labels_listed,
+-- One part of a list, newest first: read `scan` jobs along one index (specs_listed, specs_of_kind, labels_listed,
 -- jobs_of_lane, jobs_waiting with jobs_ended and jobs_running); return those that match, and always the last one: the
--- next stretch starts after it.
-WITH walked AS MATERIALIZED (
+-- next part starts after it.
+WITH scanned AS MATERIALIZED (
   SELECT * FROM (
     SELECT s.id, s.requested_at
     FROM specs AS s
-    WHERE :way = 'newest'
+    WHERE :index_name = 'newest'
       AND s.tenant = :tenant
       AND (s.requested_at, s.id) < (coalesce(:before_at, 9223372036854775807), :before_id)
       AND s.requested_at >= coalesce(:since_at, 0)
     ORDER BY s.requested_at DESC, s.id DESC
-    LIMIT :walk
+    LIMIT :scan
   )
   UNION ALL
   SELECT * FROM (
     SELECT s.id, s.requested_at
     FROM specs AS s
-    WHERE :way = 'kind'
+    WHERE :index_name = 'kind'
       AND s.tenant = :tenant
       AND s.kind = :kind
       AND (s.requested_at, s.id) < (coalesce(:before_at, 9223372036854775807), :before_id)
       AND s.requested_at >= coalesce(:since_at, 0)
     ORDER BY s.requested_at DESC, s.id DESC
-    LIMIT :walk
+    LIMIT :scan
   )
   UNION ALL
   SELECT * FROM (
     SELECT l.id, l.requested_at
     FROM labels AS l
-    WHERE :way = 'label'
+    WHERE :index_name = 'label'
       AND l.tenant = :tenant
       AND l.label = :label
       AND (l.requested_at, l.id) < (coalesce(:before_at, 9223372036854775807), :before_id)
       AND l.requested_at >= coalesce(:since_at, 0)
     ORDER BY l.requested_at DESC, l.id DESC
-    LIMIT :walk
+    LIMIT :scan
   )
   UNION ALL
   SELECT * FROM (
     SELECT j.id, j.requested_at
     FROM jobs AS j
-    WHERE :way = 'lane'
+    WHERE :index_name = 'lane'
       AND j.tenant = :tenant
       AND j.lane = :lane
       AND (j.requested_at, j.id) < (coalesce(:before_at, 9223372036854775807), :before_id)
       AND j.requested_at >= coalesce(:since_at, 0)
     ORDER BY j.requested_at DESC, j.id DESC
-    LIMIT :walk
+    LIMIT :scan
   )
   UNION ALL
   SELECT * FROM (
     SELECT j.id, j.requested_at
     FROM json_each(:ranges) AS g
     CROSS JOIN jobs AS j
-    WHERE :way = 'status'
+    WHERE :index_name = 'status'
       AND j.rowid IN (
         SELECT * FROM (
           SELECT f.rowid
@@ -85,7 +85,7 @@ WITH walked AS MATERIALIZED (
             AND (f.requested_at, f.id) < (coalesce(:before_at, 9223372036854775807), :before_id)
             AND f.requested_at >= coalesce(:since_at, 0)
           ORDER BY f.requested_at DESC, f.id DESC
-          LIMIT :walk
+          LIMIT :scan
         )
         UNION ALL
         SELECT * FROM (
@@ -98,7 +98,7 @@ WITH walked AS MATERIALIZED (
             AND (f.requested_at, f.id) < (coalesce(:before_at, 9223372036854775807), :before_id)
             AND f.requested_at >= coalesce(:since_at, 0)
           ORDER BY f.requested_at DESC, f.id DESC
-          LIMIT :walk
+          LIMIT :scan
         )
         UNION ALL
         SELECT * FROM (
@@ -112,14 +112,14 @@ WITH walked AS MATERIALIZED (
             AND (f.requested_at, f.id) < (coalesce(:before_at, 9223372036854775807), :before_id)
             AND f.requested_at >= coalesce(:since_at, 0)
           ORDER BY f.requested_at DESC, f.id DESC
-          LIMIT :walk
+          LIMIT :scan
         )
       )
     ORDER BY j.requested_at DESC, j.id DESC
-    LIMIT :walk
+    LIMIT :scan
   )
 )
-SELECT r.*, (SELECT count(*) FROM walked) AS walked,
+SELECT r.*, (SELECT count(*) FROM scanned) AS scanned,
   (:statuses IS NULL OR r.status IN (SELECT value FROM json_each(:statuses)))
   AND (:kind IS NULL OR r.kind = :kind)
   AND (:queue IS NULL OR r.queue = :queue)
@@ -127,10 +127,10 @@ SELECT r.*, (SELECT count(*) FROM walked) AS walked,
   AND (:labels IS NULL OR NOT EXISTS (
     SELECT 1 FROM json_each(:labels) AS w
     WHERE NOT EXISTS (SELECT 1 FROM json_each(r.labels) AS l WHERE l.key = w.key AND l.value = w.value))) AS fits
-FROM walked AS w
+FROM scanned AS w
 CROSS JOIN job_records AS r ON r.id = w.id
 WHERE fits
-  OR w.id = (SELECT x.id FROM walked AS x ORDER BY x.requested_at, x.id LIMIT 1)
+  OR w.id = (SELECT x.id FROM scanned AS x ORDER BY x.requested_at, x.id LIMIT 1)
 ORDER BY w.requested_at DESC, w.id DESC
 LIMIT :limit;
 
@@ -183,8 +183,8 @@ WHERE j.id = :id;
 -- Write one move of a job without a lease, with the events that report it. The caller holds the lock of the job (and of
 -- its lane). An orphan that leaves `running` gets a new token; one that returns to `running` can be adopted at once. A
 -- closed attempt records the job's new status: only a resume says that the attempt has stopped.
-DELETE FROM told;
-INSERT INTO told (id, token)
+DELETE FROM affected;
+INSERT INTO affected (id, token)
 SELECT j.id, j.token
 FROM jobs AS j
 WHERE j.id = :id
@@ -199,7 +199,7 @@ SELECT m.id, m.attempt, m.worker, m.domain,
   'lost',
   CASE WHEN :status = 'queued' THEN 'a person said that this attempt has stopped'
     ELSE 'a person gave this attempt up' END
-FROM told AS t
+FROM affected AS t
 CROSS JOIN jobs AS m ON m.id = t.id
 WHERE :close_attempt
   AND m.phase IS NOT NULL;
@@ -232,17 +232,17 @@ SET status = :status,
     error_message = CASE WHEN :keep_error THEN error_message ELSE :error_message END,
     result = CASE WHEN :dismissed THEN result ELSE :result END,
     seq = seq + json_array_length(:events)
-WHERE id IN (SELECT id FROM told);
+WHERE id IN (SELECT id FROM affected);
 INSERT INTO events (job_id, seq, at, type, data)
 SELECT m.id, m.seq - json_array_length(:events) + e.key + 1, m.updated_at, e.value ->> 'type', e.value ->> 'data'
-FROM told AS t
+FROM affected AS t
 CROSS JOIN jobs AS m ON m.id = t.id
 CROSS JOIN json_each(:events) AS e;
 SELECT m.id, m.status, m.queue, m.gate, m.has_dependants
-FROM told AS t
+FROM affected AS t
 CROSS JOIN jobs AS m ON m.id = t.id;
 
--- name: given_up
+-- name: unstopped_attempt
 -- The last attempt of a cancelled job, unless it is known to have stopped.
 SELECT a.attempt, a.domain
 FROM jobs AS j
@@ -272,7 +272,7 @@ SELECT j.id, j.owner FROM jobs AS j WHERE j.id = :id AND j.phase IS NOT NULL;
 -- name: set_budget
 UPDATE specs SET policy = json_set(coalesce(policy, '{}'), '$.budget', json(:budget)) WHERE id = :id;
 
--- name: note
+-- name: add_events
 -- Write events about a locked job whose status does not change.
 UPDATE jobs SET seq = seq + json_array_length(:events) WHERE id = :id;
 INSERT INTO events (job_id, seq, at, type, task, data)
@@ -282,13 +282,13 @@ FROM jobs AS j
 CROSS JOIN json_each(:events) AS e
 WHERE j.id = :id;
 
--- name: lock_reuse
+-- name: lock_reuse_key
 -- Lock a reuse key; the next statement reads which job has it.
 INSERT INTO reuse (tenant, reuse_key, job_id)
 VALUES (:tenant, :reuse_key, :id)
 ON CONFLICT (tenant, reuse_key) DO UPDATE SET job_id = job_id;
 
--- name: take_reuse
+-- name: take_reuse_key
 -- Give a reuse key back to a job, unless another job with the key is live. A succeeded job stays the answer for the key
 -- until this one succeeds too.
 UPDATE reuse
@@ -306,7 +306,7 @@ WHERE tenant = :tenant
     WHERE j.id = reuse.job_id AND j.id <> :id AND j.status IN ('pending', 'queued', 'running', 'paused'))
 RETURNING job_id;
 
--- name: standing_for
+-- name: job_with_reuse_key
 SELECT r.job_id FROM reuse AS r WHERE r.tenant = :tenant AND r.reuse_key = :reuse_key;
 
 -- name: reuse_keys
@@ -345,7 +345,7 @@ WHERE j.status = 'queued'
 ORDER BY j.queue_deadline_at
 LIMIT :limit;
 
--- name: doomed_jobs
+-- name: jobs_to_delete
 -- Ended jobs that are marked for deletion, the next ones after :after_id. Uses jobs_deleting.
 SELECT j.id, j.tenant, j.status,
   j.lane IS NOT NULL AND j.dismissed = 0 AND j.status IN ('failed', 'timed_out') AS blocking
@@ -356,7 +356,7 @@ WHERE j.stop_kind = 'delete'
 ORDER BY j.id
 LIMIT :limit;
 
--- name: doom_job
+-- name: request_deletion
 -- Mark an ended job for deletion. From then on its status is final, no reuse key returns it, and it blocks no lane:
 -- removing its files may take a while.
 UPDATE jobs
@@ -370,8 +370,8 @@ RETURNING id;
 
 -- name: delete_jobs
 -- Delete jobs that are marked for deletion and whose files are gone.
-DELETE FROM told;
-INSERT INTO told (id)
+DELETE FROM affected;
+INSERT INTO affected (id)
 SELECT j.id
 FROM json_each(:ids) AS e
 CROSS JOIN jobs AS j ON j.id = e.value
@@ -380,25 +380,25 @@ WHERE j.stop_kind = 'delete'
   AND j.unsettled = 0;
 UPDATE needs SET satisfied = 1
 WHERE satisfied = 0
-  AND need_id IN (SELECT j.id FROM told AS t CROSS JOIN jobs AS j ON j.id = t.id WHERE j.status = 'succeeded');
+  AND need_id IN (SELECT j.id FROM affected AS t CROSS JOIN jobs AS j ON j.id = t.id WHERE j.status = 'succeeded');
 DELETE FROM reuse
 WHERE (tenant, reuse_key) IN (
-  SELECT s.tenant, s.reuse_key FROM told AS t CROSS JOIN specs AS s ON s.id = t.id)
-  AND job_id IN (SELECT id FROM told)
-  AND (succeeded_id IS NULL OR succeeded_id IN (SELECT id FROM told));
+  SELECT s.tenant, s.reuse_key FROM affected AS t CROSS JOIN specs AS s ON s.id = t.id)
+  AND job_id IN (SELECT id FROM affected)
+  AND (succeeded_id IS NULL OR succeeded_id IN (SELECT id FROM affected));
 UPDATE reuse
-SET job_id = CASE WHEN job_id IN (SELECT id FROM told) THEN succeeded_id ELSE job_id END,
+SET job_id = CASE WHEN job_id IN (SELECT id FROM affected) THEN succeeded_id ELSE job_id END,
     succeeded_id = NULL
 WHERE (tenant, reuse_key) IN (
-  SELECT s.tenant, s.reuse_key FROM told AS t CROSS JOIN specs AS s ON s.id = t.id)
-  AND (job_id IN (SELECT id FROM told) OR succeeded_id IN (SELECT id FROM told));
-DELETE FROM jobs WHERE id IN (SELECT id FROM told);
-DELETE FROM specs WHERE id IN (SELECT id FROM told);
-DELETE FROM attempts WHERE job_id IN (SELECT id FROM told);
-DELETE FROM needs WHERE job_id IN (SELECT id FROM told);
-DELETE FROM events WHERE job_id IN (SELECT id FROM told);
-DELETE FROM tasks WHERE job_id IN (SELECT id FROM told);
-SELECT t.id FROM told AS t;
+  SELECT s.tenant, s.reuse_key FROM affected AS t CROSS JOIN specs AS s ON s.id = t.id)
+  AND (job_id IN (SELECT id FROM affected) OR succeeded_id IN (SELECT id FROM affected));
+DELETE FROM jobs WHERE id IN (SELECT id FROM affected);
+DELETE FROM specs WHERE id IN (SELECT id FROM affected);
+DELETE FROM attempts WHERE job_id IN (SELECT id FROM affected);
+DELETE FROM needs WHERE job_id IN (SELECT id FROM affected);
+DELETE FROM events WHERE job_id IN (SELECT id FROM affected);
+DELETE FROM tasks WHERE job_id IN (SELECT id FROM affected);
+SELECT t.id FROM affected AS t;
 
 -- name: next_due
 -- When the next delayed job is due. Uses jobs_future.

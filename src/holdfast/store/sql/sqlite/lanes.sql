@@ -42,7 +42,7 @@ LEFT JOIN jobs AS n ON n.id = (
   WHERE w.gate = 'lane' AND w.tenant = l.tenant AND w.lane = l.lane
   ORDER BY w.lane_position LIMIT 1);
 
--- name: shut_jobs
+-- name: close_gates
 -- Make claimable jobs unclaimable; one that was claimed meanwhile keeps its lane.
 UPDATE jobs
 SET gate = 'lane'
@@ -50,7 +50,7 @@ WHERE id IN (SELECT value FROM json_each(:ids))
   AND gate = 'open'
 RETURNING id;
 
--- name: open_jobs
+-- name: open_gates
 UPDATE jobs
 SET gate = 'open'
 WHERE id IN (SELECT value FROM json_each(:ids))
@@ -64,10 +64,10 @@ FROM json_each(:rows) AS r
 WHERE lanes.tenant = r.value ->> 'tenant'
   AND lanes.lane = r.value ->> 'lane';
 
--- name: forget_lanes
+-- name: prune_lanes
 -- Delete lanes without holder, waiting job, blocker, pause and readiness check. A job that is delayed, held or waits
 -- for needs creates its lane again when it is ready. Uses jobs_unresolved, jobs_lane_waiting, jobs_lane_blocking.
--- look
+-- precheck
 SELECT 1 FROM lanes AS l WHERE l.holder IS NULL AND l.paused = 0 AND l.readiness IS NULL AND :limit > 0 LIMIT 1;
 DELETE FROM lanes
 WHERE (tenant, lane) IN (

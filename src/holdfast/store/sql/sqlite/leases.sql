@@ -1,5 +1,5 @@
 -- Statements for workers: claim, adopt, start, beat, finish, hand over; and the reaper.
--- Every write about a running job carries its token. `look` reads before anything takes the write lock.
+-- Every write about a running job carries its token. `precheck` reads before anything takes the write lock.
 
 -- name: claim
 -- Adopt first: orphans in the domains that this worker can reach, which need no slot. Uses jobs_orphaned.
@@ -9,7 +9,7 @@
 -- The columns are the fields of a Lease. The claim's event is derived from the attempt: claim_seq, claimed_at, worker.
 -- Differs: no LATERAL, so a correlated IN reads each tenant's heads; no row locks, one writer at a time; the answer is one
 -- JSON text; `after_id` is not needed, because there are no dead rows to skip.
--- look
+-- precheck
 SELECT 1
 WHERE EXISTS (
     SELECT 1 FROM jobs AS j INDEXED BY jobs_orphaned
@@ -28,8 +28,8 @@ WHERE EXISTS (
       AND NOT EXISTS (
         SELECT 1 FROM queues AS q
         WHERE q.queue = p.value ->> 'queue' AND (q.paused = 1 OR (q.cap IS NOT NULL AND NOT :capped))));
-DELETE FROM told;
-INSERT INTO told (id, token)
+DELETE FROM affected;
+INSERT INTO affected (id, token)
 SELECT j.id, j.rowid
 FROM jobs AS j INDEXED BY jobs_orphaned
 WHERE j.phase IS NOT NULL
@@ -50,27 +50,27 @@ SET owner = :worker,
     adopter = :worker,
     updated_at = max(clock(), updated_at),
     seq = seq + 1
-WHERE rowid IN (SELECT t.token FROM told AS t);
+WHERE rowid IN (SELECT t.token FROM affected AS t);
 INSERT INTO events (job_id, seq, at, type, data)
 SELECT a.id, a.seq, a.updated_at, 'lease',
   json_object('lease', 'adopted', 'attempt', a.attempt, 'worker', a.owner, 'token', a.token)
-FROM told AS t
+FROM affected AS t
 CROSS JOIN jobs AS a ON a.rowid = t.token;
 DELETE FROM picked;
-DELETE FROM lines;
-INSERT INTO lines (queue, capability, domain, tenant, lap)
+DELETE FROM backlogs;
+INSERT INTO backlogs (queue, capability, domain, tenant, rotation)
 WITH RECURSIVE pairs AS MATERIALIZED (
   SELECT p.value ->> 'queue' AS queue, p.value ->> 'capability' AS capability, p.value ->> 'domain' AS domain,
-    p.value ->> 'turn' AS turn
+    p.value ->> 'last_tenant' AS last_tenant
   FROM json_each(:pairs) AS p
   WHERE :slots > 0
     AND NOT EXISTS (
       SELECT 1 FROM queues AS q
       WHERE q.queue = p.value ->> 'queue' AND (q.paused = 1 OR (q.cap IS NOT NULL AND NOT :capped)))
-), ahead AS (
+), later_tenants AS (
   SELECT p.queue, p.capability, p.domain, 1 AS n, (
     SELECT j.tenant FROM jobs AS j
-    WHERE j.gate = 'open' AND j.queue = p.queue AND j.capability = p.capability AND j.tenant > p.turn
+    WHERE j.gate = 'open' AND j.queue = p.queue AND j.capability = p.capability AND j.tenant > p.last_tenant
     ORDER BY j.tenant LIMIT 1) AS tenant
   FROM pairs AS p
   UNION ALL
@@ -78,56 +78,56 @@ WITH RECURSIVE pairs AS MATERIALIZED (
     SELECT j.tenant FROM jobs AS j
     WHERE j.gate = 'open' AND j.queue = t.queue AND j.capability = t.capability AND j.tenant > t.tenant
     ORDER BY j.tenant LIMIT 1)
-  FROM ahead AS t
+  FROM later_tenants AS t
   WHERE t.tenant IS NOT NULL AND t.n < :slots
-), behind AS (
-  SELECT p.queue, p.capability, p.domain, p.turn, 1 AS n, (
+), earlier_tenants AS (
+  SELECT p.queue, p.capability, p.domain, p.last_tenant, 1 AS n, (
     SELECT j.tenant FROM jobs AS j
-    WHERE j.gate = 'open' AND j.queue = p.queue AND j.capability = p.capability AND j.tenant <= p.turn
+    WHERE j.gate = 'open' AND j.queue = p.queue AND j.capability = p.capability AND j.tenant <= p.last_tenant
     ORDER BY j.tenant LIMIT 1) AS tenant
   FROM pairs AS p
-  WHERE p.turn <> '' AND (SELECT count(DISTINCT t.tenant) FROM ahead AS t) < :slots
+  WHERE p.last_tenant <> '' AND (SELECT count(DISTINCT t.tenant) FROM later_tenants AS t) < :slots
   UNION ALL
-  SELECT t.queue, t.capability, t.domain, t.turn, t.n + 1, (
+  SELECT t.queue, t.capability, t.domain, t.last_tenant, t.n + 1, (
     SELECT j.tenant FROM jobs AS j
     WHERE j.gate = 'open' AND j.queue = t.queue AND j.capability = t.capability
-      AND j.tenant > t.tenant AND j.tenant <= t.turn
+      AND j.tenant > t.tenant AND j.tenant <= t.last_tenant
     ORDER BY j.tenant LIMIT 1)
-  FROM behind AS t
+  FROM earlier_tenants AS t
   WHERE t.tenant IS NOT NULL AND t.n < :slots
 )
-SELECT t.queue, t.capability, t.domain, t.tenant, 0 FROM ahead AS t WHERE t.tenant IS NOT NULL
+SELECT t.queue, t.capability, t.domain, t.tenant, 0 FROM later_tenants AS t WHERE t.tenant IS NOT NULL
 UNION ALL
-SELECT t.queue, t.capability, t.domain, t.tenant, 1 FROM behind AS t WHERE t.tenant IS NOT NULL;
-DELETE FROM lines
-WHERE tenant NOT IN (SELECT l.tenant FROM lines AS l GROUP BY l.tenant ORDER BY min(l.lap), l.tenant LIMIT :slots);
-INSERT INTO picked (id, place)
+SELECT t.queue, t.capability, t.domain, t.tenant, 1 FROM earlier_tenants AS t WHERE t.tenant IS NOT NULL;
+DELETE FROM backlogs
+WHERE tenant NOT IN (SELECT l.tenant FROM backlogs AS l GROUP BY l.tenant ORDER BY min(l.rotation), l.tenant LIMIT :slots);
+INSERT INTO picked (id, job_rowid)
 SELECT j.id, j.rowid -- one (queue, capability) pair: nothing to merge or to rotate
-FROM lines AS l
+FROM backlogs AS l
 CROSS JOIN jobs AS j
-WHERE (SELECT count(*) FROM lines) = 1
+WHERE (SELECT count(*) FROM backlogs) = 1
   AND j.gate = 'open' AND j.queue = l.queue AND j.capability = l.capability AND j.tenant = l.tenant
 ORDER BY j.queue, j.capability, j.tenant, -j.priority, j.requested_at, j.id
 LIMIT :slots;
-INSERT INTO picked (id, place)
+INSERT INTO picked (id, job_rowid)
 WITH heads AS (
-  SELECT h.id, h.rowid AS place, l.tenant, l.lap, h.priority, h.requested_at,
-    row_number() OVER (PARTITION BY l.tenant ORDER BY h.priority DESC, h.requested_at, h.id) AS turn
-  FROM lines AS l
+  SELECT h.id, h.rowid AS job_rowid, l.tenant, l.rotation, h.priority, h.requested_at,
+    row_number() OVER (PARTITION BY l.tenant ORDER BY h.priority DESC, h.requested_at, h.id) AS job_rank
+  FROM backlogs AS l
   CROSS JOIN jobs AS h ON h.id IN (
     SELECT j.id FROM jobs AS j
     WHERE j.gate = 'open' AND j.queue = l.queue AND j.capability = l.capability AND j.tenant = l.tenant
     ORDER BY -j.priority, j.requested_at, j.id
-    LIMIT (SELECT (:slots + count(DISTINCT n.tenant) - 1) / count(DISTINCT n.tenant) FROM lines AS n))
-  WHERE (SELECT count(*) FROM lines) > 1
+    LIMIT (SELECT (:slots + count(DISTINCT n.tenant) - 1) / count(DISTINCT n.tenant) FROM backlogs AS n))
+  WHERE (SELECT count(*) FROM backlogs) > 1
 ), taken AS (
-  SELECT t.id, t.place, t.priority, t.requested_at
+  SELECT t.id, t.job_rowid, t.priority, t.requested_at
   FROM heads AS t
-  WHERE t.turn <= (SELECT (:slots + count(DISTINCT n.tenant) - 1) / count(DISTINCT n.tenant) FROM lines AS n)
-  ORDER BY t.lap, t.tenant, t.turn
+  WHERE t.job_rank <= (SELECT (:slots + count(DISTINCT n.tenant) - 1) / count(DISTINCT n.tenant) FROM backlogs AS n)
+  ORDER BY t.rotation, t.tenant, t.job_rank
   LIMIT :slots
 )
-SELECT t.id, t.place FROM taken AS t ORDER BY t.priority DESC, t.requested_at, t.id;
+SELECT t.id, t.job_rowid FROM taken AS t ORDER BY t.priority DESC, t.requested_at, t.id;
 UPDATE jobs
 SET status = 'running',
     gate = NULL,
@@ -141,7 +141,7 @@ SET status = 'running',
     phase = CASE WHEN capability LIKE 'function%' THEN 'started' ELSE 'claimed' END,
     worker = :worker,
     adopter = NULL,
-    domain = (SELECT l.domain FROM lines AS l WHERE l.queue = jobs.queue AND l.capability = jobs.capability),
+    domain = (SELECT l.domain FROM backlogs AS l WHERE l.queue = jobs.queue AND l.capability = jobs.capability),
     claimed_at = max(clock(), updated_at),
     claim_seq = seq + 1,
     attempt_started_at = CASE WHEN capability LIKE 'function%' THEN max(clock(), updated_at) END,
@@ -151,7 +151,7 @@ SET status = 'running',
     started_at = coalesce(started_at, max(clock(), updated_at)),
     updated_at = max(clock(), updated_at),
     seq = seq + 1
-WHERE rowid IN (SELECT p.place FROM picked AS p);
+WHERE rowid IN (SELECT p.job_rowid FROM picked AS p);
 SELECT json_group_array(json_array(
   c.id, c.token, c.attempt, c.domain, c.tenant, c.queue, c.capability, c.lane, s.kind, c.spent, c.max_attempts,
   s.spec, s.inputs, s.policy, c.usage,
@@ -163,10 +163,10 @@ SELECT json_group_array(json_array(
       'deadline_at', strftime('%Y-%m-%dT%H:%M:%S', c.stop_deadline_at / 1000000, 'unixepoch')
         || printf('.%06dZ', c.stop_deadline_at % 1000000)) END) || '' END)) AS leases
 FROM (
-  SELECT t.token AS place, 1 AS adopted FROM told AS t
+  SELECT t.token AS job_rowid, 1 AS adopted FROM affected AS t
   UNION ALL
-  SELECT i.place, 0 FROM picked AS i) AS p
-CROSS JOIN jobs AS c ON c.rowid = p.place
+  SELECT i.job_rowid, 0 FROM picked AS i) AS p
+CROSS JOIN jobs AS c ON c.rowid = p.job_rowid
 CROSS JOIN specs AS s ON s.id = c.id;
 
 -- name: claim_one
@@ -209,15 +209,15 @@ WHERE c.id = :id
 
 -- name: start
 -- Write phase `started` for attempts that now run.
-DELETE FROM told;
+DELETE FROM affected;
 -- each: rows
-INSERT INTO told (id, token) VALUES (:id, :token);
+INSERT INTO affected (id, token) VALUES (:id, :token);
 UPDATE jobs
 SET phase = 'started',
     attempt_started_at = coalesce(attempt_started_at, max(clock(), updated_at)),
     adoptions = 0,
     updated_at = max(clock(), updated_at)
-FROM told AS m
+FROM affected AS m
 WHERE jobs.id = m.id
   AND jobs.token = m.token
   AND jobs.status = 'running'
@@ -226,14 +226,14 @@ RETURNING jobs.id;
 -- name: beat
 -- Renew all leases of a worker, and answer for each job: yours, lost, or one that it does not know. Uses jobs_running.
 -- The row without an id is the worker's own.
-DELETE FROM told;
+DELETE FROM affected;
 -- each: rows
-INSERT INTO told (id, token) VALUES (:id, :token);
+INSERT INTO affected (id, token) VALUES (:id, :token);
 UPDATE jobs
 SET lease_expires_at = clock() + CAST(:ttl * 1000000 AS INTEGER),
     last_beat_at = clock(),
     adoptions = CASE WHEN clock() < jobs.updated_at + 600000000 THEN jobs.adoptions ELSE 0 END
-FROM told AS t
+FROM affected AS t
 WHERE jobs.id = t.id
   AND jobs.token = t.token
   AND jobs.owner = :worker;
@@ -247,16 +247,16 @@ UNION ALL
 SELECT m.id, m.token, CASE WHEN t.id IS NOT NULL THEN 'yours' ELSE 'unknown' END, m.capability, m.phase, m.stop_kind,
   m.stop_phase, m.stop_deadline_at, 0
 FROM jobs AS m
-LEFT JOIN told AS t ON t.id = m.id AND t.token = m.token
+LEFT JOIN affected AS t ON t.id = m.id AND t.token = m.token
 WHERE m.phase IS NOT NULL
   AND m.status = 'running'
   AND m.owner = :worker
 UNION ALL
 SELECT t.id, t.token, 'lost', NULL, NULL, NULL, NULL, NULL, 0
-FROM told AS t
+FROM affected AS t
 WHERE NOT EXISTS (SELECT 1 FROM jobs AS j WHERE j.id = t.id AND j.token = t.token AND j.owner = :worker);
 
--- name: stops
+-- name: stop_requests
 -- The pending stop requests for a worker's own jobs. Uses jobs_running.
 SELECT j.id, j.token, j.stop_kind, j.stop_phase, j.stop_deadline_at
 FROM jobs AS j
@@ -268,8 +268,8 @@ ORDER BY j.id;
 
 -- name: advance_stop
 -- Record how far the stop sequence has come, so that an adopter continues from there.
-DELETE FROM told;
-INSERT INTO told (id, token)
+DELETE FROM affected;
+INSERT INTO affected (id, token)
 SELECT j.id, j.token
 FROM jobs AS j
 WHERE j.id = :id
@@ -281,14 +281,14 @@ SET stop_phase = :phase,
     stop_deadline_at = coalesce(clock() + CAST(:grace * 1000000 AS INTEGER), stop_deadline_at),
     updated_at = max(clock(), updated_at),
     seq = seq + 1
-WHERE id IN (SELECT id FROM told);
+WHERE id IN (SELECT id FROM affected);
 INSERT INTO events (job_id, seq, at, type, data)
 SELECT s.id, s.seq, s.updated_at, 'cancel', json_object('cancel', :phase, 'kind', s.stop_kind)
-FROM told AS t
+FROM affected AS t
 CROSS JOIN jobs AS s ON s.id = t.id;
-SELECT t.id FROM told AS t;
+SELECT t.id FROM affected AS t;
 
--- name: spending
+-- name: usage_of_jobs
 -- The usage and budgets of jobs. Uses the primary key.
 SELECT j.id, j.usage, s.policy ->> 'budget' AS budget, j.stop_kind
 FROM jobs AS j
@@ -304,7 +304,7 @@ WHERE j.id IN (SELECT value FROM json_each(:ids))
 DELETE FROM ended;
 -- each: rows
 INSERT INTO ended (
-  place, stop_kind, stop_reason, status, cause, exit_code, signal, error_code, error_message, result, delay)
+  job_rowid, stop_kind, stop_reason, status, cause, exit_code, signal, error_code, error_message, result, delay)
 SELECT j.rowid, j.stop_kind, j.stop_reason, :status, :cause, :exit_code, :signal, :error_code, :error_message, :result, :delay
 FROM jobs AS j
 WHERE j.id = :id
@@ -344,19 +344,19 @@ SET status = h.status,
     result = h.result,
     seq = seq + 1
 FROM ended AS h
-WHERE jobs.rowid = h.place;
+WHERE jobs.rowid = h.job_rowid;
 INSERT INTO attempts (
   job_id, attempt, worker, domain, token, claim_seq, end_seq, status, claimed_at, started_at, ended_at, cause, exit_code,
   signal, error_code, error_message, adopter)
 SELECT e.id, e.attempt, e.worker, e.domain, e.token, e.claim_seq, e.seq, e.status, e.claimed_at, e.attempt_started_at,
   e.updated_at, h.cause, h.exit_code, h.signal, h.error_code, h.error_message, e.adopter
 FROM ended AS h
-CROSS JOIN jobs AS e ON e.rowid = h.place;
+CROSS JOIN jobs AS e ON e.rowid = h.job_rowid;
 SELECT json_group_array(json_array(e.id, e.status, e.queue, e.gate, e.has_dependants)) AS ends
 FROM ended AS h
-CROSS JOIN jobs AS e ON e.rowid = h.place;
+CROSS JOIN jobs AS e ON e.rowid = h.job_rowid;
 
--- name: landed
+-- name: recorded_ends
 -- Which of these ends are already recorded: same token, no open attempt.
 SELECT j.id, j.status
 FROM json_each(:rows) AS r
@@ -365,34 +365,34 @@ WHERE j.phase IS NULL;
 
 -- name: hand_over
 -- Release leases while the attempts keep running: another worker adopts them.
-DELETE FROM told;
+DELETE FROM affected;
 -- each: rows
-INSERT INTO told (id, token, owner)
+INSERT INTO affected (id, token, owner)
 SELECT :id, :token, (SELECT j.owner FROM jobs AS j WHERE j.id = :id);
-DELETE FROM told
+DELETE FROM affected
 WHERE NOT EXISTS (
   SELECT 1 FROM jobs AS j
-  WHERE j.id = told.id AND j.token = told.token AND j.status = 'running' AND j.owner IS NOT NULL);
+  WHERE j.id = affected.id AND j.token = affected.token AND j.status = 'running' AND j.owner IS NOT NULL);
 UPDATE jobs
 SET owner = NULL,
     token = token + 1,
     lease_expires_at = NULL,
     orphaned_at = max(clock(), updated_at),
     adopt_after_at = clock() + CAST(:delay * 1000000 AS INTEGER),
-    adoptions = CASE WHEN :worn THEN adoptions ELSE 0 END,
+    adoptions = CASE WHEN :adoption_failed THEN adoptions ELSE 0 END,
     updated_at = max(clock(), updated_at),
     seq = seq + 1
-WHERE id IN (SELECT id FROM told);
+WHERE id IN (SELECT id FROM affected);
 INSERT INTO events (job_id, seq, at, type, data)
 SELECT h.id, h.seq, h.updated_at, 'lease', json_object('lease', 'handed_over', 'worker', t.owner, 'token', h.token, 'reason', :reason)
-FROM told AS t
+FROM affected AS t
 CROSS JOIN jobs AS h ON h.id = t.id;
-SELECT t.id FROM told AS t;
+SELECT t.id FROM affected AS t;
 
 -- name: reap
 -- Clear expired leases; the jobs stay running and can be adopted.
 -- An orphan whose adoptions brought no progress waits longer each time. Uses jobs_running.
--- look
+-- precheck
 SELECT 1
 FROM jobs AS j INDEXED BY jobs_running
 WHERE j.phase IS NOT NULL
@@ -400,8 +400,8 @@ WHERE j.phase IS NOT NULL
   AND j.status = 'running'
   AND j.lease_expires_at < min(clock(), coalesce(:seen_at, clock()))
 LIMIT 1;
-DELETE FROM told;
-INSERT INTO told (id, token, owner)
+DELETE FROM affected;
+INSERT INTO affected (id, token, owner)
 SELECT j.id, j.token, j.owner
 FROM jobs AS j INDEXED BY jobs_running
 WHERE j.phase IS NOT NULL
@@ -421,13 +421,13 @@ SET owner = NULL,
     END AS INTEGER),
     updated_at = max(clock(), updated_at),
     seq = seq + 1
-WHERE id IN (SELECT id FROM told);
+WHERE id IN (SELECT id FROM affected);
 INSERT INTO events (job_id, seq, at, type, data)
 SELECT r.id, r.seq, r.updated_at, 'lease', json_object('lease', 'reaped', 'worker', t.owner, 'token', r.token)
-FROM told AS t
+FROM affected AS t
 CROSS JOIN jobs AS r ON r.id = t.id;
 SELECT r.id, r.token, t.owner AS worker, r.attempt, r.adoptions
-FROM told AS t
+FROM affected AS t
 CROSS JOIN jobs AS r ON r.id = t.id;
 
 -- name: lease_owners

@@ -2,8 +2,8 @@
 
 -- name: orphan
 -- Clear all leases of a worker that is known to be dead; the jobs stay running and can be adopted. Uses jobs_running.
-DELETE FROM told;
-INSERT INTO told (id, token)
+DELETE FROM affected;
+INSERT INTO affected (id, token)
 SELECT j.id, j.token
 FROM jobs AS j
 WHERE j.phase IS NOT NULL
@@ -20,14 +20,14 @@ SET owner = NULL,
     END AS INTEGER),
     updated_at = max(clock(), updated_at),
     seq = seq + 1
-WHERE id IN (SELECT id FROM told);
+WHERE id IN (SELECT id FROM affected);
 INSERT INTO events (job_id, seq, at, type, data)
 SELECT h.id, h.seq, h.updated_at, 'lease', json_object('lease', 'handed_over', 'worker', :worker, 'token', h.token, 'reason', 'dead')
-FROM told AS t
+FROM affected AS t
 CROSS JOIN jobs AS h ON h.id = t.id;
-SELECT t.id FROM told AS t;
+SELECT t.id FROM affected AS t;
 
--- name: held
+-- name: owned_leases
 -- Which of these leases a worker still holds, with the columns that it needs to release them.
 SELECT j.id, j.token, j.tenant, j.lane, j.capability, j.adoptions
 FROM json_each(:rows) AS r
@@ -36,7 +36,7 @@ WHERE j.status = 'running'
   AND j.owner = :worker
 ORDER BY j.id;
 
--- name: unreachable
+-- name: unreachable_orphans
 -- Orphans in domains that no worker has had for longer than :grace. A live worker's row expires in the future.
 SELECT j.id, j.tenant, j.token, j.attempt, j.domain, j.spent, j.max_attempts, s.policy, j.last_beat_at, clock() AS now_at
 FROM jobs AS j INDEXED BY jobs_orphaned
@@ -69,7 +69,7 @@ WHERE j.phase IS NOT NULL
 ORDER BY j.adopt_after_at, j.id
 LIMIT :limit;
 
--- name: open_in
+-- name: open_in_domains
 -- Orphans, and jobs that are paused as lost, in these domains.
 SELECT j.id, j.tenant, j.token, j.attempt, j.domain, j.spent, j.max_attempts, s.policy, j.last_beat_at, clock() AS now_at
 FROM jobs AS j INDEXED BY jobs_orphaned
@@ -95,7 +95,7 @@ WHERE j.phase IS NOT NULL
 ORDER BY j.id
 LIMIT :limit;
 
--- name: worn_orphans
+-- name: failing_orphans
 -- Orphans that were adopted repeatedly without progress.
 SELECT j.id, j.tenant, j.token, j.adoptions
 FROM jobs AS j INDEXED BY jobs_orphaned

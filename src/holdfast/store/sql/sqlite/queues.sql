@@ -31,11 +31,11 @@ SELECT count(*) AS running FROM jobs AS j WHERE j.phase IS NOT NULL AND j.status
 
 -- name: count_waiting
 -- Let jobs that wait in a queue count against its new depth limit: one bounded step along all jobs. Uses their key.
-DELETE FROM told;
-INSERT INTO told (id) SELECT j.id FROM jobs AS j WHERE j.id > coalesce(:after_id, '') ORDER BY j.id LIMIT :scan;
+DELETE FROM affected;
+INSERT INTO affected (id) SELECT j.id FROM jobs AS j WHERE j.id > coalesce(:after_id, '') ORDER BY j.id LIMIT :scan;
 UPDATE jobs SET limited = 1
-WHERE id IN (SELECT id FROM told) AND queue = :queue AND gate IS NOT NULL AND limited = 0;
-SELECT count(*) AS seen, max(t.id) AS last_id FROM told AS t;
+WHERE id IN (SELECT id FROM affected) AND queue = :queue AND gate IS NOT NULL AND limited = 0;
+SELECT count(*) AS scanned, max(t.id) AS last_id FROM affected AS t;
 
 -- name: waiting_depths
 -- How many jobs wait at each gate, per tenant and queue, and how many seconds the oldest claimable job has waited.

@@ -1,9 +1,9 @@
 -- Retention: ended jobs that no other job needs are removed, in bounded steps along the ids, which grow with time.
 
--- name: sign
+-- name: set_signatures
 -- Sign the next :scan jobs after :after_id: a hash of kind, runner, spec and inputs.
 -- Differs: signature() is a function that every writing connection registers.
--- look
+-- precheck
 SELECT 1
 FROM (SELECT j.id FROM jobs AS j WHERE j.id > coalesce(:after_id, '') ORDER BY j.id LIMIT :scan) AS d
 CROSS JOIN specs AS s ON s.id = d.id
@@ -14,20 +14,20 @@ SET signature = signature(kind, runner, spec, inputs)
 WHERE signature IS NULL
   AND id IN (SELECT j.id FROM jobs AS j WHERE j.id > coalesce(:after_id, '') ORDER BY j.id LIMIT :scan);
 
--- name: prune
--- Look at the next :scan jobs after :after_id, and mark for deletion those that are over their age, or older than the
+-- name: prune_jobs
+-- Read the next :scan jobs after :after_id, and mark for deletion those that are over their age, or older than the
 -- newest :newest of their signature. Never a job that is active, blocks a lane, has just ended, is unsettled, or
 -- is needed by a job that has not ended. Uses the key of jobs, specs_signed, needs_open.
--- look
+-- precheck
 SELECT 1 FROM jobs AS j WHERE j.id > coalesce(:after_id, '') LIMIT 1;
-DELETE FROM told;
-INSERT INTO told (id, token)
+DELETE FROM affected;
+INSERT INTO affected (id, token)
 SELECT j.id, 0 FROM jobs AS j WHERE j.id > coalesce(:after_id, '') ORDER BY j.id LIMIT :scan;
-UPDATE told
+UPDATE affected
 SET token = 1
 WHERE id IN (
   SELECT j.id
-  FROM told AS t
+  FROM affected AS t
   CROSS JOIN jobs AS j ON j.id = t.id
   CROSS JOIN specs AS s ON s.id = t.id
   WHERE j.finished_at <= clock() - CAST(:grace * 1000000 AS INTEGER)
@@ -47,13 +47,13 @@ WHERE id IN (
 UPDATE jobs
 SET stop_kind = 'delete',
     stop_phase = coalesce(stop_phase, 'requested')
-WHERE id IN (SELECT id FROM told WHERE token = 1);
-SELECT count(*) AS seen, max(t.id) AS last_id, json_group_array(t.id) FILTER (WHERE t.token = 1) AS doomed
-FROM told AS t;
+WHERE id IN (SELECT id FROM affected WHERE token = 1);
+SELECT count(*) AS scanned, max(t.id) AS last_id, json_group_array(t.id) FILTER (WHERE t.token = 1) AS to_delete
+FROM affected AS t;
 
--- name: forget_keys
+-- name: prune_idempotency_keys
 -- Idempotency keys whose 24 hours are over. Uses idempotency_made.
--- look
+-- precheck
 SELECT 1 FROM idempotency AS i WHERE i.made_at <= clock() - 86400000000 AND :limit > 0 LIMIT 1;
 DELETE FROM idempotency
 WHERE (tenant, key) IN (
@@ -63,7 +63,7 @@ WHERE (tenant, key) IN (
   LIMIT :limit)
 RETURNING key;
 
--- name: counts
+-- name: count_jobs
 -- How many jobs wait and run, exact up to :most, from the small indexes; all jobs as estimated by the highest rowid.
 SELECT
   (SELECT count(*) FROM (SELECT 1 FROM jobs AS j INDEXED BY jobs_claimable WHERE j.gate = 'open' LIMIT :most)) AS open,

@@ -102,9 +102,9 @@ DELETE FROM builds
 WHERE id = :id
   AND (job_id IS NULL OR (job_id = :job_id AND token = :token));
 
--- name: forget_builds
+-- name: prune_builds
 -- Build locks whose lease ended a while ago and that no other job took.
--- look
+-- precheck
 SELECT 1 FROM builds AS b WHERE b.taken_at < clock() - CAST(:age * 1000000 AS INTEGER) LIMIT 1;
 DELETE FROM builds
 WHERE id IN (
@@ -129,14 +129,14 @@ WHERE EXISTS (
 ON CONFLICT (id) DO NOTHING
 RETURNING id;
 
--- name: snapshot_family
+-- name: snapshot_descendants
 -- A snapshot and all that was made from it. Uses snapshots_parent.
-WITH RECURSIVE family AS (
+WITH RECURSIVE descendants AS (
   SELECT s.id FROM snapshots AS s WHERE s.id = :id AND s.tenant = :tenant
   UNION
-  SELECT c.id FROM family AS f JOIN snapshots AS c ON c.parent = f.id
+  SELECT c.id FROM descendants AS f JOIN snapshots AS c ON c.parent = f.id
 )
-SELECT f.id FROM family AS f ORDER BY f.id;
+SELECT f.id FROM descendants AS f ORDER BY f.id;
 
 -- name: lock_snapshots
 -- The next statement reads which jobs need them.
@@ -198,7 +198,7 @@ WHERE s.id IN (SELECT value FROM json_each(:ids))
     SELECT 1 FROM specs AS p CROSS JOIN jobs AS j ON j.id = p.id
     WHERE p.tenant = s.tenant AND p.spec ->> '$.base' = +s.id AND j.finished_at IS NULL);
 
--- name: standing_folders
+-- name: stored_folders
 -- Which of these folders have a row. Uses snapshots_folder.
 SELECT s.folder
 FROM snapshots AS s

@@ -30,7 +30,7 @@ VALUES (
     THEN max(coalesce(:available_at, 0), clock()) + CAST(:queue_timeout * 1000000 AS INTEGER) END,
   clock(), :max_attempts, 1);
 
--- name: used_key
+-- name: find_idempotency_key
 -- The jobs that an idempotency key created within its 24 hours.
 SELECT i.body, i.jobs
 FROM idempotency AS i
@@ -38,12 +38,12 @@ WHERE i.tenant = :tenant
   AND i.key = :key
   AND i.made_at > clock() - 86400000000;
 
--- name: use_key
+-- name: store_idempotency_key
 INSERT INTO idempotency (tenant, key, body, jobs, made_at)
 VALUES (:tenant, :key, :body, :jobs, clock())
 ON CONFLICT (tenant, key) DO UPDATE SET body = excluded.body, jobs = excluded.jobs, made_at = excluded.made_at;
 
--- name: standing
+-- name: find_reusable
 -- The job to return for a reuse key: the newest success first, then the live job; a rebuild joins only the live one.
 SELECT j.id AS job_id
 FROM reuse AS r
@@ -56,7 +56,7 @@ WHERE r.tenant = :tenant
 ORDER BY j.status = 'succeeded' DESC, j.id = r.job_id DESC
 LIMIT 1;
 
--- name: stand
+-- name: set_reuse_key
 INSERT INTO reuse (tenant, reuse_key, job_id)
 VALUES (:tenant, :reuse_key, :id)
 ON CONFLICT (tenant, reuse_key) DO UPDATE SET job_id = excluded.job_id, succeeded_id = NULL;
@@ -69,5 +69,5 @@ SELECT q.queue, q.depth_limit FROM queues AS q WHERE q.depth_limit IS NOT NULL;
 SELECT count(*) AS waiting
 FROM (SELECT 1 FROM jobs AS j WHERE j.limited = 1 AND j.gate IS NOT NULL AND j.queue = :queue LIMIT :limit);
 
--- name: mark_limited
+-- name: set_limited
 UPDATE jobs SET limited = 1 WHERE id IN (SELECT value FROM json_each(:ids));

@@ -19,7 +19,7 @@ VALUES (:id, :name, :role, :tenant, :hash, clock(), :created_by, :until_at)
 ON CONFLICT DO NOTHING
 RETURNING id, name, role, tenant, created_at, created_by, expires_at, used_at;
 
--- name: lasting_admins
+-- name: permanent_admins
 -- Admin tokens that never expire: one of them must remain. The write lock is held already.
 SELECT t.id
 FROM tokens AS t

@@ -72,7 +72,7 @@ SELECT 'finishes', s.key, s.value FROM json_each(:figures, '$.finishes') AS s
 WHERE true
 ON CONFLICT (counter, status) DO UPDATE SET count = count + excluded.count;
 
--- name: forget_worker
+-- name: delete_worker
 DELETE FROM workers WHERE worker = :worker;
 
 -- name: drain_worker
@@ -89,7 +89,7 @@ SELECT w.worker, w.host, w.pid, w.queues, w.capabilities, w.domains, w.away, w.r
 FROM workers AS w
 ORDER BY w.worker;
 
--- name: workers_of
+-- name: workers_of_host
 -- The workers of a host, or those with this domain.
 SELECT w.worker, w.host, w.domains, w.expires_at > clock() AS live
 FROM workers AS w
@@ -103,16 +103,16 @@ FROM workers AS w
 CROSS JOIN json_each(w.domains) AS d
 WHERE w.expires_at > clock();
 
--- name: forget_dead
+-- name: delete_dead_workers
 -- Delete these workers, except one that turns out to be alive.
 DELETE FROM workers
 WHERE worker IN (SELECT value FROM json_each(:workers))
   AND expires_at <= clock()
 RETURNING worker;
 
--- name: forget_long_dead
+-- name: prune_workers
 -- Workers that died :age ago, own no job, and have no orphan in their domains. Uses jobs_running, jobs_orphaned.
--- look
+-- precheck
 SELECT 1 FROM workers AS w WHERE w.expires_at < clock() - CAST(:age * 1000000 AS INTEGER) LIMIT 1;
 DELETE FROM workers
 WHERE worker IN (
@@ -129,7 +129,7 @@ WHERE worker IN (
   LIMIT :limit)
 RETURNING worker;
 
--- name: reaching
+-- name: workers_in_domain
 -- Live workers that can adopt attempts in a domain.
 SELECT w.worker
 FROM workers AS w
@@ -140,7 +140,7 @@ ORDER BY w.worker;
 
 -- name: lead
 -- Become or stay the leader of a duty; returns a row only for the leader. A follower only looks.
--- look
+-- precheck
 SELECT 1
 WHERE NOT EXISTS (
   SELECT 1 FROM leaders AS l WHERE l.duty = :duty AND l.leader <> :leader AND l.expires_at > clock());

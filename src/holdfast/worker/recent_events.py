@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from holdfast.model import Event, Lease, Status
 from holdfast.store import Store
-from holdfast.worker.batch_writer import retried
+from holdfast.worker.batch_writer import with_retries
 
 MOST = 1000
 """Events that are read, at most."""
@@ -12,11 +12,11 @@ MOST = 1000
 
 async def recent_events(store: Store, lease: Lease) -> Sequence[Event]:
     """Return the last events of the lease's attempt, oldest first."""
-    heads = await retried(lambda: store.events.heads([lease.id]), "reading the end of a history")
+    heads = await with_retries(lambda: store.events.heads([lease.id]), "reading the end of a history")
     if lease.id not in heads:
         return ()
     after = max(0, heads[lease.id].seq - MOST)
-    page = await retried(
+    page = await with_retries(
         lambda: store.events.page(lease.id, tenant=lease.tenant, after=after, limit=MOST), "reading recent events"
     )
     claimed = [n for n, event in enumerate(page.items) if _is_claim(event)]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from holdfast.limits import AttemptLimits, size_text, way_out
 from holdfast.model import Cause, Error
-from holdfast.runner.base import End, EngineUnreachable, Running
+from holdfast.runner.base import AttemptEnd, AttemptHandle, EngineUnreachable
 from holdfast.runner.folder_size import MOST_DEPTH
 from holdfast.timing import jitter
 
@@ -24,7 +24,7 @@ NO_MEMORY = re.compile(r"MemoryError|[Cc]annot allocate memory|[Oo]ut of memory|
 NO_PROCESS = re.compile(r"fork.*(Resource temporarily unavailable|EAGAIN)|[Cc]an(not|'t) (fork|start new thread)")
 
 
-async def watch_folder(running: Running, limits: AttemptLimits, over: Callable[[Error], None]) -> None:
+async def watch_folder(running: AttemptHandle, limits: AttemptLimits, over: Callable[[Error], None]) -> None:
     """Measure an attempt's folder until it exceeds its limit; then call `over` once."""
     most = limits.folder_size
     if most is None:
@@ -54,7 +54,7 @@ def folder_too_large(most: int) -> Error:
     return Error(code=FOLDER_TOO_LARGE, message=message)
 
 
-def broken_limit(end: End, limits: AttemptLimits) -> Error | None:
+def broken_limit(end: AttemptEnd, limits: AttemptLimits) -> Error | None:
     """Return which limit ended an attempt, judging by its end and its last line on stderr."""
     if end.cause is not Cause.EXIT or end.exit_code == 0 or end.error is not None:
         return None
@@ -71,5 +71,5 @@ def broken_limit(end: End, limits: AttemptLimits) -> Error | None:
     return None
 
 
-def _in_task(end: End, message: str) -> str:
+def _in_task(end: AttemptEnd, message: str) -> str:
     return message if end.task is None else f"task {end.task}: {message}"

@@ -13,7 +13,7 @@ from holdfast.store.jobs import Jobs
 from holdfast.submission import QUEUE, Accepted, Submission, gather
 
 
-class Direct:
+class DirectJobs:
     def __init__(self, database: Database, jobs: Jobs) -> None:
         self._database = database
         self._jobs = jobs

@@ -1,0 +1,122 @@
+"""Jobs, statuses, leases, events, outcomes: holdfast's concepts as frozen values, and the one table of legal moves.
+
+No I/O here. The store returns these values, and workers and callers pass them to the store. Import them from here.
+
+lifecycle.py  statuses, gates, causes, and the table of legal moves
+jobs.py       a job, its rules, attempts, tasks and events
+leases.py     what a worker claims, its leases, heartbeats and outcomes
+records.py    lanes, queues, workers, snapshots, tokens, the audit trail
+ids.py        ids of jobs
+"""
+
+from holdfast.model.ids import new_id
+from holdfast.model.jobs import (
+    Attempt,
+    Check,
+    Error,
+    Event,
+    Job,
+    Json,
+    LeaseView,
+    NewEvent,
+    OnLost,
+    Policy,
+    RetryPolicy,
+    RunnerName,
+    StopRequest,
+    TaskRecord,
+    TaskStatus,
+)
+from holdfast.model.leases import (
+    FUNCTION_DOMAIN,
+    Adoption,
+    Beat,
+    Claimable,
+    HandOverReason,
+    HeartbeatReply,
+    Lease,
+    Outcome,
+    attempts_left,
+    new_worker_id,
+)
+from holdfast.model.lifecycle import (
+    BROKEN,
+    MOVES,
+    TERMINAL,
+    WAITING,
+    Cause,
+    Gate,
+    Phase,
+    Status,
+    StopKind,
+    StopPhase,
+    Verb,
+    legal,
+)
+from holdfast.model.records import (
+    Actor,
+    AuditEntry,
+    Lane,
+    LaneState,
+    OutputFile,
+    Outputs,
+    Queue,
+    RecordedFolder,
+    Role,
+    Snapshot,
+    Token,
+    WorkerRecord,
+)
+
+__all__ = [
+    "BROKEN",
+    "FUNCTION_DOMAIN",
+    "MOVES",
+    "TERMINAL",
+    "WAITING",
+    "Actor",
+    "Adoption",
+    "Attempt",
+    "AuditEntry",
+    "Beat",
+    "Cause",
+    "Check",
+    "Claimable",
+    "Error",
+    "Event",
+    "Gate",
+    "HandOverReason",
+    "HeartbeatReply",
+    "Job",
+    "Json",
+    "Lane",
+    "LaneState",
+    "Lease",
+    "LeaseView",
+    "NewEvent",
+    "OnLost",
+    "Outcome",
+    "OutputFile",
+    "Outputs",
+    "Phase",
+    "Policy",
+    "Queue",
+    "RecordedFolder",
+    "RetryPolicy",
+    "Role",
+    "RunnerName",
+    "Snapshot",
+    "Status",
+    "StopKind",
+    "StopPhase",
+    "StopRequest",
+    "TaskRecord",
+    "TaskStatus",
+    "Token",
+    "Verb",
+    "WorkerRecord",
+    "attempts_left",
+    "legal",
+    "new_id",
+    "new_worker_id",
+]

@@ -1,0 +1,1 @@
+-- As in the Postgres migration of the same number. Differs: SQLite has no function that checks a policy.

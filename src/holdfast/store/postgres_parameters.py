@@ -1,0 +1,91 @@
+"""Statements and parameters in the form that asyncpg takes: `$1`, tables as one array per column, lists as JSON."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import NoneType
+from typing import Any
+
+from holdfast.store import queries
+from holdfast.store.database import json_text, tuples
+from holdfast.submission import Batch
+
+SEPARATOR = '","'
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A statement in the form that asyncpg takes."""
+
+    text: str
+    slots: tuple[queries.Slot, ...]
+
+    def arguments(self, given: dict[str, Any]) -> list[Any]:
+        columns = {name: _columns(given[name], self.slots, name) for name in {s.name for s in self.slots if s.column}}
+        return [
+            columns[slot.name][slot.column]
+            if slot.column
+            else given[slot.name]
+            if slot.array
+            else _value(given[slot.name])
+            for slot in self.slots
+        ]
+
+
+def _columns(rows: Sequence[Any], slots: Sequence[queries.Slot], name: str) -> dict[str | None, str]:
+    names = [slot.column for slot in slots if slot.name == name and slot.column is not None]
+    columns = list(zip(*tuples(rows, names), strict=True)) if rows else [()] * len(names)
+    return dict(zip(names, map(array_text, columns), strict=True))
+
+
+def array_text(column: Sequence[Any]) -> str:
+    """Write a column as the text of a Postgres array. If all values are None it is empty, and `unnest` pads it.
+
+    The driver would inspect every value several times: 2 of the 11 µs that a finish costs here.
+    """
+    kinds = set(map(type, column))
+    if kinds <= {NoneType}:
+        return "{}"
+    if kinds == {int}:
+        return f"{{{','.join(map(str, column))}}}"
+    if kinds == {str}:
+        joined = "\0".join(column)
+        if joined.count("\0") == len(column) - 1:
+            return f'{{"{_escaped(joined).replace(chr(0), SEPARATOR)}"}}'
+    return f"{{{','.join(map(element_text, column))}}}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def element_text(value: Any) -> str:
+    match value:
+        case None:
+            return "NULL"
+        case bool() | int() | float():
+            return repr(value)
+    return f'"{_escaped(str(_value(value)))}"'
+
+
+def submit_parameters(batch: Batch) -> dict[str, Any]:
+    """Return the parameters of the statement `submit`."""
+    return {
+        "jobs": batch.with_defaults,
+        "wake": False,
+        "key": batch.key,
+        "tenant": batch.tenant,
+        "body": batch.body,
+    }
+
+
+def _value(value: Any) -> Any:
+    return json_text(value) if isinstance(value, list | tuple | dict) else value
+
+
+def prepare(schema: str) -> dict[str, Prepared]:
+    """Prepare every named statement for this schema."""
+    prepared = {}
+    for name, query in queries.load("postgres").items():
+        (statement,) = query.statements
+        prepared[name] = Prepared(*queries.positional(queries.in_schema(statement.text, schema)))
+    return prepared
