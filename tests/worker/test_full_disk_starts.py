@@ -20,6 +20,7 @@ from holdfast.runner.spare_markers import SPARES, SpareMarkers
 from holdfast.runner.start_pause import StartPause, needs_space
 from holdfast.runner.supervisor.protocol import ExitStatus
 from holdfast.worker import classify, pipeline_execution
+from holdfast.worker.worker import Worker
 from tests.support.crashing_worker import Hook
 from tests.support.disks import MIB
 from tests.support.docker_engine import DockerEngine
@@ -69,7 +70,7 @@ class FullDisk:
 
 @pytest.fixture(params=["pages", "files"])
 def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FullDisk]:
-    with tmpfs(tmp_path / "disk", "size=2m,nr_inodes=120") as place:
+    with tmpfs(tmp_path / "disk", "size=2m,nr_inodes=200") as place:
         yield FullDisk(place, str(request.param))
 
 
@@ -86,6 +87,16 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def state_on(workers: InProcessWorkers, disk: FullDisk) -> None:
     """Only the state folder is on the disk, and no reserve keeps the worker from trying."""
     workers.set(shared_dir=workers.settings.shared, state_dir=disk.place / "state", disk_reserve=None)
+
+
+async def settled(worker: Worker, disk: FullDisk) -> None:
+    """Wait until a worker runs and has made its spare markers: after that it writes nothing by itself."""
+    await worker.started.wait()
+
+    async def made() -> bool:
+        return len(list(disk.place.glob("state/spare-markers/*/[0-9]"))) == SPARES
+
+    await eventually(made, "the spare markers are made")
 
 
 async def with_state(processes: WorkerProcesses, environment: Mapping[str, str]) -> None:
@@ -131,7 +142,7 @@ async def test_disk_that_is_full_at_any_step_of_a_start_fails_no_job(
     workers.set(secrets_dir=tmp_path / "secrets")
     waited, ran = 0, list[str]()
     async with workers.worker() as worker:
-        await worker.started.wait()
+        await settled(worker, disk)
         for free in range(MOST):
             disk.leave(free)
             spec = {"stdin": "x" * 5000}
@@ -165,7 +176,7 @@ async def test_worker_pauses_at_once_and_says_why(workers: InProcessWorkers, dis
     """No loop of starts; the job can be cancelled, and other workers may take it."""
     state_on(workers, disk)
     async with workers.worker() as worker:
-        await worker.started.wait()
+        await settled(worker, disk)
         disk.leave(0)
         job = await workers.sh("true")
 
@@ -195,7 +206,7 @@ async def test_folder_that_a_full_disk_left_is_removed(workers: InProcessWorkers
     """What was staged for the start takes space itself. The start marker stays, in a block that was reserved."""
     state_on(workers, disk)
     async with workers.worker() as worker:
-        await worker.started.wait()
+        await settled(worker, disk)
         for free in range(MOST):
             disk.leave(free)
             job = await workers.sh("true")
@@ -240,7 +251,7 @@ async def test_readiness_check_on_a_full_disk_waits(workers: InProcessWorkers, d
     """A check runs under a supervisor too. It is not called not ready, which would pause the job."""
     state_on(workers, disk)
     async with workers.worker() as worker:
-        await worker.started.wait()
+        await settled(worker, disk)
         for free in range(0, MOST, 2):
             disk.leave(free)
             job = await workers.sh("true", check={"command": ["true"], "timeout": 60})

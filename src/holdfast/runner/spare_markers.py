@@ -53,6 +53,7 @@ class SpareMarkers:
         """Make a folder with a start marker under another name, and rename it into place."""
         temporary = AttemptFolder(target.with_name(f".{target.name}.{os.urandom(4).hex()}"))
         try:
+            make_folder(temporary.path)
             temporary.forbid()
             return _renamed(temporary.path, target)
         finally:
