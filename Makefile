@@ -1,7 +1,7 @@
 # holdfast: `make` lists what there is.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup up demo docs check format test test-pythons quick test-all model test-races test-pgbouncer bench bench-worker bench-pgbouncer bench-service fuzz torture torture-mutants soak requirements schema clean
+.PHONY: help setup up demo docs check format test test-pythons quick test-all model test-races test-pgbouncer bench bench-worker bench-pgbouncer bench-service fuzz torture torture-mutants mutation soak requirements schema clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -64,7 +64,7 @@ test-pythons: .venv/.ready $(SUPERVISOR) ## A short tier of the tests on every o
 quick: check $(SUPERVISOR) ## Checks, and every test that needs neither Postgres nor Docker nor long processes: under a minute
 	$(BIN)/python -m pytest -q -m quick -n 2 --dist worksteal
 
-test-all: test test-races test-pgbouncer torture-mutants ## Also what takes too long for `make test`: long races, PgBouncer, mutants, five minutes of torture on each store: about two hours
+test-all: test test-races test-pgbouncer mutation torture-mutants ## Also what takes too long for `make test`: long races, PgBouncer, mutation testing, builds without a safeguard, five minutes of torture on each store: about three hours
 	@$(MAKE) --no-print-directory torture SECONDS=300 STORE=sqlite RUNNERS=process,pipeline,docker
 	@$(MAKE) --no-print-directory torture SECONDS=300 STORE=postgres RUNNERS=process,pipeline,docker
 
@@ -103,6 +103,9 @@ torture: setup ## Real workers and servers under random faults, and a checker ov
 
 torture-mutants: setup ## Take one safeguard after the other out of holdfast: torture must catch each (some twenty minutes); BUILDS=… for some
 	@$(BIN)/python -m torture.mutants $(BUILDS)
+
+mutation: setup ## Mutation testing: COUNT=100 small faults in the store and the worker, drawn by SEED=1; the tests must notice each (under an hour)
+	@$(BIN)/python -m scripts.mutation $(if $(SEED),--seed $(SEED)) $(if $(COUNT),--count $(COUNT))
 
 soak: setup ## Half of the load that this machine carries, for HOURS=0.5; memory, files, connections and tables over time, a plot and a verdict
 	@$(BIN)/python -m torture.soak --hours $(or $(HOURS),0.5) --store $(or $(STORE),postgres)

@@ -1,8 +1,10 @@
 """Deleting jobs: refused, forced, and finished by a duty."""
 
+from collections.abc import Collection, Sequence
+
 import pytest
 
-from holdfast.errors import Conflict, NotFound
+from holdfast.errors import Conflict, NotFound, StoreError
 from holdfast.model import Cause, Job, Outcome, Status
 from tests.store.test_jobs import in_status
 from tests.support.store_harness import StoreHarness
@@ -83,3 +85,46 @@ async def test_purge_of_a_paused_job_settles_its_dependants(harness: StoreHarnes
     child = await harness.submit(needs=[job.id])
     assert await harness.store.jobs.finish_deletions() == 1
     assert await harness.status(child) is Status.FAILED
+
+
+async def test_duty_removes_no_files_of_a_job_that_still_runs(
+    harness: StoreHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = await harness.submit()
+    (lease,) = await harness.claim()
+    jobs, removed = harness.store.jobs, list[str]()
+    remove = jobs.files.remove
+
+    async def noting(job_ids: Sequence[str]) -> Collection[str]:
+        removed.extend(job_ids)
+        return await remove(job_ids)
+
+    assert (await jobs.delete(job.id, force=True)).outcome == "deleting"
+    monkeypatch.setattr(jobs.files, "remove", noting)
+    assert (await jobs.finish_deletions(), removed) == (0, [])
+    await harness.finish(lease, Outcome(status=Status.CANCELLED, cause=Cause.CANCELLED))
+    assert (await jobs.finish_deletions(), removed) == (1, [job.id])
+
+
+async def test_forced_delete_of_a_job_that_is_cancelled_meanwhile_is_finished_by_the_duty(
+    harness: StoreHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = await harness.submit()
+
+    async def cancelled_after_this_look(*_: object, **__: object) -> Job:
+        patch.undo()
+        found = await harness.get(job)
+        await harness.store.jobs.cancel(job.id)
+        patch.setattr(harness.store.jobs, "_request_deletion", dies)
+        return found
+
+    async def dies(*_: object, **__: object) -> bool:
+        raise StoreError("the process dies here")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(harness.store.jobs, "get", cancelled_after_this_look)
+        with pytest.raises(StoreError):
+            await harness.store.jobs.delete(job.id, force=True)
+    assert await harness.store.jobs.finish_deletions() == 1
+    with pytest.raises(NotFound):
+        await harness.get(job)

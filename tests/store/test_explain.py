@@ -39,6 +39,10 @@ async def test_no_live_worker(harness: StoreHarness) -> None:
     (reason,) = await reasons(harness, job)
     assert reason == Reason(about="worker", message="no live worker: start one with `holdfast worker`")
     await worker(harness)
+    await harness.store.workers.drain("w1")
+    assert await reasons(harness, job) == (reason,)
+    await worker(harness, "w2")
+    assert await reasons(harness, job) == ()
     await harness.advance(TTL + 1)
     assert await reasons(harness, job) == (reason,)
 

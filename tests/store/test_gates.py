@@ -1,9 +1,12 @@
 """Dependencies: waiting, failures of dependencies, and revival."""
 
+from collections.abc import Awaitable, Callable
+
 import pytest
 
-from holdfast.errors import Conflict, Invalid, NeedFailed, NotFound
+from holdfast.errors import Conflict, Invalid, NeedFailed, NotFound, StoreError
 from holdfast.model import Cause, Error, Gate, Outcome, Status, new_id
+from holdfast.store.database import Tx
 from tests.support.store_harness import StoreHarness
 
 JOB = {"runner": "function", "spec": {"name": "f"}}
@@ -265,6 +268,22 @@ async def test_resolver_finishes_the_follow_up_of_a_dead_process(
     assert [lease.id for lease in await harness.claim()] == [child.id]
 
 
+async def test_resolving_one_lane_leaves_the_jobs_of_others_to_theirs(
+    harness: StoreHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nothing(*_: object, **__: object) -> None:
+        """The process that should follow up has died."""
+
+    monkeypatch.setattr(harness.store.gates, "follow_up", nothing)
+    places = [("a", "L"), ("a", "M"), ("b", "L"), ("a", None)]
+    jobs = [await harness.store.jobs.submit({**JOB, "lane": lane}, tenant=tenant) for tenant, lane in places]
+    before = [job.gate for job in jobs]
+    await harness.store.gates.resolve_lanes([("a", "L")])
+    after = [(await harness.store.jobs.get(job.id, tenant=job.tenant)).gate for job in jobs]
+    assert after == [Gate.OPEN, *before[1:]]
+    assert before[:3] == [Gate.UNRESOLVED] * 3
+
+
 async def test_thousand_dependants_of_one_job_all_become_claimable(harness: StoreHarness) -> None:
     """Proves N6."""
     parent = await harness.submit()
@@ -275,6 +294,35 @@ async def test_thousand_dependants_of_one_job_all_become_claimable(harness: Stor
     await harness.store.jobs.resume(parent.id)
     await harness.run_one()
     assert len(await harness.claim(slots=2000)) == 1000
+
+
+async def test_process_that_dies_between_two_pages_of_dependants_leaves_the_rest_to_the_duty(
+    harness: StoreHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = await harness.submit()
+    children = [await harness.submit(needs=[parent.id]) for _ in range(3)]
+    monkeypatch.setattr("holdfast.store.gates.BATCH", 2)
+    pages = 0
+    transact = harness.store.database.transact
+
+    async def dies_after_a_page(change: Callable[[Tx], Awaitable[object]]) -> object:
+        nonlocal pages
+        pages += 1
+        if pages > 1:
+            raise StoreError("the process dies here")
+        return await transact(change)
+
+    async def nothing(*_: object, **__: object) -> None:
+        """No follow-up."""
+
+    with monkeypatch.context() as patch:
+        patch.setattr(harness.store.gates, "follow_up", nothing)
+        await harness.run_one()
+        patch.setattr(harness.store.database, "transact", dies_after_a_page)
+        with pytest.raises(StoreError):
+            await harness.store.gates._settle(parent.id)
+    await harness.store.gates.resolve()
+    assert {lease.id for lease in await harness.claim()} == {child.id for child in children}
 
 
 async def test_delayed_dependant_waits_for_both(harness: StoreHarness) -> None:

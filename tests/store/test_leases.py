@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.duties.reaper import Reaper
 from holdfast.errors import Invalid, NotFound, StoreUnreachable, TooLarge
-from holdfast.model import Cause, Claimable, Error, Lease, Outcome, Phase, Status, StopKind, new_worker_id
+from holdfast.model import Cause, Claimable, Error, Lease, Outcome, Phase, Status, StopKind, StopPhase, new_worker_id
 from holdfast.store.store import Store, connect
 from holdfast.timing import ManualClock, backoff
 from tests.support.store_harness import START, TTL, StoreHarness
@@ -162,6 +162,28 @@ async def test_beat_distinguishes_two_leases_of_one_job(harness: StoreHarness) -
     (new,) = await harness.adopt(worker="w1")
     pulse = await harness.store.leases.beat("w1", [old, new], ttl=TTL)
     assert {(beat.token, beat.answer) for beat in pulse.jobs} == {(old.token, "lost"), (new.token, "yours")}
+
+
+async def test_write_about_one_job_touches_no_other_with_the_same_token(harness: StoreHarness) -> None:
+    """Proves L4."""
+    for _ in range(2):
+        await harness.submit(runner="process", spec={"command": ["true"]})
+    mine, other = await harness.claim_process()
+    assert mine.token == other.token
+    await harness.store.jobs.cancel(mine.id)
+    await harness.store.jobs.cancel(other.id)
+    before = await harness.get(other), await harness.events(other)
+    leases = harness.store.leases
+    await harness.advance(1)
+    await leases.start([mine])
+    await leases.beat("w1", [mine], ttl=TTL)
+    await leases.advance_stop(mine, StopPhase.SIGNALLED, grace=5)
+    await leases.hand_over([mine])
+    (adopted,) = await harness.adopt(worker="w2")
+    assert adopted.id == mine.id
+    assert await harness.finish(adopted, Outcome.requeued(Cause.DRAINED)) is Status.CANCELLED
+    assert (await harness.get(other), await harness.events(other)) == before
+    assert await harness.finish(other) is Status.SUCCEEDED
 
 
 async def test_expired_lease_can_be_renewed_until_it_is_reaped(harness: StoreHarness) -> None:

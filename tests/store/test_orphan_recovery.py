@@ -10,7 +10,7 @@ import pytest
 from holdfast.duties import orphan_settler, worker_pruner
 from holdfast.errors import Conflict, NotFound
 from holdfast.model import Cause, Claimable, LaneState, Outcome, Status, StopKind
-from holdfast.store import Store, open_store
+from holdfast.store import Store, notify, open_store
 from tests.conftest import assert_healthy
 from tests.store.test_orphans import GRACE, PROCESS, lost_host, register, started, stranded, told
 from tests.support.store_harness import TTL, StoreHarness
@@ -25,8 +25,11 @@ async def test_worker_away_for_longer_than_the_grace_adopts_its_healthy_child(
     behind = await harness.submit(**PROCESS, lane=lane) if lane else None
     await register(harness, "w2")
     assert await harness.adopt(worker="w2") == []
-    assert await harness.store.leases.recover(["host-b"]) == frozenset()
-    assert await harness.store.leases.recover(["host-b", "host-a"]) == {lease.id}
+    async with harness.store.notifications.listening() as signal:
+        assert await harness.store.leases.recover(["host-b"]) == frozenset()
+        assert await signal.wait(0) == set()
+        assert await harness.store.leases.recover(["host-b", "host-a"]) == {lease.id}
+        assert notify.ORPHAN in await signal.wait(1)
     assert await harness.store.leases.recover(["host-a"]) == frozenset()
     job = await harness.get(lease)
     assert (job.status, job.error, job.orphaned_at) == (Status.RUNNING, None, harness.clock.now())

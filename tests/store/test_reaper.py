@@ -7,7 +7,7 @@ import pytest
 from holdfast.duties.reaper import Reaper
 from holdfast.errors import StoreUnreachable
 from holdfast.model import Lease, Status
-from holdfast.store import Store
+from holdfast.store import Store, notify
 from holdfast.store.leases import Owners
 from holdfast.store.store import connect
 from holdfast.timing import ManualClock
@@ -58,6 +58,16 @@ async def test_one_dead_worker_that_is_the_only_one_is_reaped_without_delay(harn
     await owners(harness, "w1")
     reaper = await watching(harness)
     assert [await step(harness, reaper) for _ in range(5)] == [0, 0, 0, 0, 1]
+
+
+async def test_reaping_wakes_those_who_can_adopt(harness: StoreHarness) -> None:
+    await owners(harness, "w1")
+    await harness.advance(2 * TTL)
+    async with harness.store.notifications.listening() as signal:
+        assert len(await harness.store.leases.reap()) == 1
+        assert notify.ORPHAN in await signal.wait(1)
+        assert await harness.store.leases.reap() == []
+        assert await signal.wait(0) == set()
 
 
 async def test_expiry_of_most_owners_is_reaped_only_after_one_ttl(harness: StoreHarness) -> None:

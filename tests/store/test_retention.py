@@ -119,6 +119,26 @@ async def test_parent_of_a_waiting_job_stays_until_its_needs_are_ticked_off(harn
     assert [lease.id for lease in await harness.claim()] == [child.id]
 
 
+async def test_parent_stays_while_a_dependant_was_not_looked_at(
+    harness: StoreHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proves J16."""
+
+    async def nothing(*_: object, **__: object) -> None:
+        """The caller died before its follow-up."""
+
+    parent = await harness.submit()
+    with monkeypatch.context() as patch:
+        patch.setattr(harness.store.gates, "follow_up", nothing)
+        child = await harness.submit(needs=[parent.id])
+        await harness.run_one()
+    await harness.advance(8 * DAY)
+    assert await prune(harness, WEEK) == []
+    await harness.store.gates.resolve()
+    assert [lease.id for lease in await harness.claim()] == [child.id]
+    assert await prune(harness, WEEK) == [parent.id]
+
+
 async def test_pruner_visits_all_jobs_in_bounded_steps(harness: StoreHarness) -> None:
     """Proves J16."""
     for _ in range(7):

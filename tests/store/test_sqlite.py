@@ -9,7 +9,7 @@ import pytest
 from holdfast.errors import Conflict
 from holdfast.model import new_id
 from holdfast.permissions import tighten
-from holdfast.store import sqlite
+from holdfast.store import open_store, sqlite
 from holdfast.store.sqlite import SqliteDatabase
 from tests.support.store_harness import TTL, StoreHarness
 
@@ -70,3 +70,21 @@ async def test_store_opens_while_another_process_removes_its_log(
 
     monkeypatch.setattr(sqlite, "tighten", removed_first)
     await SqliteDatabase(tmp_path / "store.db").close()
+
+
+async def test_store_closes_after_the_writes_that_wait(harness: StoreHarness) -> None:
+    store = await open_store(harness.url)
+    blocker = sqlite3.connect(harness.url.removeprefix("sqlite:///"), isolation_level=None)
+    blocker.execute("BEGIN IMMEDIATE")
+    submits = [asyncio.ensure_future(store.jobs.submit(JOB)) for _ in range(3)]
+    await asyncio.sleep(0.05)  # Reason: let them reach the writer's queue; the first is stuck at the lock.
+    submits += [asyncio.ensure_future(store.jobs.submit(JOB)) for _ in range(3)]
+    await asyncio.sleep(0.05)  # Reason: the same; these wait with the request to stop.
+    closing = asyncio.ensure_future(store.close())
+    await asyncio.sleep(0.05)  # Reason: the request to stop is in the queue, too.
+    blocker.execute("ROLLBACK")
+    blocker.close()
+    async with asyncio.timeout(30):
+        await closing
+        await asyncio.gather(*submits)
+    assert len((await harness.store.jobs.list()).items) == 6

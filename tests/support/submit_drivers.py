@@ -141,6 +141,12 @@ async def _psycopg_async(url: str) -> AsyncIterator[SubmitDriver]:
 
 
 @asynccontextmanager
+async def _psycopg_async_cursor(url: str) -> AsyncIterator[SubmitDriver]:
+    async with await psycopg.AsyncConnection.connect(url) as connection, connection.cursor() as cursor:
+        yield SubmitDriver(cursor, submit_inside_async, connection.execute, connection.commit, connection.rollback)
+
+
+@asynccontextmanager
 async def _core_async(url: str) -> AsyncIterator[SubmitDriver]:
     async with AsyncExitStack() as stack:
         engine = create_async_engine(url)
@@ -171,6 +177,7 @@ def open_caller(driver: str, url: str) -> Any:
         scheme, _, rest = url.partition("://")
         url = f"{scheme}+{dialect}://{rest}"
     known = {"asyncpg": _asyncpg, "asyncpg pool": _asyncpg_pool, "psycopg async": _psycopg_async}
+    known["psycopg async cursor"] = _psycopg_async_cursor
     known |= {"async connection": _core_async, "async session": _session_async}
     if way in known:
         return known[way](url)
@@ -185,6 +192,7 @@ POSTGRES = [
     "psycopg",
     "psycopg cursor",
     "psycopg async",
+    "psycopg async cursor",
     "connection over psycopg",
     "session over psycopg",
     "async connection over psycopg",

@@ -285,11 +285,15 @@ async def test_only_the_workers_disk_is_full(process_database: str, kind: str, t
             await workers.ended(waiting, Status.SUCCEEDED)
 
 
-async def test_outputs_that_find_no_room_are_given_up_after_a_bound(clean_url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("code", [0, 3])
+async def test_outputs_that_find_no_room_are_given_up_after_a_bound(clean_url: str, tmp_path: Path, code: int) -> None:
+    """A success becomes a failure; a failure stays the one that it was."""
     with small_disk(tmp_path, "tmpfs") as small:
         async with in_process_workers_on(clean_url, tmp_path / "data", outputs_timeout=2.0) as workers:
             workers.set(shared_dir=small)
-            job = await workers.sh("while [ ! -e go ]; do sleep 0.05; done; head -c 1000000 /dev/zero > output/file")
+            job = await workers.sh(
+                f"while [ ! -e go ]; do sleep 0.05; done; head -c 1000000 /dev/zero > output/file; exit {code}"
+            )
             async with workers.worker():
                 await workers.running(job)
                 fill(small)
@@ -297,8 +301,8 @@ async def test_outputs_that_find_no_room_are_given_up_after_a_bound(clean_url: s
                 (folder / "work" / "go").touch()
                 ended = await workers.ended(job, Status.FAILED)
             assert ended.error is not None
-            assert ended.error.code == "outputs_not_stored"
-            assert "HOLDFAST_OUTPUTS_TIMEOUT" in ended.error.message
+            assert ended.error.code == ("exit_nonzero" if code else "outputs_not_stored")
+            assert ("HOLDFAST_OUTPUTS_TIMEOUT" in ended.error.message) is (not code)
             assert ended.attempts == 1
 
 

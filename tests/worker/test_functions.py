@@ -53,6 +53,23 @@ async def test_an_exception_is_the_error_and_its_traceback_is_for_operators_alon
     assert "secret_local" in caplog.text or "raise LookupError" in caplog.text
 
 
+async def test_log_of_a_function_is_cut_at_the_cap_and_its_other_events_are_kept(workers: InProcessWorkers) -> None:
+    workers.set(log_max_bytes=100)
+
+    @workers.functions.add
+    async def chatty(ctx: Context) -> None:
+        for n in range(50):
+            ctx.log(f"line {n:>3}")
+        ctx.progress(100)
+
+    job = await workers.submit("chatty")
+    async with workers.worker():
+        ended = await workers.ended(job, Status.SUCCEEDED)
+    kept = [f"line {n:>3}" for n in range(11)]
+    assert await workers.log(job) == [*kept, "[holdfast: the log is over 100 bytes; what follows is not kept]"]
+    assert ended.progress == {"percent": 100}
+
+
 async def test_output_of_a_function_is_in_its_history(workers: InProcessWorkers) -> None:
     """Progress, usage, log and events of its own, from the loop and from a thread, also just before it returns.
 
