@@ -104,6 +104,12 @@ async def with_state(processes: WorkerProcesses, environment: Mapping[str, str])
     """Let a worker make the state folder, while there is space, and stay."""
     processes.start({"other": 1}, adopts=False, environment=environment)
     await processes.ended(await processes.sh("true", queue="other"), Status.SUCCEEDED)
+    attempts = Path(environment["HOLDFAST_STATE_DIR"]) / "attempts"
+
+    async def removed() -> bool:
+        return not list(attempts.glob("*/*"))
+
+    await eventually(removed, "the folder of the first attempt is removed, and takes no space any more")
 
 
 async def attempts_of(workers: InProcessWorkers, job: Job) -> Sequence[Attempt]:
