@@ -55,7 +55,7 @@ format: .venv/.ready ## Put the code into shape
 
 test: setup check ## Everything: set up, check, all tests on SQLite and a real Postgres
 	@scripts/need-compiler
-	$(BIN)/python -m scripts.with_mounted_root $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 25 # tests mostly wait: three at a time fill two processors
+	$(BIN)/python -m scripts.with_mounted_root $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --durations 25 # tests mostly wait: four at a time fill two processors
 	@$(MAKE) --no-print-directory test-pythons
 
 test-pythons: .venv/.ready $(SUPERVISOR) ## A short tier of the tests on every other Python from 3.11 to 3.14 that is found: under a minute each
