@@ -56,10 +56,14 @@ class Talker:
         await self._store.leases.finish([(self._lease, outcome or Outcome.succeeded())])
 
 
-async def sse(client: httpx.AsyncClient, job: str, **headers: str) -> list[dict[str, str]]:
-    """The whole stream, to its end, without comments."""
+async def sse(
+    client: httpx.AsyncClient, job: str, connected: asyncio.Event | None = None, /, **headers: str
+) -> list[dict[str, str]]:
+    """The whole stream, to its end, without comments; `connected` is set once the service has answered."""
     async with client.stream("GET", f"/v1/jobs/{job}/events/stream", headers=headers) as response:
         assert response.status_code == 200
+        if connected is not None:
+            connected.set()
         return [event async for event in events_of(response) if "comment" not in event]
 
 
@@ -184,7 +188,9 @@ async def test_cancelled_job_ends_its_stream(service: Service) -> None:
 async def test_deleted_job_ends_its_stream(service: Service) -> None:
     async with service.client() as client, opened(service.database_url) as store:
         talker = await Talker.start(store)
-        following = asyncio.create_task(sse(client, talker.id))
+        connected = asyncio.Event()
+        following = asyncio.create_task(sse(client, talker.id, connected))
+        await asyncio.wait_for(connected.wait(), 30)
         await client.delete(f"/v1/jobs/{talker.id}?force=true")
         await talker.end(Outcome(status=Status.CANCELLED))
         await store.jobs.finish_deletions()
