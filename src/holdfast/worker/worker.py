@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
 from holdfast.config import Settings
@@ -77,6 +78,8 @@ class Worker:
         threads = sum(queues.values()) or settings.max_concurrency
         self._function_executor = FunctionExecutor(self._services, functions, threads=threads, done=self._release)
         self.capabilities = Capabilities(runners, functions, self._services.disks)
+        self._adopt_at = 0.0
+        """When to look for orphans again, unless a notification or a poll comes first."""
         self._wake_up = asyncio.Event()
         self._settled = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
@@ -212,26 +215,24 @@ class Worker:
                 await self._sleep(backoff(failures, base=0.1, cap=5.0))
 
     async def _claim_round(self) -> None:
-        """Adopt, then claim from each queue that may have something, up to its free slots."""
+        """Adopt if it is time, then claim from each queue that may have something, up to its free slots."""
         slots = self._slots
-        queues = [queue for queue in slots.queues if queue in slots.to_claim and slots.free(queue) > 0]
-        if not queues:
+        if time.monotonic() >= self._adopt_at:
+            self._adopt_at = time.monotonic() + self._settings.poll_interval
             await self._claim([], 0, self.capabilities.domains)
-        for n, queue in enumerate(queues):
+        for queue in [queue for queue in slots.queues if queue in slots.to_claim and slots.free(queue) > 0]:
             claimed = most = min(slots.free(queue), CLAIM)
             # Before the claim: a notification during the claim may be for a job that it did not see.
             slots.to_claim.discard(queue)
             try:
-                claimed = await self._claim(
-                    self.capabilities.claimable(queue), most, self.capabilities.domains if n == 0 else ()
-                )
+                claimed = await self._claim(self.capabilities.claimable(queue), most)
             finally:
                 if claimed == most:
                     slots.to_claim.add(queue)
             caps = await self._store.queues.caps()
             slots.capped = {queue for queue in slots.queues if queue in caps}
 
-    async def _claim(self, pairs: Sequence[Claimable], slots: int, domains: Sequence[str]) -> int:
+    async def _claim(self, pairs: Sequence[Claimable], slots: int, domains: Sequence[str] = ()) -> int:
         """Adopt and claim jobs and run them. Return how many were claimed."""
         ttl = self._settings.lease_ttl
 
@@ -270,6 +271,8 @@ class Worker:
                 await self._wake_up.wait()
         except TimeoutError:
             self._slots.claim_from_all()
+            self._store.notifications.poll()
+            self._adopt_at = 0.0
 
     # Running
 
@@ -340,6 +343,7 @@ class Worker:
         if self._group is not None and not self._services.draining.is_set():
             self._group.create_task(self._log_failure(self._register()))
             self._slots.claim_from_all()
+            self._adopt_at = 0.0
             self._wake_up.set()
 
     async def _watch_disks(self) -> None:
@@ -359,10 +363,12 @@ class Worker:
     async def _listen(self, signal: Signal) -> None:
         while True:
             topics = await signal.wait(3600.0)
-            if "*" in topics:
+            if topics & {"*", notify.ANY_WORK}:
                 self._slots.claim_from_all()
             else:
                 self._slots.to_claim.update(queue for queue in self._slots.queues if notify.work(queue) in topics)
+            if topics & {"*", notify.ORPHAN}:
+                self._adopt_at = 0.0
             if topics:
                 self._wake_up.set()
             if topics & {"*", notify.STOP} and len(self._held_leases):
