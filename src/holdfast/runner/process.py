@@ -34,7 +34,7 @@ from holdfast.runner.base import (
     Identity,
     NoSpace,
     StartRequest,
-    TooLate,
+    StartTooLate,
 )
 from holdfast.runner.checks import ReadinessChecks, identity_in, sweep_checks
 from holdfast.runner.exits import ProcessExits
@@ -230,7 +230,7 @@ class ProcessRunner:
                 return False
             raise
         if runs_as.own and self.users.uid_of(folder.path) is None:
-            raise TooLate  # This worker was suspended until its uid was freed. The retry claims another one.
+            raise StartTooLate  # This worker was suspended until its uid was freed. The retry claims another one.
         return True
 
     def _restage(self, folder: AttemptFolder, request: StartRequest) -> None:

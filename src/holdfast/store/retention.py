@@ -54,7 +54,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     total: int
 
 
-class Retain:
+class Pruning:
     def __init__(self, database: Database) -> None:
         self._database = database
         self.files: Files = NoFiles()
