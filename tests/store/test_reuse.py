@@ -152,7 +152,7 @@ async def test_key_falls_back_to_the_remaining_build(harness: StoreHarness, how:
     else:
         statuses = {"good": [Status.SUCCEEDED], "old": [Status.FAILED], "both": [Status.SUCCEEDED, Status.FAILED]}
         await harness.advance(2 * DAY)
-        await harness.store.retain.prune(Retention(ages=dict.fromkeys(statuses[gone], DAY)))
+        await harness.store.pruning.prune(Retention(ages=dict.fromkeys(statuses[gone], DAY)))
     again = await harness.submit(reuse_key="thumb")
     assert (again.reused, again.id == good.id) == ((True, True) if gone == "old" else (False, False))
     joined = await harness.submit(reuse_key="thumb")
@@ -256,12 +256,12 @@ async def test_key_lives_for_a_day_and_longer_than_its_job(harness: StoreHarness
     await harness.advance(24 * 3600 - 1)
     with pytest.raises(ReplayedJobDeleted):
         await harness.store.jobs.submit(JOB, key="call-1")
-    assert await harness.store.retain.forget_keys() == 0
+    assert await harness.store.pruning.prune_keys() == 0
     await harness.advance(2)
     again = await harness.store.jobs.submit(JOB, key="call-1")
     assert again.id != job.id
     await harness.advance(24 * 3600 + 1)
-    assert await harness.store.retain.forget_keys() == 1
+    assert await harness.store.pruning.prune_keys() == 1
 
 
 @pytest.mark.parametrize("key", ["", "x" * 129, "a\nb"])

@@ -86,11 +86,11 @@ class Pruning:
             removed=[one["id"] for one in removed], next_after=row["last_id"] if row["scanned"] == scan else None
         )
 
-    async def forget_keys(self, limit: int = 1000) -> int:
+    async def prune_keys(self, limit: int = 1000) -> int:
         """Delete idempotency keys that are older than 24 hours; return how many."""
         return len(await self._database.rows("prune_idempotency_keys", limit=limit))
 
-    async def forget_lanes(self, limit: int = 1000) -> int:
+    async def prune_lanes(self, limit: int = 1000) -> int:
         """Delete lanes that are idle and have no settings; return how many.
 
         The next job creates such a lane again.
