@@ -17,10 +17,10 @@
     │   ├── ReplayedJobDeleted  a job that this idempotency key made was deleted
     │   ├── QueueOff     a request that needs a queue, on a server that runs jobs in the request
     │   └── QueuePaused  a job for a paused queue, on such a server
-    ├── QueueFull        as many jobs wait in a queue as its limit allows              429
+    ├── QueueFull        a queue has reached its limit of waiting jobs                 429
     ├── RateLimited      too many requests with one token, or with unknown ones        429
-    ├── TooManyStreams   a token has as many streams open as it may                    429
-    ├── AtCapacity       a server without a queue runs as many jobs as it may          503
+    ├── TooManyStreams   a token has reached its limit of open streams                 429
+    ├── AtCapacity       a server without a queue runs its maximum number of jobs      503
     ├── CacheFull        no space for a snapshot, and none that can be evicted         503
     ├── SnapshotDamaged  a snapshot's folder differs from what was published           503
     ├── SnapshotFailed   a snapshot's folder cannot be read or made here               503

@@ -58,8 +58,8 @@ def declared() -> list[Route]:
 class Api(FastAPI):
     """The service as an ASGI application.
 
-    Its own lifespan starts it. A mounted application has none: enter `running()` in the lifespan of yours; without
-    that it starts with the first request and ends with the process.
+    Served alone, its lifespan starts and ends it. A mounted application has no lifespan: enter `running()` in that of
+    your application; otherwise the service starts with the first request and ends with the process.
     """
 
     def __init__(

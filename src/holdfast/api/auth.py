@@ -1,4 +1,4 @@
-"""Who calls, and what that caller may do.
+"""Authenticates callers, and decides what they may do.
 
 A token has a name, a role and a tenant; an admin acts in tenant `default` unless `Holdfast-Tenant` names another. With
 HOLDFAST_AUTH=off everybody on this machine is an admin, so a web page in a local browser must not be able to call: the

@@ -52,7 +52,7 @@ def to_response(error: Exception) -> Response:
         return _http_response(error)
     if not isinstance(error, HoldfastError):
         log.error("a request failed with an unexpected error; answered 500", exc_info=error)
-        return _respond(500, Problem(code="internal", message="holdfast failed; its log says why"))
+        return _respond(500, Problem(code="internal", message="internal error; see the server's log"))
     headers = {}
     if isinstance(error, StoreError | ConfigError):
         reported = isinstance(error, StoreUnreachable) and error.reported

@@ -160,7 +160,9 @@ def _headers(route: Route) -> list[dict[str, Any]]:
         headers.append(("Idempotency-Key", about, _text(MAX_KEY)))
     if route.path == "/v1/jobs" and route.method == "POST":
         about = "`wait=10`: where the queue is off, answer after at most 10 seconds; other preferences are ignored"
-        headers.append(("Prefer", about, {"type": "string"}))  # RFC 7240: what is not understood is not refused.
+        headers.append(
+            ("Prefer", about, {"type": "string"})
+        )  # RFC 7240: a server ignores preferences that it does not know.
     if route.path.endswith("/events/stream"):
         seq = {"type": "string", "pattern": "^[0-9]{1,19}$"}
         headers.append(("Last-Event-ID", "the last seq that was seen; takes precedence over `after`", seq))

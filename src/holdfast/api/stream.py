@@ -100,7 +100,7 @@ class OpenStreams:
                 "close some, or share one"
             )
         if self._open.total() >= self._most:
-            raise AtCapacity("this server has as many streams open as it may; try again later, or another server")
+            raise AtCapacity("the stream limit of this server is reached; try again later, or use another server")
 
     @contextlib.contextmanager
     def one(self, name: str) -> Iterator[None]:
@@ -164,7 +164,7 @@ class EventStreamResponse(Response):
                 async with self._fanout.follow(self._job_id, tenant=self._tenant, after=self._after) as follower:
                     await self._send(follower, receive, send)
         except HoldfastError as error:  # The job was deleted since the stream was opened.
-            log.info("a stream of job %s did not begin: %s", self._job_id, error)
+            log.info("could not start a stream of job %s: %s", self._job_id, error)
             await send({"type": "http.response.start", "status": error.status, "headers": []})
             await send({"type": "http.response.body", "body": b""})
 

@@ -84,7 +84,7 @@ def run(
 def logs(
     context: typer.Context,
     job_id: JobId,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the output until the job ends.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print a job's output: its stdout to stdout, its stderr to stderr."""

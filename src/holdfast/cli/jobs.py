@@ -65,7 +65,7 @@ def describe(
         one_of = "a command after --, --image, --tool, --function, --file"
         fail(f"give one of: {one_of} ({' and '.join(given_ways) or 'none'} given)", 2)
     if env and not (command or image):
-        fail(f"--env is for a command or an image; {given_ways[0]} brings its own", 2)
+        fail(f"--env is for a command or an image; {given_ways[0]} has its own environment", 2)
     if tool:
         job["tool"] = tool
     elif function:
@@ -226,7 +226,7 @@ def _moved(context: typer.Context, verb: str, job_id: str, as_json: bool, **opti
     from holdfast.cli import render
 
     if job.stop_request is not None and not job.status.terminal:
-        render.console.print(f"{job.id}: {job.stop_request.kind} asked for; it is {render.coloured(job.status)}")
+        render.console.print(f"{job.id}: {job.stop_request.kind} requested; the job is {render.coloured(job.status)}")
     else:
         render.console.print(f"{job.id}: {render.coloured(job.status)}")
 

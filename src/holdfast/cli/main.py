@@ -171,7 +171,8 @@ def prune(
         typer.Option(envvar="HOLDFAST_RETENTION_DAYS", help="Remove jobs that ended more than this many days ago."),
     ] = None,
     keep: Annotated[
-        int | None, typer.Option(envvar="HOLDFAST_KEEP_IDENTICAL", help="Keep this many of the same job.")
+        int | None,
+        typer.Option(envvar="HOLDFAST_KEEP_IDENTICAL", help="Of ended jobs with the same signature, keep this many."),
     ] = None,
     database_url: DatabaseUrl = None,
     data_dir: DataDir = None,

@@ -160,7 +160,7 @@ def list_workers(context: typer.Context, as_json: AsJson = False) -> None:
             )
             for i in answer["items"]
         ),
-        empty="no worker lives: `holdfast worker` starts one",
+        empty="no live worker; `holdfast worker` starts one",
     )
 
 

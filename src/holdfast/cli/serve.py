@@ -97,7 +97,7 @@ def bind(settings: Settings) -> socket.socket:
 
 
 async def run_server(flags: Mapping[str, object], application: str | None = None) -> None:
-    """Serve on its own and run the duties, so that they run even without a worker."""
+    """Run a server, and the duties beside it, so that they run even without a worker."""
     settings, functions = config.load(flags), None
     if not settings.queue_enabled:  # Otherwise workers run the functions, and the application is not needed here.
         settings, functions = worker_command.configure(application, **flags)

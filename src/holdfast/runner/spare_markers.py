@@ -37,7 +37,7 @@ class SpareMarkers:
         return folder.forbid()
 
     def _place(self, target: Path) -> bool:
-        """Put a folder with a start marker where there is none; False if somebody else has made one meanwhile."""
+        """Put a folder with a start marker where there is none. Return False if another process was faster."""
         try:
             return self._make(target)
         except OSError as error:

@@ -22,7 +22,7 @@ SAFE = {
     "Content-Security-Policy": "sandbox; default-src 'none'",
     "Cache-Control": "private, no-store",
 }
-"""Whatever a job named its files: a browser saves them and executes nothing in them."""
+"""A browser saves the files of a job and executes nothing in them, whatever their names are."""
 
 
 @routes.add("GET", "/v1/jobs/{job_id}/artifacts", role=Role.VIEWER, answers={200: ArtifactList})

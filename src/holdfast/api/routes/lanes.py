@@ -36,7 +36,7 @@ async def get_lane(call: Call, lane: str) -> Reply:
 
 @routes.add("PUT", "/v1/lanes/{lane:path}", role=Role.OPERATOR, answers=ONE)
 async def put_lane(call: Call, lane: str, body: PutLane) -> Reply:
-    """Set the readiness check of a lane; null removes it. It is a command, so setting one needs an admin."""
+    """Set the readiness check of a lane; null removes it. A check is a command, so setting one needs an admin."""
     if body.check is not None and not (call.who.admin or call.service.settings.allow_raw):
         raise Forbidden("a readiness check is a command of your own: it needs an admin's token or HOLDFAST_ALLOW_RAW")
     check = None if body.check is None else {"command": body.check.command, "timeout": body.check.timeout}
