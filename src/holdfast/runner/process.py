@@ -1,6 +1,6 @@
 """Processes on this host, each under a supervisor that outlives the worker.
 
-An attempt's folder is made under another name and renamed into paths, so it is never incomplete. However many
+An attempt's folder is made under another name and renamed into place, so it is never incomplete. However many
 supervisors are started on it, only one runs the command, and only once: the supervisor's lock and its `started` file
 decide. If the worker is root, each attempt runs as a user of its own (`uids.py`).
 """

@@ -59,7 +59,7 @@ _known: dict[str, DatabaseOutage] = {}
 
 
 def outage_of(url: str) -> DatabaseOutage:
-    """Return the one `Outage` of a database in this process."""
+    """Return the one `DatabaseOutage` of a database in this process."""
     parts = urlsplit(url)
     name = f"{parts.hostname or 'local'}{f':{parts.port}' if parts.port else ''}{parts.path}"
     return _known.setdefault(name, DatabaseOutage(name))

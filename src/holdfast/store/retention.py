@@ -63,8 +63,8 @@ class Pruning:
         """Take one bounded step along all jobs, oldest first, and remove those that may be removed.
 
         Jobs are first marked for deletion, then their files are removed, and their rows last: after a crash, or when a
-        file cannot be removed, `Jobs.purge` finishes. With `newest`, jobs are signed on the way: jobs that a first pass
-        could not compare yet are removed by the next one.
+        file cannot be removed, `Jobs.finish_deletions` continues. With `newest`, the signatures of jobs are computed on
+        the way: jobs that a first pass could not compare yet are removed by the next one.
         """
         if retention.newest is not None:
             await self._database.rows("set_signatures", after_id=after, scan=scan)

@@ -200,7 +200,7 @@ class AttemptStarter:
                 self._link.renew_stop_after(running, self._held.renewed_at)
 
     async def _prepare(self) -> AttemptEnd | None:
-        """Check before the start: no stop request, a valid spec, and readiness. Return an End if it must not start."""
+        """Check the stop request, the spec and readiness. Return an AttemptEnd if the attempt must not start."""
         self._held.receive_stop(await self._services.stops.ask(self._lease))
         if self._held.stop is None:
             try:
@@ -296,7 +296,7 @@ class AttemptStarter:
             raise CannotStart("start_failed", message) from error
 
     def _check_shared_folder(self) -> None:
-        """Raise EngineUnreachable if this host's shared folder is away: the job may run on another host."""
+        """Raise EngineUnreachable if this host's shared folder is unavailable: the job may run on another host."""
         try:
             self._services.shared.check()
         except SharedFolderUnavailable as error:

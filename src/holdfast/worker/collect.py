@@ -28,7 +28,7 @@ CollectOutputs = Callable[[CollectedOutputs], Awaitable[None]]
 
 
 class OutputsNotStored(Exception):
-    """The outputs exist but cannot be stored now: the disk is full, or the shared folder is away."""
+    """The outputs exist but cannot be stored now: the disk is full, or the shared folder is unavailable."""
 
 
 async def collect_outputs(

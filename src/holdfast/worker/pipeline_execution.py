@@ -81,7 +81,7 @@ class PipelineExecution:
     async def begin(self) -> AttemptEnd | None:
         """Plan from the current files, and wait for the build lock of the first snapshot that is missing.
 
-        Return an End if the pipeline needs no start: every task is cached, or it cannot be planned.
+        Return an AttemptEnd if the pipeline needs no start: every task is cached, or it cannot be planned.
         """
         try:
             await self._plan_now()

@@ -25,7 +25,7 @@ class CheckTimedOut(Exception):
 
 
 async def make_ready(services: ExecutionServices, held: HeldLease, *, until: Callable[[], bool]) -> None:
-    """Run a job's checks until they succeed; raise Unready when one times out. `until` ends the wait early.
+    """Run a job's checks until they succeed; raise CheckTimedOut when one times out. `until` ends the wait early.
 
     Raise CannotStart if the job could not be started anyway: a secret or a user is unknown here.
     """
