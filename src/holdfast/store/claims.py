@@ -94,9 +94,9 @@ class Claims:
             lines = self._lines(rotation, tenants, slots)
             leases, emptied = await self._take(rotation, lines, worker, slots, ttl, tx, alone=False)
             yield leases
-            if not leases or (rotation.alone and emptied):
-                return
             slots -= len(leases)
+            if emptied and (rotation.alone or not leases):
+                return
 
     async def _tenants(
         self, rotation: _Rotation, pairs: Sequence[Claimable], limit: int, tx: Tx | None
@@ -172,7 +172,9 @@ class Claims:
         full = len(leases) >= slots
         exact = any(line.after_id is not None and not line.slack for line in lines)
         self._remember(rotation, lines, leases, slack=0.0 if full else SLACK_SECONDS, began=began, returns=returns)
-        if tx is not None or (exact and not full):  # A transaction may still fail; its claims would be skipped.
+        if tx is not None or (not full and (exact or not self._notifications.heard)):
+            # A transaction may still fail, and the next claim would skip its jobs. A position after the last job of an
+            # empty line needs notifications: only they tell that another process put an older job back.
             rotation.positions = {}
         return leases, not full and not exact
 

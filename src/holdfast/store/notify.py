@@ -78,6 +78,11 @@ class Notifications:
             # Reason for a bare task: a notification belongs to no caller and must not delay one. `close` awaits it.
             self._sender = asyncio.create_task(self._send())
 
+    @property
+    def heard(self) -> bool:
+        """Whether this process listens, so that it hears of jobs that other processes put back into a queue."""
+        return bool(self._signals)
+
     def poll(self) -> None:
         """Note that a caller polls: notifications may have been lost, so the next claim scans from the start."""
         self.returns += 1
