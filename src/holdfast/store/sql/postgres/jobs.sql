@@ -4,8 +4,14 @@
 -- Returns the jobs that already exist: `asked` is the id that was requested, or NULL in a replay of the whole call.
 -- All values are sent as text, whatever codecs the connection has: the connection may belong to the caller.
 SELECT s.id::text AS id, s.asked::text AS asked
-FROM holdfast.holdfast_submit(:jobs::text::jsonb, :wake::boolean, :key::text, :tenant::text, :body::text::uuid) AS s
-WHERE s.reused;
+FROM holdfast.accept_jobs(
+  :jobs::text::jsonb, :settings::text::jsonb, :wake::boolean, :key::text, :tenant::text, :body::text::uuid) AS s;
+
+-- name: submit_one
+-- Like `submit`, for one job; returns its record, whether it existed already, and `asked`.
+SELECT (s.record).*, s.reused, s.asked
+FROM holdfast.accept_job(
+  :jobs::text::jsonb, :settings::text::jsonb, :wake::boolean, :key::text, :tenant::text, :body::text::uuid) AS s;
 
 -- name: existing_jobs
 -- Which of these ids exist, and their tenants.
