@@ -210,8 +210,8 @@ def test_repeatable_files_hold_no_data() -> None:
     dialects: tuple[Dialect, ...] = ("postgres", "sqlite")
     for dialect in dialects:
         for one in repeatables(dialect):
-            kept = re.findall(r"^(?:CREATE|ALTER|DROP)(?: OR REPLACE)? (?!VIEW|FUNCTION|TRIGGER).*", one.sql, re.MULTILINE)
-            assert kept == [], one.name
+            made = set(re.findall(r"^(?:CREATE(?: OR REPLACE)?|ALTER|DROP) (\w+)", one.sql, re.MULTILINE))
+            assert made <= {"VIEW", "FUNCTION", "TRIGGER"}, one.name
 
 
 def test_statements_are_split_where_they_end() -> None:

@@ -16,10 +16,10 @@ from holdfast.errors import NotFound, StoreError, StoreUnreachable
 from holdfast.model import FUNCTION_DOMAIN, Claimable, Gate, Outcome, Status, new_id
 from holdfast.store import Store, open_store
 from holdfast.store.migrate import migrate, migrations
-from holdfast.store.repeatable import repeatables
 from holdfast.store.notify import work
 from holdfast.store.postgres import PATIENCE, PLANNER, PostgresDatabase
 from holdfast.store.postgres_parameters import prepare
+from holdfast.store.repeatable import repeatables
 from holdfast.store.store import connect
 from holdfast.timing import ManualClock
 from tests.conftest import assert_healthy, clone, database_url, drop

@@ -512,7 +512,7 @@ async def test_one_of_many_concurrent_migrations_applies(
             call = Call(race_scripts.migrate_now, {"start": 0.2}, opens=False)
             applied = await race(race_processes, url, [call] * CREW)
             dialect: Dialect = "sqlite" if kind == "sqlite" else "postgres"
-            every = [step.name for step in (*migrations(dialect), *repeatables(dialect))]
+            every = [one.name for one in migrations(dialect)] + [one.name for one in repeatables(dialect)]
             assert sorted(applied, key=len) == [[]] * (CREW - 1) + [every]
             async with await open_store(url, listen=False) as store:
                 await store.jobs.submit_many([function()])

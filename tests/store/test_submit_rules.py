@@ -1,10 +1,9 @@
-"""The rules of a submit, from one table of cases: Python on both stores and SQL accept and refuse the same, in the same words."""
+"""The rules of a submit, from one table of cases: Python on both stores and SQL accept and refuse the same."""
 
 import json
 import re
 import unicodedata
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
 
 import asyncpg
 import pytest
@@ -128,11 +127,26 @@ async def test_jobs_that_are_no_objects_are_refused_by_sql(harness: StoreHarness
 
 
 @pytest.mark.parametrize("path", ["sql"])
+async def test_number_that_no_reader_could_decode_is_refused_by_sql(harness: StoreHarness) -> None:
+    """Python cannot send one; every list and claim that found the job would fail."""
+    connection = await asyncpg.connect(harness.url)
+    digits = "1" + "0" * 400
+    job = '{"runner": "process", "spec": {"command": ["true"]}, "inputs": {"a": ["%s", %s]}}'
+    with pytest.raises(asyncpg.PostgresError, match="inputs: has a number that is out of range"):
+        await connection.fetch("SELECT * FROM holdfast.holdfast_submit($1::jsonb)", job % ("", f"-{digits}.5"))
+    await connection.fetch("SELECT * FROM holdfast.holdfast_submit($1::jsonb)", job % (f"{digits}.5", digits))
+    await connection.close()
+    ((_, found),) = (await jobs_in(harness)).items()
+    assert found.inputs == {"a": [f"{digits}.5", int(digits)]}
+
+
+@pytest.mark.parametrize("path", ["sql"])
 async def test_control_characters_are_the_same_in_both_languages(harness: StoreHarness) -> None:
     """All characters of the first plane that Unicode calls control, format, separator or private."""
     connection = await asyncpg.connect(harness.url)
     rows = await connection.fetch(
-        "SELECT n FROM generate_series(1, 65533) AS n WHERE n NOT BETWEEN 55296 AND 57343 AND holdfast.unprintable(chr(n))"
+        "SELECT n FROM generate_series(1, 65533) AS n"
+        " WHERE n NOT BETWEEN 55296 AND 57343 AND holdfast.unprintable(chr(n))"
     )
     await connection.close()
     kinds = ("Cc", "Cf", "Co", "Zs", "Zl", "Zp")

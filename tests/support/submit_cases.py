@@ -1,7 +1,7 @@
 """One table of what a submit accepts and refuses, as plain data: run against Python on both stores and against SQL.
 
-The database has before each case: job TAKEN (queued, with reuse key `standing`), job BROKEN (cancelled), a queue `small`
-that takes one job, and the idempotency key `used`, which belongs to another call.
+The database has before each case: job TAKEN (queued, with reuse key `standing`), job BROKEN (cancelled), a queue
+`small` that takes one job, and the idempotency key `used`, which belongs to another call.
 """
 
 from dataclasses import dataclass, field
@@ -72,7 +72,7 @@ ACCEPTED = [
     accepted("priority", {**PROCESS, "priority": -1_000_000}, priority=-1_000_000),
     accepted("labels", {**PROCESS, "labels": {"a": "", "b": "x" * 256}}, labels={"a": "", "b": "x" * 256}),
     accepted("labels empty", {**PROCESS, "labels": {}}, labels={}),
-    accepted("inputs", {**PROCESS, "inputs": {"n": [1, 2.5, None, {"a": "✓"}]}}, inputs={"n": [1, 2.5, None, {"a": "✓"}]}),
+    accepted("inputs", {**PROCESS, "inputs": {"n": [1, 2.5, None, "✓"]}}, inputs={"n": [1, 2.5, None, "✓"]}),
     accepted("needs", {**PROCESS, "needs": [TAKEN]}),
     accepted("needs a job of the call", {**PROCESS, "id": OWN}, {**PROCESS, "needs": [OWN, TAKEN]}),
     accepted("hold", {**PROCESS, "hold": True}, status="pending", gate="held"),
@@ -96,7 +96,8 @@ ACCEPTED = [
     accepted("reuse_key", {**PROCESS, "reuse_key": "R"}, reuse_key="R", reused=False),
     accepted("reuse_key of a live job", {**PROCESS, "reuse_key": "standing"}, id=TAKEN, reused=True),
     accepted("rebuild", {**PROCESS, "reuse_key": "R", "rebuild": True}, reused=False),
-    accepted("the same reuse_key twice", {**PROCESS, "id": OWN, "reuse_key": "R"}, {**PROCESS, "reuse_key": "R"}, id=OWN),
+    accepted("the same reuse_key twice",
+             {**PROCESS, "id": OWN, "reuse_key": "R"}, {**PROCESS, "reuse_key": "R"}, id=OWN),
     accepted("tasks, connector and snapshot", {**PIPELINE, "connector": "files", "snapshot": "none"},
              spec={"tasks": [{"name": "one", "command": ["true"]}], "connector": "files", "snapshot": "none"}),
     accepted("base", {**PIPELINE, "base": "0" * 64},
@@ -118,8 +119,8 @@ REFUSED = [
     refused("spec.name", {"name": 5}, "Expected `str`, got `int`", FUNCTION),
     refused("spec.color", {"name": "f", "color": 1}, "Object contains unknown field `color`", FUNCTION),
     refused("spec.command", {}, "Object missing required field `command`", sql_accepts=UNCHECKED),
-    Case("spec missing", [{"runner": "process"}], error=Invalid, at="spec", message="Object missing required field `spec`"),
-    Case("runner missing", [{"spec": {}}], error=Invalid, at="runner", message="Object missing required field `runner`"),
+    wrong_call("no spec", Invalid, "Object missing required field `spec`", {"runner": "process"}, at="spec"),
+    wrong_call("no runner", Invalid, "Object missing required field `runner`", {"spec": {}}, at="runner"),
     refused("colour", 1, "Object contains unknown field `colour`"),
     refused("policy", {}, "Object contains unknown field `policy`"),
     refused("id", 5, "Expected `str | null`, got `int`"),
@@ -194,8 +195,8 @@ REFUSED = [
     refused("check.command", {"command": [], "timeout": 1}, "is empty; give a program and its arguments"),
     refused("check.command", {"command": ["a"] * 4097, "timeout": 1},
             "has over 4096 arguments, or one with over 32768 characters"),
-    refused("check.timeout", {"command": ["a"], "timeout": 0}, "must be a number of seconds above 0, at most a day"),
-    refused("check.timeout", {"command": ["a"], "timeout": 86_401}, "must be a number of seconds above 0, at most a day"),
+    *(refused("check.timeout", {"command": ["a"], "timeout": seconds},
+              "must be a number of seconds above 0, at most a day") for seconds in (0, 86_401)),
     refused("tasks", 5, "Expected `array`, got `int`"),
     refused("tasks[0].name", [{"command": ["true"]}], "Object missing required field `name`"),
     refused("tasks", [{"name": "one", "command": ["true"]}], "a pipeline runs as process or docker, not as function",

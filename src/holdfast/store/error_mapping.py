@@ -2,7 +2,17 @@
 
 import re
 
-from holdfast.errors import Conflict, Gone, HoldfastError, Invalid, NeedFailed, NotFound, QueueFull, StoreError, TooLarge
+from holdfast.errors import (
+    Conflict,
+    Gone,
+    HoldfastError,
+    Invalid,
+    NeedFailed,
+    NotFound,
+    QueueFull,
+    StoreError,
+    TooLarge,
+)
 
 _UNKNOWN = re.compile(r"no job \(named in needs\) (\S+)$")
 _FAILED = re.compile(r"needs: job (\S+) (\w+);")

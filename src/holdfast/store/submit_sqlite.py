@@ -1,6 +1,7 @@
 """Accept a batch on SQLite: idempotency, reuse, depth, needs, insert; one transaction, the caller's or the writer's.
 
-On Postgres the same rules are in the SQL function `holdfast_submit`, so that any language can call them.
+On Postgres the same is in the SQL function `accept_jobs` (sql/postgres/repeatable/submit.sql), which callers in any
+language reach through `holdfast_submit`. One table of cases (tests/support/submit_cases.py) runs against both.
 """
 
 from collections import Counter
