@@ -11,7 +11,7 @@ from scripts import submission_rules
 
 from holdfast.errors import HoldfastError
 from holdfast.model import Job
-from holdfast.store.error_mapping import refusal
+from holdfast.store.error_mapping import error_from_sqlstate
 from holdfast.submission import Accepted, Submission
 from tests.support.store_harness import StoreHarness
 from tests.support.submit_cases import ACCEPTED, BROKEN, PROCESS, REFUSED, TAKEN, Case
@@ -39,7 +39,7 @@ async def submit(path: str, harness: StoreHarness) -> AsyncIterator[Submit]:
         try:
             rows = await connection.fetch(text, json.dumps(case.jobs), case.key)
         except asyncpg.PostgresError as error:
-            ours = refusal(error.sqlstate or "", str(error.args[0]), error.detail)
+            ours = error_from_sqlstate(error.sqlstate or "", str(error.args[0]), error.detail)
             raise ours or error from error
         return [Accepted(str(row["id"]), row["reused"]) for row in rows]
 

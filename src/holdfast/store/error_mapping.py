@@ -4,12 +4,12 @@ import re
 
 from holdfast.errors import (
     Conflict,
-    Gone,
     HoldfastError,
     Invalid,
     NeedFailed,
     NotFound,
     QueueFull,
+    ReplayedJobDeleted,
     StoreError,
     TooLarge,
 )
@@ -39,7 +39,7 @@ GRANTS = {
 _DENIED = re.compile(r"permission denied for (?:materialized )?(\w+) (\S+)$")
 
 
-def denied(message: str, *, schema: str, role: str) -> StoreError:
+def permission_denied(message: str, *, schema: str, role: str) -> StoreError:
     """Return an error that names the missing privilege and the GRANT to run; the schema's owner needs none."""
     found = _DENIED.search(message)
     if found and found[1] in GRANTS:
@@ -53,7 +53,7 @@ def need_unknown(job_id: str) -> NotFound:
     return NotFound("job (named in needs)", job_id)
 
 
-def refusal(sqlstate: str, message: str, detail: str | None) -> HoldfastError | None:
+def error_from_sqlstate(sqlstate: str, message: str, detail: str | None) -> HoldfastError | None:
     """Translate an error of Postgres; None if it is not about the request or the schema."""
     field = detail or "job"
     match sqlstate:
@@ -64,7 +64,7 @@ def refusal(sqlstate: str, message: str, detail: str | None) -> HoldfastError | 
             failed = _FAILED.match(message)
             return NeedFailed(failed[1], failed[2]) if failed else Conflict(message)
         case "HF410":
-            return Gone(message)
+            return ReplayedJobDeleted(message)
         case "HF413":
             return TooLarge(field, message.removeprefix(f"{field}: "))
         case "HF422":

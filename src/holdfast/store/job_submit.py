@@ -12,11 +12,11 @@ import msgspec
 
 from holdfast.errors import (
     Conflict,
-    Gone,
     Invalid,
     NeedFailed,
     NotFound,
     QueueFull,
+    ReplayedJobDeleted,
     StoreError,
 )
 from holdfast.model import Gate, Job, Status
@@ -26,7 +26,7 @@ from holdfast.store.error_mapping import id_taken, id_unusable
 from holdfast.store.gates import Gates
 from holdfast.store.listing import Filters, JobPage, list_jobs
 from holdfast.store.rows import known_id, to_job
-from holdfast.submission import QUEUE, Accepted, Batch, Submission, gather
+from holdfast.submission import QUEUE, Accepted, Batch, Submission, build_batch
 
 T = TypeVar("T")
 
@@ -44,8 +44,8 @@ async def _gathered(
     defaults: Mapping[str, Any],
 ) -> Batch:
     if len(jobs) <= CHECKED_AT_ONCE:
-        return gather(jobs, tenant, key, sent, defaults)
-    return await asyncio.to_thread(gather, jobs, tenant, key, sent, defaults)
+        return build_batch(jobs, tenant, key, sent, defaults)
+    return await asyncio.to_thread(build_batch, jobs, tenant, key, sent, defaults)
 
 
 class JobSubmit:
@@ -78,7 +78,7 @@ class JobSubmit:
         batch = await _gathered([job], tenant, key, sent, {**self.defaults, **(defaults or {})})
         row = await self._or_name_taken_id(batch, self._database.submit_one(batch))
         if row["asked"] is not None:
-            self._notifications.post({notify.work(row["queue"])}, sorts_last=not _sorts_first(batch, [job]))
+            self._notifications.post({notify.work_topic(row["queue"])}, sorts_last=not _sorts_first(batch, [job]))
         if row["gate"] != Gate.UNRESOLVED:
             return msgspec.structs.replace(to_job(row), reused=row["reused"])
         lane = row["lane"]
@@ -111,7 +111,8 @@ class JobSubmit:
         if existing and existing[0]["asked"] is None:
             return answer
         self._notifications.post(
-            {notify.work(queue) for queue in await self._queues_of(batch)}, sorts_last=not _sorts_first(batch, jobs)
+            {notify.work_topic(queue) for queue in await self._queues_of(batch)},
+            sorts_last=not _sorts_first(batch, jobs),
         )
         await self._gates.follow_up(
             {(tenant, job.lane) for job in batch.jobs if job.lane is not None},
@@ -123,7 +124,7 @@ class JobSubmit:
         """Await a submit; if it fails because an id is taken, raise an error that names the id."""
         try:
             return await submit
-        except (Gone, NeedFailed, QueueFull):
+        except (ReplayedJobDeleted, NeedFailed, QueueFull):
             raise
         except Conflict:
             await self.refuse_taken_ids(batch)
