@@ -560,7 +560,7 @@ BEGIN
   END IF;
 
   written := job::text;
-  IF written ~ '[0-9]{309}[.][0-9]' THEN -- a fraction that no float can hold: no reader could decode the job
+  IF written ~ '[0-9]{155}[0-9]{154}[.][0-9]' THEN -- a fraction that no float can hold: no reader could decode the job
     FOR name IN
       SELECT f.key FROM jsonb_each(job) AS f
       WHERE jsonb_path_exists(f.value, 'strict $.** ? (@.type() == "number" && (@ > 1.7976931348623157e308 || @ < -1.7976931348623157e308))')
