@@ -134,10 +134,11 @@ async def test_number_that_no_reader_could_decode_is_refused_by_sql(harness: Sto
     job = '{"runner": "process", "spec": {"command": ["true"]}, "inputs": {"a": ["%s", %s]}}'
     with pytest.raises(asyncpg.PostgresError, match="inputs: has a number that is out of range"):
         await connection.fetch("SELECT * FROM holdfast.holdfast_submit($1::jsonb)", job % ("", f"-{digits}.5"))
-    await connection.fetch("SELECT * FROM holdfast.holdfast_submit($1::jsonb)", job % (f"{digits}.5", digits))
+    for fine in ((f"{digits}.5", "1"), ("", digits)):
+        await connection.fetch("SELECT * FROM holdfast.holdfast_submit($1::jsonb)", job % fine)
     await connection.close()
-    ((_, found),) = (await jobs_in(harness)).items()
-    assert found.inputs == {"a": [f"{digits}.5", int(digits)]}
+    found = [job.inputs["a"] for job in (await jobs_in(harness)).values()]
+    assert sorted(found, key=str) == [["", int(digits)], [f"{digits}.5", 1]]
 
 
 @pytest.mark.parametrize("path", ["sql"])
