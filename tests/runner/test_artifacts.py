@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.client.http import AsyncClient, Refused
 from holdfast.model import Claimable, Outcome, Role
-from holdfast.runner.artifacts import ArtifactStore
+from holdfast.runner.folder_artifacts import FolderArtifacts
 from holdfast.store import open_store
 from tests.support.service import Service, shared_beside
 
@@ -23,7 +23,7 @@ async def left(service: Service, files: dict[str, bytes]) -> str:
     pair = Claimable(queue="default", capability="process", domain="here")
     async with await open_store(service.database_url, listen=False) as store:
         (lease,) = (await store.leases.claim("w", [pair], slots=1, ttl=60)).claimed
-        folder = ArtifactStore(shared(service)).folder(job, lease.attempt, lease.token)
+        folder = FolderArtifacts(shared(service)).folder(job, lease.attempt, lease.token)
         for name, data in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(data)

@@ -7,7 +7,7 @@ import sys
 
 from holdfast import config
 from holdfast.api.app import Api
-from holdfast.assemble import beside, connected, equip, facts_of
+from holdfast.assemble import beside, connected, equip, facts_of, folder_artifacts
 from holdfast.cli.serve import serve
 from holdfast.store import Store
 
@@ -24,7 +24,7 @@ async def main(fatal: str) -> None:
         await equip(store, settings, at=at)
         return store
 
-    await serve(Api(settings, connect, facts_of(settings), beside(settings)), settings)
+    await serve(Api(settings, connect, facts_of(settings), folder_artifacts, beside(settings)), settings)
 
 
 if __name__ == "__main__":
