@@ -109,7 +109,8 @@ async def test_worker_server_and_duties_work_with_another_artifact_store(
     ):
         form = [("file", ("deep/given.txt", b"given")), ("file", ("b", b"x" * 300_000))]
         upload = (await client.post("/v1/uploads", files=form)).json()["upload"]
-        script = 'cp -r input/. output/ && ln -s /etc/passwd output/link && echo \'{"version": 1, "result": 1}\' > result.json'
+        report = '{"version": 1, "result": 1}'
+        script = f"cp -r input/. output/ && ln -s /etc/passwd output/link && echo '{report}' > result.json"
         job: dict[str, Any] = {"runner": "process", "spec": {"command": ["sh", "-c", script]}, "uploads": [upload]}
         made = (await client.post("/v1/jobs", json=job)).json()["id"]
         ended = await workers.ended(made, Status.SUCCEEDED)
