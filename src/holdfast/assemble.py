@@ -13,7 +13,7 @@ from holdfast.api.dry_run import FactsOf
 from holdfast.config import Settings
 from holdfast.duties import store_reserve
 from holdfast.duties.job_files import Containers, JobFiles
-from holdfast.duties.scheduler import Duties
+from holdfast.duties.scheduler import DutyScheduler
 from holdfast.errors import Invalid, StoreError
 from holdfast.model import new_worker_id
 from holdfast.permissions import PASSABLE, tighten
@@ -31,7 +31,7 @@ from holdfast.runner.shared_folder import SharedFolder, open_shared_folder
 from holdfast.runner.state_folder import StateFolder
 from holdfast.runner.users import uids_for, user_for
 from holdfast.store import Store
-from holdfast.store.outage import asked_again
+from holdfast.store.outage import retry_while_starting
 from holdfast.store.sqlite import SqliteDatabase
 from holdfast.store.store import open_store
 from holdfast.worker.direct import DirectExecutor
@@ -61,7 +61,7 @@ async def store_of(
     """Open a store whose shared folder is verified, and which removes the files of deleted jobs."""
     store = await connected(settings, connections=connections, listen=listen)
     try:
-        await equip(store, settings, artifacts=artifacts)
+        await attach_job_files(store, settings, artifacts=artifacts)
         with suppress(StoreError):  # The duty tries again.
             await store_reserve.run_once(store, disks_of(settings, state=False))
     except BaseException:
@@ -70,7 +70,7 @@ async def store_of(
     return store
 
 
-async def equip(
+async def attach_job_files(
     store: Store,
     settings: Settings,
     *,
@@ -80,8 +80,8 @@ async def equip(
     """Verify the shared folder, and let the store remove the files of deleted jobs. `at` is for tests."""
     with suppress(FileNotFoundError):
         tighten(settings.data_dir, PASSABLE)
-    installation = await asked_again(store.installation)
-    shared = await asked_again(lambda: open_shared_folder(settings.shared, installation, store.shared_folder))
+    installation = await retry_while_starting(store.installation)
+    shared = await retry_while_starting(lambda: open_shared_folder(settings.shared, installation, store.shared_folder))
     folders = JobFolders(settings.state, installation)
     containers = containers_of(settings, installation)
     # Twice the lease, as a worker that lost its lease may learn of it late.
@@ -149,8 +149,10 @@ async def worker_of(
         if store is None:
             store = await store_of(settings, artifacts=artifacts)
             stack.push_async_callback(store.close)
-        installation = await asked_again(store.installation)
-        shared = await asked_again(lambda: open_shared_folder(settings.shared, installation, store.shared_folder))
+        installation = await retry_while_starting(store.installation)
+        shared = await retry_while_starting(
+            lambda: open_shared_folder(settings.shared, installation, store.shared_folder)
+        )
         user = user_for(settings.process_user, state.path)
         uids = uids_for(settings)
         if uids is not None:
@@ -178,7 +180,7 @@ async def worker_of(
             checks=processes.checks,
             functions=functions or FunctionRegistry(),
             locks=state.locks(installation),
-            connect_beats=beats_of(store, settings),
+            connect_beats=heartbeat_store_of(store, settings),
             worker_id=worker_id,
             at=at,
         )
@@ -252,7 +254,7 @@ async def image_of(settings: Settings, name: str) -> str | None:
         await engine.close()
 
 
-def beside(
+def background_of(
     settings: Settings, functions: FunctionRegistry | None = None, *, artifacts: MakeArtifacts = folder_artifacts
 ) -> Background:
     """Return what runs beside a server: the duties and, where the queue is off, what runs the jobs."""
@@ -290,9 +292,11 @@ def duties_of(settings: Settings, *, artifacts: MakeArtifacts = folder_artifacts
 
     @asynccontextmanager
     async def running(store: Store) -> AsyncIterator[None]:
-        installation = await asked_again(store.installation)
-        shared = await asked_again(lambda: open_shared_folder(settings.shared, installation, store.shared_folder))
-        duties = Duties(store, new_worker_id(), settings, artifacts(settings, shared))
+        installation = await retry_while_starting(store.installation)
+        shared = await retry_while_starting(
+            lambda: open_shared_folder(settings.shared, installation, store.shared_folder)
+        )
+        duties = DutyScheduler(store, new_worker_id(), settings, artifacts(settings, shared))
         async with asyncio.TaskGroup() as group:
             task = group.create_task(duties.run())
             try:
@@ -319,10 +323,10 @@ def asgi(
     store than the shared folder.
     """
     loaded = config.load({"database_url": url, **settings})
-    return api_of(loaded, background=beside(loaded, functions, artifacts=artifacts), artifacts=artifacts)
+    return api_of(loaded, background=background_of(loaded, functions, artifacts=artifacts), artifacts=artifacts)
 
 
-def beats_of(
+def heartbeat_store_of(
     store: Store, settings: Settings
 ) -> Callable[[], Awaitable[tuple[HeartbeatStore, Callable[[], Awaitable[None]]]]]:
     """Return how the heartbeat reaches the store from its own thread.

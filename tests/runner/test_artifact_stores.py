@@ -9,8 +9,8 @@ import pytest
 
 from holdfast.config import Settings
 from holdfast.duties.sweeper import Sweeper
-from holdfast.duties.upload_cleaner import Uploads
-from holdfast.errors import DiskFull, NotFound, SharedFolderAway
+from holdfast.duties.upload_cleaner import UploadCleaner
+from holdfast.errors import DiskFull, NotFound, SharedFolderUnavailable
 from holdfast.model import Status, new_id
 from holdfast.runner.artifacts import ArtifactStore
 from holdfast.runner.folder_artifacts import FolderArtifacts
@@ -76,7 +76,7 @@ class TestFolderArtifacts(ArtifactSuite):
             lambda: away.inputs(job, new_id()),
             lambda: away.delete_job(job),
         ):
-            with pytest.raises(SharedFolderAway):
+            with pytest.raises(SharedFolderUnavailable):
                 use()
         assert list(tmp_path.iterdir()) == []
 
@@ -122,7 +122,7 @@ async def test_worker_server_and_duties_work_with_another_artifact_store(
         assert (part.status_code, part.content) == (206, b"ive")
         write(stored.writer(made, 1, 999), {"x": b"of a worker that lost its lease"}).publish()
         assert await Sweeper(workers.store, stored, grace=0).run_once() == 1
-        assert await Uploads(workers.store, stored, grace=0, day=0).run_once() == 1
+        assert await UploadCleaner(workers.store, stored, grace=0, day=0).run_once() == 1
         (attempt,) = await workers.store.attempts.list(made)
         assert read(stored, made, attempt.attempt, attempt.token).keys() == {"b", "deep/given.txt"}
         assert stored.inputs(made, upload).keys() == {"b", "deep/given.txt"}

@@ -1,5 +1,6 @@
 """Every statement that moves jobs passes the hook, in its own transaction: proved by its text and by a subscriber."""
 
+import itertools
 import json
 import re
 import sqlite3
@@ -63,7 +64,7 @@ class MovesHarness(StoreHarness):
     async def moves(self, job: str) -> list[tuple[str | None, str | None]]:
         """The moves of a job after it was accepted, which follow each other without a gap."""
         seen = [move for moves in await self.statements() for move in moves if move.id == job and move.old_status]
-        assert all(before.new_status == after.old_status for before, after in zip(seen, seen[1:], strict=False)), seen
+        assert all(before.new_status == after.old_status for before, after in itertools.pairwise(seen)), seen
         assert [move.seq for move in seen] == sorted(move.seq for move in seen)
         assert all((move.tenant, move.queue) == ("default", "default") and move.changed_at for move in seen)
         return [(move.old_status, move.new_status) for move in seen]

@@ -9,7 +9,7 @@ from contextlib import closing, suppress
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from holdfast.errors import NotFound, StorageAway
+from holdfast.errors import NotFound, StorageUnavailable
 from holdfast.runner.artifacts import Artifact, FileWriter, InputFile, OpenArtifact, StoredOutputs, outputs_name
 
 TABLES = """
@@ -101,7 +101,7 @@ class SqliteArtifacts:
     def run(self, *statements: tuple[str, Row]) -> Sequence[Row]:
         """Run statements in one transaction; return the rows of the last."""
         if not self._file.exists():
-            raise StorageAway(f"{self._file} is gone")
+            raise StorageUnavailable(f"{self._file} is gone")
         with closing(sqlite3.connect(self._file, timeout=30)) as connection, connection:
             rows: Sequence[Row] = []
             for sql, values in statements:
@@ -160,7 +160,7 @@ class SqliteWriter:
         )  # fmt: skip
 
     def discard(self) -> None:
-        with suppress(StorageAway):
+        with suppress(StorageUnavailable):
             self._run(*((f"DELETE FROM {table} WHERE {SET}", self._key) for table in ("files", "sets")))
 
     def _add(self, name: str, data: bytes | None) -> None:

@@ -115,7 +115,9 @@ def _without_room(error: OSError) -> Exception:
     return DiskFull("the disk of the artifact store is full; make room, or delete jobs with force")
 
 
-async def given(job: Mapping[str, Any], tenant: str, settings: Settings, artifacts: ArtifactStore) -> Mapping[str, Any]:
+async def with_uploads(
+    job: Mapping[str, Any], tenant: str, settings: Settings, artifacts: ArtifactStore
+) -> Mapping[str, Any]:
     """Return the job for the store; its uploads are assigned to it before it is submitted."""
     if not job.get("uploads"):
         return job

@@ -10,7 +10,7 @@ contract, and `uploads.py` has the rules of uploads. Snapshots and sources are f
 
 Every method may block, so callers use threads; several threads, processes and hosts use one store at the same time.
 Names are plain relative paths (`checked_name`), and ids are UUIDs, before a store gets them. A method raises
-StorageAway if the storage does not answer, rather than treating files as missing.
+StorageUnavailable if the storage does not answer, rather than treating files as missing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -69,7 +69,7 @@ class FileWriter(Protocol):
     def publish(self) -> None:
         """Make all files visible with one step. Files under the same name are ours, from before a crash: replace them.
 
-        Raise OSError or StorageAway if that failed; the call may be repeated.
+        Raise OSError or StorageUnavailable if that failed; the call may be repeated.
         """
 
     def discard(self) -> None:
@@ -88,7 +88,7 @@ class ArtifactStore(Protocol):
     # Outputs of attempts
 
     def writer(self, job_id: str, attempt: int, token: int) -> FileWriter:
-        """Begin to store the outputs of an attempt. Its first entry raises StorageAway or DiskFull if it cannot."""
+        """Begin to store the outputs of an attempt. The first entry raises StorageUnavailable or DiskFull if needed."""
 
     def list(self, job_id: str, attempt: int, token: int) -> Sequence[Artifact]:
         """Return the published files of one attempt, sorted by path."""

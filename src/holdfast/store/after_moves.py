@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from holdfast.model import Gate
 from holdfast.store.database import Database
 from holdfast.store.gates import Gates
-from holdfast.store.notify import Notifications, work
+from holdfast.store.notify import Notifications, work_topic
 from holdfast.store.outcomes import Ended
 from holdfast.store.transitions import Moved
 
@@ -45,4 +45,4 @@ class AfterMoves:
 
     def opened(self, queues: Iterable[str]) -> None:
         """Notify workers of queues that got a claimable job."""
-        self._notifications.post(work(queue) for queue in queues)
+        self._notifications.post(work_topic(queue) for queue in queues)

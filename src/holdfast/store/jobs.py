@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from holdfast.budgets import raised_budget, refusal
+from holdfast.budgets import raised_budget, refused_resume
 from holdfast.errors import (
-    Blocked,
     Conflict,
     IllegalMove,
+    JobNotEnded,
     NotFound,
     one_line,
 )
@@ -102,7 +102,7 @@ class Jobs(JobSubmit):
             if row["status"] == Status.CANCELLED and not stopped:
                 await refuse_unstopped_attempt(tx, row)
             await refuse_broken_needs(tx, row)
-            if (spent := refusal(to_json(row["usage"], {}), to_json(row["budget"]), budget)) is not None:
+            if (spent := refused_resume(to_json(row["usage"], {}), to_json(row["budget"]), budget)) is not None:
                 raise Conflict(f"cannot resume job {job_id}: {spent}")
             if row["reuse_key"] is not None:
                 other = await take_reuse_key(tx, row)
@@ -184,7 +184,7 @@ class Jobs(JobSubmit):
         """
         job = await self.get(job_id, tenant=tenant)
         if job.status not in TERMINAL and not force:
-            raise Blocked(job_id, job.status)
+            raise JobNotEnded(job_id, job.status)
         if dry_run:
             return Deletion(outcome="would_delete")
         try:

@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.errors import Conflict, NotFound
 from holdfast.model import FUNCTION_DOMAIN, Cause, Error, Outcome, Policy, Status, StopKind, Verb
-from holdfast.retry import after_loss, at_once
+from holdfast.retry import after_loss, without_backoff
 from holdfast.store import notify
 from holdfast.store.after_moves import AfterMoves
 from holdfast.store.database import Database, Row, Tx
@@ -138,7 +138,7 @@ class Orphans:
             return ends
         before = {row["id"] for row in await self._database.read("lost_before", ids=waiting)}
         first = set(waiting) - before
-        return [(held, at_once(end) if held.id in first else end) for held, end in ends]
+        return [(held, without_backoff(end) if held.id in first else end) for held, end in ends]
 
     async def _end_orphan(
         self, orphan: Orphan, outcome: Outcome, events: Sequence[Mapping[str, str]] = ()

@@ -53,7 +53,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Query:
+class NamedQuery:
     name: str
     statements: tuple[Statement, ...]
 
@@ -75,9 +75,9 @@ class Query:
         return frozenset(names)
 
 
-def load(dialect: Dialect) -> dict[str, Query]:
+def load(dialect: Dialect) -> dict[str, NamedQuery]:
     """Read all entries of a dialect, with what subscribes to moves of jobs."""
-    queries: dict[str, Query] = {}
+    queries: dict[str, NamedQuery] = {}
     added = subscribers(dialect)
     for file in sorted(_folder(dialect).iterdir(), key=lambda entry: entry.name):
         if file.name.endswith(".sql") and file.name not in ("session.sql", ON_MOVE):
@@ -98,10 +98,10 @@ def session_script(dialect: Dialect) -> str:
     return (_folder(dialect) / "session.sql").read_text()
 
 
-def parse(text: str, added: Sequence[str] = ()) -> list[Query]:
+def parse(text: str, added: Sequence[str] = ()) -> list[NamedQuery]:
     """Return the entries of a file. The statements in `added` subscribe to the moves of jobs."""
     parts = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)
-    return [Query(name, _statements(body, added)) for name, body in zip(parts[1::2], parts[2::2], strict=True)]
+    return [NamedQuery(name, _statements(body, added)) for name, body in zip(parts[1::2], parts[2::2], strict=True)]
 
 
 def positional(text: str) -> tuple[str, tuple[Slot, ...]]:
