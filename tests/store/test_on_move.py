@@ -4,11 +4,12 @@ import itertools
 import json
 import re
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
+import asyncpg
 import pytest
 
 from holdfast.model import Cause, Outcome, Status
@@ -19,8 +20,10 @@ from holdfast.store.store import connect
 from holdfast.store.transitions import lock_job
 from holdfast.timing import ManualClock
 from tests.conftest import assert_healthy
+from tests.support.query_plans import generic_plan
 from tests.support.store_harness import START, StoreHarness
 
+parse = queries.parse
 SQL = Path(queries.__file__).parent / "sql"
 MIGRATIONS = SQL.with_name("migrations")
 STATUS_SET = re.compile(r"UPDATE (?:holdfast\.)?jobs\b(?:(?!\bUPDATE\b)[^;])*?(?:\bSET|,)\s+status = ")
@@ -219,3 +222,33 @@ async def test_subscriber_writes_in_the_transaction_of_the_move(moving: MovesHar
     with pytest.raises(ZeroDivisionError):
         await moving.store.database.transact(change)
     assert (await moving.statements(), await moving.status(job)) == (before, Status.QUEUED)
+
+
+@pytest.mark.parametrize("kind", ["postgres"])
+async def test_plans_do_the_same_as_without_the_hook(clean_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a subscriber, Postgres leaves out what nothing reads; with one, it writes."""
+
+    async def plans() -> list[list[str]]:
+        """The nodes of each statement's plan."""
+        return [[node["Node Type"] for node in await generic_plan(connection, name)] for name in sorted(MOVING)]
+
+    connection = await asyncpg.connect(clean_url)
+    try:
+        hooked = await plans()
+        monkeypatch.setattr(queries, "parse", without_moves)
+        assert await plans() == hooked
+        monkeypatch.undo()
+        await connection.execute("CREATE TABLE holdfast.moves_seen (changes text)")
+        monkeypatch.setattr(queries, "subscribers", lambda dialect: (SEEN[dialect],))
+        subscribed = await plans()
+        assert all(len(more) > len(plan) for plan, more in zip(hooked, subscribed, strict=True))
+    finally:
+        await connection.execute("DROP TABLE IF EXISTS holdfast.moves_seen")
+        await connection.close()
+
+
+def without_moves(text: str, added: Sequence[str] = ()) -> list[queries.NamedQuery]:
+    """Read a file of statements as if none had the hook."""
+    stripped = re.sub(r"\), moves AS \(\n.*?\n\)", ")", text, flags=re.DOTALL)
+    assert "moves AS" not in stripped
+    return parse(stripped, added)
