@@ -16,7 +16,7 @@ from holdfast.runner.artifacts import ArtifactStore
 from holdfast.runner.folder_artifacts import FolderArtifacts
 from holdfast.runner.shared_folder import SharedFolder
 from holdfast.testing import ArtifactSuite
-from holdfast.testing.artifacts import TENANT, read, uploaded, write
+from holdfast.testing.artifact_suite import TENANT, read, uploaded, write
 from tests.support.in_process_workers import InProcessWorkers, eventually
 from tests.support.service import service_in_process
 from tests.support.sqlite_artifacts import SqliteArtifacts
