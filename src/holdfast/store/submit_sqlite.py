@@ -34,7 +34,7 @@ def submit_batch(run: RunStatement, batch: Batch) -> Sequence[Row]:
     if batch.key is not None:
         ids = json_text([joined.get(str(job.id), job.id) for job in batch.jobs])
         run("store_idempotency_key", tenant=batch.tenant, key=batch.key, body=batch.body, jobs=ids)
-    run("submit", jobs=jobs, labels=_labels(jobs))
+    run("submit", jobs=jobs, labels=_labels(jobs), ids=[job.id for job in jobs])
     limited = {row["queue"] for row in run("limited_queues")}
     if limited:
         run("set_limited", ids=[job.id for job in jobs if job.queue in limited])
