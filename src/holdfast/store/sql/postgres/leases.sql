@@ -115,10 +115,11 @@ WITH clock AS MATERIALIZED (
       CASE WHEN l.slack = 0 THEN m.id END AS id
     FROM holdfast.jobs AS m
     WHERE m.id = l.after_id
-      AND NOT EXISTS (
-        SELECT 1 FROM holdfast.jobs AS j
+      AND (
+        SELECT 1 FROM holdfast.jobs AS j -- not as NOT EXISTS, whose plan would read the whole line
         WHERE j.gate = 'open' AND j.queue = l.queue AND j.capability = l.capability AND j.tenant = l.tenant
-          AND -j.priority < -m.priority)) AS a ON true
+          AND -j.priority < -m.priority
+        LIMIT 1) IS NULL) AS a ON true
   WHERE NOT EXISTS (
     SELECT 1 FROM holdfast.queues AS q
     WHERE q.queue = l.queue AND (q.paused OR (q.cap IS NOT NULL AND NOT :capped::boolean)))
