@@ -6,7 +6,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from holdfast.model import new_id
+from holdfast.model import FUNCTION_DOMAIN, new_id
 from holdfast.store import queries
 from holdfast.store.migrate import migrate
 from holdfast.store.postgres import SESSION
@@ -23,6 +23,7 @@ CLAIM = {
     "worker": "w1",
     "domains": ["function"],
     "orphans": 100,
+    "function": FUNCTION_DOMAIN,
     "pairs": PAIRS,
     "slots": 100,
     "ttl": 60.0,

@@ -16,7 +16,7 @@ import msgspec
 from holdfast.budgets import EXCEEDED
 from holdfast.errors import SnapshotDamaged, SnapshotFailed, StoreError
 from holdfast.limits import AttemptLimits
-from holdfast.model import Cause, Error, Outcome, Phase, Status, StopPhase
+from holdfast.model import FUNCTION_DOMAIN, Cause, Error, Outcome, Phase, Status, StopPhase
 from holdfast.runner.base import AttemptEnd, AttemptHandle, CannotStart, EngineUnreachable, Runner
 from holdfast.runner.disk import DATABASE
 from holdfast.runner.secrets import NO_MASK, Mask, find_secrets
@@ -66,6 +66,8 @@ class AttemptExecution:
         self._limits = AttemptLimits()
         self._mask = NO_MASK
         self._ended = False
+        self._outlives_worker = held.lease.domain != FUNCTION_DOMAIN
+        self._leave_at: float | None = None
         self._pipeline: PipelineExecution | None = None
         if "tasks" in self._lease.spec:
             self._pipeline = PipelineExecution(services, runner, held, self._stopped_or_draining)
@@ -102,6 +104,8 @@ class AttemptExecution:
             log.info("job %s attempt %d: lease lost; the execution stops without writing", lease.id, lease.attempt)
             return None
         except HandOverRequested:
+            if not self._outlives_worker:
+                return await self._drained()
             await self._services.hand_overs.ask(HandOverRequest(lease))
             return None
         except EngineUnreachable as error:
@@ -185,7 +189,7 @@ class AttemptExecution:
         quiet = 0
         while not running.over:
             self._held.check()
-            if self._services.draining.is_set():
+            if self._services.draining.is_set() and self._must_leave():
                 await log_reader.ship()
                 raise HandOverRequested
             await self._link.take_control_if_adopting(running)
@@ -196,6 +200,17 @@ class AttemptExecution:
             before = self._event_writer.committed
             await self._ship(log_reader)
             quiet = quiet + 1 if self._event_writer.committed == before else 0
+
+    def _must_leave(self) -> bool:
+        """Return whether a draining worker leaves the attempt now. One that dies with it gets the grace of functions."""
+        if self._leave_at is None:
+            self._leave_at = boottime() + (0.0 if self._outlives_worker else self._services.settings.drain_grace)
+        return boottime() >= self._leave_at
+
+    async def _drained(self) -> Status | None:
+        """Stop an attempt that would die with this worker, and then requeue its job."""
+        await self._starter.sweep()
+        return await self._finish(Outcome.requeued(Cause.DRAINED))
 
     def _short_of_room(self) -> bool:
         return DATABASE in self._services.disks.low

@@ -5,13 +5,16 @@ files.py     plain files: nothing runs between tasks
 postgres.py  a server in the workspace, stopped before it is copied
 """
 
-from collections.abc import Mapping
+from functools import cache
 
 from holdfast.pipeline.connectors.base import Connector, NotQuiet
-from holdfast.pipeline.connectors.files import FilesConnector
-from holdfast.pipeline.connectors.postgres import PostgresConnector
-from holdfast.pipeline_spec import ConnectorName
+from holdfast.registry import attribute, connector_named
 
-__all__ = ["CONNECTORS", "Connector", "NotQuiet"]
+__all__ = ["Connector", "NotQuiet", "connector_of"]
 
-CONNECTORS: Mapping[ConnectorName, Connector] = {"files": FilesConnector(), "postgres": PostgresConnector()}
+
+@cache
+def connector_of(name: str) -> Connector:
+    """Return a connector of the registry; raise Invalid if there is none of this name."""
+    made: Connector = attribute(connector_named(name).build)()
+    return made
