@@ -143,7 +143,7 @@ async def runners_of(host: RunnerHost) -> list[Runner]:
     """Build every runner of the registry that can work here. The process runner is the first."""
     built: list[Runner] = []
     for descriptor in registry.runners().values():
-        if descriptor.build is not None and (runner := await _built(descriptor, host)) is not None:
+        if descriptor.build is not None and (runner := await build_runner(descriptor, host)) is not None:
             _refuse_shared_domains(built, runner)
             built.append(runner)
     return built
@@ -157,7 +157,7 @@ def _refuse_shared_domains(built: Sequence[Runner], runner: Runner) -> None:
             raise ConfigError([f"{names} have the same domain {min(shared)}: each needs domains of its own"])
 
 
-async def _built(descriptor: RunnerDescriptor, host: RunnerHost) -> Runner | None:
+async def build_runner(descriptor: RunnerDescriptor, host: RunnerHost) -> Runner | None:
     """Build a runner. An error of one that was installed names it, because the worker cannot start without it."""
     try:
         build: BuildRunner = registry.attribute(str(descriptor.build))

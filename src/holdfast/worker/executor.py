@@ -202,7 +202,7 @@ class AttemptExecution:
             quiet = quiet + 1 if self._event_writer.committed == before else 0
 
     def _must_leave(self) -> bool:
-        """Return whether a draining worker leaves the attempt now. One that dies with it gets the grace of functions."""
+        """Return whether a draining worker leaves the attempt: one that dies with it gets the grace of functions."""
         if self._leave_at is None:
             self._leave_at = boottime() + (0.0 if self._outlives_worker else self._services.settings.drain_grace)
         return boottime() >= self._leave_at
