@@ -10,7 +10,7 @@ from holdfast.config import Settings
 from holdfast.model import Lease
 from holdfast.permissions import write_file
 from holdfast.pipeline.connectors import Connector, connector_of
-from holdfast.pipeline.connectors.postgres import SQL
+from holdfast.pipeline.connectors.base import SQL
 from holdfast.pipeline.copying import make_folder
 from holdfast.pipeline.plan import PipelinePlan, PlanFacts, make_plan, stage_files
 from holdfast.pipeline.sources import Sources, inputs_of

@@ -1,6 +1,6 @@
 """Connectors: how tasks run, and when a workspace is quiet, so that it can be copied.
 
-base.py      the interface of a connector
+base.py      the interface of a connector, and what several of them need
 files.py     plain files: nothing runs between tasks
 postgres.py  a server in the workspace, stopped before it is copied
 """
