@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -24,13 +25,9 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with both examples, installed by pip from copies."""
     folder = tmp_path_factory.mktemp("packages")
     copies = [shutil.copytree(one, folder / "source" / one.name) for one in (SCRIPT, SQLITE)]
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
-            *("--no-deps", "--no-build-isolation", "--target", folder / "lib", *copies),
-        ],
-        check=True,
-    )
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    target = ["--no-build-isolation", "--target", str(folder / "lib")]
+    subprocess.run([*pip, *target, *map(str, copies)], check=True)
     return folder / "lib"
 
 
@@ -52,8 +49,8 @@ def test_an_installed_runner_takes_jobs_that_its_spec_accepts(up: UpProcess, pac
     assert (refused.returncode, "spec.reader" in refused.stderr) == (2, True), refused.stderr
     unknown = up.run("submit", "--file", "-", stdin='{"runner": "scrip", "spec": {}}')
     assert "known are function, process, docker, script" in unknown.stderr
-    token = json.loads(up("token", "create", "someone", "--role", "submitter", "--tenant", "default", "--json"))
-    submitter = up.run("submit", "--file", str(SCRIPT / "job.json"), HOLDFAST_TOKEN=token["secret"])
+    secret = up("token", "make", "someone", "--role", "submitter").strip()
+    submitter = up.run("submit", "--file", str(SCRIPT / "job.json"), HOLDFAST_TOKEN=secret)
     assert (submitter.returncode, "runner script" in submitter.stderr) == (4, True), submitter.stderr
 
 
@@ -63,7 +60,7 @@ def test_an_installed_connector_runs_a_pipeline(up: UpProcess, tmp_path: Path) -
     sources.mkdir(parents=True, exist_ok=True)
     (sources / "schema.sql").write_text("CREATE TABLE one (n INTEGER);")
     (sources / "seed.sql").write_text("INSERT INTO one VALUES (1), (2);")
-    tasks = [{"name": name, "sql": f"{name}.sql"} for name in ("schema", "seed")]
+    tasks: list[dict[str, Any]] = [{"name": name, "sql": f"{name}.sql"} for name in ("schema", "seed")]
     tasks.append({"name": "ask", "command": ["python3", "-c", ASK]})
     pipeline = json.dumps({"runner": "process", "connector": "sqlite", "tasks": tasks})
     assert "the sum is 3" in up("run", "--file", "-", stdin=pipeline)
