@@ -91,7 +91,7 @@ class AttemptExecution:
             self._link.recorded_phase = stop.phase
         try:
             self._at("claimed")
-            end = await self._execute()
+            end = await self._execute_or_drain()
             outcome = classify(end, lease)
             self._at("classified")
             status = await self._finish(outcome)
@@ -104,8 +104,6 @@ class AttemptExecution:
             log.info("job %s attempt %d: lease lost; the execution stops without writing", lease.id, lease.attempt)
             return None
         except HandOverRequested:
-            if not self._outlives_worker:
-                return await self._drained()
             await self._services.hand_overs.ask(HandOverRequest(lease))
             return None
         except EngineUnreachable as error:
@@ -132,6 +130,18 @@ class AttemptExecution:
                 log.warning(
                     "job %s attempt %d: clean-up left to the sweep: %s", self._lease.id, self._lease.attempt, error
                 )
+
+    async def _execute_or_drain(self) -> AttemptEnd:
+        """Carry the attempt to its end. One that cannot be handed over is stopped when this worker leaves."""
+        try:
+            return await self._execute()
+        except HandOverRequested:
+            if self._outlives_worker:
+                raise
+        while not await self._starter.sweep():
+            self._held.check()
+            await self._wait(QUICK)
+        return AttemptEnd(cause=Cause.DRAINED)
 
     async def _execute(self) -> AttemptEnd:
         begun = await self._starter.begin()
@@ -206,11 +216,6 @@ class AttemptExecution:
         if self._leave_at is None:
             self._leave_at = boottime() + (0.0 if self._outlives_worker else self._services.settings.drain_grace)
         return boottime() >= self._leave_at
-
-    async def _drained(self) -> Status | None:
-        """Stop an attempt that would die with this worker, and then requeue its job."""
-        await self._starter.sweep()
-        return await self._finish(Outcome.requeued(Cause.DRAINED))
 
     def _short_of_room(self) -> bool:
         return DATABASE in self._services.disks.low
