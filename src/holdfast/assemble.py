@@ -24,9 +24,9 @@ from holdfast.runner.base import CannotStart, EngineUnreachable, Runner
 from holdfast.runner.disk import disks_of
 from holdfast.runner.docker.build import limits_of
 from holdfast.runner.function import FunctionRegistry
-from holdfast.runner.host import BuildRunner, RunnerHost
 from holdfast.runner.job_files import JobFolders
 from holdfast.runner.process import ProcessRunner
+from holdfast.runner.runner_host import BuildRunner, RunnerHost
 from holdfast.runner.shared_folder import open_shared_folder
 from holdfast.runner.state_folder import StateFolder
 from holdfast.store import Store

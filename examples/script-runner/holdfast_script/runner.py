@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from holdfast.runner.host import RunnerHost
 from holdfast.runner.process import ProcessRunner, build_kind
+from holdfast.runner.runner_host import RunnerHost
 
 READERS = {"sh": ("sh", "-e", "-c"), "python3": ("python3", "-c")}
 """What reads a script that follows as an argument."""

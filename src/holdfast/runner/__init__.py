@@ -1,7 +1,7 @@
 """Runners start and find attempts. They know nothing of queues or SQL.
 
 base.py            what every runner can do
-host.py            what a worker gives to the function that builds a runner
+runner_host.py     what a worker gives to the function that builds a runner
 *_descriptor.py    what everything else knows about a runner: see registry.py
 process.py         processes on this host
 function.py        functions inside the worker

@@ -38,10 +38,10 @@ from holdfast.runner.base import (
 )
 from holdfast.runner.checks import ReadinessChecks, identity_in, sweep_checks
 from holdfast.runner.exits import ProcessExits
-from holdfast.runner.host import RunnerHost
 from holdfast.runner.ownership import give, give_if_there
 from holdfast.runner.process_handle import ProcessHandle, start_steps
 from holdfast.runner.removal import FolderRemover
+from holdfast.runner.runner_host import RunnerHost
 from holdfast.runner.spare_markers import SpareMarkers
 from holdfast.runner.spec_limits import LEAST_OUTPUT, OUTPUT_FACTOR, rlimits
 from holdfast.runner.start_pause import StartPause

@@ -14,7 +14,7 @@ from holdfast.assemble import build_runner
 from holdfast.config import Settings
 from holdfast.registry import runner_named
 from holdfast.runner.base import Runner, StartRequest
-from holdfast.runner.host import RunnerHost
+from holdfast.runner.runner_host import RunnerHost
 from holdfast.runner.state_folder import StateFolder
 
 STARTED = b"started\n"

@@ -4,7 +4,7 @@ import logging
 
 from holdfast.config import Settings
 from holdfast.runner.base import ContainerLimits, Runner
-from holdfast.runner.host import RunnerHost
+from holdfast.runner.runner_host import RunnerHost
 
 log = logging.getLogger(__name__)
 
