@@ -18,7 +18,7 @@ from holdfast.spec_checks import memory_bytes
 PRIVILEGED = frozenset({"user", "network", "memory", "cpus", "pids", "file_size", "folder_size"})
 """Fields that give a job more than the default; amounts only above a ceiling, or 0, which removes a limit."""
 RAW = "need an admin's token or HOLDFAST_ALLOW_RAW; use a tool"
-WAY_OUT = "use an admin's token, or a tool that sets it"
+REMEDY = "use an admin's token, or a tool that sets it"
 ROOT = "is root: name another user, or set HOLDFAST_ALLOW_ROOT_JOBS=true for the server and the workers"
 
 
@@ -47,7 +47,7 @@ def refuse_privileged(runner: Any, spec: Any, ceilings: Ceilings) -> None:
             continue  # An unknown field is refused by the check of its types.
         why = _why(field, value, ceilings.get((runner, field)))
         if why is not None:
-            raise FieldForbidden(f"spec.{field}", f"{why}; {WAY_OUT}")
+            raise FieldForbidden(f"spec.{field}", f"{why}; {REMEDY}")
 
 
 def refuse_raw(runner: Any) -> None:

@@ -3,7 +3,7 @@
 import sqlite3
 from pathlib import Path
 
-from holdfast.pipeline.connectors.base import NotQuiet, command_of, path_variables, sql_file
+from holdfast.pipeline.connectors.base import WorkspaceNotConsistent, command_of, path_variables, sql_file
 from holdfast.pipeline.plan import TaskPlan
 from holdfast.runner.wire import WireTask
 from holdfast.runner.workspace import WorkspacePaths
@@ -51,4 +51,4 @@ class SqliteConnector:
         """Refuse a database that a killed writer left in the middle of a transaction: its copy needs the journal."""
         for name in JOURNALS:
             if (tree / name).exists():
-                raise NotQuiet(f"a writer of the database was killed: there is {name}")
+                raise WorkspaceNotConsistent(f"a writer of the database was killed: there is {name}")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.pipeline.connectors import NotQuiet, connector_of
+from holdfast.pipeline.connectors import WorkspaceNotConsistent, connector_of
 from holdfast.testing import ConnectorSuite
 
 FIRST = "CREATE TABLE numbers (n INTEGER CHECK (n > 0)); INSERT INTO numbers VALUES (1);"
@@ -24,5 +24,5 @@ class TestSqlite(ConnectorSuite):
         connector = connector_of(self.name)
         connector.check_quiet(tmp_path)
         (tmp_path / "data.db-journal").touch()
-        with pytest.raises(NotQuiet):
+        with pytest.raises(WorkspaceNotConsistent):
             connector.check_quiet(tmp_path)

@@ -52,7 +52,7 @@ from holdfast.model.lifecycle import (
     StopKind,
     StopPhase,
     Verb,
-    legal,
+    is_legal,
 )
 from holdfast.model.records import (
     Actor,
@@ -118,7 +118,7 @@ __all__ = [
     "Verb",
     "WorkerRecord",
     "attempts_left",
-    "legal",
+    "is_legal",
     "new_id",
     "new_worker_id",
 ]

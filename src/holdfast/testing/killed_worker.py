@@ -28,14 +28,14 @@ async def built(name: str, settings: Settings, installation: str, stack: AsyncEx
     return runner
 
 
-async def confirmed() -> None:
+async def lease_confirmed() -> None:
     """Confirm that the attempt is ours, as the database would."""
 
 
 async def start_and_wait(name: str, settings: Settings, request: StartRequest) -> None:
     async with AsyncExitStack() as stack:
         runner = await built(name, settings, request.identity.installation, stack)
-        await runner.start(request, confirmed)
+        await runner.start(request, lease_confirmed)
         sys.stdout.buffer.write(STARTED)
         sys.stdout.buffer.flush()
         await asyncio.to_thread(sys.stdin.buffer.read)

@@ -20,14 +20,14 @@ from holdfast.config import Settings
 from holdfast.errors import Invalid
 from holdfast.model import Cause
 from holdfast.registry import runner_named
-from holdfast.runner.base import AttemptEnd, AttemptHandle, Identity, Runner, StartRequest, TooLate
+from holdfast.runner.base import AttemptEnd, AttemptHandle, Identity, Runner, StartRequest, StartTooLate
 from holdfast.runner.collected_outputs import ArtifactLimits, CollectedOutputs
 from holdfast.runner.frames import Stream
 from holdfast.runner.state_folder import StateFolder
 from holdfast.runner.wire import Command
 from holdfast.runner_specs import check_spec
 from holdfast.testing import killed_worker
-from holdfast.testing.killed_worker import confirmed
+from holdfast.testing.killed_worker import lease_confirmed
 
 PATIENCE = 60.0
 INSTALLATION = "0123456789abcdef0123456789abcdef"
@@ -113,7 +113,7 @@ class RunnerSuite:
 
     async def started(self, runner: Runner, script: str, **more: Any) -> tuple[StartRequest, Watched]:
         order = self.order(runner, script, **more)
-        return order, Watched(await runner.start(order, confirmed))
+        return order, Watched(await runner.start(order, lease_confirmed))
 
     async def found(self, runner: Runner, order: StartRequest, **offsets: int) -> tuple[str, AttemptHandle]:
         given = {"stdout": 0, "stderr": 0, **offsets}
@@ -213,7 +213,7 @@ class RunnerSuite:
         """A second start finds the attempt that runs. Proves L13."""
         order, attempt = await self.started(runner, "echo ran; sleep 1")
         await attempt.says(b"ran\n")
-        again = Watched(await runner.start(order, confirmed))
+        again = Watched(await runner.start(order, lease_confirmed))
         await again.end()
         await attempt.end()
         assert again.output[Stream.STDOUT] == attempt.output[Stream.STDOUT] == b"ran\n"
@@ -224,8 +224,8 @@ class RunnerSuite:
         """Proves L15."""
         order = self.order(runner, "echo ran", start_by=time.clock_gettime(time.CLOCK_BOOTTIME) - 1)
         try:
-            running = await runner.start(order, confirmed)
-        except TooLate:
+            running = await runner.start(order, lease_confirmed)
+        except StartTooLate:
             pass
         else:
             raise AssertionError(f"it started: {running}")

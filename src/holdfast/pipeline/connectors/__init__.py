@@ -7,10 +7,10 @@ postgres.py  a server in the workspace, stopped before it is copied
 
 from functools import cache
 
-from holdfast.pipeline.connectors.base import Connector, NotQuiet
+from holdfast.pipeline.connectors.base import Connector, WorkspaceNotConsistent
 from holdfast.registry import attribute, connector_named
 
-__all__ = ["Connector", "NotQuiet", "connector_of"]
+__all__ = ["Connector", "WorkspaceNotConsistent", "connector_of"]
 
 
 @cache
