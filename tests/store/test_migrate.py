@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Awaitable
 from operator import methodcaller
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ from typing import Any
 import asyncpg
 import pytest
 
-from holdfast.errors import SchemaMismatch, StoreUnreachable
+from holdfast.errors import HoldfastError, SchemaMismatch, StoreUnreachable
 from holdfast.store.migrate import migrate, migrations, require_current, split_statements, version
 from holdfast.store.sqlite import SqliteDatabase
 from holdfast.store.store import Store, connect, open_store
 from tests.conftest import drop
+from tests.support.store_harness import StoreHarness
 
 SCHEMAS = Path(__file__).parent / "schema"
 
@@ -195,3 +197,36 @@ async def test_labels_of_a_store_from_before_lists_are_found(kind: str, empty_ur
     await migrate(database)
     async with Store(database) as store:
         assert [job.id for job in (await store.jobs.list(labels={"team": "blue"})).items] == [OLD_ID]
+
+
+async def test_jobs_from_before_any_runner_are_kept(kind: str, empty_url: str) -> None:
+    """On SQLite their specs are copied; indexes, views and the trigger that removes labels are made again."""
+    database = await connect(empty_url)
+    await migrate(database, upto=14)
+    async with Store(database) as store:
+        before = [
+            await store.jobs.submit({"runner": "process", "spec": {"command": ["true"]}, "labels": {"n": str(n)}})
+            for n in range(3)
+        ]
+        assert next(migration.number for migration in await migrate(database)) == 15
+        after = (await store.jobs.list(labels={"n": "1"})).items
+        assert [job.id for job in after] == [before[1].id]
+        assert [await store.jobs.get(job.id) for job in before] == before
+        assert len((await store.events.page(before[0].id)).items) == 1
+        await store.jobs.cancel(before[1].id)
+        await store.jobs.delete(before[1].id)
+        assert (await store.jobs.list(labels={"n": "1"})).items == []
+
+
+@pytest.mark.parametrize("name", ["function:resize", "Process", "", "a" * 64])
+async def test_a_runner_that_could_be_read_as_another_capability_is_refused(name: str, harness: StoreHarness) -> None:
+    """By the database, because a submit by SQL is not checked by the registry."""
+    await harness.store.jobs.submit({"runner": "process", "spec": {"command": ["true"]}})
+    written = "UPDATE {}specs SET runner = '" + name + "'"
+    database = harness.store.database
+    if isinstance(database, SqliteDatabase):
+        work: Awaitable[object] = database.migrate(methodcaller("execute", written.format("")))
+    else:
+        work = database.fetch(written.format("holdfast."))
+    with pytest.raises(HoldfastError, match="runner_named"):
+        await work
