@@ -6,7 +6,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from holdfast.model import new_id
+from holdfast.model import FUNCTION_DOMAIN, new_id
 from holdfast.store import queries
 from holdfast.store.migrate import migrate
 from holdfast.store.postgres import SESSION
@@ -30,7 +30,15 @@ LINE = {
     "after_id": None,
     "slack": 0.0,
 }
-TAKE = {"worker": "w1", "lines": [LINE], "slots": 100, "ttl": 60.0, "capped": False, "alone": True}
+TAKE = {
+    "worker": "w1",
+    "lines": [LINE],
+    "slots": 100,
+    "ttl": 60.0,
+    "function": FUNCTION_DOMAIN,
+    "capped": False,
+    "alone": True,
+}
 ADOPT = {"worker": "w1", "domains": ["function"], "limit": 100, "ttl": 60.0}
 TENANTS = {
     "pairs": [{"queue": "default", "capability": "function:f"}],

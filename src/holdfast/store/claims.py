@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 
 import msgspec
 
-from holdfast.model import Claimable, Lease
+from holdfast.model import FUNCTION_DOMAIN, Claimable, Lease
 from holdfast.store.database import Database, Row, Tx
 from holdfast.store.notify import Notifications
 
@@ -167,7 +167,15 @@ class Claims:
         began = time.monotonic()
         values = self._database.values if tx is None else tx.values
         leases = await values(
-            "take", Lease, worker=worker, lines=lines, slots=slots, ttl=ttl, capped=tx is not None, alone=alone
+            "take",
+            Lease,
+            worker=worker,
+            lines=lines,
+            slots=slots,
+            ttl=ttl,
+            function=FUNCTION_DOMAIN,
+            capped=tx is not None,
+            alone=alone,
         )
         full = len(leases) >= slots
         exact = any(line.after_id is not None and not line.slack for line in lines)

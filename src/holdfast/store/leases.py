@@ -14,6 +14,7 @@ import msgspec
 
 from holdfast.errors import Invalid, StoreError
 from holdfast.model import (
+    FUNCTION_DOMAIN,
     Beat,
     Cause,
     Claimable,
@@ -258,14 +259,15 @@ class Leases(Orphans):
     async def release_unknown(self, worker: str, beats: Sequence[Beat]) -> frozenset[str]:
         """Release leases that a beat reported as `unknown`: the reply to their claim was lost, so nothing ran here.
 
-        A claimed function is requeued as `drained`. Everything else is handed over, including an adopted function: it
-        may have run on its former owner, and the worker that adopts it settles that.
+        A claimed function, or other attempt that would die with this worker, is requeued as `drained`. Everything else
+        is handed over, including an adopted function: it may have run on its former owner, and the worker that adopts
+        it settles that.
         """
         unknown = [beat for beat in beats if beat.answer == "unknown"]
         if not unknown:
             return frozenset()
         held = await self._database.read("owned_leases", worker=worker, rows=_tokens(unknown))
-        fresh = [row for row in held if row["capability"].startswith("function:") and not row["adoptions"]]
+        fresh = [row for row in held if row["domain"] == FUNCTION_DOMAIN and not row["adoptions"]]
         drained = Outcome.requeued(Cause.DRAINED)
         done = await self._end(
             [(row["tenant"], row["lane"], ending(row["id"], row["token"], drained)) for row in fresh]

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from holdfast.config import Settings
 from holdfast.duties.scheduler import DutyScheduler
 from holdfast.errors import StoreError
-from holdfast.model import Claimable, Lease, new_worker_id
+from holdfast.model import FUNCTION, FUNCTION_DOMAIN, Claimable, Lease, new_worker_id
 from holdfast.runner.artifacts import ArtifactStore
 from holdfast.runner.base import Runner
 from holdfast.runner.checks import ReadinessChecks
@@ -103,7 +103,7 @@ class Worker:
         self._services.draining.set()
         self._wake_up.set()
         for held in self._held_leases.all():
-            if held.on_change is not None and held.lease.runner != "function":
+            if held.on_change is not None and held.lease.runner != FUNCTION:
                 held.on_change()
 
     async def run(self, *, once: bool = False) -> None:
@@ -282,12 +282,12 @@ class Worker:
         assert self._group is not None
         lease = held.lease
         self._slots.take(lease.queue)
-        if lease.runner != "function":
-            self._group.create_task(self._execute(held))
-        elif lease.adopted:
+        if lease.adopted and lease.domain == FUNCTION_DOMAIN:
             self._function_executor.settle_orphan(held)
-        else:
+        elif lease.runner == FUNCTION:
             self._function_executor.launch(held)
+        else:
+            self._group.create_task(self._execute(held))
 
     async def _execute(self, held: HeldLease) -> None:
         """Run an attempt. If this task is cancelled, the lease stays ours: the next worker of this host recovers it."""
@@ -407,7 +407,7 @@ class Worker:
         """Drain: functions get their grace period, supervised attempts are handed over immediately."""
         self._services.draining.set()
         for held in self._held_leases.all():
-            if held.on_change is not None and held.lease.runner != "function":
+            if held.on_change is not None and held.lease.runner != FUNCTION:
                 held.on_change()
         try:
             async with asyncio.timeout(self._settings.drain_grace + DRAIN_SECONDS):
