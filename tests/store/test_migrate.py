@@ -186,14 +186,12 @@ async def test_numbered_migration_is_followed_by_all_repeatable_files(empty_url:
     """It may have dropped a view that its own change required it to drop. Proves O2."""
     database = await connect(empty_url, listen=False)
     last = migrations(dialect_of(database))[-1]
-    await migrate(database)
-    before = await dumped(database)
-    await run_sql(database, f"DELETE FROM holdfast.migrations WHERE number = {last.number}")
-    await run_sql(database, "DROP TABLE holdfast.repeatables")
-    await run_sql(database, "DROP VIEW holdfast.job_events")
+    await migrate(database, upto=last.number - 1)
     assert await migrate(database) == [last, *repeatables(dialect_of(database))]
-    assert await dumped(database) == before
-    await database.close()
+    await require_current(database)
+    async with Store(database) as store:
+        job = await store.jobs.submit({"runner": "process", "spec": {"command": ["true"]}})
+        assert len((await store.events.page(job.id)).items) == 1
 
 
 PINNED = Path(__file__).parent / "schema" / "repeatables.txt"
@@ -305,7 +303,7 @@ async def test_jobs_from_before_any_runner_are_kept(kind: str, empty_url: str) -
     await migrate(database, upto=2)
     await add_old_job(database)
     await migrate(database, upto=15)
-    assert next(step.label for step in await migrate(database)) == "0016_any_runner"
+    assert next(step.label for step in await migrate(database)) == "0016 any_runner"
     async with Store(database) as store:
         assert [job.id for job in (await store.jobs.list(labels={"team": "blue"})).items] == [OLD_ID]
         assert (await store.jobs.get(OLD_ID)).runner == "process"
