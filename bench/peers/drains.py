@@ -1,0 +1,129 @@
+"""How a backlog is drained and how fast: the same way for every peer.
+
+The workers are up and idle and have run some jobs. They are stopped by SIGSTOP while the backlog is submitted and go on
+together by SIGCONT, so that no start is in the figure. The rate is that from the first jobs seen to have ended to the
+last, on the harness's clock, by asking the database. CPU time is taken at the same two moments.
+"""
+
+import asyncio
+import signal
+import time
+from dataclasses import dataclass
+
+from bench.installation import TookTooLong, until
+from bench.peers.site import Site, Workers
+
+WARM_JOBS = 500
+NEAR, FAR = 0.02, 0.25
+"""Seconds between two questions: seldom in the middle, often near the end."""
+PROBE_SHARE = 10
+"""At most a tenth of the time is spent on asking."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    at: float
+    ended: int
+    worker_cpu: float
+    store_cpu: float
+
+
+@dataclass(frozen=True)
+class Drain:
+    """One drain: the rate, CPU microseconds per job, MB per worker, and what was kept of the jobs."""
+
+    jobs: int
+    rate: float
+    worker_us: float
+    store_us: float
+    memory_mb: float
+    whole: bool
+    """All jobs ended; a drain that was cut short after `within` seconds has only a rate."""
+
+
+def summary(first: Moment, last: Moment, jobs: int, memory_mb: float) -> Drain:
+    """What lies between two moments. `first` may be the start, with nothing ended."""
+    count = max(1, last.ended - first.ended)
+    return Drain(
+        jobs=jobs,
+        rate=(last.ended - first.ended) / (last.at - first.at),
+        worker_us=(last.worker_cpu - first.worker_cpu) / count * 1e6,
+        store_us=(last.store_cpu - first.store_cpu) / count * 1e6,
+        memory_mb=memory_mb,
+        whole=last.ended >= jobs,
+    )
+
+
+def pause(left: int, rate: float, probe_took: float) -> float:
+    """How long to wait before the next question: half of what the rest will take, within bounds."""
+    expected = left / rate if rate > 0 else 0.0
+    return max(min(FAR, expected / 2), NEAR, probe_took * PROBE_SHARE)
+
+
+async def moment(site: Site, workers: Workers) -> Moment:
+    cpu = workers.cpu(), site.probe.cpu()
+    at = time.perf_counter()
+    return Moment(at, await site.ended(), *cpu)
+
+
+async def follow(site: Site, workers: Workers, jobs: int, within: float) -> Drain:
+    """Watch the workers until all jobs ended, or for so many seconds."""
+    start = await moment(site, workers)
+    first: Moment | None = None
+    while True:
+        now = await moment(site, workers)
+        took = time.perf_counter() - now.at
+        if first is None and now.ended > 0:
+            first = now
+        if now.ended >= jobs or now.at - start.at > within:
+            break
+        workers.check()
+        since = first or now
+        rate = (now.ended - since.ended) / (now.at - since.at) if now.at > since.at else 0.0
+        await asyncio.sleep(pause(jobs - now.ended, rate, took))
+    if first is None or first.ended >= jobs:
+        first = start
+    return summary(first, now, jobs, workers.memory_mb())
+
+
+async def warm(site: Site, jobs: int) -> None:
+    """Let the workers run some jobs, so that what they load or compile on first use is loaded."""
+    await site.baseline()
+    await site.submit_bulk(jobs)
+
+    async def all_ended() -> bool:
+        return await site.ended() >= jobs
+
+    await until(f"{site.peer.name}: {jobs} jobs to warm up", all_ended, within=60, look=0.05)
+
+
+async def drain(site: Site, workers: Workers, jobs: int, within: float = 900.0) -> Drain:
+    """Submit a backlog to workers that are up, and let them drain it."""
+    await site.baseline()
+    workers.signal(signal.SIGSTOP)
+    try:
+        await site.submit_bulk(jobs)
+        await site.probe.settle()
+    finally:
+        workers.signal(signal.SIGCONT)
+    return await follow(site, workers, jobs, within)
+
+
+async def whole_drain(site: Site, workers: Workers, jobs: int) -> Drain:
+    done = await drain(site, workers, jobs)
+    if not done.whole:
+        raise TookTooLong(f"{site.peer.name}: {jobs} jobs were not drained")
+    return done
+
+
+async def verify(site: Site, jobs: int) -> dict[str, int]:
+    """Count what the peer keeps of so many jobs; anything but the right number is an error of the run."""
+    kept = await site.records()
+    wrong = {
+        record.what: kept[record.what]
+        for record in site.peer.records
+        if kept[record.what] != jobs * record.per_job
+    }
+    if wrong:
+        raise AssertionError(f"{site.peer.name}: of {jobs} jobs it keeps {wrong}")
+    return kept
