@@ -120,9 +120,7 @@ async def verify(site: Site, jobs: int) -> dict[str, int]:
     """Count what the peer keeps of so many jobs; anything but the right number is an error of the run."""
     kept = await site.records()
     wrong = {
-        record.what: kept[record.what]
-        for record in site.peer.records
-        if kept[record.what] != jobs * record.per_job
+        record.what: kept[record.what] for record in site.peer.records if kept[record.what] != jobs * record.per_job
     }
     if wrong:
         raise AssertionError(f"{site.peer.name}: of {jobs} jobs it keeps {wrong}")

@@ -1,7 +1,7 @@
 """Where the peers' own programs run: virtual environments and a folder of Node packages, made once in a cache folder.
 
-Nothing here touches the project's environment. What cannot be made raises `Missing` with the reason, and the run goes on
-without the peers that need it.
+Nothing here touches the project's environment. What cannot be made raises `Missing` with the reason, and the run goes
+on without the peers that need it.
 """
 
 import hashlib

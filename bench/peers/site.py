@@ -21,6 +21,7 @@ SLOTS = 2000
 """Jobs that one holdfast worker runs at once; measured as its best for empty functions."""
 CHUNK = 10_000
 STARTS_WITHIN = 60.0
+SUBMITS_WITHIN = 600.0
 
 
 class Workers:
@@ -51,10 +52,8 @@ class Workers:
             if process.poll() is None:
                 process.terminate()
         for process in self._processes:
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 await asyncio.to_thread(process.wait, 20)
-            except subprocess.TimeoutExpired:
-                pass
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -97,7 +96,7 @@ class Site:
         assert self._client is not None
         assert self._client.stdin is not None
         self._client.stdin.write(json.dumps({"do": do, **said}).encode() + b"\n")
-        return float(json.loads(await self._hear("{"))["seconds"])
+        return float(json.loads(await asyncio.wait_for(self._hear("{"), SUBMITS_WITHIN))["seconds"])
 
     async def submit_bulk(self, count: int) -> float:
         self._submitted += count
@@ -158,15 +157,7 @@ class Site:
     async def workers(self, count: int) -> AsyncIterator[Workers]:
         """Worker processes that are up and idle."""
         logs = [self.folder / f"worker-{n}.log" for n in range(count)]
-        started = []
-        for log in logs:
-            with log.open("wb") as file:
-                given = command(self.peer, "worker", self.url)
-                process = subprocess.Popen(
-                    given, cwd=ROOT, env=self.environment(), stdout=file, stderr=file, start_new_session=True
-                )
-                started.append(process)
-        workers = Workers(started)
+        workers = Workers([self._start(log) for log in logs])
         try:
             await until(f"{self.peer.name}: {count} workers", lambda: self._up(logs, workers), within=STARTS_WITHIN)
             yield workers
@@ -175,6 +166,13 @@ class Site:
             raise RuntimeError(f"{self.peer.name}: {error}\n" + "\n".join(_tail(log) for log in logs)) from error
         finally:
             await workers.stop()
+
+    def _start(self, log: Path) -> "subprocess.Popen[bytes]":
+        given = command(self.peer, "worker", self.url)
+        with log.open("wb") as file:
+            return subprocess.Popen(
+                given, cwd=ROOT, env=self.environment(), stdout=file, stderr=file, start_new_session=True
+            )
 
     async def _up(self, logs: list[Path], workers: Workers) -> bool:
         workers.check()

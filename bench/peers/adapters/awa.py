@@ -14,10 +14,12 @@ PEER = Peer(
     program="awa",
     packages=("awa-pg",),
     configuration=(
-        "200 jobs at once, its default storage (`queue_storage`). Bulk: `enqueue_many_copy` of 10,000; single: `insert`."
+        "200 jobs at once, its default storage (`queue_storage`). "
+        "Bulk: `enqueue_many_copy` of 10,000; single: `insert`."
     ),
     keeps="a counter per queue; the rows go when their partition is rotated out, seconds later",
     ended=COMPLETED,
     records=(Record("jobs that completed, as rows or in the counter", COMPLETED),),
     crowd=Crowd("awa.deferred_jobs", "job_id", "9223372036854775807 - g.n"),
+    share=0.5,
 )

@@ -11,8 +11,8 @@ PEER = Peer(
     program="dbos",
     packages=("dbos", "sqlalchemy", "psycopg"),
     configuration=(
-        "a queue that is polled every 10 ms, 200 workflows at once per worker. Bulk: `enqueue_in_transaction`, 1,000 per "
-        "transaction; single: `enqueue`. A workflow without steps is the least that it can run."
+        "a queue that is polled every 10 ms, 200 workflows at once per worker. Bulk: `enqueue_in_transaction`, "
+        "1,000 per transaction; single: `enqueue`. A workflow without steps is the least that it can run."
     ),
     keeps="the workflow with its input and its output",
     ended=SUCCEEDED,

@@ -9,8 +9,8 @@ PEER = Peer(
     program="huey",
     packages=("huey",),
     configuration=(
-        "a consumer with one thread that polls every 10 ms, WAL, synchronous FULL (SQLite's default), results kept. Bulk: "
-        "10,000 enqueues in one transaction of its storage, as it has no call for several; single: the task's call."
+        "a consumer with one thread that polls every 10 ms, WAL, synchronous FULL (SQLite's default), results kept. "
+        "Bulk: 10,000 calls of the task, as it has no call for several; single: the task's call."
     ),
     keeps="the result, until it is read",
     ended="SELECT count(*) FROM kv",

@@ -11,11 +11,14 @@ PEER = Peer(
     program="pgboss",
     packages=("pg-boss", "pg", "node"),
     configuration=(
-        "batches of 1,000 that are handled as one, no pause while they come back full (`burstWhenBatchFull`), 2 workers per "
-        "process, LISTEN/NOTIFY on. Bulk: `insert` of 10,000; single: `send`."
+        "batches of 1,000 that are handled as one, no pause while they come back full (`burstWhenBatchFull`), "
+        "2 workers per process, LISTEN/NOTIFY on. Bulk: `insert` of 10,000; single: `send`."
     ),
     keeps="the job with its result",
     ended=COMPLETED,
-    records=(Record("jobs that completed", COMPLETED),),
+    records=(
+        Record("jobs that completed", COMPLETED),
+        Record("results", COMPLETED + " AND output IS NOT NULL"),
+    ),
     crowd=Crowd("pgboss.job", "id", "gen_random_uuid()"),
 )

@@ -11,8 +11,8 @@ PEER = Peer(
     program="raw",
     packages=("asyncpg", "uvloop"),
     configuration=(
-        "one table of three columns, claim 100 and complete 100 over one connection, INSERT and NOTIFY in one statement; "
-        "no attempts, events, leases or results: the yardstick."
+        "one table of three columns, claim 100 and complete 100 over one connection, "
+        "INSERT and NOTIFY in one statement; no attempts, events, leases or results: the yardstick."
     ),
     keeps="the row",
     ended=DONE + " AND id > {mark}",

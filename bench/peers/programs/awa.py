@@ -31,6 +31,19 @@ class AwaProgram:
         client = AsyncClient(self._url)
         await client.migrate()
         await client.close()
+        await self._activate()
+
+    async def _activate(self) -> None:
+        """Let a worker start and stop: the first one activates the storage that COPY writes to."""
+        client = AsyncClient(self._url)
+
+        @client.task(Noop, queue="default")
+        async def noop(job: Any) -> None:
+            pass
+
+        await client.start([("default", 1)])
+        await client.shutdown()
+        await client.close()
 
     async def open(self) -> None:
         self._client = AsyncClient(self._url)

@@ -1,4 +1,4 @@
-"""Celery on Redis: prefork with one child per worker, prefetch 128, results in Redis, no gossip, mingle or heartbeat."""
+"""Celery on Redis: prefork with one child per worker, prefetch 128, results kept, no gossip, mingle or heartbeat."""
 
 import os
 import sys
@@ -15,8 +15,8 @@ app = Celery("bench")
 
 
 @app.task(name="noop")
-def noop() -> None:
-    pass
+def noop() -> int:
+    return 1
 
 
 @app.task(name="stamp")
@@ -37,6 +37,7 @@ class CeleryProgram:
             worker_prefetch_multiplier=PREFETCH,
             broker_connection_retry_on_startup=True,
             worker_hijack_root_logger=False,
+            worker_redirect_stdouts=False,
         )
 
     async def install(self) -> None:
@@ -61,7 +62,9 @@ class CeleryProgram:
 
     async def work(self) -> None:
         options = ["--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel", "ERROR"]
-        app.worker_main(["worker", "--pool", "prefork", "--concurrency", "1", "--hostname", f"w{os.getpid()}@%h", *options])
+        app.worker_main(
+            ["worker", "--pool", "prefork", "--concurrency", "1", "--hostname", f"w{os.getpid()}@%h", *options]
+        )
 
 
 def _task(at: int | None):  # type: ignore[no-untyped-def]

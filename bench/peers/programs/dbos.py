@@ -32,8 +32,8 @@ class DbosProgram:
         DBOS(config=config)
 
         @DBOS.workflow(name="noop")
-        def noop() -> None:
-            pass
+        def noop() -> int:
+            return 1
 
         @DBOS.workflow(name="stamp")
         def stamped(at: int) -> None:

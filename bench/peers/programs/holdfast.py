@@ -13,8 +13,9 @@ app = Holdfast()
 
 
 @app.function()
-async def noop() -> None:
-    """Do nothing."""
+async def noop() -> int:
+    """Do nothing, and have a result to keep."""
+    return 1
 
 
 @app.function(name="stamp")

@@ -48,7 +48,7 @@ class ObanProgram:
 
     async def future(self, count: int) -> None:
         due = datetime.now(UTC) + timedelta(days=1)
-        await self._oban.enqueue_many(Noop.new({}, scheduled_at=due) for _ in range(count))
+        await self._oban.enqueue_many(_job(None, scheduled_at=due) for _ in range(count))
 
     async def close(self) -> None:
         await self._pool.close()
@@ -63,8 +63,9 @@ class ObanProgram:
         await pool.close()
 
 
-def _job(at: int | None) -> Any:
-    return Noop.new({}) if at is None else Stamp.new({"at": at})
+def _job(at: int | None, **options: Any) -> Any:
+    kind: Any = Noop if at is None else Stamp
+    return kind.new({} if at is None else {"at": at}, **options)
 
 
 if __name__ == "__main__":

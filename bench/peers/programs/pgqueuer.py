@@ -6,12 +6,12 @@ from datetime import timedelta
 
 import asyncpg
 import uvloop
-from pgqueuer import PgQueuer
 from pgqueuer.db import AsyncpgDriver
 from pgqueuer.models import Job
 from pgqueuer.queries import Queries
 
 from bench.peers.programs.serve import ready, run, stamp
+from pgqueuer import PgQueuer
 
 BATCH = 1000
 DAY = timedelta(days=1)

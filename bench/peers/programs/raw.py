@@ -25,7 +25,9 @@ class RawProgram:
 
     async def install(self) -> None:
         await self.open()
-        await self._connection.execute("CREATE TABLE raw_jobs (id bigserial PRIMARY KEY, status text NOT NULL, at bigint)")
+        await self._connection.execute(
+            "CREATE TABLE raw_jobs (id bigserial PRIMARY KEY, status text NOT NULL, at bigint)"
+        )
         await self._connection.execute("CREATE INDEX ON raw_jobs (id) WHERE status = 'queued'")
         await self.close()
 
@@ -53,7 +55,12 @@ class RawProgram:
     async def work(self) -> None:
         await self.open()
         woken, over = asyncio.Event(), asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: (over.set(), woken.set()))
+
+        def stop() -> None:
+            over.set()
+            woken.set()
+
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
         await self._connection.add_listener("raw", lambda *_: woken.set())
         ready()
         while not over.is_set():
