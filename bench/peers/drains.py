@@ -66,9 +66,13 @@ async def moment(site: Site, workers: Workers) -> Moment:
     return Moment(at, await site.ended(), *cpu)
 
 
-async def follow(site: Site, workers: Workers, jobs: int, within: float) -> Drain:
+def since(start: Moment, first: Moment | None, jobs: int) -> Moment:
+    """From where the rate counts: the first jobs seen to have ended, unless over half of all were seen at once."""
+    return start if first is None or first.ended > jobs / 2 else first
+
+
+async def follow(site: Site, workers: Workers, start: Moment, jobs: int, within: float) -> Drain:
     """Watch the workers until all jobs ended, or for so many seconds."""
-    start = await moment(site, workers)
     first: Moment | None = None
     while True:
         now = await moment(site, workers)
@@ -78,12 +82,10 @@ async def follow(site: Site, workers: Workers, jobs: int, within: float) -> Drai
         if now.ended >= jobs or now.at - start.at > within:
             break
         workers.check()
-        since = first or now
-        rate = (now.ended - since.ended) / (now.at - since.at) if now.at > since.at else 0.0
+        seen = first or now
+        rate = (now.ended - seen.ended) / (now.at - seen.at) if now.at > seen.at else 0.0
         await asyncio.sleep(pause(jobs - now.ended, rate, took))
-    if first is None or first.ended >= jobs:
-        first = start
-    return summary(first, now, jobs, workers.memory_mb())
+    return summary(since(start, first, jobs), now, jobs, workers.memory_mb())
 
 
 async def warm(site: Site, jobs: int) -> None:
@@ -104,9 +106,10 @@ async def drain(site: Site, workers: Workers, jobs: int, within: float = 900.0) 
     try:
         await site.submit_bulk(jobs)
         await site.probe.settle()
+        start = Moment(time.perf_counter(), 0, workers.cpu(), site.probe.cpu())
     finally:
         workers.signal(signal.SIGCONT)
-    return await follow(site, workers, jobs, within)
+    return await follow(site, workers, start, jobs, within)
 
 
 async def whole_drain(site: Site, workers: Workers, jobs: int) -> Drain:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from bench.peers.adapters import PEERS
 from bench.peers.bars import Panel, number, svg
-from bench.peers.drains import FAR, NEAR, Moment, pause, summary
+from bench.peers.drains import FAR, NEAR, Moment, pause, since, summary
 from bench.peers.page import page, picture
 from bench.peers.parts.paced import window
 from bench.peers.parts.pickup import delays
@@ -38,6 +38,14 @@ def test_the_rate_of_a_drain_is_that_between_the_first_and_the_last_jobs_seen() 
     assert (done.rate, done.whole) == (2000.0, True)
     assert (done.worker_us, done.store_us) == pytest.approx((100.0, 50.0))
     assert not summary(first, last, 9001, 50.0).whole
+
+
+def test_a_drain_that_was_half_over_when_first_seen_counts_from_its_start() -> None:
+    start = Moment(at=10.0, ended=0, worker_cpu=3.0, store_cpu=1.0)
+    early, late = (Moment(at=11.0, ended=ended, worker_cpu=3.5, store_cpu=1.0) for ended in (500, 501))
+    assert since(start, early, 1000) is early
+    assert since(start, late, 1000) is start
+    assert since(start, None, 1000) is start
 
 
 def test_questions_come_closer_towards_the_end_and_cost_at_most_a_tenth() -> None:
