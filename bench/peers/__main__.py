@@ -14,13 +14,13 @@ from pathlib import Path
 from bench.installation import ROOT, load
 from bench.peers import results, versions
 from bench.peers.adapters import PEERS
+from bench.peers.deployment import Deployments
 from bench.peers.environments import Missing
 from bench.peers.keepers import Keepers, keepers
 from bench.peers.page import NUMBERS, PICTURE, page, picture
 from bench.peers.parts import PARTS
 from bench.peers.results import Part, Results
 from bench.peers.run import Run
-from bench.peers.site import Sites
 
 PAGE = "performance.md"
 
@@ -45,12 +45,12 @@ def chosen(parser: argparse.ArgumentParser, said: str, known: Mapping[str, objec
     return names
 
 
-async def prepare(sites: Sites, found: Results, wanted: list[str]) -> list[str]:
+async def prepare(deployments: Deployments, found: Results, wanted: list[str]) -> list[str]:
     """Install the peers; return those that are there, and name the others."""
     there = []
     for name in wanted:
         try:
-            await sites.prepare(PEERS[name])
+            await deployments.prepare(PEERS[name])
             found.versions[name] = versions.of(PEERS[name])
             found.missing.pop(name, None)
             there.append(name)
@@ -74,14 +74,14 @@ async def measure(made: Keepers, given: argparse.Namespace) -> bool:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     found = results.load(given.out / NUMBERS)
     found.machine = await versions.machine(made)
-    sites = Sites(made)
-    there = await prepare(sites, found, given.peers)
+    deployments = Deployments(made)
+    there = await prepare(deployments, found, given.peers)
     good = True
     for name in given.parts:
         began = time.monotonic()
         print(f"{name}: {load()}", flush=True)
         part = Part(time.strftime("%Y-%m-%d %H:%M", time.gmtime()), given.jobs, given.rounds, load())
-        await PARTS[name](Run(sites, there, given.jobs, given.rounds, part))
+        await PARTS[name](Run(deployments, there, given.jobs, given.rounds, part))
         found.parts[name] = part
         good = good and not part.failed
         write(found, given.out)

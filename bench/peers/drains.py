@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 
 from bench.installation import TookTooLong, until
-from bench.peers.site import Site, Workers
+from bench.peers.deployment import Deployment, Workers
 
 WARM_JOBS = 500
 NEAR, FAR = 0.02, 0.25
@@ -60,10 +60,10 @@ def pause(left: int, rate: float, probe_took: float) -> float:
     return max(min(FAR, expected / 2), NEAR, probe_took * PROBE_SHARE)
 
 
-async def moment(site: Site, workers: Workers) -> Moment:
-    cpu = workers.cpu(), site.probe.cpu()
+async def moment(deployment: Deployment, workers: Workers) -> Moment:
+    cpu = workers.cpu(), deployment.probe.cpu()
     at = time.perf_counter()
-    return Moment(at, await site.ended(), *cpu)
+    return Moment(at, await deployment.ended(), *cpu)
 
 
 def since(start: Moment, first: Moment | None, jobs: int) -> Moment:
@@ -71,11 +71,11 @@ def since(start: Moment, first: Moment | None, jobs: int) -> Moment:
     return start if first is None or first.ended > jobs / 2 else first
 
 
-async def follow(site: Site, workers: Workers, start: Moment, jobs: int, within: float) -> Drain:
+async def follow(deployment: Deployment, workers: Workers, start: Moment, jobs: int, within: float) -> Drain:
     """Watch the workers until all jobs ended, or for so many seconds."""
     first: Moment | None = None
     while True:
-        now = await moment(site, workers)
+        now = await moment(deployment, workers)
         took = time.perf_counter() - now.at
         if first is None and now.ended > 0:
             first = now
@@ -88,43 +88,45 @@ async def follow(site: Site, workers: Workers, start: Moment, jobs: int, within:
     return summary(since(start, first, jobs), now, jobs, workers.memory_mb())
 
 
-async def warm(site: Site, jobs: int) -> None:
+async def warm(deployment: Deployment, jobs: int) -> None:
     """Let the workers run some jobs, so that what they load or compile on first use is loaded."""
-    await site.baseline()
-    await site.submit_bulk(jobs)
+    await deployment.baseline()
+    await deployment.submit_bulk(jobs)
 
     async def all_ended() -> bool:
-        return await site.ended() >= jobs
+        return await deployment.ended() >= jobs
 
-    await until(f"{site.peer.name}: {jobs} jobs to warm up", all_ended, within=60, look=0.05)
+    await until(f"{deployment.peer.name}: {jobs} jobs to warm up", all_ended, within=60, look=0.05)
 
 
-async def drain(site: Site, workers: Workers, jobs: int, within: float = 900.0) -> Drain:
+async def drain(deployment: Deployment, workers: Workers, jobs: int, within: float = 900.0) -> Drain:
     """Submit a backlog to workers that are up, and let them drain it."""
-    await site.baseline()
+    await deployment.baseline()
     workers.signal(signal.SIGSTOP)
     try:
-        await site.submit_bulk(jobs)
-        await site.probe.settle()
-        start = Moment(time.perf_counter(), 0, workers.cpu(), site.probe.cpu())
+        await deployment.submit_bulk(jobs)
+        await deployment.probe.settle()
+        start = Moment(time.perf_counter(), 0, workers.cpu(), deployment.probe.cpu())
     finally:
         workers.signal(signal.SIGCONT)
-    return await follow(site, workers, start, jobs, within)
+    return await follow(deployment, workers, start, jobs, within)
 
 
-async def whole_drain(site: Site, workers: Workers, jobs: int) -> Drain:
-    done = await drain(site, workers, jobs)
+async def whole_drain(deployment: Deployment, workers: Workers, jobs: int) -> Drain:
+    done = await drain(deployment, workers, jobs)
     if not done.whole:
-        raise TookTooLong(f"{site.peer.name}: {jobs} jobs were not drained")
+        raise TookTooLong(f"{deployment.peer.name}: {jobs} jobs were not drained")
     return done
 
 
-async def verify(site: Site, jobs: int) -> dict[str, int]:
+async def verify(deployment: Deployment, jobs: int) -> dict[str, int]:
     """Count what the peer keeps of so many jobs; anything but the right number is an error of the run."""
-    kept = await site.records()
+    kept = await deployment.records()
     wrong = {
-        record.what: kept[record.what] for record in site.peer.records if kept[record.what] != jobs * record.per_job
+        record.what: kept[record.what]
+        for record in deployment.peer.records
+        if kept[record.what] != jobs * record.per_job
     }
     if wrong:
-        raise AssertionError(f"{site.peer.name}: of {jobs} jobs it keeps {wrong}")
+        raise AssertionError(f"{deployment.peer.name}: of {jobs} jobs it keeps {wrong}")
     return kept

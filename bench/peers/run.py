@@ -5,16 +5,16 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from bench.peers.adapters import PEERS
+from bench.peers.deployment import Deployments
 from bench.peers.peer import Peer
 from bench.peers.results import Part
-from bench.peers.site import Sites
 
 
 @dataclass
 class Run:
     """The options of a run, and its peers by the name that the command line uses."""
 
-    sites: Sites
+    deployments: Deployments
     peers: list[str]
     jobs: int
     rounds: int

@@ -8,9 +8,9 @@ import subprocess
 from pathlib import Path
 
 from bench.peers import environments
+from bench.peers.deployment import command
 from bench.peers.keepers import Keepers
 from bench.peers.peer import Peer, Runtime
-from bench.peers.site import command
 
 ASK = (
     "import json, sys; from importlib.metadata import version; print(json.dumps({n: version(n) for n in sys.argv[1:]}))"

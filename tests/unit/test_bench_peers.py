@@ -128,7 +128,7 @@ def test_peers_take_turns_and_one_that_breaks_is_left_out() -> None:
             raise RuntimeError("it is locked\nmore")
         run.part.add(name, rate=1.0)
 
-    run = Run(sites=None, peers=["holdfast", "huey", "raw"], jobs=10, rounds=3, part=part())  # type: ignore[arg-type]
+    run = Run(deployments=None, peers=["holdfast", "huey", "raw"], jobs=10, rounds=3, part=part())  # type: ignore[arg-type]
     asyncio.run(run.in_turns(measure))
     assert taken == ["holdfast", "huey", "raw", "raw", "holdfast", "raw", "holdfast"]
     assert run.part.failed == {"huey": "round 1: it is locked"}

@@ -1,7 +1,7 @@
 """holdfast on Postgres."""
 
+from bench.peers.deployment import SLOTS
 from bench.peers.peer import Crowd, Keeper, Peer, Record, Runtime
-from bench.peers.site import SLOTS
 
 PEER = Peer(
     name="holdfast",

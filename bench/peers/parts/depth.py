@@ -6,11 +6,11 @@ The future job is submitted by the peer's own call and then copied by SQL: to su
 import asyncpg
 from tests.support.bulk_data import DUE, FUTURE, LANED, fill_postgres
 
+from bench.peers.deployment import Deployment
 from bench.peers.drains import WARM_JOBS, drain, warm
 from bench.peers.keepers import PostgresProbe
 from bench.peers.peer import Crowd, Peer
 from bench.peers.run import Run
-from bench.peers.site import Site
 from bench.scale import DUE_JOBS, claim_seconds, database, filled
 
 FUTURES_PER_JOB, LANED_PER_JOB = 25, 2.5
@@ -41,18 +41,18 @@ async def copy(connection: "asyncpg.Connection[asyncpg.Record]", crowd: Crowd, c
     )
 
 
-async def crowd(run: Run, site: Site) -> None:
+async def crowd(run: Run, deployment: Deployment) -> None:
     """Put the crowd in, before any other job."""
-    assert isinstance(site.probe, PostgresProbe)
-    connection = site.probe.connection
-    if site.peer.program == "holdfast":
+    assert isinstance(deployment.probe, PostgresProbe)
+    connection = deployment.probe.connection
+    if deployment.peer.program == "holdfast":
         noop = {"capability": "'function:noop'", "tenant": "'default'"}
         await fill_postgres(connection, [(futures(run), {**FUTURE, **noop}), (laned(run), {**LANED, **noop})])
         return
-    assert site.peer.crowd is not None
-    await site.tell("future", count=1)
-    await copy(connection, site.peer.crowd, futures(run) - 1)
-    for statement in site.peer.crowd.then:
+    assert deployment.peer.crowd is not None
+    await deployment.tell("future", count=1)
+    await copy(connection, deployment.peer.crowd, futures(run) - 1)
+    for statement in deployment.peer.crowd.then:
         await connection.execute(statement.format(count=laned(run)))
     await connection.execute("VACUUM ANALYZE")
 
@@ -60,18 +60,18 @@ async def crowd(run: Run, site: Site) -> None:
 async def one(run: Run, name: str, peer: Peer) -> None:
     rates = {}
     for kind in ("alone", "crowd"):
-        async with run.sites.fresh(peer) as site:
+        async with run.deployments.fresh(peer) as deployment:
             if kind == "crowd":
-                await crowd(run, site)
-            async with site.workers(1) as workers:
-                await warm(site, min(WARM_JOBS, run.jobs_of(peer)) if kind == "alone" else 10)
-                rates[kind] = (await drain(site, workers, run.jobs_of(peer), WITHIN)).rate
+                await crowd(run, deployment)
+            async with deployment.workers(1) as workers:
+                await warm(deployment, min(WARM_JOBS, run.jobs_of(peer)) if kind == "alone" else 10)
+                rates[kind] = (await drain(deployment, workers, run.jobs_of(peer), WITHIN)).rate
     run.part.add(name, **rates)
 
 
 async def claims(run: Run) -> None:
     """What a claim of 100 of holdfast's store takes, alone and in the crowd, in ms."""
-    server = run.sites.keepers.postgres.url
+    server = run.deployments.keepers.postgres.url
     async with database(server, "claims_alone") as (alone_url, alone), database(server, "claims_crowd") as (url, full):
         await filled(alone_url, [(DUE_JOBS, DUE)])
         await filled(url, [(futures(run), FUTURE), (laned(run), LANED), (DUE_JOBS, DUE)])
@@ -79,7 +79,7 @@ async def claims(run: Run) -> None:
             "holdfast", claim_alone_ms=await claim_seconds(alone) * 1e3, claim_crowd_ms=await claim_seconds(full) * 1e3
         )
     for name in ("claims_alone", "claims_crowd"):
-        await run.sites.keepers.postgres.drop(name)
+        await run.deployments.keepers.postgres.drop(name)
 
 
 async def bench(run: Run) -> None:

@@ -11,10 +11,10 @@ async def one(run: Run, name: str, peer: Peer) -> None:
     jobs, warming = run.jobs_of(peer), min(WARM_JOBS, run.jobs_of(peer))
     found: dict[str, float] = {}
     for count in WORKERS:
-        async with run.sites.fresh(peer) as site, site.workers(count) as workers:
-            await warm(site, warming)
-            done = await whole_drain(site, workers, jobs)
-            run.part.kept[name] = await verify(site, jobs + warming)
+        async with run.deployments.fresh(peer) as deployment, deployment.workers(count) as workers:
+            await warm(deployment, warming)
+            done = await whole_drain(deployment, workers, jobs)
+            run.part.kept[name] = await verify(deployment, jobs + warming)
         found[f"rate_{count}"] = done.rate
         if count == 1:
             found |= {"worker_us": done.worker_us, "store_us": done.store_us, "memory_mb": done.memory_mb}

@@ -39,19 +39,19 @@ def window(found: list[tuple[int, float]], start: int, seconds: float) -> tuple[
 
 async def one(run: Run, name: str, peer: Peer) -> None:
     before, pinned, last = (seconds * scale(run) for seconds in (BEFORE, PINNED, WINDOW))
-    async with run.sites.fresh(peer) as site, site.workers(1):
-        await warm(site, 50)
+    async with run.deployments.fresh(peer) as deployment, deployment.workers(1):
+        await warm(deployment, 50)
         began = time.monotonic_ns()
-        await site.tell("paced", rate=RATE, seconds=before)
-        async with old_transaction(site.url):
-            await site.tell("paced", rate=RATE, seconds=pinned)
+        await deployment.tell("paced", rate=RATE, seconds=before)
+        async with old_transaction(deployment.url):
+            await deployment.tell("paced", rate=RATE, seconds=pinned)
             ended = time.monotonic_ns()
             expected = int((before + pinned) * RATE / BATCH) * BATCH * 0.99
             try:
-                await until("the last stamps", lambda: len(delays(site.stamps)) >= expected, within=15, look=0.2)
+                await until("the last stamps", lambda: len(delays(deployment.stamps)) >= expected, within=15, look=0.2)
             except RuntimeError:
                 print(f"  {name}: did not keep up with {RATE:g} jobs/s", flush=True)
-        found = delays(site.stamps)
+        found = delays(deployment.stamps)
     rate, p50 = window(found, began, before)
     late_rate, late_p50 = window(found, int(ended - last * 1e9), last)
     values = {"rate_before": rate, "p50_before_ms": p50, "rate_after": late_rate}
@@ -86,7 +86,7 @@ async def claim_times(store: Store, seconds: float) -> list[tuple[float, float, 
 
 async def store_claims(run: Run) -> None:
     before, pinned, last = (seconds * scale(run) for seconds in (BEFORE, PINNED, WINDOW))
-    postgres = run.sites.keepers.postgres
+    postgres = run.deployments.keepers.postgres
     async with database(postgres.url, "paced_claims") as (url, store):
         early = await claim_times(store, before)
         async with old_transaction(url):

@@ -19,14 +19,14 @@ def delays(stamps: Path) -> list[tuple[int, float]]:
 
 async def one(run: Run, name: str, peer: Peer) -> None:
     jobs = min(JOBS, run.jobs)
-    async with run.sites.fresh(peer) as site, site.workers(1):
-        await warm(site, WARM)
-        await site.tell("stamps", count=10, every=EVERY)
-        await until("the first stamps", lambda: len(delays(site.stamps)) >= 10, within=60)
-        site.stamps.unlink()
-        await site.tell("stamps", count=jobs, every=EVERY)
-        await until("the last stamps", lambda: len(delays(site.stamps)) >= jobs, within=60)
-        found = [delay for _, delay in delays(site.stamps)]
+    async with run.deployments.fresh(peer) as deployment, deployment.workers(1):
+        await warm(deployment, WARM)
+        await deployment.tell("stamps", count=10, every=EVERY)
+        await until("the first stamps", lambda: len(delays(deployment.stamps)) >= 10, within=60)
+        deployment.stamps.unlink()
+        await deployment.tell("stamps", count=jobs, every=EVERY)
+        await until("the last stamps", lambda: len(delays(deployment.stamps)) >= jobs, within=60)
+        found = [delay for _, delay in delays(deployment.stamps)]
     run.part.add(name, p50=percentile(found, 0.5), p99=percentile(found, 0.99))
 
 

@@ -13,18 +13,18 @@ WITHIN = 60.0
 
 async def one(run: Run, name: str, peer: Peer) -> None:
     jobs = run.jobs_of(peer)
-    async with run.sites.fresh(peer) as site, site.workers(1) as workers:
-        assert isinstance(site.probe, PostgresProbe)
-        await warm(site, min(WARM_JOBS, jobs))
-        before = await whole_drain(site, workers, jobs)
-        async with old_transaction(site.url):
+    async with run.deployments.fresh(peer) as deployment, deployment.workers(1) as workers:
+        assert isinstance(deployment.probe, PostgresProbe)
+        await warm(deployment, min(WARM_JOBS, jobs))
+        before = await whole_drain(deployment, workers, jobs)
+        async with old_transaction(deployment.url):
             churned = 0
             for _ in range(CHURN):
-                done = await drain(site, workers, jobs, WITHIN)
+                done = await drain(deployment, workers, jobs, WITHIN)
                 churned += jobs
                 if not done.whole:
                     break
-            after = done if not done.whole else await drain(site, workers, jobs, WITHIN)
+            after = done if not done.whole else await drain(deployment, workers, jobs, WITHIN)
     run.part.add(name, before=before.rate, after=after.rate, churned=churned)
 
 

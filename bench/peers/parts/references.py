@@ -12,7 +12,7 @@ from holdfast.store.store import connect
 
 
 async def store_rates(run: Run) -> None:
-    postgres = run.sites.keepers.postgres
+    postgres = run.deployments.keepers.postgres
     url = await postgres.make("reference_store")
     bulk, work, _ = await store.postgres_rates(url, run.rounds)
     for n in range(run.rounds):
@@ -22,7 +22,7 @@ async def store_rates(run: Run) -> None:
 
 
 async def http_rates(run: Run) -> None:
-    postgres = run.sites.keepers.postgres
+    postgres = run.deployments.keepers.postgres
     url = await postgres.make("reference_service")
     database = await connect(url, connections=1, listen=False)
     await migrate(database)
@@ -32,7 +32,7 @@ async def http_rates(run: Run) -> None:
         with service_process_on(url, folder) as served:
             return asyncio.run(service.submit_rates(served, run.rounds))
 
-    ours, constant = await asyncio.to_thread(serve, run.sites.keepers.folder / "service")
+    ours, constant = await asyncio.to_thread(serve, run.deployments.keepers.folder / "service")
     for mine, other in zip(ours, constant, strict=True):
         run.part.add("holdfast", http_submit=mine, http_constant=other)
     await postgres.drop("reference_service")

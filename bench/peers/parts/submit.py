@@ -8,12 +8,14 @@ BULK, SINGLES, WARM = 10_000, 500, 100
 
 async def one(run: Run, name: str, peer: Peer) -> None:
     bulk, singles = min(BULK, run.jobs), min(SINGLES, run.jobs)
-    async with run.sites.fresh(peer) as site:
-        await site.submit_bulk(WARM)
-        await site.submit_singles(WARM)
-        await site.probe.settle()
+    async with run.deployments.fresh(peer) as deployment:
+        await deployment.submit_bulk(WARM)
+        await deployment.submit_singles(WARM)
+        await deployment.probe.settle()
         run.part.add(
-            name, bulk=bulk / await site.submit_bulk(bulk), single=singles / await site.submit_singles(singles)
+            name,
+            bulk=bulk / await deployment.submit_bulk(bulk),
+            single=singles / await deployment.submit_singles(singles),
         )
 
 

@@ -59,7 +59,7 @@ class Workers:
             process.wait()
 
 
-class Site:
+class Deployment:
     """A peer, its database and its client."""
 
     def __init__(self, peer: Peer, url: str, folder: Path, probe: Probe) -> None:
@@ -203,8 +203,8 @@ def _tail(log: Path) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-15:]) if log.exists() else ""
 
 
-class Sites:
-    """Fresh sites of peers. A peer's database is installed once and copied from then on."""
+class Deployments:
+    """Fresh deployments of peers. A peer's database is installed once and copied from then on."""
 
     def __init__(self, keepers: Keepers) -> None:
         self.keepers = keepers
@@ -239,18 +239,18 @@ class Sites:
                 await self.keepers.redis()
 
     @contextlib.asynccontextmanager
-    async def fresh(self, peer: Peer) -> AsyncIterator[Site]:
-        """A site on a fresh database, with its client open."""
+    async def fresh(self, peer: Peer) -> AsyncIterator[Deployment]:
+        """A deployment on a fresh database, with its client open."""
         folder = self.keepers.folder / f"{peer.program}-{os.urandom(4).hex()}"
         folder.mkdir()
         async with contextlib.AsyncExitStack() as stack:
             url, probe = await self._database(stack, peer, folder)
-            site = Site(peer, url, folder, probe)
+            deployment = Deployment(peer, url, folder, probe)
             try:
-                await site.open()
-                yield site
+                await deployment.open()
+                yield deployment
             finally:
-                await site.close()
+                await deployment.close()
 
     async def _database(self, stack: contextlib.AsyncExitStack, peer: Peer, folder: Path) -> tuple[str, Probe]:
         match peer.keeper:
