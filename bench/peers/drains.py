@@ -1,8 +1,9 @@
 """How a backlog is drained and how fast: the same way for every peer.
 
 The workers are up and idle and have run some jobs. They are stopped by SIGSTOP while the backlog is submitted and go on
-together by SIGCONT, so that no start is in the figure. The rate is that from the first jobs seen to have ended to the
-last, on the harness's clock, by asking the database. CPU time is taken at the same two moments.
+together by SIGCONT, so that no start is in the figure. The rate is that from SIGCONT until the last job is seen to have
+ended, on the harness's clock, by asking the database. CPU time is taken at the same two moments. To count from the first
+jobs that ended would favour a worker that claims many at once: it has run them before the first is seen.
 """
 
 import asyncio
@@ -42,7 +43,7 @@ class Drain:
 
 
 def summary(first: Moment, last: Moment, jobs: int, memory_mb: float) -> Drain:
-    """What lies between two moments. `first` may be the start, with nothing ended."""
+    """What lies between two moments."""
     count = max(1, last.ended - first.ended)
     return Drain(
         jobs=jobs,
@@ -66,26 +67,16 @@ async def moment(deployment: Deployment, workers: Workers) -> Moment:
     return Moment(at, await deployment.ended(), *cpu)
 
 
-def since(start: Moment, first: Moment | None, jobs: int) -> Moment:
-    """From where the rate counts: the first jobs seen to have ended, unless over half of all were seen at once."""
-    return start if first is None or first.ended > jobs / 2 else first
-
-
 async def follow(deployment: Deployment, workers: Workers, start: Moment, jobs: int, within: float) -> Drain:
     """Watch the workers until all jobs ended, or for so many seconds."""
-    first: Moment | None = None
     while True:
         now = await moment(deployment, workers)
         took = time.perf_counter() - now.at
-        if first is None and now.ended > 0:
-            first = now
         if now.ended >= jobs or now.at - start.at > within:
             break
         workers.check()
-        seen = first or now
-        rate = (now.ended - seen.ended) / (now.at - seen.at) if now.at > seen.at else 0.0
-        await asyncio.sleep(pause(jobs - now.ended, rate, took))
-    return summary(since(start, first, jobs), now, jobs, workers.memory_mb())
+        await asyncio.sleep(pause(jobs - now.ended, now.ended / (now.at - start.at), took))
+    return summary(start, now, jobs, workers.memory_mb())
 
 
 async def warm(deployment: Deployment, jobs: int) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from bench.peers.adapters import PEERS
 from bench.peers.bars import Panel, number, svg
-from bench.peers.drains import FAR, NEAR, Moment, pause, since, summary
+from bench.peers.drains import FAR, NEAR, Moment, pause, summary
 from bench.peers.page import page, picture
 from bench.peers.parts.paced import window
 from bench.peers.parts.pickup import delays
@@ -31,21 +31,13 @@ def test_a_ratio_leaves_out_rounds_that_one_side_lacks() -> None:
     assert figure([]) is None
 
 
-def test_the_rate_of_a_drain_is_that_between_the_first_and_the_last_jobs_seen() -> None:
+def test_rate_and_cpu_of_a_drain_are_those_between_two_moments() -> None:
     first = Moment(at=10.0, ended=1000, worker_cpu=3.0, store_cpu=1.0)
     last = Moment(at=14.0, ended=9000, worker_cpu=3.8, store_cpu=1.4)
     done = summary(first, last, 9000, 50.0)
     assert (done.rate, done.whole) == (2000.0, True)
     assert (done.worker_us, done.store_us) == pytest.approx((100.0, 50.0))
     assert not summary(first, last, 9001, 50.0).whole
-
-
-def test_a_drain_that_was_half_over_when_first_seen_counts_from_its_start() -> None:
-    start = Moment(at=10.0, ended=0, worker_cpu=3.0, store_cpu=1.0)
-    early, late = (Moment(at=11.0, ended=ended, worker_cpu=3.5, store_cpu=1.0) for ended in (500, 501))
-    assert since(start, early, 1000) is early
-    assert since(start, late, 1000) is start
-    assert since(start, None, 1000) is start
 
 
 def test_questions_come_closer_towards_the_end_and_cost_at_most_a_tenth() -> None:

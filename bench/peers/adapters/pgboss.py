@@ -14,11 +14,8 @@ PEER = Peer(
         "batches of 1,000 that are handled as one, no pause while they come back full (`burstWhenBatchFull`), "
         "2 workers per process, LISTEN/NOTIFY on. Bulk: `insert` of 10,000; single: `send`."
     ),
-    keeps="the job with its result",
+    keeps="the job; no result of a job that was handled in a batch",
     ended=COMPLETED,
-    records=(
-        Record("jobs that completed", COMPLETED),
-        Record("results", COMPLETED + " AND output IS NOT NULL"),
-    ),
+    records=(Record("jobs that completed", COMPLETED),),
     crowd=Crowd("pgboss.job", "id", "gen_random_uuid()"),
 )

@@ -50,7 +50,7 @@ class Boss {
   async work() {
     await this.start({ useListenNotify: true });
     const options = { batchSize: 1000, burstWhenBatchFull: true, localConcurrency: 2, pollingIntervalSeconds: 0.5 };
-    await this.boss.work("noop", options, async () => ({ done: 1 }));
+    await this.boss.work("noop", options, async () => {});
     await this.boss.work("stamp", { ...options, localConcurrency: 1 }, async (jobs) => {
       for (const { data } of jobs) stamp(data.at);
     });
