@@ -2,8 +2,8 @@
 
 The workers are up and idle and have run some jobs. They are stopped by SIGSTOP while the backlog is submitted and go on
 together by SIGCONT, so that no start is in the figure. The rate is that from SIGCONT until the last job is seen to have
-ended, on the harness's clock, by asking the database. CPU time is taken at the same two moments. To count from the first
-jobs that ended would favour a worker that claims many at once: it has run them before the first is seen.
+ended, on the harness's clock, by asking the database. CPU time is taken at the same two moments. To count from the
+first jobs that ended would favour a worker that claims many at once: it has run them before the first is seen.
 """
 
 import asyncio
