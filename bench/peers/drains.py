@@ -15,6 +15,7 @@ from bench.installation import TookTooLong, until
 from bench.peers.deployment import Deployment, Workers
 
 WARM_JOBS = 500
+STATEMENT = 0.1
 NEAR, FAR = 0.02, 0.25
 """Seconds between two questions: seldom in the middle, often near the end."""
 PROBE_SHARE = 10
@@ -90,10 +91,24 @@ async def warm(deployment: Deployment, jobs: int) -> None:
     await until(f"{deployment.peer.name}: {jobs} jobs to warm up", all_ended, within=60, look=0.05)
 
 
+async def stop_between_transactions(deployment: Deployment, workers: Workers) -> None:
+    """Stop the workers at a moment when none of them is inside a transaction."""
+
+    async def stopped() -> bool:
+        workers.signal(signal.SIGSTOP)
+        await asyncio.sleep(STATEMENT)  # Reason: a statement that was sent still runs to its end.
+        if await deployment.probe.free():
+            return True
+        workers.signal(signal.SIGCONT)
+        return False
+
+    await until(f"{deployment.peer.name}: idle workers", stopped, within=60, look=0.05)
+
+
 async def drain(deployment: Deployment, workers: Workers, jobs: int, within: float = 900.0) -> Drain:
     """Submit a backlog to workers that are up, and let them drain it."""
     await deployment.baseline()
-    workers.signal(signal.SIGSTOP)
+    await stop_between_transactions(deployment, workers)
     try:
         await deployment.submit_bulk(jobs)
         await deployment.probe.settle()

@@ -20,15 +20,23 @@ from tests.support.ports import free_port
 
 from bench.installation import until
 from bench.peers.environments import redis as redis_program
+from bench.peers.old_transaction import OLD_TRANSACTION
 from bench.peers.usage import server_cpu
 
 NUMBERS = itertools.count()
+OPEN_TRANSACTIONS = (
+    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    f" AND backend_type = 'client backend' AND state <> 'idle' AND application_name <> '{OLD_TRANSACTION}'"
+)
 
 
 class Probe(Protocol):
     """Asks the database; its own CPU time does not count."""
 
     async def number(self, query: str) -> int: ...
+
+    async def free(self) -> bool:
+        """Whether no worker holds a lock: one that is stopped inside a transaction would block the submit for ever."""
 
     async def settle(self) -> None:
         """Let what the submit left behind not fall into the measurement: statistics and a checkpoint."""
@@ -44,6 +52,9 @@ class PostgresProbe:
 
     async def number(self, query: str) -> int:
         return int(await self.connection.fetchval(query) or 0)
+
+    async def free(self) -> bool:
+        return await self.number(OPEN_TRANSACTIONS) == 0
 
     async def settle(self) -> None:
         await self.connection.execute("ANALYZE")
@@ -62,6 +73,15 @@ class SqliteProbe:
     async def number(self, query: str) -> int:
         with contextlib.closing(sqlite3.connect(self.path, timeout=30)) as db:
             return int(db.execute(query).fetchone()[0] or 0)
+
+    async def free(self) -> bool:
+        with contextlib.closing(sqlite3.connect(self.path, timeout=0.1, isolation_level=None)) as db:
+            try:
+                db.execute("BEGIN IMMEDIATE")
+                db.execute("ROLLBACK")
+            except sqlite3.OperationalError:
+                return False
+            return True
 
     async def settle(self) -> None:
         pass
@@ -83,6 +103,9 @@ class RedisProbe:
         said = (await reader.readline()).decode()
         writer.close()
         return int(said[1:]) if said.startswith(":") else 0
+
+    async def free(self) -> bool:
+        return True
 
     async def settle(self) -> None:
         pass

@@ -5,10 +5,12 @@ from collections.abc import AsyncIterator
 
 import asyncpg
 
+OLD_TRANSACTION = "old transaction"
+
 
 @contextlib.asynccontextmanager
 async def old_transaction(url: str) -> AsyncIterator[None]:
-    connection = await asyncpg.connect(url)
+    connection = await asyncpg.connect(url, server_settings={"application_name": OLD_TRANSACTION})
     try:
         await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         await connection.execute("SELECT count(*) FROM pg_class")

@@ -16,6 +16,6 @@ PEER = Peer(
     ended="SELECT count(*) FROM kv",
     records=(Record("results", "SELECT count(*) FROM kv"),),
     no_crowd="its scheduler reads the future jobs from a table of their own",
-    share=0.25,
+    share=0.1,
     pinned=False,
 )

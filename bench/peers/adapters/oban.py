@@ -19,5 +19,5 @@ PEER = Peer(
     mark="SELECT max(id) FROM oban_jobs",
     records=(Record("jobs that completed", COMPLETED),),
     crowd=Crowd("oban_jobs", "id", "nextval(pg_get_serial_sequence('oban_jobs', 'id'))"),
-    share=0.5,
+    share=0.25,
 )

@@ -7,7 +7,7 @@ import asyncpg
 from tests.support.bulk_data import DUE, FUTURE, LANED, fill_postgres
 
 from bench.peers.deployment import Deployment
-from bench.peers.drains import WARM_JOBS, drain, warm
+from bench.peers.drains import drain, warm
 from bench.peers.keepers import PostgresProbe
 from bench.peers.peer import Crowd, Peer
 from bench.peers.run import Run
@@ -16,6 +16,8 @@ from bench.scale import DUE_JOBS, claim_seconds, database, filled
 FUTURES_PER_JOB, LANED_PER_JOB = 25, 2.5
 """With the 40,000 jobs of a full run: a million and 100,000."""
 WITHIN = 20.0
+WARM = 10
+"""Few, as some peers run less than one job a second in the crowd."""
 
 
 def futures(run: Run) -> int:
@@ -64,7 +66,7 @@ async def one(run: Run, name: str, peer: Peer) -> None:
             if kind == "crowd":
                 await crowd(run, deployment)
             async with deployment.workers(1) as workers:
-                await warm(deployment, min(WARM_JOBS, run.jobs_of(peer)) if kind == "alone" else 10)
+                await warm(deployment, WARM)
                 rates[kind] = (await drain(deployment, workers, run.jobs_of(peer), WITHIN)).rate
     run.part.add(name, **rates)
 
