@@ -4,10 +4,11 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 from holdfast import config
-from holdfast.api.app import Api, Background
+from holdfast.api.app import Api, Background, MakeArtifacts
 from holdfast.api.dry_run import FactsOf
 from holdfast.config import Settings
 from holdfast.duties import store_reserve
@@ -19,12 +20,14 @@ from holdfast.permissions import PASSABLE, tighten
 from holdfast.pipeline.connectors import CONNECTORS
 from holdfast.pipeline.plan import PlanFacts
 from holdfast.pipeline_spec import pipeline_of
+from holdfast.runner.artifacts import ArtifactStore
 from holdfast.runner.base import CannotStart, ContainerLimits, EngineUnreachable, Runner
-from holdfast.runner.disk import disks_of
+from holdfast.runner.disk import SHARED, disks_of
+from holdfast.runner.folder_artifacts import FolderArtifacts
 from holdfast.runner.function import FunctionRegistry
 from holdfast.runner.job_files import JobFolders
 from holdfast.runner.process import MARKER_SECONDS, ProcessRunner
-from holdfast.runner.shared_folder import open_shared_folder
+from holdfast.runner.shared_folder import SharedFolder, open_shared_folder
 from holdfast.runner.state_folder import StateFolder
 from holdfast.runner.users import uids_for, user_for
 from holdfast.store import Store
@@ -42,11 +45,23 @@ ANSWER_SHARE = 3
 """A worker's operation gives up after this fraction of the lease time: a connection may be half open."""
 
 
-async def store_of(settings: Settings, *, connections: int = 4, listen: bool = True) -> Store:
+def folder_artifacts(settings: Settings, shared: SharedFolder) -> ArtifactStore:
+    """Return the artifact store in the shared folder, which every installation has unless another one is given."""
+    shortage = partial(disks_of(settings, state=False).shortage, SHARED)
+    return FolderArtifacts(shared.path, check=shared.check, shortage=shortage)
+
+
+async def store_of(
+    settings: Settings,
+    *,
+    connections: int = 4,
+    listen: bool = True,
+    artifacts: MakeArtifacts = folder_artifacts,
+) -> Store:
     """Open a store whose shared folder is verified, and which removes the files of deleted jobs."""
     store = await connected(settings, connections=connections, listen=listen)
     try:
-        await attach_job_files(store, settings)
+        await attach_job_files(store, settings, artifacts=artifacts)
         with suppress(StoreError):  # The duty tries again.
             await store_reserve.run_once(store, disks_of(settings, state=False))
     except BaseException:
@@ -55,17 +70,24 @@ async def store_of(settings: Settings, *, connections: int = 4, listen: bool = T
     return store
 
 
-async def attach_job_files(store: Store, settings: Settings, *, at: Callable[[str], None] | None = None) -> None:
+async def attach_job_files(
+    store: Store,
+    settings: Settings,
+    *,
+    artifacts: MakeArtifacts = folder_artifacts,
+    at: Callable[[str], None] | None = None,
+) -> None:
     """Verify the shared folder, and let the store remove the files of deleted jobs. `at` is for tests."""
     with suppress(FileNotFoundError):
         tighten(settings.data_dir, PASSABLE)
     installation = await retry_while_starting(store.installation)
     shared = await retry_while_starting(lambda: open_shared_folder(settings.shared, installation, store.shared_folder))
-    folders = JobFolders(settings.shared, settings.state, installation)
+    folders = JobFolders(settings.state, installation)
     containers = containers_of(settings, installation)
     # Twice the lease, as a worker that lost its lease may learn of it late.
     keep_marker_for = 2 * settings.lease_ttl
-    store.delete_with(JobFiles(store, shared, folders, containers=containers, keep_marker_for=keep_marker_for, at=at))
+    stored = artifacts(settings, shared)
+    store.delete_with(JobFiles(store, stored, folders, containers=containers, keep_marker_for=keep_marker_for, at=at))
 
 
 def containers_of(settings: Settings, installation: str) -> Containers | None:
@@ -119,12 +141,13 @@ async def worker_of(
     at: StepHook | None = None,
     state: StateFolder | None = None,
     store: Store | None = None,
+    artifacts: MakeArtifacts = folder_artifacts,
 ) -> AsyncIterator[Worker]:
     """Build a worker on its state folder, ready to run; it opens its own store unless one is given."""
     state = state or StateFolder(settings.state)
     async with AsyncExitStack() as stack:
         if store is None:
-            store = await store_of(settings)
+            store = await store_of(settings, artifacts=artifacts)
             stack.push_async_callback(store.close)
         installation = await retry_while_starting(store.installation)
         shared = await retry_while_starting(
@@ -150,6 +173,7 @@ async def worker_of(
             store,
             installation=installation,
             shared=shared,
+            artifacts=artifacts(settings, shared),
             settings=settings,
             queues=queues,
             runners=[processes, *containers],
@@ -187,11 +211,15 @@ async def docker_of(settings: Settings, installation: str, stack: AsyncExitStack
     return [runner]
 
 
-def api_of(settings: Settings, *, background: Background | None = None) -> Api:
+def api_of(
+    settings: Settings, *, background: Background | None = None, artifacts: MakeArtifacts = folder_artifacts
+) -> Api:
     """Build the service on its own store. `background` runs beside it, with the same store."""
-    return Api(
-        settings, lambda: store_of(settings, connections=settings.api_connections), facts_of(settings), background
-    )
+
+    async def connect() -> Store:
+        return await store_of(settings, connections=settings.api_connections, artifacts=artifacts)
+
+    return Api(settings, connect, facts_of(settings), artifacts, background)
 
 
 def facts_of(settings: Settings) -> FactsOf:
@@ -226,17 +254,23 @@ async def image_of(settings: Settings, name: str) -> str | None:
         await engine.close()
 
 
-def background_of(settings: Settings, functions: FunctionRegistry | None = None) -> Background:
+def background_of(
+    settings: Settings, functions: FunctionRegistry | None = None, *, artifacts: MakeArtifacts = folder_artifacts
+) -> Background:
     """Return what runs beside a server: the duties and, where the queue is off, what runs the jobs."""
-    return duties_of(settings) if settings.queue_enabled else direct_of(settings, functions)
+    if settings.queue_enabled:
+        return duties_of(settings, artifacts=artifacts)
+    return direct_of(settings, functions, artifacts=artifacts)
 
 
-def direct_of(settings: Settings, functions: FunctionRegistry | None = None) -> Background:
+def direct_of(
+    settings: Settings, functions: FunctionRegistry | None = None, *, artifacts: MakeArtifacts = folder_artifacts
+) -> Background:
     """Return a worker that claims nothing, for a server that runs jobs in the request; it also runs the duties."""
 
     @asynccontextmanager
     async def running(store: Store) -> AsyncIterator[DirectExecutor]:
-        async with worker_of(settings, queues={}, functions=functions, store=store) as worker:
+        async with worker_of(settings, queues={}, functions=functions, store=store, artifacts=artifacts) as worker:
             # Not a group: the block may be entered and left in different tasks.
             task = asyncio.create_task(worker.run())
             started = asyncio.create_task(worker.started.wait())
@@ -253,12 +287,16 @@ def direct_of(settings: Settings, functions: FunctionRegistry | None = None) -> 
     return running
 
 
-def duties_of(settings: Settings) -> Background:
+def duties_of(settings: Settings, *, artifacts: MakeArtifacts = folder_artifacts) -> Background:
     """Return the duties, to run beside a server: one process of the installation leads them."""
 
     @asynccontextmanager
     async def running(store: Store) -> AsyncIterator[None]:
-        duties = DutyScheduler(store, new_worker_id(), settings)
+        installation = await retry_while_starting(store.installation)
+        shared = await retry_while_starting(
+            lambda: open_shared_folder(settings.shared, installation, store.shared_folder)
+        )
+        duties = DutyScheduler(store, new_worker_id(), settings, artifacts(settings, shared))
         async with asyncio.TaskGroup() as group:
             task = group.create_task(duties.run())
             try:
@@ -271,14 +309,21 @@ def duties_of(settings: Settings) -> Background:
     return running
 
 
-def asgi(url: str | None = None, *, functions: FunctionRegistry | None = None, **settings: object) -> Api:
+def asgi(
+    url: str | None = None,
+    *,
+    functions: FunctionRegistry | None = None,
+    artifacts: MakeArtifacts = folder_artifacts,
+    **settings: object,
+) -> Api:
     """Build the service as an ASGI application, to serve or to mount: `app.mount("/jobs", holdfast.asgi())`.
 
     `url` is the database's; other settings are given by name, or come from the environment. `functions` are those of an
-    application (`app.functions`), to be run in the request where the queue is off.
+    application (`app.functions`), to be run in the request where the queue is off. `artifacts` makes another artifact
+    store than the shared folder.
     """
     loaded = config.load({"database_url": url, **settings})
-    return api_of(loaded, background=background_of(loaded, functions))
+    return api_of(loaded, background=background_of(loaded, functions, artifacts=artifacts), artifacts=artifacts)
 
 
 def heartbeat_store_of(
