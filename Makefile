@@ -91,7 +91,7 @@ bench-pgbouncer: setup ## What PgBouncer in transaction mode costs: claim and fi
 bench-service: setup ## The service: submits against a constant, bulks against the store, 1,000 followers of one job
 	$(BIN)/python -m bench.service
 
-bench-peers: setup ## holdfast beside ten peers (Node, Redis and a cache folder needed), written to docs/performance.md: hours; PARTS=drain PEERS=holdfast,graphile ROUNDS=1 JOBS=2000 OUT=folder for less
+bench-peers: setup ## holdfast beside nine peers (Node, Redis and a cache folder needed), written to docs/performance.md: hours; PARTS=drain PEERS=holdfast,graphile ROUNDS=1 JOBS=2000 OUT=folder for less
 	@scripts/need-redis
 	$(BIN)/python -m bench.peers $(if $(PARTS),--parts $(PARTS)) $(if $(PEERS),--peers $(PEERS)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(JOBS),--jobs $(JOBS)) $(if $(OUT),--out $(OUT))
 
