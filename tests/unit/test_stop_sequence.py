@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from holdfast.model import Cause, Error, StopKind, StopPhase, StopRequest
-from holdfast.worker.stop_sequence import RESEND_SECONDS, StopReason, StopSequence, over_budget
+from holdfast.worker.stop_sequence import RESEND_SECONDS, StopReason, StopSequence, budget_error
 
 R, P = StopReason, StopPhase
 STRONGER = [[R.DRAIN], [R.LIMIT], [R.LOST, R.TIMEOUT, R.IDLE_TIMEOUT, R.BUDGET], [R.INTERRUPT], [R.CANCEL], [R.DELETE]]
@@ -136,7 +136,7 @@ def test_end_follows_the_reason(reason: StopReason, cause: Cause) -> None:
 
 def test_end_names_the_budget_unless_a_request_came_too() -> None:
     sequence = StopSequence()
-    sequence.ask(R.BUDGET, over_budget("7 of 5 tokens"))
+    sequence.ask(R.BUDGET, budget_error("7 of 5 tokens"))
     end = sequence.end()
     assert end is not None
     assert end.error == Error(code="budget_exceeded", message="7 of 5 tokens")

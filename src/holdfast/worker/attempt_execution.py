@@ -36,7 +36,7 @@ from holdfast.worker.limit_checks import watch_folder
 from holdfast.worker.log_reader import LogReader
 from holdfast.worker.output_collector import OutputCollector
 from holdfast.worker.pipeline_execution import PipelineExecution
-from holdfast.worker.stop_sequence import StopReason, over_budget
+from holdfast.worker.stop_sequence import StopReason, budget_error
 from holdfast.worker.supervisor_link import SupervisorLink
 
 log = logging.getLogger(__name__)
@@ -256,7 +256,7 @@ class AttemptExecution:
         self._at("shipped")
         await self._link.record_stop_phases()
         if (over := self._event_writer.over_budget(self._policy.budget)) is not None:
-            self._link.stop.ask(StopReason.BUDGET, over_budget(over))
+            self._link.stop.ask(StopReason.BUDGET, budget_error(over))
 
     async def _ship_rest(self, log_reader: LogReader) -> None:
         """Ship to the end of the log, waiting for the engine if it is unreachable: only it has the log."""

@@ -13,7 +13,7 @@ from holdfast.worker.held_leases import HeldLease
 from holdfast.worker.last_error import LastError
 from holdfast.worker.limit_checks import broken_limit
 from holdfast.worker.recent_events import recent_events
-from holdfast.worker.stop_sequence import over_budget
+from holdfast.worker.stop_sequence import budget_error
 
 ITS_OWN = (Cause.EXIT, Cause.OUT_OF_MEMORY, Cause.TIMED_OUT, Cause.IDLE_TIMEOUT)
 """Causes that are due to the command itself, not to a request or a loss."""
@@ -35,7 +35,7 @@ class EndReason:
             if self._held.stop is None:
                 over = self._event_writer.over_budget(self._lease.policy.budget)
                 if over is not None:
-                    error = over_budget(over)
+                    error = budget_error(over)
                     return AttemptEnd(cause=end.cause, exit_code=end.exit_code, signal=end.signal, error=error)
                 message = "the attempt was stopped without a stop request for this job"
                 return AttemptEnd(cause=Cause.LOST, error=Error(code="lost", message=message))

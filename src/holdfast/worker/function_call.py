@@ -21,7 +21,7 @@ from holdfast.worker.event_writer import EventWriter
 from holdfast.worker.held_leases import HeldLease
 from holdfast.worker.readiness import NotReady, make_ready
 from holdfast.worker.stop_recorder import StopRecorder
-from holdfast.worker.stop_sequence import StopReason, StopSequence, over_budget
+from holdfast.worker.stop_sequence import StopReason, StopSequence, budget_error
 
 if TYPE_CHECKING:
     from holdfast.worker.functions import FunctionExecutor
@@ -337,7 +337,7 @@ class FunctionCall:
         if not landed:
             self.held.lose()
         elif (over := self._event_writer.over_budget(self._policy.budget)) is not None:
-            self.stop(StopReason.BUDGET, over_budget(over))
+            self.stop(StopReason.BUDGET, budget_error(over))
         return landed
 
 

@@ -127,5 +127,5 @@ class StopSequence:
         return None if self.reason is None else AttemptEnd(cause=_CAUSES[self.reason], error=self.error)
 
 
-def over_budget(message: str) -> Error:
+def budget_error(message: str) -> Error:
     return Error(code=EXCEEDED, message=message)
