@@ -12,7 +12,7 @@ from holdfast.api.dry_run import FactsOf
 from holdfast.config import Settings
 from holdfast.duties import store_reserve
 from holdfast.duties.job_files import Containers, JobFiles
-from holdfast.duties.scheduler import Duties
+from holdfast.duties.scheduler import DutyScheduler
 from holdfast.errors import Invalid, StoreError
 from holdfast.model import new_worker_id
 from holdfast.permissions import PASSABLE, tighten
@@ -28,7 +28,7 @@ from holdfast.runner.shared_folder import open_shared_folder
 from holdfast.runner.state_folder import StateFolder
 from holdfast.runner.users import uids_for, user_for
 from holdfast.store import Store
-from holdfast.store.outage import asked_again
+from holdfast.store.outage import retry_while_starting
 from holdfast.store.sqlite import SqliteDatabase
 from holdfast.store.store import open_store
 from holdfast.worker.direct import DirectExecutor
@@ -46,7 +46,7 @@ async def store_of(settings: Settings, *, connections: int = 4, listen: bool = T
     """Open a store whose shared folder is verified, and which removes the files of deleted jobs."""
     store = await connected(settings, connections=connections, listen=listen)
     try:
-        await equip(store, settings)
+        await attach_job_files(store, settings)
         with suppress(StoreError):  # The duty tries again.
             await store_reserve.run_once(store, disks_of(settings, state=False))
     except BaseException:
@@ -55,12 +55,12 @@ async def store_of(settings: Settings, *, connections: int = 4, listen: bool = T
     return store
 
 
-async def equip(store: Store, settings: Settings, *, at: Callable[[str], None] | None = None) -> None:
+async def attach_job_files(store: Store, settings: Settings, *, at: Callable[[str], None] | None = None) -> None:
     """Verify the shared folder, and let the store remove the files of deleted jobs. `at` is for tests."""
     with suppress(FileNotFoundError):
         tighten(settings.data_dir, PASSABLE)
-    installation = await asked_again(store.installation)
-    shared = await asked_again(lambda: open_shared_folder(settings.shared, installation, store.shared_folder))
+    installation = await retry_while_starting(store.installation)
+    shared = await retry_while_starting(lambda: open_shared_folder(settings.shared, installation, store.shared_folder))
     folders = JobFolders(settings.shared, settings.state, installation)
     containers = containers_of(settings, installation)
     # Twice the lease, as a worker that lost its lease may learn of it late.
@@ -126,8 +126,10 @@ async def worker_of(
         if store is None:
             store = await store_of(settings)
             stack.push_async_callback(store.close)
-        installation = await asked_again(store.installation)
-        shared = await asked_again(lambda: open_shared_folder(settings.shared, installation, store.shared_folder))
+        installation = await retry_while_starting(store.installation)
+        shared = await retry_while_starting(
+            lambda: open_shared_folder(settings.shared, installation, store.shared_folder)
+        )
         user = user_for(settings.process_user, state.path)
         uids = uids_for(settings)
         if uids is not None:
@@ -154,7 +156,7 @@ async def worker_of(
             checks=processes.checks,
             functions=functions or FunctionRegistry(),
             locks=state.locks(installation),
-            connect_beats=beats_of(store, settings),
+            connect_beats=heartbeat_store_of(store, settings),
             worker_id=worker_id,
             at=at,
         )
@@ -224,7 +226,7 @@ async def image_of(settings: Settings, name: str) -> str | None:
         await engine.close()
 
 
-def beside(settings: Settings, functions: FunctionRegistry | None = None) -> Background:
+def background_of(settings: Settings, functions: FunctionRegistry | None = None) -> Background:
     """Return what runs beside a server: the duties and, where the queue is off, what runs the jobs."""
     return duties_of(settings) if settings.queue_enabled else direct_of(settings, functions)
 
@@ -256,7 +258,7 @@ def duties_of(settings: Settings) -> Background:
 
     @asynccontextmanager
     async def running(store: Store) -> AsyncIterator[None]:
-        duties = Duties(store, new_worker_id(), settings)
+        duties = DutyScheduler(store, new_worker_id(), settings)
         async with asyncio.TaskGroup() as group:
             task = group.create_task(duties.run())
             try:
@@ -276,10 +278,10 @@ def asgi(url: str | None = None, *, functions: FunctionRegistry | None = None, *
     application (`app.functions`), to be run in the request where the queue is off.
     """
     loaded = config.load({"database_url": url, **settings})
-    return api_of(loaded, background=beside(loaded, functions))
+    return api_of(loaded, background=background_of(loaded, functions))
 
 
-def beats_of(
+def heartbeat_store_of(
     store: Store, settings: Settings
 ) -> Callable[[], Awaitable[tuple[HeartbeatStore, Callable[[], Awaitable[None]]]]]:
     """Return how the heartbeat reaches the store from its own thread.

@@ -38,6 +38,6 @@ class AttemptChanges:
         self._changed.clear()
 
     async def wait_for_engine(self, n: int) -> None:
-        """Wait before the nth repetition of a call to an engine or a folder that is away."""
+        """Wait before the nth repetition of a call to an engine or a folder that is unavailable."""
         self.check()
         await self.wait(jitter(backoff(n, base=0.1, cap=5.0)))

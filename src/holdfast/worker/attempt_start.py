@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from holdfast.errors import Invalid, NotFound, SharedFolderAway, StoreError
+from holdfast.errors import Invalid, NotFound, SharedFolderUnavailable, StoreError
 from holdfast.model import Cause, Error, Phase
 from holdfast.runner.attempt_folder import FULL
 from holdfast.runner.base import (
@@ -23,7 +23,7 @@ from holdfast.runner.base import (
     NoSpace,
     Runner,
     StartRequest,
-    TooLate,
+    StartTooLate,
 )
 from holdfast.runner.process import EXHAUSTED
 from holdfast.runner.secrets import NO_MASK, Mask
@@ -36,7 +36,7 @@ from holdfast.worker.classify import DISK_FULL, stop_cause, unless_stopped
 from holdfast.worker.event_writer import EventWriter
 from holdfast.worker.execution_services import ExecutionServices, HandOverRequested
 from holdfast.worker.held_leases import HeldLease, LeaseLost, boottime, require_trust
-from holdfast.worker.readiness import NotReady, make_ready
+from holdfast.worker.readiness import CheckTimedOut, make_ready
 from holdfast.worker.supervisor_link import SupervisorLink
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class AttemptStarter:
             return await self._begin_once()
         except (LeaseLost, HandOverRequested, EngineUnreachable, StoreError, MemoryError):
             raise
-        except SharedFolderAway as error:
+        except SharedFolderUnavailable as error:
             raise EngineUnreachable(error.message) from error
         except Exception as error:
             if isinstance(error, NoSpace) or (isinstance(error, OSError) and error.errno in FULL):
@@ -192,7 +192,7 @@ class AttemptStarter:
                 self._link.renew_stop_after(running, self._held.renewed_at)
 
     async def _prepare(self) -> AttemptEnd | None:
-        """Check before the start: no stop request, a valid spec, and readiness. Return an End if it must not start."""
+        """Check the stop request, the spec and readiness. Return an AttemptEnd if the attempt must not start."""
         self._held.receive_stop(await self._services.stops.ask(self._lease))
         if self._held.stop is None:
             try:
@@ -206,7 +206,7 @@ class AttemptStarter:
                 await make_ready(self._services, self._held, until=lambda: self._changes.interrupted)
             except CannotStart as error:
                 return AttemptEnd(cause=Cause.START_FAILED, error=error.error)
-            except NotReady as error:
+            except CheckTimedOut as error:
                 return AttemptEnd(cause=Cause.INTERRUPTED, error=Error(code="not_ready", message=str(error)))
         end = await self._strategy.prepare() if self._held.stop is None else None
         if (unwanted := self._unwanted()) is not None:
@@ -231,7 +231,7 @@ class AttemptStarter:
                     running = await self._runner.start(await self._start_request(), self._confirm)
                 self._at("spawned")
                 return running
-            except TooLate:
+            except StartTooLate:
                 took = boottime() - began
                 log.warning(
                     "job %s attempt %d: start %d of %d missed its deadline, after %.1f s",
@@ -284,10 +284,10 @@ class AttemptStarter:
             raise CannotStart("start_failed", message) from error
 
     def _check_shared_folder(self) -> None:
-        """Raise EngineUnreachable if this host's shared folder is away: the job may run on another host."""
+        """Raise EngineUnreachable if this host's shared folder is unavailable: the job may run on another host."""
         try:
             self._services.shared.check()
-        except SharedFolderAway as error:
+        except SharedFolderUnavailable as error:
             raise EngineUnreachable(error.message) from error
 
     async def _confirm(self) -> None:

@@ -30,7 +30,7 @@ class AttemptStrategy(Protocol):
         """The task that failed."""
 
     async def prepare(self) -> AttemptEnd | None:
-        """Prepare a start. Return an End if there is nothing to start, or if it cannot be started."""
+        """Prepare a start. Return an AttemptEnd if there is nothing to start, or if it cannot be started."""
 
     def staging(self) -> PipelineStaging | None:
         """Return what the runner has to put in place in addition to the command's files."""

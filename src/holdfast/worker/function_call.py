@@ -19,7 +19,7 @@ from holdfast.runner.secrets import NO_MASK, Mask
 from holdfast.worker.classify import classify
 from holdfast.worker.event_writer import EventWriter
 from holdfast.worker.held_leases import HeldLease
-from holdfast.worker.readiness import NotReady, make_ready
+from holdfast.worker.readiness import CheckTimedOut, make_ready
 from holdfast.worker.stop_recorder import StopRecorder
 from holdfast.worker.stop_sequence import StopReason, StopSequence, budget_error
 
@@ -177,7 +177,7 @@ class FunctionCall:
             await make_ready(self._executor.services, self.held, until=lambda: self.cancel.requested)
         except CannotStart as error:
             return AttemptEnd(cause=Cause.START_FAILED, error=error.error)
-        except NotReady as error:
+        except CheckTimedOut as error:
             return AttemptEnd(cause=Cause.INTERRUPTED, error=Error(code="not_ready", message=str(error)))
         return self._stop.end()
 

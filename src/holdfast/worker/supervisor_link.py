@@ -12,7 +12,7 @@ from typing import Any
 
 from holdfast.model import StopPhase
 from holdfast.runner.base import AttemptHandle, EngineUnreachable
-from holdfast.runner.wire import Command, fitting
+from holdfast.runner.wire import Command, truncated
 from holdfast.worker.execution_services import ExecutionServices
 from holdfast.worker.held_leases import HeldLease, LeaseLost, require_trust
 from holdfast.worker.stop_recorder import StopRecorder
@@ -73,7 +73,7 @@ class SupervisorLink:
     def _stop_command(self, reason: StopReason) -> Command:
         token, grace, error = self._lease.token, self._policy.stop_grace, self.stop.error
         if reason is StopReason.LIMIT and error is not None:
-            text = fitting(f"{error.code}: {error.message}")
+            text = truncated(f"{error.code}: {error.message}")
             return Command(token=token, verb="stop", kind="fail", grace=grace, text=text)
         kind: Any = "interrupt" if reason is StopReason.INTERRUPT else "cancel"
         return Command(token=token, verb="stop", kind=kind, grace=grace)
