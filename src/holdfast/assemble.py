@@ -2,31 +2,36 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
-from holdfast import config
-from holdfast.api.app import Api, Background
+from holdfast import config, registry
+from holdfast.api.app import Api, Background, MakeArtifacts
 from holdfast.api.dry_run import FactsOf
 from holdfast.config import Settings
+from holdfast.descriptors import RunnerDescriptor
 from holdfast.duties import store_reserve
 from holdfast.duties.job_files import Containers, JobFiles
 from holdfast.duties.scheduler import DutyScheduler
-from holdfast.errors import Invalid, StoreError
+from holdfast.errors import ConfigError, HoldfastError, Invalid, StoreError
 from holdfast.model import new_worker_id
 from holdfast.permissions import PASSABLE, tighten
-from holdfast.pipeline.connectors import CONNECTORS
+from holdfast.pipeline.connectors import connector_of
 from holdfast.pipeline.plan import PlanFacts
 from holdfast.pipeline_spec import pipeline_of
-from holdfast.runner.base import CannotStart, ContainerLimits, EngineUnreachable, Runner
-from holdfast.runner.disk import disks_of
+from holdfast.runner.artifacts import ArtifactStore
+from holdfast.runner.base import CannotStart, EngineUnreachable, Runner
+from holdfast.runner.disk import SHARED, disks_of
+from holdfast.runner.docker.build import limits_of
+from holdfast.runner.folder_artifacts import FolderArtifacts
 from holdfast.runner.function import FunctionRegistry
 from holdfast.runner.job_files import JobFolders
-from holdfast.runner.process import MARKER_SECONDS, ProcessRunner
-from holdfast.runner.shared_folder import open_shared_folder
+from holdfast.runner.process import ProcessRunner
+from holdfast.runner.runner_host import BuildRunner, RunnerHost
+from holdfast.runner.shared_folder import SharedFolder, open_shared_folder
 from holdfast.runner.state_folder import StateFolder
-from holdfast.runner.users import uids_for, user_for
 from holdfast.store import Store
 from holdfast.store.outage import retry_while_starting
 from holdfast.store.sqlite import SqliteDatabase
@@ -42,11 +47,23 @@ ANSWER_SHARE = 3
 """A worker's operation gives up after this fraction of the lease time: a connection may be half open."""
 
 
-async def store_of(settings: Settings, *, connections: int = 4, listen: bool = True) -> Store:
+def folder_artifacts(settings: Settings, shared: SharedFolder) -> ArtifactStore:
+    """Return the artifact store in the shared folder, which every installation has unless another one is given."""
+    shortage = partial(disks_of(settings, state=False).shortage, SHARED)
+    return FolderArtifacts(shared.path, check=shared.check, shortage=shortage)
+
+
+async def store_of(
+    settings: Settings,
+    *,
+    connections: int = 4,
+    listen: bool = True,
+    artifacts: MakeArtifacts = folder_artifacts,
+) -> Store:
     """Open a store whose shared folder is verified, and which removes the files of deleted jobs."""
     store = await connected(settings, connections=connections, listen=listen)
     try:
-        await attach_job_files(store, settings)
+        await attach_job_files(store, settings, artifacts=artifacts)
         with suppress(StoreError):  # The duty tries again.
             await store_reserve.run_once(store, disks_of(settings, state=False))
     except BaseException:
@@ -55,17 +72,24 @@ async def store_of(settings: Settings, *, connections: int = 4, listen: bool = T
     return store
 
 
-async def attach_job_files(store: Store, settings: Settings, *, at: Callable[[str], None] | None = None) -> None:
+async def attach_job_files(
+    store: Store,
+    settings: Settings,
+    *,
+    artifacts: MakeArtifacts = folder_artifacts,
+    at: Callable[[str], None] | None = None,
+) -> None:
     """Verify the shared folder, and let the store remove the files of deleted jobs. `at` is for tests."""
     with suppress(FileNotFoundError):
         tighten(settings.data_dir, PASSABLE)
     installation = await retry_while_starting(store.installation)
     shared = await retry_while_starting(lambda: open_shared_folder(settings.shared, installation, store.shared_folder))
-    folders = JobFolders(settings.shared, settings.state, installation)
+    folders = JobFolders(settings.state, installation)
     containers = containers_of(settings, installation)
     # Twice the lease, as a worker that lost its lease may learn of it late.
     keep_marker_for = 2 * settings.lease_ttl
-    store.delete_with(JobFiles(store, shared, folders, containers=containers, keep_marker_for=keep_marker_for, at=at))
+    stored = artifacts(settings, shared)
+    store.delete_with(JobFiles(store, stored, folders, containers=containers, keep_marker_for=keep_marker_for, at=at))
 
 
 def containers_of(settings: Settings, installation: str) -> Containers | None:
@@ -82,16 +106,6 @@ def containers_of(settings: Settings, installation: str) -> Containers | None:
         limits=limits_of(settings),
         log_cap=settings.log_max_bytes,
         state=settings.state,
-    )
-
-
-def limits_of(settings: Settings) -> ContainerLimits:
-    """Return the default limits of containers."""
-    return ContainerLimits(
-        memory=settings.docker_memory,
-        cpus=settings.docker_cpus,
-        pids=settings.docker_pids,
-        attempt=settings.attempt_limits,
     )
 
 
@@ -119,41 +133,30 @@ async def worker_of(
     at: StepHook | None = None,
     state: StateFolder | None = None,
     store: Store | None = None,
+    artifacts: MakeArtifacts = folder_artifacts,
 ) -> AsyncIterator[Worker]:
     """Build a worker on its state folder, ready to run; it opens its own store unless one is given."""
+    registry.load_plugins()
     state = state or StateFolder(settings.state)
     async with AsyncExitStack() as stack:
         if store is None:
-            store = await store_of(settings)
+            store = await store_of(settings, artifacts=artifacts)
             stack.push_async_callback(store.close)
         installation = await retry_while_starting(store.installation)
         shared = await retry_while_starting(
             lambda: open_shared_folder(settings.shared, installation, store.shared_folder)
         )
-        user = user_for(settings.process_user, state.path)
-        uids = uids_for(settings)
-        if uids is not None:
-            stack.callback(uids.close)
-        processes = ProcessRunner(
-            state,
-            installation,
-            user=user,
-            uids=uids,
-            log_cap=settings.log_max_bytes,
-            limits=settings.attempt_limits,
-            keep_marker_for=max(MARKER_SECONDS, 2 * settings.lease_ttl),
-            allow_root=settings.allow_root_jobs,
-        )
-        stack.callback(processes.close)
-        containers = await docker_of(settings, installation, stack)
+        host = RunnerHost(settings=settings, installation=installation, state=state, stack=stack)
+        runners = await runners_of(host)
         yield Worker(
             store,
             installation=installation,
             shared=shared,
+            artifacts=artifacts(settings, shared),
             settings=settings,
             queues=queues,
-            runners=[processes, *containers],
-            checks=processes.checks,
+            runners=runners,
+            checks=next(runner.checks for runner in runners if isinstance(runner, ProcessRunner)),
             functions=functions or FunctionRegistry(),
             locks=state.locks(installation),
             connect_beats=heartbeat_store_of(store, settings),
@@ -162,36 +165,48 @@ async def worker_of(
         )
 
 
-async def docker_of(settings: Settings, installation: str, stack: AsyncExitStack) -> list[Runner]:
-    """Return the Docker runner if it is enabled and the extra is installed; the engine may come and go later."""
-    if settings.docker_host is None:
-        return []
-    try:  # Only here: what they need is an extra.
-        from holdfast.runner.docker.engine import Engine  # noqa: PLC0415
-        from holdfast.runner.docker.runner import DockerRunner  # noqa: PLC0415
-    except ModuleNotFoundError:
-        log.info("Docker jobs are off: holdfast[docker] is not installed")
-        return []
-    engine = Engine(settings.docker_host)
-    stack.push_async_callback(engine.close)
-    limits = limits_of(settings)
-    runner = DockerRunner(
-        engine,
-        installation,
-        limits=limits,
-        log_cap=settings.log_max_bytes,
-        state=settings.state,
-        allow_root=settings.allow_root_jobs,
-    )
-    await runner.check()
-    return [runner]
+async def runners_of(host: RunnerHost) -> list[Runner]:
+    """Build every runner of the registry that can work here. The process runner is the first."""
+    built: list[Runner] = []
+    for descriptor in registry.runners().values():
+        if descriptor.build is not None and (runner := await build_runner(descriptor, host)) is not None:
+            _refuse_shared_domains(built, runner)
+            built.append(runner)
+    return built
 
 
-def api_of(settings: Settings, *, background: Background | None = None) -> Api:
+def _refuse_shared_domains(built: Sequence[Runner], runner: Runner) -> None:
+    """Refuse a runner with a domain of another one: workers that have only the other would adopt its attempts."""
+    for other in built:
+        if shared := set(other.domains) & set(runner.domains):
+            names = f"runners {other.capability} and {runner.capability}"
+            raise ConfigError([f"{names} have the same domain {min(shared)}: each needs domains of its own"])
+
+
+async def build_runner(descriptor: RunnerDescriptor, host: RunnerHost) -> Runner | None:
+    """Build a runner. An error of one that was installed names it, because the worker cannot start without it."""
+    try:
+        build: BuildRunner = registry.attribute(str(descriptor.build))
+        runner = await build(host)
+    except HoldfastError:
+        raise
+    except Exception as error:
+        raise ConfigError([f"runner {descriptor.name} cannot be built: {type(error).__name__}: {error}"]) from error
+    if runner is not None and runner.capability != descriptor.name:
+        raise ConfigError([f"runner {descriptor.name} was built with the capability {runner.capability!r}"])
+    return runner
+
+
+def api_of(
+    settings: Settings, *, background: Background | None = None, artifacts: MakeArtifacts = folder_artifacts
+) -> Api:
     """Build the service on its own store. `background` runs beside it, with the same store."""
-    return Api(
-        settings, lambda: store_of(settings, connections=settings.api_connections), facts_of(settings), background
-    )
+    registry.load_plugins()
+
+    async def connect() -> Store:
+        return await store_of(settings, connections=settings.api_connections, artifacts=artifacts)
+
+    return Api(settings, connect, facts_of(settings), artifacts, background)
 
 
 def facts_of(settings: Settings) -> FactsOf:
@@ -202,7 +217,7 @@ def facts_of(settings: Settings) -> FactsOf:
         if pipeline is None or "image" in spec:
             return PlanFacts(image=await image_of(settings, spec["image"]) if pipeline else None)
         try:
-            return PlanFacts(engine=await asyncio.to_thread(CONNECTORS[pipeline.connector].engine))
+            return PlanFacts(engine=await asyncio.to_thread(connector_of(pipeline.connector).engine))
         except CannotStart as error:
             raise Invalid("connector", error.error.message) from None
 
@@ -226,17 +241,23 @@ async def image_of(settings: Settings, name: str) -> str | None:
         await engine.close()
 
 
-def background_of(settings: Settings, functions: FunctionRegistry | None = None) -> Background:
+def background_of(
+    settings: Settings, functions: FunctionRegistry | None = None, *, artifacts: MakeArtifacts = folder_artifacts
+) -> Background:
     """Return what runs beside a server: the duties and, where the queue is off, what runs the jobs."""
-    return duties_of(settings) if settings.queue_enabled else direct_of(settings, functions)
+    if settings.queue_enabled:
+        return duties_of(settings, artifacts=artifacts)
+    return direct_of(settings, functions, artifacts=artifacts)
 
 
-def direct_of(settings: Settings, functions: FunctionRegistry | None = None) -> Background:
+def direct_of(
+    settings: Settings, functions: FunctionRegistry | None = None, *, artifacts: MakeArtifacts = folder_artifacts
+) -> Background:
     """Return a worker that claims nothing, for a server that runs jobs in the request; it also runs the duties."""
 
     @asynccontextmanager
     async def running(store: Store) -> AsyncIterator[DirectExecutor]:
-        async with worker_of(settings, queues={}, functions=functions, store=store) as worker:
+        async with worker_of(settings, queues={}, functions=functions, store=store, artifacts=artifacts) as worker:
             # Not a group: the block may be entered and left in different tasks.
             task = asyncio.create_task(worker.run())
             started = asyncio.create_task(worker.started.wait())
@@ -253,12 +274,16 @@ def direct_of(settings: Settings, functions: FunctionRegistry | None = None) -> 
     return running
 
 
-def duties_of(settings: Settings) -> Background:
+def duties_of(settings: Settings, *, artifacts: MakeArtifacts = folder_artifacts) -> Background:
     """Return the duties, to run beside a server: one process of the installation leads them."""
 
     @asynccontextmanager
     async def running(store: Store) -> AsyncIterator[None]:
-        duties = DutyScheduler(store, new_worker_id(), settings)
+        installation = await retry_while_starting(store.installation)
+        shared = await retry_while_starting(
+            lambda: open_shared_folder(settings.shared, installation, store.shared_folder)
+        )
+        duties = DutyScheduler(store, new_worker_id(), settings, artifacts(settings, shared))
         async with asyncio.TaskGroup() as group:
             task = group.create_task(duties.run())
             try:
@@ -271,14 +296,21 @@ def duties_of(settings: Settings) -> Background:
     return running
 
 
-def asgi(url: str | None = None, *, functions: FunctionRegistry | None = None, **settings: object) -> Api:
+def asgi(
+    url: str | None = None,
+    *,
+    functions: FunctionRegistry | None = None,
+    artifacts: MakeArtifacts = folder_artifacts,
+    **settings: object,
+) -> Api:
     """Build the service as an ASGI application, to serve or to mount: `app.mount("/jobs", holdfast.asgi())`.
 
     `url` is the database's; other settings are given by name, or come from the environment. `functions` are those of an
-    application (`app.functions`), to be run in the request where the queue is off.
+    application (`app.functions`), to be run in the request where the queue is off. `artifacts` makes another artifact
+    store than the shared folder.
     """
     loaded = config.load({"database_url": url, **settings})
-    return api_of(loaded, background=background_of(loaded, functions))
+    return api_of(loaded, background=background_of(loaded, functions, artifacts=artifacts), artifacts=artifacts)
 
 
 def heartbeat_store_of(

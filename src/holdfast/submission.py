@@ -19,7 +19,8 @@ from holdfast.dependency_order import in_order
 from holdfast.errors import Invalid, TooLarge
 from holdfast.model import Check, OnLost, Policy, RetryPolicy, RunnerName, new_id
 from holdfast.pipeline_spec import NO_UPLOADS, PIPELINE_FIELDS, ConnectorName, SnapshotMode, TaskSpec
-from holdfast.runner_specs import Name, Seconds, check_spec, invalid_field
+from holdfast.registry import runner_named
+from holdfast.runner_specs import Name, Seconds, capability_of, check_spec, invalid_field
 from holdfast.spec_checks import check_names
 from holdfast.timing import LONGEST
 
@@ -74,7 +75,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def capability(self) -> str:
         """The capability that a worker needs for the job."""
-        return f"function:{self.spec['name']}" if self.runner == "function" else self.runner
+        return capability_of(self.runner, self.spec)
 
     @property
     def policy(self) -> dict[str, Any] | None:
@@ -111,13 +112,6 @@ class Batch(msgspec.Struct, frozen=True):
     body: str | None = None
     defaults: Mapping[str, Any] = {}
     """The caller's settings, for fields that neither the job nor the registered defaults of its function set."""
-
-    @property
-    def with_defaults(self) -> list[Any]:
-        """Return the jobs as the SQL function takes them, each with the defaults of the call."""
-        if not self.defaults:
-            return list(self.jobs)
-        return [{**msgspec.to_builtins(job), "defaults": self.defaults} for job in self.jobs]
 
     def answer(self, existing: Sequence[Mapping[str, Any]]) -> list[Accepted]:
         """Turn the rows of jobs that exist already, (id, asked), into the answer for all jobs."""
@@ -220,7 +214,7 @@ def validate_check(asked: Check) -> Check:
             "check.command", f"has over {MOST_ARGUMENTS} arguments, or one with over {MOST_ARGUMENT} characters"
         )
     if not 0 < asked.timeout <= MOST_CHECK_SECONDS:
-        raise Invalid("check.timeout", f"{asked.timeout} must be a number of seconds above 0, at most a day")
+        raise Invalid("check.timeout", "must be a number of seconds above 0, at most a day")
     return asked
 
 
@@ -238,14 +232,14 @@ def check(submission: Submission, tenant: str) -> Submission:
     if submission.check is not None:
         validate_check(submission.check)
     check_names("secrets", submission.secrets)
-    if submission.uploads and submission.runner == "function":
-        raise Invalid("uploads", "are for processes and containers: a function has no work folder")
+    if submission.uploads and not runner_named(submission.runner).work_folder:
+        raise Invalid("uploads", f"are for jobs with a work folder: a {submission.runner} has none")
     if submission.uploads and "tasks" in submission.spec:
         raise Invalid("uploads", NO_UPLOADS)
     if submission.retry is not None and not 0 <= submission.retry.base <= submission.retry.cap:
-        raise Invalid("retry", f"base {submission.retry.base} must be between 0 and cap {submission.retry.cap}")
+        raise Invalid("retry", f"base {submission.retry.base:g} must be between 0 and cap {submission.retry.cap:g}")
     if submission.retry is not None and submission.retry.cap > LONGEST:
-        raise Invalid("retry", f"cap {submission.retry.cap:g} must be at most {LONGEST} seconds")
+        raise Invalid("retry", f"cap must be at most {LONGEST} seconds")
     job_id = new_id() if submission.id is None else _canonical_id("id", submission.id)
     if not submission.needs:
         return msgspec.structs.replace(submission, id=job_id, tenant=tenant)

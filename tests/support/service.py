@@ -13,7 +13,8 @@ from typing import Any
 
 import httpx
 
-from holdfast.assemble import api_of
+from holdfast.api.app import MakeArtifacts
+from holdfast.assemble import api_of, folder_artifacts
 from holdfast.cli.serve import Server, bind
 from holdfast.config import Settings
 from holdfast.model import Role
@@ -108,12 +109,14 @@ class Service:
 
 
 @contextlib.asynccontextmanager
-async def service_in_process(url: str, data: Path, **settings: Any) -> AsyncIterator[Service]:
+async def service_in_process(
+    url: str, data: Path, artifacts: MakeArtifacts = folder_artifacts, /, **settings: Any
+) -> AsyncIterator[Service]:
     """Serve in the test's own process and loop, on a real socket: no start of a process to wait for."""
     service = Service(url, data)
     usual: dict[str, Any] = {"rate_limit": None, "auth_off_as_root": True, "shared_dir": shared_beside(data)}
     loaded = Settings(database_url=url, data_dir=data, port=service.port, **(usual | settings))
-    app = api_of(loaded)
+    app = api_of(loaded, artifacts=artifacts)
     with bind(loaded) as listener:
         async with app.running():
             server = ServerWithoutSignals(app, loaded)

@@ -39,8 +39,9 @@ from holdfast.api.stream import OpenStreams
 from holdfast.api.tools import ToolRegistry, load_tools
 from holdfast.config import Settings
 from holdfast.errors import StoreError
+from holdfast.runner.artifacts import ArtifactStore
 from holdfast.runner.disk import disks_of
-from holdfast.runner.shared_folder import open_shared_folder
+from holdfast.runner.shared_folder import SharedFolder, open_shared_folder
 from holdfast.store import Store
 from holdfast.store.audit import local_actor
 from holdfast.store.outage import retry_while_starting
@@ -48,6 +49,8 @@ from holdfast.store.outage import retry_while_starting
 NOUNS = (jobs, events, artifacts, uploads, snapshots, lanes, queues, workers, tools, tokens, audit, probes)
 Background = Callable[[Store], AbstractAsyncContextManager[DirectExecutor | None]]
 """What runs beside the service, with its store: the duties, or what runs jobs in the request."""
+MakeArtifacts = Callable[[Settings, SharedFolder], ArtifactStore]
+"""Makes the artifact store of an installation; one that needs no shared folder ignores it."""
 
 
 def declared() -> list[Route]:
@@ -67,6 +70,7 @@ class Api(FastAPI):
         settings: Settings,
         connect: Callable[[], Awaitable[Store]],
         facts: FactsOf,
+        artifacts: MakeArtifacts,
         background: Background | None = None,
     ) -> None:
         # FastAPI's own pages load scripts from other hosts and bypass our guard: `routes/docs.py` has ours.
@@ -77,6 +81,7 @@ class Api(FastAPI):
         self.made_admin = False
         self._connect = connect
         self._facts = facts
+        self._artifacts = artifacts
         self._background = background
         self._service: ServiceState | None = None
         self._starting = asyncio.Lock()
@@ -118,8 +123,9 @@ class Api(FastAPI):
             streams = OpenStreams(self.settings.streams_per_token, connection_limit(self.settings) * 3 // 4)
             access = Access(store.tokens, store.audit, self.settings)
             readiness = Readiness(store, disks_of(self.settings, state=False))
+            artifacts = self._artifacts(self.settings, shared)
             service = ServiceState(
-                store, self.settings, shared, access, fanout, streams, tools, self._facts, depths, readiness
+                store, self.settings, shared, artifacts, access, fanout, streams, tools, self._facts, depths, readiness
             )
             await stack.enter_async_context(_task(fanout.run()))
             await stack.enter_async_context(_task(depths.run()))

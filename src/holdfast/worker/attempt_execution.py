@@ -18,20 +18,20 @@ import msgspec
 
 from holdfast.errors import SnapshotDamaged, SnapshotFailed
 from holdfast.limits import AttemptLimits
-from holdfast.model import Cause, Error, Outcome, Phase, Status, StopPhase
+from holdfast.model import FUNCTION_DOMAIN, Cause, Error, Outcome, Phase, Status, StopPhase
 from holdfast.runner.base import AttemptEnd, AttemptHandle, CannotStart, EngineUnreachable, Runner
 from holdfast.runner.disk import DATABASE
 from holdfast.runner.secrets import NO_MASK, Mask
 from holdfast.timing import backoff, jitter
 from holdfast.worker.attempt_changes import AttemptChanges
 from holdfast.worker.attempt_start import AttemptStarter
-from holdfast.worker.attempt_strategy import AttemptStrategy, PlainCommand
+from holdfast.worker.attempt_strategy import QUICK, AttemptStrategy, PlainCommand
 from holdfast.worker.batch_writer import HandOverRequest
 from holdfast.worker.classify import classify
 from holdfast.worker.end_reason import EndReason
 from holdfast.worker.event_writer import EventWriter
 from holdfast.worker.execution_services import ExecutionServices, HandOverRequested
-from holdfast.worker.held_leases import HeldLease, LeaseLost, require_trust
+from holdfast.worker.held_leases import HeldLease, LeaseLost, boottime, require_trust
 from holdfast.worker.limit_checks import watch_folder
 from holdfast.worker.log_reader import LogReader
 from holdfast.worker.output_collector import OutputCollector
@@ -66,6 +66,8 @@ class AttemptExecution:
         self._limits = AttemptLimits()
         self._mask = NO_MASK
         self._ended = False
+        self._outlives_worker = held.lease.domain != FUNCTION_DOMAIN
+        self._leave_at: float | None = None
         self._starter = AttemptStarter(
             services,
             runner,
@@ -90,7 +92,7 @@ class AttemptExecution:
             self._link.stop.continue_from(stop)
         try:
             self._at("claimed")
-            outcome = classify(await self._execute(), lease)
+            outcome = classify(await self._execute_or_drain(), lease)
             self._at("classified")
             return await self._finish(outcome)
         except LeaseLost:
@@ -120,6 +122,18 @@ class AttemptExecution:
                 log.warning(
                     "job %s attempt %d: clean-up left to the sweep: %s", self._lease.id, self._lease.attempt, error
                 )
+
+    async def _execute_or_drain(self) -> AttemptEnd:
+        """Carry the attempt to its end. One that cannot be handed over is stopped when this worker leaves."""
+        try:
+            return await self._execute()
+        except HandOverRequested:
+            if self._outlives_worker:
+                raise
+        while not await self._starter.sweep():
+            self._held.check()
+            await self._changes.wait(QUICK)
+        return AttemptEnd(cause=Cause.DRAINED)
 
     async def _execute(self) -> AttemptEnd:
         begun = await self._begin()
@@ -232,7 +246,7 @@ class AttemptExecution:
         quiet = 0
         while not running.over:
             self._held.check()
-            if self._services.draining.is_set():
+            if self._services.draining.is_set() and self._must_leave():
                 await log_reader.ship()
                 raise HandOverRequested
             await self._link.take_control_if_adopting(running)
@@ -241,6 +255,12 @@ class AttemptExecution:
             before = self._event_writer.committed
             await self._ship(log_reader)
             quiet = quiet + 1 if self._event_writer.committed == before else 0
+
+    def _must_leave(self) -> bool:
+        """Return whether a draining worker leaves the attempt: one that dies with it gets the grace of functions."""
+        if self._leave_at is None:
+            self._leave_at = boottime() + (0.0 if self._outlives_worker else self._services.settings.drain_grace)
+        return boottime() >= self._leave_at
 
     def _pace(self, log_reader: LogReader, quiet: int) -> float:
         if self._short_of_room():

@@ -7,10 +7,9 @@ from holdfast.config import Settings
 from holdfast.model import Lease, Policy, StopRequest
 from holdfast.runner.artifacts import ArtifactStore
 from holdfast.runner.checks import ReadinessChecks
-from holdfast.runner.disk import SHARED, disks_of
+from holdfast.runner.disk import disks_of
 from holdfast.runner.secrets import find_secrets
 from holdfast.runner.shared_folder import SharedFolder
-from holdfast.runner.uploads import JobUploads
 from holdfast.store import Store
 from holdfast.worker.batch_writer import BatchWriter, finishes, hand_overs, starts
 
@@ -34,6 +33,7 @@ class ExecutionServices:
         installation: str,
         shared: SharedFolder,
         checks: ReadinessChecks,
+        artifacts: ArtifactStore,
         at: StepHook | None = None,
     ) -> None:
         self.store = store
@@ -44,8 +44,7 @@ class ExecutionServices:
         self.checks = checks
         self.at = at or _no_step
         self.disks = disks_of(settings, state=True)
-        self.artifacts = ArtifactStore(settings.shared, check=self._check_shared)
-        self.inputs = JobUploads(settings.shared)
+        self.artifacts = artifacts
         self.finishes = finishes(store)
         self.starts = starts(store)
         self.hand_overs = hand_overs(store)
@@ -55,11 +54,6 @@ class ExecutionServices:
     def secrets(self, policy: Policy) -> Mapping[str, str]:
         """Return the secrets that a job names. Raise CannotStart if one is not known to this worker."""
         return find_secrets(policy.secrets, self.settings.secrets_dir)
-
-    def _check_shared(self) -> None:
-        """Raise unless the shared folder is the right one and has free space."""
-        self.shared.check()
-        self.disks.check(SHARED)
 
     async def _read_stops(self, leases: Sequence[Lease]) -> Sequence[StopRequest | None]:
         stops = await self.store.leases.stop_requests(self.worker)

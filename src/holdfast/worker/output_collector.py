@@ -7,6 +7,7 @@ import msgspec
 
 from holdfast.errors import StoreError
 from holdfast.model import Cause, Error
+from holdfast.runner.artifacts import outputs_name
 from holdfast.runner.base import AttemptEnd, EngineUnreachable
 from holdfast.runner.secrets import Mask
 from holdfast.worker.attempt_changes import AttemptChanges
@@ -70,6 +71,7 @@ class OutputCollector:
         ours = (lease.id, lease.attempt, lease.token)
         try:
             if ours not in await self._services.store.attempts.tokens([lease.id]):
-                await asyncio.to_thread(self._services.artifacts.remove, lease.id, f"{lease.attempt}.{lease.token}")
+                name = outputs_name(lease.attempt, lease.token)
+                await asyncio.to_thread(self._services.artifacts.remove, lease.id, name)
         except StoreError as error:
             log.info("job %s attempt %d: its outputs are left to the sweep: %s", lease.id, lease.attempt, error)

@@ -15,7 +15,7 @@ from typing import Any
 from holdfast.duties.evictor import Evictor
 from holdfast.errors import CacheFull, Invalid, SnapshotDamaged, SnapshotFailed
 from holdfast.model import Cause, Error, TaskStatus
-from holdfast.pipeline.connectors import CONNECTORS, WorkspaceNotConsistent
+from holdfast.pipeline.connectors import WorkspaceNotConsistent, connector_of
 from holdfast.pipeline.connectors.postgres import own_line
 from holdfast.pipeline.plan import PipelinePlan, TaskPlan
 from holdfast.pipeline.snapshots import SNAPSHOTS, SnapshotFolders, WorkspaceChanged
@@ -104,7 +104,7 @@ class PipelineExecution:
         check_spec(self._lease.runner, self._lease.spec)
         if self._lease.policy.uploads:
             raise Invalid("uploads", NO_UPLOADS)
-        connector = CONNECTORS[self._lease.spec.get("connector", "files")]
+        connector = connector_of(self._lease.spec.get("connector", "files"))
         facts = await facts_for(self._lease, self._runner, connector)
         self._follow(await asyncio.to_thread(lambda: plan_for(self._lease, self._services.settings, facts)))
         self._at("planned")
@@ -326,7 +326,7 @@ class PipelineExecution:
     async def _publish(self, running: AttemptHandle, task: TaskPlan, to_store: OutputsToStore) -> None:
         await self._workspace.stop_service(running)
         tree = running.workspace / TREE
-        await asyncio.to_thread(lambda: CONNECTORS[self._plan.connector].check_quiet(tree))
+        await asyncio.to_thread(lambda: connector_of(self._plan.connector).check_quiet(tree))
         self._at("quiet")
         outputs = to_store.outputs
         made = await self._evictor.copy(task.snapshot, tree, to_store.folder, more=outputs.size)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from holdfast.errors import SnapshotDamaged
 from holdfast.model import Lease, Snapshot
-from holdfast.pipeline.connectors import CONNECTORS
+from holdfast.pipeline.connectors import connector_of
 from holdfast.pipeline.plan import PipelinePlan
 from holdfast.pipeline.snapshots import SnapshotFolders
 from holdfast.runner.base import AttemptHandle, NoSpace
@@ -42,7 +42,7 @@ class PipelineWorkspace:
         self._link = link
         self._folders = folders
         self._plan = plan
-        self._connector = CONNECTORS[plan.connector]
+        self._connector = connector_of(plan.connector)
         self._progress = progress
         self._task_store = task_store
         self._outputs = outputs
