@@ -1,7 +1,7 @@
 /* The lease protocol: two workers, two jobs of one lane, their supervisors, a reaper, a person.
  *
  * What is here, what is left out, and how to read a trail: docs/model.md. The names are those of the code: `claim`, `start`,
- * `finish` and so on are the statements of store/sql/<dialect>/leases.sql, a worker's steps are those of worker/executor.py, a
+ * `finish` and so on are the statements of store/sql/<dialect>/leases.sql, a worker's steps are those of worker/attempt_execution.py, a
  * folder is the attempt folder of docs/supervisor.md.
  *
  * A step is atomic where the code has one statement, one system call, or one lock. Between two steps of a process the others may

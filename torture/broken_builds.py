@@ -19,7 +19,7 @@ from holdfast.runner.process import ProcessRunner
 from holdfast.runner.state_folder import WorkerLocks
 from holdfast.store import gates, lanes, queries
 from holdfast.store.events import Events
-from holdfast.worker import attempt_start, executor
+from holdfast.worker import attempt_execution, attempt_start
 from holdfast.worker.attempt_start import AttemptStarter
 from holdfast.worker.held_leases import HeldLease
 from torture.broken_budgets import ANSWERS
@@ -115,15 +115,16 @@ def start_that_is_not_exclusive() -> None:
         _put_aside(self, request.identity)
         stage(self, folder, request)
 
-    async def trusts(*_: object, **__: object) -> bool:
-        return True
+    async def trusts(*_: object, **__: object) -> None:
+        return None
 
     ProcessRunner._stage = staged  # type: ignore[method-assign]
     ProcessRunner._spec = lambda self, folder, request, runs_as: msgspec.structs.replace(  # type: ignore[method-assign]
         spec(self, folder, request, runs_as), start_by=FOREVER
     )
-    for module in (attempt_start, executor):
-        vars(module)["until_trusted"] = trusts
+    for module in (attempt_start, attempt_execution):
+        assert "require_trust" in vars(module)
+        vars(module)["require_trust"] = trusts
 
 
 def _put_aside(runner: ProcessRunner, identity: Any) -> None:

@@ -12,7 +12,7 @@ import pytest
 from holdfast.model import Job, Status
 from holdfast.pipeline import snapshots
 from holdfast.pipeline.snapshots import TEMPORARY, SnapshotFolders
-from holdfast.worker import pipeline_execution
+from holdfast.worker import pipeline_execution, pipeline_workspace
 from tests.support.crashing_worker import Hook
 from tests.support.in_process_workers import eventually
 from tests.support.pipelines import Pipelines, adds, expected, leaves, left_by, task
@@ -32,6 +32,8 @@ OTHERS = {"remove"}
 """Not on the way of a job: the removal of a folder."""
 KNOWN = ("reused", "restored", "inherited", "placed")
 """The steps that come with a chain that is known in part."""
+STEPPING = (pipeline_execution, pipeline_workspace, snapshots)
+"""The modules that name these steps."""
 UNNAMED = {"move outputs", "sync parent", "row", "copied"}
 """Where a folder is in its place and has no row: it is swept, in time."""
 
@@ -66,7 +68,7 @@ async def content(pipelines: Pipelines, job: Job) -> str:
 
 def test_list_of_steps_is_complete() -> None:
     """A new step must be added to the tests that kill a worker there."""
-    source = "".join(Path(module.__file__ or "").read_text() for module in (pipeline_execution, snapshots))
+    source = "".join(Path(module.__file__ or "").read_text() for module in STEPPING)
     assert {*re.findall(r'_at\("([a-z ]+)"\)', source)} | {"spawned"} == {*STEPS} | SERVED | OTHERS
 
 

@@ -70,6 +70,25 @@ async def test_log_of_a_function_is_cut_at_the_cap_and_its_other_events_are_kept
     assert ended.progress == {"percent": 100}
 
 
+async def test_cap_of_the_log_is_for_all_attempts_of_a_function(workers: InProcessWorkers) -> None:
+    """A line that is too long is cut, and so is what follows it; the next attempt begins where the first one ended."""
+    workers.set(log_max_bytes=100)
+
+    @workers.functions.add
+    async def failing(ctx: Context) -> None:
+        ctx.log("x" * 59)
+        ctx.log("y" * 59)
+        ctx.log("short")
+        if ctx.attempt == 1:
+            raise RuntimeError("again")
+
+    job = await workers.submit("failing", max_attempts=2, retry={"base": 0.01, "cap": 0.01})
+    async with workers.worker():
+        await workers.ended(job, Status.SUCCEEDED)
+    note = "[holdfast: the log is over 100 bytes; what follows is not kept]"
+    assert await workers.log(job) == ["x" * 59, note, note]
+
+
 async def test_output_of_a_function_is_in_its_history(workers: InProcessWorkers) -> None:
     """Progress, usage, log and events of its own, from the loop and from a thread, also just before it returns.
 

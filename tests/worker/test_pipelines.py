@@ -18,7 +18,7 @@ from holdfast.model import Lease, Status
 from holdfast.pipeline.snapshots import TEMPORARY, SnapshotFolders
 from holdfast.runner.process_handle import ProcessHandle
 from holdfast.runner.wire import Command
-from holdfast.worker import pipeline_execution
+from holdfast.worker import supervisor_link
 from tests.support.disks import MIB, disk, missing
 from tests.support.in_process_workers import InProcessWorkers, eventually
 from tests.support.pipelines import Pipelines, adds, task
@@ -332,7 +332,7 @@ async def test_commands_to_the_supervisor_may_be_repeated(
     If the worker or its database stalls between a command and its reply, the worker sends the command again.
     """
     workers = pipelines.workers
-    monkeypatch.setattr(pipeline_execution, "RESEND_SECONDS", 0.0)
+    monkeypatch.setattr(supervisor_link, "ACK_SECONDS", 0.0)
     async with workers.worker():
         first = await workers.ended(await pipelines.submit(adds("one"), adds("two")), Status.SUCCEEDED)
         base = (await pipelines.tasks(first))[-1].snapshot

@@ -373,7 +373,7 @@ async def test_full_host_fails_no_job(workers: InProcessWorkers, monkeypatch: py
 
     monkeypatch.setattr("holdfast.runner.process.write_new", exhausted)
     monkeypatch.setattr("holdfast.runner.process.EXHAUSTED_SECONDS", 0.2)
-    monkeypatch.setattr("holdfast.worker.executor.AWAY_SECONDS", 0.1)
+    monkeypatch.setattr("holdfast.worker.attempt_execution.AWAY_SECONDS", 0.1)
     job = await workers.sh("echo ran")
     async with workers.worker():
         ended = await workers.ended(job, Status.SUCCEEDED)

@@ -7,7 +7,7 @@ second case no slow previous owner can start it later.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 
 from holdfast.errors import Invalid, NotFound, StorageUnavailable, StoreError
 from holdfast.model import Cause, Error, Phase
@@ -26,16 +26,17 @@ from holdfast.runner.base import (
     StartTooLate,
 )
 from holdfast.runner.process import EXHAUSTED
-from holdfast.runner.secrets import NO_MASK, Mask, find_secrets
+from holdfast.runner.secrets import NO_MASK, Mask
 from holdfast.runner.uploads import given_files
 from holdfast.runner_specs import check_spec
 from holdfast.timing import backoff, jitter
+from holdfast.worker.attempt_changes import AttemptChanges
+from holdfast.worker.attempt_strategy import AttemptStrategy
 from holdfast.worker.batch_writer import with_retries
 from holdfast.worker.classify import DISK_FULL, stop_cause, unless_stopped
 from holdfast.worker.event_writer import EventWriter
 from holdfast.worker.execution_services import ExecutionServices, HandOverRequested
-from holdfast.worker.held_leases import HeldLease, LeaseLost, boottime, until_trusted
-from holdfast.worker.pipeline_execution import PipelineExecution
+from holdfast.worker.held_leases import HeldLease, LeaseLost, boottime, require_trust
 from holdfast.worker.readiness import CheckTimedOut, make_ready
 from holdfast.worker.supervisor_link import SupervisorLink
 
@@ -50,7 +51,7 @@ MAX_MESSAGE = 1000
 
 
 class AttemptStarter:
-    """Begins one attempt. `wait` waits for a change of the lease or a stop request, at most some seconds."""
+    """Begins one attempt."""
 
     def __init__(
         self,
@@ -60,9 +61,8 @@ class AttemptStarter:
         *,
         event_writer: EventWriter,
         link: SupervisorLink,
-        pipeline: PipelineExecution | None,
-        interrupted: Callable[[], bool],
-        wait: Callable[[float], Awaitable[None]],
+        strategy: AttemptStrategy,
+        changes: AttemptChanges,
     ) -> None:
         self._services = services
         self._runner = runner
@@ -71,9 +71,8 @@ class AttemptStarter:
         self._policy = held.lease.policy
         self._event_writer = event_writer
         self._link = link
-        self._pipeline = pipeline
-        self._interrupted = interrupted
-        self._wait = wait
+        self._strategy = strategy
+        self._changes = changes
         self._over = False
         """Whether it is certain that the attempt cannot start any more."""
         self.without_space = False
@@ -106,8 +105,7 @@ class AttemptStarter:
         lease = self._lease
         log.warning("job %s attempt %d: not started, as the disk is full: %s", lease.id, lease.attempt, error)
         self._runner.pause(f"the disk was full at a start: {error}")
-        if not await until_trusted(self._held):
-            raise LeaseLost
+        await require_trust(self._held)
         if (running := (await self._find_begun())[1]) is not None:
             return running
         sure = isinstance(error, NoSpace) and not lease.adopted
@@ -126,8 +124,7 @@ class AttemptStarter:
             lease.attempt,
             exc_info=error,
         )
-        if not await until_trusted(self._held):
-            raise LeaseLost
+        await require_trust(self._held)
         if (running := (await self._find_begun())[1]) is not None:
             return running
         if not await self._runner.forbid(self._identity, lease.domain):
@@ -135,17 +132,14 @@ class AttemptStarter:
         self._over = True
         mask = NO_MASK
         with contextlib.suppress(Exception):
-            mask = Mask(find_secrets(self._policy.secrets, self._services.settings.secrets_dir).values())
+            mask = Mask(self._services.secrets(self._policy).values())
         message = mask.text(f"it could not be started: {type(error).__name__}: {error}")[:MAX_MESSAGE]
         return AttemptEnd(cause=Cause.START_FAILED, error=Error(code="start_failed", message=message))
 
     async def _begin_once(self) -> AttemptHandle | AttemptEnd:
         """Find the attempt if it runs or ran; otherwise start it."""
         lease = self._lease
-        if lease.adopted or lease.attempt > 1:
-            self._event_writer.logged = await with_retries(
-                lambda: self._services.store.events.log_bytes(lease.id), "reading the size of the log"
-            )
+        await self._event_writer.continue_log()
         if not lease.adopted:
             return await self._prepare() or await self._start()
         while True:
@@ -153,11 +147,10 @@ class AttemptStarter:
             # An attempt that ends here unstarted must not be started later by a slow previous owner.
             if not isinstance(begun, AttemptEnd) or self._over:
                 return begun
-            if not await until_trusted(self._held):  # Another worker owns it now.
-                raise LeaseLost
+            await require_trust(self._held)
             if await self._runner.forbid(self._identity, lease.domain):
                 return begun
-            await self._wait(jitter(RETRY_SECONDS))
+            await self._changes.wait(jitter(RETRY_SECONDS))
 
     async def _find(self) -> AttemptHandle | AttemptEnd | None:
         """Look for an attempt that another worker began. None: nothing ran, and we may start it."""
@@ -182,8 +175,7 @@ class AttemptStarter:
         if state in ("missing", "forbidden"):
             running.close()
             return state, None
-        if self._pipeline is not None:
-            await self._pipeline.adopt(running)
+        await self._strategy.adopt(running)
         await self._take_over(running, running_now=state == "running")
         return state, running
 
@@ -212,14 +204,12 @@ class AttemptStarter:
                 )
         if self._held.stop is None and (self._lease.lane is not None or self._policy.check is not None):
             try:
-                await make_ready(self._services, self._held, until=self._interrupted)
+                await make_ready(self._services, self._held, until=lambda: self._changes.interrupted)
             except CannotStart as error:
                 return AttemptEnd(cause=Cause.START_FAILED, error=error.error)
             except CheckTimedOut as error:
                 return AttemptEnd(cause=Cause.INTERRUPTED, error=Error(code="not_ready", message=str(error)))
-        end = None
-        if self._held.stop is None and self._pipeline is not None:
-            end = await self._pipeline.begin()
+        end = await self._strategy.prepare() if self._held.stop is None else None
         if (unwanted := self._unwanted()) is not None:
             return unwanted
         self._at("prepared")
@@ -227,9 +217,7 @@ class AttemptStarter:
 
     def _unwanted(self) -> AttemptEnd | None:
         """Return how the attempt ends if it must not be started any more."""
-        self._held.check()
-        if self._services.draining.is_set():
-            raise HandOverRequested
+        self._changes.check()
         return None if self._held.stop is None else AttemptEnd(cause=stop_cause(self._held.stop))
 
     async def _start(self) -> AttemptHandle | AttemptEnd:
@@ -255,7 +243,8 @@ class AttemptStarter:
                     took,
                 )
                 if late < LATE_STARTS:  # Spread starts that were late together.
-                    await self._wait(jitter(backoff(late, base=max(RETRY_SECONDS, took), cap=LATE_SECONDS), 0.9))
+                    pause = backoff(late, base=max(RETRY_SECONDS, took), cap=LATE_SECONDS)
+                    await self._changes.wait(jitter(pause, 0.9))
             except CannotStart as error:
                 return AttemptEnd(cause=Cause.START_FAILED, error=error.error)
         message = f"{LATE_STARTS} starts took longer than the lease allows; the host or engine is overloaded"
@@ -264,13 +253,12 @@ class AttemptStarter:
     async def _start_request(self) -> StartRequest:
         """Build the request for the runner. Its start deadline is the time until which the lease is trusted."""
         lease, policy = self._lease, self._policy
-        if not await until_trusted(self._held):
-            raise LeaseLost
+        await require_trust(self._held)
         least = 2 * self._services.settings.heartbeat_interval
         if policy.stop_after is not None and policy.stop_after < least:
             message = f"stop_after is {policy.stop_after:g} s; here it must be at least {least:g} s: two heartbeats"
             raise CannotStart("contract_violation", message)
-        secrets = find_secrets(policy.secrets, self._services.settings.secrets_dir)
+        secrets = self._services.secrets(policy)
         files = await asyncio.to_thread(self._files) if policy.uploads else {}
         return StartRequest(
             identity=self._identity,
@@ -285,7 +273,7 @@ class AttemptStarter:
             stop_after=None if policy.stop_after is None else self._held.renewed_at + policy.stop_after,
             secrets=secrets,
             files=files,
-            pipeline=None if self._pipeline is None else self._pipeline.staged(),
+            pipeline=self._strategy.staging(),
         )
 
     def _files(self) -> Mapping[str, InputFile]:
@@ -298,8 +286,7 @@ class AttemptStarter:
     async def _confirm(self) -> None:
         """Check in the record that the lease is still ours, just before a start that has no check of its own."""
         self._at("created")
-        if not await until_trusted(self._held):
-            raise LeaseLost
+        await require_trust(self._held)
         store, lease = self._services.store, self._lease
         if not await with_retries(lambda: store.leases.owns(self._services.worker, lease), "checking the lease"):
             raise LeaseLost

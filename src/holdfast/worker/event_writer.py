@@ -6,6 +6,7 @@ adopter continues exactly there.
 
 import asyncio
 import logging
+import sys
 from collections.abc import Mapping
 
 import msgspec
@@ -16,6 +17,7 @@ from holdfast.model import Json, Lease, NewEvent
 from holdfast.store import Store
 from holdfast.store.events import Appended
 from holdfast.worker.batch_writer import with_retries
+from holdfast.worker.log_cap import LogCap
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +54,7 @@ def _parts(events: list[NewEvent]) -> list[list[NewEvent]]:
 class EventWriter:
     """Buffers events to append, and tracks what the record already has."""
 
-    def __init__(self, store: Store, lease: Lease) -> None:
+    def __init__(self, store: Store, lease: Lease, *, log_max_bytes: int = sys.maxsize) -> None:
         adoption = lease.adoption
         self._store = store
         self._lease = lease
@@ -61,15 +63,22 @@ class EventWriter:
         self._progress: Json = None
         self._deltas: dict[str, float] = {}
         self._log_bytes = 0
-        self._cut = False
         self._waiting_bytes = 0
         self._overfull = False
         self._one_at_a_time = asyncio.Lock()
         self.committed: Offsets = (adoption.stdout_offset, adoption.stderr_offset)
         self.usage: Mapping[str, float] = lease.usage
-        self.logged = 0
-        """Bytes of log in the job's record, over all attempts, as of the last append."""
+        self.log_cap = LogCap(log_max_bytes)
+        self._logged = 0
         self.lost = False
+
+    async def continue_log(self) -> None:
+        """Count what earlier attempts, or earlier owners of this one, added to the log: its cap is the job's."""
+        lease = self._lease
+        if lease.adopted or lease.attempt > 1:
+            self.log_cap.kept = await with_retries(
+                lambda: self._store.events.log_bytes(lease.id), "reading the size of the log"
+            )
 
     def add(self, event: NewEvent, log_bytes: int = 0) -> None:
         self._events.append(event)
@@ -98,15 +107,11 @@ class EventWriter:
             )
         return True
 
-    def cut(self, size: int, cap: int) -> bool:
-        """Return whether `size` more bytes of log exceed the cap; the first time, add a note to the log."""
-        if self.logged + self._log_bytes + size <= cap:
-            return False
-        if not self._cut:
-            self._cut = True
-            text = f"[holdfast: the log is over {cap} bytes; what follows is not kept]"
-            self.add(NewEvent(type="log", data={"stream": "stdout", "lines": [text], "capped": True}))
-        return True
+    def note_cut(self) -> None:
+        """Note once in the log that it was cut at its cap."""
+        if (note := self.log_cap.note()) is not None:
+            data = {"stream": "stdout", "lines": [f"[holdfast: {note}]"], "capped": True}
+            self.add(NewEvent(type="log", data=data))
 
     @property
     def waiting(self) -> bool:
@@ -132,6 +137,7 @@ class EventWriter:
             )
             if not await self._append(part, offsets if last else self.committed):
                 return False
+        self.log_cap.kept = self._logged + self._log_bytes
         return True
 
     async def _append(self, part: "EventBatch", offsets: Offsets) -> bool:
@@ -153,7 +159,7 @@ class EventWriter:
         self._batch += 1
         self.committed = offsets
         self.usage = appended.usage
-        self.logged = appended.log_bytes
+        self._logged = appended.log_bytes
         return True
 
     async def _land(self, part: "EventBatch", offsets: Offsets) -> Appended:

@@ -1,13 +1,14 @@
 """What all executions of a worker share: the store, the batch writers, the settings, and the drain signal."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from holdfast.config import Settings
-from holdfast.model import Lease, StopRequest
+from holdfast.model import Lease, Policy, StopRequest
 from holdfast.runner.artifacts import ArtifactStore
 from holdfast.runner.checks import ReadinessChecks
 from holdfast.runner.disk import disks_of
+from holdfast.runner.secrets import find_secrets
 from holdfast.runner.shared_folder import SharedFolder
 from holdfast.store import Store
 from holdfast.worker.batch_writer import BatchWriter, finishes, hand_overs, starts
@@ -49,6 +50,10 @@ class ExecutionServices:
         self.hand_overs = hand_overs(store)
         self.stops: BatchWriter[Lease, StopRequest | None] = BatchWriter(self._read_stops, linger=0.0)
         self.draining = asyncio.Event()
+
+    def secrets(self, policy: Policy) -> Mapping[str, str]:
+        """Return the secrets that a job names. Raise CannotStart if one is not known to this worker."""
+        return find_secrets(policy.secrets, self.settings.secrets_dir)
 
     async def _read_stops(self, leases: Sequence[Lease]) -> Sequence[StopRequest | None]:
         stops = await self.store.leases.stop_requests(self.worker)

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from holdfast.budgets import EXCEEDED
-from holdfast.model import FUNCTION, Cause, Error, NewEvent, Policy, StopKind, StopPhase
+from holdfast.model import FUNCTION, Cause, Error, NewEvent, Policy, StopPhase
 from holdfast.runner.base import AttemptEnd, CannotStart
 from holdfast.runner.function import Cancelled, CancelToken, Context, Function
-from holdfast.runner.secrets import NO_MASK, Mask, find_secrets
-from holdfast.worker.batch_writer import with_retries
-from holdfast.worker.classify import classify, stop_cause
+from holdfast.runner.secrets import NO_MASK, Mask
+from holdfast.worker.classify import classify
 from holdfast.worker.event_writer import EventWriter
 from holdfast.worker.held_leases import HeldLease
 from holdfast.worker.readiness import CheckTimedOut, make_ready
+from holdfast.worker.stop_recorder import StopRecorder
+from holdfast.worker.stop_sequence import StopReason, StopSequence, budget_error
 
 if TYPE_CHECKING:
     from holdfast.worker.functions import FunctionExecutor
@@ -29,15 +29,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SHIP_SECONDS = 0.25
-DRAIN = "drain"
-CAUSES = {
-    "cancel": Cause.CANCELLED,
-    "interrupt": Cause.INTERRUPTED,
-    "timeout": Cause.TIMED_OUT,
-    "idle_timeout": Cause.IDLE_TIMEOUT,
-    "budget": Cause.CANCELLED,
-    DRAIN: Cause.DRAINED,
-}
+INSIST_SECONDS = 5.0
+"""Seconds after which an async function is cancelled again that did not end when it was cancelled."""
 _decode = msgspec.json.Decoder().decode
 _NO_POLICY = Policy()
 
@@ -57,7 +50,8 @@ class FunctionCall:
         "_mask",
         "_policy",
         "_shipping",
-        "_stop_phase_lock",
+        "_stop",
+        "_stop_recorder",
         "_thread",
         "_timeout",
         "cancel",
@@ -82,7 +76,8 @@ class FunctionCall:
         self._gave_up = False
         self._mask = NO_MASK
         self._end: AttemptEnd | None = None
-        self._stop_phase_lock: asyncio.Lock | None = None
+        self._stop = StopSequence()
+        self._stop_recorder: StopRecorder | None = None
         held.on_change = self._changed
 
     async def run(self) -> None:
@@ -95,15 +90,16 @@ class FunctionCall:
         if self.held.lost:
             self._executor.drop(self)
             return
-        if self.held.stop is not None:
-            await self._record_stop_phase(StopPhase.DEAD)
+        if self.held.stop is not None and not await self._record_stop_phase(StopPhase.DEAD):
+            self._executor.drop(self)
+            return
         self._executor.finish(self.held, classify(self._end, self.held.lease), self)
 
     async def _safely(self) -> AttemptEnd:
         try:
             return await self._call()
         except asyncio.CancelledError:
-            return self._stopped() or _failed("internal", "the function was cancelled for an unknown reason")
+            return self._stop.end() or _failed("internal", "the function was cancelled for an unknown reason")
         except Exception as error:
             log.exception("job %s: internal error while running the function; failing the attempt", self.held.lease.id)
             return _failed("internal", f"the worker failed: {error}")
@@ -122,29 +118,40 @@ class FunctionCall:
         inputs = _decode(lease.inputs_json)
         if (inputs or not function.plain) and (wrong := function.arguments(inputs)) is not None:
             return _failed("contract_violation", f"the inputs do not fit function {function.name}: {wrong}")
-        secrets: Mapping[str, str] = {}
-        if self._policy.secrets:
-            try:
-                secrets = find_secrets(self._policy.secrets, self._executor.services.settings.secrets_dir)
-            except CannotStart as error:
-                return AttemptEnd(cause=Cause.START_FAILED, error=error.error)
-            self._mask = Mask(secrets.values())
+        try:
+            secrets = self._secrets()
+        except CannotStart as error:
+            return AttemptEnd(cause=Cause.START_FAILED, error=error.error)
         if function.context is not None:
             inputs[function.context] = self._context(secrets)
+            if lease.attempt > 1:
+                await self._writer().continue_log()
         self._set_timers(function)
+        return await self._ended(function, inputs)
+
+    def _secrets(self) -> Mapping[str, str]:
+        """Return the secrets that the job names, and mask them from now on. Raise CannotStart if one is unknown."""
+        if not self._policy.secrets:
+            return {}
+        secrets = self._executor.services.secrets(self._policy)
+        self._mask = Mask(secrets.values())
+        return secrets
+
+    async def _ended(self, function: Function, inputs: dict[str, Any]) -> AttemptEnd:
+        """Call the function and return how it ended. If it was stopped, the stop decides, unless only by a drain."""
         try:
             result = await self._invoke(function, inputs)
         except Cancelled:
-            return self._stopped() or _failed("function_error", "the function raised Cancelled without a stop request")
+            return self._stop.end() or _failed("function_error", "the function raised Cancelled without a stop request")
         except asyncio.CancelledError:
-            return self._stopped() or _failed("function_error", "the function cancelled itself")
+            return self._stop.end() or _failed("function_error", "the function cancelled itself")
         except BaseException as error:
-            if self.cancel.reason not in (None, DRAIN):
-                return self._stopped() or AttemptEnd(cause=Cause.EXIT)
-            log.info("job %s: function %s failed", lease.id, function.name, exc_info=error)
+            if (end := self._stop.end()) is not None and self._stop.reason is not StopReason.DRAIN:
+                return end
+            log.info("job %s: function %s failed", self.held.lease.id, function.name, exc_info=error)
             return _failed("function_error", self._mask.text(f"{type(error).__name__}: {error}"))
-        if self.cancel.reason not in (None, DRAIN):
-            return self._stopped() or AttemptEnd(cause=Cause.EXIT)
+        if (end := self._stop.end()) is not None and self._stop.reason is not StopReason.DRAIN:
+            return end
         return AttemptEnd(cause=Cause.EXIT, result=self._mask.data(result) if self._mask else result)
 
     async def _invoke(self, function: Function, inputs: dict[str, Any]) -> Any:
@@ -172,39 +179,31 @@ class FunctionCall:
             return AttemptEnd(cause=Cause.START_FAILED, error=error.error)
         except CheckTimedOut as error:
             return AttemptEnd(cause=Cause.INTERRUPTED, error=Error(code="not_ready", message=str(error)))
-        return self._stopped() if self.cancel.requested else None
-
-    def _stopped(self) -> AttemptEnd | None:
-        """Return the end that a stop leads to, or None without a stop. The request may have escalated meanwhile."""
-        reason = self.cancel.reason
-        if reason is None:
-            return None
-        if self.held.stop is not None:
-            return AttemptEnd(cause=stop_cause(self.held.stop))
-        if reason == "budget":
-            over = self._event_writer.over_budget(self._policy.budget) if self._event_writer else None
-            return AttemptEnd(cause=Cause.CANCELLED, error=Error(code=EXCEEDED, message=over or "over its budget"))
-        return AttemptEnd(cause=CAUSES.get(reason, Cause.DRAINED))
+        return self._stop.end()
 
     # Stopping
 
     def _changed(self) -> None:
         """React to a lost lease or a stop request."""
         if self.held.lost:
-            self.stop("lost")
+            self.stop(StopReason.LOST)
         elif self.held.stop is not None:
-            self.stop("interrupt" if self.held.stop.kind is StopKind.INTERRUPT else "cancel")
+            self.stop(StopReason.of(self.held.stop))
 
-    def stop(self, reason: str) -> None:
-        """Set the cancel token. An async function that has not ended after the grace period is cancelled."""
+    def stop(self, reason: StopReason, error: Error | None = None) -> None:
+        """Set the cancel token. An async function that has not ended after the grace period is cancelled.
+
+        The function hears the first reason that is more than a drain; its end follows the strongest.
+        """
         if self._end is not None:
             return
-        if self.cancel.reason is not None and self.cancel.reason != DRAIN:
+        heard = self._stop.reason
+        self._stop.ask(reason, error)
+        if heard is not None and heard is not StopReason.DRAIN:
             return
-        if self.cancel.reason == DRAIN:
-            self.cancel.reason = reason
-        self.cancel._set(reason)
-        if reason != DRAIN:
+        self.cancel._set(reason.shown)
+        if reason is not StopReason.DRAIN:
+            self.cancel.reason = reason.shown
             if self.held.stop is not None:
                 self._record_stop_phase_soon(StopPhase.SIGNALLED)
             self._deadline = self._loop.call_later(self._policy.stop_grace, self._insist)
@@ -218,7 +217,7 @@ class FunctionCall:
             log.warning("job %s: the function did not stop within its grace; still waiting", self.held.lease.id)
         elif self.task is not None:
             self.task.cancel()
-            self._deadline = self._loop.call_later(5.0, self._insist)
+            self._deadline = self._loop.call_later(INSIST_SECONDS, self._insist)
 
     def give_up(self) -> None:
         """Requeue the job because the worker exits. A thread that still runs the function ends with the process.
@@ -248,21 +247,21 @@ class FunctionCall:
         _BACKGROUND.add(task)
         task.add_done_callback(_BACKGROUND.discard)
 
-    async def _record_stop_phase(self, phase: StopPhase) -> None:
-        lease = self.held.lease
-        grace = self._policy.stop_grace if phase is StopPhase.SIGNALLED else None
-        if self._stop_phase_lock is None:
-            self._stop_phase_lock = asyncio.Lock()
-        async with self._stop_phase_lock:  # Phases are written one at a time, in order.
-            advance = self._executor.services.store.leases.advance_stop
-            await with_retries(lambda: advance(lease, phase, grace=grace), "recording a stop phase")
+    async def _record_stop_phase(self, phase: StopPhase) -> bool:
+        """Record a phase of the stop sequence. Return False if the lease is lost."""
+        if self._stop_recorder is None:
+            self._stop_recorder = StopRecorder(self._executor.services, self.held, self._stop)
+        recorded = await self._stop_recorder.record(phase)
+        if not recorded:
+            self.held.lose()
+        return recorded
 
     # Timeouts
 
     def _set_timers(self, function: Function) -> None:
         timeout = self._policy.timeout or function.timeout or self._executor.services.settings.timeout
         if timeout is not None:
-            self._timeout = self._loop.call_later(timeout, self.stop, "timeout")
+            self._timeout = self._loop.call_later(timeout, self.stop, StopReason.TIMEOUT)
         if self._policy.idle_timeout is not None:
             self._heard_at = self._loop.time()
             self._idle = self._loop.call_later(self._policy.idle_timeout, self._look_idle)
@@ -271,7 +270,7 @@ class FunctionCall:
         assert self._policy.idle_timeout is not None
         silent = self._loop.time() - self._heard_at
         if silent >= self._policy.idle_timeout:
-            self.stop("idle_timeout")
+            self.stop(StopReason.IDLE_TIMEOUT)
         else:
             self._idle = self._loop.call_later(self._policy.idle_timeout - silent, self._look_idle)
 
@@ -301,20 +300,26 @@ class FunctionCall:
         else:
             self._loop.call_soon_threadsafe(self._emit, event)
 
-    def _emit(self, event: NewEvent) -> None:
+    def _writer(self) -> EventWriter:
         if self._event_writer is None:
-            self._event_writer = EventWriter(self._executor.services.store, self.held.lease)
+            services = self._executor.services
+            self._event_writer = EventWriter(
+                services.store, self.held.lease, log_max_bytes=services.settings.log_max_bytes
+            )
+        return self._event_writer
+
+    def _emit(self, event: NewEvent) -> None:
+        writer = self._writer()
         self._heard_at = self._loop.time()
         if self._mask:
             event = NewEvent(type=event.type, data=self._mask.data(event.data))
-        size = 0
-        if event.type == "log":
-            size = sum(len(line.encode(errors="replace")) + 1 for line in event.data["lines"])
-            if self._event_writer.cut(size, self._executor.services.settings.log_max_bytes):
-                return
-        if event.type != "usage" and self._event_writer.full(event):
+        size = _log_size(event)
+        if event.type == "log" and not writer.log_cap.fits(size):
+            writer.note_cut()
             return
-        self._event_writer.add(event, size)
+        if event.type != "usage" and writer.full(event):
+            return
+        writer.add(event, size)
         if self._shipping is None:
             self._shipping = self._loop.call_later(SHIP_SECONDS, self._ship)
 
@@ -331,8 +336,8 @@ class FunctionCall:
         landed = await self._event_writer.flush()
         if not landed:
             self.held.lose()
-        elif self._event_writer.over_budget(self._policy.budget) is not None:
-            self.stop("budget")
+        elif (over := self._event_writer.over_budget(self._policy.budget)) is not None:
+            self.stop(StopReason.BUDGET, budget_error(over))
         return landed
 
 
@@ -347,6 +352,12 @@ def _caught(call: Callable[..., Any], inputs: Mapping[str, Any]) -> tuple[Any, B
         return None, RuntimeError(f"StopIteration: {error}")
     except BaseException as error:
         return None, error
+
+
+def _log_size(event: NewEvent) -> int:
+    if event.type != "log":
+        return 0
+    return sum(len(line.encode(errors="replace")) + 1 for line in event.data["lines"])
 
 
 def _failed(code: str, message: str) -> AttemptEnd:

@@ -17,8 +17,9 @@ from holdfast.runner.base import AttemptEnd
 from holdfast.runner.function import Function, FunctionRegistry
 from holdfast.worker.classify import classify, stop_cause
 from holdfast.worker.execution_services import ExecutionServices
-from holdfast.worker.function_call import DRAIN, FunctionCall
+from holdfast.worker.function_call import FunctionCall
 from holdfast.worker.held_leases import HeldLease
+from holdfast.worker.stop_sequence import StopReason
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ class FunctionExecutor:
     async def drain(self, grace: float) -> None:
         """Wait up to `grace` for functions to end; then requeue the jobs of the others as `drained`."""
         for call in list(self._calls):
-            call.stop(DRAIN)
+            call.stop(StopReason.DRAIN)
         if self._calls:
             self._empty.clear()
             with contextlib.suppress(TimeoutError):

@@ -136,13 +136,11 @@ class HeldLeases:
         return self._claiming > 0
 
 
-async def until_trusted(held: HeldLease, *, look: float = 0.05) -> bool:
+async def require_trust(held: HeldLease, *, look: float = 0.05) -> None:
     """Wait until we may act for a job: no wait while its lease is trusted, else until a heartbeat has renewed it.
 
-    Return False if the lease is lost.
+    Raise LeaseLost if the lease is lost.
     """
     while not held.trusted:
-        if held.lost:
-            return False
+        held.check()
         await asyncio.sleep(look)
-    return True

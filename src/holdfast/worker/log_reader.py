@@ -17,6 +17,7 @@ from holdfast.runner.function import MAX_NAME, MOST_USED, OURS
 from holdfast.runner.secrets import NO_MASK, Mask
 from holdfast.worker.event_writer import EventWriter
 from holdfast.worker.last_error import TAIL, LastError
+from holdfast.worker.log_cap import LogCap
 
 MAX_LINE = 65_536
 """Longer lines are split here, so that an endless line does not fill the memory."""
@@ -86,12 +87,12 @@ class LogReader:
         running: AttemptHandle,
         event_writer: EventWriter,
         *,
-        cap: int,
+        events_cap: int,
         on_event: Callable[[dict[str, Any]], None],
-        mask: Mask = NO_MASK,
-        tasks: Sequence[str] = (),
-        own_line: Callable[[str | None, bytes], bytes] | None = None,
-        short_of_room: Callable[[], bool] = lambda: False,
+        mask: Mask,
+        tasks: Sequence[str],
+        own_line: Callable[[str | None, bytes], bytes],
+        short_of_room: Callable[[], bool],
     ) -> None:
         self._short_of_room = short_of_room
         self._since_short = 0
@@ -102,17 +103,14 @@ class LogReader:
         self._task: str | None = None
         self._running = running
         self._event_writer = event_writer
-        self._cap = cap
+        self._log_cap = event_writer.log_cap
+        self._events_cap = LogCap(events_cap, "its events are")
         self._on_event = on_event
         stdout, stderr = event_writer.committed
         self._lines = {Stream.STDOUT: LineSplitter(stdout, mask), Stream.STDERR: LineSplitter(stderr, mask)}
         self.more = False
         self._ended = False
         self.last_error = LastError()
-        self._log_bytes = event_writer.logged
-        self._event_bytes = 0
-        self._log_capped = False
-        self._events_capped = False
 
     async def ship(self) -> bool:
         """Ship a bounded part of the available output; `more` is true if there is more. False: the lease is lost."""
@@ -145,9 +143,7 @@ class LogReader:
         return await self._flush()
 
     async def _flush(self) -> bool:
-        landed = await self._event_writer.flush((self._lines[Stream.STDOUT].end, self._lines[Stream.STDERR].end))
-        self._log_bytes = self._event_writer.logged
-        return landed
+        return await self._event_writer.flush((self._lines[Stream.STDOUT].end, self._lines[Stream.STDERR].end))
 
     def _take(self, frames: Sequence[Frame]) -> None:
         for frame in frames:
@@ -174,34 +170,28 @@ class LogReader:
 
     def _add(self, stream: Stream, lines: Sequence[bytes]) -> None:
         """Add lines as events; adjacent log lines share one event."""
-        plain: list[str] = []
-        size = 0
-        if stream is Stream.STDERR and self._own_line is not None:
+        if stream is Stream.STDERR:
             lines = [self._own_line(self._task, line) for line in lines]
         lines = [self._mask.mask_bytes(line) for line in lines]
         if stream is Stream.STDERR:
             self._note_errors(lines)
+        log = _LogLines()
         for line in lines:
-            event = as_event(line)
-            if event is not None:
-                self._put_log(stream, plain, size)
-                plain, size = [], 0
-                # Mask again after decoding: JSON can escape any character.
-                data = self._mask.data(event.data)
-                self._put_event(NewEvent(type=event.type, data=data, task=self._task), len(line))
-            elif not self._log_capped and not self._leaves_out(stream, len(line) + 1):
-                if self._log_bytes + size + len(line) + 1 > self._cap:
-                    self._put_log(stream, plain, size)
-                    plain, size = [], 0
-                    self._log_capped = True
-                    self._note(stream, f"the log is over {self._cap} bytes; what follows is not kept", capped=True)
-                    continue
-                plain.append(line.decode("utf-8", "replace"))
-                size += len(line) + 1
-                if size >= MAX_LINE:
-                    self._put_log(stream, plain, size)
-                    plain, size = [], 0
-        self._put_log(stream, plain, size)
+            if (event := as_event(line)) is not None:
+                self._put_log(stream, log)
+                self._put_event(event, len(line))
+            elif not self._log_cap.cut and not self._leaves_out(stream, len(line) + 1):
+                self._add_log_line(stream, log, line)
+        self._put_log(stream, log)
+
+    def _add_log_line(self, stream: Stream, log: "_LogLines", line: bytes) -> None:
+        if not self._log_cap.fits(len(line) + 1):
+            self._put_log(stream, log)
+            self._note_cut(stream, self._log_cap)
+            return
+        log.add(line)
+        if log.size >= MAX_LINE:
+            self._put_log(stream, log)
 
     def _leaves_out(self, stream: Stream, size: int) -> bool:
         """Return whether to drop a line: below the reserve of the database's disk, only a small amount is kept."""
@@ -225,26 +215,44 @@ class LogReader:
         last = [line.decode("utf-8", "replace") for line in lines[-TAIL:] if as_event(line) is None]
         self.last_error.add_lines(self._task, last)
 
-    def _put_log(self, stream: Stream, lines: list[str], size: int) -> None:
-        if lines:
-            self._log_bytes += size
-            data = {"stream": NAMES[stream], "lines": lines}
-            self._event_writer.add(NewEvent(type="log", data=data, task=self._task), size)
+    def _put_log(self, stream: Stream, log: "_LogLines") -> None:
+        if log.lines:
+            data = {"stream": NAMES[stream], "lines": log.lines}
+            self._event_writer.add(NewEvent(type="log", data=data, task=self._task), log.size)
+        log.clear()
 
     def _put_event(self, event: NewEvent, size: int) -> None:
-        if self._event_bytes + size <= self._cap:
-            self._event_bytes += size
+        # Mask again after decoding: JSON can escape any character.
+        event = NewEvent(type=event.type, data=self._mask.data(event.data), task=self._task)
+        if self._events_cap.fits(size):
             self._event_writer.add(event)
             return
         if event.type == "usage":
             self._event_writer.charge(event.data)
-        if not self._events_capped:
-            self._events_capped = True
-            self._note(Stream.STDOUT, f"its events are over {self._cap} bytes; what follows is not kept", capped=True)
+        self._note_cut(Stream.STDOUT, self._events_cap)
+
+    def _note_cut(self, stream: Stream, cap: LogCap) -> None:
+        if (note := cap.note()) is not None:
+            self._note(stream, note, capped=True)
 
     def _note(self, stream: Stream, text: str, **more: Any) -> None:
         data = {"stream": NAMES[stream], "lines": [f"[holdfast: {text}]"], **more}
         self._event_writer.add(NewEvent(type="log", data=data, task=self._task))
+
+
+class _LogLines:
+    """Log lines that go into one event."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.size = 0
+
+    def add(self, line: bytes) -> None:
+        self.lines.append(line.decode("utf-8", "replace"))
+        self.size += len(line) + 1
+
+    def clear(self) -> None:
+        self.lines, self.size = [], 0
 
 
 def as_event(line: bytes) -> NewEvent | None:

@@ -1,5 +1,5 @@
-"""Runs a pipeline task by task. For a task without a snapshot: take the build lock, prepare the workspace, command the
-supervisor to run the task, then take a snapshot.
+"""How a pipeline differs from a plain command: it runs task by task. For a task without a snapshot: take the build
+lock, restore the workspace, command the supervisor to run the task, then take a snapshot.
 
 If this worker dies, its adopter reads the progress from the supervisor's events (`pipeline_progress.py`) and continues
 from there: every step may be repeated. Files are copied or replaced only while the supervisor waits between tasks.
@@ -8,61 +8,66 @@ from there: every step may be repeated. Files are copied or replaced only while 
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 from holdfast.duties.evictor import Evictor
 from holdfast.errors import CacheFull, Invalid, SnapshotDamaged, SnapshotFailed
-from holdfast.model import Cause, Error, Snapshot, TaskStatus
+from holdfast.model import Cause, Error, TaskStatus
 from holdfast.pipeline.connectors import WorkspaceNotConsistent, connector_of
 from holdfast.pipeline.connectors.postgres import own_line
 from holdfast.pipeline.plan import PipelinePlan, TaskPlan
 from holdfast.pipeline.snapshots import SNAPSHOTS, SnapshotFolders, WorkspaceChanged
 from holdfast.pipeline_spec import NO_UPLOADS
-from holdfast.runner.base import AttemptEnd, AttemptHandle, CannotStart, EngineUnreachable, NoSpace, Runner
+from holdfast.runner.base import AttemptEnd, AttemptHandle, CannotStart, NoSpace, Runner
 from holdfast.runner.collected_outputs import ArtifactLimits, ContractViolation
 from holdfast.runner.disk import SHARED
 from holdfast.runner.secrets import NO_MASK
 from holdfast.runner.start_pause import needs_space
-from holdfast.runner.tree_removal import remove_tree
 from holdfast.runner.wire import Command, truncated
-from holdfast.runner.workspace import TREE, give_like, replaced_by
+from holdfast.runner.workspace import TREE
 from holdfast.runner_specs import check_spec
 from holdfast.timing import backoff, jitter
+from holdfast.worker.attempt_changes import AttemptChanges
 from holdfast.worker.collect import CollectOutputs
 from holdfast.worker.execution_services import ExecutionServices
-from holdfast.worker.held_leases import HeldLease, LeaseLost, until_trusted
-from holdfast.worker.pipeline_progress import PipelineProgress, tree_name
+from holdfast.worker.held_leases import HeldLease, require_trust
+from holdfast.worker.pipeline_progress import PipelineProgress
+from holdfast.worker.pipeline_workspace import PipelineWorkspace
 from holdfast.worker.planning import StagedPipeline, facts_for, plan_for, plan_in, sources_for
+from holdfast.worker.supervisor_link import POLL_SECONDS, SupervisorLink, until
 from holdfast.worker.task_outputs import OutputsToStore, TaskOutputs, in_threads
 from holdfast.worker.task_store import TaskStore
 
 log = logging.getLogger(__name__)
 
-POLL_SECONDS = 0.02
-"""Seconds between polls while we wait for an event of the supervisor or for the service to become ready."""
 TASK_POLL_SECONDS = 0.1
 """Seconds between polls while a task runs."""
 BUILD_POLL_SECONDS = 0.25
 """Seconds between polls for a snapshot that another job builds."""
-RESEND_SECONDS = 5.0
 NO_SPACE_BASE, NO_SPACE_CAP = 1.0, 30.0
 """Seconds before a workspace is restored again after the disk was full: the first time, and at most."""
 TASK_ENDS = {"timed_out": TaskStatus.TIMED_OUT, "idle_timeout": TaskStatus.TIMED_OUT}
 
 
 class PipelineExecution:
-    """One attempt of a pipeline in this worker. `interrupted` tells whether it is stopped, lost or handed over."""
+    """One attempt of a pipeline in this worker."""
 
     def __init__(
-        self, services: ExecutionServices, runner: Runner, held: HeldLease, interrupted: Callable[[], bool]
+        self,
+        services: ExecutionServices,
+        runner: Runner,
+        held: HeldLease,
+        link: SupervisorLink,
+        changes: AttemptChanges,
     ) -> None:
         self._services = services
         self._runner = runner
         self._held = held
         self._lease = held.lease
-        self._interrupted = interrupted
+        self._link = link
+        self._changes = changes
         self._folders = SnapshotFolders(services.settings.shared / SNAPSHOTS, at=self._at, check=services.shared.check)
         self._evictor = Evictor(
             services.store,
@@ -72,13 +77,12 @@ class PipelineExecution:
         )
         self._locked: str | None = None
         self.mask = NO_MASK
-        self.outputs: TaskOutputs
-        self.names: Sequence[str] = ()
-        self.progress = PipelineProgress((), at=0)
+        self.task_names: Sequence[str] = ()
+        self._progress = PipelineProgress((), at=0)
 
     # Before the start
 
-    async def begin(self) -> AttemptEnd | None:
+    async def prepare(self) -> AttemptEnd | None:
         """Plan from the current files, and wait for the build lock of the first snapshot that is missing.
 
         Return an AttemptEnd if the pipeline needs no start: every task is cached, or it cannot be planned.
@@ -109,7 +113,7 @@ class PipelineExecution:
         await self._task_store.plan(await self._done())
         self._at("recorded")
 
-    def staged(self) -> StagedPipeline:
+    def staging(self) -> StagedPipeline:
         return StagedPipeline(self._plan, sources_for(self._lease, self._services.settings))
 
     async def adopt(self, running: AttemptHandle) -> None:
@@ -125,33 +129,48 @@ class PipelineExecution:
 
     def _follow(self, found: PipelinePlan) -> None:
         self._plan = found
-        self._connector = connector_of(found.connector)
         self._task_store = TaskStore(self._services.store, self._lease, found)
-        self.names = [task.name for task in found.tasks]
-        self.progress = PipelineProgress(self.names, at=0 if found.base is None else -1)
-        self.outputs = TaskOutputs(self._folders, self._task_store, found, self.progress)
+        self.task_names = [task.name for task in found.tasks]
+        self._progress = PipelineProgress(self.task_names, at=0 if found.base is None else -1)
+        self._outputs = TaskOutputs(self._folders, self._task_store, found, self._progress)
+        self._workspace = PipelineWorkspace(
+            self._services,
+            self._lease,
+            self._link,
+            folders=self._folders,
+            plan=found,
+            progress=self._progress,
+            task_store=self._task_store,
+            outputs=self._outputs,
+        )
 
     def own_line(self, name: str | None, line: bytes) -> bytes:
         """Rewrite a line of a task's stderr to name the developer's SQL file instead of our staged copy."""
         if name is None or not line.startswith(b"psql:"):
             return line
-        task = self._plan.tasks[self.names.index(name)]
+        task = self._plan.tasks[self.task_names.index(name)]
         return line if task.sql is None else own_line(task, line)
 
     # While it runs
 
+    def pace(self, quiet: int) -> float:
+        return POLL_SECONDS if self._progress.running is None else TASK_POLL_SECONDS
+
+    def on_event(self, event: Mapping[str, Any]) -> None:
+        self._progress.on_event(event)
+
     @property
-    def pace(self) -> float:
-        return POLL_SECONDS if self.progress.running is None else TASK_POLL_SECONDS
+    def failed_task(self) -> str | None:
+        return self._progress.failed
 
     async def drive(self, running: AttemptHandle) -> None:
         """Decide at every task boundary what comes next. Runs until the caller cancels it at the end of the attempt."""
         full = 0
         while True:
-            await self._until(lambda: self.progress.waiting_before is not None)
-            assert self.progress.waiting_before is not None
+            await until(lambda: self._progress.waiting_before is not None)
+            assert self._progress.waiting_before is not None
             try:
-                await self._continue(running, self.progress.waiting_before)
+                await self._continue(running, self._progress.waiting_before)
                 full = 0
             except NoSpace as error:  # No task runs, and a stop request reaches the supervisor meanwhile.
                 full += 1
@@ -169,9 +188,12 @@ class PipelineExecution:
             except OSError as error:
                 await self._give_up(running, SnapshotFailed.code, str(error))
 
+    def cached_outputs(self) -> CollectOutputs:
+        return self._outputs.collect_cached
+
     def collector(self, running: AttemptHandle, end: AttemptEnd) -> CollectOutputs:
         """Return how to collect the outputs of an ended attempt: only the work folder if its plan is gone."""
-        return self.outputs.collector(running, end) if self.names else running.outputs
+        return self._outputs.collector(running, end) if self.task_names else running.outputs
 
     async def _continue(self, running: AttemptHandle, done_tasks: int) -> None:
         """Keep the result of the last task, and start the next one that has to run; `done_tasks` tasks are done.
@@ -180,27 +202,28 @@ class PipelineExecution:
         valid, even if the snapshot is gone by now.
         """
         await self._keep(running, done_tasks)
-        done = max(done_tasks, self.progress.at)
+        done = max(done_tasks, self._progress.at)
         following = await self._secure(done)
-        if self._interrupted():
-            await self._until(lambda: self.progress.waiting_before != done_tasks)
+        if self._changes.interrupted:
+            await until(lambda: self._progress.waiting_before != done_tasks)
         elif following == len(self._plan.tasks):
             with needs_space("cannot copy the outputs of cached tasks"):
-                known = self.progress.at >= following or await self.outputs.inherit_last(running, self._lease.token)
+                known = self._progress.at >= following or await self._outputs.inherit_last(running, self._lease.token)
             if not known:
                 await self._plan_again(done)
                 return
             self._at("ending")
-            await self._send_until(running, Command(token=self._lease.token, verb="end"), lambda: False)
+            end = Command(token=self._lease.token, verb="end")
+            await self._link.send_until(running, end, lambda: False)
         else:
-            if not await self._restore(running, following):
+            if not await self._workspace.restore(running, following):
                 await self._plan_again(done)
                 return
-            await self._start_service(running)
+            await self._workspace.start_service(running)
             await self._task_store.write(following, TaskStatus.RUNNING)
             self._at("going")
             go = Command(token=self._lease.token, verb="go", task=following)
-            await self._send_until(running, go, lambda: self.progress.waiting_before != done_tasks)
+            await self._link.send_until(running, go, lambda: self._progress.waiting_before != done_tasks)
 
     async def _plan_again(self, done: int) -> None:
         """Record that only `done` tasks are done: the snapshot that was to be restored is gone."""
@@ -209,7 +232,7 @@ class PipelineExecution:
 
     async def settle(self) -> None:
         """Record how each task ended, after the end of the attempt. A task cut off by a loss becomes pending again."""
-        for n, end in self.progress.ends.items():
+        for n, end in self._progress.ends.items():
             if end.well:
                 status = TaskStatus.SUCCEEDED
             elif end.cause in ("cancelled", "interrupted"):
@@ -217,8 +240,8 @@ class PipelineExecution:
             else:
                 status = TASK_ENDS.get(end.cause, TaskStatus.FAILED)
             await self._task_store.close(n, status, end)
-        if self.progress.running is not None:
-            await self._task_store.write(self.progress.running, TaskStatus.PENDING)
+        if self._progress.running is not None:
+            await self._task_store.write(self._progress.running, TaskStatus.PENDING)
 
     # Which snapshots exist, and who builds those that are missing
 
@@ -228,7 +251,7 @@ class PipelineExecution:
         Return the number of tasks if none has to run. The snapshot is looked up again under the lock, because another
         job may have built it in the meantime.
         """
-        while n < len(self._plan.tasks) and not self._interrupted():
+        while n < len(self._plan.tasks) and not self._changes.interrupted:
             known = await self._done(beyond=n)
             if known > n:
                 await self._task_store.reuse(range(n, known))
@@ -247,7 +270,7 @@ class PipelineExecution:
             row = await self._task_store.use(self._plan.tasks[done - 1].snapshot)
             if row is None:
                 continue
-            if await self.outputs.whole(row) and await asyncio.to_thread(self._folders.verify, row.folder, row.digest):
+            if await self._outputs.whole(row) and await asyncio.to_thread(self._folders.verify, row.folder, row.digest):
                 break
             log.error("snapshot %s is not what was published; it is built again", row.id)
             await self._task_store.drop(row)
@@ -266,16 +289,16 @@ class PipelineExecution:
 
     async def _keep(self, running: AttemptHandle, done_tasks: int) -> None:
         """Record that a task is done. Store its result first if that is wanted and no snapshot exists yet."""
-        if done_tasks == 0 or self.progress.at != done_tasks or done_tasks - 1 not in self.progress.ends:
+        if done_tasks == 0 or self._progress.at != done_tasks or done_tasks - 1 not in self._progress.ends:
             return
         task = self._plan.tasks[done_tasks - 1]
-        while task.keep and not self._interrupted() and not await self._task_store.known([task.snapshot]):
+        while task.keep and not self._changes.interrupted and not await self._task_store.known([task.snapshot]):
             if self._locked != task.snapshot:
                 await self._lock(task.snapshot)
             elif not await self._store(running, task):
                 break
-        if not self._interrupted():
-            await self._task_store.close(task.n, TaskStatus.SUCCEEDED, self.progress.ends[task.n])
+        if not self._changes.interrupted:
+            await self._task_store.close(task.n, TaskStatus.SUCCEEDED, self._progress.ends[task.n])
             self._at("kept")
 
     async def _store(self, running: AttemptHandle, task: TaskPlan) -> bool:
@@ -287,7 +310,7 @@ class PipelineExecution:
         limits = ArtifactLimits(bytes=self._services.settings.artifact_max_bytes)
         async with in_threads(self._folders.temporary(f"outputs.{secrets.token_hex(8)}")) as folder:
             try:
-                collect = partial(self.outputs.collect_into, folder, running, limits, self.mask)
+                collect = partial(self._outputs.collect_into, folder, running, limits, self.mask)
                 to_store = await self._evictor.with_room(collect)
             except (ContractViolation, Invalid) as error:
                 log.warning(
@@ -301,15 +324,15 @@ class PipelineExecution:
         return True
 
     async def _publish(self, running: AttemptHandle, task: TaskPlan, to_store: OutputsToStore) -> None:
-        await self._stop_service(running)
+        await self._workspace.stop_service(running)
         tree = running.workspace / TREE
-        await asyncio.to_thread(lambda: self._connector.check_quiet(tree))
+        await asyncio.to_thread(lambda: connector_of(self._plan.connector).check_quiet(tree))
         self._at("quiet")
         outputs = to_store.outputs
         made = await self._evictor.copy(task.snapshot, tree, to_store.folder, more=outputs.size)
         self._at("copied")
-        await self._trusted()
-        if self._interrupted():
+        await require_trust(self._held)
+        if self._changes.interrupted:
             await asyncio.to_thread(lambda: self._folders.remove(made.folder))
             return
         if not await self._task_store.publish(task, made, outputs):
@@ -317,107 +340,11 @@ class PipelineExecution:
         self._locked = None
         self._at("published")
 
-    # The workspace and the service, while the supervisor waits at a task boundary
-
-    async def _restore(self, running: AttemptHandle, done_tasks: int) -> bool:
-        """Restore the workspace to the state after `done_tasks` tasks. Return False if that snapshot is gone."""
-        if self.progress.at == done_tasks:
-            return True
-        await self._stop_service(running)
-        snapshot = self._plan.tasks[done_tasks - 1].snapshot if done_tasks else self._plan.base
-        assert snapshot is not None  # Without a base, the empty workspace is the state after 0 tasks.
-        if (row := await self._task_store.use(snapshot)) is None:
-            if not done_tasks:
-                raise SnapshotDamaged(f"snapshot {snapshot}, the base of this pipeline, is gone")
-            return False
-        name = tree_name(done_tasks, self._lease.token)
-        target = running.workspace / name
-        try:
-            with needs_space("cannot restore the workspace"):
-                await asyncio.to_thread(lambda: self._fill(target, row))
-                self._at("restored")
-                await self.outputs.inherit(running, row, name)
-                self._at("inherited")
-        except SnapshotDamaged:
-            await self._task_store.drop(row)
-            return False
-        except NoSpace:
-            await asyncio.to_thread(lambda: self._unfill(target))
-            raise
-        move_in = Command(token=self._lease.token, verb="place", name=name)
-        await self._send_until(running, move_in, lambda: self.progress.at == done_tasks)
-        self._at("placed")
-        await asyncio.to_thread(lambda: remove_tree(replaced_by(target)))
-        return True
-
-    def _fill(self, target: Path, row: Snapshot) -> None:
-        """Restore next to the workspace, then move the tree in: the tasks own everything inside."""
-        self._unfill(target)
-        made = _made(target)
-        self._folders.restore(row.folder, row.digest, made)
-        give_like(made, target.parent / TREE)
-        made.rename(target)
-
-    def _unfill(self, target: Path) -> None:
-        """Remove what an earlier try to restore left."""
-        for leftover in (_made(target), target, replaced_by(target)):
-            remove_tree(leftover)
-
-    async def _stop_service(self, running: AttemptHandle) -> None:
-        if self.progress.serving:
-            stop = Command(token=self._lease.token, verb="service", kind="stop")
-            await self._send_until(running, stop, lambda: not self.progress.serving)
-
-    async def _start_service(self, running: AttemptHandle) -> None:
-        if not self._connector.serves:
-            return
-        if not self.progress.serving:
-            start = Command(token=self._lease.token, verb="service", kind="start")
-            await self._send_until(running, start, lambda: self.progress.serving)
-        await self._until(lambda: self._connector.ready(running.workspace / TREE))
-        self._at("serving")
-
     async def _give_up(self, running: AttemptHandle, code: str, message: str) -> None:
         log.warning("job %s attempt %d cannot continue, ending it: %s", self._lease.id, self._lease.attempt, message)
         text = truncated(f"{code}: {message}")
-        await self._send_until(running, Command(token=self._lease.token, verb="end", text=text), lambda: False)
-
-    # Commands to the supervisor
-
-    async def _send_until(self, running: AttemptHandle, command: Command, done: Callable[[], bool]) -> None:
-        """Repeat a command until it is carried out; one that ends the attempt, until the caller cancels us."""
-        while not done():
-            await self._trusted()
-            try:
-                await running.send(command)
-            except (EngineUnreachable, OSError) as error:  # A full disk may have room soon.
-                log.warning(
-                    "job %s attempt %d: cannot send command %s, retrying: %s",
-                    self._lease.id,
-                    self._lease.attempt,
-                    command.verb,
-                    error,
-                )
-                await asyncio.sleep(BUILD_POLL_SECONDS)
-                continue
-            try:
-                async with asyncio.timeout(RESEND_SECONDS):
-                    await self._until(done)
-            except TimeoutError:
-                pass
-
-    async def _until(self, done: Callable[[], bool]) -> None:
-        while not done():  # noqa: ASYNC110 - the service writes its ready file without an event
-            await asyncio.sleep(POLL_SECONDS)
-
-    async def _trusted(self) -> None:
-        if not await until_trusted(self._held):
-            raise LeaseLost
+        end = Command(token=self._lease.token, verb="end", text=text)
+        await self._link.send_until(running, end, lambda: False)
 
     def _at(self, step: str) -> None:
         self._services.at(step, self._lease)
-
-
-def _made(target: Path) -> Path:
-    """Where a tree is restored before it is moved into the workspace."""
-    return target.parent.parent / f".{target.name}"

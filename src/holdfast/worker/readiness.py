@@ -9,7 +9,7 @@ from holdfast.model import Check
 from holdfast.registry import runner_named
 from holdfast.runner.base import Identity
 from holdfast.runner.checks import CheckRequest, CheckResult
-from holdfast.runner.secrets import NO_MASK, Mask, find_secrets
+from holdfast.runner.secrets import Mask
 from holdfast.worker.batch_writer import with_retries
 from holdfast.worker.execution_services import ExecutionServices
 from holdfast.worker.held_leases import HeldLease
@@ -55,8 +55,7 @@ class _ReadinessChecks:
         self._held = held
         self._until = until
         self._identity = Identity(services.installation, held.lease.id, held.lease.attempt)
-        names = held.lease.policy.secrets
-        self._mask = Mask(find_secrets(names, services.settings.secrets_dir).values()) if names else NO_MASK
+        self._mask = Mask(services.secrets(held.lease.policy).values())
         self._cleared = not held.lease.adopted
 
     async def succeed(self, check: Check, what: str, user: str | None) -> None:

@@ -28,10 +28,10 @@ from holdfast.store import Store, notify
 from holdfast.store.notify import TopicSignal
 from holdfast.store.outage import level_of, retry_while_starting
 from holdfast.timing import backoff, jitter
+from holdfast.worker.attempt_execution import AttemptExecution
 from holdfast.worker.batch_writer import HandOverRequest
 from holdfast.worker.capabilities import Capabilities
 from holdfast.worker.execution_services import ExecutionServices, StepHook
-from holdfast.worker.executor import AttemptExecution
 from holdfast.worker.functions import FunctionExecutor
 from holdfast.worker.heartbeat import Heartbeat, HeartbeatResult, HeartbeatStore
 from holdfast.worker.held_leases import HeldLease, HeldLeases, boottime
