@@ -1,25 +1,15 @@
-"""Puts the parts together: settings in; a worker, or the service, out."""
+"""Puts a store and a worker together: settings in, a worker out. `assemble_service` does it for the service."""
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import Any
 
-from holdfast import config
-from holdfast.api.app import Api, Background
-from holdfast.api.dry_run import FactsOf
 from holdfast.config import Settings
 from holdfast.duties import store_reserve
 from holdfast.duties.job_files import Containers, JobFiles
-from holdfast.duties.scheduler import Duties
-from holdfast.errors import Invalid, StoreError
-from holdfast.model import new_worker_id
+from holdfast.errors import StoreError
 from holdfast.permissions import PASSABLE, tighten
-from holdfast.pipeline.connectors import CONNECTORS
-from holdfast.pipeline.plan import PlanFacts
-from holdfast.pipeline_spec import pipeline_of
-from holdfast.runner.base import CannotStart, ContainerLimits, EngineUnreachable, Runner
+from holdfast.runner.base import ContainerLimits, Runner
 from holdfast.runner.disk import disks_of
 from holdfast.runner.function import FunctionRegistry
 from holdfast.runner.job_files import JobFolders
@@ -31,7 +21,6 @@ from holdfast.store import Store
 from holdfast.store.outage import asked_again
 from holdfast.store.sqlite import SqliteDatabase
 from holdfast.store.store import open_store
-from holdfast.worker.direct import DirectExecutor
 from holdfast.worker.execution_services import StepHook
 from holdfast.worker.heartbeat import HeartbeatStore
 from holdfast.worker.worker import Worker
@@ -183,100 +172,6 @@ async def docker_of(settings: Settings, installation: str, stack: AsyncExitStack
     )
     await runner.check()
     return [runner]
-
-
-def api_of(settings: Settings, *, background: Background | None = None) -> Api:
-    """Build the service on its own store. `background` runs beside it, with the same store."""
-    return Api(
-        settings, lambda: store_of(settings, connections=settings.api_connections), facts_of(settings), background
-    )
-
-
-def facts_of(settings: Settings) -> FactsOf:
-    """Return the function that finds the facts of a pipeline on this host: its image, or the installed server."""
-
-    async def facts(spec: Mapping[str, Any]) -> PlanFacts:
-        pipeline = pipeline_of(spec)
-        if pipeline is None or "image" in spec:
-            return PlanFacts(image=await image_of(settings, spec["image"]) if pipeline else None)
-        try:
-            return PlanFacts(engine=await asyncio.to_thread(CONNECTORS[pipeline.connector].engine))
-        except CannotStart as error:
-            raise Invalid("connector", error.error.message) from None
-
-    return facts
-
-
-async def image_of(settings: Settings, name: str) -> str | None:
-    """Return the digest of an image; None if this process's engine does not have it or is unreachable."""
-    if settings.docker_host is None:
-        return None
-    try:  # Only here: what it needs is an extra.
-        from holdfast.runner.docker.engine import Engine, EngineError  # noqa: PLC0415
-    except ModuleNotFoundError:
-        return None
-    engine = Engine(settings.docker_host)
-    try:
-        return (await engine.image(name)).id
-    except (EngineError, EngineUnreachable):
-        return None
-    finally:
-        await engine.close()
-
-
-def beside(settings: Settings, functions: FunctionRegistry | None = None) -> Background:
-    """Return what runs beside a server: the duties and, where the queue is off, what runs the jobs."""
-    return duties_of(settings) if settings.queue_enabled else direct_of(settings, functions)
-
-
-def direct_of(settings: Settings, functions: FunctionRegistry | None = None) -> Background:
-    """Return a worker that claims nothing, for a server that runs jobs in the request; it also runs the duties."""
-
-    @asynccontextmanager
-    async def running(store: Store) -> AsyncIterator[DirectExecutor]:
-        async with worker_of(settings, queues={}, functions=functions, store=store) as worker:
-            # Not a group: the block may be entered and left in different tasks.
-            task = asyncio.create_task(worker.run())
-            started = asyncio.create_task(worker.started.wait())
-            await asyncio.wait([task, started], return_when=asyncio.FIRST_COMPLETED)
-            started.cancel()
-            try:
-                if not task.done():
-                    yield DirectExecutor(worker, store, settings)
-            finally:
-                if not task.done():
-                    worker.drain()
-                await task
-
-    return running
-
-
-def duties_of(settings: Settings) -> Background:
-    """Return the duties, to run beside a server: one process of the installation leads them."""
-
-    @asynccontextmanager
-    async def running(store: Store) -> AsyncIterator[None]:
-        duties = Duties(store, new_worker_id(), settings)
-        async with asyncio.TaskGroup() as group:
-            task = group.create_task(duties.run())
-            try:
-                yield
-            finally:
-                task.cancel()
-        with suppress(StoreError):
-            await duties.resign()
-
-    return running
-
-
-def asgi(url: str | None = None, *, functions: FunctionRegistry | None = None, **settings: object) -> Api:
-    """Build the service as an ASGI application, to serve or to mount: `app.mount("/jobs", holdfast.asgi())`.
-
-    `url` is the database's; other settings are given by name, or come from the environment. `functions` are those of an
-    application (`app.functions`), to be run in the request where the queue is off.
-    """
-    loaded = config.load({"database_url": url, **settings})
-    return api_of(loaded, background=beside(loaded, functions))
 
 
 def beats_of(

@@ -7,7 +7,8 @@ import sys
 
 from holdfast import config
 from holdfast.api.app import Api
-from holdfast.assemble import beside, connected, equip, facts_of
+from holdfast.assemble import connected, equip
+from holdfast.assemble_service import beside, facts_of
 from holdfast.cli.serve import serve
 from holdfast.store import Store
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from holdfast.assemble import api_of
+from holdfast.assemble_service import api_of
 from holdfast.cli.serve import Server, bind
 from holdfast.config import Settings
 from holdfast.model import Role
