@@ -40,6 +40,11 @@ MODULES: Mapping[str, frozenset[str]] = {
 """Names that modules had and that nobody could guess, by the folder in which they are wrong; "" is every folder."""
 IDENTIFIERS: Mapping[str, frozenset[str]] = {
     "": frozenset({"Hold", "stand_again"}),
+    "src/holdfast": frozenset({
+        "Gone", "Needed", "Blocked", "NoQueue", "SharedFolderAway", "TooLate", "NotQuiet", "Refusals", "Buckets",
+        "FirstHead", "FewRepeats", "Retain", "Kept", "Query", "Service", "Because", "Shown", "Streamed", "foresee",
+        "asked_again", "sound_check", "refuse_count", "way_out", "accept_as_guest", "beats_of", "equip",
+    }),
     **dict.fromkeys(
         (f"src/holdfast/{folder}" for folder in ("store", "model", "config", "api", "client", "cli", "duties")),
         frozenset({
@@ -115,10 +120,14 @@ def _modules(path: str) -> Iterator[str]:
 def _identifiers(path: str, text: str) -> Iterator[str]:
     if not path.endswith(".py"):
         return
-    replaced = IDENTIFIERS[""] | IDENTIFIERS.get(path.split("/", 1)[0], frozenset())
+    replaced = frozenset[str]().union(*(words for folder, words in IDENTIFIERS.items() if _is_in(path, folder)))
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.NAME and token.string in replaced:
             yield f"{path}:{token.start[0]}: `{token.string}` is not a name for it; see docs/glossary.md"
+
+
+def _is_in(path: str, folder: str) -> bool:
+    return not folder or path.startswith(f"{folder}/")
 
 
 def _phrases(path: str, text: str) -> Iterator[str]:

@@ -27,29 +27,29 @@ POSTGRES = ROOT / "tests" / "store" / "schema" / "postgres.sql"
 MADE = "<!-- Made from the code by `make docs`. Change it there. -->"
 OWN = ("help", "install_completion", "show_completion")
 TABLES = {
-    "jobs": "One narrow row per job, with the attempt that is open; changes at every move.",
-    "specs": "What was asked for; never changes, but for a raised budget.",
-    "labels": "Which jobs have a label, in the order of a list.",
-    "attempts": "One row per attempt that ended. It tells two events of the history.",
-    "events": "What no other table tells of the history.",
-    "needs": "Who waits for whom; ticked off once.",
-    "reuse": "The one job that stands for a reuse key: live, or the last one.",
-    "idempotency": "Which jobs a call made, under its key.",
+    "jobs": "One narrow row per job, with its open attempt; changes at every move.",
+    "specs": "What the caller submitted; never changes, except for a raised budget.",
+    "labels": "Which jobs have a label, in the order of job lists.",
+    "attempts": "One row per ended attempt. Two events of the history come from it.",
+    "events": "The events of the history that no other table provides.",
+    "needs": "Dependencies: which job waits for which; each is marked as met once.",
+    "reuse": "The job that a reuse key returns: the live one, else the last one.",
+    "idempotency": "The jobs that a call with an idempotency key created.",
     "lanes": "Holder, next position, paused, readiness check.",
-    "queues": "What an operator set for a queue.",
-    "workers": "Who said that it lives, and what it can run.",
-    "leaders": "Who does a duty at the moment.",
-    "tokens": "Who may call the service. The secret itself is nowhere: only its SHA-256.",
-    "audit": "The audit trail: who changed what, in the transaction of the change; removed by age.",
+    "queues": "The settings of queues.",
+    "workers": "Registered workers: last heartbeat, host, and what they can run.",
+    "leaders": "Which process leads each duty.",
+    "tokens": "API tokens. The secret is not stored, only its SHA-256.",
+    "audit": "The audit trail: who changed what, written in the transaction of the change; removed by age.",
     "installation": "One row: a random id, made by the migration.",
     "migrations": "Which migrations were applied, and when.",
-    "tasks": "One row per task of a pipeline job: how it stands, and the snapshot it made.",
+    "tasks": "One row per task of a pipeline job: its status, and the snapshot that it made.",
     "snapshots": "Stored workspaces, each named by the hash of what made it.",
-    "functions": "What decorators say of the jobs of their functions, registered by workers.",
-    "totals": "What workers that are gone have counted, for `/metrics`.",
-    "builds": "Who builds a snapshot at the moment.",
-    "job_records": "A job as people see it: what was asked for, and how it stands.",
-    "ledger_events": "The events that specs and attempts already tell: accepted, claimed, ended.",
+    "functions": "Defaults for the jobs of functions, from their decorators, registered by workers.",
+    "totals": "The sums of the counters of workers that are gone, for `/metrics`.",
+    "builds": "Which lease builds a snapshot.",
+    "job_records": "A job as people see it: what was submitted, and its status.",
+    "ledger_events": "The events that come from specs and attempts: accepted, claimed, ended.",
     "job_events": "The whole history of every job, for people with SQL.",
 }
 
@@ -89,7 +89,7 @@ def settings() -> str:
         "Defaults < file < environment < flags. `HOLDFAST_CONFIG` names the file, TOML with the names of the second "
         f"column. {' and '.join(code(name) for name in sorted(PLATFORM_VARIABLES))} are read "
         "where holdfast's own are not set. "
-        "`holdfast check` shows what holds, and everything that is wrong, at once.",
+        "`holdfast check` shows the settings in effect, and every mistake at once.",
         table(("environment", "in the file", "default", "what"), rows),
     )
 
@@ -103,7 +103,7 @@ def _plain(value: object) -> object:
 
 def cli() -> str:
     parts = [
-        "`holdfast --install-completion` teaches your shell: Tab then offers commands, options, job ids, lanes, "
+        "`holdfast --install-completion` sets up your shell: Tab then offers commands, options, job ids, lanes, "
         "queues, hosts and tools. `--json` (or `HOLDFAST_JSON=1`) prints what the server answered; of events, one "
         "per line. An option that may be repeated takes its values from the environment with spaces between them."
     ]
@@ -139,8 +139,8 @@ def _command(path: tuple[str, ...], command: Any) -> Iterator[str]:
 def http() -> str:
     document = openapi.document(declared())
     parts = [
-        document["info"]["description"] + " The same as OpenAPI: `/openapi.json`, and `/docs` to look at.",
-        "Refusals, of every call: " + "; ".join(f"{status} {text}" for status, text in openapi.ERRORS.items()) + ".",
+        document["info"]["description"] + " The same as OpenAPI: `/openapi.json`; as a page: `/docs`.",
+        "Every call may be refused: " + "; ".join(f"{status} {text}" for status, text in openapi.ERRORS.items()) + ".",
     ]
     by_tag: dict[str, list[str]] = {}
     for path, methods in document["paths"].items():

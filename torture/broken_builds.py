@@ -56,7 +56,7 @@ def edit(name: str, old: str, new: str, dialect: str = "sqlite") -> None:
     """Change the text of a statement in the statements that are loaded from now on."""
     load = queries.load
 
-    def changed(asked: queries.Dialect) -> dict[str, queries.Query]:
+    def changed(asked: queries.Dialect) -> dict[str, queries.NamedQuery]:
         found = load(asked)
         if asked == dialect:
             query = found[name]

@@ -1,9 +1,9 @@
 """holdfast: a durable execution queue and worker runtime. Your database is the queue; your jobs outlive your workers.
 
 General layout: `model`, `errors`, `timing` and `submission` are plain values; `store` is the only place that knows SQL;
-`runner` runs jobs and knows no queue; `duties` is the periodic work; `worker` claims, runs and finishes; `api` is
-the service; `client` is for applications; `cli` is the command line; `assemble` puts a worker together,
-`assemble_service` the service. Data flows one way, and imports point down only.
+`runner` runs jobs and knows no queue; `pipeline` plans tasks and stores snapshots; `duties` is the periodic work;
+`worker` claims, runs and finishes; `api` is the service; `client` is for applications; `cli` is the command line;
+`assemble` puts a worker together, `assemble_service` the service. Data flows one way, and imports point down only.
 """
 
 from importlib import import_module

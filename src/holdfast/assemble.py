@@ -18,7 +18,7 @@ from holdfast.runner.shared_folder import open_shared_folder
 from holdfast.runner.state_folder import StateFolder
 from holdfast.runner.users import uids_for, user_for
 from holdfast.store import Store
-from holdfast.store.outage import asked_again
+from holdfast.store.outage import retry_while_starting
 from holdfast.store.sqlite import SqliteDatabase
 from holdfast.store.store import open_store
 from holdfast.worker.execution_services import StepHook
@@ -35,7 +35,7 @@ async def store_of(settings: Settings, *, connections: int = 4, listen: bool = T
     """Open a store whose shared folder is verified, and which removes the files of deleted jobs."""
     store = await connected(settings, connections=connections, listen=listen)
     try:
-        await equip(store, settings)
+        await attach_job_files(store, settings)
         with suppress(StoreError):  # The duty tries again.
             await store_reserve.run_once(store, disks_of(settings, state=False))
     except BaseException:
@@ -44,12 +44,12 @@ async def store_of(settings: Settings, *, connections: int = 4, listen: bool = T
     return store
 
 
-async def equip(store: Store, settings: Settings, *, at: Callable[[str], None] | None = None) -> None:
+async def attach_job_files(store: Store, settings: Settings, *, at: Callable[[str], None] | None = None) -> None:
     """Verify the shared folder, and let the store remove the files of deleted jobs. `at` is for tests."""
     with suppress(FileNotFoundError):
         tighten(settings.data_dir, PASSABLE)
-    installation = await asked_again(store.installation)
-    shared = await asked_again(lambda: open_shared_folder(settings.shared, installation, store.shared_folder))
+    installation = await retry_while_starting(store.installation)
+    shared = await retry_while_starting(lambda: open_shared_folder(settings.shared, installation, store.shared_folder))
     folders = JobFolders(settings.shared, settings.state, installation)
     containers = containers_of(settings, installation)
     # Twice the lease, as a worker that lost its lease may learn of it late.
@@ -115,8 +115,10 @@ async def worker_of(
         if store is None:
             store = await store_of(settings)
             stack.push_async_callback(store.close)
-        installation = await asked_again(store.installation)
-        shared = await asked_again(lambda: open_shared_folder(settings.shared, installation, store.shared_folder))
+        installation = await retry_while_starting(store.installation)
+        shared = await retry_while_starting(
+            lambda: open_shared_folder(settings.shared, installation, store.shared_folder)
+        )
         user = user_for(settings.process_user, state.path)
         uids = uids_for(settings)
         if uids is not None:
@@ -143,7 +145,7 @@ async def worker_of(
             checks=processes.checks,
             functions=functions or FunctionRegistry(),
             locks=state.locks(installation),
-            connect_beats=beats_of(store, settings),
+            connect_beats=heartbeat_store_of(store, settings),
             worker_id=worker_id,
             at=at,
         )
@@ -174,7 +176,7 @@ async def docker_of(settings: Settings, installation: str, stack: AsyncExitStack
     return [runner]
 
 
-def beats_of(
+def heartbeat_store_of(
     store: Store, settings: Settings
 ) -> Callable[[], Awaitable[tuple[HeartbeatStore, Callable[[], Awaitable[None]]]]]:
     """Return how the heartbeat reaches the store from its own thread.

@@ -13,7 +13,7 @@ from holdfast.api.app import Api, Background
 from holdfast.api.dry_run import FactsOf
 from holdfast.assemble import store_of, worker_of
 from holdfast.config import Settings
-from holdfast.duties.scheduler import Duties
+from holdfast.duties.scheduler import DutyScheduler
 from holdfast.errors import Invalid, StoreError
 from holdfast.model import new_worker_id
 from holdfast.pipeline.connectors import CONNECTORS
@@ -64,7 +64,7 @@ async def image_of(settings: Settings, name: str) -> str | None:
         await engine.close()
 
 
-def beside(settings: Settings, functions: FunctionRegistry | None = None) -> Background:
+def background_of(settings: Settings, functions: FunctionRegistry | None = None) -> Background:
     """Return what runs beside a server: the duties and, where the queue is off, what runs the jobs."""
     return duties_of(settings) if settings.queue_enabled else direct_of(settings, functions)
 
@@ -96,7 +96,7 @@ def duties_of(settings: Settings) -> Background:
 
     @asynccontextmanager
     async def running(store: Store) -> AsyncIterator[None]:
-        duties = Duties(store, new_worker_id(), settings)
+        duties = DutyScheduler(store, new_worker_id(), settings)
         async with asyncio.TaskGroup() as group:
             task = group.create_task(duties.run())
             try:
@@ -116,4 +116,4 @@ def asgi(url: str | None = None, *, functions: FunctionRegistry | None = None, *
     application (`app.functions`), to be run in the request where the queue is off.
     """
     loaded = config.load({"database_url": url, **settings})
-    return api_of(loaded, background=beside(loaded, functions))
+    return api_of(loaded, background=background_of(loaded, functions))

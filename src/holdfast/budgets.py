@@ -22,7 +22,7 @@ def over_budget(usage: Amounts, budget: Amounts | None) -> str | None:
     return None
 
 
-def refusal(usage: Amounts, budget: Amounts | None, raised: Amounts | None) -> str | None:
+def refused_resume(usage: Amounts, budget: Amounts | None, raised: Amounts | None) -> str | None:
     """Say why a job cannot be resumed with what is left of its budget; None if it can.
 
     `raised` are the limits that the resume sets; the others stay. A limit is spent when nothing of it is left.

@@ -11,22 +11,22 @@
     ├── NotFound         no such job, lane, worker… in this tenant                     404
     ├── Conflict         the thing exists, but not in a state that allows this         409
     │   ├── IllegalMove  the table of moves has no such move from this status
-    │   ├── Blocked      a job that has not ended is not deleted without force
-    │   ├── Needed       a snapshot in use is not removed without force or recurse
+    │   ├── JobNotEnded  a job that has not ended is not deleted without force
+    │   ├── SnapshotInUse  a snapshot in use is not removed without force or recurse
     │   ├── NeedFailed   a dependency already failed or was cancelled
-    │   ├── Gone         a replay of a call whose jobs were deleted
-    │   ├── NoQueue      a request that needs a queue, on a server that runs jobs in the request
-    │   └── Paused       a job for a paused queue, on such a server
-    ├── QueueFull        as many jobs wait in a queue as its limit allows              429
+    │   ├── ReplayedJobDeleted  a job that this idempotency key made was deleted
+    │   ├── QueueOff     a request that needs a queue, on a server that runs jobs in the request
+    │   └── QueuePaused  a job for a paused queue, on such a server
+    ├── QueueFull        a queue has reached its limit of waiting jobs                 429
     ├── RateLimited      too many requests with one token, or with unknown ones        429
-    ├── TooManyStreams   a token has as many streams open as it may                    429
-    ├── AtCapacity       a server without a queue runs as many jobs as it may          503
+    ├── TooManyStreams   a token has reached its limit of open streams                 429
+    ├── AtCapacity       a server without a queue runs its maximum number of jobs      503
     ├── CacheFull        no space for a snapshot, and none that can be evicted         503
     ├── SnapshotDamaged  a snapshot's folder differs from what was published           503
     ├── SnapshotFailed   a snapshot's folder cannot be read or made here               503
     ├── NotReady         the database accepts no writes, or its disk is full           503
     ├── DiskFull         a disk has less space left than HOLDFAST_DISK_RESERVE         507
-    ├── SharedFolderAway  the shared folder is not mounted, or was replaced            503
+    ├── SharedFolderUnavailable  the shared folder is not mounted, or was replaced     503
     ├── ConfigError      settings that cannot work; lists every problem at once
     └── StoreError       the database, not the request                                 503
         ├── StoreUnreachable
@@ -132,7 +132,7 @@ class IllegalMove(Conflict):
         self.from_status = status
 
 
-class Blocked(Conflict):
+class JobNotEnded(Conflict):
     code = "blocked"
 
     def __init__(self, job_id: str, status: str) -> None:
@@ -141,7 +141,7 @@ class Blocked(Conflict):
         self.job_status = status
 
 
-class Needed(Conflict):
+class SnapshotInUse(Conflict):
     code = "needed"
 
     def __init__(self, snapshot: str, why: str) -> None:
@@ -158,15 +158,15 @@ class NeedFailed(Conflict):
         self.need_status = need_status
 
 
-class Gone(Conflict):
+class ReplayedJobDeleted(Conflict):
     code = "gone"
 
 
-class NoQueue(Conflict):
+class QueueOff(Conflict):
     code = "queue_off"
 
 
-class Paused(Conflict):
+class QueuePaused(Conflict):
     code = "paused"
 
 
@@ -219,7 +219,7 @@ class DiskFull(HoldfastError):
     code = "disk_full"
 
 
-class SharedFolderAway(HoldfastError):
+class SharedFolderUnavailable(HoldfastError):
     status = 503
     code = "shared_folder_away"
 

@@ -70,6 +70,6 @@ def size_text(size: int) -> str:
     return f"{size} bytes"
 
 
-def way_out(name: str) -> str:
+def remedy(name: str) -> str:
     """Return what to do about a limit, for the end of a message."""
     return f"raise spec.{name} (default {SETTINGS[name]}, ceiling {SETTINGS[name]}_MAX)"

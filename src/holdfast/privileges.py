@@ -23,7 +23,7 @@ OPEN: Mapping[str, frozenset[str]] = {
 """Fields that every caller who may submit such a job may set."""
 PRIVILEGED = frozenset({"user", "network", "memory", "cpus", "pids", "file_size", "folder_size"})
 """Fields that give a job more than the default; amounts only above a ceiling, or 0, which removes a limit."""
-WAY_OUT = "use an admin's token, or a tool that sets it"
+REMEDY = "use an admin's token, or a tool that sets it"
 ROOT = "is root: name another user, or set HOLDFAST_ALLOW_ROOT_JOBS=true for the server and the workers"
 
 
@@ -50,7 +50,7 @@ def refuse_privileged(runner: Any, spec: Any, ceilings: Ceilings) -> None:
             continue
         why = _why(field, value, ceilings.get((runner, field)))
         if why is not None:
-            raise FieldForbidden(f"spec.{field}", f"{why}; {WAY_OUT}")
+            raise FieldForbidden(f"spec.{field}", f"{why}; {REMEDY}")
 
 
 def _why(field: str, value: Any, ceiling: Ceiling | None) -> str | None:

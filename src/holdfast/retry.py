@@ -16,7 +16,7 @@ def after_loss(
 ) -> Outcome:
     """Apply the job's `on_lost`: requeue with backoff while attempts are left, fail, or pause for a person.
 
-    The store, which knows all attempts, removes the backoff of the job's first loss (`at_once`).
+    The store, which knows all attempts, removes the backoff of the job's first loss (`without_backoff`).
 
     `lost` is the end as a failure; `spent` counts the attempts before it.
     """
@@ -28,7 +28,7 @@ def after_loss(
     return lost
 
 
-def at_once(lost: Outcome) -> Outcome:
+def without_backoff(lost: Outcome) -> Outcome:
     """Return the same end without the backoff: a first loss says nothing about the job, and the attempt is gone.
 
     Further losses back off: the job itself may be what kills its workers.

@@ -1,7 +1,7 @@
 """What a caller asks for, and the checks that need no database.
 
-`parse` turns plain data (JSON from anywhere) into a `Submission`, or raises an error that names the field; `gather`
-makes a whole call ready for a store.
+`parse` turns plain data into a `Submission`, or raises an error that names the field; `build_batch` makes a whole call
+ready for a store.
 """
 
 import hashlib
@@ -129,7 +129,7 @@ class Batch(msgspec.Struct, frozen=True):
         return [Accepted(joined.get(job_id, job_id), job_id in joined) for job_id in self.ids]
 
 
-def filled(job: Submission, defaults: Mapping[str, Any]) -> Submission:
+def with_defaults(job: Submission, defaults: Mapping[str, Any]) -> Submission:
     """Fill in fields that a job leaves out: from the defaults, else with the built-in values."""
     missing = {name: value for name, value in defaults.items() if getattr(job, name, None) is None}
     whole = {"queue": job.queue or QUEUE, "max_attempts": job.max_attempts or MAX_ATTEMPTS, **missing}
@@ -138,7 +138,7 @@ def filled(job: Submission, defaults: Mapping[str, Any]) -> Submission:
     return msgspec.structs.replace(job, **whole)
 
 
-def gather(
+def build_batch(
     jobs: Sequence[Submission | Mapping[str, Any]],
     tenant: str,
     key: str | None,
@@ -154,7 +154,7 @@ def gather(
         raise Invalid("idempotency_key", f"has {len(key)} characters; between 1 and {MAX_KEY} are accepted")
     if isinstance(jobs, Submission | Mapping | str):
         raise Invalid("jobs", "is not a list; put a single job into one")
-    refuse_count(len(jobs))
+    check_batch_size(len(jobs))
     if not 1 <= len(tenant) <= 200 or not tenant.isprintable():
         raise Invalid("tenant", "is empty, over 200 characters, or has control characters")
     backoff = (defaults or {}).get("retry")
@@ -179,7 +179,7 @@ def _complete_retry(job: Mapping[str, Any], backoff: Mapping[str, Any] | None) -
     return {**job, "retry": {**retry, "base": base, "cap": cap}}
 
 
-def refuse_count(count: int) -> None:
+def check_batch_size(count: int) -> None:
     """Refuse a call with no job or too many, before the jobs are checked."""
     if not 1 <= count <= MAX_BATCH:
         raise Invalid("jobs", f"{count} jobs in one call; between 1 and {MAX_BATCH} are accepted")
@@ -207,10 +207,10 @@ def parse_check(data: Any) -> Check:
         asked = decoding.convert(data, Check)
     except msgspec.ValidationError as error:
         raise invalid_field(error, root="check") from None
-    return sound_check(asked)
+    return validate_check(asked)
 
 
-def sound_check(asked: Check) -> Check:
+def validate_check(asked: Check) -> Check:
     """Check what the types of a readiness check cannot express."""
     if not asked.command or not asked.command[0]:
         raise Invalid("check.command", "is empty; give a program and its arguments")
@@ -236,7 +236,7 @@ def check(submission: Submission, tenant: str) -> Submission:
     if submission.available_at is not None and not FIRST_YEAR <= submission.available_at.year <= LAST_YEAR:
         raise Invalid("available_at", f"is not between the years {FIRST_YEAR} and {LAST_YEAR}")
     if submission.check is not None:
-        sound_check(submission.check)
+        validate_check(submission.check)
     check_names("secrets", submission.secrets)
     if submission.uploads and submission.runner == "function":
         raise Invalid("uploads", "are for processes and containers: a function has no work folder")

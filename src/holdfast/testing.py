@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.model import Cause
-from holdfast.runner.base import AttemptEnd, AttemptHandle, Identity, Runner, StartRequest, TooLate
+from holdfast.runner.base import AttemptEnd, AttemptHandle, Identity, Runner, StartRequest, StartTooLate
 from holdfast.runner.collected_outputs import ArtifactLimits, CollectedOutputs
 from holdfast.runner.frames import Stream
 from holdfast.runner.wire import Command
@@ -87,7 +87,7 @@ class RunnerSuite:
 
     async def started(self, runner: Runner, script: str, **more: Any) -> tuple[StartRequest, Watched]:
         order = self.order(runner, script, **more)
-        return order, Watched(await runner.start(order, confirmed))
+        return order, Watched(await runner.start(order, lease_confirmed))
 
     async def found(self, runner: Runner, order: StartRequest, **offsets: int) -> tuple[str, AttemptHandle]:
         given = {"stdout": 0, "stderr": 0, **offsets}
@@ -146,7 +146,7 @@ class RunnerSuite:
         """A second start finds the attempt that runs. Proves L13."""
         order, attempt = await self.started(runner, "echo ran; sleep 1")
         await attempt.says(b"ran\n")
-        again = Watched(await runner.start(order, confirmed))
+        again = Watched(await runner.start(order, lease_confirmed))
         await again.end()
         await attempt.end()
         assert again.output[Stream.STDOUT] == attempt.output[Stream.STDOUT] == b"ran\n"
@@ -157,8 +157,8 @@ class RunnerSuite:
         """Proves L15."""
         order = self.order(runner, "echo ran", start_by=time.clock_gettime(time.CLOCK_BOOTTIME) - 1)
         try:
-            running = await runner.start(order, confirmed)
-        except TooLate:
+            running = await runner.start(order, lease_confirmed)
+        except StartTooLate:
             pass
         else:
             raise AssertionError(f"it started: {running}")
@@ -228,5 +228,5 @@ class RunnerSuite:
         await runner.sweep(order.identity)
 
 
-async def confirmed() -> None:
+async def lease_confirmed() -> None:
     """Confirm that the attempt is ours, as the database would."""

@@ -13,9 +13,9 @@ import pytest
 
 from holdfast.api import openapi
 from holdfast.api.app import declared
-from holdfast.cli.admin import Measured, Migrated, Setting
+from holdfast.cli.admin import BenchResult, Migrated, Setting
 from holdfast.cli.doctor import Finding
-from holdfast.cli.shared_folder import Shown
+from holdfast.cli.shared_folder import FolderReport
 from holdfast.model import Event
 from holdfast.response_types import PlanView
 from holdfast.store import open_store
@@ -190,10 +190,10 @@ def without_a_server(said: Said) -> None:
     settings = {setting.name: setting for setting in said.is_a(list[Setting], "check")}
     assert settings["HOLDFAST_DATA_DIR"].value != settings["HOLDFAST_DATA_DIR"].default
     assert said.is_a(Removed, "prune").removed == 0
-    assert said.is_a(Measured, "bench").run_per_second > 0
+    assert said.is_a(BenchResult, "bench").run_per_second > 0
     assert said.is_a(Version, "version").version
-    shown = said.is_a(Shown, "shared-folder")
-    assert shown.id == shown.recorded_id == said.is_a(Shown, "shared-folder adopt").id
+    shown = said.is_a(FolderReport, "shared-folder")
+    assert shown.id == shown.recorded_id == said.is_a(FolderReport, "shared-folder adopt").id
     # Last: nothing runs any more.
     (worker,) = said.fits("list_workers", "workers")["items"]
     assert said.fits("drain_host", "workers drain", worker["host"])["workers"] == [worker["worker"]]

@@ -15,7 +15,7 @@ import pytest
 
 from holdfast.model import Claimable, Job, Status
 from holdfast.runner.attempt_folder import AttemptFolder
-from holdfast.runner.base import AttemptHandle, Identity, StartRequest, TooLate
+from holdfast.runner.base import AttemptHandle, Identity, StartRequest, StartTooLate
 from holdfast.runner.process import ProcessRunner
 from holdfast.runner.state_folder import StateFolder
 from holdfast.worker import attempt_start
@@ -116,7 +116,7 @@ async def test_late_supervisor_costs_no_attempt(processes: WorkerProcesses) -> N
 
 
 class LateStarts:
-    """Make the first starts fail with `TooLate`."""
+    """Make the first starts fail with `StartTooLate`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, tries: float) -> None:
         self.tried = asyncio.Event()
@@ -128,7 +128,7 @@ class LateStarts:
             if tries < 0:
                 return await start(runner, *args)
             self.tried.set()
-            raise TooLate
+            raise StartTooLate
 
         monkeypatch.setattr(ProcessRunner, "start", late)
 

@@ -16,7 +16,7 @@ import pytest
 from holdfast.errors import StoreError, StoreUnreachable
 from holdfast.model import Job, Status
 from holdfast.store.migrate import migrate
-from holdfast.store.outage import SETTLE_SECONDS, DatabaseOutage, asked_again
+from holdfast.store.outage import SETTLE_SECONDS, DatabaseOutage, retry_while_starting
 from holdfast.store.store import connect, open_store
 from tests.support.cluster import Server
 from tests.support.crashing_worker import Hook
@@ -220,7 +220,7 @@ async def test_worker_start_retries_a_cut_connection(clean_url: str) -> None:
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE datname = current_database() AND pid <> pg_backend_pid()"
         )
-        assert await asked_again(store.installation) == known
+        assert await retry_while_starting(store.installation) == known
     finally:
         await admin.close()
         await store.close()

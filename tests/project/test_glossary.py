@@ -36,6 +36,14 @@ def test_replaced_identifier_is_found_in_its_folder_and_not_in_strings() -> None
     assert [problem.split(" is ")[0] for problem in problems([("bench/a.py", code)], {})] == ["bench/a.py:1: `Hold`"]
 
 
+def test_replaced_identifier_is_found_in_the_folders_below_its_own() -> None:
+    assert list(problems([("src/holdfast/store/a.py", "told = Gone()\n")], {})) == [
+        "src/holdfast/store/a.py:1: `told` is not a name for it; see docs/glossary.md",
+        "src/holdfast/store/a.py:1: `Gone` is not a name for it; see docs/glossary.md",
+    ]
+    assert list(problems([("src/holdfast/stores.py", "told = 1\n")], {})) == []
+
+
 def test_phrase_is_found_with_its_line_and_a_better_one() -> None:
     (problem,) = problems([("docs/a.md", "Fine.\nWhoever adopts it reads the log.\nForeseen.")], {})
     assert problem.startswith("docs/a.md:2: 'whoever' reads oddly; write: ")

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from holdfast.model import Claimable, Job, Status
-from holdfast.runner.base import ContainerLimits, Identity, StartRequest, TooLate
+from holdfast.runner.base import ContainerLimits, Identity, StartRequest, StartTooLate
 from holdfast.runner.docker import container
 from holdfast.runner.docker.container_config import name_of
 from holdfast.runner.docker.engine import ContainerInfo, Engine
@@ -65,7 +65,7 @@ async def test_container_that_was_started_too_late_does_not_hold_up_a_cancelled_
     """Proves C1, L15: its supervisor left with nothing done, and nobody waits for it."""
     job = await workers.container("echo ran")
     async with owned(workers, docker, job) as (runner, order):
-        with pytest.raises(TooLate):
+        with pytest.raises(StartTooLate):
             await runner.start(late(order), yes)
     assert state(docker, order)["ExitCode"] == 123
     await workers.store.jobs.cancel(job.id)
@@ -81,7 +81,7 @@ async def test_start_that_comes_too_late_on_a_slow_engine_is_no_loss(
     monkeypatch.setattr(container, "BEGIN_SECONDS", 0.01)
     job = await workers.container("echo ran")
     async with owned(workers, docker, job) as (runner, order):
-        with pytest.raises(TooLate):
+        with pytest.raises(StartTooLate):
             await runner.start(late(order), yes)
     async with workers.worker():
         assert (await workers.ended(job, Status.SUCCEEDED)).attempts == 1
@@ -99,7 +99,7 @@ async def test_container_that_never_began_is_no_loss_though_its_engine_does_not_
 
     job = await workers.container("echo ran")
     async with owned(workers, docker, job) as (runner, order):
-        with pytest.raises(TooLate):
+        with pytest.raises(StartTooLate):
             await runner.start(late(order), yes)
     monkeypatch.setattr(Engine, "inspect", forgetful)
     async with workers.worker():

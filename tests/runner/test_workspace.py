@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.runner.base import Identity, StartRequest, TooLate
+from holdfast.runner.base import Identity, StartRequest, StartTooLate
 from holdfast.runner.process import ProcessRunner
 from holdfast.runner.state_folder import StateFolder
 from holdfast.runner.wire import WireTask
@@ -51,7 +51,7 @@ async def test_next_owner_replaces_a_plan_that_never_started(tmp_path: Path) -> 
         )  # fmt: skip
 
     for name in ("first", "second"):
-        with pytest.raises(TooLate):
+        with pytest.raises(StartTooLate):
             await runner.start(order(name), confirm)
         space = runner.folder(IDENTITY).path / "space"
         assert read_plan(space).decode() == name

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.api.auth import ADDRESSES_COUNTED, ADDRESSES_NAMED, Refusals
+from holdfast.api.auth import ADDRESSES_COUNTED, ADDRESSES_NAMED, UnknownTokenCounts
 from holdfast.catalogue import ACTIONS
 from holdfast.duties.pruner import Pruner
-from holdfast.errors import Blocked, Conflict, Invalid, NotFound
+from holdfast.errors import Conflict, Invalid, JobNotEnded, NotFound
 from holdfast.model import Actor, AuditEntry, Outcome, RecordedFolder, Role
 from holdfast.store import Store, open_store
 from holdfast.store.audit import local_actor
@@ -102,7 +102,7 @@ async def delete(harness: StoreHarness) -> None:
     await harness.claim(1)
     for _ in range(2):
         await harness.store.jobs.delete(job.id, force=True, by=ANN)
-    with pytest.raises(Blocked):
+    with pytest.raises(JobNotEnded):
         await harness.store.jobs.delete((await harness.submit()).id, by=ANN)
 
 
@@ -327,7 +327,7 @@ async def test_servers_that_start_together_record_a_change_of_tools_once(clean_u
 
 
 def test_refused_tokens_are_counted_in_bounded_memory_and_one_bounded_row() -> None:
-    seen = Refusals()
+    seen = UnknownTokenCounts()
     for n in range(3 * ADDRESSES_COUNTED):
         seen.add(f"2001:db8::{n:x}")
     for _ in range(7):
@@ -336,7 +336,7 @@ def test_refused_tokens_are_counted_in_bounded_memory_and_one_bounded_row() -> N
     assert (summary["requests"], summary["addresses"]) == (3 * ADDRESSES_COUNTED + 7, ADDRESSES_COUNTED)
     assert len(summary["most"]) == ADDRESSES_NAMED
     assert summary["most"]["2001:db8::1"] == 8
-    more = Refusals()
+    more = UnknownTokenCounts()
     more.add("192.0.2.1")
     more.merge(seen)
     assert more.summary()["requests"] == seen.requests + 1

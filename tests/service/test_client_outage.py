@@ -49,7 +49,7 @@ class Refusals(httpx.AsyncHTTPTransport):
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outage, "rest", lambda failures: 0.02)
+    monkeypatch.setattr(outage, "retry_delay", lambda failures: 0.02)
 
 
 def away_and_back(records: list[str]) -> tuple[int, int]:

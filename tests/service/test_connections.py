@@ -12,7 +12,14 @@ from typing import Any
 import pytest
 
 from holdfast.api import connections, linger
-from holdfast.api.connections import MOST_HEAD, REPEATS, ConnectionLimits, FewRepeats, FirstHead, connection_limit
+from holdfast.api.connections import (
+    MOST_HEAD,
+    REPEATS,
+    ConnectionLimits,
+    FirstRequestProtocol,
+    RepeatFilter,
+    connection_limit,
+)
 from holdfast.config import Settings
 from tests.support.service import FUNCTION, Service, service_in_process, service_process_on
 
@@ -125,7 +132,7 @@ async def test_body_that_comes_too_slowly_is_answered_408(service: Service, monk
 
 def test_log_keeps_few_of_the_same_message(caplog: pytest.LogCaptureFixture) -> None:
     logger = logging.getLogger("tests.repeats")
-    few = FewRepeats()
+    few = RepeatFilter()
     logger.addFilter(few)
     try:
         for n in range(1000):
@@ -161,7 +168,7 @@ class Parser:
 class Transport:
     """A connection without a network: after the hand-over, data goes to the parser."""
 
-    def __init__(self, first: FirstHead) -> None:
+    def __init__(self, first: FirstRequestProtocol) -> None:
         self.protocol: Any = first
         self.closed = False
 

@@ -240,7 +240,7 @@ async def test_queue_counts_pauses_and_keeps_omitted_fields(service: Service) ->
 async def test_workers_are_shown_drained_and_called_lost(service: Service) -> None:
     async with service.client() as client, opened(service.database_url) as store:
         assert (await client.get("/readyz")).json()["workers"] == 0
-        assert "no worker lives" in (await client.get("/readyz")).json()["warnings"][0]
+        assert "no live worker" in (await client.get("/readyz")).json()["warnings"][0]
         await store.workers.register(
             "w1", host="h1", pid=1, queues={"default": 1}, capabilities=["function:f"], domains=["d1"], ttl=60
         )

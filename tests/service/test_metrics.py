@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.api import depths
-from holdfast.api.depths import Depths
+from holdfast.api.depths import DepthCounter
 from holdfast.model import Role, Status
 from holdfast.runner.attempt_folder import AttemptFolder
 from tests.support.in_process_workers import InProcessWorkers, eventually
@@ -158,7 +158,7 @@ async def test_depths_that_are_slow_to_count_are_kept_fresh_beside_the_answers(
 ) -> None:
     """Proves T7. Every count is slow here; answers come from the last one, and it is soon followed by another."""
     monkeypatch.setattr(depths, "FEW", -1)
-    counts = Depths(harness.store)
+    counts = DepthCounter(harness.store)
     first = await counts.get()
     assert first.depths == []
     await harness.submit()

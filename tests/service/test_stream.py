@@ -343,7 +343,7 @@ async def test_stream_opened_while_the_server_stops_is_cut_without_an_end(harnes
     async def valid() -> bool:
         return True
 
-    streamed = stream.Streamed(
+    streamed = stream.EventStreamResponse(
         hub,
         job.id,
         streams=stream.OpenStreams(10, 10),

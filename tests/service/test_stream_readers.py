@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from holdfast.api.fanout import BLOCK, Fanout
-from holdfast.api.stream import pieces
+from holdfast.api.stream import encoded_events
 from holdfast.store import Store
 from holdfast.store.events import Events
 from holdfast.store.postgres import PostgresDatabase
@@ -100,7 +100,7 @@ async def test_hub_keeps_bounded_memory_and_reads_again_what_it_dropped(
         head = (await store.jobs.get(talker.id)).last_seq
         for _ in range(2):
             async with hub.follow(talker.id, tenant="default", after=0) as follower:
-                text = b"".join([piece async for piece in pieces(follower, "ndjson")])
+                text = b"".join([piece async for piece in encoded_events(follower, "ndjson")])
                 assert [json.loads(line)["seq"] for line in text.splitlines()] == list(range(1, head + 1))
                 assert hub.kept_bytes <= 100_000 + 2 * BLOCK * 1200
         assert hub.kept_bytes == 0

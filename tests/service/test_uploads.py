@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from holdfast.client.http import AsyncClient
-from holdfast.duties.upload_cleaner import Uploads
+from holdfast.duties.upload_cleaner import UploadCleaner
 from holdfast.errors import NotFound
 from holdfast.model import Role, Status, new_id
 from holdfast.runner.uploads import JobUploads
@@ -59,7 +59,7 @@ async def test_job_gets_copies_of_what_was_uploaded_and_keeps_them_until_it_is_g
             await workers.ended(job, Status.SUCCEEDED)
             assert await workers.log(job) == ["./a.txt one", "./deep/b.txt two"], "and what a job changes is its own"
         inputs = JobUploads(shared)
-        sweep = Uploads(workers.store, inputs, grace=0, day=0)
+        sweep = UploadCleaner(workers.store, inputs, grace=0, day=0)
         assert await sweep.run_once() == 1, "the upload is old, and both jobs are there"
         assert inputs.given(first["id"], [upload]).keys() == {"a.txt", "deep/b.txt"}
         late = await client.post("/v1/jobs", json=cat(upload))

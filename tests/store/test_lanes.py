@@ -324,9 +324,9 @@ async def test_readiness_check_that_cannot_work_is_refused_by_its_field(
 async def test_idle_lane_is_forgotten_and_comes_back_with_its_next_job(harness: StoreHarness) -> None:
     """Proves N1. An unused lane has no row."""
     await harness.submit(lane="L")
-    assert await harness.store.retain.forget_lanes() == 0
+    assert await harness.store.pruning.prune_lanes() == 0
     await harness.run_one()
-    assert await harness.store.retain.forget_lanes() == 1
+    assert await harness.store.pruning.prune_lanes() == 1
     assert await harness.store.lanes.list() == []
     first, second = await harness.submit(lane="L"), await harness.submit(lane="L")
     assert [(await harness.run_one()).id for _ in range(2)] == [first.id, second.id]
@@ -342,7 +342,7 @@ async def test_lane_in_use_is_not_forgotten(harness: StoreHarness) -> None:
     await harness.submit(lane="waits")
     await harness.store.lanes.pause("paused")
     await harness.store.lanes.set_check("checked", {"command": ["true"], "timeout": 1})
-    assert await harness.store.retain.forget_lanes() == 0
+    assert await harness.store.pruning.prune_lanes() == 0
     assert [lane.lane for lane in await harness.store.lanes.list()] == ["checked", "fails", "paused", "runs", "waits"]
 
 
@@ -352,12 +352,12 @@ async def test_job_resumed_in_a_forgotten_lane_keeps_its_place(harness: StoreHar
     delayed = await harness.submit(lane="L", available_at=harness.later(60).isoformat())
     await harness.store.jobs.cancel(cancelled.id)
     assert (await harness.run_one()).id == first.id
-    assert await harness.store.retain.forget_lanes() == 1
+    assert await harness.store.pruning.prune_lanes() == 1
     await harness.advance(1)
     later = await harness.submit(lane="L")
     await harness.store.jobs.resume(cancelled.id)
     assert [(await harness.run_one()).id for _ in range(2)] == [cancelled.id, later.id]
-    assert await harness.store.retain.forget_lanes() == 1
+    assert await harness.store.pruning.prune_lanes() == 1
     await harness.advance(61)
     await harness.store.gates.promote()
     assert (await harness.run_one()).id == delayed.id

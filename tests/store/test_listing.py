@@ -222,7 +222,7 @@ async def test_page_reads_only_its_index_range_on_sqlite_among_100_000_jobs(tmp_
     await database.close()
 
 
-def steps(connection: Connection, query: queries.Query, parameters: dict[str, Any]) -> int:
+def steps(connection: Connection, query: queries.NamedQuery, parameters: dict[str, Any]) -> int:
     """How many hundreds of instructions SQLite ran, times a hundred."""
     count = 0
 

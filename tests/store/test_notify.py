@@ -7,12 +7,12 @@ import pytest
 
 from holdfast.model import Claimable
 from holdfast.store import open_store
-from holdfast.store.notify import ORPHAN, STOP, Signal, work
+from holdfast.store.notify import ORPHAN, STOP, TopicSignal, work_topic
 
 JOB = {"runner": "process", "spec": {"command": ["true"]}}
 
 
-async def heard(signal: Signal, topic: str) -> None:
+async def heard(signal: TopicSignal, topic: str) -> None:
     """Wait for a topic; fail after a minute."""
     async with asyncio.timeout(60):
         while not {topic, "*"} & await signal.wait(1):
@@ -28,8 +28,8 @@ async def test_submit_wakes_this_process_and_others(clean_url: str) -> None:
     ):
         await there.wait(0.5)  # Reason: let the listener's own first signal pass.
         await near.jobs.submit({**JOB, "queue": "q"})
-        await heard(here, work("q"))
-        await heard(there, work("q"))
+        await heard(here, work_topic("q"))
+        await heard(there, work_topic("q"))
 
 
 async def test_stop_requests_and_orphans_wake_workers(clean_url: str) -> None:
@@ -60,10 +60,10 @@ async def test_listener_comes_back_after_its_connection_was_cut(clean_url: str) 
         await admin.close()
         await heard(there, "*")
         await near.jobs.submit({**JOB, "queue": "after"})
-        await heard(there, work("after"))
+        await heard(there, work_topic("after"))
 
 
 async def test_without_listen_everything_still_works(clean_url: str) -> None:
     async with await open_store(clean_url, listen=False) as store, store.notifications.listening() as signal:
         await store.jobs.submit(JOB)
-        await heard(signal, work("default"))
+        await heard(signal, work_topic("default"))

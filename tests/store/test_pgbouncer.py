@@ -16,7 +16,7 @@ from holdfast.errors import NotFound, StoreError, StoreUnreachable
 from holdfast.model import FUNCTION_DOMAIN, Claimable, Gate, Outcome, Status, new_id
 from holdfast.store import Store, open_store
 from holdfast.store.migrate import migrate, migrations
-from holdfast.store.notify import work
+from holdfast.store.notify import work_topic
 from holdfast.store.postgres import PATIENCE, PLANNER, PostgresDatabase
 from holdfast.store.postgres_parameters import prepare
 from holdfast.store.store import connect
@@ -172,7 +172,7 @@ async def test_wakes_by_a_direct_url_and_without_one_polling_finds_the_work(pool
     ):
         await heard(heard_far, "*")
         await near.jobs.submit(job)
-        await heard(heard_far, work("default"))
+        await heard(heard_far, work_topic("default"))
         assert await silent.wait(0.05) == frozenset()
         assert len((await polling.leases.claim("w", [PAIR], slots=1, ttl=60)).claimed) == 1
         listening = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND query ILIKE 'LISTEN%'"

@@ -23,7 +23,7 @@ async def prune(harness: StoreHarness, retention: Retention, scan: int = 3) -> l
     removed: list[str] = []
     after: str | None = None
     while True:
-        step = await harness.store.retain.prune(retention, after=after, scan=scan)
+        step = await harness.store.pruning.prune(retention, after=after, scan=scan)
         removed += step.removed
         if step.next_after is None:
             return removed
@@ -168,6 +168,6 @@ async def test_counts_come_from_small_indexes(harness: StoreHarness) -> None:
     await harness.submit(lane="L")
     await harness.submit(lane="L")
     await harness.claim(1)
-    counts = await harness.store.retain.counts()
+    counts = await harness.store.pruning.counts()
     found = {name: getattr(counts, name) for name in counts.__struct_fields__ if name != "total"}
     assert found == {"open": 1, "future": 1, "needs": 1, "lane": 1, "held": 1, "unresolved": 0, "running": 1}

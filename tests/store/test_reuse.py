@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from holdfast.errors import Conflict, Gone, Invalid, NotFound
+from holdfast.errors import Conflict, Invalid, NotFound, ReplayedJobDeleted
 from holdfast.model import Job, Status
 from holdfast.store.retention import Retention
-from holdfast.submission import gather
+from holdfast.submission import build_batch
 from tests.support.store_harness import StoreHarness
 
 JOB = {"runner": "function", "spec": {"name": "f"}}
@@ -152,7 +152,7 @@ async def test_key_falls_back_to_the_remaining_build(harness: StoreHarness, how:
     else:
         statuses = {"good": [Status.SUCCEEDED], "old": [Status.FAILED], "both": [Status.SUCCEEDED, Status.FAILED]}
         await harness.advance(2 * DAY)
-        await harness.store.retain.prune(Retention(ages=dict.fromkeys(statuses[gone], DAY)))
+        await harness.store.pruning.prune(Retention(ages=dict.fromkeys(statuses[gone], DAY)))
     again = await harness.submit(reuse_key="thumb")
     assert (again.reused, again.id == good.id) == ((True, True) if gone == "old" else (False, False))
     joined = await harness.submit(reuse_key="thumb")
@@ -251,17 +251,17 @@ async def test_key_lives_for_a_day_and_longer_than_its_job(harness: StoreHarness
     await harness.store.jobs.delete(job.id, force=True)
     with pytest.raises(NotFound):
         await harness.get(job)
-    with pytest.raises(Gone, match="what idempotency key call-1 made was deleted"):
+    with pytest.raises(ReplayedJobDeleted, match="what idempotency key call-1 made was deleted"):
         await harness.store.jobs.submit(JOB, key="call-1")
     await harness.advance(24 * 3600 - 1)
-    with pytest.raises(Gone):
+    with pytest.raises(ReplayedJobDeleted):
         await harness.store.jobs.submit(JOB, key="call-1")
-    assert await harness.store.retain.forget_keys() == 0
+    assert await harness.store.pruning.prune_keys() == 0
     await harness.advance(2)
     again = await harness.store.jobs.submit(JOB, key="call-1")
     assert again.id != job.id
     await harness.advance(24 * 3600 + 1)
-    assert await harness.store.retain.forget_keys() == 1
+    assert await harness.store.pruning.prune_keys() == 1
 
 
 @pytest.mark.parametrize("key", ["", "x" * 129, "a\nb"])
@@ -332,7 +332,7 @@ async def test_need_that_succeeded_may_be_removed_before_the_dependant_is_resolv
     """Proves N6."""
     parent = await harness.submit()
     await harness.run_one()
-    batch = gather([{**JOB, "needs": [parent.id]}], "default", None)
+    batch = build_batch([{**JOB, "needs": [parent.id]}], "default", None)
     await harness.store.database.submit(batch)  # accepted, and nobody has looked at its needs yet
     await harness.store.jobs.delete(parent.id)
     await harness.store.gates.resolve()

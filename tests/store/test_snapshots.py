@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import Invalid, Needed, NotFound
+from holdfast.errors import Invalid, NotFound, SnapshotInUse
 from holdfast.model import Lease, Snapshot
 from holdfast.store.snapshots import NewSnapshot
 from holdfast.store.sqlite import SqliteDatabase
@@ -273,14 +273,14 @@ async def test_removal_takes_care_of_children_and_users(harness: StoreHarness) -
     parent, child, grandchild = [
         await built(harness, text, before) for text, before in [("a", "root"), ("b", "a"), ("c", "b")]
     ]
-    with pytest.raises(Needed, match=r"has snapshots made from it \(1\); remove them too with recurse"):
+    with pytest.raises(SnapshotInUse, match=r"has snapshots made from it \(1\); remove them too with recurse"):
         await snapshots.remove(parent.id, tenant="default", force=True)
     planned = await snapshots.remove(parent.id, tenant="default", recurse=True, dry_run=True)
     assert planned.outcome == "would_delete"
     assert {one.id for one in planned.snapshots} == {parent.id, child.id, grandchild.id}
     user = await leased(harness)
     await harness.store.tasks.replan(user, [PlannedTask(name="t", parent=child.id, snapshot=name("d"))], done=0)
-    with pytest.raises(Needed, match=f"is in the plan of job {user.id}"):
+    with pytest.raises(SnapshotInUse, match=f"is in the plan of job {user.id}"):
         await snapshots.remove(parent.id, tenant="default", recurse=True)
     gone = await snapshots.remove(grandchild.id, tenant="default")
     assert [one.folder for one in gone.snapshots] == [grandchild.folder]
@@ -296,7 +296,7 @@ async def test_job_that_ended_needs_no_snapshot(harness: StoreHarness) -> None:
     made = await built(harness, "a")
     user = await leased(harness)
     await harness.store.tasks.replan(user, [PlannedTask(name="t", parent=name("root"), snapshot=made.id)], done=1)
-    with pytest.raises(Needed):
+    with pytest.raises(SnapshotInUse):
         await harness.store.snapshots.remove(made.id, tenant="default")
     await harness.finish(user)
     assert (await harness.store.snapshots.remove(made.id, tenant="default")).outcome == "deleted"
@@ -315,7 +315,7 @@ async def test_job_that_still_waits_needs_its_base(harness: StoreHarness) -> Non
     for job in (waiting, delayed):
         assert await snapshots.evict(grace=10 * MINUTE) is None
         assert await snapshots._evict(base.id, 10 * MINUTE) is None, "also where it was chosen before the submit"
-        with pytest.raises(Needed, match="is in the plan of job"):
+        with pytest.raises(SnapshotInUse, match="is in the plan of job"):
             await snapshots.remove(base.id, tenant="default")
         await harness.store.jobs.cancel(job.id)
     gone = await snapshots.evict(grace=10 * MINUTE)

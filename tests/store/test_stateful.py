@@ -41,7 +41,7 @@ from holdfast.model import (
     StopKind,
     StopPhase,
     Verb,
-    legal,
+    is_legal,
 )
 from holdfast.store import Store
 from holdfast.store.postgres import PostgresDatabase
@@ -434,7 +434,7 @@ class Machine(RuleBasedStateMachine):
             assert got == want, message
 
     def lawful(self, verb: Verb) -> Sequence[str]:
-        return [job.id for job in self.reference.jobs.values() if legal(verb, job.status)]
+        return [job.id for job in self.reference.jobs.values() if is_legal(verb, job.status)]
 
     def _pick(self, choice: int, verb: Verb) -> str:
         """Choose a job, most often one that the verb can move; perhaps one that is long gone."""

@@ -16,7 +16,16 @@ import pytest
 from sqlalchemy import create_engine
 
 import holdfast
-from holdfast.errors import Conflict, Gone, HoldfastError, Invalid, NeedFailed, NotFound, QueueFull, StoreError
+from holdfast.errors import (
+    Conflict,
+    HoldfastError,
+    Invalid,
+    NeedFailed,
+    NotFound,
+    QueueFull,
+    ReplayedJobDeleted,
+    StoreError,
+)
 from holdfast.model import Claimable, Gate, Status, new_id
 from holdfast.store import Store, gates, open_store
 from holdfast.store.postgres import PostgresDatabase
@@ -162,7 +171,7 @@ async def test_refused_call_gives_the_typed_error_and_inserts_nothing(
         (Conflict, f"id: job {taken.id} exists already", [JOB, {**JOB, "id": taken.id}], {"key": "new"}),
         (QueueFull, "small", [{**JOB, "queue": "small", "reuse_key": f"S{n}"} for n in range(3)], {"key": "new"}),
         (Conflict, "another body", [{**JOB, "priority": 1}], {"key": "used"}),
-        (Gone, "deleted", [{**JOB, "hold": True}], {"key": "gone"}),
+        (ReplayedJobDeleted, "deleted", [{**JOB, "hold": True}], {"key": "gone"}),
     ]
     for error, words, jobs, options in refusals:
         await caller.note("lost on Postgres, where a failed statement aborts the transaction")

@@ -166,5 +166,5 @@ async def test_tasks_go_with_their_job(harness: StoreHarness) -> None:
     await harness.store.jobs.delete(first.id)
     assert await harness.store.database.read("list_tasks", id=first.id) == []
     await harness.advance(100)
-    await harness.store.retain.prune(Retention(ages={Status.SUCCEEDED: 1}, grace=0))
+    await harness.store.pruning.prune(Retention(ages={Status.SUCCEEDED: 1}, grace=0))
     assert await harness.store.database.read("list_tasks", id=second.id) == []

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.runner.supervisor import build, protocol
 from holdfast.runner.supervisor.protocol import CommandKey, ProgramKey, SpecKey, TaskKey
-from holdfast.runner.wire import Command, Service, SupervisorSpec, WireTask, encode_command, encode_spec
+from holdfast.runner.wire import Command, SupervisorSpec, WireService, WireTask, encode_command, encode_spec
 
 PROGRAM: dict[str, Any] = {"argv": ("true",), "env": {"A": "b"}, "cwd": "/"}
 FULL_SPEC = SupervisorSpec(
@@ -29,7 +29,7 @@ FULL_SPEC = SupervisorSpec(
     start_by=1.0,
     stop_after=1.0,
     hold=True,
-    service=Service(name="service", **PROGRAM),
+    service=WireService(name="service", **PROGRAM),
 )
 FULL_COMMAND = Command(
     token=1, verb="stop", kind="fail", grace=1.0, stop_after=1.0, task=0, name="name", text="it failed"

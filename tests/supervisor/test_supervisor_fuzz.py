@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from holdfast.runner.supervisor import build
-from holdfast.runner.wire import Command, Service, SupervisorSpec, WireTask, encode_command, encode_spec
+from holdfast.runner.wire import Command, SupervisorSpec, WireService, WireTask, encode_command, encode_spec
 from tests.support.supervisor_harness import SupervisedAttempt, eventually
 
 EXAMPLES = int(os.environ.get("HOLDFAST_FUZZ_EXAMPLES", "60"))
@@ -156,7 +156,7 @@ def test_any_spec_ends_with_a_record_or_a_clean_exit(sanitized: Path, tmp_path: 
     attempt.clean()
 
 
-SERVICE = Service(name="server", argv=("/bin/sleep", "600"))
+SERVICE = WireService(name="server", argv=("/bin/sleep", "600"))
 
 
 @FUZZ

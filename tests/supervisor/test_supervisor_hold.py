@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.runner.supervisor.protocol import ExitCause
-from holdfast.runner.wire import Service, WireTask
+from holdfast.runner.wire import WireService, WireTask
 from tests.support.supervisor_harness import FOREVER, SupervisedAttempt, boottime, ending, eventually, running, shell
 
 SERVER = "trap 'echo asked; exit 0' INT; echo up $$; while :; do sleep 0.05; done"
@@ -16,7 +16,7 @@ SERVER = "trap 'echo asked; exit 0' INT; echo up $$; while :; do sleep 0.05; don
 
 def begin(attempt: SupervisedAttempt, *scripts: str, service: str | None = None, **spec: Any) -> None:
     tasks = tuple(WireTask(name=f"t{n}", argv=shell(script)) for n, script in enumerate(scripts))
-    server = None if service is None else Service(name="server", argv=shell(service), stop_signal=signal.SIGINT)
+    server = None if service is None else WireService(name="server", argv=shell(service), stop_signal=signal.SIGINT)
     attempt.start(tasks=tasks, hold=True, service=server, **spec)
 
 
@@ -273,7 +273,7 @@ class TestService:
     def test_service_that_cannot_start_fails_the_attempt(self, attempt: SupervisedAttempt) -> None:
         """Proves P8."""
         tasks = (WireTask(name="t0", argv=("true",)),)
-        attempt.start(tasks=tasks, hold=True, service=Service(name="server", argv=("no-such-program",)))
+        attempt.start(tasks=tasks, hold=True, service=WireService(name="server", argv=("no-such-program",)))
         holds(attempt, 0)
         assert "could not run it" in attempt.tell("service", kind="start").why
         exit = attempt.end()
@@ -318,5 +318,5 @@ class TestService:
 
     def test_service_without_a_hold_is_refused(self, attempt: SupervisedAttempt) -> None:
         """Proves R24."""
-        attempt.start("true", service=Service(name="server", argv=("true",)))
+        attempt.start("true", service=WireService(name="server", argv=("true",)))
         assert attempt.end().text == "malformed spec: hold is missing"

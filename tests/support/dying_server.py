@@ -7,8 +7,8 @@ import sys
 
 from holdfast import config
 from holdfast.api.app import Api
-from holdfast.assemble import connected, equip
-from holdfast.assemble_service import beside, facts_of
+from holdfast.assemble import attach_job_files, connected
+from holdfast.assemble_service import background_of, facts_of
 from holdfast.cli.serve import serve
 from holdfast.store import Store
 
@@ -22,10 +22,10 @@ async def main(fatal: str) -> None:
 
     async def connect() -> Store:
         store = await connected(settings)
-        await equip(store, settings, at=at)
+        await attach_job_files(store, settings, at=at)
         return store
 
-    await serve(Api(settings, connect, facts_of(settings), beside(settings)), settings)
+    await serve(Api(settings, connect, facts_of(settings), background_of(settings)), settings)
 
 
 if __name__ == "__main__":

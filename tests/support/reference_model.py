@@ -29,7 +29,7 @@ from holdfast.model import (
     StopKind,
     StopPhase,
     Verb,
-    legal,
+    is_legal,
 )
 from holdfast.timing import Clock, backoff
 
@@ -484,7 +484,7 @@ class Reference:
 
     def _find(self, job_id: str, verb: Verb | None = None) -> RefJob:
         job = self.jobs.get(job_id) or refuse(NotFound)
-        if verb is not None and not legal(verb, job.status):
+        if verb is not None and not is_legal(verb, job.status):
             refuse(IllegalMove)
         return job
 

@@ -154,7 +154,7 @@ async def test_keys_of_a_soak_are_forgotten_once_they_are_kept_long_enough(clean
         await store.jobs.submit_many([{"runner": "function", "spec": {"name": "f"}}], key="k")
         for keep, left in ((3600.0, 1), (0.0, 0)):
             await age_keys(clean_url, keep)
-            await store.retain.forget_keys()
+            await store.pruning.prune_keys()
             assert await rows_of(clean_url, "idempotency") == left
 
 

@@ -6,7 +6,7 @@ import uuid
 import pytest
 
 from holdfast import errors
-from holdfast.model import MOVES, TERMINAL, Outcome, Status, StopKind, Verb, legal, new_id
+from holdfast.model import MOVES, TERMINAL, Outcome, Status, StopKind, Verb, is_legal, new_id
 from holdfast.timing import ManualClock, SystemClock, backoff, from_micros, jitter, to_micros
 
 # DESIGN's table of statuses: what each may become.
@@ -41,9 +41,9 @@ def test_table_of_moves_is_the_one_that_is_documented() -> None:
 
 def test_legal_follows_the_table() -> None:
     """Proves J4."""
-    assert legal(Verb.RESUME, Status.FAILED)
-    assert not legal(Verb.RESUME, Status.SUCCEEDED)
-    assert not any(legal(verb, Status.SUCCEEDED) for verb in Verb)
+    assert is_legal(Verb.RESUME, Status.FAILED)
+    assert not is_legal(Verb.RESUME, Status.SUCCEEDED)
+    assert not any(is_legal(verb, Status.SUCCEEDED) for verb in Verb)
     assert {status for status in Status if status.terminal} == TERMINAL
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.duties.upload_cleaner import Uploads
+from holdfast.duties.upload_cleaner import UploadCleaner
 from holdfast.errors import Invalid, TooLarge
 from holdfast.pipeline import sources
 from holdfast.pipeline.sources import Sources, inputs_of
@@ -167,6 +167,6 @@ async def test_sweep_of_uploads_leaves_what_pipelines_read(harness: StoreHarness
     read.parent.mkdir(parents=True)
     read.write_text("SELECT 1;")
     inputs = JobUploads(tmp_path)
-    await Uploads(harness.store, inputs, grace=-1, day=-1).run_once()
+    await UploadCleaner(harness.store, inputs, grace=-1, day=-1).run_once()
     assert read.exists()
     assert inputs_of(tmp_path, "default").parent not in {tmp_path / "inputs", tmp_path / "uploads"}

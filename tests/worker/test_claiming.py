@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.duties.scheduler import Duties
+from holdfast.duties.scheduler import DutyScheduler
 from holdfast.model import Status
 from holdfast.store.leases import Claimed, Leases
 from holdfast.store.notify import Notifications
@@ -70,7 +70,7 @@ async def test_a_new_leader_begins_its_duties_at_once(
 
     monkeypatch.setattr("holdfast.duties.reaper.Reaper.run_once", reap)
     await workers.store.workers.lead("duties", "another", ttl=300)
-    duties = Duties(workers.store, "heir", workers.settings)
+    duties = DutyScheduler(workers.store, "heir", workers.settings)
     task = asyncio.create_task(duties.run())
     try:
         await asyncio.sleep(0.2)  # Reason: time in which the duties would wrongly run without the lead.

@@ -330,7 +330,7 @@ async def test_uploads_are_refused_below_the_reserve(clean_url: str, tmp_path: P
 
 
 async def test_readyz_tests_a_write(clean_url: str, kind: str, tmp_path: Path) -> None:
-    """A database that answers reads and takes no writes is not ready; many probes cost one write."""
+    """A database that answers reads and accepts no writes is not ready; many probes cost one write."""
     async with (
         service_in_process(clean_url, tmp_path / "data", docker_host=None) as service,
         service.client() as client,
@@ -340,7 +340,7 @@ async def test_readyz_tests_a_write(clean_url: str, kind: str, tmp_path: Path) -
 
             async def refused() -> bool:
                 answer = await client.get("/readyz")
-                return answer.status_code == 503 and "takes no writes" in error_of(answer)["message"]
+                return answer.status_code == 503 and "accepts no writes" in error_of(answer)["message"]
 
             await eventually(refused, "/readyz says that no write is taken")
         await ready(client, 200)

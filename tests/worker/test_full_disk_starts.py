@@ -305,7 +305,7 @@ async def test_workspace_that_cannot_be_restored_waits_for_space(workers: InProc
 async def test_worker_killed_at_any_step_on_a_full_disk_runs_nothing_twice(
     processes: WorkerProcesses, tmp_path: Path
 ) -> None:
-    """kill -9 before the start, after it found no space, and before and after the job was given back."""
+    """kill -9 before the start, after it found no space, and before and after the job was requeued."""
     with tmpfs(tmp_path / "disk", "size=2m") as place:
         disk = FullDisk(place, "pages")
         environment = {"HOLDFAST_STATE_DIR": str(place / "state"), "HOLDFAST_DISK_RESERVE": "none"}

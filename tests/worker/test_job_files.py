@@ -189,7 +189,7 @@ async def test_files_of_pruned_jobs_go_with_them(workers: InProcessWorkers, tmp_
     async with await store_of(workers.settings) as store:
         (folder,) = (workers.settings.shared / "artifacts" / jobs[0].id).iterdir()
         with busy(folder):
-            assert (await store.retain.prune(ALL)).removed == [jobs[1].id]
+            assert (await store.pruning.prune(ALL)).removed == [jobs[1].id]
             assert files_of(jobs[1].id, tmp_path) == []
         assert await store.jobs.finish_deletions() == 1
     assert files_of(jobs[0].id, tmp_path) == []

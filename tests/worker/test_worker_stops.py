@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from holdfast.model import Cause, Job, Status
-from holdfast.runner.base import AttemptEnd, Identity, StartRequest, TooLate
+from holdfast.runner.base import AttemptEnd, Identity, StartRequest, StartTooLate
 from holdfast.runner.process import ProcessRunner
 from holdfast.runner.process_handle import ProcessHandle
 from holdfast.runner.state_folder import StateFolder
@@ -325,7 +325,7 @@ async def test_worker_that_slept_just_before_the_start_starts_nothing(tmp_path: 
         identity=Identity("site", "job", 1), domain=runner.domain, token=1, spec=spec, inputs={}, start_by=1e9
     )
     try:
-        with pytest.raises(TooLate):
+        with pytest.raises(StartTooLate):
             await runner.start(msgspec.structs.replace(order, start_by=boottime() - 0.01), _no_doubt)
         adopter = await runner.start(msgspec.structs.replace(order, token=2), _no_doubt)
         adopter.watch(lambda: None)
@@ -361,7 +361,7 @@ async def test_late_first_supervisor_has_started_nothing(tmp_path: Path, monkeyp
         starting = asyncio.create_task(runner.start(order, _no_doubt))
         await met.wait()
         os.close(lock)
-        with pytest.raises(TooLate):
+        with pytest.raises(StartTooLate):
             await starting
     finally:
         runner.close()

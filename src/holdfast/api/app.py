@@ -12,10 +12,10 @@ from starlette.exceptions import HTTPException
 from holdfast.api import VERSION, openapi
 from holdfast.api.auth import Access, first_admin
 from holdfast.api.connections import connection_limit
-from holdfast.api.depths import Depths
+from holdfast.api.depths import DepthCounter
 from holdfast.api.direct import DirectExecutor
 from holdfast.api.dry_run import FactsOf
-from holdfast.api.errors import not_routed
+from holdfast.api.errors import unknown_route
 from holdfast.api.fanout import Fanout
 from holdfast.api.linger import Linger
 from holdfast.api.readiness import Readiness
@@ -34,16 +34,16 @@ from holdfast.api.routes import (
     workers,
 )
 from holdfast.api.routes.docs import docs_routes
-from holdfast.api.routing import Route, Service, handler
+from holdfast.api.routing import Route, ServiceState, handler
 from holdfast.api.stream import OpenStreams
-from holdfast.api.tools import Tools, load_tools
+from holdfast.api.tools import ToolRegistry, load_tools
 from holdfast.config import Settings
 from holdfast.errors import StoreError
 from holdfast.runner.disk import disks_of
 from holdfast.runner.shared_folder import open_shared_folder
 from holdfast.store import Store
 from holdfast.store.audit import local_actor
-from holdfast.store.outage import asked_again
+from holdfast.store.outage import retry_while_starting
 
 NOUNS = (jobs, events, artifacts, uploads, snapshots, lanes, queues, workers, tools, tokens, audit, probes)
 Background = Callable[[Store], AbstractAsyncContextManager[DirectExecutor | None]]
@@ -58,8 +58,8 @@ def declared() -> list[Route]:
 class Api(FastAPI):
     """The service as an ASGI application.
 
-    Its own lifespan starts it. A mounted application has none: enter `running()` in the lifespan of yours; without
-    that it starts with the first request and ends with the process.
+    Served alone, its lifespan starts and ends it. A mounted application has no lifespan: enter `running()` in that of
+    your application; otherwise the service starts with the first request and ends with the process.
     """
 
     def __init__(
@@ -78,10 +78,10 @@ class Api(FastAPI):
         self._connect = connect
         self._facts = facts
         self._background = background
-        self._service: Service | None = None
+        self._service: ServiceState | None = None
         self._starting = asyncio.Lock()
         self._stack = contextlib.AsyncExitStack()
-        self.add_exception_handler(HTTPException, not_routed)
+        self.add_exception_handler(HTTPException, unknown_route)
         self.add_middleware(Linger)
         for route in (*declared(), *docs_routes(self.openapi).all):
             self.add_api_route(
@@ -99,7 +99,7 @@ class Api(FastAPI):
         return self.openapi_schema
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[Service]:
+    async def running(self) -> AsyncIterator[ServiceState]:
         """Run the service inside the block."""
         tools = load_tools(self.settings.tools, allow_root=self.settings.allow_root_jobs)
         async with contextlib.AsyncExitStack() as stack:
@@ -108,17 +108,17 @@ class Api(FastAPI):
             stack.push_async_callback(self._keep_counts, store)
             if self.settings.auth == "on":
                 self.made_admin = await first_admin(store.tokens, self.settings.admin_token)
-            await asked_again(lambda: self._record_tools(store, tools))
+            await retry_while_starting(lambda: self._record_tools(store, tools))
             fanout = Fanout(store)
-            installation = await asked_again(store.installation)
-            shared = await asked_again(
+            installation = await retry_while_starting(store.installation)
+            shared = await retry_while_starting(
                 lambda: open_shared_folder(self.settings.shared, installation, store.shared_folder)
             )
-            depths = Depths(store)
+            depths = DepthCounter(store)
             streams = OpenStreams(self.settings.streams_per_token, connection_limit(self.settings) * 3 // 4)
             access = Access(store.tokens, store.audit, self.settings)
             readiness = Readiness(store, disks_of(self.settings, state=False))
-            service = Service(
+            service = ServiceState(
                 store, self.settings, shared, access, fanout, streams, tools, self._facts, depths, readiness
             )
             await stack.enter_async_context(_task(fanout.run()))
@@ -132,7 +132,7 @@ class Api(FastAPI):
             stack.callback(self._forget)
             yield service
 
-    async def _record_tools(self, store: Store, tools: Tools) -> None:
+    async def _record_tools(self, store: Store, tools: ToolRegistry) -> None:
         path = self.settings.tools
         subject = "none" if path is None else str(path.absolute())
         await store.audit.tools_loaded(local_actor("server"), subject, tools.digests())
@@ -153,7 +153,7 @@ class Api(FastAPI):
             if self._service.direct is not None:
                 self._service.direct.leave()
 
-    async def service(self) -> Service:
+    async def service(self) -> ServiceState:
         if self._service is None:
             async with self._starting:
                 if self._service is None:

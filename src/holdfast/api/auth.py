@@ -1,4 +1,4 @@
-"""Who calls, and what that caller may do.
+"""Authenticates callers, and decides what they may do.
 
 A token has a name, a role and a tenant; an admin acts in tenant `default` unless `Holdfast-Tenant` names another. With
 HOLDFAST_AUTH=off everybody on this machine is an admin, so a web page in a local browser must not be able to call: the
@@ -73,13 +73,13 @@ class Access:
         self._audit = audit
         self._off = settings.auth == "off"
         self._known: dict[str, tuple[float, Token]] = {}
-        self._requests = Buckets(settings.rate_limit, burst=1.0)
-        self._failures = Buckets(settings.auth_failures, burst=10.0)
+        self._requests = RateLimiter(settings.rate_limit, burst=1.0)
+        self._failures = RateLimiter(settings.auth_failures, burst=10.0)
         self._trusted: set[str] = set()
         """Secrets that were valid once: unknown tokens from the same address must not lock them out."""
         self._used: dict[str, str | None] = {}
         """Tokens that were used since the last write, with the address of the caller."""
-        self._refused = Refusals()
+        self._refused = UnknownTokenCounts()
 
     def guard(self, request: Request) -> None:
         """With tokens off, refuse every request that a web page could have sent."""
@@ -179,7 +179,7 @@ class Access:
         """Record how many requests with unknown tokens were refused since the last call, in one row."""
         if not self._refused.requests:
             return
-        seen, self._refused = self._refused, Refusals()
+        seen, self._refused = self._refused, UnknownTokenCounts()
         try:
             await self._audit.add(Actor(name="unknown"), "auth.refused", "token", after=seen.summary())
         except StoreError:
@@ -209,7 +209,7 @@ class Access:
                 log.warning("could not record the last use of tokens; dropping it: %s", error)
 
 
-class Refusals:
+class UnknownTokenCounts:
     """Requests with unknown tokens, counted by address, in bounded memory and in a row of bounded size."""
 
     def __init__(self) -> None:
@@ -221,7 +221,7 @@ class Refusals:
         if address in self._addresses or len(self._addresses) < ADDRESSES_COUNTED:
             self._addresses[address] += 1
 
-    def merge(self, earlier: "Refusals") -> None:
+    def merge(self, earlier: "UnknownTokenCounts") -> None:
         self.requests += earlier.requests
         for address, requests in earlier._addresses.most_common(ADDRESSES_COUNTED - len(self._addresses)):
             self._addresses[address] += requests
@@ -232,7 +232,7 @@ class Refusals:
         return {"requests": self.requests, "addresses": len(self._addresses), "most": most}
 
 
-class Buckets:
+class RateLimiter:
     """A token bucket per key; without a rate nothing is limited."""
 
     def __init__(self, rate: float | None, *, burst: float) -> None:

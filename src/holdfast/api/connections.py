@@ -5,8 +5,8 @@ a request's head must arrive in time. When the server is full, it closes the con
 a request, since a client that is about to send one has only just connected. It never closes a connection with a request
 in progress.
 
-A new connection costs little until its first head is complete: `FirstHead` collects the bytes, and only then makes
-uvicorn's protocol with its parser. Thousands of clients that send a byte now and then leave time for the others.
+A new connection costs little until its first head is complete: `FirstRequestProtocol` collects the bytes, and only then
+makes uvicorn's protocol with its parser. Thousands of clients that send a byte now and then leave time for the others.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ class ConnectionLimits:
     def __init__(self, settings: Settings) -> None:
         self.most = connection_limit(settings)
         self.header_timeout = settings.header_timeout
-        self.waiting: OrderedDict[FirstHead | LimitedProtocol, None] = OrderedDict()
+        self.waiting: OrderedDict[FirstRequestProtocol | LimitedProtocol, None] = OrderedDict()
         """Connections without a request in progress, the longest wait first."""
         self._tell_after = 0.0
 
@@ -71,12 +71,12 @@ class ConnectionLimits:
         oldest.transport.abort()
         return True
 
-    def protocol(self, **named: Any) -> "FirstHead":
+    def protocol(self, **named: Any) -> "FirstRequestProtocol":
         """Make the protocol of a new connection; the arguments are those of uvicorn's protocols."""
-        return FirstHead(self, named)
+        return FirstRequestProtocol(self, named)
 
 
-class FirstHead(asyncio.Protocol):
+class FirstRequestProtocol(asyncio.Protocol):
     """A connection that has not sent the head of its first request yet; a LimitedProtocol takes over then."""
 
     transport: asyncio.Transport
@@ -179,7 +179,7 @@ class LimitedProtocol(H11Protocol):
             self.transport.close()
 
 
-class FewRepeats(logging.Filter):
+class RepeatFilter(logging.Filter):
     """Passes a message a few times a minute: log lines that strangers can cause must not fill the disk."""
 
     def __init__(self) -> None:

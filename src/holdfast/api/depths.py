@@ -24,7 +24,7 @@ ASKED_WITHIN = 900.0
 
 
 @dataclass(frozen=True)
-class Counted:
+class QueueCounts:
     """The result of a count, when it began by the monotonic clock, and how long it took."""
 
     depths: Sequence[Depth]
@@ -40,16 +40,16 @@ class Counted:
         return time.monotonic() - self.began
 
 
-class Depths:
+class DepthCounter:
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._last: Counted | None = None
+        self._last: QueueCounts | None = None
         self._asked = -ASKED_WITHIN
         self._counting = asyncio.Lock()
         self._slow = asyncio.Event()
         """Set while the background task has something to do."""
 
-    async def get(self) -> Counted:
+    async def get(self) -> QueueCounts:
         """Return the depths of all queues: exact while a count is quick, else at most `MOST_AGE` seconds old."""
         self._asked = time.monotonic()
         if self._last is None or self._last.quick or self._last.age > MOST_AGE:
@@ -69,14 +69,14 @@ class Depths:
         if counted.quick or time.monotonic() - self._asked > ASKED_WITHIN:
             self._slow.clear()
 
-    async def _count(self, *, since: float) -> Counted:
+    async def _count(self, *, since: float) -> QueueCounts:
         """Count, or return the count that another caller began after `since`."""
         async with self._counting:
             if self._last is not None and self._last.began >= since:
                 return self._last
             began = time.monotonic()
             depths = await self._store.queues.depths()
-            self._last = Counted(depths, began, time.monotonic() - began)
+            self._last = QueueCounts(depths, began, time.monotonic() - began)
             if not self._last.quick:
                 self._slow.set()
             return self._last

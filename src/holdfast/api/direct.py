@@ -68,7 +68,7 @@ async def run_in_request(
 
 async def _ended(run: DirectRun, request: Request, wait: float | None) -> bool:
     """Wait for the end, at most `wait` seconds; return False if the client disconnects first."""
-    over, gone = (asyncio.ensure_future(work) for work in (run.over.wait(), _gone(request)))
+    over, gone = (asyncio.ensure_future(work) for work in (run.over.wait(), _disconnected(request)))
     try:
         await asyncio.wait([over, gone], timeout=wait, return_when=asyncio.FIRST_COMPLETED)
         return over.done() or not gone.done()
@@ -77,7 +77,7 @@ async def _ended(run: DirectRun, request: Request, wait: float | None) -> bool:
         gone.cancel()
 
 
-async def _gone(request: Request) -> None:
+async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 

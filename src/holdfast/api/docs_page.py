@@ -103,6 +103,6 @@ def _json(value: Any) -> str:
 
 
 def _prose(text: str) -> str:
-    """Text in which `this` is code."""
+    """Convert text to HTML; words in backquotes become code."""
     parts = escape(text).split("`")
     return "".join(f"<code>{part}</code>" if n % 2 else part for n, part in enumerate(parts))

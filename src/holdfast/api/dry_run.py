@@ -26,7 +26,7 @@ async def refuse_bad_sources(spec: Mapping[str, Any], shared: Path, tenant: str)
     await run_in_threadpool(make_plan, spec, Sources(inputs_of(shared, tenant)), UNKNOWN, tenant=tenant, inputs={})
 
 
-async def foresee(
+async def plan_job(
     store: Store,
     spec: Mapping[str, Any],
     inputs: Json,
@@ -42,10 +42,10 @@ async def foresee(
     )
     existing = await store.snapshots.existing([task.snapshot for task in found.tasks], tenant=tenant)
     near = await store.snapshots.near([task.parent for task in found.tasks], tenant=tenant)
-    return view(found, existing, near)
+    return plan_view(found, existing, near)
 
 
-def view(found: PipelinePlan, existing: Mapping[str, Snapshot], near: Sequence[Snapshot]) -> PlanView:
+def plan_view(found: PipelinePlan, existing: Mapping[str, Snapshot], near: Sequence[Snapshot]) -> PlanView:
     """Say for each task whether it is cached, and if not, why."""
     candidates = [KnownSnapshot(id=one.id, parent=one.parent, components=one.components) for one in near]
     done = found.latest(set(existing))

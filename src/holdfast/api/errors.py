@@ -13,11 +13,11 @@ from starlette.routing import Match
 
 from holdfast.errors import (
     AtCapacity,
-    Blocked,
     ConfigError,
     HoldfastError,
-    Needed,
+    JobNotEnded,
     RateLimited,
+    SnapshotInUse,
     StoreError,
     StoreFull,
     StoreUnreachable,
@@ -52,7 +52,7 @@ def to_response(error: Exception) -> Response:
         return _http_response(error)
     if not isinstance(error, HoldfastError):
         log.error("a request failed with an unexpected error; answered 500", exc_info=error)
-        return _respond(500, Problem(code="internal", message="holdfast failed; its log says why"))
+        return _respond(500, Problem(code="internal", message="internal error; see the server's log"))
     headers = {}
     if isinstance(error, StoreError | ConfigError):
         reported = isinstance(error, StoreUnreachable) and error.reported
@@ -65,7 +65,7 @@ def to_response(error: Exception) -> Response:
         headers["Retry-After"] = "1"
     if isinstance(error, RateLimited):
         headers["Retry-After"] = str(max(1, round(error.wait)))
-    return _respond(error.status, to_problem(error), headers, blocked=isinstance(error, Blocked | Needed))
+    return _respond(error.status, to_problem(error), headers, blocked=isinstance(error, JobNotEnded | SnapshotInUse))
 
 
 def to_problem(error: HoldfastError) -> Problem:
@@ -73,17 +73,17 @@ def to_problem(error: HoldfastError) -> Problem:
     return Problem(code=error.code, message=error.message, details=details)
 
 
-class NoSuchMethod(HTTPException):
+class MethodNotAllowed(HTTPException):
     """The path exists, but not with this method."""
 
     def __init__(self, allowed: Iterable[str]) -> None:
         super().__init__(405, headers={"Allow": ", ".join(sorted(allowed))})
 
 
-async def not_routed(request: Request, error: Exception) -> Response:
+async def unknown_route(request: Request, error: Exception) -> Response:
     """Answer a request for an unknown path or method."""
     if isinstance(error, HTTPException) and error.status_code == 405:
-        error = NoSuchMethod(_methods(request))
+        error = MethodNotAllowed(_methods(request))
     return _http_response(error)
 
 

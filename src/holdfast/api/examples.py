@@ -10,8 +10,8 @@ from holdfast.api.request_types import (
     NewToken,
     PatchQueue,
     PutLane,
-    Resolve,
-    Resume,
+    ResolveJob,
+    ResumeJob,
 )
 
 PROCESS = {
@@ -32,8 +32,8 @@ EXAMPLES: dict[Any, dict[str, Any]] = {
     JobRequest: _named(process=PROCESS, function=FUNCTION, tool=TOOL),
     BulkRequest: _named(two={"jobs": [PROCESS, FUNCTION]}),
     CallerReason: _named(why={"reason": "wrong input"}),
-    Resume: _named(plain={}, more={"reason": "disk was full", "budget": {"tokens": 100_000}}),
-    Resolve: _named(by_hand={"result": {"rows": 3}, "reason": "done by hand"}),
+    ResumeJob: _named(plain={}, more={"reason": "disk was full", "budget": {"tokens": 100_000}}),
+    ResolveJob: _named(by_hand={"result": {"rows": 3}, "reason": "done by hand"}),
     PutLane: _named(database={"check": {"command": ["pg_isready", "-q"], "timeout": 10}}, none={"check": None}),
     PatchQueue: _named(cap={"max_running": 4}, lift={"max_depth": None}),
     NewToken: _named(ci={"name": "ci", "role": "submitter", "tenant": "blue"}),

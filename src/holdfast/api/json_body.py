@@ -76,10 +76,10 @@ async def read_body(request: Request, kind: Any, settings: Settings) -> Any:
         return kind()
     if raw and not says_json(request.headers):
         raise BadRequest("the body must be JSON, with Content-Type: application/json")
-    return await apart(len(raw), lambda: _checked(raw, kind, settings.max_json_depth))
+    return await in_thread_if_large(len(raw), lambda: _checked(raw, kind, settings.max_json_depth))
 
 
-async def apart(size: int, work: Callable[[], T]) -> T:
+async def in_thread_if_large(size: int, work: Callable[[], T]) -> T:
     """Run work on `size` bytes: here if they are few, else in a thread, so that other requests continue."""
     return work() if size <= LARGE else await asyncio.to_thread(work)
 

@@ -8,8 +8,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from holdfast.api import VERSION
-from holdfast.api.depths import Counted
-from holdfast.api.routing import Service
+from holdfast.api.depths import QueueCounts
+from holdfast.api.routing import ServiceState
 from holdfast.model import WorkerRecord
 from holdfast.store.queues import loads_of, oldest_of
 
@@ -30,7 +30,7 @@ DEPARTED = "departed"
 """The label of all workers that are gone: the sum over all workers never decreases."""
 
 
-async def exposition(service: Service, tenant: str | None) -> bytes:
+async def exposition(service: ServiceState, tenant: str | None) -> bytes:
     """Return the metrics in Prometheus' format, for one tenant's jobs or for all."""
     counted = await service.depths.get()
     workers = await service.store.workers.list(tenant=tenant)
@@ -38,11 +38,13 @@ async def exposition(service: Service, tenant: str | None) -> bytes:
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
-    registry.register(_Found([*_queues(counted, tenant), *_workers(service, workers, totals), *_server(service)]))
+    registry.register(
+        _GatheredMetrics([*_queues(counted, tenant), *_workers(service, workers, totals), *_server(service)])
+    )
     return generate_latest(registry)
 
 
-class _Found(Collector):
+class _GatheredMetrics(Collector):
     def __init__(self, metrics: list[Metric]) -> None:
         self._metrics = metrics
 
@@ -50,7 +52,7 @@ class _Found(Collector):
         return iter(self._metrics)
 
 
-def _queues(counted: Counted, tenant: str | None) -> Iterator[Metric]:
+def _queues(counted: QueueCounts, tenant: str | None) -> Iterator[Metric]:
     age = counted.age
     yield GaugeMetricFamily("holdfast_jobs_age_seconds", "How long ago jobs were counted: at most 10 s.", value=age)
     loads, oldest = loads_of(counted.depths, tenant), oldest_of(counted.depths, tenant)
@@ -67,7 +69,7 @@ def _queues(counted: Counted, tenant: str | None) -> Iterator[Metric]:
     yield waited
 
 
-def _workers(service: Service, workers: Sequence[WorkerRecord], totals: Mapping[str, Any]) -> Iterator[Metric]:
+def _workers(service: ServiceState, workers: Sequence[WorkerRecord], totals: Mapping[str, Any]) -> Iterator[Metric]:
     live = GaugeMetricFamily("holdfast_workers", "Workers.", labels=["live"])
     for live_label, count in (("true", sum(w.live for w in workers)), ("false", sum(not w.live for w in workers))):
         live.add_metric([live_label], count)
@@ -95,7 +97,7 @@ def _workers(service: Service, workers: Sequence[WorkerRecord], totals: Mapping[
     yield duties
 
 
-def _server(service: Service) -> Iterator[Metric]:
+def _server(service: ServiceState) -> Iterator[Metric]:
     info = GaugeMetricFamily("holdfast_info", "This holdfast.", labels=["version"])
     info.add_metric([VERSION], 1)
     yield info

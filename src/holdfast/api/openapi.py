@@ -34,8 +34,34 @@ ERRORS = {
     429: "too many requests or streams with this token, or too many jobs in this queue",
     503: "the database does not answer; or `at_capacity`, where the queue is off",
 }
-PUBLIC_NAMES = {"LostHost": "Lost", "RetryPolicy": "Retry", "TaskSpec": "Task", "WorkerRecord": "Worker"}
-"""Types whose schema has another name in the document: generated clients use these names."""
+PUBLIC_NAMES = {
+    "ArtifactList": "ArtifactViews",
+    "AttemptList": "Attempts",
+    "AuditList": "AuditEntries",
+    "CreatedToken": "MadeToken",
+    "DeletedJob": "Deleted",
+    "DeletedSnapshots": "RemovedSnapshots",
+    "DeletedToken": "Removed",
+    "DrainedWorkers": "Drained",
+    "EmptyBody": "Nothing",
+    "EventList": "Events",
+    "JobIds": "Ids",
+    "JobList": "JobViews",
+    "LaneList": "Lanes",
+    "LostHost": "Lost",
+    "QueueList": "Queues",
+    "ResolveJob": "Resolve",
+    "ResumeJob": "Resume",
+    "RetryPolicy": "Retry",
+    "SnapshotList": "Snapshots",
+    "TaskList": "TaskRecords",
+    "TaskSpec": "Task",
+    "TokenList": "Tokens",
+    "ToolList": "Tools",
+    "WorkerList": "Workers",
+    "WorkerRecord": "Worker",
+}
+"""Types whose schema has another name in the document: clients that were generated from it use these names."""
 PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
 
 
@@ -134,7 +160,9 @@ def _headers(route: Route) -> list[dict[str, Any]]:
         headers.append(("Idempotency-Key", about, _text(MAX_KEY)))
     if route.path == "/v1/jobs" and route.method == "POST":
         about = "`wait=10`: where the queue is off, answer after at most 10 seconds; other preferences are ignored"
-        headers.append(("Prefer", about, {"type": "string"}))  # RFC 7240: what is not understood is not refused.
+        headers.append(
+            ("Prefer", about, {"type": "string"})
+        )  # RFC 7240: a server ignores preferences that it does not know.
     if route.path.endswith("/events/stream"):
         seq = {"type": "string", "pattern": "^[0-9]{1,19}$"}
         headers.append(("Last-Event-ID", "the last seq that was seen; takes precedence over `after`", seq))

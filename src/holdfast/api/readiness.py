@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 FRESH_SECONDS = 1.0
 """How long an answer is reused."""
 NO_ROOM = "the disk of the database is full; make room, or delete jobs with force"
-NO_WRITE = "the database takes no writes; the log of this server says why"
+NO_WRITE = "the database accepts no writes; see this server's log"
 
 
 class Readiness:

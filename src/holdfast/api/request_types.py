@@ -41,7 +41,7 @@ class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """A request's body."""
 
 
-class Query(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class QueryParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A request's query."""
 
 
@@ -49,11 +49,11 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """An answer's body."""
 
 
-class NoQuery(Query, frozen=True):
+class NoParameters(QueryParameters, frozen=True):
     pass
 
 
-class Nothing(Body, frozen=True):
+class EmptyBody(Body, frozen=True):
     """No field; the body may be left out."""
 
 
@@ -89,16 +89,16 @@ class BulkRequest(Body, frozen=True):
     jobs: Annotated[list[JobRequest], Meta(min_length=1, max_length=10_000)]
 
 
-class Ids(Answer, frozen=True):
+class JobIds(Answer, frozen=True):
     ids: Sequence[str]
 
 
-class JobViews(Answer, frozen=True):
+class JobList(Answer, frozen=True):
     items: Sequence[JobView]
     next_cursor: str | None
 
 
-class ListJobs(Query, frozen=True):
+class ListJobs(QueryParameters, frozen=True):
     id: Annotated[str | None, Meta(description="the beginning of an id; other filters are then ignored")] = None
     status: Sequence[Status] = ()
     kind: str | None = None
@@ -111,30 +111,30 @@ class ListJobs(Query, frozen=True):
     cursor: str | None = None
 
 
-class Attempts(Answer, frozen=True):
+class AttemptList(Answer, frozen=True):
     items: Sequence[Attempt]
 
 
-class TaskRecords(Answer, frozen=True):
+class TaskList(Answer, frozen=True):
     items: Sequence[TaskRecord]
 
 
-class ArtifactViews(Answer, frozen=True):
+class ArtifactList(Answer, frozen=True):
     items: Sequence[ArtifactView]
 
 
-class ListEvents(Query, frozen=True):
+class ListEvents(QueryParameters, frozen=True):
     after: After = 0
     limit: Limit = 1000
     follow: bool = False
 
 
-class Events(Answer, frozen=True):
+class EventList(Answer, frozen=True):
     items: Sequence[Event]
     next_after: int | None
 
 
-class From(Query, frozen=True):
+class StreamEvents(QueryParameters, frozen=True):
     after: After = 0
 
 
@@ -142,36 +142,36 @@ class CallerReason(Body, frozen=True):
     reason: str | None = None
 
 
-class Resume(Body, frozen=True):
+class ResumeJob(Body, frozen=True):
     reason: str | None = None
     budget: dict[Name, Annotated[float, Meta(ge=0)]] | None = None
     stopped: bool = False
 
 
-class Resolve(Body, frozen=True):
+class ResolveJob(Body, frozen=True):
     result: Json = None
     reason: str | None = None
 
 
-class DeleteJob(Query, frozen=True):
+class DeleteJob(QueryParameters, frozen=True):
     force: bool = False
     dry_run: bool = False
     reason: str | None = None
 
 
-class Deleted(Answer, frozen=True):
+class DeletedJob(Answer, frozen=True):
     outcome: Literal["deleted", "deleting", "would_delete"]
 
 
 # Snapshots
 
 
-class ListSnapshots(Query, frozen=True):
+class ListSnapshots(QueryParameters, frozen=True):
     limit: Limit = 100
     cursor: str | None = None
 
 
-class Snapshots(Answer, frozen=True):
+class SnapshotList(Answer, frozen=True):
     """A page of the tenant's snapshots, and the totals of all of them."""
 
     items: Sequence[Snapshot]
@@ -185,13 +185,13 @@ class UsedSnapshot(Snapshot, frozen=True, kw_only=True):
     shared_folder: str
 
 
-class DeleteSnapshot(Query, frozen=True):
+class DeleteSnapshot(QueryParameters, frozen=True):
     force: bool = False
     recurse: bool = False
     dry_run: bool = False
 
 
-class RemovedSnapshots(Answer, frozen=True):
+class DeletedSnapshots(Answer, frozen=True):
     """Which snapshots were or would be removed, and their size in bytes."""
 
     outcome: Literal["deleted", "would_delete"]
@@ -202,12 +202,12 @@ class RemovedSnapshots(Answer, frozen=True):
 # Lanes, queues, workers, tools, tokens
 
 
-class ListLanes(Query, frozen=True):
+class ListLanes(QueryParameters, frozen=True):
     limit: Limit = 100
     cursor: str | None = None
 
 
-class Lanes(Answer, frozen=True):
+class LaneList(Answer, frozen=True):
     items: Sequence[Lane]
     next_cursor: str | None
 
@@ -216,7 +216,7 @@ class PutLane(Body, frozen=True):
     check: Check | None
 
 
-class Queues(Answer, frozen=True):
+class QueueList(Answer, frozen=True):
     items: Sequence[QueueView]
 
 
@@ -225,15 +225,15 @@ class PatchQueue(Body, frozen=True):
     max_depth: Cap | msgspec.UnsetType = msgspec.UNSET
 
 
-class Workers(Answer, frozen=True):
+class WorkerList(Answer, frozen=True):
     items: Sequence[WorkerRecord]
 
 
-class Drained(Answer, frozen=True):
+class DrainedWorkers(Answer, frozen=True):
     workers: Sequence[str]
 
 
-class Tools(Answer, frozen=True):
+class ToolList(Answer, frozen=True):
     items: Sequence[ToolView]
 
 
@@ -248,7 +248,7 @@ class TokenView(Answer, frozen=True):
     used_at: datetime | None
 
 
-class Tokens(Answer, frozen=True):
+class TokenList(Answer, frozen=True):
     items: Sequence[TokenView]
 
 
@@ -259,13 +259,13 @@ class NewToken(Body, frozen=True):
     expires_at: Time | None = None
 
 
-class MadeToken(TokenView, frozen=True):
+class CreatedToken(TokenView, frozen=True):
     """`token` is the secret. It is shown only once."""
 
     token: str
 
 
-class ListAudit(Query, frozen=True):
+class ListAudit(QueryParameters, frozen=True):
     who: Annotated[str | None, Meta(description="a name, as in `actor`, or the id of a token")] = None
     what: Annotated[str | None, Meta(description="an action, such as `token.remove`, or its first word")] = None
     since: Time | None = None
@@ -273,12 +273,12 @@ class ListAudit(Query, frozen=True):
     cursor: str | None = None
 
 
-class AuditEntries(Answer, frozen=True):
+class AuditList(Answer, frozen=True):
     items: Sequence[AuditEntry]
     next_cursor: str | None
 
 
-class Removed(Answer, frozen=True):
+class DeletedToken(Answer, frozen=True):
     outcome: Literal["deleted"] = "deleted"
 
 

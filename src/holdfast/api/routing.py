@@ -19,16 +19,16 @@ from starlette.responses import Response
 
 from holdfast import decoding
 from holdfast.api.auth import Access, Caller, checked_name
-from holdfast.api.depths import Depths
+from holdfast.api.depths import DepthCounter
 from holdfast.api.direct import DirectExecutor
 from holdfast.api.dry_run import FactsOf
-from holdfast.api.errors import JSON, NoSuchMethod, ends_in_action, to_response
+from holdfast.api.errors import JSON, MethodNotAllowed, ends_in_action, to_response
 from holdfast.api.fanout import Fanout
 from holdfast.api.json_body import LargeBodies, declared_size, read_body
 from holdfast.api.readiness import Readiness
-from holdfast.api.request_types import NoQuery
+from holdfast.api.request_types import NoParameters
 from holdfast.api.stream import OpenStreams
-from holdfast.api.tools import Tools
+from holdfast.api.tools import ToolRegistry
 from holdfast.config import Settings
 from holdfast.errors import Invalid
 from holdfast.model import Role
@@ -44,7 +44,7 @@ Endpoint = Callable[..., Awaitable["Reply | Response"]]
 
 
 @dataclass
-class Service:
+class ServiceState:
     """What all endpoints use."""
 
     store: Store
@@ -53,9 +53,9 @@ class Service:
     access: Access
     fanout: Fanout
     streams: OpenStreams
-    tools: Tools
+    tools: ToolRegistry
     facts: FactsOf
-    depths: Depths
+    depths: DepthCounter
     readiness: Readiness
     direct: DirectExecutor | None = None
     """What runs jobs in the request, where the queue is off."""
@@ -77,7 +77,7 @@ class Call:
     """One request, and who makes it."""
 
     request: Request
-    service: Service
+    service: ServiceState
     who: Caller
 
     @property
@@ -106,7 +106,7 @@ class Route:
     shape: Any = None
     media: str = JSON
     takes: str = JSON
-    query: type[msgspec.Struct] = NoQuery
+    query: type[msgspec.Struct] = NoParameters
     body: Any = None
 
     @property
@@ -133,7 +133,7 @@ class Routes:
     ) -> Callable[[Endpoint], Endpoint]:
         def declare(run: Endpoint) -> Endpoint:
             hints = typing.get_type_hints(run)
-            query, body = hints.get("query", NoQuery), hints.get("body")
+            query, body = hints.get("query", NoParameters), hints.get("body")
             body = typing.get_origin(body) or body
             self.all.append(Route(method, path, run, role, answers, shape or body, media, takes, query, body))
             return run
@@ -141,16 +141,16 @@ class Routes:
         return declare
 
 
-def handler(route: Route, find: Callable[[], Awaitable[Service]]) -> Callable[[Request], Awaitable[Response]]:
+def handler(route: Route, find: Callable[[], Awaitable[ServiceState]]) -> Callable[[Request], Awaitable[Response]]:
     """Wrap an endpoint in the steps of every call. No content of a request may cause a 500."""
     takes_query = "query" in inspect.signature(route.run).parameters
 
     async def handle(request: Request) -> Response:
-        service: Service | None = None
+        service: ServiceState | None = None
         try:
             service = await find()
             if route.path.endswith(NAMED) and ends_in_action(request):
-                raise NoSuchMethod(("POST",))
+                raise MethodNotAllowed(("POST",))
             call = await _admit(route, service, request)
             given: dict[str, Any] = {name: checked_name(name, text) for name, text in request.path_params.items()}
             query = read_query(request, route.query)
@@ -168,7 +168,7 @@ def handler(route: Route, find: Callable[[], Awaitable[Service]]) -> Callable[[R
     return handle
 
 
-async def _admit(route: Route, service: Service, request: Request) -> Call:
+async def _admit(route: Route, service: ServiceState, request: Request) -> Call:
     service.access.guard(request)
     if route.role is None:
         return Call(request, service, NOBODY)

@@ -31,7 +31,7 @@ NOT_BUFFERED = {"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": 
 MEDIA: dict[Form, str] = {"sse": "text/event-stream", "ndjson": "application/x-ndjson"}
 
 
-async def pieces(follower: Follower, form: Form, *, follow: bool = True) -> AsyncGenerator[bytes, None]:
+async def encoded_events(follower: Follower, form: Form, *, follow: bool = True) -> AsyncGenerator[bytes, None]:
     """Yield everything for a client: the events after its cursor, then new ones, then the end."""
     feed = follower.feed
     upto = None if follow or feed.head is None else feed.head.seq
@@ -100,7 +100,7 @@ class OpenStreams:
                 "close some, or share one"
             )
         if self._open.total() >= self._most:
-            raise AtCapacity("this server has as many streams open as it may; try again later, or another server")
+            raise AtCapacity("the stream limit of this server is reached; try again later, or use another server")
 
     @contextlib.contextmanager
     def one(self, name: str) -> Iterator[None]:
@@ -113,7 +113,7 @@ class OpenStreams:
                 del self._open[name]
 
 
-class Streamed(Response):
+class EventStreamResponse(Response):
     """A response that ends with the history, with its client or with the client's token."""
 
     def __init__(
@@ -152,7 +152,7 @@ class Streamed(Response):
         self.init_headers(headers)
         self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
 
-    async def opened(self) -> "Streamed":
+    async def opened(self) -> "EventStreamResponse":
         """Refuse before the status is sent: too many streams, an unknown job, a cursor past the end."""
         self._streams.refuse_more(self._by)
         async with self._fanout.follow(self._job_id, tenant=self._tenant, after=self._after):
@@ -164,7 +164,7 @@ class Streamed(Response):
                 async with self._fanout.follow(self._job_id, tenant=self._tenant, after=self._after) as follower:
                     await self._send(follower, receive, send)
         except HoldfastError as error:  # The job was deleted since the stream was opened.
-            log.info("a stream of job %s did not begin: %s", self._job_id, error)
+            log.info("could not start a stream of job %s: %s", self._job_id, error)
             await send({"type": "http.response.start", "status": error.status, "headers": []})
             await send({"type": "http.response.body", "body": b""})
 
@@ -175,7 +175,7 @@ class Streamed(Response):
         async with asyncio.TaskGroup() as group:
             watch = group.create_task(_watch(receive, follower))
             guard = group.create_task(_end_with_token(self._valid, follower))
-            async with contextlib.aclosing(pieces(follower, self._form, follow=self._follow)) as found:
+            async with contextlib.aclosing(encoded_events(follower, self._form, follow=self._follow)) as found:
                 async for piece in found:
                     for start in range(0, len(piece), PIECE_BYTES):
                         part = piece[start : start + PIECE_BYTES]

@@ -90,7 +90,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return spec
 
 
-class Tools:
+class ToolRegistry:
     """The tools of one file."""
 
     def __init__(self, tools: Mapping[str, Tool]) -> None:
@@ -141,10 +141,10 @@ class Tools:
             raise Invalid(path[:200], error.message[:500])
 
 
-def load_tools(path: Path | None, *, allow_root: bool = False) -> Tools:
+def load_tools(path: Path | None, *, allow_root: bool = False) -> ToolRegistry:
     """Read the file of tools, or raise an error that lists every problem."""
     if path is None:
-        return Tools({})
+        return ToolRegistry({})
     try:
         tables = tomllib.loads(path.read_text())
     except OSError as error:
@@ -168,7 +168,7 @@ def load_tools(path: Path | None, *, allow_root: bool = False) -> Tools:
         problems += [f"tool {name} in {path}: {problem}" for problem in _problems(name, tool, allow_root=allow_root)]
     if problems:
         raise ConfigError(problems)
-    return Tools(found)
+    return ToolRegistry(found)
 
 
 def _problems(name: str, tool: Tool, *, allow_root: bool) -> Iterator[str]:

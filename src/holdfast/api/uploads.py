@@ -121,7 +121,9 @@ def _without_room(error: OSError) -> Exception:
     return DiskFull("the disk of the shared folder is full; make room, or delete jobs with force")
 
 
-async def given(job: Mapping[str, Any], tenant: str, settings: Settings, shared: SharedFolder) -> Mapping[str, Any]:
+async def with_uploads(
+    job: Mapping[str, Any], tenant: str, settings: Settings, shared: SharedFolder
+) -> Mapping[str, Any]:
     """Return the job for the store; its uploads are assigned to it before it is submitted."""
     if not job.get("uploads"):
         return job

@@ -41,7 +41,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     about: str
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
+class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
     """Throughput of the database in jobs per second: bulk submit, and claim and finish in batches of `batch`."""
 
     jobs: int
@@ -113,7 +113,7 @@ async def examine_all() -> Sequence[Finding]:
     return await examine(config.load())
 
 
-async def bench() -> Measured:
+async def bench() -> BenchResult:
     """Submit, claim and finish in a scratch schema of the same database, which is removed afterwards."""
     settings = config.load()
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
@@ -131,7 +131,7 @@ async def bench() -> Measured:
             await database.close()
 
 
-async def _measure(store: Store) -> Measured:
+async def _measure(store: Store) -> BenchResult:
     jobs = [{"runner": "function", "spec": {"name": "noop"}} for _ in range(BENCH_JOBS)]
     began = time.perf_counter()
     await store.jobs.submit_many(jobs)
@@ -140,7 +140,7 @@ async def _measure(store: Store) -> Measured:
     while leases := (await store.leases.claim("bench", [pair], slots=BATCH, ttl=60)).claimed:
         await store.leases.finish([(lease, Outcome.succeeded()) for lease in leases])
     ended = time.perf_counter()
-    return Measured(
+    return BenchResult(
         jobs=BENCH_JOBS,
         batch=BATCH,
         submit_per_second=BENCH_JOBS / (submitted - began),

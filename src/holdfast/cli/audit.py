@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli.session import AsJson, print_json, talk
+from holdfast.cli.session import AsJson, print_json, with_client
 
 app = typer.Typer()
 
@@ -26,7 +26,7 @@ def audit(
     """List who changed tokens, tools, limits, queues, lanes, workers and jobs, newest first. For admins."""
     given = {"who": who, "what": what, "since": _moment(since), "limit": limit, "cursor": cursor}
     query = {name: value for name, value in given.items() if value is not None}
-    answer = talk(context, lambda client: client.request("GET", "/v1/audit", query=query))
+    answer = with_client(context, lambda client: client.request("GET", "/v1/audit", query=query))
     if as_json:
         print_json(answer)
         return

@@ -46,7 +46,7 @@ async def examine(settings: Settings) -> Sequence[Finding]:
             settings.url, schema=settings.schema, connections=1, listen=False, pooler=settings.pooler
         )
     except HoldfastError as error:
-        fix = "start the database, or set HOLDFAST_DATABASE_URL to where it is"
+        fix = "start the database, or set HOLDFAST_DATABASE_URL to its URL"
         return [*findings, Finding(what="database", ok=False, text=error.message, fix=fix), await _server()]
     async with Store(database) as store:
         findings.append(Finding(what="database", ok=True, text=address(settings.url)))
@@ -104,7 +104,7 @@ def _state(settings: Settings) -> Finding:
 def _isolation(settings: Settings) -> Finding:
     """Check what isolates the processes of one job from those of another."""
     if os.geteuid() != 0:
-        text = "none: this is not root, so every process job is trusted as this user"
+        text = "none: the worker is not root, so every process job runs as its user and must be trusted"
         return Finding(what="isolation", ok=True, text=text)
     if settings.process_user is not None:
         text = f"HOLDFAST_PROCESS_USER: all process jobs run as {settings.process_user}, and can reach each other"
@@ -117,7 +117,7 @@ def _isolation(settings: Settings) -> Finding:
     taken, gone = _uids_in_use(settings)
     text = f"each process attempt has a uid of its own ({settings.process_uids}, {taken} in use)"
     if gone:
-        text += f", {gone} of them by attempts of other installations whose folders are gone: remove those links"
+        text += f", {gone} of them by attempts of other installations whose folders were removed: remove those links"
     if not can_be_private():
         fix = "give the worker CAP_SYS_ADMIN, or use containers for jobs that do not trust each other"
         text += ", but not a /tmp, shared memory and /proc of its own: mount namespaces are not permitted here"
@@ -161,27 +161,27 @@ async def _shared(store: Store, settings: Settings) -> Finding:
 def _room(what: str, path: Path) -> Finding:
     free = shutil.disk_usage(path).free
     text = f"{path}, {free / 1024**3:.1f} GiB free"
-    return Finding(what=what, ok=free >= LEAST_FREE, text=text, fix="make room: attempts and logs need some")
+    return Finding(what=what, ok=free >= LEAST_FREE, text=text, fix="free some space: attempts and logs need it")
 
 
 async def _docker(settings: Settings) -> Finding:
     """Check the Docker engine. A machine without one is fine, unless a setting names one."""
     host, usual = settings.docker_host, Settings().docker_host
     if host is None:
-        return Finding(what="docker", ok=True, text="off: no containers here")
+        return Finding(what="docker", ok=True, text="off: no containers on this host")
     if host == usual and not _there(host):
-        return Finding(what="docker", ok=True, text="no engine here: no containers, until one is there")
+        return Finding(what="docker", ok=True, text="no engine found: containers are off until one is started")
     try:
         from holdfast.runner.docker.engine import Engine, EngineError
     except ModuleNotFoundError:
-        text = "its client is not installed: no containers"
+        text = "its client is not installed: no containers on this host"
         return Finding(what="docker", ok=host == usual, text=text, fix="pip install 'holdfast[docker]'")
     engine = Engine(host)
     try:
         found = await engine.info()
         return Finding(what="docker", ok=True, text=f"{host}, engine {found.id[:12]} on {found.host}")
     except (EngineUnreachable, EngineError) as error:
-        fix = "start the engine, set HOLDFAST_DOCKER_HOST to where it is, or to none if there is to be none"
+        fix = "start the engine, or set HOLDFAST_DOCKER_HOST to its address, or to none if this host runs no containers"
         return Finding(what="docker", ok=False, text=str(error), fix=fix)
     finally:
         await engine.close()
@@ -197,9 +197,9 @@ async def _tokens(store: Store, settings: Settings) -> Finding:
     file = settings.admin_token
     if not admins:
         fix = f"start a server: its first start makes one, in {file}"
-        return Finding(what="tokens", ok=False, text="no admin's token that does not expire", fix=fix)
+        return Finding(what="tokens", ok=False, text="every admin token expires, or there is none", fix=fix)
     if file.exists() and file.stat().st_mode & 0o077:
-        return Finding(what="tokens", ok=False, text=f"others can read {file}", fix=f"chmod 600 {file}")
+        return Finding(what="tokens", ok=False, text=f"other users can read {file}", fix=f"chmod 600 {file}")
     return Finding(what="tokens", ok=True, text=f"{len(admins)} of admins")
 
 
@@ -207,14 +207,14 @@ async def _clock(store: Store) -> Finding:
     before = datetime.now(UTC)
     database_time = (await store.leases.owners()).now_at
     off = (database_time - before).total_seconds()
-    text = f"the database is {abs(off):.1f} s {'ahead' if off > 0 else 'behind'}"
+    text = f"the clock of the database is {abs(off):.1f} s {'ahead' if off > 0 else 'behind'}"
     fix = "let a time service set this host's clock; leases follow the database's, so jobs are safe meanwhile"
     return Finding(what="clock", ok=abs(off) < CLOCK_SECONDS, text=text, fix=fix)
 
 
 async def _workers(store: Store) -> Finding:
     live = [worker for worker in await store.workers.list() if worker.live]
-    text = f"{len(live)} live" if live else "no worker lives: jobs wait"
+    text = f"{len(live)} live" if live else "no live worker: jobs wait"
     return Finding(what="workers", ok=bool(live), text=text, fix="start one: `holdfast worker`")
 
 
@@ -229,4 +229,4 @@ async def _server() -> Finding:
         except Refused as error:
             fix = "set HOLDFAST_TOKEN, or run where the server's data folder is"
             return Finding(what="server", ok=False, text=f"{client.url}: {error.message}", fix=fix)
-        return Finding(what="server", ok=True, text=f"{client.url}, the token is good")
+        return Finding(what="server", ok=True, text=f"{client.url}, the token is valid")

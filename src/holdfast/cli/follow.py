@@ -23,7 +23,7 @@ from holdfast.cli.jobs import (
     Tool,
     describe,
 )
-from holdfast.cli.session import DONE, AsJson, JobId, exit_code, find, print_json, print_line, talk
+from holdfast.cli.session import DONE, AsJson, JobId, exit_code, find_job, print_json, print_line, with_client
 from holdfast.cli.terminal import say, write_line
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def run(
     async def work(client: "AsyncClient") -> int:
         job = await client.submit(wanted)
         typer.echo(f"job {job.id}", err=True)
-        ended = await stay(client, job.id, _print_aside if as_json else _print_output)
+        ended = await follow_job(client, job.id, _print_aside if as_json else _print_output)
         if ended is None:
             typer.echo(f"detached; `holdfast watch {job.id}` shows the job again", err=True)
             return DONE
@@ -77,26 +77,26 @@ def run(
             say(f"holdfast: {ended.status}: {ended.error.message}", err=True)
         return exit_code(ended, own=True)
 
-    raise typer.Exit(talk(context, work))
+    raise typer.Exit(with_client(context, work))
 
 
 @app.command()
 def logs(
     context: typer.Context,
     job_id: JobId,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the output until the job ends.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print a job's output: its stdout to stdout, its stderr to stderr."""
 
     async def work(client: "AsyncClient") -> int:
-        found = await find(client, job_id)
+        found = await find_job(client, job_id)
         show = print_line if as_json else _print_output
         if follow:
             await client.get(
                 found
             )  # A server that never answered is an immediate error; one that becomes unreachable is waited for.
-            ended = await stay(client, found, show)
+            ended = await follow_job(client, found, show)
             return DONE if ended is None else exit_code(ended)
         after = 0
         while True:
@@ -108,7 +108,7 @@ def logs(
                 return DONE
             after = following
 
-    raise typer.Exit(talk(context, work))
+    raise typer.Exit(with_client(context, work))
 
 
 @app.command()
@@ -121,12 +121,12 @@ def watch(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> Non
         from holdfast.cli import render
         from holdfast.cli.live import LiveView
 
-        found = await find(client, job_id)
+        found = await find_job(client, job_id)
         job = await client.get(found)  # As in `logs`.
         if as_json:
-            ended = await stay(client, found, print_line)
+            ended = await follow_job(client, found, print_line)
         elif not render.console.is_terminal:
-            ended = await stay(client, found, _print_all)
+            ended = await follow_job(client, found, _print_all)
         else:
             view = LiveView(job)
             with Live(view.picture(), console=render.console, refresh_per_second=8) as live:
@@ -135,14 +135,14 @@ def watch(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> Non
                     view.hear(event)
                     live.update(view.picture())
 
-                ended = await stay(client, found, show, pause=live)
+                ended = await follow_job(client, found, show, pause=live)
         if ended is None:
             return DONE
         if not as_json:
             render.job(ended, await client.attempts(found))
         return exit_code(ended)
 
-    raise typer.Exit(talk(context, work))
+    raise typer.Exit(with_client(context, work))
 
 
 def _print_aside(event: "Event") -> None:
@@ -166,7 +166,7 @@ def _print_all(event: "Event") -> None:
         say(f"-- {line}", err=True)
 
 
-async def stay(
+async def follow_job(
     client: "AsyncClient", job_id: str, show: "Callable[[Event], object]", *, pause: "Live | None" = None
 ) -> "JobView | None":
     """Show every event until the job ends or pauses, and return the job; None if the user detached."""

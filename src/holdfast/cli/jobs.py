@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from holdfast.cli import complete
-from holdfast.cli.session import AsJson, Because, JobId, fail, find, print_json, talk
+from holdfast.cli.session import AsJson, JobId, ReasonOption, fail, find_job, print_json, with_client
 from holdfast.cli.terminal import say
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def describe(
         one_of = "a command after --, --image, --tool, --function, --file"
         fail(f"give one of: {one_of} ({' and '.join(given_ways) or 'none'} given)", 2)
     if env and not (command or image):
-        fail(f"--env is for a command or an image; {given_ways[0]} brings its own", 2)
+        fail(f"--env is for a command or an image; {given_ways[0]} has its own environment", 2)
     if tool:
         job["tool"] = tool
     elif function:
@@ -127,7 +127,7 @@ def submit(
         command, file, tool, function, image, inputs, env, labels,
         kind=kind, queue=queue, lane=lane, timeout=timeout, max_attempts=max_attempts, hold=hold or None,
     )  # fmt: skip
-    accepted = talk(context, lambda client: client.submit(job))
+    accepted = with_client(context, lambda client: client.submit(job))
     if as_json:
         print_json(accepted)
     else:
@@ -158,7 +158,7 @@ def list_jobs(
             status=status or (), kind=kind, queue=queue, lane=lane, labels=wanted, limit=limit, cursor=cursor
         )
 
-    items, following = talk(context, read)
+    items, following = with_client(context, read)
     if as_json:
         print_json({"items": items, "next_cursor": following})
         return
@@ -181,10 +181,10 @@ def show(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> None
     """Show one job and its attempts."""
 
     async def read(client: "AsyncClient") -> "tuple[JobView, Sequence[Attempt], Sequence[TaskRecord]]":
-        found = await find(client, job_id)
+        found = await find_job(client, job_id)
         return await client.get(found), await client.attempts(found), await client.tasks(found)
 
-    job, attempts, tasks = talk(context, read)
+    job, attempts, tasks = with_client(context, read)
     if as_json:
         print_json(job)
     else:
@@ -200,9 +200,9 @@ def explain(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> N
     """Explain why a job is not running."""
 
     async def read(client: "AsyncClient") -> "Explanation":
-        return await client.explain(await find(client, job_id))
+        return await client.explain(await find_job(client, job_id))
 
-    why = talk(context, read)
+    why = with_client(context, read)
     if as_json:
         print_json(why)
         return
@@ -216,29 +216,29 @@ def explain(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> N
 
 def _moved(context: typer.Context, verb: str, job_id: str, as_json: bool, **options: Any) -> None:
     async def move(client: "AsyncClient") -> "JobView":
-        job: JobView = await getattr(client, verb)(await find(client, job_id), **options)
+        job: JobView = await getattr(client, verb)(await find_job(client, job_id), **options)
         return job
 
-    job = talk(context, move)
+    job = with_client(context, move)
     if as_json:
         print_json(job)
         return
     from holdfast.cli import render
 
     if job.stop_request is not None and not job.status.terminal:
-        render.console.print(f"{job.id}: {job.stop_request.kind} asked for; it is {render.coloured(job.status)}")
+        render.console.print(f"{job.id}: {job.stop_request.kind} requested; the job is {render.coloured(job.status)}")
     else:
         render.console.print(f"{job.id}: {render.coloured(job.status)}")
 
 
 @app.command()
-def cancel(context: typer.Context, job_id: JobId, reason: Because = None, as_json: AsJson = False) -> None:
+def cancel(context: typer.Context, job_id: JobId, reason: ReasonOption = None, as_json: AsJson = False) -> None:
     """Cancel a job: a waiting one at once, a running one politely, then by force."""
     _moved(context, "cancel", job_id, as_json, reason=reason)
 
 
 @app.command()
-def interrupt(context: typer.Context, job_id: JobId, reason: Because = None, as_json: AsJson = False) -> None:
+def interrupt(context: typer.Context, job_id: JobId, reason: ReasonOption = None, as_json: AsJson = False) -> None:
     """Interrupt a running job: it ends paused and can be resumed."""
     _moved(context, "interrupt", job_id, as_json, reason=reason)
 
@@ -247,7 +247,7 @@ def interrupt(context: typer.Context, job_id: JobId, reason: Because = None, as_
 def resume(
     context: typer.Context,
     job_id: JobId,
-    reason: Because = None,
+    reason: ReasonOption = None,
     budget: Annotated[
         list[str] | None, typer.Option(help="name=number: a new limit of the budget; may be repeated.")
     ] = None,
@@ -264,7 +264,7 @@ def resolve(
     context: typer.Context,
     job_id: JobId,
     result: Annotated[str | None, typer.Option(help="The result to record, as JSON.")] = None,
-    reason: Because = None,
+    reason: ReasonOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Mark a paused, failed or timed-out job as succeeded: a person has taken care of it."""
@@ -272,7 +272,7 @@ def resolve(
 
 
 @app.command()
-def dismiss(context: typer.Context, job_id: JobId, reason: Because = None, as_json: AsJson = False) -> None:
+def dismiss(context: typer.Context, job_id: JobId, reason: ReasonOption = None, as_json: AsJson = False) -> None:
     """Dismiss a failed job, so that it no longer blocks its lane."""
     _moved(context, "dismiss", job_id, as_json, reason=reason)
 
@@ -289,15 +289,15 @@ def remove(
     job_id: JobId,
     force: Annotated[bool, typer.Option("--force", help="Stop the job first if it runs.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would happen.")] = False,
-    reason: Because = None,
+    reason: ReasonOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Delete a job with its history and its files."""
 
     async def delete(client: "AsyncClient") -> str:
-        return await client.delete(await find(client, job_id), force=force, dry_run=dry_run, reason=reason)
+        return await client.delete(await find_job(client, job_id), force=force, dry_run=dry_run, reason=reason)
 
-    outcome = talk(context, delete)
+    outcome = with_client(context, delete)
     if as_json:
         print_json({"outcome": outcome})
     else:

@@ -14,7 +14,7 @@ import typer
 
 from holdfast import __version__
 from holdfast.cli import audit, follow, jobs, resources, shared_folder, snapshots
-from holdfast.cli.session import AsJson, Server, print_json, run
+from holdfast.cli.session import AsJson, ServerAddress, print_json, run
 
 app = typer.Typer(
     help="A durable execution queue: your jobs outlive your workers.",
@@ -58,7 +58,7 @@ def main(
     tenant: Annotated[str | None, typer.Option(envvar="HOLDFAST_TENANT", help="For admins: the tenant.")] = None,
 ) -> None:
     """holdfast: a durable execution queue and worker runtime."""
-    context.obj = Server(url=url, token=token, tenant=tenant)
+    context.obj = ServerAddress(url=url, token=token, tenant=tenant)
 
 
 @app.command()
@@ -171,7 +171,8 @@ def prune(
         typer.Option(envvar="HOLDFAST_RETENTION_DAYS", help="Remove jobs that ended more than this many days ago."),
     ] = None,
     keep: Annotated[
-        int | None, typer.Option(envvar="HOLDFAST_KEEP_IDENTICAL", help="Keep this many of the same job.")
+        int | None,
+        typer.Option(envvar="HOLDFAST_KEEP_IDENTICAL", help="Of ended jobs with the same signature, keep this many."),
     ] = None,
     database_url: DatabaseUrl = None,
     data_dir: DataDir = None,

@@ -8,7 +8,7 @@ from urllib.parse import quote
 import typer
 
 from holdfast.cli import complete
-from holdfast.cli.session import AsJson, print_json, talk
+from holdfast.cli.session import AsJson, print_json, with_client
 from holdfast.cli.terminal import say
 
 lanes = typer.Typer(help="Lanes: jobs that run one after the other.", invoke_without_command=True)
@@ -43,7 +43,7 @@ def _moment(text: str | None) -> datetime | None:
 
 
 def _ask(context: typer.Context, method: str, path: str, body: Any = None) -> Any:
-    return talk(context, lambda client: client.request(method, path, body=body))
+    return with_client(context, lambda client: client.request(method, path, body=body))
 
 
 def _done(answer: Any, as_json: bool, text: str) -> None:
@@ -64,7 +64,7 @@ def list_lanes(
     if context.invoked_subcommand is not None:
         return
     query = {"limit": limit, "cursor": cursor}
-    answer = talk(context, lambda client: client.request("GET", "/v1/lanes", query=query))
+    answer = with_client(context, lambda client: client.request("GET", "/v1/lanes", query=query))
     if as_json:
         print_json(answer)
         return
@@ -160,7 +160,7 @@ def list_workers(context: typer.Context, as_json: AsJson = False) -> None:
             )
             for i in answer["items"]
         ),
-        empty="no worker lives: `holdfast worker` starts one",
+        empty="no live worker; `holdfast worker` starts one",
     )
 
 

@@ -13,8 +13,8 @@ import uvicorn
 
 from holdfast import config
 from holdfast.api.app import Api
-from holdfast.api.connections import ACCEPT_AT_ONCE, ConnectionLimits, FewRepeats
-from holdfast.assemble_service import api_of, beside
+from holdfast.api.connections import ACCEPT_AT_ONCE, ConnectionLimits, RepeatFilter
+from holdfast.assemble_service import api_of, background_of
 from holdfast.cli import worker_command
 from holdfast.config import Settings
 from holdfast.errors import ConfigError
@@ -50,8 +50,8 @@ class Server(uvicorn.Server):
         self._app = app
         for name in NOISY:
             logger = logging.getLogger(name)
-            if not any(isinstance(present, FewRepeats) for present in logger.filters):
-                logger.addFilter(FewRepeats())
+            if not any(isinstance(present, RepeatFilter) for present in logger.filters):
+                logger.addFilter(RepeatFilter())
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, then raise the kernel's backlog: asyncio uses it also as the number of clients to accept."""
@@ -97,11 +97,11 @@ def bind(settings: Settings) -> socket.socket:
 
 
 async def run_server(flags: Mapping[str, object], application: str | None = None) -> None:
-    """Serve on its own and run the duties, so that they run even without a worker."""
+    """Run a server, and the duties beside it, so that they run even without a worker."""
     settings, functions = config.load(flags), None
     if not settings.queue_enabled:  # Otherwise workers run the functions, and the application is not needed here.
         settings, functions = worker_command.configure(application, **flags)
-    await serve(api_of(settings, background=beside(settings, functions)), settings)
+    await serve(api_of(settings, background=background_of(settings, functions)), settings)
 
 
 async def serve(app: Api, settings: Settings) -> None:

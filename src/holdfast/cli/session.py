@@ -26,13 +26,13 @@ AsJson = Annotated[bool, typer.Option("--json", envvar="HOLDFAST_JSON", help="Pr
 JobId = Annotated[
     str, typer.Argument(help="The job's id, or the start of it.", autocompletion=complete.jobs, show_default=False)
 ]
-Because = Annotated[
+ReasonOption = Annotated[
     str | None, typer.Option("--reason", envvar="HOLDFAST_REASON", help="The reason, kept in the job's history.")
 ]
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerAddress:
     """The server that a command calls, and the credentials."""
 
     url: str | None = None
@@ -45,9 +45,9 @@ class Server:
         return AsyncClient(self.url, token=self.token, tenant=self.tenant)
 
 
-def talk(context: typer.Context, work: "Callable[[AsyncClient], Awaitable[T]]") -> T:
+def with_client(context: typer.Context, work: "Callable[[AsyncClient], Awaitable[T]]") -> T:
     """Open a client, do the work, and exit with the code of its error."""
-    server: Server = context.obj
+    server: ServerAddress = context.obj
 
     async def whole() -> T:
         async with server.client() as client:
@@ -111,7 +111,7 @@ class Ambiguous(Invalid):
     """The start of an id matches several jobs, or none."""
 
 
-async def find(client: "AsyncClient", text: str) -> str:
+async def find_job(client: "AsyncClient", text: str) -> str:
     """Return the job id that starts with this text."""
     if len(text) == FULL_ID:
         return text

@@ -18,7 +18,7 @@ DataDir = Annotated[
 ]
 
 
-class Shown(msgspec.Struct, frozen=True, kw_only=True):
+class FolderReport(msgspec.Struct, frozen=True, kw_only=True):
     """The shared folder of these settings, and the one that the database names."""
 
     path: str
@@ -47,7 +47,7 @@ def adopt(database_url: DatabaseUrl = None, data_dir: DataDir = None, as_json: A
     _print(run(lambda: _inspect({"database_url": database_url, "data_dir": data_dir}, adopting=True)), as_json)
 
 
-async def _inspect(flags: Mapping[str, object], *, adopting: bool) -> Shown:
+async def _inspect(flags: Mapping[str, object], *, adopting: bool) -> FolderReport:
     from holdfast import config
     from holdfast.assemble import connected
     from holdfast.errors import ConfigError
@@ -66,7 +66,7 @@ async def _inspect(flags: Mapping[str, object], *, adopting: bool) -> Shown:
             found = folders.read_id(settings.shared)
         except OSError as error:
             raise ConfigError([f"the shared folder {settings.shared} cannot be read: {error.strerror}"]) from error
-        return Shown(
+        return FolderReport(
             path=str(settings.shared),
             id=found.id if found else None,
             recorded_id=recorded.id if recorded else None,
@@ -75,7 +75,7 @@ async def _inspect(flags: Mapping[str, object], *, adopting: bool) -> Shown:
         )
 
 
-def _print(shown: Shown, as_json: bool) -> None:
+def _print(shown: FolderReport, as_json: bool) -> None:
     if as_json:
         print_json(shown)
     else:

@@ -1,7 +1,7 @@
 """Signal handling for commands that must clean up when they are interrupted.
 
-The first signal raises `Ended` wherever the command is, and its `finally` blocks clean up; later signals are ignored.
-There is no event loop here: such commands do not need one.
+The first signal raises `EndedBySignal` wherever the command is, and its `finally` blocks clean up; later signals are
+ignored. There is no event loop here: such commands do not need one.
 """
 
 import os
@@ -40,7 +40,7 @@ class EndedBySignal(BaseException):
 
 @contextmanager
 def ended_by_signals() -> Iterator[Callable[[], None]]:
-    """Raise `Ended` at the first terminating signal. A SIGHUP that was ignored stays ignored, for `nohup`.
+    """Raise `EndedBySignal` at the first terminating signal. A SIGHUP that was ignored stays ignored, for `nohup`.
 
     Yield a function to call before the clean-up: after that, signals are ignored.
     """

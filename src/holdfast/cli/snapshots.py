@@ -7,7 +7,7 @@ from urllib.parse import quote
 import typer
 
 from holdfast.cli.jobs import File, describe
-from holdfast.cli.session import AsJson, print_json, run, talk
+from holdfast.cli.session import AsJson, print_json, run, with_client
 from holdfast.cli.terminal import say
 
 app = typer.Typer()
@@ -19,7 +19,7 @@ SHORT = 12
 
 def _ask(context: typer.Context, method: str, path: str, **query: Any) -> Any:
     given = {name: value for name, value in query.items() if value}
-    return talk(context, lambda client: client.request(method, path, query=given))
+    return with_client(context, lambda client: client.request(method, path, query=given))
 
 
 def _size(count: float) -> str:
@@ -34,7 +34,7 @@ def _size(count: float) -> str:
 def plan(context: typer.Context, file: File = None, as_json: AsJson = False) -> None:
     """Show what a pipeline would do: which tasks would run, and what differs from known snapshots. Nothing runs."""
     job = describe(None, file)
-    answer = talk(context, lambda client: client.plan(job))
+    answer = with_client(context, lambda client: client.plan(job))
     if as_json:
         print_json(answer)
         return

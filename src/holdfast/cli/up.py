@@ -104,11 +104,11 @@ def _make_data_folder(path: Path) -> None:
     try:
         make_folder(path, PASSABLE)
     except OSError as error:
-        raise ConfigError([f"HOLDFAST_DATA_DIR is {path}, which cannot be made a folder: {error.strerror}"]) from error
+        raise ConfigError([f"cannot create the folder {path} (HOLDFAST_DATA_DIR): {error.strerror}"]) from error
 
 
 def reachable(settings: Settings) -> Settings:
-    """As root, keep attempts in a folder that their own users can reach; a home folder is not."""
+    """As root, keep attempts in a folder that their own users can reach: they cannot enter root's home folder."""
     _make_data_folder(settings.data_dir)
     if settings.state_dir is not None or os.geteuid() != 0:
         return settings

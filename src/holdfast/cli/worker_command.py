@@ -66,7 +66,7 @@ def configure(application: str | None, **flags: object) -> tuple[Settings, Funct
 async def run_worker(
     settings: Settings, queues: Mapping[str, int], functions: FunctionRegistry, *, once: bool, worker_id: str | None
 ) -> bool:
-    """Run a worker until a signal or, with `once`, until it is idle; return whether a function is stuck."""
+    """Run a worker until a signal arrives or, with `once`, until it is idle; return whether a function is stuck."""
     async with worker_of(settings, queues=queues, functions=functions, worker_id=worker_id) as worker:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):

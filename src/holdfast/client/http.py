@@ -20,7 +20,7 @@ import msgspec
 
 from holdfast import decoding
 from holdfast.client.address import checked_url, find_token
-from holdfast.client.outage import Reachability, ServerOutage, ServerUnreachable, cause, rest
+from holdfast.client.outage import Reachability, ServerOutage, ServerUnreachable, cause, retry_delay
 from holdfast.client.streams import EventStream
 from holdfast.errors import HoldfastError
 from holdfast.model import Attempt, Event, Json, Lane, Snapshot, Status, TaskRecord, WorkerRecord, new_id
@@ -228,7 +228,7 @@ class AsyncClient:
                 except (httpx.TransportError, ServerUnreachable) as error:
                     if n == self._tries:
                         raise ServerUnreachable(f"cannot download {path} from {self.url}: {error}") from error
-                await asyncio.sleep(rest(n))
+                await asyncio.sleep(retry_delay(n))
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)
@@ -355,7 +355,7 @@ class AsyncClient:
                     if answer.status_code >= 400:
                         _raise(answer)
                     return decoding.decode(answer.content, kind)
-            await asyncio.sleep(rest(n))
+            await asyncio.sleep(retry_delay(n))
         raise AssertionError("unreachable")
 
     async def _accept(self, answer: httpx.Response) -> None:

@@ -57,10 +57,10 @@ class ServerOutage:
         if not answered:
             self._server.lost(error)
         self._failures += 1
-        await asyncio.sleep(rest(self._failures))
+        await asyncio.sleep(retry_delay(self._failures))
 
 
-def rest(failures: int) -> float:
+def retry_delay(failures: int) -> float:
     """Return the seconds before the next try."""
     return jitter(backoff(failures, base=0.1, cap=2.0))
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Protocol
 
-from holdfast.errors import SharedFolderAway
+from holdfast.errors import SharedFolderUnavailable
 from holdfast.runner.job_files import JobFolders, remove
 from holdfast.runner.shared_folder import SharedFolder
 from holdfast.store import Store
@@ -56,7 +56,7 @@ class JobFiles:
         self._at("files")
         try:
             await asyncio.to_thread(self._shared.check)
-        except SharedFolderAway as error:  # An empty mount point would look as if the files were gone.
+        except SharedFolderUnavailable as error:  # An empty mount point would look as if the files were gone.
             self._tell(dict.fromkeys(jobs, error.message))
             return frozenset()
         await self._until_cleared(jobs)

@@ -17,7 +17,7 @@ async def run_once() -> None:
         await asyncio.to_thread(_trim, 0)
 
 
-def _found() -> Callable[[int], int] | None:
+def _find_malloc_trim() -> Callable[[int], int] | None:
     """Return `malloc_trim` of the C library; only glibc has it."""
     try:
         found: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
@@ -26,4 +26,4 @@ def _found() -> Callable[[int], int] | None:
     return found
 
 
-_trim = _found()
+_trim = _find_malloc_trim()

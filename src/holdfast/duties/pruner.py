@@ -34,11 +34,11 @@ class Pruner:
     async def run_once(self) -> int:
         """Prune one step; return how many jobs were removed."""
         started = time.monotonic()
-        await self._store.retain.forget_keys()
-        await self._store.retain.forget_lanes()
+        await self._store.pruning.prune_keys()
+        await self._store.pruning.prune_lanes()
         if self._audit_age is not None:
             await self._store.audit.prune(self._audit_age)
-        pruned = await self._store.retain.prune(self._retention, after=self._after)
+        pruned = await self._store.pruning.prune(self._retention, after=self._after)
         self._after = pruned.next_after
         self.rest = REST * (time.monotonic() - started)
         return len(pruned.removed)

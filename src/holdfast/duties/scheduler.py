@@ -24,7 +24,7 @@ from holdfast.duties.evictor import Evictor
 from holdfast.duties.pruner import Pruner
 from holdfast.duties.reaper import Reaper
 from holdfast.duties.sweeper import Sweeper
-from holdfast.duties.upload_cleaner import Uploads
+from holdfast.duties.upload_cleaner import UploadCleaner
 from holdfast.errors import StoreError
 from holdfast.model import TERMINAL
 from holdfast.pipeline.snapshots import SnapshotFolders
@@ -42,7 +42,7 @@ LEADER = "duties"
 Duty = Callable[[], Awaitable[object]]
 
 
-class Duties:
+class DutyScheduler:
     """All duties on their own timers. They wait while another process leads, and start at once when we lead."""
 
     def __init__(self, store: Store, name: str, settings: Settings) -> None:
@@ -63,7 +63,7 @@ class Duties:
         reaper = Reaper(store, ttl=settings.lease_ttl, interval=settings.reaper_interval, stuck=self._overdue)
         pruner = Pruner(store, retention_of(settings), audit_age=settings.audit_days * 86_400)
         sweeper = Sweeper(store, ArtifactStore(settings.shared))
-        uploads = Uploads(store, JobUploads(settings.shared))
+        uploads = UploadCleaner(store, JobUploads(settings.shared))
         evictor = Evictor(store, SnapshotFolders.below(settings.shared), most=settings.snapshots_max_bytes)
         disks = disks_of(settings, state=False)
         async with asyncio.TaskGroup() as group:

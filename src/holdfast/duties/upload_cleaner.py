@@ -11,7 +11,7 @@ GRACE = 3600.0
 DAY = 86_400.0
 
 
-class Uploads:
+class UploadCleaner:
     """Walks through all jobs with inputs, a bounded step per call, then starts over."""
 
     def __init__(self, store: Store, inputs: JobUploads, *, grace: float = GRACE, day: float = DAY) -> None:

@@ -51,7 +51,7 @@ from holdfast.model.lifecycle import (
     StopKind,
     StopPhase,
     Verb,
-    legal,
+    is_legal,
 )
 from holdfast.model.records import (
     Actor,
@@ -116,7 +116,7 @@ __all__ = [
     "Verb",
     "WorkerRecord",
     "attempts_left",
-    "legal",
+    "is_legal",
     "new_id",
     "new_worker_id",
 ]

@@ -145,6 +145,6 @@ def _moves() -> Mapping[Verb, Mapping[Status, frozenset[Status]]]:
 MOVES = _moves()
 
 
-def legal(verb: Verb, source: Status) -> bool:
+def is_legal(verb: Verb, source: Status) -> bool:
     """Return whether the table of moves has this verb for a job in this status."""
     return source in MOVES[verb]

@@ -1,6 +1,6 @@
 """Makes the plan of a pipeline: for every task what it runs, what its result depends on, and the id of its snapshot.
 
-Planning only reads files. What depends on where the pipeline runs is passed in as `Facts`.
+Planning only reads files. What depends on where the pipeline runs is passed in as `PlanFacts`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

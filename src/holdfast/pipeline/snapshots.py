@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.errors import SharedFolderAway, SnapshotDamaged, SnapshotFailed
+from holdfast.errors import SharedFolderUnavailable, SnapshotDamaged, SnapshotFailed
 from holdfast.model import Outputs
 from holdfast.permissions import make_folder
 from holdfast.pipeline.copying import (
@@ -231,7 +231,7 @@ class SnapshotFolders:
     def _ready(self) -> None:
         try:
             self._check()
-        except SharedFolderAway as error:
+        except SharedFolderUnavailable as error:
             raise SnapshotFailed(f"a snapshot cannot be made: {error.message}") from error
         make_folder(self.root / TEMPORARY)
 
@@ -258,9 +258,9 @@ def _trouble_named(workspace: Path) -> Iterator[None]:
     except OSError as error:
         about = error.strerror if isinstance(error, CopyFailed) else error.filename
         reason = os.strerror(error.errno or errno.EIO)
-        way_out = f", {NOT_MADE}" if error.errno in FORBIDDEN else ""
+        remedy = f", {NOT_MADE}" if error.errno in FORBIDDEN else ""
         where = str(about or workspace).strip().splitlines()[-1].replace(f"{workspace}/", "")
-        raise SnapshotFailed(f"a snapshot cannot be made: {reason}{way_out} ({where})") from error
+        raise SnapshotFailed(f"a snapshot cannot be made: {reason}{remedy} ({where})") from error
 
 
 def summarise(folder: Path) -> TreeSummary:

@@ -23,7 +23,7 @@ class Artifact(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArtifactStore:
-    """The artifacts of all attempts. `check` runs before the first write and raises if the shared folder is away."""
+    """The artifacts of all attempts. `check` runs before the first write; it raises without the shared folder."""
 
     def __init__(self, shared: Path, *, check: Callable[[], None] | None = None) -> None:
         self.root = shared / "artifacts"

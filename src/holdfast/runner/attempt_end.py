@@ -11,7 +11,7 @@ MISSING = ("No such file or directory", "Permission denied", "Exec format error"
 
 
 def to_end(ended: ExitRecord, service: bytes = b"") -> AttemptEnd:
-    """Map a supervisor's exit record to an End. `service` is the last output of a service that ended by itself."""
+    """Map an exit record to an AttemptEnd. `service` is the last output of a service that ended by itself."""
     match ended.cause:
         case ExitCause.STOP_AFTER:
             message = "the supervisor stopped the attempt: no heartbeat reached it within stop_after"

@@ -86,7 +86,7 @@ class CannotStart(Exception):
         self.error = Error(code=code, message=message)
 
 
-class TooLate(Exception):
+class StartTooLate(Exception):
     """The deadline for the start has passed; nothing runs."""
 
 

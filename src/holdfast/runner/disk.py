@@ -16,7 +16,7 @@ from holdfast.limits import size_text
 
 LOOK_SECONDS = 1.0
 """How long a measurement is valid: it costs a system call per disk, and a network disk may be slow."""
-WAY_OUT = "make room, delete jobs with force, or lower the reserve"
+REMEDY = "free some space, delete jobs with force, or lower the reserve"
 
 
 def free_bytes(folder: Path) -> int:
@@ -62,7 +62,7 @@ class Disks:
             return None
         return (
             f"the disk of the {name} has {size_text(free)} free, less than "
-            f"HOLDFAST_DISK_RESERVE ({size_text(self.reserve)}): {WAY_OUT}"
+            f"HOLDFAST_DISK_RESERVE ({size_text(self.reserve)}): {REMEDY}"
         )
 
     def check(self, name: str) -> None:

@@ -1,6 +1,6 @@
 """Processes on this host, each under a supervisor that outlives the worker.
 
-An attempt's folder is made under another name and renamed into paths, so it is never incomplete. However many
+An attempt's folder is made under another name and renamed into place, so it is never incomplete. However many
 supervisors are started on it, only one runs the command, and only once: the supervisor's lock and its `started` file
 decide. If the worker is root, each attempt runs as a user of its own (`uids.py`).
 """
@@ -34,7 +34,7 @@ from holdfast.runner.base import (
     Identity,
     NoSpace,
     StartRequest,
-    TooLate,
+    StartTooLate,
 )
 from holdfast.runner.checks import ReadinessChecks, identity_in, sweep_checks
 from holdfast.runner.exits import ProcessExits
@@ -230,7 +230,7 @@ class ProcessRunner:
                 return False
             raise
         if runs_as.own and self.users.uid_of(folder.path) is None:
-            raise TooLate  # This worker was suspended until its uid was freed. The retry claims another one.
+            raise StartTooLate  # This worker was suspended until its uid was freed. The retry claims another one.
         return True
 
     def _restage(self, folder: AttemptFolder, request: StartRequest) -> None:

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 from holdfast.limits import AttemptLimits
 from holdfast.model import Cause, Error
 from holdfast.runner.attempt_end import to_end
-from holdfast.runner.base import AttemptEnd, AttemptState, CannotStart, EngineUnreachable, Identity, NoSpace, TooLate
+from holdfast.runner.base import (
+    AttemptEnd,
+    AttemptState,
+    CannotStart,
+    EngineUnreachable,
+    Identity,
+    NoSpace,
+    StartTooLate,
+)
 from holdfast.runner.collected_outputs import CollectedOutputs
 from holdfast.runner.exits import SupervisorWatch
 from holdfast.runner.folder_size import folder_size
@@ -72,7 +80,7 @@ class ProcessHandle:
         if self.read_state() in ("exited", "died"):
             return  # It ran and has ended already: the status is the command's.
         if status == ExitStatus.LEFT_LATE:
-            raise TooLate
+            raise StartTooLate
         if status == ExitStatus.LEFT_FULL:
             raise NoSpace("the supervisor had no space for its files: No space left on device")
         if status == ExitStatus.LEFT_BROKEN:
@@ -90,7 +98,7 @@ class ProcessHandle:
                 break
             await asyncio.sleep(step)
         if self.read_state() == "missing":
-            raise TooLate
+            raise StartTooLate
 
     async def frames(self, most: int) -> Sequence[Frame]:
         try:

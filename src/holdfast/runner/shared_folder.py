@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 
 from holdfast import decoding
-from holdfast.errors import ConfigError, SharedFolderAway
+from holdfast.errors import ConfigError, SharedFolderUnavailable
 from holdfast.model import RecordedFolder
 from holdfast.permissions import PRIVATE, make_folder, make_parents, tighten
 
@@ -48,14 +48,14 @@ class SharedFolder:
         self.id = folder_id
 
     def check(self) -> None:
-        """Raise SharedFolderAway if another folder, or an empty mount point, is there instead."""
+        """Raise SharedFolderUnavailable if another folder, or an empty mount point, is there instead."""
         try:
             found = read_id(self.path)
         except OSError as error:
-            raise SharedFolderAway(f"the shared folder {self.path} cannot be read: {error.strerror}") from error
+            raise SharedFolderUnavailable(f"the shared folder {self.path} cannot be read: {error.strerror}") from error
         if found is None or found.id != self.id:
             what = "has no id" if found is None else f"has the id {found.id}"
-            raise SharedFolderAway(
+            raise SharedFolderUnavailable(
                 f"the shared folder {self.path} {what}, and that of this installation has the id {self.id}: "
                 "is it mounted? If it was replaced on purpose, by `holdfast shared-folder adopt`, restart this process"
             )

@@ -1,7 +1,7 @@
 """Start markers that are made in advance: an attempt without a folder must be forbidden on a full disk too.
 
 A start marker (`AttemptFolder.forbid`) keeps a slow previous owner from starting an attempt whose job is cancelled or
-given back. Its folder needs blocks; one that exists already only has to be renamed.
+requeued. Its folder needs blocks; one that exists already only has to be renamed.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ class SpareMarkers:
         return folder.forbid()
 
     def _place(self, target: Path) -> bool:
-        """Put a folder with a start marker where there is none; False if somebody else has made one meanwhile."""
+        """Put a folder with a start marker where there is none. Return False if another process was faster."""
         try:
             return self._make(target)
         except OSError as error:

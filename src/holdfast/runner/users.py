@@ -21,7 +21,7 @@ class User(msgspec.Struct, frozen=True):
 
 
 STRANGER = User(65_534, 65_534)
-"""Somebody who owns nothing here, as the user of an attempt."""
+"""A user that owns nothing on this host, for attempts."""
 
 
 def find_user(name: str) -> User:

@@ -45,7 +45,7 @@ class WireTask(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float | None = None
 
 
-class Service(msgspec.Struct, frozen=True, kw_only=True):
+class WireService(msgspec.Struct, frozen=True, kw_only=True):
     """A program that runs along with the tasks, started and stopped by command. `stop_signal` asks it to end."""
 
     name: str
@@ -86,7 +86,7 @@ class SupervisorSpec(msgspec.Struct, frozen=True, kw_only=True):
     start_by: float | None = None
     stop_after: float | None = None
     hold: bool = False
-    service: Service | None = None
+    service: WireService | None = None
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,7 +116,7 @@ def encode_command(command: Command) -> bytes:
     return _encode(COMMAND_TITLE, _command_records(command))
 
 
-def fitting(text: str) -> str:
+def truncated(text: str) -> str:
     """Cut a text to the maximum length that a supervisor accepts, between two characters."""
     return text.encode(errors="replace")[:MAX_WORD].decode(errors="ignore")
 
@@ -169,7 +169,7 @@ def _spec_records(spec: SupervisorSpec) -> Iterator[SpecRecord]:
         yield from _task_records(task)
 
 
-def _program_records(key: ProgramKey, program: WireTask | Service) -> Iterator[SpecRecord]:
+def _program_records(key: ProgramKey, program: WireTask | WireService) -> Iterator[SpecRecord]:
     if not program.argv:
         raise Invalid("argv", f"{key} {program.name} has no command")
     if not 0 < len(program.name.encode()) <= MAX_NAME:

@@ -24,7 +24,7 @@ import msgspec
 from holdfast.permissions import make_passable
 from holdfast.runner.ownership import give
 from holdfast.runner.tree_removal import remove_tree
-from holdfast.runner.wire import Service, WireTask
+from holdfast.runner.wire import WireService, WireTask
 
 WORKSPACE, TREE, INPUTS, PLAN = "space", "tree", "inputs", "plan"
 
@@ -50,7 +50,7 @@ class Programs(msgspec.Struct, frozen=True, kw_only=True):
     """The programs of a supervisor: its tasks and the optional service."""
 
     tasks: tuple[WireTask, ...]
-    service: Service | None = None
+    service: WireService | None = None
 
 
 class PipelineStaging(Protocol):

@@ -1,8 +1,8 @@
 """The store: the only place that knows SQL.
 
-Operations are written once, in Python, over named statements; each dialect has its own text for them in `sql/`. `open`
-gives a `Store`; its parts are `jobs` (for callers), `leases` (for workers), `gates`, `lanes`, `queues`, `events`,
-`workers` and `notifications`.
+Operations are written once, in Python, over named statements; each dialect has its own text for them in `sql/`.
+`open_store` returns a `Store`, whose parts are named after their subject: `jobs` for callers, `leases` for workers, and
+so on.
 """
 
 from holdfast.store.store import Store, open_store

@@ -6,11 +6,11 @@ Either the job exists and has an owner, or it does not exist: a crash leaves no 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from holdfast.errors import Conflict, Gone, NeedFailed, Paused
+from holdfast.errors import Conflict, NeedFailed, QueuePaused, ReplayedJobDeleted
 from holdfast.model import Lease
 from holdfast.store.database import Database, Tx
 from holdfast.store.jobs import Jobs
-from holdfast.submission import QUEUE, Accepted, Submission, gather
+from holdfast.submission import QUEUE, Accepted, Submission, build_batch
 
 
 class DirectJobs:
@@ -30,7 +30,7 @@ class DirectJobs:
         sent: Sequence[Any] | None = None,
     ) -> tuple[Accepted, Lease | None]:
         """Accept a job that can start at once, and claim it; return no lease for a job that exists already."""
-        batch = gather([job], tenant, key, sent, self._jobs.defaults)
+        batch = build_batch([job], tenant, key, sent, self._jobs.defaults)
 
         async def change(tx: Tx) -> tuple[Accepted, Lease | None]:
             (accepted,) = batch.answer(await tx.submit(batch))
@@ -38,12 +38,12 @@ class DirectJobs:
                 return accepted, None
             leases = await tx.values("claim_one", Lease, id=accepted.id, worker=worker, domain=domain, ttl=ttl)
             if not leases:
-                raise Paused(f"queue {batch.jobs[0].queue or QUEUE} is paused")
+                raise QueuePaused(f"queue {batch.jobs[0].queue or QUEUE} is paused")
             return accepted, leases[0]
 
         try:
             accepted, lease = await self._database.transact(change)
-        except (Gone, NeedFailed, Paused):
+        except (ReplayedJobDeleted, NeedFailed, QueuePaused):
             raise
         except Conflict:
             await self._jobs.refuse_taken_ids(batch)

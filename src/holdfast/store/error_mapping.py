@@ -2,7 +2,16 @@
 
 import re
 
-from holdfast.errors import Conflict, Gone, HoldfastError, Invalid, NeedFailed, NotFound, QueueFull, StoreError
+from holdfast.errors import (
+    Conflict,
+    HoldfastError,
+    Invalid,
+    NeedFailed,
+    NotFound,
+    QueueFull,
+    ReplayedJobDeleted,
+    StoreError,
+)
 
 _NEED = re.compile(r"needs job (\S+), which (?:does not exist|is already (\w+))$")
 _TAKEN = re.compile(r"\(id\)=\(([0-9a-f-]{36})\)")
@@ -28,7 +37,7 @@ GRANTS = {
 _DENIED = re.compile(r"permission denied for (?:materialized )?(\w+) (\S+)$")
 
 
-def denied(message: str, *, schema: str, role: str) -> StoreError:
+def permission_denied(message: str, *, schema: str, role: str) -> StoreError:
     """Return an error that names the missing privilege and the GRANT to run; the schema's owner needs none."""
     found = _DENIED.search(message)
     if found and found[1] in GRANTS:
@@ -42,7 +51,7 @@ def need_unknown(job_id: str) -> NotFound:
     return NotFound("job (named in needs)", job_id)
 
 
-def refusal(sqlstate: str, message: str, detail: str | None) -> HoldfastError | None:
+def error_from_sqlstate(sqlstate: str, message: str, detail: str | None) -> HoldfastError | None:
     """Translate an error of Postgres; None if it is not about the request or the schema."""
     field = detail or "job"
     need = _NEED.search(message)
@@ -52,7 +61,7 @@ def refusal(sqlstate: str, message: str, detail: str | None) -> HoldfastError | 
         case "HF409":
             return NeedFailed(need[1], need[2]) if need else Conflict(message)
         case "HF410":
-            return Gone(message)
+            return ReplayedJobDeleted(message)
         case "HF422":
             return Invalid(field, message)
         case "HF429":

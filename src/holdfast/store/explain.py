@@ -80,10 +80,10 @@ class Explain:
             return [Reason(about="lane", message=f"lane {name} is paused; resume it")]
         if lane.blockers:
             first = await self._jobs.get(lane.blockers[0], tenant=job.tenant)
-            way_out = (
+            remedy = (
                 "resume, resolve or cancel it" if first.status is Status.PAUSED else "resume, resolve or dismiss it"
             )
-            text = f"lane {name} is blocked by job {first.id}, which is {first.status}; {way_out}"
+            text = f"lane {name} is blocked by job {first.id}, which is {first.status}; {remedy}"
             return [Reason(about="lane", message=text, jobs=lane.blockers)]
         if lane.head is not None and lane.head != job.id:
             head = await self._jobs.get(lane.head, tenant=job.tenant)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from holdfast.errors import LockTimeout, StoreError, one_line
 from holdfast.store.database import Database, Row, Tx
 from holdfast.store.lanes import LaneKey, Lanes, lane_jobs, lock_lanes, lock_lanes_and_jobs, settle_lanes
-from holdfast.store.notify import Notifications, work
+from holdfast.store.notify import Notifications, work_topic
 from holdfast.store.outage import level_of
 from holdfast.store.transitions import event, lock_keys
 
@@ -49,7 +49,7 @@ class Gates:
     async def promote(self, limit: int = 1000) -> int:
         """Make delayed jobs claimable that are due; return how many."""
         rows = await self._database.rows("promote", limit=limit)
-        self._notifications.post({work(row["queue"]) for row in rows if row["gate"] == "open"})
+        self._notifications.post({work_topic(row["queue"]) for row in rows if row["gate"] == "open"})
         if any(row["gate"] == "unresolved" for row in rows):
             await self.resolve()
         return len(rows)
@@ -153,7 +153,7 @@ class Gates:
             return len(ids), broken, await settle_lanes(tx, [lane])
 
         count, broken, queues = await self._database.transact(change)
-        self._notifications.post(work(queue) for queue in queues)
+        self._notifications.post(work_topic(queue) for queue in queues)
         return count, broken
 
     async def _resolve_laneless(self) -> int:
@@ -179,7 +179,7 @@ class Gates:
             return broken, {row["queue"] for row in opened if row["gate"] == "open"}
 
         broken, queues = await self._database.transact(change)
-        self._notifications.post(work(queue) for queue in queues)
+        self._notifications.post(work_topic(queue) for queue in queues)
         return broken
 
     async def _settle_all(self) -> int:

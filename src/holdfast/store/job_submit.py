@@ -12,11 +12,11 @@ import msgspec
 
 from holdfast.errors import (
     Conflict,
-    Gone,
     Invalid,
     NeedFailed,
     NotFound,
     QueueFull,
+    ReplayedJobDeleted,
     StoreError,
 )
 from holdfast.model import Job, Status
@@ -26,7 +26,7 @@ from holdfast.store.error_mapping import id_taken, id_unusable
 from holdfast.store.gates import Gates
 from holdfast.store.listing import Filters, JobPage, list_jobs
 from holdfast.store.rows import known_id, to_job
-from holdfast.submission import QUEUE, Accepted, Batch, Submission, gather
+from holdfast.submission import QUEUE, Accepted, Batch, Submission, build_batch
 
 ID_DIGITS = 32
 QUEUES_SECONDS = 1.0
@@ -42,8 +42,8 @@ async def _gathered(
     defaults: Mapping[str, Any],
 ) -> Batch:
     if len(jobs) <= CHECKED_AT_ONCE:
-        return gather(jobs, tenant, key, sent, defaults)
-    return await asyncio.to_thread(gather, jobs, tenant, key, sent, defaults)
+        return build_batch(jobs, tenant, key, sent, defaults)
+    return await asyncio.to_thread(build_batch, jobs, tenant, key, sent, defaults)
 
 
 class JobSubmit:
@@ -100,7 +100,7 @@ class JobSubmit:
         batch = await _gathered(jobs, tenant, key, sent, {**self.defaults, **(defaults or {})})
         try:
             existing = await self._database.submit(batch)
-        except (Gone, NeedFailed, QueueFull):
+        except (ReplayedJobDeleted, NeedFailed, QueueFull):
             raise
         except Conflict:
             await self.refuse_taken_ids(batch)
@@ -111,7 +111,7 @@ class JobSubmit:
         # A job with a priority, or with an id that the caller chose, may sort before jobs that already wait.
         sorts_first = any(job.priority for job in batch.jobs) or any(_given_id(job) for job in jobs)
         self._notifications.post(
-            {notify.work(queue) for queue in await self._queues_of(batch)}, sorts_last=not sorts_first
+            {notify.work_topic(queue) for queue in await self._queues_of(batch)}, sorts_last=not sorts_first
         )
         await self._gates.follow_up(
             {(tenant, job.lane) for job in batch.jobs if job.lane is not None},

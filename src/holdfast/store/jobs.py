@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from holdfast.budgets import raised_budget, refusal
+from holdfast.budgets import raised_budget, refused_resume
 from holdfast.errors import (
-    Blocked,
     Conflict,
     IllegalMove,
+    JobNotEnded,
     NotFound,
     one_line,
 )
@@ -100,7 +100,7 @@ class Jobs(JobSubmit):
             if row["status"] == Status.CANCELLED and not stopped:
                 await refuse_unstopped_attempt(tx, row)
             await refuse_broken_needs(tx, row)
-            if (spent := refusal(to_json(row["usage"], {}), to_json(row["budget"]), budget)) is not None:
+            if (spent := refused_resume(to_json(row["usage"], {}), to_json(row["budget"]), budget)) is not None:
                 raise Conflict(f"cannot resume job {job_id}: {spent}")
             if row["reuse_key"] is not None:
                 other = await take_reuse_key(tx, row)
@@ -182,7 +182,7 @@ class Jobs(JobSubmit):
         """
         job = await self.get(job_id, tenant=tenant)
         if job.status not in TERMINAL and not force:
-            raise Blocked(job_id, job.status)
+            raise JobNotEnded(job_id, job.status)
         if dry_run:
             return Deletion(outcome="would_delete")
         try:
@@ -260,7 +260,7 @@ class Jobs(JobSubmit):
         return moved
 
     async def _tell(self, moved: Moved) -> None:
-        self._notifications.post(notify.work(queue) for queue in moved.queues)
+        self._notifications.post(notify.work_topic(queue) for queue in moved.queues)
         if moved.unsettled or moved.unresolved:
             lane = moved.before["lane"]
             await self._gates.follow_up(
@@ -327,7 +327,7 @@ class Jobs(JobSubmit):
             return True, frozenset(await settle_lanes(tx, [(tenant, row["lane"])]))
 
         deleting, queues = await self._database.transact(change)
-        self._notifications.post(notify.work(queue) for queue in queues)
+        self._notifications.post(notify.work_topic(queue) for queue in queues)
         return deleting
 
     async def _remove(self, tenant: str, job_id: str) -> bool:
@@ -351,7 +351,7 @@ class Jobs(JobSubmit):
             gone, queues = await self._database.transact(change)
         except NotFound:
             return True
-        self._notifications.post(notify.work(queue) for queue in queues)
+        self._notifications.post(notify.work_topic(queue) for queue in queues)
         return gone
 
 

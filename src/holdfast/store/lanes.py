@@ -13,7 +13,7 @@ from holdfast.errors import Invalid, NotFound
 from holdfast.model import Check, Lane, Status
 from holdfast.store.audit import By, record
 from holdfast.store.database import Database, Row, Tx, json_text
-from holdfast.store.notify import Notifications, work
+from holdfast.store.notify import Notifications, work_topic
 from holdfast.store.rows import to_check, to_lane
 from holdfast.submission import parse_check
 
@@ -185,7 +185,7 @@ class Lanes:
             return await _seen(tx, tenant, lane)
 
         changed = await self._change(tenant, lane, change)
-        self._notifications.post(work(queue) for queue in queues)
+        self._notifications.post(work_topic(queue) for queue in queues)
         return changed
 
     async def _change(self, tenant: str, lane: str, change: Callable[[Tx], Awaitable[Lane | None]]) -> Lane:

@@ -307,7 +307,7 @@ class Leases(Orphans):
             return ended, await settle_lanes(tx, lanes) if lanes else set()
 
         ended, queues = await self._database.transact(change)
-        self._notifications.post(notify.work(queue) for queue in queues)
+        self._notifications.post(notify.work_topic(queue) for queue in queues)
         return ended
 
     async def hand_over(

@@ -17,12 +17,12 @@ STOP = "stop"
 ORPHAN = "orphan"
 
 
-def work(queue: str) -> str:
+def work_topic(queue: str) -> str:
     """Return the topic of a queue that has something to claim."""
     return f"work:{queue}"
 
 
-class Signal:
+class TopicSignal:
     """Collects topics until a caller waits for them."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Signal:
 class Notifications:
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._signals: set[Signal] = set()
+        self._signals: set[TopicSignal] = set()
         self._pending: set[str] = set()
         self._sender: asyncio.Task[None] | None = None
         self.returns = 0
@@ -73,9 +73,9 @@ class Notifications:
             self._sender = asyncio.create_task(self._send())
 
     @contextlib.asynccontextmanager
-    async def listening(self) -> AsyncIterator[Signal]:
+    async def listening(self) -> AsyncIterator[TopicSignal]:
         """Receive notifications of this process and the others inside the block."""
-        signal = Signal()
+        signal = TopicSignal()
         self._signals.add(signal)
         async with asyncio.TaskGroup() as group:
             listener = group.create_task(self._listen(signal))
@@ -99,7 +99,7 @@ class Notifications:
         finally:
             self._sender = None
 
-    async def _listen(self, signal: Signal) -> None:
+    async def _listen(self, signal: TopicSignal) -> None:
         async with self._database.hear() as announcements:
             async for topics in announcements:
                 signal.set(topics)

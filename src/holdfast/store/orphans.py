@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.errors import Conflict, NotFound
 from holdfast.model import FUNCTION_DOMAIN, Cause, Error, Gate, Outcome, Policy, Status, StopKind, Verb
-from holdfast.retry import after_loss, at_once
+from holdfast.retry import after_loss, without_backoff
 from holdfast.store import notify
 from holdfast.store.database import Database, Row, Tx
 from holdfast.store.gates import Gates
@@ -137,7 +137,7 @@ class Orphans:
             return ends
         before = {row["id"] for row in await self._database.read("lost_before", ids=waiting)}
         first = set(waiting) - before
-        return [(held, at_once(end) if held.id in first else end) for held, end in ends]
+        return [(held, without_backoff(end) if held.id in first else end) for held, end in ends]
 
     async def _end_orphan(
         self, orphan: Orphan, outcome: Outcome, events: Sequence[Mapping[str, str]] = ()
@@ -163,13 +163,13 @@ class Orphans:
         counters = self._database.counters
         counters.finishes.update(end.status for end in ended)
         counters.losses += len(ended) if outcome.cause is Cause.LOST else 0
-        self._notifications.post(notify.work(queue) for queue in queues)
+        self._notifications.post(notify.work_topic(queue) for queue in queues)
         await self._tell_ended(ended)
         return Status(ended[0].status) if ended else None
 
     async def _tell_ended(self, ended: Sequence[Ended]) -> None:
         """Notify workers that may claim the requeued jobs, and settle the dependants of the ended ones."""
-        self._notifications.post({notify.work(end.queue) for end in ended if end.gate == Gate.OPEN})
+        self._notifications.post({notify.work_topic(end.queue) for end in ended if end.gate == Gate.OPEN})
         await self._gates.follow_up(settle=[end.id for end in ended if end.has_dependants])
 
     async def strand(self, orphan: Orphan) -> bool:

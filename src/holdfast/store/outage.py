@@ -59,7 +59,7 @@ _known: dict[str, DatabaseOutage] = {}
 
 
 def outage_of(url: str) -> DatabaseOutage:
-    """Return the one `Outage` of a database in this process."""
+    """Return the one `DatabaseOutage` of a database in this process."""
     parts = urlsplit(url)
     name = f"{parts.hostname or 'local'}{f':{parts.port}' if parts.port else ''}{parts.path}"
     return _known.setdefault(name, DatabaseOutage(name))
@@ -70,7 +70,7 @@ def level_of(error: BaseException) -> int:
     return logging.DEBUG if isinstance(error, StoreUnreachable) and error.reported else logging.WARNING
 
 
-async def asked_again(ask: Callable[[], Awaitable[T]]) -> T:
+async def retry_while_starting(ask: Callable[[], Awaitable[T]]) -> T:
     """Call `ask` while a process starts, and retry it after a lost connection. `ask` must be idempotent."""
     for n in range(1, STARTS):
         try:

@@ -20,7 +20,7 @@ from holdfast.config import Pooler
 from holdfast.errors import HoldfastError, Invalid, LockTimeout, StoreError, StoreFull, StoreUnreachable
 from holdfast.store import queries
 from holdfast.store.database import Counters, Row, Tx, json_text
-from holdfast.store.error_mapping import denied, refusal
+from holdfast.store.error_mapping import error_from_sqlstate, permission_denied
 from holdfast.store.outage import QUIET, DatabaseOutage, outage_of
 from holdfast.store.postgres_parameters import Prepared, prepare, submit_parameters
 from holdfast.submission import Batch
@@ -386,8 +386,8 @@ def _mapped(error: Exception, schema: str, role: str) -> HoldfastError:
     if (error.sqlstate or "")[:2] in DATA_ERRORS:
         return Invalid("data", f"Postgres cannot store it: {message}")
     if isinstance(error, asyncpg.InsufficientPrivilegeError):
-        return denied(message, schema=schema, role=role)
+        return permission_denied(message, schema=schema, role=role)
     if isinstance(error, asyncpg.DiskFullError):
         return StoreFull(f"Postgres: {message}")
-    refused = refusal(error.sqlstate or "", message, error.detail)
+    refused = error_from_sqlstate(error.sqlstate or "", message, error.detail)
     return refused or StoreError(f"Postgres: {message} ({error.sqlstate})")

@@ -43,7 +43,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Query:
+class NamedQuery:
     name: str
     statements: tuple[Statement, ...]
 
@@ -65,9 +65,9 @@ class Query:
         return frozenset(names)
 
 
-def load(dialect: Dialect) -> dict[str, Query]:
+def load(dialect: Dialect) -> dict[str, NamedQuery]:
     """Read all entries of a dialect."""
-    queries: dict[str, Query] = {}
+    queries: dict[str, NamedQuery] = {}
     for file in sorted(_folder(dialect).iterdir(), key=lambda entry: entry.name):
         if file.name.endswith(".sql") and file.name != "session.sql":
             for query in parse(file.read_text()):
@@ -81,9 +81,9 @@ def session_script(dialect: Dialect) -> str:
     return (_folder(dialect) / "session.sql").read_text()
 
 
-def parse(text: str) -> list[Query]:
+def parse(text: str) -> list[NamedQuery]:
     parts = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)
-    return [Query(name, _statements(body)) for name, body in zip(parts[1::2], parts[2::2], strict=True)]
+    return [NamedQuery(name, _statements(body)) for name, body in zip(parts[1::2], parts[2::2], strict=True)]
 
 
 def positional(text: str) -> tuple[str, tuple[Slot, ...]]:

@@ -12,20 +12,20 @@ from holdfast.model import Queue
 from holdfast.response_types import Load
 from holdfast.store.audit import By, record
 from holdfast.store.database import Database, Row, Tx
-from holdfast.store.notify import Notifications, work
+from holdfast.store.notify import Notifications, work_topic
 
 CAPS_SECONDS = 1.0
 COUNTED = 1000
 MOST = 2_000_000_000
 
 
-class Kept(Enum):
+class Unchanged(Enum):
     """Marks a limit that is not to be changed."""
 
     KEEP = "keep"
 
 
-KEEP = Kept.KEEP
+KEEP = Unchanged.KEEP
 
 
 class Depth(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +94,7 @@ class Queues:
 
     async def resume(self, queue: str, *, by: By = None) -> None:
         await self._set(queue, by, "queue.resume", "set_queue_paused", paused=False)
-        self._notifications.post([work(queue)])
+        self._notifications.post([work_topic(queue)])
 
     async def _set(self, queue: str, by: By, action: str, statement: str, **values: int | bool | None) -> None:
         """Change the settings of a queue, and record it in the same transaction if anything changed."""
@@ -109,7 +109,7 @@ class Queues:
         await self._database.transact(change)
 
     async def limit(
-        self, queue: str, *, cap: int | Kept | None = None, depth: int | Kept | None = None, by: By = None
+        self, queue: str, *, cap: int | Unchanged | None = None, depth: int | Unchanged | None = None, by: By = None
     ) -> None:
         """Set how many jobs may run at once and how many may wait; None removes a limit, KEEP leaves it as it is.
 
@@ -137,7 +137,7 @@ class Queues:
             if step["scanned"] < COUNTED:
                 break
         self._caps_until = 0.0
-        self._notifications.post([work(queue)])
+        self._notifications.post([work_topic(queue)])
 
     async def list(self) -> Sequence[Queue]:
         """Return the queues that have settings."""

@@ -54,7 +54,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     total: int
 
 
-class Retain:
+class Pruning:
     def __init__(self, database: Database) -> None:
         self._database = database
         self.files: Files = NoFiles()
@@ -63,8 +63,8 @@ class Retain:
         """Take one bounded step along all jobs, oldest first, and remove those that may be removed.
 
         Jobs are first marked for deletion, then their files are removed, and their rows last: after a crash, or when a
-        file cannot be removed, `Jobs.purge` finishes. With `newest`, jobs are signed on the way: jobs that a first pass
-        could not compare yet are removed by the next one.
+        file cannot be removed, `Jobs.finish_deletions` continues. With `newest`, the signatures of jobs are computed on
+        the way: jobs that a first pass could not compare yet are removed by the next one.
         """
         if retention.newest is not None:
             await self._database.rows("set_signatures", after_id=after, scan=scan)
@@ -86,11 +86,11 @@ class Retain:
             removed=[one["id"] for one in removed], next_after=row["last_id"] if row["scanned"] == scan else None
         )
 
-    async def forget_keys(self, limit: int = 1000) -> int:
+    async def prune_keys(self, limit: int = 1000) -> int:
         """Delete idempotency keys that are older than 24 hours; return how many."""
         return len(await self._database.rows("prune_idempotency_keys", limit=limit))
 
-    async def forget_lanes(self, limit: int = 1000) -> int:
+    async def prune_lanes(self, limit: int = 1000) -> int:
         """Delete lanes that are idle and have no settings; return how many.
 
         The next job creates such a lane again.

@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from holdfast import decoding
-from holdfast.errors import Invalid, Needed, NotFound
+from holdfast.errors import Invalid, NotFound, SnapshotInUse
 from holdfast.model import Lease, Outputs, Snapshot
 from holdfast.store.audit import By, record
 from holdfast.store.database import Database, Row, Tx
@@ -217,10 +217,14 @@ class Snapshots:
                 raise NotFound("snapshot", found)
             children = [snapshot.id for snapshot in locked if snapshot.parent == found]
             if children and not recurse:
-                raise Needed(found, f"has snapshots made from it ({len(children)}); remove them too with recurse")
+                raise SnapshotInUse(
+                    found, f"has snapshots made from it ({len(children)}); remove them too with recurse"
+                )
             users = [] if force else await tx.rows("snapshot_users", ids=family)
             if users:
-                raise Needed(users[0]["snapshot"], f"is in the plan of job {users[0]['job_id']}; wait for it, or force")
+                raise SnapshotInUse(
+                    users[0]["snapshot"], f"is in the plan of job {users[0]['job_id']}; wait for it, or force"
+                )
             if not dry_run:
                 await tx.rows("remove_snapshots", ids=[snapshot.id for snapshot in locked])
                 after = {"removed": len(locked), "force": force}

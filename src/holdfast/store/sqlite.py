@@ -20,7 +20,7 @@ from holdfast.permissions import FILE, make_file, make_parents, tighten
 from holdfast.store import queries, sqlite_reserve
 from holdfast.store.database import Counters, Row, Tx
 from holdfast.store.sqlite_connection import Connection, try_wal
-from holdfast.store.submit_sqlite import accept
+from holdfast.store.submit_sqlite import submit_batch
 from holdfast.submission import Batch
 from holdfast.timing import Clock, SystemClock
 
@@ -36,7 +36,7 @@ _URGENT, _NORMAL, _LAST = 0, 1, 2
 class SqliteTx:
     """Statements on the writer's connection, inside its open transaction."""
 
-    def __init__(self, connection: Connection, named: Mapping[str, queries.Query]) -> None:
+    def __init__(self, connection: Connection, named: Mapping[str, queries.NamedQuery]) -> None:
         self._connection = connection
         self._named = named
 
@@ -47,7 +47,7 @@ class SqliteTx:
         return self._connection.values(self._named[name], kind, parameters)
 
     async def submit(self, batch: Batch) -> Sequence[Row]:
-        return accept(lambda name, **values: self._connection.run(self._named[name], values), batch)
+        return submit_batch(lambda name, **values: self._connection.run(self._named[name], values), batch)
 
 
 def _drive(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -293,7 +293,7 @@ class SqliteDatabase:
         return await self._writer.do(lambda connection: connection.values(query, kind, parameters), precheck=precheck)
 
     @staticmethod
-    def _precheck(query: queries.Query, parameters: Mapping[str, Any]) -> Work | None:
+    def _precheck(query: queries.NamedQuery, parameters: Mapping[str, Any]) -> Work | None:
         return (lambda connection: connection.passes_precheck(query, parameters)) if query.has_precheck else None
 
     async def submit(self, batch: Batch) -> Sequence[Row]:

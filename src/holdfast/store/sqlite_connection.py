@@ -34,7 +34,7 @@ class Statements:
         self.raw = raw
         self._shapes: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
 
-    def run(self, query: queries.Query, parameters: Mapping[str, Any]) -> list[Row]:
+    def run(self, query: queries.NamedQuery, parameters: Mapping[str, Any]) -> list[Row]:
         """Run the statements of a query except its precheck; return the rows of the last one."""
         plain = {name: _value(parameters[name]) for name in query.values}
         rows: list[Row] = []
@@ -45,7 +45,7 @@ class Statements:
                 rows = self._fetch(statement, plain)
         return rows
 
-    def values(self, query: queries.Query, kind: type[T], parameters: Mapping[str, Any]) -> list[T]:
+    def values(self, query: queries.NamedQuery, kind: type[T], parameters: Mapping[str, Any]) -> list[T]:
         """Run a query whose last statement returns one JSON text: an array of arrays.
 
         Each row that Python fetches releases the GIL once and creates an object per column. This releases it once in
@@ -56,7 +56,7 @@ class Statements:
         found: list[T] = decoding.decoder(list[kind], strict=False).decode(text)  # type: ignore[valid-type]
         return found
 
-    def passes_precheck(self, query: queries.Query, parameters: Mapping[str, Any]) -> bool:
+    def passes_precheck(self, query: queries.NamedQuery, parameters: Mapping[str, Any]) -> bool:
         """Return whether there is anything to do, without taking a lock."""
         plain = {name: _value(parameters[name]) for name in query.values}
         return all(self._fetch(statement, plain) for statement in query.statements if statement.is_precheck)

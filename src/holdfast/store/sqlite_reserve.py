@@ -82,7 +82,7 @@ def _reserve(path: Path, size: int, *, create: bool) -> None:
             os.close(fd)
 
 
-def _found() -> Callable[[int, int, int, int], int] | None:
+def _find_fallocate() -> Callable[[int, int, int, int], int] | None:
     """Return the C library's call: Python's writes into the file where the filesystem does not support it."""
     try:
         found = ctypes.CDLL(None).fallocate64
@@ -92,4 +92,4 @@ def _found() -> Callable[[int, int, int, int], int] | None:
     return found
 
 
-_fallocate = _found()
+_fallocate = _find_fallocate()

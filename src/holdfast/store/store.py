@@ -22,7 +22,7 @@ from holdfast.store.migrate import require_current
 from holdfast.store.notify import Notifications
 from holdfast.store.postgres import PostgresDatabase
 from holdfast.store.queues import Queues
-from holdfast.store.retention import Retain
+from holdfast.store.retention import Pruning
 from holdfast.store.shared_folder import SharedFolderRecord
 from holdfast.store.snapshots import Snapshots
 from holdfast.store.sqlite import SqliteDatabase
@@ -46,7 +46,7 @@ class Store:
         self.leases = Leases(database, self.gates, self.queues, self.notifications)
         self.events = Events(database)
         self.attempts = Attempts(database)
-        self.retain = Retain(database)
+        self.pruning = Pruning(database)
         self.shared_folder = SharedFolderRecord(database)
         self.audit = Audit(database)
         self.tokens = Tokens(database)
@@ -58,7 +58,7 @@ class Store:
     def delete_with(self, files: Files) -> None:
         """Remove the files of jobs that are deleted or pruned from now on."""
         self.jobs.files = files
-        self.retain.files = files
+        self.pruning.files = files
 
     @property
     def counters(self) -> Counters:

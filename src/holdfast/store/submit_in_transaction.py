@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.store import queries
 from holdfast.store.database import Row, json_text
-from holdfast.store.error_mapping import refusal
-from holdfast.store.submit_on_connection import accept_as_guest
-from holdfast.submission import Accepted, Batch, Submission, gather
+from holdfast.store.error_mapping import error_from_sqlstate
+from holdfast.store.submit_on_connection import submit_on_connection
+from holdfast.submission import Accepted, Batch, Submission, build_batch
 
 SubmitCall = tuple[Batch, str, bool]
 """What to submit, the schema, and whether to notify workers."""
@@ -48,7 +48,7 @@ def submit_inside(
     Connection. `key` is an idempotency key. `schema` and `wake` (send a NOTIFY with the commit) are for Postgres.
     """
     submit = _submitter_for(connection, _SYNC_SUBMITTERS, _SYNC, "submit_inside_async", _ASYNC_SUBMITTERS)
-    batch = gather(jobs, tenant, key)
+    batch = build_batch(jobs, tenant, key)
     try:
         return batch.answer(submit(connection, (batch, schema, wake)))
     except Exception as error:
@@ -69,7 +69,7 @@ async def submit_inside_async(
 ) -> list[Accepted]:
     """Like `submit_inside`, on an asyncpg Connection, a psycopg AsyncConnection, or SQLAlchemy's asynchronous ones."""
     submit = _submitter_for(connection, _ASYNC_SUBMITTERS, _ASYNC, "submit_inside", _SYNC_SUBMITTERS)
-    batch = gather(jobs, tenant, key)
+    batch = build_batch(jobs, tenant, key)
     try:
         return batch.answer(await submit(connection, (batch, schema, wake)))
     except Exception as error:
@@ -118,7 +118,7 @@ def _sqlalchemy(connection: Any, call: SubmitCall) -> Sequence[Row]:
         # Starts the transaction that `connection.commit()` ends; a statement on the raw connection would not.
         connection.exec_driver_sql("SELECT 1").close()
         raw = connection.connection
-        return accept_as_guest(raw.dbapi_connection, raw.driver_connection, call[0])
+        return submit_on_connection(raw.dbapi_connection, raw.driver_connection, call[0])
     raise Invalid("connection", f"uses {dialect.name}; jobs are stored in Postgres or SQLite")
 
 
@@ -136,7 +136,7 @@ async def _sqlalchemy_async_session(session: Any, call: SubmitCall) -> Sequence[
 
 
 def _sqlite3(connection: Any, call: SubmitCall) -> Sequence[Row]:
-    return accept_as_guest(connection, connection, call[0])
+    return submit_on_connection(connection, connection, call[0])
 
 
 _SYNC_SUBMITTERS = {
@@ -218,9 +218,9 @@ def _ours(error: BaseException) -> HoldfastError | None:
             continue
         report = getattr(reported, "diag", None)
         if report is not None:  # psycopg
-            return refusal(sqlstate, report.message_primary or "", report.message_detail)
+            return error_from_sqlstate(sqlstate, report.message_primary or "", report.message_detail)
         if hasattr(reported, "detail"):  # asyncpg
-            return refusal(sqlstate, str(reported.args[0]), reported.detail)
+            return error_from_sqlstate(sqlstate, str(reported.args[0]), reported.detail)
     return None
 
 

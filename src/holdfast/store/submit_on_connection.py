@@ -15,7 +15,7 @@ from holdfast.store import queries
 from holdfast.store.database import Row
 from holdfast.store.error_mapping import id_taken
 from holdfast.store.sqlite_connection import Statements
-from holdfast.store.submit_sqlite import accept
+from holdfast.store.submit_sqlite import submit_batch
 from holdfast.submission import Batch
 from holdfast.timing import SystemClock, to_micros
 
@@ -26,7 +26,7 @@ LOCK = "UPDATE jobs SET id = id WHERE 0"
 _named = cache(lambda: queries.load("sqlite"))
 
 
-def accept_as_guest(connection: Any, settings: Any, batch: Batch) -> Sequence[Row]:
+def submit_on_connection(connection: Any, settings: Any, batch: Batch) -> Sequence[Row]:
     """Write a batch on the caller's connection; return the jobs that exist already.
 
     `connection` executes. `settings` has the row and text factories and says whether a transaction is open: the same
@@ -41,7 +41,7 @@ def accept_as_guest(connection: Any, settings: Any, batch: Batch) -> Sequence[Ro
 
         try:
             with _all_or_nothing(cursor, settings):
-                return accept(run, batch)
+                return submit_batch(run, batch)
         except Exception as error:
             if _is(error, "sqlite3.IntegrityError"):
                 taken = run("existing_jobs", ids=list(batch.ids))

@@ -10,16 +10,16 @@ from typing import Any
 import msgspec
 
 from holdfast import decoding
-from holdfast.errors import Conflict, Gone, NeedFailed, QueueFull
+from holdfast.errors import Conflict, NeedFailed, QueueFull, ReplayedJobDeleted
 from holdfast.model import BROKEN, Status
 from holdfast.store.database import Row, json_text
 from holdfast.store.error_mapping import need_unknown
-from holdfast.submission import QUEUE, Batch, Submission, filled
+from holdfast.submission import QUEUE, Batch, Submission, with_defaults
 
 RunStatement = Callable[..., Sequence[Row]]
 
 
-def accept(run: RunStatement, batch: Batch) -> Sequence[Row]:
+def submit_batch(run: RunStatement, batch: Batch) -> Sequence[Row]:
     """Write a batch and return the jobs that exist already, as the SQL function does."""
     if batch.key is not None:
         used = run("find_idempotency_key", tenant=batch.tenant, key=batch.key)
@@ -46,9 +46,9 @@ def _with_defaults(run: RunStatement, batch: Batch) -> Batch:
     if any(job.runner == "function" for job in batch.jobs):
         registered = {row["function"]: msgspec.json.decode(row["defaults"]) for row in run("function_defaults")}
     jobs = [
-        filled(job, {**batch.defaults, **registered.get(job.spec["name"], {})})
+        with_defaults(job, {**batch.defaults, **registered.get(job.spec["name"], {})})
         if job.runner == "function"
-        else filled(job, batch.defaults)
+        else with_defaults(job, batch.defaults)
         for job in batch.jobs
     ]
     return msgspec.structs.replace(batch, jobs=jobs)
@@ -68,7 +68,7 @@ def _replay(run: RunStatement, batch: Batch, used: Row) -> Sequence[Row]:
     ids: list[str] = decoding.decode(used["jobs"], list[str])
     existing = {row["id"] for row in run("need_states", tenant=batch.tenant, ids=ids)}
     if not existing.issuperset(ids):
-        raise Gone(f"what idempotency key {batch.key} made was deleted")
+        raise ReplayedJobDeleted(f"what idempotency key {batch.key} made was deleted")
     return [{"id": job_id, "asked": None} for job_id in ids]
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from holdfast.errors import IllegalMove, NotFound
-from holdfast.model import MOVES, Error, Gate, Json, Status, StopKind, Verb, legal
+from holdfast.model import MOVES, Error, Gate, Json, Status, StopKind, Verb, is_legal
 from holdfast.store.audit import By, name_of
 from holdfast.store.database import Database, Row, Tx, json_text
 from holdfast.store.lanes import lock_lanes_and_jobs, settle_lanes
@@ -89,7 +89,7 @@ async def change_job(database: Database, verb: Verb, tenant: str, job_id: str, d
         if verb is Verb.RESUME:
             await lock_keys(tx, [job_id])
         row = await lock_job(tx, tenant, job_id)
-        if not legal(verb, Status(row["status"])):
+        if not is_legal(verb, Status(row["status"])):
             raise IllegalMove(verb, job_id, row["status"], [str(status) for status in MOVES[verb]])
         move = await decide(tx, row)
         if move is None:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
-from holdfast.errors import Invalid, NotFound, SharedFolderAway, StoreError
+from holdfast.errors import Invalid, NotFound, SharedFolderUnavailable, StoreError
 from holdfast.model import Cause, Error, Phase
 from holdfast.runner.attempt_folder import FULL
 from holdfast.runner.base import (
@@ -23,7 +23,7 @@ from holdfast.runner.base import (
     NoSpace,
     Runner,
     StartRequest,
-    TooLate,
+    StartTooLate,
 )
 from holdfast.runner.process import EXHAUSTED
 from holdfast.runner.secrets import NO_MASK, Mask, find_secrets
@@ -35,7 +35,7 @@ from holdfast.worker.event_writer import EventWriter
 from holdfast.worker.execution_services import ExecutionServices, HandOverRequested
 from holdfast.worker.held_leases import HeldLease, LeaseLost, boottime, until_trusted
 from holdfast.worker.pipeline_execution import PipelineExecution
-from holdfast.worker.readiness import NotReady, make_ready
+from holdfast.worker.readiness import CheckTimedOut, make_ready
 from holdfast.worker.supervisor_link import SupervisorLink
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class AttemptStarter:
             return await self._begin_once()
         except (LeaseLost, HandOverRequested, EngineUnreachable, StoreError, MemoryError):
             raise
-        except SharedFolderAway as error:
+        except SharedFolderUnavailable as error:
             raise EngineUnreachable(error.message) from error
         except Exception as error:
             if isinstance(error, NoSpace) or (isinstance(error, OSError) and error.errno in FULL):
@@ -200,7 +200,7 @@ class AttemptStarter:
                 self._link.renew_stop_after(running, self._held.renewed_at)
 
     async def _prepare(self) -> AttemptEnd | None:
-        """Check before the start: no stop request, a valid spec, and readiness. Return an End if it must not start."""
+        """Check the stop request, the spec and readiness. Return an AttemptEnd if the attempt must not start."""
         self._held.receive_stop(await self._services.stops.ask(self._lease))
         if self._held.stop is None:
             try:
@@ -214,7 +214,7 @@ class AttemptStarter:
                 await make_ready(self._services, self._held, until=self._interrupted)
             except CannotStart as error:
                 return AttemptEnd(cause=Cause.START_FAILED, error=error.error)
-            except NotReady as error:
+            except CheckTimedOut as error:
                 return AttemptEnd(cause=Cause.INTERRUPTED, error=Error(code="not_ready", message=str(error)))
         end = None
         if self._held.stop is None and self._pipeline is not None:
@@ -243,7 +243,7 @@ class AttemptStarter:
                     running = await self._runner.start(await self._start_request(), self._confirm)
                 self._at("spawned")
                 return running
-            except TooLate:
+            except StartTooLate:
                 took = boottime() - began
                 log.warning(
                     "job %s attempt %d: start %d of %d missed its deadline, after %.1f s",
@@ -296,10 +296,10 @@ class AttemptStarter:
             raise CannotStart("start_failed", message) from error
 
     def _check_shared_folder(self) -> None:
-        """Raise EngineUnreachable if this host's shared folder is away: the job may run on another host."""
+        """Raise EngineUnreachable if this host's shared folder is unavailable: the job may run on another host."""
         try:
             self._services.shared.check()
-        except SharedFolderAway as error:
+        except SharedFolderUnavailable as error:
             raise EngineUnreachable(error.message) from error
 
     async def _confirm(self) -> None:

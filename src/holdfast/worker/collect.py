@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.errors import Invalid, SharedFolderAway
+from holdfast.errors import Invalid, SharedFolderUnavailable
 from holdfast.model import Cause, Lease, NewEvent
 from holdfast.runner.base import AttemptEnd
 from holdfast.runner.collected_outputs import ArtifactLimits, CollectedOutputs, ContractViolation
@@ -28,7 +28,7 @@ CollectOutputs = Callable[[CollectedOutputs], Awaitable[None]]
 
 
 class OutputsNotStored(Exception):
-    """The outputs exist but cannot be stored now: the disk is full, or the shared folder is away."""
+    """The outputs exist but cannot be stored now: the disk is full, or the shared folder is unavailable."""
 
 
 async def collect_outputs(
@@ -65,7 +65,7 @@ async def collect_outputs(
             violation,
         )
         return end if end.cause is not Cause.EXIT or end.exit_code != 0 else broken(end, str(violation))
-    except SharedFolderAway as error:
+    except SharedFolderUnavailable as error:
         raise OutputsNotStored(f"its outputs cannot be stored yet: {error.message}") from error
     except OSError as error:
         raise OutputsNotStored(f"its outputs cannot be stored yet: {error.strerror}") from error

@@ -21,7 +21,7 @@ from holdfast.worker.batch_writer import with_retries
 from holdfast.worker.classify import classify, stop_cause
 from holdfast.worker.event_writer import EventWriter
 from holdfast.worker.held_leases import HeldLease
-from holdfast.worker.readiness import NotReady, make_ready
+from holdfast.worker.readiness import CheckTimedOut, make_ready
 
 if TYPE_CHECKING:
     from holdfast.worker.functions import FunctionExecutor
@@ -170,7 +170,7 @@ class FunctionCall:
             await make_ready(self._executor.services, self.held, until=lambda: self.cancel.requested)
         except CannotStart as error:
             return AttemptEnd(cause=Cause.START_FAILED, error=error.error)
-        except NotReady as error:
+        except CheckTimedOut as error:
             return AttemptEnd(cause=Cause.INTERRUPTED, error=Error(code="not_ready", message=str(error)))
         return self._stopped() if self.cancel.requested else None
 

@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from holdfast.limits import AttemptLimits, size_text, way_out
+from holdfast.limits import AttemptLimits, remedy, size_text
 from holdfast.model import Cause, Error
 from holdfast.runner.base import AttemptEnd, AttemptHandle, EngineUnreachable
 from holdfast.runner.folder_size import MOST_DEPTH
@@ -49,7 +49,7 @@ async def watch_folder(running: AttemptHandle, limits: AttemptLimits, over: Call
 def folder_too_large(most: int) -> Error:
     message = (
         f"its folder (work, output, log) took more than {size_text(most)}, or was nested deeper than {MOST_DEPTH} "
-        f"folders; {way_out('folder_size')}"
+        f"folders; {remedy('folder_size')}"
     )
     return Error(code=FOLDER_TOO_LARGE, message=message)
 
@@ -59,14 +59,14 @@ def broken_limit(end: AttemptEnd, limits: AttemptLimits) -> Error | None:
     if end.cause is not Cause.EXIT or end.exit_code == 0 or end.error is not None:
         return None
     if limits.file_size is not None and (end.signal == signal.SIGXFSZ or end.exit_code == 128 + signal.SIGXFSZ):
-        message = f"it wrote a file of more than {size_text(limits.file_size)}; {way_out('file_size')}"
+        message = f"it wrote a file of more than {size_text(limits.file_size)}; {remedy('file_size')}"
         return Error(code=FILE_TOO_LARGE, message=_in_task(end, message))
     last = end.last_error or ""
     if limits.memory is not None and NO_MEMORY.search(last):
-        message = f"{last}; each of its processes may use {size_text(limits.memory)} of memory; {way_out('memory')}"
+        message = f"{last}; each of its processes may use {size_text(limits.memory)} of memory; {remedy('memory')}"
         return Error(code="out_of_memory", message=_in_task(end, message))
     if limits.pids is not None and NO_PROCESS.search(last):
-        message = f"{last}; it may have {limits.pids} processes and threads; {way_out('pids')}"
+        message = f"{last}; it may have {limits.pids} processes and threads; {remedy('pids')}"
         return Error(code=TOO_MANY_PROCESSES, message=_in_task(end, message))
     return None
 

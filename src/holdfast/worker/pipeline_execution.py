@@ -15,7 +15,7 @@ from pathlib import Path
 from holdfast.duties.evictor import Evictor
 from holdfast.errors import CacheFull, Invalid, SnapshotDamaged, SnapshotFailed
 from holdfast.model import Cause, Error, Snapshot, TaskStatus
-from holdfast.pipeline.connectors import CONNECTORS, NotQuiet
+from holdfast.pipeline.connectors import CONNECTORS, WorkspaceNotConsistent
 from holdfast.pipeline.connectors.postgres import own_line
 from holdfast.pipeline.plan import PipelinePlan, TaskPlan
 from holdfast.pipeline.snapshots import SNAPSHOTS, SnapshotFolders, WorkspaceChanged
@@ -26,7 +26,7 @@ from holdfast.runner.disk import SHARED
 from holdfast.runner.secrets import NO_MASK
 from holdfast.runner.start_pause import needs_space
 from holdfast.runner.tree_removal import remove_tree
-from holdfast.runner.wire import Command, fitting
+from holdfast.runner.wire import Command, truncated
 from holdfast.runner.workspace import TREE, give_like, replaced_by
 from holdfast.runner_specs import check_spec
 from holdfast.timing import backoff, jitter
@@ -81,7 +81,7 @@ class PipelineExecution:
     async def begin(self) -> AttemptEnd | None:
         """Plan from the current files, and wait for the build lock of the first snapshot that is missing.
 
-        Return an End if the pipeline needs no start: every task is cached, or it cannot be planned.
+        Return an AttemptEnd if the pipeline needs no start: every task is cached, or it cannot be planned.
         """
         try:
             await self._plan_now()
@@ -160,7 +160,7 @@ class PipelineExecution:
                 await asyncio.sleep(jitter(backoff(full, base=NO_SPACE_BASE, cap=NO_SPACE_CAP)))
             except (CacheFull, SnapshotDamaged, SnapshotFailed) as error:
                 await self._give_up(running, error.code, str(error))
-            except (NotQuiet, WorkspaceChanged) as error:
+            except (WorkspaceNotConsistent, WorkspaceChanged) as error:
                 await self._give_up(running, "not_quiet", str(error))
             except CannotStart as error:
                 await self._give_up(running, error.error.code, error.error.message)
@@ -379,7 +379,7 @@ class PipelineExecution:
 
     async def _give_up(self, running: AttemptHandle, code: str, message: str) -> None:
         log.warning("job %s attempt %d cannot continue, ending it: %s", self._lease.id, self._lease.attempt, message)
-        text = fitting(f"{code}: {message}")
+        text = truncated(f"{code}: {message}")
         await self._send_until(running, Command(token=self._lease.token, verb="end", text=text), lambda: False)
 
     # Commands to the supervisor

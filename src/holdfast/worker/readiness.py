@@ -20,12 +20,12 @@ NAME = 100
 """Characters of the program's name in an error."""
 
 
-class NotReady(Exception):
+class CheckTimedOut(Exception):
     """A check did not succeed in time; the message gives the last reason."""
 
 
 async def make_ready(services: ExecutionServices, held: HeldLease, *, until: Callable[[], bool]) -> None:
-    """Run a job's checks until they succeed; raise Unready when one times out. `until` ends the wait early.
+    """Run a job's checks until they succeed; raise CheckTimedOut when one times out. `until` ends the wait early.
 
     Raise CannotStart if the job could not be started anyway: a secret or a user is unknown here.
     """
@@ -74,7 +74,7 @@ class _ReadinessChecks:
             await asyncio.sleep(min(PAUSE, max(0.0, deadline - time.monotonic())))
         if not self._until():
             how = f"{check.command[0][:NAME]}: {reason or 'it did not answer'}"
-            raise NotReady(self._mask.text(f"{what} was not ready within {check.timeout:g} seconds: {how}"))
+            raise CheckTimedOut(self._mask.text(f"{what} was not ready within {check.timeout:g} seconds: {how}"))
 
     async def _clear(self) -> bool:
         """Stop checks that a previous owner of the attempt left running here, before another one starts."""

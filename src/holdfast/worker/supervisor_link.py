@@ -5,7 +5,7 @@ from typing import Any
 
 from holdfast.model import Error, StopKind, StopPhase
 from holdfast.runner.base import AttemptHandle, EngineUnreachable
-from holdfast.runner.wire import Command, fitting
+from holdfast.runner.wire import Command, truncated
 from holdfast.worker.batch_writer import with_retries
 from holdfast.worker.execution_services import ExecutionServices
 from holdfast.worker.held_leases import HeldLease, LeaseLost, until_trusted
@@ -66,7 +66,7 @@ class SupervisorLink:
         self._acked.discard("stop")
         text = None
         if stop is None and not over_budget and over_limit is not None:
-            kind, text = "fail", fitting(f"{over_limit.code}: {over_limit.message}")
+            kind, text = "fail", truncated(f"{over_limit.code}: {over_limit.message}")
         stop_now = Command(token=self._lease.token, verb="stop", kind=kind, grace=self._policy.stop_grace, text=text)
         if await self._send(running, stop_now):
             self._sent, self._sent_at = wanted, now

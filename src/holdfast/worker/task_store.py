@@ -116,7 +116,7 @@ class TaskStore:
             return True
         if answer == "refused":
             raise Invalid("tasks", f"snapshot {task.snapshot} is not in the recorded plan of this job")
-        stands = await self.use(task.snapshot)
-        if stands is None:
+        existing = await self.use(task.snapshot)
+        if existing is None:
             raise LeaseLost
-        return stands.folder == made.folder
+        return existing.folder == made.folder

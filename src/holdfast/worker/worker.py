@@ -13,7 +13,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
 from holdfast.config import Settings
-from holdfast.duties.scheduler import Duties
+from holdfast.duties.scheduler import DutyScheduler
 from holdfast.errors import StoreError
 from holdfast.model import Claimable, Lease, new_worker_id
 from holdfast.runner.base import Runner
@@ -23,8 +23,8 @@ from holdfast.runner.function import FunctionRegistry
 from holdfast.runner.shared_folder import SharedFolder
 from holdfast.runner.state_folder import WorkerLocks
 from holdfast.store import Store, notify
-from holdfast.store.notify import Signal
-from holdfast.store.outage import asked_again, level_of
+from holdfast.store.notify import TopicSignal
+from holdfast.store.outage import level_of, retry_while_starting
 from holdfast.timing import backoff, jitter
 from holdfast.worker.batch_writer import HandOverRequest
 from holdfast.worker.capabilities import Capabilities
@@ -104,8 +104,8 @@ class Worker:
     async def run(self, *, once: bool = False) -> None:
         """Work until drained; with `once`, until nothing is left to claim."""
         with self._locks.acquire(self.id) as lock:
-            await asked_again(self._register)
-            await asked_again(self._register_functions)
+            await retry_while_starting(self._register)
+            await retry_while_starting(self._register_functions)
             heartbeat = Heartbeat(
                 self.id,
                 self._held_leases,
@@ -114,7 +114,7 @@ class Worker:
                 on_result=self._on_heartbeat,
             )
             await self._services.disks.look()
-            duties = Duties(self._store, self.id, self._settings)
+            duties = DutyScheduler(self._store, self.id, self._settings)
             upkeep = self._upkeep()
             async with heartbeat, self._store.notifications.listening() as signal, self._all_tasks() as group:
                 helpers = [
@@ -356,13 +356,13 @@ class Worker:
             before = low
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def _listen(self, signal: Signal) -> None:
+    async def _listen(self, signal: TopicSignal) -> None:
         while True:
             topics = await signal.wait(3600.0)
             if "*" in topics:
                 self._slots.claim_from_all()
             else:
-                self._slots.to_claim.update(queue for queue in self._slots.queues if notify.work(queue) in topics)
+                self._slots.to_claim.update(queue for queue in self._slots.queues if notify.work_topic(queue) in topics)
             if topics:
                 self._wake_up.set()
             if topics & {"*", notify.STOP} and len(self._held_leases):

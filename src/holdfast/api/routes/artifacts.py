@@ -7,7 +7,7 @@ from urllib.parse import quote
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
-from holdfast.api.request_types import ArtifactViews
+from holdfast.api.request_types import ArtifactList
 from holdfast.api.routing import Call, Reply, Routes
 from holdfast.errors import NotFound
 from holdfast.model import Attempt, Role
@@ -22,20 +22,20 @@ SAFE = {
     "Content-Security-Policy": "sandbox; default-src 'none'",
     "Cache-Control": "private, no-store",
 }
-"""Whatever a job named its files: a browser saves them and executes nothing in them."""
+"""A browser saves the files of a job and executes nothing in them, whatever their names are."""
 
 
-@routes.add("GET", "/v1/jobs/{job_id}/artifacts", role=Role.VIEWER, answers={200: ArtifactViews})
+@routes.add("GET", "/v1/jobs/{job_id}/artifacts", role=Role.VIEWER, answers={200: ArtifactList})
 async def list_artifacts(call: Call, job_id: str) -> Reply:
     """List the artifacts of the last ended attempt."""
     attempt = await _last(call, job_id)
     await run_in_threadpool(call.service.shared.check)
     if attempt is None:
-        return Reply(ArtifactViews(items=()))
+        return Reply(ArtifactList(items=()))
     found = await run_in_threadpool(_kept(call).list, job_id, attempt.attempt, attempt.token)
     base = f"{call.root}/v1/jobs/{job_id}/artifacts"
     return Reply(
-        ArtifactViews(
+        ArtifactList(
             items=[ArtifactView(path=one.path, size=one.size, href=f"{base}/{quote(one.path)}") for one in found]
         )
     )

@@ -1,6 +1,6 @@
 """The audit trail, for admins: read only."""
 
-from holdfast.api.request_types import AuditEntries, ListAudit
+from holdfast.api.request_types import AuditList, ListAudit
 from holdfast.api.routing import Call, Reply, Routes
 from holdfast.errors import Invalid
 from holdfast.model import Role
@@ -9,7 +9,7 @@ from holdfast.submission import FIRST_YEAR, LAST_YEAR
 routes = Routes()
 
 
-@routes.add("GET", "/v1/audit", role=Role.ADMIN, answers={200: AuditEntries})
+@routes.add("GET", "/v1/audit", role=Role.ADMIN, answers={200: AuditList})
 async def list_audit(call: Call, query: ListAudit) -> Reply:
     """List the audit trail, newest first: changes of tokens, tools, limits, queues, lanes, workers, and jobs."""
     if query.since is not None and not FIRST_YEAR <= query.since.year <= LAST_YEAR:
@@ -17,4 +17,4 @@ async def list_audit(call: Call, query: ListAudit) -> Reply:
     page = await call.store.audit.list(
         who=query.who, what=query.what, since=query.since, limit=query.limit, cursor=query.cursor
     )
-    return Reply(AuditEntries(items=page.items, next_cursor=page.next_cursor))
+    return Reply(AuditList(items=page.items, next_cursor=page.next_cursor))

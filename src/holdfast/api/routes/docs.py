@@ -1,4 +1,4 @@
-"""The API's description, for programs and for people. It needs no token, but passes the same guard as every call."""
+"""The description of the API, for programs and for people. Reading it needs no token, but passes the same guard."""
 
 from collections.abc import Callable
 from typing import Any

@@ -5,9 +5,9 @@ from typing import Any
 from starlette.responses import Response
 
 from holdfast.api.fanout import Form
-from holdfast.api.request_types import BIGGEST, Events, From, ListEvents, NoQuery
+from holdfast.api.request_types import BIGGEST, EventList, ListEvents, NoParameters, StreamEvents
 from holdfast.api.routing import Call, Reply, Routes
-from holdfast.api.stream import MEDIA, Streamed
+from holdfast.api.stream import MEDIA, EventStreamResponse
 from holdfast.errors import Invalid
 from holdfast.model import Role
 from holdfast.store.rows import known_id
@@ -17,7 +17,7 @@ NDJSON = MEDIA["ndjson"]
 DIGITS = len(str(BIGGEST))
 
 
-@routes.add("GET", "/v1/jobs/{job_id}/events", role=Role.VIEWER, answers={200: Events})
+@routes.add("GET", "/v1/jobs/{job_id}/events", role=Role.VIEWER, answers={200: EventList})
 async def list_events(call: Call, job_id: str, query: ListEvents) -> Reply | Response:
     """Read events after `after`. With `Accept: application/x-ndjson`, all of them; with `follow`, also new ones."""
     if NDJSON in call.request.headers.get("accept", ""):
@@ -25,24 +25,24 @@ async def list_events(call: Call, job_id: str, query: ListEvents) -> Reply | Res
     if query.follow:
         raise Invalid("follow", f"needs Accept: {NDJSON}")
     page = await call.store.events.page(job_id, tenant=call.tenant, after=query.after, limit=query.limit)
-    return Reply(Events(items=page.items, next_after=page.next_after))
+    return Reply(EventList(items=page.items, next_after=page.next_after))
 
 
 @routes.add("GET", "/v1/jobs/{job_id}/events/stream", role=Role.VIEWER, answers={200: str}, media=MEDIA["sse"])
-async def stream_events(call: Call, job_id: str, query: From) -> Response:
+async def stream_events(call: Call, job_id: str, query: StreamEvents) -> Response:
     """Follow a job by server-sent events; `Last-Event-ID` takes precedence over `after`. The last event is `end`."""
     return await _streamed(call, job_id, _last_seen(call, query.after), "sse")
 
 
 @routes.add("GET", "/v1/jobs/{job_id}/events/download", role=Role.VIEWER, answers={200: str}, media=NDJSON)
-async def download_events(call: Call, job_id: str, query: NoQuery) -> Response:
+async def download_events(call: Call, job_id: str, query: NoParameters) -> Response:
     """Download all events so far as `events.ndjson`."""
     return await _streamed(call, job_id, 0, "ndjson", follow=False, name="events.ndjson")
 
 
 async def _streamed(call: Call, job_id: str, after: int, form: Form, **more: Any) -> Response:
     service = call.service
-    streamed = Streamed(
+    streamed = EventStreamResponse(
         service.fanout,
         known_id(job_id),
         streams=service.streams,

@@ -8,26 +8,26 @@ from typing import Any
 import msgspec
 
 from holdfast.api.direct import run_in_request
-from holdfast.api.dry_run import foresee, refuse_bad_sources
-from holdfast.api.json_body import apart
+from holdfast.api.dry_run import plan_job, refuse_bad_sources
+from holdfast.api.json_body import in_thread_if_large
 from holdfast.api.request_types import (
-    Attempts,
+    AttemptList,
     BulkRequest,
     CallerReason,
-    Deleted,
+    DeletedJob,
     DeleteJob,
-    Ids,
+    EmptyBody,
+    JobIds,
+    JobList,
     JobRequest,
-    JobViews,
     ListJobs,
-    Nothing,
-    Resolve,
-    Resume,
-    TaskRecords,
+    ResolveJob,
+    ResumeJob,
+    TaskList,
 )
 from holdfast.api.routing import Call, Reply, Routes
-from holdfast.api.uploads import given
-from holdfast.errors import FieldForbidden, Forbidden, Invalid, NoQueue
+from holdfast.api.uploads import with_uploads
+from holdfast.errors import FieldForbidden, Forbidden, Invalid, QueueOff
 from holdfast.limits import FILES, NAMES
 from holdfast.model import Job, Role, TaskRecord
 from holdfast.privileges import refuse_privileged, refuse_root
@@ -36,7 +36,7 @@ from holdfast.response_types import Reason as WhyNot
 from holdfast.runner.disk import DATABASE
 from holdfast.runner_specs import check_spec
 from holdfast.store.jobs import Stopped
-from holdfast.submission import FIRST_YEAR, LAST_YEAR, Submission, check, parse, refuse_count
+from holdfast.submission import FIRST_YEAR, LAST_YEAR, Submission, check, check_batch_size, parse
 
 routes = Routes()
 ONE = {200: JobView}
@@ -61,7 +61,7 @@ async def submit(call: Call, body: dict[str, Any]) -> Reply:
     asked = await _prepared(call, _allowed(call, body))
     await call.service.readiness.require_room(DATABASE)
     if plan_only:
-        return Reply(await _foreseen(call, check(parse(asked), call.tenant)))
+        return Reply(await _planned(call, check(parse(asked), call.tenant)))
     if call.service.direct is not None:
         job = await run_in_request(call.service.direct, call.store, call.request, call.who, asked, sent=[body])
     else:
@@ -70,38 +70,38 @@ async def submit(call: Call, body: dict[str, Any]) -> Reply:
     return Reply(view, 200 if job.reused else 201, {"Location": view.links.self})
 
 
-@routes.add("POST", "/v1/jobs/bulk", role=Role.SUBMITTER, answers={201: Ids, 200: Ids}, shape=BulkRequest)
+@routes.add("POST", "/v1/jobs/bulk", role=Role.SUBMITTER, answers={201: JobIds, 200: JobIds}, shape=BulkRequest)
 async def submit_bulk(call: Call, body: dict[str, Any]) -> Reply:
     """Submit many jobs, all or none; 200 if every one existed already."""
     for name in body:
         if name != "jobs":
             raise Invalid(name[:60], "unknown field; a bulk has `jobs`")
     if call.service.direct is not None:
-        raise NoQueue("jobs run in the request that submits them: submit them one by one")
+        raise QueueOff("jobs run in the request that submits them: submit them one by one")
     jobs = body.get("jobs")
     if not isinstance(jobs, list):
         raise Invalid("jobs", "must be a list of jobs")
-    refuse_count(len(jobs))
+    check_batch_size(len(jobs))
     await call.service.readiness.require_room(DATABASE)
-    allowed = await apart(len(jobs) * JOB_BYTES, lambda: _all_allowed(call, jobs))
+    allowed = await in_thread_if_large(len(jobs) * JOB_BYTES, lambda: _all_allowed(call, jobs))
     for n, job in enumerate(allowed):
         if job.get("uploads") or job.get("tasks"):
-            with _placed(n):
+            with _with_job_index(n):
                 allowed[n] = await _prepared(call, job)
     try:
         accepted = await call.store.jobs.accept(allowed, tenant=call.tenant, key=_key(call), sent=jobs)
     except Invalid:
-        await asyncio.to_thread(_name_the_wrong_one, allowed, call.tenant)
+        await asyncio.to_thread(_raise_first_problem, allowed, call.tenant)
         raise
-    return Reply(Ids(ids=[job.id for job in accepted]), 200 if all(job.reused for job in accepted) else 201)
+    return Reply(JobIds(ids=[job.id for job in accepted]), 200 if all(job.reused for job in accepted) else 201)
 
 
-@routes.add("GET", "/v1/jobs", role=Role.VIEWER, answers={200: JobViews})
+@routes.add("GET", "/v1/jobs", role=Role.VIEWER, answers={200: JobList})
 async def list_jobs(call: Call, query: ListJobs) -> Reply:
     """List jobs, newest first; or those whose ids begin with `id`."""
     if query.id is not None:
         found = await call.store.jobs.with_prefix(query.id, tenant=call.tenant, limit=query.limit)
-        return Reply(JobViews(items=await _views(call, found), next_cursor=None))
+        return Reply(JobList(items=await _views(call, found), next_cursor=None))
     for name, at in (("since", query.since), ("until", query.until)):
         if at is not None and not FIRST_YEAR <= at.year <= LAST_YEAR:
             raise Invalid(name, f"is not between the years {FIRST_YEAR} and {LAST_YEAR}")
@@ -117,7 +117,7 @@ async def list_jobs(call: Call, query: ListJobs) -> Reply:
         limit=query.limit,
         cursor=query.cursor,
     )
-    return Reply(JobViews(items=await _views(call, page.items), next_cursor=page.next_cursor))
+    return Reply(JobList(items=await _views(call, page.items), next_cursor=page.next_cursor))
 
 
 @routes.add("GET", "/v1/jobs/{job_id}", role=Role.VIEWER, answers=ONE)
@@ -126,16 +126,16 @@ async def get_job(call: Call, job_id: str) -> Reply:
     return await _one(call, await call.store.jobs.get(job_id, tenant=call.tenant))
 
 
-@routes.add("GET", "/v1/jobs/{job_id}/attempts", role=Role.VIEWER, answers={200: Attempts})
+@routes.add("GET", "/v1/jobs/{job_id}/attempts", role=Role.VIEWER, answers={200: AttemptList})
 async def list_attempts(call: Call, job_id: str) -> Reply:
     """Read every attempt of a job, the open one last."""
-    return Reply(Attempts(items=await call.store.attempts.list(job_id, tenant=call.tenant)))
+    return Reply(AttemptList(items=await call.store.attempts.list(job_id, tenant=call.tenant)))
 
 
-@routes.add("GET", "/v1/jobs/{job_id}/tasks", role=Role.VIEWER, answers={200: TaskRecords})
+@routes.add("GET", "/v1/jobs/{job_id}/tasks", role=Role.VIEWER, answers={200: TaskList})
 async def list_tasks(call: Call, job_id: str) -> Reply:
     """Read the tasks of a pipeline, in order."""
-    return Reply(TaskRecords(items=await call.store.tasks.list(job_id, tenant=call.tenant)))
+    return Reply(TaskList(items=await call.store.tasks.list(job_id, tenant=call.tenant)))
 
 
 @routes.add("GET", "/v1/jobs/{job_id}/explain", role=Role.VIEWER, answers={200: Explanation})
@@ -147,7 +147,7 @@ async def explain(call: Call, job_id: str) -> Reply:
         return Reply(why)
     try:
         check_spec(job.runner, job.spec)
-        return Reply(msgspec.structs.replace(why, plan=await _foreseen(call, job)))
+        return Reply(msgspec.structs.replace(why, plan=await _planned(call, job)))
     except Invalid as error:
         reason = WhyNot(about="plan", message=f"it cannot be planned now: {error.message}")
         return Reply(msgspec.structs.replace(why, reasons=(*why.reasons, reason)))
@@ -170,7 +170,7 @@ async def interrupt(call: Call, job_id: str, body: CallerReason) -> Reply:
 
 
 @routes.add("POST", "/v1/jobs/{job_id}/resume", role=Role.OPERATOR, answers=ONE)
-async def resume(call: Call, job_id: str, body: Resume) -> Reply:
+async def resume(call: Call, job_id: str, body: ResumeJob) -> Reply:
     """Queue a job again that paused, failed, timed out or was cancelled."""
     job = await call.store.jobs.resume(
         job_id,
@@ -184,7 +184,7 @@ async def resume(call: Call, job_id: str, body: Resume) -> Reply:
 
 
 @routes.add("POST", "/v1/jobs/{job_id}/resolve", role=Role.OPERATOR, answers=ONE)
-async def resolve(call: Call, job_id: str, body: Resolve) -> Reply:
+async def resolve(call: Call, job_id: str, body: ResolveJob) -> Reply:
     """Mark a paused, failed or timed-out job as succeeded, with the result that a person gives."""
     job = await call.store.jobs.resolve(job_id, body.result, tenant=call.tenant, by=call.who.actor, reason=body.reason)
     return await _one(call, job)
@@ -199,32 +199,32 @@ async def dismiss(call: Call, job_id: str, body: CallerReason) -> Reply:
 
 
 @routes.add("POST", "/v1/jobs/{job_id}/release", role=Role.SUBMITTER, answers=ONE)
-async def release(call: Call, job_id: str, body: Nothing) -> Reply:
+async def release(call: Call, job_id: str, body: EmptyBody) -> Reply:
     """Queue a job that was submitted with `hold`."""
     return await _one(call, await call.store.jobs.release(job_id, tenant=call.tenant, by=call.who.actor))
 
 
-@routes.add("DELETE", "/v1/jobs/{job_id}", role=Role.OPERATOR, answers={200: Deleted, 202: Deleted})
+@routes.add("DELETE", "/v1/jobs/{job_id}", role=Role.OPERATOR, answers={200: DeletedJob, 202: DeletedJob})
 async def delete(call: Call, job_id: str, query: DeleteJob) -> Reply:
     """Delete a job that has ended; with `force`, stop it first (202 `deleting`)."""
     done = await call.store.jobs.delete(
         job_id, tenant=call.tenant, force=query.force, dry_run=query.dry_run, by=call.who.actor, reason=query.reason
     )
-    return Reply(Deleted(outcome=done.outcome), 202 if done.outcome == "deleting" else 200)
+    return Reply(DeletedJob(outcome=done.outcome), 202 if done.outcome == "deleting" else 200)
 
 
 def _all_allowed(call: Call, jobs: Sequence[Any]) -> list[Mapping[str, Any]]:
     allowed = []
     for n, job in enumerate(jobs):
-        with _placed(n):
+        with _with_job_index(n):
             allowed.append(_allowed(call, job, f"jobs[{n}]"))
     return allowed
 
 
-def _name_the_wrong_one(jobs: Sequence[Mapping[str, Any]], tenant: str) -> None:
+def _raise_first_problem(jobs: Sequence[Mapping[str, Any]], tenant: str) -> None:
     """Raise the error of the first invalid job, with its position."""
     for n, job in enumerate(jobs):
-        with _placed(n):
+        with _with_job_index(n):
             check(parse(job), tenant)
 
 
@@ -258,7 +258,7 @@ def _within_ceilings(call: Call, job: Mapping[str, Any]) -> Mapping[str, Any]:
 
 async def _prepared(call: Call, job: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a job with its uploads assigned; for a pipeline, also with its base resolved and its files checked."""
-    job = await given(job, call.tenant, call.service.settings, call.service.shared)
+    job = await with_uploads(job, call.tenant, call.service.settings, call.service.shared)
     if not job.get("tasks"):
         return job
     if isinstance(job.get("base"), str):
@@ -270,14 +270,14 @@ async def _prepared(call: Call, job: Mapping[str, Any]) -> Mapping[str, Any]:
     return job
 
 
-async def _foreseen(call: Call, job: Job | Submission) -> PlanView:
+async def _planned(call: Call, job: Job | Submission) -> PlanView:
     service = call.service
     shared, secrets = service.settings.shared, job.policy.secrets if isinstance(job, Job) else job.secrets
-    return await foresee(call.store, job.spec, job.inputs, shared, service.facts, call.tenant, secrets)
+    return await plan_job(call.store, job.spec, job.inputs, shared, service.facts, call.tenant, secrets)
 
 
 @contextmanager
-def _placed(n: int) -> Iterator[None]:
+def _with_job_index(n: int) -> Iterator[None]:
     """Add the position in the bulk to every error about the nth job."""
     try:
         yield

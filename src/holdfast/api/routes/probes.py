@@ -9,7 +9,7 @@ from holdfast.model import Role
 
 routes = Routes()
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
-ALONE = "no worker lives: jobs are accepted and wait; start one with `holdfast worker`"
+ALONE = "no live worker: jobs are accepted and wait; start one with `holdfast worker`"
 
 
 @routes.add("GET", "/healthz", role=None, answers={200: Health})

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.api.request_types import Nothing, PatchQueue, Queues
+from holdfast.api.request_types import EmptyBody, PatchQueue, QueueList
 from holdfast.api.routing import Call, Reply, Routes
 from holdfast.model import Queue, Role
 from holdfast.response_types import Load, QueueView
@@ -12,21 +12,21 @@ routes = Routes()
 ONE = {200: QueueView}
 
 
-@routes.add("GET", "/v1/queues", role=Role.VIEWER, answers={200: Queues})
+@routes.add("GET", "/v1/queues", role=Role.VIEWER, answers={200: QueueList})
 async def list_queues(call: Call) -> Reply:
     """List queues with their caps and job counts: of all tenants for an admin, else of the caller's tenant."""
-    return Reply(Queues(items=await _queues(call)))
+    return Reply(QueueList(items=await _queues(call)))
 
 
 @routes.add("POST", "/v1/queues/{queue:path}/pause", role=Role.ADMIN, answers=ONE)
-async def pause_queue(call: Call, queue: str, body: Nothing) -> Reply:
+async def pause_queue(call: Call, queue: str, body: EmptyBody) -> Reply:
     """Pause a queue: none of its jobs is claimed; running ones continue."""
     await call.store.queues.pause(queue, by=call.who.actor)
     return await _one(call, queue)
 
 
 @routes.add("POST", "/v1/queues/{queue:path}/resume", role=Role.ADMIN, answers=ONE)
-async def resume_queue(call: Call, queue: str, body: Nothing) -> Reply:
+async def resume_queue(call: Call, queue: str, body: EmptyBody) -> Reply:
     """Resume a paused queue."""
     await call.store.queues.resume(queue, by=call.who.actor)
     return await _one(call, queue)

@@ -3,7 +3,14 @@
 import msgspec
 from starlette.concurrency import run_in_threadpool
 
-from holdfast.api.request_types import DeleteSnapshot, ListSnapshots, Nothing, RemovedSnapshots, Snapshots, UsedSnapshot
+from holdfast.api.request_types import (
+    DeletedSnapshots,
+    DeleteSnapshot,
+    EmptyBody,
+    ListSnapshots,
+    SnapshotList,
+    UsedSnapshot,
+)
 from holdfast.api.routing import Call, Reply, Routes
 from holdfast.errors import NotFound
 from holdfast.model import Role, Snapshot
@@ -12,12 +19,12 @@ from holdfast.pipeline.snapshots import SnapshotFolders
 routes = Routes()
 
 
-@routes.add("GET", "/v1/snapshots", role=Role.VIEWER, answers={200: Snapshots})
+@routes.add("GET", "/v1/snapshots", role=Role.VIEWER, answers={200: SnapshotList})
 async def list_snapshots(call: Call, query: ListSnapshots) -> Reply:
     """List snapshots, newest first."""
     page = await call.store.snapshots.list(tenant=call.tenant, limit=query.limit, cursor=query.cursor)
     totals = await call.store.snapshots.totals(tenant=call.tenant)
-    return Reply(Snapshots(items=page.items, next_cursor=page.next_cursor, totals=totals))
+    return Reply(SnapshotList(items=page.items, next_cursor=page.next_cursor, totals=totals))
 
 
 @routes.add("GET", "/v1/snapshots/{snapshot_id}", role=Role.VIEWER, answers={200: Snapshot})
@@ -27,7 +34,7 @@ async def get_snapshot(call: Call, snapshot_id: str) -> Reply:
 
 
 @routes.add("POST", "/v1/snapshots/{snapshot_id}/use", role=Role.SUBMITTER, answers={200: UsedSnapshot})
-async def use_snapshot(call: Call, snapshot_id: str, body: Nothing) -> Reply:
+async def use_snapshot(call: Call, snapshot_id: str, body: EmptyBody) -> Reply:
     """Read a snapshot and record its use: a snapshot that was just used is not evicted."""
     found = await call.store.snapshots.get(snapshot_id, tenant=call.tenant)
     used = await call.store.snapshots.use([found.id], tenant=call.tenant)
@@ -36,7 +43,7 @@ async def use_snapshot(call: Call, snapshot_id: str, body: Nothing) -> Reply:
     return Reply(UsedSnapshot(**msgspec.structs.asdict(used[found.id]), shared_folder=call.service.shared.id))
 
 
-@routes.add("DELETE", "/v1/snapshots/{snapshot_id}", role=Role.OPERATOR, answers={200: RemovedSnapshots})
+@routes.add("DELETE", "/v1/snapshots/{snapshot_id}", role=Role.OPERATOR, answers={200: DeletedSnapshots})
 async def delete_snapshot(call: Call, snapshot_id: str, query: DeleteSnapshot) -> Reply:
     """Remove a snapshot; with `recurse`, also those made from it; with `force`, even if a job has it in its plan."""
     done = await call.store.snapshots.remove(
@@ -52,7 +59,7 @@ async def delete_snapshot(call: Call, snapshot_id: str, query: DeleteSnapshot) -
         for snapshot in done.snapshots:
             await run_in_threadpool(folders.remove, snapshot.folder)
     return Reply(
-        RemovedSnapshots(
+        DeletedSnapshots(
             outcome=done.outcome,
             snapshots=[snapshot.id for snapshot in done.snapshots],
             size=sum(snapshot.size for snapshot in done.snapshots),

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Protocol
 
 from holdfast.pipeline.plan import TaskPlan
-from holdfast.runner.wire import Service, WireTask
+from holdfast.runner.wire import WireService, WireTask
 from holdfast.runner.workspace import WorkspacePaths
 
 
-class NotQuiet(Exception):
+class WorkspaceNotConsistent(Exception):
     """The workspace is not in a state that can be copied."""
 
 
@@ -24,7 +24,7 @@ class Connector(Protocol):
         Raise CannotStart if a server is needed and there is none.
         """
 
-    def service(self, paths: WorkspacePaths) -> Service | None:
+    def service(self, paths: WorkspacePaths) -> WireService | None:
         """Return the service that runs along with the tasks, if any."""
 
     def task(self, plan: TaskPlan, paths: WorkspacePaths) -> WireTask:
@@ -40,7 +40,7 @@ class Connector(Protocol):
         """Return whether the service accepts connections."""
 
     def check_quiet(self, tree: Path) -> None:
-        """Verify that the service left the workspace consistent; raise NotQuiet if not."""
+        """Verify that the service left the workspace consistent; raise WorkspaceNotConsistent if not."""
 
 
 def command_of(plan: TaskPlan, paths: WorkspacePaths, **env: str) -> WireTask:

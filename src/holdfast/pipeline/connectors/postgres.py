@@ -15,11 +15,11 @@ import struct
 import subprocess
 from pathlib import Path
 
-from holdfast.pipeline.connectors.base import NotQuiet, command_of, path_variables
+from holdfast.pipeline.connectors.base import WorkspaceNotConsistent, command_of, path_variables
 from holdfast.pipeline.plan import TaskPlan
 from holdfast.runner.base import CannotStart
 from holdfast.runner.tree_removal import remove_tree
-from holdfast.runner.wire import PATH, Service, WireTask
+from holdfast.runner.wire import PATH, WireService, WireTask
 from holdfast.runner.workspace import WorkspacePaths
 
 DEBIAN = "/usr/lib/postgresql"
@@ -70,14 +70,14 @@ class PostgresConnector:
 
     def engine(self) -> str:
         try:
-            return _say("postgres", "--version")
-        except NotQuiet as error:
+            return _output_of("postgres", "--version")
+        except WorkspaceNotConsistent as error:
             raise CannotStart("start_failed", str(error)) from error
 
-    def service(self, paths: WorkspacePaths) -> Service:
+    def service(self, paths: WorkspacePaths) -> WireService:
         if paths.root:
             raise CannotStart("contract_violation", ROOT)
-        return Service(
+        return WireService(
             name="postgres",
             argv=("sh", "-c", SERVER),
             env=_connection(paths),
@@ -106,7 +106,7 @@ class PostgresConnector:
         remove_tree(folder)
         folder.mkdir(mode=0o700)
         try:
-            _initdb(folder / DATA, _stand_in())
+            _initdb(folder / DATA, _fallback_user())
             (folder / DATA).rename(tree / DATA)
         finally:
             remove_tree(folder)
@@ -123,17 +123,17 @@ class PostgresConnector:
         try:
             state = _state(tree / DATA)
         except (OSError, struct.error) as error:
-            raise NotQuiet(f"the state of the Postgres cluster cannot be read: {error}") from error
+            raise WorkspaceNotConsistent(f"the state of the Postgres cluster cannot be read: {error}") from error
         if state != SHUT_DOWN:
-            raise NotQuiet(f"Postgres was not shut down cleanly: it is {state}")
+            raise WorkspaceNotConsistent(f"Postgres was not shut down cleanly: it is {state}")
 
 
 def _state(data: Path) -> str:
     """Return a cluster's state as pg_controldata prints it; read the file ourselves if the versions differ."""
     version = _read(data / "PG_VERSION").decode(errors="replace").strip()
     try:
-        if f" {version}." in _say("pg_controldata", "--version"):
-            found = STATE.search(_say("pg_controldata", "-D", str(data)))
+        if f" {version}." in _output_of("pg_controldata", "--version"):
+            found = STATE.search(_output_of("pg_controldata", "-D", str(data)))
             return found[1] if found else "unreadable"
     except CannotStart:
         pass
@@ -161,7 +161,7 @@ def _known(uid: int) -> bool:
     return True
 
 
-def _stand_in() -> pwd.struct_passwd:
+def _fallback_user() -> pwd.struct_passwd:
     """Return a named user of the host to run initdb as. Debian's Postgres comes with one."""
     for name in STAND_INS:
         try:
@@ -215,7 +215,7 @@ def _number(version: str) -> float:
         return 0.0
 
 
-def _say(program: str, *arguments: str) -> str:
+def _output_of(program: str, *arguments: str) -> str:
     try:
         done = subprocess.run(
             [programs() / program, *arguments],
@@ -228,7 +228,7 @@ def _say(program: str, *arguments: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CannotStart("start_failed", f"{program} cannot be run: {error}") from error
     if done.returncode != 0:
-        raise NotQuiet(f"{program} failed: {done.stderr.decode(errors='replace').strip()[-300:]}")
+        raise WorkspaceNotConsistent(f"{program} failed: {done.stderr.decode(errors='replace').strip()[-300:]}")
     return done.stdout.decode(errors="replace").strip()
 
 

@@ -21,7 +21,7 @@ from holdfast.limits import AttemptLimits
 from holdfast.model import Cause, Error
 from holdfast.runner.attempt_end import to_end
 from holdfast.runner.attempt_folder import ExitRecord, StartRecord, UnreadableRecord, decode
-from holdfast.runner.base import AttemptEnd, AttemptState, EngineUnreachable, Identity, NoSpace, TooLate
+from holdfast.runner.base import AttemptEnd, AttemptState, EngineUnreachable, Identity, NoSpace, StartTooLate
 from holdfast.runner.collected_outputs import CollectedOutputs
 from holdfast.runner.docker.archive import Archive, only_file
 from holdfast.runner.docker.container_config import ATTEMPT, UNTOUCHED, VOLUME, WORK, WORKSPACE_LABEL, limits_from
@@ -167,7 +167,7 @@ class ContainerHandle:
             if self.over and await self.read_state() == "missing":
                 if self._seen is not None and self._seen.exit_code == ExitStatus.LEFT_FULL:
                     raise NoSpace("the supervisor had no space for its files in the container's volume")
-                raise TooLate
+                raise StartTooLate
         except BaseException:  # Nobody else can close it yet.
             self.close()
             raise

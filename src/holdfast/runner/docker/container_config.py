@@ -43,7 +43,7 @@ STOP_SECONDS = 5
 """Seconds that an engine gives the supervisor at shutdown, in addition to the job's own grace."""
 
 
-class Clock(msgspec.Struct, frozen=True):
+class EngineClock(msgspec.Struct, frozen=True):
     """A reading of the engine's wall clock, and our CLOCK_BOOTTIME when it arrived, which is not earlier."""
 
     theirs: float
@@ -176,7 +176,7 @@ def tmpfs_for(user: User | None) -> str:
 
 
 def spec_of(
-    request: StartRequest, image: ImageInfo, user: User, clock: Clock, *, limits: ContainerLimits, output_cap: int
+    request: StartRequest, image: ImageInfo, user: User, clock: EngineClock, *, limits: ContainerLimits, output_cap: int
 ) -> SupervisorSpec:
     programs = programs_of(request, image, user)
     return SupervisorSpec(

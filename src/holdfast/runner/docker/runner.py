@@ -26,7 +26,7 @@ from holdfast.runner.base import (
 )
 from holdfast.runner.docker import container_config
 from holdfast.runner.docker.container import ContainerHandle, boottime
-from holdfast.runner.docker.container_config import Clock
+from holdfast.runner.docker.container_config import EngineClock
 from holdfast.runner.docker.docker_workspace import DockerWorkspaces
 from holdfast.runner.docker.engine import ContainerInfo, Engine, EngineError, EngineInfo, ImageInfo, NoSuchObject
 from holdfast.runner.docker.image_users import ImageUsers
@@ -80,7 +80,7 @@ class DockerRunner:
     ) -> None:
         self.engine = engine
         self.workspaces = DockerWorkspaces(state / "spaces" / installation)
-        self.clock = Clock(0.0, 0.0)
+        self.clock = EngineClock(0.0, 0.0)
         self._installation = installation
         self._limits = limits
         self.users = ImageUsers(engine, allow_root=allow_root)
@@ -154,7 +154,7 @@ class DockerRunner:
 
     def _known(self, info: EngineInfo) -> None:
         """Note the engine's identity and its clock, which was read now or a little earlier."""
-        self.clock = Clock(info.time, boottime())
+        self.clock = EngineClock(info.time, boottime())
         domain = domain_of(info)
         if self._away is not None or domain != self._domain:
             log.info("the Docker engine at %s is %s on %s", self.engine.host, domain, info.host)
@@ -179,7 +179,7 @@ class DockerRunner:
         if self._verified != (domain, self.engine.connections):
             await self.verify(domain)
 
-    async def _fresh_clock(self) -> Clock:
+    async def _fresh_clock(self) -> EngineClock:
         if boottime() - self.clock.ours > CLOCK_SECONDS:
             self._known(await self.engine.info())
         return self.clock
