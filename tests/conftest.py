@@ -48,15 +48,15 @@ ALLOWED_SKIPS = (
 )
 """Reasons to skip a test that CI accepts: no root, an older Python, no systemd."""
 LONGEST = (
-    "test_worker_crash", "test_races", "test_docker_adoption", "test_torture", "test_worker_outage",
-    "test_worker_hosts", "test_stateful", "test_pipeline_docker", "test_docker_engine", "test_pipeline_crash",
-    "test_pipeline_postgres",
-    "test_readme", "test_wheel", "test_supervisor_build", "test_supervisor_fuzz", "test_docker", "test_service_crash",
+    "test_torture", "test_worker_crash", "test_docker_adoption", "test_races", "test_worker_outage",
+    "test_worker_hosts", "test_pipeline_crash", "test_docker_engine", "test_wheel", "test_client_outage", "test_docker",
+    "test_service_crash", "test_crash", "test_readme", "test_pipeline_docker", "test_stateful",
+    "test_pipeline_postgres", "test_hostile_files", "test_cli", "test_audit", "test_lease_model",
+    "test_supervisor_build", "test_supervisor_fuzz",
 )  # fmt: skip
 SLOW = (
-    "test_cli", "test_disk_full", "test_audit", "test_lease_model", "test_hostile_files", "test_prepared_database",
-    "test_systemd", "test_up", "test_hostile", "test_hostile_escape", "test_hostile_submitter", "test_crash",
-    "test_stream", "test_connections", "test_serve", "test_client_outage", "test_conformance", "test_requirements",
+    "test_disk_full", "test_prepared_database", "test_systemd", "test_up", "test_hostile", "test_hostile_escape",
+    "test_hostile_submitter", "test_stream", "test_connections", "test_serve", "test_conformance", "test_requirements",
     "test_protocol", "test_cli_worker", "test_cli_json", "test_file_modes", "test_postgres", "test_submit_function",
     "test_submit_in_transaction", "test_audit_http", "test_stream_readers",
 )  # fmt: skip
