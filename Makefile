@@ -115,8 +115,9 @@ soak: setup ## Half of the load that this machine carries, for HOURS=0.5; memory
 requirements: .venv/.ready ## Write requirements/*.txt from constraints.txt: the hashes of all wheels, from the package index
 	$(BIN)/python -m scripts.requirements
 
-schema: setup ## Write the dumped schemas that the tests compare with
-	HOLDFAST_WRITE_SCHEMA=1 $(BIN)/python -m pytest -q tests/store/test_migrate.py -k dumped
+schema: setup ## Write the rules of a submission for Postgres, and the dumped schemas that the tests compare with
+	$(BIN)/python -m scripts.submission_rules
+	HOLDFAST_WRITE_SCHEMA=1 $(BIN)/python -m pytest -q tests/store/test_migrate.py -k "dumped or revision"
 
 clean: ## Remove the virtual environment and caches
 	rm -rf .venv .venv-* .mypy_cache .ruff_cache .hypothesis .import_linter_cache $(SUPERVISOR)

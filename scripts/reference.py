@@ -18,7 +18,7 @@ from holdfast.api.app import declared
 from holdfast.catalogue import ACTIONS, CODES, EVENTS, FREE
 from holdfast.cli.main import app
 from holdfast.config import PLATFORM_VARIABLES, PREFIX, Settings
-from holdfast.store.migrate import migrations, script
+from holdfast.store.migrate import migrations
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "reference"
@@ -43,6 +43,7 @@ TABLES = {
     "audit": "The audit trail: who changed what, written in the transaction of the change; removed by age.",
     "installation": "One row: a random id, made by the migration.",
     "migrations": "Which migrations were applied, and when.",
+    "repeatables": "Which files of views, functions and triggers were applied, and when.",
     "tasks": "One row per task of a pipeline job: its status, and the snapshot that it made.",
     "snapshots": "Stored workspaces, each named by the hash of what made it.",
     "functions": "Defaults for the jobs of functions, from their decorators, registered by workers.",
@@ -290,7 +291,7 @@ def audit() -> str:
 def schema() -> str:
     database = sqlite3.connect(":memory:")
     for migration in migrations("sqlite"):
-        database.executescript(script("sqlite", migration.number, "holdfast"))
+        database.executescript(migration.sql)
     there = _postgres()
     parts = [
         "The tables, for people with SQL. Read them as you like (`job_records` and `job_events` are made for it); "

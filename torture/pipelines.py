@@ -16,7 +16,7 @@ from tests.support.docker_engine import IMAGE
 
 from holdfast.client.http import AsyncClient, Refused, ServerUnreachable
 from holdfast.pipeline.snapshots import OUTPUTS, TEMPORARY, SnapshotFolders
-from holdfast.runner.artifacts import ArtifactStore
+from holdfast.runner.folder_artifacts import FolderArtifacts
 from torture import postgres_pipelines
 from torture.final_state import fetch, to_boottime
 from torture.history import Removal, StoredSnapshot, boottime
@@ -196,7 +196,7 @@ async def remove_on(installation: Installation, shelf: KnownSnapshots, rng: rand
 
 def read_outputs(installation: Installation) -> None:
     """Add the artifacts of every pipeline's last attempt to the history, which has the database's rows by now."""
-    history, artifacts = installation.history, ArtifactStore(installation.shared)
+    history, artifacts = installation.history, FolderArtifacts(installation.shared)
     for job in history.tasks:
         if attempts := history.attempts.get(job):
             history.outputs[job] = _files(artifacts.folder(job, attempts[-1].attempt, attempts[-1].token))

@@ -42,7 +42,7 @@ def mutants(path: str, source: bytes) -> list[Mutant]:
     text = source.decode()
     names = list(NAME.finditer(text))
     found: list[Mutant] = []
-    for name, following in zip(names, [*names[1:], None], strict=True):
+    for name, following in zip(names, [*names[1:], None], strict=False):
         end = following.start() if following else len(text)
         found += _of_statement(path, text, name.group(1), name.end(), end)
     return numbered(sorted(found, key=lambda mutant: (mutant.edit.start, mutant.edit.end, mutant.edit.text)))

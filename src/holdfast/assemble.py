@@ -3,18 +3,21 @@
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 
 from holdfast.config import Settings
 from holdfast.duties import store_reserve
 from holdfast.duties.job_files import Containers, JobFiles
 from holdfast.errors import StoreError
 from holdfast.permissions import PASSABLE, tighten
+from holdfast.runner.artifacts import ArtifactStore, MakeArtifacts
 from holdfast.runner.base import ContainerLimits, Runner
-from holdfast.runner.disk import disks_of
+from holdfast.runner.disk import SHARED, disks_of
+from holdfast.runner.folder_artifacts import FolderArtifacts
 from holdfast.runner.function import FunctionRegistry
 from holdfast.runner.job_files import JobFolders
 from holdfast.runner.process import MARKER_SECONDS, ProcessRunner
-from holdfast.runner.shared_folder import open_shared_folder
+from holdfast.runner.shared_folder import SharedFolder, open_shared_folder
 from holdfast.runner.state_folder import StateFolder
 from holdfast.runner.users import uids_for, user_for
 from holdfast.store import Store
@@ -31,11 +34,23 @@ ANSWER_SHARE = 3
 """A worker's operation gives up after this fraction of the lease time: a connection may be half open."""
 
 
-async def store_of(settings: Settings, *, connections: int = 4, listen: bool = True) -> Store:
+def folder_artifacts(settings: Settings, shared: SharedFolder) -> ArtifactStore:
+    """Return the artifact store in the shared folder, which every installation has unless another one is given."""
+    shortage = partial(disks_of(settings, state=False).shortage, SHARED)
+    return FolderArtifacts(shared.path, check=shared.check, shortage=shortage)
+
+
+async def store_of(
+    settings: Settings,
+    *,
+    connections: int = 4,
+    listen: bool = True,
+    artifacts: MakeArtifacts = folder_artifacts,
+) -> Store:
     """Open a store whose shared folder is verified, and which removes the files of deleted jobs."""
     store = await connected(settings, connections=connections, listen=listen)
     try:
-        await attach_job_files(store, settings)
+        await attach_job_files(store, settings, artifacts=artifacts)
         with suppress(StoreError):  # The duty tries again.
             await store_reserve.run_once(store, disks_of(settings, state=False))
     except BaseException:
@@ -44,17 +59,24 @@ async def store_of(settings: Settings, *, connections: int = 4, listen: bool = T
     return store
 
 
-async def attach_job_files(store: Store, settings: Settings, *, at: Callable[[str], None] | None = None) -> None:
+async def attach_job_files(
+    store: Store,
+    settings: Settings,
+    *,
+    artifacts: MakeArtifacts = folder_artifacts,
+    at: Callable[[str], None] | None = None,
+) -> None:
     """Verify the shared folder, and let the store remove the files of deleted jobs. `at` is for tests."""
     with suppress(FileNotFoundError):
         tighten(settings.data_dir, PASSABLE)
     installation = await retry_while_starting(store.installation)
     shared = await retry_while_starting(lambda: open_shared_folder(settings.shared, installation, store.shared_folder))
-    folders = JobFolders(settings.shared, settings.state, installation)
+    folders = JobFolders(settings.state, installation)
     containers = containers_of(settings, installation)
     # Twice the lease, as a worker that lost its lease may learn of it late.
     keep_marker_for = 2 * settings.lease_ttl
-    store.delete_with(JobFiles(store, shared, folders, containers=containers, keep_marker_for=keep_marker_for, at=at))
+    stored = artifacts(settings, shared)
+    store.delete_with(JobFiles(store, stored, folders, containers=containers, keep_marker_for=keep_marker_for, at=at))
 
 
 def containers_of(settings: Settings, installation: str) -> Containers | None:
@@ -108,12 +130,13 @@ async def worker_of(
     at: StepHook | None = None,
     state: StateFolder | None = None,
     store: Store | None = None,
+    artifacts: MakeArtifacts = folder_artifacts,
 ) -> AsyncIterator[Worker]:
     """Build a worker on its state folder, ready to run; it opens its own store unless one is given."""
     state = state or StateFolder(settings.state)
     async with AsyncExitStack() as stack:
         if store is None:
-            store = await store_of(settings)
+            store = await store_of(settings, artifacts=artifacts)
             stack.push_async_callback(store.close)
         installation = await retry_while_starting(store.installation)
         shared = await retry_while_starting(
@@ -139,6 +162,7 @@ async def worker_of(
             store,
             installation=installation,
             shared=shared,
+            artifacts=artifacts(settings, shared),
             settings=settings,
             queues=queues,
             runners=[processes, *containers],

@@ -11,7 +11,7 @@ from typing import Any
 from holdfast import config
 from holdfast.api.app import Api, Background
 from holdfast.api.dry_run import FactsOf
-from holdfast.assemble import store_of, worker_of
+from holdfast.assemble import folder_artifacts, store_of, worker_of
 from holdfast.config import Settings
 from holdfast.duties.scheduler import DutyScheduler
 from holdfast.errors import Invalid, StoreError
@@ -19,17 +19,24 @@ from holdfast.model import new_worker_id
 from holdfast.pipeline.connectors import CONNECTORS
 from holdfast.pipeline.plan import PlanFacts
 from holdfast.pipeline_spec import pipeline_of
+from holdfast.runner.artifacts import MakeArtifacts
 from holdfast.runner.base import CannotStart, EngineUnreachable
 from holdfast.runner.function import FunctionRegistry
+from holdfast.runner.shared_folder import open_shared_folder
 from holdfast.store import Store
+from holdfast.store.outage import retry_while_starting
 from holdfast.worker.direct import DirectExecutor
 
 
-def api_of(settings: Settings, *, background: Background | None = None) -> Api:
+def api_of(
+    settings: Settings, *, background: Background | None = None, artifacts: MakeArtifacts = folder_artifacts
+) -> Api:
     """Build the service on its own store. `background` runs beside it, with the same store."""
-    return Api(
-        settings, lambda: store_of(settings, connections=settings.api_connections), facts_of(settings), background
-    )
+
+    async def connect() -> Store:
+        return await store_of(settings, connections=settings.api_connections, artifacts=artifacts)
+
+    return Api(settings, connect, facts_of(settings), artifacts, background)
 
 
 def facts_of(settings: Settings) -> FactsOf:
@@ -64,17 +71,23 @@ async def image_of(settings: Settings, name: str) -> str | None:
         await engine.close()
 
 
-def background_of(settings: Settings, functions: FunctionRegistry | None = None) -> Background:
+def background_of(
+    settings: Settings, functions: FunctionRegistry | None = None, *, artifacts: MakeArtifacts = folder_artifacts
+) -> Background:
     """Return what runs beside a server: the duties and, where the queue is off, what runs the jobs."""
-    return duties_of(settings) if settings.queue_enabled else direct_of(settings, functions)
+    if settings.queue_enabled:
+        return duties_of(settings, artifacts=artifacts)
+    return direct_of(settings, functions, artifacts=artifacts)
 
 
-def direct_of(settings: Settings, functions: FunctionRegistry | None = None) -> Background:
+def direct_of(
+    settings: Settings, functions: FunctionRegistry | None = None, *, artifacts: MakeArtifacts = folder_artifacts
+) -> Background:
     """Return a worker that claims nothing, for a server that runs jobs in the request; it also runs the duties."""
 
     @asynccontextmanager
     async def running(store: Store) -> AsyncIterator[DirectExecutor]:
-        async with worker_of(settings, queues={}, functions=functions, store=store) as worker:
+        async with worker_of(settings, queues={}, functions=functions, store=store, artifacts=artifacts) as worker:
             # Not a group: the block may be entered and left in different tasks.
             task = asyncio.create_task(worker.run())
             started = asyncio.create_task(worker.started.wait())
@@ -91,12 +104,16 @@ def direct_of(settings: Settings, functions: FunctionRegistry | None = None) -> 
     return running
 
 
-def duties_of(settings: Settings) -> Background:
+def duties_of(settings: Settings, *, artifacts: MakeArtifacts = folder_artifacts) -> Background:
     """Return the duties, to run beside a server: one process of the installation leads them."""
 
     @asynccontextmanager
     async def running(store: Store) -> AsyncIterator[None]:
-        duties = DutyScheduler(store, new_worker_id(), settings)
+        installation = await retry_while_starting(store.installation)
+        shared = await retry_while_starting(
+            lambda: open_shared_folder(settings.shared, installation, store.shared_folder)
+        )
+        duties = DutyScheduler(store, new_worker_id(), settings, artifacts(settings, shared))
         async with asyncio.TaskGroup() as group:
             task = group.create_task(duties.run())
             try:
@@ -109,11 +126,18 @@ def duties_of(settings: Settings) -> Background:
     return running
 
 
-def asgi(url: str | None = None, *, functions: FunctionRegistry | None = None, **settings: object) -> Api:
+def asgi(
+    url: str | None = None,
+    *,
+    functions: FunctionRegistry | None = None,
+    artifacts: MakeArtifacts = folder_artifacts,
+    **settings: object,
+) -> Api:
     """Build the service as an ASGI application, to serve or to mount: `app.mount("/jobs", holdfast.asgi())`.
 
     `url` is the database's; other settings are given by name, or come from the environment. `functions` are those of an
-    application (`app.functions`), to be run in the request where the queue is off.
+    application (`app.functions`), to be run in the request where the queue is off. `artifacts` makes another artifact
+    store than the shared folder.
     """
     loaded = config.load({"database_url": url, **settings})
-    return api_of(loaded, background=background_of(loaded, functions))
+    return api_of(loaded, background=background_of(loaded, functions, artifacts=artifacts), artifacts=artifacts)

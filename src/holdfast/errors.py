@@ -8,6 +8,7 @@
     ├── RequestTimeout   the body arrived too slowly                                   408
     ├── Invalid          a value that cannot be accepted; names the field              422
     │   └── TooLarge     a value that is too large                                     413
+    ├── RangeNotSatisfiable  a range of bytes that an artifact does not have           416
     ├── NotFound         no such job, lane, worker… in this tenant                     404
     ├── Conflict         the thing exists, but not in a state that allows this         409
     │   ├── IllegalMove  the table of moves has no such move from this status
@@ -26,7 +27,8 @@
     ├── SnapshotFailed   a snapshot's folder cannot be read or made here               503
     ├── NotReady         the database accepts no writes, or its disk is full           503
     ├── DiskFull         a disk has less space left than HOLDFAST_DISK_RESERVE         507
-    ├── SharedFolderUnavailable  the shared folder is not mounted, or was replaced     503
+    ├── StorageUnavailable  the storage of artifacts and uploads does not answer       503
+    │   └── SharedFolderUnavailable  the shared folder is not mounted, or was replaced
     ├── ConfigError      settings that cannot work; lists every problem at once
     └── StoreError       the database, not the request                                 503
         ├── StoreUnreachable
@@ -102,6 +104,11 @@ class Invalid(HoldfastError):
 class TooLarge(Invalid):
     status = 413
     code = "too_large"
+
+
+class RangeNotSatisfiable(HoldfastError):
+    status = 416
+    code = "range_not_satisfiable"
 
 
 class NotFound(HoldfastError):
@@ -219,8 +226,12 @@ class DiskFull(HoldfastError):
     code = "disk_full"
 
 
-class SharedFolderUnavailable(HoldfastError):
+class StorageUnavailable(HoldfastError):
     status = 503
+    code = "storage_unavailable"
+
+
+class SharedFolderUnavailable(StorageUnavailable):
     code = "shared_folder_away"
 
 

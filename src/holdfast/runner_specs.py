@@ -105,7 +105,7 @@ def _as_written(error: Invalid) -> Invalid:
 def invalid_field(error: msgspec.ValidationError, root: str = "") -> Invalid:
     """Take the field out of a message like "Expected `int`, got `str` - at `$.priority`"."""
     text = str(error)
-    at = re.search(r" - at `(?:key in )?\$\.?(.*?)`$", text)
+    at = re.search(r" - at (?:`key` in )?`\$\.?(.*?)`$", text)
     path = at.group(1) if at else ""
     text = text[: at.start()] if at else text
     named = re.search(r"(?:unknown|required) field `([^`]+)`", text)

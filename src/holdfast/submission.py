@@ -112,13 +112,6 @@ class Batch(msgspec.Struct, frozen=True):
     defaults: Mapping[str, Any] = {}
     """The caller's settings, for fields that neither the job nor the registered defaults of its function set."""
 
-    @property
-    def with_defaults(self) -> list[Any]:
-        """Return the jobs as the SQL function takes them, each with the defaults of the call."""
-        if not self.defaults:
-            return list(self.jobs)
-        return [{**msgspec.to_builtins(job), "defaults": self.defaults} for job in self.jobs]
-
     def answer(self, existing: Sequence[Mapping[str, Any]]) -> list[Accepted]:
         """Turn the rows of jobs that exist already, (id, asked), into the answer for all jobs."""
         if existing and existing[0]["asked"] is None:
@@ -220,7 +213,7 @@ def validate_check(asked: Check) -> Check:
             "check.command", f"has over {MOST_ARGUMENTS} arguments, or one with over {MOST_ARGUMENT} characters"
         )
     if not 0 < asked.timeout <= MOST_CHECK_SECONDS:
-        raise Invalid("check.timeout", f"{asked.timeout} must be a number of seconds above 0, at most a day")
+        raise Invalid("check.timeout", "must be a number of seconds above 0, at most a day")
     return asked
 
 
@@ -243,9 +236,9 @@ def check(submission: Submission, tenant: str) -> Submission:
     if submission.uploads and "tasks" in submission.spec:
         raise Invalid("uploads", NO_UPLOADS)
     if submission.retry is not None and not 0 <= submission.retry.base <= submission.retry.cap:
-        raise Invalid("retry", f"base {submission.retry.base} must be between 0 and cap {submission.retry.cap}")
+        raise Invalid("retry", f"base {submission.retry.base:g} must be between 0 and cap {submission.retry.cap:g}")
     if submission.retry is not None and submission.retry.cap > LONGEST:
-        raise Invalid("retry", f"cap {submission.retry.cap:g} must be at most {LONGEST} seconds")
+        raise Invalid("retry", f"cap must be at most {LONGEST} seconds")
     job_id = new_id() if submission.id is None else _canonical_id("id", submission.id)
     if not submission.needs:
         return msgspec.structs.replace(submission, id=job_id, tenant=tenant)

@@ -52,7 +52,7 @@ async def assert_whole(processes: WorkerProcesses, job: Job, what: str = "", *, 
         expected = [f"{word} {n}" for n in range(first if word == "out" else 1, LINES + 1)] + [f"last {word}"]
         assert await processes.log(job, stream) == expected, f"{what}: {stream}"
     (last,) = await processes.store.attempts.list(job.id)
-    with processes.artifacts.open(job.id, last.attempt, last.token, "kept") as kept:
+    with processes.artifacts.open(job.id, last.attempt, last.token, "kept").content as kept:
         assert kept.read() == b"kept\n", what
     await processes.assert_true(job)
 

@@ -47,7 +47,7 @@ async def assert_swept(processes: WorkerProcesses) -> None:
     """
     await Sweeper(processes.store, processes.artifacts, grace=0.0).run_once()
     for job in processes.artifacts.jobs("", 100):
-        assert len(processes.artifacts.attempts(job)) == 1
+        assert len(processes.artifacts.stored(job)) == 1
     await processes.sweep()
 
     def only_marks() -> bool:

@@ -6,9 +6,9 @@ import pytest
 
 from holdfast.client.http import AsyncClient, Refused
 from holdfast.model import Claimable, Outcome, Role
-from holdfast.runner.artifacts import ArtifactStore
+from holdfast.runner.folder_artifacts import FolderArtifacts
 from holdfast.store import open_store
-from tests.support.service import Service, shared_beside
+from tests.support.service import Service, error_of, shared_beside
 
 
 def shared(service: Service) -> Path:
@@ -23,7 +23,7 @@ async def left(service: Service, files: dict[str, bytes]) -> str:
     pair = Claimable(queue="default", capability="process", domain="here")
     async with await open_store(service.database_url, listen=False) as store:
         (lease,) = (await store.leases.claim("w", [pair], slots=1, ttl=60)).claimed
-        folder = ArtifactStore(shared(service)).folder(job, lease.attempt, lease.token)
+        folder = FolderArtifacts(shared(service)).folder(job, lease.attempt, lease.token)
         for name, data in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(data)
@@ -67,3 +67,27 @@ async def test_no_path_leads_out_of_a_jobs_artifacts(service: Service) -> None:
     async with service.client(await service.token(Role.VIEWER, tenant="other")) as stranger:
         assert (await stranger.get(f"/v1/jobs/{job}/artifacts")).status_code == 404
         assert (await stranger.get(f"/v1/jobs/{job}/artifacts/fine")).status_code == 404
+
+
+async def test_part_of_an_artifact_is_downloaded(service: Service) -> None:
+    """Proves R14: a broken download continues where it stopped."""
+    job = await left(service, {"file": b"0123456789", "empty": b""})
+    url = f"/v1/jobs/{job}/artifacts/file"
+    async with service.client() as client:
+        whole = await client.get(url)
+        assert (whole.status_code, whole.headers["content-length"]) == (200, "10")
+        assert whole.headers["accept-ranges"] == "bytes"
+        for asked, body, told in (
+            ("bytes=7-", b"789", "bytes 7-9/10"),
+            ("bytes=2-4", b"234", "bytes 2-4/10"),
+            ("bytes=8-99", b"89", "bytes 8-9/10"),
+        ):
+            part = await client.get(url, headers={"Range": asked})
+            assert (part.status_code, part.content, part.headers["content-range"]) == (206, body, told)
+        for past in ("bytes=10-", "bytes=5-4"):
+            refused = await client.get(url, headers={"Range": past})
+            assert (refused.status_code, error_of(refused)["code"]) == (416, "range_not_satisfiable")
+        for other in ("bytes=-3", "bytes=0-1,3-4", "lines=1-2", "bytes=x-"):
+            ignored = await client.get(url, headers={"Range": other})
+            assert (ignored.status_code, ignored.content) == (200, b"0123456789"), other
+        assert (await client.get(f"/v1/jobs/{job}/artifacts/empty")).content == b""

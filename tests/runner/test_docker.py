@@ -11,7 +11,8 @@ import pytest
 
 from holdfast.model import Cause, Job, Status, new_id
 from holdfast.runner.collected_outputs import ArtifactLimits
-from holdfast.runner.uploads import JobUploads
+from holdfast.runner.folder_artifacts import FolderArtifacts
+from holdfast.runner.uploads import give_uploads, receive_upload
 from tests.support.docker_engine import ENTRY, EXIT, DockerEngine
 from tests.support.in_process_workers import InProcessWorkers, eventually
 from tests.worker.test_collect import artifacts_of
@@ -56,15 +57,15 @@ async def test_environment_merges_image_job_and_identity(
 
 
 async def test_uploads_of_a_job_are_in_its_work_folder(workers: InProcessWorkers) -> None:
-    inputs = JobUploads(workers.settings.shared)
-    incoming = inputs.receive("default", ArtifactLimits(bytes=1000))
+    artifacts = FolderArtifacts(workers.settings.shared)
+    incoming = receive_upload(artifacts, "default", ArtifactLimits(bytes=1000))
     for name in ("a.txt", "deep/er/b.txt"):
         incoming.begin(name)
         incoming.write(name.encode())
         incoming.end()
     incoming.publish()
     job_id = new_id()
-    inputs.give("default", job_id, [incoming.id], 1000)
+    give_uploads(artifacts, "default", job_id, [incoming.id], 1000)
     script = "cat input/a.txt; echo; cat input/deep/er/b.txt; echo x >> input/a.txt"
     await workers.container(script, id=job_id, uploads=[incoming.id])
     async with workers.worker():

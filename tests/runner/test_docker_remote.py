@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.errors import ConfigError
 from holdfast.model import Status
-from holdfast.runner.artifacts import ArtifactStore
+from holdfast.runner.folder_artifacts import FolderArtifacts
 from tests.support.docker_engine import DockerEngine, daemon, skip_without
 from tests.support.in_process_workers import InProcessWorkers, eventually
 from tests.support.ports import free_port
@@ -83,7 +83,7 @@ async def test_an_engine_on_the_network_runs_jobs_for_those_it_knows(
     assert (ended.attempts, await workers.log(job)) == (1, ['{"a":1}'])
     (attempt,) = await workers.store.attempts.list(job.id)
     assert [
-        file.path for file in ArtifactStore(workers.settings.shared).list(job.id, attempt.attempt, attempt.token)
+        file.path for file in FolderArtifacts(workers.settings.shared).list(job.id, attempt.attempt, attempt.token)
     ] == ["made"]
     monkeypatch.delenv("DOCKER_TLS_VERIFY")  # Docker's own command line would use it on a Unix socket, too.
     assert (engine.containers(), engine.volumes()) == ([], [])

@@ -16,9 +16,10 @@ from holdfast.model import Job, Status
 from holdfast.pipeline.connectors.postgres import DATA
 from holdfast.pipeline.snapshots import SnapshotFolders
 from holdfast.pipeline.throwaway import throwaway
-from holdfast.runner.artifacts import ArtifactStore
 from holdfast.runner.attempt_users import AttemptUsers
 from holdfast.runner.collected_outputs import ArtifactLimits, CollectedOutputs, ContractViolation
+from holdfast.runner.folder_artifacts import FolderArtifacts
+from holdfast.runner.folder_writer import FolderWriter
 from holdfast.runner.output_sources import collect_folder
 from holdfast.runner.tree_removal import remove_tree
 from holdfast.runner.workspace import socket_folder
@@ -55,10 +56,10 @@ os.chmod(".", 0o7777)
 
 async def artifacts(site: Installation, job: Job) -> dict[str, os.stat_result]:
     last = (await site.processes.store.attempts.list(job.id, tenant="red"))[-1]
-    kept = ArtifactStore(site.processes.settings.shared)
+    kept = FolderArtifacts(site.processes.settings.shared)
     found = {}
     for artifact in kept.list(job.id, last.attempt, last.token):
-        with kept.open(job.id, last.attempt, last.token, artifact.path) as file:
+        with kept.open(job.id, last.attempt, last.token, artifact.path).content as file:
             found[artifact.path] = os.fstat(file.fileno())
     return found
 
@@ -122,10 +123,11 @@ def test_swap_for_a_link_while_outputs_are_taken_leads_nowhere(tmp_path: Path, s
             for n in itertools.count():
                 if taken >= 30 or time.monotonic() > deadline:
                     break
-                gathered = CollectedOutputs(tmp_path / f"taken-{n}", ArtifactLimits(bytes=10**6))
+                writer = FolderWriter(tmp_path / f"taken-{n}")
+                gathered = CollectedOutputs(writer, ArtifactLimits(bytes=10**6))
                 try:
                     collect_folder(work, gathered)
-                    found = [file for file in gathered.staging.rglob("*") if not file.is_dir()]
+                    found = [file for file in writer.staging.rglob("*") if not file.is_dir()]
                     assert all(not file.is_symlink() and file.read_text() in ("", "own") for file in found)
                     taken += len(found)
                 except (ContractViolation, FileNotFoundError):

@@ -12,7 +12,18 @@ import asyncpg
 import pytest
 
 from holdfast.errors import SchemaMismatch, StoreUnreachable
-from holdfast.store.migrate import migrate, migrations, require_current, split_statements, version
+from holdfast.store.migrate import (
+    Migration,
+    dialect_of,
+    migrate,
+    migrations,
+    pending,
+    require_current,
+    split_statements,
+    version,
+)
+from holdfast.store.queries import Dialect
+from holdfast.store.repeatable import repeatables
 from holdfast.store.sqlite import SqliteDatabase
 from holdfast.store.store import Store, connect, open_store
 from tests.conftest import drop
@@ -66,11 +77,13 @@ async def test_migrating_again_changes_nothing(empty_url: str) -> None:
     database = await connect(empty_url, listen=False)
     assert await version(database) == 0
     applied = await migrate(database)
-    assert [migration.number for migration in applied] == list(range(1, len(applied) + 1))
+    numbered = [step.number for step in applied if isinstance(step, Migration)]
+    assert numbered == list(range(1, len(numbered) + 1))
+    assert applied[len(numbered) :] == repeatables(dialect_of(database))
     before = await dumped(database)
     assert await migrate(database) == []
     assert await dumped(database) == before
-    assert await version(database) == len(applied)
+    assert await version(database) == len(numbered)
     await database.close()
 
 
@@ -89,9 +102,11 @@ async def test_installation_has_an_id_that_stays(empty_url: str) -> None:
 async def test_migrations_one_by_one_equal_the_dumped_schema(kind: str, empty_url: str) -> None:
     """Proves O2."""
     database = await connect(empty_url, listen=False)
-    for migration in migrations("sqlite" if kind == "sqlite" else "postgres"):
+    every = migrations(dialect_of(database))
+    for migration in every:
         applied = await migrate(database, upto=migration.number)
-        assert [done.number for done in applied] == [migration.number]
+        assert applied[0] == migration
+        assert applied[1:] == (repeatables(dialect_of(database)) if migration == every[-1] else [])
     found = await dumped(database)
     await database.close()
     kept = SCHEMAS / f"{kind}.sql"
@@ -118,6 +133,85 @@ async def test_newer_schema_is_refused_with_the_way_out(kind: str, empty_url: st
     with pytest.raises(SchemaMismatch, match=r"newer than this holdfast knows .*upgrade holdfast"):
         await require_current(database)
     await database.close()
+
+
+async def run_sql(database: Any, sql: str) -> None:
+    if isinstance(database, SqliteDatabase):
+        await database.migrate(methodcaller("execute", sql.replace("holdfast.", "")))
+    else:
+        await database.fetch(sql)
+
+
+async def test_changed_view_or_function_is_noticed_and_applied_again(empty_url: str) -> None:
+    """A database whose files are from an older holdfast. Proves O2."""
+    database = await connect(empty_url, listen=False)
+    await migrate(database)
+    before = await dumped(database)
+    await run_sql(database, "DROP VIEW holdfast.job_events")
+    await run_sql(database, "UPDATE holdfast.repeatables SET checksum = 'another' WHERE file = 'job_views'")
+    with pytest.raises(SchemaMismatch, match="not those of this holdfast: run `holdfast migrate`"):
+        await require_current(database)
+    assert await pending(database) == repeatables(dialect_of(database))
+    assert await migrate(database) == repeatables(dialect_of(database))
+    await require_current(database)
+    assert await dumped(database) == before
+    await database.close()
+
+
+@pytest.mark.parametrize(
+    "newer",
+    [
+        "UPDATE holdfast.repeatables SET revision = 99, checksum = 'another' WHERE file = 'job_views'",
+        "UPDATE holdfast.repeatables SET file = 'unheard_of' WHERE file = 'job_views'",
+    ],
+)
+async def test_older_holdfast_leaves_newer_functions_alone(empty_url: str, newer: str) -> None:
+    """Proves O2."""
+    database = await connect(empty_url, listen=False)
+    await migrate(database)
+    await run_sql(database, newer)
+    await run_sql(database, "DROP VIEW holdfast.job_events")
+    before = await dumped(database)
+    for work in (migrate, pending, require_current):
+        with pytest.raises(SchemaMismatch, match="newer than this holdfast knows: upgrade holdfast"):
+            await work(database)
+    assert await dumped(database) == before
+    await database.close()
+
+
+async def test_numbered_migration_is_followed_by_all_repeatable_files(empty_url: str) -> None:
+    """It may have dropped a view that its own change required it to drop. Proves O2."""
+    database = await connect(empty_url, listen=False)
+    last = migrations(dialect_of(database))[-1]
+    await migrate(database)
+    before = await dumped(database)
+    await run_sql(database, f"DELETE FROM holdfast.migrations WHERE number = {last.number}")
+    await run_sql(database, "DROP TABLE holdfast.repeatables")
+    await run_sql(database, "DROP VIEW holdfast.job_events")
+    assert await migrate(database) == [last, *repeatables(dialect_of(database))]
+    assert await dumped(database) == before
+    await database.close()
+
+
+PINNED = Path(__file__).parent / "schema" / "repeatables.txt"
+
+
+def test_changed_repeatable_file_has_another_revision() -> None:
+    """A released revision never changes: an older holdfast is told from a newer one by it."""
+    dialects: tuple[Dialect, ...] = ("postgres", "sqlite")
+    found = [f"{d} {one.name} {one.revision} {one.checksum}" for d in dialects for one in repeatables(d)]
+    if os.environ.get("HOLDFAST_WRITE_SCHEMA"):
+        PINNED.write_text("\n".join(found) + "\n")
+    assert found == PINNED.read_text().splitlines(), "raise the revision in the file's first line, then `make schema`"
+
+
+def test_repeatable_files_hold_no_data() -> None:
+    """They are applied again and again."""
+    dialects: tuple[Dialect, ...] = ("postgres", "sqlite")
+    for dialect in dialects:
+        for one in repeatables(dialect):
+            made = set(re.findall(r"^(?:CREATE(?: OR REPLACE)?|ALTER|DROP) (\w+)", one.sql, re.MULTILINE))
+            assert made <= {"VIEW", "FUNCTION", "TRIGGER"}, one.name
 
 
 def test_statements_are_split_where_they_end() -> None:

@@ -34,8 +34,8 @@ def test_both_dialects_have_the_same_statements_with_the_same_parameters() -> No
     postgres, sqlite = queries.load("postgres"), queries.load("sqlite")
     # Postgres accepts jobs in its SQL function.
     own = {query.name for query in queries.parse((SQL / "sqlite" / "submit.sql").read_text())}
-    assert set(postgres) - {"submit"} == set(sqlite) - own
-    postgres.pop("submit")
+    assert set(postgres) - {"submit", "submit_one"} == set(sqlite) - own
+    del postgres["submit"], postgres["submit_one"]
     for name, query in postgres.items():
         assert query.parameters == sqlite[name].parameters, name
 

@@ -1,5 +1,6 @@
 """The supervisor's build: with the machine's compiler, with zig, and what it says when there is neither."""
 
+import contextlib
 import os
 import struct
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 
 from holdfast.runner import supervisor
 from holdfast.runner.supervisor import build
+from holdfast.runner.supervisor.protocol import ExitStatus
 from tests.support.supervisor_harness import SupervisedAttempt, shell
 
 LOAD, DYNAMIC, INTERPRETER, STACK, RELRO = 1, 2, 3, 0x6474E551, 0x6474E552
@@ -37,6 +39,24 @@ def assert_works(program: Path, tmp_path: Path) -> None:
         assert attempt.output() == b"hello\n"
     finally:
         attempt.clean()
+
+
+def assert_sees_a_full_disk(program: Path, tmp_path: Path) -> None:
+    """C libraries differ in how they report that no space can be reserved."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["/bin/mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], check=True)
+    attempt = SupervisedAttempt(disk / "attempt", program)
+    try:
+        attempt.write(*shell("echo ran"))
+        with contextlib.suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
+            while True:
+                filler.write(b"x" * 4096)
+        attempt.supervise()
+        assert attempt.status() == ExitStatus.LEFT_FULL
+    finally:
+        attempt.clean()
+        subprocess.run(["/bin/umount", disk], check=True)
 
 
 def test_built_program_is_static() -> None:
@@ -90,7 +110,10 @@ def test_machine_compiler_builds_it(tmp_path: Path) -> None:
 def test_zig_builds_it_where_no_compiler_is(tmp_path: Path, no_compiler: None) -> None:
     """Proves R24."""
     assert build.system_compiler() is None
-    assert_works(build.build(tmp_path / "program"), tmp_path)
+    program = build.build(tmp_path / "program")
+    assert_works(program, tmp_path)
+    if os.geteuid() == 0:
+        assert_sees_a_full_disk(program, tmp_path)
 
 
 def test_compiler_that_cannot_link_statically_is_not_used(

@@ -7,7 +7,7 @@ import sys
 
 from holdfast import config
 from holdfast.api.app import Api
-from holdfast.assemble import attach_job_files, connected
+from holdfast.assemble import attach_job_files, connected, folder_artifacts
 from holdfast.assemble_service import background_of, facts_of
 from holdfast.cli.serve import serve
 from holdfast.store import Store
@@ -25,7 +25,7 @@ async def main(fatal: str) -> None:
         await attach_job_files(store, settings, at=at)
         return store
 
-    await serve(Api(settings, connect, facts_of(settings), background_of(settings)), settings)
+    await serve(Api(settings, connect, facts_of(settings), folder_artifacts, background_of(settings)), settings)
 
 
 if __name__ == "__main__":

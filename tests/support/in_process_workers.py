@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from holdfast.assemble import worker_of
+from holdfast.assemble import folder_artifacts, worker_of
 from holdfast.config import Settings
 from holdfast.model import Event, Job, Status
+from holdfast.runner.artifacts import MakeArtifacts
 from holdfast.runner.function import FunctionRegistry
 from holdfast.runner.state_folder import StateFolder
 from holdfast.store import Store
@@ -61,6 +62,7 @@ class InProcessWorkers:
         at: StepHook | None = None,
         state: StateFolder | None = None,
         worker_id: str | None = None,
+        artifacts: MakeArtifacts = folder_artifacts,
     ) -> AsyncIterator[Worker]:
         """Run a worker while the block lasts; then it leaves."""
         async with worker_of(
@@ -70,6 +72,7 @@ class InProcessWorkers:
             at=at,
             state=state,
             worker_id=worker_id,
+            artifacts=artifacts,
         ) as worker:
             task = asyncio.create_task(worker.run())
             try:

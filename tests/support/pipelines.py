@@ -10,7 +10,7 @@ from typing import Any
 
 from holdfast.model import Job, Snapshot, TaskRecord
 from holdfast.pipeline.sources import inputs_of
-from holdfast.runner.artifacts import ArtifactStore
+from holdfast.runner.folder_artifacts import FolderArtifacts
 from tests.support.in_process_workers import InProcessWorkers
 
 RESULT = """printf '{"version": 1, "result": {"by": "%s"}}' NAME > "$HOLDFAST_WORK_DIR/result.json"; """
@@ -91,10 +91,10 @@ async def left_by(workers: InProcessWorkers, job: Job) -> tuple[Any, dict[str, t
     """The result of a job, and its artifacts: path, size, digest."""
     found = await workers.get(job)
     last = [one for one in await workers.store.attempts.list(job.id) if one.ended_at is not None][-1]
-    artifacts = ArtifactStore(workers.settings.shared)
+    artifacts = FolderArtifacts(workers.settings.shared)
     files = {}
     for one in artifacts.list(job.id, last.attempt, last.token):
-        with artifacts.open(job.id, last.attempt, last.token, one.path) as file:
+        with artifacts.open(job.id, last.attempt, last.token, one.path).content as file:
             files[one.path] = (one.size, hashlib.sha256(file.read()).hexdigest())
     return found.result, files
 

@@ -13,10 +13,12 @@ from typing import Any
 
 import httpx
 
+from holdfast.assemble import folder_artifacts
 from holdfast.assemble_service import api_of
 from holdfast.cli.serve import Server, bind
 from holdfast.config import Settings
 from holdfast.model import Role
+from holdfast.runner.artifacts import MakeArtifacts
 from holdfast.store import Store, open_store
 from holdfast.store.tokens import new_secret
 from tests.support.ports import free_port
@@ -108,12 +110,14 @@ class Service:
 
 
 @contextlib.asynccontextmanager
-async def service_in_process(url: str, data: Path, **settings: Any) -> AsyncIterator[Service]:
+async def service_in_process(
+    url: str, data: Path, artifacts: MakeArtifacts = folder_artifacts, /, **settings: Any
+) -> AsyncIterator[Service]:
     """Serve in the test's own process and loop, on a real socket: no start of a process to wait for."""
     service = Service(url, data)
     usual: dict[str, Any] = {"rate_limit": None, "auth_off_as_root": True, "shared_dir": shared_beside(data)}
     loaded = Settings(database_url=url, data_dir=data, port=service.port, **(usual | settings))
-    app = api_of(loaded)
+    app = api_of(loaded, artifacts=artifacts)
     with bind(loaded) as listener:
         async with app.running():
             server = ServerWithoutSignals(app, loaded)

@@ -18,8 +18,8 @@ import msgspec
 
 from holdfast.config import Settings
 from holdfast.model import Event, Job, Status
-from holdfast.runner.artifacts import ArtifactStore
 from holdfast.runner.attempt_folder import AttemptFolder
+from holdfast.runner.folder_artifacts import FolderArtifacts
 from holdfast.runner.process import ProcessRunner
 from holdfast.runner.state_folder import StateFolder
 from holdfast.store import Store
@@ -108,7 +108,7 @@ class WorkerProcesses(InProcessWorkers):
         super().__init__(url, folder, store)
         self.settings = replace(self.settings, lease_ttl=TTL, heartbeat_interval=TTL / 3)
         self.folder = folder
-        self.artifacts = ArtifactStore(self.settings.shared)
+        self.artifacts = FolderArtifacts(self.settings.shared)
         self.installation = installation
         self.members: list[WorkerProcess] = []
 
@@ -252,7 +252,7 @@ class WorkerProcesses(InProcessWorkers):
             expected = [f"{word} {n}" for n in range(1, LINES + 1)] + [f"last {word}"]
             assert await self.log(job, stream) == expected, f"{name}: {stream}"
         last = (await self.store.attempts.list(job.id))[-1]
-        with self.artifacts.open(job.id, last.attempt, last.token, "made") as made:
+        with self.artifacts.open(job.id, last.attempt, last.token, "made").content as made:
             assert made.read() == f"{attempts}\n".encode(), name
         await self.assert_true(job)
 

@@ -11,7 +11,7 @@ from holdfast.duties.upload_cleaner import UploadCleaner
 from holdfast.errors import Invalid, TooLarge
 from holdfast.pipeline import sources
 from holdfast.pipeline.sources import Sources, inputs_of
-from holdfast.runner.uploads import JobUploads
+from holdfast.runner.folder_artifacts import FolderArtifacts
 from tests.support.cluster import binaries
 from tests.support.pipelines import open_folder
 from tests.support.store_harness import StoreHarness
@@ -166,7 +166,6 @@ async def test_sweep_of_uploads_leaves_what_pipelines_read(harness: StoreHarness
     read = inputs_of(tmp_path, "default") / "schema.sql"
     read.parent.mkdir(parents=True)
     read.write_text("SELECT 1;")
-    inputs = JobUploads(tmp_path)
-    await UploadCleaner(harness.store, inputs, grace=-1, day=-1).run_once()
+    await UploadCleaner(harness.store, FolderArtifacts(tmp_path), grace=-1, day=-1).run_once()
     assert read.exists()
     assert inputs_of(tmp_path, "default").parent not in {tmp_path / "inputs", tmp_path / "uploads"}

@@ -8,6 +8,7 @@ import pytest
 
 from holdfast.duties.scheduler import DutyScheduler
 from holdfast.model import Status
+from holdfast.runner.folder_artifacts import FolderArtifacts
 from holdfast.store.leases import Claimed, Leases
 from holdfast.store.notify import Notifications
 from tests.support.in_process_workers import InProcessWorkers
@@ -70,7 +71,7 @@ async def test_a_new_leader_begins_its_duties_at_once(
 
     monkeypatch.setattr("holdfast.duties.reaper.Reaper.run_once", reap)
     await workers.store.workers.lead("duties", "another", ttl=300)
-    duties = DutyScheduler(workers.store, "heir", workers.settings)
+    duties = DutyScheduler(workers.store, "heir", workers.settings, FolderArtifacts(workers.settings.shared))
     task = asyncio.create_task(duties.run())
     try:
         await asyncio.sleep(0.2)  # Reason: time in which the duties would wrongly run without the lead.

@@ -12,9 +12,10 @@ import pytest
 from holdfast.duties.sweeper import Sweeper
 from holdfast.errors import NotFound
 from holdfast.model import Job, Status
-from holdfast.runner.artifacts import ArtifactStore
 from holdfast.runner.base import EngineUnreachable
 from holdfast.runner.collected_outputs import ArtifactLimits, CollectedOutputs, ContractViolation
+from holdfast.runner.folder_artifacts import FolderArtifacts
+from holdfast.runner.folder_writer import FolderWriter
 from holdfast.runner.function import Context
 from holdfast.runner.output_sources import collect_folder, collect_tar, pour
 from holdfast.runner.result_report import parse_report
@@ -30,10 +31,10 @@ LIMITS = ArtifactLimits(bytes=1000, entries=10)
 async def artifacts_of(workers: InProcessWorkers, job: Job) -> dict[str, bytes]:
     """What the last attempt of a job left."""
     last = (await workers.store.attempts.list(job.id))[-1]
-    kept = ArtifactStore(workers.settings.shared)
+    kept = FolderArtifacts(workers.settings.shared)
     found = {}
     for artifact in kept.list(job.id, last.attempt, last.token):
-        with kept.open(job.id, last.attempt, last.token, artifact.path) as file:
+        with kept.open(job.id, last.attempt, last.token, artifact.path).content as file:
             found[artifact.path] = file.read()
             assert len(found[artifact.path]) == artifact.size
     return found
@@ -137,7 +138,7 @@ def member(name: str, type: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.
 
 
 def test_an_archive_is_taken_like_a_folder(tmp_path: Path) -> None:
-    gathered = CollectedOutputs(tmp_path / "job" / "1.1", LIMITS)
+    gathered = CollectedOutputs(FolderWriter(tmp_path / "job" / "1.1"), LIMITS)
     archive = tar(
         (member("result.json"), b'{"version":1}'),
         (member("output", tarfile.DIRTYPE), b""),
@@ -164,7 +165,7 @@ def test_an_archive_is_taken_like_a_folder(tmp_path: Path) -> None:
 )
 def test_a_hostile_archive_is_refused(tmp_path: Path, bad: tarfile.TarInfo) -> None:
     """Proves R14."""
-    gathered = CollectedOutputs(tmp_path / "job" / "1.1", LIMITS)
+    gathered = CollectedOutputs(FolderWriter(tmp_path / "job" / "1.1"), LIMITS)
     with pytest.raises(ContractViolation):
         collect_tar(tar((bad, b"")), gathered)
 
@@ -173,35 +174,35 @@ def test_counts_and_sizes_are_capped(tmp_path: Path) -> None:
     """Proves R14."""
     many = tar(*((member(f"output/{n}"), b"") for n in range(11)))
     with pytest.raises(ContractViolation, match="more than 10 entries"):
-        collect_tar(many, CollectedOutputs(tmp_path / "1", LIMITS))
+        collect_tar(many, CollectedOutputs(FolderWriter(tmp_path / "1"), LIMITS))
     with pytest.raises(ContractViolation, match="with output/x the output is larger than 1000 bytes"):
-        collect_tar(tar((member("output/x"), b"x" * 1001)), CollectedOutputs(tmp_path / "2", LIMITS))
+        collect_tar(tar((member("output/x"), b"x" * 1001)), CollectedOutputs(FolderWriter(tmp_path / "2"), LIMITS))
 
 
 def test_file_whose_size_is_too_large_is_refused_before_it_is_copied(tmp_path: Path) -> None:
     """A job makes a sparse file of any size at once. Proves R14."""
     source = io.BytesIO(b"x" * 1001)
     with pytest.raises(ContractViolation, match="with output/x the output is larger than 1000 bytes"):
-        CollectedOutputs(tmp_path / "1", LIMITS).file("x", source, 1001)
+        CollectedOutputs(FolderWriter(tmp_path / "1"), LIMITS).file("x", source, 1001)
     assert source.tell() == 0
 
 
 def test_file_that_grows_while_it_is_copied_is_capped(tmp_path: Path) -> None:
     """Proves R14."""
     with pytest.raises(ContractViolation, match="with output/x the output is larger than 1000 bytes"):
-        CollectedOutputs(tmp_path / "1", LIMITS).file("x", io.BytesIO(b"x" * 1001), 1000)
+        CollectedOutputs(FolderWriter(tmp_path / "1"), LIMITS).file("x", io.BytesIO(b"x" * 1001), 1000)
 
 
 def test_a_download_follows_no_link_and_leaves_no_folder(tmp_path: Path) -> None:
     """What was good when it was taken is looked at again. Proves R14."""
-    kept = ArtifactStore(tmp_path)
+    kept = FolderArtifacts(tmp_path)
     folder = kept.folder("job", 1, 1)
     folder.mkdir(parents=True)
     (folder / "fine").write_text("fine")
     (folder / "link").symlink_to("/etc/passwd")
     (folder / "folder").symlink_to("/etc")
     os.mkfifo(folder / "fifo")
-    with kept.open("job", 1, 1, "fine") as file:
+    with kept.open("job", 1, 1, "fine").content as file:
         assert file.read() == b"fine"
     for path in ("link", "folder/passwd", "fifo", "../1.1/fine", "/etc/passwd", "", ".", "none", "fine/x"):
         with pytest.raises(NotFound):
@@ -271,7 +272,7 @@ def test_a_secret_is_never_cut_in_two() -> None:
 
 async def test_files_of_jobs_that_are_gone_and_of_lost_leases_are_swept(harness: StoreHarness, tmp_path: Path) -> None:
     """What the record names stays. Proves J16, R14."""
-    kept = ArtifactStore(tmp_path)
+    kept = FolderArtifacts(tmp_path)
     job = await harness.submit()
     (lease,) = await harness.claim()
     gone = "01890000-0000-7000-8000-000000000000"
@@ -281,8 +282,8 @@ async def test_files_of_jobs_that_are_gone_and_of_lost_leases_are_swept(harness:
         (folder / "file").touch()
     assert await Sweeper(harness.store, kept).run_once() == 0
     assert await Sweeper(harness.store, kept, grace=0).run_once() == 2
-    assert kept.attempts(job.id) == [f"1.{lease.token}"]
-    assert not (kept.root / gone).exists()
+    assert [one.name for one in kept.stored(job.id)] == [f"1.{lease.token}"]
+    assert not (tmp_path / "artifacts" / gone).exists()
     await harness.finish(lease)
     assert await Sweeper(harness.store, kept, grace=0).run_once() == 0
     await harness.store.jobs.delete(job.id)
@@ -339,11 +340,11 @@ def test_unreadable_outputs_break_the_contract(left: str, tmp_path: Path) -> Non
         path = work / "output" / "shut"
         path.mkdir() if left == "folder" else path.touch()
         path.chmod(0)
-        gathered = CollectedOutputs(tmp_path / "kept", LIMITS)
+        gathered = CollectedOutputs(FolderWriter(tmp_path / "kept"), LIMITS)
         was = os.geteuid()
         if was == 0:
             tmp_path.chmod(0o777)
-            gathered = CollectedOutputs(work / "kept", LIMITS)
+            gathered = CollectedOutputs(FolderWriter(work / "kept"), LIMITS)
             work.chmod(0o777)
             os.seteuid(NOBODY)
         try:
@@ -376,7 +377,7 @@ async def test_archive_that_breaks_off_on_its_way_is_not_the_childs_fault(tmp_pa
         yield whole.getvalue()[:700]
         raise EngineUnreachable("it went away")
 
-    gathered = CollectedOutputs(tmp_path / "kept", LIMITS)
+    gathered = CollectedOutputs(FolderWriter(tmp_path / "kept"), LIMITS)
     with pytest.raises(EngineUnreachable, match="it went away"):
         await pour(broken(), lambda stream: collect_tar(stream, gathered))
 
@@ -384,4 +385,6 @@ async def test_archive_that_breaks_off_on_its_way_is_not_the_childs_fault(tmp_pa
         yield whole.getvalue()[:700]
 
     with pytest.raises(ContractViolation, match="cannot be read"):
-        await pour(short(), lambda stream: collect_tar(stream, CollectedOutputs(tmp_path / "other", LIMITS)))
+        await pour(
+            short(), lambda stream: collect_tar(stream, CollectedOutputs(FolderWriter(tmp_path / "other"), LIMITS))
+        )

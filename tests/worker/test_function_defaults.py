@@ -74,9 +74,9 @@ async def test_defaults_of_a_function_hold_for_every_way_of_submitting(
 @pytest.mark.parametrize("kind", ["postgres"])
 async def test_policy_of_a_job_from_sql_is_completed_not_replaced(harness: StoreHarness, tmp_path: Path) -> None:
     await registered(harness, queue="desktop", timeout=7)
-    job = await submitted(harness, "sql", {**PLAY, "policy": {"idle_timeout": 3}}, tmp_path)
+    job = await submitted(harness, "sql", {**PLAY, "idle_timeout": 3}, tmp_path)
     assert (job.queue, job.policy.timeout, job.policy.idle_timeout) == ("desktop", 7, 3)
-    job = await submitted(harness, "sql", {**PLAY, "queue": None, "policy": {"timeout": 2}}, tmp_path)
+    job = await submitted(harness, "sql", {**PLAY, "queue": None, "timeout": 2}, tmp_path)
     assert (job.queue, job.policy.timeout) == ("desktop", 2)
 
 

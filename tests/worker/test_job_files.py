@@ -88,8 +88,8 @@ async def test_no_file_of_a_job_is_left_when_delete_answers_deleted(workers: InP
         done = await client.delete(f"/v1/jobs/{job}")
         assert (done.status_code, done.json()) == (200, {"outcome": "deleted"})
         assert files_of(job, tmp_path) == []
-        folders = JobFolders(workers.settings.shared, workers.settings.state, await workers.store.installation())
-        assert folders.all([job]) == {}
+        folders = JobFolders(workers.settings.state, await workers.store.installation())
+        assert (folders.attempts([job]), folders.workspaces([job])) == ({}, {})
 
 
 async def test_refused_delete_keeps_the_files_and_a_forced_one_is_finished_after_the_server_died(

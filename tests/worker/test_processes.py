@@ -16,9 +16,9 @@ import pytest
 
 from holdfast.errors import ConfigError
 from holdfast.model import Cause, Job, Status
-from holdfast.runner.artifacts import ArtifactStore
 from holdfast.runner.attempt_folder import AttemptFolder, write_new
 from holdfast.runner.collected_outputs import CollectedOutputs
+from holdfast.runner.folder_artifacts import FolderArtifacts
 from holdfast.runner.state_folder import StateFolder
 from holdfast.runner.users import user_for
 from holdfast.store.events import Events
@@ -396,7 +396,7 @@ async def test_outputs_that_cannot_be_stored_yet_wait_and_nothing_is_lost(
     async with workers.worker():
         ended = await workers.ended(job, Status.SUCCEEDED)
     (attempt,) = await workers.store.attempts.list(job.id)
-    kept = ArtifactStore(workers.settings.shared).list(job.id, attempt.attempt, attempt.token)
+    kept = FolderArtifacts(workers.settings.shared).list(job.id, attempt.attempt, attempt.token)
     assert ([artifact.path for artifact in kept], ended.attempts, away) == (["file"], 1, [])
 
 

@@ -16,7 +16,7 @@ from holdfast.cli.doctor import examine
 from holdfast.config import Settings
 from holdfast.errors import ConfigError
 from holdfast.model import Status
-from holdfast.runner.artifacts import ArtifactStore
+from holdfast.runner.folder_artifacts import FolderArtifacts
 from holdfast.runner.shared_folder import FILE, adopt, make_id, open_shared_folder, read_id
 from tests.support.in_process_workers import InProcessWorkers, eventually
 from tests.support.service import Service, error_of, service_in_process
@@ -232,7 +232,7 @@ async def test_outputs_wait_while_the_folder_is_away(
             assert (await workers.get(job)).status is Status.RUNNING
         await workers.ended(job, Status.SUCCEEDED)
     (attempt,) = await workers.store.attempts.list(job.id)
-    kept = ArtifactStore(workers.settings.shared).list(job.id, attempt.attempt, attempt.token)
+    kept = FolderArtifacts(workers.settings.shared).list(job.id, attempt.attempt, attempt.token)
     assert [file.path for file in kept] == ["made"]
 
 

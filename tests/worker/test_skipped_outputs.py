@@ -10,6 +10,7 @@ import pytest
 
 from holdfast.model import Job, Status
 from holdfast.runner.collected_outputs import CollectedOutputs, ContractViolation
+from holdfast.runner.folder_writer import FolderWriter
 from holdfast.runner.output_sources import collect_folder, collect_tar
 from tests.support.crashing_worker import Hook
 from tests.support.docker_engine import IMAGE, DockerEngine
@@ -120,10 +121,10 @@ async def test_adopter_reports_a_skipped_link_only_once(processes: WorkerProcess
 )
 def test_archive_is_taken_without_its_links(tmp_path: Path, link: tarfile.TarInfo, reason: str) -> None:
     """Proves R14."""
-    gathered = CollectedOutputs(tmp_path / "job" / "1.1", LIMITS)
+    gathered = CollectedOutputs(FolderWriter(tmp_path / "job" / "1.1"), LIMITS)
     collect_tar(tar((link, b""), (member("output/fine"), b"fine")), gathered)
     gathered.publish()
-    assert [path.name for path in gathered.target.iterdir()] == ["fine"]
+    assert [path.name for path in (tmp_path / "job" / "1.1").iterdir()] == ["fine"]
     assert [(one.path, one.reason) for one in gathered.skipped] == [("output/x", reason)]
 
 
@@ -132,12 +133,12 @@ def test_socket_in_a_folder_is_skipped(tmp_path: Path) -> None:
     output = tmp_path / "work" / "output"
     output.mkdir(parents=True)
     (output / "fine").write_text("fine")
-    gathered = CollectedOutputs(tmp_path / "1.1", LIMITS)
+    gathered = CollectedOutputs(FolderWriter(tmp_path / "1.1"), LIMITS)
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(output / "socket"))
         collect_folder(tmp_path / "work", gathered)
     gathered.publish()
-    assert [path.name for path in gathered.target.iterdir()] == ["fine"]
+    assert [path.name for path in (tmp_path / "1.1").iterdir()] == ["fine"]
     assert [(one.path, one.reason) for one in gathered.skipped] == [("output/socket", "is a socket")]
 
 
@@ -147,9 +148,9 @@ def test_links_alone_publish_nothing_and_count_as_entries(tmp_path: Path) -> Non
     output.mkdir(parents=True)
     for n in range(10):
         (output / str(n)).symlink_to("x")
-    gathered = CollectedOutputs(tmp_path / "1.1", LIMITS)
+    gathered = CollectedOutputs(FolderWriter(tmp_path / "1.1"), LIMITS)
     collect_folder(tmp_path / "work", gathered)
     assert (gathered.empty, len(gathered.skipped)) == (True, 10)
     (output / "more").symlink_to("x")
     with pytest.raises(ContractViolation, match="output has more than 10 entries"):
-        collect_folder(tmp_path / "work", CollectedOutputs(tmp_path / "1.2", LIMITS))
+        collect_folder(tmp_path / "work", CollectedOutputs(FolderWriter(tmp_path / "1.2"), LIMITS))

@@ -39,6 +39,7 @@ from holdfast.api.stream import OpenStreams
 from holdfast.api.tools import ToolRegistry, load_tools
 from holdfast.config import Settings
 from holdfast.errors import StoreError
+from holdfast.runner.artifacts import MakeArtifacts
 from holdfast.runner.disk import disks_of
 from holdfast.runner.shared_folder import open_shared_folder
 from holdfast.store import Store
@@ -67,6 +68,7 @@ class Api(FastAPI):
         settings: Settings,
         connect: Callable[[], Awaitable[Store]],
         facts: FactsOf,
+        artifacts: MakeArtifacts,
         background: Background | None = None,
     ) -> None:
         # FastAPI's own pages load scripts from other hosts and bypass our guard: `routes/docs.py` has ours.
@@ -77,6 +79,7 @@ class Api(FastAPI):
         self.made_admin = False
         self._connect = connect
         self._facts = facts
+        self._artifacts = artifacts
         self._background = background
         self._service: ServiceState | None = None
         self._starting = asyncio.Lock()
@@ -118,8 +121,9 @@ class Api(FastAPI):
             streams = OpenStreams(self.settings.streams_per_token, connection_limit(self.settings) * 3 // 4)
             access = Access(store.tokens, store.audit, self.settings)
             readiness = Readiness(store, disks_of(self.settings, state=False))
+            artifacts = self._artifacts(self.settings, shared)
             service = ServiceState(
-                store, self.settings, shared, access, fanout, streams, tools, self._facts, depths, readiness
+                store, self.settings, shared, artifacts, access, fanout, streams, tools, self._facts, depths, readiness
             )
             await stack.enter_async_context(_task(fanout.run()))
             await stack.enter_async_context(_task(depths.run()))

@@ -32,6 +32,7 @@ from holdfast.api.tools import ToolRegistry
 from holdfast.config import Settings
 from holdfast.errors import Invalid
 from holdfast.model import Role
+from holdfast.runner.artifacts import ArtifactStore
 from holdfast.runner.shared_folder import SharedFolder
 from holdfast.runner_specs import invalid_field
 from holdfast.store import Store
@@ -50,6 +51,7 @@ class ServiceState:
     store: Store
     settings: Settings
     shared: SharedFolder
+    artifacts: ArtifactStore
     access: Access
     fanout: Fanout
     streams: OpenStreams

@@ -10,14 +10,12 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
-from holdfast.api.readiness import Readiness
 from holdfast.config import Settings
 from holdfast.errors import BadRequest, DiskFull, Invalid
 from holdfast.model import new_id
+from holdfast.runner.artifacts import ArtifactStore
 from holdfast.runner.collected_outputs import ArtifactLimits
-from holdfast.runner.disk import SHARED
-from holdfast.runner.shared_folder import SharedFolder
-from holdfast.runner.uploads import IncomingUpload, JobUploads
+from holdfast.runner.uploads import IncomingUpload, give_uploads, receive_upload
 from holdfast.submission import check, parse
 
 MULTIPART = "multipart/form-data"
@@ -26,17 +24,13 @@ PIECE = 256 * 1024
 """Bytes that are parsed and written at once, in a thread."""
 
 
-async def receive(
-    request: Request, tenant: str, settings: Settings, shared: SharedFolder, readiness: Readiness
-) -> IncomingUpload:
+async def receive(request: Request, tenant: str, settings: Settings, artifacts: ArtifactStore) -> IncomingUpload:
     """Store the files of a form: all of them when this returns, none if it raises."""
     kind, options = parse_options_header(request.headers.get("content-type"))
     if kind != MULTIPART.encode() or not options.get(b"boundary"):
         raise BadRequest(f"an upload must be a form with files: Content-Type: {MULTIPART}, with a boundary")
     limits = ArtifactLimits(bytes=settings.upload_max_bytes, entries=MOST_FILES)
-    await readiness.require_room(SHARED)
-    await run_in_threadpool(shared.check)
-    incoming = await run_in_threadpool(JobUploads(settings.shared).receive, tenant, limits)
+    incoming = await run_in_threadpool(receive_upload, artifacts, tenant, limits)
     try:
         form = _Form(incoming, options[b"boundary"])
         async with contextlib.aclosing(request.stream()) as chunks:
@@ -44,7 +38,7 @@ async def receive(
             async for chunk in chunks:
                 buffer += chunk
                 if len(buffer) >= PIECE:
-                    await readiness.require_room(SHARED)
+                    await run_in_threadpool(artifacts.check_room)
                     await run_in_threadpool(form.write, bytes(buffer))
                     buffer.clear()
         await run_in_threadpool(form.write, bytes(buffer))
@@ -118,21 +112,20 @@ def _without_room(error: OSError) -> Exception:
     """Return the error for the caller if the disk is full; any other error goes to the log."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return error
-    return DiskFull("the disk of the shared folder is full; make room, or delete jobs with force")
+    return DiskFull("the disk of the artifact store is full; make room, or delete jobs with force")
 
 
 async def with_uploads(
-    job: Mapping[str, Any], tenant: str, settings: Settings, shared: SharedFolder
+    job: Mapping[str, Any], tenant: str, settings: Settings, artifacts: ArtifactStore
 ) -> Mapping[str, Any]:
     """Return the job for the store; its uploads are assigned to it before it is submitted."""
     if not job.get("uploads"):
         return job
     job = {**job, "id": job.get("id") or new_id()}
     asked = check(parse(job), tenant)
-    await run_in_threadpool(shared.check)
-    inputs = JobUploads(settings.shared)
+    give = (tenant, str(asked.id), asked.uploads, settings.upload_max_bytes)
     try:
-        await run_in_threadpool(inputs.give, tenant, str(asked.id), asked.uploads, settings.upload_max_bytes)
+        await run_in_threadpool(give_uploads, artifacts, *give)
     except OSError as error:
         raise _without_room(error) from error
     return job

@@ -18,7 +18,7 @@ from holdfast.duties.scheduler import retention_of
 from holdfast.model import Claimable, Outcome
 from holdfast.store import migrate as migrations
 from holdfast.store.audit import local_actor
-from holdfast.store.queries import Dialect
+from holdfast.store.repeatable import Repeatable
 from holdfast.store.sqlite import SqliteDatabase
 from holdfast.store.store import Store, connect
 
@@ -27,10 +27,12 @@ BATCH = 100
 
 
 class Migrated(msgspec.Struct, frozen=True, kw_only=True):
-    """A migration that was applied, or would be."""
+    """A migration that was applied, or would be; a repeatable file has a revision instead of a number."""
 
-    number: int
+    label: str
     name: str
+    number: int | None = None
+    revision: int | None = None
     sql: str | None = None
 
 
@@ -55,17 +57,18 @@ async def migrate(flags: Mapping[str, object], *, dry_run: bool, show_sql: bool)
     settings = config.load(flags)
     database = await connect(settings.url, schema=settings.schema, connections=1, listen=False, pooler=settings.pooler)
     try:
-        dialect: Dialect = "sqlite" if isinstance(database, SqliteDatabase) else "postgres"
         if dry_run:
-            applied = migrations.pending(dialect, await migrations.version(database))
+            applied = await migrations.pending(database)
         else:
             applied = await migrations.migrate(database)
             await migrations.require_current(database)
         return [
             Migrated(
-                number=one.number,
+                label=one.label,
                 name=one.name,
-                sql=migrations.script(dialect, one.number, settings.schema) if show_sql else None,
+                number=one.number if isinstance(one, migrations.Migration) else None,
+                revision=one.revision if isinstance(one, Repeatable) else None,
+                sql=migrations.script(migrations.dialect_of(database), one, settings.schema) if show_sql else None,
             )
             for one in applied
         ]

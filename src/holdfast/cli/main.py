@@ -157,7 +157,7 @@ def migrate(
         print_json(applied)
         return
     for one in applied:
-        typer.echo(f"{'would apply' if dry_run else 'applied'} {one.number:04} {one.name}")
+        typer.echo(f"{'would apply' if dry_run else 'applied'} {one.label}")
         if one.sql is not None:
             typer.echo(one.sql)
     if not applied:

@@ -1,4 +1,4 @@
-"""Removes the files of deleted jobs: in the shared folder, on this host, and on this host's engine.
+"""Removes the files of deleted jobs: in the artifact store, on this host, and on this host's engine.
 
 The store calls it between marking a job for deletion and deleting its rows (`store.files`), so a file that cannot be
 removed keeps its job in the record, and the duty tries again. Files of an attempt on other hosts are removed by the
@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Protocol
 
-from holdfast.errors import SharedFolderUnavailable
-from holdfast.runner.job_files import JobFolders, remove
-from holdfast.runner.shared_folder import SharedFolder
+from holdfast.runner.artifacts import ArtifactStore
+from holdfast.runner.job_files import JobFolders
+from holdfast.runner.tree_removal import remove_or_explain
 from holdfast.store import Store
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class JobFiles:
     def __init__(
         self,
         store: Store,
-        shared: SharedFolder,
+        artifacts: ArtifactStore,
         folders: JobFolders,
         *,
         containers: Containers | None,
@@ -44,7 +44,7 @@ class JobFiles:
         at: Callable[[str], None] | None = None,
     ) -> None:
         self._store = store
-        self._shared = shared
+        self._artifacts = artifacts
         self._folders = folders
         self._containers = containers
         self._keep_marker_for = keep_marker_for
@@ -54,11 +54,6 @@ class JobFiles:
     async def remove(self, jobs: Sequence[str]) -> Set[str]:
         """Remove all files of ended jobs; return the jobs that have none left. The others are retried later."""
         self._at("files")
-        try:
-            await asyncio.to_thread(self._shared.check)
-        except SharedFolderUnavailable as error:  # An empty mount point would look as if the files were gone.
-            self._tell(dict.fromkeys(jobs, error.message))
-            return frozenset()
         await self._until_cleared(jobs)
         blocked = await self._remove_containers(frozenset(jobs))
         left = await asyncio.to_thread(self._remove, jobs, blocked)
@@ -99,8 +94,9 @@ class JobFiles:
         spaces = self._folders.workspaces([job for job in jobs if job not in blocked])
         left = dict(blocked)
         for job in jobs:
-            problems = [remove(folder) for folder in (*self._folders.in_shared(job), *spaces.get(job, ()))]
+            problems = [remove_or_explain(folder) for folder in spaces.get(job, ())]
             problems += [self._remove_attempt(folder) for folder in attempts.get(job, ())]
+            problems.append(self._delete_stored(job))
             if (problem := next(filter(None, problems), None)) is not None:
                 left.setdefault(job, problem)
         return left
@@ -110,6 +106,12 @@ class JobFiles:
             return self._folders.remove_attempt(folder, keep_marker_for=self._keep_marker_for)
         except Exception as error:
             return f"{folder}: {error}"
+
+    def _delete_stored(self, job: str) -> str | None:
+        try:
+            return self._artifacts.delete_job(job)
+        except Exception as error:
+            return str(error)
 
     def _tell(self, left: Mapping[str, str]) -> None:
         """Log why jobs are not deleted, once for each reason."""

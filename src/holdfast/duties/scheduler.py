@@ -30,7 +30,6 @@ from holdfast.model import TERMINAL
 from holdfast.pipeline.snapshots import SnapshotFolders
 from holdfast.runner.artifacts import ArtifactStore
 from holdfast.runner.disk import disks_of
-from holdfast.runner.uploads import JobUploads
 from holdfast.store import Store
 from holdfast.store.outage import level_of
 from holdfast.store.retention import Retention
@@ -45,10 +44,11 @@ Duty = Callable[[], Awaitable[object]]
 class DutyScheduler:
     """All duties on their own timers. They wait while another process leads, and start at once when we lead."""
 
-    def __init__(self, store: Store, name: str, settings: Settings) -> None:
+    def __init__(self, store: Store, name: str, settings: Settings, artifacts: ArtifactStore) -> None:
         self._store = store
         self._name = name
         self._settings = settings
+        self._artifacts = artifacts
         self._leads = asyncio.Event()
         self._lead_due = time.monotonic()
         """When the leadership must be renewed; each renewal is a write."""
@@ -62,8 +62,8 @@ class DutyScheduler:
         store, settings = self._store, self._settings
         reaper = Reaper(store, ttl=settings.lease_ttl, interval=settings.reaper_interval, stuck=self._overdue)
         pruner = Pruner(store, retention_of(settings), audit_age=settings.audit_days * 86_400)
-        sweeper = Sweeper(store, ArtifactStore(settings.shared))
-        uploads = UploadCleaner(store, JobUploads(settings.shared))
+        sweeper = Sweeper(store, self._artifacts)
+        uploads = UploadCleaner(store, self._artifacts)
         evictor = Evictor(store, SnapshotFolders.below(settings.shared), most=settings.snapshots_max_bytes)
         disks = disks_of(settings, state=False)
         async with asyncio.TaskGroup() as group:

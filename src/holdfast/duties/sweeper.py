@@ -1,15 +1,14 @@
 """Sweeper: removes artifacts that no recorded attempt owns: of deleted jobs, and of workers that lost a lease."""
 
 import asyncio
-import time
 from collections.abc import Sequence, Set
 
-from holdfast.runner.artifacts import ArtifactStore
+from holdfast.runner.artifacts import ArtifactStore, outputs_name
 from holdfast.store import Store
 
 BATCH = 500
 GRACE = 3600.0
-"""Folders younger than this may belong to an owner that has not finished yet."""
+"""Outputs younger than this may belong to an owner that has not finished yet."""
 DELETED_GRACE = 60.0
 """The same for jobs that are not in the record at all: a job exists before its first attempt."""
 
@@ -24,26 +23,25 @@ class Sweeper:
         self._after = ""
 
     async def run_once(self) -> int:
-        """Sweep one step; return how many folders were removed."""
+        """Sweep one step; return how many attempts lost theirs."""
         jobs = await asyncio.to_thread(self._artifacts.jobs, self._after, BATCH)
         self._after = jobs[-1] if len(jobs) == BATCH else ""
         if not jobs:
             return 0
         tokens = await self._store.attempts.tokens([job for job in jobs if _is_id(job)])
-        kept = {(job, f"{attempt}.{token}") for job, attempt, token in tokens}
+        kept = {(job, outputs_name(attempt, token)) for job, attempt, token in tokens}
         return await asyncio.to_thread(self._sweep, jobs, kept)
 
     def _sweep(self, jobs: Sequence[str], kept: Set[tuple[str, str]]) -> int:
         gone = 0
-        now = time.time()
         existing_jobs = {job for job, _ in kept}
         for job in jobs:
             grace = self._grace if job in existing_jobs else min(self._grace, DELETED_GRACE)
-            for name in self._artifacts.attempts(job):
-                if (job, name) not in kept and self._artifacts.age(job, name, now) >= grace:
-                    self._artifacts.remove(job, name)
+            for outputs in self._artifacts.stored(job):
+                if (job, outputs.name) not in kept and outputs.age >= grace:
+                    self._artifacts.remove(job, outputs.name)
                     gone += 1
-            if job not in existing_jobs and not self._artifacts.attempts(job):
+            if job not in existing_jobs and not self._artifacts.stored(job):
                 self._artifacts.remove(job)
         return gone
 

@@ -15,6 +15,7 @@ import msgspec
 
 from holdfast.limits import AttemptLimits, LimitSettings
 from holdfast.model import Cause, Error, Json
+from holdfast.runner.artifacts import InputFile
 from holdfast.runner.collected_outputs import CollectedOutputs
 from holdfast.runner.frames import Frame
 from holdfast.runner.wire import Command
@@ -63,8 +64,8 @@ class StartRequest(msgspec.Struct, frozen=True, kw_only=True):
     stop_grace: float = 5.0
     stop_after: float | None = None
     secrets: Mapping[str, str] = {}
-    files: Mapping[str, Path] = {}
-    """Files for `input/` of the work folder: relative names, and where to copy them from."""
+    files: Mapping[str, InputFile] = {}
+    """Files for `input/` of the work folder, by their relative names."""
     pipeline: PipelineStaging | None = None
 
 

@@ -1,27 +1,26 @@
-"""The outputs of one attempt while they are collected: checked against the contract, under a temporary name.
+"""The outputs of one attempt while they are collected: checked against the contract, and not visible yet.
 
-Names are plain and relative; bytes and entries are limited. `publish` moves everything to its final folder with one
-rename.
+Names are plain and relative; bytes and entries are limited. A `FileWriter` stores the files, and publishes all of them
+with one step.
 """
 
 import contextlib
 import errno
+import hashlib
 import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import IO
 
 import msgspec
 
-from holdfast.permissions import make_folder
-from holdfast.runner.tree_removal import remove_tree
+from holdfast.runner.artifacts import FileWriter
 
 MAX_DEPTH = 64
 MAX_NAME = 255
 MAX_PATH = 4096
 BLOCK = 1024 * 1024
 BAD_NAME = frozenset({errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ})
-"""Errors of a name that the filesystem cannot store."""
+"""Errors of a name that a store of files cannot keep."""
 NAMED = 100
 """How many skipped entries are listed by name; the others are only counted."""
 SHOWN = 200
@@ -45,13 +44,11 @@ class ArtifactLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectedOutputs:
-    """Collects outputs in a temporary folder, which is created with the first entry."""
+    """Collects outputs with a writer, which is not used before the first entry."""
 
-    def __init__(self, target: Path, limits: ArtifactLimits, check: Callable[[], None] | None = None) -> None:
-        self.target = target
+    def __init__(self, writer: FileWriter, limits: ArtifactLimits) -> None:
+        self._writer = writer
         self._limits = limits
-        self._check = check
-        self._temporary = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
         self._bytes = 0
         self._entries = 0
         self._skipped = 0
@@ -64,27 +61,21 @@ class CollectedOutputs:
         return self._skipped - len(self.skipped)
 
     @property
-    def staging(self) -> Path:
-        """The folder of the files until they are published."""
-        return self._temporary
-
-    @property
     def empty(self) -> bool:
         return self._entries == 0
 
     def folder(self, name: str) -> None:
-        path = self._path_for(name)
+        self._add_entry(name)
         with blame_child_for(BAD_NAME, name):
-            make_folder(path)
+            self._writer.folder(name)
 
     def file(self, name: str, source: IO[bytes], size: int = 0) -> None:
         """Copy a file. With a known size too large a one is refused at once; it may still grow while it is copied."""
-        path = self._path_for(name)
+        self._add_entry(name)
         self._check_bytes(name, self._bytes + size)
         with blame_child_for(BAD_NAME, name):
-            make_folder(path.parent)
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(fd, "wb") as target:
+            target = self._writer.create(name)
+        with target:
             while block := source.read(BLOCK):
                 self._bytes += len(block)
                 self._check_bytes(name, self._bytes)
@@ -99,39 +90,32 @@ class CollectedOutputs:
 
     def has(self, name: str) -> bool:
         """Return whether this path was collected, or a file under the name of one of its folders."""
-        path = self._temporary / name
-        folders = [folder for folder in path.parents if folder.is_relative_to(self._temporary)]
-        return os.path.lexists(path) or any(folder.is_file() for folder in folders)
+        return self._writer.has(name)
+
+    def digest(self, name: str) -> str | None:
+        """Return the SHA-256 of a collected file; None if there is none."""
+        if (source := self._writer.open(name)) is None:
+            return None
+        with source:
+            return hashlib.file_digest(source, "sha256").hexdigest()  # type: ignore[arg-type]
 
     def drop(self, name: str) -> None:
         """Remove a collected file, and the folders that become empty."""
-        path = self._temporary / name
-        self._bytes -= path.stat().st_size
+        self._bytes -= self._writer.drop(name)
         self._entries -= 1
-        path.unlink()
-        with contextlib.suppress(OSError):
-            for folder in path.parents:
-                if folder == self._temporary:
-                    break
-                folder.rmdir()
 
     def publish(self) -> None:
-        """Move everything to its final folder with one rename. One that exists is ours, from before a crash."""
-        if self.empty:
-            return
-        remove_tree(self.target)
-        self._temporary.rename(self.target)
+        """Make everything visible with one step, unless there is nothing."""
+        if not self.empty:
+            self._writer.publish()
 
     def discard(self) -> None:
-        remove_tree(self._temporary)
+        self._writer.discard()
 
-    def _path_for(self, name: str) -> Path:
+    def _add_entry(self, name: str) -> None:
         self._entries += 1
         self._check_entries()
-        if self._check is not None and self._entries == 1:
-            self._check()
-        make_folder(self._temporary)
-        return self._temporary / checked_name(name, below="output/")
+        checked_name(name, below="output/")
 
     def _check_bytes(self, name: str, count: int) -> None:
         if count > self._limits.bytes:

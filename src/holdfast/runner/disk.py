@@ -5,7 +5,6 @@ can end, and jobs can be cancelled and deleted.
 """
 
 import asyncio
-import errno
 import os
 import time
 from collections.abc import Mapping
@@ -64,11 +63,6 @@ class Disks:
             f"the disk of the {name} has {size_text(free)} free, less than "
             f"HOLDFAST_DISK_RESERVE ({size_text(self.reserve)}): {REMEDY}"
         )
-
-    def check(self, name: str) -> None:
-        """Raise OSError (ENOSPC) if this disk is below the reserve."""
-        if (why := self.shortage(name)) is not None:
-            raise OSError(errno.ENOSPC, why)
 
 
 DATABASE, STATE, SHARED = "database", "state folder", "shared folder"

@@ -23,6 +23,7 @@ import msgspec
 from holdfast.errors import CacheFull, Invalid
 from holdfast.limits import LimitSettings
 from holdfast.permissions import make_file, make_folder, make_passable_for
+from holdfast.runner.artifacts import InputFile
 from holdfast.runner.attempt_folder import FULL, AttemptFolder, write_new
 from holdfast.runner.attempt_sweep import sweep_attempt
 from holdfast.runner.attempt_users import AttemptUsers, RunsAs
@@ -37,6 +38,7 @@ from holdfast.runner.base import (
     StartTooLate,
 )
 from holdfast.runner.checks import ReadinessChecks, identity_in, sweep_checks
+from holdfast.runner.collected_outputs import BLOCK
 from holdfast.runner.exits import ProcessExits
 from holdfast.runner.ownership import give, give_if_there
 from holdfast.runner.process_handle import ProcessHandle, start_steps
@@ -375,14 +377,15 @@ def _make_workspace(folder: Path, staging: PipelineStaging, spec: SupervisorSpec
         give(tree, spec.uid, spec.gid)
 
 
-def _copy_in(folder: Path, files: Mapping[str, Path], spec: SupervisorSpec) -> None:
+def _copy_in(folder: Path, files: Mapping[str, InputFile], spec: SupervisorSpec) -> None:
     """Copy the job's input files; the job owns the copies and may change them."""
     folder.mkdir(mode=0o700)
     for name, source in files.items():
         target = folder / name
         make_folder(target.parent)
         make_file(target)
-        shutil.copyfile(source, target)
+        with source.open() as data, target.open("wb") as copy:
+            shutil.copyfileobj(data, copy, BLOCK)
     if spec.uid is not None and spec.gid is not None:
         give(folder, spec.uid, spec.gid)
 

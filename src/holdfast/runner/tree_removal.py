@@ -1,6 +1,7 @@
 """Removes a folder tree that a child may have made arbitrarily deep."""
 
 import contextlib
+import errno
 import os
 import shutil
 import stat
@@ -26,6 +27,38 @@ def remove_tree(root: Path) -> None:
             return
         if not _flatten(root):
             return
+
+
+def remove_or_explain(folder: Path) -> str | None:
+    """Remove a folder tree. Return why something is left, or None."""
+    remove_tree(folder)
+    return _why_left(folder) if os.path.lexists(folder) else None
+
+
+def _why_left(root: Path) -> str | None:
+    """Remove as much of a tree as possible. Return the first reason why something stays, or None."""
+    for parent, folders, files in os.walk(root, topdown=False):
+        for name, drop in (*((name, os.unlink) for name in files), *((name, _remove_entry) for name in folders)):
+            try:
+                drop(os.path.join(parent, name))
+            except OSError as error:
+                return f"{os.path.join(parent, name)}: {error.strerror}"
+    try:
+        _remove_entry(root)
+    except OSError as error:
+        return f"{root}: {error.strerror}"
+    return None
+
+
+def _remove_entry(path: str | Path) -> None:
+    try:
+        os.rmdir(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        if error.errno != errno.ENOTDIR:
+            raise
+        os.unlink(path)
 
 
 def _flatten(root: Path) -> bool:

@@ -84,6 +84,12 @@ class Database(Protocol):
         `asked` is the id that was requested for the job, or None when the whole call is a repeat.
         """
 
+    async def submit_one(self, batch: Batch) -> Row:
+        """Accept a batch of one job and read it in the same transaction.
+
+        Returns the job's record, `reused`, which says whether it existed already, and `asked` as in `submit`.
+        """
+
     async def transact(self, work: Callable[[Tx], Awaitable[T]]) -> T:
         """Run several statements in one transaction; `work` may be called again after a deadlock."""
 

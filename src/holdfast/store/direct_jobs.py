@@ -48,11 +48,11 @@ class DirectJobs:
         except Conflict:
             await self._jobs.refuse_taken_ids(batch)
             raise
-        self._database.counters.claims += lease is not None
+        self._jobs.after_moves.claimed(int(lease is not None))
         return accepted, lease
 
     async def claim(self, worker: str, job_id: str, *, domain: str, ttl: float) -> Lease | None:
         """Claim one claimable job: a retry that is due."""
         leases = await self._database.values("claim_one", Lease, id=job_id, worker=worker, domain=domain, ttl=ttl)
-        self._database.counters.claims += len(leases)
+        self._jobs.after_moves.claimed(len(leases))
         return leases[0] if leases else None

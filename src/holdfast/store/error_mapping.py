@@ -11,9 +11,11 @@ from holdfast.errors import (
     QueueFull,
     ReplayedJobDeleted,
     StoreError,
+    TooLarge,
 )
 
-_NEED = re.compile(r"needs job (\S+), which (?:does not exist|is already (\w+))$")
+_UNKNOWN = re.compile(r"no job \(named in needs\) (\S+)$")
+_FAILED = re.compile(r"needs: job (\S+) (\w+);")
 _TAKEN = re.compile(r"\(id\)=\(([0-9a-f-]{36})\)")
 
 
@@ -54,16 +56,19 @@ def need_unknown(job_id: str) -> NotFound:
 def error_from_sqlstate(sqlstate: str, message: str, detail: str | None) -> HoldfastError | None:
     """Translate an error of Postgres; None if it is not about the request or the schema."""
     field = detail or "job"
-    need = _NEED.search(message)
     match sqlstate:
         case "HF404":
-            return need_unknown(need[1]) if need else NotFound(field, message)
+            unknown = _UNKNOWN.match(message)
+            return need_unknown(unknown[1]) if unknown else NotFound(field, message)
         case "HF409":
-            return NeedFailed(need[1], need[2]) if need else Conflict(message)
+            failed = _FAILED.match(message)
+            return NeedFailed(failed[1], failed[2]) if failed else Conflict(message)
         case "HF410":
             return ReplayedJobDeleted(message)
+        case "HF413":
+            return TooLarge(field, message.removeprefix(f"{field}: "))
         case "HF422":
-            return Invalid(field, message)
+            return Invalid(field, message.removeprefix(f"{field}: "))
         case "HF429":
             return QueueFull(message)
         case "23505":

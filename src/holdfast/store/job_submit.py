@@ -4,9 +4,9 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -19,7 +19,7 @@ from holdfast.errors import (
     ReplayedJobDeleted,
     StoreError,
 )
-from holdfast.model import Job, Status
+from holdfast.model import Gate, Job, Status
 from holdfast.store import notify
 from holdfast.store.database import Database
 from holdfast.store.error_mapping import id_taken, id_unusable
@@ -27,6 +27,8 @@ from holdfast.store.gates import Gates
 from holdfast.store.listing import Filters, JobPage, list_jobs
 from holdfast.store.rows import known_id, to_job
 from holdfast.submission import QUEUE, Accepted, Batch, Submission, build_batch
+
+T = TypeVar("T")
 
 ID_DIGITS = 32
 QUEUES_SECONDS = 1.0
@@ -73,9 +75,15 @@ class JobSubmit:
 
         `defaults` apply to fields that neither the job nor the registered defaults of its function set.
         """
-        (accepted,) = await self.accept([job], tenant=tenant, key=key, sent=sent, defaults=defaults)
-        job_now = await self.get(accepted.id, tenant=tenant)
-        return msgspec.structs.replace(job_now, reused=accepted.reused)
+        batch = await _gathered([job], tenant, key, sent, {**self.defaults, **(defaults or {})})
+        row = await self._or_name_taken_id(batch, self._database.submit_one(batch))
+        if row["asked"] is not None:
+            self._notifications.post({notify.work_topic(row["queue"])}, sorts_last=not _sorts_first(batch, [job]))
+        if row["gate"] != Gate.UNRESOLVED:
+            return msgspec.structs.replace(to_job(row), reused=row["reused"])
+        lane = row["lane"]
+        await self._gates.follow_up([] if lane is None else [(tenant, lane)], [row["id"]] if lane is None else [])
+        return msgspec.structs.replace(await self.get(row["id"], tenant=tenant), reused=row["reused"])
 
     async def submit_many(
         self, jobs: Sequence[Submission | Mapping[str, Any]], *, tenant: str = "default", key: str | None = None
@@ -98,26 +106,29 @@ class JobSubmit:
         were built from a request, `sent` is that request, and calls are compared by it.
         """
         batch = await _gathered(jobs, tenant, key, sent, {**self.defaults, **(defaults or {})})
-        try:
-            existing = await self._database.submit(batch)
-        except (ReplayedJobDeleted, NeedFailed, QueueFull):
-            raise
-        except Conflict:
-            await self.refuse_taken_ids(batch)
-            raise
+        existing = await self._or_name_taken_id(batch, self._database.submit(batch))
         answer = batch.answer(existing)
         if existing and existing[0]["asked"] is None:
             return answer
-        # A job with a priority, or with an id that the caller chose, may sort before jobs that already wait.
-        sorts_first = any(job.priority for job in batch.jobs) or any(_given_id(job) for job in jobs)
         self._notifications.post(
-            {notify.work_topic(queue) for queue in await self._queues_of(batch)}, sorts_last=not sorts_first
+            {notify.work_topic(queue) for queue in await self._queues_of(batch)},
+            sorts_last=not _sorts_first(batch, jobs),
         )
         await self._gates.follow_up(
             {(tenant, job.lane) for job in batch.jobs if job.lane is not None},
             [job.id for job in batch.jobs if job.id is not None and job.lane is None and job.needs],
         )
         return answer
+
+    async def _or_name_taken_id(self, batch: Batch, submit: Awaitable[T]) -> T:
+        """Await a submit; if it fails because an id is taken, raise an error that names the id."""
+        try:
+            return await submit
+        except (ReplayedJobDeleted, NeedFailed, QueueFull):
+            raise
+        except Conflict:
+            await self.refuse_taken_ids(batch)
+            raise
 
     async def _queues_of(self, batch: Batch) -> set[str]:
         """Return the queues of a batch's jobs. Registrations may be a second old: a notification is only a hint."""
@@ -191,6 +202,11 @@ def _is_id(text: str) -> bool:
         return str(uuid.UUID(text)) == text
     except ValueError:
         return False
+
+
+def _sorts_first(batch: Batch, asked: Sequence[Submission | Mapping[str, Any]]) -> bool:
+    """Return whether a job may sort before jobs that already wait: by its priority, or an id that the caller chose."""
+    return any(job.priority for job in batch.jobs) or any(_given_id(job) for job in asked)
 
 
 def _given_id(job: Submission | Mapping[str, Any]) -> bool:

@@ -16,6 +16,7 @@ from holdfast.errors import (
 )
 from holdfast.model import TERMINAL, WAITING, Error, Gate, Job, Json, Status, StopKind, Verb
 from holdfast.store import notify
+from holdfast.store.after_moves import AfterMoves
 from holdfast.store.audit import By, record
 from holdfast.store.database import Database, Row, Tx
 from holdfast.store.files import Files, NoFiles
@@ -49,6 +50,7 @@ class Jobs(JobSubmit):
         self, database: Database, gates: Gates, wake_up: notify.Notifications, defaults: Mapping[str, Any] | None = None
     ) -> None:
         super().__init__(database, gates, wake_up, defaults)
+        self.after_moves = AfterMoves(database, gates, wake_up)
         self.files: Files = NoFiles()
         self._deleted_up_to: str | None = None
         """Where the next `finish_deletions` starts: a job that cannot be deleted yet must not block the others."""
@@ -256,18 +258,8 @@ class Jobs(JobSubmit):
 
     async def _change(self, verb: Verb, tenant: str, job_id: str, decide: DecideMove) -> Moved:
         moved = await change_job(self._database, verb, tenant, known_id(job_id), decide)
-        await self._tell(moved)
+        await self.after_moves.moved(moved)
         return moved
-
-    async def _tell(self, moved: Moved) -> None:
-        self._notifications.post(notify.work_topic(queue) for queue in moved.queues)
-        if moved.unsettled or moved.unresolved:
-            lane = moved.before["lane"]
-            await self._gates.follow_up(
-                [] if lane is None else [(moved.before["tenant"], lane)],
-                [moved.before["id"]] if lane is None else [],
-                settle=[moved.before["id"]] if moved.unsettled else [],
-            )
 
     async def _stop(self, verb: Verb, kind: StopKind, tenant: str, job_id: str, by: By, reason: str | None) -> Stopped:
         outcome: Literal["ended", "stopping", "already"] = "already"
@@ -327,7 +319,7 @@ class Jobs(JobSubmit):
             return True, frozenset(await settle_lanes(tx, [(tenant, row["lane"])]))
 
         deleting, queues = await self._database.transact(change)
-        self._notifications.post(notify.work_topic(queue) for queue in queues)
+        self.after_moves.opened(queues)
         return deleting
 
     async def _remove(self, tenant: str, job_id: str) -> bool:
@@ -351,7 +343,7 @@ class Jobs(JobSubmit):
             gone, queues = await self._database.transact(change)
         except NotFound:
             return True
-        self._notifications.post(notify.work_topic(queue) for queue in queues)
+        self.after_moves.opened(queues)
         return gone
 
 

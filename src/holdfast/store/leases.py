@@ -117,8 +117,7 @@ class Leases(Orphans):
             if not (adopted or claimed):
                 raise
             log.log(level_of(error), "claim failed halfway; keeping the leases obtained so far: %s", error)
-        self._database.counters.claims += len(claimed)
-        self._database.counters.adoptions += len(adopted)
+        self._after_moves.claimed(len(claimed), adopted=len(adopted))
         return Claimed(adopted=sorted(adopted, key=attrgetter("id")), claimed=claimed)
 
     def _rotated(self, worker: str, groups: list[str | None]) -> list[str | None]:
@@ -276,11 +275,8 @@ class Leases(Orphans):
             answers |= dict.fromkeys((lease.id for lease in missed), None)
             landed = await self._database.read("recorded_ends", rows=_tokens(missed))
             answers |= {row["id"]: Status(row["status"]) for row in landed}
-        counters = self._database.counters
-        counters.finishes.update(end.status for end in done)
-        counters.losses += sum(outcome.cause is Cause.LOST for _, outcome in ends)
-        counters.leases_lost += sum(answers[lease.id] is None for lease in missed)
-        await self._tell_ended(done)
+        self._database.counters.leases_lost += sum(answers[lease.id] is None for lease in missed)
+        await self._after_moves.ended(done, lost=sum(outcome.cause is Cause.LOST for _, outcome in ends))
         return answers
 
     async def _end(
@@ -307,7 +303,7 @@ class Leases(Orphans):
             return ended, await settle_lanes(tx, lanes) if lanes else set()
 
         ended, queues = await self._database.transact(change)
-        self._notifications.post(notify.work_topic(queue) for queue in queues)
+        self._after_moves.opened(queues)
         return ended
 
     async def hand_over(
@@ -344,7 +340,7 @@ class Leases(Orphans):
         done = await self._end(
             [(row["tenant"], row["lane"], ending(row["id"], row["token"], drained)) for row in fresh]
         )
-        await self._tell_ended(done)
+        await self._after_moves.ended(done)
         others = [{"id": row["id"], "token": row["token"]} for row in held if row not in fresh]
         if not others:
             return frozenset(end.id for end in done)

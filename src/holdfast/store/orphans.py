@@ -11,9 +11,10 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from holdfast.errors import Conflict, NotFound
-from holdfast.model import FUNCTION_DOMAIN, Cause, Error, Gate, Outcome, Policy, Status, StopKind, Verb
+from holdfast.model import FUNCTION_DOMAIN, Cause, Error, Outcome, Policy, Status, StopKind, Verb
 from holdfast.retry import after_loss, without_backoff
 from holdfast.store import notify
+from holdfast.store.after_moves import AfterMoves
 from holdfast.store.database import Database, Row, Tx
 from holdfast.store.gates import Gates
 from holdfast.store.lanes import keys, settle_lanes
@@ -55,7 +56,7 @@ class Orphans:
 
     def __init__(self, database: Database, gates: Gates, wake_up: notify.Notifications) -> None:
         self._database = database
-        self._gates = gates
+        self._after_moves = AfterMoves(database, gates, wake_up)
         self._notifications = wake_up
 
     async def orphan(self, worker: str) -> frozenset[str]:
@@ -160,17 +161,8 @@ class Orphans:
             ended, queues = await self._database.transact(change)
         except NotFound:
             return None
-        counters = self._database.counters
-        counters.finishes.update(end.status for end in ended)
-        counters.losses += len(ended) if outcome.cause is Cause.LOST else 0
-        self._notifications.post(notify.work_topic(queue) for queue in queues)
-        await self._tell_ended(ended)
+        await self._after_moves.ended(ended, lost=len(ended) if outcome.cause is Cause.LOST else 0, queues=queues)
         return Status(ended[0].status) if ended else None
-
-    async def _tell_ended(self, ended: Sequence[Ended]) -> None:
-        """Notify workers that may claim the requeued jobs, and settle the dependants of the ended ones."""
-        self._notifications.post({notify.work_topic(end.queue) for end in ended if end.gate == Gate.OPEN})
-        await self._gates.follow_up(settle=[end.id for end in ended if end.has_dependants])
 
     async def strand(self, orphan: Orphan) -> bool:
         """Pause an orphan whose loss cannot be verified; its attempt stays open for `recover` or for a person."""

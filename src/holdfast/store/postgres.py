@@ -203,6 +203,10 @@ class PostgresDatabase:
     async def submit(self, batch: Batch) -> Sequence[Row]:
         return await self.rows("submit", **submit_parameters(batch))
 
+    async def submit_one(self, batch: Batch) -> Row:
+        (row,) = await self.rows("submit_one", **submit_parameters(batch))
+        return row
+
     async def transact(self, work: Callable[[Tx], Awaitable[T]]) -> T:
         return await self.with_transaction(lambda connection: work(PostgresTx(connection, self._named)))
 

@@ -67,11 +67,12 @@ def element_text(value: Any) -> str:
     return f'"{_escaped(str(_value(value)))}"'
 
 
-def submit_parameters(batch: Batch) -> dict[str, Any]:
-    """Return the parameters of the statement `submit`."""
+def submit_parameters(batch: Batch, *, wake: bool = False) -> dict[str, Any]:
+    """Return the parameters of the statements `submit` and `submit_one`."""
     return {
-        "jobs": batch.with_defaults,
-        "wake": False,
+        "jobs": json_text(batch.jobs),
+        "settings": json_text(batch.defaults),
+        "wake": wake,
         "key": batch.key,
         "tenant": batch.tenant,
         "body": batch.body,

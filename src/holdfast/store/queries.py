@@ -5,11 +5,17 @@ they run in one transaction, and the last one returns the rows. Two directives, 
 SELECT that runs first, without the write lock (no row: nothing to do); `-- each: rows` before a statement that runs
 once per element of `:rows`, with its fields by position (`-- each: rows with x`: only for elements that have x).
 
+An entry that moves jobs says which: on Postgres in a CTE `moves`, on SQLite in a SELECT after `-- moves`, with the
+columns that `on_move.sql` lists. Each entry of that file subscribes to all of them: it is added to their text here. So
+it runs in their transaction, and without a subscriber it costs nothing: Postgres does not run a CTE that nothing reads,
+and SQLite never gets the SELECT.
+
 Two forms of parameters, only for Postgres: `:rows AS r(id uuid, token bigint)` is a table, sent as one array per
 column, each in Postgres' own text, and `:names::text[]` is an array. Every other list is sent as JSON.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
@@ -22,6 +28,10 @@ _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)\b")
 _TABLE = re.compile(r"(?<![:\w]):([a-z_]+) AS (\w+)\(([^)]+)\)")
 _ARRAY = re.compile(r"(?<![:\w]):([a-z_]+)::text\[\]")
 _COMMENT = re.compile(r"--[^\n]*")
+_MOVES = re.compile(r"^-- moves$", re.MULTILINE)
+_MOVES_CTE = re.compile(r"\bmoves AS \(\n.*?\n\)", re.DOTALL)
+"""On Postgres; its closing parenthesis is alone on a line."""
+ON_MOVE = "on_move.sql"
 
 
 @dataclass(frozen=True)
@@ -66,24 +76,32 @@ class NamedQuery:
 
 
 def load(dialect: Dialect) -> dict[str, NamedQuery]:
-    """Read all entries of a dialect."""
+    """Read all entries of a dialect, with what subscribes to moves of jobs."""
     queries: dict[str, NamedQuery] = {}
+    added = subscribers(dialect)
     for file in sorted(_folder(dialect).iterdir(), key=lambda entry: entry.name):
-        if file.name.endswith(".sql") and file.name != "session.sql":
-            for query in parse(file.read_text()):
+        if file.name.endswith(".sql") and file.name not in ("session.sql", ON_MOVE):
+            for query in parse(file.read_text(), added):
                 if query.name in queries:
                     raise ValueError(f"statement {query.name} is defined twice; the second is in {file.name}")
                 queries[query.name] = query
     return queries
 
 
+def subscribers(dialect: Dialect) -> tuple[str, ...]:
+    """Return the statements that run whenever jobs move, in the same transaction."""
+    found = parse((_folder(dialect) / ON_MOVE).read_text())
+    return tuple(statement.text for query in found for statement in query.statements)
+
+
 def session_script(dialect: Dialect) -> str:
     return (_folder(dialect) / "session.sql").read_text()
 
 
-def parse(text: str) -> list[NamedQuery]:
+def parse(text: str, added: Sequence[str] = ()) -> list[NamedQuery]:
+    """Return the entries of a file. The statements in `added` subscribe to the moves of jobs."""
     parts = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)
-    return [NamedQuery(name, _statements(body)) for name, body in zip(parts[1::2], parts[2::2], strict=True)]
+    return [NamedQuery(name, _statements(body, added)) for name, body in zip(parts[1::2], parts[2::2], strict=True)]
 
 
 def positional(text: str) -> tuple[str, tuple[Slot, ...]]:
@@ -112,20 +130,34 @@ def in_schema(text: str, schema: str) -> str:
     return re.sub(r"\bholdfast\.(?=\w)", f"{schema}.", text).replace("'holdfast'", f"'{schema}'")
 
 
-def _statements(body: str) -> tuple[Statement, ...]:
+def _statements(body: str, added: Sequence[str]) -> tuple[Statement, ...]:
     found = []
     for piece in re.split(r";[ \t]*(?:\n|$)", body):
-        text = _COMMENT.sub("", piece).strip()
-        if text:
+        written = _COMMENT.sub("", piece).strip()
+        for text in _with_subscribers(written, added, _MOVES.search(piece) is not None) if written else ():
             each = re.search(r"^-- each: (\w+)(?: with (\w+))?$", piece, re.MULTILINE)
             is_precheck = re.search(r"^-- precheck$", piece, re.MULTILINE) is not None
             names = tuple(_PARAMETER.findall(text))
-            if each:
-                text = _PARAMETER.sub("?", text)
-            else:
-                names = tuple(dict.fromkeys(names))
-            found.append(Statement(text, names, is_precheck, *(each.groups() if each else ())))
+            bound = _PARAMETER.sub("?", text) if each else text
+            found.append(
+                Statement(
+                    bound,
+                    names if each else tuple(dict.fromkeys(names)),
+                    is_precheck,
+                    *(each.groups() if each else ()),
+                )
+            )
     return tuple(found)
+
+
+def _with_subscribers(text: str, added: Sequence[str], is_moves: bool) -> list[str]:
+    """Return the statements to run instead of one: what subscribes to its moves is added, as a CTE or as statements."""
+    if is_moves:
+        return [f"WITH moves AS (\n{text}\n)\n{one}" for one in added]
+    if (moves := _MOVES_CTE.search(text)) is None or not added:
+        return [text]
+    ctes = "".join(f", subscriber_{n} AS (\n{one}\n)" for n, one in enumerate(added))
+    return [f"{text[: moves.end()]}{ctes}{text[moves.end() :]}"]
 
 
 def _folder(dialect: Dialect) -> resources.abc.Traversable:

@@ -299,6 +299,15 @@ class SqliteDatabase:
     async def submit(self, batch: Batch) -> Sequence[Row]:
         return await self.transact(lambda tx: tx.submit(batch))
 
+    async def submit_one(self, batch: Batch) -> Row:
+        async def both(tx: Tx) -> Row:
+            existing = await tx.submit(batch)
+            answer: Row = existing[0] if existing else {"id": batch.ids[0], "asked": batch.ids[0]}
+            (row,) = await tx.rows("get_job", id=answer["id"], tenant=batch.tenant)
+            return {**row, "reused": bool(existing), "asked": answer["asked"]}
+
+        return await self.transact(both)
+
     async def transact(self, work: Callable[[Tx], Awaitable[T]]) -> T:
         async def whole(tx: Tx) -> T:
             return await work(tx)

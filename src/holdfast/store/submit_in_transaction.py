@@ -17,8 +17,9 @@ from typing import Any, TypeVar
 
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.store import queries
-from holdfast.store.database import Row, json_text
+from holdfast.store.database import Row
 from holdfast.store.error_mapping import error_from_sqlstate
+from holdfast.store.postgres_parameters import submit_parameters
 from holdfast.store.submit_on_connection import submit_on_connection
 from holdfast.submission import Accepted, Batch, Submission, build_batch
 
@@ -191,13 +192,7 @@ def _text(schema: str, placeholder: str) -> tuple[str, tuple[str, ...]]:
 def _statement(call: SubmitCall, placeholder: str) -> tuple[str, tuple[Any, ...]]:
     batch, schema, wake = call
     text, names = _text(schema, placeholder)
-    values = {
-        "jobs": json_text(batch.with_defaults),
-        "wake": wake,
-        "key": batch.key,
-        "tenant": batch.tenant,
-        "body": batch.body,
-    }
+    values = submit_parameters(batch, wake=wake)
     return text, tuple(values[name] for name in names)
 
 

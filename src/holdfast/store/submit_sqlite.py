@@ -1,6 +1,7 @@
 """Accept a batch on SQLite: idempotency, reuse, depth, needs, insert; one transaction, the caller's or the writer's.
 
-On Postgres the same rules are in the SQL function `holdfast_submit`, so that any language can call them.
+On Postgres the same is in the SQL function `accept_jobs` (sql/postgres/repeatable/submit.sql), which callers in any
+language reach through `holdfast_submit`. One table of cases (tests/support/submit_cases.py) runs against both.
 """
 
 from collections import Counter
@@ -33,7 +34,7 @@ def submit_batch(run: RunStatement, batch: Batch) -> Sequence[Row]:
     if batch.key is not None:
         ids = json_text([joined.get(str(job.id), job.id) for job in batch.jobs])
         run("store_idempotency_key", tenant=batch.tenant, key=batch.key, body=batch.body, jobs=ids)
-    run("submit", jobs=jobs, labels=_labels(jobs))
+    run("submit", jobs=jobs, labels=_labels(jobs), ids=[job.id for job in jobs])
     limited = {row["queue"] for row in run("limited_queues")}
     if limited:
         run("set_limited", ids=[job.id for job in jobs if job.queue in limited])

@@ -8,10 +8,10 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
 
-from holdfast.errors import Invalid, NotFound, SharedFolderUnavailable, StoreError
+from holdfast.errors import Invalid, NotFound, StorageUnavailable, StoreError
 from holdfast.model import Cause, Error, Phase
+from holdfast.runner.artifacts import InputFile
 from holdfast.runner.attempt_folder import FULL
 from holdfast.runner.base import (
     AttemptEnd,
@@ -27,6 +27,7 @@ from holdfast.runner.base import (
 )
 from holdfast.runner.process import EXHAUSTED
 from holdfast.runner.secrets import NO_MASK, Mask, find_secrets
+from holdfast.runner.uploads import given_files
 from holdfast.runner_specs import check_spec
 from holdfast.timing import backoff, jitter
 from holdfast.worker.batch_writer import with_retries
@@ -84,7 +85,7 @@ class AttemptStarter:
             return await self._begin_once()
         except (LeaseLost, HandOverRequested, EngineUnreachable, StoreError, MemoryError):
             raise
-        except SharedFolderUnavailable as error:
+        except StorageUnavailable as error:  # The job may run on another host.
             raise EngineUnreachable(error.message) from error
         except Exception as error:
             if isinstance(error, NoSpace) or (isinstance(error, OSError) and error.errno in FULL):
@@ -287,20 +288,12 @@ class AttemptStarter:
             pipeline=None if self._pipeline is None else self._pipeline.staged(),
         )
 
-    def _files(self) -> Mapping[str, Path]:
+    def _files(self) -> Mapping[str, InputFile]:
         try:
-            return self._services.inputs.given(self._lease.id, self._policy.uploads)
+            return given_files(self._services.artifacts, self._lease.id, self._policy.uploads)
         except NotFound as error:
-            self._check_shared_folder()
-            message = f"an upload of this job is not in the shared folder of this worker: {error}"
+            message = f"an upload of this job is not in the artifact store of this worker: {error}"
             raise CannotStart("start_failed", message) from error
-
-    def _check_shared_folder(self) -> None:
-        """Raise EngineUnreachable if this host's shared folder is unavailable: the job may run on another host."""
-        try:
-            self._services.shared.check()
-        except SharedFolderUnavailable as error:
-            raise EngineUnreachable(error.message) from error
 
     async def _confirm(self) -> None:
         """Check in the record that the lease is still ours, just before a start that has no check of its own."""

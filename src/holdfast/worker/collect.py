@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.errors import Invalid, SharedFolderUnavailable
+from holdfast.errors import DiskFull, Invalid, StorageUnavailable
 from holdfast.model import Cause, Lease, NewEvent
 from holdfast.runner.base import AttemptEnd
 from holdfast.runner.collected_outputs import ArtifactLimits, CollectedOutputs, ContractViolation
@@ -28,7 +28,7 @@ CollectOutputs = Callable[[CollectedOutputs], Awaitable[None]]
 
 
 class OutputsNotStored(Exception):
-    """The outputs exist but cannot be stored now: the disk is full, or the shared folder is unavailable."""
+    """The outputs exist but cannot be stored now: the disk is full, or the storage is unavailable."""
 
 
 async def collect_outputs(
@@ -48,7 +48,7 @@ async def collect_outputs(
     if end.error is not None and end.error.code == FOLDER_TOO_LARGE:  # A copy of the folder would be too large as well.
         return end
     limits = ArtifactLimits(bytes=services.settings.artifact_max_bytes)
-    collected = services.artifacts.collection(lease.id, lease.attempt, lease.token, limits)
+    collected = CollectedOutputs(services.artifacts.writer(lease.id, lease.attempt, lease.token), limits)
     try:
         await collect(collected)
         end = reported(end, collected.report, mask, required=bool(lease.spec.get("require_result")))
@@ -65,7 +65,7 @@ async def collect_outputs(
             violation,
         )
         return end if end.cause is not Cause.EXIT or end.exit_code != 0 else broken(end, str(violation))
-    except SharedFolderUnavailable as error:
+    except (StorageUnavailable, DiskFull) as error:
         raise OutputsNotStored(f"its outputs cannot be stored yet: {error.message}") from error
     except OSError as error:
         raise OutputsNotStored(f"its outputs cannot be stored yet: {error.strerror}") from error

@@ -7,9 +7,8 @@ from holdfast.config import Settings
 from holdfast.model import Lease, StopRequest
 from holdfast.runner.artifacts import ArtifactStore
 from holdfast.runner.checks import ReadinessChecks
-from holdfast.runner.disk import SHARED, disks_of
+from holdfast.runner.disk import disks_of
 from holdfast.runner.shared_folder import SharedFolder
-from holdfast.runner.uploads import JobUploads
 from holdfast.store import Store
 from holdfast.worker.batch_writer import BatchWriter, finishes, hand_overs, starts
 
@@ -33,6 +32,7 @@ class ExecutionServices:
         installation: str,
         shared: SharedFolder,
         checks: ReadinessChecks,
+        artifacts: ArtifactStore,
         at: StepHook | None = None,
     ) -> None:
         self.store = store
@@ -43,18 +43,12 @@ class ExecutionServices:
         self.checks = checks
         self.at = at or _no_step
         self.disks = disks_of(settings, state=True)
-        self.artifacts = ArtifactStore(settings.shared, check=self._check_shared)
-        self.inputs = JobUploads(settings.shared)
+        self.artifacts = artifacts
         self.finishes = finishes(store)
         self.starts = starts(store)
         self.hand_overs = hand_overs(store)
         self.stops: BatchWriter[Lease, StopRequest | None] = BatchWriter(self._read_stops, linger=0.0)
         self.draining = asyncio.Event()
-
-    def _check_shared(self) -> None:
-        """Raise unless the shared folder is the right one and has free space."""
-        self.shared.check()
-        self.disks.check(SHARED)
 
     async def _read_stops(self, leases: Sequence[Lease]) -> Sequence[StopRequest | None]:
         stops = await self.store.leases.stop_requests(self.worker)

@@ -17,6 +17,7 @@ from holdfast.budgets import EXCEEDED
 from holdfast.errors import SnapshotDamaged, SnapshotFailed, StoreError
 from holdfast.limits import AttemptLimits
 from holdfast.model import Cause, Error, Outcome, Phase, Status, StopPhase
+from holdfast.runner.artifacts import outputs_name
 from holdfast.runner.base import AttemptEnd, AttemptHandle, CannotStart, EngineUnreachable, Runner
 from holdfast.runner.disk import DATABASE
 from holdfast.runner.secrets import NO_MASK, Mask, find_secrets
@@ -400,7 +401,8 @@ class AttemptExecution:
         ours = (lease.id, lease.attempt, lease.token)
         try:
             if ours not in await self._services.store.attempts.tokens([lease.id]):
-                await asyncio.to_thread(self._services.artifacts.remove, lease.id, f"{lease.attempt}.{lease.token}")
+                name = outputs_name(lease.attempt, lease.token)
+                await asyncio.to_thread(self._services.artifacts.remove, lease.id, name)
         except StoreError as error:
             log.info("job %s attempt %d: its outputs are left to the sweep: %s", lease.id, lease.attempt, error)
 

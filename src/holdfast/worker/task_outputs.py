@@ -28,11 +28,12 @@ from holdfast.errors import SnapshotDamaged
 from holdfast.model import Cause, Outputs, Snapshot
 from holdfast.permissions import write_file
 from holdfast.pipeline.copying import full_disk_named
-from holdfast.pipeline.outputs import ContentDiffers, copy_outputs, digest_of, files_in
+from holdfast.pipeline.outputs import ContentDiffers, copy_outputs, files_in
 from holdfast.pipeline.plan import PipelinePlan
 from holdfast.pipeline.snapshots import SnapshotFolders
 from holdfast.runner.base import AttemptEnd, AttemptHandle
 from holdfast.runner.collected_outputs import ArtifactLimits, CollectedOutputs, ContractViolation
+from holdfast.runner.folder_writer import FolderWriter
 from holdfast.runner.result_report import parse_report
 from holdfast.runner.secrets import Mask
 from holdfast.runner.tree_removal import remove_tree
@@ -115,14 +116,15 @@ class TaskOutputs:
 
         Raise CacheFull if the disk is full; the call may then be repeated.
         """
-        collected = CollectedOutputs(folder / FILES, limits)
+        writer = FolderWriter(folder / FILES)
+        collected = CollectedOutputs(writer, limits)
         with full_disk_named(folder):
             try:
                 await _collector(running, self._progress.restored_tree)(collected)
                 report = None if collected.report is None else parse_report(collected.report)
                 if report is not None and report.status != "succeeded":
                     raise ContractViolation("result.json reports a failure")
-                files = await asyncio.to_thread(lambda: files_in(collected.staging))
+                files = await asyncio.to_thread(lambda: files_in(writer.staging))
                 result = None if report is None else mask.data(report.result)
                 check_result(result)
                 await asyncio.to_thread(collected.publish)
@@ -180,7 +182,7 @@ def _add(collected: CollectedOutputs, folder: Path) -> None:
         return  # An older version started the attempt.
     gone = inherited.replaced
     for path, digest in gone.files.items():
-        if (collected.staging / path).is_file() and digest_of(collected.staging / path) == digest:
+        if collected.digest(path) == digest:
             collected.drop(path)
     if collected.report is None or _digest(collected.report) == gone.report:
         collected.report = _encoded(inherited.outputs)
@@ -192,10 +194,11 @@ def _add(collected: CollectedOutputs, folder: Path) -> None:
 
 async def _replaced(running: AttemptHandle) -> ReplacedOutputs:
     """Return digests of the outputs of this attempt so far. A contract violation is reported at its end, not here."""
-    collected = CollectedOutputs(_made(running.workspace) / "replaced", UNLIMITED)
+    writer = FolderWriter(_made(running.workspace) / "replaced")
+    collected = CollectedOutputs(writer, UNLIMITED)
     try:
         await running.outputs(collected)
-        files = await asyncio.to_thread(lambda: files_in(collected.staging))
+        files = await asyncio.to_thread(lambda: files_in(writer.staging))
     except ContractViolation:
         return NOTHING_REPLACED
     finally:
@@ -213,7 +216,7 @@ def _inherit(
     for leftover in (temporary, folder):
         remove_tree(leftover)
     temporary.mkdir(mode=0o700)
-    collected = CollectedOutputs(temporary / FILES, UNLIMITED)
+    collected = CollectedOutputs(FolderWriter(temporary / FILES), UNLIMITED)
     take(collected)
     collected.publish()
     write_file(temporary / ABOUT, msgspec.json.encode(InheritedOutputs(outputs=outputs, replaced=before)))

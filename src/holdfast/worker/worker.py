@@ -16,6 +16,7 @@ from holdfast.config import Settings
 from holdfast.duties.scheduler import DutyScheduler
 from holdfast.errors import StoreError
 from holdfast.model import Claimable, Lease, new_worker_id
+from holdfast.runner.artifacts import ArtifactStore
 from holdfast.runner.base import Runner
 from holdfast.runner.checks import ReadinessChecks
 from holdfast.runner.disk import LOOK_SECONDS
@@ -55,6 +56,7 @@ class Worker:
         *,
         installation: str,
         shared: SharedFolder,
+        artifacts: ArtifactStore,
         settings: Settings,
         queues: Mapping[str, int],
         runners: Sequence[Runner],
@@ -73,7 +75,7 @@ class Worker:
         self._locks = locks
         self._connect_beats = connect_beats
         self._held_leases = HeldLeases(settings.lease_ttl)
-        self._services = ExecutionServices(store, self.id, settings, installation, shared, checks, at)
+        self._services = ExecutionServices(store, self.id, settings, installation, shared, checks, artifacts, at)
         threads = sum(queues.values()) or settings.max_concurrency
         self._function_executor = FunctionExecutor(self._services, functions, threads=threads, done=self._release)
         self.capabilities = Capabilities(runners, functions, self._services.disks)
@@ -114,7 +116,7 @@ class Worker:
                 on_result=self._on_heartbeat,
             )
             await self._services.disks.look()
-            duties = DutyScheduler(self._store, self.id, self._settings)
+            duties = DutyScheduler(self._store, self.id, self._settings, self._services.artifacts)
             upkeep = self._upkeep()
             async with heartbeat, self._store.notifications.listening() as signal, self._all_tasks() as group:
                 helpers = [

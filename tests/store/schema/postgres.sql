@@ -183,6 +183,10 @@ queues.paused boolean NO false
 queues.cap integer YES 
 queues.depth_limit integer YES 
 queues.updated_at timestamp with time zone NO 
+repeatables.file text NO 
+repeatables.revision integer NO 
+repeatables.checksum text NO 
+repeatables.applied_at timestamp with time zone NO 
 reuse.tenant text NO 
 reuse.reuse_key text NO 
 reuse.job_id uuid NO 
@@ -280,6 +284,7 @@ CREATE UNIQUE INDEX migrations_pkey ON holdfast.migrations USING btree (number)
 CREATE INDEX needs_open ON holdfast.needs USING btree (need_id, job_id) WHERE (NOT satisfied)
 CREATE UNIQUE INDEX needs_pkey ON holdfast.needs USING btree (job_id, need_id)
 CREATE UNIQUE INDEX queues_pkey ON holdfast.queues USING btree (queue)
+CREATE UNIQUE INDEX repeatables_pkey ON holdfast.repeatables USING btree (file)
 CREATE UNIQUE INDEX reuse_pkey ON holdfast.reuse USING btree (tenant, reuse_key)
 CREATE UNIQUE INDEX snapshots_folder ON holdfast.snapshots USING btree (folder)
 CREATE INDEX snapshots_listed ON holdfast.snapshots USING btree (tenant, made_at DESC, id DESC)
@@ -321,6 +326,7 @@ migrations_pkey PRIMARY KEY (number)
 needs_pkey PRIMARY KEY (job_id, need_id)
 phase_known CHECK ((phase = ANY (ARRAY['claimed'::text, 'started'::text])))
 queues_pkey PRIMARY KEY (queue)
+repeatables_pkey PRIMARY KEY (file)
 reuse_pkey PRIMARY KEY (tenant, reuse_key)
 role_known CHECK ((role = ANY (ARRAY['viewer'::text, 'submitter'::text, 'operator'::text, 'admin'::text])))
 runner_known CHECK ((runner = ANY (ARRAY['function'::text, 'process'::text, 'docker'::text])))
@@ -344,6 +350,143 @@ tokens_name UNIQUE (name)
 tokens_pkey PRIMARY KEY (id)
 totals_pkey PRIMARY KEY (counter, status)
 workers_pkey PRIMARY KEY (worker)
+CREATE OR REPLACE FUNCTION holdfast.accept_job(jobs jsonb, settings jsonb, wake boolean, idempotency_key text, key_tenant text, body uuid)
+ RETURNS TABLE(reused boolean, asked uuid, record job_records)
+ LANGUAGE plpgsql
+AS $function$
+DECLARE
+  existing record;
+BEGIN
+  SELECT a.id, a.asked INTO existing
+  FROM holdfast.accept_jobs(accept_job.jobs, settings, wake, idempotency_key, key_tenant, body) AS a;
+  RETURN QUERY
+  SELECT existing.id IS NOT NULL, CASE WHEN existing.id IS NULL THEN r.id ELSE existing.asked END, r
+  FROM holdfast.job_records AS r
+  WHERE r.id = coalesce(existing.id, (accept_job.jobs -> 0 ->> 'id')::uuid);
+END
+$function$
+
+CREATE OR REPLACE FUNCTION holdfast.accept_jobs(jobs jsonb, settings jsonb, wake boolean, idempotency_key text, key_tenant text, body uuid)
+ RETURNS TABLE(id uuid, asked uuid)
+ LANGUAGE plpgsql
+AS $function$
+#variable_conflict use_column
+DECLARE
+  core CONSTANT text[] := ARRAY[
+    'id', 'tenant', 'kind', 'queue', 'lane', 'priority', 'labels', 'runner', 'spec', 'inputs', 'needs', 'hold',
+    'available_at', 'max_attempts', 'reuse_key', 'rebuild'];
+  now_at CONSTANT timestamptz := holdfast.clock();
+  batch jsonb;
+  joined jsonb := '{}';
+  limited text[];
+  needing boolean;
+  known record;
+BEGIN
+  IF idempotency_key IS NOT NULL THEN
+    INSERT INTO holdfast.idempotency AS i (tenant, key, body, jobs, made_at)
+    VALUES (key_tenant, idempotency_key, body, '[]', now_at)
+    ON CONFLICT (tenant, key) DO UPDATE SET body = excluded.body, jobs = excluded.jobs, made_at = excluded.made_at
+    WHERE i.made_at <= now_at - interval '24 hours';
+    IF NOT FOUND THEN
+      SELECT i.* INTO known FROM holdfast.idempotency AS i WHERE i.tenant = key_tenant AND i.key = idempotency_key;
+      IF known.body <> body THEN
+        RAISE EXCEPTION 'idempotency key % was used with another body', idempotency_key
+          USING ERRCODE = 'HF409', DETAIL = 'idempotency_key';
+      END IF;
+      RETURN QUERY
+      SELECT j.id, NULL::uuid
+      FROM json_array_elements_text(known.jobs) WITH ORDINALITY AS e(id, n)
+      JOIN holdfast.jobs AS j ON j.id = e.id::uuid
+      ORDER BY e.n;
+      IF (SELECT count(*) FROM json_array_elements_text(known.jobs) AS e JOIN holdfast.jobs AS j ON j.id = e::uuid)
+        < json_array_length(known.jobs)
+      THEN
+        RAISE EXCEPTION 'what idempotency key % made was deleted', idempotency_key
+          USING ERRCODE = 'HF410', DETAIL = 'idempotency_key';
+      END IF;
+      RETURN;
+    END IF;
+  END IF;
+
+  batch := holdfast.with_defaults(jobs, settings);
+  IF jsonb_path_exists(batch, '$[*].reuse_key') THEN
+    joined := holdfast.join_reused(batch);
+  END IF;
+  IF idempotency_key IS NOT NULL THEN
+    UPDATE holdfast.idempotency AS i
+    SET jobs = (
+      SELECT json_agg(coalesce(joined ->> (j.job ->> 'id'), j.job ->> 'id') ORDER BY j.n)
+      FROM jsonb_array_elements(batch) WITH ORDINALITY AS j(job, n))
+    WHERE i.tenant = key_tenant AND i.key = idempotency_key;
+  END IF;
+  limited := ARRAY(SELECT q.queue FROM holdfast.queues AS q WHERE q.depth_limit IS NOT NULL);
+  IF limited <> '{}' THEN
+    PERFORM holdfast.refuse_overflow(batch, joined);
+  END IF;
+  needing := jsonb_path_exists(batch, '$[*].needs[*]');
+  IF needing THEN
+    PERFORM holdfast.refuse_needs(batch, joined);
+  END IF;
+
+  WITH input AS MATERIALIZED (
+    SELECT
+      r.id,
+      coalesce(r.tenant, 'default') AS tenant,
+      coalesce(r.kind, 'run') AS kind,
+      coalesce(r.queue, 'default') AS queue,
+      coalesce(r.priority, 0) AS priority,
+      coalesce(r.hold, false) AS held,
+      coalesce(jsonb_array_length(r.needs), 0) > 0 AS has_needs,
+      CASE r.runner WHEN 'function' THEN 'function:' || (r.spec ->> 'name') ELSE r.runner END AS capability,
+      greatest(r.available_at, now_at) AS available_at,
+      coalesce(r.max_attempts, 1) AS max_attempts,
+      r.lane, nullif(r.labels, '{}') AS labels, r.runner, r.spec, coalesce(r.inputs, '{}') AS inputs, r.reuse_key,
+      nullif(j.job - core, '{}') AS policy
+    FROM jsonb_array_elements(batch) AS j(job)
+    CROSS JOIN LATERAL jsonb_to_record(j.job) AS r(
+      id uuid, tenant text, kind text, queue text, lane text, priority integer, labels jsonb, runner text, spec jsonb,
+      inputs jsonb, needs jsonb, hold boolean, available_at timestamptz, max_attempts integer, reuse_key text)
+    WHERE joined = '{}' OR NOT joined ? (j.job ->> 'id')
+  ), asked AS (
+    INSERT INTO holdfast.specs (
+      id, tenant, kind, requested_at, held, runner, spec, inputs, labels, policy, reuse_key)
+    SELECT i.id, i.tenant, i.kind, now_at, i.held, i.runner, i.spec, i.inputs, i.labels, i.policy, i.reuse_key
+    FROM input AS i
+  )
+  INSERT INTO holdfast.jobs (
+    id, tenant, queue, capability, lane, priority, status, gate, held, limited, has_needs, requested_at, available_at,
+    queue_deadline_at, updated_at, max_attempts, seq)
+  SELECT
+    i.id, i.tenant, i.queue, i.capability, i.lane, i.priority,
+    CASE WHEN i.held THEN 'pending' ELSE 'queued' END,
+    CASE
+      WHEN i.lane IS NOT NULL OR i.has_needs THEN 'unresolved'
+      WHEN i.held THEN 'held'
+      WHEN i.available_at > now_at THEN 'future'
+      ELSE 'open'
+    END,
+    i.held, i.queue = ANY (limited), i.has_needs, now_at, i.available_at,
+    CASE WHEN NOT i.held THEN i.available_at + make_interval(secs => (i.policy ->> 'queue_timeout')::float8) END,
+    now_at, i.max_attempts, 1
+  FROM input AS i;
+
+  IF needing THEN -- a success is final: its job may be pruned before the commit
+    INSERT INTO holdfast.needs (job_id, need_id, satisfied)
+    SELECT w.job_id, w.need_id, EXISTS (SELECT 1 FROM holdfast.jobs AS p WHERE p.id = w.need_id AND p.status = 'succeeded')
+    FROM (
+      SELECT DISTINCT (j.job ->> 'id')::uuid AS job_id, coalesce(joined ->> need.id, need.id)::uuid AS need_id
+      FROM jsonb_array_elements(batch) AS j(job)
+      CROSS JOIN LATERAL jsonb_array_elements_text(j.job -> 'needs') AS need(id)
+      WHERE NOT joined ? (j.job ->> 'id')) AS w;
+  END IF;
+
+  IF wake THEN
+    PERFORM pg_notify('holdfast', '["work"]');
+  END IF;
+  RETURN QUERY SELECT e.value::uuid, e.key::uuid FROM jsonb_each_text(joined) AS e;
+END
+$function$
+
 CREATE OR REPLACE FUNCTION holdfast.add_figures(figures json)
  RETURNS void
  LANGUAGE sql
@@ -361,51 +504,172 @@ AS $function$
   ON CONFLICT (counter, status) DO UPDATE SET count = t.count + excluded.count;
 $function$
 
-CREATE OR REPLACE FUNCTION holdfast.check_policy(n bigint, policy jsonb)
- RETURNS void
+CREATE OR REPLACE FUNCTION holdfast.checked_job(n bigint, asked jsonb, rules jsonb)
+ RETURNS jsonb
  LANGUAGE plpgsql
 AS $function$
 DECLARE
-  field text;
-  value jsonb;
-  wanted text;
+  pipeline CONSTANT text[] := ARRAY['tasks', 'connector', 'snapshot', 'base'];
+  most CONSTANT integer := (rules -> 'limits' ->> 'bytes')::integer;
+  longest CONSTANT jsonb := rules -> 'job' -> 'fields' -> 'timeout' -> 'le';
+  job jsonb := asked;
+  written text;
+  misfit text[];
+  wrong record;
+  name text;
+  own uuid;
+  ids uuid[];
+  base float8;
+  cap float8;
 BEGIN
-  FOR field, value IN SELECT * FROM jsonb_each(policy) LOOP
-    CONTINUE WHEN jsonb_typeof(value) = 'null' AND field <> 'on_lost';
-    wanted := CASE
-      WHEN field = 'on_lost' THEN
-        CASE WHEN value NOT IN ('"requeue"', '"fail"', '"pause"', '"hold"') THEN 'must be requeue, fail or pause' END
-      WHEN field IN ('timeout', 'queue_timeout', 'idle_timeout', 'stop_after') THEN
-        CASE WHEN jsonb_typeof(value) <> 'number' OR value <= '0' THEN 'must be a number of seconds above 0' END
-      WHEN field = 'stop_grace' THEN
-        CASE WHEN jsonb_typeof(value) <> 'number' OR value < '0' THEN 'must be a number of seconds, at least 0' END
-      WHEN field = 'retry' THEN
-        CASE WHEN jsonb_typeof(value) <> 'object' OR value - ARRAY['base', 'cap', 'on'] <> '{}'
-          OR coalesce(jsonb_typeof(value -> 'base'), 'number') <> 'number'
-          OR coalesce(jsonb_typeof(value -> 'cap'), 'number') <> 'number'
-          OR NOT coalesce(value -> 'on', '[]') <@ '["failed", "timed_out"]'
-        THEN 'must be like {"base": 5, "cap": 300, "on": ["failed", "timed_out"]}' END
-      WHEN field = 'budget' THEN
-        CASE WHEN jsonb_typeof(value) <> 'object' OR jsonb_path_exists(value, '$.* ? (@.type() != "number")')
-        THEN 'must map names to numbers' END
-      WHEN field = 'secrets' THEN
-        CASE WHEN jsonb_typeof(value) <> 'array' OR jsonb_path_exists(value, '$[*] ? (@.type() != "string")')
-        THEN 'must be a list of names' END
-      WHEN field = 'uploads' THEN
-        CASE WHEN jsonb_typeof(value) <> 'array' OR jsonb_path_exists(value, '$[*] ? (@.type() != "string")')
-        THEN 'must be a list of uploads' END
-      WHEN field = 'check' THEN
-        CASE WHEN jsonb_typeof(value) <> 'object' OR value - ARRAY['command', 'timeout'] <> '{}'
-          OR coalesce(jsonb_typeof(value -> 'command'), 'null') <> 'array'
-          OR jsonb_path_exists(value, '$.command[*] ? (@.type() != "string")')
-          OR coalesce(jsonb_typeof(value -> 'timeout'), 'null') <> 'number'
-        THEN 'must be like {"command": ["pg_isready"], "timeout": 10}' END
-      ELSE 'is an unknown field'
-    END;
-    IF wanted IS NOT NULL THEN
-      RAISE EXCEPTION 'job %: % %', n, field, wanted USING ERRCODE = 'HF422', DETAIL = field;
+  IF jsonb_path_exists(job, '$.* ? (@ == null)') THEN
+    job := (SELECT jsonb_object_agg(f.key, f.value) FROM jsonb_each(job) AS f WHERE f.value <> 'null');
+  END IF;
+
+  IF job ?| pipeline THEN
+    FOREACH name IN ARRAY pipeline LOOP
+      IF coalesce(job -> name, '""') IN ('[]', '""') THEN
+        job := job - name;
+      ELSIF jsonb_array_length(coalesce(job -> 'tasks', '[]')) = 0 THEN
+        PERFORM holdfast.refuse_job(n, name, 'is for pipelines: give tasks, too');
+      ELSIF job -> 'spec' ? name THEN
+        PERFORM holdfast.refuse_job(n, 'spec.' || name, format('is given twice: here, and as %s of the job', name));
+      ELSE
+        job := jsonb_set(job, ARRAY['spec', name], job -> name);
+      END IF;
+    END LOOP;
+    job := job - pipeline;
+  END IF;
+
+  IF job ->> 'runner' = 'function' THEN
+    IF job -> 'spec' ? 'tasks' THEN
+      PERFORM holdfast.refuse_job(n, 'tasks', 'a pipeline runs as process or docker, not as function');
     END IF;
+    misfit := holdfast.misfit(job -> 'spec', rules -> 'function', 'spec');
+    IF misfit IS NOT NULL THEN
+      PERFORM holdfast.refuse_job(n, misfit[1], misfit[2]);
+    END IF;
+  END IF;
+
+  IF holdfast.unprintable(concat(job ->> 'tenant', job ->> 'kind', job ->> 'queue', job ->> 'lane')) THEN
+    FOREACH name IN ARRAY ARRAY['tenant', 'kind', 'queue', 'lane'] LOOP
+      IF holdfast.unprintable(job ->> name) THEN
+        PERFORM holdfast.refuse_job(n, name, 'has control characters');
+      END IF;
+    END LOOP;
+  END IF;
+
+  written := job::text;
+  IF written ~ '[0-9]{155}[0-9]{154}[.][0-9]' THEN -- a fraction that no float can hold: no reader could decode the job
+    FOR name IN
+      SELECT f.key FROM jsonb_each(job) AS f
+      WHERE jsonb_path_exists(f.value, 'strict $.** ? (@.type() == "number" && (@ > 1.7976931348623157e308 || @ < -1.7976931348623157e308))')
+    LOOP
+      PERFORM holdfast.refuse_job(n, name, 'has a number that is out of range');
+    END LOOP;
+  END IF;
+  IF octet_length(written) > most THEN
+    FOR name IN SELECT f.key FROM jsonb_each(job) AS f WHERE octet_length(f.value::text) > most LOOP
+      PERFORM holdfast.refuse_job(n, name, format('%s bytes; at most %s are accepted', octet_length((job -> name)::text), most), 'HF413');
+    END LOOP;
+  END IF;
+
+  IF job ? 'available_at' AND left(job ->> 'available_at', 4)::integer
+    NOT BETWEEN (rules -> 'limits' ->> 'first_year')::integer AND (rules -> 'limits' ->> 'last_year')::integer
+  THEN
+    PERFORM holdfast.refuse_job(n, 'available_at', format('is not between the years %s and %s',
+      rules -> 'limits' ->> 'first_year', rules -> 'limits' ->> 'last_year'));
+  END IF;
+
+  IF job ? 'check' THEN
+    PERFORM holdfast.refuse_check(n, job -> 'check', rules -> 'limits');
+  END IF;
+
+  IF job ? 'secrets' THEN
+    FOR name IN SELECT s FROM jsonb_array_elements_text(job -> 'secrets') AS s WHERE s LIKE '%=%' OR holdfast.unprintable(s) LOOP
+      PERFORM holdfast.refuse_job(n, 'secrets', format('''%s'' is not a valid variable name: it has an = or a control character', left(name, 60)));
+    END LOOP;
+  END IF;
+
+  IF coalesce(job -> 'uploads', '[]') <> '[]' THEN
+    IF job ->> 'runner' = 'function' THEN
+      PERFORM holdfast.refuse_job(n, 'uploads', 'are for processes and containers: a function has no work folder');
+    ELSIF job -> 'spec' ? 'tasks' THEN
+      PERFORM holdfast.refuse_job(n, 'uploads', 'are not for pipelines: a result is known by what its tasks declare;'
+        ' put files below the sources, and name them');
+    END IF;
+  END IF;
+
+  IF job ? 'retry' THEN
+    base := coalesce(job -> 'retry' -> 'base', rules -> 'backoff' -> 'base')::float8;
+    cap := coalesce(job -> 'retry' -> 'cap', rules -> 'backoff' -> 'cap')::float8;
+    IF base NOT BETWEEN 0 AND cap THEN
+      PERFORM holdfast.refuse_job(n, 'retry', format('base %s must be between 0 and cap %s', base, cap));
+    ELSIF cap > longest::float8 THEN
+      PERFORM holdfast.refuse_job(n, 'retry', format('cap must be at most %s seconds', longest::float8));
+    END IF;
+  END IF;
+
+  own := CASE WHEN job ? 'id' THEN holdfast.to_id(job ->> 'id') ELSE holdfast.new_id() END;
+  IF own IS NULL THEN
+    PERFORM holdfast.refuse_job(n, 'id', format('not a UUID: ''%s''', left(job ->> 'id', 60)));
+  END IF;
+  job := job || jsonb_build_object('id', own);
+
+  IF coalesce(job -> 'needs', '[]') <> '[]' THEN
+    FOR wrong IN
+      SELECT e.n, e.need FROM jsonb_array_elements_text(job -> 'needs') WITH ORDINALITY AS e(need, n) WHERE holdfast.to_id(e.need) IS NULL
+    LOOP
+      PERFORM holdfast.refuse_job(n, format('needs[%s]', wrong.n - 1), format('not a UUID: ''%s''', left(wrong.need, 60)));
+    END LOOP;
+    ids := ARRAY(SELECT holdfast.to_id(e.need) FROM jsonb_array_elements_text(job -> 'needs') WITH ORDINALITY AS e(need, n) ORDER BY e.n);
+    IF (SELECT count(DISTINCT i) FROM unnest(ids) AS i) < cardinality(ids) THEN
+      PERFORM holdfast.refuse_job(n, 'needs', 'names a job twice');
+    ELSIF own = ANY (ids) THEN
+      PERFORM holdfast.refuse_job(n, 'needs', format('job %s needs itself', own));
+    END IF;
+    job := jsonb_set(job, '{needs}', to_jsonb(ids));
+  END IF;
+  RETURN job;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION holdfast.checked_jobs(jobs jsonb)
+ RETURNS jsonb
+ LANGUAGE plpgsql
+AS $function$
+DECLARE
+  rules CONSTANT jsonb := holdfast.submission_rules();
+  most CONSTANT integer := (rules -> 'limits' ->> 'jobs')::integer;
+  batch CONSTANT jsonb := CASE jsonb_typeof(jobs) WHEN 'array' THEN jobs WHEN 'object' THEN jsonb_build_array(jobs) END;
+  job_rule CONSTANT jsonb := rules -> 'job';
+  checked jsonb[] := '{}';
+  misfit text[];
+  job jsonb;
+  n bigint;
+  twice text;
+BEGIN
+  IF batch IS NULL OR jsonb_path_exists(batch, '$[*] ? (@.type() != "object")') THEN
+    RAISE EXCEPTION 'jobs: holdfast_submit takes a job (a JSON object) or an array of jobs' USING ERRCODE = 'HF422', DETAIL = 'jobs';
+  ELSIF jsonb_array_length(batch) NOT BETWEEN 1 AND most THEN
+    RAISE EXCEPTION 'jobs: % jobs in one call; between 1 and % are accepted', jsonb_array_length(batch), most
+      USING ERRCODE = 'HF422', DETAIL = 'jobs';
+  END IF;
+  FOR n, job IN SELECT j.n, j.job FROM jsonb_array_elements(batch) WITH ORDINALITY AS j(job, n) LOOP
+    IF NOT job ? 'spec' AND jsonb_typeof(job -> 'tasks') = 'array' AND job -> 'tasks' <> '[]' THEN
+      job := job || '{"spec": {}}';
+    END IF;
+    misfit := holdfast.misfit(job, job_rule, NULL);
+    IF misfit IS NOT NULL THEN
+      PERFORM holdfast.refuse_job(n, misfit[1], misfit[2]);
+    END IF;
+    checked := checked || holdfast.checked_job(n, job, rules);
   END LOOP;
+  SELECT j ->> 'id' INTO twice FROM unnest(checked) AS j GROUP BY j ->> 'id' HAVING count(*) > 1 LIMIT 1;
+  IF twice IS NOT NULL THEN
+    RAISE EXCEPTION 'id: job % is in this batch twice', twice USING ERRCODE = 'HF422', DETAIL = 'id';
+  END IF;
+  RETURN to_jsonb(checked);
 END
 $function$
 
@@ -439,184 +703,39 @@ CREATE OR REPLACE FUNCTION holdfast.holdfast_submit(jobs jsonb, wake boolean DEF
 AS $function$
 #variable_conflict use_column
 DECLARE
-  core CONSTANT text[] := ARRAY[
-    'id', 'tenant', 'kind', 'queue', 'lane', 'priority', 'labels', 'runner', 'spec', 'inputs', 'needs', 'hold',
-    'available_at', 'max_attempts', 'policy', 'reuse_key', 'rebuild'];
-  now_at CONSTANT timestamptz := holdfast.clock();
-  batch jsonb := CASE jsonb_typeof(jobs) WHEN 'array' THEN jobs WHEN 'object' THEN jsonb_build_array(jobs) END;
-  joined jsonb := '{}';
-  keyed boolean;
-  bad record;
-  known record;
+  batch CONSTANT jsonb := holdfast.checked_jobs(holdfast_submit.jobs);
+  longest CONSTANT integer := holdfast.submission_rules() -> 'limits' -> 'key';
+  joined jsonb;
+  replayed uuid[];
+  taken text;
 BEGIN
-  IF batch IS NULL OR jsonb_path_exists(batch, '$[*] ? (@.type() != "object")') THEN
-    RAISE EXCEPTION 'holdfast_submit takes a job (a JSON object) or an array of jobs' USING ERRCODE = 'HF422', DETAIL = 'jobs';
+  IF length(idempotency_key) NOT BETWEEN 1 AND longest OR holdfast.unprintable(idempotency_key) THEN
+    RAISE EXCEPTION 'idempotency_key: has % characters; between 1 and % are accepted', length(idempotency_key), longest
+      USING ERRCODE = 'HF422', DETAIL = 'idempotency_key';
   END IF;
-  batch := holdfast.with_defaults(batch);
-
-  IF idempotency_key IS NOT NULL THEN
-    IF length(idempotency_key) NOT BETWEEN 1 AND 128 THEN
-      RAISE EXCEPTION 'has % characters; between 1 and 128 are accepted', length(idempotency_key)
-        USING ERRCODE = 'HF422', DETAIL = 'idempotency_key';
-    END IF;
-    INSERT INTO holdfast.idempotency AS i (tenant, key, body, jobs, made_at)
-    VALUES (key_tenant, idempotency_key, coalesce(body, md5(jobs::text)::uuid), '[]', now_at)
-    ON CONFLICT (tenant, key) DO UPDATE SET body = excluded.body, jobs = excluded.jobs, made_at = excluded.made_at
-    WHERE i.made_at <= now_at - interval '24 hours';
-    IF NOT FOUND THEN
-      SELECT i.* INTO known FROM holdfast.idempotency AS i WHERE i.tenant = key_tenant AND i.key = idempotency_key;
-      IF known.body <> coalesce(body, md5(jobs::text)::uuid) THEN
-        RAISE EXCEPTION 'idempotency key % was used with another body', idempotency_key
-          USING ERRCODE = 'HF409', DETAIL = 'idempotency_key';
-      END IF;
-      RETURN QUERY
-      SELECT j.id, j.status, j.gate, true, NULL::uuid
-      FROM json_array_elements_text(known.jobs) WITH ORDINALITY AS e(id, n)
-      JOIN holdfast.jobs AS j ON j.id = e.id::uuid
-      ORDER BY e.n;
-      IF (SELECT count(*) FROM json_array_elements_text(known.jobs) AS e JOIN holdfast.jobs AS j ON j.id = e::uuid)
-        < json_array_length(known.jobs)
-      THEN
-        RAISE EXCEPTION 'what idempotency key % made was deleted', idempotency_key
-          USING ERRCODE = 'HF410', DETAIL = 'idempotency_key';
-      END IF;
-      RETURN;
-    END IF;
-  END IF;
-
-  keyed := jsonb_path_exists(batch, '$[*].reuse_key ? (@ != null)');
-  IF keyed OR idempotency_key IS NOT NULL THEN
-    SELECT jsonb_agg(CASE WHEN j.job ? 'id' THEN j.job ELSE j.job || jsonb_build_object('id', holdfast.new_id()) END ORDER BY j.n)
-    INTO batch
-    FROM jsonb_array_elements(batch) WITH ORDINALITY AS j(job, n);
-  END IF;
-  IF keyed THEN
-    joined := holdfast.join_reused(batch);
-  END IF;
-  IF idempotency_key IS NOT NULL THEN
-    UPDATE holdfast.idempotency AS i
-    SET jobs = (
-      SELECT json_agg(coalesce(joined ->> (j.job ->> 'id'), j.job ->> 'id') ORDER BY j.n)
-      FROM jsonb_array_elements(batch) WITH ORDINALITY AS j(job, n))
-    WHERE i.tenant = key_tenant AND i.key = idempotency_key;
-  END IF;
-
-  IF EXISTS (SELECT 1 FROM holdfast.queues AS q WHERE q.depth_limit IS NOT NULL) THEN
-    FOR bad IN
-      SELECT q.queue, q.depth_limit, count(*) AS added, (
-        SELECT count(*) FROM (
-          SELECT 1 FROM holdfast.jobs AS w
-          WHERE w.limited AND w.gate IS NOT NULL AND w.queue = q.queue
-          LIMIT q.depth_limit) AS found) AS waiting
-      FROM jsonb_array_elements(batch) AS j(job)
-      JOIN holdfast.queues AS q ON q.queue = coalesce(j.job ->> 'queue', 'default')
-      WHERE q.depth_limit IS NOT NULL
-        AND NOT coalesce(joined ? (j.job ->> 'id'), false)
-      GROUP BY q.queue, q.depth_limit
-    LOOP
-      IF bad.waiting + bad.added > bad.depth_limit THEN
-        RAISE EXCEPTION 'queue % is full: at most % jobs may wait in it', bad.queue, bad.depth_limit
-          USING ERRCODE = 'HF429', DETAIL = 'queue';
-      END IF;
-    END LOOP;
-  END IF;
-
-  IF jsonb_path_exists(batch, '$[*].needs[*]') THEN
-    FOR bad IN
-      WITH asked AS (
-        SELECT j.n, coalesce(j.job ->> 'tenant', 'default') AS tenant, coalesce(joined ->> need.id, need.id)::uuid AS need
-        FROM jsonb_array_elements(batch) WITH ORDINALITY AS j(job, n)
-        CROSS JOIN LATERAL jsonb_array_elements_text(
-          CASE jsonb_typeof(j.job -> 'needs') WHEN 'array' THEN j.job -> 'needs' END) AS need(id)
-      ), batched AS (
-        SELECT (j.job ->> 'id')::uuid AS id, coalesce(j.job ->> 'tenant', 'default') AS tenant, j.n
-        FROM jsonb_array_elements(batch) WITH ORDINALITY AS j(job, n)
-      )
-      SELECT a.n, a.need, p.status
-      FROM asked AS a
-      LEFT JOIN holdfast.jobs AS p ON p.id = a.need AND p.tenant = a.tenant
-      LEFT JOIN batched AS b ON b.id = a.need AND b.tenant = a.tenant AND b.n < a.n
-      WHERE b.id IS NULL AND (p.id IS NULL OR p.status IN ('failed', 'timed_out', 'cancelled'))
-      ORDER BY a.n LIMIT 1
-    LOOP
-      IF bad.status IS NULL THEN
-        RAISE EXCEPTION 'job % needs job %, which does not exist', bad.n, bad.need USING ERRCODE = 'HF404', DETAIL = 'needs',
-          HINT = 'Within one call, put a job after the ones it needs.';
-      END IF;
-      RAISE EXCEPTION 'job % needs job %, which is already %', bad.n, bad.need, bad.status USING ERRCODE = 'HF409', DETAIL = 'needs';
-    END LOOP;
-  END IF;
-
-  RETURN QUERY
-  WITH input AS MATERIALIZED (
-    SELECT
-      j.n,
-      coalesce(r.id, holdfast.new_id()) AS id,
-      coalesce(r.tenant, 'default') AS tenant,
-      coalesce(r.kind, 'run') AS kind,
-      coalesce(r.queue, 'default') AS queue,
-      coalesce(r.priority, 0) AS priority,
-      coalesce(r.hold, false) AS held,
-      coalesce(jsonb_array_length(r.needs), 0) > 0 AS has_needs,
-      EXISTS (
-        SELECT 1 FROM holdfast.queues AS q
-        WHERE q.queue = coalesce(r.queue, 'default') AND q.depth_limit IS NOT NULL) AS limited,
-      CASE r.runner WHEN 'function' THEN 'function:' || (r.spec ->> 'name') ELSE r.runner END AS capability,
-      greatest(r.available_at, now_at) AS available_at,
-      coalesce(r.max_attempts, 1) AS max_attempts,
-      r.lane, r.labels, r.runner, r.spec, coalesce(r.inputs, '{}') AS inputs, r.needs, r.reuse_key,
-      coalesce(r.policy, nullif(e.extra, '{}')) AS policy,
-      CASE WHEN r.policy IS NOT NULL OR e.extra <> '{}'
-        THEN holdfast.check_policy(j.n, coalesce(r.policy, '{}') || e.extra) IS NULL END AS checked
-    FROM jsonb_array_elements(batch) WITH ORDINALITY AS j(job, n)
-    CROSS JOIN LATERAL (SELECT j.job - core AS extra) AS e
-    CROSS JOIN LATERAL jsonb_to_record(j.job) AS r(
-      id uuid, tenant text, kind text, queue text, lane text, priority integer, labels jsonb, runner text, spec jsonb,
-      inputs jsonb, needs jsonb, hold boolean, available_at timestamptz, max_attempts integer, policy jsonb, reuse_key text)
-    WHERE joined = '{}' OR NOT joined ? (j.job ->> 'id')
-  ), asked AS (
-    INSERT INTO holdfast.specs (
-      id, tenant, kind, requested_at, held, runner, spec, inputs, labels, policy, reuse_key)
-    SELECT i.id, i.tenant, i.kind, now_at, i.held, i.runner, i.spec, i.inputs, i.labels, i.policy, i.reuse_key
-    FROM input AS i
-  ), wanted AS (
-    INSERT INTO holdfast.needs (job_id, need_id, satisfied) -- a success is final: its job may be pruned before the commit
-    SELECT w.job_id, w.need_id, EXISTS (SELECT 1 FROM holdfast.jobs AS p WHERE p.id = w.need_id AND p.status = 'succeeded')
-    FROM (
-      SELECT DISTINCT i.id AS job_id, coalesce(joined ->> need.id, need.id)::uuid AS need_id
-      FROM input AS i CROSS JOIN LATERAL jsonb_array_elements_text(i.needs) AS need(id)
-      WHERE i.has_needs) AS w
-  ), made AS (
-    INSERT INTO holdfast.jobs AS j (
-      id, tenant, queue, capability, lane, priority, status, gate, held, limited, has_needs, requested_at, available_at,
-      queue_deadline_at, updated_at, max_attempts, seq)
-    SELECT
-      i.id, i.tenant, i.queue, i.capability, i.lane, i.priority,
-      CASE WHEN i.held THEN 'pending' ELSE 'queued' END,
-      CASE
-        WHEN i.lane IS NOT NULL OR i.has_needs THEN 'unresolved'
-        WHEN i.held THEN 'held'
-        WHEN i.available_at > now_at THEN 'future'
-        ELSE 'open'
-      END,
-      i.held, i.limited, i.has_needs, now_at, i.available_at,
-      CASE WHEN NOT i.held THEN i.available_at + make_interval(secs => (i.policy ->> 'queue_timeout')::float8) END,
-      now_at, i.max_attempts, 1
-    FROM input AS i
-    RETURNING j.id, j.status, j.gate
-  )
-  SELECT m.id, m.status, m.gate, false, m.id FROM made AS m;
-
-  IF joined <> '{}' THEN
+  BEGIN
+    SELECT jsonb_object_agg(a.asked::text, a.id) FILTER (WHERE a.asked IS NOT NULL), array_agg(a.id) FILTER (WHERE a.asked IS NULL)
+    INTO joined, replayed
+    FROM holdfast.accept_jobs(
+      batch, '{}', wake, idempotency_key, key_tenant, coalesce(body, md5(holdfast_submit.jobs::text)::uuid)) AS a;
+  EXCEPTION WHEN unique_violation THEN
+    GET STACKED DIAGNOSTICS taken = PG_EXCEPTION_DETAIL;
+    RAISE EXCEPTION 'id: job % exists already', substring(taken FROM '\(id\)=\(([0-9a-f-]{36})\)')
+      USING ERRCODE = 'HF409', DETAIL = 'id';
+  END;
+  IF replayed IS NOT NULL THEN
     RETURN QUERY
-    SELECT j.id, j.status, j.gate, true, (b.job ->> 'id')::uuid
-    FROM jsonb_array_elements(batch) WITH ORDINALITY AS b(job, n)
-    JOIN holdfast.jobs AS j ON j.id = (joined ->> (b.job ->> 'id'))::uuid;
+    SELECT j.id, j.status, j.gate, true, NULL::uuid
+    FROM unnest(replayed) WITH ORDINALITY AS e(id, n)
+    JOIN holdfast.jobs AS j ON j.id = e.id
+    ORDER BY e.n;
+    RETURN;
   END IF;
-
-  IF wake THEN
-    PERFORM pg_notify('holdfast', '["work"]');
-  END IF;
+  RETURN QUERY
+  SELECT j.id, j.status, j.gate, joined ->> (b.job ->> 'id') IS NOT NULL, (b.job ->> 'id')::uuid
+  FROM jsonb_array_elements(batch) WITH ORDINALITY AS b(job, n)
+  JOIN holdfast.jobs AS j ON j.id = coalesce(joined ->> (b.job ->> 'id'), b.job ->> 'id')::uuid
+  ORDER BY b.n;
 END
 $function$
 
@@ -681,6 +800,120 @@ BEGIN
 END
 $function$
 
+CREATE OR REPLACE FUNCTION holdfast.misfit(value jsonb, rule jsonb, path text)
+ RETURNS text[]
+ LANGUAGE plpgsql
+ IMMUTABLE
+AS $function$
+DECLARE
+  wanted CONSTANT text := rule ->> 'type';
+  given text := jsonb_typeof(value);
+  message text;
+  misfit text[];
+  size integer;
+  key text;
+  item jsonb;
+  n bigint;
+BEGIN
+  IF wanted = 'any' OR (given = 'null' AND rule ? 'null') THEN
+    RETURN NULL;
+  END IF;
+  given := CASE given
+    WHEN 'string' THEN 'str'
+    WHEN 'boolean' THEN 'bool'
+    WHEN 'number' THEN CASE WHEN value::text LIKE '%.%' THEN 'float' ELSE 'int' END
+    ELSE given
+  END;
+  IF given <> (CASE WHEN wanted IN ('struct', 'map') THEN 'object' WHEN wanted IN ('enum', 'datetime') THEN 'str' ELSE wanted END)
+    AND NOT (wanted = 'float' AND given = 'int')
+  THEN
+    RETURN ARRAY[path, format('Expected `%s`, got `%s`', rule ->> 'expected', given)];
+  END IF;
+
+  IF wanted IN ('int', 'float') THEN
+    message := CASE
+      WHEN value <= rule -> 'gt' THEN format('Expected `%s` > %s', wanted, rule ->> 'gt')
+      WHEN value < rule -> 'ge' THEN format('Expected `%s` >= %s', wanted, rule ->> 'ge')
+      WHEN value > rule -> 'le' THEN format('Expected `%s` <= %s', wanted, rule ->> 'le')
+    END;
+  ELSIF wanted = 'enum' THEN
+    message := CASE WHEN NOT rule -> 'values' @> value THEN format('Invalid enum value ''%s''', value #>> '{}') END;
+  ELSIF wanted = 'datetime' THEN
+    message := holdfast.misfit_time(value #>> '{}');
+  ELSIF rule ? 'min_length' OR rule ? 'max_length' THEN
+    IF wanted = 'str' THEN
+      size := length(value #>> '{}');
+    ELSIF wanted = 'array' THEN
+      size := jsonb_array_length(value);
+    ELSE
+      size := (SELECT count(*) FROM jsonb_object_keys(value));
+    END IF;
+    message := CASE
+      WHEN size < (rule -> 'min_length')::integer THEN format('Expected `%s` of length >= %s', given, rule ->> 'min_length')
+      WHEN size > (rule -> 'max_length')::integer THEN format('Expected `%s` of length <= %s', given, rule ->> 'max_length')
+    END;
+  END IF;
+  IF message IS NOT NULL THEN
+    RETURN ARRAY[path, message];
+  END IF;
+
+  IF wanted = 'array' THEN
+    FOR n, item IN SELECT e.n, e.item FROM jsonb_array_elements(value) WITH ORDINALITY AS e(item, n) LOOP
+      misfit := holdfast.misfit(item, rule -> 'items', format('%s[%s]', path, n - 1));
+      IF misfit IS NOT NULL THEN
+        RETURN misfit;
+      END IF;
+    END LOOP;
+  ELSIF wanted = 'map' AND rule -> 'values' ->> 'type' <> 'any' THEN
+    FOR key, item IN SELECT * FROM jsonb_each(value) LOOP
+      misfit := coalesce(
+        holdfast.misfit(to_jsonb(key), rule -> 'keys', path), holdfast.misfit(item, rule -> 'values', path || '[...]'));
+      IF misfit IS NOT NULL THEN
+        RETURN misfit;
+      END IF;
+    END LOOP;
+  ELSIF wanted = 'struct' THEN
+    FOR key, item IN SELECT * FROM jsonb_each(value) LOOP
+      IF NOT rule -> 'fields' ? key THEN
+        RETURN ARRAY[concat_ws('.', path, key), format('Object contains unknown field `%s`', key)];
+      END IF;
+      misfit := holdfast.misfit(item, rule -> 'fields' -> key, concat_ws('.', path, key));
+      IF misfit IS NOT NULL THEN
+        RETURN misfit;
+      END IF;
+    END LOOP;
+    FOR n IN 0 .. jsonb_array_length(rule -> 'required') - 1 LOOP
+      key := rule -> 'required' ->> n::integer;
+      IF NOT value ? key THEN
+        RETURN ARRAY[concat_ws('.', path, key), format('Object missing required field `%s`', key)];
+      END IF;
+    END LOOP;
+  END IF;
+  RETURN NULL;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION holdfast.misfit_time(given text)
+ RETURNS text
+ LANGUAGE plpgsql
+ IMMUTABLE
+AS $function$
+DECLARE
+  invalid CONSTANT text := 'Invalid RFC3339 encoded datetime';
+BEGIN
+  IF given !~* '^\d{4}-\d\d-\d\d[t ]([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d+)?(z|[+-]([01]\d|2[0-3]):?[0-5]\d)?$' THEN
+    RETURN invalid;
+  END IF;
+  PERFORM left(given, 10)::date;
+  IF given !~* '(z|[+-]\d\d:?\d\d)$' THEN
+    RETURN 'Expected `datetime` with a timezone component';
+  END IF;
+  RETURN NULL;
+EXCEPTION WHEN data_exception THEN
+  RETURN invalid;
+END
+$function$
+
 CREATE OR REPLACE FUNCTION holdfast.new_id()
  RETURNS uuid
  LANGUAGE sql
@@ -720,38 +953,199 @@ BEGIN
 END
 $function$
 
-CREATE OR REPLACE FUNCTION holdfast.with_defaults(batch jsonb)
+CREATE OR REPLACE FUNCTION holdfast.refuse_check(n bigint, asked jsonb, limits jsonb)
+ RETURNS void
+ LANGUAGE plpgsql
+AS $function$
+BEGIN
+  IF coalesce(asked -> 'command' ->> 0, '') = '' THEN
+    PERFORM holdfast.refuse_job(n, 'check.command', 'is empty; give a program and its arguments');
+  ELSIF jsonb_array_length(asked -> 'command') > (limits ->> 'arguments')::integer
+    OR EXISTS (SELECT 1 FROM jsonb_array_elements_text(asked -> 'command') AS a WHERE length(a) > (limits ->> 'argument')::integer)
+  THEN
+    PERFORM holdfast.refuse_job(n, 'check.command', format('has over %s arguments, or one with over %s characters',
+      limits ->> 'arguments', limits ->> 'argument'));
+  ELSIF NOT (asked -> 'timeout' > '0' AND asked -> 'timeout' <= limits -> 'check_seconds') THEN
+    PERFORM holdfast.refuse_job(n, 'check.timeout', 'must be a number of seconds above 0, at most a day');
+  END IF;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION holdfast.refuse_job(n bigint, field text, message text, code text DEFAULT 'HF422'::text)
+ RETURNS void
+ LANGUAGE plpgsql
+AS $function$
+BEGIN
+  RAISE EXCEPTION '%: %', field, message USING ERRCODE = code, DETAIL = field, HINT = format('In job %s of the call.', n);
+END
+$function$
+
+CREATE OR REPLACE FUNCTION holdfast.refuse_needs(batch jsonb, joined jsonb)
+ RETURNS void
+ LANGUAGE plpgsql
+AS $function$
+DECLARE
+  bad record;
+BEGIN
+  FOR bad IN
+    WITH asked AS (
+      SELECT j.n, coalesce(j.job ->> 'tenant', 'default') AS tenant, coalesce(joined ->> need.id, need.id)::uuid AS need
+      FROM jsonb_array_elements(batch) WITH ORDINALITY AS j(job, n)
+      CROSS JOIN LATERAL jsonb_array_elements_text(j.job -> 'needs') AS need(id)
+    ), batched AS (
+      SELECT (j.job ->> 'id')::uuid AS id, coalesce(j.job ->> 'tenant', 'default') AS tenant, j.n
+      FROM jsonb_array_elements(batch) WITH ORDINALITY AS j(job, n)
+    )
+    SELECT a.n, a.need, p.status
+    FROM asked AS a
+    LEFT JOIN holdfast.jobs AS p ON p.id = a.need AND p.tenant = a.tenant
+    LEFT JOIN batched AS b ON b.id = a.need AND b.tenant = a.tenant AND b.n < a.n
+    WHERE b.id IS NULL AND (p.id IS NULL OR p.status IN ('failed', 'timed_out', 'cancelled'))
+    ORDER BY a.n LIMIT 1
+  LOOP
+    IF bad.status IS NULL THEN
+      RAISE EXCEPTION 'no job (named in needs) %', bad.need USING ERRCODE = 'HF404', DETAIL = 'needs',
+        HINT = format('In job %s of the call. Within one call, put a job after the ones it needs.', bad.n);
+    END IF;
+    RAISE EXCEPTION 'needs: job % %; resume or resolve it first, or leave it out', bad.need, bad.status
+      USING ERRCODE = 'HF409', DETAIL = 'needs', HINT = format('In job %s of the call.', bad.n);
+  END LOOP;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION holdfast.refuse_overflow(batch jsonb, joined jsonb)
+ RETURNS void
+ LANGUAGE plpgsql
+AS $function$
+DECLARE
+  queue record;
+BEGIN
+  FOR queue IN
+    SELECT q.queue, q.depth_limit, count(*) AS added, (
+      SELECT count(*) FROM (
+        SELECT 1 FROM holdfast.jobs AS w
+        WHERE w.limited AND w.gate IS NOT NULL AND w.queue = q.queue
+        LIMIT q.depth_limit) AS found) AS waiting
+    FROM jsonb_array_elements(batch) AS j(job)
+    JOIN holdfast.queues AS q ON q.queue = coalesce(j.job ->> 'queue', 'default')
+    WHERE q.depth_limit IS NOT NULL
+      AND NOT joined ? (j.job ->> 'id')
+    GROUP BY q.queue, q.depth_limit
+  LOOP
+    IF queue.waiting + queue.added > queue.depth_limit THEN
+      RAISE EXCEPTION 'queue % is full: at most % jobs may wait in it', queue.queue, queue.depth_limit
+        USING ERRCODE = 'HF429', DETAIL = 'queue';
+    END IF;
+  END LOOP;
+END
+$function$
+
+CREATE OR REPLACE FUNCTION holdfast.submission_rules()
+ RETURNS jsonb
+ LANGUAGE sql
+ IMMUTABLE PARALLEL SAFE
+AS $function$ SELECT $json$
+{
+ "job": {
+  "type": "struct",
+  "expected": "object",
+  "fields": {
+   "runner": {"type": "enum","expected": "str","values": ["docker","function","process"]},
+   "spec": {"type": "map","expected": "object","keys": {"type": "str","expected": "str"},"values": {"type": "any","expected": "any"}},
+   "id": {"type": "str","expected": "str | null","null": true},
+   "tenant": {"type": "str","expected": "str | null","min_length": 1,"max_length": 200,"null": true},
+   "kind": {"type": "str","expected": "str","min_length": 1,"max_length": 200},
+   "queue": {"type": "str","expected": "str | null","min_length": 1,"max_length": 200,"null": true},
+   "lane": {"type": "str","expected": "str | null","min_length": 1,"max_length": 200,"null": true},
+   "priority": {"type": "int","expected": "int","ge": -1000000,"le": 1000000},
+   "labels": {"type": "map","expected": "object","keys": {"type": "str","expected": "str","min_length": 1,"max_length": 200},"values": {"type": "str","expected": "str","max_length": 256},"max_length": 64},
+   "inputs": {"type": "map","expected": "object","keys": {"type": "str","expected": "str"},"values": {"type": "any","expected": "any"}},
+   "needs": {"type": "array","expected": "array","items": {"type": "str","expected": "str"},"max_length": 1000},
+   "hold": {"type": "bool","expected": "bool"},
+   "available_at": {"type": "datetime","expected": "datetime | null","null": true},
+   "max_attempts": {"type": "int","expected": "int | null","ge": 1,"le": 1000,"null": true},
+   "retry": {"type": "struct","expected": "object | null","fields": {"base": {"type": "float","expected": "float"},"cap": {"type": "float","expected": "float"},"on": {"type": "array","expected": "array","items": {"type": "enum","expected": "str","values": ["failed","timed_out"]}}},"required": [],"null": true},
+   "on_lost": {"type": "enum","expected": "str","values": ["fail","hold","pause","requeue"]},
+   "timeout": {"type": "float","expected": "float | null","gt": 0.0,"le": 316224000.0,"null": true},
+   "queue_timeout": {"type": "float","expected": "float | null","gt": 0.0,"le": 316224000.0,"null": true},
+   "idle_timeout": {"type": "float","expected": "float | null","gt": 0.0,"le": 316224000.0,"null": true},
+   "stop_grace": {"type": "float","expected": "float | null","ge": 0.0,"le": 86400.0,"null": true},
+   "stop_after": {"type": "float","expected": "float | null","gt": 0.0,"le": 316224000.0,"null": true},
+   "budget": {"type": "map","expected": "object | null","keys": {"type": "str","expected": "str","min_length": 1,"max_length": 200},"values": {"type": "float","expected": "float","ge": 0.0},"null": true},
+   "secrets": {"type": "array","expected": "array","items": {"type": "str","expected": "str","min_length": 1,"max_length": 200}},
+   "uploads": {"type": "array","expected": "array","items": {"type": "str","expected": "str","min_length": 1,"max_length": 200},"max_length": 100},
+   "check": {"type": "struct","expected": "object | null","fields": {"command": {"type": "array","expected": "array","items": {"type": "str","expected": "str"}},"timeout": {"type": "float","expected": "float"}},"required": ["command","timeout"],"null": true},
+   "reuse_key": {"type": "str","expected": "str | null","min_length": 1,"max_length": 200,"null": true},
+   "rebuild": {"type": "bool","expected": "bool"},
+   "tasks": {"type": "array","expected": "array","items": {"type": "struct","expected": "object","fields": {"name": {"type": "str","expected": "str","min_length": 1,"max_length": 64},"command": {"type": "array","expected": "array | null","items": {"type": "str","expected": "str","max_length": 32768},"min_length": 1,"max_length": 4096,"null": true},"sql": {"type": "str","expected": "str | null","min_length": 1,"max_length": 4096,"null": true},"files": {"type": "array","expected": "array","items": {"type": "str","expected": "str","min_length": 1,"max_length": 4096},"max_length": 1000},"env": {"type": "map","expected": "object","keys": {"type": "str","expected": "str","min_length": 1,"max_length": 200},"values": {"type": "str","expected": "str","max_length": 32768}},"timeout": {"type": "float","expected": "float | null","gt": 0.0,"le": 316224000.0,"null": true}},"required": ["name"]}},
+   "connector": {"type": "enum","expected": "str | null","values": ["files","postgres"],"null": true},
+   "snapshot": {"type": "enum","expected": "str | null","values": ["always","final","none"],"null": true},
+   "base": {"type": "str","expected": "str | null","null": true}
+  },
+  "required": [
+   "runner",
+   "spec"
+  ]
+ },
+ "function": {
+  "type": "struct",
+  "expected": "object",
+  "fields": {
+   "name": {"type": "str","expected": "str","min_length": 1,"max_length": 200}
+  },
+  "required": [
+   "name"
+  ]
+ },
+ "limits": {
+  "jobs": 10000,
+  "key": 128,
+  "bytes": 1048576,
+  "first_year": 1970,
+  "last_year": 9000,
+  "arguments": 4096,
+  "argument": 32768,
+  "check_seconds": 86400.0
+ },
+ "backoff": {
+  "base": 5.0,
+  "cap": 300.0
+ }
+}
+$json$::jsonb $function$
+
+CREATE OR REPLACE FUNCTION holdfast.to_id(given text)
+ RETURNS uuid
+ LANGUAGE sql
+ IMMUTABLE PARALLEL SAFE
+AS $function$
+  SELECT CASE WHEN d.digits ~* '^[0-9a-f]{32}$' THEN d.digits::uuid END
+  FROM (SELECT replace(btrim(replace(replace(given, 'urn:', ''), 'uuid:', ''), '{}'), '-', '') AS digits) AS d
+$function$
+
+CREATE OR REPLACE FUNCTION holdfast.unprintable(given text)
+ RETURNS boolean
+ LANGUAGE sql
+ IMMUTABLE PARALLEL SAFE
+AS $function$
+  SELECT given ~ ('[\u0001-\u001F\u007F-\u00A0\u00AD\u0600-\u0605\u061C\u06DD\u070F\u0890\u0891\u08E2\u1680\u180E\u2000-\u200F'
+    '\u2028-\u202F\u205F-\u2064\u2066-\u206F\u3000\uE000-\uF8FF\uFEFF\uFFF9-\uFFFB]')
+$function$
+
+CREATE OR REPLACE FUNCTION holdfast.with_defaults(batch jsonb, settings jsonb)
  RETURNS jsonb
  LANGUAGE plpgsql
  STABLE SECURITY DEFINER
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
-DECLARE
-  core CONSTANT text[] := ARRAY['queue', 'lane', 'priority', 'labels', 'max_attempts'];
 BEGIN
-  IF NOT EXISTS (SELECT 1 FROM holdfast.functions AS f WHERE f.defaults <> '{}')
-    AND NOT jsonb_path_exists(batch, '$[*].defaults')
-  THEN
+  IF settings = '{}' AND NOT EXISTS (SELECT 1 FROM holdfast.functions AS f WHERE f.defaults <> '{}') THEN
     RETURN batch;
   END IF;
   RETURN (
-    SELECT jsonb_agg(
-      CASE
-        WHEN d.defaults = '{}' THEN j.job - 'defaults'
-        WHEN jsonb_typeof(j.job -> 'policy') = 'object' THEN
-          (SELECT coalesce(jsonb_object_agg(e.key, e.value), '{}') FROM jsonb_each(d.defaults) AS e WHERE e.key = ANY (core))
-          || s.said
-          || jsonb_build_object('policy', (d.defaults - core) || (j.job -> 'policy'))
-        ELSE d.defaults || s.said
-      END ORDER BY j.n)
+    SELECT jsonb_agg(settings || coalesce(f.defaults, '{}') || j.job ORDER BY j.n)
     FROM jsonb_array_elements(batch) WITH ORDINALITY AS j(job, n)
-    LEFT JOIN holdfast.functions AS f ON j.job ->> 'runner' = 'function' AND f.function = j.job -> 'spec' ->> 'name'
-    CROSS JOIN LATERAL (SELECT coalesce(j.job -> 'defaults', '{}') || coalesce(f.defaults, '{}') AS defaults) AS d
-    CROSS JOIN LATERAL (
-      SELECT coalesce(jsonb_object_agg(e.key, e.value), '{}') AS said
-      FROM jsonb_each(j.job - 'defaults') AS e
-      WHERE e.value <> 'null' OR NOT d.defaults ? e.key
-    ) AS s);
+    LEFT JOIN holdfast.functions AS f ON j.job ->> 'runner' = 'function' AND f.function = j.job -> 'spec' ->> 'name');
 END
 $function$
 

@@ -199,6 +199,12 @@ CREATE TABLE queues (
   CONSTRAINT cap_positive CHECK (cap >= 1),
   CONSTRAINT depth_limit_positive CHECK (depth_limit >= 1)
 ) WITHOUT ROWID, STRICT
+CREATE TABLE repeatables (
+  file TEXT NOT NULL CONSTRAINT repeatables_pkey PRIMARY KEY,
+  revision INTEGER NOT NULL,
+  checksum TEXT NOT NULL,
+  applied_at INTEGER NOT NULL
+) WITHOUT ROWID, STRICT
 CREATE TABLE reuse (
   tenant TEXT NOT NULL,
   reuse_key TEXT NOT NULL,

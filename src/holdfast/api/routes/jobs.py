@@ -258,7 +258,7 @@ def _within_ceilings(call: Call, job: Mapping[str, Any]) -> Mapping[str, Any]:
 
 async def _prepared(call: Call, job: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a job with its uploads assigned; for a pipeline, also with its base resolved and its files checked."""
-    job = await with_uploads(job, call.tenant, call.service.settings, call.service.shared)
+    job = await with_uploads(job, call.tenant, call.service.settings, call.service.artifacts)
     if not job.get("tasks"):
         return job
     if isinstance(job.get("base"), str):

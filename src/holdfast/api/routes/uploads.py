@@ -19,6 +19,6 @@ routes = Routes()
 async def upload(call: Call) -> Reply:
     """Upload files. A job can name them in `uploads` within a day."""
     service = call.service
-    received = await uploads.receive(call.request, call.tenant, service.settings, service.shared, service.readiness)
+    received = await uploads.receive(call.request, call.tenant, service.settings, service.artifacts)
     files = [UploadedFile(path=name, size=size) for name, size in received.files.items()]
     return Reply(UploadView(upload=received.id, files=files), 201)

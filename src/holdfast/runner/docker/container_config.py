@@ -17,6 +17,7 @@ from holdfast.errors import Invalid
 from holdfast.limits import FILES, AttemptLimits
 from holdfast.privileges import names_root
 from holdfast.runner import supervisor
+from holdfast.runner.artifacts import InputFile
 from holdfast.runner.base import CannotStart, ContainerLimits, Identity, StartRequest
 from holdfast.runner.docker.archive import Archive
 from holdfast.runner.docker.engine import ImageInfo
@@ -249,12 +250,13 @@ def files_of(request: StartRequest, spec: SupervisorSpec, user: User) -> bytes:
     return archive.finish()
 
 
-def _add_inputs(archive: Archive, files: Mapping[str, Path]) -> None:
+def _add_inputs(archive: Archive, files: Mapping[str, InputFile]) -> None:
     folders = {str(parent) for name in files for parent in PurePosixPath("input", name).parents} - {"."}
     for folder in sorted(folders):
         archive.folder(f"attempt/work/{folder}")
     for name, source in files.items():
-        archive.file(f"attempt/work/input/{name}", source.read_bytes())
+        with source.open() as data:
+            archive.file(f"attempt/work/input/{name}", data.read())
 
 
 @functools.cache

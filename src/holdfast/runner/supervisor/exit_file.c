@@ -35,6 +35,8 @@ static bool reserve(size_t size) {
     if (reserved < 0)
         return false;
     int error = posix_fallocate(reserved, 0, (off_t)size);
+    if (error < 0) /* zig's C library returns -1 and sets errno, unlike POSIX, glibc and musl */
+        error = errno;
     static const char zeros[4096];
     if (error == EOPNOTSUPP || error == ENOSYS || error == EINVAL) {
         error = 0;

@@ -112,11 +112,14 @@ WITH failed AS (
   FROM json_to_recordset(:rows::json) AS r(id uuid, need_id uuid, message text)
   WHERE j.id = r.id
     AND j.status IN ('pending', 'queued')
-  RETURNING j.id, j.seq, j.updated_at, j.has_dependants, r.need_id, r.message
+  RETURNING j.id, j.tenant, j.queue, j.held, j.seq, j.updated_at, j.has_dependants, r.need_id, r.message
 ), new_events AS (
   INSERT INTO holdfast.events (job_id, seq, at, type, data)
   SELECT f.id, f.seq, f.updated_at, 'status',
     json_build_object('status', 'failed', 'code', 'dependency_failed', 'message', f.message, 'need', f.need_id)
+  FROM failed AS f
+), moves AS (
+  SELECT f.id, f.tenant, f.queue, CASE WHEN f.held THEN 'pending' ELSE 'queued' END AS old_status, 'failed' AS new_status, f.seq, f.updated_at AS changed_at
   FROM failed AS f
 )
 SELECT f.id, f.has_dependants FROM failed AS f;
@@ -213,10 +216,13 @@ WITH revived AS (
       WHERE n.job_id = j.id
         AND NOT n.satisfied
         AND (p.id IS NULL OR p.status IN ('failed', 'timed_out', 'cancelled')))
-  RETURNING j.id, j.seq, j.updated_at, j.status
+  RETURNING j.id, j.tenant, j.queue, j.seq, j.updated_at, j.status
 ), new_events AS (
   INSERT INTO holdfast.events (job_id, seq, at, type, data)
   SELECT r.id, r.seq, r.updated_at, 'status', json_build_object('status', r.status, 'revived_by', :id::text)
+  FROM revived AS r
+), moves AS (
+  SELECT r.id, r.tenant, r.queue, 'failed' AS old_status, r.status AS new_status, r.seq, r.updated_at AS changed_at
   FROM revived AS r
 )
 SELECT r.id FROM revived AS r;

@@ -4,8 +4,14 @@
 -- Returns the jobs that already exist: `asked` is the id that was requested, or NULL in a replay of the whole call.
 -- All values are sent as text, whatever codecs the connection has: the connection may belong to the caller.
 SELECT s.id::text AS id, s.asked::text AS asked
-FROM holdfast.holdfast_submit(:jobs::text::jsonb, :wake::boolean, :key::text, :tenant::text, :body::text::uuid) AS s
-WHERE s.reused;
+FROM holdfast.accept_jobs(
+  :jobs::text::jsonb, :settings::text::jsonb, :wake::boolean, :key::text, :tenant::text, :body::text::uuid) AS s;
+
+-- name: submit_one
+-- Like `submit`, for one job; returns its record, whether it existed already, and `asked`.
+SELECT (s.record).*, s.reused, s.asked
+FROM holdfast.accept_job(
+  :jobs::text::jsonb, :settings::text::jsonb, :wake::boolean, :key::text, :tenant::text, :body::text::uuid) AS s;
 
 -- name: existing_jobs
 -- Which of these ids exist, and their tenants.
@@ -243,6 +249,9 @@ WITH moved AS (
   SELECT m.id, m.seq - json_array_length(:events::json) + e.n, m.updated_at, e.event ->> 'type', (e.event ->> 'data')::json
   FROM moved AS m
   CROSS JOIN json_array_elements(:events::json) WITH ORDINALITY AS e(event, n)
+), moves AS (
+  SELECT m.id, m.tenant, m.queue, :from_status::text AS old_status, m.status AS new_status, m.seq, m.updated_at AS changed_at
+  FROM moved AS m
 )
 SELECT m.id, m.status, m.queue, m.gate, m.has_dependants FROM moved AS m;
 
@@ -382,7 +391,7 @@ RETURNING j.id;
 -- name: delete_jobs
 -- Delete jobs that are marked for deletion and whose files are gone.
 WITH to_delete AS MATERIALIZED (
-  SELECT j.id, j.status
+  SELECT j.id, j.tenant, j.queue, j.status, j.seq
   FROM holdfast.jobs AS j
   WHERE j.id IN (SELECT e::uuid FROM json_array_elements_text(:ids::json) AS e)
     AND j.stop_kind = 'delete'
@@ -423,6 +432,9 @@ WITH to_delete AS MATERIALIZED (
   DELETE FROM holdfast.events AS e USING to_delete AS d WHERE e.job_id = d.id
 ), tasks AS (
   DELETE FROM holdfast.tasks AS t USING to_delete AS d WHERE t.job_id = d.id
+), moves AS (
+  SELECT d.id, d.tenant, d.queue, d.status AS old_status, NULL::text AS new_status, d.seq, holdfast.clock() AS changed_at
+  FROM to_delete AS d
 )
 SELECT d.id FROM to_delete AS d;
 

@@ -173,7 +173,10 @@ WITH RECURSIVE clock AS MATERIALIZED (
   CROSS JOIN clock AS t
   WHERE j.ctid = p.job_ctid -- locked, so its ctid cannot change
   RETURNING j.id, j.token, j.attempt, j.domain, j.tenant, j.queue, j.capability, j.lane, j.spent, j.max_attempts, j.usage,
-    j.priority, j.requested_at
+    j.priority, j.requested_at, j.seq, j.updated_at
+), moves AS (
+  SELECT c.id, c.tenant, c.queue, 'queued' AS old_status, 'running' AS new_status, c.seq, c.updated_at AS changed_at
+  FROM claimed AS c
 )
 SELECT a.id::text, a.token, a.attempt, a.domain, a.tenant, a.queue, a.capability, a.lane, s.kind, a.spent, a.max_attempts,
   s.spec, s.inputs, s.policy, a.usage,
@@ -224,7 +227,11 @@ WITH clock AS MATERIALIZED (
   WHERE j.id = :id::uuid
     AND j.gate = 'open'
     AND NOT EXISTS (SELECT 1 FROM holdfast.queues AS q WHERE q.queue = j.queue AND q.paused)
-  RETURNING j.id, j.token, j.attempt, j.domain, j.tenant, j.queue, j.capability, j.lane, j.spent, j.max_attempts, j.usage
+  RETURNING j.id, j.token, j.attempt, j.domain, j.tenant, j.queue, j.capability, j.lane, j.spent, j.max_attempts, j.usage,
+    j.seq, j.updated_at
+), moves AS (
+  SELECT c.id, c.tenant, c.queue, 'queued' AS old_status, 'running' AS new_status, c.seq, c.updated_at AS changed_at
+  FROM claimed AS c
 )
 SELECT c.id::text, c.token, c.attempt, c.domain, c.tenant, c.queue, c.capability, c.lane, s.kind, c.spent, c.max_attempts,
   s.spec, s.inputs, s.policy, c.usage
@@ -404,7 +411,7 @@ WITH clock AS MATERIALIZED (
   WHERE j.id = i.id
     AND j.token = i.token
     AND j.status = 'running'
-  RETURNING j.id, j.attempt, j.status, j.seq, j.updated_at, j.has_dependants, j.queue, j.gate, j.exit_code, j.error_code,
+  RETURNING j.id, j.tenant, j.attempt, j.status, j.seq, j.updated_at, j.has_dependants, j.queue, j.gate, j.exit_code, j.error_code,
     j.error_message, j.token, j.worker, j.adopter, j.domain, j.claim_seq, j.claimed_at, j.attempt_started_at, i.cause, i.signal
 ), kept AS (
   INSERT INTO holdfast.attempts (
@@ -412,6 +419,9 @@ WITH clock AS MATERIALIZED (
     signal, error_code, error_message, adopter)
   SELECT e.id, e.attempt, e.worker, e.domain, e.token, e.claim_seq, e.seq, e.status, e.claimed_at, e.attempt_started_at,
     e.updated_at, e.cause, e.exit_code, e.signal, e.error_code, e.error_message, e.adopter
+  FROM ended AS e
+), moves AS (
+  SELECT e.id, e.tenant, e.queue, 'running' AS old_status, e.status AS new_status, e.seq, e.updated_at AS changed_at
   FROM ended AS e
 )
 SELECT e.id::text, e.status, e.queue, e.gate, e.has_dependants FROM ended AS e;

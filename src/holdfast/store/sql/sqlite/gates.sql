@@ -117,6 +117,10 @@ SELECT f.id, f.seq, f.updated_at, 'status',
 FROM affected AS t
 CROSS JOIN jobs AS f ON f.id = t.id
 JOIN json_each(:rows) AS r ON r.value ->> 'id' = t.id;
+-- moves
+SELECT f.id, f.tenant, f.queue, CASE WHEN f.held THEN 'pending' ELSE 'queued' END AS old_status, 'failed' AS new_status, f.seq, f.updated_at AS changed_at
+FROM affected AS t
+CROSS JOIN jobs AS f ON f.id = t.id;
 SELECT f.id, f.has_dependants FROM affected AS t CROSS JOIN jobs AS f ON f.id = t.id;
 
 -- name: set_lane_positions
@@ -213,6 +217,10 @@ SET status = CASE WHEN held THEN 'pending' ELSE 'queued' END,
 WHERE id IN (SELECT id FROM affected);
 INSERT INTO events (job_id, seq, at, type, data)
 SELECT r.id, r.seq, r.updated_at, 'status', json_object('status', r.status, 'revived_by', :id)
+FROM affected AS t
+CROSS JOIN jobs AS r ON r.id = t.id;
+-- moves
+SELECT r.id, r.tenant, r.queue, 'failed' AS old_status, r.status AS new_status, r.seq, r.updated_at AS changed_at
 FROM affected AS t
 CROSS JOIN jobs AS r ON r.id = t.id;
 SELECT t.id FROM affected AS t;

@@ -238,6 +238,10 @@ SELECT m.id, m.seq - json_array_length(:events) + e.key + 1, m.updated_at, e.val
 FROM affected AS t
 CROSS JOIN jobs AS m ON m.id = t.id
 CROSS JOIN json_each(:events) AS e;
+-- moves
+SELECT m.id, m.tenant, m.queue, :from_status AS old_status, m.status AS new_status, m.seq, m.updated_at AS changed_at
+FROM affected AS t
+CROSS JOIN jobs AS m ON m.id = t.id;
 SELECT m.id, m.status, m.queue, m.gate, m.has_dependants
 FROM affected AS t
 CROSS JOIN jobs AS m ON m.id = t.id;
@@ -392,6 +396,10 @@ SET job_id = CASE WHEN job_id IN (SELECT id FROM affected) THEN succeeded_id ELS
 WHERE (tenant, reuse_key) IN (
   SELECT s.tenant, s.reuse_key FROM affected AS t CROSS JOIN specs AS s ON s.id = t.id)
   AND (job_id IN (SELECT id FROM affected) OR succeeded_id IN (SELECT id FROM affected));
+-- moves
+SELECT d.id, d.tenant, d.queue, d.status AS old_status, NULL AS new_status, d.seq, clock() AS changed_at
+FROM affected AS t
+CROSS JOIN jobs AS d ON d.id = t.id;
 DELETE FROM jobs WHERE id IN (SELECT id FROM affected);
 DELETE FROM specs WHERE id IN (SELECT id FROM affected);
 DELETE FROM attempts WHERE job_id IN (SELECT id FROM affected);

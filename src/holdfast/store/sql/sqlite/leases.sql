@@ -152,6 +152,10 @@ SET status = 'running',
     updated_at = max(clock(), updated_at),
     seq = seq + 1
 WHERE rowid IN (SELECT p.job_rowid FROM picked AS p);
+-- moves
+SELECT c.id, c.tenant, c.queue, 'queued' AS old_status, 'running' AS new_status, c.seq, c.updated_at AS changed_at
+FROM picked AS p
+CROSS JOIN jobs AS c ON c.rowid = p.job_rowid;
 SELECT json_group_array(json_array(
   c.id, c.token, c.attempt, c.domain, c.tenant, c.queue, c.capability, c.lane, s.kind, c.spent, c.max_attempts,
   s.spec, s.inputs, s.policy, c.usage,
@@ -199,6 +203,11 @@ SET status = 'running',
 WHERE id = :id
   AND gate = 'open'
   AND NOT EXISTS (SELECT 1 FROM queues AS q WHERE q.queue = jobs.queue AND q.paused = 1);
+-- moves
+SELECT c.id, c.tenant, c.queue, 'queued' AS old_status, 'running' AS new_status, c.seq, c.updated_at AS changed_at
+FROM jobs AS c
+WHERE c.id = :id
+  AND changes() > 0;
 SELECT json_group_array(json_array(
   c.id, c.token, c.attempt, c.domain, c.tenant, c.queue, c.capability, c.lane, s.kind, c.spent, c.max_attempts,
   s.spec, s.inputs, s.policy, c.usage)) AS leases
@@ -350,6 +359,10 @@ INSERT INTO attempts (
   signal, error_code, error_message, adopter)
 SELECT e.id, e.attempt, e.worker, e.domain, e.token, e.claim_seq, e.seq, e.status, e.claimed_at, e.attempt_started_at,
   e.updated_at, h.cause, h.exit_code, h.signal, h.error_code, h.error_message, e.adopter
+FROM ended AS h
+CROSS JOIN jobs AS e ON e.rowid = h.job_rowid;
+-- moves
+SELECT e.id, e.tenant, e.queue, 'running' AS old_status, e.status AS new_status, e.seq, e.updated_at AS changed_at
 FROM ended AS h
 CROSS JOIN jobs AS e ON e.rowid = h.job_rowid;
 SELECT json_group_array(json_array(e.id, e.status, e.queue, e.gate, e.has_dependants)) AS ends

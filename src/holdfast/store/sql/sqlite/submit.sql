@@ -29,6 +29,10 @@ VALUES (
   CASE WHEN NOT :hold
     THEN max(coalesce(:available_at, 0), clock()) + CAST(:queue_timeout * 1000000 AS INTEGER) END,
   clock(), :max_attempts, 1);
+-- moves
+SELECT j.id, j.tenant, j.queue, NULL AS old_status, j.status AS new_status, j.seq, j.updated_at AS changed_at
+FROM json_each(:ids) AS e
+CROSS JOIN jobs AS j ON j.id = e.value;
 
 -- name: find_idempotency_key
 -- The jobs that an idempotency key created within its 24 hours.

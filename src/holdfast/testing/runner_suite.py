@@ -19,6 +19,7 @@ from typing import Any
 from holdfast.model import Cause
 from holdfast.runner.base import AttemptEnd, AttemptHandle, Identity, Runner, StartRequest, StartTooLate
 from holdfast.runner.collected_outputs import ArtifactLimits, CollectedOutputs
+from holdfast.runner.folder_writer import FolderWriter
 from holdfast.runner.frames import Stream
 from holdfast.runner.wire import Command
 
@@ -205,7 +206,7 @@ class RunnerSuite:
             runner, 'cd "$HOLDFAST_WORK_DIR" && mkdir -p output/a && echo x > output/a/b && echo {} > result.json'
         )
         await attempt.end()
-        gathered = CollectedOutputs(tmp_path / "kept", ArtifactLimits(bytes=1000))
+        gathered = CollectedOutputs(FolderWriter(tmp_path / "kept"), ArtifactLimits(bytes=1000))
         await attempt.running.outputs(gathered)
         gathered.publish()
         assert gathered.report == b"{}\n"
