@@ -4,6 +4,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
+from importlib.util import find_spec
 
 from holdfast.config import Settings
 from holdfast.duties import store_reserve
@@ -13,6 +14,7 @@ from holdfast.permissions import PASSABLE, tighten
 from holdfast.runner.artifacts import ArtifactStore, MakeArtifacts
 from holdfast.runner.base import ContainerLimits, Runner
 from holdfast.runner.disk import SHARED, disks_of
+from holdfast.runner.docker.job_containers import JobContainers
 from holdfast.runner.folder_artifacts import FolderArtifacts
 from holdfast.runner.function import FunctionRegistry
 from holdfast.runner.job_files import JobFolders
@@ -81,11 +83,7 @@ async def attach_job_files(
 
 def containers_of(settings: Settings, installation: str) -> Containers | None:
     """Return what removes the containers of deleted jobs, if containers are enabled and the extra is installed."""
-    if settings.docker_host is None:
-        return None
-    try:  # Only here: what they need is an extra.
-        from holdfast.runner.docker.job_containers import JobContainers  # noqa: PLC0415
-    except ModuleNotFoundError:
+    if settings.docker_host is None or find_spec("aiodocker") is None:
         return None
     return JobContainers(
         settings.docker_host,
