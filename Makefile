@@ -1,7 +1,7 @@
 # holdfast: `make` lists what there is.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup up demo docs check format test test-pythons quick test-all model test-races test-pgbouncer bench bench-worker bench-pgbouncer bench-service fuzz torture torture-mutants mutation soak requirements schema clean
+.PHONY: help setup up demo docs check format test test-pythons quick test-all model test-races test-pgbouncer bench bench-worker bench-pgbouncer bench-service bench-peers fuzz torture torture-mutants mutation soak requirements schema clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -92,6 +92,10 @@ bench-pgbouncer: setup ## What PgBouncer in transaction mode costs: claim and fi
 
 bench-service: setup ## The service: submits against a constant, bulks against the store, 1,000 followers of one job
 	$(BIN)/python -m bench.service
+
+bench-peers: setup ## holdfast beside nine peers (Node, Redis and a cache folder needed), written to docs/performance.md: hours; PARTS=drain PEERS=holdfast,graphile ROUNDS=1 JOBS=2000 OUT=folder for less
+	@scripts/need-redis
+	$(BIN)/python -m bench.peers $(if $(PARTS),--parts $(PARTS)) $(if $(PEERS),--peers $(PEERS)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(JOBS),--jobs $(JOBS)) $(if $(OUT),--out $(OUT))
 
 fuzz: setup ## Requests made from the OpenAPI document, and sequences of them, on both stores as every role: an hour; STORES=sqlite ROLES=admin,viewer
 	$(BIN)/python -m bench.fuzz $(if $(STORES),--stores $(STORES)) $(if $(ROLES),--roles $(ROLES))

@@ -5,12 +5,12 @@ import sys
 
 import asyncpg  # type: ignore[import-not-found,unused-ignore]
 import uvloop
-from pgqueuer.db import AsyncpgDriver  # type: ignore[import-not-found]
-from pgqueuer.models import Job  # type: ignore[import-not-found]
-from pgqueuer.queries import Queries  # type: ignore[import-not-found]
-from pgqueuer.types import QueueExecutionMode  # type: ignore[import-not-found]
+from pgqueuer.db import AsyncpgDriver
+from pgqueuer.models import Job
+from pgqueuer.queries import Queries
+from pgqueuer.types import QueueExecutionMode
 
-from pgqueuer import PgQueuer  # type: ignore[import-not-found]
+from pgqueuer import PgQueuer
 
 
 async def main(url: str, verb: str, number: str = "0") -> None:

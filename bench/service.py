@@ -80,7 +80,8 @@ async def rate(works: list[Work]) -> float:
     return done / (time.monotonic() - began)
 
 
-async def submits(service: Service) -> None:
+async def submit_rates(service: Service, rounds: int = ROUNDS) -> tuple[list[float], list[float]]:
+    """Return the rates of submits and of a constant answer, in turns."""
     lines = [await Line(service).open() for _ in range(CONNECTIONS)]
     body = msgspec.json.encode(FUNCTION)
 
@@ -91,11 +92,16 @@ async def submits(service: Service) -> None:
         return [lambda line=line: call(line) for line in lines]  # type: ignore[misc]
 
     constant, ours = [], []
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         constant.append(await rate(calls(lines[0].request("GET", "/healthz"))))
         ours.append(await rate(calls(lines[0].request("POST", "/v1/jobs", body))))
     for line in lines:
         line.close()
+    return ours, constant
+
+
+async def submits(service: Service) -> None:
+    ours, constant = await submit_rates(service)
     report(f"submit over HTTP, {CONNECTIONS} connections", ours, constant, 0.3, "jobs/s", "a constant")
 
 

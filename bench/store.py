@@ -158,13 +158,14 @@ async def raw_postgres_drain(pool: "asyncpg.Pool[asyncpg.Record]") -> int:
             done += len(ids)
 
 
-async def bench_postgres(url: str) -> list[str]:
+async def postgres_rates(url: str, rounds: int = ROUNDS) -> tuple[Rates, Rates, int]:
+    """Return the rates of bulk submits and of claim and finish, ours and raw in turns, and the deadlocks of ours."""
     database = await connect(url, connections=CONNECTIONS, listen=False)
     await migrate(database)
     pool = await raw_postgres(url)
     bulk, work = Rates("Postgres: bulk submit of 10,000"), Rates("Postgres: claim 100 + finish 100")
     async with Store(database) as store:
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             jobs = submissions(JOBS)
             payloads = [encode_text(job) for job in jobs]
             await raw_postgres_submit(pool, payloads)
@@ -175,6 +176,11 @@ async def bench_postgres(url: str) -> list[str]:
             work.ours.append(await timed(JOBS, drain_all(store, JOBS)))
         deadlocks = store.counters.deadlocks
     await pool.close()
+    return bulk, work, deadlocks
+
+
+async def bench_postgres(url: str) -> list[str]:
+    bulk, work, deadlocks = await postgres_rates(url)
     return [work.line(0.4), bulk.line(0.4), f"Postgres: deadlocks {deadlocks}"]
 
 

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import inspect
 
 from holdfast.model import RetryPolicy
-from holdfast.runner_specs import FunctionSpec
+from holdfast.runner.function_descriptor import FunctionSpec
 from holdfast.submission import (
     FIRST_YEAR,
     LAST_YEAR,

@@ -58,7 +58,7 @@ SLOW = (
     "test_disk_full", "test_prepared_database", "test_systemd", "test_up", "test_hostile", "test_hostile_escape",
     "test_hostile_submitter", "test_stream", "test_connections", "test_serve", "test_conformance", "test_requirements",
     "test_protocol", "test_cli_worker", "test_cli_json", "test_file_modes", "test_postgres", "test_submit_function",
-    "test_submit_in_transaction", "test_audit_http", "test_stream_readers",
+    "test_submit_in_transaction", "test_audit_http", "test_stream_readers", "test_plugins",
 )  # fmt: skip
 """Files that start servers, workers or programs, though no fixture says so: not in the quick tier."""
 QUICK = "quick"

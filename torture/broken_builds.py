@@ -80,7 +80,7 @@ def no_token_growth_at_reap() -> None:
 def stop_cleared_at_claim() -> None:
     """A requeue keeps the stop request, and the next claim clears it."""
     edit("finish", "WHERE status = 'queued'\n  AND stop_kind IS NOT NULL", "WHERE 0")
-    edit("claim", "queue_deadline_at = NULL,", "queue_deadline_at = NULL, stop_kind = NULL, stop_phase = NULL,")
+    edit("take", "queue_deadline_at = NULL,", "queue_deadline_at = NULL, stop_kind = NULL, stop_phase = NULL,")
 
 
 def lane_read_before_its_lock() -> None:

@@ -1,27 +1,30 @@
 """Puts a store and a worker together: settings in, a worker out. `assemble_service` does it for the service."""
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
 
+from holdfast import registry
 from holdfast.config import Settings
+from holdfast.descriptors import RunnerDescriptor
 from holdfast.duties import store_reserve
 from holdfast.duties.job_files import Containers, JobFiles
-from holdfast.errors import StoreError
+from holdfast.errors import ConfigError, HoldfastError, StoreError
 from holdfast.permissions import PASSABLE, tighten
 from holdfast.runner.artifacts import ArtifactStore, MakeArtifacts
-from holdfast.runner.base import ContainerLimits, Runner
+from holdfast.runner.base import Runner
 from holdfast.runner.disk import SHARED, disks_of
+from holdfast.runner.docker.build import limits_of
 from holdfast.runner.docker.job_containers import JobContainers
 from holdfast.runner.folder_artifacts import FolderArtifacts
 from holdfast.runner.function import FunctionRegistry
 from holdfast.runner.job_files import JobFolders
-from holdfast.runner.process import MARKER_SECONDS, ProcessRunner
+from holdfast.runner.process import ProcessRunner
+from holdfast.runner.runner_host import BuildRunner, RunnerHost
 from holdfast.runner.shared_folder import SharedFolder, open_shared_folder
 from holdfast.runner.state_folder import StateFolder
-from holdfast.runner.users import uids_for, user_for
 from holdfast.store import Store
 from holdfast.store.outage import retry_while_starting
 from holdfast.store.sqlite import SqliteDatabase
@@ -94,16 +97,6 @@ def containers_of(settings: Settings, installation: str) -> Containers | None:
     )
 
 
-def limits_of(settings: Settings) -> ContainerLimits:
-    """Return the default limits of containers."""
-    return ContainerLimits(
-        memory=settings.docker_memory,
-        cpus=settings.docker_cpus,
-        pids=settings.docker_pids,
-        attempt=settings.attempt_limits,
-    )
-
-
 async def connected(settings: Settings, *, connections: int = 4, listen: bool = True) -> Store:
     """Open a store for the database alone."""
     return await open_store(
@@ -131,6 +124,7 @@ async def worker_of(
     artifacts: MakeArtifacts = folder_artifacts,
 ) -> AsyncIterator[Worker]:
     """Build a worker on its state folder, ready to run; it opens its own store unless one is given."""
+    registry.load_plugins()
     state = state or StateFolder(settings.state)
     async with AsyncExitStack() as stack:
         if store is None:
@@ -140,22 +134,8 @@ async def worker_of(
         shared = await retry_while_starting(
             lambda: open_shared_folder(settings.shared, installation, store.shared_folder)
         )
-        user = user_for(settings.process_user, state.path)
-        uids = uids_for(settings)
-        if uids is not None:
-            stack.callback(uids.close)
-        processes = ProcessRunner(
-            state,
-            installation,
-            user=user,
-            uids=uids,
-            log_cap=settings.log_max_bytes,
-            limits=settings.attempt_limits,
-            keep_marker_for=max(MARKER_SECONDS, 2 * settings.lease_ttl),
-            allow_root=settings.allow_root_jobs,
-        )
-        stack.callback(processes.close)
-        containers = await docker_of(settings, installation, stack)
+        host = RunnerHost(settings=settings, installation=installation, state=state, stack=stack)
+        runners = await runners_of(host)
         yield Worker(
             store,
             installation=installation,
@@ -163,8 +143,8 @@ async def worker_of(
             artifacts=artifacts(settings, shared),
             settings=settings,
             queues=queues,
-            runners=[processes, *containers],
-            checks=processes.checks,
+            runners=runners,
+            checks=next(runner.checks for runner in runners if isinstance(runner, ProcessRunner)),
             functions=functions or FunctionRegistry(),
             locks=state.locks(installation),
             connect_beats=heartbeat_store_of(store, settings),
@@ -173,29 +153,36 @@ async def worker_of(
         )
 
 
-async def docker_of(settings: Settings, installation: str, stack: AsyncExitStack) -> list[Runner]:
-    """Return the Docker runner if it is enabled and the extra is installed; the engine may come and go later."""
-    if settings.docker_host is None:
-        return []
-    try:  # Only here: what they need is an extra.
-        from holdfast.runner.docker.engine import Engine  # noqa: PLC0415
-        from holdfast.runner.docker.runner import DockerRunner  # noqa: PLC0415
-    except ModuleNotFoundError:
-        log.info("Docker jobs are off: holdfast[docker] is not installed")
-        return []
-    engine = Engine(settings.docker_host)
-    stack.push_async_callback(engine.close)
-    limits = limits_of(settings)
-    runner = DockerRunner(
-        engine,
-        installation,
-        limits=limits,
-        log_cap=settings.log_max_bytes,
-        state=settings.state,
-        allow_root=settings.allow_root_jobs,
-    )
-    await runner.check()
-    return [runner]
+async def runners_of(host: RunnerHost) -> list[Runner]:
+    """Build every runner of the registry that can work here. The process runner is the first."""
+    built: list[Runner] = []
+    for descriptor in registry.runners().values():
+        if descriptor.build is not None and (runner := await build_runner(descriptor, host)) is not None:
+            _refuse_shared_domains(built, runner)
+            built.append(runner)
+    return built
+
+
+def _refuse_shared_domains(built: Sequence[Runner], runner: Runner) -> None:
+    """Refuse a runner with a domain of another one: workers that have only the other would adopt its attempts."""
+    for other in built:
+        if shared := set(other.domains) & set(runner.domains):
+            names = f"runners {other.capability} and {runner.capability}"
+            raise ConfigError([f"{names} have the same domain {min(shared)}: each needs domains of its own"])
+
+
+async def build_runner(descriptor: RunnerDescriptor, host: RunnerHost) -> Runner | None:
+    """Build a runner. An error of one that was installed names it, because the worker cannot start without it."""
+    try:
+        build: BuildRunner = registry.attribute(str(descriptor.build))
+        runner = await build(host)
+    except HoldfastError:
+        raise
+    except Exception as error:
+        raise ConfigError([f"runner {descriptor.name} cannot be built: {type(error).__name__}: {error}"]) from error
+    if runner is not None and runner.capability != descriptor.name:
+        raise ConfigError([f"runner {descriptor.name} was built with the capability {runner.capability!r}"])
+    return runner
 
 
 def heartbeat_store_of(

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from holdfast import config
+from holdfast import config, registry
 from holdfast.api.app import Api, Background
 from holdfast.api.dry_run import FactsOf
 from holdfast.assemble import folder_artifacts, store_of, worker_of
@@ -16,7 +16,7 @@ from holdfast.config import Settings
 from holdfast.duties.scheduler import DutyScheduler
 from holdfast.errors import Invalid, StoreError
 from holdfast.model import new_worker_id
-from holdfast.pipeline.connectors import CONNECTORS
+from holdfast.pipeline.connectors import connector_of
 from holdfast.pipeline.plan import PlanFacts
 from holdfast.pipeline_spec import pipeline_of
 from holdfast.runner.artifacts import MakeArtifacts
@@ -32,6 +32,7 @@ def api_of(
     settings: Settings, *, background: Background | None = None, artifacts: MakeArtifacts = folder_artifacts
 ) -> Api:
     """Build the service on its own store. `background` runs beside it, with the same store."""
+    registry.load_plugins()
 
     async def connect() -> Store:
         return await store_of(settings, connections=settings.api_connections, artifacts=artifacts)
@@ -47,7 +48,7 @@ def facts_of(settings: Settings) -> FactsOf:
         if pipeline is None or "image" in spec:
             return PlanFacts(image=await image_of(settings, spec["image"]) if pipeline else None)
         try:
-            return PlanFacts(engine=await asyncio.to_thread(CONNECTORS[pipeline.connector].engine))
+            return PlanFacts(engine=await asyncio.to_thread(connector_of(pipeline.connector).engine))
         except CannotStart as error:
             raise Invalid("connector", error.error.message) from None
 

@@ -13,7 +13,8 @@ from msgspec import Meta
 from holdfast import decoding
 from holdfast.errors import Invalid
 
-ConnectorName = Literal["files", "postgres"]
+ConnectorName = Annotated[str, Meta(min_length=1, max_length=63)]
+"""The name of a connector in the registry."""
 SnapshotMode = Literal["always", "final", "none"]
 Text = Annotated[str, Meta(max_length=32_768)]
 TaskName = Annotated[str, Meta(min_length=1, max_length=64)]
@@ -55,8 +56,8 @@ def pipeline_of(spec: Mapping[str, Any]) -> PipelineSpec | None:
     return decoding.convert(spec, PipelineSpec) if "tasks" in spec else None
 
 
-def refuse_odd_tasks(pipeline: PipelineSpec) -> None:
-    """Refuse tasks that the types accept but that are invalid."""
+def refuse_odd_tasks(pipeline: PipelineSpec, *, sql: bool) -> None:
+    """Refuse tasks that the types accept but that are invalid. `sql`: the connector's tasks may be SQL files."""
     names: set[str] = set()
     for n, task in enumerate(pipeline.tasks):
         where = f"tasks[{n}]"
@@ -67,5 +68,5 @@ def refuse_odd_tasks(pipeline: PipelineSpec) -> None:
         names.add(task.name)
         if (task.command is None) == (task.sql is None):
             raise Invalid(where, "needs one of: command, sql")
-        if task.sql is not None and pipeline.connector != "postgres":
+        if task.sql is not None and not sql:
             raise Invalid(f"{where}.sql", f'connector {pipeline.connector} has no server for SQL: say "postgres"')

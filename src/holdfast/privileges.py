@@ -1,7 +1,8 @@
 """Fields that give a job more than the default: only admins, and tools that an operator defines, may set them.
 
-Every field of every spec is in one of the tables below, and a test fails for one that is in none. No role is enough
-to run as root: that needs HOLDFAST_ALLOW_ROOT_JOBS. The worker checks it again, because it resolves user names.
+A field is for every caller only if the descriptor of its runner says so. The built-in runners decide every field: a
+test fails for one that is neither open there nor in the table below. No role is enough to run as root: that needs
+HOLDFAST_ALLOW_ROOT_JOBS. The worker checks it again, because it resolves user names.
 """
 
 import math
@@ -10,19 +11,13 @@ from typing import Any
 
 import msgspec
 
-from holdfast.errors import FieldForbidden
-from holdfast.pipeline_spec import PIPELINE_FIELDS
+from holdfast.errors import FieldForbidden, Forbidden
+from holdfast.registry import runners
 from holdfast.spec_checks import memory_bytes
 
-RUNS = frozenset({"command", "env", "require_result", *PIPELINE_FIELDS})
-OPEN: Mapping[str, frozenset[str]] = {
-    "function": frozenset({"name"}),
-    "process": RUNS | {"stdin"},
-    "docker": RUNS | {"image"},
-}
-"""Fields that every caller who may submit such a job may set."""
 PRIVILEGED = frozenset({"user", "network", "memory", "cpus", "pids", "file_size", "folder_size"})
 """Fields that give a job more than the default; amounts only above a ceiling, or 0, which removes a limit."""
+RAW = "need an admin's token or HOLDFAST_ALLOW_RAW; use a tool"
 REMEDY = "use an admin's token, or a tool that sets it"
 ROOT = "is root: name another user, or set HOLDFAST_ALLOW_ROOT_JOBS=true for the server and the workers"
 
@@ -43,14 +38,23 @@ def refuse_privileged(runner: Any, spec: Any, ceilings: Ceilings) -> None:
 
     A malformed value of such a field is refused as well, so that it cannot bypass the check.
     """
-    if not isinstance(spec, Mapping) or not isinstance(runner, str) or runner not in OPEN:
+    descriptor = runners().get(runner) if isinstance(runner, str) else None
+    if descriptor is None or not isinstance(spec, Mapping):
         return  # Not a job: the check of its types reports that.
+    decided = descriptor.fields | PRIVILEGED
     for field, value in spec.items():
-        if value is None or field in OPEN[runner] or field not in PRIVILEGED:
-            continue
+        if value is None or field in descriptor.open_fields or field not in decided:
+            continue  # An unknown field is refused by the check of its types.
         why = _why(field, value, ceilings.get((runner, field)))
         if why is not None:
             raise FieldForbidden(f"spec.{field}", f"{why}; {REMEDY}")
+
+
+def refuse_raw(runner: Any) -> None:
+    """Refuse a job whose runner is privileged, as every runner is unless its descriptor says otherwise."""
+    descriptor = runners().get(runner) if isinstance(runner, str) else None
+    if descriptor is not None and descriptor.privileged:
+        raise Forbidden(f"jobs of your own for runner {runner} {RAW}")
 
 
 def _why(field: str, value: Any, ceiling: Ceiling | None) -> str | None:

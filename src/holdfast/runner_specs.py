@@ -1,6 +1,7 @@
-"""The specs of the runners, as a caller writes them, and their check.
+"""The check of a spec, as a caller writes it, and the types that specs of several runners use.
 
-A spec says what a job runs: the name of a function, a command, an image, or the tasks of a pipeline.
+A spec says what a job runs: the name of a function, a command, an image, or the tasks of a pipeline. Its type is in
+the descriptor of its runner.
 """
 
 import re
@@ -12,9 +13,9 @@ from msgspec import Meta
 
 from holdfast import decoding
 from holdfast.errors import Invalid
-from holdfast.model import RunnerName
 from holdfast.pipeline_spec import PIPELINE_FIELDS, PipelineSpec, refuse_odd_tasks
-from holdfast.spec_checks import Cpus, Memory, Pids, check_values
+from holdfast.registry import connector_named, runner_named, runners
+from holdfast.spec_checks import check_values
 from holdfast.timing import LONGEST
 
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
@@ -22,76 +23,26 @@ Seconds = Annotated[float, Meta(gt=0, le=LONGEST)]
 Text = Annotated[str, Meta(max_length=32_768)]
 
 
-class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    name: Name
-
-
-class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    command: Annotated[list[Text], Meta(min_length=1, max_length=4096)]
-    env: dict[Name, Text] = {}
-    stdin: str | None = None
-    user: Name | None = None
-    memory: Memory | None = None
-    pids: Pids | None = None
-    file_size: Memory | None = None
-    folder_size: Memory | None = None
-    require_result: bool = False
-
-
-class DockerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    image: Name
-    command: Annotated[list[Text], Meta(max_length=4096)] | None = None
-    env: dict[Name, Text] = {}
-    memory: Memory | None = None
-    cpus: Cpus | None = None
-    pids: Pids | None = None
-    file_size: Memory | None = None
-    folder_size: Memory | None = None
-    network: Name | None = None
-    user: Name | None = None
-    require_result: bool = False
-
-
-class ProcessPipelineSpec(PipelineSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    user: Name | None = None
-    memory: Memory | None = None
-    pids: Pids | None = None
-    file_size: Memory | None = None
-    folder_size: Memory | None = None
-
-
-class DockerPipelineSpec(PipelineSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    image: Name
-    memory: Memory | None = None
-    cpus: Cpus | None = None
-    pids: Pids | None = None
-    file_size: Memory | None = None
-    folder_size: Memory | None = None
-    network: Name | None = None
-    user: Name | None = None
-
-
-SPECS: Mapping[RunnerName, type[msgspec.Struct]] = {
-    "function": FunctionSpec,
-    "process": ProcessSpec,
-    "docker": DockerSpec,
-}
-PIPELINES: Mapping[str, type[PipelineSpec]] = {"process": ProcessPipelineSpec, "docker": DockerPipelineSpec}
-
-
-def check_spec(runner: RunnerName, spec: Mapping[str, Any]) -> None:
+def check_spec(runner: str, spec: Mapping[str, Any]) -> None:
     """Check what a job wants to run. A submit by SQL does not check this; the worker then does."""
-    pipeline = "tasks" in spec
-    if pipeline and runner not in PIPELINES:
-        raise Invalid("tasks", f"a pipeline runs as process or docker, not as {runner}")
-    kind = PIPELINES[runner] if pipeline else SPECS[runner]
+    descriptor = runner_named(runner)
+    kind: type[msgspec.Struct] | None = descriptor.pipeline if "tasks" in spec else descriptor.spec
+    if kind is None:
+        able = " or ".join(one.name for one in runners().values() if one.pipeline is not None)
+        raise Invalid("tasks", f"a pipeline runs as {able}, not as {runner}")
     try:
         checked = decoding.convert(spec, kind)
     except msgspec.ValidationError as error:
         raise _as_written(invalid_field(error, root="spec")) from None
     check_values(spec)
     if isinstance(checked, PipelineSpec):
-        refuse_odd_tasks(checked)
+        refuse_odd_tasks(checked, sql=connector_named(checked.connector).sql)
+
+
+def capability_of(runner: str, spec: Mapping[str, Any]) -> str:
+    """Return the capability that a worker needs for a job; of a runner that is not installed here, its name."""
+    descriptor = runners().get(runner)
+    return runner if descriptor is None else descriptor.capability(spec)
 
 
 def _as_written(error: Invalid) -> Invalid:

@@ -19,7 +19,8 @@ from holdfast.dependency_order import in_order
 from holdfast.errors import Invalid, TooLarge
 from holdfast.model import Check, OnLost, Policy, RetryPolicy, RunnerName, new_id
 from holdfast.pipeline_spec import NO_UPLOADS, PIPELINE_FIELDS, ConnectorName, SnapshotMode, TaskSpec
-from holdfast.runner_specs import Name, Seconds, check_spec, invalid_field
+from holdfast.registry import runner_named
+from holdfast.runner_specs import Name, Seconds, capability_of, check_spec, invalid_field
 from holdfast.spec_checks import check_names
 from holdfast.timing import LONGEST
 
@@ -74,7 +75,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def capability(self) -> str:
         """The capability that a worker needs for the job."""
-        return f"function:{self.spec['name']}" if self.runner == "function" else self.runner
+        return capability_of(self.runner, self.spec)
 
     @property
     def policy(self) -> dict[str, Any] | None:
@@ -231,8 +232,8 @@ def check(submission: Submission, tenant: str) -> Submission:
     if submission.check is not None:
         validate_check(submission.check)
     check_names("secrets", submission.secrets)
-    if submission.uploads and submission.runner == "function":
-        raise Invalid("uploads", "are for processes and containers: a function has no work folder")
+    if submission.uploads and not runner_named(submission.runner).work_folder:
+        raise Invalid("uploads", f"are for jobs with a work folder: a {submission.runner} has none")
     if submission.uploads and "tasks" in submission.spec:
         raise Invalid("uploads", NO_UPLOADS)
     if submission.retry is not None and not 0 <= submission.retry.base <= submission.retry.cap:

@@ -16,8 +16,8 @@ import pytest
 from holdfast.client.app import Holdfast
 from holdfast.errors import ConfigError
 from holdfast.model import Role, Status
-from holdfast.privileges import OPEN, PRIVILEGED, names_root
-from holdfast.runner_specs import PIPELINES, SPECS
+from holdfast.privileges import PRIVILEGED, names_root
+from holdfast.registry import runners
 from tests.service.test_direct import direct
 from tests.support.docker_engine import DockerEngine
 from tests.support.docker_engine import image as busybox
@@ -92,9 +92,9 @@ def refused_field(answer: httpx.Response) -> str:
 
 def test_every_field_of_every_spec_is_decided() -> None:
     """A new field must say whether it gives a job more than the default. Proves I1."""
-    for runner, spec in [*SPECS.items(), *PIPELINES.items()]:
-        for field in spec.__struct_fields__:
-            assert (field in OPEN[runner]) is not (field in PRIVILEGED), (runner, field)
+    for runner in runners().values():
+        for field in runner.fields:
+            assert (field in runner.open_fields) is not (field in PRIVILEGED), (runner.name, field)
 
 
 async def test_privileged_fields_are_for_admins(clean_url: str, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ MIGRATIONS = SQL.with_name("migrations")
 STATUS_SET = re.compile(r"UPDATE (?:holdfast\.)?jobs\b(?:(?!\bUPDATE\b)[^;])*?(?:\bSET|,)\s+status = ")
 ADDED_OR_DELETED = re.compile(r"(?:INSERT INTO|DELETE FROM) (?:holdfast\.)?jobs\b")
 COLUMNS = ["id", "tenant", "queue", "old_status", "new_status", "seq", "changed_at"]
-MOVING = {"claim", "claim_one", "finish", "move", "fail_dependants", "revive_dependants", "delete_jobs"}
+MOVING = {"take", "claim_one", "finish", "move", "fail_dependants", "revive_dependants", "delete_jobs"}
 SEEN = {
     "postgres": "INSERT INTO holdfast.moves_seen (changes) SELECT json_agg(json_build_array("
     "m.id, m.tenant, m.queue, m.old_status, m.new_status, m.seq, m.changed_at) ORDER BY m.id)::text "

@@ -6,7 +6,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from holdfast.model import new_id
+from holdfast.model import FUNCTION_DOMAIN, new_id
 from holdfast.store import queries
 from holdfast.store.migrate import migrate
 from holdfast.store.postgres import SESSION
@@ -18,14 +18,32 @@ from tests.support.bulk_data import DUE, ENDED, MIXED, fill_postgres, fill_sqlit
 from tests.support.query_plans import plan_of, sqlite_connection, sqlite_explain
 
 SQL = Path(queries.__file__).parent / "sql"
-PAIRS = [{"queue": "default", "capability": "function:f", "domain": "function", "last_tenant": "", "after_id": None}]
-CLAIM = {
+LINE = {
+    "n": 0,
+    "tenant_n": 0,
+    "tenant": "default",
+    "queue": "default",
+    "capability": "function:f",
+    "domain": "function",
+    "share": 100,
+    "merge": False,
+    "after_id": None,
+    "slack": 0.0,
+}
+TAKE = {
     "worker": "w1",
-    "domains": ["function"],
-    "orphans": 100,
-    "pairs": PAIRS,
+    "lines": [LINE],
     "slots": 100,
     "ttl": 60.0,
+    "function": FUNCTION_DOMAIN,
+    "capped": False,
+    "alone": True,
+}
+ADOPT = {"worker": "w1", "domains": ["function"], "limit": 100, "ttl": 60.0}
+TENANTS = {
+    "pairs": [{"queue": "default", "capability": "function:f"}],
+    "last_tenant": "default",
+    "limit": 100,
     "capped": False,
 }
 
@@ -90,7 +108,12 @@ async def test_schema_may_have_another_name(server: str) -> None:
 
 
 FINISH = {"rows": [{"id": new_id(), "token": 1, "status": "succeeded", "cause": "exit", "delay": 0.0}]}
-INDEXES = {"claim": {"jobs_claimable", "jobs_orphaned", "jobs_pkey"}, "finish": {"jobs_pkey"}}
+INDEXES = {
+    "adopt": {"jobs_orphaned", "jobs_pkey"},
+    "tenants_with_work": {"jobs_claimable"},
+    "take": {"jobs_claimable", "jobs_pkey"},
+    "finish": {"jobs_pkey"},
+}
 
 
 @pytest.mark.parametrize("plan_cache_mode", ["force_generic_plan", "force_custom_plan"])
@@ -102,7 +125,9 @@ async def test_claim_and_finish_read_their_indexes_on_postgres_among_200_000_job
     url = await clone(server, name)
     connection = await asyncpg.connect(url, server_settings={**SESSION, "plan_cache_mode": plan_cache_mode})
     await fill_postgres(connection)
-    for hot, values in (("claim", CLAIM), ("finish", FINISH)):
+    merging = {**TAKE, "lines": [{**LINE, "merge": True}, {**LINE, "n": 1, "capability": "function:g", "merge": True}]}
+    hots = (("adopt", ADOPT), ("tenants_with_work", TENANTS), ("take", TAKE), ("take", merging), ("finish", FINISH))
+    for hot, values in hots:
         nodes = [node for node in await plan_of(connection, hot, values) if node.get("Relation Name") == "jobs"]
         assert {node["Index Name"] for node in nodes if "Index Name" in node} == INDEXES[hot]
         assert not [node for node in nodes if node["Node Type"] == "Seq Scan"]
@@ -123,7 +148,10 @@ async def test_finish_locks_in_the_order_of_ids_also_when_planned_on_an_empty_st
     await drop(server, "holdfast_empty_plan")
 
 
-@pytest.mark.parametrize("name", ["claim", "finish", "beat", "start", "hand_over", "append_events", "move", "reap"])
+CLAIM = ("adopt", "tenants_with_work", "take")
+
+
+@pytest.mark.parametrize("name", [*CLAIM, "finish", "beat", "start", "hand_over", "append_events", "move", "reap"])
 async def test_hot_statements_read_their_indexes_on_sqlite_among_200_000_jobs(tmp_path: Path, name: str) -> None:
     """Proves N4."""
     path = tmp_path / "store.db"
@@ -131,15 +159,15 @@ async def test_hot_statements_read_their_indexes_on_sqlite_among_200_000_jobs(tm
     await migrate(database)
     await database.close()
     with sqlite_connection(path, writes=True) as connection:
-        fill_sqlite(connection.raw, new_id, MIXED if name == "claim" else [(2_000, DUE), (20_000, ENDED)])
-        connection.raw.execute("INSERT INTO backlogs VALUES ('default', 'function:f', 'function', 'default', 0)")
+        fill_sqlite(connection.raw, new_id, MIXED if name in CLAIM else [(2_000, DUE), (20_000, ENDED)])
+        connection.raw.execute("INSERT INTO lines VALUES (0, 'default', 'default', 'function:f', 'function', 100)")
         statements = queries.load("sqlite")[name].statements
         plans = [(statement, sqlite_explain(connection, statement)) for statement in statements]
     for statement, plan in plans:
         reads = [line for line in plan if re.match(r"(SCAN|SEARCH) (jobs|[a-z])\b", line) and "USING" in line]
         scans = [line for line in plan if re.match(r"SCAN \w+", line) and not line.endswith("USING INDEX jobs_leased")]
         assert not [line for line in scans if line.split()[1] in tables(statement.text)], plan
-        if name == "claim":
+        if name in CLAIM:
             assert all(
                 re.search(r"jobs_claimable|jobs_orphaned|jobs_running|rowid=|id=\?|queue=\?|PRIMARY", line)
                 for line in reads

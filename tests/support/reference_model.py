@@ -309,8 +309,8 @@ class Reference:
             self._move(job, Status.RUNNING, error=job.error)
             job.started_at = job.started_at or job.updated_at
             job.given_up = False
-            job.phase = Phase.STARTED if job.capability.startswith("function") else Phase.CLAIMED
             job.domain = domains[job.queue, job.capability]
+            job.phase = Phase.STARTED if job.domain == FUNCTION_DOMAIN else Phase.CLAIMED
             job.batch = job.adoptions = 0
             self._own(job, worker)
         return ready[:slots]

@@ -19,6 +19,7 @@ FUNCTION: dict[str, Any] = {"runner": "function", "spec": {"name": "f"}}
 PIPELINE: dict[str, Any] = {"runner": "process", "tasks": [{"name": "one", "command": ["true"]}]}
 
 UNCHECKED = "the spec belongs to its runner, which checks it at the start"
+INSTALLED = "which runners and connectors are installed is known to processes, not to the database"
 TRUSTED = "a role with rights on the tables may submit for every tenant"
 
 
@@ -112,7 +113,7 @@ SECONDS = ("timeout", "queue_timeout", "idle_timeout", "stop_after")
 
 REFUSED = [
     refused("runner", 5, "Expected `str`, got `int`"),
-    refused("runner", "ssh", "Invalid enum value 'ssh'"),
+    refused("runner", "ssh", "'ssh' is not a runner here; known are function, process, docker", sql_accepts=INSTALLED),
     refused("spec", 5, "Expected `object`, got `int`"),
     refused("spec", None, "Expected `object`, got `null`"),
     refused("spec.name", {}, "Object missing required field `name`", FUNCTION),
@@ -186,7 +187,7 @@ REFUSED = [
     refused("secrets[0]", [5], "Expected `str`, got `int`"),
     refused("secrets", ["A=b"], "'A=b' is not a valid variable name: it has an = or a control character"),
     refused("uploads", ["u"] * 101, "Expected `array` of length <= 100"),
-    refused("uploads", ["u"], "are for processes and containers: a function has no work folder", FUNCTION),
+    refused("uploads", ["u"], "are for jobs with a work folder: a function has none", FUNCTION),
     refused("uploads", ["u"], "are not for pipelines: a result is known by what its tasks declare; put files below the"
             " sources, and name them", PIPELINE),
     refused("check", 5, "Expected `object | null`, got `int`"),
@@ -201,7 +202,8 @@ REFUSED = [
     refused("tasks[0].name", [{"command": ["true"]}], "Object missing required field `name`"),
     refused("tasks", [{"name": "one", "command": ["true"]}], "a pipeline runs as process or docker, not as function",
             {"runner": "function", "spec": {}}),
-    refused("connector", "ftp", "Invalid enum value 'ftp'"),
+    refused("connector", "ftp", "'ftp' is not a connector here; known are files, postgres", PIPELINE,
+            sql_accepts=INSTALLED),
     refused("connector", "files", "is for pipelines: give tasks, too"),
     refused("snapshot", "some", "Invalid enum value 'some'"),
     refused("base", 5, "Expected `str | null`, got `int`"),

@@ -15,6 +15,7 @@ from holdfast.api.errors import JSON, BlockedAnswer, ErrorAnswer
 from holdfast.api.examples import EXAMPLES
 from holdfast.api.routing import Route
 from holdfast.model import Role
+from holdfast.registry import connectors, runners
 from holdfast.submission import MAX_KEY
 
 REF = "#/components/schemas/{name}"
@@ -70,6 +71,7 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
     unique = list(dict.fromkeys(kind for kind in shapes if kind not in (None, str, dict)))
     schemas, components = msgspec.json.schema_components(unique, ref_template=REF)
     schemas, components = _with_public_names(schemas), _with_public_names(components)
+    _name_known(components)
     schema_of = dict(zip(unique, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
@@ -93,6 +95,13 @@ def _with_public_names(part: Any) -> Any:
         text = text.replace(f'"{REF.format(name=name)}"', f'"{REF.format(name=public)}"')
         text = text.replace(f'"title":"{name}"', f'"title":"{public}"').replace(f'"{name}":{{', f'"{public}":{{')
     return msgspec.json.decode(text)
+
+
+def _name_known(components: dict[str, Any]) -> None:
+    """List the runners and connectors that this server knows, in the fields of a request that name one."""
+    for field, known in (("runner", runners()), ("connector", connectors())):
+        shape = components["JobRequest"]["properties"][field]
+        shape["anyOf"] = [{"enum": list(known)}, {"type": "null"}]
 
 
 def _kinds(route: Route) -> Iterable[Any]:

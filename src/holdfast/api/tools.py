@@ -30,7 +30,7 @@ SLOT = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "fish", "busybox"})
 PLAIN = frozenset({"string", "integer", "number", "boolean"})
 SPEC = (
-    *("command", "image", "env", "user", "network", "require_result"),
+    *("name", "command", "image", "env", "user", "network", "require_result"),
     *("memory", "cpus", "pids", "file_size", "folder_size"),
 )
 FIXED = (
@@ -45,6 +45,8 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """A tool as the file defines it. A caller cannot set what is set here."""
 
     runner: RunnerName
+    more: dict[str, Any] = msgspec.field(default_factory=dict, name="spec")
+    """Fields of the runner's spec that are not listed here, such as those of a runner that was installed."""
     description: str = ""
     command: list[str] | None = None
     image: Name | None = None
@@ -81,10 +83,8 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def spec(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the runner's spec, with the slots of the command filled."""
-        if self.runner == "function":
-            return {"name": self.name}
-        spec: dict[str, Any] = msgspec.to_builtins(self)
-        spec = {key: value for key, value in spec.items() if key in SPEC}
+        given: dict[str, Any] = msgspec.to_builtins(self)
+        spec = self.more | {key: value for key, value in given.items() if key in SPEC}
         if self.command is not None:
             spec["command"] = [_filled(part, inputs) for part in self.command]
         return spec
@@ -180,10 +180,11 @@ def _problems(name: str, tool: Tool, *, allow_root: bool) -> Iterator[str]:
         yield f"inputs is not a JSON Schema: {error.message}"
         return
     yield from _slot_problems(tool)
-    if tool.user is not None and names_root(tool.user) and not allow_root:
-        yield f"user {tool.user} {ROOT}"
-    example = dict.fromkeys(tool.slots, "x")
-    job = {"runner": tool.runner, "spec": tool.spec(example)}
+    spec = tool.spec(dict.fromkeys(tool.slots, "x"))
+    user = spec.get("user")
+    if isinstance(user, str) and names_root(user) and not allow_root:
+        yield f"user {user} {ROOT}"
+    job = {"runner": tool.runner, "spec": spec}
     try:
         check(parse(job | {f: msgspec.to_builtins(v) for f in FIXED if (v := getattr(tool, f)) is not None}), NOBODY)
     except HoldfastError as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast import registry
 from holdfast.client.http import AsyncClient, Refused, ServerUnreachable
 from holdfast.config import Settings
 from holdfast.errors import HoldfastError
@@ -40,6 +41,7 @@ async def examine(settings: Settings) -> Sequence[Finding]:
     """Run all checks; a check that raises is a finding, not an error."""
     findings = [_checked("supervisor", _supervisor), _checked("state folder", lambda: _state(settings))]
     findings.append(_checked("isolation", lambda: _isolation(settings)))
+    findings.append(_checked("runners", _runners))
     findings.append(await _docker(settings))
     try:
         database = await connect(
@@ -124,6 +126,13 @@ def _isolation(settings: Settings) -> Finding:
         return Finding(what="isolation", ok=False, text=text, fix=fix)
     text += ", and a /tmp, shared memory and /proc of its own"
     return Finding(what="isolation", ok=True, text=text)
+
+
+def _runners() -> Finding:
+    """Check that everything that is installed can be loaded."""
+    registry.load_plugins()
+    text = f"{', '.join(registry.runners())}; connectors: {', '.join(registry.connectors())}"
+    return Finding(what="runners", ok=True, text=text)
 
 
 def _claimed_by_users(first: int, last: int) -> str | None:

@@ -28,9 +28,10 @@ from holdfast.config.values import (
     parse_whole,
 )
 from holdfast.errors import ConfigError
-from holdfast.limits import FILES, NAMES, SETTINGS, AttemptLimits, LimitSettings
+from holdfast.limits import SETTINGS, AttemptLimits, LimitSettings
 from holdfast.model import Policy, RetryPolicy
 from holdfast.privileges import Ceiling, Ceilings
+from holdfast.registry import runners
 from holdfast.spec_checks import memory_bytes
 
 
@@ -222,8 +223,7 @@ class Settings:
             ("docker", "memory"): Ceiling(memory or 0, "HOLDFAST_DOCKER_MEMORY_MAX"),
             ("docker", "cpus"): Ceiling(self.docker_cpus_max or self.docker_cpus, "HOLDFAST_DOCKER_CPUS_MAX"),
             ("docker", "pids"): Ceiling(self.docker_pids_max or self.docker_pids, "HOLDFAST_DOCKER_PIDS_MAX"),
-            **{("process", name): self._ceiling(name) for name in NAMES},
-            **{("docker", name): self._ceiling(name) for name in FILES},
+            **{(one.name, name): self._ceiling(name) for one in runners().values() for name in one.limits},
         }
 
     def _ceiling(self, name: str) -> Ceiling:

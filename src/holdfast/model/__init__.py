@@ -11,6 +11,7 @@ ids.py        ids of jobs
 
 from holdfast.model.ids import new_id
 from holdfast.model.jobs import (
+    FUNCTION,
     Attempt,
     Check,
     Error,
@@ -70,6 +71,7 @@ from holdfast.model.records import (
 
 __all__ = [
     "BROKEN",
+    "FUNCTION",
     "FUNCTION_DOMAIN",
     "MOVES",
     "TERMINAL",

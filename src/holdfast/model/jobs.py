@@ -3,15 +3,20 @@
 from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from holdfast.model.lifecycle import Cause, Gate, Phase, Status, StopKind, StopPhase
 
 Json = Any
 
-RunnerName = Literal["function", "process", "docker"]
+RunnerName = Annotated[str, Meta(min_length=1, max_length=63)]
+"""The name of a runner in the registry. A job keeps its runner's name also where that runner is not installed."""
+
+FUNCTION = "function"
+"""The one runner whose jobs the worker itself runs; they have defaults by their name in the database."""
 
 OnLost = Literal["requeue", "fail", "pause", "hold"]
 """What follows a lost attempt. `hold` is the old name of `pause`: it is accepted everywhere and read as `pause`."""
@@ -106,11 +111,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     policy: Policy
     reuse_key: str | None = None
     reused: bool = False
-
-    @property
-    def capability(self) -> str:
-        """The capability that a worker needs for the job."""
-        return f"function:{self.spec['name']}" if self.runner == "function" else self.runner
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,13 +3,19 @@
 import os
 import socket
 from collections.abc import Mapping
-from typing import Literal, cast
+from typing import Literal
 
 import msgspec
 
 from holdfast import decoding
 from holdfast.model.jobs import Error, Json, Policy, RunnerName, StopRequest
 from holdfast.model.lifecycle import MOVES, Cause, Phase, Status, Verb
+
+FUNCTION_DOMAIN = "function"
+"""The domain of attempts that die with their worker: functions, and runners that are not adoptable.
+
+They start with the claim, without a write of their own, and any worker may settle an orphaned one.
+"""
 
 
 class Adoption(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +60,7 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def runner(self) -> RunnerName:
-        return cast(RunnerName, self.capability.partition(":")[0])
+        return self.capability.partition(":")[0]
 
     @property
     def spec(self) -> Json:
@@ -89,8 +95,7 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
     def adoption(self) -> Adoption:
         """The state of the attempt; that of a new attempt is empty."""
         if self.adoption_json is None:
-            function = self.runner == "function"
-            return Adoption(phase=Phase.STARTED if function else Phase.CLAIMED, adoptions=0)
+            return Adoption(phase=Phase.STARTED if self.domain == FUNCTION_DOMAIN else Phase.CLAIMED, adoptions=0)
         return decoding.decode(self.adoption_json, Adoption)
 
 
@@ -158,10 +163,6 @@ class Claimable(msgspec.Struct, frozen=True, kw_only=True):
     queue: str
     capability: str
     domain: str
-
-
-FUNCTION_DOMAIN = "function"
-"""Functions die with their worker, so any worker may settle an orphaned one."""
 
 
 def new_worker_id() -> str:

@@ -14,11 +14,10 @@ from holdfast.model import Json
 from holdfast.pipeline.identity import Components, root_of, snapshot_id, task_hash, text_hash
 from holdfast.pipeline.sources import DeclaredFile, LineOrigin, Sources
 from holdfast.pipeline_spec import ConnectorName, PipelineSpec, SnapshotMode, TaskSpec, pipeline_of
+from holdfast.registry import connector_named
 
 SCHEMA = "2"
 """Part of every identity: raise it when older snapshots can no longer be reused."""
-CONNECTORS: Mapping[ConnectorName, str] = {"files": "files 1", "postgres": "postgres 1"}
-"""Versions of how each connector leaves a workspace: a change invalidates its snapshots."""
 
 
 class PlanFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,7 +141,7 @@ def _tasks(pipeline: PipelineSpec, sources: Sources, shared: Components, tenant:
 
 def shared_components(connector: ConnectorName, facts: PlanFacts, inputs: Json, secrets: Sequence[str]) -> Components:
     """Return the components that all tasks of a job share. Without inputs or secrets there is no such component."""
-    found = {"schema": SCHEMA, "connector": CONNECTORS[connector]}
+    found = {"schema": SCHEMA, "connector": connector_named(connector).identity}
     if facts.image is not None:
         found["image"] = facts.image
     if facts.engine is not None:

@@ -43,13 +43,14 @@ from holdfast.runner.exits import ProcessExits
 from holdfast.runner.ownership import give, give_if_there
 from holdfast.runner.process_handle import ProcessHandle, start_steps
 from holdfast.runner.removal import FolderRemover
+from holdfast.runner.runner_host import RunnerHost
 from holdfast.runner.spare_markers import SpareMarkers
 from holdfast.runner.spec_limits import LEAST_OUTPUT, OUTPUT_FACTOR, rlimits
 from holdfast.runner.start_pause import StartPause
 from holdfast.runner.state_folder import StateFolder
 from holdfast.runner.tree_removal import remove_tree
 from holdfast.runner.uids import CLAIM_SECONDS, UidPool, UidsExhausted
-from holdfast.runner.users import User
+from holdfast.runner.users import User, uids_for, user_for
 from holdfast.runner.wire import PATH, SupervisorSpec, WireTask, encode_spec
 from holdfast.runner.workspace import (
     INPUTS,
@@ -63,6 +64,7 @@ from holdfast.runner.workspace import (
 )
 
 T = TypeVar("T")
+Built = TypeVar("Built", bound="ProcessRunner")
 log = logging.getLogger(__name__)
 
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.EIO, errno.EROFS})
@@ -76,6 +78,9 @@ MARKER_SECONDS = 3600.0
 
 class ProcessRunner:
     """Starts and finds processes in the state folder.
+
+    A runner that only has another spec than `process` is a subclass with a `capability` and a `command` of its own. Its
+    attempts are in the same folders, but in domains of its own: a worker without it adopts none of them.
 
     `uids` are the uids for attempts, one each; without them commands run as `user`, or else as the worker's user.
     """
@@ -95,8 +100,8 @@ class ProcessRunner:
         allow_root: bool = False,
     ) -> None:
         self._limits = limits or LimitSettings()
-        self.domain = state.domain
-        self.domains = state.domains
+        self.domain = self._domain_in(state.domain)
+        self.domains = [self._domain_in(domain) for domain in state.domains]
         self.root = state.attempts(installation).resolve()
         self.markers = SpareMarkers(state.spare_markers(installation))
         self.users = AttemptUsers(user, uids, self.root, allow_root=allow_root)
@@ -113,6 +118,13 @@ class ProcessRunner:
         self._exhausted_for = NO_ROOM
         self._pause = StartPause()
         self._failure_noted = asyncio.Event()
+
+    def command(self, spec: Mapping[str, Any]) -> Sequence[str]:
+        """Return the program that a spec asks for, and its arguments."""
+        return tuple(spec["command"])
+
+    def _domain_in(self, domain: str) -> str:
+        return domain if self.capability == ProcessRunner.capability else f"{self.capability}@{domain}"
 
     @property
     def away(self) -> str | None:
@@ -313,7 +325,7 @@ class ProcessRunner:
 
     def _programs(self, folder: AttemptFolder, request: StartRequest, runs_as: RunsAs) -> Programs:
         if request.pipeline is None:
-            return Programs(tasks=(WireTask(name="main", argv=tuple(request.spec["command"])),))
+            return Programs(tasks=(WireTask(name="main", argv=tuple(self.command(request.spec))),))
         workspace = (folder.path / WORKSPACE).absolute()
         root = (runs_as.user.uid if runs_as.user else os.geteuid()) == 0
         socket = str(socket_folder(request.identity.mark, private=runs_as.private))
@@ -367,6 +379,31 @@ class ProcessRunner:
                     remove_tree(Path(entry.path))
                     gone += 1
         return gone
+
+
+async def build(host: RunnerHost) -> ProcessRunner:
+    """Build the process runner of a worker."""
+    return build_kind(ProcessRunner, host)
+
+
+def build_kind(kind: type[Built], host: RunnerHost) -> Built:
+    """Build the process runner of a worker, or a subclass of it."""
+    settings = host.settings
+    uids = uids_for(settings)
+    if uids is not None:
+        host.stack.callback(uids.close)
+    runner = kind(
+        host.state,
+        host.installation,
+        user=user_for(settings.process_user, host.state.path),
+        uids=uids,
+        log_cap=settings.log_max_bytes,
+        limits=settings.attempt_limits,
+        keep_marker_for=max(MARKER_SECONDS, 2 * settings.lease_ttl),
+        allow_root=settings.allow_root_jobs,
+    )
+    host.stack.callback(runner.close)
+    return runner
 
 
 def _make_workspace(folder: Path, staging: PipelineStaging, spec: SupervisorSpec) -> None:

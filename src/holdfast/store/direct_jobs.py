@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from holdfast.errors import Conflict, NeedFailed, QueuePaused, ReplayedJobDeleted
-from holdfast.model import Lease
+from holdfast.model import FUNCTION_DOMAIN, Lease
 from holdfast.store.database import Database, Tx
 from holdfast.store.jobs import Jobs
 from holdfast.submission import QUEUE, Accepted, Submission, build_batch
@@ -36,7 +36,7 @@ class DirectJobs:
             (accepted,) = batch.answer(await tx.submit(batch))
             if accepted.reused:
                 return accepted, None
-            leases = await tx.values("claim_one", Lease, id=accepted.id, worker=worker, domain=domain, ttl=ttl)
+            leases = await tx.values("claim_one", Lease, **_claiming_one(accepted.id, worker, domain, ttl))
             if not leases:
                 raise QueuePaused(f"queue {batch.jobs[0].queue or QUEUE} is paused")
             return accepted, leases[0]
@@ -53,6 +53,11 @@ class DirectJobs:
 
     async def claim(self, worker: str, job_id: str, *, domain: str, ttl: float) -> Lease | None:
         """Claim one claimable job: a retry that is due."""
-        leases = await self._database.values("claim_one", Lease, id=job_id, worker=worker, domain=domain, ttl=ttl)
+        leases = await self._database.values("claim_one", Lease, **_claiming_one(job_id, worker, domain, ttl))
         self._jobs.after_moves.claimed(len(leases))
         return leases[0] if leases else None
+
+
+def _claiming_one(job_id: str, worker: str, domain: str, ttl: float) -> dict[str, object]:
+    """Return the parameters of the statement `claim_one`."""
+    return {"id": job_id, "worker": worker, "domain": domain, "ttl": ttl, "function": FUNCTION_DOMAIN}

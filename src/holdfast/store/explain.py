@@ -7,6 +7,7 @@ from holdfast.errors import NotFound
 from holdfast.model import FUNCTION_DOMAIN, Gate, Job, LaneState, Queue, Status, TaskRecord, TaskStatus, WorkerRecord
 from holdfast.pipeline_spec import pipeline_of
 from holdfast.response_types import Explanation, Reason
+from holdfast.runner_specs import capability_of
 from holdfast.store.database import Database, Row
 from holdfast.store.jobs import Jobs
 from holdfast.store.lanes import Lanes
@@ -232,7 +233,8 @@ def _seconds(time: timedelta) -> str:
 
 def _away(job: Job, workers: Sequence[WorkerRecord]) -> str:
     """Say which workers could run the job if their engine were reachable, or their disk had space."""
-    away = [f"{worker.worker}: {worker.away[job.capability]}" for worker in workers if job.capability in worker.away]
+    wanted = capability_of(job.runner, job.spec)
+    away = [f"{worker.worker}: {worker.away[wanted]}" for worker in workers if wanted in worker.away]
     return "".join(f"; {text}" for text in away)
 
 
@@ -240,7 +242,8 @@ def _workers(job: Job, workers: Sequence[WorkerRecord]) -> Iterator[Reason]:
     """Say why no worker claims the job: none is alive, none serves its queue or can run it, or all slots are taken."""
     live = [worker for worker in workers if worker.live and not worker.draining]
     serving = [worker for worker in live if job.queue in worker.queues]
-    able = [worker for worker in serving if job.capability in worker.capabilities]
+    wanted = capability_of(job.runner, job.spec)
+    able = [worker for worker in serving if wanted in worker.capabilities]
     if not live:
         yield Reason(about="worker", message="no live worker: start one with `holdfast worker`")
     elif not serving:
@@ -248,7 +251,7 @@ def _workers(job: Job, workers: Sequence[WorkerRecord]) -> Iterator[Reason]:
         yield Reason(about="worker", message=f"no live worker serves queue {job.queue}", workers=names)
     elif not able:
         names = tuple(worker.worker for worker in serving)
-        text = f"no live worker of queue {job.queue} can run {job.capability}{_away(job, serving)}"
+        text = f"no live worker of queue {job.queue} can run {wanted}{_away(job, serving)}"
         yield Reason(about="worker", message=text, workers=names)
     elif all(len(worker.jobs) >= sum(worker.queues.values()) for worker in able):
         names = tuple(worker.worker for worker in able)

@@ -19,7 +19,7 @@ from holdfast.errors import (
     ReplayedJobDeleted,
     StoreError,
 )
-from holdfast.model import Gate, Job, Status
+from holdfast.model import FUNCTION, Gate, Job, Status
 from holdfast.store import notify
 from holdfast.store.database import Database
 from holdfast.store.error_mapping import id_taken, id_unusable
@@ -134,12 +134,12 @@ class JobSubmit:
         """Return the queues of a batch's jobs. Registrations may be a second old: a notification is only a hint."""
         queues = {job.queue for job in batch.jobs if job.queue is not None}
         without_queue = {job.capability for job in batch.jobs if job.queue is None}
-        named = any(capability.startswith("function:") for capability in without_queue)
+        named = any(capability.startswith(f"{FUNCTION}:") for capability in without_queue)
         if named and time.monotonic() >= self._function_queues_until:
             self._function_queues_until = time.monotonic() + QUEUES_SECONDS
             with contextlib.suppress(StoreError):  # The jobs are accepted: the call must not fail now.
                 rows = await self._database.read("function_defaults")
-                found = {f"function:{row['function']}": msgspec.json.decode(row["defaults"]) for row in rows}
+                found = {f"{FUNCTION}:{row['function']}": msgspec.json.decode(row["defaults"]) for row in rows}
                 self._function_queues = {name: has["queue"] for name, has in found.items() if "queue" in has}
         otherwise = batch.defaults.get("queue", QUEUE)
         return queues | {self._function_queues.get(capability, otherwise) for capability in without_queue}

@@ -5,7 +5,6 @@ whether the write was applied; a lost lease is a return value, not an error.
 """
 
 import logging
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -15,6 +14,7 @@ import msgspec
 
 from holdfast.errors import Invalid, StoreError
 from holdfast.model import (
+    FUNCTION_DOMAIN,
     Beat,
     Cause,
     Claimable,
@@ -28,6 +28,7 @@ from holdfast.model import (
     StopRequest,
 )
 from holdfast.store import notify
+from holdfast.store.claims import Claims
 from holdfast.store.database import Database, Tx
 from holdfast.store.gates import Gates
 from holdfast.store.lanes import LaneKey, lock_lanes_and_jobs, settle_lanes
@@ -40,8 +41,7 @@ from holdfast.store.rows import STATUSES, to_stop
 log = logging.getLogger(__name__)
 
 ADOPT_LIMIT = 1000
-LAST_CLAIMED_SECONDS = 1.0
-"""How long claims may start their scan after the last claimed job; an earlier job that appears waits at most this."""
+"""Maximum orphans that one claim adopts."""
 
 
 class Claimed(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,21 +67,11 @@ class Owners(msgspec.Struct, frozen=True, kw_only=True):
     now_at: datetime
 
 
-class _LastClaimed(msgspec.Struct, frozen=True):
-    """The last job claimed for a (queue, capability) pair, and its tenant: where the next claim starts its scan."""
-
-    tenant: str
-    after_id: str
-    at: float
-    returns: int
-
-
 class Leases(Orphans):
     def __init__(self, database: Database, gates: Gates, queues: Queues, wake_up: notify.Notifications) -> None:
         super().__init__(database, gates, wake_up)
         self._queues = queues
-        self._last_tenants: dict[str, str] = {}
-        self._last_claimed: dict[tuple[str, str, str], _LastClaimed] = {}
+        self._claims = Claims(database, wake_up)
         self._rounds: Counter[str] = Counter()
 
     async def claim(
@@ -99,20 +89,13 @@ class Leases(Orphans):
         worker owns them, and no other worker could run the jobs before they expire.
         """
         _check_ttl(ttl)
-        caps = await self._queues.caps() if slots > 0 and pairs else {}
-        uncapped = [pair for pair in pairs if pair.queue not in caps]
-        capped = sorted({pair.queue for pair in pairs} & set(caps))
         adopted: list[Lease] = []
         claimed: list[Lease] = []
         try:
-            for queue in self._rotated(worker, [None, *capped]):
-                if queue is None:
-                    async for orphans, found in self._claim(worker, uncapped, slots - len(claimed), ttl, domains):
-                        adopted += orphans
-                        claimed += found
-                else:
-                    mine = [pair for pair in pairs if pair.queue == queue]
-                    claimed += await self._claim_capped(worker, queue, mine, slots - len(claimed), ttl)
+            if domains:
+                adopted += await self._adopt(worker, ttl, domains)
+            async for leases in self._claim(worker, pairs, slots, ttl):
+                claimed += leases
         except StoreError as error:
             if not (adopted or claimed):
                 raise
@@ -120,37 +103,35 @@ class Leases(Orphans):
         self._after_moves.claimed(len(claimed), adopted=len(adopted))
         return Claimed(adopted=sorted(adopted, key=attrgetter("id")), claimed=claimed)
 
-    def _rotated(self, worker: str, groups: list[str | None]) -> list[str | None]:
-        """Rotate which capped queue, or group of uncapped ones, goes first, so that none gets only leftover slots."""
-        self._rounds[worker] += 1
-        first = self._rounds[worker] % len(groups)
-        return groups[first:] + groups[:first]
+    async def _adopt(self, worker: str, ttl: float, domains: Sequence[str]) -> Sequence[Lease]:
+        return await self._database.values(
+            "adopt", Lease, worker=worker, ttl=ttl, domains=list(domains), limit=ADOPT_LIMIT
+        )
 
     async def _claim(
-        self, worker: str, pairs: Sequence[Claimable], slots: int, ttl: float, domains: Sequence[str]
-    ) -> AsyncIterator[tuple[Sequence[Lease], Sequence[Lease]]]:
-        """Claim from tenant after tenant until the slots are full or no job is left.
+        self, worker: str, pairs: Sequence[Claimable], slots: int, ttl: float
+    ) -> AsyncIterator[Sequence[Lease]]:
+        """Claim from the queues without a cap together, and from each queue with one. Yield what each step returned.
 
-        Yield what each statement adopted and claimed.
+        Rotate which of them goes first, so that none gets only leftover slots.
         """
-        slots = max(slots, 0)
-        key = _rotation_key(worker, pairs)
-        while True:
-            rows = [self._pair_row(key, pair) for pair in pairs]
-            leases = await self._database.values(
-                "claim", Lease, **_claiming(worker, rows, slots, ttl, domains, capped=False)
-            )
-            old = sum(lease.adopted for lease in leases)
-            new = leases[old:]
-            self._remember(key, new, slots=slots)
-            yield leases[:old], new
-            slots -= len(new)
-            resumes = any(row["after_id"] is not None for row in rows)
-            if slots <= 0 or not (resumes or len({lease.tenant for lease in new}) > 1):
-                return
-            if resumes:
-                self._clear_last_claimed(key)
-            domains = ()
+        if slots <= 0 or not pairs:
+            return
+        caps = await self._queues.caps()
+        groups = [None, *sorted({pair.queue for pair in pairs} & set(caps))]
+        self._rounds[worker] += 1
+        first = self._rounds[worker] % len(groups)
+        for queue in groups[first:] + groups[:first]:
+            if queue is None:
+                uncapped = [pair for pair in pairs if pair.queue not in caps]
+                async for leases in self._claims.claim(worker, uncapped, slots, ttl):
+                    yield leases
+                    slots -= len(leases)
+            else:
+                own = [pair for pair in pairs if pair.queue == queue]
+                leases = await self._claim_capped(worker, queue, own, slots, ttl)
+                yield leases
+                slots -= len(leases)
 
     async def _claim_capped(
         self, worker: str, queue: str, pairs: Sequence[Claimable], slots: int, ttl: float
@@ -158,65 +139,15 @@ class Leases(Orphans):
         """Lock the queue, count its running jobs, and claim at most as many as its cap still allows."""
         if slots <= 0 or not await self._database.read("claimable_in_queue", queue=queue):
             return []
-        key = _rotation_key(worker, pairs)
 
         async def change(tx: Tx) -> Sequence[Lease]:
             locked = await tx.rows("lock_queue", queue=queue)
             (running,) = await tx.rows("running_in_queue", queue=queue)
             cap = locked[0]["cap"] if locked else None
             free = slots if cap is None else min(slots, cap - running["running"])
-            if free <= 0:
-                return []
-            rows = [self._pair_row(key, pair) for pair in pairs]
-            return await tx.values("claim", Lease, **_claiming(worker, rows, free, ttl, (), capped=True))
+            return [lease async for leases in self._claims.claim(worker, pairs, free, ttl, tx=tx) for lease in leases]
 
-        leases = await self._database.transact(change)
-        self._remember(key, leases, slots=0)
-        return leases
-
-    def _pair_row(self, key: str, pair: Claimable) -> dict[str, str | None]:
-        last_tenant = self._last_tenants.get(key, "")
-        last = self._last_claimed.get((key, pair.queue, pair.capability))
-        fresh = (
-            last is not None
-            and last.tenant == last_tenant
-            and last.returns == self._notifications.returns
-            and time.monotonic() - last.at < LAST_CLAIMED_SECONDS
-        )
-        return {
-            "queue": pair.queue,
-            "capability": pair.capability,
-            "domain": pair.domain,
-            "last_tenant": last_tenant,
-            "after_id": last.after_id if last and fresh else None,
-        }
-
-    def _remember(self, key: str, leases: Sequence[Lease], *, slots: int) -> None:
-        """Record which tenant was served last and, where a backlog is left, after which job the next claim starts.
-
-        A new entry inherits the age of the one it replaces, so that it still expires after LAST_CLAIMED_SECONDS.
-        """
-        if not leases:
-            return
-        before = self._last_tenants.get(key, "")
-        tenants = {lease.tenant for lease in leases}
-        last_tenant = max(tenants, key=lambda tenant: (tenant == before, tenant < before, tenant))
-        self._last_tenants[key] = last_tenant
-        if len(leases) < slots or not slots:
-            return
-        now = time.monotonic()
-        last_ids = {(key, lease.queue, lease.capability): lease.id for lease in leases if lease.tenant == last_tenant}
-        returns = self._notifications.returns
-        for pair_key, after_id in last_ids.items():
-            last = self._last_claimed.get(pair_key)
-            kept = last is not None and last.tenant == last_tenant and now - last.at < LAST_CLAIMED_SECONDS
-            self._last_claimed[pair_key] = _LastClaimed(
-                last_tenant, after_id, last.at if last and kept else now, returns
-            )
-
-    def _clear_last_claimed(self, key: str) -> None:
-        for pair_key in [pair_key for pair_key in self._last_claimed if pair_key[0] == key]:
-            del self._last_claimed[pair_key]
+        return await self._database.transact(change)
 
     async def start(self, leases: Iterable[Lease]) -> frozenset[str]:
         """Record that these attempts now run; return the ids of those whose lease is still valid."""
@@ -328,14 +259,15 @@ class Leases(Orphans):
     async def release_unknown(self, worker: str, beats: Sequence[Beat]) -> frozenset[str]:
         """Release leases that a beat reported as `unknown`: the reply to their claim was lost, so nothing ran here.
 
-        A claimed function is requeued as `drained`. Everything else is handed over, including an adopted function: it
-        may have run on its former owner, and the worker that adopts it settles that.
+        A claimed function, or other attempt that would die with this worker, is requeued as `drained`. Everything else
+        is handed over, including an adopted function: it may have run on its former owner, and the worker that adopts
+        it settles that.
         """
         unknown = [beat for beat in beats if beat.answer == "unknown"]
         if not unknown:
             return frozenset()
         held = await self._database.read("owned_leases", worker=worker, rows=_tokens(unknown))
-        fresh = [row for row in held if row["capability"].startswith("function:") and not row["adoptions"]]
+        fresh = [row for row in held if row["domain"] == FUNCTION_DOMAIN and not row["adoptions"]]
         drained = Outcome.requeued(Cause.DRAINED)
         done = await self._end(
             [(row["tenant"], row["lane"], ending(row["id"], row["token"], drained)) for row in fresh]
@@ -366,32 +298,6 @@ class Leases(Orphans):
     async def owners(self) -> Owners:
         (row,) = await self._database.read("lease_owners")
         return Owners(**row)
-
-
-def _rotation_key(worker: str, pairs: Sequence[Claimable]) -> str:
-    """Return the key of the tenant rotation: a worker that claims queue by queue keeps one rotation per queue."""
-    return "\n".join([worker, *sorted({pair.queue for pair in pairs})])
-
-
-def _claiming(
-    worker: str,
-    rows: Sequence[Mapping[str, str | None]],
-    slots: int,
-    ttl: float,
-    domains: Sequence[str],
-    *,
-    capped: bool,
-) -> dict[str, object]:
-    """Return the parameters of the statement `claim`."""
-    return {
-        "worker": worker,
-        "domains": list(domains),
-        "orphans": ADOPT_LIMIT,
-        "pairs": list(rows),
-        "slots": slots,
-        "ttl": ttl,
-        "capped": capped,
-    }
 
 
 def _tokens(leases: Iterable[Lease | Beat]) -> list[dict[str, object]]:

@@ -15,6 +15,10 @@ DEBOUNCE_SECONDS = 0.003
 
 STOP = "stop"
 ORPHAN = "orphan"
+ANY_WORK = "work"
+"""Some queue has something to claim: sent by the SQL function that submits in a caller's transaction."""
+SORTS_LAST = "sorts_last"
+"""Sent with topics that are only about new jobs, which sort after all waiting ones."""
 
 
 def work_topic(queue: str) -> str:
@@ -48,6 +52,7 @@ class Notifications:
         self._database = database
         self._signals: set[TopicSignal] = set()
         self._pending: set[str] = set()
+        self._pending_returns = 0
         self._sender: asyncio.Task[None] | None = None
         self.returns = 0
         """How often a job may have become claimable that sorts before the last claimed one.
@@ -68,9 +73,19 @@ class Notifications:
         for signal in self._signals:
             signal.set(topics)
         self._pending |= topics
+        self._pending_returns += not sorts_last
         if self._sender is None:
             # Reason for a bare task: a notification belongs to no caller and must not delay one. `close` awaits it.
             self._sender = asyncio.create_task(self._send())
+
+    @property
+    def heard(self) -> bool:
+        """Whether this process listens, so that it hears of jobs that other processes put back into a queue."""
+        return bool(self._signals)
+
+    def poll(self) -> None:
+        """Note that a caller polls: notifications may have been lost, so the next claim scans from the start."""
+        self.returns += 1
 
     @contextlib.asynccontextmanager
     async def listening(self) -> AsyncIterator[TopicSignal]:
@@ -93,6 +108,9 @@ class Notifications:
         try:
             while self._pending:
                 topics, self._pending = sorted(self._pending), set()
+                if not self._pending_returns:
+                    topics.append(SORTS_LAST)
+                self._pending_returns = 0
                 with contextlib.suppress(StoreError):
                     await self._database.announce(topics)
                 await asyncio.sleep(DEBOUNCE_SECONDS)
@@ -102,4 +120,5 @@ class Notifications:
     async def _listen(self, signal: TopicSignal) -> None:
         async with self._database.hear() as announcements:
             async for topics in announcements:
-                signal.set(topics)
+                self.returns += SORTS_LAST not in topics
+                signal.set(topic for topic in topics if topic != SORTS_LAST)

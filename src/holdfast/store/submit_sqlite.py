@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast import decoding
 from holdfast.errors import Conflict, NeedFailed, QueueFull, ReplayedJobDeleted
-from holdfast.model import BROKEN, Status
+from holdfast.model import BROKEN, FUNCTION, Status
 from holdfast.store.database import Row, json_text
 from holdfast.store.error_mapping import need_unknown
 from holdfast.submission import QUEUE, Batch, Submission, with_defaults
@@ -44,11 +44,11 @@ def submit_batch(run: RunStatement, batch: Batch) -> Sequence[Row]:
 def _with_defaults(run: RunStatement, batch: Batch) -> Batch:
     """Fill in fields that the jobs leave out: from the defaults of their functions, else from the caller's settings."""
     registered: dict[str, Mapping[str, Any]] = {}
-    if any(job.runner == "function" for job in batch.jobs):
+    if any(job.runner == FUNCTION for job in batch.jobs):
         registered = {row["function"]: msgspec.json.decode(row["defaults"]) for row in run("function_defaults")}
     jobs = [
         with_defaults(job, {**batch.defaults, **registered.get(job.spec["name"], {})})
-        if job.runner == "function"
+        if job.runner == FUNCTION
         else with_defaults(job, batch.defaults)
         for job in batch.jobs
     ]

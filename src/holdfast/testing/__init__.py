@@ -1,10 +1,22 @@
-"""Test suites for authors of runners and artifact stores: ours pass the same ones.
+"""For authors of runners, connectors and artifact stores: the test suites that the built-in ones pass too.
 
-runner_suite.py    RunnerSuite, for runners
-artifact_suite.py  ArtifactSuite, for artifact stores
+runner_suite.py     what a runner guarantees
+connector_suite.py  what a connector guarantees
+artifact_suite.py   what an artifact store guarantees
+killed_worker.py    a process that starts an attempt, for a test to kill
+
+They are classes for pytest, with pytest-asyncio in its mode `auto`. The runner or connector is installed, as its users
+install it, so that the registry finds its entry point:
+
+    class TestMyRunner(RunnerSuite):
+        name = "mine"
+
+        def spec(self, script):
+            return {"command": ["sh", "-c", script]}
 """
 
 from holdfast.testing.artifact_suite import ArtifactSuite
+from holdfast.testing.connector_suite import ConnectorSuite
 from holdfast.testing.runner_suite import INSTALLATION, RunnerSuite
 
-__all__ = ["INSTALLATION", "ArtifactSuite", "RunnerSuite"]
+__all__ = ["INSTALLATION", "ArtifactSuite", "ConnectorSuite", "RunnerSuite"]

@@ -1,27 +1,34 @@
-"""For authors of runners: one test suite that every runner passes.
+"""What a runner guarantees, as tests. A script is for a POSIX shell.
 
-    class TestMyRunner(RunnerSuite):
-        @pytest.fixture
-        async def runner(self): ...
-
-        def spec(self, script): return {"command": ["sh", "-c", script]}
-
-A script is for a POSIX shell. Each test makes its own attempts and cleans up after itself.
+Each test makes its own attempts and cleans up after itself.
 """
 
 import asyncio
+import os
+import pickle
+import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from holdfast.config import Settings
+from holdfast.errors import Invalid
 from holdfast.model import Cause
+from holdfast.registry import runner_named
 from holdfast.runner.base import AttemptEnd, AttemptHandle, Identity, Runner, StartRequest, StartTooLate
 from holdfast.runner.collected_outputs import ArtifactLimits, CollectedOutputs
 from holdfast.runner.folder_writer import FolderWriter
 from holdfast.runner.frames import Stream
+from holdfast.runner.state_folder import StateFolder
 from holdfast.runner.wire import Command
+from holdfast.runner_specs import check_spec
+from holdfast.testing import killed_worker
+from holdfast.testing.killed_worker import lease_confirmed
 
 PATIENCE = 60.0
 INSTALLATION = "0123456789abcdef0123456789abcdef"
@@ -72,11 +79,30 @@ class Watched:
 
 
 class RunnerSuite:
-    """What a runner guarantees. Define a fixture `runner`, for the installation of this module, and `spec`."""
+    """What a runner guarantees. Set `name` and define `spec`; override `settings` if the runner needs any."""
+
+    name: str
 
     def spec(self, script: str) -> Mapping[str, Any]:
-        """The spec of a job that runs a shell script."""
+        """Return the spec of a job that runs a shell script."""
         raise NotImplementedError
+
+    @pytest.fixture
+    def settings(self, tmp_path: Path) -> Settings:
+        """The settings of the worker. As root, attempts run as root: other users cannot reach pytest's folders."""
+        return Settings(data_dir=tmp_path / "data", process_user="root" if os.geteuid() == 0 else None)
+
+    @pytest.fixture
+    async def runner(self, settings: Settings) -> AsyncIterator[Runner]:
+        """The runner, built as a worker builds it."""
+        async with AsyncExitStack() as stack:
+            yield await killed_worker.built(self.name, settings, INSTALLATION, stack)
+
+    @pytest.fixture
+    def adoptable(self) -> None:
+        """Skip tests of attempts that outlive their worker, if the descriptor says that this runner's do not."""
+        if not runner_named(self.name).adoptable:
+            pytest.skip(f"attempts of runner {self.name} die with their worker")
 
     def order(self, runner: Runner, script: str, **more: Any) -> StartRequest:
         identity = more.pop("identity", None) or Identity(INSTALLATION, str(uuid.uuid4()), 1)
@@ -93,6 +119,17 @@ class RunnerSuite:
     async def found(self, runner: Runner, order: StartRequest, **offsets: int) -> tuple[str, AttemptHandle]:
         given = {"stdout": 0, "stderr": 0, **offsets}
         return await runner.find(order.identity, order.domain, **given)
+
+    async def test_the_descriptor_fits_the_runner(self, runner: Runner, settings: Settings) -> None:
+        """Its own domains are what keeps workers without this runner from adopting its attempts."""
+        assert runner.capability == self.name
+        assert runner.domain in runner.domains
+        if self.name != "process":
+            assert not set(runner.domains) & set(StateFolder(settings.state).domains)
+        spec = self.spec("true")
+        check_spec(self.name, spec)
+        with pytest.raises(Invalid):
+            check_spec(self.name, {**spec, "no-such-field": 1})
 
     async def test_output_and_exit_code(self, runner: Runner) -> None:
         """Both streams apart, whole to the last byte. Proves R10, R20."""
@@ -113,6 +150,7 @@ class RunnerSuite:
         assert attempt.output[Stream.STDOUT] == f'{order.identity.job} 1 1\n{{"n":1}}'.encode()
         await attempt.running.remove(had_other_owners=False)
 
+    @pytest.mark.usefixtures("adoptable")
     async def test_what_runs_is_found_and_read_on(self, runner: Runner) -> None:
         """An adopter continues at the recorded offsets, without gap or repeat. Proves R3."""
         order, attempt = await self.started(runner, "echo one; sleep 1; echo two")
@@ -125,6 +163,35 @@ class RunnerSuite:
         assert adopter.output[Stream.STDOUT] == b"two\n"
         await running.remove(had_other_owners=True)
 
+    @pytest.mark.usefixtures("adoptable")
+    async def test_what_a_killed_worker_started_is_found_and_stopped(
+        self, runner: Runner, settings: Settings, tmp_path: Path
+    ) -> None:
+        """The next owner's token counts from then on. Proves R3, L6."""
+        order = self.order(runner, "echo up; while :; do sleep 1; done")
+        await self.start_and_kill(order, settings, tmp_path / "request")
+        state, running = await self.found(runner, order)
+        assert state == "running"
+        adopter = Watched(running)
+        await adopter.says(b"up\n")
+        await running.send(Command(token=order.token + 1, verb="hold"))
+        await running.send(Command(token=order.token + 1, verb="stop", kind="cancel", grace=0.3))
+        assert (await adopter.end()).cause is Cause.CANCELLED
+        await running.remove(had_other_owners=True)
+
+    async def start_and_kill(self, order: StartRequest, settings: Settings, file: Path) -> None:
+        """Start an attempt in another process, and kill that process."""
+        file.write_bytes(pickle.dumps((self.name, settings, order)))  # noqa: ASYNC240 - a small file
+        pipe = asyncio.subprocess.PIPE
+        worker = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", killed_worker.__name__, str(file), stdin=pipe, stdout=pipe
+        )
+        assert worker.stdout is not None
+        assert await worker.stdout.readline() == killed_worker.STARTED
+        worker.kill()
+        await worker.wait()
+
+    @pytest.mark.usefixtures("adoptable")
     async def test_what_ended_unwatched_is_found(self, runner: Runner) -> None:
         """Proves R2."""
         order, attempt = await self.started(runner, "echo done; exit 4")
@@ -224,10 +291,19 @@ class RunnerSuite:
         running.close()
         assert state in ("missing", "exited", "died", "forbidden")
 
+    async def test_a_sweep_stops_what_still_runs(self, runner: Runner) -> None:
+        """Its job has moved on, so no one else will. Proves R12."""
+        order, attempt = await self.started(runner, "echo up; while :; do sleep 1; done")
+        await attempt.says(b"up\n")
+        attempt.running.close()
+        deadline = time.monotonic() + PATIENCE
+        while not await runner.sweep(order.identity):
+            assert time.monotonic() < deadline, "the sweep cannot stop it"
+            await asyncio.sleep(0.05)
+        state, running = await self.found(runner, order)
+        running.close()
+        assert state != "running"
+
     async def cleared(self, runner: Runner, order: StartRequest) -> None:
         """Remove all traces of an attempt that never ran."""
         await runner.sweep(order.identity)
-
-
-async def lease_confirmed() -> None:
-    """Confirm that the attempt is ours, as the database would."""

@@ -94,9 +94,9 @@ class AttemptStarter:
                 raise EngineUnreachable(f"this host is exhausted: {error.strerror}") from error
             return await self._not_begun(error)
 
-    async def sweep(self) -> None:
-        """Remove the remains of an attempt that was not started."""
-        await self._runner.sweep(self._identity)
+    async def sweep(self) -> bool:
+        """Remove the remains of an attempt that must not run, stopping it first. Return whether it is gone."""
+        return await self._runner.sweep(self._identity)
 
     async def _no_space(self, error: Exception) -> AttemptHandle | AttemptEnd:
         """Requeue a job whose start found the disk full: nothing ran. If the attempt does run, adopt it.

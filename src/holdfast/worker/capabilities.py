@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from holdfast.model import FUNCTION_DOMAIN, Claimable
+from holdfast import registry
+from holdfast.model import FUNCTION, FUNCTION_DOMAIN, Claimable
 from holdfast.runner.base import Runner
 from holdfast.runner.disk import DATABASE, Disks
 from holdfast.runner.function import FunctionRegistry
@@ -18,7 +19,7 @@ class Capabilities:
     def available(self) -> list[str]:
         """The capabilities that can start jobs now."""
         away = self.away
-        known = [*self.runners, *(f"function:{name}" for name in self._functions.names)]
+        known = [*self.runners, *(f"{FUNCTION}:{name}" for name in self._functions.names)]
         return [capability for capability in known if capability not in away]
 
     @property
@@ -29,7 +30,7 @@ class Capabilities:
         if low:
             away = {**dict.fromkeys(self.runners, next(iter(low.values()))), **away}
         if DATABASE in low:  # A function writes nothing but its result.
-            away |= {f"function:{name}": low[DATABASE] for name in self._functions.names}
+            away |= {f"{FUNCTION}:{name}": low[DATABASE] for name in self._functions.names}
         return away
 
     @property
@@ -47,19 +48,20 @@ class Capabilities:
         """Return the domain in which an attempt of this capability would run; None if it cannot start here now."""
         if capability not in self.available:
             return None
-        return FUNCTION_DOMAIN if capability.startswith("function:") else self.runners[capability].domain
+        return self._domain(capability)
+
+    def _domain(self, capability: str) -> str:
+        """Return the domain of new attempts: that of the runner if they outlive the worker."""
+        runner = self.runners.get(capability)
+        return runner.domain if runner is not None and is_adoptable(capability) else FUNCTION_DOMAIN
 
     def claimable(self, queue: str) -> list[Claimable]:
         """Return what can be claimed from a queue now."""
-        able = self.available
-        functions = [
-            Claimable(queue=queue, capability=capability, domain=FUNCTION_DOMAIN)
-            for capability in able
-            if capability not in self.runners
-        ]
-        runners = [
-            Claimable(queue=queue, capability=runner.capability, domain=runner.domain)
-            for runner in self.runners.values()
-            if runner.capability in able
-        ]
-        return functions + runners
+        able = sorted(self.available, key=lambda capability: capability in self.runners)  # Functions first.
+        return [Claimable(queue=queue, capability=capability, domain=self._domain(capability)) for capability in able]
+
+
+def is_adoptable(capability: str) -> bool:
+    """Return whether attempts of a runner outlive their worker; functions do not."""
+    descriptor = registry.runners().get(capability.partition(":")[0])
+    return descriptor is None or descriptor.adoptable

@@ -12,6 +12,7 @@ from typing import Any
 from holdfast.config import Settings
 from holdfast.errors import AtCapacity, Conflict, DiskFull, NotFound
 from holdfast.model import Gate, Job, Lease, Status
+from holdfast.runner_specs import capability_of
 from holdfast.store import Store
 from holdfast.submission import Accepted, check, fingerprint, parse
 from holdfast.timing import jitter
@@ -153,7 +154,7 @@ class DirectExecutor:
         return None
 
     async def _again(self, job: Job) -> asyncio.Event | None:
-        domain = self._worker.capabilities.domain_of(job.capability)
+        domain = self._worker.capabilities.domain_of(capability_of(job.runner, job.spec))
         if domain is None:
             return None
         ttl = self._settings.lease_ttl

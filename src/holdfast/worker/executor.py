@@ -16,7 +16,7 @@ import msgspec
 from holdfast.budgets import EXCEEDED
 from holdfast.errors import SnapshotDamaged, SnapshotFailed, StoreError
 from holdfast.limits import AttemptLimits
-from holdfast.model import Cause, Error, Outcome, Phase, Status, StopPhase
+from holdfast.model import FUNCTION_DOMAIN, Cause, Error, Outcome, Phase, Status, StopPhase
 from holdfast.runner.artifacts import outputs_name
 from holdfast.runner.base import AttemptEnd, AttemptHandle, CannotStart, EngineUnreachable, Runner
 from holdfast.runner.disk import DATABASE
@@ -67,6 +67,8 @@ class AttemptExecution:
         self._limits = AttemptLimits()
         self._mask = NO_MASK
         self._ended = False
+        self._outlives_worker = held.lease.domain != FUNCTION_DOMAIN
+        self._leave_at: float | None = None
         self._pipeline: PipelineExecution | None = None
         if "tasks" in self._lease.spec:
             self._pipeline = PipelineExecution(services, runner, held, self._stopped_or_draining)
@@ -90,7 +92,7 @@ class AttemptExecution:
             self._link.recorded_phase = stop.phase
         try:
             self._at("claimed")
-            end = await self._execute()
+            end = await self._execute_or_drain()
             outcome = classify(end, lease)
             self._at("classified")
             status = await self._finish(outcome)
@@ -129,6 +131,18 @@ class AttemptExecution:
                 log.warning(
                     "job %s attempt %d: clean-up left to the sweep: %s", self._lease.id, self._lease.attempt, error
                 )
+
+    async def _execute_or_drain(self) -> AttemptEnd:
+        """Carry the attempt to its end. One that cannot be handed over is stopped when this worker leaves."""
+        try:
+            return await self._execute()
+        except HandOverRequested:
+            if self._outlives_worker:
+                raise
+        while not await self._starter.sweep():
+            self._held.check()
+            await self._wait(QUICK)
+        return AttemptEnd(cause=Cause.DRAINED)
 
     async def _execute(self) -> AttemptEnd:
         begun = await self._starter.begin()
@@ -186,7 +200,7 @@ class AttemptExecution:
         quiet = 0
         while not running.over:
             self._held.check()
-            if self._services.draining.is_set():
+            if self._services.draining.is_set() and self._must_leave():
                 await log_reader.ship()
                 raise HandOverRequested
             await self._link.take_control_if_adopting(running)
@@ -197,6 +211,12 @@ class AttemptExecution:
             before = self._event_writer.committed
             await self._ship(log_reader)
             quiet = quiet + 1 if self._event_writer.committed == before else 0
+
+    def _must_leave(self) -> bool:
+        """Return whether a draining worker leaves the attempt: one that dies with it gets the grace of functions."""
+        if self._leave_at is None:
+            self._leave_at = boottime() + (0.0 if self._outlives_worker else self._services.settings.drain_grace)
+        return boottime() >= self._leave_at
 
     def _short_of_room(self) -> bool:
         return DATABASE in self._services.disks.low

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast.budgets import EXCEEDED
-from holdfast.model import Cause, Error, NewEvent, Policy, StopKind, StopPhase
+from holdfast.model import FUNCTION, Cause, Error, NewEvent, Policy, StopKind, StopPhase
 from holdfast.runner.base import AttemptEnd, CannotStart
 from holdfast.runner.function import Cancelled, CancelToken, Context, Function
 from holdfast.runner.secrets import NO_MASK, Mask, find_secrets
@@ -113,7 +113,7 @@ class FunctionCall:
     async def _call(self) -> AttemptEnd:
         lease = self.held.lease
         self._executor.services.at("claimed", lease)
-        function = self._executor.find(lease.capability.removeprefix("function:"))
+        function = self._executor.find(lease.capability.removeprefix(f"{FUNCTION}:"))
         if function is None:
             return AttemptEnd(cause=Cause.DRAINED)
         checked = lease.lane is not None or self._policy.check is not None

@@ -15,7 +15,7 @@ from pathlib import Path
 from holdfast.duties.evictor import Evictor
 from holdfast.errors import CacheFull, Invalid, SnapshotDamaged, SnapshotFailed
 from holdfast.model import Cause, Error, Snapshot, TaskStatus
-from holdfast.pipeline.connectors import CONNECTORS, WorkspaceNotConsistent
+from holdfast.pipeline.connectors import WorkspaceNotConsistent, connector_of
 from holdfast.pipeline.connectors.postgres import own_line
 from holdfast.pipeline.plan import PipelinePlan, TaskPlan
 from holdfast.pipeline.snapshots import SNAPSHOTS, SnapshotFolders, WorkspaceChanged
@@ -100,7 +100,7 @@ class PipelineExecution:
         check_spec(self._lease.runner, self._lease.spec)
         if self._lease.policy.uploads:
             raise Invalid("uploads", NO_UPLOADS)
-        connector = CONNECTORS[self._lease.spec.get("connector", "files")]
+        connector = connector_of(self._lease.spec.get("connector", "files"))
         facts = await facts_for(self._lease, self._runner, connector)
         self._follow(await asyncio.to_thread(lambda: plan_for(self._lease, self._services.settings, facts)))
         self._at("planned")
@@ -125,7 +125,7 @@ class PipelineExecution:
 
     def _follow(self, found: PipelinePlan) -> None:
         self._plan = found
-        self._connector = CONNECTORS[found.connector]
+        self._connector = connector_of(found.connector)
         self._task_store = TaskStore(self._services.store, self._lease, found)
         self.names = [task.name for task in found.tasks]
         self.progress = PipelineProgress(self.names, at=0 if found.base is None else -1)

@@ -9,8 +9,8 @@ from holdfast import decoding
 from holdfast.config import Settings
 from holdfast.model import Lease
 from holdfast.permissions import write_file
-from holdfast.pipeline.connectors import CONNECTORS, Connector
-from holdfast.pipeline.connectors.postgres import SQL
+from holdfast.pipeline.connectors import Connector, connector_of
+from holdfast.pipeline.connectors.base import SQL
 from holdfast.pipeline.copying import make_folder
 from holdfast.pipeline.plan import PipelinePlan, PlanFacts, make_plan, stage_files
 from holdfast.pipeline.sources import Sources, inputs_of
@@ -24,7 +24,7 @@ class StagedPipeline:
     def __init__(self, found: PipelinePlan, sources: Sources) -> None:
         self.plan = msgspec.json.encode(found)
         self._found = found
-        self._connector = CONNECTORS[found.connector]
+        self._connector = connector_of(found.connector)
         self._sources = sources
 
     def programs(self, paths: WorkspacePaths) -> Programs:

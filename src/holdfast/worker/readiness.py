@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from holdfast.errors import one_line
 from holdfast.model import Check
+from holdfast.registry import runner_named
 from holdfast.runner.base import Identity
 from holdfast.runner.checks import CheckRequest, CheckResult
 from holdfast.runner.secrets import NO_MASK, Mask, find_secrets
@@ -42,7 +43,7 @@ async def make_ready(services: ExecutionServices, held: HeldLease, *, until: Cal
     if found is not None:
         await ready.succeed(found, f"lane {lane}", None)  # A lane's check never runs as the job's own user.
     if lease.policy.check is not None:
-        user = lease.spec.get("user") if lease.runner == "process" else None
+        user = lease.spec.get("user") if runner_named(lease.runner).host_users else None
         await ready.succeed(lease.policy.check, lease.kind, user)
 
 

@@ -10,12 +10,13 @@ import contextlib
 import logging
 import os
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
 from holdfast.config import Settings
 from holdfast.duties.scheduler import DutyScheduler
 from holdfast.errors import StoreError
-from holdfast.model import Claimable, Lease, new_worker_id
+from holdfast.model import FUNCTION, FUNCTION_DOMAIN, Claimable, Lease, new_worker_id
 from holdfast.runner.artifacts import ArtifactStore
 from holdfast.runner.base import Runner
 from holdfast.runner.checks import ReadinessChecks
@@ -79,6 +80,8 @@ class Worker:
         threads = sum(queues.values()) or settings.max_concurrency
         self._function_executor = FunctionExecutor(self._services, functions, threads=threads, done=self._release)
         self.capabilities = Capabilities(runners, functions, self._services.disks)
+        self._adopt_at = 0.0
+        """When to look for orphans again, unless a notification or a poll comes first."""
         self._wake_up = asyncio.Event()
         self._settled = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
@@ -100,7 +103,7 @@ class Worker:
         self._services.draining.set()
         self._wake_up.set()
         for held in self._held_leases.all():
-            if held.on_change is not None and held.lease.runner != "function":
+            if held.on_change is not None and held.lease.runner != FUNCTION:
                 held.on_change()
 
     async def run(self, *, once: bool = False) -> None:
@@ -214,26 +217,24 @@ class Worker:
                 await self._sleep(backoff(failures, base=0.1, cap=5.0))
 
     async def _claim_round(self) -> None:
-        """Adopt, then claim from each queue that may have something, up to its free slots."""
+        """Adopt if it is time, then claim from each queue that may have something, up to its free slots."""
         slots = self._slots
-        queues = [queue for queue in slots.queues if queue in slots.to_claim and slots.free(queue) > 0]
-        if not queues:
+        if time.monotonic() >= self._adopt_at:
+            self._adopt_at = time.monotonic() + self._settings.poll_interval
             await self._claim([], 0, self.capabilities.domains)
-        for n, queue in enumerate(queues):
+        for queue in [queue for queue in slots.queues if queue in slots.to_claim and slots.free(queue) > 0]:
             claimed = most = min(slots.free(queue), CLAIM)
             # Before the claim: a notification during the claim may be for a job that it did not see.
             slots.to_claim.discard(queue)
             try:
-                claimed = await self._claim(
-                    self.capabilities.claimable(queue), most, self.capabilities.domains if n == 0 else ()
-                )
+                claimed = await self._claim(self.capabilities.claimable(queue), most)
             finally:
                 if claimed == most:
                     slots.to_claim.add(queue)
             caps = await self._store.queues.caps()
             slots.capped = {queue for queue in slots.queues if queue in caps}
 
-    async def _claim(self, pairs: Sequence[Claimable], slots: int, domains: Sequence[str]) -> int:
+    async def _claim(self, pairs: Sequence[Claimable], slots: int, domains: Sequence[str] = ()) -> int:
         """Adopt and claim jobs and run them. Return how many were claimed."""
         ttl = self._settings.lease_ttl
 
@@ -272,6 +273,8 @@ class Worker:
                 await self._wake_up.wait()
         except TimeoutError:
             self._slots.claim_from_all()
+            self._store.notifications.poll()
+            self._adopt_at = 0.0
 
     # Running
 
@@ -279,12 +282,12 @@ class Worker:
         assert self._group is not None
         lease = held.lease
         self._slots.take(lease.queue)
-        if lease.runner != "function":
-            self._group.create_task(self._execute(held))
-        elif lease.adopted:
+        if lease.adopted and lease.domain == FUNCTION_DOMAIN:
             self._function_executor.settle_orphan(held)
-        else:
+        elif lease.runner == FUNCTION:
             self._function_executor.launch(held)
+        else:
+            self._group.create_task(self._execute(held))
 
     async def _execute(self, held: HeldLease) -> None:
         """Run an attempt. If this task is cancelled, the lease stays ours: the next worker of this host recovers it."""
@@ -342,6 +345,7 @@ class Worker:
         if self._group is not None and not self._services.draining.is_set():
             self._group.create_task(self._log_failure(self._register()))
             self._slots.claim_from_all()
+            self._adopt_at = 0.0
             self._wake_up.set()
 
     async def _watch_disks(self) -> None:
@@ -361,10 +365,12 @@ class Worker:
     async def _listen(self, signal: TopicSignal) -> None:
         while True:
             topics = await signal.wait(3600.0)
-            if "*" in topics:
+            if topics & {"*", notify.ANY_WORK}:
                 self._slots.claim_from_all()
             else:
                 self._slots.to_claim.update(queue for queue in self._slots.queues if notify.work_topic(queue) in topics)
+            if topics & {"*", notify.ORPHAN}:
+                self._adopt_at = 0.0
             if topics:
                 self._wake_up.set()
             if topics & {"*", notify.STOP} and len(self._held_leases):
@@ -401,7 +407,7 @@ class Worker:
         """Drain: functions get their grace period, supervised attempts are handed over immediately."""
         self._services.draining.set()
         for held in self._held_leases.all():
-            if held.on_change is not None and held.lease.runner != "function":
+            if held.on_change is not None and held.lease.runner != FUNCTION:
                 held.on_change()
         try:
             async with asyncio.timeout(self._settings.drain_grace + DRAIN_SECONDS):

@@ -329,7 +329,7 @@ queues_pkey PRIMARY KEY (queue)
 repeatables_pkey PRIMARY KEY (file)
 reuse_pkey PRIMARY KEY (tenant, reuse_key)
 role_known CHECK ((role = ANY (ARRAY['viewer'::text, 'submitter'::text, 'operator'::text, 'admin'::text])))
-runner_known CHECK ((runner = ANY (ARRAY['function'::text, 'process'::text, 'docker'::text])))
+runner_named CHECK ((runner ~ '^[a-z][a-z0-9_-]{0,62}$'::text))
 snapshots_folder UNIQUE (folder)
 snapshots_pkey PRIMARY KEY (id)
 specs_pkey PRIMARY KEY (id)
@@ -593,7 +593,7 @@ BEGIN
 
   IF coalesce(job -> 'uploads', '[]') <> '[]' THEN
     IF job ->> 'runner' = 'function' THEN
-      PERFORM holdfast.refuse_job(n, 'uploads', 'are for processes and containers: a function has no work folder');
+      PERFORM holdfast.refuse_job(n, 'uploads', 'are for jobs with a work folder: a function has none');
     ELSIF job -> 'spec' ? 'tasks' THEN
       PERFORM holdfast.refuse_job(n, 'uploads', 'are not for pipelines: a result is known by what its tasks declare;'
         ' put files below the sources, and name them');
@@ -1050,7 +1050,7 @@ AS $function$ SELECT $json$
   "type": "struct",
   "expected": "object",
   "fields": {
-   "runner": {"type": "enum","expected": "str","values": ["docker","function","process"]},
+   "runner": {"type": "str","expected": "str","min_length": 1,"max_length": 63},
    "spec": {"type": "map","expected": "object","keys": {"type": "str","expected": "str"},"values": {"type": "any","expected": "any"}},
    "id": {"type": "str","expected": "str | null","null": true},
    "tenant": {"type": "str","expected": "str | null","min_length": 1,"max_length": 200,"null": true},
@@ -1078,7 +1078,7 @@ AS $function$ SELECT $json$
    "reuse_key": {"type": "str","expected": "str | null","min_length": 1,"max_length": 200,"null": true},
    "rebuild": {"type": "bool","expected": "bool"},
    "tasks": {"type": "array","expected": "array","items": {"type": "struct","expected": "object","fields": {"name": {"type": "str","expected": "str","min_length": 1,"max_length": 64},"command": {"type": "array","expected": "array | null","items": {"type": "str","expected": "str","max_length": 32768},"min_length": 1,"max_length": 4096,"null": true},"sql": {"type": "str","expected": "str | null","min_length": 1,"max_length": 4096,"null": true},"files": {"type": "array","expected": "array","items": {"type": "str","expected": "str","min_length": 1,"max_length": 4096},"max_length": 1000},"env": {"type": "map","expected": "object","keys": {"type": "str","expected": "str","min_length": 1,"max_length": 200},"values": {"type": "str","expected": "str","max_length": 32768}},"timeout": {"type": "float","expected": "float | null","gt": 0.0,"le": 316224000.0,"null": true}},"required": ["name"]}},
-   "connector": {"type": "enum","expected": "str | null","values": ["files","postgres"],"null": true},
+   "connector": {"type": "str","expected": "str | null","min_length": 1,"max_length": 63,"null": true},
    "snapshot": {"type": "enum","expected": "str | null","values": ["always","final","none"],"null": true},
    "base": {"type": "str","expected": "str | null","null": true}
   },

@@ -227,7 +227,7 @@ CREATE TABLE snapshots (
   token INTEGER NOT NULL, outputs TEXT,
   CONSTRAINT snapshots_folder UNIQUE (folder)
 ) WITHOUT ROWID, STRICT
-CREATE TABLE specs (
+CREATE TABLE "specs" (
   id TEXT NOT NULL PRIMARY KEY,
   tenant TEXT NOT NULL,
   kind TEXT NOT NULL,
@@ -240,7 +240,7 @@ CREATE TABLE specs (
   policy TEXT,
   signature TEXT,
   reuse_key TEXT,
-  CONSTRAINT runner_known CHECK (runner = 'function' OR runner = 'process' OR runner = 'docker')
+  CONSTRAINT runner_named CHECK (length(runner) <= 63 AND runner GLOB '[a-z]*' AND runner NOT GLOB '*[^a-z0-9_-]*')
 ) WITHOUT ROWID, STRICT
 CREATE TABLE tasks (
   job_id TEXT NOT NULL,

@@ -28,9 +28,9 @@ from holdfast.api.request_types import (
 from holdfast.api.routing import Call, Reply, Routes
 from holdfast.api.uploads import with_uploads
 from holdfast.errors import FieldForbidden, Forbidden, Invalid, QueueOff
-from holdfast.limits import FILES, NAMES
 from holdfast.model import Job, Role, TaskRecord
-from holdfast.privileges import refuse_privileged, refuse_root
+from holdfast.privileges import refuse_privileged, refuse_raw, refuse_root
+from holdfast.registry import runners
 from holdfast.response_types import Explanation, JobView, Links, PlanView
 from holdfast.response_types import Reason as WhyNot
 from holdfast.runner.disk import DATABASE
@@ -41,7 +41,6 @@ from holdfast.submission import FIRST_YEAR, LAST_YEAR, Submission, check, check_
 routes = Routes()
 ONE = {200: JobView}
 STOP = {200: JobView, 202: JobView}
-RAW = "commands and images of your own need an admin's token or HOLDFAST_ALLOW_RAW; use a tool"
 CHECK = "a readiness check is a command: it needs an admin's token or HOLDFAST_ALLOW_RAW; use a tool that has one"
 JOB_BYTES = 1024
 """The assumed size of a job in a bulk, to decide whether the bulk is processed in a thread."""
@@ -236,8 +235,8 @@ def _allowed(call: Call, job: Any, where: str = "job") -> Mapping[str, Any]:
     if job.get("tool") is not None:
         job = call.service.tools.expand(job)
     elif not call.who.admin:
-        if job.get("runner") in ("process", "docker") and not settings.allow_raw:
-            raise Forbidden(RAW)
+        if not settings.allow_raw:
+            refuse_raw(job.get("runner"))
         if job.get("check") is not None and not settings.allow_raw:
             raise Forbidden(CHECK)
         if job.get("secrets"):
@@ -250,9 +249,9 @@ def _allowed(call: Call, job: Any, where: str = "job") -> Mapping[str, Any]:
 
 def _within_ceilings(call: Call, job: Mapping[str, Any]) -> Mapping[str, Any]:
     """Refuse limits that a worker with the same settings would refuse at the start."""
-    names = {"process": NAMES, "docker": FILES}.get(str(job.get("runner")), ())
-    if names and isinstance(spec := job.get("spec"), dict):
-        call.service.settings.attempt_limits.of(spec, names)
+    descriptor = runners().get(str(job.get("runner")))
+    if descriptor is not None and descriptor.limits and isinstance(spec := job.get("spec"), dict):
+        call.service.settings.attempt_limits.of(spec, descriptor.limits)
     return job
 
 

@@ -1,17 +1,20 @@
 """Connectors: how tasks run, and when a workspace is quiet, so that it can be copied.
 
-base.py      the interface of a connector
+base.py      the interface of a connector, and what several of them need
 files.py     plain files: nothing runs between tasks
 postgres.py  a server in the workspace, stopped before it is copied
 """
 
-from collections.abc import Mapping
+from functools import cache
 
 from holdfast.pipeline.connectors.base import Connector, WorkspaceNotConsistent
-from holdfast.pipeline.connectors.files import FilesConnector
-from holdfast.pipeline.connectors.postgres import PostgresConnector
-from holdfast.pipeline_spec import ConnectorName
+from holdfast.registry import attribute, connector_named
 
-__all__ = ["CONNECTORS", "Connector", "WorkspaceNotConsistent"]
+__all__ = ["Connector", "WorkspaceNotConsistent", "connector_of"]
 
-CONNECTORS: Mapping[ConnectorName, Connector] = {"files": FilesConnector(), "postgres": PostgresConnector()}
+
+@cache
+def connector_of(name: str) -> Connector:
+    """Return a connector of the registry; raise Invalid if there is none of this name."""
+    made: Connector = attribute(connector_named(name).build)()
+    return made

@@ -7,6 +7,9 @@ from holdfast.pipeline.plan import TaskPlan
 from holdfast.runner.wire import WireService, WireTask
 from holdfast.runner.workspace import WorkspacePaths
 
+SQL = "holdfast-{n}.sql"
+"""The expanded text of a task's SQL, among its inputs."""
+
 
 class WorkspaceNotConsistent(Exception):
     """The workspace is not in a state that can be copied."""
@@ -53,6 +56,11 @@ def command_of(plan: TaskPlan, paths: WorkspacePaths, **env: str) -> WireTask:
         cwd=paths.tree,
         timeout=plan.timeout,
     )
+
+
+def sql_file(plan: TaskPlan, paths: WorkspacePaths) -> str:
+    """Return the path of a task's SQL, as the task sees it."""
+    return f"{paths.inputs}/{SQL.format(n=plan.n)}"
 
 
 def path_variables(paths: WorkspacePaths) -> dict[str, str]:

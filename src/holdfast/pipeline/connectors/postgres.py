@@ -15,7 +15,7 @@ import struct
 import subprocess
 from pathlib import Path
 
-from holdfast.pipeline.connectors.base import WorkspaceNotConsistent, command_of, path_variables
+from holdfast.pipeline.connectors.base import WorkspaceNotConsistent, command_of, path_variables, sql_file
 from holdfast.pipeline.plan import TaskPlan
 from holdfast.runner.base import CannotStart
 from holdfast.runner.tree_removal import remove_tree
@@ -24,8 +24,6 @@ from holdfast.runner.workspace import WorkspacePaths
 
 DEBIAN = "/usr/lib/postgresql"
 DATA = "data"
-SQL = "holdfast-{n}.sql"
-"""The expanded text of a task's SQL, among its inputs."""
 _PSQL = re.compile(rb"psql:[^\n]*?/holdfast-(\d{1,4})\.sql:(\d{1,9}):")
 READY = "ready"
 STATUS_LINE = 7
@@ -90,7 +88,7 @@ class PostgresConnector:
             return command_of(plan, paths, **_connection(paths))
         return WireTask(
             name=plan.name,
-            argv=("psql", "-X", "-v", "ON_ERROR_STOP=1", "-f", f"{paths.inputs}/{SQL.format(n=plan.n)}"),
+            argv=("psql", "-X", "-v", "ON_ERROR_STOP=1", "-f", sql_file(plan, paths)),
             env={**_connection(paths), **plan.env, **path_variables(paths)},
             cwd=paths.tree,
             timeout=plan.timeout,

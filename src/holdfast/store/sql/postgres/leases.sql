@@ -1,14 +1,10 @@
 -- Statements for workers: claim, adopt, start, beat, finish, hand over; and the reaper.
 -- Every write about a running job carries its token. Rows are locked in id order.
 
--- name: claim
--- Adopt first: orphans in the domains that this worker can reach, which need no slot. Uses jobs_orphaned.
--- Then take up to :slots claimable jobs of the (queue, capability) pairs. Uses jobs_claimable: a skip-scan lists tenants
--- with work, starting after the tenant served last and wrapping around; each gets an equal share, in order of priority
--- and acceptance over its (queue, capability) pairs; only claimed rows are locked. The scan starts after `after_id`,
--- the job claimed last: this skips dead rows that cannot be vacuumed while an old transaction is open.
--- The columns are the fields of a Lease. The claim's event is derived from the attempt: claim_seq, claimed_at, worker.
-WITH RECURSIVE clock AS MATERIALIZED (
+-- name: adopt
+-- Take the leases of orphans in the domains that this worker can reach. Uses jobs_orphaned.
+-- The columns are the fields of a Lease.
+WITH clock AS MATERIALIZED (
   SELECT holdfast.clock() AS now_at
 ), orphans AS MATERIALIZED (
   SELECT j.id
@@ -19,7 +15,7 @@ WITH RECURSIVE clock AS MATERIALIZED (
     AND j.domain = ANY (:domains::text[])
     AND j.adopt_after_at <= (SELECT t.now_at FROM clock AS t)
   ORDER BY j.adopt_after_at, j.id
-  LIMIT :orphans::integer
+  LIMIT :limit::integer
   FOR NO KEY UPDATE SKIP LOCKED
 ), adopted AS (
   UPDATE holdfast.jobs AS j
@@ -42,109 +38,132 @@ WITH RECURSIVE clock AS MATERIALIZED (
   SELECT a.id, a.seq, a.updated_at, 'lease',
     json_build_object('lease', 'adopted', 'attempt', a.attempt, 'worker', a.owner, 'token', a.token)
   FROM adopted AS a
-), pairs AS MATERIALIZED (
-  SELECT p.queue, p.capability, p.domain, p.last_tenant, m.id AS last_id, -m.priority AS last_rank, m.requested_at AS last_at
-  FROM :pairs AS p(queue text, capability text, domain text, last_tenant text, after_id uuid)
-  LEFT JOIN holdfast.jobs AS m ON m.id = p.after_id
-  WHERE :slots::integer > 0
-    AND NOT EXISTS (
-      SELECT 1 FROM holdfast.queues AS q
-      WHERE q.queue = p.queue AND (q.paused OR (q.cap IS NOT NULL AND NOT :capped::boolean)))
-), later_tenants AS (
-  SELECT p.queue, p.capability, p.domain, 1 AS n, (
-    SELECT j.tenant FROM holdfast.jobs AS j
-    WHERE j.gate = 'open' AND j.queue = p.queue AND j.capability = p.capability AND j.tenant > p.last_tenant
-    ORDER BY j.tenant LIMIT 1) AS tenant
+)
+SELECT a.id::text, a.token, a.attempt, a.domain, a.tenant, a.queue, a.capability, a.lane, s.kind, a.spent, a.max_attempts,
+  s.spec, s.inputs, s.policy, a.usage,
+  json_strip_nulls(json_build_object(
+    'phase', a.phase, 'adoptions', a.adoptions, 'ran', extract(epoch FROM a.last_beat_at - a.attempt_started_at),
+    'stdout_offset', a.stdout_offset, 'stderr_offset', a.stderr_offset, 'batch', a.batch,
+    'stop_request', CASE WHEN a.stop_kind IS NOT NULL THEN json_build_object(
+      'kind', a.stop_kind, 'phase', coalesce(a.stop_phase, 'requested'), 'deadline_at', a.stop_deadline_at) END)) AS adoption
+FROM adopted AS a
+JOIN holdfast.specs AS s ON s.id = a.id
+ORDER BY a.id;
+
+-- name: tenants_with_work
+-- Which tenants have claimable jobs of these (queue, capability) pairs: first those after :last_tenant, then those before
+-- it, at most :limit of a pair; last, and only if there are others, :last_tenant itself. A walk from tenant to tenant, one
+-- probe each. Uses jobs_claimable.
+WITH RECURSIVE pairs AS MATERIALIZED (
+  SELECT p.queue, p.capability
+  FROM :pairs AS p(queue text, capability text)
+  WHERE NOT EXISTS (
+    SELECT 1 FROM holdfast.queues AS q
+    WHERE q.queue = p.queue AND (q.paused OR (q.cap IS NOT NULL AND NOT :capped::boolean)))
+), walk AS (
+  SELECT p.queue, p.capability, :last_tenant::text COLLATE "C" AS tenant, 0 AS rotation, 0 AS n
   FROM pairs AS p
   UNION ALL
-  SELECT t.queue, t.capability, t.domain, t.n + 1, (
-    SELECT j.tenant FROM holdfast.jobs AS j
-    WHERE j.gate = 'open' AND j.queue = t.queue AND j.capability = t.capability AND j.tenant > t.tenant
-    ORDER BY j.tenant LIMIT 1)
-  FROM later_tenants AS t
-  WHERE t.tenant IS NOT NULL AND t.n < :slots::integer + 8
-), earlier_tenants AS (
-  SELECT p.queue, p.capability, p.domain, p.last_tenant, 1 AS n, (
-    SELECT j.tenant FROM holdfast.jobs AS j
-    WHERE j.gate = 'open' AND j.queue = p.queue AND j.capability = p.capability AND j.tenant < p.last_tenant
-    ORDER BY j.tenant LIMIT 1) AS tenant
-  FROM pairs AS p
-  WHERE p.last_tenant <> '' AND (SELECT count(DISTINCT t.tenant) FROM later_tenants AS t) < :slots::integer + 8
-  UNION ALL
-  SELECT t.queue, t.capability, t.domain, t.last_tenant, t.n + 1, (
-    SELECT j.tenant FROM holdfast.jobs AS j
-    WHERE j.gate = 'open' AND j.queue = t.queue AND j.capability = t.capability
-      AND j.tenant > t.tenant AND j.tenant < t.last_tenant
-    ORDER BY j.tenant LIMIT 1)
-  FROM earlier_tenants AS t
-  WHERE t.tenant IS NOT NULL AND t.n < :slots::integer + 8
-), backlogs AS MATERIALIZED (
-  SELECT t.queue, t.capability, t.domain, t.tenant, 0 AS rotation, NULL::integer AS last_rank, NULL::timestamptz AS last_at,
-    NULL::uuid AS last_id
-  FROM later_tenants AS t WHERE t.tenant IS NOT NULL
-  UNION ALL
-  SELECT t.queue, t.capability, t.domain, t.tenant, 1, NULL, NULL, NULL FROM earlier_tenants AS t WHERE t.tenant IS NOT NULL
-  UNION ALL
-  SELECT p.queue, p.capability, p.domain, p.last_tenant, 2, p.last_rank, p.last_at, p.last_id
-  FROM pairs AS p
-  WHERE p.last_tenant <> ''
-    AND ( -- a single tenant shares with no other, so there is no need to check for work first
-      (SELECT count(t.tenant) FROM later_tenants AS t) + (SELECT count(t.tenant) FROM earlier_tenants AS t) = 0
+  SELECT w.queue, w.capability, t.tenant, t.rotation, w.n + 1
+  FROM walk AS w
+  CROSS JOIN LATERAL (
+    (SELECT j.tenant, 0 AS rotation FROM holdfast.jobs AS j
+    WHERE w.rotation = 0
+      AND j.gate = 'open' AND j.queue = w.queue AND j.capability = w.capability AND j.tenant > w.tenant
+    ORDER BY j.tenant
+    LIMIT 1)
+    UNION ALL
+    (SELECT j.tenant, 1 FROM holdfast.jobs AS j
+    WHERE j.gate = 'open' AND j.queue = w.queue AND j.capability = w.capability
+      AND j.tenant > CASE w.rotation WHEN 0 THEN '' ELSE w.tenant END
+      AND j.tenant < :last_tenant::text
+    ORDER BY j.tenant
+    LIMIT 1)
+    LIMIT 1) AS t
+  WHERE w.n < :limit::integer
+)
+SELECT w.queue, w.capability, w.tenant, w.rotation
+FROM walk AS w
+WHERE w.n > 0
+UNION ALL
+SELECT p.queue, p.capability, :last_tenant::text, 2
+FROM pairs AS p
+WHERE EXISTS (SELECT 1 FROM walk AS w WHERE w.n > 0)
+  AND EXISTS (
+    SELECT 1 FROM holdfast.jobs AS j
+    WHERE j.gate = 'open' AND j.queue = p.queue AND j.capability = p.capability AND j.tenant = :last_tenant::text);
+
+-- name: take
+-- Claim up to :slots jobs. A line is the claimable jobs of one tenant for one (queue, capability) pair, in order of
+-- priority and acceptance; `n` numbers the lines, `tenant_n` the tenants. A tenant gets at most its share: from its one
+-- line, or, where it has several (`merge`), from those whose jobs come first. Only claimed rows are locked. With :alone,
+-- nothing is taken if another tenant has work. Uses jobs_claimable.
+-- `after_id` is a job claimed before: the scan of its line starts there, or `slack` seconds earlier, unless a job with a
+-- higher priority waits. This skips dead rows that cannot be vacuumed while an old transaction is open.
+-- The columns are the fields of a Lease. The claim's event is derived from the attempt: claim_seq, claimed_at, worker.
+WITH clock AS MATERIALIZED (
+  SELECT holdfast.clock() AS now_at
+), lines AS MATERIALIZED (
+  SELECT l.n, l.tenant_n, l.tenant, l.queue, l.capability, l.domain, l.share, l.merge,
+    coalesce(a.rank, -2147483648) AS after_rank,
+    coalesce(a.requested_at, '-infinity') AS after_at,
+    coalesce(a.id, '00000000-0000-0000-0000-000000000000') AS after_id
+  FROM :lines AS l(n integer, tenant_n integer, tenant text, queue text, capability text, domain text, share integer,
+    merge boolean, after_id uuid, slack float8)
+  LEFT JOIN LATERAL (
+    SELECT -m.priority AS rank, m.requested_at - make_interval(secs => l.slack) AS requested_at,
+      CASE WHEN l.slack = 0 THEN m.id END AS id
+    FROM holdfast.jobs AS m
+    WHERE m.id = l.after_id
+      AND (
+        SELECT 1 FROM holdfast.jobs AS j -- not as NOT EXISTS, whose plan would read the whole line
+        WHERE j.gate = 'open' AND j.queue = l.queue AND j.capability = l.capability AND j.tenant = l.tenant
+          AND -j.priority < -m.priority
+        LIMIT 1) IS NULL) AS a ON true
+  WHERE NOT EXISTS (
+    SELECT 1 FROM holdfast.queues AS q
+    WHERE q.queue = l.queue AND (q.paused OR (q.cap IS NOT NULL AND NOT :capped::boolean)))
+), contended AS MATERIALIZED (
+  SELECT :alone::boolean AND EXISTS (
+    SELECT 1 FROM lines AS l
+    WHERE EXISTS (
+        SELECT 1 FROM holdfast.jobs AS j
+        WHERE j.gate = 'open' AND j.queue = l.queue AND j.capability = l.capability AND j.tenant > l.tenant)
       OR EXISTS (
         SELECT 1 FROM holdfast.jobs AS j
-        WHERE j.gate = 'open' AND j.queue = p.queue AND j.capability = p.capability AND j.tenant = p.last_tenant
-          AND (-j.priority, j.requested_at, j.id) > (coalesce(p.last_rank, -2147483648),
-            coalesce(p.last_at, '-infinity'), coalesce(p.last_id, '00000000-0000-0000-0000-000000000000'))))
-), ranked AS (
-  SELECT l.queue, l.capability, l.domain, l.tenant, l.last_rank, l.last_at, l.last_id,
-    dense_rank() OVER (ORDER BY l.rotation, l.tenant) AS tenant_rank, count(*) OVER (PARTITION BY l.tenant) AS backlogs
+        WHERE j.gate = 'open' AND j.queue = l.queue AND j.capability = l.capability AND j.tenant < l.tenant)) AS by_other
+), merged AS MATERIALIZED (
+  SELECT h.n, count(*)::integer AS share
   FROM (
-    SELECT l.queue, l.capability, l.domain, l.tenant, l.last_rank, l.last_at, l.last_id,
-      min(l.rotation) OVER (PARTITION BY l.tenant) AS rotation
-    FROM backlogs AS l) AS l
-), chosen AS MATERIALIZED (
-  SELECT r.queue, r.capability, r.domain, r.tenant, r.last_rank, r.last_at, r.last_id, r.tenant_rank
-  FROM ranked AS r
-  WHERE r.tenant_rank <= :slots::integer + 8 -- a few more, since other workers may claim the same rows
-  ORDER BY r.tenant_rank
-), shares AS MATERIALIZED (
-  SELECT ceil(:slots::float8 / least(greatest(max(c.tenant_rank), 1), greatest(:slots::integer, 1)))::integer AS share, count(*) > max(c.tenant_rank) AS merging
-  FROM chosen AS c
-), tenant_shares AS MATERIALIZED (
-  SELECT c.queue, c.capability, c.domain, c.tenant, c.tenant_rank, c.last_rank, c.last_at, c.last_id, s.share
-  FROM chosen AS c
-  CROSS JOIN shares AS s
-  WHERE NOT s.merging -- one (queue, capability) pair per tenant
-  UNION ALL
-  SELECT h.queue, h.capability, h.domain, h.tenant, h.tenant_rank, h.last_rank, h.last_at, h.last_id, count(*)
-  FROM (
-    SELECT c.queue, c.capability, c.domain, c.tenant, c.tenant_rank, c.last_rank, c.last_at, c.last_id, s.share,
-      row_number() OVER (PARTITION BY c.tenant_rank ORDER BY h.priority DESC, h.requested_at, h.id) AS job_rank
-    FROM chosen AS c
-    CROSS JOIN shares AS s
+    SELECT l.n, l.share,
+      row_number() OVER (PARTITION BY l.tenant_n ORDER BY j.priority DESC, j.requested_at, j.id) AS place
+    FROM lines AS l
     CROSS JOIN LATERAL (
-      SELECT j.priority, j.requested_at, j.id FROM holdfast.jobs AS j
-      WHERE j.gate = 'open' AND j.queue = c.queue AND j.capability = c.capability AND j.tenant = c.tenant
-        AND (-j.priority, j.requested_at, j.id) > (coalesce(c.last_rank, -2147483648),
-          coalesce(c.last_at, '-infinity'), coalesce(c.last_id, '00000000-0000-0000-0000-000000000000'))
+      SELECT j.priority, j.requested_at, j.id
+      FROM holdfast.jobs AS j
+      WHERE j.gate = 'open' AND j.queue = l.queue AND j.capability = l.capability AND j.tenant = l.tenant
+        AND (-j.priority, j.requested_at, j.id) > (l.after_rank, l.after_at, l.after_id)
       ORDER BY -j.priority, j.requested_at, j.id
-      LIMIT s.share) AS h
-    WHERE s.merging) AS h
-  WHERE h.job_rank <= h.share
-  GROUP BY h.queue, h.capability, h.domain, h.tenant, h.tenant_rank, h.last_rank, h.last_at, h.last_id
-  ORDER BY tenant_rank
+      LIMIT l.share) AS j
+    WHERE l.merge) AS h
+  WHERE h.place <= h.share
+  GROUP BY h.n
 ), picked AS MATERIALIZED (
-  SELECT j.ctid AS job_ctid, t.domain
-  FROM tenant_shares AS t
+  SELECT j.ctid AS job_ctid, l.domain
+  FROM (
+    SELECT l.*, CASE WHEN l.merge THEN coalesce(m.share, 0) ELSE l.share END AS own_share
+    FROM lines AS l
+    LEFT JOIN merged AS m ON m.n = l.n
+    ORDER BY l.tenant_n) AS l
   CROSS JOIN LATERAL (
-    SELECT j.ctid FROM holdfast.jobs AS j
-    WHERE j.gate = 'open' AND j.queue = t.queue AND j.capability = t.capability AND j.tenant = t.tenant
-      AND (-j.priority, j.requested_at, j.id) > (coalesce(t.last_rank, -2147483648),
-        coalesce(t.last_at, '-infinity'), coalesce(t.last_id, '00000000-0000-0000-0000-000000000000'))
+    SELECT j.ctid
+    FROM holdfast.jobs AS j
+    WHERE j.gate = 'open' AND j.queue = l.queue AND j.capability = l.capability AND j.tenant = l.tenant
+      AND (-j.priority, j.requested_at, j.id) > (l.after_rank, l.after_at, l.after_id)
     ORDER BY -j.priority, j.requested_at, j.id
-    LIMIT t.share
+    LIMIT l.own_share
     FOR NO KEY UPDATE SKIP LOCKED) AS j
-  LIMIT :slots::integer
+  LIMIT (SELECT CASE WHEN c.by_other THEN 0 ELSE :slots::integer END FROM contended AS c)
 ), claimed AS (
   UPDATE holdfast.jobs AS j
   SET status = 'running',
@@ -156,13 +175,13 @@ WITH RECURSIVE clock AS MATERIALIZED (
       queue_deadline_at = NULL,
       adoptions = 0,
       attempt = j.attempt + 1,
-      phase = CASE WHEN j.capability LIKE 'function%' THEN 'started' ELSE 'claimed' END,
+      phase = CASE WHEN p.domain = :function::text THEN 'started' ELSE 'claimed' END,
       worker = :worker::text,
       adopter = NULL,
       domain = p.domain,
       claimed_at = greatest(t.now_at, j.updated_at),
       claim_seq = j.seq + 1,
-      attempt_started_at = CASE WHEN j.capability LIKE 'function%' THEN greatest(t.now_at, j.updated_at) END,
+      attempt_started_at = CASE WHEN p.domain = :function::text THEN greatest(t.now_at, j.updated_at) END,
       stdout_offset = 0,
       stderr_offset = 0,
       batch = 0,
@@ -178,21 +197,11 @@ WITH RECURSIVE clock AS MATERIALIZED (
   SELECT c.id, c.tenant, c.queue, 'queued' AS old_status, 'running' AS new_status, c.seq, c.updated_at AS changed_at
   FROM claimed AS c
 )
-SELECT a.id::text, a.token, a.attempt, a.domain, a.tenant, a.queue, a.capability, a.lane, s.kind, a.spent, a.max_attempts,
-  s.spec, s.inputs, s.policy, a.usage,
-  json_strip_nulls(json_build_object(
-    'phase', a.phase, 'adoptions', a.adoptions, 'ran', extract(epoch FROM a.last_beat_at - a.attempt_started_at),
-    'stdout_offset', a.stdout_offset, 'stderr_offset', a.stderr_offset, 'batch', a.batch,
-    'stop_request', CASE WHEN a.stop_kind IS NOT NULL THEN json_build_object(
-      'kind', a.stop_kind, 'phase', coalesce(a.stop_phase, 'requested'), 'deadline_at', a.stop_deadline_at) END)) AS adoption
-FROM adopted AS a
-JOIN holdfast.specs AS s ON s.id = a.id
-UNION ALL
-(SELECT c.id::text, c.token, c.attempt, c.domain, c.tenant, c.queue, c.capability, c.lane, s.kind, c.spent, c.max_attempts,
-  s.spec, s.inputs, s.policy, c.usage, NULL
+SELECT c.id::text, c.token, c.attempt, c.domain, c.tenant, c.queue, c.capability, c.lane, s.kind, c.spent, c.max_attempts,
+  s.spec, s.inputs, s.policy, c.usage
 FROM claimed AS c
 JOIN holdfast.specs AS s ON s.id = c.id
-ORDER BY c.priority DESC, c.requested_at, c.id);
+ORDER BY c.priority DESC, c.requested_at, c.id;
 
 -- name: claim_one
 -- Claim one claimable job by its id, whichever tenant is next: for a server that runs the job in the request, in the
@@ -210,13 +219,13 @@ WITH clock AS MATERIALIZED (
       queue_deadline_at = NULL,
       adoptions = 0,
       attempt = j.attempt + 1,
-      phase = CASE WHEN j.capability LIKE 'function%' THEN 'started' ELSE 'claimed' END,
+      phase = CASE WHEN :domain::text = :function::text THEN 'started' ELSE 'claimed' END,
       worker = :worker::text,
       adopter = NULL,
       domain = :domain::text,
       claimed_at = greatest(t.now_at, j.updated_at),
       claim_seq = j.seq + 1,
-      attempt_started_at = CASE WHEN j.capability LIKE 'function%' THEN greatest(t.now_at, j.updated_at) END,
+      attempt_started_at = CASE WHEN :domain::text = :function::text THEN greatest(t.now_at, j.updated_at) END,
       stdout_offset = 0,
       stderr_offset = 0,
       batch = 0,

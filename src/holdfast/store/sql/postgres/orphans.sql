@@ -37,7 +37,7 @@ SELECT h.id FROM handed AS h;
 
 -- name: owned_leases
 -- Which of these leases a worker still holds, with the columns that it needs to release them.
-SELECT j.id, j.token, j.tenant, j.lane, j.capability, j.adoptions
+SELECT j.id, j.token, j.tenant, j.lane, j.domain, j.adoptions
 FROM holdfast.jobs AS j
 JOIN :rows AS r(id uuid, token bigint) ON r.id = j.id AND r.token = j.token
 WHERE j.status = 'running'

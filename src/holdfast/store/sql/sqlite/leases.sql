@@ -1,33 +1,19 @@
 -- Statements for workers: claim, adopt, start, beat, finish, hand over; and the reaper.
 -- Every write about a running job carries its token. `precheck` reads before anything takes the write lock.
 
--- name: claim
--- Adopt first: orphans in the domains that this worker can reach, which need no slot. Uses jobs_orphaned.
--- Then take up to :slots claimable jobs of the (queue, capability) pairs. Uses jobs_claimable: a skip-scan lists tenants
--- with work, starting after the tenant served last and wrapping around; each gets an equal share, in order of priority
--- and acceptance over its (queue, capability) pairs.
--- The columns are the fields of a Lease. The claim's event is derived from the attempt: claim_seq, claimed_at, worker.
--- Differs: no LATERAL, so a correlated IN reads each tenant's heads; no row locks, one writer at a time; the answer is one
--- JSON text; `after_id` is not needed, because there are no dead rows to skip.
+-- name: adopt
+-- Take the leases of orphans in the domains that this worker can reach. Uses jobs_orphaned.
+-- The columns are the fields of a Lease.
+-- Differs: the answer is one JSON text.
 -- precheck
 SELECT 1
-WHERE EXISTS (
-    SELECT 1 FROM jobs AS j INDEXED BY jobs_orphaned
-    WHERE j.phase IS NOT NULL
-      AND j.owner IS NULL
-      AND j.status = 'running'
-      AND j.domain IN (SELECT value FROM json_each(:domains))
-      AND j.adopt_after_at <= clock())
-  OR EXISTS (
-    SELECT 1
-    FROM json_each(:pairs) AS p
-    WHERE :slots > 0
-      AND EXISTS (
-        SELECT 1 FROM jobs AS j
-        WHERE j.gate = 'open' AND j.queue = p.value ->> 'queue' AND j.capability = p.value ->> 'capability')
-      AND NOT EXISTS (
-        SELECT 1 FROM queues AS q
-        WHERE q.queue = p.value ->> 'queue' AND (q.paused = 1 OR (q.cap IS NOT NULL AND NOT :capped))));
+FROM jobs AS j INDEXED BY jobs_orphaned
+WHERE j.phase IS NOT NULL
+  AND j.owner IS NULL
+  AND j.status = 'running'
+  AND j.domain IN (SELECT value FROM json_each(:domains))
+  AND j.adopt_after_at <= clock()
+LIMIT 1;
 DELETE FROM affected;
 INSERT INTO affected (id, token)
 SELECT j.id, j.rowid
@@ -38,7 +24,7 @@ WHERE j.phase IS NOT NULL
   AND j.domain IN (SELECT value FROM json_each(:domains))
   AND j.adopt_after_at <= clock()
 ORDER BY j.adopt_after_at, j.id
-LIMIT :orphans;
+LIMIT :limit;
 UPDATE jobs
 SET owner = :worker,
     token = token + 1,
@@ -56,75 +42,125 @@ SELECT a.id, a.seq, a.updated_at, 'lease',
   json_object('lease', 'adopted', 'attempt', a.attempt, 'worker', a.owner, 'token', a.token)
 FROM affected AS t
 CROSS JOIN jobs AS a ON a.rowid = t.token;
-DELETE FROM picked;
-DELETE FROM backlogs;
-INSERT INTO backlogs (queue, capability, domain, tenant, rotation)
+SELECT json_group_array(json_array(
+  c.id, c.token, c.attempt, c.domain, c.tenant, c.queue, c.capability, c.lane, s.kind, c.spent, c.max_attempts,
+  s.spec, s.inputs, s.policy, c.usage,
+  json_object(
+    'phase', c.phase, 'adoptions', c.adoptions, 'ran', (c.last_beat_at - c.attempt_started_at) / 1000000.0,
+    'stdout_offset', c.stdout_offset, 'stderr_offset', c.stderr_offset, 'batch', c.batch,
+    'stop_request', CASE WHEN c.stop_kind IS NOT NULL THEN json_object(
+      'kind', c.stop_kind, 'phase', coalesce(c.stop_phase, 'requested'),
+      'deadline_at', strftime('%Y-%m-%dT%H:%M:%S', c.stop_deadline_at / 1000000, 'unixepoch')
+        || printf('.%06dZ', c.stop_deadline_at % 1000000)) END) || '')) AS leases
+FROM affected AS t
+CROSS JOIN jobs AS c ON c.rowid = t.token
+CROSS JOIN specs AS s ON s.id = c.id;
+
+-- name: tenants_with_work
+-- Which tenants have claimable jobs of these (queue, capability) pairs: first those after :last_tenant, then those before
+-- it, at most :limit of a pair; last, and only if there are others, :last_tenant itself. A walk from tenant to tenant, one
+-- probe each. Uses jobs_claimable.
+-- Differs: no LATERAL, so a step is one text: the rotation, then the tenant.
 WITH RECURSIVE pairs AS MATERIALIZED (
-  SELECT p.value ->> 'queue' AS queue, p.value ->> 'capability' AS capability, p.value ->> 'domain' AS domain,
-    p.value ->> 'last_tenant' AS last_tenant
+  SELECT p.value ->> 'queue' AS queue, p.value ->> 'capability' AS capability
   FROM json_each(:pairs) AS p
-  WHERE :slots > 0
-    AND NOT EXISTS (
-      SELECT 1 FROM queues AS q
-      WHERE q.queue = p.value ->> 'queue' AND (q.paused = 1 OR (q.cap IS NOT NULL AND NOT :capped)))
-), later_tenants AS (
-  SELECT p.queue, p.capability, p.domain, 1 AS n, (
-    SELECT j.tenant FROM jobs AS j
-    WHERE j.gate = 'open' AND j.queue = p.queue AND j.capability = p.capability AND j.tenant > p.last_tenant
-    ORDER BY j.tenant LIMIT 1) AS tenant
+  WHERE NOT EXISTS (
+    SELECT 1 FROM queues AS q
+    WHERE q.queue = p.value ->> 'queue' AND (q.paused = 1 OR (q.cap IS NOT NULL AND NOT :capped)))
+), walk AS (
+  SELECT p.queue, p.capability, '0' || :last_tenant AS step, 0 AS n
   FROM pairs AS p
   UNION ALL
-  SELECT t.queue, t.capability, t.domain, t.n + 1, (
-    SELECT j.tenant FROM jobs AS j
-    WHERE j.gate = 'open' AND j.queue = t.queue AND j.capability = t.capability AND j.tenant > t.tenant
-    ORDER BY j.tenant LIMIT 1)
-  FROM later_tenants AS t
-  WHERE t.tenant IS NOT NULL AND t.n < :slots
-), earlier_tenants AS (
-  SELECT p.queue, p.capability, p.domain, p.last_tenant, 1 AS n, (
-    SELECT j.tenant FROM jobs AS j
-    WHERE j.gate = 'open' AND j.queue = p.queue AND j.capability = p.capability AND j.tenant <= p.last_tenant
-    ORDER BY j.tenant LIMIT 1) AS tenant
-  FROM pairs AS p
-  WHERE p.last_tenant <> '' AND (SELECT count(DISTINCT t.tenant) FROM later_tenants AS t) < :slots
-  UNION ALL
-  SELECT t.queue, t.capability, t.domain, t.last_tenant, t.n + 1, (
-    SELECT j.tenant FROM jobs AS j
-    WHERE j.gate = 'open' AND j.queue = t.queue AND j.capability = t.capability
-      AND j.tenant > t.tenant AND j.tenant <= t.last_tenant
-    ORDER BY j.tenant LIMIT 1)
-  FROM earlier_tenants AS t
-  WHERE t.tenant IS NOT NULL AND t.n < :slots
+  SELECT w.queue, w.capability, coalesce(
+    CASE WHEN substr(w.step, 1, 1) = '0' THEN (
+      SELECT '0' || j.tenant FROM jobs AS j
+      WHERE j.gate = 'open' AND j.queue = w.queue AND j.capability = w.capability AND j.tenant > substr(w.step, 2)
+      ORDER BY j.tenant
+      LIMIT 1) END, (
+    SELECT '1' || j.tenant FROM jobs AS j
+    WHERE j.gate = 'open' AND j.queue = w.queue AND j.capability = w.capability
+      AND j.tenant > CASE substr(w.step, 1, 1) WHEN '0' THEN '' ELSE substr(w.step, 2) END
+      AND j.tenant < :last_tenant
+    ORDER BY j.tenant
+    LIMIT 1)), w.n + 1
+  FROM walk AS w
+  WHERE w.step IS NOT NULL
+    AND w.n < :limit
 )
-SELECT t.queue, t.capability, t.domain, t.tenant, 0 FROM later_tenants AS t WHERE t.tenant IS NOT NULL
+SELECT w.queue, w.capability, substr(w.step, 2) AS tenant, CAST(substr(w.step, 1, 1) AS INTEGER) AS rotation
+FROM walk AS w
+WHERE w.n > 0
+  AND w.step IS NOT NULL
 UNION ALL
-SELECT t.queue, t.capability, t.domain, t.tenant, 1 FROM earlier_tenants AS t WHERE t.tenant IS NOT NULL;
-DELETE FROM backlogs
-WHERE tenant NOT IN (SELECT l.tenant FROM backlogs AS l GROUP BY l.tenant ORDER BY min(l.rotation), l.tenant LIMIT :slots);
+SELECT p.queue, p.capability, :last_tenant, 2
+FROM pairs AS p
+WHERE EXISTS (SELECT 1 FROM walk AS w WHERE w.n > 0 AND w.step IS NOT NULL)
+  AND EXISTS (
+    SELECT 1 FROM jobs AS j
+    WHERE j.gate = 'open' AND j.queue = p.queue AND j.capability = p.capability AND j.tenant = :last_tenant);
+
+-- name: take
+-- Claim up to :slots jobs. A line is the claimable jobs of one tenant for one (queue, capability) pair, in order of
+-- priority and acceptance; `n` numbers the lines, `tenant_n` the tenants. A tenant gets at most its share: from its one
+-- line, or, where it has several (`merge`), from those whose jobs come first. With :alone, nothing is taken if another
+-- tenant has work. Uses jobs_claimable.
+-- The columns are the fields of a Lease. The claim's event is derived from the attempt: claim_seq, claimed_at, worker.
+-- Differs: no LATERAL, so a correlated IN reads the first jobs of each line; no row locks, one writer at a time; the
+-- answer is one JSON text; `after_id` and `slack` are not used, because there are no dead rows to skip.
+-- precheck
+SELECT 1
+FROM json_each(:lines) AS l
+WHERE EXISTS (
+    SELECT 1 FROM jobs AS j
+    WHERE j.gate = 'open' AND j.queue = l.value ->> 'queue' AND j.capability = l.value ->> 'capability'
+      AND j.tenant = l.value ->> 'tenant')
+  AND NOT EXISTS (
+    SELECT 1 FROM queues AS q
+    WHERE q.queue = l.value ->> 'queue' AND (q.paused = 1 OR (q.cap IS NOT NULL AND NOT :capped)))
+LIMIT 1;
+DELETE FROM picked;
+DELETE FROM lines;
+INSERT INTO lines (tenant_n, tenant, queue, capability, domain, share)
+SELECT l.value ->> 'tenant_n', l.value ->> 'tenant', l.value ->> 'queue', l.value ->> 'capability', l.value ->> 'domain',
+  l.value ->> 'share'
+FROM json_each(:lines) AS l
+WHERE NOT EXISTS (
+    SELECT 1 FROM queues AS q
+    WHERE q.queue = l.value ->> 'queue' AND (q.paused = 1 OR (q.cap IS NOT NULL AND NOT :capped)));
+DELETE FROM lines
+WHERE :alone
+  AND EXISTS (
+    SELECT 1 FROM lines AS l
+    WHERE EXISTS (
+        SELECT 1 FROM jobs AS j
+        WHERE j.gate = 'open' AND j.queue = l.queue AND j.capability = l.capability AND j.tenant > l.tenant)
+      OR EXISTS (
+        SELECT 1 FROM jobs AS j
+        WHERE j.gate = 'open' AND j.queue = l.queue AND j.capability = l.capability AND j.tenant < l.tenant));
 INSERT INTO picked (id, job_rowid)
-SELECT j.id, j.rowid -- one (queue, capability) pair: nothing to merge or to rotate
-FROM backlogs AS l
+SELECT j.id, j.rowid -- one line: nothing to merge
+FROM lines AS l
 CROSS JOIN jobs AS j
-WHERE (SELECT count(*) FROM backlogs) = 1
+WHERE (SELECT count(*) FROM lines) = 1
   AND j.gate = 'open' AND j.queue = l.queue AND j.capability = l.capability AND j.tenant = l.tenant
 ORDER BY j.queue, j.capability, j.tenant, -j.priority, j.requested_at, j.id
-LIMIT :slots;
+LIMIT (SELECT coalesce(min(:slots, max(l.share)), 0) FROM lines AS l);
 INSERT INTO picked (id, job_rowid)
 WITH heads AS (
-  SELECT h.id, h.rowid AS job_rowid, l.tenant, l.rotation, h.priority, h.requested_at,
-    row_number() OVER (PARTITION BY l.tenant ORDER BY h.priority DESC, h.requested_at, h.id) AS job_rank
-  FROM backlogs AS l
+  SELECT h.id, h.rowid AS job_rowid, l.tenant_n, l.share, h.priority, h.requested_at,
+    row_number() OVER (PARTITION BY l.tenant_n ORDER BY h.priority DESC, h.requested_at, h.id) AS place
+  FROM lines AS l
   CROSS JOIN jobs AS h ON h.id IN (
     SELECT j.id FROM jobs AS j
     WHERE j.gate = 'open' AND j.queue = l.queue AND j.capability = l.capability AND j.tenant = l.tenant
     ORDER BY -j.priority, j.requested_at, j.id
-    LIMIT (SELECT (:slots + count(DISTINCT n.tenant) - 1) / count(DISTINCT n.tenant) FROM backlogs AS n))
-  WHERE (SELECT count(*) FROM backlogs) > 1
+    LIMIT (SELECT max(n.share) FROM lines AS n))
+  WHERE (SELECT count(*) FROM lines) > 1
 ), taken AS (
   SELECT t.id, t.job_rowid, t.priority, t.requested_at
   FROM heads AS t
-  WHERE t.job_rank <= (SELECT (:slots + count(DISTINCT n.tenant) - 1) / count(DISTINCT n.tenant) FROM backlogs AS n)
-  ORDER BY t.rotation, t.tenant, t.job_rank
+  WHERE t.place <= t.share
+  ORDER BY t.tenant_n, t.place
   LIMIT :slots
 )
 SELECT t.id, t.job_rowid FROM taken AS t ORDER BY t.priority DESC, t.requested_at, t.id;
@@ -138,13 +174,13 @@ SET status = 'running',
     queue_deadline_at = NULL,
     adoptions = 0,
     attempt = attempt + 1,
-    phase = CASE WHEN capability LIKE 'function%' THEN 'started' ELSE 'claimed' END,
+    phase = CASE WHEN capability IN (SELECT l.capability FROM lines AS l WHERE l.domain = :function) THEN 'started' ELSE 'claimed' END,
     worker = :worker,
     adopter = NULL,
-    domain = (SELECT l.domain FROM backlogs AS l WHERE l.queue = jobs.queue AND l.capability = jobs.capability),
+    domain = (SELECT l.domain FROM lines AS l WHERE l.queue = jobs.queue AND l.capability = jobs.capability),
     claimed_at = max(clock(), updated_at),
     claim_seq = seq + 1,
-    attempt_started_at = CASE WHEN capability LIKE 'function%' THEN max(clock(), updated_at) END,
+    attempt_started_at = CASE WHEN capability IN (SELECT l.capability FROM lines AS l WHERE l.domain = :function) THEN max(clock(), updated_at) END,
     stdout_offset = 0,
     stderr_offset = 0,
     batch = 0,
@@ -158,18 +194,8 @@ FROM picked AS p
 CROSS JOIN jobs AS c ON c.rowid = p.job_rowid;
 SELECT json_group_array(json_array(
   c.id, c.token, c.attempt, c.domain, c.tenant, c.queue, c.capability, c.lane, s.kind, c.spent, c.max_attempts,
-  s.spec, s.inputs, s.policy, c.usage,
-  CASE WHEN p.adopted THEN json_object(
-    'phase', c.phase, 'adoptions', c.adoptions, 'ran', (c.last_beat_at - c.attempt_started_at) / 1000000.0,
-    'stdout_offset', c.stdout_offset, 'stderr_offset', c.stderr_offset, 'batch', c.batch,
-    'stop_request', CASE WHEN c.stop_kind IS NOT NULL THEN json_object(
-      'kind', c.stop_kind, 'phase', coalesce(c.stop_phase, 'requested'),
-      'deadline_at', strftime('%Y-%m-%dT%H:%M:%S', c.stop_deadline_at / 1000000, 'unixepoch')
-        || printf('.%06dZ', c.stop_deadline_at % 1000000)) END) || '' END)) AS leases
-FROM (
-  SELECT t.token AS job_rowid, 1 AS adopted FROM affected AS t
-  UNION ALL
-  SELECT i.job_rowid, 0 FROM picked AS i) AS p
+  s.spec, s.inputs, s.policy, c.usage)) AS leases
+FROM picked AS p
 CROSS JOIN jobs AS c ON c.rowid = p.job_rowid
 CROSS JOIN specs AS s ON s.id = c.id;
 
@@ -187,13 +213,13 @@ SET status = 'running',
     queue_deadline_at = NULL,
     adoptions = 0,
     attempt = attempt + 1,
-    phase = CASE WHEN capability LIKE 'function%' THEN 'started' ELSE 'claimed' END,
+    phase = CASE WHEN :domain = :function THEN 'started' ELSE 'claimed' END,
     worker = :worker,
     adopter = NULL,
     domain = :domain,
     claimed_at = max(clock(), updated_at),
     claim_seq = seq + 1,
-    attempt_started_at = CASE WHEN capability LIKE 'function%' THEN max(clock(), updated_at) END,
+    attempt_started_at = CASE WHEN :domain = :function THEN max(clock(), updated_at) END,
     stdout_offset = 0,
     stderr_offset = 0,
     batch = 0,

@@ -29,7 +29,7 @@ SELECT t.id FROM affected AS t;
 
 -- name: owned_leases
 -- Which of these leases a worker still holds, with the columns that it needs to release them.
-SELECT j.id, j.token, j.tenant, j.lane, j.capability, j.adoptions
+SELECT j.id, j.token, j.tenant, j.lane, j.domain, j.adoptions
 FROM json_each(:rows) AS r
 JOIN jobs AS j ON j.id = r.value ->> 'id' AND j.token = r.value ->> 'token'
 WHERE j.status = 'running'

@@ -1,4 +1,4 @@
--- revision: 1
+-- revision: 2
 -- What may be in the fields of a submission. Written by `make schema` from the types in Python; do not edit.
 -- `expected` is how an error message names the type; `null` says that null stands for a field that is left out.
 CREATE OR REPLACE FUNCTION holdfast.submission_rules() RETURNS jsonb
@@ -8,7 +8,7 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $rules$ SELECT $json$
   "type": "struct",
   "expected": "object",
   "fields": {
-   "runner": {"type": "enum","expected": "str","values": ["docker","function","process"]},
+   "runner": {"type": "str","expected": "str","min_length": 1,"max_length": 63},
    "spec": {"type": "map","expected": "object","keys": {"type": "str","expected": "str"},"values": {"type": "any","expected": "any"}},
    "id": {"type": "str","expected": "str | null","null": true},
    "tenant": {"type": "str","expected": "str | null","min_length": 1,"max_length": 200,"null": true},
@@ -36,7 +36,7 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $rules$ SELECT $json$
    "reuse_key": {"type": "str","expected": "str | null","min_length": 1,"max_length": 200,"null": true},
    "rebuild": {"type": "bool","expected": "bool"},
    "tasks": {"type": "array","expected": "array","items": {"type": "struct","expected": "object","fields": {"name": {"type": "str","expected": "str","min_length": 1,"max_length": 64},"command": {"type": "array","expected": "array | null","items": {"type": "str","expected": "str","max_length": 32768},"min_length": 1,"max_length": 4096,"null": true},"sql": {"type": "str","expected": "str | null","min_length": 1,"max_length": 4096,"null": true},"files": {"type": "array","expected": "array","items": {"type": "str","expected": "str","min_length": 1,"max_length": 4096},"max_length": 1000},"env": {"type": "map","expected": "object","keys": {"type": "str","expected": "str","min_length": 1,"max_length": 200},"values": {"type": "str","expected": "str","max_length": 32768}},"timeout": {"type": "float","expected": "float | null","gt": 0.0,"le": 316224000.0,"null": true}},"required": ["name"]}},
-   "connector": {"type": "enum","expected": "str | null","values": ["files","postgres"],"null": true},
+   "connector": {"type": "str","expected": "str | null","min_length": 1,"max_length": 63,"null": true},
    "snapshot": {"type": "enum","expected": "str | null","values": ["always","final","none"],"null": true},
    "base": {"type": "str","expected": "str | null","null": true}
   },

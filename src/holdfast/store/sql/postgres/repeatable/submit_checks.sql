@@ -225,7 +225,7 @@ BEGIN
 
   IF coalesce(job -> 'uploads', '[]') <> '[]' THEN
     IF job ->> 'runner' = 'function' THEN
-      PERFORM holdfast.refuse_job(n, 'uploads', 'are for processes and containers: a function has no work folder');
+      PERFORM holdfast.refuse_job(n, 'uploads', 'are for jobs with a work folder: a function has none');
     ELSIF job -> 'spec' ? 'tasks' THEN
       PERFORM holdfast.refuse_job(n, 'uploads', 'are not for pipelines: a result is known by what its tasks declare;'
         ' put files below the sources, and name them');
