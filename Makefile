@@ -7,6 +7,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 STORE_TESTS := tests/store tests/crash/test_crash.py
 SHORT_TESTS := tests/unit tests/store tests/runner/test_attempt_folder.py tests/worker/test_functions.py tests/worker/test_function_stops.py tests/service/test_client.py tests/service/test_metrics.py
+# Where it is set, each of the thousands of processes that the tests start would compile holdfast again.
+unexport PYTHONDONTWRITEBYTECODE
 SUPERVISOR := src/holdfast/runner/supervisor/holdfast-supervisor
 
 help: ## List the targets

@@ -3,14 +3,14 @@
 General layout: `model`, `errors`, `timing` and `submission` are plain values; `store` is the only place that knows SQL;
 `runner` runs jobs and knows no queue; `pipeline` plans tasks and stores snapshots; `duties` is the periodic work;
 `worker` claims, runs and finishes; `api` is the service; `client` is for applications; `cli` is the command line;
-`assemble` puts the parts together. Data flows one way, and imports point down only.
+`assemble` puts a worker together, `assemble_service` the service. Data flows one way, and imports point down only.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holdfast.assemble import asgi
+    from holdfast.assemble_service import asgi
     from holdfast.client.app import Holdfast
     from holdfast.client.blocking import Client
     from holdfast.client.http import AsyncClient
@@ -35,7 +35,7 @@ _HOMES = {
     "Client": "holdfast.client.blocking",
     "Context": "holdfast.runner.function",
     "Holdfast": "holdfast.client.app",
-    "asgi": "holdfast.assemble",
+    "asgi": "holdfast.assemble_service",
     "submit_inside": "holdfast.store.submit_in_transaction",
     "submit_inside_async": "holdfast.store.submit_in_transaction",
 }

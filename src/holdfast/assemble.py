@@ -1,30 +1,23 @@
-"""Puts the parts together: settings in; a worker, or the service, out."""
+"""Puts a store and a worker together: settings in, a worker out. `assemble_service` does it for the service."""
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
-from typing import Any
+from importlib.util import find_spec
 
-from holdfast import config, registry
-from holdfast.api.app import Api, Background, MakeArtifacts
-from holdfast.api.dry_run import FactsOf
+from holdfast import registry
 from holdfast.config import Settings
 from holdfast.descriptors import RunnerDescriptor
 from holdfast.duties import store_reserve
 from holdfast.duties.job_files import Containers, JobFiles
-from holdfast.duties.scheduler import DutyScheduler
-from holdfast.errors import ConfigError, HoldfastError, Invalid, StoreError
-from holdfast.model import new_worker_id
+from holdfast.errors import ConfigError, HoldfastError, StoreError
 from holdfast.permissions import PASSABLE, tighten
-from holdfast.pipeline.connectors import connector_of
-from holdfast.pipeline.plan import PlanFacts
-from holdfast.pipeline_spec import pipeline_of
-from holdfast.runner.artifacts import ArtifactStore
-from holdfast.runner.base import CannotStart, EngineUnreachable, Runner
+from holdfast.runner.artifacts import ArtifactStore, MakeArtifacts
+from holdfast.runner.base import Runner
 from holdfast.runner.disk import SHARED, disks_of
 from holdfast.runner.docker.build import limits_of
+from holdfast.runner.docker.job_containers import JobContainers
 from holdfast.runner.folder_artifacts import FolderArtifacts
 from holdfast.runner.function import FunctionRegistry
 from holdfast.runner.job_files import JobFolders
@@ -36,7 +29,6 @@ from holdfast.store import Store
 from holdfast.store.outage import retry_while_starting
 from holdfast.store.sqlite import SqliteDatabase
 from holdfast.store.store import open_store
-from holdfast.worker.direct import DirectExecutor
 from holdfast.worker.execution_services import StepHook
 from holdfast.worker.heartbeat import HeartbeatStore
 from holdfast.worker.worker import Worker
@@ -94,11 +86,7 @@ async def attach_job_files(
 
 def containers_of(settings: Settings, installation: str) -> Containers | None:
     """Return what removes the containers of deleted jobs, if containers are enabled and the extra is installed."""
-    if settings.docker_host is None:
-        return None
-    try:  # Only here: what they need is an extra.
-        from holdfast.runner.docker.job_containers import JobContainers  # noqa: PLC0415
-    except ModuleNotFoundError:
+    if settings.docker_host is None or find_spec("aiodocker") is None:
         return None
     return JobContainers(
         settings.docker_host,
@@ -195,122 +183,6 @@ async def build_runner(descriptor: RunnerDescriptor, host: RunnerHost) -> Runner
     if runner is not None and runner.capability != descriptor.name:
         raise ConfigError([f"runner {descriptor.name} was built with the capability {runner.capability!r}"])
     return runner
-
-
-def api_of(
-    settings: Settings, *, background: Background | None = None, artifacts: MakeArtifacts = folder_artifacts
-) -> Api:
-    """Build the service on its own store. `background` runs beside it, with the same store."""
-    registry.load_plugins()
-
-    async def connect() -> Store:
-        return await store_of(settings, connections=settings.api_connections, artifacts=artifacts)
-
-    return Api(settings, connect, facts_of(settings), artifacts, background)
-
-
-def facts_of(settings: Settings) -> FactsOf:
-    """Return the function that finds the facts of a pipeline on this host: its image, or the installed server."""
-
-    async def facts(spec: Mapping[str, Any]) -> PlanFacts:
-        pipeline = pipeline_of(spec)
-        if pipeline is None or "image" in spec:
-            return PlanFacts(image=await image_of(settings, spec["image"]) if pipeline else None)
-        try:
-            return PlanFacts(engine=await asyncio.to_thread(connector_of(pipeline.connector).engine))
-        except CannotStart as error:
-            raise Invalid("connector", error.error.message) from None
-
-    return facts
-
-
-async def image_of(settings: Settings, name: str) -> str | None:
-    """Return the digest of an image; None if this process's engine does not have it or is unreachable."""
-    if settings.docker_host is None:
-        return None
-    try:  # Only here: what it needs is an extra.
-        from holdfast.runner.docker.engine import Engine, EngineError  # noqa: PLC0415
-    except ModuleNotFoundError:
-        return None
-    engine = Engine(settings.docker_host)
-    try:
-        return (await engine.image(name)).id
-    except (EngineError, EngineUnreachable):
-        return None
-    finally:
-        await engine.close()
-
-
-def background_of(
-    settings: Settings, functions: FunctionRegistry | None = None, *, artifacts: MakeArtifacts = folder_artifacts
-) -> Background:
-    """Return what runs beside a server: the duties and, where the queue is off, what runs the jobs."""
-    if settings.queue_enabled:
-        return duties_of(settings, artifacts=artifacts)
-    return direct_of(settings, functions, artifacts=artifacts)
-
-
-def direct_of(
-    settings: Settings, functions: FunctionRegistry | None = None, *, artifacts: MakeArtifacts = folder_artifacts
-) -> Background:
-    """Return a worker that claims nothing, for a server that runs jobs in the request; it also runs the duties."""
-
-    @asynccontextmanager
-    async def running(store: Store) -> AsyncIterator[DirectExecutor]:
-        async with worker_of(settings, queues={}, functions=functions, store=store, artifacts=artifacts) as worker:
-            # Not a group: the block may be entered and left in different tasks.
-            task = asyncio.create_task(worker.run())
-            started = asyncio.create_task(worker.started.wait())
-            await asyncio.wait([task, started], return_when=asyncio.FIRST_COMPLETED)
-            started.cancel()
-            try:
-                if not task.done():
-                    yield DirectExecutor(worker, store, settings)
-            finally:
-                if not task.done():
-                    worker.drain()
-                await task
-
-    return running
-
-
-def duties_of(settings: Settings, *, artifacts: MakeArtifacts = folder_artifacts) -> Background:
-    """Return the duties, to run beside a server: one process of the installation leads them."""
-
-    @asynccontextmanager
-    async def running(store: Store) -> AsyncIterator[None]:
-        installation = await retry_while_starting(store.installation)
-        shared = await retry_while_starting(
-            lambda: open_shared_folder(settings.shared, installation, store.shared_folder)
-        )
-        duties = DutyScheduler(store, new_worker_id(), settings, artifacts(settings, shared))
-        async with asyncio.TaskGroup() as group:
-            task = group.create_task(duties.run())
-            try:
-                yield
-            finally:
-                task.cancel()
-        with suppress(StoreError):
-            await duties.resign()
-
-    return running
-
-
-def asgi(
-    url: str | None = None,
-    *,
-    functions: FunctionRegistry | None = None,
-    artifacts: MakeArtifacts = folder_artifacts,
-    **settings: object,
-) -> Api:
-    """Build the service as an ASGI application, to serve or to mount: `app.mount("/jobs", holdfast.asgi())`.
-
-    `url` is the database's; other settings are given by name, or come from the environment. `functions` are those of an
-    application (`app.functions`), to be run in the request where the queue is off. `artifacts` makes another artifact
-    store than the shared folder.
-    """
-    loaded = config.load({"database_url": url, **settings})
-    return api_of(loaded, background=background_of(loaded, functions, artifacts=artifacts), artifacts=artifacts)
 
 
 def heartbeat_store_of(

@@ -37,6 +37,23 @@ def test_queues_with_their_slots() -> None:
     assert len(refused.value.problems) == 5
 
 
+def test_worker_starts_without_the_packages_that_it_does_not_need() -> None:
+    """Web framework and Docker client take several times as long to import as all else.
+
+    A process that deletes jobs may need the client, but not before it deletes one.
+    """
+    program = (
+        "import sys, holdfast.cli.worker_command\n"
+        "from holdfast.assemble import containers_of\n"
+        "from holdfast.config import Settings\n"
+        "assert containers_of(Settings(docker_host='unix:///nowhere'), 'installation') is not None\n"
+        "print(*sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    unneeded = {"fastapi", "pydantic", "jsonschema", "prometheus_client", "aiohttp", "aiodocker", "httpx"}
+    assert not unneeded & {*done.stdout.split()}
+
+
 async def test_once_runs_the_queued_jobs_and_exits(workers: InProcessWorkers, tmp_path: Path) -> None:
     """Proves O3, L2: two slots, never three at once."""
     (tmp_path / "greetings.py").write_text(APP)

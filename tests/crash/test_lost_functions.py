@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from holdfast.assemble import duties_of
+from holdfast.assemble_service import duties_of
 from holdfast.duties import orphan_settler
 from holdfast.model import Cause, Claimable, Error, Job, Lease, Outcome, Status
 from holdfast.store import Store

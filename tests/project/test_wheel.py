@@ -106,6 +106,7 @@ def kept(tmp_path: Path, names: Sequence[str]) -> list[Path]:
     return folders
 
 
+@pytest.mark.timeout(900)  # It installs all packages and may build zig's C library, beside whatever else runs.
 @pytest.mark.skipif(build.system_compiler() is None, reason="no C compiler here that links statically")
 def test_wheels_built_with_and_without_a_compiler_run_a_job_in_an_empty_environment(
     empty: Path, bare_path: str, tmp_path: Path

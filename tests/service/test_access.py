@@ -20,7 +20,7 @@ from holdfast.api import docs_page, openapi
 from holdfast.api.app import declared
 from holdfast.api.auth import first_admin
 from holdfast.api.errors import to_response
-from holdfast.assemble import asgi
+from holdfast.assemble_service import asgi
 from holdfast.config import load
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.model import Claimable, Role, new_id

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from holdfast.assemble import asgi
+from holdfast.assemble_service import asgi
 from holdfast.model import Role
 from holdfast.store.audit import local_actor
 from holdfast.store.tokens import digest

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from holdfast.api.app import Api
-from holdfast.assemble import api_of, direct_of
+from holdfast.assemble_service import api_of, direct_of
 from holdfast.cli.serve import bind
 from holdfast.config import Settings
 from holdfast.model import Role, Status

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from holdfast.assemble import api_of, asgi
+from holdfast.assemble_service import api_of, asgi
 from holdfast.config import Settings
 from holdfast.store import Store
 from holdfast.store.migrate import migrate

@@ -22,7 +22,6 @@ from holdfast import config
 from holdfast.assemble import worker_of
 from holdfast.errors import StoreUnreachable
 from holdfast.model import Lease, Outcome, Status
-from holdfast.runner.docker.engine import Engine
 from holdfast.runner.function import Context, FunctionRegistry
 from holdfast.runner.state_folder import StateFolder
 from holdfast.store import orphans, sqlite
@@ -121,6 +120,7 @@ def claim_without_adopting() -> None:
 
 def step_after_engine_calls(hooks: Hooks) -> None:
     """Calls to the Docker engine are steps too; an execution does not tell them apart."""
+    from holdfast.runner.docker.engine import Engine  # noqa: PLC0415 - a worker without an engine starts without it
 
     def tell(call: Callable[..., Awaitable[Any]], step: str) -> Callable[..., Awaitable[Any]]:
         async def noted(*arguments: Any) -> Any:
@@ -205,7 +205,8 @@ async def main(part: WorkerOptions) -> bool:
         claim_without_adopting()
     hooks = Hooks(part.hooks)
     hooks.stop_between_writes()
-    step_after_engine_calls(hooks)
+    if settings.docker_host is not None:
+        step_after_engine_calls(hooks)
     step_before_statements(hooks, "insert_tasks")
     state = StateFolder(settings.state, part.boot)
     async with AsyncExitStack() as held:

@@ -7,7 +7,8 @@ import sys
 
 from holdfast import config
 from holdfast.api.app import Api
-from holdfast.assemble import attach_job_files, background_of, connected, facts_of, folder_artifacts
+from holdfast.assemble import attach_job_files, connected, folder_artifacts
+from holdfast.assemble_service import background_of, facts_of
 from holdfast.cli.serve import serve
 from holdfast.store import Store
 

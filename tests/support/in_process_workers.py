@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from holdfast.api.app import MakeArtifacts
 from holdfast.assemble import folder_artifacts, worker_of
 from holdfast.config import Settings
 from holdfast.model import Event, Job, Status
+from holdfast.runner.artifacts import MakeArtifacts
 from holdfast.runner.function import FunctionRegistry
 from holdfast.runner.state_folder import StateFolder
 from holdfast.store import Store

@@ -13,11 +13,12 @@ from typing import Any
 
 import httpx
 
-from holdfast.api.app import MakeArtifacts
-from holdfast.assemble import api_of, folder_artifacts
+from holdfast.assemble import folder_artifacts
+from holdfast.assemble_service import api_of
 from holdfast.cli.serve import Server, bind
 from holdfast.config import Settings
 from holdfast.model import Role
+from holdfast.runner.artifacts import MakeArtifacts
 from holdfast.store import Store, open_store
 from holdfast.store.tokens import new_secret
 from tests.support.ports import free_port

@@ -179,6 +179,20 @@ def test_counts_and_sizes_are_capped(tmp_path: Path) -> None:
         collect_tar(tar((member("output/x"), b"x" * 1001)), CollectedOutputs(FolderWriter(tmp_path / "2"), LIMITS))
 
 
+def test_file_whose_size_is_too_large_is_refused_before_it_is_copied(tmp_path: Path) -> None:
+    """A job makes a sparse file of any size at once. Proves R14."""
+    source = io.BytesIO(b"x" * 1001)
+    with pytest.raises(ContractViolation, match="with output/x the output is larger than 1000 bytes"):
+        CollectedOutputs(FolderWriter(tmp_path / "1"), LIMITS).file("x", source, 1001)
+    assert source.tell() == 0
+
+
+def test_file_that_grows_while_it_is_copied_is_capped(tmp_path: Path) -> None:
+    """Proves R14."""
+    with pytest.raises(ContractViolation, match="with output/x the output is larger than 1000 bytes"):
+        CollectedOutputs(FolderWriter(tmp_path / "1"), LIMITS).file("x", io.BytesIO(b"x" * 1001), 1000)
+
+
 def test_a_download_follows_no_link_and_leaves_no_folder(tmp_path: Path) -> None:
     """What was good when it was taken is looked at again. Proves R14."""
     kept = FolderArtifacts(tmp_path)

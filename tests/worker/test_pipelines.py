@@ -506,12 +506,13 @@ async def test_uploads_are_refused_also_by_a_worker(pipelines: Pipelines) -> Non
     workers = pipelines.workers
     with pytest.raises(Invalid, match="put files below the sources"):
         await pipelines.submit(adds("one"), uploads=["an upload"])
-    asked = {"runner": "process", "spec": {"tasks": [adds("one")]}, "uploads": ["an upload"]}
+    stored = await pipelines.submit(adds("one"))
     sql = await asyncpg.connect(workers.settings.database_url)
-    by_sql = await sql.fetchval("SELECT id FROM holdfast.holdfast_submit($1::jsonb)", json.dumps(asked))
+    uploads = json.dumps({"uploads": ["an upload"]})
+    await sql.execute("UPDATE holdfast.specs SET policy = coalesce(policy, '{}') || $1::jsonb", uploads)
     await sql.close()
     async with workers.worker():
-        job = await workers.ended(str(by_sql), Status.FAILED)
+        job = await workers.ended(stored, Status.FAILED)
     assert (job.error and job.error.code, job.error and job.error.message[:8]) == ("contract_violation", "uploads:")
     assert await pipelines.snapshots() == []
 

@@ -39,9 +39,9 @@ from holdfast.api.stream import OpenStreams
 from holdfast.api.tools import ToolRegistry, load_tools
 from holdfast.config import Settings
 from holdfast.errors import StoreError
-from holdfast.runner.artifacts import ArtifactStore
+from holdfast.runner.artifacts import MakeArtifacts
 from holdfast.runner.disk import disks_of
-from holdfast.runner.shared_folder import SharedFolder, open_shared_folder
+from holdfast.runner.shared_folder import open_shared_folder
 from holdfast.store import Store
 from holdfast.store.audit import local_actor
 from holdfast.store.outage import retry_while_starting
@@ -49,8 +49,6 @@ from holdfast.store.outage import retry_while_starting
 NOUNS = (jobs, events, artifacts, uploads, snapshots, lanes, queues, workers, tools, tokens, audit, probes)
 Background = Callable[[Store], AbstractAsyncContextManager[DirectExecutor | None]]
 """What runs beside the service, with its store: the duties, or what runs jobs in the request."""
-MakeArtifacts = Callable[[Settings, SharedFolder], ArtifactStore]
-"""Makes the artifact store of an installation; one that needs no shared folder ignores it."""
 
 
 def declared() -> list[Route]:

@@ -14,7 +14,7 @@ import uvicorn
 from holdfast import config
 from holdfast.api.app import Api
 from holdfast.api.connections import ACCEPT_AT_ONCE, ConnectionLimits, RepeatFilter
-from holdfast.assemble import api_of, background_of
+from holdfast.assemble_service import api_of, background_of
 from holdfast.cli import worker_command
 from holdfast.config import Settings
 from holdfast.errors import ConfigError

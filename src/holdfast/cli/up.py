@@ -18,7 +18,8 @@ from types import FrameType
 import typer
 
 from holdfast.api.app import Api
-from holdfast.assemble import api_of, direct_of, duties_of, store_of, worker_of
+from holdfast.assemble import store_of, worker_of
+from holdfast.assemble_service import api_of, direct_of, duties_of
 from holdfast.cli import worker_command
 from holdfast.cli.banner import banner
 from holdfast.cli.serve import Server, bind

@@ -18,6 +18,9 @@ from typing import IO, Protocol
 
 import msgspec
 
+from holdfast.config import Settings
+from holdfast.runner.shared_folder import SharedFolder
+
 
 class Artifact(msgspec.Struct, frozen=True, kw_only=True):
     path: str
@@ -145,3 +148,7 @@ class ArtifactStore(Protocol):
 def outputs_name(attempt: int, token: int) -> str:
     """Return the name of an attempt's published outputs."""
     return f"{attempt}.{token}"
+
+
+MakeArtifacts = Callable[[Settings, SharedFolder], ArtifactStore]
+"""Makes the artifact store of an installation; one that needs no shared folder ignores it."""

@@ -69,17 +69,16 @@ class CollectedOutputs:
         with blame_child_for(BAD_NAME, name):
             self._writer.folder(name)
 
-    def file(self, name: str, source: IO[bytes]) -> None:
+    def file(self, name: str, source: IO[bytes], size: int = 0) -> None:
+        """Copy a file. With a known size too large a one is refused at once; it may still grow while it is copied."""
         self._add_entry(name)
+        self._check_bytes(name, self._bytes + size)
         with blame_child_for(BAD_NAME, name):
             target = self._writer.create(name)
         with target:
             while block := source.read(BLOCK):
                 self._bytes += len(block)
-                if self._bytes > self._limits.bytes:
-                    raise ContractViolation(
-                        f"with {below_output(name)} the output is larger than {self._limits.bytes} bytes"
-                    )
+                self._check_bytes(name, self._bytes)
                 target.write(block)
 
     def skip(self, name: str, reason: str) -> None:
@@ -117,6 +116,10 @@ class CollectedOutputs:
         self._entries += 1
         self._check_entries()
         checked_name(name, below="output/")
+
+    def _check_bytes(self, name: str, count: int) -> None:
+        if count > self._limits.bytes:
+            raise ContractViolation(f"with {below_output(name)} the output is larger than {self._limits.bytes} bytes")
 
     def _check_entries(self) -> None:
         if self._entries + self._skipped > self._limits.entries:

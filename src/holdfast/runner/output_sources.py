@@ -79,7 +79,7 @@ def _take(folder: int, prefix: str, collected: CollectedOutputs, depth: int = 0)
             with blame_child_for(OUT_OF_REACH, whole):
                 source = open_regular(name, folder)
             with source:
-                collected.file(whole, source)
+                collected.file(whole, source, about.st_size)
         else:
             collected.skip(whole, _kind(about.st_mode))
 
@@ -181,7 +181,7 @@ def _take_member(archive: tarfile.TarFile, member: tarfile.TarInfo, collected: C
     if member.isdir():
         collected.folder(inside)
     elif source is not None:
-        collected.file(inside, source)
+        collected.file(inside, source, member.size)
     else:
         collected.skip(inside, _kind_in_tar(member))
 

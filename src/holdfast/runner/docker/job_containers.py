@@ -4,15 +4,16 @@ import logging
 from collections.abc import Set
 from pathlib import Path
 
-from holdfast.runner.base import ContainerLimits, EngineUnreachable, Identity
-from holdfast.runner.docker.engine import Engine, EngineError
-from holdfast.runner.docker.runner import DockerRunner
+from holdfast.runner.base import ContainerLimits, EngineUnreachable
 
 log = logging.getLogger(__name__)
 
 
 class JobContainers:
-    """Connects for each call: jobs are deleted rarely, and a server needs no engine otherwise."""
+    """Connects for each call: jobs are deleted rarely, and a server needs no engine otherwise.
+
+    What connects is imported in the call, as it takes long to import.
+    """
 
     def __init__(self, host: str, installation: str, *, limits: ContainerLimits, log_cap: int, state: Path) -> None:
         self._host = host
@@ -23,6 +24,9 @@ class JobContainers:
 
     async def remove(self, jobs: Set[str]) -> Set[str] | None:
         """Remove the containers of ended jobs; return the jobs that still have one, None if no engine answers."""
+        from holdfast.runner.docker.engine import Engine, EngineError  # noqa: PLC0415
+        from holdfast.runner.docker.runner import DockerRunner  # noqa: PLC0415
+
         engine = Engine(self._host)
         try:
             runner = DockerRunner(
@@ -33,7 +37,13 @@ class JobContainers:
                 return None
             left = set()
             for one in await runner.remaining_attempts():
-                if one.job in jobs and not await self._removed(runner, one):
+                if one.job not in jobs:
+                    continue
+                try:
+                    removed = await runner.sweep(one)
+                except EngineError:  # A worker removes it at this moment.
+                    removed = False
+                if not removed:
                     left.add(one.job)
             return left
         except (EngineUnreachable, EngineError) as error:
@@ -41,9 +51,3 @@ class JobContainers:
             return None
         finally:
             await engine.close()
-
-    async def _removed(self, runner: DockerRunner, identity: Identity) -> bool:
-        try:
-            return await runner.sweep(identity)
-        except EngineError:  # A worker removes it at this moment.
-            return False
