@@ -242,7 +242,12 @@ class Worker:
             found = await self._store.leases.claim(self.id, pairs, slots=slots, ttl=ttl, domains=domains)
             return [*found.adopted, *found.claimed]
 
-        return sum(not held.lease.adopted for held in await self.take(claim))
+        held_leases = await self.take(claim)
+        adopted = sum(held.lease.adopted for held in held_leases)
+        if adopted:  # There may be more than one claim adopts.
+            self._adopt_at = 0.0
+            self._wake_up.set()
+        return len(held_leases) - adopted
 
     async def take(self, claim: Callable[[], Awaitable[Sequence[Lease]]]) -> Sequence[HeldLease]:
         """Run the jobs that a claim returns."""
