@@ -1,9 +1,11 @@
 """How a worker claims: no notification is lost, and no job waits for a poll after one."""
 
 import asyncio
+import json
 from collections.abc import Sequence
 from typing import Any
 
+import asyncpg
 import pytest
 
 from holdfast.duties.scheduler import DutyScheduler
@@ -81,3 +83,17 @@ async def test_a_new_leader_begins_its_duties_at_once(
             await begun.wait()
     finally:
         task.cancel()
+
+
+@pytest.mark.parametrize("kind", ["postgres"])
+async def test_job_submitted_by_sql_wakes_an_idle_worker(workers: InProcessWorkers) -> None:
+    """Proves C1: the SQL function notifies of some work, without naming a queue."""
+    workers.set(poll_interval=300.0)
+    workers.functions.add(noop)
+    asked = {"runner": "function", "spec": {"name": "noop"}}
+    async with asyncio.timeout(60), workers.worker():
+        await workers.ended(await workers.submit("noop"), Status.SUCCEEDED)  # It is idle after this.
+        sql = await asyncpg.connect(workers.settings.database_url)
+        job = await sql.fetchval("SELECT id FROM holdfast.holdfast_submit($1::jsonb)", json.dumps(asked))
+        await sql.close()
+        await workers.ended(str(job), Status.SUCCEEDED)
