@@ -117,9 +117,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def is_quick(item: pytest.Item) -> bool:
     """Whether a test needs neither Postgres nor Docker nor long processes: `make quick` runs these."""
     callspec = getattr(item, "callspec", None)
-    kind = callspec.params.get("kind") if callspec else None
+    # `kind` in most files; `path` where a job is submitted by SQL.
+    chosen = {callspec.params.get(name) for name in ("kind", "path")} if callspec else set()
     long = item.path.stem in (*LONGEST, *SLOW)
-    return kind != "postgres" and not long and not PROCESS_FIXTURES & {*getattr(item, "fixturenames", ())}
+    fixtures = {*getattr(item, "fixturenames", ())}
+    return not chosen & {"postgres", "sql"} and not long and not PROCESS_FIXTURES & fixtures
 
 
 def pytest_configure(config: pytest.Config) -> None:
