@@ -142,6 +142,8 @@ class WorkerProcesses(InProcessWorkers):
                 stdout=file,
                 stderr=file,
                 cwd=Path(__file__).parents[2],
+                # The kernel continues the stopped processes of a group whose shell exits.
+                start_new_session=True,
             )
         self.members.append(WorkerProcess(process, log))
         return self.members[-1]
